@@ -1,0 +1,230 @@
+//! What a device must be able to do: about twenty layer-level functions, each backward apart.
+//!
+//! Models are written once over [`Kernels`] and run on every device. The functions sit at the level
+//! of layers, not of tensor primitives: that is what the models here need, it leaves each device free
+//! to fuse, and it keeps a backend small. Autograd is not used: a pipeline wants the input half and
+//! the weight half of a backward pass apart, and weights as arguments.
+//!
+//! Conventions, for all functions:
+//! - Activations are matrices `[rows, features]`, row-major, with `rows = samples * context`: the
+//!   tokens of one sample are consecutive rows.
+//! - A tensor passed by `&` is never changed. A tensor passed by `&mut` is an accumulator owned by
+//!   the caller alone: implementations may write into its memory, so a caller must not hold clones.
+//! - `_dx` computes the gradient of the input, `_dw` **adds** the gradients of the weights to
+//!   accumulators.
+//! - Results are deterministic: the same call with the same bits gives the same bits.
+//! - Shapes are checked by the callers in this crate; a wrong one is a bug and may panic.
+//!
+//! [`reference`] is the slow, clear implementation in f64, the oracle of every backend;
+//! [`conformance`] is the suite that every backend calls.
+
+pub mod conformance;
+pub mod reference;
+
+/// What went wrong on a device.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The device has no memory left.
+    #[error("out of memory on {device}: {asked_bytes} bytes asked for {what}")]
+    OutOfMemory {
+        /// The device, in words.
+        device: String,
+        /// What the memory was for.
+        what: String,
+        /// How much was asked for.
+        asked_bytes: u64,
+    },
+    /// The device or its library reported a failure.
+    #[error("{op} failed on {device}: {reason}")]
+    Failed {
+        /// The device, in words.
+        device: String,
+        /// The operation.
+        op: &'static str,
+        /// What the library said.
+        reason: String,
+    },
+}
+
+/// What every function of a device returns.
+pub type Result<T> = std::result::Result<T, DeviceError>;
+
+/// How the matrix of a linear layer lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// `[inputs, outputs]`, as GPT-2 keeps its projections (`Conv1D`).
+    InOut,
+    /// `[outputs, inputs]`, as an output head that is also an embedding table.
+    OutIn,
+}
+
+/// The hyperparameters of one AdamW update (Loshchilov & Hutter, 2019, algorithm 2).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay: the weights shrink by `lr * weight_decay` before the update.
+    pub weight_decay: f64,
+    /// Number of this update, from 1; corrects the bias of the moments.
+    pub update: u64,
+    /// What the gradient is multiplied by first (clipping).
+    pub grad_scale: f64,
+}
+
+/// The layers of a device, see the [module](self).
+pub trait Kernels: Clone + Send + Sync + 'static {
+    /// A tensor in the device's memory. Clones share that memory.
+    type Tensor: Clone + Send + Sync + 'static;
+
+    /// The device, in words.
+    fn device(&self) -> String;
+
+    /// Copies `data`, row-major, to the device.
+    fn upload(&self, shape: &[usize], data: &[f32]) -> Result<Self::Tensor>;
+
+    /// Copies a tensor to the host, row-major; waits for the device.
+    fn download(&self, tensor: &Self::Tensor) -> Result<Vec<f32>>;
+
+    /// A tensor of zeros, with memory of its own.
+    fn zeros(&self, shape: &[usize]) -> Result<Self::Tensor>;
+
+    /// The extents of a tensor.
+    fn shape(&self, tensor: &Self::Tensor) -> Vec<usize>;
+
+    /// The rows `start .. start + len` of the first dimension.
+    fn rows(&self, tensor: &Self::Tensor, start: usize, len: usize) -> Result<Self::Tensor>;
+
+    /// `into += x`, element by element.
+    fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()>;
+
+    /// The sum of squares of all elements, a tensor of shape `[1]`. Not finite if any element is not.
+    fn squared_norm(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// `tokens[ids[r]] + positions[r mod context]` for each row `r`: `[ids.len(), hidden]` from
+    /// `tokens: [vocab, hidden]` and `positions: [at least context, hidden]`.
+    fn embedding(
+        &self,
+        ids: &[u32],
+        context: usize,
+        tokens: &Self::Tensor,
+        positions: &Self::Tensor,
+    ) -> Result<Self::Tensor>;
+
+    /// Adds the gradients of [`embedding`](Kernels::embedding) for `dy: [ids.len(), hidden]`.
+    fn embedding_dw(
+        &self,
+        ids: &[u32],
+        context: usize,
+        dy: &Self::Tensor,
+        d_tokens: &mut Self::Tensor,
+        d_positions: &mut Self::Tensor,
+    ) -> Result<()>;
+
+    /// `x w + bias + residual`: `[rows, outputs]` from `x: [rows, inputs]`, `w` in `layout`,
+    /// `bias: [outputs]`, `residual: [rows, outputs]`.
+    fn linear(
+        &self,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        layout: Layout,
+        bias: Option<&Self::Tensor>,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor>;
+
+    /// `dy wᵀ`: the gradient of [`linear`](Kernels::linear)'s `x`. (That of `residual` is `dy`.)
+    fn linear_dx(&self, dy: &Self::Tensor, w: &Self::Tensor, layout: Layout) -> Result<Self::Tensor>;
+
+    /// Adds `xᵀ dy` to `dw`, in `layout`, and the column sums of `dy` to `d_bias`.
+    fn linear_dw(
+        &self,
+        x: &Self::Tensor,
+        dy: &Self::Tensor,
+        layout: Layout,
+        dw: &mut Self::Tensor,
+        d_bias: Option<&mut Self::Tensor>,
+    ) -> Result<()>;
+
+    /// Normalises each row to mean 0 and variance 1 (biased, epsilon 1e-5), times `gain: [features]`
+    /// plus `bias: [features]`. Also returns `[rows, 2]`: each row's mean and reciprocal deviation.
+    fn layer_norm(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        bias: &Self::Tensor,
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
+
+    /// The gradient of [`layer_norm`](Kernels::layer_norm)'s `x`, plus `residual` if given (the
+    /// gradient that reaches `x` on the path around the layer).
+    fn layer_norm_dx(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        stats: &Self::Tensor,
+        gain: &Self::Tensor,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor>;
+
+    /// Adds the gradients of `gain` and `bias`.
+    fn layer_norm_dw(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        stats: &Self::Tensor,
+        d_gain: &mut Self::Tensor,
+        d_bias: &mut Self::Tensor,
+    ) -> Result<()>;
+
+    /// `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, GPT-2's GELU.
+    fn gelu(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// The gradient of [`gelu`](Kernels::gelu)'s `x`, and `gelu(x)` again: a backward pass has both
+    /// for the price of one, so the larger of the two need not be kept since the forward pass.
+    fn gelu_dx(&self, dy: &Self::Tensor, x: &Self::Tensor) -> Result<(Self::Tensor, Self::Tensor)>;
+
+    /// Causal self-attention of each sample of `context` rows on its own, scaled by `1/√(hidden/heads)`.
+    /// `qkv: [rows, 3 hidden]` holds queries, keys, values side by side, each split into heads.
+    /// Returns the mixed values `[rows, hidden]` and the log-sum-exp of the scores `[rows, heads]`.
+    fn attention(
+        &self,
+        qkv: &Self::Tensor,
+        heads: usize,
+        context: usize,
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
+
+    /// The gradient of [`attention`](Kernels::attention)'s `qkv`; `out` and `log_sum` are its results.
+    fn attention_dx(
+        &self,
+        dy: &Self::Tensor,
+        qkv: &Self::Tensor,
+        out: &Self::Tensor,
+        log_sum: &Self::Tensor,
+        heads: usize,
+        context: usize,
+    ) -> Result<Self::Tensor>;
+
+    /// Softmax cross-entropy of `logits: [rows, vocab]` against `targets` (one class per row), forward
+    /// and backward in one pass. Returns the sum over rows of the loss in nats times `scale`, shape
+    /// `[1]`, and its gradient `scale * (softmax - one_hot)`, which may take the memory of `logits`.
+    fn cross_entropy(
+        &self,
+        logits: Self::Tensor,
+        targets: &[u32],
+        scale: f64,
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
+
+    /// One AdamW update of `w` by the gradient `g`, with the moments `m` and `v`.
+    fn adamw(
+        &self,
+        w: &mut Self::Tensor,
+        g: &Self::Tensor,
+        m: &mut Self::Tensor,
+        v: &mut Self::Tensor,
+        by: &AdamW,
+    ) -> Result<()>;
+}

@@ -1,0 +1,22 @@
+//! One description of a pipeline schedule, from which the same code proves it safe, predicts its time
+//! and memory, draws it, and trains a real network with it.
+//!
+//! Start at [`schedule`] (how schedules are made), [`effects`] (the one rule that everything follows
+//! from), [`lower`] (the only way to a runnable program) and [`engine`] (which runs one).
+
+pub mod analyze;
+pub mod comm;
+pub mod effects;
+pub mod engine;
+pub mod exchange;
+pub mod ids;
+pub mod interp;
+pub mod kernels;
+pub mod lower;
+pub mod model;
+pub mod op;
+pub mod placement;
+pub mod render;
+pub mod schedule;
+pub mod stage;
+pub mod timetable;

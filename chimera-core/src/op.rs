@@ -1,0 +1,166 @@
+//! What a worker does: an [`Op`] on a [`Span`] of micro-batches, one or two of them in a [`Cell`].
+
+use std::fmt;
+
+use crate::ids::{PipeId, StageId};
+
+/// What an op does with its stage.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Kind {
+    /// The forward pass.
+    Forward,
+    /// The whole backward pass: input half, then weight half.
+    Backward,
+    /// The half of the backward pass that makes the gradient of the stage's input.
+    BackwardInput,
+    /// The half of the backward pass that adds to the gradient of the stage's weights.
+    BackwardWeight,
+    /// The forward pass again, from the input that was kept, to make the residuals.
+    Recompute,
+}
+
+impl Kind {
+    /// Every kind, in the order of their definition.
+    pub const ALL: [Kind; 5] =
+        [Kind::Forward, Kind::Backward, Kind::BackwardInput, Kind::BackwardWeight, Kind::Recompute];
+
+    /// The letter that stands for the kind in drawings and files: `F B I W R`.
+    pub fn letter(self) -> char {
+        match self {
+            Kind::Forward => 'F',
+            Kind::Backward => 'B',
+            Kind::BackwardInput => 'I',
+            Kind::BackwardWeight => 'W',
+            Kind::Recompute => 'R',
+        }
+    }
+
+    /// The kind of a letter, see [`letter`](Kind::letter).
+    pub fn from_letter(letter: &str) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|k| letter.chars().eq([k.letter()]))
+    }
+
+    /// Whether the op adds to the gradient of its stage's weights.
+    pub fn adds_gradient(self) -> bool {
+        matches!(self, Kind::Backward | Kind::BackwardWeight)
+    }
+}
+
+/// A contiguous, non-empty range of micro-batch units.
+///
+/// A unit is a whole micro-batch, or a part of one where a schedule cuts them
+/// (see [`Timetable::units_per_micro`](crate::timetable::Timetable::units_per_micro)).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// The first unit.
+    pub start: u32,
+    /// How many units, at least one.
+    pub len: u16,
+}
+
+impl Span {
+    /// The span of the single unit `unit`.
+    pub fn one(unit: u32) -> Span {
+        Span { start: unit, len: 1 }
+    }
+
+    /// The units of the span, in order.
+    pub fn units(self) -> std::ops::Range<u32> {
+        self.start..self.start + u32::from(self.len)
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.len {
+            1 => write!(f, "{}", self.start),
+            _ => write!(f, "{}-{}", self.start, self.units().end - 1),
+        }
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// One thing to compute: a kind of pass, of one stage of one pipe, on one span of micro-batches.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Op {
+    /// Which pass.
+    pub kind: Kind,
+    /// Which traversal of the stages.
+    pub pipe: PipeId,
+    /// Which piece of the model.
+    pub stage: StageId,
+    /// Which micro-batch units.
+    pub span: Span,
+}
+
+impl Op {
+    /// An op on one unit.
+    pub fn new(kind: Kind, pipe: PipeId, stage: StageId, unit: u32) -> Op {
+        Op { kind, pipe, stage, span: Span::one(unit) }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}({}, {}, micro-batch {})",
+            self.kind.letter(),
+            self.pipe,
+            self.stage,
+            self.span
+        )
+    }
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What a worker does at one position of its row.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cell {
+    /// One op.
+    One(Op),
+    /// Two ops as one atomic step, such as DualPipe's overlapped forward and backward.
+    Pair(Op, Op),
+}
+
+impl Cell {
+    /// The ops of the cell, in order.
+    pub fn ops(&self) -> impl Iterator<Item = Op> + use<> {
+        let (first, second) = match *self {
+            Cell::One(op) => (op, None),
+            Cell::Pair(a, b) => (a, Some(b)),
+        };
+        std::iter::once(first).chain(second)
+    }
+}
+
+impl From<Op> for Cell {
+    fn from(op: Op) -> Cell {
+        Cell::One(op)
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cell::One(op) => write!(f, "{op}"),
+            Cell::Pair(a, b) => write!(f, "pair({a}, {b})"),
+        }
+    }
+}
+
+impl fmt::Debug for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,91 @@
+//! Which worker holds which stage of which pipe.
+
+use crate::ids::{PipeId, StageId, WorkerId};
+
+/// `(pipe, stage) -> worker`, as one list of workers per pipe.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Placement {
+    n_workers: usize,
+    pipes: Vec<Vec<WorkerId>>,
+}
+
+impl Placement {
+    /// A placement from the worker of each stage of each pipe.
+    ///
+    /// Returns `None` unless there is at least one pipe, all pipes have the same number of stages
+    /// (at least one), and every worker is below `n_workers`.
+    pub fn new(n_workers: usize, pipes: Vec<Vec<WorkerId>>) -> Option<Placement> {
+        let n_stages = pipes.first()?.len();
+        let sound = n_stages > 0
+            && pipes.iter().all(|p| p.len() == n_stages)
+            && pipes.iter().flatten().all(|w| w.index() < n_workers);
+        sound.then_some(Placement { n_workers, pipes })
+    }
+
+    /// One pipe, stage `s` on worker `s`.
+    pub fn line(depth: usize) -> Placement {
+        Placement { n_workers: depth, pipes: vec![(0..depth).map(worker).collect()] }
+    }
+
+    /// `f` pipes down and `f` pipes up (Chimera, section 3.6): down pipe `i` has stage `s` on worker
+    /// `(i*D/f + s) mod D`, up pipe `i` on worker `(i*D/f + D-1-s) mod D`. Down pipes come first.
+    pub fn mirrored(depth: usize, f: usize) -> Placement {
+        let down = |i: usize| (0..depth).map(move |s| worker((i * depth / f + s) % depth));
+        let pipes = (0..f)
+            .map(|i| down(i).collect())
+            .chain((0..f).map(|i| {
+                (0..depth).map(|s| worker((i * depth / f + depth - 1 - s) % depth)).collect()
+            }))
+            .collect();
+        Placement { n_workers: depth, pipes }
+    }
+
+    /// The worker that holds `stage` of `pipe`.
+    pub fn worker(&self, pipe: PipeId, stage: StageId) -> WorkerId {
+        self.pipes[pipe.index()][stage.index()]
+    }
+
+    /// Number of workers of the pipeline group, D.
+    pub fn n_workers(&self) -> usize {
+        self.n_workers
+    }
+
+    /// Number of stages, S.
+    pub fn n_stages(&self) -> usize {
+        self.pipes[0].len()
+    }
+
+    /// Number of pipes.
+    pub fn n_pipes(&self) -> usize {
+        self.pipes.len()
+    }
+
+    /// The worker of each stage, pipe by pipe.
+    pub fn pipes(&self) -> &[Vec<WorkerId>] {
+        &self.pipes
+    }
+
+    /// The distinct workers that hold `stage`, in order of the first pipe that puts it there.
+    pub fn replicas(&self, stage: StageId) -> Vec<WorkerId> {
+        let mut workers = Vec::new();
+        for pipe in &self.pipes {
+            let w = pipe[stage.index()];
+            if !workers.contains(&w) {
+                workers.push(w);
+            }
+        }
+        workers
+    }
+
+    /// The distinct stages that `worker` holds, ascending.
+    pub fn stages_of(&self, worker: WorkerId) -> Vec<StageId> {
+        (0..self.n_stages())
+            .filter(|&s| self.pipes.iter().any(|pipe| pipe[s] == worker))
+            .map(|s| StageId(s as u16))
+            .collect()
+    }
+}
+
+fn worker(index: usize) -> WorkerId {
+    WorkerId(index as u16)
+}

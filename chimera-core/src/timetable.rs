@@ -1,0 +1,40 @@
+//! What a schedule's author writes: one row of cells per worker, compute only.
+
+use crate::ids::WorkerId;
+use crate::op::Cell;
+use crate::placement::Placement;
+
+/// A schedule for one shape: who holds what, and what each worker does in which order.
+///
+/// It holds no times, messages, reductions or optimizer steps. Those follow from it
+/// (see [`simulate`](crate::analyze::simulate) and [`lower`](crate::lower)).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Timetable {
+    /// Name of the schedule that made it.
+    pub schedule: String,
+    /// Who holds which stage.
+    pub placement: Placement,
+    /// Number of micro-batches of a step, N.
+    pub n_micro_batches: u32,
+    /// Into how many units a micro-batch is cut: 2 for backward halving, else 1.
+    pub units_per_micro: u32,
+    /// What each worker does, in order.
+    pub rows: Vec<Vec<Cell>>,
+}
+
+impl Timetable {
+    /// Number of units of a step; the spans of all ops lie in `0..n_units()`.
+    pub fn n_units(&self) -> u32 {
+        self.n_micro_batches * self.units_per_micro
+    }
+
+    /// The row of `worker`.
+    pub fn row(&self, worker: WorkerId) -> &[Cell] {
+        &self.rows[worker.index()]
+    }
+
+    /// Number of ops in all rows.
+    pub fn n_ops(&self) -> usize {
+        self.rows.iter().flatten().map(|cell| cell.ops().count()).sum()
+    }
+}
