@@ -12,6 +12,7 @@ pub mod exchange;
 pub mod ids;
 pub mod interp;
 pub mod kernels;
+pub mod ledger;
 pub mod lower;
 pub mod model;
 pub mod op;

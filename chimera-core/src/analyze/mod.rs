@@ -1,0 +1,10 @@
+//! What follows from a timetable or a program without running it: proof, memory, time.
+
+pub mod check;
+pub(crate) mod memory;
+pub mod simulate;
+pub mod timeline;
+
+pub use check::Refusal;
+pub use simulate::{Costs, UniformCosts, simulate};
+pub use timeline::{Event, Timeline, Work};

@@ -1,0 +1,252 @@
+//! The machine whose tokens carry the time at which they are ready.
+
+use std::convert::Infallible;
+use std::task::Poll;
+
+use super::timeline::{Event, Timeline, Work};
+use crate::effects::Token;
+use crate::ids::{BucketId, ChannelId, WorkerId};
+use crate::interp::{Group, Machine, Values};
+use crate::lower::Program;
+use crate::op::{Cell, Kind, Op};
+
+/// How long everything takes, in any unit.
+pub trait Costs {
+    /// An op of a worker, on its whole span.
+    fn op(&self, worker: WorkerId, op: &Op) -> f64;
+
+    /// An atomic pair of ops.
+    fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
+        self.op(worker, a) + self.op(worker, b)
+    }
+
+    /// From the end of the op that makes a token to its being there on another worker.
+    fn message(&self, _token: &Token) -> f64 {
+        0.0
+    }
+
+    /// From the last replica's start of a reduction to its end.
+    fn reduce(&self, _bucket: BucketId) -> f64 {
+        0.0
+    }
+
+    /// The agreement of all workers.
+    fn agree(&self) -> f64 {
+        0.0
+    }
+
+    /// The optimizer's update of a bucket.
+    fn step(&self, _bucket: BucketId) -> f64 {
+        0.0
+    }
+}
+
+/// The same costs for every stage, per whole micro-batch.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct UniformCosts {
+    /// A forward.
+    pub forward: f64,
+    /// The input half of a backward.
+    pub input: f64,
+    /// The weight half of a backward.
+    pub weight: f64,
+    /// A recomputation.
+    pub recompute: f64,
+    /// A message.
+    pub message: f64,
+    /// The number of units a micro-batch is cut into.
+    pub units_per_micro: u32,
+}
+
+impl UniformCosts {
+    /// Forward and whole backward take one unit of time each: the papers' drawings.
+    pub const EQUAL: UniformCosts = UniformCosts::new(1.0, 1.0, 0.0);
+
+    /// Costs of forward, whole backward (its halves take half each) and message.
+    pub const fn new(forward: f64, backward: f64, message: f64) -> UniformCosts {
+        let half = backward / 2.0;
+        let recompute = forward;
+        UniformCosts { forward, input: half, weight: half, recompute, message, units_per_micro: 1 }
+    }
+
+    /// The same costs for micro-batches that are cut into `units` units.
+    pub const fn per_units(self, units: u32) -> UniformCosts {
+        UniformCosts { units_per_micro: units, ..self }
+    }
+}
+
+impl Costs for UniformCosts {
+    fn op(&self, _: WorkerId, op: &Op) -> f64 {
+        let micro = match op.kind {
+            Kind::Forward => self.forward,
+            Kind::Backward => self.input + self.weight,
+            Kind::BackwardInput => self.input,
+            Kind::BackwardWeight => self.weight,
+            Kind::Recompute => self.recompute,
+        };
+        micro * f64::from(op.span.len) / f64::from(self.units_per_micro)
+    }
+
+    fn message(&self, _: &Token) -> f64 {
+        self.message
+    }
+}
+
+/// When everything happens if each worker does its row as early as it can.
+pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
+    let mut clock = Clock::new(program, costs);
+    let mut group = Group::new(&program.rows, &program.channels, &program.buckets, &program.rules);
+    let done = group.run(&mut clock);
+    // Only proven programs come here, and the proof is this very interpretation.
+    assert_eq!(done, Ok(true), "a proven program stopped in simulation");
+    Timeline { n_workers: program.rows.len(), events: clock.events }
+}
+
+/// When a value is there, and the event that made it.
+#[derive(Clone, Copy)]
+struct Ready {
+    at: f64,
+    by: Option<u32>,
+}
+
+impl Ready {
+    const START: Ready = Ready { at: 0.0, by: None };
+
+    fn later(self, other: Ready) -> Ready {
+        if other.at > self.at { other } else { self }
+    }
+}
+
+struct Clock<'p, C> {
+    program: &'p Program,
+    costs: &'p C,
+    events: Vec<Event>,
+    /// When each worker is free.
+    free: Vec<Ready>,
+    /// When each worker's lane of reductions is free.
+    lane: Vec<f64>,
+    queues: Vec<std::collections::VecDeque<Ready>>,
+    sums: Vec<Sum>,
+    agreement: Agreement,
+}
+
+#[derive(Clone)]
+struct Sum {
+    n_started: usize,
+    ready: Ready,
+}
+
+struct Agreement {
+    arrived: Vec<bool>,
+    ready: Ready,
+}
+
+impl<'p, C: Costs> Clock<'p, C> {
+    fn new(program: &'p Program, costs: &'p C) -> Clock<'p, C> {
+        let n_workers = program.rows.len();
+        Clock {
+            program,
+            costs,
+            events: Vec::new(),
+            free: vec![Ready::START; n_workers],
+            lane: vec![0.0; n_workers],
+            queues: vec![Default::default(); program.channels.len()],
+            sums: vec![Sum { n_started: 0, ready: Ready::START }; program.buckets.len()],
+            agreement: Agreement { arrived: vec![false; n_workers], ready: Ready::START },
+        }
+    }
+
+    /// Records work that begins at `start`; returns when it is done. Synchronisation that costs nothing
+    /// leaves no event.
+    fn work(&mut self, worker: WorkerId, work: Work, start: Ready, takes: f64) -> Ready {
+        if takes == 0.0 && !matches!(work, Work::Cell(_)) {
+            return start;
+        }
+        let end = start.at + takes;
+        let index = self.events.len() as u32;
+        self.events.push(Event { worker, work, start: start.at, end, after: start.by });
+        Ready { at: end, by: Some(index) }
+    }
+}
+
+impl<C: Costs> Machine for Clock<'_, C> {
+    type Value = Ready;
+    type Error = Infallible;
+
+    fn run(
+        &mut self,
+        worker: WorkerId,
+        cell: &Cell,
+        eaten: Values<Ready>,
+        makes: &[Token],
+    ) -> Result<Values<Ready>, Infallible> {
+        let start = eaten.into_iter().fold(self.free[worker.index()], Ready::later);
+        let takes = match cell {
+            Cell::One(op) => self.costs.op(worker, op),
+            Cell::Pair(a, b) => self.costs.pair(worker, a, b),
+        };
+        let end = self.work(worker, Work::Cell(*cell), start, takes);
+        self.free[worker.index()] = end;
+        Ok(makes.iter().map(|_| end).collect())
+    }
+
+    fn has_room(&mut self, _: ChannelId) -> bool {
+        true
+    }
+
+    fn send(&mut self, _: WorkerId, token: Token, channel: ChannelId, value: Ready) -> Result<(), Infallible> {
+        let arrives = Ready { at: value.at + self.costs.message(&token), by: value.by };
+        self.queues[channel.index()].push_back(arrives);
+        Ok(())
+    }
+
+    fn recv(&mut self, _: WorkerId, _: Token, channel: ChannelId) -> Result<Poll<Ready>, Infallible> {
+        Ok(self.queues[channel.index()].pop_front().map_or(Poll::Pending, Poll::Ready))
+    }
+
+    fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
+        let members = &self.program.buckets[bucket.index()].members;
+        let sum = &mut self.sums[bucket.index()];
+        sum.n_started += 1;
+        sum.ready = sum.ready.later(self.free[worker.index()]);
+        if sum.n_started == members.len() {
+            let lanes_free = members.iter().map(|m| self.lane[m.index()]).fold(0.0, f64::max);
+            let start = Ready { at: sum.ready.at.max(lanes_free), ..sum.ready };
+            let takes = self.costs.reduce(bucket);
+            for member in members {
+                let end = self.work(*member, Work::Reduce(bucket), start, takes);
+                self.lane[member.index()] = end.at;
+                self.sums[bucket.index()].ready = end;
+            }
+        }
+        Ok(())
+    }
+
+    fn await_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Result<Poll<()>, Infallible> {
+        let sum = &self.sums[bucket.index()];
+        if sum.n_started < self.program.buckets[bucket.index()].members.len() {
+            return Ok(Poll::Pending);
+        }
+        let free = &mut self.free[worker.index()];
+        *free = free.later(sum.ready);
+        Ok(Poll::Ready(()))
+    }
+
+    fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Infallible> {
+        let Agreement { arrived, ready } = &mut self.agreement;
+        arrived[worker.index()] = true;
+        *ready = ready.later(self.free[worker.index()]);
+        if arrived.contains(&false) {
+            return Ok(Poll::Pending);
+        }
+        self.free[worker.index()] = Ready { at: ready.at + self.costs.agree(), ..*ready };
+        Ok(Poll::Ready(()))
+    }
+
+    fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
+        let takes = self.costs.step(bucket);
+        let end = self.work(worker, Work::Step(bucket), self.free[worker.index()], takes);
+        self.free[worker.index()] = end;
+        Ok(())
+    }
+}

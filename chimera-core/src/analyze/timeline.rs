@@ -1,0 +1,89 @@
+//! Start and end of every op, simulated or measured.
+
+use crate::ids::{BucketId, WorkerId};
+use crate::op::Cell;
+
+/// What an event is the doing of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Work {
+    /// Compute.
+    Cell(Cell),
+    /// The sum of a bucket's gradients over its replicas, which runs beside compute.
+    Reduce(BucketId),
+    /// The optimizer's update of a bucket.
+    Step(BucketId),
+}
+
+/// One piece of work in time.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Event {
+    /// Who did it.
+    pub worker: WorkerId,
+    /// What was done.
+    pub work: Work,
+    /// When it began, in the unit of the costs, or in seconds if measured.
+    pub start: f64,
+    /// When it was done.
+    pub end: f64,
+    /// The event whose end, plus a message perhaps, let this one begin; `None` at the start of a step
+    /// and in measured timelines.
+    pub after: Option<u32>,
+}
+
+/// The events of one step, in order of time for each worker.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Timeline {
+    /// Number of workers, D.
+    pub n_workers: usize,
+    /// All events. Those of one worker stand in order; those of different workers are interleaved.
+    pub events: Vec<Event>,
+}
+
+impl Timeline {
+    /// From the start of the step, at 0, to the last end.
+    pub fn makespan(&self) -> f64 {
+        self.events.iter().map(|e| e.end).fold(0.0, f64::max)
+    }
+
+    /// The events of `worker`, in order.
+    pub fn row(&self, worker: WorkerId) -> impl Iterator<Item = &Event> {
+        self.events.iter().filter(move |e| e.worker == worker)
+    }
+
+    /// Time each worker spends in compute and optimizer updates.
+    pub fn busy(&self) -> Vec<f64> {
+        let mut busy = vec![0.0; self.n_workers];
+        for e in self
+            .events
+            .iter()
+            .filter(|e| !matches!(e.work, Work::Reduce(_)))
+        {
+            busy[e.worker.index()] += e.end - e.start;
+        }
+        busy
+    }
+
+    /// Idle time over makespan times workers; 0 for an empty timeline.
+    pub fn bubble_ratio(&self) -> f64 {
+        let total = self.makespan() * self.n_workers as f64;
+        if total > 0.0 {
+            1.0 - self.busy().iter().sum::<f64>() / total
+        } else {
+            0.0
+        }
+    }
+
+    /// The chain of events that determines the makespan, first to last: each began as soon as the one
+    /// before it let it. Empty for measured timelines.
+    pub fn critical_path(&self) -> Vec<&Event> {
+        let last = self.events.iter().max_by(|a, b| a.end.total_cmp(&b.end));
+        let mut path: Vec<&Event> =
+            std::iter::successors(last, |e| e.after.and_then(|i| self.events.get(i as usize)))
+                .collect();
+        if path.len() == 1 && path[0].start > 0.0 {
+            path.clear();
+        }
+        path.reverse();
+        path
+    }
+}

@@ -1,0 +1,205 @@
+//! Which values an op eats and makes: the one rule that everything else follows from.
+//!
+//! The checker, the memory model, the simulator and the engine are machines over this rule; none of
+//! them says again when an op may run. Inputs and targets of a step are there from the start and
+//! losses are only collected, so they need no tokens.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use crate::ids::{PipeId, StageId};
+use crate::op::{Cell, Kind, Op, Span};
+use crate::timetable::Timetable;
+
+/// What kind of value a token stands for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum TokenKind {
+    /// The output of a stage, eaten by the next stage's forward.
+    Activation,
+    /// The gradient of the input of a stage, eaten by the previous stage's backward. That of stage `S`
+    /// is the loss's own, made by the forward of the last stage.
+    Gradient,
+    /// The residuals of a forward, eaten by its backward.
+    Saved,
+    /// The input of a forward, kept so that a [`Kind::Recompute`] can make the residuals.
+    Kept,
+    /// What the weight half of a backward needs of its input half.
+    Deferred,
+}
+
+/// A value that one op makes and one op eats.
+///
+/// Activations travel in the span of their forward; everything else is cut into single units, so
+/// that the halves of a micro-batch can go backward one by one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token {
+    /// What it stands for.
+    pub kind: TokenKind,
+    /// The pipe it belongs to.
+    pub pipe: PipeId,
+    /// The stage that makes it; for a gradient, the stage whose input it is the gradient of.
+    pub stage: StageId,
+    /// The micro-batch units it covers.
+    pub span: Span,
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.kind {
+            TokenKind::Activation => "activation",
+            TokenKind::Gradient => "gradient",
+            TokenKind::Saved => "residuals",
+            TokenKind::Kept => "kept input",
+            TokenKind::Deferred => "deferred weight work",
+        };
+        write!(f, "{name}({}, {}, micro-batch {})", self.pipe, self.stage, self.span)
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A few tokens, in a fixed order.
+pub type Tokens = SmallVec<[Token; 4]>;
+
+/// The tokens of an op or a cell.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Effects {
+    /// Must be live before it runs, and are gone after.
+    pub eats: Tokens,
+    /// Are live after it ran.
+    pub makes: Tokens,
+}
+
+/// What the effects of an op depend on beside the op itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Rules {
+    n_stages: u16,
+    /// `(pipe, stage)` whose forwards keep their input instead of their residuals, sorted.
+    recomputed: Vec<(PipeId, StageId)>,
+}
+
+impl Rules {
+    /// The rules of a timetable: a stage of a pipe is recomputed if it has a [`Kind::Recompute`].
+    pub fn of(timetable: &Timetable) -> Rules {
+        let mut recomputed: Vec<_> = timetable
+            .rows
+            .iter()
+            .flatten()
+            .flat_map(Cell::ops)
+            .filter(|op| op.kind == Kind::Recompute)
+            .map(|op| (op.pipe, op.stage))
+            .collect();
+        recomputed.sort_unstable();
+        recomputed.dedup();
+        Rules { n_stages: timetable.placement.n_stages() as u16, recomputed }
+    }
+
+    /// What `op` eats and makes.
+    pub fn effects(&self, op: &Op) -> Effects {
+        let Op { kind, pipe, stage, span } = *op;
+        let whole = |kind, stage| Token { kind, pipe, stage, span };
+        let by_unit = |kind, stage| {
+            span.units().map(move |u| Token { kind, pipe, stage, span: Span::one(u) })
+        };
+        let next = StageId(stage.0 + 1);
+        let (is_first, is_last) = (stage.0 == 0, next.0 == self.n_stages);
+        let mut e = Effects::default();
+        match kind {
+            Kind::Forward => {
+                if !is_first {
+                    e.eats.push(whole(TokenKind::Activation, StageId(stage.0 - 1)));
+                }
+                if is_last {
+                    e.makes.extend(by_unit(TokenKind::Gradient, next));
+                } else {
+                    e.makes.push(whole(TokenKind::Activation, stage));
+                }
+                let kept = match self.recomputed.binary_search(&(pipe, stage)) {
+                    Ok(_) => TokenKind::Kept,
+                    Err(_) => TokenKind::Saved,
+                };
+                e.makes.extend(by_unit(kept, stage));
+            }
+            Kind::Recompute => {
+                e.eats.extend(by_unit(TokenKind::Kept, stage));
+                e.makes.extend(by_unit(TokenKind::Saved, stage));
+            }
+            Kind::Backward | Kind::BackwardInput => {
+                e.eats.extend(by_unit(TokenKind::Saved, stage));
+                e.eats.extend(by_unit(TokenKind::Gradient, next));
+                if !is_first {
+                    e.makes.extend(by_unit(TokenKind::Gradient, stage));
+                }
+                if kind == Kind::BackwardInput {
+                    e.makes.extend(by_unit(TokenKind::Deferred, stage));
+                }
+            }
+            Kind::BackwardWeight => e.eats.extend(by_unit(TokenKind::Deferred, stage)),
+        }
+        e
+    }
+
+    /// What the ops of `cell` eat and make together. The ops of a pair do not feed each other.
+    pub fn cell_effects(&self, cell: &Cell) -> Effects {
+        let mut all = Effects::default();
+        for op in cell.ops() {
+            let e = self.effects(&op);
+            all.eats.extend(e.eats);
+            all.makes.extend(e.makes);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(n_stages: u16) -> Rules {
+        Rules { n_stages, recomputed: vec![(PipeId(0), StageId(1))] }
+    }
+
+    fn show(rules: &Rules, kind: Kind, stage: u16, span: Span) -> String {
+        let e = rules.effects(&Op { kind, pipe: PipeId(0), stage: StageId(stage), span });
+        format!("{:?} -> {:?}", e.eats, e.makes)
+    }
+
+    #[test]
+    fn ends_of_the_pipe_touch_no_neighbour() {
+        let r = rules(3);
+        assert_eq!(
+            show(&r, Kind::Forward, 0, Span::one(4)),
+            "[] -> [activation(pipe 0, stage 0, micro-batch 4), residuals(pipe 0, stage 0, micro-batch 4)]"
+        );
+        assert_eq!(
+            show(&r, Kind::Backward, 0, Span::one(4)),
+            "[residuals(pipe 0, stage 0, micro-batch 4), gradient(pipe 0, stage 1, micro-batch 4)] -> []"
+        );
+    }
+
+    #[test]
+    fn a_span_travels_whole_and_goes_backward_by_unit() {
+        let r = rules(3);
+        assert_eq!(
+            show(&r, Kind::Forward, 2, Span { start: 2, len: 2 }),
+            "[activation(pipe 0, stage 1, micro-batch 2-3)] -> \
+             [gradient(pipe 0, stage 3, micro-batch 2), gradient(pipe 0, stage 3, micro-batch 3), \
+             residuals(pipe 0, stage 2, micro-batch 2), residuals(pipe 0, stage 2, micro-batch 3)]"
+        );
+    }
+
+    #[test]
+    fn a_recomputed_stage_keeps_its_input() {
+        let r = rules(3);
+        assert!(show(&r, Kind::Forward, 1, Span::one(0)).ends_with("kept input(pipe 0, stage 1, micro-batch 0)]"));
+        assert_eq!(
+            show(&r, Kind::Recompute, 1, Span::one(0)),
+            "[kept input(pipe 0, stage 1, micro-batch 0)] -> [residuals(pipe 0, stage 1, micro-batch 0)]"
+        );
+    }
+}

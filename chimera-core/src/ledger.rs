@@ -1,0 +1,49 @@
+//! The live tokens of a worker, each with what it carries.
+
+use std::collections::hash_map::Entry;
+
+use rustc_hash::FxHashMap;
+
+use crate::effects::Token;
+
+/// A map of live tokens. What `T` is decides what is known: nothing (`()`), a time, or a tensor.
+#[derive(Clone, Debug)]
+pub struct Ledger<T> {
+    live: FxHashMap<Token, T>,
+}
+
+impl<T> Default for Ledger<T> {
+    fn default() -> Ledger<T> {
+        Ledger { live: FxHashMap::default() }
+    }
+}
+
+impl<T> Ledger<T> {
+    /// Adds a token. Gives the value back if the token is live already.
+    pub fn make(&mut self, token: Token, value: T) -> Result<(), T> {
+        match self.live.entry(token) {
+            Entry::Occupied(_) => Err(value),
+            Entry::Vacant(free) => {
+                free.insert(value);
+                Ok(())
+            }
+        }
+    }
+
+    /// Removes a token.
+    pub fn eat(&mut self, token: &Token) -> Option<T> {
+        self.live.remove(token)
+    }
+
+    /// Whether the token is live.
+    pub fn is_live(&self, token: &Token) -> bool {
+        self.live.contains_key(token)
+    }
+
+    /// The live tokens in order.
+    pub fn tokens(&self) -> Vec<Token> {
+        let mut tokens: Vec<Token> = self.live.keys().copied().collect();
+        tokens.sort_unstable();
+        tokens
+    }
+}

@@ -1,0 +1,62 @@
+//! From a timetable to a [`Program`]: a row of passes, then the proof.
+//!
+//! [`lower`] is the only way to a `Program`, so one that is not proven cannot be run.
+
+mod messages;
+mod program;
+mod sync;
+
+pub use program::{Bucket, Channel, Instr, Program};
+pub use sync::Sync;
+
+use crate::analyze::check::{self, Refusal};
+use crate::analyze::{UniformCosts, simulate};
+use crate::effects::Rules;
+use crate::ids::StageId;
+use crate::timetable::Timetable;
+
+/// How to lower a timetable.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Lowering {
+    /// When reductions start.
+    pub sync: Sync,
+    /// Whether optimizer steps wait until all workers agreed on the gradient norm and on its being
+    /// finite. Without, each bucket is updated as soon as its gradients are in.
+    pub barrier: bool,
+    /// Sets of stages that share tensors; each is a bucket over the workers of all of them.
+    pub tied: Vec<Vec<StageId>>,
+    /// The most micro-batches whose residuals a worker may hold at once.
+    pub max_peak: Option<f64>,
+}
+
+impl Default for Lowering {
+    fn default() -> Lowering {
+        Lowering { sync: Sync::EagerOpt, barrier: true, tied: Vec::new(), max_peak: None }
+    }
+}
+
+/// Adds messages, reductions and optimizer steps to a timetable, and proves the result.
+pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> {
+    check::structure(timetable)?;
+    let rules = Rules::of(timetable);
+    let (rows, channels) = messages::insert(timetable, &rules);
+    let mut program = Program {
+        schedule: timetable.schedule.clone(),
+        placement: timetable.placement.clone(),
+        n_micro_batches: timetable.n_micro_batches,
+        units_per_micro: timetable.units_per_micro,
+        rules,
+        channels,
+        buckets: sync::buckets(&timetable.placement, &how.tied),
+        rows,
+        channel_bound: 0,
+        peaks: Vec::new(),
+    };
+    check::prove(&program, how.max_peak)?;
+    let compute = simulate(&program, &UniformCosts::EQUAL);
+    sync::insert(&mut program, &compute, how);
+    let proof = check::prove(&program, how.max_peak)?;
+    program.channel_bound = proof.channel_bound;
+    program.peaks = proof.peaks;
+    Ok(program)
+}

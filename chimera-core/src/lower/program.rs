@@ -1,0 +1,126 @@
+//! A lowered, proven timetable.
+
+use crate::effects::{Rules, Token, TokenKind};
+use crate::ids::{BucketId, ChannelId, PipeId, StageId, WorkerId};
+use crate::op::Cell;
+use crate::placement::Placement;
+
+/// One instruction of a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Instr {
+    /// Compute.
+    Run(Cell),
+    /// Put a token on its way; never waits for the receiver to take it.
+    Send(Token, ChannelId),
+    /// Wait for a token.
+    Recv(Token, ChannelId),
+    /// Start to sum a bucket's gradients over its replicas.
+    Reduce(BucketId),
+    /// Wait for that sum.
+    Await(BucketId),
+    /// One small exchange of all ranks: gradient norm, finite flag, loss, stop flag.
+    Agree,
+    /// Update the weights of a bucket.
+    Step(BucketId),
+}
+
+/// A stream of messages that keep their order; nothing is said across channels.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Channel {
+    /// Who sends.
+    pub from: WorkerId,
+    /// Who receives.
+    pub to: WorkerId,
+    /// Whose tokens.
+    pub pipe: PipeId,
+    /// Between which stages: boundary `b` lies between stages `b - 1` and `b`.
+    pub boundary: StageId,
+    /// [`TokenKind::Activation`] or [`TokenKind::Gradient`].
+    pub kind: TokenKind,
+}
+
+/// A set of gradients that are summed over the same replicas together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bucket {
+    /// The stages whose tensors it holds: one, or those that share a tied tensor (which then is all
+    /// that the bucket holds).
+    pub stages: Vec<StageId>,
+    /// The replicas within a pipeline group, in order of their pipes. In a job of several groups the
+    /// replicas are these of group 0, then these of group 1, and so on.
+    pub members: Vec<WorkerId>,
+    /// Place in the one order in which every worker starts its reductions.
+    pub order: u32,
+}
+
+/// What every worker of a pipeline group does in one step. Made by [`lower`](super::lower::lower) only.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Program {
+    pub(crate) schedule: String,
+    pub(crate) placement: Placement,
+    pub(crate) n_micro_batches: u32,
+    pub(crate) units_per_micro: u32,
+    pub(crate) rules: Rules,
+    pub(crate) channels: Vec<Channel>,
+    pub(crate) buckets: Vec<Bucket>,
+    pub(crate) rows: Vec<Vec<Instr>>,
+    pub(crate) channel_bound: u32,
+    pub(crate) peaks: Vec<f64>,
+}
+
+impl Program {
+    /// Name of the schedule, for people; nothing depends on it.
+    pub fn schedule(&self) -> &str {
+        &self.schedule
+    }
+
+    /// Who holds which stage.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Number of micro-batches of a step, N.
+    pub fn n_micro_batches(&self) -> u32 {
+        self.n_micro_batches
+    }
+
+    /// Into how many units a micro-batch is cut.
+    pub fn units_per_micro(&self) -> u32 {
+        self.units_per_micro
+    }
+
+    /// What each op eats and makes.
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// All channels that messages use, sorted.
+    pub fn channels(&self) -> &[Channel] {
+        &self.channels
+    }
+
+    /// All buckets: one per stage, then the tied ones.
+    pub fn buckets(&self) -> &[Bucket] {
+        &self.buckets
+    }
+
+    /// What each worker does, in order.
+    pub fn rows(&self) -> &[Vec<Instr>] {
+        &self.rows
+    }
+
+    /// How many messages every channel must be able to hold, so that no send has to wait for ever:
+    /// the least number that suffices.
+    pub fn channel_bound(&self) -> u32 {
+        self.channel_bound
+    }
+
+    /// The most micro-batches whose residuals each worker holds at once.
+    pub fn peaks(&self) -> &[f64] {
+        &self.peaks
+    }
+
+    /// Number of messages of a step.
+    pub fn n_messages(&self) -> usize {
+        self.rows.iter().flatten().filter(|i| matches!(i, Instr::Send(..))).count()
+    }
+}

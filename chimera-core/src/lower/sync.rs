@@ -1,0 +1,174 @@
+//! The pass that adds gradient reductions, the agreement and optimizer steps.
+
+use std::str::FromStr;
+
+use super::{Bucket, Instr, Lowering, Program};
+use crate::analyze::timeline::{Timeline, Work};
+use crate::ids::{BucketId, StageId, WorkerId};
+use crate::op::Cell;
+use crate::placement::Placement;
+
+/// When a worker starts the reduction of a bucket (Li & Hoefler, SC'21, section 3.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sync {
+    /// After the worker's last op.
+    AtEnd,
+    /// As soon as the worker's last backward of the bucket is done.
+    Eager,
+    /// Early only where the worker idles between that backward and the end of its row: elsewhere an
+    /// early start only takes cycles from compute.
+    EagerOpt,
+}
+
+impl Sync {
+    /// Every policy with its name on the command line.
+    pub const ALL: [(&'static str, Sync); 3] =
+        [("at-end", Sync::AtEnd), ("eager", Sync::Eager), ("eager-opt", Sync::EagerOpt)];
+}
+
+impl FromStr for Sync {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Sync, String> {
+        let known = Sync::ALL.iter().find(|(n, _)| *n == name);
+        known.map(|(_, sync)| *sync).ok_or_else(|| {
+            format!("unknown sync policy `{name}`: choose one of {}", Sync::ALL.map(|(n, _)| n).join(", "))
+        })
+    }
+}
+
+/// One bucket per stage, then one per set of stages that share tensors.
+pub(super) fn buckets(placement: &Placement, tied: &[Vec<StageId>]) -> Vec<Bucket> {
+    let alone = (0..placement.n_stages()).map(|s| vec![StageId(s as u16)]);
+    alone
+        .chain(tied.iter().cloned())
+        .map(|stages| {
+            let mut members: Vec<WorkerId> = Vec::new();
+            for worker in stages.iter().flat_map(|&s| placement.replicas(s)) {
+                if !members.contains(&worker) {
+                    members.push(worker);
+                }
+            }
+            Bucket { stages, members, order: 0 }
+        })
+        .collect()
+}
+
+/// Orders the buckets and adds everything that follows a worker's compute.
+///
+/// All workers start reductions in one order, that of each bucket's latest last backward over its
+/// replicas. If each started a reduction right after its own last backward instead, replicas could
+/// start theirs in cyclic orders and wait for each other for ever (any N that is odd or not a multiple
+/// of 2f).
+pub(super) fn insert(program: &mut Program, compute: &Timeline, how: &Lowering) {
+    let Program { rows, buckets, .. } = program;
+    let ends = Ends::of(compute, buckets);
+    let mut order: Vec<BucketId> = (0..buckets.len()).map(|b| BucketId(b as u16)).collect();
+    order.sort_by(|a, b| ends.latest(*a).total_cmp(&ends.latest(*b)).then(a.cmp(b)));
+    for (place, bucket) in order.iter().enumerate() {
+        buckets[bucket.index()].order = place as u32;
+    }
+    for (w, row) in rows.iter_mut().enumerate() {
+        let mine: Vec<BucketId> = order
+            .iter()
+            .copied()
+            .filter(|b| buckets[b.index()].members.contains(&WorkerId(w as u16)))
+            .collect();
+        let starts = starts(row, &mine, &ends.workers[w], how.sync);
+        *row = with_sync(row, &mine, &starts, how.barrier);
+    }
+}
+
+/// For each of a worker's buckets, after how many cells of its row the reduction starts.
+fn starts(row: &[Instr], mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Vec<usize> {
+    let n_cells = row.iter().filter(|i| matches!(i, Instr::Run(_))).count();
+    let mut earliest = 0;
+    mine.iter()
+        .map(|b| {
+            let after_last = ends.last_backward[b.index()].map_or(0, |(cell, _)| cell + 1);
+            let start = match sync {
+                Sync::AtEnd => n_cells,
+                Sync::Eager => after_last,
+                Sync::EagerOpt if ends.idles_after(after_last) => after_last,
+                Sync::EagerOpt => n_cells,
+            };
+            earliest = start.max(earliest);
+            earliest
+        })
+        .collect()
+}
+
+fn with_sync(row: &[Instr], mine: &[BucketId], starts: &[usize], barrier: bool) -> Vec<Instr> {
+    let mut out = Vec::with_capacity(row.len() + 3 * mine.len() + 1);
+    let mut waiting = mine.iter().zip(starts).peekable();
+    let mut n_cells = 0;
+    for &instr in row {
+        // A reduction starts before the receives of the next cell, but after the sends of the last.
+        if !matches!(instr, Instr::Send(..)) {
+            while let Some((b, _)) = waiting.next_if(|(_, start)| **start <= n_cells) {
+                out.push(Instr::Reduce(*b));
+            }
+        }
+        n_cells += usize::from(matches!(instr, Instr::Run(_)));
+        out.push(instr);
+    }
+    out.extend(waiting.map(|(b, _)| Instr::Reduce(*b)));
+    let (awaits, steps) = (mine.iter().map(|b| Instr::Await(*b)), mine.iter().map(|b| Instr::Step(*b)));
+    if barrier {
+        out.extend(awaits.chain([Instr::Agree]).chain(steps));
+    } else {
+        out.extend(awaits.zip(steps).flat_map(|(a, s)| [a, s]).chain([Instr::Agree]));
+    }
+    out
+}
+
+/// Where and when each worker's last backwards lie.
+struct Ends {
+    workers: Vec<WorkerEnds>,
+}
+
+struct WorkerEnds {
+    /// By bucket: the index of the cell and its end.
+    last_backward: Vec<Option<(usize, f64)>>,
+    /// For each cell, whether the worker idles right before it.
+    idle_before: Vec<bool>,
+}
+
+impl Ends {
+    fn of(compute: &Timeline, buckets: &[Bucket]) -> Ends {
+        let mut by_stage: Vec<Vec<usize>> = Vec::new();
+        for (b, bucket) in buckets.iter().enumerate() {
+            for stage in &bucket.stages {
+                by_stage.resize(by_stage.len().max(stage.index() + 1), Vec::new());
+                by_stage[stage.index()].push(b);
+            }
+        }
+        let empty = || WorkerEnds { last_backward: vec![None; buckets.len()], idle_before: vec![] };
+        let mut workers: Vec<WorkerEnds> = (0..compute.n_workers).map(|_| empty()).collect();
+        let mut clocks = vec![0.0; compute.n_workers];
+        for event in &compute.events {
+            let (worker, clock) = (&mut workers[event.worker.index()], &mut clocks[event.worker.index()]);
+            let Work::Cell(cell) = event.work else { continue };
+            let index = worker.idle_before.len();
+            worker.idle_before.push(event.start > *clock);
+            *clock = event.end;
+            for op in Cell::ops(&cell).filter(|op| op.kind.adds_gradient()) {
+                for &b in &by_stage[op.stage.index()] {
+                    worker.last_backward[b] = Some((index, event.end));
+                }
+            }
+        }
+        Ends { workers }
+    }
+
+    fn latest(&self, bucket: BucketId) -> f64 {
+        let ends = self.workers.iter().filter_map(|w| w.last_backward[bucket.index()]);
+        ends.map(|(_, end)| end).fold(0.0, f64::max)
+    }
+}
+
+impl WorkerEnds {
+    fn idles_after(&self, cell: usize) -> bool {
+        self.idle_before.iter().skip(cell).any(|idle| *idle)
+    }
+}

@@ -1,0 +1,43 @@
+//! DAPPLE: one forward, one backward (1F1B), with a flush at the end of the step.
+
+use super::grid::Grid;
+use super::{Schedule, Shape, Source, Unfit};
+use crate::op::{Kind, Span};
+use crate::placement::Placement;
+use crate::timetable::Timetable;
+
+pub(super) struct Dapple;
+
+impl Schedule for Dapple {
+    fn name(&self) -> &'static str {
+        "dapple"
+    }
+
+    fn aliases(&self) -> &'static [&'static str] {
+        &["1f1b"]
+    }
+
+    fn about(&self) -> &'static str {
+        "one forward, one backward; GPipe's bubbles with the residuals of at most D micro-batches"
+    }
+
+    fn source(&self) -> Source {
+        Source { paper: "Fan et al., DAPPLE, PPoPP 2021, arXiv 2007.01045", place: "figure 3b" }
+    }
+
+    /// Stage `s` does `F_m` in slot `s + 2m` and `B_m` in slot `2D-1-s + 2m`: `D-1-s` forwards first,
+    /// then one of each in turn.
+    fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
+        shape.check(self)?;
+        let d = shape.depth as u64;
+        let mut grid = Grid::new(Placement::line(shape.depth));
+        for s in 0..shape.depth {
+            for m in 0..shape.n_micro_batches {
+                let (stage, micro) = (s as u64, u64::from(m));
+                grid.put(stage + 2 * micro, Kind::Forward, 0, s, Span::one(m));
+                grid.put(2 * d - 1 - stage + 2 * micro, Kind::Backward, 0, s, Span::one(m));
+            }
+        }
+        Ok(grid.finish(self, shape))
+    }
+}

@@ -1,0 +1,38 @@
+//! GEMS: two mirrored pipes, micro-batches alternate between them, one at a time.
+
+use super::grid::Grid;
+use super::{Schedule, Shape, Source, Unfit};
+use crate::op::{Kind, Span};
+use crate::placement::Placement;
+use crate::timetable::Timetable;
+
+pub(super) struct Gems;
+
+impl Schedule for Gems {
+    fn name(&self) -> &'static str {
+        "gems"
+    }
+
+    fn about(&self) -> &'static str {
+        "two mirrored pipes in turn; holds the residuals of one micro-batch, mostly idle"
+    }
+
+    fn source(&self) -> Source {
+        Source { paper: "Jain et al., GEMS, SC 2020", place: "section IV" }
+    }
+
+    /// Every worker's row is `F0 B0 F1 B1 …`, so that the next forward runs while the last backward
+    /// drains.
+    fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
+        shape.check(self)?;
+        let mut grid = Grid::new(Placement::mirrored(shape.depth, 1));
+        for s in 0..shape.depth {
+            for m in 0..shape.n_micro_batches {
+                let (turn, pipe) = (2 * u64::from(m), m as usize % 2);
+                grid.put(turn, Kind::Forward, pipe, s, Span::one(m));
+                grid.put(turn + 1, Kind::Backward, pipe, s, Span::one(m));
+            }
+        }
+        Ok(grid.finish(self, shape))
+    }
+}

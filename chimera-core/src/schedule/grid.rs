@@ -1,0 +1,58 @@
+//! The tool for schedules that are a formula: give each op an integer slot, sort by slot.
+
+use super::{Schedule, Shape};
+use crate::ids::{PipeId, StageId};
+use crate::op::{Cell, Kind, Op, Span};
+use crate::placement::Placement;
+use crate::timetable::Timetable;
+
+/// Ops in slots. If every op has a later slot than those it depends on, rows sorted by slot never wait
+/// for each other in a circle, whatever the formula; ops in one slot of a worker keep the order in
+/// which they were put.
+pub(super) struct Grid {
+    placement: Placement,
+    rows: Vec<Vec<(u64, Op)>>,
+}
+
+impl Grid {
+    pub(super) fn new(placement: Placement) -> Grid {
+        let rows = vec![Vec::new(); placement.n_workers()];
+        Grid { placement, rows }
+    }
+
+    pub(super) fn n_stages(&self) -> usize {
+        self.placement.n_stages()
+    }
+
+    /// Puts an op where its stage lives.
+    pub(super) fn put(&mut self, slot: u64, kind: Kind, pipe: usize, stage: usize, span: Span) {
+        let (pipe, stage) = (PipeId(pipe as u16), StageId(stage as u16));
+        let worker = self.placement.worker(pipe, stage);
+        self.rows[worker.index()].push((slot, Op { kind, pipe, stage, span }));
+    }
+
+    /// The timetable of whole micro-batches.
+    pub(super) fn finish(self, schedule: &dyn Schedule, shape: &Shape) -> Timetable {
+        self.finish_in_units(schedule, shape, 1)
+    }
+
+    /// The timetable of micro-batches that are cut into `units_per_micro` units.
+    pub(super) fn finish_in_units(
+        mut self,
+        schedule: &dyn Schedule,
+        shape: &Shape,
+        units_per_micro: u32,
+    ) -> Timetable {
+        let sorted = |row: &mut Vec<(u64, Op)>| {
+            row.sort_by_key(|(slot, _)| *slot);
+            row.iter().map(|(_, op)| Cell::One(*op)).collect()
+        };
+        Timetable {
+            schedule: schedule.name().to_string(),
+            rows: self.rows.iter_mut().map(sorted).collect(),
+            placement: self.placement,
+            n_micro_batches: shape.n_micro_batches,
+            units_per_micro,
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Schedules: each a formula in a file of its own, all in one table.
+//!
+//! A schedule writes a [`Timetable`]: placement and order of compute, nothing else. To add one, write
+//! its file and its line in [`SCHEDULES`]; checker, simulator, drawings, command line and engine then
+//! know it.
+
+mod chimera;
+mod dapple;
+mod gems;
+mod gpipe;
+mod grid;
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::timetable::Timetable;
+
+/// Every schedule, in the order in which they are listed.
+pub const SCHEDULES: &[&dyn Schedule] =
+    &[&gpipe::GPipe, &dapple::Dapple, &gems::Gems, &chimera::Chimera];
+
+/// The schedule of a name or alias.
+pub fn find(name: &str) -> Result<&'static dyn Schedule, UnknownSchedule> {
+    let named = |s: &&&dyn Schedule| s.name() == name || s.aliases().contains(&name);
+    SCHEDULES.iter().find(named).copied().ok_or_else(|| UnknownSchedule(name.to_string()))
+}
+
+/// A formula for timetables.
+pub trait Schedule: Sync {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
+
+    /// Other names it is known by.
+    fn aliases(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// What it is, in one line.
+    fn about(&self) -> &'static str;
+
+    /// Where it was published.
+    fn source(&self) -> Source;
+
+    /// The timetable for one shape.
+    fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit>;
+}
+
+/// Where a schedule was published.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Source {
+    /// Authors, title, venue.
+    pub paper: &'static str,
+    /// The figure, section or algorithm that defines it.
+    pub place: &'static str,
+}
+
+/// For what a timetable is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Workers of the pipeline group, D.
+    pub depth: usize,
+    /// Micro-batches of a step, N.
+    pub n_micro_batches: u32,
+    /// Number of pipes, 2f; read by Chimera alone.
+    pub n_pipes: usize,
+    /// How Chimera scales to more than D micro-batches; read by Chimera alone.
+    pub scaling: Scaling,
+}
+
+impl Shape {
+    /// D workers and N micro-batches, two pipes, direct scaling.
+    pub fn new(depth: usize, n_micro_batches: u32) -> Shape {
+        Shape { depth, n_micro_batches, n_pipes: 2, scaling: Scaling::Direct }
+    }
+
+    /// Refuses what no schedule can do. The limit on ops keeps a slip of the finger from filling the
+    /// memory: 2^27 ops are ten times the largest job anyone has published.
+    fn check(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
+        let unfit = |reason: String, nearest: &str| {
+            Err(Unfit { schedule: schedule.name(), reason, nearest: nearest.to_string() })
+        };
+        let n_ops = (self.depth as u64).saturating_mul(u64::from(self.n_micro_batches)) * 2;
+        if !(1..=MAX_DEPTH).contains(&self.depth) {
+            return unfit(format!("depth {} is not in 1..={MAX_DEPTH}", self.depth), "");
+        }
+        if self.n_micro_batches == 0 {
+            return unfit("a step needs at least one micro-batch".into(), "1 micro-batch");
+        }
+        if n_ops > MAX_OPS {
+            return unfit(format!("{n_ops} ops are more than {MAX_OPS}"), "");
+        }
+        Ok(())
+    }
+}
+
+const MAX_DEPTH: usize = 8192;
+const MAX_OPS: u64 = 1 << 27;
+
+/// How Chimera goes on after D micro-batches (Li & Hoefler, SC'21, section 3.5).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scaling {
+    /// Units of D micro-batches one after another, the next filling the bubbles of the last.
+    Direct,
+    /// Two forwards run where the plain unit has one, so that a forward slot costs as much as a
+    /// backward. Twice the residuals.
+    Doubling,
+    /// A forward takes a whole micro-batch and each backward half of one.
+    Halving,
+}
+
+impl Scaling {
+    /// Every way with its name on the command line.
+    pub const ALL: [(&'static str, Scaling); 3] = [
+        ("direct", Scaling::Direct),
+        ("doubling", Scaling::Doubling),
+        ("halving", Scaling::Halving),
+    ];
+}
+
+impl FromStr for Scaling {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Scaling, String> {
+        let known = Scaling::ALL.iter().find(|(n, _)| *n == name);
+        known.map(|(_, scaling)| *scaling).ok_or_else(|| {
+            let names = Scaling::ALL.map(|(n, _)| n).join(", ");
+            format!("unknown scaling `{name}`: choose one of {names}")
+        })
+    }
+}
+
+/// A shape that a schedule cannot do.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub struct Unfit {
+    /// The schedule.
+    pub schedule: &'static str,
+    /// Why it cannot.
+    pub reason: String,
+    /// The nearest shape that it can do; empty where there is no such thing.
+    pub nearest: String,
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} does not fit: {}", self.schedule, self.reason)?;
+        if self.nearest.is_empty() { Ok(()) } else { write!(f, "; nearest: {}", self.nearest) }
+    }
+}
+
+/// A name that no schedule has.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("unknown schedule `{0}`: choose one of {names}", names = names())]
+pub struct UnknownSchedule(pub String);
+
+fn names() -> String {
+    SCHEDULES.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ")
+}
