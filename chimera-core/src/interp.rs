@@ -109,7 +109,11 @@ pub struct Row<V> {
 impl<V> Row<V> {
     /// The start of `worker`'s row.
     pub fn new(worker: WorkerId) -> Row<V> {
-        Row { worker, next: 0, ledger: Ledger::default() }
+        Row {
+            worker,
+            next: 0,
+            ledger: Ledger::default(),
+        }
     }
 
     /// Index of the next instruction.
@@ -129,7 +133,9 @@ impl<V> Row<V> {
         rules: &Rules,
         machine: &mut M,
     ) -> Result<Progress, Stop<M::Error>> {
-        let Some(instr) = instrs.get(self.next) else { return Ok(Progress::Ended) };
+        let Some(instr) = instrs.get(self.next) else {
+            return Ok(Progress::Ended);
+        };
         let worker = self.worker;
         let ran = match *instr {
             Instr::Run(ref cell) => {
@@ -140,7 +146,9 @@ impl<V> Row<V> {
                 }
                 let made = machine.run(worker, cell, eaten, &effects.makes)?;
                 for (&token, value) in effects.makes.iter().zip(made) {
-                    self.ledger.make(token, value).map_err(|_| Stop::Twice(token))?;
+                    self.ledger
+                        .make(token, value)
+                        .map_err(|_| Stop::Twice(token))?;
                 }
                 true
             }
@@ -157,7 +165,9 @@ impl<V> Row<V> {
             Instr::Recv(token, channel) => match machine.recv(worker, token, channel)? {
                 Poll::Pending => false,
                 Poll::Ready(value) => {
-                    self.ledger.make(token, value).map_err(|_| Stop::Twice(token))?;
+                    self.ledger
+                        .make(token, value)
+                        .map_err(|_| Stop::Twice(token))?;
                     true
                 }
             },
@@ -173,7 +183,11 @@ impl<V> Row<V> {
             }
         };
         self.next += usize::from(ran);
-        Ok(if ran { Progress::Ran } else { Progress::Blocked })
+        Ok(if ran {
+            Progress::Ran
+        } else {
+            Progress::Blocked
+        })
     }
 }
 
@@ -196,8 +210,16 @@ impl<'p, V> Group<'p, V> {
         buckets: &'p [Bucket],
         rules: &'p Rules,
     ) -> Group<'p, V> {
-        let rows = (0..instrs.len()).map(|w| Row::new(WorkerId(w as u16))).collect();
-        Group { instrs, channels, buckets, rules, rows }
+        let rows = (0..instrs.len())
+            .map(|w| Row::new(WorkerId(w as u16)))
+            .collect();
+        Group {
+            instrs,
+            channels,
+            buckets,
+            rules,
+            rows,
+        }
     }
 
     /// Runs until every row has ended (`true`) or no row can move (`false`). May be called again
@@ -220,13 +242,20 @@ impl<'p, V> Group<'p, V> {
             };
             loop {
                 let at = row.next;
-                match row.advance(instrs, self.rules, machine).map_err(|s| (worker, s))? {
+                match row
+                    .advance(instrs, self.rules, machine)
+                    .map_err(|s| (worker, s))?
+                {
                     Progress::Ended | Progress::Blocked => break,
                     Progress::Ran => match instrs[at] {
                         Instr::Send(_, c) => wake(self.channels[c.index()].to),
                         Instr::Recv(_, c) => wake(self.channels[c.index()].from),
                         Instr::Reduce(b) => {
-                            self.buckets[b.index()].members.iter().copied().for_each(&mut wake);
+                            self.buckets[b.index()]
+                                .members
+                                .iter()
+                                .copied()
+                                .for_each(&mut wake);
                         }
                         Instr::Agree => everyone().for_each(&mut wake),
                         Instr::Run(_) | Instr::Await(_) | Instr::Step(_) => {}
@@ -234,7 +263,11 @@ impl<'p, V> Group<'p, V> {
                 }
             }
         }
-        Ok(self.rows.iter().zip(self.instrs).all(|(row, instrs)| row.next == instrs.len()))
+        Ok(self
+            .rows
+            .iter()
+            .zip(self.instrs)
+            .all(|(row, instrs)| row.next == instrs.len()))
     }
 
     /// Every row, by worker.

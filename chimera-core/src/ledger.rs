@@ -14,7 +14,9 @@ pub struct Ledger<T> {
 
 impl<T> Default for Ledger<T> {
     fn default() -> Ledger<T> {
-        Ledger { live: FxHashMap::default() }
+        Ledger {
+            live: FxHashMap::default(),
+        }
     }
 }
 

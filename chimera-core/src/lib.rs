@@ -9,6 +9,7 @@ pub mod comm;
 pub mod effects;
 pub mod engine;
 pub mod exchange;
+pub mod fault;
 pub mod ids;
 pub mod interp;
 pub mod kernels;

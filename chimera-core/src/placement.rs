@@ -24,7 +24,10 @@ impl Placement {
 
     /// One pipe, stage `s` on worker `s`.
     pub fn line(depth: usize) -> Placement {
-        Placement { n_workers: depth, pipes: vec![(0..depth).map(worker).collect()] }
+        Placement {
+            n_workers: depth,
+            pipes: vec![(0..depth).map(worker).collect()],
+        }
     }
 
     /// `f` pipes down and `f` pipes up (Chimera, section 3.6): down pipe `i` has stage `s` on worker
@@ -34,10 +37,15 @@ impl Placement {
         let pipes = (0..f)
             .map(|i| down(i).collect())
             .chain((0..f).map(|i| {
-                (0..depth).map(|s| worker((i * depth / f + depth - 1 - s) % depth)).collect()
+                (0..depth)
+                    .map(|s| worker((i * depth / f + depth - 1 - s) % depth))
+                    .collect()
             }))
             .collect();
-        Placement { n_workers: depth, pipes }
+        Placement {
+            n_workers: depth,
+            pipes,
+        }
     }
 
     /// The worker that holds `stage` of `pipe`.

@@ -35,6 +35,10 @@ impl Timetable {
 
     /// Number of ops in all rows.
     pub fn n_ops(&self) -> usize {
-        self.rows.iter().flatten().map(|cell| cell.ops().count()).sum()
+        self.rows
+            .iter()
+            .flatten()
+            .map(|cell| cell.ops().count())
+            .sum()
     }
 }

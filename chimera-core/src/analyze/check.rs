@@ -39,7 +39,11 @@ impl fmt::Display for Refusal {
             write!(f, "{worker}, cell {cell}: ")?;
         }
         write!(f, "{}", self.reason)?;
-        if self.drawing.is_empty() { Ok(()) } else { write!(f, "\n{}", self.drawing) }
+        if self.drawing.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "\n{}", self.drawing)
+        }
     }
 }
 
@@ -110,7 +114,9 @@ pub enum Reason {
     #[error("{0}")]
     Synchronisation(String),
     /// A worker holds more residuals than allowed.
-    #[error("it holds the residuals of {peak} micro-batches at once, more than the limit of {limit}")]
+    #[error(
+        "it holds the residuals of {peak} micro-batches at once, more than the limit of {limit}"
+    )]
     Memory {
         /// Most micro-batches at once.
         peak: f64,
@@ -129,8 +135,15 @@ pub(crate) struct Proof {
 pub(crate) fn structure(timetable: &Timetable) -> Result<(), Refusal> {
     let refuse = |at: Option<(usize, usize)>, reason| {
         let at = at.map(|(w, i)| (WorkerId(w as u16), i));
-        let drawing = at.map(|(w, i)| text::marked_row(timetable.row(w), i)).unwrap_or_default();
-        Refusal { schedule: timetable.schedule.clone(), at, reason, drawing }
+        let drawing = at
+            .map(|(w, i)| text::marked_row(timetable.row(w), i))
+            .unwrap_or_default();
+        Refusal {
+            schedule: timetable.schedule.clone(),
+            at,
+            reason,
+            drawing,
+        }
     };
     let placement = &timetable.placement;
     let (rows, workers) = (timetable.rows.len(), placement.n_workers());
@@ -140,7 +153,11 @@ pub(crate) fn structure(timetable: &Timetable) -> Result<(), Refusal> {
     let (n_units, n_stages) = (timetable.n_units() as usize, placement.n_stages());
     let mut passes = Passes::new(n_units, n_stages, timetable.n_ops());
     for (w, row) in timetable.rows.iter().enumerate() {
-        for (i, op) in row.iter().enumerate().flat_map(|(i, cell)| cell.ops().map(move |op| (i, op))) {
+        for (i, op) in row
+            .iter()
+            .enumerate()
+            .flat_map(|(i, cell)| cell.ops().map(move |op| (i, op)))
+        {
             let known = op.pipe.index() < placement.n_pipes()
                 && op.stage.index() < n_stages
                 && op.span.len > 0
@@ -152,7 +169,9 @@ pub(crate) fn structure(timetable: &Timetable) -> Result<(), Refusal> {
             if owner.index() != w {
                 return Err(refuse(Some((w, i)), Reason::Misplaced { op, owner }));
             }
-            passes.add(op).map_err(|reason| refuse(Some((w, i)), reason))?;
+            passes
+                .add(op)
+                .map_err(|reason| refuse(Some((w, i)), reason))?;
         }
     }
     passes.finish().map_err(|reason| refuse(None, reason))
@@ -177,7 +196,12 @@ impl Passes {
         // Each op of a span up to 65535 units can fill as many entries; more are surely absent.
         let reachable = n_ops.saturating_mul(usize::from(u16::MAX));
         let n = n_units.saturating_mul(n_stages).min(reachable);
-        Passes { n_units, n_stages, pipe_of: vec![None; n_units.min(n)], done: vec![0; n] }
+        Passes {
+            n_units,
+            n_stages,
+            pipe_of: vec![None; n_units.min(n)],
+            done: vec![0; n],
+        }
     }
 
     fn add(&mut self, op: Op) -> Result<(), Reason> {
@@ -194,7 +218,10 @@ impl Passes {
             {
                 return Err(Reason::TwoPipes { op, unit });
             }
-            if let Some(done) = self.done.get_mut(unit as usize * self.n_stages + op.stage.index()) {
+            if let Some(done) = self
+                .done
+                .get_mut(unit as usize * self.n_stages + op.stage.index())
+            {
                 if *done & bits != 0 {
                     return Err(Reason::Repeated(op));
                 }
@@ -207,7 +234,11 @@ impl Passes {
     fn finish(&self) -> Result<(), Reason> {
         for unit in 0..self.n_units {
             for stage in 0..self.n_stages {
-                let done = self.done.get(unit * self.n_stages + stage).copied().unwrap_or(0);
+                let done = self
+                    .done
+                    .get(unit * self.n_stages + stage)
+                    .copied()
+                    .unwrap_or(0);
                 let wanted = [
                     (Self::FORWARD, "forward"),
                     (Self::INPUT, "backward (input half)"),
@@ -219,7 +250,11 @@ impl Passes {
                     } else {
                         pass
                     };
-                    return Err(Reason::Absent { unit: unit as u32, stage: StageId(stage as u16), pass });
+                    return Err(Reason::Absent {
+                        unit: unit as u32,
+                        stage: StageId(stage as u16),
+                        pass,
+                    });
                 }
             }
         }
@@ -230,8 +265,12 @@ impl Passes {
 /// Proves a lowered program.
 pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, Refusal> {
     let mut machine = Checker::new(program);
-    let mut group =
-        Group::new(&program.rows, &program.channels, &program.buckets, &program.rules);
+    let mut group = Group::new(
+        &program.rows,
+        &program.channels,
+        &program.buckets,
+        &program.rules,
+    );
     loop {
         let done = group.run(&mut machine).map_err(|(worker, stop)| {
             let position = group.rows()[worker.index()].position();
@@ -242,15 +281,21 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
         }
         // A worker that waits for room in a channel may go on with more of it. What has run so far
         // would have run with more room too, so there is no need to begin again.
-        let waits_for_room = group.rows().iter().zip(&program.rows).any(|(row, instrs)| {
-            matches!(instrs.get(row.position()), Some(Instr::Send(..)))
-        });
+        let waits_for_room = group
+            .rows()
+            .iter()
+            .zip(&program.rows)
+            .any(|(row, instrs)| matches!(instrs.get(row.position()), Some(Instr::Send(..))));
         if !waits_for_room {
             return Err(deadlock(program, &group));
         }
         machine.bound += 1;
     }
-    let left = group.rows().iter().enumerate().find_map(|(w, row)| Some((w, *row.ledger().tokens().first()?)));
+    let left = group
+        .rows()
+        .iter()
+        .enumerate()
+        .find_map(|(w, row)| Some((w, *row.ledger().tokens().first()?)));
     if let Some((w, token)) = left {
         let at = (WorkerId(w as u16), maker(program, w, &token));
         return Err(refusal(program, Some(at), Reason::LeftOver(token)));
@@ -259,16 +304,26 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
     if let Some(limit) = max_peak
         && let Some(w) = peaks.iter().position(|peak| *peak > limit)
     {
-        let reason = Reason::Memory { peak: peaks[w], limit };
+        let reason = Reason::Memory {
+            peak: peaks[w],
+            limit,
+        };
         return Err(refusal(program, Some((WorkerId(w as u16), 0)), reason));
     }
-    Ok(Proof { channel_bound: machine.bound, peaks })
+    Ok(Proof {
+        channel_bound: machine.bound,
+        peaks,
+    })
 }
 
 fn deadlock(program: &Program, group: &Group<'_, ()>) -> Refusal {
     let stuck: Vec<(WorkerId, usize, Instr)> = (group.rows().iter().zip(&program.rows).enumerate())
         .filter_map(|(w, (row, instrs))| {
-            Some((WorkerId(w as u16), row.position(), *instrs.get(row.position())?))
+            Some((
+                WorkerId(w as u16),
+                row.position(),
+                *instrs.get(row.position())?,
+            ))
         })
         .collect();
     let waits = stuck.iter().map(|(worker, position, instr)| {
@@ -277,36 +332,49 @@ fn deadlock(program: &Program, group: &Group<'_, ()>) -> Refusal {
             Instr::Recv(token, c) => {
                 format!("{token} from {}", program.channels[c.index()].from)
             }
-            Instr::Send(token, c) => format!("room for {token} to {}", program.channels[c.index()].to),
+            Instr::Send(token, c) => {
+                format!("room for {token} to {}", program.channels[c.index()].to)
+            }
             Instr::Await(b) | Instr::Reduce(b) | Instr::Step(b) => format!("the sum of {b}"),
             Instr::Agree => "the agreement".to_string(),
             Instr::Run(cell) => cell.to_string(),
         };
         format!("{worker} waits at cell {cell} for {what}")
     });
-    let at = stuck.first().map(|(worker, position, _)| (*worker, *position));
+    let at = stuck
+        .first()
+        .map(|(worker, position, _)| (*worker, *position));
     refusal(program, at, Reason::Deadlock(waits.collect()))
 }
 
 /// A refusal at an instruction, drawn with the cell that it belongs to.
 fn refusal(program: &Program, at: Option<(WorkerId, usize)>, reason: Reason) -> Refusal {
-    let at = at.map(|(worker, position)| {
-        (worker, cell_index(&program.rows[worker.index()], position))
-    });
+    let at =
+        at.map(|(worker, position)| (worker, cell_index(&program.rows[worker.index()], position)));
     let drawing = at.map(|(worker, cell)| {
-        let cells = program.rows[worker.index()].iter().filter_map(|instr| match instr {
-            Instr::Run(cell) => Some(*cell),
-            _ => None,
-        });
+        let cells = program.rows[worker.index()]
+            .iter()
+            .filter_map(|instr| match instr {
+                Instr::Run(cell) => Some(*cell),
+                _ => None,
+            });
         text::marked_row(&cells.collect::<Vec<_>>(), cell)
     });
     let schedule = program.schedule.clone();
-    Refusal { schedule, at, reason, drawing: drawing.unwrap_or_default() }
+    Refusal {
+        schedule,
+        at,
+        reason,
+        drawing: drawing.unwrap_or_default(),
+    }
 }
 
 /// The cell that the instruction at `position` belongs to: receives to the next, all else to the last.
 fn cell_index(row: &[Instr], position: usize) -> usize {
-    let n_before = row[..position].iter().filter(|i| matches!(i, Instr::Run(_))).count();
+    let n_before = row[..position]
+        .iter()
+        .filter(|i| matches!(i, Instr::Run(_)))
+        .count();
     match row.get(position) {
         Some(Instr::Run(_) | Instr::Recv(..)) => n_before,
         _ => n_before.saturating_sub(1),
@@ -380,10 +448,17 @@ impl Machine for Checker<'_> {
         makes: &[Token],
     ) -> Result<Values<()>, Reason> {
         let started = &self.workers[worker.index()].started;
-        for op in cell.ops().filter(|op| op.kind.adds_gradient() && !started.is_empty()) {
-            let late = started.iter().find(|b| self.program.buckets[b.index()].stages.contains(&op.stage));
+        for op in cell
+            .ops()
+            .filter(|op| op.kind.adds_gradient() && !started.is_empty())
+        {
+            let late = started
+                .iter()
+                .find(|b| self.program.buckets[b.index()].stages.contains(&op.stage));
             if let Some(bucket) = late {
-                return Err(Reason::Synchronisation(format!("{op} comes after the reduction of {bucket}")));
+                return Err(Reason::Synchronisation(format!(
+                    "{op} comes after the reduction of {bucket}"
+                )));
             }
         }
         self.residuals.run(worker, cell, &self.program.rules);
@@ -394,12 +469,23 @@ impl Machine for Checker<'_> {
         self.queues[channel.index()].len() < self.bound as usize
     }
 
-    fn send(&mut self, _: WorkerId, token: Token, channel: ChannelId, (): ()) -> Result<(), Reason> {
+    fn send(
+        &mut self,
+        _: WorkerId,
+        token: Token,
+        channel: ChannelId,
+        (): (),
+    ) -> Result<(), Reason> {
         self.queues[channel.index()].push_back(token);
         Ok(())
     }
 
-    fn recv(&mut self, _: WorkerId, expected: Token, channel: ChannelId) -> Result<Poll<()>, Reason> {
+    fn recv(
+        &mut self,
+        _: WorkerId,
+        expected: Token,
+        channel: ChannelId,
+    ) -> Result<Poll<()>, Reason> {
         match self.queues[channel.index()].front().copied() {
             None => Ok(Poll::Pending),
             Some(next) if next != expected => Err(Reason::ChannelOrder { expected, next }),
@@ -416,7 +502,9 @@ impl Machine for Checker<'_> {
         if let Some(&last) = started.last()
             && order(last) >= order(bucket)
         {
-            let reason = format!("the reduction of {bucket} starts after that of {last}, against the common order");
+            let reason = format!(
+                "the reduction of {bucket} starts after that of {last}, against the common order"
+            );
             return Err(Reason::Synchronisation(reason));
         }
         started.push(bucket);
@@ -425,14 +513,23 @@ impl Machine for Checker<'_> {
     }
 
     fn await_sum(&mut self, _: WorkerId, bucket: BucketId) -> Result<Poll<()>, Reason> {
-        let complete = self.n_started[bucket.index()] == self.program.buckets[bucket.index()].members.len();
-        Ok(if complete { Poll::Ready(()) } else { Poll::Pending })
+        let complete =
+            self.n_started[bucket.index()] == self.program.buckets[bucket.index()].members.len();
+        Ok(if complete {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        })
     }
 
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Reason> {
         let has_agreed = std::mem::replace(&mut self.workers[worker.index()].has_agreed, true);
         self.n_agreed += usize::from(!has_agreed);
-        Ok(if self.n_agreed == self.workers.len() { Poll::Ready(()) } else { Poll::Pending })
+        Ok(if self.n_agreed == self.workers.len() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        })
     }
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Reason> {

@@ -14,16 +14,31 @@ use crate::timetable::Timetable;
 pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, Vec<Channel>) {
     let placement = &timetable.placement;
     let channels = channels(placement);
-    let ids: FxHashMap<Channel, ChannelId> =
-        channels.iter().enumerate().map(|(i, c)| (*c, ChannelId(i as u32))).collect();
+    let ids: FxHashMap<Channel, ChannelId> = channels
+        .iter()
+        .enumerate()
+        .map(|(i, c)| (*c, ChannelId(i as u32)))
+        .collect();
     let lower_row = |row: &Vec<Cell>| {
         let mut instrs = Vec::with_capacity(row.len() * 3);
         for cell in row {
             let effects = rules.cell_effects(cell);
             let message = |token: &Token| Some((*token, ids[&channel(placement, token)?]));
-            instrs.extend(effects.eats.iter().filter_map(message).map(|(t, c)| Instr::Recv(t, c)));
+            instrs.extend(
+                effects
+                    .eats
+                    .iter()
+                    .filter_map(message)
+                    .map(|(t, c)| Instr::Recv(t, c)),
+            );
             instrs.push(Instr::Run(*cell));
-            instrs.extend(effects.makes.iter().filter_map(message).map(|(t, c)| Instr::Send(t, c)));
+            instrs.extend(
+                effects
+                    .makes
+                    .iter()
+                    .filter_map(message)
+                    .map(|(t, c)| Instr::Send(t, c)),
+            );
         }
         instrs
     };
@@ -41,17 +56,36 @@ fn channel(placement: &Placement, token: &Token) -> Option<Channel> {
         _ => return None,
     };
     let pipe = token.pipe;
-    let (from, to) = (placement.worker(pipe, stage(from)), placement.worker(pipe, stage(to)));
-    (from != to).then_some(Channel { from, to, pipe, boundary: stage(boundary), kind: token.kind })
+    let (from, to) = (
+        placement.worker(pipe, stage(from)),
+        placement.worker(pipe, stage(to)),
+    );
+    (from != to).then_some(Channel {
+        from,
+        to,
+        pipe,
+        boundary: stage(boundary),
+        kind: token.kind,
+    })
 }
 
 /// Every channel a timetable of this placement can use, sorted.
 fn channels(placement: &Placement) -> Vec<Channel> {
     let mut channels = Vec::new();
     for (p, workers) in placement.pipes().iter().enumerate() {
-        for (b, pair) in workers.windows(2).enumerate().filter(|(_, pair)| pair[0] != pair[1]) {
+        for (b, pair) in workers
+            .windows(2)
+            .enumerate()
+            .filter(|(_, pair)| pair[0] != pair[1])
+        {
             let (pipe, boundary) = (crate::ids::PipeId(p as u16), StageId(b as u16 + 1));
-            let one_way = |from, to, kind| Channel { from, to, pipe, boundary, kind };
+            let one_way = |from, to, kind| Channel {
+                from,
+                to,
+                pipe,
+                boundary,
+                kind,
+            };
             channels.push(one_way(pair[0], pair[1], TokenKind::Activation));
             channels.push(one_way(pair[1], pair[0], TokenKind::Gradient));
         }

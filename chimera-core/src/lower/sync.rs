@@ -22,8 +22,11 @@ pub enum Sync {
 
 impl Sync {
     /// Every policy with its name on the command line.
-    pub const ALL: [(&'static str, Sync); 3] =
-        [("at-end", Sync::AtEnd), ("eager", Sync::Eager), ("eager-opt", Sync::EagerOpt)];
+    pub const ALL: [(&'static str, Sync); 3] = [
+        ("at-end", Sync::AtEnd),
+        ("eager", Sync::Eager),
+        ("eager-opt", Sync::EagerOpt),
+    ];
 }
 
 impl FromStr for Sync {
@@ -32,7 +35,10 @@ impl FromStr for Sync {
     fn from_str(name: &str) -> Result<Sync, String> {
         let known = Sync::ALL.iter().find(|(n, _)| *n == name);
         known.map(|(_, sync)| *sync).ok_or_else(|| {
-            format!("unknown sync policy `{name}`: choose one of {}", Sync::ALL.map(|(n, _)| n).join(", "))
+            format!(
+                "unknown sync policy `{name}`: choose one of {}",
+                Sync::ALL.map(|(n, _)| n).join(", ")
+            )
         })
     }
 }
@@ -49,7 +55,11 @@ pub(super) fn buckets(placement: &Placement, tied: &[Vec<StageId>]) -> Vec<Bucke
                     members.push(worker);
                 }
             }
-            Bucket { stages, members, order: 0 }
+            Bucket {
+                stages,
+                members,
+                order: 0,
+            }
         })
         .collect()
 }
@@ -113,11 +123,19 @@ fn with_sync(row: &[Instr], mine: &[BucketId], starts: &[usize], barrier: bool) 
         out.push(instr);
     }
     out.extend(waiting.map(|(b, _)| Instr::Reduce(*b)));
-    let (awaits, steps) = (mine.iter().map(|b| Instr::Await(*b)), mine.iter().map(|b| Instr::Step(*b)));
+    let (awaits, steps) = (
+        mine.iter().map(|b| Instr::Await(*b)),
+        mine.iter().map(|b| Instr::Step(*b)),
+    );
     if barrier {
         out.extend(awaits.chain([Instr::Agree]).chain(steps));
     } else {
-        out.extend(awaits.zip(steps).flat_map(|(a, s)| [a, s]).chain([Instr::Agree]));
+        out.extend(
+            awaits
+                .zip(steps)
+                .flat_map(|(a, s)| [a, s])
+                .chain([Instr::Agree]),
+        );
     }
     out
 }
@@ -143,12 +161,20 @@ impl Ends {
                 by_stage[stage.index()].push(b);
             }
         }
-        let empty = || WorkerEnds { last_backward: vec![None; buckets.len()], idle_before: vec![] };
+        let empty = || WorkerEnds {
+            last_backward: vec![None; buckets.len()],
+            idle_before: vec![],
+        };
         let mut workers: Vec<WorkerEnds> = (0..compute.n_workers).map(|_| empty()).collect();
         let mut clocks = vec![0.0; compute.n_workers];
         for event in &compute.events {
-            let (worker, clock) = (&mut workers[event.worker.index()], &mut clocks[event.worker.index()]);
-            let Work::Cell(cell) = event.work else { continue };
+            let (worker, clock) = (
+                &mut workers[event.worker.index()],
+                &mut clocks[event.worker.index()],
+            );
+            let Work::Cell(cell) = event.work else {
+                continue;
+            };
             let index = worker.idle_before.len();
             worker.idle_before.push(event.start > *clock);
             *clock = event.end;
@@ -162,7 +188,10 @@ impl Ends {
     }
 
     fn latest(&self, bucket: BucketId) -> f64 {
-        let ends = self.workers.iter().filter_map(|w| w.last_backward[bucket.index()]);
+        let ends = self
+            .workers
+            .iter()
+            .filter_map(|w| w.last_backward[bucket.index()]);
         ends.map(|(_, end)| end).fold(0.0, f64::max)
     }
 }

@@ -1,0 +1,162 @@
+//! How ranks exchange tensors.
+//!
+//! The trait is small: point-to-point messages that never block the sender, one exchange of a few
+//! bytes among all ranks, and an abort. Sums over replicas are made of these messages by the
+//! [engine](crate::engine), in a fixed order, so every transport gives the same bits.
+//!
+//! [`conformance`] is the suite that every transport calls.
+
+pub mod conformance;
+mod delayed;
+mod threads;
+mod traced;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+pub use delayed::{Delayed, Stamped};
+pub use threads::{Threads, threads};
+pub use traced::{Direction, Message, Traced};
+
+use crate::effects::Token;
+use crate::fault::Fault;
+use crate::ids::{BucketId, Rank};
+
+/// What a message is about. A (sender, receiver, tag) is used once.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Tag {
+    /// The step it belongs to.
+    pub step: u64,
+    /// What it carries.
+    pub what: What,
+}
+
+/// What a message carries.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum What {
+    /// The value of a token.
+    Token(Token),
+    /// One replica's part of the sum of the `tensor`-th gradient of a bucket, to the owner of the sum.
+    Part {
+        /// The bucket.
+        bucket: BucketId,
+        /// Index of the tensor in the bucket.
+        tensor: u32,
+    },
+    /// The sum, from its owner to the other replicas.
+    Sum {
+        /// The bucket.
+        bucket: BucketId,
+        /// Index of the tensor in the bucket.
+        tensor: u32,
+    },
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            What::Token(token) => write!(f, "{token}"),
+            What::Part { bucket, tensor } => write!(f, "gradient {tensor} of {bucket}"),
+            What::Sum { bucket, tensor } => write!(f, "the summed gradient {tensor} of {bucket}"),
+        }
+    }
+}
+
+impl fmt::Debug for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Why a message did not come.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum CommError {
+    /// It did not come in time.
+    #[error("waited {:.1} s for {what} from {from}, which did not send it", waited.as_secs_f64())]
+    Timeout {
+        /// Who should have sent it.
+        from: Rank,
+        /// What was waited for.
+        what: String,
+        /// How long.
+        waited: Duration,
+    },
+    /// The sender ended without sending it.
+    #[error("{from} ended before it sent {what}")]
+    Lost {
+        /// Who ended.
+        from: Rank,
+        /// What was waited for.
+        what: String,
+    },
+    /// Some rank gave up, for this cause.
+    #[error("the run was aborted: {0}")]
+    Aborted(Fault),
+    /// The transport itself failed.
+    #[error("the transport failed: {0}")]
+    Failed(String),
+}
+
+/// One rank's end of a transport.
+pub trait Comm<T>: Send {
+    /// This rank.
+    fn rank(&self) -> Rank;
+
+    /// Number of ranks.
+    fn n_ranks(&self) -> u32;
+
+    /// Puts a tensor on its way and returns at once. The tensor may share memory with clones that the
+    /// sender keeps, so neither side may write to it.
+    fn send(&mut self, to: Rank, tag: Tag, tensor: T) -> Result<(), CommError>;
+
+    /// Announces that a message will be taken, so that it can travel straight to where it is wanted.
+    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError>;
+
+    /// Takes a message if it is there.
+    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError>;
+
+    /// Takes a message, waiting for it until `deadline`.
+    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError>;
+
+    /// Gives `bytes` to every rank and returns those of all ranks, by rank. All ranks call it in the
+    /// same order.
+    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError>;
+
+    /// Makes every wait of every rank end with [`CommError::Aborted`]. The first cause stands.
+    fn abort(&mut self, cause: &Fault);
+}
+
+/// A borrowed end is an end, so that wrappers can be put around it.
+impl<T, C: Comm<T>> Comm<T> for &mut C {
+    fn rank(&self) -> Rank {
+        (**self).rank()
+    }
+
+    fn n_ranks(&self) -> u32 {
+        (**self).n_ranks()
+    }
+
+    fn send(&mut self, to: Rank, tag: Tag, tensor: T) -> Result<(), CommError> {
+        (**self).send(to, tag, tensor)
+    }
+
+    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError> {
+        (**self).post(from, tag)
+    }
+
+    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
+        (**self).try_take(from, tag)
+    }
+
+    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
+        (**self).take(from, tag, deadline)
+    }
+
+    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
+        (**self).exchange(bytes, deadline)
+    }
+
+    fn abort(&mut self, cause: &Fault) {
+        (**self).abort(cause);
+    }
+}

@@ -1,0 +1,73 @@
+//! Trains a network by running each worker's row of a program.
+//!
+//! The engine is the [machine](crate::interp::Machine) whose tokens carry tensors. It knows stages,
+//! weights, sums over replicas and the optimizer; it never learns the name of a schedule, and only
+//! executes what the program's rows say.
+//!
+//! One [`Worker`] runs on each rank. Messages are sent as soon as they are made and received where the
+//! row wants them; reductions run beside compute; one small agreement of all ranks per step carries
+//! loss, gradient norm, and whether to go on.
+
+mod agreement;
+mod machine;
+mod optimizer;
+mod ranks;
+mod sums;
+mod worker;
+
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+pub use optimizer::Training;
+pub use ranks::run_threads;
+pub use worker::{StepReport, Worker};
+
+use crate::lower::Program;
+
+/// Everything that all ranks of a run have in common.
+#[derive(Clone, Copy)]
+pub struct Job<'j> {
+    /// What each worker of a pipeline group does.
+    pub program: &'j Program,
+    /// Number of pipeline groups, W.
+    pub width: usize,
+    /// Samples of a micro-batch, B. Divisible by the program's units per micro-batch.
+    pub micro_batch_size: usize,
+    /// Optimizer and its schedule.
+    pub training: &'j Training,
+    /// Where samples come from.
+    pub data: &'j dyn Data,
+    /// How long to wait for a peer.
+    pub patience: Patience,
+    /// Set from outside to end the run at a step boundary that all ranks agree on.
+    pub stop: &'j AtomicBool,
+    /// The time that measured timelines count from.
+    pub epoch: Instant,
+}
+
+/// How long a rank waits for a peer before it calls it lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Patience {
+    /// In the first step, which also pays for starting up.
+    pub first_step: Duration,
+    /// Later.
+    pub later: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience {
+            first_step: Duration::from_secs(300),
+            later: Duration::from_secs(100),
+        }
+    }
+}
+
+/// Where samples come from. The same (step, sample) always gives the same sample, on every rank.
+pub trait Data: Sync {
+    /// Appends the input ids and target ids of sample number `sample` of `step`'s global batch.
+    fn sample(&self, step: u64, sample: u64, input: &mut Vec<u32>, target: &mut Vec<u32>);
+
+    /// Number of targets of each sample.
+    fn n_targets(&self) -> usize;
+}

@@ -1,0 +1,110 @@
+//! Runs the ranks of a job as threads of this process.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+
+use crate::comm::{Comm, Threads, threads};
+use crate::fault::{Class, Fault};
+use crate::ids::Rank;
+
+/// Runs `body` once per rank, each on a thread of its own with its end of a transport, and returns
+/// what they return, by rank.
+///
+/// A rank that fails or panics ends the others at once; the first cause in time is returned.
+pub fn run_threads<T, R>(
+    n_ranks: u32,
+    body: impl Fn(&mut Threads<T>) -> Result<R, Fault> + Sync,
+) -> Result<Vec<R>, Fault>
+where
+    T: Send,
+    R: Send,
+{
+    let ends = threads::<T>(n_ranks);
+    let (body, first) = (&body, &OnceLock::new());
+    let outcomes: Vec<Result<R, Fault>> = std::thread::scope(|scope| {
+        let spawn = |mut comm: Threads<T>| {
+            std::thread::Builder::new()
+                .name(format!("rank {}", comm.rank().0))
+                .spawn_scoped(scope, move || {
+                    let rank = comm.rank();
+                    let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut comm)));
+                    let outcome = outcome.unwrap_or_else(|panic| Err(panicked(rank, &*panic)));
+                    if let Err(fault) = &outcome {
+                        first.get_or_init(|| fault.clone());
+                        comm.abort(fault);
+                    }
+                    outcome
+                })
+        };
+        let handles: Vec<_> = ends.into_iter().map(spawn).collect();
+        let join =
+            |(rank, handle): (u32, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
+                let rank = Rank(rank);
+                let handle = handle.map_err(|e| {
+                    Fault::new(
+                        Class::OutOfMemory,
+                        rank,
+                        format!("cannot start a thread: {e}"),
+                    )
+                })?;
+                handle
+                    .join()
+                    .unwrap_or_else(|panic| Err(panicked(rank, &*panic)))
+            };
+        (0..).zip(handles).map(join).collect()
+    });
+    let all: Result<Vec<R>, Fault> = outcomes.into_iter().collect();
+    all.map_err(|fault| first.get().cloned().unwrap_or(fault))
+}
+
+fn panicked(rank: Rank, panic: &(dyn std::any::Any + Send)) -> Fault {
+    let text = panic
+        .downcast_ref::<&str>()
+        .map(|s| s.to_string())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "without a message".into());
+    Fault::new(
+        Class::Internal,
+        rank,
+        format!("panicked: {text}. This is a bug in the program"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::comm::{CommError, conformance};
+
+    #[test]
+    fn threads_conform() {
+        for n in [1, 2, 5] {
+            let ran = run_threads::<u32, ()>(n, |comm| {
+                conformance::run(comm, |i| i, |i| *i);
+                conformance::run_abort(comm);
+                Ok(())
+            });
+            assert_eq!(ran.map(|all| all.len()), Ok(n as usize));
+        }
+    }
+
+    #[test]
+    fn the_first_cause_is_reported_by_all() {
+        let began = Instant::now();
+        let ran = run_threads::<u32, ()>(4, |comm| {
+            if comm.rank() == Rank(2) {
+                panic!("on purpose");
+            }
+            let deadline = Instant::now() + Duration::from_secs(60);
+            match comm.exchange(&[], deadline) {
+                Err(CommError::Aborted(cause)) => Err(cause),
+                other => panic!("{other:?}"),
+            }
+        });
+        let fault = ran.expect_err("rank 2 panics");
+        assert_eq!((fault.class, fault.rank), (Class::Internal, Rank(2)));
+        assert!(fault.message.contains("on purpose"), "{fault}");
+        assert!(began.elapsed() < Duration::from_secs(10));
+    }
+}

@@ -1,0 +1,251 @@
+//! One rank's row, step after step.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::Job;
+use super::machine::{Held, Places, Residuals, Span, World, device_fault};
+use crate::analyze::timeline::Event;
+use crate::comm::Comm;
+use crate::fault::{Class, Fault};
+use crate::ids::{StageId, WorkerId};
+use crate::interp::{Progress, Row, Stop};
+use crate::kernels::Kernels;
+use crate::lower::Instr;
+use crate::model::initial;
+use crate::stage::{Param, Stage};
+
+/// What all ranks know after a step; the same bits on every rank.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StepReport {
+    /// Number of the step, from 0.
+    pub step: u64,
+    /// Mean loss over all targets of the global batch, in nats, before the update.
+    pub loss: f64,
+    /// Norm of the whole model's gradient before clipping.
+    pub grad_norm: f64,
+    /// Learning rate of the update.
+    pub lr: f64,
+    /// Seconds since the last agreement, on the slowest rank.
+    pub step_s: f64,
+    /// Idle time over `step_s` times ranks.
+    pub bubble_ratio: f64,
+    /// Bytes of weights, gradients, moments and residuals at their peak, over all ranks.
+    pub bytes: u64,
+    /// Whether some rank was asked to stop: this is the last step of all.
+    pub stop: bool,
+}
+
+/// The engine of one rank.
+pub struct Worker<'j, S: Stage, K, C> {
+    world: World<'j, S, K, C>,
+    me: WorkerId,
+}
+
+impl<'j, S, K, C> Worker<'j, S, K, C>
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Kernels,
+    C: Comm<K::Tensor>,
+{
+    /// Makes the rank that `comm` is, with initial weights. `stage` makes the stages it holds.
+    pub fn new(
+        job: Job<'j>,
+        kernels: K,
+        comm: C,
+        mut stage: impl FnMut(StageId) -> S,
+    ) -> Result<Worker<'j, S, K, C>, Fault> {
+        let placement = job.program.placement();
+        let (rank, depth) = (comm.rank(), placement.n_workers());
+        let (group, me) = (
+            rank.index() / depth,
+            WorkerId((rank.index() % depth) as u16),
+        );
+        let mut held: Vec<Option<Held<S>>> = (0..placement.n_stages()).map(|_| None).collect();
+        for id in placement.stages_of(me) {
+            let made = hold(stage(id), &kernels, job.training.seed);
+            held[id.index()] = Some(made.map_err(|e| device_fault(rank, e))?);
+        }
+        let layout = layout(&job, &held);
+        let world = World {
+            expected: Vec::new(),
+            step: 0,
+            under_way: Vec::new(),
+            losses: Vec::new(),
+            residuals: Residuals::default(),
+            events: Vec::new(),
+            since_agreed: Span {
+                start: Instant::now(),
+                busy_s: 0.0,
+            },
+            agreed: None,
+            job,
+            kernels,
+            comm,
+            group,
+            held,
+            layout,
+        };
+        Ok(Worker { world, me })
+    }
+
+    /// Trains one step.
+    pub fn step(&mut self, step: u64) -> Result<StepReport, Fault> {
+        let program = self.world.job.program;
+        let instrs = &program.rows()[self.me.index()];
+        self.begin(step, instrs).map_err(|f| Fault {
+            step: Some(step),
+            ..f
+        })?;
+        let mut row = Row::new(self.me);
+        loop {
+            match row.advance(instrs, program.rules(), &mut self.world) {
+                Ok(Progress::Ran) => {}
+                Ok(Progress::Ended) => break,
+                Ok(Progress::Blocked) => panic!("the engine waits inside its instructions"),
+                Err(Stop::Machine(fault)) => return Err(fault),
+                Err(Stop::Missing(token) | Stop::Twice(token)) => {
+                    panic!("a proven program went wrong at {token} on {}", self.me)
+                }
+            }
+        }
+        self.report(step)
+    }
+
+    /// Start and end of everything the last step did on this rank, in seconds since the job's epoch.
+    pub fn events(&self) -> &[Event] {
+        &self.world.events
+    }
+
+    /// The parameters, weights and last summed gradients of a stage this rank holds.
+    pub fn held(&self, stage: StageId) -> Option<(&[Param], &[S::Tensor], &[S::Tensor])> {
+        let held = self.world.held.get(stage.index())?.as_ref()?;
+        Some((held.stage.params(), &held.weights, &held.grads))
+    }
+
+    /// The weights of which this rank is the first replica, so that all ranks together give each tensor
+    /// once: its parameter and its values, row-major.
+    pub fn weights(&self) -> Result<Vec<(Param, Vec<f32>)>, Fault> {
+        let World {
+            kernels,
+            comm,
+            group,
+            job,
+            layout,
+            ..
+        } = &self.world;
+        let mut weights = Vec::new();
+        for (bucket, tensors) in job.program.buckets().iter().zip(layout) {
+            if *group != 0 || bucket.members.first() != Some(&self.me) {
+                continue;
+            }
+            for &(stage, index) in tensors.iter().filter_map(|places| places.first()) {
+                let held = self.world.held(stage);
+                let values = kernels.download(&held.weights[index]);
+                let values = values.map_err(|e| device_fault(comm.rank(), e))?;
+                weights.push((held.stage.params()[index].clone(), values));
+            }
+        }
+        Ok(weights)
+    }
+
+    /// Clears what the last step left and announces the messages of this one.
+    fn begin(&mut self, step: u64, instrs: &[Instr]) -> Result<(), Fault> {
+        let world = &mut self.world;
+        world.step = step;
+        world.losses.clear();
+        world.events.clear();
+        let rank = world.comm.rank();
+        for held in world.held.iter_mut().flatten() {
+            for (grad, param) in held.grads.iter_mut().zip(held.stage.params()) {
+                // Never cleared in place: the sums of the last step may be shared with other ranks.
+                *grad = world
+                    .kernels
+                    .zeros(&param.shape)
+                    .map_err(|e| device_fault(rank, e))?;
+            }
+        }
+        world.expected = vec![VecDeque::new(); world.job.program.channels().len()];
+        for instr in instrs {
+            if let Instr::Recv(token, channel) = instr {
+                world.expected[channel.index()].push_back(*token);
+            }
+        }
+        world.post_ahead()
+    }
+
+    fn report(&self, step: u64) -> Result<StepReport, Fault> {
+        let World {
+            agreed, comm, job, ..
+        } = &self.world;
+        let agreed = agreed.as_ref().ok_or_else(|| {
+            Fault::new(
+                Class::Internal,
+                comm.rank(),
+                "the program ends without an agreement",
+            )
+        })?;
+        Ok(StepReport {
+            step,
+            loss: agreed.loss,
+            grad_norm: agreed.grad_norm,
+            lr: job.training.lr_at(step),
+            step_s: agreed.span_s,
+            bubble_ratio: agreed.bubble_ratio,
+            bytes: agreed.bytes as u64,
+            stop: agreed.stop,
+        })
+    }
+}
+
+fn hold<S, K>(stage: S, kernels: &K, seed: u64) -> Result<Held<S>, crate::kernels::DeviceError>
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Kernels,
+{
+    let params = stage.params();
+    let each = |make: &dyn Fn(&Param) -> crate::kernels::Result<K::Tensor>| {
+        params.iter().map(make).collect::<Result<Vec<_>, _>>()
+    };
+    let weights = each(&|p| kernels.upload(&p.shape, &initial(p, seed)))?;
+    let grads = each(&|p| kernels.zeros(&p.shape))?;
+    let moments = params
+        .iter()
+        .map(|p| Ok([kernels.zeros(&p.shape)?, kernels.zeros(&p.shape)?]))
+        .collect::<Result<_, crate::kernels::DeviceError>>()?;
+    Ok(Held {
+        weights,
+        grads,
+        moments,
+        stage,
+    })
+}
+
+/// By bucket and tensor: where this rank keeps it. A bucket of one stage holds its tensors of its own,
+/// one of several stages those they share, by name.
+fn layout<S: Stage>(job: &Job<'_>, held: &[Option<Held<S>>]) -> Vec<Vec<Places>> {
+    let tensors_of = |stages: &[StageId]| {
+        let is_tied = stages.len() > 1;
+        let mut tensors: Vec<(String, Places)> = Vec::new();
+        for &stage in stages {
+            let params = held[stage.index()]
+                .iter()
+                .flat_map(|held| held.stage.params());
+            for (index, param) in params.enumerate().filter(|(_, p)| p.tied == is_tied) {
+                match tensors.iter_mut().find(|(name, _)| *name == param.name) {
+                    Some((_, places)) => places.push((stage, index)),
+                    None => tensors.push((param.name.clone(), vec![(stage, index)])),
+                }
+            }
+        }
+        if is_tied {
+            tensors.sort();
+        }
+        tensors.into_iter().map(|(_, places)| places).collect()
+    };
+    job.program
+        .buckets()
+        .iter()
+        .map(|b| tensors_of(&b.stages))
+        .collect()
+}

@@ -1,0 +1,98 @@
+//! Why a run ends, in the form that error files and exit codes need.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::Rank;
+
+/// The classes of failure; each has an exit code of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// Usage, configuration, or bad input before the start.
+    Usage,
+    /// An unreadable or unproven schedule.
+    Schedule,
+    /// A checkpoint that cannot be used.
+    Checkpoint,
+    /// A peer is gone.
+    PeerLost,
+    /// A peer did not answer in time.
+    Timeout,
+    /// A loss or gradient is not finite.
+    NonFinite,
+    /// A device or the host is out of memory.
+    OutOfMemory,
+    /// Files or disk failed while running.
+    Io,
+    /// Ranks disagree on version or configuration.
+    Mismatch,
+    /// The run was asked to stop; what it saved can be continued.
+    Requeue,
+    /// A device failed, or the program itself is wrong.
+    Internal,
+}
+
+impl Class {
+    /// The exit code of a rank that fails so.
+    pub fn code(self) -> u8 {
+        match self {
+            Class::Usage => 2,
+            Class::Schedule => 3,
+            Class::Checkpoint => 4,
+            Class::PeerLost => 5,
+            Class::Timeout => 6,
+            Class::NonFinite => 7,
+            Class::OutOfMemory => 8,
+            Class::Io => 9,
+            Class::Mismatch => 10,
+            Class::Requeue => 75,
+            Class::Internal => 101,
+        }
+    }
+}
+
+/// What went wrong, where.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub struct Fault {
+    /// What kind of failure.
+    pub class: Class,
+    /// The rank that saw it.
+    pub rank: Rank,
+    /// The step it happened in.
+    pub step: Option<u64>,
+    /// The op, in words.
+    pub op: Option<String>,
+    /// The other rank it involves.
+    pub peer: Option<Rank>,
+    /// What happened and what to do.
+    pub message: String,
+}
+
+impl Fault {
+    /// A fault that `rank` saw.
+    pub fn new(class: Class, rank: Rank, message: impl Into<String>) -> Fault {
+        Fault {
+            class,
+            rank,
+            step: None,
+            op: None,
+            peer: None,
+            message: message.into(),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.rank)?;
+        if let Some(step) = self.step {
+            write!(f, ", step {step}")?;
+        }
+        if let Some(op) = &self.op {
+            write!(f, ", {op}")?;
+        }
+        write!(f, ": {}", self.message)
+    }
+}

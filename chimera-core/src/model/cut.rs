@@ -1,0 +1,155 @@
+//! Cutting a model into the stages of a pipeline.
+
+use std::ops::Range;
+
+use super::{Gpt2Config, ModelError};
+
+/// One contiguous piece of the chain `embedding, block 0, …, block layers-1, head`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// The transformer blocks of the piece.
+    pub blocks: Range<usize>,
+    /// Whether the embedding is part of it.
+    pub first: bool,
+    /// Whether the final norm and the head are part of it.
+    pub last: bool,
+}
+
+/// Cuts a model into `n_stages` pieces whose most expensive one is as cheap as possible, each with at
+/// least one block.
+///
+/// The cost is the forward work on full samples; backward work is twice that everywhere. Blocks all
+/// cost the same, so giving each in turn to the cheapest stage is exact, and also leaves the rest as
+/// even as can be. Ties go to the later stage: earlier ones hold more micro-batches at a time, and
+/// the embedding, which has memory but next to no work.
+pub fn cut(config: &Gpt2Config, n_stages: usize) -> Result<Vec<Cut>, ModelError> {
+    config.validate()?;
+    if n_stages == 0 {
+        return Err(ModelError::Zero { what: "stages" });
+    }
+    if n_stages > config.layers {
+        return Err(ModelError::Stages {
+            stages: n_stages,
+            layers: config.layers,
+        });
+    }
+    let block = config.block_flops(config.context);
+    let cost = |stage: usize, blocks: usize| {
+        let head = (stage + 1 == n_stages) as u64 * config.head_flops();
+        blocks as u64 * block + head
+    };
+    let mut blocks = vec![1; n_stages];
+    for _ in n_stages..config.layers {
+        let cheapest = (0..n_stages)
+            .rev()
+            .min_by_key(|&stage| cost(stage, blocks[stage]))
+            .unwrap_or(0);
+        blocks[cheapest] += 1;
+    }
+    let mut start = 0;
+    let cuts = blocks.iter().enumerate().map(|(stage, len)| {
+        let blocks = start..start + len;
+        start = blocks.end;
+        Cut {
+            blocks,
+            first: stage == 0,
+            last: stage + 1 == n_stages,
+        }
+    });
+    Ok(cuts.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(layers: usize, vocab: usize) -> Gpt2Config {
+        Gpt2Config {
+            layers,
+            hidden: 16,
+            heads: 2,
+            context: 8,
+            vocab,
+            tied: false,
+        }
+    }
+
+    fn sizes(config: &Gpt2Config, n_stages: usize) -> Vec<usize> {
+        let cuts = cut(config, n_stages).unwrap();
+        assert_eq!(cuts[0].blocks.start, 0);
+        assert_eq!(cuts[n_stages - 1].blocks.end, config.layers);
+        assert!(
+            cuts.windows(2)
+                .all(|c| c[0].blocks.end == c[1].blocks.start)
+        );
+        assert_eq!(cuts.iter().filter(|c| c.first).count(), 1);
+        assert_eq!(cuts.iter().filter(|c| c.last).count(), 1);
+        cuts.iter().map(|c| c.blocks.len()).collect()
+    }
+
+    /// The least cost of the most expensive of `n_stages` stages, by trying every cut. The last stage
+    /// is taken off first; `head` is what it costs beside its blocks.
+    fn least(layers: usize, n_stages: usize, block: f64, head: f64) -> f64 {
+        if n_stages == 0 {
+            return if layers == 0 { 0.0 } else { f64::INFINITY };
+        }
+        (1..=layers)
+            .map(|n| (n as f64 * block + head).max(least(layers - n, n_stages - 1, block, 0.0)))
+            .fold(f64::INFINITY, f64::min)
+    }
+
+    #[test]
+    fn equal_blocks_are_shared_equally() {
+        assert_eq!(sizes(&config(8, 1), 1), [8]);
+        assert_eq!(sizes(&config(8, 1), 4), [2, 2, 2, 2]);
+        assert_eq!(sizes(&config(6, 1), 4), [1, 2, 2, 1]);
+        assert_eq!(sizes(&config(4, 1_000_000), 4), [1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_large_vocabulary_counts() {
+        let gpt2_64 = Gpt2Config {
+            layers: 64,
+            hidden: 1280,
+            heads: 20,
+            context: 1024,
+            vocab: 50257,
+            tied: false,
+        };
+        // The head is worth 2.9 blocks.
+        assert_eq!(sizes(&gpt2_64, 8), [8, 8, 8, 8, 8, 9, 9, 6]);
+    }
+
+    #[test]
+    fn no_cut_is_better() {
+        for layers in 1..=9 {
+            for n_stages in 1..=layers {
+                for vocab in [1, 200, 500, 1_000, 10_000] {
+                    let config = config(layers, vocab);
+                    let most = cut(&config, n_stages)
+                        .unwrap()
+                        .iter()
+                        .map(|cut| config.forward_flops(cut, config.context))
+                        .fold(0.0, f64::max);
+                    let per_sample = |flops: u64| (flops * config.context as u64) as f64;
+                    let block = per_sample(config.block_flops(config.context));
+                    let head = per_sample(config.head_flops());
+                    assert_eq!(most, least(layers, n_stages, block, head));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        assert_eq!(
+            cut(&config(4, 1), 8).unwrap_err().to_string(),
+            "8 stages are more than 4 layers, and each stage holds at least one: \
+             choose at most 4 stages or at least 8 layers"
+        );
+        assert_eq!(
+            cut(&config(4, 1), 0).unwrap_err().to_string(),
+            "stages is 0: choose at least 1"
+        );
+    }
+}

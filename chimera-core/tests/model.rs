@@ -1,0 +1,334 @@
+//! GPT-2 on the reference kernels: its gradients are right, and the same however it is cut, split
+//! and ordered.
+
+use std::collections::BTreeMap;
+
+use chimera_core::kernels::Kernels;
+use chimera_core::kernels::reference::Reference;
+use chimera_core::model::{Gpt2Config, Gpt2Stage, cut, initial};
+use chimera_core::stage::{Init, Micro, Output, Param, Stage};
+
+type Model = Gpt2Stage<Reference>;
+type Tensor = <Reference as Kernels>::Tensor;
+/// Weights or gradients by name, so that one map serves every cut.
+type Named = BTreeMap<String, Tensor>;
+
+const SAMPLES: usize = 4;
+/// Shorter than the position table.
+const SEQUENCE: usize = 4;
+
+fn config(tied: bool) -> Gpt2Config {
+    Gpt2Config {
+        layers: 3,
+        hidden: 8,
+        heads: 2,
+        context: 5,
+        vocab: 11,
+        tied,
+    }
+}
+
+/// A model cut into stages, its weights, and one global batch.
+struct Chain {
+    stages: Vec<Model>,
+    weights: Named,
+    input: Vec<u32>,
+    target: Vec<u32>,
+}
+
+impl Chain {
+    /// `noise` is added to the initial weights: at the start, most gradients are next to zero.
+    fn make(config: &Gpt2Config, n_stages: usize, noise: f64) -> Self {
+        let stages: Vec<Model> = cut(config, n_stages)
+            .unwrap()
+            .into_iter()
+            .map(|cut| Gpt2Stage::new(Reference, config, SEQUENCE, cut).unwrap())
+            .collect();
+        let params = stages.iter().flat_map(|stage| stage.params());
+        let weights = params.map(|p| (p.name.clone(), weight(p, noise))).collect();
+        let ids = (0..SAMPLES * SEQUENCE).map(|i| (i * i + 3 * i + 1) as u32 % config.vocab as u32);
+        let input: Vec<u32> = ids.collect();
+        let mut target = input.clone();
+        target.rotate_left(1);
+        Self {
+            stages,
+            weights,
+            input,
+            target,
+        }
+    }
+
+    /// The `part`-th of `parts` equal micro-batches.
+    fn micro(&self, part: usize, parts: usize) -> Micro<'_> {
+        let samples = SAMPLES / parts;
+        let ids = part * samples * SEQUENCE..(part + 1) * samples * SEQUENCE;
+        Micro {
+            step: 0,
+            sample: (part * samples) as u64,
+            input: &self.input[ids.clone()],
+            target: &self.target[ids],
+            loss_scale: 1.0 / (SAMPLES * SEQUENCE) as f64,
+        }
+    }
+
+    fn weights_of(&self, stage: &Model) -> Vec<Tensor> {
+        let params = stage.params().iter();
+        params.map(|p| self.weights[&p.name].clone()).collect()
+    }
+
+    /// The loss, what the last stage begins with, and each stage's residuals.
+    fn forward(&self, micro: &Micro<'_>) -> (f64, Tensor, Vec<<Model as Stage>::Saved>) {
+        let mut x = None;
+        let mut residuals = Vec::new();
+        for stage in &self.stages {
+            let (output, saved) = stage.forward(&self.weights_of(stage), micro, x).unwrap();
+            residuals.push(saved);
+            match output {
+                Output::Activation(y) => x = Some(y),
+                Output::Loss { loss, grad } => return (loss.data[0], grad, residuals),
+            }
+        }
+        panic!("the last stage gives a loss")
+    }
+
+    fn backward_input(
+        &self,
+        micro: &Micro<'_>,
+        dy: Tensor,
+        saved: Vec<<Model as Stage>::Saved>,
+    ) -> Vec<<Model as Stage>::Deferred> {
+        let mut dy = Some(dy);
+        let mut all = Vec::new();
+        for (stage, saved) in self.stages.iter().zip(saved).rev() {
+            let w = self.weights_of(stage);
+            let (dx, deferred) = stage.backward_input(&w, micro, saved, dy.unwrap()).unwrap();
+            dy = dx;
+            all.push(deferred);
+        }
+        assert!(dy.is_none());
+        all.reverse();
+        all
+    }
+
+    fn backward_weight(
+        &self,
+        micro: &Micro<'_>,
+        deferred: Vec<<Model as Stage>::Deferred>,
+        grads: &mut [Vec<Tensor>],
+    ) {
+        for ((stage, deferred), into) in self.stages.iter().zip(deferred).zip(grads) {
+            stage.backward_weight(micro, deferred, into).unwrap();
+        }
+    }
+
+    fn zeros(&self) -> Vec<Vec<Tensor>> {
+        let zeros = |p: &Param| Reference.zeros(&p.shape).unwrap();
+        let stages = self.stages.iter();
+        stages
+            .map(|stage| stage.params().iter().map(zeros).collect())
+            .collect()
+    }
+
+    /// Gradients by name; those of a tied tensor are summed.
+    fn named(&self, grads: Vec<Vec<Tensor>>) -> Named {
+        let mut named = Named::new();
+        for (stage, grads) in self.stages.iter().zip(grads) {
+            for (param, grad) in stage.params().iter().zip(grads) {
+                match named.get_mut(&param.name) {
+                    Some(sum) => {
+                        assert!(param.tied);
+                        Reference.accumulate(sum, &grad).unwrap();
+                    }
+                    None => {
+                        named.insert(param.name.clone(), grad);
+                    }
+                }
+            }
+        }
+        named
+    }
+
+    /// Loss and gradients of the batch as one micro-batch.
+    fn train(&self) -> (f64, Named) {
+        let micro = self.micro(0, 1);
+        let (loss, dy, saved) = self.forward(&micro);
+        let mut grads = self.zeros();
+        let deferred = self.backward_input(&micro, dy, saved);
+        self.backward_weight(&micro, deferred, &mut grads);
+        (loss, self.named(grads))
+    }
+}
+
+fn weight(param: &Param, noise: f64) -> Tensor {
+    let drawn = Param {
+        init: Init::Normal(noise),
+        ..param.clone()
+    };
+    let values: Vec<f32> = std::iter::zip(initial(param, 1), initial(&drawn, 2))
+        .map(|(x, noise)| x + noise)
+        .collect();
+    Reference.upload(&param.shape, &values).unwrap()
+}
+
+fn assert_close(a: &Named, b: &Named) {
+    assert!(a.keys().eq(b.keys()));
+    for (name, x) in a {
+        for (x, y) in x.data.iter().zip(&b[name].data) {
+            assert!((x - y).abs() < 1e-12, "{name}: {x} and {y}");
+        }
+    }
+}
+
+#[test]
+fn gradients_are_those_of_finite_differences() {
+    const STEP: f64 = 1e-5;
+    for tied in [false, true] {
+        let mut chain = Chain::make(&config(tied), 1, 0.3);
+        let (_, grads) = chain.train();
+        let mut nonzero = 0;
+        for (name, grad) in &grads {
+            let stride = 1 + grad.data.len() / 24;
+            for i in (0..grad.data.len()).step_by(stride) {
+                let at = chain.weights[name].data[i];
+                let mut loss = |by: f64| {
+                    chain.weights.get_mut(name).unwrap().data[i] = at + by;
+                    chain.forward(&chain.micro(0, 1)).0
+                };
+                let slope = (loss(STEP) - loss(-STEP)) / (2.0 * STEP);
+                loss(0.0);
+                let gradient = grad.data[i];
+                let error = (slope - gradient).abs() / (1e-3 + gradient.abs());
+                assert!(error < 1e-6, "{name}[{i}]: {gradient}, measured {slope}");
+                nonzero += (gradient != 0.0) as usize;
+            }
+        }
+        assert!(nonzero > 500, "only {nonzero} gradients to compare");
+    }
+}
+
+#[test]
+fn the_cut_does_not_matter() {
+    for tied in [false, true] {
+        let (loss, grads) = Chain::make(&config(tied), 1, 0.3).train();
+        for n_stages in 2..=3 {
+            let (cut_loss, cut_grads) = Chain::make(&config(tied), n_stages, 0.3).train();
+            assert!((loss - cut_loss).abs() < 1e-12);
+            assert_close(&grads, &cut_grads);
+        }
+    }
+}
+
+#[test]
+fn halves_of_a_forward_go_backward_alone() {
+    for n_stages in 1..=3 {
+        let chain = Chain::make(&config(true), n_stages, 0.3);
+        let (_, dy, saved) = chain.forward(&chain.micro(0, 1));
+        let last = &chain.stages[n_stages - 1];
+        let mut halves: [Vec<_>; 2] = [Vec::new(), Vec::new()];
+        for (stage, saved) in chain.stages.iter().zip(saved) {
+            let bytes = stage.saved_bytes(&saved);
+            let parts = stage.split_saved(saved, 2).unwrap();
+            for (half, part) in halves.iter_mut().zip(parts) {
+                assert_eq!(2 * stage.saved_bytes(&part), bytes);
+                half.push(part);
+            }
+        }
+        let mut grads = chain.zeros();
+        let dy = last.split_tensor(dy, 2).unwrap();
+        for (part, (dy, saved)) in dy.into_iter().zip(halves).enumerate() {
+            let micro = chain.micro(part, 2);
+            let deferred = chain.backward_input(&micro, dy, saved);
+            chain.backward_weight(&micro, deferred, &mut grads);
+        }
+        assert_close(&chain.train().1, &chain.named(grads));
+    }
+}
+
+#[test]
+fn micro_batches_go_in_any_order() {
+    let chain = Chain::make(&config(true), 2, 0.3);
+    let (loss, grads) = chain.train();
+    let micros: Vec<_> = (0..4).map(|m| chain.micro(m, 4)).collect();
+    for (inputs, weights) in [
+        ([0, 1, 2, 3], [3, 2, 1, 0]),
+        ([2, 0, 3, 1], [1, 3, 0, 2]),
+        ([3, 2, 1, 0], [3, 2, 1, 0]),
+    ] {
+        let mut sum = 0.0;
+        let mut forwards = Vec::new();
+        for micro in &micros {
+            let (loss, dy, saved) = chain.forward(micro);
+            sum += loss;
+            forwards.push(Some((dy, saved)));
+        }
+        let mut deferred: Vec<_> = micros.iter().map(|_| None).collect();
+        for m in inputs {
+            let (dy, saved) = forwards[m].take().unwrap();
+            deferred[m] = Some(chain.backward_input(&micros[m], dy, saved));
+        }
+        let mut shuffled = chain.zeros();
+        for m in weights {
+            let deferred = deferred[m].take().unwrap();
+            chain.backward_weight(&micros[m], deferred, &mut shuffled);
+        }
+        assert!((loss - sum).abs() < 1e-12);
+        assert_close(&grads, &chain.named(shuffled));
+    }
+}
+
+#[test]
+fn a_fresh_model_knows_nothing() {
+    for tied in [false, true] {
+        let config = config(tied);
+        let (loss, _) = Chain::make(&config, 1, 0.0).train();
+        // Logits are dot products of normalised rows with rows of deviation 0.02.
+        let deviation = 0.02 * (config.hidden as f64).sqrt();
+        let chance = (config.vocab as f64).ln();
+        assert!((loss - chance).abs() < deviation, "{loss}");
+    }
+}
+
+#[test]
+fn without_targets_the_last_stage_gives_logits() {
+    let chain = Chain::make(&config(true), 1, 0.3);
+    let micro = Micro {
+        target: &[],
+        ..chain.micro(0, 2)
+    };
+    let stage = &chain.stages[0];
+    let (output, _) = stage
+        .forward(&chain.weights_of(stage), &micro, None)
+        .unwrap();
+    let Output::Activation(logits) = output else {
+        panic!("no targets, no loss")
+    };
+    assert_eq!(Reference.shape(&logits), [2 * SEQUENCE, 11]);
+}
+
+#[test]
+fn residuals_are_counted_in_bytes() {
+    let config = config(false);
+    let chain = Chain::make(&config, 1, 0.3);
+    let (_, _, saved) = chain.forward(&chain.micro(0, 1));
+    // Per row and block: x, two norms, mixed, mid (h each), qkv (3h), fc (4h), two statistics of 2,
+    // one log-sum per head; in the head: x and the norm, and one statistic of 2.
+    let (hidden, heads) = (config.hidden, config.heads);
+    let row = config.layers * (12 * hidden + 4 + heads) + 2 * hidden + 2;
+    assert_eq!(
+        chain.stages[0].saved_bytes(&saved[0]),
+        (4 * SAMPLES * SEQUENCE * row) as u64
+    );
+}
+
+#[test]
+fn a_sequence_must_fit_the_position_table() {
+    let config = config(false);
+    let whole = || cut(&config, 1).unwrap().remove(0);
+    let refusal = |sequence| Gpt2Stage::new(Reference, &config, sequence, whole()).unwrap_err();
+    assert_eq!(refusal(0).to_string(), "sequence is 0: choose at least 1");
+    assert_eq!(
+        refusal(6).to_string(),
+        "a sequence of 6 tokens is longer than the context of 5: \
+         shorten the sequence or choose context 6"
+    );
+}
