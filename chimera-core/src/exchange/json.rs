@@ -1,0 +1,257 @@
+//! A timetable as JSON: what `schedule show --format json` writes and `schedule check` reads.
+//!
+//! ```json
+//! {
+//!   "schedule": "gpipe", "depth": 1, "stages": 1, "pipes": 1, "micro_batches": 1,
+//!   "placement": [[0]],
+//!   "rows": [
+//!     [{"kind":"F","pipe":0,"stage":0,"micro_batches":[0]}, {"kind":"B", …}]
+//!   ]
+//! }
+//! ```
+//!
+//! `placement` has the worker of each stage for each pipe; a cell is an op or `{"pair":[op, op]}`. Where
+//! micro-batches are cut in two, `"unit": 0.5` stands beside the counts and the ids count halves.
+//!
+//! A file may come from anyone. Nothing is allocated on the word of a number in it, and what
+//! [`from_json`] returns has all ids in range; whether it is a sound schedule is for the checker to
+//! say.
+
+use std::fmt::Write;
+
+use super::form::{File, Object};
+use crate::ids::WorkerId;
+use crate::op::{Cell, Op};
+use crate::placement::Placement;
+use crate::timetable::Timetable;
+
+/// Longest file that is read, in bytes.
+pub const MAX_BYTES: usize = 64 << 20;
+/// Most workers, stages and pipes of a file.
+pub const MAX_COUNT: usize = 4096;
+/// Longest name of a schedule, in bytes.
+const MAX_NAME: usize = 256;
+/// Most units that a micro-batch is cut into.
+const MAX_UNITS: f64 = 64.0;
+
+/// Why a file is not a timetable.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The file is longer than [`MAX_BYTES`].
+    #[error("the file has {0} bytes; at most {MAX_BYTES} are read")]
+    TooLong(usize),
+    /// Not JSON, or not of the form of a timetable; says at which line and column.
+    #[error("{0}")]
+    Form(String),
+    /// A value that contradicts another one or is out of its range.
+    #[error("{path}: {reason}")]
+    Value {
+        /// Where, such as `rows[2][5]`.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// The timetable as JSON, one row of cells per line, so that two of them can be compared by line.
+pub fn to_json(timetable: &Timetable) -> String {
+    let placement = &timetable.placement;
+    let mut out = String::from("{\n");
+    let name = serde_json::Value::from(timetable.schedule.as_str());
+    let counts = [
+        ("depth", placement.n_workers()),
+        ("stages", placement.n_stages()),
+        ("pipes", placement.n_pipes()),
+        ("micro_batches", timetable.n_micro_batches as usize),
+    ];
+    let _ = writeln!(out, r#"  "schedule": {name},"#);
+    for (key, count) in counts {
+        let _ = writeln!(out, r#"  "{key}": {count},"#);
+    }
+    if timetable.units_per_micro > 1 {
+        let unit = 1.0 / f64::from(timetable.units_per_micro);
+        let _ = writeln!(out, r#"  "unit": {unit},"#);
+    }
+    let workers = |pipe: &Vec<WorkerId>| list(pipe.iter().map(|worker| worker.0.to_string()));
+    let placement = lines(placement.pipes().iter().map(workers));
+    let rows = lines(timetable.rows.iter().map(|row| list(row.iter().map(cell))));
+    let _ = writeln!(out, "  \"placement\": {placement},\n  \"rows\": {rows}\n}}");
+    out
+}
+
+fn cell(cell: &Cell) -> String {
+    match cell {
+        Cell::One(a) => op(a),
+        Cell::Pair(a, b) => format!(r#"{{"pair":[{},{}]}}"#, op(a), op(b)),
+    }
+}
+
+fn op(op: &Op) -> String {
+    let ids: Vec<String> = op.span.units().map(|id| id.to_string()).collect();
+    format!(
+        r#"{{"kind":"{}","pipe":{},"stage":{},"micro_batches":[{}]}}"#,
+        op.kind.letter(),
+        op.pipe.0,
+        op.stage.0,
+        ids.join(",")
+    )
+}
+
+fn list(items: impl Iterator<Item = String>) -> String {
+    format!("[{}]", items.collect::<Vec<_>>().join(", "))
+}
+
+fn lines(items: impl Iterator<Item = String>) -> String {
+    let items: Vec<String> = items.map(|item| format!("    {item}")).collect();
+    format!("[\n{}\n  ]", items.join(",\n"))
+}
+
+/// The timetable that `bytes` hold: as many rows as workers, and every id below its count.
+///
+/// # Errors
+/// If the file is too long, is not JSON of this form, or contradicts itself.
+pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
+    if bytes.len() > MAX_BYTES {
+        return Err(ReadError::TooLong(bytes.len()));
+    }
+    let Object(file): Object<File> =
+        serde_json::from_slice(bytes).map_err(|e| ReadError::Form(printable(&e)))?;
+    file.check_counts()?;
+    let units_per_micro = file.units_per_micro()?;
+    let n_units = file.check_units(units_per_micro)?;
+    file.check_cells(n_units)?;
+    let placement = Placement::new(file.depth, file.placement)
+        .ok_or_else(|| invalid("placement", "not every stage of every pipe has a worker"))?;
+    Ok(Timetable {
+        schedule: file.schedule,
+        placement,
+        n_micro_batches: file.micro_batches,
+        units_per_micro,
+        rows: file.rows,
+    })
+}
+
+/// The message without what the file could put into it to confuse a terminal or fill it.
+fn printable(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let message = message.strip_suffix(place.as_str()).unwrap_or(&message);
+    let shown = message.chars().take(300);
+    let shown = shown.map(|c| if c.is_control() { '\u{fffd}' } else { c });
+    shown.collect::<String>() + &place
+}
+
+fn invalid(path: impl Into<String>, reason: impl Into<String>) -> ReadError {
+    ReadError::Value {
+        path: path.into(),
+        reason: reason.into(),
+    }
+}
+
+impl File {
+    /// The counts at the top against the arrays that are there, and against their limits.
+    fn check_counts(&self) -> Result<(), ReadError> {
+        if self.schedule.len() > MAX_NAME || self.schedule.chars().any(char::is_control) {
+            let reason = format!("has more than {MAX_NAME} bytes or control characters");
+            return Err(invalid("schedule", reason));
+        }
+        for (path, count) in [
+            ("depth", self.depth),
+            ("stages", self.stages),
+            ("pipes", self.pipes),
+        ] {
+            if !(1..=MAX_COUNT).contains(&count) {
+                return Err(invalid(path, format!("{count} is not in 1 to {MAX_COUNT}")));
+            }
+        }
+        same("rows", self.rows.len(), self.depth, "depth")?;
+        same("placement", self.placement.len(), self.pipes, "pipes")?;
+        for (pipe, workers) in self.placement.iter().enumerate() {
+            same(
+                &format!("placement[{pipe}]"),
+                workers.len(),
+                self.stages,
+                "stages",
+            )?;
+            for (stage, worker) in workers.iter().enumerate() {
+                let path = || format!("placement[{pipe}][{stage}]");
+                below(path, "worker", worker.index(), self.depth, "depth")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn units_per_micro(&self) -> Result<u32, ReadError> {
+        let units = (1.0 / self.unit).round();
+        let sound = (1.0..=MAX_UNITS).contains(&units) && (units * self.unit - 1.0).abs() < 1e-9;
+        match sound {
+            true => Ok(units as u32),
+            false => Err(invalid(
+                "unit",
+                format!("{} is not 1, 0.5 or another 1/k", self.unit),
+            )),
+        }
+    }
+
+    /// The number of units, which no one may take for more than the rows have ops for.
+    fn check_units(&self, units_per_micro: u32) -> Result<u32, ReadError> {
+        let n_units = u64::from(self.micro_batches) * u64::from(units_per_micro);
+        let needed = n_units.saturating_mul(self.stages as u64);
+        let ops = self.rows.iter().flatten().flat_map(|cell| cell.ops());
+        let present = ops.map(|op| u64::from(op.span.len)).sum();
+        if n_units == 0 {
+            return Err(invalid("micro_batches", "0 is less than 1"));
+        }
+        match u32::try_from(n_units) {
+            Ok(n_units) if needed <= present => Ok(n_units),
+            _ => {
+                let reason = format!(
+                    "{} at {} stages are more than the rows have ops for",
+                    self.micro_batches, self.stages
+                );
+                Err(invalid("micro_batches", reason))
+            }
+        }
+    }
+
+    fn check_cells(&self, n_units: u32) -> Result<(), ReadError> {
+        for (worker, row) in self.rows.iter().enumerate() {
+            for (at, cell) in row.iter().enumerate() {
+                let path = || format!("rows[{worker}][{at}]");
+                for op in cell.ops() {
+                    below(path, "pipe", op.pipe.index(), self.pipes, "pipes")?;
+                    below(path, "stage", op.stage.index(), self.stages, "stages")?;
+                    let last = u64::from(op.span.start) + u64::from(op.span.len) - 1;
+                    if last >= u64::from(n_units) {
+                        let reason = format!("micro-batch {last} is not below {n_units}");
+                        return Err(invalid(path(), reason));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn same(path: &str, len: usize, count: usize, of: &str) -> Result<(), ReadError> {
+    match len == count {
+        true => Ok(()),
+        false => Err(invalid(path, format!("{len} entries, but {of} is {count}"))),
+    }
+}
+
+fn below(
+    path: impl Fn() -> String,
+    what: &str,
+    id: usize,
+    count: usize,
+    of: &str,
+) -> Result<(), ReadError> {
+    match id < count {
+        true => Ok(()),
+        false => Err(invalid(
+            path(),
+            format!("{what} {id} is not below {count} ({of})"),
+        )),
+    }
+}

@@ -1,0 +1,257 @@
+//! Round trips and files that must be refused.
+
+use proptest::prelude::*;
+
+use super::json::*;
+use crate::ids::{PipeId, StageId};
+use crate::op::{Cell, Kind, Op, Span};
+use crate::placement::Placement;
+use crate::timetable::Timetable;
+
+const GOOD: &str = r#"{
+  "schedule": "gpipe",
+  "depth": 2,
+  "stages": 2,
+  "pipes": 1,
+  "micro_batches": 1,
+  "placement": [
+    [0, 1]
+  ],
+  "rows": [
+    [{"kind":"F","pipe":0,"stage":0,"micro_batches":[0]}, {"kind":"B","pipe":0,"stage":0,"micro_batches":[0]}],
+    [{"pair":[{"kind":"F","pipe":0,"stage":1,"micro_batches":[0]},{"kind":"B","pipe":0,"stage":1,"micro_batches":[0]}]}]
+  ]
+}
+"#;
+
+fn refusal(json: &str) -> String {
+    from_json(json.as_bytes()).unwrap_err().to_string()
+}
+
+#[test]
+fn a_row_stands_on_a_line() {
+    let timetable = from_json(GOOD.as_bytes()).unwrap();
+    assert_eq!(timetable.n_ops(), 4);
+    assert_eq!(to_json(&timetable), GOOD);
+}
+
+#[test]
+fn one_wrong_thing_is_named() {
+    for (from, to, reason) in [
+        (
+            "\"depth\": 2",
+            "\"depth\": 3",
+            "rows: 2 entries, but depth is 3",
+        ),
+        (
+            "\"depth\": 2",
+            "\"depth\": 4097",
+            "depth: 4097 is not in 1 to 4096",
+        ),
+        (
+            "\"depth\": 2",
+            "\"depth\": -2",
+            "invalid value: integer `-2`, expected usize at line 3 column 13",
+        ),
+        (
+            "\"depth\": 2",
+            "\"depth\": NaN",
+            "expected value at line 3 column 12",
+        ),
+        (
+            "\"depth\": 2",
+            "\"depth\": 2.5",
+            "invalid type: floating point `2.5`",
+        ),
+        (
+            "\"depth\": 2",
+            "\"depth\": 2, \"depth\": 2",
+            "duplicate field `depth`",
+        ),
+        (
+            "\"depth\"",
+            "\"dpeth\"",
+            "unknown field `dpeth`, expected one of `schedule`, `depth`",
+        ),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 0",
+            "pipes: 0 is not in 1 to 4096",
+        ),
+        (
+            "\"stages\": 2",
+            "\"stages\": 3",
+            "placement[0]: 2 entries, but stages is 3",
+        ),
+        (
+            "[0, 1]",
+            "[0, 2]",
+            "placement[0][1]: worker 2 is not below 2 (depth)",
+        ),
+        ("[0, 1]", "[0, 70000]", "expected u16 at line 8"),
+        (
+            "\"micro_batches\": 1",
+            "\"micro_batches\": 0",
+            "micro_batches: 0 is less than 1",
+        ),
+        (
+            "\"micro_batches\": 1",
+            "\"micro_batches\": 4000000000",
+            "4000000000 at 2 stages are more than",
+        ),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"unit\": 0.7",
+            "unit: 0.7 is not 1, 0.5",
+        ),
+        ("\"pipes\": 1", "\"pipes\": 1, \"unit\": 1e-300", "unit: "),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"unit\": null",
+            "invalid type: null",
+        ),
+        (
+            "\"stage\":1",
+            "\"stage\":9",
+            "rows[1][0]: stage 9 is not below 2 (stages)",
+        ),
+        (
+            "\"pipe\":0",
+            "\"pipe\":1",
+            "rows[0][0]: pipe 1 is not below 1 (pipes)",
+        ),
+        (
+            "\"kind\":\"F\"",
+            "\"kind\":\"X\"",
+            "unknown variant `X`, expected one of `F`, `B`, `I`, `W`, `R`",
+        ),
+        (
+            "\"kind\":\"F\"",
+            "\"kind\":\"F\\u001b\"",
+            "unknown variant `F\u{fffd}`",
+        ),
+        (
+            "\"kind\":\"F\",",
+            "",
+            "a cell has `kind`, `pipe`, `stage` and `micro_batches`",
+        ),
+        (
+            "es\":[0]",
+            "es\":[1]",
+            "rows[0][0]: micro-batch 1 is not below 1",
+        ),
+        (
+            "es\":[0]",
+            "es\":[4294967295]",
+            "micro-batch 4294967295 is not below 1",
+        ),
+        (
+            "es\":[0]",
+            "es\":[4294967295,0]",
+            "micro-batch 0 does not follow",
+        ),
+        ("es\":[0]", "es\":[]", "invalid length 0"),
+        ("es\":[0]", "es\":[0,2]", "micro-batch 2 does not follow"),
+        ("es\":[0]", "es\":0", "expected micro-batch ids"),
+        ("{\"pair\":[", "{\"pair\":[[],", "expected an object"),
+        ("{\"pair\":[", "{\"stage\":0,\"pair\":[", "or `pair` alone"),
+        (
+            "gpipe",
+            "\\u0000",
+            "schedule: has more than 256 bytes or control characters",
+        ),
+        ("]\n}", "]\n} x", "trailing characters"),
+    ] {
+        let bad = GOOD.replacen(from, to, 1);
+        assert_ne!(bad, GOOD, "{from}");
+        let refusal = refusal(&bad);
+        assert!(refusal.contains(reason), "{to}: {refusal}");
+    }
+}
+
+#[test]
+fn hostile_files_are_refused() {
+    let deep = GOOD.replace("[0, 1]", &"[".repeat(1 << 20));
+    let many = GOOD.replace("[0, 1]", &vec!["[]"; MAX_COUNT + 1].join(","));
+    let empty_cells = GOOD.replace("{\"kind\"", &("{},".repeat(1 << 20) + "{\"kind\""));
+    let long_key = GOOD.replace("depth", &"d".repeat(1 << 20));
+    let ids: Vec<String> = (0..70_000).map(|id| id.to_string()).collect();
+    let long_span = GOOD.replacen("es\":[0]", &format!("es\":[{}]", ids.join(",")), 1);
+    for bad in [&deep, &many, &empty_cells, &long_key, &long_span] {
+        assert!(refusal(bad).len() < 400);
+    }
+    for bad in [
+        "",
+        "null",
+        "[]",
+        "{}",
+        "\"\"",
+        "1",
+        "{\"rows\":",
+        "\u{feff}{}",
+    ] {
+        refusal(bad);
+    }
+    assert!(refusal(r#"["x",1,1,1,1,1.0,[[0]],[[]]]"#).contains("expected an object"));
+    assert!(matches!(
+        from_json(&vec![b' '; MAX_BYTES + 1]),
+        Err(ReadError::TooLong(_))
+    ));
+    assert!(from_json(b"\xff\xfe").is_err());
+}
+
+#[test]
+fn every_truncation_is_refused() {
+    for end in 0..GOOD.trim_end().len() {
+        refusal(&GOOD[..end]);
+    }
+}
+
+fn any_op(depth: u16, n_pipes: u16, n_units: u32) -> impl Strategy<Value = Op> {
+    let kind = prop::sample::select(Kind::ALL.to_vec());
+    (kind, 0..n_pipes, 0..depth, 0..n_units, 1..4u16).prop_map(move |(kind, p, s, start, len)| Op {
+        kind,
+        pipe: PipeId(p),
+        stage: StageId(s),
+        span: Span {
+            start,
+            len: len.min((n_units - start) as u16),
+        },
+    })
+}
+
+fn any_timetable() -> impl Strategy<Value = Timetable> {
+    (1..4u16, 1..3u16, 1..5u32, 1..4u32).prop_flat_map(|(half, f, n, units)| {
+        let depth = 2 * half;
+        let op = move || any_op(depth, 2 * f, n * units);
+        let cell = prop_oneof![
+            op().prop_map(Cell::One),
+            (op(), op()).prop_map(|(a, b)| Cell::Pair(a, b))
+        ];
+        let len = (n * units) as usize;
+        let row = prop::collection::vec(cell, len..2 * len);
+        let rows = prop::collection::vec(row, usize::from(depth));
+        (rows, ".{0,20}").prop_map(move |(rows, name)| Timetable {
+            schedule: name.chars().filter(|c| !c.is_control()).collect(),
+            placement: Placement::mirrored(usize::from(depth), usize::from(f)),
+            n_micro_batches: n,
+            units_per_micro: units,
+            rows,
+        })
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_back(timetable in any_timetable()) {
+        let json = to_json(&timetable);
+        prop_assert_eq!(from_json(json.as_bytes()).unwrap(), timetable);
+    }
+
+    #[test]
+    fn no_byte_makes_it_panic(at in 0..GOOD.len(), byte: u8) {
+        let mut bytes = GOOD.as_bytes().to_vec();
+        bytes[at] = byte;
+        let _ = from_json(&bytes);
+    }
+}

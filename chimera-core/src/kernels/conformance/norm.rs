@@ -1,0 +1,89 @@
+//! Rows on their own: normalisation and loss, where careless formulas cancel or overflow.
+
+use rand::Rng;
+
+use super::Outcome;
+use super::trials::{Trials, rounded, trial};
+use crate::kernels::Kernels;
+use crate::kernels::reference::{Reference, Tensor};
+
+const MATRICES: [[usize; 2]; 6] = [[1, 1], [1, 130], [3, 2], [17, 1], [5, 33], [130, 257]];
+
+/// Rows to normalise: ordinary; of less variance than epsilon; of none; and far from zero, where
+/// `mean(x²) - mean(x)²` cancels.
+fn to_normalise<K: Kernels>(trials: &mut Trials<'_, K>, shape: [usize; 2]) -> [Tensor; 4] {
+    [(1.0, 0.0), (1e-3, 0.0), (0.0, 2.0), (1.0, 30.0)].map(|(deviation, mean)| {
+        trials.draw(&shape, |rng| {
+            mean + deviation * rng.random_range(-2.0..2.0f32)
+        })
+    })
+}
+
+pub(super) fn layer_norm<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    for shape in MATRICES {
+        let [gain, bias] = [(); 2].map(|()| trials.normal(&shape[1..]));
+        for x in to_normalise(trials, shape) {
+            trial!(trials, "", [x, gain, bias], [], |k| {
+                let (y, stats) = k.layer_norm(x, gain, bias)?;
+                [y, stats]
+            });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn layer_norm_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    for shape in MATRICES {
+        let gain = trials.normal(&shape[1..]);
+        for x in to_normalise(trials, shape) {
+            let stats = rounded(Reference.layer_norm(&x, &gain, &gain)?.1);
+            let [dy, residual] = [(); 2].map(|()| trials.normal(&shape));
+            trial!(
+                trials,
+                "with residual",
+                [dy, x, stats, gain, residual],
+                [],
+                |k| [k.layer_norm_dx(dy, x, stats, gain, Some(residual))?]
+            );
+            // One or two features leave nothing but rounding to compare.
+            if shape[1] > 2 {
+                trial!(trials, "", [dy, x, stats, gain], [], |k| {
+                    [k.layer_norm_dx(dy, x, stats, gain, None)?]
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn layer_norm_dw<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    for shape in MATRICES {
+        let [d_gain, d_bias] = [(); 2].map(|()| trials.normal(&shape[1..]));
+        for x in to_normalise(trials, shape) {
+            let stats = rounded(Reference.layer_norm(&x, &d_gain, &d_bias)?.1);
+            let dy = trials.normal(&shape);
+            trial!(trials, "", [dy, x, stats], [d_gain, d_bias], |k| {
+                k.layer_norm_dw(dy, x, stats, d_gain, d_bias)?;
+                []
+            });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn cross_entropy<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    for shape @ [rows, vocab] in [[1, 2], [5, 7], [17, 33], [130, 257], [3, 1031]] {
+        for largest in [3.0, 1e4] {
+            let x = trials.draw(&shape, |rng| rng.random_range(-largest..largest));
+            let targets = trials.classes(rows, vocab as u32);
+            trial!(trials, format!("logits up to {largest}"), [x], [], |k| {
+                // The call may take the memory of its logits.
+                let mut logits = k.zeros(&shape)?;
+                k.accumulate(&mut logits, x)?;
+                let (loss, gradient) = k.cross_entropy(logits, &targets, 0.7)?;
+                [loss, gradient]
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! Elements on their own, and their norm.
+
+use rand::Rng;
+
+use super::trials::{Trials, rounded, trial};
+use super::{Outcome, SHAPES};
+use crate::kernels::reference::Tensor;
+use crate::kernels::{AdamW, Kernels};
+
+pub(super) fn squared_norm<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    // The last one is large enough for a sum in one f32 to lose digits.
+    for shape in [&SHAPES[..], &[&[1001, 1031]]].concat() {
+        let x = trials.normal(shape);
+        trial!(trials, "", [x], [], |k| [k.squared_norm(x)?]);
+    }
+    let k = trials.kernels;
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for place in [0, 1000, 33_409] {
+            let mut data = vec![1.0; 33_410];
+            data[place] = bad;
+            let norm = k.download(&k.squared_norm(&k.upload(&[130, 257], &data)?)?)?;
+            let at = format!("{bad} at element {place} of [130, 257]");
+            let what = format!("gives {norm:?}");
+            trials.require(norm.iter().all(|x| !x.is_finite()), &at, &what)?;
+        }
+    }
+    Ok(())
+}
+
+/// The last one reaches where an exponential overflows.
+fn to_activate<K: Kernels>(trials: &mut Trials<'_, K>) -> Vec<Tensor> {
+    let near = |shape| trials.draw(shape, |rng| rng.random_range(-5.0..5.0));
+    let mut all: Vec<Tensor> = SHAPES.into_iter().map(near).collect();
+    let far = vec![
+        -1e6, -1e3, -100.0, -20.0, -0.0, 1e-30, 20.0, 100.0, 1e3, 1e6,
+    ];
+    all.push(rounded(Tensor::new(&[2, 5], far)));
+    all
+}
+
+pub(super) fn gelu<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    for x in to_activate(trials) {
+        trial!(trials, "", [x], [], |k| [k.gelu(x)?]);
+    }
+    Ok(())
+}
+
+pub(super) fn gelu_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    for x in to_activate(trials) {
+        let dy = trials.normal(&x.shape);
+        trial!(trials, "", [dy, x], [], |k| {
+            let (dx, y) = k.gelu_dx(dy, x)?;
+            [dx, y]
+        });
+    }
+    Ok(())
+}
+
+pub(super) fn adamw<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    for shape in SHAPES {
+        for eps in [1e-8, 1e-2] {
+            let [odd, even, w] = [(); 3].map(|()| trials.normal(shape));
+            let [m, v] = [(); 2].map(|()| Tensor::zeros(shape));
+            trial!(
+                trials,
+                format!("five updates, eps {eps}"),
+                [odd, even],
+                [w, m, v],
+                |k| {
+                    for update in 1..=5 {
+                        let by = AdamW {
+                            lr: 0.1 / update as f64,
+                            beta1: 0.9,
+                            beta2: 0.999,
+                            eps,
+                            weight_decay: 0.1,
+                            update,
+                            grad_scale: 0.2 + 0.1 * update as f64,
+                        };
+                        let g = if update % 2 == 1 { odd } else { even };
+                        k.adamw(w, g, m, v, &by)?;
+                    }
+                    []
+                }
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! Colours of what is drawn.
+
+use std::fmt::{self, Display, Write};
+
+use super::goes_up;
+use crate::ids::PipeId;
+use crate::op::{Kind, Op};
+
+/// Pale, medium, strong and dark tones of the pipes that go down.
+const DOWN: [[&str; 4]; 4] = [
+    ["#c3dcf7", "#84b4e6", "#3f83c8", "#1f5c9e"],
+    ["#b8e3db", "#6cc0b2", "#2b9686", "#0f6d61"],
+    ["#dccff5", "#b49de4", "#8763c9", "#5f3ba0"],
+    ["#cbe7bd", "#92c980", "#5a9c44", "#3a7224"],
+];
+/// The same of the pipes that go up.
+const UP: [[&str; 4]; 4] = [
+    ["#ffdcb8", "#f7b173", "#e07c30", "#b5520f"],
+    ["#fbcdd0", "#ee919b", "#d44f60", "#a32c42"],
+    ["#f5e3a4", "#e0c052", "#b58f1c", "#866608"],
+    ["#f5c9e6", "#e190c7", "#bd519b", "#8a2f71"],
+];
+
+/// Every rule begins with the drawing's own class, so that none reaches the page it stands in.
+const STYLE: &str = "
+.chimera { font: 12px Inter, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif; }
+.chimera .page { fill: #ffffff; }
+.chimera .ink { fill: #1c2733; }
+.chimera .soft { fill: #5b6875; }
+.chimera .title { font-size: 16px; font-weight: 600; }
+.chimera .mid { text-anchor: middle; }
+.chimera .end { text-anchor: end; }
+.chimera .pale { fill: #ffffff; }
+.chimera .dark { fill: #1c2733; }
+.chimera .ground { fill: #f1f3f6; }
+.chimera .hatch { stroke: #d5dbe2; }
+.chimera .idle { fill: url(#chimera-idle); }
+.chimera .grid { stroke: #5b6875; stroke-opacity: .2; }
+.chimera .last { stroke: #5b6875; stroke-dasharray: 3 3; }
+.chimera .thin { shape-rendering: crispEdges; }
+.chimera .sum { fill: #8a95a1; }
+.chimera .step { fill: #4b5763; }
+@media (prefers-color-scheme: dark) {
+  .chimera .page { fill: #0f151c; }
+  .chimera .ink { fill: #e8edf2; }
+  .chimera .soft, .chimera .sum { fill: #9aa7b4; }
+  .chimera .ground { fill: #19222c; }
+  .chimera .hatch { stroke: #33404d; }
+  .chimera .grid, .chimera .last { stroke: #9aa7b4; }
+  .chimera .step { fill: #64717e; }
+}
+";
+
+/// What gives a block its colour.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Paint {
+    Op(PipeId, Kind),
+    Step,
+    Sum,
+    Idle,
+}
+
+impl Paint {
+    pub(super) fn of(op: Op) -> Paint {
+        Paint::Op(op.pipe, op.kind)
+    }
+
+    /// The class of a label on it.
+    pub(super) fn ink(self) -> &'static str {
+        match self {
+            Paint::Op(_, Kind::Forward | Kind::BackwardWeight | Kind::Recompute) => "dark",
+            _ => "pale",
+        }
+    }
+}
+
+impl Display for Paint {
+    /// The class in the style sheet.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Paint::Op(pipe, kind) => write!(f, "p{}{}", pipe.0, kind.letter()),
+            Paint::Step => f.write_str("step"),
+            Paint::Sum => f.write_str("sum"),
+            Paint::Idle => f.write_str("idle"),
+        }
+    }
+}
+
+/// The style sheet of a drawing of `n_pipes` with `paints`.
+pub(super) fn style(paints: impl Iterator<Item = Paint>, n_pipes: usize) -> String {
+    let mut style = STYLE.to_string();
+    for paint in paints {
+        if let Paint::Op(pipe, kind) = paint {
+            let up = goes_up(pipe, n_pipes);
+            let (hues, nth) = match up {
+                true => (UP, pipe.index() - n_pipes / 2),
+                false => (DOWN, pipe.index()),
+            };
+            let [pale, medium, strong, dark] = hues[nth % hues.len()];
+            let colours = match kind {
+                Kind::Forward => format!("fill: {pale};"),
+                Kind::Recompute => format!("fill: {pale}; stroke: {dark}; stroke-dasharray: 2 2;"),
+                Kind::BackwardWeight => format!("fill: {medium};"),
+                Kind::BackwardInput => format!("fill: {strong};"),
+                Kind::Backward => format!("fill: {dark};"),
+            };
+            let _ = writeln!(style, ".chimera .{paint} {{ {colours} }}");
+        }
+    }
+    style
+}

@@ -1,0 +1,364 @@
+//! Drawings as self-contained SVG, readable on light and on dark pages.
+//!
+//! One row per worker and one block per op, as wide as it lasts, with its micro-batch. The hue says
+//! which pipe, the tone which kind: pale is forward, dark is backward. Sums of gradients run on a thin
+//! lane below the row.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use super::legend::Legend;
+use super::palette::{Paint, style};
+use super::xml::{Area, Escaped, rect, text, vertical};
+use super::{Labels, Row, n_pipes, number, rows};
+use crate::analyze::{Event, Timeline, Work};
+use crate::op::Cell;
+
+const WIDTH: f64 = 960.0;
+const MARGIN: f64 = 20.0;
+/// Where time 0 is.
+const LEFT: f64 = 56.0;
+/// Pixels that the longest timeline takes.
+const SPAN: f64 = WIDTH - LEFT - MARGIN;
+/// The title of a panel and the line below it.
+const HEAD: f64 = 60.0;
+/// Rows get lower where many workers would take more than this together.
+const ROWS: f64 = 640.0;
+/// Events that together are narrower than this are drawn as one.
+const LEAST: f64 = 1.5;
+/// Width of a character at font size 1, on average.
+const CHAR: f64 = 0.56;
+
+/// One timeline under `title`, with makespan and bubble ratio, a time axis and a legend.
+pub fn timeline(timeline: &Timeline, title: &str) -> String {
+    stack(&[(title, timeline)])
+}
+
+/// Several titled timelines, one below the other, on one scale of time.
+///
+/// The size of the drawing is bounded by the number of workers, not by that of events: those too narrow
+/// to be seen are drawn together with their neighbours.
+pub fn stack(panels: &[(&str, &Timeline)]) -> String {
+    let longest = panels
+        .iter()
+        .map(|(_, timeline)| timeline.makespan())
+        .fold(0.0, f64::max);
+    let measurable = longest > 0.0 && longest.is_finite();
+    let mut sheet = Sheet {
+        blocks: String::new(),
+        grid: String::new(),
+        y: 0.0,
+        scale: if measurable { SPAN / longest } else { 0.0 },
+        used: BTreeSet::new(),
+        n_pipes: panels.iter().map(|(_, t)| n_pipes(t)).max().unwrap_or(0),
+    };
+    for (title, timeline) in panels {
+        sheet.panel(title, timeline, longest);
+    }
+    sheet.legend();
+    sheet.finish(panels)
+}
+
+/// What has been drawn so far, and down to where.
+struct Sheet {
+    blocks: String,
+    /// What lies below the blocks.
+    grid: String,
+    y: f64,
+    /// Pixels per unit of time.
+    scale: f64,
+    used: BTreeSet<Paint>,
+    n_pipes: usize,
+}
+
+impl Sheet {
+    fn panel(&mut self, title: &str, timeline: &Timeline, longest: f64) {
+        let (title_at, summary_at) = ((MARGIN, self.y + 30.0), (MARGIN, self.y + 48.0));
+        text(&mut self.blocks, title_at, "title ink", title);
+        text(&mut self.blocks, summary_at, "soft", &summary(timeline));
+        self.y += HEAD;
+
+        let rows = rows(timeline);
+        let height = (ROWS / rows.len().max(1) as f64).clamp(3.0, 28.0);
+        let gap = if height > 10.0 { 4.0 } else { 1.0 };
+        let n_lanes = rows.iter().map(|row| row.reductions.len()).max();
+        let n_lanes = n_lanes.unwrap_or(0) as f64;
+        let lane = (height / n_lanes.max(4.0)).max(2.0);
+
+        let (top, end) = (self.y, self.pixel(timeline.makespan()));
+        for (worker, row) in rows.iter().enumerate() {
+            let idle = Area::new((LEFT, self.y), (end - LEFT, height));
+            rect(&mut self.grid, idle, &Paint::Idle.to_string());
+            if height > 10.0 || worker % 8 == 0 {
+                let at = (LEFT - 10.0, self.y + height / 2.0 + 4.0);
+                text(&mut self.blocks, at, "soft end", &format!("P{worker}"));
+            }
+            self.row(row, height, lane);
+            self.y += height + lane * n_lanes + gap;
+        }
+        vertical(&mut self.blocks, end, top - 4.0, self.y, "last");
+        self.axis(top - 4.0, longest);
+    }
+
+    fn row(&mut self, row: &Row, height: f64, lane: f64) {
+        let labels = Labels::of_events(&row.compute);
+        for run in self.runs(&row.compute) {
+            let (event, area) = (run.first, run.area(self.y, height));
+            match event.work {
+                Work::Cell(Cell::One(op)) => {
+                    self.block(area, Paint::of(op), event, &labels.micro_batches(op));
+                }
+                Work::Cell(Cell::Pair(a, b)) => {
+                    for (op, half) in [a, b].into_iter().zip(area.halves()) {
+                        self.block(half, Paint::of(op), event, &labels.micro_batches(op));
+                    }
+                }
+                work => self.block(area, Paint::Step, event, &labels.work(work)),
+            }
+        }
+        let mut y = self.y + height + 1.0;
+        for reductions in &row.reductions {
+            for run in self.runs(reductions) {
+                self.block(run.area(y, lane - 1.0), Paint::Sum, run.first, "");
+            }
+            y += lane;
+        }
+    }
+
+    /// `events` in pixels, those together that are too narrow to be seen apart.
+    fn runs<'a>(&self, events: &[&'a Event]) -> Vec<Run<'a>> {
+        let mut runs: Vec<Run> = Vec::new();
+        for &event in events {
+            let (from, to) = (self.pixel(event.start), self.pixel(event.end));
+            match runs.last_mut() {
+                Some(run) if to - run.from < LEAST => run.to = run.to.max(to),
+                _ => runs.push(Run {
+                    first: event,
+                    from,
+                    to,
+                }),
+            }
+        }
+        runs
+    }
+
+    fn pixel(&self, time: f64) -> f64 {
+        let x = time * self.scale;
+        LEFT + if x > 0.0 { x.min(SPAN) } else { 0.0 }
+    }
+
+    /// A block; where there is room, with a label and a tip that shows when pointed at.
+    fn block(&mut self, area: Area, paint: Paint, event: &Event, label: &str) {
+        self.used.insert(paint);
+        if area.width < 5.0 {
+            return rect(&mut self.blocks, area, &format!("{paint} thin"));
+        }
+        let area = Area {
+            width: area.width - 1.0,
+            ..area
+        };
+        let radius = (area.height / 8.0).min(2.5);
+        let tip = tip(event);
+        let _ = writeln!(
+            self.blocks,
+            r#"<rect {area} rx="{radius:.2}" class="{paint}"><title>{tip}</title></rect>"#
+        );
+        let size = (area.height * 0.6).min(13.0);
+        if size > 7.0 && label.len() as f64 * size * CHAR + 2.0 <= area.width {
+            let x = area.x + area.width / 2.0;
+            let y = area.y + area.height / 2.0 + size * 0.36;
+            let ink = paint.ink();
+            let _ = writeln!(
+                self.blocks,
+                r#"<text x="{x:.2}" y="{y:.2}" font-size="{size:.2}" class="mid {ink}">{label}</text>"#,
+            );
+        }
+    }
+
+    /// Ticks and times below the rows that began at `top`.
+    fn axis(&mut self, top: f64, longest: f64) {
+        let (step, n_ticks) = match self.scale > 0.0 {
+            true => {
+                let step = tick(longest * 56.0 / SPAN);
+                (step, (longest / step + 1e-6).floor() as u32)
+            }
+            false => (0.0, 0),
+        };
+        for i in 0..=n_ticks {
+            let time = f64::from(i) * step;
+            let x = self.pixel(time);
+            vertical(&mut self.grid, x, top, self.y + 2.0, "grid");
+            text(
+                &mut self.grid,
+                (x, self.y + 15.0),
+                "soft mid",
+                &number(time),
+            );
+        }
+        self.y += 22.0;
+    }
+
+    fn legend(&mut self) {
+        self.used.insert(Paint::Idle);
+        let legend = Legend::new(&mut self.blocks, (LEFT, self.y + 8.0), WIDTH);
+        self.y = legend.draw(&self.used, self.n_pipes) + 10.0;
+    }
+
+    fn finish(self, panels: &[(&str, &Timeline)]) -> String {
+        let titles: Vec<&str> = panels.iter().map(|(title, _)| *title).collect();
+        let about: Vec<String> = panels
+            .iter()
+            .map(|(title, timeline)| format!("{title}: {}.", summary(timeline)))
+            .collect();
+        let (titles, about) = (titles.join("; "), about.join(" "));
+        format!(
+            r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0} {height:.0}" width="{WIDTH:.0}" height="{height:.0}" role="img" aria-label="{title}" class="chimera">
+<title>{title}</title>
+<desc>{about}</desc>
+<style>{style}</style>
+<defs><pattern id="chimera-idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" class="ground"/><line x1="0" y1="0" x2="0" y2="6" stroke-width="2" class="hatch"/></pattern></defs>
+<rect width="{WIDTH:.0}" height="{height:.0}" rx="8" class="page"/>
+{grid}{blocks}</svg>
+"##,
+            height = self.y.ceil(),
+            title = Escaped(&titles),
+            about = Escaped(&about),
+            style = style(self.used.iter().copied(), self.n_pipes),
+            grid = self.grid,
+            blocks = self.blocks,
+        )
+    }
+}
+
+/// Events drawn as one block, from pixel to pixel.
+struct Run<'a> {
+    first: &'a Event,
+    from: f64,
+    to: f64,
+}
+
+impl Run<'_> {
+    fn area(&self, y: f64, height: f64) -> Area {
+        Area::new((self.from, y), (self.to - self.from, height))
+    }
+}
+
+fn summary(timeline: &Timeline) -> String {
+    let s = if timeline.n_workers == 1 { "" } else { "s" };
+    format!(
+        "{} worker{s} · makespan {} · bubble ratio {:.1} %",
+        timeline.n_workers,
+        number(timeline.makespan()),
+        timeline.bubble_ratio() * 100.0
+    )
+}
+
+fn tip(event: &Event) -> String {
+    let (start, end) = (number(event.start), number(event.end));
+    match event.work {
+        Work::Cell(cell) => format!("{cell}: {start} to {end}"),
+        Work::Reduce(bucket) => format!("sum of {bucket}: {start} to {end}"),
+        Work::Step(bucket) => format!("update of {bucket}: {start} to {end}"),
+    }
+}
+
+/// The least of 1, 2 and 5 times a power of ten that is at least `least`.
+fn tick(least: f64) -> f64 {
+    let power = 10f64.powf(least.log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|by| by * power);
+    steps
+        .into_iter()
+        .find(|&step| step >= least)
+        .unwrap_or(10.0 * power)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{BucketId, PipeId, StageId, WorkerId};
+    use crate::op::{Kind, Op};
+
+    fn busy(n_workers: u16, n_events: u32, lasts: f64) -> Timeline {
+        let events = (0..n_workers).flat_map(|worker| {
+            (0..n_events).map(move |nth| Event {
+                worker: WorkerId(worker),
+                work: Work::Cell(Op::new(Kind::Forward, PipeId(0), StageId(worker), nth).into()),
+                start: f64::from(nth) * lasts,
+                end: f64::from(nth + 1) * lasts,
+                after: None,
+            })
+        });
+        Timeline {
+            n_workers: usize::from(n_workers),
+            events: events.collect(),
+        }
+    }
+
+    #[test]
+    fn every_block_has_its_place_and_label() {
+        let drawing = timeline(&busy(2, 4, 0.5), "two");
+        let block = r#"<rect x="277.00" y="92.00" width="220.00" height="28.00" rx="2.50" class="p0F"><title>F(pipe 0, stage 1, micro-batch 1): 0.5 to 1</title></rect>"#;
+        assert!(drawing.contains(block), "{drawing}");
+        assert!(drawing.contains("2 workers · makespan 2 · bubble ratio 0.0 %"));
+        assert_eq!(drawing.matches(r#"class="mid dark""#).count(), 8);
+    }
+
+    #[test]
+    fn panels_share_the_scale_of_time() {
+        let (long, short) = (busy(1, 4, 1.0), busy(1, 2, 1.0));
+        let drawing = stack(&[("long", &long), ("short", &short)]);
+        assert_eq!(drawing.matches(r#"width="220.00""#).count(), 6);
+        assert!(drawing.contains("<title>long; short</title>"));
+    }
+
+    #[test]
+    fn titles_are_escaped() {
+        let drawing = timeline(&busy(1, 1, 1.0), "</title><script>\"&\u{1b}");
+        assert!(drawing.contains("<title>&lt;/title&gt;&lt;script&gt;&quot;&amp;</title>"));
+        assert!(!drawing.contains("<script>"));
+    }
+
+    #[test]
+    fn size_does_not_grow_with_the_number_of_events() {
+        let few = timeline(&busy(4, 2_000, 1.0), "few").len();
+        let many = timeline(&busy(4, 200_000, 1.0), "many").len();
+        assert!(many < 2 * few, "{few} bytes, {many} bytes");
+    }
+
+    #[test]
+    fn reductions_that_overlap_lie_in_lanes() {
+        let mut both = busy(1, 4, 1.0);
+        for bucket in 0..2 {
+            both.events.push(Event {
+                worker: WorkerId(0),
+                work: Work::Reduce(BucketId(bucket)),
+                start: f64::from(bucket),
+                end: 3.0,
+                after: None,
+            });
+        }
+        let drawing = timeline(&both, "sums");
+        for y in ["89.00", "96.00"] {
+            assert!(drawing.contains(&format!(r#"y="{y}""#)), "{drawing}");
+        }
+    }
+
+    #[test]
+    fn senseless_times_leave_no_nan() {
+        for (start, end) in [
+            (0.0, f64::INFINITY),
+            (f64::NAN, 1.0),
+            (-5.0, -1.0),
+            (3.0, 1.0),
+        ] {
+            let mut timeline = busy(1, 3, 1.0);
+            (timeline.events[1].start, timeline.events[1].end) = (start, end);
+            let drawing = super::timeline(&timeline, "senseless");
+            assert!(
+                !drawing.contains("\"NaN") && !drawing.contains("\"inf"),
+                "{drawing}"
+            );
+        }
+        assert!(timeline(&Timeline::default(), "empty").ends_with("</svg>\n"));
+    }
+}

@@ -1,0 +1,56 @@
+//! Input → drawing: every schedule as the papers draw it.
+
+use chimera_core::analyze::{UniformCosts, simulate};
+use chimera_core::lower::{Lowering, Sync, lower};
+use chimera_core::render::text;
+use chimera_core::schedule::{Scaling, Shape, find};
+
+/// The timetable executed as early as possible, a backward taking `backward` forwards.
+fn draw(schedule: &str, shape: Shape, backward: f64) -> String {
+    let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
+    let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
+    let program = lower(&timetable, &how).expect("proven");
+    let costs = UniformCosts::new(1.0, backward, 0.0).per_units(program.units_per_micro());
+    let timeline = simulate(&program, &costs);
+    let peaks: Vec<String> = program.peaks().iter().map(f64::to_string).collect();
+    format!(
+        "{schedule}, D = {}, N = {}, B = {backward} F\n{}\nmakespan {}, bubble ratio {:.3}, peak {}",
+        shape.depth,
+        shape.n_micro_batches,
+        text::timeline(&timeline).trim_end(),
+        timeline.makespan(),
+        timeline.bubble_ratio(),
+        peaks.join(" "),
+    )
+}
+
+macro_rules! drawings {
+    ($($name:ident: $schedule:literal, $shape:expr, $backward:literal;)*) => {
+        $(#[test]
+        fn $name() {
+            insta::assert_snapshot!(stringify!($name), draw($schedule, $shape, $backward));
+        })*
+    };
+}
+
+drawings! {
+    gpipe: "gpipe", Shape::new(4, 4), 1.0;
+    gpipe_real: "gpipe", Shape::new(4, 4), 2.0;
+    dapple: "dapple", Shape::new(4, 8), 1.0;
+    dapple_real: "dapple", Shape::new(4, 8), 2.0;
+    gems: "gems", Shape::new(4, 4), 1.0;
+    gems_real: "gems", Shape::new(4, 3), 2.0;
+    chimera: "chimera", Shape::new(4, 4), 1.0;
+    chimera_real: "chimera", Shape::new(4, 4), 2.0;
+    chimera_of_six: "chimera", Shape::new(6, 6), 1.0;
+    chimera_four_pipes: "chimera", Shape { n_pipes: 4, ..Shape::new(4, 4) }, 1.0;
+    chimera_four_pipes_of_eight: "chimera", Shape { n_pipes: 4, ..Shape::new(8, 8) }, 1.0;
+    chimera_one_micro_batch: "chimera", Shape::new(4, 1), 1.0;
+    chimera_two_micro_batches: "chimera", Shape::new(4, 2), 2.0;
+    chimera_direct: "chimera", Shape::new(4, 8), 1.0;
+    chimera_direct_remainder: "chimera", Shape::new(4, 7), 2.0;
+    chimera_doubling: "chimera", Shape { scaling: Scaling::Doubling, ..Shape::new(4, 8) }, 2.0;
+    chimera_doubling_odd: "chimera", Shape { scaling: Scaling::Doubling, ..Shape::new(4, 12) }, 2.0;
+    chimera_halving: "chimera", Shape { scaling: Scaling::Halving, ..Shape::new(4, 4) }, 2.0;
+    chimera_halving_long: "chimera", Shape { scaling: Scaling::Halving, ..Shape::new(4, 8) }, 2.0;
+}

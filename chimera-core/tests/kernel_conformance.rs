@@ -1,0 +1,401 @@
+//! The conformance suite finds what it is meant to find: each fault below is one that a backend could
+//! have, put into a device that is otherwise right.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use chimera_core::kernels::conformance::{Failure, cases};
+use chimera_core::kernels::reference::{Reference, Tensor};
+use chimera_core::kernels::{AdamW, Kernels, Layout, Result};
+
+#[test]
+fn a_right_device_passes() {
+    assert_eq!(caught(Fault::None), Vec::<String>::new());
+}
+
+#[test]
+fn faults_are_caught() {
+    use Fault::*;
+    for (fault, expected) in [
+        (ZerosShared, vec!["zeros"]),
+        (RowsFromTheStart, vec!["rows", "all"]),
+        (NanLost, vec!["squared_norm"]),
+        (
+            Overwrites,
+            vec!["embedding_dw", "linear_dw", "layer_norm_dw"],
+        ),
+        (BiasForgotten, vec!["linear"]),
+        (LayoutIgnored, vec!["linear_dx"]),
+        (WritesResidual, vec!["linear", "layer_norm_dx"]),
+        (VarianceCancels, vec!["layer_norm"]),
+        (SecondCallDiffers, vec!["gelu"]),
+        (WrongShape, vec!["gelu_dx"]),
+        (SamplesMixed, vec!["attention"]),
+        (ExponentialOverflows, vec!["cross_entropy"]),
+        (TailForgotten, vec!["adamw"]),
+    ] {
+        let caught = caught(fault);
+        for name in &expected {
+            let found = *name == "all"
+                || caught
+                    .iter()
+                    .any(|line| line.starts_with(&format!("{name}:")));
+            assert!(found, "{fault:?} in {name} is not caught: {caught:#?}");
+        }
+        let others = caught.len() > expected.len() && !expected.contains(&"all");
+        assert!(!others, "{fault:?} is blamed on others: {caught:#?}");
+    }
+}
+
+/// One line per case that fails.
+fn caught(fault: Fault) -> Vec<String> {
+    let device = Faulty {
+        fault,
+        calls: Arc::default(),
+    };
+    let verdicts = cases().into_iter().map(|case| match case.check(&device) {
+        Ok(worst) if worst.error <= 1e-5 => None,
+        Ok(worst) => Some(format!("{}: {worst}", case.name)),
+        Err(failure @ (Failure::Broken { .. } | Failure::Device(_))) => {
+            Some(format!("{}: {failure}", case.name))
+        }
+    });
+    verdicts.flatten().collect()
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Fault {
+    None,
+    ZerosShared,
+    RowsFromTheStart,
+    NanLost,
+    Overwrites,
+    BiasForgotten,
+    LayoutIgnored,
+    WritesResidual,
+    VarianceCancels,
+    SecondCallDiffers,
+    WrongShape,
+    SamplesMixed,
+    ExponentialOverflows,
+    TailForgotten,
+}
+
+#[derive(Clone)]
+struct Faulty {
+    fault: Fault,
+    calls: Arc<AtomicU32>,
+}
+
+/// Memory that clones share, as on a device.
+type Shared = Arc<Mutex<Tensor>>;
+
+fn share(tensor: Tensor) -> Shared {
+    Arc::new(Mutex::new(tensor))
+}
+
+fn read(shared: &Shared) -> Tensor {
+    shared.lock().unwrap().clone()
+}
+
+impl Faulty {
+    fn has(&self, fault: Fault) -> bool {
+        self.fault == fault
+    }
+
+    /// Calls `add` on copies of the accumulators, then writes them back.
+    fn add<const N: usize>(
+        &self,
+        into: [&Shared; N],
+        add: impl FnOnce([&mut Tensor; N]) -> Result<()>,
+    ) -> Result<()> {
+        let mut sums = into.map(read);
+        if self.has(Fault::Overwrites) {
+            sums = sums.map(|sum| Tensor::zeros(&sum.shape));
+        }
+        add(sums.each_mut())?;
+        for (into, sum) in into.iter().zip(sums) {
+            *into.lock().unwrap() = sum;
+        }
+        Ok(())
+    }
+}
+
+impl Kernels for Faulty {
+    type Tensor = Shared;
+
+    fn device(&self) -> String {
+        format!("reference with {:?}", self.fault)
+    }
+
+    fn upload(&self, shape: &[usize], data: &[f32]) -> Result<Shared> {
+        Reference.upload(shape, data).map(share)
+    }
+
+    fn download(&self, tensor: &Shared) -> Result<Vec<f32>> {
+        Reference.download(&read(tensor))
+    }
+
+    fn zeros(&self, shape: &[usize]) -> Result<Shared> {
+        static ZEROS: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
+        let fresh = share(Tensor::zeros(shape));
+        if !self.has(Fault::ZerosShared) {
+            return Ok(fresh);
+        }
+        let mut cache = ZEROS.lock().unwrap();
+        let found = cache
+            .iter()
+            .find(|zeros| read(zeros).shape == shape)
+            .cloned();
+        Ok(found.unwrap_or_else(|| {
+            cache.push(fresh.clone());
+            fresh
+        }))
+    }
+
+    fn shape(&self, tensor: &Shared) -> Vec<usize> {
+        read(tensor).shape
+    }
+
+    fn rows(&self, tensor: &Shared, start: usize, len: usize) -> Result<Shared> {
+        let start = if self.has(Fault::RowsFromTheStart) {
+            0
+        } else {
+            start
+        };
+        Reference.rows(&read(tensor), start, len).map(share)
+    }
+
+    fn accumulate(&self, into: &mut Shared, x: &Shared) -> Result<()> {
+        Reference.accumulate(&mut into.lock().unwrap(), &read(x))
+    }
+
+    fn squared_norm(&self, x: &Shared) -> Result<Shared> {
+        let mut x = read(x);
+        if self.has(Fault::NanLost) {
+            x.data.iter_mut().for_each(|x| *x = x.max(f64::MIN));
+        }
+        Reference.squared_norm(&x).map(share)
+    }
+
+    fn embedding(
+        &self,
+        ids: &[u32],
+        context: usize,
+        tokens: &Shared,
+        positions: &Shared,
+    ) -> Result<Shared> {
+        Reference
+            .embedding(ids, context, &read(tokens), &read(positions))
+            .map(share)
+    }
+
+    fn embedding_dw(
+        &self,
+        ids: &[u32],
+        context: usize,
+        dy: &Shared,
+        d_tokens: &mut Shared,
+        d_positions: &mut Shared,
+    ) -> Result<()> {
+        self.add([d_tokens, d_positions], |[d_tokens, d_positions]| {
+            Reference.embedding_dw(ids, context, &read(dy), d_tokens, d_positions)
+        })
+    }
+
+    fn linear(
+        &self,
+        x: &Shared,
+        w: &Shared,
+        layout: Layout,
+        bias: Option<&Shared>,
+        residual: Option<&Shared>,
+    ) -> Result<Shared> {
+        // Wrong only where both are given.
+        let forgotten = self.has(Fault::BiasForgotten) && residual.is_some();
+        let bias = bias.filter(|_| !forgotten).map(read);
+        let y = Reference.linear(
+            &read(x),
+            &read(w),
+            layout,
+            bias.as_ref(),
+            residual.map(read).as_ref(),
+        )?;
+        Ok(match residual {
+            Some(residual) if self.has(Fault::WritesResidual) => {
+                *residual.lock().unwrap() = y;
+                residual.clone()
+            }
+            _ => share(y),
+        })
+    }
+
+    fn linear_dx(&self, dy: &Shared, w: &Shared, layout: Layout) -> Result<Shared> {
+        let w = read(w);
+        // Only square matrices let it pass unnoticed.
+        let square = w.n_rows() == w.width();
+        let layout = if self.has(Fault::LayoutIgnored) && square {
+            Layout::InOut
+        } else {
+            layout
+        };
+        Reference.linear_dx(&read(dy), &w, layout).map(share)
+    }
+
+    fn linear_dw(
+        &self,
+        x: &Shared,
+        dy: &Shared,
+        layout: Layout,
+        dw: &mut Shared,
+        d_bias: Option<&mut Shared>,
+    ) -> Result<()> {
+        let (x, dy) = (read(x), read(dy));
+        match d_bias {
+            None => self.add([dw], |[dw]| Reference.linear_dw(&x, &dy, layout, dw, None)),
+            Some(d_bias) => self.add([dw, d_bias], |[dw, d_bias]| {
+                Reference.linear_dw(&x, &dy, layout, dw, Some(d_bias))
+            }),
+        }
+    }
+
+    fn layer_norm(&self, x: &Shared, gain: &Shared, bias: &Shared) -> Result<(Shared, Shared)> {
+        let (x, gain, bias) = (read(x), read(gain), read(bias));
+        let (mut y, mut stats) = Reference.layer_norm(&x, &gain, &bias)?;
+        if self.has(Fault::VarianceCancels) {
+            for r in 0..x.n_rows() {
+                let n = x.width() as f32;
+                let sum: f32 = x.row(r).iter().map(|&x| x as f32).sum();
+                let squares: f32 = x.row(r).iter().map(|&x| (x as f32).powi(2)).sum();
+                let mean = sum / n;
+                let variance = (squares / n - mean * mean).max(0.0);
+                let scale = f64::from(1.0 / (variance + 1e-5).sqrt());
+                let correction = scale / stats.row(r)[1];
+                stats.row_mut(r)[1] = scale;
+                for (y, bias) in y.row_mut(r).iter_mut().zip(&bias.data) {
+                    *y = (*y - bias) * correction + bias;
+                }
+            }
+        }
+        Ok((share(y), share(stats)))
+    }
+
+    fn layer_norm_dx(
+        &self,
+        dy: &Shared,
+        x: &Shared,
+        stats: &Shared,
+        gain: &Shared,
+        residual: Option<&Shared>,
+    ) -> Result<Shared> {
+        let (dy, x, stats, gain) = (read(dy), read(x), read(stats), read(gain));
+        let dx = Reference.layer_norm_dx(&dy, &x, &stats, &gain, residual.map(read).as_ref())?;
+        Ok(match residual {
+            Some(residual) if self.has(Fault::WritesResidual) => {
+                *residual.lock().unwrap() = dx;
+                residual.clone()
+            }
+            _ => share(dx),
+        })
+    }
+
+    fn layer_norm_dw(
+        &self,
+        dy: &Shared,
+        x: &Shared,
+        stats: &Shared,
+        d_gain: &mut Shared,
+        d_bias: &mut Shared,
+    ) -> Result<()> {
+        self.add([d_gain, d_bias], |[d_gain, d_bias]| {
+            Reference.layer_norm_dw(&read(dy), &read(x), &read(stats), d_gain, d_bias)
+        })
+    }
+
+    fn gelu(&self, x: &Shared) -> Result<Shared> {
+        let mut y = Reference.gelu(&read(x))?;
+        if self.has(Fault::SecondCallDiffers) {
+            // By the last bit of f32, as from a sum in another order.
+            let calls = self.calls.fetch_add(1, Ordering::Relaxed);
+            y.data
+                .iter_mut()
+                .for_each(|y| *y *= 1.0 + 2e-7 * f64::from(calls % 2));
+        }
+        Ok(share(y))
+    }
+
+    fn gelu_dx(&self, dy: &Shared, x: &Shared) -> Result<(Shared, Shared)> {
+        let (mut dx, y) = Reference.gelu_dx(&read(dy), &read(x))?;
+        if self.has(Fault::WrongShape) {
+            dx.shape = vec![dx.data.len()];
+        }
+        Ok((share(dx), share(y)))
+    }
+
+    fn attention(&self, qkv: &Shared, heads: usize, context: usize) -> Result<(Shared, Shared)> {
+        let qkv = read(qkv);
+        // As one sample: rows see those of the samples before theirs.
+        let context = if self.has(Fault::SamplesMixed) {
+            qkv.n_rows()
+        } else {
+            context
+        };
+        let (out, log_sum) = Reference.attention(&qkv, heads, context)?;
+        Ok((share(out), share(log_sum)))
+    }
+
+    fn attention_dx(
+        &self,
+        dy: &Shared,
+        qkv: &Shared,
+        out: &Shared,
+        log_sum: &Shared,
+        heads: usize,
+        context: usize,
+    ) -> Result<Shared> {
+        let (dy, qkv, out, log_sum) = (read(dy), read(qkv), read(out), read(log_sum));
+        Reference
+            .attention_dx(&dy, &qkv, &out, &log_sum, heads, context)
+            .map(share)
+    }
+
+    fn cross_entropy(
+        &self,
+        logits: Shared,
+        targets: &[u32],
+        scale: f64,
+    ) -> Result<(Shared, Shared)> {
+        let logits = read(&logits);
+        let overflow = logits.data.iter().any(|x| (*x as f32).exp().is_infinite());
+        let (loss, mut gradient) = Reference.cross_entropy(logits, targets, scale)?;
+        if self.has(Fault::ExponentialOverflows) && overflow {
+            gradient.data[0] = f64::NAN;
+        }
+        Ok((share(loss), share(gradient)))
+    }
+
+    fn adamw(
+        &self,
+        w: &mut Shared,
+        g: &Shared,
+        m: &mut Shared,
+        v: &mut Shared,
+        by: &AdamW,
+    ) -> Result<()> {
+        let before = read(w);
+        let mut after = before.clone();
+        Reference.adamw(
+            &mut after,
+            &read(g),
+            &mut m.lock().unwrap(),
+            &mut v.lock().unwrap(),
+            by,
+        )?;
+        if self.has(Fault::TailForgotten) {
+            let whole_blocks = before.data.len() / 8 * 8;
+            after.data[whole_blocks..].copy_from_slice(&before.data[whole_blocks..]);
+        }
+        *w.lock().unwrap() = after;
+        Ok(())
+    }
+}

@@ -1,0 +1,235 @@
+//! What holds for every schedule and shape: proven, complete, and as long and as large as published.
+
+use std::collections::HashMap;
+
+use chimera_core::analyze::{UniformCosts, simulate};
+use chimera_core::ids::{PipeId, WorkerId};
+use chimera_core::lower::{Instr, Lowering, Program, Sync, lower};
+use chimera_core::op::Op;
+use chimera_core::schedule::{Scaling, Shape, find};
+use chimera_core::timetable::Timetable;
+use proptest::prelude::*;
+
+fn timetable(schedule: &str, shape: &Shape) -> Timetable {
+    find(schedule).expect("known").timetable(shape).unwrap_or_else(|unfit| panic!("{unfit}"))
+}
+
+fn program(schedule: &str, shape: &Shape, sync: Sync) -> Program {
+    let how = Lowering { sync, ..Lowering::default() };
+    lower(&timetable(schedule, shape), &how).unwrap_or_else(|e| panic!("{shape:?}: {e}"))
+}
+
+fn makespan(program: &Program, forward: f64, backward: f64) -> f64 {
+    let costs = UniformCosts::new(forward, backward, 0.0);
+    simulate(program, &costs.per_units(program.units_per_micro())).makespan()
+}
+
+fn peaks(program: &Program) -> (f64, f64) {
+    let peaks = program.peaks().iter().copied();
+    (peaks.clone().fold(f64::INFINITY, f64::min), peaks.fold(0.0, f64::max))
+}
+
+fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
+    let chimera = (1usize..=8, 1usize..=8, 1u32..=40, 0usize..3)
+        .prop_filter("f divides D/2", |(half, f, ..)| half % f == 0)
+        .prop_map(|(half, f, n, scaling)| {
+            let scaling = Scaling::ALL[scaling].1;
+            ("chimera", Shape { n_pipes: 2 * f, scaling, ..Shape::new(2 * half, n) })
+        });
+    let others = (prop::sample::select(vec!["gpipe", "dapple", "gems"]), 1usize..=16, 1u32..=40)
+        .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
+    prop_oneof![chimera, others]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// Lowering proves: complete, no deadlock, ledgers empty, reductions in one order.
+    #[test]
+    fn every_shape_is_proven_under_every_policy((schedule, shape) in schedules()) {
+        for (_, sync) in Sync::ALL {
+            let program = program(schedule, &shape, sync);
+            let doubled = schedule == "chimera" && shape.scaling != Scaling::Direct;
+            let bound = if doubled { 2 } else { 1 };
+            prop_assert!(program.channel_bound() <= bound);
+            for (w, row) in program.rows().iter().enumerate() {
+                let agrees = row.iter().filter(|i| matches!(i, Instr::Agree)).count();
+                let steps = row.iter().filter(|i| matches!(i, Instr::Step(_))).count();
+                prop_assert_eq!(agrees, 1);
+                prop_assert_eq!(steps, program.placement().stages_of(WorkerId(w as u16)).len());
+            }
+        }
+    }
+
+    /// A step is never shorter than any worker's work, nor than one micro-batch's way there and back.
+    #[test]
+    fn the_makespan_is_bounded_below((schedule, shape) in schedules(), b in 1u32..=3) {
+        let program = program(schedule, &shape, Sync::AtEnd);
+        let (n, d, b) = (f64::from(shape.n_micro_batches), shape.depth as f64, f64::from(b));
+        let units = f64::from(program.units_per_micro());
+        let m = makespan(&program, 1.0, b);
+        prop_assert!(m >= d * (1.0 + b / units) - 1e-9);
+        prop_assert!(m * d >= n * (1.0 + b) * d - 1e-9);
+        let timeline = simulate(&program, &UniformCosts::new(1.0, b, 0.0).per_units(program.units_per_micro()));
+        let path = timeline.critical_path();
+        prop_assert!((path.iter().map(|e| e.end - e.start).sum::<f64>() - m).abs() < 1e-9);
+    }
+
+    /// Reversing the workers exchanges down and up pipes.
+    #[test]
+    fn chimera_is_its_own_mirror_image(f in 1usize..=4, per_pipe in 1usize..=4, units in 0u32..=3, part in 1u32..=4) {
+        let depth = 2 * f * per_pipe;
+        // Equal shares for all pipes: some full units and a part of one.
+        let part = part.min(per_pipe as u32);
+        let n = units * depth as u32 + 2 * f as u32 * part;
+        for (_, scaling) in Scaling::ALL {
+            if f > 1 && scaling != Scaling::Direct {
+                continue; // several ops share a slot there, and their order is by pipe
+            }
+            let t = timetable("chimera", &Shape { n_pipes: 2 * f, scaling, ..Shape::new(depth, n) });
+            let opposite = |p: PipeId| match p.index() {
+                down if down < f => f + (f - down) % f,
+                up => (f - (up - f)) % f,
+            };
+            for w in 0..depth {
+                let here = numbered(&t, w, |p| p.index());
+                let there = numbered(&t, depth - 1 - w, opposite);
+                prop_assert_eq!(here, there, "worker {} of {:?}", w, t.placement);
+            }
+        }
+    }
+}
+
+/// A worker's ops with micro-batches numbered within their pipe, and pipes renamed.
+fn numbered(t: &Timetable, worker: usize, rename: impl Fn(PipeId) -> usize) -> Vec<String> {
+    let mut first: HashMap<PipeId, Vec<u32>> = HashMap::new();
+    for op in t.rows.iter().flatten().flat_map(|c| c.ops()) {
+        first.entry(op.pipe).or_default().extend(op.span.units());
+    }
+    for units in first.values_mut() {
+        units.sort_unstable();
+        units.dedup();
+    }
+    let name = |op: Op| {
+        let place = first[&op.pipe].iter().position(|u| *u == op.span.start);
+        format!("{:?} {} {:?} {:?} {}", op.kind, rename(op.pipe), op.stage, place, op.span.len)
+    };
+    t.rows[worker].iter().flat_map(|c| c.ops()).map(name).collect()
+}
+
+#[test]
+fn baselines_have_their_closed_forms() {
+    for d in 1..=16 {
+        for n in 1..=40 {
+            let shape = Shape::new(d, n);
+            let (df, nf) = (d as f64, f64::from(n));
+            let gpipe = program("gpipe", &shape, Sync::AtEnd);
+            assert_eq!(makespan(&gpipe, 1.0, 2.0), 3.0 * (nf + df - 1.0), "gpipe {d} {n}");
+            assert_eq!(peaks(&gpipe), (nf, nf));
+            let dapple = program("dapple", &shape, Sync::AtEnd);
+            assert_eq!(makespan(&dapple, 1.0, 2.0), 3.0 * (nf + df - 1.0), "dapple {d} {n}");
+            let want: Vec<f64> = (0..d).map(|s| ((d - s) as f64).min(nf)).collect();
+            assert_eq!(dapple.peaks(), want);
+            let bubble = simulate(&dapple, &UniformCosts::EQUAL).bubble_ratio();
+            assert!((bubble - (df - 1.0) / (nf + df - 1.0)).abs() < 1e-12);
+            let gems = program("gems", &shape, Sync::AtEnd);
+            assert_eq!(makespan(&gems, 1.0, 2.0), 3.0 * df + (nf - 1.0) * (2.0 * df + 1.0), "gems {d} {n}");
+            assert_eq!(peaks(&gems), (1.0, 1.0));
+        }
+    }
+}
+
+/// Chimera for N = D with 2f pipes (schedules of the paper's figures 3 and 8).
+#[test]
+fn chimera_of_one_unit_has_its_closed_forms() {
+    for d in (2..=16).step_by(2) {
+        for f in (1..=d / 2).filter(|f| (d / 2) % f == 0) {
+            let p = program("chimera", &Shape { n_pipes: 2 * f, ..Shape::new(d, d as u32) }, Sync::AtEnd);
+            let (df, ff) = (d as f64, f as f64);
+            assert_eq!(makespan(&p, 1.0, 1.0), 2.0 * df + df / ff - 2.0, "D={d} f={f}");
+            for b in [1.0, 1.5, 2.0, 3.0] {
+                assert_eq!(makespan(&p, 1.0, b), df * (1.0 + b) + (df / ff - 2.0) * b, "D={d} f={f} B={b}");
+            }
+            assert_eq!(peaks(&p), (df - df / (2.0 * ff) + 1.0, df), "D={d} f={f}");
+            let equal = simulate(&p, &UniformCosts::EQUAL).bubble_ratio();
+            assert!((equal - (df - 2.0 * ff) / (2.0 * ff * df + df - 2.0 * ff)).abs() < 1e-12);
+            if f == 1 {
+                let each: Vec<f64> = (0..d).map(|w| (w.min(d - 1 - w) + d / 2 + 1) as f64).collect();
+                assert_eq!(p.peaks(), each);
+                let b2 = simulate(&p, &UniformCosts::new(1.0, 2.0, 0.0)).bubble_ratio();
+                assert!((b2 - (df - 2.0) / (1.5 * df + df - 2.0)).abs() < 1e-12);
+            }
+        }
+    }
+}
+
+#[test]
+fn chimera_of_few_micro_batches_has_its_closed_forms() {
+    for d in (2..=16).step_by(2) {
+        for n in 1..=d as u32 {
+            let p = program("chimera", &Shape::new(d, n), Sync::AtEnd);
+            let pairs = f64::from(n.div_ceil(2));
+            assert_eq!(makespan(&p, 1.0, 1.0), 2.0 * d as f64 - 2.0 + 2.0 * pairs, "D={d} N={n}");
+            assert_eq!(makespan(&p, 1.0, 2.0), 3.0 * d as f64 + 4.0 * (pairs - 1.0), "D={d} N={n}");
+        }
+    }
+}
+
+#[test]
+fn chimera_of_many_units_has_its_closed_forms() {
+    for d in (2..=16).step_by(2) {
+        for k in 1..=6 {
+            let n = (k * d) as u32;
+            let of = |scaling| program("chimera", &Shape { scaling, ..Shape::new(d, n) }, Sync::AtEnd);
+            let (df, nf, kf) = (d as f64, f64::from(n), k as f64);
+            let (direct, doubling, halving) = (of(Scaling::Direct), of(Scaling::Doubling), of(Scaling::Halving));
+            assert_eq!(makespan(&direct, 1.0, 1.0), 2.0 * nf + df - 2.0);
+            assert_eq!(makespan(&direct, 1.0, 2.0), 3.0 * nf + 2.0 * (df - 2.0) + (kf - 1.0) * (df - 2.0));
+            assert_eq!(direct.peaks(), of(Scaling::Direct).peaks());
+            assert_eq!((direct.channel_bound(), halving.channel_bound()), (1, 1));
+            let tail = match k {
+                1 => 2.0 * (df - 2.0),
+                k if k % 2 == 0 => 3.0 * (df / 2.0 - 1.0),
+                _ => 3.0 * (df / 2.0 - 1.0) + df - 2.0,
+            };
+            assert_eq!(makespan(&doubling, 1.0, 2.0), 3.0 * nf + tail, "doubling D={d} K={k}");
+            if k > 1 {
+                assert_eq!(peaks(&doubling), (1.5 * df + 1.0, 2.0 * df), "doubling D={d} K={k}");
+                assert_eq!(doubling.channel_bound(), 2);
+            }
+            assert_eq!(makespan(&halving, 1.0, 2.0), 3.0 * nf + df - 2.0, "halving D={d} K={k}");
+            assert_eq!(peaks(&halving), ((1.5 * df + 1.0) / 2.0, df), "halving D={d} K={k}");
+        }
+    }
+}
+
+/// The values that schedule designers quote.
+#[test]
+fn quoted_values() {
+    let chimera = |d, n, scaling| program("chimera", &Shape { scaling, ..Shape::new(d, n) }, Sync::AtEnd);
+    let b2 = |d, n, scaling| makespan(&chimera(d, n, scaling), 1.0, 2.0);
+    assert_eq!([b2(4, 4, Scaling::Direct), b2(6, 6, Scaling::Direct), b2(8, 8, Scaling::Direct)], [16.0, 26.0, 36.0]);
+    assert_eq!([b2(4, 8, Scaling::Direct), b2(4, 16, Scaling::Direct), b2(8, 16, Scaling::Direct)], [30.0, 58.0, 66.0]);
+    assert_eq!([b2(4, 8, Scaling::Doubling), b2(4, 16, Scaling::Doubling), b2(8, 16, Scaling::Doubling)], [27.0, 51.0, 57.0]);
+    assert_eq!(b2(4, 12, Scaling::Doubling), 41.0);
+    assert_eq!([b2(4, 4, Scaling::Halving), b2(4, 8, Scaling::Halving), b2(8, 16, Scaling::Halving)], [14.0, 26.0, 54.0]);
+    let pipes = |n_pipes| makespan(&program("chimera", &Shape { n_pipes, ..Shape::new(8, 8) }, Sync::AtEnd), 1.0, 2.0);
+    assert_eq!([pipes(2), pipes(4), pipes(8)], [36.0, 28.0, 24.0]);
+}
+
+/// Early reductions go where idle time follows: for f = 1 and N = D, to the stages above D/2.
+#[test]
+fn eager_opt_starts_early_only_where_idle_time_follows() {
+    for d in [4usize, 8, 12] {
+        let p = program("chimera", &Shape::new(d, d as u32), Sync::EagerOpt);
+        for row in p.rows() {
+            let last_run = row.iter().rposition(|i| matches!(i, Instr::Run(_))).expect("some work");
+            for (at, instr) in row.iter().enumerate() {
+                if let Instr::Reduce(b) = instr {
+                    let stage = p.buckets()[b.index()].stages[0];
+                    assert_eq!(at < last_run, stage.index() > d / 2, "{stage} of D={d}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! A damaged timetable is refused, and one that is not refused trains.
+
+mod training;
+
+use std::collections::{HashMap, HashSet};
+
+use chimera_core::lower::{Lowering, lower};
+use chimera_core::op::{Cell, Kind, Op};
+use chimera_core::schedule::{Scaling, Shape, find};
+use chimera_core::timetable::Timetable;
+use proptest::prelude::*;
+use training::{Run, train, train_timetable};
+
+/// One change of a timetable; indices are taken modulo what is there.
+#[derive(Clone, Copy, Debug)]
+enum Mutation {
+    Swap(usize, usize, usize),
+    Drop(usize, usize),
+    Duplicate(usize, usize, usize),
+    Move(usize, usize, usize, usize),
+    Rename(usize, usize, u8),
+}
+
+impl Mutation {
+    fn apply(self, t: &mut Timetable) {
+        let n_rows = t.rows.len();
+        match self {
+            Mutation::Swap(w, i, j) => {
+                let row = &mut t.rows[w % n_rows];
+                let n = row.len();
+                row.swap(i % n, j % n);
+            }
+            Mutation::Drop(w, i) => {
+                let row = &mut t.rows[w % n_rows];
+                row.remove(i % row.len());
+            }
+            Mutation::Duplicate(w, i, j) => {
+                let row = &mut t.rows[w % n_rows];
+                let cell = row[i % row.len()];
+                row.insert(j % (row.len() + 1), cell);
+            }
+            Mutation::Move(w, i, to, j) => {
+                let from = &mut t.rows[w % n_rows];
+                let cell = from.remove(i % from.len());
+                let to = &mut t.rows[to % n_rows];
+                to.insert(j % (to.len() + 1), cell);
+            }
+            Mutation::Rename(w, i, what) => {
+                let row = &mut t.rows[w % n_rows];
+                let n = row.len();
+                if let Cell::One(op) = &mut row[i % n] {
+                    match what % 3 {
+                        0 => op.stage.0 = (op.stage.0 + 1) % 5,
+                        1 => op.pipe.0 = (op.pipe.0 + 1) % 3,
+                        _ => op.span.start += 1,
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn mutations() -> impl Strategy<Value = Mutation> {
+    let i = || 0usize..1000;
+    prop_oneof![
+        (i(), i(), i()).prop_map(|(w, a, b)| Mutation::Swap(w, a, b)),
+        (i(), i()).prop_map(|(w, a)| Mutation::Drop(w, a)),
+        (i(), i(), i()).prop_map(|(w, a, b)| Mutation::Duplicate(w, a, b)),
+        (i(), i(), i(), i()).prop_map(|(w, a, to, b)| Mutation::Move(w, a, to, b)),
+        (i(), i(), any::<u8>()).prop_map(|(w, a, what)| Mutation::Rename(w, a, what)),
+    ]
+}
+
+fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
+    let chimera = (1usize..=2, 1u32..=6, 0usize..3).prop_map(|(half, n, scaling)| {
+        ("chimera", Shape { scaling: Scaling::ALL[scaling].1, ..Shape::new(2 * half, n) })
+    });
+    let others = (prop::sample::select(vec!["gpipe", "dapple", "gems"]), 1usize..=4, 1u32..=5)
+        .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
+    prop_oneof![chimera, others]
+}
+
+/// The rules, said a second time in the simplest way: everything once, in its place, no row stuck, and
+/// the messages between two stages of a pipe in one order.
+fn is_sound(t: &Timetable) -> bool {
+    let (n_stages, n_pipes) = (t.placement.n_stages(), t.placement.n_pipes());
+    let mut counts: HashMap<(Kind, u32, usize), u32> = HashMap::new();
+    let mut pipes: HashMap<u32, HashSet<u16>> = HashMap::new();
+    for (w, row) in t.rows.iter().enumerate() {
+        for op in row.iter().flat_map(|c| c.ops()) {
+            let exists = op.stage.index() < n_stages
+                && op.pipe.index() < n_pipes
+                && op.span.units().end <= t.n_units();
+            if !exists || t.placement.worker(op.pipe, op.stage).index() != w {
+                return false;
+            }
+            for unit in op.span.units() {
+                *counts.entry((op.kind, unit, op.stage.index())).or_default() += 1;
+                pipes.entry(unit).or_default().insert(op.pipe.0);
+            }
+        }
+    }
+    let n_passes = 2 * t.n_units() as usize * n_stages;
+    if counts.len() != n_passes || counts.values().any(|n| *n != 1) || pipes.values().any(|p| p.len() != 1) {
+        return false;
+    }
+    flows(t) && keeps_order(t)
+}
+
+/// Runs every op as soon as what it needs was done, until nothing moves.
+fn flows(t: &Timetable) -> bool {
+    let last = t.placement.n_stages() - 1;
+    let mut done: HashSet<(Kind, u32, usize)> = HashSet::new();
+    let mut spans: HashMap<(usize, u32), u16> = HashMap::new();
+    let mut next = vec![0; t.rows.len()];
+    loop {
+        let before = done.len();
+        for (w, row) in t.rows.iter().enumerate() {
+            while let Some(Cell::One(op)) = row.get(next[w]) {
+                let s = op.stage.index();
+                let ready = op.span.units().all(|u| match op.kind {
+                    Kind::Forward => {
+                        s == 0 || spans.get(&(s - 1, op.span.start)) == Some(&op.span.len)
+                    }
+                    _ => {
+                        done.contains(&(Kind::Forward, u, s))
+                            && (s == last || done.contains(&(Kind::Backward, u, s + 1)))
+                    }
+                });
+                if !ready {
+                    break;
+                }
+                if op.kind == Kind::Forward {
+                    spans.insert((s, op.span.start), op.span.len);
+                }
+                done.extend(op.span.units().map(|u| (op.kind, u, s)));
+                next[w] += 1;
+            }
+        }
+        if done.len() == before {
+            return next.iter().zip(&t.rows).all(|(n, row)| *n == row.len());
+        }
+    }
+}
+
+/// Forwards reach two neighbouring workers in one order, and so do backwards.
+fn keeps_order(t: &Timetable) -> bool {
+    let order = |kind: Kind, pipe: u16, stage: usize| -> Vec<u32> {
+        let of = |op: &Op| op.kind == kind && op.pipe.0 == pipe && op.stage.index() == stage;
+        let ops = t.rows.iter().flatten().flat_map(|c| c.ops()).filter(of);
+        ops.flat_map(|op| op.span.units()).collect()
+    };
+    (0..t.placement.n_pipes() as u16).all(|pipe| {
+        (1..t.placement.n_stages()).all(|s| {
+            let workers = &t.placement.pipes()[usize::from(pipe)];
+            workers[s - 1] == workers[s]
+                || [Kind::Forward, Kind::Backward]
+                    .iter()
+                    .all(|kind| order(*kind, pipe, s - 1) == order(*kind, pipe, s))
+        })
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_checker_refuses_exactly_what_is_unsound(
+        (schedule, shape) in shapes(),
+        mutations in prop::collection::vec(mutations(), 1..=2),
+    ) {
+        let mut t = find(schedule).expect("known").timetable(&shape).expect("fits");
+        prop_assert!(is_sound(&t));
+        for mutation in mutations {
+            if t.rows.iter().all(|row| row.len() > 1) {
+                mutation.apply(&mut t);
+            }
+        }
+        let lowered = lower(&t, &Lowering::default());
+        match &lowered {
+            Ok(_) => prop_assert!(is_sound(&t), "accepted: {:?}", t.rows),
+            Err(refusal) => prop_assert!(!is_sound(&t), "{}\n{:?}", refusal, t.rows),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    /// Neighbours that change places often leave a sound timetable.
+    #[test]
+    fn what_is_accepted_trains_to_the_same_losses(
+        (schedule, shape) in shapes(),
+        (w, i) in (0usize..8, 0usize..64),
+    ) {
+        let mut t = find(schedule).expect("known").timetable(&shape).expect("fits");
+        Mutation::Swap(w, i, i + 1).apply(&mut t);
+        prop_assume!(lower(&t, &Lowering::default()).is_ok());
+        let run = Run::new(schedule, shape);
+        let (moved, plain) = (train_timetable(&run, &t), train(&run));
+        let (moved, plain) = (moved.expect("trains").losses, plain.expect("trains").losses);
+        for (a, b) in moved.iter().zip(&plain) {
+            prop_assert!((a - b).abs() <= 1e-5 * b.abs(), "{:?} {:?}", moved, plain);
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! A small training to compare runs by: a GPT in f64 on the reference kernels.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use chimera_core::comm::{Comm, Delayed, Stamped, Tag, Threads};
+use chimera_core::engine::{Data, Job, Patience, Training, Worker, run_threads};
+use chimera_core::fault::Fault;
+use chimera_core::ids::StageId;
+use chimera_core::kernels::reference::{Reference, Tensor};
+use chimera_core::lower::{Lowering, Sync, lower};
+use chimera_core::model::{Gpt2Config, Gpt2Stage, cut};
+use chimera_core::schedule::{Shape, find};
+use chimera_core::timetable::Timetable;
+
+const N_STEPS: u64 = 5;
+
+/// A run to compare: everything but the model and the size of the global batch.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub schedule: &'static str,
+    pub shape: Shape,
+    pub width: usize,
+    pub micro_batch_size: usize,
+    pub sync: Sync,
+    pub clip: Option<f64>,
+    pub check_finite: bool,
+    pub tied: bool,
+    pub is_delayed: bool,
+}
+
+impl Run {
+    pub fn new(schedule: &'static str, shape: Shape) -> Run {
+        Run {
+            schedule,
+            shape,
+            width: 1,
+            micro_batch_size: 2,
+            sync: Sync::EagerOpt,
+            clip: Some(0.5),
+            check_finite: true,
+            tied: false,
+            is_delayed: false,
+        }
+    }
+
+    /// The same training on one worker, with one micro-batch.
+    pub fn alone(&self) -> Run {
+        let samples = self.width * self.shape.n_micro_batches as usize * self.micro_batch_size;
+        Run {
+            micro_batch_size: samples,
+            width: 1,
+            ..Run {
+                schedule: "dapple",
+                shape: Shape::new(1, 1),
+                ..self.clone()
+            }
+        }
+    }
+}
+
+/// What a run leaves: losses and gradient norms by step, and by name the last gradients and weights.
+#[derive(PartialEq, Debug, Default)]
+pub struct Outcome {
+    pub losses: Vec<f64>,
+    pub norms: Vec<f64>,
+    pub gradients: BTreeMap<String, Vec<f64>>,
+    pub weights: BTreeMap<String, Vec<f64>>,
+}
+
+struct Digits;
+
+const CONTEXT: usize = 3;
+const VOCAB: u32 = 5;
+
+impl Data for Digits {
+    fn sample(&self, step: u64, sample: u64, input: &mut Vec<u32>, target: &mut Vec<u32>) {
+        let id = |i: u64| ((step * 31 + sample * 7 + i * i * 3) % u64::from(VOCAB)) as u32;
+        input.extend((0..CONTEXT as u64).map(id));
+        target.extend((1..=CONTEXT as u64).map(id));
+    }
+
+    fn n_targets(&self) -> usize {
+        CONTEXT
+    }
+}
+
+fn config(tied: bool) -> Gpt2Config {
+    Gpt2Config {
+        layers: 8,
+        hidden: 4,
+        heads: 2,
+        context: CONTEXT,
+        vocab: VOCAB as usize,
+        tied,
+    }
+}
+
+pub fn train(run: &Run) -> Result<Outcome, Fault> {
+    let schedule = find(run.schedule).expect("known");
+    train_timetable(run, &schedule.timetable(&run.shape).expect("fits"))
+}
+
+/// Trains with a timetable that need not be what the run's schedule makes of its shape.
+pub fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcome, Fault> {
+    let config = config(run.tied);
+    let n_stages = timetable.placement.n_stages();
+    let training = Training {
+        seed: 7,
+        steps: N_STEPS,
+        lr: 1e-2,
+        warmup: 2,
+        weight_decay: 0.1,
+        clip: run.clip,
+        check_finite: run.check_finite,
+    };
+    let is_tied = run.tied && n_stages > 1;
+    let how = Lowering {
+        sync: run.sync,
+        barrier: training.needs_barrier(),
+        tied: if is_tied {
+            vec![vec![StageId(0), StageId(n_stages as u16 - 1)]]
+        } else {
+            vec![]
+        },
+        max_peak: None,
+    };
+    let program = lower(timetable, &how).unwrap_or_else(|refusal| panic!("{run:?}: {refusal}"));
+    let stop = AtomicBool::new(false);
+    let job = Job {
+        program: &program,
+        width: run.width,
+        micro_batch_size: run.micro_batch_size,
+        training: &training,
+        data: &Digits,
+        patience: Patience {
+            first_step: Duration::from_secs(60),
+            later: Duration::from_secs(60),
+        },
+        stop: &stop,
+        epoch: Instant::now(),
+    };
+    let cuts = cut(&config, n_stages).expect("cut");
+    let stage = |id: StageId| {
+        Gpt2Stage::new(Reference, &config, CONTEXT, cuts[id.index()].clone()).expect("stage")
+    };
+    let n_ranks = (run.width * run.shape.depth) as u32;
+    let outcomes = if run.is_delayed {
+        run_threads(n_ranks, |comm: &mut Threads<Stamped<Tensor>>| {
+            body(job, Delayed::new(comm, jitter), &stage)
+        })?
+    } else {
+        run_threads(n_ranks, |comm: &mut Threads<Tensor>| {
+            body(job, comm, &stage)
+        })?
+    };
+    Ok(merge(outcomes))
+}
+
+/// One rank: trains, and checks after every step that its replicas have the same bits.
+fn body<C: Comm<Tensor>>(
+    job: Job<'_>,
+    comm: C,
+    stage: &(dyn Fn(StageId) -> Gpt2Stage<Reference> + std::marker::Sync),
+) -> Result<Outcome, Fault> {
+    let mut worker = Worker::new(job, Reference, comm, stage)?;
+    let mut outcome = Outcome::default();
+    for step in 0..N_STEPS {
+        let report = worker.step(step)?;
+        outcome.losses.push(report.loss);
+        outcome.norms.push(report.grad_norm);
+    }
+    for s in 0..job.program.placement().n_stages() {
+        let Some((params, weights, grads)) = worker.held(StageId(s as u16)) else {
+            continue;
+        };
+        for (i, param) in params.iter().enumerate() {
+            outcome
+                .gradients
+                .insert(param.name.clone(), grads[i].data.clone());
+            outcome
+                .weights
+                .insert(param.name.clone(), weights[i].data.clone());
+        }
+    }
+    Ok(outcome)
+}
+
+/// All ranks as one, after checking that they agree to the bit on whatever they share.
+fn merge(outcomes: Vec<Outcome>) -> Outcome {
+    let mut all = Outcome::default();
+    for outcome in outcomes {
+        if all.losses.is_empty() {
+            (all.losses, all.norms) = (outcome.losses.clone(), outcome.norms.clone());
+        }
+        assert_eq!(
+            (&all.losses, &all.norms),
+            (&outcome.losses, &outcome.norms),
+            "reports differ"
+        );
+        for (mine, theirs) in [
+            (&mut all.gradients, outcome.gradients),
+            (&mut all.weights, outcome.weights),
+        ] {
+            for (name, values) in theirs {
+                let known = mine.entry(name.clone()).or_insert_with(|| values.clone());
+                assert_eq!(*known, values, "replicas of {name} differ");
+            }
+        }
+    }
+    all
+}
+
+/// Delays of up to half a millisecond that let messages of different channels overtake each other.
+fn jitter(tag: Tag) -> Duration {
+    let text = format!("{tag:?}");
+    Duration::from_micros(
+        text.bytes()
+            .fold(17u64, |h, b| (h * 31 + u64::from(b)) % 509),
+    )
+}
+
