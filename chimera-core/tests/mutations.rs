@@ -73,9 +73,19 @@ fn mutations() -> impl Strategy<Value = Mutation> {
 
 fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
     let chimera = (1usize..=2, 1u32..=6, 0usize..3).prop_map(|(half, n, scaling)| {
-        ("chimera", Shape { scaling: Scaling::ALL[scaling].1, ..Shape::new(2 * half, n) })
+        (
+            "chimera",
+            Shape {
+                scaling: Scaling::ALL[scaling].1,
+                ..Shape::new(2 * half, n)
+            },
+        )
     });
-    let others = (prop::sample::select(vec!["gpipe", "dapple", "gems"]), 1usize..=4, 1u32..=5)
+    let others = (
+        prop::sample::select(vec!["gpipe", "dapple", "gems"]),
+        1usize..=4,
+        1u32..=5,
+    )
         .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
     prop_oneof![chimera, others]
 }
@@ -101,7 +111,10 @@ fn is_sound(t: &Timetable) -> bool {
         }
     }
     let n_passes = 2 * t.n_units() as usize * n_stages;
-    if counts.len() != n_passes || counts.values().any(|n| *n != 1) || pipes.values().any(|p| p.len() != 1) {
+    if counts.len() != n_passes
+        || counts.values().any(|n| *n != 1)
+        || pipes.values().any(|p| p.len() != 1)
+    {
         return false;
     }
     flows(t) && keeps_order(t)

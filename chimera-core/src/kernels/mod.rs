@@ -15,7 +15,7 @@
 //! - Results are deterministic: the same call with the same bits gives the same bits.
 //! - Shapes are checked by the callers in this crate; a wrong one is a bug and may panic.
 //!
-//! [`reference`] is the slow, clear implementation in f64, the oracle of every backend;
+//! [`mod@reference`] is the slow, clear implementation in f64, the oracle of every backend;
 //! [`conformance`] is the suite that every backend calls.
 
 pub mod conformance;
@@ -138,7 +138,12 @@ pub trait Kernels: Clone + Send + Sync + 'static {
     ) -> Result<Self::Tensor>;
 
     /// `dy wᵀ`: the gradient of [`linear`](Kernels::linear)'s `x`. (That of `residual` is `dy`.)
-    fn linear_dx(&self, dy: &Self::Tensor, w: &Self::Tensor, layout: Layout) -> Result<Self::Tensor>;
+    fn linear_dx(
+        &self,
+        dy: &Self::Tensor,
+        w: &Self::Tensor,
+        layout: Layout,
+    ) -> Result<Self::Tensor>;
 
     /// Adds `xᵀ dy` to `dw`, in `layout`, and the column sums of `dy` to `d_bias`.
     fn linear_dw(

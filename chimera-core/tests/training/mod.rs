@@ -220,4 +220,3 @@ fn jitter(tag: Tag) -> Duration {
             .fold(17u64, |h, b| (h * 31 + u64::from(b)) % 509),
     )
 }
-

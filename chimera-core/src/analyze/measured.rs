@@ -1,0 +1,46 @@
+//! Costs as they were measured, to compare an engine's step with what its own ops allow.
+
+use rustc_hash::FxHashMap;
+
+use super::simulate::Costs;
+use super::timeline::{Timeline, Work};
+use crate::ids::{BucketId, WorkerId};
+use crate::op::{Cell, Op};
+
+/// How long each cell of a measured timeline took; messages and reductions are free.
+#[derive(Clone, Debug, Default)]
+pub struct MeasuredCosts {
+    cells: FxHashMap<(WorkerId, Op), f64>,
+    steps: FxHashMap<BucketId, f64>,
+}
+
+impl MeasuredCosts {
+    /// The durations of a measured step. An update of a bucket costs what it cost its slowest replica.
+    pub fn of(timeline: &Timeline) -> MeasuredCosts {
+        let mut costs = MeasuredCosts::default();
+        for event in &timeline.events {
+            let took = event.end - event.start;
+            match event.work {
+                Work::Cell(Cell::One(op) | Cell::Pair(op, _)) => {
+                    costs.cells.insert((event.worker, op), took);
+                }
+                Work::Step(bucket) => {
+                    let slowest = costs.steps.entry(bucket).or_default();
+                    *slowest = slowest.max(took);
+                }
+                Work::Reduce(_) => {}
+            }
+        }
+        costs
+    }
+}
+
+impl Costs for MeasuredCosts {
+    fn op(&self, worker: WorkerId, op: &Op) -> f64 {
+        self.cells.get(&(worker, *op)).copied().unwrap_or(0.0)
+    }
+
+    fn step(&self, bucket: BucketId) -> f64 {
+        self.steps.get(&bucket).copied().unwrap_or(0.0)
+    }
+}

@@ -1,0 +1,89 @@
+//! The subcommands, one file each.
+
+mod config;
+mod gallery;
+mod schedule;
+mod simulate;
+mod train;
+
+use anyhow::Result;
+use chimera::core::schedule::{Scaling, Shape};
+use clap::{Args, Parser, Subcommand};
+
+/// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
+/// pipelines and other schedules, proven, simulated, drawn and run.
+#[derive(Parser)]
+#[command(version, about)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Train(train::Train),
+    Schedule(schedule::Schedule),
+    Simulate(simulate::Simulate),
+    Config(config::Config),
+}
+
+impl Cli {
+    /// Does what the command line says.
+    pub(crate) fn run(self) -> Result<()> {
+        match self.command {
+            Command::Train(train) => train.run(),
+            Command::Schedule(schedule) => schedule.run(),
+            Command::Simulate(simulate) => simulate.run(),
+            Command::Config(config) => config.run(),
+        }
+    }
+}
+
+/// The shape of a schedule, as every subcommand about schedules spells it.
+#[derive(Args, Clone, Copy)]
+struct ShapeArgs {
+    /// Workers of the pipeline group, D
+    #[arg(long, value_name = "D", default_value_t = 4)]
+    depth: usize,
+    /// Micro-batches of a step, N [default: D]
+    #[arg(long, value_name = "N")]
+    micro_batches: Option<u32>,
+    /// Pipes of a bidirectional schedule, 2f
+    #[arg(long, value_name = "2f", default_value_t = 2)]
+    pipes: usize,
+    /// Chimera with more micro-batches than workers: direct, doubling or halving
+    #[arg(long, value_name = "MODE", default_value = "direct")]
+    scaling: Scaling,
+}
+
+impl ShapeArgs {
+    fn shape(self) -> Shape {
+        Shape {
+            n_pipes: self.pipes,
+            scaling: self.scaling,
+            ..Shape::new(self.depth, self.micro_batches.unwrap_or(self.depth as u32))
+        }
+    }
+}
+
+/// Costs that are the same for all stages, in any unit of time.
+#[derive(Args, Clone, Copy)]
+struct CostArgs {
+    /// Time of a forward of one micro-batch on one stage
+    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = duration)]
+    forward: f64,
+    /// Time of a whole backward
+    #[arg(long, value_name = "B", default_value_t = 2.0, value_parser = duration)]
+    backward: f64,
+    /// Time of a message between workers
+    #[arg(long, value_name = "C", default_value_t = 0.0, value_parser = duration)]
+    message: f64,
+}
+
+fn duration(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(t) if (0.0..=1e12).contains(&t) => Ok(t),
+        Ok(_) => Err("a time is a number from 0 to 1e12".into()),
+        Err(e) => Err(format!("{e}: a time is a number from 0 to 1e12")),
+    }
+}

@@ -1,0 +1,247 @@
+//! `chimera train`: progress on the terminal around a [`Run`].
+
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::Result;
+use chimera::candle::Candle;
+use chimera::core::analyze::Timeline;
+use chimera::core::engine::StepReport;
+use chimera::core::fault::{Class, Fault};
+use chimera::core::ids::Rank;
+use chimera::core::render::{svg, text};
+use chimera::evaluate::Model;
+use chimera::save::save;
+use chimera::settings::Layers;
+use chimera::training::{Folder, Run, Trained};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+/// Windows of the validation text that are evaluated at the end.
+const N_VALIDATION: usize = 64;
+/// Lines about steps that a whole run prints.
+const N_LINES: u64 = 30;
+/// Bytes of text that a trained byte-level model writes at the end.
+const N_SAMPLE: usize = 240;
+
+/// Trains a GPT; without any option a small one, on the project's own text, through a Chimera pipeline
+#[derive(Args)]
+pub(crate) struct Train {
+    #[command(flatten)]
+    layers: Box<Layers>,
+    /// Prints a summary as JSON on standard output, and all else on standard error
+    #[arg(long)]
+    json: bool,
+}
+
+impl Train {
+    pub(crate) fn run(self) -> Result<()> {
+        let run = Run::prepare(self.layers.resolve()?)?;
+        let stop = stop_on_signal()?;
+        let mut folder = Folder::create(run.config())?;
+        let say = Say {
+            to_stderr: self.json,
+        };
+        say.line(&headline(&run));
+        let mut progress = Progress::new(&run, &say);
+        let began = Instant::now();
+        let trained = run.train(&stop, |report| {
+            folder.record(report, run.tokens_per_step())?;
+            progress.step(report);
+            Ok(())
+        });
+        progress.finish();
+        let trained = match trained {
+            Ok(trained) => trained,
+            Err(error) => {
+                if let Some(fault) = error.downcast_ref::<Fault>() {
+                    folder.write_error(fault)?;
+                }
+                return Err(error);
+            }
+        };
+        let seconds = began.elapsed().as_secs_f64();
+        if let Some(dir) = &run.config().save {
+            let path = save(dir, &trained.weights)?;
+            say.line(&format!("weights: {}", path.display()));
+        }
+        if trained.last.stop {
+            let message = "stopped on request at the end of a step";
+            return Err(Fault {
+                step: Some(trained.last.step),
+                ..Fault::new(Class::Requeue, Rank(0), message)
+            }
+            .into());
+        }
+        self.conclude(&run, &folder, &trained, seconds, &say)
+    }
+
+    /// Validation loss, a sample, and the measured pipeline.
+    fn conclude(
+        &self,
+        run: &Run,
+        folder: &Folder,
+        trained: &Trained,
+        seconds: f64,
+        say: &Say,
+    ) -> Result<()> {
+        let model = Model::new(Candle::cpu(), run.model(), &trained.weights)?;
+        let validation_loss = model.loss(&run.corpus().validation(N_VALIDATION))?;
+        say.line(&format!(
+            "validation loss {validation_loss:.4} nats per token, after {seconds:.1} s of training"
+        ));
+        if run.model().vocab == 256 {
+            let ids = model.sample(&[u32::from(b'\n')], N_SAMPLE, 0.8, run.config().seed)?;
+            let bytes: Vec<u8> = ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
+            say.line("sample:");
+            for line in String::from_utf8_lossy(&bytes).trim().lines() {
+                say.line(&format!("  | {}", line.replace(char::is_control, " ")));
+            }
+        }
+        let overhead = trained.overhead(run.program());
+        if let Some(timeline) = trained.timelines.last() {
+            self.draw(run, folder, timeline, overhead, say)?;
+        }
+        say.line(&format!("run: {}", folder.path().display()));
+        if self.json {
+            let summary = json!({
+                "run": folder.path(), "steps": trained.last.step + 1, "loss": trained.last.loss,
+                "validation_loss": validation_loss, "seconds": seconds,
+                "bubble_ratio": trained.last.bubble_ratio, "measured_over_simulated": overhead,
+            });
+            println!("{summary:#}");
+        }
+        Ok(())
+    }
+
+    fn draw(
+        &self,
+        run: &Run,
+        folder: &Folder,
+        timeline: &Timeline,
+        overhead: Option<f64>,
+        say: &Say,
+    ) -> Result<()> {
+        let (name, d) = (run.program().schedule(), run.config().depth);
+        say.line(&format!(
+            "the last step as it ran ({name}, {d} workers, {:.3} s):",
+            timeline.makespan()
+        ));
+        for line in text::scaled(timeline, 96).lines() {
+            say.line(&format!("  {line}"));
+        }
+        if let Some(overhead) = overhead {
+            say.line(&format!(
+                "steps took {overhead:.3} of what the schedule makes of their measured ops"
+            ));
+        }
+        let title = format!("{name}, {d} workers, the last step as it ran, in seconds");
+        folder.write("pipeline.svg", &svg::timeline(timeline, &title))
+    }
+}
+
+/// Standard output, or standard error where that is taken by JSON.
+struct Say {
+    to_stderr: bool,
+}
+
+impl Say {
+    /// A reader that has gone away does not end the training.
+    fn line(&self, text: &str) {
+        let _ = if self.to_stderr {
+            writeln!(std::io::stderr(), "{text}")
+        } else {
+            writeln!(std::io::stdout(), "{text}")
+        };
+    }
+}
+
+/// Lines about steps: a bar on a terminal, and about thirty lines that stay.
+struct Progress<'r> {
+    run: &'r Run,
+    say: &'r Say,
+    bar: ProgressBar,
+    every: u64,
+}
+
+impl<'r> Progress<'r> {
+    fn new(run: &'r Run, say: &'r Say) -> Progress<'r> {
+        let bar = match std::io::stderr().is_terminal() {
+            true => ProgressBar::new(run.config().steps),
+            false => ProgressBar::hidden(),
+        };
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} eta {eta}") {
+            bar.set_style(style);
+        }
+        Progress {
+            run,
+            say,
+            bar,
+            every: run.config().steps.div_ceil(N_LINES).max(1),
+        }
+    }
+
+    fn step(&mut self, report: &StepReport) {
+        let tokens_per_s = self.run.tokens_per_step() as f64 / report.step_s;
+        let line = format!(
+            "step {:>5}  loss {:.4}  grad norm {:.3}  lr {:.2e}  {:>6.0} tokens/s  bubble {:.3}  {:>5.0} MiB",
+            report.step,
+            report.loss,
+            report.grad_norm,
+            report.lr,
+            tokens_per_s,
+            report.bubble_ratio,
+            report.bytes as f64 / f64::from(1u32 << 20),
+        );
+        let is_last = report.step + 1 == self.run.config().steps;
+        if report.step % self.every == 0 || is_last {
+            self.bar.suspend(|| self.say.line(&line));
+        }
+        self.bar.set_message(format!(
+            "loss {:.4} {tokens_per_s:.0} tokens/s",
+            report.loss
+        ));
+        self.bar.inc(1);
+    }
+
+    fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn headline(run: &Run) -> String {
+    let (config, program) = (run.config(), run.program());
+    let rival = if config.depth == 1 {
+        "one worker".into()
+    } else {
+        program.schedule().to_string()
+    };
+    format!(
+        "{} parameters, {} tokens of text; {rival}, {} x {} workers with {} thread(s) each, \
+         {} micro-batches of {} x {} tokens",
+        run.model().n_params(),
+        run.corpus().n_train(),
+        config.width,
+        config.depth,
+        config.threads,
+        config.micro_batches,
+        config.micro_batch_size,
+        config.context,
+    )
+}
+
+/// A flag that the first SIGINT or SIGTERM sets; a second one ends the process at once.
+fn stop_on_signal() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(i32::from(Class::Requeue.code()));
+        }
+        eprintln!("stopping at the end of this step; once more to stop at once");
+    })?;
+    Ok(stop)
+}

@@ -1,0 +1,35 @@
+//! Exit codes: what each kind of error is to a script.
+
+use std::process::ExitCode;
+
+use chimera::core::analyze::Refusal;
+use chimera::core::exchange::ReadError;
+use chimera::core::fault::{Class, Fault};
+
+/// Prints an error with its causes on standard error and returns its exit code.
+pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
+    let is_broken_pipe = error.chain().any(|cause| {
+        let io = cause.downcast_ref::<std::io::Error>();
+        io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    });
+    if is_broken_pipe {
+        return ExitCode::SUCCESS; // whoever read us has seen enough
+    }
+    eprintln!("error: {error:#}");
+    ExitCode::from(class(error).code())
+}
+
+/// The class of an error: that of the fault that ended a run, of a refused schedule, of files that
+/// failed while running; all else is wrong usage.
+fn class(error: &anyhow::Error) -> Class {
+    let classes = error.chain().find_map(|cause| {
+        if let Some(fault) = cause.downcast_ref::<Fault>() {
+            Some(fault.class)
+        } else if cause.is::<Refusal>() || cause.is::<ReadError>() {
+            Some(Class::Schedule)
+        } else {
+            None
+        }
+    });
+    classes.unwrap_or(Class::Usage)
+}

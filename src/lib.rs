@@ -1,0 +1,15 @@
+//! Trains neural networks too large for one device by pipelining them over many.
+//!
+//! This crate gathers what users need under one name: the schedules, the proof, the simulator, the
+//! drawings and the engine of [`core`], the kernels of the devices it was built for, and the parts of
+//! the `chimera` command that other programs may want: settings, data, evaluation, saving.
+
+pub mod corpus;
+pub mod data;
+pub mod evaluate;
+pub mod save;
+pub mod settings;
+pub mod training;
+
+pub use chimera_backend_cuda as candle;
+pub use chimera_core as core;

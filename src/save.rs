@@ -1,0 +1,43 @@
+//! Trained weights on disk.
+
+use std::collections::BTreeMap;
+use std::fs::{File, create_dir_all, rename};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use chimera_core::stage::Param;
+use safetensors::tensor::{Dtype, TensorView, serialize};
+
+use crate::training::io_fault;
+
+/// Writes `model.safetensors` into `dir`: f32 tensors keyed by name, in GPT-2's Hugging Face names and
+/// layout. The file is complete or not there.
+pub fn save(dir: &Path, weights: &[(Param, Vec<f32>)]) -> Result<PathBuf> {
+    let path = dir.join("model.safetensors");
+    let fault = |e: &dyn ToString| io_fault("weights", &path, e);
+    create_dir_all(dir).map_err(|e| fault(&e))?;
+    let bytes: Vec<Vec<u8>> = weights
+        .iter()
+        .map(|(_, values)| values.iter().flat_map(|v| v.to_le_bytes()).collect())
+        .collect();
+    let mut tensors = BTreeMap::new();
+    for ((param, _), bytes) in weights.iter().zip(&bytes) {
+        let view =
+            TensorView::new(Dtype::F32, param.shape.clone(), bytes).map_err(|e| fault(&e))?;
+        tensors.insert(param.name.clone(), view);
+    }
+    let content = serialize(tensors, None).map_err(|e| fault(&e))?;
+    let part = dir.join("model.safetensors.part");
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&part)?;
+        file.write_all(&content)?;
+        file.sync_all()?;
+        rename(&part, &path)
+    };
+    if let Err(e) = write() {
+        let _ = std::fs::remove_file(&part); // the error that counts is the first
+        return Err(fault(&e).into());
+    }
+    Ok(path)
+}

@@ -1,0 +1,166 @@
+//! Which values each key may have.
+
+use std::fmt;
+
+use chimera_core::lower::Sync;
+use chimera_core::model::PRESETS;
+use chimera_core::schedule::{SCHEDULES, Scaling};
+use toml::{Table, Value};
+
+use super::Settings;
+
+/// `value` as the settings hold it, or why `key` cannot have it.
+pub(super) fn check(key: &str, value: Value) -> Result<Value, String> {
+    let keys = Settings::keys();
+    if !keys.iter().any(|known| known == key) {
+        return Err(match nearest(key, keys.iter().map(String::as_str)) {
+            Some(near) => format!("unknown key `{key}`: did you mean `{near}`?"),
+            None => format!("unknown key `{key}`"),
+        });
+    }
+    let allowed = Allowed::of(key);
+    let typed = Table::from_iter([(key.to_owned(), value)]).try_into::<Settings>();
+    let typed = typed.map_err(|e| match &allowed {
+        Allowed::Any => format!("`{key}`: {}", e.message()),
+        allowed => format!("`{key}`: {}; it must be {allowed}", e.message()),
+    })?;
+    let mut table = Table::try_from(typed).map_err(|e| format!("`{key}`: {e}"))?;
+    let value = table
+        .remove(key)
+        .ok_or_else(|| format!("`{key}` has no value"))?;
+    if !allowed.holds(&value) {
+        return Err(format!("`{key}` is {value}; it must be {allowed}"));
+    }
+    Ok(value)
+}
+
+/// The candidate that `word` most likely meant.
+pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let word = word.to_lowercase().replace('_', "-");
+    candidates.min_by_key(|candidate| strsim::damerau_levenshtein(&word, candidate))
+}
+
+/// The values of one key.
+enum Allowed {
+    Whole(i64, i64),
+    Real(f64, f64),
+    OneOf(Vec<&'static str>),
+    Any,
+}
+
+impl Allowed {
+    fn of(key: &str) -> Allowed {
+        use Allowed::*;
+        match key {
+            "depth" | "width" | "pipes" => Whole(1, 1 << 13),
+            "micro-batches" | "micro-batch-size" => Whole(1, 1 << 20),
+            "layers" => Whole(1, 1 << 14),
+            "hidden" | "heads" => Whole(1, 1 << 20),
+            "context" | "vocab" => Whole(1, 1 << 24),
+            "steps" => Whole(1, 1 << 40),
+            "warmup" => Whole(0, 1 << 40),
+            "threads" => Whole(1, 1 << 10),
+            "seed" => Whole(0, i64::MAX),
+            "lr" | "weight-decay" => Real(0.0, 1.0),
+            "clip" => Real(0.0, 1e9),
+            "timeout" => Real(0.001, 1e6),
+            "preset" => OneOf(PRESETS.iter().map(|preset| preset.name).collect()),
+            "schedule" => {
+                let names = SCHEDULES
+                    .iter()
+                    .map(|s| [&[s.name()], s.aliases()].concat());
+                OneOf(names.flatten().collect())
+            }
+            "scaling" => OneOf(Scaling::ALL.map(|(name, _)| name).to_vec()),
+            "sync" => OneOf(Sync::ALL.map(|(name, _)| name).to_vec()),
+            _ => Any,
+        }
+    }
+
+    fn holds(&self, value: &Value) -> bool {
+        match (self, value) {
+            (Allowed::Whole(least, most), Value::Integer(n)) => (least..=most).contains(&n),
+            (Allowed::Real(least, most), Value::Float(x)) => (least..=most).contains(&x),
+            (Allowed::OneOf(names), Value::String(name)) => names.contains(&name.as_str()),
+            (allowed, _) => matches!(allowed, Allowed::Any),
+        }
+    }
+}
+
+impl fmt::Display for Allowed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Allowed::Whole(0, i64::MAX) => write!(f, "a whole number from 0 to 2^63 - 1"),
+            Allowed::Whole(least, most) => write!(f, "a whole number from {least} to {most}"),
+            Allowed::Real(least, most) => write!(f, "a number from {least} to {most}"),
+            Allowed::OneOf(names) => write!(f, "one of {}", names.join(", ")),
+            Allowed::Any => write!(f, "anything"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_key_names_the_nearest() {
+        for (key, meant) in [
+            ("dept", "depth"),
+            ("micro_batches", "micro-batches"),
+            ("microbatches", "micro-batches"),
+            ("batch-size", "micro-batch-size"),
+            ("weigth-decay", "weight-decay"),
+        ] {
+            let refusal = check(key, Value::Integer(1)).unwrap_err();
+            assert_eq!(
+                refusal,
+                format!("unknown key `{key}`: did you mean `{meant}`?")
+            );
+        }
+    }
+
+    #[test]
+    fn a_refused_value_names_what_is_allowed() {
+        for (key, value, refusal) in [
+            (
+                "depth",
+                Value::Integer(0),
+                "`depth` is 0; it must be a whole number from 1 to 8192",
+            ),
+            (
+                "steps",
+                Value::Integer(-3),
+                "`steps` is -3; it must be a whole number from 1 to 1099511627776",
+            ),
+            (
+                "lr",
+                Value::Float(f64::NAN),
+                "`lr` is nan; it must be a number from 0 to 1",
+            ),
+            (
+                "width",
+                Value::String("two".into()),
+                "`width`: invalid type: string \"two\", expected i64; \
+                 it must be a whole number from 1 to 8192",
+            ),
+            (
+                "sync",
+                Value::String("late".into()),
+                "`sync` is \"late\"; it must be one of at-end, eager, eager-opt",
+            ),
+            (
+                "tied",
+                Value::Integer(1),
+                "`tied`: invalid type: integer `1`, expected a boolean",
+            ),
+        ] {
+            assert_eq!(check(key, value).unwrap_err(), refusal);
+        }
+    }
+
+    #[test]
+    fn whole_numbers_are_good_rates() {
+        assert_eq!(check("clip", Value::Integer(1)), Ok(Value::Float(1.0)));
+    }
+}

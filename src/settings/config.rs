@@ -1,0 +1,139 @@
+//! Resolved settings.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use chimera_core::lower::Sync;
+use chimera_core::model::Gpt2Config;
+use chimera_core::schedule::Scaling;
+use serde::{Deserialize, Deserializer};
+use toml::Value;
+
+/// The settings of a run: every key has its value, and each value is in its range.
+///
+/// What values mean together (whether `heads` divides `hidden`, whether a schedule has such a shape)
+/// is for the model and the schedule to say.
+#[derive(Deserialize, Clone, PartialEq, Debug)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Config {
+    /// Text or token files, in order; none means the project's own text.
+    pub data: Vec<PathBuf>,
+    /// Name of the schedule, or an alias.
+    pub schedule: String,
+    /// Workers per pipeline group.
+    pub depth: usize,
+    /// Pipeline groups.
+    pub width: usize,
+    /// Pipes of a bidirectional schedule.
+    pub pipes: usize,
+    /// How a schedule covers more micro-batches than workers.
+    #[serde(deserialize_with = "by_name")]
+    pub scaling: Scaling,
+    /// Micro-batches per group and step.
+    pub micro_batches: usize,
+    /// Samples per micro-batch.
+    pub micro_batch_size: usize,
+    /// Name of the preset below the sizes of the model.
+    pub preset: String,
+    /// Transformer layers.
+    pub layers: usize,
+    /// Features per token.
+    pub hidden: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Tokens per sample.
+    pub context: usize,
+    /// Number of token ids.
+    pub vocab: usize,
+    /// Whether the head is the token embedding.
+    pub tied: bool,
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Steps of linear warm-up.
+    pub warmup: u64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Largest global gradient norm; 0 for no clipping.
+    pub clip: f64,
+    /// Whether all workers agree that loss and gradients are finite before a step.
+    pub check_finite: bool,
+    /// Key of all random draws.
+    pub seed: u64,
+    /// When gradients are summed over replicas.
+    #[serde(deserialize_with = "by_name")]
+    pub sync: Sync,
+    /// Where to compute, not yet looked up.
+    pub device: String,
+    /// CPU threads per worker.
+    pub threads: usize,
+    /// Seconds without a message after which a worker gives up.
+    pub timeout: f64,
+    /// Folder of the run; `None` for a fresh one.
+    pub out: Option<PathBuf>,
+    /// File of the metrics; `None` for one in the folder of the run.
+    pub metrics: Option<PathBuf>,
+    /// Folder for the trained weights, if they are to be saved.
+    pub save: Option<PathBuf>,
+    /// What was said, and where.
+    #[serde(skip)]
+    pub(super) entries: Entries,
+}
+
+impl Config {
+    /// The value of `key` and where it came from; `None` if nothing was said and nothing is meant.
+    pub fn value(&self, key: &str) -> Option<(&Value, &Origin)> {
+        self.entries.get(key).map(|(value, origin)| (value, origin))
+    }
+
+    /// The sizes of the model.
+    pub fn model(&self) -> Gpt2Config {
+        Gpt2Config {
+            layers: self.layers,
+            hidden: self.hidden,
+            heads: self.heads,
+            context: self.context,
+            vocab: self.vocab,
+            tied: self.tied,
+        }
+    }
+}
+
+/// Value and origin by key.
+pub(super) type Entries = BTreeMap<String, (Value, Origin)>;
+
+/// Where a value came from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// Nothing else was said.
+    Default,
+    /// The preset of this name.
+    Preset(String),
+    /// A file, and the line of the key.
+    File(PathBuf, usize),
+    /// An option of the command.
+    CommandLine,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => write!(f, "default"),
+            Origin::Preset(name) => write!(f, "preset {name}"),
+            Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Origin::CommandLine => write!(f, "command line"),
+        }
+    }
+}
+
+fn by_name<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: std::str::FromStr<Err: fmt::Display>,
+{
+    String::deserialize(deserializer)?
+        .parse()
+        .map_err(serde::de::Error::custom)
+}

@@ -1,0 +1,235 @@
+//! Reading TOML files of settings, and those they extend.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use toml::Table;
+use toml::de::DeTable;
+
+use super::SettingsError;
+use super::check::check;
+use super::config::{Entries, Origin};
+
+/// Larger files are refused before they are read.
+const MAX_BYTES: u64 = 1 << 20;
+/// Longest chain of files that extend each other.
+const MAX_CHAIN: usize = 16;
+
+/// The entries of the file at `path` over those of the files it extends.
+pub(super) fn load(path: &Path) -> Result<Entries, SettingsError> {
+    let mut entries = Entries::new();
+    let mut seen: Vec<PathBuf> = Vec::new();
+    let mut next = Some((path.to_path_buf(), "--config".to_owned()));
+    while let Some((path, asked_by)) = next {
+        let refuse = |message: String| SettingsError {
+            place: asked_by.clone(),
+            message,
+        };
+        let identity = path.canonicalize().unwrap_or_else(|_| path.clone()); // a pipe has none
+        if seen.contains(&identity) {
+            return Err(refuse(format!(
+                "`extends` runs in a circle through {}",
+                path.display()
+            )));
+        }
+        if seen.len() == MAX_CHAIN {
+            return Err(refuse(format!(
+                "`extends` chains more than {MAX_CHAIN} files"
+            )));
+        }
+        seen.push(identity);
+        let text = read(&path).map_err(refuse)?;
+        let layer = parse(&path, &text)?;
+        for (key, value) in layer.entries {
+            entries.entry(key).or_insert(value); // the extending file was read before
+        }
+        next = layer.extends;
+    }
+    Ok(entries)
+}
+
+/// What one file says: its entries, and the file it extends with the place that says so.
+struct Layer {
+    entries: Entries,
+    extends: Option<(PathBuf, String)>,
+}
+
+fn parse(path: &Path, text: &str) -> Result<Layer, SettingsError> {
+    let line = |offset: usize| text[..offset].matches('\n').count() + 1;
+    let syntax = |e: toml::de::Error| SettingsError {
+        place: place(path, e.span().map_or(1, |span| line(span.start))),
+        message: e.message().to_owned(),
+    };
+    let spans = DeTable::parse(text).map_err(syntax)?;
+    let mut values: Table = toml::from_str(text).map_err(syntax)?;
+    let mut layer = Layer {
+        entries: Entries::new(),
+        extends: None,
+    };
+    for key in spans.get_ref().keys() {
+        let line = line(key.span().start);
+        let place = place(path, line);
+        let refuse = |message: String| SettingsError {
+            place: place.clone(),
+            message,
+        };
+        let Some(value) = values.remove(key.get_ref().as_ref()) else {
+            continue;
+        };
+        if key.get_ref() == "extends" {
+            let base = value
+                .as_str()
+                .ok_or_else(|| refuse("`extends` must be a path".into()))?;
+            let folder = path.parent().unwrap_or(Path::new(""));
+            layer.extends = Some((folder.join(base), place));
+            continue;
+        }
+        let key = key.get_ref().to_string();
+        let value = check(&key, value).map_err(refuse)?;
+        layer
+            .entries
+            .insert(key, (value, Origin::File(path.to_path_buf(), line)));
+    }
+    Ok(layer)
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    let mut text = String::new();
+    let file = File::open(path).map_err(|e| unreadable(path, &e))?;
+    let size = file.take(MAX_BYTES + 1).read_to_string(&mut text);
+    if size.map_err(|e| unreadable(path, &e))? as u64 > MAX_BYTES {
+        return Err(format!(
+            "{} is larger than {MAX_BYTES} bytes",
+            path.display()
+        ));
+    }
+    Ok(text)
+}
+
+fn place(path: &Path, line: usize) -> String {
+    format!("{}:{line}", path.display())
+}
+
+fn unreadable(path: &Path, e: &std::io::Error) -> String {
+    format!("cannot read {}: {e}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tempfile::TempDir;
+    use toml::Value;
+
+    use super::*;
+
+    fn folder(files: &[(&str, &str)]) -> TempDir {
+        let folder = TempDir::new().unwrap();
+        for (name, text) in files {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        folder
+    }
+
+    /// The refusal of `name`, without the folder.
+    fn refusal(files: &[(&str, &str)], name: &str) -> String {
+        let folder = folder(files);
+        let path = folder.path().join(name);
+        let refusal = load(&path).unwrap_err().to_string();
+        refusal.replace(&format!("{}/", folder.path().display()), "")
+    }
+
+    #[test]
+    fn a_file_overrides_what_it_extends() {
+        let folder = folder(&[
+            ("run.toml", "# mine\nextends = 'base.toml'\ndepth = 2\n"),
+            (
+                "base.toml",
+                "extends = \"root.toml\"\ndepth = 8\n\nsteps = 5",
+            ),
+            ("root.toml", "steps = 6\nseed = 7"),
+        ]);
+        let entries = load(&folder.path().join("run.toml")).unwrap();
+        let at = |name: &str, line| Origin::File(folder.path().join(name), line);
+        assert_eq!(
+            entries.into_iter().collect::<Vec<_>>(),
+            [
+                ("depth".to_owned(), (Value::Integer(2), at("run.toml", 3))),
+                ("seed".to_owned(), (Value::Integer(7), at("root.toml", 2))),
+                ("steps".to_owned(), (Value::Integer(5), at("base.toml", 4))),
+            ]
+        );
+    }
+
+    #[test]
+    fn refusals_name_the_line() {
+        for (text, line) in [
+            ("a.b = 1", "1: unknown key `a`: did you mean `lr`?"),
+            (
+                "depth = 4\nmicro-batch = 2",
+                "2: unknown key `micro-batch`: did you mean `micro-batches`?",
+            ),
+            (
+                "\n\nsteps = 0",
+                "3: `steps` is 0; it must be a whole number from 1 to 1099511627776",
+            ),
+            ("extends = 3", "1: `extends` must be a path"),
+            ("depth = 4\ndepth = 5", "2: duplicate key"),
+        ] {
+            assert_eq!(
+                refusal(&[("a.toml", text)], "a.toml"),
+                format!("a.toml:{line}")
+            );
+        }
+        let syntax = refusal(&[("a.toml", "depth = 4\nwidth 2")], "a.toml");
+        assert!(syntax.starts_with("a.toml:2: "), "{syntax}");
+    }
+
+    #[test]
+    fn chains_end() {
+        let circle = [
+            ("a.toml", "extends = 'b.toml'"),
+            ("b.toml", "\nextends = './a.toml'"),
+        ];
+        assert_eq!(
+            refusal(&circle, "a.toml"),
+            "b.toml:2: `extends` runs in a circle through ./a.toml"
+        );
+        let files: Vec<_> = (0..17)
+            .map(|i| (format!("{i}.toml"), format!("extends = '{}.toml'", i + 1)))
+            .collect();
+        let files: Vec<_> = files
+            .iter()
+            .map(|(a, b)| (a.as_str(), b.as_str()))
+            .collect();
+        let files = [&files[..], &[("17.toml", "")]].concat();
+        assert_eq!(
+            refusal(&files, "0.toml"),
+            "15.toml:1: `extends` chains more than 16 files"
+        );
+        let missing = refusal(&[("a.toml", "extends = 'b.toml'")], "a.toml");
+        assert!(
+            missing.starts_with("a.toml:1: cannot read b.toml: No such file"),
+            "{missing}"
+        );
+    }
+
+    #[test]
+    fn hostile_files_are_refused() {
+        let huge = "#".repeat(1 << 21);
+        assert_eq!(
+            refusal(&[("a.toml", &huge)], "a.toml"),
+            "--config: a.toml is larger than 1048576 bytes"
+        );
+        let deep = format!("depth = {}", "[".repeat(100_000));
+        assert!(refusal(&[("a.toml", &deep)], "a.toml").starts_with("a.toml:1: "));
+        let folder = TempDir::new().unwrap();
+        assert!(
+            load(folder.path())
+                .unwrap_err()
+                .message
+                .starts_with("cannot read ")
+        );
+    }
+}

@@ -1,0 +1,174 @@
+//! The settings of a training run: one list of keys for the command line and for TOML files.
+//!
+//! Layers, each overriding those before it: defaults, the preset, the files that the configuration
+//! file `extends`, the file itself, the command line. [`Layers::resolve`] merges and checks them and
+//! remembers where each value came from; `chimera config show` prints that.
+
+mod check;
+mod config;
+mod file;
+mod resolve;
+mod show;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub use check::nearest;
+pub use config::{Config, Origin};
+
+/// Why settings cannot be used (exit code 2).
+#[derive(thiserror::Error, Clone, PartialEq, Debug)]
+#[error("{place}: {message}")]
+pub struct SettingsError {
+    /// `file.toml:3`, or where else the value came from.
+    pub place: String,
+    /// What is wrong, and what would be right.
+    pub message: String,
+}
+
+/// The command-line arguments of everything that trains.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(about = None, long_about = None)]
+#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
+pub struct Layers {
+    /// TOML file with the same keys as the options below; it may say `extends = "other.toml"`
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// What the command line says itself.
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+/// What one layer says; `None` leaves a key to the layers below.
+///
+/// The field names are the keys: `micro_batches` is `--micro-batches` and `micro-batches = 8`.
+/// Paths are relative to the current directory, in files too.
+#[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Settings {
+    /// Text files (bytes are tokens), or `.bin` files of u16 token ids, `.u32.bin` of u32 ids
+    /// [default: this project's own text]
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub data: Option<Vec<PathBuf>>,
+    /// Pipeline schedule, a name from `chimera schedule list` [default: chimera]
+    #[arg(long, value_name = "NAME")]
+    pub schedule: Option<String>,
+    /// Workers per pipeline group, D; 1 trains without a pipeline [default: 4]
+    #[arg(long, value_name = "D")]
+    pub depth: Option<i64>,
+    /// Pipeline groups, W (data parallelism) [default: 1]
+    #[arg(long, value_name = "W")]
+    pub width: Option<i64>,
+    /// Pipes of a bidirectional schedule, 2f [default: 2]
+    #[arg(long, value_name = "2f")]
+    pub pipes: Option<i64>,
+    /// Chimera with more micro-batches than workers: direct, doubling or halving [default: direct]
+    #[arg(long, value_name = "MODE")]
+    pub scaling: Option<String>,
+    /// Micro-batches per group and step, N [default: 8]
+    #[arg(long, value_name = "N")]
+    pub micro_batches: Option<i64>,
+    /// Samples per micro-batch, B [default: 4]
+    #[arg(long, value_name = "B")]
+    pub micro_batch_size: Option<i64>,
+    /// Model size by name; the keys from `layers` to `tied` override it [default: tiny]
+    #[arg(long, value_name = "NAME")]
+    pub preset: Option<String>,
+    /// Transformer layers [default: from the preset]
+    #[arg(long, value_name = "COUNT")]
+    pub layers: Option<i64>,
+    /// Width of the model; `heads` must divide it [default: from the preset]
+    #[arg(long, value_name = "SIZE")]
+    pub hidden: Option<i64>,
+    /// Attention heads [default: from the preset]
+    #[arg(long, value_name = "COUNT")]
+    pub heads: Option<i64>,
+    /// Tokens per sample [default: from the preset]
+    #[arg(long, value_name = "TOKENS")]
+    pub context: Option<i64>,
+    /// Number of token ids; text needs 256 [default: from the preset]
+    #[arg(long, value_name = "COUNT")]
+    pub vocab: Option<i64>,
+    /// Share the token embedding with the output head [default: from the preset]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub tied: Option<bool>,
+    /// Optimizer steps [default: 300]
+    #[arg(long, value_name = "COUNT")]
+    pub steps: Option<i64>,
+    /// Peak learning rate; it decays by a cosine [default: 0.002]
+    #[arg(long, value_name = "RATE")]
+    pub lr: Option<f64>,
+    /// Steps of linear warm-up [default: a tenth of `steps`, at least 1]
+    #[arg(long, value_name = "STEPS")]
+    pub warmup: Option<i64>,
+    /// Decoupled weight decay of AdamW, on matrices [default: 0.1]
+    #[arg(long, value_name = "RATE")]
+    pub weight_decay: Option<f64>,
+    /// Largest global gradient norm; 0 turns clipping off [default: 1.0]
+    #[arg(long, value_name = "NORM")]
+    pub clip: Option<f64>,
+    /// Stop before a step whose loss or gradient is not finite [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub check_finite: Option<bool>,
+    /// Key of all random draws: weights, batches [default: 1]
+    #[arg(long, value_name = "SEED")]
+    pub seed: Option<i64>,
+    /// When gradients are summed over replicas: at-end, eager or eager-opt [default: eager-opt]
+    #[arg(long, value_name = "POLICY")]
+    pub sync: Option<String>,
+    /// Where to compute [default: cpu]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+    /// CPU threads per worker [default: the machine's cores shared out, at least 1]
+    #[arg(long, value_name = "COUNT")]
+    pub threads: Option<i64>,
+    /// Seconds without a message after which a worker gives up [default: 100.0]
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<f64>,
+    /// Folder of the run [default: a fresh one under `runs/`]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// File for one JSON object per step [default: `metrics.jsonl` in the folder of the run]
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// Folder for the trained weights, as safetensors [default: not saved]
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+}
+
+impl Settings {
+    /// All keys, in the order of the help text.
+    pub fn keys() -> Vec<String> {
+        let command = <Self as clap::Args>::augment_args(clap::Command::new("settings"));
+        let keys = command.get_arguments().filter_map(|arg| arg.get_long());
+        keys.map(str::to_owned).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The help names the defaults that hold.
+    #[test]
+    fn help_states_the_defaults() {
+        let config = Layers::default().resolve().unwrap();
+        let command = <Settings as clap::Args>::augment_args(clap::Command::new("settings"));
+        for arg in command.get_arguments() {
+            let help = arg.get_help().unwrap().to_string();
+            let (_, stated) = help.rsplit_once("[default: ").unwrap();
+            let Some((value, origin)) = config.value(arg.get_long().unwrap()) else {
+                continue;
+            };
+            if *origin == Origin::Default && !stated.contains(' ') {
+                let value = value.to_string();
+                assert_eq!(
+                    stated.trim_end_matches(']'),
+                    value.trim_matches('"'),
+                    "{help}"
+                );
+            }
+        }
+    }
+}

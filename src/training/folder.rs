@@ -1,0 +1,133 @@
+//! The folder of a run: settings, metrics, and what went wrong.
+
+use std::fs::{File, create_dir, create_dir_all, exists, write};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use chimera_core::engine::StepReport;
+use chimera_core::fault::Fault;
+use serde::Serialize;
+use serde_json::json;
+
+use super::io_fault;
+use crate::settings::Config;
+
+/// Where one run writes.
+pub struct Folder {
+    path: PathBuf,
+    metrics: BufWriter<File>,
+    metrics_path: PathBuf,
+}
+
+/// One line of the metrics. Floats are written so that they read back to the same bits.
+#[derive(Serialize)]
+struct Line {
+    step: u64,
+    loss: f64,
+    grad_norm: f64,
+    lr: f64,
+    tokens: u64,
+    step_s: f64,
+    tokens_per_s: f64,
+    bubble_ratio: f64,
+}
+
+impl Folder {
+    /// Makes the folder that `config` names, or a fresh one under `runs/`, and writes `config.toml`.
+    pub fn create(config: &Config) -> Result<Folder> {
+        let path = match &config.out {
+            Some(out) => {
+                create_dir_all(out)
+                    .with_context(|| format!("cannot make folder {}", out.display()))?;
+                ensure!(
+                    !exists(out.join("metrics.jsonl"))?,
+                    "{} holds another run: choose another --out",
+                    out.display()
+                );
+                out.clone()
+            }
+            None => fresh(Path::new("runs"))?,
+        };
+        let shown = path.join("config.toml");
+        write(&shown, config.to_toml()).map_err(|e| io_fault("settings", &shown, &e))?;
+        let metrics_path = config
+            .metrics
+            .clone()
+            .unwrap_or_else(|| path.join("metrics.jsonl"));
+        let metrics = File::create(&metrics_path)
+            .with_context(|| format!("cannot write metrics {}", metrics_path.display()))?;
+        Ok(Folder {
+            path,
+            metrics: BufWriter::new(metrics),
+            metrics_path,
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Adds a step of `tokens` tokens to the metrics.
+    pub fn record(&mut self, report: &StepReport, tokens: u64) -> Result<()> {
+        let StepReport {
+            step,
+            loss,
+            grad_norm,
+            lr,
+            step_s,
+            bubble_ratio,
+            ..
+        } = *report;
+        let tokens_per_s = tokens as f64 / step_s;
+        let line = Line {
+            step,
+            loss,
+            grad_norm,
+            lr,
+            tokens,
+            step_s,
+            tokens_per_s,
+            bubble_ratio,
+        };
+        let text = serde_json::to_string(&line)?;
+        let written = writeln!(self.metrics, "{text}").and_then(|()| self.metrics.flush());
+        Ok(written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?)
+    }
+
+    /// Writes another file into the folder.
+    pub fn write(&self, name: &str, content: &str) -> Result<()> {
+        let path = self.path.join(name);
+        Ok(write(&path, content).map_err(|e| io_fault("file", &path, &e))?)
+    }
+
+    /// Writes `error.<rank>.json`.
+    pub fn write_error(&self, fault: &Fault) -> Result<()> {
+        let error = json!({
+            "rank": fault.rank, "pid": std::process::id(), "code": fault.class.code(),
+            "class": fault.class, "step": fault.step, "op": fault.op, "peer": fault.peer,
+            "message": fault.message,
+        });
+        self.write(
+            &format!("error.{}.json", fault.rank.0),
+            &format!("{error:#}\n"),
+        )
+    }
+}
+
+/// The first folder `0001`, `0002`, … of `parent` that is not there yet.
+fn fresh(parent: &Path) -> Result<PathBuf> {
+    create_dir_all(parent).with_context(|| format!("cannot make folder {}", parent.display()))?;
+    for number in 1..100_000 {
+        let path = parent.join(format!("{number:04}"));
+        match create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e) => {
+                return Err(e).with_context(|| format!("cannot make folder {}", path.display()));
+            }
+        }
+    }
+    bail!("{} is full: name a folder with --out", parent.display())
+}

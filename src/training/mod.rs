@@ -1,0 +1,324 @@
+//! One training run on this machine: from settings to trained weights.
+
+mod fit;
+mod folder;
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use chimera_backend_cuda::Candle;
+use chimera_core::analyze::{Event, MeasuredCosts, Timeline, simulate};
+use chimera_core::comm::{Comm, Threads};
+use chimera_core::engine::{Data, Job, Patience, StepReport, Training, Worker, run_threads};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::{Rank, StageId};
+use chimera_core::kernels::Kernels;
+use chimera_core::lower::{Lowering, Program, lower};
+use chimera_core::model::{Cut, Gpt2Config, Gpt2Stage, cut};
+use chimera_core::schedule::{Shape, find};
+use chimera_core::stage::Param;
+
+pub use folder::Folder;
+
+use crate::data::Corpus;
+use crate::settings::Config;
+
+/// The last steps whose timelines are kept.
+const N_TIMELINES: u64 = 10;
+
+/// A run that has been checked as far as can be before it starts.
+pub struct Run {
+    config: Config,
+    model: Gpt2Config,
+    cuts: Vec<Cut>,
+    program: Program,
+    corpus: Corpus,
+    training: Training,
+}
+
+/// What a run leaves.
+pub struct Trained {
+    /// Every tensor by its parameter, in order of the stages.
+    pub weights: Vec<(Param, Vec<f32>)>,
+    /// The last step's report.
+    pub last: StepReport,
+    /// What the workers of the first group did in the last steps, each from its own start.
+    pub timelines: Vec<Timeline>,
+}
+
+impl Run {
+    /// Checks settings, model, schedule, memory and data. Nothing is written.
+    pub fn prepare(config: Config) -> Result<Run> {
+        ensure!(
+            config.device == "cpu",
+            "device `{}` is not available: this build has `cpu` alone",
+            config.device
+        );
+        let model = config.model();
+        model.validate()?;
+        let shape = Shape {
+            n_pipes: config.pipes,
+            scaling: config.scaling,
+            ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
+        };
+        // One worker has no pipeline to schedule: it alternates forward and backward.
+        let schedule = if config.depth == 1 {
+            "dapple"
+        } else {
+            &config.schedule
+        };
+        find(&config.schedule)?;
+        let timetable = find(schedule)?.timetable(&shape)?;
+        ensure!(
+            config
+                .micro_batch_size
+                .is_multiple_of(timetable.units_per_micro as usize),
+            "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
+            config.micro_batch_size
+        );
+        let n_stages = timetable.placement.n_stages();
+        let cuts = cut(&model, n_stages)?;
+        let training = Training {
+            seed: config.seed,
+            steps: config.steps,
+            lr: config.lr,
+            warmup: config.warmup,
+            weight_decay: config.weight_decay,
+            clip: (config.clip > 0.0).then_some(config.clip),
+            check_finite: config.check_finite,
+        };
+        let ends = vec![StageId(0), StageId(n_stages as u16 - 1)];
+        let how = Lowering {
+            sync: config.sync,
+            barrier: training.needs_barrier(),
+            tied: if model.tied && n_stages > 1 {
+                vec![ends]
+            } else {
+                Vec::new()
+            },
+            max_peak: None,
+        };
+        let program = lower(&timetable, &how)?;
+        fit::check(&config, &model, &cuts, &program)?;
+        let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
+        Ok(Run {
+            config,
+            model,
+            cuts,
+            program,
+            corpus,
+            training,
+        })
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The sizes of the model.
+    pub fn model(&self) -> &Gpt2Config {
+        &self.model
+    }
+
+    /// What each worker does.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The text.
+    pub fn corpus(&self) -> &Corpus {
+        &self.corpus
+    }
+
+    /// Tokens of one step over all groups.
+    pub fn tokens_per_step(&self) -> u64 {
+        let Config {
+            width,
+            micro_batches,
+            micro_batch_size,
+            context,
+            ..
+        } = &self.config;
+        (width * micro_batches * micro_batch_size * context) as u64
+    }
+
+    /// Trains, telling `observe` of every step; `stop` ends it after the step under way. An error of
+    /// `observe` ends the run too.
+    pub fn train(
+        &self,
+        stop: &AtomicBool,
+        observe: impl FnMut(&StepReport) -> Result<()> + Send,
+    ) -> Result<Trained> {
+        let n_ranks = (self.config.width * self.config.depth) as u32;
+        let samples = Samples {
+            corpus: &self.corpus,
+            seed: self.config.seed,
+            context: self.config.context,
+        };
+        let later = Duration::try_from_secs_f64(self.config.timeout)?;
+        let job = Job {
+            program: &self.program,
+            width: self.config.width,
+            micro_batch_size: self.config.micro_batch_size,
+            training: &self.training,
+            data: &samples,
+            patience: Patience {
+                first_step: later.max(Patience::default().first_step),
+                later,
+            },
+            stop,
+            epoch: Instant::now(),
+        };
+        let observe = Mutex::new(observe);
+        let ranks = run_threads(n_ranks, |comm: &mut Threads<_>| {
+            let rank = comm.rank();
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(self.config.threads)
+                .build();
+            let pool = pool.map_err(|e| Fault::new(Class::OutOfMemory, rank, e.to_string()))?;
+            pool.install(|| self.train_rank(job, comm, &observe))
+        })?;
+        merge(ranks)
+    }
+
+    fn train_rank<O: FnMut(&StepReport) -> Result<()>>(
+        &self,
+        job: Job<'_>,
+        comm: &mut Threads<<Candle as Kernels>::Tensor>,
+        observe: &Mutex<O>,
+    ) -> Result<RankTrained, Fault> {
+        let (kernels, rank) = (Candle::cpu(), comm.rank());
+        let usage = |e: &dyn ToString| Fault::new(Class::Usage, rank, e.to_string());
+        let mut cuts = Vec::new();
+        for cut in &self.cuts {
+            let stage = Gpt2Stage::new(
+                kernels.clone(),
+                &self.model,
+                self.model.context,
+                cut.clone(),
+            );
+            cuts.push(Some(stage.map_err(|e| usage(&e))?));
+        }
+        let take = |id: StageId| match cuts.get_mut(id.index()).and_then(Option::take) {
+            Some(stage) => stage,
+            None => panic!("{id} is made twice"),
+        };
+        let mut worker = Worker::new(job, kernels, comm, take)?;
+        let mut trained = RankTrained {
+            reports: None,
+            weights: Vec::new(),
+            events: Vec::new(),
+        };
+        for step in 0..self.config.steps {
+            let report = worker.step(step)?;
+            if rank == Rank(0)
+                && let Ok(mut observe) = observe.lock()
+            {
+                observe(&report).map_err(|e| Fault::new(Class::Io, rank, format!("{e:#}")))?;
+            }
+            trained.reports = Some(report);
+            if rank.index() < job.program.placement().n_workers() {
+                if trained.events.len() as u64 == N_TIMELINES {
+                    trained.events.remove(0);
+                }
+                trained.events.push(worker.events().to_vec());
+            }
+            if report.stop {
+                break;
+            }
+        }
+        trained.weights = worker.weights()?;
+        Ok(trained)
+    }
+}
+
+/// What one rank leaves.
+struct RankTrained {
+    reports: Option<StepReport>,
+    weights: Vec<(Param, Vec<f32>)>,
+    events: Vec<Vec<Event>>,
+}
+
+fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
+    let Some(last) = ranks.first().and_then(|r| r.reports) else {
+        bail!("no step was trained")
+    };
+    let n_timelines = ranks.first().map_or(0, |r| r.events.len());
+    let mut timelines = vec![Timeline::default(); n_timelines];
+    let mut weights = Vec::new();
+    for rank in ranks {
+        if !rank.events.is_empty() {
+            for (timeline, events) in timelines.iter_mut().zip(rank.events) {
+                timeline.n_workers += 1;
+                timeline.events.extend(events);
+            }
+        }
+        weights.extend(rank.weights);
+    }
+    for timeline in &mut timelines {
+        let start = timeline
+            .events
+            .iter()
+            .map(|e| e.start)
+            .fold(f64::INFINITY, f64::min);
+        for event in &mut timeline.events {
+            event.start -= start;
+            event.end -= start;
+        }
+    }
+    Ok(Trained {
+        weights,
+        last,
+        timelines,
+    })
+}
+
+impl Trained {
+    /// Measured makespan over the makespan that the measured ops would have without any overhead: the
+    /// median over the last steps.
+    pub fn overhead(&self, program: &Program) -> Option<f64> {
+        let ratio =
+            |t: &Timeline| t.makespan() / simulate(program, &MeasuredCosts::of(t)).makespan();
+        let mut ratios: Vec<f64> = self
+            .timelines
+            .iter()
+            .map(ratio)
+            .filter(|r| r.is_finite())
+            .collect();
+        ratios.sort_by(f64::total_cmp);
+        ratios.get(ratios.len() / 2).copied()
+    }
+}
+
+/// The corpus as the engine asks for it.
+struct Samples<'r> {
+    corpus: &'r Corpus,
+    seed: u64,
+    context: usize,
+}
+
+impl Data for Samples<'_> {
+    fn sample(&self, step: u64, sample: u64, input: &mut Vec<u32>, target: &mut Vec<u32>) {
+        let batch = self.corpus.batch(self.seed, step, sample..sample + 1);
+        input.extend(batch.input);
+        target.extend(batch.target);
+    }
+
+    fn n_targets(&self) -> usize {
+        self.context
+    }
+}
+
+/// The fault of a file that failed while the run was under way.
+pub fn io_fault(what: &str, path: &Path, error: &dyn ToString) -> Fault {
+    let message = format!(
+        "cannot write {what} {}: {}",
+        path.display(),
+        error.to_string()
+    );
+    Fault::new(Class::Io, Rank(0), message)
+}

@@ -1,0 +1,91 @@
+//! The arrows between crates: who must not depend on what, proven by `cargo tree`.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, bail};
+
+use crate::command::{cargo, read};
+
+/// Crates that bring a device or a transport in; the default build has none of them.
+const DEVICES: [&str; 9] = [
+    "candle-kernels",
+    "candle-flash-attn",
+    "candle-metal-kernels",
+    "cudarc",
+    "cudaforge",
+    "mpi",
+    "mpi-sys",
+    "wgpu",
+    "wgpu-hal",
+];
+/// What core must not know: devices' tensors, the command line, files of settings.
+const OUTSIDE_CORE: [&str; 5] = [
+    "candle-core",
+    "chimera",
+    "chimera-backend-cuda",
+    "clap",
+    "toml",
+];
+/// What backends must not know.
+const OUTSIDE_BACKENDS: [&str; 3] = ["chimera", "clap", "toml"];
+
+/// Package and what its default build must not contain.
+const ABSENCES: [(&str, &[&str]); 5] = [
+    ("chimera", &DEVICES),
+    ("chimera-core", &DEVICES),
+    ("chimera-core", &OUTSIDE_CORE),
+    ("chimera-backend-cuda", &DEVICES),
+    ("chimera-backend-cuda", &OUTSIDE_BACKENDS),
+];
+
+/// Refuses any dependency that the table forbids.
+pub(crate) fn run() -> Result<()> {
+    for (package, forbidden) in ABSENCES {
+        let present = dependencies(package)?;
+        let found: Vec<_> = forbidden
+            .iter()
+            .filter(|name| present.contains(**name))
+            .collect();
+        if let Some(name) = found.first() {
+            bail!(
+                "{package} depends on {found:?}; find out why: \
+                 cargo tree --package {package} --edges normal --invert {name}"
+            );
+        }
+        eprintln!("{package}: none of {}", forbidden.join(", "));
+    }
+    Ok(())
+}
+
+/// Names of all crates that the default build of `package` links, apart from itself.
+fn dependencies(package: &str) -> Result<BTreeSet<String>> {
+    let args = [
+        "tree",
+        "--package",
+        package,
+        "--edges",
+        "normal",
+        "--prefix",
+        "none",
+    ];
+    let tree = read(&mut cargo(args))?;
+    let names = tree
+        .lines()
+        .filter_map(|line| line.split_whitespace().next());
+    Ok(names
+        .filter(|name| *name != package)
+        .map(str::to_owned)
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dependencies_are_found() {
+        let found = dependencies("xtask").unwrap();
+        assert!(found.contains("clap") && found.contains("serde_core"));
+        assert!(!found.contains("xtask"));
+    }
+}

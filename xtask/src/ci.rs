@@ -1,0 +1,67 @@
+//! What must pass before a change is taken.
+
+use anyhow::{Context, Result};
+
+use crate::command::{cargo, read, run as run_command};
+use crate::{absences, gallery};
+
+/// The chores of CI, in order.
+const CHORES: [(&str, fn() -> Result<()>); 6] = [
+    ("format", format),
+    ("clippy", clippy),
+    ("test", || test(&[])),
+    ("docs", docs),
+    ("absences", absences::run),
+    ("gallery", || gallery::run(true)),
+];
+
+/// Runs every chore, up to the first that fails.
+pub(crate) fn run() -> Result<()> {
+    components()?;
+    for (name, chore) in CHORES {
+        eprintln!("== {name}");
+        chore().with_context(|| format!("chore `{name}` failed; repeat it: cargo xtask {name}"))?;
+    }
+    eprintln!("== all {} chores passed", CHORES.len());
+    Ok(())
+}
+
+/// Checks the format of every crate.
+pub(crate) fn format() -> Result<()> {
+    run_command(&mut cargo(["fmt", "--all", "--check"]))
+}
+
+/// Runs clippy on every target; warnings are errors.
+pub(crate) fn clippy() -> Result<()> {
+    let args = [
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ];
+    run_command(&mut cargo(args))
+}
+
+/// Runs all tests, with further arguments for `cargo test`.
+pub(crate) fn test(args: &[String]) -> Result<()> {
+    run_command(cargo(["test", "--workspace"]).args(args))
+}
+
+/// Builds the documentation; warnings are errors.
+pub(crate) fn docs() -> Result<()> {
+    let mut docs = cargo(["doc", "--workspace", "--no-deps"]);
+    run_command(docs.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// Installs rustfmt and clippy where a minimal toolchain lacks them.
+fn components() -> Result<()> {
+    for (tool, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
+        if read(&mut cargo([tool, "--version"])).is_err() {
+            let mut rustup = std::process::Command::new("rustup");
+            run_command(rustup.args(["component", "add", component]))?;
+        }
+    }
+    Ok(())
+}

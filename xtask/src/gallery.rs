@@ -1,0 +1,101 @@
+//! The drawings of every schedule in docs/gallery.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::{cargo, files, root, run as run_command};
+
+/// Draws the gallery, or only checks that the drawings are up to date.
+pub(crate) fn run(check: bool) -> Result<()> {
+    let fresh = tempfile::tempdir()?;
+    let args = [
+        "run",
+        "--release",
+        "--quiet",
+        "--package",
+        "chimera",
+        "--bin",
+        "chimera",
+        "--",
+    ];
+    let mut draw = cargo(args);
+    run_command(
+        draw.args(["schedule", "gallery", "--out"])
+            .arg(fresh.path()),
+    )?;
+    let gallery = root().join("docs/gallery");
+    let stale = differences(fresh.path(), &gallery)?;
+    for name in &stale {
+        eprintln!("docs/gallery/{} is not up to date", name.display());
+    }
+    match (stale.len(), check) {
+        (0, _) => Ok(()),
+        (n, true) => bail!("{n} drawings are not up to date; draw them: cargo xtask gallery"),
+        (_, false) => stale
+            .iter()
+            .try_for_each(|name| update(fresh.path(), &gallery, name)),
+    }
+}
+
+/// Names of the files that are not the same in both folders.
+fn differences(fresh: &Path, gallery: &Path) -> Result<Vec<PathBuf>> {
+    let mut names = Vec::new();
+    for folder in [fresh, gallery] {
+        if folder.exists() {
+            for file in files(folder)? {
+                names.push(file.strip_prefix(folder)?.to_path_buf());
+            }
+        }
+    }
+    names.sort();
+    names.dedup();
+    names.retain(|name| fs::read(fresh.join(name)).ok() != fs::read(gallery.join(name)).ok());
+    Ok(names)
+}
+
+/// Makes one file of the gallery what it is in `fresh`; one that is not there goes.
+fn update(fresh: &Path, gallery: &Path, name: &Path) -> Result<()> {
+    let (from, to) = (fresh.join(name), gallery.join(name));
+    let done = if from.exists() {
+        fs::create_dir_all(to.parent().unwrap_or(gallery))
+            .and_then(|()| fs::copy(from, &to).map(|_| ()))
+    } else {
+        fs::remove_file(&to)
+    };
+    done.with_context(|| format!("updating {}", to.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_update_leaves_no_difference() {
+        let (fresh, gallery) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (fresh, gallery) = (fresh.path(), gallery.path());
+        fs::create_dir(fresh.join("in")).unwrap();
+        for (file, text) in [
+            (fresh.join("same"), "1"),
+            (gallery.join("same"), "1"),
+            (fresh.join("changed"), "2"),
+            (gallery.join("changed"), "1"),
+            (fresh.join("in/added"), "3"),
+            (gallery.join("gone"), "4"),
+        ] {
+            fs::write(file, text).unwrap();
+        }
+        let names = differences(fresh, gallery).unwrap();
+        assert_eq!(names, ["changed", "gone", "in/added"].map(PathBuf::from));
+        for name in names {
+            update(fresh, gallery, &name).unwrap();
+        }
+        assert!(differences(fresh, gallery).unwrap().is_empty());
+        assert!(
+            !differences(fresh, &gallery.join("none"))
+                .unwrap()
+                .is_empty()
+        );
+    }
+}

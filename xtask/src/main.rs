@@ -1,0 +1,54 @@
+//! The project's chores: `cargo xtask NAME`. CI is `cargo xtask ci` and nothing else.
+
+mod absences;
+mod bench;
+mod bench_train;
+mod ci;
+mod command;
+mod gallery;
+
+use clap::Parser;
+
+/// The project's chores
+#[derive(Parser)]
+#[command(name = "cargo xtask", max_term_width = 100)]
+enum Chore {
+    /// Everything that must pass, in order
+    Ci,
+    /// Format check
+    Format,
+    /// Clippy without warnings
+    Clippy,
+    /// All tests: unit, integration and documentation
+    Test {
+        /// Passed on to `cargo test --workspace`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Documentation without warnings
+    Docs,
+    /// Proof that no crate depends on what it must not
+    Absences,
+    /// Draws every schedule into docs/gallery
+    Gallery {
+        /// Only says which drawings are not up to date
+        #[arg(long)]
+        check: bool,
+    },
+    /// Measurements
+    #[command(subcommand)]
+    Bench(bench::Bench),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Chore::parse() {
+        Chore::Ci => ci::run(),
+        Chore::Format => ci::format(),
+        Chore::Clippy => ci::clippy(),
+        Chore::Test { args } => ci::test(&args),
+        Chore::Docs => ci::docs(),
+        Chore::Absences => absences::run(),
+        Chore::Gallery { check } => gallery::run(check),
+        Chore::Bench(bench) => bench.run(),
+    }
+}
