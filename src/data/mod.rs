@@ -19,7 +19,7 @@ pub use tokens::Tokens;
 #[derive(thiserror::Error, Debug)]
 pub enum DataError {
     /// The file system refuses.
-    #[error("cannot read data file {}: {source}", path.display())]
+    #[error("cannot read data file {}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,

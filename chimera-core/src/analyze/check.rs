@@ -107,6 +107,9 @@ pub enum Reason {
     /// Some workers wait for each other for ever.
     #[error("deadlock: {}", .0.join("; "))]
     Deadlock(Vec<String>),
+    /// Workers issue messages and reductions in orders that do not agree.
+    #[error("messages and reductions follow no common order: {}", .0.join("; "))]
+    Order(Vec<String>),
     /// A token is made and never eaten.
     #[error("{0} is made and never used")]
     LeftOver(Token),
@@ -348,7 +351,7 @@ fn deadlock(program: &Program, group: &Group<'_, ()>) -> Refusal {
 }
 
 /// A refusal at an instruction, drawn with the cell that it belongs to.
-fn refusal(program: &Program, at: Option<(WorkerId, usize)>, reason: Reason) -> Refusal {
+pub(super) fn refusal(program: &Program, at: Option<(WorkerId, usize)>, reason: Reason) -> Refusal {
     let at =
         at.map(|(worker, position)| (worker, cell_index(&program.rows[worker.index()], position)));
     let drawing = at.map(|(worker, cell)| {

@@ -90,11 +90,16 @@ pub fn run<T>(comm: &mut impl Comm<T>, tensor: impl Fn(u32) -> T, number: impl F
 }
 
 /// Checks that an abort by the last rank ends every other rank's wait with its cause.
-pub fn run_abort<T: Debug>(comm: &mut impl Comm<T>) {
+pub fn run_abort<T: Debug>(comm: &mut impl Comm<T>, tensor: impl Fn(u32) -> T) {
     let Suite { me, n } = Suite::of(comm);
     let last = Rank(n - 1);
     let cause = Fault::new(Class::NonFinite, last, "as an example");
+    // The others say that they have nothing else to wait for.
+    comm.send(last, tag(7, 7), tensor(0)).expect("send");
     if me == last {
+        for from in (0..n).map(Rank) {
+            comm.take(from, tag(7, 7), soon()).expect("take");
+        }
         comm.abort(&cause);
         comm.abort(&Fault::new(Class::Io, last, "a later cause"));
     }

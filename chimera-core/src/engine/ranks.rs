@@ -82,7 +82,7 @@ mod tests {
         for n in [1, 2, 5] {
             let ran = run_threads::<u32, ()>(n, |comm| {
                 conformance::run(comm, |i| i, |i| *i);
-                conformance::run_abort(comm);
+                conformance::run_abort(comm, |i| i);
                 Ok(())
             });
             assert_eq!(ran.map(|all| all.len()), Ok(n as usize));

@@ -233,7 +233,8 @@ mod tests {
 
     #[test]
     fn owners_share_the_load() {
-        assert_eq!(owners(&[10, 3, 3, 3, 1], 2), [0, 1, 1, 1, 0]);
+        assert_eq!(owners(&[10, 3, 3, 3, 2], 2), [0, 1, 1, 1, 1]);
+        assert_eq!(owners(&[2, 3, 9, 3, 4], 2), [0, 1, 0, 1, 1]);
         assert_eq!(owners(&[5, 5], 1), [0, 0]);
         assert!(owners(&[], 3).is_empty());
     }
