@@ -75,7 +75,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::comm::{CommError, conformance};
+    use crate::comm::{CommError, Delayed, Direction, Stamped, Tag, Traced, conformance};
 
     #[test]
     fn threads_conform() {
@@ -87,6 +87,22 @@ mod tests {
             });
             assert_eq!(ran.map(|all| all.len()), Ok(n as usize));
         }
+    }
+
+    #[test]
+    fn wrappers_conform_and_see_every_message() {
+        run_threads::<Stamped<u32>, ()>(3, |comm| {
+            let jitter = |tag: Tag| Duration::from_micros(tag.step * 100);
+            let mut traced = Traced::new(Delayed::new(comm, jitter));
+            conformance::run(&mut traced, |i| i, |i| *i);
+            let messages = traced.take_messages();
+            let of = |d: Direction| messages.iter().filter(|m| m.direction == d).count();
+            assert_eq!((of(Direction::Sent), of(Direction::Taken)), (3 * 20 + 4, 3 * 20 + 4));
+            assert!(messages.iter().all(|m| m.start <= m.end));
+            conformance::run_abort(&mut traced, |i| i);
+            Ok(())
+        })
+        .expect("all ranks conform");
     }
 
     #[test]

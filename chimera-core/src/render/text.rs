@@ -71,7 +71,11 @@ pub fn scaled(timeline: &Timeline, width: usize) -> String {
         };
         picture.line(worker, &line(&row.compute));
         for lane in &row.reductions {
-            picture.below(line(lane).replace('.', " ").trim_end());
+            let lane = line(lane).replace('.', " ");
+            // Reductions too short for a column leave no line.
+            if !lane.trim().is_empty() {
+                picture.below(lane.trim_end());
+            }
         }
     }
     let legend = match n_pipes {
@@ -80,7 +84,7 @@ pub fn scaled(timeline: &Timeline, width: usize) -> String {
     };
     let _ = writeln!(
         picture.text,
-        "{legend}; . idle; {} in all",
+        "{legend}; + reduction, * update, . idle; {} in all",
         number(makespan)
     );
     picture.text
@@ -381,7 +385,7 @@ P0 a0-1 b1r  b12i a3+b1'-------- a7w  u1
             "\
 P0 0---.1---.........0'=======....1'=======
 P1 .....0---0'=======1---1'=======.........
-- forward, = backward; . idle; 0.09 in all
+- forward, = backward; + reduction, * update, . idle; 0.09 in all
 "
         );
         assert_eq!(timeline(&measured), scaled(&measured, SCALED_WIDTH));
