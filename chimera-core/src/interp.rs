@@ -200,6 +200,8 @@ pub struct Group<'p, V> {
     buckets: &'p [Bucket],
     rules: &'p Rules,
     rows: Vec<Row<V>>,
+    /// By bucket: how many members have started its reduction.
+    n_started: Vec<usize>,
 }
 
 impl<'p, V> Group<'p, V> {
@@ -219,6 +221,7 @@ impl<'p, V> Group<'p, V> {
             buckets,
             rules,
             rows,
+            n_started: vec![0; buckets.len()],
         }
     }
 
@@ -231,6 +234,7 @@ impl<'p, V> Group<'p, V> {
         let everyone = || (0..self.instrs.len() as u16).map(WorkerId);
         let mut queue: VecDeque<WorkerId> = everyone().collect();
         let mut is_queued = vec![true; self.rows.len()];
+
         while let Some(worker) = queue.pop_front() {
             is_queued[worker.index()] = false;
             let instrs = &self.instrs[worker.index()];
@@ -251,11 +255,11 @@ impl<'p, V> Group<'p, V> {
                         Instr::Send(_, c) => wake(self.channels[c.index()].to),
                         Instr::Recv(_, c) => wake(self.channels[c.index()].from),
                         Instr::Reduce(b) => {
-                            self.buckets[b.index()]
-                                .members
-                                .iter()
-                                .copied()
-                                .for_each(&mut wake);
+                            let members = &self.buckets[b.index()].members;
+                            self.n_started[b.index()] += 1;
+                            if self.n_started[b.index()] == members.len() {
+                                members.iter().copied().for_each(&mut wake);
+                            }
                         }
                         Instr::Agree => everyone().for_each(&mut wake),
                         Instr::Run(_) | Instr::Await(_) | Instr::Step(_) => {}

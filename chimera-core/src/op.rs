@@ -76,13 +76,14 @@ impl Span {
 
     /// The units of the span, in order.
     pub fn units(self) -> std::ops::Range<u32> {
-        self.start..self.start + u32::from(self.len)
+        self.start..self.start.saturating_add(u32::from(self.len))
     }
 }
 
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.len {
+            0 => write!(f, "none"),
             1 => write!(f, "{}", self.start),
             _ => write!(f, "{}-{}", self.start, self.units().end - 1),
         }

@@ -13,38 +13,44 @@ impl Placement {
     /// A placement from the worker of each stage of each pipe.
     ///
     /// Returns `None` unless there is at least one pipe, all pipes have the same number of stages
-    /// (at least one), and every worker is below `n_workers`.
+    /// (at least one), every worker is below `n_workers`, and no count exceeds 65,535.
     pub fn new(n_workers: usize, pipes: Vec<Vec<WorkerId>>) -> Option<Placement> {
         let n_stages = pipes.first()?.len();
         let sound = n_stages > 0
             && pipes.iter().all(|p| p.len() == n_stages)
-            && pipes.iter().flatten().all(|w| w.index() < n_workers);
+            && pipes.iter().flatten().all(|w| w.index() < n_workers)
+            && n_workers.max(n_stages).max(pipes.len()) <= usize::from(u16::MAX);
         sound.then_some(Placement { n_workers, pipes })
     }
 
     /// One pipe, stage `s` on worker `s`.
+    ///
+    /// # Panics
+    /// If `depth` is 0 or exceeds 65,535.
     pub fn line(depth: usize) -> Placement {
-        Placement {
-            n_workers: depth,
-            pipes: vec![(0..depth).map(worker).collect()],
-        }
+        Placement::of(depth, vec![(0..depth).collect()])
     }
 
     /// `f` pipes down and `f` pipes up (Chimera, section 3.6): down pipe `i` has stage `s` on worker
     /// `(i*D/f + s) mod D`, up pipe `i` on worker `(i*D/f + D-1-s) mod D`. Down pipes come first.
+    ///
+    /// # Panics
+    /// If `depth` or `f` is 0 or `depth` exceeds 65,535.
     pub fn mirrored(depth: usize, f: usize) -> Placement {
-        let down = |i: usize| (0..depth).map(move |s| worker((i * depth / f + s) % depth));
-        let pipes = (0..f)
-            .map(|i| down(i).collect())
-            .chain((0..f).map(|i| {
-                (0..depth)
-                    .map(|s| worker((i * depth / f + depth - 1 - s) % depth))
-                    .collect()
-            }))
-            .collect();
-        Placement {
-            n_workers: depth,
-            pipes,
+        let down = |i: usize| (0..depth).map(|s| (i * depth / f + s) % depth).collect();
+        let up = |i: usize| {
+            (0..depth)
+                .map(|s| (i * depth / f + depth - 1 - s) % depth)
+                .collect()
+        };
+        Placement::of(depth, (0..f).map(down).chain((0..f).map(up)).collect())
+    }
+
+    fn of(depth: usize, pipes: Vec<Vec<usize>>) -> Placement {
+        let worker = |pipe: Vec<usize>| pipe.into_iter().map(|w| WorkerId(w as u16)).collect();
+        match Placement::new(depth, pipes.into_iter().map(worker).collect()) {
+            Some(placement) => placement,
+            None => panic!("{depth} workers are none or too many"),
         }
     }
 
@@ -75,14 +81,11 @@ impl Placement {
 
     /// The distinct workers that hold `stage`, in order of the first pipe that puts it there.
     pub fn replicas(&self, stage: StageId) -> Vec<WorkerId> {
-        let mut workers = Vec::new();
-        for pipe in &self.pipes {
-            let w = pipe[stage.index()];
-            if !workers.contains(&w) {
-                workers.push(w);
-            }
-        }
-        workers
+        let mut seen = vec![false; self.n_workers];
+        let holders = self.pipes.iter().map(|pipe| pipe[stage.index()]);
+        holders
+            .filter(|w| !std::mem::replace(&mut seen[w.index()], true))
+            .collect()
     }
 
     /// The distinct stages that `worker` holds, ascending.
@@ -92,8 +95,4 @@ impl Placement {
             .map(|s| StageId(s as u16))
             .collect()
     }
-}
-
-fn worker(index: usize) -> WorkerId {
-    WorkerId(index as u16)
 }

@@ -25,7 +25,7 @@ pub struct Timetable {
 impl Timetable {
     /// Number of units of a step; the spans of all ops lie in `0..n_units()`.
     pub fn n_units(&self) -> u32 {
-        self.n_micro_batches * self.units_per_micro
+        self.n_micro_batches.saturating_mul(self.units_per_micro)
     }
 
     /// The row of `worker`.

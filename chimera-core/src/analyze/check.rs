@@ -7,126 +7,18 @@
 //! before its step; nothing is left over; residuals stay under a limit, if one is given.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::task::Poll;
 
+use rustc_hash::FxHashMap;
+
 use super::memory::Residuals;
+use super::refusal::{Reason, Refusal};
 use crate::effects::Token;
 use crate::ids::{BucketId, ChannelId, StageId, WorkerId};
 use crate::interp::{Group, Machine, Stop, Values};
 use crate::lower::{Instr, Program};
-use crate::op::{Cell, Kind, Op};
+use crate::op::Cell;
 use crate::render::text;
-use crate::timetable::Timetable;
-
-/// Why a timetable cannot become a program.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub struct Refusal {
-    /// Name of the schedule.
-    pub schedule: String,
-    /// The worker and the index of its cell, where one is at fault.
-    pub at: Option<(WorkerId, usize)>,
-    /// What is wrong.
-    pub reason: Reason,
-    /// The worker's row with the cell marked; empty without a cell.
-    pub drawing: String,
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is not a safe schedule: ", self.schedule)?;
-        if let Some((worker, cell)) = self.at {
-            write!(f, "{worker}, cell {cell}: ")?;
-        }
-        write!(f, "{}", self.reason)?;
-        if self.drawing.is_empty() {
-            Ok(())
-        } else {
-            write!(f, "\n{}", self.drawing)
-        }
-    }
-}
-
-/// What can be wrong with a timetable.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub enum Reason {
-    /// The number of rows is not the number of workers.
-    #[error("there are {rows} rows for {workers} workers")]
-    Rows {
-        /// Rows of the timetable.
-        rows: usize,
-        /// Workers of the placement.
-        workers: usize,
-    },
-    /// An op names a pipe, stage or micro-batch that does not exist.
-    #[error("{0} names a pipe, stage or micro-batch that does not exist")]
-    Unknown(Op),
-    /// An op stands on another worker than the placement says.
-    #[error("{op} belongs to {owner}")]
-    Misplaced {
-        /// The op.
-        op: Op,
-        /// Who holds its stage.
-        owner: WorkerId,
-    },
-    /// A micro-batch travels through two pipes.
-    #[error("{op} takes micro-batch {unit} through a second pipe")]
-    TwoPipes {
-        /// The op.
-        op: Op,
-        /// The micro-batch unit.
-        unit: u32,
-    },
-    /// A pass of a micro-batch through a stage is done twice.
-    #[error("{0} does again what was done already")]
-    Repeated(Op),
-    /// A pass of a micro-batch through a stage is never done.
-    #[error("micro-batch {unit} never has its {pass} on {stage}")]
-    Absent {
-        /// The micro-batch unit.
-        unit: u32,
-        /// Where.
-        stage: StageId,
-        /// Which pass.
-        pass: &'static str,
-    },
-    /// An op eats a token that is not there.
-    #[error("it needs {0}, which is not made before it")]
-    Missing(Token),
-    /// An op makes a token that is there already.
-    #[error("it makes {0} a second time")]
-    Twice(Token),
-    /// A channel's messages are received in another order than they are sent.
-    #[error("it waits for {expected}, but the next message of its channel is {next}")]
-    ChannelOrder {
-        /// What it waits for.
-        expected: Token,
-        /// What comes.
-        next: Token,
-    },
-    /// Some workers wait for each other for ever.
-    #[error("deadlock: {}", .0.join("; "))]
-    Deadlock(Vec<String>),
-    /// Workers issue messages and reductions in orders that do not agree.
-    #[error("messages and reductions follow no common order: {}", .0.join("; "))]
-    Order(Vec<String>),
-    /// A token is made and never eaten.
-    #[error("{0} is made and never used")]
-    LeftOver(Token),
-    /// A reduction, agreement or step stands where it may not.
-    #[error("{0}")]
-    Synchronisation(String),
-    /// A worker holds more residuals than allowed.
-    #[error(
-        "it holds the residuals of {peak} micro-batches at once, more than the limit of {limit}"
-    )]
-    Memory {
-        /// Most micro-batches at once.
-        peak: f64,
-        /// The limit.
-        limit: f64,
-    },
-}
 
 /// What the proof finds out by the way.
 pub(crate) struct Proof {
@@ -134,140 +26,37 @@ pub(crate) struct Proof {
     pub(crate) peaks: Vec<f64>,
 }
 
-/// Checks what needs no interpretation: every op is well-formed, placed, and there exactly once.
-pub(crate) fn structure(timetable: &Timetable) -> Result<(), Refusal> {
-    let refuse = |at: Option<(usize, usize)>, reason| {
-        let at = at.map(|(w, i)| (WorkerId(w as u16), i));
-        let drawing = at
-            .map(|(w, i)| text::marked_row(timetable.row(w), i))
-            .unwrap_or_default();
-        Refusal {
-            schedule: timetable.schedule.clone(),
-            at,
-            reason,
-            drawing,
-        }
-    };
-    let placement = &timetable.placement;
-    let (rows, workers) = (timetable.rows.len(), placement.n_workers());
-    if rows != workers {
-        return Err(refuse(None, Reason::Rows { rows, workers }));
-    }
-    let (n_units, n_stages) = (timetable.n_units() as usize, placement.n_stages());
-    let mut passes = Passes::new(n_units, n_stages, timetable.n_ops());
-    for (w, row) in timetable.rows.iter().enumerate() {
-        for (i, op) in row
-            .iter()
-            .enumerate()
-            .flat_map(|(i, cell)| cell.ops().map(move |op| (i, op)))
-        {
-            let known = op.pipe.index() < placement.n_pipes()
-                && op.stage.index() < n_stages
-                && op.span.len > 0
-                && u64::from(op.span.start) + u64::from(op.span.len) <= n_units as u64;
-            if !known {
-                return Err(refuse(Some((w, i)), Reason::Unknown(op)));
-            }
-            let owner = placement.worker(op.pipe, op.stage);
-            if owner.index() != w {
-                return Err(refuse(Some((w, i)), Reason::Misplaced { op, owner }));
-            }
-            passes
-                .add(op)
-                .map_err(|reason| refuse(Some((w, i)), reason))?;
-        }
-    }
-    passes.finish().map_err(|reason| refuse(None, reason))
+/// Proves the compute and messages of a program that has no synchronisation yet.
+pub(crate) fn prove_compute(program: &Program) -> Result<(), Refusal> {
+    interpret(program, None).map(drop)
 }
 
-/// Which passes each (micro-batch unit, stage) has had. Grows with the ops that are there, not with
-/// the counts a file claims.
-struct Passes {
-    n_units: usize,
-    n_stages: usize,
-    pipe_of: Vec<Option<crate::ids::PipeId>>,
-    done: Vec<u8>,
-}
-
-impl Passes {
-    const FORWARD: u8 = 1;
-    const INPUT: u8 = 2;
-    const WEIGHT: u8 = 4;
-    const RECOMPUTE: u8 = 8;
-
-    fn new(n_units: usize, n_stages: usize, n_ops: usize) -> Passes {
-        // Each op of a span up to 65535 units can fill as many entries; more are surely absent.
-        let reachable = n_ops.saturating_mul(usize::from(u16::MAX));
-        let n = n_units.saturating_mul(n_stages).min(reachable);
-        Passes {
-            n_units,
-            n_stages,
-            pipe_of: vec![None; n_units.min(n)],
-            done: vec![0; n],
-        }
-    }
-
-    fn add(&mut self, op: Op) -> Result<(), Reason> {
-        let bits = match op.kind {
-            Kind::Forward => Self::FORWARD,
-            Kind::Backward => Self::INPUT | Self::WEIGHT,
-            Kind::BackwardInput => Self::INPUT,
-            Kind::BackwardWeight => Self::WEIGHT,
-            Kind::Recompute => Self::RECOMPUTE,
-        };
-        for unit in op.span.units() {
-            if let Some(pipe) = self.pipe_of.get_mut(unit as usize)
-                && *pipe.get_or_insert(op.pipe) != op.pipe
-            {
-                return Err(Reason::TwoPipes { op, unit });
-            }
-            if let Some(done) = self
-                .done
-                .get_mut(unit as usize * self.n_stages + op.stage.index())
-            {
-                if *done & bits != 0 {
-                    return Err(Reason::Repeated(op));
-                }
-                *done |= bits;
-            }
-        }
-        Ok(())
-    }
-
-    fn finish(&self) -> Result<(), Reason> {
-        for unit in 0..self.n_units {
-            for stage in 0..self.n_stages {
-                let done = self
-                    .done
-                    .get(unit * self.n_stages + stage)
-                    .copied()
-                    .unwrap_or(0);
-                let wanted = [
-                    (Self::FORWARD, "forward"),
-                    (Self::INPUT, "backward (input half)"),
-                    (Self::WEIGHT, "backward (weight half)"),
-                ];
-                if let Some((_, pass)) = wanted.into_iter().find(|(bit, _)| done & bit == 0) {
-                    let pass = if done & (Self::INPUT | Self::WEIGHT) == 0 && pass != "forward" {
-                        "backward"
-                    } else {
-                        pass
-                    };
-                    return Err(Reason::Absent {
-                        unit: unit as u32,
-                        stage: StageId(stage as u16),
-                        pass,
-                    });
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Proves a lowered program.
+/// Proves a whole program.
 pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, Refusal> {
-    let mut machine = Checker::new(program);
+    let machine = interpret(program, max_peak)?;
+    for (bucket, members) in (0..)
+        .map(BucketId)
+        .zip(program.buckets.iter().map(|b| &b.members))
+    {
+        for &worker in members {
+            let progress = &machine.workers[worker.index()];
+            if progress.phases.get(&bucket) != Some(&Phase::Stepped) || !progress.has_agreed {
+                let reason = format!("{bucket} is not updated, or without an agreement");
+                let end = program.rows[worker.index()].len();
+                let reason = Reason::Synchronisation(reason);
+                return Err(refusal(program, Some((worker, end)), reason));
+            }
+        }
+    }
+    Ok(Proof {
+        channel_bound: machine.bound,
+        peaks: machine.residuals.peaks(),
+    })
+}
+
+/// Runs all rows to their ends, with the least room in channels that suffices.
+fn interpret(program: &Program, max_peak: Option<f64>) -> Result<Checker<'_>, Refusal> {
+    let mut machine = Checker::new(program, max_peak);
     let mut group = Group::new(
         &program.rows,
         &program.channels,
@@ -284,39 +73,25 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
         }
         // A worker that waits for room in a channel may go on with more of it. What has run so far
         // would have run with more room too, so there is no need to begin again.
-        let waits_for_room = group
+        let mut next = group
             .rows()
             .iter()
             .zip(&program.rows)
-            .any(|(row, instrs)| matches!(instrs.get(row.position()), Some(Instr::Send(..))));
-        if !waits_for_room {
+            .map(|(row, instrs)| instrs.get(row.position()));
+        if !next.any(|instr| matches!(instr, Some(Instr::Send(..)))) {
             return Err(deadlock(program, &group));
         }
         machine.bound += 1;
     }
-    let left = group
-        .rows()
-        .iter()
-        .enumerate()
-        .find_map(|(w, row)| Some((w, *row.ledger().tokens().first()?)));
+    let left = group.rows().iter().enumerate();
+    let left = left
+        .filter_map(|(w, row)| Some((w, *row.ledger().tokens().first()?)))
+        .next();
     if let Some((w, token)) = left {
         let at = (WorkerId(w as u16), maker(program, w, &token));
         return Err(refusal(program, Some(at), Reason::LeftOver(token)));
     }
-    let peaks = machine.residuals.peaks();
-    if let Some(limit) = max_peak
-        && let Some(w) = peaks.iter().position(|peak| *peak > limit)
-    {
-        let reason = Reason::Memory {
-            peak: peaks[w],
-            limit,
-        };
-        return Err(refusal(program, Some((WorkerId(w as u16), 0)), reason));
-    }
-    Ok(Proof {
-        channel_bound: machine.bound,
-        peaks,
-    })
+    Ok(machine)
 }
 
 fn deadlock(program: &Program, group: &Group<'_, ()>) -> Refusal {
@@ -407,11 +182,14 @@ impl From<Stop<Reason>> for Reason {
 /// The machine that moves tokens which carry nothing.
 struct Checker<'p> {
     program: &'p Program,
+    max_peak: Option<f64>,
     /// Room of every channel.
     bound: u32,
     queues: Vec<VecDeque<Token>>,
     /// How many members started each bucket's reduction.
     n_started: Vec<usize>,
+    /// The buckets that a stage's gradients are in.
+    buckets_of: FxHashMap<StageId, Vec<BucketId>>,
     workers: Vec<Progress>,
     n_agreed: usize,
     residuals: Residuals,
@@ -420,22 +198,54 @@ struct Checker<'p> {
 /// What a worker has done of its synchronisation.
 #[derive(Clone, Default)]
 struct Progress {
-    started: Vec<BucketId>,
-    stepped: Vec<BucketId>,
+    phases: FxHashMap<BucketId, Phase>,
+    last_started: Option<BucketId>,
     has_agreed: bool,
 }
 
+/// How far a bucket is on one worker.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Started,
+    Summed,
+    Stepped,
+}
+
 impl<'p> Checker<'p> {
-    fn new(program: &'p Program) -> Checker<'p> {
+    fn new(program: &'p Program, max_peak: Option<f64>) -> Checker<'p> {
+        let mut buckets_of: FxHashMap<StageId, Vec<BucketId>> = FxHashMap::default();
+        for (b, bucket) in (0..).map(BucketId).zip(&program.buckets) {
+            for stage in &bucket.stages {
+                buckets_of.entry(*stage).or_default().push(b);
+            }
+        }
         Checker {
             program,
+            max_peak,
             bound: 1,
             queues: vec![VecDeque::new(); program.channels.len()],
             n_started: vec![0; program.buckets.len()],
+            buckets_of,
             workers: vec![Progress::default(); program.rows.len()],
             n_agreed: 0,
             residuals: Residuals::new(&program.placement, program.units_per_micro),
         }
+    }
+
+    /// Moves a bucket of a worker from one phase to the next.
+    fn enter(&mut self, worker: WorkerId, bucket: BucketId, phase: Phase) -> Result<(), Reason> {
+        let (before, what) = match phase {
+            Phase::Started => (None, "reduction"),
+            Phase::Summed => (Some(Phase::Started), "wait for the sum"),
+            Phase::Stepped => (Some(Phase::Summed), "update"),
+        };
+        if self.workers[worker.index()].phases.insert(bucket, phase) != before {
+            return Err(Reason::Synchronisation(format!(
+                "the {what} of {bucket} comes twice or too early: reduction, sum and update come once \
+                 each, in this order"
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -450,22 +260,23 @@ impl Machine for Checker<'_> {
         _: Values<()>,
         makes: &[Token],
     ) -> Result<Values<()>, Reason> {
-        let started = &self.workers[worker.index()].started;
+        let phases = &self.workers[worker.index()].phases;
         for op in cell
             .ops()
-            .filter(|op| op.kind.adds_gradient() && !started.is_empty())
+            .filter(|op| op.kind.adds_gradient() && !phases.is_empty())
         {
-            let late = started
-                .iter()
-                .find(|b| self.program.buckets[b.index()].stages.contains(&op.stage));
-            if let Some(bucket) = late {
-                return Err(Reason::Synchronisation(format!(
-                    "{op} comes after the reduction of {bucket}"
-                )));
+            let buckets = self.buckets_of.get(&op.stage).into_iter().flatten();
+            if let Some(bucket) = buckets.into_iter().find(|b| phases.contains_key(b)) {
+                let reason = format!("{op} comes after the reduction of {bucket}");
+                return Err(Reason::Synchronisation(reason));
             }
         }
-        self.residuals.run(worker, cell, &self.program.rules);
-        Ok(makes.iter().map(|_| ()).collect())
+        let peak = self.residuals.run(worker, cell, &self.program.rules);
+        match self.max_peak {
+            // Shares of a micro-batch such as 1/3 do not add up exactly.
+            Some(limit) if peak > limit + 1e-6 => Err(Reason::Memory { peak, limit }),
+            _ => Ok(makes.iter().map(|_| ()).collect()),
+        }
     }
 
     fn has_room(&mut self, channel: ChannelId) -> bool {
@@ -501,33 +312,32 @@ impl Machine for Checker<'_> {
 
     fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Reason> {
         let order = |b: BucketId| self.program.buckets[b.index()].order;
-        let started = &mut self.workers[worker.index()].started;
-        if let Some(&last) = started.last()
-            && order(last) >= order(bucket)
-        {
-            let reason = format!(
+        let last = self.workers[worker.index()].last_started.replace(bucket);
+        if let Some(last) = last.filter(|last| order(*last) >= order(bucket)) {
+            return Err(Reason::Synchronisation(format!(
                 "the reduction of {bucket} starts after that of {last}, against the common order"
-            );
-            return Err(Reason::Synchronisation(reason));
+            )));
         }
-        started.push(bucket);
         self.n_started[bucket.index()] += 1;
-        Ok(())
+        self.enter(worker, bucket, Phase::Started)
     }
 
-    fn await_sum(&mut self, _: WorkerId, bucket: BucketId) -> Result<Poll<()>, Reason> {
-        let complete =
-            self.n_started[bucket.index()] == self.program.buckets[bucket.index()].members.len();
-        Ok(if complete {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        })
+    fn await_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Result<Poll<()>, Reason> {
+        if self.n_started[bucket.index()] < self.program.buckets[bucket.index()].members.len() {
+            return Ok(Poll::Pending);
+        }
+        self.enter(worker, bucket, Phase::Summed).map(Poll::Ready)
     }
 
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Reason> {
-        let has_agreed = std::mem::replace(&mut self.workers[worker.index()].has_agreed, true);
-        self.n_agreed += usize::from(!has_agreed);
+        let progress = &mut self.workers[worker.index()];
+        if self.program.has_barrier && progress.phases.values().any(|p| *p == Phase::Started) {
+            let reason = "the agreement comes before a sum that it needs".to_string();
+            return Err(Reason::Synchronisation(reason));
+        }
+        if !std::mem::replace(&mut progress.has_agreed, true) {
+            self.n_agreed += 1;
+        }
         Ok(if self.n_agreed == self.workers.len() {
             Poll::Ready(())
         } else {
@@ -536,12 +346,91 @@ impl Machine for Checker<'_> {
     }
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Reason> {
-        let progress = &mut self.workers[worker.index()];
-        if !progress.started.contains(&bucket) || progress.stepped.contains(&bucket) {
-            let reason = format!("the step of {bucket} needs exactly one reduction before it");
+        if self.program.has_barrier && !self.workers[worker.index()].has_agreed {
+            let reason = format!("the update of {bucket} comes before the agreement");
             return Err(Reason::Synchronisation(reason));
         }
-        progress.stepped.push(bucket);
-        Ok(())
+        self.enter(worker, bucket, Phase::Stepped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lower::{Lowering, lower};
+    use crate::schedule::{Shape, find};
+
+    fn program(barrier: bool) -> Program {
+        let timetable = find("chimera").expect("known").timetable(&Shape::new(4, 6));
+        let how = Lowering {
+            barrier,
+            ..Lowering::default()
+        };
+        lower(&timetable.expect("fits"), &how).expect("proven")
+    }
+
+    fn is_synchronisation(instr: &Instr) -> bool {
+        !matches!(instr, Instr::Run(_) | Instr::Send(..) | Instr::Recv(..))
+    }
+
+    #[test]
+    fn synchronisation_that_lacks_or_repeats_something_is_refused() {
+        for barrier in [true, false] {
+            let whole = program(barrier);
+            for (w, row) in whole.rows.iter().enumerate() {
+                for at in (0..row.len()).filter(|at| is_synchronisation(&row[*at])) {
+                    let mut lacking = whole.clone();
+                    let instr = lacking.rows[w].remove(at);
+                    assert!(
+                        prove(&lacking, None).is_err(),
+                        "worker {w} without {instr:?}"
+                    );
+                    if instr != Instr::Agree {
+                        let mut repeating = whole.clone();
+                        repeating.rows[w].push(instr);
+                        assert!(
+                            prove(&repeating, None).is_err(),
+                            "worker {w} with {instr:?} again"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn updates_wait_for_the_agreement_behind_a_barrier() {
+        let mut early = program(true);
+        let row = &mut early.rows[2];
+        let agree = row
+            .iter()
+            .position(|i| *i == Instr::Agree)
+            .expect("an agreement");
+        row.swap(agree, agree + 1);
+        let refusal = prove(&early, None)
+            .err()
+            .expect("the update comes too early");
+        assert!(
+            refusal.to_string().contains("comes before the agreement"),
+            "{refusal}"
+        );
+    }
+
+    #[test]
+    fn a_memory_limit_marks_the_cell_that_exceeds_it() {
+        let timetable = find("gpipe")
+            .expect("known")
+            .timetable(&Shape::new(2, 5))
+            .expect("fits");
+        let how = Lowering {
+            max_peak: Some(3.0),
+            ..Lowering::default()
+        };
+        let refusal = lower(&timetable, &how).expect_err("gpipe holds five");
+        assert_eq!(refusal.at, Some((WorkerId(0), 3)));
+        assert!(
+            refusal.to_string().contains("more than the limit of 3"),
+            "{refusal}"
+        );
     }
 }

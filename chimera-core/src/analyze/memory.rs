@@ -34,9 +34,9 @@ impl Residuals {
         }
     }
 
-    /// Counts one cell. What it makes is there before what it eats is freed, but the halves of a split
-    /// backward hand the same residuals on.
-    pub(crate) fn run(&mut self, worker: WorkerId, cell: &Cell, rules: &Rules) {
+    /// Counts one cell and returns the most that are held meanwhile. What it makes is there before what
+    /// it eats is freed, but the halves of a split backward hand the same residuals on.
+    pub(crate) fn run(&mut self, worker: WorkerId, cell: &Cell, rules: &Rules) -> f64 {
         let weights = &self.weights[worker.index()];
         let count = |tokens: &[Token]| {
             let residuals = tokens
@@ -58,8 +58,10 @@ impl Residuals {
             &mut self.held[worker.index()],
             &mut self.peaks[worker.index()],
         );
-        *peak = peak.max(*held + more);
+        let meanwhile = *held + more;
+        *peak = peak.max(meanwhile);
         *held += more + less;
+        meanwhile
     }
 
     /// The most each worker held so far, rounded to a millionth (shares such as 1/3 do not add up).

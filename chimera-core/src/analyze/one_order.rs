@@ -7,7 +7,8 @@
 
 use rustc_hash::FxHashMap;
 
-use super::check::{Reason, Refusal, refusal};
+use super::check::refusal;
+use super::refusal::{Reason, Refusal};
 use crate::effects::Token;
 use crate::ids::{BucketId, WorkerId};
 use crate::lower::{Instr, Program};
@@ -59,20 +60,25 @@ struct Group {
 
 impl Queue {
     fn new(row: &[Instr]) -> Queue {
-        let mut groups = vec![Group {
+        let mut groups = Vec::new();
+        let mut group = Group {
             start: 0,
             instrs: Vec::new(),
-        }];
+        };
         for (i, instr) in row.iter().enumerate() {
-            match (instr, groups.last_mut()) {
-                (Instr::Run(_), _) => groups.push(Group {
-                    start: i + 1,
-                    instrs: Vec::new(),
-                }),
-                (Instr::Await(_) | Instr::Step(_), _) | (_, None) => {}
-                (_, Some(group)) => group.instrs.push((*instr, false)),
+            match instr {
+                Instr::Run(_) => {
+                    let next = Group {
+                        start: i + 1,
+                        instrs: Vec::new(),
+                    };
+                    groups.push(std::mem::replace(&mut group, next));
+                }
+                Instr::Await(_) | Instr::Step(_) => {}
+                _ => group.instrs.push((*instr, false)),
             }
         }
+        groups.push(group);
         Queue {
             groups,
             group: 0,

@@ -142,7 +142,7 @@ struct Clock<'p, C> {
     /// When each worker is free.
     free: Vec<Ready>,
     /// When each worker's lane of reductions is free.
-    lane: Vec<f64>,
+    lane: Vec<Ready>,
     queues: Vec<std::collections::VecDeque<Ready>>,
     sums: Vec<Sum>,
     agreement: Agreement,
@@ -167,7 +167,7 @@ impl<'p, C: Costs> Clock<'p, C> {
             costs,
             events: Vec::new(),
             free: vec![Ready::START; n_workers],
-            lane: vec![0.0; n_workers],
+            lane: vec![Ready::START; n_workers],
             queues: vec![Default::default(); program.channels.len()],
             sums: vec![
                 Sum {
@@ -264,18 +264,12 @@ impl<C: Costs> Machine for Clock<'_, C> {
         sum.n_started += 1;
         sum.ready = sum.ready.later(self.free[worker.index()]);
         if sum.n_started == members.len() {
-            let lanes_free = members
-                .iter()
-                .map(|m| self.lane[m.index()])
-                .fold(0.0, f64::max);
-            let start = Ready {
-                at: sum.ready.at.max(lanes_free),
-                ..sum.ready
-            };
+            let lanes = members.iter().map(|m| self.lane[m.index()]);
+            let start = lanes.fold(sum.ready, Ready::later);
             let takes = self.costs.reduce(bucket);
             for member in members {
                 let end = self.work(*member, Work::Reduce(bucket), start, takes);
-                self.lane[member.index()] = end.at;
+                self.lane[member.index()] = end;
                 self.sums[bucket.index()].ready = end;
             }
         }

@@ -2,15 +2,19 @@
 
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
+
 use super::{Comm, CommError, Tag};
 use crate::fault::Fault;
 use crate::ids::Rank;
 
 /// Delays every tensor by a time that depends on its tag, so that messages of different channels
 /// overtake each other.
-pub struct Delayed<C, F> {
+pub struct Delayed<T, C, F> {
     inner: C,
     delay: F,
+    /// Messages that are here but not due.
+    early: FxHashMap<(Rank, Tag), Stamped<T>>,
 }
 
 /// A tensor and when it may be seen.
@@ -20,14 +24,18 @@ pub struct Stamped<T> {
     due: Instant,
 }
 
-impl<C, F: Fn(Tag) -> Duration> Delayed<C, F> {
+impl<T, C: Comm<Stamped<T>>, F: Fn(Tag) -> Duration> Delayed<T, C, F> {
     /// Delays the tensors sent through `inner` by `delay`.
-    pub fn new(inner: C, delay: F) -> Delayed<C, F> {
-        Delayed { inner, delay }
+    pub fn new(inner: C, delay: F) -> Delayed<T, C, F> {
+        Delayed {
+            inner,
+            delay,
+            early: FxHashMap::default(),
+        }
     }
 }
 
-impl<T, C, F> Comm<T> for Delayed<C, F>
+impl<T, C, F> Comm<T> for Delayed<T, C, F>
 where
     T: Send,
     C: Comm<Stamped<T>>,
@@ -50,14 +58,42 @@ where
         self.inner.post(from, tag)
     }
 
-    /// Waits out what is left of the delay once the message is there: `None` would be as true, but
-    /// needs a place to keep the message.
     fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
-        Ok(self.inner.try_take(from, tag)?.map(wait_out))
+        let here = match self.early.remove(&(from, tag)) {
+            None => self.inner.try_take(from, tag)?,
+            early => early,
+        };
+        match here {
+            Some(message) if message.due > Instant::now() => {
+                self.early.insert((from, tag), message);
+                Ok(None)
+            }
+            message => Ok(message.map(|m| m.tensor)),
+        }
     }
 
     fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
-        self.inner.take(from, tag, deadline).map(wait_out)
+        let began = Instant::now();
+        let message = match self.early.remove(&(from, tag)) {
+            None => self.inner.take(from, tag, deadline)?,
+            Some(early) => early,
+        };
+        std::thread::sleep(
+            message
+                .due
+                .min(deadline)
+                .saturating_duration_since(Instant::now()),
+        );
+        if message.due > deadline {
+            self.early.insert((from, tag), message);
+            let what = tag.what.to_string();
+            return Err(CommError::Timeout {
+                from,
+                what,
+                waited: began.elapsed(),
+            });
+        }
+        Ok(message.tensor)
     }
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
@@ -67,9 +103,4 @@ where
     fn abort(&mut self, cause: &Fault) {
         self.inner.abort(cause);
     }
-}
-
-fn wait_out<T>(stamped: Stamped<T>) -> T {
-    std::thread::sleep(stamped.due.saturating_duration_since(Instant::now()));
-    stamped.tensor
 }

@@ -10,10 +10,13 @@
 
 mod agreement;
 mod machine;
+mod ops;
 mod optimizer;
 mod ranks;
+mod record;
 mod sums;
 mod worker;
+mod world;
 
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -43,6 +46,30 @@ pub struct Job<'j> {
     pub stop: &'j AtomicBool,
     /// The time that measured timelines count from.
     pub epoch: Instant,
+}
+
+impl Job<'_> {
+    /// What cannot be trained: `None` if all parts of the job agree.
+    fn conflict(&self, n_ranks: u32) -> Option<String> {
+        let (program, depth) = (self.program, self.program.placement().n_workers());
+        let units = program.units_per_micro() as usize;
+        if self.width == 0 || n_ranks as usize != self.width * depth {
+            return Some(format!(
+                "{n_ranks} ranks are not width {} times depth {depth}",
+                self.width
+            ));
+        }
+        if self.micro_batch_size == 0 || !self.micro_batch_size.is_multiple_of(units) {
+            let size = self.micro_batch_size;
+            return Some(format!(
+                "{size} samples cannot be cut into {units} equal parts"
+            ));
+        }
+        if self.training.needs_barrier() && !program.has_barrier() {
+            return Some("clipping and the finite check need a program with a barrier".into());
+        }
+        None
+    }
 }
 
 /// How long a rank waits for a peer before it calls it lost.

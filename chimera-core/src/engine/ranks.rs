@@ -1,7 +1,7 @@
 //! Runs the ranks of a job as threads of this process.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::comm::{Comm, Threads, threads};
 use crate::fault::{Class, Fault};
@@ -19,39 +19,47 @@ where
     T: Send,
     R: Send,
 {
-    let ends = threads::<T>(n_ranks);
-    let (body, first) = (&body, &OnceLock::new());
-    let outcomes: Vec<Result<R, Fault>> = std::thread::scope(|scope| {
-        let spawn = |mut comm: Threads<T>| {
-            std::thread::Builder::new()
-                .name(format!("rank {}", comm.rank().0))
-                .spawn_scoped(scope, move || {
-                    let rank = comm.rank();
-                    let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut comm)));
-                    let outcome = outcome.unwrap_or_else(|panic| Err(panicked(rank, &*panic)));
-                    if let Err(fault) = &outcome {
-                        first.get_or_init(|| fault.clone());
-                        comm.abort(fault);
-                    }
-                    outcome
-                })
+    // Shared, so that the end of a rank whose thread cannot be started is still there to abort with.
+    let ends: Vec<_> = threads::<T>(n_ranks)
+        .into_iter()
+        .map(|end| Mutex::new(Some(end)))
+        .collect();
+    let first = OnceLock::new();
+    let fail = |comm: &mut Threads<T>, fault: Fault| {
+        comm.abort(first.get_or_init(|| fault.clone()));
+        fault
+    };
+    let take =
+        |end: &Mutex<Option<Threads<T>>>| end.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let run = |end: &Mutex<Option<Threads<T>>>| {
+        let mut comm = take(end)?;
+        let rank = comm.rank();
+        let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut comm)));
+        let outcome = outcome.unwrap_or_else(|panic| Err(panicked(rank, &*panic)));
+        Some(outcome.map_err(|fault| fail(&mut comm, fault)))
+    };
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let start = |(rank, end)| {
+            let thread = std::thread::Builder::new().name(format!("rank {rank}"));
+            let started = thread.spawn_scoped(scope, move || run(end));
+            started.map_err(|error| {
+                let message =
+                    format!("cannot start its thread: {error}; choose a smaller width or depth");
+                let fault = Fault::new(Class::OutOfMemory, Rank(rank), message);
+                match take(end) {
+                    Some(mut comm) => fail(&mut comm, fault),
+                    None => fault,
+                }
+            })
         };
-        let handles: Vec<_> = ends.into_iter().map(spawn).collect();
+        let handles: Vec<_> = (0..).zip(&ends).map(start).collect();
         let join =
-            |(rank, handle): (u32, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
-                let rank = Rank(rank);
-                let handle = handle.map_err(|e| {
-                    Fault::new(
-                        Class::OutOfMemory,
-                        rank,
-                        format!("cannot start a thread: {e}"),
-                    )
-                })?;
-                handle
-                    .join()
-                    .unwrap_or_else(|panic| Err(panicked(rank, &*panic)))
+            |handle: Result<std::thread::ScopedJoinHandle<'_, _>, Fault>| match handle?.join() {
+                Ok(Some(outcome)) => outcome,
+                Ok(None) => panic!("a rank ran twice"),
+                Err(panic) => std::panic::resume_unwind(panic),
             };
-        (0..).zip(handles).map(join).collect()
+        handles.into_iter().map(join).collect()
     });
     let all: Result<Vec<R>, Fault> = outcomes.into_iter().collect();
     all.map_err(|fault| first.get().cloned().unwrap_or(fault))
@@ -97,7 +105,10 @@ mod tests {
             conformance::run(&mut traced, |i| i, |i| *i);
             let messages = traced.take_messages();
             let of = |d: Direction| messages.iter().filter(|m| m.direction == d).count();
-            assert_eq!((of(Direction::Sent), of(Direction::Taken)), (3 * 20 + 4, 3 * 20 + 4));
+            assert_eq!(
+                (of(Direction::Sent), of(Direction::Taken)),
+                (3 * 20 + 4, 3 * 20 + 4)
+            );
             assert!(messages.iter().all(|m| m.start <= m.end));
             conformance::run_abort(&mut traced, |i| i);
             Ok(())

@@ -8,7 +8,6 @@
 use std::time::Instant;
 
 use crate::comm::{Comm, CommError, Tag, What};
-use crate::fault::Fault;
 use crate::ids::{BucketId, Rank};
 use crate::kernels::{DeviceError, Kernels};
 
@@ -123,9 +122,9 @@ impl<T: Clone + Send> Reduction<T> {
         self.advance(kernels, comm, |comm, from, tag| {
             comm.take(from, tag, deadline).map(Some)
         })?;
-        let done = self.pieces.into_iter().filter_map(|piece| match piece {
-            Piece::Done(sum) => Some(sum),
-            Piece::Mine(_) | Piece::Theirs(_) => None,
+        let done = self.pieces.into_iter().map(|piece| match piece {
+            Piece::Done(sum) => sum,
+            Piece::Mine(_) | Piece::Theirs(_) => panic!("a sum ended without all its parts"),
         });
         Ok(done.collect())
     }
@@ -215,16 +214,6 @@ fn owners(sizes: &[usize], n_members: usize) -> Vec<usize> {
         owners[i] = least;
     }
     owners
-}
-
-/// The fault of a failed sum, without its place.
-impl SumError {
-    pub(super) fn into_fault(self, rank: Rank) -> Fault {
-        match self {
-            SumError::Comm(error) => super::machine::comm_fault(rank, error),
-            SumError::Device(error) => super::machine::device_fault(rank, error),
-        }
-    }
 }
 
 #[cfg(test)]

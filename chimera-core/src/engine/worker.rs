@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::Job;
-use super::machine::{Held, Places, Residuals, Span, World, device_fault};
+use super::world::{Held, Places, ResidualBytes, Since, World, device_fault};
 use crate::analyze::timeline::Event;
 use crate::comm::Comm;
 use crate::fault::{Class, Fault};
@@ -55,6 +55,9 @@ where
         comm: C,
         mut stage: impl FnMut(StageId) -> S,
     ) -> Result<Worker<'j, S, K, C>, Fault> {
+        if let Some(conflict) = job.conflict(comm.n_ranks()) {
+            return Err(Fault::new(Class::Usage, comm.rank(), conflict));
+        }
         let placement = job.program.placement();
         let (rank, depth) = (comm.rank(), placement.n_workers());
         let (group, me) = (
@@ -67,14 +70,20 @@ where
             held[id.index()] = Some(made.map_err(|e| device_fault(rank, e))?);
         }
         let layout = layout(&job, &held);
+        let n_places: usize = layout.iter().flatten().map(Vec::len).sum();
+        let n_params: usize = held.iter().flatten().map(|h| h.stage.params().len()).sum();
+        if n_places != n_params {
+            let message = "a tied tensor is in no bucket: name its stages in Lowering::tied";
+            return Err(Fault::new(Class::Usage, rank, message));
+        }
         let world = World {
             expected: Vec::new(),
             step: 0,
             under_way: Vec::new(),
             losses: Vec::new(),
-            residuals: Residuals::default(),
+            residuals: ResidualBytes::default(),
             events: Vec::new(),
-            since_agreed: Span {
+            since_agreed: Since {
                 start: Instant::now(),
                 busy_s: 0.0,
             },

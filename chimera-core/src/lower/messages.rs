@@ -10,25 +10,20 @@ use crate::op::Cell;
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
-/// The rows of `timetable` with sends and receives, and the channels they use.
+/// The rows of `timetable` with sends and receives, and the channels they use, in order of first use.
 pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, Vec<Channel>) {
-    let placement = &timetable.placement;
-    let channels = channels(placement);
-    let ids: FxHashMap<Channel, ChannelId> = channels
-        .iter()
-        .enumerate()
-        .map(|(i, c)| (*c, ChannelId(i as u32)))
-        .collect();
-    let lower_row = |row: &Vec<Cell>| {
+    let mut channels = Channels::default();
+    let mut lower_row = |row: &Vec<Cell>| {
         let mut instrs = Vec::with_capacity(row.len() * 3);
         for cell in row {
             let effects = rules.cell_effects(cell);
-            let message = |token: &Token| Some((*token, ids[&channel(placement, token)?]));
+            let mut message =
+                |token: &Token| Some((*token, channels.id(channel(&timetable.placement, token)?)));
             instrs.extend(
                 effects
                     .eats
                     .iter()
-                    .filter_map(message)
+                    .filter_map(&mut message)
                     .map(|(t, c)| Instr::Recv(t, c)),
             );
             instrs.push(Instr::Run(*cell));
@@ -42,7 +37,24 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
         }
         instrs
     };
-    (timetable.rows.iter().map(lower_row).collect(), channels)
+    let rows = timetable.rows.iter().map(&mut lower_row).collect();
+    (rows, channels.all)
+}
+
+/// Channels, numbered as they come.
+#[derive(Default)]
+struct Channels {
+    all: Vec<Channel>,
+    ids: FxHashMap<Channel, ChannelId>,
+}
+
+impl Channels {
+    fn id(&mut self, channel: Channel) -> ChannelId {
+        *self.ids.entry(channel).or_insert_with(|| {
+            self.all.push(channel);
+            ChannelId(self.all.len() as u32 - 1)
+        })
+    }
 }
 
 /// The channel on which `token` travels, if it travels.
@@ -67,29 +79,4 @@ fn channel(placement: &Placement, token: &Token) -> Option<Channel> {
         boundary: stage(boundary),
         kind: token.kind,
     })
-}
-
-/// Every channel a timetable of this placement can use, sorted.
-fn channels(placement: &Placement) -> Vec<Channel> {
-    let mut channels = Vec::new();
-    for (p, workers) in placement.pipes().iter().enumerate() {
-        for (b, pair) in workers
-            .windows(2)
-            .enumerate()
-            .filter(|(_, pair)| pair[0] != pair[1])
-        {
-            let (pipe, boundary) = (crate::ids::PipeId(p as u16), StageId(b as u16 + 1));
-            let one_way = |from, to, kind| Channel {
-                from,
-                to,
-                pipe,
-                boundary,
-                kind,
-            };
-            channels.push(one_way(pair[0], pair[1], TokenKind::Activation));
-            channels.push(one_way(pair[1], pair[0], TokenKind::Gradient));
-        }
-    }
-    channels.sort_unstable();
-    channels
 }

@@ -9,8 +9,7 @@ mod sync;
 pub use program::{Bucket, Channel, Instr, Program};
 pub use sync::Sync;
 
-use crate::analyze::check::{self, Refusal};
-use crate::analyze::{UniformCosts, simulate};
+use crate::analyze::{Refusal, UniformCosts, check, simulate, structure};
 use crate::effects::Rules;
 use crate::ids::StageId;
 use crate::timetable::Timetable;
@@ -42,7 +41,7 @@ impl Default for Lowering {
 
 /// Adds messages, reductions and optimizer steps to a timetable, and proves the result.
 pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> {
-    check::structure(timetable)?;
+    structure::check(timetable, &how.tied)?;
     let rules = Rules::of(timetable);
     let (rows, channels) = messages::insert(timetable, &rules);
     let mut program = Program {
@@ -56,10 +55,12 @@ pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> 
         rows,
         channel_bound: 0,
         peaks: Vec::new(),
+        has_barrier: how.barrier,
     };
-    check::prove(&program, how.max_peak)?;
+    check::prove_compute(&program)?;
     let compute = simulate(&program, &UniformCosts::EQUAL);
     sync::insert(&mut program, &compute, how);
+    drop(compute);
     let proof = check::prove(&program, how.max_peak)?;
     program.channel_bound = proof.channel_bound;
     program.peaks = proof.peaks;

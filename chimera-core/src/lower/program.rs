@@ -65,6 +65,7 @@ pub struct Program {
     pub(crate) rows: Vec<Vec<Instr>>,
     pub(crate) channel_bound: u32,
     pub(crate) peaks: Vec<f64>,
+    pub(crate) has_barrier: bool,
 }
 
 impl Program {
@@ -93,7 +94,7 @@ impl Program {
         &self.rules
     }
 
-    /// All channels that messages use, sorted.
+    /// All channels that messages use.
     pub fn channels(&self) -> &[Channel] {
         &self.channels
     }
@@ -117,6 +118,11 @@ impl Program {
     /// The most micro-batches whose residuals each worker holds at once.
     pub fn peaks(&self) -> &[f64] {
         &self.peaks
+    }
+
+    /// Whether optimizer steps wait for the agreement of all ranks.
+    pub fn has_barrier(&self) -> bool {
+        self.has_barrier
     }
 
     /// Number of messages of a step.

@@ -2,10 +2,11 @@
 
 use std::str::FromStr;
 
+use rustc_hash::FxHashMap;
+
 use super::{Bucket, Instr, Lowering, Program};
 use crate::analyze::timeline::{Timeline, Work};
-use crate::ids::{BucketId, StageId, WorkerId};
-use crate::op::Cell;
+use crate::ids::{BucketId, StageId};
 use crate::placement::Placement;
 
 /// When a worker starts the reduction of a bucket (Li & Hoefler, SC'21, section 3.2).
@@ -49,12 +50,12 @@ pub(super) fn buckets(placement: &Placement, tied: &[Vec<StageId>]) -> Vec<Bucke
     alone
         .chain(tied.iter().cloned())
         .map(|stages| {
-            let mut members: Vec<WorkerId> = Vec::new();
-            for worker in stages.iter().flat_map(|&s| placement.replicas(s)) {
-                if !members.contains(&worker) {
-                    members.push(worker);
-                }
-            }
+            let mut seen = vec![false; placement.n_workers()];
+            let mut members = stages
+                .iter()
+                .flat_map(|&s| placement.replicas(s))
+                .collect::<Vec<_>>();
+            members.retain(|w| !std::mem::replace(&mut seen[w.index()], true));
             Bucket {
                 stages,
                 members,
@@ -78,14 +79,15 @@ pub(super) fn insert(program: &mut Program, compute: &Timeline, how: &Lowering) 
     for (place, bucket) in order.iter().enumerate() {
         buckets[bucket.index()].order = place as u32;
     }
-    for (w, row) in rows.iter_mut().enumerate() {
-        let mine: Vec<BucketId> = order
-            .iter()
-            .copied()
-            .filter(|b| buckets[b.index()].members.contains(&WorkerId(w as u16)))
-            .collect();
-        let starts = starts(row, &mine, &ends.workers[w], how.sync);
-        *row = with_sync(row, &mine, &starts, how.barrier);
+    let mut by_worker: Vec<Vec<BucketId>> = vec![Vec::new(); rows.len()];
+    for bucket in order {
+        for member in &buckets[bucket.index()].members {
+            by_worker[member.index()].push(bucket);
+        }
+    }
+    for ((row, mine), ends) in rows.iter_mut().zip(&by_worker).zip(&ends.workers) {
+        let starts = starts(row, mine, ends, how.sync);
+        *row = with_sync(row, mine, &starts, how.barrier);
     }
 }
 
@@ -95,7 +97,7 @@ fn starts(row: &[Instr], mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Ve
     let mut earliest = 0;
     mine.iter()
         .map(|b| {
-            let after_last = ends.last_backward[b.index()].map_or(0, |(cell, _)| cell + 1);
+            let after_last = ends.last_backward.get(b).map_or(0, |(cell, _)| cell + 1);
             let start = match sync {
                 Sync::AtEnd => n_cells,
                 Sync::Eager => after_last,
@@ -143,61 +145,59 @@ fn with_sync(row: &[Instr], mine: &[BucketId], starts: &[usize], barrier: bool) 
 /// Where and when each worker's last backwards lie.
 struct Ends {
     workers: Vec<WorkerEnds>,
+    /// By bucket: the latest over all workers.
+    latest: Vec<f64>,
 }
 
+#[derive(Clone, Default)]
 struct WorkerEnds {
     /// By bucket: the index of the cell and its end.
-    last_backward: Vec<Option<(usize, f64)>>,
-    /// For each cell, whether the worker idles right before it.
-    idle_before: Vec<bool>,
+    last_backward: FxHashMap<BucketId, (usize, f64)>,
+    n_cells: usize,
+    /// The last cell that the worker idles before.
+    last_idle: Option<usize>,
 }
 
 impl Ends {
     fn of(compute: &Timeline, buckets: &[Bucket]) -> Ends {
-        let mut by_stage: Vec<Vec<usize>> = Vec::new();
-        for (b, bucket) in buckets.iter().enumerate() {
+        let mut by_stage: FxHashMap<StageId, Vec<BucketId>> = FxHashMap::default();
+        for (b, bucket) in (0..).map(BucketId).zip(buckets) {
             for stage in &bucket.stages {
-                by_stage.resize(by_stage.len().max(stage.index() + 1), Vec::new());
-                by_stage[stage.index()].push(b);
+                by_stage.entry(*stage).or_default().push(b);
             }
         }
-        let empty = || WorkerEnds {
-            last_backward: vec![None; buckets.len()],
-            idle_before: vec![],
-        };
-        let mut workers: Vec<WorkerEnds> = (0..compute.n_workers).map(|_| empty()).collect();
+        let mut workers = vec![WorkerEnds::default(); compute.n_workers];
+        let mut latest = vec![0.0; buckets.len()];
         let mut clocks = vec![0.0; compute.n_workers];
         for event in &compute.events {
-            let (worker, clock) = (
-                &mut workers[event.worker.index()],
-                &mut clocks[event.worker.index()],
-            );
             let Work::Cell(cell) = event.work else {
                 continue;
             };
-            let index = worker.idle_before.len();
-            worker.idle_before.push(event.start > *clock);
-            *clock = event.end;
-            for op in Cell::ops(&cell).filter(|op| op.kind.adds_gradient()) {
-                for &b in &by_stage[op.stage.index()] {
-                    worker.last_backward[b] = Some((index, event.end));
+            let worker = &mut workers[event.worker.index()];
+            let clock = std::mem::replace(&mut clocks[event.worker.index()], event.end);
+            if event.start > clock {
+                worker.last_idle = Some(worker.n_cells);
+            }
+            for op in cell.ops().filter(|op| op.kind.adds_gradient()) {
+                for bucket in by_stage.get(&op.stage).into_iter().flatten() {
+                    worker
+                        .last_backward
+                        .insert(*bucket, (worker.n_cells, event.end));
+                    latest[bucket.index()] = event.end.max(latest[bucket.index()]);
                 }
             }
+            worker.n_cells += 1;
         }
-        Ends { workers }
+        Ends { workers, latest }
     }
 
     fn latest(&self, bucket: BucketId) -> f64 {
-        let ends = self
-            .workers
-            .iter()
-            .filter_map(|w| w.last_backward[bucket.index()]);
-        ends.map(|(_, end)| end).fold(0.0, f64::max)
+        self.latest[bucket.index()]
     }
 }
 
 impl WorkerEnds {
     fn idles_after(&self, cell: usize) -> bool {
-        self.idle_before.iter().skip(cell).any(|idle| *idle)
+        self.last_idle.is_some_and(|idle| idle >= cell)
     }
 }

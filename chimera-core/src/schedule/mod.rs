@@ -96,7 +96,7 @@ impl Shape {
                 nearest: nearest.to_string(),
             })
         };
-        let n_ops = (self.depth as u64).saturating_mul(u64::from(self.n_micro_batches)) * 2;
+        let n_ops = (self.depth as u64).saturating_mul(2 * u64::from(self.n_micro_batches));
         if !(1..=MAX_DEPTH).contains(&self.depth) {
             return unfit(
                 format!("depth {} is not in 1..={MAX_DEPTH}", self.depth),

@@ -1,5 +1,7 @@
 //! A small training to compare runs by: a GPT in f64 on the reference kernels.
 
+#![allow(dead_code)] // each test file uses a part
+
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -18,20 +20,20 @@ const N_STEPS: u64 = 5;
 
 /// A run to compare: everything but the model and the size of the global batch.
 #[derive(Clone, Debug)]
-pub struct Run {
-    pub schedule: &'static str,
-    pub shape: Shape,
-    pub width: usize,
-    pub micro_batch_size: usize,
-    pub sync: Sync,
-    pub clip: Option<f64>,
-    pub check_finite: bool,
-    pub tied: bool,
-    pub is_delayed: bool,
+pub(crate) struct Run {
+    pub(crate) schedule: &'static str,
+    pub(crate) shape: Shape,
+    pub(crate) width: usize,
+    pub(crate) micro_batch_size: usize,
+    pub(crate) sync: Sync,
+    pub(crate) clip: Option<f64>,
+    pub(crate) check_finite: bool,
+    pub(crate) tied: bool,
+    pub(crate) is_delayed: bool,
 }
 
 impl Run {
-    pub fn new(schedule: &'static str, shape: Shape) -> Run {
+    pub(crate) fn new(schedule: &'static str, shape: Shape) -> Run {
         Run {
             schedule,
             shape,
@@ -46,7 +48,7 @@ impl Run {
     }
 
     /// The same training on one worker, with one micro-batch.
-    pub fn alone(&self) -> Run {
+    pub(crate) fn alone(&self) -> Run {
         let samples = self.width * self.shape.n_micro_batches as usize * self.micro_batch_size;
         Run {
             micro_batch_size: samples,
@@ -62,11 +64,11 @@ impl Run {
 
 /// What a run leaves: losses and gradient norms by step, and by name the last gradients and weights.
 #[derive(PartialEq, Debug, Default)]
-pub struct Outcome {
-    pub losses: Vec<f64>,
-    pub norms: Vec<f64>,
-    pub gradients: BTreeMap<String, Vec<f64>>,
-    pub weights: BTreeMap<String, Vec<f64>>,
+pub(crate) struct Outcome {
+    pub(crate) losses: Vec<f64>,
+    pub(crate) norms: Vec<f64>,
+    pub(crate) gradients: BTreeMap<String, Vec<f64>>,
+    pub(crate) weights: BTreeMap<String, Vec<f64>>,
 }
 
 struct Digits;
@@ -97,13 +99,13 @@ fn config(tied: bool) -> Gpt2Config {
     }
 }
 
-pub fn train(run: &Run) -> Result<Outcome, Fault> {
+pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
     let schedule = find(run.schedule).expect("known");
     train_timetable(run, &schedule.timetable(&run.shape).expect("fits"))
 }
 
 /// Trains with a timetable that need not be what the run's schedule makes of its shape.
-pub fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcome, Fault> {
+pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcome, Fault> {
     let config = config(run.tied);
     let n_stages = timetable.placement.n_stages();
     let training = Training {

@@ -1,0 +1,101 @@
+//! Slices of candle's tensors, and tensors of values that were just written.
+
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::ops::Deref;
+
+use candle_core::{
+    CpuStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, bail,
+};
+
+/// The elements of `tensor`, row-major.
+pub(super) fn values(tensor: &Tensor) -> Result<impl Deref<Target = [f32]> + '_> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let (start, end) = extent(layout)?;
+    StorageRef::try_map(storage, |storage| match storage {
+        Storage::Cpu(CpuStorage::F32(all)) => all.get(start..end),
+        _ => None,
+    })
+    .or_else(|_| bail!("not a tensor of f32 on the CPU"))
+}
+
+/// Lets `f` change the elements of `tensor`. Only for tensors that came as `&mut`: clones see it.
+pub(super) fn update(tensor: &Tensor, f: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
+    tensor.inplace_op1(&Update(Cell::new(Some(f))))
+}
+
+/// Candle calls it once, but through a shared reference.
+struct Update<F>(Cell<Option<F>>);
+
+impl<F: FnOnce(&mut [f32]) -> Result<()>> InplaceOp1 for Update<F> {
+    fn name(&self) -> &'static str {
+        "update"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let (start, end) = extent(layout)?;
+        match (storage, self.0.take()) {
+            (CpuStorage::F32(all), Some(f)) => f(&mut all[start..end]),
+            _ => bail!("not a tensor of f32"),
+        }
+    }
+}
+
+fn extent(layout: &Layout) -> Result<(usize, usize)> {
+    match layout.contiguous_offsets() {
+        Some(extent) => Ok(extent),
+        None => bail!("not row-major: {layout:?}"),
+    }
+}
+
+/// Memory for a result, not zeroed: every element is written once anyway.
+pub(super) struct Output {
+    data: Vec<f32>,
+    len: usize,
+}
+
+impl Output {
+    pub(super) fn new(len: usize) -> Self {
+        Self {
+            data: Vec::with_capacity(len),
+            len,
+        }
+    }
+
+    /// The elements, to be written.
+    pub(super) fn slots(&mut self) -> &mut [MaybeUninit<f32>] {
+        &mut self.data.spare_capacity_mut()[..self.len]
+    }
+
+    /// Where the elements lie, for writers that share them out among threads.
+    pub(super) fn place(&mut self) -> Place {
+        Place(self.data.as_mut_ptr())
+    }
+
+    /// The elements as a tensor.
+    ///
+    /// # Safety
+    ///
+    /// All elements have been written.
+    pub(super) unsafe fn written(mut self, shape: impl Into<Shape>) -> Result<Tensor> {
+        // SAFETY: within the capacity, and written, says the caller.
+        unsafe { self.data.set_len(self.len) };
+        Tensor::from_vec(self.data, shape.into(), &Device::Cpu)
+    }
+}
+
+/// A pointer that threads write through, each to elements of its own.
+#[derive(Clone, Copy)]
+pub(super) struct Place(*mut f32);
+
+// SAFETY: only unsafe code writes through it, and answers for not writing an element twice at once.
+unsafe impl Send for Place {}
+// SAFETY: as above.
+unsafe impl Sync for Place {}
+
+impl Place {
+    /// The element `offset` further on.
+    pub(super) fn at(self, offset: usize) -> *mut f32 {
+        self.0.wrapping_add(offset)
+    }
+}

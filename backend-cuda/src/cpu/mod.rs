@@ -1,0 +1,60 @@
+//! The layers on the processor, one file per family.
+//!
+//! Work is cut into pieces by shape alone and each piece is summed in one order, so the bits of a
+//! result do not depend on which thread did what.
+
+pub(crate) mod adamw;
+pub(crate) mod attention;
+pub(crate) mod cross_entropy;
+pub(crate) mod embedding;
+pub(crate) mod gelu;
+pub(crate) mod layer_norm;
+pub(crate) mod linear;
+mod math;
+mod matmul;
+mod memory;
+pub(crate) mod sums;
+
+use rayon::prelude::*;
+
+/// Elements of one piece of elementwise work: 64 KiB, so that a few operands fit a core's cache.
+const PIECE: usize = 16 * 1024;
+
+/// Rows of one piece when rows are `width` long.
+fn rows_per_piece(width: usize) -> usize {
+    (PIECE / width.max(1)).max(1)
+}
+
+/// A piece of a layer's work, independent of the other pieces.
+///
+/// `run`, and all that it calls, must be `#[inline(always)]`: else it stays compiled for the oldest
+/// processor. (Closures cannot be, so work is a struct.)
+trait Piece: Send {
+    fn run(self);
+}
+
+/// Runs all pieces, on all threads of the current pool.
+fn run_all<P: Piece>(pieces: impl ExactSizeIterator<Item = P>) {
+    if rayon::current_num_threads() == 1 || pieces.len() == 1 {
+        pieces.for_each(run_vectorized);
+    } else {
+        let pieces: Vec<P> = pieces.collect();
+        pieces.into_par_iter().for_each(run_vectorized);
+    }
+}
+
+/// Runs a piece compiled for the widest vectors that this processor has.
+fn run_vectorized<P: Piece>(piece: P) {
+    struct Run<P>(P);
+
+    impl<P: Piece> pulp::WithSimd for Run<P> {
+        type Output = ();
+
+        #[inline(always)]
+        fn with_simd<S: pulp::Simd>(self, _: S) {
+            self.0.run();
+        }
+    }
+
+    pulp::Arch::new().dispatch(Run(piece));
+}

@@ -1,0 +1,199 @@
+//! Chimera's [`Kernels`] on candle's tensors.
+//!
+//! Candle holds the memory and names the device; the layers are written here, since composing them
+//! from tensor primitives costs a pass over memory per primitive, and since candle's own fused ones
+//! have no backward. On the CPU a layer is a matrix product or one fused loop, and uses as many
+//! threads as the current rayon pool has: run each worker inside a pool of its own.
+
+#![allow(unsafe_code)] // matrix products take pointers, and results are written before they are read
+
+mod cpu;
+
+use candle_core::{Device, Tensor};
+use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout, Result};
+
+/// A device of candle.
+#[derive(Clone, Debug)]
+pub struct Candle {
+    device: Device,
+}
+
+impl Candle {
+    /// The processor and its memory.
+    pub fn cpu() -> Self {
+        Self {
+            device: Device::Cpu,
+        }
+    }
+
+    fn named<T>(&self, op: &'static str, result: candle_core::Result<T>) -> Result<T> {
+        result.map_err(|error| DeviceError::Failed {
+            device: self.device(),
+            op,
+            reason: error.to_string(),
+        })
+    }
+}
+
+impl Kernels for Candle {
+    type Tensor = Tensor;
+
+    fn device(&self) -> String {
+        format!("{:?}", self.device.location()).to_lowercase()
+    }
+
+    fn upload(&self, shape: &[usize], data: &[f32]) -> Result<Tensor> {
+        self.named("upload", Tensor::from_slice(data, shape, &self.device))
+    }
+
+    fn download(&self, tensor: &Tensor) -> Result<Vec<f32>> {
+        let flat = tensor.flatten_all().and_then(|flat| flat.to_vec1());
+        self.named("download", flat)
+    }
+
+    fn zeros(&self, shape: &[usize]) -> Result<Tensor> {
+        let zeros = Tensor::zeros(shape, candle_core::DType::F32, &self.device);
+        self.named("zeros", zeros)
+    }
+
+    fn shape(&self, tensor: &Tensor) -> Vec<usize> {
+        tensor.dims().to_vec()
+    }
+
+    fn rows(&self, tensor: &Tensor, start: usize, len: usize) -> Result<Tensor> {
+        self.named("rows", tensor.narrow(0, start, len))
+    }
+
+    fn accumulate(&self, into: &mut Tensor, x: &Tensor) -> Result<()> {
+        self.named("accumulate", cpu::sums::accumulate(into, x))
+    }
+
+    fn squared_norm(&self, x: &Tensor) -> Result<Tensor> {
+        self.named("squared_norm", cpu::sums::squared_norm(x))
+    }
+
+    fn embedding(
+        &self,
+        ids: &[u32],
+        context: usize,
+        tokens: &Tensor,
+        positions: &Tensor,
+    ) -> Result<Tensor> {
+        let y = cpu::embedding::forward(ids, context, tokens, positions);
+        self.named("embedding", y)
+    }
+
+    fn embedding_dw(
+        &self,
+        ids: &[u32],
+        context: usize,
+        dy: &Tensor,
+        d_tokens: &mut Tensor,
+        d_positions: &mut Tensor,
+    ) -> Result<()> {
+        let done = cpu::embedding::backward(ids, context, dy, d_tokens, d_positions);
+        self.named("embedding_dw", done)
+    }
+
+    fn linear(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        layout: Layout,
+        bias: Option<&Tensor>,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let y = cpu::linear::forward(x, w, layout, bias, residual);
+        self.named("linear", y)
+    }
+
+    fn linear_dx(&self, dy: &Tensor, w: &Tensor, layout: Layout) -> Result<Tensor> {
+        self.named("linear_dx", cpu::linear::backward_input(dy, w, layout))
+    }
+
+    fn linear_dw(
+        &self,
+        x: &Tensor,
+        dy: &Tensor,
+        layout: Layout,
+        dw: &mut Tensor,
+        d_bias: Option<&mut Tensor>,
+    ) -> Result<()> {
+        let done = cpu::linear::backward_weight(x, dy, layout, dw, d_bias.map(|bias| &*bias));
+        self.named("linear_dw", done)
+    }
+
+    fn layer_norm(&self, x: &Tensor, gain: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.named("layer_norm", cpu::layer_norm::forward(x, gain, bias))
+    }
+
+    fn layer_norm_dx(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        stats: &Tensor,
+        gain: &Tensor,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let dx = cpu::layer_norm::backward_input(dy, x, stats, gain, residual);
+        self.named("layer_norm_dx", dx)
+    }
+
+    fn layer_norm_dw(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        stats: &Tensor,
+        d_gain: &mut Tensor,
+        d_bias: &mut Tensor,
+    ) -> Result<()> {
+        let done = cpu::layer_norm::backward_weight(dy, x, stats, d_gain, d_bias);
+        self.named("layer_norm_dw", done)
+    }
+
+    fn gelu(&self, x: &Tensor) -> Result<Tensor> {
+        self.named("gelu", cpu::gelu::forward(x))
+    }
+
+    fn gelu_dx(&self, dy: &Tensor, x: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.named("gelu_dx", cpu::gelu::backward(dy, x))
+    }
+
+    fn attention(&self, qkv: &Tensor, heads: usize, context: usize) -> Result<(Tensor, Tensor)> {
+        self.named("attention", cpu::attention::forward(qkv, heads, context))
+    }
+
+    fn attention_dx(
+        &self,
+        dy: &Tensor,
+        qkv: &Tensor,
+        out: &Tensor,
+        log_sum: &Tensor,
+        heads: usize,
+        context: usize,
+    ) -> Result<Tensor> {
+        let dx = cpu::attention::backward(dy, qkv, out, log_sum, heads, context);
+        self.named("attention_dx", dx)
+    }
+
+    fn cross_entropy(
+        &self,
+        logits: Tensor,
+        targets: &[u32],
+        scale: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        let loss = cpu::cross_entropy::both(logits, targets, scale);
+        self.named("cross_entropy", loss)
+    }
+
+    fn adamw(
+        &self,
+        w: &mut Tensor,
+        g: &Tensor,
+        m: &mut Tensor,
+        v: &mut Tensor,
+        by: &AdamW,
+    ) -> Result<()> {
+        self.named("adamw", cpu::adamw::update(w, g, m, v, by))
+    }
+}

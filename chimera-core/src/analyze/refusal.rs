@@ -1,0 +1,129 @@
+//! Why a timetable cannot become a program, said so that its author can mend it.
+
+use std::fmt;
+
+use crate::effects::Token;
+use crate::ids::{StageId, WorkerId};
+use crate::op::Op;
+
+/// Why a timetable cannot become a program.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub struct Refusal {
+    /// Name of the schedule.
+    pub schedule: String,
+    /// The worker and the index of its cell, where one is at fault.
+    pub at: Option<(WorkerId, usize)>,
+    /// What is wrong.
+    pub reason: Reason,
+    /// The worker's row with the cell marked; empty without a cell.
+    pub drawing: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is not a safe schedule: ", self.schedule)?;
+        if let Some((worker, cell)) = self.at {
+            write!(f, "{worker}, cell {cell}: ")?;
+        }
+        write!(f, "{}", self.reason)?;
+        if self.drawing.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "\n{}", self.drawing)
+        }
+    }
+}
+
+/// What can be wrong with a timetable.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum Reason {
+    /// The number of rows is not the number of workers.
+    #[error("there are {rows} rows for {workers} workers")]
+    Rows {
+        /// Rows of the timetable.
+        rows: usize,
+        /// Workers of the placement.
+        workers: usize,
+    },
+    /// An op names a pipe, stage or micro-batch that does not exist.
+    #[error("{0} names a pipe, stage or micro-batch that does not exist")]
+    Unknown(Op),
+    /// An op stands on another worker than the placement says.
+    #[error("{op} belongs to {owner}")]
+    Misplaced {
+        /// The op.
+        op: Op,
+        /// Who holds its stage.
+        owner: WorkerId,
+    },
+    /// A micro-batch travels through two pipes.
+    #[error("{op} takes micro-batch {unit} through a second pipe")]
+    TwoPipes {
+        /// The op.
+        op: Op,
+        /// The micro-batch unit.
+        unit: u32,
+    },
+    /// A pass of a micro-batch through a stage is done twice.
+    #[error("{0} does again what was done already")]
+    Repeated(Op),
+    /// A pass of a micro-batch through a stage is never done.
+    #[error("micro-batch {unit} never has its {pass} on {stage}")]
+    Absent {
+        /// The micro-batch unit.
+        unit: u32,
+        /// Where.
+        stage: StageId,
+        /// Which pass.
+        pass: &'static str,
+    },
+    /// There are fewer passes than micro-batches and stages need.
+    #[error(
+        "{found} passes of single micro-batches cannot be all of {wanted} forwards and as many backwards"
+    )]
+    Incomplete {
+        /// Passes of all kinds that are there, by unit.
+        found: u64,
+        /// Micro-batch units times stages.
+        wanted: u64,
+    },
+    /// A tied tensor is said to live on a stage that does not exist.
+    #[error("a tied tensor cannot live on {0}, which does not exist")]
+    Tied(StageId),
+    /// An op eats a token that is not there.
+    #[error("it needs {0}, which is not made before it")]
+    Missing(Token),
+    /// An op makes a token that is there already.
+    #[error("it makes {0} a second time")]
+    Twice(Token),
+    /// A channel's messages are received in another order than they are sent.
+    #[error("it waits for {expected}, but the next message of its channel is {next}")]
+    ChannelOrder {
+        /// What it waits for.
+        expected: Token,
+        /// What comes.
+        next: Token,
+    },
+    /// Some workers wait for each other for ever.
+    #[error("deadlock: {}", .0.join("; "))]
+    Deadlock(Vec<String>),
+    /// Workers issue messages and reductions in orders that do not agree.
+    #[error("messages and reductions follow no common order: {}", .0.join("; "))]
+    Order(Vec<String>),
+    /// A token is made and never eaten.
+    #[error("{0} is made and never used")]
+    LeftOver(Token),
+    /// A reduction, agreement or step stands where it may not.
+    #[error("{0}")]
+    Synchronisation(String),
+    /// A worker holds more residuals than allowed.
+    #[error(
+        "it holds the residuals of {peak} micro-batches at once, more than the limit of {limit}"
+    )]
+    Memory {
+        /// Most micro-batches at once.
+        peak: f64,
+        /// The limit.
+        limit: f64,
+    },
+}

@@ -1,0 +1,150 @@
+//! What can be checked of a timetable without running it: every op is well-formed, stands where its stage
+//! lives, and is there exactly once.
+
+use super::refusal::{Reason, Refusal};
+use crate::ids::{PipeId, StageId, WorkerId};
+use crate::op::{Kind, Op};
+use crate::render::text;
+use crate::timetable::Timetable;
+
+/// Checks a timetable, and that `tied` names stages of it.
+pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<(), Refusal> {
+    let placement = &timetable.placement;
+    let (rows, workers) = (timetable.rows.len(), placement.n_workers());
+    let refuse = |reason| Err(refusal(timetable, None, reason));
+    if rows != workers {
+        return refuse(Reason::Rows { rows, workers });
+    }
+    let unknown = tied
+        .iter()
+        .flatten()
+        .find(|s| s.index() >= placement.n_stages());
+    if let Some(stage) = unknown {
+        return refuse(Reason::Tied(*stage));
+    }
+    for (worker, cell, op) in ops(timetable) {
+        well_formed(timetable, worker, &op)
+            .map_err(|reason| refusal(timetable, Some((worker, cell)), reason))?;
+    }
+    // Counts come from files: nothing is allocated for passes that are surely not there.
+    let found: u64 = ops(timetable)
+        .map(|(_, _, op)| u64::from(op.span.len))
+        .sum();
+    let wanted = u64::from(timetable.n_units()) * placement.n_stages() as u64;
+    if found < wanted {
+        return refuse(Reason::Incomplete { found, wanted });
+    }
+    let mut passes = Passes::new(timetable);
+    for (worker, cell, op) in ops(timetable) {
+        passes
+            .add(op)
+            .map_err(|reason| refusal(timetable, Some((worker, cell)), reason))?;
+    }
+    passes.absent().map_or(Ok(()), refuse)
+}
+
+/// Every op with its worker and the index of its cell.
+fn ops(timetable: &Timetable) -> impl Iterator<Item = (WorkerId, usize, Op)> {
+    let workers = (0..timetable.rows.len()).map(|w| WorkerId(w as u16));
+    let cells = workers
+        .zip(&timetable.rows)
+        .flat_map(|(w, row)| row.iter().enumerate().map(move |(i, cell)| (w, i, cell)));
+    cells.flat_map(|(w, i, cell)| cell.ops().map(move |op| (w, i, op)))
+}
+
+fn well_formed(timetable: &Timetable, worker: WorkerId, op: &Op) -> Result<(), Reason> {
+    let placement = &timetable.placement;
+    let end = u64::from(op.span.start) + u64::from(op.span.len);
+    let is_known = op.pipe.index() < placement.n_pipes()
+        && op.stage.index() < placement.n_stages()
+        && op.span.len > 0
+        && end <= u64::from(timetable.n_units());
+    if !is_known {
+        return Err(Reason::Unknown(*op));
+    }
+    let owner = placement.worker(op.pipe, op.stage);
+    if owner != worker {
+        return Err(Reason::Misplaced { op: *op, owner });
+    }
+    Ok(())
+}
+
+fn refusal(timetable: &Timetable, at: Option<(WorkerId, usize)>, reason: Reason) -> Refusal {
+    let drawing = at.map(|(worker, cell)| text::marked_row(timetable.row(worker), cell));
+    let schedule = timetable.schedule.clone();
+    Refusal {
+        schedule,
+        at,
+        reason,
+        drawing: drawing.unwrap_or_default(),
+    }
+}
+
+/// Which passes each (micro-batch unit, stage) has had.
+struct Passes {
+    n_stages: usize,
+    pipe_of: Vec<Option<PipeId>>,
+    done: Vec<u8>,
+}
+
+impl Passes {
+    const FORWARD: u8 = 1;
+    const INPUT: u8 = 2;
+    const WEIGHT: u8 = 4;
+    const RECOMPUTE: u8 = 8;
+
+    fn new(timetable: &Timetable) -> Passes {
+        let (n_units, n_stages) = (timetable.n_units() as usize, timetable.placement.n_stages());
+        Passes {
+            n_stages,
+            pipe_of: vec![None; n_units],
+            done: vec![0; n_units * n_stages],
+        }
+    }
+
+    fn add(&mut self, op: Op) -> Result<(), Reason> {
+        let bits = match op.kind {
+            Kind::Forward => Self::FORWARD,
+            Kind::Backward => Self::INPUT | Self::WEIGHT,
+            Kind::BackwardInput => Self::INPUT,
+            Kind::BackwardWeight => Self::WEIGHT,
+            Kind::Recompute => Self::RECOMPUTE,
+        };
+        for unit in op.span.units() {
+            if *self.pipe_of[unit as usize].get_or_insert(op.pipe) != op.pipe {
+                return Err(Reason::TwoPipes { op, unit });
+            }
+            let done = &mut self.done[unit as usize * self.n_stages + op.stage.index()];
+            if *done & bits != 0 {
+                return Err(Reason::Repeated(op));
+            }
+            *done |= bits;
+        }
+        Ok(())
+    }
+
+    /// The first pass that is not there.
+    fn absent(&self) -> Option<Reason> {
+        let at = self.done.iter().position(|done| {
+            let all = Self::FORWARD | Self::INPUT | Self::WEIGHT;
+            done & all != all
+        })?;
+        let done = self.done[at];
+        let pass = match (
+            done & Self::FORWARD,
+            done & Self::INPUT,
+            done & Self::WEIGHT,
+        ) {
+            (0, ..) => "forward",
+            (_, 0, 0) => "backward",
+            (_, 0, _) => "backward's input half",
+            _ => "backward's weight half",
+        };
+        let stage = StageId((at % self.n_stages) as u16);
+        Some(Reason::Absent {
+            unit: (at / self.n_stages) as u32,
+            stage,
+            pass,
+        })
+    }
+}

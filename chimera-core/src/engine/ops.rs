@@ -1,0 +1,270 @@
+//! Running one op: from the values it eats to those it makes.
+
+use std::collections::VecDeque;
+
+use super::world::World;
+use crate::comm::Comm;
+use crate::effects::{Token, TokenKind};
+use crate::fault::Fault;
+use crate::kernels::Kernels;
+use crate::op::{Kind, Op};
+use crate::stage::{Micro, Output, Stage};
+
+/// What a live token carries.
+pub(super) enum Value<S: Stage> {
+    /// An activation, a gradient, or a kept input.
+    Tensor(S::Tensor),
+    /// The kept input of the first stage: its ids come with the micro-batch.
+    Nothing,
+    /// Residuals.
+    Saved(S::Saved),
+    /// Deferred weight work.
+    Deferred(S::Deferred),
+}
+
+impl<S, K, C> World<'_, S, K, C>
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Kernels,
+    C: Comm<K::Tensor>,
+{
+    /// Runs one op on the values it eats; returns those it makes, in the order of its effects.
+    pub(super) fn run_op(
+        &mut self,
+        op: &Op,
+        mut eaten: VecDeque<Value<S>>,
+        makes: &[Token],
+    ) -> Result<Vec<Value<S>>, Fault> {
+        match op.kind {
+            Kind::Forward => {
+                let keeps = makes.iter().any(|t| t.kind == TokenKind::Kept);
+                self.run_forward(op, eaten.pop_front().map(Value::tensor), keeps)
+            }
+            Kind::Recompute => {
+                let mut made = Vec::new();
+                for (unit, kept) in units(op).zip(eaten) {
+                    let (_, saved) = self.forward(&unit, kept.kept())?;
+                    made.extend(self.split_saved(&unit, saved)?);
+                }
+                Ok(made)
+            }
+            Kind::Backward | Kind::BackwardInput => self.run_backward(op, eaten),
+            Kind::BackwardWeight => {
+                for (unit, deferred) in units(op).zip(eaten) {
+                    self.backward_weight(&unit, deferred.deferred())?;
+                }
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    fn run_forward(
+        &mut self,
+        op: &Op,
+        x: Option<S::Tensor>,
+        keeps_input: bool,
+    ) -> Result<Vec<Value<S>>, Fault> {
+        let kept = if keeps_input { x.clone() } else { None };
+        let (output, saved) = self.forward(op, x)?;
+        let mut made = match output {
+            Output::Activation(y) => vec![Value::Tensor(y)],
+            Output::Loss { loss, grad } => {
+                self.losses.push((*op, loss));
+                self.split(op, grad)?
+            }
+        };
+        match kept {
+            _ if !keeps_input => made.extend(self.split_saved(op, saved)?),
+            Some(x) => made.extend(self.split(op, x)?),
+            None => made.extend(units(op).map(|_| Value::Nothing)),
+        }
+        Ok(made)
+    }
+
+    fn run_backward(
+        &mut self,
+        op: &Op,
+        mut eaten: VecDeque<Value<S>>,
+    ) -> Result<Vec<Value<S>>, Fault> {
+        let grads = eaten.split_off(usize::from(op.span.len));
+        let (mut made, mut deferred) = (Vec::new(), Vec::new());
+        for (unit, (saved, dy)) in units(op).zip(eaten.into_iter().zip(grads)) {
+            let (dx, rest) = self.backward_input(&unit, saved.saved(), dy.tensor())?;
+            made.extend(dx.map(Value::Tensor));
+            match op.kind {
+                Kind::Backward => self.backward_weight(&unit, rest)?,
+                _ => deferred.push(Value::Deferred(rest)),
+            }
+        }
+        made.extend(deferred);
+        Ok(made)
+    }
+
+    fn forward(
+        &mut self,
+        op: &Op,
+        x: Option<S::Tensor>,
+    ) -> Result<(Output<S::Tensor>, S::Saved), Fault> {
+        let batch = self.batch(op);
+        let held = self.held(op.stage);
+        let result = held.stage.forward(&held.weights, &batch.micro(self), x);
+        self.on_device(op, result)
+    }
+
+    fn backward_input(
+        &mut self,
+        op: &Op,
+        saved: S::Saved,
+        dy: S::Tensor,
+    ) -> Result<(Option<S::Tensor>, S::Deferred), Fault> {
+        self.residuals.held -= self.held(op.stage).stage.saved_bytes(&saved);
+        let batch = self.batch(op);
+        let held = self.held(op.stage);
+        let result = held
+            .stage
+            .backward_input(&held.weights, &batch.micro(self), saved, dy);
+        self.on_device(op, result)
+    }
+
+    fn backward_weight(&mut self, op: &Op, deferred: S::Deferred) -> Result<(), Fault> {
+        let batch = self.batch(op);
+        let mut grads = std::mem::take(&mut self.held_mut(op.stage).grads);
+        let held = self.held(op.stage);
+        let result = held
+            .stage
+            .backward_weight(&batch.micro(self), deferred, &mut grads);
+        self.held_mut(op.stage).grads = grads;
+        self.on_device(op, result)
+    }
+
+    fn split_saved(&mut self, op: &Op, saved: S::Saved) -> Result<Vec<Value<S>>, Fault> {
+        let parts = usize::from(op.span.len);
+        let stage = &self.held(op.stage).stage;
+        let split = if parts == 1 {
+            Ok(vec![saved])
+        } else {
+            stage.split_saved(saved, parts)
+        };
+        let split = self.on_device(op, split)?;
+        let bytes: u64 = split
+            .iter()
+            .map(|s| self.held(op.stage).stage.saved_bytes(s))
+            .sum();
+        self.residuals.held += bytes;
+        self.residuals.peak = self.residuals.peak.max(self.residuals.held);
+        Ok(split.into_iter().map(Value::Saved).collect())
+    }
+
+    fn split(&self, op: &Op, tensor: S::Tensor) -> Result<Vec<Value<S>>, Fault> {
+        let parts = usize::from(op.span.len);
+        let stage = &self.held(op.stage).stage;
+        let split = if parts == 1 {
+            Ok(vec![tensor])
+        } else {
+            stage.split_tensor(tensor, parts)
+        };
+        Ok(self
+            .on_device(op, split)?
+            .into_iter()
+            .map(Value::Tensor)
+            .collect())
+    }
+
+    /// The samples of an op: number `(group*N + m)*B + i` of the global batch for sample `i` of
+    /// micro-batch `m`.
+    fn batch(&self, op: &Op) -> Batch {
+        let program = self.job.program;
+        let unit_samples = self.job.micro_batch_size as u64 / u64::from(program.units_per_micro());
+        let n_units = u64::from(program.n_micro_batches() * program.units_per_micro());
+        let first = (self.group as u64 * n_units + u64::from(op.span.start)) * unit_samples;
+        let (mut input, mut target) = (Vec::new(), Vec::new());
+        let is_end = op.stage.0 == 0 || op.stage.index() + 1 == program.placement().n_stages();
+        if is_end {
+            for sample in first..first + unit_samples * u64::from(op.span.len) {
+                self.job
+                    .data
+                    .sample(self.step, sample, &mut input, &mut target);
+            }
+        }
+        Batch {
+            sample: first,
+            input,
+            target,
+        }
+    }
+}
+
+/// The op on each of its units alone.
+fn units(op: &Op) -> impl Iterator<Item = Op> + use<> {
+    let Op {
+        kind,
+        pipe,
+        stage,
+        span,
+    } = *op;
+    span.units().map(move |u| Op::new(kind, pipe, stage, u))
+}
+
+/// The ids of an op's samples.
+struct Batch {
+    sample: u64,
+    input: Vec<u32>,
+    target: Vec<u32>,
+}
+
+impl Batch {
+    fn micro<S: Stage, K, C>(&self, world: &World<'_, S, K, C>) -> Micro<'_> {
+        let job = &world.job;
+        let n_samples = job.width as u64
+            * u64::from(job.program.n_micro_batches())
+            * job.micro_batch_size as u64;
+        Micro {
+            step: world.step,
+            sample: self.sample,
+            input: &self.input,
+            target: &self.target,
+            loss_scale: 1.0 / (n_samples as f64 * job.data.n_targets() as f64),
+        }
+    }
+}
+
+/// Tokens of a kind always carry the same kind of value, so another one is a bug.
+impl<S: Stage> Value<S> {
+    pub(super) fn tensor(self) -> S::Tensor {
+        match self {
+            Value::Tensor(tensor) => tensor,
+            other => panic!("a tensor was expected, not {}", other.name()),
+        }
+    }
+
+    /// The input that a forward kept; the first stage has none.
+    fn kept(self) -> Option<S::Tensor> {
+        match self {
+            Value::Nothing => None,
+            kept => Some(kept.tensor()),
+        }
+    }
+
+    fn saved(self) -> S::Saved {
+        match self {
+            Value::Saved(saved) => saved,
+            other => panic!("residuals were expected, not {}", other.name()),
+        }
+    }
+
+    fn deferred(self) -> S::Deferred {
+        match self {
+            Value::Deferred(deferred) => deferred,
+            other => panic!("deferred weight work was expected, not {}", other.name()),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Value::Tensor(_) => "a tensor",
+            Value::Nothing => "nothing",
+            Value::Saved(_) => "residuals",
+            Value::Deferred(_) => "deferred weight work",
+        }
+    }
+}

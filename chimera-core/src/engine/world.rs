@@ -1,0 +1,202 @@
+//! What one rank has: its stages with their weights, its wires, and where it stands in a step.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::agreement::Agreed;
+use super::sums::{Reduction, SumError};
+use super::{Job, Patience};
+use crate::analyze::timeline::{Event, Work};
+use crate::comm::{Comm, CommError, Tag, What};
+use crate::effects::Token;
+use crate::fault::{Class, Fault};
+use crate::ids::{BucketId, Rank, StageId, WorkerId};
+use crate::kernels::{DeviceError, Kernels};
+use crate::op::Op;
+use crate::stage::Stage;
+
+/// A stage with its weights, gradients and moments, in the order of its parameters.
+pub(super) struct Held<S: Stage> {
+    pub(super) stage: S,
+    pub(super) weights: Vec<S::Tensor>,
+    pub(super) grads: Vec<S::Tensor>,
+    pub(super) moments: Vec<[S::Tensor; 2]>,
+}
+
+/// Where a rank keeps one tensor of a bucket: stage and index of the parameter. A tied tensor may have
+/// two places on one rank.
+pub(super) type Places = Vec<(StageId, usize)>;
+
+/// One rank's world.
+pub(super) struct World<'j, S: Stage, K, C> {
+    pub(super) job: Job<'j>,
+    pub(super) kernels: K,
+    pub(super) comm: C,
+    pub(super) group: usize,
+    /// By stage; `None` where another worker holds it.
+    pub(super) held: Vec<Option<Held<S>>>,
+    /// By bucket and tensor.
+    pub(super) layout: Vec<Vec<Places>>,
+    /// By channel: the tokens of the coming step that this worker receives, in order.
+    pub(super) expected: Vec<VecDeque<Token>>,
+    pub(super) step: u64,
+    pub(super) under_way: Vec<(BucketId, Reduction<S::Tensor>, f64)>,
+    pub(super) losses: Vec<(Op, S::Tensor)>,
+    pub(super) residuals: ResidualBytes,
+    pub(super) events: Vec<Event>,
+    pub(super) since_agreed: Since,
+    pub(super) agreed: Option<Agreed>,
+}
+
+/// Bytes of residuals alive.
+#[derive(Default)]
+pub(super) struct ResidualBytes {
+    pub(super) held: u64,
+    pub(super) peak: u64,
+}
+
+/// Time since the last agreement.
+pub(super) struct Since {
+    pub(super) start: Instant,
+    pub(super) busy_s: f64,
+}
+
+impl<S, K, C> World<'_, S, K, C>
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Kernels,
+    C: Comm<K::Tensor>,
+{
+    /// The rank of a worker of a group.
+    pub(super) fn rank_of(&self, worker: WorkerId, group: usize) -> Rank {
+        Rank((group * self.job.program.placement().n_workers()) as u32 + u32::from(worker.0))
+    }
+
+    pub(super) fn deadline(&self) -> Instant {
+        let Patience { first_step, later } = self.job.patience;
+        Instant::now()
+            + if self.agreed.is_none() {
+                first_step
+            } else {
+                later
+            }
+    }
+
+    /// Announces the first messages of every channel, as many as the channel must be able to hold.
+    pub(super) fn post_ahead(&mut self) -> Result<(), Fault> {
+        let n_ahead = self.job.program.channel_bound() as usize;
+        for (c, tokens) in self.expected.iter().enumerate() {
+            let from = self.job.program.channels()[c].from;
+            let from = self.rank_of(from, self.group);
+            for &token in tokens.iter().take(n_ahead) {
+                let tag = Tag {
+                    step: self.step,
+                    what: What::Token(token),
+                };
+                self.comm
+                    .post(from, tag)
+                    .map_err(|e| comm_fault(self.comm.rank(), e))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn now_s(&self) -> f64 {
+        self.job.epoch.elapsed().as_secs_f64()
+    }
+
+    pub(super) fn at(&self, fault: Fault, op: impl ToString) -> Fault {
+        Fault {
+            step: fault.step.or(Some(self.step)),
+            op: fault.op.or(Some(op.to_string())),
+            ..fault
+        }
+    }
+
+    pub(super) fn on_device<T>(
+        &self,
+        op: impl ToString,
+        result: Result<T, DeviceError>,
+    ) -> Result<T, Fault> {
+        result.map_err(|e| self.at(device_fault(self.comm.rank(), e), op))
+    }
+
+    pub(super) fn on_wire<T>(
+        &self,
+        op: impl ToString,
+        result: Result<T, CommError>,
+    ) -> Result<T, Fault> {
+        result.map_err(|e| match e {
+            CommError::Aborted(cause) => cause,
+            e => self.at(comm_fault(self.comm.rank(), e), op),
+        })
+    }
+
+    pub(super) fn record(&mut self, worker: WorkerId, work: Work, start: f64) {
+        let end = self.now_s();
+        if !matches!(work, Work::Reduce(_)) {
+            self.since_agreed.busy_s += end - start;
+        }
+        self.events.push(Event {
+            worker,
+            work,
+            start,
+            end,
+            after: None,
+        });
+    }
+
+    /// The proof places every op where its stage is, so a stage that is not here is a bug.
+    pub(super) fn held(&self, stage: StageId) -> &Held<S> {
+        self.held[stage.index()]
+            .as_ref()
+            .unwrap_or_else(|| panic!("{stage} is not on this worker"))
+    }
+
+    pub(super) fn held_mut(&mut self, stage: StageId) -> &mut Held<S> {
+        held_mut(&mut self.held, stage)
+    }
+
+    pub(super) fn on_sum<T>(
+        &self,
+        bucket: BucketId,
+        result: Result<T, SumError>,
+    ) -> Result<T, Fault> {
+        let op = format!("reduction of {bucket}");
+        match result {
+            Ok(sums) => Ok(sums),
+            Err(SumError::Comm(error)) => self.on_wire(op, Err(error)),
+            Err(SumError::Device(error)) => self.on_device(op, Err(error)),
+        }
+    }
+}
+
+pub(super) fn held_mut<S: Stage>(held: &mut [Option<Held<S>>], stage: StageId) -> &mut Held<S> {
+    held[stage.index()]
+        .as_mut()
+        .unwrap_or_else(|| panic!("{stage} is not on this worker"))
+}
+
+pub(super) fn device_fault(rank: Rank, error: DeviceError) -> Fault {
+    let class = match error {
+        DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
+        DeviceError::Failed { .. } => Class::Internal,
+    };
+    Fault::new(class, rank, error.to_string())
+}
+
+pub(super) fn comm_fault(rank: Rank, error: CommError) -> Fault {
+    let message = error.to_string();
+    match error {
+        CommError::Aborted(cause) => cause,
+        CommError::Timeout { from, .. } => Fault {
+            peer: Some(from),
+            ..Fault::new(Class::Timeout, rank, message)
+        },
+        CommError::Lost { from, .. } => Fault {
+            peer: Some(from),
+            ..Fault::new(Class::PeerLost, rank, message)
+        },
+        CommError::Failed(_) => Fault::new(Class::Internal, rank, message),
+    }
+}
