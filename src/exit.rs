@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use chimera::core::analyze::Refusal;
 use chimera::core::exchange::ReadError;
 use chimera::core::fault::{Class, Fault};
+use chimera::core::kernels::DeviceError;
 
 /// Prints an error with its causes on standard error and returns its exit code.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
@@ -27,6 +28,11 @@ fn class(error: &anyhow::Error) -> Class {
             Some(fault.class)
         } else if cause.is::<Refusal>() || cause.is::<ReadError>() {
             Some(Class::Schedule)
+        } else if let Some(error) = cause.downcast_ref::<DeviceError>() {
+            Some(match error {
+                DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
+                DeviceError::Failed { .. } => Class::Internal,
+            })
         } else {
             None
         }

@@ -28,7 +28,7 @@ pub enum Class {
     Io,
     /// Ranks disagree on version or configuration.
     Mismatch,
-    /// The run was asked to stop; what it saved can be continued.
+    /// The run was asked to stop, and saved what it had.
     Requeue,
     /// A device failed, or the program itself is wrong.
     Internal,

@@ -4,6 +4,8 @@ use anyhow::Result;
 use chimera::settings::Layers;
 use clap::{Args, Subcommand};
 
+use super::print;
+
 /// Shows the settings of a run
 #[derive(Args)]
 pub(crate) struct Config {
@@ -30,11 +32,10 @@ impl Config {
     pub(crate) fn run(self) -> Result<()> {
         let Command::Show(show) = self.command;
         let config = show.layers.resolve()?;
-        if show.json {
-            println!("{:#}", config.to_json());
+        print(if show.json {
+            format!("{:#}", config.to_json())
         } else {
-            print!("{}", config.to_toml());
-        }
-        Ok(())
+            config.to_toml()
+        })
     }
 }

@@ -6,8 +6,13 @@ mod schedule;
 mod simulate;
 mod train;
 
+use std::io::{Read, Write};
+use std::path::Path;
+
 use anyhow::Result;
-use chimera::core::schedule::{Scaling, Shape};
+use chimera::core::exchange::{self, ReadError, json::MAX_BYTES};
+use chimera::core::schedule::{Scaling, Shape, find};
+use chimera::core::timetable::Timetable;
 use clap::{Args, Parser, Subcommand};
 
 /// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
@@ -41,6 +46,7 @@ impl Cli {
 
 /// The shape of a schedule, as every subcommand about schedules spells it.
 #[derive(Args, Clone, Copy)]
+#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 struct ShapeArgs {
     /// Workers of the pipeline group, D
     #[arg(long, value_name = "D", default_value_t = 4)]
@@ -66,8 +72,41 @@ impl ShapeArgs {
     }
 }
 
+/// The timetable that `name` stands for: a schedule at a shape, or a JSON file (`-` is standard input).
+fn timetable(name: &str, shape: ShapeArgs) -> Result<Timetable> {
+    if name == "-" || name.ends_with(".json") {
+        Ok(read(Path::new(name))?)
+    } else {
+        Ok(find(name)?.timetable(&shape.shape())?)
+    }
+}
+
+/// Reads a timetable; never more of a file than a timetable may have.
+fn read(file: &Path) -> Result<Timetable, ReadError> {
+    let mut bytes = Vec::new();
+    let limit = MAX_BYTES as u64 + 1;
+    let content = if file == Path::new("-") {
+        std::io::stdin().take(limit).read_to_end(&mut bytes)
+    } else {
+        std::fs::File::open(file).and_then(|f| f.take(limit).read_to_end(&mut bytes))
+    };
+    content.map_err(|error| ReadError::Unreadable {
+        path: file.display().to_string(),
+        reason: error.to_string(),
+    })?;
+    exchange::from_json(&bytes)
+}
+
+/// Writes a report to standard output, where `println!` would panic when the reader is gone.
+fn print(report: impl AsRef<str>) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(report.as_ref().trim_end().as_bytes())?;
+    Ok(out.write_all(b"\n").and_then(|()| out.flush())?)
+}
+
 /// Costs that are the same for all stages, in any unit of time.
 #[derive(Args, Clone, Copy)]
+#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 struct CostArgs {
     /// Time of a forward of one micro-batch on one stage
     #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = duration)]

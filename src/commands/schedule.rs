@@ -1,19 +1,19 @@
 //! `chimera schedule`: the schedules there are, what they look like, and whether a file is one.
 
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use chimera::core::exchange::{self, json::MAX_BYTES};
-use chimera::core::lower::{Lowering, lower};
+use chimera::core::analyze::{Refusal, prove_in_one_order};
+use chimera::core::exchange;
+use chimera::core::lower::{Lowering, Program, lower};
 use chimera::core::render::{svg, text};
-use chimera::core::schedule::{SCHEDULES, find};
+use chimera::core::schedule::{self, SCHEDULES};
 use chimera::core::timetable::Timetable;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 
 use super::simulate::{summary, timeline};
-use super::{CostArgs, ShapeArgs, gallery};
+use super::{CostArgs, ShapeArgs, gallery, print, read, timetable};
 
 /// Lists, draws and checks schedules
 #[derive(Args)]
@@ -41,7 +41,7 @@ struct List {
 /// Draws a schedule
 #[derive(Args)]
 struct Show {
-    /// Name of the schedule
+    /// Name of the schedule, or a timetable in a `.json` file
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -69,6 +69,9 @@ struct Check {
     file: PathBuf,
     #[command(flatten)]
     costs: CostArgs,
+    /// Proves too that messages and reductions follow one order on each device, as NCCL needs
+    #[arg(long)]
+    one_order: bool,
     /// Prints JSON
     #[arg(long)]
     json: bool,
@@ -88,56 +91,58 @@ impl Schedule {
 impl List {
     fn run(self) -> Result<()> {
         if self.json {
-            let all: Vec<_> = SCHEDULES
-                .iter()
-                .map(|s| {
-                    let (source, aliases) = (s.source(), s.aliases());
-                    json!({"name": s.name(), "aliases": aliases, "about": s.about(),
-                           "paper": source.paper, "place": source.place})
-                })
-                .collect();
-            println!("{:#}", json!(all));
-            return Ok(());
+            let entry = |s: &&dyn schedule::Schedule| {
+                let (source, aliases) = (s.source(), s.aliases());
+                json!({"name": s.name(), "aliases": aliases, "about": s.about(),
+                       "paper": source.paper, "place": source.place})
+            };
+            let all: Vec<_> = SCHEDULES.iter().map(entry).collect();
+            return print(format!("{:#}", json!(all)));
         }
-        for s in SCHEDULES {
+        let line = |s: &&dyn schedule::Schedule| {
             let aliases: String = s.aliases().iter().map(|a| format!(" (also {a})")).collect();
-            println!(
-                "{:<8}  {}{aliases} [{}]",
+            format!(
+                "{:<8}  {}{aliases} [{}]\n",
                 s.name(),
                 s.about(),
                 s.source().paper
-            );
-        }
-        Ok(())
+            )
+        };
+        print(SCHEDULES.iter().map(line).collect::<String>())
     }
 }
 
 impl Show {
     fn run(self) -> Result<()> {
-        let timetable = find(&self.name)?.timetable(&self.shape.shape())?;
+        let timetable = timetable(&self.name, self.shape)?;
         if self.json || self.format == Format::Json {
-            print!("{}", exchange::to_json(&timetable));
-            return Ok(());
+            return print(exchange::to_json(&timetable));
         }
         let program = lower(&timetable, &Lowering::default())?;
         let timeline = timeline(&program, self.costs);
-        let summary = summary(&program, &timeline);
-        match self.format {
-            Format::Svg => print!("{}", svg::timeline(&timeline, &title(&timetable))),
-            Format::Text | Format::Json => {
-                println!("{}", text::timeline(&timeline).trim_end());
-                println!("{summary}");
-            }
+        if self.format == Format::Svg {
+            return print(svg::timeline(&timeline, &title(&timetable)));
         }
-        Ok(())
+        let drawing = text::timeline(&timeline);
+        print(format!(
+            "{}\n{}",
+            drawing.trim_end(),
+            summary(&program, &timeline)
+        ))
     }
 }
 
 impl Check {
     fn run(self) -> Result<()> {
         let timetable = read(&self.file)?;
-        let program = lower(&timetable, &Lowering::default())
-            .with_context(|| self.file.display().to_string())?;
+        let prove = || -> Result<Program, Refusal> {
+            let program = lower(&timetable, &Lowering::default())?;
+            if self.one_order {
+                prove_in_one_order(&program)?;
+            }
+            Ok(program)
+        };
+        let program = prove().with_context(|| self.file.display().to_string())?;
         let timeline = timeline(&program, self.costs);
         if self.json {
             let proof = json!({
@@ -147,15 +152,14 @@ impl Check {
                 "peak_micro_batches": program.peaks(), "makespan": timeline.makespan(),
                 "bubble_ratio": timeline.bubble_ratio(),
             });
-            println!("{proof:#}");
-        } else {
-            println!(
-                "proven safe: every pass once, no deadlock with {} message(s) per channel, reductions in one order",
-                program.channel_bound()
-            );
-            println!("{}", summary(&program, &timeline));
+            return print(format!("{proof:#}"));
         }
-        Ok(())
+        print(format!(
+            "proven safe: every pass once, no deadlock with {} message(s) per channel, reductions in one \
+             order\n{}",
+            program.channel_bound(),
+            summary(&program, &timeline),
+        ))
     }
 }
 
@@ -163,24 +167,4 @@ impl Check {
 pub(super) fn title(timetable: &Timetable) -> String {
     let (d, n) = (timetable.rows.len(), timetable.n_micro_batches);
     format!("{}, D = {d}, N = {n}", timetable.schedule)
-}
-
-/// Reads a timetable; never more of a file than a timetable may have.
-fn read(file: &Path) -> Result<Timetable> {
-    let place = || format!("cannot read schedule {}", file.display());
-    let mut bytes = Vec::new();
-    let limit = MAX_BYTES as u64 + 1;
-    if file == Path::new("-") {
-        std::io::stdin()
-            .take(limit)
-            .read_to_end(&mut bytes)
-            .with_context(place)?;
-    } else {
-        let opened = std::fs::File::open(file).with_context(place)?;
-        opened
-            .take(limit)
-            .read_to_end(&mut bytes)
-            .with_context(place)?;
-    }
-    exchange::from_json(&bytes).with_context(place)
 }

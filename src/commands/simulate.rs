@@ -1,18 +1,19 @@
 //! `chimera simulate`: how long a step takes, before anything runs.
 
+use std::fmt::Write;
+
 use anyhow::Result;
 use chimera::core::analyze::{Timeline, UniformCosts, simulate};
 use chimera::core::lower::{Lowering, Program, lower};
-use chimera::core::schedule::find;
 use clap::Args;
 use serde_json::json;
 
-use super::{CostArgs, ShapeArgs};
+use super::{CostArgs, ShapeArgs, print, timetable};
 
 /// Simulates one step of a schedule without gradient synchronisation and optimizer
 #[derive(Args)]
 pub(crate) struct Simulate {
-    /// Name of the schedule, see `chimera schedule list`
+    /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` file
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -25,33 +26,37 @@ pub(crate) struct Simulate {
 
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
-        let timetable = find(&self.name)?.timetable(&self.shape.shape())?;
+        let timetable = timetable(&self.name, self.shape)?;
         let program = lower(&timetable, &Lowering::default())?;
         let timeline = timeline(&program, self.costs);
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
+        let workers = busy.iter().zip(program.peaks());
         if self.json {
-            let workers: Vec<_> = busy
-                .iter()
-                .zip(program.peaks())
-                .map(|(busy, peak)| {
-                    json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak})
-                })
-                .collect();
-            let bubble_ratio = timeline.bubble_ratio();
-            println!(
-                "{:#}",
-                json!({"makespan": makespan, "bubble_ratio": bubble_ratio, "workers": workers})
-            );
-            return Ok(());
+            let worker = |(busy, peak): (&f64, &f64)| json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});
+            let report = json!({
+                "makespan": makespan,
+                "bubble_ratio": timeline.bubble_ratio(),
+                "workers": workers.map(worker).collect::<Vec<_>>(),
+            });
+            return print(format!("{report:#}"));
         }
-        println!("{}", summary(&program, &timeline));
-        println!("worker      busy      idle  peak micro-batches");
-        for (w, (busy, peak)) in busy.iter().zip(program.peaks()).enumerate() {
-            println!("{w:>6} {busy:>9.3} {:>9.3}  {peak:>18}", makespan - busy);
+        let mut report = summary(&program, &timeline);
+        report.push_str("\nworker      busy      idle  peak micro-batches\n");
+        for (w, (busy, peak)) in workers.enumerate() {
+            writeln!(
+                report,
+                "{w:>6} {busy:>9.3} {:>9.3}  {peak:>18}",
+                makespan - busy
+            )?;
         }
         let path = timeline.critical_path();
-        println!("critical path: {} of {} ops", path.len(), timetable.n_ops());
-        Ok(())
+        write!(
+            report,
+            "critical path: {} of {} ops",
+            path.len(),
+            timetable.n_ops()
+        )?;
+        print(report)
     }
 }
 
@@ -64,12 +69,11 @@ pub(super) fn timeline(program: &Program, costs: CostArgs) -> Timeline {
 /// One line about a simulated step.
 pub(super) fn summary(program: &Program, timeline: &Timeline) -> String {
     let peak = program.peaks().iter().copied().fold(0.0, f64::max);
+    let makespan = (timeline.makespan() * 1e6).round() / 1e6;
     format!(
-        "{}: makespan {:.6}, bubble ratio {:.4}, at most {peak} micro-batches of residuals, {} messages",
+        "{}: makespan {makespan}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {} messages",
         program.schedule(),
-        timeline.makespan(),
         timeline.bubble_ratio(),
         program.n_messages(),
     )
-    .replace(".000000,", ",")
 }

@@ -45,38 +45,46 @@ impl Train {
         let say = Say {
             to_stderr: self.json,
         };
-        say.line(&headline(&run));
-        let mut progress = Progress::new(&run, &say);
+        let outcome = self.train(&run, &mut folder, &stop, &say);
+        if let Err(error) = &outcome
+            && let Some(fault) = error.downcast_ref::<Fault>()
+            && fault.class != Class::Requeue
+            && let Err(also) = folder.write_error(fault)
+        {
+            eprintln!("{also:#}"); // the error that counts is the first
+        }
+        say.line(&format!("run: {}", folder.path().display()));
+        outcome
+    }
+
+    fn train(&self, run: &Run, folder: &mut Folder, stop: &AtomicBool, say: &Say) -> Result<()> {
+        say.line(&headline(run));
+        let mut progress = Progress::new(run, say);
         let began = Instant::now();
-        let trained = run.train(&stop, |report| {
+        let trained = run.train(stop, |report| {
             folder.record(report, run.tokens_per_step())?;
             progress.step(report);
             Ok(())
         });
         progress.finish();
-        let trained = match trained {
-            Ok(trained) => trained,
-            Err(error) => {
-                if let Some(fault) = error.downcast_ref::<Fault>() {
-                    folder.write_error(fault)?;
-                }
-                return Err(error);
-            }
-        };
+        let trained = trained?;
         let seconds = began.elapsed().as_secs_f64();
-        if let Some(dir) = &run.config().save {
+        let is_done = trained.last.step + 1 == run.config().steps;
+        let stopped = (!is_done).then(|| folder.path());
+        if let Some(dir) = run.config().save.as_deref().or(stopped) {
             let path = save(dir, &trained.weights)?;
             say.line(&format!("weights: {}", path.display()));
         }
-        if trained.last.stop {
-            let message = "stopped on request at the end of a step";
+        if !is_done {
+            let message = "stopped on request after this step; its weights are saved";
+            let fault = Fault::new(Class::Requeue, Rank(0), message);
             return Err(Fault {
                 step: Some(trained.last.step),
-                ..Fault::new(Class::Requeue, Rank(0), message)
+                ..fault
             }
             .into());
         }
-        self.conclude(&run, &folder, &trained, seconds, &say)
+        self.conclude(run, folder, &trained, seconds, say)
     }
 
     /// Validation loss, a sample, and the measured pipeline.
@@ -105,14 +113,13 @@ impl Train {
         if let Some(timeline) = trained.timelines.last() {
             self.draw(run, folder, timeline, overhead, say)?;
         }
-        say.line(&format!("run: {}", folder.path().display()));
         if self.json {
             let summary = json!({
                 "run": folder.path(), "steps": trained.last.step + 1, "loss": trained.last.loss,
                 "validation_loss": validation_loss, "seconds": seconds,
                 "bubble_ratio": trained.last.bubble_ratio, "measured_over_simulated": overhead,
             });
-            println!("{summary:#}");
+            super::print(format!("{summary:#}"))?;
         }
         Ok(())
     }
@@ -214,13 +221,13 @@ impl<'r> Progress<'r> {
 
 fn headline(run: &Run) -> String {
     let (config, program) = (run.config(), run.program());
-    let rival = if config.depth == 1 {
+    let schedule = if config.depth == 1 {
         "one worker".into()
     } else {
         program.schedule().to_string()
     };
     format!(
-        "{} parameters, {} tokens of text; {rival}, {} x {} workers with {} thread(s) each, \
+        "{} parameters, {} tokens of text; {schedule}, {} x {} worker(s) with {} thread(s) each, \
          {} micro-batches of {} x {} tokens",
         run.model().n_params(),
         run.corpus().n_train(),
@@ -233,13 +240,13 @@ fn headline(run: &Run) -> String {
     )
 }
 
-/// A flag that the first SIGINT or SIGTERM sets; a second one ends the process at once.
+/// A flag that the first SIGINT or SIGTERM sets; a second one ends the process at once, saving nothing.
 fn stop_on_signal() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(i32::from(Class::Requeue.code()));
+            std::process::exit(130);
         }
         eprintln!("stopping at the end of this step; once more to stop at once");
     })?;

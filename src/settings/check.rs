@@ -61,7 +61,8 @@ impl Allowed {
             "warmup" => Whole(0, 1 << 40),
             "threads" => Whole(1, 1 << 10),
             "seed" => Whole(0, i64::MAX),
-            "lr" | "weight-decay" => Real(0.0, 1.0),
+            "lr" => Real(0.0, 1e30),
+            "weight-decay" => Real(0.0, 1.0),
             "clip" => Real(0.0, 1e9),
             "timeout" => Real(0.001, 1e6),
             "preset" => OneOf(PRESETS.iter().map(|preset| preset.name).collect()),
@@ -92,6 +93,9 @@ impl fmt::Display for Allowed {
         match self {
             Allowed::Whole(0, i64::MAX) => write!(f, "a whole number from 0 to 2^63 - 1"),
             Allowed::Whole(least, most) => write!(f, "a whole number from {least} to {most}"),
+            Allowed::Real(least, most) if *most > 1e3 => {
+                write!(f, "a number from {least} to {most:e}")
+            }
             Allowed::Real(least, most) => write!(f, "a number from {least} to {most}"),
             Allowed::OneOf(names) => write!(f, "one of {}", names.join(", ")),
             Allowed::Any => write!(f, "anything"),
@@ -136,7 +140,7 @@ mod tests {
             (
                 "lr",
                 Value::Float(f64::NAN),
-                "`lr` is nan; it must be a number from 0 to 1",
+                "`lr` is nan; it must be a number from 0 to 1e30",
             ),
             (
                 "width",

@@ -1,10 +1,10 @@
 //! The folder of a run: settings, metrics, and what went wrong.
 
-use std::fs::{File, create_dir, create_dir_all, exists, write};
-use std::io::{BufWriter, Write};
+use std::fs::{File, OpenOptions, create_dir, create_dir_all, remove_file, write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use chimera_core::engine::StepReport;
 use chimera_core::fault::Fault;
 use serde::Serialize;
@@ -40,23 +40,27 @@ impl Folder {
             Some(out) => {
                 create_dir_all(out)
                     .with_context(|| format!("cannot make folder {}", out.display()))?;
-                ensure!(
-                    !exists(out.join("metrics.jsonl"))?,
-                    "{} holds another run: choose another --out",
-                    out.display()
-                );
                 out.clone()
             }
             None => fresh(Path::new("runs"))?,
         };
         let shown = path.join("config.toml");
-        write(&shown, config.to_toml()).map_err(|e| io_fault("settings", &shown, &e))?;
+        let mut file = fresh_file(&shown)?;
+        file.write_all(config.to_toml().as_bytes())
+            .map_err(|e| io_fault("settings", &shown, &e))?;
         let metrics_path = config
             .metrics
             .clone()
             .unwrap_or_else(|| path.join("metrics.jsonl"));
-        let metrics = File::create(&metrics_path)
-            .with_context(|| format!("cannot write metrics {}", metrics_path.display()))?;
+        let open = || {
+            if let Some(dir) = &config.save {
+                crate::save::prepare(dir)?;
+            }
+            fresh_file(&metrics_path)
+        };
+        let metrics = open().inspect_err(|_| {
+            let _ = remove_file(&shown); // it would mark the folder as taken
+        })?;
         Ok(Folder {
             path,
             metrics: BufWriter::new(metrics),
@@ -116,6 +120,22 @@ impl Folder {
     }
 }
 
+/// A file of a run: one that is there belongs to another run, or to somebody else.
+fn fresh_file(path: &Path) -> Result<File> {
+    let options = OpenOptions::new().write(true).create_new(true).open(path);
+    let is_device = || std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir());
+    match options {
+        Err(e) if e.kind() == ErrorKind::AlreadyExists && is_device() => {
+            OpenOptions::new().write(true).open(path)
+        }
+        opened => opened,
+    }
+    .with_context(|| {
+        let path = path.display();
+        format!("cannot write {path}: is it of another run? choose another --out or --metrics")
+    })
+}
+
 /// The first folder `0001`, `0002`, … of `parent` that is not there yet.
 fn fresh(parent: &Path) -> Result<PathBuf> {
     create_dir_all(parent).with_context(|| format!("cannot make folder {}", parent.display()))?;
@@ -123,7 +143,7 @@ fn fresh(parent: &Path) -> Result<PathBuf> {
         let path = parent.join(format!("{number:04}"));
         match create_dir(&path) {
             Ok(()) => return Ok(path),
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
             Err(e) => {
                 return Err(e).with_context(|| format!("cannot make folder {}", path.display()));
             }

@@ -17,7 +17,7 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::kernels::Kernels;
 use chimera_core::lower::{Lowering, Program, lower};
-use chimera_core::model::{Cut, Gpt2Config, Gpt2Stage, cut};
+use chimera_core::model::{Gpt2Config, Gpt2Stage, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::Param;
 
@@ -33,7 +33,7 @@ const N_TIMELINES: u64 = 10;
 pub struct Run {
     config: Config,
     model: Gpt2Config,
-    cuts: Vec<Cut>,
+    stages: Vec<Gpt2Stage<Candle>>,
     program: Program,
     corpus: Corpus,
     training: Training,
@@ -59,6 +59,7 @@ impl Run {
         );
         let model = config.model();
         model.validate()?;
+        let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
         let shape = Shape {
             n_pipes: config.pipes,
             scaling: config.scaling,
@@ -70,7 +71,6 @@ impl Run {
         } else {
             &config.schedule
         };
-        find(&config.schedule)?;
         let timetable = find(schedule)?.timetable(&shape)?;
         ensure!(
             config
@@ -81,6 +81,8 @@ impl Run {
         );
         let n_stages = timetable.placement.n_stages();
         let cuts = cut(&model, n_stages)?;
+        let stage = |cut| Gpt2Stage::new(Candle::cpu(), &model, model.context, cut);
+        let stages = cuts.iter().cloned().map(stage).collect::<Result<_, _>>()?;
         let training = Training {
             seed: config.seed,
             steps: config.steps,
@@ -103,11 +105,10 @@ impl Run {
         };
         let program = lower(&timetable, &how)?;
         fit::check(&config, &model, &cuts, &program)?;
-        let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
         Ok(Run {
             config,
             model,
-            cuts,
+            stages,
             program,
             corpus,
             training,
@@ -143,7 +144,10 @@ impl Run {
             context,
             ..
         } = &self.config;
-        (width * micro_batches * micro_batch_size * context) as u64
+        let factors = [width, micro_batches, micro_batch_size, context];
+        factors
+            .into_iter()
+            .fold(1, |n, factor| n.saturating_mul(*factor as u64))
     }
 
     /// Trains, telling `observe` of every step; `stop` ends it after the step under way. An error of
@@ -179,7 +183,12 @@ impl Run {
             let pool = rayon::ThreadPoolBuilder::new()
                 .num_threads(self.config.threads)
                 .build();
-            let pool = pool.map_err(|e| Fault::new(Class::OutOfMemory, rank, e.to_string()))?;
+            let pool = pool.map_err(|e| {
+                let n = self.config.threads;
+                let message =
+                    format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");
+                Fault::new(Class::OutOfMemory, rank, message)
+            })?;
             pool.install(|| self.train_rank(job, comm, &observe))
         })?;
         merge(ranks)
@@ -191,36 +200,24 @@ impl Run {
         comm: &mut Threads<<Candle as Kernels>::Tensor>,
         observe: &Mutex<O>,
     ) -> Result<RankTrained, Fault> {
-        let (kernels, rank) = (Candle::cpu(), comm.rank());
-        let usage = |e: &dyn ToString| Fault::new(Class::Usage, rank, e.to_string());
-        let mut cuts = Vec::new();
-        for cut in &self.cuts {
-            let stage = Gpt2Stage::new(
-                kernels.clone(),
-                &self.model,
-                self.model.context,
-                cut.clone(),
-            );
-            cuts.push(Some(stage.map_err(|e| usage(&e))?));
-        }
-        let take = |id: StageId| match cuts.get_mut(id.index()).and_then(Option::take) {
-            Some(stage) => stage,
-            None => panic!("{id} is made twice"),
-        };
-        let mut worker = Worker::new(job, kernels, comm, take)?;
-        let mut trained = RankTrained {
-            reports: None,
-            weights: Vec::new(),
-            events: Vec::new(),
-        };
+        let rank = comm.rank();
+        let stage = |id: StageId| self.stages[id.index()].clone();
+        let mut worker = Worker::new(job, Candle::cpu(), comm, stage)?;
+        let mut trained = RankTrained::default();
         for step in 0..self.config.steps {
             let report = worker.step(step)?;
             if rank == Rank(0)
                 && let Ok(mut observe) = observe.lock()
             {
-                observe(&report).map_err(|e| Fault::new(Class::Io, rank, format!("{e:#}")))?;
+                observe(&report).map_err(|e| match e.downcast::<Fault>() {
+                    Ok(fault) => Fault {
+                        step: Some(step),
+                        ..fault
+                    },
+                    Err(e) => Fault::new(Class::Io, rank, format!("{e:#}")),
+                })?;
             }
-            trained.reports = Some(report);
+            trained.last = Some(report);
             if rank.index() < job.program.placement().n_workers() {
                 if trained.events.len() as u64 == N_TIMELINES {
                     trained.events.remove(0);
@@ -237,25 +234,24 @@ impl Run {
 }
 
 /// What one rank leaves.
+#[derive(Default)]
 struct RankTrained {
-    reports: Option<StepReport>,
+    last: Option<StepReport>,
     weights: Vec<(Param, Vec<f32>)>,
     events: Vec<Vec<Event>>,
 }
 
 fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
-    let Some(last) = ranks.first().and_then(|r| r.reports) else {
+    let Some(last) = ranks.first().and_then(|r| r.last) else {
         bail!("no step was trained")
     };
     let n_timelines = ranks.first().map_or(0, |r| r.events.len());
     let mut timelines = vec![Timeline::default(); n_timelines];
     let mut weights = Vec::new();
     for rank in ranks {
-        if !rank.events.is_empty() {
-            for (timeline, events) in timelines.iter_mut().zip(rank.events) {
-                timeline.n_workers += 1;
-                timeline.events.extend(events);
-            }
+        for (timeline, events) in timelines.iter_mut().zip(rank.events) {
+            timeline.n_workers += 1;
+            timeline.events.extend(events);
         }
         weights.extend(rank.weights);
     }

@@ -68,7 +68,7 @@ pub(super) struct Agreed {
     pub(super) span_s: f64,
     pub(super) bytes: f64,
     pub(super) stop: bool,
-    /// The first rank with a loss or gradient that is not finite, and which.
+    /// The first rank with a loss that is not finite, else with such a gradient, and which.
     pub(super) culprit: Option<(Rank, String)>,
 }
 
@@ -81,7 +81,8 @@ impl Agreed {
         }
         let sum = |f: fn(&Record) -> f64| all.iter().map(f).sum::<f64>();
         let span_s = all.iter().map(|r| r.span_s).fold(0.0, f64::max);
-        let culprits = (0..).zip(&all).find(|(_, r)| !r.culprit.is_empty());
+        let culprits = (0..).zip(&all).filter(|(_, r)| !r.culprit.is_empty());
+        let first = culprits.min_by_key(|(_, r)| r.loss.is_finite()); // a loss comes before gradients
         Ok(Agreed {
             loss: sum(|r| r.loss),
             grad_norm: sum(|r| r.squared_norm).sqrt(),
@@ -89,7 +90,7 @@ impl Agreed {
             span_s,
             bytes: sum(|r| r.bytes),
             stop: all.iter().any(|r| r.stop),
-            culprit: culprits.map(|(rank, r)| (Rank(rank), r.culprit.clone())),
+            culprit: first.map(|(rank, r)| (Rank(rank), r.culprit.clone())),
         })
     }
 }

@@ -37,6 +37,14 @@ const MAX_UNITS: f64 = 64.0;
 /// Why a file is not a timetable.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
+    /// The file cannot be read at all.
+    #[error("cannot read {path}: {reason}")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// What the system says.
+        reason: String,
+    },
     /// The file is longer than [`MAX_BYTES`].
     #[error("the file has {0} bytes; at most {MAX_BYTES} are read")]
     TooLong(usize),
