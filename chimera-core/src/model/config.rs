@@ -151,6 +151,15 @@ impl Gpt2Config {
         sequence as f64 * (blocks + head as f64)
     }
 
+    /// Elements that a forward pass through `cut` keeps for its backward, per token.
+    pub fn residual_elements(&self, cut: &Cut) -> usize {
+        // A block: its input, two norms with their statistics, three projections, the attention's
+        // output and scores' sums, the stream between its halves, and four times as much in the MLP.
+        let block = 12 * self.hidden + 4 + self.heads;
+        let head = if cut.last { 2 * self.hidden + 2 } else { 0 };
+        cut.blocks.len() * block + head
+    }
+
     /// Forward work of one block per token of a sample of `sequence` tokens.
     pub(super) fn block_flops(&self, sequence: usize) -> u64 {
         let (hidden, sequence) = (self.hidden as u64, sequence as u64);
