@@ -20,22 +20,23 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(class(error).code())
 }
 
-/// The class of an error: that of the fault that ended a run, of a refused schedule, of files that
-/// failed while running; all else is wrong usage.
+/// The class of an error: that of the fault that ended a run, of a refused schedule, of a device that
+/// failed; all else is wrong usage.
 fn class(error: &anyhow::Error) -> Class {
-    let classes = error.chain().find_map(|cause| {
-        if let Some(fault) = cause.downcast_ref::<Fault>() {
-            Some(fault.class)
-        } else if cause.is::<Refusal>() || cause.is::<ReadError>() {
-            Some(Class::Schedule)
-        } else if let Some(error) = cause.downcast_ref::<DeviceError>() {
-            Some(match error {
-                DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
-                DeviceError::Failed { .. } => Class::Internal,
-            })
-        } else {
-            None
-        }
-    });
-    classes.unwrap_or(Class::Usage)
+    error.chain().find_map(class_of).unwrap_or(Class::Usage)
+}
+
+fn class_of(cause: &(dyn std::error::Error + 'static)) -> Option<Class> {
+    if let Some(fault) = cause.downcast_ref::<Fault>() {
+        return Some(fault.class);
+    }
+    if cause.is::<Refusal>() || cause.is::<ReadError>() {
+        return Some(Class::Schedule);
+    }
+    cause
+        .downcast_ref::<DeviceError>()
+        .map(|error| match error {
+            DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
+            DeviceError::Failed { .. } => Class::Internal,
+        })
 }

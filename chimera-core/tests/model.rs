@@ -314,6 +314,8 @@ fn residuals_are_counted_in_bytes() {
     // one log-sum per head; in the head: x and the norm, and one statistic of 2.
     let (hidden, heads) = (config.hidden, config.heads);
     let row = config.layers * (12 * hidden + 4 + heads) + 2 * hidden + 2;
+    let whole = cut(&config, 1).unwrap().remove(0);
+    assert_eq!(config.residual_elements(&whole), row);
     assert_eq!(
         chain.stages[0].saved_bytes(&saved[0]),
         (4 * SAMPLES * SEQUENCE * row) as u64

@@ -59,6 +59,9 @@ impl Train {
 
     fn train(&self, run: &Run, folder: &mut Folder, stop: &AtomicBool, say: &Say) -> Result<()> {
         say.line(&headline(run));
+        if let Some(hint) = shared_cores(run) {
+            say.line(&hint);
+        }
         let mut progress = Progress::new(run, say);
         let began = Instant::now();
         let trained = run.train(stop, |report| {
@@ -142,7 +145,7 @@ impl Train {
         }
         if let Some(overhead) = overhead {
             say.line(&format!(
-                "steps took {overhead:.3} of what the schedule makes of their measured ops"
+                "the last steps took {overhead:.3} times what the schedule makes of their measured ops"
             ));
         }
         let title = format!("{name}, {d} workers, the last step as it ran, in seconds");
@@ -204,7 +207,7 @@ impl<'r> Progress<'r> {
             report.bytes as f64 / f64::from(1u32 << 20),
         );
         let is_last = report.step + 1 == self.run.config().steps;
-        if report.step % self.every == 0 || is_last {
+        if report.step.is_multiple_of(self.every) || is_last {
             self.bar.suspend(|| self.say.line(&line));
         }
         self.bar.set_message(format!(
@@ -238,6 +241,17 @@ fn headline(run: &Run) -> String {
         config.micro_batch_size,
         config.context,
     )
+}
+
+/// What to know of a measured bubble when workers have to wait for cores.
+fn shared_cores(run: &Run) -> Option<String> {
+    let config = run.config();
+    let cores = std::thread::available_parallelism().ok()?.get();
+    let threads = config.width * config.depth * config.threads;
+    let hint = format!(
+        "{threads} threads share {cores} core(s): workers wait for cores too, and the bubble shows it"
+    );
+    (threads > cores).then_some(hint)
 }
 
 /// A flag that the first SIGINT or SIGTERM sets; a second one ends the process at once, saving nothing.

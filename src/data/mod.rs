@@ -19,12 +19,12 @@ pub use tokens::Tokens;
 #[derive(thiserror::Error, Debug)]
 pub enum DataError {
     /// The file system refuses.
-    #[error("cannot read data file {}", path.display())]
+    #[error("cannot read data file {}: {reason}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        reason: std::io::Error,
     },
     /// A folder, a device or a pipe.
     #[error("data file {} is not a regular file: name each file", path.display())]

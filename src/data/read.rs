@@ -80,9 +80,9 @@ impl Kind {
 }
 
 fn append(path: &Path, width: usize, tokens: &mut Tokens) -> Result<(), DataError> {
-    let unreadable = |source| DataError::Unreadable {
+    let unreadable = |reason| DataError::Unreadable {
         path: path.to_path_buf(),
-        source,
+        reason,
     };
     let metadata = path.metadata().map_err(unreadable)?;
     if !metadata.is_file() {

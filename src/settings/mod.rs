@@ -96,7 +96,7 @@ pub struct Settings {
     /// Optimizer steps [default: 300]
     #[arg(long, value_name = "COUNT")]
     pub steps: Option<i64>,
-    /// Peak learning rate; it decays by a cosine [default: 0.002]
+    /// Peak learning rate; it decays by a cosine [default: 0.4 / hidden]
     #[arg(long, value_name = "RATE")]
     pub lr: Option<f64>,
     /// Steps of linear warm-up [default: a tenth of `steps`, at least 1]

@@ -74,7 +74,7 @@ fn preset_origin(merged: &Entries) -> Origin {
 }
 
 /// The defaults that follow from other settings.
-fn following(merged: &Entries) -> [(&'static str, Value); 2] {
+fn following(merged: &Entries) -> [(&'static str, Value); 3] {
     let whole = |key| {
         merged
             .get(key)
@@ -84,6 +84,8 @@ fn following(merged: &Entries) -> [(&'static str, Value); 2] {
     let cores = available_parallelism().map_or(1, |n| n.get() as i64);
     [
         ("warmup", Value::Integer((whole("steps") / 10).max(1))),
+        // Wider models want smaller steps; this gives GPT-2's 5e-4 at 768.
+        ("lr", Value::Float(0.4 / whole("hidden") as f64)),
         (
             "threads",
             Value::Integer((cores / (whole("depth") * whole("width"))).clamp(1, 1 << 10)),

@@ -40,7 +40,16 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<(), 
             .add(op)
             .map_err(|reason| refusal(timetable, Some((worker, cell)), reason))?;
     }
-    passes.absent().map_or(Ok(()), refuse)
+    match passes.absent() {
+        None => Ok(()),
+        Some(absent) => {
+            // The end of the row that should have it; the first pipe's if no pipe has the micro-batch.
+            let pipe = passes.pipe_of[absent.unit as usize].unwrap_or(PipeId(0));
+            let worker = placement.worker(pipe, absent.stage);
+            let at = Some((worker, timetable.row(worker).len()));
+            Err(refusal(timetable, at, absent.reason()))
+        }
+    }
 }
 
 /// Every op with its worker and the index of its cell.
@@ -124,27 +133,41 @@ impl Passes {
     }
 
     /// The first pass that is not there.
-    fn absent(&self) -> Option<Reason> {
-        let at = self.done.iter().position(|done| {
-            let all = Self::FORWARD | Self::INPUT | Self::WEIGHT;
-            done & all != all
-        })?;
-        let done = self.done[at];
+    fn absent(&self) -> Option<Absent> {
+        let all = Self::FORWARD | Self::INPUT | Self::WEIGHT;
+        let at = self.done.iter().position(|done| done & all != all)?;
+        Some(Absent {
+            unit: (at / self.n_stages) as u32,
+            stage: StageId((at % self.n_stages) as u16),
+            done: self.done[at],
+        })
+    }
+}
+
+/// A micro-batch unit that lacks a pass through a stage, and the passes that it has there.
+struct Absent {
+    unit: u32,
+    stage: StageId,
+    done: u8,
+}
+
+impl Absent {
+    fn reason(&self) -> Reason {
+        let has = |bit| self.done & bit != 0;
         let pass = match (
-            done & Self::FORWARD,
-            done & Self::INPUT,
-            done & Self::WEIGHT,
+            has(Passes::FORWARD),
+            has(Passes::INPUT),
+            has(Passes::WEIGHT),
         ) {
-            (0, ..) => "forward",
-            (_, 0, 0) => "backward",
-            (_, 0, _) => "backward's input half",
+            (false, ..) => "forward",
+            (_, false, false) => "backward",
+            (_, false, _) => "backward's input half",
             _ => "backward's weight half",
         };
-        let stage = StageId((at % self.n_stages) as u16);
-        Some(Reason::Absent {
-            unit: (at / self.n_stages) as u32,
-            stage,
+        Reason::Absent {
+            unit: self.unit,
+            stage: self.stage,
             pass,
-        })
+        }
     }
 }

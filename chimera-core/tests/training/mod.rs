@@ -2,11 +2,13 @@
 
 #![allow(dead_code)] // each test file uses a part
 
+pub(crate) mod faulty;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, Delayed, Stamped, Tag, Threads};
+use chimera_core::comm::{Comm, Delayed, Tag, Threads};
 use chimera_core::engine::{Data, Job, Patience, Training, Worker, run_threads};
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
@@ -30,6 +32,7 @@ pub(crate) struct Run {
     pub(crate) check_finite: bool,
     pub(crate) tied: bool,
     pub(crate) is_delayed: bool,
+    pub(crate) patience: Duration,
 }
 
 impl Run {
@@ -44,6 +47,7 @@ impl Run {
             check_finite: true,
             tied: false,
             is_delayed: false,
+            patience: Duration::from_secs(60),
         }
     }
 
@@ -106,6 +110,25 @@ pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
 
 /// Trains with a timetable that need not be what the run's schedule makes of its shape.
 pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcome, Fault> {
+    let outcomes = if run.is_delayed {
+        execute(run, timetable, |job, comm, stage| {
+            body(job, Delayed::new(comm, jitter), stage)
+        })?
+    } else {
+        execute(run, timetable, |job, comm, stage| body(job, comm, stage))?
+    };
+    Ok(merge(outcomes))
+}
+
+/// What makes the stages of a run.
+pub(crate) type Stages<'s> = dyn Fn(StageId) -> Gpt2Stage<Reference> + std::marker::Sync + 's;
+
+/// Runs `rank` on every rank, over ends of a transport of threads.
+pub(crate) fn execute<T: Send, R: Send>(
+    run: &Run,
+    timetable: &Timetable,
+    rank: impl Fn(Job<'_>, &mut Threads<T>, &Stages<'_>) -> Result<R, Fault> + std::marker::Sync,
+) -> Result<Vec<R>, Fault> {
     let config = config(run.tied);
     let n_stages = timetable.placement.n_stages();
     let training = Training {
@@ -138,7 +161,7 @@ pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcom
         data: &Digits,
         patience: Patience {
             first_step: Duration::from_secs(60),
-            later: Duration::from_secs(60),
+            later: run.patience,
         },
         stop: &stop,
         epoch: Instant::now(),
@@ -148,23 +171,14 @@ pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcom
         Gpt2Stage::new(Reference, &config, CONTEXT, cuts[id.index()].clone()).expect("stage")
     };
     let n_ranks = (run.width * run.shape.depth) as u32;
-    let outcomes = if run.is_delayed {
-        run_threads(n_ranks, |comm: &mut Threads<Stamped<Tensor>>| {
-            body(job, Delayed::new(comm, jitter), &stage)
-        })?
-    } else {
-        run_threads(n_ranks, |comm: &mut Threads<Tensor>| {
-            body(job, comm, &stage)
-        })?
-    };
-    Ok(merge(outcomes))
+    run_threads(n_ranks, |comm: &mut Threads<T>| rank(job, comm, &stage))
 }
 
 /// One rank: trains, and checks after every step that its replicas have the same bits.
-fn body<C: Comm<Tensor>>(
+pub(crate) fn body<C: Comm<Tensor>>(
     job: Job<'_>,
     comm: C,
-    stage: &(dyn Fn(StageId) -> Gpt2Stage<Reference> + std::marker::Sync),
+    stage: &Stages<'_>,
 ) -> Result<Outcome, Fault> {
     let mut worker = Worker::new(job, Reference, comm, stage)?;
     let mut outcome = Outcome::default();

@@ -1,0 +1,72 @@
+//! A transport on which things go wrong.
+
+use std::time::{Duration, Instant};
+
+use chimera_core::comm::{Comm, CommError, Tag, Threads};
+use chimera_core::fault::Fault;
+use chimera_core::ids::Rank;
+use chimera_core::kernels::reference::Tensor;
+
+/// Before a message is lost, so that its receiver has waited for longer than its sender will wait for
+/// the consequences.
+const HEAD_START: Duration = Duration::from_millis(300);
+
+/// What happens to a message when it is sent.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Fate {
+    Arrives,
+    IsLost,
+    Stalls(Duration),
+    IsNaN,
+    Panics,
+}
+
+/// A transport that treats the messages of its rank as `fate` says.
+pub(crate) struct Faulty<'c, F> {
+    pub(crate) inner: &'c mut Threads<Tensor>,
+    pub(crate) fate: F,
+}
+
+impl<F: Fn(Rank, Tag) -> Fate + Send> Comm<Tensor> for Faulty<'_, F> {
+    fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+
+    fn n_ranks(&self) -> u32 {
+        self.inner.n_ranks()
+    }
+
+    fn send(&mut self, to: Rank, tag: Tag, mut tensor: Tensor) -> Result<(), CommError> {
+        match (self.fate)(self.rank(), tag) {
+            Fate::Arrives => {}
+            Fate::IsLost => {
+                std::thread::sleep(HEAD_START);
+                return Ok(());
+            }
+            Fate::Stalls(time) => std::thread::sleep(time),
+            Fate::IsNaN => tensor.data.fill(f64::NAN),
+            Fate::Panics => panic!("on purpose"),
+        }
+        self.inner.send(to, tag, tensor)
+    }
+
+    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError> {
+        self.inner.post(from, tag)
+    }
+
+    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<Tensor>, CommError> {
+        self.inner.try_take(from, tag)
+    }
+
+    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Tensor, CommError> {
+        self.inner.take(from, tag, deadline)
+    }
+
+    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
+        self.inner.exchange(bytes, deadline)
+    }
+
+    fn abort(&mut self, cause: &Fault) {
+        self.inner.abort(cause);
+    }
+}

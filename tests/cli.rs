@@ -1,0 +1,15 @@
+//! The command line: what users see of schedules, simulations and settings, and what they are told
+//! when they ask for what cannot be.
+
+#[path = "cli/config.rs"]
+mod config;
+#[path = "cli/hostile.rs"]
+mod hostile;
+#[path = "cli/schedule.rs"]
+mod schedule;
+#[path = "cli/simulate.rs"]
+mod simulate;
+#[path = "cli/usage.rs"]
+mod usage;
+
+mod command;

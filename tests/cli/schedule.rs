@@ -1,0 +1,281 @@
+//! `chimera schedule`.
+
+use std::fs::{File, write};
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::command::{Ran, chimera, folder};
+
+/// All schedules, in variants that fit five micro-batches on four workers.
+const SHOWN: [&str; 7] = [
+    "gpipe",
+    "dapple",
+    "1f1b",
+    "gems",
+    "chimera",
+    "chimera --pipes 4",
+    "chimera --scaling halving",
+];
+
+fn ok(line: &str) -> String {
+    let ran = chimera(line);
+    assert_eq!(ran.code, Some(0), "`{line}`: {}", ran.stderr);
+    assert_eq!(ran.stderr, "", "`{line}`");
+    ran.stdout
+}
+
+fn json(line: &str) -> Value {
+    serde_json::from_str(&ok(line)).expect("JSON")
+}
+
+/// The timetable of `name` as JSON.
+fn timetable(name: &str) -> Value {
+    json(&format!(
+        "schedule show {name} --depth 4 --micro-batches 5 --format json"
+    ))
+}
+
+fn check_text(text: &[u8]) -> Ran {
+    let folder = folder();
+    let path = folder.path().join("schedule.json");
+    write(&path, text).expect("a file");
+    chimera(&format!("schedule check {}", path.display()))
+}
+
+#[test]
+fn list_begins_each_line_with_a_name() {
+    let listed = ok("schedule list");
+    let names: Vec<_> = listed.lines().map(|line| line.split(' ').next()).collect();
+    assert_eq!(names, ["gpipe", "dapple", "gems", "chimera"].map(Some));
+    for name in names.iter().flatten() {
+        ok(&format!("schedule show {name}"));
+    }
+    let all = json("schedule list --json");
+    let in_json = all.as_array().expect("a list").iter();
+    assert!(in_json.map(|s| s["name"].as_str()).eq(names));
+    assert_eq!(all[1]["aliases"][0], "1f1b");
+}
+
+#[test]
+fn show_draws_one_line_per_worker() {
+    for name in SHOWN {
+        let text = ok(&format!("schedule show {name} --depth 4 --micro-batches 5"));
+        for worker in 0..4 {
+            let row = format!("P{worker} ");
+            assert_eq!(
+                text.lines().filter(|l| l.starts_with(&row)).count(),
+                1,
+                "{text}"
+            );
+        }
+        assert!(text.contains("makespan"), "{text}");
+    }
+    let drawn = ok("schedule show chimera --depth 4 --micro-batches 4");
+    assert!(
+        drawn.starts_with("P0 0 1 . 2 2'- 3 3'- . 0'- . . 1'-\n"),
+        "{drawn}"
+    );
+}
+
+#[test]
+fn show_draws_svg() {
+    for name in SHOWN {
+        let svg = ok(&format!(
+            "schedule show {name} --depth 4 --micro-batches 5 --format svg"
+        ));
+        assert!(
+            svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"),
+            "{svg}"
+        );
+        assert_eq!(svg.matches("<svg").count(), 1);
+    }
+}
+
+#[test]
+fn shown_json_has_the_form_that_was_promised() {
+    let plain = timetable("chimera --pipes 4");
+    for (key, count) in [
+        ("depth", 4),
+        ("stages", 4),
+        ("pipes", 4),
+        ("micro_batches", 5),
+    ] {
+        assert_eq!(plain[key], count, "{key}");
+    }
+    assert_eq!(plain["schedule"], "chimera");
+    assert_eq!(plain["placement"][0], serde_json::json!([0, 1, 2, 3]));
+    assert_eq!(plain["placement"][2], serde_json::json!([3, 2, 1, 0]));
+    assert_eq!(plain["rows"].as_array().map(Vec::len), Some(4));
+    let cell = &plain["rows"][0][0];
+    assert_eq!(
+        cell,
+        &serde_json::json!({"kind": "F", "pipe": 0, "stage": 0, "micro_batches": [0]})
+    );
+    assert_eq!(plain.get("unit"), None);
+    let halved = timetable("chimera --scaling halving");
+    assert_eq!(halved["unit"], 0.5);
+    assert_eq!(halved["micro_batches"], 5);
+    let cells = halved["rows"]
+        .as_array()
+        .expect("rows")
+        .iter()
+        .flat_map(|r| r.as_array());
+    let ids = cells
+        .flatten()
+        .filter_map(|c| Some(c["micro_batches"].as_array()?.len()));
+    assert!(ids.clone().any(|n| n == 2) && ids.clone().any(|n| n == 1));
+}
+
+#[test]
+fn what_is_shown_is_accepted() {
+    for name in SHOWN {
+        let shown = ok(&format!(
+            "schedule show {name} --depth 4 --micro-batches 5 --json"
+        ));
+        let checked = check_text(shown.as_bytes());
+        assert_eq!(checked.code, Some(0), "{name}: {}", checked.stderr);
+        assert!(
+            checked.stdout.starts_with("proven safe"),
+            "{}",
+            checked.stdout
+        );
+    }
+}
+
+#[test]
+fn a_file_is_read_from_standard_input() {
+    let read = |path: &Path| -> Output {
+        Command::new(env!("CARGO_BIN_EXE_chimera"))
+            .args(["schedule", "check", "-", "--json"])
+            .stdin(File::open(path).expect("a file"))
+            .output()
+            .expect("runs")
+    };
+    let folder = folder();
+    let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
+    write(&good, timetable("gems").to_string()).expect("a file");
+    write(&bad, "{}").expect("a file");
+    let accepted = read(&good);
+    assert_eq!(accepted.status.code(), Some(0));
+    let proof: Value = serde_json::from_slice(&accepted.stdout).expect("JSON");
+    assert_eq!(
+        (&proof["proven"], &proof["schedule"]),
+        (&true.into(), &"gems".into())
+    );
+    assert_eq!(
+        (&proof["makespan"], &proof["peak_micro_batches"][0]),
+        (&48.0.into(), &1.0.into())
+    );
+    let refused = read(&bad);
+    assert_eq!((refused.status.code(), refused.stdout.len()), (Some(3), 0));
+}
+
+/// Refused with the code of schedules, nothing on standard output, and what is wrong on the other.
+fn refusal(timetable: &Value) -> String {
+    let ran = check_text(timetable.to_string().as_bytes());
+    assert_eq!(
+        (ran.code, ran.stdout.as_str()),
+        (Some(3), ""),
+        "{}",
+        ran.stderr
+    );
+    ran.stderr
+}
+
+/// A line of carets stands under a cell that exists.
+fn is_drawn(refusal: &str) -> bool {
+    let lines: Vec<&str> = refusal.lines().collect();
+    let caret = lines
+        .iter()
+        .position(|l| l.contains('^') && l.trim_matches([' ', '^']).is_empty());
+    caret.is_some_and(|at| {
+        let start = lines[at].find('^').unwrap_or(0);
+        at > 0 && lines[at - 1].chars().nth(start).is_some_and(|c| c != ' ')
+    })
+}
+
+fn row(timetable: &mut Value, worker: usize) -> &mut Vec<Value> {
+    timetable["rows"][worker].as_array_mut().expect("a row")
+}
+
+#[test]
+fn swapped_ops_are_refused_and_drawn() {
+    let mut damaged = timetable("gems");
+    row(&mut damaged, 0).swap(0, 1); // a backward before its forward
+    let refusal = refusal(&damaged);
+    assert!(refusal.contains("worker 0, cell 0"), "{refusal}");
+    assert!(is_drawn(&refusal), "{refusal}");
+}
+
+#[test]
+fn a_deadlock_names_who_waits_for_whom() {
+    let mut damaged = timetable("gems");
+    row(&mut damaged, 1).swap(0, 3);
+    let refusal = refusal(&damaged);
+    assert!(
+        refusal.contains("deadlock: worker 0 waits at cell 1 for gradient"),
+        "{refusal}"
+    );
+    assert!(is_drawn(&refusal), "{refusal}");
+}
+
+#[test]
+fn an_op_on_the_wrong_worker_is_refused_and_drawn() {
+    let mut damaged = timetable("chimera");
+    let moved = row(&mut damaged, 2).remove(1);
+    row(&mut damaged, 1).insert(1, moved);
+    let refusal = refusal(&damaged);
+    assert!(
+        refusal.contains("worker 1, cell 1: F(") && refusal.contains("belongs to worker 2"),
+        "{refusal}"
+    );
+    assert!(is_drawn(&refusal), "{refusal}");
+}
+
+#[test]
+fn an_op_done_twice_is_refused_and_drawn() {
+    let mut damaged = timetable("dapple");
+    let again = row(&mut damaged, 3)[0].clone();
+    row(&mut damaged, 3).push(again);
+    let refusal = refusal(&damaged);
+    assert!(
+        refusal.contains("worker 3, cell 10") && refusal.contains("again"),
+        "{refusal}"
+    );
+    assert!(is_drawn(&refusal), "{refusal}");
+}
+
+#[test]
+fn a_dropped_op_is_named() {
+    let mut damaged = timetable("dapple");
+    let dropped = row(&mut damaged, 1).remove(2);
+    assert_eq!(
+        (&dropped["kind"], &dropped["stage"]),
+        (&"F".into(), &1.into())
+    );
+    let refusal = refusal(&damaged);
+    let expected = format!(
+        "micro-batch {} never has its forward on stage 1",
+        dropped["micro_batches"][0]
+    );
+    assert!(refusal.contains(&expected), "{refusal}");
+    assert!(refusal.contains("worker 1, cell 9"), "{refusal}");
+    assert!(is_drawn(&refusal), "{refusal}");
+}
+
+#[test]
+fn a_gallery_has_a_drawing_of_every_schedule() {
+    let folder = folder();
+    ok(&format!(
+        "schedule gallery --out {}",
+        folder.path().join("g").display()
+    ));
+    let page = std::fs::read_to_string(folder.path().join("g/README.md")).expect("a page");
+    for name in ["gpipe", "dapple", "gems", "chimera", "chimera-halving"] {
+        assert!(page.contains(&format!("]({name}.svg)")), "{page}");
+        let svg = std::fs::read_to_string(folder.path().join(format!("g/{name}.svg")));
+        assert!(svg.is_ok_and(|svg| svg.starts_with("<svg")), "{name}");
+    }
+}

@@ -1,0 +1,134 @@
+//! `chimera simulate`.
+
+use serde_json::Value;
+
+use crate::command::chimera;
+
+fn simulate(line: &str) -> Value {
+    let ran = chimera(&format!("simulate {line} --json"));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{line}");
+    serde_json::from_str(&ran.stdout).expect("JSON")
+}
+
+fn number(value: &Value) -> f64 {
+    value
+        .as_f64()
+        .unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// The published makespans.
+#[test]
+fn makespans_are_those_of_the_papers() {
+    for (line, makespan) in [
+        ("gpipe --depth 4 --micro-batches 8", 33.0),
+        ("dapple --depth 4 --micro-batches 8", 33.0),
+        ("1f1b --depth 4 --micro-batches 8", 33.0),
+        ("gems --depth 4 --micro-batches 8", 75.0),
+        ("chimera --depth 4", 16.0),
+        ("chimera --depth 8 --pipes 4", 28.0),
+        ("chimera --depth 8 --pipes 8", 24.0),
+        ("chimera --depth 4 --micro-batches 2", 12.0),
+        ("chimera --depth 4 --micro-batches 8", 30.0),
+        (
+            "chimera --depth 4 --micro-batches 8 --scaling doubling",
+            27.0,
+        ),
+        (
+            "chimera --depth 4 --micro-batches 12 --scaling doubling",
+            41.0,
+        ),
+        (
+            "chimera --depth 4 --micro-batches 8 --scaling halving",
+            26.0,
+        ),
+        (
+            "chimera --depth 8 --micro-batches 16 --scaling halving",
+            54.0,
+        ),
+    ] {
+        assert_eq!(number(&simulate(line)["makespan"]), makespan, "{line}");
+    }
+}
+
+#[test]
+fn costs_are_those_that_were_given() {
+    for (line, makespan) in [
+        ("dapple --depth 4 --backward 1", 14.0),
+        ("chimera --depth 4 --backward 1", 10.0),
+        ("chimera --depth 4 --pipes 4 --backward 1", 8.0),
+        (
+            "dapple --depth 4 --micro-batches 1 --forward 3 --backward 5 --message 0.5",
+            35.0,
+        ),
+        (
+            "gpipe --depth 1 --micro-batches 3 --forward 0.25 --backward 0.5 --message 9",
+            2.25,
+        ),
+        (
+            "gpipe --depth 2 --micro-batches 1 --forward 0 --backward 0 --message 3",
+            6.0,
+        ),
+    ] {
+        assert_eq!(number(&simulate(line)["makespan"]), makespan, "{line}");
+    }
+}
+
+#[test]
+fn json_has_the_keys_that_were_promised() {
+    let simulated = simulate("dapple --depth 4 --micro-batches 8");
+    let keys = |value: &Value| -> Vec<String> {
+        let object = value.as_object().expect("an object");
+        object.keys().cloned().collect() // sorted
+    };
+    assert_eq!(keys(&simulated), ["bubble_ratio", "makespan", "workers"]);
+    let workers = simulated["workers"].as_array().expect("workers");
+    let mut idle = 0.0;
+    for worker in workers {
+        assert_eq!(keys(worker), ["busy", "idle", "peak_micro_batches"]);
+        assert_eq!(number(&worker["busy"]), 24.0);
+        assert_eq!(number(&worker["busy"]) + number(&worker["idle"]), 33.0);
+        idle += number(&worker["idle"]);
+    }
+    let peaks: Vec<f64> = workers
+        .iter()
+        .map(|w| number(&w["peak_micro_batches"]))
+        .collect();
+    assert_eq!(peaks, [4.0, 3.0, 2.0, 1.0]);
+    let ratio = number(&simulated["bubble_ratio"]);
+    assert!((ratio - 3.0 / 11.0).abs() < 1e-12 && (ratio - idle / (33.0 * 4.0)).abs() < 1e-12);
+}
+
+#[test]
+fn a_bidirectional_pipeline_needs_little_memory_and_idles_little() {
+    let peaks = |line: &str| -> Vec<f64> {
+        let simulated = simulate(line);
+        let workers = simulated["workers"].as_array().expect("workers");
+        workers
+            .iter()
+            .map(|w| number(&w["peak_micro_batches"]))
+            .collect()
+    };
+    assert_eq!(
+        peaks("chimera --depth 4 --micro-batches 8"),
+        [3.0, 4.0, 4.0, 3.0]
+    );
+    assert_eq!(peaks("gpipe --depth 4 --micro-batches 8"), [8.0; 4]);
+    assert_eq!(peaks("gems --depth 4 --micro-batches 8"), [1.0; 4]);
+    assert_eq!(
+        peaks("chimera --depth 4 --micro-batches 8 --scaling halving"),
+        [3.5, 4.0, 4.0, 3.5]
+    );
+}
+
+#[test]
+fn a_table_is_printed_for_people() {
+    let ran = chimera("simulate chimera --depth 4 --micro-batches 8");
+    assert_eq!(ran.code, Some(0));
+    assert!(
+        ran.stdout.starts_with("chimera: makespan 30,"),
+        "{}",
+        ran.stdout
+    );
+    assert!(ran.stdout.contains("critical path"), "{}", ran.stdout);
+    assert_eq!(ran.stdout.lines().count(), 7, "{}", ran.stdout);
+}

@@ -1,0 +1,241 @@
+//! What cannot be trained is refused before anything is written, with what would do.
+
+use std::fs::{File, create_dir, read_dir, write};
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use crate::command::{Ran, chimera, folder, text};
+
+/// Refused as wrong usage, in words that contain `hint`; no folder is made for the run.
+fn refuse(options: &str, hint: &str) {
+    let folder = folder();
+    let out = folder.path().join("run");
+    let ran = chimera(&format!(
+        "train --steps 1 --out {} {options}",
+        out.display()
+    ));
+    assert_eq!(
+        (ran.code, ran.stdout.as_str()),
+        (Some(2), ""),
+        "{options}: {}",
+        ran.stderr
+    );
+    assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
+    assert!(!out.exists(), "{options}");
+}
+
+fn file(folder: &TempDir, name: &str, bytes: &[u8]) -> String {
+    let path = folder.path().join(name);
+    write(&path, bytes).expect("a file");
+    path.display().to_string()
+}
+
+#[test]
+fn shapes_that_no_schedule_has() {
+    refuse("--depth 3", "nearest: depth 2 or 4");
+    refuse("--depth 8 --layers 8 --pipes 6", "nearest: 2, 4, 8 pipes");
+    refuse("--pipes 3", "nearest: ");
+    refuse(
+        "--depth 0",
+        "`depth` is 0; it must be a whole number from 1",
+    );
+    refuse(
+        "--micro-batches 0",
+        "`micro-batches` is 0; it must be a whole number from 1",
+    );
+    refuse("--micro-batches -4", "`micro-batches` is -4;");
+    refuse("--width 0", "`width` is 0;");
+    refuse("--schedule pipedream", "it must be one of gpipe, dapple,");
+    refuse(
+        "--scaling tripling",
+        "it must be one of direct, doubling, halving",
+    );
+    refuse(
+        "--scaling halving --micro-batch-size 3",
+        "choose an even one",
+    );
+    for subcommand in ["simulate chimera", "schedule show chimera"] {
+        for (options, hint) in [
+            ("--depth 3", "nearest: depth 2 or 4"),
+            ("--depth 8 --pipes 6", "nearest: 2, 4, 8 pipes"),
+            ("--micro-batches 0", "at least one micro-batch"),
+            ("--micro-batches -1", "--micro-batches"),
+            ("--depth 1000000000", "depth 1000000000"),
+            ("--micro-batches 4294967295", "are more than"),
+            ("--forward -1", "from 0"),
+            ("--message nan", "from 0"),
+        ] {
+            let ran = chimera(&format!("{subcommand} {options}"));
+            assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}");
+            assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
+        }
+    }
+    let unknown = chimera("simulate pipedream");
+    assert_eq!(unknown.code, Some(2));
+    assert!(
+        unknown
+            .stderr
+            .contains("choose one of gpipe, dapple, gems, chimera"),
+        "{}",
+        unknown.stderr
+    );
+}
+
+#[test]
+fn models_that_cannot_be_built_or_cut() {
+    refuse("--hidden 10 --heads 3", "choose heads from 1, 2, 5, 10");
+    refuse(
+        "--layers 2 --depth 4",
+        "choose at most 2 stages or at least 4 layers",
+    );
+    refuse("--preset huge", "it must be one of tiny,");
+    refuse("--vocab 0", "`vocab` is 0;");
+    refuse("--lr -0.1", "`lr` is -0.1;");
+    refuse("--lr nan", "`lr` is nan;");
+    refuse(
+        "--layers 10000 --hidden 100000 --heads 1",
+        "GiB are free: choose ",
+    );
+}
+
+#[test]
+fn devices_and_options_that_are_not_there() {
+    refuse("--device cuda", "this build has `cpu` alone");
+    refuse("--device tpu9", "this build has `cpu` alone");
+    refuse("--scheduel gems", "'--schedule'");
+    refuse("--depth four", "--depth");
+    let nothing = chimera("");
+    assert_eq!(nothing.code, Some(2));
+    assert!(nothing.stderr.contains("train"), "{}", nothing.stderr);
+}
+
+#[test]
+fn data_that_cannot_be_trained_on() {
+    let folder = folder();
+    refuse(
+        "--data /nonexistent/text",
+        "/nonexistent/text: No such file",
+    );
+    refuse(
+        &format!("--data {}", folder.path().display()),
+        "is not a regular file: name each file",
+    );
+    refuse(
+        &format!("--data {}", file(&folder, "empty", b"")),
+        "empty is empty",
+    );
+    let short = file(&folder, "short", &[b'a'; 33]);
+    refuse(
+        &format!("--context 16 --data {short}"),
+        "context 16 needs at least 34",
+    );
+    let good = text(&folder);
+    refuse(
+        &format!("--data {} {}", good.display(), file(&folder, "none", b"")),
+        "none is empty",
+    );
+    refuse(
+        &format!("--vocab 100 --data {}", good.display()),
+        "choose vocab 11",
+    );
+}
+
+#[test]
+fn token_ids_beyond_the_vocabulary_are_named_with_their_position() {
+    let folder = folder();
+    let mut ids = vec![7u16; 1000];
+    ids[321] = 300;
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let narrow = file(&folder, "ids.bin", &bytes);
+    let hint = "ids.bin: token 321 has id 300, but the vocabulary has 256 ids: choose vocab 301";
+    refuse(&format!("--data {narrow}"), hint);
+    let bytes: Vec<u8> = ids
+        .iter()
+        .flat_map(|id| (u32::from(*id) << 16).to_le_bytes())
+        .collect();
+    let wide = file(&folder, "ids.u32.bin", &bytes);
+    refuse(&format!("--data {wide}"), "token 0 has id 458752");
+    let torn = file(&folder, "torn.bin", &[0; 999]);
+    refuse(
+        &format!("--data {torn}"),
+        "999 bytes, not a multiple of the 2",
+    );
+}
+
+/// A training of a moment.
+fn train(folder: &TempDir, out: &Path, more: &str) -> Ran {
+    let model = "--layers 2 --depth 2 --hidden 4 --heads 1 --context 4 --steps 1";
+    let (data, out) = (text(folder), out.display());
+    chimera(&format!(
+        "train {model} --data {} --out {out} {more}",
+        data.display()
+    ))
+}
+
+#[test]
+fn a_folder_holds_one_run() {
+    let folder = folder();
+    let out = folder.path().join("run");
+    let metrics = folder.path().join("metrics");
+    let elsewhere = format!("--metrics {}", metrics.display());
+    assert_eq!(train(&folder, &out, &elsewhere).code, Some(0));
+    let read = || {
+        (
+            std::fs::read(out.join("config.toml")).ok(),
+            std::fs::read(&metrics).ok(),
+        )
+    };
+    let before = read();
+    assert!(before.0.is_some() && before.1.is_some());
+    let other = folder.path().join("other");
+    for (out, more) in [(&out, ""), (&out, "--metrics new"), (&other, &elsewhere)] {
+        let again = train(&folder, out, more);
+        assert_eq!((again.code, again.stdout.as_str()), (Some(2), ""), "{more}");
+        assert!(
+            again.stderr.contains("another run? choose another --out"),
+            "{}",
+            again.stderr
+        );
+    }
+    assert!(read() == before, "the first run is overwritten");
+    assert_eq!(train(&folder, &other, "").code, Some(0));
+}
+
+#[test]
+fn places_that_cannot_be_written_to() {
+    let folder = folder();
+    let (file, dir) = (folder.path().join("file"), folder.path().join("dir"));
+    File::create(&file).expect("a file");
+    create_dir(&dir).expect("a folder");
+    let out = folder.path().join("run");
+    for (out, more, hint) in [
+        (&file, String::new(), "cannot make folder"),
+        (&out, format!("--metrics {}", dir.display()), "cannot write"),
+        (
+            &out,
+            format!("--metrics {}/x", file.display()),
+            "cannot write",
+        ),
+        (
+            &out,
+            format!("--save {}", file.display()),
+            "cannot save into",
+        ),
+        (
+            &out,
+            format!("--save {}/x", file.display()),
+            "cannot save into",
+        ),
+    ] {
+        let refused = train(&folder, out, &more);
+        assert_eq!(
+            (refused.code, refused.stdout.as_str()),
+            (Some(2), ""),
+            "{more}"
+        );
+        assert!(refused.stderr.contains(hint), "{}", refused.stderr);
+        assert_eq!(read_dir(out).map_or(0, Iterator::count), 0, "{more}");
+    }
+    assert_eq!(train(&folder, &out, "").code, Some(0));
+}

@@ -1,0 +1,96 @@
+//! The command as a user runs it.
+
+use std::fs::{File, write};
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// What a command line came to.
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// A command under way.
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    line: String,
+    /// Holds its `stdout` and `stderr`; it runs in there.
+    pub(crate) output: TempDir,
+}
+
+/// Runs `chimera` with the words of `line`.
+pub(crate) fn chimera(line: &str) -> Ran {
+    start(line).wait()
+}
+
+/// Starts `chimera` with the words of `line`.
+pub(crate) fn start(line: &str) -> Running {
+    let output = folder();
+    let file = |name| File::create(output.path().join(name)).expect("a file");
+    let child = Command::new(env!("CARGO_BIN_EXE_chimera"))
+        .args(line.split_whitespace())
+        .current_dir(output.path())
+        .stdout(file("stdout"))
+        .stderr(file("stderr"))
+        .spawn()
+        .expect("starts");
+    Running {
+        child,
+        line: line.to_string(),
+        output,
+    }
+}
+
+impl Running {
+    /// Waits for the end. No command may hang, whatever it is given, nor end in a panic.
+    pub(crate) fn wait(mut self) -> Ran {
+        let deadline = Instant::now() + Duration::from_secs(100);
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                break status;
+            }
+            if Instant::now() > deadline {
+                let _ = self.child.kill();
+                panic!("`chimera {}` does not end", self.line);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let read = |name| {
+            let bytes = std::fs::read(self.output.path().join(name)).expect("a file");
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let (stdout, stderr) = (read("stdout"), read("stderr"));
+        assert!(!stderr.contains("panicked"), "`{}`: {stderr}", self.line);
+        Ran {
+            code: status.code(),
+            stdout,
+            stderr,
+        }
+    }
+}
+
+/// A folder that goes with its owner.
+pub(crate) fn folder() -> TempDir {
+    TempDir::new().expect("a temporary folder")
+}
+
+/// Text to train on, always the same, as a file in `folder`.
+pub(crate) fn text(folder: &TempDir) -> PathBuf {
+    let words = [
+        "pipe", "stage", "worker", "to", "the", "and", "bubble", "idle", "of", "a",
+    ];
+    let mut state = 1u64;
+    let mut text = String::new();
+    while text.len() < 4000 {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+        text.push_str(words[(state >> 33) as usize % words.len()]);
+        text.push(' ');
+    }
+    let path = folder.path().join("text.txt");
+    write(&path, text).expect("a file");
+    path
+}

@@ -1,0 +1,243 @@
+//! What `chimera train` does when a run goes wrong: its exit code, its error file, and what it leaves.
+#![cfg(unix)] // signals, and devices that are files
+
+mod command;
+
+use std::fs::{create_dir_all, read, read_dir, read_to_string};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use command::{Ran, Running, chimera, folder, start, text};
+
+const MODEL: &str =
+    "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --threads 1";
+
+/// A run with all its places in one folder.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { folder: folder() }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The command that trains with these options, and saves.
+    fn line(&self, options: &str) -> String {
+        let (data, out, save) = (text(&self.folder), self.at("run"), self.at("weights"));
+        let places = format!(
+            "--data {} --out {} --save {}",
+            data.display(),
+            out.display(),
+            save.display()
+        );
+        format!("train {MODEL} {places} {options}")
+    }
+
+    /// The one error file, which must be that of `rank`, and must agree with how the command ended.
+    fn error(&self, ran: &Ran, rank: usize) -> Value {
+        let names = read_dir(self.at("run"))
+            .expect("a folder")
+            .filter_map(|entry| {
+                let name = entry.ok()?.file_name().into_string().ok()?;
+                name.starts_with("error.").then_some(name)
+            });
+        assert_eq!(
+            names.collect::<Vec<_>>(),
+            [format!("error.{rank}.json")],
+            "{}",
+            ran.stderr
+        );
+        let text = read_to_string(self.at(&format!("run/error.{rank}.json"))).expect("a file");
+        let error: Value = serde_json::from_str(&text).expect("JSON");
+        let keys: Vec<&String> = error.as_object().expect("an object").keys().collect();
+        assert_eq!(
+            keys,
+            [
+                "class", "code", "message", "op", "peer", "pid", "rank", "step"
+            ]
+        );
+        assert_eq!(
+            (&error["code"], &error["rank"]),
+            (&json!(ran.code), &json!(rank))
+        );
+        assert!(error["pid"].as_u64().is_some_and(|pid| pid > 1));
+        let message = error["message"].as_str().expect("words");
+        assert!(ran.stderr.contains(message), "{message}: {}", ran.stderr);
+        error
+    }
+
+    /// The losses of the steps that were recorded, all of them numbers.
+    fn losses(&self) -> Vec<f64> {
+        let text = read_to_string(self.at("run/metrics.jsonl")).unwrap_or_default();
+        let loss = |line: &str| -> f64 {
+            let line: Value = serde_json::from_str(line).expect("a whole line");
+            line["loss"].as_f64().expect("a finite loss")
+        };
+        text.lines().map(loss).collect()
+    }
+
+    fn n_saved(&self) -> usize {
+        read_dir(self.at("weights")).map_or(0, Iterator::count)
+    }
+}
+
+/// Waits until `path` holds `what`.
+fn wait_for(path: &Path, what: &str) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !read(path).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(what)) {
+        assert!(
+            Instant::now() < deadline,
+            "{} never says {what}",
+            path.display()
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(running: &Running, name: &str) {
+    let status = Command::new("kill")
+        .args([name, &running.child.id().to_string()])
+        .status();
+    assert!(status.is_ok_and(|status| status.success()));
+}
+
+#[test]
+fn a_loss_that_is_not_finite_ends_the_run_before_it_is_recorded() {
+    // The last stage of the pipe whose loss is told: of Chimera's pipe upwards, and of the only one.
+    for (schedule, rank) in [("chimera", 0), ("dapple", 3)] {
+        let place = Place::new();
+        let ran = chimera(&place.line(&format!(
+            "--schedule {schedule} --steps 9 --lr 1e30 --clip 0"
+        )));
+        assert!(!ran.stdout.contains("validation loss"), "{}", ran.stdout);
+        assert_eq!(ran.code, Some(7), "{}", ran.stderr);
+        let error = place.error(&ran, rank);
+        assert_eq!(
+            (&error["class"], &error["peer"]),
+            (&json!("non-finite"), &Value::Null)
+        );
+        let message = error["message"].as_str().unwrap_or_default();
+        assert!(message.starts_with("the loss of F(pipe "), "{message}");
+        for part in ["stage 3, micro-batch ", "is not finite", "--lr"] {
+            assert!(message.contains(part), "{part}: {message}");
+        }
+        let losses = place.losses();
+        assert_eq!(
+            error["step"],
+            json!(losses.len()),
+            "the step after the last sound one"
+        );
+        assert!(!losses.is_empty() && losses.iter().all(|loss| loss.is_finite()));
+        assert_eq!(place.n_saved(), 0, "weights of a failed run");
+    }
+}
+
+#[test]
+fn a_signal_ends_the_run_after_the_step_and_saves() {
+    for name in ["-TERM", "-INT"] {
+        let place = Place::new();
+        let running = start(&place.line("--steps 1000000"));
+        wait_for(&place.at("run/metrics.jsonl"), "\"step\":3,");
+        signal(&running, name);
+        let ran = running.wait();
+        assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+        let n_steps = place.losses().len();
+        let last = format!("step {}: stopped on request", n_steps - 1);
+        assert!(
+            (4..1_000_000).contains(&n_steps) && ran.stderr.contains(&last),
+            "{}",
+            ran.stderr
+        );
+        assert_eq!(place.n_saved(), 1);
+        let weights = read(place.at("weights/model.safetensors")).expect("weights");
+        let weights = safetensors::SafeTensors::deserialize(&weights).expect("a whole file");
+        let finite = |bytes: &[u8]| {
+            bytes
+                .chunks(4)
+                .all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite())
+        };
+        assert!(weights.iter().all(|(_, tensor)| finite(tensor.data())));
+    }
+}
+
+/// The weights after a stop are those of a run that was to end there.
+#[test]
+fn a_stopped_run_has_trained_whole_steps() {
+    let place = Place::new();
+    let lasting = "--warmup 1000000"; // so that the learning rate knows nothing of the number of steps
+    let running = start(&place.line(&format!("--steps 2000000 {lasting}")));
+    wait_for(&place.at("run/metrics.jsonl"), "\"step\":3,");
+    signal(&running, "-TERM");
+    assert_eq!(running.wait().code, Some(75));
+    let whole = Place::new();
+    let n_steps = place.losses().len();
+    assert_eq!(
+        chimera(&whole.line(&format!("--steps {n_steps} {lasting}"))).code,
+        Some(0)
+    );
+    assert_eq!(whole.losses(), place.losses());
+    let weights = |place: &Place| read(place.at("weights/model.safetensors")).expect("weights");
+    assert!(weights(&place) == weights(&whole));
+}
+
+#[test]
+fn a_second_signal_ends_the_run_at_once() {
+    let place = Place::new();
+    let long = "--steps 1 --micro-batches 100000"; // one step of minutes
+    let running = start(&place.line(long));
+    wait_for(&running.output.path().join("stdout"), "parameters");
+    signal(&running, "-TERM");
+    wait_for(
+        &running.output.path().join("stderr"),
+        "once more to stop at once",
+    );
+    let second = Instant::now();
+    signal(&running, "-INT");
+    let ran = running.wait();
+    assert!(
+        second.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        second.elapsed()
+    );
+    assert_eq!(ran.code, Some(130), "{}", ran.stderr);
+    assert_eq!((place.losses().len(), place.n_saved()), (0, 0));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_under_the_metrics_ends_the_run() {
+    let place = Place::new();
+    let ran = chimera(&place.line("--steps 5 --metrics /dev/full"));
+    assert_eq!(ran.code, Some(9), "{}", ran.stderr);
+    let error = place.error(&ran, 0);
+    assert_eq!((&error["class"], &error["step"]), (&json!("io"), &json!(0)));
+    assert_eq!(
+        error["message"],
+        "cannot write metrics /dev/full: No space left on device (os error 28)"
+    );
+    assert_eq!(place.n_saved(), 0);
+}
+
+#[test]
+fn weights_that_cannot_be_saved_leave_no_part_behind() {
+    let place = Place::new();
+    create_dir_all(place.at("weights/model.safetensors/taken")).expect("a folder");
+    let ran = chimera(&place.line("--steps 2"));
+    assert_eq!(ran.code, Some(9), "{}", ran.stderr);
+    let error = place.error(&ran, 0);
+    let message = error["message"].as_str().unwrap_or_default();
+    assert!(
+        error["class"] == "io" && message.contains("model.safetensors"),
+        "{message}"
+    );
+    assert_eq!((place.n_saved(), place.losses().len()), (1, 2));
+}

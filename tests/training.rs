@@ -1,0 +1,42 @@
+//! `chimera train`: whatever the schedule, a pipeline trains as one worker does, and what a run writes
+//! is exact.
+
+#[path = "training/equivalence.rs"]
+mod equivalence;
+#[path = "training/files.rs"]
+mod files;
+
+mod command;
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use chimera::core::engine::StepReport;
+use chimera::settings::Layers;
+use chimera::training::{Run, Trained};
+use clap::{Args, Command, FromArgMatches};
+
+/// A model small enough to be trained hundreds of times.
+const MODEL: &str =
+    "--layers 8 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --steps 5 --threads 1";
+
+/// The run that `chimera train` would make of these options.
+fn prepare(options: &str) -> Run {
+    let command = Layers::augment_args(Command::new("train").no_binary_name(true));
+    let matches = command.try_get_matches_from(options.split_whitespace());
+    let layers = matches.and_then(|found| Layers::from_arg_matches(&found));
+    let config = layers.expect("options").resolve().expect("settings");
+    Run::prepare(config).unwrap_or_else(|refusal| panic!("{options}: {refusal}"))
+}
+
+/// Trains in this process: what every step reported, and what is left.
+fn train(options: &str) -> (Vec<StepReport>, Trained) {
+    let reports = Mutex::new(Vec::new());
+    let observe = |report: &StepReport| {
+        reports.lock().expect("one writer").push(*report);
+        Ok(())
+    };
+    let trained = prepare(options).train(&AtomicBool::new(false), observe);
+    let trained = trained.unwrap_or_else(|fault| panic!("{options}: {fault}"));
+    (reports.into_inner().expect("one writer"), trained)
+}

@@ -1,0 +1,182 @@
+//! Losses of pipelines against those of one worker, on candle's kernels in f32.
+
+use std::collections::BTreeMap;
+
+use tempfile::TempDir;
+
+use super::{MODEL, train};
+use crate::command::{folder, text};
+
+/// The one-worker runs that others are compared with, by their options.
+struct Oracle {
+    folder: TempDir,
+    losses: BTreeMap<String, Vec<f64>>,
+}
+
+impl Oracle {
+    fn new() -> Oracle {
+        Oracle {
+            folder: folder(),
+            losses: BTreeMap::new(),
+        }
+    }
+
+    fn losses(&self, options: &str) -> Vec<f64> {
+        let data = text(&self.folder);
+        let (reports, _) = train(&format!("--data {} {options}", data.display()));
+        reports.iter().map(|report| report.loss).collect()
+    }
+
+    /// Whether N micro-batches on each of W groups give the losses that N * W give on one worker.
+    fn check(&mut self, n: usize, width: usize, options: &str, optimizer: &str) {
+        let alone = format!(
+            "{MODEL} --depth 1 --micro-batches {} {optimizer}",
+            n * width
+        );
+        if !self.losses.contains_key(&alone) {
+            let losses = self.losses(&alone);
+            self.losses.insert(alone.clone(), losses);
+        }
+        let one = &self.losses[&alone];
+        assert!(
+            one.len() == 5 && one[4] < one[0],
+            "nothing is learnt: {one:?}"
+        );
+        let options = format!("{MODEL} --micro-batches {n} --width {width} {options} {optimizer}");
+        let many = self.losses(&options);
+        assert!(are_close(&many, one), "{options}: {many:?}, alone {one:?}");
+    }
+}
+
+fn are_close(many: &[f64], one: &[f64]) -> bool {
+    let is_close = |(many, one): (&f64, &f64)| (many - one).abs() <= 1e-5 * one;
+    many.len() == one.len() && many.iter().zip(one).all(is_close)
+}
+
+#[test]
+fn gpipe_dapple_and_gems() {
+    let mut oracle = Oracle::new();
+    for schedule in ["gpipe", "dapple", "gems"] {
+        for depth in [2, 3, 4, 8] {
+            for n in [1, 2, 5] {
+                for width in [1, 2] {
+                    oracle.check(
+                        n,
+                        width,
+                        &format!("--schedule {schedule} --depth {depth}"),
+                        "",
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn chimera_in_every_scaling() {
+    let mut oracle = Oracle::new();
+    for (depth, pipes) in [(2, 2), (4, 2), (4, 4), (8, 2), (8, 4), (8, 8)] {
+        for scaling in ["direct", "doubling", "halving"] {
+            // Fewer than the pipes, odd, whole units, and with a remainder.
+            for n in [1, 3, depth, 2 * depth + 1] {
+                for width in [1, 2] {
+                    let options = format!("--depth {depth} --pipes {pipes} --scaling {scaling}");
+                    oracle.check(n, width, &options, "");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_sync_policy_with_and_without_the_barrier() {
+    let mut oracle = Oracle::new();
+    for optimizer in ["", "--clip 0.1", "--clip 0 --check-finite false"] {
+        for sync in ["at-end", "eager", "eager-opt"] {
+            for schedule in [
+                "dapple",
+                "chimera",
+                "chimera --pipes 4",
+                "chimera --scaling halving",
+            ] {
+                for n in [1, 6] {
+                    let options = format!("--schedule {schedule} --depth 4 --sync {sync}");
+                    oracle.check(n, 2, &options, optimizer);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tied_head_is_trained_from_both_ends() {
+    let mut oracle = Oracle::new();
+    for schedule in [
+        "gpipe --depth 3",
+        "dapple --depth 4",
+        "gems --depth 2",
+        "chimera --pipes 4",
+    ] {
+        for width in [1, 2] {
+            oracle.check(3, width, &format!("--schedule {schedule}"), "--tied");
+        }
+    }
+    let untied = oracle.losses(&format!("{MODEL} --depth 1"));
+    assert!(!are_close(
+        &untied,
+        &oracle.losses(&format!("{MODEL} --depth 1 --tied"))
+    ));
+}
+
+#[test]
+fn only_the_global_batch_matters() {
+    let oracle = Oracle::new();
+    let model = MODEL.replace("--micro-batch-size 2", "");
+    let losses = |options: &str| oracle.losses(&format!("{model} {options}"));
+    let one = losses("--depth 1 --micro-batches 8 --micro-batch-size 2");
+    let same = |options: &str| are_close(&one, &losses(options));
+    assert!(same("--depth 4 --micro-batches 4 --micro-batch-size 4"));
+    assert!(same("--depth 2 --micro-batches 16 --micro-batch-size 1"));
+    assert!(same(
+        "--depth 2 --width 2 --micro-batches 1 --micro-batch-size 8"
+    ));
+    assert!(!same("--depth 2 --micro-batches 4 --micro-batch-size 2"));
+    assert!(!same(
+        "--depth 2 --micro-batches 8 --micro-batch-size 2 --seed 2"
+    ));
+}
+
+/// Losses, norms and weights of equal runs are equal to the bit, however their threads race.
+#[test]
+fn the_same_run_gives_the_same_bits() {
+    let folder = folder();
+    let data = text(&folder);
+    let model = MODEL.replace("--threads 1", "");
+    for options in [
+        "--threads 1 --schedule gpipe --depth 3 --micro-batches 5",
+        "--threads 1 --schedule dapple --depth 4 --width 2",
+        "--threads 1 --schedule gems --depth 2 --width 2 --micro-batches 3",
+        "--threads 1 --depth 4 --width 2 --pipes 4 --micro-batches 7 --sync eager",
+        "--threads 2 --depth 4 --scaling halving --micro-batches 6",
+        "--threads 1 --depth 8 --scaling doubling --micro-batches 17 --clip 0 --check-finite false",
+        "--threads 1 --depth 2 --width 2 --tied",
+    ] {
+        let bits = || {
+            let (reports, trained) = train(&format!("{model} --data {} {options}", data.display()));
+            let reports = reports
+                .iter()
+                .map(|r| (r.loss.to_bits(), r.grad_norm.to_bits()));
+            let weights = trained.weights.into_iter().map(|(param, values)| {
+                let bits = values.iter().map(|v| v.to_bits());
+                (param.name, bits.collect::<Vec<u32>>())
+            });
+            (
+                reports.collect::<Vec<_>>(),
+                weights.collect::<BTreeMap<_, _>>(),
+            )
+        };
+        let (first, again) = (bits(), bits());
+        assert_eq!(first.0, again.0, "{options}");
+        assert!(first.1 == again.1, "weights differ: {options}");
+    }
+}

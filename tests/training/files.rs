@@ -1,0 +1,235 @@
+//! What a run writes.
+
+use std::collections::BTreeMap;
+use std::fs::{read, read_dir, read_to_string};
+use std::path::Path;
+
+use chimera::core::engine::StepReport;
+use chimera::training::Folder;
+use proptest::prelude::*;
+use safetensors::{Dtype, SafeTensors};
+
+use super::{MODEL, prepare, train};
+use crate::command::{chimera, folder, text};
+
+const KEYS: [&str; 8] = [
+    "step",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens",
+    "step_s",
+    "tokens_per_s",
+    "bubble_ratio",
+];
+
+/// The numbers of each line as they are written, in the order of the keys.
+fn lines(metrics: &Path) -> Vec<Vec<String>> {
+    let text = read_to_string(metrics).expect("metrics");
+    assert!(text.ends_with('\n'), "{text}");
+    let line = |line: &str| {
+        serde_json::from_str::<serde_json::Value>(line).expect("JSON");
+        let pairs = line
+            .trim_matches(['{', '}'])
+            .split(',')
+            .map(|pair| pair.split_once(':'));
+        let (keys, numbers): (Vec<_>, Vec<_>) = pairs.map(|pair| pair.expect("a pair")).unzip();
+        assert_eq!(keys, KEYS.map(|key| format!("\"{key}\"")));
+        numbers.into_iter().map(str::to_string).collect()
+    };
+    text.lines().map(line).collect()
+}
+
+/// The numbers of one key, bit for bit. (serde_json would round some of them.)
+fn column(metrics: &Path, key: &str) -> Vec<u64> {
+    let at = KEYS.iter().position(|k| *k == key).expect("a key");
+    let bits = |line: Vec<String>| line[at].parse::<f64>().expect("a number").to_bits();
+    lines(metrics).into_iter().map(bits).collect()
+}
+
+#[test]
+fn metrics_hold_every_step_to_the_bit() {
+    let folder = folder();
+    let data = text(&folder);
+    let out = folder.path().join("run");
+    let options = format!(
+        "{MODEL} --data {} --width 2 --micro-batches 3",
+        data.display()
+    );
+    let ran = chimera(&format!("train {options} --out {}", out.display()));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let metrics = out.join("metrics.jsonl");
+    for (step, line) in lines(&metrics).iter().enumerate() {
+        let number = |i: usize| line[i].parse::<f64>().expect("a number");
+        assert_eq!(
+            (&line[0], &line[4]),
+            (&step.to_string(), &(2 * 3 * 2 * 16).to_string())
+        );
+        assert_eq!(number(6), 192.0 / number(5), "tokens_per_s");
+        assert!((0.0..=1.0).contains(&number(7)), "bubble_ratio");
+    }
+    let (reports, _) = train(&options);
+    assert_eq!(reports.len(), 5);
+    let bits =
+        |f: fn(&StepReport) -> f64| reports.iter().map(|r| f(r).to_bits()).collect::<Vec<_>>();
+    assert_eq!(column(&metrics, "loss"), bits(|r| r.loss));
+    assert_eq!(column(&metrics, "grad_norm"), bits(|r| r.grad_norm));
+    assert_eq!(column(&metrics, "lr"), bits(|r| r.lr));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 200, failure_persistence: None, ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn any_number_reads_back(
+        numbers in prop::array::uniform5(any::<f64>().prop_filter("finite", |x| x.is_finite())),
+        step in 0..1u64 << 53,
+    ) {
+        let folder = folder();
+        let run = prepare(&format!("--out {}", folder.path().display()));
+        let [loss, grad_norm, lr, step_s, bubble_ratio] = numbers;
+        let report = StepReport {
+            step, loss, grad_norm, lr, step_s, bubble_ratio, bytes: 0, stop: false,
+        };
+        Folder::create(run.config()).and_then(|mut f| f.record(&report, 1)).expect("a line");
+        let metrics = folder.path().join("metrics.jsonl");
+        for (key, number) in [
+            ("loss", loss), ("grad_norm", grad_norm), ("lr", lr), ("step_s", step_s),
+            ("bubble_ratio", bubble_ratio),
+        ] {
+            prop_assert_eq!(column(&metrics, key), [number.to_bits()]);
+        }
+        prop_assert_eq!(&lines(&metrics)[0][0], &step.to_string());
+    }
+}
+
+#[test]
+fn saved_weights_are_keyed_by_name_and_equal_to_the_bit() {
+    let folder = folder();
+    let data = text(&folder);
+    let model = format!("{MODEL} --data {}", data.display());
+    let save = |name: &str, options: &str| {
+        let to = folder.path().join(format!("{name}-weights"));
+        let out = folder.path().join(name);
+        let places = format!("--out {} --save {}", out.display(), to.display());
+        let ran = chimera(&format!("train {options} {places}"));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        assert_eq!(read_dir(&to).map_or(0, Iterator::count), 1, "not one file");
+        read(to.join("model.safetensors")).expect("weights")
+    };
+    let options = format!("{model} --depth 4 --pipes 4 --width 2 --micro-batches 3");
+    let first = save("first", &options);
+    assert!(
+        first == save("again", &options),
+        "equal runs save different files"
+    );
+
+    let saved = SafeTensors::deserialize(&first).expect("safetensors");
+    let (_, trained) = train(&options);
+    let n_elements: usize = trained.weights.iter().map(|(p, _)| p.n_elements()).sum();
+    assert_eq!(n_elements as u64, prepare(&options).model().n_params());
+    assert_eq!(saved.len(), trained.weights.len());
+    for (param, values) in &trained.weights {
+        let tensor = saved.tensor(&param.name).expect("named as the parameter");
+        assert_eq!(
+            (tensor.dtype(), tensor.shape()),
+            (Dtype::F32, &param.shape[..])
+        );
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        assert!(tensor.data() == bytes, "{}", param.name);
+    }
+
+    let alone = save("alone", &format!("{model} --depth 1"));
+    let alone = SafeTensors::deserialize(&alone).expect("safetensors");
+    let shapes = |file: &SafeTensors<'_>| {
+        let tensors = file.tensors().into_iter();
+        let shapes = tensors.map(|(name, tensor)| (name, tensor.shape().to_vec()));
+        shapes.collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(
+        shapes(&alone),
+        shapes(&saved),
+        "names depend on the pipeline"
+    );
+    for name in [
+        "wte.weight",
+        "h.0.attn.c_attn.weight",
+        "h.7.mlp.c_proj.bias",
+        "ln_f.weight",
+    ] {
+        assert!(
+            saved.tensor(name).is_ok(),
+            "{name} is not among {:?}",
+            saved.names()
+        );
+    }
+}
+
+#[test]
+fn the_settings_of_a_run_make_the_same_run() {
+    let folder = folder();
+    let data = text(&folder);
+    let (out, other) = (folder.path().join("run"), folder.path().join("other"));
+    let options = format!(
+        "{MODEL} --data {} --lr 0.0123 --seed 5 --scaling halving --sync eager --tied --warmup 2",
+        data.display()
+    );
+    let first = chimera(&format!("train {options} --out {}", out.display()));
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    let config = out.join("config.toml");
+    let again = chimera(&format!(
+        "train --config {} --out {}",
+        config.display(),
+        other.display()
+    ));
+    assert_eq!(again.code, Some(0), "{}", again.stderr);
+    for key in ["loss", "grad_norm", "lr"] {
+        let of = |run: &Path| column(&run.join("metrics.jsonl"), key);
+        assert_eq!((of(&out), of(&out).len()), (of(&other), 5), "{key}");
+    }
+}
+
+#[test]
+fn a_run_ends_with_what_it_learnt() {
+    let folder = folder();
+    let data = text(&folder);
+    let train = |more: &str| {
+        let ran = chimera(&format!("train {MODEL} --data {} {more}", data.display()));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran.stdout
+    };
+    let said = train("");
+    let run = said
+        .lines()
+        .last()
+        .and_then(|line| line.strip_prefix("run: "));
+    assert!(run.is_some_and(|run| run.starts_with("runs/")), "{said}");
+    for part in [
+        "step     0  loss ",
+        "step     4  loss ",
+        "validation loss ",
+        "sample:",
+        "  P3 ",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let out = folder.path().join("run");
+    let summary = train(&format!("--json --out {}", out.display()));
+    let summary: serde_json::Value = serde_json::from_str(&summary).expect("JSON alone");
+    let path = out.display().to_string();
+    assert_eq!(
+        (&summary["steps"], &summary["run"]),
+        (&5.into(), &path.into())
+    );
+    let loss = summary["validation_loss"].as_f64();
+    assert!(
+        loss.is_some_and(|loss| (2.0..6.0).contains(&loss)),
+        "{summary}"
+    );
+    for file in ["config.toml", "metrics.jsonl", "pipeline.svg"] {
+        assert!(out.join(file).is_file(), "{file}");
+    }
+    assert!(!out.join("error.0.json").exists());
+}
