@@ -7,7 +7,7 @@ use crate::placement::Placement;
 /// A schedule for one shape: who holds what, and what each worker does in which order.
 ///
 /// It holds no times, messages, reductions or optimizer steps. Those follow from it
-/// (see [`simulate`](crate::analyze::simulate) and [`lower`](crate::lower)).
+/// (see [`simulate`](crate::analyze::simulate()) and [`lower`](mod@crate::lower)).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Timetable {
     /// Name of the schedule that made it.

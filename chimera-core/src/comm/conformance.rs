@@ -1,7 +1,7 @@
 //! The suite that every transport calls.
 //!
 //! [`run`] is called on every rank at once, each with its own end; it panics where the transport does
-//! not do what [`Comm`](super::Comm) says. [`run_abort`] comes last, since it ends the transport's use.
+//! not do what [`Comm`] says. [`run_abort`] comes last, since it ends the transport's use.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};

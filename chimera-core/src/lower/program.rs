@@ -52,7 +52,7 @@ pub struct Bucket {
     pub order: u32,
 }
 
-/// What every worker of a pipeline group does in one step. Made by [`lower`](super::lower::lower) only.
+/// What every worker of a pipeline group does in one step. Made by [`lower`](super::lower()) only.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Program {
     pub(crate) schedule: String,
