@@ -30,7 +30,7 @@ fn assert_equivalent(run: &Run) {
     close("norms", &many.norms, &one.norms, 1e-5);
     assert!(many.gradients.keys().eq(one.gradients.keys()));
     for (name, values) in &many.gradients {
-        close(name, values, &one.gradients[name], 1e-12);
+        close(&format!("{name:?}"), values, &one.gradients[name], 1e-12);
     }
 }
 

@@ -66,13 +66,13 @@ impl Run {
     }
 }
 
-/// What a run leaves: losses and gradient norms by step, and by name the last gradients and weights.
+/// What a run leaves: losses and gradient norms by step, gradients and weights by step and name.
 #[derive(PartialEq, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) losses: Vec<f64>,
     pub(crate) norms: Vec<f64>,
-    pub(crate) gradients: BTreeMap<String, Vec<f64>>,
-    pub(crate) weights: BTreeMap<String, Vec<f64>>,
+    pub(crate) gradients: BTreeMap<(u64, String), Vec<f64>>,
+    pub(crate) weights: BTreeMap<(u64, String), Vec<f64>>,
 }
 
 struct Digits;
@@ -174,7 +174,7 @@ pub(crate) fn execute<T: Send, R: Send>(
     run_threads(n_ranks, |comm: &mut Threads<T>| rank(job, comm, &stage))
 }
 
-/// One rank: trains, and checks after every step that its replicas have the same bits.
+/// One rank: trains, and keeps gradients and weights of every step.
 pub(crate) fn body<C: Comm<Tensor>>(
     job: Job<'_>,
     comm: C,
@@ -182,28 +182,23 @@ pub(crate) fn body<C: Comm<Tensor>>(
 ) -> Result<Outcome, Fault> {
     let mut worker = Worker::new(job, Reference, comm, stage)?;
     let mut outcome = Outcome::default();
+    let stages = || (0..job.program.placement().n_stages()).map(|s| StageId(s as u16));
     for step in 0..N_STEPS {
         let report = worker.step(step)?;
         outcome.losses.push(report.loss);
         outcome.norms.push(report.grad_norm);
-    }
-    for s in 0..job.program.placement().n_stages() {
-        let Some((params, weights, grads)) = worker.held(StageId(s as u16)) else {
-            continue;
-        };
-        for (i, param) in params.iter().enumerate() {
-            outcome
-                .gradients
-                .insert(param.name.clone(), grads[i].data.clone());
-            outcome
-                .weights
-                .insert(param.name.clone(), weights[i].data.clone());
+        for (params, weights, grads) in stages().filter_map(|s| worker.held(s)) {
+            for (param, (weight, grad)) in params.iter().zip(weights.iter().zip(grads)) {
+                let key = (step, param.name.clone());
+                outcome.gradients.insert(key.clone(), grad.data.clone());
+                outcome.weights.insert(key, weight.data.clone());
+            }
         }
     }
     Ok(outcome)
 }
 
-/// All ranks as one, after checking that they agree to the bit on whatever they share.
+/// All ranks as one, after checking that after every step they agree to the bit on all they share.
 fn merge(outcomes: Vec<Outcome>) -> Outcome {
     let mut all = Outcome::default();
     for outcome in outcomes {
@@ -221,7 +216,7 @@ fn merge(outcomes: Vec<Outcome>) -> Outcome {
         ] {
             for (name, values) in theirs {
                 let known = mine.entry(name.clone()).or_insert_with(|| values.clone());
-                assert_eq!(*known, values, "replicas of {name} differ");
+                assert_eq!(*known, values, "replicas of {name:?} differ");
             }
         }
     }
