@@ -33,13 +33,10 @@ fn main() -> io::Result<()> {
 /// Appends the files of one kind below `path`, sorted, so that every build has the same text.
 fn append(path: &Path, extension: &str, text: &mut String) -> io::Result<()> {
     if path.is_dir() {
-        let mut inside: Vec<_> = fs::read_dir(path)?
-            .map(|entry| Ok(entry?.path()))
-            .collect::<io::Result<_>>()?;
+        let mut inside: Vec<_> =
+            fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
         inside.sort();
-        return inside
-            .iter()
-            .try_for_each(|path| append(path, extension, text));
+        return inside.iter().try_for_each(|path| append(path, extension, text));
     }
     if path.extension().is_some_and(|e| e == extension) {
         text.push_str(&String::from_utf8_lossy(&fs::read(path)?));

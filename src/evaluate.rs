@@ -21,19 +21,14 @@ impl<K: Kernels> Model<K> {
     pub fn new(kernels: K, config: &Gpt2Config, tensors: &[(Param, Vec<f32>)]) -> Result<Model<K>> {
         let mut weights = Vec::new();
         for param in config.params(&whole(config)) {
-            let found = tensors
-                .iter()
-                .find(|(p, _)| p.name == param.name && p.shape == param.shape);
+            let found =
+                tensors.iter().find(|(p, _)| p.name == param.name && p.shape == param.shape);
             let (_, values) = found.ok_or_else(|| {
                 anyhow!("the weights lack {} of shape {:?}", param.name, param.shape)
             })?;
             weights.push(kernels.upload(&param.shape, values)?);
         }
-        Ok(Model {
-            kernels,
-            config: config.clone(),
-            weights,
-        })
+        Ok(Model { kernels, config: config.clone(), weights })
     }
 
     /// Mean loss over all targets of a batch, in nats, sample by sample.
@@ -42,27 +37,12 @@ impl<K: Kernels> Model<K> {
         let n_samples = batch.input.len() / context;
         let stage = self.stage(context)?;
         let mut sum = 0.0;
-        for (input, target) in batch
-            .input
-            .chunks(context)
-            .zip(batch.target.chunks(context))
-        {
+        for (input, target) in batch.input.chunks(context).zip(batch.target.chunks(context)) {
             let loss_scale = 1.0 / (n_samples * context) as f64;
-            let micro = Micro {
-                step: 0,
-                sample: 0,
-                input,
-                target,
-                loss_scale,
-            };
+            let micro = Micro { step: 0, sample: 0, input, target, loss_scale };
             let (output, _) = stage.forward(&self.weights, &micro, None)?;
             if let Output::Loss { loss, .. } = output {
-                sum += self
-                    .kernels
-                    .download(&loss)?
-                    .iter()
-                    .map(|l| f64::from(*l))
-                    .sum::<f64>();
+                sum += self.kernels.download(&loss)?.iter().map(|l| f64::from(*l)).sum::<f64>();
             }
         }
         Ok(sum)
@@ -80,16 +60,8 @@ impl<K: Kernels> Model<K> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         for _ in 0..count {
             let input = &ids[ids.len().saturating_sub(self.config.context)..];
-            let micro = Micro {
-                step: 0,
-                sample: 0,
-                input,
-                target: &[],
-                loss_scale: 1.0,
-            };
-            let (output, _) = self
-                .stage(input.len())?
-                .forward(&self.weights, &micro, None)?;
+            let micro = Micro { step: 0, sample: 0, input, target: &[], loss_scale: 1.0 };
+            let (output, _) = self.stage(input.len())?.forward(&self.weights, &micro, None)?;
             if let Output::Activation(logits) = output {
                 let last = self.kernels.rows(&logits, input.len() - 1, 1)?;
                 let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
@@ -100,21 +72,12 @@ impl<K: Kernels> Model<K> {
     }
 
     fn stage(&self, sequence: usize) -> Result<Gpt2Stage<K>> {
-        Ok(Gpt2Stage::new(
-            self.kernels.clone(),
-            &self.config,
-            sequence,
-            whole(&self.config),
-        )?)
+        Ok(Gpt2Stage::new(self.kernels.clone(), &self.config, sequence, whole(&self.config))?)
     }
 }
 
 fn whole(config: &Gpt2Config) -> Cut {
-    Cut {
-        blocks: 0..config.layers,
-        first: true,
-        last: true,
-    }
+    Cut { blocks: 0..config.layers, first: true, last: true }
 }
 
 /// The id at which the cumulated softmax of `logits / temperature` passes `uniform` in `0..1`.
@@ -138,10 +101,7 @@ mod tests {
     #[test]
     fn draws_follow_the_distribution() {
         let logits = [0.0, f32::ln(3.0), f32::NEG_INFINITY];
-        assert_eq!(
-            [0.1, 0.24, 0.26, 0.99].map(|u| draw(&logits, 1.0, u)),
-            [0, 0, 1, 1]
-        );
+        assert_eq!([0.1, 0.24, 0.26, 0.99].map(|u| draw(&logits, 1.0, u)), [0, 0, 1, 1]);
         assert_eq!(draw(&logits, 0.0, 0.01), 1);
     }
 }

@@ -33,10 +33,8 @@ fn class_of(cause: &(dyn std::error::Error + 'static)) -> Option<Class> {
     if cause.is::<Refusal>() || cause.is::<ReadError>() {
         return Some(Class::Schedule);
     }
-    cause
-        .downcast_ref::<DeviceError>()
-        .map(|error| match error {
-            DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
-            DeviceError::Failed { .. } => Class::Internal,
-        })
+    cause.downcast_ref::<DeviceError>().map(|error| match error {
+        DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
+        DeviceError::Failed { .. } => Class::Internal,
+    })
 }

@@ -30,9 +30,7 @@ pub fn prepare(dir: &Path) -> Result<()> {
 /// layout. The file is complete or not there; weights that are not finite are refused.
 pub fn save(dir: &Path, weights: &[(Param, Vec<f32>)]) -> Result<PathBuf> {
     let path = dir.join("model.safetensors");
-    let unsound = weights
-        .iter()
-        .find(|(_, values)| values.iter().any(|v| !v.is_finite()));
+    let unsound = weights.iter().find(|(_, values)| values.iter().any(|v| !v.is_finite()));
     if let Some((param, _)) = unsound {
         let message = format!("{} is not finite: the weights are not saved", param.name);
         return Err(Fault::new(Class::NonFinite, Rank(0), message).into());
@@ -73,23 +71,14 @@ mod tests {
 
     fn param(name: &str) -> Param {
         let (name, shape) = (name.to_string(), vec![2]);
-        Param {
-            name,
-            shape,
-            init: Init::Zeros,
-            decay: false,
-            tied: false,
-        }
+        Param { name, shape, init: Init::Zeros, decay: false, tied: false }
     }
 
     #[test]
     fn weights_read_back_and_unsound_ones_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("weights");
-        let weights = [
-            (param("a"), vec![1.0, -0.5]),
-            (param("b"), vec![f32::MIN_POSITIVE, 3.0]),
-        ];
+        let weights = [(param("a"), vec![1.0, -0.5]), (param("b"), vec![f32::MIN_POSITIVE, 3.0])];
         let bytes = std::fs::read(save(&dir, &weights).unwrap()).unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(
@@ -100,10 +89,7 @@ mod tests {
 
         let unsound = [(param("c"), vec![1.0, f32::NAN])];
         let refusal = save(&folder.path().join("other"), &unsound).unwrap_err();
-        assert_eq!(
-            refusal.downcast_ref::<Fault>().map(|f| f.class),
-            Some(Class::NonFinite)
-        );
+        assert_eq!(refusal.downcast_ref::<Fault>().map(|f| f.class), Some(Class::NonFinite));
         assert!(!folder.path().join("other").exists());
     }
 }

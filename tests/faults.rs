@@ -33,42 +33,23 @@ impl Place {
     /// The command that trains with these options, and saves.
     fn line(&self, options: &str) -> String {
         let (data, out, save) = (text(&self.folder), self.at("run"), self.at("weights"));
-        let places = format!(
-            "--data {} --out {} --save {}",
-            data.display(),
-            out.display(),
-            save.display()
-        );
+        let places =
+            format!("--data {} --out {} --save {}", data.display(), out.display(), save.display());
         format!("train {MODEL} {places} {options}")
     }
 
     /// The one error file, which must be that of `rank`, and must agree with how the command ended.
     fn error(&self, ran: &Ran, rank: usize) -> Value {
-        let names = read_dir(self.at("run"))
-            .expect("a folder")
-            .filter_map(|entry| {
-                let name = entry.ok()?.file_name().into_string().ok()?;
-                name.starts_with("error.").then_some(name)
-            });
-        assert_eq!(
-            names.collect::<Vec<_>>(),
-            [format!("error.{rank}.json")],
-            "{}",
-            ran.stderr
-        );
+        let names = read_dir(self.at("run")).expect("a folder").filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            name.starts_with("error.").then_some(name)
+        });
+        assert_eq!(names.collect::<Vec<_>>(), [format!("error.{rank}.json")], "{}", ran.stderr);
         let text = read_to_string(self.at(&format!("run/error.{rank}.json"))).expect("a file");
         let error: Value = serde_json::from_str(&text).expect("JSON");
         let keys: Vec<&String> = error.as_object().expect("an object").keys().collect();
-        assert_eq!(
-            keys,
-            [
-                "class", "code", "message", "op", "peer", "pid", "rank", "step"
-            ]
-        );
-        assert_eq!(
-            (&error["code"], &error["rank"]),
-            (&json!(ran.code), &json!(rank))
-        );
+        assert_eq!(keys, ["class", "code", "message", "op", "peer", "pid", "rank", "step"]);
+        assert_eq!((&error["code"], &error["rank"]), (&json!(ran.code), &json!(rank)));
         assert!(error["pid"].as_u64().is_some_and(|pid| pid > 1));
         let message = error["message"].as_str().expect("words");
         assert!(ran.stderr.contains(message), "{message}: {}", ran.stderr);
@@ -94,19 +75,13 @@ impl Place {
 fn wait_for(path: &Path, what: &str) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !read(path).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(what)) {
-        assert!(
-            Instant::now() < deadline,
-            "{} never says {what}",
-            path.display()
-        );
+        assert!(Instant::now() < deadline, "{} never says {what}", path.display());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 fn signal(running: &Running, name: &str) {
-    let status = Command::new("kill")
-        .args([name, &running.child.id().to_string()])
-        .status();
+    let status = Command::new("kill").args([name, &running.child.id().to_string()]).status();
     assert!(status.is_ok_and(|status| status.success()));
 }
 
@@ -115,27 +90,19 @@ fn a_loss_that_is_not_finite_ends_the_run_before_it_is_recorded() {
     // The last stage of the pipe whose loss is told: of Chimera's pipe upwards, and of the only one.
     for (schedule, rank) in [("chimera", 0), ("dapple", 3)] {
         let place = Place::new();
-        let ran = chimera(&place.line(&format!(
-            "--schedule {schedule} --steps 9 --lr 1e30 --clip 0"
-        )));
+        let ran =
+            chimera(&place.line(&format!("--schedule {schedule} --steps 9 --lr 1e30 --clip 0")));
         assert!(!ran.stdout.contains("validation loss"), "{}", ran.stdout);
         assert_eq!(ran.code, Some(7), "{}", ran.stderr);
         let error = place.error(&ran, rank);
-        assert_eq!(
-            (&error["class"], &error["peer"]),
-            (&json!("non-finite"), &Value::Null)
-        );
+        assert_eq!((&error["class"], &error["peer"]), (&json!("non-finite"), &Value::Null));
         let message = error["message"].as_str().unwrap_or_default();
         assert!(message.starts_with("the loss of F(pipe "), "{message}");
         for part in ["stage 3, micro-batch ", "is not finite", "--lr"] {
             assert!(message.contains(part), "{part}: {message}");
         }
         let losses = place.losses();
-        assert_eq!(
-            error["step"],
-            json!(losses.len()),
-            "the step after the last sound one"
-        );
+        assert_eq!(error["step"], json!(losses.len()), "the step after the last sound one");
         assert!(!losses.is_empty() && losses.iter().all(|loss| loss.is_finite()));
         assert_eq!(place.n_saved(), 0, "weights of a failed run");
     }
@@ -152,18 +119,12 @@ fn a_signal_ends_the_run_after_the_step_and_saves() {
         assert_eq!(ran.code, Some(75), "{}", ran.stderr);
         let n_steps = place.losses().len();
         let last = format!("step {}: stopped on request", n_steps - 1);
-        assert!(
-            (4..1_000_000).contains(&n_steps) && ran.stderr.contains(&last),
-            "{}",
-            ran.stderr
-        );
+        assert!((4..1_000_000).contains(&n_steps) && ran.stderr.contains(&last), "{}", ran.stderr);
         assert_eq!(place.n_saved(), 1);
         let weights = read(place.at("weights/model.safetensors")).expect("weights");
         let weights = safetensors::SafeTensors::deserialize(&weights).expect("a whole file");
         let finite = |bytes: &[u8]| {
-            bytes
-                .chunks(4)
-                .all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite())
+            bytes.chunks(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite())
         };
         assert!(weights.iter().all(|(_, tensor)| finite(tensor.data())));
     }
@@ -180,10 +141,7 @@ fn a_stopped_run_has_trained_whole_steps() {
     assert_eq!(running.wait().code, Some(75));
     let whole = Place::new();
     let n_steps = place.losses().len();
-    assert_eq!(
-        chimera(&whole.line(&format!("--steps {n_steps} {lasting}"))).code,
-        Some(0)
-    );
+    assert_eq!(chimera(&whole.line(&format!("--steps {n_steps} {lasting}"))).code, Some(0));
     assert_eq!(whole.losses(), place.losses());
     let weights = |place: &Place| read(place.at("weights/model.safetensors")).expect("weights");
     assert!(weights(&place) == weights(&whole));
@@ -196,18 +154,11 @@ fn a_second_signal_ends_the_run_at_once() {
     let running = start(&place.line(long));
     wait_for(&running.output.path().join("stdout"), "parameters");
     signal(&running, "-TERM");
-    wait_for(
-        &running.output.path().join("stderr"),
-        "once more to stop at once",
-    );
+    wait_for(&running.output.path().join("stderr"), "once more to stop at once");
     let second = Instant::now();
     signal(&running, "-INT");
     let ran = running.wait();
-    assert!(
-        second.elapsed() < Duration::from_secs(5),
-        "{:?}",
-        second.elapsed()
-    );
+    assert!(second.elapsed() < Duration::from_secs(5), "{:?}", second.elapsed());
     assert_eq!(ran.code, Some(130), "{}", ran.stderr);
     assert_eq!((place.losses().len(), place.n_saved()), (0, 0));
 }
@@ -235,9 +186,6 @@ fn weights_that_cannot_be_saved_leave_no_part_behind() {
     assert_eq!(ran.code, Some(9), "{}", ran.stderr);
     let error = place.error(&ran, 0);
     let message = error["message"].as_str().unwrap_or_default();
-    assert!(
-        error["class"] == "io" && message.contains("model.safetensors"),
-        "{message}"
-    );
+    assert!(error["class"] == "io" && message.contains("model.safetensors"), "{message}");
     assert_eq!((place.n_saved(), place.losses().len()), (1, 2));
 }

@@ -19,9 +19,7 @@ const PRODUCT_GFLOPS: f64 = 122.0;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let threads = std::env::args().nth(1).map_or(Ok(1), |n| n.parse())?;
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .build()?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     println!("{threads} threads");
     for size in [TINY, SMALL, GPT2_124M] {
         pool.install(|| report(&size))?;
@@ -38,32 +36,14 @@ struct Size {
     vocab: usize,
 }
 
-const TINY: Size = Size {
-    name: "tiny",
-    samples: 4,
-    context: 128,
-    hidden: 128,
-    heads: 4,
-    vocab: 256,
-};
+const TINY: Size =
+    Size { name: "tiny", samples: 4, context: 128, hidden: 128, heads: 4, vocab: 256 };
 
-const SMALL: Size = Size {
-    name: "small",
-    samples: 4,
-    context: 256,
-    hidden: 256,
-    heads: 8,
-    vocab: 256,
-};
+const SMALL: Size =
+    Size { name: "small", samples: 4, context: 256, hidden: 256, heads: 8, vocab: 256 };
 
-const GPT2_124M: Size = Size {
-    name: "gpt2-124m",
-    samples: 1,
-    context: 1024,
-    hidden: 768,
-    heads: 12,
-    vocab: 50257,
-};
+const GPT2_124M: Size =
+    Size { name: "gpt2-124m", samples: 1, context: 1024, hidden: 768, heads: 12, vocab: 50257 };
 
 fn report(size: &Size) -> Result<()> {
     let k = Candle::cpu();
@@ -83,11 +63,7 @@ fn report(size: &Size) -> Result<()> {
     for (name, inputs, outputs) in shapes {
         let work = 2.0 * (rows * inputs * outputs) as f64;
         flops += 3.0 * work;
-        let (x, dy, w) = (
-            tensor(rows, inputs)?,
-            tensor(rows, outputs)?,
-            tensor(inputs, outputs)?,
-        );
+        let (x, dy, w) = (tensor(rows, inputs)?, tensor(rows, outputs)?, tensor(inputs, outputs)?);
         let bias = k.zeros(&[outputs])?;
         let residual = (outputs == hidden).then_some(&dy);
         let dw = RefCell::new(k.zeros(&[inputs, outputs])?);
@@ -96,9 +72,8 @@ fn report(size: &Size) -> Result<()> {
         layer_s += gflops(&format!("linear {name}"), work, || {
             k.linear(&x, &w, at, Some(&bias), residual).map(drop)
         })?;
-        layer_s += gflops(&format!("linear_dx {name}"), work, || {
-            k.linear_dx(&dy, &w, at).map(drop)
-        })?;
+        layer_s +=
+            gflops(&format!("linear_dx {name}"), work, || k.linear_dx(&dy, &w, at).map(drop))?;
         layer_s += gflops(&format!("linear_dw {name}"), work, || {
             let d_bias = &mut *d_bias.borrow_mut();
             k.linear_dw(&x, &dy, at, &mut dw.borrow_mut(), Some(d_bias))
@@ -111,12 +86,9 @@ fn report(size: &Size) -> Result<()> {
     // Half of the scores are forbidden; 2 products forward, 5 backward.
     let product = (rows * context * hidden) as f64;
     flops += 7.0 * product;
-    layer_s += gflops("attention", 2.0 * product, || {
-        k.attention(&qkv, heads, context).map(drop)
-    })?;
+    layer_s += gflops("attention", 2.0 * product, || k.attention(&qkv, heads, context).map(drop))?;
     layer_s += gflops("attention_dx", 5.0 * product, || {
-        k.attention_dx(&dy, &qkv, &out, &log_sum, heads, context)
-            .map(drop)
+        k.attention_dx(&dy, &qkv, &out, &log_sum, heads, context).map(drop)
     })?;
 
     let x = tensor(rows, hidden)?;
@@ -125,10 +97,7 @@ fn report(size: &Size) -> Result<()> {
     let (_, stats) = k.layer_norm(&x, &gain, &bias)?;
     let (d_gain, d_bias) = (RefCell::new(vector()?), RefCell::new(vector()?));
     let n = rows * hidden;
-    layer_s += 2.0
-        * gbytes("layer_norm", 2 * n, || {
-            k.layer_norm(&x, &gain, &bias).map(drop)
-        })?;
+    layer_s += 2.0 * gbytes("layer_norm", 2 * n, || k.layer_norm(&x, &gain, &bias).map(drop))?;
     layer_s += 2.0
         * gbytes("layer_norm_dx", 4 * n, || {
             k.layer_norm_dx(&dy, &x, &stats, &gain, Some(&dy)).map(drop)
@@ -164,9 +133,7 @@ fn others(k: &Candle, size: &Size) -> Result<()> {
     let x = random(k, rows, hidden)?;
     let d_tokens = RefCell::new(random(k, vocab, hidden)?);
     let d_positions = RefCell::new(random(k, context, hidden)?);
-    gbytes("embedding", 3 * n, || {
-        k.embedding(&ids, context, &tokens, &positions).map(drop)
-    })?;
+    gbytes("embedding", 3 * n, || k.embedding(&ids, context, &tokens, &positions).map(drop))?;
     gbytes("embedding_dw", 5 * n, || {
         let d_positions = &mut *d_positions.borrow_mut();
         k.embedding_dw(&ids, context, &x, &mut d_tokens.borrow_mut(), d_positions)
@@ -197,31 +164,21 @@ fn others(k: &Candle, size: &Size) -> Result<()> {
         let (m, v) = (&mut *m.borrow_mut(), &mut *v.borrow_mut());
         k.adamw(&mut w.borrow_mut(), &g, m, v, &by)
     })?;
-    gbytes("accumulate", 3 * n, || {
-        k.accumulate(&mut w.borrow_mut(), &g)
-    })?;
+    gbytes("accumulate", 3 * n, || k.accumulate(&mut w.borrow_mut(), &g))?;
     gbytes("squared_norm", n, || k.squared_norm(&g).map(drop))?;
     Ok(())
 }
 
 fn gflops(name: &str, flops: f64, f: impl Fn() -> Result<()>) -> Result<f64> {
     let s = median_s(f)?;
-    println!(
-        "  {name:22} {:9.1} us  {:6.1} Gflop/s",
-        s * 1e6,
-        flops / s / 1e9
-    );
+    println!("  {name:22} {:9.1} us  {:6.1} Gflop/s", s * 1e6, flops / s / 1e9);
     Ok(s)
 }
 
 /// `moved` counts the f32 values read and written.
 fn gbytes(name: &str, moved: usize, f: impl Fn() -> Result<()>) -> Result<f64> {
     let s = median_s(f)?;
-    println!(
-        "  {name:22} {:9.1} us  {:6.1} GB/s",
-        s * 1e6,
-        4.0 * moved as f64 / s / 1e9
-    );
+    println!("  {name:22} {:9.1} us  {:6.1} GB/s", s * 1e6, 4.0 * moved as f64 / s / 1e9);
     Ok(s)
 }
 

@@ -21,9 +21,7 @@ pub struct Candle {
 impl Candle {
     /// The processor and its memory.
     pub fn cpu() -> Self {
-        Self {
-            device: Device::Cpu,
-        }
+        Self { device: Device::Cpu }
     }
 
     fn named<T>(&self, op: &'static str, result: candle_core::Result<T>) -> Result<T> {

@@ -53,11 +53,7 @@ impl fmt::Display for Token {
             TokenKind::Kept => "kept input",
             TokenKind::Deferred => "deferred weight work",
         };
-        write!(
-            f,
-            "{name}({}, {}, micro-batch {})",
-            self.pipe, self.stage, self.span
-        )
+        write!(f, "{name}({}, {}, micro-batch {})", self.pipe, self.stage, self.span)
     }
 }
 
@@ -100,33 +96,15 @@ impl Rules {
             .collect();
         recomputed.sort_unstable();
         recomputed.dedup();
-        Rules {
-            n_stages: timetable.placement.n_stages() as u16,
-            recomputed,
-        }
+        Rules { n_stages: timetable.placement.n_stages() as u16, recomputed }
     }
 
     /// What `op` eats and makes.
     pub fn effects(&self, op: &Op) -> Effects {
-        let Op {
-            kind,
-            pipe,
-            stage,
-            span,
-        } = *op;
-        let whole = |kind, stage| Token {
-            kind,
-            pipe,
-            stage,
-            span,
-        };
+        let Op { kind, pipe, stage, span } = *op;
+        let whole = |kind, stage| Token { kind, pipe, stage, span };
         let by_unit = |kind, stage| {
-            span.units().map(move |u| Token {
-                kind,
-                pipe,
-                stage,
-                span: Span::one(u),
-            })
+            span.units().map(move |u| Token { kind, pipe, stage, span: Span::one(u) })
         };
         let next = StageId(stage.0 + 1);
         let (is_first, is_last) = (stage.0 == 0, next.0 == self.n_stages);
@@ -134,8 +112,7 @@ impl Rules {
         match kind {
             Kind::Forward => {
                 if !is_first {
-                    e.eats
-                        .push(whole(TokenKind::Activation, StageId(stage.0 - 1)));
+                    e.eats.push(whole(TokenKind::Activation, StageId(stage.0 - 1)));
                 }
                 if is_last {
                     e.makes.extend(by_unit(TokenKind::Gradient, next));
@@ -184,19 +161,11 @@ mod tests {
     use super::*;
 
     fn rules(n_stages: u16) -> Rules {
-        Rules {
-            n_stages,
-            recomputed: vec![(PipeId(0), StageId(1))],
-        }
+        Rules { n_stages, recomputed: vec![(PipeId(0), StageId(1))] }
     }
 
     fn show(rules: &Rules, kind: Kind, stage: u16, span: Span) -> String {
-        let e = rules.effects(&Op {
-            kind,
-            pipe: PipeId(0),
-            stage: StageId(stage),
-            span,
-        });
+        let e = rules.effects(&Op { kind, pipe: PipeId(0), stage: StageId(stage), span });
         format!("{:?} -> {:?}", e.eats, e.makes)
     }
 

@@ -73,14 +73,7 @@ pub struct Fault {
 impl Fault {
     /// A fault that `rank` saw.
     pub fn new(class: Class, rank: Rank, message: impl Into<String>) -> Fault {
-        Fault {
-            class,
-            rank,
-            step: None,
-            op: None,
-            peer: None,
-            message: message.into(),
-        }
+        Fault { class, rank, step: None, op: None, peer: None, message: message.into() }
     }
 }
 

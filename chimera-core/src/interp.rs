@@ -109,11 +109,7 @@ pub struct Row<V> {
 impl<V> Row<V> {
     /// The start of `worker`'s row.
     pub fn new(worker: WorkerId) -> Row<V> {
-        Row {
-            worker,
-            next: 0,
-            ledger: Ledger::default(),
-        }
+        Row { worker, next: 0, ledger: Ledger::default() }
     }
 
     /// Index of the next instruction.
@@ -146,9 +142,7 @@ impl<V> Row<V> {
                 }
                 let made = machine.run(worker, cell, eaten, &effects.makes)?;
                 for (&token, value) in effects.makes.iter().zip(made) {
-                    self.ledger
-                        .make(token, value)
-                        .map_err(|_| Stop::Twice(token))?;
+                    self.ledger.make(token, value).map_err(|_| Stop::Twice(token))?;
                 }
                 true
             }
@@ -165,9 +159,7 @@ impl<V> Row<V> {
             Instr::Recv(token, channel) => match machine.recv(worker, token, channel)? {
                 Poll::Pending => false,
                 Poll::Ready(value) => {
-                    self.ledger
-                        .make(token, value)
-                        .map_err(|_| Stop::Twice(token))?;
+                    self.ledger.make(token, value).map_err(|_| Stop::Twice(token))?;
                     true
                 }
             },
@@ -183,11 +175,7 @@ impl<V> Row<V> {
             }
         };
         self.next += usize::from(ran);
-        Ok(if ran {
-            Progress::Ran
-        } else {
-            Progress::Blocked
-        })
+        Ok(if ran { Progress::Ran } else { Progress::Blocked })
     }
 }
 
@@ -212,17 +200,8 @@ impl<'p, V> Group<'p, V> {
         buckets: &'p [Bucket],
         rules: &'p Rules,
     ) -> Group<'p, V> {
-        let rows = (0..instrs.len())
-            .map(|w| Row::new(WorkerId(w as u16)))
-            .collect();
-        Group {
-            instrs,
-            channels,
-            buckets,
-            rules,
-            rows,
-            n_started: vec![0; buckets.len()],
-        }
+        let rows = (0..instrs.len()).map(|w| Row::new(WorkerId(w as u16))).collect();
+        Group { instrs, channels, buckets, rules, rows, n_started: vec![0; buckets.len()] }
     }
 
     /// Runs until every row has ended (`true`) or no row can move (`false`). May be called again
@@ -246,10 +225,7 @@ impl<'p, V> Group<'p, V> {
             };
             loop {
                 let at = row.next;
-                match row
-                    .advance(instrs, self.rules, machine)
-                    .map_err(|s| (worker, s))?
-                {
+                match row.advance(instrs, self.rules, machine).map_err(|s| (worker, s))? {
                     Progress::Ended | Progress::Blocked => break,
                     Progress::Ran => match instrs[at] {
                         Instr::Send(_, c) => wake(self.channels[c.index()].to),
@@ -267,11 +243,7 @@ impl<'p, V> Group<'p, V> {
                 }
             }
         }
-        Ok(self
-            .rows
-            .iter()
-            .zip(self.instrs)
-            .all(|(row, instrs)| row.next == instrs.len()))
+        Ok(self.rows.iter().zip(self.instrs).all(|(row, instrs)| row.next == instrs.len()))
     }
 
     /// Every row, by worker.

@@ -14,9 +14,7 @@ pub struct Ledger<T> {
 
 impl<T> Default for Ledger<T> {
     fn default() -> Ledger<T> {
-        Ledger {
-            live: FxHashMap::default(),
-        }
+        Ledger { live: FxHashMap::default() }
     }
 }
 

@@ -21,13 +21,8 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, in the order of their definition.
-    pub const ALL: [Kind; 5] = [
-        Kind::Forward,
-        Kind::Backward,
-        Kind::BackwardInput,
-        Kind::BackwardWeight,
-        Kind::Recompute,
-    ];
+    pub const ALL: [Kind; 5] =
+        [Kind::Forward, Kind::Backward, Kind::BackwardInput, Kind::BackwardWeight, Kind::Recompute];
 
     /// The letter that stands for the kind in drawings and files: `F B I W R`.
     pub fn letter(self) -> char {
@@ -42,9 +37,7 @@ impl Kind {
 
     /// The kind of a letter, see [`letter`](Kind::letter).
     pub fn from_letter(letter: &str) -> Option<Kind> {
-        Kind::ALL
-            .into_iter()
-            .find(|k| letter.chars().eq([k.letter()]))
+        Kind::ALL.into_iter().find(|k| letter.chars().eq([k.letter()]))
     }
 
     /// Whether the op adds to the gradient of its stage's weights.
@@ -68,10 +61,7 @@ pub struct Span {
 impl Span {
     /// The span of the single unit `unit`.
     pub fn one(unit: u32) -> Span {
-        Span {
-            start: unit,
-            len: 1,
-        }
+        Span { start: unit, len: 1 }
     }
 
     /// The units of the span, in order.
@@ -112,12 +102,7 @@ pub struct Op {
 impl Op {
     /// An op on one unit.
     pub fn new(kind: Kind, pipe: PipeId, stage: StageId, unit: u32) -> Op {
-        Op {
-            kind,
-            pipe,
-            stage,
-            span: Span::one(unit),
-        }
+        Op { kind, pipe, stage, span: Span::one(unit) }
     }
 }
 

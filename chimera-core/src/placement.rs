@@ -38,11 +38,7 @@ impl Placement {
     /// If `depth` or `f` is 0 or `depth` exceeds 65,535.
     pub fn mirrored(depth: usize, f: usize) -> Placement {
         let down = |i: usize| (0..depth).map(|s| (i * depth / f + s) % depth).collect();
-        let up = |i: usize| {
-            (0..depth)
-                .map(|s| (i * depth / f + depth - 1 - s) % depth)
-                .collect()
-        };
+        let up = |i: usize| (0..depth).map(|s| (i * depth / f + depth - 1 - s) % depth).collect();
         Placement::of(depth, (0..f).map(down).chain((0..f).map(up)).collect())
     }
 
@@ -83,9 +79,7 @@ impl Placement {
     pub fn replicas(&self, stage: StageId) -> Vec<WorkerId> {
         let mut seen = vec![false; self.n_workers];
         let holders = self.pipes.iter().map(|pipe| pipe[stage.index()]);
-        holders
-            .filter(|w| !std::mem::replace(&mut seen[w.index()], true))
-            .collect()
+        holders.filter(|w| !std::mem::replace(&mut seen[w.index()], true)).collect()
     }
 
     /// The distinct stages that `worker` holds, ascending.

@@ -35,10 +35,6 @@ impl Timetable {
 
     /// Number of ops in all rows.
     pub fn n_ops(&self) -> usize {
-        self.rows
-            .iter()
-            .flatten()
-            .map(|cell| cell.ops().count())
-            .sum()
+        self.rows.iter().flatten().map(|cell| cell.ops().count()).sum()
     }
 }

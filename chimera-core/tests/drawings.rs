@@ -7,14 +7,8 @@ use chimera_core::schedule::{Scaling, Shape, find};
 
 /// The timetable executed as early as possible, a backward taking `backward` forwards.
 fn draw(schedule: &str, shape: Shape, backward: f64) -> String {
-    let timetable = find(schedule)
-        .expect("known")
-        .timetable(&shape)
-        .expect("fits");
-    let how = Lowering {
-        sync: Sync::AtEnd,
-        ..Lowering::default()
-    };
+    let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
+    let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
     let program = lower(&timetable, &how).expect("proven");
     let costs = UniformCosts::new(1.0, backward, 0.0).per_units(program.units_per_micro());
     let timeline = simulate(&program, &costs);

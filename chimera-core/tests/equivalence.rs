@@ -8,22 +8,12 @@ use proptest::prelude::*;
 use training::{Run, train};
 
 fn assert_equivalent(run: &Run) {
-    let (many, one) = (
-        train(run).expect("trains"),
-        train(&run.alone()).expect("trains"),
-    );
+    let (many, one) = (train(run).expect("trains"), train(&run.alone()).expect("trains"));
     let close = |name: &str, a: &[f64], b: &[f64], tolerance: f64| {
         assert_eq!(a.len(), b.len(), "{name}");
         let size = b.iter().fold(1e-9, |m: f64, x| m.max(x.abs()));
-        let worst = a
-            .iter()
-            .zip(b)
-            .map(|(x, y)| (x - y).abs())
-            .fold(0.0, f64::max);
-        assert!(
-            worst <= tolerance * size,
-            "{name}: {worst:e} off {size:e} in {run:?}"
-        );
+        let worst = a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+        assert!(worst <= tolerance * size, "{name}: {worst:e} off {size:e} in {run:?}");
     };
     // Scalars cross the device's f32 boundary; gradients do not.
     close("losses", &many.losses, &one.losses, 1e-5);
@@ -45,11 +35,7 @@ fn shapes(schedule: &'static str, depths: &[usize], n_micro_batches: &[u32]) -> 
             }
             for f in (1..=depth / 2).filter(|f| (depth / 2) % f == 0) {
                 for (_, scaling) in Scaling::ALL {
-                    shapes.push(Shape {
-                        n_pipes: 2 * f,
-                        scaling,
-                        ..plain
-                    });
+                    shapes.push(Shape { n_pipes: 2 * f, scaling, ..plain });
                 }
             }
         }
@@ -78,18 +64,10 @@ fn width_and_sync_policies_do_not_change_the_training() {
     for (_, sync) in Sync::ALL {
         for (clip, check_finite) in [(Some(0.5), true), (None, false)] {
             for n in [1, 4, 7] {
-                let four = Shape {
-                    n_pipes: 4,
-                    ..Shape::new(4, n)
-                };
+                let four = Shape { n_pipes: 4, ..Shape::new(4, n) };
                 for (schedule, shape) in [("dapple", Shape::new(3, n)), ("chimera", four)] {
-                    let run = Run {
-                        sync,
-                        clip,
-                        check_finite,
-                        width: 2,
-                        ..Run::new(schedule, shape)
-                    };
+                    let run =
+                        Run { sync, clip, check_finite, width: 2, ..Run::new(schedule, shape) };
                     assert_equivalent(&run);
                 }
             }
@@ -103,45 +81,19 @@ fn a_tied_head_is_summed_over_both_ends() {
         ("dapple", Shape::new(3, 4)),
         ("gems", Shape::new(3, 3)),
         ("chimera", Shape::new(2, 4)),
-        (
-            "chimera",
-            Shape {
-                n_pipes: 4,
-                ..Shape::new(4, 6)
-            },
-        ),
+        ("chimera", Shape { n_pipes: 4, ..Shape::new(4, 6) }),
     ] {
-        assert_equivalent(&Run {
-            tied: true,
-            width: 2,
-            ..Run::new(schedule, shape)
-        });
+        assert_equivalent(&Run { tied: true, width: 2, ..Run::new(schedule, shape) });
     }
 }
 
 #[test]
 fn the_same_run_gives_the_same_bits_however_messages_arrive() {
     for scaling in [Scaling::Direct, Scaling::Doubling, Scaling::Halving] {
-        let run = Run {
-            width: 2,
-            ..Run::new(
-                "chimera",
-                Shape {
-                    scaling,
-                    ..Shape::new(4, 9)
-                },
-            )
-        };
+        let run = Run { width: 2, ..Run::new("chimera", Shape { scaling, ..Shape::new(4, 9) }) };
         let first = train(&run).expect("trains");
         assert_eq!(first, train(&run).expect("trains"));
-        assert_eq!(
-            first,
-            train(&Run {
-                is_delayed: true,
-                ..run
-            })
-            .expect("trains")
-        );
+        assert_eq!(first, train(&Run { is_delayed: true, ..run }).expect("trains"));
     }
 }
 

@@ -32,9 +32,7 @@ fn train(
     run: &Run,
     fate: impl Fn(Rank, Tag) -> Fate + Copy + Send + Sync,
 ) -> Result<Vec<Outcome>, Fault> {
-    execute(run, &timetable(run), |job, inner, stage| {
-        body(job, Faulty { inner, fate }, stage)
-    })
+    execute(run, &timetable(run), |job, inner, stage| body(job, Faulty { inner, fate }, stage))
 }
 
 /// Trains while `fate` strikes; the run must fail, and every rank must end.
@@ -57,17 +55,11 @@ fn fail(run: &Run, fate: impl Fn(Rank, Tag) -> Fate + Copy + Send + Sync) -> End
 
 /// GPipe on two workers with one micro-batch: who waits for whom, and since when, is certain.
 fn two_workers() -> Run {
-    Run {
-        patience: Duration::from_secs(1),
-        ..Run::new("gpipe", Shape::new(2, 1))
-    }
+    Run { patience: Duration::from_secs(1), ..Run::new("gpipe", Shape::new(2, 1)) }
 }
 
 fn chimera() -> Run {
-    Run {
-        width: 2,
-        ..Run::new("chimera", Shape::new(4, 6))
-    }
+    Run { width: 2, ..Run::new("chimera", Shape::new(4, 6)) }
 }
 
 /// Strikes the messages of `rank` about tokens, in the third step.
@@ -82,19 +74,14 @@ fn on(rank: u32, fate: Fate) -> impl Fn(Rank, Tag) -> Fate + Copy + Send + Sync 
 fn waited_s(fault: &Fault) -> f64 {
     let rest = fault.message.strip_prefix("waited ");
     let number = rest.and_then(|rest| rest.split_once(" s for "));
-    number
-        .and_then(|(s, _)| s.parse().ok())
-        .unwrap_or_else(|| panic!("{fault}"))
+    number.and_then(|(s, _)| s.parse().ok()).unwrap_or_else(|| panic!("{fault}"))
 }
 
 #[test]
 fn a_lost_message_is_named_when_patience_ends() {
     let end = fail(&two_workers(), on(1, Fate::IsLost));
     let fault = &end.reported;
-    assert_eq!(
-        (fault.class, fault.rank, fault.peer),
-        (Class::Timeout, Rank(0), Some(Rank(1)))
-    );
+    assert_eq!((fault.class, fault.rank, fault.peer), (Class::Timeout, Rank(0), Some(Rank(1))));
     assert_eq!((fault.step, fault.class.code()), (Some(2), 6));
     let named = "s for gradient(pipe 0, stage 1, micro-batch 0) from rank 1";
     assert!(fault.message.contains(named), "{fault}");
@@ -104,11 +91,7 @@ fn a_lost_message_is_named_when_patience_ends() {
 
 #[test]
 fn a_lost_part_of_a_sum_is_named() {
-    let run = Run {
-        width: 2,
-        shape: Shape::new(1, 1),
-        ..two_workers()
-    };
+    let run = Run { width: 2, shape: Shape::new(1, 1), ..two_workers() };
     let is_struck = AtomicBool::new(false);
     let end = fail(&run, |from, tag| match tag.what {
         What::Part { .. } if from == Rank(1) && tag.step == 2 => {
@@ -120,10 +103,7 @@ fn a_lost_part_of_a_sum_is_named() {
         _ => Fate::Arrives,
     });
     let fault = &end.reported;
-    assert_eq!(
-        (fault.class, fault.rank, fault.peer),
-        (Class::Timeout, Rank(0), Some(Rank(1)))
-    );
+    assert_eq!((fault.class, fault.rank, fault.peer), (Class::Timeout, Rank(0), Some(Rank(1))));
     assert_eq!(fault.step, Some(2));
     assert!(fault.message.contains(" s for gradient "), "{fault}");
     let op = fault.op.as_deref().unwrap_or_default();
@@ -133,21 +113,11 @@ fn a_lost_part_of_a_sum_is_named() {
 /// Whichever of many ranks loses patience first, all end with its word.
 #[test]
 fn all_ranks_end_with_one_verdict() {
-    let run = Run {
-        patience: Duration::from_secs(1),
-        ..chimera()
-    };
+    let run = Run { patience: Duration::from_secs(1), ..chimera() };
     let end = fail(&run, on(5, Fate::IsLost));
     assert_eq!(end.of_ranks.len(), 8);
-    assert_eq!(
-        (end.reported.class, end.reported.step),
-        (Class::Timeout, Some(2))
-    );
-    assert!(
-        end.of_ranks
-            .iter()
-            .all(|f| f.class == Class::Timeout && f.step == Some(2))
-    );
+    assert_eq!((end.reported.class, end.reported.step), (Class::Timeout, Some(2)));
+    assert!(end.of_ranks.iter().all(|f| f.class == Class::Timeout && f.step == Some(2)));
     assert!(end.of_ranks.contains(&end.reported));
     assert!(end.took < Duration::from_secs(20), "{:?}", end.took);
 }
@@ -156,10 +126,7 @@ fn all_ranks_end_with_one_verdict() {
 fn a_stalled_rank_is_named() {
     let end = fail(&two_workers(), on(1, Fate::Stalls(Duration::from_secs(3))));
     let fault = &end.reported;
-    assert_eq!(
-        (fault.class, fault.rank, fault.peer),
-        (Class::Timeout, Rank(0), Some(Rank(1)))
-    );
+    assert_eq!((fault.class, fault.rank, fault.peer), (Class::Timeout, Rank(0), Some(Rank(1))));
     assert_eq!(end.of_ranks, [fault.clone(), fault.clone()]);
 }
 
@@ -177,15 +144,8 @@ fn the_first_step_is_given_more_time() {
 fn a_panic_takes_all_ranks_down_at_once() {
     for rank in [0, 3, 6] {
         let end = fail(&chimera(), on(rank, Fate::Panics));
-        assert_eq!(
-            (end.reported.class, end.reported.rank),
-            (Class::Internal, Rank(rank))
-        );
-        assert!(
-            end.reported.message.contains("on purpose"),
-            "{}",
-            end.reported
-        );
+        assert_eq!((end.reported.class, end.reported.rank), (Class::Internal, Rank(rank)));
+        assert!(end.reported.message.contains("on purpose"), "{}", end.reported);
         assert_eq!(end.of_ranks.len(), 7, "all but the one that panicked");
         assert!(end.of_ranks.iter().all(|fault| *fault == end.reported));
         assert!(end.took < Duration::from_secs(20), "{:?}", end.took); // patience is a minute
@@ -195,27 +155,18 @@ fn a_panic_takes_all_ranks_down_at_once() {
 #[test]
 fn a_rank_that_leaves_is_missed() {
     let run = two_workers();
-    let ran = execute(
-        &run,
-        &timetable(&run),
-        |job, comm: &mut Threads<Tensor>, stage| {
-            if comm.rank() == Rank(1) {
-                // Its end of the transport goes as it would with its process.
-                drop(std::mem::replace(comm, threads(1).remove(0)));
-                return Ok(());
-            }
-            body(job, comm, stage).map(drop)
-        },
-    );
+    let ran = execute(&run, &timetable(&run), |job, comm: &mut Threads<Tensor>, stage| {
+        if comm.rank() == Rank(1) {
+            // Its end of the transport goes as it would with its process.
+            drop(std::mem::replace(comm, threads(1).remove(0)));
+            return Ok(());
+        }
+        body(job, comm, stage).map(drop)
+    });
     let fault = ran.expect_err("rank 1 is gone");
-    assert_eq!(
-        (fault.class, fault.rank, fault.peer),
-        (Class::PeerLost, Rank(0), Some(Rank(1)))
-    );
+    assert_eq!((fault.class, fault.rank, fault.peer), (Class::PeerLost, Rank(0), Some(Rank(1))));
     assert!(
-        fault
-            .message
-            .contains("rank 1 ended before it sent gradient(pipe 0, stage 1"),
+        fault.message.contains("rank 1 ended before it sent gradient(pipe 0, stage 1"),
         "{fault}"
     );
 }
@@ -225,22 +176,12 @@ fn a_value_that_is_not_finite_stops_all_ranks_before_the_step() {
     for run in [chimera(), Run::new("gpipe", Shape::new(2, 1))] {
         let n_ranks = run.width * run.shape.depth;
         let end = fail(&run, on(0, Fate::IsNaN));
-        assert_eq!(
-            (end.reported.class, end.reported.step),
-            (Class::NonFinite, Some(2))
-        );
+        assert_eq!((end.reported.class, end.reported.step), (Class::NonFinite, Some(2)));
         assert_eq!(end.of_ranks.len(), n_ranks);
-        assert!(
-            end.of_ranks.iter().all(|fault| *fault == end.reported),
-            "{:?}",
-            end.of_ranks
-        );
+        assert!(end.of_ranks.iter().all(|fault| *fault == end.reported), "{:?}", end.of_ranks);
         let last = run.shape.depth - 1;
         let message = &end.reported.message;
-        assert!(
-            message.starts_with("the loss of F(pipe 0, stage "),
-            "{message}"
-        );
+        assert!(message.starts_with("the loss of F(pipe 0, stage "), "{message}");
         assert!(
             message.contains(&format!("stage {last}, micro-batch 0) is not finite")),
             "{message}"
@@ -251,11 +192,7 @@ fn a_value_that_is_not_finite_stops_all_ranks_before_the_step() {
 
 #[test]
 fn without_the_check_training_goes_on() {
-    let run = Run {
-        clip: None,
-        check_finite: false,
-        ..Run::new("gpipe", Shape::new(2, 1))
-    };
+    let run = Run { clip: None, check_finite: false, ..Run::new("gpipe", Shape::new(2, 1)) };
     let ran = train(&run, on(0, Fate::IsNaN));
     let losses = &ran.expect("trains on")[0].losses;
     assert_eq!(losses.len(), 5);

@@ -126,10 +126,7 @@ impl Kernels for Faulty {
             return Ok(fresh);
         }
         let mut cache = ZEROS.lock().unwrap();
-        let found = cache
-            .iter()
-            .find(|zeros| read(zeros).shape == shape)
-            .cloned();
+        let found = cache.iter().find(|zeros| read(zeros).shape == shape).cloned();
         Ok(found.unwrap_or_else(|| {
             cache.push(fresh.clone());
             fresh
@@ -141,11 +138,7 @@ impl Kernels for Faulty {
     }
 
     fn rows(&self, tensor: &Shared, start: usize, len: usize) -> Result<Shared> {
-        let start = if self.has(Fault::RowsFromTheStart) {
-            0
-        } else {
-            start
-        };
+        let start = if self.has(Fault::RowsFromTheStart) { 0 } else { start };
         Reference.rows(&read(tensor), start, len).map(share)
     }
 
@@ -169,9 +162,7 @@ impl Kernels for Faulty {
         tokens: &Shared,
         positions: &Shared,
     ) -> Result<Shared> {
-        Reference
-            .embedding(ids, context, &read(tokens), &read(positions))
-            .map(share)
+        Reference.embedding(ids, context, &read(tokens), &read(positions)).map(share)
     }
 
     fn embedding_dw(
@@ -218,11 +209,7 @@ impl Kernels for Faulty {
         let w = read(w);
         // Only square matrices let it pass unnoticed.
         let square = w.n_rows() == w.width();
-        let layout = if self.has(Fault::LayoutIgnored) && square {
-            Layout::InOut
-        } else {
-            layout
-        };
+        let layout = if self.has(Fault::LayoutIgnored) && square { Layout::InOut } else { layout };
         Reference.linear_dx(&read(dy), &w, layout).map(share)
     }
 
@@ -301,9 +288,7 @@ impl Kernels for Faulty {
         if self.has(Fault::SecondCallDiffers) {
             // By the last bit of f32, as from a sum in another order.
             let calls = self.calls.fetch_add(1, Ordering::Relaxed);
-            y.data
-                .iter_mut()
-                .for_each(|y| *y *= 1.0 + 2e-7 * f64::from(calls % 2));
+            y.data.iter_mut().for_each(|y| *y *= 1.0 + 2e-7 * f64::from(calls % 2));
         }
         Ok(share(y))
     }
@@ -319,11 +304,7 @@ impl Kernels for Faulty {
     fn attention(&self, qkv: &Shared, heads: usize, context: usize) -> Result<(Shared, Shared)> {
         let qkv = read(qkv);
         // As one sample: rows see those of the samples before theirs.
-        let context = if self.has(Fault::SamplesMixed) {
-            qkv.n_rows()
-        } else {
-            context
-        };
+        let context = if self.has(Fault::SamplesMixed) { qkv.n_rows() } else { context };
         let (out, log_sum) = Reference.attention(&qkv, heads, context)?;
         Ok((share(out), share(log_sum)))
     }
@@ -338,9 +319,7 @@ impl Kernels for Faulty {
         context: usize,
     ) -> Result<Shared> {
         let (dy, qkv, out, log_sum) = (read(dy), read(qkv), read(out), read(log_sum));
-        Reference
-            .attention_dx(&dy, &qkv, &out, &log_sum, heads, context)
-            .map(share)
+        Reference.attention_dx(&dy, &qkv, &out, &log_sum, heads, context).map(share)
     }
 
     fn cross_entropy(

@@ -17,24 +17,13 @@ fn embedding() {
     let [tokens, positions] = [draw.normal(&[4, 5]), draw.normal(&[4, 5])];
     let dy = draw.normal(&[6, 5]);
     let loss = |tokens: &Tensor, positions: &Tensor| {
-        dot(
-            &dy,
-            &Reference
-                .embedding(&ids, context, tokens, positions)
-                .unwrap(),
-        )
+        dot(&dy, &Reference.embedding(&ids, context, tokens, positions).unwrap())
     };
     let [start_tokens, start_positions] = [draw.normal(&[4, 5]), draw.normal(&[4, 5])];
     let (mut d_tokens, mut d_positions) = (start_tokens.clone(), start_positions.clone());
-    Reference
-        .embedding_dw(&ids, context, &dy, &mut d_tokens, &mut d_positions)
-        .unwrap();
-    assert_gradient(&d_tokens, &start_tokens, &tokens, |tokens| {
-        loss(tokens, &positions)
-    });
-    assert_gradient(&d_positions, &start_positions, &positions, |p| {
-        loss(&tokens, p)
-    });
+    Reference.embedding_dw(&ids, context, &dy, &mut d_tokens, &mut d_positions).unwrap();
+    assert_gradient(&d_tokens, &start_tokens, &tokens, |tokens| loss(tokens, &positions));
+    assert_gradient(&d_positions, &start_positions, &positions, |p| loss(&tokens, p));
 }
 
 #[test]
@@ -44,28 +33,17 @@ fn linear() {
         let [x, w, bias] = [draw.normal(&[5, 4]), draw.normal(&shape), draw.normal(&[3])];
         let [residual, dy] = [draw.normal(&[5, 3]), draw.normal(&[5, 3])];
         let loss = |x: &Tensor, w: &Tensor, bias: &Tensor, residual: &Tensor| {
-            dot(
-                &dy,
-                &Reference
-                    .linear(x, w, layout, Some(bias), Some(residual))
-                    .unwrap(),
-            )
+            dot(&dy, &Reference.linear(x, w, layout, Some(bias), Some(residual)).unwrap())
         };
         let dx = Reference.linear_dx(&dy, &w, layout).unwrap();
         assert_gradient(&dx, &zeros(&x), &x, |x| loss(x, &w, &bias, &residual));
-        assert_gradient(&dy, &zeros(&dy), &residual, |residual| {
-            loss(&x, &w, &bias, residual)
-        });
+        assert_gradient(&dy, &zeros(&dy), &residual, |residual| loss(&x, &w, &bias, residual));
 
         let [start_w, start_bias] = [draw.normal(&shape), draw.normal(&[3])];
         let (mut dw, mut d_bias) = (start_w.clone(), start_bias.clone());
-        Reference
-            .linear_dw(&x, &dy, layout, &mut dw, Some(&mut d_bias))
-            .unwrap();
+        Reference.linear_dw(&x, &dy, layout, &mut dw, Some(&mut d_bias)).unwrap();
         assert_gradient(&dw, &start_w, &w, |w| loss(&x, w, &bias, &residual));
-        assert_gradient(&d_bias, &start_bias, &bias, |bias| {
-            loss(&x, &w, bias, &residual)
-        });
+        assert_gradient(&d_bias, &start_bias, &bias, |bias| loss(&x, &w, bias, &residual));
     }
 }
 
@@ -78,20 +56,14 @@ fn layer_norm() {
         dot(&dy, &Reference.layer_norm(x, gain, bias).unwrap().0)
     };
     let (_, stats) = Reference.layer_norm(&x, &gain, &bias).unwrap();
-    let dx = Reference
-        .layer_norm_dx(&dy, &x, &stats, &gain, None)
-        .unwrap();
+    let dx = Reference.layer_norm_dx(&dy, &x, &stats, &gain, None).unwrap();
     assert_gradient(&dx, &zeros(&x), &x, |x| loss(x, &gain, &bias));
-    let dx = Reference
-        .layer_norm_dx(&dy, &x, &stats, &gain, Some(&residual))
-        .unwrap();
+    let dx = Reference.layer_norm_dx(&dy, &x, &stats, &gain, Some(&residual)).unwrap();
     assert_gradient(&dx, &residual, &x, |x| loss(x, &gain, &bias));
 
     let [start_gain, start_bias] = [draw.normal(&[7]), draw.normal(&[7])];
     let (mut d_gain, mut d_bias) = (start_gain.clone(), start_bias.clone());
-    Reference
-        .layer_norm_dw(&dy, &x, &stats, &mut d_gain, &mut d_bias)
-        .unwrap();
+    Reference.layer_norm_dw(&dy, &x, &stats, &mut d_gain, &mut d_bias).unwrap();
     assert_gradient(&d_gain, &start_gain, &gain, |gain| loss(&x, gain, &bias));
     assert_gradient(&d_bias, &start_bias, &bias, |bias| loss(&x, &gain, bias));
 }
@@ -102,9 +74,7 @@ fn gelu() {
     let [x, dy] = [draw.normal(&[9, 5]), draw.normal(&[9, 5])];
     let (dx, y) = Reference.gelu_dx(&dy, &x).unwrap();
     assert_eq!(y, Reference.gelu(&x).unwrap());
-    assert_gradient(&dx, &zeros(&x), &x, |x| {
-        dot(&dy, &Reference.gelu(x).unwrap())
-    });
+    assert_gradient(&dx, &zeros(&x), &x, |x| dot(&dy, &Reference.gelu(x).unwrap()));
 }
 
 #[test]
@@ -115,9 +85,7 @@ fn attention() {
         let qkv = draw.normal(&[samples * context, 3 * hidden]);
         let dy = draw.normal(&[samples * context, hidden]);
         let (out, log_sum) = Reference.attention(&qkv, heads, context).unwrap();
-        let d_qkv = Reference
-            .attention_dx(&dy, &qkv, &out, &log_sum, heads, context)
-            .unwrap();
+        let d_qkv = Reference.attention_dx(&dy, &qkv, &out, &log_sum, heads, context).unwrap();
         assert_gradient(&d_qkv, &zeros(&qkv), &qkv, |qkv| {
             dot(&dy, &Reference.attention(qkv, heads, context).unwrap().0)
         });
@@ -128,21 +96,12 @@ fn attention() {
 fn cross_entropy() {
     let mut draw = Draw::begin();
     let (logits, targets, scale) = (draw.normal(&[4, 7]), [3, 0, 6, 3], 0.25);
-    let (_, gradient) = Reference
-        .cross_entropy(logits.clone(), &targets, scale)
-        .unwrap();
+    let (_, gradient) = Reference.cross_entropy(logits.clone(), &targets, scale).unwrap();
     assert_gradient(&gradient, &zeros(&logits), &logits, |logits| {
-        Reference
-            .cross_entropy(logits.clone(), &targets, scale)
-            .unwrap()
-            .0
-            .data[0]
+        Reference.cross_entropy(logits.clone(), &targets, scale).unwrap().0.data[0]
     });
     for r in 0..4 {
-        assert!(
-            gradient.row(r).iter().sum::<f64>().abs() < 1e-15,
-            "a row's gradient sums to 0"
-        );
+        assert!(gradient.row(r).iter().sum::<f64>().abs() < 1e-15, "a row's gradient sums to 0");
     }
 }
 
@@ -164,18 +123,12 @@ fn attention_sees_its_own_sample_up_to_itself() {
     let (heads, context, changed) = (2, 4, 6);
     let qkv = draw.normal(&[12, 3 * 6]);
     let mut other = qkv.clone();
-    other
-        .row_mut(changed)
-        .copy_from_slice(&draw.normal(&[18]).data);
+    other.row_mut(changed).copy_from_slice(&draw.normal(&[18]).data);
     let (out, _) = Reference.attention(&qkv, heads, context).unwrap();
     let (other_out, _) = Reference.attention(&other, heads, context).unwrap();
     for r in 0..12 {
         // Row 6 is third of the second sample: the fourth sees it too.
-        assert_eq!(
-            out.row(r) != other_out.row(r),
-            [6, 7].contains(&r),
-            "row {r}"
-        );
+        assert_eq!(out.row(r) != other_out.row(r), [6, 7].contains(&r), "row {r}");
     }
 }
 
@@ -205,10 +158,7 @@ fn attention_divides_scores_by_the_root_of_features_per_head() {
 fn layer_norm_adds_1e_5_to_the_biased_variance() {
     // Mean 2e-3, variance 1e-6: without the epsilon the result would be ∓1.
     let x = Tensor::new(&[1, 2], vec![1e-3, 3e-3]);
-    let [gain, bias] = [
-        Tensor::new(&[2], vec![1.0, 2.0]),
-        Tensor::new(&[2], vec![0.5, 0.0]),
-    ];
+    let [gain, bias] = [Tensor::new(&[2], vec![1.0, 2.0]), Tensor::new(&[2], vec![0.5, 0.0])];
     let (y, stats) = Reference.layer_norm(&x, &gain, &bias).unwrap();
     let scale = 1.0 / 1.1e-5f64.sqrt();
     assert_close(&stats, &Tensor::new(&[1, 2], vec![2e-3, scale]), 1e-14);
@@ -238,16 +188,12 @@ fn adamw() {
         grad_scale: 0.5,
     };
     // g = 2: m = 1, v = 1; unbiased 2 and 4; w = 2 - 0.1·0.25·2 - 0.1·2/(2 + 0.5).
-    Reference
-        .adamw(&mut w, &scalar(4.0), &mut m, &mut v, &by)
-        .unwrap();
+    Reference.adamw(&mut w, &scalar(4.0), &mut m, &mut v, &by).unwrap();
     assert_eq!([m.data[0], v.data[0]], [1.0, 1.0]);
     assert_close(&w, &scalar(1.87), 1e-15);
     // g = 1: m = 1, v = 1; unbiased by 3/4 and 7/16.
     by.update = 2;
-    Reference
-        .adamw(&mut w, &scalar(2.0), &mut m, &mut v, &by)
-        .unwrap();
+    Reference.adamw(&mut w, &scalar(2.0), &mut m, &mut v, &by).unwrap();
     assert_eq!([m.data[0], v.data[0]], [1.0, 1.0]);
     let step = 0.1 * (4.0 / 3.0) / ((16f64 / 7.0).sqrt() + 0.5);
     assert_close(&w, &scalar(1.87 * 0.975 - step), 1e-15);
@@ -272,16 +218,10 @@ fn assert_gradient(gradient: &Tensor, start: &Tensor, at: &Tensor, f: impl Fn(&T
 #[track_caller]
 fn assert_close(got: &Tensor, expected: &Tensor, tolerance: f64) {
     assert_eq!(got.shape, expected.shape);
-    let largest = expected
-        .data
-        .iter()
-        .fold(0.0, |largest, x| x.abs().max(largest));
+    let largest = expected.data.iter().fold(0.0, |largest, x| x.abs().max(largest));
     for (i, (got, expected)) in got.data.iter().zip(&expected.data).enumerate() {
         let error = (got - expected).abs() / largest;
-        assert!(
-            error <= tolerance,
-            "element {i}: {got} instead of {expected}, off by {error:e}"
-        );
+        assert!(error <= tolerance, "element {i}: {got} instead of {expected}, off by {error:e}");
     }
 }
 
@@ -303,9 +243,6 @@ impl Draw {
 
     fn normal(&mut self, shape: &[usize]) -> Tensor {
         let n = shape.iter().product();
-        Tensor::new(
-            shape,
-            (0..n).map(|_| self.0.sample(StandardNormal)).collect(),
-        )
+        Tensor::new(shape, (0..n).map(|_| self.0.sample(StandardNormal)).collect())
     }
 }

@@ -11,17 +11,11 @@ use chimera_core::timetable::Timetable;
 use proptest::prelude::*;
 
 fn timetable(schedule: &str, shape: &Shape) -> Timetable {
-    find(schedule)
-        .expect("known")
-        .timetable(shape)
-        .unwrap_or_else(|unfit| panic!("{unfit}"))
+    find(schedule).expect("known").timetable(shape).unwrap_or_else(|unfit| panic!("{unfit}"))
 }
 
 fn program(schedule: &str, shape: &Shape, sync: Sync) -> Program {
-    let how = Lowering {
-        sync,
-        ..Lowering::default()
-    };
+    let how = Lowering { sync, ..Lowering::default() };
     lower(&timetable(schedule, shape), &how).unwrap_or_else(|e| panic!("{shape:?}: {e}"))
 }
 
@@ -32,10 +26,7 @@ fn makespan(program: &Program, forward: f64, backward: f64) -> f64 {
 
 fn peaks(program: &Program) -> (f64, f64) {
     let peaks = program.peaks().iter().copied();
-    (
-        peaks.clone().fold(f64::INFINITY, f64::min),
-        peaks.fold(0.0, f64::max),
-    )
+    (peaks.clone().fold(f64::INFINITY, f64::min), peaks.fold(0.0, f64::max))
 }
 
 fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
@@ -43,20 +34,9 @@ fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
         .prop_filter("f divides D/2", |(half, f, ..)| half % f == 0)
         .prop_map(|(half, f, n, scaling)| {
             let scaling = Scaling::ALL[scaling].1;
-            (
-                "chimera",
-                Shape {
-                    n_pipes: 2 * f,
-                    scaling,
-                    ..Shape::new(2 * half, n)
-                },
-            )
+            ("chimera", Shape { n_pipes: 2 * f, scaling, ..Shape::new(2 * half, n) })
         });
-    let others = (
-        prop::sample::select(vec!["gpipe", "dapple", "gems"]),
-        1usize..=16,
-        1u32..=40,
-    )
+    let others = (prop::sample::select(vec!["gpipe", "dapple", "gems"]), 1usize..=16, 1u32..=40)
         .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
     prop_oneof![chimera, others]
 }
@@ -132,20 +112,9 @@ fn numbered(t: &Timetable, worker: usize, rename: impl Fn(PipeId) -> usize) -> V
     }
     let name = |op: Op| {
         let place = first[&op.pipe].iter().position(|u| *u == op.span.start);
-        format!(
-            "{:?} {} {:?} {:?} {}",
-            op.kind,
-            rename(op.pipe),
-            op.stage,
-            place,
-            op.span.len
-        )
+        format!("{:?} {} {:?} {:?} {}", op.kind, rename(op.pipe), op.stage, place, op.span.len)
     };
-    t.rows[worker]
-        .iter()
-        .flat_map(|c| c.ops())
-        .map(name)
-        .collect()
+    t.rows[worker].iter().flat_map(|c| c.ops()).map(name).collect()
 }
 
 #[test]
@@ -155,18 +124,10 @@ fn baselines_have_their_closed_forms() {
             let shape = Shape::new(d, n);
             let (df, nf) = (d as f64, f64::from(n));
             let gpipe = program("gpipe", &shape, Sync::AtEnd);
-            assert_eq!(
-                makespan(&gpipe, 1.0, 2.0),
-                3.0 * (nf + df - 1.0),
-                "gpipe {d} {n}"
-            );
+            assert_eq!(makespan(&gpipe, 1.0, 2.0), 3.0 * (nf + df - 1.0), "gpipe {d} {n}");
             assert_eq!(peaks(&gpipe), (nf, nf));
             let dapple = program("dapple", &shape, Sync::AtEnd);
-            assert_eq!(
-                makespan(&dapple, 1.0, 2.0),
-                3.0 * (nf + df - 1.0),
-                "dapple {d} {n}"
-            );
+            assert_eq!(makespan(&dapple, 1.0, 2.0), 3.0 * (nf + df - 1.0), "dapple {d} {n}");
             let want: Vec<f64> = (0..d).map(|s| ((d - s) as f64).min(nf)).collect();
             assert_eq!(dapple.peaks(), want);
             let bubble = simulate(&dapple, &UniformCosts::EQUAL).bubble_ratio();
@@ -189,18 +150,11 @@ fn chimera_of_one_unit_has_its_closed_forms() {
         for f in (1..=d / 2).filter(|f| (d / 2) % f == 0) {
             let p = program(
                 "chimera",
-                &Shape {
-                    n_pipes: 2 * f,
-                    ..Shape::new(d, d as u32)
-                },
+                &Shape { n_pipes: 2 * f, ..Shape::new(d, d as u32) },
                 Sync::AtEnd,
             );
             let (df, ff) = (d as f64, f as f64);
-            assert_eq!(
-                makespan(&p, 1.0, 1.0),
-                2.0 * df + df / ff - 2.0,
-                "D={d} f={f}"
-            );
+            assert_eq!(makespan(&p, 1.0, 1.0), 2.0 * df + df / ff - 2.0, "D={d} f={f}");
             for b in [1.0, 1.5, 2.0, 3.0] {
                 assert_eq!(
                     makespan(&p, 1.0, b),
@@ -212,9 +166,8 @@ fn chimera_of_one_unit_has_its_closed_forms() {
             let equal = simulate(&p, &UniformCosts::EQUAL).bubble_ratio();
             assert!((equal - (df - 2.0 * ff) / (2.0 * ff * df + df - 2.0 * ff)).abs() < 1e-12);
             if f == 1 {
-                let each: Vec<f64> = (0..d)
-                    .map(|w| (w.min(d - 1 - w) + d / 2 + 1) as f64)
-                    .collect();
+                let each: Vec<f64> =
+                    (0..d).map(|w| (w.min(d - 1 - w) + d / 2 + 1) as f64).collect();
                 assert_eq!(p.peaks(), each);
                 let b2 = simulate(&p, &UniformCosts::new(1.0, 2.0, 0.0)).bubble_ratio();
                 assert!((b2 - (df - 2.0) / (1.5 * df + df - 2.0)).abs() < 1e-12);
@@ -229,16 +182,8 @@ fn chimera_of_few_micro_batches_has_its_closed_forms() {
         for n in 1..=d as u32 {
             let p = program("chimera", &Shape::new(d, n), Sync::AtEnd);
             let pairs = f64::from(n.div_ceil(2));
-            assert_eq!(
-                makespan(&p, 1.0, 1.0),
-                2.0 * d as f64 - 2.0 + 2.0 * pairs,
-                "D={d} N={n}"
-            );
-            assert_eq!(
-                makespan(&p, 1.0, 2.0),
-                3.0 * d as f64 + 4.0 * (pairs - 1.0),
-                "D={d} N={n}"
-            );
+            assert_eq!(makespan(&p, 1.0, 1.0), 2.0 * d as f64 - 2.0 + 2.0 * pairs, "D={d} N={n}");
+            assert_eq!(makespan(&p, 1.0, 2.0), 3.0 * d as f64 + 4.0 * (pairs - 1.0), "D={d} N={n}");
         }
     }
 }
@@ -248,22 +193,11 @@ fn chimera_of_many_units_has_its_closed_forms() {
     for d in (2..=16).step_by(2) {
         for k in 1..=6 {
             let n = (k * d) as u32;
-            let of = |scaling| {
-                program(
-                    "chimera",
-                    &Shape {
-                        scaling,
-                        ..Shape::new(d, n)
-                    },
-                    Sync::AtEnd,
-                )
-            };
+            let of =
+                |scaling| program("chimera", &Shape { scaling, ..Shape::new(d, n) }, Sync::AtEnd);
             let (df, nf, kf) = (d as f64, f64::from(n), k as f64);
-            let (direct, doubling, halving) = (
-                of(Scaling::Direct),
-                of(Scaling::Doubling),
-                of(Scaling::Halving),
-            );
+            let (direct, doubling, halving) =
+                (of(Scaling::Direct), of(Scaling::Doubling), of(Scaling::Halving));
             assert_eq!(makespan(&direct, 1.0, 1.0), 2.0 * nf + df - 2.0);
             assert_eq!(
                 makespan(&direct, 1.0, 2.0),
@@ -276,29 +210,13 @@ fn chimera_of_many_units_has_its_closed_forms() {
                 k if k % 2 == 0 => 3.0 * (df / 2.0 - 1.0),
                 _ => 3.0 * (df / 2.0 - 1.0) + df - 2.0,
             };
-            assert_eq!(
-                makespan(&doubling, 1.0, 2.0),
-                3.0 * nf + tail,
-                "doubling D={d} K={k}"
-            );
+            assert_eq!(makespan(&doubling, 1.0, 2.0), 3.0 * nf + tail, "doubling D={d} K={k}");
             if k > 1 {
-                assert_eq!(
-                    peaks(&doubling),
-                    (1.5 * df + 1.0, 2.0 * df),
-                    "doubling D={d} K={k}"
-                );
+                assert_eq!(peaks(&doubling), (1.5 * df + 1.0, 2.0 * df), "doubling D={d} K={k}");
                 assert_eq!(doubling.channel_bound(), 2);
             }
-            assert_eq!(
-                makespan(&halving, 1.0, 2.0),
-                3.0 * nf + df - 2.0,
-                "halving D={d} K={k}"
-            );
-            assert_eq!(
-                peaks(&halving),
-                ((1.5 * df + 1.0) / 2.0, df),
-                "halving D={d} K={k}"
-            );
+            assert_eq!(makespan(&halving, 1.0, 2.0), 3.0 * nf + df - 2.0, "halving D={d} K={k}");
+            assert_eq!(peaks(&halving), ((1.5 * df + 1.0) / 2.0, df), "halving D={d} K={k}");
         }
     }
 }
@@ -306,63 +224,28 @@ fn chimera_of_many_units_has_its_closed_forms() {
 /// The values that schedule designers quote.
 #[test]
 fn quoted_values() {
-    let chimera = |d, n, scaling| {
-        program(
-            "chimera",
-            &Shape {
-                scaling,
-                ..Shape::new(d, n)
-            },
-            Sync::AtEnd,
-        )
-    };
+    let chimera =
+        |d, n, scaling| program("chimera", &Shape { scaling, ..Shape::new(d, n) }, Sync::AtEnd);
     let b2 = |d, n, scaling| makespan(&chimera(d, n, scaling), 1.0, 2.0);
     assert_eq!(
-        [
-            b2(4, 4, Scaling::Direct),
-            b2(6, 6, Scaling::Direct),
-            b2(8, 8, Scaling::Direct)
-        ],
+        [b2(4, 4, Scaling::Direct), b2(6, 6, Scaling::Direct), b2(8, 8, Scaling::Direct)],
         [16.0, 26.0, 36.0]
     );
     assert_eq!(
-        [
-            b2(4, 8, Scaling::Direct),
-            b2(4, 16, Scaling::Direct),
-            b2(8, 16, Scaling::Direct)
-        ],
+        [b2(4, 8, Scaling::Direct), b2(4, 16, Scaling::Direct), b2(8, 16, Scaling::Direct)],
         [30.0, 58.0, 66.0]
     );
     assert_eq!(
-        [
-            b2(4, 8, Scaling::Doubling),
-            b2(4, 16, Scaling::Doubling),
-            b2(8, 16, Scaling::Doubling)
-        ],
+        [b2(4, 8, Scaling::Doubling), b2(4, 16, Scaling::Doubling), b2(8, 16, Scaling::Doubling)],
         [27.0, 51.0, 57.0]
     );
     assert_eq!(b2(4, 12, Scaling::Doubling), 41.0);
     assert_eq!(
-        [
-            b2(4, 4, Scaling::Halving),
-            b2(4, 8, Scaling::Halving),
-            b2(8, 16, Scaling::Halving)
-        ],
+        [b2(4, 4, Scaling::Halving), b2(4, 8, Scaling::Halving), b2(8, 16, Scaling::Halving)],
         [14.0, 26.0, 54.0]
     );
     let pipes = |n_pipes| {
-        makespan(
-            &program(
-                "chimera",
-                &Shape {
-                    n_pipes,
-                    ..Shape::new(8, 8)
-                },
-                Sync::AtEnd,
-            ),
-            1.0,
-            2.0,
-        )
+        makespan(&program("chimera", &Shape { n_pipes, ..Shape::new(8, 8) }, Sync::AtEnd), 1.0, 2.0)
     };
     assert_eq!([pipes(2), pipes(4), pipes(8)], [36.0, 28.0, 24.0]);
 }
@@ -373,10 +256,7 @@ fn eager_opt_starts_early_only_where_idle_time_follows() {
     for d in [4usize, 8, 12] {
         let p = program("chimera", &Shape::new(d, d as u32), Sync::EagerOpt);
         for row in p.rows() {
-            let last_run = row
-                .iter()
-                .rposition(|i| matches!(i, Instr::Run(_)))
-                .expect("some work");
+            let last_run = row.iter().rposition(|i| matches!(i, Instr::Run(_))).expect("some work");
             for (at, instr) in row.iter().enumerate() {
                 if let Instr::Reduce(b) = instr {
                     let stage = p.buckets()[b.index()].stages[0];

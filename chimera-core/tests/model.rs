@@ -18,14 +18,7 @@ const SAMPLES: usize = 4;
 const SEQUENCE: usize = 4;
 
 fn config(tied: bool) -> Gpt2Config {
-    Gpt2Config {
-        layers: 3,
-        hidden: 8,
-        heads: 2,
-        context: 5,
-        vocab: 11,
-        tied,
-    }
+    Gpt2Config { layers: 3, hidden: 8, heads: 2, context: 5, vocab: 11, tied }
 }
 
 /// A model cut into stages, its weights, and one global batch.
@@ -50,12 +43,7 @@ impl Chain {
         let input: Vec<u32> = ids.collect();
         let mut target = input.clone();
         target.rotate_left(1);
-        Self {
-            stages,
-            weights,
-            input,
-            target,
-        }
+        Self { stages, weights, input, target }
     }
 
     /// The `part`-th of `parts` equal micro-batches.
@@ -124,9 +112,7 @@ impl Chain {
     fn zeros(&self) -> Vec<Vec<Tensor>> {
         let zeros = |p: &Param| Reference.zeros(&p.shape).unwrap();
         let stages = self.stages.iter();
-        stages
-            .map(|stage| stage.params().iter().map(zeros).collect())
-            .collect()
+        stages.map(|stage| stage.params().iter().map(zeros).collect()).collect()
     }
 
     /// Gradients by name; those of a tied tensor are summed.
@@ -160,13 +146,9 @@ impl Chain {
 }
 
 fn weight(param: &Param, noise: f64) -> Tensor {
-    let drawn = Param {
-        init: Init::Normal(noise),
-        ..param.clone()
-    };
-    let values: Vec<f32> = std::iter::zip(initial(param, 1), initial(&drawn, 2))
-        .map(|(x, noise)| x + noise)
-        .collect();
+    let drawn = Param { init: Init::Normal(noise), ..param.clone() };
+    let values: Vec<f32> =
+        std::iter::zip(initial(param, 1), initial(&drawn, 2)).map(|(x, noise)| x + noise).collect();
     Reference.upload(&param.shape, &values).unwrap()
 }
 
@@ -249,11 +231,9 @@ fn micro_batches_go_in_any_order() {
     let chain = Chain::make(&config(true), 2, 0.3);
     let (loss, grads) = chain.train();
     let micros: Vec<_> = (0..4).map(|m| chain.micro(m, 4)).collect();
-    for (inputs, weights) in [
-        ([0, 1, 2, 3], [3, 2, 1, 0]),
-        ([2, 0, 3, 1], [1, 3, 0, 2]),
-        ([3, 2, 1, 0], [3, 2, 1, 0]),
-    ] {
+    for (inputs, weights) in
+        [([0, 1, 2, 3], [3, 2, 1, 0]), ([2, 0, 3, 1], [1, 3, 0, 2]), ([3, 2, 1, 0], [3, 2, 1, 0])]
+    {
         let mut sum = 0.0;
         let mut forwards = Vec::new();
         for micro in &micros {
@@ -291,17 +271,10 @@ fn a_fresh_model_knows_nothing() {
 #[test]
 fn without_targets_the_last_stage_gives_logits() {
     let chain = Chain::make(&config(true), 1, 0.3);
-    let micro = Micro {
-        target: &[],
-        ..chain.micro(0, 2)
-    };
+    let micro = Micro { target: &[], ..chain.micro(0, 2) };
     let stage = &chain.stages[0];
-    let (output, _) = stage
-        .forward(&chain.weights_of(stage), &micro, None)
-        .unwrap();
-    let Output::Activation(logits) = output else {
-        panic!("no targets, no loss")
-    };
+    let (output, _) = stage.forward(&chain.weights_of(stage), &micro, None).unwrap();
+    let Output::Activation(logits) = output else { panic!("no targets, no loss") };
     assert_eq!(Reference.shape(&logits), [2 * SEQUENCE, 11]);
 }
 
@@ -316,10 +289,7 @@ fn residuals_are_counted_in_bytes() {
     let row = config.layers * (12 * hidden + 4 + heads) + 2 * hidden + 2;
     let whole = cut(&config, 1).unwrap().remove(0);
     assert_eq!(config.residual_elements(&whole), row);
-    assert_eq!(
-        chain.stages[0].saved_bytes(&saved[0]),
-        (4 * SAMPLES * SEQUENCE * row) as u64
-    );
+    assert_eq!(chain.stages[0].saved_bytes(&saved[0]), (4 * SAMPLES * SEQUENCE * row) as u64);
 }
 
 #[test]

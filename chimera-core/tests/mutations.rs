@@ -73,19 +73,9 @@ fn mutations() -> impl Strategy<Value = Mutation> {
 
 fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
     let chimera = (1usize..=2, 1u32..=6, 0usize..3).prop_map(|(half, n, scaling)| {
-        (
-            "chimera",
-            Shape {
-                scaling: Scaling::ALL[scaling].1,
-                ..Shape::new(2 * half, n)
-            },
-        )
+        ("chimera", Shape { scaling: Scaling::ALL[scaling].1, ..Shape::new(2 * half, n) })
     });
-    let others = (
-        prop::sample::select(vec!["gpipe", "dapple", "gems"]),
-        1usize..=4,
-        1u32..=5,
-    )
+    let others = (prop::sample::select(vec!["gpipe", "dapple", "gems"]), 1usize..=4, 1u32..=5)
         .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
     prop_oneof![chimera, others]
 }

@@ -32,10 +32,6 @@ impl Config {
     pub(crate) fn run(self) -> Result<()> {
         let Command::Show(show) = self.command;
         let config = show.layers.resolve()?;
-        print(if show.json {
-            format!("{:#}", config.to_json())
-        } else {
-            config.to_toml()
-        })
+        print(if show.json { format!("{:#}", config.to_json()) } else { config.to_toml() })
     }
 }

@@ -54,27 +54,9 @@ fn plates() -> Result<Vec<Plate>> {
     let chimera = find("chimera")?;
     let variants = [
         ("chimera-one-unit", Shape::new(4, 4)),
-        (
-            "chimera-four-pipes",
-            Shape {
-                n_pipes: 4,
-                ..shape
-            },
-        ),
-        (
-            "chimera-doubling",
-            Shape {
-                scaling: Scaling::Doubling,
-                ..shape
-            },
-        ),
-        (
-            "chimera-halving",
-            Shape {
-                scaling: Scaling::Halving,
-                ..shape
-            },
-        ),
+        ("chimera-four-pipes", Shape { n_pipes: 4, ..shape }),
+        ("chimera-doubling", Shape { scaling: Scaling::Doubling, ..shape }),
+        ("chimera-halving", Shape { scaling: Scaling::Halving, ..shape }),
     ];
     for (name, shape) in variants {
         plates.push(Plate::new(chimera, name, shape)?);
@@ -87,20 +69,12 @@ impl Plate {
         let (program, timeline) = run(schedule, shape)?;
         let (d, n) = (shape.depth, shape.n_micro_batches);
         let title = format!("{name}, D = {d}, N = {n}, B = 2 F");
-        Ok(Plate {
-            file: format!("{name}.svg"),
-            title,
-            program,
-            timeline,
-        })
+        Ok(Plate { file: format!("{name}.svg"), title, program, timeline })
     }
 }
 
 fn run(schedule: &dyn Schedule, shape: Shape) -> Result<(Program, Timeline)> {
-    let how = Lowering {
-        sync: Sync::AtEnd,
-        ..Lowering::default()
-    };
+    let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
     let program = lower(&schedule.timetable(&shape)?, &how)?;
     let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(program.units_per_micro());
     let timeline = simulate(&program, &costs);
@@ -117,12 +91,7 @@ fn page(plates: &[Plate]) -> Result<String> {
          |---|---|---|---|---|---|---|---|\n",
     );
     for plate in plates {
-        let Plate {
-            file,
-            program,
-            timeline,
-            ..
-        } = plate;
+        let Plate { file, program, timeline, .. } = plate;
         let name = file.trim_end_matches(".svg");
         let placement = program.placement();
         let copies = placement.replicas(chimera::core::ids::StageId(0)).len();
@@ -140,11 +109,7 @@ fn page(plates: &[Plate]) -> Result<String> {
     for plate in plates {
         let name = plate.file.trim_end_matches(".svg");
         let base = program_source(plate.program.schedule())?;
-        writeln!(
-            page,
-            "\n## {name}\n\n{base}\n\n![{}]({})",
-            plate.title, plate.file
-        )?;
+        writeln!(page, "\n## {name}\n\n{base}\n\n![{}]({})", plate.title, plate.file)?;
     }
     Ok(page)
 }
@@ -152,12 +117,7 @@ fn page(plates: &[Plate]) -> Result<String> {
 fn program_source(schedule: &str) -> Result<String> {
     let schedule = find(schedule)?;
     let source = schedule.source();
-    Ok(format!(
-        "{}. {}, {}.",
-        schedule.about(),
-        source.paper,
-        source.place
-    ))
+    Ok(format!("{}. {}, {}.", schedule.about(), source.paper, source.place))
 }
 
 /// 1F1B above Chimera, on one scale: the picture of the README.
@@ -165,8 +125,5 @@ fn frontispiece() -> Result<String> {
     let shape = Shape::new(4, 4);
     let (_, one) = run(find("1f1b")?, shape)?;
     let (_, two) = run(find("chimera")?, shape)?;
-    Ok(svg::stack(&[
-        ("1F1B, D = 4, N = 4", &one),
-        ("Chimera, D = 4, N = 4", &two),
-    ]))
+    Ok(svg::stack(&[("1F1B, D = 4, N = 4", &one), ("Chimera, D = 4, N = 4", &two)]))
 }

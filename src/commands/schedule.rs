@@ -101,12 +101,7 @@ impl List {
         }
         let line = |s: &&dyn schedule::Schedule| {
             let aliases: String = s.aliases().iter().map(|a| format!(" (also {a})")).collect();
-            format!(
-                "{:<8}  {}{aliases} [{}]\n",
-                s.name(),
-                s.about(),
-                s.source().paper
-            )
+            format!("{:<8}  {}{aliases} [{}]\n", s.name(), s.about(), s.source().paper)
         };
         print(SCHEDULES.iter().map(line).collect::<String>())
     }
@@ -124,11 +119,7 @@ impl Show {
             return print(svg::timeline(&timeline, &title(&timetable)));
         }
         let drawing = text::timeline(&timeline);
-        print(format!(
-            "{}\n{}",
-            drawing.trim_end(),
-            summary(&program, &timeline)
-        ))
+        print(format!("{}\n{}", drawing.trim_end(), summary(&program, &timeline)))
     }
 }
 

@@ -43,19 +43,10 @@ impl Simulate {
         let mut report = summary(&program, &timeline);
         report.push_str("\nworker      busy      idle  peak micro-batches\n");
         for (w, (busy, peak)) in workers.enumerate() {
-            writeln!(
-                report,
-                "{w:>6} {busy:>9.3} {:>9.3}  {peak:>18}",
-                makespan - busy
-            )?;
+            writeln!(report, "{w:>6} {busy:>9.3} {:>9.3}  {peak:>18}", makespan - busy)?;
         }
         let path = timeline.critical_path();
-        write!(
-            report,
-            "critical path: {} of {} ops",
-            path.len(),
-            timetable.n_ops()
-        )?;
+        write!(report, "critical path: {} of {} ops", path.len(), timetable.n_ops())?;
         print(report)
     }
 }

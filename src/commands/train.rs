@@ -42,9 +42,7 @@ impl Train {
         let run = Run::prepare(self.layers.resolve()?)?;
         let stop = stop_on_signal()?;
         let mut folder = Folder::create(run.config())?;
-        let say = Say {
-            to_stderr: self.json,
-        };
+        let say = Say { to_stderr: self.json };
         let outcome = self.train(&run, &mut folder, &stop, &say);
         if let Err(error) = &outcome
             && let Some(fault) = error.downcast_ref::<Fault>()
@@ -81,11 +79,7 @@ impl Train {
         if !is_done {
             let message = "stopped on request after this step; its weights are saved";
             let fault = Fault::new(Class::Requeue, Rank(0), message);
-            return Err(Fault {
-                step: Some(trained.last.step),
-                ..fault
-            }
-            .into());
+            return Err(Fault { step: Some(trained.last.step), ..fault }.into());
         }
         self.conclude(run, folder, &trained, seconds, say)
     }
@@ -186,12 +180,7 @@ impl<'r> Progress<'r> {
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} eta {eta}") {
             bar.set_style(style);
         }
-        Progress {
-            run,
-            say,
-            bar,
-            every: run.config().steps.div_ceil(N_LINES).max(1),
-        }
+        Progress { run, say, bar, every: run.config().steps.div_ceil(N_LINES).max(1) }
     }
 
     fn step(&mut self, report: &StepReport) {
@@ -210,10 +199,7 @@ impl<'r> Progress<'r> {
         if report.step.is_multiple_of(self.every) || is_last {
             self.bar.suspend(|| self.say.line(&line));
         }
-        self.bar.set_message(format!(
-            "loss {:.4} {tokens_per_s:.0} tokens/s",
-            report.loss
-        ));
+        self.bar.set_message(format!("loss {:.4} {tokens_per_s:.0} tokens/s", report.loss));
         self.bar.inc(1);
     }
 
@@ -224,11 +210,8 @@ impl<'r> Progress<'r> {
 
 fn headline(run: &Run) -> String {
     let (config, program) = (run.config(), run.program());
-    let schedule = if config.depth == 1 {
-        "one worker".into()
-    } else {
-        program.schedule().to_string()
-    };
+    let schedule =
+        if config.depth == 1 { "one worker".into() } else { program.schedule().to_string() };
     format!(
         "{} parameters, {} tokens of text; {schedule}, {} x {} worker(s) with {} thread(s) each, \
          {} micro-batches of {} x {} tokens",

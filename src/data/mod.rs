@@ -132,18 +132,10 @@ impl Corpus {
         let window = context.saturating_add(1);
         let needed = window.saturating_mul(2);
         if tokens.len() < needed {
-            return Err(DataError::Short {
-                tokens: tokens.len(),
-                context,
-                needed,
-            });
+            return Err(DataError::Short { tokens: tokens.len(), context, needed });
         }
         let n_train = tokens.len() - (tokens.len() / 10).max(window);
-        Ok(Corpus {
-            tokens,
-            n_train,
-            context,
-        })
+        Ok(Corpus { tokens, n_train, context })
     }
 
     /// Number of tokens to train on.
@@ -179,10 +171,8 @@ impl Corpus {
     fn windows(&self, starts: impl Iterator<Item = usize>) -> Batch {
         let mut batch = Batch::default();
         for start in starts {
-            self.tokens
-                .extend(&mut batch.input, start..start + self.context);
-            self.tokens
-                .extend(&mut batch.target, start + 1..start + 1 + self.context);
+            self.tokens.extend(&mut batch.input, start..start + self.context);
+            self.tokens.extend(&mut batch.target, start + 1..start + 1 + self.context);
         }
         batch
     }
@@ -201,11 +191,7 @@ mod tests {
         let corpus = counting(100_000, 16);
         let whole = corpus.batch(1, 2, 0..12);
         assert_eq!(whole.input.len(), 12 * 16);
-        let parts = [
-            corpus.batch(1, 2, 0..5),
-            corpus.batch(1, 2, 5..6),
-            corpus.batch(1, 2, 6..12),
-        ];
+        let parts = [corpus.batch(1, 2, 0..5), corpus.batch(1, 2, 5..6), corpus.batch(1, 2, 6..12)];
         assert_eq!(whole.input, parts.clone().map(|part| part.input).concat());
         assert_eq!(whole.target, parts.map(|part| part.target).concat());
         assert_ne!(whole, corpus.batch(2, 2, 0..12));

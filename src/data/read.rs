@@ -15,11 +15,7 @@ pub(super) fn read(files: &[PathBuf], vocab: usize) -> Result<Tokens, DataError>
         let expected = Kind::held(tokens);
         if kind != expected {
             let (found, expected) = (kind.name(), expected.name());
-            return Err(DataError::Mixed {
-                path: path.clone(),
-                found,
-                expected,
-            });
+            return Err(DataError::Mixed { path: path.clone(), found, expected });
         }
         let start = tokens.len();
         append(path, kind.width(), tokens)?;
@@ -80,28 +76,17 @@ impl Kind {
 }
 
 fn append(path: &Path, width: usize, tokens: &mut Tokens) -> Result<(), DataError> {
-    let unreadable = |reason| DataError::Unreadable {
-        path: path.to_path_buf(),
-        reason,
-    };
+    let unreadable = |reason| DataError::Unreadable { path: path.to_path_buf(), reason };
     let metadata = path.metadata().map_err(unreadable)?;
     if !metadata.is_file() {
-        return Err(DataError::NotAFile {
-            path: path.to_path_buf(),
-        });
+        return Err(DataError::NotAFile { path: path.to_path_buf() });
     }
     let bytes = metadata.len();
     if bytes == 0 {
-        return Err(DataError::Empty {
-            path: path.to_path_buf(),
-        });
+        return Err(DataError::Empty { path: path.to_path_buf() });
     }
     if !bytes.is_multiple_of(width as u64) {
-        return Err(DataError::Torn {
-            path: path.to_path_buf(),
-            bytes,
-            width,
-        });
+        return Err(DataError::Torn { path: path.to_path_buf(), bytes, width });
     }
     let file = File::open(path).map_err(unreadable)?;
     let ids = match tokens {
@@ -120,8 +105,7 @@ fn extend<I, const WIDTH: usize>(
     id: impl Fn([u8; WIDTH]) -> I,
 ) -> io::Result<()> {
     let count = usize::try_from(bytes).map_err(|_| ErrorKind::OutOfMemory)? / WIDTH;
-    ids.try_reserve_exact(count)
-        .map_err(|_| ErrorKind::OutOfMemory)?;
+    ids.try_reserve_exact(count).map_err(|_| ErrorKind::OutOfMemory)?;
     let mut buffer = [0; 1 << 16];
     let mut left = count * WIDTH;
     while left > 0 {
@@ -144,10 +128,7 @@ mod tests {
     /// Reads files of these contents; a refusal without the folder.
     fn opened(files: &[(&str, &[u8])], vocab: usize) -> Result<Vec<u32>, String> {
         let folder = TempDir::new().unwrap();
-        let paths: Vec<_> = files
-            .iter()
-            .map(|(name, _)| folder.path().join(name))
-            .collect();
+        let paths: Vec<_> = files.iter().map(|(name, _)| folder.path().join(name)).collect();
         for (path, (_, bytes)) in paths.iter().zip(files) {
             fs::write(path, bytes).unwrap();
         }
@@ -157,9 +138,7 @@ mod tests {
                 tokens.extend(&mut ids, 0..tokens.len());
                 Ok(ids)
             }
-            Err(e) => Err(e
-                .to_string()
-                .replace(&format!("{}/", folder.path().display()), "")),
+            Err(e) => Err(e.to_string().replace(&format!("{}/", folder.path().display()), "")),
         }
     }
 
@@ -169,26 +148,17 @@ mod tests {
         assert_eq!(text, Ok(vec![100, 101, 97, 98, 99]));
         let u16s = opened(&[("a.bin", &[1, 2, 3, 0]), ("b.bin", &[4, 0])], 50257);
         assert_eq!(u16s, Ok(vec![513, 3, 4]));
-        assert_eq!(
-            opened(&[("a.u32.bin", &[1, 2, 0, 0])], 50257),
-            Ok(vec![513])
-        );
+        assert_eq!(opened(&[("a.u32.bin", &[1, 2, 0, 0])], 50257), Ok(vec![513]));
         let long: Vec<u8> = (0..200_001_u32).map(|i| (i % 251) as u8).collect();
         let ids = opened(&[("long", &long)], 256).unwrap();
-        assert_eq!(
-            ids,
-            long.iter().map(|&id| u32::from(id)).collect::<Vec<_>>()
-        );
+        assert_eq!(ids, long.iter().map(|&id| u32::from(id)).collect::<Vec<_>>());
     }
 
     #[test]
     fn refusals_name_file_and_position() {
         type Case<'a> = (&'a [(&'a str, &'a [u8])], &'a str);
         let cases: [Case; 6] = [
-            (
-                &[("a.txt", b"a"), ("b.txt", b"")],
-                "data file b.txt is empty",
-            ),
+            (&[("a.txt", b"a"), ("b.txt", b"")], "data file b.txt is empty"),
             (
                 &[("a.bin", &[0; 5])],
                 "data file a.bin has 5 bytes, not a multiple of the 2 bytes of a token id",

@@ -51,12 +51,9 @@ impl Tokens {
         };
         match first {
             None => Ok(()),
-            Some((position, id)) => Err(DataError::Vocabulary {
-                path: path.to_path_buf(),
-                position,
-                id,
-                vocab,
-            }),
+            Some((position, id)) => {
+                Err(DataError::Vocabulary { path: path.to_path_buf(), position, id, vocab })
+            }
         }
     }
 }

@@ -25,9 +25,7 @@ pub(super) fn check(key: &str, value: Value) -> Result<Value, String> {
         allowed => format!("`{key}`: {}; it must be {allowed}", e.message()),
     })?;
     let mut table = Table::try_from(typed).map_err(|e| format!("`{key}`: {e}"))?;
-    let value = table
-        .remove(key)
-        .ok_or_else(|| format!("`{key}` has no value"))?;
+    let value = table.remove(key).ok_or_else(|| format!("`{key}` has no value"))?;
     if !allowed.holds(&value) {
         return Err(format!("`{key}` is {value}; it must be {allowed}"));
     }
@@ -67,9 +65,7 @@ impl Allowed {
             "timeout" => Real(0.001, 1e6),
             "preset" => OneOf(PRESETS.iter().map(|preset| preset.name).collect()),
             "schedule" => {
-                let names = SCHEDULES
-                    .iter()
-                    .map(|s| [&[s.name()], s.aliases()].concat());
+                let names = SCHEDULES.iter().map(|s| [&[s.name()], s.aliases()].concat());
                 OneOf(names.flatten().collect())
             }
             "scaling" => OneOf(Scaling::ALL.map(|(name, _)| name).to_vec()),
@@ -117,31 +113,20 @@ mod tests {
             ("weigth-decay", "weight-decay"),
         ] {
             let refusal = check(key, Value::Integer(1)).unwrap_err();
-            assert_eq!(
-                refusal,
-                format!("unknown key `{key}`: did you mean `{meant}`?")
-            );
+            assert_eq!(refusal, format!("unknown key `{key}`: did you mean `{meant}`?"));
         }
     }
 
     #[test]
     fn a_refused_value_names_what_is_allowed() {
         for (key, value, refusal) in [
-            (
-                "depth",
-                Value::Integer(0),
-                "`depth` is 0; it must be a whole number from 1 to 8192",
-            ),
+            ("depth", Value::Integer(0), "`depth` is 0; it must be a whole number from 1 to 8192"),
             (
                 "steps",
                 Value::Integer(-3),
                 "`steps` is -3; it must be a whole number from 1 to 1099511627776",
             ),
-            (
-                "lr",
-                Value::Float(f64::NAN),
-                "`lr` is nan; it must be a number from 0 to 1e30",
-            ),
+            ("lr", Value::Float(f64::NAN), "`lr` is nan; it must be a number from 0 to 1e30"),
             (
                 "width",
                 Value::String("two".into()),
@@ -153,11 +138,7 @@ mod tests {
                 Value::String("late".into()),
                 "`sync` is \"late\"; it must be one of at-end, eager, eager-opt",
             ),
-            (
-                "tied",
-                Value::Integer(1),
-                "`tied`: invalid type: integer `1`, expected a boolean",
-            ),
+            ("tied", Value::Integer(1), "`tied`: invalid type: integer `1`, expected a boolean"),
         ] {
             assert_eq!(check(key, value).unwrap_err(), refusal);
         }

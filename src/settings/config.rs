@@ -133,7 +133,5 @@ where
     D: Deserializer<'de>,
     T: std::str::FromStr<Err: fmt::Display>,
 {
-    String::deserialize(deserializer)?
-        .parse()
-        .map_err(serde::de::Error::custom)
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }

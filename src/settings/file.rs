@@ -22,21 +22,13 @@ pub(super) fn load(path: &Path) -> Result<Entries, SettingsError> {
     let mut seen: Vec<PathBuf> = Vec::new();
     let mut next = Some((path.to_path_buf(), "--config".to_owned()));
     while let Some((path, asked_by)) = next {
-        let refuse = |message: String| SettingsError {
-            place: asked_by.clone(),
-            message,
-        };
+        let refuse = |message: String| SettingsError { place: asked_by.clone(), message };
         let identity = path.canonicalize().unwrap_or_else(|_| path.clone()); // a pipe has none
         if seen.contains(&identity) {
-            return Err(refuse(format!(
-                "`extends` runs in a circle through {}",
-                path.display()
-            )));
+            return Err(refuse(format!("`extends` runs in a circle through {}", path.display())));
         }
         if seen.len() == MAX_CHAIN {
-            return Err(refuse(format!(
-                "`extends` chains more than {MAX_CHAIN} files"
-            )));
+            return Err(refuse(format!("`extends` chains more than {MAX_CHAIN} files")));
         }
         seen.push(identity);
         let text = read(&path).map_err(refuse)?;
@@ -63,33 +55,23 @@ fn parse(path: &Path, text: &str) -> Result<Layer, SettingsError> {
     };
     let spans = DeTable::parse(text).map_err(syntax)?;
     let mut values: Table = toml::from_str(text).map_err(syntax)?;
-    let mut layer = Layer {
-        entries: Entries::new(),
-        extends: None,
-    };
+    let mut layer = Layer { entries: Entries::new(), extends: None };
     for key in spans.get_ref().keys() {
         let line = line(key.span().start);
         let place = place(path, line);
-        let refuse = |message: String| SettingsError {
-            place: place.clone(),
-            message,
-        };
+        let refuse = |message: String| SettingsError { place: place.clone(), message };
         let Some(value) = values.remove(key.get_ref().as_ref()) else {
             continue;
         };
         if key.get_ref() == "extends" {
-            let base = value
-                .as_str()
-                .ok_or_else(|| refuse("`extends` must be a path".into()))?;
+            let base = value.as_str().ok_or_else(|| refuse("`extends` must be a path".into()))?;
             let folder = path.parent().unwrap_or(Path::new(""));
             layer.extends = Some((folder.join(base), place));
             continue;
         }
         let key = key.get_ref().to_string();
         let value = check(&key, value).map_err(refuse)?;
-        layer
-            .entries
-            .insert(key, (value, Origin::File(path.to_path_buf(), line)));
+        layer.entries.insert(key, (value, Origin::File(path.to_path_buf(), line)));
     }
     Ok(layer)
 }
@@ -99,10 +81,7 @@ fn read(path: &Path) -> Result<String, String> {
     let file = File::open(path).map_err(|e| unreadable(path, &e))?;
     let size = file.take(MAX_BYTES + 1).read_to_string(&mut text);
     if size.map_err(|e| unreadable(path, &e))? as u64 > MAX_BYTES {
-        return Err(format!(
-            "{} is larger than {MAX_BYTES} bytes",
-            path.display()
-        ));
+        return Err(format!("{} is larger than {MAX_BYTES} bytes", path.display()));
     }
     Ok(text)
 }
@@ -144,10 +123,7 @@ mod tests {
     fn a_file_overrides_what_it_extends() {
         let folder = folder(&[
             ("run.toml", "# mine\nextends = 'base.toml'\ndepth = 2\n"),
-            (
-                "base.toml",
-                "extends = \"root.toml\"\ndepth = 8\n\nsteps = 5",
-            ),
+            ("base.toml", "extends = \"root.toml\"\ndepth = 8\n\nsteps = 5"),
             ("root.toml", "steps = 6\nseed = 7"),
         ]);
         let entries = load(&folder.path().join("run.toml")).unwrap();
@@ -170,17 +146,11 @@ mod tests {
                 "depth = 4\nmicro-batch = 2",
                 "2: unknown key `micro-batch`: did you mean `micro-batches`?",
             ),
-            (
-                "\n\nsteps = 0",
-                "3: `steps` is 0; it must be a whole number from 1 to 1099511627776",
-            ),
+            ("\n\nsteps = 0", "3: `steps` is 0; it must be a whole number from 1 to 1099511627776"),
             ("extends = 3", "1: `extends` must be a path"),
             ("depth = 4\ndepth = 5", "2: duplicate key"),
         ] {
-            assert_eq!(
-                refusal(&[("a.toml", text)], "a.toml"),
-                format!("a.toml:{line}")
-            );
+            assert_eq!(refusal(&[("a.toml", text)], "a.toml"), format!("a.toml:{line}"));
         }
         let syntax = refusal(&[("a.toml", "depth = 4\nwidth 2")], "a.toml");
         assert!(syntax.starts_with("a.toml:2: "), "{syntax}");
@@ -188,31 +158,18 @@ mod tests {
 
     #[test]
     fn chains_end() {
-        let circle = [
-            ("a.toml", "extends = 'b.toml'"),
-            ("b.toml", "\nextends = './a.toml'"),
-        ];
+        let circle = [("a.toml", "extends = 'b.toml'"), ("b.toml", "\nextends = './a.toml'")];
         assert_eq!(
             refusal(&circle, "a.toml"),
             "b.toml:2: `extends` runs in a circle through ./a.toml"
         );
-        let files: Vec<_> = (0..17)
-            .map(|i| (format!("{i}.toml"), format!("extends = '{}.toml'", i + 1)))
-            .collect();
-        let files: Vec<_> = files
-            .iter()
-            .map(|(a, b)| (a.as_str(), b.as_str()))
-            .collect();
+        let files: Vec<_> =
+            (0..17).map(|i| (format!("{i}.toml"), format!("extends = '{}.toml'", i + 1))).collect();
+        let files: Vec<_> = files.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
         let files = [&files[..], &[("17.toml", "")]].concat();
-        assert_eq!(
-            refusal(&files, "0.toml"),
-            "15.toml:1: `extends` chains more than 16 files"
-        );
+        assert_eq!(refusal(&files, "0.toml"), "15.toml:1: `extends` chains more than 16 files");
         let missing = refusal(&[("a.toml", "extends = 'b.toml'")], "a.toml");
-        assert!(
-            missing.starts_with("a.toml:1: cannot read b.toml: No such file"),
-            "{missing}"
-        );
+        assert!(missing.starts_with("a.toml:1: cannot read b.toml: No such file"), "{missing}");
     }
 
     #[test]
@@ -225,11 +182,6 @@ mod tests {
         let deep = format!("depth = {}", "[".repeat(100_000));
         assert!(refusal(&[("a.toml", &deep)], "a.toml").starts_with("a.toml:1: "));
         let folder = TempDir::new().unwrap();
-        assert!(
-            load(folder.path())
-                .unwrap_err()
-                .message
-                .starts_with("cannot read ")
-        );
+        assert!(load(folder.path()).unwrap_err().message.starts_with("cannot read "));
     }
 }

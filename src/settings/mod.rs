@@ -163,11 +163,7 @@ mod tests {
             };
             if *origin == Origin::Default && !stated.contains(' ') {
                 let value = value.to_string();
-                assert_eq!(
-                    stated.trim_end_matches(']'),
-                    value.trim_matches('"'),
-                    "{help}"
-                );
+                assert_eq!(stated.trim_end_matches(']'), value.trim_matches('"'), "{help}");
             }
         }
     }

@@ -32,9 +32,7 @@ impl Layers {
 }
 
 fn config(entries: Entries) -> Result<Config, SettingsError> {
-    let values = entries
-        .iter()
-        .map(|(key, (value, _))| (key.clone(), value.clone()));
+    let values = entries.iter().map(|(key, (value, _))| (key.clone(), value.clone()));
     let config = Table::from_iter(values).try_into::<Config>();
     let config = config.map_err(|e| refusal(Origin::Default, e.message().to_owned()))?;
     Ok(Config { entries, ..config })
@@ -48,9 +46,7 @@ fn defaults() -> Result<Table, SettingsError> {
 
 /// The sizes of the preset in `merged`.
 fn sizes(merged: &Entries) -> Table {
-    let named = merged
-        .get("preset")
-        .and_then(|(name, _)| Preset::named(name.as_str()?));
+    let named = merged.get("preset").and_then(|(name, _)| Preset::named(name.as_str()?));
     let Some(Preset { config, .. }) = named else {
         return Table::new();
     };
@@ -62,10 +58,7 @@ fn sizes(merged: &Entries) -> Table {
         ("vocab", config.vocab),
     ];
     let counts = counts.map(|(key, n)| (key.to_owned(), Value::Integer(n as i64)));
-    counts
-        .into_iter()
-        .chain([("tied".to_owned(), Value::Boolean(config.tied))])
-        .collect()
+    counts.into_iter().chain([("tied".to_owned(), Value::Boolean(config.tied))]).collect()
 }
 
 fn preset_origin(merged: &Entries) -> Origin {
@@ -75,39 +68,26 @@ fn preset_origin(merged: &Entries) -> Origin {
 
 /// The defaults that follow from other settings.
 fn following(merged: &Entries) -> [(&'static str, Value); 3] {
-    let whole = |key| {
-        merged
-            .get(key)
-            .and_then(|(value, _)| value.as_integer())
-            .unwrap_or(1)
-    };
+    let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
     let cores = available_parallelism().map_or(1, |n| n.get() as i64);
     [
         ("warmup", Value::Integer((whole("steps") / 10).max(1))),
         // Wider models want smaller steps; this gives GPT-2's 5e-4 at 768.
         ("lr", Value::Float(0.4 / whole("hidden") as f64)),
-        (
-            "threads",
-            Value::Integer((cores / (whole("depth") * whole("width"))).clamp(1, 1 << 10)),
-        ),
+        ("threads", Value::Integer((cores / (whole("depth") * whole("width"))).clamp(1, 1 << 10))),
     ]
 }
 
 fn entries(table: Table, origin: Origin) -> Result<Entries, SettingsError> {
-    let checked = table
-        .into_iter()
-        .map(|(key, value)| match check(&key, value) {
-            Ok(value) => Ok((key, (value, origin.clone()))),
-            Err(message) => Err(refusal(origin.clone(), message)),
-        });
+    let checked = table.into_iter().map(|(key, value)| match check(&key, value) {
+        Ok(value) => Ok((key, (value, origin.clone()))),
+        Err(message) => Err(refusal(origin.clone(), message)),
+    });
     checked.collect()
 }
 
 fn refusal(origin: Origin, message: String) -> SettingsError {
-    SettingsError {
-        place: origin.to_string(),
-        message,
-    }
+    SettingsError { place: origin.to_string(), message }
 }
 
 #[cfg(test)]
@@ -121,24 +101,13 @@ mod tests {
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("run.toml");
         fs::write(&path, file).unwrap();
-        Layers {
-            config: Some(path),
-            settings,
-        }
-        .resolve()
+        Layers { config: Some(path), settings }.resolve()
     }
 
     #[test]
     fn later_layers_win() {
-        let options = Settings {
-            heads: Some(4),
-            steps: Some(50),
-            ..Settings::default()
-        };
-        let config = resolve(
-            "preset = 'gpt2-124m'\nhidden = 64\nheads = 8\nsteps = 9",
-            options,
-        );
+        let options = Settings { heads: Some(4), steps: Some(50), ..Settings::default() };
+        let config = resolve("preset = 'gpt2-124m'\nhidden = 64\nheads = 8\nsteps = 9", options);
         let config = config.unwrap();
         assert_eq!((config.layers, config.hidden, config.heads), (12, 64, 4));
         assert_eq!((config.steps, config.warmup, config.depth), (50, 5, 4));
@@ -153,29 +122,17 @@ mod tests {
 
     #[test]
     fn a_preset_on_the_command_line_replaces_that_of_the_file() {
-        let options = Settings {
-            preset: Some("tiny".into()),
-            ..Settings::default()
-        };
+        let options = Settings { preset: Some("tiny".into()), ..Settings::default() };
         let config = resolve("preset = 'gpt2-124m'\ncontext = 32", options).unwrap();
         assert_eq!((config.hidden, config.context), (96, 32));
     }
 
     #[test]
     fn the_command_line_is_checked_too() {
-        let options = Settings {
-            depth: Some(0),
-            ..Settings::default()
-        };
+        let options = Settings { depth: Some(0), ..Settings::default() };
         let refusal = resolve("", options).unwrap_err().to_string();
-        assert_eq!(
-            refusal,
-            "command line: `depth` is 0; it must be a whole number from 1 to 8192"
-        );
-        let options = Settings {
-            seed: Some(-1),
-            ..Settings::default()
-        };
+        assert_eq!(refusal, "command line: `depth` is 0; it must be a whole number from 1 to 8192");
+        let options = Settings { seed: Some(-1), ..Settings::default() };
         assert!(resolve("", options).is_err());
     }
 
@@ -183,10 +140,7 @@ mod tests {
     fn every_key_reaches_the_configuration() {
         let keys = Settings::keys();
         let config = Layers::default().resolve().unwrap();
-        let unset: Vec<_> = keys
-            .iter()
-            .filter(|key| config.value(key).is_none())
-            .collect();
+        let unset: Vec<_> = keys.iter().filter(|key| config.value(key).is_none()).collect();
         assert_eq!(unset, ["out", "metrics", "save"]);
         for key in keys {
             assert!(!check(&key, Value::Array(vec![])).is_err_and(|e| e.contains("unknown")));

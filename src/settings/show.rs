@@ -11,14 +11,9 @@ impl Config {
     pub fn to_toml(&self) -> String {
         let keys = Settings::keys();
         let said = keys.iter().filter_map(|key| Some((key, self.value(key)?)));
-        let lines: Vec<_> = said
-            .map(|(key, (value, origin))| (format!("{key} = {value}"), origin))
-            .collect();
-        let width = lines
-            .iter()
-            .map(|(line, _)| line.chars().count().min(32))
-            .max()
-            .unwrap_or(0);
+        let lines: Vec<_> =
+            said.map(|(key, (value, origin))| (format!("{key} = {value}"), origin)).collect();
+        let width = lines.iter().map(|(line, _)| line.chars().count().min(32)).max().unwrap_or(0);
         let mut text = String::new();
         for (line, origin) in lines {
             // A path may hold what a comment must not.
@@ -48,10 +43,7 @@ mod tests {
     use crate::settings::Layers;
 
     fn values(config: &Config) -> Config {
-        Config {
-            entries: Default::default(),
-            ..config.clone()
-        }
+        Config { entries: Default::default(), ..config.clone() }
     }
 
     #[test]
@@ -63,44 +55,21 @@ mod tests {
             out: Some("runs/x".into()),
             ..Settings::default()
         };
-        let first = Layers {
-            config: None,
-            settings,
-        }
-        .resolve()
-        .unwrap();
+        let first = Layers { config: None, settings }.resolve().unwrap();
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("shown\n.toml");
         fs::write(&path, first.to_toml()).unwrap();
-        let again = Layers {
-            config: Some(path.clone()),
-            ..Layers::default()
-        }
-        .resolve()
-        .unwrap();
+        let again = Layers { config: Some(path.clone()), ..Layers::default() }.resolve().unwrap();
         assert_eq!(values(&again), values(&first));
         fs::write(&path, again.to_toml()).unwrap();
-        let thrice = Layers {
-            config: Some(path),
-            ..Layers::default()
-        }
-        .resolve()
-        .unwrap();
+        let thrice = Layers { config: Some(path), ..Layers::default() }.resolve().unwrap();
         assert_eq!(values(&thrice), values(&first));
     }
 
     #[test]
     fn origins_stand_beside_values() {
-        let settings = Settings {
-            depth: Some(2),
-            ..Settings::default()
-        };
-        let config = Layers {
-            config: None,
-            settings,
-        }
-        .resolve()
-        .unwrap();
+        let settings = Settings { depth: Some(2), ..Settings::default() };
+        let config = Layers { config: None, settings }.resolve().unwrap();
         let shown = config.to_toml();
         assert!(shown.contains("\ndepth = 2 "), "{shown}");
         let line = |key: &str| shown.lines().find(|line| line.starts_with(key)).unwrap();

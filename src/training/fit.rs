@@ -50,18 +50,13 @@ fn need(config: &Config, model: &Gpt2Config, cuts: &[Cut], program: &Program) ->
         residuals += peak * tokens * 4.0 * largest.unwrap_or(0) as f64;
     }
     let width = config.width as f64;
-    Need {
-        state: state * width,
-        residuals: residuals * width,
-    }
+    Need { state: state * width, residuals: residuals * width }
 }
 
 /// Memory that can be had without swapping, where the system tells.
 fn free_bytes() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find(|line| line.starts_with("MemAvailable:"))?;
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
     let kib: f64 = line.split_whitespace().nth(1)?.parse().ok()?;
     Some(kib * 1024.0)
 }

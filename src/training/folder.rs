@@ -48,10 +48,7 @@ impl Folder {
         let mut file = fresh_file(&shown)?;
         file.write_all(config.to_toml().as_bytes())
             .map_err(|e| io_fault("settings", &shown, &e))?;
-        let metrics_path = config
-            .metrics
-            .clone()
-            .unwrap_or_else(|| path.join("metrics.jsonl"));
+        let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
         let open = || {
             if let Some(dir) = &config.save {
                 crate::save::prepare(dir)?;
@@ -61,11 +58,7 @@ impl Folder {
         let metrics = open().inspect_err(|_| {
             let _ = remove_file(&shown); // it would mark the folder as taken
         })?;
-        Ok(Folder {
-            path,
-            metrics: BufWriter::new(metrics),
-            metrics_path,
-        })
+        Ok(Folder { path, metrics: BufWriter::new(metrics), metrics_path })
     }
 
     /// Where it is.
@@ -75,26 +68,9 @@ impl Folder {
 
     /// Adds a step of `tokens` tokens to the metrics.
     pub fn record(&mut self, report: &StepReport, tokens: u64) -> Result<()> {
-        let StepReport {
-            step,
-            loss,
-            grad_norm,
-            lr,
-            step_s,
-            bubble_ratio,
-            ..
-        } = *report;
+        let StepReport { step, loss, grad_norm, lr, step_s, bubble_ratio, .. } = *report;
         let tokens_per_s = tokens as f64 / step_s;
-        let line = Line {
-            step,
-            loss,
-            grad_norm,
-            lr,
-            tokens,
-            step_s,
-            tokens_per_s,
-            bubble_ratio,
-        };
+        let line = Line { step, loss, grad_norm, lr, tokens, step_s, tokens_per_s, bubble_ratio };
         let text = serde_json::to_string(&line)?;
         let written = writeln!(self.metrics, "{text}").and_then(|()| self.metrics.flush());
         Ok(written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?)
@@ -113,10 +89,7 @@ impl Folder {
             "class": fault.class, "step": fault.step, "op": fault.op, "peer": fault.peer,
             "message": fault.message,
         });
-        self.write(
-            &format!("error.{}.json", fault.rank.0),
-            &format!("{error:#}\n"),
-        )
+        self.write(&format!("error.{}.json", fault.rank.0), &format!("{error:#}\n"))
     }
 }
 

@@ -66,16 +66,10 @@ impl Run {
             ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
         };
         // One worker has no pipeline to schedule: it alternates forward and backward.
-        let schedule = if config.depth == 1 {
-            "dapple"
-        } else {
-            &config.schedule
-        };
+        let schedule = if config.depth == 1 { "dapple" } else { &config.schedule };
         let timetable = find(schedule)?.timetable(&shape)?;
         ensure!(
-            config
-                .micro_batch_size
-                .is_multiple_of(timetable.units_per_micro as usize),
+            config.micro_batch_size.is_multiple_of(timetable.units_per_micro as usize),
             "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
             config.micro_batch_size
         );
@@ -96,23 +90,12 @@ impl Run {
         let how = Lowering {
             sync: config.sync,
             barrier: training.needs_barrier(),
-            tied: if model.tied && n_stages > 1 {
-                vec![ends]
-            } else {
-                Vec::new()
-            },
+            tied: if model.tied && n_stages > 1 { vec![ends] } else { Vec::new() },
             max_peak: None,
         };
         let program = lower(&timetable, &how)?;
         fit::check(&config, &model, &cuts, &program)?;
-        Ok(Run {
-            config,
-            model,
-            stages,
-            program,
-            corpus,
-            training,
-        })
+        Ok(Run { config, model, stages, program, corpus, training })
     }
 
     /// The settings.
@@ -137,17 +120,9 @@ impl Run {
 
     /// Tokens of one step over all groups.
     pub fn tokens_per_step(&self) -> u64 {
-        let Config {
-            width,
-            micro_batches,
-            micro_batch_size,
-            context,
-            ..
-        } = &self.config;
+        let Config { width, micro_batches, micro_batch_size, context, .. } = &self.config;
         let factors = [width, micro_batches, micro_batch_size, context];
-        factors
-            .into_iter()
-            .fold(1, |n, factor| n.saturating_mul(*factor as u64))
+        factors.into_iter().fold(1, |n, factor| n.saturating_mul(*factor as u64))
     }
 
     /// Trains, telling `observe` of every step; `stop` ends it after the step under way. An error of
@@ -158,11 +133,8 @@ impl Run {
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Trained> {
         let n_ranks = (self.config.width * self.config.depth) as u32;
-        let samples = Samples {
-            corpus: &self.corpus,
-            seed: self.config.seed,
-            context: self.config.context,
-        };
+        let samples =
+            Samples { corpus: &self.corpus, seed: self.config.seed, context: self.config.context };
         let later = Duration::try_from_secs_f64(self.config.timeout)?;
         let job = Job {
             program: &self.program,
@@ -170,19 +142,14 @@ impl Run {
             micro_batch_size: self.config.micro_batch_size,
             training: &self.training,
             data: &samples,
-            patience: Patience {
-                first_step: later.max(Patience::default().first_step),
-                later,
-            },
+            patience: Patience { first_step: later.max(Patience::default().first_step), later },
             stop,
             epoch: Instant::now(),
         };
         let observe = Mutex::new(observe);
         let ranks = run_threads(n_ranks, |comm: &mut Threads<_>| {
             let rank = comm.rank();
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(self.config.threads)
-                .build();
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(self.config.threads).build();
             let pool = pool.map_err(|e| {
                 let n = self.config.threads;
                 let message =
@@ -210,10 +177,7 @@ impl Run {
                 && let Ok(mut observe) = observe.lock()
             {
                 observe(&report).map_err(|e| match e.downcast::<Fault>() {
-                    Ok(fault) => Fault {
-                        step: Some(step),
-                        ..fault
-                    },
+                    Ok(fault) => Fault { step: Some(step), ..fault },
                     Err(e) => Fault::new(Class::Io, rank, format!("{e:#}")),
                 })?;
             }
@@ -242,9 +206,7 @@ struct RankTrained {
 }
 
 fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
-    let Some(last) = ranks.first().and_then(|r| r.last) else {
-        bail!("no step was trained")
-    };
+    let Some(last) = ranks.first().and_then(|r| r.last) else { bail!("no step was trained") };
     let n_timelines = ranks.first().map_or(0, |r| r.events.len());
     let mut timelines = vec![Timeline::default(); n_timelines];
     let mut weights = Vec::new();
@@ -256,21 +218,13 @@ fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
         weights.extend(rank.weights);
     }
     for timeline in &mut timelines {
-        let start = timeline
-            .events
-            .iter()
-            .map(|e| e.start)
-            .fold(f64::INFINITY, f64::min);
+        let start = timeline.events.iter().map(|e| e.start).fold(f64::INFINITY, f64::min);
         for event in &mut timeline.events {
             event.start -= start;
             event.end -= start;
         }
     }
-    Ok(Trained {
-        weights,
-        last,
-        timelines,
-    })
+    Ok(Trained { weights, last, timelines })
 }
 
 impl Trained {
@@ -279,12 +233,8 @@ impl Trained {
     pub fn overhead(&self, program: &Program) -> Option<f64> {
         let ratio =
             |t: &Timeline| t.makespan() / simulate(program, &MeasuredCosts::of(t)).makespan();
-        let mut ratios: Vec<f64> = self
-            .timelines
-            .iter()
-            .map(ratio)
-            .filter(|r| r.is_finite())
-            .collect();
+        let mut ratios: Vec<f64> =
+            self.timelines.iter().map(ratio).filter(|r| r.is_finite()).collect();
         ratios.sort_by(f64::total_cmp);
         ratios.get(ratios.len() / 2).copied()
     }
@@ -311,10 +261,6 @@ impl Data for Samples<'_> {
 
 /// The fault of a file that failed while the run was under way.
 pub fn io_fault(what: &str, path: &Path, error: &dyn ToString) -> Fault {
-    let message = format!(
-        "cannot write {what} {}: {}",
-        path.display(),
-        error.to_string()
-    );
+    let message = format!("cannot write {what} {}: {}", path.display(), error.to_string());
     Fault::new(Class::Io, Rank(0), message)
 }

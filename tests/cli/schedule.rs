@@ -32,9 +32,7 @@ fn json(line: &str) -> Value {
 
 /// The timetable of `name` as JSON.
 fn timetable(name: &str) -> Value {
-    json(&format!(
-        "schedule show {name} --depth 4 --micro-batches 5 --format json"
-    ))
+    json(&format!("schedule show {name} --depth 4 --micro-batches 5 --format json"))
 }
 
 fn check_text(text: &[u8]) -> Ran {
@@ -64,31 +62,19 @@ fn show_draws_one_line_per_worker() {
         let text = ok(&format!("schedule show {name} --depth 4 --micro-batches 5"));
         for worker in 0..4 {
             let row = format!("P{worker} ");
-            assert_eq!(
-                text.lines().filter(|l| l.starts_with(&row)).count(),
-                1,
-                "{text}"
-            );
+            assert_eq!(text.lines().filter(|l| l.starts_with(&row)).count(), 1, "{text}");
         }
         assert!(text.contains("makespan"), "{text}");
     }
     let drawn = ok("schedule show chimera --depth 4 --micro-batches 4");
-    assert!(
-        drawn.starts_with("P0 0 1 . 2 2'- 3 3'- . 0'- . . 1'-\n"),
-        "{drawn}"
-    );
+    assert!(drawn.starts_with("P0 0 1 . 2 2'- 3 3'- . 0'- . . 1'-\n"), "{drawn}");
 }
 
 #[test]
 fn show_draws_svg() {
     for name in SHOWN {
-        let svg = ok(&format!(
-            "schedule show {name} --depth 4 --micro-batches 5 --format svg"
-        ));
-        assert!(
-            svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"),
-            "{svg}"
-        );
+        let svg = ok(&format!("schedule show {name} --depth 4 --micro-batches 5 --format svg"));
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
         assert_eq!(svg.matches("<svg").count(), 1);
     }
 }
@@ -96,12 +82,7 @@ fn show_draws_svg() {
 #[test]
 fn shown_json_has_the_form_that_was_promised() {
     let plain = timetable("chimera --pipes 4");
-    for (key, count) in [
-        ("depth", 4),
-        ("stages", 4),
-        ("pipes", 4),
-        ("micro_batches", 5),
-    ] {
+    for (key, count) in [("depth", 4), ("stages", 4), ("pipes", 4), ("micro_batches", 5)] {
         assert_eq!(plain[key], count, "{key}");
     }
     assert_eq!(plain["schedule"], "chimera");
@@ -117,30 +98,18 @@ fn shown_json_has_the_form_that_was_promised() {
     let halved = timetable("chimera --scaling halving");
     assert_eq!(halved["unit"], 0.5);
     assert_eq!(halved["micro_batches"], 5);
-    let cells = halved["rows"]
-        .as_array()
-        .expect("rows")
-        .iter()
-        .flat_map(|r| r.as_array());
-    let ids = cells
-        .flatten()
-        .filter_map(|c| Some(c["micro_batches"].as_array()?.len()));
+    let cells = halved["rows"].as_array().expect("rows").iter().flat_map(|r| r.as_array());
+    let ids = cells.flatten().filter_map(|c| Some(c["micro_batches"].as_array()?.len()));
     assert!(ids.clone().any(|n| n == 2) && ids.clone().any(|n| n == 1));
 }
 
 #[test]
 fn what_is_shown_is_accepted() {
     for name in SHOWN {
-        let shown = ok(&format!(
-            "schedule show {name} --depth 4 --micro-batches 5 --json"
-        ));
+        let shown = ok(&format!("schedule show {name} --depth 4 --micro-batches 5 --json"));
         let checked = check_text(shown.as_bytes());
         assert_eq!(checked.code, Some(0), "{name}: {}", checked.stderr);
-        assert!(
-            checked.stdout.starts_with("proven safe"),
-            "{}",
-            checked.stdout
-        );
+        assert!(checked.stdout.starts_with("proven safe"), "{}", checked.stdout);
     }
 }
 
@@ -160,14 +129,8 @@ fn a_file_is_read_from_standard_input() {
     let accepted = read(&good);
     assert_eq!(accepted.status.code(), Some(0));
     let proof: Value = serde_json::from_slice(&accepted.stdout).expect("JSON");
-    assert_eq!(
-        (&proof["proven"], &proof["schedule"]),
-        (&true.into(), &"gems".into())
-    );
-    assert_eq!(
-        (&proof["makespan"], &proof["peak_micro_batches"][0]),
-        (&48.0.into(), &1.0.into())
-    );
+    assert_eq!((&proof["proven"], &proof["schedule"]), (&true.into(), &"gems".into()));
+    assert_eq!((&proof["makespan"], &proof["peak_micro_batches"][0]), (&48.0.into(), &1.0.into()));
     let refused = read(&bad);
     assert_eq!((refused.status.code(), refused.stdout.len()), (Some(3), 0));
 }
@@ -175,21 +138,14 @@ fn a_file_is_read_from_standard_input() {
 /// Refused with the code of schedules, nothing on standard output, and what is wrong on the other.
 fn refusal(timetable: &Value) -> String {
     let ran = check_text(timetable.to_string().as_bytes());
-    assert_eq!(
-        (ran.code, ran.stdout.as_str()),
-        (Some(3), ""),
-        "{}",
-        ran.stderr
-    );
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(3), ""), "{}", ran.stderr);
     ran.stderr
 }
 
 /// A line of carets stands under a cell that exists.
 fn is_drawn(refusal: &str) -> bool {
     let lines: Vec<&str> = refusal.lines().collect();
-    let caret = lines
-        .iter()
-        .position(|l| l.contains('^') && l.trim_matches([' ', '^']).is_empty());
+    let caret = lines.iter().position(|l| l.contains('^') && l.trim_matches([' ', '^']).is_empty());
     caret.is_some_and(|at| {
         let start = lines[at].find('^').unwrap_or(0);
         at > 0 && lines[at - 1].chars().nth(start).is_some_and(|c| c != ' ')
@@ -214,10 +170,7 @@ fn a_deadlock_names_who_waits_for_whom() {
     let mut damaged = timetable("gems");
     row(&mut damaged, 1).swap(0, 3);
     let refusal = refusal(&damaged);
-    assert!(
-        refusal.contains("deadlock: worker 0 waits at cell 1 for gradient"),
-        "{refusal}"
-    );
+    assert!(refusal.contains("deadlock: worker 0 waits at cell 1 for gradient"), "{refusal}");
     assert!(is_drawn(&refusal), "{refusal}");
 }
 
@@ -240,10 +193,7 @@ fn an_op_done_twice_is_refused_and_drawn() {
     let again = row(&mut damaged, 3)[0].clone();
     row(&mut damaged, 3).push(again);
     let refusal = refusal(&damaged);
-    assert!(
-        refusal.contains("worker 3, cell 10") && refusal.contains("again"),
-        "{refusal}"
-    );
+    assert!(refusal.contains("worker 3, cell 10") && refusal.contains("again"), "{refusal}");
     assert!(is_drawn(&refusal), "{refusal}");
 }
 
@@ -251,15 +201,10 @@ fn an_op_done_twice_is_refused_and_drawn() {
 fn a_dropped_op_is_named() {
     let mut damaged = timetable("dapple");
     let dropped = row(&mut damaged, 1).remove(2);
-    assert_eq!(
-        (&dropped["kind"], &dropped["stage"]),
-        (&"F".into(), &1.into())
-    );
+    assert_eq!((&dropped["kind"], &dropped["stage"]), (&"F".into(), &1.into()));
     let refusal = refusal(&damaged);
-    let expected = format!(
-        "micro-batch {} never has its forward on stage 1",
-        dropped["micro_batches"][0]
-    );
+    let expected =
+        format!("micro-batch {} never has its forward on stage 1", dropped["micro_batches"][0]);
     assert!(refusal.contains(&expected), "{refusal}");
     // What is absent is marked behind the last cell of the row that should have it.
     assert!(refusal.contains("worker 1, cell 9"), "{refusal}");
@@ -270,10 +215,7 @@ fn a_dropped_op_is_named() {
 #[test]
 fn a_gallery_has_a_drawing_of_every_schedule() {
     let folder = folder();
-    ok(&format!(
-        "schedule gallery --out {}",
-        folder.path().join("g").display()
-    ));
+    ok(&format!("schedule gallery --out {}", folder.path().join("g").display()));
     let page = std::fs::read_to_string(folder.path().join("g/README.md")).expect("a page");
     for name in ["gpipe", "dapple", "gems", "chimera", "chimera-halving"] {
         assert!(page.contains(&format!("]({name}.svg)")), "{page}");

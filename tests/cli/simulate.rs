@@ -11,9 +11,7 @@ fn simulate(line: &str) -> Value {
 }
 
 fn number(value: &Value) -> f64 {
-    value
-        .as_f64()
-        .unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
 /// The published makespans.
@@ -29,22 +27,10 @@ fn makespans_are_those_of_the_papers() {
         ("chimera --depth 8 --pipes 8", 24.0),
         ("chimera --depth 4 --micro-batches 2", 12.0),
         ("chimera --depth 4 --micro-batches 8", 30.0),
-        (
-            "chimera --depth 4 --micro-batches 8 --scaling doubling",
-            27.0,
-        ),
-        (
-            "chimera --depth 4 --micro-batches 12 --scaling doubling",
-            41.0,
-        ),
-        (
-            "chimera --depth 4 --micro-batches 8 --scaling halving",
-            26.0,
-        ),
-        (
-            "chimera --depth 8 --micro-batches 16 --scaling halving",
-            54.0,
-        ),
+        ("chimera --depth 4 --micro-batches 8 --scaling doubling", 27.0),
+        ("chimera --depth 4 --micro-batches 12 --scaling doubling", 41.0),
+        ("chimera --depth 4 --micro-batches 8 --scaling halving", 26.0),
+        ("chimera --depth 8 --micro-batches 16 --scaling halving", 54.0),
     ] {
         assert_eq!(number(&simulate(line)["makespan"]), makespan, "{line}");
     }
@@ -56,18 +42,9 @@ fn costs_are_those_that_were_given() {
         ("dapple --depth 4 --backward 1", 14.0),
         ("chimera --depth 4 --backward 1", 10.0),
         ("chimera --depth 4 --pipes 4 --backward 1", 8.0),
-        (
-            "dapple --depth 4 --micro-batches 1 --forward 3 --backward 5 --message 0.5",
-            35.0,
-        ),
-        (
-            "gpipe --depth 1 --micro-batches 3 --forward 0.25 --backward 0.5 --message 9",
-            2.25,
-        ),
-        (
-            "gpipe --depth 2 --micro-batches 1 --forward 0 --backward 0 --message 3",
-            6.0,
-        ),
+        ("dapple --depth 4 --micro-batches 1 --forward 3 --backward 5 --message 0.5", 35.0),
+        ("gpipe --depth 1 --micro-batches 3 --forward 0.25 --backward 0.5 --message 9", 2.25),
+        ("gpipe --depth 2 --micro-batches 1 --forward 0 --backward 0 --message 3", 6.0),
     ] {
         assert_eq!(number(&simulate(line)["makespan"]), makespan, "{line}");
     }
@@ -89,10 +66,7 @@ fn json_has_the_keys_that_were_promised() {
         assert_eq!(number(&worker["busy"]) + number(&worker["idle"]), 33.0);
         idle += number(&worker["idle"]);
     }
-    let peaks: Vec<f64> = workers
-        .iter()
-        .map(|w| number(&w["peak_micro_batches"]))
-        .collect();
+    let peaks: Vec<f64> = workers.iter().map(|w| number(&w["peak_micro_batches"])).collect();
     assert_eq!(peaks, [4.0, 3.0, 2.0, 1.0]);
     let ratio = number(&simulated["bubble_ratio"]);
     assert!((ratio - 3.0 / 11.0).abs() < 1e-12 && (ratio - idle / (33.0 * 4.0)).abs() < 1e-12);
@@ -103,15 +77,9 @@ fn a_bidirectional_pipeline_needs_little_memory_and_idles_little() {
     let peaks = |line: &str| -> Vec<f64> {
         let simulated = simulate(line);
         let workers = simulated["workers"].as_array().expect("workers");
-        workers
-            .iter()
-            .map(|w| number(&w["peak_micro_batches"]))
-            .collect()
+        workers.iter().map(|w| number(&w["peak_micro_batches"])).collect()
     };
-    assert_eq!(
-        peaks("chimera --depth 4 --micro-batches 8"),
-        [3.0, 4.0, 4.0, 3.0]
-    );
+    assert_eq!(peaks("chimera --depth 4 --micro-batches 8"), [3.0, 4.0, 4.0, 3.0]);
     assert_eq!(peaks("gpipe --depth 4 --micro-batches 8"), [8.0; 4]);
     assert_eq!(peaks("gems --depth 4 --micro-batches 8"), [1.0; 4]);
     assert_eq!(
@@ -124,11 +92,7 @@ fn a_bidirectional_pipeline_needs_little_memory_and_idles_little() {
 fn a_table_is_printed_for_people() {
     let ran = chimera("simulate chimera --depth 4 --micro-batches 8");
     assert_eq!(ran.code, Some(0));
-    assert!(
-        ran.stdout.starts_with("chimera: makespan 30,"),
-        "{}",
-        ran.stdout
-    );
+    assert!(ran.stdout.starts_with("chimera: makespan 30,"), "{}", ran.stdout);
     assert!(ran.stdout.contains("critical path"), "{}", ran.stdout);
     assert_eq!(ran.stdout.lines().count(), 7, "{}", ran.stdout);
 }

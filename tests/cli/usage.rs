@@ -11,16 +11,8 @@ use crate::command::{Ran, chimera, folder, text};
 fn refuse(options: &str, hint: &str) {
     let folder = folder();
     let out = folder.path().join("run");
-    let ran = chimera(&format!(
-        "train --steps 1 --out {} {options}",
-        out.display()
-    ));
-    assert_eq!(
-        (ran.code, ran.stdout.as_str()),
-        (Some(2), ""),
-        "{options}: {}",
-        ran.stderr
-    );
+    let ran = chimera(&format!("train --steps 1 --out {} {options}", out.display()));
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}: {}", ran.stderr);
     assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
     assert!(!out.exists(), "{options}");
 }
@@ -36,25 +28,13 @@ fn shapes_that_no_schedule_has() {
     refuse("--depth 3", "nearest: depth 2 or 4");
     refuse("--depth 8 --layers 8 --pipes 6", "nearest: 2, 4, 8 pipes");
     refuse("--pipes 3", "nearest: ");
-    refuse(
-        "--depth 0",
-        "`depth` is 0; it must be a whole number from 1",
-    );
-    refuse(
-        "--micro-batches 0",
-        "`micro-batches` is 0; it must be a whole number from 1",
-    );
+    refuse("--depth 0", "`depth` is 0; it must be a whole number from 1");
+    refuse("--micro-batches 0", "`micro-batches` is 0; it must be a whole number from 1");
     refuse("--micro-batches -4", "`micro-batches` is -4;");
     refuse("--width 0", "`width` is 0;");
     refuse("--schedule pipedream", "it must be one of gpipe, dapple,");
-    refuse(
-        "--scaling tripling",
-        "it must be one of direct, doubling, halving",
-    );
-    refuse(
-        "--scaling halving --micro-batch-size 3",
-        "choose an even one",
-    );
+    refuse("--scaling tripling", "it must be one of direct, doubling, halving");
+    refuse("--scaling halving --micro-batch-size 3", "choose an even one");
     for subcommand in ["simulate chimera", "schedule show chimera"] {
         for (options, hint) in [
             ("--depth 3", "nearest: depth 2 or 4"),
@@ -74,9 +54,7 @@ fn shapes_that_no_schedule_has() {
     let unknown = chimera("simulate pipedream");
     assert_eq!(unknown.code, Some(2));
     assert!(
-        unknown
-            .stderr
-            .contains("choose one of gpipe, dapple, gems, chimera"),
+        unknown.stderr.contains("choose one of gpipe, dapple, gems, chimera"),
         "{}",
         unknown.stderr
     );
@@ -85,18 +63,12 @@ fn shapes_that_no_schedule_has() {
 #[test]
 fn models_that_cannot_be_built_or_cut() {
     refuse("--hidden 10 --heads 3", "choose heads from 1, 2, 5, 10");
-    refuse(
-        "--layers 2 --depth 4",
-        "choose at most 2 stages or at least 4 layers",
-    );
+    refuse("--layers 2 --depth 4", "choose at most 2 stages or at least 4 layers");
     refuse("--preset huge", "it must be one of tiny,");
     refuse("--vocab 0", "`vocab` is 0;");
     refuse("--lr -0.1", "`lr` is -0.1;");
     refuse("--lr nan", "`lr` is nan;");
-    refuse(
-        "--layers 10000 --hidden 100000 --heads 1",
-        "GiB are free: choose ",
-    );
+    refuse("--layers 10000 --hidden 100000 --heads 1", "GiB are free: choose ");
 }
 
 #[test]
@@ -113,32 +85,14 @@ fn devices_and_options_that_are_not_there() {
 #[test]
 fn data_that_cannot_be_trained_on() {
     let folder = folder();
-    refuse(
-        "--data /nonexistent/text",
-        "/nonexistent/text: No such file",
-    );
-    refuse(
-        &format!("--data {}", folder.path().display()),
-        "is not a regular file: name each file",
-    );
-    refuse(
-        &format!("--data {}", file(&folder, "empty", b"")),
-        "empty is empty",
-    );
+    refuse("--data /nonexistent/text", "/nonexistent/text: No such file");
+    refuse(&format!("--data {}", folder.path().display()), "is not a regular file: name each file");
+    refuse(&format!("--data {}", file(&folder, "empty", b"")), "empty is empty");
     let short = file(&folder, "short", &[b'a'; 33]);
-    refuse(
-        &format!("--context 16 --data {short}"),
-        "context 16 needs at least 34",
-    );
+    refuse(&format!("--context 16 --data {short}"), "context 16 needs at least 34");
     let good = text(&folder);
-    refuse(
-        &format!("--data {} {}", good.display(), file(&folder, "none", b"")),
-        "none is empty",
-    );
-    refuse(
-        &format!("--vocab 100 --data {}", good.display()),
-        "choose vocab 11",
-    );
+    refuse(&format!("--data {} {}", good.display(), file(&folder, "none", b"")), "none is empty");
+    refuse(&format!("--vocab 100 --data {}", good.display()), "choose vocab 11");
 }
 
 #[test]
@@ -150,27 +104,18 @@ fn token_ids_beyond_the_vocabulary_are_named_with_their_position() {
     let narrow = file(&folder, "ids.bin", &bytes);
     let hint = "ids.bin: token 321 has id 300, but the vocabulary has 256 ids: choose vocab 301";
     refuse(&format!("--data {narrow}"), hint);
-    let bytes: Vec<u8> = ids
-        .iter()
-        .flat_map(|id| (u32::from(*id) << 16).to_le_bytes())
-        .collect();
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| (u32::from(*id) << 16).to_le_bytes()).collect();
     let wide = file(&folder, "ids.u32.bin", &bytes);
     refuse(&format!("--data {wide}"), "token 0 has id 458752");
     let torn = file(&folder, "torn.bin", &[0; 999]);
-    refuse(
-        &format!("--data {torn}"),
-        "999 bytes, not a multiple of the 2",
-    );
+    refuse(&format!("--data {torn}"), "999 bytes, not a multiple of the 2");
 }
 
 /// A training of a moment.
 fn train(folder: &TempDir, out: &Path, more: &str) -> Ran {
     let model = "--layers 2 --depth 2 --hidden 4 --heads 1 --context 4 --steps 1";
     let (data, out) = (text(folder), out.display());
-    chimera(&format!(
-        "train {model} --data {} --out {out} {more}",
-        data.display()
-    ))
+    chimera(&format!("train {model} --data {} --out {out} {more}", data.display()))
 }
 
 #[test]
@@ -180,23 +125,14 @@ fn a_folder_holds_one_run() {
     let metrics = folder.path().join("metrics");
     let elsewhere = format!("--metrics {}", metrics.display());
     assert_eq!(train(&folder, &out, &elsewhere).code, Some(0));
-    let read = || {
-        (
-            std::fs::read(out.join("config.toml")).ok(),
-            std::fs::read(&metrics).ok(),
-        )
-    };
+    let read = || (std::fs::read(out.join("config.toml")).ok(), std::fs::read(&metrics).ok());
     let before = read();
     assert!(before.0.is_some() && before.1.is_some());
     let other = folder.path().join("other");
     for (out, more) in [(&out, ""), (&out, "--metrics new"), (&other, &elsewhere)] {
         let again = train(&folder, out, more);
         assert_eq!((again.code, again.stdout.as_str()), (Some(2), ""), "{more}");
-        assert!(
-            again.stderr.contains("another run? choose another --out"),
-            "{}",
-            again.stderr
-        );
+        assert!(again.stderr.contains("another run? choose another --out"), "{}", again.stderr);
     }
     assert!(read() == before, "the first run is overwritten");
     assert_eq!(train(&folder, &other, "").code, Some(0));
@@ -212,28 +148,12 @@ fn places_that_cannot_be_written_to() {
     for (out, more, hint) in [
         (&file, String::new(), "cannot make folder"),
         (&out, format!("--metrics {}", dir.display()), "cannot write"),
-        (
-            &out,
-            format!("--metrics {}/x", file.display()),
-            "cannot write",
-        ),
-        (
-            &out,
-            format!("--save {}", file.display()),
-            "cannot save into",
-        ),
-        (
-            &out,
-            format!("--save {}/x", file.display()),
-            "cannot save into",
-        ),
+        (&out, format!("--metrics {}/x", file.display()), "cannot write"),
+        (&out, format!("--save {}", file.display()), "cannot save into"),
+        (&out, format!("--save {}/x", file.display()), "cannot save into"),
     ] {
         let refused = train(&folder, out, &more);
-        assert_eq!(
-            (refused.code, refused.stdout.as_str()),
-            (Some(2), ""),
-            "{more}"
-        );
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{more}");
         assert!(refused.stderr.contains(hint), "{}", refused.stderr);
         assert_eq!(read_dir(out).map_or(0, Iterator::count), 0, "{more}");
     }

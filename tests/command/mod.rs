@@ -38,11 +38,7 @@ pub(crate) fn start(line: &str) -> Running {
         .stderr(file("stderr"))
         .spawn()
         .expect("starts");
-    Running {
-        child,
-        line: line.to_string(),
-        output,
-    }
+    Running { child, line: line.to_string(), output }
 }
 
 impl Running {
@@ -65,11 +61,7 @@ impl Running {
         };
         let (stdout, stderr) = (read("stdout"), read("stderr"));
         assert!(!stderr.contains("panicked"), "`{}`: {stderr}", self.line);
-        Ran {
-            code: status.code(),
-            stdout,
-            stderr,
-        }
+        Ran { code: status.code(), stdout, stderr }
     }
 }
 
@@ -80,9 +72,7 @@ pub(crate) fn folder() -> TempDir {
 
 /// Text to train on, always the same, as a file in `folder`.
 pub(crate) fn text(folder: &TempDir) -> PathBuf {
-    let words = [
-        "pipe", "stage", "worker", "to", "the", "and", "bubble", "idle", "of", "a",
-    ];
+    let words = ["pipe", "stage", "worker", "to", "the", "and", "bubble", "idle", "of", "a"];
     let mut state = 1u64;
     let mut text = String::new();
     while text.len() < 4000 {

@@ -15,10 +15,7 @@ struct Oracle {
 
 impl Oracle {
     fn new() -> Oracle {
-        Oracle {
-            folder: folder(),
-            losses: BTreeMap::new(),
-        }
+        Oracle { folder: folder(), losses: BTreeMap::new() }
     }
 
     fn losses(&self, options: &str) -> Vec<f64> {
@@ -29,19 +26,13 @@ impl Oracle {
 
     /// Whether N micro-batches on each of W groups give the losses that N * W give on one worker.
     fn check(&mut self, n: usize, width: usize, options: &str, optimizer: &str) {
-        let alone = format!(
-            "{MODEL} --depth 1 --micro-batches {} {optimizer}",
-            n * width
-        );
+        let alone = format!("{MODEL} --depth 1 --micro-batches {} {optimizer}", n * width);
         if !self.losses.contains_key(&alone) {
             let losses = self.losses(&alone);
             self.losses.insert(alone.clone(), losses);
         }
         let one = &self.losses[&alone];
-        assert!(
-            one.len() == 5 && one[4] < one[0],
-            "nothing is learnt: {one:?}"
-        );
+        assert!(one.len() == 5 && one[4] < one[0], "nothing is learnt: {one:?}");
         let options = format!("{MODEL} --micro-batches {n} --width {width} {options} {optimizer}");
         let many = self.losses(&options);
         assert!(are_close(&many, one), "{options}: {many:?}, alone {one:?}");
@@ -60,12 +51,7 @@ fn gpipe_dapple_and_gems() {
         for depth in [2, 3, 4, 8] {
             for n in [1, 2, 5] {
                 for width in [1, 2] {
-                    oracle.check(
-                        n,
-                        width,
-                        &format!("--schedule {schedule} --depth {depth}"),
-                        "",
-                    );
+                    oracle.check(n, width, &format!("--schedule {schedule} --depth {depth}"), "");
                 }
             }
         }
@@ -93,12 +79,8 @@ fn every_sync_policy_with_and_without_the_barrier() {
     let mut oracle = Oracle::new();
     for optimizer in ["", "--clip 0.1", "--clip 0 --check-finite false"] {
         for sync in ["at-end", "eager", "eager-opt"] {
-            for schedule in [
-                "dapple",
-                "chimera",
-                "chimera --pipes 4",
-                "chimera --scaling halving",
-            ] {
+            for schedule in ["dapple", "chimera", "chimera --pipes 4", "chimera --scaling halving"]
+            {
                 for n in [1, 6] {
                     let options = format!("--schedule {schedule} --depth 4 --sync {sync}");
                     oracle.check(n, 2, &options, optimizer);
@@ -111,21 +93,13 @@ fn every_sync_policy_with_and_without_the_barrier() {
 #[test]
 fn a_tied_head_is_trained_from_both_ends() {
     let mut oracle = Oracle::new();
-    for schedule in [
-        "gpipe --depth 3",
-        "dapple --depth 4",
-        "gems --depth 2",
-        "chimera --pipes 4",
-    ] {
+    for schedule in ["gpipe --depth 3", "dapple --depth 4", "gems --depth 2", "chimera --pipes 4"] {
         for width in [1, 2] {
             oracle.check(3, width, &format!("--schedule {schedule}"), "--tied");
         }
     }
     let untied = oracle.losses(&format!("{MODEL} --depth 1"));
-    assert!(!are_close(
-        &untied,
-        &oracle.losses(&format!("{MODEL} --depth 1 --tied"))
-    ));
+    assert!(!are_close(&untied, &oracle.losses(&format!("{MODEL} --depth 1 --tied"))));
 }
 
 #[test]
@@ -137,13 +111,9 @@ fn only_the_global_batch_matters() {
     let same = |options: &str| are_close(&one, &losses(options));
     assert!(same("--depth 4 --micro-batches 4 --micro-batch-size 4"));
     assert!(same("--depth 2 --micro-batches 16 --micro-batch-size 1"));
-    assert!(same(
-        "--depth 2 --width 2 --micro-batches 1 --micro-batch-size 8"
-    ));
+    assert!(same("--depth 2 --width 2 --micro-batches 1 --micro-batch-size 8"));
     assert!(!same("--depth 2 --micro-batches 4 --micro-batch-size 2"));
-    assert!(!same(
-        "--depth 2 --micro-batches 8 --micro-batch-size 2 --seed 2"
-    ));
+    assert!(!same("--depth 2 --micro-batches 8 --micro-batch-size 2 --seed 2"));
 }
 
 /// Losses, norms and weights of equal runs are equal to the bit, however their threads race.
@@ -163,17 +133,12 @@ fn the_same_run_gives_the_same_bits() {
     ] {
         let bits = || {
             let (reports, trained) = train(&format!("{model} --data {} {options}", data.display()));
-            let reports = reports
-                .iter()
-                .map(|r| (r.loss.to_bits(), r.grad_norm.to_bits()));
+            let reports = reports.iter().map(|r| (r.loss.to_bits(), r.grad_norm.to_bits()));
             let weights = trained.weights.into_iter().map(|(param, values)| {
                 let bits = values.iter().map(|v| v.to_bits());
                 (param.name, bits.collect::<Vec<u32>>())
             });
-            (
-                reports.collect::<Vec<_>>(),
-                weights.collect::<BTreeMap<_, _>>(),
-            )
+            (reports.collect::<Vec<_>>(), weights.collect::<BTreeMap<_, _>>())
         };
         let (first, again) = (bits(), bits());
         assert_eq!(first.0, again.0, "{options}");

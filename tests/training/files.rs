@@ -12,16 +12,8 @@ use safetensors::{Dtype, SafeTensors};
 use super::{MODEL, prepare, train};
 use crate::command::{chimera, folder, text};
 
-const KEYS: [&str; 8] = [
-    "step",
-    "loss",
-    "grad_norm",
-    "lr",
-    "tokens",
-    "step_s",
-    "tokens_per_s",
-    "bubble_ratio",
-];
+const KEYS: [&str; 8] =
+    ["step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "bubble_ratio"];
 
 /// The numbers of each line as they are written, in the order of the keys.
 fn lines(metrics: &Path) -> Vec<Vec<String>> {
@@ -29,10 +21,7 @@ fn lines(metrics: &Path) -> Vec<Vec<String>> {
     assert!(text.ends_with('\n'), "{text}");
     let line = |line: &str| {
         serde_json::from_str::<serde_json::Value>(line).expect("JSON");
-        let pairs = line
-            .trim_matches(['{', '}'])
-            .split(',')
-            .map(|pair| pair.split_once(':'));
+        let pairs = line.trim_matches(['{', '}']).split(',').map(|pair| pair.split_once(':'));
         let (keys, numbers): (Vec<_>, Vec<_>) = pairs.map(|pair| pair.expect("a pair")).unzip();
         assert_eq!(keys, KEYS.map(|key| format!("\"{key}\"")));
         numbers.into_iter().map(str::to_string).collect()
@@ -52,19 +41,13 @@ fn metrics_hold_every_step_to_the_bit() {
     let folder = folder();
     let data = text(&folder);
     let out = folder.path().join("run");
-    let options = format!(
-        "{MODEL} --data {} --width 2 --micro-batches 3",
-        data.display()
-    );
+    let options = format!("{MODEL} --data {} --width 2 --micro-batches 3", data.display());
     let ran = chimera(&format!("train {options} --out {}", out.display()));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let metrics = out.join("metrics.jsonl");
     for (step, line) in lines(&metrics).iter().enumerate() {
         let number = |i: usize| line[i].parse::<f64>().expect("a number");
-        assert_eq!(
-            (&line[0], &line[4]),
-            (&step.to_string(), &(2 * 3 * 2 * 16).to_string())
-        );
+        assert_eq!((&line[0], &line[4]), (&step.to_string(), &(2 * 3 * 2 * 16).to_string()));
         assert_eq!(number(6), 192.0 / number(5), "tokens_per_s");
         assert!((0.0..=1.0).contains(&number(7)), "bubble_ratio");
     }
@@ -121,10 +104,7 @@ fn saved_weights_are_keyed_by_name_and_equal_to_the_bit() {
     };
     let options = format!("{model} --depth 4 --pipes 4 --width 2 --micro-batches 3");
     let first = save("first", &options);
-    assert!(
-        first == save("again", &options),
-        "equal runs save different files"
-    );
+    assert!(first == save("again", &options), "equal runs save different files");
 
     let saved = SafeTensors::deserialize(&first).expect("safetensors");
     let (_, trained) = train(&options);
@@ -133,10 +113,7 @@ fn saved_weights_are_keyed_by_name_and_equal_to_the_bit() {
     assert_eq!(saved.len(), trained.weights.len());
     for (param, values) in &trained.weights {
         let tensor = saved.tensor(&param.name).expect("named as the parameter");
-        assert_eq!(
-            (tensor.dtype(), tensor.shape()),
-            (Dtype::F32, &param.shape[..])
-        );
+        assert_eq!((tensor.dtype(), tensor.shape()), (Dtype::F32, &param.shape[..]));
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         assert!(tensor.data() == bytes, "{}", param.name);
     }
@@ -148,22 +125,9 @@ fn saved_weights_are_keyed_by_name_and_equal_to_the_bit() {
         let shapes = tensors.map(|(name, tensor)| (name, tensor.shape().to_vec()));
         shapes.collect::<BTreeMap<_, _>>()
     };
-    assert_eq!(
-        shapes(&alone),
-        shapes(&saved),
-        "names depend on the pipeline"
-    );
-    for name in [
-        "wte.weight",
-        "h.0.attn.c_attn.weight",
-        "h.7.mlp.c_proj.bias",
-        "ln_f.weight",
-    ] {
-        assert!(
-            saved.tensor(name).is_ok(),
-            "{name} is not among {:?}",
-            saved.names()
-        );
+    assert_eq!(shapes(&alone), shapes(&saved), "names depend on the pipeline");
+    for name in ["wte.weight", "h.0.attn.c_attn.weight", "h.7.mlp.c_proj.bias", "ln_f.weight"] {
+        assert!(saved.tensor(name).is_ok(), "{name} is not among {:?}", saved.names());
     }
 }
 
@@ -179,11 +143,7 @@ fn the_settings_of_a_run_make_the_same_run() {
     let first = chimera(&format!("train {options} --out {}", out.display()));
     assert_eq!(first.code, Some(0), "{}", first.stderr);
     let config = out.join("config.toml");
-    let again = chimera(&format!(
-        "train --config {} --out {}",
-        config.display(),
-        other.display()
-    ));
+    let again = chimera(&format!("train --config {} --out {}", config.display(), other.display()));
     assert_eq!(again.code, Some(0), "{}", again.stderr);
     for key in ["loss", "grad_norm", "lr"] {
         let of = |run: &Path| column(&run.join("metrics.jsonl"), key);
@@ -201,33 +161,18 @@ fn a_run_ends_with_what_it_learnt() {
         ran.stdout
     };
     let said = train("");
-    let run = said
-        .lines()
-        .last()
-        .and_then(|line| line.strip_prefix("run: "));
+    let run = said.lines().last().and_then(|line| line.strip_prefix("run: "));
     assert!(run.is_some_and(|run| run.starts_with("runs/")), "{said}");
-    for part in [
-        "step     0  loss ",
-        "step     4  loss ",
-        "validation loss ",
-        "sample:",
-        "  P3 ",
-    ] {
+    for part in ["step     0  loss ", "step     4  loss ", "validation loss ", "sample:", "  P3 "] {
         assert!(said.contains(part), "{part}: {said}");
     }
     let out = folder.path().join("run");
     let summary = train(&format!("--json --out {}", out.display()));
     let summary: serde_json::Value = serde_json::from_str(&summary).expect("JSON alone");
     let path = out.display().to_string();
-    assert_eq!(
-        (&summary["steps"], &summary["run"]),
-        (&5.into(), &path.into())
-    );
+    assert_eq!((&summary["steps"], &summary["run"]), (&5.into(), &path.into()));
     let loss = summary["validation_loss"].as_f64();
-    assert!(
-        loss.is_some_and(|loss| (2.0..6.0).contains(&loss)),
-        "{summary}"
-    );
+    assert!(loss.is_some_and(|loss| (2.0..6.0).contains(&loss)), "{summary}");
     for file in ["config.toml", "metrics.jsonl", "pipeline.svg"] {
         assert!(out.join(file).is_file(), "{file}");
     }

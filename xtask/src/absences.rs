@@ -19,13 +19,7 @@ const DEVICES: [&str; 9] = [
     "wgpu-hal",
 ];
 /// What core must not know: devices' tensors, the command line, files of settings.
-const OUTSIDE_CORE: [&str; 5] = [
-    "candle-core",
-    "chimera",
-    "chimera-backend-cuda",
-    "clap",
-    "toml",
-];
+const OUTSIDE_CORE: [&str; 5] = ["candle-core", "chimera", "chimera-backend-cuda", "clap", "toml"];
 /// What backends must not know.
 const OUTSIDE_BACKENDS: [&str; 3] = ["chimera", "clap", "toml"];
 
@@ -42,10 +36,7 @@ const ABSENCES: [(&str, &[&str]); 5] = [
 pub(crate) fn run() -> Result<()> {
     for (package, forbidden) in ABSENCES {
         let present = dependencies(package)?;
-        let found: Vec<_> = forbidden
-            .iter()
-            .filter(|name| present.contains(**name))
-            .collect();
+        let found: Vec<_> = forbidden.iter().filter(|name| present.contains(**name)).collect();
         if let Some(name) = found.first() {
             bail!(
                 "{package} depends on {found:?}; find out why: \
@@ -59,23 +50,10 @@ pub(crate) fn run() -> Result<()> {
 
 /// Names of all crates that the default build of `package` links, apart from itself.
 fn dependencies(package: &str) -> Result<BTreeSet<String>> {
-    let args = [
-        "tree",
-        "--package",
-        package,
-        "--edges",
-        "normal",
-        "--prefix",
-        "none",
-    ];
+    let args = ["tree", "--package", package, "--edges", "normal", "--prefix", "none"];
     let tree = read(&mut cargo(args))?;
-    let names = tree
-        .lines()
-        .filter_map(|line| line.split_whitespace().next());
-    Ok(names
-        .filter(|name| *name != package)
-        .map(str::to_owned)
-        .collect())
+    let names = tree.lines().filter_map(|line| line.split_whitespace().next());
+    Ok(names.filter(|name| *name != package).map(str::to_owned).collect())
 }
 
 #[cfg(test)]

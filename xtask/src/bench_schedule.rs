@@ -8,14 +8,8 @@ use chimera_core::lower::{Lowering, lower};
 use chimera_core::schedule::{Shape, find};
 
 /// Workers and micro-batches of each row: from the largest published pipelines to ten million ops.
-const SHAPES: [(usize, u32); 6] = [
-    (8, 64),
-    (32, 512),
-    (64, 1024),
-    (64, 8192),
-    (64, 32_768),
-    (64, 78_125),
-];
+const SHAPES: [(usize, u32); 6] =
+    [(8, 64), (32, 512), (64, 1024), (64, 8192), (64, 32_768), (64, 78_125)];
 
 /// Measures and prints.
 pub(crate) fn run() -> Result<()> {

@@ -87,33 +87,19 @@ const fn run_of(
     depth: u16,
     threads: u16,
 ) -> Run {
-    Run {
-        name,
-        by,
-        schedule,
-        depth,
-        threads,
-    }
+    Run { name, by, schedule, depth, threads }
 }
 
 /// Measures and prints the table.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let torch = if args.peer {
-        Some(torch_version(&args.python)?)
-    } else {
-        None
-    };
+    let torch = if args.peer { Some(torch_version(&args.python)?) } else { None };
     let chimera = chimera()?;
     let folder = tempfile::tempdir()?;
     let data = match &args.data {
-        Some(path) => path
-            .canonicalize()
-            .with_context(|| format!("{}", path.display()))?,
+        Some(path) => path.canonicalize().with_context(|| format!("{}", path.display()))?,
         None => sources(folder.path())?,
     };
-    let runs = RUNS
-        .iter()
-        .filter(|run| args.peer || run.by == Trainer::Chimera);
+    let runs = RUNS.iter().filter(|run| args.peer || run.by == Trainer::Chimera);
     let mut rates: Vec<(&Run, Vec<f64>)> = runs.map(|run| (run, Vec::new())).collect();
     for round in 0..args.rounds {
         for (run, rates) in &mut rates {
@@ -125,17 +111,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             rates.push(rate);
         }
     }
-    let medians: Vec<_> = rates
-        .into_iter()
-        .map(|(run, rates)| (run, median(rates)))
-        .collect();
-    let torch = torch
-        .map(|version| format!(", torch {}", version.trim()))
-        .unwrap_or_default();
-    println!(
-        "{} steps, median of {} rounds{torch}",
-        args.steps, args.rounds
-    );
+    let medians: Vec<_> = rates.into_iter().map(|(run, rates)| (run, median(rates))).collect();
+    let torch = torch.map(|version| format!(", torch {}", version.trim())).unwrap_or_default();
+    println!("{} steps, median of {} rounds{torch}", args.steps, args.rounds);
     print!("{}", table(&medians, args.markdown));
     Ok(())
 }
@@ -144,25 +122,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn ours(chimera: &Path, folder: &Path, data: &Path, run: &Run, steps: u16) -> Result<f64> {
     let metrics = folder.join("metrics.jsonl");
     let mut command = Command::new(chimera);
-    command
-        .arg("train")
-        .args(SHAPE)
-        .args(["--schedule", run.schedule])
-        .current_dir(root());
+    command.arg("train").args(SHAPE).args(["--schedule", run.schedule]).current_dir(root());
     command.args(numbers(run, steps)).arg("--data").arg(data);
-    command
-        .arg("--metrics")
-        .arg(&metrics)
-        .arg("--out")
-        .arg(tempfile::tempdir_in(folder)?.path());
+    command.arg("--metrics").arg(&metrics).arg("--out").arg(tempfile::tempdir_in(folder)?.path());
     read(&mut command)?;
     let lines = fs::read_to_string(&metrics).context("reading the metrics")?;
     fs::remove_file(&metrics)?;
     let rates = lines.lines().skip(WARM_UP).map(|line| {
         let step: Value = serde_json::from_str(line).context("a line of metrics")?;
-        step["tokens_per_s"]
-            .as_f64()
-            .context("a line of metrics without tokens_per_s")
+        step["tokens_per_s"].as_f64().context("a line of metrics without tokens_per_s")
     });
     Ok(median(rates.collect::<Result<_>>()?))
 }
@@ -170,34 +138,17 @@ fn ours(chimera: &Path, folder: &Path, data: &Path, run: &Run, steps: u16) -> Re
 /// Tokens per second of one run in PyTorch.
 fn peers(python: &str, data: &Path, run: &Run, steps: u16, round: u16) -> Result<f64> {
     let mut command = Command::new(python);
-    command
-        .arg("xtask/peers/torch_gpt_pipeline.py")
-        .args(SHAPE)
-        .current_dir(root());
-    command
-        .args(numbers(run, steps))
-        .args(["--schedule", run.schedule]);
-    command
-        .args(["--port".into(), format!("{}", 29500 + round)])
-        .arg("--data")
-        .arg(data);
+    command.arg("xtask/peers/torch_gpt_pipeline.py").args(SHAPE).current_dir(root());
+    command.args(numbers(run, steps)).args(["--schedule", run.schedule]);
+    command.args(["--port".into(), format!("{}", 29500 + round)]).arg("--data").arg(data);
     let output = read(&mut command)?;
     let result: Value = serde_json::from_str(output.trim()).context("the peer's output")?;
-    result["tokens_per_s"]
-        .as_f64()
-        .context("the peer's output without tokens_per_s")
+    result["tokens_per_s"].as_f64().context("the peer's output without tokens_per_s")
 }
 
 fn numbers(run: &Run, steps: u16) -> [String; 6] {
     let [depth, threads, steps] = [run.depth, run.threads, steps].map(|n| n.to_string());
-    [
-        "--depth".into(),
-        depth,
-        "--threads".into(),
-        threads,
-        "--steps".into(),
-        steps,
-    ]
+    ["--depth".into(), depth, "--threads".into(), threads, "--steps".into(), steps]
 }
 
 fn torch_version(python: &str) -> Result<String> {
@@ -230,10 +181,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Rates, and their ratios to each of the peer's.
 fn table(rates: &[(&Run, f64)], markdown: bool) -> String {
-    let peers: Vec<_> = rates
-        .iter()
-        .filter(|(run, _)| run.by == Trainer::Torch)
-        .collect();
+    let peers: Vec<_> = rates.iter().filter(|(run, _)| run.by == Trainer::Torch).collect();
     let mut rows = vec![vec!["run".to_owned(), "tokens/s".to_owned()]];
     rows[0].extend(peers.iter().map(|(run, _)| format!("/ {}", run.name)));
     for (run, rate) in rates {
@@ -251,14 +199,10 @@ fn table(rates: &[(&Run, f64)], markdown: bool) -> String {
         rows.insert(1, rule.collect());
     }
     let lines = rows.iter().map(|row| {
-        let cells = row
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(i, (cell, &w))| match i {
-                0 => format!("{cell:<w$}"),
-                _ => format!("{cell:>w$}"),
-            });
+        let cells = row.iter().zip(&widths).enumerate().map(|(i, (cell, &w))| match i {
+            0 => format!("{cell:<w$}"),
+            _ => format!("{cell:>w$}"),
+        });
         let cells: Vec<_> = cells.collect();
         if markdown {
             format!("| {} |\n", cells.join(" | "))

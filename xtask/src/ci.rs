@@ -33,14 +33,7 @@ pub(crate) fn format() -> Result<()> {
 
 /// Runs clippy on every target; warnings are errors.
 pub(crate) fn clippy() -> Result<()> {
-    let args = [
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--",
-        "-D",
-        "warnings",
-    ];
+    let args = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
     run_command(&mut cargo(args))
 }
 

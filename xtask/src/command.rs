@@ -17,18 +17,14 @@ pub(crate) fn root() -> PathBuf {
 pub(crate) fn cargo<I: AsRef<str>>(args: impl IntoIterator<Item = I>) -> Command {
     let program = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
-    command
-        .args(args.into_iter().map(|arg| arg.as_ref().to_owned()))
-        .current_dir(root());
+    command.args(args.into_iter().map(|arg| arg.as_ref().to_owned())).current_dir(root());
     command
 }
 
 /// Runs `command` with its output shown.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     eprintln!("$ {}", line(command));
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start `{}`", line(command)))?;
+    let status = command.status().with_context(|| format!("cannot start `{}`", line(command)))?;
     if !status.success() {
         bail!("`{}` failed: {status}", line(command));
     }
@@ -37,41 +33,20 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 
 /// Runs `command` and returns what it wrote to standard output.
 pub(crate) fn read(command: &mut Command) -> Result<String> {
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start `{}`", line(command)))?;
+    let output = command.output().with_context(|| format!("cannot start `{}`", line(command)))?;
     if !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stderr);
-        bail!(
-            "`{}` failed: {}\n{}",
-            line(command),
-            output.status,
-            errors.trim_end()
-        );
+        bail!("`{}` failed: {}\n{}", line(command), output.status, errors.trim_end());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Builds the release command `chimera` and returns its path.
 pub(crate) fn chimera() -> Result<PathBuf> {
-    run(&mut cargo([
-        "build",
-        "--release",
-        "--package",
-        "chimera",
-        "--bin",
-        "chimera",
-    ]))?;
-    let metadata = read(&mut cargo([
-        "metadata",
-        "--no-deps",
-        "--format-version",
-        "1",
-    ]))?;
+    run(&mut cargo(["build", "--release", "--package", "chimera", "--bin", "chimera"]))?;
+    let metadata = read(&mut cargo(["metadata", "--no-deps", "--format-version", "1"]))?;
     let metadata: Value = serde_json::from_str(&metadata)?;
-    let target = metadata["target_directory"]
-        .as_str()
-        .context("cargo names no target folder")?;
+    let target = metadata["target_directory"].as_str().context("cargo names no target folder")?;
     let name = format!("chimera{}", env::consts::EXE_SUFFIX);
     Ok(Path::new(target).join("release").join(name))
 }
@@ -79,10 +54,7 @@ pub(crate) fn chimera() -> Result<PathBuf> {
 /// All files below `folder`, sorted.
 pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for entry in folder
-        .read_dir()
-        .with_context(|| format!("reading {}", folder.display()))?
-    {
+    for entry in folder.read_dir().with_context(|| format!("reading {}", folder.display()))? {
         let path = entry?.path();
         if path.is_dir() {
             found.extend(files(&path)?);
@@ -96,9 +68,7 @@ pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 
 /// `command` as one would type it.
 fn line(command: &Command) -> String {
-    let program = Path::new(command.get_program())
-        .file_name()
-        .unwrap_or_default();
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default();
     let words = std::iter::once(program).chain(command.get_args());
     let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
     words.join(" ")

@@ -10,21 +10,9 @@ use crate::command::{cargo, files, root, run as run_command};
 /// Draws the gallery, or only checks that the drawings are up to date.
 pub(crate) fn run(check: bool) -> Result<()> {
     let fresh = tempfile::tempdir()?;
-    let args = [
-        "run",
-        "--release",
-        "--quiet",
-        "--package",
-        "chimera",
-        "--bin",
-        "chimera",
-        "--",
-    ];
+    let args = ["run", "--release", "--quiet", "--package", "chimera", "--bin", "chimera", "--"];
     let mut draw = cargo(args);
-    run_command(
-        draw.args(["schedule", "gallery", "--out"])
-            .arg(fresh.path()),
-    )?;
+    run_command(draw.args(["schedule", "gallery", "--out"]).arg(fresh.path()))?;
     let gallery = root().join("docs/gallery");
     let stale = differences(fresh.path(), &gallery)?;
     for name in &stale {
@@ -33,9 +21,7 @@ pub(crate) fn run(check: bool) -> Result<()> {
     match (stale.len(), check) {
         (0, _) => Ok(()),
         (n, true) => bail!("{n} drawings are not up to date; draw them: cargo xtask gallery"),
-        (_, false) => stale
-            .iter()
-            .try_for_each(|name| update(fresh.path(), &gallery, name)),
+        (_, false) => stale.iter().try_for_each(|name| update(fresh.path(), &gallery, name)),
     }
 }
 
@@ -92,10 +78,6 @@ mod tests {
             update(fresh, gallery, &name).unwrap();
         }
         assert!(differences(fresh, gallery).unwrap().is_empty());
-        assert!(
-            !differences(fresh, &gallery.join("none"))
-                .unwrap()
-                .is_empty()
-        );
+        assert!(!differences(fresh, &gallery.join("none")).unwrap().is_empty());
     }
 }

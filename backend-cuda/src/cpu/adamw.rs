@@ -15,13 +15,7 @@ pub(crate) fn update(w: &Tensor, g: &Tensor, m: &Tensor, v: &Tensor, by: &AdamW)
                 assert!(w.len() == g.len() && m.len() == g.len() && v.len() == g.len());
                 let moments = m.chunks_mut(PIECE).zip(v.chunks_mut(PIECE));
                 let pieces = w.chunks_mut(PIECE).zip(g.chunks(PIECE)).zip(moments);
-                run_all(pieces.map(|((w, g), (m, v))| Update {
-                    w,
-                    g,
-                    m,
-                    v,
-                    step: &step,
-                }));
+                run_all(pieces.map(|((w, g), (m, v))| Update { w, g, m, v, step: &step }));
                 Ok(())
             })
         })

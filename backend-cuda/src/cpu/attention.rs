@@ -35,12 +35,7 @@ pub(crate) fn forward(qkv: &Tensor, heads: usize, context: usize) -> Result<(Ten
         log_sum: places.1,
     }));
     // SAFETY: the heads of all samples wrote all elements of both.
-    unsafe {
-        Ok((
-            out.written((rows, hidden))?,
-            log_sum.written((rows, heads))?,
-        ))
-    }
+    unsafe { Ok((out.written((rows, hidden))?, log_sum.written((rows, heads))?)) }
 }
 
 pub(crate) fn backward(
@@ -213,11 +208,7 @@ impl Piece for Backward<'_> {
                 product(p.as_mut_ptr(), end, false, 1.0, queries, keys.t());
                 product(ds.as_mut_ptr(), end, false, 1.0, dy, values.t());
             }
-            for (i, (p, ds)) in p
-                .chunks_exact_mut(end)
-                .zip(ds.chunks_exact_mut(end))
-                .enumerate()
-            {
+            for (i, (p, ds)) in p.chunks_exact_mut(end).zip(ds.chunks_exact_mut(end)).enumerate() {
                 self.softmax_dx(p, ds, start + i);
             }
             let (p, ds) = (Matrix::new(p, n, end, end), Matrix::new(ds, n, end, end));

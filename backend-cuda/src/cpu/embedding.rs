@@ -18,11 +18,7 @@ pub(crate) fn forward(
     let (tokens, positions) = (values(tokens)?, values(positions)?);
     let mut y = Output::new(ids.len() * width);
     let n = rows_per_piece(width);
-    let pieces = y
-        .slots()
-        .chunks_mut(n * width)
-        .zip(ids.chunks(n))
-        .enumerate();
+    let pieces = y.slots().chunks_mut(n * width).zip(ids.chunks(n)).enumerate();
     run_all(pieces.map(|(piece, (y, ids))| Forward {
         y,
         ids,

@@ -29,16 +29,9 @@ pub(crate) fn backward(dy: &Tensor, x: &Tensor) -> Result<(Tensor, Tensor)> {
     let (dy, x) = (values(dy)?, values(x)?);
     assert_eq!(dy.len(), x.len());
     let (mut dx, mut y) = (Output::new(x.len()), Output::new(x.len()));
-    let outputs = dx
-        .slots()
-        .chunks_mut(PIECE)
-        .zip(y.slots().chunks_mut(PIECE));
+    let outputs = dx.slots().chunks_mut(PIECE).zip(y.slots().chunks_mut(PIECE));
     let inputs = dy.chunks(PIECE).zip(x.chunks(PIECE));
-    run_all(
-        outputs
-            .zip(inputs)
-            .map(|((dx, y), (dy, x))| Backward { dx, y, dy, x }),
-    );
+    run_all(outputs.zip(inputs).map(|((dx, y), (dy, x))| Backward { dx, y, dy, x }));
     // SAFETY: each element of both was written.
     unsafe { Ok((dx.written(shape)?, y.written(shape)?)) }
 }

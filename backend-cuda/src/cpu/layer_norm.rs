@@ -16,10 +16,7 @@ pub(crate) fn forward(x: &Tensor, gain: &Tensor, bias: &Tensor) -> Result<(Tenso
     let (x, gain, bias) = (values(x)?, values(gain)?, values(bias)?);
     let (mut y, mut stats) = (Output::new(x.len()), Output::new(2 * rows));
     let n = rows_per_piece(width);
-    let outputs = y
-        .slots()
-        .chunks_mut(n * width)
-        .zip(stats.slots().chunks_mut(n * 2));
+    let outputs = y.slots().chunks_mut(n * width).zip(stats.slots().chunks_mut(n * 2));
     let pieces = outputs.zip(x.chunks(n * width));
     run_all(pieces.map(|((y, stats), x)| Forward {
         y,
@@ -44,21 +41,14 @@ pub(crate) fn backward_input(
     let residual = residual.map(values).transpose()?;
     let mut dx = Output::new(x.len());
     let n = rows_per_piece(width);
-    run_all(
-        dx.slots()
-            .chunks_mut(n * width)
-            .enumerate()
-            .map(|(piece, dx)| BackwardInput {
-                dx,
-                dy: &dy[piece * n * width..],
-                x: &x[piece * n * width..],
-                stats: &stats[piece * n * 2..],
-                gain: &gain[..width],
-                residual: residual
-                    .as_ref()
-                    .map(|residual| &residual[piece * n * width..]),
-            }),
-    );
+    run_all(dx.slots().chunks_mut(n * width).enumerate().map(|(piece, dx)| BackwardInput {
+        dx,
+        dy: &dy[piece * n * width..],
+        x: &x[piece * n * width..],
+        stats: &stats[piece * n * 2..],
+        gain: &gain[..width],
+        residual: residual.as_ref().map(|residual| &residual[piece * n * width..]),
+    }));
     // SAFETY: each row was written.
     unsafe { dx.written((rows, width)) }
 }
@@ -75,19 +65,15 @@ pub(crate) fn backward_weight(
     update(d_gain, |d_gain| {
         update(d_bias, |d_bias| {
             let columns = d_gain.chunks_mut(COLUMNS).zip(d_bias.chunks_mut(COLUMNS));
-            run_all(
-                columns
-                    .enumerate()
-                    .map(|(c, (d_gain, d_bias))| BackwardWeight {
-                        d_gain,
-                        d_bias,
-                        dy: &dy,
-                        x: &x,
-                        stats: &stats,
-                        width,
-                        start: c * COLUMNS,
-                    }),
-            );
+            run_all(columns.enumerate().map(|(c, (d_gain, d_bias))| BackwardWeight {
+                d_gain,
+                d_bias,
+                dy: &dy,
+                x: &x,
+                stats: &stats,
+                width,
+                start: c * COLUMNS,
+            }));
             Ok(())
         })
     })
@@ -108,10 +94,7 @@ impl Piece for Forward<'_> {
     #[inline(always)]
     fn run(self) {
         let width = self.gain.len();
-        let outputs = self
-            .y
-            .chunks_exact_mut(width)
-            .zip(self.stats.chunks_exact_mut(2));
+        let outputs = self.y.chunks_exact_mut(width).zip(self.stats.chunks_exact_mut(2));
         for ((y, stats), x) in outputs.zip(self.x.chunks_exact(width)) {
             let mean = sum([x], |[x]| x) / width as f32;
             let variance = sum([x], |[x]| (x - mean) * (x - mean)) / width as f32;
@@ -141,10 +124,7 @@ impl Piece for BackwardInput<'_> {
     fn run(self) {
         let (gain, width) = (self.gain, self.gain.len());
         for (row, dx) in self.dx.chunks_exact_mut(width).enumerate() {
-            let (dy, x) = (
-                &self.dy[row * width..][..width],
-                &self.x[row * width..][..width],
-            );
+            let (dy, x) = (&self.dy[row * width..][..width], &self.x[row * width..][..width]);
             let (mean, rstd) = (self.stats[2 * row], self.stats[2 * row + 1]);
             let g = sum([dy, gain], |[dy, gain]| dy * gain) / width as f32;
             let gn = sum([dy, gain, x], |[dy, gain, x]| dy * gain * (x - mean));

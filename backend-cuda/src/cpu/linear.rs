@@ -39,17 +39,7 @@ pub(crate) fn backward_input(dy: &Tensor, w: &Tensor, layout: Layout) -> Result<
     let mut dx = Output::new(rows * inputs);
     let w = in_out(&w, layout, inputs, outputs);
     // SAFETY: `dx` is fresh and as large as the product.
-    unsafe {
-        matmul(
-            dx.place().at(0),
-            inputs,
-            false,
-            1.0,
-            dy,
-            w.t(),
-            all_threads(),
-        )
-    };
+    unsafe { matmul(dx.place().at(0), inputs, false, 1.0, dy, w.t(), all_threads()) };
     // SAFETY: the product wrote every element.
     unsafe { dx.written((rows, inputs)) }
 }
@@ -73,17 +63,7 @@ pub(crate) fn backward_weight(
     update(dw, |dw| {
         assert_eq!(dw.len(), inputs * outputs);
         // SAFETY: `dw` is as large as the product, initialised and borrowed mutably.
-        unsafe {
-            matmul(
-                dw.as_mut_ptr(),
-                width,
-                true,
-                1.0,
-                down.t(),
-                across,
-                all_threads(),
-            )
-        };
+        unsafe { matmul(dw.as_mut_ptr(), width, true, 1.0, down.t(), across, all_threads()) };
         Ok(())
     })?;
     match d_bias {

@@ -117,10 +117,7 @@ mod tests {
     fn sums_take_what_is_left_over() {
         for n in 0..40 {
             let x: Vec<f32> = (1..=n).map(|i| i as f32).collect();
-            assert_eq!(
-                sum([&x, &x], |[a, b]| a * b),
-                (n * (n + 1) * (2 * n + 1) / 6) as f32
-            );
+            assert_eq!(sum([&x, &x], |[a, b]| a * b), (n * (n + 1) * (2 * n + 1) / 6) as f32);
             assert_eq!(max(&x), if n == 0 { f32::NEG_INFINITY } else { n as f32 });
             assert_eq!(exp_sum(&mut vec![0.0; n as usize], 1.0, 0.0), n as f32);
         }

@@ -17,13 +17,7 @@ impl<'a> Matrix<'a> {
     pub(super) fn new(data: &'a [f32], rows: usize, columns: usize, row_step: usize) -> Self {
         let last = (rows.max(1) - 1) * row_step + columns;
         assert!(last <= data.len(), "matrix ends outside of its memory");
-        Self {
-            data,
-            rows,
-            columns,
-            row_step,
-            column_step: 1,
-        }
+        Self { data, rows, columns, row_step, column_step: 1 }
     }
 
     /// The transpose.

@@ -56,10 +56,7 @@ pub(super) struct Output {
 
 impl Output {
     pub(super) fn new(len: usize) -> Self {
-        Self {
-            data: Vec::with_capacity(len),
-            len,
-        }
+        Self { data: Vec::with_capacity(len), len }
     }
 
     /// The elements, to be written.

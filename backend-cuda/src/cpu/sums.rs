@@ -37,16 +37,12 @@ pub(crate) fn squared_norm(x: &Tensor) -> Result<Tensor> {
 /// Adds the sum of each column of `x` to `into`.
 pub(super) fn add_columns(into: &mut [f32], x: &[f32]) {
     let width = into.len();
-    run_all(
-        into.chunks_mut(COLUMNS)
-            .enumerate()
-            .map(|(c, into)| Columns {
-                into,
-                x,
-                width,
-                start: c * COLUMNS,
-            }),
-    );
+    run_all(into.chunks_mut(COLUMNS).enumerate().map(|(c, into)| Columns {
+        into,
+        x,
+        width,
+        start: c * COLUMNS,
+    }));
 }
 
 #[inline(always)]

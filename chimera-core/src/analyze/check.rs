@@ -34,10 +34,7 @@ pub(crate) fn prove_compute(program: &Program) -> Result<(), Refusal> {
 /// Proves a whole program.
 pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, Refusal> {
     let machine = interpret(program, max_peak)?;
-    for (bucket, members) in (0..)
-        .map(BucketId)
-        .zip(program.buckets.iter().map(|b| &b.members))
-    {
+    for (bucket, members) in (0..).map(BucketId).zip(program.buckets.iter().map(|b| &b.members)) {
         for &worker in members {
             let progress = &machine.workers[worker.index()];
             if progress.phases.get(&bucket) != Some(&Phase::Stepped) || !progress.has_agreed {
@@ -48,21 +45,13 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
             }
         }
     }
-    Ok(Proof {
-        channel_bound: machine.bound,
-        peaks: machine.residuals.peaks(),
-    })
+    Ok(Proof { channel_bound: machine.bound, peaks: machine.residuals.peaks() })
 }
 
 /// Runs all rows to their ends, with the least room in channels that suffices.
 fn interpret(program: &Program, max_peak: Option<f64>) -> Result<Checker<'_>, Refusal> {
     let mut machine = Checker::new(program, max_peak);
-    let mut group = Group::new(
-        &program.rows,
-        &program.channels,
-        &program.buckets,
-        &program.rules,
-    );
+    let mut group = Group::new(&program.rows, &program.channels, &program.buckets, &program.rules);
     loop {
         let done = group.run(&mut machine).map_err(|(worker, stop)| {
             let position = group.rows()[worker.index()].position();
@@ -73,20 +62,15 @@ fn interpret(program: &Program, max_peak: Option<f64>) -> Result<Checker<'_>, Re
         }
         // A worker that waits for room in a channel may go on with more of it. What has run so far
         // would have run with more room too, so there is no need to begin again.
-        let mut next = group
-            .rows()
-            .iter()
-            .zip(&program.rows)
-            .map(|(row, instrs)| instrs.get(row.position()));
+        let mut next =
+            group.rows().iter().zip(&program.rows).map(|(row, instrs)| instrs.get(row.position()));
         if !next.any(|instr| matches!(instr, Some(Instr::Send(..)))) {
             return Err(deadlock(program, &group));
         }
         machine.bound += 1;
     }
     let left = group.rows().iter().enumerate();
-    let left = left
-        .filter_map(|(w, row)| Some((w, *row.ledger().tokens().first()?)))
-        .next();
+    let left = left.filter_map(|(w, row)| Some((w, *row.ledger().tokens().first()?))).next();
     if let Some((w, token)) = left {
         let at = (WorkerId(w as u16), maker(program, w, &token));
         return Err(refusal(program, Some(at), Reason::LeftOver(token)));
@@ -97,11 +81,7 @@ fn interpret(program: &Program, max_peak: Option<f64>) -> Result<Checker<'_>, Re
 fn deadlock(program: &Program, group: &Group<'_, ()>) -> Refusal {
     let stuck: Vec<(WorkerId, usize, Instr)> = (group.rows().iter().zip(&program.rows).enumerate())
         .filter_map(|(w, (row, instrs))| {
-            Some((
-                WorkerId(w as u16),
-                row.position(),
-                *instrs.get(row.position())?,
-            ))
+            Some((WorkerId(w as u16), row.position(), *instrs.get(row.position())?))
         })
         .collect();
     let waits = stuck.iter().map(|(worker, position, instr)| {
@@ -119,9 +99,7 @@ fn deadlock(program: &Program, group: &Group<'_, ()>) -> Refusal {
         };
         format!("{worker} waits at cell {cell} for {what}")
     });
-    let at = stuck
-        .first()
-        .map(|(worker, position, _)| (*worker, *position));
+    let at = stuck.first().map(|(worker, position, _)| (*worker, *position));
     refusal(program, at, Reason::Deadlock(waits.collect()))
 }
 
@@ -130,29 +108,19 @@ pub(super) fn refusal(program: &Program, at: Option<(WorkerId, usize)>, reason: 
     let at =
         at.map(|(worker, position)| (worker, cell_index(&program.rows[worker.index()], position)));
     let drawing = at.map(|(worker, cell)| {
-        let cells = program.rows[worker.index()]
-            .iter()
-            .filter_map(|instr| match instr {
-                Instr::Run(cell) => Some(*cell),
-                _ => None,
-            });
+        let cells = program.rows[worker.index()].iter().filter_map(|instr| match instr {
+            Instr::Run(cell) => Some(*cell),
+            _ => None,
+        });
         text::marked_row(&cells.collect::<Vec<_>>(), cell)
     });
     let schedule = program.schedule.clone();
-    Refusal {
-        schedule,
-        at,
-        reason,
-        drawing: drawing.unwrap_or_default(),
-    }
+    Refusal { schedule, at, reason, drawing: drawing.unwrap_or_default() }
 }
 
 /// The cell that the instruction at `position` belongs to: receives to the next, all else to the last.
 fn cell_index(row: &[Instr], position: usize) -> usize {
-    let n_before = row[..position]
-        .iter()
-        .filter(|i| matches!(i, Instr::Run(_)))
-        .count();
+    let n_before = row[..position].iter().filter(|i| matches!(i, Instr::Run(_))).count();
     match row.get(position) {
         Some(Instr::Run(_) | Instr::Recv(..)) => n_before,
         _ => n_before.saturating_sub(1),
@@ -261,10 +229,7 @@ impl Machine for Checker<'_> {
         makes: &[Token],
     ) -> Result<Values<()>, Reason> {
         let phases = &self.workers[worker.index()].phases;
-        for op in cell
-            .ops()
-            .filter(|op| op.kind.adds_gradient() && !phases.is_empty())
-        {
+        for op in cell.ops().filter(|op| op.kind.adds_gradient() && !phases.is_empty()) {
             let buckets = self.buckets_of.get(&op.stage).into_iter().flatten();
             if let Some(bucket) = buckets.into_iter().find(|b| phases.contains_key(b)) {
                 let reason = format!("{op} comes after the reduction of {bucket}");
@@ -338,11 +303,7 @@ impl Machine for Checker<'_> {
         if !std::mem::replace(&mut progress.has_agreed, true) {
             self.n_agreed += 1;
         }
-        Ok(if self.n_agreed == self.workers.len() {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        })
+        Ok(if self.n_agreed == self.workers.len() { Poll::Ready(()) } else { Poll::Pending })
     }
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Reason> {
@@ -362,10 +323,7 @@ mod tests {
 
     fn program(barrier: bool) -> Program {
         let timetable = find("chimera").expect("known").timetable(&Shape::new(4, 6));
-        let how = Lowering {
-            barrier,
-            ..Lowering::default()
-        };
+        let how = Lowering { barrier, ..Lowering::default() };
         lower(&timetable.expect("fits"), &how).expect("proven")
     }
 
@@ -381,10 +339,7 @@ mod tests {
                 for at in (0..row.len()).filter(|at| is_synchronisation(&row[*at])) {
                     let mut lacking = whole.clone();
                     let instr = lacking.rows[w].remove(at);
-                    assert!(
-                        prove(&lacking, None).is_err(),
-                        "worker {w} without {instr:?}"
-                    );
+                    assert!(prove(&lacking, None).is_err(), "worker {w} without {instr:?}");
                     if instr != Instr::Agree {
                         let mut repeating = whole.clone();
                         repeating.rows[w].push(instr);
@@ -402,35 +357,18 @@ mod tests {
     fn updates_wait_for_the_agreement_behind_a_barrier() {
         let mut early = program(true);
         let row = &mut early.rows[2];
-        let agree = row
-            .iter()
-            .position(|i| *i == Instr::Agree)
-            .expect("an agreement");
+        let agree = row.iter().position(|i| *i == Instr::Agree).expect("an agreement");
         row.swap(agree, agree + 1);
-        let refusal = prove(&early, None)
-            .err()
-            .expect("the update comes too early");
-        assert!(
-            refusal.to_string().contains("comes before the agreement"),
-            "{refusal}"
-        );
+        let refusal = prove(&early, None).err().expect("the update comes too early");
+        assert!(refusal.to_string().contains("comes before the agreement"), "{refusal}");
     }
 
     #[test]
     fn a_memory_limit_marks_the_cell_that_exceeds_it() {
-        let timetable = find("gpipe")
-            .expect("known")
-            .timetable(&Shape::new(2, 5))
-            .expect("fits");
-        let how = Lowering {
-            max_peak: Some(3.0),
-            ..Lowering::default()
-        };
+        let timetable = find("gpipe").expect("known").timetable(&Shape::new(2, 5)).expect("fits");
+        let how = Lowering { max_peak: Some(3.0), ..Lowering::default() };
         let refusal = lower(&timetable, &how).expect_err("gpipe holds five");
         assert_eq!(refusal.at, Some((WorkerId(0), 3)));
-        assert!(
-            refusal.to_string().contains("more than the limit of 3"),
-            "{refusal}"
-        );
+        assert!(refusal.to_string().contains("more than the limit of 3"), "{refusal}");
     }
 }

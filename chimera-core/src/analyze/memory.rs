@@ -27,11 +27,7 @@ impl Residuals {
             }
         }
         weights.iter_mut().flatten().for_each(|n| *n = 1.0 / *n);
-        Residuals {
-            weights,
-            held: vec![0.0; n_workers],
-            peaks: vec![0.0; n_workers],
-        }
+        Residuals { weights, held: vec![0.0; n_workers], peaks: vec![0.0; n_workers] }
     }
 
     /// Counts one cell and returns the most that are held meanwhile. What it makes is there before what
@@ -39,25 +35,17 @@ impl Residuals {
     pub(crate) fn run(&mut self, worker: WorkerId, cell: &Cell, rules: &Rules) -> f64 {
         let weights = &self.weights[worker.index()];
         let count = |tokens: &[Token]| {
-            let residuals = tokens
-                .iter()
-                .filter(|t| matches!(t.kind, TokenKind::Saved | TokenKind::Deferred));
+            let residuals =
+                tokens.iter().filter(|t| matches!(t.kind, TokenKind::Saved | TokenKind::Deferred));
             residuals.map(|t| weights[t.pipe.index()]).sum::<f64>()
         };
         let (mut more, mut less) = (0.0, 0.0);
         for op in cell.ops() {
             let effects = rules.effects(&op);
             let change = count(&effects.makes) - count(&effects.eats);
-            if change > 0.0 {
-                more += change
-            } else {
-                less += change
-            }
+            if change > 0.0 { more += change } else { less += change }
         }
-        let (held, peak) = (
-            &mut self.held[worker.index()],
-            &mut self.peaks[worker.index()],
-        );
+        let (held, peak) = (&mut self.held[worker.index()], &mut self.peaks[worker.index()]);
         let meanwhile = *held + more;
         *peak = peak.max(meanwhile);
         *held += more + less;

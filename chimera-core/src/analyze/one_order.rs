@@ -19,10 +19,7 @@ pub fn prove_in_one_order(program: &Program) -> Result<(), Refusal> {
     let mut queues: Vec<Queue> = program.rows().iter().map(|row| Queue::new(row)).collect();
     let mut moved = true;
     while moved {
-        moved = queues
-            .iter_mut()
-            .map(Queue::compute)
-            .fold(false, |any, moved| any | moved);
+        moved = queues.iter_mut().map(Queue::compute).fold(false, |any, moved| any | moved);
         moved |= communicate(program, &mut queues);
     }
     let Some(stuck) = queues.iter().position(|q| q.group < q.groups.len()) else {
@@ -30,11 +27,7 @@ pub fn prove_in_one_order(program: &Program) -> Result<(), Refusal> {
     };
     let waits = queues.iter().enumerate().filter_map(|(w, q)| {
         let open = q.groups.get(q.group)?.open();
-        Some(format!(
-            "{} waits with {}",
-            WorkerId(w as u16),
-            open.join(", ")
-        ))
+        Some(format!("{} waits with {}", WorkerId(w as u16), open.join(", ")))
     });
     let at = queues[stuck].groups[queues[stuck].group].start;
     let reason = Reason::Order(waits.collect());
@@ -61,17 +54,11 @@ struct Group {
 impl Queue {
     fn new(row: &[Instr]) -> Queue {
         let mut groups = Vec::new();
-        let mut group = Group {
-            start: 0,
-            instrs: Vec::new(),
-        };
+        let mut group = Group { start: 0, instrs: Vec::new() };
         for (i, instr) in row.iter().enumerate() {
             match instr {
                 Instr::Run(_) => {
-                    let next = Group {
-                        start: i + 1,
-                        instrs: Vec::new(),
-                    };
+                    let next = Group { start: i + 1, instrs: Vec::new() };
                     groups.push(std::mem::replace(&mut group, next));
                 }
                 Instr::Await(_) | Instr::Step(_) => {}
@@ -79,11 +66,7 @@ impl Queue {
             }
         }
         groups.push(group);
-        Queue {
-            groups,
-            group: 0,
-            n_issued: 1,
-        }
+        Queue { groups, group: 0, n_issued: 1 }
     }
 
     /// Runs the cells whose receives are done; returns whether any did.
@@ -104,11 +87,7 @@ impl Queue {
         while self.group < self.n_issued && self.groups[self.group].is_done() {
             self.group += 1;
         }
-        if self.group < self.n_issued {
-            Some(&mut self.groups[self.group])
-        } else {
-            None
-        }
+        if self.group < self.n_issued { Some(&mut self.groups[self.group]) } else { None }
     }
 }
 
@@ -133,12 +112,7 @@ impl Group {
 fn communicate(program: &Program, queues: &mut [Queue]) -> bool {
     let mut parties: FxHashMap<Event, usize> = FxHashMap::default();
     for queue in queues.iter_mut() {
-        for (instr, _) in queue
-            .current()
-            .iter()
-            .flat_map(|g| &g.instrs)
-            .filter(|(_, done)| !done)
-        {
+        for (instr, _) in queue.current().iter().flat_map(|g| &g.instrs).filter(|(_, done)| !done) {
             *parties.entry(Event::of(instr)).or_default() += 1;
         }
     }
@@ -181,14 +155,8 @@ mod tests {
     use crate::schedule::{Scaling, Shape, find};
 
     fn prove(schedule: &str, shape: Shape, sync: Sync) -> Result<(), String> {
-        let timetable = find(schedule)
-            .expect("known")
-            .timetable(&shape)
-            .expect("fits");
-        let how = Lowering {
-            sync,
-            ..Lowering::default()
-        };
+        let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
+        let how = Lowering { sync, ..Lowering::default() };
         let program = lower(&timetable, &how).expect("proven");
         prove_in_one_order(&program).map_err(|refusal| refusal.to_string())
     }
@@ -200,20 +168,8 @@ mod tests {
                 ("gpipe", Shape::new(4, 8)),
                 ("dapple", Shape::new(4, 8)),
                 ("chimera", Shape::new(8, 16)),
-                (
-                    "chimera",
-                    Shape {
-                        n_pipes: 4,
-                        ..Shape::new(8, 16)
-                    },
-                ),
-                (
-                    "chimera",
-                    Shape {
-                        scaling: Scaling::Halving,
-                        ..Shape::new(4, 16)
-                    },
-                ),
+                ("chimera", Shape { n_pipes: 4, ..Shape::new(8, 16) }),
+                ("chimera", Shape { scaling: Scaling::Halving, ..Shape::new(4, 16) }),
             ] {
                 assert_eq!(prove(schedule, shape, sync), Ok(()), "{schedule} {shape:?}");
             }
@@ -222,10 +178,7 @@ mod tests {
 
     #[test]
     fn a_send_whose_receive_stands_later_is_refused() {
-        let doubling = Shape {
-            scaling: Scaling::Doubling,
-            ..Shape::new(4, 16)
-        };
+        let doubling = Shape { scaling: Scaling::Doubling, ..Shape::new(4, 16) };
         let refusal = prove("chimera", doubling, Sync::AtEnd).expect_err("two forwards in a row");
         let want = "worker 0 waits with the send of activation(pipe 0, stage 0, micro-batch 2)";
         assert!(refusal.contains(want), "{refusal}");
@@ -235,9 +188,6 @@ mod tests {
     fn an_early_reduction_may_block_the_messages_behind_it() {
         assert_eq!(prove("gems", Shape::new(4, 8), Sync::AtEnd), Ok(()));
         let refusal = prove("gems", Shape::new(4, 8), Sync::Eager).expect_err("replicas far apart");
-        assert!(
-            refusal.contains("waits with the reduction of bucket"),
-            "{refusal}"
-        );
+        assert!(refusal.contains("waits with the reduction of bucket"), "{refusal}");
     }
 }

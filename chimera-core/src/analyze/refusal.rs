@@ -26,11 +26,7 @@ impl fmt::Display for Refusal {
             write!(f, "{worker}, cell {cell}: ")?;
         }
         write!(f, "{}", self.reason)?;
-        if self.drawing.is_empty() {
-            Ok(())
-        } else {
-            write!(f, "\n{}", self.drawing)
-        }
+        if self.drawing.is_empty() { Ok(()) } else { write!(f, "\n{}", self.drawing) }
     }
 }
 

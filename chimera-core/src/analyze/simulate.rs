@@ -66,22 +66,12 @@ impl UniformCosts {
     pub const fn new(forward: f64, backward: f64, message: f64) -> UniformCosts {
         let half = backward / 2.0;
         let recompute = forward;
-        UniformCosts {
-            forward,
-            input: half,
-            weight: half,
-            recompute,
-            message,
-            units_per_micro: 1,
-        }
+        UniformCosts { forward, input: half, weight: half, recompute, message, units_per_micro: 1 }
     }
 
     /// The same costs for micro-batches that are cut into `units` units.
     pub const fn per_units(self, units: u32) -> UniformCosts {
-        UniformCosts {
-            units_per_micro: units,
-            ..self
-        }
+        UniformCosts { units_per_micro: units, ..self }
     }
 }
 
@@ -105,19 +95,11 @@ impl Costs for UniformCosts {
 /// When everything happens if each worker does its row as early as it can.
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
     let mut clock = Clock::new(program, costs);
-    let mut group = Group::new(
-        &program.rows,
-        &program.channels,
-        &program.buckets,
-        &program.rules,
-    );
+    let mut group = Group::new(&program.rows, &program.channels, &program.buckets, &program.rules);
     let done = group.run(&mut clock);
     // Only proven programs come here, and the proof is this very interpretation.
     assert_eq!(done, Ok(true), "a proven program stopped in simulation");
-    Timeline {
-        n_workers: program.rows.len(),
-        events: clock.events,
-    }
+    Timeline { n_workers: program.rows.len(), events: clock.events }
 }
 
 /// When a value is there, and the event that made it.
@@ -169,17 +151,8 @@ impl<'p, C: Costs> Clock<'p, C> {
             free: vec![Ready::START; n_workers],
             lane: vec![Ready::START; n_workers],
             queues: vec![Default::default(); program.channels.len()],
-            sums: vec![
-                Sum {
-                    n_started: 0,
-                    ready: Ready::START
-                };
-                program.buckets.len()
-            ],
-            agreement: Agreement {
-                arrived: vec![false; n_workers],
-                ready: Ready::START,
-            },
+            sums: vec![Sum { n_started: 0, ready: Ready::START }; program.buckets.len()],
+            agreement: Agreement { arrived: vec![false; n_workers], ready: Ready::START },
         }
     }
 
@@ -191,17 +164,8 @@ impl<'p, C: Costs> Clock<'p, C> {
         }
         let end = start.at + takes;
         let index = self.events.len() as u32;
-        self.events.push(Event {
-            worker,
-            work,
-            start: start.at,
-            end,
-            after: start.by,
-        });
-        Ready {
-            at: end,
-            by: Some(index),
-        }
+        self.events.push(Event { worker, work, start: start.at, end, after: start.by });
+        Ready { at: end, by: Some(index) }
     }
 }
 
@@ -216,9 +180,7 @@ impl<C: Costs> Machine for Clock<'_, C> {
         eaten: Values<Ready>,
         makes: &[Token],
     ) -> Result<Values<Ready>, Infallible> {
-        let start = eaten
-            .into_iter()
-            .fold(self.free[worker.index()], Ready::later);
+        let start = eaten.into_iter().fold(self.free[worker.index()], Ready::later);
         let takes = match cell {
             Cell::One(op) => self.costs.op(worker, op),
             Cell::Pair(a, b) => self.costs.pair(worker, a, b),
@@ -239,10 +201,7 @@ impl<C: Costs> Machine for Clock<'_, C> {
         channel: ChannelId,
         value: Ready,
     ) -> Result<(), Infallible> {
-        let arrives = Ready {
-            at: value.at + self.costs.message(&token),
-            by: value.by,
-        };
+        let arrives = Ready { at: value.at + self.costs.message(&token), by: value.by };
         self.queues[channel.index()].push_back(arrives);
         Ok(())
     }
@@ -253,9 +212,7 @@ impl<C: Costs> Machine for Clock<'_, C> {
         _: Token,
         channel: ChannelId,
     ) -> Result<Poll<Ready>, Infallible> {
-        Ok(self.queues[channel.index()]
-            .pop_front()
-            .map_or(Poll::Pending, Poll::Ready))
+        Ok(self.queues[channel.index()].pop_front().map_or(Poll::Pending, Poll::Ready))
     }
 
     fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
@@ -293,10 +250,7 @@ impl<C: Costs> Machine for Clock<'_, C> {
         if arrived.contains(&false) {
             return Ok(Poll::Pending);
         }
-        self.free[worker.index()] = Ready {
-            at: ready.at + self.costs.agree(),
-            ..*ready
-        };
+        self.free[worker.index()] = Ready { at: ready.at + self.costs.agree(), ..*ready };
         Ok(Poll::Ready(()))
     }
 

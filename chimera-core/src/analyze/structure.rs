@@ -15,10 +15,7 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<(), 
     if rows != workers {
         return refuse(Reason::Rows { rows, workers });
     }
-    let unknown = tied
-        .iter()
-        .flatten()
-        .find(|s| s.index() >= placement.n_stages());
+    let unknown = tied.iter().flatten().find(|s| s.index() >= placement.n_stages());
     if let Some(stage) = unknown {
         return refuse(Reason::Tied(*stage));
     }
@@ -27,18 +24,14 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<(), 
             .map_err(|reason| refusal(timetable, Some((worker, cell)), reason))?;
     }
     // Counts come from files: nothing is allocated for passes that are surely not there.
-    let found: u64 = ops(timetable)
-        .map(|(_, _, op)| u64::from(op.span.len))
-        .sum();
+    let found: u64 = ops(timetable).map(|(_, _, op)| u64::from(op.span.len)).sum();
     let wanted = u64::from(timetable.n_units()) * placement.n_stages() as u64;
     if found < wanted {
         return refuse(Reason::Incomplete { found, wanted });
     }
     let mut passes = Passes::new(timetable);
     for (worker, cell, op) in ops(timetable) {
-        passes
-            .add(op)
-            .map_err(|reason| refusal(timetable, Some((worker, cell)), reason))?;
+        passes.add(op).map_err(|reason| refusal(timetable, Some((worker, cell)), reason))?;
     }
     match passes.absent() {
         None => Ok(()),
@@ -81,12 +74,7 @@ fn well_formed(timetable: &Timetable, worker: WorkerId, op: &Op) -> Result<(), R
 fn refusal(timetable: &Timetable, at: Option<(WorkerId, usize)>, reason: Reason) -> Refusal {
     let drawing = at.map(|(worker, cell)| text::marked_row(timetable.row(worker), cell));
     let schedule = timetable.schedule.clone();
-    Refusal {
-        schedule,
-        at,
-        reason,
-        drawing: drawing.unwrap_or_default(),
-    }
+    Refusal { schedule, at, reason, drawing: drawing.unwrap_or_default() }
 }
 
 /// Which passes each (micro-batch unit, stage) has had.
@@ -104,11 +92,7 @@ impl Passes {
 
     fn new(timetable: &Timetable) -> Passes {
         let (n_units, n_stages) = (timetable.n_units() as usize, timetable.placement.n_stages());
-        Passes {
-            n_stages,
-            pipe_of: vec![None; n_units],
-            done: vec![0; n_units * n_stages],
-        }
+        Passes { n_stages, pipe_of: vec![None; n_units], done: vec![0; n_units * n_stages] }
     }
 
     fn add(&mut self, op: Op) -> Result<(), Reason> {
@@ -154,20 +138,12 @@ struct Absent {
 impl Absent {
     fn reason(&self) -> Reason {
         let has = |bit| self.done & bit != 0;
-        let pass = match (
-            has(Passes::FORWARD),
-            has(Passes::INPUT),
-            has(Passes::WEIGHT),
-        ) {
+        let pass = match (has(Passes::FORWARD), has(Passes::INPUT), has(Passes::WEIGHT)) {
             (false, ..) => "forward",
             (_, false, false) => "backward",
             (_, false, _) => "backward's input half",
             _ => "backward's weight half",
         };
-        Reason::Absent {
-            unit: self.unit,
-            stage: self.stage,
-            pass,
-        }
+        Reason::Absent { unit: self.unit, stage: self.stage, pass }
     }
 }

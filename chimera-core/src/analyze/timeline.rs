@@ -53,11 +53,7 @@ impl Timeline {
     /// Time each worker spends in compute and optimizer updates.
     pub fn busy(&self) -> Vec<f64> {
         let mut busy = vec![0.0; self.n_workers];
-        for e in self
-            .events
-            .iter()
-            .filter(|e| !matches!(e.work, Work::Reduce(_)))
-        {
+        for e in self.events.iter().filter(|e| !matches!(e.work, Work::Reduce(_))) {
             busy[e.worker.index()] += e.end - e.start;
         }
         busy
@@ -66,11 +62,7 @@ impl Timeline {
     /// Idle time over makespan times workers; 0 for an empty timeline.
     pub fn bubble_ratio(&self) -> f64 {
         let total = self.makespan() * self.n_workers as f64;
-        if total > 0.0 {
-            1.0 - self.busy().iter().sum::<f64>() / total
-        } else {
-            0.0
-        }
+        if total > 0.0 { 1.0 - self.busy().iter().sum::<f64>() / total } else { 0.0 }
     }
 
     /// The chain of events that determines the makespan, first to last: each began as soon as the one

@@ -22,8 +22,7 @@ pub fn run<T>(comm: &mut impl Comm<T>, tensor: impl Fn(u32) -> T, number: impl F
     // Everyone sends to everyone, itself included, before anyone takes: sends do not block.
     for to in all() {
         for i in 0..20 {
-            comm.send(to, tag(0, i), tensor(code(me, to, i)))
-                .expect("send");
+            comm.send(to, tag(0, i), tensor(code(me, to, i))).expect("send");
         }
     }
     // Tags are taken in any order, posted or not.
@@ -43,14 +42,8 @@ pub fn run<T>(comm: &mut impl Comm<T>, tensor: impl Fn(u32) -> T, number: impl F
     let others = [
         tag(1, 0),
         tag(2, 0),
-        Tag {
-            step: 1,
-            what: What::Part { bucket, tensor: 0 },
-        },
-        Tag {
-            step: 1,
-            what: What::Sum { bucket, tensor: 0 },
-        },
+        Tag { step: 1, what: What::Part { bucket, tensor: 0 } },
+        Tag { step: 1, what: What::Sum { bucket, tensor: 0 } },
     ];
     for (i, tag) in (0..4).zip(others) {
         comm.send(right, tag, tensor(i)).expect("send");
@@ -62,26 +55,19 @@ pub fn run<T>(comm: &mut impl Comm<T>, tensor: impl Fn(u32) -> T, number: impl F
             taken = comm.try_take(left, tag).expect("try_take");
         }
         assert_eq!(taken.as_ref().map(&number), Some(i), "{tag:?} from {left}");
-        assert!(
-            comm.try_take(left, tag).expect("try_take").is_none(),
-            "{tag:?} came twice"
-        );
+        assert!(comm.try_take(left, tag).expect("try_take").is_none(), "{tag:?} came twice");
     }
 
     // Exchanges keep their order and may differ in length.
     for round in 0..5u8 {
         let mine = vec![round; me.index() + usize::from(round)];
         let got = comm.exchange(&mine, soon()).expect("exchange");
-        let want: Vec<_> = (0..n as usize)
-            .map(|r| vec![round; r + usize::from(round)])
-            .collect();
+        let want: Vec<_> = (0..n as usize).map(|r| vec![round; r + usize::from(round)]).collect();
         assert_eq!(got, want, "exchange {round}");
     }
 
     // What nobody sends does not come, and the error says what it was.
-    let never = comm
-        .take(left, tag(9, 9), Instant::now() + Duration::from_millis(20))
-        .err();
+    let never = comm.take(left, tag(9, 9), Instant::now() + Duration::from_millis(20)).err();
     assert!(
         matches!(&never, Some(CommError::Timeout { from, what, .. }) if *from == left && what.contains("micro-batch 9")),
         "{never:?}"
@@ -114,10 +100,7 @@ struct Suite {
 
 impl Suite {
     fn of<T>(comm: &impl Comm<T>) -> Suite {
-        Suite {
-            me: comm.rank(),
-            n: comm.n_ranks(),
-        }
+        Suite { me: comm.rank(), n: comm.n_ranks() }
     }
 }
 
@@ -127,13 +110,5 @@ fn soon() -> Instant {
 
 fn tag(step: u64, unit: u32) -> Tag {
     let (pipe, stage, span) = (PipeId(0), StageId(0), Span::one(unit));
-    Tag {
-        step,
-        what: What::Token(Token {
-            kind: TokenKind::Activation,
-            pipe,
-            stage,
-            span,
-        }),
-    }
+    Tag { step, what: What::Token(Token { kind: TokenKind::Activation, pipe, stage, span }) }
 }

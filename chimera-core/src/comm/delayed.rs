@@ -27,11 +27,7 @@ pub struct Stamped<T> {
 impl<T, C: Comm<Stamped<T>>, F: Fn(Tag) -> Duration> Delayed<T, C, F> {
     /// Delays the tensors sent through `inner` by `delay`.
     pub fn new(inner: C, delay: F) -> Delayed<T, C, F> {
-        Delayed {
-            inner,
-            delay,
-            early: FxHashMap::default(),
-        }
+        Delayed { inner, delay, early: FxHashMap::default() }
     }
 }
 
@@ -78,20 +74,11 @@ where
             None => self.inner.take(from, tag, deadline)?,
             Some(early) => early,
         };
-        std::thread::sleep(
-            message
-                .due
-                .min(deadline)
-                .saturating_duration_since(Instant::now()),
-        );
+        std::thread::sleep(message.due.min(deadline).saturating_duration_since(Instant::now()));
         if message.due > deadline {
             self.early.insert((from, tag), message);
             let what = tag.what.to_string();
-            return Err(CommError::Timeout {
-                from,
-                what,
-                waited: began.elapsed(),
-            });
+            return Err(CommError::Timeout { from, what, waited: began.elapsed() });
         }
         Ok(message.tensor)
     }

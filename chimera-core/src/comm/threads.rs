@@ -15,11 +15,7 @@ pub fn threads<T: Send>(n_ranks: u32) -> Vec<Threads<T>> {
         mailboxes: (0..n_ranks).map(|_| Mailbox::default()).collect(),
         abort: Mutex::new(None),
     });
-    let end = |rank| Threads {
-        rank: Rank(rank),
-        shared: Arc::clone(&shared),
-        n_exchanges: 0,
-    };
+    let end = |rank| Threads { rank: Rank(rank), shared: Arc::clone(&shared), n_exchanges: 0 };
     (0..n_ranks).map(end).collect()
 }
 
@@ -56,10 +52,7 @@ impl<T> Default for Mailbox<T> {
             gone: Vec::new(),
             is_aborted: false,
         };
-        Mailbox {
-            letters: Mutex::new(letters),
-            arrived: Condvar::new(),
-        }
+        Mailbox { letters: Mutex::new(letters), arrived: Condvar::new() }
     }
 }
 
@@ -107,11 +100,7 @@ impl<T> Threads<T> {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left == Duration::ZERO {
-                return Err(CommError::Timeout {
-                    from,
-                    what: what(),
-                    waited: began.elapsed(),
-                });
+                return Err(CommError::Timeout { from, what: what(), waited: began.elapsed() });
             }
             let waited = mailbox.arrived.wait_timeout(letters, left);
             letters = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -174,11 +163,7 @@ impl<T: Send> Comm<T> for Threads<T> {
         let what = || "its part of the agreement".to_string();
         (0..self.n_ranks())
             .map(Rank)
-            .map(|r| {
-                self.wait(r, &what, deadline, |letters| {
-                    letters.bytes.remove(&(r, number))
-                })
-            })
+            .map(|r| self.wait(r, &what, deadline, |letters| letters.bytes.remove(&(r, number))))
             .collect()
     }
 

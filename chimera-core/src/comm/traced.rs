@@ -39,10 +39,7 @@ pub enum Direction {
 impl<C> Traced<C> {
     /// Records what goes through `inner`.
     pub fn new(inner: C) -> Traced<C> {
-        Traced {
-            inner,
-            messages: Vec::new(),
-        }
+        Traced { inner, messages: Vec::new() }
     }
 
     /// The record so far; it begins anew.
@@ -51,13 +48,7 @@ impl<C> Traced<C> {
     }
 
     fn record(&mut self, direction: Direction, peer: Rank, tag: Tag, start: Instant) {
-        self.messages.push(Message {
-            direction,
-            peer,
-            tag,
-            start,
-            end: Instant::now(),
-        });
+        self.messages.push(Message { direction, peer, tag, start, end: Instant::now() });
     }
 }
 

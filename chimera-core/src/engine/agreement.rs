@@ -26,19 +26,9 @@ const N_NUMBERS: usize = 6;
 impl Record {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let stop = f64::from(u8::from(self.stop));
-        let numbers: [f64; N_NUMBERS] = [
-            self.loss,
-            self.squared_norm,
-            self.busy_s,
-            self.span_s,
-            self.bytes,
-            stop,
-        ];
-        numbers
-            .iter()
-            .flat_map(|n| n.to_le_bytes())
-            .chain(self.culprit.bytes())
-            .collect()
+        let numbers: [f64; N_NUMBERS] =
+            [self.loss, self.squared_norm, self.busy_s, self.span_s, self.bytes, stop];
+        numbers.iter().flat_map(|n| n.to_le_bytes()).chain(self.culprit.bytes()).collect()
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Record> {
@@ -112,10 +102,7 @@ mod tests {
         };
         let wire = [record(0.5, ""), record(1.5, "gradient of é")].map(|r| r.to_bytes());
         let agreed = Agreed::of(&wire).expect("sound records");
-        assert_eq!(
-            (agreed.loss, agreed.grad_norm, agreed.bubble_ratio),
-            (2.0, 4.0, 0.5)
-        );
+        assert_eq!((agreed.loss, agreed.grad_norm, agreed.bubble_ratio), (2.0, 4.0, 0.5));
         assert!(agreed.stop);
         assert_eq!(agreed.culprit, Some((Rank(1), "gradient of é".into())));
         assert_eq!(Agreed::of(&[wire[0].clone(), vec![1, 2]]), Err(Rank(1)));

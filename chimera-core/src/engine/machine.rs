@@ -59,10 +59,7 @@ where
         value: Value<S>,
     ) -> Result<(), Fault> {
         let to = self.rank_of(self.job.program.channels()[channel.index()].to, self.group);
-        let tag = Tag {
-            step: self.step,
-            what: What::Token(token),
-        };
+        let tag = Tag { step: self.step, what: What::Token(token) };
         let sent = self.comm.send(to, tag, value.tensor());
         self.on_wire(token, sent)
     }
@@ -73,14 +70,8 @@ where
         token: Token,
         channel: ChannelId,
     ) -> Result<Poll<Value<S>>, Fault> {
-        let from = self.rank_of(
-            self.job.program.channels()[channel.index()].from,
-            self.group,
-        );
-        let tag = |token| Tag {
-            step: self.step,
-            what: What::Token(token),
-        };
+        let from = self.rank_of(self.job.program.channels()[channel.index()].from, self.group);
+        let tag = |token| Tag { step: self.step, what: What::Token(token) };
         let (now, ahead) = (tag(token), self.job.program.channel_bound() as usize);
         let next = self.expected[channel.index()].get(ahead).copied().map(tag);
         let taken = self.comm.take(from, now, self.deadline());
@@ -94,15 +85,8 @@ where
     }
 
     fn reduce(&mut self, _: WorkerId, bucket: BucketId) -> Result<(), Fault> {
-        let World {
-            layout,
-            held,
-            kernels,
-            ..
-        } = &mut *self;
-        let parts = layout[bucket.index()]
-            .iter()
-            .map(|places| own_part(kernels, held, places));
+        let World { layout, held, kernels, .. } = &mut *self;
+        let parts = layout[bucket.index()].iter().map(|places| own_part(kernels, held, places));
         let parts = parts.collect();
         let parts = self.on_device(format!("reduction of {bucket}"), parts)?;
         let members = &self.job.program.buckets()[bucket.index()].members;
@@ -110,14 +94,8 @@ where
         let members = groups.flat_map(|g| members.iter().map(move |w| (*w, g)));
         let members = members.map(|(w, g)| self.rank_of(w, g)).collect();
         let start = self.now_s();
-        let sum = Reduction::start(
-            &self.kernels,
-            &mut self.comm,
-            self.step,
-            bucket,
-            members,
-            parts,
-        );
+        let sum =
+            Reduction::start(&self.kernels, &mut self.comm, self.step, bucket, members, parts);
         let sum = self.on_wire(format!("reduction of {bucket}"), sum)?;
         self.under_way.push((bucket, sum, start));
         Ok(())
@@ -148,20 +126,11 @@ where
         let rank = self.comm.rank();
         let agreed = Agreed::of(&records).map_err(|from| Fault {
             peer: Some(from),
-            ..Fault::new(
-                Class::Mismatch,
-                rank,
-                format!("{from} sent a record that cannot be read"),
-            )
+            ..Fault::new(Class::Mismatch, rank, format!("{from} sent a record that cannot be read"))
         })?;
-        self.since_agreed = Since {
-            start: Instant::now(),
-            busy_s: 0.0,
-        };
-        if let Some((at, culprit)) = agreed
-            .culprit
-            .clone()
-            .filter(|_| self.job.training.check_finite)
+        self.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
+        if let Some((at, culprit)) =
+            agreed.culprit.clone().filter(|_| self.job.training.check_finite)
         {
             let message = format!(
                 "{culprit} is not finite; the weights are those of the last sound step. \
@@ -180,26 +149,11 @@ where
         let start = self.now_s();
         let norm = self.agreed.as_ref().map_or(0.0, |a| a.grad_norm);
         let training = self.job.training;
-        let grad_scale = if training.clip.is_some() {
-            training.grad_scale(norm)
-        } else {
-            1.0
-        };
-        let World {
-            layout,
-            held,
-            kernels,
-            step,
-            ..
-        } = &mut *self;
+        let grad_scale = if training.clip.is_some() { training.grad_scale(norm) } else { 1.0 };
+        let World { layout, held, kernels, step, .. } = &mut *self;
         let mut places = layout[bucket.index()].iter().flatten();
         let updated = places.try_for_each(|&(stage, index)| {
-            let Held {
-                stage,
-                weights,
-                grads,
-                moments,
-            } = held_mut(held, stage);
+            let Held { stage, weights, grads, moments } = held_mut(held, stage);
             let by = training.adamw(*step, stage.params()[index].decay, grad_scale);
             let [m, v] = &mut moments[index];
             kernels.adamw(&mut weights[index], &grads[index], m, v, &by)
@@ -217,12 +171,7 @@ where
     C: Comm<K::Tensor>,
 {
     fn poll_sums(&mut self) -> Result<(), Fault> {
-        let World {
-            under_way,
-            kernels,
-            comm,
-            ..
-        } = &mut *self;
+        let World { under_way, kernels, comm, .. } = &mut *self;
         let polled = under_way.iter_mut().try_for_each(|(bucket, sum, _)| {
             sum.poll(kernels, comm).map_err(|error| (*bucket, error))
         });

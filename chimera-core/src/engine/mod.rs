@@ -61,9 +61,7 @@ impl Job<'_> {
         }
         if self.micro_batch_size == 0 || !self.micro_batch_size.is_multiple_of(units) {
             let size = self.micro_batch_size;
-            return Some(format!(
-                "{size} samples cannot be cut into {units} equal parts"
-            ));
+            return Some(format!("{size} samples cannot be cut into {units} equal parts"));
         }
         if self.training.needs_barrier() && !program.has_barrier() {
             return Some("clipping and the finite check need a program with a barrier".into());
@@ -83,10 +81,7 @@ pub struct Patience {
 
 impl Default for Patience {
     fn default() -> Patience {
-        Patience {
-            first_step: Duration::from_secs(300),
-            later: Duration::from_secs(100),
-        }
+        Patience { first_step: Duration::from_secs(300), later: Duration::from_secs(100) }
     }
 }
 

@@ -120,9 +120,7 @@ where
         self.residuals.held -= self.held(op.stage).stage.saved_bytes(&saved);
         let batch = self.batch(op);
         let held = self.held(op.stage);
-        let result = held
-            .stage
-            .backward_input(&held.weights, &batch.micro(self), saved, dy);
+        let result = held.stage.backward_input(&held.weights, &batch.micro(self), saved, dy);
         self.on_device(op, result)
     }
 
@@ -130,9 +128,7 @@ where
         let batch = self.batch(op);
         let mut grads = std::mem::take(&mut self.held_mut(op.stage).grads);
         let held = self.held(op.stage);
-        let result = held
-            .stage
-            .backward_weight(&batch.micro(self), deferred, &mut grads);
+        let result = held.stage.backward_weight(&batch.micro(self), deferred, &mut grads);
         self.held_mut(op.stage).grads = grads;
         self.on_device(op, result)
     }
@@ -140,16 +136,9 @@ where
     fn split_saved(&mut self, op: &Op, saved: S::Saved) -> Result<Vec<Value<S>>, Fault> {
         let parts = usize::from(op.span.len);
         let stage = &self.held(op.stage).stage;
-        let split = if parts == 1 {
-            Ok(vec![saved])
-        } else {
-            stage.split_saved(saved, parts)
-        };
+        let split = if parts == 1 { Ok(vec![saved]) } else { stage.split_saved(saved, parts) };
         let split = self.on_device(op, split)?;
-        let bytes: u64 = split
-            .iter()
-            .map(|s| self.held(op.stage).stage.saved_bytes(s))
-            .sum();
+        let bytes: u64 = split.iter().map(|s| self.held(op.stage).stage.saved_bytes(s)).sum();
         self.residuals.held += bytes;
         self.residuals.peak = self.residuals.peak.max(self.residuals.held);
         Ok(split.into_iter().map(Value::Saved).collect())
@@ -158,16 +147,8 @@ where
     fn split(&self, op: &Op, tensor: S::Tensor) -> Result<Vec<Value<S>>, Fault> {
         let parts = usize::from(op.span.len);
         let stage = &self.held(op.stage).stage;
-        let split = if parts == 1 {
-            Ok(vec![tensor])
-        } else {
-            stage.split_tensor(tensor, parts)
-        };
-        Ok(self
-            .on_device(op, split)?
-            .into_iter()
-            .map(Value::Tensor)
-            .collect())
+        let split = if parts == 1 { Ok(vec![tensor]) } else { stage.split_tensor(tensor, parts) };
+        Ok(self.on_device(op, split)?.into_iter().map(Value::Tensor).collect())
     }
 
     /// The samples of an op: number `(group*N + m)*B + i` of the global batch for sample `i` of
@@ -181,27 +162,16 @@ where
         let is_end = op.stage.0 == 0 || op.stage.index() + 1 == program.placement().n_stages();
         if is_end {
             for sample in first..first + unit_samples * u64::from(op.span.len) {
-                self.job
-                    .data
-                    .sample(self.step, sample, &mut input, &mut target);
+                self.job.data.sample(self.step, sample, &mut input, &mut target);
             }
         }
-        Batch {
-            sample: first,
-            input,
-            target,
-        }
+        Batch { sample: first, input, target }
     }
 }
 
 /// The op on each of its units alone.
 fn units(op: &Op) -> impl Iterator<Item = Op> + use<> {
-    let Op {
-        kind,
-        pipe,
-        stage,
-        span,
-    } = *op;
+    let Op { kind, pipe, stage, span } = *op;
     span.units().map(move |u| Op::new(kind, pipe, stage, u))
 }
 

@@ -20,10 +20,7 @@ where
     R: Send,
 {
     // Shared, so that the end of a rank whose thread cannot be started is still there to abort with.
-    let ends: Vec<_> = threads::<T>(n_ranks)
-        .into_iter()
-        .map(|end| Mutex::new(Some(end)))
-        .collect();
+    let ends: Vec<_> = threads::<T>(n_ranks).into_iter().map(|end| Mutex::new(Some(end))).collect();
     let first = OnceLock::new();
     let fail = |comm: &mut Threads<T>, fault: Fault| {
         comm.abort(first.get_or_init(|| fault.clone()));
@@ -71,11 +68,7 @@ fn panicked(rank: Rank, panic: &(dyn std::any::Any + Send)) -> Fault {
         .map(|s| s.to_string())
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "without a message".into());
-    Fault::new(
-        Class::Internal,
-        rank,
-        format!("panicked: {text}. This is a bug in the program"),
-    )
+    Fault::new(Class::Internal, rank, format!("panicked: {text}. This is a bug in the program"))
 }
 
 #[cfg(test)]
@@ -105,10 +98,7 @@ mod tests {
             conformance::run(&mut traced, |i| i, |i| *i);
             let messages = traced.take_messages();
             let of = |d: Direction| messages.iter().filter(|m| m.direction == d).count();
-            assert_eq!(
-                (of(Direction::Sent), of(Direction::Taken)),
-                (3 * 20 + 4, 3 * 20 + 4)
-            );
+            assert_eq!((of(Direction::Sent), of(Direction::Taken)), (3 * 20 + 4, 3 * 20 + 4));
             assert!(messages.iter().all(|m| m.start <= m.end));
             conformance::run_abort(&mut traced, |i| i);
             Ok(())

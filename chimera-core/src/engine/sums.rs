@@ -62,10 +62,7 @@ impl<T: Clone + Send> Reduction<T> {
         K: Kernels<Tensor = T>,
         C: Comm<T>,
     {
-        let sizes = parts
-            .iter()
-            .map(|t| kernels.shape(t).iter().product())
-            .collect::<Vec<usize>>();
+        let sizes = parts.iter().map(|t| kernels.shape(t).iter().product()).collect::<Vec<usize>>();
         let owners = owners(&sizes, members.len());
         let me = comm.rank();
         let mut pieces = Vec::with_capacity(parts.len());
@@ -74,29 +71,14 @@ impl<T: Clone + Send> Reduction<T> {
             pieces.push(if owner == me {
                 let mut part = Some(part);
                 Piece::Mine(
-                    members
-                        .iter()
-                        .map(|m| if *m == me { part.take() } else { None })
-                        .collect(),
+                    members.iter().map(|m| if *m == me { part.take() } else { None }).collect(),
                 )
             } else {
-                comm.send(
-                    owner,
-                    Tag {
-                        step,
-                        what: What::Part { bucket, tensor },
-                    },
-                    part,
-                )?;
+                comm.send(owner, Tag { step, what: What::Part { bucket, tensor } }, part)?;
                 Piece::Theirs(owner)
             });
         }
-        Ok(Reduction {
-            bucket,
-            step,
-            members,
-            pieces,
-        })
+        Ok(Reduction { bucket, step, members, pieces })
     }
 
     /// Gets as far as it can without waiting.
@@ -119,9 +101,7 @@ impl<T: Clone + Send> Reduction<T> {
         K: Kernels<Tensor = T>,
         C: Comm<T>,
     {
-        self.advance(kernels, comm, |comm, from, tag| {
-            comm.take(from, tag, deadline).map(Some)
-        })?;
+        self.advance(kernels, comm, |comm, from, tag| comm.take(from, tag, deadline).map(Some))?;
         let done = self.pieces.into_iter().map(|piece| match piece {
             Piece::Done(sum) => sum,
             Piece::Mine(_) | Piece::Theirs(_) => panic!("a sum ended without all its parts"),
@@ -145,42 +125,22 @@ impl<T: Clone + Send> Reduction<T> {
             let Piece::Mine(parts) = piece else { continue };
             for (part, from) in parts.iter_mut().zip(&self.members) {
                 if part.is_none() {
-                    *part = take(
-                        comm,
-                        *from,
-                        Tag {
-                            step,
-                            what: What::Part { bucket, tensor },
-                        },
-                    )?;
+                    *part = take(comm, *from, Tag { step, what: What::Part { bucket, tensor } })?;
                 }
             }
             if parts.iter().all(Option::is_some) {
                 let sum = add(kernels, std::mem::take(parts))?;
                 let me = comm.rank();
                 for to in self.members.iter().filter(|m| **m != me) {
-                    comm.send(
-                        *to,
-                        Tag {
-                            step,
-                            what: What::Sum { bucket, tensor },
-                        },
-                        sum.clone(),
-                    )?;
+                    comm.send(*to, Tag { step, what: What::Sum { bucket, tensor } }, sum.clone())?;
                 }
                 *piece = Piece::Done(sum);
             }
         }
         for (tensor, piece) in (0..).zip(&mut self.pieces) {
             if let Piece::Theirs(owner) = *piece
-                && let Some(sum) = take(
-                    comm,
-                    owner,
-                    Tag {
-                        step,
-                        what: What::Sum { bucket, tensor },
-                    },
-                )?
+                && let Some(sum) =
+                    take(comm, owner, Tag { step, what: What::Sum { bucket, tensor } })?
             {
                 *piece = Piece::Done(sum);
             }

@@ -60,10 +60,7 @@ where
         }
         let placement = job.program.placement();
         let (rank, depth) = (comm.rank(), placement.n_workers());
-        let (group, me) = (
-            rank.index() / depth,
-            WorkerId((rank.index() % depth) as u16),
-        );
+        let (group, me) = (rank.index() / depth, WorkerId((rank.index() % depth) as u16));
         let mut held: Vec<Option<Held<S>>> = (0..placement.n_stages()).map(|_| None).collect();
         for id in placement.stages_of(me) {
             let made = hold(stage(id), &kernels, job.training.seed);
@@ -83,10 +80,7 @@ where
             losses: Vec::new(),
             residuals: ResidualBytes::default(),
             events: Vec::new(),
-            since_agreed: Since {
-                start: Instant::now(),
-                busy_s: 0.0,
-            },
+            since_agreed: Since { start: Instant::now(), busy_s: 0.0 },
             agreed: None,
             job,
             kernels,
@@ -102,10 +96,7 @@ where
     pub fn step(&mut self, step: u64) -> Result<StepReport, Fault> {
         let program = self.world.job.program;
         let instrs = &program.rows()[self.me.index()];
-        self.begin(step, instrs).map_err(|f| Fault {
-            step: Some(step),
-            ..f
-        })?;
+        self.begin(step, instrs).map_err(|f| Fault { step: Some(step), ..f })?;
         let mut row = Row::new(self.me);
         loop {
             match row.advance(instrs, program.rules(), &mut self.world) {
@@ -135,14 +126,7 @@ where
     /// The weights of which this rank is the first replica, so that all ranks together give each tensor
     /// once: its parameter and its values, row-major.
     pub fn weights(&self) -> Result<Vec<(Param, Vec<f32>)>, Fault> {
-        let World {
-            kernels,
-            comm,
-            group,
-            job,
-            layout,
-            ..
-        } = &self.world;
+        let World { kernels, comm, group, job, layout, .. } = &self.world;
         let mut weights = Vec::new();
         for (bucket, tensors) in job.program.buckets().iter().zip(layout) {
             if *group != 0 || bucket.members.first() != Some(&self.me) {
@@ -168,10 +152,7 @@ where
         for held in world.held.iter_mut().flatten() {
             for (grad, param) in held.grads.iter_mut().zip(held.stage.params()) {
                 // Never cleared in place: the sums of the last step may be shared with other ranks.
-                *grad = world
-                    .kernels
-                    .zeros(&param.shape)
-                    .map_err(|e| device_fault(rank, e))?;
+                *grad = world.kernels.zeros(&param.shape).map_err(|e| device_fault(rank, e))?;
             }
         }
         world.expected = vec![VecDeque::new(); world.job.program.channels().len()];
@@ -184,15 +165,9 @@ where
     }
 
     fn report(&self, step: u64) -> Result<StepReport, Fault> {
-        let World {
-            agreed, comm, job, ..
-        } = &self.world;
+        let World { agreed, comm, job, .. } = &self.world;
         let agreed = agreed.as_ref().ok_or_else(|| {
-            Fault::new(
-                Class::Internal,
-                comm.rank(),
-                "the program ends without an agreement",
-            )
+            Fault::new(Class::Internal, comm.rank(), "the program ends without an agreement")
         })?;
         Ok(StepReport {
             step,
@@ -222,12 +197,7 @@ where
         .iter()
         .map(|p| Ok([kernels.zeros(&p.shape)?, kernels.zeros(&p.shape)?]))
         .collect::<Result<_, crate::kernels::DeviceError>>()?;
-    Ok(Held {
-        weights,
-        grads,
-        moments,
-        stage,
-    })
+    Ok(Held { weights, grads, moments, stage })
 }
 
 /// By bucket and tensor: where this rank keeps it. A bucket of one stage holds its tensors of its own,
@@ -237,9 +207,7 @@ fn layout<S: Stage>(job: &Job<'_>, held: &[Option<Held<S>>]) -> Vec<Vec<Places>>
         let is_tied = stages.len() > 1;
         let mut tensors: Vec<(String, Places)> = Vec::new();
         for &stage in stages {
-            let params = held[stage.index()]
-                .iter()
-                .flat_map(|held| held.stage.params());
+            let params = held[stage.index()].iter().flat_map(|held| held.stage.params());
             for (index, param) in params.enumerate().filter(|(_, p)| p.tied == is_tied) {
                 match tensors.iter_mut().find(|(name, _)| *name == param.name) {
                     Some((_, places)) => places.push((stage, index)),
@@ -252,9 +220,5 @@ fn layout<S: Stage>(job: &Job<'_>, held: &[Option<Held<S>>]) -> Vec<Vec<Places>>
         }
         tensors.into_iter().map(|(_, places)| places).collect()
     };
-    job.program
-        .buckets()
-        .iter()
-        .map(|b| tensors_of(&b.stages))
-        .collect()
+    job.program.buckets().iter().map(|b| tensors_of(&b.stages)).collect()
 }

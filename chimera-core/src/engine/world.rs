@@ -74,12 +74,7 @@ where
 
     pub(super) fn deadline(&self) -> Instant {
         let Patience { first_step, later } = self.job.patience;
-        Instant::now()
-            + if self.agreed.is_none() {
-                first_step
-            } else {
-                later
-            }
+        Instant::now() + if self.agreed.is_none() { first_step } else { later }
     }
 
     /// Announces the first messages of every channel, as many as the channel must be able to hold.
@@ -89,13 +84,8 @@ where
             let from = self.job.program.channels()[c].from;
             let from = self.rank_of(from, self.group);
             for &token in tokens.iter().take(n_ahead) {
-                let tag = Tag {
-                    step: self.step,
-                    what: What::Token(token),
-                };
-                self.comm
-                    .post(from, tag)
-                    .map_err(|e| comm_fault(self.comm.rank(), e))?;
+                let tag = Tag { step: self.step, what: What::Token(token) };
+                self.comm.post(from, tag).map_err(|e| comm_fault(self.comm.rank(), e))?;
             }
         }
         Ok(())
@@ -137,20 +127,12 @@ where
         if !matches!(work, Work::Reduce(_)) {
             self.since_agreed.busy_s += end - start;
         }
-        self.events.push(Event {
-            worker,
-            work,
-            start,
-            end,
-            after: None,
-        });
+        self.events.push(Event { worker, work, start, end, after: None });
     }
 
     /// The proof places every op where its stage is, so a stage that is not here is a bug.
     pub(super) fn held(&self, stage: StageId) -> &Held<S> {
-        self.held[stage.index()]
-            .as_ref()
-            .unwrap_or_else(|| panic!("{stage} is not on this worker"))
+        self.held[stage.index()].as_ref().unwrap_or_else(|| panic!("{stage} is not on this worker"))
     }
 
     pub(super) fn held_mut(&mut self, stage: StageId) -> &mut Held<S> {
@@ -172,9 +154,7 @@ where
 }
 
 pub(super) fn held_mut<S: Stage>(held: &mut [Option<Held<S>>], stage: StageId) -> &mut Held<S> {
-    held[stage.index()]
-        .as_mut()
-        .unwrap_or_else(|| panic!("{stage} is not on this worker"))
+    held[stage.index()].as_mut().unwrap_or_else(|| panic!("{stage} is not on this worker"))
 }
 
 pub(super) fn device_fault(rank: Rank, error: DeviceError) -> Fault {
@@ -189,14 +169,12 @@ pub(super) fn comm_fault(rank: Rank, error: CommError) -> Fault {
     let message = error.to_string();
     match error {
         CommError::Aborted(cause) => cause,
-        CommError::Timeout { from, .. } => Fault {
-            peer: Some(from),
-            ..Fault::new(Class::Timeout, rank, message)
-        },
-        CommError::Lost { from, .. } => Fault {
-            peer: Some(from),
-            ..Fault::new(Class::PeerLost, rank, message)
-        },
+        CommError::Timeout { from, .. } => {
+            Fault { peer: Some(from), ..Fault::new(Class::Timeout, rank, message) }
+        }
+        CommError::Lost { from, .. } => {
+            Fault { peer: Some(from), ..Fault::new(Class::PeerLost, rank, message) }
+        }
         CommError::Failed(_) => Fault::new(Class::Internal, rank, message),
     }
 }

@@ -59,12 +59,7 @@ struct RawOp {
 
 impl From<RawOp> for Op {
     fn from(raw: RawOp) -> Op {
-        Op {
-            kind: raw.kind.0,
-            pipe: raw.pipe,
-            stage: raw.stage,
-            span: raw.micro_batches.0,
-        }
+        Op { kind: raw.kind.0, pipe: raw.pipe, stage: raw.stage, span: raw.micro_batches.0 }
     }
 }
 
@@ -77,15 +72,7 @@ impl<'de> Deserialize<'de> for Cell {
                 stage: Some(stage),
                 micro_batches: Some(micro_batches),
                 pair: None,
-            } => Ok(Cell::One(
-                RawOp {
-                    kind,
-                    pipe,
-                    stage,
-                    micro_batches,
-                }
-                .into(),
-            )),
+            } => Ok(Cell::One(RawOp { kind, pipe, stage, micro_batches }.into())),
             RawCell {
                 kind: None,
                 pipe: None,

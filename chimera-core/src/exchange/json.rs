@@ -150,10 +150,7 @@ fn printable(error: &serde_json::Error) -> String {
 }
 
 fn invalid(path: impl Into<String>, reason: impl Into<String>) -> ReadError {
-    ReadError::Value {
-        path: path.into(),
-        reason: reason.into(),
-    }
+    ReadError::Value { path: path.into(), reason: reason.into() }
 }
 
 impl File {
@@ -163,11 +160,8 @@ impl File {
             let reason = format!("has more than {MAX_NAME} bytes or control characters");
             return Err(invalid("schedule", reason));
         }
-        for (path, count) in [
-            ("depth", self.depth),
-            ("stages", self.stages),
-            ("pipes", self.pipes),
-        ] {
+        for (path, count) in [("depth", self.depth), ("stages", self.stages), ("pipes", self.pipes)]
+        {
             if !(1..=MAX_COUNT).contains(&count) {
                 return Err(invalid(path, format!("{count} is not in 1 to {MAX_COUNT}")));
             }
@@ -175,12 +169,7 @@ impl File {
         same("rows", self.rows.len(), self.depth, "depth")?;
         same("placement", self.placement.len(), self.pipes, "pipes")?;
         for (pipe, workers) in self.placement.iter().enumerate() {
-            same(
-                &format!("placement[{pipe}]"),
-                workers.len(),
-                self.stages,
-                "stages",
-            )?;
+            same(&format!("placement[{pipe}]"), workers.len(), self.stages, "stages")?;
             for (stage, worker) in workers.iter().enumerate() {
                 let path = || format!("placement[{pipe}][{stage}]");
                 below(path, "worker", worker.index(), self.depth, "depth")?;
@@ -194,10 +183,7 @@ impl File {
         let sound = (1.0..=MAX_UNITS).contains(&units) && (units * self.unit - 1.0).abs() < 1e-9;
         match sound {
             true => Ok(units as u32),
-            false => Err(invalid(
-                "unit",
-                format!("{} is not 1, 0.5 or another 1/k", self.unit),
-            )),
+            false => Err(invalid("unit", format!("{} is not 1, 0.5 or another 1/k", self.unit))),
         }
     }
 
@@ -257,9 +243,6 @@ fn below(
 ) -> Result<(), ReadError> {
     match id < count {
         true => Ok(()),
-        false => Err(invalid(
-            path(),
-            format!("{what} {id} is not below {count} ({of})"),
-        )),
+        false => Err(invalid(path(), format!("{what} {id} is not below {count} ({of})"))),
     }
 }

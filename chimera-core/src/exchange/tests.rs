@@ -38,128 +38,48 @@ fn a_row_stands_on_a_line() {
 #[test]
 fn one_wrong_thing_is_named() {
     for (from, to, reason) in [
-        (
-            "\"depth\": 2",
-            "\"depth\": 3",
-            "rows: 2 entries, but depth is 3",
-        ),
-        (
-            "\"depth\": 2",
-            "\"depth\": 4097",
-            "depth: 4097 is not in 1 to 4096",
-        ),
+        ("\"depth\": 2", "\"depth\": 3", "rows: 2 entries, but depth is 3"),
+        ("\"depth\": 2", "\"depth\": 4097", "depth: 4097 is not in 1 to 4096"),
         (
             "\"depth\": 2",
             "\"depth\": -2",
             "invalid value: integer `-2`, expected usize at line 3 column 13",
         ),
-        (
-            "\"depth\": 2",
-            "\"depth\": NaN",
-            "expected value at line 3 column 12",
-        ),
-        (
-            "\"depth\": 2",
-            "\"depth\": 2.5",
-            "invalid type: floating point `2.5`",
-        ),
-        (
-            "\"depth\": 2",
-            "\"depth\": 2, \"depth\": 2",
-            "duplicate field `depth`",
-        ),
-        (
-            "\"depth\"",
-            "\"dpeth\"",
-            "unknown field `dpeth`, expected one of `schedule`, `depth`",
-        ),
-        (
-            "\"pipes\": 1",
-            "\"pipes\": 0",
-            "pipes: 0 is not in 1 to 4096",
-        ),
-        (
-            "\"stages\": 2",
-            "\"stages\": 3",
-            "placement[0]: 2 entries, but stages is 3",
-        ),
-        (
-            "[0, 1]",
-            "[0, 2]",
-            "placement[0][1]: worker 2 is not below 2 (depth)",
-        ),
+        ("\"depth\": 2", "\"depth\": NaN", "expected value at line 3 column 12"),
+        ("\"depth\": 2", "\"depth\": 2.5", "invalid type: floating point `2.5`"),
+        ("\"depth\": 2", "\"depth\": 2, \"depth\": 2", "duplicate field `depth`"),
+        ("\"depth\"", "\"dpeth\"", "unknown field `dpeth`, expected one of `schedule`, `depth`"),
+        ("\"pipes\": 1", "\"pipes\": 0", "pipes: 0 is not in 1 to 4096"),
+        ("\"stages\": 2", "\"stages\": 3", "placement[0]: 2 entries, but stages is 3"),
+        ("[0, 1]", "[0, 2]", "placement[0][1]: worker 2 is not below 2 (depth)"),
         ("[0, 1]", "[0, 70000]", "expected u16 at line 8"),
-        (
-            "\"micro_batches\": 1",
-            "\"micro_batches\": 0",
-            "micro_batches: 0 is less than 1",
-        ),
+        ("\"micro_batches\": 1", "\"micro_batches\": 0", "micro_batches: 0 is less than 1"),
         (
             "\"micro_batches\": 1",
             "\"micro_batches\": 4000000000",
             "4000000000 at 2 stages are more than",
         ),
-        (
-            "\"pipes\": 1",
-            "\"pipes\": 1, \"unit\": 0.7",
-            "unit: 0.7 is not 1, 0.5",
-        ),
+        ("\"pipes\": 1", "\"pipes\": 1, \"unit\": 0.7", "unit: 0.7 is not 1, 0.5"),
         ("\"pipes\": 1", "\"pipes\": 1, \"unit\": 1e-300", "unit: "),
-        (
-            "\"pipes\": 1",
-            "\"pipes\": 1, \"unit\": null",
-            "invalid type: null",
-        ),
-        (
-            "\"stage\":1",
-            "\"stage\":9",
-            "rows[1][0]: stage 9 is not below 2 (stages)",
-        ),
-        (
-            "\"pipe\":0",
-            "\"pipe\":1",
-            "rows[0][0]: pipe 1 is not below 1 (pipes)",
-        ),
+        ("\"pipes\": 1", "\"pipes\": 1, \"unit\": null", "invalid type: null"),
+        ("\"stage\":1", "\"stage\":9", "rows[1][0]: stage 9 is not below 2 (stages)"),
+        ("\"pipe\":0", "\"pipe\":1", "rows[0][0]: pipe 1 is not below 1 (pipes)"),
         (
             "\"kind\":\"F\"",
             "\"kind\":\"X\"",
             "unknown variant `X`, expected one of `F`, `B`, `I`, `W`, `R`",
         ),
-        (
-            "\"kind\":\"F\"",
-            "\"kind\":\"F\\u001b\"",
-            "unknown variant `F\u{fffd}`",
-        ),
-        (
-            "\"kind\":\"F\",",
-            "",
-            "a cell has `kind`, `pipe`, `stage` and `micro_batches`",
-        ),
-        (
-            "es\":[0]",
-            "es\":[1]",
-            "rows[0][0]: micro-batch 1 is not below 1",
-        ),
-        (
-            "es\":[0]",
-            "es\":[4294967295]",
-            "micro-batch 4294967295 is not below 1",
-        ),
-        (
-            "es\":[0]",
-            "es\":[4294967295,0]",
-            "micro-batch 0 does not follow",
-        ),
+        ("\"kind\":\"F\"", "\"kind\":\"F\\u001b\"", "unknown variant `F\u{fffd}`"),
+        ("\"kind\":\"F\",", "", "a cell has `kind`, `pipe`, `stage` and `micro_batches`"),
+        ("es\":[0]", "es\":[1]", "rows[0][0]: micro-batch 1 is not below 1"),
+        ("es\":[0]", "es\":[4294967295]", "micro-batch 4294967295 is not below 1"),
+        ("es\":[0]", "es\":[4294967295,0]", "micro-batch 0 does not follow"),
         ("es\":[0]", "es\":[]", "invalid length 0"),
         ("es\":[0]", "es\":[0,2]", "micro-batch 2 does not follow"),
         ("es\":[0]", "es\":0", "expected micro-batch ids"),
         ("{\"pair\":[", "{\"pair\":[[],", "expected an object"),
         ("{\"pair\":[", "{\"stage\":0,\"pair\":[", "or `pair` alone"),
-        (
-            "gpipe",
-            "\\u0000",
-            "schedule: has more than 256 bytes or control characters",
-        ),
+        ("gpipe", "\\u0000", "schedule: has more than 256 bytes or control characters"),
         ("]\n}", "]\n} x", "trailing characters"),
     ] {
         let bad = GOOD.replacen(from, to, 1);
@@ -180,23 +100,11 @@ fn hostile_files_are_refused() {
     for bad in [&deep, &many, &empty_cells, &long_key, &long_span] {
         assert!(refusal(bad).len() < 400);
     }
-    for bad in [
-        "",
-        "null",
-        "[]",
-        "{}",
-        "\"\"",
-        "1",
-        "{\"rows\":",
-        "\u{feff}{}",
-    ] {
+    for bad in ["", "null", "[]", "{}", "\"\"", "1", "{\"rows\":", "\u{feff}{}"] {
         refusal(bad);
     }
     assert!(refusal(r#"["x",1,1,1,1,1.0,[[0]],[[]]]"#).contains("expected an object"));
-    assert!(matches!(
-        from_json(&vec![b' '; MAX_BYTES + 1]),
-        Err(ReadError::TooLong(_))
-    ));
+    assert!(matches!(from_json(&vec![b' '; MAX_BYTES + 1]), Err(ReadError::TooLong(_))));
     assert!(from_json(b"\xff\xfe").is_err());
 }
 
@@ -213,10 +121,7 @@ fn any_op(depth: u16, n_pipes: u16, n_units: u32) -> impl Strategy<Value = Op> {
         kind,
         pipe: PipeId(p),
         stage: StageId(s),
-        span: Span {
-            start,
-            len: len.min((n_units - start) as u16),
-        },
+        span: Span { start, len: len.min((n_units - start) as u16) },
     })
 }
 
@@ -224,10 +129,8 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
     (1..4u16, 1..3u16, 1..5u32, 1..4u32).prop_flat_map(|(half, f, n, units)| {
         let depth = 2 * half;
         let op = move || any_op(depth, 2 * f, n * units);
-        let cell = prop_oneof![
-            op().prop_map(Cell::One),
-            (op(), op()).prop_map(|(a, b)| Cell::Pair(a, b))
-        ];
+        let cell =
+            prop_oneof![op().prop_map(Cell::One), (op(), op()).prop_map(|(a, b)| Cell::Pair(a, b))];
         let len = (n * units) as usize;
         let row = prop::collection::vec(cell, len..2 * len);
         let rows = prop::collection::vec(row, usize::from(depth));

@@ -20,20 +20,10 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
             let mut message =
                 |token: &Token| Some((*token, channels.id(channel(&timetable.placement, token)?)));
             instrs.extend(
-                effects
-                    .eats
-                    .iter()
-                    .filter_map(&mut message)
-                    .map(|(t, c)| Instr::Recv(t, c)),
+                effects.eats.iter().filter_map(&mut message).map(|(t, c)| Instr::Recv(t, c)),
             );
             instrs.push(Instr::Run(*cell));
-            instrs.extend(
-                effects
-                    .makes
-                    .iter()
-                    .filter_map(message)
-                    .map(|(t, c)| Instr::Send(t, c)),
-            );
+            instrs.extend(effects.makes.iter().filter_map(message).map(|(t, c)| Instr::Send(t, c)));
         }
         instrs
     };
@@ -68,15 +58,6 @@ fn channel(placement: &Placement, token: &Token) -> Option<Channel> {
         _ => return None,
     };
     let pipe = token.pipe;
-    let (from, to) = (
-        placement.worker(pipe, stage(from)),
-        placement.worker(pipe, stage(to)),
-    );
-    (from != to).then_some(Channel {
-        from,
-        to,
-        pipe,
-        boundary: stage(boundary),
-        kind: token.kind,
-    })
+    let (from, to) = (placement.worker(pipe, stage(from)), placement.worker(pipe, stage(to)));
+    (from != to).then_some(Channel { from, to, pipe, boundary: stage(boundary), kind: token.kind })
 }

@@ -30,12 +30,7 @@ pub struct Lowering {
 
 impl Default for Lowering {
     fn default() -> Lowering {
-        Lowering {
-            sync: Sync::EagerOpt,
-            barrier: true,
-            tied: Vec::new(),
-            max_peak: None,
-        }
+        Lowering { sync: Sync::EagerOpt, barrier: true, tied: Vec::new(), max_peak: None }
     }
 }
 

@@ -127,10 +127,6 @@ impl Program {
 
     /// Number of messages of a step.
     pub fn n_messages(&self) -> usize {
-        self.rows
-            .iter()
-            .flatten()
-            .filter(|i| matches!(i, Instr::Send(..)))
-            .count()
+        self.rows.iter().flatten().filter(|i| matches!(i, Instr::Send(..))).count()
     }
 }

@@ -23,11 +23,8 @@ pub enum Sync {
 
 impl Sync {
     /// Every policy with its name on the command line.
-    pub const ALL: [(&'static str, Sync); 3] = [
-        ("at-end", Sync::AtEnd),
-        ("eager", Sync::Eager),
-        ("eager-opt", Sync::EagerOpt),
-    ];
+    pub const ALL: [(&'static str, Sync); 3] =
+        [("at-end", Sync::AtEnd), ("eager", Sync::Eager), ("eager-opt", Sync::EagerOpt)];
 }
 
 impl FromStr for Sync {
@@ -51,16 +48,10 @@ pub(super) fn buckets(placement: &Placement, tied: &[Vec<StageId>]) -> Vec<Bucke
         .chain(tied.iter().cloned())
         .map(|stages| {
             let mut seen = vec![false; placement.n_workers()];
-            let mut members = stages
-                .iter()
-                .flat_map(|&s| placement.replicas(s))
-                .collect::<Vec<_>>();
+            let mut members =
+                stages.iter().flat_map(|&s| placement.replicas(s)).collect::<Vec<_>>();
             members.retain(|w| !std::mem::replace(&mut seen[w.index()], true));
-            Bucket {
-                stages,
-                members,
-                order: 0,
-            }
+            Bucket { stages, members, order: 0 }
         })
         .collect()
 }
@@ -125,19 +116,12 @@ fn with_sync(row: &[Instr], mine: &[BucketId], starts: &[usize], barrier: bool) 
         out.push(instr);
     }
     out.extend(waiting.map(|(b, _)| Instr::Reduce(*b)));
-    let (awaits, steps) = (
-        mine.iter().map(|b| Instr::Await(*b)),
-        mine.iter().map(|b| Instr::Step(*b)),
-    );
+    let (awaits, steps) =
+        (mine.iter().map(|b| Instr::Await(*b)), mine.iter().map(|b| Instr::Step(*b)));
     if barrier {
         out.extend(awaits.chain([Instr::Agree]).chain(steps));
     } else {
-        out.extend(
-            awaits
-                .zip(steps)
-                .flat_map(|(a, s)| [a, s])
-                .chain([Instr::Agree]),
-        );
+        out.extend(awaits.zip(steps).flat_map(|(a, s)| [a, s]).chain([Instr::Agree]));
     }
     out
 }
@@ -180,9 +164,7 @@ impl Ends {
             }
             for op in cell.ops().filter(|op| op.kind.adds_gradient()) {
                 for bucket in by_stage.get(&op.stage).into_iter().flatten() {
-                    worker
-                        .last_backward
-                        .insert(*bucket, (worker.n_cells, event.end));
+                    worker.last_backward.insert(*bucket, (worker.n_cells, event.end));
                     latest[bucket.index()] = event.end.max(latest[bucket.index()]);
                 }
             }

@@ -105,18 +105,7 @@ pub(super) fn forward<K: Kernels>(
     let fc = linear(&norm_2, fc, fc_bias, None)?;
     let y = linear(&k.gelu(&fc)?, mlp_proj, mlp_proj_bias, Some(&mid))?;
 
-    let saved = Saved {
-        x,
-        stats_1,
-        norm_1,
-        qkv,
-        mixed,
-        log_sum,
-        mid,
-        stats_2,
-        norm_2,
-        fc,
-    };
+    let saved = Saved { x, stats_1, norm_1, qkv, mixed, log_sum, mid, stats_2, norm_2, fc };
     Ok((y, saved))
 }
 
@@ -147,28 +136,11 @@ pub(super) fn backward_input<K: Kernels>(
     let dx = k.layer_norm_dx(&d_norm_1, &saved.x, &saved.stats_1, ln_1, Some(&d_mid))?;
 
     let deferred = Deferred {
-        ln_1: Norm {
-            dy: d_norm_1,
-            x: saved.x,
-            stats: saved.stats_1,
-        },
-        attn: Linear {
-            x: saved.norm_1,
-            dy: d_qkv,
-        },
-        attn_proj: Linear {
-            x: saved.mixed,
-            dy: d_mid,
-        },
-        ln_2: Norm {
-            dy: d_norm_2,
-            x: saved.mid,
-            stats: saved.stats_2,
-        },
-        fc: Linear {
-            x: saved.norm_2,
-            dy: d_fc,
-        },
+        ln_1: Norm { dy: d_norm_1, x: saved.x, stats: saved.stats_1 },
+        attn: Linear { x: saved.norm_1, dy: d_qkv },
+        attn_proj: Linear { x: saved.mixed, dy: d_mid },
+        ln_2: Norm { dy: d_norm_2, x: saved.mid, stats: saved.stats_2 },
+        fc: Linear { x: saved.norm_2, dy: d_fc },
         mlp_proj: Linear { x: gelu, dy },
     };
     Ok((dx, deferred))

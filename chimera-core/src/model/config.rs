@@ -92,10 +92,7 @@ impl Gpt2Config {
             }
         }
         if !self.hidden.is_multiple_of(self.heads) {
-            return Err(ModelError::Heads {
-                hidden: self.hidden,
-                heads: self.heads,
-            });
+            return Err(ModelError::Heads { hidden: self.hidden, heads: self.heads });
         }
         Ok(())
     }
@@ -118,10 +115,8 @@ impl Gpt2Config {
     pub fn params(&self, cut: &Cut) -> Vec<Param> {
         let (hidden, normal) = (self.hidden, Init::Normal(DEVIATION));
         let shared = self.tied && !(cut.first && cut.last);
-        let tokens = Param {
-            tied: shared,
-            ..param("wte.weight".into(), &[self.vocab, hidden], normal)
-        };
+        let tokens =
+            Param { tied: shared, ..param("wte.weight".into(), &[self.vocab, hidden], normal) };
         let mut params = Vec::new();
         if cut.first {
             params.push(tokens.clone());
@@ -197,13 +192,7 @@ impl Gpt2Config {
 const DEVIATION: f64 = 0.02;
 
 fn param(name: String, shape: &[usize], init: Init) -> Param {
-    Param {
-        name,
-        shape: shape.to_vec(),
-        init,
-        decay: shape.len() >= 2,
-        tied: false,
-    }
+    Param { name, shape: shape.to_vec(), init, decay: shape.len() >= 2, tied: false }
 }
 
 /// The divisors of `n` nearest to `wanted`, as a list in words.
@@ -222,14 +211,7 @@ mod tests {
     use super::*;
 
     fn config() -> Gpt2Config {
-        Gpt2Config {
-            layers: 3,
-            hidden: 100,
-            heads: 5,
-            context: 7,
-            vocab: 11,
-            tied: false,
-        }
+        Gpt2Config { layers: 3, hidden: 100, heads: 5, context: 7, vocab: 11, tied: false }
     }
 
     #[test]
@@ -246,15 +228,9 @@ mod tests {
 
     #[test]
     fn a_tied_table_is_on_the_first_and_the_last_stage() {
-        let config = Gpt2Config {
-            tied: true,
-            ..config()
-        };
-        let stages: Vec<_> = cut(&config, 3)
-            .unwrap()
-            .iter()
-            .map(|cut| config.params(cut))
-            .collect();
+        let config = Gpt2Config { tied: true, ..config() };
+        let stages: Vec<_> =
+            cut(&config, 3).unwrap().iter().map(|cut| config.params(cut)).collect();
         let table = |stage: usize| stages[stage].iter().find(|p| p.tied);
         assert_eq!(table(0), stages[0].first());
         assert_eq!(table(1), None);
@@ -274,24 +250,12 @@ mod tests {
     fn refusals_say_what_to_do() {
         let refusal = |config: Gpt2Config| config.validate().unwrap_err().to_string();
         assert_eq!(
-            refusal(Gpt2Config {
-                heads: 3,
-                ..config()
-            }),
+            refusal(Gpt2Config { heads: 3, ..config() }),
             "hidden 100 is not divisible by heads 3: choose heads from 1, 2, 4, 5, 10, 20, 25, 50"
         );
+        assert_eq!(refusal(Gpt2Config { vocab: 0, ..config() }), "vocab is 0: choose at least 1");
         assert_eq!(
-            refusal(Gpt2Config {
-                vocab: 0,
-                ..config()
-            }),
-            "vocab is 0: choose at least 1"
-        );
-        assert_eq!(
-            refusal(Gpt2Config {
-                layers: usize::MAX,
-                ..config()
-            }),
+            refusal(Gpt2Config { layers: usize::MAX, ..config() }),
             format!("layers is {}: choose at most 16384", usize::MAX)
         );
     }

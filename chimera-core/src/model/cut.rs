@@ -28,10 +28,7 @@ pub fn cut(config: &Gpt2Config, n_stages: usize) -> Result<Vec<Cut>, ModelError>
         return Err(ModelError::Zero { what: "stages" });
     }
     if n_stages > config.layers {
-        return Err(ModelError::Stages {
-            stages: n_stages,
-            layers: config.layers,
-        });
+        return Err(ModelError::Stages { stages: n_stages, layers: config.layers });
     }
     let block = config.block_flops(config.context);
     let cost = |stage: usize, blocks: usize| {
@@ -40,21 +37,15 @@ pub fn cut(config: &Gpt2Config, n_stages: usize) -> Result<Vec<Cut>, ModelError>
     };
     let mut blocks = vec![1; n_stages];
     for _ in n_stages..config.layers {
-        let cheapest = (0..n_stages)
-            .rev()
-            .min_by_key(|&stage| cost(stage, blocks[stage]))
-            .unwrap_or(0);
+        let cheapest =
+            (0..n_stages).rev().min_by_key(|&stage| cost(stage, blocks[stage])).unwrap_or(0);
         blocks[cheapest] += 1;
     }
     let mut start = 0;
     let cuts = blocks.iter().enumerate().map(|(stage, len)| {
         let blocks = start..start + len;
         start = blocks.end;
-        Cut {
-            blocks,
-            first: stage == 0,
-            last: stage + 1 == n_stages,
-        }
+        Cut { blocks, first: stage == 0, last: stage + 1 == n_stages }
     });
     Ok(cuts.collect())
 }
@@ -64,24 +55,14 @@ mod tests {
     use super::*;
 
     fn config(layers: usize, vocab: usize) -> Gpt2Config {
-        Gpt2Config {
-            layers,
-            hidden: 16,
-            heads: 2,
-            context: 8,
-            vocab,
-            tied: false,
-        }
+        Gpt2Config { layers, hidden: 16, heads: 2, context: 8, vocab, tied: false }
     }
 
     fn sizes(config: &Gpt2Config, n_stages: usize) -> Vec<usize> {
         let cuts = cut(config, n_stages).unwrap();
         assert_eq!(cuts[0].blocks.start, 0);
         assert_eq!(cuts[n_stages - 1].blocks.end, config.layers);
-        assert!(
-            cuts.windows(2)
-                .all(|c| c[0].blocks.end == c[1].blocks.start)
-        );
+        assert!(cuts.windows(2).all(|c| c[0].blocks.end == c[1].blocks.start));
         assert_eq!(cuts.iter().filter(|c| c.first).count(), 1);
         assert_eq!(cuts.iter().filter(|c| c.last).count(), 1);
         cuts.iter().map(|c| c.blocks.len()).collect()

@@ -59,25 +59,12 @@ impl<K: Kernels> Gpt2Stage<K> {
             return Err(ModelError::Zero { what: "sequence" });
         }
         if sequence > config.context {
-            return Err(ModelError::Sequence {
-                sequence,
-                context: config.context,
-            });
+            return Err(ModelError::Sequence { sequence, context: config.context });
         }
         let params = config.params(&cut);
-        let head = if config.tied && cut.first {
-            0
-        } else {
-            params.len() - 1
-        };
+        let head = if config.tied && cut.first { 0 } else { params.len() - 1 };
         let heads = config.heads;
-        Ok(Self {
-            kernels,
-            cut,
-            attention: Attention { heads, sequence },
-            params,
-            head,
-        })
+        Ok(Self { kernels, cut, attention: Attention { heads, sequence }, params, head })
     }
 
     /// The tensors of the blocks.
@@ -155,11 +142,7 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
             let d_normed = k.linear_dx(&dy, &w[self.head], Layout::OutIn)?;
             let gain = &w[self.blocks().end];
             let dx = k.layer_norm_dx(&d_normed, &x, &stats, gain, None)?;
-            let norm = Norm {
-                dy: d_normed,
-                x,
-                stats,
-            };
+            let norm = Norm { dy: d_normed, x, stats };
             head = Some((norm, Linear { x: normed, dy }));
             dy = dx;
         }
@@ -172,16 +155,8 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
             dy = dx;
         }
 
-        let (dx, embedding) = if self.cut.first {
-            (None, Some(dy))
-        } else {
-            (Some(dy), None)
-        };
-        let deferred = Gpt2Deferred {
-            head,
-            blocks,
-            embedding,
-        };
+        let (dx, embedding) = if self.cut.first { (None, Some(dy)) } else { (Some(dy), None) };
+        let deferred = Gpt2Deferred { head, blocks, embedding };
         Ok((dx, deferred))
     }
 
@@ -215,15 +190,11 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
         saved: Gpt2Saved<K::Tensor>,
         parts: usize,
     ) -> Result<Vec<Gpt2Saved<K::Tensor>>> {
-        (0..parts)
-            .map(|part| saved.map(|tensor| self.part(tensor, part, parts)))
-            .collect()
+        (0..parts).map(|part| saved.map(|tensor| self.part(tensor, part, parts))).collect()
     }
 
     fn split_tensor(&self, tensor: K::Tensor, parts: usize) -> Result<Vec<K::Tensor>> {
-        (0..parts)
-            .map(|part| self.part(&tensor, part, parts))
-            .collect()
+        (0..parts).map(|part| self.part(&tensor, part, parts)).collect()
     }
 
     fn saved_bytes(&self, saved: &Gpt2Saved<K::Tensor>) -> u64 {
@@ -241,17 +212,12 @@ impl<T> Gpt2Saved<T> {
     /// Applies `f` to each tensor.
     fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Gpt2Saved<U>> {
         let head = match &self.head {
-            Some(head) => Some(SavedHead {
-                x: f(&head.x)?,
-                stats: f(&head.stats)?,
-                normed: f(&head.normed)?,
-            }),
+            Some(head) => {
+                Some(SavedHead { x: f(&head.x)?, stats: f(&head.stats)?, normed: f(&head.normed)? })
+            }
             None => None,
         };
         let blocks = self.blocks.iter().map(|block| block.map(&mut f));
-        Ok(Gpt2Saved {
-            blocks: blocks.collect::<Result<_>>()?,
-            head,
-        })
+        Ok(Gpt2Saved { blocks: blocks.collect::<Result<_>>()?, head })
     }
 }

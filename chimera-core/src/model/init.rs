@@ -36,13 +36,7 @@ mod tests {
     use super::*;
 
     fn param(name: &str, init: Init) -> Param {
-        Param {
-            name: name.into(),
-            shape: vec![100, 200],
-            init,
-            decay: true,
-            tied: false,
-        }
+        Param { name: name.into(), shape: vec![100, 200], init, decay: true, tied: false }
     }
 
     #[test]
@@ -61,22 +55,10 @@ mod tests {
         let x = initial(&param("a", Init::Normal(0.02)), 0);
         let n = x.len() as f64;
         let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
-        let variance = x
-            .iter()
-            .map(|&v| (f64::from(v) - mean).powi(2))
-            .sum::<f64>()
-            / n;
+        let variance = x.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
         assert!(mean.abs() < 5.0 * 0.02 / n.sqrt(), "mean {mean}");
         assert!((variance.sqrt() / 0.02 - 1.0).abs() < 0.03, "{variance}");
-        assert!(
-            initial(&param("a", Init::Zeros), 0)
-                .iter()
-                .all(|&v| v == 0.0)
-        );
-        assert!(
-            initial(&param("a", Init::Ones), 0)
-                .iter()
-                .all(|&v| v == 1.0)
-        );
+        assert!(initial(&param("a", Init::Zeros), 0).iter().all(|&v| v == 0.0));
+        assert!(initial(&param("a", Init::Ones), 0).iter().all(|&v| v == 1.0));
     }
 }

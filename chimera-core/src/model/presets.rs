@@ -63,14 +63,7 @@ const fn gpt2(
     vocab: usize,
     tied: bool,
 ) -> Gpt2Config {
-    Gpt2Config {
-        layers,
-        hidden,
-        heads,
-        context,
-        vocab,
-        tied,
-    }
+    Gpt2Config { layers, hidden, heads, context, vocab, tied }
 }
 
 #[cfg(test)]
@@ -79,10 +72,8 @@ mod tests {
 
     #[test]
     fn presets_have_the_published_sizes() {
-        let counts: Vec<_> = PRESETS
-            .iter()
-            .map(|preset| (preset.name, preset.config.n_params()))
-            .collect();
+        let counts: Vec<_> =
+            PRESETS.iter().map(|preset| (preset.name, preset.config.n_params())).collect();
         assert_eq!(
             counts,
             [
@@ -99,10 +90,7 @@ mod tests {
     #[test]
     fn a_layer_of_the_paper_has_its_size() {
         let all = &Preset::named("gpt2-64").unwrap().config;
-        let fewer = Gpt2Config {
-            layers: 63,
-            ..all.clone()
-        };
+        let fewer = Gpt2Config { layers: 63, ..all.clone() };
         assert_eq!(all.n_params() - fewer.n_params(), 19_677_440);
     }
 

@@ -24,13 +24,7 @@ pub(super) struct Legend<'a> {
 
 impl<'a> Legend<'a> {
     pub(super) fn new(into: &'a mut String, (left, y): (f64, f64), right: f64) -> Legend<'a> {
-        Legend {
-            into,
-            left,
-            right,
-            x: left,
-            y,
-        }
+        Legend { into, left, right, x: left, y }
     }
 
     /// An entry for each kind, each pipe if there are several, and whatever else was `used`. Returns
@@ -40,11 +34,9 @@ impl<'a> Legend<'a> {
             let of_kind = |paint: &&Paint| matches!(paint, Paint::Op(_, k) if *k == kind);
             self.entry(used.iter().filter(of_kind), kind_name(kind));
         }
-        for (paint, name) in [
-            (Paint::Step, "optimizer"),
-            (Paint::Sum, "sum of gradients"),
-            (Paint::Idle, "idle"),
-        ] {
+        for (paint, name) in
+            [(Paint::Step, "optimizer"), (Paint::Sum, "sum of gradients"), (Paint::Idle, "idle")]
+        {
             self.entry(used.get(&paint).into_iter(), name);
         }
         if n_pipes > 1 {

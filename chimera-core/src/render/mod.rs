@@ -26,10 +26,8 @@ struct Labels {
 
 impl Labels {
     fn new(cells: impl Iterator<Item = Cell>) -> Labels {
-        let stages: BTreeSet<_> = cells
-            .flat_map(|cell| cell.ops())
-            .map(|op| (op.pipe, op.stage))
-            .collect();
+        let stages: BTreeSet<_> =
+            cells.flat_map(|cell| cell.ops()).map(|op| (op.pipe, op.stage)).collect();
         let pipes: BTreeSet<_> = stages.iter().map(|&(pipe, _)| pipe).collect();
         let lettered = stages.len() > pipes.len();
         Labels { stages, lettered }
@@ -105,10 +103,7 @@ impl<'a> Row<'a> {
 /// The events of each worker that take time.
 fn rows(timeline: &Timeline) -> Vec<Row<'_>> {
     let mut rows: Vec<Row> = (0..timeline.n_workers)
-        .map(|_| Row {
-            compute: Vec::new(),
-            reductions: Vec::new(),
-        })
+        .map(|_| Row { compute: Vec::new(), reductions: Vec::new() })
         .collect();
     for event in timeline.events.iter().filter(|e| e.end > e.start) {
         if let Some(row) = rows.get_mut(event.worker.index()) {
@@ -155,20 +150,8 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        let written = [
-            0.0,
-            16.0,
-            12345.0,
-            1.0 / 3.0,
-            0.00123456,
-            0.1 + 0.2,
-            f64::NAN,
-        ]
-        .map(number);
-        assert_eq!(
-            written,
-            ["0", "16", "12345", "0.3333", "0.001235", "0.3", "NaN"]
-        );
+        let written = [0.0, 16.0, 12345.0, 1.0 / 3.0, 0.00123456, 0.1 + 0.2, f64::NAN].map(number);
+        assert_eq!(written, ["0", "16", "12345", "0.3333", "0.001235", "0.3", "NaN"]);
     }
 
     #[test]

@@ -39,10 +39,7 @@ pub fn timeline(timeline: &Timeline, title: &str) -> String {
 /// The size of the drawing is bounded by the number of workers, not by that of events: those too narrow
 /// to be seen are drawn together with their neighbours.
 pub fn stack(panels: &[(&str, &Timeline)]) -> String {
-    let longest = panels
-        .iter()
-        .map(|(_, timeline)| timeline.makespan())
-        .fold(0.0, f64::max);
+    let longest = panels.iter().map(|(_, timeline)| timeline.makespan()).fold(0.0, f64::max);
     let measurable = longest > 0.0 && longest.is_finite();
     let mut sheet = Sheet {
         blocks: String::new(),
@@ -132,11 +129,7 @@ impl Sheet {
             let (from, to) = (self.pixel(event.start), self.pixel(event.end));
             match runs.last_mut() {
                 Some(run) if to - run.from < LEAST => run.to = run.to.max(to),
-                _ => runs.push(Run {
-                    first: event,
-                    from,
-                    to,
-                }),
+                _ => runs.push(Run { first: event, from, to }),
             }
         }
         runs
@@ -153,10 +146,7 @@ impl Sheet {
         if area.width < 5.0 {
             return rect(&mut self.blocks, area, &format!("{paint} thin"));
         }
-        let area = Area {
-            width: area.width - 1.0,
-            ..area
-        };
+        let area = Area { width: area.width - 1.0, ..area };
         let radius = (area.height / 8.0).min(2.5);
         let tip = tip(event);
         let _ = writeln!(
@@ -188,12 +178,7 @@ impl Sheet {
             let time = f64::from(i) * step;
             let x = self.pixel(time);
             vertical(&mut self.grid, x, top, self.y + 2.0, "grid");
-            text(
-                &mut self.grid,
-                (x, self.y + 15.0),
-                "soft mid",
-                &number(time),
-            );
+            text(&mut self.grid, (x, self.y + 15.0), "soft mid", &number(time));
         }
         self.y += 22.0;
     }
@@ -266,10 +251,7 @@ fn tip(event: &Event) -> String {
 fn tick(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|by| by * power);
-    steps
-        .into_iter()
-        .find(|&step| step >= least)
-        .unwrap_or(10.0 * power)
+    steps.into_iter().find(|&step| step >= least).unwrap_or(10.0 * power)
 }
 
 #[cfg(test)]
@@ -288,10 +270,7 @@ mod tests {
                 after: None,
             })
         });
-        Timeline {
-            n_workers: usize::from(n_workers),
-            events: events.collect(),
-        }
+        Timeline { n_workers: usize::from(n_workers), events: events.collect() }
     }
 
     #[test]
@@ -345,19 +324,11 @@ mod tests {
 
     #[test]
     fn senseless_times_leave_no_nan() {
-        for (start, end) in [
-            (0.0, f64::INFINITY),
-            (f64::NAN, 1.0),
-            (-5.0, -1.0),
-            (3.0, 1.0),
-        ] {
+        for (start, end) in [(0.0, f64::INFINITY), (f64::NAN, 1.0), (-5.0, -1.0), (3.0, 1.0)] {
             let mut timeline = busy(1, 3, 1.0);
             (timeline.events[1].start, timeline.events[1].end) = (start, end);
             let drawing = super::timeline(&timeline, "senseless");
-            assert!(
-                !drawing.contains("\"NaN") && !drawing.contains("\"inf"),
-                "{drawing}"
-            );
+            assert!(!drawing.contains("\"NaN") && !drawing.contains("\"inf"), "{drawing}");
         }
         assert!(timeline(&Timeline::default(), "empty").ends_with("</svg>\n"));
     }

@@ -54,11 +54,7 @@ pub fn scaled(timeline: &Timeline, width: usize) -> String {
                 line.extend(std::iter::repeat_n('.', block.from - at));
                 let label = labels.work(block.event.work);
                 let room = block.to - block.from;
-                let shown = if label.len() < room {
-                    label.as_str()
-                } else {
-                    ""
-                };
+                let shown = if label.len() < room { label.as_str() } else { "" };
                 line.push_str(shown);
                 line.extend(std::iter::repeat_n(
                     fill(block.event.work, n_pipes),
@@ -118,17 +114,9 @@ pub fn marked_row(row: &[Cell], at: usize) -> String {
         left.is_some()
     };
     let mut room = MARK_CONTEXT;
-    let before = labels[..at]
-        .iter()
-        .rev()
-        .take_while(|l| fits(l, &mut room))
-        .count();
+    let before = labels[..at].iter().rev().take_while(|l| fits(l, &mut room)).count();
     let mut room = MARK_CONTEXT;
-    let after = labels[at..]
-        .iter()
-        .skip(1)
-        .take_while(|l| fits(l, &mut room))
-        .count();
+    let after = labels[at..].iter().skip(1).take_while(|l| fits(l, &mut room)).count();
 
     let (from, to) = (at - before, (at + 1 + after).min(labels.len()));
     let mut line = String::from(if from > 0 { "… " } else { "" });
@@ -161,19 +149,11 @@ struct Picture {
 impl Picture {
     fn new(n_workers: usize) -> Picture {
         let last = n_workers.saturating_sub(1);
-        Picture {
-            text: String::new(),
-            margin: format!("P{last} ").len(),
-        }
+        Picture { text: String::new(), margin: format!("P{last} ").len() }
     }
 
     fn line(&mut self, worker: usize, line: &str) {
-        let _ = writeln!(
-            self.text,
-            "{:margin$}{line}",
-            format!("P{worker}"),
-            margin = self.margin
-        );
+        let _ = writeln!(self.text, "{:margin$}{line}", format!("P{worker}"), margin = self.margin);
     }
 
     fn below(&mut self, line: &str) {
@@ -183,10 +163,7 @@ impl Picture {
 
 fn columns(timeline: &Timeline, unit: f64) -> String {
     let rows = rows(timeline);
-    let labels: Vec<Labels> = rows
-        .iter()
-        .map(|row| Labels::of_events(&row.compute))
-        .collect();
+    let labels: Vec<Labels> = rows.iter().map(|row| Labels::of_events(&row.compute)).collect();
     let n_columns = (timeline.makespan() / unit).round() as usize;
     // A label of work that lasts k columns may be as wide as they and the gaps between them.
     let width = rows
@@ -359,10 +336,7 @@ P1 . 0 0'- 1 1'- . .
             end,
             after: None,
         });
-        let all = Timeline {
-            n_workers: 1,
-            events: events.to_vec(),
-        };
+        let all = Timeline { n_workers: 1, events: events.to_vec() };
         assert_eq!(
             timeline(&all),
             "\
@@ -393,12 +367,7 @@ P1 .....0---0'=======1---1'=======.........
 
     #[test]
     fn senseless_times_are_drawn_somehow() {
-        for (start, end) in [
-            (0.0, f64::INFINITY),
-            (f64::NAN, 1.0),
-            (-5.0, -1.0),
-            (3.0, 1.0),
-        ] {
+        for (start, end) in [(0.0, f64::INFINITY), (f64::NAN, 1.0), (-5.0, -1.0), (3.0, 1.0)] {
             let mut timeline = drawn(ONE_F_ONE_B, 1.0);
             timeline.events[1].start = start;
             timeline.events[1].end = end;
@@ -411,9 +380,8 @@ P1 .....0---0'=======1---1'=======.........
     #[test]
     fn the_marked_cell_has_carets() {
         let op = |kind, unit| Cell::One(Op::new(kind, PipeId(0), StageId(0), unit));
-        let row: Vec<Cell> = (0..40)
-            .flat_map(|unit| [op(Kind::Forward, unit), op(Kind::Backward, unit)])
-            .collect();
+        let row: Vec<Cell> =
+            (0..40).flat_map(|unit| [op(Kind::Forward, unit), op(Kind::Backward, unit)]).collect();
         assert_eq!(marked_row(&row[..4], 1), "0 0' 1 1'\n  ^^");
         assert_eq!(marked_row(&row[..4], 4), "0 0' 1 1'\n          ^");
         assert_eq!(marked_row(&[], 7), "\n^");

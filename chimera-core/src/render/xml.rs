@@ -14,12 +14,7 @@ pub(super) struct Area {
 impl Area {
     /// From the upper left corner and the size.
     pub(super) fn new((x, y): (f64, f64), (width, height): (f64, f64)) -> Area {
-        Area {
-            x,
-            y,
-            width,
-            height,
-        }
+        Area { x, y, width, height }
     }
 
     /// The upper and the lower half.
@@ -33,11 +28,7 @@ impl Display for Area {
     /// As attributes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, r#"x="{:.2}" y="{:.2}" "#, self.x, self.y)?;
-        write!(
-            f,
-            r#"width="{:.2}" height="{:.2}""#,
-            self.width, self.height
-        )
+        write!(f, r#"width="{:.2}" height="{:.2}""#, self.width, self.height)
     }
 }
 
@@ -52,10 +43,7 @@ pub(super) fn vertical(into: &mut String, x: f64, from: f64, to: f64, class: &st
 
 pub(super) fn text(into: &mut String, (x, y): (f64, f64), class: &str, text: &str) {
     let text = Escaped(text);
-    let _ = writeln!(
-        into,
-        r#"<text x="{x:.2}" y="{y:.2}" class="{class}">{text}</text>"#
-    );
+    let _ = writeln!(into, r#"<text x="{x:.2}" y="{y:.2}" class="{class}">{text}</text>"#);
 }
 
 /// Text as XML holds it; control characters, which it cannot hold, are left out.

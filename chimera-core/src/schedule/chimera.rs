@@ -33,28 +33,15 @@ impl Schedule for Chimera {
         while micro < shape.n_micro_batches {
             let left = shape.n_micro_batches - micro;
             let unit = match shape.scaling {
-                Scaling::Doubling if left > d => Unit {
-                    n: left.min(2 * d),
-                    form: Form::Doubled,
-                },
-                Scaling::Direct | Scaling::Doubling => Unit {
-                    n: left.min(d),
-                    form: Form::Plain,
-                },
-                Scaling::Halving => Unit {
-                    n: left.min(d),
-                    form: Form::Halved,
-                },
+                Scaling::Doubling if left > d => Unit { n: left.min(2 * d), form: Form::Doubled },
+                Scaling::Direct | Scaling::Doubling => Unit { n: left.min(d), form: Form::Plain },
+                Scaling::Halving => Unit { n: left.min(d), form: Form::Halved },
             };
             unit.put(&mut grid, f, micro, slot);
             micro += unit.n;
             slot += unit.n_slots(shape.depth);
         }
-        let units_per_micro = if shape.scaling == Scaling::Halving {
-            2
-        } else {
-            1
-        };
+        let units_per_micro = if shape.scaling == Scaling::Halving { 2 } else { 1 };
         Ok(grid.finish_in_units(self, shape, units_per_micro))
     }
 }
@@ -108,20 +95,11 @@ impl Unit {
         match self.form {
             Form::Plain | Form::Doubled => {
                 let forward_slot = if self.form == Form::Plain { j } else { j / 2 };
-                grid.put(
-                    forward(forward_slot),
-                    Kind::Forward,
-                    pipe,
-                    stage,
-                    Span::one(micro),
-                );
+                grid.put(forward(forward_slot), Kind::Forward, pipe, stage, Span::one(micro));
                 grid.put(backward(j), Kind::Backward, pipe, stage, Span::one(micro));
             }
             Form::Halved => {
-                let halves = Span {
-                    start: 2 * micro,
-                    len: 2,
-                };
+                let halves = Span { start: 2 * micro, len: 2 };
                 grid.put(forward(j), Kind::Forward, pipe, stage, halves);
                 for (i, half) in (2 * j..).zip(halves.units()) {
                     grid.put(backward(i), Kind::Backward, pipe, stage, Span::one(half));
@@ -146,13 +124,8 @@ fn shares(n: u32, f: usize) -> Vec<u32> {
 
 fn fit_pipes(shape: &Shape) -> Result<usize, Unfit> {
     let Shape { depth, n_pipes, .. } = *shape;
-    let unfit = |reason: String, nearest: String| {
-        Err(Unfit {
-            schedule: Chimera.name(),
-            reason,
-            nearest,
-        })
-    };
+    let unfit =
+        |reason: String, nearest: String| Err(Unfit { schedule: Chimera.name(), reason, nearest });
     if depth % 2 != 0 {
         let below = if depth > 2 {
             format!("depth {} or {}", depth - 1, depth + 1)
@@ -169,10 +142,8 @@ fn fit_pipes(shape: &Shape) -> Result<usize, Unfit> {
     if n_pipes % 2 == 0 && fits(n_pipes / 2) {
         return Ok(n_pipes / 2);
     }
-    let choices: Vec<String> = (1..=half)
-        .filter(|&f| fits(f))
-        .map(|f| (2 * f).to_string())
-        .collect();
+    let choices: Vec<String> =
+        (1..=half).filter(|&f| fits(f)).map(|f| (2 * f).to_string()).collect();
     unfit(
         format!("{n_pipes} pipes are not 2f with f a divisor of D/2 = {half}"),
         format!("{} pipes", choices.join(", ")),

@@ -22,10 +22,7 @@ impl Schedule for Dapple {
     }
 
     fn source(&self) -> Source {
-        Source {
-            paper: "Fan et al., DAPPLE, PPoPP 2021, arXiv 2007.01045",
-            place: "figure 3b",
-        }
+        Source { paper: "Fan et al., DAPPLE, PPoPP 2021, arXiv 2007.01045", place: "figure 3b" }
     }
 
     /// Stage `s` does `F_m` in slot `s + 2m` and `B_m` in slot `2D-1-s + 2m`: `D-1-s` forwards first,
@@ -38,13 +35,7 @@ impl Schedule for Dapple {
             for m in 0..shape.n_micro_batches {
                 let (stage, micro) = (s as u64, u64::from(m));
                 grid.put(stage + 2 * micro, Kind::Forward, 0, s, Span::one(m));
-                grid.put(
-                    2 * d - 1 - stage + 2 * micro,
-                    Kind::Backward,
-                    0,
-                    s,
-                    Span::one(m),
-                );
+                grid.put(2 * d - 1 - stage + 2 * micro, Kind::Backward, 0, s, Span::one(m));
             }
         }
         Ok(grid.finish(self, shape))

@@ -18,10 +18,7 @@ impl Schedule for Gems {
     }
 
     fn source(&self) -> Source {
-        Source {
-            paper: "Jain et al., GEMS, SC 2020",
-            place: "section IV",
-        }
+        Source { paper: "Jain et al., GEMS, SC 2020", place: "section IV" }
     }
 
     /// Every worker's row is `F0 B0 F1 B1 …`, so that the next forward runs while the last backward

@@ -18,10 +18,7 @@ impl Schedule for GPipe {
     }
 
     fn source(&self) -> Source {
-        Source {
-            paper: "Huang et al., GPipe, NeurIPS 2019, arXiv 1811.06965",
-            place: "figure 2c",
-        }
+        Source { paper: "Huang et al., GPipe, NeurIPS 2019, arXiv 1811.06965", place: "figure 2c" }
     }
 
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {

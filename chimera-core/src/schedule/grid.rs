@@ -28,15 +28,7 @@ impl Grid {
     pub(super) fn put(&mut self, slot: u64, kind: Kind, pipe: usize, stage: usize, span: Span) {
         let (pipe, stage) = (PipeId(pipe as u16), StageId(stage as u16));
         let worker = self.placement.worker(pipe, stage);
-        self.rows[worker.index()].push((
-            slot,
-            Op {
-                kind,
-                pipe,
-                stage,
-                span,
-            },
-        ));
+        self.rows[worker.index()].push((slot, Op { kind, pipe, stage, span }));
     }
 
     /// The timetable of whole micro-batches.

@@ -16,21 +16,13 @@ use std::str::FromStr;
 use crate::timetable::Timetable;
 
 /// Every schedule, in the order in which they are listed.
-pub const SCHEDULES: &[&dyn Schedule] = &[
-    &gpipe::GPipe,
-    &dapple::Dapple,
-    &gems::Gems,
-    &chimera::Chimera,
-];
+pub const SCHEDULES: &[&dyn Schedule] =
+    &[&gpipe::GPipe, &dapple::Dapple, &gems::Gems, &chimera::Chimera];
 
 /// The schedule of a name or alias.
 pub fn find(name: &str) -> Result<&'static dyn Schedule, UnknownSchedule> {
     let named = |s: &&&dyn Schedule| s.name() == name || s.aliases().contains(&name);
-    SCHEDULES
-        .iter()
-        .find(named)
-        .copied()
-        .ok_or_else(|| UnknownSchedule(name.to_string()))
+    SCHEDULES.iter().find(named).copied().ok_or_else(|| UnknownSchedule(name.to_string()))
 }
 
 /// A formula for timetables.
@@ -78,36 +70,21 @@ pub struct Shape {
 impl Shape {
     /// D workers and N micro-batches, two pipes, direct scaling.
     pub fn new(depth: usize, n_micro_batches: u32) -> Shape {
-        Shape {
-            depth,
-            n_micro_batches,
-            n_pipes: 2,
-            scaling: Scaling::Direct,
-        }
+        Shape { depth, n_micro_batches, n_pipes: 2, scaling: Scaling::Direct }
     }
 
     /// Refuses what no schedule can do. The limit on ops keeps a slip of the finger from filling the
     /// memory: 2^27 ops are ten times the largest job anyone has published.
     fn check(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
         let unfit = |reason: String, nearest: &str| {
-            Err(Unfit {
-                schedule: schedule.name(),
-                reason,
-                nearest: nearest.to_string(),
-            })
+            Err(Unfit { schedule: schedule.name(), reason, nearest: nearest.to_string() })
         };
         let n_ops = (self.depth as u64).saturating_mul(2 * u64::from(self.n_micro_batches));
         if !(1..=MAX_DEPTH).contains(&self.depth) {
-            return unfit(
-                format!("depth {} is not in 1..={MAX_DEPTH}", self.depth),
-                "",
-            );
+            return unfit(format!("depth {} is not in 1..={MAX_DEPTH}", self.depth), "");
         }
         if self.n_micro_batches == 0 {
-            return unfit(
-                "a step needs at least one micro-batch".into(),
-                "1 micro-batch",
-            );
+            return unfit("a step needs at least one micro-batch".into(), "1 micro-batch");
         }
         if n_ops > MAX_OPS {
             return unfit(format!("{n_ops} ops are more than {MAX_OPS}"), "");
@@ -166,11 +143,7 @@ pub struct Unfit {
 impl fmt::Display for Unfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} does not fit: {}", self.schedule, self.reason)?;
-        if self.nearest.is_empty() {
-            Ok(())
-        } else {
-            write!(f, "; nearest: {}", self.nearest)
-        }
+        if self.nearest.is_empty() { Ok(()) } else { write!(f, "; nearest: {}", self.nearest) }
     }
 }
 
@@ -180,9 +153,5 @@ impl fmt::Display for Unfit {
 pub struct UnknownSchedule(pub String);
 
 fn names() -> String {
-    SCHEDULES
-        .iter()
-        .map(|s| s.name())
-        .collect::<Vec<_>>()
-        .join(", ")
+    SCHEDULES.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ")
 }

@@ -57,11 +57,7 @@ impl Run {
         Run {
             micro_batch_size: samples,
             width: 1,
-            ..Run {
-                schedule: "dapple",
-                shape: Shape::new(1, 1),
-                ..self.clone()
-            }
+            ..Run { schedule: "dapple", shape: Shape::new(1, 1), ..self.clone() }
         }
     }
 }
@@ -93,14 +89,7 @@ impl Data for Digits {
 }
 
 fn config(tied: bool) -> Gpt2Config {
-    Gpt2Config {
-        layers: 8,
-        hidden: 4,
-        heads: 2,
-        context: CONTEXT,
-        vocab: VOCAB as usize,
-        tied,
-    }
+    Gpt2Config { layers: 8, hidden: 4, heads: 2, context: CONTEXT, vocab: VOCAB as usize, tied }
 }
 
 pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
@@ -111,9 +100,7 @@ pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
 /// Trains with a timetable that need not be what the run's schedule makes of its shape.
 pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcome, Fault> {
     let outcomes = if run.is_delayed {
-        execute(run, timetable, |job, comm, stage| {
-            body(job, Delayed::new(comm, jitter), stage)
-        })?
+        execute(run, timetable, |job, comm, stage| body(job, Delayed::new(comm, jitter), stage))?
     } else {
         execute(run, timetable, |job, comm, stage| body(job, comm, stage))?
     };
@@ -144,11 +131,7 @@ pub(crate) fn execute<T: Send, R: Send>(
     let how = Lowering {
         sync: run.sync,
         barrier: training.needs_barrier(),
-        tied: if is_tied {
-            vec![vec![StageId(0), StageId(n_stages as u16 - 1)]]
-        } else {
-            vec![]
-        },
+        tied: if is_tied { vec![vec![StageId(0), StageId(n_stages as u16 - 1)]] } else { vec![] },
         max_peak: None,
     };
     let program = lower(timetable, &how).unwrap_or_else(|refusal| panic!("{run:?}: {refusal}"));
@@ -159,10 +142,7 @@ pub(crate) fn execute<T: Send, R: Send>(
         micro_batch_size: run.micro_batch_size,
         training: &training,
         data: &Digits,
-        patience: Patience {
-            first_step: Duration::from_secs(60),
-            later: run.patience,
-        },
+        patience: Patience { first_step: Duration::from_secs(60), later: run.patience },
         stop: &stop,
         epoch: Instant::now(),
     };
@@ -205,15 +185,10 @@ fn merge(outcomes: Vec<Outcome>) -> Outcome {
         if all.losses.is_empty() {
             (all.losses, all.norms) = (outcome.losses.clone(), outcome.norms.clone());
         }
-        assert_eq!(
-            (&all.losses, &all.norms),
-            (&outcome.losses, &outcome.norms),
-            "reports differ"
-        );
-        for (mine, theirs) in [
-            (&mut all.gradients, outcome.gradients),
-            (&mut all.weights, outcome.weights),
-        ] {
+        assert_eq!((&all.losses, &all.norms), (&outcome.losses, &outcome.norms), "reports differ");
+        for (mine, theirs) in
+            [(&mut all.gradients, outcome.gradients), (&mut all.weights, outcome.weights)]
+        {
             for (name, values) in theirs {
                 let known = mine.entry(name.clone()).or_insert_with(|| values.clone());
                 assert_eq!(*known, values, "replicas of {name:?} differ");
@@ -226,8 +201,5 @@ fn merge(outcomes: Vec<Outcome>) -> Outcome {
 /// Delays of up to half a millisecond that let messages of different channels overtake each other.
 fn jitter(tag: Tag) -> Duration {
     let text = format!("{tag:?}");
-    Duration::from_micros(
-        text.bytes()
-            .fold(17u64, |h, b| (h * 31 + u64::from(b)) % 509),
-    )
+    Duration::from_micros(text.bytes().fold(17u64, |h, b| (h * 31 + u64::from(b)) % 509))
 }

@@ -33,16 +33,10 @@ fn to_attend<K: Kernels>(trials: &mut Trials<'_, K>, [s, c, h, d]: [usize; 4]) -
 pub(super) fn attention<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     for extents @ [_, context, heads, _] in ATTENTIONS {
         for qkv in to_attend(trials, extents) {
-            trial!(
-                trials,
-                format!("{heads} heads, context {context}"),
-                [qkv],
-                [],
-                |k| {
-                    let (out, log_sum) = k.attention(qkv, heads, context)?;
-                    [out, log_sum]
-                }
-            );
+            trial!(trials, format!("{heads} heads, context {context}"), [qkv], [], |k| {
+                let (out, log_sum) = k.attention(qkv, heads, context)?;
+                [out, log_sum]
+            });
         }
     }
     Ok(())

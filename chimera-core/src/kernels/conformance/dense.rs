@@ -13,13 +13,9 @@ pub(super) fn embedding<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
         let ids = trials.classes(samples * context, vocab as u32);
         let tokens = trials.normal(&[vocab, hidden]);
         let positions = trials.normal(&[context + 2, hidden]);
-        trial!(
-            trials,
-            format!("{samples} x {context}"),
-            [tokens, positions],
-            [],
-            |k| [k.embedding(&ids, context, tokens, positions)?]
-        );
+        trial!(trials, format!("{samples} x {context}"), [tokens, positions], [], |k| [
+            k.embedding(&ids, context, tokens, positions)?
+        ]);
     }
     Ok(())
 }
@@ -30,16 +26,10 @@ pub(super) fn embedding_dw<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
         let dy = trials.normal(&[samples * context, hidden]);
         let d_tokens = trials.normal(&[vocab, hidden]);
         let d_positions = trials.normal(&[context + 2, hidden]);
-        trial!(
-            trials,
-            format!("{samples} x {context}"),
-            [dy],
-            [d_tokens, d_positions],
-            |k| {
-                k.embedding_dw(&ids, context, dy, d_tokens, d_positions)?;
-                []
-            }
-        );
+        trial!(trials, format!("{samples} x {context}"), [dy], [d_tokens, d_positions], |k| {
+            k.embedding_dw(&ids, context, dy, d_tokens, d_positions)?;
+            []
+        });
     }
     Ok(())
 }
@@ -73,22 +63,20 @@ pub(super) fn linear<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
             let bias = trials.normal(&[outputs]);
             let residual = trials.normal(&[rows, outputs]);
             let label = |extras| format!("{layout:?}{extras}");
-            trial!(trials, label(""), [x, w], [], |k| {
-                [k.linear(x, w, layout, None, None)?]
-            });
+            trial!(trials, label(""), [x, w], [], |k| { [k.linear(x, w, layout, None, None)?] });
             trial!(trials, label(" with bias"), [x, w, bias], [], |k| {
                 [k.linear(x, w, layout, Some(bias), None)?]
             });
             trial!(trials, label(" with residual"), [x, w, residual], [], |k| {
                 [k.linear(x, w, layout, None, Some(residual))?]
             });
-            trial!(
-                trials,
-                label(" with both"),
-                [x, w, bias, residual],
-                [],
-                |k| [k.linear(x, w, layout, Some(bias), Some(residual))?]
-            );
+            trial!(trials, label(" with both"), [x, w, bias, residual], [], |k| [k.linear(
+                x,
+                w,
+                layout,
+                Some(bias),
+                Some(residual)
+            )?]);
         }
     }
     Ok(())
@@ -99,9 +87,7 @@ pub(super) fn linear_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
         for layout in [Layout::InOut, Layout::OutIn] {
             let dy = trials.normal(&[rows, outputs]);
             let w = matrix(trials, layout, [inputs, outputs]);
-            trial!(trials, format!("{layout:?}"), [dy, w], [], |k| [
-                k.linear_dx(dy, w, layout)?
-            ]);
+            trial!(trials, format!("{layout:?}"), [dy, w], [], |k| [k.linear_dx(dy, w, layout)?]);
         }
     }
     Ok(())
@@ -118,16 +104,10 @@ pub(super) fn linear_dw<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
                 k.linear_dw(x, dy, layout, dw, None)?;
                 []
             });
-            trial!(
-                trials,
-                format!("{layout:?} with bias"),
-                [x, dy],
-                [dw, d_bias],
-                |k| {
-                    k.linear_dw(x, dy, layout, dw, Some(d_bias))?;
-                    []
-                }
-            );
+            trial!(trials, format!("{layout:?} with bias"), [x, dy], [dw, d_bias], |k| {
+                k.linear_dw(x, dy, layout, dw, Some(d_bias))?;
+                []
+            });
         }
     }
     Ok(())

@@ -70,10 +70,7 @@ pub fn cases<K: Kernels>() -> Vec<Case<K>> {
         ("cross_entropy", norm::cross_entropy),
         ("adamw", pointwise::adamw),
     ];
-    table
-        .into_iter()
-        .map(|(name, trials)| Case { name, trials })
-        .collect()
+    table.into_iter().map(|(name, trials)| Case { name, trials }).collect()
 }
 
 /// The trials of one function of [`Kernels`].

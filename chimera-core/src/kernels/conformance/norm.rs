@@ -13,9 +13,7 @@ const MATRICES: [[usize; 2]; 6] = [[1, 1], [1, 130], [3, 2], [17, 1], [5, 33], [
 /// `mean(x²) - mean(x)²` cancels.
 fn to_normalise<K: Kernels>(trials: &mut Trials<'_, K>, shape: [usize; 2]) -> [Tensor; 4] {
     [(1.0, 0.0), (1e-3, 0.0), (0.0, 2.0), (1.0, 30.0)].map(|(deviation, mean)| {
-        trials.draw(&shape, |rng| {
-            mean + deviation * rng.random_range(-2.0..2.0f32)
-        })
+        trials.draw(&shape, |rng| mean + deviation * rng.random_range(-2.0..2.0f32))
     })
 }
 
@@ -38,13 +36,9 @@ pub(super) fn layer_norm_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
         for x in to_normalise(trials, shape) {
             let stats = rounded(Reference.layer_norm(&x, &gain, &gain)?.1);
             let [dy, residual] = [(); 2].map(|()| trials.normal(&shape));
-            trial!(
-                trials,
-                "with residual",
-                [dy, x, stats, gain, residual],
-                [],
-                |k| [k.layer_norm_dx(dy, x, stats, gain, Some(residual))?]
-            );
+            trial!(trials, "with residual", [dy, x, stats, gain, residual], [], |k| [
+                k.layer_norm_dx(dy, x, stats, gain, Some(residual))?
+            ]);
             // One or two features leave nothing but rounding to compare.
             if shape[1] > 2 {
                 trial!(trials, "", [dy, x, stats, gain], [], |k| {

@@ -31,9 +31,7 @@ pub(super) fn squared_norm<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
 fn to_activate<K: Kernels>(trials: &mut Trials<'_, K>) -> Vec<Tensor> {
     let near = |shape| trials.draw(shape, |rng| rng.random_range(-5.0..5.0));
     let mut all: Vec<Tensor> = SHAPES.into_iter().map(near).collect();
-    let far = vec![
-        -1e6, -1e3, -100.0, -20.0, -0.0, 1e-30, 20.0, 100.0, 1e3, 1e6,
-    ];
+    let far = vec![-1e6, -1e3, -100.0, -20.0, -0.0, 1e-30, 20.0, 100.0, 1e3, 1e6];
     all.push(rounded(Tensor::new(&[2, 5], far)));
     all
 }
@@ -61,28 +59,22 @@ pub(super) fn adamw<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
         for eps in [1e-8, 1e-2] {
             let [odd, even, w] = [(); 3].map(|()| trials.normal(shape));
             let [m, v] = [(); 2].map(|()| Tensor::zeros(shape));
-            trial!(
-                trials,
-                format!("five updates, eps {eps}"),
-                [odd, even],
-                [w, m, v],
-                |k| {
-                    for update in 1..=5 {
-                        let by = AdamW {
-                            lr: 0.1 / update as f64,
-                            beta1: 0.9,
-                            beta2: 0.999,
-                            eps,
-                            weight_decay: 0.1,
-                            update,
-                            grad_scale: 0.2 + 0.1 * update as f64,
-                        };
-                        let g = if update % 2 == 1 { odd } else { even };
-                        k.adamw(w, g, m, v, &by)?;
-                    }
-                    []
+            trial!(trials, format!("five updates, eps {eps}"), [odd, even], [w, m, v], |k| {
+                for update in 1..=5 {
+                    let by = AdamW {
+                        lr: 0.1 / update as f64,
+                        beta1: 0.9,
+                        beta2: 0.999,
+                        eps,
+                        weight_decay: 0.1,
+                        update,
+                        grad_scale: 0.2 + 0.1 * update as f64,
+                    };
+                    let g = if update % 2 == 1 { odd } else { even };
+                    k.adamw(w, g, m, v, &by)?;
                 }
-            );
+                []
+            });
         }
     }
     Ok(())

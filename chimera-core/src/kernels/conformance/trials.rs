@@ -32,11 +32,7 @@ pub(super) use trial;
 
 impl<'k, K: Kernels> Trials<'k, K> {
     pub(super) fn begin(kernels: &'k K) -> Self {
-        Trials {
-            kernels,
-            rng: ChaCha8Rng::seed_from_u64(0),
-            worst: Worst::default(),
-        }
+        Trials { kernels, rng: ChaCha8Rng::seed_from_u64(0), worst: Worst::default() }
     }
 
     /// Standard normal elements.
@@ -61,10 +57,7 @@ impl<'k, K: Kernels> Trials<'k, K> {
     }
 
     pub(super) fn require(&self, holds: bool, at: &str, what: &str) -> Outcome {
-        let broken = || Failure::Broken {
-            at: at.to_string(),
-            what: what.to_string(),
-        };
+        let broken = || Failure::Broken { at: at.to_string(), what: what.to_string() };
         holds.then_some(()).ok_or_else(broken)
     }
 

@@ -192,9 +192,7 @@ impl Kernels for Reference {
         let n = x.width() as f64;
         for r in 0..x.n_rows() {
             let normed = normed(x, stats, r);
-            let d: Vec<f64> = (0..x.width())
-                .map(|i| dy.row(r)[i] * gain.data[i])
-                .collect();
+            let d: Vec<f64> = (0..x.width()).map(|i| dy.row(r)[i] * gain.data[i]).collect();
             let mean_d = d.iter().sum::<f64>() / n;
             let mean_d_normed = dot(&d, &normed) / n;
             for i in 0..x.width() {
@@ -313,12 +311,7 @@ impl<'a> Matrix<'a> {
             Layout::InOut => (w.n_rows(), w.width()),
             Layout::OutIn => (w.width(), w.n_rows()),
         };
-        Matrix {
-            data: &w.data,
-            layout,
-            inputs,
-            outputs,
-        }
+        Matrix { data: &w.data, layout, inputs, outputs }
     }
 
     fn at(&self, input: usize, output: usize) -> f64 {

@@ -15,15 +15,8 @@ impl Tensor {
     /// # Panics
     /// If their number is not the product of the extents.
     pub fn new(shape: &[usize], data: Vec<f64>) -> Self {
-        assert_eq!(
-            shape.iter().product::<usize>(),
-            data.len(),
-            "elements of {shape:?}"
-        );
-        Tensor {
-            shape: shape.to_vec(),
-            data,
-        }
+        assert_eq!(shape.iter().product::<usize>(), data.len(), "elements of {shape:?}");
+        Tensor { shape: shape.to_vec(), data }
     }
 
     /// A tensor of zeros.
