@@ -44,8 +44,8 @@ fn shapes(schedule: &'static str, depths: &[usize], n_micro_batches: &[u32]) -> 
 }
 
 #[test]
-fn gpipe_dapple_and_gems_train_as_one_worker() {
-    for schedule in ["gpipe", "dapple", "gems"] {
+fn schedules_of_any_depth_train_as_one_worker() {
+    for schedule in ["gpipe", "dapple", "gems", "zb-h1"] {
         for shape in shapes(schedule, &[1, 2, 3, 4], &[1, 3, 6]) {
             assert_equivalent(&Run::new(schedule, shape));
         }
@@ -102,7 +102,7 @@ proptest! {
 
     #[test]
     fn any_shape_trains_as_one_worker(
-        schedule in prop::sample::select(vec!["gpipe", "dapple", "gems", "chimera"]),
+        schedule in prop::sample::select(vec!["gpipe", "dapple", "gems", "zb-h1", "chimera"]),
         half in 1usize..=4,
         f in 1usize..=4,
         n in 1u32..=13,

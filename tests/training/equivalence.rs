@@ -45,9 +45,9 @@ fn are_close(many: &[f64], one: &[f64]) -> bool {
 }
 
 #[test]
-fn gpipe_dapple_and_gems() {
+fn schedules_of_any_depth() {
     let mut oracle = Oracle::new();
-    for schedule in ["gpipe", "dapple", "gems"] {
+    for schedule in ["gpipe", "dapple", "gems", "zb-h1"] {
         for depth in [2, 3, 4, 8] {
             for n in [1, 2, 5] {
                 for width in [1, 2] {

@@ -9,6 +9,7 @@ mod dapple;
 mod gems;
 mod gpipe;
 mod grid;
+mod zb_h1;
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +18,7 @@ use crate::timetable::Timetable;
 
 /// Every schedule, in the order in which they are listed.
 pub const SCHEDULES: &[&dyn Schedule] =
-    &[&gpipe::GPipe, &dapple::Dapple, &gems::Gems, &chimera::Chimera];
+    &[&gpipe::GPipe, &dapple::Dapple, &gems::Gems, &chimera::Chimera, &zb_h1::ZbH1];
 
 /// The schedule of a name or alias.
 pub fn find(name: &str) -> Result<&'static dyn Schedule, UnknownSchedule> {

@@ -63,7 +63,7 @@ pub(super) fn linear<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
             let bias = trials.normal(&[outputs]);
             let residual = trials.normal(&[rows, outputs]);
             let label = |extras| format!("{layout:?}{extras}");
-            trial!(trials, label(""), [x, w], [], |k| { [k.linear(x, w, layout, None, None)?] });
+            trial!(trials, label(""), [x, w], [], |k| [k.linear(x, w, layout, None, None)?]);
             trial!(trials, label(" with bias"), [x, w, bias], [], |k| {
                 [k.linear(x, w, layout, Some(bias), None)?]
             });
