@@ -31,6 +31,14 @@ impl Placement {
         Placement::of(depth, vec![(0..depth).collect()])
     }
 
+    /// One pipe of `chunks * depth` stages, stage `c` on worker `c mod depth` (Megatron-LM).
+    ///
+    /// # Panics
+    /// If `depth` or `chunks` is 0 or their product exceeds 65,535.
+    pub fn interleaved(depth: usize, chunks: usize) -> Placement {
+        Placement::of(depth, vec![(0..depth * chunks).map(|c| c % depth).collect()])
+    }
+
     /// `f` pipes down and `f` pipes up (Chimera, section 3.6): down pipe `i` has stage `s` on worker
     /// `(i*D/f + s) mod D`, up pipe `i` on worker `(i*D/f + D-1-s) mod D`. Down pipes come first.
     ///

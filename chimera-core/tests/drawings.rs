@@ -40,6 +40,7 @@ drawings! {
     dapple_real: "dapple", Shape::new(4, 8), 2.0;
     gems: "gems", Shape::new(4, 4), 1.0;
     gems_real: "gems", Shape::new(4, 3), 2.0;
+    interleaved: "interleaved", Shape::new(4, 4), 2.0;
     zb_h1: "zb-h1", Shape::new(4, 8), 2.0;
     chimera: "chimera", Shape::new(4, 4), 1.0;
     chimera_real: "chimera", Shape::new(4, 4), 2.0;

@@ -53,6 +53,16 @@ fn schedules_of_any_depth_train_as_one_worker() {
 }
 
 #[test]
+fn chunks_train_as_one_worker() {
+    for (depth, n_chunks, n) in [(1, 2, 3), (2, 2, 4), (2, 3, 6), (4, 2, 8)] {
+        for width in [1, 2] {
+            let shape = Shape { n_chunks, ..Shape::new(depth, n) };
+            assert_equivalent(&Run { width, ..Run::new("interleaved", shape) });
+        }
+    }
+}
+
+#[test]
 fn chimera_trains_as_one_worker() {
     for shape in shapes("chimera", &[2, 4, 8], &[1, 2, 5, 8, 11]) {
         assert_equivalent(&Run::new("chimera", shape));

@@ -39,7 +39,10 @@ fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
     let others =
         (prop::sample::select(vec!["gpipe", "dapple", "gems", "zb-h1"]), 1usize..=16, 1u32..=40)
             .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
-    prop_oneof![chimera, others]
+    let interleaved = (1usize..=8, 1u32..=5, 1usize..=4).prop_map(|(depth, k, n_chunks)| {
+        ("interleaved", Shape { n_chunks, ..Shape::new(depth, k * depth as u32) })
+    });
+    prop_oneof![chimera, others, interleaved]
 }
 
 proptest! {
@@ -72,7 +75,8 @@ proptest! {
         // Only the input half of a split backward stands in the way back.
         let back = if schedule == "zb-h1" { b / 2.0 } else { b / units };
         prop_assert!(m >= d * (1.0 + back) - 1e-9);
-        prop_assert!(m * d >= n * (1.0 + b) * d - 1e-9);
+        let chunks = program.placement().n_stages() as f64 / d;
+        prop_assert!(m >= chunks * n * (1.0 + b) - 1e-9);
         let timeline = simulate(&program, &UniformCosts::new(1.0, b, 0.0).per_units(program.units_per_micro()));
         let path = timeline.critical_path();
         prop_assert!((path.iter().map(|e| e.end - e.start).sum::<f64>() - m).abs() < 1e-9);
@@ -142,6 +146,22 @@ fn baselines_have_their_closed_forms() {
                 "gems {d} {n}"
             );
             assert_eq!(peaks(&gems), (1.0, 1.0));
+        }
+    }
+}
+
+/// A chunk costs one forward here, so that a worker's pass through its v chunks costs v.
+#[test]
+fn interleaved_has_its_closed_form() {
+    for d in 1..=8 {
+        for n in (1..=5).map(|k| k * d as u32) {
+            for n_chunks in 1..=4 {
+                let shape = Shape { n_chunks, ..Shape::new(d, n) };
+                let (df, nf, v) = (d as f64, f64::from(n), n_chunks as f64);
+                let p = program("interleaved", &shape, Sync::AtEnd);
+                let want = v * 3.0 * nf + 3.0 * (df - 1.0);
+                assert_eq!(makespan(&p, 1.0, 2.0), want, "D={d} N={n} v={n_chunks}");
+            }
         }
     }
 }

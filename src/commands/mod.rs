@@ -57,6 +57,9 @@ struct ShapeArgs {
     /// Pipes of a bidirectional schedule, 2f
     #[arg(long, value_name = "2f", default_value_t = 2)]
     pipes: usize,
+    /// Stages per worker of an interleaved schedule, v
+    #[arg(long, value_name = "v", default_value_t = 2)]
+    chunks: usize,
     /// Chimera with more micro-batches than workers: direct, doubling or halving
     #[arg(long, value_name = "MODE", default_value = "direct")]
     scaling: Scaling,
@@ -66,6 +69,7 @@ impl ShapeArgs {
     fn shape(self) -> Shape {
         Shape {
             n_pipes: self.pipes,
+            n_chunks: self.chunks,
             scaling: self.scaling,
             ..Shape::new(self.depth, self.micro_batches.unwrap_or(self.depth as u32))
         }

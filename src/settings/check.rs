@@ -50,7 +50,7 @@ impl Allowed {
     fn of(key: &str) -> Allowed {
         use Allowed::*;
         match key {
-            "depth" | "width" | "pipes" => Whole(1, 1 << 13),
+            "depth" | "width" | "pipes" | "chunks" => Whole(1, 1 << 13),
             "micro-batches" | "micro-batch-size" => Whole(1, 1 << 20),
             "layers" => Whole(1, 1 << 14),
             "hidden" | "heads" => Whole(1, 1 << 20),

@@ -27,6 +27,8 @@ pub struct Config {
     pub width: usize,
     /// Pipes of a bidirectional schedule.
     pub pipes: usize,
+    /// Stages per worker of an interleaved schedule.
+    pub chunks: usize,
     /// How a schedule covers more micro-batches than workers.
     #[serde(deserialize_with = "by_name")]
     pub scaling: Scaling,

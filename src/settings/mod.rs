@@ -63,6 +63,9 @@ pub struct Settings {
     /// Pipes of a bidirectional schedule, 2f [default: 2]
     #[arg(long, value_name = "2f")]
     pub pipes: Option<i64>,
+    /// Stages per worker of an interleaved schedule, v [default: 2]
+    #[arg(long, value_name = "v")]
+    pub chunks: Option<i64>,
     /// Chimera with more micro-batches than workers: direct, doubling or halving [default: direct]
     #[arg(long, value_name = "MODE")]
     pub scaling: Option<String>,

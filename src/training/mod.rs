@@ -62,6 +62,7 @@ impl Run {
         let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
         let shape = Shape {
             n_pipes: config.pipes,
+            n_chunks: config.chunks,
             scaling: config.scaling,
             ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
         };

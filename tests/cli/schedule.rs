@@ -47,7 +47,7 @@ fn check_text(text: &[u8]) -> Ran {
 fn list_begins_each_line_with_a_name() {
     let listed = ok("schedule list");
     let names: Vec<_> = listed.lines().map(|line| line.split(' ').next()).collect();
-    assert_eq!(names, ["gpipe", "dapple", "gems", "chimera", "zb-h1"].map(Some));
+    assert_eq!(names, ["gpipe", "dapple", "gems", "chimera", "interleaved", "zb-h1"].map(Some));
     for name in names.iter().flatten() {
         ok(&format!("schedule show {name}"));
     }
@@ -218,7 +218,7 @@ fn a_gallery_has_a_drawing_of_every_schedule() {
     let folder = folder();
     ok(&format!("schedule gallery --out {}", folder.path().join("g").display()));
     let page = std::fs::read_to_string(folder.path().join("g/README.md")).expect("a page");
-    for name in ["gpipe", "dapple", "gems", "chimera", "zb-h1", "chimera-halving"] {
+    for name in ["gpipe", "dapple", "gems", "chimera", "interleaved", "zb-h1", "chimera-halving"] {
         assert!(page.contains(&format!("]({name}.svg)")), "{page}");
         let svg = std::fs::read_to_string(folder.path().join(format!("g/{name}.svg")));
         assert!(svg.is_ok_and(|svg| svg.starts_with("<svg")), "{name}");

@@ -22,6 +22,7 @@ fn makespans_are_those_of_the_papers() {
         ("dapple --depth 4 --micro-batches 8", 33.0),
         ("1f1b --depth 4 --micro-batches 8", 33.0),
         ("gems --depth 4 --micro-batches 8", 75.0),
+        ("interleaved --depth 4 --micro-batches 8", 57.0),
         ("zb-h1 --depth 4 --micro-batches 8", 27.0),
         ("chimera --depth 4", 16.0),
         ("chimera --depth 8 --pipes 4", 28.0),

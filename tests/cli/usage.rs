@@ -54,7 +54,7 @@ fn shapes_that_no_schedule_has() {
     let unknown = chimera("simulate pipedream");
     assert_eq!(unknown.code, Some(2));
     assert!(
-        unknown.stderr.contains("choose one of gpipe, dapple, gems, chimera, zb-h1"),
+        unknown.stderr.contains("choose one of gpipe, dapple, gems, chimera, interleaved, zb-h1"),
         "{}",
         unknown.stderr
     );

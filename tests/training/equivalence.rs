@@ -59,6 +59,17 @@ fn schedules_of_any_depth() {
 }
 
 #[test]
+fn chunks_of_interleaved() {
+    let mut oracle = Oracle::new();
+    for (depth, chunks, n) in [(2, 2, 2), (2, 3, 4), (4, 2, 4)] {
+        for width in [1, 2] {
+            let options = format!("--schedule interleaved --depth {depth} --chunks {chunks}");
+            oracle.check(n, width, &options, "");
+        }
+    }
+}
+
+#[test]
 fn chimera_in_every_scaling() {
     let mut oracle = Oracle::new();
     for (depth, pipes) in [(2, 2), (4, 2), (4, 4), (8, 2), (8, 4), (8, 8)] {

@@ -9,6 +9,7 @@ mod dapple;
 mod gems;
 mod gpipe;
 mod grid;
+mod interleaved;
 mod zb_h1;
 
 use std::fmt;
@@ -17,8 +18,14 @@ use std::str::FromStr;
 use crate::timetable::Timetable;
 
 /// Every schedule, in the order in which they are listed.
-pub const SCHEDULES: &[&dyn Schedule] =
-    &[&gpipe::GPipe, &dapple::Dapple, &gems::Gems, &chimera::Chimera, &zb_h1::ZbH1];
+pub const SCHEDULES: &[&dyn Schedule] = &[
+    &gpipe::GPipe,
+    &dapple::Dapple,
+    &gems::Gems,
+    &chimera::Chimera,
+    &interleaved::Interleaved,
+    &zb_h1::ZbH1,
+];
 
 /// The schedule of a name or alias.
 pub fn find(name: &str) -> Result<&'static dyn Schedule, UnknownSchedule> {
@@ -64,14 +71,16 @@ pub struct Shape {
     pub n_micro_batches: u32,
     /// Number of pipes, 2f; read by Chimera alone.
     pub n_pipes: usize,
+    /// Stages per worker, v; read by interleaved schedules alone.
+    pub n_chunks: usize,
     /// How Chimera scales to more than D micro-batches; read by Chimera alone.
     pub scaling: Scaling,
 }
 
 impl Shape {
-    /// D workers and N micro-batches, two pipes, direct scaling.
+    /// D workers and N micro-batches, two pipes, two chunks, direct scaling.
     pub fn new(depth: usize, n_micro_batches: u32) -> Shape {
-        Shape { depth, n_micro_batches, n_pipes: 2, scaling: Scaling::Direct }
+        Shape { depth, n_micro_batches, n_pipes: 2, n_chunks: 2, scaling: Scaling::Direct }
     }
 
     /// Refuses what no schedule can do. The limit on ops keeps a slip of the finger from filling the
