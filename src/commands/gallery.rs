@@ -76,7 +76,9 @@ impl Plate {
 fn run(schedule: &dyn Schedule, shape: Shape) -> Result<(Program, Timeline)> {
     let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
     let program = lower(&schedule.timetable(&shape)?, &how)?;
-    let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(program.units_per_micro());
+    // The same model for all: a chunk is a smaller stage.
+    let share = shape.depth as f64 / program.placement().n_stages() as f64;
+    let costs = UniformCosts::new(share, 2.0 * share, 0.0).per_units(program.units_per_micro());
     let timeline = simulate(&program, &costs);
     Ok((program, timeline))
 }
@@ -85,7 +87,7 @@ fn page(plates: &[Plate]) -> Result<String> {
     let mut page = String::from(
         "# Gallery\n\n\
          Every schedule, executed as early as possible with B = 2 F and free messages, without gradient\n\
-         synchronisation. Peak: most micro-batches whose residuals a worker holds. Drawn by\n\
+         synchronisation. The forward of a D-th of the model takes 1. Peak: most micro-batches whose residuals a worker holds. Drawn by\n\
          `cargo xtask gallery`.\n\n\
          | schedule | D | N | makespan | bubble ratio | peak | weight copies | messages |\n\
          |---|---|---|---|---|---|---|---|\n",
