@@ -87,8 +87,8 @@ fn page(plates: &[Plate]) -> Result<String> {
     let mut page = String::from(
         "# Gallery\n\n\
          Every schedule, executed as early as possible with B = 2 F and free messages, without gradient\n\
-         synchronisation. The forward of a D-th of the model takes 1. Peak: most micro-batches whose residuals a worker holds. Drawn by\n\
-         `cargo xtask gallery`.\n\n\
+         synchronisation. The forward of a D-th of the model takes 1. Peak: most micro-batches whose\n\
+         residuals a worker holds. Drawn by `cargo xtask gallery`.\n\n\
          | schedule | D | N | makespan | bubble ratio | peak | weight copies | messages |\n\
          |---|---|---|---|---|---|---|---|\n",
     );

@@ -95,9 +95,9 @@ impl Folder {
 
 /// A file of a run: one that is there belongs to another run, or to somebody else.
 fn fresh_file(path: &Path) -> Result<File> {
-    let options = OpenOptions::new().write(true).create_new(true).open(path);
+    let created = OpenOptions::new().write(true).create_new(true).open(path);
     let is_device = || std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir());
-    match options {
+    match created {
         Err(e) if e.kind() == ErrorKind::AlreadyExists && is_device() => {
             OpenOptions::new().write(true).open(path)
         }

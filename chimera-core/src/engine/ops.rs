@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::world::World;
+use super::world::{Held, World, held_mut};
 use crate::comm::Comm;
 use crate::effects::{Token, TokenKind};
 use crate::fault::Fault;
@@ -126,10 +126,9 @@ where
 
     fn backward_weight(&mut self, op: &Op, deferred: S::Deferred) -> Result<(), Fault> {
         let batch = self.batch(op);
-        let mut grads = std::mem::take(&mut self.held_mut(op.stage).grads);
-        let held = self.held(op.stage);
-        let result = held.stage.backward_weight(&batch.micro(self), deferred, &mut grads);
-        self.held_mut(op.stage).grads = grads;
+        let micro = batch.micro(self);
+        let Held { stage, grads, .. } = held_mut(&mut self.held, op.stage);
+        let result = stage.backward_weight(&micro, deferred, grads);
         self.on_device(op, result)
     }
 

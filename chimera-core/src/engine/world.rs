@@ -135,10 +135,6 @@ where
         self.held[stage.index()].as_ref().unwrap_or_else(|| panic!("{stage} is not on this worker"))
     }
 
-    pub(super) fn held_mut(&mut self, stage: StageId) -> &mut Held<S> {
-        held_mut(&mut self.held, stage)
-    }
-
     pub(super) fn on_sum<T>(
         &self,
         bucket: BucketId,

@@ -124,18 +124,14 @@ fn shares(n: u32, f: usize) -> Vec<u32> {
 
 fn fit_pipes(shape: &Shape) -> Result<usize, Unfit> {
     let Shape { depth, n_pipes, .. } = *shape;
-    let unfit =
-        |reason: String, nearest: String| Err(Unfit { schedule: Chimera.name(), reason, nearest });
     if depth % 2 != 0 {
-        let below = if depth > 2 {
+        let nearest = if depth > 2 {
             format!("depth {} or {}", depth - 1, depth + 1)
         } else {
-            "depth 2".into()
+            "depth 2".to_string()
         };
-        return unfit(
-            format!("depth {depth} is odd, and mirrored pipes need pairs of workers"),
-            below,
-        );
+        let reason = format!("depth {depth} is odd, and mirrored pipes need pairs of workers");
+        return Err(Unfit::new(&Chimera, reason, nearest));
     }
     let half = depth / 2;
     let fits = |f: usize| f > 0 && half % f == 0;
@@ -144,8 +140,6 @@ fn fit_pipes(shape: &Shape) -> Result<usize, Unfit> {
     }
     let choices: Vec<String> =
         (1..=half).filter(|&f| fits(f)).map(|f| (2 * f).to_string()).collect();
-    unfit(
-        format!("{n_pipes} pipes are not 2f with f a divisor of D/2 = {half}"),
-        format!("{} pipes", choices.join(", ")),
-    )
+    let reason = format!("{n_pipes} pipes are not 2f with f a divisor of D/2 = {half}");
+    Err(Unfit::new(&Chimera, reason, format!("{} pipes", choices.join(", "))))
 }

@@ -1,7 +1,7 @@
 //! Interleaved 1F1B: several chunks of the model per worker, so that the pipe fills sooner.
 
 use super::grid::Grid;
-use super::{MAX_OPS, Schedule, Shape, Source, Unfit};
+use super::{Schedule, Shape, Source, Unfit};
 use crate::op::{Kind, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -60,16 +60,12 @@ impl Schedule for Interleaved {
 impl Interleaved {
     fn fits(&self, shape: &Shape) -> Result<(), Unfit> {
         let Shape { depth, n_micro_batches, n_chunks, .. } = *shape;
-        let unfit = |reason, nearest| Err(Unfit { schedule: self.name(), reason, nearest });
         let most = usize::from(u16::MAX) / depth;
         if !(1..=most).contains(&n_chunks) {
             let reason = format!("{n_chunks} chunks of depth {depth} are not in 1..={most}");
-            return unfit(reason, "2 chunks".into());
+            return Err(Unfit::new(self, reason, "2 chunks"));
         }
-        let n_ops = 2 * (depth * n_chunks) as u64 * u64::from(n_micro_batches);
-        if n_ops > MAX_OPS {
-            return unfit(format!("{n_ops} ops are more than {MAX_OPS}"), String::new());
-        }
+        shape.check_ops(self, depth * n_chunks)?;
         let d = depth as u32;
         if !n_micro_batches.is_multiple_of(d) {
             let below = n_micro_batches / d * d;
@@ -78,7 +74,7 @@ impl Interleaved {
                 0 => format!("{d} micro-batches"),
                 below => format!("{below} or {} micro-batches", below + d),
             };
-            return unfit(reason, nearest);
+            return Err(Unfit::new(self, reason, nearest));
         }
         Ok(())
     }

@@ -83,21 +83,26 @@ impl Shape {
         Shape { depth, n_micro_batches, n_pipes: 2, n_chunks: 2, scaling: Scaling::Direct }
     }
 
-    /// Refuses what no schedule can do. The limit on ops keeps a slip of the finger from filling the
-    /// memory: 2^27 ops are ten times the largest job anyone has published.
+    /// Refuses what no schedule can do.
     fn check(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
-        let unfit = |reason: String, nearest: &str| {
-            Err(Unfit { schedule: schedule.name(), reason, nearest: nearest.to_string() })
-        };
-        let n_ops = (self.depth as u64).saturating_mul(2 * u64::from(self.n_micro_batches));
         if !(1..=MAX_DEPTH).contains(&self.depth) {
-            return unfit(format!("depth {} is not in 1..={MAX_DEPTH}", self.depth), "");
+            let reason = format!("depth {} is not in 1..={MAX_DEPTH}", self.depth);
+            return Err(Unfit::new(schedule, reason, ""));
         }
         if self.n_micro_batches == 0 {
-            return unfit("a step needs at least one micro-batch".into(), "1 micro-batch");
+            let reason = "a step needs at least one micro-batch";
+            return Err(Unfit::new(schedule, reason, "1 micro-batch"));
         }
+        self.check_ops(schedule, self.depth)
+    }
+
+    /// Keeps a slip of the finger from filling the memory: 2^27 ops are ten times the largest job anyone
+    /// has published.
+    fn check_ops(&self, schedule: &dyn Schedule, n_stages: usize) -> Result<(), Unfit> {
+        let n_ops = (n_stages as u64).saturating_mul(2 * u64::from(self.n_micro_batches));
         if n_ops > MAX_OPS {
-            return unfit(format!("{n_ops} ops are more than {MAX_OPS}"), "");
+            let reason = format!("{n_ops} ops are more than {MAX_OPS}");
+            return Err(Unfit::new(schedule, reason, ""));
         }
         Ok(())
     }
@@ -148,6 +153,16 @@ pub struct Unfit {
     pub reason: String,
     /// The nearest shape that it can do; empty where there is no such thing.
     pub nearest: String,
+}
+
+impl Unfit {
+    fn new(
+        schedule: &dyn Schedule,
+        reason: impl Into<String>,
+        nearest: impl Into<String>,
+    ) -> Unfit {
+        Unfit { schedule: schedule.name(), reason: reason.into(), nearest: nearest.into() }
+    }
 }
 
 impl fmt::Display for Unfit {
