@@ -63,6 +63,15 @@ struct ShapeArgs {
     /// Chimera with more micro-batches than workers: direct, doubling or halving
     #[arg(long, value_name = "MODE", default_value = "direct")]
     scaling: Scaling,
+    /// Forwards, and then backwards, in turn of 1F1B, k (kFkB)
+    #[arg(long, value_name = "k", default_value_t = 1)]
+    in_turn: u32,
+    /// Waves of Hanayo
+    #[arg(long, value_name = "WAVES", default_value_t = 2)]
+    waves: usize,
+    /// The most micro-batches on their way in each direction of MixPipe, K
+    #[arg(long, value_name = "K")]
+    in_flight: Option<u32>,
 }
 
 impl ShapeArgs {
@@ -71,6 +80,9 @@ impl ShapeArgs {
             n_pipes: self.pipes,
             n_chunks: self.chunks,
             scaling: self.scaling,
+            n_in_turn: self.in_turn,
+            n_waves: self.waves,
+            in_flight: self.in_flight,
             ..Shape::new(self.depth, self.micro_batches.unwrap_or(self.depth as u32))
         }
     }

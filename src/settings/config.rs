@@ -32,6 +32,12 @@ pub struct Config {
     /// How a schedule covers more micro-batches than workers.
     #[serde(deserialize_with = "by_name")]
     pub scaling: Scaling,
+    /// Forwards, and then backwards, in turn of 1F1B.
+    pub in_turn: u32,
+    /// Waves of Hanayo.
+    pub waves: usize,
+    /// The most micro-batches on their way in each direction of MixPipe; `None` for its own choice.
+    pub in_flight: Option<u32>,
     /// Micro-batches per group and step.
     pub micro_batches: usize,
     /// Samples per micro-batch.

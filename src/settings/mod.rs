@@ -69,6 +69,15 @@ pub struct Settings {
     /// Chimera with more micro-batches than workers: direct, doubling or halving [default: direct]
     #[arg(long, value_name = "MODE")]
     pub scaling: Option<String>,
+    /// Forwards, and then backwards, in turn of 1F1B, k (kFkB) [default: 1]
+    #[arg(long, value_name = "k")]
+    pub in_turn: Option<i64>,
+    /// Waves of Hanayo [default: 2]
+    #[arg(long, value_name = "WAVES")]
+    pub waves: Option<i64>,
+    /// The most micro-batches on their way in each direction of MixPipe, K [default: from the depth]
+    #[arg(long, value_name = "K")]
+    pub in_flight: Option<i64>,
     /// Micro-batches per group and step, N [default: 8]
     #[arg(long, value_name = "N")]
     pub micro_batches: Option<i64>,

@@ -64,6 +64,9 @@ impl Run {
             n_pipes: config.pipes,
             n_chunks: config.chunks,
             scaling: config.scaling,
+            n_in_turn: config.in_turn,
+            n_waves: config.waves,
+            in_flight: config.in_flight,
             ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
         };
         // One worker has no pipeline to schedule: it alternates forward and backward.

@@ -75,12 +75,28 @@ pub struct Shape {
     pub n_chunks: usize,
     /// How Chimera scales to more than D micro-batches; read by Chimera alone.
     pub scaling: Scaling,
+    /// Forwards, and then backwards, in turn, k; read by 1F1B alone.
+    pub n_in_turn: u32,
+    /// Waves of Hanayo; read by Hanayo alone.
+    pub n_waves: usize,
+    /// The most micro-batches on their way in each direction, K; read by MixPipe alone, which chooses if
+    /// there is none.
+    pub in_flight: Option<u32>,
 }
 
 impl Shape {
-    /// D workers and N micro-batches, two pipes, two chunks, direct scaling.
+    /// D workers and N micro-batches; two pipes, chunks and waves, one op in turn, direct scaling.
     pub fn new(depth: usize, n_micro_batches: u32) -> Shape {
-        Shape { depth, n_micro_batches, n_pipes: 2, n_chunks: 2, scaling: Scaling::Direct }
+        Shape {
+            depth,
+            n_micro_batches,
+            n_pipes: 2,
+            n_chunks: 2,
+            scaling: Scaling::Direct,
+            n_in_turn: 1,
+            n_waves: 2,
+            in_flight: None,
+        }
     }
 
     /// Refuses what no schedule can do.
