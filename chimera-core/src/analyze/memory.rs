@@ -33,6 +33,16 @@ impl Residuals {
     /// Counts one cell and returns the most that are held meanwhile. What it makes is there before what
     /// it eats is freed, but the halves of a split backward hand the same residuals on.
     pub(crate) fn run(&mut self, worker: WorkerId, cell: &Cell, rules: &Rules) -> f64 {
+        let (more, less) = self.change(worker, cell, rules);
+        let (held, peak) = (&mut self.held[worker.index()], &mut self.peaks[worker.index()]);
+        let meanwhile = *held + more;
+        *peak = peak.max(meanwhile);
+        *held = meanwhile - less;
+        meanwhile
+    }
+
+    /// What a cell adds while it runs, and what it frees at its end.
+    pub(crate) fn change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> (f64, f64) {
         let weights = &self.weights[worker.index()];
         let count = |tokens: &[Token]| {
             let residuals =
@@ -43,13 +53,9 @@ impl Residuals {
         for op in cell.ops() {
             let effects = rules.effects(&op);
             let change = count(&effects.makes) - count(&effects.eats);
-            if change > 0.0 { more += change } else { less += change }
+            if change > 0.0 { more += change } else { less -= change }
         }
-        let (held, peak) = (&mut self.held[worker.index()], &mut self.peaks[worker.index()]);
-        let meanwhile = *held + more;
-        *peak = peak.max(meanwhile);
-        *held += more + less;
-        meanwhile
+        (more, less)
     }
 
     /// The most each worker held so far, rounded to a millionth (shares such as 1/3 do not add up).
