@@ -39,6 +39,19 @@ impl Placement {
         Placement::of(depth, vec![(0..depth * chunks).map(|c| c % depth).collect()])
     }
 
+    /// One pipe of `n_chunks` stages in a snake: chunk `k`, with `r = k div depth`, on worker `k mod depth`
+    /// if `r` is even, else on `depth-1 - (k mod depth)`. Two rounds are a V, 2w rounds w waves.
+    ///
+    /// # Panics
+    /// If `depth` or `n_chunks` is 0 or one of them exceeds 65,535.
+    pub fn wave(depth: usize, n_chunks: usize) -> Placement {
+        let worker = |k: usize| match (k / depth % 2, k % depth) {
+            (0, along) => along,
+            (_, along) => depth - 1 - along,
+        };
+        Placement::of(depth, vec![(0..n_chunks).map(worker).collect()])
+    }
+
     /// `f` pipes down and `f` pipes up (Chimera, section 3.6): down pipe `i` has stage `s` on worker
     /// `(i*D/f + s) mod D`, up pipe `i` on worker `(i*D/f + D-1-s) mod D`. Down pipes come first.
     ///

@@ -6,11 +6,15 @@
 
 mod chimera;
 mod dapple;
+mod dualpipe;
+mod dualpipe_v;
 mod gems;
 mod gpipe;
 mod grid;
 mod interleaved;
+mod phases;
 mod zb_h1;
+mod zb_h2;
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,6 +29,9 @@ pub const SCHEDULES: &[&dyn Schedule] = &[
     &chimera::Chimera,
     &interleaved::Interleaved,
     &zb_h1::ZbH1,
+    &zb_h2::ZbH2,
+    &dualpipe::DualPipe,
+    &dualpipe_v::DualPipeV,
 ];
 
 /// The schedule of a name or alias.
@@ -110,6 +117,21 @@ impl Shape {
             return Err(Unfit::new(schedule, reason, "1 micro-batch"));
         }
         self.check_ops(schedule, self.depth)
+    }
+
+    /// Refuses an odd depth, where mirrored pipes need pairs of workers.
+    fn check_even_depth(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
+        let depth = self.depth;
+        if depth.is_multiple_of(2) {
+            return Ok(());
+        }
+        let nearest = if depth > 2 {
+            format!("depth {} or {}", depth - 1, depth + 1)
+        } else {
+            "depth 2".to_string()
+        };
+        let reason = format!("depth {depth} is odd, and mirrored pipes need pairs of workers");
+        Err(Unfit::new(schedule, reason, nearest))
     }
 
     /// Keeps a slip of the finger from filling the memory: 2^27 ops are ten times the largest job anyone
