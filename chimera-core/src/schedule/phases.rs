@@ -122,3 +122,20 @@ impl Row {
         Some(Op::new(kind, PipeId(pipe as u16), StageId(stage as u16), micro))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Next::*;
+    use super::*;
+    use crate::render::text::marked_row;
+
+    #[test]
+    fn a_lane_that_has_run_out_leaves_its_place_empty() {
+        let row = Row::new([Lane::new(0, 0, 0..2), Lane::new(1, 3, 2..5)])
+            .repeat(3, &[F(0)])
+            .repeat(2, &[F(1), I(0)])
+            .repeat(2, &[FB(1, 1)])
+            .repeat(3, &[I(1), W, B(0)]);
+        assert_eq!(marked_row(&row.cells, 0), "0 1 2 0i 3 1i 4+2' 3' 4i 0w 1w 4w\n^");
+    }
+}
