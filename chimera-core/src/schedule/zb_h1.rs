@@ -20,7 +20,7 @@ impl Schedule for ZbH1 {
     fn source(&self) -> Source {
         Source {
             paper: "Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241",
-            place: "figure 2, section 2.2",
+            place: "figure 3 (top), section 2.1",
         }
     }
 

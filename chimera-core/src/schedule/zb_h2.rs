@@ -18,7 +18,7 @@ impl Schedule for ZbH2 {
     fn source(&self) -> Source {
         Source {
             paper: "Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241",
-            place: "figure 3, section 2.2",
+            place: "figure 3 (bottom), section 2.2",
         }
     }
 
