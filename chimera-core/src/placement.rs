@@ -111,3 +111,16 @@ impl Placement {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wave_turns_at_both_ends() {
+        let wave = Placement::wave(3, 3);
+        let workers: Vec<u16> = wave.pipes()[0].iter().map(|w| w.0).collect();
+        assert_eq!(workers, [0, 1, 2, 2, 1, 0, 0, 1, 2]);
+        assert_eq!(Placement::wave(3, 1), Placement::line(3));
+    }
+}

@@ -45,7 +45,7 @@ fn shapes(schedule: &'static str, depths: &[usize], n_micro_batches: &[u32]) -> 
 
 #[test]
 fn schedules_of_any_depth_train_as_one_worker() {
-    for schedule in ["gpipe", "dapple", "gems", "zb-h1"] {
+    for schedule in ["gpipe", "dapple", "gems", "zb-h1", "zb-h2"] {
         for shape in shapes(schedule, &[1, 2, 3, 4], &[1, 3, 6]) {
             assert_equivalent(&Run::new(schedule, shape));
         }
@@ -58,6 +58,33 @@ fn chunks_train_as_one_worker() {
         for width in [1, 2] {
             let shape = Shape { n_chunks, ..Shape::new(depth, n) };
             assert_equivalent(&Run { width, ..Run::new("interleaved", shape) });
+        }
+    }
+}
+
+#[test]
+fn groups_of_dapple_train_as_one_worker() {
+    for (depth, n_in_turn, n) in [(2, 2, 5), (3, 3, 6), (4, 2, 7), (2, 9, 4)] {
+        let shape = Shape { n_in_turn, ..Shape::new(depth, n) };
+        assert_equivalent(&Run::new("dapple", shape));
+    }
+}
+
+#[test]
+fn pairs_train_as_one_worker() {
+    for (schedule, depth, n) in [
+        ("dualpipe", 2, 4),
+        ("dualpipe", 4, 10),
+        ("dualpipe", 8, 16),
+        ("dualpipe-v", 1, 2),
+        ("dualpipe-v", 2, 5),
+        ("dualpipe-v", 4, 8),
+    ] {
+        for width in [1, 2] {
+            for is_delayed in [false, true] {
+                let run = Run::new(schedule, Shape::new(depth, n));
+                assert_equivalent(&Run { width, is_delayed, ..run });
+            }
         }
     }
 }
@@ -92,6 +119,8 @@ fn a_tied_head_is_summed_over_both_ends() {
         ("gems", Shape::new(3, 3)),
         ("chimera", Shape::new(2, 4)),
         ("chimera", Shape { n_pipes: 4, ..Shape::new(4, 6) }),
+        ("dualpipe", Shape::new(2, 4)),
+        ("dualpipe-v", Shape::new(2, 4)),
     ] {
         assert_equivalent(&Run { tied: true, width: 2, ..Run::new(schedule, shape) });
     }
@@ -112,7 +141,7 @@ proptest! {
 
     #[test]
     fn any_shape_trains_as_one_worker(
-        schedule in prop::sample::select(vec!["gpipe", "dapple", "gems", "zb-h1", "chimera"]),
+        schedule in prop::sample::select(vec!["gpipe", "dapple", "gems", "zb-h1", "zb-h2", "chimera"]),
         half in 1usize..=4,
         f in 1usize..=4,
         n in 1u32..=13,

@@ -48,12 +48,11 @@ impl Mutation {
             Mutation::Rename(w, i, what) => {
                 let row = &mut t.rows[w % n_rows];
                 let n = row.len();
-                if let Cell::One(op) = &mut row[i % n] {
-                    match what % 3 {
-                        0 => op.stage.0 = (op.stage.0 + 1) % 5,
-                        1 => op.pipe.0 = (op.pipe.0 + 1) % 3,
-                        _ => op.span.start += 1,
-                    }
+                let (Cell::One(op) | Cell::Pair(_, op)) = &mut row[i % n];
+                match what % 3 {
+                    0 => op.stage.0 = (op.stage.0 + 1) % 5,
+                    1 => op.pipe.0 = (op.pipe.0 + 1) % 3,
+                    _ => op.span.start += 1,
                 }
             }
         }
@@ -75,9 +74,15 @@ fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
     let chimera = (1usize..=2, 1u32..=6, 0usize..3).prop_map(|(half, n, scaling)| {
         ("chimera", Shape { scaling: Scaling::ALL[scaling].1, ..Shape::new(2 * half, n) })
     });
-    let others = (prop::sample::select(vec!["gpipe", "dapple", "gems"]), 1usize..=4, 1u32..=5)
-        .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
-    prop_oneof![chimera, others]
+    let others =
+        (prop::sample::select(vec!["gpipe", "dapple", "gems", "zb-h2"]), 1usize..=4, 1u32..=5)
+            .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
+    let dual = (1usize..=2, 0u32..=1).prop_map(|(half, more)| (half, 2 * half as u32 + more));
+    let dual = (dual, any::<bool>()).prop_map(|((half, n), is_folded)| match is_folded {
+        false => ("dualpipe", Shape::new(2 * half, 2 * n)),
+        true => ("dualpipe-v", Shape::new(half, n)),
+    });
+    prop_oneof![chimera, others, dual]
 }
 
 /// The rules, said a second time in the simplest way: everything once, in its place, no row stuck, and
@@ -95,12 +100,14 @@ fn is_sound(t: &Timetable) -> bool {
                 return false;
             }
             for unit in op.span.units() {
-                *counts.entry((op.kind, unit, op.stage.index())).or_default() += 1;
+                for pass in passes(op.kind) {
+                    *counts.entry((*pass, unit, op.stage.index())).or_default() += 1;
+                }
                 pipes.entry(unit).or_default().insert(op.pipe.0);
             }
         }
     }
-    let n_passes = 2 * t.n_units() as usize * n_stages;
+    let n_passes = 3 * t.n_units() as usize * n_stages;
     if counts.len() != n_passes
         || counts.values().any(|n| *n != 1)
         || pipes.values().any(|p| p.len() != 1)
@@ -110,7 +117,18 @@ fn is_sound(t: &Timetable) -> bool {
     flows(t) && keeps_order(t)
 }
 
-/// Runs every op as soon as what it needs was done, until nothing moves.
+/// A whole backward is both halves.
+fn passes(kind: Kind) -> &'static [Kind] {
+    match kind {
+        Kind::Forward => &[Kind::Forward],
+        Kind::Backward => &[Kind::BackwardInput, Kind::BackwardWeight],
+        Kind::BackwardInput => &[Kind::BackwardInput],
+        Kind::BackwardWeight => &[Kind::BackwardWeight],
+        Kind::Recompute => &[],
+    }
+}
+
+/// Runs every cell as soon as what its ops need was done before it, until nothing moves.
 fn flows(t: &Timetable) -> bool {
     let last = t.placement.n_stages() - 1;
     let mut done: HashSet<(Kind, u32, usize)> = HashSet::new();
@@ -119,24 +137,32 @@ fn flows(t: &Timetable) -> bool {
     loop {
         let before = done.len();
         for (w, row) in t.rows.iter().enumerate() {
-            while let Some(Cell::One(op)) = row.get(next[w]) {
-                let s = op.stage.index();
-                let ready = op.span.units().all(|u| match op.kind {
-                    Kind::Forward => {
-                        s == 0 || spans.get(&(s - 1, op.span.start)) == Some(&op.span.len)
-                    }
-                    _ => {
-                        done.contains(&(Kind::Forward, u, s))
-                            && (s == last || done.contains(&(Kind::Backward, u, s + 1)))
-                    }
+            while let Some(cell) = row.get(next[w]) {
+                let ready = cell.ops().all(|op| {
+                    let s = op.stage.index();
+                    op.span.units().all(|u| match op.kind {
+                        Kind::Forward => {
+                            s == 0 || spans.get(&(s - 1, op.span.start)) == Some(&op.span.len)
+                        }
+                        Kind::BackwardWeight => done.contains(&(Kind::BackwardInput, u, s)),
+                        _ => {
+                            done.contains(&(Kind::Forward, u, s))
+                                && (s == last || done.contains(&(Kind::BackwardInput, u, s + 1)))
+                        }
+                    })
                 });
                 if !ready {
                     break;
                 }
-                if op.kind == Kind::Forward {
-                    spans.insert((s, op.span.start), op.span.len);
+                for op in cell.ops() {
+                    let s = op.stage.index();
+                    if op.kind == Kind::Forward {
+                        spans.insert((s, op.span.start), op.span.len);
+                    }
+                    for pass in passes(op.kind) {
+                        done.extend(op.span.units().map(|u| (*pass, u, s)));
+                    }
                 }
-                done.extend(op.span.units().map(|u| (op.kind, u, s)));
                 next[w] += 1;
             }
         }
@@ -149,7 +175,9 @@ fn flows(t: &Timetable) -> bool {
 /// Forwards reach two neighbouring workers in one order, and so do backwards.
 fn keeps_order(t: &Timetable) -> bool {
     let order = |kind: Kind, pipe: u16, stage: usize| -> Vec<u32> {
-        let of = |op: &Op| op.kind == kind && op.pipe.0 == pipe && op.stage.index() == stage;
+        let of = |op: &Op| {
+            passes(op.kind).contains(&kind) && op.pipe.0 == pipe && op.stage.index() == stage
+        };
         let ops = t.rows.iter().flatten().flat_map(|c| c.ops()).filter(of);
         ops.flat_map(|op| op.span.units()).collect()
     };
@@ -157,7 +185,7 @@ fn keeps_order(t: &Timetable) -> bool {
         (1..t.placement.n_stages()).all(|s| {
             let workers = &t.placement.pipes()[usize::from(pipe)];
             workers[s - 1] == workers[s]
-                || [Kind::Forward, Kind::Backward]
+                || [Kind::Forward, Kind::BackwardInput]
                     .iter()
                     .all(|kind| order(*kind, pipe, s - 1) == order(*kind, pipe, s))
         })

@@ -7,6 +7,8 @@
 mod building_block;
 mod chimera;
 mod dapple;
+mod dualpipe;
+mod dualpipe_v;
 mod gems;
 mod gpipe;
 mod greedy;
@@ -14,9 +16,11 @@ mod grid;
 mod hanayo;
 mod interleaved;
 mod mixpipe;
+mod phases;
 mod v_half;
 mod v_min;
 mod zb_h1;
+mod zb_h2;
 mod zb_v;
 
 use std::fmt;
@@ -32,10 +36,13 @@ pub const SCHEDULES: &[&dyn Schedule] = &[
     &chimera::Chimera,
     &interleaved::Interleaved,
     &zb_h1::ZbH1,
+    &zb_h2::ZbH2,
     &zb_v::ZbV,
     &v_half::VHalf,
     &v_min::VMin,
     &hanayo::Hanayo,
+    &dualpipe::DualPipe,
+    &dualpipe_v::DualPipeV,
     &mixpipe::MixPipe,
 ];
 
@@ -138,6 +145,21 @@ impl Shape {
         }
         self.check_ops(schedule, self.depth * n_chunks)?;
         Ok(n_chunks)
+    }
+
+    /// Refuses an odd depth, where mirrored pipes need pairs of workers.
+    fn check_even_depth(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
+        let depth = self.depth;
+        if depth.is_multiple_of(2) {
+            return Ok(());
+        }
+        let nearest = if depth > 2 {
+            format!("depth {} or {}", depth - 1, depth + 1)
+        } else {
+            "depth 2".to_string()
+        };
+        let reason = format!("depth {depth} is odd, and mirrored pipes need pairs of workers");
+        Err(Unfit::new(schedule, reason, nearest))
     }
 
     /// Keeps a slip of the finger from filling the memory: 2^27 ops are ten times the largest job anyone
