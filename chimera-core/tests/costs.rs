@@ -4,25 +4,22 @@ use chimera_core::analyze::{StageCosts, UniformCosts, simulate};
 use chimera_core::ids::{PipeId, StageId};
 use chimera_core::lower::{Lowering, Program, lower};
 use chimera_core::op::{Cell, Kind, Op};
-use chimera_core::placement::Placement;
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
 use proptest::prelude::*;
 
 fn program(schedule: &str, shape: &Shape) -> Program {
-    let timetable = find(schedule).expect("known").timetable(shape).expect("fits");
-    lower(&timetable, &Lowering::default()).expect("proven")
+    lower(&timetable(schedule, shape), &Lowering::default()).expect("proven")
+}
+
+fn timetable(schedule: &str, shape: &Shape) -> Timetable {
+    find(schedule).expect("known").timetable(shape).expect("fits")
 }
 
 /// One worker, one stage.
 fn alone(n_micro_batches: u32, row: Vec<Cell>) -> Program {
-    let timetable = Timetable {
-        schedule: "alone".into(),
-        placement: Placement::line(1),
-        n_micro_batches,
-        units_per_micro: 1,
-        rows: vec![row],
-    };
+    let shape = Shape::new(1, n_micro_batches);
+    let timetable = Timetable { rows: vec![row], ..timetable("gpipe", &shape) };
     lower(&timetable, &Lowering::default()).expect("proven")
 }
 
@@ -128,13 +125,8 @@ fn a_pair_costs_what_the_stage_of_its_forward_says() {
             stage(Backward, pipe, 0, mine + 2).into(),
         ]
     };
-    let timetable = Timetable {
-        schedule: "mirrored".into(),
-        placement: Placement::mirrored(2, 1),
-        n_micro_batches: 4,
-        units_per_micro: 1,
-        rows: vec![row(0), row(1)],
-    };
+    let rows = vec![row(0), row(1)];
+    let timetable = Timetable { rows, ..timetable("chimera", &Shape::new(2, 4)) };
     let program = lower(&timetable, &Lowering::default()).expect("proven");
     let costs = |pair| UniformCosts { pair: Some(pair), ..UniformCosts::new(1.0, 2.0, 0.0) };
     let took = simulate(&program, &StageCosts::new(vec![costs(7.0), costs(100.0)])).makespan();
