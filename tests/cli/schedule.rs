@@ -4,6 +4,7 @@ use std::fs::{File, write};
 use std::path::Path;
 use std::process::{Command, Output};
 
+use chimera::core::schedule::SCHEDULES;
 use serde_json::Value;
 
 use crate::command::{Ran, chimera, folder};
@@ -52,18 +53,8 @@ fn check_text(text: &[u8]) -> Ran {
 fn list_begins_each_line_with_a_name() {
     let listed = ok("schedule list");
     let names: Vec<_> = listed.lines().map(|line| line.split(' ').next()).collect();
-    let known = [
-        "gpipe",
-        "dapple",
-        "gems",
-        "chimera",
-        "interleaved",
-        "zb-h1",
-        "zb-h2",
-        "dualpipe",
-        "dualpipe-v",
-    ];
-    assert_eq!(names, known.map(Some));
+    let known: Vec<_> = SCHEDULES.iter().map(|s| Some(s.name())).collect();
+    assert_eq!(names, known);
     for name in names.iter().flatten() {
         ok(&format!("schedule show {name} --micro-batches 8"));
     }
@@ -234,10 +225,12 @@ fn a_gallery_has_a_drawing_of_every_schedule() {
     let folder = folder();
     ok(&format!("schedule gallery --out {}", folder.path().join("g").display()));
     let page = std::fs::read_to_string(folder.path().join("g/README.md")).expect("a page");
-    for name in
-        ["gpipe", "dapple", "chimera", "interleaved", "zb-h2", "dualpipe", "chimera-halving"]
-    {
-        assert!(page.contains(&format!("]({name}.svg)")), "{page}");
+    let mut names: Vec<String> = (json("schedule list --json").as_array().expect("a list").iter())
+        .map(|s| s["name"].as_str().expect("a name").to_string())
+        .collect();
+    names.extend(["comparison", "chimera-pipes-4", "chimera-scaling-halving"].map(String::from));
+    for name in names {
+        assert!(page.contains(&format!("({name}.svg)")), "{name}: {page}");
         let svg = std::fs::read_to_string(folder.path().join(format!("g/{name}.svg")));
         assert!(svg.is_ok_and(|svg| svg.starts_with("<svg")), "{name}");
     }
