@@ -3,6 +3,8 @@
 
 #[path = "cli/config.rs"]
 mod config;
+#[path = "cli/exchange.rs"]
+mod exchange;
 #[path = "cli/hostile.rs"]
 mod hostile;
 #[path = "cli/schedule.rs"]

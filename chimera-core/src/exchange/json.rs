@@ -30,7 +30,7 @@ pub const MAX_BYTES: usize = 64 << 20;
 /// Most workers, stages and pipes of a file.
 pub const MAX_COUNT: usize = 4096;
 /// Longest name of a schedule, in bytes.
-const MAX_NAME: usize = 256;
+pub const MAX_NAME: usize = 256;
 /// Most units that a micro-batch is cut into.
 const MAX_UNITS: f64 = 64.0;
 
