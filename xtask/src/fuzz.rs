@@ -74,7 +74,8 @@ fn build(folder: &Path) -> Result<PathBuf> {
     // With a target named, the flags reach neither build scripts nor macros.
     let mut build = cargo(["build", "--release", "--target", host]);
     build.args(["--manifest-path", "chimera-core/fuzz/Cargo.toml", "--target-dir"]).arg(folder);
-    run_command(build.env("RUSTFLAGS", COVERAGE)).context("libFuzzer needs a C++ compiler")?;
+    run_command(build.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", COVERAGE))
+        .context("libFuzzer needs a C++ compiler")?;
     Ok(folder.join(host).join("release"))
 }
 
