@@ -2,11 +2,12 @@
 
 One process per rank of a file; a stage is a small network in float64. Prints one JSON line per file: how
 much loss and gradients differ, relatively, from those of the same network run whole on the same batch.
+With --dump, writes PyTorch's own schedules into a folder too.
 Needs: pip install torch numpy (torch 2.6 or later).
 
-  python torch_pipeline_runtime.py 1f1b.csv zb-h1.csv
+  python torch_pipeline_runtime.py --dump theirs 1f1b.csv zb-h1.csv
 """
-import datetime, json, os, re, sys, tempfile
+import argparse, datetime, json, os, re, tempfile
 import torch, torch.nn as nn, torch.nn.functional as F
 import torch.distributed as dist, torch.multiprocessing as mp
 
@@ -72,7 +73,26 @@ def run(rank, rows, path):
     return dict(stages=n_stages, micro_batches=n_micro_batches, actions=n_actions, loss_error=errors[0].item(), gradient_error=errors[1].item())
 
 
-def work(rank, n_ranks, store, paths):
+def dump(rank, n_ranks, folder):
+    """PyTorch's own schedules of two stages per rank, as it writes them."""
+    from torch.distributed.pipelining import PipelineStage, schedules
+
+    loop, v = [rank, rank + n_ranks], [rank, 2 * n_ranks - 1 - rank]
+    for name, mine in dict(
+        ScheduleInterleaved1F1B=loop,
+        ScheduleLoopedBFS=loop,
+        ScheduleInterleavedZeroBubble=loop,
+        ScheduleZBVZeroBubble=v,
+        ScheduleDualPipeV=v,
+    ).items():
+        if kind := getattr(schedules, name, None):  # not every version has all
+            stages = [PipelineStage(Part(s), s, 2 * n_ranks, torch.device("cpu")) for s in mine]
+            schedule = kind(stages, 2 * n_ranks + 2, loss_fn=F.mse_loss)
+            if rank == 0:
+                schedule._dump_csv(os.path.join(folder, name + ".csv"), format="compute_only")
+
+
+def work(rank, n_ranks, store, paths, folder):
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     timeout = datetime.timedelta(seconds=120)
@@ -82,15 +102,21 @@ def work(rank, n_ranks, store, paths):
             result = run(rank, file.read().splitlines(), path)
         if rank == 0:
             print(json.dumps(dict(file=os.path.basename(path), torch=torch.__version__, **result)), flush=True)
+    if folder:
+        dump(rank, n_ranks, folder)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--dump")
+    args = parser.parse_args()
     by_ranks = {}
-    for path in sys.argv[1:]:
+    for path in args.files:
         with open(path) as file:
             by_ranks.setdefault(len(file.read().splitlines()), []).append(path)
     for n_ranks, paths in sorted(by_ranks.items()):
         with tempfile.TemporaryDirectory() as folder:
             # Ends all processes with the first that fails.
-            mp.spawn(work, (n_ranks, os.path.join(folder, "store"), paths), nprocs=n_ranks)
+            mp.spawn(work, (n_ranks, os.path.join(folder, "store"), paths, args.dump), nprocs=n_ranks)
