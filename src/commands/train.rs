@@ -39,7 +39,7 @@ pub(crate) struct Train {
     json: bool,
 }
 
-/// `chimera train` as a command line of its own.
+/// Trains with the timetable in FILE
 #[derive(Parser)]
 #[command(bin_name = "chimera schedule import FILE --run")]
 struct Line {
