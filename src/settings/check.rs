@@ -8,6 +8,7 @@ use chimera_core::schedule::{SCHEDULES, Scaling};
 use toml::{Table, Value};
 
 use super::Settings;
+use crate::timetable::is_file;
 
 /// `value` as the settings hold it, or why `key` cannot have it.
 pub(super) fn check(key: &str, value: Value) -> Result<Value, String> {
@@ -43,6 +44,7 @@ enum Allowed {
     Whole(i64, i64),
     Real(f64, f64),
     OneOf(Vec<&'static str>),
+    Schedule(Vec<&'static str>),
     Any,
 }
 
@@ -66,7 +68,7 @@ impl Allowed {
             "preset" => OneOf(PRESETS.iter().map(|preset| preset.name).collect()),
             "schedule" => {
                 let names = SCHEDULES.iter().map(|s| [&[s.name()], s.aliases()].concat());
-                OneOf(names.flatten().collect())
+                Schedule(names.flatten().collect())
             }
             "scaling" => OneOf(Scaling::ALL.map(|(name, _)| name).to_vec()),
             "sync" => OneOf(Sync::ALL.map(|(name, _)| name).to_vec()),
@@ -79,6 +81,9 @@ impl Allowed {
             (Allowed::Whole(least, most), Value::Integer(n)) => (least..=most).contains(&n),
             (Allowed::Real(least, most), Value::Float(x)) => (least..=most).contains(&x),
             (Allowed::OneOf(names), Value::String(name)) => names.contains(&name.as_str()),
+            (Allowed::Schedule(names), Value::String(name)) => {
+                names.contains(&name.as_str()) || is_file(name)
+            }
             (allowed, _) => matches!(allowed, Allowed::Any),
         }
     }
@@ -94,6 +99,9 @@ impl fmt::Display for Allowed {
             }
             Allowed::Real(least, most) => write!(f, "a number from {least} to {most}"),
             Allowed::OneOf(names) => write!(f, "one of {}", names.join(", ")),
+            Allowed::Schedule(names) => {
+                write!(f, "one of {}, or a file that ends in .csv or .json", names.join(", "))
+            }
             Allowed::Any => write!(f, "anything"),
         }
     }
