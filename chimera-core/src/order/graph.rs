@@ -132,7 +132,15 @@ impl Graph {
                 for token in rules.cell_effects(cell).makes {
                     makers.insert(token, id);
                 }
-                nodes.push(Node { cell: *cell, worker: w as u16, takes, adds, frees, added, freed });
+                nodes.push(Node {
+                    cell: *cell,
+                    worker: w as u16,
+                    takes,
+                    adds,
+                    frees,
+                    added,
+                    freed,
+                });
             }
         }
         for (id, node) in nodes.iter().enumerate() {

@@ -182,7 +182,8 @@ const NONE: (f64, u32) = (f64::INFINITY, u32::MAX);
 impl<'g> State<'g> {
     fn new(graph: &'g Graph, keys: &'g Keys, limits: &'g Limits) -> State<'g> {
         let (n, d) = (graph.nodes.len(), graph.n_workers);
-        let pipes = graph.nodes.iter().map(|node| usize::from(node.added.pipe.max(node.freed.pipe)));
+        let pipes =
+            graph.nodes.iter().map(|node| usize::from(node.added.pipe.max(node.freed.pipe)));
         let room = Room {
             held: 0.0,
             by_pipe: vec![0.0; pipes.max().map_or(0, |last| last + 1)],
