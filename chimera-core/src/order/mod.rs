@@ -10,6 +10,8 @@ mod justify;
 mod list;
 mod search;
 mod starts;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use graph::Graph;
 pub use graph::unordered;
