@@ -148,7 +148,7 @@ impl Shape {
         let most = usize::from(u16::MAX) / (self.depth * each);
         if !(1..=most).contains(&count) {
             let reason = format!("{count} {what} of depth {} are not in 1..={most}", self.depth);
-            return Err(Unfit::new(schedule, reason, format!("{} {what}", count.clamp(1, most))));
+            return Err(Unfit::new(schedule, reason, format!("--{what} {}", count.clamp(1, most))));
         }
         self.check_ops(schedule, self.depth * count * each)?;
         Ok(count * each)
