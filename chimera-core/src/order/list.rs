@@ -35,6 +35,18 @@ impl Order {
         self.rows.iter().map(|row| row.iter().map(cell).collect()).collect()
     }
 
+    /// The longest time from the start of a worker's first cell to the end of its last.
+    pub(crate) fn longest_span(&self, graph: &Graph) -> f64 {
+        let start = |id: &u32| self.starts[*id as usize];
+        let span = |row: &Vec<u32>| match (row.first(), row.last()) {
+            (Some(first), Some(last)) => {
+                start(last) + graph.nodes[*last as usize].takes - start(first)
+            }
+            _ => 0.0,
+        };
+        self.rows.iter().map(span).fold(0.0, f64::max)
+    }
+
     /// The same order with every cell as early as it can be. `placed` has all cells in an order in which
     /// none waits for a later one.
     fn hastened(mut self, graph: &Graph, placed: &[u32]) -> Order {
