@@ -2,7 +2,7 @@
 
 pub(crate) mod check;
 pub mod measured;
-pub(crate) mod memory;
+pub mod memory;
 pub mod one_order;
 pub mod refusal;
 pub mod simulate;
@@ -10,6 +10,7 @@ pub(crate) mod structure;
 pub mod timeline;
 
 pub use measured::MeasuredCosts;
+pub use memory::peak_bytes;
 pub use one_order::prove_in_one_order;
 pub use refusal::{Reason, Refusal};
 pub use simulate::{Costs, UniformCosts, simulate};
