@@ -4,11 +4,27 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use chimera::core::analyze::{Timeline, UniformCosts, simulate};
-use chimera::core::lower::{Lowering, Program, Sync, lower};
 use chimera::core::render::svg;
-use chimera::core::schedule::{SCHEDULES, Scaling, Schedule, Shape, find};
-use clap::Args;
+use chimera::core::schedule::find;
+use clap::{Args, Parser};
+
+use super::ShapeArgs;
+use super::compare::{Comparison, HEADS, figures, title};
+use super::costs::CostArgs;
+use super::entry::{Entry, Run};
+
+/// The shape of all drawings but those of schedules that it does not fit.
+const SHAPE: &str = "--depth 4 --micro-batches 8";
+/// Where those are drawn: at the first of these that fits.
+const ELSEWHERE: [&str; 5] = [
+    "--micro-batches 4",
+    "--micro-batches 12",
+    "--micro-batches 16",
+    "--depth 8 --micro-batches 16",
+    "--depth 2 --micro-batches 4",
+];
+/// What is drawn beside what `compare` shows.
+const MORE: [&str; 1] = ["chimera --micro-batches 4"];
 
 /// Draws every schedule into a folder, with a page that compares them
 #[derive(Args)]
@@ -18,12 +34,13 @@ pub(super) struct Gallery {
     out: PathBuf,
 }
 
-/// One drawing: a schedule at a shape.
-struct Plate {
-    file: String,
-    title: String,
-    program: Program,
-    timeline: Timeline,
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct Setting {
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    costs: CostArgs,
 }
 
 impl Gallery {
@@ -35,97 +52,103 @@ impl Gallery {
         };
         std::fs::create_dir_all(&self.out)
             .with_context(|| format!("cannot make {}", self.out.display()))?;
-        let plates = plates()?;
-        for plate in &plates {
-            write(&plate.file, svg::timeline(&plate.timeline, &plate.title))?;
+        let setting = Setting::try_parse_from(SHAPE.split(' '))?;
+        let entries = Entry::all(setting.shape)?;
+        let comparison = Comparison::of(&entries, setting.shape, &setting.costs)?;
+        let elsewhere = setting.elsewhere(&comparison)?;
+        for run in comparison.runs.iter().chain(&elsewhere) {
+            write(&file(run), svg::timeline(&run.timeline, &caption(run)))?;
         }
-        write("README.md", page(&plates)?)?;
-        write("1f1b-and-chimera.svg", frontispiece()?)
+        write("comparison.svg", comparison.svg(&title(setting.shape)))?;
+        write("1f1b-and-chimera.svg", setting.frontispiece()?)?;
+        write("README.md", page(&comparison, &elsewhere)?)
     }
 }
 
-/// All schedules at D = 4, N = 8, and Chimera's variants.
-fn plates() -> Result<Vec<Plate>> {
-    let shape = Shape::new(4, 8);
-    let mut plates = Vec::new();
-    for schedule in SCHEDULES {
-        plates.push(Plate::new(*schedule, schedule.name(), shape)?);
+impl Setting {
+    /// What is drawn at other shapes.
+    fn elsewhere(&self, comparison: &Comparison) -> Result<Vec<Run>> {
+        let mut runs = Vec::new();
+        for (label, _) in &comparison.refused {
+            let mut entries = ELSEWHERE.iter().map(|shape| self.run(&format!("{label} {shape}")));
+            runs.extend(entries.find_map(Result::ok));
+        }
+        for label in MORE {
+            runs.push(self.run(label)?);
+        }
+        Ok(runs)
     }
-    let chimera = find("chimera")?;
-    let variants = [
-        ("chimera-one-unit", Shape::new(4, 4)),
-        ("chimera-four-pipes", Shape { n_pipes: 4, ..shape }),
-        ("chimera-doubling", Shape { scaling: Scaling::Doubling, ..shape }),
-        ("chimera-halving", Shape { scaling: Scaling::Halving, ..shape }),
-    ];
-    for (name, shape) in variants {
-        plates.push(Plate::new(chimera, name, shape)?);
+
+    fn run(&self, label: &str) -> Result<Run> {
+        Entry::parse(label, self.shape)?.run(&self.costs)
     }
-    Ok(plates)
+
+    /// 1F1B above Chimera, on one scale: the picture of the README.
+    fn frontispiece(&self) -> Result<String> {
+        let (one, two) =
+            (self.run("1f1b --micro-batches 4")?, self.run("chimera --micro-batches 4")?);
+        let panels =
+            [("1F1B, D = 4, N = 4", &one.timeline), ("Chimera, D = 4, N = 4", &two.timeline)];
+        Ok(svg::stack(&panels))
+    }
 }
 
-impl Plate {
-    fn new(schedule: &dyn Schedule, name: &str, shape: Shape) -> Result<Plate> {
-        let (program, timeline) = run(schedule, shape)?;
-        let (d, n) = (shape.depth, shape.n_micro_batches);
-        let title = format!("{name}, D = {d}, N = {n}, B = 2 F");
-        Ok(Plate { file: format!("{name}.svg"), title, program, timeline })
-    }
-}
-
-fn run(schedule: &dyn Schedule, shape: Shape) -> Result<(Program, Timeline)> {
-    let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
-    let program = lower(&schedule.timetable(&shape)?, &how)?;
-    // The same model for all: a chunk is a smaller stage.
-    let share = shape.depth as f64 / program.placement().n_stages() as f64;
-    let costs = UniformCosts::new(share, 2.0 * share, 0.0).per_units(program.units_per_micro());
-    let timeline = simulate(&program, &costs);
-    Ok((program, timeline))
-}
-
-fn page(plates: &[Plate]) -> Result<String> {
+fn page(comparison: &Comparison, elsewhere: &[Run]) -> Result<String> {
     let mut page = String::from(
         "# Gallery\n\n\
          Every schedule, executed as early as possible with B = 2 F and free messages, without gradient\n\
-         synchronisation. The forward of a D-th of the model takes 1. Peak: most micro-batches whose\n\
-         residuals a worker holds. Drawn by `cargo xtask gallery`.\n\n\
-         | schedule | D | N | makespan | bubble ratio | peak | weight copies | messages |\n\
-         |---|---|---|---|---|---|---|---|\n",
+         synchronisation, on one model: the forward of a D-th of it takes 1. Speed-up is over 1F1B at D = 4,\n\
+         N = 8; peak is the most micro-batches whose residuals a worker holds, copies those of the weights.\n\
+         Drawn by `cargo xtask gallery`.\n\n\
+         ![All schedules on one scale of time](comparison.svg)\n\n",
     );
-    for plate in plates {
-        let Plate { file, program, timeline, .. } = plate;
-        let name = file.trim_end_matches(".svg");
-        let placement = program.placement();
-        let copies = placement.replicas(chimera::core::ids::StageId(0)).len();
-        let peak = program.peaks().iter().copied().fold(0.0, f64::max);
+    writeln!(
+        page,
+        "| schedule | D | N | {} |\n|---|---|---{}|",
+        HEADS.join(" | "),
+        "|--:".repeat(HEADS.len())
+    )?;
+    let rows = comparison.runs.iter().map(|run| (run, comparison.baseline));
+    // Speed-up compares what has the same shape alone.
+    for (run, baseline) in rows.chain(elsewhere.iter().map(|run| (run, None))) {
+        let (name, (d, n)) = (slug(&run.label), shape(run));
+        let figures = figures(run, baseline).join(" | ");
+        writeln!(page, "| [{}](#{name}) | {d} | {n} | {figures} |", run.label)?;
+    }
+    for (label, reason) in &comparison.refused {
+        writeln!(page, "\n`{label}` does not fit D = 4, N = 8: {reason}.")?;
+    }
+    for run in comparison.runs.iter().chain(elsewhere) {
+        let schedule = find(run.program.schedule())?;
+        let (name, source) = (slug(&run.label), schedule.source());
         writeln!(
             page,
-            "| [{name}](#{name}) | {} | {} | {} | {:.3} | {peak} | {copies} | {} |",
-            placement.n_workers(),
-            program.n_micro_batches(),
-            timeline.makespan(),
-            timeline.bubble_ratio(),
-            program.n_messages(),
+            "\n## {name}\n\n{}. {}, {}.\n\n![{}]({})",
+            schedule.about(),
+            source.paper,
+            source.place,
+            caption(run),
+            file(run)
         )?;
-    }
-    for plate in plates {
-        let name = plate.file.trim_end_matches(".svg");
-        let base = program_source(plate.program.schedule())?;
-        writeln!(page, "\n## {name}\n\n{base}\n\n![{}]({})", plate.title, plate.file)?;
     }
     Ok(page)
 }
 
-fn program_source(schedule: &str) -> Result<String> {
-    let schedule = find(schedule)?;
-    let source = schedule.source();
-    Ok(format!("{}. {}, {}.", schedule.about(), source.paper, source.place))
+fn caption(run: &Run) -> String {
+    let (d, n) = shape(run);
+    let own = run.label.split(" --depth").next().unwrap_or(&run.label);
+    format!("{own}, D = {d}, N = {n}, B = 2 F")
 }
 
-/// 1F1B above Chimera, on one scale: the picture of the README.
-fn frontispiece() -> Result<String> {
-    let shape = Shape::new(4, 4);
-    let (_, one) = run(find("1f1b")?, shape)?;
-    let (_, two) = run(find("chimera")?, shape)?;
-    Ok(svg::stack(&[("1F1B, D = 4, N = 4", &one), ("Chimera, D = 4, N = 4", &two)]))
+fn shape(run: &Run) -> (usize, u32) {
+    (run.program.placement().n_workers(), run.program.n_micro_batches())
+}
+
+fn file(run: &Run) -> String {
+    slug(&run.label) + ".svg"
+}
+
+/// A label as the name of a file and of a section.
+fn slug(label: &str) -> String {
+    label.replace(" --", "-").replace(' ', "-")
 }

@@ -1,6 +1,10 @@
-//! The subcommands, one file each.
+//! The subcommands, one file each, and what several of them share: shapes, `costs`, the `entry` of a
+//! comparison.
 
+mod compare;
 mod config;
+mod costs;
+mod entry;
 mod gallery;
 mod schedule;
 mod simulate;
@@ -45,7 +49,7 @@ impl Cli {
 }
 
 /// The shape of a schedule, as every subcommand about schedules spells it.
-#[derive(Args, Clone, Copy)]
+#[derive(Args, Clone, Copy, PartialEq)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 struct ShapeArgs {
     /// Workers of the pipeline group, D
@@ -118,27 +122,4 @@ fn print(report: impl AsRef<str>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(report.as_ref().trim_end().as_bytes())?;
     Ok(out.write_all(b"\n").and_then(|()| out.flush())?)
-}
-
-/// Costs that are the same for all stages, in any unit of time.
-#[derive(Args, Clone, Copy)]
-#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
-struct CostArgs {
-    /// Time of a forward of one micro-batch on one stage
-    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = duration)]
-    forward: f64,
-    /// Time of a whole backward
-    #[arg(long, value_name = "B", default_value_t = 2.0, value_parser = duration)]
-    backward: f64,
-    /// Time of a message between workers
-    #[arg(long, value_name = "C", default_value_t = 0.0, value_parser = duration)]
-    message: f64,
-}
-
-fn duration(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(t) if (0.0..=1e12).contains(&t) => Ok(t),
-        Ok(_) => Err("a time is a number from 0 to 1e12".into()),
-        Err(e) => Err(format!("{e}: a time is a number from 0 to 1e12")),
-    }
 }

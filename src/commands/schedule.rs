@@ -5,15 +5,16 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use chimera::core::analyze::{Refusal, prove_in_one_order};
 use chimera::core::exchange;
-use chimera::core::lower::{Lowering, Program, lower};
+use chimera::core::lower::{Program, lower};
 use chimera::core::render::{svg, text};
 use chimera::core::schedule::{self, SCHEDULES};
 use chimera::core::timetable::Timetable;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 
-use super::simulate::{summary, timeline};
-use super::{CostArgs, ShapeArgs, gallery, print, read, timetable};
+use super::costs::CostArgs;
+use super::simulate::summary;
+use super::{ShapeArgs, compare, gallery, print, read, timetable};
 
 /// Lists, draws and checks schedules
 #[derive(Args)]
@@ -27,6 +28,7 @@ enum Command {
     List(List),
     Show(Show),
     Check(Check),
+    Compare(compare::Compare),
     Gallery(gallery::Gallery),
 }
 
@@ -55,8 +57,9 @@ struct Show {
     json: bool,
 }
 
+/// How a drawing or a comparison is printed.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
+pub(super) enum Format {
     Text,
     Svg,
     Json,
@@ -83,6 +86,7 @@ impl Schedule {
             Command::List(list) => list.run(),
             Command::Show(show) => show.run(),
             Command::Check(check) => check.run(),
+            Command::Compare(compare) => compare.run(),
             Command::Gallery(gallery) => gallery.run(),
         }
     }
@@ -113,8 +117,8 @@ impl Show {
         if self.json || self.format == Format::Json {
             return print(exchange::to_json(&timetable));
         }
-        let program = lower(&timetable, &Lowering::default())?;
-        let timeline = timeline(&program, self.costs);
+        let program = lower(&timetable, &self.costs.lowering())?;
+        let timeline = self.costs.timeline(&program)?;
         if self.format == Format::Svg {
             return print(svg::timeline(&timeline, &title(&timetable)));
         }
@@ -127,14 +131,14 @@ impl Check {
     fn run(self) -> Result<()> {
         let timetable = read(&self.file)?;
         let prove = || -> Result<Program, Refusal> {
-            let program = lower(&timetable, &Lowering::default())?;
+            let program = lower(&timetable, &self.costs.lowering())?;
             if self.one_order {
                 prove_in_one_order(&program)?;
             }
             Ok(program)
         };
         let program = prove().with_context(|| self.file.display().to_string())?;
-        let timeline = timeline(&program, self.costs);
+        let timeline = self.costs.timeline(&program)?;
         if self.json {
             let proof = json!({
                 "schedule": timetable.schedule, "proven": true, "depth": timetable.rows.len(),

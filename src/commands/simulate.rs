@@ -3,12 +3,13 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use chimera::core::analyze::{Timeline, UniformCosts, simulate};
-use chimera::core::lower::{Lowering, Program, lower};
+use chimera::core::analyze::Timeline;
+use chimera::core::lower::{Program, lower};
 use clap::Args;
 use serde_json::json;
 
-use super::{CostArgs, ShapeArgs, print, timetable};
+use super::costs::CostArgs;
+use super::{ShapeArgs, print, timetable};
 
 /// Simulates one step of a schedule without gradient synchronisation and optimizer
 #[derive(Args)]
@@ -27,8 +28,8 @@ pub(crate) struct Simulate {
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
         let timetable = timetable(&self.name, self.shape)?;
-        let program = lower(&timetable, &Lowering::default())?;
-        let timeline = timeline(&program, self.costs);
+        let program = lower(&timetable, &self.costs.lowering())?;
+        let timeline = self.costs.timeline(&program)?;
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
         let workers = busy.iter().zip(program.peaks());
         if self.json {
@@ -49,12 +50,6 @@ impl Simulate {
         write!(report, "critical path: {} of {} ops", path.len(), timetable.n_ops())?;
         print(report)
     }
-}
-
-/// The timeline of a program under costs that hold per whole micro-batch.
-pub(super) fn timeline(program: &Program, costs: CostArgs) -> Timeline {
-    let uniform = UniformCosts::new(costs.forward, costs.backward, costs.message);
-    simulate(program, &uniform.per_units(program.units_per_micro()))
 }
 
 /// One line about a simulated step.

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::simulate::Costs;
+use super::costs::Costs;
 use super::timeline::{Timeline, Work};
 use crate::ids::{BucketId, WorkerId};
 use crate::op::{Cell, Op};

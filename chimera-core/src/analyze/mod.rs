@@ -1,6 +1,7 @@
 //! What follows from a timetable or a program without running it: proof, memory, time.
 
 pub(crate) mod check;
+pub mod costs;
 pub mod measured;
 pub mod memory;
 pub mod one_order;
@@ -9,9 +10,10 @@ pub mod simulate;
 pub(crate) mod structure;
 pub mod timeline;
 
+pub use costs::{Costs, StageCosts, UniformCosts};
 pub use measured::MeasuredCosts;
 pub use memory::peak_bytes;
 pub use one_order::prove_in_one_order;
 pub use refusal::{Reason, Refusal};
-pub use simulate::{Costs, UniformCosts, simulate};
+pub use simulate::simulate;
 pub use timeline::{Event, Timeline, Work};

@@ -3,94 +3,13 @@
 use std::convert::Infallible;
 use std::task::Poll;
 
+use super::costs::Costs;
 use super::timeline::{Event, Timeline, Work};
 use crate::effects::Token;
 use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::interp::{Group, Machine, Values};
 use crate::lower::Program;
-use crate::op::{Cell, Kind, Op};
-
-/// How long everything takes, in any unit.
-pub trait Costs {
-    /// An op of a worker, on its whole span.
-    fn op(&self, worker: WorkerId, op: &Op) -> f64;
-
-    /// An atomic pair of ops.
-    fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
-        self.op(worker, a) + self.op(worker, b)
-    }
-
-    /// From the end of the op that makes a token to its being there on another worker.
-    fn message(&self, _token: &Token) -> f64 {
-        0.0
-    }
-
-    /// From the last replica's start of a reduction to its end.
-    fn reduce(&self, _bucket: BucketId) -> f64 {
-        0.0
-    }
-
-    /// The agreement of all workers.
-    fn agree(&self) -> f64 {
-        0.0
-    }
-
-    /// The optimizer's update of a bucket.
-    fn step(&self, _bucket: BucketId) -> f64 {
-        0.0
-    }
-}
-
-/// The same costs for every stage, per whole micro-batch.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct UniformCosts {
-    /// A forward.
-    pub forward: f64,
-    /// The input half of a backward.
-    pub input: f64,
-    /// The weight half of a backward.
-    pub weight: f64,
-    /// A recomputation.
-    pub recompute: f64,
-    /// A message.
-    pub message: f64,
-    /// The number of units a micro-batch is cut into.
-    pub units_per_micro: u32,
-}
-
-impl UniformCosts {
-    /// Forward and whole backward take one unit of time each: the papers' drawings.
-    pub const EQUAL: UniformCosts = UniformCosts::new(1.0, 1.0, 0.0);
-
-    /// Costs of forward, whole backward (its halves take half each) and message.
-    pub const fn new(forward: f64, backward: f64, message: f64) -> UniformCosts {
-        let half = backward / 2.0;
-        let recompute = forward;
-        UniformCosts { forward, input: half, weight: half, recompute, message, units_per_micro: 1 }
-    }
-
-    /// The same costs for micro-batches that are cut into `units` units.
-    pub const fn per_units(self, units: u32) -> UniformCosts {
-        UniformCosts { units_per_micro: units, ..self }
-    }
-}
-
-impl Costs for UniformCosts {
-    fn op(&self, _: WorkerId, op: &Op) -> f64 {
-        let micro = match op.kind {
-            Kind::Forward => self.forward,
-            Kind::Backward => self.input + self.weight,
-            Kind::BackwardInput => self.input,
-            Kind::BackwardWeight => self.weight,
-            Kind::Recompute => self.recompute,
-        };
-        micro * f64::from(op.span.len) / f64::from(self.units_per_micro)
-    }
-
-    fn message(&self, _: &Token) -> f64 {
-        self.message
-    }
-}
+use crate::op::Cell;
 
 /// When everything happens if each worker does its row as early as it can.
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {

@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::goes_up;
-use super::palette::Paint;
+use super::palette::{Paint, Way};
 use super::xml::{Area, rect, text};
-use crate::ids::PipeId;
 use crate::op::Kind;
 
 const SWATCH: f64 = 14.0;
@@ -29,7 +27,7 @@ impl<'a> Legend<'a> {
 
     /// An entry for each kind, each pipe if there are several, and whatever else was `used`. Returns
     /// where the last line ends.
-    pub(super) fn draw(mut self, used: &BTreeSet<Paint>, n_pipes: usize) -> f64 {
+    pub(super) fn draw(mut self, used: &BTreeSet<Paint>) -> f64 {
         for kind in Kind::ALL {
             let of_kind = |paint: &&Paint| matches!(paint, Paint::Op(_, k) if *k == kind);
             self.entry(used.iter().filter(of_kind), kind_name(kind));
@@ -39,11 +37,14 @@ impl<'a> Legend<'a> {
         {
             self.entry(used.get(&paint).into_iter(), name);
         }
-        if n_pipes > 1 {
-            for pipe in (0..n_pipes).map(|pipe| PipeId(pipe as u16)) {
-                let of_pipe = |paint: &&Paint| matches!(paint, Paint::Op(p, _) if *p == pipe);
-                self.entry(used.iter().filter(of_pipe), &pipe_name(pipe, n_pipes));
-            }
+        let ways = used.iter().filter_map(|paint| match paint {
+            Paint::Op(way, _) => Some(*way),
+            _ => None,
+        });
+        let ways: BTreeSet<Way> = ways.collect();
+        for way in ways.iter().filter(|_| ways.len() > 1) {
+            let goes_it = |paint: &&Paint| matches!(paint, Paint::Op(w, _) if w == way);
+            self.entry(used.iter().filter(goes_it), &way_name(*way, &ways));
         }
         self.y + LINE
     }
@@ -81,13 +82,15 @@ fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// `down` and `up` where there are two pipes, `down 0` … where there are more.
-fn pipe_name(pipe: PipeId, n_pipes: usize) -> String {
-    match (n_pipes, goes_up(pipe, n_pipes)) {
-        (2, false) => "down".to_string(),
-        (2, true) => "up".to_string(),
-        (_, true) => format!("up {}", pipe.index() - n_pipes / 2),
-        (n, false) if n.is_multiple_of(2) => format!("down {}", pipe.0),
-        _ => format!("pipe {}", pipe.0),
+/// `down` and `up` where no other pipe goes there, `down 0` … where more do, `pipe 0` … where none goes up.
+fn way_name(way: Way, ways: &BTreeSet<Way>) -> String {
+    let n_up = ways.iter().filter(|way| matches!(way, Way::Up(_))).count();
+    let is_pair = n_up == 1 && ways.len() == 2;
+    match way {
+        Way::Down(_) if is_pair => "down".to_string(),
+        Way::Up(_) if is_pair => "up".to_string(),
+        Way::Down(nth) if n_up == 0 => format!("pipe {nth}"),
+        Way::Down(nth) => format!("down {nth}"),
+        Way::Up(nth) => format!("up {nth}"),
     }
 }

@@ -3,7 +3,6 @@
 use std::fmt::{self, Display, Write};
 
 use super::goes_up;
-use crate::ids::PipeId;
 use crate::op::{Kind, Op};
 
 /// Pale, medium, strong and dark tones of the pipes that go down.
@@ -28,6 +27,7 @@ const STYLE: &str = "
 .chimera .ink { fill: #1c2733; }
 .chimera .soft { fill: #5b6875; }
 .chimera .title { font-size: 16px; font-weight: 600; }
+.chimera .name { font-size: 14px; font-weight: 600; }
 .chimera .mid { text-anchor: middle; }
 .chimera .end { text-anchor: end; }
 .chimera .pale { fill: #ffffff; }
@@ -51,18 +51,32 @@ const STYLE: &str = "
 }
 ";
 
+/// Where a pipe goes, and which of its direction it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Way {
+    Down(u16),
+    Up(u16),
+}
+
 /// What gives a block its colour.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Paint {
-    Op(PipeId, Kind),
+    /// A pass of the n-th pipe that goes down, or up.
+    Op(Way, Kind),
     Step,
     Sum,
     Idle,
 }
 
 impl Paint {
-    pub(super) fn of(op: Op) -> Paint {
-        Paint::Op(op.pipe, op.kind)
+    /// That of an op where there are `n_pipes`.
+    pub(super) fn of(op: Op, n_pipes: usize) -> Paint {
+        let nth = op.pipe.0;
+        let way = match goes_up(op.pipe, n_pipes) {
+            true => Way::Up(nth - (n_pipes / 2) as u16),
+            false => Way::Down(nth),
+        };
+        Paint::Op(way, op.kind)
     }
 
     /// The class of a label on it.
@@ -78,7 +92,8 @@ impl Display for Paint {
     /// The class in the style sheet.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Paint::Op(pipe, kind) => write!(f, "p{}{}", pipe.0, kind.letter()),
+            Paint::Op(Way::Down(nth), kind) => write!(f, "d{nth}{}", kind.letter()),
+            Paint::Op(Way::Up(nth), kind) => write!(f, "u{nth}{}", kind.letter()),
             Paint::Step => f.write_str("step"),
             Paint::Sum => f.write_str("sum"),
             Paint::Idle => f.write_str("idle"),
@@ -86,17 +101,16 @@ impl Display for Paint {
     }
 }
 
-/// The style sheet of a drawing of `n_pipes` with `paints`.
-pub(super) fn style(paints: impl Iterator<Item = Paint>, n_pipes: usize) -> String {
+/// The style sheet of a drawing with `paints`.
+pub(super) fn style(paints: impl Iterator<Item = Paint>) -> String {
     let mut style = STYLE.to_string();
     for paint in paints {
-        if let Paint::Op(pipe, kind) = paint {
-            let up = goes_up(pipe, n_pipes);
-            let (hues, nth) = match up {
-                true => (UP, pipe.index() - n_pipes / 2),
-                false => (DOWN, pipe.index()),
+        if let Paint::Op(way, kind) = paint {
+            let (hues, nth) = match way {
+                Way::Down(nth) => (DOWN, nth),
+                Way::Up(nth) => (UP, nth),
             };
-            let [pale, medium, strong, dark] = hues[nth % hues.len()];
+            let [pale, medium, strong, dark] = hues[usize::from(nth) % hues.len()];
             let colours = match kind {
                 Kind::Forward => format!("fill: {pale};"),
                 Kind::Recompute => format!("fill: {pale}; stroke: {dark}; stroke-dasharray: 2 2;"),

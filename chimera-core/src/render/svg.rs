@@ -4,6 +4,10 @@
 //! which pipe, the tone which kind: pale is forward, dark is backward. Sums of gradients run on a thin
 //! lane below the row.
 
+mod compare;
+
+pub use compare::{Compared, compare};
+
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -18,8 +22,6 @@ const WIDTH: f64 = 960.0;
 const MARGIN: f64 = 20.0;
 /// Where time 0 is.
 const LEFT: f64 = 56.0;
-/// Pixels that the longest timeline takes.
-const SPAN: f64 = WIDTH - LEFT - MARGIN;
 /// The title of a panel and the line below it.
 const HEAD: f64 = 60.0;
 /// Rows get lower where many workers would take more than this together.
@@ -40,20 +42,14 @@ pub fn timeline(timeline: &Timeline, title: &str) -> String {
 /// to be seen are drawn together with their neighbours.
 pub fn stack(panels: &[(&str, &Timeline)]) -> String {
     let longest = panels.iter().map(|(_, timeline)| timeline.makespan()).fold(0.0, f64::max);
-    let measurable = longest > 0.0 && longest.is_finite();
-    let mut sheet = Sheet {
-        blocks: String::new(),
-        grid: String::new(),
-        y: 0.0,
-        scale: if measurable { SPAN / longest } else { 0.0 },
-        used: BTreeSet::new(),
-        n_pipes: panels.iter().map(|(_, t)| n_pipes(t)).max().unwrap_or(0),
-    };
+    let mut sheet = Sheet::new(WIDTH, (LEFT, WIDTH - MARGIN), longest);
     for (title, timeline) in panels {
-        sheet.panel(title, timeline, longest);
+        sheet.panel(title, timeline);
     }
-    sheet.legend();
-    sheet.finish(panels)
+    sheet.legend(LEFT);
+    let titles: Vec<&str> = panels.iter().map(|(title, _)| *title).collect();
+    let about = panels.iter().map(|(title, t)| format!("{title}: {}.", summary(t)));
+    sheet.finish(&titles.join("; "), &about.collect::<Vec<_>>().join(" "))
 }
 
 /// What has been drawn so far, and down to where.
@@ -62,52 +58,77 @@ struct Sheet {
     /// What lies below the blocks.
     grid: String,
     y: f64,
+    width: f64,
+    /// Where time 0 is, and where `longest` is.
+    span: (f64, f64),
+    /// What there is room for.
+    longest: f64,
     /// Pixels per unit of time.
     scale: f64,
     used: BTreeSet<Paint>,
-    n_pipes: usize,
 }
 
 impl Sheet {
-    fn panel(&mut self, title: &str, timeline: &Timeline, longest: f64) {
+    fn new(width: f64, span: (f64, f64), longest: f64) -> Sheet {
+        let measurable = longest > 0.0 && longest.is_finite();
+        Sheet {
+            blocks: String::new(),
+            grid: String::new(),
+            y: 0.0,
+            width,
+            span,
+            longest,
+            scale: if measurable { (span.1 - span.0) / longest } else { 0.0 },
+            used: BTreeSet::new(),
+        }
+    }
+
+    fn panel(&mut self, title: &str, timeline: &Timeline) {
         let (title_at, summary_at) = ((MARGIN, self.y + 30.0), (MARGIN, self.y + 48.0));
         text(&mut self.blocks, title_at, "title ink", title);
         text(&mut self.blocks, summary_at, "soft", &summary(timeline));
         self.y += HEAD;
 
-        let rows = rows(timeline);
-        let height = (ROWS / rows.len().max(1) as f64).clamp(3.0, 28.0);
+        let height = (ROWS / timeline.n_workers.max(1) as f64).clamp(3.0, 28.0);
         let gap = if height > 10.0 { 4.0 } else { 1.0 };
+        let top = self.y - 4.0;
+        self.rows(timeline, height, gap, true);
+        let end = self.pixel(timeline.makespan());
+        vertical(&mut self.blocks, end, top, self.y, "last");
+        self.axis(top);
+    }
+
+    /// All workers, from here down; `named` if their names stand beside them.
+    fn rows(&mut self, timeline: &Timeline, height: f64, gap: f64, named: bool) {
+        let (rows, n_pipes) = (rows(timeline), n_pipes(timeline));
         let n_lanes = rows.iter().map(|row| row.reductions.len()).max();
         let n_lanes = n_lanes.unwrap_or(0) as f64;
         let lane = (height / n_lanes.max(4.0)).max(2.0);
 
-        let (top, end) = (self.y, self.pixel(timeline.makespan()));
+        let (left, end) = (self.span.0, self.pixel(timeline.makespan()));
         for (worker, row) in rows.iter().enumerate() {
-            let idle = Area::new((LEFT, self.y), (end - LEFT, height));
+            let idle = Area::new((left, self.y), (end - left, height));
             rect(&mut self.grid, idle, &Paint::Idle.to_string());
-            if height > 10.0 || worker % 8 == 0 {
-                let at = (LEFT - 10.0, self.y + height / 2.0 + 4.0);
+            if named && (height > 10.0 || worker % 8 == 0) {
+                let at = (left - 10.0, self.y + height / 2.0 + 4.0);
                 text(&mut self.blocks, at, "soft end", &format!("P{worker}"));
             }
-            self.row(row, height, lane);
+            self.row(row, n_pipes, height, lane);
             self.y += height + lane * n_lanes + gap;
         }
-        vertical(&mut self.blocks, end, top - 4.0, self.y, "last");
-        self.axis(top - 4.0, longest);
     }
 
-    fn row(&mut self, row: &Row, height: f64, lane: f64) {
+    fn row(&mut self, row: &Row, n_pipes: usize, height: f64, lane: f64) {
         let labels = Labels::of_events(&row.compute);
         for run in self.runs(&row.compute) {
             let (event, area) = (run.first, run.area(self.y, height));
             match event.work {
                 Work::Cell(Cell::One(op)) => {
-                    self.block(area, Paint::of(op), event, &labels.micro_batches(op));
+                    self.block(area, Paint::of(op, n_pipes), event, &labels.micro_batches(op));
                 }
                 Work::Cell(Cell::Pair(a, b)) => {
                     for (op, half) in [a, b].into_iter().zip(area.halves()) {
-                        self.block(half, Paint::of(op), event, &labels.micro_batches(op));
+                        self.block(half, Paint::of(op, n_pipes), event, &labels.micro_batches(op));
                     }
                 }
                 work => self.block(area, Paint::Step, event, &labels.work(work)),
@@ -136,8 +157,8 @@ impl Sheet {
     }
 
     fn pixel(&self, time: f64) -> f64 {
-        let x = time * self.scale;
-        LEFT + if x > 0.0 { x.min(SPAN) } else { 0.0 }
+        let ((left, right), x) = (self.span, time * self.scale);
+        if x > 0.0 { (left + x).min(right) } else { left }
     }
 
     /// A block; where there is room, with a label and a tip that shows when pointed at.
@@ -166,11 +187,11 @@ impl Sheet {
     }
 
     /// Ticks and times below the rows that began at `top`.
-    fn axis(&mut self, top: f64, longest: f64) {
+    fn axis(&mut self, top: f64) {
         let (step, n_ticks) = match self.scale > 0.0 {
             true => {
-                let step = tick(longest * 56.0 / SPAN);
-                (step, (longest / step + 1e-6).floor() as u32)
+                let step = tick(56.0 / self.scale);
+                (step, (self.longest / step + 1e-6).floor() as u32)
             }
             false => (0.0, 0),
         };
@@ -183,32 +204,27 @@ impl Sheet {
         self.y += 22.0;
     }
 
-    fn legend(&mut self) {
+    fn legend(&mut self, left: f64) {
         self.used.insert(Paint::Idle);
-        let legend = Legend::new(&mut self.blocks, (LEFT, self.y + 8.0), WIDTH);
-        self.y = legend.draw(&self.used, self.n_pipes) + 10.0;
+        let legend = Legend::new(&mut self.blocks, (left, self.y + 8.0), self.width);
+        self.y = legend.draw(&self.used) + 10.0;
     }
 
-    fn finish(self, panels: &[(&str, &Timeline)]) -> String {
-        let titles: Vec<&str> = panels.iter().map(|(title, _)| *title).collect();
-        let about: Vec<String> = panels
-            .iter()
-            .map(|(title, timeline)| format!("{title}: {}.", summary(timeline)))
-            .collect();
-        let (titles, about) = (titles.join("; "), about.join(" "));
+    fn finish(self, title: &str, about: &str) -> String {
         format!(
-            r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0} {height:.0}" width="{WIDTH:.0}" height="{height:.0}" role="img" aria-label="{title}" class="chimera">
+            r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}" role="img" aria-label="{title}" class="chimera">
 <title>{title}</title>
 <desc>{about}</desc>
 <style>{style}</style>
 <defs><pattern id="chimera-idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" class="ground"/><line x1="0" y1="0" x2="0" y2="6" stroke-width="2" class="hatch"/></pattern></defs>
-<rect width="{WIDTH:.0}" height="{height:.0}" rx="8" class="page"/>
+<rect width="{width:.0}" height="{height:.0}" rx="8" class="page"/>
 {grid}{blocks}</svg>
 "##,
+            width = self.width,
             height = self.y.ceil(),
-            title = Escaped(&titles),
-            about = Escaped(&about),
-            style = style(self.used.iter().copied(), self.n_pipes),
+            title = Escaped(title),
+            about = Escaped(about),
+            style = style(self.used.iter().copied()),
             grid = self.grid,
             blocks = self.blocks,
         )
@@ -276,7 +292,7 @@ mod tests {
     #[test]
     fn every_block_has_its_place_and_label() {
         let drawing = timeline(&busy(2, 4, 0.5), "two");
-        let block = r#"<rect x="277.00" y="92.00" width="220.00" height="28.00" rx="2.50" class="p0F"><title>F(pipe 0, stage 1, micro-batch 1): 0.5 to 1</title></rect>"#;
+        let block = r#"<rect x="277.00" y="92.00" width="220.00" height="28.00" rx="2.50" class="d0F"><title>F(pipe 0, stage 1, micro-batch 1): 0.5 to 1</title></rect>"#;
         assert!(drawing.contains(block), "{drawing}");
         assert!(drawing.contains("2 workers · makespan 2 · bubble ratio 0.0 %"));
         assert_eq!(drawing.matches(r#"class="mid dark""#).count(), 8);

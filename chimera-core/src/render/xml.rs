@@ -41,6 +41,11 @@ pub(super) fn vertical(into: &mut String, x: f64, from: f64, to: f64, class: &st
     let _ = writeln!(into, r#"<path d="{path}" class="{class}"/>"#);
 }
 
+pub(super) fn horizontal(into: &mut String, y: f64, (from, to): (f64, f64), class: &str) {
+    let path = format!("M{from:.2} {y:.2}H{to:.2}");
+    let _ = writeln!(into, r#"<path d="{path}" class="{class}"/>"#);
+}
+
 pub(super) fn text(into: &mut String, (x, y): (f64, f64), class: &str, text: &str) {
     let text = Escaped(text);
     let _ = writeln!(into, r#"<text x="{x:.2}" y="{y:.2}" class="{class}">{text}</text>"#);

@@ -24,6 +24,10 @@ impl Schedule for Chimera {
         }
     }
 
+    fn variants(&self) -> &'static [&'static str] {
+        &["", "--pipes 4", "--scaling doubling", "--scaling halving"]
+    }
+
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         let f = fit_pipes(shape)?;

@@ -49,6 +49,11 @@ pub trait Schedule: Sync {
     /// Where it was published.
     fn source(&self) -> Source;
 
+    /// The options, as on the command line, with which it is listed where schedules are compared.
+    fn variants(&self) -> &'static [&'static str] {
+        &[""]
+    }
+
     /// The timetable for one shape.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit>;
 }

@@ -1,0 +1,167 @@
+//! How long everything takes, before anything has run.
+
+use crate::effects::Token;
+use crate::ids::{BucketId, StageId, WorkerId};
+use crate::op::{Kind, Op};
+
+/// How long everything takes, in any unit.
+pub trait Costs {
+    /// An op of a worker, on its whole span.
+    fn op(&self, worker: WorkerId, op: &Op) -> f64;
+
+    /// An atomic pair of ops.
+    fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
+        self.op(worker, a) + self.op(worker, b)
+    }
+
+    /// From the end of the op that makes a token to its being there on another worker.
+    fn message(&self, _token: &Token) -> f64 {
+        0.0
+    }
+
+    /// From the last replica's start of a reduction to its end.
+    fn reduce(&self, _bucket: BucketId) -> f64 {
+        0.0
+    }
+
+    /// The agreement of all workers.
+    fn agree(&self) -> f64 {
+        0.0
+    }
+
+    /// The optimizer's update of a bucket.
+    fn step(&self, _bucket: BucketId) -> f64 {
+        0.0
+    }
+}
+
+/// The costs of a stage, per whole micro-batch; as [`Costs`], the same for every stage.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct UniformCosts {
+    /// A forward.
+    pub forward: f64,
+    /// The input half of a backward.
+    pub input: f64,
+    /// The weight half of a backward.
+    pub weight: f64,
+    /// An atomic pair of a forward and a whole backward, if it does not cost what both cost alone. Other
+    /// pairs always cost what their ops do.
+    pub pair: Option<f64>,
+    /// A recomputation.
+    pub recompute: f64,
+    /// A message.
+    pub message: f64,
+    /// The number of units a micro-batch is cut into.
+    pub units_per_micro: u32,
+}
+
+impl UniformCosts {
+    /// Forward and whole backward take one unit of time each: the papers' drawings.
+    pub const EQUAL: UniformCosts = UniformCosts::new(1.0, 1.0, 0.0);
+
+    /// Costs of forward, whole backward (its halves take half each) and message; to recompute takes as
+    /// long as a forward.
+    pub const fn new(forward: f64, backward: f64, message: f64) -> UniformCosts {
+        let half = backward / 2.0;
+        UniformCosts {
+            forward,
+            input: half,
+            weight: half,
+            pair: None,
+            recompute: forward,
+            message,
+            units_per_micro: 1,
+        }
+    }
+
+    /// The same costs for micro-batches that are cut into `units` units.
+    pub const fn per_units(self, units: u32) -> UniformCosts {
+        UniformCosts { units_per_micro: units, ..self }
+    }
+
+    /// The costs of a part of the stage: `share` of its compute, and whole messages.
+    pub fn share(self, share: f64) -> UniformCosts {
+        UniformCosts {
+            forward: self.forward * share,
+            input: self.input * share,
+            weight: self.weight * share,
+            pair: self.pair.map(|pair| pair * share),
+            recompute: self.recompute * share,
+            ..self
+        }
+    }
+
+    fn of_op(&self, op: &Op) -> f64 {
+        let micro = match op.kind {
+            Kind::Forward => self.forward,
+            Kind::Backward => self.input + self.weight,
+            Kind::BackwardInput => self.input,
+            Kind::BackwardWeight => self.weight,
+            Kind::Recompute => self.recompute,
+        };
+        micro * self.micro_batches(op)
+    }
+
+    /// The cost of a pair of its own, if these ops are one that has it.
+    fn of_pair(&self, a: &Op, b: &Op) -> Option<f64> {
+        let both = matches!(
+            (a.kind, b.kind),
+            (Kind::Forward, Kind::Backward) | (Kind::Backward, Kind::Forward)
+        );
+        let micro = self.pair.filter(|_| both)?;
+        Some(micro * self.micro_batches(a).max(self.micro_batches(b)))
+    }
+
+    fn micro_batches(&self, op: &Op) -> f64 {
+        f64::from(op.span.len) / f64::from(self.units_per_micro)
+    }
+}
+
+impl Costs for UniformCosts {
+    fn op(&self, _: WorkerId, op: &Op) -> f64 {
+        self.of_op(op)
+    }
+
+    fn pair(&self, _: WorkerId, a: &Op, b: &Op) -> f64 {
+        self.of_pair(a, b).unwrap_or_else(|| self.of_op(a) + self.of_op(b))
+    }
+
+    fn message(&self, _: &Token) -> f64 {
+        self.message
+    }
+}
+
+/// Costs that differ from stage to stage.
+///
+/// A pair costs what it costs the stage of its forward, a message what it costs the stage that sends it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StageCosts {
+    stages: Vec<UniformCosts>,
+}
+
+impl StageCosts {
+    /// The costs of stages `0..S`. Anything asked about a stage beyond them panics.
+    pub fn new(stages: Vec<UniformCosts>) -> StageCosts {
+        StageCosts { stages }
+    }
+
+    fn of(&self, stage: StageId) -> &UniformCosts {
+        &self.stages[stage.index()]
+    }
+}
+
+impl Costs for StageCosts {
+    fn op(&self, _: WorkerId, op: &Op) -> f64 {
+        self.of(op.stage).of_op(op)
+    }
+
+    fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
+        let forward = if b.kind == Kind::Forward { b } else { a };
+        let pair = self.of(forward.stage).of_pair(a, b);
+        pair.unwrap_or_else(|| self.op(worker, a) + self.op(worker, b))
+    }
+
+    fn message(&self, token: &Token) -> f64 {
+        self.of(token.stage).message
+    }
+}

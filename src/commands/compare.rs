@@ -1,0 +1,170 @@
+//! `chimera schedule compare`: schedules side by side, at one shape and cost.
+
+use std::fmt::Write;
+
+use anyhow::{Result, bail};
+use chimera::core::render::svg::{self, Compared};
+use clap::Args;
+use serde_json::json;
+
+use super::costs::CostArgs;
+use super::entry::{Entry, Run, why_not};
+use super::schedule::Format;
+use super::{ShapeArgs, print};
+
+/// Compares all schedules, or those named, on one model
+///
+/// Costs are those of a D-th of the model, and lists have D numbers: a schedule with v stages per worker cuts
+/// each D-th into v, so that all do the same work; only messages cost the same for all. Sorted by makespan.
+#[derive(Args)]
+pub(super) struct Compare {
+    /// Schedules, each perhaps with options of its own, such as "chimera --scaling doubling", or `.json`
+    /// files; all if none is named
+    names: Vec<String>,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    costs: CostArgs,
+    /// What to print
+    #[arg(long, default_value = "text")]
+    format: Format,
+    /// The same as `--format json`
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is told of each schedule.
+pub(super) const HEADS: [&str; 6] =
+    ["makespan", "speed-up", "bubble ratio", "peak", "copies", "messages"];
+
+/// What the words at the heads mean.
+const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose residuals a worker holds; copies are \
+                     those of the weights. All schedules cut the same model.";
+
+/// Schedules that ran, the fastest first, and those that could not.
+pub(super) struct Comparison {
+    pub(super) runs: Vec<Run>,
+    pub(super) refused: Vec<(String, String)>,
+    /// The makespan of 1F1B, which speed-up is over.
+    pub(super) baseline: Option<f64>,
+}
+
+impl Compare {
+    pub(super) fn run(self) -> Result<()> {
+        let entries = match &self.names[..] {
+            [] => Entry::all(self.shape)?,
+            names => names.iter().map(|n| Entry::parse(n, self.shape)).collect::<Result<_>>()?,
+        };
+        let comparison = Comparison::of(&entries, self.shape, &self.costs)?;
+        if comparison.runs.is_empty() {
+            bail!("nothing to compare:{}", comparison.refusals());
+        }
+        if self.json || self.format == Format::Json {
+            return print(format!("{:#}", comparison.json(self.shape)));
+        }
+        if self.format == Format::Svg {
+            return print(comparison.svg(&title(self.shape)));
+        }
+        print(comparison.text())
+    }
+}
+
+/// A title such as `Schedules at D = 4, N = 8`.
+pub(super) fn title(shape: ShapeArgs) -> String {
+    let shape = shape.shape();
+    format!("Schedules at D = {}, N = {}", shape.depth, shape.n_micro_batches)
+}
+
+impl Comparison {
+    /// Runs all `entries` at one shape.
+    pub(super) fn of(entries: &[Entry], shape: ShapeArgs, costs: &CostArgs) -> Result<Comparison> {
+        let (mut runs, mut refused) = (Vec::new(), Vec::new());
+        for entry in entries {
+            match entry.run(costs) {
+                Ok(run) => match run.other_shape(shape) {
+                    Some(other) => refused.push((run.label, other)),
+                    None => runs.push(run),
+                },
+                Err(error) => match why_not(&error) {
+                    Some(reason) => refused.push((entry.label.clone(), reason)),
+                    None => return Err(error),
+                },
+            }
+        }
+        let one_in_turn = Entry::parse("1f1b --in-turn 1", shape)?;
+        let baseline =
+            one_in_turn.run(&costs.without_cap()).ok().map(|run| run.timeline.makespan());
+        let key = |run: &Run| (run.timeline.makespan(), run.peak());
+        runs.sort_by(|a, b| key(a).partial_cmp(&key(b)).unwrap_or(std::cmp::Ordering::Equal));
+        Ok(Comparison { runs, refused, baseline })
+    }
+
+    fn text(&self) -> String {
+        let table: Vec<_> =
+            self.runs.iter().map(|run| (&run.label, figures(run, self.baseline))).collect();
+        let longest = table.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+        let mut text = format!("{:longest$}", "");
+        text.extend(HEADS.iter().map(|head| format!("  {head:>8}")));
+        for (label, figures) in table {
+            let _ = write!(text, "\n{label:longest$}");
+            let columns = HEADS.iter().zip(figures);
+            text.extend(
+                columns.map(|(head, x)| format!("  {x:>width$}", width = head.len().max(8))),
+            );
+        }
+        if !self.refused.is_empty() {
+            let _ = write!(text, "\n\nleft out:{}", self.refusals());
+        }
+        text
+    }
+
+    fn refusals(&self) -> String {
+        self.refused.iter().map(|(label, reason)| format!("\n{label}: {reason}")).collect()
+    }
+
+    fn json(&self, shape: ShapeArgs) -> serde_json::Value {
+        let run = |run: &Run| {
+            json!({
+                "name": run.label, "makespan": run.timeline.makespan(),
+                "speed_up": self.baseline.and_then(|makespan| run.speed_up(makespan)),
+                "bubble_ratio": run.timeline.bubble_ratio(), "peak_micro_batches": run.peak(),
+                "weight_copies": run.weight_copies(), "messages": run.program.n_messages(),
+            })
+        };
+        let refused = |(name, reason): &(String, String)| json!({"name": name, "reason": reason});
+        let shape = shape.shape();
+        json!({
+            "depth": shape.depth, "micro_batches": shape.n_micro_batches,
+            "schedules": self.runs.iter().map(run).collect::<Vec<_>>(),
+            "left_out": self.refused.iter().map(refused).collect::<Vec<_>>(),
+        })
+    }
+
+    /// The same with the timelines.
+    pub(super) fn svg(&self, title: &str) -> String {
+        let entries: Vec<Compared> = (self.runs.iter())
+            .map(|run| Compared {
+                name: &run.label,
+                figures: figures(run, self.baseline)[1..].to_vec(), // the makespan stands where time ends
+                timeline: &run.timeline,
+            })
+            .collect();
+        let left_out =
+            self.refused.iter().map(|(name, reason)| format!("left out: {name}: {reason}"));
+        svg::compare((title, ABOUT), &HEADS[1..], &entries, &left_out.collect::<Vec<_>>())
+    }
+}
+
+/// The columns of [`HEADS`]; speed-up is over one that takes `baseline`.
+pub(super) fn figures(run: &Run, baseline: Option<f64>) -> [String; HEADS.len()] {
+    let short = |x: f64| ((x * 1e3).round() / 1e3).to_string();
+    let speed_up = baseline.and_then(|baseline| run.speed_up(baseline));
+    [
+        short(run.timeline.makespan()),
+        speed_up.map_or("-".to_string(), |ratio| format!("{ratio:.3}")),
+        format!("{:.3}", run.timeline.bubble_ratio()),
+        short(run.peak()),
+        run.weight_copies().to_string(),
+        run.program.n_messages().to_string(),
+    ]
+}

@@ -1,0 +1,159 @@
+//! What stages cost, on the command line.
+
+use std::str::FromStr;
+
+use anyhow::{Result, bail};
+use chimera::core::analyze::{StageCosts, Timeline, UniformCosts, simulate};
+use chimera::core::lower::{Lowering, Program};
+use clap::Args;
+
+/// The costs of stages, in any unit of time, and the memory there is.
+#[derive(Args, Clone)]
+#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
+pub(super) struct CostArgs {
+    /// Time of a forward of one micro-batch on one stage; this and all other times are a number, or a list
+    /// with one for each stage, such as 1,1,2,1
+    #[arg(long, value_name = "F", default_value = "1")]
+    forward: PerStage,
+    /// Time of a whole backward, half of it for each half [default: 2]
+    #[arg(long, value_name = "B", conflicts_with_all = ["input", "weight"])]
+    backward: Option<PerStage>,
+    /// Time of the input half of a backward [default: 1]
+    #[arg(long, value_name = "I")]
+    input: Option<PerStage>,
+    /// Time of the weight half of a backward [default: 1]
+    #[arg(long, value_name = "W")]
+    weight: Option<PerStage>,
+    /// Time of a forward and a backward as one atomic pair [default: F + I + W]
+    #[arg(long, value_name = "P")]
+    pair: Option<PerStage>,
+    /// Time of a recomputation [default: F]
+    #[arg(long, value_name = "R")]
+    recompute_time: Option<PerStage>,
+    /// Time of a message between workers
+    #[arg(long, value_name = "C", default_value = "0")]
+    message: PerStage,
+    /// The most micro-batches whose residuals a worker may hold
+    #[arg(long, value_name = "M", value_parser = number)]
+    memory_cap: Option<f64>,
+}
+
+impl CostArgs {
+    /// How to lower what is only simulated.
+    pub(super) fn lowering(&self) -> Lowering {
+        Lowering { max_peak: self.memory_cap, ..Lowering::default() }
+    }
+
+    /// The same costs with memory for everything.
+    pub(super) fn without_cap(&self) -> CostArgs {
+        CostArgs { memory_cap: None, ..self.clone() }
+    }
+
+    /// The timeline of a program whose stages have these costs.
+    pub(super) fn timeline(&self, program: &Program) -> Result<Timeline> {
+        let n_stages = program.placement().n_stages();
+        self.check(n_stages, &format!("{} has {n_stages} stages", program.schedule()))?;
+        let stages = (0..n_stages).map(|s| self.at(s));
+        Ok(simulated(program, stages))
+    }
+
+    /// The timeline of a program that trains a model each D-th of which has these costs, in however many
+    /// stages.
+    pub(super) fn timeline_of_model(&self, program: &Program) -> Result<Timeline> {
+        let (d, n_stages) = (program.placement().n_workers(), program.placement().n_stages());
+        self.check(d, &format!("the model is compared in {d} parts, one for each worker"))?;
+        let share = d as f64 / n_stages as f64;
+        let stages = (0..n_stages).map(|s| self.at(s * d / n_stages).share(share));
+        Ok(simulated(program, stages))
+    }
+
+    /// Refuses a list that is not as long as there are stages.
+    fn check(&self, n_stages: usize, why: &str) -> Result<()> {
+        let optional = [
+            ("--backward", &self.backward),
+            ("--input", &self.input),
+            ("--weight", &self.weight),
+            ("--pair", &self.pair),
+            ("--recompute-time", &self.recompute_time),
+        ];
+        let given = optional.into_iter().filter_map(|(name, list)| Some((name, list.as_ref()?)));
+        for (name, PerStage(list)) in
+            given.chain([("--forward", &self.forward), ("--message", &self.message)])
+        {
+            let n = list.len();
+            if n != 1 && n != n_stages {
+                bail!("{name} has {n} numbers, but {why}: give one number or {n_stages}");
+            }
+        }
+        Ok(())
+    }
+
+    fn at(&self, stage: usize) -> UniformCosts {
+        let at = |list: &Option<PerStage>| list.as_ref().map(|list| list.at(stage));
+        let backward = at(&self.backward).unwrap_or(2.0);
+        let costs = UniformCosts::new(self.forward.at(stage), backward, self.message.at(stage));
+        UniformCosts {
+            input: at(&self.input).unwrap_or(costs.input),
+            weight: at(&self.weight).unwrap_or(costs.weight),
+            pair: at(&self.pair),
+            recompute: at(&self.recompute_time).unwrap_or(costs.recompute),
+            ..costs
+        }
+    }
+}
+
+fn simulated(program: &Program, stages: impl Iterator<Item = UniformCosts>) -> Timeline {
+    let units = program.units_per_micro();
+    simulate(program, &StageCosts::new(stages.map(|stage| stage.per_units(units)).collect()))
+}
+
+/// One number for all stages, or one for each.
+#[derive(Clone, PartialEq, Debug)]
+struct PerStage(Vec<f64>);
+
+impl PerStage {
+    fn at(&self, stage: usize) -> f64 {
+        match self.0[..] {
+            [all] => all,
+            ref each => each[stage],
+        }
+    }
+}
+
+impl FromStr for PerStage {
+    type Err = String;
+
+    fn from_str(list: &str) -> Result<PerStage, String> {
+        list.split(',').map(number).collect::<Result<_, _>>().map(PerStage)
+    }
+}
+
+fn number(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(x) if (0.0..=1e12).contains(&x) => Ok(x),
+        _ => Err(format!("`{text}` is not a number from 0 to 1e12")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_numbers_between_commas() {
+        assert_eq!("1".parse(), Ok(PerStage(vec![1.0])));
+        assert_eq!("1, 0.5,2e3".parse(), Ok(PerStage(vec![1.0, 0.5, 2000.0])));
+        for (bad, named) in [
+            ("", "``"),
+            ("1,", "``"),
+            ("1,,2", "``"),
+            ("1;2", "`1;2`"),
+            ("1,-2", "`-2`"),
+            ("nan", "`nan`"),
+            ("1,inf", "`inf`"),
+        ] {
+            let error = bad.parse::<PerStage>().expect_err(bad);
+            assert!(error.starts_with(named), "{error}");
+        }
+    }
+}

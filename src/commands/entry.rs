@@ -1,0 +1,153 @@
+//! Schedules side by side, on one model: what `compare` and the gallery show.
+
+use anyhow::{Result, anyhow};
+use chimera::core::analyze::{Refusal, Timeline};
+use chimera::core::ids::StageId;
+use chimera::core::lower::{Program, lower};
+use chimera::core::schedule::{SCHEDULES, Unfit};
+use clap::builder::Resettable;
+use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser};
+
+use super::costs::CostArgs;
+use super::{ShapeArgs, timetable};
+
+/// A schedule at a shape.
+pub(super) struct Entry {
+    /// Its name and its own options, such as `chimera --scaling doubling`.
+    pub(super) label: String,
+    words: Words,
+}
+
+#[derive(Parser, PartialEq)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+struct Words {
+    name: String,
+    #[command(flatten)]
+    shape: ShapeArgs,
+}
+
+impl Entry {
+    /// Every schedule and variant, each once.
+    pub(super) fn all(shape: ShapeArgs) -> Result<Vec<Entry>> {
+        let mut entries: Vec<Entry> = Vec::new();
+        for schedule in SCHEDULES {
+            for options in schedule.variants() {
+                let entry = Entry::parse(&format!("{} {options}", schedule.name()), shape)?;
+                if entries.iter().all(|other| other.words != entry.words) {
+                    entries.push(entry);
+                }
+            }
+        }
+        Ok(entries)
+    }
+
+    /// A name with options, which go before those of `shape`.
+    pub(super) fn parse(text: &str, shape: ShapeArgs) -> Result<Entry> {
+        let label = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let command = Words::command_for_update().mut_args(without_default);
+        let mut words = Words { name: String::new(), shape };
+        command
+            .try_get_matches_from(label.split(' '))
+            .and_then(|mut given| words.update_from_arg_matches_mut(&mut given))
+            .map_err(|error| anyhow!("`{text}`: {}", in_one_line(&error)))?;
+        Ok(Entry { label, words })
+    }
+
+    /// Proves and simulates it, with the costs of a D-th of the model.
+    pub(super) fn run(&self, costs: &CostArgs) -> Result<Run> {
+        let timetable = timetable(&self.words.name, self.words.shape)?;
+        let program = lower(&timetable, &costs.lowering())?;
+        let timeline = costs.timeline_of_model(&program)?;
+        Ok(Run { label: self.label.clone(), program, timeline })
+    }
+}
+
+/// An option that changes nothing unless it is given.
+fn without_default(arg: Arg) -> Arg {
+    match arg.get_action() {
+        ArgAction::SetTrue => arg
+            .action(ArgAction::Set)
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true"),
+        _ => arg.default_value(Resettable::Reset),
+    }
+}
+
+fn in_one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    line.trim_start_matches("error: ").to_string()
+}
+
+/// Why an entry cannot be run, in one line, if that is no mistake of who asked: it does not fit, or not
+/// into memory.
+pub(super) fn why_not(error: &anyhow::Error) -> Option<String> {
+    let is_refused = error.is::<Unfit>() || error.is::<Refusal>();
+    let text = error.to_string();
+    let line = text.lines().next().filter(|_| is_refused)?;
+    // What comes first is the schedule's name, which stands beside it.
+    Some(line.split_once(": ").map_or(line, |(_, reason)| reason).to_string())
+}
+
+/// An entry that ran.
+pub(super) struct Run {
+    pub(super) label: String,
+    pub(super) program: Program,
+    pub(super) timeline: Timeline,
+}
+
+impl Run {
+    /// The most micro-batches whose residuals a worker holds.
+    pub(super) fn peak(&self) -> f64 {
+        self.program.peaks().iter().copied().fold(0.0, f64::max)
+    }
+
+    /// How many workers hold each stage.
+    pub(super) fn weight_copies(&self) -> usize {
+        self.program.placement().replicas(StageId(0)).len()
+    }
+
+    /// In words, if it is not what `shape` says.
+    pub(super) fn other_shape(&self, shape: ShapeArgs) -> Option<String> {
+        let shape = shape.shape();
+        let (d, n) = (self.program.placement().n_workers(), self.program.n_micro_batches());
+        let is_other = (d, n) != (shape.depth, shape.n_micro_batches);
+        is_other.then(|| format!("it is made for D = {d}, N = {n}"))
+    }
+
+    /// How much faster it is than one that takes `makespan`; `None` if it takes no time at all.
+    pub(super) fn speed_up(&self, makespan: f64) -> Option<f64> {
+        Some(makespan / self.timeline.makespan()).filter(|ratio| ratio.is_finite())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(options: &str) -> ShapeArgs {
+        Words::try_parse_from(["x"].into_iter().chain(options.split_whitespace()))
+            .expect("options")
+            .shape
+    }
+
+    #[test]
+    fn own_options_go_before_those_of_all() {
+        let all = shape("--depth 8 --pipes 4");
+        let entry = Entry::parse(" chimera  --scaling halving ", all).expect("an entry");
+        assert_eq!(entry.label, "chimera --scaling halving");
+        assert!(entry.words.shape == shape("--depth 8 --pipes 4 --scaling halving"));
+        let entry = Entry::parse("chimera --pipes 2 --depth 4", all).expect("an entry");
+        assert!(entry.words.shape == shape("--pipes 2 --depth 4"));
+        assert!(Entry::parse("chimera --pipe 2", all).is_err());
+        assert!(Entry::parse("", all).is_err());
+    }
+
+    #[test]
+    fn every_variant_of_the_table_is_listed_once() {
+        let n_variants: usize = SCHEDULES.iter().map(|s| s.variants().len()).sum();
+        assert_eq!(Entry::all(shape("")).expect("entries").len(), n_variants);
+        assert_eq!(Entry::all(shape("--pipes 4")).expect("entries").len(), n_variants - 1);
+    }
+}
