@@ -2,7 +2,7 @@
 
 mod training;
 
-use chimera_core::lower::{Hoist, Recompute, Sync};
+use chimera_core::lower::{Hoist, Passes, Recompute, Sync};
 use chimera_core::schedule::{Scaling, Shape};
 use proptest::prelude::*;
 use training::{Run, train};
@@ -112,7 +112,8 @@ fn each_schedule() -> Vec<Run> {
 #[test]
 fn split_backwards_train_as_one_worker() {
     for run in each_schedule() {
-        assert_equivalent(&Run { split_backward: true, ..run });
+        let passes = Passes { split_backward: true, ..Passes::default() };
+        assert_equivalent(&Run { passes, ..run });
     }
 }
 
@@ -124,7 +125,8 @@ fn recomputing_changes_no_bit() {
         let holds_several = run.shape.n_micro_batches > 4 && run.schedule != "gems";
         let mut bytes = vec![plain.bytes];
         for recompute in [Recompute::Selective, Recompute::Full] {
-            let again = train(&Run { recompute, ..run.clone() }).expect("trains");
+            let passes = Passes { recompute, ..Passes::default() };
+            let again = train(&Run { passes, ..run.clone() }).expect("trains");
             bytes.push(again.bytes);
             let is_equal = (&again.losses, &again.norms) == (&plain.losses, &plain.norms)
                 && again.gradients == plain.gradients
@@ -146,7 +148,8 @@ fn recomputing_trains_as_one_worker_wherever_it_stands() {
             n += 1;
             let recompute = if n % 2 == 0 { Recompute::Full } else { Recompute::Selective };
             let split_backward = n % 4 > 1;
-            assert_equivalent(&Run { recompute, hoist, split_backward, ..run.clone() });
+            let passes = Passes { recompute, hoist, split_backward };
+            assert_equivalent(&Run { passes, ..run.clone() });
         }
     }
 }

@@ -4,7 +4,8 @@ mod training;
 
 use std::collections::{HashMap, HashSet};
 
-use chimera_core::lower::{Lowering, lower};
+use chimera_core::analyze::UniformCosts;
+use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower};
 use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::schedule::{Scaling, Shape, find};
 use chimera_core::timetable::Timetable;
@@ -80,6 +81,22 @@ fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
     prop_oneof![chimera, others]
 }
 
+/// A sound timetable of a shape, perhaps with split backwards and recomputation.
+fn timetable(schedule: &str, shape: &Shape, passes: Passes) -> Timetable {
+    let whole = find(schedule).expect("known").timetable(shape).expect("fits");
+    let passed = passes.apply(whole, Lowering::default(), &UniformCosts::EQUAL);
+    passed.expect("sound").0
+}
+
+fn passes() -> impl Strategy<Value = Passes> {
+    let recompute = prop::sample::select(vec![Recompute::None, Recompute::None, Recompute::Full]);
+    (recompute, 0usize..3, any::<bool>()).prop_map(|(recompute, cells, split_backward)| Passes {
+        recompute,
+        hoist: Hoist::By(cells),
+        split_backward,
+    })
+}
+
 /// The rules, said a second time in the simplest way: everything once, in its place, no row stuck, and
 /// the messages between two stages of a pipe in one order.
 fn is_sound(t: &Timetable) -> bool {
@@ -100,19 +117,26 @@ fn is_sound(t: &Timetable) -> bool {
             }
         }
     }
-    let n_passes = 2 * t.n_units() as usize * n_stages;
-    if counts.len() != n_passes
-        || counts.values().any(|n| *n != 1)
-        || pipes.values().any(|p| p.len() != 1)
-    {
-        return false;
-    }
-    flows(t) && keeps_order(t)
+    let is_complete = |unit: u32, s: usize| {
+        let has = |kind| counts.contains_key(&(kind, unit, s));
+        let halves = [Kind::BackwardInput, Kind::BackwardWeight].map(has);
+        let goes_back = if has(Kind::Backward) { [false; 2] } else { [true; 2] };
+        has(Kind::Forward) && halves == goes_back
+    };
+    (0..t.n_units()).all(|unit| (0..n_stages).all(|s| is_complete(unit, s)))
+        && counts.values().all(|n| *n == 1)
+        && pipes.values().all(|p| p.len() == 1)
+        && flows(t)
+        && keeps_order(t)
 }
 
 /// Runs every op as soon as what it needs was done, until nothing moves.
 fn flows(t: &Timetable) -> bool {
     let last = t.placement.n_stages() - 1;
+    let ops = || t.rows.iter().flatten().flat_map(|c| c.ops());
+    let place = |op: &Op| (op.pipe.0, op.stage.index());
+    let recomputed: HashSet<_> =
+        ops().filter(|op| op.kind == Kind::Recompute).map(|op| place(&op)).collect();
     let mut done: HashSet<(Kind, u32, usize)> = HashSet::new();
     let mut spans: HashMap<(usize, u32), u16> = HashMap::new();
     let mut next = vec![0; t.rows.len()];
@@ -121,14 +145,22 @@ fn flows(t: &Timetable) -> bool {
         for (w, row) in t.rows.iter().enumerate() {
             while let Some(Cell::One(op)) = row.get(next[w]) {
                 let s = op.stage.index();
+                let went_back = |u: u32, s: usize| {
+                    [Kind::Backward, Kind::BackwardInput].iter().any(|k| done.contains(&(*k, u, s)))
+                };
                 let ready = op.span.units().all(|u| match op.kind {
                     Kind::Forward => {
                         s == 0 || spans.get(&(s - 1, op.span.start)) == Some(&op.span.len)
                     }
-                    _ => {
-                        done.contains(&(Kind::Forward, u, s))
-                            && (s == last || done.contains(&(Kind::Backward, u, s + 1)))
+                    Kind::Recompute => done.contains(&(Kind::Forward, u, s)),
+                    Kind::Backward | Kind::BackwardInput => {
+                        let saves = match recomputed.contains(&place(op)) {
+                            true => Kind::Recompute,
+                            false => Kind::Forward,
+                        };
+                        done.contains(&(saves, u, s)) && (s == last || went_back(u, s + 1))
                     }
+                    Kind::BackwardWeight => done.contains(&(Kind::BackwardInput, u, s)),
                 });
                 if !ready {
                     break;
@@ -146,20 +178,21 @@ fn flows(t: &Timetable) -> bool {
     }
 }
 
-/// Forwards reach two neighbouring workers in one order, and so do backwards.
+/// Forwards reach two neighbouring workers in one order, and so do the backwards that make gradients.
 fn keeps_order(t: &Timetable) -> bool {
-    let order = |kind: Kind, pipe: u16, stage: usize| -> Vec<u32> {
-        let of = |op: &Op| op.kind == kind && op.pipe.0 == pipe && op.stage.index() == stage;
+    let order = |kinds: &[Kind], pipe: u16, stage: usize| -> Vec<u32> {
+        let of = |op: &Op| {
+            kinds.contains(&op.kind) && op.pipe.0 == pipe && op.stage.index() == stage
+        };
         let ops = t.rows.iter().flatten().flat_map(|c| c.ops()).filter(of);
         ops.flat_map(|op| op.span.units()).collect()
     };
+    let directions = [&[Kind::Forward][..], &[Kind::Backward, Kind::BackwardInput]];
     (0..t.placement.n_pipes() as u16).all(|pipe| {
         (1..t.placement.n_stages()).all(|s| {
             let workers = &t.placement.pipes()[usize::from(pipe)];
             workers[s - 1] == workers[s]
-                || [Kind::Forward, Kind::Backward]
-                    .iter()
-                    .all(|kind| order(*kind, pipe, s - 1) == order(*kind, pipe, s))
+                || directions.iter().all(|of| order(of, pipe, s - 1) == order(of, pipe, s))
         })
     })
 }
@@ -170,9 +203,10 @@ proptest! {
     #[test]
     fn the_checker_refuses_exactly_what_is_unsound(
         (schedule, shape) in shapes(),
+        passes in passes(),
         mutations in prop::collection::vec(mutations(), 1..=2),
     ) {
-        let mut t = find(schedule).expect("known").timetable(&shape).expect("fits");
+        let mut t = timetable(schedule, &shape, passes);
         prop_assert!(is_sound(&t));
         for mutation in mutations {
             if t.rows.iter().all(|row| row.len() > 1) {
@@ -194,9 +228,10 @@ proptest! {
     #[test]
     fn what_is_accepted_trains_to_the_same_losses(
         (schedule, shape) in shapes(),
+        passes in passes(),
         (w, i) in (0usize..8, 0usize..64),
     ) {
-        let mut t = find(schedule).expect("known").timetable(&shape).expect("fits");
+        let mut t = timetable(schedule, &shape, passes);
         Mutation::Swap(w, i, i + 1).apply(&mut t);
         prop_assume!(lower(&t, &Lowering::default()).is_ok());
         let run = Run::new(schedule, shape);

@@ -126,7 +126,8 @@ proptest! {
                 let backward = |op: &Op| matches!(op.kind, Kind::Backward | Kind::BackwardInput);
                 let mut wanted: Vec<_> = ops(whole).into_iter().filter(backward).map(|op| op.span).collect();
                 let mut found: Vec<_> = of(Kind::Recompute).map(|op| op.span).collect();
-                (wanted.sort(), found.sort());
+                wanted.sort();
+                found.sort();
                 prop_assert_eq!(found, wanted);
                 let others: Vec<_> = ops(row).into_iter().filter(|op| op.kind != Kind::Recompute).collect();
                 prop_assert_eq!(others, ops(whole));

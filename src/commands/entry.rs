@@ -1,7 +1,7 @@
 //! Schedules side by side, on one model: what `compare` and the gallery show.
 
 use anyhow::{Result, anyhow};
-use chimera::core::analyze::{Refusal, Timeline};
+use chimera::core::analyze::{Refusal, Timeline, simulate};
 use chimera::core::ids::StageId;
 use chimera::core::lower::{Program, lower};
 use chimera::core::schedule::{SCHEDULES, Unfit};
@@ -56,8 +56,11 @@ impl Entry {
     /// Proves and simulates it, with the costs of a D-th of the model.
     pub(super) fn run(&self, costs: &CostArgs) -> Result<Run> {
         let timetable = timetable(&self.words.name, self.words.shape)?;
-        let program = lower(&timetable, &costs.lowering())?;
-        let timeline = costs.timeline_of_model(&program)?;
+        let stages = costs.of_model(&timetable)?;
+        let passes = self.words.shape.passes.passes();
+        let (timetable, how) = passes.apply(timetable, costs.lowering(), &stages)?;
+        let program = lower(&timetable, &how)?;
+        let timeline = simulate(&program, &stages);
         Ok(Run { label: self.label.clone(), program, timeline })
     }
 }

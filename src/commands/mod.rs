@@ -15,6 +15,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use chimera::core::exchange::{self, ReadError, json::MAX_BYTES};
+use chimera::core::lower::{Hoist, Passes, Recompute};
 use chimera::core::schedule::{Scaling, Shape, find};
 use chimera::core::timetable::Timetable;
 use clap::{Args, Parser, Subcommand};
@@ -48,7 +49,7 @@ impl Cli {
     }
 }
 
-/// The shape of a schedule, as every subcommand about schedules spells it.
+/// The shape of a schedule and what is done to it, as every subcommand about schedules spells it.
 #[derive(Args, Clone, Copy, PartialEq)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 struct ShapeArgs {
@@ -76,6 +77,31 @@ struct ShapeArgs {
     /// The most micro-batches on their way in each direction of MixPipe, K
     #[arg(long, value_name = "K")]
     in_flight: Option<u32>,
+    #[command(flatten)]
+    passes: PassArgs,
+}
+
+/// What is done to a schedule.
+#[derive(Args, Clone, Copy, PartialEq)]
+struct PassArgs {
+    /// What forwards keep: none (all residuals, nothing is recomputed), full (recompute all from the
+    /// input) or selective (recompute what is cheap)
+    #[arg(long, value_name = "MODE", default_value = "none")]
+    recompute: Recompute,
+    /// Cells by which recomputations run before their backwards, auto for the shortest step within
+    /// `--memory-cap`, or on-demand to wait for the gradient first
+    #[arg(long, value_name = "CELLS", default_value = "0")]
+    hoist: Hoist,
+    /// Splits backwards; weight halves go into idle time
+    #[arg(long)]
+    split_backward: bool,
+}
+
+impl PassArgs {
+    fn passes(self) -> Passes {
+        let PassArgs { recompute, hoist, split_backward } = self;
+        Passes { recompute, hoist, split_backward }
+    }
 }
 
 impl ShapeArgs {

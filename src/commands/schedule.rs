@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use chimera::core::analyze::{Refusal, prove_in_one_order};
+use chimera::core::analyze::{Refusal, prove_in_one_order, simulate};
 use chimera::core::exchange;
 use chimera::core::lower::{Program, lower};
 use chimera::core::render::{svg, text};
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::costs::CostArgs;
 use super::simulate::summary;
-use super::{ShapeArgs, compare, gallery, print, read, timetable};
+use super::{PassArgs, ShapeArgs, compare, gallery, print, read, timetable};
 
 /// Lists, draws and checks schedules
 #[derive(Args)]
@@ -71,6 +71,8 @@ struct Check {
     /// The file; `-` is standard input
     file: PathBuf,
     #[command(flatten)]
+    passes: PassArgs,
+    #[command(flatten)]
     costs: CostArgs,
     /// Proves too that messages and reductions follow one order on each device, as NCCL needs
     #[arg(long)]
@@ -114,11 +116,14 @@ impl List {
 impl Show {
     fn run(self) -> Result<()> {
         let timetable = timetable(&self.name, self.shape)?;
+        let stages = self.costs.of_stages(&timetable)?;
+        let passes = self.shape.passes.passes();
+        let (timetable, how) = passes.apply(timetable, self.costs.lowering(), &stages)?;
         if self.json || self.format == Format::Json {
             return print(exchange::to_json(&timetable));
         }
-        let program = lower(&timetable, &self.costs.lowering())?;
-        let timeline = self.costs.timeline(&program)?;
+        let program = lower(&timetable, &how)?;
+        let timeline = simulate(&program, &stages);
         if self.format == Format::Svg {
             return print(svg::timeline(&timeline, &title(&timetable)));
         }
@@ -130,15 +135,18 @@ impl Show {
 impl Check {
     fn run(self) -> Result<()> {
         let timetable = read(&self.file)?;
-        let prove = || -> Result<Program, Refusal> {
-            let program = lower(&timetable, &self.costs.lowering())?;
+        let stages = self.costs.of_stages(&timetable)?;
+        let prove = || -> Result<(Timetable, Program), Refusal> {
+            let passes = self.passes.passes();
+            let (timetable, how) = passes.apply(timetable, self.costs.lowering(), &stages)?;
+            let program = lower(&timetable, &how)?;
             if self.one_order {
                 prove_in_one_order(&program)?;
             }
-            Ok(program)
+            Ok((timetable, program))
         };
-        let program = prove().with_context(|| self.file.display().to_string())?;
-        let timeline = self.costs.timeline(&program)?;
+        let (timetable, program) = prove().with_context(|| self.file.display().to_string())?;
+        let timeline = simulate(&program, &stages);
         if self.json {
             let proof = json!({
                 "schedule": timetable.schedule, "proven": true, "depth": timetable.rows.len(),

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use chimera::core::analyze::Timeline;
+use chimera::core::analyze::{Timeline, simulate};
 use chimera::core::lower::{Program, lower};
 use clap::Args;
 use serde_json::json;
@@ -28,8 +28,11 @@ pub(crate) struct Simulate {
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
         let timetable = timetable(&self.name, self.shape)?;
-        let program = lower(&timetable, &self.costs.lowering())?;
-        let timeline = self.costs.timeline(&program)?;
+        let stages = self.costs.of_stages(&timetable)?;
+        let passes = self.shape.passes.passes();
+        let (timetable, how) = passes.apply(timetable, self.costs.lowering(), &stages)?;
+        let program = lower(&timetable, &how)?;
+        let timeline = simulate(&program, &stages);
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
         let workers = busy.iter().zip(program.peaks());
         if self.json {

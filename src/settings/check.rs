@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use chimera_core::lower::Sync;
+use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::PRESETS;
 use chimera_core::schedule::{SCHEDULES, Scaling};
 use toml::{Table, Value};
@@ -43,6 +43,7 @@ enum Allowed {
     Whole(i64, i64),
     Real(f64, f64),
     OneOf(Vec<&'static str>),
+    Hoisting,
     Any,
 }
 
@@ -62,6 +63,7 @@ impl Allowed {
             "lr" => Real(0.0, 1e30),
             "weight-decay" => Real(0.0, 1.0),
             "clip" => Real(0.0, 1e9),
+            "memory-cap" => Real(0.0, 1e6),
             "timeout" => Real(0.001, 1e6),
             "preset" => OneOf(PRESETS.iter().map(|preset| preset.name).collect()),
             "schedule" => {
@@ -69,6 +71,8 @@ impl Allowed {
                 OneOf(names.flatten().collect())
             }
             "scaling" => OneOf(Scaling::ALL.map(|(name, _)| name).to_vec()),
+            "recompute" => OneOf(Recompute::ALL.map(|(name, _)| name).to_vec()),
+            "hoist" => Hoisting,
             "sync" => OneOf(Sync::ALL.map(|(name, _)| name).to_vec()),
             _ => Any,
         }
@@ -79,6 +83,7 @@ impl Allowed {
             (Allowed::Whole(least, most), Value::Integer(n)) => (least..=most).contains(&n),
             (Allowed::Real(least, most), Value::Float(x)) => (least..=most).contains(&x),
             (Allowed::OneOf(names), Value::String(name)) => names.contains(&name.as_str()),
+            (Allowed::Hoisting, Value::String(text)) => text.parse::<Hoist>().is_ok(),
             (allowed, _) => matches!(allowed, Allowed::Any),
         }
     }
@@ -94,6 +99,7 @@ impl fmt::Display for Allowed {
             }
             Allowed::Real(least, most) => write!(f, "a number from {least} to {most}"),
             Allowed::OneOf(names) => write!(f, "one of {}", names.join(", ")),
+            Allowed::Hoisting => write!(f, "on-demand, auto or a number of cells"),
             Allowed::Any => write!(f, "anything"),
         }
     }
@@ -138,6 +144,17 @@ mod tests {
                 Value::String("late".into()),
                 "`sync` is \"late\"; it must be one of at-end, eager, eager-opt",
             ),
+            (
+                "hoist",
+                Value::String("late".into()),
+                "`hoist` is \"late\"; it must be on-demand, auto or a number of cells",
+            ),
+            (
+                "hoist",
+                Value::Boolean(true),
+                "`hoist`: boolean is no word and no number; \
+                 it must be on-demand, auto or a number of cells",
+            ),
             ("tied", Value::Integer(1), "`tied`: invalid type: integer `1`, expected a boolean"),
         ] {
             assert_eq!(check(key, value).unwrap_err(), refusal);
@@ -147,5 +164,6 @@ mod tests {
     #[test]
     fn whole_numbers_are_good_rates() {
         assert_eq!(check("clip", Value::Integer(1)), Ok(Value::Float(1.0)));
+        assert_eq!(check("hoist", Value::Integer(3)), Ok(Value::String("3".into())));
     }
 }

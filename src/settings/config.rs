@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use chimera_core::lower::Sync;
+use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::Gpt2Config;
 use chimera_core::schedule::Scaling;
 use serde::{Deserialize, Deserializer};
@@ -38,6 +38,16 @@ pub struct Config {
     pub waves: usize,
     /// The most micro-batches on their way in each direction of MixPipe; `None` for its own choice.
     pub in_flight: Option<u32>,
+    /// What forwards keep.
+    #[serde(deserialize_with = "by_name")]
+    pub recompute: Recompute,
+    /// Where recomputations stand.
+    #[serde(deserialize_with = "by_name")]
+    pub hoist: Hoist,
+    /// Whether backwards are split.
+    pub split_backward: bool,
+    /// The most micro-batches whose residuals a worker may hold; `None` for as many as the schedule does.
+    pub memory_cap: Option<f64>,
     /// Micro-batches per group and step.
     pub micro_batches: usize,
     /// Samples per micro-batch.

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use chimera_backend_cuda::Candle;
-use chimera_core::analyze::{Event, MeasuredCosts, Timeline, simulate};
+use chimera_core::analyze::{Event, MeasuredCosts, Timeline, UniformCosts, simulate};
 use chimera_core::comm::{Comm, Threads};
 use chimera_core::engine::{Data, Job, Patience, StepReport, Training, Worker, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::kernels::Kernels;
-use chimera_core::lower::{Lowering, Program, lower};
+use chimera_core::lower::{Lowering, Passes, Program, lower};
 use chimera_core::model::{Gpt2Config, Gpt2Stage, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::Param;
@@ -95,8 +95,13 @@ impl Run {
             sync: config.sync,
             barrier: training.needs_barrier(),
             tied: if model.tied && n_stages > 1 { vec![ends] } else { Vec::new() },
-            max_peak: None,
+            max_peak: config.memory_cap,
+            ..Lowering::default()
         };
+        let Config { recompute, hoist, split_backward, .. } = config;
+        let passes = Passes { recompute, hoist, split_backward };
+        let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
+        let (timetable, how) = passes.apply(timetable, how, &costs)?;
         let program = lower(&timetable, &how)?;
         fit::check(&config, &model, &cuts, &program)?;
         Ok(Run { config, model, stages, program, corpus, training })

@@ -1,7 +1,7 @@
 //! From a timetable to a [`Program`]: a row of passes, then the proof.
 //!
-//! [`recompute()`] and [`split_backward`] make a timetable of a timetable, for any schedule. [`lower`] is
-//! the only way to a `Program`, so one that is not proven cannot be run.
+//! [`Passes`] make a timetable of a timetable, for any schedule. [`lower`] is the only way to a `Program`,
+//! so one that is not proven cannot be run.
 
 mod messages;
 mod program;
@@ -74,6 +74,46 @@ pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> 
     program.channel_bound = proof.channel_bound;
     program.peaks = proof.peaks;
     Ok(program)
+}
+
+/// The passes over compute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Passes {
+    /// What every forward keeps.
+    pub recompute: Recompute,
+    /// Where recomputations stand.
+    pub hoist: Hoist,
+    /// Whether backwards are split.
+    pub split_backward: bool,
+}
+
+impl Default for Passes {
+    fn default() -> Passes {
+        Passes { recompute: Recompute::None, hoist: Hoist::By(0), split_backward: false }
+    }
+}
+
+impl Passes {
+    /// The timetable that they make of `timetable`, and how it is lowered. Idle time is that at `costs`.
+    ///
+    /// # Errors
+    /// If the timetable is not sound.
+    pub fn apply(
+        self,
+        timetable: Timetable,
+        how: Lowering,
+        costs: &impl Costs,
+    ) -> Result<(Timetable, Lowering), Refusal> {
+        let how = Lowering { on_demand: self.hoist == Hoist::OnDemand, ..how };
+        let mut timetable = timetable;
+        if self.recompute != Recompute::None {
+            timetable = recompute(&timetable, |_, _| self.recompute, self.hoist, &how, costs)?;
+        }
+        if self.split_backward {
+            timetable = split_backward(&timetable, &how, costs)?;
+        }
+        Ok((timetable, how))
+    }
 }
 
 /// What a pass learns of a timetable by running it.

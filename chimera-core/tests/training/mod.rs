@@ -14,7 +14,7 @@ use chimera_core::engine::{Data, Job, Patience, Training, Worker, run_threads};
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
 use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::lower::{Hoist, Lowering, Recompute, Sync, lower, recompute, split_backward};
+use chimera_core::lower::{Hoist, Lowering, Passes, Sync, lower};
 use chimera_core::model::{Gpt2Config, Gpt2Stage, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
@@ -32,9 +32,7 @@ pub(crate) struct Run {
     pub(crate) clip: Option<f64>,
     pub(crate) check_finite: bool,
     pub(crate) tied: bool,
-    pub(crate) recompute: Recompute,
-    pub(crate) hoist: Hoist,
-    pub(crate) split_backward: bool,
+    pub(crate) passes: Passes,
     pub(crate) is_delayed: bool,
     pub(crate) patience: Duration,
 }
@@ -50,16 +48,10 @@ impl Run {
             clip: Some(0.5),
             check_finite: true,
             tied: false,
-            recompute: Recompute::None,
-            hoist: Hoist::By(0),
-            split_backward: false,
+            passes: Passes::default(),
             is_delayed: false,
             patience: Duration::from_secs(60),
         }
-    }
-
-    fn lowering(&self) -> Lowering {
-        Lowering { on_demand: self.hoist == Hoist::OnDemand, ..Lowering::default() }
     }
 
     /// The same training on one worker, with one micro-batch.
@@ -68,8 +60,7 @@ impl Run {
         Run {
             micro_batch_size: samples,
             width: 1,
-            recompute: Recompute::None,
-            split_backward: false,
+            passes: Passes::default(),
             ..Run { schedule: "dapple", shape: Shape::new(1, 1), ..self.clone() }
         }
     }
@@ -109,15 +100,10 @@ fn config(tied: bool) -> Gpt2Config {
 
 pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
     let schedule = find(run.schedule).expect("known");
-    let mut timetable = schedule.timetable(&run.shape).expect("fits");
+    let timetable = schedule.timetable(&run.shape).expect("fits");
     let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
-    let how = run.lowering();
-    timetable =
-        recompute(&timetable, |_, _| run.recompute, run.hoist, &how, &costs).expect("sound");
-    if run.split_backward {
-        timetable = split_backward(&timetable, &how, &costs).expect("sound");
-    }
-    train_timetable(run, &timetable)
+    let passed = run.passes.apply(timetable, Lowering::default(), &costs);
+    train_timetable(run, &passed.expect("sound").0)
 }
 
 /// Trains with a timetable that need not be what the run's schedule makes of its shape.
@@ -155,7 +141,8 @@ pub(crate) fn execute<T: Send, R: Send>(
         sync: run.sync,
         barrier: training.needs_barrier(),
         tied: if is_tied { vec![vec![StageId(0), StageId(n_stages as u16 - 1)]] } else { vec![] },
-        ..run.lowering()
+        on_demand: run.passes.hoist == Hoist::OnDemand,
+        ..Lowering::default()
     };
     let program = lower(timetable, &how).unwrap_or_else(|refusal| panic!("{run:?}: {refusal}"));
     let stop = AtomicBool::new(false);
