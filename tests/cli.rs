@@ -5,6 +5,8 @@
 mod config;
 #[path = "cli/hostile.rs"]
 mod hostile;
+#[path = "cli/passes.rs"]
+mod passes;
 #[path = "cli/schedule.rs"]
 mod schedule;
 #[path = "cli/simulate.rs"]

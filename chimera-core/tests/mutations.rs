@@ -181,9 +181,8 @@ fn flows(t: &Timetable) -> bool {
 /// Forwards reach two neighbouring workers in one order, and so do the backwards that make gradients.
 fn keeps_order(t: &Timetable) -> bool {
     let order = |kinds: &[Kind], pipe: u16, stage: usize| -> Vec<u32> {
-        let of = |op: &Op| {
-            kinds.contains(&op.kind) && op.pipe.0 == pipe && op.stage.index() == stage
-        };
+        let of =
+            |op: &Op| kinds.contains(&op.kind) && op.pipe.0 == pipe && op.stage.index() == stage;
         let ops = t.rows.iter().flatten().flat_map(|c| c.ops()).filter(of);
         ops.flat_map(|op| op.span.units()).collect()
     };
