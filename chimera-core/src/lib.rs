@@ -17,6 +17,7 @@ pub mod ledger;
 pub mod lower;
 pub mod model;
 pub mod op;
+pub mod order;
 pub mod placement;
 pub mod render;
 pub mod schedule;

@@ -39,6 +39,19 @@ impl Placement {
         Placement::of(depth, vec![(0..depth * chunks).map(|c| c % depth).collect()])
     }
 
+    /// One pipe of `chunks * depth` stages in a snake: stage `c` in round `r = c / depth` is on worker
+    /// `c mod depth` if `r` is even, else on `depth - 1 - c mod depth` (Hanayo; a V with two chunks).
+    ///
+    /// # Panics
+    /// If `depth` or `chunks` is 0 or their product exceeds 65,535.
+    pub fn wave(depth: usize, chunks: usize) -> Placement {
+        let worker = |c: usize| match c / depth % 2 {
+            0 => c % depth,
+            _ => depth - 1 - c % depth,
+        };
+        Placement::of(depth, vec![(0..depth * chunks).map(worker).collect()])
+    }
+
     /// `f` pipes down and `f` pipes up (Chimera, section 3.6): down pipe `i` has stage `s` on worker
     /// `(i*D/f + s) mod D`, up pipe `i` on worker `(i*D/f + D-1-s) mod D`. Down pipes come first.
     ///
@@ -96,5 +109,18 @@ impl Placement {
             .filter(|&s| self.pipes.iter().any(|pipe| pipe[s] == worker))
             .map(|s| StageId(s as u16))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wave_turns_at_both_ends() {
+        let wave = Placement::wave(3, 3);
+        let workers: Vec<u16> = wave.pipes()[0].iter().map(|w| w.0).collect();
+        assert_eq!(workers, [0, 1, 2, 2, 1, 0, 0, 1, 2]);
+        assert_eq!(Placement::wave(3, 1), Placement::line(3));
     }
 }

@@ -41,7 +41,14 @@ drawings! {
     gems: "gems", Shape::new(4, 4), 1.0;
     gems_real: "gems", Shape::new(4, 3), 2.0;
     interleaved: "interleaved", Shape::new(4, 4), 2.0;
+    dapple_three_in_turn: "dapple", Shape { n_in_turn: 3, ..Shape::new(4, 8) }, 2.0;
     zb_h1: "zb-h1", Shape::new(4, 8), 2.0;
+    zb_h2: "zb-h2", Shape::new(4, 8), 2.0;
+    zb_h2_few: "zb-h2", Shape::new(4, 3), 2.0;
+    dualpipe: "dualpipe", Shape::new(4, 8), 2.0;
+    dualpipe_of_eight: "dualpipe", Shape::new(8, 20), 2.0;
+    dualpipe_v: "dualpipe-v", Shape::new(2, 5), 2.0;
+    dualpipe_v_of_four: "dualpipe-v", Shape::new(4, 10), 2.0;
     chimera: "chimera", Shape::new(4, 4), 1.0;
     chimera_real: "chimera", Shape::new(4, 4), 2.0;
     chimera_of_six: "chimera", Shape::new(6, 6), 1.0;

@@ -49,12 +49,11 @@ impl Mutation {
             Mutation::Rename(w, i, what) => {
                 let row = &mut t.rows[w % n_rows];
                 let n = row.len();
-                if let Cell::One(op) = &mut row[i % n] {
-                    match what % 3 {
-                        0 => op.stage.0 = (op.stage.0 + 1) % 5,
-                        1 => op.pipe.0 = (op.pipe.0 + 1) % 3,
-                        _ => op.span.start += 1,
-                    }
+                let (Cell::One(op) | Cell::Pair(_, op)) = &mut row[i % n];
+                match what % 3 {
+                    0 => op.stage.0 = (op.stage.0 + 1) % 5,
+                    1 => op.pipe.0 = (op.pipe.0 + 1) % 3,
+                    _ => op.span.start += 1,
                 }
             }
         }
@@ -76,19 +75,24 @@ fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
     let chimera = (1usize..=2, 1u32..=6, 0usize..3).prop_map(|(half, n, scaling)| {
         ("chimera", Shape { scaling: Scaling::ALL[scaling].1, ..Shape::new(2 * half, n) })
     });
-    let others = (prop::sample::select(vec!["gpipe", "dapple", "gems"]), 1usize..=4, 1u32..=5)
-        .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
-    prop_oneof![chimera, others]
+    let others =
+        (prop::sample::select(vec!["gpipe", "dapple", "gems", "zb-h2"]), 1usize..=4, 1u32..=5)
+            .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
+    let dual = (1usize..=2, 0u32..=1).prop_map(|(half, more)| (half, 2 * half as u32 + more));
+    let dual = (dual, any::<bool>()).prop_map(|((half, n), is_folded)| match is_folded {
+        false => ("dualpipe", Shape::new(2 * half, 2 * n)),
+        true => ("dualpipe-v", Shape::new(half, n)),
+    });
+    prop_oneof![chimera, others, dual]
 }
 
-/// A sound timetable of a shape, perhaps with split backwards and recomputation.
-fn timetable(schedule: &str, shape: &Shape, passes: Passes) -> Timetable {
+/// A sound timetable of a shape, after the passes over compute.
+fn timetable(schedule: &str, shape: &Shape, by: Passes) -> Timetable {
     let whole = find(schedule).expect("known").timetable(shape).expect("fits");
-    let passed = passes.apply(whole, Lowering::default(), &UniformCosts::EQUAL);
-    passed.expect("sound").0
+    by.apply(whole, Lowering::default(), &UniformCosts::EQUAL).expect("sound").0
 }
 
-fn passes() -> impl Strategy<Value = Passes> {
+fn any_passes() -> impl Strategy<Value = Passes> {
     let recompute = prop::sample::select(vec![Recompute::None, Recompute::None, Recompute::Full]);
     (recompute, 0usize..3, any::<bool>()).prop_map(|(recompute, cells, split_backward)| Passes {
         recompute,
@@ -112,63 +116,77 @@ fn is_sound(t: &Timetable) -> bool {
                 return false;
             }
             for unit in op.span.units() {
-                *counts.entry((op.kind, unit, op.stage.index())).or_default() += 1;
+                for pass in passes(op.kind) {
+                    *counts.entry((*pass, unit, op.stage.index())).or_default() += 1;
+                }
                 pipes.entry(unit).or_default().insert(op.pipe.0);
             }
         }
     }
-    let is_complete = |unit: u32, s: usize| {
-        let has = |kind| counts.contains_key(&(kind, unit, s));
-        let halves = [Kind::BackwardInput, Kind::BackwardWeight].map(has);
-        let goes_back = if has(Kind::Backward) { [false; 2] } else { [true; 2] };
-        has(Kind::Forward) && halves == goes_back
-    };
-    (0..t.n_units()).all(|unit| (0..n_stages).all(|s| is_complete(unit, s)))
-        && counts.values().all(|n| *n == 1)
-        && pipes.values().all(|p| p.len() == 1)
-        && flows(t)
-        && keeps_order(t)
+    let n_passes = 3 * t.n_units() as usize * n_stages;
+    if counts.keys().filter(|(kind, ..)| *kind != Kind::Recompute).count() != n_passes
+        || counts.values().any(|n| *n != 1)
+        || pipes.values().any(|p| p.len() != 1)
+    {
+        return false;
+    }
+    flows(t) && keeps_order(t)
 }
 
-/// Runs every op as soon as what it needs was done, until nothing moves.
+/// A whole backward is both halves.
+fn passes(kind: Kind) -> &'static [Kind] {
+    match kind {
+        Kind::Forward => &[Kind::Forward],
+        Kind::Backward => &[Kind::BackwardInput, Kind::BackwardWeight],
+        Kind::BackwardInput => &[Kind::BackwardInput],
+        Kind::BackwardWeight => &[Kind::BackwardWeight],
+        Kind::Recompute => &[Kind::Recompute],
+    }
+}
+
+/// Runs every cell as soon as what its ops need was done before it, until nothing moves.
 fn flows(t: &Timetable) -> bool {
     let last = t.placement.n_stages() - 1;
     let ops = || t.rows.iter().flatten().flat_map(|c| c.ops());
-    let place = |op: &Op| (op.pipe.0, op.stage.index());
     let recomputed: HashSet<_> =
-        ops().filter(|op| op.kind == Kind::Recompute).map(|op| place(&op)).collect();
+        ops().filter(|op| op.kind == Kind::Recompute).map(|op| (op.pipe, op.stage)).collect();
     let mut done: HashSet<(Kind, u32, usize)> = HashSet::new();
     let mut spans: HashMap<(usize, u32), u16> = HashMap::new();
     let mut next = vec![0; t.rows.len()];
     loop {
         let before = done.len();
         for (w, row) in t.rows.iter().enumerate() {
-            while let Some(Cell::One(op)) = row.get(next[w]) {
-                let s = op.stage.index();
-                let went_back = |u: u32, s: usize| {
-                    [Kind::Backward, Kind::BackwardInput].iter().any(|k| done.contains(&(*k, u, s)))
-                };
-                let ready = op.span.units().all(|u| match op.kind {
-                    Kind::Forward => {
-                        s == 0 || spans.get(&(s - 1, op.span.start)) == Some(&op.span.len)
-                    }
-                    Kind::Recompute => done.contains(&(Kind::Forward, u, s)),
-                    Kind::Backward | Kind::BackwardInput => {
-                        let saves = match recomputed.contains(&place(op)) {
-                            true => Kind::Recompute,
-                            false => Kind::Forward,
-                        };
-                        done.contains(&(saves, u, s)) && (s == last || went_back(u, s + 1))
-                    }
-                    Kind::BackwardWeight => done.contains(&(Kind::BackwardInput, u, s)),
+            while let Some(cell) = row.get(next[w]) {
+                let ready = cell.ops().all(|op| {
+                    let s = op.stage.index();
+                    op.span.units().all(|u| match op.kind {
+                        Kind::Forward => {
+                            s == 0 || spans.get(&(s - 1, op.span.start)) == Some(&op.span.len)
+                        }
+                        Kind::Recompute => done.contains(&(Kind::Forward, u, s)),
+                        Kind::BackwardWeight => done.contains(&(Kind::BackwardInput, u, s)),
+                        _ => {
+                            let saves = match recomputed.contains(&(op.pipe, op.stage)) {
+                                true => Kind::Recompute,
+                                false => Kind::Forward,
+                            };
+                            done.contains(&(saves, u, s))
+                                && (s == last || done.contains(&(Kind::BackwardInput, u, s + 1)))
+                        }
+                    })
                 });
                 if !ready {
                     break;
                 }
-                if op.kind == Kind::Forward {
-                    spans.insert((s, op.span.start), op.span.len);
+                for op in cell.ops() {
+                    let s = op.stage.index();
+                    if op.kind == Kind::Forward {
+                        spans.insert((s, op.span.start), op.span.len);
+                    }
+                    for pass in passes(op.kind) {
+                        done.extend(op.span.units().map(|u| (*pass, u, s)));
+                    }
                 }
-                done.extend(op.span.units().map(|u| (op.kind, u, s)));
                 next[w] += 1;
             }
         }
@@ -178,20 +196,22 @@ fn flows(t: &Timetable) -> bool {
     }
 }
 
-/// Forwards reach two neighbouring workers in one order, and so do the backwards that make gradients.
+/// Forwards reach two neighbouring workers in one order, and so do backwards.
 fn keeps_order(t: &Timetable) -> bool {
-    let order = |kinds: &[Kind], pipe: u16, stage: usize| -> Vec<u32> {
-        let of =
-            |op: &Op| kinds.contains(&op.kind) && op.pipe.0 == pipe && op.stage.index() == stage;
+    let order = |kind: Kind, pipe: u16, stage: usize| -> Vec<u32> {
+        let of = |op: &Op| {
+            passes(op.kind).contains(&kind) && op.pipe.0 == pipe && op.stage.index() == stage
+        };
         let ops = t.rows.iter().flatten().flat_map(|c| c.ops()).filter(of);
         ops.flat_map(|op| op.span.units()).collect()
     };
-    let directions = [&[Kind::Forward][..], &[Kind::Backward, Kind::BackwardInput]];
     (0..t.placement.n_pipes() as u16).all(|pipe| {
         (1..t.placement.n_stages()).all(|s| {
             let workers = &t.placement.pipes()[usize::from(pipe)];
             workers[s - 1] == workers[s]
-                || directions.iter().all(|of| order(of, pipe, s - 1) == order(of, pipe, s))
+                || [Kind::Forward, Kind::BackwardInput]
+                    .iter()
+                    .all(|kind| order(*kind, pipe, s - 1) == order(*kind, pipe, s))
         })
     })
 }
@@ -202,10 +222,10 @@ proptest! {
     #[test]
     fn the_checker_refuses_exactly_what_is_unsound(
         (schedule, shape) in shapes(),
-        passes in passes(),
+        by in any_passes(),
         mutations in prop::collection::vec(mutations(), 1..=2),
     ) {
-        let mut t = timetable(schedule, &shape, passes);
+        let mut t = timetable(schedule, &shape, by);
         prop_assert!(is_sound(&t));
         for mutation in mutations {
             if t.rows.iter().all(|row| row.len() > 1) {
@@ -227,10 +247,10 @@ proptest! {
     #[test]
     fn what_is_accepted_trains_to_the_same_losses(
         (schedule, shape) in shapes(),
-        passes in passes(),
+        by in any_passes(),
         (w, i) in (0usize..8, 0usize..64),
     ) {
-        let mut t = timetable(schedule, &shape, passes);
+        let mut t = timetable(schedule, &shape, by);
         Mutation::Swap(w, i, i + 1).apply(&mut t);
         prop_assume!(lower(&t, &Lowering::default()).is_ok());
         let run = Run::new(schedule, shape);

@@ -105,9 +105,10 @@ impl List {
             let all: Vec<_> = SCHEDULES.iter().map(entry).collect();
             return print(format!("{:#}", json!(all)));
         }
+        let width = SCHEDULES.iter().map(|s| s.name().len()).max().unwrap_or(0);
         let line = |s: &&dyn schedule::Schedule| {
             let aliases: String = s.aliases().iter().map(|a| format!(" (also {a})")).collect();
-            format!("{:<8}  {}{aliases} [{}]\n", s.name(), s.about(), s.source().paper)
+            format!("{:<width$}  {}{aliases} [{}]\n", s.name(), s.about(), s.source().paper)
         };
         print(SCHEDULES.iter().map(line).collect::<String>())
     }

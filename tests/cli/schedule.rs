@@ -8,16 +8,21 @@ use serde_json::Value;
 
 use crate::command::{Ran, chimera, folder};
 
-/// All schedules, in variants that fit five micro-batches on four workers.
-const SHOWN: [&str; 8] = [
-    "gpipe",
-    "dapple",
-    "1f1b",
-    "gems",
-    "zb-h1",
-    "chimera",
-    "chimera --pipes 4",
-    "chimera --scaling halving",
+/// All schedules and their variants, with a number of micro-batches that fits on four workers.
+const SHOWN: [(&str, u32); 13] = [
+    ("gpipe", 5),
+    ("dapple", 5),
+    ("1f1b", 5),
+    ("dapple --in-turn 2", 5),
+    ("gems", 5),
+    ("zb-h1", 5),
+    ("zb-h2", 5),
+    ("chimera", 5),
+    ("chimera --pipes 4", 5),
+    ("chimera --scaling halving", 5),
+    ("interleaved", 8),
+    ("dualpipe", 8),
+    ("dualpipe-v", 9),
 ];
 
 fn ok(line: &str) -> String {
@@ -47,9 +52,20 @@ fn check_text(text: &[u8]) -> Ran {
 fn list_begins_each_line_with_a_name() {
     let listed = ok("schedule list");
     let names: Vec<_> = listed.lines().map(|line| line.split(' ').next()).collect();
-    assert_eq!(names, ["gpipe", "dapple", "gems", "chimera", "interleaved", "zb-h1"].map(Some));
+    let known = [
+        "gpipe",
+        "dapple",
+        "gems",
+        "chimera",
+        "interleaved",
+        "zb-h1",
+        "zb-h2",
+        "dualpipe",
+        "dualpipe-v",
+    ];
+    assert_eq!(names, known.map(Some));
     for name in names.iter().flatten() {
-        ok(&format!("schedule show {name}"));
+        ok(&format!("schedule show {name} --micro-batches 8"));
     }
     let all = json("schedule list --json");
     let in_json = all.as_array().expect("a list").iter();
@@ -59,8 +75,8 @@ fn list_begins_each_line_with_a_name() {
 
 #[test]
 fn show_draws_one_line_per_worker() {
-    for name in SHOWN {
-        let text = ok(&format!("schedule show {name} --depth 4 --micro-batches 5"));
+    for (name, n) in SHOWN {
+        let text = ok(&format!("schedule show {name} --depth 4 --micro-batches {n}"));
         for worker in 0..4 {
             let row = format!("P{worker} ");
             assert_eq!(text.lines().filter(|l| l.starts_with(&row)).count(), 1, "{text}");
@@ -73,8 +89,8 @@ fn show_draws_one_line_per_worker() {
 
 #[test]
 fn show_draws_svg() {
-    for name in SHOWN {
-        let svg = ok(&format!("schedule show {name} --depth 4 --micro-batches 5 --format svg"));
+    for (name, n) in SHOWN {
+        let svg = ok(&format!("schedule show {name} --depth 4 --micro-batches {n} --format svg"));
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
         assert_eq!(svg.matches("<svg").count(), 1);
     }
@@ -106,8 +122,8 @@ fn shown_json_has_the_form_that_was_promised() {
 
 #[test]
 fn what_is_shown_is_accepted() {
-    for name in SHOWN {
-        let shown = ok(&format!("schedule show {name} --depth 4 --micro-batches 5 --json"));
+    for (name, n) in SHOWN {
+        let shown = ok(&format!("schedule show {name} --depth 4 --micro-batches {n} --json"));
         let checked = check_text(shown.as_bytes());
         assert_eq!(checked.code, Some(0), "{name}: {}", checked.stderr);
         assert!(checked.stdout.starts_with("proven safe"), "{}", checked.stdout);
@@ -218,7 +234,9 @@ fn a_gallery_has_a_drawing_of_every_schedule() {
     let folder = folder();
     ok(&format!("schedule gallery --out {}", folder.path().join("g").display()));
     let page = std::fs::read_to_string(folder.path().join("g/README.md")).expect("a page");
-    for name in ["gpipe", "dapple", "gems", "chimera", "interleaved", "zb-h1", "chimera-halving"] {
+    for name in
+        ["gpipe", "dapple", "chimera", "interleaved", "zb-h2", "dualpipe", "chimera-halving"]
+    {
         assert!(page.contains(&format!("]({name}.svg)")), "{page}");
         let svg = std::fs::read_to_string(folder.path().join(format!("g/{name}.svg")));
         assert!(svg.is_ok_and(|svg| svg.starts_with("<svg")), "{name}");

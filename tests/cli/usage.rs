@@ -51,6 +51,18 @@ fn shapes_that_no_schedule_has() {
             assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
         }
     }
+    for (line, hint) in [
+        ("dualpipe --depth 5 --micro-batches 10", "nearest: depth 4 or 6"),
+        ("dualpipe --micro-batches 7", "nearest: 8 micro-batches"),
+        ("dualpipe --micro-batches 9", "nearest: 8 or 10 micro-batches"),
+        ("dualpipe-v --micro-batches 7", "nearest: 8 micro-batches"),
+        ("dualpipe-v --depth 8192 --micro-batches 20000", "are more than"),
+        ("1f1b --in-turn 0", "nearest: 1 in turn"),
+    ] {
+        let ran = chimera(&format!("simulate {line}"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{line}");
+        assert!(ran.stderr.contains(hint), "{line}: {}", ran.stderr);
+    }
     let unknown = chimera("simulate pipedream");
     assert_eq!(unknown.code, Some(2));
     assert!(

@@ -47,7 +47,7 @@ fn are_close(many: &[f64], one: &[f64]) -> bool {
 #[test]
 fn schedules_of_any_depth() {
     let mut oracle = Oracle::new();
-    for schedule in ["gpipe", "dapple", "gems", "zb-h1"] {
+    for schedule in ["gpipe", "dapple", "dapple --in-turn 2", "gems", "zb-h1", "zb-h2"] {
         for depth in [2, 3, 4, 8] {
             for n in [1, 2, 5] {
                 for width in [1, 2] {
@@ -65,6 +65,18 @@ fn chunks_of_interleaved() {
         for width in [1, 2] {
             let options = format!("--schedule interleaved --depth {depth} --chunks {chunks}");
             oracle.check(n, width, &options, "");
+        }
+    }
+}
+
+#[test]
+fn pairs_of_dualpipe() {
+    let mut oracle = Oracle::new();
+    for (schedule, depth, n) in
+        [("dualpipe", 2, 4), ("dualpipe", 4, 8), ("dualpipe-v", 2, 5), ("dualpipe-v", 4, 8)]
+    {
+        for width in [1, 2] {
+            oracle.check(n, width, &format!("--schedule {schedule} --depth {depth}"), "");
         }
     }
 }

@@ -18,7 +18,7 @@ pub fn peak_bytes(program: &Program, bytes: impl Fn(WorkerId, &Token) -> f64) ->
         };
         for instr in row {
             if let Instr::Run(cell) = instr {
-                held.run(worker, Change::of(cell, program.rules(), size));
+                held.run(worker, change(cell, program.rules(), size));
             }
         }
     }
@@ -50,10 +50,10 @@ impl Residuals {
         Residuals { weights, held: Held::new(n_workers) }
     }
 
-    /// What a cell of `worker` would change.
-    pub(crate) fn change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> Change {
+    /// What a cell adds while it runs, and what it frees at its end.
+    pub(crate) fn change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> (f64, f64) {
         let weights = &self.weights[worker.index()];
-        Change::of(cell, rules, |token| match token.kind {
+        change(cell, rules, |token| match token.kind {
             TokenKind::Saved | TokenKind::Deferred => weights[token.pipe.index()],
             TokenKind::Activation | TokenKind::Gradient | TokenKind::Kept => 0.0,
         })
@@ -77,23 +77,15 @@ pub(crate) fn is_within(held: f64, limit: Option<f64>) -> bool {
 
 /// What a cell adds and frees. What an op makes is there before what it eats is freed, but the halves of
 /// a split backward hand the same residuals on.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Change {
-    pub(crate) more: f64,
-    pub(crate) less: f64,
-}
-
-impl Change {
-    fn of(cell: &Cell, rules: &Rules, size: impl Fn(&Token) -> f64) -> Change {
-        let mut change = Change::default();
-        for op in cell.ops() {
-            let effects = rules.effects(&op);
-            let count = |tokens: &[Token]| tokens.iter().map(&size).sum::<f64>();
-            let net = count(&effects.makes) - count(&effects.eats);
-            if net > 0.0 { change.more += net } else { change.less -= net }
-        }
-        change
+fn change(cell: &Cell, rules: &Rules, size: impl Fn(&Token) -> f64) -> (f64, f64) {
+    let (mut more, mut less) = (0.0, 0.0);
+    for op in cell.ops() {
+        let effects = rules.effects(&op);
+        let count = |tokens: &[Token]| tokens.iter().map(&size).sum::<f64>();
+        let net = count(&effects.makes) - count(&effects.eats);
+        if net > 0.0 { more += net } else { less -= net }
     }
+    (more, less)
 }
 
 /// What each worker holds, and held at most.
@@ -108,11 +100,11 @@ impl Held {
         Held { now: vec![0.0; n_workers], peaks: vec![0.0; n_workers] }
     }
 
-    fn run(&mut self, worker: WorkerId, change: Change) -> f64 {
+    fn run(&mut self, worker: WorkerId, (more, less): (f64, f64)) -> f64 {
         let (now, peak) = (&mut self.now[worker.index()], &mut self.peaks[worker.index()]);
-        let meanwhile = *now + change.more;
+        let meanwhile = *now + more;
         *peak = peak.max(meanwhile);
-        *now = meanwhile - change.less;
+        *now = meanwhile - less;
         meanwhile
     }
 }

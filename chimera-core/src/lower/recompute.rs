@@ -163,14 +163,14 @@ fn hoisted(timetable: &Timetable, before: &Rules, cells: usize, limit: Option<f6
         let mut now = 0.0;
         let mut counted: Vec<Counted> = Vec::with_capacity(row.len());
         for &cell in row.iter() {
-            let change = residuals.change(w, &cell, &rules);
-            counted.push(Counted { cell, before: now, most: now + change.more });
-            now += change.more - change.less;
+            let (more, less) = residuals.change(w, &cell, &rules);
+            counted.push(Counted { cell, before: now, most: now + more });
+            now += more - less;
             if let Cell::One(op) = cell
                 && op.kind == Kind::Recompute
                 && !before.is_recomputed(op.pipe, op.stage)
             {
-                move_up(&mut counted, &op, change.more, cells, limit);
+                move_up(&mut counted, &op, more, cells, limit);
             }
         }
         *row = counted.into_iter().map(|c| c.cell).collect();

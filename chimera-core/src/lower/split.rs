@@ -137,10 +137,10 @@ impl<C: Costs> Room<'_, C> {
         let (mut filled, mut left) = (Vec::with_capacity(2 * row.len()), VecDeque::new());
         let (mut clock, mut held) = (0.0, 0.0);
         for (split, &start) in row.iter().zip(starts) {
-            let change = self.residuals.change(worker, &split.cell, &self.rules);
+            let (more, less) = self.residuals.change(worker, &split.cell, &self.rules);
             while let Some(&half) = left.front() {
                 let takes = self.costs.op(worker, &half);
-                let is_over = !is_within(held + change.more, limit);
+                let is_over = !is_within(held + more, limit);
                 let is_idle = match fit {
                     Fit::Whole => clock + takes <= start + takes * 1e-9,
                     Fit::Some => clock + takes * 1e-9 < start,
@@ -150,11 +150,11 @@ impl<C: Costs> Room<'_, C> {
                 }
                 left.pop_front();
                 let cell = Cell::One(half);
-                held -= self.residuals.change(worker, &cell, &self.rules).less;
+                held -= self.residuals.change(worker, &cell, &self.rules).1;
                 clock += takes;
                 filled.push(cell);
             }
-            held += change.more - change.less;
+            held += more - less;
             clock = start.max(clock) + cost(self.costs, worker, &split.cell);
             filled.push(split.cell);
             left.extend(&split.leaves);

@@ -30,6 +30,7 @@ impl Schedule for Chimera {
 
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
+        shape.check_even_depth(self)?;
         let f = fit_pipes(shape)?;
         let mut grid = Grid::new(Placement::mirrored(shape.depth, f));
         let d = shape.depth as u32;
@@ -128,15 +129,6 @@ fn shares(n: u32, f: usize) -> Vec<u32> {
 
 fn fit_pipes(shape: &Shape) -> Result<usize, Unfit> {
     let Shape { depth, n_pipes, .. } = *shape;
-    if depth % 2 != 0 {
-        let nearest = if depth > 2 {
-            format!("depth {} or {}", depth - 1, depth + 1)
-        } else {
-            "depth 2".to_string()
-        };
-        let reason = format!("depth {depth} is odd, and mirrored pipes need pairs of workers");
-        return Err(Unfit::new(&Chimera, reason, nearest));
-    }
     let half = depth / 2;
     let fits = |f: usize| f > 0 && half % f == 0;
     if n_pipes % 2 == 0 && fits(n_pipes / 2) {

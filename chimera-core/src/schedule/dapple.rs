@@ -25,17 +25,20 @@ impl Schedule for Dapple {
         Source { paper: "Fan et al., DAPPLE, PPoPP 2021, arXiv 2007.01045", place: "figure 3b" }
     }
 
-    /// Stage `s` does `F_m` in slot `s + 2m` and `B_m` in slot `2D-1-s + 2m`: `D-1-s` forwards first,
-    /// then one of each in turn.
+    /// Stage `s` does the forwards of the g-th group of k micro-batches in slot `s + 2g` and their
+    /// backwards in slot `2D-1-s + 2g`: with k = 1, `D-1-s` forwards first, then one of each in turn.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
-        let d = shape.depth as u64;
+        let (d, k) = (shape.depth as u64, shape.n_in_turn);
+        if k == 0 {
+            return Err(Unfit::new(self, "0 forwards in turn never end", "1 in turn"));
+        }
         let mut grid = Grid::new(Placement::line(shape.depth));
         for s in 0..shape.depth {
             for m in 0..shape.n_micro_batches {
-                let (stage, micro) = (s as u64, u64::from(m));
-                grid.put(stage + 2 * micro, Kind::Forward, 0, s, Span::one(m));
-                grid.put(2 * d - 1 - stage + 2 * micro, Kind::Backward, 0, s, Span::one(m));
+                let (stage, group) = (s as u64, u64::from(m / k));
+                grid.put(stage + 2 * group, Kind::Forward, 0, s, Span::one(m));
+                grid.put(2 * d - 1 - stage + 2 * group, Kind::Backward, 0, s, Span::one(m));
             }
         }
         Ok(grid.finish(self, shape))

@@ -4,13 +4,24 @@
 //! its file and its line in [`SCHEDULES`]; checker, simulator, drawings, command line and engine then
 //! know it.
 
+mod building_block;
 mod chimera;
 mod dapple;
+mod dualpipe;
+mod dualpipe_v;
 mod gems;
 mod gpipe;
+mod greedy;
 mod grid;
+mod hanayo;
 mod interleaved;
+mod mixpipe;
+mod phases;
+mod v_half;
+mod v_min;
 mod zb_h1;
+mod zb_h2;
+mod zb_v;
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,6 +36,14 @@ pub const SCHEDULES: &[&dyn Schedule] = &[
     &chimera::Chimera,
     &interleaved::Interleaved,
     &zb_h1::ZbH1,
+    &zb_h2::ZbH2,
+    &zb_v::ZbV,
+    &v_half::VHalf,
+    &v_min::VMin,
+    &hanayo::Hanayo,
+    &dualpipe::DualPipe,
+    &dualpipe_v::DualPipeV,
+    &mixpipe::MixPipe,
 ];
 
 /// The schedule of a name or alias.
@@ -115,6 +134,37 @@ impl Shape {
             return Err(Unfit::new(schedule, reason, "1 micro-batch"));
         }
         self.check_ops(schedule, self.depth)
+    }
+
+    /// Refuses a number of chunks per worker, named `what` on the command line, that gives too many stages.
+    fn check_chunks(
+        &self,
+        schedule: &dyn Schedule,
+        n_chunks: usize,
+        what: &str,
+    ) -> Result<usize, Unfit> {
+        let most = usize::from(u16::MAX) / self.depth;
+        if !(1..=most).contains(&n_chunks) {
+            let reason = format!("{n_chunks} {what} of depth {} are not in 1..={most}", self.depth);
+            return Err(Unfit::new(schedule, reason, format!("2 {what}")));
+        }
+        self.check_ops(schedule, self.depth * n_chunks)?;
+        Ok(n_chunks)
+    }
+
+    /// Refuses an odd depth, where mirrored pipes need pairs of workers.
+    fn check_even_depth(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
+        let depth = self.depth;
+        if depth.is_multiple_of(2) {
+            return Ok(());
+        }
+        let nearest = if depth > 2 {
+            format!("depth {} or {}", depth - 1, depth + 1)
+        } else {
+            "depth 2".to_string()
+        };
+        let reason = format!("depth {depth} is odd, and mirrored pipes need pairs of workers");
+        Err(Unfit::new(schedule, reason, nearest))
     }
 
     /// Keeps a slip of the finger from filling the memory: 2^27 ops are ten times the largest job anyone

@@ -1,8 +1,8 @@
 //! ZB-H1: 1F1B whose backwards are split, so that weight halves fill the drain.
 
-use super::grid::Grid;
+use super::phases::Next::{F, I, W};
+use super::phases::{self, Lane, Row};
 use super::{Schedule, Shape, Source, Unfit};
-use crate::op::{Kind, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
@@ -20,36 +20,25 @@ impl Schedule for ZbH1 {
     fn source(&self) -> Source {
         Source {
             paper: "Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241",
-            place: "figure 2, section 2.2",
+            place: "figure 3 (top), section 2.1",
         }
     }
 
-    /// Stage `s` keeps 1F1B's order of forwards and input halves; the weight half of a micro-batch
-    /// follows the input half of the one `s` later, and what is left comes at the end.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
-        let (d, n) = (shape.depth as u32, shape.n_micro_batches);
-        let mut grid = Grid::new(Placement::line(shape.depth));
-        for s in 0..d {
-            let mut slots = 0..;
-            let mut put = |kind, micro| {
-                if let Some(slot) = slots.next() {
-                    grid.put(slot, kind, 0, s as usize, Span::one(micro));
-                }
-            };
-            let n_warm_up = (d - 1 - s).min(n);
-            (0..n_warm_up).for_each(|m| put(Kind::Forward, m));
-            for m in 0..n {
-                if m + n_warm_up < n {
-                    put(Kind::Forward, m + n_warm_up);
-                }
-                put(Kind::BackwardInput, m);
-                if m >= s {
-                    put(Kind::BackwardWeight, m - s);
-                }
-            }
-            (n.saturating_sub(s)..n).for_each(|m| put(Kind::BackwardWeight, m));
-        }
-        Ok(grid.finish(self, shape))
+        Ok(zero_bubble(self, shape, 1))
     }
+}
+
+/// 1F1B's order of forwards and input halves, after `eagerness` times its warm-up; on stage `s` the
+/// weight half of a micro-batch follows the input half of the one `eagerness * s` later.
+pub(super) fn zero_bubble(schedule: &dyn Schedule, shape: &Shape, eagerness: u32) -> Timetable {
+    let (d, n) = (shape.depth as u32, shape.n_micro_batches);
+    phases::timetable(schedule, shape, Placement::line(shape.depth), |stage| {
+        let s = stage as u32;
+        Row::new([Lane::new(0, stage, 0..n)])
+            .repeat(eagerness * (d - 1 - s), &[F(0)])
+            .repeat(eagerness * s, &[F(0), I(0)])
+            .repeat(n, &[F(0), I(0), W])
+    })
 }

@@ -1,0 +1,71 @@
+//! How short any order can be.
+
+use std::collections::BinaryHeap;
+
+use super::graph::Graph;
+
+/// No order of the graph's cells has a smaller makespan: for each worker, its cells are released by
+/// their longest way from the start and followed by their longest way to the end, and are run by
+/// Jackson's preemptive rule, the longest way to the end first, which is optimal for one machine
+/// (Carlier, EJOR 1982).
+pub(crate) fn lower_bound(graph: &Graph) -> f64 {
+    let (heads, tails) = (graph.heads(), graph.reversed().heads());
+    let mut workers = vec![Vec::new(); graph.n_workers];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        workers[usize::from(node.worker)].push((heads[i], node.takes, tails[i]));
+    }
+    workers.into_iter().map(one_machine).fold(0.0, f64::max)
+}
+
+/// The least makespan of preemptible jobs of (release, time, tail) on one machine.
+fn one_machine(mut jobs: Vec<(f64, f64, f64)>) -> f64 {
+    jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (mut now, mut longest) = (0.0f64, 0.0f64);
+    let mut waiting: BinaryHeap<Job> = BinaryHeap::new();
+    let mut released = jobs.into_iter().peekable();
+    loop {
+        if waiting.is_empty() {
+            let Some((release, ..)) = released.peek() else { return longest };
+            now = now.max(*release);
+        }
+        while let Some((_, time, tail)) = released.next_if(|job| job.0 <= now) {
+            waiting.push(Job { tail, time });
+        }
+        let Some(job) = waiting.pop() else { continue };
+        let until = released.peek().map_or(f64::INFINITY, |next| next.0);
+        let run = job.time.min(until - now);
+        now += run;
+        if run < job.time {
+            waiting.push(Job { time: job.time - run, ..job });
+        } else {
+            longest = longest.max(now + job.tail);
+        }
+    }
+}
+
+/// Ordered by tail.
+#[derive(Clone, Copy)]
+struct Job {
+    tail: f64,
+    time: f64,
+}
+
+impl Ord for Job {
+    fn cmp(&self, other: &Job) -> std::cmp::Ordering {
+        self.tail.total_cmp(&other.tail)
+    }
+}
+
+impl PartialOrd for Job {
+    fn partial_cmp(&self, other: &Job) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Job {
+    fn eq(&self, other: &Job) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Job {}

@@ -1,0 +1,208 @@
+//! The cells of a timetable and what each waits for, whatever their order.
+
+use rustc_hash::FxHashMap;
+
+use crate::analyze::Costs;
+use crate::analyze::memory::Residuals;
+use crate::effects::{Rules, Token};
+use crate::ids::{PipeId, StageId, WorkerId};
+use crate::op::{Cell, Kind, Op};
+use crate::placement::Placement;
+use crate::timetable::Timetable;
+
+/// Every op of a step, in no useful order: micro-batches take turns between the pipes, and each row has
+/// its ops stage by stage.
+pub fn unordered(placement: Placement, n_micro_batches: u32, splits: bool) -> Timetable {
+    let kinds: &[Kind] = match splits {
+        true => &[Kind::Forward, Kind::BackwardInput, Kind::BackwardWeight],
+        false => &[Kind::Forward, Kind::Backward],
+    };
+    let mut rows = vec![Vec::new(); placement.n_workers()];
+    for (p, pipe) in placement.pipes().iter().enumerate() {
+        for (s, worker) in pipe.iter().enumerate() {
+            for kind in kinds {
+                for micro in (p as u32..n_micro_batches).step_by(placement.n_pipes()) {
+                    let op = Op::new(*kind, PipeId(p as u16), StageId(s as u16), micro);
+                    rows[worker.index()].push(Cell::One(op));
+                }
+            }
+        }
+    }
+    let schedule = String::new();
+    Timetable {
+        schedule,
+        placement,
+        n_micro_batches,
+        units_per_micro: 1,
+        rows,
+        selective: Vec::new(),
+    }
+}
+
+/// What one cell needs and takes.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) cell: Cell,
+    pub(crate) worker: u16,
+    /// The micro-batch of its first op.
+    pub(crate) micro: u32,
+    /// The pipe of its first op.
+    pub(crate) pipe: u16,
+    /// How long it takes.
+    pub(crate) takes: f64,
+    /// Residuals that it adds while it runs, in micro-batches, and those it frees at its end.
+    pub(crate) adds: f64,
+    pub(crate) frees: f64,
+}
+
+/// An edge: the other end, and how long after the end of the first the second may start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edge {
+    pub(crate) node: u32,
+    pub(crate) lag: f64,
+}
+
+/// All cells of a timetable as a graph.
+///
+/// Beside the tokens, the ops of one kind, pipe and stage keep the order in which the timetable has
+/// them: with equal micro-batches nothing is gained by overtaking.
+#[derive(Clone, Debug)]
+pub(crate) struct Graph {
+    pub(crate) n_workers: usize,
+    pub(crate) n_micro_batches: usize,
+    pub(crate) nodes: Vec<Node>,
+    preds: Lists,
+    succs: Lists,
+}
+
+/// Lists of edges, one per node, in one allocation.
+#[derive(Clone, Debug)]
+struct Lists {
+    starts: Vec<u32>,
+    edges: Vec<Edge>,
+}
+
+impl Lists {
+    fn of(n: usize, pairs: &[(u32, Edge)]) -> Lists {
+        let mut starts = vec![0; n + 1];
+        for (from, _) in pairs {
+            starts[*from as usize + 1] += 1;
+        }
+        for i in 0..n {
+            starts[i + 1] += starts[i];
+        }
+        let mut next = starts.clone();
+        let mut edges = vec![Edge { node: 0, lag: 0.0 }; pairs.len()];
+        for (from, edge) in pairs {
+            let place = &mut next[*from as usize];
+            edges[*place as usize] = *edge;
+            *place += 1;
+        }
+        Lists { starts, edges }
+    }
+
+    fn get(&self, node: usize) -> &[Edge] {
+        &self.edges[self.starts[node] as usize..self.starts[node + 1] as usize]
+    }
+}
+
+impl Graph {
+    /// The graph of a timetable whose cells take what `costs` says.
+    pub(crate) fn of(timetable: &Timetable, costs: &impl Costs) -> Graph {
+        let rules = Rules::of(timetable);
+        let residuals = Residuals::new(&timetable.placement, timetable.units_per_micro);
+        let mut nodes = Vec::with_capacity(timetable.n_ops());
+        let mut makers: FxHashMap<Token, u32> = FxHashMap::default();
+        let mut lanes: FxHashMap<(Kind, PipeId, StageId), u32> = FxHashMap::default();
+        let mut pairs = Vec::new();
+        for (w, row) in timetable.rows.iter().enumerate() {
+            for cell in row {
+                let id = nodes.len() as u32;
+                let worker = WorkerId(w as u16);
+                let takes = match cell {
+                    Cell::One(op) => costs.op(worker, op),
+                    Cell::Pair(a, b) => costs.pair(worker, a, b),
+                };
+                let (adds, frees) = residuals.change(worker, cell, &rules);
+                let Some(first) = cell.ops().next() else { continue };
+                for op in cell.ops() {
+                    if let Some(before) = lanes.insert((op.kind, op.pipe, op.stage), id) {
+                        pairs.push((before, id, 0.0));
+                    }
+                }
+                for token in rules.cell_effects(cell).makes {
+                    makers.insert(token, id);
+                }
+                nodes.push(Node {
+                    cell: *cell,
+                    worker: w as u16,
+                    micro: first.span.start / timetable.units_per_micro.max(1),
+                    pipe: first.pipe.0,
+                    takes,
+                    adds,
+                    frees,
+                });
+            }
+        }
+        for (id, node) in nodes.iter().enumerate() {
+            for token in rules.cell_effects(&node.cell).eats {
+                if let Some(&maker) = makers.get(&token) {
+                    let is_sent = nodes[maker as usize].worker != node.worker;
+                    pairs.push((
+                        maker,
+                        id as u32,
+                        if is_sent { costs.message(&token) } else { 0.0 },
+                    ));
+                }
+            }
+        }
+        let forth = |&(from, to, lag): &(u32, u32, f64)| (from, Edge { node: to, lag });
+        let back = |&(from, to, lag): &(u32, u32, f64)| (to, Edge { node: from, lag });
+        Graph {
+            n_workers: timetable.rows.len(),
+            n_micro_batches: timetable.n_micro_batches as usize,
+            preds: Lists::of(nodes.len(), &pairs.iter().map(back).collect::<Vec<_>>()),
+            succs: Lists::of(nodes.len(), &pairs.iter().map(forth).collect::<Vec<_>>()),
+            nodes,
+        }
+    }
+
+    /// What `node` waits for.
+    pub(crate) fn preds(&self, node: usize) -> &[Edge] {
+        self.preds.get(node)
+    }
+
+    /// What waits for `node`.
+    pub(crate) fn succs(&self, node: usize) -> &[Edge] {
+        self.succs.get(node)
+    }
+
+    /// The same graph with time running backwards.
+    pub(crate) fn reversed(&self) -> Graph {
+        let mut nodes = self.nodes.clone();
+        for node in &mut nodes {
+            std::mem::swap(&mut node.adds, &mut node.frees);
+            node.micro = self.n_micro_batches as u32 - 1 - node.micro;
+        }
+        Graph { nodes, preds: self.succs.clone(), succs: self.preds.clone(), ..*self }
+    }
+
+    /// For each node, the longest way from the start of the step to its start.
+    pub(crate) fn heads(&self) -> Vec<f64> {
+        let mut heads = vec![0.0f64; self.nodes.len()];
+        let mut n_open: Vec<u32> = (0..heads.len()).map(|i| self.preds(i).len() as u32).collect();
+        let mut ready: Vec<usize> = (0..heads.len()).filter(|&i| n_open[i] == 0).collect();
+        while let Some(i) = ready.pop() {
+            let end = heads[i] + self.nodes[i].takes;
+            for edge in self.succs(i) {
+                let next = edge.node as usize;
+                heads[next] = heads[next].max(end + edge.lag);
+                n_open[next] -= 1;
+                if n_open[next] == 0 {
+                    ready.push(next);
+                }
+            }
+        }
+        heads
+    }
+}

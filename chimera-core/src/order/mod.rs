@@ -1,0 +1,17 @@
+//! Orders of ops: what waits for what, which order a list of priorities gives, how short any order can
+//! be, and the search for a better one.
+//!
+//! All start from a [`Timetable`](crate::timetable::Timetable), of which they take the cells and forget
+//! the order.
+
+mod bound;
+mod graph;
+mod justify;
+mod list;
+mod search;
+
+pub(crate) use graph::Graph;
+pub use graph::unordered;
+pub(crate) use justify::{justified, releases};
+pub(crate) use list::{Keys, Limits, list};
+pub use search::{Found, Progress, Search, search};

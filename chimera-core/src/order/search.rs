@@ -1,0 +1,267 @@
+//! The search for a short order under a memory limit.
+//!
+//! Keys are drawn at random and [listed](list); the order that comes out is [justified] as long as it gets
+//! shorter. Most keys are those of the best order so far, shaken within a stretch of time (iterated
+//! greedy). It ends at the lower bound.
+
+use std::time::{Duration, Instant};
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rustc_hash::FxHashMap;
+
+use super::bound::lower_bound;
+use super::graph::Graph;
+use super::justify::{justified, releases};
+use super::list::{Keys, Limits, Order, list};
+use crate::analyze::{Costs, simulate};
+use crate::lower::{Lowering, Sync, lower};
+use crate::op::{Cell, Op};
+use crate::timetable::Timetable;
+
+/// What bounds a search.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Search {
+    /// The most micro-batches whose residuals a worker may hold.
+    pub max_peak: Option<f64>,
+    /// How many orders are tried. The same number and seed give the same result, unless time runs out.
+    pub n_orders: u64,
+    /// How long it may take.
+    pub time_limit: Duration,
+    /// Key of the random draws.
+    pub seed: u64,
+}
+
+impl Default for Search {
+    /// No memory limit, twenty thousand orders, ten seconds.
+    fn default() -> Search {
+        Search { max_peak: None, n_orders: 20_000, time_limit: Duration::from_secs(10), seed: 1 }
+    }
+}
+
+/// How far a search is.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Progress {
+    /// The shortest makespan so far, in the unit of the costs; infinite if nothing fits yet.
+    pub makespan: f64,
+    /// No order of the given ops has a smaller one.
+    pub lower_bound: f64,
+    /// Orders tried.
+    pub n_orders: u64,
+}
+
+/// The best that a search came upon.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Found {
+    /// The timetable, not yet proven; named `auto`, or as the start that nothing was better than.
+    pub timetable: Timetable,
+    /// Its makespan and what it took.
+    pub progress: Progress,
+}
+
+/// Searches for a shorter order of the ops of any one of `starts`, each with its costs, than those of
+/// `starts` themselves. Never returns anything worse than the best start under the memory limit;
+/// `None` if not even one order keeps to it. `observe` is told now and then, and of every gain.
+pub fn search<C: Costs>(
+    starts: &[(Timetable, C)],
+    how: &Search,
+    mut observe: impl FnMut(&Progress),
+) -> Option<Found> {
+    let began = Instant::now();
+    let mut problems: Vec<Problem> = Vec::new();
+    let mut best: Option<Timetable> = None;
+    let mut progress =
+        Progress { makespan: f64::INFINITY, lower_bound: f64::INFINITY, n_orders: 0 };
+    for (timetable, costs) in starts {
+        let ops = all_ops(timetable);
+        let problem = match problems.iter_mut().position(|p| p.ops == ops) {
+            Some(known) => &mut problems[known],
+            None => {
+                problems.push(Problem::new(timetable, ops, costs, how.max_peak));
+                let last = problems.len() - 1;
+                progress.lower_bound = progress.lower_bound.min(problems[last].lower_bound);
+                &mut problems[last]
+            }
+        };
+        let at_end = Lowering { sync: Sync::AtEnd, max_peak: how.max_peak, ..Lowering::default() };
+        let Ok(program) = lower(timetable, &at_end) else { continue };
+        let timeline = simulate(&program, costs);
+        problem.start_from(timetable, &timeline);
+        if timeline.makespan() < progress.makespan {
+            progress.makespan = timeline.makespan();
+            best = Some(timetable.clone());
+        }
+    }
+    let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
+    let mut told = began;
+    observe(&progress);
+    while progress.n_orders < how.n_orders && began.elapsed() < how.time_limit {
+        let mut is_done = true;
+        for problem in &mut problems {
+            if problem.lower_bound >= progress.makespan - TOLERANCE {
+                continue;
+            }
+            is_done = false;
+            progress.n_orders += problem.try_one(&mut rng);
+            let found = problem.best.as_ref().map_or(f64::INFINITY, |order| order.makespan);
+            let gained = found < progress.makespan - TOLERANCE;
+            if gained {
+                progress.makespan = found;
+                best = problem.timetable();
+            }
+            if gained || told.elapsed() > Duration::from_millis(100) {
+                told = Instant::now();
+                observe(&progress);
+            }
+        }
+        if is_done {
+            break;
+        }
+    }
+    best.map(|timetable| Found { timetable, progress })
+}
+
+const TOLERANCE: f64 = 1e-9;
+
+/// One set of ops, whatever their order.
+struct Problem {
+    timetable: Timetable,
+    ops: Vec<Op>,
+    graph: Graph,
+    reversed: Graph,
+    heads: Vec<f64>,
+    tails: Vec<f64>,
+    limits: Limits,
+    lower_bound: f64,
+    /// The mean time of a cell: the unit of all random times.
+    unit: f64,
+    best: Option<Order>,
+}
+
+impl Problem {
+    fn new(
+        timetable: &Timetable,
+        ops: Vec<Op>,
+        costs: &impl Costs,
+        max_peak: Option<f64>,
+    ) -> Problem {
+        let graph = Graph::of(timetable, costs);
+        let reversed = graph.reversed();
+        let total: f64 = graph.nodes.iter().map(|node| node.takes).sum();
+        Problem {
+            timetable: timetable.clone(),
+            ops,
+            heads: graph.heads(),
+            tails: reversed.heads(),
+            limits: Limits { worker: max_peak, pipe: None },
+            lower_bound: lower_bound(&graph),
+            unit: total / graph.nodes.len().max(1) as f64,
+            graph,
+            reversed,
+            best: None,
+        }
+    }
+
+    /// Takes over the order of a start, if it is shorter.
+    fn start_from(&mut self, timetable: &Timetable, timeline: &crate::analyze::Timeline) {
+        let makespan = timeline.makespan();
+        if self.best.as_ref().is_some_and(|best| best.makespan <= makespan) {
+            return;
+        }
+        let ids: FxHashMap<Cell, u32> =
+            (0..).zip(&self.graph.nodes).map(|(id, node)| (node.cell, id)).collect();
+        let id = |cell: &Cell| ids.get(cell).copied();
+        let rows = timetable.rows.iter().map(|row| row.iter().map(id).collect());
+        let Some(rows) = rows.collect::<Option<Vec<Vec<u32>>>>() else { return };
+        let mut starts = vec![0.0; self.graph.nodes.len()];
+        for event in &timeline.events {
+            if let crate::analyze::Work::Cell(cell) = event.work
+                && let Some(id) = ids.get(&cell)
+            {
+                starts[*id as usize] = event.start;
+            }
+        }
+        self.best = Some(Order { rows, starts, makespan });
+    }
+
+    /// Draws keys, lists and justifies them, and keeps the order if it is no longer than the best.
+    /// Returns how many orders that took.
+    fn try_one(&mut self, rng: &mut ChaCha8Rng) -> u64 {
+        let slack = SLACKS[rng.random_range(0..SLACKS.len())] * self.unit;
+        let (mut keys, limits) = match &self.best {
+            Some(best) if rng.random_bool(0.95) => {
+                (self.shaken(best, slack, rng), self.limits.clone())
+            }
+            _ => self.drawn(rng),
+        };
+        keys.patience = PATIENCES[rng.random_range(0..PATIENCES.len())] * self.unit;
+        let mut n_orders = 1;
+        let Some(mut order) = list(&self.graph, &keys, &limits) else {
+            return n_orders;
+        };
+        for _ in 0..4 {
+            n_orders += 2;
+            match justified([&self.graph, &self.reversed], &order, &limits, slack, keys.patience) {
+                Some(shorter) if shorter.makespan < order.makespan - TOLERANCE => order = shorter,
+                _ => break,
+            }
+        }
+        if self.best.as_ref().is_none_or(|best| order.makespan <= best.makespan + TOLERANCE) {
+            self.best = Some(order);
+        }
+        n_orders
+    }
+
+    /// The starts of the best order, some of them moved.
+    fn shaken(&self, best: &Order, slack: f64, rng: &mut ChaCha8Rng) -> Keys {
+        let shift = SHIFTS[rng.random_range(0..SHIFTS.len())] * self.unit;
+        let (mut from, mut to) = (0.0, best.makespan);
+        if rng.random_bool(0.5) {
+            (from, to) = (rng.random_range(from..=to), rng.random_range(from..=to));
+        }
+        let stretch = from.min(to)..=from.max(to);
+        let shake = |start: &f64| match stretch.contains(start) {
+            true => start + shift * rng.random_range(-1.0..=1.0),
+            false => *start,
+        };
+        let urgency: Vec<f64> = best.starts.iter().map(shake).collect();
+        let releases = releases(&self.graph, &urgency, slack);
+        Keys { urgency, releases, patience: 0.0 }
+    }
+
+    /// Fresh keys: early ops, or those with a long way to go, and either forwards or backwards first;
+    /// sometimes with a limit for each pipe, which keeps the pipes of a bidirectional placement apart.
+    fn drawn(&self, rng: &mut ChaCha8Rng) -> (Keys, Limits) {
+        let shift = SHIFTS[rng.random_range(0..SHIFTS.len())] * self.unit;
+        let (early, delay) =
+            (rng.random_range(0.0..=1.0), rng.random_range(-5.0..=20.0) * self.unit);
+        let key = |i: usize| {
+            let late = if self.graph.nodes[i].adds > 0.0 { delay } else { 0.0 };
+            let urgency = early * self.heads[i] - (1.0 - early) * self.tails[i];
+            urgency + late + shift * rng.random_range(-1.0..=1.0)
+        };
+        let urgency = (0..self.graph.nodes.len()).map(key).collect();
+        let pipe = self.limits.worker.filter(|_| rng.random_bool(0.5));
+        let pipe = pipe.map(|most| (most * rng.random_range(0.5..=1.0)).round().max(1.0));
+        (Keys { urgency, ..Keys::default() }, Limits { pipe, ..self.limits.clone() })
+    }
+
+    /// The best order as a timetable.
+    fn timetable(&self) -> Option<Timetable> {
+        let rows = self.best.as_ref()?.cells(&self.graph);
+        Some(Timetable { schedule: "auto".into(), rows, ..self.timetable.clone() })
+    }
+}
+
+/// How many mean ops a worker waits for a more urgent one.
+const PATIENCES: [f64; 5] = [0.0, 0.0, 0.5, 1.0, 2.0];
+/// How many mean ops earlier than before an op may begin that adds residuals.
+const SLACKS: [f64; 5] = [0.0, 1.0, 2.0, 4.0, f64::INFINITY];
+/// By how many mean ops keys are moved.
+const SHIFTS: [f64; 6] = [0.0, 0.5, 1.0, 2.0, 4.0, 8.0];
+
+fn all_ops(timetable: &Timetable) -> Vec<Op> {
+    let mut ops: Vec<Op> = timetable.rows.iter().flatten().flat_map(Cell::ops).collect();
+    ops.sort_unstable();
+    ops
+}

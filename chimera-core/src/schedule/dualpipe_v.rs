@@ -1,0 +1,44 @@
+//! DualPipeV: DualPipe folded in its middle, so that each stage is there once.
+
+use super::dualpipe::dual;
+use super::phases::{self, Lane};
+use super::{Schedule, Shape, Source, Unfit};
+use crate::placement::Placement;
+use crate::timetable::Timetable;
+
+pub(super) struct DualPipeV;
+
+impl Schedule for DualPipeV {
+    fn name(&self) -> &'static str {
+        "dualpipe-v"
+    }
+
+    fn about(&self) -> &'static str {
+        "DualPipe folded into a V: two chunks per worker in place of two copies of the weights"
+    }
+
+    fn source(&self) -> Source {
+        Source {
+            paper: "DeepSeek-AI, DualPipe, 2025, github.com/deepseek-ai/DualPipe",
+            place: "dualpipev.py",
+        }
+    }
+
+    /// What is DualPipe's other pipe there is the way back here: worker `i` of D has chunks `i` and
+    /// `2D-1-i`.
+    fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
+        shape.check(self)?;
+        shape.check_chunks(self, 2, "chunks")?;
+        let (d, n) = (shape.depth, shape.n_micro_batches);
+        let least = 2 * d as u32;
+        if n < least {
+            let reason = format!("{n} micro-batches are less than 2D = {least}");
+            return Err(Unfit::new(self, reason, format!("{least} micro-batches")));
+        }
+        let placement = Placement::wave(d, 2);
+        Ok(phases::timetable(self, shape, placement, |worker| {
+            let lanes = [worker, 2 * d - 1 - worker].map(|chunk| Lane::new(0, chunk, 0..n));
+            dual(lanes, n, d as u32, worker as u32)
+        }))
+    }
+}

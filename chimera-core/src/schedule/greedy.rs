@@ -1,0 +1,87 @@
+//! The tool for schedules that are a rule of preference: whenever a worker is free, it runs the most
+//! urgent of the ops that may run.
+
+use super::{Schedule, Shape, Unfit};
+use crate::analyze::UniformCosts;
+use crate::op::{Cell, Op};
+use crate::order::{Graph, Keys, Limits, justified, list, releases, unordered};
+use crate::placement::Placement;
+use crate::timetable::Timetable;
+
+/// A rule of preference on a placement.
+pub(super) struct Greedy {
+    pub(super) placement: Placement,
+    /// Whether backwards are split.
+    pub(super) splits: bool,
+    /// What the ops are taken to cost.
+    pub(super) costs: UniformCosts,
+    pub(super) limits: Limits,
+}
+
+impl Greedy {
+    /// The timetable in which the op of the least key is the most urgent one.
+    pub(super) fn timetable(
+        self,
+        schedule: &dyn Schedule,
+        shape: &Shape,
+        key: impl Fn(&Op) -> f64,
+    ) -> Result<Timetable, Unfit> {
+        self.order(schedule, shape, key, None)
+    }
+
+    /// The timetable in which every op has its slot, squeezed: scheduled anew from both ends. With a
+    /// finite slack no op adds residuals before its slot, nor, while it is squeezed, more than `slack`
+    /// sooner than before.
+    pub(super) fn squeezed(
+        self,
+        schedule: &dyn Schedule,
+        shape: &Shape,
+        slot: impl Fn(&Op) -> f64,
+        slack: f64,
+    ) -> Result<Timetable, Unfit> {
+        self.order(schedule, shape, slot, Some(slack))
+    }
+
+    fn order(
+        self,
+        schedule: &dyn Schedule,
+        shape: &Shape,
+        key: impl Fn(&Op) -> f64,
+        slack: Option<f64>,
+    ) -> Result<Timetable, Unfit> {
+        let n_forwards = self.placement.n_stages() as u64 * u64::from(shape.n_micro_batches);
+        if n_forwards > MAX_FORWARDS {
+            let reason = format!("{n_forwards} forwards are more than {MAX_FORWARDS}");
+            return Err(Unfit::new(schedule, reason, ""));
+        }
+        let mut timetable = unordered(self.placement, shape.n_micro_batches, self.splits);
+        let graph = Graph::of(&timetable, &self.costs);
+        let key = |cell: &Cell| cell.ops().map(|op| key(&op)).fold(f64::INFINITY, f64::min);
+        let urgency: Vec<f64> = graph.nodes.iter().map(|node| key(&node.cell)).collect();
+        let releases = match slack {
+            Some(slack) if slack.is_finite() => releases(&graph, &urgency, 0.0),
+            _ => Vec::new(),
+        };
+        let keys = Keys { urgency, releases, patience: 0.0 };
+        let mut order = list(&graph, &keys, &self.limits).ok_or_else(|| {
+            Unfit::new(schedule, "its limits leave no room for one micro-batch", "")
+        })?;
+        if let Some(slack) = slack {
+            let graphs = [&graph, &graph.reversed()];
+            for _ in 0..N_SQUEEZES {
+                match justified(graphs, &order, &self.limits, slack, 0.0) {
+                    Some(shorter) if shorter.makespan < order.makespan => order = shorter,
+                    _ => break,
+                }
+            }
+        }
+        timetable.rows = order.cells(&graph);
+        timetable.schedule = schedule.name().to_string();
+        Ok(timetable)
+    }
+}
+
+/// A graph takes some hundreds of bytes per op.
+const MAX_FORWARDS: u64 = 1 << 21;
+/// More than any shape up to D = 16, N = 40 can use.
+const N_SQUEEZES: usize = 4;

@@ -1,0 +1,43 @@
+//! Hanayo: one pipe that goes back and forth over the workers in waves.
+
+use super::greedy::Greedy;
+use super::{Schedule, Shape, Source, Unfit};
+use crate::analyze::UniformCosts;
+use crate::op::{Kind, Op};
+use crate::order::Limits;
+use crate::placement::Placement;
+use crate::timetable::Timetable;
+
+pub(super) struct Hanayo;
+
+impl Schedule for Hanayo {
+    fn name(&self) -> &'static str {
+        "hanayo"
+    }
+
+    fn about(&self) -> &'static str {
+        "2W chunks per worker in W waves; Chimera's bubbles with one copy of the weights"
+    }
+
+    fn source(&self) -> Source {
+        Source { paper: "Liu et al., Hanayo, SC 2023, arXiv 2308.15762", place: "figure 6" }
+    }
+
+    /// Backwards first, the oldest micro-batch's before others; of forwards the deepest chunk's.
+    fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
+        shape.check(self)?;
+        let n_chunks = shape.check_chunks(self, 2 * shape.n_waves, "waves")?;
+        let n_stages = (shape.depth * n_chunks) as f64;
+        let key = |op: &Op| match op.kind {
+            Kind::Forward => f64::from(shape.n_micro_batches) + n_stages - f64::from(op.stage.0),
+            _ => f64::from(op.span.start),
+        };
+        let greedy = Greedy {
+            placement: Placement::wave(shape.depth, n_chunks),
+            splits: false,
+            costs: UniformCosts::new(1.0, 2.0, 0.0),
+            limits: Limits::default(),
+        };
+        greedy.timetable(self, shape, key)
+    }
+}

@@ -1,0 +1,34 @@
+//! V-Min: a V with split backwards that holds a third of what 1F1B holds.
+
+use super::building_block::{self, Offsets, PERIOD};
+use super::{Schedule, Shape, Source, Unfit};
+use crate::timetable::Timetable;
+
+pub(super) struct VMin;
+
+impl Schedule for VMin {
+    fn name(&self) -> &'static str {
+        "v-min"
+    }
+
+    fn about(&self) -> &'static str {
+        "a V of two chunks per worker, backwards split; a third of 1F1B's residuals"
+    }
+
+    fn source(&self) -> Source {
+        Source {
+            paper: "Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv 2405.15362",
+            place: "figure 3, section 3",
+        }
+    }
+
+    /// Blocks whose slots never meet modulo six.
+    fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
+        let d = shape.depth as u64;
+        let shift = if d.is_multiple_of(3) { 2 } else { 0 };
+        building_block::timetable(self, shape, (shape.depth + 4) / 3, PERIOD as f64, |i| Offsets {
+            forwards: [i, 2 * d - i - 1],
+            inputs: [4 * d + shift - i - 1, 2 * d + shift + i],
+        })
+    }
+}
