@@ -1,8 +1,12 @@
 //! The command line: what users see of schedules, simulations and settings, and what they are told
 //! when they ask for what cannot be.
 
+#[path = "cli/compare.rs"]
+mod compare;
 #[path = "cli/config.rs"]
 mod config;
+#[path = "cli/costs.rs"]
+mod costs;
 #[path = "cli/hostile.rs"]
 mod hostile;
 #[path = "cli/passes.rs"]

@@ -204,6 +204,22 @@ fn pairs_are_split_on_either_side() {
     }
 }
 
+/// A pair that overlaps is worth more than the idle time that its weight half could fill.
+#[test]
+fn pairs_that_save_time_stay_whole() {
+    let t = timetable("dualpipe", &Shape::new(4, 8));
+    let pairs = |t: &Timetable| -> Vec<Cell> {
+        let cells = t.rows.iter().flatten().copied();
+        cells.filter(|cell| matches!(cell, Cell::Pair(..))).collect()
+    };
+    let costs = UniformCosts { pair: Some(2.5), ..PLAIN.of(&t) };
+    let plain = Lowering::default();
+    let halves = split_backward(&t, &plain, &costs).expect("sound");
+    assert_eq!(pairs(&halves), pairs(&t));
+    let span = |t| simulate(&lower(t, &plain).expect("proven"), &costs).makespan();
+    assert!(span(&halves) <= span(&t));
+}
+
 /// As if backwards took B + R.
 #[test]
 fn recomputing_on_demand_makes_backwards_longer() {

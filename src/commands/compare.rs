@@ -38,8 +38,8 @@ pub(super) const HEADS: [&str; 6] =
     ["makespan", "speed-up", "bubble ratio", "peak", "copies", "messages"];
 
 /// What the words at the heads mean.
-const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose residuals a worker holds; copies are \
-                     those of the weights. All schedules cut the same model.";
+const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose residuals a worker \
+                     holds; copies are those of the weights. All schedules cut the same model.";
 
 /// Schedules that ran, the fastest first, and those that could not.
 pub(super) struct Comparison {
@@ -92,10 +92,11 @@ impl Comparison {
             }
         }
         let one_in_turn = Entry::parse("1f1b --in-turn 1", shape)?;
-        let baseline =
-            one_in_turn.run(&costs.without_cap()).ok().map(|run| run.timeline.makespan());
-        let key = |run: &Run| (run.timeline.makespan(), run.peak());
-        runs.sort_by(|a, b| key(a).partial_cmp(&key(b)).unwrap_or(std::cmp::Ordering::Equal));
+        let baseline = one_in_turn.run(&costs.without_cap()).ok().map(|run| run.makespan());
+        runs.sort_by(|a, b| {
+            let by = |of: fn(&Run) -> f64| of(a).total_cmp(&of(b));
+            by(Run::makespan).then(by(Run::peak))
+        });
         Ok(Comparison { runs, refused, baseline })
     }
 
@@ -125,7 +126,7 @@ impl Comparison {
     fn json(&self, shape: ShapeArgs) -> serde_json::Value {
         let run = |run: &Run| {
             json!({
-                "name": run.label, "makespan": run.timeline.makespan(),
+                "name": run.label, "makespan": run.makespan(),
                 "speed_up": self.baseline.and_then(|makespan| run.speed_up(makespan)),
                 "bubble_ratio": run.timeline.bubble_ratio(), "peak_micro_batches": run.peak(),
                 "weight_copies": run.weight_copies(), "messages": run.program.n_messages(),
@@ -160,7 +161,7 @@ pub(super) fn figures(run: &Run, baseline: Option<f64>) -> [String; HEADS.len()]
     let short = |x: f64| ((x * 1e3).round() / 1e3).to_string();
     let speed_up = baseline.and_then(|baseline| run.speed_up(baseline));
     [
-        short(run.timeline.makespan()),
+        short(run.makespan()),
         speed_up.map_or("-".to_string(), |ratio| format!("{ratio:.3}")),
         format!("{:.3}", run.timeline.bubble_ratio()),
         short(run.peak()),

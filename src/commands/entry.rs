@@ -101,6 +101,10 @@ pub(super) struct Run {
 }
 
 impl Run {
+    pub(super) fn makespan(&self) -> f64 {
+        self.timeline.makespan()
+    }
+
     /// The most micro-batches whose residuals a worker holds.
     pub(super) fn peak(&self) -> f64 {
         self.program.peaks().iter().copied().fold(0.0, f64::max)
@@ -121,7 +125,7 @@ impl Run {
 
     /// How much faster it is than one that takes `makespan`; `None` if it takes no time at all.
     pub(super) fn speed_up(&self, makespan: f64) -> Option<f64> {
-        Some(makespan / self.timeline.makespan()).filter(|ratio| ratio.is_finite())
+        Some(makespan / self.makespan()).filter(|ratio| ratio.is_finite())
     }
 }
 
@@ -144,7 +148,25 @@ mod tests {
         let entry = Entry::parse("chimera --pipes 2 --depth 4", all).expect("an entry");
         assert!(entry.words.shape == shape("--pipes 2 --depth 4"));
         assert!(Entry::parse("chimera --pipe 2", all).is_err());
-        assert!(Entry::parse("", all).is_err());
+    }
+
+    #[test]
+    fn a_flag_that_is_not_given_stays_as_it_is() {
+        #[derive(Parser)]
+        #[command(no_binary_name = true)]
+        struct Flags {
+            #[arg(long)]
+            on: bool,
+        }
+        for (was, words, is) in
+            [(true, "", true), (false, "", false), (false, "--on", true), (true, "--on", true)]
+        {
+            let command = Flags::command_for_update().mut_args(without_default);
+            let mut given = command.try_get_matches_from(words.split_whitespace()).expect("flags");
+            let mut flags = Flags { on: was };
+            flags.update_from_arg_matches_mut(&mut given).expect("flags");
+            assert_eq!(flags.on, is, "{was} {words}");
+        }
     }
 
     #[test]

@@ -136,8 +136,7 @@ fn page(comparison: &Comparison, elsewhere: &[Run]) -> Result<String> {
 
 fn caption(run: &Run) -> String {
     let (d, n) = shape(run);
-    let own = run.label.split(" --depth").next().unwrap_or(&run.label);
-    format!("{own}, D = {d}, N = {n}, B = 2 F")
+    format!("{}, D = {d}, N = {n}, B = 2 F", run.label)
 }
 
 fn shape(run: &Run) -> (usize, u32) {

@@ -234,10 +234,12 @@ fn a_gallery_has_a_drawing_of_every_schedule() {
     let folder = folder();
     ok(&format!("schedule gallery --out {}", folder.path().join("g").display()));
     let page = std::fs::read_to_string(folder.path().join("g/README.md")).expect("a page");
-    for name in
-        ["gpipe", "dapple", "chimera", "interleaved", "zb-h2", "dualpipe", "chimera-halving"]
-    {
-        assert!(page.contains(&format!("]({name}.svg)")), "{page}");
+    let mut names: Vec<String> = (json("schedule list --json").as_array().expect("a list").iter())
+        .map(|s| s["name"].as_str().expect("a name").to_string())
+        .collect();
+    names.extend(["comparison", "chimera-pipes-4", "chimera-scaling-halving"].map(String::from));
+    for name in names {
+        assert!(page.contains(&format!("({name}.svg)")), "{name}: {page}");
         let svg = std::fs::read_to_string(folder.path().join(format!("g/{name}.svg")));
         assert!(svg.is_ok_and(|svg| svg.starts_with("<svg")), "{name}");
     }

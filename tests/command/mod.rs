@@ -22,7 +22,7 @@ pub(crate) struct Running {
     pub(crate) output: TempDir,
 }
 
-/// Runs `chimera` with the words of `line`.
+/// Runs `chimera` with the words of `line`; double quotes hold words together.
 pub(crate) fn chimera(line: &str) -> Ran {
     start(line).wait()
 }
@@ -32,13 +32,21 @@ pub(crate) fn start(line: &str) -> Running {
     let output = folder();
     let file = |name| File::create(output.path().join(name)).expect("a file");
     let child = Command::new(env!("CARGO_BIN_EXE_chimera"))
-        .args(line.split_whitespace())
+        .args(words(line))
         .current_dir(output.path())
         .stdout(file("stdout"))
         .stderr(file("stderr"))
         .spawn()
         .expect("starts");
     Running { child, line: line.to_string(), output }
+}
+
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    let parts = line.split('"').enumerate();
+    parts.flat_map(|(nth, part)| match nth % 2 {
+        0 => part.split_whitespace().collect(),
+        _ => vec![part],
+    })
 }
 
 impl Running {

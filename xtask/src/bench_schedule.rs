@@ -1,38 +1,51 @@
-//! Time to generate, prove and simulate Chimera, by number of ops.
+//! Time to generate, prove and simulate: every schedule at one shape, and Chimera by number of ops.
 
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use chimera_core::analyze::{UniformCosts, simulate};
 use chimera_core::lower::{Lowering, lower};
-use chimera_core::schedule::{Shape, find};
+use chimera_core::schedule::{SCHEDULES, Schedule, Shape, find};
 
+/// Workers and micro-batches of every schedule.
+const ALL: (usize, u32) = (16, 64);
 /// Workers and micro-batches of each row: from the largest published pipelines to ten million ops.
 const SHAPES: [(usize, u32); 6] =
     [(8, 64), (32, 512), (64, 1024), (64, 8192), (64, 32_768), (64, 78_125)];
 
 /// Measures and prints.
 pub(crate) fn run() -> Result<()> {
-    println!("| D | N | ops | generate s | prove s | simulate s | µs per op | peak memory MiB |");
-    println!("|---|---|---|---|---|---|---|---|");
-    for (depth, n_micro_batches) in SHAPES {
-        let start = Instant::now();
-        let timetable = find("chimera")?.timetable(&Shape::new(depth, n_micro_batches))?;
-        let generated = start.elapsed().as_secs_f64();
-        let program = lower(&timetable, &Lowering::default())?;
-        let proven = start.elapsed().as_secs_f64();
-        let timeline = simulate(&program, &UniformCosts::new(1.0, 2.0, 0.0));
-        let simulated = start.elapsed().as_secs_f64();
-        let n_ops = timetable.n_ops();
-        assert_eq!(timeline.events.len(), n_ops);
-        println!(
-            "| {depth} | {n_micro_batches} | {n_ops} | {generated:.4} | {:.4} | {:.4} | {:.3} | {:.0} |",
-            proven - generated,
-            simulated - proven,
-            simulated / n_ops as f64 * 1e6,
-            peak_mib(),
-        );
+    println!(
+        "| schedule | D | N | ops | generate s | prove s | simulate s | µs per op | peak memory MiB |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for schedule in SCHEDULES {
+        measure(*schedule, ALL)?;
     }
+    let chimera = find("chimera")?;
+    SHAPES.into_iter().try_for_each(|shape| measure(chimera, shape))
+}
+
+/// Prints a row of the table.
+fn measure(schedule: &dyn Schedule, (depth, n): (usize, u32)) -> Result<()> {
+    let start = Instant::now();
+    let timetable = schedule.timetable(&Shape::new(depth, n))?;
+    let generated = start.elapsed().as_secs_f64();
+    let program = lower(&timetable, &Lowering::default()).context(schedule.name())?;
+    let proven = start.elapsed().as_secs_f64();
+    let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(program.units_per_micro());
+    let timeline = simulate(&program, &costs);
+    let simulated = start.elapsed().as_secs_f64();
+    let n_ops = timetable.n_ops();
+    assert_eq!(timeline.events.len(), timetable.rows.iter().map(Vec::len).sum::<usize>());
+    println!(
+        "| {} | {depth} | {n} | {n_ops} | {generated:.4} | {:.4} | {:.4} | {:.3} | {:.0} |",
+        schedule.name(),
+        proven - generated,
+        simulated - proven,
+        simulated / n_ops as f64 * 1e6,
+        peak_mib(),
+    );
     Ok(())
 }
 

@@ -17,7 +17,8 @@ use crate::timetable::Timetable;
 /// `costs`; those that find none go to the end of the row. At these costs the makespan is never longer
 /// than before. Residuals are held until the weight half is done, so more may be held than before, but no
 /// more than makes it shorter; under [`Lowering::max_peak`] weight halves run as early as that asks for.
-/// Backwards that are split already stay where they are.
+/// Backwards that are split already stay where they are, and pairs that take less time than their ops
+/// would alone stay whole.
 ///
 /// # Errors
 /// If the timetable is not sound.
@@ -26,8 +27,10 @@ pub fn split_backward(
     how: &Lowering,
     costs: &impl Costs,
 ) -> Result<Timetable, Refusal> {
-    let rows: Vec<Vec<Split>> =
-        timetable.rows.iter().map(|row| row.iter().map(Split::of).collect()).collect();
+    let workers = (0..).map(WorkerId).zip(&timetable.rows);
+    let rows: Vec<Vec<Split>> = workers
+        .map(|(w, row)| row.iter().map(|cell| Split::of(w, cell, costs)).collect())
+        .collect();
     let rehearsed = |rows| {
         let all = Timetable { rows, ..timetable.clone() };
         rehearse(&all, how, costs).map(|rehearsal| (all, rehearsal))
@@ -67,7 +70,11 @@ struct Split {
 }
 
 impl Split {
-    fn of(cell: &Cell) -> Split {
+    fn of(worker: WorkerId, cell: &Cell, costs: &impl Costs) -> Split {
+        let apart: f64 = cell.ops().map(|op| costs.op(worker, &op)).sum();
+        if cost(costs, worker, cell) < apart * (1.0 - 1e-9) {
+            return Split { cell: *cell, leaves: Vec::new() };
+        }
         let mut leaves = Vec::new();
         let mut input_half = |op: Op| match op.kind {
             Kind::Backward => {

@@ -164,7 +164,7 @@ impl Sheet {
     /// A block; where there is room, with a label and a tip that shows when pointed at.
     fn block(&mut self, area: Area, paint: Paint, event: &Event, label: &str) {
         self.used.insert(paint);
-        if area.width < 5.0 {
+        if area.width < 5.0 || area.height < 3.0 {
             return rect(&mut self.blocks, area, &format!("{paint} thin"));
         }
         let area = Area { width: area.width - 1.0, ..area };

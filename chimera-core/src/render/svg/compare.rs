@@ -10,10 +10,12 @@ const WIDTH: f64 = 1200.0;
 const NAME: f64 = 14.0;
 const FIGURE: f64 = 12.0;
 /// Room for a makespan to the right of the longest timeline.
-const END: f64 = 48.0;
+const END: f64 = 56.0;
 /// What the rows of one timeline take together, at the least number of workers and beyond.
 const ROWS: f64 = 48.0;
 const GAP: f64 = 20.0;
+/// The most characters of a name.
+const LONGEST: usize = 30;
 
 /// One timeline and what is said about it.
 pub struct Compared<'a> {
@@ -93,14 +95,21 @@ impl Columns {
             end += n_chars as f64 * FIGURE * CHAR + 16.0;
             rights.push(end);
         }
-        // Names of files may be long; half of the sheet is for time.
-        Columns { rights, end: end.min(WIDTH / 2.0) }
+        Columns { rights, end }
     }
 }
 
-/// A name and the options after it.
-fn parts(name: &str) -> (&str, &str) {
-    name.split_once(' ').unwrap_or((name, ""))
+/// A name and the options after it, both as far as there is room: of a path, its end.
+fn parts(name: &str) -> (String, String) {
+    let (name, options) = name.split_once(' ').unwrap_or((name, ""));
+    (last(name), last(options))
+}
+
+fn last(text: &str) -> String {
+    match text.chars().count().checked_sub(LONGEST) {
+        None | Some(0) => text.to_string(),
+        Some(n_more) => std::iter::once('…').chain(text.chars().skip(n_more + 1)).collect(),
+    }
 }
 
 impl Sheet {
@@ -116,8 +125,8 @@ impl Sheet {
         let (name, options) = parts(entry.name);
         let middle = (top + self.y) / 2.0 + 4.0;
         let first = if options.is_empty() { middle } else { middle - 8.0 };
-        text(&mut self.blocks, (MARGIN, first), "name ink", name);
-        text(&mut self.blocks, (MARGIN, first + 16.0), "soft", options);
+        text(&mut self.blocks, (MARGIN, first), "name ink", &name);
+        text(&mut self.blocks, (MARGIN, first + 16.0), "soft", &options);
         for (right, figure) in columns.rights.iter().zip(&entry.figures) {
             text(&mut self.blocks, (*right, middle), "ink end", figure);
         }
@@ -169,6 +178,22 @@ mod tests {
             .collect();
         let left = Columns::of(&["span"], &entries).end + 28.0;
         assert!((ends[0] - left) / (ends[1] - left) - 16.0 / 21.0 < 1e-3, "{ends:?}");
+    }
+
+    #[test]
+    fn of_a_long_name_the_end_is_drawn() {
+        let path = format!("/{}/mine.json", "folder".repeat(9));
+        let (name, options) = parts(&path);
+        assert!(name.chars().count() == LONGEST && name.starts_with('…'), "{name}");
+        assert!(name.ends_with("r/mine.json") && options.is_empty());
+        assert_eq!(parts("hanayo --waves 4"), ("hanayo".into(), "--waves 4".into()));
+    }
+
+    #[test]
+    fn what_takes_much_longer_than_most_is_cut_off() {
+        assert_eq!(longest(vec![30.0, 75.0, 24.0, 33.0]), 33.0);
+        assert_eq!(longest(vec![30.0, 24.0, 59.0]), 59.0);
+        assert_eq!(longest(vec![]), 0.0);
     }
 
     #[test]

@@ -1,0 +1,181 @@
+//! `chimera schedule compare`.
+
+use std::fs::write;
+
+use serde_json::Value;
+
+use crate::command::{Ran, chimera, folder};
+
+fn compare(options: &str) -> Ran {
+    let ran = chimera(&format!("schedule compare {options}"));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{options}");
+    ran
+}
+
+fn json(options: &str) -> Value {
+    serde_json::from_str(&compare(&format!("{options} --json")).stdout).expect("JSON")
+}
+
+fn entry<'a>(comparison: &'a Value, name: &str) -> &'a Value {
+    let mut entries = comparison["schedules"].as_array().expect("a list").iter();
+    entries.find(|s| s["name"] == name).unwrap_or_else(|| panic!("no {name} in {comparison:#}"))
+}
+
+/// Names and reasons of what is left out.
+fn left_out(comparison: &Value) -> Vec<(&str, &str)> {
+    let list = comparison["left_out"].as_array().expect("a list").iter();
+    list.filter_map(|l| Some((l["name"].as_str()?, l["reason"].as_str()?))).collect()
+}
+
+#[test]
+fn every_schedule_is_compared_or_left_out_with_a_reason() {
+    let listed = chimera("schedule list --json").stdout;
+    let listed: Value = serde_json::from_str(&listed).expect("JSON");
+    for shape in ["--micro-batches 8", "--depth 3 --micro-batches 7"] {
+        let comparison = json(shape);
+        let run = comparison["schedules"].as_array().expect("a list").iter();
+        let mut names: Vec<&str> = run.filter_map(|s| s["name"].as_str()).collect();
+        for (name, reason) in left_out(&comparison) {
+            assert!(!reason.is_empty(), "{name}");
+            names.push(name);
+        }
+        let wanted = listed.as_array().expect("a list").iter().filter_map(|s| s["name"].as_str());
+        for name in wanted.chain(["chimera --pipes 4", "chimera --scaling doubling"]) {
+            assert_eq!(names.iter().filter(|n| **n == name).count(), 1, "{name}: {names:?}");
+        }
+    }
+    let odd = json("--depth 3 --micro-batches 7");
+    assert!(
+        left_out(&odd)
+            .iter()
+            .any(|(name, reason)| *name == "chimera" && reason.ends_with("nearest: depth 2 or 4"))
+    );
+}
+
+#[test]
+fn figures_are_those_of_the_papers() {
+    let all = json("--micro-batches 8");
+    assert_eq!((&all["depth"], &all["micro_batches"]), (&4.into(), &8.into()));
+    for (name, makespan, peak, copies, messages) in [
+        ("gpipe", 33.0, 8.0, 1, 48),
+        ("dapple", 33.0, 4.0, 1, 48),
+        ("gems", 75.0, 1.0, 2, 48),
+        ("zb-h1", 27.0, 4.0, 1, 48),
+        ("chimera", 30.0, 4.0, 2, 48),
+        ("chimera --pipes 4", 24.0, 4.0, 4, 48),
+        ("chimera --scaling doubling", 27.0, 8.0, 2, 48),
+        ("chimera --scaling halving", 26.0, 4.0, 2, 72),
+        // Two chunks of half a stage each: 3N + 3(D-1)/2.
+        ("interleaved", 28.5, 5.5, 1, 112),
+    ] {
+        let figures = entry(&all, name);
+        let keys = ["makespan", "peak_micro_batches", "speed_up", "bubble_ratio"];
+        let [took, held, speed_up, bubble] = keys.map(|key| figures[key].as_f64().expect(key));
+        assert_eq!((took, held), (makespan, peak), "{name}");
+        assert_eq!(figures["weight_copies"], copies, "{name}");
+        assert_eq!(figures["messages"], messages, "{name}");
+        assert!((speed_up - 33.0 / makespan).abs() < 1e-12, "{name}");
+        assert!((bubble - (1.0 - 24.0 / makespan)).abs() < 1e-12, "{name}");
+    }
+    let makespans: Vec<f64> = (all["schedules"].as_array().expect("a list").iter())
+        .filter_map(|s| s["makespan"].as_f64())
+        .collect();
+    assert!(makespans.len() > 8 && makespans.is_sorted(), "{makespans:?}");
+}
+
+#[test]
+fn a_table_is_printed_for_people() {
+    let table = compare("--micro-batches 8 chimera dapple \"chimera --scaling halving\"").stdout;
+    let rows: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["makespan", "speed-up", "bubble", "ratio", "peak", "copies", "messages"]);
+    assert_eq!(
+        rows[1],
+        ["chimera", "--scaling", "halving", "26", "1.269", "0.077", "4", "2", "72"]
+    );
+    assert_eq!(rows[2][..3], ["chimera", "30", "1.100"]);
+    assert_eq!(rows[3], ["dapple", "33", "1.000", "0.273", "4", "1", "48"]);
+    assert_eq!(rows.len(), 4);
+    let widths: Vec<usize> = table.lines().map(|line| line.chars().count()).collect();
+    assert!(widths.iter().all(|width| *width == widths[0]), "{table}");
+}
+
+#[test]
+fn all_cut_the_same_model() {
+    // One D-th is slow, in one stage of 1F1B and in two chunks of the interleaved schedule.
+    let costs = "--forward 1,1,1,3 --backward 2,2,2,6 --micro-batches 8";
+    let both = json(&format!("{costs} dapple interleaved"));
+    let [line, chunks] = ["dapple", "interleaved"]
+        .map(|name| entry(&both, name)["makespan"].as_f64().expect("a number"));
+    assert_eq!(line, 8.0 * 9.0 + 3.0 * 3.0);
+    // Its chunks 6 and 7 lie on two workers, so no worker has all the 8 * 9 that are slow.
+    assert!(chunks < 72.0, "{chunks}");
+    // Messages are not cut: both ways over the three boundaries of four chunks, and little beside.
+    let dear = json("interleaved --depth 2 --message 100");
+    let took = entry(&dear, "interleaved")["makespan"].as_f64().expect("a number");
+    assert!((600.0..610.0).contains(&took), "{took}");
+}
+
+#[test]
+fn what_does_not_fit_into_memory_is_left_out() {
+    let capped = json("--micro-batches 8 --memory-cap 4");
+    let reasons = left_out(&capped);
+    let names: Vec<&str> = reasons.iter().map(|(name, _)| *name).collect();
+    for name in ["gpipe", "interleaved", "chimera --scaling doubling"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    let (_, gpipe) = reasons.iter().find(|(name, _)| *name == "gpipe").expect("left out");
+    assert!(gpipe.starts_with("worker 0, cell 4: it holds the residuals of 5 micro-batches"));
+    assert_eq!(entry(&capped, "dapple")["speed_up"], 1.0);
+    // Speed-up is over 1F1B even where 1F1B itself would not fit.
+    let tight = json("--micro-batches 8 --memory-cap 1");
+    assert_eq!(entry(&tight, "gems")["speed_up"], 33.0 / 75.0);
+    let table = compare("--micro-batches 8 --memory-cap 4").stdout;
+    assert!(table.contains("\nleft out:\ngpipe: worker 0, cell 4"), "{table}");
+}
+
+#[test]
+fn a_name_carries_options_of_its_own_and_may_be_a_file() {
+    let folder = folder();
+    let [mine, other] = ["mine.json", "other.json"].map(|name| folder.path().join(name));
+    for (path, n) in [(&mine, 6), (&other, 5)] {
+        let shown = chimera(&format!("schedule show gems --micro-batches {n} --json")).stdout;
+        write(path, shown).expect("a file");
+    }
+    let (mine, other) = (mine.display().to_string(), other.display().to_string());
+    let names = format!("{mine} {other} chimera \"chimera --pipes 2\"");
+    let comparison = json(&format!("--micro-batches 6 --pipes 4 {names}"));
+    assert_eq!(entry(&comparison, &mine)["makespan"], 12.0 + 5.0 * 9.0);
+    assert_eq!(left_out(&comparison), [(&other[..], "it is made for D = 4, N = 5")]);
+    assert_eq!(entry(&comparison, "chimera")["weight_copies"], 4);
+    assert_eq!(entry(&comparison, "chimera --pipes 2")["weight_copies"], 2);
+}
+
+#[test]
+fn a_comparison_is_drawn() {
+    let svg = compare("--micro-batches 8 --memory-cap 4 --format svg").stdout;
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    for text in
+        [">zb-h1<", ">--scaling halving<", "left out: gpipe: worker 0, cell 4", "D = 4, N = 8"]
+    {
+        assert!(svg.contains(text), "{text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused() {
+    for (options, hint) in [
+        ("nothing", "unknown schedule `nothing`"),
+        ("\"chimera --pipe 4\"", "`chimera --pipe 4`: unexpected argument '--pipe'"),
+        ("\"chimera --scaling tripling\"", "tripling"),
+        ("\"\"", "unknown schedule ``"),
+        ("--depth 3 chimera", "nothing to compare:\nchimera: depth 3 is odd"),
+        ("--micro-batches 0", "nothing to compare:\ngpipe: a step needs at least one micro-batch"),
+        ("--forward 1,2", "--forward has 2 numbers, but the model is compared in 4 parts"),
+        ("missing.json", "missing.json: No such file"),
+    ] {
+        let ran = chimera(&format!("schedule compare {options}"));
+        let code = if options == "missing.json" { 3 } else { 2 };
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), ""), "{options}: {}", ran.stderr);
+        assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
+    }
+}
