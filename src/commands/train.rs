@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::Result;
+use chimera::auto::report;
 use chimera::candle::Candle;
 use chimera::core::analyze::Timeline;
 use chimera::core::engine::StepReport;
@@ -73,6 +74,9 @@ impl Train {
 
     fn train(&self, run: &Run, folder: &mut Folder, stop: &AtomicBool, say: &Say) -> Result<()> {
         say.line(&headline(run));
+        if let Some(progress) = run.search() {
+            say.line(&report(progress));
+        }
         if let Some(hint) = shared_cores(run) {
             say.line(&hint);
         }

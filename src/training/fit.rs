@@ -1,6 +1,8 @@
 //! Refusing a run that cannot fit into memory before it starts to fill it.
 
 use anyhow::{Result, ensure};
+use chimera_core::analyze::peak_bytes;
+use chimera_core::effects::TokenKind;
 use chimera_core::ids::WorkerId;
 use chimera_core::lower::Program;
 use chimera_core::model::{Cut, Gpt2Config};
@@ -11,7 +13,7 @@ use crate::settings::Config;
 struct Need {
     /// Weights, gradients and two moments, four bytes an element each.
     state: f64,
-    /// Residuals of the micro-batches that workers hold at once.
+    /// What workers keep for backwards at once: residuals, inputs to recompute from, deferred weight work.
     residuals: f64,
 }
 
@@ -39,16 +41,27 @@ pub(super) fn check(
 }
 
 fn need(config: &Config, model: &Gpt2Config, cuts: &[Cut], program: &Program) -> Need {
-    let tokens = (config.micro_batch_size as f64) * config.context as f64;
-    let (mut state, mut residuals) = (0.0, 0.0);
-    for (w, peak) in program.peaks().iter().enumerate() {
-        let stages = program.placement().stages_of(WorkerId(w as u16));
-        let cuts: Vec<&Cut> = stages.iter().map(|s| &cuts[s.index()]).collect();
-        let params = cuts.iter().flat_map(|cut| model.params(cut));
-        state += params.map(|p| p.n_elements() as f64 * 16.0).sum::<f64>();
-        let largest = cuts.iter().map(|cut| model.residual_elements(cut)).max();
-        residuals += peak * tokens * 4.0 * largest.unwrap_or(0) as f64;
-    }
+    let units = program.units_per_micro() as usize;
+    let tokens = (config.micro_batch_size / units * config.context) as f64;
+    let kept = peak_bytes(program, |_, token| {
+        let cut = &cuts[token.stage.index()];
+        let input = if cut.first { 0 } else { model.hidden };
+        let elements = match token.kind {
+            TokenKind::Saved => model.residual_elements(cut),
+            TokenKind::Kept if program.rules().is_selective(token.pipe, token.stage) => {
+                model.selected_elements(cut)
+            }
+            TokenKind::Kept => input,
+            TokenKind::Deferred => model.deferred_elements(cut),
+            TokenKind::Activation | TokenKind::Gradient => 0,
+        };
+        elements as f64 * tokens * 4.0
+    });
+    let workers = (0..program.rows().len()).map(|w| WorkerId(w as u16));
+    let stages = workers.flat_map(|w| program.placement().stages_of(w));
+    let params = stages.flat_map(|s| model.params(&cuts[s.index()]));
+    let state = params.map(|p| p.n_elements() as f64 * 16.0).sum::<f64>();
+    let residuals = kept.iter().sum::<f64>();
     let width = config.width as f64;
     Need { state: state * width, residuals: residuals * width }
 }

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! `placement` has the worker of each stage for each pipe; a cell is an op or `{"pair":[op, op]}`. Where
-//! micro-batches are cut in two, `"unit": 0.5` stands beside the counts and the ids count halves.
+//! micro-batches are cut in two, `"unit": 0.5` stands beside the counts and the ids count halves;
+//! `"selective": [[0, 1]]` names, by pipe and stage, what is recomputed selectively.
 //!
 //! A file may come from anyone. Nothing is allocated on the word of a number in it, and what
 //! [`from_json`] returns has all ids in range; whether it is a sound schedule is for the checker to
@@ -20,7 +21,7 @@
 use std::fmt::Write;
 
 use super::form::{File, Object};
-use crate::ids::WorkerId;
+use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Cell, Op};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -80,6 +81,10 @@ pub fn to_json(timetable: &Timetable) -> String {
         let unit = 1.0 / f64::from(timetable.units_per_micro);
         let _ = writeln!(out, r#"  "unit": {unit},"#);
     }
+    if !timetable.selective.is_empty() {
+        let stage = |(pipe, stage): &(PipeId, StageId)| format!("[{}, {}]", pipe.0, stage.0);
+        let _ = writeln!(out, r#"  "selective": {},"#, list(timetable.selective.iter().map(stage)));
+    }
     let workers = |pipe: &Vec<WorkerId>| list(pipe.iter().map(|worker| worker.0.to_string()));
     let placement = lines(placement.pipes().iter().map(workers));
     let rows = lines(timetable.rows.iter().map(|row| list(row.iter().map(cell))));
@@ -136,6 +141,7 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
         n_micro_batches: file.micro_batches,
         units_per_micro,
         rows: file.rows,
+        selective: file.selective,
     })
 }
 
@@ -173,6 +179,14 @@ impl File {
             for (stage, worker) in workers.iter().enumerate() {
                 let path = || format!("placement[{pipe}][{stage}]");
                 below(path, "worker", worker.index(), self.depth, "depth")?;
+            }
+        }
+        for (at, (pipe, stage)) in self.selective.iter().enumerate() {
+            let path = || format!("selective[{at}]");
+            below(path, "pipe", pipe.index(), self.pipes, "pipes")?;
+            below(path, "stage", stage.index(), self.stages, "stages")?;
+            if at > 0 && self.selective[at - 1] >= (*pipe, *stage) {
+                return Err(invalid(path(), "does not follow the one before"));
             }
         }
         Ok(())

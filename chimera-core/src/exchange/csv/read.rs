@@ -35,6 +35,7 @@ pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
     let placement = Placement::new(n_rows, vec![workers])
         .ok_or_else(|| ReadError::Form("the file has no action".into()))?;
     Ok(Timetable {
+        selective: Vec::new(),
         schedule: schedule.to_string(),
         placement,
         n_micro_batches,
