@@ -18,7 +18,7 @@ use chimera::core::exchange::{self, ReadError, json::MAX_BYTES};
 use chimera::core::lower::{Hoist, Passes, Recompute};
 use chimera::core::schedule::{Scaling, Shape, find};
 use chimera::core::timetable::Timetable;
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand};
 
 /// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
 /// pipelines and other schedules, proven, simulated, drawn and run.
@@ -93,7 +93,15 @@ struct PassArgs {
     #[arg(long, value_name = "CELLS", default_value = "0")]
     hoist: Hoist,
     /// Splits backwards; weight halves go into idle time
-    #[arg(long)]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value = "false",
+        action = ArgAction::Set
+    )]
     split_backward: bool,
 }
 
