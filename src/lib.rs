@@ -9,6 +9,7 @@ pub mod data;
 pub mod evaluate;
 pub mod save;
 pub mod settings;
+pub mod timetable;
 pub mod training;
 
 pub use chimera_backend_cuda as candle;

@@ -7,6 +7,8 @@ mod compare;
 mod config;
 #[path = "cli/costs.rs"]
 mod costs;
+#[path = "cli/exchange.rs"]
+mod exchange;
 #[path = "cli/hostile.rs"]
 mod hostile;
 #[path = "cli/passes.rs"]

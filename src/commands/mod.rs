@@ -5,19 +5,21 @@ mod compare;
 mod config;
 mod costs;
 mod entry;
+mod export;
 mod gallery;
+mod import;
 mod schedule;
 mod simulate;
 mod train;
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::Result;
-use chimera::core::exchange::{self, ReadError, json::MAX_BYTES};
 use chimera::core::lower::{Hoist, Passes, Recompute};
 use chimera::core::schedule::{Scaling, Shape, find};
 use chimera::core::timetable::Timetable;
+use chimera::timetable::{is_file, read};
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 /// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
@@ -126,29 +128,13 @@ impl ShapeArgs {
     }
 }
 
-/// The timetable that `name` stands for: a schedule at a shape, or a JSON file (`-` is standard input).
+/// The timetable that `name` stands for: a schedule at a shape, or a file (`-` is standard input).
 fn timetable(name: &str, shape: ShapeArgs) -> Result<Timetable> {
-    if name == "-" || name.ends_with(".json") {
+    if name == "-" || is_file(name) {
         Ok(read(Path::new(name))?)
     } else {
         Ok(find(name)?.timetable(&shape.shape())?)
     }
-}
-
-/// Reads a timetable; never more of a file than a timetable may have.
-fn read(file: &Path) -> Result<Timetable, ReadError> {
-    let mut bytes = Vec::new();
-    let limit = MAX_BYTES as u64 + 1;
-    let content = if file == Path::new("-") {
-        std::io::stdin().take(limit).read_to_end(&mut bytes)
-    } else {
-        std::fs::File::open(file).and_then(|f| f.take(limit).read_to_end(&mut bytes))
-    };
-    content.map_err(|error| ReadError::Unreadable {
-        path: file.display().to_string(),
-        reason: error.to_string(),
-    })?;
-    exchange::from_json(&bytes)
 }
 
 /// Writes a report to standard output, where `println!` would panic when the reader is gone.

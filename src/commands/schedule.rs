@@ -3,18 +3,19 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use chimera::core::analyze::{Refusal, prove_in_one_order, simulate};
+use chimera::core::analyze::{Refusal, Timeline, prove_in_one_order, simulate};
 use chimera::core::exchange;
 use chimera::core::lower::{Program, lower};
 use chimera::core::render::{svg, text};
 use chimera::core::schedule::{self, SCHEDULES};
 use chimera::core::timetable::Timetable;
+use chimera::timetable::read;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 
 use super::costs::CostArgs;
 use super::simulate::summary;
-use super::{PassArgs, ShapeArgs, compare, gallery, print, read, timetable};
+use super::{PassArgs, ShapeArgs, compare, export, gallery, import, print, timetable};
 
 /// Lists, draws and checks schedules
 #[derive(Args)]
@@ -29,6 +30,8 @@ enum Command {
     Show(Show),
     Check(Check),
     Compare(compare::Compare),
+    Export(export::Export),
+    Import(import::Import),
     Gallery(gallery::Gallery),
 }
 
@@ -43,7 +46,7 @@ struct List {
 /// Draws a schedule
 #[derive(Args)]
 struct Show {
-    /// Name of the schedule, or a timetable in a `.json` file
+    /// Name of the schedule, or a timetable in a `.json` or `.csv` file
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -65,10 +68,11 @@ pub(super) enum Format {
     Json,
 }
 
-/// Proves a timetable from a JSON file, or says what is wrong with it (exit code 3)
+/// Proves a timetable from a file, or says what is wrong with it (exit code 3)
 #[derive(Args)]
 struct Check {
-    /// The file; `-` is standard input
+    /// The file: PyTorch's CSV (`compute_only`) if it ends in `.csv`, else JSON; `-` is JSON on standard
+    /// input
     file: PathBuf,
     #[command(flatten)]
     passes: PassArgs,
@@ -89,6 +93,8 @@ impl Schedule {
             Command::Show(show) => show.run(),
             Command::Check(check) => check.run(),
             Command::Compare(compare) => compare.run(),
+            Command::Export(export) => export.run(),
+            Command::Import(import) => import.run(),
             Command::Gallery(gallery) => gallery.run(),
         }
     }
@@ -158,13 +164,18 @@ impl Check {
             });
             return print(format!("{proof:#}"));
         }
-        print(format!(
-            "proven safe: every pass once, no deadlock with {} message(s) per channel, reductions in one \
-             order\n{}",
-            program.channel_bound(),
-            summary(&program, &timeline),
-        ))
+        print(proof(&program, &timeline))
     }
+}
+
+/// What has been proven of a program, and its figures.
+pub(super) fn proof(program: &Program, timeline: &Timeline) -> String {
+    format!(
+        "proven safe: every pass once, no deadlock with {} message(s) per channel, reductions in one \
+         order\n{}",
+        program.channel_bound(),
+        summary(program, timeline),
+    )
 }
 
 /// A title such as `chimera, D = 4, N = 8`.

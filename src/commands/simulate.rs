@@ -14,7 +14,7 @@ use super::{ShapeArgs, print, timetable};
 /// Simulates one step of a schedule without gradient synchronisation and optimizer
 #[derive(Args)]
 pub(crate) struct Simulate {
-    /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` file
+    /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,

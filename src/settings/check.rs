@@ -8,6 +8,7 @@ use chimera_core::schedule::{SCHEDULES, Scaling};
 use toml::{Table, Value};
 
 use super::Settings;
+use crate::timetable::is_file;
 
 /// `value` as the settings hold it, or why `key` cannot have it.
 pub(super) fn check(key: &str, value: Value) -> Result<Value, String> {
@@ -44,6 +45,7 @@ enum Allowed {
     Real(f64, f64),
     OneOf(Vec<&'static str>),
     Hoisting,
+    Schedule(Vec<&'static str>),
     Any,
 }
 
@@ -68,7 +70,7 @@ impl Allowed {
             "preset" => OneOf(PRESETS.iter().map(|preset| preset.name).collect()),
             "schedule" => {
                 let names = SCHEDULES.iter().map(|s| [&[s.name()], s.aliases()].concat());
-                OneOf(names.flatten().collect())
+                Schedule(names.flatten().collect())
             }
             "scaling" => OneOf(Scaling::ALL.map(|(name, _)| name).to_vec()),
             "recompute" => OneOf(Recompute::ALL.map(|(name, _)| name).to_vec()),
@@ -84,6 +86,9 @@ impl Allowed {
             (Allowed::Real(least, most), Value::Float(x)) => (least..=most).contains(&x),
             (Allowed::OneOf(names), Value::String(name)) => names.contains(&name.as_str()),
             (Allowed::Hoisting, Value::String(text)) => text.parse::<Hoist>().is_ok(),
+            (Allowed::Schedule(names), Value::String(name)) => {
+                names.contains(&name.as_str()) || is_file(name)
+            }
             (allowed, _) => matches!(allowed, Allowed::Any),
         }
     }
@@ -100,6 +105,9 @@ impl fmt::Display for Allowed {
             Allowed::Real(least, most) => write!(f, "a number from {least} to {most}"),
             Allowed::OneOf(names) => write!(f, "one of {}", names.join(", ")),
             Allowed::Hoisting => write!(f, "on-demand, auto or a number of cells"),
+            Allowed::Schedule(names) => {
+                write!(f, "one of {}, or a file that ends in .csv or .json", names.join(", "))
+            }
             Allowed::Any => write!(f, "anything"),
         }
     }

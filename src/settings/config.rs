@@ -19,7 +19,7 @@ use toml::Value;
 pub struct Config {
     /// Text or token files, in order; none means the project's own text.
     pub data: Vec<PathBuf>,
-    /// Name of the schedule, or an alias.
+    /// Name of the schedule, or an alias, or the file of a timetable.
     pub schedule: String,
     /// Workers per pipeline group.
     pub depth: usize,
@@ -133,6 +133,8 @@ pub enum Origin {
     File(PathBuf, usize),
     /// An option of the command.
     CommandLine,
+    /// The timetable in this file.
+    Timetable(PathBuf),
 }
 
 impl fmt::Display for Origin {
@@ -142,6 +144,7 @@ impl fmt::Display for Origin {
             Origin::Preset(name) => write!(f, "preset {name}"),
             Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
             Origin::CommandLine => write!(f, "command line"),
+            Origin::Timetable(path) => write!(f, "timetable {}", path.display()),
         }
     }
 }

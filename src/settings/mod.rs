@@ -53,8 +53,9 @@ pub struct Settings {
     /// [default: this project's own text]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Option<Vec<PathBuf>>,
-    /// Pipeline schedule, a name from `chimera schedule list` [default: chimera]
-    #[arg(long, value_name = "NAME")]
+    /// Pipeline schedule: a name from `chimera schedule list`, or a timetable in a `.csv` or `.json` file,
+    /// from which `depth` and `micro-batches` follow [default: chimera]
+    #[arg(long, value_name = "NAME|FILE")]
     pub schedule: Option<String>,
     /// Workers per pipeline group, D; 1 trains without a pipeline [default: 4]
     #[arg(long, value_name = "D")]

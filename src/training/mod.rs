@@ -20,11 +20,13 @@ use chimera_core::lower::{Lowering, Passes, Program, lower};
 use chimera_core::model::{Gpt2Config, Gpt2Stage, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::Param;
+use chimera_core::timetable::Timetable;
 
 pub use folder::Folder;
 
 use crate::data::Corpus;
 use crate::settings::Config;
+use crate::timetable::{is_file, read};
 
 /// The last steps whose timelines are kept.
 const N_TIMELINES: u64 = 10;
@@ -60,18 +62,7 @@ impl Run {
         let model = config.model();
         model.validate()?;
         let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
-        let shape = Shape {
-            n_pipes: config.pipes,
-            n_chunks: config.chunks,
-            scaling: config.scaling,
-            n_in_turn: config.in_turn,
-            n_waves: config.waves,
-            in_flight: config.in_flight,
-            ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
-        };
-        // One worker has no pipeline to schedule: it alternates forward and backward.
-        let schedule = if config.depth == 1 { "dapple" } else { &config.schedule };
-        let timetable = find(schedule)?.timetable(&shape)?;
+        let timetable = timetable(&config)?;
         ensure!(
             config.micro_batch_size.is_multiple_of(timetable.units_per_micro as usize),
             "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
@@ -204,6 +195,32 @@ impl Run {
         trained.weights = worker.weights()?;
         Ok(trained)
     }
+}
+
+/// The timetable that the settings name.
+fn timetable(config: &Config) -> Result<Timetable> {
+    if is_file(&config.schedule) {
+        let timetable = read(Path::new(&config.schedule))?;
+        let counts = (timetable.rows.len(), timetable.n_micro_batches as usize);
+        ensure!(
+            counts == (config.depth, config.micro_batches),
+            "{} was changed while it was read",
+            config.schedule
+        );
+        return Ok(timetable);
+    }
+    let shape = Shape {
+        n_pipes: config.pipes,
+        n_chunks: config.chunks,
+        scaling: config.scaling,
+        n_in_turn: config.in_turn,
+        n_waves: config.waves,
+        in_flight: config.in_flight,
+        ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
+    };
+    // One worker has no pipeline to schedule: it alternates forward and backward.
+    let schedule = if config.depth == 1 { "dapple" } else { &config.schedule };
+    Ok(find(schedule)?.timetable(&shape)?)
 }
 
 /// What one rank leaves.

@@ -4,6 +4,7 @@ use std::fs::{File, write};
 use std::path::Path;
 use std::process::{Command, Output};
 
+use chimera::core::schedule::SCHEDULES;
 use serde_json::Value;
 
 use crate::command::{Ran, chimera, folder};
@@ -52,18 +53,8 @@ fn check_text(text: &[u8]) -> Ran {
 fn list_begins_each_line_with_a_name() {
     let listed = ok("schedule list");
     let names: Vec<_> = listed.lines().map(|line| line.split(' ').next()).collect();
-    let known = [
-        "gpipe",
-        "dapple",
-        "gems",
-        "chimera",
-        "interleaved",
-        "zb-h1",
-        "zb-h2",
-        "dualpipe",
-        "dualpipe-v",
-    ];
-    assert_eq!(names, known.map(Some));
+    let known: Vec<_> = SCHEDULES.iter().map(|s| Some(s.name())).collect();
+    assert_eq!(names, known);
     for name in names.iter().flatten() {
         ok(&format!("schedule show {name} --micro-batches 8"));
     }

@@ -66,7 +66,9 @@ fn shapes_that_no_schedule_has() {
     let unknown = chimera("simulate pipedream");
     assert_eq!(unknown.code, Some(2));
     assert!(
-        unknown.stderr.contains("choose one of gpipe, dapple, gems, chimera, interleaved, zb-h1"),
+        unknown.stderr.contains(
+            "choose one of gpipe, dapple, gems, chimera, interleaved, zb-h1, zb-h2, zb-v"
+        ),
         "{}",
         unknown.stderr
     );

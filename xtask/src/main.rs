@@ -6,7 +6,9 @@ mod bench_schedule;
 mod bench_train;
 mod ci;
 mod command;
+mod fuzz;
 mod gallery;
+mod pytorch;
 
 use clap::Parser;
 
@@ -36,6 +38,10 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
+    /// Fuzzes the readers of files
+    Fuzz(fuzz::Args),
+    /// PyTorch's runtime executes our exports; loss and gradients are compared
+    Pytorch(pytorch::Args),
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -50,6 +56,8 @@ fn main() -> anyhow::Result<()> {
         Chore::Docs => ci::docs(),
         Chore::Absences => absences::run(),
         Chore::Gallery { check } => gallery::run(check),
+        Chore::Fuzz(args) => fuzz::run(&args),
+        Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Bench(bench) => bench.run(),
     }
 }

@@ -31,7 +31,7 @@ pub const MAX_BYTES: usize = 64 << 20;
 /// Most workers, stages and pipes of a file.
 pub const MAX_COUNT: usize = 4096;
 /// Longest name of a schedule, in bytes.
-const MAX_NAME: usize = 256;
+pub const MAX_NAME: usize = 256;
 /// Most units that a micro-batch is cut into.
 const MAX_UNITS: f64 = 64.0;
 
@@ -49,13 +49,13 @@ pub enum ReadError {
     /// The file is longer than [`MAX_BYTES`].
     #[error("the file has {0} bytes; at most {MAX_BYTES} are read")]
     TooLong(usize),
-    /// Not JSON, or not of the form of a timetable; says at which line and column.
+    /// Not of the form of a timetable; says where.
     #[error("{0}")]
     Form(String),
     /// A value that contradicts another one or is out of its range.
     #[error("{path}: {reason}")]
     Value {
-        /// Where, such as `rows[2][5]`.
+        /// Where, such as `rows[2][5]` or `row 3 (rank 2), column 6`.
         path: String,
         /// What is wrong with it.
         reason: String,

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::graph::Graph;
+use super::graph::{Edge, Graph};
 use crate::op::Cell;
 
 /// What orders must keep to.
@@ -32,6 +32,26 @@ impl Order {
         let cell = |id: &u32| graph.nodes[*id as usize].cell;
         self.rows.iter().map(|row| row.iter().map(cell).collect()).collect()
     }
+
+    /// The same order with every cell as early as it can be. `placed` has all cells in an order in which
+    /// none waits for a later one.
+    fn hastened(mut self, graph: &Graph, placed: &[u32]) -> Order {
+        let mut free = vec![0.0f64; graph.n_workers];
+        self.makespan = 0.0;
+        for &id in placed {
+            let node = &graph.nodes[id as usize];
+            let free = &mut free[usize::from(node.worker)];
+            let end = |pred: &Edge| {
+                let before = pred.node as usize;
+                self.starts[before] + graph.nodes[before].takes + pred.lag
+            };
+            let start = graph.preds(id as usize).iter().map(end).fold(*free, f64::max);
+            *free = start + node.takes;
+            self.makespan = self.makespan.max(*free);
+            self.starts[id as usize] = start;
+        }
+        self
+    }
 }
 
 /// How urgent cells are.
@@ -53,10 +73,13 @@ pub(crate) struct Keys {
 /// needs there, so the first unfinished one of all can go on.
 pub(crate) fn list(graph: &Graph, keys: &Keys, limits: &Limits) -> Option<Order> {
     let mut state = State::new(graph, keys, limits);
+    let mut placed = Vec::with_capacity(graph.nodes.len());
     for _ in 0..graph.nodes.len() {
-        state.run_next()?;
+        placed.push(state.run_next()?);
     }
-    Some(Order { rows: state.rows, starts: state.starts, makespan: state.makespan })
+    let State { rows, starts, makespan, .. } = state;
+    let order = Order { rows, starts, makespan };
+    Some(if keys.releases.is_empty() { order } else { order.hastened(graph, &placed) })
 }
 
 const ROUNDING: f64 = 1e-6;
@@ -135,8 +158,8 @@ impl<'g> State<'g> {
         state
     }
 
-    /// Runs the next cell of the worker that can go on first.
-    fn run_next(&mut self) -> Option<()> {
+    /// Runs the next cell of the worker that can go on first, and returns it.
+    fn run_next(&mut self) -> Option<u32> {
         let w = loop {
             let Reverse((time, w)) = self.queue.pop()?;
             if self.next[w].0.to_bits() == time {
@@ -172,7 +195,7 @@ impl<'g> State<'g> {
             }
         }
         self.choose(w);
-        Some(())
+        Some(chosen)
     }
 
     /// Finds what a worker runs next, as far as is known.

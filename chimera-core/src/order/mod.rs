@@ -9,9 +9,11 @@ mod graph;
 mod justify;
 mod list;
 mod search;
+mod starts;
 
 pub(crate) use graph::Graph;
 pub use graph::unordered;
 pub(crate) use justify::{justified, releases};
 pub(crate) use list::{Keys, Limits, list};
 pub use search::{Found, Progress, Search, search};
+pub use starts::{Allowed, starts};

@@ -1,0 +1,143 @@
+//! The search for orders: never worse than what it starts from, close to the bound, and the same twice.
+
+use std::time::Duration;
+
+use chimera_core::analyze::{StageCosts, UniformCosts, simulate};
+use chimera_core::lower::{Lowering, lower};
+use chimera_core::order::{Allowed, Found, Search, search, starts};
+use chimera_core::placement::Placement;
+use chimera_core::timetable::Timetable;
+use proptest::prelude::*;
+
+const WHOLE: Allowed = Allowed { split_backwards: false, halved_micro_batches: false };
+const SPLIT: Allowed = Allowed { split_backwards: true, halved_micro_batches: false };
+
+/// As many orders as a test has time for; the clock never decides.
+fn within(max_peak: f64, n_orders: u64) -> Search {
+    Search {
+        max_peak: Some(max_peak),
+        n_orders,
+        time_limit: Duration::from_secs(3600),
+        ..Search::default()
+    }
+}
+
+fn find(starts: Vec<Timetable>, costs: UniformCosts, how: &Search) -> Found {
+    let priced = |t: Timetable| {
+        let costs = costs.per_units(t.units_per_micro);
+        (t, costs)
+    };
+    let starts: Vec<_> = starts.into_iter().map(priced).collect();
+    search(&starts, how, |_| ()).expect("an order that fits")
+}
+
+fn proven(timetable: &Timetable, max_peak: f64, costs: &UniformCosts) -> f64 {
+    let how = Lowering { max_peak: Some(max_peak), ..Lowering::default() };
+    let program = lower(timetable, &how).unwrap_or_else(|refusal| panic!("{refusal}"));
+    simulate(&program, &costs.per_units(timetable.units_per_micro)).makespan()
+}
+
+/// Direct concatenation takes 126, 1F1B 117, a simple list scheduler 110 at peak 12.
+#[test]
+fn mirrored_pipes_come_to_the_bound() {
+    let costs = UniformCosts::new(1.0, 2.0, 0.0);
+    let mirrored = || starts(&Placement::mirrored(8, 1), 32, WHOLE);
+    for (max_peak, wanted) in [(16.0, 105.0), (12.0, 105.0), (10.0, 106.0)] {
+        let found = find(mirrored(), costs, &within(max_peak, 3000));
+        assert_eq!(found.progress.lower_bound, 105.0);
+        assert!(found.progress.makespan <= wanted, "{max_peak}: {:?}", found.progress);
+        assert_eq!(proven(&found.timetable, max_peak, &costs), found.progress.makespan);
+    }
+}
+
+/// Backward halving is another set of ops, with a lower bound of its own.
+#[test]
+fn halved_micro_batches_are_searched_too() {
+    let costs = UniformCosts::new(1.0, 2.0, 0.0);
+    let halved = Allowed { halved_micro_batches: true, ..WHOLE };
+    let found = find(starts(&Placement::mirrored(8, 1), 32, halved), costs, &within(8.0, 2000));
+    assert!(found.progress.makespan <= 102.0, "{:?}", found.progress);
+}
+
+/// On a V with split backwards: as short as ZB-V, and V-Half's memory with fewer bubbles.
+#[test]
+fn a_v_comes_to_the_bound() {
+    let costs = UniformCosts::new(1.0, 2.0, 0.0);
+    for (max_peak, wanted) in [(4.0, 51.0), (3.0, 53.0), (2.0, 59.0)] {
+        let found = find(starts(&Placement::wave(4, 2), 8, SPLIT), costs, &within(max_peak, 2000));
+        assert_eq!(found.progress.lower_bound, 51.0);
+        assert!(found.progress.makespan <= wanted, "{max_peak}: {:?}", found.progress);
+    }
+}
+
+#[test]
+fn the_same_search_finds_the_same() {
+    let costs = UniformCosts::new(1.0, 1.6, 0.1);
+    let once = |seed| {
+        let how = Search { seed, ..within(6.0, 300) };
+        find(starts(&Placement::mirrored(4, 2), 9, SPLIT), costs, &how)
+    };
+    assert_eq!(once(1), once(1));
+    assert!(once(1).timetable != once(2).timetable);
+}
+
+#[test]
+fn a_limit_that_nothing_keeps_to_finds_nothing() {
+    let costs = UniformCosts::new(1.0, 2.0, 0.0);
+    let all = starts(&Placement::line(3), 4, WHOLE).into_iter().map(|t| (t, costs));
+    assert_eq!(search(&all.collect::<Vec<_>>(), &within(0.5, 100), |_| ()), None);
+}
+
+/// The slow stage is the bound: it should never wait.
+#[test]
+fn a_slow_stage_is_kept_busy() {
+    let costs = |s| UniformCosts::new(if s == 2 { 3.0 } else { 1.0 }, 2.0, 0.5);
+    let line = starts(&Placement::line(4), 12, WHOLE).into_iter();
+    let priced: Vec<_> = line.map(|t| (t, StageCosts::new((0..4).map(costs).collect()))).collect();
+    let mut told = Vec::new();
+    let found = search(&priced, &within(8.0, 3000), |p| told.push(*p)).expect("an order");
+    // It starts after two forwards and messages, and ends before two backwards and messages.
+    assert_eq!(found.progress.lower_bound, 3.0 + 12.0 * 5.0 + 5.0);
+    assert_eq!(found.progress.makespan, found.progress.lower_bound);
+    assert!(told.windows(2).all(|pair| pair[1].makespan <= pair[0].makespan));
+}
+
+fn placements() -> impl Strategy<Value = Placement> {
+    prop_oneof![
+        (1usize..=5).prop_map(Placement::line),
+        (1usize..=3, 1usize..=4).prop_map(|(d, chunks)| Placement::wave(d, chunks)),
+        (1usize..=3, 1usize..=3).prop_map(|(d, chunks)| Placement::interleaved(d, chunks)),
+        (1usize..=2).prop_map(|half| Placement::mirrored(2 * half, 1)),
+        Just(Placement::mirrored(4, 2)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn never_worse_than_any_start_nor_better_than_the_bound(
+        placement in placements(),
+        n in 1u32..=9,
+        split_backwards: bool,
+        halved_micro_batches: bool,
+        backward in prop::sample::select(vec![1.0, 1.6, 2.0, 3.0]),
+        message in prop::sample::select(vec![0.0, 0.25]),
+        cap in prop::sample::select(vec![1.0, 1.5, 2.0, 4.0]),
+    ) {
+        let allowed = Allowed { split_backwards, halved_micro_batches };
+        let max_peak = (cap * placement.n_workers() as f64).max(1.0);
+        let costs = UniformCosts::new(1.0, backward, message);
+        let found = find(starts(&placement, n, allowed), costs, &within(max_peak, 50));
+        let makespan = found.progress.makespan;
+        prop_assert!(makespan >= found.progress.lower_bound - 1e-9);
+        prop_assert!((proven(&found.timetable, max_peak, &costs) - makespan).abs() < 1e-9);
+        for start in starts(&placement, n, allowed) {
+            let how = Lowering { max_peak: Some(max_peak), ..Lowering::default() };
+            if let Ok(program) = lower(&start, &how) {
+                let hand_made = simulate(&program, &costs.per_units(start.units_per_micro));
+                prop_assert!(makespan <= hand_made.makespan() + 1e-9, "{}", start.schedule);
+            }
+        }
+    }
+}
