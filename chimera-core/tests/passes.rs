@@ -2,7 +2,9 @@
 
 use chimera_core::analyze::{Timeline, UniformCosts, simulate};
 use chimera_core::ids::WorkerId;
-use chimera_core::lower::{Hoist, Lowering, Program, Recompute, lower, recompute, split_backward};
+use chimera_core::lower::{
+    Hoist, Lowering, Passes, Program, Recompute, lower, recompute, split_backward,
+};
 use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::render::text;
 use chimera_core::schedule::{SCHEDULES, Scaling, Shape, find};
@@ -157,6 +159,15 @@ proptest! {
             let halves = split(&again, &how(hoist, Some(limit)), PLAIN);
             prop_assert!(peak(&halves) <= limit + 1e-6);
         }
+    }
+}
+
+proptest! {
+    #[test]
+    fn both_passes_hold_no_more_than_neither(t in timetables(), cells in 0usize..5) {
+        let passes = Passes { recompute: Recompute::Full, hoist: Hoist::By(cells), split_backward: true };
+        let (passed, _) = passes.apply(t.clone(), Lowering::default(), &PLAIN.of(&t)).expect("sound");
+        prop_assert!(peak(&passed) <= peak(&t) + 1e-6);
     }
 }
 

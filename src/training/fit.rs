@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use chimera_core::analyze::peak_bytes;
 use chimera_core::effects::TokenKind;
 use chimera_core::ids::WorkerId;
-use chimera_core::lower::Program;
+use chimera_core::lower::{Program, Recompute};
 use chimera_core::model::{Cut, Gpt2Config};
 
 use crate::settings::Config;
@@ -30,11 +30,12 @@ pub(super) fn check(
         ensure!(
             need.state + need.residuals <= free,
             "the run needs {:.1} GiB for weights, gradients and moments and {:.1} GiB for residuals, but \
-             {:.1} GiB are free: choose fewer layers, a smaller preset or width, fewer pipes, or a \
+             {:.1} GiB are free: choose {}fewer layers, a smaller preset or width, fewer pipes, or a \
              smaller micro-batch-size",
             gib(need.state),
             gib(need.residuals),
             gib(free),
+            if config.recompute == Recompute::None { "recompute full, " } else { "" },
         );
     }
     Ok(())
@@ -72,4 +73,53 @@ fn free_bytes() -> Option<f64> {
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
     let kib: f64 = line.split_whitespace().nth(1)?.parse().ok()?;
     Some(kib * 1024.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use chimera_core::model::cut;
+
+    use super::*;
+    use crate::settings::{Layers, Settings};
+    use crate::training::Run;
+
+    /// What is foreseen is what the engine then measures, to the byte.
+    #[test]
+    fn the_need_is_what_a_run_takes() {
+        for schedule in ["gpipe", "dapple", "interleaved", "zb-h1", "dualpipe", "chimera"] {
+            for recompute in ["none", "selective", "full"] {
+                for (split_backward, scaling) in [(false, "doubling"), (true, "halving")] {
+                    let settings = Settings {
+                        schedule: Some(schedule.into()),
+                        scaling: Some(scaling.into()),
+                        recompute: Some(recompute.into()),
+                        split_backward: Some(split_backward),
+                        depth: Some(2),
+                        layers: Some(5),
+                        hidden: Some(8),
+                        heads: Some(2),
+                        context: Some(8),
+                        steps: Some(1),
+                        threads: Some(1),
+                        ..Settings::default()
+                    };
+                    let layers = Layers { config: None, settings };
+                    let run = Run::prepare(layers.resolve().unwrap()).unwrap();
+                    let mut bytes = 0;
+                    let observe = |report: &chimera_core::engine::StepReport| {
+                        bytes = report.bytes;
+                        Ok(())
+                    };
+                    run.train(&AtomicBool::new(false), observe).unwrap();
+                    let n_stages = run.program().placement().n_stages();
+                    let cuts = cut(run.model(), n_stages).unwrap();
+                    let need = need(run.config(), run.model(), &cuts, run.program());
+                    let case = format!("{schedule} {recompute} {split_backward}");
+                    assert_eq!((need.state + need.residuals) as u64, bytes, "{case}");
+                }
+            }
+        }
+    }
 }

@@ -96,6 +96,9 @@ impl Default for Passes {
 impl Passes {
     /// The timetable that they make of `timetable`, and how it is lowered. Idle time is that at `costs`.
     ///
+    /// Where `how` gives no limit, both passes together hold no more residuals than neither: who recomputes
+    /// has no memory to spare for weight halves.
+    ///
     /// # Errors
     /// If the timetable is not sound.
     pub fn apply(
@@ -105,12 +108,16 @@ impl Passes {
         costs: &impl Costs,
     ) -> Result<(Timetable, Lowering), Refusal> {
         let how = Lowering { on_demand: self.hoist == Hoist::OnDemand, ..how };
-        let mut timetable = timetable;
+        let (mut timetable, mut limit) = (timetable, how.max_peak);
         if self.recompute != Recompute::None {
+            if self.split_backward && limit.is_none() {
+                limit = Some(rehearse(&timetable, &how, costs)?.peak);
+            }
             timetable = recompute(&timetable, |_, _| self.recompute, self.hoist, &how, costs)?;
         }
         if self.split_backward {
-            timetable = split_backward(&timetable, &how, costs)?;
+            let limited = Lowering { max_peak: limit, ..how.clone() };
+            timetable = split_backward(&timetable, &limited, costs)?;
         }
         Ok((timetable, how))
     }

@@ -201,6 +201,7 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
         };
         let rows: Vec<_> = (0..depth).map(row).collect();
         rows.prop_map(move |rows| Timetable {
+            selective: Vec::new(),
             schedule: "mine".into(),
             placement: placement.clone(),
             n_micro_batches: n,
