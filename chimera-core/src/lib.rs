@@ -22,3 +22,4 @@ pub mod render;
 pub mod schedule;
 pub mod stage;
 pub mod timetable;
+pub mod update;

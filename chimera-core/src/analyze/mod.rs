@@ -8,6 +8,7 @@ pub mod refusal;
 pub mod simulate;
 pub(crate) mod structure;
 pub mod timeline;
+pub(crate) mod versions;
 
 pub use measured::MeasuredCosts;
 pub use one_order::prove_in_one_order;

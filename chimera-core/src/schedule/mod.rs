@@ -10,6 +10,8 @@ mod gems;
 mod gpipe;
 mod grid;
 mod interleaved;
+mod pipedream;
+mod pipedream_2bw;
 mod zb_h1;
 
 use std::fmt;
@@ -25,6 +27,8 @@ pub const SCHEDULES: &[&dyn Schedule] = &[
     &chimera::Chimera,
     &interleaved::Interleaved,
     &zb_h1::ZbH1,
+    &pipedream::PipeDream,
+    &pipedream_2bw::PipeDream2Bw,
 ];
 
 /// The schedule of a name or alias.
@@ -82,10 +86,13 @@ pub struct Shape {
     /// The most micro-batches on their way in each direction, K; read by MixPipe alone, which chooses if
     /// there is none.
     pub in_flight: Option<u32>,
+    /// Steps without a flush between them, T; read by asynchronous schedules alone.
+    pub window: u32,
 }
 
 impl Shape {
-    /// D workers and N micro-batches; two pipes, chunks and waves, one op in turn, direct scaling.
+    /// D workers and N micro-batches; two pipes, chunks and waves, one op in turn, direct scaling, four
+    /// steps between flushes.
     pub fn new(depth: usize, n_micro_batches: u32) -> Shape {
         Shape {
             depth,
@@ -96,6 +103,7 @@ impl Shape {
             n_in_turn: 1,
             n_waves: 2,
             in_flight: None,
+            window: 4,
         }
     }
 
