@@ -1,8 +1,9 @@
 //! Running one op: from the values it eats to those it makes.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use super::world::{Held, World, held_mut};
+use super::world::{Held, Weights, World, held_mut};
 use crate::comm::Comm;
 use crate::effects::{Token, TokenKind};
 use crate::fault::Fault;
@@ -20,6 +21,8 @@ pub(super) enum Value<S: Stage> {
     Saved(S::Saved),
     /// Deferred weight work.
     Deferred(S::Deferred),
+    /// A version of the stage's weights.
+    Version(Weights<S>),
 }
 
 impl<S, K, C> World<'_, S, K, C>
@@ -36,16 +39,16 @@ where
         makes: &[Token],
     ) -> Result<Vec<Value<S>>, Fault> {
         match op.kind {
-            Kind::Forward => {
-                let keeps = makes.iter().any(|t| t.kind == TokenKind::Kept);
-                self.run_forward(op, eaten.pop_front().map(Value::tensor), keeps)
-            }
+            Kind::Forward => self.run_forward(op, eaten.pop_front().map(Value::tensor), makes),
             Kind::Recompute => {
+                let weights = self.versions(op, &mut eaten);
                 let mut made = Vec::new();
-                for (unit, kept) in units(op).zip(eaten) {
-                    let (_, saved) = self.forward(&unit, kept.kept())?;
+                for (unit, (kept, w)) in units(op).zip(eaten.into_iter().zip(&weights)) {
+                    let (_, saved) = self.forward(&unit, w, kept.kept())?;
                     made.extend(self.split_saved(&unit, saved)?);
                 }
+                let n_versions = makes.len() - made.len();
+                made.extend(weights.into_iter().take(n_versions).map(Value::Version));
                 Ok(made)
             }
             Kind::Backward | Kind::BackwardInput => self.run_backward(op, eaten),
@@ -62,10 +65,12 @@ where
         &mut self,
         op: &Op,
         x: Option<S::Tensor>,
-        keeps_input: bool,
+        makes: &[Token],
     ) -> Result<Vec<Value<S>>, Fault> {
+        let keeps_input = makes.iter().any(|t| t.kind == TokenKind::Kept);
         let kept = if keeps_input { x.clone() } else { None };
-        let (output, saved) = self.forward(op, x)?;
+        let weights = Arc::clone(self.version(op));
+        let (output, saved) = self.forward(op, &weights, x)?;
         let mut made = match output {
             Output::Activation(y) => vec![Value::Tensor(y)],
             Output::Loss { loss, grad } => {
@@ -78,6 +83,8 @@ where
             Some(x) => made.extend(self.split(op, x)?),
             None => made.extend(units(op).map(|_| Value::Nothing)),
         }
+        let n_versions = makes.len() - made.len();
+        made.extend((0..n_versions).map(|_| Value::Version(Arc::clone(&weights))));
         Ok(made)
     }
 
@@ -86,10 +93,12 @@ where
         op: &Op,
         mut eaten: VecDeque<Value<S>>,
     ) -> Result<Vec<Value<S>>, Fault> {
+        let weights = self.versions(op, &mut eaten);
         let grads = eaten.split_off(usize::from(op.span.len));
         let (mut made, mut deferred) = (Vec::new(), Vec::new());
-        for (unit, (saved, dy)) in units(op).zip(eaten.into_iter().zip(grads)) {
-            let (dx, rest) = self.backward_input(&unit, saved.saved(), dy.tensor())?;
+        let values = eaten.into_iter().zip(grads).zip(weights);
+        for (unit, ((saved, dy), w)) in units(op).zip(values) {
+            let (dx, rest) = self.backward_input(&unit, &w, saved.saved(), dy.tensor())?;
             made.extend(dx.map(Value::Tensor));
             match op.kind {
                 Kind::Backward => self.backward_weight(&unit, rest)?,
@@ -100,27 +109,37 @@ where
         Ok(made)
     }
 
+    /// The weights for each unit of an op: of the versions that it eats last, or the only one there is.
+    fn versions(&self, op: &Op, eaten: &mut VecDeque<Value<S>>) -> Vec<Weights<S>> {
+        let n_versions = eaten.iter().filter(|v| matches!(v, Value::Version(_))).count();
+        if n_versions == 0 {
+            return units(op).map(|_| Arc::clone(&self.held(op.stage).weights)).collect();
+        }
+        eaten.split_off(eaten.len() - n_versions).into_iter().map(Value::version).collect()
+    }
+
     fn forward(
-        &mut self,
+        &self,
         op: &Op,
+        weights: &Weights<S>,
         x: Option<S::Tensor>,
     ) -> Result<(Output<S::Tensor>, S::Saved), Fault> {
         let batch = self.batch(op);
-        let held = self.held(op.stage);
-        let result = held.stage.forward(&held.weights, &batch.micro(self), x);
+        let result = self.held(op.stage).stage.forward(weights, &batch.micro(self), x);
         self.on_device(op, result)
     }
 
     fn backward_input(
         &mut self,
         op: &Op,
+        weights: &Weights<S>,
         saved: S::Saved,
         dy: S::Tensor,
     ) -> Result<(Option<S::Tensor>, S::Deferred), Fault> {
         self.residuals.held -= self.held(op.stage).stage.saved_bytes(&saved);
         let batch = self.batch(op);
-        let held = self.held(op.stage);
-        let result = held.stage.backward_input(&held.weights, &batch.micro(self), saved, dy);
+        let stage = &self.held(op.stage).stage;
+        let result = stage.backward_input(weights, &batch.micro(self), saved, dy);
         self.on_device(op, result)
     }
 
@@ -150,21 +169,23 @@ where
         Ok(self.on_device(op, split)?.into_iter().map(Value::Tensor).collect())
     }
 
-    /// The samples of an op: number `(group*N + m)*B + i` of the global batch for sample `i` of
-    /// micro-batch `m`.
+    /// The samples of an op: number `(group*N + m)*B + i` of its step's global batch for sample `i` of
+    /// the step's micro-batch `m`.
     fn batch(&self, op: &Op) -> Batch {
         let program = self.job.program;
         let unit_samples = self.job.micro_batch_size as u64 / u64::from(program.units_per_micro());
-        let n_units = u64::from(program.n_micro_batches() * program.units_per_micro());
-        let first = (self.group as u64 * n_units + u64::from(op.span.start)) * unit_samples;
+        let n_units = program.window().units_per_step();
+        let unit = u64::from(op.span.start % n_units);
+        let first = (self.group as u64 * u64::from(n_units) + unit) * unit_samples;
+        let step = self.step + u64::from(program.window().step_of(op.span));
         let (mut input, mut target) = (Vec::new(), Vec::new());
         let is_end = op.stage.0 == 0 || op.stage.index() + 1 == program.placement().n_stages();
         if is_end {
             for sample in first..first + unit_samples * u64::from(op.span.len) {
-                self.job.data.sample(self.step, sample, &mut input, &mut target);
+                self.job.data.sample(step, sample, &mut input, &mut target);
             }
         }
-        Batch { sample: first, input, target }
+        Batch { step, sample: first, input, target }
     }
 }
 
@@ -176,6 +197,7 @@ fn units(op: &Op) -> impl Iterator<Item = Op> + use<> {
 
 /// The ids of an op's samples.
 struct Batch {
+    step: u64,
     sample: u64,
     input: Vec<u32>,
     target: Vec<u32>,
@@ -184,11 +206,10 @@ struct Batch {
 impl Batch {
     fn micro<S: Stage, K, C>(&self, world: &World<'_, S, K, C>) -> Micro<'_> {
         let job = &world.job;
-        let n_samples = job.width as u64
-            * u64::from(job.program.n_micro_batches())
-            * job.micro_batch_size as u64;
+        let n_micros = job.program.window().units_per_update() / job.program.units_per_micro();
+        let n_samples = job.width as u64 * u64::from(n_micros) * job.micro_batch_size as u64;
         Micro {
-            step: world.step,
+            step: self.step,
             sample: self.sample,
             input: &self.input,
             target: &self.target,
@@ -228,12 +249,20 @@ impl<S: Stage> Value<S> {
         }
     }
 
+    fn version(self) -> Weights<S> {
+        match self {
+            Value::Version(weights) => weights,
+            other => panic!("a version of the weights was expected, not {}", other.name()),
+        }
+    }
+
     fn name(&self) -> &'static str {
         match self {
             Value::Tensor(_) => "a tensor",
             Value::Nothing => "nothing",
             Value::Saved(_) => "residuals",
             Value::Deferred(_) => "deferred weight work",
+            Value::Version(_) => "a version of the weights",
         }
     }
 }
