@@ -10,7 +10,8 @@ use serde_json::json;
 
 use super::{CostArgs, ShapeArgs, print, timetable};
 
-/// Simulates one step of a schedule without gradient synchronisation and optimizer
+/// Simulates one step of a schedule, or the window of an asynchronous one, without gradient
+/// synchronisation and optimizer
 #[derive(Args)]
 pub(crate) struct Simulate {
     /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` file
@@ -32,11 +33,12 @@ impl Simulate {
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
         let workers = busy.iter().zip(program.peaks());
         if self.json {
-            let worker = |(busy, peak): (&f64, &f64)| json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});
+            let worker = |((busy, peak), versions): ((&f64, &f64), &u32)| json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak, "weight_versions": versions});
             let report = json!({
+                "steps": program.window().n_steps(),
                 "makespan": makespan,
                 "bubble_ratio": timeline.bubble_ratio(),
-                "workers": workers.map(worker).collect::<Vec<_>>(),
+                "workers": workers.zip(program.weight_versions()).map(worker).collect::<Vec<_>>(),
             });
             return print(format!("{report:#}"));
         }
@@ -57,12 +59,19 @@ pub(super) fn timeline(program: &Program, costs: CostArgs) -> Timeline {
     simulate(program, &uniform.per_units(program.units_per_micro()))
 }
 
-/// One line about a simulated step.
+/// One line about a simulated step or window.
 pub(super) fn summary(program: &Program, timeline: &Timeline) -> String {
     let peak = program.peaks().iter().copied().fold(0.0, f64::max);
     let makespan = (timeline.makespan() * 1e6).round() / 1e6;
+    let (steps, versions) = match program.window().n_steps() {
+        1 => (String::new(), String::new()),
+        n => {
+            let most = program.weight_versions().iter().max().unwrap_or(&1);
+            (format!(" of {n} steps"), format!("at most {most} version(s) of the weights, "))
+        }
+    };
     format!(
-        "{}: makespan {makespan}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {} messages",
+        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {versions}{} messages",
         program.schedule(),
         timeline.bubble_ratio(),
         program.n_messages(),

@@ -38,6 +38,8 @@ pub struct Config {
     pub waves: usize,
     /// The most micro-batches on their way in each direction of MixPipe; `None` for its own choice.
     pub in_flight: Option<u32>,
+    /// Steps between the flushes of an asynchronous schedule.
+    pub window: u32,
     /// Micro-batches per group and step.
     pub micro_batches: usize,
     /// Samples per micro-batch.

@@ -78,6 +78,9 @@ pub struct Settings {
     /// The most micro-batches on their way in each direction of MixPipe, K [default: from the depth]
     #[arg(long, value_name = "K")]
     pub in_flight: Option<i64>,
+    /// Steps between the flushes of an asynchronous schedule, T [default: 4]
+    #[arg(long, value_name = "T")]
+    pub window: Option<i64>,
     /// Micro-batches per group and step, N [default: 8]
     #[arg(long, value_name = "N")]
     pub micro_batches: Option<i64>,

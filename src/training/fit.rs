@@ -9,7 +9,7 @@ use crate::settings::Config;
 
 /// What a run needs, in bytes.
 struct Need {
-    /// Weights, gradients and two moments, four bytes an element each.
+    /// Weights in all their versions, gradients and two moments, four bytes an element each.
     state: f64,
     /// Residuals of the micro-batches that workers hold at once.
     residuals: f64,
@@ -41,11 +41,12 @@ pub(super) fn check(
 fn need(config: &Config, model: &Gpt2Config, cuts: &[Cut], program: &Program) -> Need {
     let tokens = (config.micro_batch_size as f64) * config.context as f64;
     let (mut state, mut residuals) = (0.0, 0.0);
-    for (w, peak) in program.peaks().iter().enumerate() {
+    let versions = program.weight_versions().iter().map(|n| f64::from(*n));
+    for ((w, peak), versions) in program.peaks().iter().enumerate().zip(versions) {
         let stages = program.placement().stages_of(WorkerId(w as u16));
         let cuts: Vec<&Cut> = stages.iter().map(|s| &cuts[s.index()]).collect();
         let params = cuts.iter().flat_map(|cut| model.params(cut));
-        state += params.map(|p| p.n_elements() as f64 * 16.0).sum::<f64>();
+        state += params.map(|p| p.n_elements() as f64 * 4.0 * (3.0 + versions)).sum::<f64>();
         let largest = cuts.iter().map(|cut| model.residual_elements(cut)).max();
         residuals += peak * tokens * 4.0 * largest.unwrap_or(0) as f64;
     }

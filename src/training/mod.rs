@@ -26,7 +26,7 @@ pub use folder::Folder;
 use crate::data::Corpus;
 use crate::settings::Config;
 
-/// The last steps whose timelines are kept.
+/// The last runs of the program whose timelines are kept.
 const N_TIMELINES: u64 = 10;
 
 /// A run that has been checked as far as can be before it starts.
@@ -35,6 +35,8 @@ pub struct Run {
     model: Gpt2Config,
     stages: Vec<Gpt2Stage<Candle>>,
     program: Program,
+    /// Of the steps at the end that do not make a whole window.
+    last: Option<Program>,
     corpus: Corpus,
     training: Training,
 }
@@ -45,7 +47,7 @@ pub struct Trained {
     pub weights: Vec<(Param, Vec<f32>)>,
     /// The last step's report.
     pub last: StepReport,
-    /// What the workers of the first group did in the last steps, each from its own start.
+    /// What the workers of the first group did in the last runs of the program, each from its own start.
     pub timelines: Vec<Timeline>,
 }
 
@@ -67,6 +69,7 @@ impl Run {
             n_in_turn: config.in_turn,
             n_waves: config.waves,
             in_flight: config.in_flight,
+            window: config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX)),
             ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
         };
         // One worker has no pipeline to schedule: it alternates forward and backward.
@@ -98,8 +101,15 @@ impl Run {
             max_peak: None,
         };
         let program = lower(&timetable, &how)?;
+        let last = match config.steps % u64::from(program.window().n_steps()) {
+            0 => None,
+            rest => {
+                let shape = Shape { window: rest as u32, ..shape };
+                Some(lower(&find(schedule)?.timetable(&shape)?, &how)?)
+            }
+        };
         fit::check(&config, &model, &cuts, &program)?;
-        Ok(Run { config, model, stages, program, corpus, training })
+        Ok(Run { config, model, stages, program, last, corpus, training })
     }
 
     /// The settings.
@@ -112,7 +122,7 @@ impl Run {
         &self.model
     }
 
-    /// What each worker does.
+    /// What each worker does in a step, or in a window of steps.
     pub fn program(&self) -> &Program {
         &self.program
     }
@@ -129,7 +139,7 @@ impl Run {
         factors.into_iter().fold(1, |n, factor| n.saturating_mul(*factor as u64))
     }
 
-    /// Trains, telling `observe` of every step; `stop` ends it after the step under way. An error of
+    /// Trains, telling `observe` of every step; `stop` ends it after the step or window under way. An error of
     /// `observe` ends the run too.
     pub fn train(
         &self,
@@ -175,25 +185,29 @@ impl Run {
         let stage = |id: StageId| self.stages[id.index()].clone();
         let mut worker = Worker::new(job, Candle::cpu(), comm, stage)?;
         let mut trained = RankTrained::default();
-        for step in 0..self.config.steps {
-            let report = worker.step(step)?;
-            if rank == Rank(0)
-                && let Ok(mut observe) = observe.lock()
-            {
-                observe(&report).map_err(|e| match e.downcast::<Fault>() {
-                    Ok(fault) => Fault { step: Some(step), ..fault },
-                    Err(e) => Fault::new(Class::Io, rank, format!("{e:#}")),
-                })?;
+        let (mut step, mut stop) = (0, false);
+        while step < self.config.steps && !stop {
+            let is_whole = self.config.steps - step >= u64::from(self.program.window().n_steps());
+            if let Some(last) = self.last.as_ref().filter(|_| !is_whole) {
+                worker.set_program(last)?;
             }
-            trained.last = Some(report);
-            if rank.index() < job.program.placement().n_workers() {
+            for report in worker.run(step)? {
+                if rank == Rank(0)
+                    && let Ok(mut observe) = observe.lock()
+                {
+                    observe(&report).map_err(|e| match e.downcast::<Fault>() {
+                        Ok(fault) => Fault { step: Some(report.step), ..fault },
+                        Err(e) => Fault::new(Class::Io, rank, format!("{e:#}")),
+                    })?;
+                }
+                trained.last = Some(report);
+                (step, stop) = (report.step + 1, report.stop);
+            }
+            if rank.index() < job.program.placement().n_workers() && is_whole {
                 if trained.events.len() as u64 == N_TIMELINES {
                     trained.events.remove(0);
                 }
                 trained.events.push(worker.events().to_vec());
-            }
-            if report.stop {
-                break;
             }
         }
         trained.weights = worker.weights()?;

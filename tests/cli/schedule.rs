@@ -9,12 +9,14 @@ use serde_json::Value;
 use crate::command::{Ran, chimera, folder};
 
 /// All schedules, in variants that fit five micro-batches on four workers.
-const SHOWN: [&str; 8] = [
+const SHOWN: [&str; 10] = [
     "gpipe",
     "dapple",
     "1f1b",
     "gems",
     "zb-h1",
+    "pipedream",
+    "pipedream-2bw --window 2",
     "chimera",
     "chimera --pipes 4",
     "chimera --scaling halving",
@@ -47,7 +49,20 @@ fn check_text(text: &[u8]) -> Ran {
 fn list_begins_each_line_with_a_name() {
     let listed = ok("schedule list");
     let names: Vec<_> = listed.lines().map(|line| line.split(' ').next()).collect();
-    assert_eq!(names, ["gpipe", "dapple", "gems", "chimera", "interleaved", "zb-h1"].map(Some));
+    assert_eq!(
+        names,
+        [
+            "gpipe",
+            "dapple",
+            "gems",
+            "chimera",
+            "interleaved",
+            "zb-h1",
+            "pipedream",
+            "pipedream-2bw",
+        ]
+        .map(Some)
+    );
     for name in names.iter().flatten() {
         ok(&format!("schedule show {name}"));
     }
@@ -218,7 +233,17 @@ fn a_gallery_has_a_drawing_of_every_schedule() {
     let folder = folder();
     ok(&format!("schedule gallery --out {}", folder.path().join("g").display()));
     let page = std::fs::read_to_string(folder.path().join("g/README.md")).expect("a page");
-    for name in ["gpipe", "dapple", "gems", "chimera", "interleaved", "zb-h1", "chimera-halving"] {
+    for name in [
+        "gpipe",
+        "dapple",
+        "gems",
+        "chimera",
+        "interleaved",
+        "zb-h1",
+        "pipedream",
+        "pipedream-2bw",
+        "chimera-halving",
+    ] {
         assert!(page.contains(&format!("]({name}.svg)")), "{page}");
         let svg = std::fs::read_to_string(folder.path().join(format!("g/{name}.svg")));
         assert!(svg.is_ok_and(|svg| svg.starts_with("<svg")), "{name}");
