@@ -139,7 +139,7 @@ impl Check {
             let proof = json!({
                 "schedule": timetable.schedule, "proven": true, "depth": timetable.rows.len(),
                 "stages": program.placement().n_stages(), "micro_batches": timetable.n_micro_batches,
-                "steps": timetable.update.n_steps(), "weight_versions": program.weight_versions(),
+                "steps": program.window().n_steps(), "weight_versions": program.weight_versions(),
                 "messages": program.n_messages(), "channel_bound": program.channel_bound(),
                 "peak_micro_batches": program.peaks(), "makespan": timeline.makespan(),
                 "bubble_ratio": timeline.bubble_ratio(),

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use anyhow::Result;
 use chimera::core::analyze::{Timeline, UniformCosts, simulate};
 use chimera::core::lower::{Lowering, Program, lower};
+use chimera::core::update::Update;
 use clap::Args;
 use serde_json::json;
 
@@ -33,13 +34,16 @@ impl Simulate {
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
         let workers = busy.iter().zip(program.peaks());
         if self.json {
-            let worker = |((busy, peak), versions): ((&f64, &f64), &u32)| json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak, "weight_versions": versions});
-            let report = json!({
-                "steps": program.window().n_steps(),
+            let worker = |(busy, peak): (&f64, &f64)| json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});
+            let mut report = json!({
                 "makespan": makespan,
                 "bubble_ratio": timeline.bubble_ratio(),
-                "workers": workers.zip(program.weight_versions()).map(worker).collect::<Vec<_>>(),
+                "workers": workers.map(worker).collect::<Vec<_>>(),
             });
+            if program.window().update() != Update::Flush {
+                report["steps"] = json!(program.window().n_steps());
+                report["weight_versions"] = json!(program.weight_versions());
+            }
             return print(format!("{report:#}"));
         }
         let mut report = summary(&program, &timeline);
@@ -63,12 +67,13 @@ pub(super) fn timeline(program: &Program, costs: CostArgs) -> Timeline {
 pub(super) fn summary(program: &Program, timeline: &Timeline) -> String {
     let peak = program.peaks().iter().copied().fold(0.0, f64::max);
     let makespan = (timeline.makespan() * 1e6).round() / 1e6;
-    let (steps, versions) = match program.window().n_steps() {
-        1 => (String::new(), String::new()),
-        n => {
-            let most = program.weight_versions().iter().max().unwrap_or(&1);
-            (format!(" of {n} steps"), format!("at most {most} version(s) of the weights, "))
-        }
+    let steps = match program.window().n_steps() {
+        1 => String::new(),
+        n => format!(" of {n} steps"),
+    };
+    let versions = match program.weight_versions().iter().max() {
+        None | Some(1) => String::new(),
+        Some(most) => format!("at most {most} versions of the weights, "),
     };
     format!(
         "{}: makespan {makespan}{steps}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {versions}{} messages",
