@@ -358,11 +358,10 @@ impl Machine for Checker<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::lower::{Lowering, lower};
-    use crate::schedule::{Scaling, Shape, find};
-    use crate::timetable::Timetable;
+    use crate::schedule::{Shape, find};
 
     fn program(barrier: bool) -> Program {
         let timetable = find("chimera").expect("known").timetable(&Shape::new(4, 6));
@@ -374,8 +373,8 @@ mod tests {
         !matches!(instr, Instr::Run(_) | Instr::Send(..) | Instr::Recv(..))
     }
 
-    /// A window of three steps; two where the schedule updates after every micro-batch.
-    fn window(schedule: &str) -> Program {
+    /// An asynchronous schedule on three workers, over three steps of three micro-batches.
+    pub(in super::super) fn window(schedule: &str) -> Program {
         let timetable = find(schedule).expect("known");
         let timetable = timetable.timetable(&Shape { window: 3, ..Shape::new(3, 3) });
         lower(&timetable.expect("fits"), &Lowering::default()).expect("proven")
@@ -399,71 +398,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    /// Sum and update of a stage, taken from where they are to behind the next backward.
-    #[test]
-    fn an_update_that_would_take_in_gradients_of_the_next_is_refused() {
-        for schedule in ["pipedream", "pipedream-2bw"] {
-            let whole = window(schedule);
-            let is_backward = |i: &Instr| matches!(i, Instr::Run(cell) if cell.ops().any(|op| op.kind.adds_gradient()));
-            for (w, row) in whole.rows.iter().enumerate() {
-                for at in (0..row.len()).filter(|at| matches!(row[*at], Instr::Reduce(_))) {
-                    let Some(next) = row[at..].iter().position(is_backward) else { continue };
-                    let mut late = whole.clone();
-                    late.rows[w][at..=at + next].rotate_left(3);
-                    let refusal = prove(&late, None).err().expect("gradients mixed").to_string();
-                    assert!(refusal.contains("comes before the update of"), "{refusal}");
-                    let mut early = whole.clone();
-                    let last = row[..at].iter().rposition(is_backward).expect("a backward");
-                    early.rows[w][last..at + 3].rotate_right(3);
-                    let refusal = prove(&early, None).err().expect("a gradient lost").to_string();
-                    assert!(refusal.contains("comes after the reduction of"), "{refusal}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_version_that_is_not_there_is_refused() {
-        let timetable = |schedule: &str, n| {
-            let shape = Shape::new(4, n);
-            find(schedule).expect("known").timetable(&shape).expect("fits")
-        };
-        // GPipe runs all forwards first; 1F1B runs ahead of steps shorter than the pipe.
-        for (schedule, n, n_steps) in [("gpipe", 12, 3), ("dapple", 6, 3)] {
-            let update = Update::DoubleBuffer { n_steps };
-            let ahead = Timetable { update, ..timetable(schedule, n) };
-            let refusal =
-                lower(&ahead, &Lowering::default()).map(drop).expect_err("two steps ahead");
-            assert!(
-                matches!(refusal.reason, Reason::Version { version: 1, made: 0, .. }),
-                "{refusal}"
-            );
-        }
-        let two_steps =
-            Timetable { update: Update::DoubleBuffer { n_steps: 2 }, ..timetable("gpipe", 12) };
-        let refusal = lower(&two_steps, &Lowering::default());
-        assert!(refusal.is_ok(), "both steps read the first version");
-    }
-
-    #[test]
-    fn what_has_no_whole_updates_is_refused() {
-        let of = |schedule: &str, update| {
-            let shape = Shape { scaling: Scaling::Halving, ..Shape::new(2, 3) };
-            let plain = find(schedule).expect("known").timetable(&shape).expect("fits");
-            let how = Lowering { tied: vec![vec![StageId(0), StageId(1)]], ..Lowering::default() };
-            let untied = Lowering::default();
-            let asynchronous = Timetable { update, ..plain };
-            (lower(&asynchronous, &untied), lower(&asynchronous, &how))
-        };
-        let (_, tied) = of("dapple", Update::Stash { n_steps: 1 });
-        assert_eq!(tied.expect_err("two versions").reason, Reason::TiedVersions);
-        let (window, _) = of("dapple", Update::Stash { n_steps: 2 });
-        let reason = Reason::Window { n_micro_batches: 3, n_steps: 2 };
-        assert_eq!(window.expect_err("a half").reason, reason);
-        let (window, _) = of("dapple", Update::DoubleBuffer { n_steps: 0 });
-        assert!(matches!(window.expect_err("none").reason, Reason::Window { .. }));
     }
 
     #[test]

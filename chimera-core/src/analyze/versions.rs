@@ -118,3 +118,89 @@ impl Versions {
         self.peaks
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{prove, tests::window};
+    use super::*;
+    use crate::lower::{Instr, Lowering, lower};
+    use crate::schedule::{Shape, find};
+    use crate::timetable::Timetable;
+
+    /// Sum and update of a stage, taken from where they are to behind the next backward.
+    #[test]
+    fn an_update_that_would_take_in_gradients_of_the_next_is_refused() {
+        for schedule in ["pipedream", "pipedream-2bw"] {
+            let whole = window(schedule);
+            let is_backward = |i: &Instr| match i {
+                Instr::Run(cell) => cell.ops().any(|op| op.kind.adds_gradient()),
+                _ => false,
+            };
+            for (w, row) in whole.rows.iter().enumerate() {
+                for at in (0..row.len()).filter(|at| matches!(row[*at], Instr::Reduce(_))) {
+                    let Some(next) = row[at..].iter().position(is_backward) else { continue };
+                    let mut late = whole.clone();
+                    late.rows[w][at..=at + next].rotate_left(3);
+                    let refusal = prove(&late, None).err().expect("gradients mixed").to_string();
+                    assert!(refusal.contains("comes before the update of"), "{refusal}");
+                    let mut early = whole.clone();
+                    let last = row[..at].iter().rposition(is_backward).expect("a backward");
+                    early.rows[w][last..at + 3].rotate_right(3);
+                    let refusal = prove(&early, None).err().expect("a gradient lost").to_string();
+                    assert!(refusal.contains("comes after the reduction of"), "{refusal}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_version_that_is_not_there_is_refused() {
+        let timetable = |schedule: &str, n| {
+            let shape = Shape::new(4, n);
+            find(schedule).expect("known").timetable(&shape).expect("fits")
+        };
+        // GPipe runs all forwards first; 1F1B runs ahead of steps shorter than the pipe.
+        for (schedule, n, n_steps) in [("gpipe", 12, 3), ("dapple", 6, 3)] {
+            let update = Update::DoubleBuffer { n_steps };
+            let ahead = Timetable { update, ..timetable(schedule, n) };
+            let refusal =
+                lower(&ahead, &Lowering::default()).map(drop).expect_err("two steps ahead");
+            assert!(
+                matches!(refusal.reason, Reason::Version { version: 1, made: 0, .. }),
+                "{refusal}"
+            );
+        }
+        let two_steps =
+            Timetable { update: Update::DoubleBuffer { n_steps: 2 }, ..timetable("gpipe", 12) };
+        let refusal = lower(&two_steps, &Lowering::default());
+        assert!(refusal.is_ok(), "both steps read the first version");
+    }
+
+    #[test]
+    fn what_has_no_whole_updates_is_refused() {
+        let plain = find("dapple").expect("known").timetable(&Shape::new(2, 3)).expect("fits");
+        let reason = |update, how: &Lowering| {
+            let timetable = Timetable { update, ..plain.clone() };
+            lower(&timetable, how).map(drop).expect_err("unsound").reason
+        };
+        let untied = Lowering::default();
+        for n_steps in [0, 2] {
+            let window = Reason::Window { n_micro_batches: 3, n_steps };
+            assert_eq!(reason(Update::Stash { n_steps }, &untied), window);
+            assert_eq!(reason(Update::DoubleBuffer { n_steps }, &untied), window);
+        }
+        let tied = Lowering { tied: vec![vec![StageId(0), StageId(1)]], ..untied };
+        assert_eq!(reason(Update::Stash { n_steps: 1 }, &tied), Reason::TiedVersions);
+    }
+
+    #[test]
+    fn an_op_of_two_updates_is_refused() {
+        let shape = Shape { window: 1, ..Shape::new(1, 2) };
+        let mut timetable = find("pipedream").expect("known").timetable(&shape).expect("fits");
+        let Cell::One(op) = &mut timetable.rows[0][0] else { panic!("a pair") };
+        op.span.len = 2;
+        let wide = *op;
+        let refusal = lower(&timetable, &Lowering::default()).map(drop).expect_err("two updates");
+        assert_eq!(refusal.reason, Reason::TwoUpdates(wide));
+    }
+}
