@@ -4,6 +4,7 @@
 //! drawings and the engine of [`core`], the kernels of the devices it was built for, and the parts of
 //! the `chimera` command that other programs may want: settings, data, evaluation, saving.
 
+pub mod auto;
 pub mod corpus;
 pub mod data;
 pub mod evaluate;

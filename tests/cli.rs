@@ -11,6 +11,8 @@ mod costs;
 mod exchange;
 #[path = "cli/hostile.rs"]
 mod hostile;
+#[path = "cli/passes.rs"]
+mod passes;
 #[path = "cli/schedule.rs"]
 mod schedule;
 #[path = "cli/simulate.rs"]

@@ -4,10 +4,12 @@ mod training;
 
 use std::collections::{HashMap, HashSet};
 
-use chimera_core::lower::{Lowering, lower};
+use chimera_core::analyze::UniformCosts;
+use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower};
 use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::schedule::{Scaling, Shape, find};
 use chimera_core::timetable::Timetable;
+use chimera_core::update::Update;
 use proptest::prelude::*;
 use training::{Run, train, train_timetable};
 
@@ -70,6 +72,16 @@ fn mutations() -> impl Strategy<Value = Mutation> {
     ]
 }
 
+fn asynchronous() -> impl Strategy<Value = (&'static str, Shape)> {
+    (any::<bool>(), 1usize..=4, 0u32..=2, 1u32..=3).prop_map(|(is_double, depth, more, window)| {
+        let (name, n) = match is_double {
+            true => ("pipedream-2bw", depth as u32 + more),
+            false => ("pipedream", 1 + more),
+        };
+        (name, Shape { window, ..Shape::new(depth, n) })
+    })
+}
+
 fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
     let chimera = (1usize..=2, 1u32..=6, 0usize..3).prop_map(|(half, n, scaling)| {
         ("chimera", Shape { scaling: Scaling::ALL[scaling].1, ..Shape::new(2 * half, n) })
@@ -83,6 +95,21 @@ fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
         true => ("dualpipe-v", Shape::new(half, n)),
     });
     prop_oneof![chimera, others, dual]
+}
+
+/// A sound timetable of a shape, after the passes over compute.
+fn timetable(schedule: &str, shape: &Shape, by: Passes) -> Timetable {
+    let whole = find(schedule).expect("known").timetable(shape).expect("fits");
+    by.apply(whole, Lowering::default(), &UniformCosts::EQUAL).expect("sound").0
+}
+
+fn any_passes() -> impl Strategy<Value = Passes> {
+    let recompute = prop::sample::select(vec![Recompute::None, Recompute::None, Recompute::Full]);
+    (recompute, 0usize..3, any::<bool>()).prop_map(|(recompute, cells, split_backward)| Passes {
+        recompute,
+        hoist: Hoist::By(cells),
+        split_backward,
+    })
 }
 
 /// The rules, said a second time in the simplest way: everything once, in its place, no row stuck, and
@@ -108,13 +135,37 @@ fn is_sound(t: &Timetable) -> bool {
         }
     }
     let n_passes = 3 * t.n_units() as usize * n_stages;
-    if counts.len() != n_passes
+    if counts.keys().filter(|(kind, ..)| *kind != Kind::Recompute).count() != n_passes
         || counts.values().any(|n| *n != 1)
         || pipes.values().any(|p| p.len() != 1)
     {
         return false;
     }
-    flows(t) && keeps_order(t)
+    flows(t) && keeps_order(t) && keeps_updates_apart(t)
+}
+
+/// The backwards of an update end before those of the next begin; in a double buffer, those of a step
+/// end before the forwards of the step after the next begin, which read what it makes.
+fn keeps_updates_apart(t: &Timetable) -> bool {
+    let (per_update, lag) = match t.update {
+        Update::Flush => return true,
+        Update::Stash { .. } => (1, u32::MAX),
+        Update::DoubleBuffer { n_steps } => (t.n_units() / n_steps, 2),
+    };
+    (0..t.placement.n_stages()).all(|s| {
+        let row = t.row(t.placement.pipes()[0][s]).iter().flat_map(|c| c.ops());
+        let ops: Vec<(Kind, u32)> = row
+            .filter(|op| op.stage.index() == s)
+            .map(|op| (op.kind, op.span.start / per_update))
+            .collect();
+        ops.iter().enumerate().all(|(at, (kind, update))| {
+            let later = ops[at..].iter().filter(|(k, _)| *k == Kind::Backward);
+            later.clone().all(|(_, other)| match kind {
+                Kind::Backward => other >= update,
+                _ => update < &lag || *other > update - lag,
+            })
+        })
+    })
 }
 
 /// A whole backward is both halves.
@@ -124,13 +175,16 @@ fn passes(kind: Kind) -> &'static [Kind] {
         Kind::Backward => &[Kind::BackwardInput, Kind::BackwardWeight],
         Kind::BackwardInput => &[Kind::BackwardInput],
         Kind::BackwardWeight => &[Kind::BackwardWeight],
-        Kind::Recompute => &[],
+        Kind::Recompute => &[Kind::Recompute],
     }
 }
 
 /// Runs every cell as soon as what its ops need was done before it, until nothing moves.
 fn flows(t: &Timetable) -> bool {
     let last = t.placement.n_stages() - 1;
+    let ops = || t.rows.iter().flatten().flat_map(|c| c.ops());
+    let recomputed: HashSet<_> =
+        ops().filter(|op| op.kind == Kind::Recompute).map(|op| (op.pipe, op.stage)).collect();
     let mut done: HashSet<(Kind, u32, usize)> = HashSet::new();
     let mut spans: HashMap<(usize, u32), u16> = HashMap::new();
     let mut next = vec![0; t.rows.len()];
@@ -144,9 +198,14 @@ fn flows(t: &Timetable) -> bool {
                         Kind::Forward => {
                             s == 0 || spans.get(&(s - 1, op.span.start)) == Some(&op.span.len)
                         }
+                        Kind::Recompute => done.contains(&(Kind::Forward, u, s)),
                         Kind::BackwardWeight => done.contains(&(Kind::BackwardInput, u, s)),
                         _ => {
-                            done.contains(&(Kind::Forward, u, s))
+                            let saves = match recomputed.contains(&(op.pipe, op.stage)) {
+                                true => Kind::Recompute,
+                                false => Kind::Forward,
+                            };
+                            done.contains(&(saves, u, s))
                                 && (s == last || done.contains(&(Kind::BackwardInput, u, s + 1)))
                         }
                     })
@@ -197,10 +256,13 @@ proptest! {
 
     #[test]
     fn the_checker_refuses_exactly_what_is_unsound(
-        (schedule, shape) in shapes(),
+        (schedule, shape, by) in prop_oneof![
+            3 => (shapes(), any_passes()).prop_map(|((schedule, shape), by)| (schedule, shape, by)),
+            1 => asynchronous().prop_map(|(schedule, shape)| (schedule, shape, Passes::default())),
+        ],
         mutations in prop::collection::vec(mutations(), 1..=2),
     ) {
-        let mut t = find(schedule).expect("known").timetable(&shape).expect("fits");
+        let mut t = timetable(schedule, &shape, by);
         prop_assert!(is_sound(&t));
         for mutation in mutations {
             if t.rows.iter().all(|row| row.len() > 1) {
@@ -222,9 +284,10 @@ proptest! {
     #[test]
     fn what_is_accepted_trains_to_the_same_losses(
         (schedule, shape) in shapes(),
+        by in any_passes(),
         (w, i) in (0usize..8, 0usize..64),
     ) {
-        let mut t = find(schedule).expect("known").timetable(&shape).expect("fits");
+        let mut t = timetable(schedule, &shape, by);
         Mutation::Swap(w, i, i + 1).apply(&mut t);
         prop_assume!(lower(&t, &Lowering::default()).is_ok());
         let run = Run::new(schedule, shape);

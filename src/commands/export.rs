@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use chimera::core::exchange::{csv, to_csv, to_json};
 use chimera::core::ids::PipeId;
-use chimera::core::lower::lower;
 use chimera::core::render::{chrome, html, svg};
 use chimera::core::timetable::Timetable;
 use clap::{Args, ValueEnum};
 
 use super::costs::CostArgs;
+use super::plan::Plan;
 use super::schedule::title;
-use super::{ShapeArgs, print, timetable};
+use super::{ShapeArgs, print};
 
 /// Writes a schedule in a form that other programs read
 #[derive(Args)]
@@ -59,19 +59,14 @@ pub(super) struct To {
 
 impl Export {
     pub(super) fn run(self) -> Result<()> {
-        let timetable = timetable(&self.name, self.shape)?;
-        self.to.write(&timetable, self.format, &self.costs)
+        self.to.write(&Plan::of(&self.name, self.shape, &self.costs)?, self.format)
     }
 }
 
 impl To {
     /// Writes a timetable; what is simulated or drawn is proven before.
-    pub(super) fn write(
-        self,
-        timetable: &Timetable,
-        format: Format,
-        costs: &CostArgs,
-    ) -> Result<()> {
+    pub(super) fn write(self, plan: &Plan, format: Format) -> Result<()> {
+        let timetable = &plan.timetable;
         if format == Format::PytorchCsv {
             return self.write_csv(timetable);
         }
@@ -81,8 +76,8 @@ impl To {
         if format == Format::Json {
             return deliver(self.out.as_deref(), &to_json(timetable));
         }
-        let program = lower(timetable, &costs.lowering())?;
-        let timeline = costs.timeline(&program)?;
+        let program = plan.prove()?;
+        let timeline = plan.simulate(&program);
         let text = match format {
             Format::Chrome => chrome::trace(&program, &timeline),
             Format::Html => html::page(&program, &timeline, &title(timetable)),

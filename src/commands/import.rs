@@ -5,15 +5,16 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use chimera::core::lower::lower;
+use chimera::core::lower::Program;
 use chimera::timetable::read;
 use clap::Args;
 
 use super::costs::CostArgs;
 use super::export::{Format, To};
-use super::print;
+use super::plan::Plan;
 use super::schedule::proof;
 use super::train::Train;
+use super::{PassArgs, print};
 
 /// Proves a timetable from a file, as `check` does; with --format writes it, with --run trains with it
 #[derive(Args)]
@@ -27,6 +28,8 @@ pub(super) struct Import {
     #[command(flatten)]
     to: To,
     #[command(flatten)]
+    passes: PassArgs,
+    #[command(flatten)]
     costs: CostArgs,
     /// Trains with it; what follows are options of `chimera train`
     #[arg(long, value_name = "OPTION", num_args = 0.., allow_hyphen_values = true)]
@@ -39,12 +42,15 @@ impl Import {
         if let Some(options) = self.run {
             return Train::with_schedule(self.file, options).run(); // which proves it
         }
-        let timetable = read(&self.file)?;
-        let program = lower(&timetable, &self.costs.lowering())
-            .with_context(|| self.file.display().to_string())?;
+        let prove = || -> Result<(Plan, Program)> {
+            let plan = Plan::of_timetable(read(&self.file)?, self.passes, &self.costs)?;
+            let program = plan.prove()?;
+            Ok((plan, program))
+        };
+        let (plan, program) = prove().with_context(|| self.file.display().to_string())?;
         match self.format {
-            Some(format) => self.to.write(&timetable, format, &self.costs),
-            None => print(proof(&program, &self.costs.timeline(&program)?)),
+            Some(format) => self.to.write(&plan, format),
+            None => print(proof(&program, &plan.simulate(&program))),
         }
     }
 }

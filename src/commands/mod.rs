@@ -8,18 +8,18 @@ mod entry;
 mod export;
 mod gallery;
 mod import;
+mod plan;
 mod schedule;
 mod simulate;
 mod train;
 
 use std::io::Write;
-use std::path::Path;
 
 use anyhow::Result;
-use chimera::core::schedule::{Scaling, Shape, find};
-use chimera::core::timetable::Timetable;
-use chimera::timetable::{is_file, read};
-use clap::{Args, Parser, Subcommand};
+use chimera::auto::Where;
+use chimera::core::lower::{Hoist, Passes, Recompute};
+use chimera::core::schedule::{Scaling, Shape};
+use clap::{ArgAction, Args, Parser, Subcommand};
 
 /// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
 /// pipelines and other schedules, proven, simulated, drawn and run.
@@ -50,7 +50,7 @@ impl Cli {
     }
 }
 
-/// The shape of a schedule, as every subcommand about schedules spells it.
+/// The shape of a schedule and what is done to it, as every subcommand about schedules spells it.
 #[derive(Args, Clone, Copy, PartialEq)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 struct ShapeArgs {
@@ -78,6 +78,51 @@ struct ShapeArgs {
     /// The most micro-batches on their way in each direction of MixPipe, K
     #[arg(long, value_name = "K")]
     in_flight: Option<u32>,
+    /// Steps between the flushes of an asynchronous schedule, T
+    #[arg(long, value_name = "T", default_value_t = 4)]
+    window: u32,
+    /// Where `auto` searches: line, interleaved, v, wave or mirrored
+    #[arg(long, value_name = "NAME", default_value = "mirrored")]
+    placement: Where,
+    /// Seconds that `auto` may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = costs::number)]
+    search_time: f64,
+    /// Key of the random draws of `auto`
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    search_seed: u64,
+    #[command(flatten)]
+    passes: PassArgs,
+}
+
+/// What is done to a schedule.
+#[derive(Args, Clone, Copy, PartialEq)]
+struct PassArgs {
+    /// What forwards keep: none (all residuals, nothing is recomputed), full (recompute all from the
+    /// input) or selective (recompute what is cheap)
+    #[arg(long, value_name = "MODE", default_value = "none")]
+    recompute: Recompute,
+    /// Cells by which recomputations run before their backwards, auto for the shortest step within
+    /// `--memory-cap`, or on-demand to wait for the gradient first
+    #[arg(long, value_name = "CELLS", default_value = "0")]
+    hoist: Hoist,
+    /// Splits backwards; weight halves go into idle time
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value = "false",
+        action = ArgAction::Set
+    )]
+    split_backward: bool,
+}
+
+impl PassArgs {
+    fn passes(self) -> Passes {
+        let PassArgs { recompute, hoist, split_backward } = self;
+        Passes { recompute, hoist, split_backward }
+    }
 }
 
 impl ShapeArgs {
@@ -89,17 +134,9 @@ impl ShapeArgs {
             n_in_turn: self.in_turn,
             n_waves: self.waves,
             in_flight: self.in_flight,
+            window: self.window,
             ..Shape::new(self.depth, self.micro_batches.unwrap_or(self.depth as u32))
         }
-    }
-}
-
-/// The timetable that `name` stands for: a schedule at a shape, or a file (`-` is standard input).
-fn timetable(name: &str, shape: ShapeArgs) -> Result<Timetable> {
-    if name == "-" || is_file(name) {
-        Ok(read(Path::new(name))?)
-    } else {
-        Ok(find(name)?.timetable(&shape.shape())?)
     }
 }
 

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use chimera::core::analyze::{Refusal, Timeline, prove_in_one_order};
+use chimera::auto::{ABOUT, AUTO, report};
+use chimera::core::analyze::{Timeline, prove_in_one_order};
 use chimera::core::exchange;
-use chimera::core::lower::{Program, lower};
+use chimera::core::lower::Program;
 use chimera::core::render::{svg, text};
 use chimera::core::schedule::{self, SCHEDULES};
 use chimera::core::timetable::Timetable;
@@ -14,8 +15,9 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 
 use super::costs::CostArgs;
+use super::plan::Plan;
 use super::simulate::summary;
-use super::{ShapeArgs, compare, export, gallery, import, print, timetable};
+use super::{PassArgs, ShapeArgs, compare, export, gallery, import, print};
 
 /// Lists, draws and checks schedules
 #[derive(Args)]
@@ -75,6 +77,8 @@ struct Check {
     /// input
     file: PathBuf,
     #[command(flatten)]
+    passes: PassArgs,
+    #[command(flatten)]
     costs: CostArgs,
     /// Proves too that messages and reductions follow one order on each device, as NCCL needs
     #[arg(long)]
@@ -106,7 +110,8 @@ impl List {
                 json!({"name": s.name(), "aliases": aliases, "about": s.about(),
                        "paper": source.paper, "place": source.place})
             };
-            let all: Vec<_> = SCHEDULES.iter().map(entry).collect();
+            let auto = json!({"name": AUTO, "about": ABOUT});
+            let all: Vec<_> = SCHEDULES.iter().map(entry).chain([auto]).collect();
             return print(format!("{:#}", json!(all)));
         }
         let width = SCHEDULES.iter().map(|s| s.name().len()).max().unwrap_or(0);
@@ -114,42 +119,46 @@ impl List {
             let aliases: String = s.aliases().iter().map(|a| format!(" (also {a})")).collect();
             format!("{:<width$}  {}{aliases} [{}]\n", s.name(), s.about(), s.source().paper)
         };
-        print(SCHEDULES.iter().map(line).collect::<String>())
+        let auto = format!("{AUTO:<width$}  {ABOUT}");
+        print(SCHEDULES.iter().map(line).chain([auto]).collect::<String>())
     }
 }
 
 impl Show {
     fn run(self) -> Result<()> {
-        let timetable = timetable(&self.name, self.shape)?;
+        let plan = Plan::of(&self.name, self.shape, &self.costs)?;
         if self.json || self.format == Format::Json {
-            return print(exchange::to_json(&timetable));
+            return print(exchange::to_json(&plan.timetable));
         }
-        let program = lower(&timetable, &self.costs.lowering())?;
-        let timeline = self.costs.timeline(&program)?;
+        let program = plan.prove()?;
+        let timeline = plan.simulate(&program);
         if self.format == Format::Svg {
-            return print(svg::timeline(&timeline, &title(&timetable)));
+            return print(svg::timeline(&timeline, &title(&plan.timetable)));
         }
         let drawing = text::timeline(&timeline);
-        print(format!("{}\n{}", drawing.trim_end(), summary(&program, &timeline)))
+        let search = plan.search.map(|progress| format!("\n{}", report(&progress)));
+        let search = search.unwrap_or_default();
+        print(format!("{}\n{}{search}", drawing.trim_end(), summary(&program, &timeline)))
     }
 }
 
 impl Check {
     fn run(self) -> Result<()> {
-        let timetable = read(&self.file)?;
-        let prove = || -> Result<Program, Refusal> {
-            let program = lower(&timetable, &self.costs.lowering())?;
+        let prove = || -> Result<(Plan, Program)> {
+            let plan = Plan::of_timetable(read(&self.file)?, self.passes, &self.costs)?;
+            let program = plan.prove()?;
             if self.one_order {
                 prove_in_one_order(&program)?;
             }
-            Ok(program)
+            Ok((plan, program))
         };
-        let program = prove().with_context(|| self.file.display().to_string())?;
-        let timeline = self.costs.timeline(&program)?;
+        let (plan, program) = prove().with_context(|| self.file.display().to_string())?;
+        let (timetable, timeline) = (&plan.timetable, plan.simulate(&program));
         if self.json {
             let proof = json!({
                 "schedule": timetable.schedule, "proven": true, "depth": timetable.rows.len(),
                 "stages": program.placement().n_stages(), "micro_batches": timetable.n_micro_batches,
+                "steps": program.window().n_steps(), "weight_versions": program.weight_versions(),
                 "messages": program.n_messages(), "channel_bound": program.channel_bound(),
                 "peak_micro_batches": program.peaks(), "makespan": timeline.makespan(),
                 "bubble_ratio": timeline.bubble_ratio(),
@@ -173,5 +182,9 @@ pub(super) fn proof(program: &Program, timeline: &Timeline) -> String {
 /// A title such as `chimera, D = 4, N = 8`.
 pub(super) fn title(timetable: &Timetable) -> String {
     let (d, n) = (timetable.rows.len(), timetable.n_micro_batches);
-    format!("{}, D = {d}, N = {n}", timetable.schedule)
+    let title = |n| format!("{}, D = {d}, N = {n}", timetable.schedule);
+    match timetable.update.n_steps() {
+        0 | 1 => title(n),
+        steps => format!("{}, {steps} steps", title(n / steps)),
+    }
 }

@@ -3,15 +3,20 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use chimera::auto::report;
 use chimera::core::analyze::Timeline;
-use chimera::core::lower::{Program, lower};
+use chimera::core::lower::Program;
+use chimera::core::order::Progress;
+use chimera::core::update::Update;
 use clap::Args;
 use serde_json::json;
 
 use super::costs::CostArgs;
-use super::{ShapeArgs, print, timetable};
+use super::plan::Plan;
+use super::{ShapeArgs, print};
 
-/// Simulates one step of a schedule without gradient synchronisation and optimizer
+/// Simulates one step of a schedule, or the window of an asynchronous one, without gradient
+/// synchronisation and optimizer
 #[derive(Args)]
 pub(crate) struct Simulate {
     /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
@@ -27,37 +32,55 @@ pub(crate) struct Simulate {
 
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
-        let timetable = timetable(&self.name, self.shape)?;
-        let program = lower(&timetable, &self.costs.lowering())?;
-        let timeline = self.costs.timeline(&program)?;
+        let plan = Plan::of(&self.name, self.shape, &self.costs)?;
+        let program = plan.prove()?;
+        let timeline = plan.simulate(&program);
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
         let workers = busy.iter().zip(program.peaks());
         if self.json {
             let worker = |(busy, peak): (&f64, &f64)| json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});
-            let report = json!({
+            let mut figures = json!({
                 "makespan": makespan,
                 "bubble_ratio": timeline.bubble_ratio(),
                 "workers": workers.map(worker).collect::<Vec<_>>(),
             });
-            return print(format!("{report:#}"));
+            if let Some(Progress { lower_bound, n_orders, .. }) = plan.search {
+                figures["search"] = json!({"lower_bound": lower_bound, "orders": n_orders});
+            }
+            if program.window().update() != Update::Flush {
+                figures["steps"] = json!(program.window().n_steps());
+                figures["weight_versions"] = json!(program.weight_versions());
+            }
+            return print(format!("{figures:#}"));
         }
-        let mut report = summary(&program, &timeline);
-        report.push_str("\nworker      busy      idle  peak micro-batches\n");
+        let mut text = summary(&program, &timeline);
+        text.push_str("\nworker      busy      idle  peak micro-batches\n");
         for (w, (busy, peak)) in workers.enumerate() {
-            writeln!(report, "{w:>6} {busy:>9.3} {:>9.3}  {peak:>18}", makespan - busy)?;
+            writeln!(text, "{w:>6} {busy:>9.3} {:>9.3}  {peak:>18}", makespan - busy)?;
         }
         let path = timeline.critical_path();
-        write!(report, "critical path: {} of {} ops", path.len(), timetable.n_ops())?;
-        print(report)
+        write!(text, "critical path: {} of {} ops", path.len(), plan.timetable.n_ops())?;
+        if let Some(progress) = &plan.search {
+            write!(text, "\n{}", report(progress))?;
+        }
+        print(text)
     }
 }
 
-/// One line about a simulated step.
+/// One line about a simulated step or window.
 pub(super) fn summary(program: &Program, timeline: &Timeline) -> String {
     let peak = program.peaks().iter().copied().fold(0.0, f64::max);
     let makespan = (timeline.makespan() * 1e6).round() / 1e6;
+    let steps = match program.window().n_steps() {
+        1 => String::new(),
+        n => format!(" of {n} steps"),
+    };
+    let versions = match program.weight_versions().iter().max() {
+        None | Some(1) => String::new(),
+        Some(most) => format!("at most {most} versions of the weights, "),
+    };
     format!(
-        "{}: makespan {makespan}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {} messages",
+        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {versions}{} messages",
         program.schedule(),
         timeline.bubble_ratio(),
         program.n_messages(),

@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-use chimera_core::lower::Sync;
+use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::PRESETS;
 use chimera_core::schedule::{SCHEDULES, Scaling};
 use toml::{Table, Value};
 
 use super::Settings;
+use crate::auto::{AUTO, Where};
 use crate::timetable::is_file;
 
 /// `value` as the settings hold it, or why `key` cannot have it.
@@ -45,6 +46,7 @@ enum Allowed {
     Real(f64, f64),
     OneOf(Vec<&'static str>),
     Schedule(Vec<&'static str>),
+    Hoisting,
     Any,
 }
 
@@ -53,7 +55,9 @@ impl Allowed {
         use Allowed::*;
         match key {
             "depth" | "width" | "pipes" | "chunks" | "waves" => Whole(1, 1 << 13),
-            "micro-batches" | "micro-batch-size" | "in-turn" | "in-flight" => Whole(1, 1 << 20),
+            "micro-batches" | "micro-batch-size" | "in-turn" | "in-flight" | "window" => {
+                Whole(1, 1 << 20)
+            }
             "layers" => Whole(1, 1 << 14),
             "hidden" | "heads" => Whole(1, 1 << 20),
             "context" | "vocab" => Whole(1, 1 << 24),
@@ -64,13 +68,18 @@ impl Allowed {
             "lr" => Real(0.0, 1e30),
             "weight-decay" => Real(0.0, 1.0),
             "clip" => Real(0.0, 1e9),
+            "memory-cap" => Real(0.0, 1e6),
             "timeout" => Real(0.001, 1e6),
+            "search-time" => Real(0.0, 1e6),
+            "placement" => OneOf(Where::ALL.map(|(name, _)| name).to_vec()),
             "preset" => OneOf(PRESETS.iter().map(|preset| preset.name).collect()),
             "schedule" => {
                 let names = SCHEDULES.iter().map(|s| [&[s.name()], s.aliases()].concat());
-                Schedule(names.flatten().collect())
+                Schedule(names.flatten().chain([AUTO]).collect())
             }
             "scaling" => OneOf(Scaling::ALL.map(|(name, _)| name).to_vec()),
+            "recompute" => OneOf(Recompute::ALL.map(|(name, _)| name).to_vec()),
+            "hoist" => Hoisting,
             "sync" => OneOf(Sync::ALL.map(|(name, _)| name).to_vec()),
             _ => Any,
         }
@@ -84,6 +93,7 @@ impl Allowed {
             (Allowed::Schedule(names), Value::String(name)) => {
                 names.contains(&name.as_str()) || is_file(name)
             }
+            (Allowed::Hoisting, Value::String(text)) => text.parse::<Hoist>().is_ok(),
             (allowed, _) => matches!(allowed, Allowed::Any),
         }
     }
@@ -102,6 +112,7 @@ impl fmt::Display for Allowed {
             Allowed::Schedule(names) => {
                 write!(f, "one of {}, or a file that ends in .csv or .json", names.join(", "))
             }
+            Allowed::Hoisting => write!(f, "on-demand, auto or a number of cells"),
             Allowed::Any => write!(f, "anything"),
         }
     }
@@ -146,6 +157,17 @@ mod tests {
                 Value::String("late".into()),
                 "`sync` is \"late\"; it must be one of at-end, eager, eager-opt",
             ),
+            (
+                "hoist",
+                Value::String("late".into()),
+                "`hoist` is \"late\"; it must be on-demand, auto or a number of cells",
+            ),
+            (
+                "hoist",
+                Value::Boolean(true),
+                "`hoist`: boolean is no word and no number; \
+                 it must be on-demand, auto or a number of cells",
+            ),
             ("tied", Value::Integer(1), "`tied`: invalid type: integer `1`, expected a boolean"),
         ] {
             assert_eq!(check(key, value).unwrap_err(), refusal);
@@ -155,5 +177,6 @@ mod tests {
     #[test]
     fn whole_numbers_are_good_rates() {
         assert_eq!(check("clip", Value::Integer(1)), Ok(Value::Float(1.0)));
+        assert_eq!(check("hoist", Value::Integer(3)), Ok(Value::String("3".into())));
     }
 }

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use chimera_core::lower::Sync;
+use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::Gpt2Config;
 use chimera_core::schedule::Scaling;
 use serde::{Deserialize, Deserializer};
 use toml::Value;
+
+use crate::auto::Where;
 
 /// The settings of a run: every key has its value, and each value is in its range.
 ///
@@ -38,6 +40,23 @@ pub struct Config {
     pub waves: usize,
     /// The most micro-batches on their way in each direction of MixPipe; `None` for its own choice.
     pub in_flight: Option<u32>,
+    /// What forwards keep.
+    #[serde(deserialize_with = "by_name")]
+    pub recompute: Recompute,
+    /// Where recomputations stand.
+    #[serde(deserialize_with = "by_name")]
+    pub hoist: Hoist,
+    /// Whether backwards are split.
+    pub split_backward: bool,
+    /// The most micro-batches whose residuals a worker may hold; `None` for as many as the schedule does.
+    pub memory_cap: Option<f64>,
+    /// Where `auto` searches.
+    #[serde(deserialize_with = "by_name")]
+    pub placement: Where,
+    /// Seconds that `auto` may take.
+    pub search_time: f64,
+    /// Steps between the flushes of an asynchronous schedule.
+    pub window: u32,
     /// Micro-batches per group and step.
     pub micro_batches: usize,
     /// Samples per micro-batch.

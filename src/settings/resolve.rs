@@ -48,7 +48,7 @@ fn follow_timetable(merged: &mut Entries) -> Result<()> {
     let timetable = read(&path).with_context(|| format!("timetable {}", path.display()))?;
     let counts = [
         ("depth", timetable.rows.len() as i64),
-        ("micro-batches", i64::from(timetable.n_micro_batches)),
+        ("micro-batches", i64::from(timetable.n_micro_batches / timetable.update.n_steps().max(1))),
     ];
     for (key, count) in counts {
         let origin = Origin::Timetable(path.clone());
@@ -178,7 +178,7 @@ mod tests {
         let keys = Settings::keys();
         let config = Layers::default().resolve().unwrap();
         let unset: Vec<_> = keys.iter().filter(|key| config.value(key).is_none()).collect();
-        assert_eq!(unset, ["in-flight", "out", "metrics", "save"]);
+        assert_eq!(unset, ["in-flight", "memory-cap", "out", "metrics", "save"]);
         for key in keys {
             assert!(!check(&key, Value::Array(vec![])).is_err_and(|e| e.contains("unknown")));
         }

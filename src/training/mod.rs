@@ -10,25 +10,27 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use chimera_backend_cuda::Candle;
-use chimera_core::analyze::{Event, MeasuredCosts, Timeline, simulate};
+use chimera_core::analyze::{Event, MeasuredCosts, Timeline, UniformCosts, simulate};
 use chimera_core::comm::{Comm, Threads};
 use chimera_core::engine::{Data, Job, Patience, StepReport, Training, Worker, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::kernels::Kernels;
-use chimera_core::lower::{Lowering, Program, lower};
+use chimera_core::lower::{Lowering, Passes, Program, lower};
 use chimera_core::model::{Gpt2Config, Gpt2Stage, cut};
+use chimera_core::order::{Progress, Search};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 
 pub use folder::Folder;
 
+use crate::auto::{AUTO, auto};
 use crate::data::Corpus;
 use crate::settings::Config;
 use crate::timetable::{is_file, read};
 
-/// The last steps whose timelines are kept.
+/// The last runs of the program whose timelines are kept.
 const N_TIMELINES: u64 = 10;
 
 /// A run that has been checked as far as can be before it starts.
@@ -37,6 +39,9 @@ pub struct Run {
     model: Gpt2Config,
     stages: Vec<Gpt2Stage<Candle>>,
     program: Program,
+    search: Option<Progress>,
+    /// Of the steps at the end that do not make a whole window.
+    last: Option<Program>,
     corpus: Corpus,
     training: Training,
 }
@@ -47,7 +52,7 @@ pub struct Trained {
     pub weights: Vec<(Param, Vec<f32>)>,
     /// The last step's report.
     pub last: StepReport,
-    /// What the workers of the first group did in the last steps, each from its own start.
+    /// What the workers of the first group did in the last runs of the program, each from its own start.
     pub timelines: Vec<Timeline>,
 }
 
@@ -62,7 +67,8 @@ impl Run {
         let model = config.model();
         model.validate()?;
         let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
-        let timetable = timetable(&config)?;
+        let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
+        let (timetable, search) = timetable(&config, window)?;
         ensure!(
             config.micro_batch_size.is_multiple_of(timetable.units_per_micro as usize),
             "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
@@ -86,11 +92,21 @@ impl Run {
             sync: config.sync,
             barrier: training.needs_barrier(),
             tied: if model.tied && n_stages > 1 { vec![ends] } else { Vec::new() },
-            max_peak: None,
+            max_peak: config.memory_cap,
+            ..Lowering::default()
         };
-        let program = lower(&timetable, &how)?;
+        let Config { recompute, hoist, split_backward, .. } = config;
+        let passes = Passes { recompute, hoist, split_backward };
+        let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
+        let program = |timetable| -> Result<Program> {
+            let (timetable, how) = passes.apply(timetable, how.clone(), &costs)?;
+            Ok(lower(&timetable, &how)?)
+        };
+        let whole = program(timetable)?;
+        let last = rest(&config, whole.window().n_steps())?.map(&program).transpose()?;
+        let program = whole;
         fit::check(&config, &model, &cuts, &program)?;
-        Ok(Run { config, model, stages, program, corpus, training })
+        Ok(Run { config, model, stages, program, last, search, corpus, training })
     }
 
     /// The settings.
@@ -103,9 +119,14 @@ impl Run {
         &self.model
     }
 
-    /// What each worker does.
+    /// What each worker does in a step, or in a window of steps.
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// What the search for a schedule came to, if there was one.
+    pub fn search(&self) -> Option<&Progress> {
+        self.search.as_ref()
     }
 
     /// The text.
@@ -120,7 +141,7 @@ impl Run {
         factors.into_iter().fold(1, |n, factor| n.saturating_mul(*factor as u64))
     }
 
-    /// Trains, telling `observe` of every step; `stop` ends it after the step under way. An error of
+    /// Trains, telling `observe` of every step; `stop` ends it after the step or window under way. An error of
     /// `observe` ends the run too.
     pub fn train(
         &self,
@@ -166,25 +187,29 @@ impl Run {
         let stage = |id: StageId| self.stages[id.index()].clone();
         let mut worker = Worker::new(job, Candle::cpu(), comm, stage)?;
         let mut trained = RankTrained::default();
-        for step in 0..self.config.steps {
-            let report = worker.step(step)?;
-            if rank == Rank(0)
-                && let Ok(mut observe) = observe.lock()
-            {
-                observe(&report).map_err(|e| match e.downcast::<Fault>() {
-                    Ok(fault) => Fault { step: Some(step), ..fault },
-                    Err(e) => Fault::new(Class::Io, rank, format!("{e:#}")),
-                })?;
+        let (mut step, mut stop) = (0, false);
+        while step < self.config.steps && !stop {
+            let is_whole = self.config.steps - step >= u64::from(self.program.window().n_steps());
+            if let Some(last) = self.last.as_ref().filter(|_| !is_whole) {
+                worker.set_program(last)?;
             }
-            trained.last = Some(report);
-            if rank.index() < job.program.placement().n_workers() {
+            for report in worker.run(step)? {
+                if rank == Rank(0)
+                    && let Ok(mut observe) = observe.lock()
+                {
+                    observe(&report).map_err(|e| match e.downcast::<Fault>() {
+                        Ok(fault) => Fault { step: Some(report.step), ..fault },
+                        Err(e) => Fault::new(Class::Io, rank, format!("{e:#}")),
+                    })?;
+                }
+                trained.last = Some(report);
+                (step, stop) = (report.step + 1, report.stop);
+            }
+            if rank.index() < job.program.placement().n_workers() && is_whole {
                 if trained.events.len() as u64 == N_TIMELINES {
                     trained.events.remove(0);
                 }
                 trained.events.push(worker.events().to_vec());
-            }
-            if report.stop {
-                break;
             }
         }
         trained.weights = worker.weights()?;
@@ -192,17 +217,35 @@ impl Run {
     }
 }
 
-/// The timetable that the settings name.
-fn timetable(config: &Config) -> Result<Timetable> {
+/// The timetable of the steps that are left over after whole windows.
+fn rest(config: &Config, window: u32) -> Result<Option<Timetable>> {
+    let n_left = (config.steps % u64::from(window)) as u32;
+    if n_left == 0 {
+        return Ok(None);
+    }
+    let (timetable, _) = timetable(config, n_left)?;
+    ensure!(
+        timetable.update.n_steps().max(1) == n_left,
+        "{} has a window of {window} steps, which {} steps are no multiple of: choose other --steps",
+        config.schedule,
+        config.steps
+    );
+    Ok(Some(timetable))
+}
+
+/// The timetable that the settings name, of a window of so many steps if it is asynchronous; and what the
+/// search came to if they ask for one.
+fn timetable(config: &Config, window: u32) -> Result<(Timetable, Option<Progress>)> {
     if is_file(&config.schedule) {
         let timetable = read(Path::new(&config.schedule))?;
-        let counts = (timetable.rows.len(), timetable.n_micro_batches as usize);
+        let n_micro_batches = timetable.n_micro_batches / timetable.update.n_steps().max(1);
+        let counts = (timetable.rows.len(), n_micro_batches as usize);
         ensure!(
             counts == (config.depth, config.micro_batches),
             "{} was changed while it was read",
             config.schedule
         );
-        return Ok(timetable);
+        return Ok((timetable, None));
     }
     let shape = Shape {
         n_pipes: config.pipes,
@@ -211,11 +254,29 @@ fn timetable(config: &Config) -> Result<Timetable> {
         n_in_turn: config.in_turn,
         n_waves: config.waves,
         in_flight: config.in_flight,
+        window,
         ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
     };
     // One worker has no pipeline to schedule: it alternates forward and backward.
     let schedule = if config.depth == 1 { "dapple" } else { &config.schedule };
-    Ok(find(schedule)?.timetable(&shape)?)
+    if schedule == AUTO {
+        return searched(config, &shape);
+    }
+    Ok((find(schedule)?.timetable(&shape)?, None))
+}
+
+/// The timetable that a search finds, a backward taken to cost two forwards. Every rank of a run gets the
+/// same one unless time runs out.
+fn searched(config: &Config, shape: &Shape) -> Result<(Timetable, Option<Progress>)> {
+    let how = Search {
+        max_peak: config.memory_cap,
+        time_limit: Duration::from_secs_f64(config.search_time),
+        seed: config.seed,
+        ..Search::default()
+    };
+    let costs = |t: &Timetable| Ok(UniformCosts::new(1.0, 2.0, 0.0).per_units(t.units_per_micro));
+    let found = auto(config.placement, shape, config.split_backward, &how, costs, |_| ())?;
+    Ok((found.timetable, Some(found.progress)))
 }
 
 /// What one rank leaves.

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::command::{Ran, chimera, folder};
 
 /// All schedules and their variants, with a number of micro-batches that fits on four workers.
-const SHOWN: [(&str, u32); 20] = [
+const SHOWN: [(&str, u32); 22] = [
     ("gpipe", 5),
     ("dapple", 5),
     ("1f1b", 5),
@@ -31,6 +31,8 @@ const SHOWN: [(&str, u32); 20] = [
     ("hanayo --waves 1", 5),
     ("mixpipe", 5),
     ("mixpipe --in-flight 1", 5),
+    ("pipedream", 5),
+    ("pipedream-2bw --window 2", 5),
 ];
 
 fn ok(line: &str) -> String {
@@ -60,8 +62,22 @@ fn check_text(text: &[u8]) -> Ran {
 fn list_begins_each_line_with_a_name() {
     let listed = ok("schedule list");
     let names: Vec<_> = listed.lines().map(|line| line.split(' ').next()).collect();
-    let known: Vec<_> = SCHEDULES.iter().map(|s| Some(s.name())).collect();
+    let known: Vec<_> = SCHEDULES.iter().map(|s| s.name()).chain(["auto"]).map(Some).collect();
     assert_eq!(names, known);
+    assert_eq!(
+        names,
+        [
+            "gpipe",
+            "dapple",
+            "gems",
+            "chimera",
+            "interleaved",
+            "zb-h1",
+            "pipedream",
+            "pipedream-2bw",
+        ]
+        .map(Some)
+    );
     for name in names.iter().flatten() {
         ok(&format!("schedule show {name} --micro-batches 8"));
     }
@@ -232,9 +248,7 @@ fn a_gallery_has_a_drawing_of_every_schedule() {
     let folder = folder();
     ok(&format!("schedule gallery --out {}", folder.path().join("g").display()));
     let page = std::fs::read_to_string(folder.path().join("g/README.md")).expect("a page");
-    let mut names: Vec<String> = (json("schedule list --json").as_array().expect("a list").iter())
-        .map(|s| s["name"].as_str().expect("a name").to_string())
-        .collect();
+    let mut names: Vec<String> = SCHEDULES.iter().map(|s| s.name().to_string()).collect();
     names.extend(["comparison", "chimera-pipes-4", "chimera-scaling-halving"].map(String::from));
     for name in names {
         assert!(page.contains(&format!("({name}.svg)")), "{name}: {page}");

@@ -8,24 +8,24 @@ use super::{MODEL, train};
 use crate::command::{folder, text};
 
 /// The one-worker runs that others are compared with, by their options.
-struct Oracle {
+pub(super) struct Oracle {
     folder: TempDir,
     losses: BTreeMap<String, Vec<f64>>,
 }
 
 impl Oracle {
-    fn new() -> Oracle {
+    pub(super) fn new() -> Oracle {
         Oracle { folder: folder(), losses: BTreeMap::new() }
     }
 
-    fn losses(&self, options: &str) -> Vec<f64> {
+    pub(super) fn losses(&self, options: &str) -> Vec<f64> {
         let data = text(&self.folder);
         let (reports, _) = train(&format!("--data {} {options}", data.display()));
         reports.iter().map(|report| report.loss).collect()
     }
 
     /// Whether N micro-batches on each of W groups give the losses that N * W give on one worker.
-    fn check(&mut self, n: usize, width: usize, options: &str, optimizer: &str) {
+    pub(super) fn check(&mut self, n: usize, width: usize, options: &str, optimizer: &str) {
         let alone = format!("{MODEL} --depth 1 --micro-batches {} {optimizer}", n * width);
         if !self.losses.contains_key(&alone) {
             let losses = self.losses(&alone);
@@ -39,7 +39,7 @@ impl Oracle {
     }
 }
 
-fn are_close(many: &[f64], one: &[f64]) -> bool {
+pub(super) fn are_close(many: &[f64], one: &[f64]) -> bool {
     let is_close = |(many, one): (&f64, &f64)| (many - one).abs() <= 1e-5 * one;
     many.len() == one.len() && many.iter().zip(one).all(is_close)
 }
@@ -113,6 +113,61 @@ fn chimera_in_every_scaling() {
 }
 
 #[test]
+fn split_backwards_and_recomputation() {
+    let mut oracle = Oracle::new();
+    let schedules = [
+        "gpipe --depth 3",
+        "dapple --depth 4",
+        "gems --depth 2",
+        "zb-h1 --depth 4",
+        "interleaved --depth 2",
+        "chimera --depth 4",
+        "chimera --depth 4 --pipes 4",
+        "chimera --depth 4 --scaling doubling",
+        "chimera --depth 4 --scaling halving",
+    ];
+    let passes = [
+        "--split-backward",
+        "--recompute full",
+        "--recompute selective",
+        "--recompute full --hoist on-demand",
+        "--recompute full --hoist 3 --split-backward",
+        "--recompute selective --hoist auto --split-backward",
+    ];
+    for schedule in schedules {
+        for passes in passes {
+            for n in [2, 6] {
+                oracle.check(n, 1, &format!("--schedule {schedule} {passes}"), "");
+            }
+        }
+    }
+}
+
+/// The same kernels on the same inputs, whose residuals take less memory. Halves of micro-batches are
+/// recomputed in kernels of another size, which round otherwise.
+#[test]
+fn recomputation_changes_no_bit() {
+    let folder = folder();
+    let data = text(&folder);
+    for schedule in ["gpipe --depth 2", "dapple --depth 4", "chimera", "chimera --scaling doubling"]
+    {
+        let run = |recompute: &str| {
+            let options = format!("--schedule {schedule} --recompute {recompute}");
+            let (reports, trained) =
+                train(&format!("{MODEL} --data {} --micro-batches 8 {options}", data.display()));
+            let losses: Vec<u64> = reports.iter().map(|r| r.loss.to_bits()).collect();
+            let weights = trained.weights.into_iter().flat_map(|(_, values)| values);
+            let weights: Vec<u32> = weights.map(f32::to_bits).collect();
+            ((losses, weights), reports[4].bytes)
+        };
+        let [(none, most), (selective, less), (full, least)] =
+            ["none", "selective", "full"].map(run);
+        assert!(none == selective && none == full, "{schedule}");
+        assert!(most > less && less > least, "{schedule}: {most} {less} {least}");
+    }
+}
+
+#[test]
 fn every_sync_policy_with_and_without_the_barrier() {
     let mut oracle = Oracle::new();
     for optimizer in ["", "--clip 0.1", "--clip 0 --check-finite false"] {
@@ -168,6 +223,8 @@ fn the_same_run_gives_the_same_bits() {
         "--threads 2 --depth 4 --scaling halving --micro-batches 6",
         "--threads 1 --depth 8 --scaling doubling --micro-batches 17 --clip 0 --check-finite false",
         "--threads 1 --depth 2 --width 2 --tied",
+        "--threads 1 --schedule pipedream --depth 4 --width 2 --window 3",
+        "--threads 2 --schedule pipedream-2bw --depth 2 --window 2",
     ] {
         let bits = || {
             let (reports, trained) = train(&format!("{model} --data {} {options}", data.display()));

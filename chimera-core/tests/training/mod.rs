@@ -8,17 +8,18 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use chimera_core::analyze::UniformCosts;
 use chimera_core::comm::{Comm, Delayed, Tag, Threads};
 use chimera_core::engine::{Data, Job, Patience, Training, Worker, run_threads};
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
 use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::lower::{Lowering, Sync, lower};
+use chimera_core::lower::{Hoist, Lowering, Passes, Sync, lower};
 use chimera_core::model::{Gpt2Config, Gpt2Stage, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
 
-const N_STEPS: u64 = 5;
+pub(crate) const N_STEPS: u64 = 5;
 
 /// A run to compare: everything but the model and the size of the global batch.
 #[derive(Clone, Debug)]
@@ -31,6 +32,7 @@ pub(crate) struct Run {
     pub(crate) clip: Option<f64>,
     pub(crate) check_finite: bool,
     pub(crate) tied: bool,
+    pub(crate) passes: Passes,
     pub(crate) is_delayed: bool,
     pub(crate) patience: Duration,
 }
@@ -46,6 +48,7 @@ impl Run {
             clip: Some(0.5),
             check_finite: true,
             tied: false,
+            passes: Passes::default(),
             is_delayed: false,
             patience: Duration::from_secs(60),
         }
@@ -57,23 +60,39 @@ impl Run {
         Run {
             micro_batch_size: samples,
             width: 1,
+            passes: Passes::default(),
             ..Run { schedule: "dapple", shape: Shape::new(1, 1), ..self.clone() }
+        }
+    }
+
+    pub(crate) fn training(&self) -> Training {
+        Training {
+            seed: 7,
+            steps: N_STEPS,
+            lr: 1e-2,
+            warmup: 2,
+            weight_decay: 0.1,
+            clip: self.clip,
+            check_finite: self.check_finite,
         }
     }
 }
 
-/// What a run leaves: losses and gradient norms by step, gradients and weights by step and name.
+/// What a run leaves: losses and gradient norms by step; gradients and weights, by step and name, after
+/// the last step of every program.
 #[derive(PartialEq, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) losses: Vec<f64>,
     pub(crate) norms: Vec<f64>,
+    /// What the last step reported.
+    pub(crate) bytes: u64,
     pub(crate) gradients: BTreeMap<(u64, String), Vec<f64>>,
     pub(crate) weights: BTreeMap<(u64, String), Vec<f64>>,
 }
 
-struct Digits;
+pub(crate) struct Digits;
 
-const CONTEXT: usize = 3;
+pub(crate) const CONTEXT: usize = 3;
 const VOCAB: u32 = 5;
 
 impl Data for Digits {
@@ -88,13 +107,16 @@ impl Data for Digits {
     }
 }
 
-fn config(tied: bool) -> Gpt2Config {
+pub(crate) fn config(tied: bool) -> Gpt2Config {
     Gpt2Config { layers: 8, hidden: 4, heads: 2, context: CONTEXT, vocab: VOCAB as usize, tied }
 }
 
 pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
     let schedule = find(run.schedule).expect("known");
-    train_timetable(run, &schedule.timetable(&run.shape).expect("fits"))
+    let timetable = schedule.timetable(&run.shape).expect("fits");
+    let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
+    let passed = run.passes.apply(timetable, Lowering::default(), &costs);
+    train_timetable(run, &passed.expect("sound").0)
 }
 
 /// Trains with a timetable that need not be what the run's schedule makes of its shape.
@@ -118,21 +140,14 @@ pub(crate) fn execute<T: Send, R: Send>(
 ) -> Result<Vec<R>, Fault> {
     let config = config(run.tied);
     let n_stages = timetable.placement.n_stages();
-    let training = Training {
-        seed: 7,
-        steps: N_STEPS,
-        lr: 1e-2,
-        warmup: 2,
-        weight_decay: 0.1,
-        clip: run.clip,
-        check_finite: run.check_finite,
-    };
+    let training = run.training();
     let is_tied = run.tied && n_stages > 1;
     let how = Lowering {
         sync: run.sync,
         barrier: training.needs_barrier(),
         tied: if is_tied { vec![vec![StageId(0), StageId(n_stages as u16 - 1)]] } else { vec![] },
-        max_peak: None,
+        on_demand: run.passes.hoist == Hoist::OnDemand,
+        ..Lowering::default()
     };
     let program = lower(timetable, &how).unwrap_or_else(|refusal| panic!("{run:?}: {refusal}"));
     let stop = AtomicBool::new(false);
@@ -154,7 +169,7 @@ pub(crate) fn execute<T: Send, R: Send>(
     run_threads(n_ranks, |comm: &mut Threads<T>| rank(job, comm, &stage))
 }
 
-/// One rank: trains, and keeps gradients and weights of every step.
+/// One rank: trains, and keeps gradients and weights of every run.
 pub(crate) fn body<C: Comm<Tensor>>(
     job: Job<'_>,
     comm: C,
@@ -163,10 +178,15 @@ pub(crate) fn body<C: Comm<Tensor>>(
     let mut worker = Worker::new(job, Reference, comm, stage)?;
     let mut outcome = Outcome::default();
     let stages = || (0..job.program.placement().n_stages()).map(|s| StageId(s as u16));
-    for step in 0..N_STEPS {
-        let report = worker.step(step)?;
-        outcome.losses.push(report.loss);
-        outcome.norms.push(report.grad_norm);
+    let mut next = 0;
+    while next < N_STEPS {
+        for report in worker.run(next)? {
+            outcome.losses.push(report.loss);
+            outcome.norms.push(report.grad_norm);
+            outcome.bytes = report.bytes;
+            next = report.step + 1;
+        }
+        let step = next - 1;
         for (params, weights, grads) in stages().filter_map(|s| worker.held(s)) {
             for (param, (weight, grad)) in params.iter().zip(weights.iter().zip(grads)) {
                 let key = (step, param.name.clone());
@@ -184,6 +204,7 @@ fn merge(outcomes: Vec<Outcome>) -> Outcome {
     for outcome in outcomes {
         if all.losses.is_empty() {
             (all.losses, all.norms) = (outcome.losses.clone(), outcome.norms.clone());
+            all.bytes = outcome.bytes;
         }
         assert_eq!((&all.losses, &all.norms), (&outcome.losses, &outcome.norms), "reports differ");
         for (mine, theirs) in
