@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::command::{Ran, chimera, folder};
 
 /// All schedules and their variants, with a number of micro-batches that fits on four workers.
-const SHOWN: [(&str, u32); 15] = [
+const SHOWN: [(&str, u32); 22] = [
     ("gpipe", 5),
     ("dapple", 5),
     ("1f1b", 5),
@@ -26,6 +26,13 @@ const SHOWN: [(&str, u32); 15] = [
     ("dualpipe-v", 9),
     ("pipedream", 5),
     ("pipedream-2bw --window 2", 5),
+    ("zb-v", 5),
+    ("v-half", 5),
+    ("v-min", 5),
+    ("hanayo", 5),
+    ("hanayo --waves 1", 5),
+    ("mixpipe", 5),
+    ("mixpipe --in-flight 1", 5),
 ];
 
 fn ok(line: &str) -> String {
