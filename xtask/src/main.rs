@@ -7,6 +7,8 @@ mod bench_train;
 mod ci;
 mod command;
 mod gallery;
+mod oracle;
+mod sweep;
 
 use clap::Parser;
 
@@ -36,6 +38,10 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
+    /// The order search over many cases, beside its bound and the schedules of the table
+    Sweep(sweep::Args),
+    /// Tests of the oracle that `sweep --prove` asks; it needs cmake and libclang
+    Oracle,
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -50,6 +56,8 @@ fn main() -> anyhow::Result<()> {
         Chore::Docs => ci::docs(),
         Chore::Absences => absences::run(),
         Chore::Gallery { check } => gallery::run(check),
+        Chore::Sweep(args) => sweep::run(&args),
+        Chore::Oracle => oracle::test(),
         Chore::Bench(bench) => bench.run(),
     }
 }
