@@ -4,11 +4,13 @@
 //! drawings and the engine of [`core`], the kernels of the devices it was built for, and the parts of
 //! the `chimera` command that other programs may want: settings, data, evaluation, saving.
 
+pub mod auto;
 pub mod corpus;
 pub mod data;
 pub mod evaluate;
 pub mod save;
 pub mod settings;
+pub mod timetable;
 pub mod training;
 
 pub use chimera_backend_cuda as candle;

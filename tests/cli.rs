@@ -7,8 +7,12 @@ mod compare;
 mod config;
 #[path = "cli/costs.rs"]
 mod costs;
+#[path = "cli/exchange.rs"]
+mod exchange;
 #[path = "cli/hostile.rs"]
 mod hostile;
+#[path = "cli/passes.rs"]
+mod passes;
 #[path = "cli/schedule.rs"]
 mod schedule;
 #[path = "cli/simulate.rs"]

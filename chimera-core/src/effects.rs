@@ -22,7 +22,8 @@ pub enum TokenKind {
     Gradient,
     /// The residuals of a forward, eaten by its backward.
     Saved,
-    /// The input of a forward, kept so that a [`Kind::Recompute`] can make the residuals.
+    /// What a forward keeps so that a [`Kind::Recompute`] can make the residuals: its input, or a part of
+    /// the residuals (see [`Rules::is_selective`]).
     Kept,
     /// What the weight half of a backward needs of its input half.
     Deferred,
@@ -81,6 +82,8 @@ pub struct Rules {
     n_stages: u16,
     /// `(pipe, stage)` whose forwards keep their input instead of their residuals, sorted.
     recomputed: Vec<(PipeId, StageId)>,
+    /// Those that keep a part of their residuals instead, sorted.
+    selective: Vec<(PipeId, StageId)>,
 }
 
 impl Rules {
@@ -96,7 +99,19 @@ impl Rules {
             .collect();
         recomputed.sort_unstable();
         recomputed.dedup();
-        Rules { n_stages: timetable.placement.n_stages() as u16, recomputed }
+        let mut selective = timetable.selective.clone();
+        selective.sort_unstable();
+        Rules { n_stages: timetable.placement.n_stages() as u16, recomputed, selective }
+    }
+
+    /// Whether a stage of a pipe is recomputed.
+    pub fn is_recomputed(&self, pipe: PipeId, stage: StageId) -> bool {
+        self.recomputed.binary_search(&(pipe, stage)).is_ok()
+    }
+
+    /// Whether a forward of `stage` keeps a part of its residuals, if it is recomputed at all.
+    pub fn is_selective(&self, pipe: PipeId, stage: StageId) -> bool {
+        self.selective.binary_search(&(pipe, stage)).is_ok()
     }
 
     /// What `op` eats and makes.
@@ -119,9 +134,9 @@ impl Rules {
                 } else {
                     e.makes.push(whole(TokenKind::Activation, stage));
                 }
-                let kept = match self.recomputed.binary_search(&(pipe, stage)) {
-                    Ok(_) => TokenKind::Kept,
-                    Err(_) => TokenKind::Saved,
+                let kept = match self.is_recomputed(pipe, stage) {
+                    true => TokenKind::Kept,
+                    false => TokenKind::Saved,
                 };
                 e.makes.extend(by_unit(kept, stage));
             }
@@ -161,7 +176,7 @@ mod tests {
     use super::*;
 
     fn rules(n_stages: u16) -> Rules {
-        Rules { n_stages, recomputed: vec![(PipeId(0), StageId(1))] }
+        Rules { n_stages, recomputed: vec![(PipeId(0), StageId(1))], selective: vec![] }
     }
 
     fn show(rules: &Rules, kind: Kind, stage: u16, span: Span) -> String {

@@ -40,6 +40,11 @@ impl Kind {
         Kind::ALL.into_iter().find(|k| letter.chars().eq([k.letter()]))
     }
 
+    /// Whether the op needs the residuals of a forward.
+    pub fn eats_residuals(self) -> bool {
+        matches!(self, Kind::Backward | Kind::BackwardInput)
+    }
+
     /// Whether the op adds to the gradient of its stage's weights.
     pub fn adds_gradient(self) -> bool {
         matches!(self, Kind::Backward | Kind::BackwardWeight)

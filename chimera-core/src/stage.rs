@@ -77,6 +77,8 @@ pub trait Stage: Send {
     type Tensor: Clone + Send;
     /// What the backward pass needs of the forward pass.
     type Saved: Send;
+    /// The part of `Saved` that selective recomputation keeps.
+    type Selected: Send;
     /// What the weight half of the backward pass needs of the input half.
     type Deferred: Send;
 
@@ -108,6 +110,17 @@ pub trait Stage: Send {
         into: &mut [Self::Tensor],
     ) -> Result<()>;
 
+    /// Drops those residuals that are cheap to compute again.
+    fn select(&self, saved: Self::Saved) -> Self::Selected;
+
+    /// Computes them again: the residuals that [`select`](Stage::select) took, to the bit.
+    fn restore(
+        &self,
+        w: &[Self::Tensor],
+        micro: &Micro<'_>,
+        selected: Self::Selected,
+    ) -> Result<Self::Saved>;
+
     /// Cuts residuals into `parts` of equally many samples, in order (backward halving).
     fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>>;
 
@@ -116,4 +129,10 @@ pub trait Stage: Send {
 
     /// Device memory that `saved` holds on to.
     fn saved_bytes(&self, saved: &Self::Saved) -> u64;
+
+    /// Device memory that `selected` holds on to.
+    fn selected_bytes(&self, selected: &Self::Selected) -> u64;
+
+    /// Device memory that `deferred` holds on to.
+    fn deferred_bytes(&self, deferred: &Self::Deferred) -> u64;
 }

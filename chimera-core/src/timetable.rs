@@ -1,6 +1,6 @@
 //! What a schedule's author writes: one row of cells per worker, compute only.
 
-use crate::ids::WorkerId;
+use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::Cell;
 use crate::placement::Placement;
 
@@ -20,6 +20,9 @@ pub struct Timetable {
     pub units_per_micro: u32,
     /// What each worker does, in order.
     pub rows: Vec<Vec<Cell>>,
+    /// Stages of pipes whose forwards keep those residuals that are dear to make again, where others
+    /// that are recomputed keep their input alone.
+    pub selective: Vec<(PipeId, StageId)>,
 }
 
 impl Timetable {

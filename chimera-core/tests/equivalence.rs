@@ -2,7 +2,7 @@
 
 mod training;
 
-use chimera_core::lower::Sync;
+use chimera_core::lower::{Hoist, Passes, Recompute, Sync};
 use chimera_core::schedule::{Scaling, Shape};
 use proptest::prelude::*;
 use training::{Run, train};
@@ -123,6 +123,66 @@ fn a_tied_head_is_summed_over_both_ends() {
         ("dualpipe-v", Shape::new(2, 4)),
     ] {
         assert_equivalent(&Run { tied: true, width: 2, ..Run::new(schedule, shape) });
+    }
+}
+
+/// The schedules, each at a few shapes, that are split or recomputed below.
+fn each_schedule() -> Vec<Run> {
+    let mut runs = Vec::new();
+    for schedule in ["gpipe", "dapple", "gems", "zb-h1", "chimera"] {
+        let shapes = shapes(schedule, &[2, 4], &[1, 5, 8]);
+        runs.extend(shapes.into_iter().map(|shape| Run::new(schedule, shape)));
+    }
+    for schedule in ["dualpipe", "dualpipe-v", "hanayo", "zb-v", "v-half", "zb-h2", "mixpipe"] {
+        runs.push(Run::new(schedule, Shape::new(2, 6)));
+    }
+    let chunks = Shape { n_chunks: 2, ..Shape::new(2, 4) };
+    runs.extend([1, 2].map(|width| Run { width, ..Run::new("interleaved", chunks) }));
+    runs
+}
+
+#[test]
+fn split_backwards_train_as_one_worker() {
+    for run in each_schedule() {
+        let passes = Passes { split_backward: true, ..Passes::default() };
+        assert_equivalent(&Run { passes, ..run });
+    }
+}
+
+/// The same kernels on the same inputs: every bit is as without recomputation, and memory is saved.
+#[test]
+fn recomputing_changes_no_bit() {
+    for run in each_schedule() {
+        let plain = train(&run).expect("trains");
+        // Late weight halves hold more than recomputation saves.
+        let holds_whole = ["gpipe", "dapple", "chimera"].contains(&run.schedule);
+        let mut bytes = vec![plain.bytes];
+        for recompute in [Recompute::Selective, Recompute::Full] {
+            let passes = Passes { recompute, ..Passes::default() };
+            let again = train(&Run { passes, ..run.clone() }).expect("trains");
+            bytes.push(again.bytes);
+            let is_equal = (&again.losses, &again.norms) == (&plain.losses, &plain.norms)
+                && again.gradients == plain.gradients
+                && again.weights == plain.weights;
+            assert!(is_equal, "{recompute:?} {run:?}");
+        }
+        if holds_whole && run.shape.n_micro_batches > 4 {
+            assert!(bytes.is_sorted_by(|a, b| a > b), "{bytes:?} {run:?}");
+        }
+    }
+}
+
+#[test]
+fn recomputing_trains_as_one_worker_wherever_it_stands() {
+    let mut n = 0;
+    for run in each_schedule() {
+        for hoist in [Hoist::OnDemand, Hoist::By(2), Hoist::Auto] {
+            n += 1;
+            let recompute = if n % 2 == 0 { Recompute::Full } else { Recompute::Selective };
+            let split_backward = n % 4 > 1;
+            let passes = Passes { recompute, hoist, split_backward };
+            assert_equivalent(&Run { passes, ..run.clone() });
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use chimera_core::analyze::{Costs, Timeline, UniformCosts, simulate};
+use chimera_core::exchange::{csv, from_csv, from_json, to_csv, to_json};
 use chimera_core::ids::{PipeId, WorkerId};
 use chimera_core::lower::{Instr, Lowering, Program, Sync, lower};
 use chimera_core::op::{Cell, Kind, Op};
@@ -70,6 +71,27 @@ proptest! {
                 let steps = row.iter().filter(|i| matches!(i, Instr::Step(_))).count();
                 prop_assert_eq!(agrees, 1);
                 prop_assert_eq!(steps, program.placement().stages_of(WorkerId(w as u16)).len());
+            }
+        }
+    }
+
+    /// JSON holds every timetable; CSV every pipe of whole micro-batches, and is proven by itself.
+    #[test]
+    fn what_is_exported_is_imported((schedule, shape) in schedules()) {
+        let t = timetable(schedule, &shape);
+        prop_assert_eq!(&from_json(to_json(&t).as_bytes()).expect("is read"), &t);
+        for pipe in (0..t.placement.n_pipes()).map(|p| PipeId(p as u16)) {
+            let Ok(csv) = to_csv(&t, pipe) else {
+                let is_empty = csv::micro_batches(&t, pipe).is_empty();
+                prop_assert!(t.units_per_micro > 1 || is_empty, "{} of {}", pipe, schedule);
+                continue;
+            };
+            let read = from_csv(csv.as_bytes(), schedule).expect("is read");
+            prop_assert_eq!(to_csv(&read, PipeId(0)).expect("is written"), csv);
+            prop_assert_eq!(read.placement.pipes(), &t.placement.pipes()[pipe.index()..=pipe.index()]);
+            prop_assert!(lower(&read, &Lowering::default()).is_ok());
+            if t.placement.n_pipes() == 1 {
+                prop_assert_eq!(&read, &t);
             }
         }
     }

@@ -289,7 +289,48 @@ fn residuals_are_counted_in_bytes() {
     let row = config.layers * (12 * hidden + 4 + heads) + 2 * hidden + 2;
     let whole = cut(&config, 1).unwrap().remove(0);
     assert_eq!(config.residual_elements(&whole), row);
-    assert_eq!(chain.stages[0].saved_bytes(&saved[0]), (4 * SAMPLES * SEQUENCE * row) as u64);
+    let bytes = |per_row: usize| (4 * SAMPLES * SEQUENCE * per_row) as u64;
+    let stage = &chain.stages[0];
+    assert_eq!(stage.saved_bytes(&saved[0]), bytes(row));
+    let (_, grad, mut saved) = chain.forward(&chain.micro(0, 1));
+    let selected = stage.select(saved.remove(0));
+    let half = config.layers * (6 * hidden + heads) + hidden;
+    assert_eq!(config.selected_elements(&whole), half);
+    assert_eq!(stage.selected_bytes(&selected), bytes(half));
+    // Input and gradient of four projections (h and 3h, h and h, h and 4h, 4h and h) and of two norms.
+    let (_, _, saved) = chain.forward(&chain.micro(0, 1));
+    let deferred = chain.backward_input(&chain.micro(0, 1), grad, saved);
+    let left = config.layers * (20 * hidden + 4) + (3 * hidden + 2 + config.vocab) + hidden;
+    assert_eq!(config.deferred_elements(&whole), left);
+    assert_eq!(stage.deferred_bytes(&deferred[0]), bytes(left));
+}
+
+/// Gradients of residuals that were made again, in whole or in part, have the same bits.
+#[test]
+fn what_is_selected_restores_the_rest() {
+    for n_stages in [1, 3] {
+        let chain = Chain::make(&config(false), n_stages, 0.3);
+        let micro = chain.micro(0, 1);
+        let (_, dy, saved) = chain.forward(&micro);
+        let restored = saved.into_iter().zip(&chain.stages).map(|(saved, stage)| {
+            let selected = stage.select(saved);
+            stage.restore(&chain.weights_of(stage), &micro, selected).unwrap()
+        });
+        let restored = restored.collect();
+        let grads = |saved| {
+            let zero = |stage: &Model| -> Vec<Tensor> {
+                let params = stage.params().iter();
+                params.map(|p| Reference.zeros(&p.shape).unwrap()).collect()
+            };
+            let mut grads: Vec<_> = chain.stages.iter().map(zero).collect();
+            let deferred = chain.backward_input(&micro, dy.clone(), saved);
+            chain.backward_weight(&micro, deferred, &mut grads);
+            let bits = grads.into_iter().flatten().flat_map(|grad| grad.data);
+            bits.map(f64::to_bits).collect::<Vec<_>>()
+        };
+        let (_, _, plain) = chain.forward(&micro);
+        assert_eq!(grads(restored), grads(plain));
+    }
 }
 
 #[test]

@@ -4,7 +4,8 @@ mod training;
 
 use std::collections::{HashMap, HashSet};
 
-use chimera_core::lower::{Lowering, lower};
+use chimera_core::analyze::UniformCosts;
+use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower};
 use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::schedule::{Scaling, Shape, find};
 use chimera_core::timetable::Timetable;
@@ -85,6 +86,21 @@ fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
     prop_oneof![chimera, others, dual]
 }
 
+/// A sound timetable of a shape, after the passes over compute.
+fn timetable(schedule: &str, shape: &Shape, by: Passes) -> Timetable {
+    let whole = find(schedule).expect("known").timetable(shape).expect("fits");
+    by.apply(whole, Lowering::default(), &UniformCosts::EQUAL).expect("sound").0
+}
+
+fn any_passes() -> impl Strategy<Value = Passes> {
+    let recompute = prop::sample::select(vec![Recompute::None, Recompute::None, Recompute::Full]);
+    (recompute, 0usize..3, any::<bool>()).prop_map(|(recompute, cells, split_backward)| Passes {
+        recompute,
+        hoist: Hoist::By(cells),
+        split_backward,
+    })
+}
+
 /// The rules, said a second time in the simplest way: everything once, in its place, no row stuck, and
 /// the messages between two stages of a pipe in one order.
 fn is_sound(t: &Timetable) -> bool {
@@ -108,7 +124,7 @@ fn is_sound(t: &Timetable) -> bool {
         }
     }
     let n_passes = 3 * t.n_units() as usize * n_stages;
-    if counts.len() != n_passes
+    if counts.keys().filter(|(kind, ..)| *kind != Kind::Recompute).count() != n_passes
         || counts.values().any(|n| *n != 1)
         || pipes.values().any(|p| p.len() != 1)
     {
@@ -124,13 +140,16 @@ fn passes(kind: Kind) -> &'static [Kind] {
         Kind::Backward => &[Kind::BackwardInput, Kind::BackwardWeight],
         Kind::BackwardInput => &[Kind::BackwardInput],
         Kind::BackwardWeight => &[Kind::BackwardWeight],
-        Kind::Recompute => &[],
+        Kind::Recompute => &[Kind::Recompute],
     }
 }
 
 /// Runs every cell as soon as what its ops need was done before it, until nothing moves.
 fn flows(t: &Timetable) -> bool {
     let last = t.placement.n_stages() - 1;
+    let ops = || t.rows.iter().flatten().flat_map(|c| c.ops());
+    let recomputed: HashSet<_> =
+        ops().filter(|op| op.kind == Kind::Recompute).map(|op| (op.pipe, op.stage)).collect();
     let mut done: HashSet<(Kind, u32, usize)> = HashSet::new();
     let mut spans: HashMap<(usize, u32), u16> = HashMap::new();
     let mut next = vec![0; t.rows.len()];
@@ -144,9 +163,14 @@ fn flows(t: &Timetable) -> bool {
                         Kind::Forward => {
                             s == 0 || spans.get(&(s - 1, op.span.start)) == Some(&op.span.len)
                         }
+                        Kind::Recompute => done.contains(&(Kind::Forward, u, s)),
                         Kind::BackwardWeight => done.contains(&(Kind::BackwardInput, u, s)),
                         _ => {
-                            done.contains(&(Kind::Forward, u, s))
+                            let saves = match recomputed.contains(&(op.pipe, op.stage)) {
+                                true => Kind::Recompute,
+                                false => Kind::Forward,
+                            };
+                            done.contains(&(saves, u, s))
                                 && (s == last || done.contains(&(Kind::BackwardInput, u, s + 1)))
                         }
                     })
@@ -198,9 +222,10 @@ proptest! {
     #[test]
     fn the_checker_refuses_exactly_what_is_unsound(
         (schedule, shape) in shapes(),
+        by in any_passes(),
         mutations in prop::collection::vec(mutations(), 1..=2),
     ) {
-        let mut t = find(schedule).expect("known").timetable(&shape).expect("fits");
+        let mut t = timetable(schedule, &shape, by);
         prop_assert!(is_sound(&t));
         for mutation in mutations {
             if t.rows.iter().all(|row| row.len() > 1) {
@@ -222,9 +247,10 @@ proptest! {
     #[test]
     fn what_is_accepted_trains_to_the_same_losses(
         (schedule, shape) in shapes(),
+        by in any_passes(),
         (w, i) in (0usize..8, 0usize..64),
     ) {
-        let mut t = find(schedule).expect("known").timetable(&shape).expect("fits");
+        let mut t = timetable(schedule, &shape, by);
         Mutation::Swap(w, i, i + 1).apply(&mut t);
         prop_assume!(lower(&t, &Lowering::default()).is_ok());
         let run = Run::new(schedule, shape);

@@ -3,8 +3,9 @@
 use std::str::FromStr;
 
 use anyhow::{Result, bail};
-use chimera::core::analyze::{StageCosts, Timeline, UniformCosts, simulate};
-use chimera::core::lower::{Lowering, Program};
+use chimera::core::analyze::{StageCosts, UniformCosts};
+use chimera::core::lower::Lowering;
+use chimera::core::timetable::Timetable;
 use clap::Args;
 
 /// The costs of stages, in any unit of time, and the memory there is.
@@ -49,22 +50,21 @@ impl CostArgs {
         CostArgs { memory_cap: None, ..self.clone() }
     }
 
-    /// The timeline of a program whose stages have these costs.
-    pub(super) fn timeline(&self, program: &Program) -> Result<Timeline> {
-        let n_stages = program.placement().n_stages();
-        self.check(n_stages, &format!("{} has {n_stages} stages", program.schedule()))?;
-        let stages = (0..n_stages).map(|s| self.at(s));
-        Ok(simulated(program, stages))
+    /// Those of the timetable's stages.
+    pub(super) fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts> {
+        let n_stages = timetable.placement.n_stages();
+        self.check(n_stages, &format!("{} has {n_stages} stages", timetable.schedule))?;
+        Ok(stage_costs(timetable, (0..n_stages).map(|s| self.at(s))))
     }
 
-    /// The timeline of a program that trains a model each D-th of which has these costs, in however many
-    /// stages.
-    pub(super) fn timeline_of_model(&self, program: &Program) -> Result<Timeline> {
-        let (d, n_stages) = (program.placement().n_workers(), program.placement().n_stages());
+    /// Those of a model each D-th of which has these costs, in however many stages.
+    pub(super) fn of_model(&self, timetable: &Timetable) -> Result<StageCosts> {
+        let placement = &timetable.placement;
+        let (d, n_stages) = (placement.n_workers(), placement.n_stages());
         self.check(d, &format!("the model is compared in {d} parts, one for each worker"))?;
         let share = d as f64 / n_stages as f64;
         let stages = (0..n_stages).map(|s| self.at(s * d / n_stages).share(share));
-        Ok(simulated(program, stages))
+        Ok(stage_costs(timetable, stages))
     }
 
     /// Refuses a list that is not as long as there are stages.
@@ -102,9 +102,9 @@ impl CostArgs {
     }
 }
 
-fn simulated(program: &Program, stages: impl Iterator<Item = UniformCosts>) -> Timeline {
-    let units = program.units_per_micro();
-    simulate(program, &StageCosts::new(stages.map(|stage| stage.per_units(units)).collect()))
+fn stage_costs(timetable: &Timetable, stages: impl Iterator<Item = UniformCosts>) -> StageCosts {
+    let units = timetable.units_per_micro;
+    StageCosts::new(stages.map(|stage| stage.per_units(units)).collect())
 }
 
 /// One number for all stages, or one for each.
@@ -128,7 +128,7 @@ impl FromStr for PerStage {
     }
 }
 
-fn number(text: &str) -> Result<f64, String> {
+pub(super) fn number(text: &str) -> Result<f64, String> {
     match text.trim().parse::<f64>() {
         Ok(x) if (0.0..=1e12).contains(&x) => Ok(x),
         _ => Err(format!("`{text}` is not a number from 0 to 1e12")),

@@ -3,13 +3,14 @@
 use anyhow::{Result, anyhow};
 use chimera::core::analyze::{Refusal, Timeline};
 use chimera::core::ids::StageId;
-use chimera::core::lower::{Program, lower};
+use chimera::core::lower::Program;
 use chimera::core::schedule::{SCHEDULES, Unfit};
 use clap::builder::Resettable;
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser};
 
+use super::ShapeArgs;
 use super::costs::CostArgs;
-use super::{ShapeArgs, timetable};
+use super::plan::Plan;
 
 /// A schedule at a shape.
 pub(super) struct Entry {
@@ -55,9 +56,9 @@ impl Entry {
 
     /// Proves and simulates it, with the costs of a D-th of the model.
     pub(super) fn run(&self, costs: &CostArgs) -> Result<Run> {
-        let timetable = timetable(&self.words.name, self.words.shape)?;
-        let program = lower(&timetable, &costs.lowering())?;
-        let timeline = costs.timeline_of_model(&program)?;
+        let plan = Plan::of_model(&self.words.name, self.words.shape, costs)?;
+        let program = plan.prove()?;
+        let timeline = plan.simulate(&program);
         Ok(Run { label: self.label.clone(), program, timeline })
     }
 }

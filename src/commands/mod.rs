@@ -5,19 +5,21 @@ mod compare;
 mod config;
 mod costs;
 mod entry;
+mod export;
 mod gallery;
+mod import;
+mod plan;
 mod schedule;
 mod simulate;
 mod train;
 
-use std::io::{Read, Write};
-use std::path::Path;
+use std::io::Write;
 
 use anyhow::Result;
-use chimera::core::exchange::{self, ReadError, json::MAX_BYTES};
-use chimera::core::schedule::{Scaling, Shape, find};
-use chimera::core::timetable::Timetable;
-use clap::{Args, Parser, Subcommand};
+use chimera::auto::Where;
+use chimera::core::lower::{Hoist, Passes, Recompute};
+use chimera::core::schedule::{Scaling, Shape};
+use clap::{ArgAction, Args, Parser, Subcommand};
 
 /// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
 /// pipelines and other schedules, proven, simulated, drawn and run.
@@ -48,7 +50,7 @@ impl Cli {
     }
 }
 
-/// The shape of a schedule, as every subcommand about schedules spells it.
+/// The shape of a schedule and what is done to it, as every subcommand about schedules spells it.
 #[derive(Args, Clone, Copy, PartialEq)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 struct ShapeArgs {
@@ -76,6 +78,48 @@ struct ShapeArgs {
     /// The most micro-batches on their way in each direction of MixPipe, K
     #[arg(long, value_name = "K")]
     in_flight: Option<u32>,
+    /// Where `auto` searches: line, interleaved, v, wave or mirrored
+    #[arg(long, value_name = "NAME", default_value = "mirrored")]
+    placement: Where,
+    /// Seconds that `auto` may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = costs::number)]
+    search_time: f64,
+    /// Key of the random draws of `auto`
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    search_seed: u64,
+    #[command(flatten)]
+    passes: PassArgs,
+}
+
+/// What is done to a schedule.
+#[derive(Args, Clone, Copy, PartialEq)]
+struct PassArgs {
+    /// What forwards keep: none (all residuals, nothing is recomputed), full (recompute all from the
+    /// input) or selective (recompute what is cheap)
+    #[arg(long, value_name = "MODE", default_value = "none")]
+    recompute: Recompute,
+    /// Cells by which recomputations run before their backwards, auto for the shortest step within
+    /// `--memory-cap`, or on-demand to wait for the gradient first
+    #[arg(long, value_name = "CELLS", default_value = "0")]
+    hoist: Hoist,
+    /// Splits backwards; weight halves go into idle time
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value = "false",
+        action = ArgAction::Set
+    )]
+    split_backward: bool,
+}
+
+impl PassArgs {
+    fn passes(self) -> Passes {
+        let PassArgs { recompute, hoist, split_backward } = self;
+        Passes { recompute, hoist, split_backward }
+    }
 }
 
 impl ShapeArgs {
@@ -90,31 +134,6 @@ impl ShapeArgs {
             ..Shape::new(self.depth, self.micro_batches.unwrap_or(self.depth as u32))
         }
     }
-}
-
-/// The timetable that `name` stands for: a schedule at a shape, or a JSON file (`-` is standard input).
-fn timetable(name: &str, shape: ShapeArgs) -> Result<Timetable> {
-    if name == "-" || name.ends_with(".json") {
-        Ok(read(Path::new(name))?)
-    } else {
-        Ok(find(name)?.timetable(&shape.shape())?)
-    }
-}
-
-/// Reads a timetable; never more of a file than a timetable may have.
-fn read(file: &Path) -> Result<Timetable, ReadError> {
-    let mut bytes = Vec::new();
-    let limit = MAX_BYTES as u64 + 1;
-    let content = if file == Path::new("-") {
-        std::io::stdin().take(limit).read_to_end(&mut bytes)
-    } else {
-        std::fs::File::open(file).and_then(|f| f.take(limit).read_to_end(&mut bytes))
-    };
-    content.map_err(|error| ReadError::Unreadable {
-        path: file.display().to_string(),
-        reason: error.to_string(),
-    })?;
-    exchange::from_json(&bytes)
 }
 
 /// Writes a report to standard output, where `println!` would panic when the reader is gone.

@@ -3,18 +3,21 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use chimera::core::analyze::{Refusal, prove_in_one_order};
+use chimera::auto::{ABOUT, AUTO, report};
+use chimera::core::analyze::{Timeline, prove_in_one_order};
 use chimera::core::exchange;
-use chimera::core::lower::{Program, lower};
+use chimera::core::lower::Program;
 use chimera::core::render::{svg, text};
 use chimera::core::schedule::{self, SCHEDULES};
 use chimera::core::timetable::Timetable;
+use chimera::timetable::read;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 
 use super::costs::CostArgs;
+use super::plan::Plan;
 use super::simulate::summary;
-use super::{ShapeArgs, compare, gallery, print, read, timetable};
+use super::{PassArgs, ShapeArgs, compare, export, gallery, import, print};
 
 /// Lists, draws and checks schedules
 #[derive(Args)]
@@ -29,6 +32,8 @@ enum Command {
     Show(Show),
     Check(Check),
     Compare(compare::Compare),
+    Export(export::Export),
+    Import(import::Import),
     Gallery(gallery::Gallery),
 }
 
@@ -43,7 +48,7 @@ struct List {
 /// Draws a schedule
 #[derive(Args)]
 struct Show {
-    /// Name of the schedule, or a timetable in a `.json` file
+    /// Name of the schedule, or a timetable in a `.json` or `.csv` file
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -65,11 +70,14 @@ pub(super) enum Format {
     Json,
 }
 
-/// Proves a timetable from a JSON file, or says what is wrong with it (exit code 3)
+/// Proves a timetable from a file, or says what is wrong with it (exit code 3)
 #[derive(Args)]
 struct Check {
-    /// The file; `-` is standard input
+    /// The file: PyTorch's CSV (`compute_only`) if it ends in `.csv`, else JSON; `-` is JSON on standard
+    /// input
     file: PathBuf,
+    #[command(flatten)]
+    passes: PassArgs,
     #[command(flatten)]
     costs: CostArgs,
     /// Proves too that messages and reductions follow one order on each device, as NCCL needs
@@ -87,6 +95,8 @@ impl Schedule {
             Command::Show(show) => show.run(),
             Command::Check(check) => check.run(),
             Command::Compare(compare) => compare.run(),
+            Command::Export(export) => export.run(),
+            Command::Import(import) => import.run(),
             Command::Gallery(gallery) => gallery.run(),
         }
     }
@@ -100,7 +110,8 @@ impl List {
                 json!({"name": s.name(), "aliases": aliases, "about": s.about(),
                        "paper": source.paper, "place": source.place})
             };
-            let all: Vec<_> = SCHEDULES.iter().map(entry).collect();
+            let auto = json!({"name": AUTO, "about": ABOUT});
+            let all: Vec<_> = SCHEDULES.iter().map(entry).chain([auto]).collect();
             return print(format!("{:#}", json!(all)));
         }
         let width = SCHEDULES.iter().map(|s| s.name().len()).max().unwrap_or(0);
@@ -108,38 +119,41 @@ impl List {
             let aliases: String = s.aliases().iter().map(|a| format!(" (also {a})")).collect();
             format!("{:<width$}  {}{aliases} [{}]\n", s.name(), s.about(), s.source().paper)
         };
-        print(SCHEDULES.iter().map(line).collect::<String>())
+        let auto = format!("{AUTO:<width$}  {ABOUT}");
+        print(SCHEDULES.iter().map(line).chain([auto]).collect::<String>())
     }
 }
 
 impl Show {
     fn run(self) -> Result<()> {
-        let timetable = timetable(&self.name, self.shape)?;
+        let plan = Plan::of(&self.name, self.shape, &self.costs)?;
         if self.json || self.format == Format::Json {
-            return print(exchange::to_json(&timetable));
+            return print(exchange::to_json(&plan.timetable));
         }
-        let program = lower(&timetable, &self.costs.lowering())?;
-        let timeline = self.costs.timeline(&program)?;
+        let program = plan.prove()?;
+        let timeline = plan.simulate(&program);
         if self.format == Format::Svg {
-            return print(svg::timeline(&timeline, &title(&timetable)));
+            return print(svg::timeline(&timeline, &title(&plan.timetable)));
         }
         let drawing = text::timeline(&timeline);
-        print(format!("{}\n{}", drawing.trim_end(), summary(&program, &timeline)))
+        let search = plan.search.map(|progress| format!("\n{}", report(&progress)));
+        let search = search.unwrap_or_default();
+        print(format!("{}\n{}{search}", drawing.trim_end(), summary(&program, &timeline)))
     }
 }
 
 impl Check {
     fn run(self) -> Result<()> {
-        let timetable = read(&self.file)?;
-        let prove = || -> Result<Program, Refusal> {
-            let program = lower(&timetable, &self.costs.lowering())?;
+        let prove = || -> Result<(Plan, Program)> {
+            let plan = Plan::of_timetable(read(&self.file)?, self.passes, &self.costs)?;
+            let program = plan.prove()?;
             if self.one_order {
                 prove_in_one_order(&program)?;
             }
-            Ok(program)
+            Ok((plan, program))
         };
-        let program = prove().with_context(|| self.file.display().to_string())?;
-        let timeline = self.costs.timeline(&program)?;
+        let (plan, program) = prove().with_context(|| self.file.display().to_string())?;
+        let (timetable, timeline) = (&plan.timetable, plan.simulate(&program));
         if self.json {
             let proof = json!({
                 "schedule": timetable.schedule, "proven": true, "depth": timetable.rows.len(),
@@ -150,13 +164,18 @@ impl Check {
             });
             return print(format!("{proof:#}"));
         }
-        print(format!(
-            "proven safe: every pass once, no deadlock with {} message(s) per channel, reductions in one \
-             order\n{}",
-            program.channel_bound(),
-            summary(&program, &timeline),
-        ))
+        print(proof(&program, &timeline))
     }
+}
+
+/// What has been proven of a program, and its figures.
+pub(super) fn proof(program: &Program, timeline: &Timeline) -> String {
+    format!(
+        "proven safe: every pass once, no deadlock with {} message(s) per channel, reductions in one \
+         order\n{}",
+        program.channel_bound(),
+        summary(program, timeline),
+    )
 }
 
 /// A title such as `chimera, D = 4, N = 8`.

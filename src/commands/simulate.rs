@@ -3,18 +3,21 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use chimera::auto::report;
 use chimera::core::analyze::Timeline;
-use chimera::core::lower::{Program, lower};
+use chimera::core::lower::Program;
+use chimera::core::order::Progress;
 use clap::Args;
 use serde_json::json;
 
 use super::costs::CostArgs;
-use super::{ShapeArgs, print, timetable};
+use super::plan::Plan;
+use super::{ShapeArgs, print};
 
 /// Simulates one step of a schedule without gradient synchronisation and optimizer
 #[derive(Args)]
 pub(crate) struct Simulate {
-    /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` file
+    /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -27,28 +30,34 @@ pub(crate) struct Simulate {
 
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
-        let timetable = timetable(&self.name, self.shape)?;
-        let program = lower(&timetable, &self.costs.lowering())?;
-        let timeline = self.costs.timeline(&program)?;
+        let plan = Plan::of(&self.name, self.shape, &self.costs)?;
+        let program = plan.prove()?;
+        let timeline = plan.simulate(&program);
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
         let workers = busy.iter().zip(program.peaks());
         if self.json {
             let worker = |(busy, peak): (&f64, &f64)| json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});
-            let report = json!({
+            let mut figures = json!({
                 "makespan": makespan,
                 "bubble_ratio": timeline.bubble_ratio(),
                 "workers": workers.map(worker).collect::<Vec<_>>(),
             });
-            return print(format!("{report:#}"));
+            if let Some(Progress { lower_bound, n_orders, .. }) = plan.search {
+                figures["search"] = json!({"lower_bound": lower_bound, "orders": n_orders});
+            }
+            return print(format!("{figures:#}"));
         }
-        let mut report = summary(&program, &timeline);
-        report.push_str("\nworker      busy      idle  peak micro-batches\n");
+        let mut text = summary(&program, &timeline);
+        text.push_str("\nworker      busy      idle  peak micro-batches\n");
         for (w, (busy, peak)) in workers.enumerate() {
-            writeln!(report, "{w:>6} {busy:>9.3} {:>9.3}  {peak:>18}", makespan - busy)?;
+            writeln!(text, "{w:>6} {busy:>9.3} {:>9.3}  {peak:>18}", makespan - busy)?;
         }
         let path = timeline.critical_path();
-        write!(report, "critical path: {} of {} ops", path.len(), timetable.n_ops())?;
-        print(report)
+        write!(text, "critical path: {} of {} ops", path.len(), plan.timetable.n_ops())?;
+        if let Some(progress) = &plan.search {
+            write!(text, "\n{}", report(progress))?;
+        }
+        print(text)
     }
 }
 

@@ -1,11 +1,14 @@
 //! `chimera train`: progress on the terminal around a [`Run`].
 
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::Result;
+use chimera::auto::report;
 use chimera::candle::Candle;
 use chimera::core::analyze::Timeline;
 use chimera::core::engine::StepReport;
@@ -16,7 +19,7 @@ use chimera::evaluate::Model;
 use chimera::save::save;
 use chimera::settings::Layers;
 use chimera::training::{Folder, Run, Trained};
-use clap::Args;
+use clap::{Args, Parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -37,7 +40,21 @@ pub(crate) struct Train {
     json: bool,
 }
 
+/// Trains with the timetable in FILE
+#[derive(Parser)]
+#[command(bin_name = "chimera schedule import FILE --run")]
+struct Line {
+    #[command(flatten)]
+    train: Train,
+}
+
 impl Train {
+    /// Training with the timetable of a file; exits if `options` are not its options.
+    pub(super) fn with_schedule(file: PathBuf, options: Vec<OsString>) -> Train {
+        let schedule = ["chimera train".into(), "--schedule".into(), file.into_os_string()];
+        Line::parse_from(schedule.into_iter().chain(options)).train
+    }
+
     pub(crate) fn run(self) -> Result<()> {
         let run = Run::prepare(self.layers.resolve()?)?;
         let stop = stop_on_signal()?;
@@ -57,6 +74,9 @@ impl Train {
 
     fn train(&self, run: &Run, folder: &mut Folder, stop: &AtomicBool, say: &Say) -> Result<()> {
         say.line(&headline(run));
+        if let Some(progress) = run.search() {
+            say.line(&report(progress));
+        }
         if let Some(hint) = shared_cores(run) {
             say.line(&hint);
         }

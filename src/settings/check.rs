@@ -2,12 +2,14 @@
 
 use std::fmt;
 
-use chimera_core::lower::Sync;
+use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::PRESETS;
 use chimera_core::schedule::{SCHEDULES, Scaling};
 use toml::{Table, Value};
 
 use super::Settings;
+use crate::auto::{AUTO, Where};
+use crate::timetable::is_file;
 
 /// `value` as the settings hold it, or why `key` cannot have it.
 pub(super) fn check(key: &str, value: Value) -> Result<Value, String> {
@@ -43,6 +45,8 @@ enum Allowed {
     Whole(i64, i64),
     Real(f64, f64),
     OneOf(Vec<&'static str>),
+    Schedule(Vec<&'static str>),
+    Hoisting,
     Any,
 }
 
@@ -62,13 +66,18 @@ impl Allowed {
             "lr" => Real(0.0, 1e30),
             "weight-decay" => Real(0.0, 1.0),
             "clip" => Real(0.0, 1e9),
+            "memory-cap" => Real(0.0, 1e6),
             "timeout" => Real(0.001, 1e6),
+            "search-time" => Real(0.0, 1e6),
+            "placement" => OneOf(Where::ALL.map(|(name, _)| name).to_vec()),
             "preset" => OneOf(PRESETS.iter().map(|preset| preset.name).collect()),
             "schedule" => {
                 let names = SCHEDULES.iter().map(|s| [&[s.name()], s.aliases()].concat());
-                OneOf(names.flatten().collect())
+                Schedule(names.flatten().chain([AUTO]).collect())
             }
             "scaling" => OneOf(Scaling::ALL.map(|(name, _)| name).to_vec()),
+            "recompute" => OneOf(Recompute::ALL.map(|(name, _)| name).to_vec()),
+            "hoist" => Hoisting,
             "sync" => OneOf(Sync::ALL.map(|(name, _)| name).to_vec()),
             _ => Any,
         }
@@ -79,6 +88,10 @@ impl Allowed {
             (Allowed::Whole(least, most), Value::Integer(n)) => (least..=most).contains(&n),
             (Allowed::Real(least, most), Value::Float(x)) => (least..=most).contains(&x),
             (Allowed::OneOf(names), Value::String(name)) => names.contains(&name.as_str()),
+            (Allowed::Schedule(names), Value::String(name)) => {
+                names.contains(&name.as_str()) || is_file(name)
+            }
+            (Allowed::Hoisting, Value::String(text)) => text.parse::<Hoist>().is_ok(),
             (allowed, _) => matches!(allowed, Allowed::Any),
         }
     }
@@ -94,6 +107,10 @@ impl fmt::Display for Allowed {
             }
             Allowed::Real(least, most) => write!(f, "a number from {least} to {most}"),
             Allowed::OneOf(names) => write!(f, "one of {}", names.join(", ")),
+            Allowed::Schedule(names) => {
+                write!(f, "one of {}, or a file that ends in .csv or .json", names.join(", "))
+            }
+            Allowed::Hoisting => write!(f, "on-demand, auto or a number of cells"),
             Allowed::Any => write!(f, "anything"),
         }
     }
@@ -138,6 +155,17 @@ mod tests {
                 Value::String("late".into()),
                 "`sync` is \"late\"; it must be one of at-end, eager, eager-opt",
             ),
+            (
+                "hoist",
+                Value::String("late".into()),
+                "`hoist` is \"late\"; it must be on-demand, auto or a number of cells",
+            ),
+            (
+                "hoist",
+                Value::Boolean(true),
+                "`hoist`: boolean is no word and no number; \
+                 it must be on-demand, auto or a number of cells",
+            ),
             ("tied", Value::Integer(1), "`tied`: invalid type: integer `1`, expected a boolean"),
         ] {
             assert_eq!(check(key, value).unwrap_err(), refusal);
@@ -147,5 +175,6 @@ mod tests {
     #[test]
     fn whole_numbers_are_good_rates() {
         assert_eq!(check("clip", Value::Integer(1)), Ok(Value::Float(1.0)));
+        assert_eq!(check("hoist", Value::Integer(3)), Ok(Value::String("3".into())));
     }
 }

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use chimera_core::lower::Sync;
+use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::Gpt2Config;
 use chimera_core::schedule::Scaling;
 use serde::{Deserialize, Deserializer};
 use toml::Value;
+
+use crate::auto::Where;
 
 /// The settings of a run: every key has its value, and each value is in its range.
 ///
@@ -19,7 +21,7 @@ use toml::Value;
 pub struct Config {
     /// Text or token files, in order; none means the project's own text.
     pub data: Vec<PathBuf>,
-    /// Name of the schedule, or an alias.
+    /// Name of the schedule, or an alias, or the file of a timetable.
     pub schedule: String,
     /// Workers per pipeline group.
     pub depth: usize,
@@ -38,6 +40,21 @@ pub struct Config {
     pub waves: usize,
     /// The most micro-batches on their way in each direction of MixPipe; `None` for its own choice.
     pub in_flight: Option<u32>,
+    /// What forwards keep.
+    #[serde(deserialize_with = "by_name")]
+    pub recompute: Recompute,
+    /// Where recomputations stand.
+    #[serde(deserialize_with = "by_name")]
+    pub hoist: Hoist,
+    /// Whether backwards are split.
+    pub split_backward: bool,
+    /// The most micro-batches whose residuals a worker may hold; `None` for as many as the schedule does.
+    pub memory_cap: Option<f64>,
+    /// Where `auto` searches.
+    #[serde(deserialize_with = "by_name")]
+    pub placement: Where,
+    /// Seconds that `auto` may take.
+    pub search_time: f64,
     /// Micro-batches per group and step.
     pub micro_batches: usize,
     /// Samples per micro-batch.
@@ -123,6 +140,8 @@ pub enum Origin {
     File(PathBuf, usize),
     /// An option of the command.
     CommandLine,
+    /// The timetable in this file.
+    Timetable(PathBuf),
 }
 
 impl fmt::Display for Origin {
@@ -132,6 +151,7 @@ impl fmt::Display for Origin {
             Origin::Preset(name) => write!(f, "preset {name}"),
             Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
             Origin::CommandLine => write!(f, "command line"),
+            Origin::Timetable(path) => write!(f, "timetable {}", path.display()),
         }
     }
 }

@@ -98,6 +98,7 @@ fn unreadable(path: &Path, e: &std::io::Error) -> String {
 mod tests {
     use std::fs;
 
+    use proptest::prelude::*;
     use tempfile::TempDir;
     use toml::Value;
 
@@ -170,6 +171,22 @@ mod tests {
         assert_eq!(refusal(&files, "0.toml"), "15.toml:1: `extends` chains more than 16 files");
         let missing = refusal(&[("a.toml", "extends = 'b.toml'")], "a.toml");
         assert!(missing.starts_with("a.toml:1: cannot read b.toml: No such file"), "{missing}");
+    }
+
+    const GOOD: &str = "# mine\nextends = \"base.toml\"\ndepth = 2 # two\nlr = 1e-3\n\
+                        data = ['a', '''b''']\nin-flight = 0x1F\nsave = \"\\u00e9\\n\"\n";
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(
+            at in 0..GOOD.len(),
+            len in 0..9usize,
+            put in ".{0,4}|[\\[{\"'=.\n]{0,9}",
+        ) {
+            let mut text = GOOD.to_owned();
+            text.replace_range(at..(at + len).min(GOOD.len()), &put);
+            let _ = parse(Path::new("run.toml"), &text);
+        }
     }
 
     #[test]

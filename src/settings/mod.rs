@@ -12,7 +12,9 @@ mod show;
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+use toml::Value;
 
 pub use check::nearest;
 pub use config::{Config, Origin};
@@ -51,8 +53,9 @@ pub struct Settings {
     /// [default: this project's own text]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Option<Vec<PathBuf>>,
-    /// Pipeline schedule, a name from `chimera schedule list` [default: chimera]
-    #[arg(long, value_name = "NAME")]
+    /// Pipeline schedule: a name from `chimera schedule list` (`auto` searches), or a timetable in a `.csv` or `.json` file,
+    /// from which `depth` and `micro-batches` follow [default: chimera]
+    #[arg(long, value_name = "NAME|FILE")]
     pub schedule: Option<String>,
     /// Workers per pipeline group, D; 1 trains without a pipeline [default: 4]
     #[arg(long, value_name = "D")]
@@ -78,6 +81,27 @@ pub struct Settings {
     /// The most micro-batches on their way in each direction of MixPipe, K [default: from the depth]
     #[arg(long, value_name = "K")]
     pub in_flight: Option<i64>,
+    /// What forwards keep: none (all residuals, nothing is recomputed), full (recompute all from the
+    /// input) or selective (recompute what is cheap) [default: none]
+    #[arg(long, value_name = "MODE")]
+    pub recompute: Option<String>,
+    /// Cells by which recomputations run before their backwards, auto for the shortest step within
+    /// `memory-cap`, or on-demand to wait for the gradient first [default: 0]
+    #[arg(long, value_name = "CELLS")]
+    #[serde(default, deserialize_with = "word_or_number")]
+    pub hoist: Option<String>,
+    /// Split backwards; weight halves go into idle time [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub split_backward: Option<bool>,
+    /// The most micro-batches whose residuals a worker may hold [default: as many as the schedule does]
+    #[arg(long, value_name = "M")]
+    pub memory_cap: Option<f64>,
+    /// Where `auto` searches for a schedule: line, interleaved, v, wave or mirrored [default: mirrored]
+    #[arg(long, value_name = "NAME")]
+    pub placement: Option<String>,
+    /// Seconds that `auto` may take [default: 10.0]
+    #[arg(long, value_name = "SECONDS")]
+    pub search_time: Option<f64>,
     /// Micro-batches per group and step, N [default: 8]
     #[arg(long, value_name = "N")]
     pub micro_batches: Option<i64>,
@@ -147,6 +171,14 @@ pub struct Settings {
     /// Folder for the trained weights, as safetensors [default: not saved]
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
+}
+
+fn word_or_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    match Value::deserialize(deserializer)? {
+        Value::String(word) => Ok(Some(word)),
+        Value::Integer(number) => Ok(Some(number.to_string())),
+        other => Err(Error::custom(format!("{} is no word and no number", other.type_str()))),
+    }
 }
 
 impl Settings {

@@ -1,17 +1,24 @@
 //! Merging the layers of settings.
 
+use std::path::PathBuf;
 use std::thread::available_parallelism;
 
+use anyhow::{Context, Result};
 use chimera_core::model::Preset;
 use toml::{Table, Value};
 
 use super::check::check;
 use super::config::Entries;
 use super::{Config, Layers, Origin, SettingsError, file};
+use crate::timetable::{is_file, read};
 
 impl Layers {
     /// Merges the layers and checks every value.
-    pub fn resolve(&self) -> Result<Config, SettingsError> {
+    ///
+    /// # Errors
+    /// [`SettingsError`], or [`ReadError`](chimera_core::exchange::ReadError) if the schedule is in a file
+    /// that cannot be read.
+    pub fn resolve(&self) -> Result<Config> {
         let mut said = match &self.config {
             Some(path) => file::load(path)?,
             None => Entries::new(),
@@ -24,11 +31,41 @@ impl Layers {
         merged.extend(said.clone());
         merged.extend(entries(sizes(&merged), preset_origin(&merged))?);
         merged.extend(said);
+        follow_timetable(&mut merged)?;
         for (key, value) in following(&merged) {
             merged.entry(key.into()).or_insert((value, Origin::Default));
         }
-        config(merged)
+        Ok(config(merged)?)
     }
+}
+
+/// Takes depth and micro-batches from the schedule if it is in a file; refuses others that were said.
+fn follow_timetable(merged: &mut Entries) -> Result<()> {
+    let name = merged.get("schedule").and_then(|(name, _)| name.as_str());
+    let Some(path) = name.filter(|name| is_file(name)).map(PathBuf::from) else {
+        return Ok(());
+    };
+    let timetable = read(&path).with_context(|| format!("timetable {}", path.display()))?;
+    let counts = [
+        ("depth", timetable.rows.len() as i64),
+        ("micro-batches", i64::from(timetable.n_micro_batches)),
+    ];
+    for (key, count) in counts {
+        let origin = Origin::Timetable(path.clone());
+        let value = check(key, Value::Integer(count))
+            .map_err(|message| refusal(origin.clone(), message))?;
+        match merged.get(key) {
+            Some((said, place)) if *place != Origin::Default && *said != value => {
+                let message = format!(
+                    "`{key}` is {said}, but the timetable in {} has {value}: leave `{key}` out",
+                    path.display()
+                );
+                return Err(refusal(place.clone(), message).into());
+            }
+            _ => merged.insert(key.into(), (value, origin)),
+        };
+    }
+    Ok(())
 }
 
 fn config(entries: Entries) -> Result<Config, SettingsError> {
@@ -97,7 +134,7 @@ mod tests {
     use super::*;
     use crate::settings::Settings;
 
-    fn resolve(file: &str, settings: Settings) -> Result<Config, SettingsError> {
+    fn resolve(file: &str, settings: Settings) -> Result<Config> {
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("run.toml");
         fs::write(&path, file).unwrap();
@@ -141,7 +178,7 @@ mod tests {
         let keys = Settings::keys();
         let config = Layers::default().resolve().unwrap();
         let unset: Vec<_> = keys.iter().filter(|key| config.value(key).is_none()).collect();
-        assert_eq!(unset, ["out", "metrics", "save"]);
+        assert_eq!(unset, ["in-flight", "memory-cap", "out", "metrics", "save"]);
         for key in keys {
             assert!(!check(&key, Value::Array(vec![])).is_err_and(|e| e.contains("unknown")));
         }

@@ -1,8 +1,10 @@
 //! Refusing a run that cannot fit into memory before it starts to fill it.
 
 use anyhow::{Result, ensure};
+use chimera_core::analyze::peak_bytes;
+use chimera_core::effects::TokenKind;
 use chimera_core::ids::WorkerId;
-use chimera_core::lower::Program;
+use chimera_core::lower::{Program, Recompute};
 use chimera_core::model::{Cut, Gpt2Config};
 
 use crate::settings::Config;
@@ -11,7 +13,7 @@ use crate::settings::Config;
 struct Need {
     /// Weights, gradients and two moments, four bytes an element each.
     state: f64,
-    /// Residuals of the micro-batches that workers hold at once.
+    /// What workers keep for backwards at once: residuals, inputs to recompute from, deferred weight work.
     residuals: f64,
 }
 
@@ -28,27 +30,39 @@ pub(super) fn check(
         ensure!(
             need.state + need.residuals <= free,
             "the run needs {:.1} GiB for weights, gradients and moments and {:.1} GiB for residuals, but \
-             {:.1} GiB are free: choose fewer layers, a smaller preset or width, fewer pipes, or a \
+             {:.1} GiB are free: choose {}fewer layers, a smaller preset or width, fewer pipes, or a \
              smaller micro-batch-size",
             gib(need.state),
             gib(need.residuals),
             gib(free),
+            if config.recompute == Recompute::None { "recompute full, " } else { "" },
         );
     }
     Ok(())
 }
 
 fn need(config: &Config, model: &Gpt2Config, cuts: &[Cut], program: &Program) -> Need {
-    let tokens = (config.micro_batch_size as f64) * config.context as f64;
-    let (mut state, mut residuals) = (0.0, 0.0);
-    for (w, peak) in program.peaks().iter().enumerate() {
-        let stages = program.placement().stages_of(WorkerId(w as u16));
-        let cuts: Vec<&Cut> = stages.iter().map(|s| &cuts[s.index()]).collect();
-        let params = cuts.iter().flat_map(|cut| model.params(cut));
-        state += params.map(|p| p.n_elements() as f64 * 16.0).sum::<f64>();
-        let largest = cuts.iter().map(|cut| model.residual_elements(cut)).max();
-        residuals += peak * tokens * 4.0 * largest.unwrap_or(0) as f64;
-    }
+    let units = program.units_per_micro() as usize;
+    let tokens = (config.micro_batch_size / units * config.context) as f64;
+    let kept = peak_bytes(program, |_, token| {
+        let cut = &cuts[token.stage.index()];
+        let input = if cut.first { 0 } else { model.hidden };
+        let elements = match token.kind {
+            TokenKind::Saved => model.residual_elements(cut),
+            TokenKind::Kept if program.rules().is_selective(token.pipe, token.stage) => {
+                model.selected_elements(cut)
+            }
+            TokenKind::Kept => input,
+            TokenKind::Deferred => model.deferred_elements(cut),
+            TokenKind::Activation | TokenKind::Gradient => 0,
+        };
+        elements as f64 * tokens * 4.0
+    });
+    let workers = (0..program.rows().len()).map(|w| WorkerId(w as u16));
+    let stages = workers.flat_map(|w| program.placement().stages_of(w));
+    let params = stages.flat_map(|s| model.params(&cuts[s.index()]));
+    let state = params.map(|p| p.n_elements() as f64 * 16.0).sum::<f64>();
+    let residuals = kept.iter().sum::<f64>();
     let width = config.width as f64;
     Need { state: state * width, residuals: residuals * width }
 }
@@ -59,4 +73,53 @@ fn free_bytes() -> Option<f64> {
     let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
     let kib: f64 = line.split_whitespace().nth(1)?.parse().ok()?;
     Some(kib * 1024.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use chimera_core::model::cut;
+
+    use super::*;
+    use crate::settings::{Layers, Settings};
+    use crate::training::Run;
+
+    /// What is foreseen is what the engine then measures, to the byte.
+    #[test]
+    fn the_need_is_what_a_run_takes() {
+        for schedule in ["gpipe", "dapple", "interleaved", "zb-h1", "dualpipe", "chimera"] {
+            for recompute in ["none", "selective", "full"] {
+                for (split_backward, scaling) in [(false, "doubling"), (true, "halving")] {
+                    let settings = Settings {
+                        schedule: Some(schedule.into()),
+                        scaling: Some(scaling.into()),
+                        recompute: Some(recompute.into()),
+                        split_backward: Some(split_backward),
+                        depth: Some(2),
+                        layers: Some(5),
+                        hidden: Some(8),
+                        heads: Some(2),
+                        context: Some(8),
+                        steps: Some(1),
+                        threads: Some(1),
+                        ..Settings::default()
+                    };
+                    let layers = Layers { config: None, settings };
+                    let run = Run::prepare(layers.resolve().unwrap()).unwrap();
+                    let mut bytes = 0;
+                    let observe = |report: &chimera_core::engine::StepReport| {
+                        bytes = report.bytes;
+                        Ok(())
+                    };
+                    run.train(&AtomicBool::new(false), observe).unwrap();
+                    let n_stages = run.program().placement().n_stages();
+                    let cuts = cut(run.model(), n_stages).unwrap();
+                    let need = need(run.config(), run.model(), &cuts, run.program());
+                    let case = format!("{schedule} {recompute} {split_backward}");
+                    assert_eq!((need.state + need.residuals) as u64, bytes, "{case}");
+                }
+            }
+        }
+    }
 }

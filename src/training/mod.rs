@@ -10,21 +10,25 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use chimera_backend_cuda::Candle;
-use chimera_core::analyze::{Event, MeasuredCosts, Timeline, simulate};
+use chimera_core::analyze::{Event, MeasuredCosts, Timeline, UniformCosts, simulate};
 use chimera_core::comm::{Comm, Threads};
 use chimera_core::engine::{Data, Job, Patience, StepReport, Training, Worker, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::kernels::Kernels;
-use chimera_core::lower::{Lowering, Program, lower};
+use chimera_core::lower::{Lowering, Passes, Program, lower};
 use chimera_core::model::{Gpt2Config, Gpt2Stage, cut};
+use chimera_core::order::{Progress, Search};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::Param;
+use chimera_core::timetable::Timetable;
 
 pub use folder::Folder;
 
+use crate::auto::{AUTO, auto};
 use crate::data::Corpus;
 use crate::settings::Config;
+use crate::timetable::{is_file, read};
 
 /// The last steps whose timelines are kept.
 const N_TIMELINES: u64 = 10;
@@ -35,6 +39,7 @@ pub struct Run {
     model: Gpt2Config,
     stages: Vec<Gpt2Stage<Candle>>,
     program: Program,
+    search: Option<Progress>,
     corpus: Corpus,
     training: Training,
 }
@@ -60,18 +65,7 @@ impl Run {
         let model = config.model();
         model.validate()?;
         let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
-        let shape = Shape {
-            n_pipes: config.pipes,
-            n_chunks: config.chunks,
-            scaling: config.scaling,
-            n_in_turn: config.in_turn,
-            n_waves: config.waves,
-            in_flight: config.in_flight,
-            ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
-        };
-        // One worker has no pipeline to schedule: it alternates forward and backward.
-        let schedule = if config.depth == 1 { "dapple" } else { &config.schedule };
-        let timetable = find(schedule)?.timetable(&shape)?;
+        let (timetable, search) = timetable(&config)?;
         ensure!(
             config.micro_batch_size.is_multiple_of(timetable.units_per_micro as usize),
             "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
@@ -95,11 +89,16 @@ impl Run {
             sync: config.sync,
             barrier: training.needs_barrier(),
             tied: if model.tied && n_stages > 1 { vec![ends] } else { Vec::new() },
-            max_peak: None,
+            max_peak: config.memory_cap,
+            ..Lowering::default()
         };
+        let Config { recompute, hoist, split_backward, .. } = config;
+        let passes = Passes { recompute, hoist, split_backward };
+        let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
+        let (timetable, how) = passes.apply(timetable, how, &costs)?;
         let program = lower(&timetable, &how)?;
         fit::check(&config, &model, &cuts, &program)?;
-        Ok(Run { config, model, stages, program, corpus, training })
+        Ok(Run { config, model, stages, program, search, corpus, training })
     }
 
     /// The settings.
@@ -115,6 +114,11 @@ impl Run {
     /// What each worker does.
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// What the search for a schedule came to, if there was one.
+    pub fn search(&self) -> Option<&Progress> {
+        self.search.as_ref()
     }
 
     /// The text.
@@ -199,6 +203,49 @@ impl Run {
         trained.weights = worker.weights()?;
         Ok(trained)
     }
+}
+
+/// The timetable that the settings name, and what the search came to if they ask for one.
+fn timetable(config: &Config) -> Result<(Timetable, Option<Progress>)> {
+    if is_file(&config.schedule) {
+        let timetable = read(Path::new(&config.schedule))?;
+        let counts = (timetable.rows.len(), timetable.n_micro_batches as usize);
+        ensure!(
+            counts == (config.depth, config.micro_batches),
+            "{} was changed while it was read",
+            config.schedule
+        );
+        return Ok((timetable, None));
+    }
+    let shape = Shape {
+        n_pipes: config.pipes,
+        n_chunks: config.chunks,
+        scaling: config.scaling,
+        n_in_turn: config.in_turn,
+        n_waves: config.waves,
+        in_flight: config.in_flight,
+        ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
+    };
+    // One worker has no pipeline to schedule: it alternates forward and backward.
+    let schedule = if config.depth == 1 { "dapple" } else { &config.schedule };
+    if schedule == AUTO {
+        return searched(config, &shape);
+    }
+    Ok((find(schedule)?.timetable(&shape)?, None))
+}
+
+/// The timetable that a search finds, a backward taken to cost two forwards. Every rank of a run gets the
+/// same one unless time runs out.
+fn searched(config: &Config, shape: &Shape) -> Result<(Timetable, Option<Progress>)> {
+    let how = Search {
+        max_peak: config.memory_cap,
+        time_limit: Duration::from_secs_f64(config.search_time),
+        seed: config.seed,
+        ..Search::default()
+    };
+    let costs = |t: &Timetable| Ok(UniformCosts::new(1.0, 2.0, 0.0).per_units(t.units_per_micro));
+    let found = auto(config.placement, shape, config.split_backward, &how, costs, |_| ())?;
+    Ok((found.timetable, Some(found.progress)))
 }
 
 /// What one rank leaves.

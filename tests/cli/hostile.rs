@@ -5,10 +5,15 @@ use std::time::{Duration, Instant};
 
 use crate::command::{chimera, folder};
 
-/// Refused as a schedule, soon, in a short message that is all there is.
+/// Refused as JSON.
 fn refuse(name: &str, bytes: &[u8]) {
+    refuse_file("hostile.json", name, bytes);
+}
+
+/// Refused as a schedule, soon, in a short message that is all there is.
+fn refuse_file(file: &str, name: &str, bytes: &[u8]) {
     let folder = folder();
-    let path = folder.path().join("hostile.json");
+    let path = folder.path().join(file);
     write(&path, bytes).expect("a file");
     let began = Instant::now();
     let ran = chimera(&format!("schedule check {}", path.display()));
@@ -63,6 +68,24 @@ fn counts_that_nothing_stands_behind_are_refused() {
         "many cells",
         counting("1", "1", "1", "1").replace("[[{", &format!("[[{cells}{{")).as_bytes(),
     );
+}
+
+#[test]
+fn what_is_no_csv_of_a_schedule_is_refused() {
+    let refuse = |name: &str, bytes: &[u8]| refuse_file("hostile.csv", name, bytes);
+    for text in ["", "\n", ",", "{}", "0F0", "0F0,0B", "\u{feff}", "\"0F0,0B0\"", "0F0;0B0"] {
+        refuse(text, text.as_bytes());
+    }
+    refuse("binary", &(0..=255u8).cycle().take(100_000).collect::<Vec<_>>());
+    refuse("zeros", &[0; 100_000]);
+    for huge in ["4000000000", "4294967295", "18446744073709551616", "-1", "1e9"] {
+        refuse(huge, format!("0F{huge},0B{huge}").as_bytes());
+        refuse(huge, format!("{huge}F0,{huge}B0").as_bytes());
+    }
+    refuse("many cells", "0F0,0B0,".repeat(3 << 20).as_bytes());
+    refuse("many rows", "0F0,0B0\n".repeat(1 << 20).as_bytes());
+    refuse("many commas", &vec![b','; 60 << 20]);
+    refuse("deep", "(".repeat(1 << 20).as_bytes());
 }
 
 #[test]

@@ -98,6 +98,61 @@ fn chimera_in_every_scaling() {
 }
 
 #[test]
+fn split_backwards_and_recomputation() {
+    let mut oracle = Oracle::new();
+    let schedules = [
+        "gpipe --depth 3",
+        "dapple --depth 4",
+        "gems --depth 2",
+        "zb-h1 --depth 4",
+        "interleaved --depth 2",
+        "chimera --depth 4",
+        "chimera --depth 4 --pipes 4",
+        "chimera --depth 4 --scaling doubling",
+        "chimera --depth 4 --scaling halving",
+    ];
+    let passes = [
+        "--split-backward",
+        "--recompute full",
+        "--recompute selective",
+        "--recompute full --hoist on-demand",
+        "--recompute full --hoist 3 --split-backward",
+        "--recompute selective --hoist auto --split-backward",
+    ];
+    for schedule in schedules {
+        for passes in passes {
+            for n in [2, 6] {
+                oracle.check(n, 1, &format!("--schedule {schedule} {passes}"), "");
+            }
+        }
+    }
+}
+
+/// The same kernels on the same inputs, whose residuals take less memory. Halves of micro-batches are
+/// recomputed in kernels of another size, which round otherwise.
+#[test]
+fn recomputation_changes_no_bit() {
+    let folder = folder();
+    let data = text(&folder);
+    for schedule in ["gpipe --depth 2", "dapple --depth 4", "chimera", "chimera --scaling doubling"]
+    {
+        let run = |recompute: &str| {
+            let options = format!("--schedule {schedule} --recompute {recompute}");
+            let (reports, trained) =
+                train(&format!("{MODEL} --data {} --micro-batches 8 {options}", data.display()));
+            let losses: Vec<u64> = reports.iter().map(|r| r.loss.to_bits()).collect();
+            let weights = trained.weights.into_iter().flat_map(|(_, values)| values);
+            let weights: Vec<u32> = weights.map(f32::to_bits).collect();
+            ((losses, weights), reports[4].bytes)
+        };
+        let [(none, most), (selective, less), (full, least)] =
+            ["none", "selective", "full"].map(run);
+        assert!(none == selective && none == full, "{schedule}");
+        assert!(most > less && less > least, "{schedule}: {most} {less} {least}");
+    }
+}
+
+#[test]
 fn every_sync_policy_with_and_without_the_barrier() {
     let mut oracle = Oracle::new();
     for optimizer in ["", "--clip 0.1", "--clip 0 --check-finite false"] {

@@ -1,10 +1,13 @@
-//! Time to generate, prove and simulate: every schedule at one shape, and Chimera by number of ops.
+//! Time to generate, prove and simulate: every schedule at one shape, and Chimera by number of ops; and
+//! to search for an order.
 
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use chimera_core::analyze::{UniformCosts, simulate};
 use chimera_core::lower::{Lowering, lower};
+use chimera_core::order::{Allowed, Search, search, starts};
+use chimera_core::placement::Placement;
 use chimera_core::schedule::{SCHEDULES, Schedule, Shape, find};
 
 /// Workers and micro-batches of every schedule.
@@ -23,7 +26,45 @@ pub(crate) fn run() -> Result<()> {
         measure(*schedule, ALL)?;
     }
     let chimera = find("chimera")?;
-    SHAPES.into_iter().try_for_each(|shape| measure(chimera, shape))
+    SHAPES.into_iter().try_for_each(|shape| measure(chimera, shape))?;
+    println!("\n| search | D | N | memory cap | makespan | bound | 1F1B | orders | s |");
+    println!("|---|---|---|---|---|---|---|---|---|");
+    let (d, _) = ALL;
+    let placements = [
+        ("line", Placement::line(d)),
+        ("line, split", Placement::line(d)),
+        ("v, split", Placement::wave(d, 2)),
+        ("mirrored", Placement::mirrored(d, 1)),
+        ("mirrored, 4 pipes", Placement::mirrored(d, 2)),
+    ];
+    for (name, placement) in &placements {
+        for cap in [1.0, 1.25, 1.5] {
+            look(name, placement, cap * d as f64)?;
+        }
+    }
+    Ok(())
+}
+
+/// Searches for an order on a placement and prints what came of it.
+fn look(name: &str, placement: &Placement, max_peak: f64) -> Result<()> {
+    let (d, n) = ALL;
+    let allowed = Allowed { split_backwards: name.ends_with("split"), ..Allowed::default() };
+    // Of one model: a chunk is a part of a stage.
+    let share = d as f64 / placement.n_stages() as f64;
+    let costs = UniformCosts::new(1.0, 2.0, 0.0).share(share);
+    let start = Instant::now();
+    let starts: Vec<_> = starts(placement, n, allowed).into_iter().map(|t| (t, costs)).collect();
+    let how = Search { max_peak: Some(max_peak), ..Search::default() };
+    let found = search(&starts, &how, |_| ()).context("no order keeps to the memory cap")?;
+    let (progress, one_f1b) = (found.progress, 3 * (n as usize + d - 1));
+    println!(
+        "| {name} | {d} | {n} | {max_peak} | {} | {} | {one_f1b} | {} | {:.2} |",
+        progress.makespan,
+        progress.lower_bound,
+        progress.n_orders,
+        start.elapsed().as_secs_f64(),
+    );
+    Ok(())
 }
 
 /// Prints a row of the table.

@@ -6,8 +6,10 @@ mod bench_schedule;
 mod bench_train;
 mod ci;
 mod command;
+mod fuzz;
 mod gallery;
 mod oracle;
+mod pytorch;
 mod sweep;
 
 use clap::Parser;
@@ -42,6 +44,10 @@ enum Chore {
     Sweep(sweep::Args),
     /// Tests of the oracle that `sweep --prove` asks; it needs cmake and libclang
     Oracle,
+    /// Fuzzes the readers of files
+    Fuzz(fuzz::Args),
+    /// PyTorch's runtime executes our exports; loss and gradients are compared
+    Pytorch(pytorch::Args),
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -58,6 +64,8 @@ fn main() -> anyhow::Result<()> {
         Chore::Gallery { check } => gallery::run(check),
         Chore::Sweep(args) => sweep::run(&args),
         Chore::Oracle => oracle::test(),
+        Chore::Fuzz(args) => fuzz::run(&args),
+        Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Bench(bench) => bench.run(),
     }
 }

@@ -11,7 +11,7 @@ use std::task::Poll;
 
 use rustc_hash::FxHashMap;
 
-use super::memory::Residuals;
+use super::memory::{Residuals, is_within};
 use super::refusal::{Reason, Refusal};
 use crate::effects::Token;
 use crate::ids::{BucketId, ChannelId, StageId, WorkerId};
@@ -238,8 +238,7 @@ impl Machine for Checker<'_> {
         }
         let peak = self.residuals.run(worker, cell, &self.program.rules);
         match self.max_peak {
-            // Shares of a micro-batch such as 1/3 do not add up exactly.
-            Some(limit) if peak > limit + 1e-6 => Err(Reason::Memory { peak, limit }),
+            Some(limit) if !is_within(peak, self.max_peak) => Err(Reason::Memory { peak, limit }),
             _ => Ok(makes.iter().map(|_| ()).collect()),
         }
     }

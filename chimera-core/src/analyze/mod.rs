@@ -3,7 +3,7 @@
 pub(crate) mod check;
 pub mod costs;
 pub mod measured;
-pub(crate) mod memory;
+pub mod memory;
 pub mod one_order;
 pub mod refusal;
 pub mod simulate;
@@ -12,6 +12,7 @@ pub mod timeline;
 
 pub use costs::{Costs, StageCosts, UniformCosts};
 pub use measured::MeasuredCosts;
+pub use memory::peak_bytes;
 pub use one_order::prove_in_one_order;
 pub use refusal::{Reason, Refusal};
 pub use simulate::simulate;

@@ -127,11 +127,16 @@ impl<C: Costs> Machine for Clock<'_, C> {
 
     fn recv(
         &mut self,
-        _: WorkerId,
+        worker: WorkerId,
         _: Token,
         channel: ChannelId,
     ) -> Result<Poll<Ready>, Infallible> {
-        Ok(self.queues[channel.index()].pop_front().map_or(Poll::Pending, Poll::Ready))
+        let Some(arrives) = self.queues[channel.index()].pop_front() else {
+            return Ok(Poll::Pending);
+        };
+        let free = &mut self.free[worker.index()];
+        *free = free.later(arrives);
+        Ok(Poll::Ready(arrives))
     }
 
     fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {

@@ -1,5 +1,6 @@
 //! The machine whose tokens carry tensors.
 
+use std::collections::VecDeque;
 use std::task::Poll;
 use std::time::Instant;
 
@@ -38,8 +39,12 @@ where
         let mut made = Values::new();
         for op in cell.ops() {
             let effects = self.job.program.rules().effects(&op);
-            let mine = eaten.by_ref().take(effects.eats.len()).collect();
-            made.extend(self.run_op(&op, mine, &effects.makes)?);
+            let mine: VecDeque<_> = eaten.by_ref().take(effects.eats.len()).collect();
+            let freed = self.kept_bytes(&effects.eats, mine.iter());
+            let makes = self.run_op(&op, mine)?;
+            let added = self.kept_bytes(&effects.makes, makes.iter());
+            self.residuals.change(added, freed);
+            made.extend(makes);
         }
         self.record(worker, Work::Cell(*cell), start);
         self.poll_sums()?;

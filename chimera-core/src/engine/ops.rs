@@ -18,6 +18,8 @@ pub(super) enum Value<S: Stage> {
     Nothing,
     /// Residuals.
     Saved(S::Saved),
+    /// The part of the residuals that was kept.
+    Selected(S::Selected),
     /// Deferred weight work.
     Deferred(S::Deferred),
 }
@@ -33,20 +35,12 @@ where
         &mut self,
         op: &Op,
         mut eaten: VecDeque<Value<S>>,
-        makes: &[Token],
     ) -> Result<Vec<Value<S>>, Fault> {
         match op.kind {
-            Kind::Forward => {
-                let keeps = makes.iter().any(|t| t.kind == TokenKind::Kept);
-                self.run_forward(op, eaten.pop_front().map(Value::tensor), keeps)
-            }
+            Kind::Forward => self.run_forward(op, eaten.pop_front().map(Value::tensor)),
             Kind::Recompute => {
-                let mut made = Vec::new();
-                for (unit, kept) in units(op).zip(eaten) {
-                    let (_, saved) = self.forward(&unit, kept.kept())?;
-                    made.extend(self.split_saved(&unit, saved)?);
-                }
-                Ok(made)
+                let each = units(op).zip(eaten);
+                each.map(|(unit, kept)| Ok(Value::Saved(self.recompute(&unit, kept)?))).collect()
             }
             Kind::Backward | Kind::BackwardInput => self.run_backward(op, eaten),
             Kind::BackwardWeight => {
@@ -58,14 +52,14 @@ where
         }
     }
 
-    fn run_forward(
-        &mut self,
-        op: &Op,
-        x: Option<S::Tensor>,
-        keeps_input: bool,
-    ) -> Result<Vec<Value<S>>, Fault> {
+    fn run_forward(&mut self, op: &Op, x: Option<S::Tensor>) -> Result<Vec<Value<S>>, Fault> {
+        let rules = self.job.program.rules();
+        let is_recomputed = rules.is_recomputed(op.pipe, op.stage);
+        let is_selective = rules.is_selective(op.pipe, op.stage);
+        let keeps_input = is_recomputed && !is_selective;
         let kept = if keeps_input { x.clone() } else { None };
-        let (output, saved) = self.forward(op, x)?;
+        let batch = self.batch(op);
+        let (output, saved) = self.forward(op, &batch, x)?;
         let mut made = match output {
             Output::Activation(y) => vec![Value::Tensor(y)],
             Output::Loss { loss, grad } => {
@@ -74,7 +68,14 @@ where
             }
         };
         match kept {
-            _ if !keeps_input => made.extend(self.split_saved(op, saved)?),
+            _ if !keeps_input => {
+                let stage = &self.held(op.stage).stage;
+                let keep = |saved| match is_recomputed {
+                    true => Value::Selected(stage.select(saved)),
+                    false => Value::Saved(saved),
+                };
+                made.extend(self.split_saved(op, saved)?.into_iter().map(keep));
+            }
             Some(x) => made.extend(self.split(op, x)?),
             None => made.extend(units(op).map(|_| Value::Nothing)),
         }
@@ -101,23 +102,34 @@ where
     }
 
     fn forward(
-        &mut self,
+        &self,
         op: &Op,
+        batch: &Batch,
         x: Option<S::Tensor>,
     ) -> Result<(Output<S::Tensor>, S::Saved), Fault> {
-        let batch = self.batch(op);
         let held = self.held(op.stage);
         let result = held.stage.forward(&held.weights, &batch.micro(self), x);
         self.on_device(op, result)
     }
 
+    fn recompute(&self, op: &Op, kept: Value<S>) -> Result<S::Saved, Fault> {
+        let batch = self.batch(op);
+        let Value::Selected(selected) = kept else {
+            // Residuals do not depend on targets, and the loss is known.
+            let batch = Batch { target: Vec::new(), ..batch };
+            return Ok(self.forward(op, &batch, kept.input())?.1);
+        };
+        let held = self.held(op.stage);
+        let result = held.stage.restore(&held.weights, &batch.micro(self), selected);
+        self.on_device(op, result)
+    }
+
     fn backward_input(
-        &mut self,
+        &self,
         op: &Op,
         saved: S::Saved,
         dy: S::Tensor,
     ) -> Result<(Option<S::Tensor>, S::Deferred), Fault> {
-        self.residuals.held -= self.held(op.stage).stage.saved_bytes(&saved);
         let batch = self.batch(op);
         let held = self.held(op.stage);
         let result = held.stage.backward_input(&held.weights, &batch.micro(self), saved, dy);
@@ -132,15 +144,11 @@ where
         self.on_device(op, result)
     }
 
-    fn split_saved(&mut self, op: &Op, saved: S::Saved) -> Result<Vec<Value<S>>, Fault> {
+    fn split_saved(&self, op: &Op, saved: S::Saved) -> Result<Vec<S::Saved>, Fault> {
         let parts = usize::from(op.span.len);
         let stage = &self.held(op.stage).stage;
         let split = if parts == 1 { Ok(vec![saved]) } else { stage.split_saved(saved, parts) };
-        let split = self.on_device(op, split)?;
-        let bytes: u64 = split.iter().map(|s| self.held(op.stage).stage.saved_bytes(s)).sum();
-        self.residuals.held += bytes;
-        self.residuals.peak = self.residuals.peak.max(self.residuals.held);
-        Ok(split.into_iter().map(Value::Saved).collect())
+        self.on_device(op, split)
     }
 
     fn split(&self, op: &Op, tensor: S::Tensor) -> Result<Vec<Value<S>>, Fault> {
@@ -148,6 +156,31 @@ where
         let stage = &self.held(op.stage).stage;
         let split = if parts == 1 { Ok(vec![tensor]) } else { stage.split_tensor(tensor, parts) };
         Ok(self.on_device(op, split)?.into_iter().map(Value::Tensor).collect())
+    }
+
+    /// Bytes that `values` keep for backwards to come.
+    pub(super) fn kept_bytes<'v>(
+        &self,
+        tokens: &[Token],
+        values: impl Iterator<Item = &'v Value<S>>,
+    ) -> u64
+    where
+        S: 'v,
+    {
+        let bytes = |(token, value): (&Token, &Value<S>)| {
+            let stage = || &self.held(token.stage).stage;
+            match value {
+                Value::Saved(saved) => stage().saved_bytes(saved),
+                Value::Selected(selected) => stage().selected_bytes(selected),
+                Value::Deferred(deferred) => stage().deferred_bytes(deferred),
+                Value::Tensor(input) if token.kind == TokenKind::Kept => {
+                    let elements: usize = self.kernels.shape(input).iter().product();
+                    elements as u64 * size_of::<f32>() as u64
+                }
+                Value::Tensor(_) | Value::Nothing => 0,
+            }
+        };
+        tokens.iter().zip(values).map(bytes).sum()
     }
 
     /// The samples of an op: number `(group*N + m)*B + i` of the global batch for sample `i` of
@@ -207,7 +240,7 @@ impl<S: Stage> Value<S> {
     }
 
     /// The input that a forward kept; the first stage has none.
-    fn kept(self) -> Option<S::Tensor> {
+    fn input(self) -> Option<S::Tensor> {
         match self {
             Value::Nothing => None,
             kept => Some(kept.tensor()),
@@ -233,6 +266,7 @@ impl<S: Stage> Value<S> {
             Value::Tensor(_) => "a tensor",
             Value::Nothing => "nothing",
             Value::Saved(_) => "residuals",
+            Value::Selected(_) => "a part of residuals",
             Value::Deferred(_) => "deferred weight work",
         }
     }

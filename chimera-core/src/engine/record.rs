@@ -55,7 +55,7 @@ where
         Ok(values.iter().map(|v| f64::from(*v)).sum())
     }
 
-    /// Bytes of weights, gradients and moments, and of residuals at their peak.
+    /// Bytes of weights, gradients and moments, and of what is kept for backwards at its peak.
     fn bytes(&self) -> u64 {
         let elements: usize = (self.held.iter().flatten())
             .flat_map(|held| held.stage.params())

@@ -30,7 +30,8 @@ pub struct StepReport {
     pub step_s: f64,
     /// Idle time over `step_s` times ranks.
     pub bubble_ratio: f64,
-    /// Bytes of weights, gradients, moments and residuals at their peak, over all ranks.
+    /// Bytes of weights, gradients and moments, and of what is kept for backwards (residuals, inputs,
+    /// deferred weight work) at its peak, over all ranks.
     pub bytes: u64,
     /// Whether some rank was asked to stop: this is the last step of all.
     pub stop: bool,

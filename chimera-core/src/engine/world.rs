@@ -48,11 +48,19 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) agreed: Option<Agreed>,
 }
 
-/// Bytes of residuals alive.
+/// Bytes of what is kept for backwards to come: residuals, kept inputs, deferred weight work.
 #[derive(Default)]
 pub(super) struct ResidualBytes {
     pub(super) held: u64,
     pub(super) peak: u64,
+}
+
+impl ResidualBytes {
+    /// After an op that made and ate so much.
+    pub(super) fn change(&mut self, added: u64, freed: u64) {
+        self.held = self.held + added - freed;
+        self.peak = self.peak.max(self.held);
+    }
 }
 
 /// Time since the last agreement.

@@ -23,6 +23,8 @@ pub(super) struct File {
     pub(super) micro_batches: u32,
     #[serde(default = "whole")]
     pub(super) unit: f64,
+    #[serde(default)]
+    pub(super) selective: Vec<(PipeId, StageId)>,
     #[serde(deserialize_with = "at_most_max_count")]
     pub(super) placement: Vec<Vec<WorkerId>>,
     #[serde(deserialize_with = "at_most_max_count")]

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! `placement` has the worker of each stage for each pipe; a cell is an op or `{"pair":[op, op]}`. Where
-//! micro-batches are cut in two, `"unit": 0.5` stands beside the counts and the ids count halves.
+//! micro-batches are cut in two, `"unit": 0.5` stands beside the counts and the ids count halves;
+//! `"selective": [[0, 1]]` names, by pipe and stage, what is recomputed selectively.
 //!
 //! A file may come from anyone. Nothing is allocated on the word of a number in it, and what
 //! [`from_json`] returns has all ids in range; whether it is a sound schedule is for the checker to
@@ -20,7 +21,7 @@
 use std::fmt::Write;
 
 use super::form::{File, Object};
-use crate::ids::WorkerId;
+use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Cell, Op};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -30,7 +31,7 @@ pub const MAX_BYTES: usize = 64 << 20;
 /// Most workers, stages and pipes of a file.
 pub const MAX_COUNT: usize = 4096;
 /// Longest name of a schedule, in bytes.
-const MAX_NAME: usize = 256;
+pub const MAX_NAME: usize = 256;
 /// Most units that a micro-batch is cut into.
 const MAX_UNITS: f64 = 64.0;
 
@@ -48,13 +49,13 @@ pub enum ReadError {
     /// The file is longer than [`MAX_BYTES`].
     #[error("the file has {0} bytes; at most {MAX_BYTES} are read")]
     TooLong(usize),
-    /// Not JSON, or not of the form of a timetable; says at which line and column.
+    /// Not of the form of a timetable; says where.
     #[error("{0}")]
     Form(String),
     /// A value that contradicts another one or is out of its range.
     #[error("{path}: {reason}")]
     Value {
-        /// Where, such as `rows[2][5]`.
+        /// Where, such as `rows[2][5]` or `row 3 (rank 2), column 6`.
         path: String,
         /// What is wrong with it.
         reason: String,
@@ -79,6 +80,10 @@ pub fn to_json(timetable: &Timetable) -> String {
     if timetable.units_per_micro > 1 {
         let unit = 1.0 / f64::from(timetable.units_per_micro);
         let _ = writeln!(out, r#"  "unit": {unit},"#);
+    }
+    if !timetable.selective.is_empty() {
+        let stage = |(pipe, stage): &(PipeId, StageId)| format!("[{}, {}]", pipe.0, stage.0);
+        let _ = writeln!(out, r#"  "selective": {},"#, list(timetable.selective.iter().map(stage)));
     }
     let workers = |pipe: &Vec<WorkerId>| list(pipe.iter().map(|worker| worker.0.to_string()));
     let placement = lines(placement.pipes().iter().map(workers));
@@ -136,6 +141,7 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
         n_micro_batches: file.micro_batches,
         units_per_micro,
         rows: file.rows,
+        selective: file.selective,
     })
 }
 
@@ -173,6 +179,14 @@ impl File {
             for (stage, worker) in workers.iter().enumerate() {
                 let path = || format!("placement[{pipe}][{stage}]");
                 below(path, "worker", worker.index(), self.depth, "depth")?;
+            }
+        }
+        for (at, (pipe, stage)) in self.selective.iter().enumerate() {
+            let path = || format!("selective[{at}]");
+            below(path, "pipe", pipe.index(), self.pipes, "pipes")?;
+            below(path, "stage", stage.index(), self.stages, "stages")?;
+            if at > 0 && self.selective[at - 1] >= (*pipe, *stage) {
+                return Err(invalid(path(), "does not follow the one before"));
             }
         }
         Ok(())

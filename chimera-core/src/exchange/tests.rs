@@ -59,6 +59,16 @@ fn one_wrong_thing_is_named() {
             "\"micro_batches\": 4000000000",
             "4000000000 at 2 stages are more than",
         ),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"selective\": [[0, 2]]",
+            "selective[0]: stage 2 is not below 2 (stages)",
+        ),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"selective\": [[0, 1], [0, 1]]",
+            "selective[1]: does not follow the one before",
+        ),
         ("\"pipes\": 1", "\"pipes\": 1, \"unit\": 0.7", "unit: 0.7 is not 1, 0.5"),
         ("\"pipes\": 1", "\"pipes\": 1, \"unit\": 1e-300", "unit: "),
         ("\"pipes\": 1", "\"pipes\": 1, \"unit\": null", "invalid type: null"),
@@ -140,6 +150,7 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
             n_micro_batches: n,
             units_per_micro: units,
             rows,
+            selective: (0..n as u16 % depth).map(|s| (PipeId(0), StageId(s))).collect(),
         })
     })
 }

@@ -6,25 +6,38 @@ use rustc_hash::FxHashMap;
 use super::{Channel, Instr};
 use crate::effects::{Rules, Token, TokenKind};
 use crate::ids::{ChannelId, StageId};
-use crate::op::Cell;
+use crate::op::{Cell, Kind};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
 /// The rows of `timetable` with sends and receives, and the channels they use, in order of first use.
-pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, Vec<Channel>) {
+///
+/// Recomputations `on_demand` run after the receives of the cell that they precede.
+pub(super) fn insert(
+    timetable: &Timetable,
+    rules: &Rules,
+    on_demand: bool,
+) -> (Vec<Vec<Instr>>, Vec<Channel>) {
     let mut channels = Channels::default();
     let mut lower_row = |row: &Vec<Cell>| {
         let mut instrs = Vec::with_capacity(row.len() * 3);
+        let mut waiting = Vec::new();
         for cell in row {
+            if on_demand && matches!(cell, Cell::One(op) if op.kind == Kind::Recompute) {
+                waiting.push(Instr::Run(*cell));
+                continue;
+            }
             let effects = rules.cell_effects(cell);
             let mut message =
                 |token: &Token| Some((*token, channels.id(channel(&timetable.placement, token)?)));
             instrs.extend(
                 effects.eats.iter().filter_map(&mut message).map(|(t, c)| Instr::Recv(t, c)),
             );
+            instrs.append(&mut waiting);
             instrs.push(Instr::Run(*cell));
             instrs.extend(effects.makes.iter().filter_map(message).map(|(t, c)| Instr::Send(t, c)));
         }
+        instrs.extend(waiting);
         instrs
     };
     let rows = timetable.rows.iter().map(&mut lower_row).collect();

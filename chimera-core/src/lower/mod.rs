@@ -1,15 +1,20 @@
 //! From a timetable to a [`Program`]: a row of passes, then the proof.
 //!
-//! [`lower`] is the only way to a `Program`, so one that is not proven cannot be run.
+//! [`Passes`] make a timetable of a timetable, for any schedule. [`lower`] is the only way to a `Program`,
+//! so one that is not proven cannot be run.
 
 mod messages;
 mod program;
+mod recompute;
+mod split;
 mod sync;
 
 pub use program::{Bucket, Channel, Instr, Program};
+pub use recompute::{Hoist, Recompute, recompute};
+pub use split::split_backward;
 pub use sync::Sync;
 
-use crate::analyze::{Refusal, UniformCosts, check, simulate, structure};
+use crate::analyze::{Costs, Refusal, Timeline, UniformCosts, check, simulate, structure};
 use crate::effects::Rules;
 use crate::ids::StageId;
 use crate::timetable::Timetable;
@@ -26,11 +31,20 @@ pub struct Lowering {
     pub tied: Vec<Vec<StageId>>,
     /// The most micro-batches whose residuals a worker may hold at once.
     pub max_peak: Option<f64>,
+    /// Whether a recomputation waits for what the cell behind it waits for, as in frameworks that
+    /// recompute within the backward. Without, it runs meanwhile.
+    pub on_demand: bool,
 }
 
 impl Default for Lowering {
     fn default() -> Lowering {
-        Lowering { sync: Sync::EagerOpt, barrier: true, tied: Vec::new(), max_peak: None }
+        Lowering {
+            sync: Sync::EagerOpt,
+            barrier: true,
+            tied: Vec::new(),
+            max_peak: None,
+            on_demand: false,
+        }
     }
 }
 
@@ -38,7 +52,7 @@ impl Default for Lowering {
 pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> {
     structure::check(timetable, &how.tied)?;
     let rules = Rules::of(timetable);
-    let (rows, channels) = messages::insert(timetable, &rules);
+    let (rows, channels) = messages::insert(timetable, &rules, how.on_demand);
     let mut program = Program {
         schedule: timetable.schedule.clone(),
         placement: timetable.placement.clone(),
@@ -60,4 +74,72 @@ pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> 
     program.channel_bound = proof.channel_bound;
     program.peaks = proof.peaks;
     Ok(program)
+}
+
+/// The passes over compute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Passes {
+    /// What every forward keeps.
+    pub recompute: Recompute,
+    /// Where recomputations stand.
+    pub hoist: Hoist,
+    /// Whether backwards are split.
+    pub split_backward: bool,
+}
+
+impl Default for Passes {
+    fn default() -> Passes {
+        Passes { recompute: Recompute::None, hoist: Hoist::By(0), split_backward: false }
+    }
+}
+
+impl Passes {
+    /// The timetable that they make of `timetable`, and how it is lowered. Idle time is that at `costs`.
+    ///
+    /// Where `how` gives no limit, both passes together hold no more residuals than neither: who recomputes
+    /// has no memory to spare for weight halves.
+    ///
+    /// # Errors
+    /// If the timetable is not sound.
+    pub fn apply(
+        self,
+        timetable: Timetable,
+        how: Lowering,
+        costs: &impl Costs,
+    ) -> Result<(Timetable, Lowering), Refusal> {
+        let how = Lowering { on_demand: self.hoist == Hoist::OnDemand, ..how };
+        let (mut timetable, mut limit) = (timetable, how.max_peak);
+        if self.recompute != Recompute::None {
+            if self.split_backward && limit.is_none() {
+                limit = Some(rehearse(&timetable, &how, costs)?.peak);
+            }
+            timetable = recompute(&timetable, |_, _| self.recompute, self.hoist, &how, costs)?;
+        }
+        if self.split_backward {
+            let limited = Lowering { max_peak: limit, ..how.clone() };
+            timetable = split_backward(&timetable, &limited, costs)?;
+        }
+        Ok((timetable, how))
+    }
+}
+
+/// What a pass learns of a timetable by running it.
+struct Rehearsal {
+    timeline: Timeline,
+    makespan: f64,
+    /// The most micro-batches' residuals that any worker holds.
+    peak: f64,
+}
+
+fn rehearse(
+    timetable: &Timetable,
+    how: &Lowering,
+    costs: &impl Costs,
+) -> Result<Rehearsal, Refusal> {
+    let how = Lowering { sync: Sync::AtEnd, on_demand: how.on_demand, ..Lowering::default() };
+    let program = lower(timetable, &how)?;
+    let timeline = simulate(&program, costs);
+    let makespan = timeline.makespan();
+    let peak = program.peaks.iter().copied().fold(0.0, f64::max);
+    Ok(Rehearsal { timeline, makespan, peak })
 }

@@ -17,16 +17,23 @@ pub(super) struct Attention {
 /// What the backward pass needs. GELU's output, as large as `fc`, is made again.
 #[derive(Debug)]
 pub(super) struct Saved<T> {
-    x: T,
+    selected: Selected<T>,
     stats_1: T,
     norm_1: T,
+    stats_2: T,
+    norm_2: T,
+    fc: T,
+}
+
+/// The half of [`Saved`] that a third of the forward work makes the other half from: what lies behind the
+/// attention, and the inputs of both halves of the block.
+#[derive(Debug)]
+pub(super) struct Selected<T> {
+    x: T,
     qkv: T,
     mixed: T,
     log_sum: T,
     mid: T,
-    stats_2: T,
-    norm_2: T,
-    fc: T,
 }
 
 /// The weight gradients that are still to be computed.
@@ -58,18 +65,57 @@ pub(super) struct Linear<T> {
 impl<T> Saved<T> {
     /// Applies `f` to each tensor.
     pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
+        let Selected { x, qkv, mixed, log_sum, mid } = &self.selected;
+        let selected = Selected {
+            x: f(x)?,
+            qkv: f(qkv)?,
+            mixed: f(mixed)?,
+            log_sum: f(log_sum)?,
+            mid: f(mid)?,
+        };
         Ok(Saved {
-            x: f(&self.x)?,
+            selected,
             stats_1: f(&self.stats_1)?,
             norm_1: f(&self.norm_1)?,
-            qkv: f(&self.qkv)?,
-            mixed: f(&self.mixed)?,
-            log_sum: f(&self.log_sum)?,
-            mid: f(&self.mid)?,
             stats_2: f(&self.stats_2)?,
             norm_2: f(&self.norm_2)?,
             fc: f(&self.fc)?,
         })
+    }
+
+    /// What selective recomputation keeps.
+    pub(super) fn select(self) -> Selected<T> {
+        self.selected
+    }
+}
+
+impl<T> Selected<T> {
+    /// All tensors.
+    pub(super) fn tensors(&self) -> [&T; 5] {
+        [&self.x, &self.qkv, &self.mixed, &self.log_sum, &self.mid]
+    }
+}
+
+impl<T> Deferred<T> {
+    /// All tensors.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
+        let norms = [&self.ln_1, &self.ln_2].into_iter().flat_map(Norm::tensors);
+        let linears = [&self.attn, &self.attn_proj, &self.fc, &self.mlp_proj];
+        norms.chain(linears.into_iter().flat_map(Linear::tensors))
+    }
+}
+
+impl<T> Norm<T> {
+    /// All tensors.
+    pub(super) fn tensors(&self) -> [&T; 3] {
+        [&self.dy, &self.x, &self.stats]
+    }
+}
+
+impl<T> Linear<T> {
+    /// All tensors.
+    pub(super) fn tensors(&self) -> [&T; 2] {
+        [&self.x, &self.dy]
     }
 }
 
@@ -105,8 +151,21 @@ pub(super) fn forward<K: Kernels>(
     let fc = linear(&norm_2, fc, fc_bias, None)?;
     let y = linear(&k.gelu(&fc)?, mlp_proj, mlp_proj_bias, Some(&mid))?;
 
-    let saved = Saved { x, stats_1, norm_1, qkv, mixed, log_sum, mid, stats_2, norm_2, fc };
-    Ok((y, saved))
+    let selected = Selected { x, qkv, mixed, log_sum, mid };
+    Ok((y, Saved { selected, stats_1, norm_1, stats_2, norm_2, fc }))
+}
+
+/// What the forward pass saved, to the bit.
+pub(super) fn restore<K: Kernels>(
+    k: &K,
+    w: &[K::Tensor; TENSORS],
+    selected: Selected<K::Tensor>,
+) -> Result<Saved<K::Tensor>> {
+    let [ln_1, ln_1_bias, _, _, _, _, ln_2, ln_2_bias, fc, fc_bias, _, _] = w;
+    let (norm_1, stats_1) = k.layer_norm(&selected.x, ln_1, ln_1_bias)?;
+    let (norm_2, stats_2) = k.layer_norm(&selected.mid, ln_2, ln_2_bias)?;
+    let fc = k.linear(&norm_2, fc, Layout::InOut, Some(fc_bias), None)?;
+    Ok(Saved { selected, stats_1, norm_1, stats_2, norm_2, fc })
 }
 
 /// From the gradient of the output to that of the input.
@@ -120,26 +179,27 @@ pub(super) fn backward_input<K: Kernels>(
     let [ln_1, _, attn, _, attn_proj, _, ln_2, _, fc, _, mlp_proj, _] = w;
     let linear_dx = |dy, w| k.linear_dx(dy, w, Layout::InOut);
 
+    let Selected { x, qkv, mixed, log_sum, mid } = saved.selected;
     let (d_fc, gelu) = k.gelu_dx(&linear_dx(&dy, mlp_proj)?, &saved.fc)?;
     let d_norm_2 = linear_dx(&d_fc, fc)?;
-    let d_mid = k.layer_norm_dx(&d_norm_2, &saved.mid, &saved.stats_2, ln_2, Some(&dy))?;
+    let d_mid = k.layer_norm_dx(&d_norm_2, &mid, &saved.stats_2, ln_2, Some(&dy))?;
 
     let d_qkv = k.attention_dx(
         &linear_dx(&d_mid, attn_proj)?,
-        &saved.qkv,
-        &saved.mixed,
-        &saved.log_sum,
+        &qkv,
+        &mixed,
+        &log_sum,
         by.heads,
         by.sequence,
     )?;
     let d_norm_1 = linear_dx(&d_qkv, attn)?;
-    let dx = k.layer_norm_dx(&d_norm_1, &saved.x, &saved.stats_1, ln_1, Some(&d_mid))?;
+    let dx = k.layer_norm_dx(&d_norm_1, &x, &saved.stats_1, ln_1, Some(&d_mid))?;
 
     let deferred = Deferred {
-        ln_1: Norm { dy: d_norm_1, x: saved.x, stats: saved.stats_1 },
+        ln_1: Norm { dy: d_norm_1, x, stats: saved.stats_1 },
         attn: Linear { x: saved.norm_1, dy: d_qkv },
-        attn_proj: Linear { x: saved.mixed, dy: d_mid },
-        ln_2: Norm { dy: d_norm_2, x: saved.mid, stats: saved.stats_2 },
+        attn_proj: Linear { x: mixed, dy: d_mid },
+        ln_2: Norm { dy: d_norm_2, x: mid, stats: saved.stats_2 },
         fc: Linear { x: saved.norm_2, dy: d_fc },
         mlp_proj: Linear { x: gelu, dy },
     };

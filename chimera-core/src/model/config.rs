@@ -155,6 +155,25 @@ impl Gpt2Config {
         cut.blocks.len() * block + head
     }
 
+    /// The part of them that selective recomputation keeps.
+    pub fn selected_elements(&self, cut: &Cut) -> usize {
+        // A block: its input, three projections, the attention's output and scores' sums, and the stream
+        // between its halves.
+        let block = 6 * self.hidden + self.heads;
+        let head = if cut.last { self.hidden } else { 0 };
+        cut.blocks.len() * block + head
+    }
+
+    /// Elements that the input half of a backward pass through `cut` leaves for its weight half, per
+    /// token.
+    pub fn deferred_elements(&self, cut: &Cut) -> usize {
+        // A block: input and gradient of two norms with their statistics, and of four projections.
+        let block = 20 * self.hidden + 4;
+        let head = if cut.last { 3 * self.hidden + 2 + self.vocab } else { 0 };
+        let embedding = if cut.first { self.hidden } else { 0 };
+        cut.blocks.len() * block + head + embedding
+    }
+
     /// Forward work of one block per token of a sample of `sequence` tokens.
     pub(super) fn block_flops(&self, sequence: usize) -> u64 {
         let (hidden, sequence) = (self.hidden as u64, sequence as u64);

@@ -25,6 +25,14 @@ pub struct Gpt2Saved<T> {
     head: Option<SavedHead<T>>,
 }
 
+/// The half of [`Gpt2Saved`] that the rest can be made from without attention.
+#[derive(Debug)]
+pub struct Gpt2Selected<T> {
+    blocks: Vec<block::Selected<T>>,
+    /// The input of the final norm.
+    head: Option<T>,
+}
+
 /// What the weight half of a [`Gpt2Stage`]'s backward pass needs of its input half.
 #[derive(Debug)]
 pub struct Gpt2Deferred<T> {
@@ -73,6 +81,19 @@ impl<K: Kernels> Gpt2Stage<K> {
         start..start + self.cut.blocks.len() * block::TENSORS
     }
 
+    /// The input of the head with its norm.
+    fn norm_head(&self, w: &[K::Tensor], x: K::Tensor) -> Result<SavedHead<K::Tensor>> {
+        let norm = self.blocks().end;
+        let (normed, stats) = self.kernels.layer_norm(&x, &w[norm], &w[norm + 1])?;
+        Ok(SavedHead { x, stats, normed })
+    }
+
+    /// Device memory of tensors, four bytes an element.
+    fn bytes<'t>(&self, tensors: impl Iterator<Item = &'t K::Tensor>) -> u64 {
+        let elements = tensors.map(|t| self.kernels.shape(t).iter().product::<usize>());
+        elements.sum::<usize>() as u64 * size_of::<f32>() as u64
+    }
+
     /// Part `part` of `parts` of a tensor, in whole samples.
     fn part(&self, tensor: &K::Tensor, part: usize, parts: usize) -> Result<K::Tensor> {
         let rows = self.kernels.shape(tensor)[0];
@@ -89,6 +110,7 @@ impl<K: Kernels> Gpt2Stage<K> {
 impl<K: Kernels> Stage for Gpt2Stage<K> {
     type Tensor = K::Tensor;
     type Saved = Gpt2Saved<K::Tensor>;
+    type Selected = Gpt2Selected<K::Tensor>;
     type Deferred = Gpt2Deferred<K::Tensor>;
 
     fn params(&self) -> &[Param] {
@@ -116,17 +138,35 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
             return Ok((Output::Activation(x), Gpt2Saved { blocks, head: None }));
         }
 
-        let norm = self.blocks().end;
-        let (normed, stats) = k.layer_norm(&x, &w[norm], &w[norm + 1])?;
-        let logits = k.linear(&normed, &w[self.head], Layout::OutIn, None, None)?;
+        let head = self.norm_head(w, x)?;
+        let logits = k.linear(&head.normed, &w[self.head], Layout::OutIn, None, None)?;
         let output = if micro.target.is_empty() {
             Output::Activation(logits)
         } else {
             let (loss, grad) = k.cross_entropy(logits, micro.target, micro.loss_scale)?;
             Output::Loss { loss, grad }
         };
-        let head = Some(SavedHead { x, stats, normed });
-        Ok((output, Gpt2Saved { blocks, head }))
+        Ok((output, Gpt2Saved { blocks, head: Some(head) }))
+    }
+
+    fn select(&self, saved: Gpt2Saved<K::Tensor>) -> Gpt2Selected<K::Tensor> {
+        let blocks = saved.blocks.into_iter().map(block::Saved::select).collect();
+        Gpt2Selected { blocks, head: saved.head.map(|head| head.x) }
+    }
+
+    fn restore(
+        &self,
+        w: &[K::Tensor],
+        _: &Micro<'_>,
+        selected: Gpt2Selected<K::Tensor>,
+    ) -> Result<Gpt2Saved<K::Tensor>> {
+        let weights = w[self.blocks()].as_chunks().0.iter();
+        let blocks = weights.zip(selected.blocks);
+        let blocks = blocks.map(|(w, selected)| block::restore(&self.kernels, w, selected));
+        Ok(Gpt2Saved {
+            blocks: blocks.collect::<Result<_>>()?,
+            head: selected.head.map(|x| self.norm_head(w, x)).transpose()?,
+        })
     }
 
     fn backward_input(
@@ -205,6 +245,20 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
             Ok(())
         });
         elements as u64 * size_of::<f32>() as u64
+    }
+
+    fn selected_bytes(&self, selected: &Gpt2Selected<K::Tensor>) -> u64 {
+        let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
+        self.bytes(blocks.chain(&selected.head))
+    }
+
+    fn deferred_bytes(&self, deferred: &Gpt2Deferred<K::Tensor>) -> u64 {
+        let head = deferred
+            .head
+            .iter()
+            .flat_map(|(norm, linear)| norm.tensors().into_iter().chain(linear.tensors()));
+        let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
+        self.bytes(blocks.chain(head).chain(&deferred.embedding))
     }
 }
 

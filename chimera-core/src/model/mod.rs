@@ -18,6 +18,6 @@ mod presets;
 
 pub use config::{Gpt2Config, ModelError};
 pub use cut::{Cut, cut};
-pub use gpt2::{Gpt2Deferred, Gpt2Saved, Gpt2Stage};
+pub use gpt2::{Gpt2Deferred, Gpt2Saved, Gpt2Selected, Gpt2Stage};
 pub use init::initial;
 pub use presets::{PRESETS, Preset};

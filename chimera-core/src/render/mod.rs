@@ -1,8 +1,10 @@
-//! Drawings of timetables and timelines.
+//! Drawings of timetables and timelines, and traces for other programs to draw.
 //!
 //! Every drawing is a function of its input alone, so that it can stand in a test as the expected
 //! value.
 
+pub mod chrome;
+pub mod html;
 mod legend;
 mod palette;
 pub mod svg;

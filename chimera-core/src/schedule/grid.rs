@@ -53,6 +53,7 @@ impl Grid {
             placement: self.placement,
             n_micro_batches: shape.n_micro_batches,
             units_per_micro,
+            selective: Vec::new(),
         }
     }
 }

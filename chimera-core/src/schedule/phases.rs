@@ -41,6 +41,7 @@ pub(super) fn timetable(
         placement,
         n_micro_batches: shape.n_micro_batches,
         units_per_micro: 1,
+        selective: Vec::new(),
     }
 }
 

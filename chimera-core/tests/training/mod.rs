@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use chimera_core::analyze::UniformCosts;
 use chimera_core::comm::{Comm, Delayed, Tag, Threads};
 use chimera_core::engine::{Data, Job, Patience, Training, Worker, run_threads};
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
 use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::lower::{Lowering, Sync, lower};
+use chimera_core::lower::{Hoist, Lowering, Passes, Sync, lower};
 use chimera_core::model::{Gpt2Config, Gpt2Stage, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
@@ -31,6 +32,7 @@ pub(crate) struct Run {
     pub(crate) clip: Option<f64>,
     pub(crate) check_finite: bool,
     pub(crate) tied: bool,
+    pub(crate) passes: Passes,
     pub(crate) is_delayed: bool,
     pub(crate) patience: Duration,
 }
@@ -46,6 +48,7 @@ impl Run {
             clip: Some(0.5),
             check_finite: true,
             tied: false,
+            passes: Passes::default(),
             is_delayed: false,
             patience: Duration::from_secs(60),
         }
@@ -57,6 +60,7 @@ impl Run {
         Run {
             micro_batch_size: samples,
             width: 1,
+            passes: Passes::default(),
             ..Run { schedule: "dapple", shape: Shape::new(1, 1), ..self.clone() }
         }
     }
@@ -67,6 +71,8 @@ impl Run {
 pub(crate) struct Outcome {
     pub(crate) losses: Vec<f64>,
     pub(crate) norms: Vec<f64>,
+    /// What the last step reported.
+    pub(crate) bytes: u64,
     pub(crate) gradients: BTreeMap<(u64, String), Vec<f64>>,
     pub(crate) weights: BTreeMap<(u64, String), Vec<f64>>,
 }
@@ -94,7 +100,10 @@ fn config(tied: bool) -> Gpt2Config {
 
 pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
     let schedule = find(run.schedule).expect("known");
-    train_timetable(run, &schedule.timetable(&run.shape).expect("fits"))
+    let timetable = schedule.timetable(&run.shape).expect("fits");
+    let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
+    let passed = run.passes.apply(timetable, Lowering::default(), &costs);
+    train_timetable(run, &passed.expect("sound").0)
 }
 
 /// Trains with a timetable that need not be what the run's schedule makes of its shape.
@@ -132,7 +141,8 @@ pub(crate) fn execute<T: Send, R: Send>(
         sync: run.sync,
         barrier: training.needs_barrier(),
         tied: if is_tied { vec![vec![StageId(0), StageId(n_stages as u16 - 1)]] } else { vec![] },
-        max_peak: None,
+        on_demand: run.passes.hoist == Hoist::OnDemand,
+        ..Lowering::default()
     };
     let program = lower(timetable, &how).unwrap_or_else(|refusal| panic!("{run:?}: {refusal}"));
     let stop = AtomicBool::new(false);
@@ -167,6 +177,7 @@ pub(crate) fn body<C: Comm<Tensor>>(
         let report = worker.step(step)?;
         outcome.losses.push(report.loss);
         outcome.norms.push(report.grad_norm);
+        outcome.bytes = report.bytes;
         for (params, weights, grads) in stages().filter_map(|s| worker.held(s)) {
             for (param, (weight, grad)) in params.iter().zip(weights.iter().zip(grads)) {
                 let key = (step, param.name.clone());
@@ -184,6 +195,7 @@ fn merge(outcomes: Vec<Outcome>) -> Outcome {
     for outcome in outcomes {
         if all.losses.is_empty() {
             (all.losses, all.norms) = (outcome.losses.clone(), outcome.norms.clone());
+            all.bytes = outcome.bytes;
         }
         assert_eq!((&all.losses, &all.norms), (&outcome.losses, &outcome.norms), "reports differ");
         for (mine, theirs) in

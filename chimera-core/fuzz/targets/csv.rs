@@ -1,0 +1,14 @@
+//! Whatever the CSV reader accepts is written and read back to the same, and proven or refused.
+
+#![no_main]
+
+use chimera_core::exchange::{from_csv, to_csv};
+use chimera_core::ids::PipeId;
+use chimera_core::lower::{Lowering, lower};
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let Ok(timetable) = from_csv(bytes, "fuzz") else { return };
+    let csv = to_csv(&timetable, PipeId(0)).expect("what is read is written");
+    assert_eq!(from_csv(csv.as_bytes(), "fuzz").expect("what is written is read"), timetable);
+    let _ = lower(&timetable, &Lowering::default());
+});

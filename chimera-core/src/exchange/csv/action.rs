@@ -1,0 +1,92 @@
+//! One cell of the CSV: an action or a pair of them.
+
+use crate::ids::{PipeId, StageId};
+use crate::op::{Cell, Kind, Op, Span};
+
+const PAIR: &str = "OVERLAP_F_B";
+/// What PyTorch writes into files of the format `compute_comms` alone.
+const COMMUNICATION: [&str; 10] = [
+    "SEND_F",
+    "RECV_F",
+    "SEND_B",
+    "RECV_B",
+    "WAIT_SEND_F",
+    "WAIT_SEND_B",
+    "UNSHARD",
+    "RESHARD",
+    "REDUCE_GRAD",
+    "WAIT_REDUCE_GRAD",
+];
+
+/// `op` as an action on micro-batch `number`.
+pub(super) fn write(op: Op, number: u32) -> Result<String, String> {
+    match (op.kind, op.span.len) {
+        (Kind::Recompute, _) => Err(format!("it has no word for {op}")),
+        (kind, 1) => Ok(format!("{}{}{number}", op.stage.0, kind.letter())),
+        _ => Err(format!("{op} is on several micro-batches at once")),
+    }
+}
+
+/// Two ops with their numbers as one cell.
+pub(super) fn write_pair([(a, m), (b, n)]: [(Op, u32); 2]) -> Result<String, String> {
+    let (first, second) = (write(a, m)?, write(b, n)?);
+    match is_pair(a.kind, b.kind) {
+        true => Ok(format!("({first};{second}){PAIR}")),
+        false => Err(format!("{} is not of a forward and a backward", Cell::Pair(a, b))),
+    }
+}
+
+/// What a cell that is not empty says, on pipe 0.
+pub(super) fn read(text: &str) -> Result<Cell, String> {
+    let Some(rest) = text.strip_prefix('(') else {
+        return action(text).map(Cell::One);
+    };
+    let (inside, name) = rest.split_once(')').ok_or("the `)` is missing")?;
+    if name != PAIR {
+        return Err(format!("a pair ends in `){PAIR}`"));
+    }
+    let actions: Vec<&str> = inside.splitn(3, ';').collect();
+    let [first, second] = actions[..] else {
+        return Err("a pair has two actions, with `;` between them".into());
+    };
+    let (a, b) = (action(first.trim())?, action(second.trim())?);
+    match is_pair(a.kind, b.kind) {
+        true => Ok(Cell::Pair(a, b)),
+        false => Err("a pair is of one F and one B or I".into()),
+    }
+}
+
+fn is_pair(a: Kind, b: Kind) -> bool {
+    let is_back = |kind| matches!(kind, Kind::Backward | Kind::BackwardInput);
+    (a == Kind::Forward && is_back(b)) || (is_back(a) && b == Kind::Forward)
+}
+
+fn action(text: &str) -> Result<Op, String> {
+    let (stage, rest) = number(text, "stage")?;
+    let end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+    let (name, rest) = rest.split_at(end);
+    let kind = Kind::from_letter(name).filter(|kind| *kind != Kind::Recompute);
+    let kind = kind.ok_or_else(|| match COMMUNICATION.contains(&name) {
+        true => format!("{name} is communication, which follows by itself: use `compute_only`"),
+        false => "unknown type: choose F, B, I or W".to_string(),
+    })?;
+    let (micro_batch, rest) = number(rest, "micro-batch")?;
+    if !rest.is_empty() {
+        return Err("something stands behind the action: one action per cell".into());
+    }
+    let stage = StageId(u16::try_from(stage).map_err(|_| "the stage is too large")?);
+    Ok(Op { kind, pipe: PipeId(0), stage, span: Span::one(micro_batch) })
+}
+
+/// The number at the start of `text`, and what stands behind it.
+fn number<'t>(text: &'t str, what: &str) -> Result<(u32, &'t str), String> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, rest) = text.split_at(end);
+    if digits.is_empty() {
+        return Err(format!("the {what} is missing: write stage, type, micro-batch, such as 0F3"));
+    }
+    match digits.parse() {
+        Ok(number) if number < u32::MAX => Ok((number, rest)),
+        _ => Err(format!("the {what} is too large")),
+    }
+}

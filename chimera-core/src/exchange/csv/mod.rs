@@ -1,0 +1,89 @@
+//! A timetable as CSV that PyTorch's pipelining runtime loads with `_load_csv(path,
+//! format="compute_only")` (torch 2.6 to 2.15).
+//!
+//! ```text
+//! 0F0,0F1,0B0,0B1
+//! 1F0,1B0,1F1,1B1
+//! ```
+//!
+//! Row `i` is what rank `i` does; a cell is an action, `STAGE TYPE MICROBATCH` without separators, or
+//! empty, which means idle and is ignored. Types are `F`, `B`, and `I` and `W` for the halves of `B`. A
+//! pair is `(0F3;7B1)OVERLAP_F_B`. The number of stages and of micro-batches follow from the actions.
+//!
+//! A stage is on exactly one rank, so a file holds one pipe: a bidirectional schedule has one file per
+//! direction. Ops on several micro-batches at once or on parts of them, and recomputation, cannot be said.
+
+mod action;
+mod read;
+
+pub use read::from_csv;
+
+use crate::ids::{PipeId, WorkerId};
+use crate::op::{Cell, Op};
+use crate::timetable::Timetable;
+
+/// Why a timetable cannot be written as CSV.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{schedule} cannot be written as PyTorch's CSV: {reason}; JSON holds every timetable")]
+pub struct Inexpressible {
+    /// Name of the schedule.
+    pub schedule: String,
+    /// What the CSV cannot say.
+    pub reason: String,
+}
+
+/// The pipe `pipe` of a timetable, its micro-batches counted from 0 in order of their ids; a pair of ops
+/// of two pipes is written as the one of `pipe` alone.
+///
+/// # Errors
+/// If the pipe is not there or empty, or has an op that the CSV cannot say.
+pub fn to_csv(timetable: &Timetable, pipe: PipeId) -> Result<String, Inexpressible> {
+    let refuse = |reason: String| Inexpressible { schedule: timetable.schedule.clone(), reason };
+    if timetable.units_per_micro > 1 {
+        let reason = format!("its micro-batches are cut into {}", timetable.units_per_micro);
+        return Err(refuse(reason));
+    }
+    let ids = micro_batches(timetable, pipe);
+    if ids.is_empty() {
+        return Err(refuse(format!("no micro-batch goes through {pipe}")));
+    }
+    let number = |op: Op| ids.binary_search(&op.span.start).map_or(op.span.start, |at| at as u32);
+    let mut csv = String::new();
+    for (worker, row) in timetable.rows.iter().enumerate() {
+        let mut actions = Vec::new();
+        for cell in row {
+            let written = match cell_of(cell, pipe) {
+                None => continue,
+                Some(Cell::One(op)) => action::write(op, number(op)),
+                Some(Cell::Pair(a, b)) => action::write_pair([a, b].map(|op| (op, number(op)))),
+            };
+            actions.push(written.map_err(&refuse)?);
+        }
+        if actions.is_empty() {
+            let worker = WorkerId(worker as u16);
+            return Err(refuse(format!("{worker} has nothing to do in {pipe}")));
+        }
+        csv.push_str(&actions.join(","));
+        csv.push('\n');
+    }
+    Ok(csv)
+}
+
+/// The micro-batches that go through `pipe`, ascending.
+pub fn micro_batches(timetable: &Timetable, pipe: PipeId) -> Vec<u32> {
+    let ops = timetable.rows.iter().flatten().flat_map(Cell::ops).filter(|op| op.pipe == pipe);
+    let mut ids: Vec<u32> = ops.flat_map(|op| op.span.units()).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// What `cell` does in `pipe`.
+fn cell_of(cell: &Cell, pipe: PipeId) -> Option<Cell> {
+    let mut ops = cell.ops().filter(|op| op.pipe == pipe);
+    let first = ops.next()?;
+    Some(ops.next().map_or(Cell::One(first), |second| Cell::Pair(first, second)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,185 @@
+//! The pass that splits backwards: input halves take their place, weight halves fill idle time (2BP,
+//! Rae, Lee & Richings, 2024, arXiv 2405.18047).
+
+use std::collections::VecDeque;
+
+use super::{Lowering, Rehearsal, rehearse};
+use crate::analyze::memory::{Residuals, is_within};
+use crate::analyze::{Costs, Refusal, Timeline, Work};
+use crate::effects::Rules;
+use crate::ids::WorkerId;
+use crate::op::{Cell, Kind, Op};
+use crate::timetable::Timetable;
+
+/// Splits every whole backward.
+///
+/// A weight half goes into idle time behind its input half, as there is when the timetable runs at
+/// `costs`; those that find none go to the end of the row. At these costs the makespan is never longer
+/// than before. Residuals are held until the weight half is done, so more may be held than before, but no
+/// more than makes it shorter; under [`Lowering::max_peak`] weight halves run as early as that asks for.
+/// Backwards that are split already stay where they are, and pairs that take less time than their ops
+/// would alone stay whole.
+///
+/// # Errors
+/// If the timetable is not sound.
+pub fn split_backward(
+    timetable: &Timetable,
+    how: &Lowering,
+    costs: &impl Costs,
+) -> Result<Timetable, Refusal> {
+    let workers = (0..).map(WorkerId).zip(&timetable.rows);
+    let rows: Vec<Vec<Split>> = workers
+        .map(|(w, row)| row.iter().map(|cell| Split::of(w, cell, costs)).collect())
+        .collect();
+    let rehearsed = |rows| {
+        let all = Timetable { rows, ..timetable.clone() };
+        rehearse(&all, how, costs).map(|rehearsal| (all, rehearsal))
+    };
+    // Right behind their input halves, weight halves change nothing but that messages leave sooner.
+    let mut best = rehearsed(rows.iter().map(|row| behind(row)).collect())?;
+    let (_, late) = rehearsed(rows.iter().map(|row| at_end(row)).collect())?;
+    let room = Room {
+        rules: Rules::of(timetable),
+        residuals: Residuals::new(&timetable.placement, timetable.units_per_micro),
+        costs,
+    };
+    // Often there is something as short that holds no more than before.
+    let limits = [Some(best.1.peak), how.max_peak];
+    for (limit, fit) in limits.into_iter().flat_map(|l| [(l, Fit::Whole), (l, Fit::Some)]) {
+        let mut guide = late.timeline.clone();
+        // A weight half that has to go early delays others, which find other idle time then.
+        for _ in 0..3 {
+            let starts = starts(&rows, &guide);
+            let fill = |(w, row): (usize, &Vec<Split>)| {
+                room.fill(WorkerId(w as u16), row, &starts[w], fit, limit)
+            };
+            let filled = rehearsed(rows.iter().enumerate().map(fill).collect())?;
+            guide.clone_from(&filled.1.timeline);
+            if is_better(&filled.1, &best.1, how.max_peak) {
+                best = filled;
+            }
+        }
+    }
+    Ok(best.0)
+}
+
+/// A cell whose backwards are split, and the weight halves that it leaves to be done.
+struct Split {
+    cell: Cell,
+    leaves: Vec<Op>,
+}
+
+impl Split {
+    fn of(worker: WorkerId, cell: &Cell, costs: &impl Costs) -> Split {
+        let apart: f64 = cell.ops().map(|op| costs.op(worker, &op)).sum();
+        if cost(costs, worker, cell) < apart * (1.0 - 1e-9) {
+            return Split { cell: *cell, leaves: Vec::new() };
+        }
+        let mut leaves = Vec::new();
+        let mut input_half = |op: Op| match op.kind {
+            Kind::Backward => {
+                leaves.push(Op { kind: Kind::BackwardWeight, ..op });
+                Op { kind: Kind::BackwardInput, ..op }
+            }
+            _ => op,
+        };
+        let cell = match *cell {
+            Cell::One(op) => Cell::One(input_half(op)),
+            Cell::Pair(a, b) => Cell::Pair(input_half(a), input_half(b)),
+        };
+        Split { cell, leaves }
+    }
+}
+
+fn behind(row: &[Split]) -> Vec<Cell> {
+    let leaves = |split: &Split| split.leaves.clone().into_iter().map(Cell::One);
+    row.iter().flat_map(|split| std::iter::once(split.cell).chain(leaves(split))).collect()
+}
+
+fn at_end(row: &[Split]) -> Vec<Cell> {
+    let leaves = row.iter().flat_map(|split| &split.leaves).map(|op| Cell::One(*op));
+    row.iter().map(|split| split.cell).chain(leaves).collect()
+}
+
+/// When each cell of `rows` starts in `timeline`, which has other cells too.
+fn starts(rows: &[Vec<Split>], timeline: &Timeline) -> Vec<Vec<f64>> {
+    let mut starts: Vec<Vec<f64>> = vec![Vec::new(); rows.len()];
+    for event in &timeline.events {
+        let (row, starts) = (&rows[event.worker.index()], &mut starts[event.worker.index()]);
+        let next = row.get(starts.len()).map(|split| Work::Cell(split.cell));
+        if next == Some(event.work) {
+            starts.push(event.start);
+        }
+    }
+    starts
+}
+
+/// What fits into idle time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    /// Weight halves that are done when it ends.
+    Whole,
+    /// Those that at least begin in it.
+    Some,
+}
+
+/// What decides where weight halves go.
+struct Room<'c, C> {
+    rules: Rules,
+    residuals: Residuals,
+    costs: &'c C,
+}
+
+impl<C: Costs> Room<'_, C> {
+    /// The row of a worker with its weight halves, oldest first, in the time before the `starts` of its
+    /// cells.
+    fn fill(
+        &self,
+        worker: WorkerId,
+        row: &[Split],
+        starts: &[f64],
+        fit: Fit,
+        limit: Option<f64>,
+    ) -> Vec<Cell> {
+        let (mut filled, mut left) = (Vec::with_capacity(2 * row.len()), VecDeque::new());
+        let (mut clock, mut held) = (0.0, 0.0);
+        for (split, &start) in row.iter().zip(starts) {
+            let (more, less) = self.residuals.change(worker, &split.cell, &self.rules);
+            while let Some(&half) = left.front() {
+                let takes = self.costs.op(worker, &half);
+                let is_over = !is_within(held + more, limit);
+                let is_idle = match fit {
+                    Fit::Whole => clock + takes <= start + takes * 1e-9,
+                    Fit::Some => clock + takes * 1e-9 < start,
+                };
+                if !is_over && !is_idle {
+                    break;
+                }
+                left.pop_front();
+                let cell = Cell::One(half);
+                held -= self.residuals.change(worker, &cell, &self.rules).1;
+                clock += takes;
+                filled.push(cell);
+            }
+            held += more - less;
+            clock = start.max(clock) + cost(self.costs, worker, &split.cell);
+            filled.push(split.cell);
+            left.extend(&split.leaves);
+        }
+        filled.extend(left.into_iter().map(Cell::One));
+        filled
+    }
+}
+
+fn cost(costs: &impl Costs, worker: WorkerId, cell: &Cell) -> f64 {
+    match cell {
+        Cell::One(op) => costs.op(worker, op),
+        Cell::Pair(a, b) => costs.pair(worker, a, b),
+    }
+}
+
+/// Whether `one` keeps to the limit where `other` does not, or else is shorter, or else holds less.
+fn is_better(one: &Rehearsal, other: &Rehearsal, limit: Option<f64>) -> bool {
+    let key = |r: &Rehearsal| (!is_within(r.peak, limit), r.makespan, r.peak);
+    key(one).partial_cmp(&key(other)) == Some(std::cmp::Ordering::Less)
+}

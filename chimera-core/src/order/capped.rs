@@ -1,0 +1,105 @@
+//! How short any order can be that keeps to a limit of memory.
+
+use super::bound::one_machine;
+use super::graph::Graph;
+
+/// No order of the graph's cells whose workers hold at most `max_peak` has a smaller makespan.
+///
+/// A worker that may hold K residuals starts its (K+k)-th forward when k backwards have ended, whichever
+/// they are. So its forwards are taken in the order of their starts, without names: the k-th starts after
+/// k forwards' heads, and after as many backwards' earliest ends as the limit asks for, and the longest
+/// tails are left to the first, since any other way to share them out takes longer. With time running
+/// backwards the same holds of its backwards.
+pub(crate) fn capped_bound(graph: &Graph, max_peak: f64) -> f64 {
+    let (heads, tails) = (graph.heads(), graph.reversed().heads());
+    let mut workers = vec![Worker::default(); graph.n_workers];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let job = Job { head: heads[i], takes: node.takes, tail: tails[i] };
+        let worker = &mut workers[usize::from(node.worker)];
+        match (node.adds > 0.0, node.frees > 0.0) {
+            (true, false) => worker.makers.push((job, node.adds)),
+            (false, true) => worker.eaters.push((job, node.frees)),
+            (adds, _) => {
+                worker.others.push(job);
+                worker.is_mixed |= adds;
+            }
+        }
+    }
+    workers.into_iter().map(|worker| worker.bound(max_peak)).fold(0.0, f64::max)
+}
+
+/// What runs on a worker; the longest ways to its start and from its end.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    head: f64,
+    takes: f64,
+    tail: f64,
+}
+
+impl Job {
+    fn reversed(&self) -> Job {
+        Job { head: self.tail, tail: self.head, ..*self }
+    }
+}
+
+/// The jobs of a worker.
+#[derive(Clone, Debug, Default)]
+struct Worker {
+    /// Those that add residuals, and how many.
+    makers: Vec<(Job, f64)>,
+    /// Those that free residuals, and how many.
+    eaters: Vec<(Job, f64)>,
+    others: Vec<Job>,
+    /// Some do both.
+    is_mixed: bool,
+}
+
+impl Worker {
+    fn bound(self, max_peak: f64) -> f64 {
+        let mut makers: Vec<Job> = self.makers.iter().map(|(job, _)| *job).collect();
+        let mut eaters: Vec<Job> = self.eaters.iter().map(|(job, _)| *job).collect();
+        // Only those that are alike can do without names.
+        if let (false, Some(made), Some(eaten)) =
+            (self.is_mixed, alike(&self.makers), alike(&self.eaters))
+        {
+            delay(&mut makers, made, &eaters, eaten, max_peak);
+            makers = makers.iter().map(Job::reversed).collect();
+            eaters = eaters.iter().map(Job::reversed).collect();
+            delay(&mut eaters, eaten, &makers, made, max_peak);
+            eaters = eaters.iter().map(Job::reversed).collect();
+            makers = makers.iter().map(Job::reversed).collect();
+        }
+        let all = makers.into_iter().chain(eaters).chain(self.others);
+        one_machine(all.map(|job| (job.head, job.takes, job.tail)).collect())
+    }
+}
+
+/// How many residuals each of the jobs changes, if all change as many and take equally long.
+fn alike(jobs: &[(Job, f64)]) -> Option<f64> {
+    let (first, residuals) = jobs.first()?;
+    let same = |(job, n): &(Job, f64)| job.takes == first.takes && n == residuals;
+    jobs.iter().all(same).then_some(*residuals)
+}
+
+/// Takes the names from `makers`, of which each adds `made` residuals, and lets them wait for `eaters`,
+/// of which each frees `eaten`.
+fn delay(makers: &mut [Job], made: f64, eaters: &[Job], eaten: f64, max_peak: f64) {
+    let mut heads: Vec<f64> = makers.iter().map(|job| job.head).collect();
+    let mut tails: Vec<f64> = makers.iter().map(|job| job.tail).collect();
+    let mut ends: Vec<f64> = eaters.iter().map(|job| job.head + job.takes).collect();
+    heads.sort_by(f64::total_cmp);
+    tails.sort_by(|a, b| b.total_cmp(a));
+    ends.sort_by(f64::total_cmp);
+    for (k, job) in makers.iter_mut().enumerate() {
+        let too_many = (k + 1) as f64 * made - max_peak;
+        let n_before = (too_many / eaten - ROUNDING).ceil().max(0.0) as usize;
+        let end = match n_before.checked_sub(1) {
+            Some(last) => ends.get(last).copied().unwrap_or(f64::INFINITY),
+            None => 0.0,
+        };
+        *job = Job { head: heads[k].max(end), tail: tails[k], ..*job };
+    }
+}
+
+/// Shares such as 1/3 do not add up.
+const ROUNDING: f64 = 1e-6;

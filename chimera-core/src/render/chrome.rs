@@ -1,0 +1,210 @@
+//! Timelines as traces that Perfetto (ui.perfetto.dev) and chrome://tracing show.
+//!
+//! The format is Google's "Trace Event Format". Each worker is a process: a thread for compute and
+//! threads beside it for sums of gradients. An arrow goes from the op that makes a token to the op that
+//! eats it, where these are on two workers. A unit of time is shown as a second, as which measured
+//! timelines mean it.
+
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::rows;
+use crate::analyze::{Event, Timeline, Work};
+use crate::effects::{Token, TokenKind};
+use crate::lower::Program;
+use crate::op::{Kind, Op};
+
+/// Of a unit of time, in the unit of the format.
+const MICROSECONDS: f64 = 1e6;
+
+/// The trace of a simulated or measured step of `program`, one event per line.
+pub fn trace(program: &Program, timeline: &Timeline) -> String {
+    let mut events = Vec::new();
+    for (worker, row) in rows(timeline).iter().enumerate() {
+        events.push(named("process_name", worker, 0, &format!("worker {worker}")));
+        events.push(json!({
+            "ph": "M", "name": "process_sort_index", "pid": worker, "args": {"sort_index": worker},
+        }));
+        let lanes = std::iter::once(&row.compute).chain(&row.reductions);
+        for (lane, work) in lanes.enumerate() {
+            let name = if lane == 0 { "compute" } else { "sums of gradients" };
+            events.push(named("thread_name", worker, lane, name));
+            events.extend(work.iter().map(|event| slice(event, lane)));
+        }
+    }
+    events.extend(arrows(program, timeline));
+    let lines: Vec<String> = events.iter().map(Value::to_string).collect();
+    format!("{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n"))
+}
+
+fn named(what: &str, worker: usize, lane: usize, name: &str) -> Value {
+    json!({"ph": "M", "name": what, "pid": worker, "tid": lane, "args": {"name": name}})
+}
+
+fn slice(event: &Event, lane: usize) -> Value {
+    let (name, category, args) = match event.work {
+        Work::Cell(cell) => {
+            let names: Vec<String> = cell.ops().map(name).collect();
+            let args: Vec<Value> = cell.ops().map(op).collect();
+            let category = cell.ops().next().map_or("", |op| category(op.kind));
+            (names.join("+"), category, json!({"ops": args}))
+        }
+        Work::Reduce(bucket) => (format!("sum {}", bucket.0), "sum", json!({"bucket": bucket.0})),
+        Work::Step(bucket) => {
+            (format!("update {}", bucket.0), "update", json!({"bucket": bucket.0}))
+        }
+    };
+    json!({
+        "ph": "X", "name": name, "cat": category, "pid": event.worker.0, "tid": lane,
+        "ts": event.start * MICROSECONDS, "dur": (event.end - event.start) * MICROSECONDS, "args": args,
+    })
+}
+
+fn name(op: Op) -> String {
+    format!("{}{}", op.kind.letter(), op.span)
+}
+
+fn op(op: Op) -> Value {
+    let kind = op.kind.letter().to_string();
+    json!({"kind": kind, "pipe": op.pipe.0, "stage": op.stage.0, "micro_batches": op.span.to_string()})
+}
+
+fn category(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Forward => "forward",
+        Kind::Backward | Kind::BackwardInput | Kind::BackwardWeight => "backward",
+        Kind::Recompute => "recompute",
+    }
+}
+
+/// For each token that travels, the beginning and the end of an arrow.
+fn arrows(program: &Program, timeline: &Timeline) -> Vec<Value> {
+    let rules = program.rules();
+    let cells = timeline.events.iter().filter_map(|event| match event.work {
+        Work::Cell(cell) if event.end > event.start => Some((event, rules.cell_effects(&cell))),
+        _ => None,
+    });
+    let mut makers: FxHashMap<Token, &Event> = FxHashMap::default();
+    for (event, effects) in cells.clone() {
+        makers.extend(effects.makes.iter().map(|token| (*token, event)));
+    }
+    let travels = |token: &Token, event: &Event| {
+        let from = makers.get(token).copied().filter(|from| from.worker != event.worker)?;
+        Some((*token, from))
+    };
+    let mut arrows = Vec::new();
+    for (event, effects) in cells {
+        for (token, from) in effects.eats.iter().filter_map(|token| travels(token, event)) {
+            // An arrow belongs to the slice that its end lies in, so it begins just before the end.
+            let leaves = from.end - (from.end - from.start) / 100.0;
+            let id = arrows.len() / 2;
+            let end = |phase: &str, at: &Event, time: f64| {
+                json!({
+                    "ph": phase, "bp": "e", "id": id, "name": message(token.kind), "cat": "message",
+                    "pid": at.worker.0, "tid": 0, "ts": time * MICROSECONDS,
+                })
+            };
+            arrows.push(end("s", from, leaves));
+            arrows.push(end("f", event, event.start));
+        }
+    }
+    arrows
+}
+
+fn message(kind: TokenKind) -> &'static str {
+    match kind {
+        TokenKind::Activation => "activation",
+        _ => "gradient",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyze::{Costs, UniformCosts, simulate};
+    use crate::ids::{BucketId, WorkerId};
+    use crate::lower::{Lowering, lower};
+    use crate::schedule::{SCHEDULES, Shape, find};
+
+    struct WithSums;
+
+    impl Costs for WithSums {
+        fn op(&self, worker: WorkerId, op: &Op) -> f64 {
+            UniformCosts::new(1.0, 2.0, 0.0).op(worker, op)
+        }
+
+        fn reduce(&self, _: BucketId) -> f64 {
+            3.0
+        }
+    }
+
+    fn events(program: &Program) -> Vec<Value> {
+        let trace = trace(program, &simulate(program, &WithSums));
+        let trace: Value = serde_json::from_str(&trace).unwrap();
+        trace["traceEvents"].as_array().unwrap().clone()
+    }
+
+    fn program(schedule: &str, shape: Shape) -> Program {
+        let timetable = find(schedule).unwrap().timetable(&shape).unwrap();
+        lower(&timetable, &Lowering::default()).unwrap()
+    }
+
+    fn number(event: &Value, key: &str) -> f64 {
+        event[key].as_f64().unwrap()
+    }
+
+    #[test]
+    fn every_op_is_a_slice_and_every_message_an_arrow() {
+        for schedule in SCHEDULES {
+            let program = program(schedule.name(), Shape::new(4, 8));
+            let events = events(&program);
+            let count = |phase: &str, category: &str| {
+                let of = |e: &&Value| e["ph"] == phase && e["cat"] == category;
+                events.iter().filter(of).count()
+            };
+            let cells = program.rows().iter().flatten();
+            let n_cells = cells.filter(|i| matches!(i, crate::lower::Instr::Run(_))).count();
+            assert_eq!(count("X", "forward") + count("X", "backward"), n_cells);
+            assert_eq!(count("s", "message"), program.n_messages(), "{}", schedule.name());
+            assert_eq!(count("f", "message"), program.n_messages(), "{}", schedule.name());
+        }
+    }
+
+    #[test]
+    fn arrows_go_from_the_slice_that_makes_to_the_slice_that_eats() {
+        let events = events(&program("dapple", Shape::new(2, 1)));
+        let slice = |pid: u64, name: &str| {
+            let is = |e: &&Value| e["ph"] == "X" && e["pid"] == pid && e["name"] == name;
+            events.iter().find(is).unwrap()
+        };
+        let arrow = |phase: &str, name: &str| {
+            events.iter().find(|e| e["ph"] == phase && e["name"] == name).unwrap()
+        };
+        let (leaves, arrives) = (arrow("s", "activation"), arrow("f", "activation"));
+        assert_eq!(leaves["id"], arrives["id"]);
+        let from = slice(0, "F0");
+        assert!((number(from, "ts")..number(from, "dur")).contains(&number(leaves, "ts")));
+        assert_eq!((&leaves["pid"], &arrives["pid"]), (&json!(0), &json!(1)));
+        assert_eq!(number(arrives, "ts"), number(slice(1, "F0"), "ts"));
+        assert_eq!(number(arrow("f", "gradient"), "ts"), 4e6);
+        assert_eq!((number(slice(0, "B0"), "ts"), number(slice(0, "B0"), "dur")), (4e6, 2e6));
+    }
+
+    #[test]
+    fn slices_of_a_thread_do_not_overlap() {
+        let events = events(&program("chimera", Shape { n_pipes: 4, ..Shape::new(4, 8) }));
+        let mut slices: Vec<_> = events
+            .iter()
+            .filter(|e| e["ph"] == "X")
+            .map(|e| {
+                let thread = (e["pid"].as_u64().unwrap(), e["tid"].as_u64().unwrap());
+                (thread, number(e, "ts"), number(e, "ts") + number(e, "dur"))
+            })
+            .collect();
+        assert!(slices.iter().any(|((_, lane), ..)| *lane > 0), "no sum is shown");
+        slices.sort_by(|a, b| (a.0, a.1).partial_cmp(&(b.0, b.1)).unwrap());
+        for pair in slices.windows(2) {
+            assert!(pair[0].0 != pair[1].0 || pair[0].2 <= pair[1].1 + 1e-6, "{pair:?}");
+        }
+    }
+}

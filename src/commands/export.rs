@@ -1,0 +1,122 @@
+//! `chimera schedule export`: timetables and timelines for other programs.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use chimera::core::exchange::{csv, to_csv, to_json};
+use chimera::core::ids::PipeId;
+use chimera::core::render::{chrome, html, svg};
+use chimera::core::timetable::Timetable;
+use clap::{Args, ValueEnum};
+
+use super::costs::CostArgs;
+use super::plan::Plan;
+use super::schedule::title;
+use super::{ShapeArgs, print};
+
+/// Writes a schedule in a form that other programs read
+#[derive(Args)]
+pub(super) struct Export {
+    /// Name of the schedule, or a timetable in a `.json` or `.csv` file
+    name: String,
+    /// What to write
+    #[arg(long)]
+    format: Format,
+    #[command(flatten)]
+    to: To,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    costs: CostArgs,
+}
+
+/// What a timetable can be written as.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// The timetable, whole
+    Json,
+    /// One pipe, as PyTorch's pipelining runtime loads it (`compute_only`)
+    PytorchCsv,
+    /// The simulated step as a trace for ui.perfetto.dev or chrome://tracing
+    Chrome,
+    /// The simulated step, drawn
+    Svg,
+    /// A page with the drawing and the figures
+    Html,
+}
+
+/// Where to write.
+#[derive(Args)]
+pub(super) struct To {
+    /// The file [default: standard output]. Of several pipes, `pytorch-csv` writes FILE.pipe0.csv and
+    /// so on
+    #[arg(long, value_name = "FILE", requires = "format")]
+    out: Option<PathBuf>,
+    /// The pipe that `pytorch-csv` writes [default: all of them]
+    #[arg(long, value_name = "PIPE", requires = "format")]
+    pipe: Option<u16>,
+}
+
+impl Export {
+    pub(super) fn run(self) -> Result<()> {
+        self.to.write(&Plan::of(&self.name, self.shape, &self.costs)?, self.format)
+    }
+}
+
+impl To {
+    /// Writes a timetable; what is simulated or drawn is proven before.
+    pub(super) fn write(self, plan: &Plan, format: Format) -> Result<()> {
+        let timetable = &plan.timetable;
+        if format == Format::PytorchCsv {
+            return self.write_csv(timetable);
+        }
+        if self.pipe.is_some() {
+            bail!("--pipe is for --format pytorch-csv; the other formats hold all pipes");
+        }
+        if format == Format::Json {
+            return deliver(self.out.as_deref(), &to_json(timetable));
+        }
+        let program = plan.prove()?;
+        let timeline = plan.simulate(&program);
+        let text = match format {
+            Format::Chrome => chrome::trace(&program, &timeline),
+            Format::Html => html::page(&program, &timeline, &title(timetable)),
+            _ => svg::timeline(&timeline, &title(timetable)),
+        };
+        deliver(self.out.as_deref(), &text)
+    }
+
+    /// Writes the pipes that have micro-batches, each into a file.
+    fn write_csv(self, timetable: &Timetable) -> Result<()> {
+        let n_pipes = timetable.placement.n_pipes() as u16;
+        let has_work = |pipe: &u16| !csv::micro_batches(timetable, PipeId(*pipe)).is_empty();
+        let pipes: Vec<u16> = (0..n_pipes).filter(has_work).collect();
+        match (self.pipe, &pipes[..], self.out) {
+            (Some(pipe), _, _) if pipe >= n_pipes => {
+                bail!("pipe {pipe} is not there: choose one of 0 to {}", n_pipes - 1)
+            }
+            (Some(pipe), _, out) | (None, &[pipe], out) => {
+                deliver(out.as_deref(), &to_csv(timetable, PipeId(pipe))?)
+            }
+            (None, _, None) => bail!(
+                "{} has {n_pipes} pipes, and PyTorch's CSV holds one: choose one of --pipe 0 to {}, or \
+                 name a file with --out and get one for each",
+                timetable.schedule,
+                n_pipes - 1
+            ),
+            (None, pipes, Some(out)) => pipes.iter().try_for_each(|pipe| {
+                let file = out.with_extension(format!("pipe{pipe}.csv"));
+                deliver(Some(&file), &to_csv(timetable, PipeId(*pipe))?)
+            }),
+        }
+    }
+}
+
+/// Writes `text` into a file, and says so, or on standard output.
+fn deliver(out: Option<&Path>, text: &str) -> Result<()> {
+    let Some(out) = out else {
+        return print(text);
+    };
+    std::fs::write(out, text).with_context(|| format!("cannot write {}", out.display()))?;
+    print(format!("wrote {}", out.display()))
+}

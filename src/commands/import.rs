@@ -1,0 +1,56 @@
+//! `chimera schedule import`: a timetable from elsewhere, proven, and on request converted or trained
+//! with.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use chimera::core::lower::Program;
+use chimera::timetable::read;
+use clap::Args;
+
+use super::costs::CostArgs;
+use super::export::{Format, To};
+use super::plan::Plan;
+use super::schedule::proof;
+use super::train::Train;
+use super::{PassArgs, print};
+
+/// Proves a timetable from a file, as `check` does; with --format writes it, with --run trains with it
+#[derive(Args)]
+pub(super) struct Import {
+    /// The file: PyTorch's CSV (`compute_only`) if it ends in `.csv`, else JSON; `-` is JSON on standard
+    /// input
+    file: PathBuf,
+    /// What to write it as, once it is proven
+    #[arg(long)]
+    format: Option<Format>,
+    #[command(flatten)]
+    to: To,
+    #[command(flatten)]
+    passes: PassArgs,
+    #[command(flatten)]
+    costs: CostArgs,
+    /// Trains with it; what follows are options of `chimera train`
+    #[arg(long, value_name = "OPTION", num_args = 0.., allow_hyphen_values = true)]
+    #[arg(conflicts_with_all = ["format", "out", "pipe"])]
+    run: Option<Vec<OsString>>,
+}
+
+impl Import {
+    pub(super) fn run(self) -> Result<()> {
+        if let Some(options) = self.run {
+            return Train::with_schedule(self.file, options).run(); // which proves it
+        }
+        let prove = || -> Result<(Plan, Program)> {
+            let plan = Plan::of_timetable(read(&self.file)?, self.passes, &self.costs)?;
+            let program = plan.prove()?;
+            Ok((plan, program))
+        };
+        let (plan, program) = prove().with_context(|| self.file.display().to_string())?;
+        match self.format {
+            Some(format) => self.to.write(&plan, format),
+            None => print(proof(&program, &plan.simulate(&program))),
+        }
+    }
+}

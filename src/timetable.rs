@@ -1,0 +1,70 @@
+//! Timetables in files: JSON, or PyTorch's CSV if the name ends in `.csv`.
+
+use std::io::Read;
+use std::path::Path;
+
+use chimera_core::exchange::json::{MAX_BYTES, MAX_NAME};
+use chimera_core::exchange::{ReadError, from_csv, from_json};
+use chimera_core::timetable::Timetable;
+
+/// Whether `name` is that of a file rather than of a schedule: it ends in `.json` or `.csv`.
+pub fn is_file(name: &str) -> bool {
+    ends_in(Path::new(name), "json") || ends_in(Path::new(name), "csv")
+}
+
+/// Reads a file; `-` is JSON on standard input. One from a CSV is named after its file.
+///
+/// # Errors
+/// If the file cannot be read, is longer than a timetable may be, or is none.
+pub fn read(file: &Path) -> Result<Timetable, ReadError> {
+    let mut bytes = Vec::new();
+    let limit = MAX_BYTES as u64 + 1;
+    let content = if file == Path::new("-") {
+        std::io::stdin().take(limit).read_to_end(&mut bytes)
+    } else {
+        std::fs::File::open(file).and_then(|f| f.take(limit).read_to_end(&mut bytes))
+    };
+    content.map_err(|error| ReadError::Unreadable {
+        path: file.display().to_string(),
+        reason: error.to_string(),
+    })?;
+    match ends_in(file, "csv") {
+        true => from_csv(&bytes, &name(file)),
+        false => from_json(&bytes),
+    }
+}
+
+fn ends_in(file: &Path, ending: &str) -> bool {
+    file.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending))
+}
+
+/// A name that JSON may hold too.
+fn name(file: &Path) -> String {
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let mut name: String = stem.replace(char::is_control, "?");
+    name.truncate(name.floor_char_boundary(MAX_NAME));
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_known_by_its_ending() {
+        for file in ["a.csv", "x/y.CSV", "a.b.json", "./a.Json"] {
+            assert!(is_file(file), "{file}");
+        }
+        for schedule in ["zb-h1", "csv", ".csv", "a.csv.txt", "json", ""] {
+            assert!(!is_file(schedule), "{schedule}");
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_file_is_a_name_of_a_schedule() {
+        assert_eq!(name(Path::new("x/mine.v2.csv")), "mine.v2");
+        assert_eq!(name(Path::new("a\n\u{1b}b.csv")), "a??b");
+        let long = format!("{}.csv", "é".repeat(300));
+        assert_eq!(name(Path::new(&long)).len(), MAX_NAME);
+    }
+}

@@ -1,0 +1,79 @@
+//! `--split-backward`, `--recompute` and `--hoist`.
+
+use serde_json::Value;
+
+use crate::command::{chimera, folder};
+
+fn ok(line: &str) -> String {
+    let ran = chimera(line);
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{line}");
+    ran.stdout
+}
+
+fn makespan(line: &str) -> f64 {
+    let simulated: Value =
+        serde_json::from_str(&ok(&format!("simulate {line} --json"))).expect("JSON");
+    simulated["makespan"].as_f64().expect("a number")
+}
+
+/// Chimera after Mario, and ZB-H1's makespan from 1F1B.
+#[test]
+fn makespans_are_those_of_the_rules() {
+    for (line, expected) in [
+        ("chimera --depth 8", 36.0),
+        ("chimera --depth 8 --recompute full --hoist on-demand", 50.0),
+        ("chimera --depth 8 --recompute full", 44.0),
+        ("chimera --depth 8 --recompute full --hoist 3", 41.0),
+        ("chimera --depth 8 --recompute full --hoist auto", 41.0),
+        ("chimera --depth 8 --recompute full --hoist auto --memory-cap 1", 44.0),
+        ("chimera --depth 8 --recompute full --hoist on-demand --recompute-time 0", 36.0),
+        ("1f1b --depth 4 --micro-batches 8 --split-backward", 27.0),
+        ("1f1b --depth 4 --micro-batches 8 --split-backward --memory-cap 4", 27.0),
+        ("chimera --depth 4 --micro-batches 8 --split-backward", 25.0),
+    ] {
+        assert_eq!(makespan(line), expected, "{line}");
+    }
+}
+
+#[test]
+fn drawings_show_halves_and_recomputations() {
+    let drawn =
+        ok("schedule show 1f1b --depth 2 --micro-batches 2 --split-backward --recompute full");
+    for label in [" 0r ", " 0i ", " 1w"] {
+        assert!(drawn.contains(label), "{label}: {drawn}");
+    }
+    assert!(!drawn.contains('\''), "{drawn}");
+}
+
+#[test]
+fn what_is_shown_is_checked_and_passed_once_more() {
+    let folder = folder();
+    let path = folder.path().join("mine.json");
+    let options = "--depth 4 --micro-batches 6 --recompute selective --hoist 2";
+    std::fs::write(&path, ok(&format!("schedule show chimera {options} --json"))).expect("a file");
+    let checked = ok(&format!("schedule check {} --split-backward", path.display()));
+    assert!(checked.starts_with("proven safe"), "{checked}");
+    let split = makespan(&format!("{} --split-backward", path.display()));
+    assert_eq!(split, makespan(&format!("chimera {options} --split-backward")));
+}
+
+#[test]
+fn a_cap_that_cannot_be_kept_is_refused_with_the_cell() {
+    let ran = chimera("simulate gpipe --depth 2 --micro-batches 4 --split-backward --memory-cap 3");
+    assert_eq!(ran.code, Some(3), "{}", ran.stderr);
+    assert!(ran.stderr.contains("worker 0, cell 3") && ran.stderr.contains('^'), "{}", ran.stderr);
+    ok("simulate gpipe --depth 2 --micro-batches 4 --recompute full --memory-cap 1");
+}
+
+#[test]
+fn modes_that_are_not_there_name_those_that_are() {
+    for (options, hint) in [
+        ("--recompute half", "choose one of none, full, selective"),
+        ("--hoist late", "choose on-demand, auto or a number of cells"),
+        ("--hoist -1", "choose on-demand, auto or a number of cells"),
+    ] {
+        let ran = chimera(&format!("simulate chimera {options}"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}");
+        assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
+    }
+}

@@ -1,0 +1,97 @@
+//! Fuzzing of what reads files from anyone: libFuzzer on the targets of chimera-core/fuzz.
+//!
+//! Coverage comes from compiler flags of the stable toolchain, so neither a nightly one nor cargo-fuzz is
+//! needed; libFuzzer itself needs a C++ compiler.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use chimera_core::exchange::{to_csv, to_json};
+use chimera_core::ids::PipeId;
+use chimera_core::schedule::{SCHEDULES, Shape};
+
+use crate::command::{cargo, read, root, run as run_command};
+
+/// What the compiler adds for libFuzzer to see where an input leads.
+const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
+
+/// What to fuzz, for how long.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The target [default: each in turn]
+    target: Option<Target>,
+    /// Seconds per target
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Target {
+    Json,
+    Csv,
+}
+
+impl Target {
+    fn name(self) -> &'static str {
+        match self {
+            Target::Json => "json",
+            Target::Csv => "csv",
+        }
+    }
+}
+
+/// Builds the targets and runs each until its time is over or an input fails.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let folder = root().join("target/fuzz");
+    let built = build(&folder)?;
+    let targets = args.target.map_or(vec![Target::Json, Target::Csv], |target| vec![target]);
+    for target in targets {
+        let name = target.name();
+        let corpus = folder.join("corpus").join(name);
+        fs::create_dir_all(&corpus)?;
+        seed(target, &corpus)?;
+        let failed = folder.join(format!("{name}-"));
+        let mut fuzzer = Command::new(built.join(name));
+        fuzzer.arg(&corpus).arg(format!("-max_total_time={}", args.seconds));
+        fuzzer.args(["-max_len=4096", "-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1"]);
+        fuzzer.arg(format!("-artifact_prefix={}", failed.display()));
+        run_command(&mut fuzzer).with_context(|| {
+            format!("target {name} failed; the input is in {}*", failed.display())
+        })?;
+    }
+    Ok(())
+}
+
+/// Builds all targets; returns the folder in which they are.
+fn build(folder: &Path) -> Result<PathBuf> {
+    let about = read(Command::new("rustc").arg("-vV"))?;
+    let host = about.lines().find_map(|line| line.strip_prefix("host: "));
+    let host = host.context("rustc names no host")?;
+    // With a target named, the flags reach neither build scripts nor macros.
+    let mut build = cargo(["build", "--release", "--target", host]);
+    build.args(["--manifest-path", "chimera-core/fuzz/Cargo.toml", "--target-dir"]).arg(folder);
+    run_command(build.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", COVERAGE))
+        .context("libFuzzer needs a C++ compiler")?;
+    Ok(folder.join(host).join("release"))
+}
+
+/// Small timetables to begin with.
+fn seed(target: Target, corpus: &Path) -> Result<()> {
+    for schedule in SCHEDULES {
+        for (depth, n) in [(1, 1), (2, 2), (4, 4)] {
+            let Ok(timetable) = schedule.timetable(&Shape::new(depth, n)) else { continue };
+            let text = match target {
+                Target::Json => Ok(to_json(&timetable)),
+                Target::Csv => to_csv(&timetable, PipeId(0)),
+            };
+            if let Ok(text) = text {
+                fs::write(corpus.join(format!("{}-{depth}-{n}", schedule.name())), text)?;
+            }
+        }
+    }
+    Ok(())
+}
