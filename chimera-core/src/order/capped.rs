@@ -1,6 +1,6 @@
 //! How short any order can be that keeps to a limit of memory.
 
-use super::bound::one_machine;
+use super::bound::{lower_bound, one_machine};
 use super::graph::Graph;
 
 /// No order of the graph's cells whose workers hold at most `max_peak` has a smaller makespan.
@@ -25,7 +25,8 @@ pub(crate) fn capped_bound(graph: &Graph, max_peak: f64) -> f64 {
             }
         }
     }
-    workers.into_iter().map(|worker| worker.bound(max_peak)).fold(0.0, f64::max)
+    let bounds = workers.into_iter().map(|worker| worker.bound(max_peak));
+    bounds.fold(lower_bound(graph), f64::max)
 }
 
 /// What runs on a worker; the longest ways to its start and from its end.
@@ -103,3 +104,40 @@ fn delay(makers: &mut [Job], made: f64, eaters: &[Job], eaten: f64, max_peak: f6
 
 /// Shares such as 1/3 do not add up.
 const ROUNDING: f64 = 1e-6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyze::UniformCosts;
+    use crate::order::unordered;
+    use crate::placement::Placement;
+
+    fn bound(placement: Placement, n: u32, backward: f64, splits: bool, max_peak: f64) -> f64 {
+        let costs = UniformCosts::new(1.0, backward, 0.0);
+        capped_bound(&Graph::of(&unordered(placement, n, splits), &costs), max_peak)
+    }
+
+    /// Each is what the mixed-integer program of `cargo xtask oracle` proves to be the optimum.
+    #[test]
+    fn it_meets_proven_optima() {
+        assert_eq!(bound(Placement::line(4), 8, 3.0, true, 4.0), 36.5);
+        assert_eq!(bound(Placement::wave(2, 2), 4, 2.0, false, 2.0), 28.0);
+        assert_eq!(bound(Placement::wave(4, 2), 8, 2.0, false, 4.0), 60.0);
+        assert_eq!(bound(Placement::mirrored(4, 1), 8, 2.0, false, 4.0), 28.0);
+    }
+
+    #[test]
+    fn a_limit_that_nobody_comes_to_changes_nothing() {
+        for placement in [Placement::line(3), Placement::wave(3, 2), Placement::mirrored(4, 2)] {
+            let graph =
+                Graph::of(&unordered(placement, 7, true), &UniformCosts::new(1.0, 1.6, 0.5));
+            assert_eq!(capped_bound(&graph, 7.0), lower_bound(&graph));
+        }
+    }
+
+    #[test]
+    fn one_micro_batch_at_a_time_goes_there_and_back() {
+        assert_eq!(bound(Placement::line(4), 5, 2.0, false, 1.0), 5.0 * 12.0);
+        assert_eq!(bound(Placement::line(4), 5, 2.0, false, 0.5), f64::INFINITY);
+    }
+}
