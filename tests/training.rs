@@ -1,6 +1,8 @@
 //! `chimera train`: whatever the schedule, a pipeline trains as one worker does, and what a run writes
 //! is exact.
 
+#[path = "training/asynchronous.rs"]
+mod asynchronous;
 #[path = "training/equivalence.rs"]
 mod equivalence;
 #[path = "training/files.rs"]

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use crate::ids::{PipeId, StageId};
 use crate::op::{Cell, Kind, Op, Span};
 use crate::timetable::Timetable;
+use crate::update::Update;
 
 /// What kind of value a token stands for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -27,6 +28,9 @@ pub enum TokenKind {
     Kept,
     /// What the weight half of a backward needs of its input half.
     Deferred,
+    /// The version of the weights that a forward read, until its backward has read it too. There is one
+    /// where weights may change in between (see [`Update`]).
+    Version,
 }
 
 /// A value that one op makes and one op eats.
@@ -53,6 +57,7 @@ impl fmt::Display for Token {
             TokenKind::Saved => "residuals",
             TokenKind::Kept => "kept input",
             TokenKind::Deferred => "deferred weight work",
+            TokenKind::Version => "weight version",
         };
         write!(f, "{name}({}, {}, micro-batch {})", self.pipe, self.stage, self.span)
     }
@@ -84,6 +89,8 @@ pub struct Rules {
     recomputed: Vec<(PipeId, StageId)>,
     /// Those that keep a part of their residuals instead, sorted.
     selective: Vec<(PipeId, StageId)>,
+    /// Whether weights may change between a forward and its backward.
+    keeps_versions: bool,
 }
 
 impl Rules {
@@ -101,7 +108,9 @@ impl Rules {
         recomputed.dedup();
         let mut selective = timetable.selective.clone();
         selective.sort_unstable();
-        Rules { n_stages: timetable.placement.n_stages() as u16, recomputed, selective }
+        let keeps_versions = timetable.update != Update::Flush;
+        let n_stages = timetable.placement.n_stages() as u16;
+        Rules { n_stages, recomputed, selective, keeps_versions }
     }
 
     /// Whether a stage of a pipe is recomputed.
@@ -114,6 +123,11 @@ impl Rules {
         self.selective.binary_search(&(pipe, stage)).is_ok()
     }
 
+    /// Whether weights may change between a forward and its backward.
+    pub fn keeps_versions(&self) -> bool {
+        self.keeps_versions
+    }
+
     /// What `op` eats and makes.
     pub fn effects(&self, op: &Op) -> Effects {
         let Op { kind, pipe, stage, span } = *op;
@@ -123,6 +137,7 @@ impl Rules {
         };
         let next = StageId(stage.0 + 1);
         let (is_first, is_last) = (stage.0 == 0, next.0 == self.n_stages);
+        let versions = || by_unit(TokenKind::Version, stage).filter(|_| self.keeps_versions);
         let mut e = Effects::default();
         match kind {
             Kind::Forward => {
@@ -139,14 +154,18 @@ impl Rules {
                     false => TokenKind::Saved,
                 };
                 e.makes.extend(by_unit(kept, stage));
+                e.makes.extend(versions());
             }
             Kind::Recompute => {
                 e.eats.extend(by_unit(TokenKind::Kept, stage));
+                e.eats.extend(versions());
                 e.makes.extend(by_unit(TokenKind::Saved, stage));
+                e.makes.extend(versions());
             }
             Kind::Backward | Kind::BackwardInput => {
                 e.eats.extend(by_unit(TokenKind::Saved, stage));
                 e.eats.extend(by_unit(TokenKind::Gradient, next));
+                e.eats.extend(versions());
                 if !is_first {
                     e.makes.extend(by_unit(TokenKind::Gradient, stage));
                 }
@@ -176,7 +195,8 @@ mod tests {
     use super::*;
 
     fn rules(n_stages: u16) -> Rules {
-        Rules { n_stages, recomputed: vec![(PipeId(0), StageId(1))], selective: vec![] }
+        let recomputed = vec![(PipeId(0), StageId(1))];
+        Rules { n_stages, recomputed, selective: vec![], keeps_versions: false }
     }
 
     fn show(rules: &Rules, kind: Kind, stage: u16, span: Span) -> String {
@@ -206,6 +226,24 @@ mod tests {
              [gradient(pipe 0, stage 3, micro-batch 2), gradient(pipe 0, stage 3, micro-batch 3), \
              residuals(pipe 0, stage 2, micro-batch 2), residuals(pipe 0, stage 2, micro-batch 3)]"
         );
+    }
+
+    #[test]
+    fn a_version_lives_from_the_forward_to_the_backward() {
+        let r = Rules { keeps_versions: true, ..rules(3) };
+        let version = |stage| format!("weight version(pipe 0, stage {stage}, micro-batch 0)]");
+        let eaten = |stage| format!("{} ->", version(stage));
+        for stage in [0, 1] {
+            let forward = show(&r, Kind::Forward, stage, Span::one(0));
+            assert!(forward.ends_with(&version(stage)), "{forward}");
+        }
+        for kind in [Kind::Backward, Kind::BackwardInput] {
+            let backward = show(&r, kind, 0, Span::one(0));
+            assert!(backward.contains(&eaten(0)), "{backward}");
+        }
+        let recompute = show(&r, Kind::Recompute, 1, Span::one(0));
+        assert!(recompute.contains(&eaten(1)) && recompute.ends_with(&version(1)), "{recompute}");
+        assert!(!show(&r, Kind::BackwardWeight, 0, Span::one(0)).contains("version"));
     }
 
     #[test]

@@ -50,7 +50,7 @@ id!(
 );
 id!(
     /// A set of gradients that are summed over the same replicas together.
-    BucketId, u16, "bucket"
+    BucketId, u32, "bucket"
 );
 id!(
     /// Index into [`Program::channels`](crate::lower::Program::channels).

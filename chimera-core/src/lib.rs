@@ -23,3 +23,4 @@ pub mod render;
 pub mod schedule;
 pub mod stage;
 pub mod timetable;
+pub mod update;

@@ -3,6 +3,7 @@
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::Cell;
 use crate::placement::Placement;
+use crate::update::Update;
 
 /// A schedule for one shape: who holds what, and what each worker does in which order.
 ///
@@ -14,10 +15,12 @@ pub struct Timetable {
     pub schedule: String,
     /// Who holds which stage.
     pub placement: Placement,
-    /// Number of micro-batches of a step, N.
+    /// Number of micro-batches: N of a step, times the steps of an asynchronous window.
     pub n_micro_batches: u32,
     /// Into how many units a micro-batch is cut: 2 for backward halving, else 1.
     pub units_per_micro: u32,
+    /// When weights are updated, and which version of them an op reads.
+    pub update: Update,
     /// What each worker does, in order.
     pub rows: Vec<Vec<Cell>>,
     /// Stages of pipes whose forwards keep those residuals that are dear to make again, where others
@@ -26,7 +29,25 @@ pub struct Timetable {
 }
 
 impl Timetable {
-    /// Number of units of a step; the spans of all ops lie in `0..n_units()`.
+    /// A synchronous timetable of whole micro-batches, which keeps all residuals.
+    pub fn new(
+        schedule: impl Into<String>,
+        placement: Placement,
+        n_micro_batches: u32,
+        rows: Vec<Vec<Cell>>,
+    ) -> Timetable {
+        Timetable {
+            schedule: schedule.into(),
+            placement,
+            n_micro_batches,
+            units_per_micro: 1,
+            update: Update::Flush,
+            rows,
+            selective: Vec::new(),
+        }
+    }
+
+    /// Number of units; the spans of all ops lie in `0..n_units()`.
     pub fn n_units(&self) -> u32 {
         self.n_micro_batches.saturating_mul(self.units_per_micro)
     }

@@ -12,9 +12,20 @@ fn draw(schedule: &str, shape: Shape, backward: f64) -> String {
     let program = lower(&timetable, &how).expect("proven");
     let costs = UniformCosts::new(1.0, backward, 0.0).per_units(program.units_per_micro());
     let timeline = simulate(&program, &costs);
+    let window = match program.window().n_steps() {
+        1 => String::new(),
+        n => format!(", {n} steps"),
+    };
+    let versions: String = match program.weight_versions() {
+        plain if plain.iter().all(|n| *n == 1) => String::new(),
+        versions => format!(
+            ", weight versions{}",
+            versions.iter().map(|n| format!(" {n}")).collect::<String>()
+        ),
+    };
     let peaks: Vec<String> = program.peaks().iter().map(f64::to_string).collect();
     format!(
-        "{schedule}, D = {}, N = {}, B = {backward} F\n{}\nmakespan {}, bubble ratio {:.3}, peak {}",
+        "{schedule}, D = {}, N = {}{window}, B = {backward} F\n{}\nmakespan {}, bubble ratio {:.3}, peak {}{versions}",
         shape.depth,
         shape.n_micro_batches,
         text::timeline(&timeline).trim_end(),
@@ -49,6 +60,8 @@ drawings! {
     dualpipe_of_eight: "dualpipe", Shape::new(8, 20), 2.0;
     dualpipe_v: "dualpipe-v", Shape::new(2, 5), 2.0;
     dualpipe_v_of_four: "dualpipe-v", Shape::new(4, 10), 2.0;
+    pipedream: "pipedream", Shape { window: 2, ..Shape::new(4, 4) }, 2.0;
+    pipedream_2bw: "pipedream-2bw", Shape { window: 2, ..Shape::new(4, 4) }, 2.0;
     chimera: "chimera", Shape::new(4, 4), 1.0;
     chimera_real: "chimera", Shape::new(4, 4), 2.0;
     chimera_of_six: "chimera", Shape::new(6, 6), 1.0;

@@ -190,6 +190,26 @@ fn a_value_that_is_not_finite_stops_all_ranks_before_the_step() {
     }
 }
 
+/// Nobody agrees before an update of an asynchronous schedule: each stage looks at its own gradients.
+#[test]
+fn a_value_that_is_not_finite_stops_a_window_at_its_step() {
+    for schedule in ["pipedream", "pipedream-2bw"] {
+        let run = Run::new(schedule, Shape { window: 3, ..Shape::new(2, 2) });
+        let end = fail(&run, |from, tag| match tag.what {
+            What::Token(token) if from == Rank(0) && (tag.step, token.span.start) == (3, 2) => {
+                Fate::IsNaN
+            }
+            _ => Fate::Arrives,
+        });
+        // Micro-batch 2 is the first of the second step of the second window.
+        assert_eq!((end.reported.class, end.reported.step), (Class::NonFinite, Some(4)));
+        let message = &end.reported.message;
+        assert!(message.starts_with("the gradient of "), "{message}");
+        assert!(message.ends_with("is not finite. Lower --lr, or clip with --clip"), "{message}");
+        assert!(end.of_ranks.iter().all(|fault| fault.class == Class::NonFinite));
+    }
+}
+
 #[test]
 fn without_the_check_training_goes_on() {
     let run = Run { clip: None, check_finite: false, ..Run::new("gpipe", Shape::new(2, 1)) };

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use chimera_core::analyze::{Costs, Timeline, UniformCosts, simulate};
+use chimera_core::analyze::{Costs, Event, Timeline, UniformCosts, Work, simulate};
 use chimera_core::exchange::{csv, from_csv, from_json, to_csv, to_json};
 use chimera_core::ids::{PipeId, WorkerId};
 use chimera_core::lower::{Instr, Lowering, Program, Sync, lower};
@@ -52,7 +52,13 @@ fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
     let interleaved = (1usize..=8, 1u32..=5, 1usize..=4).prop_map(|(depth, k, n_chunks)| {
         ("interleaved", Shape { n_chunks, ..Shape::new(depth, k * depth as u32) })
     });
-    prop_oneof![chimera, others, dapple, interleaved, dual]
+    let asynchronous = (any::<bool>(), 1usize..=8, 0u32..=8, 1u32..=4);
+    let asynchronous = asynchronous.prop_map(|(double, depth, more, window)| {
+        let (name, n) =
+            if double { ("pipedream-2bw", depth as u32 + more) } else { ("pipedream", more + 1) };
+        (name, Shape { window, ..Shape::new(depth, n) })
+    });
+    prop_oneof![chimera, others, dapple, interleaved, dual, asynchronous]
 }
 
 proptest! {
@@ -70,7 +76,8 @@ proptest! {
                 let agrees = row.iter().filter(|i| matches!(i, Instr::Agree)).count();
                 let steps = row.iter().filter(|i| matches!(i, Instr::Step(_))).count();
                 prop_assert_eq!(agrees, 1);
-                prop_assert_eq!(steps, program.placement().stages_of(WorkerId(w as u16)).len());
+                let n_stages = program.placement().stages_of(WorkerId(w as u16)).len();
+                prop_assert_eq!(steps, n_stages * program.window().n_updates() as usize);
             }
         }
     }
@@ -100,7 +107,7 @@ proptest! {
     #[test]
     fn the_makespan_is_bounded_below((schedule, shape) in schedules(), b in 1u32..=3) {
         let program = program(schedule, &shape, Sync::AtEnd);
-        let (n, d, b) = (f64::from(shape.n_micro_batches), shape.depth as f64, f64::from(b));
+        let (n, d, b) = (f64::from(program.n_micro_batches()), shape.depth as f64, f64::from(b));
         let units = f64::from(program.units_per_micro());
         let m = makespan(&program, 1.0, b);
         // Only the input half of a split backward stands in the way back.
@@ -302,6 +309,52 @@ fn dualpipe_has_its_closed_forms() {
                         assert_eq!(idle, vec![bubble; idle.len()], "{} {half} {n}", p.schedule());
                         assert_eq!(timeline.makespan(), work + bubble);
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Workers idle only while the window fills and drains, however many steps it has, and keep no more
+/// versions of the weights than published.
+#[test]
+fn asynchronous_schedules_have_no_bubble_inside_a_window() {
+    for d in 1..=8 {
+        for (n, window) in [(d, 1), (d, 4), (d + 1, 3), (3 * d, 2), (2, 5)] {
+            for schedule in ["pipedream", "pipedream-2bw"] {
+                if schedule == "pipedream-2bw" && n < d {
+                    continue;
+                }
+                let p =
+                    program(schedule, &Shape { window, ..Shape::new(d, n as u32) }, Sync::AtEnd);
+                let what = format!("{schedule} D={d} N={n} T={window}");
+                let (df, total) = (d as f64, n as f64 * f64::from(window));
+                let timeline = simulate(&p, &UniformCosts::new(1.0, 2.0, 0.0));
+                assert_eq!(timeline.makespan(), 3.0 * (total + df - 1.0), "{what}");
+                for (w, busy) in timeline.busy().into_iter().enumerate() {
+                    let row: Vec<_> = timeline.row(WorkerId(w as u16)).collect();
+                    let span = row[row.len() - 1].end - row[0].start;
+                    // 1F1B waits D-1-w times before its first backwards and after its last forwards.
+                    assert!(span - busy <= 3.0 * (df - 1.0 - w as f64), "{what}, worker {w}");
+                    let is = |kind: Kind| {
+                        let of = move |op: Op| op.kind == kind;
+                        move |e: &&Event| matches!(e.work, Work::Cell(cell) if cell.ops().any(of))
+                    };
+                    let first = row.iter().position(is(Kind::Backward)).expect("a backward");
+                    let last = row.iter().rposition(is(Kind::Forward)).expect("a forward");
+                    for pair in row.get(first..=last).unwrap_or_default().windows(2) {
+                        assert_eq!(pair[0].end, pair[1].start, "{what}, worker {w}");
+                    }
+                }
+                let in_flight = |w: usize| ((d - w) as f64).min(total);
+                assert_eq!(p.peaks(), (0..d).map(in_flight).collect::<Vec<_>>(), "{what}");
+                for (w, &versions) in p.weight_versions().iter().enumerate() {
+                    let what = format!("{what}: worker {w} holds {versions}");
+                    let most = if schedule == "pipedream" { (d - w) as u32 } else { window.min(2) };
+                    assert!(versions <= most, "{what}");
+                    // Shorter windows drain before a worker has read all the versions it could hold.
+                    let is_long = schedule != "pipedream" || total as usize >= 2 * (d - w) - 2;
+                    assert!(versions == most || !is_long, "{what}");
                 }
             }
         }

@@ -9,6 +9,7 @@ use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower};
 use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::schedule::{Scaling, Shape, find};
 use chimera_core::timetable::Timetable;
+use chimera_core::update::Update;
 use proptest::prelude::*;
 use training::{Run, train, train_timetable};
 
@@ -71,6 +72,16 @@ fn mutations() -> impl Strategy<Value = Mutation> {
     ]
 }
 
+fn asynchronous() -> impl Strategy<Value = (&'static str, Shape)> {
+    (any::<bool>(), 1usize..=4, 0u32..=2, 1u32..=3).prop_map(|(is_double, depth, more, window)| {
+        let (name, n) = match is_double {
+            true => ("pipedream-2bw", depth as u32 + more),
+            false => ("pipedream", 1 + more),
+        };
+        (name, Shape { window, ..Shape::new(depth, n) })
+    })
+}
+
 fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
     let chimera = (1usize..=2, 1u32..=6, 0usize..3).prop_map(|(half, n, scaling)| {
         ("chimera", Shape { scaling: Scaling::ALL[scaling].1, ..Shape::new(2 * half, n) })
@@ -130,7 +141,31 @@ fn is_sound(t: &Timetable) -> bool {
     {
         return false;
     }
-    flows(t) && keeps_order(t)
+    flows(t) && keeps_order(t) && keeps_updates_apart(t)
+}
+
+/// The backwards of an update end before those of the next begin; in a double buffer, those of a step
+/// end before the forwards of the step after the next begin, which read what it makes.
+fn keeps_updates_apart(t: &Timetable) -> bool {
+    let (per_update, lag) = match t.update {
+        Update::Flush => return true,
+        Update::Stash { .. } => (1, u32::MAX),
+        Update::DoubleBuffer { n_steps } => (t.n_units() / n_steps, 2),
+    };
+    (0..t.placement.n_stages()).all(|s| {
+        let row = t.row(t.placement.pipes()[0][s]).iter().flat_map(|c| c.ops());
+        let ops: Vec<(Kind, u32)> = row
+            .filter(|op| op.stage.index() == s)
+            .map(|op| (op.kind, op.span.start / per_update))
+            .collect();
+        ops.iter().enumerate().all(|(at, (kind, update))| {
+            let later = ops[at..].iter().filter(|(k, _)| *k == Kind::Backward);
+            later.clone().all(|(_, other)| match kind {
+                Kind::Backward => other >= update,
+                _ => update < &lag || *other > update - lag,
+            })
+        })
+    })
 }
 
 /// A whole backward is both halves.
@@ -221,8 +256,10 @@ proptest! {
 
     #[test]
     fn the_checker_refuses_exactly_what_is_unsound(
-        (schedule, shape) in shapes(),
-        by in any_passes(),
+        (schedule, shape, by) in prop_oneof![
+            3 => (shapes(), any_passes()).prop_map(|((schedule, shape), by)| (schedule, shape, by)),
+            1 => asynchronous().prop_map(|(schedule, shape)| (schedule, shape, Passes::default())),
+        ],
         mutations in prop::collection::vec(mutations(), 1..=2),
     ) {
         let mut t = timetable(schedule, &shape, by);

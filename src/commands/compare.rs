@@ -39,7 +39,8 @@ pub(super) const HEADS: [&str; 6] =
 
 /// What the words at the heads mean.
 const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose residuals a worker \
-                     holds; copies are those of the weights. All schedules cut the same model.";
+                     holds; copies are those of the weights. All schedules cut the same model. Figures are \
+                     those of a step, also where a window of several is drawn.";
 
 /// Schedules that ran, the fastest first, and those that could not.
 pub(super) struct Comparison {
@@ -129,7 +130,7 @@ impl Comparison {
                 "name": run.label, "makespan": run.makespan(),
                 "speed_up": self.baseline.and_then(|makespan| run.speed_up(makespan)),
                 "bubble_ratio": run.timeline.bubble_ratio(), "peak_micro_batches": run.peak(),
-                "weight_copies": run.weight_copies(), "messages": run.program.n_messages(),
+                "weight_copies": run.weight_copies(), "messages": run.n_messages(),
             })
         };
         let refused = |(name, reason): &(String, String)| json!({"name": name, "reason": reason});
@@ -166,6 +167,6 @@ pub(super) fn figures(run: &Run, baseline: Option<f64>) -> [String; HEADS.len()]
         format!("{:.3}", run.timeline.bubble_ratio()),
         short(run.peak()),
         run.weight_copies().to_string(),
-        run.program.n_messages().to_string(),
+        short(run.n_messages()),
     ]
 }

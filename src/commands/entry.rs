@@ -99,8 +99,18 @@ pub(super) struct Run {
 }
 
 impl Run {
+    /// Of one step; of an asynchronous schedule, its share of the window.
     pub(super) fn makespan(&self) -> f64 {
-        self.timeline.makespan()
+        self.timeline.makespan() / self.n_steps()
+    }
+
+    /// Messages of one step.
+    pub(super) fn n_messages(&self) -> f64 {
+        self.program.n_messages() as f64 / self.n_steps()
+    }
+
+    fn n_steps(&self) -> f64 {
+        f64::from(self.program.window().n_steps())
     }
 
     /// The most micro-batches whose residuals a worker holds.
@@ -108,15 +118,17 @@ impl Run {
         self.program.peaks().iter().copied().fold(0.0, f64::max)
     }
 
-    /// How many workers hold each stage.
+    /// How often a stage's weights are held, on all workers and in all versions.
     pub(super) fn weight_copies(&self) -> usize {
-        self.program.placement().replicas(StageId(0)).len()
+        let versions = self.program.weight_versions().iter().max().copied().unwrap_or(1);
+        self.program.placement().replicas(StageId(0)).len() * versions as usize
     }
 
     /// In words, if it is not what `shape` says.
     pub(super) fn other_shape(&self, shape: ShapeArgs) -> Option<String> {
         let shape = shape.shape();
-        let (d, n) = (self.program.placement().n_workers(), self.program.n_micro_batches());
+        let n = self.program.n_micro_batches() / self.program.window().n_steps();
+        let d = self.program.placement().n_workers();
         let is_other = (d, n) != (shape.depth, shape.n_micro_batches);
         is_other.then(|| format!("it is made for D = {d}, N = {n}"))
     }

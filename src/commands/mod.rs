@@ -78,6 +78,9 @@ struct ShapeArgs {
     /// The most micro-batches on their way in each direction of MixPipe, K
     #[arg(long, value_name = "K")]
     in_flight: Option<u32>,
+    /// Steps between the flushes of an asynchronous schedule, T
+    #[arg(long, value_name = "T", default_value_t = 4)]
+    window: u32,
     /// Where `auto` searches: line, interleaved, v, wave or mirrored
     #[arg(long, value_name = "NAME", default_value = "mirrored")]
     placement: Where,
@@ -131,6 +134,7 @@ impl ShapeArgs {
             n_in_turn: self.in_turn,
             n_waves: self.waves,
             in_flight: self.in_flight,
+            window: self.window,
             ..Shape::new(self.depth, self.micro_batches.unwrap_or(self.depth as u32))
         }
     }

@@ -158,6 +158,7 @@ impl Check {
             let proof = json!({
                 "schedule": timetable.schedule, "proven": true, "depth": timetable.rows.len(),
                 "stages": program.placement().n_stages(), "micro_batches": timetable.n_micro_batches,
+                "steps": program.window().n_steps(), "weight_versions": program.weight_versions(),
                 "messages": program.n_messages(), "channel_bound": program.channel_bound(),
                 "peak_micro_batches": program.peaks(), "makespan": timeline.makespan(),
                 "bubble_ratio": timeline.bubble_ratio(),
@@ -181,5 +182,9 @@ pub(super) fn proof(program: &Program, timeline: &Timeline) -> String {
 /// A title such as `chimera, D = 4, N = 8`.
 pub(super) fn title(timetable: &Timetable) -> String {
     let (d, n) = (timetable.rows.len(), timetable.n_micro_batches);
-    format!("{}, D = {d}, N = {n}", timetable.schedule)
+    let title = |n| format!("{}, D = {d}, N = {n}", timetable.schedule);
+    match timetable.update.n_steps() {
+        0 | 1 => title(n),
+        steps => format!("{}, {steps} steps", title(n / steps)),
+    }
 }

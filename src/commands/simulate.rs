@@ -7,6 +7,7 @@ use chimera::auto::report;
 use chimera::core::analyze::Timeline;
 use chimera::core::lower::Program;
 use chimera::core::order::Progress;
+use chimera::core::update::Update;
 use clap::Args;
 use serde_json::json;
 
@@ -14,7 +15,8 @@ use super::costs::CostArgs;
 use super::plan::Plan;
 use super::{ShapeArgs, print};
 
-/// Simulates one step of a schedule without gradient synchronisation and optimizer
+/// Simulates one step of a schedule, or the window of an asynchronous one, without gradient
+/// synchronisation and optimizer
 #[derive(Args)]
 pub(crate) struct Simulate {
     /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
@@ -45,6 +47,10 @@ impl Simulate {
             if let Some(Progress { lower_bound, n_orders, .. }) = plan.search {
                 figures["search"] = json!({"lower_bound": lower_bound, "orders": n_orders});
             }
+            if program.window().update() != Update::Flush {
+                figures["steps"] = json!(program.window().n_steps());
+                figures["weight_versions"] = json!(program.weight_versions());
+            }
             return print(format!("{figures:#}"));
         }
         let mut text = summary(&program, &timeline);
@@ -61,12 +67,20 @@ impl Simulate {
     }
 }
 
-/// One line about a simulated step.
+/// One line about a simulated step or window.
 pub(super) fn summary(program: &Program, timeline: &Timeline) -> String {
     let peak = program.peaks().iter().copied().fold(0.0, f64::max);
     let makespan = (timeline.makespan() * 1e6).round() / 1e6;
+    let steps = match program.window().n_steps() {
+        1 => String::new(),
+        n => format!(" of {n} steps"),
+    };
+    let versions = match program.weight_versions().iter().max() {
+        None | Some(1) => String::new(),
+        Some(most) => format!("at most {most} versions of the weights, "),
+    };
     format!(
-        "{}: makespan {makespan}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {} messages",
+        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {versions}{} messages",
         program.schedule(),
         timeline.bubble_ratio(),
         program.n_messages(),

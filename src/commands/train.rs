@@ -150,10 +150,11 @@ impl Train {
         say: &Say,
     ) -> Result<()> {
         let (name, d) = (run.program().schedule(), run.config().depth);
-        say.line(&format!(
-            "the last step as it ran ({name}, {d} workers, {:.3} s):",
-            timeline.makespan()
-        ));
+        let what = match run.program().window().n_steps() {
+            1 => "the last step".to_string(),
+            n => format!("the last window of {n} steps"),
+        };
+        say.line(&format!("{what} as it ran ({name}, {d} workers, {:.3} s):", timeline.makespan()));
         for line in text::scaled(timeline, 96).lines() {
             say.line(&format!("  {line}"));
         }
@@ -162,7 +163,7 @@ impl Train {
                 "the last steps took {overhead:.3} times what the schedule makes of their measured ops"
             ));
         }
-        let title = format!("{name}, {d} workers, the last step as it ran, in seconds");
+        let title = format!("{name}, {d} workers, {what} as it ran, in seconds");
         folder.write("pipeline.svg", &svg::timeline(timeline, &title))
     }
 }
@@ -230,8 +231,11 @@ impl<'r> Progress<'r> {
 
 fn headline(run: &Run) -> String {
     let (config, program) = (run.config(), run.program());
-    let schedule =
-        if config.depth == 1 { "one worker".into() } else { program.schedule().to_string() };
+    let schedule = match program.window().n_steps() {
+        _ if config.depth == 1 => "one worker".to_string(),
+        1 => program.schedule().to_string(),
+        n => format!("{}, a flush every {n} steps", program.schedule()),
+    };
     format!(
         "{} parameters, {} tokens of text; {schedule}, {} x {} worker(s) with {} thread(s) each, \
          {} micro-batches of {} x {} tokens",

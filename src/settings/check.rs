@@ -55,7 +55,9 @@ impl Allowed {
         use Allowed::*;
         match key {
             "depth" | "width" | "pipes" | "chunks" | "waves" => Whole(1, 1 << 13),
-            "micro-batches" | "micro-batch-size" | "in-turn" | "in-flight" => Whole(1, 1 << 20),
+            "micro-batches" | "micro-batch-size" | "in-turn" | "in-flight" | "window" => {
+                Whole(1, 1 << 20)
+            }
             "layers" => Whole(1, 1 << 14),
             "hidden" | "heads" => Whole(1, 1 << 20),
             "context" | "vocab" => Whole(1, 1 << 24),

@@ -55,6 +55,8 @@ pub struct Config {
     pub placement: Where,
     /// Seconds that `auto` may take.
     pub search_time: f64,
+    /// Steps between the flushes of an asynchronous schedule.
+    pub window: u32,
     /// Micro-batches per group and step.
     pub micro_batches: usize,
     /// Samples per micro-batch.

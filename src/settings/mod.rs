@@ -102,6 +102,9 @@ pub struct Settings {
     /// Seconds that `auto` may take [default: 10.0]
     #[arg(long, value_name = "SECONDS")]
     pub search_time: Option<f64>,
+    /// Steps between the flushes of an asynchronous schedule, T [default: 4]
+    #[arg(long, value_name = "T")]
+    pub window: Option<i64>,
     /// Micro-batches per group and step, N [default: 8]
     #[arg(long, value_name = "N")]
     pub micro_batches: Option<i64>,

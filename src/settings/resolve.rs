@@ -48,7 +48,7 @@ fn follow_timetable(merged: &mut Entries) -> Result<()> {
     let timetable = read(&path).with_context(|| format!("timetable {}", path.display()))?;
     let counts = [
         ("depth", timetable.rows.len() as i64),
-        ("micro-batches", i64::from(timetable.n_micro_batches)),
+        ("micro-batches", i64::from(timetable.n_micro_batches / timetable.update.n_steps().max(1))),
     ];
     for (key, count) in counts {
         let origin = Origin::Timetable(path.clone());

@@ -11,7 +11,7 @@ use crate::settings::Config;
 
 /// What a run needs, in bytes.
 struct Need {
-    /// Weights, gradients and two moments, four bytes an element each.
+    /// Weights in all their versions, gradients and two moments, four bytes an element each.
     state: f64,
     /// What workers keep for backwards at once: residuals, inputs to recompute from, deferred weight work.
     residuals: f64,
@@ -54,14 +54,18 @@ fn need(config: &Config, model: &Gpt2Config, cuts: &[Cut], program: &Program) ->
             }
             TokenKind::Kept => input,
             TokenKind::Deferred => model.deferred_elements(cut),
-            TokenKind::Activation | TokenKind::Gradient => 0,
+            TokenKind::Activation | TokenKind::Gradient | TokenKind::Version => 0,
         };
         elements as f64 * tokens * 4.0
     });
     let workers = (0..program.rows().len()).map(|w| WorkerId(w as u16));
-    let stages = workers.flat_map(|w| program.placement().stages_of(w));
-    let params = stages.flat_map(|s| model.params(&cuts[s.index()]));
-    let state = params.map(|p| p.n_elements() as f64 * 16.0).sum::<f64>();
+    let state_of = |w: WorkerId| {
+        let stages = program.placement().stages_of(w).into_iter();
+        let params = stages.flat_map(|s| model.params(&cuts[s.index()]));
+        let n_copies = 3.0 + f64::from(program.weight_versions()[w.index()]);
+        params.map(|p| p.n_elements() as f64 * 4.0 * n_copies).sum::<f64>()
+    };
+    let state = workers.map(state_of).sum::<f64>();
     let residuals = kept.iter().sum::<f64>();
     let width = config.width as f64;
     Need { state: state * width, residuals: residuals * width }

@@ -30,7 +30,7 @@ use crate::data::Corpus;
 use crate::settings::Config;
 use crate::timetable::{is_file, read};
 
-/// The last steps whose timelines are kept.
+/// The last runs of the program whose timelines are kept.
 const N_TIMELINES: u64 = 10;
 
 /// A run that has been checked as far as can be before it starts.
@@ -40,6 +40,8 @@ pub struct Run {
     stages: Vec<Gpt2Stage<Candle>>,
     program: Program,
     search: Option<Progress>,
+    /// Of the steps at the end that do not make a whole window.
+    last: Option<Program>,
     corpus: Corpus,
     training: Training,
 }
@@ -50,7 +52,7 @@ pub struct Trained {
     pub weights: Vec<(Param, Vec<f32>)>,
     /// The last step's report.
     pub last: StepReport,
-    /// What the workers of the first group did in the last steps, each from its own start.
+    /// What the workers of the first group did in the last runs of the program, each from its own start.
     pub timelines: Vec<Timeline>,
 }
 
@@ -65,7 +67,8 @@ impl Run {
         let model = config.model();
         model.validate()?;
         let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
-        let (timetable, search) = timetable(&config)?;
+        let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
+        let (timetable, search) = timetable(&config, window)?;
         ensure!(
             config.micro_batch_size.is_multiple_of(timetable.units_per_micro as usize),
             "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
@@ -95,10 +98,15 @@ impl Run {
         let Config { recompute, hoist, split_backward, .. } = config;
         let passes = Passes { recompute, hoist, split_backward };
         let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
-        let (timetable, how) = passes.apply(timetable, how, &costs)?;
-        let program = lower(&timetable, &how)?;
+        let program = |timetable| -> Result<Program> {
+            let (timetable, how) = passes.apply(timetable, how.clone(), &costs)?;
+            Ok(lower(&timetable, &how)?)
+        };
+        let whole = program(timetable)?;
+        let last = rest(&config, whole.window().n_steps())?.map(&program).transpose()?;
+        let program = whole;
         fit::check(&config, &model, &cuts, &program)?;
-        Ok(Run { config, model, stages, program, search, corpus, training })
+        Ok(Run { config, model, stages, program, last, search, corpus, training })
     }
 
     /// The settings.
@@ -111,7 +119,7 @@ impl Run {
         &self.model
     }
 
-    /// What each worker does.
+    /// What each worker does in a step, or in a window of steps.
     pub fn program(&self) -> &Program {
         &self.program
     }
@@ -133,7 +141,7 @@ impl Run {
         factors.into_iter().fold(1, |n, factor| n.saturating_mul(*factor as u64))
     }
 
-    /// Trains, telling `observe` of every step; `stop` ends it after the step under way. An error of
+    /// Trains, telling `observe` of every step; `stop` ends it after the step or window under way. An error of
     /// `observe` ends the run too.
     pub fn train(
         &self,
@@ -179,25 +187,29 @@ impl Run {
         let stage = |id: StageId| self.stages[id.index()].clone();
         let mut worker = Worker::new(job, Candle::cpu(), comm, stage)?;
         let mut trained = RankTrained::default();
-        for step in 0..self.config.steps {
-            let report = worker.step(step)?;
-            if rank == Rank(0)
-                && let Ok(mut observe) = observe.lock()
-            {
-                observe(&report).map_err(|e| match e.downcast::<Fault>() {
-                    Ok(fault) => Fault { step: Some(step), ..fault },
-                    Err(e) => Fault::new(Class::Io, rank, format!("{e:#}")),
-                })?;
+        let (mut step, mut stop) = (0, false);
+        while step < self.config.steps && !stop {
+            let is_whole = self.config.steps - step >= u64::from(self.program.window().n_steps());
+            if let Some(last) = self.last.as_ref().filter(|_| !is_whole) {
+                worker.set_program(last)?;
             }
-            trained.last = Some(report);
-            if rank.index() < job.program.placement().n_workers() {
+            for report in worker.run(step)? {
+                if rank == Rank(0)
+                    && let Ok(mut observe) = observe.lock()
+                {
+                    observe(&report).map_err(|e| match e.downcast::<Fault>() {
+                        Ok(fault) => Fault { step: Some(report.step), ..fault },
+                        Err(e) => Fault::new(Class::Io, rank, format!("{e:#}")),
+                    })?;
+                }
+                trained.last = Some(report);
+                (step, stop) = (report.step + 1, report.stop);
+            }
+            if rank.index() < job.program.placement().n_workers() && is_whole {
                 if trained.events.len() as u64 == N_TIMELINES {
                     trained.events.remove(0);
                 }
                 trained.events.push(worker.events().to_vec());
-            }
-            if report.stop {
-                break;
             }
         }
         trained.weights = worker.weights()?;
@@ -205,11 +217,29 @@ impl Run {
     }
 }
 
-/// The timetable that the settings name, and what the search came to if they ask for one.
-fn timetable(config: &Config) -> Result<(Timetable, Option<Progress>)> {
+/// The timetable of the steps that are left over after whole windows.
+fn rest(config: &Config, window: u32) -> Result<Option<Timetable>> {
+    let n_left = (config.steps % u64::from(window)) as u32;
+    if n_left == 0 {
+        return Ok(None);
+    }
+    let (timetable, _) = timetable(config, n_left)?;
+    ensure!(
+        timetable.update.n_steps().max(1) == n_left,
+        "{} has a window of {window} steps, which {} steps are no multiple of: choose other --steps",
+        config.schedule,
+        config.steps
+    );
+    Ok(Some(timetable))
+}
+
+/// The timetable that the settings name, of a window of so many steps if it is asynchronous; and what the
+/// search came to if they ask for one.
+fn timetable(config: &Config, window: u32) -> Result<(Timetable, Option<Progress>)> {
     if is_file(&config.schedule) {
         let timetable = read(Path::new(&config.schedule))?;
-        let counts = (timetable.rows.len(), timetable.n_micro_batches as usize);
+        let n_micro_batches = timetable.n_micro_batches / timetable.update.n_steps().max(1);
+        let counts = (timetable.rows.len(), n_micro_batches as usize);
         ensure!(
             counts == (config.depth, config.micro_batches),
             "{} was changed while it was read",
@@ -224,6 +254,7 @@ fn timetable(config: &Config) -> Result<(Timetable, Option<Progress>)> {
         n_in_turn: config.in_turn,
         n_waves: config.waves,
         in_flight: config.in_flight,
+        window,
         ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
     };
     // One worker has no pipeline to schedule: it alternates forward and backward.

@@ -60,8 +60,8 @@ fn refusals_name_file_and_line_and_what_would_do() {
         ("lr = nan", "run.toml:1: `lr` is nan; it must be a number from 0"),
         ("depth = 'four'", "run.toml:1: `depth`: invalid type: string \"four\""),
         (
-            "schedule = 'pipedream'",
-            "run.toml:1: `schedule` is \"pipedream\"; it must be one of gpipe,",
+            "schedule = 'chimaera'",
+            "run.toml:1: `schedule` is \"chimaera\"; it must be one of gpipe,",
         ),
         (
             "sync = 'never'",

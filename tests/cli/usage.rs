@@ -32,7 +32,7 @@ fn shapes_that_no_schedule_has() {
     refuse("--micro-batches 0", "`micro-batches` is 0; it must be a whole number from 1");
     refuse("--micro-batches -4", "`micro-batches` is -4;");
     refuse("--width 0", "`width` is 0;");
-    refuse("--schedule pipedream", "it must be one of gpipe, dapple,");
+    refuse("--schedule chimaera", "it must be one of gpipe, dapple,");
     refuse("--scaling tripling", "it must be one of direct, doubling, halving");
     refuse("--scaling halving --micro-batch-size 3", "choose an even one");
     for subcommand in ["simulate chimera", "schedule show chimera"] {
@@ -63,7 +63,7 @@ fn shapes_that_no_schedule_has() {
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{line}");
         assert!(ran.stderr.contains(hint), "{line}: {}", ran.stderr);
     }
-    let unknown = chimera("simulate pipedream");
+    let unknown = chimera("simulate chimaera");
     assert_eq!(unknown.code, Some(2));
     assert!(
         unknown.stderr.contains(

@@ -8,24 +8,24 @@ use super::{MODEL, train};
 use crate::command::{folder, text};
 
 /// The one-worker runs that others are compared with, by their options.
-struct Oracle {
+pub(super) struct Oracle {
     folder: TempDir,
     losses: BTreeMap<String, Vec<f64>>,
 }
 
 impl Oracle {
-    fn new() -> Oracle {
+    pub(super) fn new() -> Oracle {
         Oracle { folder: folder(), losses: BTreeMap::new() }
     }
 
-    fn losses(&self, options: &str) -> Vec<f64> {
+    pub(super) fn losses(&self, options: &str) -> Vec<f64> {
         let data = text(&self.folder);
         let (reports, _) = train(&format!("--data {} {options}", data.display()));
         reports.iter().map(|report| report.loss).collect()
     }
 
     /// Whether N micro-batches on each of W groups give the losses that N * W give on one worker.
-    fn check(&mut self, n: usize, width: usize, options: &str, optimizer: &str) {
+    pub(super) fn check(&mut self, n: usize, width: usize, options: &str, optimizer: &str) {
         let alone = format!("{MODEL} --depth 1 --micro-batches {} {optimizer}", n * width);
         if !self.losses.contains_key(&alone) {
             let losses = self.losses(&alone);
@@ -39,7 +39,7 @@ impl Oracle {
     }
 }
 
-fn are_close(many: &[f64], one: &[f64]) -> bool {
+pub(super) fn are_close(many: &[f64], one: &[f64]) -> bool {
     let is_close = |(many, one): (&f64, &f64)| (many - one).abs() <= 1e-5 * one;
     many.len() == one.len() && many.iter().zip(one).all(is_close)
 }
@@ -208,6 +208,8 @@ fn the_same_run_gives_the_same_bits() {
         "--threads 2 --depth 4 --scaling halving --micro-batches 6",
         "--threads 1 --depth 8 --scaling doubling --micro-batches 17 --clip 0 --check-finite false",
         "--threads 1 --depth 2 --width 2 --tied",
+        "--threads 1 --schedule pipedream --depth 4 --width 2 --window 3",
+        "--threads 2 --schedule pipedream-2bw --depth 2 --window 2",
     ] {
         let bits = || {
             let (reports, trained) = train(&format!("{model} --data {} {options}", data.display()));

@@ -5,6 +5,10 @@
 //! received in the order they are sent; no worker waits for ever, with channels of bounded capacity;
 //! all workers start reductions in one order, each after the worker's last gradient and exactly once
 //! before its step; nothing is left over; residuals stay under a limit, if one is given.
+//!
+//! Of an asynchronous window the same holds for every update. Proven are moreover: the gradients of one
+//! update are never mixed with another's; every backward reads the version of the weights that its
+//! forward read; in a double buffer, each forward finds the version that the rule names.
 
 use std::collections::VecDeque;
 use std::task::Poll;
@@ -13,27 +17,32 @@ use rustc_hash::FxHashMap;
 
 use super::memory::{Residuals, is_within};
 use super::refusal::{Reason, Refusal};
+use super::versions::Versions;
 use crate::effects::Token;
 use crate::ids::{BucketId, ChannelId, StageId, WorkerId};
 use crate::interp::{Group, Machine, Stop, Values};
 use crate::lower::{Instr, Program};
-use crate::op::Cell;
+use crate::op::{Cell, Op};
 use crate::render::text;
+use crate::update::Update;
 
 /// What the proof finds out by the way.
 pub(crate) struct Proof {
     pub(crate) channel_bound: u32,
     pub(crate) peaks: Vec<f64>,
+    pub(crate) weight_versions: Vec<u32>,
 }
 
 /// Proves the compute and messages of a program that has no synchronisation yet.
 pub(crate) fn prove_compute(program: &Program) -> Result<(), Refusal> {
-    interpret(program, None).map(drop)
+    interpret(program, Checker::new(program, None, None)).map(drop)
 }
 
 /// Proves a whole program.
 pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, Refusal> {
-    let machine = interpret(program, max_peak)?;
+    let is_asynchronous = program.window.update() != Update::Flush;
+    let versions = is_asynchronous.then(|| Versions::new(program.window, program.rows.len()));
+    let machine = interpret(program, Checker::new(program, max_peak, versions))?;
     for (bucket, members) in (0..).map(BucketId).zip(program.buckets.iter().map(|b| &b.members)) {
         for &worker in members {
             let progress = &machine.workers[worker.index()];
@@ -45,12 +54,16 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
             }
         }
     }
-    Ok(Proof { channel_bound: machine.bound, peaks: machine.residuals.peaks() })
+    let one = || vec![1; program.rows.len()];
+    Ok(Proof {
+        channel_bound: machine.bound,
+        peaks: machine.residuals.peaks(),
+        weight_versions: machine.versions.map_or_else(one, Versions::peaks),
+    })
 }
 
 /// Runs all rows to their ends, with the least room in channels that suffices.
-fn interpret(program: &Program, max_peak: Option<f64>) -> Result<Checker<'_>, Refusal> {
-    let mut machine = Checker::new(program, max_peak);
+fn interpret<'p>(program: &'p Program, mut machine: Checker<'p>) -> Result<Checker<'p>, Refusal> {
     let mut group = Group::new(&program.rows, &program.channels, &program.buckets, &program.rules);
     loop {
         let done = group.run(&mut machine).map_err(|(worker, stop)| {
@@ -78,7 +91,7 @@ fn interpret(program: &Program, max_peak: Option<f64>) -> Result<Checker<'_>, Re
     Ok(machine)
 }
 
-fn deadlock(program: &Program, group: &Group<'_, ()>) -> Refusal {
+fn deadlock(program: &Program, group: &Group<'_, u32>) -> Refusal {
     let stuck: Vec<(WorkerId, usize, Instr)> = (group.rows().iter().zip(&program.rows).enumerate())
         .filter_map(|(w, (row, instrs))| {
             Some((WorkerId(w as u16), row.position(), *instrs.get(row.position())?))
@@ -147,7 +160,7 @@ impl From<Stop<Reason>> for Reason {
     }
 }
 
-/// The machine that moves tokens which carry nothing.
+/// The machine whose tokens carry nothing but, if they are weight versions, which.
 struct Checker<'p> {
     program: &'p Program,
     max_peak: Option<f64>,
@@ -156,11 +169,13 @@ struct Checker<'p> {
     queues: Vec<VecDeque<Token>>,
     /// How many members started each bucket's reduction.
     n_started: Vec<usize>,
-    /// The buckets that a stage's gradients are in.
-    buckets_of: FxHashMap<StageId, Vec<BucketId>>,
+    /// The buckets that a stage's gradients of an update are in.
+    buckets_of: FxHashMap<(StageId, u32), Vec<BucketId>>,
     workers: Vec<Progress>,
     n_agreed: usize,
     residuals: Residuals,
+    /// Of an asynchronous program, once it has updates.
+    versions: Option<Versions>,
 }
 
 /// What a worker has done of its synchronisation.
@@ -180,11 +195,11 @@ enum Phase {
 }
 
 impl<'p> Checker<'p> {
-    fn new(program: &'p Program, max_peak: Option<f64>) -> Checker<'p> {
-        let mut buckets_of: FxHashMap<StageId, Vec<BucketId>> = FxHashMap::default();
+    fn new(program: &'p Program, max_peak: Option<f64>, versions: Option<Versions>) -> Checker<'p> {
+        let mut buckets_of: FxHashMap<(StageId, u32), Vec<BucketId>> = FxHashMap::default();
         for (b, bucket) in (0..).map(BucketId).zip(&program.buckets) {
             for stage in &bucket.stages {
-                buckets_of.entry(*stage).or_default().push(b);
+                buckets_of.entry((*stage, bucket.update)).or_default().push(b);
             }
         }
         Checker {
@@ -197,6 +212,27 @@ impl<'p> Checker<'p> {
             workers: vec![Progress::default(); program.rows.len()],
             n_agreed: 0,
             residuals: Residuals::new(&program.placement, program.units_per_micro),
+            versions,
+        }
+    }
+
+    /// Refuses a gradient that would miss its own update, or get into the one before.
+    fn add_gradient(&self, worker: WorkerId, op: &Op) -> Result<(), Reason> {
+        let phases = &self.workers[worker.index()].phases;
+        let update = self.program.window.update_of(op.span);
+        let buckets = |update| self.buckets_of.get(&(op.stage, update)).into_iter().flatten();
+        if let Some(bucket) = buckets(update).find(|b| phases.contains_key(b)) {
+            let reason = format!("{op} comes after the reduction of {bucket}");
+            return Err(Reason::Synchronisation(reason));
+        }
+        let before = update.checked_sub(1).filter(|_| self.versions.is_some());
+        let mut before = before.into_iter().flat_map(buckets);
+        match before.find(|b| phases.get(b) != Some(&Phase::Stepped)) {
+            None => Ok(()),
+            Some(bucket) => {
+                let reason = format!("{op} comes before the update of {bucket}");
+                Err(Reason::Synchronisation(reason))
+            }
         }
     }
 
@@ -218,28 +254,30 @@ impl<'p> Checker<'p> {
 }
 
 impl Machine for Checker<'_> {
-    type Value = ();
+    type Value = u32;
     type Error = Reason;
 
     fn run(
         &mut self,
         worker: WorkerId,
         cell: &Cell,
-        _: Values<()>,
+        eaten: Values<u32>,
         makes: &[Token],
-    ) -> Result<Values<()>, Reason> {
-        let phases = &self.workers[worker.index()].phases;
-        for op in cell.ops().filter(|op| op.kind.adds_gradient() && !phases.is_empty()) {
-            let buckets = self.buckets_of.get(&op.stage).into_iter().flatten();
-            if let Some(bucket) = buckets.into_iter().find(|b| phases.contains_key(b)) {
-                let reason = format!("{op} comes after the reduction of {bucket}");
-                return Err(Reason::Synchronisation(reason));
+    ) -> Result<Values<u32>, Reason> {
+        let made = match &mut self.versions {
+            Some(versions) => versions.run(worker, cell, eaten, &self.program.rules)?,
+            None => makes.iter().map(|_| 0).collect(),
+        };
+        let has_reduced = !self.workers[worker.index()].phases.is_empty();
+        for op in cell.ops().filter(|op| op.kind.adds_gradient()) {
+            if has_reduced || self.versions.is_some() {
+                self.add_gradient(worker, &op)?;
             }
         }
         let peak = self.residuals.run(worker, cell, &self.program.rules);
         match self.max_peak {
             Some(limit) if !is_within(peak, self.max_peak) => Err(Reason::Memory { peak, limit }),
-            _ => Ok(makes.iter().map(|_| ()).collect()),
+            _ => Ok(made),
         }
     }
 
@@ -252,7 +290,7 @@ impl Machine for Checker<'_> {
         _: WorkerId,
         token: Token,
         channel: ChannelId,
-        (): (),
+        _: u32,
     ) -> Result<(), Reason> {
         self.queues[channel.index()].push_back(token);
         Ok(())
@@ -263,13 +301,13 @@ impl Machine for Checker<'_> {
         _: WorkerId,
         expected: Token,
         channel: ChannelId,
-    ) -> Result<Poll<()>, Reason> {
+    ) -> Result<Poll<u32>, Reason> {
         match self.queues[channel.index()].front().copied() {
             None => Ok(Poll::Pending),
             Some(next) if next != expected => Err(Reason::ChannelOrder { expected, next }),
             Some(_) => {
                 self.queues[channel.index()].pop_front();
-                Ok(Poll::Ready(()))
+                Ok(Poll::Ready(0))
             }
         }
     }
@@ -310,12 +348,16 @@ impl Machine for Checker<'_> {
             let reason = format!("the update of {bucket} comes before the agreement");
             return Err(Reason::Synchronisation(reason));
         }
+        if let Some(versions) = &mut self.versions {
+            let bucket = &self.program.buckets[bucket.index()];
+            bucket.stages.iter().try_for_each(|s| versions.update(worker, *s, bucket.update))?;
+        }
         self.enter(worker, bucket, Phase::Stepped)
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::lower::{Lowering, lower};
     use crate::schedule::{Shape, find};
@@ -330,22 +372,27 @@ mod tests {
         !matches!(instr, Instr::Run(_) | Instr::Send(..) | Instr::Recv(..))
     }
 
+    /// An asynchronous schedule on three workers, over three steps of three micro-batches.
+    pub(in super::super) fn window(schedule: &str) -> Program {
+        let timetable = find(schedule).expect("known");
+        let timetable = timetable.timetable(&Shape { window: 3, ..Shape::new(3, 3) });
+        lower(&timetable.expect("fits"), &Lowering::default()).expect("proven")
+    }
+
     #[test]
     fn synchronisation_that_lacks_or_repeats_something_is_refused() {
-        for barrier in [true, false] {
-            let whole = program(barrier);
+        let asynchronous = ["pipedream", "pipedream-2bw"].map(window);
+        for whole in [true, false].map(program).into_iter().chain(asynchronous) {
             for (w, row) in whole.rows.iter().enumerate() {
                 for at in (0..row.len()).filter(|at| is_synchronisation(&row[*at])) {
                     let mut lacking = whole.clone();
                     let instr = lacking.rows[w].remove(at);
                     assert!(prove(&lacking, None).is_err(), "worker {w} without {instr:?}");
-                    if instr != Instr::Agree {
+                    for again in [at, row.len()].into_iter().filter(|_| instr != Instr::Agree) {
                         let mut repeating = whole.clone();
-                        repeating.rows[w].push(instr);
-                        assert!(
-                            prove(&repeating, None).is_err(),
-                            "worker {w} with {instr:?} again"
-                        );
+                        repeating.rows[w].insert(again, instr);
+                        let proof = prove(&repeating, None);
+                        assert!(proof.is_err(), "worker {w} with {instr:?} again at {again}");
                     }
                 }
             }

@@ -13,7 +13,7 @@ pub fn peak_bytes(program: &Program, bytes: impl Fn(WorkerId, &Token) -> f64) ->
     for (w, row) in program.rows().iter().enumerate() {
         let worker = WorkerId(w as u16);
         let size = |token: &Token| match token.kind {
-            TokenKind::Activation | TokenKind::Gradient => 0.0,
+            TokenKind::Activation | TokenKind::Gradient | TokenKind::Version => 0.0,
             TokenKind::Saved | TokenKind::Kept | TokenKind::Deferred => bytes(worker, token),
         };
         for instr in row {
@@ -55,7 +55,7 @@ impl Residuals {
         let weights = &self.weights[worker.index()];
         change(cell, rules, |token| match token.kind {
             TokenKind::Saved | TokenKind::Deferred => weights[token.pipe.index()],
-            TokenKind::Activation | TokenKind::Gradient | TokenKind::Kept => 0.0,
+            _ => 0.0,
         })
     }
 

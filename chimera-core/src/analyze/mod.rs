@@ -9,6 +9,7 @@ pub mod refusal;
 pub mod simulate;
 pub(crate) mod structure;
 pub mod timeline;
+pub(crate) mod versions;
 
 pub use costs::{Costs, StageCosts, UniformCosts};
 pub use measured::MeasuredCosts;

@@ -109,6 +109,33 @@ pub enum Reason {
     /// A token is made and never eaten.
     #[error("{0} is made and never used")]
     LeftOver(Token),
+    /// The micro-batches of an asynchronous window do not make whole steps.
+    #[error("{n_micro_batches} micro-batches do not make {n_steps} whole steps")]
+    Window {
+        /// Micro-batches of the window.
+        n_micro_batches: u32,
+        /// Its steps.
+        n_steps: u32,
+    },
+    /// The micro-batches of one op go into two updates.
+    #[error("{0} belongs to two updates")]
+    TwoUpdates(Op),
+    /// Stages share tensors, which would be updated at different times.
+    #[error(
+        "without a flush the ends of the pipe update at different times, so that they cannot share a \
+         tensor: choose an untied head (--tied false), or a synchronous schedule"
+    )]
+    TiedVersions,
+    /// A forward reads a version of the weights that is not there.
+    #[error("{op} reads the weights after {version} update(s), but {made} are made before it")]
+    Version {
+        /// The forward.
+        op: Op,
+        /// The version, as the number of updates that made it.
+        version: u32,
+        /// Updates made before the forward.
+        made: u32,
+    },
     /// A reduction, agreement or step stands where it may not.
     #[error("{0}")]
     Synchronisation(String),

@@ -6,21 +6,29 @@ use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Kind, Op};
 use crate::render::text;
 use crate::timetable::Timetable;
+use crate::update::{Update, Window};
 
-/// Checks a timetable, and that `tied` names stages of it.
-pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<(), Refusal> {
+/// Checks a timetable, and that `tied` names stages of it; returns its window.
+pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Window, Refusal> {
     let placement = &timetable.placement;
     let (rows, workers) = (timetable.rows.len(), placement.n_workers());
     let refuse = |reason| Err(refusal(timetable, None, reason));
     if rows != workers {
         return refuse(Reason::Rows { rows, workers });
     }
+    let Some(window) = Window::of(timetable) else {
+        let (n_micro_batches, n_steps) = (timetable.n_micro_batches, timetable.update.n_steps());
+        return refuse(Reason::Window { n_micro_batches, n_steps });
+    };
+    if window.update() != Update::Flush && !tied.is_empty() {
+        return refuse(Reason::TiedVersions);
+    }
     let unknown = tied.iter().flatten().find(|s| s.index() >= placement.n_stages());
     if let Some(stage) = unknown {
         return refuse(Reason::Tied(*stage));
     }
     for (worker, cell, op) in ops(timetable) {
-        well_formed(timetable, worker, &op)
+        well_formed(timetable, &window, worker, &op)
             .map_err(|reason| refusal(timetable, Some((worker, cell)), reason))?;
     }
     // Counts come from files: nothing is allocated for passes that are surely not there.
@@ -34,7 +42,7 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<(), 
         passes.add(op).map_err(|reason| refusal(timetable, Some((worker, cell)), reason))?;
     }
     match passes.absent() {
-        None => Ok(()),
+        None => Ok(window),
         Some(absent) => {
             // The end of the row that should have it; the first pipe's if no pipe has the micro-batch.
             let pipe = passes.pipe_of[absent.unit as usize].unwrap_or(PipeId(0));
@@ -54,7 +62,12 @@ fn ops(timetable: &Timetable) -> impl Iterator<Item = (WorkerId, usize, Op)> {
     cells.flat_map(|(w, i, cell)| cell.ops().map(move |op| (w, i, op)))
 }
 
-fn well_formed(timetable: &Timetable, worker: WorkerId, op: &Op) -> Result<(), Reason> {
+fn well_formed(
+    timetable: &Timetable,
+    window: &Window,
+    worker: WorkerId,
+    op: &Op,
+) -> Result<(), Reason> {
     let placement = &timetable.placement;
     let end = u64::from(op.span.start) + u64::from(op.span.len);
     let is_known = op.pipe.index() < placement.n_pipes()
@@ -67,6 +80,9 @@ fn well_formed(timetable: &Timetable, worker: WorkerId, op: &Op) -> Result<(), R
     let owner = placement.worker(op.pipe, op.stage);
     if owner != worker {
         return Err(Reason::Misplaced { op: *op, owner });
+    }
+    if !window.is_of_one_update(op.span) {
+        return Err(Reason::TwoUpdates(*op));
     }
     Ok(())
 }

@@ -25,7 +25,7 @@ use crate::ids::{BucketId, Rank};
 /// What a message is about. A (sender, receiver, tag) is used once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Tag {
-    /// The step it belongs to.
+    /// The step it belongs to, the first of a window; for parts of sums, the number of the update.
     pub step: u64,
     /// What it carries.
     pub what: What,

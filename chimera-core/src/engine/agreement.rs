@@ -1,14 +1,12 @@
-//! What all ranks tell each other once per step.
+//! What all ranks tell each other once per program.
 
 use crate::ids::Rank;
 
 /// One rank's part of the agreement.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct Record {
-    /// Sum of the scaled losses of its micro-batches.
-    pub(super) loss: f64,
-    /// Squared norm of the gradients that it counts; each tensor is counted by one rank.
-    pub(super) squared_norm: f64,
+    /// Of each step of the program.
+    pub(super) steps: Vec<Totals>,
     /// Seconds of compute since the last agreement.
     pub(super) busy_s: f64,
     /// Seconds since the last agreement.
@@ -21,66 +19,111 @@ pub(super) struct Record {
     pub(super) culprit: String,
 }
 
-const N_NUMBERS: usize = 6;
+/// What adds up over ranks, of one step.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct Totals {
+    /// Sum of the scaled losses of its micro-batches.
+    pub(super) loss: f64,
+    /// Squared norm of the gradients that it counts; each tensor is counted by one rank.
+    pub(super) squared_norm: f64,
+}
+
+impl Totals {
+    fn add(self, other: Totals) -> Totals {
+        Totals {
+            loss: self.loss + other.loss,
+            squared_norm: self.squared_norm + other.squared_norm,
+        }
+    }
+
+    /// Norm of the whole gradient.
+    pub(super) fn grad_norm(self) -> f64 {
+        self.squared_norm.sqrt()
+    }
+}
+
+/// Numbers of a record beside two for each step.
+const N_NUMBERS: usize = 4;
 
 impl Record {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let stop = f64::from(u8::from(self.stop));
-        let numbers: [f64; N_NUMBERS] =
-            [self.loss, self.squared_norm, self.busy_s, self.span_s, self.bytes, stop];
-        numbers.iter().flat_map(|n| n.to_le_bytes()).chain(self.culprit.bytes()).collect()
+        let numbers: [f64; N_NUMBERS] = [self.busy_s, self.span_s, self.bytes, stop];
+        let totals = self.steps.iter().flat_map(|t| [t.loss, t.squared_norm]);
+        let bytes = numbers.into_iter().chain(totals).flat_map(f64::to_le_bytes);
+        bytes.chain(self.culprit.bytes()).collect()
     }
 
-    fn from_bytes(bytes: &[u8]) -> Option<Record> {
-        let (numbers, culprit) = bytes.split_at_checked(N_NUMBERS * 8)?;
+    fn from_bytes(bytes: &[u8], n_steps: usize) -> Option<Record> {
+        let (numbers, culprit) = bytes.split_at_checked((N_NUMBERS + 2 * n_steps) * 8)?;
         let number = |i: usize| {
             let bytes = numbers.get(i * 8..i * 8 + 8)?;
             Some(f64::from_le_bytes(bytes.try_into().ok()?))
         };
+        let totals = |step| {
+            let at = N_NUMBERS + 2 * step;
+            Some(Totals { loss: number(at)?, squared_norm: number(at + 1)? })
+        };
         Some(Record {
-            loss: number(0)?,
-            squared_norm: number(1)?,
-            busy_s: number(2)?,
-            span_s: number(3)?,
-            bytes: number(4)?,
-            stop: number(5)? != 0.0,
+            steps: (0..n_steps).map(totals).collect::<Option<_>>()?,
+            busy_s: number(0)?,
+            span_s: number(1)?,
+            bytes: number(2)?,
+            stop: number(3)? != 0.0,
             culprit: String::from_utf8_lossy(culprit).into_owned(),
         })
+    }
+
+    /// The first step with a loss that is not finite.
+    fn unsound_step(&self) -> Option<usize> {
+        self.steps.iter().position(|t| !t.loss.is_finite())
     }
 }
 
 /// What all ranks conclude from all records; the same on every rank, since sums run in order of rank.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Agreed {
-    pub(super) loss: f64,
-    pub(super) grad_norm: f64,
+    pub(super) steps: Vec<Totals>,
     pub(super) bubble_ratio: f64,
     pub(super) span_s: f64,
     pub(super) bytes: f64,
     pub(super) stop: bool,
-    /// The first rank with a loss that is not finite, else with such a gradient, and which.
-    pub(super) culprit: Option<(Rank, String)>,
+    pub(super) culprit: Option<Culprit>,
+}
+
+/// The first rank with a loss that is not finite, else with such a gradient.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Culprit {
+    pub(super) rank: Rank,
+    pub(super) what: String,
+    /// The step of the program.
+    pub(super) step: usize,
 }
 
 impl Agreed {
     /// `Err` names the rank whose record cannot be read.
-    pub(super) fn of(records: &[Vec<u8>]) -> Result<Agreed, Rank> {
+    pub(super) fn of(records: &[Vec<u8>], n_steps: usize) -> Result<Agreed, Rank> {
         let mut all = Vec::with_capacity(records.len());
         for (r, bytes) in (0..).zip(records) {
-            all.push(Record::from_bytes(bytes).ok_or(Rank(r))?);
+            all.push(Record::from_bytes(bytes, n_steps).ok_or(Rank(r))?);
         }
         let sum = |f: fn(&Record) -> f64| all.iter().map(f).sum::<f64>();
+        let totals =
+            |step: usize| all.iter().map(|r| r.steps[step]).fold(Totals::default(), Totals::add);
         let span_s = all.iter().map(|r| r.span_s).fold(0.0, f64::max);
         let culprits = (0..).zip(&all).filter(|(_, r)| !r.culprit.is_empty());
-        let first = culprits.min_by_key(|(_, r)| r.loss.is_finite()); // a loss comes before gradients
+        let first = culprits.min_by_key(|(_, r)| r.unsound_step().is_none()); // a loss comes first
         Ok(Agreed {
-            loss: sum(|r| r.loss),
-            grad_norm: sum(|r| r.squared_norm).sqrt(),
+            steps: (0..n_steps).map(totals).collect(),
             bubble_ratio: (1.0 - sum(|r| r.busy_s) / (span_s * all.len() as f64)).max(0.0),
             span_s,
             bytes: sum(|r| r.bytes),
             stop: all.iter().any(|r| r.stop),
-            culprit: first.map(|(rank, r)| (Rank(rank), r.culprit.clone())),
+            culprit: first.map(|(rank, r)| Culprit {
+                rank: Rank(rank),
+                what: r.culprit.clone(),
+                step: r.unsound_step().unwrap_or(0),
+            }),
         })
     }
 }
@@ -92,8 +135,10 @@ mod tests {
     #[test]
     fn records_survive_the_wire_and_add_up() {
         let record = |loss, culprit: &str| Record {
-            loss,
-            squared_norm: 8.0,
+            steps: vec![
+                Totals { loss, squared_norm: 8.0 },
+                Totals { loss: 2.0 * loss, squared_norm: 0.5 },
+            ],
             busy_s: 1.0,
             span_s: 2.0,
             bytes: 5.0,
@@ -101,10 +146,23 @@ mod tests {
             culprit: culprit.into(),
         };
         let wire = [record(0.5, ""), record(1.5, "gradient of é")].map(|r| r.to_bytes());
-        let agreed = Agreed::of(&wire).expect("sound records");
-        assert_eq!((agreed.loss, agreed.grad_norm, agreed.bubble_ratio), (2.0, 4.0, 0.5));
+        let agreed = Agreed::of(&wire, 2).expect("sound records");
+        let steps: Vec<_> = agreed.steps.iter().map(|t| (t.loss, t.grad_norm())).collect();
+        assert_eq!((steps, agreed.bubble_ratio), (vec![(2.0, 4.0), (4.0, 1.0)], 0.5));
         assert!(agreed.stop);
-        assert_eq!(agreed.culprit, Some((Rank(1), "gradient of é".into())));
-        assert_eq!(Agreed::of(&[wire[0].clone(), vec![1, 2]]), Err(Rank(1)));
+        let culprit = Culprit { rank: Rank(1), what: "gradient of é".into(), step: 0 };
+        assert_eq!(agreed.culprit, Some(culprit));
+        assert_eq!(Agreed::of(&[wire[0].clone(), vec![1, 2]], 2), Err(Rank(1)));
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_names_its_step() {
+        let of = |losses: [f64; 2], culprit: &str| {
+            let steps = losses.map(|loss| Totals { loss, squared_norm: 0.0 }).to_vec();
+            Record { steps, culprit: culprit.into(), ..Record::default() }.to_bytes()
+        };
+        let wire = [of([0.0, 0.0], "a gradient"), of([0.0, f64::NAN], "a loss")];
+        let culprit = Culprit { rank: Rank(1), what: "a loss".into(), step: 1 };
+        assert_eq!(Agreed::of(&wire, 2).expect("sound records").culprit, Some(culprit));
     }
 }

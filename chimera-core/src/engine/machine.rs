@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::task::Poll;
 use std::time::Instant;
 
-use super::agreement::Agreed;
+use super::agreement::{Agreed, Culprit};
 use super::ops::Value;
 use super::sums::Reduction;
 use super::world::{Held, Places, Since, World, held_mut};
@@ -12,11 +12,13 @@ use crate::analyze::timeline::Work;
 use crate::comm::{Comm, Tag, What};
 use crate::effects::Token;
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, ChannelId, WorkerId};
+use crate::ids::{BucketId, ChannelId, Rank, WorkerId};
 use crate::interp::{Machine, Values};
 use crate::kernels::{DeviceError, Kernels};
+use crate::lower::Bucket;
 use crate::op::Cell;
 use crate::stage::Stage;
+use crate::update::Update;
 
 impl<S, K, C> Machine for World<'_, S, K, C>
 where
@@ -91,7 +93,8 @@ where
 
     fn reduce(&mut self, _: WorkerId, bucket: BucketId) -> Result<(), Fault> {
         let World { layout, held, kernels, .. } = &mut *self;
-        let parts = layout[bucket.index()].iter().map(|places| own_part(kernels, held, places));
+        let places = &layout[bucket.index() % layout.len()];
+        let parts = places.iter().map(|places| own_part(kernels, held, places));
         let parts = parts.collect();
         let parts = self.on_device(format!("reduction of {bucket}"), parts)?;
         let members = &self.job.program.buckets()[bucket.index()].members;
@@ -99,8 +102,8 @@ where
         let members = groups.flat_map(|g| members.iter().map(move |w| (*w, g)));
         let members = members.map(|(w, g)| self.rank_of(w, g)).collect();
         let start = self.now_s();
-        let sum =
-            Reduction::start(&self.kernels, &mut self.comm, self.step, bucket, members, parts);
+        let update = self.update_number(bucket);
+        let sum = Reduction::start(&self.kernels, &mut self.comm, update, bucket, members, parts);
         let sum = self.on_wire(format!("reduction of {bucket}"), sum)?;
         self.under_way.push((bucket, sum, start));
         Ok(())
@@ -114,7 +117,7 @@ where
         let deadline = self.deadline();
         let sums = sum.finish(&self.kernels, &mut self.comm, deadline);
         let sums = self.on_sum(bucket, sums)?;
-        for (places, sum) in self.layout[bucket.index()].iter().zip(sums) {
+        for (places, sum) in self.layout[bucket.index() % self.layout.len()].iter().zip(sums) {
             for &(stage, index) in places {
                 held_mut(&mut self.held, stage).grads[index] = sum.clone();
             }
@@ -129,22 +132,15 @@ where
         let records = self.comm.exchange(&record.to_bytes(), deadline);
         let records = self.on_wire("agreement", records)?;
         let rank = self.comm.rank();
-        let agreed = Agreed::of(&records).map_err(|from| Fault {
+        let n_steps = self.squared_norms.len();
+        let agreed = Agreed::of(&records, n_steps).map_err(|from| Fault {
             peer: Some(from),
             ..Fault::new(Class::Mismatch, rank, format!("{from} sent a record that cannot be read"))
         })?;
         self.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
-        if let Some((at, culprit)) =
-            agreed.culprit.clone().filter(|_| self.job.training.check_finite)
-        {
-            let message = format!(
-                "{culprit} is not finite; the weights are those of the last sound step. \
-                 Lower --lr, or clip with --clip"
-            );
-            return Err(Fault {
-                step: Some(self.step),
-                ..Fault::new(Class::NonFinite, at, message)
-            });
+        let culprit = agreed.culprit.clone().filter(|_| self.job.training.check_finite);
+        if let Some(Culprit { rank, what, step }) = culprit {
+            return Err(self.not_finite(rank, &what, step));
         }
         self.agreed = Some(agreed);
         Ok(Poll::Ready(()))
@@ -152,16 +148,29 @@ where
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Fault> {
         let start = self.now_s();
-        let norm = self.agreed.as_ref().map_or(0.0, |a| a.grad_norm);
-        let training = self.job.training;
+        let (job, number) = (self.job, self.update_number(bucket));
+        let (window, Bucket { stages, update, .. }) =
+            (job.program.window(), &job.program.buckets()[bucket.index()]);
+        let step = update / window.updates_per_step();
+        let norm = match &self.agreed {
+            _ if self.is_asynchronous() => self.norm_alone(bucket, step as usize)?,
+            Some(agreed) => agreed.steps[0].grad_norm(),
+            None => 0.0,
+        };
+        let training = job.training;
         let grad_scale = if training.clip.is_some() { training.grad_scale(norm) } else { 1.0 };
-        let World { layout, held, kernels, step, .. } = &mut *self;
-        let mut places = layout[bucket.index()].iter().flatten();
-        let updated = places.try_for_each(|&(stage, index)| {
-            let Held { stage, weights, grads, moments } = held_mut(held, stage);
-            let by = training.adamw(*step, stage.params()[index].decay, grad_scale);
-            let [m, v] = &mut moments[index];
-            kernels.adamw(&mut weights[index], &grads[index], m, v, &by)
+        let is_last = update + 1 == window.n_updates();
+        let keeps_previous = matches!(window.update(), Update::DoubleBuffer { .. }) && !is_last;
+        let World { layout, held, kernels, step: first, .. } = &mut *self;
+        let places = &layout[bucket.index() % layout.len()];
+        let updated = stages.iter().try_for_each(|stage| {
+            let Some(held) = &mut held[stage.index()] else { return Ok(()) };
+            let mine = places.iter().flatten().filter(|(s, _)| s == stage).map(|(_, index)| *index);
+            held.update(kernels, mine, keeps_previous, |decay| {
+                training.adamw(*first + u64::from(step), number, decay, grad_scale)
+            })?;
+            held.n_updates = update + 1;
+            if is_last { Ok(()) } else { held.clear_gradients(kernels) }
         });
         self.on_device(format!("update of {bucket}"), updated)?;
         self.record(worker, Work::Step(bucket), start);
@@ -175,6 +184,33 @@ where
     K: Kernels,
     C: Comm<K::Tensor>,
 {
+    /// The norm of a stage's gradients, for an update that waits for nobody.
+    fn norm_alone(&mut self, bucket: BucketId, step: usize) -> Result<f64, Fault> {
+        let (training, window) = (self.job.training, self.job.program.window());
+        let counts = self.counts(bucket);
+        let (mut squared, mut culprit) = (0.0, String::new());
+        if counts || training.needs_barrier() {
+            self.add_norms(bucket, &mut squared, &mut culprit)?;
+        }
+        if training.check_finite && !culprit.is_empty() {
+            return Err(self.not_finite(self.comm.rank(), &culprit, step));
+        }
+        if counts {
+            self.squared_norms[step] += squared / f64::from(window.updates_per_step());
+        }
+        Ok(squared.sqrt())
+    }
+
+    fn not_finite(&self, rank: Rank, culprit: &str, step: usize) -> Fault {
+        let weights = match self.is_asynchronous() {
+            false => "; the weights are those of the last sound step",
+            true => "", // other stages may have updated theirs
+        };
+        let message = format!("{culprit} is not finite{weights}. Lower --lr, or clip with --clip");
+        let step = Some(self.step + step as u64);
+        Fault { step, ..Fault::new(Class::NonFinite, rank, message) }
+    }
+
     fn poll_sums(&mut self) -> Result<(), Fault> {
         let World { under_way, kernels, comm, .. } = &mut *self;
         let polled = under_way.iter_mut().try_for_each(|(bucket, sum, _)| {

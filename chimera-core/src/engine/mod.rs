@@ -5,8 +5,9 @@
 //! executes what the program's rows say.
 //!
 //! One [`Worker`] runs on each rank. Messages are sent as soon as they are made and received where the
-//! row wants them; reductions run beside compute; one small agreement of all ranks per step carries
-//! loss, gradient norm, and whether to go on.
+//! row wants them; reductions run beside compute; one small agreement of all ranks per program carries
+//! losses, gradient norms, and whether to go on. A program is one step, or an asynchronous window of
+//! several, in which every micro-batch reads the version of the weights that its rule names.
 
 mod agreement;
 mod machine;
@@ -26,6 +27,7 @@ pub use ranks::run_threads;
 pub use worker::{StepReport, Worker};
 
 use crate::lower::Program;
+use crate::update::Update;
 
 /// Everything that all ranks of a run have in common.
 #[derive(Clone, Copy)]
@@ -63,7 +65,8 @@ impl Job<'_> {
             let size = self.micro_batch_size;
             return Some(format!("{size} samples cannot be cut into {units} equal parts"));
         }
-        if self.training.needs_barrier() && !program.has_barrier() {
+        let is_synchronous = program.window().update() == Update::Flush;
+        if is_synchronous && self.training.needs_barrier() && !program.has_barrier() {
             return Some("clipping and the finite check need a program with a barrier".into());
         }
         None

@@ -1,8 +1,9 @@
 //! Running one op: from the values it eats to those it makes.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use super::world::{Held, World, held_mut};
+use super::world::{Held, Weights, World, held_mut};
 use crate::comm::Comm;
 use crate::effects::{Token, TokenKind};
 use crate::fault::Fault;
@@ -22,6 +23,8 @@ pub(super) enum Value<S: Stage> {
     Selected(S::Selected),
     /// Deferred weight work.
     Deferred(S::Deferred),
+    /// A version of the stage's weights.
+    Version(Weights<S>),
 }
 
 impl<S, K, C> World<'_, S, K, C>
@@ -39,8 +42,12 @@ where
         match op.kind {
             Kind::Forward => self.run_forward(op, eaten.pop_front().map(Value::tensor)),
             Kind::Recompute => {
-                let each = units(op).zip(eaten);
-                each.map(|(unit, kept)| Ok(Value::Saved(self.recompute(&unit, kept)?))).collect()
+                let weights = self.versions(op, &mut eaten);
+                let each = units(op).zip(eaten.into_iter().zip(&weights));
+                let saved = each.map(|(unit, (kept, w))| self.recompute(&unit, w, kept));
+                let mut made = saved.map(|s| s.map(Value::Saved)).collect::<Result<Vec<_>, _>>()?;
+                made.extend(self.kept_versions(weights));
+                Ok(made)
             }
             Kind::Backward | Kind::BackwardInput => self.run_backward(op, eaten),
             Kind::BackwardWeight => {
@@ -58,8 +65,9 @@ where
         let is_selective = rules.is_selective(op.pipe, op.stage);
         let keeps_input = is_recomputed && !is_selective;
         let kept = if keeps_input { x.clone() } else { None };
+        let weights = Arc::clone(self.version(op));
         let batch = self.batch(op);
-        let (output, saved) = self.forward(op, &batch, x)?;
+        let (output, saved) = self.forward(op, &weights, &batch, x)?;
         let mut made = match output {
             Output::Activation(y) => vec![Value::Tensor(y)],
             Output::Loss { loss, grad } => {
@@ -79,6 +87,7 @@ where
             Some(x) => made.extend(self.split(op, x)?),
             None => made.extend(units(op).map(|_| Value::Nothing)),
         }
+        made.extend(self.kept_versions(units(op).map(|_| Arc::clone(&weights))));
         Ok(made)
     }
 
@@ -87,10 +96,12 @@ where
         op: &Op,
         mut eaten: VecDeque<Value<S>>,
     ) -> Result<Vec<Value<S>>, Fault> {
+        let weights = self.versions(op, &mut eaten);
         let grads = eaten.split_off(usize::from(op.span.len));
         let (mut made, mut deferred) = (Vec::new(), Vec::new());
-        for (unit, (saved, dy)) in units(op).zip(eaten.into_iter().zip(grads)) {
-            let (dx, rest) = self.backward_input(&unit, saved.saved(), dy.tensor())?;
+        let values = eaten.into_iter().zip(grads).zip(weights);
+        for (unit, ((saved, dy), w)) in units(op).zip(values) {
+            let (dx, rest) = self.backward_input(&unit, &w, saved.saved(), dy.tensor())?;
             made.extend(dx.map(Value::Tensor));
             match op.kind {
                 Kind::Backward => self.backward_weight(&unit, rest)?,
@@ -101,38 +112,57 @@ where
         Ok(made)
     }
 
+    /// The weights for each unit of an op: of the versions that it eats last, or the only one there is.
+    fn versions(&self, op: &Op, eaten: &mut VecDeque<Value<S>>) -> Vec<Weights<S>> {
+        let n_versions = eaten.iter().filter(|v| matches!(v, Value::Version(_))).count();
+        if n_versions == 0 {
+            return units(op).map(|_| Arc::clone(&self.held(op.stage).weights)).collect();
+        }
+        eaten.split_off(eaten.len() - n_versions).into_iter().map(Value::version).collect()
+    }
+
+    /// The versions that an op hands on, if weights may change before its backward.
+    fn kept_versions<I: IntoIterator<Item = Weights<S>>>(
+        &self,
+        weights: I,
+    ) -> impl Iterator<Item = Value<S>> + use<S, K, C, I> {
+        let keeps = self.job.program.rules().keeps_versions();
+        weights.into_iter().filter(move |_| keeps).map(Value::Version)
+    }
+
     fn forward(
         &self,
         op: &Op,
+        weights: &Weights<S>,
         batch: &Batch,
         x: Option<S::Tensor>,
     ) -> Result<(Output<S::Tensor>, S::Saved), Fault> {
-        let held = self.held(op.stage);
-        let result = held.stage.forward(&held.weights, &batch.micro(self), x);
+        let result = self.held(op.stage).stage.forward(weights, &batch.micro(self), x);
         self.on_device(op, result)
     }
 
-    fn recompute(&self, op: &Op, kept: Value<S>) -> Result<S::Saved, Fault> {
+    fn recompute(&self, op: &Op, weights: &Weights<S>, kept: Value<S>) -> Result<S::Saved, Fault> {
         let batch = self.batch(op);
         let Value::Selected(selected) = kept else {
             // Residuals do not depend on targets, and the loss is known.
             let batch = Batch { target: Vec::new(), ..batch };
-            return Ok(self.forward(op, &batch, kept.input())?.1);
+            return Ok(self.forward(op, weights, &batch, kept.input())?.1);
         };
-        let held = self.held(op.stage);
-        let result = held.stage.restore(&held.weights, &batch.micro(self), selected);
+        let stage = &self.held(op.stage).stage;
+        let result = stage.restore(weights, &batch.micro(self), selected);
         self.on_device(op, result)
     }
 
     fn backward_input(
         &self,
         op: &Op,
+        weights: &Weights<S>,
         saved: S::Saved,
         dy: S::Tensor,
     ) -> Result<(Option<S::Tensor>, S::Deferred), Fault> {
         let batch = self.batch(op);
-        let held = self.held(op.stage);
-        let result = held.stage.backward_input(&held.weights, &batch.micro(self), saved, dy);
+        let stage = &self.held(op.stage).stage;
+        let result = stage.backward_input(weights, &batch.micro(self), saved, dy);
         self.on_device(op, result)
     }
 
@@ -177,27 +207,29 @@ where
                     let elements: usize = self.kernels.shape(input).iter().product();
                     elements as u64 * size_of::<f32>() as u64
                 }
-                Value::Tensor(_) | Value::Nothing => 0,
+                Value::Tensor(_) | Value::Nothing | Value::Version(_) => 0,
             }
         };
         tokens.iter().zip(values).map(bytes).sum()
     }
 
-    /// The samples of an op: number `(group*N + m)*B + i` of the global batch for sample `i` of
-    /// micro-batch `m`.
+    /// The samples of an op: number `(group*N + m)*B + i` of its step's global batch for sample `i` of
+    /// the step's micro-batch `m`.
     fn batch(&self, op: &Op) -> Batch {
         let program = self.job.program;
         let unit_samples = self.job.micro_batch_size as u64 / u64::from(program.units_per_micro());
-        let n_units = u64::from(program.n_micro_batches() * program.units_per_micro());
-        let first = (self.group as u64 * n_units + u64::from(op.span.start)) * unit_samples;
+        let n_units = program.window().units_per_step();
+        let unit = u64::from(op.span.start % n_units);
+        let first = (self.group as u64 * u64::from(n_units) + unit) * unit_samples;
+        let step = self.step + u64::from(program.window().step_of(op.span));
         let (mut input, mut target) = (Vec::new(), Vec::new());
         let is_end = op.stage.0 == 0 || op.stage.index() + 1 == program.placement().n_stages();
         if is_end {
             for sample in first..first + unit_samples * u64::from(op.span.len) {
-                self.job.data.sample(self.step, sample, &mut input, &mut target);
+                self.job.data.sample(step, sample, &mut input, &mut target);
             }
         }
-        Batch { sample: first, input, target }
+        Batch { step, sample: first, input, target }
     }
 }
 
@@ -209,6 +241,7 @@ fn units(op: &Op) -> impl Iterator<Item = Op> + use<> {
 
 /// The ids of an op's samples.
 struct Batch {
+    step: u64,
     sample: u64,
     input: Vec<u32>,
     target: Vec<u32>,
@@ -217,11 +250,10 @@ struct Batch {
 impl Batch {
     fn micro<S: Stage, K, C>(&self, world: &World<'_, S, K, C>) -> Micro<'_> {
         let job = &world.job;
-        let n_samples = job.width as u64
-            * u64::from(job.program.n_micro_batches())
-            * job.micro_batch_size as u64;
+        let n_micros = job.program.window().units_per_update() / job.program.units_per_micro();
+        let n_samples = job.width as u64 * u64::from(n_micros) * job.micro_batch_size as u64;
         Micro {
-            step: world.step,
+            step: self.step,
             sample: self.sample,
             input: &self.input,
             target: &self.target,
@@ -261,6 +293,13 @@ impl<S: Stage> Value<S> {
         }
     }
 
+    fn version(self) -> Weights<S> {
+        match self {
+            Value::Version(weights) => weights,
+            other => panic!("a version of the weights was expected, not {}", other.name()),
+        }
+    }
+
     fn name(&self) -> &'static str {
         match self {
             Value::Tensor(_) => "a tensor",
@@ -268,6 +307,7 @@ impl<S: Stage> Value<S> {
             Value::Saved(_) => "residuals",
             Value::Selected(_) => "a part of residuals",
             Value::Deferred(_) => "deferred weight work",
+            Value::Version(_) => "a version of the weights",
         }
     }
 }

@@ -17,14 +17,15 @@ pub struct Training {
     pub warmup: u64,
     /// Decoupled weight decay of matrices.
     pub weight_decay: f64,
-    /// Largest global norm of the gradient; larger ones are scaled down to it.
+    /// Largest global norm of the gradient; larger ones are scaled down to it. Of each stage's own where
+    /// stages update on their own (asynchronous schedules).
     pub clip: Option<f64>,
     /// Whether a loss or gradient that is not finite ends the run before it reaches the weights.
     pub check_finite: bool,
 }
 
 impl Training {
-    /// Whether updates must wait for all ranks.
+    /// Whether the updates of a synchronous step must wait for all ranks.
     pub fn needs_barrier(&self) -> bool {
         self.clip.is_some() || self.check_finite
     }
@@ -44,15 +45,15 @@ impl Training {
         self.clip.map_or(1.0, |clip| (clip / norm).min(1.0))
     }
 
-    /// The update of a tensor in a step.
-    pub(super) fn adamw(&self, step: u64, decay: bool, grad_scale: f64) -> AdamW {
+    /// Update number `update`, from 0, of a tensor, in a step.
+    pub(super) fn adamw(&self, step: u64, update: u64, decay: bool, grad_scale: f64) -> AdamW {
         AdamW {
             lr: self.lr_at(step),
             beta1: 0.9,
             beta2: 0.95,
             eps: 1e-8,
             weight_decay: if decay { self.weight_decay } else { 0.0 },
-            update: step + 1,
+            update: update + 1,
             grad_scale,
         }
     }

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use super::agreement::Record;
+use super::agreement::{Record, Totals};
 use super::world::World;
 use crate::comm::Comm;
 use crate::fault::Fault;
+use crate::ids::BucketId;
 use crate::kernels::Kernels;
 use crate::stage::Stage;
 
@@ -17,7 +18,10 @@ where
 {
     /// This rank's part of the agreement.
     pub(super) fn own_record(&self) -> Result<Record, Fault> {
+        let window = self.job.program.window();
+        let totals = |squared_norm: &f64| Totals { loss: 0.0, squared_norm: *squared_norm };
         let mut record = Record {
+            steps: self.squared_norms.iter().map(totals).collect(),
             busy_s: self.since_agreed.busy_s,
             span_s: self.since_agreed.start.elapsed().as_secs_f64(),
             bytes: self.bytes() as f64,
@@ -29,25 +33,41 @@ where
             if !loss.is_finite() && record.culprit.is_empty() {
                 record.culprit = format!("the loss of {op}");
             }
-            record.loss += loss;
+            let step = window.step_of(op.span) as usize;
+            record.steps[step].loss += loss / f64::from(window.updates_per_step());
         }
-        for (bucket, tensors) in self.layout.iter().enumerate() {
-            let lead = self.job.program.buckets()[bucket].members.first();
-            if self.group != 0 || lead.map(|w| self.rank_of(*w, 0)) != Some(self.comm.rank()) {
-                continue; // another replica counts these
-            }
-            for &(stage, index) in tensors.iter().filter_map(|places| places.first()) {
-                let held = self.held(stage);
-                let norm = self.kernels.squared_norm(&held.grads[index]);
-                let norm = self.scalar(&self.on_device("gradient norm", norm)?)?;
-                if !norm.is_finite() && record.culprit.is_empty() {
-                    let name = &held.stage.params()[index].name;
-                    record.culprit = format!("the gradient of {name} ({stage})");
-                }
-                record.squared_norm += norm;
-            }
+        let n_buckets = if self.is_asynchronous() { 0 } else { self.layout.len() as u32 };
+        for bucket in (0..n_buckets).map(BucketId).filter(|b| self.counts(*b)) {
+            self.add_norms(bucket, &mut record.steps[0].squared_norm, &mut record.culprit)?;
         }
         Ok(record)
+    }
+
+    /// Whether this rank counts the norm of a bucket's gradients; other replicas do not.
+    pub(super) fn counts(&self, bucket: BucketId) -> bool {
+        let lead = self.job.program.buckets()[bucket.index()].members.first();
+        self.group == 0 && lead.map(|w| self.rank_of(*w, 0)) == Some(self.comm.rank())
+    }
+
+    /// Adds the squared norms of a bucket's gradients to `sum`; the first that is not finite is the
+    /// culprit, if there is none.
+    pub(super) fn add_norms(
+        &self,
+        bucket: BucketId,
+        sum: &mut f64,
+        culprit: &mut String,
+    ) -> Result<(), Fault> {
+        for &(stage, index) in self.places(bucket).iter().filter_map(|places| places.first()) {
+            let held = self.held(stage);
+            let norm = self.kernels.squared_norm(&held.grads[index]);
+            let norm = self.scalar(&self.on_device("gradient norm", norm)?)?;
+            if !norm.is_finite() && culprit.is_empty() {
+                let name = &held.stage.params()[index].name;
+                *culprit = format!("the gradient of {name} ({stage})");
+            }
+            *sum += norm;
+        }
+        Ok(())
     }
 
     fn scalar(&self, tensor: &S::Tensor) -> Result<f64, Fault> {
@@ -55,12 +75,16 @@ where
         Ok(values.iter().map(|v| f64::from(*v)).sum())
     }
 
-    /// Bytes of weights, gradients and moments, and of what is kept for backwards at its peak.
+    /// Bytes of weights in all their versions, gradients and moments, and of what is kept for backwards at
+    /// its peak.
     fn bytes(&self) -> u64 {
+        let n_workers = self.job.program.placement().n_workers();
+        let me = self.comm.rank().index() % n_workers;
+        let n_copies = 3 + u64::from(self.job.program.weight_versions()[me]);
         let elements: usize = (self.held.iter().flatten())
             .flat_map(|held| held.stage.params())
             .map(|param| param.n_elements())
             .sum();
-        elements as u64 * 4 * 4 + self.residuals.peak
+        elements as u64 * 4 * n_copies + self.residuals.peak
     }
 }

@@ -1,9 +1,11 @@
-//! One rank's row, step after step.
+//! One rank's row, again and again.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::Job;
+use super::agreement::Totals;
 use super::world::{Held, Places, ResidualBytes, Since, World, device_fault};
 use crate::analyze::timeline::Event;
 use crate::comm::Comm;
@@ -11,7 +13,7 @@ use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
 use crate::interp::{Progress, Row, Stop};
 use crate::kernels::Kernels;
-use crate::lower::Instr;
+use crate::lower::{Instr, Program};
 use crate::model::initial;
 use crate::stage::{Param, Stage};
 
@@ -22,13 +24,15 @@ pub struct StepReport {
     pub step: u64,
     /// Mean loss over all targets of the global batch, in nats, before the update.
     pub loss: f64,
-    /// Norm of the whole model's gradient before clipping.
+    /// Norm of the whole model's gradient before clipping; the root of the mean square where a step has
+    /// several updates.
     pub grad_norm: f64,
     /// Learning rate of the update.
     pub lr: f64,
-    /// Seconds since the last agreement, on the slowest rank.
+    /// Seconds since the last agreement, on the slowest rank; shared out evenly among the steps of a
+    /// window.
     pub step_s: f64,
-    /// Idle time over `step_s` times ranks.
+    /// Idle time over that time times ranks.
     pub bubble_ratio: f64,
     /// Bytes of weights, gradients and moments, and of what is kept for backwards (residuals, inputs,
     /// deferred weight work) at its peak, over all ranks.
@@ -79,6 +83,7 @@ where
             step: 0,
             under_way: Vec::new(),
             losses: Vec::new(),
+            squared_norms: Vec::new(),
             residuals: ResidualBytes::default(),
             events: Vec::new(),
             since_agreed: Since { start: Instant::now(), busy_s: 0.0 },
@@ -93,11 +98,11 @@ where
         Ok(Worker { world, me })
     }
 
-    /// Trains one step.
-    pub fn step(&mut self, step: u64) -> Result<StepReport, Fault> {
+    /// Trains the steps of the program, `first` and those that follow it: one, or those of a window.
+    pub fn run(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
         let program = self.world.job.program;
         let instrs = &program.rows()[self.me.index()];
-        self.begin(step, instrs).map_err(|f| Fault { step: Some(step), ..f })?;
+        self.begin(first, instrs).map_err(|f| Fault { step: Some(first), ..f })?;
         let mut row = Row::new(self.me);
         loop {
             match row.advance(instrs, program.rules(), &mut self.world) {
@@ -110,10 +115,31 @@ where
                 }
             }
         }
-        self.report(step)
+        self.reports(first)
     }
 
-    /// Start and end of everything the last step did on this rank, in seconds since the job's epoch.
+    /// Goes on with another program of the same placement.
+    pub fn set_program(&mut self, program: &'j Program) -> Result<(), Fault> {
+        let World { job, comm, .. } = &mut self.world;
+        let next = Job { program, ..*job };
+        let members = |program: &Program| -> Vec<_> {
+            let buckets = program.buckets_of_update().iter();
+            buckets.map(|b| (b.stages.clone(), b.members.clone())).collect()
+        };
+        let is_same = program.placement() == job.program.placement()
+            && members(program) == members(job.program);
+        let conflict = match is_same {
+            true => next.conflict(comm.n_ranks()),
+            false => Some("the next program places stages elsewhere".to_string()),
+        };
+        match conflict {
+            None => *job = next,
+            Some(conflict) => return Err(Fault::new(Class::Usage, comm.rank(), conflict)),
+        }
+        Ok(())
+    }
+
+    /// Start and end of everything the last run did on this rank, in seconds since the job's epoch.
     pub fn events(&self) -> &[Event] {
         &self.world.events
     }
@@ -129,7 +155,7 @@ where
     pub fn weights(&self) -> Result<Vec<(Param, Vec<f32>)>, Fault> {
         let World { kernels, comm, group, job, layout, .. } = &self.world;
         let mut weights = Vec::new();
-        for (bucket, tensors) in job.program.buckets().iter().zip(layout) {
+        for (bucket, tensors) in job.program.buckets_of_update().iter().zip(layout) {
             if *group != 0 || bucket.members.first() != Some(&self.me) {
                 continue;
             }
@@ -143,18 +169,17 @@ where
         Ok(weights)
     }
 
-    /// Clears what the last step left and announces the messages of this one.
-    fn begin(&mut self, step: u64, instrs: &[Instr]) -> Result<(), Fault> {
+    /// Clears what the last run left and announces the messages of this one.
+    fn begin(&mut self, first: u64, instrs: &[Instr]) -> Result<(), Fault> {
         let world = &mut self.world;
-        world.step = step;
+        world.step = first;
         world.losses.clear();
         world.events.clear();
         let rank = world.comm.rank();
+        world.squared_norms = vec![0.0; world.job.program.window().n_steps() as usize];
         for held in world.held.iter_mut().flatten() {
-            for (grad, param) in held.grads.iter_mut().zip(held.stage.params()) {
-                // Never cleared in place: the sums of the last step may be shared with other ranks.
-                *grad = world.kernels.zeros(&param.shape).map_err(|e| device_fault(rank, e))?;
-            }
+            (held.n_updates, held.previous) = (0, None);
+            held.clear_gradients(&world.kernels).map_err(|e| device_fault(rank, e))?;
         }
         world.expected = vec![VecDeque::new(); world.job.program.channels().len()];
         for instr in instrs {
@@ -165,21 +190,26 @@ where
         world.post_ahead()
     }
 
-    fn report(&self, step: u64) -> Result<StepReport, Fault> {
+    fn reports(&self, first: u64) -> Result<Vec<StepReport>, Fault> {
         let World { agreed, comm, job, .. } = &self.world;
         let agreed = agreed.as_ref().ok_or_else(|| {
             Fault::new(Class::Internal, comm.rank(), "the program ends without an agreement")
         })?;
-        Ok(StepReport {
-            step,
-            loss: agreed.loss,
-            grad_norm: agreed.grad_norm,
-            lr: job.training.lr_at(step),
-            step_s: agreed.span_s,
-            bubble_ratio: agreed.bubble_ratio,
-            bytes: agreed.bytes as u64,
-            stop: agreed.stop,
-        })
+        let n_steps = agreed.steps.len();
+        let report = |(index, totals): (usize, &Totals)| {
+            let step = first + index as u64;
+            StepReport {
+                step,
+                loss: totals.loss,
+                grad_norm: totals.grad_norm(),
+                lr: job.training.lr_at(step),
+                step_s: agreed.span_s / n_steps as f64,
+                bubble_ratio: agreed.bubble_ratio,
+                bytes: agreed.bytes as u64,
+                stop: agreed.stop && index + 1 == n_steps,
+            }
+        };
+        Ok(agreed.steps.iter().enumerate().map(report).collect())
     }
 }
 
@@ -198,10 +228,10 @@ where
         .iter()
         .map(|p| Ok([kernels.zeros(&p.shape)?, kernels.zeros(&p.shape)?]))
         .collect::<Result<_, crate::kernels::DeviceError>>()?;
-    Ok(Held { weights, grads, moments, stage })
+    Ok(Held { weights: Arc::new(weights), previous: None, n_updates: 0, grads, moments, stage })
 }
 
-/// By bucket and tensor: where this rank keeps it. A bucket of one stage holds its tensors of its own,
+/// By bucket of an update and tensor: where this rank keeps it. A bucket of one stage holds its tensors of its own,
 /// one of several stages those they share, by name.
 fn layout<S: Stage>(job: &Job<'_>, held: &[Option<Held<S>>]) -> Vec<Vec<Places>> {
     let tensors_of = |stages: &[StageId]| {
@@ -221,5 +251,5 @@ fn layout<S: Stage>(job: &Job<'_>, held: &[Option<Held<S>>]) -> Vec<Vec<Places>>
         }
         tensors.into_iter().map(|(_, places)| places).collect()
     };
-    job.program.buckets().iter().map(|b| tensors_of(&b.stages)).collect()
+    job.program.buckets_of_update().iter().map(|b| tensors_of(&b.stages)).collect()
 }

@@ -1,6 +1,7 @@
 //! What one rank has: its stages with their weights, its wires, and where it stands in a step.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::agreement::Agreed;
@@ -11,17 +12,25 @@ use crate::comm::{Comm, CommError, Tag, What};
 use crate::effects::Token;
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::kernels::{DeviceError, Kernels};
+use crate::kernels::{AdamW, DeviceError, Kernels};
 use crate::op::Op;
 use crate::stage::Stage;
+use crate::update::Update;
 
 /// A stage with its weights, gradients and moments, in the order of its parameters.
 pub(super) struct Held<S: Stage> {
     pub(super) stage: S,
-    pub(super) weights: Vec<S::Tensor>,
+    pub(super) weights: Weights<S>,
+    /// The version before, in a double buffer.
+    pub(super) previous: Option<Weights<S>>,
+    /// Updates since the start of the program.
+    pub(super) n_updates: u32,
     pub(super) grads: Vec<S::Tensor>,
     pub(super) moments: Vec<[S::Tensor; 2]>,
 }
+
+/// One version of a stage's weights, which lives as long as somebody has to read it.
+pub(super) type Weights<S> = Arc<Vec<<S as Stage>::Tensor>>;
 
 /// Where a rank keeps one tensor of a bucket: stage and index of the parameter. A tied tensor may have
 /// two places on one rank.
@@ -35,13 +44,16 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) group: usize,
     /// By stage; `None` where another worker holds it.
     pub(super) held: Vec<Option<Held<S>>>,
-    /// By bucket and tensor.
+    /// By bucket of an update and tensor.
     pub(super) layout: Vec<Vec<Places>>,
-    /// By channel: the tokens of the coming step that this worker receives, in order.
+    /// By channel: the tokens still to come that this worker receives, in order.
     pub(super) expected: Vec<VecDeque<Token>>,
+    /// The first step of the program.
     pub(super) step: u64,
     pub(super) under_way: Vec<(BucketId, Reduction<S::Tensor>, f64)>,
     pub(super) losses: Vec<(Op, S::Tensor)>,
+    /// By step: squared norms of the gradients of updates that wait for no agreement.
+    pub(super) squared_norms: Vec<f64>,
     pub(super) residuals: ResidualBytes,
     pub(super) events: Vec<Event>,
     pub(super) since_agreed: Since,
@@ -78,6 +90,37 @@ where
     /// The rank of a worker of a group.
     pub(super) fn rank_of(&self, worker: WorkerId, group: usize) -> Rank {
         Rank((group * self.job.program.placement().n_workers()) as u32 + u32::from(worker.0))
+    }
+
+    /// Whether updates are made while other micro-batches are on their way.
+    pub(super) fn is_asynchronous(&self) -> bool {
+        self.job.program.window().update() != Update::Flush
+    }
+
+    /// Number of a bucket's update since the start of the training.
+    pub(super) fn update_number(&self, bucket: BucketId) -> u64 {
+        let program = self.job.program;
+        let before = self.step * u64::from(program.window().updates_per_step());
+        before + u64::from(program.buckets()[bucket.index()].update)
+    }
+
+    /// Where this rank keeps the tensors of a bucket.
+    pub(super) fn places(&self, bucket: BucketId) -> &[Places] {
+        &self.layout[bucket.index() % self.layout.len()]
+    }
+
+    /// The version of the weights that a forward reads: the newest, or the one that the rule of the
+    /// double buffer names even where a newer one is there.
+    pub(super) fn version(&self, op: &Op) -> &Weights<S> {
+        let (held, window) = (self.held(op.stage), self.job.program.window());
+        let version = match window.update() {
+            Update::Flush | Update::Stash { .. } => held.n_updates,
+            Update::DoubleBuffer { .. } => window.update_of(op.span).saturating_sub(1),
+        };
+        if version == held.n_updates {
+            return &held.weights;
+        }
+        held.previous.as_ref().unwrap_or_else(|| panic!("{op} finds no version {version}"))
     }
 
     pub(super) fn deadline(&self) -> Instant {
@@ -154,6 +197,48 @@ where
             Err(SumError::Comm(error)) => self.on_wire(op, Err(error)),
             Err(SumError::Device(error)) => self.on_device(op, Err(error)),
         }
+    }
+}
+
+impl<S: Stage> Held<S> {
+    /// Zeros for the gradients of the next update. Never cleared in place: the sums of the last may be
+    /// shared with other ranks.
+    pub(super) fn clear_gradients<K: Kernels<Tensor = S::Tensor>>(
+        &mut self,
+        kernels: &K,
+    ) -> Result<(), DeviceError> {
+        for (grad, param) in self.grads.iter_mut().zip(self.stage.params()) {
+            *grad = kernels.zeros(&param.shape)?;
+        }
+        Ok(())
+    }
+
+    /// Updates some tensors, which makes the next version of the weights: in place, unless the present
+    /// one is still to be read. With `keeps_previous` it is, by forwards to come.
+    pub(super) fn update<K: Kernels<Tensor = S::Tensor>>(
+        &mut self,
+        kernels: &K,
+        indices: impl Iterator<Item = usize>,
+        keeps_previous: bool,
+        by: impl Fn(bool) -> AdamW,
+    ) -> Result<(), DeviceError> {
+        self.previous = keeps_previous.then(|| Arc::clone(&self.weights));
+        if Arc::get_mut(&mut self.weights).is_none() {
+            // Clones of a device's tensors share memory, which the update writes to.
+            let copy = |w: &S::Tensor| {
+                let mut copy = kernels.zeros(&kernels.shape(w))?;
+                kernels.accumulate(&mut copy, w)?;
+                Ok(copy)
+            };
+            self.weights = Arc::new(self.weights.iter().map(copy).collect::<Result<_, _>>()?);
+        }
+        let weights = Arc::make_mut(&mut self.weights);
+        for index in indices {
+            let [m, v] = &mut self.moments[index];
+            let by = by(self.stage.params()[index].decay);
+            kernels.adamw(&mut weights[index], &self.grads[index], m, v, &by)?;
+        }
+        Ok(())
     }
 }
 

@@ -25,10 +25,23 @@ pub(super) struct File {
     pub(super) unit: f64,
     #[serde(default)]
     pub(super) selective: Vec<(PipeId, StageId)>,
+    pub(super) update: Rule,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) steps: Option<u32>,
     #[serde(deserialize_with = "at_most_max_count")]
     pub(super) placement: Vec<Vec<WorkerId>>,
     #[serde(deserialize_with = "at_most_max_count")]
     pub(super) rows: Vec<Vec<Cell>>,
+}
+
+/// The name of an [`Update`](crate::update::Update).
+#[derive(Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Rule {
+    #[default]
+    Flush,
+    Stash,
+    DoubleBuffer,
 }
 
 fn whole() -> f64 {

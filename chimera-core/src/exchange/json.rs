@@ -12,7 +12,9 @@
 //!
 //! `placement` has the worker of each stage for each pipe; a cell is an op or `{"pair":[op, op]}`. Where
 //! micro-batches are cut in two, `"unit": 0.5` stands beside the counts and the ids count halves;
-//! `"selective": [[0, 1]]` names, by pipe and stage, what is recomputed selectively.
+//! `"selective": [[0, 1]]` names, by pipe and stage, what is recomputed selectively. An asynchronous
+//! timetable has `"update": "stash"` or `"double-buffer"` and the `"steps"` of its window, whose
+//! micro-batches `micro_batches` counts together.
 //!
 //! A file may come from anyone. Nothing is allocated on the word of a number in it, and what
 //! [`from_json`] returns has all ids in range; whether it is a sound schedule is for the checker to
@@ -20,11 +22,12 @@
 
 use std::fmt::Write;
 
-use super::form::{File, Object};
+use super::form::{File, Object, Rule};
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Cell, Op};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
+use crate::update::Update;
 
 /// Longest file that is read, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
@@ -85,6 +88,14 @@ pub fn to_json(timetable: &Timetable) -> String {
         let stage = |(pipe, stage): &(PipeId, StageId)| format!("[{}, {}]", pipe.0, stage.0);
         let _ = writeln!(out, r#"  "selective": {},"#, list(timetable.selective.iter().map(stage)));
     }
+    let update = match timetable.update {
+        Update::Flush => None,
+        Update::Stash { n_steps } => Some(("stash", n_steps)),
+        Update::DoubleBuffer { n_steps } => Some(("double-buffer", n_steps)),
+    };
+    if let Some((rule, n_steps)) = update {
+        let _ = writeln!(out, "  \"update\": \"{rule}\",\n  \"steps\": {n_steps},");
+    }
     let workers = |pipe: &Vec<WorkerId>| list(pipe.iter().map(|worker| worker.0.to_string()));
     let placement = lines(placement.pipes().iter().map(workers));
     let rows = lines(timetable.rows.iter().map(|row| list(row.iter().map(cell))));
@@ -133,6 +144,7 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
     let units_per_micro = file.units_per_micro()?;
     let n_units = file.check_units(units_per_micro)?;
     file.check_cells(n_units)?;
+    let update = file.update()?;
     let placement = Placement::new(file.depth, file.placement)
         .ok_or_else(|| invalid("placement", "not every stage of every pipe has a worker"))?;
     Ok(Timetable {
@@ -140,6 +152,7 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
         placement,
         n_micro_batches: file.micro_batches,
         units_per_micro,
+        update,
         rows: file.rows,
         selective: file.selective,
     })
@@ -199,6 +212,26 @@ impl File {
             true => Ok(units as u32),
             false => Err(invalid("unit", format!("{} is not 1, 0.5 or another 1/k", self.unit))),
         }
+    }
+
+    /// The rule of updates, whose window divides into whole steps.
+    fn update(&self) -> Result<Update, ReadError> {
+        let n_steps = match (self.update, self.steps) {
+            (Rule::Flush, None) => return Ok(Update::Flush),
+            (Rule::Flush, Some(_)) => {
+                return Err(invalid("steps", "a schedule with a flush has one step"));
+            }
+            (_, None) => return Err(invalid("steps", "is missing beside `update`")),
+            (_, Some(n_steps)) => n_steps,
+        };
+        if n_steps == 0 || !self.micro_batches.is_multiple_of(n_steps) {
+            let reason = format!("{n_steps} does not divide micro_batches, {}", self.micro_batches);
+            return Err(invalid("steps", reason));
+        }
+        Ok(match self.update {
+            Rule::DoubleBuffer => Update::DoubleBuffer { n_steps },
+            _ => Update::Stash { n_steps },
+        })
     }
 
     /// The number of units, which no one may take for more than the rows have ops for.

@@ -7,6 +7,7 @@ use crate::ids::{PipeId, StageId};
 use crate::op::{Cell, Kind, Op, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
+use crate::update::Update;
 
 const GOOD: &str = r#"{
   "schedule": "gpipe",
@@ -72,6 +73,27 @@ fn one_wrong_thing_is_named() {
         ("\"pipes\": 1", "\"pipes\": 1, \"unit\": 0.7", "unit: 0.7 is not 1, 0.5"),
         ("\"pipes\": 1", "\"pipes\": 1, \"unit\": 1e-300", "unit: "),
         ("\"pipes\": 1", "\"pipes\": 1, \"unit\": null", "invalid type: null"),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"steps\": 1",
+            "steps: a schedule with a flush has one step",
+        ),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"update\": \"stash\"",
+            "steps: is missing beside `update`",
+        ),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"update\": \"double-buffer\", \"steps\": 2",
+            "steps: 2 does not divide micro_batches, 1",
+        ),
+        ("\"pipes\": 1", "\"pipes\": 1, \"update\": \"stash\", \"steps\": 0", "steps: 0 does"),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"update\": \"never\"",
+            "unknown variant `never`, expected one of `flush`, `stash`, `double-buffer`",
+        ),
         ("\"stage\":1", "\"stage\":9", "rows[1][0]: stage 9 is not below 2 (stages)"),
         ("\"pipe\":0", "\"pipe\":1", "rows[0][0]: pipe 1 is not below 1 (pipes)"),
         (
@@ -144,11 +166,17 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
         let len = (n * units) as usize;
         let row = prop::collection::vec(cell, len..2 * len);
         let rows = prop::collection::vec(row, usize::from(depth));
-        (rows, ".{0,20}").prop_map(move |(rows, name)| Timetable {
+        let update = prop::sample::select(vec![
+            Update::Flush,
+            Update::Stash { n_steps: n },
+            Update::DoubleBuffer { n_steps: 1 },
+        ]);
+        (rows, ".{0,20}", update).prop_map(move |(rows, name, update)| Timetable {
             schedule: name.chars().filter(|c| !c.is_control()).collect(),
             placement: Placement::mirrored(usize::from(depth), usize::from(f)),
             n_micro_batches: n,
             units_per_micro: units,
+            update,
             rows,
             selective: (0..n as u16 % depth).map(|s| (PipeId(0), StageId(s))).collect(),
         })

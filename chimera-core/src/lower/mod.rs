@@ -18,14 +18,16 @@ use crate::analyze::{Costs, Refusal, Timeline, UniformCosts, check, simulate, st
 use crate::effects::Rules;
 use crate::ids::StageId;
 use crate::timetable::Timetable;
+use crate::update::Update;
 
 /// How to lower a timetable.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Lowering {
-    /// When reductions start.
+    /// When reductions start; asynchronous schedules reduce right before each update.
     pub sync: Sync,
     /// Whether optimizer steps wait until all workers agreed on the gradient norm and on its being
-    /// finite. Without, each bucket is updated as soon as its gradients are in.
+    /// finite. Without, and in asynchronous schedules, each bucket is updated as soon as its gradients
+    /// are in.
     pub barrier: bool,
     /// Sets of stages that share tensors; each is a bucket over the workers of all of them.
     pub tied: Vec<Vec<StageId>>,
@@ -50,7 +52,7 @@ impl Default for Lowering {
 
 /// Adds messages, reductions and optimizer steps to a timetable, and proves the result.
 pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> {
-    structure::check(timetable, &how.tied)?;
+    let window = structure::check(timetable, &how.tied)?;
     let rules = Rules::of(timetable);
     let (rows, channels) = messages::insert(timetable, &rules, how.on_demand);
     let mut program = Program {
@@ -58,13 +60,15 @@ pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> 
         placement: timetable.placement.clone(),
         n_micro_batches: timetable.n_micro_batches,
         units_per_micro: timetable.units_per_micro,
+        window,
         rules,
         channels,
-        buckets: sync::buckets(&timetable.placement, &how.tied),
+        buckets: sync::buckets(&timetable.placement, &how.tied, &window),
         rows,
         channel_bound: 0,
         peaks: Vec::new(),
-        has_barrier: how.barrier,
+        weight_versions: Vec::new(),
+        has_barrier: how.barrier && window.update() == Update::Flush,
     };
     check::prove_compute(&program)?;
     let compute = simulate(&program, &UniformCosts::EQUAL);
@@ -73,6 +77,7 @@ pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> 
     let proof = check::prove(&program, how.max_peak)?;
     program.channel_bound = proof.channel_bound;
     program.peaks = proof.peaks;
+    program.weight_versions = proof.weight_versions;
     Ok(program)
 }
 

@@ -4,6 +4,7 @@ use crate::effects::{Rules, Token, TokenKind};
 use crate::ids::{BucketId, ChannelId, PipeId, StageId, WorkerId};
 use crate::op::Cell;
 use crate::placement::Placement;
+use crate::update::Window;
 
 /// One instruction of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,7 +40,7 @@ pub struct Channel {
     pub kind: TokenKind,
 }
 
-/// A set of gradients that are summed over the same replicas together.
+/// A set of gradients of one update that are summed over the same replicas together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bucket {
     /// The stages whose tensors it holds: one, or those that share a tied tensor (which then is all
@@ -48,23 +49,28 @@ pub struct Bucket {
     /// The replicas within a pipeline group, in order of their pipes. In a job of several groups the
     /// replicas are these of group 0, then these of group 1, and so on.
     pub members: Vec<WorkerId>,
+    /// The update that the gradients are for, from the start of the window; 0 in synchronous schedules.
+    pub update: u32,
     /// Place in the one order in which every worker starts its reductions.
     pub order: u32,
 }
 
-/// What every worker of a pipeline group does in one step. Made by [`lower`](super::lower()) only.
+/// What every worker of a pipeline group does in one step, or in the steps of an asynchronous window.
+/// Made by [`lower`](super::lower()) only.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Program {
     pub(crate) schedule: String,
     pub(crate) placement: Placement,
     pub(crate) n_micro_batches: u32,
     pub(crate) units_per_micro: u32,
+    pub(crate) window: Window,
     pub(crate) rules: Rules,
     pub(crate) channels: Vec<Channel>,
     pub(crate) buckets: Vec<Bucket>,
     pub(crate) rows: Vec<Vec<Instr>>,
     pub(crate) channel_bound: u32,
     pub(crate) peaks: Vec<f64>,
+    pub(crate) weight_versions: Vec<u32>,
     pub(crate) has_barrier: bool,
 }
 
@@ -79,7 +85,7 @@ impl Program {
         &self.placement
     }
 
-    /// Number of micro-batches of a step, N.
+    /// Number of micro-batches, N times the steps of the window.
     pub fn n_micro_batches(&self) -> u32 {
         self.n_micro_batches
     }
@@ -87,6 +93,11 @@ impl Program {
     /// Into how many units a micro-batch is cut.
     pub fn units_per_micro(&self) -> u32 {
         self.units_per_micro
+    }
+
+    /// How micro-batches fall into steps and updates.
+    pub fn window(&self) -> &Window {
+        &self.window
     }
 
     /// What each op eats and makes.
@@ -99,9 +110,15 @@ impl Program {
         &self.channels
     }
 
-    /// All buckets: one per stage, then the tied ones.
+    /// All buckets, update by update: one per stage, then the tied ones.
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
+    }
+
+    /// The buckets of one update; those of update `u` have the same stages and members, and follow each
+    /// other `u` times as many further on.
+    pub fn buckets_of_update(&self) -> &[Bucket] {
+        &self.buckets[..self.buckets.len() / self.window.n_updates().max(1) as usize]
     }
 
     /// What each worker does, in order.
@@ -120,12 +137,18 @@ impl Program {
         &self.peaks
     }
 
+    /// The most versions of the weights of a stage that each worker holds at once; 1 in synchronous
+    /// schedules.
+    pub fn weight_versions(&self) -> &[u32] {
+        &self.weight_versions
+    }
+
     /// Whether optimizer steps wait for the agreement of all ranks.
     pub fn has_barrier(&self) -> bool {
         self.has_barrier
     }
 
-    /// Number of messages of a step.
+    /// Number of messages.
     pub fn n_messages(&self) -> usize {
         self.rows.iter().flatten().filter(|i| matches!(i, Instr::Send(..))).count()
     }

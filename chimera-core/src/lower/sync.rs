@@ -8,6 +8,7 @@ use super::{Bucket, Instr, Lowering, Program};
 use crate::analyze::timeline::{Timeline, Work};
 use crate::ids::{BucketId, StageId};
 use crate::placement::Placement;
+use crate::update::{Update, Window};
 
 /// When a worker starts the reduction of a bucket (Li & Hoefler, SC'21, section 3.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,19 +42,25 @@ impl FromStr for Sync {
     }
 }
 
-/// One bucket per stage, then one per set of stages that share tensors.
-pub(super) fn buckets(placement: &Placement, tied: &[Vec<StageId>]) -> Vec<Bucket> {
+/// For every update one bucket per stage, then one per set of stages that share tensors.
+pub(super) fn buckets(
+    placement: &Placement,
+    tied: &[Vec<StageId>],
+    window: &Window,
+) -> Vec<Bucket> {
     let alone = (0..placement.n_stages()).map(|s| vec![StageId(s as u16)]);
-    alone
+    let of_first: Vec<Bucket> = alone
         .chain(tied.iter().cloned())
         .map(|stages| {
             let mut seen = vec![false; placement.n_workers()];
             let mut members =
                 stages.iter().flat_map(|&s| placement.replicas(s)).collect::<Vec<_>>();
             members.retain(|w| !std::mem::replace(&mut seen[w.index()], true));
-            Bucket { stages, members, order: 0 }
+            Bucket { stages, members, update: 0, order: 0 }
         })
-        .collect()
+        .collect();
+    let of = |update| of_first.iter().map(move |bucket| Bucket { update, ..bucket.clone() });
+    (0..window.n_updates()).flat_map(of).collect()
 }
 
 /// Orders the buckets and adds everything that follows a worker's compute.
@@ -63,9 +70,9 @@ pub(super) fn buckets(placement: &Placement, tied: &[Vec<StageId>]) -> Vec<Bucke
 /// start theirs in cyclic orders and wait for each other for ever (any N that is odd or not a multiple
 /// of 2f).
 pub(super) fn insert(program: &mut Program, compute: &Timeline, how: &Lowering) {
-    let Program { rows, buckets, .. } = program;
-    let ends = Ends::of(compute, buckets);
-    let mut order: Vec<BucketId> = (0..buckets.len()).map(|b| BucketId(b as u16)).collect();
+    let Program { rows, buckets, window, has_barrier, .. } = program;
+    let ends = Ends::of(compute, buckets, window);
+    let mut order: Vec<BucketId> = (0..buckets.len()).map(|b| BucketId(b as u32)).collect();
     order.sort_by(|a, b| ends.latest(*a).total_cmp(&ends.latest(*b)).then(a.cmp(b)));
     for (place, bucket) in order.iter().enumerate() {
         buckets[bucket.index()].order = place as u32;
@@ -77,8 +84,14 @@ pub(super) fn insert(program: &mut Program, compute: &Timeline, how: &Lowering) 
         }
     }
     for ((row, mine), ends) in rows.iter_mut().zip(&by_worker).zip(&ends.workers) {
-        let starts = starts(row, mine, ends, how.sync);
-        *row = with_sync(row, mine, &starts, how.barrier);
+        let (sync, updates) = match window.update() {
+            Update::Flush if *has_barrier => (how.sync, Updates::Agreed),
+            Update::Flush => (how.sync, Updates::AtEnd),
+            // The next update's gradients come soon, and its forwards want the weights.
+            Update::Stash { .. } | Update::DoubleBuffer { .. } => (Sync::Eager, Updates::AtOnce),
+        };
+        let starts = starts(row, mine, ends, sync);
+        *row = with_sync(row, mine, &starts, updates);
     }
 }
 
@@ -101,7 +114,23 @@ fn starts(row: &[Instr], mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Ve
         .collect()
 }
 
-fn with_sync(row: &[Instr], mine: &[BucketId], starts: &[usize], barrier: bool) -> Vec<Instr> {
+/// Where the updates of a row stand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Updates {
+    /// Behind the agreement.
+    Agreed,
+    /// At the end of the row, before the agreement.
+    AtEnd,
+    /// Right after the start of their reductions.
+    AtOnce,
+}
+
+fn with_sync(row: &[Instr], mine: &[BucketId], starts: &[usize], updates: Updates) -> Vec<Instr> {
+    let start = |b: BucketId| {
+        let update = [Instr::Await(b), Instr::Step(b)];
+        let update = update.into_iter().filter(move |_| updates == Updates::AtOnce);
+        [Instr::Reduce(b)].into_iter().chain(update)
+    };
     let mut out = Vec::with_capacity(row.len() + 3 * mine.len() + 1);
     let mut waiting = mine.iter().zip(starts).peekable();
     let mut n_cells = 0;
@@ -109,19 +138,21 @@ fn with_sync(row: &[Instr], mine: &[BucketId], starts: &[usize], barrier: bool) 
         // A reduction starts before the receives of the next cell, but after the sends of the last.
         if !matches!(instr, Instr::Send(..)) {
             while let Some((b, _)) = waiting.next_if(|(_, start)| **start <= n_cells) {
-                out.push(Instr::Reduce(*b));
+                out.extend(start(*b));
             }
         }
         n_cells += usize::from(matches!(instr, Instr::Run(_)));
         out.push(instr);
     }
-    out.extend(waiting.map(|(b, _)| Instr::Reduce(*b)));
+    out.extend(waiting.flat_map(|(b, _)| start(*b)));
     let (awaits, steps) =
         (mine.iter().map(|b| Instr::Await(*b)), mine.iter().map(|b| Instr::Step(*b)));
-    if barrier {
-        out.extend(awaits.chain([Instr::Agree]).chain(steps));
-    } else {
-        out.extend(awaits.zip(steps).flat_map(|(a, s)| [a, s]).chain([Instr::Agree]));
+    match updates {
+        Updates::Agreed => out.extend(awaits.chain([Instr::Agree]).chain(steps)),
+        Updates::AtEnd => {
+            out.extend(awaits.zip(steps).flat_map(|(a, s)| [a, s]).chain([Instr::Agree]))
+        }
+        Updates::AtOnce => out.push(Instr::Agree),
     }
     out
 }
@@ -143,11 +174,11 @@ struct WorkerEnds {
 }
 
 impl Ends {
-    fn of(compute: &Timeline, buckets: &[Bucket]) -> Ends {
-        let mut by_stage: FxHashMap<StageId, Vec<BucketId>> = FxHashMap::default();
+    fn of(compute: &Timeline, buckets: &[Bucket], window: &Window) -> Ends {
+        let mut by_stage: FxHashMap<(StageId, u32), Vec<BucketId>> = FxHashMap::default();
         for (b, bucket) in (0..).map(BucketId).zip(buckets) {
             for stage in &bucket.stages {
-                by_stage.entry(*stage).or_default().push(b);
+                by_stage.entry((*stage, bucket.update)).or_default().push(b);
             }
         }
         let mut workers = vec![WorkerEnds::default(); compute.n_workers];
@@ -163,7 +194,8 @@ impl Ends {
                 worker.last_idle = Some(worker.n_cells);
             }
             for op in cell.ops().filter(|op| op.kind.adds_gradient()) {
-                for bucket in by_stage.get(&op.stage).into_iter().flatten() {
+                let key = (op.stage, window.update_of(op.span));
+                for bucket in by_stage.get(&key).into_iter().flatten() {
                     worker.last_backward.insert(*bucket, (worker.n_cells, event.end));
                     latest[bucket.index()] = event.end.max(latest[bucket.index()]);
                 }

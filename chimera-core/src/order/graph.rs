@@ -28,15 +28,7 @@ pub fn unordered(placement: Placement, n_micro_batches: u32, splits: bool) -> Ti
             }
         }
     }
-    let schedule = String::new();
-    Timetable {
-        schedule,
-        placement,
-        n_micro_batches,
-        units_per_micro: 1,
-        rows,
-        selective: Vec::new(),
-    }
+    Timetable::new("", placement, n_micro_batches, rows)
 }
 
 /// What one cell needs and takes.

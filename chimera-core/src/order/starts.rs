@@ -5,6 +5,7 @@ use crate::op::{Cell, Kind};
 use crate::placement::Placement;
 use crate::schedule::{SCHEDULES, Scaling, Shape};
 use crate::timetable::Timetable;
+use crate::update::Update;
 
 /// What ops an order may have beside forwards and backwards of whole micro-batches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -32,6 +33,7 @@ pub fn starts(placement: &Placement, n_micro_batches: u32, allowed: Allowed) -> 
             let timetable = schedule.timetable(&Shape { scaling, ..shape });
             found.extend(timetable.ok().filter(|t| {
                 t.placement == *placement
+                    && t.update == Update::Flush
                     && (allowed.split_backwards || !is_split(t))
                     && (allowed.halved_micro_batches || t.units_per_micro == 1)
                     && !found.contains(t)

@@ -5,6 +5,7 @@ use crate::ids::{PipeId, StageId};
 use crate::op::{Cell, Kind, Op, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
+use crate::update::Update;
 
 /// Ops in slots. If every op has a later slot than those it depends on, rows sorted by slot never wait
 /// for each other in a circle, whatever the formula; ops in one slot of a worker keep the order in
@@ -54,6 +55,7 @@ impl Grid {
             n_micro_batches: shape.n_micro_batches,
             units_per_micro,
             selective: Vec::new(),
+            update: Update::Flush,
         }
     }
 }

@@ -17,6 +17,8 @@ mod hanayo;
 mod interleaved;
 mod mixpipe;
 mod phases;
+mod pipedream;
+mod pipedream_2bw;
 mod v_half;
 mod v_min;
 mod zb_h1;
@@ -44,6 +46,8 @@ pub const SCHEDULES: &[&dyn Schedule] = &[
     &dualpipe::DualPipe,
     &dualpipe_v::DualPipeV,
     &mixpipe::MixPipe,
+    &pipedream::PipeDream,
+    &pipedream_2bw::PipeDream2Bw,
 ];
 
 /// The schedule of a name or alias.
@@ -106,10 +110,13 @@ pub struct Shape {
     /// The most micro-batches on their way in each direction, K; read by MixPipe alone, which chooses if
     /// there is none.
     pub in_flight: Option<u32>,
+    /// Steps without a flush between them, T; read by asynchronous schedules alone.
+    pub window: u32,
 }
 
 impl Shape {
-    /// D workers and N micro-batches; two pipes, chunks and waves, one op in turn, direct scaling.
+    /// D workers and N micro-batches; two pipes, chunks and waves, one op in turn, direct scaling, four
+    /// steps between flushes.
     pub fn new(depth: usize, n_micro_batches: u32) -> Shape {
         Shape {
             depth,
@@ -120,6 +127,7 @@ impl Shape {
             n_in_turn: 1,
             n_waves: 2,
             in_flight: None,
+            window: 4,
         }
     }
 

@@ -35,14 +35,8 @@ pub(super) fn timetable(
     placement: Placement,
     row: impl Fn(usize) -> Row,
 ) -> Timetable {
-    Timetable {
-        schedule: schedule.name().to_string(),
-        rows: (0..placement.n_workers()).map(|worker| row(worker).cells).collect(),
-        placement,
-        n_micro_batches: shape.n_micro_batches,
-        units_per_micro: 1,
-        selective: Vec::new(),
-    }
+    let rows = (0..placement.n_workers()).map(|worker| row(worker).cells).collect();
+    Timetable::new(schedule.name(), placement, shape.n_micro_batches, rows)
 }
 
 /// A micro-batch on a stage of a pipe: `(pipe, stage, micro-batch)`.

@@ -19,7 +19,7 @@ use chimera_core::model::{Gpt2Config, Gpt2Stage, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
 
-const N_STEPS: u64 = 5;
+pub(crate) const N_STEPS: u64 = 5;
 
 /// A run to compare: everything but the model and the size of the global batch.
 #[derive(Clone, Debug)]
@@ -64,9 +64,22 @@ impl Run {
             ..Run { schedule: "dapple", shape: Shape::new(1, 1), ..self.clone() }
         }
     }
+
+    pub(crate) fn training(&self) -> Training {
+        Training {
+            seed: 7,
+            steps: N_STEPS,
+            lr: 1e-2,
+            warmup: 2,
+            weight_decay: 0.1,
+            clip: self.clip,
+            check_finite: self.check_finite,
+        }
+    }
 }
 
-/// What a run leaves: losses and gradient norms by step, gradients and weights by step and name.
+/// What a run leaves: losses and gradient norms by step; gradients and weights, by step and name, after
+/// the last step of every program.
 #[derive(PartialEq, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) losses: Vec<f64>,
@@ -77,9 +90,9 @@ pub(crate) struct Outcome {
     pub(crate) weights: BTreeMap<(u64, String), Vec<f64>>,
 }
 
-struct Digits;
+pub(crate) struct Digits;
 
-const CONTEXT: usize = 3;
+pub(crate) const CONTEXT: usize = 3;
 const VOCAB: u32 = 5;
 
 impl Data for Digits {
@@ -94,7 +107,7 @@ impl Data for Digits {
     }
 }
 
-fn config(tied: bool) -> Gpt2Config {
+pub(crate) fn config(tied: bool) -> Gpt2Config {
     Gpt2Config { layers: 8, hidden: 4, heads: 2, context: CONTEXT, vocab: VOCAB as usize, tied }
 }
 
@@ -127,15 +140,7 @@ pub(crate) fn execute<T: Send, R: Send>(
 ) -> Result<Vec<R>, Fault> {
     let config = config(run.tied);
     let n_stages = timetable.placement.n_stages();
-    let training = Training {
-        seed: 7,
-        steps: N_STEPS,
-        lr: 1e-2,
-        warmup: 2,
-        weight_decay: 0.1,
-        clip: run.clip,
-        check_finite: run.check_finite,
-    };
+    let training = run.training();
     let is_tied = run.tied && n_stages > 1;
     let how = Lowering {
         sync: run.sync,
@@ -164,7 +169,7 @@ pub(crate) fn execute<T: Send, R: Send>(
     run_threads(n_ranks, |comm: &mut Threads<T>| rank(job, comm, &stage))
 }
 
-/// One rank: trains, and keeps gradients and weights of every step.
+/// One rank: trains, and keeps gradients and weights of every run.
 pub(crate) fn body<C: Comm<Tensor>>(
     job: Job<'_>,
     comm: C,
@@ -173,11 +178,15 @@ pub(crate) fn body<C: Comm<Tensor>>(
     let mut worker = Worker::new(job, Reference, comm, stage)?;
     let mut outcome = Outcome::default();
     let stages = || (0..job.program.placement().n_stages()).map(|s| StageId(s as u16));
-    for step in 0..N_STEPS {
-        let report = worker.step(step)?;
-        outcome.losses.push(report.loss);
-        outcome.norms.push(report.grad_norm);
-        outcome.bytes = report.bytes;
+    let mut next = 0;
+    while next < N_STEPS {
+        for report in worker.run(next)? {
+            outcome.losses.push(report.loss);
+            outcome.norms.push(report.grad_norm);
+            outcome.bytes = report.bytes;
+            next = report.step + 1;
+        }
+        let step = next - 1;
         for (params, weights, grads) in stages().filter_map(|s| worker.held(s)) {
             for (param, (weight, grad)) in params.iter().zip(weights.iter().zip(grads)) {
                 let key = (step, param.name.clone());

@@ -21,6 +21,7 @@ pub use read::from_csv;
 use crate::ids::{PipeId, WorkerId};
 use crate::op::{Cell, Op};
 use crate::timetable::Timetable;
+use crate::update::Update;
 
 /// Why a timetable cannot be written as CSV.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -42,6 +43,9 @@ pub fn to_csv(timetable: &Timetable, pipe: PipeId) -> Result<String, Inexpressib
     if timetable.units_per_micro > 1 {
         let reason = format!("its micro-batches are cut into {}", timetable.units_per_micro);
         return Err(refuse(reason));
+    }
+    if timetable.update != Update::Flush {
+        return Err(refuse("it updates weights while micro-batches are on their way".into()));
     }
     let ids = micro_batches(timetable, pipe);
     if ids.is_empty() {

@@ -34,14 +34,7 @@ pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
     let n_rows = sheet.rows.len();
     let placement = Placement::new(n_rows, vec![workers])
         .ok_or_else(|| ReadError::Form("the file has no action".into()))?;
-    Ok(Timetable {
-        selective: Vec::new(),
-        schedule: schedule.to_string(),
-        placement,
-        n_micro_batches,
-        units_per_micro: 1,
-        rows: sheet.rows,
-    })
+    Ok(Timetable::new(schedule, placement, n_micro_batches, sheet.rows))
 }
 
 /// Where an action stands, counted from 0.

@@ -200,14 +200,7 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
             Just(cells).prop_shuffle()
         };
         let rows: Vec<_> = (0..depth).map(row).collect();
-        rows.prop_map(move |rows| Timetable {
-            selective: Vec::new(),
-            schedule: "mine".into(),
-            placement: placement.clone(),
-            n_micro_batches: n,
-            units_per_micro: 1,
-            rows,
-        })
+        rows.prop_map(move |rows| Timetable::new("mine", placement.clone(), n, rows))
     })
 }
 

@@ -1,0 +1,61 @@
+//! PipeDream: 1F1B without a flush, an update after every micro-batch.
+
+use super::grid::Grid;
+use super::{Schedule, Shape, Source, Unfit};
+use crate::op::{Kind, Span};
+use crate::placement::Placement;
+use crate::timetable::Timetable;
+use crate::update::Update;
+
+pub(super) struct PipeDream;
+
+impl Schedule for PipeDream {
+    fn name(&self) -> &'static str {
+        "pipedream"
+    }
+
+    fn about(&self) -> &'static str {
+        "1F1B without a flush, an update per micro-batch; no bubble, up to D versions of the weights"
+    }
+
+    fn variants(&self) -> &'static [&'static str] {
+        &["--window 2"]
+    }
+
+    fn source(&self) -> Source {
+        Source {
+            paper: "Narayanan et al., PipeDream, SOSP 2019, arXiv 1806.03377",
+            place: "figure 4, section 3.3",
+        }
+    }
+
+    fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
+        without_flush(self, shape, Update::Stash { n_steps: shape.window })
+    }
+}
+
+/// 1F1B over all micro-batches of the window: stage `s` does `F_m` in slot `s + 2m` and `B_m` in slot
+/// `2D-1-s + 2m`.
+pub(super) fn without_flush(
+    schedule: &dyn Schedule,
+    shape: &Shape,
+    update: Update,
+) -> Result<Timetable, Unfit> {
+    if shape.window == 0 {
+        let reason = "a window needs at least one step";
+        return Err(Unfit::new(schedule, reason, "a window of 1 step"));
+    }
+    let n_micro_batches = shape.n_micro_batches.saturating_mul(shape.window);
+    let shape = Shape { n_micro_batches, ..*shape };
+    shape.check(schedule)?;
+    let d = shape.depth as u64;
+    let mut grid = Grid::new(Placement::line(shape.depth));
+    for s in 0..shape.depth {
+        for m in 0..n_micro_batches {
+            let (stage, micro) = (s as u64, u64::from(m));
+            grid.put(stage + 2 * micro, Kind::Forward, 0, s, Span::one(m));
+            grid.put(2 * d - 1 - stage + 2 * micro, Kind::Backward, 0, s, Span::one(m));
+        }
+    }
+    Ok(Timetable { update, ..grid.finish(schedule, &shape) })
+}

@@ -1,0 +1,43 @@
+//! PipeDream-2BW: 1F1B without a flush, an update per step, two versions of the weights.
+
+use super::pipedream::without_flush;
+use super::{Schedule, Shape, Source, Unfit};
+use crate::timetable::Timetable;
+use crate::update::Update;
+
+pub(super) struct PipeDream2Bw;
+
+impl Schedule for PipeDream2Bw {
+    fn name(&self) -> &'static str {
+        "pipedream-2bw"
+    }
+
+    fn about(&self) -> &'static str {
+        "1F1B without a flush, an update per step with gradients one step old; two versions of the weights"
+    }
+
+    fn variants(&self) -> &'static [&'static str] {
+        &["--window 2"]
+    }
+
+    fn source(&self) -> Source {
+        Source {
+            paper: "Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021, \
+                    arXiv 2006.09503",
+            place: "figure 3, section 3.1",
+        }
+    }
+
+    /// PipeDream's order. With N >= D the last backward of a step stands before the first forward of
+    /// the step after the next, which is the first to read what it updates.
+    fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
+        if shape.n_micro_batches > 0 && (shape.n_micro_batches as usize) < shape.depth {
+            let reason = format!(
+                "with {} micro-batches a step and depth {}, two versions of the weights are not enough",
+                shape.n_micro_batches, shape.depth
+            );
+            return Err(Unfit::new(self, reason, format!("{} micro-batches", shape.depth)));
+        }
+        without_flush(self, shape, Update::DoubleBuffer { n_steps: shape.window })
+    }
+}

@@ -1,0 +1,112 @@
+//! When weights are updated, and which version of them a pass reads.
+
+use crate::op::Span;
+use crate::timetable::Timetable;
+
+/// The rule by which a timetable updates weights.
+///
+/// A synchronous step ends with a flush. An asynchronous timetable covers a *window* of several steps
+/// whose micro-batches overlap, and flushes at its end alone; in between, a backward reads the version
+/// of the weights that its forward read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Update {
+    /// Once, after all micro-batches.
+    Flush,
+    /// After every micro-batch; a forward reads the newest version its worker has (PipeDream, section
+    /// 3.3: weight stashing).
+    Stash {
+        /// Steps of the window.
+        n_steps: u32,
+    },
+    /// After every step; a forward of step `t` reads the version of `max(t - 1, 0)` updates, so that
+    /// two versions are enough (PipeDream-2BW, section 3.1).
+    DoubleBuffer {
+        /// Steps of the window.
+        n_steps: u32,
+    },
+}
+
+impl Update {
+    /// Steps of a timetable: 1, or those of the window.
+    pub fn n_steps(self) -> u32 {
+        match self {
+            Update::Flush => 1,
+            Update::Stash { n_steps } | Update::DoubleBuffer { n_steps } => n_steps,
+        }
+    }
+}
+
+/// How the micro-batch units of a timetable fall into steps and updates. Numbers count from the start
+/// of the window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Window {
+    update: Update,
+    units_per_step: u32,
+    units_per_update: u32,
+    n_updates: u32,
+}
+
+impl Window {
+    /// The window of a timetable; `None` unless its micro-batches make whole steps.
+    pub fn of(timetable: &Timetable) -> Option<Window> {
+        let (update, n_micros) = (timetable.update, timetable.n_micro_batches);
+        let n_steps = update.n_steps();
+        if n_steps == 0 || !n_micros.is_multiple_of(n_steps) {
+            return None;
+        }
+        let units = |micros: u32| micros.saturating_mul(timetable.units_per_micro).max(1);
+        let micros_per_step = n_micros / n_steps;
+        let (micros_per_update, n_updates) = match update {
+            Update::Stash { .. } => (1, n_micros),
+            Update::Flush | Update::DoubleBuffer { .. } => (micros_per_step, n_steps),
+        };
+        let (units_per_step, units_per_update) = (units(micros_per_step), units(micros_per_update));
+        Some(Window { update, units_per_step, units_per_update, n_updates })
+    }
+
+    /// The rule.
+    pub fn update(&self) -> Update {
+        self.update
+    }
+
+    /// Steps, each of as many micro-batches.
+    pub fn n_steps(&self) -> u32 {
+        self.update.n_steps()
+    }
+
+    /// Updates of every weight.
+    pub fn n_updates(&self) -> u32 {
+        self.n_updates
+    }
+
+    /// Updates of a step.
+    pub fn updates_per_step(&self) -> u32 {
+        self.n_updates / self.n_steps()
+    }
+
+    /// Micro-batch units of a step.
+    pub fn units_per_step(&self) -> u32 {
+        self.units_per_step
+    }
+
+    /// Micro-batch units of an update.
+    pub fn units_per_update(&self) -> u32 {
+        self.units_per_update
+    }
+
+    /// The step that a span belongs to.
+    pub fn step_of(&self, span: Span) -> u32 {
+        span.start / self.units_per_step
+    }
+
+    /// The update that the gradients of a span go into.
+    pub fn update_of(&self, span: Span) -> u32 {
+        span.start / self.units_per_update
+    }
+
+    /// Whether all units of a span go into one update.
+    pub(crate) fn is_of_one_update(&self, span: Span) -> bool {
+        let last = span.units().end.saturating_sub(1);
+        self.update_of(span) == self.update_of(Span::one(last))
+    }
+}

@@ -1,0 +1,181 @@
+//! Training without a flush after every step: on candle as on the reference, and what a run says of it.
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use chimera::candle::Candle;
+use chimera::core::comm::Threads;
+use chimera::core::engine::{Data, Job, Patience, Training, Worker, run_threads};
+use chimera::core::ids::StageId;
+use chimera::core::kernels::Kernels;
+use chimera::core::kernels::reference::Reference;
+use chimera::core::lower::{Lowering, lower};
+use chimera::core::model::{Gpt2Config, Gpt2Stage, cut};
+use chimera::core::schedule::{Shape, find};
+
+use super::equivalence::{Oracle, are_close};
+use super::{MODEL, prepare, train};
+use crate::command::{chimera, folder, text};
+
+struct Counting;
+
+impl Data for Counting {
+    fn sample(&self, step: u64, sample: u64, input: &mut Vec<u32>, target: &mut Vec<u32>) {
+        let id = |i: u64| ((step * 5 + sample * 3 + i * i) % 11) as u32;
+        input.extend((0..8).map(id));
+        target.extend((1..9).map(id));
+    }
+
+    fn n_targets(&self) -> usize {
+        8
+    }
+}
+
+/// Losses of six steps, two programs of three, on a device.
+fn losses<K: Kernels>(kernels: &K, schedule: &str, shape: Shape, width: usize) -> Vec<f64> {
+    let config = Gpt2Config { layers: 4, hidden: 16, heads: 2, context: 8, vocab: 11, tied: false };
+    let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
+    let program = lower(&timetable, &Lowering::default()).expect("proven");
+    let training = Training {
+        seed: 3,
+        steps: 6,
+        lr: 1e-2,
+        warmup: 1,
+        weight_decay: 0.1,
+        clip: Some(1.0),
+        check_finite: true,
+    };
+    let stop = AtomicBool::new(false);
+    let job = Job {
+        program: &program,
+        width,
+        micro_batch_size: 2,
+        training: &training,
+        data: &Counting,
+        patience: Patience::default(),
+        stop: &stop,
+        epoch: Instant::now(),
+    };
+    let cuts = cut(&config, shape.depth).expect("cut");
+    let ran = run_threads((width * shape.depth) as u32, |comm: &mut Threads<_>| {
+        let stage = |id: StageId| {
+            Gpt2Stage::new(kernels.clone(), &config, 8, cuts[id.index()].clone()).expect("stage")
+        };
+        let mut worker = Worker::new(job, kernels.clone(), comm, stage)?;
+        let mut losses = worker.run(0)?;
+        losses.extend(worker.run(3)?);
+        Ok(losses.into_iter().map(|report| report.loss).collect::<Vec<_>>())
+    });
+    ran.expect("trains").remove(0)
+}
+
+/// Clones of candle's tensors share memory; a version that is still to be read must not change.
+#[test]
+fn a_device_whose_clones_share_memory_keeps_versions_apart() {
+    for schedule in ["pipedream", "pipedream-2bw"] {
+        for (depth, n, width) in [(2, 2, 1), (4, 5, 1), (3, 3, 2)] {
+            let shape = Shape { window: 3, ..Shape::new(depth, n) };
+            let candle = losses(&Candle::cpu(), schedule, shape, width);
+            let reference = losses(&Reference, schedule, shape, width);
+            assert!(are_close(&candle, &reference), "{shape:?}: {candle:?} {reference:?}");
+        }
+    }
+}
+
+/// A flush after every update makes both synchronous. (Without a flush each stage clips on its own.)
+#[test]
+fn a_window_of_one_update_trains_as_one_worker() {
+    let mut oracle = Oracle::new();
+    for depth in [2, 4] {
+        for width in [1, 2] {
+            let options = |name| format!("--schedule {name} --depth {depth} --window 1");
+            oracle.check(1, width, &options("pipedream"), "--clip 0");
+            oracle.check(5, width, &options("pipedream-2bw"), "--clip 0");
+        }
+    }
+}
+
+/// The age of 2BW's weights is one step, however deep the pipe; PipeDream's grows with the depth.
+#[test]
+fn staleness_of_2bw_does_not_depend_on_the_depth() {
+    let oracle = Oracle::new();
+    let of = |schedule: &str, depth: usize| {
+        let model = MODEL.replace("--steps 5", "--steps 8");
+        let options = "--micro-batches 8 --window 3 --clip 0 --lr 0.02";
+        oracle.losses(&format!("{model} {options} --schedule {schedule} --depth {depth}"))
+    };
+    let two = of("pipedream-2bw", 2);
+    assert!(two.len() == 8 && two[7] < two[0], "nothing is learnt: {two:?}");
+    assert!(are_close(&of("pipedream-2bw", 4), &two) && are_close(&of("pipedream-2bw", 8), &two));
+    assert!(!are_close(&of("dapple", 2), &two));
+    assert!(!are_close(&of("pipedream", 2), &of("pipedream", 4)));
+}
+
+#[test]
+fn every_step_of_a_window_is_reported() {
+    let folder = folder();
+    let options = format!("{MODEL} --data {} --depth 2", text(&folder).display());
+    for schedule in ["pipedream", "pipedream-2bw"] {
+        let (reports, trained) =
+            train(&format!("{options} --schedule {schedule} --window 3 --micro-batches 4"));
+        let steps: Vec<_> = reports.iter().map(|r| (r.step, r.stop)).collect();
+        assert_eq!(steps, (0..5).map(|step| (step, false)).collect::<Vec<_>>());
+        assert_eq!(trained.last, reports[4]);
+        assert!(reports.iter().all(|r| r.loss > 0.0 && r.grad_norm > 0.0 && r.lr > 0.0));
+        let cells = trained.timelines[0].events.len();
+        assert!(trained.timelines.len() == 1 && cells >= 2 * 2 * 12, "one whole window of {cells}");
+    }
+}
+
+#[test]
+fn a_run_that_is_stopped_ends_with_its_window() {
+    let folder = folder();
+    let options = format!("{MODEL} --data {} --depth 2", text(&folder).display());
+    let run = prepare(&format!("{options} --schedule pipedream --window 3"));
+    let steps = Mutex::new(Vec::new());
+    let observe = |report: &chimera::core::engine::StepReport| {
+        steps.lock().expect("one writer").push((report.step, report.stop));
+        Ok(())
+    };
+    run.train(&AtomicBool::new(true), observe).expect("trains");
+    assert_eq!(steps.into_inner().expect("steps"), [(0, false), (1, false), (2, true)]);
+}
+
+#[test]
+fn the_command_learns_and_writes_a_line_per_step() {
+    let folder = folder();
+    let (data, out) = (text(&folder), folder.path().join("run"));
+    let model = MODEL.replace("--steps 5", "--steps 30");
+    let ran = chimera(&format!(
+        "train {model} --data {} --schedule pipedream-2bw --depth 2 --out {}",
+        data.display(),
+        out.display(),
+    ));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stdout.contains("pipedream-2bw, a flush every 4 steps"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("the last window of 4 steps as it ran"), "{}", ran.stdout);
+    let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");
+    let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("JSON");
+    let lines: Vec<_> = metrics.lines().map(line).collect();
+    assert!(lines.iter().map(|l| l["step"].as_u64()).eq((0..30).map(Some)));
+    let loss = |at: usize| lines[at]["loss"].as_f64().expect("a loss");
+    assert!(loss(29) < 0.8 * loss(0), "{} to {}", loss(0), loss(29));
+}
+
+#[test]
+fn what_cannot_be_trained_says_what_can() {
+    for (options, code, words) in [
+        (
+            "--schedule pipedream --tied",
+            3,
+            "choose an untied head (--tied false), or a synchronous",
+        ),
+        ("--schedule pipedream-2bw --micro-batches 3", 2, "nearest: 4 micro-batches"),
+        ("--schedule pipedream --window 0", 2, "`window` is 0; it must be a whole number from 1"),
+    ] {
+        let ran = chimera(&format!("train {options}"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), ""), "{options}");
+        assert!(ran.stderr.contains(words), "{}", ran.stderr);
+    }
+}
