@@ -1,16 +1,23 @@
 //! How short any order can be that keeps to a limit of memory.
 
+use rustc_hash::FxHashMap;
+
 use super::bound::{lower_bound, one_machine};
 use super::graph::Graph;
+use crate::ids::{PipeId, StageId};
+use crate::op::{Cell, Kind};
 
 /// No order of the graph's cells whose workers hold at most `max_peak` has a smaller makespan.
 ///
-/// A worker that may hold K residuals starts its (K+k)-th forward when k backwards have ended, whichever
-/// they are. So its forwards are taken in the order of their starts, without names: the k-th starts after
-/// k forwards' heads, and after as many backwards' earliest ends as the limit asks for, and the longest
-/// tails are left to the first, since any other way to share them out takes longer. With time running
-/// backwards the same holds of its backwards.
+/// A forward waits for the backward of an earlier micro-batch of its stage if the stage alone would hold too
+/// much. And a worker that may hold K residuals starts its (K+k)-th forward when k backwards have ended,
+/// whichever they are. So its forwards are taken in the order of their starts, without names: the k-th
+/// starts after k forwards' heads, and after as many backwards' earliest ends as the limit asks for, and
+/// the longest tails are left to the first, since any other way to share them out takes longer. With time
+/// running backwards the same holds of its backwards.
 pub(crate) fn capped_bound(graph: &Graph, max_peak: f64) -> f64 {
+    let Some(waits) = waits(graph, max_peak) else { return f64::INFINITY };
+    let graph = graph.with(&waits);
     let (heads, tails) = (graph.heads(), graph.reversed().heads());
     let mut workers = vec![Worker::default(); graph.n_workers];
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -26,7 +33,55 @@ pub(crate) fn capped_bound(graph: &Graph, max_peak: f64) -> f64 {
         }
     }
     let bounds = workers.into_iter().map(|worker| worker.bound(max_peak));
-    bounds.fold(lower_bound(graph), f64::max)
+    bounds.fold(lower_bound(&graph), f64::max)
+}
+
+/// For each stage of a pipe, the backwards that its forwards wait for. `None` if one waits for its own.
+fn waits(graph: &Graph, max_peak: f64) -> Option<Vec<(u32, u32)>> {
+    let mut lanes: FxHashMap<(PipeId, StageId), Lane> = FxHashMap::default();
+    for (id, node) in (0..).zip(&graph.nodes) {
+        for op in node.cell.ops() {
+            let lane = lanes.entry((op.pipe, op.stage)).or_default();
+            let Lane { makers, eaters, is_mixed } = lane;
+            let (list, residuals) = match (node.adds > 0.0, node.frees > 0.0) {
+                (true, _) => (makers, node.adds),
+                (_, true) => (eaters, node.frees),
+                _ => continue,
+            };
+            let same_kind = list.last().is_none_or(|(kind, ..)| *kind == op.kind);
+            *is_mixed |= !same_kind || matches!(node.cell, Cell::Pair(..));
+            list.push((op.kind, id, residuals));
+        }
+    }
+    let mut waits = Vec::new();
+    for Lane { makers, eaters, .. } in lanes.into_values().filter(|lane| !lane.is_mixed) {
+        let (mut made, mut eaten, mut n_eaten) = (0.0, 0.0, 0);
+        for (_, maker, residuals) in makers {
+            let before = made;
+            made += residuals;
+            while made - eaten > max_peak + ROUNDING {
+                eaten += eaters.get(n_eaten)?.2;
+                n_eaten += 1;
+            }
+            if eaten > before + ROUNDING {
+                return None;
+            }
+            waits.extend(n_eaten.checked_sub(1).map(|last| (eaters[last].1, maker)));
+        }
+    }
+    Some(waits)
+}
+
+/// The cells of a stage of a pipe that change the residuals of its worker, in their order: kind, node, and
+/// how many residuals.
+#[derive(Default)]
+struct Lane {
+    /// Those that add.
+    makers: Vec<(Kind, u32, f64)>,
+    /// Those that free.
+    eaters: Vec<(Kind, u32, f64)>,
+    /// Either are of two kinds, of which nobody knows the order, or in pairs.
+    is_mixed: bool,
 }
 
 /// What runs on a worker; the longest ways to its start and from its end.
