@@ -24,6 +24,8 @@ const SHOWN: [(&str, u32); 22] = [
     ("interleaved", 8),
     ("dualpipe", 8),
     ("dualpipe-v", 9),
+    ("pipedream", 5),
+    ("pipedream-2bw --window 2", 5),
     ("zb-v", 5),
     ("v-half", 5),
     ("v-min", 5),
@@ -31,8 +33,6 @@ const SHOWN: [(&str, u32); 22] = [
     ("hanayo --waves 1", 5),
     ("mixpipe", 5),
     ("mixpipe --in-flight 1", 5),
-    ("pipedream", 5),
-    ("pipedream-2bw --window 2", 5),
 ];
 
 fn ok(line: &str) -> String {
@@ -64,20 +64,6 @@ fn list_begins_each_line_with_a_name() {
     let names: Vec<_> = listed.lines().map(|line| line.split(' ').next()).collect();
     let known: Vec<_> = SCHEDULES.iter().map(|s| s.name()).chain(["auto"]).map(Some).collect();
     assert_eq!(names, known);
-    assert_eq!(
-        names,
-        [
-            "gpipe",
-            "dapple",
-            "gems",
-            "chimera",
-            "interleaved",
-            "zb-h1",
-            "pipedream",
-            "pipedream-2bw",
-        ]
-        .map(Some)
-    );
     for name in names.iter().flatten() {
         ok(&format!("schedule show {name} --micro-batches 8"));
     }

@@ -8,7 +8,9 @@ mod ci;
 mod command;
 mod fuzz;
 mod gallery;
+mod oracle;
 mod pytorch;
+mod sweep;
 
 use clap::Parser;
 
@@ -38,6 +40,10 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
+    /// The order search over many cases, beside its bound and the schedules of the table
+    Sweep(sweep::Args),
+    /// Tests of the oracle that `sweep --prove` asks; it needs cmake and libclang
+    Oracle,
     /// Fuzzes the readers of files
     Fuzz(fuzz::Args),
     /// PyTorch's runtime executes our exports; loss and gradients are compared
@@ -56,6 +62,8 @@ fn main() -> anyhow::Result<()> {
         Chore::Docs => ci::docs(),
         Chore::Absences => absences::run(),
         Chore::Gallery { check } => gallery::run(check),
+        Chore::Sweep(args) => sweep::run(&args),
+        Chore::Oracle => oracle::test(),
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Bench(bench) => bench.run(),

@@ -18,7 +18,7 @@ pub(crate) fn lower_bound(graph: &Graph) -> f64 {
 }
 
 /// The least makespan of preemptible jobs of (release, time, tail) on one machine.
-fn one_machine(mut jobs: Vec<(f64, f64, f64)>) -> f64 {
+pub(super) fn one_machine(mut jobs: Vec<(f64, f64, f64)>) -> f64 {
     jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (mut now, mut longest) = (0.0f64, 0.0f64);
     let mut waiting: BinaryHeap<Job> = BinaryHeap::new();

@@ -73,6 +73,16 @@ pub(crate) struct Graph {
     succs: Lists,
 }
 
+/// An edge as its first node sees it.
+fn forth(&(from, to, lag): &(u32, u32, f64)) -> (u32, Edge) {
+    (from, Edge { node: to, lag })
+}
+
+/// An edge as its second node sees it.
+fn back(&(from, to, lag): &(u32, u32, f64)) -> (u32, Edge) {
+    (to, Edge { node: from, lag })
+}
+
 /// Lists of edges, one per node, in one allocation.
 #[derive(Clone, Debug)]
 struct Lists {
@@ -81,10 +91,10 @@ struct Lists {
 }
 
 impl Lists {
-    fn of(n: usize, pairs: &[(u32, Edge)]) -> Lists {
+    fn of(n: usize, pairs: impl ExactSizeIterator<Item = (u32, Edge)> + Clone) -> Lists {
         let mut starts = vec![0; n + 1];
-        for (from, _) in pairs {
-            starts[*from as usize + 1] += 1;
+        for (from, _) in pairs.clone() {
+            starts[from as usize + 1] += 1;
         }
         for i in 0..n {
             starts[i + 1] += starts[i];
@@ -92,8 +102,8 @@ impl Lists {
         let mut next = starts.clone();
         let mut edges = vec![Edge { node: 0, lag: 0.0 }; pairs.len()];
         for (from, edge) in pairs {
-            let place = &mut next[*from as usize];
-            edges[*place as usize] = *edge;
+            let place = &mut next[from as usize];
+            edges[*place as usize] = edge;
             *place += 1;
         }
         Lists { starts, edges }
@@ -154,14 +164,27 @@ impl Graph {
                 }
             }
         }
-        let forth = |&(from, to, lag): &(u32, u32, f64)| (from, Edge { node: to, lag });
-        let back = |&(from, to, lag): &(u32, u32, f64)| (to, Edge { node: from, lag });
         Graph {
             n_workers: timetable.rows.len(),
             n_micro_batches: timetable.n_micro_batches as usize,
-            preds: Lists::of(nodes.len(), &pairs.iter().map(back).collect::<Vec<_>>()),
-            succs: Lists::of(nodes.len(), &pairs.iter().map(forth).collect::<Vec<_>>()),
+            preds: Lists::of(nodes.len(), pairs.iter().map(back)),
+            succs: Lists::of(nodes.len(), pairs.iter().map(forth)),
             nodes,
+        }
+    }
+
+    /// The same graph with more edges: the second node of each waits for the first.
+    pub(crate) fn with(&self, more: &[(u32, u32)]) -> Graph {
+        let edges = |from: usize| {
+            self.succs(from).iter().map(move |edge| (from as u32, edge.node, edge.lag))
+        };
+        let more = more.iter().map(|&(from, to)| (from, to, 0.0));
+        let pairs: Vec<_> = (0..self.nodes.len()).flat_map(edges).chain(more).collect();
+        Graph {
+            preds: Lists::of(self.nodes.len(), pairs.iter().map(back)),
+            succs: Lists::of(self.nodes.len(), pairs.iter().map(forth)),
+            nodes: self.nodes.clone(),
+            ..*self
         }
     }
 

@@ -5,6 +5,7 @@
 //! the order.
 
 mod bound;
+mod capped;
 mod graph;
 mod justify;
 mod list;

@@ -11,6 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
 use super::bound::lower_bound;
+use super::capped::capped_bound;
 use super::graph::Graph;
 use super::justify::{justified, releases};
 use super::list::{Keys, Limits, Order, list};
@@ -154,7 +155,10 @@ impl Problem {
             heads: graph.heads(),
             tails: reversed.heads(),
             limits: Limits { worker: max_peak, pipe: None },
-            lower_bound: lower_bound(&graph),
+            lower_bound: match max_peak {
+                Some(max_peak) => capped_bound(&graph, max_peak),
+                None => lower_bound(&graph),
+            },
             unit: total / graph.nodes.len().max(1) as f64,
             graph,
             reversed,

@@ -127,7 +127,7 @@ impl Shape {
             n_in_turn: 1,
             n_waves: 2,
             in_flight: None,
-            window: 4,
+            window: 2,
         }
     }
 

@@ -1,0 +1,198 @@
+//! How short any order can be that keeps to a limit of memory.
+
+use rustc_hash::FxHashMap;
+
+use super::bound::{lower_bound, one_machine};
+use super::graph::Graph;
+use crate::ids::{PipeId, StageId};
+use crate::op::{Cell, Kind};
+
+/// No order of the graph's cells whose workers hold at most `max_peak` has a smaller makespan.
+///
+/// A forward waits for the backward of an earlier micro-batch of its stage if the stage alone would hold too
+/// much. And a worker that may hold K residuals starts its (K+k)-th forward when k backwards have ended,
+/// whichever they are. So its forwards are taken in the order of their starts, without names: the k-th
+/// starts after k forwards' heads, and after as many backwards' earliest ends as the limit asks for, and
+/// the longest tails are left to the first, since any other way to share them out takes longer. With time
+/// running backwards the same holds of its backwards.
+pub(crate) fn capped_bound(graph: &Graph, max_peak: f64) -> f64 {
+    let Some(waits) = waits(graph, max_peak) else { return f64::INFINITY };
+    let graph = graph.with(&waits);
+    let (heads, tails) = (graph.heads(), graph.reversed().heads());
+    let mut workers = vec![Worker::default(); graph.n_workers];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let job = Job { head: heads[i], takes: node.takes, tail: tails[i] };
+        let worker = &mut workers[usize::from(node.worker)];
+        match (node.adds > 0.0, node.frees > 0.0) {
+            (true, false) => worker.makers.push((job, node.adds)),
+            (false, true) => worker.eaters.push((job, node.frees)),
+            (adds, _) => {
+                worker.others.push(job);
+                worker.is_mixed |= adds;
+            }
+        }
+    }
+    let bounds = workers.into_iter().map(|worker| worker.bound(max_peak));
+    bounds.fold(lower_bound(&graph), f64::max)
+}
+
+/// For each stage of a pipe, the backwards that its forwards wait for. `None` if one waits for its own.
+fn waits(graph: &Graph, max_peak: f64) -> Option<Vec<(u32, u32)>> {
+    let mut lanes: FxHashMap<(PipeId, StageId), Lane> = FxHashMap::default();
+    for (id, node) in (0..).zip(&graph.nodes) {
+        for op in node.cell.ops() {
+            let lane = lanes.entry((op.pipe, op.stage)).or_default();
+            let Lane { makers, eaters, is_mixed } = lane;
+            let (list, residuals) = match (node.adds > 0.0, node.frees > 0.0) {
+                (true, _) => (makers, node.adds),
+                (_, true) => (eaters, node.frees),
+                _ => continue,
+            };
+            let same_kind = list.last().is_none_or(|(kind, ..)| *kind == op.kind);
+            *is_mixed |= !same_kind || matches!(node.cell, Cell::Pair(..));
+            list.push((op.kind, id, residuals));
+        }
+    }
+    let mut waits = Vec::new();
+    for Lane { makers, eaters, .. } in lanes.into_values().filter(|lane| !lane.is_mixed) {
+        let (mut made, mut eaten, mut n_eaten) = (0.0, 0.0, 0);
+        for (_, maker, residuals) in makers {
+            let before = made;
+            made += residuals;
+            while made - eaten > max_peak + ROUNDING {
+                eaten += eaters.get(n_eaten)?.2;
+                n_eaten += 1;
+            }
+            if eaten > before + ROUNDING {
+                return None;
+            }
+            waits.extend(n_eaten.checked_sub(1).map(|last| (eaters[last].1, maker)));
+        }
+    }
+    Some(waits)
+}
+
+/// The cells of a stage of a pipe that change the residuals of its worker, in their order: kind, node, and
+/// how many residuals.
+#[derive(Default)]
+struct Lane {
+    /// Those that add.
+    makers: Vec<(Kind, u32, f64)>,
+    /// Those that free.
+    eaters: Vec<(Kind, u32, f64)>,
+    /// Either are of two kinds, of which nobody knows the order, or in pairs.
+    is_mixed: bool,
+}
+
+/// What runs on a worker; the longest ways to its start and from its end.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    head: f64,
+    takes: f64,
+    tail: f64,
+}
+
+impl Job {
+    fn reversed(&self) -> Job {
+        Job { head: self.tail, tail: self.head, ..*self }
+    }
+}
+
+/// The jobs of a worker.
+#[derive(Clone, Debug, Default)]
+struct Worker {
+    /// Those that add residuals, and how many.
+    makers: Vec<(Job, f64)>,
+    /// Those that free residuals, and how many.
+    eaters: Vec<(Job, f64)>,
+    others: Vec<Job>,
+    /// Some do both.
+    is_mixed: bool,
+}
+
+impl Worker {
+    fn bound(self, max_peak: f64) -> f64 {
+        let mut makers: Vec<Job> = self.makers.iter().map(|(job, _)| *job).collect();
+        let mut eaters: Vec<Job> = self.eaters.iter().map(|(job, _)| *job).collect();
+        // Only those that are alike can do without names.
+        if let (false, Some(made), Some(eaten)) =
+            (self.is_mixed, alike(&self.makers), alike(&self.eaters))
+        {
+            delay(&mut makers, made, &eaters, eaten, max_peak);
+            makers = makers.iter().map(Job::reversed).collect();
+            eaters = eaters.iter().map(Job::reversed).collect();
+            delay(&mut eaters, eaten, &makers, made, max_peak);
+            eaters = eaters.iter().map(Job::reversed).collect();
+            makers = makers.iter().map(Job::reversed).collect();
+        }
+        let all = makers.into_iter().chain(eaters).chain(self.others);
+        one_machine(all.map(|job| (job.head, job.takes, job.tail)).collect())
+    }
+}
+
+/// How many residuals each of the jobs changes, if all change as many and take equally long.
+fn alike(jobs: &[(Job, f64)]) -> Option<f64> {
+    let (first, residuals) = jobs.first()?;
+    let same = |(job, n): &(Job, f64)| job.takes == first.takes && n == residuals;
+    jobs.iter().all(same).then_some(*residuals)
+}
+
+/// Takes the names from `makers`, of which each adds `made` residuals, and lets them wait for `eaters`,
+/// of which each frees `eaten`.
+fn delay(makers: &mut [Job], made: f64, eaters: &[Job], eaten: f64, max_peak: f64) {
+    let mut heads: Vec<f64> = makers.iter().map(|job| job.head).collect();
+    let mut tails: Vec<f64> = makers.iter().map(|job| job.tail).collect();
+    let mut ends: Vec<f64> = eaters.iter().map(|job| job.head + job.takes).collect();
+    heads.sort_by(f64::total_cmp);
+    tails.sort_by(|a, b| b.total_cmp(a));
+    ends.sort_by(f64::total_cmp);
+    for (k, job) in makers.iter_mut().enumerate() {
+        let too_many = (k + 1) as f64 * made - max_peak;
+        let n_before = (too_many / eaten - ROUNDING).ceil().max(0.0) as usize;
+        let end = match n_before.checked_sub(1) {
+            Some(last) => ends.get(last).copied().unwrap_or(f64::INFINITY),
+            None => 0.0,
+        };
+        *job = Job { head: heads[k].max(end), tail: tails[k], ..*job };
+    }
+}
+
+/// Shares such as 1/3 do not add up.
+const ROUNDING: f64 = 1e-6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyze::UniformCosts;
+    use crate::order::unordered;
+    use crate::placement::Placement;
+
+    fn bound(placement: Placement, n: u32, backward: f64, splits: bool, max_peak: f64) -> f64 {
+        let costs = UniformCosts::new(1.0, backward, 0.0);
+        capped_bound(&Graph::of(&unordered(placement, n, splits), &costs), max_peak)
+    }
+
+    /// Each is what the mixed-integer program of `cargo xtask oracle` proves to be the optimum.
+    #[test]
+    fn it_meets_proven_optima() {
+        assert_eq!(bound(Placement::line(4), 8, 3.0, true, 4.0), 36.5);
+        assert_eq!(bound(Placement::wave(2, 2), 4, 2.0, false, 2.0), 28.0);
+        assert_eq!(bound(Placement::wave(4, 2), 8, 2.0, false, 4.0), 60.0);
+        assert_eq!(bound(Placement::mirrored(4, 1), 8, 2.0, false, 4.0), 28.0);
+    }
+
+    #[test]
+    fn a_limit_that_nobody_comes_to_changes_nothing() {
+        for placement in [Placement::line(3), Placement::wave(3, 2), Placement::mirrored(4, 2)] {
+            let graph =
+                Graph::of(&unordered(placement, 7, true), &UniformCosts::new(1.0, 1.6, 0.5));
+            assert_eq!(capped_bound(&graph, 7.0), lower_bound(&graph));
+        }
+    }
+
+    #[test]
+    fn one_micro_batch_at_a_time_goes_there_and_back() {
+        assert_eq!(bound(Placement::line(4), 5, 2.0, false, 1.0), 5.0 * 12.0);
+        assert_eq!(bound(Placement::line(4), 5, 2.0, false, 0.5), f64::INFINITY);
+    }
+}

@@ -1,0 +1,83 @@
+//! The program that proves how short orders can be: not in the workspace, since HiGHS takes long to build.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::command::{cargo, read, root, run as run_command};
+
+/// Tests the oracle.
+pub(crate) fn test() -> Result<()> {
+    needs()?;
+    run_command(
+        cargo(["test", "--release", "--manifest-path", MANIFEST]).env("CARGO_TARGET_DIR", target()),
+    )
+}
+
+/// The oracle, built, with a limit of time.
+pub(crate) struct Oracle {
+    program: PathBuf,
+    seconds: f64,
+}
+
+/// What the oracle knows about orders.
+pub(crate) struct Proof {
+    /// None is shorter.
+    pub(crate) at_least: f64,
+    /// One takes so long.
+    pub(crate) makespan: f64,
+}
+
+impl Oracle {
+    /// Builds it; it will try `seconds` each time.
+    pub(crate) fn build(seconds: f64) -> Result<Oracle> {
+        needs()?;
+        let args = ["build", "--release", "--manifest-path", MANIFEST];
+        run_command(cargo(args).env("CARGO_TARGET_DIR", target()))?;
+        Ok(Oracle { program: target().join("release/oracle"), seconds })
+    }
+
+    /// How short the orders of the ops in `timetable` can be, a forward taking 1, none of which is known
+    /// to take less than `above`.
+    pub(crate) fn prove(
+        &self,
+        timetable: &Path,
+        backward: f64,
+        max_peak: f64,
+        above: f64,
+    ) -> Result<Proof> {
+        let mut command = Command::new(&self.program);
+        command.arg(timetable);
+        let options = [
+            ("backward", backward),
+            ("memory-cap", max_peak),
+            ("above", above),
+            ("seconds", self.seconds),
+        ];
+        for (name, value) in options {
+            command.arg(format!("--{name}={value}"));
+        }
+        let answer: Value = serde_json::from_str(&read(&mut command)?)?;
+        let field =
+            |name: &str| answer[name].as_f64().with_context(|| format!("no {name}: {answer}"));
+        Ok(Proof { at_least: field("at_least")?, makespan: field("makespan")? })
+    }
+}
+
+const MANIFEST: &str = "xtask/oracle/Cargo.toml";
+
+fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| root().join("target"), PathBuf::from)
+        .join("oracle")
+}
+
+/// Installs what HiGHS is built with, where Debian's packages are.
+fn needs() -> Result<()> {
+    if read(Command::new("cmake").arg("--version")).is_ok() {
+        return Ok(());
+    }
+    run_command(Command::new("apt-get").args(["install", "--yes", "cmake", "libclang-dev"]))
+}

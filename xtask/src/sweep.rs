@@ -1,0 +1,281 @@
+//! The order search over many cases: against its lower bound, the schedules of the table, and the oracle.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use chimera_core::analyze::{UniformCosts, simulate};
+use chimera_core::exchange::to_json;
+use chimera_core::lower::{Lowering, lower};
+use chimera_core::order::{Allowed, Search, search, starts};
+use chimera_core::placement::Placement;
+use chimera_core::timetable::Timetable;
+use serde_json::{Value, json};
+
+use crate::command::root;
+use crate::oracle::Oracle;
+
+/// How the search is swept.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How long each search may take, in seconds
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Have the oracle try so long, in seconds, to prove each makespan that is not within 2 % of the bound
+    #[arg(long, value_name = "SECONDS")]
+    prove: Option<f64>,
+    /// Only cases whose name contains this; nothing is written to docs
+    #[arg(long)]
+    only: Option<String>,
+    /// Print every case as a line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Searches every case, and writes docs/search.md.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let oracle = args.prove.map(Oracle::build).transpose()?;
+    let mut proven = Proven::read()?;
+    let only = args.only.as_deref().unwrap_or_default();
+    let mut outcomes = Vec::new();
+    for case in cases().filter(|case| case.to_string().contains(only)) {
+        let outcome = case.search(args.seconds)?;
+        if let Some(oracle) = &oracle
+            && !outcome.is_near(outcome.lower_bound)
+            && !outcome.is_near(proven.at_least(&case))
+        {
+            let at_least = case.prove(&outcome, oracle)?;
+            proven.raise(&case, at_least)?;
+        }
+        if args.json {
+            println!("{}", outcome.json(&case, &proven));
+        }
+        outcomes.push((case, outcome));
+    }
+    let page = page(&outcomes, &proven);
+    if args.only.is_some() {
+        eprint!("{page}");
+        return Ok(());
+    }
+    let path = root().join("docs/search.md");
+    fs::write(&path, page).with_context(|| format!("writing {}", path.display()))
+}
+
+/// A problem of the search.
+struct Case {
+    placement: &'static str,
+    depth: usize,
+    n: u32,
+    backward: f64,
+    splits: bool,
+    max_peak: f64,
+}
+
+/// By name: a placement of D workers, unless D is too small.
+const PLACEMENTS: [(&str, fn(usize) -> Option<Placement>); 4] = [
+    ("line", |d| Some(Placement::line(d))),
+    ("V", |d| Some(Placement::wave(d, 2))),
+    ("mirrored", |d| Some(Placement::mirrored(d, 1))),
+    ("2f=4", |d| d.is_multiple_of(4).then(|| Placement::mirrored(d, 2))),
+];
+
+fn cases() -> impl Iterator<Item = Case> {
+    let mut cases = Vec::new();
+    for (placement, of_depth) in PLACEMENTS {
+        for depth in [2, 4, 8].into_iter().filter(|&d| of_depth(d).is_some()) {
+            for twice in [1, 2, 4, 8, 16] {
+                for backward in [1.0, 1.6, 2.0, 3.0] {
+                    for splits in [false, true] {
+                        for cap in [1.0, 1.5, 2.0] {
+                            let (n, max_peak) = (twice * depth as u32 / 2, cap * depth as f64);
+                            cases.push(Case { placement, depth, n, backward, splits, max_peak });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    cases.into_iter()
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { placement, depth, n, backward, splits, max_peak } = self;
+        let split = if *splits { " split" } else { "" };
+        write!(f, "{placement} D={depth} N={n} B={backward}{split} cap={max_peak}")
+    }
+}
+
+impl Case {
+    fn costs(&self) -> UniformCosts {
+        UniformCosts::new(1.0, self.backward, 0.0)
+    }
+
+    fn starts(&self) -> Result<Vec<Timetable>> {
+        let of_depth = PLACEMENTS.iter().find(|(name, _)| *name == self.placement);
+        let placement = of_depth.and_then(|(_, of_depth)| of_depth(self.depth));
+        let allowed = Allowed { split_backwards: self.splits, ..Allowed::default() };
+        Ok(starts(&placement.context("no placement")?, self.n, allowed))
+    }
+
+    /// The makespan of a timetable if it is proven and fits.
+    fn makespan(&self, timetable: &Timetable) -> Option<f64> {
+        let how = Lowering { max_peak: Some(self.max_peak), ..Lowering::default() };
+        Some(simulate(&lower(timetable, &how).ok()?, &self.costs()).makespan())
+    }
+
+    /// Searches, and checks what came out.
+    fn search(&self, seconds: f64) -> Result<Outcome> {
+        let starts = self.starts()?;
+        let hand_made = starts
+            .iter()
+            .filter(|t| !t.schedule.is_empty())
+            .filter_map(|t| Some((self.makespan(t)?, t.schedule.clone())))
+            .min_by(|a, b| a.0.total_cmp(&b.0));
+        let priced: Vec<_> = starts.into_iter().map(|t| (t, self.costs())).collect();
+        let how = Search {
+            max_peak: Some(self.max_peak),
+            n_orders: u64::MAX,
+            time_limit: Duration::from_secs_f64(seconds),
+            ..Search::default()
+        };
+        let found =
+            search(&priced, &how, |_| ()).with_context(|| format!("{self}: nothing fits"))?;
+        let makespan = self.makespan(&found.timetable);
+        let makespan = makespan.with_context(|| format!("{self}: what was found is refused"))?;
+        let lower_bound = found.progress.lower_bound;
+        let told = found.progress.makespan;
+        ensure!((makespan - told).abs() < 1e-6, "{self}: {told} was told, {makespan} simulated");
+        ensure!(makespan > lower_bound - 1e-6, "{self}: {makespan} is below {lower_bound}");
+        if let Some((best, name)) = &hand_made {
+            ensure!(makespan < best + 1e-6, "{self}: {makespan} is worse than {name}, {best}");
+        }
+        Ok(Outcome { timetable: found.timetable, makespan, lower_bound, hand_made })
+    }
+
+    /// How long all orders take at least, as far as the oracle knows.
+    fn prove(&self, outcome: &Outcome, oracle: &Oracle) -> Result<f64> {
+        let file = tempfile::NamedTempFile::new()?;
+        fs::write(file.path(), to_json(&outcome.timetable))?;
+        let proof = oracle.prove(file.path(), self.backward, self.max_peak, outcome.lower_bound)?;
+        let (at_least, makespan) = (proof.at_least, proof.makespan);
+        eprintln!("{self}: {} found, at least {at_least}, at most {makespan}", outcome.makespan);
+        ensure!(
+            at_least < outcome.makespan + 1e-6,
+            "{self}: {} is less than {at_least}",
+            outcome.makespan
+        );
+        Ok(at_least)
+    }
+}
+
+/// What a search came to.
+struct Outcome {
+    timetable: Timetable,
+    makespan: f64,
+    lower_bound: f64,
+    /// The best of the table that fits.
+    hand_made: Option<(f64, String)>,
+}
+
+impl Outcome {
+    fn is_near(&self, bound: f64) -> bool {
+        self.makespan <= bound * 1.02 + 1e-6
+    }
+
+    fn is_at(&self, bound: f64) -> bool {
+        self.makespan <= bound + 1e-6
+    }
+
+    fn json(&self, case: &Case, proven: &Proven) -> Value {
+        json!({
+            "case": case.to_string(),
+            "makespan": self.makespan,
+            "lower_bound": self.lower_bound,
+            "proven": proven.0.get(&case.to_string()),
+            "hand_made": self.hand_made.as_ref().map(|(makespan, name)| json!({ "schedule": name, "makespan": makespan })),
+        })
+    }
+}
+
+/// By case: what the oracle has proven, whatever a search finds: no order is shorter.
+struct Proven(BTreeMap<String, f64>);
+
+impl Proven {
+    fn path() -> PathBuf {
+        root().join("xtask/oracle/proven.json")
+    }
+
+    fn read() -> Result<Proven> {
+        let path = Proven::path();
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(Proven(serde_json::from_str(&text)?))
+    }
+
+    fn at_least(&self, case: &Case) -> f64 {
+        self.0.get(&case.to_string()).copied().unwrap_or(0.0)
+    }
+
+    /// Notes what has been proven at once: it took long.
+    fn raise(&mut self, case: &Case, at_least: f64) -> Result<()> {
+        let known = self.0.entry(case.to_string()).or_default();
+        *known = known.max(at_least);
+        fs::write(Proven::path(), serde_json::to_string_pretty(&self.0)? + "\n")?;
+        Ok(())
+    }
+}
+
+fn page(outcomes: &[(Case, Outcome)], proven: &Proven) -> String {
+    let count = |is: fn(&Outcome, f64) -> bool| {
+        outcomes.iter().filter(|(_, outcome)| is(outcome, outcome.lower_bound)).count()
+    };
+    let (at, near) = (count(Outcome::is_at), count(Outcome::is_near));
+    let exceptions = || outcomes.iter().filter(|(_, o)| !o.is_near(o.lower_bound));
+    let optimal = exceptions().filter(|(case, o)| o.is_at(proven.at_least(case))).count();
+    let beaten = |(_, o): &&(Case, Outcome)| {
+        o.hand_made.as_ref().is_some_and(|(best, _)| o.makespan < best - 1e-6)
+    };
+    let beaten = outcomes.iter().filter(beaten).count();
+    let mut page = format!(
+        "# The order search against its bound\n\n\
+         Made by `cargo xtask sweep --prove 60`. D in 2, 4, 8; N from D/2 to 8D; a forward takes 1, a \
+         backward B in 1, 1.6, 2, 3, whole or split into equal halves, on every stage; memory caps of D, \
+         1.5D and 2D micro-batches; one pipe on a line or in a V (two stages per worker), two mirrored \
+         pipes, four pipes (2f=4).\n\n\
+         Of {} cases {at} end at the lower bound, which proves them optimal, and {near} within 2 % of it. \
+         None is worse than any schedule of the table on the same placement under the same cap, and \
+         {beaten} are better than all of them. Of the {} others {optimal} are proven optimal by the \
+         mixed-integer program of `xtask/oracle`:\n\n\
+         | case | found | bound | proven | best of the table |\n|---|---|---|---|---|\n",
+        outcomes.len(),
+        outcomes.len() - near,
+    );
+    for (case, outcome) in exceptions() {
+        let proof = match proven.at_least(case) {
+            at_least if outcome.is_at(at_least) => "optimal".to_string(),
+            at_least if at_least > outcome.lower_bound + 1e-6 => {
+                format!("at least {}", short(at_least))
+            }
+            _ => String::new(),
+        };
+        let hand_made = outcome.hand_made.as_ref();
+        let hand_made = hand_made.map(|(makespan, name)| format!("{} {name}", short(*makespan)));
+        let _ = writeln!(
+            page,
+            "| {case} | {} | {} | {proof} | {} |",
+            short(outcome.makespan),
+            short(outcome.lower_bound),
+            hand_made.unwrap_or_default(),
+        );
+    }
+    page
+}
+
+/// A time without the noise of its last digits.
+fn short(time: f64) -> f64 {
+    (time * 1e3).round() / 1e3
+}
