@@ -61,7 +61,7 @@ impl Where {
         let is_mirrored = self == Where::Mirrored;
         ensure!(
             !is_mirrored || pipes >= 2 && pipes.is_multiple_of(2) && pipes <= 2 * depth,
-            "mirrored pipes come in pairs, at most {depth} of them: choose --pipes 2"
+            "mirrored pipes come in pairs, at most {depth} down and {depth} up: choose --pipes 2"
         );
         let n_ops =
             [chunks, n_micro_batches as usize, 3].iter().fold(depth, |n, x| n.saturating_mul(*x));
