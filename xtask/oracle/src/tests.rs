@@ -8,7 +8,7 @@ const LONG: Duration = Duration::from_secs(600);
 
 #[test]
 fn a_shorter_order_than_the_given_is_found() {
-    let gems = find("gems").and_then(|gems| Ok(gems.timetable(&Shape::new(2, 2))));
+    let gems = find("gems").map(|gems| gems.timetable(&Shape::new(2, 2)));
     let gems = gems.expect("GEMS").expect("a timetable");
     let costs = UniformCosts::new(1.0, 2.0, 0.0);
     assert_eq!(makespan(&gems, &costs, 2.0).expect("proven"), 11.0);
