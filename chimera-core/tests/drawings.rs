@@ -56,6 +56,17 @@ drawings! {
     zb_h1: "zb-h1", Shape::new(4, 8), 2.0;
     zb_h2: "zb-h2", Shape::new(4, 8), 2.0;
     zb_h2_few: "zb-h2", Shape::new(4, 3), 2.0;
+    zb_v: "zb-v", Shape::new(4, 8), 2.0;
+    zb_v_few: "zb-v", Shape::new(4, 3), 2.0;
+    v_half: "v-half", Shape::new(4, 8), 2.0;
+    v_half_of_three: "v-half", Shape::new(3, 6), 2.0;
+    v_min: "v-min", Shape::new(4, 8), 2.0;
+    v_min_of_three: "v-min", Shape::new(3, 6), 2.0;
+    hanayo_one_wave: "hanayo", Shape { n_waves: 1, ..Shape::new(4, 4) }, 2.0;
+    hanayo_two_waves: "hanayo", Shape::new(4, 4), 2.0;
+    mixpipe: "mixpipe", Shape::new(4, 8), 2.0;
+    mixpipe_more_in_flight: "mixpipe", Shape { in_flight: Some(4), ..Shape::new(4, 8) }, 2.0;
+    mixpipe_of_three: "mixpipe", Shape::new(3, 5), 2.0;
     dualpipe: "dualpipe", Shape::new(4, 8), 2.0;
     dualpipe_of_eight: "dualpipe", Shape::new(8, 20), 2.0;
     dualpipe_v: "dualpipe-v", Shape::new(2, 5), 2.0;

@@ -45,7 +45,9 @@ fn shapes(schedule: &'static str, depths: &[usize], n_micro_batches: &[u32]) -> 
 
 #[test]
 fn schedules_of_any_depth_train_as_one_worker() {
-    for schedule in ["gpipe", "dapple", "gems", "zb-h1", "zb-h2"] {
+    for schedule in
+        ["gpipe", "dapple", "gems", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "mixpipe"]
+    {
         for shape in shapes(schedule, &[1, 2, 3, 4], &[1, 3, 6]) {
             assert_equivalent(&Run::new(schedule, shape));
         }
@@ -67,6 +69,26 @@ fn groups_of_dapple_train_as_one_worker() {
     for (depth, n_in_turn, n) in [(2, 2, 5), (3, 3, 6), (4, 2, 7), (2, 9, 4)] {
         let shape = Shape { n_in_turn, ..Shape::new(depth, n) };
         assert_equivalent(&Run::new("dapple", shape));
+    }
+}
+
+#[test]
+fn waves_train_as_one_worker() {
+    for (depth, n_waves, n) in [(1, 1, 2), (2, 1, 5), (2, 2, 3), (3, 1, 4), (4, 1, 6)] {
+        for width in [1, 2] {
+            let shape = Shape { n_waves, ..Shape::new(depth, n) };
+            assert_equivalent(&Run { width, ..Run::new("hanayo", shape) });
+        }
+    }
+}
+
+#[test]
+fn any_number_in_flight_trains_as_one_worker() {
+    for (depth, k, n) in [(2, 1, 3), (3, 1, 4), (3, 5, 7), (4, 1, 5), (4, 6, 12)] {
+        for is_delayed in [false, true] {
+            let shape = Shape { in_flight: Some(k), ..Shape::new(depth, n) };
+            assert_equivalent(&Run { is_delayed, ..Run::new("mixpipe", shape) });
+        }
     }
 }
 
@@ -121,6 +143,9 @@ fn a_tied_head_is_summed_over_both_ends() {
         ("chimera", Shape { n_pipes: 4, ..Shape::new(4, 6) }),
         ("dualpipe", Shape::new(2, 4)),
         ("dualpipe-v", Shape::new(2, 4)),
+        ("zb-v", Shape::new(3, 4)),
+        ("hanayo", Shape::new(2, 3)),
+        ("mixpipe", Shape::new(2, 5)),
     ] {
         assert_equivalent(&Run { tied: true, width: 2, ..Run::new(schedule, shape) });
     }

@@ -9,6 +9,7 @@ use chimera_core::lower::{Instr, Lowering, Program, Sync, lower};
 use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::schedule::{Scaling, Shape, find};
 use chimera_core::timetable::Timetable;
+use chimera_core::update::Update;
 use proptest::prelude::*;
 
 fn timetable(schedule: &str, shape: &Shape) -> Timetable {
@@ -37,9 +38,16 @@ fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
             let scaling = Scaling::ALL[scaling].1;
             ("chimera", Shape { n_pipes: 2 * f, scaling, ..Shape::new(2 * half, n) })
         });
-    let others =
-        (prop::sample::select(vec!["gpipe", "gems", "zb-h1", "zb-h2"]), 1usize..=16, 1u32..=40)
-            .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
+    let others = (
+        prop::sample::select(vec!["gpipe", "gems", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min"]),
+        1usize..=16,
+        1u32..=40,
+    )
+        .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
+    let hanayo = (1usize..=8, 1u32..=20, 1usize..=5)
+        .prop_map(|(depth, n, n_waves)| ("hanayo", Shape { n_waves, ..Shape::new(depth, n) }));
+    let mixpipe = (1usize..=16, 1u32..=40, prop::option::of(1u32..=20))
+        .prop_map(|(depth, n, in_flight)| ("mixpipe", Shape { in_flight, ..Shape::new(depth, n) }));
     let dapple = (1usize..=16, 1u32..=40, 1u32..=6)
         .prop_map(|(depth, n, n_in_turn)| ("dapple", Shape { n_in_turn, ..Shape::new(depth, n) }));
     let dual = (any::<bool>(), 1usize..=8, 0u32..=16).prop_map(|(is_folded, half, more)| {
@@ -58,7 +66,7 @@ fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
             if double { ("pipedream-2bw", depth as u32 + more) } else { ("pipedream", more + 1) };
         (name, Shape { window, ..Shape::new(depth, n) })
     });
-    prop_oneof![chimera, others, dapple, interleaved, dual, asynchronous]
+    prop_oneof![chimera, others, dapple, interleaved, dual, hanayo, mixpipe, asynchronous]
 }
 
 proptest! {
@@ -69,8 +77,12 @@ proptest! {
     fn every_shape_is_proven_under_every_policy((schedule, shape) in schedules()) {
         for (_, sync) in Sync::ALL {
             let program = program(schedule, &shape, sync);
-            let doubled = schedule == "chimera" && shape.scaling != Scaling::Direct;
-            let bound = if doubled { 2 } else { shape.n_in_turn };
+            let bound = match schedule {
+                "chimera" if shape.scaling != Scaling::Direct => 2,
+                // No formula: they do whatever is ready.
+                "hanayo" | "mixpipe" => 4,
+                _ => shape.n_in_turn,
+            };
             prop_assert!(program.channel_bound() <= bound);
             for (w, row) in program.rows().iter().enumerate() {
                 let agrees = row.iter().filter(|i| matches!(i, Instr::Agree)).count();
@@ -90,7 +102,8 @@ proptest! {
         for pipe in (0..t.placement.n_pipes()).map(|p| PipeId(p as u16)) {
             let Ok(csv) = to_csv(&t, pipe) else {
                 let is_empty = csv::micro_batches(&t, pipe).is_empty();
-                prop_assert!(t.units_per_micro > 1 || is_empty, "{} of {}", pipe, schedule);
+                let is_other = t.units_per_micro > 1 || t.update != Update::Flush;
+                prop_assert!(is_other || is_empty, "{} of {}", pipe, schedule);
                 continue;
             };
             let read = from_csv(csv.as_bytes(), schedule).expect("is read");
@@ -256,6 +269,77 @@ fn zb_h2_has_its_closed_forms() {
             if n > 2 * others {
                 let timeline = simulate(&p, &UniformCosts::new(1.0, 2.0, 0.0));
                 assert_eq!(spans(&timeline), vec![3.0 * nf; d], "D={d} N={n}");
+            }
+        }
+    }
+}
+
+/// A chunk's F, b and w cost 1 each here, so that a worker's share of a micro-batch costs 6.
+#[test]
+fn zb_v_has_its_closed_forms() {
+    for d in 1..=16 {
+        for n in d as u32..=40 {
+            let p = program("zb-v", &Shape::new(d, n), Sync::AtEnd);
+            let timeline = simulate(&p, &UniformCosts::new(1.0, 2.0, 0.0));
+            let (df, nf) = (d as f64, f64::from(n));
+            assert_eq!(timeline.makespan(), 6.0 * nf + df - 1.0, "D={d} N={n}");
+            assert!(peaks(&p).1 <= df, "D={d} N={n}: {:?}", p.peaks());
+            // From N = 2D-1 on nobody waits from its first op to its last.
+            let span = 6.0 * nf + (2.0 * df - 1.0 - nf).max(0.0);
+            let longest = spans(&timeline).into_iter().fold(0.0, f64::max);
+            assert_eq!(longest, span, "D={d} N={n}");
+        }
+    }
+}
+
+#[test]
+fn the_vs_hold_no_more_than_they_promise() {
+    for d in 1..=16 {
+        for n in 1..=40 {
+            for (schedule, most) in [("zb-v", d), ("v-half", (d + 2) / 2), ("v-min", (d + 4) / 3)] {
+                let p = program(schedule, &Shape::new(d, n), Sync::AtEnd);
+                assert!(peaks(&p).1 <= most as f64, "{schedule} D={d} N={n}: {:?}", p.peaks());
+            }
+        }
+    }
+}
+
+/// Its chunks are half as long as the stages of a pipeline of the same depth.
+#[test]
+fn hanayo_with_one_wave_is_chimera_on_twice_the_stages() {
+    for d in 1..=8 {
+        for n in (2..=2 * d as u32).step_by(2) {
+            let shape = Shape { n_waves: 1, ..Shape::new(d, n / 2) };
+            let hanayo = program("hanayo", &shape, Sync::AtEnd);
+            let chimera = program("chimera", &Shape::new(2 * d, n), Sync::AtEnd);
+            assert_eq!(makespan(&hanayo, 1.0, 2.0), makespan(&chimera, 1.0, 2.0), "D={d} N={n}");
+        }
+    }
+}
+
+#[test]
+fn hanayo_holds_twice_what_1f1b_does_at_most() {
+    for d in 1..=8 {
+        for n in 1..=40 {
+            for n_waves in 1..=4 {
+                let shape = Shape { n_waves, ..Shape::new(d, n) };
+                let p = program("hanayo", &shape, Sync::AtEnd);
+                let most = f64::from(n).min(2.0 * d as f64 - 1.0);
+                assert!(peaks(&p).1 <= most, "D={d} N={n}, {n_waves} waves: {:?}", p.peaks());
+            }
+        }
+    }
+}
+
+#[test]
+fn mixpipe_keeps_to_what_may_be_in_flight() {
+    for d in 1..=10 {
+        for n in 1..=24 {
+            for k in [1, 2, 3, 5, 12] {
+                let shape = Shape { in_flight: Some(k), ..Shape::new(d, n) };
+                let p = program("mixpipe", &shape, Sync::AtEnd);
+                let most = (2.0 * f64::from(k)).min((d as f64).max((1.5 * f64::from(k)).floor()));
+                assert!(peaks(&p).1 <= most, "D={d} N={n} K={k}: {:?}", p.peaks());
             }
         }
     }
@@ -468,6 +552,25 @@ fn quoted_values() {
     assert_eq!([pipes(2), pipes(4), pipes(8)], [36.0, 28.0, 24.0]);
     let dualpipe = |d, n| makespan(&program("dualpipe", &Shape::new(d, n), Sync::AtEnd), 1.0, 2.0);
     assert_eq!([dualpipe(4, 8), dualpipe(8, 20)], [26.0, 66.0]);
+    let of = |schedule, shape| {
+        let p = program(schedule, &shape, Sync::AtEnd);
+        (makespan(&p, 1.0, 2.0), peaks(&p).1)
+    };
+    // In times of a chunk, of which a worker's stage has two; with W waves 2W.
+    assert_eq!(of("v-min", Shape::new(4, 8)), (59.0, 2.0));
+    assert_eq!(of("v-half", Shape::new(4, 8)), (53.0, 3.0));
+    assert_eq!(of("zb-v", Shape::new(4, 8)), (51.0, 4.0));
+    assert_eq!(
+        ["v-min", "v-half", "zb-v"].map(|s| of(s, Shape::new(4, 16)).0),
+        [107.0, 101.0, 99.0]
+    );
+    let hanayo = |n_waves| of("hanayo", Shape { n_waves, ..Shape::new(4, 4) }).0;
+    assert_eq!([1, 2, 4].map(hanayo), [36.0, 61.0, 109.0]);
+    let mixpipe = |d, n, k| of("mixpipe", Shape { in_flight: Some(k), ..Shape::new(d, n) });
+    // Without the squeeze 65, 55 and 110.
+    assert_eq!(mixpipe(8, 16, 5), (62.0, 8.0));
+    assert_eq!(mixpipe(4, 16, 3), (52.0, 4.0));
+    assert_eq!(mixpipe(8, 32, 8), (106.0, 12.0));
     assert_eq!(makespan(&apart("dualpipe", &Shape::new(8, 20)), 1.0, 2.0), 63.0);
 }
 

@@ -42,10 +42,10 @@ fn proven(timetable: &Timetable, max_peak: f64, costs: &UniformCosts) -> f64 {
 fn mirrored_pipes_come_to_the_bound() {
     let costs = UniformCosts::new(1.0, 2.0, 0.0);
     let mirrored = || starts(&Placement::mirrored(8, 1), 32, WHOLE);
-    for (max_peak, wanted) in [(16.0, 105.0), (12.0, 105.0), (10.0, 106.0)] {
+    for (max_peak, wanted) in [(16.0, 105.0), (12.0, 105.0), (10.0, 106.0), (8.0, 108.0)] {
         let found = find(mirrored(), costs, &within(max_peak, 3000));
-        assert_eq!(found.progress.lower_bound, 105.0);
-        assert!(found.progress.makespan <= wanted, "{max_peak}: {:?}", found.progress);
+        assert_eq!(found.progress.makespan, wanted, "{max_peak}");
+        assert_eq!(found.progress.lower_bound, wanted, "{max_peak}");
         assert_eq!(proven(&found.timetable, max_peak, &costs), found.progress.makespan);
     }
 }
@@ -65,8 +65,8 @@ fn a_v_comes_to_the_bound() {
     let costs = UniformCosts::new(1.0, 2.0, 0.0);
     for (max_peak, wanted) in [(4.0, 51.0), (3.0, 53.0), (2.0, 59.0)] {
         let found = find(starts(&Placement::wave(4, 2), 8, SPLIT), costs, &within(max_peak, 2000));
-        assert_eq!(found.progress.lower_bound, 51.0);
         assert!(found.progress.makespan <= wanted, "{max_peak}: {:?}", found.progress);
+        assert!(found.progress.lower_bound >= 51.0, "{max_peak}: {:?}", found.progress);
     }
 }
 

@@ -167,6 +167,6 @@ pub(super) fn figures(run: &Run, baseline: Option<f64>) -> [String; HEADS.len()]
         format!("{:.3}", run.timeline.bubble_ratio()),
         short(run.peak()),
         run.weight_copies().to_string(),
-        short(run.n_messages()),
+        run.n_messages().to_string(),
     ]
 }

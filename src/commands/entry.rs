@@ -101,16 +101,12 @@ pub(super) struct Run {
 impl Run {
     /// Of one step; of an asynchronous schedule, its share of the window.
     pub(super) fn makespan(&self) -> f64 {
-        self.timeline.makespan() / self.n_steps()
+        self.timeline.makespan() / f64::from(self.program.window().n_steps())
     }
 
     /// Messages of one step.
-    pub(super) fn n_messages(&self) -> f64 {
-        self.program.n_messages() as f64 / self.n_steps()
-    }
-
-    fn n_steps(&self) -> f64 {
-        f64::from(self.program.window().n_steps())
+    pub(super) fn n_messages(&self) -> usize {
+        self.program.n_messages() / self.program.window().n_steps() as usize
     }
 
     /// The most micro-batches whose residuals a worker holds.

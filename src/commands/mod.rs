@@ -79,7 +79,7 @@ struct ShapeArgs {
     #[arg(long, value_name = "K")]
     in_flight: Option<u32>,
     /// Steps between the flushes of an asynchronous schedule, T
-    #[arg(long, value_name = "T", default_value_t = 4)]
+    #[arg(long, value_name = "T", default_value_t = 2)]
     window: u32,
     /// Where `auto` searches: line, interleaved, v, wave or mirrored
     #[arg(long, value_name = "NAME", default_value = "mirrored")]

@@ -37,7 +37,9 @@ pub(super) fn check(key: &str, value: Value) -> Result<Value, String> {
 /// The candidate that `word` most likely meant.
 pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase().replace('_', "-");
-    candidates.min_by_key(|candidate| strsim::damerau_levenshtein(&word, candidate))
+    candidates.min_by_key(|candidate| {
+        (!candidate.contains(&word), strsim::damerau_levenshtein(&word, candidate))
+    })
 }
 
 /// The values of one key.

@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn refusals_name_the_line() {
         for (text, line) in [
-            ("a.b = 1", "1: unknown key `a`: did you mean `lr`?"),
+            ("a.b = 1", "1: unknown key `a`: did you mean `data`?"),
             (
                 "depth = 4\nmicro-batch = 2",
                 "2: unknown key `micro-batch`: did you mean `micro-batches`?",

@@ -70,6 +70,21 @@ fn chunks_of_interleaved() {
 }
 
 #[test]
+fn chunks_in_a_wave() {
+    let mut oracle = Oracle::new();
+    for schedule in
+        ["zb-v", "v-half", "v-min", "hanayo --waves 1", "mixpipe", "mixpipe --in-flight 2"]
+    {
+        for (depth, n) in [(2, 1), (2, 5), (3, 4), (4, 2), (4, 9)] {
+            for width in [1, 2] {
+                oracle.check(n, width, &format!("--schedule {schedule} --depth {depth}"), "");
+            }
+        }
+    }
+    oracle.check(3, 1, "--schedule hanayo --depth 2 --waves 2", "");
+}
+
+#[test]
 fn pairs_of_dualpipe() {
     let mut oracle = Oracle::new();
     for (schedule, depth, n) in

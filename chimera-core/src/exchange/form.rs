@@ -25,6 +25,7 @@ pub(super) struct File {
     pub(super) unit: f64,
     #[serde(default)]
     pub(super) selective: Vec<(PipeId, StageId)>,
+    #[serde(default)]
     pub(super) update: Rule,
     #[serde(default, deserialize_with = "present")]
     pub(super) steps: Option<u32>,

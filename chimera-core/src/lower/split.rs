@@ -10,6 +10,7 @@ use crate::effects::Rules;
 use crate::ids::WorkerId;
 use crate::op::{Cell, Kind, Op};
 use crate::timetable::Timetable;
+use crate::update::Update;
 
 /// Splits every whole backward.
 ///
@@ -17,6 +18,7 @@ use crate::timetable::Timetable;
 /// `costs`; those that find none go to the end of the row. At these costs the makespan is never longer
 /// than before. Residuals are held until the weight half is done, so more may be held than before, but no
 /// more than makes it shorter; under [`Lowering::max_peak`] weight halves run as early as that asks for.
+/// An asynchronous timetable updates weights all along: there they stay right behind their input halves.
 /// Backwards that are split already stay where they are, and pairs that take less time than their ops
 /// would alone stay whole.
 ///
@@ -37,6 +39,9 @@ pub fn split_backward(
     };
     // Right behind their input halves, weight halves change nothing but that messages leave sooner.
     let mut best = rehearsed(rows.iter().map(|row| behind(row)).collect())?;
+    if timetable.update != Update::Flush {
+        return Ok(best.0);
+    }
     let (_, late) = rehearsed(rows.iter().map(|row| at_end(row)).collect())?;
     let room = Room {
         rules: Rules::of(timetable),

@@ -36,15 +36,21 @@ pub fn unordered(placement: Placement, n_micro_batches: u32, splits: bool) -> Ti
 pub(crate) struct Node {
     pub(crate) cell: Cell,
     pub(crate) worker: u16,
-    /// The micro-batch of its first op.
-    pub(crate) micro: u32,
-    /// The pipe of its first op.
-    pub(crate) pipe: u16,
     /// How long it takes.
     pub(crate) takes: f64,
     /// Residuals that it adds while it runs, in micro-batches, and those it frees at its end.
     pub(crate) adds: f64,
     pub(crate) frees: f64,
+    /// Whose residuals it adds, and whose it frees: those of a pair are of two micro-batches.
+    pub(crate) added: Owner,
+    pub(crate) freed: Owner,
+}
+
+/// A micro-batch and the pipe that it takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner {
+    pub(crate) micro: u32,
+    pub(crate) pipe: u16,
 }
 
 /// An edge: the other end, and how long after the end of the first the second may start.
@@ -126,7 +132,7 @@ impl Graph {
                     Cell::Pair(a, b) => costs.pair(worker, a, b),
                 };
                 let (adds, frees) = residuals.change(worker, cell, &rules);
-                let Some(first) = cell.ops().next() else { continue };
+                let (added, freed) = owners(cell, timetable.units_per_micro.max(1));
                 for op in cell.ops() {
                     if let Some(before) = lanes.insert((op.kind, op.pipe, op.stage), id) {
                         pairs.push((before, id, 0.0));
@@ -138,11 +144,11 @@ impl Graph {
                 nodes.push(Node {
                     cell: *cell,
                     worker: w as u16,
-                    micro: first.span.start / timetable.units_per_micro.max(1),
-                    pipe: first.pipe.0,
                     takes,
                     adds,
                     frees,
+                    added,
+                    freed,
                 });
             }
         }
@@ -197,7 +203,10 @@ impl Graph {
         let mut nodes = self.nodes.clone();
         for node in &mut nodes {
             std::mem::swap(&mut node.adds, &mut node.frees);
-            node.micro = self.n_micro_batches as u32 - 1 - node.micro;
+            std::mem::swap(&mut node.added, &mut node.freed);
+            for owner in [&mut node.added, &mut node.freed] {
+                owner.micro = self.n_micro_batches as u32 - 1 - owner.micro;
+            }
         }
         Graph { nodes, preds: self.succs.clone(), succs: self.preds.clone(), ..*self }
     }
@@ -219,5 +228,16 @@ impl Graph {
             }
         }
         heads
+    }
+}
+
+/// Whose residuals a cell adds and whose it frees. A pair that does only one of these has it by its first
+/// op, or by the forward.
+fn owners(cell: &Cell, units_per_micro: u32) -> (Owner, Owner) {
+    let owner = |op: &Op| Owner { micro: op.span.start / units_per_micro, pipe: op.pipe.0 };
+    match cell {
+        Cell::One(op) => (owner(op), owner(op)),
+        Cell::Pair(a, b) if b.kind == Kind::Forward => (owner(b), owner(a)),
+        Cell::Pair(a, b) => (owner(a), owner(b)),
     }
 }

@@ -12,14 +12,46 @@ pub(crate) fn justified(
     slack: f64,
     patience: f64,
 ) -> Option<Order> {
-    let again = |graph: &Graph, order: &Order, patience: f64| {
-        let ends = order.starts.iter().zip(&graph.nodes);
-        let urgency: Vec<f64> =
-            ends.map(|(start, node)| order.makespan - start - node.takes).collect();
-        let releases = releases(graph, &urgency, slack);
-        list(graph, &Keys { urgency, releases, patience }, limits)
-    };
-    again(graph, &again(reversed, order, patience)?, 0.0)
+    let back = again(reversed, order, limits, slack, |_| 0.0, patience)?;
+    again(graph, &back, limits, slack, |_| 0.0, 0.0)
+}
+
+/// [`justified`], with the workers made to end one after another as they begin: each as long before the
+/// last end as it begins before the last that begins, so that none idles between its first cell and its
+/// last only for the makespan's sake.
+pub(crate) fn staggered(
+    [graph, reversed]: [&Graph; 2],
+    order: &Order,
+    limits: &Limits,
+    slack: f64,
+) -> Option<Order> {
+    let mut begins = vec![f64::INFINITY; graph.n_workers];
+    for (head, node) in graph.heads().iter().zip(&graph.nodes) {
+        let begin = &mut begins[usize::from(node.worker)];
+        *begin = begin.min(*head);
+    }
+    let last = begins.iter().copied().fold(0.0, f64::max);
+    let ahead = |node: &Node| last - begins[usize::from(node.worker)];
+    let back = again(reversed, order, limits, slack, ahead, 0.0)?;
+    again(graph, &back, limits, slack, |_| 0.0, 0.0)
+}
+
+/// `order` of the reversal of `graph` as one of `graph`, in which no node starts before `earliest`.
+fn again(
+    graph: &Graph,
+    order: &Order,
+    limits: &Limits,
+    slack: f64,
+    earliest: impl Fn(&Node) -> f64,
+    patience: f64,
+) -> Option<Order> {
+    let ends = order.starts.iter().zip(&graph.nodes);
+    let urgency: Vec<f64> = ends.map(|(start, node)| order.makespan - start - node.takes).collect();
+    let mut releases = releases(graph, &urgency, slack);
+    for (release, node) in releases.iter_mut().zip(&graph.nodes) {
+        *release = release.max(earliest(node));
+    }
+    list(graph, &Keys { urgency, releases, patience }, limits)
 }
 
 /// The earliest starts for cells that are wanted at `starts`. What adds residuals begins at most `slack`

@@ -3,7 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::graph::{Edge, Graph};
+use smallvec::SmallVec;
+
+use super::graph::{Edge, Graph, Node};
 use crate::op::Cell;
 
 /// What orders must keep to.
@@ -31,6 +33,18 @@ impl Order {
     pub(crate) fn cells(&self, graph: &Graph) -> Vec<Vec<Cell>> {
         let cell = |id: &u32| graph.nodes[*id as usize].cell;
         self.rows.iter().map(|row| row.iter().map(cell).collect()).collect()
+    }
+
+    /// The longest time from the start of a worker's first cell to the end of its last.
+    pub(crate) fn longest_span(&self, graph: &Graph) -> f64 {
+        let start = |id: &u32| self.starts[*id as usize];
+        let span = |row: &Vec<u32>| match (row.first(), row.last()) {
+            (Some(first), Some(last)) => {
+                start(last) + graph.nodes[*last as usize].takes - start(first)
+            }
+            _ => 0.0,
+        };
+        self.rows.iter().map(span).fold(0.0, f64::max)
     }
 
     /// The same order with every cell as early as it can be. `placed` has all cells in an order in which
@@ -69,8 +83,8 @@ pub(crate) struct Keys {
 /// then.
 ///
 /// `None` if the limits leave no worker anything to run. They do so only where they are too tight for
-/// one micro-batch: room is always kept for what the first unfinished micro-batch of a worker still
-/// needs there, so the first unfinished one of all can go on.
+/// one micro-batch: every worker keeps room for its micro-batches to finish one after another, so the
+/// first unfinished one of all can go on.
 pub(crate) fn list(graph: &Graph, keys: &Keys, limits: &Limits) -> Option<Order> {
     let mut state = State::new(graph, keys, limits);
     let mut placed = Vec::with_capacity(graph.nodes.len());
@@ -108,10 +122,68 @@ struct State<'g> {
 struct Room {
     held: f64,
     by_pipe: Vec<f64>,
-    /// By micro-batch: cells that it has not run here, and residuals they will add.
-    left: Vec<(u32, f64)>,
+    by_micro: Vec<Share>,
     /// The first micro-batch that has cells left.
     first: usize,
+}
+
+/// What one micro-batch has of a worker's room.
+#[derive(Clone, Copy, Default)]
+struct Share {
+    pipe: u16,
+    /// Cells that it has not run here.
+    n_left: u32,
+    /// Residuals that they will add.
+    wants: f64,
+    holds: f64,
+}
+
+impl Room {
+    fn run(&mut self, node: &Node) {
+        let Node { added, freed, .. } = *node;
+        self.held += node.adds - node.frees;
+        self.by_pipe[usize::from(added.pipe)] += node.adds;
+        self.by_pipe[usize::from(freed.pipe)] -= node.frees;
+        let share = &mut self.by_micro[added.micro as usize];
+        share.n_left -= 1;
+        share.wants -= node.adds;
+        share.holds += node.adds;
+        self.by_micro[freed.micro as usize].holds -= node.frees;
+        while self.by_micro.get(self.first).is_some_and(|share| share.n_left == 0) {
+            self.first += 1;
+        }
+    }
+
+    /// Whether the residuals that `node` adds leave room enough for every micro-batch, one after another
+    /// as they come, to run to its end and give back what it holds (Dijkstra's banker).
+    fn has_for(&self, node: &Node, limits: &Limits) -> bool {
+        let leaves = |most: Option<f64>, held: f64, pipe: Option<u16>| {
+            let Some(most) = most else { return true };
+            let mut free = most - held - node.adds + ROUNDING;
+            if free < 0.0 {
+                return false;
+            }
+            for (micro, share) in self.by_micro.iter().enumerate().skip(self.first) {
+                // Whoever comes later wants no more than a whole micro-batch.
+                if free >= 1.0 {
+                    break;
+                }
+                if pipe.is_some_and(|pipe| share.pipe != pipe) {
+                    continue;
+                }
+                let adds = if micro == node.added.micro as usize { node.adds } else { 0.0 };
+                if share.wants - adds > free {
+                    return false;
+                }
+                free += share.holds + adds;
+            }
+            true
+        };
+        let pipe = node.added.pipe;
+        node.adds <= 0.0
+            || leaves(limits.worker, self.held, None)
+                && leaves(limits.pipe, self.by_pipe[usize::from(pipe)], Some(pipe))
+    }
 }
 
 /// A time that is not NaN and not negative, of which the bits are in its order.
@@ -122,17 +194,20 @@ const NONE: (f64, u32) = (f64::INFINITY, u32::MAX);
 impl<'g> State<'g> {
     fn new(graph: &'g Graph, keys: &'g Keys, limits: &'g Limits) -> State<'g> {
         let (n, d) = (graph.nodes.len(), graph.n_workers);
-        let n_pipes = graph.nodes.iter().map(|node| usize::from(node.pipe) + 1).max().unwrap_or(0);
+        let pipes =
+            graph.nodes.iter().map(|node| usize::from(node.added.pipe.max(node.freed.pipe)));
         let room = Room {
             held: 0.0,
-            by_pipe: vec![0.0; n_pipes],
-            left: vec![(0, 0.0); graph.n_micro_batches],
+            by_pipe: vec![0.0; pipes.max().map_or(0, |last| last + 1)],
+            by_micro: vec![Share::default(); graph.n_micro_batches],
             first: 0,
         };
         let mut room = vec![room; d];
         for node in &graph.nodes {
-            let left = &mut room[usize::from(node.worker)].left[node.micro as usize];
-            *left = (left.0 + 1, left.1 + node.adds);
+            let share = &mut room[usize::from(node.worker)].by_micro[node.added.micro as usize];
+            share.pipe = node.added.pipe;
+            share.n_left += 1;
+            share.wants += node.adds;
         }
         let mut state = State {
             graph,
@@ -166,7 +241,7 @@ impl<'g> State<'g> {
                 break w;
             }
         };
-        let (start, chosen) = self.next[w];
+        let (start, chosen) = std::mem::replace(&mut self.next[w], NONE);
         let node = &self.graph.nodes[chosen as usize];
         let end = start + node.takes;
         self.starts[chosen as usize] = start;
@@ -174,14 +249,7 @@ impl<'g> State<'g> {
         self.makespan = self.makespan.max(end);
         self.rows[w].push(chosen);
         self.candidates[w].retain(|c| *c != chosen);
-        let room = &mut self.room[w];
-        room.held += node.adds - node.frees;
-        room.by_pipe[usize::from(node.pipe)] += node.adds - node.frees;
-        let left = &mut room.left[node.micro as usize];
-        *left = (left.0 - 1, left.1 - node.adds);
-        while room.left.get(room.first).is_some_and(|left| left.0 == 0) {
-            room.first += 1;
-        }
+        self.room[w].run(node);
         for edge in self.graph.succs(chosen as usize) {
             let next = edge.node as usize;
             self.ready[next] = self.ready[next].max(end + edge.lag);
@@ -200,35 +268,24 @@ impl<'g> State<'g> {
 
     /// Finds what a worker runs next, as far as is known.
     fn choose(&mut self, w: usize) {
-        let free = self.free[w];
-        let may_run = |c: &&u32| self.has_room(w, **c as usize);
-        let start = |c: u32| self.ready[c as usize].max(free);
-        let candidates = || self.candidates[w].iter().filter(may_run).copied();
-        let first = candidates().map(start).fold(f64::INFINITY, f64::min);
-        let limit = first + self.keys.patience + ROUNDING;
-        let soon = candidates().filter(|c| start(*c) <= limit);
-        let best = soon.min_by(|a, b| {
-            let key = |c: u32| self.keys.urgency[c as usize];
+        let State { graph, keys, limits, room, ready, free, .. } = &*self;
+        let may_run = |c: &u32| room[w].has_for(&graph.nodes[*c as usize], limits);
+        let start = |c: u32| (ready[c as usize].max(free[w]), c);
+        // One op of each kind and stage at most, so these are few.
+        let candidates = self.candidates[w].iter().copied().filter(may_run).map(start);
+        let candidates: SmallVec<[(f64, u32); 8]> = candidates.collect();
+        let first = candidates.iter().map(|(start, _)| *start).fold(f64::INFINITY, f64::min);
+        let limit = first + keys.patience + ROUNDING;
+        let soon = candidates.iter().filter(|(start, _)| *start <= limit);
+        let best = soon.min_by(|(_, a), (_, b)| {
+            let key = |c: u32| keys.urgency[c as usize];
             key(*a).total_cmp(&key(*b)).then(a.cmp(b))
         });
-        self.next[w] = best.map_or(NONE, |c| (start(c), c));
-        if best.is_some() {
-            self.queue.push(Reverse((self.next[w].0.to_bits(), w)));
+        let next = best.copied().unwrap_or(NONE);
+        let is_queued = next.0 == self.next[w].0;
+        self.next[w] = next;
+        if best.is_some() && !is_queued {
+            self.queue.push(Reverse((next.0.to_bits(), w)));
         }
-    }
-
-    fn has_room(&self, w: usize, candidate: usize) -> bool {
-        let node = &self.graph.nodes[candidate];
-        if node.adds <= 0.0 {
-            return true;
-        }
-        let room = &self.room[w];
-        let fits = |held: f64, limit: Option<f64>, kept: f64| {
-            limit.is_none_or(|most| held + node.adds + kept <= most + ROUNDING)
-        };
-        let is_first = room.first == node.micro as usize;
-        let kept = if is_first { 0.0 } else { room.left.get(room.first).map_or(0.0, |l| l.1) };
-        fits(room.held, self.limits.worker, kept)
-            && fits(room.by_pipe[usize::from(node.pipe)], self.limits.pipe, 0.0)
     }
 }

@@ -11,10 +11,12 @@ mod justify;
 mod list;
 mod search;
 mod starts;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use graph::Graph;
 pub use graph::unordered;
-pub(crate) use justify::{justified, releases};
+pub(crate) use justify::{justified, releases, staggered};
 pub(crate) use list::{Keys, Limits, list};
 pub use search::{Found, Progress, Search, search};
 pub use starts::{Allowed, starts};

@@ -30,7 +30,7 @@ pub(super) fn timetable(
     offsets: impl Fn(u64) -> Offsets,
 ) -> Result<Timetable, Unfit> {
     shape.check(schedule)?;
-    shape.check_chunks(schedule, 2, "chunks")?;
+    shape.check_chunks(schedule, 2, 1, "chunks")?;
     let d = shape.depth;
     let workers: Vec<Slots> = (0..d as u64).map(|w| Slots::of(&offsets(w))).collect();
     let slot = |op: &Op| {

@@ -28,7 +28,7 @@ impl Schedule for DualPipeV {
     /// `2D-1-i`.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
-        shape.check_chunks(self, 2, "chunks")?;
+        shape.check_chunks(self, 2, 1, "chunks")?;
         let (d, n) = (shape.depth, shape.n_micro_batches);
         let least = 2 * d as u32;
         if n < least {

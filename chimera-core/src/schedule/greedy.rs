@@ -4,7 +4,7 @@
 use super::{Schedule, Shape, Unfit};
 use crate::analyze::UniformCosts;
 use crate::op::{Cell, Op};
-use crate::order::{Graph, Keys, Limits, justified, list, releases, unordered};
+use crate::order::{Graph, Keys, Limits, justified, list, releases, staggered, unordered};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
@@ -29,8 +29,8 @@ impl Greedy {
         self.order(schedule, shape, key, None)
     }
 
-    /// The timetable in which every op has its slot, squeezed: scheduled anew from both ends. With a
-    /// finite slack no op adds residuals before its slot, nor, while it is squeezed, more than `slack`
+    /// The timetable in which every op has its slot, squeezed: scheduled anew from both ends, and so that
+    /// workers that begin early end early where that costs nothing. With a finite slack no op adds residuals before its slot, nor, while it is squeezed, more than `slack`
     /// sooner than before.
     pub(super) fn squeezed(
         self,
@@ -73,6 +73,12 @@ impl Greedy {
                     Some(shorter) if shorter.makespan < order.makespan => order = shorter,
                     _ => break,
                 }
+            }
+            if let Some(even) = staggered(graphs, &order, &self.limits, slack)
+                && even.makespan <= order.makespan
+                && even.longest_span(&graph) < order.longest_span(&graph)
+            {
+                order = even;
             }
         }
         timetable.rows = order.cells(&graph);

@@ -23,10 +23,14 @@ impl Schedule for Hanayo {
         Source { paper: "Liu et al., Hanayo, SC 2023, arXiv 2308.15762", place: "figure 6" }
     }
 
+    fn variants(&self) -> &'static [&'static str] {
+        &["", "--waves 1"]
+    }
+
     /// Backwards first, the oldest micro-batch's before others; of forwards the deepest chunk's.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
-        let n_chunks = shape.check_chunks(self, 2 * shape.n_waves, "waves")?;
+        let n_chunks = shape.check_chunks(self, shape.n_waves, 2, "waves")?;
         let n_stages = (shape.depth * n_chunks) as f64;
         let key = |op: &Op| match op.kind {
             Kind::Forward => f64::from(shape.n_micro_batches) + n_stages - f64::from(op.stage.0),

@@ -50,7 +50,7 @@ impl Schedule for Interleaved {
 
 impl Interleaved {
     fn fits(&self, shape: &Shape) -> Result<(), Unfit> {
-        shape.check_chunks(self, shape.n_chunks, "chunks")?;
+        shape.check_chunks(self, shape.n_chunks, 1, "chunks")?;
         let (d, n_micro_batches) = (shape.depth as u32, shape.n_micro_batches);
         if !n_micro_batches.is_multiple_of(d) {
             let below = n_micro_batches / d * d;

@@ -23,8 +23,9 @@ impl Schedule for MixPipe {
         Source { paper: "Zhang et al., MixPipe, DAC 2023", place: "section III" }
     }
 
-    /// Backwards first, the oldest's before others; of forwards those furthest down their pipe. A worker
-    /// holds up to D micro-batches, or half as many again as are on their way in one direction.
+    /// Backwards first, the oldest's before others; of forwards those furthest down their pipe; then
+    /// squeezed, which takes the holes out of the steady state. A worker holds up to D micro-batches, or
+    /// half as many again as are on their way in one direction.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         let d = shape.depth as f64;
@@ -45,6 +46,6 @@ impl Schedule for MixPipe {
                 pipe: Some(in_flight),
             },
         };
-        greedy.timetable(self, shape, key)
+        greedy.squeezed(self, shape, key, f64::INFINITY)
     }
 }

@@ -105,7 +105,7 @@ pub struct Shape {
     pub scaling: Scaling,
     /// Forwards, and then backwards, in turn, k; read by 1F1B alone.
     pub n_in_turn: u32,
-    /// Waves of Hanayo; read by Hanayo alone.
+    /// Waves of two chunks per worker; read by Hanayo alone.
     pub n_waves: usize,
     /// The most micro-batches on their way in each direction, K; read by MixPipe alone, which chooses if
     /// there is none.
@@ -127,7 +127,7 @@ impl Shape {
             n_in_turn: 1,
             n_waves: 2,
             in_flight: None,
-            window: 4,
+            window: 2,
         }
     }
 
@@ -144,20 +144,22 @@ impl Shape {
         self.check_ops(schedule, self.depth)
     }
 
-    /// Refuses a number of chunks per worker, named `what` on the command line, that gives too many stages.
+    /// The chunks per worker that make `count` times `each`. Refuses a count, named `what` on the command
+    /// line, that gives too many stages.
     fn check_chunks(
         &self,
         schedule: &dyn Schedule,
-        n_chunks: usize,
+        count: usize,
+        each: usize,
         what: &str,
     ) -> Result<usize, Unfit> {
-        let most = usize::from(u16::MAX) / self.depth;
-        if !(1..=most).contains(&n_chunks) {
-            let reason = format!("{n_chunks} {what} of depth {} are not in 1..={most}", self.depth);
-            return Err(Unfit::new(schedule, reason, format!("2 {what}")));
+        let most = usize::from(u16::MAX) / (self.depth * each);
+        if !(1..=most).contains(&count) {
+            let reason = format!("{count} {what} of depth {} are not in 1..={most}", self.depth);
+            return Err(Unfit::new(schedule, reason, format!("--{what} {}", count.clamp(1, most))));
         }
-        self.check_ops(schedule, self.depth * n_chunks)?;
-        Ok(n_chunks)
+        self.check_ops(schedule, self.depth * count * each)?;
+        Ok(count * each)
     }
 
     /// Refuses an odd depth, where mirrored pipes need pairs of workers.

@@ -18,10 +18,6 @@ impl Schedule for PipeDream {
         "1F1B without a flush, an update per micro-batch; no bubble, up to D versions of the weights"
     }
 
-    fn variants(&self) -> &'static [&'static str] {
-        &["--window 2"]
-    }
-
     fn source(&self) -> Source {
         Source {
             paper: "Narayanan et al., PipeDream, SOSP 2019, arXiv 1806.03377",

@@ -16,10 +16,6 @@ impl Schedule for PipeDream2Bw {
         "1F1B without a flush, an update per step with gradients one step old; two versions of the weights"
     }
 
-    fn variants(&self) -> &'static [&'static str] {
-        &["--window 2"]
-    }
-
     fn source(&self) -> Source {
         Source {
             paper: "Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021, \
