@@ -47,7 +47,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             && !outcome.is_at(outcome.lower_bound.max(proven.at_least(&case)))
         {
             let at_least = case.prove(&outcome, oracle)?;
-            proven.raise(&case, at_least)?;
+            if at_least > outcome.lower_bound + 1e-6 {
+                proven.raise(&case, at_least)?;
+            }
         }
         if args.json {
             println!("{}", outcome.json(&case, &proven));

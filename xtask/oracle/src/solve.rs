@@ -31,6 +31,9 @@ pub fn solve(problem: &Problem, horizon: i64, time_limit: Duration) -> Result<An
     let Some(started) = Started::new(problem, horizon, &mut variables) else {
         return Ok(Answer::No);
     };
+    if started.windows.iter().map(|w| (w.end - w.start) as usize).sum::<usize>() > MAX_VARIABLES {
+        return Ok(Answer::Unknown);
+    }
     let mut constraints = Vec::new();
     for edge in &problem.edges {
         for t in started.windows[edge.second].clone() {
@@ -75,6 +78,9 @@ pub fn solve(problem: &Problem, horizon: i64, time_limit: Duration) -> Result<An
         Err(error) => return Err(error.into()),
     })
 }
+
+/// HiGHS solves no larger program in an hour.
+const MAX_VARIABLES: usize = 100_000;
 
 /// The variables.
 struct Started {
