@@ -250,8 +250,11 @@ fn page(outcomes: &[(Case, Outcome)], proven: &Proven, n_orders: u64) -> String 
          worker), two mirrored pipes, four pipes (2f=4).\n\n\
          {at} end at the lower bound, which proves them optimal, and {near} within 2 % of it. None is worse \
          than any schedule of the table on the same placement under the same cap; {beaten} are better than \
-         all that fit. Those above the bound, {optimal} of them proven optimal by the mixed-integer program \
-         of `cargo xtask sweep --prove SECONDS`:\n\n\
+         all that fit.\n\n\
+         A mixed-integer program (`xtask/oracle`, HiGHS) is asked about the rest by \
+         `cargo xtask sweep --prove SECONDS`, and has proven {optimal} of them optimal. `cargo xtask oracle` \
+         has it solve small cases: the bound is never above its optimum, and the search ends there \
+         wherever a worker may hold D micro-batches.\n\n\
          | case | found | bound | proven | best of the table |\n|---|---|---|---|---|\n",
         outcomes.len(),
     );
