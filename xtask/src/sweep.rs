@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use chimera_core::analyze::{UniformCosts, simulate};
 use chimera_core::exchange::to_json;
 use chimera_core::lower::{Lowering, lower};
-use chimera_core::order::{Allowed, Search, search, starts};
+use chimera_core::order::{Allowed, Search, shortest, starts};
 use chimera_core::placement::Placement;
 use chimera_core::timetable::Timetable;
 use serde_json::{Value, json};
@@ -115,11 +115,9 @@ impl Case {
         UniformCosts::new(1.0, self.backward, 0.0)
     }
 
-    fn starts(&self) -> Result<Vec<Timetable>> {
+    fn placement(&self) -> Result<Placement> {
         let of_depth = PLACEMENTS.iter().find(|(name, _)| *name == self.placement);
-        let placement = of_depth.and_then(|(_, of_depth)| of_depth(self.depth));
-        let allowed = Allowed { split_backwards: self.splits, ..Allowed::default() };
-        Ok(starts(&placement.context("no placement")?, self.n, allowed))
+        of_depth.and_then(|(_, of_depth)| of_depth(self.depth)).context("no placement")
     }
 
     /// The makespan of a timetable if it is proven and fits.
@@ -130,13 +128,13 @@ impl Case {
 
     /// Searches, and checks what came out.
     fn search(&self, n_orders: u64) -> Result<Outcome> {
-        let starts = self.starts()?;
-        let hand_made = starts
-            .iter()
+        let placement = self.placement()?;
+        let allowed = Allowed { split_backwards: self.splits, ..Allowed::default() };
+        let hand_made = starts(&placement, self.n, allowed)
+            .into_iter()
             .filter(|t| !t.schedule.is_empty())
-            .filter_map(|t| Some((self.makespan(t)?, t.schedule.clone())))
+            .filter_map(|t| Some((self.makespan(&t)?, t.schedule)))
             .min_by(|a, b| a.0.total_cmp(&b.0));
-        let priced: Vec<_> = starts.into_iter().map(|t| (t, self.costs())).collect();
         let how = Search {
             max_peak: Some(self.max_peak),
             n_orders,
@@ -144,8 +142,9 @@ impl Case {
             time_limit: Duration::MAX,
             ..Search::default()
         };
-        let found =
-            search(&priced, &how, |_| ()).with_context(|| format!("{self}: nothing fits"))?;
+        let costs = |_: &Timetable| anyhow::Ok(self.costs());
+        let found = shortest(&placement, self.n, allowed, &how, &costs, &mut |_| ())?;
+        let found = found.with_context(|| format!("{self}: nothing fits"))?;
         let makespan = self.makespan(&found.timetable);
         let makespan = makespan.with_context(|| format!("{self}: what was found is refused"))?;
         let lower_bound = found.progress.lower_bound;
