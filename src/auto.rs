@@ -3,8 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use chimera_core::analyze::Costs;
+use chimera_core::lower::Passes;
 use chimera_core::order::{Allowed, Found, Progress, Search, shortest};
 use chimera_core::placement::Placement;
 use chimera_core::schedule::{Scaling, Shape};
@@ -17,7 +18,32 @@ pub const AUTO: &str = "auto";
 pub const ABOUT: &str = "the shortest order that a search finds on --placement under --memory-cap";
 
 /// More ops would take the search longer than anyone waits.
-const MAX_OPS: usize = 1 << 20;
+const MAX_OPS: usize = 1 << 18;
+/// The most workers, as of every schedule.
+const MAX_DEPTH: usize = 8192;
+
+/// Why there is nothing to be found.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum AutoError {
+    /// The shape has no such placement.
+    #[error("auto does not fit: {0}")]
+    Unfit(String),
+    /// No order keeps to the memory limit.
+    #[error(
+        "auto does not fit: no order was found that keeps to the residuals of {0} micro-batches: choose a \
+         larger --memory-cap, or more --search-time if it is 1 or more"
+    )]
+    Memory(f64),
+}
+
+/// What a search for a schedule came to.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Report {
+    /// Makespan, bound and effort.
+    pub progress: Progress,
+    /// The schedule of the table that nothing better was found than, with its parameters.
+    pub like: Option<String>,
+}
 
 /// Who holds which stage, by name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +70,7 @@ impl Where {
         ("mirrored", Where::Mirrored),
     ];
 
-    fn placement(self, shape: &Shape) -> Result<Placement> {
+    fn placement(self, shape: &Shape) -> Result<Placement, AutoError> {
         let Shape { depth, n_micro_batches, n_pipes, n_chunks, n_waves, .. } = *shape;
         let (chunks, pipes) = match self {
             Where::Line => (1, 1),
@@ -53,22 +79,38 @@ impl Where {
             Where::Wave => (n_waves.saturating_mul(2), 1),
             Where::Mirrored => (1, n_pipes),
         };
-        ensure!(
-            depth > 0 && n_micro_batches > 0 && chunks > 0,
-            "a shape needs at least one of all"
-        );
+        let unfit = |reason: String| Err(AutoError::Unfit(reason));
+        for (count, option) in [
+            (depth, "--depth"),
+            (n_micro_batches as usize, "--micro-batches"),
+            (chunks, if self == Where::Wave { "--waves" } else { "--chunks" }),
+            (pipes, "--pipes"),
+        ] {
+            if count == 0 {
+                return unfit(format!("{option} is 0; nearest: 1"));
+            }
+        }
+        if depth > MAX_DEPTH {
+            return unfit(format!("depth {depth} is more than {MAX_DEPTH}"));
+        }
         let is_mirrored = self == Where::Mirrored;
-        ensure!(
-            !is_mirrored || pipes >= 2 && pipes.is_multiple_of(2) && pipes <= 2 * depth,
-            "mirrored pipes come in pairs, at most {depth} down and {depth} up: choose --pipes 2"
-        );
-        let n_ops =
-            [chunks, n_micro_batches as usize, 3].iter().fold(depth, |n, x| n.saturating_mul(*x));
-        ensure!(
-            n_ops <= MAX_OPS,
-            "{n_ops} ops are too many to search for their order, the most are {MAX_OPS}: choose fewer \
-             --micro-batches, and repeat the step"
-        );
+        if is_mirrored && (!pipes.is_multiple_of(2) || pipes > 2 * depth) {
+            return unfit(format!(
+                "{pipes} mirrored pipes on {depth} worker(s): they come in pairs, at most {depth} down and \
+                 {depth} up"
+            ));
+        }
+        let size = |per_stage: usize| depth.saturating_mul(chunks).saturating_mul(per_stage);
+        if size(1) > usize::from(u16::MAX) {
+            return unfit(format!("{} stages are more than {}", size(1), u16::MAX));
+        }
+        let n_ops = size((n_micro_batches as usize).saturating_mul(3)).max(size(pipes));
+        if n_ops > MAX_OPS {
+            return unfit(format!(
+                "{n_ops} ops are too many to search for their order, the most are {MAX_OPS}: search with \
+                 fewer --micro-batches"
+            ));
+        }
         Ok(match self {
             Where::Line => Placement::line(depth),
             Where::Interleaved => Placement::interleaved(depth, chunks),
@@ -98,38 +140,45 @@ impl fmt::Display for Where {
 }
 
 /// The shortest order found for a shape: never longer than any schedule of the table on the same
-/// placement that keeps to the memory limit. Backwards are split if `splits`, micro-batches halved if
-/// the shape's scaling is halving. `observe` is told now and then.
+/// placement that keeps to the memory limit. Backwards are split, and residuals recomputed wherever in
+/// the row that is best, if `passes` say so; micro-batches are halved if the shape's scaling is halving.
+/// `observe` is told now and then.
 ///
 /// # Errors
-/// If there is no such placement, or no order keeps to the limit.
+/// [`AutoError`], if there is no such placement, or no order keeps to the limit; those of `costs`.
 pub fn auto<C: Costs>(
     place: Where,
     shape: &Shape,
-    splits: bool,
+    passes: Passes,
     how: &Search,
     costs: impl Fn(&Timetable) -> Result<C>,
     mut observe: impl FnMut(&Progress),
-) -> Result<Found> {
+) -> Result<(Timetable, Report)> {
     let allowed = Allowed {
-        split_backwards: splits,
+        split_backwards: passes.split_backward,
         halved_micro_batches: shape.scaling == Scaling::Halving,
+        recompute: passes.recompute,
     };
     let (placement, n) = (place.placement(shape)?, shape.n_micro_batches);
-    shortest(&placement, n, allowed, how, &costs, &mut observe)?.with_context(|| {
-        let cap = how.max_peak.unwrap_or(f64::INFINITY);
-        format!("no order keeps to the residuals of {cap} micro-batches: choose a --memory-cap of 1 or more")
-    })
+    let found = shortest(&placement, n, allowed, how, &costs, &mut observe)?;
+    let Found { timetable, progress } =
+        found.ok_or(AutoError::Memory(how.max_peak.unwrap_or(f64::INFINITY)))?;
+    let like = (timetable.schedule != AUTO).then(|| timetable.schedule.clone());
+    Ok((Timetable { schedule: AUTO.into(), ..timetable }, Report { progress, like }))
 }
 
-/// What a search came to, in one line.
-pub fn report(progress: &Progress) -> String {
-    let Progress { makespan, lower_bound, n_orders } = *progress;
-    let short = |x: f64| (x * 1e6).round() / 1e6;
-    let above = (makespan / lower_bound - 1.0) * 100.0;
-    format!(
-        "search: makespan {}, lower bound {}, {above:.1} % above it, {n_orders} order(s) tried",
-        short(makespan),
-        short(lower_bound),
-    )
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Progress { makespan, lower_bound, n_orders } = self.progress;
+        let short = |x: f64| (x * 1e6).round() / 1e6;
+        let above = if lower_bound > 0.0 { makespan / lower_bound - 1.0 } else { 0.0 };
+        write!(
+            f,
+            "search: makespan {}, lower bound {}, {:.1} % above it, {n_orders} order(s) tried",
+            short(makespan),
+            short(lower_bound),
+            (above * 100.0).max(0.0),
+        )?;
+        self.like.as_ref().map_or(Ok(()), |schedule| write!(f, "; it is {schedule}"))
+    }
 }

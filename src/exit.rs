@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use chimera::auto::AutoError;
 use chimera::core::analyze::Refusal;
 use chimera::core::exchange::ReadError;
 use chimera::core::fault::{Class, Fault};
@@ -30,7 +31,8 @@ fn class_of(cause: &(dyn std::error::Error + 'static)) -> Option<Class> {
     if let Some(fault) = cause.downcast_ref::<Fault>() {
         return Some(fault.class);
     }
-    if cause.is::<Refusal>() || cause.is::<ReadError>() {
+    let is_too_large = matches!(cause.downcast_ref(), Some(AutoError::Memory(_)));
+    if cause.is::<Refusal>() || cause.is::<ReadError>() || is_too_large {
         return Some(Class::Schedule);
     }
     cause.downcast_ref::<DeviceError>().map(|error| match error {

@@ -1,16 +1,18 @@
 //! The search for orders: never worse than what it starts from, close to the bound, and the same twice.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use chimera_core::analyze::{StageCosts, UniformCosts, simulate};
-use chimera_core::lower::{Lowering, lower};
-use chimera_core::order::{Allowed, Found, Search, search, starts};
+use chimera_core::lower::{Hoist, Lowering, Recompute, lower, recompute};
+use chimera_core::order::{Allowed, Found, Search, search, shortest, starts};
 use chimera_core::placement::Placement;
 use chimera_core::timetable::Timetable;
 use proptest::prelude::*;
 
-const WHOLE: Allowed = Allowed { split_backwards: false, halved_micro_batches: false };
-const SPLIT: Allowed = Allowed { split_backwards: true, halved_micro_batches: false };
+const WHOLE: Allowed =
+    Allowed { split_backwards: false, halved_micro_batches: false, recompute: Recompute::None };
+const SPLIT: Allowed = Allowed { split_backwards: true, ..WHOLE };
 
 /// As many orders as a test has time for; the clock never decides.
 fn within(max_peak: f64, n_orders: u64) -> Search {
@@ -115,29 +117,58 @@ fn placements() -> impl Strategy<Value = Placement> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
+    /// Whatever stages and pairs cost, and whether residuals are recomputed.
     #[test]
     fn never_worse_than_any_start_nor_better_than_the_bound(
         placement in placements(),
         n in 1u32..=9,
-        split_backwards: bool,
-        halved_micro_batches: bool,
-        backward in prop::sample::select(vec![1.0, 1.6, 2.0, 3.0]),
+        allowed in allowed(),
+        times in prop::collection::vec((1u32..=6, 1u32..=6), 12),
+        pair in prop::sample::select(vec![None, Some(1.5)]),
         message in prop::sample::select(vec![0.0, 0.25]),
         cap in prop::sample::select(vec![1.0, 1.5, 2.0, 4.0]),
     ) {
-        let allowed = Allowed { split_backwards, halved_micro_batches };
         let max_peak = (cap * placement.n_workers() as f64).max(1.0);
-        let costs = UniformCosts::new(1.0, backward, message);
-        let found = find(starts(&placement, n, allowed), costs, &within(max_peak, 50));
-        let makespan = found.progress.makespan;
+        let how = within(max_peak, 60);
+        let costs = |t: &Timetable| -> Result<StageCosts, Infallible> {
+            let stage = |s: usize| {
+                let (forward, backward) = times[s % times.len()];
+                let (forward, backward) = (f64::from(forward) / 2.0, f64::from(backward) / 2.0);
+                let costs = UniformCosts::new(forward, backward, message);
+                UniformCosts { pair, ..costs }.per_units(t.units_per_micro)
+            };
+            Ok(StageCosts::new((0..t.placement.n_stages()).map(stage).collect()))
+        };
+        let found = shortest(&placement, n, allowed, &how, &costs, &mut |_| ());
+        let found = found.expect("no cost fails").expect("an order that fits");
+        let limited = Lowering { max_peak: Some(max_peak), ..Lowering::default() };
+        let takes = |t: &Timetable| {
+            let program = lower(t, &limited).ok()?;
+            Some(simulate(&program, &costs(t).expect("costs")).makespan())
+        };
+        let makespan = takes(&found.timetable).expect("what was found is proven");
+        prop_assert!((makespan - found.progress.makespan).abs() < 1e-9);
         prop_assert!(makespan >= found.progress.lower_bound - 1e-9);
-        prop_assert!((proven(&found.timetable, max_peak, &costs) - makespan).abs() < 1e-9);
         for start in starts(&placement, n, allowed) {
-            let how = Lowering { max_peak: Some(max_peak), ..Lowering::default() };
-            if let Ok(program) = lower(&start, &how) {
-                let hand_made = simulate(&program, &costs.per_units(start.units_per_micro));
-                prop_assert!(makespan <= hand_made.makespan() + 1e-9, "{}", start.schedule);
+            let what = |_, _| allowed.recompute;
+            let costs = costs(&start).expect("costs");
+            for hoist in [Hoist::By(0), Hoist::Auto] {
+                let Ok(start) = recompute(&start, what, hoist, &limited, &costs) else { continue };
+                if let Some(hand_made) = takes(&start) {
+                    prop_assert!(makespan <= hand_made + 1e-9, "{} takes {hand_made}", start.schedule);
+                }
             }
         }
     }
+}
+
+fn allowed() -> impl Strategy<Value = Allowed> {
+    let recompute = prop::sample::select(vec![Recompute::None, Recompute::Full]);
+    (any::<bool>(), any::<bool>(), recompute).prop_map(
+        |(split_backwards, halved_micro_batches, recompute)| Allowed {
+            split_backwards,
+            halved_micro_batches,
+            recompute,
+        },
+    )
 }

@@ -1,6 +1,7 @@
 //! Schedules side by side, on one model: what `compare` and the gallery show.
 
 use anyhow::{Result, anyhow};
+use chimera::auto::AutoError;
 use chimera::core::analyze::{Refusal, Timeline};
 use chimera::core::ids::StageId;
 use chimera::core::lower::Program;
@@ -84,7 +85,7 @@ fn in_one_line(error: &clap::Error) -> String {
 /// Why an entry cannot be run, in one line, if that is no mistake of who asked: it does not fit, or not
 /// into memory.
 pub(super) fn why_not(error: &anyhow::Error) -> Option<String> {
-    let is_refused = error.is::<Unfit>() || error.is::<Refusal>();
+    let is_refused = error.is::<Unfit>() || error.is::<Refusal>() || error.is::<AutoError>();
     let text = error.to_string();
     let line = text.lines().next().filter(|_| is_refused)?;
     // What comes first is the schedule's name, which stands beside it.

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use chimera::auto::{AUTO, auto};
+use chimera::auto::{AUTO, Report, auto};
 use chimera::core::analyze::{Refusal, StageCosts, Timeline, simulate};
 use chimera::core::lower::{Lowering, Program, lower};
-use chimera::core::order::{Progress, Search};
+use chimera::core::order::Search;
 use chimera::core::schedule::find;
 use chimera::core::timetable::Timetable;
 use chimera::timetable::{is_file, read};
@@ -20,7 +20,7 @@ use super::{PassArgs, ShapeArgs};
 pub(super) struct Plan {
     pub(super) timetable: Timetable,
     /// What the search came to, if it is one's.
-    pub(super) search: Option<Progress>,
+    pub(super) search: Option<Report>,
     how: Lowering,
     costs: StageCosts,
 }
@@ -54,18 +54,20 @@ impl Plan {
         costs: &CostArgs,
         stages: &dyn Fn(&Timetable) -> Result<StageCosts>,
     ) -> Result<Plan> {
-        let (timetable, search) = if name == AUTO {
-            let (timetable, progress) = found(args, costs, stages)?;
-            (timetable, Some(progress))
-        } else if name == "-" || is_file(name) {
-            (read(Path::new(name))?, None)
+        if name == AUTO {
+            let (timetable, report) = found(args, costs, stages)?;
+            let (how, costs) = (costs.lowering(), stages(&timetable)?);
+            return Ok(Plan { timetable, search: Some(report), how, costs });
+        }
+        let timetable = if name == "-" || is_file(name) {
+            read(Path::new(name))?
         } else {
-            (find(name)?.timetable(&args.shape())?, None)
+            find(name)?.timetable(&args.shape())?
         };
         let costs_of_stages = stages(&timetable)?;
         let passes = args.passes.passes();
         let (timetable, how) = passes.apply(timetable, costs.lowering(), &costs_of_stages)?;
-        Ok(Plan { timetable, search, how, costs: costs_of_stages })
+        Ok(Plan { timetable, search: None, how, costs: costs_of_stages })
     }
 
     /// Proves it.
@@ -84,7 +86,7 @@ fn found(
     args: ShapeArgs,
     costs: &CostArgs,
     stages: &dyn Fn(&Timetable) -> Result<StageCosts>,
-) -> Result<(Timetable, Progress)> {
+) -> Result<(Timetable, Report)> {
     let how = Search {
         max_peak: costs.lowering().max_peak,
         time_limit: Duration::from_secs_f64(args.search_time),
@@ -93,11 +95,11 @@ fn found(
     };
     let bar = ProgressBar::new_spinner();
     bar.set_style(ProgressStyle::with_template("{msg} {elapsed}")?);
-    let splits = args.passes.split_backward;
-    let found = auto(args.placement, &args.shape(), splits, &how, stages, |progress| {
-        bar.set_message(chimera::auto::report(progress));
-        bar.tick();
-    });
+    let found =
+        auto(args.placement, &args.shape(), args.passes.passes(), &how, stages, |progress| {
+            bar.set_message(Report { progress: *progress, like: None }.to_string());
+            bar.tick();
+        });
     bar.finish_and_clear();
-    found.map(|found| (found.timetable, found.progress))
+    found
 }

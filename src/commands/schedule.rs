@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use chimera::auto::{ABOUT, AUTO, report};
+use chimera::auto::{ABOUT, AUTO};
 use chimera::core::analyze::{Timeline, prove_in_one_order};
 use chimera::core::exchange;
 use chimera::core::lower::Program;
@@ -136,7 +136,7 @@ impl Show {
             return print(svg::timeline(&timeline, &title(&plan.timetable)));
         }
         let drawing = text::timeline(&timeline);
-        let search = plan.search.map(|progress| format!("\n{}", report(&progress)));
+        let search = plan.search.map(|report| format!("\n{report}"));
         let search = search.unwrap_or_default();
         print(format!("{}\n{}{search}", drawing.trim_end(), summary(&program, &timeline)))
     }

@@ -3,10 +3,9 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use chimera::auto::report;
+use chimera::auto::Report;
 use chimera::core::analyze::Timeline;
 use chimera::core::lower::Program;
-use chimera::core::order::Progress;
 use chimera::core::update::Update;
 use clap::Args;
 use serde_json::json;
@@ -44,8 +43,9 @@ impl Simulate {
                 "bubble_ratio": timeline.bubble_ratio(),
                 "workers": workers.map(worker).collect::<Vec<_>>(),
             });
-            if let Some(Progress { lower_bound, n_orders, .. }) = plan.search {
-                figures["search"] = json!({"lower_bound": lower_bound, "orders": n_orders});
+            if let Some(Report { progress, like }) = &plan.search {
+                figures["search"] = json!({"lower_bound": progress.lower_bound,
+                                           "orders": progress.n_orders, "schedule": like});
             }
             if program.window().update() != Update::Flush {
                 figures["steps"] = json!(program.window().n_steps());
@@ -60,8 +60,8 @@ impl Simulate {
         }
         let path = timeline.critical_path();
         write!(text, "critical path: {} of {} ops", path.len(), plan.timetable.n_ops())?;
-        if let Some(progress) = &plan.search {
-            write!(text, "\n{}", report(progress))?;
+        if let Some(report) = &plan.search {
+            write!(text, "\n{report}")?;
         }
         print(text)
     }

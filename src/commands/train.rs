@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::Result;
-use chimera::auto::report;
 use chimera::candle::Candle;
 use chimera::core::analyze::Timeline;
 use chimera::core::engine::StepReport;
@@ -74,8 +73,8 @@ impl Train {
 
     fn train(&self, run: &Run, folder: &mut Folder, stop: &AtomicBool, say: &Say) -> Result<()> {
         say.line(&headline(run));
-        if let Some(progress) = run.search() {
-            say.line(&report(progress));
+        if let Some(report) = run.search() {
+            say.line(&report.to_string());
         }
         if let Some(hint) = shared_cores(run) {
             say.line(&hint);

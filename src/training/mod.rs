@@ -18,14 +18,14 @@ use chimera_core::ids::{Rank, StageId};
 use chimera_core::kernels::Kernels;
 use chimera_core::lower::{Lowering, Passes, Program, lower};
 use chimera_core::model::{Gpt2Config, Gpt2Stage, cut};
-use chimera_core::order::{Progress, Search};
+use chimera_core::order::Search;
 use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 
 pub use folder::Folder;
 
-use crate::auto::{AUTO, auto};
+use crate::auto::{AUTO, Report, auto};
 use crate::data::Corpus;
 use crate::settings::Config;
 use crate::timetable::{is_file, read};
@@ -39,7 +39,7 @@ pub struct Run {
     model: Gpt2Config,
     stages: Vec<Gpt2Stage<Candle>>,
     program: Program,
-    search: Option<Progress>,
+    search: Option<Report>,
     /// Of the steps at the end that do not make a whole window.
     last: Option<Program>,
     corpus: Corpus,
@@ -96,7 +96,11 @@ impl Run {
             ..Lowering::default()
         };
         let Config { recompute, hoist, split_backward, .. } = config;
-        let passes = Passes { recompute, hoist, split_backward };
+        // A search has applied them already.
+        let passes = match search {
+            Some(_) => Passes::default(),
+            None => Passes { recompute, hoist, split_backward },
+        };
         let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
         let program = |timetable| -> Result<Program> {
             let (timetable, how) = passes.apply(timetable, how.clone(), &costs)?;
@@ -125,7 +129,7 @@ impl Run {
     }
 
     /// What the search for a schedule came to, if there was one.
-    pub fn search(&self) -> Option<&Progress> {
+    pub fn search(&self) -> Option<&Report> {
         self.search.as_ref()
     }
 
@@ -235,7 +239,7 @@ fn rest(config: &Config, window: u32) -> Result<Option<Timetable>> {
 
 /// The timetable that the settings name, of a window of so many steps if it is asynchronous; and what the
 /// search came to if they ask for one.
-fn timetable(config: &Config, window: u32) -> Result<(Timetable, Option<Progress>)> {
+fn timetable(config: &Config, window: u32) -> Result<(Timetable, Option<Report>)> {
     if is_file(&config.schedule) {
         let timetable = read(Path::new(&config.schedule))?;
         let n_micro_batches = timetable.n_micro_batches / timetable.update.n_steps().max(1);
@@ -267,7 +271,7 @@ fn timetable(config: &Config, window: u32) -> Result<(Timetable, Option<Progress
 
 /// The timetable that a search finds, a backward taken to cost two forwards. Every rank of a run gets the
 /// same one unless time runs out.
-fn searched(config: &Config, shape: &Shape) -> Result<(Timetable, Option<Progress>)> {
+fn searched(config: &Config, shape: &Shape) -> Result<(Timetable, Option<Report>)> {
     let how = Search {
         max_peak: config.memory_cap,
         time_limit: Duration::from_secs_f64(config.search_time),
@@ -275,8 +279,10 @@ fn searched(config: &Config, shape: &Shape) -> Result<(Timetable, Option<Progres
         ..Search::default()
     };
     let costs = |t: &Timetable| Ok(UniformCosts::new(1.0, 2.0, 0.0).per_units(t.units_per_micro));
-    let found = auto(config.placement, shape, config.split_backward, &how, costs, |_| ())?;
-    Ok((found.timetable, Some(found.progress)))
+    let Config { recompute, hoist, split_backward, .. } = *config;
+    let passes = Passes { recompute, hoist, split_backward };
+    let (timetable, report) = auto(config.placement, shape, passes, &how, costs, |_| ())?;
+    Ok((timetable, Some(report)))
 }
 
 /// What one rank leaves.

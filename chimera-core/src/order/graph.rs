@@ -31,6 +31,12 @@ pub fn unordered(placement: Placement, n_micro_batches: u32, splits: bool) -> Ti
     Timetable::new("", placement, n_micro_batches, rows)
 }
 
+/// The kind that stands for all that send the same messages: overtaking each other they would be received
+/// in another order than they were sent.
+fn lane(kind: Kind) -> Kind {
+    if kind == Kind::Backward { Kind::BackwardInput } else { kind }
+}
+
 /// What one cell needs and takes.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
@@ -62,7 +68,7 @@ pub(crate) struct Edge {
 
 /// All cells of a timetable as a graph.
 ///
-/// Beside the tokens, the ops of one kind, pipe and stage keep the order in which the timetable has
+/// Beside the tokens, the ops of one kind, pipe and stage (whole and input-half backwards being one) keep the order in which the timetable has
 /// them: with equal micro-batches nothing is gained by overtaking.
 #[derive(Clone, Debug)]
 pub(crate) struct Graph {
@@ -134,7 +140,7 @@ impl Graph {
                 let (adds, frees) = residuals.change(worker, cell, &rules);
                 let (added, freed) = owners(cell, timetable.units_per_micro.max(1));
                 for op in cell.ops() {
-                    if let Some(before) = lanes.insert((op.kind, op.pipe, op.stage), id) {
+                    if let Some(before) = lanes.insert((lane(op.kind), op.pipe, op.stage), id) {
                         pairs.push((before, id, 0.0));
                     }
                 }

@@ -16,7 +16,7 @@ use super::graph::Graph;
 use super::justify::{justified, releases};
 use super::list::{Keys, Limits, Order, list};
 use crate::analyze::structure;
-use crate::analyze::{Costs, simulate};
+use crate::analyze::{Costs, Timeline, Work, simulate};
 use crate::lower::{Lowering, Sync, lower};
 use crate::op::{Cell, Op};
 use crate::timetable::Timetable;
@@ -46,7 +46,7 @@ impl Default for Search {
 pub struct Progress {
     /// The shortest makespan so far, in the unit of the costs; infinite if nothing fits yet.
     pub makespan: f64,
-    /// No order of the given ops has a smaller one.
+    /// No order of any start's cells, in which the ops of a stage keep theirs, has a smaller one.
     pub lower_bound: f64,
     /// Orders tried.
     pub n_orders: u64,
@@ -70,6 +70,7 @@ pub fn search<C: Costs>(
     mut observe: impl FnMut(&Progress),
 ) -> Option<Found> {
     let began = Instant::now();
+    let at_end = Lowering { sync: Sync::AtEnd, max_peak: how.max_peak, ..Lowering::default() };
     let mut problems: Vec<Problem> = Vec::new();
     let mut best: Option<Timetable> = None;
     let mut progress =
@@ -77,17 +78,16 @@ pub fn search<C: Costs>(
     // A start may be in no useful order, but must have every op once and where its stage is.
     let sound = starts.iter().filter(|(timetable, _)| structure::check(timetable, &[]).is_ok());
     for (timetable, costs) in sound {
-        let ops = all_ops(timetable);
-        let problem = match problems.iter_mut().position(|p| p.ops == ops) {
+        let cells = all_cells(timetable);
+        let problem = match problems.iter_mut().position(|p| p.cells == cells) {
             Some(known) => &mut problems[known],
             None => {
-                problems.push(Problem::new(timetable, ops, costs, how.max_peak));
+                problems.push(Problem::new(timetable, cells, costs, how.max_peak));
                 let last = problems.len() - 1;
                 progress.lower_bound = progress.lower_bound.min(problems[last].lower_bound);
                 &mut problems[last]
             }
         };
-        let at_end = Lowering { sync: Sync::AtEnd, max_peak: how.max_peak, ..Lowering::default() };
         let Ok(program) = lower(timetable, &at_end) else { continue };
         let timeline = simulate(&program, costs);
         problem.start_from(timetable, &timeline);
@@ -99,19 +99,26 @@ pub fn search<C: Costs>(
     let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
     let mut told = began;
     observe(&progress);
-    while progress.n_orders < how.n_orders && began.elapsed() < how.time_limit {
+    let is_late = || began.elapsed() >= how.time_limit;
+    // Everything is tried once, however little time there is: there may be no other order that fits.
+    let mut is_first = true;
+    while is_first || progress.n_orders < how.n_orders && !is_late() {
         let mut is_done = true;
         for problem in &mut problems {
             if problem.lower_bound >= progress.makespan - TOLERANCE {
                 continue;
             }
             is_done = false;
-            progress.n_orders += problem.try_one(&mut rng);
+            progress.n_orders += problem.try_one(&mut rng, &is_late);
             let found = problem.best.as_ref().map_or(f64::INFINITY, |order| order.makespan);
             let gained = found < progress.makespan - TOLERANCE;
             if gained {
-                progress.makespan = found;
-                best = problem.timetable();
+                let timetable = problem.timetable().filter(|t| lower(t, &at_end).is_ok());
+                debug_assert!(timetable.is_some(), "an order of the list scheduler is refused");
+                match timetable {
+                    Some(_) => (progress.makespan, best) = (found, timetable),
+                    None => problem.best = None,
+                }
             }
             if gained || told.elapsed() > Duration::from_millis(100) {
                 told = Instant::now();
@@ -121,6 +128,7 @@ pub fn search<C: Costs>(
         if is_done {
             break;
         }
+        is_first = false;
     }
     best.map(|timetable| Found { timetable, progress })
 }
@@ -130,7 +138,7 @@ const TOLERANCE: f64 = 1e-9;
 /// One set of ops, whatever their order.
 struct Problem {
     timetable: Timetable,
-    ops: Vec<Op>,
+    cells: Vec<(Op, Option<Op>)>,
     graph: Graph,
     reversed: Graph,
     heads: Vec<f64>,
@@ -145,7 +153,7 @@ struct Problem {
 impl Problem {
     fn new(
         timetable: &Timetable,
-        ops: Vec<Op>,
+        cells: Vec<(Op, Option<Op>)>,
         costs: &impl Costs,
         max_peak: Option<f64>,
     ) -> Problem {
@@ -154,7 +162,7 @@ impl Problem {
         let total: f64 = graph.nodes.iter().map(|node| node.takes).sum();
         Problem {
             timetable: timetable.clone(),
-            ops,
+            cells,
             heads: graph.heads(),
             tails: reversed.heads(),
             limits: Limits { worker: max_peak, pipe: None },
@@ -170,7 +178,7 @@ impl Problem {
     }
 
     /// Takes over the order of a start, if it is shorter.
-    fn start_from(&mut self, timetable: &Timetable, timeline: &crate::analyze::Timeline) {
+    fn start_from(&mut self, timetable: &Timetable, timeline: &Timeline) {
         let makespan = timeline.makespan();
         if self.best.as_ref().is_some_and(|best| best.makespan <= makespan) {
             return;
@@ -182,7 +190,7 @@ impl Problem {
         let Some(rows) = rows.collect::<Option<Vec<Vec<u32>>>>() else { return };
         let mut starts = vec![0.0; self.graph.nodes.len()];
         for event in &timeline.events {
-            if let crate::analyze::Work::Cell(cell) = event.work
+            if let Work::Cell(cell) = event.work
                 && let Some(id) = ids.get(&cell)
             {
                 starts[*id as usize] = event.start;
@@ -193,7 +201,7 @@ impl Problem {
 
     /// Draws keys, lists and justifies them, and keeps the order if it is no longer than the best.
     /// Returns how many orders that took.
-    fn try_one(&mut self, rng: &mut ChaCha8Rng) -> u64 {
+    fn try_one(&mut self, rng: &mut ChaCha8Rng, is_late: &impl Fn() -> bool) -> u64 {
         let slack = SLACKS[rng.random_range(0..SLACKS.len())] * self.unit;
         let (mut keys, limits) = match &self.best {
             Some(best) if rng.random_bool(0.95) => {
@@ -207,6 +215,9 @@ impl Problem {
             return n_orders;
         };
         for _ in 0..4 {
+            if is_late() {
+                break;
+            }
             n_orders += 2;
             match justified([&self.graph, &self.reversed], &order, &limits, slack, keys.patience) {
                 Some(shorter) if shorter.makespan < order.makespan - TOLERANCE => order = shorter,
@@ -267,8 +278,13 @@ const SLACKS: [f64; 5] = [0.0, 1.0, 2.0, 4.0, f64::INFINITY];
 /// By how many mean ops keys are moved.
 const SHIFTS: [f64; 6] = [0.0, 0.5, 1.0, 2.0, 4.0, 8.0];
 
-fn all_ops(timetable: &Timetable) -> Vec<Op> {
-    let mut ops: Vec<Op> = timetable.rows.iter().flatten().flat_map(Cell::ops).collect();
-    ops.sort_unstable();
-    ops
+/// What is ordered: the cells, whatever their order.
+fn all_cells(timetable: &Timetable) -> Vec<(Op, Option<Op>)> {
+    let both = |cell: &Cell| match *cell {
+        Cell::One(op) => (op, None),
+        Cell::Pair(a, b) => (a, Some(b)),
+    };
+    let mut cells: Vec<_> = timetable.rows.iter().flatten().map(both).collect();
+    cells.sort_unstable();
+    cells
 }

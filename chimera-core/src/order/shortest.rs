@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::search::{Found, Progress, Search, search};
 use super::starts::{Allowed, starts};
 use crate::analyze::Costs;
-use crate::lower::{Lowering, split_backward};
+use crate::lower::{Hoist, Lowering, Recompute, recompute, split_backward};
 use crate::op::{Cell, Op, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -30,15 +30,10 @@ pub fn shortest<C: Costs, E>(
     let began = Instant::now();
     let mut from = Vec::new();
     for timetable in starts(placement, n_micro_batches, allowed) {
-        let cost = costs(&timetable)?;
-        let lowering = Lowering { max_peak: how.max_peak, ..Lowering::default() };
-        // What is in no order yet is refused, and needs no splitting.
-        if allowed.split_backwards
-            && let Ok(split) = split_backward(&timetable, &lowering, &cost)
-        {
-            from.push((split, costs(&timetable)?));
+        for timetable in passed(timetable, allowed, how, costs)? {
+            let cost = costs(&timetable)?;
+            from.push((timetable, cost));
         }
-        from.push((timetable, cost));
     }
     let is_long = n_micro_batches as usize >= 4 * placement.n_workers();
     if !n_micro_batches.is_multiple_of(2) || !is_long {
@@ -78,6 +73,32 @@ pub fn shortest<C: Costs, E>(
     };
     let found = search(&from, &rest, |progress| observe(&all(progress)));
     Ok(found.map(|found| Found { progress: all(&found.progress), ..found }))
+}
+
+/// What the allowed passes make of a start. One in no order yet is refused by those that run it, and needs
+/// them not.
+fn passed<C: Costs, E>(
+    timetable: Timetable,
+    allowed: Allowed,
+    how: &Search,
+    costs: &impl Fn(&Timetable) -> Result<C, E>,
+) -> Result<Vec<Timetable>, E> {
+    let lowering = Lowering { max_peak: how.max_peak, ..Lowering::default() };
+    let cost = costs(&timetable)?;
+    let mut passed = vec![timetable];
+    if allowed.recompute != Recompute::None {
+        let [timetable] = &passed[..] else { return Ok(passed) };
+        let hoisted =
+            |hoist| recompute(timetable, |_, _| allowed.recompute, hoist, &lowering, &cost);
+        let all = [Hoist::OnDemand, Hoist::Auto].map(hoisted);
+        passed = all.into_iter().flatten().collect();
+    }
+    if allowed.split_backwards {
+        let split = |timetable: &Timetable| split_backward(timetable, &lowering, &cost).ok();
+        let split: Vec<_> = passed.iter().filter_map(split).collect();
+        passed.extend(split);
+    }
+    Ok(passed)
 }
 
 /// The micro-batches of a timetable, and as many more behind them in the same order.
