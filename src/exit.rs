@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use chimera::auto::AutoError;
+use chimera::checkpoint::Unusable;
 use chimera::core::analyze::Refusal;
 use chimera::core::exchange::ReadError;
 use chimera::core::fault::{Class, Fault};
@@ -21,8 +22,8 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(class(error).code())
 }
 
-/// The class of an error: that of the fault that ended a run, of a refused schedule, of a device that
-/// failed; all else is wrong usage.
+/// The class of an error: that of the fault that ended a run, of a refused schedule or checkpoint, of a
+/// device that failed; all else is wrong usage.
 fn class(error: &anyhow::Error) -> Class {
     error.chain().find_map(class_of).unwrap_or(Class::Usage)
 }
@@ -34,6 +35,9 @@ fn class_of(cause: &(dyn std::error::Error + 'static)) -> Option<Class> {
     let is_too_large = matches!(cause.downcast_ref(), Some(AutoError::Memory(_)));
     if cause.is::<Refusal>() || cause.is::<ReadError>() || is_too_large {
         return Some(Class::Schedule);
+    }
+    if cause.is::<Unusable>() {
+        return Some(Class::Checkpoint);
     }
     cause.downcast_ref::<DeviceError>().map(|error| match error {
         DeviceError::OutOfMemory { .. } => Class::OutOfMemory,

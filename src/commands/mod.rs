@@ -1,6 +1,7 @@
 //! The subcommands, one file each, and what several of them share: shapes, `costs`, the `entry` of a
 //! comparison.
 
+mod checkpoint;
 mod compare;
 mod config;
 mod costs;
@@ -36,6 +37,7 @@ enum Command {
     Schedule(schedule::Schedule),
     Simulate(simulate::Simulate),
     Config(config::Config),
+    Checkpoint(checkpoint::Checkpoint),
 }
 
 impl Cli {
@@ -46,6 +48,7 @@ impl Cli {
             Command::Schedule(schedule) => schedule.run(),
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),
+            Command::Checkpoint(checkpoint) => checkpoint.run(),
         }
     }
 }

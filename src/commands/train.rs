@@ -17,7 +17,7 @@ use chimera::core::render::{svg, text};
 use chimera::evaluate::Model;
 use chimera::save::save;
 use chimera::settings::Layers;
-use chimera::training::{Folder, Run, Trained};
+use chimera::training::{Folder, Place, Run, Trained};
 use clap::{Args, Parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -55,10 +55,16 @@ impl Train {
     }
 
     pub(crate) fn run(self) -> Result<()> {
-        let run = Run::prepare(self.layers.resolve()?)?;
+        let mut run = Run::prepare(self.layers.resolve()?)?;
         let stop = stop_on_signal()?;
-        let mut folder = Folder::create(run.config())?;
         let say = Say { to_stderr: self.json };
+        let place = Place::claim(run.config())?;
+        resume(&mut run, &place, &say)?;
+        if run.first_step() == run.config().steps {
+            return super::print("nothing is left to train: raise --steps to go on");
+        }
+        run.save_into(place.store(), |problem| eprintln!("warning: {problem}"));
+        let mut folder = place.begin(run.config(), run.first_step())?;
         let outcome = self.train(&run, &mut folder, &stop, &say);
         if let Err(error) = &outcome
             && let Some(fault) = error.downcast_ref::<Fault>()
@@ -90,13 +96,18 @@ impl Train {
         let trained = trained?;
         let seconds = began.elapsed().as_secs_f64();
         let is_done = trained.last.step + 1 == run.config().steps;
-        let stopped = (!is_done).then(|| folder.path());
-        if let Some(dir) = run.config().save.as_deref().or(stopped) {
+        if let Some(dir) = &run.config().save {
             let path = save(dir, &trained.weights)?;
             say.line(&format!("weights: {}", path.display()));
         }
+        if let Some(checkpoint) = &trained.checkpoint {
+            say.line(&format!("checkpoint: {}", checkpoint.display()));
+        }
         if !is_done {
-            let message = "stopped on request after this step; its weights are saved";
+            let message = format!(
+                "stopped on request after this step; --out {} --resume auto goes on",
+                folder.path().display()
+            );
             let fault = Fault::new(Class::Requeue, Rank(0), message);
             return Err(Fault { step: Some(trained.last.step), ..fault }.into());
         }
@@ -167,6 +178,26 @@ impl Train {
     }
 }
 
+/// Begins where the settings want to go on, and says so.
+fn resume(run: &mut Run, place: &Place, say: &Say) -> Result<()> {
+    let warn = |problem: &str| eprintln!("warning: {problem}");
+    match place.checkpoint(run.config(), &warn)? {
+        Some(checkpoint) => {
+            let path = checkpoint.path().display().to_string();
+            let changes = run.resume(checkpoint)?;
+            say.line(&format!("resumes from {path}: step {} is next", run.first_step()));
+            for change in changes {
+                say.line(&format!("  from here on, {change}"));
+            }
+        }
+        None if run.config().resume.is_some() => {
+            say.line("no checkpoint was ever finished here: training begins at the start");
+        }
+        None => {}
+    }
+    Ok(())
+}
+
 /// Standard output, or standard error where that is taken by JSON.
 struct Say {
     to_stderr: bool,
@@ -197,6 +228,7 @@ impl<'r> Progress<'r> {
             true => ProgressBar::new(run.config().steps),
             false => ProgressBar::hidden(),
         };
+        bar.set_position(run.first_step());
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} eta {eta}") {
             bar.set_style(style);
         }

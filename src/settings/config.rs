@@ -104,6 +104,12 @@ pub struct Config {
     pub metrics: Option<PathBuf>,
     /// Folder for the trained weights, if they are to be saved.
     pub save: Option<PathBuf>,
+    /// Steps between checkpoints; 0 for one only where a run is stopped.
+    pub save_every: u64,
+    /// Checkpoints that are kept.
+    pub keep: usize,
+    /// `auto`, or the folder of the checkpoint to go on from; `None` to begin at the start.
+    pub resume: Option<String>,
     /// What was said, and where.
     #[serde(skip)]
     pub(super) entries: Entries,

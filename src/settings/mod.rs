@@ -174,6 +174,16 @@ pub struct Settings {
     /// Folder for the trained weights, as safetensors [default: not saved]
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
+    /// Steps between checkpoints, and one at the end; 0 for one only where a run is stopped [default: 0]
+    #[arg(long, value_name = "STEPS")]
+    pub save_every: Option<i64>,
+    /// Checkpoints that are kept, the newest [default: 2]
+    #[arg(long, value_name = "COUNT")]
+    pub keep: Option<i64>,
+    /// Go on from a checkpoint: `auto` for the newest of `out` that can be used, or its folder
+    /// [default: from the start]
+    #[arg(long, value_name = "auto|PATH")]
+    pub resume: Option<String>,
 }
 
 fn word_or_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {

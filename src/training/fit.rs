@@ -27,9 +27,17 @@ pub(super) fn check(
     let need = need(config, model, cuts, program);
     if let Some(free) = free_bytes() {
         let gib = |bytes: f64| bytes / f64::from(1u32 << 30);
+        // Weights and two moments, from which a checkpoint is written while training goes on.
+        let copy = if config.save_every > 0 { model.n_params() as f64 * 12.0 } else { 0.0 };
+        let for_copy = match copy {
+            0.0 => String::new(),
+            copy => {
+                format!(", {:.1} GiB for the copy that checkpoints are written from", gib(copy))
+            }
+        };
         ensure!(
-            need.state + need.residuals <= free,
-            "the run needs {:.1} GiB for weights, gradients and moments and {:.1} GiB for residuals, but \
+            need.state + copy + need.residuals <= free,
+            "the run needs {:.1} GiB for weights, gradients and moments{for_copy} and {:.1} GiB for residuals, but \
              {:.1} GiB are free: choose {}fewer layers, a smaller preset or width, fewer pipes, or a \
              smaller micro-batch-size",
             gib(need.state),

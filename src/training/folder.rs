@@ -1,23 +1,29 @@
 //! The folder of a run: settings, metrics, and what went wrong.
 
-use std::fs::{File, OpenOptions, create_dir, create_dir_all, remove_file, write};
-use std::io::{BufWriter, ErrorKind, Write};
+use std::fs::{File, OpenOptions, create_dir, create_dir_all, read_dir, remove_file, write};
+use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use chimera_core::engine::StepReport;
 use chimera_core::fault::Fault;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::io_fault;
+use super::lock::Lock;
+use crate::checkpoint::{Checkpoint, Disk, Store};
 use crate::settings::Config;
+
+/// The value of `resume` that takes the newest checkpoint of the run.
+const AUTO: &str = "auto";
 
 /// Where one run writes.
 pub struct Folder {
     path: PathBuf,
     metrics: BufWriter<File>,
     metrics_path: PathBuf,
+    _lock: Lock,
 }
 
 /// One line of the metrics. Floats are written so that they read back to the same bits.
@@ -33,9 +39,20 @@ struct Line {
     bubble_ratio: f64,
 }
 
-impl Folder {
-    /// Makes the folder that `config` names, or a fresh one under `runs/`, and writes `config.toml`.
-    pub fn create(config: &Config) -> Result<Folder> {
+/// The folder of a run that is about to begin, which nobody else can write into.
+pub struct Place {
+    path: PathBuf,
+    lock: Lock,
+}
+
+impl Place {
+    /// Makes the folder that `config` names, or a fresh one under `runs/`, and locks it.
+    pub fn claim(config: &Config) -> Result<Place> {
+        let is_auto = config.resume.as_deref() == Some(AUTO);
+        ensure!(
+            !is_auto || config.out.is_some(),
+            "resume auto needs the folder of the run: name it with --out"
+        );
         let path = match &config.out {
             Some(out) => {
                 create_dir_all(out)
@@ -44,11 +61,62 @@ impl Folder {
             }
             None => fresh(Path::new("runs"))?,
         };
+        let lock = Lock::take(&path)?;
+        Ok(Place { path, lock })
+    }
+
+    /// The checkpoint that `config` wants to go on from; `None` if it wants none, or takes whatever is
+    /// there and none was ever finished. `tell` is told of those that cannot be used.
+    pub fn checkpoint(&self, config: &Config, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>> {
+        let Some(resume) = &config.resume else { return Ok(None) };
+        if resume == AUTO {
+            return Ok(self.store().newest(tell)?);
+        }
+        let checkpoint = Checkpoint::open(Path::new(resume))?;
+        let step = checkpoint.manifest().step;
+        let newest = self.store().entries()?.into_iter().rfind(|entry| entry.is_whole);
+        if let Some(newest) = newest.filter(|newest| newest.step > step) {
+            bail!(
+                "{} holds a newer checkpoint than {resume}, of step {}: choose another --out, or remove it",
+                self.path.display(),
+                newest.step
+            );
+        }
+        Ok(Some(checkpoint))
+    }
+
+    /// Where its checkpoints are.
+    pub fn store(&self) -> Store {
+        Store::of(&self.path)
+    }
+
+    /// Writes `config.toml` and begins the metrics; those of a run that is resumed, or that was to be but
+    /// has nothing to be resumed from, go on behind step `first`.
+    pub fn begin(self, config: &Config, first: u64) -> Result<Folder> {
+        let Place { path, lock } = self;
         let shown = path.join("config.toml");
+        let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
+        let goes_on = config.resume.is_some() && shown.exists();
+        if let Some(dir) = config.save.as_deref().filter(|_| goes_on) {
+            crate::save::prepare(dir)?;
+        }
+        if goes_on {
+            let written =
+                Disk::default().write(&shown, |out| out.write_all(config.to_toml().as_bytes()));
+            written.map_err(|e| io_fault("settings", &shown, &e))?;
+            remove_errors(&path)?;
+            let metrics = behind(&metrics_path, first)
+                .with_context(|| format!("cannot go on with {}", metrics_path.display()))?;
+            return Ok(Folder {
+                path,
+                metrics: BufWriter::new(metrics),
+                metrics_path,
+                _lock: lock,
+            });
+        }
         let mut file = fresh_file(&shown)?;
         file.write_all(config.to_toml().as_bytes())
             .map_err(|e| io_fault("settings", &shown, &e))?;
-        let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
         let open = || {
             if let Some(dir) = &config.save {
                 crate::save::prepare(dir)?;
@@ -58,7 +126,14 @@ impl Folder {
         let metrics = open().inspect_err(|_| {
             let _ = remove_file(&shown); // it would mark the folder as taken
         })?;
-        Ok(Folder { path, metrics: BufWriter::new(metrics), metrics_path })
+        Ok(Folder { path, metrics: BufWriter::new(metrics), metrics_path, _lock: lock })
+    }
+}
+
+impl Folder {
+    /// The folder of a run that begins at its start.
+    pub fn create(config: &Config) -> Result<Folder> {
+        Place::claim(config)?.begin(config, 0)
     }
 
     /// Where it is.
@@ -107,6 +182,42 @@ fn fresh_file(path: &Path) -> Result<File> {
         let path = path.display();
         format!("cannot write {path}: is it of another run? choose another --out or --metrics")
     })
+}
+
+/// Metrics that end with the last whole line of a step before `first`.
+fn behind(path: &Path, first: u64) -> Result<File> {
+    #[derive(Deserialize)]
+    struct Step {
+        step: u64,
+    }
+    let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+    let (mut end, mut line) = (0, String::new());
+    let mut lines = BufReader::new(&file);
+    while lines.read_line(&mut line)? > 0 {
+        let step = serde_json::from_str(&line).map(|Step { step }| step);
+        if !line.ends_with('\n') || !step.is_ok_and(|step| step < first) {
+            break;
+        }
+        end += line.len() as u64;
+        line.clear();
+    }
+    if file.metadata()?.is_file() {
+        file.set_len(end)?;
+    }
+    file.seek(SeekFrom::End(0))?;
+    Ok(file)
+}
+
+/// Removes what ranks said of an earlier end of the run.
+fn remove_errors(path: &Path) -> Result<()> {
+    for entry in read_dir(path)? {
+        let file = entry?.path();
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("error.") && name.ends_with(".json") {
+            remove_file(&file)?;
+        }
+    }
+    Ok(())
 }
 
 /// The first folder `0001`, `0002`, … of `parent` that is not there yet.

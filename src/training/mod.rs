@@ -2,8 +2,10 @@
 
 mod fit;
 mod folder;
+mod lock;
+mod resume;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -23,9 +25,10 @@ use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 
-pub use folder::Folder;
+pub use folder::{Folder, Place};
 
 use crate::auto::{AUTO, Report, auto};
+use crate::checkpoint::{Checkpoint, Saver, State};
 use crate::data::Corpus;
 use crate::settings::Config;
 use crate::timetable::{is_file, read};
@@ -44,6 +47,9 @@ pub struct Run {
     last: Option<Program>,
     corpus: Corpus,
     training: Training,
+    /// Where it begins, if not at the start.
+    start: Option<Checkpoint>,
+    saver: Option<Saver>,
 }
 
 /// What a run leaves.
@@ -54,6 +60,8 @@ pub struct Trained {
     pub last: StepReport,
     /// What the workers of the first group did in the last runs of the program, each from its own start.
     pub timelines: Vec<Timeline>,
+    /// The last checkpoint, if the run saves any.
+    pub checkpoint: Option<PathBuf>,
 }
 
 impl Run {
@@ -87,30 +95,13 @@ impl Run {
             clip: (config.clip > 0.0).then_some(config.clip),
             check_finite: config.check_finite,
         };
-        let ends = vec![StageId(0), StageId(n_stages as u16 - 1)];
-        let how = Lowering {
-            sync: config.sync,
-            barrier: training.needs_barrier(),
-            tied: if model.tied && n_stages > 1 { vec![ends] } else { Vec::new() },
-            max_peak: config.memory_cap,
-            ..Lowering::default()
-        };
-        let Config { recompute, hoist, split_backward, .. } = config;
-        // A search has applied them already.
-        let passes = match search {
-            Some(_) => Passes::default(),
-            None => Passes { recompute, hoist, split_backward },
-        };
-        let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
-        let program = |timetable| -> Result<Program> {
-            let (timetable, how) = passes.apply(timetable, how.clone(), &costs)?;
-            Ok(lower(&timetable, &how)?)
-        };
-        let whole = program(timetable)?;
-        let last = rest(&config, whole.window().n_steps())?.map(&program).transpose()?;
+        let whole = program(&config, &training, timetable)?;
+        let last = rest(&config, whole.window().n_steps(), 0)?;
+        let last = last.map(|timetable| program(&config, &training, timetable)).transpose()?;
         let program = whole;
         fit::check(&config, &model, &cuts, &program)?;
-        Ok(Run { config, model, stages, program, last, search, corpus, training })
+        let (start, saver) = (None, None);
+        Ok(Run { config, model, stages, program, last, search, corpus, training, start, saver })
     }
 
     /// The settings.
@@ -153,8 +144,7 @@ impl Run {
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Trained> {
         let n_ranks = (self.config.width * self.config.depth) as u32;
-        let samples =
-            Samples { corpus: &self.corpus, seed: self.config.seed, context: self.config.context };
+        let samples = self.samples();
         let later = Duration::try_from_secs_f64(self.config.timeout)?;
         let job = Job {
             program: &self.program,
@@ -177,8 +167,9 @@ impl Run {
                 Fault::new(Class::OutOfMemory, rank, message)
             })?;
             pool.install(|| self.train_rank(job, comm, &observe))
-        })?;
-        merge(ranks)
+        });
+        let saved = self.saver.as_ref().map_or(Ok(None), Saver::finish); // also of a run that failed
+        Ok(Trained { checkpoint: saved?, ..merge(ranks?)? })
     }
 
     fn train_rank<O: FnMut(&StepReport) -> Result<()>>(
@@ -190,9 +181,16 @@ impl Run {
         let rank = comm.rank();
         let stage = |id: StageId| self.stages[id.index()].clone();
         let mut worker = Worker::new(job, Candle::cpu(), comm, stage)?;
+        if let Some(checkpoint) = &self.start {
+            worker.restore(checkpoint.manifest().updates, |param| {
+                let tensor = checkpoint.tensor(param);
+                tensor.map_err(|e| Fault::new(Class::Checkpoint, rank, e.to_string()))
+            })?;
+        }
         let mut trained = RankTrained::default();
-        let (mut step, mut stop) = (0, false);
+        let (mut step, mut stop) = (self.first_step(), false);
         while step < self.config.steps && !stop {
+            let began = step;
             let is_whole = self.config.steps - step >= u64::from(self.program.window().n_steps());
             if let Some(last) = self.last.as_ref().filter(|_| !is_whole) {
                 worker.set_program(last)?;
@@ -215,15 +213,45 @@ impl Run {
                 }
                 trained.events.push(worker.events().to_vec());
             }
+            let is_done = step == self.config.steps;
+            let state = State { began, step, is_done, is_last: is_done || stop };
+            if let Some(saver) = self.saver.as_ref().filter(|saver| saver.is_due(&state))
+                && rank.index() < self.config.depth
+            {
+                let manifest = || self.manifest(step, worker.n_updates());
+                saver.save(&state, manifest, self.config.depth, rank, || worker.snapshot())?;
+            }
         }
         trained.weights = worker.weights()?;
         Ok(trained)
     }
 }
 
-/// The timetable of the steps that are left over after whole windows.
-fn rest(config: &Config, window: u32) -> Result<Option<Timetable>> {
-    let n_left = (config.steps % u64::from(window)) as u32;
+/// What the settings make of a timetable, proven.
+fn program(config: &Config, training: &Training, timetable: Timetable) -> Result<Program> {
+    let n_stages = timetable.placement.n_stages();
+    let ends = vec![StageId(0), StageId(n_stages as u16 - 1)];
+    let how = Lowering {
+        sync: config.sync,
+        barrier: training.needs_barrier(),
+        tied: if config.tied && n_stages > 1 { vec![ends] } else { Vec::new() },
+        max_peak: config.memory_cap,
+        ..Lowering::default()
+    };
+    let Config { recompute, hoist, split_backward, .. } = *config;
+    // A search has applied them already.
+    let passes = match config.schedule.as_str() {
+        AUTO if config.depth > 1 => Passes::default(),
+        _ => Passes { recompute, hoist, split_backward },
+    };
+    let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
+    let (timetable, how) = passes.apply(timetable, how, &costs)?;
+    Ok(lower(&timetable, &how)?)
+}
+
+/// The timetable of the steps from `first` on that are left over after whole windows.
+fn rest(config: &Config, window: u32, first: u64) -> Result<Option<Timetable>> {
+    let n_left = (config.steps.saturating_sub(first) % u64::from(window)) as u32;
     if n_left == 0 {
         return Ok(None);
     }
@@ -312,7 +340,7 @@ fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
             event.end -= start;
         }
     }
-    Ok(Trained { weights, last, timelines })
+    Ok(Trained { weights, last, timelines, checkpoint: None })
 }
 
 impl Trained {

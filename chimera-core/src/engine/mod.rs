@@ -15,6 +15,7 @@ mod ops;
 mod optimizer;
 mod ranks;
 mod record;
+mod snapshot;
 mod sums;
 mod worker;
 mod world;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 
 pub use optimizer::Training;
 pub use ranks::run_threads;
+pub use snapshot::Snapshot;
 pub use worker::{StepReport, Worker};
 
 use crate::lower::Program;

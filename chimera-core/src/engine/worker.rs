@@ -43,8 +43,8 @@ pub struct StepReport {
 
 /// The engine of one rank.
 pub struct Worker<'j, S: Stage, K, C> {
-    world: World<'j, S, K, C>,
-    me: WorkerId,
+    pub(super) world: World<'j, S, K, C>,
+    pub(super) me: WorkerId,
 }
 
 impl<'j, S, K, C> Worker<'j, S, K, C>
@@ -81,6 +81,7 @@ where
         let world = World {
             expected: Vec::new(),
             step: 0,
+            n_updates: 0,
             under_way: Vec::new(),
             losses: Vec::new(),
             squared_norms: Vec::new(),
@@ -115,6 +116,7 @@ where
                 }
             }
         }
+        self.world.n_updates += u64::from(program.window().n_updates());
         self.reports(first)
     }
 
@@ -148,25 +150,6 @@ where
     pub fn held(&self, stage: StageId) -> Option<(&[Param], &[S::Tensor], &[S::Tensor])> {
         let held = self.world.held.get(stage.index())?.as_ref()?;
         Some((held.stage.params(), &held.weights, &held.grads))
-    }
-
-    /// The weights of which this rank is the first replica, so that all ranks together give each tensor
-    /// once: its parameter and its values, row-major.
-    pub fn weights(&self) -> Result<Vec<(Param, Vec<f32>)>, Fault> {
-        let World { kernels, comm, group, job, layout, .. } = &self.world;
-        let mut weights = Vec::new();
-        for (bucket, tensors) in job.program.buckets_of_update().iter().zip(layout) {
-            if *group != 0 || bucket.members.first() != Some(&self.me) {
-                continue;
-            }
-            for &(stage, index) in tensors.iter().filter_map(|places| places.first()) {
-                let held = self.world.held(stage);
-                let values = kernels.download(&held.weights[index]);
-                let values = values.map_err(|e| device_fault(comm.rank(), e))?;
-                weights.push((held.stage.params()[index].clone(), values));
-            }
-        }
-        Ok(weights)
     }
 
     /// Clears what the last run left and announces the messages of this one.

@@ -50,6 +50,8 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) expected: Vec<VecDeque<Token>>,
     /// The first step of the program.
     pub(super) step: u64,
+    /// Updates of every weight before the program.
+    pub(super) n_updates: u64,
     pub(super) under_way: Vec<(BucketId, Reduction<S::Tensor>, f64)>,
     pub(super) losses: Vec<(Op, S::Tensor)>,
     /// By step: squared norms of the gradients of updates that wait for no agreement.
@@ -99,9 +101,7 @@ where
 
     /// Number of a bucket's update since the start of the training.
     pub(super) fn update_number(&self, bucket: BucketId) -> u64 {
-        let program = self.job.program;
-        let before = self.step * u64::from(program.window().updates_per_step());
-        before + u64::from(program.buckets()[bucket.index()].update)
+        self.n_updates + u64::from(self.job.program.buckets()[bucket.index()].update)
     }
 
     /// Where this rank keeps the tensors of a bucket.

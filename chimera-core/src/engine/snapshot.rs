@@ -1,0 +1,106 @@
+//! The state of a training on the host: taken between two programs, put back before the first.
+//!
+//! A state is keyed by the names of tensors, so whatever D, W or schedule it was taken under, it can be put
+//! back under any other.
+
+use std::sync::Arc;
+
+use super::Worker;
+use super::world::device_fault;
+use crate::comm::Comm;
+use crate::fault::{Class, Fault};
+use crate::ids::StageId;
+use crate::kernels::Kernels;
+use crate::stage::{Param, Stage};
+
+/// A tensor of the model and what the optimizer keeps of it, each row-major.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Snapshot {
+    /// Name and shape.
+    pub param: Param,
+    /// Its weights.
+    pub weights: Vec<f32>,
+    /// First and second moment of its gradient.
+    pub moments: [Vec<f32>; 2],
+}
+
+impl<S, K, C> Worker<'_, S, K, C>
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Kernels,
+    C: Comm<K::Tensor>,
+{
+    /// Updates of every weight since the start of the training.
+    pub fn n_updates(&self) -> u64 {
+        self.world.n_updates
+    }
+
+    /// The tensors of which this rank is the first replica, so that all ranks together give each tensor
+    /// once, with their moments. Other ranks give none.
+    pub fn snapshot(&self) -> Result<Vec<Snapshot>, Fault> {
+        let take = |(stage, index): (StageId, usize)| {
+            let held = self.world.held(stage);
+            let [m, v] = &held.moments[index];
+            Ok(Snapshot {
+                param: held.stage.params()[index].clone(),
+                weights: self.download(&held.weights[index])?,
+                moments: [self.download(m)?, self.download(v)?],
+            })
+        };
+        self.first_replicas().map(take).collect()
+    }
+
+    /// The weights of a [`snapshot`](Worker::snapshot) alone.
+    pub fn weights(&self) -> Result<Vec<(Param, Vec<f32>)>, Fault> {
+        let take = |(stage, index): (StageId, usize)| {
+            let held = self.world.held(stage);
+            let param: &Param = &held.stage.params()[index];
+            Ok((param.clone(), self.download(&held.weights[index])?))
+        };
+        self.first_replicas().map(take).collect()
+    }
+
+    /// Puts a state back, on every rank before its first run: that after `n_updates` updates, of which
+    /// `tensor` gives each tensor that is asked for. The next run must begin at the step that followed.
+    pub fn restore(
+        &mut self,
+        n_updates: u64,
+        tensor: impl Fn(&Param) -> Result<Snapshot, Fault>,
+    ) -> Result<(), Fault> {
+        self.world.n_updates = n_updates;
+        let rank = self.world.comm.rank();
+        let kernels = self.world.kernels.clone();
+        for held in self.world.held.iter_mut().flatten() {
+            let (mut weights, mut moments) = (Vec::new(), Vec::new());
+            for param in held.stage.params() {
+                let given = tensor(param)?;
+                let upload = |values: &[f32]| {
+                    if values.len() != param.n_elements() {
+                        let (name, n) = (&param.name, values.len());
+                        let message = format!("{name} has {n} values, not {}", param.n_elements());
+                        return Err(Fault::new(Class::Checkpoint, rank, message));
+                    }
+                    let tensor = kernels.upload(&param.shape, values);
+                    tensor.map_err(|e| device_fault(rank, e))
+                };
+                weights.push(upload(&given.weights)?);
+                moments.push([upload(&given.moments[0])?, upload(&given.moments[1])?]);
+            }
+            (held.weights, held.moments) = (Arc::new(weights), moments);
+        }
+        Ok(())
+    }
+
+    /// Stage and index of every tensor of which this rank is the first replica.
+    fn first_replicas(&self) -> impl Iterator<Item = (StageId, usize)> {
+        let buckets = self.world.job.program.buckets_of_update().iter().zip(&self.world.layout);
+        let is_first = self.world.group == 0;
+        let mine = buckets.filter(move |(b, _)| is_first && b.members.first() == Some(&self.me));
+        mine.flat_map(|(_, tensors)| tensors.iter().filter_map(|places| places.first().copied()))
+    }
+
+    fn download(&self, tensor: &K::Tensor) -> Result<Vec<f32>, Fault> {
+        let rank = self.world.comm.rank();
+        self.world.kernels.download(tensor).map_err(|e| device_fault(rank, e))
+    }
+}

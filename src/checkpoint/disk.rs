@@ -1,0 +1,127 @@
+//! Files that are complete or not there, after a kill or a loss of power at any moment.
+
+use std::fs::{File, create_dir_all, remove_dir_all, remove_file, rename};
+use std::io::{BufWriter, Result, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Bytes of one write.
+const CHUNK: usize = 1 << 20;
+
+/// The changes that a save makes to the file system, one by one.
+#[derive(Clone, Default)]
+pub struct Disk {
+    gate: Option<Gate>,
+}
+
+type Gate = Arc<dyn Fn(&'static str, &Path) -> Result<()> + Send + Sync>;
+
+/// Size and BLAKE3 (hexadecimal) of what was written.
+pub struct Written {
+    /// Bytes.
+    pub bytes: u64,
+    /// Hash of all of them.
+    pub blake3: String,
+}
+
+impl Disk {
+    /// Asks `gate` before each change, by its kind and its path; an error takes the place of the change. So
+    /// tests stop a save at every point, or fill the disk.
+    pub fn gated(gate: impl Fn(&'static str, &Path) -> Result<()> + Send + Sync + 'static) -> Disk {
+        Disk { gate: Some(Arc::new(gate)) }
+    }
+
+    /// Writes a file under another name, and gives it its own when it is on disk. What cannot be written
+    /// leaves nothing behind.
+    pub fn write(
+        &self,
+        path: &Path,
+        fill: impl FnOnce(&mut dyn Write) -> Result<()>,
+    ) -> Result<Written> {
+        let part = part_of(path);
+        self.write_part(&part, fill)
+            .and_then(|written| self.rename(&part, path).map(|()| written))
+            .inspect_err(|_| {
+                let _ = self.remove_file(&part); // the error that counts is the first
+            })
+    }
+
+    fn write_part(
+        &self,
+        part: &Path,
+        fill: impl FnOnce(&mut dyn Write) -> Result<()>,
+    ) -> Result<Written> {
+        self.pass("create", part)?;
+        let file = File::create(part)?;
+        let out = Out { disk: self, path: part, file, bytes: 0, hasher: blake3::Hasher::new() };
+        let mut out = BufWriter::with_capacity(CHUNK, out);
+        fill(&mut out)?;
+        let Out { file, bytes, hasher, .. } = out.into_inner().map_err(|e| e.into_error())?;
+        self.pass("sync", part)?;
+        file.sync_all()?;
+        Ok(Written { bytes, blake3: hasher.finalize().to_string() })
+    }
+
+    pub(super) fn create_dir(&self, path: &Path) -> Result<()> {
+        self.pass("create folder", path)?;
+        create_dir_all(path)
+    }
+
+    /// Makes the names in a folder last.
+    pub(super) fn sync_dir(&self, path: &Path) -> Result<()> {
+        self.pass("sync folder", path)?;
+        match cfg!(unix) {
+            true => File::open(path)?.sync_all(),
+            false => Ok(()), // elsewhere a folder cannot be opened
+        }
+    }
+
+    pub(super) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.pass("rename", to)?;
+        rename(from, to)
+    }
+
+    pub(super) fn remove_file(&self, path: &Path) -> Result<()> {
+        self.pass("remove", path)?;
+        remove_file(path)
+    }
+
+    pub(super) fn remove_dir(&self, path: &Path) -> Result<()> {
+        self.pass("remove folder", path)?;
+        remove_dir_all(path)
+    }
+
+    fn pass(&self, change: &'static str, path: &Path) -> Result<()> {
+        self.gate.as_ref().map_or(Ok(()), |gate| gate(change, path))
+    }
+}
+
+fn part_of(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".part");
+    name.into()
+}
+
+/// A file under way.
+struct Out<'d> {
+    disk: &'d Disk,
+    path: &'d Path,
+    file: File,
+    bytes: u64,
+    hasher: blake3::Hasher,
+}
+
+impl Write for Out<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        let chunk = &bytes[..bytes.len().min(CHUNK)];
+        self.disk.pass("write", self.path)?;
+        self.file.write_all(chunk)?;
+        self.hasher.update(chunk);
+        self.bytes += chunk.len() as u64;
+        Ok(chunk.len())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.file.flush()
+    }
+}

@@ -1,0 +1,103 @@
+//! What a checkpoint says of itself.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::Unusable;
+
+/// The file that makes a folder a checkpoint, written last.
+pub const MANIFEST: &str = "manifest.json";
+/// The format that this program writes, and the newest it reads.
+pub const FORMAT: u32 = 1;
+/// Longer manifests are refused before they are read.
+const MAX_BYTES: u64 = 1 << 24;
+
+/// Where a training stands, and the files that hold its tensors.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub struct Manifest {
+    /// Version of the format.
+    pub format: u32,
+    /// The program that wrote it.
+    pub written_by: String,
+    /// Steps that were trained, which is the number of the next.
+    pub step: u64,
+    /// Updates of every weight, which the optimizer's bias correction counts.
+    pub updates: u64,
+    /// Samples of a step.
+    pub samples_per_step: u64,
+    /// BLAKE3 of the samples of the next step: where the training stands in which data.
+    pub next_samples: String,
+    /// All settings, as TOML values.
+    pub settings: BTreeMap<String, String>,
+    /// The files of tensors.
+    pub shards: Vec<Shard>,
+}
+
+/// A file of tensors.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub struct Shard {
+    /// Its name, within the folder.
+    pub file: String,
+    /// Its size.
+    pub bytes: u64,
+    /// BLAKE3 of its content.
+    pub blake3: String,
+}
+
+impl Manifest {
+    /// As text, whose second line holds the hash of all that follows.
+    pub(super) fn to_text(&self) -> serde_json::Result<String> {
+        let text = serde_json::to_string_pretty(self)?;
+        let rest = text.strip_prefix("{\n").unwrap_or(&text);
+        Ok(format!("{HEAD}{}{NECK}{rest}\n", blake3::hash(format!("{rest}\n").as_bytes())))
+    }
+
+    /// Reads and checks that of the checkpoint in `folder`.
+    pub fn read(folder: &Path) -> Result<Manifest, Unusable> {
+        let path = folder.join(MANIFEST);
+        let unusable = |reason: String| Unusable::new(&path, reason);
+        let mut text = String::new();
+        let file = File::open(&path).map_err(|e| unusable(e.to_string()))?;
+        let read = file.take(MAX_BYTES + 1).read_to_string(&mut text);
+        read.map_err(|e| unusable(e.to_string()))?;
+        if text.len() as u64 > MAX_BYTES {
+            return Err(unusable(format!("it is longer than {MAX_BYTES} bytes")));
+        }
+        let manifest = Manifest::parse(&text).map_err(unusable)?;
+        for shard in &manifest.shards {
+            let is_plain = Path::new(&shard.file).file_name() == Some(shard.file.as_ref());
+            if !is_plain || shard.file.contains('\\') {
+                return Err(unusable(format!("`{}` is no plain name of a file", shard.file)));
+            }
+        }
+        Ok(manifest)
+    }
+
+    fn parse(text: &str) -> Result<Manifest, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            format: u32,
+        }
+        let Version { format } =
+            serde_json::from_str(text).map_err(|e| format!("it cannot be read: {e}"))?;
+        if format > FORMAT {
+            return Err(format!(
+                "it has format {format}, and this program reads up to {FORMAT}: use the version of \
+                 chimera that wrote it, or a newer one"
+            ));
+        }
+        let sealed = text.strip_prefix(HEAD).and_then(|text| text.split_once(NECK));
+        let (hash, rest) = sealed.ok_or("it does not begin with its hash")?;
+        if blake3::hash(rest.as_bytes()).to_string() != hash {
+            return Err("its content is not what was written: the hash differs".into());
+        }
+        serde_json::from_str(text).map_err(|e| format!("it cannot be read: {e}"))
+    }
+}
+
+const HEAD: &str = "{\n  \"blake3\": \"";
+const NECK: &str = "\",\n";

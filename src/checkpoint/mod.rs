@@ -1,0 +1,152 @@
+//! Checkpoints: where a training stands, on disk, so that it goes on as if it had never been interrupted.
+//!
+//! A checkpoint is a folder of safetensors files and a manifest. Each worker that holds the first replica
+//! of a tensor writes it, with its moments, under the tensor's name (`wte.weight`, `wte.weight.m`,
+//! `wte.weight.v`), so that it opens under any D, W and schedule. The manifest names every file with size
+//! and hash and is published last: a folder without one is a save that was interrupted.
+
+mod disk;
+mod manifest;
+mod saver;
+mod store;
+mod tensors;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, symlink_metadata};
+use std::path::{Path, PathBuf};
+
+use chimera_core::engine::Snapshot;
+use chimera_core::stage::Param;
+
+pub use disk::{Disk, Written};
+pub use manifest::{FORMAT, MANIFEST, Manifest, Shard};
+pub use saver::{Saver, State};
+pub use store::{Entry, Store};
+use tensors::{Named, TensorFile};
+
+/// Why a checkpoint cannot be used (exit code 4).
+#[derive(thiserror::Error, Clone, PartialEq, Debug)]
+#[error("{}: {reason}", path.display())]
+pub struct Unusable {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+impl Unusable {
+    fn new(path: &Path, reason: impl Into<String>) -> Unusable {
+        Unusable { path: path.to_path_buf(), reason: reason.into() }
+    }
+}
+
+/// A checkpoint whose every byte was found to be what was written.
+pub struct Checkpoint {
+    path: PathBuf,
+    manifest: Manifest,
+    files: Vec<TensorFile>,
+    /// By name of a tensor: its file.
+    index: HashMap<String, usize>,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in a folder, and reads all of it once to verify it.
+    pub fn open(path: &Path) -> Result<Checkpoint, Unusable> {
+        if !path.join(MANIFEST).exists() {
+            return Err(Unusable::new(path, no_manifest(path)));
+        }
+        let manifest = Manifest::read(path)?;
+        let verify = |shard: &Shard| verify(&path.join(&shard.file), shard);
+        let files: Vec<_> = manifest.shards.iter().map(verify).collect::<Result<_, _>>()?;
+        let mut index = HashMap::new();
+        for (nth, file) in files.iter().enumerate() {
+            index.extend(file.shapes().map(|(name, _)| (name, nth)));
+        }
+        Ok(Checkpoint { path: path.to_path_buf(), manifest, files, index })
+    }
+
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it says of itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Name and extents of every tensor of the model.
+    pub fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
+        let all = self.files.iter().flat_map(TensorFile::shapes);
+        all.filter(|(name, _)| self.index.contains_key(&moment(name, 0))).collect()
+    }
+
+    /// The weights of a tensor of this shape, row-major.
+    pub fn weights(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Unusable> {
+        let lacks = || Unusable::new(&self.path, format!("it lacks {name}"));
+        let nth = *self.index.get(name).ok_or_else(lacks)?;
+        self.files[nth].read(name, shape)
+    }
+
+    /// A tensor with its moments.
+    pub fn tensor(&self, param: &Param) -> Result<Snapshot, Unusable> {
+        let Param { name, shape, .. } = param;
+        Ok(Snapshot {
+            param: param.clone(),
+            weights: self.weights(name, shape)?,
+            moments: [
+                self.weights(&moment(name, 0), shape)?,
+                self.weights(&moment(name, 1), shape)?,
+            ],
+        })
+    }
+
+    /// Writes the weights alone, as one safetensors file that any other program reads.
+    pub fn export(&self, to: &Path) -> anyhow::Result<Written> {
+        let shapes = self.shapes();
+        let mut values = Vec::new();
+        for (name, shape) in &shapes {
+            values.push(self.weights(name, shape)?);
+        }
+        let named = shapes.iter().zip(&values).map(|((name, shape), values)| Named {
+            name: name.clone(),
+            shape,
+            values,
+        });
+        let written = tensors::write(&Disk::default(), to, named.collect());
+        Ok(written.map_err(|e| crate::training::io_fault("weights", to, &e))?)
+    }
+}
+
+/// The name of a tensor's first or second moment.
+fn moment(name: &str, nth: usize) -> String {
+    format!("{name}.{}", ["m", "v"][nth])
+}
+
+/// Checks size and hash of a file, then its header.
+fn verify(path: &Path, shard: &Shard) -> Result<TensorFile, Unusable> {
+    let unusable = |reason: String| Unusable::new(path, reason);
+    let found = symlink_metadata(path).map_err(|e| unusable(e.to_string()))?;
+    if !found.is_file() {
+        return Err(unusable("it is not a regular file".into()));
+    }
+    if found.len() != shard.bytes {
+        let (found, meant) = (found.len(), shard.bytes);
+        return Err(unusable(format!("it has {found} bytes, but the manifest says {meant}")));
+    }
+    let mut hasher = blake3::Hasher::new();
+    let hashed = File::open(path).and_then(|file| hasher.update_reader(file).map(|_| ()));
+    hashed.map_err(|e| unusable(e.to_string()))?;
+    if hasher.finalize().to_string() != shard.blake3 {
+        return Err(unusable("its content is not what was written: the hash differs".into()));
+    }
+    TensorFile::open(path)
+}
+
+fn no_manifest(path: &Path) -> String {
+    match Store::of(path).entries().ok().and_then(|entries| entries.last().map(Entry::path)) {
+        Some(newest) => format!("it is no checkpoint: did you mean {}?", newest.display()),
+        None if path.is_dir() => format!("it has no {MANIFEST}: its save was interrupted"),
+        None => "there is no such folder".into(),
+    }
+}

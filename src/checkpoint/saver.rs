@@ -1,0 +1,103 @@
+//! Saving beside the training: ranks stop only for the copy to the host.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use chimera_core::engine::Snapshot;
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+
+use super::{Manifest, Store};
+
+/// Gathers the parts of all ranks, and writes them in a thread of its own.
+pub struct Saver {
+    store: Store,
+    every: u64,
+    warn: Arc<dyn Fn(&str) + Send + Sync>,
+    under_way: Mutex<UnderWay>,
+}
+
+#[derive(Default)]
+struct UnderWay {
+    parts: Vec<(Rank, Vec<Snapshot>)>,
+    writer: Option<JoinHandle<Result<PathBuf, Fault>>>,
+    /// How the last save ended.
+    last: Option<Result<PathBuf, Fault>>,
+}
+
+/// Where the training stands between two programs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct State {
+    /// The step that the last program began with.
+    pub began: u64,
+    /// Steps that were trained.
+    pub step: u64,
+    /// Whether all steps were.
+    pub is_done: bool,
+    /// Whether the run ends here.
+    pub is_last: bool,
+}
+
+impl Saver {
+    /// Saves into `store` whenever another multiple of `every` steps is done, and at the end; with 0 only a
+    /// run that is stopped. `warn` is told what cannot be saved on the way.
+    pub fn new(store: Store, every: u64, warn: impl Fn(&str) + Send + Sync + 'static) -> Saver {
+        Saver { store, every, warn: Arc::new(warn), under_way: Mutex::default() }
+    }
+
+    /// Whether the state is to be saved; the same on all ranks.
+    pub fn is_due(&self, state: &State) -> bool {
+        match self.every {
+            0 => state.is_last && !state.is_done,
+            every => state.is_last || state.step / every > state.began / every,
+        }
+    }
+
+    /// Takes one rank's part, when the previous save is done; the last of `n_parts` starts the writer.
+    pub fn save(
+        &self,
+        state: &State,
+        manifest: impl FnOnce() -> Manifest,
+        n_parts: usize,
+        rank: Rank,
+        part: impl FnOnce() -> Result<Vec<Snapshot>, Fault>,
+    ) -> Result<(), Fault> {
+        drop(self.join());
+        let part = part()?; // ranks copy at the same time
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        under_way.parts.push((rank, part));
+        if under_way.parts.len() < n_parts {
+            return Ok(());
+        }
+        let mut parts = std::mem::take(&mut under_way.parts);
+        parts.sort_by_key(|(rank, _)| *rank);
+        let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
+        let (store, warn, manifest) = (self.store.clone(), Arc::clone(&self.warn), manifest());
+        let is_last = state.is_last;
+        under_way.writer = Some(thread::spawn(move || {
+            store.save(manifest, &parts).inspect_err(|fault| {
+                if !is_last {
+                    warn(&format!("{}; training goes on", fault.message));
+                }
+            })
+        }));
+        Ok(())
+    }
+
+    /// Waits for the last save: where it is, if there was one.
+    pub fn finish(&self) -> Result<Option<PathBuf>, Fault> {
+        self.join().last.take().transpose()
+    }
+
+    /// Waits for the save under way.
+    fn join(&self) -> MutexGuard<'_, UnderWay> {
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(writer) = under_way.writer.take() {
+            let died =
+                |_| Err(Fault::new(Class::Internal, Rank(0), "the writer of checkpoints died"));
+            under_way.last = Some(writer.join().unwrap_or_else(died));
+        }
+        under_way
+    }
+}

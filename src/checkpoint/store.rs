@@ -1,0 +1,209 @@
+//! The checkpoints of a run.
+
+use std::fs::read_dir;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use chimera_core::engine::Snapshot;
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+
+use super::tensors::{self, Named};
+use super::{Checkpoint, Disk, MANIFEST, Manifest, Shard, Unusable, moment};
+use crate::training::io_fault;
+
+/// Checkpoints that are kept at least, so that there is always one that is not being written.
+const MIN_KEPT: usize = 2;
+
+/// The folder `checkpoints` of a run.
+#[derive(Clone)]
+pub struct Store {
+    folder: PathBuf,
+    keep: usize,
+    disk: Disk,
+}
+
+/// A folder of a store.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Entry {
+    folder: PathBuf,
+    /// Steps that were trained.
+    pub step: u64,
+    /// Whether it has a manifest; without one its save was interrupted.
+    pub is_whole: bool,
+}
+
+impl Entry {
+    /// Its folder.
+    pub fn path(&self) -> PathBuf {
+        self.folder.clone()
+    }
+}
+
+impl Store {
+    /// That of the run in `run`.
+    pub fn of(run: &Path) -> Store {
+        Store { folder: run.join("checkpoints"), keep: MIN_KEPT, disk: Disk::default() }
+    }
+
+    /// Keeps the last `keep` checkpoints, at least two.
+    pub fn keeping(self, keep: usize) -> Store {
+        Store { keep: keep.max(MIN_KEPT), ..self }
+    }
+
+    /// Writes to another disk.
+    pub fn on(self, disk: Disk) -> Store {
+        Store { disk, ..self }
+    }
+
+    /// All there is, the oldest first.
+    pub fn entries(&self) -> io::Result<Vec<Entry>> {
+        let found = match read_dir(&self.folder) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            found => found?,
+        };
+        let mut entries = Vec::new();
+        for found in found {
+            let folder = found?.path();
+            let name = folder.file_name().and_then(|name| name.to_str());
+            let step = name.and_then(|name| name.strip_prefix("step-")?.parse().ok());
+            if let Some(step) = step.filter(|step| folder == self.folder_of(*step)) {
+                entries.push(Entry { is_whole: folder.join(MANIFEST).exists(), folder, step });
+            }
+        }
+        entries.sort_by_key(|entry| entry.step);
+        Ok(entries)
+    }
+
+    /// The newest checkpoint that can be used; those that cannot are put aside, of which `tell` is told.
+    /// `None` if none was ever finished.
+    ///
+    /// # Errors
+    /// If there are checkpoints, but none can be used.
+    pub fn newest(&self, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>, Unusable> {
+        let entries = self.entries().map_err(|e| Unusable::new(&self.folder, e.to_string()))?;
+        let mut broken: Option<Unusable> = None;
+        let mut newer = Vec::new();
+        for entry in entries.iter().rev().filter(|entry| entry.is_whole) {
+            match Checkpoint::open(&entry.folder) {
+                Ok(checkpoint) => {
+                    for folder in newer {
+                        self.put_aside(folder, tell);
+                    }
+                    return Ok(Some(checkpoint));
+                }
+                Err(unusable) => {
+                    tell(&format!("cannot be resumed from: {unusable}"));
+                    newer.push(&entry.folder);
+                    broken = broken.or(Some(unusable));
+                }
+            }
+        }
+        match broken {
+            None => Ok(None),
+            Some(Unusable { path, reason }) => {
+                let none = "no checkpoint of this run can be used, and without --resume it must not begin \
+                            again in this folder";
+                Err(Unusable { path, reason: format!("{reason}; {none}") })
+            }
+        }
+    }
+
+    /// Writes a checkpoint: one file for the tensors of each part that has any, then the manifest, of which
+    /// `manifest` lacks the files. Older ones are removed when it is published, and not before.
+    ///
+    /// # Errors
+    /// If a value is not finite, or the files cannot be written; what was written of them is removed.
+    pub fn save(&self, manifest: Manifest, parts: &[Vec<Snapshot>]) -> Result<PathBuf, Fault> {
+        let folder = self.folder_of(manifest.step);
+        if let Some(name) = parts.iter().flatten().find_map(unsound) {
+            let message = format!("{name} is not finite: no checkpoint is saved");
+            return Err(Fault::new(Class::NonFinite, Rank(0), message));
+        }
+        self.publish(&folder, manifest, parts).map_err(|e| {
+            let _ = self.disk.remove_dir(&folder); // the error that counts is the first
+            io_fault("checkpoint", &folder, &e)
+        })?;
+        self.prune().map_err(|e| io_fault("checkpoints", &self.folder, &e))?;
+        Ok(folder)
+    }
+
+    fn publish(
+        &self,
+        folder: &Path,
+        manifest: Manifest,
+        parts: &[Vec<Snapshot>],
+    ) -> io::Result<()> {
+        let disk = &self.disk;
+        if folder.exists() {
+            disk.remove_dir(folder)?; // an interrupted save
+        }
+        disk.create_dir(folder)?;
+        let shards = thread::scope(|scope| {
+            let mut writers = Vec::new();
+            for (nth, part) in parts.iter().enumerate().filter(|(_, part)| !part.is_empty()) {
+                writers.push(scope.spawn(move || write_shard(disk, folder, nth, part)));
+            }
+            let died = || io::Error::other("a writing thread died");
+            let ends =
+                writers.into_iter().map(|writer| writer.join().unwrap_or_else(|_| Err(died())));
+            ends.collect::<io::Result<Vec<_>>>()
+        })?;
+        let text = Manifest { shards, ..manifest }.to_text()?;
+        disk.write(&folder.join(MANIFEST), |out| out.write_all(text.as_bytes()))?;
+        disk.sync_dir(folder)?;
+        disk.sync_dir(&self.folder)
+    }
+
+    /// Removes what is older than the last checkpoints, and interrupted saves before them.
+    fn prune(&self) -> io::Result<()> {
+        let entries = self.entries()?;
+        let mut whole = entries.iter().rev().filter(|entry| entry.is_whole).map(|entry| entry.step);
+        let newest = whole.next().unwrap_or(0);
+        let oldest = whole.nth(self.keep - 2).unwrap_or(0);
+        let is_old = |entry: &&Entry| match entry.is_whole {
+            true => entry.step < oldest,
+            false => entry.step < newest,
+        };
+        for Entry { folder, is_whole, .. } in entries.iter().filter(is_old) {
+            if *is_whole {
+                self.disk.remove_file(&folder.join(MANIFEST))?; // half a checkpoint must not pass for one
+            }
+            self.disk.remove_dir(folder)?;
+        }
+        Ok(())
+    }
+
+    /// Renames a checkpoint that cannot be used, so that it neither counts as kept nor stands in the way.
+    fn put_aside(&self, folder: &Path, tell: &dyn Fn(&str)) {
+        let aside = folder.with_extension("broken");
+        let _ = self.disk.remove_dir(&aside);
+        tell(&match self.disk.rename(folder, &aside) {
+            Ok(()) => format!("{} is put aside as {}", folder.display(), aside.display()),
+            Err(e) => format!("{} cannot be put aside: {e}", folder.display()),
+        });
+    }
+
+    fn folder_of(&self, step: u64) -> PathBuf {
+        self.folder.join(format!("step-{step:08}"))
+    }
+}
+
+fn write_shard(disk: &Disk, folder: &Path, nth: usize, part: &[Snapshot]) -> io::Result<Shard> {
+    let file = format!("shard-{nth:04}.safetensors");
+    let named = part.iter().flat_map(|Snapshot { param, weights, moments: [m, v] }| {
+        let names = [param.name.clone(), moment(&param.name, 0), moment(&param.name, 1)];
+        let each = names.into_iter().zip([weights, m, v]);
+        each.map(|(name, values)| Named { name, shape: &param.shape, values })
+    });
+    let written = tensors::write(disk, &folder.join(&file), named.collect())?;
+    Ok(Shard { file, bytes: written.bytes, blake3: written.blake3 })
+}
+
+/// The tensor's name, if a value of it is not finite.
+fn unsound(tensor: &Snapshot) -> Option<&str> {
+    let [m, v] = &tensor.moments;
+    let mut all = tensor.weights.iter().chain(m).chain(v);
+    all.any(|value| !value.is_finite()).then_some(tensor.param.name.as_str())
+}

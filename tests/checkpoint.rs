@@ -1,0 +1,69 @@
+//! Checkpoints: a resumed training is the one that was never interrupted, and whatever happens to its
+//! files, it goes on from whole ones or says why not.
+
+#[path = "checkpoint/broken.rs"]
+mod broken;
+#[path = "checkpoint/kill.rs"]
+mod kill;
+#[path = "checkpoint/resume.rs"]
+mod resume;
+#[path = "checkpoint/run.rs"]
+mod run;
+
+mod command;
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use chimera::checkpoint::{Checkpoint, Disk, Store};
+use chimera::core::engine::StepReport;
+use chimera::settings::Layers;
+use chimera::training::{Run, Trained};
+use clap::{Args, Command, FromArgMatches};
+
+const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 \
+                     --micro-batches 4 --steps 6 --threads 1";
+
+/// The run that `chimera train` would make of these options.
+fn prepare(options: &str) -> Run {
+    let command =
+        Layers::augment_args(Command::new("train").no_binary_name(true).args_override_self(true));
+    let matches = command
+        .try_get_matches_from(format!("{MODEL} {options}").split_whitespace().map(str::to_owned));
+    let layers = matches.and_then(|found| Layers::from_arg_matches(&found));
+    let config = layers.expect("options").resolve().expect("settings");
+    Run::prepare(config).unwrap_or_else(|refusal| panic!("{options}: {refusal}"))
+}
+
+/// Trains in this process, from a checkpoint if one is given, and saves into the folder of a run.
+fn train(
+    options: &str,
+    from: Option<&Path>,
+    into: &Path,
+    disk: Disk,
+) -> anyhow::Result<(Vec<StepReport>, Trained)> {
+    let mut run = prepare(options);
+    if let Some(path) = from {
+        run.resume(Checkpoint::open(path)?)?;
+    }
+    run.save_into(Store::of(into).on(disk), |_| ());
+    let reports = Mutex::new(Vec::new());
+    let trained = run.train(&AtomicBool::new(false), |report| {
+        reports.lock().expect("one writer").push(*report);
+        Ok(())
+    })?;
+    Ok((reports.into_inner().expect("one writer"), trained))
+}
+
+/// The checkpoint of a step.
+fn at(run: &Path, step: u64) -> PathBuf {
+    run.join(format!("checkpoints/step-{step:08}"))
+}
+
+/// Losses, norms and rates to the bit.
+fn numbers(reports: &[StepReport]) -> Vec<[u64; 4]> {
+    let numbers =
+        |r: &StepReport| [r.step, r.loss.to_bits(), r.grad_norm.to_bits(), r.lr.to_bits()];
+    reports.iter().map(numbers).collect()
+}

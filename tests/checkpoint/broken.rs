@@ -1,0 +1,192 @@
+//! Checkpoints that are not what was written.
+
+use std::fs::{read, read_to_string, remove_file, rename, write};
+use std::path::Path;
+use std::sync::Mutex;
+
+use chimera::checkpoint::{Checkpoint, Disk, MANIFEST, Store};
+use tempfile::TempDir;
+
+use super::{at, train};
+use crate::command::{Ran, chimera, folder};
+
+/// A run of 6 steps with checkpoints of the steps 3 and 6.
+fn trained() -> TempDir {
+    let run = folder();
+    train("--depth 2 --save-every 3", None, run.path(), Disk::default()).expect("trains");
+    run
+}
+
+type Damage = fn(&Path);
+
+/// What may happen to a file of a checkpoint, and what is then said of it.
+const DAMAGES: [(Damage, &str); 9] = [
+    (|at| cut(&at.join("shard-0000.safetensors")), "shard-0000.safetensors: it has "),
+    (|at| flip(&at.join("shard-0001.safetensors"), 9), "shard-0001.safetensors: its content"),
+    (|at| flip(&at.join("shard-0001.safetensors"), 20_000), "shard-0001.safetensors: its content"),
+    (
+        |at| remove_file(at.join("shard-0001.safetensors")).expect("a file"),
+        "shard-0001.safetensors: No such",
+    ),
+    (swap, "shard-0000.safetensors: it"),
+    (|at| flip(&at.join(MANIFEST), 100), "manifest.json: its content"),
+    (|at| cut(&at.join(MANIFEST)), "manifest.json: it cannot be read"),
+    (newer, "manifest.json: it has format 2, and this program reads up to 1: use the version"),
+    (outside, "manifest.json: `../shard-0000.safetensors` is no plain name"),
+];
+
+fn cut(path: &Path) {
+    let bytes = read(path).expect("a file");
+    write(path, &bytes[..bytes.len() - 1 - bytes.len() / 3]).expect("written");
+}
+
+fn flip(path: &Path, at: usize) {
+    let mut bytes = read(path).expect("a file");
+    bytes[at] ^= 1;
+    write(path, bytes).expect("written");
+}
+
+fn swap(at: &Path) {
+    let [a, b, aside] =
+        ["shard-0000.safetensors", "shard-0001.safetensors", "aside"].map(|name| at.join(name));
+    for (from, to) in [(&a, &aside), (&b, &a), (&aside, &b)] {
+        rename(from, to).expect("renamed");
+    }
+}
+
+/// Changes the manifest, and its hash with it.
+fn forge(at: &Path, from: &str, to: &str) {
+    let text = read_to_string(at.join(MANIFEST)).expect("a manifest");
+    let rest = text.splitn(3, '\n').nth(2).expect("lines").replacen(from, to, 1);
+    let hash = blake3::hash(rest.as_bytes());
+    write(at.join(MANIFEST), format!("{{\n  \"blake3\": \"{hash}\",\n{rest}")).expect("written");
+}
+
+fn newer(at: &Path) {
+    forge(at, "\"format\": 1", "\"format\": 2");
+}
+
+fn outside(at: &Path) {
+    forge(at, "shard-0000", "../shard-0000");
+}
+
+#[test]
+fn a_broken_checkpoint_is_refused_with_file_and_reason() {
+    for (nth, (damage, reason)) in DAMAGES.iter().enumerate() {
+        let run = trained();
+        damage(&at(run.path(), 6));
+        let refusal = Checkpoint::open(&at(run.path(), 6)).err().expect("refused").to_string();
+        assert!(refusal.contains(reason), "{nth}: {refusal}");
+        let store = Store::of(run.path());
+        // The one before is taken, and it is said why.
+        let told = Mutex::new(Vec::new());
+        let newest = store.newest(&|message| told.lock().expect("one").push(message.to_string()));
+        assert_eq!(newest.expect("usable").expect("one").manifest().step, 3, "{nth}");
+        let told = told.into_inner().expect("one");
+        assert!(told.len() == 2 && told[0].contains(reason), "{nth}: {told:?}");
+        assert!(told[1].ends_with("step-00000006.broken"), "{told:?}");
+        assert!(!at(run.path(), 6).exists() && at(run.path(), 6).with_extension("broken").exists());
+        // Nothing is left: no training from scratch.
+        damage(&at(run.path(), 3));
+        let refusal = store.newest(&|_| ()).err().expect("nothing is left").to_string();
+        assert!(refusal.contains(reason) && at(run.path(), 3).exists(), "{nth}: {refusal}");
+    }
+}
+
+#[test]
+fn a_forged_manifest_is_told_by_its_hash_alone() {
+    let run = trained();
+    let text = read_to_string(at(run.path(), 6).join(MANIFEST)).expect("a manifest");
+    for (from, to) in [("\"step\": 6", "\"step\": 5"), ("\"seed\": \"1\"", "\"seed\": \"2\"")] {
+        assert!(text.contains(from), "{text}");
+        write(at(run.path(), 6).join(MANIFEST), text.replace(from, to)).expect("written");
+        let refusal = Checkpoint::open(&at(run.path(), 6)).err().expect("refused").to_string();
+        assert!(refusal.ends_with("the hash differs"), "{refusal}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn links_are_not_followed() {
+    let (run, path) = (trained(), "shard-0000.safetensors");
+    let shard = at(run.path(), 6).join(path);
+    rename(&shard, run.path().join(path)).expect("renamed");
+    std::os::unix::fs::symlink(run.path().join(path), &shard).expect("a link");
+    let refusal = Checkpoint::open(&at(run.path(), 6)).err().expect("refused").to_string();
+    assert!(refusal.ends_with("it is not a regular file"), "{refusal}");
+}
+
+/// A header may promise anything; no more is read or allocated than the file has.
+#[test]
+fn headers_that_lie_are_refused() {
+    let run = trained();
+    let shard = at(run.path(), 6).join("shard-0000.safetensors");
+    let bytes = read(&shard).expect("a file");
+    let lies: [(Vec<u8>, &str); 4] = [
+        ([&u64::MAX.to_le_bytes()[..], &bytes[8..]].concat(), "bytes is too long"),
+        (b"{}".to_vec(), "it has no header"),
+        ([&2u64.to_le_bytes()[..], b"{}", &bytes[8..]].concat(), "does not account for its"),
+        ([&8u64.to_le_bytes()[..], &[b'['; 8]].concat(), "its header cannot be read"),
+    ];
+    let hash = |bytes: &[u8]| blake3::hash(bytes).to_string();
+    let manifest = read_to_string(at(run.path(), 6).join(MANIFEST)).expect("a manifest");
+    for (lie, reason) in lies {
+        write(at(run.path(), 6).join(MANIFEST), &manifest).expect("written");
+        write(&shard, &lie).expect("written");
+        let size = |bytes: &[u8]| format!("\"bytes\": {}", bytes.len());
+        forge(&at(run.path(), 6), &size(&bytes), &size(&lie));
+        forge(&at(run.path(), 6), &hash(&bytes), &hash(&lie));
+        let refusal = Checkpoint::open(&at(run.path(), 6)).err().expect("refused").to_string();
+        assert!(refusal.contains(reason), "{reason}: {refusal}");
+    }
+}
+
+#[test]
+fn the_command_lists_verifies_and_exports() {
+    let run = trained();
+    let line =
+        |line: &str| -> Ran { chimera(&line.replace("RUN", &run.path().display().to_string())) };
+    let listed = line("checkpoint ls RUN");
+    assert_eq!(listed.code, Some(0), "{}", listed.stderr);
+    let lines: Vec<Vec<&str>> =
+        listed.stdout.lines().map(|l| l.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["step", "MiB", "files", "path"]);
+    assert_eq!((lines.len(), lines[1][0], lines[2][0], lines[2][2]), (3, "3", "6", "2"));
+    let verified = line("checkpoint verify RUN/checkpoints/step-00000006");
+    assert_eq!(verified.code, Some(0), "{}", verified.stderr);
+    assert!(verified.stdout.contains("step 6, ") && verified.stdout.ends_with("all as written\n"));
+    // Weights alone, as the library reads them.
+    let exported = line("checkpoint export RUN/checkpoints/step-00000006 --out RUN/w.safetensors");
+    assert_eq!(exported.code, Some(0), "{}", exported.stderr);
+    let bytes = read(run.path().join("w.safetensors")).expect("a file");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    let checkpoint = Checkpoint::open(&at(run.path(), 6)).expect("a checkpoint");
+    let shapes = checkpoint.shapes();
+    assert_eq!((file.len(), shapes.len()), (shapes.len(), 3 + 12 * 4 + 2));
+    for (name, shape) in &shapes {
+        let values = checkpoint.weights(name, shape).expect("weights");
+        let values: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let tensor = file.tensor(name).expect("a tensor");
+        assert_eq!((tensor.shape(), tensor.data() == values), (&shape[..], true), "{name}");
+    }
+    assert_eq!(
+        line("checkpoint export RUN/checkpoints/step-00000006 --out RUN/w.safetensors").code,
+        Some(2)
+    );
+    flip(&at(run.path(), 6).join("shard-0001.safetensors"), 5000);
+    for command in
+        ["verify RUN/checkpoints/step-00000006", "export RUN/checkpoints/step-00000006 --out RUN/x"]
+    {
+        let refused = line(&format!("checkpoint {command}"));
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(4), ""), "{command}");
+        assert!(
+            refused.stderr.contains("shard-0001.safetensors: its content"),
+            "{}",
+            refused.stderr
+        );
+    }
+    let hinted = line("checkpoint verify RUN");
+    assert_eq!(hinted.code, Some(4));
+    assert!(hinted.stderr.contains("did you mean "), "{}", hinted.stderr);
+    assert_eq!(line("checkpoint ls RUN/nowhere").code, Some(2));
+}

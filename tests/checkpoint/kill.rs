@@ -1,0 +1,172 @@
+//! A save that ends at any moment leaves a whole checkpoint: the one before, or its own.
+
+use std::io::{Error, ErrorKind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use chimera::checkpoint::{Checkpoint, Disk, FORMAT, Manifest, Store};
+use chimera::core::engine::Snapshot;
+use chimera::core::fault::Class;
+use chimera::core::stage::{Init, Param};
+
+use super::{at, train};
+use crate::command::folder;
+
+fn manifest(step: u64) -> Manifest {
+    Manifest {
+        format: FORMAT,
+        written_by: "a test".into(),
+        step,
+        updates: step,
+        samples_per_step: 1,
+        next_samples: String::new(),
+        settings: Default::default(),
+        shards: Vec::new(),
+    }
+}
+
+fn tensor(name: &str, n: usize, value: f32) -> Snapshot {
+    let (name, shape) = (name.to_string(), vec![n]);
+    let param = Param { name, shape, init: Init::Zeros, decay: false, tied: false };
+    let moments = [vec![value + 1.0; n], vec![value + 2.0; n]];
+    Snapshot { param, weights: vec![value; n], moments }
+}
+
+/// Two files, one of several writes, and a rank without any.
+fn parts(step: u64) -> Vec<Vec<Snapshot>> {
+    let step = step as f32;
+    vec![
+        vec![tensor("a", 300_000, step), tensor("b", 3, -step)],
+        vec![],
+        vec![tensor("c", 1, step)],
+    ]
+}
+
+fn save(store: &Store, step: u64) -> Result<(), chimera::core::fault::Fault> {
+    store.save(manifest(step), &parts(step)).map(|_| ())
+}
+
+fn assert_whole(checkpoint: &Checkpoint) {
+    let step = checkpoint.manifest().step;
+    for tensor in parts(step).iter().flatten() {
+        assert_eq!(checkpoint.tensor(&tensor.param).as_ref(), Ok(tensor), "step {step}");
+    }
+}
+
+/// The names of all files and folders under a run.
+fn names(path: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path).expect("a folder") {
+        let entry = entry.expect("an entry").path();
+        if entry.is_dir() {
+            found.extend(names(&entry));
+        }
+        found.push(entry.file_name().unwrap_or_default().to_string_lossy().into_owned());
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn a_kill_at_every_change_leaves_a_whole_checkpoint() {
+    let mut n_new = 0;
+    for n_done in 0.. {
+        let run = folder();
+        let store = Store::of(run.path());
+        save(&store, 1).expect("a checkpoint");
+        save(&store, 2).expect("a checkpoint");
+        let left = Arc::new(AtomicUsize::new(n_done));
+        let (gate, dead) = (Arc::clone(&left), Arc::new(AtomicUsize::new(0)));
+        let seen = Arc::clone(&dead);
+        // From the moment of the kill on nothing is changed any more, nor cleaned up.
+        let killed = store.clone().on(Disk::gated(move |change, path| {
+            let lives = gate.try_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+            lives.map(|_| ()).map_err(|_| {
+                seen.fetch_add(1, Ordering::SeqCst);
+                Error::other(format!("killed before {change} {}", path.display()))
+            })
+        }));
+        let outcome = save(&killed, 3);
+        let newest = store.newest(&|message| panic!("{n_done}: {message}")).expect("usable");
+        let newest = newest.expect("a checkpoint");
+        assert_whole(&newest);
+        let step = newest.manifest().step;
+        assert!(step == 3 || step == 2 && outcome.is_err(), "{n_done}: step {step}");
+        n_new += usize::from(step == 3 && outcome.is_err());
+        // The next save clears what the killed one left.
+        save(&store, 3 + step % 2).expect("a checkpoint");
+        let names = names(run.path());
+        assert!(!names.iter().any(|name| name.ends_with(".part")), "{n_done}: {names:?}");
+        let steps = names.iter().filter(|name| name.starts_with("step-")).count();
+        assert_eq!((steps, names.iter().filter(|name| *name == "manifest.json").count()), (2, 2));
+        if dead.load(Ordering::SeqCst) == 0 {
+            assert!(outcome.is_ok() && n_done > 15, "{n_done} changes");
+            break;
+        }
+    }
+    assert!(n_new > 2, "no kill between publishing and the end of pruning");
+}
+
+#[test]
+fn a_full_disk_leaves_nothing_behind() {
+    for change in ["create folder", "create", "write", "sync", "rename", "sync folder"] {
+        let run = folder();
+        let store = Store::of(run.path());
+        save(&store, 1).expect("a checkpoint");
+        let before = names(run.path());
+        let full = store.clone().on(Disk::gated(move |what, _| match what == change {
+            true => Err(Error::from(ErrorKind::StorageFull)),
+            false => Ok(()),
+        }));
+        let fault = save(&full, 2).expect_err("a full disk");
+        assert_eq!(fault.class, Class::Io);
+        assert!(fault.message.contains("step-00000002: no storage space"), "{}", fault.message);
+        assert_eq!(names(run.path()), before, "{change}");
+        assert_whole(&Checkpoint::open(&at(run.path(), 1)).expect("a checkpoint"));
+    }
+}
+
+/// A periodic save that fails is warned of, and the next is tried; the last one ends the run.
+#[test]
+fn training_goes_on_without_a_checkpoint_but_does_not_end_so() {
+    for (failing, n_steps) in [("step-00000002", Some(6)), ("step-00000006", None)] {
+        let run = folder();
+        let disk = Disk::gated(move |_, path| match path.to_string_lossy().contains(failing) {
+            true => Err(Error::from(ErrorKind::StorageFull)),
+            false => Ok(()),
+        });
+        let ended = train("--depth 2 --save-every 2", None, run.path(), disk);
+        match (ended, n_steps) {
+            (Ok((reports, trained)), Some(n)) => {
+                assert_eq!((reports.len(), trained.checkpoint), (n, Some(at(run.path(), 6))));
+                assert!(!at(run.path(), 2).exists() && at(run.path(), 4).exists());
+            }
+            (Err(error), None) => {
+                let fault = error.downcast::<chimera::core::fault::Fault>().expect("a fault");
+                assert_eq!(fault.class, Class::Io);
+                let whole = [2, 4].map(|step| Checkpoint::open(&at(run.path(), step)).is_ok());
+                assert_eq!((whole, at(run.path(), 6).exists()), ([true, true], false));
+            }
+            (ended, _) => panic!("{failing}: {:?}", ended.map(|_| ())),
+        }
+    }
+}
+
+#[test]
+fn values_that_are_not_finite_are_not_saved() {
+    let run = folder();
+    let store = Store::of(run.path());
+    save(&store, 1).expect("a checkpoint");
+    for at in 0..3 {
+        let mut unsound = tensor("wte", 4, 1.0);
+        let [m, v] = &mut unsound.moments;
+        [&mut unsound.weights, m, v][at][2] = f32::NAN;
+        let fault = store.save(manifest(2), &[vec![unsound]]).expect_err("refused");
+        assert_eq!(
+            (fault.class, fault.message.starts_with("wte is not finite")),
+            (Class::NonFinite, true)
+        );
+    }
+    assert_eq!(store.entries().expect("a folder").len(), 1);
+}

@@ -1,0 +1,114 @@
+//! Nothing tells a resumed training from one that was never interrupted.
+
+use chimera::checkpoint::{Checkpoint, Disk};
+
+use super::{at, numbers, prepare, train};
+use crate::command::folder;
+
+/// Half of the steps, and the other half from a checkpoint, are all of them: every number, every weight and
+/// every moment, to the bit.
+#[test]
+fn halves_are_the_whole() {
+    for options in [
+        "--schedule chimera --width 2",
+        "--schedule chimera --depth 4 --pipes 4 --tied",
+        "--schedule 1f1b --depth 2 --sync at-end",
+        "--schedule gpipe --tied --clip 0 --check-finite false",
+        "--schedule zb-v --depth 2",
+        "--schedule interleaved --depth 2 --recompute full",
+        "--schedule pipedream --depth 2 --window 3",
+        "--schedule pipedream-2bw --depth 2 --window 1",
+        "--depth 1",
+    ] {
+        let (whole, half) = (folder(), folder());
+        let options = format!("{options} --save-every 3");
+        let (all, trained) = train(&options, None, whole.path(), Disk::default()).expect("trains");
+        assert_eq!(all.len(), 6, "{options}");
+        let from = at(whole.path(), 3);
+        let (rest, again) =
+            train(&options, Some(&from), half.path(), Disk::default()).expect("trains");
+        assert_eq!(numbers(&rest), numbers(&all[3..]), "{options}");
+        assert!(again.weights == trained.weights, "{options}");
+        let shards =
+            |run| Checkpoint::open(&at(run, 6)).expect("a checkpoint").manifest().shards.clone();
+        assert_eq!(shards(whole.path()), shards(half.path()), "{options}");
+        assert_eq!(again.checkpoint, Some(at(half.path(), 6)));
+    }
+}
+
+/// An asynchronous window that does not divide the steps ends with a short one, resumed or not.
+#[test]
+fn windows_are_saved_at_their_ends() {
+    let (whole, half) = (folder(), folder());
+    let options = "--schedule pipedream --depth 2 --window 4 --save-every 1";
+    let (all, _) = train(options, None, whole.path(), Disk::default()).expect("trains");
+    let steps = [at(whole.path(), 4), at(whole.path(), 6)].map(|path| path.exists());
+    assert_eq!(steps, [true, true]);
+    let from = at(whole.path(), 4);
+    assert_eq!(Checkpoint::open(&from).expect("a checkpoint").manifest().updates, 16);
+    let (rest, _) = train(options, Some(&from), half.path(), Disk::default()).expect("trains");
+    assert_eq!(numbers(&rest), numbers(&all[4..]));
+}
+
+#[test]
+fn a_checkpoint_opens_under_any_layout() {
+    let whole = folder();
+    let options = "--schedule chimera --width 2 --micro-batches 2 --save-every 3";
+    let (all, _) = train(options, None, whole.path(), Disk::default()).expect("trains");
+    for options in [
+        "--depth 1",
+        "--depth 2 --schedule dapple",
+        "--depth 4 --schedule gpipe --width 2 --micro-batches 2",
+        "--depth 2 --schedule zb-v --micro-batches 8 --micro-batch-size 1",
+        "--depth 2 --schedule hanayo --waves 1",
+    ] {
+        let half = folder();
+        let (rest, _) = train(options, Some(&at(whole.path(), 3)), half.path(), Disk::default())
+            .expect("trains");
+        assert_eq!(rest.len(), 3, "{options}");
+        for (is, was) in rest.iter().zip(&all[3..]) {
+            assert_eq!((is.step, is.lr), (was.step, was.lr), "{options}");
+            assert!(
+                (is.loss - was.loss).abs() < 1e-5,
+                "{options}: {} is not {}",
+                is.loss,
+                was.loss
+            );
+        }
+    }
+}
+
+/// What would make it another training is refused, line by line; what only steers it is told.
+#[test]
+fn settings_that_differ_are_told() {
+    let whole = folder();
+    train("--depth 1 --save-every 3", None, whole.path(), Disk::default()).expect("trains");
+    let open = || Checkpoint::open(&at(whole.path(), 3)).expect("a checkpoint");
+    let text = whole.path().join("text.txt");
+    std::fs::write(&text, "another text than the project's own. ".repeat(99)).expect("a file");
+    let data = format!("--data {}", text.display());
+    for (options, lines) in [
+        ("--seed 2", &["seed: 1 in the checkpoint, 2 now"][..]),
+        ("--hidden 32 --layers 5", &["hidden: 16 in the checkpoint, 32 now", "layers: 4 in"]),
+        ("--tied", &["tied: false in the checkpoint, true now"]),
+        ("--width 2", &["width * micro-batches * micro-batch-size: 8 in the checkpoint, 16 now"]),
+        (&data, &["data: other samples in step 3"]),
+        ("--steps 2", &["has 3 steps already"]),
+    ] {
+        let mut run = prepare(&format!("--depth 1 {options}"));
+        let refusal = run.resume(open()).expect_err(options).to_string();
+        for line in lines {
+            assert!(refusal.contains(line), "{options}: {refusal}");
+        }
+        assert_eq!(
+            refusal.lines().count(),
+            if lines[0].contains(':') { lines.len() + 1 } else { 1 }
+        );
+    }
+    let mut run = prepare("--depth 2 --steps 9 --warmup 1 --lr 0.5 --timeout 50");
+    let told = run.resume(open()).expect("resumes");
+    assert_eq!(told.len(), 2, "{told:?}");
+    for (told, start) in told.iter().zip(["lr: 0.025 in the checkpoint, 0.5 now", "steps: 6 in"]) {
+        assert!(told.starts_with(start), "{told}");
+    }
+}

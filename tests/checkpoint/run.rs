@@ -1,0 +1,174 @@
+//! `chimera train` as jobs that are killed, requeued, and started twice.
+#![cfg(unix)]
+
+use std::fs::{read_to_string, write};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use chimera::checkpoint::Checkpoint;
+use serde_json::Value;
+
+use super::{MODEL, at};
+use crate::command::{Ran, Running, chimera, folder, start, text};
+
+fn line(folder: &tempfile::TempDir, run: &str, options: &str) -> String {
+    let (data, out) = (text(folder), folder.path().join(run));
+    let model = MODEL.replace("--steps 6", "");
+    format!("train {model} --depth 2 --data {} --out {} {options}", data.display(), out.display())
+}
+
+/// Step and loss of each line of the metrics, as they are written.
+fn losses(run: &Path) -> Vec<(u64, String)> {
+    let text = read_to_string(run.join("metrics.jsonl")).expect("metrics");
+    let pair = |line: &str| {
+        let step = serde_json::from_str::<Value>(line).expect("a whole line")["step"].as_u64();
+        let loss = line.split_once("\"loss\":").and_then(|(_, rest)| rest.split_once(','));
+        (step.expect("a step"), loss.expect("a loss").0.to_string())
+    };
+    text.lines().map(pair).collect()
+}
+
+fn wait_for(what: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !what() {
+        assert!(Instant::now() < deadline, "it never happens");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn signal(running: &Running, name: &str) {
+    let status = Command::new("kill").args([name, &running.child.id().to_string()]).status();
+    assert!(status.is_ok_and(|status| status.success()));
+}
+
+/// What the checkpoint of a step says of its files.
+fn shards(run: &Path, step: u64) -> Value {
+    let text = read_to_string(at(run, step).join("manifest.json")).expect("a manifest");
+    serde_json::from_str::<Value>(&text).expect("JSON")["shards"].clone()
+}
+
+/// One job script, the same line every time, killed again and again, trains as if it had never been.
+#[test]
+fn killed_jobs_train_as_one() {
+    let folder = folder();
+    let options = "--steps 400 --save-every 3 --resume auto";
+    let whole = chimera(&line(&folder, "whole", options));
+    assert_eq!(whole.code, Some(0), "{}", whole.stderr);
+    assert!(whole.stdout.contains("training begins at the start"), "{}", whole.stdout);
+    let run = folder.path().join("killed");
+    let metrics = run.join("metrics.jsonl");
+    let n_lines = || read_to_string(&metrics).unwrap_or_default().lines().count();
+    for name in ["-KILL", "-KILL", "-TERM", "-KILL"] {
+        let before = n_lines();
+        let running = start(&line(&folder, "killed", options));
+        wait_for(|| !(before.saturating_sub(6)..=before + 7).contains(&n_lines()));
+        signal(&running, name);
+        let ran = running.wait();
+        assert_eq!(ran.code, if name == "-TERM" { Some(75) } else { None }, "{}", ran.stderr);
+        if name == "-TERM" {
+            let n = losses(&run).len() as u64;
+            assert!(Checkpoint::open(&at(&run, n)).is_ok(), "the step it was stopped after");
+            assert!(ran.stderr.contains("--resume auto goes on"), "{}", ran.stderr);
+        }
+    }
+    let ran = chimera(&line(&folder, "killed", options));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(
+        ran.stdout.contains("resumes from ") && ran.stdout.contains(" is next"),
+        "{}",
+        ran.stdout
+    );
+    let expected = losses(&folder.path().join("whole"));
+    assert_eq!((losses(&run).len(), losses(&run) == expected), (400, true));
+    assert_eq!(shards(&run, 400), shards(&folder.path().join("whole"), 400));
+    // A job that is requeued once more has nothing left to do.
+    let ran = chimera(&line(&folder, "killed", options));
+    assert_eq!(
+        (ran.code, ran.stdout.contains("nothing is left")),
+        (Some(0), true),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(losses(&run), expected);
+}
+
+#[test]
+fn a_second_job_in_a_folder_is_refused() {
+    let folder = folder();
+    let first = start(&line(&folder, "run", "--steps 1000000"));
+    let metrics = folder.path().join("run/metrics.jsonl");
+    wait_for(|| read_to_string(&metrics).is_ok_and(|text| text.contains("\"step\":2,")));
+    for options in ["--steps 9", "--steps 9 --resume auto"] {
+        let second = chimera(&line(&folder, "run", options));
+        assert_eq!((second.code, second.stdout.as_str()), (Some(2), ""), "{}", second.stderr);
+        let named = format!("is in use by process {} on host ", first.child.id());
+        assert!(second.stderr.contains(&named), "{}", second.stderr);
+    }
+    signal(&first, "-KILL");
+    first.wait();
+    assert!(folder.path().join("run/lock").exists(), "the dead process let go of its lock");
+    let third = chimera(&line(&folder, "run", "--steps 9 --resume auto"));
+    assert_eq!(third.code, Some(0), "{}", third.stderr);
+    assert_eq!(
+        (losses(&folder.path().join("run")).len(), folder.path().join("run/lock").exists()),
+        (9, false)
+    );
+}
+
+#[test]
+fn what_cannot_be_resumed_is_refused() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    let go = |options: &str| -> Ran { chimera(&line(&folder, "run", options)) };
+    assert_eq!(go("--steps 6 --save-every 3").code, Some(0));
+    let path = |step| at(&run, step).display().to_string();
+    let before = losses(&run);
+    for (options, code, hint) in [
+        (format!("--steps 9 --resume {}", path(5)), 4, "there is no such folder"),
+        (format!("--steps 9 --resume {}", run.display()), 4, "did you mean "),
+        (format!("--steps 9 --resume {}", path(3)), 2, "holds a newer checkpoint than"),
+        ("--steps 9 --seed 5 --resume auto".into(), 2, "seed: 1 in the checkpoint, 5 now"),
+        ("--steps 9".into(), 2, "is it of another run?"),
+    ] {
+        let ran = go(&options);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), ""), "{options}: {}", ran.stderr);
+        assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
+        assert_eq!(losses(&run), before, "{options}");
+    }
+    // Elsewhere an older one is a fork.
+    let fork = chimera(&line(&folder, "fork", &format!("--steps 6 --resume {}", path(3))));
+    assert_eq!(fork.code, Some(0), "{}", fork.stderr);
+    assert_eq!(losses(&folder.path().join("fork")), before[3..]);
+    // One that is broken is never passed over when it was named; `auto` passes over it.
+    write(at(&run, 6).join("shard-0000.safetensors"), "short").expect("written");
+    let named = go(&format!("--steps 6 --resume {}", path(6)));
+    assert_eq!(named.code, Some(4), "{}", named.stderr);
+    assert!(named.stderr.contains("shard-0000.safetensors: it has 5 bytes"), "{}", named.stderr);
+    let auto = go("--steps 6 --save-every 3 --resume auto");
+    assert_eq!((auto.code, auto.stderr.contains("put aside")), (Some(0), true), "{}", auto.stderr);
+    assert_eq!(losses(&run), before);
+    for step in [3, 6] {
+        write(at(&run, step).join("manifest.json"), "{}").expect("written");
+    }
+    let none = go("--steps 6 --resume auto");
+    assert_eq!(none.code, Some(4), "{}", none.stderr);
+    assert!(none.stderr.contains("no checkpoint of this run can be used"), "{}", none.stderr);
+    let nowhere = chimera("train --steps 1 --resume auto");
+    assert_eq!((nowhere.code, nowhere.stderr.contains("name it with --out")), (Some(2), true));
+}
+
+/// A folder that cannot be written to costs a warning on the way, and the run at its end.
+#[test]
+fn a_place_that_cannot_be_written_to_is_told() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    std::fs::create_dir(&run).expect("a folder");
+    write(run.join("checkpoints"), "").expect("a file");
+    let ran = chimera(&line(&folder, "run", "--steps 6 --save-every 2"));
+    assert_eq!(ran.code, Some(9), "{}", ran.stderr);
+    assert!(ran.stderr.contains("; training goes on\n"), "{}", ran.stderr);
+    assert_eq!(losses(&run).len(), 6);
+    let error = read_to_string(run.join("error.0.json")).expect("an error file");
+    assert!(error.contains("cannot write checkpoint "), "{error}");
+}
