@@ -15,7 +15,7 @@ use chimera::core::engine::StepReport;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::core::render::{svg, text};
-use chimera::evaluate::Model;
+use chimera::evaluate::{Model, Sampling};
 use chimera::save::save;
 use chimera::settings::Layers;
 use chimera::training::{Folder, Run, Trained};
@@ -93,7 +93,7 @@ impl Train {
         let is_done = trained.last.step + 1 == run.config().steps;
         let stopped = (!is_done).then(|| folder.path());
         if let Some(dir) = run.config().save.as_deref().or(stopped) {
-            let path = save(dir, &trained.weights)?;
+            let path = save(dir, run.model(), &trained.weights)?;
             say.line(&format!("weights: {}", path.display()));
         }
         if !is_done {
@@ -119,7 +119,8 @@ impl Train {
             "validation loss {validation_loss:.4} nats per token, after {seconds:.1} s of training"
         ));
         if run.model().vocab == 256 {
-            let ids = model.sample(&[u32::from(b'\n')], N_SAMPLE, 0.8, run.config().seed)?;
+            let how = Sampling { temperature: 0.8, seed: run.config().seed, ..Sampling::default() };
+            let ids = model.sample(&[u32::from(b'\n')], N_SAMPLE, &how)?;
             let bytes: Vec<u8> = ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
             say.line("sample:");
             for line in String::from_utf8_lossy(&bytes).trim().lines() {

@@ -3,6 +3,7 @@
 mod fit;
 mod folder;
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -27,6 +28,7 @@ pub use folder::Folder;
 
 use crate::auto::{AUTO, auto};
 use crate::data::Corpus;
+use crate::hf;
 use crate::settings::Config;
 use crate::timetable::{is_file, read};
 
@@ -44,6 +46,8 @@ pub struct Run {
     last: Option<Program>,
     corpus: Corpus,
     training: Training,
+    /// What to begin with, by name; empty if weights are drawn at random.
+    weights: HashMap<String, Vec<f32>>,
 }
 
 /// What a run leaves.
@@ -106,7 +110,11 @@ impl Run {
         let last = rest(&config, whole.window().n_steps())?.map(&program).transpose()?;
         let program = whole;
         fit::check(&config, &model, &cuts, &program)?;
-        Ok(Run { config, model, stages, program, last, search, corpus, training })
+        let weights = match &config.init {
+            Some(dir) => weights(dir, &model)?,
+            None => HashMap::new(),
+        };
+        Ok(Run { config, model, stages, program, last, search, corpus, training, weights })
     }
 
     /// The settings.
@@ -186,6 +194,7 @@ impl Run {
         let rank = comm.rank();
         let stage = |id: StageId| self.stages[id.index()].clone();
         let mut worker = Worker::new(job, Candle::cpu(), comm, stage)?;
+        worker.set_weights(|param| self.weights.get(&param.name).map(Vec::as_slice))?;
         let mut trained = RankTrained::default();
         let (mut step, mut stop) = (0, false);
         while step < self.config.steps && !stop {
@@ -215,6 +224,13 @@ impl Run {
         trained.weights = worker.weights()?;
         Ok(trained)
     }
+}
+
+/// The tensors of the model in `dir`, which is of these sizes, by name.
+fn weights(dir: &Path, model: &Gpt2Config) -> Result<HashMap<String, Vec<f32>>> {
+    let gpt2 = hf::read(dir)?;
+    ensure!(gpt2.config == *model, "{} was changed while it was read", dir.display());
+    Ok(gpt2.weights.into_iter().map(|(param, values)| (param.name, values)).collect())
 }
 
 /// The timetable of the steps that are left over after whole windows.
