@@ -61,6 +61,11 @@ fn yes() -> bool {
 /// What is not a GPT-2 as this project computes it is refused with the key that says so.
 pub fn read_config(dir: &Path) -> Result<Gpt2Config> {
     let path = dir.join(CONFIG);
+    ensure!(
+        path.exists(),
+        "{} has no {CONFIG}: name the folder of a model, of `train --save` or of Hugging Face",
+        dir.display()
+    );
     let text = read_small(&path, MAX_CONFIG_BYTES)?;
     parse(&text).with_context(|| path.display().to_string())
 }

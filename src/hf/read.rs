@@ -34,9 +34,8 @@ type Place<'s> = (&'s Shard, &'s str, &'s TensorInfo);
 /// Reads the model in the folder `dir`.
 ///
 /// # Errors
-/// Names file and tensor of whatever does not fit; nothing is allocated for values before all headers do.
+/// Names file and tensor of whatever does not fit; nothing is allocated for values before all names and shapes do.
 pub fn read(dir: &Path) -> Result<Gpt2> {
-    ensure!(dir.is_dir(), "{} is not a folder with {WEIGHTS} and config.json", dir.display());
     let config = read_config(dir)?;
     let params = config.params(&Cut { blocks: 0..config.layers, first: true, last: true });
     let shards = shards(dir)?;

@@ -72,7 +72,7 @@ fn what_cannot_be_continued_is_refused() {
         assert!(said.contains(wanted), "{said}");
     }
     assert!(
-        refusal("generate --model nothing --prompt 1").contains("nothing is not a folder with")
+        refusal("generate --model nothing --prompt 1").contains("nothing has no config.json: name")
     );
 }
 

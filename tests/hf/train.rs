@@ -106,7 +106,10 @@ fn sizes_come_from_the_model_and_others_are_refused() {
     let empty = folder.path().join("empty");
     create_dir(&empty).expect("a folder");
     let said = refusal(&format!("--init {}", empty.display()));
-    assert!(said.contains(&format!("model {}: cannot read", empty.display())), "{said}");
+    assert!(
+        said.contains(&format!("model {0}: {0} has no config.json", empty.display())),
+        "{said}"
+    );
     let said = refusal(&format!("{init} --depth 2"));
     assert!(said.contains("the vocabulary has 20 ids"), "the project's text is bytes: {said}");
 }
