@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use chimera::hf;
-use chimera::save::save;
+use chimera::save::{prepare, save};
 use clap::{Args, ValueEnum};
 
 use super::print;
@@ -39,6 +39,7 @@ impl Export {
             "{} holds a model already: choose another --out",
             self.out.display()
         );
+        prepare(&self.out)?;
         let path = save(&self.out, &gpt2.config, &gpt2.weights)?;
         print(format!("wrote {}: {} parameters", path.display(), gpt2.config.n_params()))
     }

@@ -138,6 +138,9 @@ fn an_export_is_what_transformers_saves() {
     let bytes = |folder: &std::path::Path| read(folder.join("model.safetensors")).expect("a file");
     assert!(bytes(&out) == bytes(&fixture("tied")));
     assert!(refusal(&export).contains("holds a model already: choose another --out"));
+    let file = out.join("config.json");
+    let export = format!("export {} --out {}", fixture("tied").display(), file.display());
+    assert!(refusal(&export).contains("config.json: File exists"));
 }
 
 #[test]
