@@ -5,8 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use chimera_core::analyze::Costs;
-use chimera_core::lower::{Lowering, split_backward};
-use chimera_core::order::{Allowed, Found, Progress, Search, search, starts};
+use chimera_core::order::{Allowed, Found, Progress, Search, shortest};
 use chimera_core::placement::Placement;
 use chimera_core::schedule::{Scaling, Shape};
 use chimera_core::timetable::Timetable;
@@ -61,7 +60,7 @@ impl Where {
         let is_mirrored = self == Where::Mirrored;
         ensure!(
             !is_mirrored || pipes >= 2 && pipes.is_multiple_of(2) && pipes <= 2 * depth,
-            "mirrored pipes come in pairs, at most {depth} of them: choose --pipes 2"
+            "mirrored pipes come in pairs, at most {depth} down and {depth} up: choose --pipes 2"
         );
         let n_ops =
             [chunks, n_micro_batches as usize, 3].iter().fold(depth, |n, x| n.saturating_mul(*x));
@@ -110,26 +109,14 @@ pub fn auto<C: Costs>(
     splits: bool,
     how: &Search,
     costs: impl Fn(&Timetable) -> Result<C>,
-    observe: impl FnMut(&Progress),
+    mut observe: impl FnMut(&Progress),
 ) -> Result<Found> {
     let allowed = Allowed {
         split_backwards: splits,
         halved_micro_batches: shape.scaling == Scaling::Halving,
     };
-    let starts = starts(&place.placement(shape)?, shape.n_micro_batches, allowed);
-    let mut priced = Vec::new();
-    for timetable in starts {
-        let cost = costs(&timetable)?;
-        if splits {
-            let lowering = Lowering { max_peak: how.max_peak, ..Lowering::default() };
-            // The ops in no order are refused, and need no splitting.
-            if let Ok(split) = split_backward(&timetable, &lowering, &cost) {
-                priced.push((split, costs(&timetable)?));
-            }
-        }
-        priced.push((timetable, cost));
-    }
-    search(&priced, how, observe).with_context(|| {
+    let (placement, n) = (place.placement(shape)?, shape.n_micro_batches);
+    shortest(&placement, n, allowed, how, &costs, &mut observe)?.with_context(|| {
         let cap = how.max_peak.unwrap_or(f64::INFINITY);
         format!("no order keeps to the residuals of {cap} micro-batches: choose a --memory-cap of 1 or more")
     })

@@ -1,6 +1,8 @@
 //! The command line: what users see of schedules, simulations and settings, and what they are told
 //! when they ask for what cannot be.
 
+#[path = "cli/auto.rs"]
+mod auto;
 #[path = "cli/compare.rs"]
 mod compare;
 #[path = "cli/config.rs"]

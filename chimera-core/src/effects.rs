@@ -180,13 +180,15 @@ impl Rules {
 
     /// What the ops of `cell` eat and make together. The ops of a pair do not feed each other.
     pub fn cell_effects(&self, cell: &Cell) -> Effects {
-        let mut all = Effects::default();
-        for op in cell.ops() {
-            let e = self.effects(&op);
-            all.eats.extend(e.eats);
-            all.makes.extend(e.makes);
+        match cell {
+            Cell::One(op) => self.effects(op),
+            Cell::Pair(a, b) => {
+                let (mut all, more) = (self.effects(a), self.effects(b));
+                all.eats.extend(more.eats);
+                all.makes.extend(more.makes);
+                all
+            }
         }
-        all
     }
 }
 

@@ -39,8 +39,7 @@ pub(super) const HEADS: [&str; 6] =
 
 /// What the words at the heads mean.
 const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose residuals a worker \
-                     holds; copies are those of the weights. All schedules cut the same model. Figures are \
-                     those of a step, also where a window of several is drawn.";
+                     holds; copies are those of the weights. All schedules cut the same model.";
 
 /// Schedules that ran, the fastest first, and those that could not.
 pub(super) struct Comparison {
@@ -144,9 +143,10 @@ impl Comparison {
 
     /// The same with the timelines.
     pub(super) fn svg(&self, title: &str) -> String {
-        let entries: Vec<Compared> = (self.runs.iter())
-            .map(|run| Compared {
-                name: &run.label,
+        let names: Vec<String> = self.runs.iter().map(drawn).collect();
+        let entries: Vec<Compared> = (self.runs.iter().zip(&names))
+            .map(|(run, name)| Compared {
+                name,
                 figures: figures(run, self.baseline)[1..].to_vec(), // the makespan stands where time ends
                 timeline: &run.timeline,
             })
@@ -154,6 +154,14 @@ impl Comparison {
         let left_out =
             self.refused.iter().map(|(name, reason)| format!("left out: {name}: {reason}"));
         svg::compare((title, ABOUT), &HEADS[1..], &entries, &left_out.collect::<Vec<_>>())
+    }
+}
+
+/// The name of a run, and of how many steps its drawing is, where figures are those of one.
+fn drawn(run: &Run) -> String {
+    match run.program.window().n_steps() {
+        1 => run.label.clone(),
+        n => format!("{} ({n} steps)", run.label),
     }
 }
 

@@ -168,6 +168,24 @@ fn recomputation_changes_no_bit() {
 }
 
 #[test]
+fn what_a_search_finds() {
+    let mut oracle = Oracle::new();
+    for options in [
+        "--memory-cap 3",
+        "--pipes 4 --memory-cap 4 --split-backward",
+        "--scaling halving --memory-cap 4",
+        "--placement v --memory-cap 2 --split-backward",
+        "--placement interleaved --recompute full",
+        "--placement line --tied",
+    ] {
+        let search = "--schedule auto --depth 4 --search-time 1";
+        let optimizer = if options.ends_with("tied") { "--tied" } else { "" };
+        let options = options.trim_end_matches("--tied");
+        oracle.check(6, 1, &format!("{search} {options}"), optimizer);
+    }
+}
+
+#[test]
 fn every_sync_policy_with_and_without_the_barrier() {
     let mut oracle = Oracle::new();
     for optimizer in ["", "--clip 0.1", "--clip 0 --check-finite false"] {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use chimera_core::analyze::{UniformCosts, simulate};
 use chimera_core::lower::{Lowering, lower};
-use chimera_core::order::{Allowed, Search, search, starts};
+use chimera_core::order::{Allowed, Search, shortest};
 use chimera_core::placement::Placement;
 use chimera_core::schedule::{SCHEDULES, Schedule, Shape, find};
 
@@ -53,9 +53,9 @@ fn look(name: &str, placement: &Placement, max_peak: f64) -> Result<()> {
     let share = d as f64 / placement.n_stages() as f64;
     let costs = UniformCosts::new(1.0, 2.0, 0.0).share(share);
     let start = Instant::now();
-    let starts: Vec<_> = starts(placement, n, allowed).into_iter().map(|t| (t, costs)).collect();
     let how = Search { max_peak: Some(max_peak), ..Search::default() };
-    let found = search(&starts, &how, |_| ()).context("no order keeps to the memory cap")?;
+    let found = shortest(placement, n, allowed, &how, &|_| anyhow::Ok(costs), &mut |_| ())?;
+    let found = found.context("no order keeps to the memory cap")?;
     let (progress, one_f1b) = (found.progress, 3 * (n as usize + d - 1));
     println!(
         "| {name} | {d} | {n} | {max_peak} | {} | {} | {one_f1b} | {} | {:.2} |",

@@ -3,8 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use smallvec::SmallVec;
-
 use super::graph::{Edge, Graph, Node};
 use crate::op::Cell;
 
@@ -108,7 +106,10 @@ struct State<'g> {
     starts: Vec<f64>,
     rows: Vec<Vec<u32>>,
     free: Vec<f64>,
+    /// By worker: what waits for nothing more. One op of each kind and stage at most.
     candidates: Vec<Vec<u32>>,
+    /// The candidates of one worker for which there is room, with their starts.
+    able: Vec<(f64, u32)>,
     /// By worker: when it can go on, and with what.
     next: Vec<(f64, u32)>,
     /// All workers by when they can go on, and what has become out of date meanwhile.
@@ -219,6 +220,7 @@ impl<'g> State<'g> {
             rows: vec![Vec::with_capacity(n / d.max(1) + 1); d],
             free: vec![0.0; d],
             candidates: vec![Vec::new(); d],
+            able: Vec::new(),
             next: vec![NONE; d],
             queue: BinaryHeap::with_capacity(4 * d),
             room,
@@ -268,15 +270,18 @@ impl<'g> State<'g> {
 
     /// Finds what a worker runs next, as far as is known.
     fn choose(&mut self, w: usize) {
-        let State { graph, keys, limits, room, ready, free, .. } = &*self;
-        let may_run = |c: &u32| room[w].has_for(&graph.nodes[*c as usize], limits);
-        let start = |c: u32| (ready[c as usize].max(free[w]), c);
-        // One op of each kind and stage at most, so these are few.
-        let candidates = self.candidates[w].iter().copied().filter(may_run).map(start);
-        let candidates: SmallVec<[(f64, u32); 8]> = candidates.collect();
-        let first = candidates.iter().map(|(start, _)| *start).fold(f64::INFINITY, f64::min);
+        let State { graph, keys, limits, room, ready, free, able, .. } = self;
+        able.clear();
+        let mut first = f64::INFINITY;
+        for &candidate in &self.candidates[w] {
+            if room[w].has_for(&graph.nodes[candidate as usize], limits) {
+                let start = ready[candidate as usize].max(free[w]);
+                first = first.min(start);
+                able.push((start, candidate));
+            }
+        }
         let limit = first + keys.patience + ROUNDING;
-        let soon = candidates.iter().filter(|(start, _)| *start <= limit);
+        let soon = able.iter().filter(|(start, _)| *start <= limit);
         let best = soon.min_by(|(_, a), (_, b)| {
             let key = |c: u32| keys.urgency[c as usize];
             key(*a).total_cmp(&key(*b)).then(a.cmp(b))

@@ -10,6 +10,7 @@ mod graph;
 mod justify;
 mod list;
 mod search;
+mod shortest;
 mod starts;
 #[cfg(test)]
 mod tests;
@@ -19,4 +20,5 @@ pub use graph::unordered;
 pub(crate) use justify::{justified, releases, staggered};
 pub(crate) use list::{Keys, Limits, list};
 pub use search::{Found, Progress, Search, search};
+pub use shortest::shortest;
 pub use starts::{Allowed, starts};

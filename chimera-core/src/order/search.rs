@@ -15,6 +15,7 @@ use super::capped::capped_bound;
 use super::graph::Graph;
 use super::justify::{justified, releases};
 use super::list::{Keys, Limits, Order, list};
+use crate::analyze::structure;
 use crate::analyze::{Costs, simulate};
 use crate::lower::{Lowering, Sync, lower};
 use crate::op::{Cell, Op};
@@ -73,7 +74,9 @@ pub fn search<C: Costs>(
     let mut best: Option<Timetable> = None;
     let mut progress =
         Progress { makespan: f64::INFINITY, lower_bound: f64::INFINITY, n_orders: 0 };
-    for (timetable, costs) in starts {
+    // A start may be in no useful order, but must have every op once and where its stage is.
+    let sound = starts.iter().filter(|(timetable, _)| structure::check(timetable, &[]).is_ok());
+    for (timetable, costs) in sound {
         let ops = all_ops(timetable);
         let problem = match problems.iter_mut().position(|p| p.ops == ops) {
             Some(known) => &mut problems[known],

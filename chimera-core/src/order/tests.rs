@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::Graph;
 use super::bound::lower_bound;
+use super::capped::capped_bound;
 use super::graph::unordered;
 use super::justify::justified;
 use super::list::{Keys, Limits, Order, list};
@@ -178,8 +179,8 @@ proptest! {
         }
     }
 
-    /// The bound is below what any schedule of the table takes, its pairs and halves of micro-batches
-    /// included.
+    /// The bounds are below what any schedule of the table takes, its pairs and halves of micro-batches
+    /// included; the one under a memory limit at the schedule's own peak.
     #[test]
     fn no_schedule_is_below_the_bound(
         schedule in 0..crate::schedule::SCHEDULES.len(), half in 1usize..=4, n in 1u32..=4, b in 1u32..=3
@@ -189,6 +190,9 @@ proptest! {
         let costs = UniformCosts::new(1.0, f64::from(b), 0.25).per_units(timetable.units_per_micro);
         let program = lower(&timetable, &Lowering::default()).expect("proven");
         let makespan = simulate(&program, &costs).makespan();
-        prop_assert!(lower_bound(&Graph::of(&timetable, &costs)) <= makespan + 1e-9);
+        let graph = Graph::of(&timetable, &costs);
+        prop_assert!(lower_bound(&graph) <= makespan + 1e-9);
+        let peak = program.peaks().iter().copied().fold(0.0, f64::max);
+        prop_assert!(capped_bound(&graph, peak) <= makespan + 1e-9, "{}", timetable.schedule);
     }
 }

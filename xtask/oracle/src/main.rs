@@ -79,7 +79,7 @@ fn prove(
     let known = (makespan / problem.unit).round() as i64;
     while horizon < known {
         let left = time_limit.saturating_sub(began.elapsed());
-        match solve(&problem, horizon, left) {
+        match solve(&problem, horizon, left)? {
             Answer::No => horizon += 1,
             Answer::Unknown => break,
             Answer::Starts(starts) => {
@@ -101,3 +101,6 @@ fn makespan(timetable: &Timetable, costs: &UniformCosts, max_peak: f64) -> Resul
     let program = lower(timetable, &Lowering { max_peak: Some(max_peak), ..Lowering::default() })?;
     Ok(simulate(&program, costs).makespan())
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use good_lp::solvers::highs::highs;
 use good_lp::{
     Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, constraint,
@@ -24,10 +25,15 @@ pub enum Answer {
 /// A variable says of a job and a time whether the job has started by then. It is 0 before the longest way
 /// to the job, and 1 once the longest way from it just fits. In these variables a precedence has two
 /// terms, and what runs at a time, and what is held, are sums.
-pub fn solve(problem: &Problem, horizon: i64, time_limit: Duration) -> Answer {
+pub fn solve(problem: &Problem, horizon: i64, time_limit: Duration) -> Result<Answer> {
     let began = Instant::now();
     let mut variables = ProblemVariables::new();
-    let Some(started) = Started::new(problem, horizon, &mut variables) else { return Answer::No };
+    let Some(started) = Started::new(problem, horizon, &mut variables) else {
+        return Ok(Answer::No);
+    };
+    if started.windows.iter().map(|w| (w.end - w.start) as usize).sum::<usize>() > MAX_VARIABLES {
+        return Ok(Answer::Unknown);
+    }
     let mut constraints = Vec::new();
     for edge in &problem.edges {
         for t in started.windows[edge.second].clone() {
@@ -51,21 +57,30 @@ pub fn solve(problem: &Problem, horizon: i64, time_limit: Duration) -> Answer {
     for (first, second) in &problem.mirrored {
         constraints.push(constraint!(started.start(*first) <= started.start(*second)));
     }
-    let Some(left) = time_limit.checked_sub(began.elapsed()) else { return Answer::Unknown };
-    let mut model = variables.minimise(Expression::from(0.0)).using(highs);
+    let Some(left) = time_limit.checked_sub(began.elapsed()) else {
+        return Ok(Answer::Unknown);
+    };
+    // HiGHS takes no program without variables.
+    let nothing = variables.add(variable().min(0.0));
+    let mut model = variables.minimise(nothing).using(highs);
     for constraint in constraints {
         model.add_constraint(constraint);
     }
-    match model.set_time_limit(left.as_secs_f64()).solve() {
+    Ok(match model.set_time_limit(left.as_secs_f64()).solve() {
         Ok(solution) => Answer::Starts(
             (0..problem.jobs.len())
                 .map(|job| solution.eval(started.start(job)).round() as i64)
                 .collect(),
         ),
         Err(ResolutionError::Infeasible) => Answer::No,
-        Err(_) => Answer::Unknown,
-    }
+        // So good_lp tells that time ran out.
+        Err(ResolutionError::Other("NoSolutionFound")) => Answer::Unknown,
+        Err(error) => return Err(error.into()),
+    })
 }
+
+/// HiGHS solves no larger program in an hour.
+const MAX_VARIABLES: usize = 100_000;
 
 /// The variables.
 struct Started {
