@@ -2,14 +2,15 @@
 //!
 //! This crate gathers what users need under one name: the schedules, the proof, the simulator, the
 //! drawings and the engine of [`core`], the kernels of the devices it was built for, and the parts of
-//! the `chimera` command that other programs may want: settings, data, evaluation,
-//! saving, checkpoints.
+//! the `chimera` command that other programs may want: settings, data, evaluation, saving, checkpoints,
+//! Hugging Face's files.
 
 pub mod auto;
 pub mod checkpoint;
 pub mod corpus;
 pub mod data;
 pub mod evaluate;
+pub mod hf;
 pub mod save;
 pub mod settings;
 pub mod timetable;

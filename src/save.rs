@@ -1,6 +1,6 @@
-//! Trained weights on disk.
+//! Trained weights on disk, as Hugging Face keeps a GPT-2.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, create_dir_all, remove_file, rename};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
+use chimera_core::model::Gpt2Config;
 use chimera_core::stage::Param;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 
+use crate::hf::{CONFIG, WEIGHTS, to_hf, to_json};
 use crate::training::io_fault;
 
-/// The name of the file while it is written.
+/// The name of a file while it is written.
 const PART: &str = "model.safetensors.part";
 
 /// Makes `dir` and makes sure that files can be written there, so that a run does not learn at its end
@@ -26,10 +28,14 @@ pub fn prepare(dir: &Path) -> Result<()> {
     remove_file(&part).with_context(place)
 }
 
-/// Writes `model.safetensors` into `dir`: f32 tensors keyed by name, in GPT-2's Hugging Face names and
-/// layout. The file is complete or not there; weights that are not finite are refused.
-pub fn save(dir: &Path, weights: &[(Param, Vec<f32>)]) -> Result<PathBuf> {
-    let path = dir.join("model.safetensors");
+/// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a GPT-2 in f32: other
+/// programs read such a folder, and [`hf::read`](crate::hf::read) does. Each file is complete or not there;
+/// weights that are not finite are refused.
+///
+/// # Errors
+/// A [`Fault`], with the file.
+pub fn save(dir: &Path, model: &Gpt2Config, weights: &[(Param, Vec<f32>)]) -> Result<PathBuf> {
+    let path = dir.join(WEIGHTS);
     let unsound = weights.iter().find(|(_, values)| values.iter().any(|v| !v.is_finite()));
     if let Some((param, _)) = unsound {
         let message = format!("{} is not finite: the weights are not saved", param.name);
@@ -45,21 +51,29 @@ pub fn save(dir: &Path, weights: &[(Param, Vec<f32>)]) -> Result<PathBuf> {
     for ((param, _), bytes) in weights.iter().zip(&bytes) {
         let view =
             TensorView::new(Dtype::F32, param.shape.clone(), bytes).map_err(|e| fault(&e))?;
-        tensors.insert(param.name.clone(), view);
+        tensors.insert(to_hf(&param.name), view);
     }
-    let content = serialize(tensors, None).map_err(|e| fault(&e))?;
-    let part = dir.join(PART);
+    // Some versions of transformers refuse files that do not say so.
+    let format = HashMap::from([("format".into(), "pt".into())]);
+    let content = serialize(tensors, Some(format)).map_err(|e| fault(&e))?;
+    publish(dir, WEIGHTS, &content)?;
+    publish(dir, CONFIG, to_json(model).as_bytes())?;
+    Ok(path)
+}
+
+/// Writes the file `name` of `dir` whole, in the place of one that is there.
+fn publish(dir: &Path, name: &str, content: &[u8]) -> Result<(), Fault> {
+    let (part, path) = (dir.join(PART), dir.join(name));
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&part)?;
-        file.write_all(&content)?;
+        file.write_all(content)?;
         file.sync_all()?;
         rename(&part, &path)
     };
-    if let Err(e) = write() {
+    write().map_err(|e| {
         let _ = remove_file(&part); // the error that counts is the first
-        return Err(fault(&e).into());
-    }
-    Ok(path)
+        io_fault("weights", &path, &e)
+    })
 }
 
 #[cfg(test)]
@@ -68,6 +82,9 @@ mod tests {
     use safetensors::SafeTensors;
 
     use super::*;
+
+    const MODEL: Gpt2Config =
+        Gpt2Config { layers: 1, hidden: 2, heads: 1, context: 1, vocab: 1, tied: false };
 
     fn param(name: &str) -> Param {
         let (name, shape) = (name.to_string(), vec![2]);
@@ -78,17 +95,23 @@ mod tests {
     fn weights_read_back_and_unsound_ones_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("weights");
-        let weights = [(param("a"), vec![1.0, -0.5]), (param("b"), vec![f32::MIN_POSITIVE, 3.0])];
-        let bytes = std::fs::read(save(&dir, &weights).unwrap()).unwrap();
+        let values = [vec![1.0, -0.5], vec![f32::MIN_POSITIVE, 3.0]];
+        let weights =
+            [(param("a"), values[0].clone()), (param("lm_head.weight"), values[1].clone())];
+        let bytes = std::fs::read(save(&dir, &MODEL, &weights).unwrap()).unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(
-            read.tensor("a").unwrap().data(),
+            read.tensor("transformer.a").unwrap().data(),
             [1.0f32.to_le_bytes(), (-0.5f32).to_le_bytes()].concat()
         );
-        assert_eq!(read.tensor("b").unwrap().shape(), [2]);
+        assert_eq!(read.tensor("lm_head.weight").unwrap().shape(), [2]);
+        let names = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        assert_eq!(names, ["config.json", "model.safetensors"]);
 
         let unsound = [(param("c"), vec![1.0, f32::NAN])];
-        let refusal = save(&folder.path().join("other"), &unsound).unwrap_err();
+        let refusal = save(&folder.path().join("other"), &MODEL, &unsound).unwrap_err();
         assert_eq!(refusal.downcast_ref::<Fault>().map(|f| f.class), Some(Class::NonFinite));
         assert!(!folder.path().join("other").exists());
     }

@@ -120,7 +120,7 @@ fn a_signal_ends_the_run_after_the_step_and_saves() {
         let n_steps = place.losses().len();
         let last = format!("step {}: stopped on request", n_steps - 1);
         assert!((4..1_000_000).contains(&n_steps) && ran.stderr.contains(&last), "{}", ran.stderr);
-        assert_eq!(place.n_saved(), 1);
+        assert_eq!(place.n_saved(), 2);
         let weights = read(place.at("weights/model.safetensors")).expect("weights");
         let weights = safetensors::SafeTensors::deserialize(&weights).expect("a whole file");
         let finite = |bytes: &[u8]| {

@@ -6,8 +6,11 @@ mod compare;
 mod config;
 mod costs;
 mod entry;
+mod eval;
 mod export;
+mod export_model;
 mod gallery;
+mod generate;
 mod import;
 mod plan;
 mod schedule;
@@ -34,6 +37,9 @@ pub(crate) struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::Train),
+    Generate(generate::Generate),
+    Eval(eval::Eval),
+    Export(export_model::Export),
     Schedule(schedule::Schedule),
     Simulate(simulate::Simulate),
     Config(config::Config),
@@ -45,6 +51,9 @@ impl Cli {
     pub(crate) fn run(self) -> Result<()> {
         match self.command {
             Command::Train(train) => train.run(),
+            Command::Generate(generate) => generate.run(),
+            Command::Eval(eval) => eval.run(),
+            Command::Export(export) => export.run(),
             Command::Schedule(schedule) => schedule.run(),
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),

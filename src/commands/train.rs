@@ -14,7 +14,7 @@ use chimera::core::engine::StepReport;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::core::render::{svg, text};
-use chimera::evaluate::Model;
+use chimera::evaluate::{Model, Sampling};
 use chimera::save::save;
 use chimera::settings::Layers;
 use chimera::training::{Folder, Place, Run, Trained};
@@ -97,7 +97,7 @@ impl Train {
         let seconds = began.elapsed().as_secs_f64();
         let is_done = trained.last.step + 1 == run.config().steps;
         if let Some(dir) = &run.config().save {
-            let path = save(dir, &trained.weights)?;
+            let path = save(dir, run.model(), &trained.weights)?;
             say.line(&format!("weights: {}", path.display()));
         }
         if let Some(checkpoint) = &trained.checkpoint {
@@ -129,7 +129,8 @@ impl Train {
             "validation loss {validation_loss:.4} nats per token, after {seconds:.1} s of training"
         ));
         if run.model().vocab == 256 {
-            let ids = model.sample(&[u32::from(b'\n')], N_SAMPLE, 0.8, run.config().seed)?;
+            let how = Sampling { temperature: 0.8, seed: run.config().seed, ..Sampling::default() };
+            let ids = model.sample(&[u32::from(b'\n')], N_SAMPLE, &how)?;
             let bytes: Vec<u8> = ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
             say.line("sample:");
             for line in String::from_utf8_lossy(&bytes).trim().lines() {

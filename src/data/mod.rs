@@ -13,6 +13,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::corpus;
+pub use read::read;
 pub use tokens::Tokens;
 
 /// Why data cannot be trained on (exit code 2).
@@ -122,7 +123,7 @@ impl Corpus {
                 tokens.check(Path::new("(the project's own text)"), 0, vocab)?;
                 tokens
             }
-            files => read::read(files, vocab)?,
+            files => read(files, vocab)?,
         };
         Corpus::from_tokens(tokens, context)
     }

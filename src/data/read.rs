@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::{DataError, Tokens};
 
-/// The tokens of `files`, one file after another; every id is below `vocab`.
-pub(super) fn read(files: &[PathBuf], vocab: usize) -> Result<Tokens, DataError> {
+/// The tokens of `files`, one file after another; every id is below `vocab`. Kinds of files are those of
+/// [`Corpus::open`](super::Corpus::open).
+pub fn read(files: &[PathBuf], vocab: usize) -> Result<Tokens, DataError> {
     let mut tokens: Option<Tokens> = None;
     for path in files {
         let kind = Kind::of(path);

@@ -32,8 +32,8 @@ impl Tokens {
         self.len() == 0
     }
 
-    /// Appends the ids of `range` to `to`.
-    pub(super) fn extend(&self, to: &mut Vec<u32>, range: Range<usize>) {
+    /// Appends the ids of `range`, which must be within, to `to`.
+    pub fn extend(&self, to: &mut Vec<u32>, range: Range<usize>) {
         match self {
             Tokens::Bytes(ids) => to.extend(ids[range].iter().map(|&id| u32::from(id))),
             Tokens::U16(ids) => to.extend(ids[range].iter().map(|&id| u32::from(id))),

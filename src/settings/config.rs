@@ -63,6 +63,8 @@ pub struct Config {
     pub micro_batch_size: usize,
     /// Name of the preset below the sizes of the model.
     pub preset: String,
+    /// Folder of the model to begin with; `None` for weights drawn at random.
+    pub init: Option<PathBuf>,
     /// Transformer layers.
     pub layers: usize,
     /// Features per token.
@@ -150,6 +152,8 @@ pub enum Origin {
     CommandLine,
     /// The timetable in this file.
     Timetable(PathBuf),
+    /// The model in this folder.
+    Model(PathBuf),
 }
 
 impl fmt::Display for Origin {
@@ -160,6 +164,7 @@ impl fmt::Display for Origin {
             Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
             Origin::CommandLine => write!(f, "command line"),
             Origin::Timetable(path) => write!(f, "timetable {}", path.display()),
+            Origin::Model(dir) => write!(f, "model {}", dir.display()),
         }
     }
 }

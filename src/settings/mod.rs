@@ -114,6 +114,10 @@ pub struct Settings {
     /// Model size by name; the keys from `layers` to `tied` override it [default: tiny]
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
+    /// Folder of a GPT-2 to begin with, of Hugging Face or of `--save`: its sizes take the place of the preset's
+    /// [default: weights drawn at random]
+    #[arg(long, value_name = "DIR")]
+    pub init: Option<PathBuf>,
     /// Transformer layers [default: from the preset]
     #[arg(long, value_name = "COUNT")]
     pub layers: Option<i64>,

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 
 use anyhow::{Context, Result};
-use chimera_core::model::Preset;
+use chimera_core::model::{Gpt2Config, Preset};
 use toml::{Table, Value};
 
 use super::check::check;
 use super::config::Entries;
 use super::{Config, Layers, Origin, SettingsError, file};
+use crate::hf::read_config;
 use crate::timetable::{is_file, read};
 
 impl Layers {
@@ -17,7 +18,7 @@ impl Layers {
     ///
     /// # Errors
     /// [`SettingsError`], or [`ReadError`](chimera_core::exchange::ReadError) if the schedule is in a file
-    /// that cannot be read.
+    /// that cannot be read, or what is wrong with the model to begin with.
     pub fn resolve(&self) -> Result<Config> {
         let mut said = match &self.config {
             Some(path) => file::load(path)?,
@@ -29,9 +30,10 @@ impl Layers {
 
         let mut merged = entries(defaults()?, Origin::Default)?;
         merged.extend(said.clone());
-        merged.extend(entries(sizes(&merged), preset_origin(&merged))?);
+        merged.extend(entries(preset_sizes(&merged), preset_origin(&merged))?);
         merged.extend(said);
         follow_timetable(&mut merged)?;
+        follow_model(&mut merged)?;
         for (key, value) in following(&merged) {
             merged.entry(key.into()).or_insert((value, Origin::Default));
         }
@@ -46,23 +48,42 @@ fn follow_timetable(merged: &mut Entries) -> Result<()> {
         return Ok(());
     };
     let timetable = read(&path).with_context(|| format!("timetable {}", path.display()))?;
+    let n_micro_batches = timetable.n_micro_batches / timetable.update.n_steps().max(1);
     let counts = [
-        ("depth", timetable.rows.len() as i64),
-        ("micro-batches", i64::from(timetable.n_micro_batches / timetable.update.n_steps().max(1))),
+        ("depth", Value::Integer(timetable.rows.len() as i64)),
+        ("micro-batches", Value::Integer(i64::from(n_micro_batches))),
     ];
-    for (key, count) in counts {
-        let origin = Origin::Timetable(path.clone());
-        let value = check(key, Value::Integer(count))
-            .map_err(|message| refusal(origin.clone(), message))?;
+    let what = format!("the timetable in {}", path.display());
+    follow(merged, counts, &Origin::Timetable(path), &what)
+}
+
+/// Takes the sizes of the model to begin with, if there is one; refuses others that were said.
+fn follow_model(merged: &mut Entries) -> Result<()> {
+    let dir = merged.get("init").and_then(|(dir, _)| dir.as_str()).map(PathBuf::from);
+    let Some(dir) = dir else { return Ok(()) };
+    let model = read_config(&dir).with_context(|| format!("model {}", dir.display()))?;
+    let what = format!("the model in {}", dir.display());
+    follow(merged, sizes(&model), &Origin::Model(dir), &what)
+}
+
+/// Takes values from `what`, over defaults and presets; refuses others that were said.
+fn follow(
+    merged: &mut Entries,
+    values: impl IntoIterator<Item = (&'static str, Value)>,
+    origin: &Origin,
+    what: &str,
+) -> Result<()> {
+    for (key, value) in values {
+        let value = check(key, value).map_err(|message| refusal(origin.clone(), message))?;
         match merged.get(key) {
-            Some((said, place)) if *place != Origin::Default && *said != value => {
-                let message = format!(
-                    "`{key}` is {said}, but the timetable in {} has {value}: leave `{key}` out",
-                    path.display()
-                );
+            Some((said, place))
+                if !matches!(place, Origin::Default | Origin::Preset(_)) && *said != value =>
+            {
+                let message =
+                    format!("`{key}` is {said}, but {what} has {value}: leave `{key}` out");
                 return Err(refusal(place.clone(), message).into());
             }
-            _ => merged.insert(key.into(), (value, origin)),
+            _ => merged.insert(key.into(), (value, origin.clone())),
         };
     }
     Ok(())
@@ -82,20 +103,23 @@ fn defaults() -> Result<Table, SettingsError> {
 }
 
 /// The sizes of the preset in `merged`.
-fn sizes(merged: &Entries) -> Table {
+fn preset_sizes(merged: &Entries) -> Table {
     let named = merged.get("preset").and_then(|(name, _)| Preset::named(name.as_str()?));
-    let Some(Preset { config, .. }) = named else {
-        return Table::new();
-    };
-    let counts = [
-        ("layers", config.layers),
-        ("hidden", config.hidden),
-        ("heads", config.heads),
-        ("context", config.context),
-        ("vocab", config.vocab),
-    ];
-    let counts = counts.map(|(key, n)| (key.to_owned(), Value::Integer(n as i64)));
-    counts.into_iter().chain([("tied".to_owned(), Value::Boolean(config.tied))]).collect()
+    let sizes = named.into_iter().flat_map(|preset| sizes(&preset.config));
+    sizes.map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// The sizes of a model, by key.
+fn sizes(config: &Gpt2Config) -> [(&'static str, Value); 6] {
+    let whole = |n: usize| Value::Integer(n as i64);
+    [
+        ("layers", whole(config.layers)),
+        ("hidden", whole(config.hidden)),
+        ("heads", whole(config.heads)),
+        ("context", whole(config.context)),
+        ("vocab", whole(config.vocab)),
+        ("tied", Value::Boolean(config.tied)),
+    ]
 }
 
 fn preset_origin(merged: &Entries) -> Origin {
@@ -178,7 +202,7 @@ mod tests {
         let keys = Settings::keys();
         let config = Layers::default().resolve().unwrap();
         let unset: Vec<_> = keys.iter().filter(|key| config.value(key).is_none()).collect();
-        assert_eq!(unset, ["in-flight", "memory-cap", "out", "metrics", "save", "resume"]);
+        assert_eq!(unset, ["in-flight", "memory-cap", "init", "out", "metrics", "save", "resume"]);
         for key in keys {
             assert!(!check(&key, Value::Array(vec![])).is_err_and(|e| e.contains("unknown")));
         }

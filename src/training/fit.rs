@@ -11,7 +11,8 @@ use crate::settings::Config;
 
 /// What a run needs, in bytes.
 struct Need {
-    /// Weights in all their versions, gradients and two moments, four bytes an element each.
+    /// Weights in all their versions, gradients and two moments, four bytes an element each; and the weights
+    /// that the run begins with, if they were given.
     state: f64,
     /// What workers keep for backwards at once: residuals, inputs to recompute from, deferred weight work.
     residuals: f64,
@@ -76,7 +77,8 @@ fn need(config: &Config, model: &Gpt2Config, cuts: &[Cut], program: &Program) ->
     let state = workers.map(state_of).sum::<f64>();
     let residuals = kept.iter().sum::<f64>();
     let width = config.width as f64;
-    Need { state: state * width, residuals: residuals * width }
+    let given = if config.init.is_some() { model.n_params() as f64 * 4.0 } else { 0.0 };
+    Need { state: state * width + given, residuals: residuals * width }
 }
 
 /// Memory that can be had without swapping, where the system tells.

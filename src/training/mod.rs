@@ -5,6 +5,7 @@ mod folder;
 mod lock;
 mod resume;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -30,6 +31,7 @@ pub use folder::{Folder, Place};
 use crate::auto::{AUTO, Report, auto};
 use crate::checkpoint::{Checkpoint, Saver, State};
 use crate::data::Corpus;
+use crate::hf;
 use crate::settings::Config;
 use crate::timetable::{is_file, read};
 
@@ -50,6 +52,8 @@ pub struct Run {
     /// Where it begins, if not at the start.
     start: Option<Checkpoint>,
     saver: Option<Saver>,
+    /// What to begin with, by name; empty if weights are drawn at random.
+    weights: HashMap<String, Vec<f32>>,
 }
 
 /// What a run leaves.
@@ -100,8 +104,24 @@ impl Run {
         let last = last.map(|timetable| program(&config, &training, timetable)).transpose()?;
         let program = whole;
         fit::check(&config, &model, &cuts, &program)?;
+        let weights = match &config.init {
+            Some(dir) => weights(dir, &model)?,
+            None => HashMap::new(),
+        };
         let (start, saver) = (None, None);
-        Ok(Run { config, model, stages, program, last, search, corpus, training, start, saver })
+        Ok(Run {
+            config,
+            model,
+            stages,
+            program,
+            last,
+            search,
+            corpus,
+            training,
+            start,
+            saver,
+            weights,
+        })
     }
 
     /// The settings.
@@ -181,6 +201,7 @@ impl Run {
         let rank = comm.rank();
         let stage = |id: StageId| self.stages[id.index()].clone();
         let mut worker = Worker::new(job, Candle::cpu(), comm, stage)?;
+        worker.set_weights(|param| self.weights.get(&param.name).map(Vec::as_slice))?;
         if let Some(checkpoint) = &self.start {
             worker.restore(checkpoint.manifest().updates, |param| {
                 let tensor = checkpoint.tensor(param);
@@ -247,6 +268,13 @@ fn program(config: &Config, training: &Training, timetable: Timetable) -> Result
     let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
     let (timetable, how) = passes.apply(timetable, how, &costs)?;
     Ok(lower(&timetable, &how)?)
+}
+
+/// The tensors of the model in `dir`, which is of these sizes, by name.
+fn weights(dir: &Path, model: &Gpt2Config) -> Result<HashMap<String, Vec<f32>>> {
+    let gpt2 = hf::read(dir)?;
+    ensure!(gpt2.config == *model, "{} was changed while it was read", dir.display());
+    Ok(gpt2.weights.into_iter().map(|(param, values)| (param.name, values)).collect())
 }
 
 /// The timetable of the steps from `first` on that are left over after whole windows.

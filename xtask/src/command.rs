@@ -51,6 +51,17 @@ pub(crate) fn chimera() -> Result<PathBuf> {
     Ok(Path::new(target).join("release").join(name))
 }
 
+/// The Python of a virtual environment in `target/NAME` that has `packages`.
+pub(crate) fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
+    let folder = root().join("target").join(name);
+    let python = folder.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
+    if !python.exists() {
+        run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+    }
+    run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
+    Ok(python)
+}
+
 /// All files below `folder`, sorted.
 pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();

@@ -11,6 +11,7 @@ mod gallery;
 mod oracle;
 mod pytorch;
 mod sweep;
+mod transformers;
 
 use clap::Parser;
 
@@ -48,6 +49,8 @@ enum Chore {
     Fuzz(fuzz::Args),
     /// PyTorch's runtime executes our exports; loss and gradients are compared
     Pytorch(pytorch::Args),
+    /// Hugging Face's transformers reads our GPT-2 and we read its; logits are compared
+    Transformers(transformers::Args),
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -66,6 +69,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Oracle => oracle::test(),
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Pytorch(args) => pytorch::run(&args),
+        Chore::Transformers(args) => transformers::run(&args),
         Chore::Bench(bench) => bench.run(),
     }
 }

@@ -11,7 +11,7 @@ use chimera_core::lower::{Lowering, lower};
 use chimera_core::schedule::{SCHEDULES, Scaling, Schedule, Shape, find};
 use serde_json::Value;
 
-use crate::command::{files, read, root, run as run_command};
+use crate::command::{files, python, read, root};
 
 /// Largest relative difference that rounding in f64 explains.
 const TOLERANCE: f64 = 1e-12;
@@ -28,7 +28,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let python = match &args.python {
         Some(python) => python.clone(),
-        None => install()?,
+        None => python("pytorch", &["torch", "numpy"])?,
     };
     let folder = tempfile::tempdir()?;
     let (ours, theirs) = (folder.path().join("ours"), folder.path().join("theirs"));
@@ -102,15 +102,4 @@ fn exports(folder: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The Python of a virtual environment that has torch.
-fn install() -> Result<PathBuf> {
-    let folder = root().join("target/pytorch");
-    let python = folder.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
-    if !python.exists() {
-        run_command(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-    }
-    run_command(Command::new(&python).args(["-m", "pip", "install", "--quiet", "torch", "numpy"]))?;
-    Ok(python)
 }

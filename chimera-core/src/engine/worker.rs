@@ -141,6 +141,26 @@ where
         Ok(())
     }
 
+    /// Puts other weights in the place of the initial ones: `values` gives those of a parameter, row-major, or
+    /// `None` to leave them as they are. All ranks must be given the same.
+    pub fn set_weights<'v>(
+        &mut self,
+        values: impl Fn(&Param) -> Option<&'v [f32]>,
+    ) -> Result<(), Fault> {
+        let World { held, kernels, comm, .. } = &mut self.world;
+        for held in held.iter_mut().flatten() {
+            let mut weights = (*held.weights).clone();
+            for (weight, param) in weights.iter_mut().zip(held.stage.params()) {
+                if let Some(values) = values(param) {
+                    let made = kernels.upload(&param.shape, values);
+                    *weight = made.map_err(|e| device_fault(comm.rank(), e))?;
+                }
+            }
+            held.weights = Arc::new(weights);
+        }
+        Ok(())
+    }
+
     /// Start and end of everything the last run did on this rank, in seconds since the job's epoch.
     pub fn events(&self) -> &[Event] {
         &self.world.events

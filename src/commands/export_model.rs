@@ -1,0 +1,46 @@
+//! `chimera export`: a trained model for other programs.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use chimera::hf;
+use chimera::save::{prepare, save};
+use clap::{Args, ValueEnum};
+
+use super::print;
+
+/// Writes a trained model for other programs
+#[derive(Args)]
+pub(crate) struct Export {
+    /// Folder of the model: of `train --save`, of a stopped run, or of Hugging Face
+    model: PathBuf,
+    /// What to write
+    #[arg(long, value_enum, default_value = "hf")]
+    format: Format,
+    /// Folder to write into, which holds no model yet
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+/// What a model can be written as.
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    /// A folder as Hugging Face's transformers saves it: config.json, and the weights as f32 in one
+    /// model.safetensors
+    Hf,
+}
+
+impl Export {
+    pub(crate) fn run(self) -> Result<()> {
+        let Format::Hf = self.format;
+        let gpt2 = hf::read(&self.model)?;
+        ensure!(
+            !self.out.join("config.json").exists(),
+            "{} holds a model already: choose another --out",
+            self.out.display()
+        );
+        prepare(&self.out)?;
+        let path = save(&self.out, &gpt2.config, &gpt2.weights)?;
+        print(format!("wrote {}: {} parameters", path.display(), gpt2.config.n_params()))
+    }
+}

@@ -1,0 +1,113 @@
+//! `chimera generate`: text from a trained model.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use chimera::candle::Candle;
+use chimera::evaluate::{Model, Sampling};
+use chimera::hf;
+use clap::Args;
+use serde_json::json;
+
+use super::print;
+
+/// The number of ids of a model whose tokens are bytes.
+const N_BYTES: usize = 256;
+
+/// Continues a text with a trained model
+#[derive(Args)]
+pub(crate) struct Generate {
+    /// Folder of the model: of `train --save`, or of Hugging Face (config.json, model.safetensors)
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// What is continued: text if the model's vocabulary is the 256 bytes, else token ids
+    #[arg(long, value_name = "TEXT")]
+    prompt: String,
+    /// Number of tokens to add
+    #[arg(long, value_name = "COUNT", default_value_t = 200)]
+    tokens: usize,
+    /// What logits are divided by; 0 takes the likeliest token each time
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature)]
+    #[arg(allow_negative_numbers = true)]
+    temperature: f64,
+    /// Draws among the K likeliest tokens [default: all]
+    #[arg(long, value_name = "K", value_parser = count)]
+    top_k: Option<usize>,
+    /// Draws among the fewest likeliest tokens that have probability P together
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability)]
+    top_p: f64,
+    /// Key of the draws
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
+    /// Prints the ids too, as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Generate {
+    pub(crate) fn run(self) -> Result<()> {
+        let gpt2 = hf::read(&self.model)?;
+        let vocab = gpt2.config.vocab;
+        let prompt = encode(&self.prompt, vocab).context("--prompt")?;
+        let how = Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            seed: self.seed,
+        };
+        let model = Model::new(Candle::cpu(), &gpt2.config, &gpt2.weights)?;
+        drop(gpt2.weights);
+        let ids = model.sample(&prompt, self.tokens, &how)?;
+        let text = decode(&ids, vocab);
+        if self.json {
+            let (prompt, added) = ids.split_at(prompt.len());
+            return print(format!("{:#}", json!({ "prompt": prompt, "ids": added, "text": text })));
+        }
+        // A terminal obeys control characters.
+        print(text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}"))
+    }
+}
+
+/// The token ids of a text.
+fn encode(text: &str, vocab: usize) -> Result<Vec<u32>> {
+    let ids: Vec<u32> = if vocab == N_BYTES {
+        text.bytes().map(u32::from).collect()
+    } else {
+        let words = text.split(|c: char| c.is_whitespace() || c == ',').filter(|w| !w.is_empty());
+        let id = |word: &str| {
+            let id = word.parse::<u32>().ok().filter(|id| (*id as usize) < vocab);
+            id.with_context(|| {
+                format!("`{word}` is none of the {vocab} token ids, 0 to {}", vocab - 1)
+            })
+        };
+        words.map(id).collect::<Result<_>>()?
+    };
+    ensure!(!ids.is_empty(), "it is empty: give at least one token");
+    Ok(ids)
+}
+
+/// The text of token ids.
+fn decode(ids: &[u32], vocab: usize) -> String {
+    if vocab == N_BYTES {
+        let bytes: Vec<u8> = ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
+        return String::from_utf8_lossy(&bytes).into_owned();
+    }
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    number(text, |t| t.is_finite() && t >= 0.0, "a number of at least 0")
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    number(text, |p| p > 0.0 && p <= 1.0, "a number above 0 and up to 1")
+}
+
+fn number(text: &str, fits: impl Fn(f64) -> bool, what: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|x| fits(*x)).ok_or_else(|| format!("it must be {what}"))
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count > 0);
+    count.ok_or_else(|| "it must be a whole number of at least 1".to_owned())
+}

@@ -1,0 +1,94 @@
+//! GPT-2 of Hugging Face: what is read computes what `transformers` computes, what is written is what it
+//! writes, and hostile folders are refused. The models of `fixtures/gpt2` come from
+//! `cargo xtask transformers --write`.
+
+#[path = "hf/commands.rs"]
+mod commands;
+#[path = "hf/hostile.rs"]
+mod hostile;
+#[path = "hf/train.rs"]
+mod train;
+
+mod command;
+
+use std::path::{Path, PathBuf};
+
+use chimera::candle::Candle;
+use chimera::core::model::Gpt2Config;
+use chimera::evaluate::Model;
+use chimera::hf::{Gpt2, read};
+use chimera::save::save;
+use serde::Deserialize;
+
+use command::folder;
+
+/// Every kind of folder: f32 with a tied head, as saved today; f16; bf16 with an untied head, in shards; a body
+/// without head and prefix, as OpenAI's own.
+const KINDS: [&str; 4] = ["tied", "f16", "bf16-sharded", "without-prefix"];
+
+/// What `transformers` makes of a model.
+#[derive(Deserialize)]
+struct Expected {
+    ids: Vec<u32>,
+    /// `[ids, vocab]`.
+    logits: Vec<f32>,
+}
+
+fn fixture(kind: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gpt2").join(kind)
+}
+
+fn expected(kind: &str) -> Expected {
+    let text = std::fs::read(fixture(kind).join("expected.json")).expect("a fixture");
+    serde_json::from_slice(&text).expect("a fixture")
+}
+
+fn model(gpt2: &Gpt2) -> Model<Candle> {
+    Model::new(Candle::cpu(), &gpt2.config, &gpt2.weights).expect("a model")
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for kind in KINDS {
+        let Expected { ids, logits } = expected(kind);
+        let gpt2 = read(&fixture(kind)).expect(kind);
+        let tied = kind != "bf16-sharded";
+        let sizes = Gpt2Config { layers: 2, hidden: 8, heads: 2, context: 16, vocab: 20, tied };
+        assert_eq!(gpt2.config, sizes);
+        let ours = model(&gpt2).logits(&ids, ids.len()).expect("logits");
+        assert_eq!(ours.len(), ids.len() * 20);
+        let differences = ours.iter().zip(&logits).map(|(a, b)| (a - b).abs());
+        let largest = differences.fold(0.0, f32::max);
+        assert!(largest < 1e-4, "{kind}: logits differ by {largest:e}");
+        assert!(logits.iter().any(|logit| logit.abs() > 1.0), "{kind}: all logits are small");
+    }
+}
+
+#[test]
+fn the_last_rows_are_those_of_all() {
+    let Expected { ids, .. } = expected("tied");
+    let model = model(&read(&fixture("tied")).expect("a model"));
+    let all = model.logits(&ids, ids.len()).expect("logits");
+    let last = model.logits(&ids, 3).expect("logits");
+    assert_eq!(last, all[all.len() - 3 * 20..]);
+}
+
+#[test]
+fn a_round_trip_gives_the_same_bytes() {
+    let folder = folder();
+    for kind in KINDS {
+        let once = folder.path().join(format!("{kind}-once"));
+        let twice = folder.path().join(format!("{kind}-twice"));
+        let gpt2 = read(&fixture(kind)).expect(kind);
+        let first = save(&once, &gpt2.config, &gpt2.weights).expect("saved");
+        let again = read(&once).expect("what was saved");
+        assert_eq!(again, gpt2);
+        let second = save(&twice, &again.config, &again.weights).expect("saved");
+        let bytes = |path: &Path| std::fs::read(path).expect("a file");
+        assert!(bytes(&first) == bytes(&second), "{kind}");
+        if kind == "tied" {
+            let theirs = bytes(&fixture(kind).join("model.safetensors"));
+            assert!(bytes(&first) == theirs, "transformers writes other bytes");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! `chimera generate`, `eval` and `export`, as a user runs them.
+
+use std::fs::{read, write};
+
+use serde_json::Value;
+
+use super::{expected, fixture, model};
+use crate::command::{chimera, folder, text};
+use chimera::hf;
+
+fn json(line: &str) -> Value {
+    let ran = chimera(line);
+    assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
+    serde_json::from_str(&ran.stdout).expect("JSON")
+}
+
+/// The refusal of a command line.
+fn refusal(line: &str) -> String {
+    let ran = chimera(line);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{line}");
+    ran.stderr
+}
+
+#[test]
+fn the_likeliest_tokens_are_those_of_the_logits() {
+    let tied = fixture("tied");
+    let generate = format!("generate --json --model {} --temperature 0", tied.display());
+    let ran = json(&format!("{generate} --prompt \"3, 14 15\" --tokens 20"));
+    assert_eq!(ran["prompt"], serde_json::json!([3, 14, 15]));
+    let model = model(&hf::read(&tied).expect("a model"));
+    let mut ids = vec![3, 14, 15];
+    for _ in 0..20 {
+        // The context has 16 tokens.
+        let logits = model.logits(&ids[ids.len().saturating_sub(16)..], 1).expect("logits");
+        let best = (0..20).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).expect("a token");
+        ids.push(best as u32);
+    }
+    assert_eq!(ran["ids"], serde_json::json!(ids[3..]));
+    let text: Vec<String> = ids.iter().map(u32::to_string).collect();
+    assert_eq!(ran["text"], text.join(" "));
+}
+
+#[test]
+fn draws_follow_the_seed() {
+    let generate = format!("generate --model {} --prompt 1 --tokens 40", fixture("tied").display());
+    let draw = |options: &str| {
+        let ran = chimera(&format!("{generate} {options}"));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran.stdout
+    };
+    assert_eq!(draw("--seed 7"), draw("--seed 7"));
+    assert_ne!(draw("--seed 7"), draw("--seed 8"));
+    let greedy = draw("--temperature 0");
+    assert_eq!(draw("--top-k 1 --seed 8"), greedy);
+    assert_eq!(draw("--top-p 1e-9 --seed 8"), greedy);
+    assert_ne!(draw("--temperature 2"), greedy);
+}
+
+#[test]
+fn what_cannot_be_continued_is_refused() {
+    let model = format!("--model {}", fixture("tied").display());
+    for (options, wanted) in [
+        ("--prompt \"1 20\"", "error: --prompt: `20` is none of the 20 token ids, 0 to 19"),
+        ("--prompt hello", "`hello` is none of the 20 token ids"),
+        ("--prompt \"\"", "error: --prompt: it is empty"),
+        ("--prompt 1 --temperature -1", "it must be a number of at least 0"),
+        ("--prompt 1 --temperature nan", "it must be a number of at least 0"),
+        ("--prompt 1 --top-p 0", "it must be a number above 0 and up to 1"),
+        ("--prompt 1 --top-k 0", "it must be a whole number of at least 1"),
+    ] {
+        let said = refusal(&format!("generate {model} {options}"));
+        assert!(said.contains(wanted), "{said}");
+    }
+    assert!(
+        refusal("generate --model nothing --prompt 1").contains("nothing has no config.json: name")
+    );
+}
+
+#[test]
+fn a_loss_is_that_of_the_logits() {
+    let folder = folder();
+    let (kind, n) = ("bf16-sharded", 12);
+    let ids = expected(kind).ids;
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect();
+    let data = folder.path().join("ids.bin");
+    write(&data, bytes).expect("written");
+    let model = model(&hf::read(&fixture(kind)).expect("a model"));
+    // The loss of a target at `at` from the tokens from `start` on.
+    let loss = |start: usize, at: usize| {
+        let logits = model.logits(&ids[start..at], 1).expect("logits");
+        let sum: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
+        sum.ln() - f64::from(logits[ids[at] as usize])
+    };
+    let eval = format!("eval --json --model {} --data {}", fixture(kind).display(), data.display());
+    let starts: [(&str, fn(usize) -> usize); 4] = [
+        ("", |_| 0),
+        ("--context 4", |at| (at - 1) / 4 * 4),
+        ("--context 4 --stride 1", |at| at.saturating_sub(4)),
+        ("--context 5 --stride 3", |at| if at <= 5 { 0 } else { (at - 6) / 3 * 3 + 3 }),
+    ];
+    for (options, start) in starts {
+        let ran = json(&format!("{eval} {options}"));
+        let wanted = (1..n).map(|at| loss(start(at), at)).sum::<f64>() / (n - 1) as f64;
+        let found = ran["loss"].as_f64().expect("a loss");
+        assert!((found - wanted).abs() < 1e-5, "{options}: {found}, not {wanted}");
+        let perplexity = ran["perplexity"].as_f64().expect("a perplexity");
+        assert!((perplexity / found.exp() - 1.0).abs() < 1e-12);
+        assert_eq!(ran["tokens"], n - 1);
+    }
+    let text = chimera(&eval.replace("--json", "")).stdout;
+    assert!(
+        text.starts_with("loss ") && text.contains(" over 11 tokens in windows of 16"),
+        "{text}"
+    );
+
+    for (options, wanted) in [
+        ("--context 17", "a window of 17 tokens: choose 1 to the model's context of 16"),
+        ("--context 0", "a window of 0 tokens"),
+        ("--context 4 --stride 5", "a stride of 5 tokens: choose 1 to the window's 4"),
+        ("--stride 0", "a stride of 0 tokens"),
+    ] {
+        assert!(refusal(&format!("{eval} {options}")).contains(wanted), "{options}");
+    }
+    write(&data, 20u16.to_le_bytes()).expect("written");
+    assert!(refusal(&eval).contains("token 0 has id 20, but the vocabulary has 20 ids"));
+    write(&data, 1u16.to_le_bytes()).expect("written");
+    assert!(refusal(&eval).contains("one token alone foresees nothing"));
+}
+
+#[test]
+fn an_export_is_what_transformers_saves() {
+    let folder = folder();
+    let out = folder.path().join("out");
+    let export = format!("export {} --out {}", fixture("tied").display(), out.display());
+    let ran = chimera(&export);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stdout.ends_with("model.safetensors: 2048 parameters\n"), "{}", ran.stdout);
+    let bytes = |folder: &std::path::Path| read(folder.join("model.safetensors")).expect("a file");
+    assert!(bytes(&out) == bytes(&fixture("tied")));
+    assert!(refusal(&export).contains("holds a model already: choose another --out"));
+    let file = out.join("config.json");
+    let export = format!("export {} --out {}", fixture("tied").display(), file.display());
+    assert!(refusal(&export).contains("config.json: File exists"));
+}
+
+#[test]
+fn a_trained_model_writes_and_is_measured() {
+    let folder = folder();
+    let (data, dir) = (text(&folder), folder.path().join("w"));
+    let train = format!(
+        "train --layers 2 --hidden 16 --heads 2 --context 16 --depth 2 --steps 60 --lr 0.02 --threads 1 \
+         --data {} --save {} --out {}",
+        data.display(),
+        dir.display(),
+        folder.path().join("run").display()
+    );
+    assert_eq!(chimera(&train).code, Some(0));
+    let eval = json(&format!("eval --json --model {} --data {}", dir.display(), data.display()));
+    assert_eq!(eval["tokens"], std::fs::metadata(&data).expect("a file").len() - 1);
+    let loss = eval["loss"].as_f64().expect("a loss");
+    assert!(loss < 3.0, "a trained model foresees words of ten: {loss}");
+    let generate = format!("generate --model {} --prompt \"the pipe\" --tokens 30", dir.display());
+    let ran = chimera(&generate);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stdout.starts_with("the pipe"), "{}", ran.stdout);
+}

@@ -1,0 +1,135 @@
+//! GPT-2 in the hands of Hugging Face's `transformers`, and its in ours: logits of the same folder are
+//! compared, and what we write of its models has its bytes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::command::{cargo, files, python, read, root, run as run_command};
+
+/// Largest difference of two logits.
+const TOLERANCE: f64 = 1e-4;
+/// Where the tests have their models.
+const FIXTURES: &str = "tests/fixtures/gpt2";
+/// Sizes of our own models.
+const SIZES: &str = "--layers 3 --hidden 32 --heads 4 --context 24 --vocab 256";
+
+/// With which transformers.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Python that has torch and transformers [default: a fresh one in target/transformers, which downloads
+    /// them]
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+    /// Writes its models into tests/fixtures too
+    #[arg(long)]
+    write: bool,
+}
+
+/// Makes models on both sides and compares what both sides make of them.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let python = match &args.python {
+        Some(python) => python.clone(),
+        None => python("transformers", &["torch", "transformers"])?,
+    };
+    let peer = Peer { python };
+    println!("{}", peer.ask(&["version"])?.trim());
+    let folder = tempfile::tempdir()?;
+    let (theirs, ours) = (folder.path().join("theirs"), folder.path().join("ours"));
+    peer.ask(&["make", &theirs.display().to_string()])?;
+
+    let mut kinds: Vec<PathBuf> =
+        theirs.read_dir()?.map(|e| Ok(e?.path())).collect::<Result<_>>()?;
+    kinds.sort();
+    for kind in &kinds {
+        let name = name(kind);
+        let expected: Value = serde_json::from_slice(&std::fs::read(kind.join("expected.json"))?)?;
+        let ids = numbers(&expected["ids"])?;
+        let ids: Vec<String> = ids.iter().map(|id| (*id as u32).to_string()).collect();
+        let logits = numbers(&expected["logits"])?;
+        compare(&format!("{name}, read here"), &logits_here(kind, &ids)?, &logits)?;
+        let out = ours.join(&name);
+        chimera(&format!("export {} --out {}", kind.display(), out.display()))?;
+        compare(&format!("{name}, exported, read there"), &peer.logits(&out, &ids)?, &logits)?;
+        if name == "tied" {
+            let bytes = |folder: &Path| std::fs::read(folder.join("model.safetensors"));
+            ensure!(bytes(&out)? == bytes(kind)?, "{name}: the export has other bytes");
+            println!("{name}: the export has the same bytes");
+        }
+    }
+    for tied in ["true", "false"] {
+        let (out, save) = (ours.join(format!("run-{tied}")), ours.join(format!("trained-{tied}")));
+        let places = format!("--out {} --save {}", out.display(), save.display());
+        chimera(&format!("train {SIZES} --tied {tied} --depth 1 --steps 20 --lr 0.01 {places}"))?;
+        let ids: Vec<String> = "A pipeline of stages".bytes().map(|id| id.to_string()).collect();
+        let what = format!("trained here, tied {tied}, read there");
+        compare(&what, &logits_here(&save, &ids)?, &peer.logits(&save, &ids)?)?;
+    }
+    if args.write {
+        write(&theirs)?;
+    }
+    Ok(())
+}
+
+/// The Python side.
+struct Peer {
+    python: PathBuf,
+}
+
+impl Peer {
+    fn ask(&self, words: &[&str]) -> Result<String> {
+        let mut peer = Command::new(&self.python);
+        peer.arg("xtask/peers/transformers_gpt2.py").args(words).current_dir(root());
+        read(&mut peer)
+    }
+
+    fn logits(&self, folder: &Path, ids: &[String]) -> Result<Vec<f64>> {
+        let folder = folder.display().to_string();
+        let words = ["logits", &folder].into_iter().chain(ids.iter().map(String::as_str));
+        numbers(&serde_json::from_str(&self.ask(&words.collect::<Vec<_>>())?)?)
+    }
+}
+
+fn logits_here(folder: &Path, ids: &[String]) -> Result<Vec<f64>> {
+    let mut ours = cargo(["run", "--quiet", "--package", "chimera", "--example", "logits", "--"]);
+    numbers(&serde_json::from_str(&read(ours.arg(folder).args(ids))?)?)
+}
+
+/// Runs our command with the words of `line`.
+fn chimera(line: &str) -> Result<()> {
+    let mut ours = cargo(["run", "--quiet", "--package", "chimera", "--bin", "chimera", "--"]);
+    run_command(ours.args(line.split(' ')).stdout(std::process::Stdio::null()))
+}
+
+fn numbers(list: &Value) -> Result<Vec<f64>> {
+    let list = list.as_array().context("not a list")?;
+    list.iter().map(|x| x.as_f64().context("not a number")).collect()
+}
+
+fn compare(what: &str, ours: &[f64], theirs: &[f64]) -> Result<()> {
+    ensure!(ours.len() == theirs.len(), "{what}: {} logits, not {}", ours.len(), theirs.len());
+    let largest = |values: &mut dyn Iterator<Item = f64>| values.map(f64::abs).fold(0.0, f64::max);
+    let difference = largest(&mut ours.iter().zip(theirs).map(|(a, b)| a - b));
+    let size = largest(&mut theirs.iter().copied());
+    println!("{what}: {} logits up to {size:.2} differ by at most {difference:.1e}", ours.len());
+    ensure!(difference <= TOLERANCE, "{what}: more than {TOLERANCE:e}");
+    Ok(())
+}
+
+/// Copies the models to where the tests have theirs.
+fn write(theirs: &Path) -> Result<()> {
+    for file in files(theirs)? {
+        let to = root().join(FIXTURES).join(file.strip_prefix(theirs)?);
+        let folder = to.parent().context("a file has a folder")?;
+        std::fs::create_dir_all(folder)?;
+        std::fs::write(&to, std::fs::read(&file)?)?;
+    }
+    println!("written to {FIXTURES}");
+    Ok(())
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
