@@ -2,7 +2,8 @@
 //!
 //! This crate gathers what users need under one name: the schedules, the proof, the simulator, the
 //! drawings and the engine of [`core`], the kernels of the devices it was built for, and the parts of
-//! the `chimera` command that other programs may want: settings, data, evaluation, saving.
+//! the `chimera` command that other programs may want: settings, data and tokenizers, evaluation,
+//! saving.
 
 pub mod auto;
 pub mod corpus;
@@ -11,6 +12,7 @@ pub mod evaluate;
 pub mod save;
 pub mod settings;
 pub mod timetable;
+pub mod tokenizer;
 pub mod training;
 
 pub use chimera_backend_cuda as candle;

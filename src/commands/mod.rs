@@ -9,6 +9,7 @@ mod export;
 mod gallery;
 mod import;
 mod plan;
+mod prepare;
 mod schedule;
 mod simulate;
 mod train;
@@ -33,6 +34,7 @@ pub(crate) struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::Train),
+    Prepare(prepare::Prepare),
     Schedule(schedule::Schedule),
     Simulate(simulate::Simulate),
     Config(config::Config),
@@ -43,6 +45,7 @@ impl Cli {
     pub(crate) fn run(self) -> Result<()> {
         match self.command {
             Command::Train(train) => train.run(),
+            Command::Prepare(prepare) => prepare.run(),
             Command::Schedule(schedule) => schedule.run(),
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),

@@ -64,6 +64,12 @@ impl Run {
             "device `{}` is not available: this build has `cpu` alone",
             config.device
         );
+        ensure!(
+            config.min_lr <= config.lr,
+            "min-lr {} is above lr {}: the learning rate falls",
+            config.min_lr,
+            config.lr
+        );
         let model = config.model();
         model.validate()?;
         let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
@@ -81,8 +87,15 @@ impl Run {
         let training = Training {
             seed: config.seed,
             steps: config.steps,
+            optimizer: config.optimizer,
             lr: config.lr,
+            min_lr: config.min_lr,
             warmup: config.warmup,
+            lr_schedule: config.lr_schedule,
+            beta1: config.beta1,
+            beta2: config.beta2,
+            eps: config.eps,
+            momentum: config.momentum,
             weight_decay: config.weight_decay,
             clip: (config.clip > 0.0).then_some(config.clip),
             check_finite: config.check_finite,
@@ -149,8 +162,12 @@ impl Run {
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Trained> {
         let n_ranks = (self.config.width * self.config.depth) as u32;
-        let samples =
-            Samples { corpus: &self.corpus, seed: self.config.seed, context: self.config.context };
+        let samples = Samples {
+            corpus: &self.corpus,
+            seed: self.config.seed,
+            context: self.config.context,
+            per_step: self.tokens_per_step() / self.config.context as u64,
+        };
         let later = Duration::try_from_secs_f64(self.config.timeout)?;
         let job = Job {
             program: &self.program,
@@ -327,13 +344,23 @@ struct Samples<'r> {
     corpus: &'r Corpus,
     seed: u64,
     context: usize,
+    /// Samples of the global batch.
+    per_step: u64,
 }
 
 impl Data for Samples<'_> {
-    fn sample(&self, step: u64, sample: u64, input: &mut Vec<u32>, target: &mut Vec<u32>) {
-        let batch = self.corpus.batch(self.seed, step, sample..sample + 1);
+    fn sample(
+        &self,
+        step: u64,
+        sample: u64,
+        input: &mut Vec<u32>,
+        target: &mut Vec<u32>,
+    ) -> std::io::Result<()> {
+        let number = step.wrapping_mul(self.per_step).wrapping_add(sample);
+        let batch = self.corpus.batch(self.seed, number..number.saturating_add(1))?;
         input.extend(batch.input);
         target.extend(batch.target);
+        Ok(())
     }
 
     fn n_targets(&self) -> usize {
