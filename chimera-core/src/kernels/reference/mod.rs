@@ -273,7 +273,7 @@ impl Kernels for Reference {
         Ok((Tensor::new(&[1], vec![loss]), gradient))
     }
 
-    /// With `u` of [`adam`], `w ← w - lr weight_decay w - lr u`
+    /// With `u` of `adam`, `w ← w - lr weight_decay w - lr u`
     fn adamw(
         &self,
         w: &mut Tensor,
@@ -289,7 +289,7 @@ impl Kernels for Reference {
         Ok(())
     }
 
-    /// With `u` of [`adam`] and `d = u + weight_decay w`, `w ← w - lr ‖w‖/‖d‖ d`; the ratio is 1 where
+    /// With `u` of `adam` and `d = u + weight_decay w`, `w ← w - lr ‖w‖/‖d‖ d`; the ratio is 1 where
     /// a norm is 0
     fn lamb(
         &self,
