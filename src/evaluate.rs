@@ -126,8 +126,8 @@ impl<K: Kernels> Model<K> {
             let end = (start + context).min(n_targets);
             input.clear();
             target.clear();
-            tokens.extend(&mut input, start..end);
-            tokens.extend(&mut target, done + 1..end + 1);
+            tokens.extend(&mut input, start..end)?;
+            tokens.extend(&mut target, done + 1..end + 1)?;
             sum += self.window_loss(&input, &target)? * (end - done) as f64;
             done = end;
             start += stride;

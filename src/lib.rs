@@ -2,8 +2,8 @@
 //!
 //! This crate gathers what users need under one name: the schedules, the proof, the simulator, the
 //! drawings and the engine of [`core`], the kernels of the devices it was built for, and the parts of
-//! the `chimera` command that other programs may want: settings, data, evaluation, saving, checkpoints,
-//! Hugging Face's files.
+//! the `chimera` command that other programs may want: settings, data and tokenizers, evaluation,
+//! saving, checkpoints, Hugging Face's files.
 
 pub mod auto;
 pub mod checkpoint;
@@ -14,6 +14,7 @@ pub mod hf;
 pub mod save;
 pub mod settings;
 pub mod timetable;
+pub mod tokenizer;
 pub mod training;
 
 pub use chimera_backend_cuda as candle;

@@ -1,4 +1,4 @@
-//! The command line: what users see of schedules, simulations and settings, and what they are told
+//! The command line: what users see of schedules, simulations, settings and data, and what they are told
 //! when they ask for what cannot be.
 
 #[path = "cli/auto.rs"]
@@ -15,6 +15,8 @@ mod exchange;
 mod hostile;
 #[path = "cli/passes.rs"]
 mod passes;
+#[path = "cli/prepare.rs"]
+mod prepare;
 #[path = "cli/schedule.rs"]
 mod schedule;
 #[path = "cli/simulate.rs"]

@@ -179,6 +179,18 @@ fn a_full_disk_under_the_metrics_ends_the_run() {
 }
 
 #[test]
+fn data_that_is_cut_short_ends_the_run() {
+    let place = Place::new();
+    let running = start(&place.line("--steps 1000000"));
+    wait_for(&place.at("run/metrics.jsonl"), "\"step\":3,");
+    std::fs::write(place.at("text.txt"), "short").expect("a file");
+    let ran = running.wait();
+    assert_eq!(ran.code, Some(9), "{}", ran.stderr);
+    assert!(ran.stderr.contains("cannot read data file "), "{}", ran.stderr);
+    assert_eq!(place.n_saved(), 0);
+}
+
+#[test]
 fn weights_that_cannot_be_saved_leave_no_part_behind() {
     let place = Place::new();
     create_dir_all(place.at("weights/model.safetensors/taken")).expect("a folder");

@@ -10,7 +10,7 @@
 mod cpu;
 
 use candle_core::{Device, Tensor};
-use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout, Result};
+use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout, Result, Sgd};
 
 /// A device of candle.
 #[derive(Clone, Debug)]
@@ -193,5 +193,20 @@ impl Kernels for Candle {
         by: &AdamW,
     ) -> Result<()> {
         self.named("adamw", cpu::adamw::update(w, g, m, v, by))
+    }
+
+    fn lamb(
+        &self,
+        w: &mut Tensor,
+        g: &Tensor,
+        m: &mut Tensor,
+        v: &mut Tensor,
+        by: &AdamW,
+    ) -> Result<()> {
+        self.named("lamb", cpu::lamb::update(w, g, m, v, by))
+    }
+
+    fn sgd(&self, w: &mut Tensor, g: &Tensor, m: &mut Tensor, by: &Sgd) -> Result<()> {
+        self.named("sgd", cpu::sgd::update(w, g, m, by))
     }
 }

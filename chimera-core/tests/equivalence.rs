@@ -2,6 +2,7 @@
 
 mod training;
 
+use chimera_core::engine::Optimizer;
 use chimera_core::lower::{Hoist, Passes, Recompute, Sync};
 use chimera_core::schedule::{Scaling, Shape};
 use proptest::prelude::*;
@@ -132,6 +133,30 @@ fn width_and_sync_policies_do_not_change_the_training() {
             }
         }
     }
+}
+
+#[test]
+fn every_optimizer_trains_as_on_one_worker() {
+    let four = Shape { n_pipes: 4, ..Shape::new(4, 6) };
+    for (_, optimizer) in Optimizer::ALL {
+        for (clip, check_finite) in [(Some(0.5), true), (None, false)] {
+            for (schedule, shape) in
+                [("dapple", Shape::new(3, 4)), ("zb-h1", Shape::new(2, 5)), ("chimera", four)]
+            {
+                for tied in [false, true] {
+                    let run = Run::new(schedule, shape);
+                    let run = Run { optimizer, clip, check_finite, tied, width: 2, ..run };
+                    assert_equivalent(&run);
+                }
+            }
+        }
+    }
+    let losses = |(_, optimizer)| {
+        let run = Run { optimizer, ..Run::new("dapple", Shape::new(2, 2)) };
+        train(&run).expect("trains").losses
+    };
+    let [adamw, lamb, sgd] = Optimizer::ALL.map(losses);
+    assert!(adamw != lamb && lamb != sgd && sgd != adamw, "each is one of its own");
 }
 
 #[test]

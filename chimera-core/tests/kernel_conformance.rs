@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use chimera_core::kernels::conformance::{Case, cases};
 use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::kernels::{AdamW, Kernels, Layout, Result};
+use chimera_core::kernels::{AdamW, Kernels, Layout, Result, Sgd};
 
 #[test]
 fn faults_are_caught() {
@@ -24,7 +24,10 @@ fn faults_are_caught() {
         (WrongShape, &["gelu_dx"]),
         (SamplesMixed, &["attention"]),
         (ExponentialOverflows, &["cross_entropy"]),
-        (TailForgotten, &["adamw"]),
+        (TailForgotten, &["adamw", "lamb", "sgd"]),
+        (TrustIgnored, &["lamb"]),
+        (ZeroNormStays, &["lamb"]),
+        (MomentumLost, &["sgd"]),
     ] {
         assert_eq!(failing(fault), cases, "{fault:?}");
     }
@@ -62,6 +65,9 @@ enum Fault {
     SamplesMixed,
     ExponentialOverflows,
     TailForgotten,
+    TrustIgnored,
+    ZeroNormStays,
+    MomentumLost,
 }
 
 #[derive(Clone)]
@@ -100,6 +106,21 @@ impl Faulty {
         for (into, sum) in into.iter().zip(sums) {
             *into.lock().unwrap() = sum;
         }
+        Ok(())
+    }
+}
+
+impl Faulty {
+    /// Calls `update` on a copy of the weights, then writes it back.
+    fn step(&self, w: &Shared, update: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
+        let before = read(w);
+        let mut after = before.clone();
+        update(&mut after)?;
+        if self.has(Fault::TailForgotten) {
+            let whole_blocks = before.data.len() / 8 * 8;
+            after.data[whole_blocks..].copy_from_slice(&before.data[whole_blocks..]);
+        }
+        *w.lock().unwrap() = after;
         Ok(())
     }
 }
@@ -345,20 +366,30 @@ impl Kernels for Faulty {
         v: &mut Shared,
         by: &AdamW,
     ) -> Result<()> {
-        let before = read(w);
-        let mut after = before.clone();
-        Reference.adamw(
-            &mut after,
-            &read(g),
-            &mut m.lock().unwrap(),
-            &mut v.lock().unwrap(),
-            by,
-        )?;
-        if self.has(Fault::TailForgotten) {
-            let whole_blocks = before.data.len() / 8 * 8;
-            after.data[whole_blocks..].copy_from_slice(&before.data[whole_blocks..]);
-        }
-        *w.lock().unwrap() = after;
-        Ok(())
+        let (mut m, mut v) = (m.lock().unwrap(), v.lock().unwrap());
+        self.step(w, |w| Reference.adamw(w, &read(g), &mut m, &mut v, by))
+    }
+
+    fn lamb(
+        &self,
+        w: &mut Shared,
+        g: &Shared,
+        m: &mut Shared,
+        v: &mut Shared,
+        by: &AdamW,
+    ) -> Result<()> {
+        let (mut m, mut v) = (m.lock().unwrap(), v.lock().unwrap());
+        let zero = read(w).data.iter().all(|w| *w == 0.0);
+        self.step(w, |w| match self.fault {
+            Fault::TrustIgnored => Reference.adamw(w, &read(g), &mut m, &mut v, by),
+            Fault::ZeroNormStays if zero => Ok(()),
+            _ => Reference.lamb(w, &read(g), &mut m, &mut v, by),
+        })
+    }
+
+    fn sgd(&self, w: &mut Shared, g: &Shared, m: &mut Shared, by: &Sgd) -> Result<()> {
+        let mut m = m.lock().unwrap();
+        let momentum = if self.has(Fault::MomentumLost) { 0.0 } else { by.momentum };
+        self.step(w, |w| Reference.sgd(w, &read(g), &mut m, &Sgd { momentum, ..*by }))
     }
 }

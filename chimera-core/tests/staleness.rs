@@ -2,9 +2,9 @@
 
 mod training;
 
-use chimera_core::engine::Data;
+use chimera_core::engine::{Data, Optimizer};
 use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::kernels::{AdamW, Kernels};
+use chimera_core::kernels::{AdamW, Kernels, Sgd};
 use chimera_core::model::{Gpt2Stage, cut, initial};
 use chimera_core::schedule::Shape;
 use chimera_core::stage::{Micro, Output, Stage};
@@ -44,7 +44,17 @@ impl Piece {
             let [m, v] = &mut self.moments[i];
             let weight_decay = if param.decay { run.training().weight_decay } else { 0.0 };
             let by = AdamW { weight_decay, ..by };
-            Reference.adamw(&mut weights[i], &sums[i], m, v, &by).expect("updates");
+            let AdamW { lr, grad_scale, .. } = by;
+            let (w, g) = (&mut weights[i], &sums[i]);
+            let updated = match run.optimizer {
+                Optimizer::AdamW => Reference.adamw(w, g, m, v, &by),
+                Optimizer::Lamb => Reference.lamb(w, g, m, v, &by),
+                Optimizer::Sgd => {
+                    let by = Sgd { lr, momentum: 0.9, weight_decay, grad_scale };
+                    Reference.sgd(w, g, m, &by)
+                }
+            };
+            updated.expect("updates");
         }
         self.versions.push(weights);
         self.grads = vec![sums];
@@ -121,7 +131,7 @@ fn one_worker(run: &Run, per_update: u32, age: Age<'_>) -> Outcome {
                 let sample = (group * n as usize + (m % n) as usize) * run.micro_batch_size;
                 let (mut input, mut target) = (Vec::new(), Vec::new());
                 for s in sample..sample + run.micro_batch_size {
-                    Digits.sample(step, s as u64, &mut input, &mut target);
+                    Digits.sample(step, s as u64, &mut input, &mut target).expect("digits");
                 }
                 let (sample, input, target) = (sample as u64, &input[..], &target[..]);
                 let micro = Micro { step, sample, input, target, loss_scale };
@@ -209,6 +219,16 @@ fn asynchronous_schedules_train_as_one_worker_of_the_same_staleness() {
     for run in runs() {
         assert_equal_age(&run);
         assert_equal_age(&Run { clip: None, check_finite: false, ..run });
+    }
+}
+
+#[test]
+fn every_optimizer_takes_old_gradients() {
+    for (_, optimizer) in Optimizer::ALL {
+        for schedule in ["pipedream", "pipedream-2bw"] {
+            let shape = Shape { window: 2, ..Shape::new(3, 4) };
+            assert_equal_age(&Run { optimizer, width: 2, ..Run::new(schedule, shape) });
+        }
     }
 }
 

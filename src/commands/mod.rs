@@ -13,6 +13,7 @@ mod gallery;
 mod generate;
 mod import;
 mod plan;
+mod prepare;
 mod schedule;
 mod simulate;
 mod train;
@@ -40,6 +41,7 @@ enum Command {
     Generate(generate::Generate),
     Eval(eval::Eval),
     Export(export_model::Export),
+    Prepare(prepare::Prepare),
     Schedule(schedule::Schedule),
     Simulate(simulate::Simulate),
     Config(config::Config),
@@ -54,6 +56,7 @@ impl Cli {
             Command::Generate(generate) => generate.run(),
             Command::Eval(eval) => eval.run(),
             Command::Export(export) => export.run(),
+            Command::Prepare(prepare) => prepare.run(),
             Command::Schedule(schedule) => schedule.run(),
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),

@@ -17,6 +17,7 @@ use chimera::core::render::{svg, text};
 use chimera::evaluate::{Model, Sampling};
 use chimera::save::save;
 use chimera::settings::Layers;
+use chimera::tokenizer::Tokenizer;
 use chimera::training::{Folder, Place, Run, Trained};
 use clap::{Args, Parser};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -26,8 +27,10 @@ use serde_json::json;
 const N_VALIDATION: usize = 64;
 /// Lines about steps that a whole run prints.
 const N_LINES: u64 = 30;
-/// Bytes of text that a trained byte-level model writes at the end.
+/// Characters or so of text that a trained model writes at the end.
 const N_SAMPLE: usize = 240;
+/// Characters or so of a token that is more than a byte.
+const TOKEN_CHARS: usize = 4;
 
 /// Trains a GPT; without any option a small one, on the project's own text, through a Chimera pipeline
 #[derive(Args)]
@@ -124,18 +127,12 @@ impl Train {
         say: &Say,
     ) -> Result<()> {
         let model = Model::new(Candle::cpu(), run.model(), &trained.weights)?;
-        let validation_loss = model.loss(&run.corpus().validation(N_VALIDATION))?;
+        let validation_loss = model.loss(&run.corpus().validation(N_VALIDATION)?)?;
         say.line(&format!(
             "validation loss {validation_loss:.4} nats per token, after {seconds:.1} s of training"
         ));
-        if run.model().vocab == 256 {
-            let how = Sampling { temperature: 0.8, seed: run.config().seed, ..Sampling::default() };
-            let ids = model.sample(&[u32::from(b'\n')], N_SAMPLE, &how)?;
-            let bytes: Vec<u8> = ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
-            say.line("sample:");
-            for line in String::from_utf8_lossy(&bytes).trim().lines() {
-                say.line(&format!("  | {}", line.replace(char::is_control, " ")));
-            }
+        if let Some(tokenizer) = run.corpus().tokenizer() {
+            self.sample(run, &model, tokenizer, say)?;
         }
         let overhead = trained.overhead(run.program());
         if let Some(timeline) = trained.timelines.last() {
@@ -148,6 +145,31 @@ impl Train {
                 "bubble_ratio": trained.last.bubble_ratio, "measured_over_simulated": overhead,
             });
             super::print(format!("{summary:#}"))?;
+        }
+        Ok(())
+    }
+
+    /// A text that begins after a line break.
+    fn sample(
+        &self,
+        run: &Run,
+        model: &Model<Candle>,
+        tokenizer: &Tokenizer,
+        say: &Say,
+    ) -> Result<()> {
+        let count = match tokenizer {
+            Tokenizer::Bytes => N_SAMPLE,
+            _ => N_SAMPLE / TOKEN_CHARS,
+        };
+        let mut prompt = tokenizer.encode("\n")?;
+        if prompt.is_empty() {
+            prompt.push(0); // to some tokenizers a line break is nothing
+        }
+        let how = Sampling { temperature: 0.8, seed: run.config().seed, ..Sampling::default() };
+        let ids = model.sample(&prompt, count, &how)?;
+        say.line("sample:");
+        for line in tokenizer.decode(&ids).trim().lines() {
+            say.line(&format!("  | {}", line.replace(char::is_control, " ")));
         }
         Ok(())
     }

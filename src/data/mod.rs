@@ -1,20 +1,25 @@
-//! The text a model is trained on: token ids, and the batches drawn from them.
+//! The text a model is trained on: token ids, and the samples that they are cut into.
 //!
-//! Which windows a step sees follows from (seed, step, sample) alone, so that the global batch is the
-//! same however the samples are spread over micro-batches, pipes and groups.
+//! Which sample is seen when follows from (seed, number of the sample since the start of the training)
+//! alone, so that the global batch is the same however it is spread over micro-batches, pipes and groups.
 
-mod read;
+mod permutation;
+mod prepare;
+mod prepared;
 mod tokens;
 
+use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
+use std::path::PathBuf;
 
 use crate::corpus;
-pub use read::read;
+use crate::tokenizer::{Tokenizer, TokenizerError};
+
+pub use prepare::prepare;
+pub use prepared::{Kind, Prepared, Source};
 pub use tokens::Tokens;
+
+use permutation::Permutation;
 
 /// Why data cannot be trained on (exit code 2).
 #[derive(thiserror::Error, Debug)]
@@ -78,6 +83,28 @@ pub enum DataError {
         /// Number of ids.
         vocab: usize,
     },
+    /// A text that a tokenizer is to cut.
+    #[error(
+        "text {} is not UTF-8 at byte {position}: choose --tokenizer bytes, or convert it",
+        path.display()
+    )]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// Where it ceases to be text.
+        position: u64,
+    },
+    /// A description of prepared data that is none, or is not of this data.
+    #[error("{}: {reason}", path.display())]
+    Prepared {
+        /// The description.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The tokenizer of prepared data.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
     /// Not enough for one window to train on and one to validate with.
     #[error(
         "the data has {tokens} tokens, but context {context} needs at least {needed}: {} to train \
@@ -103,32 +130,42 @@ pub struct Batch {
     pub target: Vec<u32>,
 }
 
+/// The ids of `files` in order, each below `vocab`, as [`Corpus::open`] reads them.
+pub fn read(files: &[PathBuf], vocab: usize) -> Result<Tokens, DataError> {
+    let mut tokens = Tokens::open(files)?;
+    tokens.check(vocab)?;
+    Ok(tokens)
+}
+
 /// Token ids, the last tenth of which is kept for validation.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Corpus {
     tokens: Tokens,
+    tokenizer: Option<Tokenizer>,
     n_train: usize,
     context: usize,
 }
 
 impl Corpus {
-    /// Reads `files` in order, or the project's own text if there are none.
+    /// The data of `files` in order, or the project's own text if there are none.
     ///
     /// A file is text, of which each byte is a token, unless its name ends in `.bin` (little-endian
-    /// u16 ids) or `.u32.bin` (u32). Every id must be below `vocab`.
+    /// u16 ids) or `.u32.bin` (u32). Every id must be below `vocab`. Files are read where they lie, and may
+    /// be larger than memory.
     pub fn open(files: &[PathBuf], vocab: usize, context: usize) -> Result<Corpus, DataError> {
-        let tokens = match files {
-            [] => {
-                let tokens = Tokens::Bytes(corpus::TEXT.into());
-                tokens.check(Path::new("(the project's own text)"), 0, vocab)?;
-                tokens
-            }
-            files => read(files, vocab)?,
+        let mut tokens = match files {
+            [] => Tokens::of_text(corpus::TEXT),
+            files => Tokens::open(files)?,
         };
-        Corpus::from_tokens(tokens, context)
+        let tokenizer = match Prepared::of(files)? {
+            Some((data, prepared)) => Some(prepared.tokenizer(data)?),
+            None => tokens.is_text().then_some(Tokenizer::Bytes),
+        };
+        tokens.check(vocab)?;
+        Ok(Corpus { tokenizer, ..Corpus::from_tokens(tokens, context)? })
     }
 
-    /// Splits `tokens` into a part to train on and one to validate with.
+    /// Splits `tokens` of an unknown tokenizer into a part to train on and one to validate with.
     pub fn from_tokens(tokens: Tokens, context: usize) -> Result<Corpus, DataError> {
         let window = context.saturating_add(1);
         let needed = window.saturating_mul(2);
@@ -136,7 +173,12 @@ impl Corpus {
             return Err(DataError::Short { tokens: tokens.len(), context, needed });
         }
         let n_train = tokens.len() - (tokens.len() / 10).max(window);
-        Ok(Corpus { tokens, n_train, context })
+        Ok(Corpus { tokens, tokenizer: None, n_train, context })
+    }
+
+    /// What the ids stand for, where that is known.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
     }
 
     /// Number of tokens to train on.
@@ -149,19 +191,23 @@ impl Corpus {
         self.tokens.len() - self.n_train
     }
 
-    /// The samples of these numbers within the global batch of `step`.
-    pub fn batch(&self, seed: u64, step: u64, samples: Range<u64>) -> Batch {
-        let starts = (self.n_train - self.context) as u64;
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        rng.set_stream(step);
+    /// Number of samples of an epoch: windows that lie side by side in the part to train on.
+    pub fn n_samples(&self) -> u64 {
+        ((self.n_train - 1) / self.context.max(1)) as u64
+    }
+
+    /// The samples of these numbers since the start of the training. Each epoch goes through all samples
+    /// once, in an order of its own, which follows from (seed, epoch).
+    pub fn batch(&self, seed: u64, samples: Range<u64>) -> io::Result<Batch> {
+        let n = self.n_samples();
         self.windows(samples.map(|sample| {
-            rng.set_word_pos(2 * u128::from(sample)); // a draw is two words
-            ((u128::from(rng.next_u64()) * u128::from(starts)) >> 64) as usize
+            let order = Permutation::new(n, seed, sample / n);
+            order.at(sample % n) as usize * self.context
         }))
     }
 
     /// At most `count` windows, evenly spread over the validation part and apart from each other.
-    pub fn validation(&self, count: usize) -> Batch {
+    pub fn validation(&self, count: usize) -> io::Result<Batch> {
         let apart = (self.n_validation() - 1) / self.context.max(1);
         let n = count.min(apart);
         let last = self.n_validation() - self.context - 1;
@@ -169,60 +215,70 @@ impl Corpus {
         self.windows((0..n).map(|i| self.n_train + step(i)))
     }
 
-    fn windows(&self, starts: impl Iterator<Item = usize>) -> Batch {
+    fn windows(&self, starts: impl Iterator<Item = usize>) -> io::Result<Batch> {
         let mut batch = Batch::default();
+        let mut window = Vec::with_capacity(self.context + 1);
         for start in starts {
-            self.tokens.extend(&mut batch.input, start..start + self.context);
-            self.tokens.extend(&mut batch.target, start + 1..start + 1 + self.context);
+            window.clear();
+            self.tokens.extend(&mut window, start..start + self.context + 1)?;
+            batch.input.extend(&window[..self.context]);
+            batch.target.extend(&window[1..]);
         }
-        batch
+        Ok(batch)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn counting(n: usize, context: usize) -> Corpus {
-        Corpus::from_tokens(Tokens::U32((0..n as u32).collect()), context).unwrap()
+        Corpus::from_tokens(Tokens::of_ids(&(0..n as u32).collect::<Vec<_>>()), context).unwrap()
     }
 
     #[test]
     fn a_sample_does_not_depend_on_its_neighbours() {
         let corpus = counting(100_000, 16);
-        let whole = corpus.batch(1, 2, 0..12);
+        let batch = |samples| corpus.batch(1, samples).unwrap();
+        let whole = batch(20..32);
         assert_eq!(whole.input.len(), 12 * 16);
-        let parts = [corpus.batch(1, 2, 0..5), corpus.batch(1, 2, 5..6), corpus.batch(1, 2, 6..12)];
+        let parts = [batch(20..25), batch(25..26), batch(26..32)];
         assert_eq!(whole.input, parts.clone().map(|part| part.input).concat());
         assert_eq!(whole.target, parts.map(|part| part.target).concat());
-        assert_ne!(whole, corpus.batch(2, 2, 0..12));
-        assert_ne!(whole, corpus.batch(1, 3, 0..12));
+        assert_ne!(whole, corpus.batch(2, 20..32).unwrap());
+        assert_ne!(whole, batch(32..44));
     }
 
-    #[test]
-    fn targets_are_the_next_ids_of_the_training_part() {
-        let corpus = counting(1000, 8);
-        assert_eq!((corpus.n_train(), corpus.n_validation()), (900, 100));
-        let mut starts = std::collections::BTreeSet::new();
-        for step in 0..500 {
-            let batch = corpus.batch(7, step, 0..8);
+    proptest! {
+        #[test]
+        fn an_epoch_is_every_sample_once(
+            n in 40usize..3000, context in 1usize..20, seed in any::<u64>(), epoch in 0u64..1 << 30,
+        ) {
+            let corpus = counting(n, context);
+            let n_samples = corpus.n_samples();
+            let first = epoch * n_samples;
+            let batch = corpus.batch(seed, first..first + n_samples).unwrap();
             for (input, target) in batch.input.iter().zip(&batch.target) {
-                assert_eq!(input + 1, *target);
+                prop_assert_eq!(input + 1, *target);
             }
-            assert!(batch.target.iter().all(|&id| id < 900));
-            starts.extend(batch.input.chunks(8).map(|row| row[0]));
+            let mut ids = batch.input;
+            ids.sort_unstable();
+            let n_seen = (corpus.n_train() - 1) / context * context;
+            prop_assert!(ids.into_iter().eq(0..n_seen as u32), "each id but the last few once");
         }
-        assert_eq!((starts.first(), starts.last()), (Some(&0), Some(&891)));
     }
 
     #[test]
     fn validation_windows_lie_apart_in_the_last_tenth() {
         let corpus = counting(1000, 8);
-        let batch = corpus.validation(5);
+        assert_eq!((corpus.n_train(), corpus.n_validation()), (900, 100));
+        let batch = corpus.validation(5).unwrap();
         let starts: Vec<_> = batch.input.chunks(8).map(|row| row[0]).collect();
         assert_eq!(starts, [900, 922, 945, 968, 991]);
         assert_eq!(batch.target.last(), Some(&999));
-        let most = corpus.validation(usize::MAX);
+        let most = corpus.validation(usize::MAX).unwrap();
         assert_eq!(most.input.len(), 12 * 8);
         assert!(most.input.windows(2).all(|pair| pair[0] < pair[1]));
     }
@@ -231,21 +287,25 @@ mod tests {
     fn the_least_data_is_two_windows() {
         let corpus = counting(18, 8);
         assert_eq!((corpus.n_train(), corpus.n_validation()), (9, 9));
-        assert_eq!(corpus.batch(0, 0, 0..1).input, (0..8).collect::<Vec<_>>());
-        assert_eq!(corpus.validation(9).target, (10..18).collect::<Vec<_>>());
-        let refusal = Corpus::from_tokens(Tokens::U16(vec![0; 17]), 8).unwrap_err();
+        for sample in 0..3 {
+            let batch = corpus.batch(0, sample..sample + 1).unwrap();
+            assert_eq!(batch.input, (0..8).collect::<Vec<_>>());
+        }
+        assert_eq!(corpus.validation(9).unwrap().target, (10..18).collect::<Vec<_>>());
+        let refusal = Corpus::from_tokens(Tokens::of_ids(&[0; 17]), 8).unwrap_err();
         assert_eq!(
             refusal.to_string(),
             "the data has 17 tokens, but context 8 needs at least 18: 9 to train on and as many to \
              validate with"
         );
-        assert!(Corpus::from_tokens(Tokens::U16(vec![0; 17]), usize::MAX).is_err());
+        assert!(Corpus::from_tokens(Tokens::of_ids(&[0; 17]), usize::MAX).is_err());
     }
 
     #[test]
     fn without_files_the_project_is_the_text() {
         let corpus = Corpus::open(&[], 256, 64).unwrap();
         assert!(corpus.n_train() > 10_000);
+        assert!(matches!(corpus.tokenizer(), Some(Tokenizer::Bytes)));
         assert!(Corpus::open(&[], 64, 64).is_err());
     }
 }

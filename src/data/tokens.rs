@@ -1,30 +1,90 @@
-//! Token ids at the width in which they came.
+//! Token ids where they lie: in memory, or in files, which may be larger than it.
+//!
+//! Files are read a window at a time, through the system's cache, rather than mapped: one that is cut
+//! short during a run is then an error, where a mapping would end the process by a signal.
 
 use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use super::DataError;
 
-/// A sequence of token ids, at one, two or four bytes each.
-#[derive(Clone, Debug)]
-pub enum Tokens {
+/// Ids that are checked at once.
+const CHUNK: usize = 1 << 16;
+
+/// A sequence of token ids, one file after another.
+#[derive(Debug)]
+pub struct Tokens {
+    width: Width,
+    parts: Vec<Part>,
+    /// All ids are below.
+    vocab: usize,
+}
+
+/// Bytes of an id.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Width {
     /// Text: each byte is an id.
-    Bytes(Cow<'static, [u8]>),
-    /// Ids below 65,536.
-    U16(Vec<u16>),
-    /// Any ids.
-    U32(Vec<u32>),
+    U8,
+    U16,
+    U32,
+}
+
+/// The ids of one file, from number `start` of all on.
+#[derive(Debug)]
+struct Part {
+    start: usize,
+    len: usize,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    Memory(Cow<'static, [u8]>),
+    File(PathBuf, Mutex<File>),
 }
 
 impl Tokens {
+    /// The bytes of a text.
+    pub fn of_text(text: &'static [u8]) -> Tokens {
+        Tokens::in_memory(Width::U8, text.into())
+    }
+
+    /// Any ids.
+    pub fn of_ids(ids: &[u32]) -> Tokens {
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        Tokens::in_memory(Width::U32, bytes.into())
+    }
+
+    fn in_memory(width: Width, bytes: Cow<'static, [u8]>) -> Tokens {
+        let len = bytes.len() / width.bytes();
+        let parts = vec![Part { start: 0, len, place: Place::Memory(bytes) }];
+        Tokens { width, parts, vocab: usize::MAX }
+    }
+
+    /// The ids of `files`, which must be of one width.
+    pub(super) fn open(files: &[PathBuf]) -> Result<Tokens, DataError> {
+        let mut tokens = Tokens { width: Width::U8, parts: Vec::new(), vocab: usize::MAX };
+        for path in files {
+            let width = Width::of(path);
+            if tokens.parts.is_empty() {
+                tokens.width = width;
+            } else if width != tokens.width {
+                let (found, expected) = (width.name(), tokens.width.name());
+                return Err(DataError::Mixed { path: path.clone(), found, expected });
+            }
+            let part = Part::open(path, width, tokens.len())?;
+            tokens.parts.push(part);
+        }
+        Ok(tokens)
+    }
+
     /// Number of ids.
     pub fn len(&self) -> usize {
-        match self {
-            Tokens::Bytes(ids) => ids.len(),
-            Tokens::U16(ids) => ids.len(),
-            Tokens::U32(ids) => ids.len(),
-        }
+        self.parts.last().map_or(0, |part| part.start + part.len)
     }
 
     /// Whether there is none.
@@ -32,34 +92,274 @@ impl Tokens {
         self.len() == 0
     }
 
-    /// Appends the ids of `range`, which must be within, to `to`.
-    pub fn extend(&self, to: &mut Vec<u32>, range: Range<usize>) {
-        match self {
-            Tokens::Bytes(ids) => to.extend(ids[range].iter().map(|&id| u32::from(id))),
-            Tokens::U16(ids) => to.extend(ids[range].iter().map(|&id| u32::from(id))),
-            Tokens::U32(ids) => to.extend_from_slice(&ids[range]),
+    /// Whether each byte is an id.
+    pub(super) fn is_text(&self) -> bool {
+        self.width == Width::U8
+    }
+
+    /// Appends the ids of `range` to `to`.
+    ///
+    /// # Errors
+    /// If a file cannot be read any more, or now has an id that is none.
+    pub fn extend(&self, to: &mut Vec<u32>, range: Range<usize>) -> io::Result<()> {
+        let first = to.len();
+        for part in &self.parts {
+            let start = range.start.max(part.start);
+            let end = range.end.min(part.start + part.len);
+            if start < end {
+                part.extend(self.width, to, start - part.start..end - part.start)?;
+            }
+        }
+        match to[first..].iter().find(|id| **id as usize >= self.vocab) {
+            None => Ok(()),
+            Some(id) => Err(io::Error::other(format!(
+                "the data now has id {id}, but the vocabulary has {} ids: was a file changed?",
+                self.vocab
+            ))),
         }
     }
 
-    /// Refuses ids of `vocab` and above among those from `start` on, which came from `path`.
-    pub(super) fn check(&self, path: &Path, start: usize, vocab: usize) -> Result<(), DataError> {
-        let first = match self {
-            Tokens::Bytes(_) if vocab > usize::from(u8::MAX) => None,
-            Tokens::Bytes(ids) => beyond(&ids[start..], vocab),
-            Tokens::U16(ids) => beyond(&ids[start..], vocab),
-            Tokens::U32(ids) => beyond(&ids[start..], vocab),
-        };
-        match first {
-            None => Ok(()),
-            Some((position, id)) => {
-                Err(DataError::Vocabulary { path: path.to_path_buf(), position, id, vocab })
+    /// Refuses ids of `vocab` and above, from now on too.
+    pub(super) fn check(&mut self, vocab: usize) -> Result<(), DataError> {
+        if vocab < self.width.n_ids() {
+            let mut ids = Vec::with_capacity(CHUNK);
+            for part in &self.parts {
+                for start in (0..part.len).step_by(CHUNK) {
+                    ids.clear();
+                    let range = start..part.len.min(start + CHUNK);
+                    part.extend(self.width, &mut ids, range).map_err(|reason| {
+                        DataError::Unreadable { path: part.path().into(), reason }
+                    })?;
+                    let beyond = ids.iter().position(|id| *id as usize >= vocab);
+                    if let Some(at) = beyond {
+                        let (path, position, id) = (part.path().into(), start + at, ids[at]);
+                        return Err(DataError::Vocabulary { path, position, id, vocab });
+                    }
+                }
             }
+        }
+        self.vocab = vocab;
+        Ok(())
+    }
+}
+
+impl Width {
+    /// That of a file, by its name.
+    pub(super) fn of(path: &Path) -> Width {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        match name.strip_suffix(".bin") {
+            Some(name) if name.ends_with(".u32") => Width::U32,
+            Some(_) => Width::U16,
+            None => Width::U8,
+        }
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Width::U8 => 1,
+            Width::U16 => 2,
+            Width::U32 => 4,
+        }
+    }
+
+    /// How many ids it can tell apart.
+    pub(super) fn n_ids(self) -> usize {
+        match self {
+            Width::U8 => 1 << 8,
+            Width::U16 => 1 << 16,
+            Width::U32 => usize::MAX,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Width::U8 => "text",
+            Width::U16 => "u16 token ids",
+            Width::U32 => "u32 token ids",
+        }
+    }
+
+    fn extend(self, to: &mut Vec<u32>, bytes: &[u8]) {
+        match self {
+            Width::U8 => to.extend(bytes.iter().map(|&id| u32::from(id))),
+            Width::U16 => {
+                to.extend(bytes.as_chunks().0.iter().map(|&id| u32::from(u16::from_le_bytes(id))));
+            }
+            Width::U32 => to.extend(bytes.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id))),
         }
     }
 }
 
-/// Position and value of the first id that is not below `vocab`.
-fn beyond<I: Copy + Into<u32>>(ids: &[I], vocab: usize) -> Option<(usize, u32)> {
-    let ids = ids.iter().map(|&id| id.into());
-    ids.enumerate().find(|&(_, id)| id as usize >= vocab)
+impl Part {
+    fn open(path: &Path, width: Width, start: usize) -> Result<Part, DataError> {
+        let (path, width) = (path.to_path_buf(), width.bytes());
+        let opened = path.metadata().and_then(|metadata| Ok((metadata, File::open(&path)?)));
+        let (metadata, file) = match opened {
+            Ok(opened) => opened,
+            Err(reason) => return Err(DataError::Unreadable { path, reason }),
+        };
+        if !metadata.is_file() {
+            return Err(DataError::NotAFile { path });
+        }
+        let bytes = metadata.len();
+        if bytes == 0 {
+            return Err(DataError::Empty { path });
+        }
+        if !bytes.is_multiple_of(width as u64) {
+            return Err(DataError::Torn { path, bytes, width });
+        }
+        match usize::try_from(bytes) {
+            Ok(bytes) => {
+                let place = Place::File(path, Mutex::new(file));
+                Ok(Part { start, len: bytes / width, place })
+            }
+            Err(_) => {
+                let reason = io::ErrorKind::FileTooLarge.into();
+                Err(DataError::Unreadable { path, reason })
+            }
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match &self.place {
+            Place::Memory(_) => Path::new("(the project's own text)"),
+            Place::File(path, _) => path,
+        }
+    }
+
+    fn extend(&self, width: Width, to: &mut Vec<u32>, range: Range<usize>) -> io::Result<()> {
+        let (start, end) = (range.start * width.bytes(), range.end * width.bytes());
+        match &self.place {
+            Place::Memory(bytes) => width.extend(to, &bytes[start..end]),
+            Place::File(path, file) => {
+                let mut bytes = vec![0; end - start];
+                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                let read = file.seek(SeekFrom::Start(start as u64));
+                read.and_then(|_| file.read_exact(&mut bytes)).map_err(|e| {
+                    let message = format!("cannot read data file {}: {e}", path.display());
+                    io::Error::new(e.kind(), message)
+                })?;
+                width.extend(to, &bytes);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// Reads files of these contents; a refusal without the folder.
+    fn opened(files: &[(&str, &[u8])], vocab: usize) -> Result<Vec<u32>, String> {
+        let folder = TempDir::new().unwrap();
+        let paths: Vec<_> = files.iter().map(|(name, _)| folder.path().join(name)).collect();
+        for (path, (_, bytes)) in paths.iter().zip(files) {
+            fs::write(path, bytes).unwrap();
+        }
+        let read = || -> Result<Vec<u32>, DataError> {
+            let mut tokens = Tokens::open(&paths)?;
+            tokens.check(vocab)?;
+            let mut ids = Vec::new();
+            for at in (0..tokens.len()).step_by(3) {
+                tokens.extend(&mut ids, at..tokens.len().min(at + 3)).unwrap();
+            }
+            Ok(ids)
+        };
+        read().map_err(|e| e.to_string().replace(&format!("{}/", folder.path().display()), ""))
+    }
+
+    #[test]
+    fn files_are_read_in_order_at_their_width() {
+        let text = opened(&[("b.txt", b"de"), ("a.txt", b"abc")], 256);
+        assert_eq!(text, Ok(vec![100, 101, 97, 98, 99]));
+        let u16s = opened(&[("a.bin", &[1, 2, 3, 0]), ("b.bin", &[4, 0])], 50257);
+        assert_eq!(u16s, Ok(vec![513, 3, 4]));
+        assert_eq!(opened(&[("a.u32.bin", &[1, 2, 0, 0])], 50257), Ok(vec![513]));
+        let long: Vec<u8> = (0..200_001_u32).map(|i| (i % 251) as u8).collect();
+        let ids = opened(&[("long", &long)], 251).unwrap();
+        assert_eq!(ids, long.iter().map(|&id| u32::from(id)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn refusals_name_file_and_position() {
+        type Case<'a> = (&'a [(&'a str, &'a [u8])], &'a str);
+        let mut far = [7; 200_000];
+        far[150_000] = 100;
+        let cases: [Case; 7] = [
+            (&[("a.txt", b"a"), ("b.txt", b"")], "data file b.txt is empty"),
+            (
+                &[("a.bin", &[0; 5])],
+                "data file a.bin has 5 bytes, not a multiple of the 2 bytes of a token id",
+            ),
+            (
+                &[("a.u32.bin", &[0; 6])],
+                "data file a.u32.bin has 6 bytes, not a multiple of the 4 bytes of a token id",
+            ),
+            (
+                &[("a.txt", b"a"), ("b.bin", &[0; 2])],
+                "data file b.bin holds u16 token ids, but the files before it hold text",
+            ),
+            (
+                &[("a.bin", &[9, 0]), ("b.bin", &[0, 0, 99, 0, 100, 0])],
+                "data file b.bin: token 2 has id 100, but the vocabulary has 100 ids: \
+                 choose vocab 101 or more",
+            ),
+            (
+                &[("a.txt", b"abz")],
+                "data file a.txt: token 2 has id 122, but the vocabulary has 100 ids: \
+                 choose vocab 123 or more",
+            ),
+            (
+                &[("far", &far)],
+                "data file far: token 150000 has id 100, but the vocabulary has 100 ids: \
+                 choose vocab 101 or more",
+            ),
+        ];
+        for (files, refusal) in cases {
+            assert_eq!(opened(files, 100), Err(refusal.to_owned()));
+        }
+    }
+
+    #[test]
+    fn missing_files_and_folders_are_refused() {
+        let folder = TempDir::new().unwrap();
+        let refusal = |path: PathBuf| Tokens::open(&[path]).unwrap_err().to_string();
+        assert!(refusal(folder.path().join("none")).contains("No such file"));
+        assert!(refusal(folder.path().to_path_buf()).contains("is not a regular file"));
+    }
+
+    /// A sparse file larger than any memory.
+    #[test]
+    fn files_larger_than_memory_are_read_where_they_lie() {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("sparse.bin");
+        let file = File::create(&path).unwrap();
+        if file.set_len(1 << 43).is_ok() {
+            let mut tokens = Tokens::open(&[path]).unwrap();
+            tokens.check(1 << 16).unwrap();
+            let mut ids = Vec::new();
+            tokens.extend(&mut ids, (1 << 42) - 5..1 << 42).unwrap();
+            assert_eq!(ids, [0; 5]);
+        }
+    }
+
+    #[test]
+    fn files_that_change_are_errors() {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("data.bin");
+        fs::write(&path, [1, 0, 2, 0]).unwrap();
+        let mut tokens = Tokens::open(std::slice::from_ref(&path)).unwrap();
+        tokens.check(10).unwrap();
+        fs::write(&path, [1, 0, 10, 0]).unwrap();
+        let error = tokens.extend(&mut Vec::new(), 0..2).unwrap_err().to_string();
+        assert!(error.contains("id 10, but the vocabulary has 10 ids"), "{error}");
+        fs::write(&path, [1, 0]).unwrap();
+        let error = tokens.extend(&mut Vec::new(), 0..2).unwrap_err().to_string();
+        assert!(error.starts_with("cannot read data file "), "{error}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use chimera_core::engine::{LrSchedule, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::PRESETS;
 use chimera_core::schedule::{SCHEDULES, Scaling};
@@ -68,7 +69,9 @@ impl Allowed {
             "keep" => Whole(2, 1 << 20),
             "threads" => Whole(1, 1 << 10),
             "seed" => Whole(0, i64::MAX),
-            "lr" => Real(0.0, 1e30),
+            "lr" | "min-lr" => Real(0.0, 1e30),
+            "beta1" | "beta2" | "momentum" => Real(0.0, 0.999_999),
+            "eps" => Real(1e-30, 1.0),
             "weight-decay" => Real(0.0, 1.0),
             "clip" => Real(0.0, 1e9),
             "memory-cap" => Real(0.0, 1e6),
@@ -83,6 +86,8 @@ impl Allowed {
             "scaling" => OneOf(Scaling::ALL.map(|(name, _)| name).to_vec()),
             "recompute" => OneOf(Recompute::ALL.map(|(name, _)| name).to_vec()),
             "hoist" => Hoisting,
+            "optimizer" => OneOf(Optimizer::ALL.map(|(name, _)| name).to_vec()),
+            "lr-schedule" => OneOf(LrSchedule::ALL.map(|(name, _)| name).to_vec()),
             "sync" => OneOf(Sync::ALL.map(|(name, _)| name).to_vec()),
             _ => Any,
         }

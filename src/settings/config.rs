@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
+use chimera_core::engine::{LrSchedule, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::Gpt2Config;
 use chimera_core::schedule::Scaling;
@@ -79,10 +80,26 @@ pub struct Config {
     pub tied: bool,
     /// Optimizer steps.
     pub steps: u64,
+    /// What makes a step of a gradient.
+    #[serde(deserialize_with = "by_name")]
+    pub optimizer: Optimizer,
     /// Peak learning rate.
     pub lr: f64,
     /// Steps of linear warm-up.
     pub warmup: u64,
+    /// How the learning rate falls.
+    #[serde(deserialize_with = "by_name")]
+    pub lr_schedule: LrSchedule,
+    /// The learning rate that it falls to.
+    pub min_lr: f64,
+    /// Decay of the first moment of AdamW and LAMB.
+    pub beta1: f64,
+    /// Decay of their second moment.
+    pub beta2: f64,
+    /// What they add to the root of the second moment.
+    pub eps: f64,
+    /// Momentum of SGD.
+    pub momentum: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
     /// Largest global gradient norm; 0 for no clipping.
@@ -154,6 +171,8 @@ pub enum Origin {
     Timetable(PathBuf),
     /// The model in this folder.
     Model(PathBuf),
+    /// The description of this data file.
+    Data(PathBuf),
 }
 
 impl fmt::Display for Origin {
@@ -165,6 +184,7 @@ impl fmt::Display for Origin {
             Origin::CommandLine => write!(f, "command line"),
             Origin::Timetable(path) => write!(f, "timetable {}", path.display()),
             Origin::Model(dir) => write!(f, "model {}", dir.display()),
+            Origin::Data(path) => write!(f, "data {}", path.display()),
         }
     }
 }

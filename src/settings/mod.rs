@@ -49,7 +49,8 @@ pub struct Layers {
 #[derive(clap::Args, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Settings {
-    /// Text files (bytes are tokens), or `.bin` files of u16 token ids, `.u32.bin` of u32 ids
+    /// Text files (bytes are tokens), or `.bin` files of u16 token ids, `.u32.bin` of u32 ids, as
+    /// `chimera prepare` makes them
     /// [default: this project's own text]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Option<Vec<PathBuf>>,
@@ -130,7 +131,7 @@ pub struct Settings {
     /// Tokens per sample [default: from the preset]
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<i64>,
-    /// Number of token ids; text needs 256 [default: from the preset]
+    /// Number of token ids; text needs 256 [default: from prepared data, or the preset]
     #[arg(long, value_name = "COUNT")]
     pub vocab: Option<i64>,
     /// Share the token embedding with the output head [default: from the preset]
@@ -139,13 +140,34 @@ pub struct Settings {
     /// Optimizer steps [default: 300]
     #[arg(long, value_name = "COUNT")]
     pub steps: Option<i64>,
-    /// Peak learning rate; it decays by a cosine [default: 0.4 / hidden]
+    /// What makes a step of a gradient: adamw, lamb or sgd [default: adamw]
+    #[arg(long, value_name = "NAME")]
+    pub optimizer: Option<String>,
+    /// Peak learning rate [default: 0.4 / hidden]
     #[arg(long, value_name = "RATE")]
     pub lr: Option<f64>,
     /// Steps of linear warm-up [default: a tenth of `steps`, at least 1]
     #[arg(long, value_name = "STEPS")]
     pub warmup: Option<i64>,
-    /// Decoupled weight decay of AdamW, on matrices [default: 0.1]
+    /// How the learning rate falls after the warm-up: cosine, linear or constant [default: cosine]
+    #[arg(long, value_name = "NAME")]
+    pub lr_schedule: Option<String>,
+    /// The learning rate that it falls to [default: a tenth of `lr`]
+    #[arg(long, value_name = "RATE")]
+    pub min_lr: Option<f64>,
+    /// Decay of the first moment of adamw and lamb [default: 0.9]
+    #[arg(long, value_name = "RATE")]
+    pub beta1: Option<f64>,
+    /// Decay of the second moment of adamw and lamb [default: 0.95]
+    #[arg(long, value_name = "RATE")]
+    pub beta2: Option<f64>,
+    /// What adamw and lamb add to the root of the second moment [default: 1e-8]
+    #[arg(long, value_name = "EPS")]
+    pub eps: Option<f64>,
+    /// Momentum of sgd [default: 0.9]
+    #[arg(long, value_name = "RATE")]
+    pub momentum: Option<f64>,
+    /// Decoupled weight decay, on matrices [default: 0.1]
     #[arg(long, value_name = "RATE")]
     pub weight_decay: Option<f64>,
     /// Largest global gradient norm; 0 turns clipping off [default: 1.0]
@@ -223,8 +245,11 @@ mod tests {
                 continue;
             };
             if *origin == Origin::Default && !stated.contains(' ') {
-                let value = value.to_string();
-                assert_eq!(stated.trim_end_matches(']'), value.trim_matches('"'), "{help}");
+                let stated = stated.trim_end_matches(']');
+                match value.as_float() {
+                    Some(value) => assert_eq!(stated.parse(), Ok(value), "{help}"),
+                    None => assert_eq!(stated, value.to_string().trim_matches('"'), "{help}"),
+                }
             }
         }
     }

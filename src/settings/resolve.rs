@@ -10,6 +10,7 @@ use toml::{Table, Value};
 use super::check::check;
 use super::config::Entries;
 use super::{Config, Layers, Origin, SettingsError, file};
+use crate::data::Prepared;
 use crate::hf::read_config;
 use crate::timetable::{is_file, read};
 
@@ -18,7 +19,8 @@ impl Layers {
     ///
     /// # Errors
     /// [`SettingsError`], or [`ReadError`](chimera_core::exchange::ReadError) if the schedule is in a file
-    /// that cannot be read, or what is wrong with the model to begin with.
+    /// that cannot be read, [`DataError`](crate::data::DataError) if the description of prepared data is, or
+    /// what is wrong with the model to begin with.
     pub fn resolve(&self) -> Result<Config> {
         let mut said = match &self.config {
             Some(path) => file::load(path)?,
@@ -34,6 +36,7 @@ impl Layers {
         merged.extend(said);
         follow_timetable(&mut merged)?;
         follow_model(&mut merged)?;
+        follow_data(&mut merged)?;
         for (key, value) in following(&merged) {
             merged.entry(key.into()).or_insert((value, Origin::Default));
         }
@@ -89,6 +92,33 @@ fn follow(
     Ok(())
 }
 
+/// Takes the vocabulary from prepared data; refuses a smaller one that was said. (A larger one wastes rows,
+/// which some devices like.)
+fn follow_data(merged: &mut Entries) -> Result<()> {
+    let files = merged.get("data").and_then(|(files, _)| files.as_array());
+    let files = files.into_iter().flatten().filter_map(Value::as_str);
+    let files: Vec<PathBuf> = files.map(PathBuf::from).collect();
+    let Some((path, prepared)) = Prepared::of(&files)? else { return Ok(()) };
+    let n_ids = prepared.vocab as i64;
+    match merged.get("vocab") {
+        Some((Value::Integer(said), place)) if !matches!(place, Origin::Preset(_)) => {
+            if *said < n_ids {
+                let message = format!(
+                    "`vocab` is {said}, but the data {} has the {n_ids} ids of {}: leave `vocab` out",
+                    path.display(),
+                    prepared.name()
+                );
+                return Err(refusal(place.clone(), message).into());
+            }
+        }
+        _ => {
+            let origin = Origin::Data(path.to_path_buf());
+            merged.insert("vocab".into(), (Value::Integer(n_ids), origin));
+        }
+    }
+    Ok(())
+}
+
 fn config(entries: Entries) -> Result<Config, SettingsError> {
     let values = entries.iter().map(|(key, (value, _))| (key.clone(), value.clone()));
     let config = Table::from_iter(values).try_into::<Config>();
@@ -128,13 +158,16 @@ fn preset_origin(merged: &Entries) -> Origin {
 }
 
 /// The defaults that follow from other settings.
-fn following(merged: &Entries) -> [(&'static str, Value); 3] {
+fn following(merged: &Entries) -> [(&'static str, Value); 4] {
     let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
+    // Wider models want smaller steps; this gives GPT-2's 5e-4 at 768.
+    let lr = merged.get("lr").and_then(|(value, _)| value.as_float());
+    let lr = lr.unwrap_or(0.4 / whole("hidden") as f64);
     let cores = available_parallelism().map_or(1, |n| n.get() as i64);
     [
         ("warmup", Value::Integer((whole("steps") / 10).max(1))),
-        // Wider models want smaller steps; this gives GPT-2's 5e-4 at 768.
-        ("lr", Value::Float(0.4 / whole("hidden") as f64)),
+        ("lr", Value::Float(lr)),
+        ("min-lr", Value::Float(0.1 * lr)),
         ("threads", Value::Integer((cores / (whole("depth") * whole("width"))).clamp(1, 1 << 10))),
     ]
 }

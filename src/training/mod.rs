@@ -76,6 +76,12 @@ impl Run {
             "device `{}` is not available: this build has `cpu` alone",
             config.device
         );
+        ensure!(
+            config.min_lr <= config.lr,
+            "min-lr {} is above lr {}: the learning rate falls",
+            config.min_lr,
+            config.lr
+        );
         let model = config.model();
         model.validate()?;
         let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
@@ -93,8 +99,15 @@ impl Run {
         let training = Training {
             seed: config.seed,
             steps: config.steps,
+            optimizer: config.optimizer,
             lr: config.lr,
+            min_lr: config.min_lr,
             warmup: config.warmup,
+            lr_schedule: config.lr_schedule,
+            beta1: config.beta1,
+            beta2: config.beta2,
+            eps: config.eps,
+            momentum: config.momentum,
             weight_decay: config.weight_decay,
             clip: (config.clip > 0.0).then_some(config.clip),
             check_finite: config.check_finite,
@@ -389,13 +402,23 @@ struct Samples<'r> {
     corpus: &'r Corpus,
     seed: u64,
     context: usize,
+    /// Samples of the global batch.
+    per_step: u64,
 }
 
 impl Data for Samples<'_> {
-    fn sample(&self, step: u64, sample: u64, input: &mut Vec<u32>, target: &mut Vec<u32>) {
-        let batch = self.corpus.batch(self.seed, step, sample..sample + 1);
+    fn sample(
+        &self,
+        step: u64,
+        sample: u64,
+        input: &mut Vec<u32>,
+        target: &mut Vec<u32>,
+    ) -> std::io::Result<()> {
+        let number = step.wrapping_mul(self.per_step).wrapping_add(sample);
+        let batch = self.corpus.batch(self.seed, number..number.saturating_add(1))?;
         input.extend(batch.input);
         target.extend(batch.target);
+        Ok(())
     }
 
     fn n_targets(&self) -> usize {

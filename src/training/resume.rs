@@ -10,10 +10,14 @@ use crate::checkpoint::{Checkpoint, FORMAT, Manifest, Saver, Store};
 use crate::settings::Settings;
 
 /// Settings without which it would be another training.
-const FIXED: [&str; 7] = ["layers", "hidden", "heads", "context", "vocab", "tied", "seed"];
+const FIXED: [&str; 8] =
+    ["layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
 /// Settings that decide how and where, but not what is trained. `data` is compared by its content,
 /// micro-batches by the samples of a step.
-const FREE: [&str; 31] = [
+const FREE: [&str; 34] = [
+    "init",
+    "placement",
+    "search-time",
     "data",
     "schedule",
     "depth",
@@ -111,8 +115,9 @@ impl Run {
     }
 
     pub(super) fn samples(&self) -> Samples<'_> {
-        let (seed, context) = (self.config.seed, self.config.context);
-        Samples { corpus: &self.corpus, seed, context }
+        let (seed, context, per_step) =
+            (self.config.seed, self.config.context, self.samples_per_step());
+        Samples { corpus: &self.corpus, seed, context, per_step }
     }
 
     /// The manifest of a checkpoint after so many steps and updates, but for its files.
@@ -151,7 +156,10 @@ impl Run {
         for sample in 0..self.samples_per_step().min(N_HASHED) {
             input.clear();
             target.clear();
-            self.samples().sample(step, sample, &mut input, &mut target);
+            // No data is like data that cannot be read; a run that needs it ends by itself.
+            if let Err(error) = self.samples().sample(step, sample, &mut input, &mut target) {
+                return format!("unreadable: {error}");
+            }
             input.iter().chain(&target).for_each(|id| {
                 hasher.update(&id.to_le_bytes());
             });

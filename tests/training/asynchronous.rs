@@ -21,10 +21,17 @@ use crate::command::{chimera, folder, text};
 struct Counting;
 
 impl Data for Counting {
-    fn sample(&self, step: u64, sample: u64, input: &mut Vec<u32>, target: &mut Vec<u32>) {
+    fn sample(
+        &self,
+        step: u64,
+        sample: u64,
+        input: &mut Vec<u32>,
+        target: &mut Vec<u32>,
+    ) -> std::io::Result<()> {
         let id = |i: u64| ((step * 5 + sample * 3 + i * i) % 11) as u32;
         input.extend((0..8).map(id));
         target.extend((1..9).map(id));
+        Ok(())
     }
 
     fn n_targets(&self) -> usize {
@@ -41,10 +48,12 @@ fn losses<K: Kernels>(kernels: &K, schedule: &str, shape: Shape, width: usize) -
         seed: 3,
         steps: 6,
         lr: 1e-2,
+        min_lr: 1e-3,
         warmup: 1,
         weight_decay: 0.1,
         clip: Some(1.0),
         check_finite: true,
+        ..Training::default()
     };
     let stop = AtomicBool::new(false);
     let job = Job {

@@ -202,6 +202,22 @@ fn every_sync_policy_with_and_without_the_barrier() {
 }
 
 #[test]
+fn every_optimizer_and_fall_of_the_learning_rate() {
+    let mut oracle = Oracle::new();
+    for optimizer in [
+        "--optimizer lamb --lr-schedule linear --beta2 0.999 --eps 1e-6",
+        "--optimizer sgd --lr 0.5 --min-lr 0.1 --momentum 0.5",
+        "--optimizer sgd --lr 0.2 --lr-schedule constant",
+        "--optimizer lamb --tied",
+    ] {
+        for schedule in ["dapple --depth 4", "chimera --pipes 4", "chimera --scaling doubling"] {
+            oracle.check(6, 1, &format!("--schedule {schedule}"), optimizer);
+            oracle.check(3, 2, &format!("--schedule {schedule} --sync at-end"), optimizer);
+        }
+    }
+}
+
+#[test]
 fn a_tied_head_is_trained_from_both_ends() {
     let mut oracle = Oracle::new();
     for schedule in ["gpipe --depth 3", "dapple --depth 4", "gems --depth 2", "chimera --pipes 4"] {

@@ -1,4 +1,4 @@
-//! The optimizer: one pass over weights, gradient and moments.
+//! AdamW: one pass over weights, gradient and moments.
 
 use candle_core::{Result, Tensor};
 use chimera_core::kernels::AdamW;

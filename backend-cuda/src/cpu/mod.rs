@@ -8,11 +8,13 @@ pub(crate) mod attention;
 pub(crate) mod cross_entropy;
 pub(crate) mod embedding;
 pub(crate) mod gelu;
+pub(crate) mod lamb;
 pub(crate) mod layer_norm;
 pub(crate) mod linear;
 mod math;
 mod matmul;
 mod memory;
+pub(crate) mod sgd;
 pub(crate) mod sums;
 
 use rayon::prelude::*;

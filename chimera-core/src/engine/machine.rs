@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::agreement::{Agreed, Culprit};
 use super::ops::Value;
+use super::optimizer::Step;
 use super::sums::Reduction;
 use super::world::{Held, Places, Since, World, held_mut};
 use crate::analyze::timeline::Work;
@@ -162,13 +163,12 @@ where
         let is_last = update + 1 == window.n_updates();
         let keeps_previous = matches!(window.update(), Update::DoubleBuffer { .. }) && !is_last;
         let World { layout, held, kernels, step: first, .. } = &mut *self;
+        let by = Step { training, step: *first + u64::from(step), update: number, grad_scale };
         let places = &layout[bucket.index() % layout.len()];
         let updated = stages.iter().try_for_each(|stage| {
             let Some(held) = &mut held[stage.index()] else { return Ok(()) };
             let mine = places.iter().flatten().filter(|(s, _)| s == stage).map(|(_, index)| *index);
-            held.update(kernels, mine, keeps_previous, |decay| {
-                training.adamw(*first + u64::from(step), number, decay, grad_scale)
-            })?;
+            held.update(kernels, mine, keeps_previous, &by)?;
             held.n_updates = update + 1;
             if is_last { Ok(()) } else { held.clear_gradients(kernels) }
         });

@@ -23,7 +23,7 @@ mod world;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-pub use optimizer::Training;
+pub use optimizer::{LrSchedule, Optimizer, Training};
 pub use ranks::run_threads;
 pub use snapshot::Snapshot;
 pub use worker::{StepReport, Worker};
@@ -93,7 +93,16 @@ impl Default for Patience {
 /// Where samples come from. The same (step, sample) always gives the same sample, on every rank.
 pub trait Data: Sync {
     /// Appends the input ids and target ids of sample number `sample` of `step`'s global batch.
-    fn sample(&self, step: u64, sample: u64, input: &mut Vec<u32>, target: &mut Vec<u32>);
+    ///
+    /// # Errors
+    /// If it cannot be read: the run ends.
+    fn sample(
+        &self,
+        step: u64,
+        sample: u64,
+        input: &mut Vec<u32>,
+        target: &mut Vec<u32>,
+    ) -> std::io::Result<()>;
 
     /// Number of targets of each sample.
     fn n_targets(&self) -> usize;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::world::{Held, Weights, World, held_mut};
 use crate::comm::Comm;
 use crate::effects::{Token, TokenKind};
-use crate::fault::Fault;
+use crate::fault::{Class, Fault};
 use crate::kernels::Kernels;
 use crate::op::{Kind, Op};
 use crate::stage::{Micro, Output, Stage};
@@ -66,7 +66,7 @@ where
         let keeps_input = is_recomputed && !is_selective;
         let kept = if keeps_input { x.clone() } else { None };
         let weights = Arc::clone(self.version(op));
-        let batch = self.batch(op);
+        let batch = self.batch(op)?;
         let (output, saved) = self.forward(op, &weights, &batch, x)?;
         let mut made = match output {
             Output::Activation(y) => vec![Value::Tensor(y)],
@@ -142,7 +142,7 @@ where
     }
 
     fn recompute(&self, op: &Op, weights: &Weights<S>, kept: Value<S>) -> Result<S::Saved, Fault> {
-        let batch = self.batch(op);
+        let batch = self.batch(op)?;
         let Value::Selected(selected) = kept else {
             // Residuals do not depend on targets, and the loss is known.
             let batch = Batch { target: Vec::new(), ..batch };
@@ -160,14 +160,14 @@ where
         saved: S::Saved,
         dy: S::Tensor,
     ) -> Result<(Option<S::Tensor>, S::Deferred), Fault> {
-        let batch = self.batch(op);
+        let batch = self.batch(op)?;
         let stage = &self.held(op.stage).stage;
         let result = stage.backward_input(weights, &batch.micro(self), saved, dy);
         self.on_device(op, result)
     }
 
     fn backward_weight(&mut self, op: &Op, deferred: S::Deferred) -> Result<(), Fault> {
-        let batch = self.batch(op);
+        let batch = self.batch(op)?;
         let micro = batch.micro(self);
         let Held { stage, grads, .. } = held_mut(&mut self.held, op.stage);
         let result = stage.backward_weight(&micro, deferred, grads);
@@ -215,7 +215,7 @@ where
 
     /// The samples of an op: number `(group*N + m)*B + i` of its step's global batch for sample `i` of
     /// the step's micro-batch `m`.
-    fn batch(&self, op: &Op) -> Batch {
+    fn batch(&self, op: &Op) -> Result<Batch, Fault> {
         let program = self.job.program;
         let unit_samples = self.job.micro_batch_size as u64 / u64::from(program.units_per_micro());
         let n_units = program.window().units_per_step();
@@ -226,10 +226,14 @@ where
         let is_end = op.stage.0 == 0 || op.stage.index() + 1 == program.placement().n_stages();
         if is_end {
             for sample in first..first + unit_samples * u64::from(op.span.len) {
-                self.job.data.sample(step, sample, &mut input, &mut target);
+                let read = self.job.data.sample(step, sample, &mut input, &mut target);
+                read.map_err(|e| {
+                    let fault = Fault::new(Class::Io, self.comm.rank(), e.to_string());
+                    self.at(Fault { step: Some(step), ..fault }, op)
+                })?;
             }
         }
-        Batch { step, sample: first, input, target }
+        Ok(Batch { step, sample: first, input, target })
     }
 }
 

@@ -1,20 +1,102 @@
-//! AdamW, its learning rate, and clipping.
+//! Optimizers, their learning rate, and clipping.
 
 use std::f64::consts::PI;
+use std::str::FromStr;
 
-use crate::kernels::AdamW;
+use crate::kernels::{AdamW, Kernels, Result, Sgd};
+use crate::stage::Param;
+
+/// What turns a gradient into a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Optimizer {
+    /// Adam with decoupled weight decay (Loshchilov & Hutter, 2019).
+    AdamW,
+    /// AdamW's direction, as long as the tensor times the learning rate (You et al., 2020), for large
+    /// batches.
+    Lamb,
+    /// Gradient descent with momentum.
+    Sgd,
+}
+
+impl Optimizer {
+    /// Every optimizer with its name on the command line.
+    pub const ALL: [(&'static str, Optimizer); 3] =
+        [("adamw", Optimizer::AdamW), ("lamb", Optimizer::Lamb), ("sgd", Optimizer::Sgd)];
+}
+
+impl FromStr for Optimizer {
+    type Err = String;
+
+    fn from_str(name: &str) -> std::result::Result<Optimizer, String> {
+        named("optimizer", name, &Optimizer::ALL)
+    }
+}
+
+/// How the learning rate falls after the warm-up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LrSchedule {
+    /// Half a cosine.
+    Cosine,
+    /// A straight line.
+    Linear,
+    /// Not at all.
+    Constant,
+}
+
+impl LrSchedule {
+    /// Every schedule with its name on the command line.
+    pub const ALL: [(&'static str, LrSchedule); 3] = [
+        ("cosine", LrSchedule::Cosine),
+        ("linear", LrSchedule::Linear),
+        ("constant", LrSchedule::Constant),
+    ];
+}
+
+impl FromStr for LrSchedule {
+    type Err = String;
+
+    fn from_str(name: &str) -> std::result::Result<LrSchedule, String> {
+        named("schedule of the learning rate", name, &LrSchedule::ALL)
+    }
+}
+
+fn named<T: Copy>(
+    what: &str,
+    name: &str,
+    all: &[(&'static str, T)],
+) -> std::result::Result<T, String> {
+    let known = all.iter().find(|(n, _)| *n == name);
+    known.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|(n, _)| *n).collect();
+        format!("unknown {what} `{name}`: choose one of {}", names.join(", "))
+    })
+}
 
 /// How weights are initialised and updated.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Training {
     /// Seed of the initial weights.
     pub seed: u64,
-    /// Number of steps; the learning rate falls to a tenth at the last.
+    /// Number of steps, at the end of which the learning rate is at its lowest.
     pub steps: u64,
+    /// What makes a step of a gradient.
+    pub optimizer: Optimizer,
     /// Highest learning rate.
     pub lr: f64,
-    /// Steps of linear rise before it.
+    /// Lowest learning rate after the warm-up.
+    pub min_lr: f64,
+    /// Steps of linear rise before it falls.
     pub warmup: u64,
+    /// How it falls.
+    pub lr_schedule: LrSchedule,
+    /// Decay of the first moment of AdamW and LAMB.
+    pub beta1: f64,
+    /// Decay of their second moment.
+    pub beta2: f64,
+    /// What they add to the root of the second moment.
+    pub eps: f64,
+    /// Decay of the sum of gradients of SGD.
+    pub momentum: f64,
     /// Decoupled weight decay of matrices.
     pub weight_decay: f64,
     /// Largest global norm of the gradient; larger ones are scaled down to it. Of each stage's own where
@@ -24,37 +106,86 @@ pub struct Training {
     pub check_finite: bool,
 }
 
+impl Default for Training {
+    /// AdamW as GPT-2-like models are trained with, without warm-up, decay or clipping.
+    fn default() -> Training {
+        Training {
+            seed: 0,
+            steps: 1,
+            optimizer: Optimizer::AdamW,
+            lr: 1e-3,
+            min_lr: 1e-4,
+            warmup: 0,
+            lr_schedule: LrSchedule::Cosine,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            momentum: 0.9,
+            weight_decay: 0.0,
+            clip: None,
+            check_finite: true,
+        }
+    }
+}
+
 impl Training {
     /// Whether the updates of a synchronous step must wait for all ranks.
     pub fn needs_barrier(&self) -> bool {
         self.clip.is_some() || self.check_finite
     }
 
-    /// The learning rate of a step: linear warm-up, then half a cosine down to a tenth.
+    /// The learning rate of a step: linear warm-up, then as the schedule falls.
     pub fn lr_at(&self, step: u64) -> f64 {
         if step < self.warmup {
             return self.lr * (step + 1) as f64 / self.warmup as f64;
         }
         let decay_steps = self.steps.saturating_sub(self.warmup).max(1);
         let done = ((step - self.warmup) as f64 / decay_steps as f64).min(1.0);
-        self.lr * (0.1 + 0.9 * 0.5 * (1.0 + (PI * done).cos()))
+        let left = match self.lr_schedule {
+            LrSchedule::Cosine => 0.5 * (1.0 + (PI * done).cos()),
+            LrSchedule::Linear => 1.0 - done,
+            LrSchedule::Constant => return self.lr,
+        };
+        self.min_lr + (self.lr - self.min_lr) * left
     }
 
     /// The factor that brings a gradient of this norm under the limit.
     pub(super) fn grad_scale(&self, norm: f64) -> f64 {
         self.clip.map_or(1.0, |clip| (clip / norm).min(1.0))
     }
+}
 
-    /// Update number `update`, from 0, of a tensor, in a step.
-    pub(super) fn adamw(&self, step: u64, update: u64, decay: bool, grad_scale: f64) -> AdamW {
-        AdamW {
-            lr: self.lr_at(step),
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: if decay { self.weight_decay } else { 0.0 },
-            update: update + 1,
-            grad_scale,
+/// One update of some tensors.
+pub(super) struct Step<'t> {
+    pub(super) training: &'t Training,
+    /// Number of the step.
+    pub(super) step: u64,
+    /// Number of the update, from 0.
+    pub(super) update: u64,
+    pub(super) grad_scale: f64,
+}
+
+impl Step<'_> {
+    /// Updates `w`, which is all of `param`, by the gradient `g`. SGD keeps its momentum in the first
+    /// moment and leaves the second.
+    pub(super) fn update<K: Kernels>(
+        &self,
+        kernels: &K,
+        param: &Param,
+        w: &mut K::Tensor,
+        g: &K::Tensor,
+        [m, v]: &mut [K::Tensor; 2],
+    ) -> Result<()> {
+        let &Step { training, step, update, grad_scale } = self;
+        let &Training { optimizer, beta1, beta2, eps, momentum, .. } = training;
+        let lr = training.lr_at(step);
+        let weight_decay = if param.decay { training.weight_decay } else { 0.0 };
+        let update = update + 1;
+        let by = AdamW { lr, beta1, beta2, eps, weight_decay, update, grad_scale };
+        match optimizer {
+            Optimizer::AdamW => kernels.adamw(w, g, m, v, &by),
+            Optimizer::Lamb => kernels.lamb(w, g, m, v, &by),
+            Optimizer::Sgd => kernels.sgd(w, g, m, &Sgd { lr, momentum, weight_decay, grad_scale }),
         }
     }
 }
@@ -64,21 +195,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_rises_then_falls_to_a_tenth() {
-        let t = Training {
-            seed: 0,
+    fn the_rate_rises_then_falls_to_the_lowest() {
+        let of = |lr_schedule| Training {
             steps: 110,
             lr: 1.0,
+            min_lr: 0.2,
             warmup: 10,
-            weight_decay: 0.0,
+            lr_schedule,
             clip: Some(2.0),
-            check_finite: true,
+            ..Training::default()
         };
-        assert_eq!(t.lr_at(0), 0.1);
-        assert_eq!(t.lr_at(9), 1.0);
-        assert_eq!(t.lr_at(10), 1.0);
-        assert!((t.lr_at(60) - 0.55).abs() < 1e-12);
-        assert!((t.lr_at(110) - 0.1).abs() < 1e-12);
+        for (schedule, quarter, last) in [
+            (LrSchedule::Cosine, 0.2 + 0.4 * (1.0 + 0.5f64.sqrt()), 0.2),
+            (LrSchedule::Linear, 0.8, 0.2),
+            (LrSchedule::Constant, 1.0, 1.0),
+        ] {
+            let t = of(schedule);
+            assert_eq!([0, 4, 9, 10].map(|step| t.lr_at(step)), [0.1, 0.5, 1.0, 1.0]);
+            for (step, lr) in [(35, quarter), (110, last), (1000, last)] {
+                assert!((t.lr_at(step) - lr).abs() < 1e-12, "{schedule:?} {step}");
+            }
+        }
+        let t = of(LrSchedule::Cosine);
         assert_eq!((t.grad_scale(1.0), t.grad_scale(4.0)), (1.0, 0.5));
+    }
+
+    #[test]
+    fn names_are_known() {
+        for (name, optimizer) in Optimizer::ALL {
+            assert_eq!(name.parse(), Ok(optimizer));
+        }
+        let refusal = "adam".parse::<Optimizer>().unwrap_err();
+        assert_eq!(refusal, "unknown optimizer `adam`: choose one of adamw, lamb, sgd");
+        assert!("step".parse::<LrSchedule>().is_err());
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::agreement::Agreed;
+use super::optimizer::Step;
 use super::sums::{Reduction, SumError};
 use super::{Job, Patience};
 use crate::analyze::timeline::{Event, Work};
@@ -12,7 +13,7 @@ use crate::comm::{Comm, CommError, Tag, What};
 use crate::effects::Token;
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::kernels::{AdamW, DeviceError, Kernels};
+use crate::kernels::{DeviceError, Kernels};
 use crate::op::Op;
 use crate::stage::Stage;
 use crate::update::Update;
@@ -220,7 +221,7 @@ impl<S: Stage> Held<S> {
         kernels: &K,
         indices: impl Iterator<Item = usize>,
         keeps_previous: bool,
-        by: impl Fn(bool) -> AdamW,
+        step: &Step<'_>,
     ) -> Result<(), DeviceError> {
         self.previous = keeps_previous.then(|| Arc::clone(&self.weights));
         if Arc::get_mut(&mut self.weights).is_none() {
@@ -234,9 +235,8 @@ impl<S: Stage> Held<S> {
         }
         let weights = Arc::make_mut(&mut self.weights);
         for index in indices {
-            let [m, v] = &mut self.moments[index];
-            let by = by(self.stage.params()[index].decay);
-            kernels.adamw(&mut weights[index], &self.grads[index], m, v, &by)?;
+            let (param, moments) = (&self.stage.params()[index], &mut self.moments[index]);
+            step.update(kernels, param, &mut weights[index], &self.grads[index], moments)?;
         }
         Ok(())
     }

@@ -58,7 +58,8 @@ pub enum Layout {
     OutIn,
 }
 
-/// The hyperparameters of one AdamW update (Loshchilov & Hutter, 2019, algorithm 2).
+/// The hyperparameters of one update by AdamW (Loshchilov & Hutter, 2019, algorithm 2) or LAMB (You et al.,
+/// 2020, algorithm 2), which has the same.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AdamW {
     /// Learning rate of this step.
@@ -69,10 +70,25 @@ pub struct AdamW {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub eps: f64,
-    /// Decoupled weight decay: the weights shrink by `lr * weight_decay` before the update.
+    /// Decoupled weight decay: AdamW's weights shrink by `lr * weight_decay` before the update, LAMB adds
+    /// as much to the direction.
     pub weight_decay: f64,
     /// Number of this update, from 1; corrects the bias of the moments.
     pub update: u64,
+    /// What the gradient is multiplied by first (clipping).
+    pub grad_scale: f64,
+}
+
+/// The hyperparameters of one update by gradient descent with momentum (Loshchilov & Hutter, 2019,
+/// algorithm 1, its learning rate outside of the momentum).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Sgd {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Decay of the sum of gradients; 0 for plain descent.
+    pub momentum: f64,
+    /// Decoupled weight decay: the weights shrink by `lr * weight_decay` before the update.
+    pub weight_decay: f64,
     /// What the gradient is multiplied by first (clipping).
     pub grad_scale: f64,
 }
@@ -231,5 +247,25 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         m: &mut Self::Tensor,
         v: &mut Self::Tensor,
         by: &AdamW,
+    ) -> Result<()>;
+
+    /// One LAMB update of `w` by the gradient `g`, with the moments `m` and `v`. `w` is a whole tensor: its
+    /// norm sets the length of the step.
+    fn lamb(
+        &self,
+        w: &mut Self::Tensor,
+        g: &Self::Tensor,
+        m: &mut Self::Tensor,
+        v: &mut Self::Tensor,
+        by: &AdamW,
+    ) -> Result<()>;
+
+    /// One update of `w` by gradient descent along `g`, with the momentum `m`.
+    fn sgd(
+        &self,
+        w: &mut Self::Tensor,
+        g: &Self::Tensor,
+        m: &mut Self::Tensor,
+        by: &Sgd,
     ) -> Result<()>;
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use chimera_core::analyze::UniformCosts;
 use chimera_core::comm::{Comm, Delayed, Tag, Threads};
-use chimera_core::engine::{Data, Job, Patience, Training, Worker, run_threads};
+use chimera_core::engine::{Data, Job, Optimizer, Patience, Training, Worker, run_threads};
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
 use chimera_core::kernels::reference::{Reference, Tensor};
@@ -29,6 +29,7 @@ pub(crate) struct Run {
     pub(crate) width: usize,
     pub(crate) micro_batch_size: usize,
     pub(crate) sync: Sync,
+    pub(crate) optimizer: Optimizer,
     pub(crate) clip: Option<f64>,
     pub(crate) check_finite: bool,
     pub(crate) tied: bool,
@@ -45,6 +46,7 @@ impl Run {
             width: 1,
             micro_batch_size: 2,
             sync: Sync::EagerOpt,
+            optimizer: Optimizer::AdamW,
             clip: Some(0.5),
             check_finite: true,
             tied: false,
@@ -69,11 +71,14 @@ impl Run {
         Training {
             seed: 7,
             steps: N_STEPS,
+            optimizer: self.optimizer,
             lr: 1e-2,
+            min_lr: 1e-3,
             warmup: 2,
             weight_decay: 0.1,
             clip: self.clip,
             check_finite: self.check_finite,
+            ..Training::default()
         }
     }
 }
@@ -96,10 +101,17 @@ pub(crate) const CONTEXT: usize = 3;
 const VOCAB: u32 = 5;
 
 impl Data for Digits {
-    fn sample(&self, step: u64, sample: u64, input: &mut Vec<u32>, target: &mut Vec<u32>) {
+    fn sample(
+        &self,
+        step: u64,
+        sample: u64,
+        input: &mut Vec<u32>,
+        target: &mut Vec<u32>,
+    ) -> std::io::Result<()> {
         let id = |i: u64| ((step * 31 + sample * 7 + i * i * 3) % u64::from(VOCAB)) as u32;
         input.extend((0..CONTEXT as u64).map(id));
         target.extend((1..=CONTEXT as u64).map(id));
+        Ok(())
     }
 
     fn n_targets(&self) -> usize {

@@ -19,6 +19,7 @@ mod attention;
 mod dense;
 mod memory;
 mod norm;
+mod optimizers;
 mod pointwise;
 mod trials;
 
@@ -49,7 +50,7 @@ pub fn run<K: Kernels>(kernels: &K, tolerance: f64) {
 
 /// One case per function of [`Kernels`], in its order.
 pub fn cases<K: Kernels>() -> Vec<Case<K>> {
-    let table: [(&'static str, fn(&mut Trials<'_, K>) -> Outcome); 19] = [
+    let table: [(&'static str, fn(&mut Trials<'_, K>) -> Outcome); 21] = [
         ("upload", memory::upload),
         ("zeros", memory::zeros),
         ("rows", memory::rows),
@@ -68,7 +69,9 @@ pub fn cases<K: Kernels>() -> Vec<Case<K>> {
         ("attention", attention::attention),
         ("attention_dx", attention::attention_dx),
         ("cross_entropy", norm::cross_entropy),
-        ("adamw", pointwise::adamw),
+        ("adamw", optimizers::adamw),
+        ("lamb", optimizers::lamb),
+        ("sgd", optimizers::sgd),
     ];
     table.into_iter().map(|(name, trials)| Case { name, trials }).collect()
 }

@@ -4,8 +4,8 @@ use rand::Rng;
 
 use super::trials::{Trials, rounded, trial};
 use super::{Outcome, SHAPES};
+use crate::kernels::Kernels;
 use crate::kernels::reference::Tensor;
-use crate::kernels::{AdamW, Kernels};
 
 pub(super) fn squared_norm<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     // The last one is large enough for a sum in one f32 to lose digits.
@@ -50,32 +50,6 @@ pub(super) fn gelu_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
             let (dx, y) = k.gelu_dx(dy, x)?;
             [dx, y]
         });
-    }
-    Ok(())
-}
-
-pub(super) fn adamw<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
-    for shape in SHAPES {
-        for eps in [1e-8, 1e-2] {
-            let [odd, even, w] = [(); 3].map(|()| trials.normal(shape));
-            let [m, v] = [(); 2].map(|()| Tensor::zeros(shape));
-            trial!(trials, format!("five updates, eps {eps}"), [odd, even], [w, m, v], |k| {
-                for update in 1..=5 {
-                    let by = AdamW {
-                        lr: 0.1 / update as f64,
-                        beta1: 0.9,
-                        beta2: 0.999,
-                        eps,
-                        weight_decay: 0.1,
-                        update,
-                        grad_scale: 0.2 + 0.1 * update as f64,
-                    };
-                    let g = if update % 2 == 1 { odd } else { even };
-                    k.adamw(w, g, m, v, &by)?;
-                }
-                []
-            });
-        }
     }
     Ok(())
 }

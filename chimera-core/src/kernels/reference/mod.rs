@@ -12,7 +12,7 @@ pub use tensor::Tensor;
 
 use tensor::{add, dot, log_sum_exp};
 
-use super::{AdamW, Kernels, Layout, Result};
+use super::{AdamW, Kernels, Layout, Result, Sgd};
 
 const EPSILON: f64 = 1e-5;
 const GELU_CUBIC: f64 = 0.044715;
@@ -273,8 +273,7 @@ impl Kernels for Reference {
         Ok((Tensor::new(&[1], vec![loss]), gradient))
     }
 
-    /// `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`,
-    /// `w ← w - lr weight_decay w - lr m/(1 - β₁ᵗ) / (√(v/(1 - β₂ᵗ)) + eps)`
+    /// With `u` of `adam`, `w ← w - lr weight_decay w - lr u`
     fn adamw(
         &self,
         w: &mut Tensor,
@@ -283,18 +282,55 @@ impl Kernels for Reference {
         v: &mut Tensor,
         by: &AdamW,
     ) -> Result<()> {
-        let unbias1 = 1.0 - by.beta1.powf(by.update as f64);
-        let unbias2 = 1.0 - by.beta2.powf(by.update as f64);
-        for i in 0..w.data.len() {
-            let g = g.data[i] * by.grad_scale;
-            let (w, m, v) = (&mut w.data[i], &mut m.data[i], &mut v.data[i]);
-            *m = by.beta1 * *m + (1.0 - by.beta1) * g;
-            *v = by.beta2 * *v + (1.0 - by.beta2) * g * g;
+        for (w, u) in w.data.iter_mut().zip(adam(g, m, v, by)) {
             *w -= by.lr * by.weight_decay * *w;
-            *w -= by.lr * (*m / unbias1) / ((*v / unbias2).sqrt() + by.eps);
+            *w -= by.lr * u;
         }
         Ok(())
     }
+
+    /// With `u` of `adam` and `d = u + weight_decay w`, `w ← w - lr ‖w‖/‖d‖ d`; the ratio is 1 where
+    /// a norm is 0
+    fn lamb(
+        &self,
+        w: &mut Tensor,
+        g: &Tensor,
+        m: &mut Tensor,
+        v: &mut Tensor,
+        by: &AdamW,
+    ) -> Result<()> {
+        let u = adam(g, m, v, by).into_iter();
+        let d: Vec<f64> = u.zip(&w.data).map(|(u, w)| u + by.weight_decay * w).collect();
+        let (w_norm, d_norm) = (dot(&w.data, &w.data).sqrt(), dot(&d, &d).sqrt());
+        let ratio = if w_norm > 0.0 && d_norm > 0.0 { w_norm / d_norm } else { 1.0 };
+        add(&mut w.data, -by.lr * ratio, &d);
+        Ok(())
+    }
+
+    /// `m ← momentum m + g`, `w ← w - lr weight_decay w - lr m`
+    fn sgd(&self, w: &mut Tensor, g: &Tensor, m: &mut Tensor, by: &Sgd) -> Result<()> {
+        for ((w, g), m) in w.data.iter_mut().zip(&g.data).zip(&mut m.data) {
+            *m = by.momentum * *m + g * by.grad_scale;
+            *w -= by.lr * by.weight_decay * *w;
+            *w -= by.lr * *m;
+        }
+        Ok(())
+    }
+}
+
+/// `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`; returns
+/// `u = m/(1 - β₁ᵗ) / (√(v/(1 - β₂ᵗ)) + eps)`
+fn adam(g: &Tensor, m: &mut Tensor, v: &mut Tensor, by: &AdamW) -> Vec<f64> {
+    let unbias1 = 1.0 - by.beta1.powf(by.update as f64);
+    let unbias2 = 1.0 - by.beta2.powf(by.update as f64);
+    let moments = m.data.iter_mut().zip(&mut v.data);
+    let direction = |(g, (m, v)): (&f64, (&mut f64, &mut f64))| {
+        let g = g * by.grad_scale;
+        *m = by.beta1 * *m + (1.0 - by.beta1) * g;
+        *v = by.beta2 * *v + (1.0 - by.beta2) * g * g;
+        (*m / unbias1) / ((*v / unbias2).sqrt() + by.eps)
+    };
+    g.data.iter().zip(moments).map(direction).collect()
 }
 
 /// The weights of a linear layer, whatever their layout.

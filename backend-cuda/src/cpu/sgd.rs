@@ -1,0 +1,51 @@
+//! Gradient descent with momentum: one pass over weights, gradient and momentum.
+
+use candle_core::{Result, Tensor};
+use chimera_core::kernels::Sgd;
+
+use super::memory::{update as change, values};
+use super::{PIECE, Piece, run_all};
+
+pub(crate) fn update(w: &Tensor, g: &Tensor, m: &Tensor, by: &Sgd) -> Result<()> {
+    let step = Step {
+        momentum: by.momentum as f32,
+        keep: (1.0 - by.lr * by.weight_decay) as f32,
+        lr: by.lr as f32,
+        grad_scale: by.grad_scale as f32,
+    };
+    let g = values(g)?;
+    change(w, |w| {
+        change(m, |m| {
+            assert!(w.len() == g.len() && m.len() == g.len());
+            let pieces = w.chunks_mut(PIECE).zip(g.chunks(PIECE)).zip(m.chunks_mut(PIECE));
+            run_all(pieces.map(|((w, g), m)| Update { w, g, m, step: &step }));
+            Ok(())
+        })
+    })
+}
+
+/// The constants of one update; what can be is worked out in f64.
+struct Step {
+    momentum: f32,
+    keep: f32,
+    lr: f32,
+    grad_scale: f32,
+}
+
+struct Update<'a> {
+    w: &'a mut [f32],
+    g: &'a [f32],
+    m: &'a mut [f32],
+    step: &'a Step,
+}
+
+impl Piece for Update<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let step = self.step;
+        for ((w, g), m) in self.w.iter_mut().zip(self.g).zip(self.m) {
+            *m = step.momentum.mul_add(*m, g * step.grad_scale);
+            *w = step.keep.mul_add(*w, -step.lr * *m);
+        }
+    }
+}

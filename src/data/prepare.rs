@@ -1,0 +1,176 @@
+//! From text to a file of token ids.
+
+use std::fs::{File, copy, remove_file, rename};
+use std::io::{BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail, ensure};
+use rayon::prelude::*;
+
+use super::DataError;
+use super::prepared::{Prepared, Source, beside, tokenizer_beside};
+use super::tokens::Width;
+use crate::tokenizer::{Tokenizer, TokenizerError, pieces};
+use crate::training::io_fault;
+
+/// Bytes of text that are encoded at once, by all threads.
+const BLOCK: u64 = 4 << 20;
+
+/// Writes the token ids of `texts`, one after another, to `out`, and beside it what they are: which
+/// tokenizer of which vocabulary, and the tokenizer itself if it is a file. `progress` is told of every
+/// few bytes of text that are done.
+///
+/// The ids are u16, or u32 if the name ends in `.u32.bin`. The data is complete or not there; data that is
+/// there already is refused.
+pub fn prepare(
+    texts: &[PathBuf],
+    tokenizer: &str,
+    out: &Path,
+    mut progress: impl FnMut(u64),
+) -> Result<Prepared> {
+    let by_name = tokenizer;
+    let tokenizer = Tokenizer::named(tokenizer)?;
+    let (width, vocab) = (Width::of(out), tokenizer.vocab());
+    let place = out.display();
+    ensure!(
+        width != Width::U8,
+        "the name {place} must end in .bin, or in .u32.bin for ids of four bytes"
+    );
+    ensure!(
+        vocab <= width.n_ids(),
+        "the tokenizer has {vocab} ids, more than two bytes hold: let the name {place} end in .u32.bin"
+    );
+    let (described, copied) = (beside(out), tokenizer_beside(out));
+    for path in [out, &described, &copied] {
+        ensure!(!path.exists(), "{} is there already: choose another --out", path.display());
+    }
+    for path in texts {
+        check(path)?;
+    }
+    let part = out.with_added_extension("part");
+    let written = Writer::create(&part, width).and_then(|mut writer| {
+        let mut sources = Vec::new();
+        for path in texts {
+            let bytes = writer.encode(path, &tokenizer, &mut progress)?;
+            sources.push(Source { path: path.display().to_string(), bytes });
+        }
+        let prepared = Prepared::new(&tokenizer, writer.finish()?, sources);
+        if let Tokenizer::File(_) = tokenizer {
+            copy(by_name, &copied).map_err(|e| io_fault("tokenizer", &copied, &e))?;
+        }
+        let text = format!("{}\n", serde_json::to_string_pretty(&prepared)?);
+        std::fs::write(&described, text).map_err(|e| io_fault("data", &described, &e))?;
+        rename(&part, out).map_err(|e| io_fault("data", out, &e))?;
+        Ok(prepared)
+    });
+    if written.is_err() {
+        for path in [&part, &described, &copied] {
+            let _ = remove_file(path); // the error that counts is the first
+        }
+    }
+    written
+}
+
+fn check(path: &Path) -> Result<(), DataError> {
+    let path = path.to_path_buf();
+    match path.metadata() {
+        Err(reason) => Err(DataError::Unreadable { path, reason }),
+        Ok(metadata) if !metadata.is_file() => Err(DataError::NotAFile { path }),
+        Ok(metadata) if metadata.len() == 0 => Err(DataError::Empty { path }),
+        Ok(_) => Ok(()),
+    }
+}
+
+/// The file of ids under way.
+struct Writer<'p> {
+    path: &'p Path,
+    file: BufWriter<File>,
+    width: Width,
+    n_tokens: u64,
+}
+
+impl<'p> Writer<'p> {
+    fn create(path: &'p Path, width: Width) -> Result<Writer<'p>> {
+        match File::create(path) {
+            Ok(file) => Ok(Writer { path, file: BufWriter::new(file), width, n_tokens: 0 }),
+            Err(e) => bail!("cannot write {}: {e}", path.display()),
+        }
+    }
+
+    /// Appends the ids of a text; returns its size.
+    fn encode(
+        &mut self,
+        path: &Path,
+        tokenizer: &Tokenizer,
+        progress: &mut impl FnMut(u64),
+    ) -> Result<u64> {
+        let unreadable = |reason| DataError::Unreadable { path: path.to_path_buf(), reason };
+        let file = File::open(path).map_err(unreadable)?;
+        let (mut left, mut done, mut is_last) = (Vec::new(), 0, false);
+        while !is_last {
+            let n = (&file).take(BLOCK).read_to_end(&mut left).map_err(unreadable)? as u64;
+            is_last = n < BLOCK;
+            let n_encoded = match tokenizer {
+                Tokenizer::Bytes => {
+                    self.push(left.iter().map(|byte| u32::from(*byte)))?;
+                    left.len()
+                }
+                _ => self.encode_text(path, tokenizer, &left, done, is_last)?,
+            };
+            left.drain(..n_encoded);
+            done += n_encoded as u64;
+            progress(n);
+        }
+        Ok(done)
+    }
+
+    /// Appends the ids of the bytes from `start` of a text on; returns of how many of them. The rest ends
+    /// where the next bytes may change what is a token.
+    fn encode_text(
+        &mut self,
+        path: &Path,
+        tokenizer: &Tokenizer,
+        bytes: &[u8],
+        start: u64,
+        is_last: bool,
+    ) -> Result<usize> {
+        let text = match std::str::from_utf8(bytes) {
+            Ok(text) => text,
+            Err(e) if e.error_len().is_none() && !is_last => {
+                std::str::from_utf8(&bytes[..e.valid_up_to()])?
+            }
+            Err(e) => {
+                let position = start + e.valid_up_to() as u64;
+                return Err(DataError::NotText { path: path.to_path_buf(), position }.into());
+            }
+        };
+        let mut pieces: Vec<&str> = pieces(text).collect();
+        if !is_last {
+            pieces.pop();
+        }
+        let encoded = pieces.par_iter().map(|piece| tokenizer.encode(piece));
+        for ids in encoded.collect::<Result<Vec<_>, TokenizerError>>()? {
+            self.push(ids.into_iter())?;
+        }
+        Ok(pieces.iter().map(|piece| piece.len()).sum())
+    }
+
+    fn push(&mut self, ids: impl Iterator<Item = u32>) -> Result<()> {
+        for id in ids {
+            let bytes = id.to_le_bytes();
+            let written = self.file.write_all(&bytes[..self.width.bytes()]);
+            written.map_err(|e| io_fault("data", self.path, &e))?;
+            self.n_tokens += 1;
+        }
+        Ok(())
+    }
+
+    /// The number of ids, which are then on disk.
+    fn finish(self) -> Result<u64> {
+        let fault = |e: &dyn ToString| io_fault("data", self.path, e);
+        ensure!(self.n_tokens > 0, "the texts have no token");
+        let file = self.file.into_inner().map_err(|e| fault(&e.into_error()))?;
+        file.sync_all().map_err(|e| fault(&e))?;
+        Ok(self.n_tokens)
+    }
+}

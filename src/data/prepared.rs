@@ -1,0 +1,170 @@
+//! What stands beside a file of token ids: with which tokenizer it was made, and of what.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::DataError;
+use super::tokens::Width;
+use crate::tokenizer::Tokenizer;
+
+/// The format that is written; later ones are refused.
+const FORMAT: u32 = 1;
+/// Larger files are refused before they are read.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// The description of prepared data: `data.bin.json` of `data.bin`.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct Prepared {
+    /// Version of this format.
+    format: u32,
+    /// How the text was cut.
+    pub tokenizer: Kind,
+    /// Number of ids of the tokenizer.
+    pub vocab: usize,
+    /// Number of tokens of the data.
+    pub tokens: u64,
+    /// The texts, in order.
+    pub sources: Vec<Source>,
+}
+
+/// A tokenizer, as prepared data names it.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Each byte is a token.
+    Bytes,
+    /// GPT-2's.
+    Gpt2,
+    /// That of the `tokenizer.json` which was copied to `data.bin.tokenizer.json`.
+    File,
+}
+
+/// A text that data was made of.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct Source {
+    /// The file, as it was named.
+    pub path: String,
+    /// Its size.
+    pub bytes: u64,
+}
+
+impl Prepared {
+    pub(super) fn new(tokenizer: &Tokenizer, tokens: u64, sources: Vec<Source>) -> Prepared {
+        let vocab = tokenizer.vocab();
+        let tokenizer = match tokenizer {
+            Tokenizer::Bytes => Kind::Bytes,
+            Tokenizer::Gpt2 => Kind::Gpt2,
+            Tokenizer::File(_) => Kind::File,
+        };
+        Prepared { format: FORMAT, tokenizer, vocab, tokens, sources }
+    }
+
+    /// The description that the data files have in common, with the first of them that has one.
+    pub fn of(files: &[PathBuf]) -> Result<Option<(&Path, Prepared)>, DataError> {
+        let mut common: Option<(&Path, Prepared)> = None;
+        for path in files.iter().filter(|path| Width::of(path) != Width::U8) {
+            let Some(prepared) = Prepared::beside(path)? else { continue };
+            match &common {
+                None => common = Some((path, prepared)),
+                Some((first, other)) => {
+                    if (prepared.tokenizer, prepared.vocab) != (other.tokenizer, other.vocab) {
+                        let describe = |p: &Prepared| format!("{} ({} ids)", p.name(), p.vocab);
+                        let reason = format!(
+                            "its tokenizer is {}, but that of {} is {}: prepare them alike",
+                            describe(&prepared),
+                            first.display(),
+                            describe(other)
+                        );
+                        return Err(DataError::Prepared { path: beside(path), reason });
+                    }
+                }
+            }
+        }
+        Ok(common)
+    }
+
+    /// Reads the description of a data file, if there is one.
+    fn beside(data: &Path) -> Result<Option<Prepared>, DataError> {
+        let path = beside(data);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(reason) => return Err(DataError::Unreadable { path, reason }),
+        };
+        let mut text = String::new();
+        let read = file.take(MAX_BYTES).read_to_string(&mut text);
+        let refuse = |reason: String| DataError::Prepared { path: path.clone(), reason };
+        read.map_err(|e| refuse(e.to_string()))?;
+        /// What every version of the format has.
+        #[derive(Deserialize)]
+        struct Versioned {
+            format: u32,
+        }
+        let Versioned { format } =
+            serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))?;
+        if format > FORMAT {
+            return Err(refuse(format!(
+                "format {format} needs a later chimera; this one reads {FORMAT}"
+            )));
+        }
+        let prepared: Prepared = serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))?;
+        if !(1..=1 << 24).contains(&prepared.vocab) {
+            return Err(refuse(format!("a vocabulary of {} ids", prepared.vocab)));
+        }
+        let bytes = prepared.tokens.checked_mul(Width::of(data).bytes() as u64);
+        match data.metadata() {
+            Ok(metadata) if Some(metadata.len()) != bytes => Err(refuse(format!(
+                "it tells of {} tokens, but the data has {} bytes: prepare it again",
+                prepared.tokens,
+                metadata.len()
+            ))),
+            _ => Ok(Some(prepared)), // whether the data can be read is for its reader to say
+        }
+    }
+
+    /// The tokenizer of the data file that this is the description of.
+    pub fn tokenizer(&self, data: &Path) -> Result<Tokenizer, DataError> {
+        let tokenizer = match self.tokenizer {
+            Kind::Bytes => Tokenizer::Bytes,
+            Kind::Gpt2 => Tokenizer::Gpt2,
+            Kind::File => Tokenizer::read(&tokenizer_beside(data))?,
+        };
+        if tokenizer.vocab() != self.vocab {
+            let reason = format!(
+                "it tells of {} ids, but the tokenizer has {}: prepare the data again",
+                self.vocab,
+                tokenizer.vocab()
+            );
+            return Err(DataError::Prepared { path: beside(data), reason });
+        }
+        Ok(tokenizer)
+    }
+
+    /// The tokenizer in words.
+    pub fn name(&self) -> &'static str {
+        match self.tokenizer {
+            Kind::Bytes => "bytes",
+            Kind::Gpt2 => "gpt2",
+            Kind::File => "a tokenizer.json",
+        }
+    }
+}
+
+/// Where the description of a data file is.
+pub(super) fn beside(data: &Path) -> PathBuf {
+    with(data, ".json")
+}
+
+/// Where its tokenizer is, if that was a file.
+pub(super) fn tokenizer_beside(data: &Path) -> PathBuf {
+    with(data, ".tokenizer.json")
+}
+
+fn with(data: &Path, ending: &str) -> PathBuf {
+    let mut name = data.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}

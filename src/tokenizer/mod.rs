@@ -1,0 +1,230 @@
+//! From text to token ids and back.
+
+mod pieces;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tiktoken_rs::{CoreBPE, r50k_base_singleton};
+
+pub use pieces::pieces;
+
+/// Larger `tokenizer.json` files are refused before they are read.
+const MAX_BYTES: u64 = 128 << 20;
+/// The most ids that a vocabulary may have, as for the setting `vocab`.
+const MAX_VOCAB: usize = 1 << 24;
+
+/// Why there is no such tokenizer (exit code 2).
+#[derive(thiserror::Error, Debug)]
+pub enum TokenizerError {
+    /// Neither a name nor a file.
+    #[error("unknown tokenizer `{0}`: choose bytes, gpt2 or a tokenizer.json file")]
+    Unknown(String),
+    /// The file system refuses.
+    #[error("cannot read tokenizer {}: {reason}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: std::io::Error,
+    },
+    /// More than a tokenizer has.
+    #[error("tokenizer {} is larger than {MAX_BYTES} bytes", path.display())]
+    Large {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Not in the format of Hugging Face's `tokenizers`.
+    #[error("{} is no tokenizer.json: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What the reader says.
+        reason: String,
+    },
+    /// The tokenizer cannot express a text.
+    #[error("the tokenizer cannot encode this text: {0}")]
+    Encode(String),
+}
+
+/// A way to cut text into tokens.
+#[derive(Clone, Debug)]
+pub enum Tokenizer {
+    /// Each byte of UTF-8 is an id.
+    Bytes,
+    /// GPT-2's byte-pair encoding (Radford et al., 2019), whose vocabulary is built in.
+    Gpt2,
+    /// What a `tokenizer.json` of Hugging Face's `tokenizers` says.
+    File(Arc<tokenizers::Tokenizer>),
+}
+
+impl Tokenizer {
+    /// The tokenizer of this name: `bytes`, `gpt2`, or the path of a file that ends in `.json`.
+    pub fn named(name: &str) -> Result<Tokenizer, TokenizerError> {
+        match name {
+            "bytes" => Ok(Tokenizer::Bytes),
+            "gpt2" => Ok(Tokenizer::Gpt2),
+            path if path.ends_with(".json") => Tokenizer::read(Path::new(path)),
+            _ => Err(TokenizerError::Unknown(name.to_string())),
+        }
+    }
+
+    /// Reads a `tokenizer.json`. Its truncation and padding are left aside: they are for batches.
+    pub fn read(path: &Path) -> Result<Tokenizer, TokenizerError> {
+        let path = path.to_path_buf();
+        let mut bytes = Vec::new();
+        let content = File::open(&path).and_then(|f| f.take(MAX_BYTES + 1).read_to_end(&mut bytes));
+        match content {
+            Err(reason) => return Err(TokenizerError::Unreadable { path, reason }),
+            Ok(n) if n as u64 > MAX_BYTES => return Err(TokenizerError::Large { path }),
+            Ok(_) => {}
+        }
+        let malformed = |reason: String| TokenizerError::Malformed { path: path.clone(), reason };
+        let mut tokenizer =
+            tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| malformed(e.to_string()))?;
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|e| malformed(e.to_string()))?;
+        let tokenizer = Tokenizer::File(Arc::new(tokenizer));
+        match tokenizer.vocab() {
+            0 => Err(malformed("its vocabulary is empty".into())),
+            n if n > MAX_VOCAB => Err(malformed(format!("it has ids of {MAX_VOCAB} and above"))),
+            _ => Ok(tokenizer),
+        }
+    }
+
+    /// Number of ids: all that [`encode`](Tokenizer::encode) gives are below.
+    pub fn vocab(&self) -> usize {
+        match self {
+            Tokenizer::Bytes => 256,
+            Tokenizer::Gpt2 => 50_257,
+            Tokenizer::File(tokenizer) => {
+                let ids = tokenizer.get_vocab(true).into_values();
+                ids.max().map_or(0, |highest| highest as usize + 1)
+            }
+        }
+    }
+
+    /// The ids of a text. Markers such as `<|endoftext|>` are not added; in the text they are read as
+    /// text, or as the file has it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        match self {
+            Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            // In pieces, since the library gives up on a million blanks in a row.
+            Tokenizer::Gpt2 => {
+                Ok(pieces(text).flat_map(|piece| gpt2().encode_ordinary(piece)).collect())
+            }
+            Tokenizer::File(tokenizer) => match tokenizer.encode_fast(text, false) {
+                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+                Err(error) => Err(TokenizerError::Encode(error.to_string())),
+            },
+        }
+    }
+
+    /// The text of ids. What is no UTF-8 becomes `�`, and ids that are not in the vocabulary are left out.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> = match self {
+            Tokenizer::Bytes => ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect(),
+            Tokenizer::Gpt2 => {
+                let bytes = ids.iter().filter_map(|id| gpt2().decode_bytes(&[*id]).ok());
+                bytes.flatten().collect()
+            }
+            Tokenizer::File(tokenizer) => {
+                return tokenizer.decode(ids, false).unwrap_or_default();
+            }
+        };
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+fn gpt2() -> &'static CoreBPE {
+    r50k_base_singleton() // its name is that of its 50k ranks; `gpt2` is the same
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A tokenizer of words, `[UNK]` for others.
+    pub(crate) const WORDS: &str = r#"{
+        "version": "1.0", "truncation": {"direction": "Right", "max_length": 2,
+        "strategy": "LongestFirst", "stride": 0}, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+        "decoder": null, "model": {"type": "WordLevel", "unk_token": "[UNK]",
+        "vocab": {"[UNK]": 0, "pipe": 1, "stage": 2, "worker": 7}}}"#;
+
+    fn read(content: &[u8]) -> Result<Tokenizer, String> {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        fs::write(&path, content).unwrap();
+        let place = format!("{}/", folder.path().display());
+        Tokenizer::read(&path).map_err(|e| e.to_string().replace(&place, ""))
+    }
+
+    #[test]
+    fn ids_of_gpt2() {
+        // As OpenAI's encoder has them.
+        let ids = Tokenizer::Gpt2.encode("Hello world").unwrap();
+        assert_eq!(ids, [15496, 995]);
+        assert_eq!(Tokenizer::Gpt2.decode(&[50256, 60_000, 995]), "<|endoftext|> world");
+        assert_eq!(Tokenizer::Gpt2.encode("<|endoftext|>").unwrap().len(), 7);
+    }
+
+    #[test]
+    fn a_file_says_what_is_a_token() {
+        let words = read(WORDS.as_bytes()).unwrap();
+        assert_eq!(words.vocab(), 8);
+        assert_eq!(words.encode("pipe stage, worker").unwrap(), [1, 2, 0, 7]);
+        assert_eq!(words.decode(&[2, 5, 1]), "stage pipe");
+    }
+
+    #[test]
+    fn hostile_files_are_refused() {
+        let wide = WORDS.replace("7}", "4294967295}");
+        let deep = "{\"model\": ".to_string() + &"[".repeat(100_000);
+        for (content, hint) in [
+            ("", "tokenizer.json is no tokenizer.json: EOF"),
+            ("{}", "is no tokenizer.json: "),
+            (&WORDS[..200], "is no tokenizer.json: EOF"),
+            (&wide, "it has ids of 16777216 and above"),
+            (&deep, "recursion limit"),
+            ("{\"version\": \"1.0\", \"model\": {}}", "is no tokenizer.json: "),
+        ] {
+            let refusal = read(content.as_bytes()).unwrap_err();
+            assert!(refusal.contains(hint) && refusal.len() < 400, "{hint}: {refusal}");
+        }
+        let empty = WORDS.replace(r#"{"[UNK]": 0, "pipe": 1, "stage": 2, "worker": 7}"#, "{}");
+        assert!(read(empty.as_bytes()).is_err());
+        assert!(Tokenizer::named("gpt3").unwrap_err().to_string().contains("choose bytes, gpt2"));
+        assert!(Tokenizer::named("none.json").unwrap_err().to_string().contains("No such file"));
+        let sparse = tempfile::TempDir::new().unwrap();
+        let path = sparse.path().join("tokenizer.json");
+        if File::create(&path).unwrap().set_len(1 << 40).is_ok() {
+            assert!(Tokenizer::read(&path).unwrap_err().to_string().contains("is larger than"));
+        }
+    }
+
+    #[test]
+    fn long_runs_are_encoded() {
+        for text in [" ".repeat(3 << 20) + "x", "a".repeat(200_000), "\n".repeat(200_000)] {
+            let ids = Tokenizer::Gpt2.encode(&text).unwrap();
+            assert!(Tokenizer::Gpt2.decode(&ids) == text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn text_comes_back(text in "\\PC*|(?s).*|[a-z \\n\\t]{0,400}") {
+            for tokenizer in [Tokenizer::Bytes, Tokenizer::Gpt2] {
+                let ids = tokenizer.encode(&text).unwrap();
+                prop_assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab()));
+                prop_assert_eq!(tokenizer.decode(&ids), text.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! `chimera prepare`, and training on what it makes.
+
+use std::fs::{create_dir, read, read_dir, read_to_string, write};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::command::{Ran, chimera, folder, text};
+
+const MODEL: &str =
+    "train --layers 2 --depth 2 --hidden 4 --heads 1 --context 4 --steps 2 --threads 1";
+
+/// A tokenizer of words.
+const WORDS: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+    "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+    "decoder": null, "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"[UNK]": 0,
+    "pipe": 1, "stage": 2, "worker": 3, "bubble": 4, "the": 5}}}"#;
+
+fn succeed(line: &str) -> Ran {
+    let ran = chimera(line);
+    assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
+    ran
+}
+
+/// Refused as wrong usage; `folder` then holds no more than before.
+fn refuse(line: &str, hint: &str, folder: &Path) {
+    let count = || read_dir(folder).expect("a folder").count();
+    let before = count();
+    let ran = chimera(line);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{line}: {}", ran.stderr);
+    assert!(ran.stderr.contains(hint), "{line}: {}", ran.stderr);
+    assert_eq!(count(), before, "{line}");
+}
+
+#[test]
+fn data_tells_its_tokenizer_to_the_training() {
+    let folder = folder();
+    let (text, place) = (text(&folder), folder.path().display());
+    write(folder.path().join("tokenizer.json"), WORDS).expect("a file");
+    let file = format!("{place}/tokenizer.json");
+    for (tokenizer, name, kind, vocab) in [
+        ("bytes", "bytes.bin", "bytes", 256),
+        ("gpt2", "gpt2.bin", "gpt2", 50257),
+        ("gpt2", "gpt2.u32.bin", "gpt2", 50257),
+        (file.as_str(), "words.bin", "file", 6),
+    ] {
+        let data = format!("{place}/{name}");
+        let line = format!("prepare {} {0} --tokenizer {tokenizer} --out {data}", text.display());
+        let said = succeed(&line).stdout;
+        let described = read_to_string(format!("{data}.json")).expect("a description");
+        let described: Value = serde_json::from_str(&described).expect("JSON");
+        let size = text.metadata().expect("a file").len();
+        let source = json!({"path": text.display().to_string(), "bytes": size});
+        let width = if name.contains("u32") { 4 } else { 2 };
+        let n_tokens = read(&data).expect("data").len() / width;
+        assert_eq!(
+            described,
+            json!({"format": 1, "tokenizer": kind, "vocab": vocab, "tokens": n_tokens,
+                "sources": [source, source]})
+        );
+        assert!(said.starts_with(&format!("{data}: {n_tokens} tokens of ")), "{said}");
+
+        // The tokenizer goes with the data.
+        let shown = succeed(&format!("config show --data {data}")).stdout;
+        assert!(shown.contains(&format!("vocab = {vocab} ")), "{shown}");
+        let out = format!("{place}/run-{name}");
+        let ran = succeed(&format!("{MODEL} --data {data} --out {out}"));
+        assert!(ran.stdout.contains("\nsample:\n"), "{}", ran.stdout);
+        let wider = format!("{MODEL} --data {data} --out {out}-wider --vocab {}", vocab + 1);
+        succeed(&wider);
+        let hint = format!("but the data {data} has the {vocab} ids of ");
+        refuse(&format!("{MODEL} --data {data} --vocab {}", vocab - 1), &hint, folder.path());
+    }
+    let [bytes, gpt2] = ["bytes", "gpt2"].map(|name| format!("{place}/{name}.bin"));
+    let hint = "tokenizer is gpt2 (50257 ids), but that of ";
+    refuse(&format!("{MODEL} --data {bytes} {gpt2}"), hint, folder.path());
+}
+
+#[test]
+fn ids_are_those_of_the_text() {
+    let folder = folder();
+    let place = folder.path().display();
+    // Larger than a block, with characters of several bytes across its end.
+    let text = "x".to_string() + &"Ünïcode – 文字\n".repeat(300_000);
+    write(folder.path().join("text"), &text).expect("a file");
+    succeed(&format!("prepare {place}/text --tokenizer gpt2 --out {place}/a.bin"));
+    let bytes = read(folder.path().join("a.bin")).expect("data");
+    let ids: Vec<u32> =
+        bytes.as_chunks().0.iter().map(|id| u32::from(u16::from_le_bytes(*id))).collect();
+    let gpt2 = chimera::tokenizer::Tokenizer::Gpt2;
+    assert!(gpt2.decode(&ids) == text, "the text comes back");
+    assert!(ids == gpt2.encode(&text).expect("ids"), "blocks do not show");
+    succeed(&format!("prepare {place}/text --out {place}/b.bin"));
+    let bytes = read(folder.path().join("b.bin")).expect("data");
+    assert!(bytes.chunks(2).map(|id| id[0]).eq(text.bytes()));
+}
+
+#[test]
+fn what_cannot_be_prepared_leaves_nothing() {
+    let folder = folder();
+    let place = folder.path().display();
+    let text = text(&folder);
+    let text = text.display();
+    write(folder.path().join("latin"), b"caf\xe9 et th\xe9").expect("a file");
+    write(folder.path().join("empty"), b"").expect("a file");
+    write(folder.path().join("bad.json"), b"{\"model\": 3}").expect("a file");
+    write(folder.path().join("taken.bin"), b"mine").expect("a file");
+    create_dir(folder.path().join("dir")).expect("a folder");
+    let out = format!("--out {place}/out.bin");
+    for (line, hint) in [
+        (format!("{place}/none {out}"), "No such file"),
+        (format!("{text} {place}/dir {out}"), "is not a regular file"),
+        (format!("{text} {place}/empty {out}"), "empty is empty"),
+        (format!("{text} {place}/latin --tokenizer gpt2 {out}"), "is not UTF-8 at byte 3: choose"),
+        (format!("{text} --tokenizer gpt9 {out}"), "choose bytes, gpt2 or a tokenizer.json file"),
+        (format!("{text} --tokenizer {place}/bad.json {out}"), "bad.json is no tokenizer.json: "),
+        (format!("{text} --out {place}/taken.bin"), "is there already"),
+        (format!("{text} --out {place}/out.txt"), "must end in .bin"),
+        (format!("{text} --out {place}/dir/none/out.bin"), "cannot write"),
+        (String::new(), "required"),
+    ] {
+        refuse(&format!("prepare {line}"), hint, folder.path());
+    }
+    succeed(&format!("prepare {place}/latin --tokenizer bytes {out}"));
+}
+
+#[test]
+fn descriptions_that_lie_are_refused() {
+    let folder = folder();
+    let (text, place) = (text(&folder), folder.path().display());
+    let data = format!("{place}/data.bin");
+    succeed(&format!("prepare {} --out {data}", text.display()));
+    let sound = read_to_string(format!("{data}.json")).expect("a description");
+    for (was, is, hint) in [
+        ("\"format\": 1", "\"format\": 2", "data.bin.json: format 2 needs a later chimera"),
+        ("\"vocab\": 256", "\"vocab\": 99", "it tells of 99 ids, but the tokenizer has 256"),
+        ("\"vocab\": 256", "\"vocab\": 99999999", "a vocabulary of 99999999 ids"),
+        ("\"tokens\": ", "\"tokens\": 1", "prepare it again"),
+        ("\"bytes\",", "\"file\",", "data.bin.tokenizer.json: No such file"),
+        ("\"bytes\",", "\"words\",", "unknown variant `words`"),
+        ("}", "", "data.bin.json: expected `,` or `}`"),
+    ] {
+        write(format!("{data}.json"), sound.replace(was, is)).expect("a file");
+        refuse(&format!("{MODEL} --data {data}"), hint, folder.path());
+    }
+}
