@@ -1,16 +1,18 @@
 //! What holds for every schedule and shape: proven, complete, and as long and as large as published.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use chimera_core::analyze::{Costs, Event, Timeline, UniformCosts, Work, simulate};
 use chimera_core::exchange::{csv, from_csv, from_json, to_csv, to_json};
 use chimera_core::ids::{PipeId, WorkerId};
 use chimera_core::lower::{Instr, Lowering, Program, Sync, lower};
 use chimera_core::op::{Cell, Kind, Op};
-use chimera_core::schedule::{Scaling, Shape, find};
+use chimera_core::schedule::{SCHEDULES, Scaling, Shape, find};
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 
 fn timetable(schedule: &str, shape: &Shape) -> Timetable {
     find(schedule).expect("known").timetable(shape).unwrap_or_else(|unfit| panic!("{unfit}"))
@@ -67,6 +69,14 @@ fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
         (name, Shape { window, ..Shape::new(depth, n) })
     });
     prop_oneof![chimera, others, dapple, interleaved, dual, hanayo, mixpipe, asynchronous]
+}
+
+#[test]
+fn every_schedule_of_the_table_is_drawn() {
+    let mut runner = TestRunner::deterministic();
+    let mut draw = || schedules().new_tree(&mut runner).expect("a draw").current().0;
+    let drawn: HashSet<_> = (0..1000).map(|_| draw()).collect();
+    assert_eq!(drawn, SCHEDULES.iter().map(|s| s.name()).collect());
 }
 
 proptest! {

@@ -18,8 +18,8 @@ use super::{ShapeArgs, print};
 /// each D-th into v, so that all do the same work; only messages cost the same for all. Sorted by makespan.
 #[derive(Args)]
 pub(super) struct Compare {
-    /// Schedules, each perhaps with options of its own, such as "chimera --scaling doubling", or `.json`
-    /// files; all if none is named
+    /// Schedules, each perhaps with options of its own, such as "chimera --scaling doubling", or files of
+    /// timetables (`.json`, `.csv`); all if none is named
     names: Vec<String>,
     #[command(flatten)]
     shape: ShapeArgs,

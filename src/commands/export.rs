@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use chimera::core::exchange::{csv, to_csv, to_json};
 use chimera::core::ids::PipeId;
+use chimera::core::lower::Program;
 use chimera::core::render::{chrome, html, svg};
 use chimera::core::timetable::Timetable;
 use clap::{Args, ValueEnum};
@@ -59,13 +60,15 @@ pub(super) struct To {
 
 impl Export {
     pub(super) fn run(self) -> Result<()> {
-        self.to.write(&Plan::of(&self.name, self.shape, &self.costs)?, self.format)
+        let plan = Plan::of(&self.name, self.shape, &self.costs)?;
+        let program = plan.prove()?;
+        self.to.write(&plan, &program, self.format)
     }
 }
 
 impl To {
-    /// Writes a timetable; what is simulated or drawn is proven before.
-    pub(super) fn write(self, plan: &Plan, format: Format) -> Result<()> {
+    /// Writes a timetable and what has been proven of it.
+    pub(super) fn write(self, plan: &Plan, program: &Program, format: Format) -> Result<()> {
         let timetable = &plan.timetable;
         if format == Format::PytorchCsv {
             return self.write_csv(timetable);
@@ -76,11 +79,10 @@ impl To {
         if format == Format::Json {
             return deliver(self.out.as_deref(), &to_json(timetable));
         }
-        let program = plan.prove()?;
-        let timeline = plan.simulate(&program);
+        let timeline = plan.simulate(program);
         let text = match format {
-            Format::Chrome => chrome::trace(&program, &timeline),
-            Format::Html => html::page(&program, &timeline, &title(timetable)),
+            Format::Chrome => chrome::trace(program, &timeline),
+            Format::Html => html::page(program, &timeline, &title(timetable)),
             _ => svg::timeline(&timeline, &title(timetable)),
         };
         deliver(self.out.as_deref(), &text)
@@ -104,12 +106,21 @@ impl To {
                 timetable.schedule,
                 n_pipes - 1
             ),
-            (None, pipes, Some(out)) => pipes.iter().try_for_each(|pipe| {
-                let file = out.with_extension(format!("pipe{pipe}.csv"));
-                deliver(Some(&file), &to_csv(timetable, PipeId(*pipe))?)
-            }),
+            (None, pipes, Some(out)) => {
+                pipes.iter().map(|pipe| PipeId(*pipe)).try_for_each(|pipe| {
+                    deliver(Some(&of_pipe(&out, pipe)), &to_csv(timetable, pipe)?)
+                })
+            }
         }
     }
+}
+
+/// `a.pipe0.csv` for `a.csv` or `a`.
+fn of_pipe(out: &Path, PipeId(pipe): PipeId) -> PathBuf {
+    let ends = out.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv"));
+    let mut file = if ends { out.with_extension("") } else { out.to_path_buf() }.into_os_string();
+    file.push(format!(".pipe{pipe}.csv"));
+    file.into()
 }
 
 /// Writes `text` into a file, and says so, or on standard output.

@@ -4,15 +4,12 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
-use chimera::core::lower::Program;
-use chimera::timetable::read;
+use anyhow::Result;
 use clap::Args;
 
 use super::costs::CostArgs;
 use super::export::{Format, To};
-use super::plan::Plan;
-use super::schedule::proof;
+use super::schedule::{proof, proven};
 use super::train::Train;
 use super::{PassArgs, print};
 
@@ -31,9 +28,9 @@ pub(super) struct Import {
     passes: PassArgs,
     #[command(flatten)]
     costs: CostArgs,
-    /// Trains with it; what follows are options of `chimera train`
+    /// Trains with it; options of `chimera train` follow, and none stand before
     #[arg(long, value_name = "OPTION", num_args = 0.., allow_hyphen_values = true)]
-    #[arg(conflicts_with_all = ["format", "out", "pipe"])]
+    #[arg(conflicts_with_all = ["format", "out", "pipe", "PassArgs", "CostArgs"])]
     run: Option<Vec<OsString>>,
 }
 
@@ -42,14 +39,9 @@ impl Import {
         if let Some(options) = self.run {
             return Train::with_schedule(self.file, options).run(); // which proves it
         }
-        let prove = || -> Result<(Plan, Program)> {
-            let plan = Plan::of_timetable(read(&self.file)?, self.passes, &self.costs)?;
-            let program = plan.prove()?;
-            Ok((plan, program))
-        };
-        let (plan, program) = prove().with_context(|| self.file.display().to_string())?;
+        let (plan, program) = proven(&self.file, self.passes, &self.costs)?;
         match self.format {
-            Some(format) => self.to.write(&plan, format),
+            Some(format) => self.to.write(&plan, &program, format),
             None => print(proof(&program, &plan.simulate(&program))),
         }
     }

@@ -75,19 +75,20 @@ struct ShapeArgs {
     /// Micro-batches of a step, N [default: D]
     #[arg(long, value_name = "N")]
     micro_batches: Option<u32>,
-    /// Pipes of a bidirectional schedule, 2f
+    /// Pipes of Chimera, or of `auto` on mirrored ones, 2f
     #[arg(long, value_name = "2f", default_value_t = 2)]
     pipes: usize,
-    /// Stages per worker of an interleaved schedule, v
+    /// Stages per worker of an interleaved schedule, or of `auto` on interleaved ones, v
     #[arg(long, value_name = "v", default_value_t = 2)]
     chunks: usize,
-    /// Chimera with more micro-batches than workers: direct, doubling or halving
+    /// Chimera with more micro-batches than workers: direct, doubling or halving; `auto` reads whether they
+    /// are halved
     #[arg(long, value_name = "MODE", default_value = "direct")]
     scaling: Scaling,
     /// Forwards, and then backwards, in turn of 1F1B, k (kFkB)
     #[arg(long, value_name = "k", default_value_t = 1)]
     in_turn: u32,
-    /// Waves of Hanayo
+    /// Waves of Hanayo, or of `auto` on waves
     #[arg(long, value_name = "WAVES", default_value_t = 2)]
     waves: usize,
     /// The most micro-batches on their way in each direction of MixPipe, K

@@ -1,11 +1,11 @@
 //! `chimera schedule`: the schedules there are, what they look like, and whether a file is one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use chimera::auto::{ABOUT, AUTO};
 use chimera::core::analyze::{Timeline, prove_in_one_order};
-use chimera::core::exchange;
+use chimera::core::exchange::{self, ReadError};
 use chimera::core::lower::Program;
 use chimera::core::render::{svg, text};
 use chimera::core::schedule::{self, SCHEDULES};
@@ -144,15 +144,10 @@ impl Show {
 
 impl Check {
     fn run(self) -> Result<()> {
-        let prove = || -> Result<(Plan, Program)> {
-            let plan = Plan::of_timetable(read(&self.file)?, self.passes, &self.costs)?;
-            let program = plan.prove()?;
-            if self.one_order {
-                prove_in_one_order(&program)?;
-            }
-            Ok((plan, program))
-        };
-        let (plan, program) = prove().with_context(|| self.file.display().to_string())?;
+        let (plan, program) = proven(&self.file, self.passes, &self.costs)?;
+        if self.one_order {
+            prove_in_one_order(&program).with_context(|| self.file.display().to_string())?;
+        }
         let (timetable, timeline) = (&plan.timetable, plan.simulate(&program));
         if self.json {
             let proof = json!({
@@ -167,6 +162,20 @@ impl Check {
         }
         print(proof(&program, &timeline))
     }
+}
+
+/// The timetable in a file, which any refusal names.
+pub(super) fn proven(file: &Path, passes: PassArgs, costs: &CostArgs) -> Result<(Plan, Program)> {
+    let timetable = match read(file) {
+        Err(unreadable @ ReadError::Unreadable { .. }) => return Err(unreadable.into()),
+        read => read.map_err(anyhow::Error::from),
+    };
+    let prove = |timetable| {
+        let plan = Plan::of_timetable(timetable, passes, costs)?;
+        let program = plan.prove()?;
+        Ok((plan, program))
+    };
+    timetable.and_then(prove).with_context(|| file.display().to_string())
 }
 
 /// What has been proven of a program, and its figures.

@@ -65,6 +65,10 @@ fn several_pipes_are_several_files() {
         assert!(csv.starts_with(row), "{csv}");
         assert!(ok(&format!("schedule check {name}")).contains(&format!("c.pipe{pipe}: makespan")));
     }
+    for (out, first) in [("v1.2", "v1.2.pipe0.csv"), ("d.e.CSV", "d.e.pipe0.csv")] {
+        let wrote = ok(&format!("{export} --out {}", at(out)));
+        assert!(wrote.starts_with(&format!("wrote {}\n", at(first))), "{wrote}");
+    }
     // With one micro-batch there is one pipe that has work.
     let one = ok("schedule export chimera --micro-batches 1 --format pytorch-csv");
     assert_eq!(one, "0F0,0B0\n1F0,1B0\n2F0,2B0\n3F0,3B0\n");
@@ -122,7 +126,10 @@ fn an_unsafe_csv_is_refused_with_the_cell_marked() {
     let folder = folder();
     let backward_first = GOOD.replace("1F0,1B0", "1B0,1F0");
     let path = file(&folder, "unsafe.csv", &backward_first);
-    for command in ["schedule check", "schedule import", "train --schedule"] {
+    let formats = ["json", "pytorch-csv", "chrome", "svg", "html"];
+    let exports = formats.map(|format| format!("schedule export --format {format}"));
+    let others = ["schedule check", "schedule import", "train --schedule"].map(String::from);
+    for command in others.iter().chain(&exports) {
         let refusal = refused(&format!("{command} {path}"), 3);
         assert!(refusal.contains("unsafe is not a safe schedule: worker 1, cell 0:"), "{refusal}");
         assert!(refusal.contains("\n0' 0 1 1'\n^^"), "{refusal}");
@@ -183,7 +190,15 @@ fn depth_and_micro_batches_follow_from_the_file() {
     assert!(refusal.contains("command line: `depth` is 4, but the timetable in"), "{refusal}");
     assert!(refused(&format!("schedule import {path} --run --stepz 4"), 2).contains("--stepz"));
     assert!(refused(&format!("schedule import {path} --format json --run"), 2).contains("--run"));
+    for before in ["--memory-cap 1", "--recompute full", "--forward 1", "--split-backward"] {
+        let refusal = refused(&format!("schedule import {path} {before} --run"), 2);
+        assert!(refusal.contains("'--run [<OPTION>...]' cannot be used with"), "{refusal}");
+    }
     assert!(refused(&format!("schedule import {path} --out x.json"), 2).contains("--format"));
     assert!(refused("train --schedule none.csv", 3).contains("cannot read none.csv"));
+    for command in ["check", "import"] {
+        let refusal = refused(&format!("schedule {command} none.csv"), 3);
+        assert!(refusal.starts_with("error: cannot read none.csv: "), "{refusal}");
+    }
     assert!(refused("train --schedule none.txt", 2).contains("a file that ends in .csv or .json"));
 }

@@ -2,7 +2,7 @@
 
 use crate::effects::Token;
 use crate::ids::{BucketId, StageId, WorkerId};
-use crate::op::{Kind, Op};
+use crate::op::{Cell, Kind, Op};
 
 /// How long everything takes, in any unit.
 pub trait Costs {
@@ -12,6 +12,14 @@ pub trait Costs {
     /// An atomic pair of ops.
     fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
         self.op(worker, a) + self.op(worker, b)
+    }
+
+    /// A cell of a worker.
+    fn cell(&self, worker: WorkerId, cell: &Cell) -> f64 {
+        match cell {
+            Cell::One(op) => self.op(worker, op),
+            Cell::Pair(a, b) => self.pair(worker, a, b),
+        }
     }
 
     /// From the end of the op that makes a token to its being there on another worker.

@@ -100,10 +100,7 @@ impl<C: Costs> Machine for Clock<'_, C> {
         makes: &[Token],
     ) -> Result<Values<Ready>, Infallible> {
         let start = eaten.into_iter().fold(self.free[worker.index()], Ready::later);
-        let takes = match cell {
-            Cell::One(op) => self.costs.op(worker, op),
-            Cell::Pair(a, b) => self.costs.pair(worker, a, b),
-        };
+        let takes = self.costs.cell(worker, cell);
         let end = self.work(worker, Work::Cell(*cell), start, takes);
         self.free[worker.index()] = end;
         Ok(makes.iter().map(|_| end).collect())

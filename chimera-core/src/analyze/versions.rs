@@ -104,10 +104,10 @@ impl Versions {
         }
         stage.n_updates += 1;
         let newest = stage.n_updates;
-        let held = |version| u32::from(!stage.kept.contains_key(&version));
+        let extra = |version| u32::from(!stage.kept.contains_key(&version));
         let keeps_previous = is_double && newest < self.window.n_updates();
-        let others = held(newest) + if keeps_previous { held(newest - 1) } else { 0 };
-        let n_versions = stage.kept.len() as u32 + others;
+        let n_extra = extra(newest) + if keeps_previous { extra(newest - 1) } else { 0 };
+        let n_versions = stage.kept.len() as u32 + n_extra;
         let peak = &mut self.peaks[worker.index()];
         *peak = n_versions.max(*peak);
         Ok(())

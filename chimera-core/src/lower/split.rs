@@ -77,7 +77,7 @@ struct Split {
 impl Split {
     fn of(worker: WorkerId, cell: &Cell, costs: &impl Costs) -> Split {
         let apart: f64 = cell.ops().map(|op| costs.op(worker, &op)).sum();
-        if cost(costs, worker, cell) < apart * (1.0 - 1e-9) {
+        if costs.cell(worker, cell) < apart * (1.0 - 1e-9) {
             return Split { cell: *cell, leaves: Vec::new() };
         }
         let mut leaves = Vec::new();
@@ -167,19 +167,12 @@ impl<C: Costs> Room<'_, C> {
                 filled.push(cell);
             }
             held += more - less;
-            clock = start.max(clock) + cost(self.costs, worker, &split.cell);
+            clock = start.max(clock) + self.costs.cell(worker, &split.cell);
             filled.push(split.cell);
             left.extend(&split.leaves);
         }
         filled.extend(left.into_iter().map(Cell::One));
         filled
-    }
-}
-
-fn cost(costs: &impl Costs, worker: WorkerId, cell: &Cell) -> f64 {
-    match cell {
-        Cell::One(op) => costs.op(worker, op),
-        Cell::Pair(a, b) => costs.pair(worker, a, b),
     }
 }
 

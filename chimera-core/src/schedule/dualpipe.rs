@@ -27,7 +27,13 @@ impl Schedule for DualPipe {
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         shape.check_even_depth(self)?;
-        self.fits(shape)?;
+        shape.check_twice_depth(self)?;
+        if !shape.n_micro_batches.is_multiple_of(2) {
+            let n = shape.n_micro_batches;
+            let reason = format!("{n} micro-batches are odd, and both pipes carry as many");
+            let nearest = format!("{} or {} micro-batches", n - 1, n + 1);
+            return Err(Unfit::new(self, reason, nearest));
+        }
         let (d, n) = (shape.depth, shape.n_micro_batches);
         let placement = Placement::mirrored(d, 1);
         Ok(phases::timetable(self, shape, placement, |worker| {
@@ -36,22 +42,6 @@ impl Schedule for DualPipe {
             let lanes = if worker < d / 2 { [down, up] } else { [up, down] };
             dual(lanes, n / 2, d as u32 / 2, worker.min(d - 1 - worker) as u32)
         }))
-    }
-}
-
-impl DualPipe {
-    fn fits(&self, shape: &Shape) -> Result<(), Unfit> {
-        let (n, least) = (shape.n_micro_batches, 2 * shape.depth as u32);
-        if n < least {
-            let reason = format!("{n} micro-batches are less than 2D = {least}");
-            return Err(Unfit::new(self, reason, format!("{least} micro-batches")));
-        }
-        if !n.is_multiple_of(2) {
-            let reason = format!("{n} micro-batches are odd, and both pipes carry as many");
-            let nearest = format!("{} or {} micro-batches", n - 1, n + 1);
-            return Err(Unfit::new(self, reason, nearest));
-        }
-        Ok(())
     }
 }
 

@@ -29,12 +29,8 @@ impl Schedule for DualPipeV {
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         shape.check_chunks(self, 2, 1, "chunks")?;
+        shape.check_twice_depth(self)?;
         let (d, n) = (shape.depth, shape.n_micro_batches);
-        let least = 2 * d as u32;
-        if n < least {
-            let reason = format!("{n} micro-batches are less than 2D = {least}");
-            return Err(Unfit::new(self, reason, format!("{least} micro-batches")));
-        }
         let placement = Placement::wave(d, 2);
         Ok(phases::timetable(self, shape, placement, |worker| {
             let lanes = [worker, 2 * d - 1 - worker].map(|chunk| Lane::new(0, chunk, 0..n));

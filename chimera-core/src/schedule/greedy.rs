@@ -3,7 +3,7 @@
 
 use super::{Schedule, Shape, Unfit};
 use crate::analyze::UniformCosts;
-use crate::op::{Cell, Op};
+use crate::op::{Cell, Kind, Op};
 use crate::order::{Graph, Keys, Limits, justified, list, releases, staggered, unordered};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -30,8 +30,8 @@ impl Greedy {
     }
 
     /// The timetable in which every op has its slot, squeezed: scheduled anew from both ends, and so that
-    /// workers that begin early end early where that costs nothing. With a finite slack no op adds residuals before its slot, nor, while it is squeezed, more than `slack`
-    /// sooner than before.
+    /// workers that begin early end early where that costs nothing. With a finite slack no op adds residuals
+    /// before its slot, nor, while it is squeezed, more than `slack` sooner than before.
     pub(super) fn squeezed(
         self,
         schedule: &dyn Schedule,
@@ -40,6 +40,15 @@ impl Greedy {
         slack: f64,
     ) -> Result<Timetable, Unfit> {
         self.order(schedule, shape, slot, Some(slack))
+    }
+
+    /// Backwards first, the oldest micro-batch's before others; of forwards the one furthest along.
+    pub(super) fn backwards_first(&self, shape: &Shape) -> impl Fn(&Op) -> f64 + use<> {
+        let behind = f64::from(shape.n_micro_batches) + self.placement.n_stages() as f64;
+        move |op| match op.kind {
+            Kind::Forward => behind - f64::from(op.stage.0),
+            _ => f64::from(op.span.start),
+        }
     }
 
     fn order(
@@ -52,7 +61,8 @@ impl Greedy {
         let n_forwards = self.placement.n_stages() as u64 * u64::from(shape.n_micro_batches);
         if n_forwards > MAX_FORWARDS {
             let reason = format!("{n_forwards} forwards are more than {MAX_FORWARDS}");
-            return Err(Unfit::new(schedule, reason, ""));
+            let nearest = Shape::micro_batches_within(MAX_FORWARDS, self.placement.n_stages());
+            return Err(Unfit::new(schedule, reason, nearest));
         }
         let mut timetable = unordered(self.placement, shape.n_micro_batches, self.splits);
         let graph = Graph::of(&timetable, &self.costs);

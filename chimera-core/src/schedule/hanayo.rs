@@ -3,7 +3,6 @@
 use super::greedy::Greedy;
 use super::{Schedule, Shape, Source, Unfit};
 use crate::analyze::UniformCosts;
-use crate::op::{Kind, Op};
 use crate::order::Limits;
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -27,21 +26,16 @@ impl Schedule for Hanayo {
         &["", "--waves 1"]
     }
 
-    /// Backwards first, the oldest micro-batch's before others; of forwards the deepest chunk's.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         let n_chunks = shape.check_chunks(self, shape.n_waves, 2, "waves")?;
-        let n_stages = (shape.depth * n_chunks) as f64;
-        let key = |op: &Op| match op.kind {
-            Kind::Forward => f64::from(shape.n_micro_batches) + n_stages - f64::from(op.stage.0),
-            _ => f64::from(op.span.start),
-        };
         let greedy = Greedy {
             placement: Placement::wave(shape.depth, n_chunks),
             splits: false,
             costs: UniformCosts::new(1.0, 2.0, 0.0),
             limits: Limits::default(),
         };
+        let key = greedy.backwards_first(shape);
         greedy.timetable(self, shape, key)
     }
 }

@@ -3,7 +3,6 @@
 use super::greedy::Greedy;
 use super::{Schedule, Shape, Source, Unfit};
 use crate::analyze::UniformCosts;
-use crate::op::{Kind, Op};
 use crate::order::Limits;
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -23,29 +22,24 @@ impl Schedule for MixPipe {
         Source { paper: "Zhang et al., MixPipe, DAC 2023", place: "section III" }
     }
 
-    /// Backwards first, the oldest's before others; of forwards those furthest down their pipe; then
-    /// squeezed, which takes the holes out of the steady state. A worker holds up to D micro-batches, or
-    /// half as many again as are on their way in one direction.
+    /// Backwards first; then squeezed, which takes the holes out of the steady state. A worker holds up to
+    /// D micro-batches, or half as many again as are on their way in one direction.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
-        let d = shape.depth as f64;
         let in_flight = f64::from(shape.in_flight.unwrap_or(shape.depth as u32 / 2 + 1));
         if in_flight < 1.0 {
             return Err(Unfit::new(self, "nothing may be on its way", "1 in flight"));
         }
-        let key = |op: &Op| match op.kind {
-            Kind::Forward => f64::from(shape.n_micro_batches) + d - f64::from(op.stage.0),
-            _ => f64::from(op.span.start),
-        };
         let greedy = Greedy {
             placement: Placement::mirrored(shape.depth, 1),
             splits: false,
             costs: UniformCosts::new(1.0, 2.0, 0.0),
             limits: Limits {
-                worker: Some(d.max((1.5 * in_flight).floor())),
+                worker: Some((shape.depth as f64).max((1.5 * in_flight).floor())),
                 pipe: Some(in_flight),
             },
         };
+        let key = greedy.backwards_first(shape);
         greedy.squeezed(self, shape, key, f64::INFINITY)
     }
 }

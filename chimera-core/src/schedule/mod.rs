@@ -97,15 +97,15 @@ pub struct Shape {
     pub depth: usize,
     /// Micro-batches of a step, N.
     pub n_micro_batches: u32,
-    /// Number of pipes, 2f; read by Chimera alone.
+    /// Number of pipes, 2f; read by Chimera and by the search of an order.
     pub n_pipes: usize,
-    /// Stages per worker, v; read by interleaved schedules alone.
+    /// Stages per worker, v; read by interleaved schedules and by the search.
     pub n_chunks: usize,
-    /// How Chimera scales to more than D micro-batches; read by Chimera alone.
+    /// How Chimera scales to more than D micro-batches; the search reads whether they are halved.
     pub scaling: Scaling,
     /// Forwards, and then backwards, in turn, k; read by 1F1B alone.
     pub n_in_turn: u32,
-    /// Waves of two chunks per worker; read by Hanayo alone.
+    /// Waves of two chunks per worker; read by Hanayo and by the search.
     pub n_waves: usize,
     /// The most micro-batches on their way in each direction, K; read by MixPipe alone, which chooses if
     /// there is none.
@@ -115,7 +115,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// D workers and N micro-batches; two pipes, chunks and waves, one op in turn, direct scaling, four
+    /// D workers and N micro-batches; two pipes, chunks and waves, one op in turn, direct scaling, two
     /// steps between flushes.
     pub fn new(depth: usize, n_micro_batches: u32) -> Shape {
         Shape {
@@ -135,7 +135,8 @@ impl Shape {
     fn check(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
         if !(1..=MAX_DEPTH).contains(&self.depth) {
             let reason = format!("depth {} is not in 1..={MAX_DEPTH}", self.depth);
-            return Err(Unfit::new(schedule, reason, ""));
+            let nearest = if self.depth > 0 { format!("depth {MAX_DEPTH}") } else { String::new() };
+            return Err(Unfit::new(schedule, reason, nearest));
         }
         if self.n_micro_batches == 0 {
             let reason = "a step needs at least one micro-batch";
@@ -183,7 +184,23 @@ impl Shape {
         let n_ops = (n_stages as u64).saturating_mul(2 * u64::from(self.n_micro_batches));
         if n_ops > MAX_OPS {
             let reason = format!("{n_ops} ops are more than {MAX_OPS}");
-            return Err(Unfit::new(schedule, reason, ""));
+            let nearest = Shape::micro_batches_within(MAX_OPS / 2, n_stages);
+            return Err(Unfit::new(schedule, reason, nearest));
+        }
+        Ok(())
+    }
+
+    /// How many micro-batches `n_stages` stages can do with at most `n_forwards` forwards, in words.
+    fn micro_batches_within(n_forwards: u64, n_stages: usize) -> String {
+        format!("at most {} micro-batches", n_forwards / n_stages as u64)
+    }
+
+    /// Refuses fewer micro-batches than 2D.
+    fn check_twice_depth(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
+        let (n, least) = (self.n_micro_batches, 2 * self.depth as u32);
+        if n < least {
+            let reason = format!("{n} micro-batches are less than 2D = {least}");
+            return Err(Unfit::new(schedule, reason, format!("{least} micro-batches")));
         }
         Ok(())
     }
@@ -259,5 +276,7 @@ impl fmt::Display for Unfit {
 pub struct UnknownSchedule(pub String);
 
 fn names() -> String {
-    SCHEDULES.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ")
+    let names = SCHEDULES.iter().map(|s| s.name());
+    let aliases = SCHEDULES.iter().flat_map(|s| s.aliases()).copied();
+    names.chain(aliases).collect::<Vec<_>>().join(", ")
 }

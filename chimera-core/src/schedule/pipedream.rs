@@ -1,7 +1,7 @@
 //! PipeDream: 1F1B without a flush, an update after every micro-batch.
 
 use super::grid::Grid;
-use super::{Schedule, Shape, Source, Unfit};
+use super::{MAX_OPS, Schedule, Shape, Source, Unfit};
 use crate::op::{Kind, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -37,13 +37,15 @@ pub(super) fn without_flush(
     shape: &Shape,
     update: Update,
 ) -> Result<Timetable, Unfit> {
-    if shape.window == 0 {
-        let reason = "a window needs at least one step";
-        return Err(Unfit::new(schedule, reason, "a window of 1 step"));
-    }
-    let n_micro_batches = shape.n_micro_batches.saturating_mul(shape.window);
-    let shape = Shape { n_micro_batches, ..*shape };
     shape.check(schedule)?;
+    let longest = MAX_OPS / (2 * shape.depth as u64 * u64::from(shape.n_micro_batches));
+    if !(1..=longest).contains(&u64::from(shape.window)) {
+        let reason = format!("a window of {} steps is not in 1..={longest}", shape.window);
+        let nearest = u64::from(shape.window).clamp(1, longest);
+        return Err(Unfit::new(schedule, reason, format!("a window of {nearest}")));
+    }
+    let n_micro_batches = shape.n_micro_batches * shape.window;
+    let shape = Shape { n_micro_batches, ..*shape };
     let d = shape.depth as u64;
     let mut grid = Grid::new(Placement::line(shape.depth));
     for s in 0..shape.depth {

@@ -1,0 +1,72 @@
+//! What docs/schedules.md shows is what the command prints.
+
+use std::fs::write;
+
+use crate::command::{chimera, folder};
+
+const PAGE: &str = include_str!("../../docs/schedules.md");
+
+/// The page's files: its JSON, and what its text says is wrong with others.
+fn files() -> [(&'static str, String); 5] {
+    let mine = blocks("```json\n").next().expect("a timetable");
+    let swapped = |a: &str, b: &str| {
+        assert!(mine.contains(a) && mine.contains(b));
+        mine.replace(a, "?").replace(b, a).replace('?', b)
+    };
+    let backward = |m| format!(r#""B","pipe":0,"stage":0,"micro_batches":[{m}]"#);
+    let half = |kind| format!(r#""{kind}","pipe":0,"stage":1,"micro_batches":[0]"#);
+    let op = |kind, pipe, stage| {
+        format!(r#"{{"kind":"{kind}","pipe":{pipe},"stage":{stage},"micro_batches":[{pipe}]}}"#)
+    };
+    let row = |w| {
+        let second_stage_first = [("F", 1 - w, 1), ("F", w, 0), ("B", 1 - w, 1), ("B", w, 0)];
+        second_stage_first.map(|(kind, pipe, stage)| op(kind, pipe, stage)).join(",")
+    };
+    let dead = format!(
+        r#"{{"schedule":"mine","depth":2,"stages":2,"pipes":2,"micro_batches":2,
+             "placement":[[0,1],[1,0]],"rows":[[{}],[{}]]}}"#,
+        row(0),
+        row(1)
+    );
+    [
+        ("mine.json", mine.to_string()),
+        ("order.json", swapped(&backward(0), &backward(1))),
+        ("missing.json", swapped(&half("I"), &half("W"))),
+        ("dead.json", dead),
+        ("bad.csv", "0F0,0B0\n1F0,1BW0\n".to_string()),
+    ]
+}
+
+/// What stands between each `start` and the end of its block.
+fn blocks(start: &str) -> impl Iterator<Item = &'static str> {
+    PAGE.split(start).skip(1).map(|rest| rest.split("\n```").next().unwrap_or_default())
+}
+
+#[test]
+fn the_page_shows_what_the_command_prints() {
+    let folder = folder();
+    for (name, content) in files() {
+        write(folder.path().join(name), content).expect("a file");
+    }
+    let place = format!("{}/", folder.path().display());
+    let here = |word: &str| match word.ends_with(".json") || word.ends_with(".csv") {
+        true => format!("{place}{word}"),
+        false => word.to_string(),
+    };
+    let mut n_shown = 0;
+    for example in blocks("```\n$ chimera ").flat_map(|block| block.split("\n$ chimera ")) {
+        // What prints nothing here is there to be read: it trains, or needs files of the reader's.
+        let Some((line, shown)) = example.split_once('\n') else { continue };
+        let (line, is_tail) = match line.strip_suffix(" | tail -1") {
+            Some(line) => (line, true),
+            None => (line, false),
+        };
+        let ran = chimera(&line.split(' ').map(here).collect::<Vec<_>>().join(" "));
+        let printed = format!("{}{}", ran.stdout, ran.stderr).replace(&place, "");
+        let printed = printed.trim_end();
+        let printed = if is_tail { printed.lines().last().unwrap_or_default() } else { printed };
+        assert_eq!(printed, shown.trim_end(), "chimera {line}");
+        n_shown += 1;
+    }
+    assert!(n_shown > 10, "{n_shown}");
+}
