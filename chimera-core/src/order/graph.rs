@@ -133,10 +133,7 @@ impl Graph {
             for cell in row {
                 let id = nodes.len() as u32;
                 let worker = WorkerId(w as u16);
-                let takes = match cell {
-                    Cell::One(op) => costs.op(worker, op),
-                    Cell::Pair(a, b) => costs.pair(worker, a, b),
-                };
+                let takes = costs.cell(worker, cell);
                 let (adds, frees) = residuals.change(worker, cell, &rules);
                 let (added, freed) = owners(cell, timetable.units_per_micro.max(1));
                 for op in cell.ops() {

@@ -9,6 +9,7 @@ mod capped;
 mod graph;
 mod justify;
 mod list;
+mod relax;
 mod search;
 mod shortest;
 mod starts;

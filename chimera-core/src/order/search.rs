@@ -10,11 +10,10 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
-use super::bound::lower_bound;
-use super::capped::capped_bound;
 use super::graph::Graph;
 use super::justify::{justified, releases};
 use super::list::{Keys, Limits, Order, list};
+use super::relax::bound;
 use crate::analyze::structure;
 use crate::analyze::{Costs, Timeline, Work, simulate};
 use crate::lower::{Lowering, Sync, lower};
@@ -166,10 +165,7 @@ impl Problem {
             heads: graph.heads(),
             tails: reversed.heads(),
             limits: Limits { worker: max_peak, pipe: None },
-            lower_bound: match max_peak {
-                Some(max_peak) => capped_bound(&graph, max_peak),
-                None => lower_bound(&graph),
-            },
+            lower_bound: bound(timetable, costs, max_peak),
             unit: total / graph.nodes.len().max(1) as f64,
             graph,
             reversed,

@@ -1,0 +1,67 @@
+//! A looser problem with a tighter bound: ops that a timetable has together, taken apart.
+
+use super::bound::lower_bound;
+use super::capped::capped_bound;
+use super::graph::Graph;
+use crate::analyze::Costs;
+use crate::ids::WorkerId;
+use crate::op::{Cell, Kind, Op};
+use crate::timetable::Timetable;
+
+/// No order of the timetable's cells has a smaller makespan under the limit.
+///
+/// An order of pairs and whole backwards is one of their parts too, unless being together saves time. So the
+/// bound of the parts holds as well, and where cells mix them it is the better one: the bound under a limit
+/// looks at ops of one kind alone.
+pub(crate) fn bound(timetable: &Timetable, costs: &impl Costs, max_peak: Option<f64>) -> f64 {
+    let of = |timetable: &Timetable| {
+        let graph = Graph::of(timetable, costs);
+        max_peak.map_or_else(|| lower_bound(&graph), |most| capped_bound(&graph, most))
+    };
+    let parts = if is_mixed(timetable) { apart(timetable, costs) } else { None };
+    parts.map_or(0.0, |parts| of(&parts)).max(of(timetable))
+}
+
+/// Whether some ops are together that elsewhere are apart.
+fn is_mixed(timetable: &Timetable) -> bool {
+    let has = |kind| timetable.rows.iter().flatten().flat_map(Cell::ops).any(|op| op.kind == kind);
+    let has_pair = timetable.rows.iter().flatten().any(|cell| matches!(cell, Cell::Pair(..)));
+    has_pair || has(Kind::Backward) && has(Kind::BackwardInput)
+}
+
+/// Every op on its own and every backward in halves, weight halves in the order of their input halves;
+/// `None` if that would take longer anywhere.
+fn apart(timetable: &Timetable, costs: &impl Costs) -> Option<Timetable> {
+    let mut rows = Vec::new();
+    for (worker, row) in (0..).map(WorkerId).zip(&timetable.rows) {
+        let mut parts = Vec::with_capacity(row.len());
+        for cell in row {
+            let takes: f64 = cell.ops().flat_map(halves).map(|op| costs.op(worker, &op)).sum();
+            if takes > costs.cell(worker, cell) + 1e-9 {
+                return None;
+            }
+            for op in cell.ops().flat_map(halves) {
+                match op.kind {
+                    Kind::BackwardWeight => {}
+                    Kind::BackwardInput => {
+                        parts.extend([op, Op { kind: Kind::BackwardWeight, ..op }].map(Cell::One));
+                    }
+                    _ => parts.push(Cell::One(op)),
+                }
+            }
+        }
+        rows.push(parts);
+    }
+    Some(Timetable { rows, ..timetable.clone() })
+}
+
+fn halves(op: Op) -> impl Iterator<Item = Op> {
+    let kinds: &[Kind] = match op.kind {
+        Kind::Backward => &[Kind::BackwardInput, Kind::BackwardWeight],
+        Kind::Forward => &[Kind::Forward],
+        Kind::BackwardInput => &[Kind::BackwardInput],
+        Kind::BackwardWeight => &[Kind::BackwardWeight],
+        Kind::Recompute => &[Kind::Recompute],
+    };
+    kinds.iter().map(move |kind| Op { kind: *kind, ..op })
+}
