@@ -20,7 +20,7 @@ mod train;
 
 use std::io::Write;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use chimera::auto::Where;
 use chimera::core::lower::{Hoist, Passes, Recompute};
 use chimera::core::schedule::{Scaling, Shape};
@@ -135,9 +135,16 @@ struct PassArgs {
 }
 
 impl PassArgs {
-    fn passes(self) -> Passes {
+    fn passes(self) -> Result<Passes> {
         let PassArgs { recompute, hoist, split_backward } = self;
-        Passes { recompute, hoist, split_backward }
+        // A file may have recomputations of its own, which can wait for their gradients.
+        let is_idle =
+            recompute == Recompute::None && !matches!(hoist, Hoist::By(0) | Hoist::OnDemand);
+        ensure!(
+            !is_idle,
+            "--hoist {hoist} moves recomputations: say --recompute full or selective too"
+        );
+        Ok(Passes { recompute, hoist, split_backward })
     }
 }
 

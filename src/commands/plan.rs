@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use chimera::auto::{AUTO, Report, auto};
 use chimera::core::analyze::{Refusal, StageCosts, Timeline, simulate};
 use chimera::core::lower::{Lowering, Program, lower};
@@ -44,7 +44,7 @@ impl Plan {
         costs: &CostArgs,
     ) -> Result<Plan> {
         let stages = costs.of_stages(&timetable)?;
-        let (timetable, how) = passes.passes().apply(timetable, costs.lowering(), &stages)?;
+        let (timetable, how) = passes.passes()?.apply(timetable, costs.lowering(), &stages)?;
         Ok(Plan { timetable, search: None, how, costs: stages })
     }
 
@@ -62,10 +62,11 @@ impl Plan {
         let timetable = if name == "-" || is_file(name) {
             read(Path::new(name))?
         } else {
-            find(name)?.timetable(&args.shape())?
+            let known = find(name).map_err(|unknown| anyhow!("{unknown}, {AUTO}"))?;
+            known.timetable(&args.shape())?
         };
         let costs_of_stages = stages(&timetable)?;
-        let passes = args.passes.passes();
+        let passes = args.passes.passes()?;
         let (timetable, how) = passes.apply(timetable, costs.lowering(), &costs_of_stages)?;
         Ok(Plan { timetable, search: None, how, costs: costs_of_stages })
     }
@@ -93,13 +94,13 @@ fn found(
         seed: args.search_seed,
         ..Search::default()
     };
+    let passes = args.passes.passes()?;
     let bar = ProgressBar::new_spinner();
     bar.set_style(ProgressStyle::with_template("{msg} {elapsed}")?);
-    let found =
-        auto(args.placement, &args.shape(), args.passes.passes(), &how, stages, |progress| {
-            bar.set_message(Report { progress: *progress, like: None }.to_string());
-            bar.tick();
-        });
+    let found = auto(args.placement, &args.shape(), passes, &how, stages, |progress| {
+        bar.set_message(Report { progress: *progress, like: None }.to_string());
+        bar.tick();
+    });
     bar.finish_and_clear();
     found
 }

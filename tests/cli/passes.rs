@@ -77,3 +77,18 @@ fn modes_that_are_not_there_name_those_that_are() {
         assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
     }
 }
+
+#[test]
+fn there_is_nothing_to_hoist_without_recomputation() {
+    for hoist in ["3", "auto"] {
+        let ran = chimera(&format!("simulate gpipe --hoist {hoist}"));
+        assert_eq!(ran.code, Some(2), "{}", ran.stdout);
+        assert!(ran.stderr.contains("say --recompute full or selective too"), "{}", ran.stderr);
+    }
+    let unknown = chimera("simulate nothing");
+    assert!(
+        unknown.stderr.contains("1f1b") && unknown.stderr.contains(", auto"),
+        "{}",
+        unknown.stderr
+    );
+}
