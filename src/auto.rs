@@ -6,9 +6,10 @@ use std::str::FromStr;
 use anyhow::Result;
 use chimera_core::analyze::Costs;
 use chimera_core::lower::Passes;
+use chimera_core::names::by_name;
 use chimera_core::order::{Allowed, Found, Progress, Search, shortest};
 use chimera_core::placement::Placement;
-use chimera_core::schedule::{Scaling, Shape};
+use chimera_core::schedule::{MAX_DEPTH, Scaling, Shape};
 use chimera_core::timetable::Timetable;
 
 /// The name that stands for a search wherever a schedule is named.
@@ -19,8 +20,6 @@ pub const ABOUT: &str = "the shortest order that a search finds on --placement u
 
 /// More ops would take the search longer than anyone waits.
 const MAX_OPS: usize = 1 << 18;
-/// The most workers, as of every schedule.
-const MAX_DEPTH: usize = 8192;
 
 /// Why there is nothing to be found.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -124,11 +123,7 @@ impl FromStr for Where {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Where, String> {
-        let known = Where::ALL.iter().find(|(n, _)| *n == name);
-        known.map(|(_, place)| *place).ok_or_else(|| {
-            let names = Where::ALL.map(|(n, _)| n).join(", ");
-            format!("unknown placement `{name}`: choose one of {names}")
-        })
+        by_name("placement", name, &Where::ALL)
     }
 }
 

@@ -97,10 +97,7 @@ impl Rules {
     /// The rules of a timetable: a stage of a pipe is recomputed if it has a [`Kind::Recompute`].
     pub fn of(timetable: &Timetable) -> Rules {
         let mut recomputed: Vec<_> = timetable
-            .rows
-            .iter()
-            .flatten()
-            .flat_map(Cell::ops)
+            .ops()
             .filter(|op| op.kind == Kind::Recompute)
             .map(|op| (op.pipe, op.stage))
             .collect();

@@ -16,6 +16,7 @@ pub mod kernels;
 pub mod ledger;
 pub mod lower;
 pub mod model;
+pub mod names;
 pub mod op;
 pub mod order;
 pub mod placement;

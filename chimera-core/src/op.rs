@@ -148,6 +148,14 @@ impl Cell {
         };
         std::iter::once(first).chain(second)
     }
+
+    /// The same cell of other ops.
+    pub fn map(self, mut other: impl FnMut(Op) -> Op) -> Cell {
+        match self {
+            Cell::One(op) => Cell::One(other(op)),
+            Cell::Pair(a, b) => Cell::Pair(other(a), other(b)),
+        }
+    }
 }
 
 impl From<Op> for Cell {

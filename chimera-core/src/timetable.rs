@@ -1,7 +1,7 @@
 //! What a schedule's author writes: one row of cells per worker, compute only.
 
 use crate::ids::{PipeId, StageId, WorkerId};
-use crate::op::Cell;
+use crate::op::{Cell, Kind, Op};
 use crate::placement::Placement;
 use crate::update::Update;
 
@@ -57,8 +57,23 @@ impl Timetable {
         &self.rows[worker.index()]
     }
 
+    /// Number of micro-batches of a step, N.
+    pub fn micro_batches_per_step(&self) -> u32 {
+        self.n_micro_batches / self.update.n_steps().max(1)
+    }
+
+    /// All ops, worker by worker.
+    pub fn ops(&self) -> impl Iterator<Item = Op> {
+        self.rows.iter().flatten().flat_map(Cell::ops)
+    }
+
+    /// Whether some op is of this kind.
+    pub fn has(&self, kind: Kind) -> bool {
+        self.ops().any(|op| op.kind == kind)
+    }
+
     /// Number of ops in all rows.
     pub fn n_ops(&self) -> usize {
-        self.rows.iter().flatten().map(|cell| cell.ops().count()).sum()
+        self.ops().count()
     }
 }

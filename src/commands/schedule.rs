@@ -190,10 +190,10 @@ pub(super) fn proof(program: &Program, timeline: &Timeline) -> String {
 
 /// A title such as `chimera, D = 4, N = 8`.
 pub(super) fn title(timetable: &Timetable) -> String {
-    let (d, n) = (timetable.rows.len(), timetable.n_micro_batches);
-    let title = |n| format!("{}, D = {d}, N = {n}", timetable.schedule);
+    let (d, n) = (timetable.rows.len(), timetable.micro_batches_per_step());
+    let title = format!("{}, D = {d}, N = {n}", timetable.schedule);
     match timetable.update.n_steps() {
-        0 | 1 => title(n),
-        steps => format!("{}, {steps} steps", title(n / steps)),
+        0 | 1 => title,
+        steps => format!("{title}, {steps} steps"),
     }
 }

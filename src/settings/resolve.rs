@@ -51,7 +51,7 @@ fn follow_timetable(merged: &mut Entries) -> Result<()> {
         return Ok(());
     };
     let timetable = read(&path).with_context(|| format!("timetable {}", path.display()))?;
-    let n_micro_batches = timetable.n_micro_batches / timetable.update.n_steps().max(1);
+    let n_micro_batches = timetable.micro_batches_per_step();
     let counts = [
         ("depth", Value::Integer(timetable.rows.len() as i64)),
         ("micro-batches", Value::Integer(i64::from(n_micro_batches))),

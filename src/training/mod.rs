@@ -311,7 +311,7 @@ fn rest(config: &Config, window: u32, first: u64) -> Result<Option<Timetable>> {
 fn timetable(config: &Config, window: u32) -> Result<(Timetable, Option<Report>)> {
     if is_file(&config.schedule) {
         let timetable = read(Path::new(&config.schedule))?;
-        let n_micro_batches = timetable.n_micro_batches / timetable.update.n_steps().max(1);
+        let n_micro_batches = timetable.micro_batches_per_step();
         let counts = (timetable.rows.len(), n_micro_batches as usize);
         ensure!(
             counts == (config.depth, config.micro_batches),

@@ -4,6 +4,7 @@ use std::f64::consts::PI;
 use std::str::FromStr;
 
 use crate::kernels::{AdamW, Kernels, Result, Sgd};
+use crate::names::by_name;
 use crate::stage::Param;
 
 /// What turns a gradient into a step.
@@ -28,7 +29,7 @@ impl FromStr for Optimizer {
     type Err = String;
 
     fn from_str(name: &str) -> std::result::Result<Optimizer, String> {
-        named("optimizer", name, &Optimizer::ALL)
+        by_name("optimizer", name, &Optimizer::ALL)
     }
 }
 
@@ -56,20 +57,8 @@ impl FromStr for LrSchedule {
     type Err = String;
 
     fn from_str(name: &str) -> std::result::Result<LrSchedule, String> {
-        named("schedule of the learning rate", name, &LrSchedule::ALL)
+        by_name("schedule of the learning rate", name, &LrSchedule::ALL)
     }
-}
-
-fn named<T: Copy>(
-    what: &str,
-    name: &str,
-    all: &[(&'static str, T)],
-) -> std::result::Result<T, String> {
-    let known = all.iter().find(|(n, _)| *n == name);
-    known.map(|(_, value)| *value).ok_or_else(|| {
-        let names: Vec<_> = all.iter().map(|(n, _)| *n).collect();
-        format!("unknown {what} `{name}`: choose one of {}", names.join(", "))
-    })
 }
 
 /// How weights are initialised and updated.

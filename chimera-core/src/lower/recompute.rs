@@ -12,6 +12,7 @@ use crate::analyze::memory::{Residuals, is_within};
 use crate::analyze::{Costs, Refusal};
 use crate::effects::Rules;
 use crate::ids::{PipeId, StageId, WorkerId};
+use crate::names::by_name;
 use crate::op::{Cell, Kind, Op};
 use crate::timetable::Timetable;
 
@@ -37,11 +38,7 @@ impl FromStr for Recompute {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Recompute, String> {
-        let known = Recompute::ALL.iter().find(|(n, _)| *n == name);
-        known.map(|(_, recompute)| *recompute).ok_or_else(|| {
-            let names = Recompute::ALL.map(|(n, _)| n).join(", ");
-            format!("unknown recomputation `{name}`: choose one of {names}")
-        })
+        by_name("recomputation", name, &Recompute::ALL)
     }
 }
 

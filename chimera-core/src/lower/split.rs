@@ -81,17 +81,14 @@ impl Split {
             return Split { cell: *cell, leaves: Vec::new() };
         }
         let mut leaves = Vec::new();
-        let mut input_half = |op: Op| match op.kind {
+        let input_half = |op: Op| match op.kind {
             Kind::Backward => {
                 leaves.push(Op { kind: Kind::BackwardWeight, ..op });
                 Op { kind: Kind::BackwardInput, ..op }
             }
             _ => op,
         };
-        let cell = match *cell {
-            Cell::One(op) => Cell::One(input_half(op)),
-            Cell::Pair(a, b) => Cell::Pair(input_half(a), input_half(b)),
-        };
+        let cell = cell.map(input_half);
         Split { cell, leaves }
     }
 }

@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 use super::{Bucket, Instr, Lowering, Program};
 use crate::analyze::timeline::{Timeline, Work};
 use crate::ids::{BucketId, StageId};
+use crate::names::by_name;
 use crate::placement::Placement;
 use crate::update::{Update, Window};
 
@@ -32,13 +33,7 @@ impl FromStr for Sync {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Sync, String> {
-        let known = Sync::ALL.iter().find(|(n, _)| *n == name);
-        known.map(|(_, sync)| *sync).ok_or_else(|| {
-            format!(
-                "unknown sync policy `{name}`: choose one of {}",
-                Sync::ALL.map(|(n, _)| n).join(", ")
-            )
-        })
+        by_name("sync policy", name, &Sync::ALL)
     }
 }
 

@@ -8,25 +8,28 @@ use crate::ids::WorkerId;
 use crate::op::{Cell, Kind, Op};
 use crate::timetable::Timetable;
 
-/// No order of the timetable's cells has a smaller makespan under the limit.
+/// No order of the cells of the timetable, whose graph is `graph`, has a smaller makespan under the limit.
 ///
 /// An order of pairs and whole backwards is one of their parts too, unless being together saves time. So the
 /// bound of the parts holds as well, and where cells mix them it is the better one: the bound under a limit
 /// looks at ops of one kind alone.
-pub(crate) fn bound(timetable: &Timetable, costs: &impl Costs, max_peak: Option<f64>) -> f64 {
-    let of = |timetable: &Timetable| {
-        let graph = Graph::of(timetable, costs);
-        max_peak.map_or_else(|| lower_bound(&graph), |most| capped_bound(&graph, most))
+pub(crate) fn bound(
+    timetable: &Timetable,
+    graph: &Graph,
+    costs: &impl Costs,
+    max_peak: Option<f64>,
+) -> f64 {
+    let of = |graph: &Graph| {
+        max_peak.map_or_else(|| lower_bound(graph), |most| capped_bound(graph, most))
     };
     let parts = if is_mixed(timetable) { apart(timetable, costs) } else { None };
-    parts.map_or(0.0, |parts| of(&parts)).max(of(timetable))
+    parts.map_or(0.0, |parts| of(&Graph::of(&parts, costs))).max(of(graph))
 }
 
 /// Whether some ops are together that elsewhere are apart.
 fn is_mixed(timetable: &Timetable) -> bool {
-    let has = |kind| timetable.rows.iter().flatten().flat_map(Cell::ops).any(|op| op.kind == kind);
     let has_pair = timetable.rows.iter().flatten().any(|cell| matches!(cell, Cell::Pair(..)));
-    has_pair || has(Kind::Backward) && has(Kind::BackwardInput)
+    has_pair || timetable.has(Kind::Backward) && timetable.has(Kind::BackwardInput)
 }
 
 /// Every op on its own and every backward in halves, weight halves in the order of their input halves;

@@ -51,10 +51,18 @@ pub struct Progress {
     pub n_orders: u64,
 }
 
+impl Progress {
+    /// Whether the shortest makespan so far is the bound.
+    pub fn is_optimal(&self) -> bool {
+        self.makespan <= self.lower_bound + TOLERANCE
+    }
+}
+
 /// The best that a search came upon.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Found {
-    /// The timetable, not yet proven; named `auto`, or as the start that nothing was better than.
+    /// The timetable, proven under the memory limit; named `auto`, or as the start that nothing was
+    /// better than.
     pub timetable: Timetable,
     /// Its makespan and what it took.
     pub progress: Progress,
@@ -165,7 +173,7 @@ impl Problem {
             heads: graph.heads(),
             tails: reversed.heads(),
             limits: Limits { worker: max_peak, pipe: None },
-            lower_bound: bound(timetable, costs, max_peak),
+            lower_bound: bound(timetable, &graph, costs, max_peak),
             unit: total / graph.nodes.len().max(1) as f64,
             graph,
             reversed,

@@ -6,7 +6,7 @@ use super::search::{Found, Progress, Search, search};
 use super::starts::{Allowed, starts};
 use crate::analyze::Costs;
 use crate::lower::{Hoist, Lowering, Recompute, recompute, split_backward};
-use crate::op::{Cell, Op, Span};
+use crate::op::{Cell, Kind, Op, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
@@ -45,7 +45,7 @@ pub fn shortest<C: Costs, E>(
         ..*how
     };
     let Some(first) = search(&from, &part(8), &mut *observe) else { return Ok(None) };
-    if first.progress.makespan <= first.progress.lower_bound + 1e-9 {
+    if first.progress.is_optimal() {
         return Ok(Some(first));
     }
     let mut tried = first.progress.n_orders;
@@ -85,17 +85,15 @@ fn passed<C: Costs, E>(
 ) -> Result<Vec<Timetable>, E> {
     let lowering = Lowering { max_peak: how.max_peak, ..Lowering::default() };
     let cost = costs(&timetable)?;
-    let mut passed = vec![timetable];
-    if allowed.recompute != Recompute::None {
-        let [timetable] = &passed[..] else { return Ok(passed) };
-        let hoisted =
-            |hoist| recompute(timetable, |_, _| allowed.recompute, hoist, &lowering, &cost);
-        let all = [Hoist::OnDemand, Hoist::Auto].map(hoisted);
-        passed = all.into_iter().flatten().collect();
-    }
+    let hoisted = |hoist| recompute(&timetable, |_, _| allowed.recompute, hoist, &lowering, &cost);
+    let mut passed: Vec<Timetable> = match allowed.recompute {
+        Recompute::None => vec![timetable],
+        _ => [Hoist::OnDemand, Hoist::Auto].into_iter().flat_map(hoisted).collect(),
+    };
     if allowed.split_backwards {
         let split = |timetable: &Timetable| split_backward(timetable, &lowering, &cost).ok();
-        let split: Vec<_> = passed.iter().filter_map(split).collect();
+        let split: Vec<_> =
+            passed.iter().filter(|t| t.has(Kind::Backward)).filter_map(split).collect();
         passed.extend(split);
     }
     Ok(passed)
@@ -108,11 +106,7 @@ fn twice(timetable: &Timetable) -> Timetable {
         Op { span: Span { start, ..op.span }, ..op }
     };
     let repeated = |row: &Vec<Cell>| {
-        let second = row.iter().map(|cell| match *cell {
-            Cell::One(op) => Cell::One(later(op)),
-            Cell::Pair(a, b) => Cell::Pair(later(a), later(b)),
-        });
-        row.iter().copied().chain(second).collect()
+        row.iter().copied().chain(row.iter().map(|cell| cell.map(later))).collect()
     };
     Timetable {
         schedule: "auto".into(),

@@ -2,9 +2,9 @@
 
 use super::graph::unordered;
 use crate::lower::Recompute;
-use crate::op::{Cell, Kind};
+use crate::op::Kind;
 use crate::placement::Placement;
-use crate::schedule::{SCHEDULES, Scaling, Schedule, Shape};
+use crate::schedule::{SCHEDULES, Schedule, Shape};
 use crate::timetable::Timetable;
 use crate::update::Update;
 
@@ -25,15 +25,16 @@ pub struct Allowed {
 pub fn starts(placement: &Placement, n_micro_batches: u32, allowed: Allowed) -> Vec<Timetable> {
     let mut found: Vec<Timetable> = Vec::new();
     for schedule in SCHEDULES.iter().filter(|s| may_have(**s, placement, n_micro_batches)) {
-        for (shape, parameter) in shapes(placement, n_micro_batches) {
+        let plain = shape(placement, n_micro_batches);
+        let named = |(shape, options)| (shape, format!("{} {options}", schedule.name()));
+        let others = schedule.parameters(plain).into_iter().map(named);
+        for (shape, name) in std::iter::once((plain, schedule.name().to_string())).chain(others) {
             let Ok(timetable) = schedule.timetable(&shape) else { continue };
             let is_allowed = timetable.placement == *placement
                 && timetable.update == Update::Flush
                 && (allowed.split_backwards || !is_split(&timetable))
                 && (allowed.halved_micro_batches || timetable.units_per_micro == 1);
-            // A parameter that the schedule does not read changes nothing.
             if is_allowed && found.iter().all(|other| other.rows != timetable.rows) {
-                let name = format!("{}{parameter}", schedule.name());
                 found.push(Timetable { schedule: name, ..timetable });
             }
         }
@@ -59,32 +60,6 @@ fn shape(placement: &Placement, n_micro_batches: u32) -> Shape {
     }
 }
 
-/// Shapes on a placement, and what is particular to each.
-fn shapes(placement: &Placement, n_micro_batches: u32) -> Vec<(Shape, String)> {
-    let plain = shape(placement, n_micro_batches);
-    let mut shapes = vec![(plain, String::new())];
-    for (name, scaling) in &Scaling::ALL[1..] {
-        shapes.push((Shape { scaling: *scaling, ..plain }, format!(" --scaling {name}")));
-    }
-    let d = plain.depth as u32;
-    for n_in_turn in 2..=d.min(MOST_IN_TURN) {
-        shapes.push((Shape { n_in_turn, ..plain }, format!(" --in-turn {n_in_turn}")));
-    }
-    if n_micro_batches.saturating_mul(d) <= MOST_FORWARDS {
-        for in_flight in [d / 2, d, d + d / 2, 2 * d] {
-            let shape = Shape { in_flight: Some(in_flight), ..plain };
-            shapes.push((shape, format!(" --in-flight {in_flight}")));
-        }
-    }
-    shapes
-}
-
-/// Larger groups cost room and gain little.
-const MOST_IN_TURN: u32 = 8;
-/// More forwards are not listed for one parameter after another.
-const MOST_FORWARDS: u32 = 1 << 14;
-
 fn is_split(timetable: &Timetable) -> bool {
-    let mut ops = timetable.rows.iter().flatten().flat_map(Cell::ops);
-    ops.any(|op| matches!(op.kind, Kind::BackwardInput | Kind::BackwardWeight))
+    timetable.has(Kind::BackwardInput) || timetable.has(Kind::BackwardWeight)
 }

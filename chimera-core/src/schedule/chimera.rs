@@ -28,6 +28,14 @@ impl Schedule for Chimera {
         &["", "--pipes 4", "--scaling doubling", "--scaling halving"]
     }
 
+    /// The other scalings.
+    fn parameters(&self, plain: Shape) -> Vec<(Shape, String)> {
+        let scaled = |(name, scaling): &(&str, Scaling)| {
+            (Shape { scaling: *scaling, ..plain }, format!("--scaling {name}"))
+        };
+        Scaling::ALL[1..].iter().map(scaled).collect()
+    }
+
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         shape.check_even_depth(self)?;

@@ -8,6 +8,9 @@ use crate::timetable::Timetable;
 
 pub(super) struct Dapple;
 
+/// Larger groups cost room and gain little.
+const MOST_IN_TURN: u32 = 8;
+
 impl Schedule for Dapple {
     fn name(&self) -> &'static str {
         "dapple"
@@ -23,6 +26,13 @@ impl Schedule for Dapple {
 
     fn source(&self) -> Source {
         Source { paper: "Fan et al., DAPPLE, PPoPP 2021, arXiv 2007.01045", place: "figure 3b" }
+    }
+
+    /// Larger groups.
+    fn parameters(&self, plain: Shape) -> Vec<(Shape, String)> {
+        let groups = 2..=MOST_IN_TURN.min(plain.depth as u32);
+        let group = |n_in_turn| (Shape { n_in_turn, ..plain }, format!("--in-turn {n_in_turn}"));
+        groups.map(group).collect()
     }
 
     /// Stage `s` does the forwards of the g-th group of k micro-batches in slot `s + 2g` and their

@@ -9,6 +9,9 @@ use crate::timetable::Timetable;
 
 pub(super) struct MixPipe;
 
+/// More forwards are not listed for one parameter after another.
+const MOST_FORWARDS: u32 = 1 << 14;
+
 impl Schedule for MixPipe {
     fn name(&self) -> &'static str {
         "mixpipe"
@@ -20,6 +23,16 @@ impl Schedule for MixPipe {
 
     fn source(&self) -> Source {
         Source { paper: "Zhang et al., MixPipe, DAC 2023", place: "section III" }
+    }
+
+    /// From half to twice as many as there are workers.
+    fn parameters(&self, plain: Shape) -> Vec<(Shape, String)> {
+        let d = plain.depth as u32;
+        if plain.n_micro_batches.saturating_mul(d) > MOST_FORWARDS {
+            return Vec::new();
+        }
+        let flown = |k| (Shape { in_flight: Some(k), ..plain }, format!("--in-flight {k}"));
+        [d / 2, d, d + d / 2, 2 * d].map(flown).into()
     }
 
     /// Backwards first; then squeezed, which takes the holes out of the steady state. A worker holds up to

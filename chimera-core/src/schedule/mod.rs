@@ -28,6 +28,7 @@ mod zb_v;
 use std::fmt;
 use std::str::FromStr;
 
+use crate::names::by_name;
 use crate::timetable::Timetable;
 
 /// Every schedule, in the order in which they are listed.
@@ -75,6 +76,12 @@ pub trait Schedule: Sync {
     /// The options, as on the command line, with which it is listed where schedules are compared.
     fn variants(&self) -> &'static [&'static str] {
         &[""]
+    }
+
+    /// Shapes that differ from `plain` in a parameter of this schedule's own, each with the options that say
+    /// so: what a search for an order begins with, beside `plain`.
+    fn parameters(&self, _plain: Shape) -> Vec<(Shape, String)> {
+        Vec::new()
     }
 
     /// The timetable for one shape.
@@ -206,7 +213,8 @@ impl Shape {
     }
 }
 
-const MAX_DEPTH: usize = 8192;
+/// The most workers of a pipeline group.
+pub const MAX_DEPTH: usize = 8192;
 const MAX_OPS: u64 = 1 << 27;
 
 /// How Chimera goes on after D micro-batches (Li & Hoefler, SC'21, section 3.5).
@@ -234,11 +242,7 @@ impl FromStr for Scaling {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Scaling, String> {
-        let known = Scaling::ALL.iter().find(|(n, _)| *n == name);
-        known.map(|(_, scaling)| *scaling).ok_or_else(|| {
-            let names = Scaling::ALL.map(|(n, _)| n).join(", ");
-            format!("unknown scaling `{name}`: choose one of {names}")
-        })
+        by_name("scaling", name, &Scaling::ALL)
     }
 }
 

@@ -75,7 +75,7 @@ pub fn to_csv(timetable: &Timetable, pipe: PipeId) -> Result<String, Inexpressib
 
 /// The micro-batches that go through `pipe`, ascending.
 pub fn micro_batches(timetable: &Timetable, pipe: PipeId) -> Vec<u32> {
-    let ops = timetable.rows.iter().flatten().flat_map(Cell::ops).filter(|op| op.pipe == pipe);
+    let ops = timetable.ops().filter(|op| op.pipe == pipe);
     let mut ids: Vec<u32> = ops.flat_map(|op| op.span.units()).collect();
     ids.sort_unstable();
     ids.dedup();
