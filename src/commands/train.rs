@@ -11,20 +11,17 @@ use anyhow::Result;
 use chimera::auto::report;
 use chimera::candle::Candle;
 use chimera::core::analyze::Timeline;
-use chimera::core::engine::StepReport;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::core::render::{svg, text};
 use chimera::evaluate::Model;
 use chimera::save::save;
 use chimera::settings::Layers;
-use chimera::training::{Folder, Run, Trained};
+use chimera::training::{Folder, Metrics, Run, Trained, flops_per_token, measured_peak};
 use clap::{Args, Parser};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
-/// Windows of the validation text that are evaluated at the end.
-const N_VALIDATION: usize = 64;
 /// Lines about steps that a whole run prints.
 const N_LINES: u64 = 30;
 /// Bytes of text that a trained byte-level model writes at the end.
@@ -80,11 +77,13 @@ impl Train {
         if let Some(hint) = shared_cores(run) {
             say.line(&hint);
         }
+        let full = full_tokens_per_s(run)?;
         let mut progress = Progress::new(run, say);
         let began = Instant::now();
         let trained = run.train(stop, |report| {
-            folder.record(report, run.tokens_per_step())?;
-            progress.step(report);
+            let metrics = Metrics::of(report, run.tokens_per_step(), Some(full));
+            folder.record(&metrics)?;
+            progress.step(&metrics);
             Ok(())
         });
         progress.finish();
@@ -114,9 +113,11 @@ impl Train {
         say: &Say,
     ) -> Result<()> {
         let model = Model::new(Candle::cpu(), run.model(), &trained.weights)?;
-        let validation_loss = model.loss(&run.corpus().validation(N_VALIDATION))?;
+        let validation_loss = model.loss(&run.validation())?;
+        let perplexity = validation_loss.exp();
         say.line(&format!(
-            "validation loss {validation_loss:.4} nats per token, after {seconds:.1} s of training"
+            "validation loss {validation_loss:.4} nats per token, perplexity {perplexity:.2}, after \
+             {seconds:.1} s of training"
         ));
         if run.model().vocab == 256 {
             let ids = model.sample(&[u32::from(b'\n')], N_SAMPLE, 0.8, run.config().seed)?;
@@ -133,7 +134,7 @@ impl Train {
         if self.json {
             let summary = json!({
                 "run": folder.path(), "steps": trained.last.step + 1, "loss": trained.last.loss,
-                "validation_loss": validation_loss, "seconds": seconds,
+                "validation_loss": validation_loss, "perplexity": perplexity, "seconds": seconds,
                 "bubble_ratio": trained.last.bubble_ratio, "measured_over_simulated": overhead,
             });
             super::print(format!("{summary:#}"))?;
@@ -186,47 +187,67 @@ impl Say {
 
 /// Lines about steps: a bar on a terminal, and about thirty lines that stay.
 struct Progress<'r> {
-    run: &'r Run,
     say: &'r Say,
     bar: ProgressBar,
+    n_steps: u64,
     every: u64,
 }
 
 impl<'r> Progress<'r> {
     fn new(run: &'r Run, say: &'r Say) -> Progress<'r> {
-        let bar = match std::io::stderr().is_terminal() {
-            true => ProgressBar::new(run.config().steps),
-            false => ProgressBar::hidden(),
+        let target = match std::io::stderr().is_terminal() {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
         };
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} eta {eta}") {
+        let n_steps = run.config().steps;
+        let bar = ProgressBar::with_draw_target(Some(n_steps), target);
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta} left") {
             bar.set_style(style);
         }
-        Progress { run, say, bar, every: run.config().steps.div_ceil(N_LINES).max(1) }
+        Progress { say, bar, n_steps, every: n_steps.div_ceil(N_LINES).max(1) }
     }
 
-    fn step(&mut self, report: &StepReport) {
-        let tokens_per_s = self.run.tokens_per_step() as f64 / report.step_s;
+    fn step(&mut self, metrics: &Metrics) {
+        let Metrics { step, loss, tokens_per_s, .. } = *metrics;
+        let mfu = metrics.mfu.map_or(String::new(), |mfu| format!("  mfu {mfu:.3}"));
         let line = format!(
-            "step {:>5}  loss {:.4}  grad norm {:.3}  lr {:.2e}  {:>6.0} tokens/s  bubble {:.3}  {:>5.0} MiB",
-            report.step,
-            report.loss,
-            report.grad_norm,
-            report.lr,
-            tokens_per_s,
-            report.bubble_ratio,
-            report.bytes as f64 / f64::from(1u32 << 20),
+            "step {step:>5}  loss {loss:.4}  grad norm {:.3}  lr {:.2e}  {tokens_per_s:>6.0} tokens/s{mfu}  \
+             bubble {:.3}  {:>5.0} MiB",
+            metrics.grad_norm,
+            metrics.lr,
+            metrics.bubble_ratio,
+            metrics.bytes as f64 / f64::from(1u32 << 20),
         );
-        let is_last = report.step + 1 == self.run.config().steps;
-        if report.step.is_multiple_of(self.every) || is_last {
+        let is_last = step + 1 == self.n_steps;
+        if step.is_multiple_of(self.every) || is_last {
             self.bar.suspend(|| self.say.line(&line));
         }
-        self.bar.set_message(format!("loss {:.4} {tokens_per_s:.0} tokens/s", report.loss));
+        if let (Some(loss), Some(perplexity)) = (metrics.validation_loss, metrics.perplexity) {
+            let line =
+                format!("step {step:>5}  validation loss {loss:.4}  perplexity {perplexity:.2}");
+            self.bar.suspend(|| self.say.line(&line));
+        }
+        self.bar.set_message(format!("loss {loss:.4} {tokens_per_s:.0} tokens/s"));
         self.bar.inc(1);
     }
 
     fn finish(&self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// Tokens per second that the devices of a run could train at their peak.
+fn full_tokens_per_s(run: &Run) -> Result<f64> {
+    let config = run.config();
+    let n_workers = config.width * config.depth;
+    let peak = match config.peak_flops {
+        Some(of_a_worker) => of_a_worker * n_workers as f64,
+        None => {
+            let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+            measured_peak(cores.min(n_workers * config.threads))?
+        }
+    };
+    Ok(peak / flops_per_token(run.model()))
 }
 
 fn headline(run: &Run) -> String {

@@ -7,7 +7,7 @@ use chimera_core::model::PRESETS;
 use chimera_core::schedule::{SCHEDULES, Scaling};
 use toml::{Table, Value};
 
-use super::Settings;
+use super::{Settings, StepRange};
 use crate::auto::{AUTO, Where};
 use crate::timetable::is_file;
 
@@ -49,6 +49,7 @@ enum Allowed {
     OneOf(Vec<&'static str>),
     Schedule(Vec<&'static str>),
     Hoisting,
+    Steps,
     Any,
 }
 
@@ -64,6 +65,8 @@ impl Allowed {
             "hidden" | "heads" => Whole(1, 1 << 20),
             "context" | "vocab" => Whole(1, 1 << 24),
             "steps" => Whole(1, 1 << 40),
+            "eval-every" => Whole(0, 1 << 40),
+            "peak-flops" => Real(1.0, 1e30),
             "warmup" => Whole(0, 1 << 40),
             "threads" => Whole(1, 1 << 10),
             "seed" => Whole(0, i64::MAX),
@@ -82,6 +85,7 @@ impl Allowed {
             "scaling" => OneOf(Scaling::ALL.map(|(name, _)| name).to_vec()),
             "recompute" => OneOf(Recompute::ALL.map(|(name, _)| name).to_vec()),
             "hoist" => Hoisting,
+            "trace-steps" => Steps,
             "sync" => OneOf(Sync::ALL.map(|(name, _)| name).to_vec()),
             _ => Any,
         }
@@ -96,6 +100,7 @@ impl Allowed {
                 names.contains(&name.as_str()) || is_file(name)
             }
             (Allowed::Hoisting, Value::String(text)) => text.parse::<Hoist>().is_ok(),
+            (Allowed::Steps, Value::String(text)) => text.parse::<StepRange>().is_ok(),
             (allowed, _) => matches!(allowed, Allowed::Any),
         }
     }
@@ -115,6 +120,7 @@ impl fmt::Display for Allowed {
                 write!(f, "one of {}, or a file that ends in .csv or .json", names.join(", "))
             }
             Allowed::Hoisting => write!(f, "on-demand, auto or a number of cells"),
+            Allowed::Steps => write!(f, "a range of steps such as 1..11"),
             Allowed::Any => write!(f, "anything"),
         }
     }

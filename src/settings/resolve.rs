@@ -178,7 +178,10 @@ mod tests {
         let keys = Settings::keys();
         let config = Layers::default().resolve().unwrap();
         let unset: Vec<_> = keys.iter().filter(|key| config.value(key).is_none()).collect();
-        assert_eq!(unset, ["in-flight", "memory-cap", "out", "metrics", "save"]);
+        assert_eq!(
+            unset,
+            ["in-flight", "memory-cap", "out", "metrics", "trace", "peak-flops", "save"]
+        );
         for key in keys {
             assert!(!check(&key, Value::Array(vec![])).is_err_and(|e| e.contains("unknown")));
         }

@@ -5,12 +5,10 @@ use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use chimera_core::engine::StepReport;
 use chimera_core::fault::Fault;
-use serde::Serialize;
 use serde_json::json;
 
-use super::io_fault;
+use super::{Metrics, io_fault};
 use crate::settings::Config;
 
 /// Where one run writes.
@@ -18,19 +16,6 @@ pub struct Folder {
     path: PathBuf,
     metrics: BufWriter<File>,
     metrics_path: PathBuf,
-}
-
-/// One line of the metrics. Floats are written so that they read back to the same bits.
-#[derive(Serialize)]
-struct Line {
-    step: u64,
-    loss: f64,
-    grad_norm: f64,
-    lr: f64,
-    tokens: u64,
-    step_s: f64,
-    tokens_per_s: f64,
-    bubble_ratio: f64,
 }
 
 impl Folder {
@@ -53,6 +38,9 @@ impl Folder {
             if let Some(dir) = &config.save {
                 crate::save::prepare(dir)?;
             }
+            if let Some(trace) = &config.trace {
+                fresh_file(trace)?;
+            }
             fresh_file(&metrics_path)
         };
         let metrics = open().inspect_err(|_| {
@@ -66,12 +54,9 @@ impl Folder {
         &self.path
     }
 
-    /// Adds a step of `tokens` tokens to the metrics.
-    pub fn record(&mut self, report: &StepReport, tokens: u64) -> Result<()> {
-        let StepReport { step, loss, grad_norm, lr, step_s, bubble_ratio, .. } = *report;
-        let tokens_per_s = tokens as f64 / step_s;
-        let line = Line { step, loss, grad_norm, lr, tokens, step_s, tokens_per_s, bubble_ratio };
-        let text = serde_json::to_string(&line)?;
+    /// Adds a step to the metrics.
+    pub fn record(&mut self, metrics: &Metrics) -> Result<()> {
+        let text = serde_json::to_string(metrics)?;
         let written = writeln!(self.metrics, "{text}").and_then(|()| self.metrics.flush());
         Ok(written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?)
     }
@@ -105,7 +90,9 @@ fn fresh_file(path: &Path) -> Result<File> {
     }
     .with_context(|| {
         let path = path.display();
-        format!("cannot write {path}: is it of another run? choose another --out or --metrics")
+        format!(
+            "cannot write {path}: is it of another run? choose another --out, --metrics or --trace"
+        )
     })
 }
 

@@ -1,7 +1,10 @@
 //! One training run on this machine: from settings to trained weights.
 
 mod fit;
+mod flops;
 mod folder;
+mod metrics;
+mod trace;
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -23,13 +26,18 @@ use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 
+pub use flops::{flops_per_token, measured_peak};
 pub use folder::Folder;
+pub use metrics::Metrics;
+use trace::{Did, Recorder};
 
 use crate::auto::{AUTO, auto};
-use crate::data::Corpus;
+use crate::data::{Batch, Corpus};
 use crate::settings::Config;
 use crate::timetable::{is_file, read};
 
+/// Windows of the validation text that are evaluated.
+const N_VALIDATION: usize = 64;
 /// The last runs of the program whose timelines are kept.
 const N_TIMELINES: u64 = 10;
 
@@ -134,6 +142,11 @@ impl Run {
         &self.corpus
     }
 
+    /// Windows of the text that is not trained on.
+    pub fn validation(&self) -> Batch {
+        self.corpus.validation(N_VALIDATION)
+    }
+
     /// Tokens of one step over all groups.
     pub fn tokens_per_step(&self) -> u64 {
         let Config { width, micro_batches, micro_batch_size, context, .. } = &self.config;
@@ -163,6 +176,9 @@ impl Run {
             epoch: Instant::now(),
         };
         let observe = Mutex::new(observe);
+        let steps = self.config.trace_steps.0.clone();
+        let recorder = |path| Recorder::new(path, steps, self.config.width);
+        let recorder = self.config.trace.as_deref().map(recorder);
         let ranks = run_threads(n_ranks, |comm: &mut Threads<_>| {
             let rank = comm.rank();
             let pool = rayon::ThreadPoolBuilder::new().num_threads(self.config.threads).build();
@@ -172,28 +188,48 @@ impl Run {
                     format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");
                 Fault::new(Class::OutOfMemory, rank, message)
             })?;
-            pool.install(|| self.train_rank(job, comm, &observe))
-        })?;
+            pool.install(|| self.train_rank(job, comm, &observe, recorder.as_ref()))
+        });
+        let traced = recorder.map_or(Ok(()), |recorder| recorder.finish());
+        let ranks = ranks?;
+        traced?;
         merge(ranks)
     }
 
-    fn train_rank<O: FnMut(&StepReport) -> Result<()>>(
-        &self,
-        job: Job<'_>,
+    /// Whether the weights are evaluated after `step`.
+    fn is_evaluated(&self, step: u64) -> bool {
+        let every = self.config.eval_every;
+        every > 0 && (step + 1).is_multiple_of(every)
+    }
+
+    fn train_rank<'r, O: FnMut(&StepReport) -> Result<()>>(
+        &'r self,
+        job: Job<'r>,
         comm: &mut Threads<<Candle as Kernels>::Tensor>,
         observe: &Mutex<O>,
+        recorder: Option<&Recorder<'r>>,
     ) -> Result<RankTrained, Fault> {
         let rank = comm.rank();
         let stage = |id: StageId| self.stages[id.index()].clone();
         let mut worker = Worker::new(job, Candle::cpu(), comm, stage)?;
         let mut trained = RankTrained::default();
+        let held_out = HeldOut { batch: self.validation(), context: self.config.context };
         let (mut step, mut stop) = (0, false);
         while step < self.config.steps && !stop {
             let is_whole = self.config.steps - step >= u64::from(self.program.window().n_steps());
+            let (first, mut program) = (step, &self.program);
             if let Some(last) = self.last.as_ref().filter(|_| !is_whole) {
                 worker.set_program(last)?;
+                program = last;
             }
-            for report in worker.run(step)? {
+            let mut reports = worker.run(step)?;
+            if let Some(at) = reports.iter().rposition(|report| self.is_evaluated(report.step)) {
+                let report = &mut reports[at];
+                let n_samples = held_out.n_samples();
+                report.validation_loss =
+                    Some(worker.evaluate(report.step, &held_out, n_samples)?);
+            }
+            for report in reports {
                 if rank == Rank(0)
                     && let Ok(mut observe) = observe.lock()
                 {
@@ -205,6 +241,10 @@ impl Run {
                 trained.last = Some(report);
                 (step, stop) = (report.step + 1, report.stop);
             }
+            if let Some(recorder) = recorder {
+                let (events, waits) = (worker.events(), worker.waits());
+                recorder.add(&Did { rank, program, steps: first..step, events, waits })?;
+            }
             if rank.index() < job.program.placement().n_workers() && is_whole {
                 if trained.events.len() as u64 == N_TIMELINES {
                     trained.events.remove(0);
@@ -214,6 +254,31 @@ impl Run {
         }
         trained.weights = worker.weights()?;
         Ok(trained)
+    }
+}
+
+/// The validation text as the engine asks for it.
+struct HeldOut {
+    batch: Batch,
+    context: usize,
+}
+
+impl HeldOut {
+    fn n_samples(&self) -> u64 {
+        (self.batch.input.len() / self.context) as u64
+    }
+}
+
+impl Data for HeldOut {
+    fn sample(&self, _: u64, sample: u64, input: &mut Vec<u32>, target: &mut Vec<u32>) {
+        let start = sample as usize * self.context;
+        let window = start..start + self.context;
+        input.extend(self.batch.input.get(window.clone()).unwrap_or_default());
+        target.extend(self.batch.target.get(window).unwrap_or_default());
+    }
+
+    fn n_targets(&self) -> usize {
+        self.context
     }
 }
 
