@@ -15,6 +15,8 @@ mod hostile;
 mod passes;
 #[path = "cli/schedule.rs"]
 mod schedule;
+#[path = "cli/shell.rs"]
+mod shell;
 #[path = "cli/simulate.rs"]
 mod simulate;
 #[path = "cli/usage.rs"]

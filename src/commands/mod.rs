@@ -10,6 +10,7 @@ mod gallery;
 mod import;
 mod plan;
 mod schedule;
+mod shell;
 mod simulate;
 mod train;
 
@@ -36,6 +37,8 @@ enum Command {
     Schedule(schedule::Schedule),
     Simulate(simulate::Simulate),
     Config(config::Config),
+    Completions(shell::Completions),
+    Man(shell::Man),
 }
 
 impl Cli {
@@ -46,6 +49,8 @@ impl Cli {
             Command::Schedule(schedule) => schedule.run(),
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),
+            Command::Completions(completions) => completions.run(),
+            Command::Man(man) => man.run(),
         }
     }
 }

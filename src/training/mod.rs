@@ -26,6 +26,7 @@ use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 
+pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
 pub use folder::Folder;
 pub use metrics::Metrics;
@@ -54,6 +55,18 @@ pub struct Run {
     training: Training,
 }
 
+/// All of a run but its data.
+pub struct Plan {
+    config: Config,
+    model: Gpt2Config,
+    stages: Vec<Gpt2Stage<Candle>>,
+    program: Program,
+    search: Option<Progress>,
+    last: Option<Program>,
+    training: Training,
+    need: Need,
+}
+
 /// What a run leaves.
 pub struct Trained {
     /// Every tensor by its parameter, in order of the stages.
@@ -64,9 +77,9 @@ pub struct Trained {
     pub timelines: Vec<Timeline>,
 }
 
-impl Run {
-    /// Checks settings, model, schedule, memory and data. Nothing is written.
-    pub fn prepare(config: Config) -> Result<Run> {
+impl Plan {
+    /// Checks settings, model and schedule, which it proves, and foresees the memory. Reads no data.
+    pub fn make(config: Config) -> Result<Plan> {
         ensure!(
             config.device == "cpu",
             "device `{}` is not available: this build has `cpu` alone",
@@ -74,7 +87,6 @@ impl Run {
         );
         let model = config.model();
         model.validate()?;
-        let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
         let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
         let (timetable, search) = timetable(&config, window)?;
         ensure!(
@@ -113,7 +125,34 @@ impl Run {
         let whole = program(timetable)?;
         let last = rest(&config, whole.window().n_steps())?.map(&program).transpose()?;
         let program = whole;
-        fit::check(&config, &model, &cuts, &program)?;
+        let need = fit::need(&config, &model, &cuts, &program);
+        Ok(Plan { config, model, stages, program, search, last, training, need })
+    }
+
+    /// The sizes of the model.
+    pub fn model(&self) -> &Gpt2Config {
+        &self.model
+    }
+
+    /// What each worker does in a step, or in a window of steps.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The memory it will need.
+    pub fn need(&self) -> Need {
+        self.need
+    }
+}
+
+impl Run {
+    /// Checks settings, model, data, schedule and memory. Nothing is written.
+    pub fn prepare(config: Config) -> Result<Run> {
+        config.model().validate()?;
+        let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
+        let Plan { config, model, stages, program, search, last, training, need } =
+            Plan::make(config)?;
+        fit::check(&config, &need)?;
         Ok(Run { config, model, stages, program, last, search, corpus, training })
     }
 
