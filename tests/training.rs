@@ -9,6 +9,8 @@ mod equivalence;
 mod evaluation;
 #[path = "training/files.rs"]
 mod files;
+#[path = "training/sinks.rs"]
+mod sinks;
 #[path = "training/trace.rs"]
 mod trace;
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use chimera::auto::report;
 use chimera::candle::Candle;
 use chimera::core::analyze::Timeline;
@@ -17,7 +17,9 @@ use chimera::core::render::{svg, text};
 use chimera::evaluate::Model;
 use chimera::save::save;
 use chimera::settings::Layers;
-use chimera::training::{Folder, Metrics, Run, Trained, flops_per_token, measured_peak};
+use chimera::training::{
+    Folder, Metrics, Prometheus, Run, Trained, flops_per_token, measured_peak,
+};
 use clap::{Args, Parser};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
@@ -77,12 +79,22 @@ impl Train {
         if let Some(hint) = shared_cores(run) {
             say.line(&hint);
         }
+        let listen = |address| {
+            Prometheus::listen(address).with_context(|| format!("cannot listen at {address}"))
+        };
+        let prometheus = run.config().prometheus.map(listen).transpose()?;
+        if let Some(prometheus) = &prometheus {
+            say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
+        }
         let full = full_tokens_per_s(run)?;
         let mut progress = Progress::new(run, say);
         let began = Instant::now();
         let trained = run.train(stop, |report| {
             let metrics = Metrics::of(report, run.tokens_per_step(), Some(full));
             folder.record(&metrics)?;
+            if let Some(prometheus) = &prometheus {
+                prometheus.show(&metrics);
+            }
             progress.step(&metrics);
             Ok(())
         });

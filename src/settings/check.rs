@@ -1,6 +1,7 @@
 //! Which values each key may have.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::PRESETS;
@@ -50,6 +51,7 @@ enum Allowed {
     Schedule(Vec<&'static str>),
     Hoisting,
     Steps,
+    Loopback,
     Any,
 }
 
@@ -86,6 +88,7 @@ impl Allowed {
             "recompute" => OneOf(Recompute::ALL.map(|(name, _)| name).to_vec()),
             "hoist" => Hoisting,
             "trace-steps" => Steps,
+            "prometheus" => Loopback,
             "sync" => OneOf(Sync::ALL.map(|(name, _)| name).to_vec()),
             _ => Any,
         }
@@ -101,6 +104,9 @@ impl Allowed {
             }
             (Allowed::Hoisting, Value::String(text)) => text.parse::<Hoist>().is_ok(),
             (Allowed::Steps, Value::String(text)) => text.parse::<StepRange>().is_ok(),
+            (Allowed::Loopback, Value::String(text)) => {
+                text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
+            }
             (allowed, _) => matches!(allowed, Allowed::Any),
         }
     }
@@ -121,6 +127,9 @@ impl fmt::Display for Allowed {
             }
             Allowed::Hoisting => write!(f, "on-demand, auto or a number of cells"),
             Allowed::Steps => write!(f, "a range of steps such as 1..11"),
+            Allowed::Loopback => {
+                write!(f, "an address of this machine alone, such as 127.0.0.1:9464")
+            }
             Allowed::Any => write!(f, "anything"),
         }
     }

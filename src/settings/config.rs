@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -113,6 +114,10 @@ pub struct Config {
     pub eval_every: u64,
     /// Floating-point operations per second of a worker's device; `None` for what is measured.
     pub peak_flops: Option<f64>,
+    /// Folder for event files of TensorBoard.
+    pub tensorboard: Option<PathBuf>,
+    /// Where Prometheus finds the last step, on this machine.
+    pub prometheus: Option<SocketAddr>,
     /// Folder for the trained weights, if they are to be saved.
     pub save: Option<PathBuf>,
     /// What was said, and where.

@@ -183,6 +183,12 @@ pub struct Settings {
     /// Floating-point operations per second of a worker's device, for `mfu` [default: measured at the start]
     #[arg(long, value_name = "FLOPS")]
     pub peak_flops: Option<f64>,
+    /// Folder for event files that TensorBoard reads [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
+    /// Address of this machine where Prometheus can scrape the last step, such as 127.0.0.1:9464 [default: none]
+    #[arg(long, value_name = "ADDRESS")]
+    pub prometheus: Option<String>,
     /// Folder for the trained weights, as safetensors [default: not saved]
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,

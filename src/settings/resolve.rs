@@ -180,7 +180,17 @@ mod tests {
         let unset: Vec<_> = keys.iter().filter(|key| config.value(key).is_none()).collect();
         assert_eq!(
             unset,
-            ["in-flight", "memory-cap", "out", "metrics", "trace", "peak-flops", "save"]
+            [
+                "in-flight",
+                "memory-cap",
+                "out",
+                "metrics",
+                "trace",
+                "peak-flops",
+                "tensorboard",
+                "prometheus",
+                "save"
+            ]
         );
         for key in keys {
             assert!(!check(&key, Value::Array(vec![])).is_err_and(|e| e.contains("unknown")));

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use chimera_core::fault::Fault;
 use serde_json::json;
 
+use super::tensorboard::EventFile;
 use super::{Metrics, io_fault};
 use crate::settings::Config;
 
@@ -16,6 +17,7 @@ pub struct Folder {
     path: PathBuf,
     metrics: BufWriter<File>,
     metrics_path: PathBuf,
+    events: Option<EventFile>,
 }
 
 impl Folder {
@@ -34,19 +36,23 @@ impl Folder {
         file.write_all(config.to_toml().as_bytes())
             .map_err(|e| io_fault("settings", &shown, &e))?;
         let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
-        let open = || {
+        let open = || -> Result<_> {
             if let Some(dir) = &config.save {
                 crate::save::prepare(dir)?;
             }
             if let Some(trace) = &config.trace {
                 fresh_file(trace)?;
             }
-            fresh_file(&metrics_path)
+            let events = config.tensorboard.as_deref().map(|dir| {
+                EventFile::create(dir)
+                    .with_context(|| format!("cannot write event files to {}", dir.display()))
+            });
+            Ok((fresh_file(&metrics_path)?, events.transpose()?))
         };
-        let metrics = open().inspect_err(|_| {
+        let (metrics, events) = open().inspect_err(|_| {
             let _ = remove_file(&shown); // it would mark the folder as taken
         })?;
-        Ok(Folder { path, metrics: BufWriter::new(metrics), metrics_path })
+        Ok(Folder { path, metrics: BufWriter::new(metrics), metrics_path, events })
     }
 
     /// Where it is.
@@ -58,7 +64,11 @@ impl Folder {
     pub fn record(&mut self, metrics: &Metrics) -> Result<()> {
         let text = serde_json::to_string(metrics)?;
         let written = writeln!(self.metrics, "{text}").and_then(|()| self.metrics.flush());
-        Ok(written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?)
+        written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?;
+        if let Some(events) = &mut self.events {
+            events.record(metrics).map_err(|e| io_fault("events", events.path(), &e))?;
+        }
+        Ok(())
     }
 
     /// Writes another file into the folder.

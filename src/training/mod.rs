@@ -4,6 +4,8 @@ mod fit;
 mod flops;
 mod folder;
 mod metrics;
+mod prometheus;
+mod tensorboard;
 mod trace;
 
 use std::path::Path;
@@ -30,6 +32,7 @@ pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
 pub use folder::Folder;
 pub use metrics::Metrics;
+pub use prometheus::Prometheus;
 use trace::{Did, Recorder};
 
 use crate::auto::{AUTO, auto};
