@@ -25,6 +25,8 @@ mod schedule;
 mod shell;
 #[path = "cli/simulate.rs"]
 mod simulate;
+#[path = "cli/top.rs"]
+mod top;
 #[path = "cli/usage.rs"]
 mod usage;
 
