@@ -33,6 +33,7 @@ use chimera_core::model::Gpt2Config;
 pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
 pub use folder::{Folder, Place};
+pub use lock::is_at_work;
 pub use metrics::{Metrics, RankMetrics};
 pub use plan::Plan;
 pub use prometheus::Prometheus;
