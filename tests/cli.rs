@@ -21,8 +21,12 @@ mod passes;
 mod prepare;
 #[path = "cli/schedule.rs"]
 mod schedule;
+#[path = "cli/shell.rs"]
+mod shell;
 #[path = "cli/simulate.rs"]
 mod simulate;
+#[path = "cli/top.rs"]
+mod top;
 #[path = "cli/usage.rs"]
 mod usage;
 

@@ -5,8 +5,14 @@
 mod asynchronous;
 #[path = "training/equivalence.rs"]
 mod equivalence;
+#[path = "training/evaluation.rs"]
+mod evaluation;
 #[path = "training/files.rs"]
 mod files;
+#[path = "training/sinks.rs"]
+mod sinks;
+#[path = "training/trace.rs"]
+mod trace;
 
 mod command;
 
@@ -35,7 +41,7 @@ fn prepare(options: &str) -> Run {
 fn train(options: &str) -> (Vec<StepReport>, Trained) {
     let reports = Mutex::new(Vec::new());
     let observe = |report: &StepReport| {
-        reports.lock().expect("one writer").push(*report);
+        reports.lock().expect("one writer").push(report.clone());
         Ok(())
     };
     let trained = prepare(options).train(&AtomicBool::new(false), observe);

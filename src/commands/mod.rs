@@ -14,8 +14,11 @@ mod generate;
 mod import;
 mod plan;
 mod prepare;
+mod progress;
 mod schedule;
+mod shell;
 mod simulate;
+mod top;
 mod train;
 
 use std::io::Write;
@@ -38,6 +41,7 @@ pub(crate) struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::Train),
+    Top(top::Top),
     Generate(generate::Generate),
     Eval(eval::Eval),
     Export(export_model::Export),
@@ -46,6 +50,8 @@ enum Command {
     Simulate(simulate::Simulate),
     Config(config::Config),
     Checkpoint(checkpoint::Checkpoint),
+    Completions(shell::Completions),
+    Man(shell::Man),
 }
 
 impl Cli {
@@ -53,6 +59,7 @@ impl Cli {
     pub(crate) fn run(self) -> Result<()> {
         match self.command {
             Command::Train(train) => train.run(),
+            Command::Top(top) => top.run(),
             Command::Generate(generate) => generate.run(),
             Command::Eval(eval) => eval.run(),
             Command::Export(export) => export.run(),
@@ -61,6 +68,8 @@ impl Cli {
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
+            Command::Completions(completions) => completions.run(),
+            Command::Man(man) => man.run(),
         }
     }
 }

@@ -10,6 +10,7 @@
 //! several, in which every micro-batch reads the version of the weights that its rule names.
 
 mod agreement;
+mod evaluate;
 mod machine;
 mod ops;
 mod optimizer;
@@ -23,6 +24,7 @@ mod world;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+pub use agreement::Load;
 pub use optimizer::{LrSchedule, Optimizer, Training};
 pub use ranks::run_threads;
 pub use snapshot::Snapshot;
