@@ -30,7 +30,7 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::kernels::Kernels;
 use chimera_core::lower::Program;
-use chimera_core::model::Gpt2Config;
+use chimera_core::model::ModelConfig;
 
 pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
@@ -73,7 +73,7 @@ impl Run {
     /// Checks settings, model, data, schedule and memory. Nothing is written.
     pub fn prepare(config: Config) -> Result<Run> {
         config.model().validate()?;
-        let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
+        let corpus = Corpus::open(&config.data, &config.model())?;
         let plan = Plan::make(config)?;
         let devices = Devices::open(&plan.devices, plan.config.width)?;
         if devices.one().is_some_and(Opened::is_host) {
@@ -96,8 +96,8 @@ impl Run {
         &self.devices
     }
 
-    /// The sizes of the model.
-    pub fn model(&self) -> &Gpt2Config {
+    /// The model.
+    pub fn model(&self) -> &ModelConfig {
         &self.plan.model
     }
 
@@ -153,7 +153,8 @@ impl Run {
             stop,
             epoch: Instant::now(),
         };
-        let held_out = HeldOut { batch: self.validation()?, context: config.context };
+        let (batch, n_targets) = (self.validation()?, self.model().predictions(config.context));
+        let held_out = HeldOut { batch, n_targets };
         let steps = config.trace_steps.0.clone();
         let recorder = |path| Recorder::new(path, steps, config.width);
         let recorder = config.trace.as_deref().map(recorder);
@@ -200,10 +201,10 @@ fn compute_threads(n: usize, rank: Rank) -> Result<rayon::ThreadPool, Fault> {
 }
 
 /// The tensors of the model in `dir`, which is of these sizes, by name.
-fn weights(dir: &Path, model: &Gpt2Config) -> Result<HashMap<String, Vec<f32>>> {
-    let gpt2 = hf::read(dir)?;
-    ensure!(gpt2.config == *model, "{} was changed while it was read", dir.display());
-    Ok(gpt2.weights.into_iter().map(|(param, values)| (param.name, values)).collect())
+fn weights(dir: &Path, model: &ModelConfig) -> Result<HashMap<String, Vec<f32>>> {
+    let read = hf::read(dir)?;
+    ensure!(read.config == *model, "{} was changed while it was read", dir.display());
+    Ok(read.weights.into_iter().map(|(param, values)| (param.name, values)).collect())
 }
 
 /// The fault of a file that failed while the run was under way.
