@@ -87,12 +87,9 @@ impl<K: Kernels> Model<K> {
     /// Mean loss over all targets of a batch, in nats, sample by sample.
     pub fn loss(&self, batch: &Batch) -> Result<f64> {
         let context = self.config.context;
-        let n_samples = batch.input.len() / context;
-        let mut sum = 0.0;
-        for (input, target) in batch.input.chunks(context).zip(batch.target.chunks(context)) {
-            sum += self.window_loss(input, target)? / n_samples as f64;
-        }
-        Ok(sum)
+        let scale = 1.0 / batch.target.len() as f64;
+        let windows = batch.input.chunks(context).zip(batch.target.chunks(context));
+        windows.map(|(input, target)| self.window_loss(input, target, scale)).sum()
     }
 
     /// Loss of a whole text: windows of `context` tokens, each `stride` tokens after the one before, score those
@@ -128,18 +125,17 @@ impl<K: Kernels> Model<K> {
             target.clear();
             tokens.extend(&mut input, start..end)?;
             tokens.extend(&mut target, done + 1..end + 1)?;
-            sum += self.window_loss(&input, &target)? * (end - done) as f64;
+            sum += self.window_loss(&input, &target, 1.0 / n_targets as f64)?;
             done = end;
             start += stride;
             observe(done);
         }
-        Ok(Score { n_targets, loss: sum / n_targets as f64 })
+        Ok(Score { n_targets, loss: sum })
     }
 
-    /// Mean loss of the targets of the last rows of one window.
-    fn window_loss(&self, input: &[u32], target: &[u32]) -> Result<f64> {
+    /// Summed loss of the targets of the last rows of one window, times `loss_scale`.
+    fn window_loss(&self, input: &[u32], target: &[u32], loss_scale: f64) -> Result<f64> {
         let (head, x) = self.last_rows(input, target.len())?;
-        let loss_scale = 1.0 / target.len() as f64;
         let micro = Micro { step: 0, sample: 0, input: &[], target, loss_scale };
         match head.forward(&self.head, &micro, Some(x))?.0 {
             Output::Loss { loss, .. } => {

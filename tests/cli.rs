@@ -21,6 +21,8 @@ mod passes;
 mod prepare;
 #[path = "cli/schedule.rs"]
 mod schedule;
+#[path = "cli/shell.rs"]
+mod shell;
 #[path = "cli/simulate.rs"]
 mod simulate;
 #[path = "cli/usage.rs"]

@@ -5,8 +5,14 @@
 mod asynchronous;
 #[path = "training/equivalence.rs"]
 mod equivalence;
+#[path = "training/evaluation.rs"]
+mod evaluation;
 #[path = "training/files.rs"]
 mod files;
+#[path = "training/sinks.rs"]
+mod sinks;
+#[path = "training/trace.rs"]
+mod trace;
 
 mod command;
 

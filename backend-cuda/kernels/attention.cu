@@ -46,7 +46,13 @@ __device__ void store_rows(T* to, i64 row_step, const float sums[MINE][FEATURES]
                 put(to, (first + j) * row_step + c * WARP + lane(), scales[j] * sums[j][c]);
 }
 
-GLOBAL attention(const T* qkv, T* out, float* log_sum, int context, int heads, int dim, float scale) {
+// How many keys a row sees, from the first of its sample: given for the sample, or up to itself.
+__device__ int n_keys(const unsigned* lengths, int sample, int row) {
+    return lengths ? (int)lengths[sample] : row + 1;
+}
+
+GLOBAL attention(const T* qkv, T* out, float* log_sum, const unsigned* lengths, int context, int heads, int dim,
+                 float scale) {
     extern __shared__ float shared[];
     int hidden = heads * dim, stride = dim + 1;
     float *q = shared, *k = q + OWN * dim, *v = k + WARP * stride;
@@ -55,9 +61,10 @@ GLOBAL attention(const T* qkv, T* out, float* log_sum, int context, int heads, i
     int first = (gridDim.x - 1 - blockIdx.x) * OWN; // the longest rows begin first
     int mine = first + warp() * MINE;
     load_rows(q, dim, from, 3 * hidden, first, OWN, context, dim, scale);
+    int end = min(n_keys(lengths, sample, first + OWN - 1), context);
     float sums[MINE][FEATURES] = {}, top[MINE], total[MINE] = {};
     for (int j = 0; j < MINE; j++) top[j] = -INFINITY;
-    for (int start = 0; start < first + OWN && start < context; start += WARP) {
+    for (int start = 0; start < end; start += WARP) {
         __syncthreads();
         load_rows(k, stride, from + hidden, 3 * hidden, start, WARP, context, dim, 1.0f);
         load_rows(v, stride, from + 2 * hidden, 3 * hidden, start, WARP, context, dim, 1.0f);
@@ -66,7 +73,7 @@ GLOBAL attention(const T* qkv, T* out, float* log_sum, int context, int heads, i
         dots(p, q + warp() * MINE * dim, k + lane() * stride, dim);
         int key = start + lane();
         for (int j = 0; j < MINE; j++) {
-            bool is_seen = key < context && key <= mine + j;
+            bool is_seen = key < context && key < n_keys(lengths, sample, mine + j);
             // Every row sees the first key of every tile it comes to.
             float higher = fmaxf(top[j], warp_max(is_seen ? p[j] : -INFINITY));
             float shrink = expf(top[j] - higher);
@@ -97,8 +104,8 @@ GLOBAL attention_delta(const T* dy, const T* out, float* delta, i64 n, int dim) 
 }
 
 // The gradient of the queries: OWN queries, tiles of keys.
-GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv, int context,
-                    int heads, int dim, float scale) {
+GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
+                    const unsigned* lengths, int context, int heads, int dim, float scale) {
     extern __shared__ float shared[];
     int hidden = heads * dim, stride = dim + 1;
     float *q = shared, *d = q + OWN * dim, *k = d + OWN * dim, *v = k + WARP * stride;
@@ -108,8 +115,9 @@ GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float
     int first = (gridDim.x - 1 - blockIdx.x) * OWN, mine = first + warp() * MINE;
     load_rows(q, dim, from, 3 * hidden, first, OWN, context, dim, scale);
     load_rows(d, dim, dy + rows * hidden + head * dim, hidden, first, OWN, context, dim, 1.0f);
+    int end = min(n_keys(lengths, sample, first + OWN - 1), context);
     float sums[MINE][FEATURES] = {};
-    for (int start = 0; start < first + OWN && start < context; start += WARP) {
+    for (int start = 0; start < end; start += WARP) {
         __syncthreads();
         load_rows(k, stride, from + hidden, 3 * hidden, start, WARP, context, dim, 1.0f);
         load_rows(v, stride, from + 2 * hidden, 3 * hidden, start, WARP, context, dim, 1.0f);
@@ -119,7 +127,7 @@ GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float
         dots(dp, d + warp() * MINE * dim, v + lane() * stride, dim);
         int key = start + lane();
         for (int j = 0; j < MINE; j++) {
-            bool is_seen = key < context && key <= mine + j && mine + j < context;
+            bool is_seen = key < context && key < n_keys(lengths, sample, mine + j) && mine + j < context;
             i64 at = (rows + mine + j) * heads + head;
             s[j] = is_seen ? expf(s[j] - log_sum[at]) * (dp[j] - delta[at]) : 0.0f;
         }
@@ -131,8 +139,8 @@ GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float
 }
 
 // The gradients of keys and values: OWN keys, tiles of queries.
-GLOBAL attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv, int context,
-                     int heads, int dim, float scale) {
+GLOBAL attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
+                     const unsigned* lengths, int context, int heads, int dim, float scale) {
     extern __shared__ float shared[];
     int hidden = heads * dim, stride = dim + 1;
     float *k = shared, *v = k + OWN * dim, *q = v + OWN * dim, *d = q + WARP * stride;
@@ -143,7 +151,9 @@ GLOBAL attention_dkv(const T* dy, const T* qkv, const float* log_sum, const floa
     load_rows(k, dim, from + hidden, 3 * hidden, first, OWN, context, dim, 1.0f);
     load_rows(v, dim, from + 2 * hidden, 3 * hidden, first, OWN, context, dim, 1.0f);
     float dk[MINE][FEATURES] = {}, dv[MINE][FEATURES] = {};
-    for (int start = first / WARP * WARP; start < context; start += WARP) {
+    // Keys that no row sees have no gradient; without lengths earlier rows see none of these.
+    int end = lengths && first >= (int)lengths[sample] ? 0 : context;
+    for (int start = lengths ? 0 : first / WARP * WARP; start < end; start += WARP) {
         __syncthreads();
         load_rows(q, stride, from, 3 * hidden, start, WARP, context, dim, scale);
         load_rows(d, stride, dy + rows * hidden + head * dim, hidden, start, WARP, context, dim, 1.0f);
@@ -154,7 +164,7 @@ GLOBAL attention_dkv(const T* dy, const T* qkv, const float* log_sum, const floa
         int query = start + lane();
         i64 at = (rows + query) * heads + head;
         for (int j = 0; j < MINE; j++) {
-            bool is_seen = query < context && mine + j <= query;
+            bool is_seen = query < context && mine + j < n_keys(lengths, sample, query);
             p[j] = is_seen ? expf(p[j] - log_sum[at]) : 0.0f;
             ds[j] = is_seen ? p[j] * (ds[j] - delta[at]) : 0.0f;
         }

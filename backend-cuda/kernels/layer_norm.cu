@@ -1,6 +1,7 @@
 // Layer norm: a warp to a row, read again from the cache rather than kept.
 
-GLOBAL layer_norm(const T* x, const float* gain, const float* bias, T* y, float* stats, i64 rows, int width) {
+GLOBAL layer_norm(const T* x, const float* gain, const float* bias, T* y, float* stats, i64 rows, int width,
+                  float epsilon) {
     i64 row = (i64)blockIdx.x * (blockDim.x / WARP) + warp();
     if (row >= rows) return;
     x += row * width;
@@ -17,7 +18,7 @@ GLOBAL layer_norm(const T* x, const float* gain, const float* bias, T* y, float*
         float centred = get(x, i) - mean;
         squares += centred * centred;
     }
-    float scale = 1.0f / sqrtf(warp_sum(squares) / width + 1e-5f);
+    float scale = 1.0f / sqrtf(warp_sum(squares) / width + epsilon);
     for (int i = lane(); i < width; i += WARP)
         put(y, i, (get(x, i) - mean) * scale * gain[i] + bias[i]);
     if (lane() == 0) {

@@ -1,12 +1,15 @@
 //! `chimera config`: what a run would be trained with.
 
-use anyhow::Result;
-use chimera::settings::Layers;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use chimera::settings::{Layers, Settings};
+use chimera::training::Plan;
 use clap::{Args, Subcommand};
 
 use super::print;
 
-/// Shows the settings of a run
+/// Shows or checks the settings of a run
 #[derive(Args)]
 pub(crate) struct Config {
     #[command(subcommand)]
@@ -16,6 +19,7 @@ pub(crate) struct Config {
 #[derive(Subcommand)]
 enum Command {
     Show(Show),
+    Check(Check),
 }
 
 /// Prints every key with its value and where it came from, as TOML that reads back
@@ -28,10 +32,61 @@ struct Show {
     json: bool,
 }
 
+/// Checks files of settings without data and without training: every key, the model, the schedule, which
+/// is proven, and the memory it will need. The exit code is that of the last file refused
+#[derive(Args)]
+struct Check {
+    /// TOML files, as `chimera train --config` takes them
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+}
+
 impl Config {
     pub(crate) fn run(self) -> Result<()> {
-        let Command::Show(show) = self.command;
-        let config = show.layers.resolve()?;
-        print(if show.json { format!("{:#}", config.to_json()) } else { config.to_toml() })
+        match self.command {
+            Command::Show(show) => show.run(),
+            Command::Check(check) => check.run(),
+        }
     }
+}
+
+impl Show {
+    fn run(self) -> Result<()> {
+        let config = self.layers.resolve()?;
+        print(if self.json { format!("{:#}", config.to_json()) } else { config.to_toml() })
+    }
+}
+
+impl Check {
+    fn run(self) -> Result<()> {
+        let mut outcome = Ok(());
+        for file in &self.files {
+            match verdict(file) {
+                Ok(line) => print(line)?,
+                Err(refusal) => {
+                    if let Err(earlier) = std::mem::replace(&mut outcome, Err(refusal)) {
+                        eprintln!("error: {earlier:#}");
+                    }
+                }
+            }
+        }
+        outcome
+    }
+}
+
+/// What a sound file describes.
+fn verdict(file: &Path) -> Result<String> {
+    let layers = Layers { config: Some(file.to_path_buf()), settings: Settings::default() };
+    let config = layers.resolve()?;
+    let (width, depth) = (config.width, config.depth);
+    let plan = Plan::make(config).with_context(|| file.display().to_string())?;
+    Ok(format!(
+        "{}: sound: {} on {width} x {depth} worker(s), proven with {} message(s) per channel; {} \
+         parameters; needs {}",
+        file.display(),
+        plan.program().schedule(),
+        plan.program().channel_bound(),
+        plan.model().n_params(),
+        plan.need(),
+    ))
 }

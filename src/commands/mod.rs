@@ -14,7 +14,9 @@ mod generate;
 mod import;
 mod plan;
 mod prepare;
+mod progress;
 mod schedule;
+mod shell;
 mod simulate;
 mod train;
 
@@ -46,6 +48,8 @@ enum Command {
     Simulate(simulate::Simulate),
     Config(config::Config),
     Checkpoint(checkpoint::Checkpoint),
+    Completions(shell::Completions),
+    Man(shell::Man),
 }
 
 impl Cli {
@@ -61,6 +65,8 @@ impl Cli {
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
+            Command::Completions(completions) => completions.run(),
+            Command::Man(man) => man.run(),
         }
     }
 }

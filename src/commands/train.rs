@@ -1,16 +1,14 @@
 //! `chimera train`: progress on the terminal around a [`Run`].
 
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use chimera::candle::Candle;
 use chimera::core::analyze::Timeline;
-use chimera::core::engine::StepReport;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::core::render::{svg, text};
@@ -18,15 +16,14 @@ use chimera::evaluate::{Model, Sampling};
 use chimera::save::save;
 use chimera::settings::Layers;
 use chimera::tokenizer::Tokenizer;
-use chimera::training::{Folder, Place, Run, Trained};
+use chimera::training::{
+    Folder, Metrics, Place, Prometheus, Run, Trained, flops_per_token, measured_peak,
+};
 use clap::{Args, Parser};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-/// Windows of the validation text that are evaluated at the end.
-const N_VALIDATION: usize = 64;
-/// Lines about steps that a whole run prints.
-const N_LINES: u64 = 30;
+use super::progress::{Progress, Say};
+
 /// Characters or so of text that a trained model writes at the end.
 const N_SAMPLE: usize = 240;
 /// Characters or so of a token that is more than a byte.
@@ -88,11 +85,23 @@ impl Train {
         if let Some(hint) = shared_cores(run) {
             say.line(&hint);
         }
+        let listen = |address| {
+            Prometheus::listen(address).with_context(|| format!("cannot listen at {address}"))
+        };
+        let prometheus = run.config().prometheus.map(listen).transpose()?;
+        if let Some(prometheus) = &prometheus {
+            say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
+        }
+        let full = full_tokens_per_s(run)?;
         let mut progress = Progress::new(run, say);
         let began = Instant::now();
         let trained = run.train(stop, |report| {
-            folder.record(report, run.tokens_per_step())?;
-            progress.step(report);
+            let metrics = Metrics::of(report, run.tokens_per_step(), Some(full));
+            folder.record(&metrics)?;
+            if let Some(prometheus) = &prometheus {
+                prometheus.show(&metrics);
+            }
+            progress.step(&metrics);
             Ok(())
         });
         progress.finish();
@@ -127,9 +136,11 @@ impl Train {
         say: &Say,
     ) -> Result<()> {
         let model = Model::new(Candle::cpu(), run.model(), &trained.weights)?;
-        let validation_loss = model.loss(&run.corpus().validation(N_VALIDATION)?)?;
+        let validation_loss = model.loss(&run.validation()?)?;
+        let perplexity = validation_loss.exp();
         say.line(&format!(
-            "validation loss {validation_loss:.4} nats per token, after {seconds:.1} s of training"
+            "validation loss {validation_loss:.4} nats per token, perplexity {perplexity:.2}, after \
+             {seconds:.1} s of training"
         ));
         if let Some(tokenizer) = run.corpus().tokenizer() {
             self.sample(run, &model, tokenizer, say)?;
@@ -141,7 +152,7 @@ impl Train {
         if self.json {
             let summary = json!({
                 "run": folder.path(), "steps": trained.last.step + 1, "loss": trained.last.loss,
-                "validation_loss": validation_loss, "seconds": seconds,
+                "validation_loss": validation_loss, "perplexity": perplexity, "seconds": seconds,
                 "bubble_ratio": trained.last.bubble_ratio, "measured_over_simulated": overhead,
             });
             super::print(format!("{summary:#}"))?;
@@ -221,66 +232,18 @@ fn resume(run: &mut Run, place: &Place, say: &Say) -> Result<()> {
     Ok(())
 }
 
-/// Standard output, or standard error where that is taken by JSON.
-struct Say {
-    to_stderr: bool,
-}
-
-impl Say {
-    /// A reader that has gone away does not end the training.
-    fn line(&self, text: &str) {
-        let _ = if self.to_stderr {
-            writeln!(std::io::stderr(), "{text}")
-        } else {
-            writeln!(std::io::stdout(), "{text}")
-        };
-    }
-}
-
-/// Lines about steps: a bar on a terminal, and about thirty lines that stay.
-struct Progress<'r> {
-    run: &'r Run,
-    say: &'r Say,
-    bar: ProgressBar,
-    every: u64,
-}
-
-impl<'r> Progress<'r> {
-    fn new(run: &'r Run, say: &'r Say) -> Progress<'r> {
-        let bar = match std::io::stderr().is_terminal() {
-            true => ProgressBar::new(run.config().steps),
-            false => ProgressBar::hidden(),
-        };
-        bar.set_position(run.first_step());
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} eta {eta}") {
-            bar.set_style(style);
+/// Tokens per second that the devices of a run could train at their peak.
+fn full_tokens_per_s(run: &Run) -> Result<f64> {
+    let config = run.config();
+    let n_workers = config.width * config.depth;
+    let peak = match config.peak_flops {
+        Some(of_a_worker) => of_a_worker * n_workers as f64,
+        None => {
+            let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+            measured_peak(cores.min(n_workers * config.threads))?
         }
-        Progress { run, say, bar, every: run.config().steps.div_ceil(N_LINES).max(1) }
-    }
-
-    fn step(&mut self, report: &StepReport) {
-        let tokens_per_s = self.run.tokens_per_step() as f64 / report.step_s;
-        let line = format!(
-            "step {:>5}  loss {:.4}  grad norm {:.3}  lr {:.2e}  {:>6.0} tokens/s  bubble {:.3}  {:>5.0} MiB",
-            report.step,
-            report.loss,
-            report.grad_norm,
-            report.lr,
-            tokens_per_s,
-            report.bubble_ratio,
-            report.bytes as f64 / f64::from(1u32 << 20),
-        );
-        let is_last = report.step + 1 == self.run.config().steps;
-        if report.step.is_multiple_of(self.every) || is_last {
-            self.bar.suspend(|| self.say.line(&line));
-        }
-        self.bar.set_message(format!("loss {:.4} {tokens_per_s:.0} tokens/s", report.loss));
-        self.bar.inc(1);
-    }
-
-    fn finish(&self) {
-        self.bar.finish_and_clear();
-    }
+    };
+    Ok(peak / flops_per_token(run.model()))
 }
 
 fn headline(run: &Run) -> String {

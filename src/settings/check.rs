@@ -1,6 +1,7 @@
 //! Which values each key may have.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use chimera_core::engine::{LrSchedule, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
@@ -8,7 +9,7 @@ use chimera_core::model::PRESETS;
 use chimera_core::schedule::{SCHEDULES, Scaling};
 use toml::{Table, Value};
 
-use super::Settings;
+use super::{Settings, StepRange};
 use crate::auto::{AUTO, Where};
 use crate::timetable::is_file;
 
@@ -50,6 +51,8 @@ enum Allowed {
     OneOf(Vec<&'static str>),
     Schedule(Vec<&'static str>),
     Hoisting,
+    Steps,
+    Loopback,
     Any,
 }
 
@@ -65,6 +68,8 @@ impl Allowed {
             "hidden" | "heads" => Whole(1, 1 << 20),
             "context" | "vocab" => Whole(1, 1 << 24),
             "steps" => Whole(1, 1 << 40),
+            "eval-every" => Whole(0, 1 << 40),
+            "peak-flops" => Real(1.0, 1e30),
             "warmup" | "save-every" => Whole(0, 1 << 40),
             "keep" => Whole(2, 1 << 20),
             "threads" => Whole(1, 1 << 10),
@@ -88,6 +93,8 @@ impl Allowed {
             "hoist" => Hoisting,
             "optimizer" => OneOf(Optimizer::ALL.map(|(name, _)| name).to_vec()),
             "lr-schedule" => OneOf(LrSchedule::ALL.map(|(name, _)| name).to_vec()),
+            "trace-steps" => Steps,
+            "prometheus" => Loopback,
             "sync" => OneOf(Sync::ALL.map(|(name, _)| name).to_vec()),
             _ => Any,
         }
@@ -102,6 +109,10 @@ impl Allowed {
                 names.contains(&name.as_str()) || is_file(name)
             }
             (Allowed::Hoisting, Value::String(text)) => text.parse::<Hoist>().is_ok(),
+            (Allowed::Steps, Value::String(text)) => text.parse::<StepRange>().is_ok(),
+            (Allowed::Loopback, Value::String(text)) => {
+                text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
+            }
             (allowed, _) => matches!(allowed, Allowed::Any),
         }
     }
@@ -121,6 +132,10 @@ impl fmt::Display for Allowed {
                 write!(f, "one of {}, or a file that ends in .csv or .json", names.join(", "))
             }
             Allowed::Hoisting => write!(f, "on-demand, auto or a number of cells"),
+            Allowed::Steps => write!(f, "a range of steps such as 1..11"),
+            Allowed::Loopback => {
+                write!(f, "an address of this machine alone, such as 127.0.0.1:9464")
+            }
             Allowed::Any => write!(f, "anything"),
         }
     }

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use chimera_core::engine::{LrSchedule, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
@@ -121,6 +124,19 @@ pub struct Config {
     pub out: Option<PathBuf>,
     /// File of the metrics; `None` for one in the folder of the run.
     pub metrics: Option<PathBuf>,
+    /// File of the trace, if there is to be one.
+    pub trace: Option<PathBuf>,
+    /// The steps that it shows.
+    #[serde(deserialize_with = "by_name")]
+    pub trace_steps: StepRange,
+    /// Steps from one evaluation to the next; 0 for none before the end.
+    pub eval_every: u64,
+    /// Floating-point operations per second of a worker's device; `None` for what is measured.
+    pub peak_flops: Option<f64>,
+    /// Folder for event files of TensorBoard.
+    pub tensorboard: Option<PathBuf>,
+    /// Where Prometheus finds the last step, on this machine.
+    pub prometheus: Option<SocketAddr>,
     /// Folder for the trained weights, if they are to be saved.
     pub save: Option<PathBuf>,
     /// Steps between checkpoints; 0 for one only where a run is stopped.
@@ -149,6 +165,22 @@ impl Config {
             context: self.context,
             vocab: self.vocab,
             tied: self.tied,
+        }
+    }
+}
+
+/// Some steps, at least one, written `A..B`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StepRange(pub Range<u64>);
+
+impl FromStr for StepRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<StepRange, String> {
+        let ends = text.split_once("..").map(|(a, b)| (a.trim().parse(), b.trim().parse()));
+        match ends {
+            Some((Ok(from), Ok(to))) if from < to => Ok(StepRange(from..to)),
+            _ => Err(format!("{text} is no range of steps such as 1..11")),
         }
     }
 }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use toml::Value;
 
 pub use check::nearest;
-pub use config::{Config, Origin};
+pub use config::{Config, Origin, StepRange};
 
 /// Why settings cannot be used (exit code 2).
 #[derive(thiserror::Error, Clone, PartialEq, Debug)]
@@ -197,6 +197,24 @@ pub struct Settings {
     /// File for one JSON object per step [default: `metrics.jsonl` in the folder of the run]
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
+    /// File for a trace of every op, wait, sum and update of all workers, for ui.perfetto.dev [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Steps that the trace shows, from A to before B [default: 1..11]
+    #[arg(long, value_name = "A..B")]
+    pub trace_steps: Option<String>,
+    /// Evaluate on the validation text after every so many steps; 0 only at the end [default: 0]
+    #[arg(long, value_name = "STEPS")]
+    pub eval_every: Option<i64>,
+    /// Floating-point operations per second of a worker's device, for `mfu` [default: measured at the start]
+    #[arg(long, value_name = "FLOPS")]
+    pub peak_flops: Option<f64>,
+    /// Folder for event files that TensorBoard reads [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
+    /// Address of this machine where Prometheus can scrape the last step, such as 127.0.0.1:9464 [default: none]
+    #[arg(long, value_name = "ADDRESS")]
+    pub prometheus: Option<String>,
     /// Folder for the trained weights, as safetensors [default: not saved]
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,

@@ -235,7 +235,22 @@ mod tests {
         let keys = Settings::keys();
         let config = Layers::default().resolve().unwrap();
         let unset: Vec<_> = keys.iter().filter(|key| config.value(key).is_none()).collect();
-        assert_eq!(unset, ["in-flight", "memory-cap", "init", "out", "metrics", "save", "resume"]);
+        assert_eq!(
+            unset,
+            [
+                "in-flight",
+                "memory-cap",
+                "init",
+                "out",
+                "metrics",
+                "trace",
+                "peak-flops",
+                "tensorboard",
+                "prometheus",
+                "save",
+                "resume"
+            ]
+        );
         for key in keys {
             assert!(!check(&key, Value::Array(vec![])).is_err_and(|e| e.contains("unknown")));
         }

@@ -1,5 +1,7 @@
 //! Refusing a run that cannot fit into memory before it starts to fill it.
 
+use std::fmt;
+
 use anyhow::{Result, ensure};
 use chimera_core::analyze::peak_bytes;
 use chimera_core::effects::TokenKind;
@@ -9,40 +11,39 @@ use chimera_core::model::{Cut, Gpt2Config};
 
 use crate::settings::Config;
 
-/// What a run needs, in bytes.
-struct Need {
+/// What a run needs, in bytes over all workers.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Need {
     /// Weights in all their versions, gradients and two moments, four bytes an element each; and the weights
     /// that the run begins with, if they were given.
-    state: f64,
+    pub state: f64,
+    /// Weights and two moments, from which a checkpoint is written while training goes on.
+    pub copy: f64,
     /// What workers keep for backwards at once: residuals, inputs to recompute from, deferred weight work.
-    residuals: f64,
+    pub residuals: f64,
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} GiB for weights, gradients and moments", gib(self.state))?;
+        if self.copy > 0.0 {
+            write!(
+                f,
+                ", {:.1} GiB for the copy that checkpoints are written from",
+                gib(self.copy)
+            )?;
+        }
+        write!(f, " and {:.1} GiB for residuals", gib(self.residuals))
+    }
 }
 
 /// Refuses a run whose weights, gradients, moments and residuals exceed the memory that is free.
-pub(super) fn check(
-    config: &Config,
-    model: &Gpt2Config,
-    cuts: &[Cut],
-    program: &Program,
-) -> Result<()> {
-    let need = need(config, model, cuts, program);
+pub(super) fn check(config: &Config, need: &Need) -> Result<()> {
     if let Some(free) = free_bytes() {
-        let gib = |bytes: f64| bytes / f64::from(1u32 << 30);
-        // Weights and two moments, from which a checkpoint is written while training goes on.
-        let copy = if config.save_every > 0 { model.n_params() as f64 * 12.0 } else { 0.0 };
-        let for_copy = match copy {
-            0.0 => String::new(),
-            copy => {
-                format!(", {:.1} GiB for the copy that checkpoints are written from", gib(copy))
-            }
-        };
         ensure!(
-            need.state + copy + need.residuals <= free,
-            "the run needs {:.1} GiB for weights, gradients and moments{for_copy} and {:.1} GiB for residuals, but \
-             {:.1} GiB are free: choose {}fewer layers, a smaller preset or width, fewer pipes, or a \
-             smaller micro-batch-size",
-            gib(need.state),
-            gib(need.residuals),
+            need.state + need.copy + need.residuals <= free,
+            "the run needs {need}, but {:.1} GiB are free: choose {}fewer layers, a smaller preset or \
+             width, fewer pipes, or a smaller micro-batch-size",
             gib(free),
             if config.recompute == Recompute::None { "recompute full, " } else { "" },
         );
@@ -50,7 +51,7 @@ pub(super) fn check(
     Ok(())
 }
 
-fn need(config: &Config, model: &Gpt2Config, cuts: &[Cut], program: &Program) -> Need {
+pub(super) fn need(config: &Config, model: &Gpt2Config, cuts: &[Cut], program: &Program) -> Need {
     let units = program.units_per_micro() as usize;
     let tokens = (config.micro_batch_size / units * config.context) as f64;
     let kept = peak_bytes(program, |_, token| {
@@ -77,8 +78,14 @@ fn need(config: &Config, model: &Gpt2Config, cuts: &[Cut], program: &Program) ->
     let state = workers.map(state_of).sum::<f64>();
     let residuals = kept.iter().sum::<f64>();
     let width = config.width as f64;
-    let given = if config.init.is_some() { model.n_params() as f64 * 4.0 } else { 0.0 };
-    Need { state: state * width + given, residuals: residuals * width }
+    let n_params = model.n_params() as f64;
+    let given = if config.init.is_some() { n_params * 4.0 } else { 0.0 };
+    let copy = if config.save_every > 0 { n_params * 12.0 } else { 0.0 };
+    Need { state: state * width + given, copy, residuals: residuals * width }
+}
+
+fn gib(bytes: f64) -> f64 {
+    bytes / f64::from(1u32 << 30)
 }
 
 /// Memory that can be had without swapping, where the system tells.

@@ -5,13 +5,13 @@ use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use chimera_core::engine::StepReport;
 use chimera_core::fault::Fault;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::json;
 
-use super::io_fault;
 use super::lock::Lock;
+use super::tensorboard::EventFile;
+use super::{Metrics, io_fault};
 use crate::checkpoint::{Checkpoint, Disk, Store};
 use crate::settings::Config;
 
@@ -23,20 +23,8 @@ pub struct Folder {
     path: PathBuf,
     metrics: BufWriter<File>,
     metrics_path: PathBuf,
+    events: Option<EventFile>,
     _lock: Lock,
-}
-
-/// One line of the metrics. Floats are written so that they read back to the same bits.
-#[derive(Serialize)]
-struct Line {
-    step: u64,
-    loss: f64,
-    grad_norm: f64,
-    lr: f64,
-    tokens: u64,
-    step_s: f64,
-    tokens_per_s: f64,
-    bubble_ratio: f64,
 }
 
 /// The folder of a run that is about to begin, which nobody else can write into.
@@ -97,36 +85,40 @@ impl Place {
         let shown = path.join("config.toml");
         let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
         let goes_on = config.resume.is_some() && shown.exists();
-        if let Some(dir) = config.save.as_deref().filter(|_| goes_on) {
-            crate::save::prepare(dir)?;
-        }
-        if goes_on {
-            let written =
-                Disk::default().write(&shown, |out| out.write_all(config.to_toml().as_bytes()));
-            written.map_err(|e| io_fault("settings", &shown, &e))?;
-            remove_errors(&path)?;
-            let metrics = behind(&metrics_path, first)
-                .with_context(|| format!("cannot go on with {}", metrics_path.display()))?;
-            return Ok(Folder {
-                path,
-                metrics: BufWriter::new(metrics),
-                metrics_path,
-                _lock: lock,
-            });
-        }
-        let mut file = fresh_file(&shown)?;
-        file.write_all(config.to_toml().as_bytes())
-            .map_err(|e| io_fault("settings", &shown, &e))?;
-        let open = || {
+        let open = || -> Result<_> {
             if let Some(dir) = &config.save {
                 crate::save::prepare(dir)?;
             }
-            fresh_file(&metrics_path)
+            let metrics = if goes_on {
+                behind(&metrics_path, first)
+                    .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
+            } else {
+                if let Some(trace) = &config.trace {
+                    fresh_file(trace)?;
+                }
+                fresh_file(&metrics_path)?
+            };
+            let events = config.tensorboard.as_deref().map(|dir| {
+                EventFile::create(dir)
+                    .with_context(|| format!("cannot write event files to {}", dir.display()))
+            });
+            Ok((metrics, events.transpose()?))
         };
-        let metrics = open().inspect_err(|_| {
-            let _ = remove_file(&shown); // it would mark the folder as taken
-        })?;
-        Ok(Folder { path, metrics: BufWriter::new(metrics), metrics_path, _lock: lock })
+        let settings = config.to_toml();
+        let opened = if goes_on {
+            let written = Disk::default().write(&shown, |out| out.write_all(settings.as_bytes()));
+            written.map_err(|e| io_fault("settings", &shown, &e))?;
+            remove_errors(&path)?;
+            open()
+        } else {
+            let written = fresh_file(&shown)?.write_all(settings.as_bytes());
+            written.map_err(|e| io_fault("settings", &shown, &e))?;
+            open().inspect_err(|_| {
+                let _ = remove_file(&shown); // it would mark the folder as taken
+            })
+        };
+        let (metrics, events) = opened?;
+        Ok(Folder { path, metrics: BufWriter::new(metrics), metrics_path, events, _lock: lock })
     }
 }
 
@@ -141,14 +133,15 @@ impl Folder {
         &self.path
     }
 
-    /// Adds a step of `tokens` tokens to the metrics.
-    pub fn record(&mut self, report: &StepReport, tokens: u64) -> Result<()> {
-        let StepReport { step, loss, grad_norm, lr, step_s, bubble_ratio, .. } = *report;
-        let tokens_per_s = tokens as f64 / step_s;
-        let line = Line { step, loss, grad_norm, lr, tokens, step_s, tokens_per_s, bubble_ratio };
-        let text = serde_json::to_string(&line)?;
+    /// Adds a step to the metrics.
+    pub fn record(&mut self, metrics: &Metrics) -> Result<()> {
+        let text = serde_json::to_string(metrics)?;
         let written = writeln!(self.metrics, "{text}").and_then(|()| self.metrics.flush());
-        Ok(written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?)
+        written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?;
+        if let Some(events) = &mut self.events {
+            events.record(metrics).map_err(|e| io_fault("events", events.path(), &e))?;
+        }
+        Ok(())
     }
 
     /// Writes another file into the folder.
@@ -180,7 +173,9 @@ fn fresh_file(path: &Path) -> Result<File> {
     }
     .with_context(|| {
         let path = path.display();
-        format!("cannot write {path}: is it of another run? choose another --out or --metrics")
+        format!(
+            "cannot write {path}: is it of another run? choose another --out, --metrics or --trace"
+        )
     })
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Result, bail, ensure};
 use chimera_core::engine::Data;
 
-use super::{Run, Samples, program, rest};
+use super::{Run, Samples};
 use crate::checkpoint::{Checkpoint, FORMAT, Manifest, Saver, Store};
 use crate::settings::Settings;
 
@@ -14,7 +14,7 @@ const FIXED: [&str; 8] =
     ["layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
 /// Settings that decide how and where, but not what is trained. `data` is compared by its content,
 /// micro-batches by the samples of a step.
-const FREE: [&str; 34] = [
+const FREE: [&str; 40] = [
     "init",
     "placement",
     "search-time",
@@ -44,6 +44,12 @@ const FREE: [&str; 34] = [
     "timeout",
     "out",
     "metrics",
+    "trace",
+    "trace-steps",
+    "eval-every",
+    "peak-flops",
+    "tensorboard",
+    "prometheus",
     "save",
     "save-every",
     "keep",
@@ -75,7 +81,7 @@ impl Run {
             conflicts.push(format!("{product}: {was} in the checkpoint, {is} now"));
         }
         if conflicts.is_empty() && self.samples_of(manifest.step) != manifest.next_samples {
-            let hint = match self.config.data.is_empty() {
+            let hint = match self.plan.config.data.is_empty() {
                 true => {
                     "; the project's own text changes with its versions: name files with --data"
                 }
@@ -89,24 +95,22 @@ impl Run {
             bail!("{place} is of another training:\n  {}", conflicts.join("\n  "));
         }
         ensure!(
-            manifest.step <= self.config.steps,
+            manifest.step <= self.plan.config.steps,
             "{place} has {} steps already: choose --steps above that",
             manifest.step
         );
         let other = now.keys().filter(|key| !FIXED.contains(&key.as_str()));
         let other = other.filter(|key| !FREE.contains(&key.as_str()));
         let notes = other.filter_map(|key| changed(key)).collect();
-        let last = rest(&self.config, self.program.window().n_steps(), manifest.step)?;
-        let last = last.map(|timetable| program(&self.config, &self.training, timetable));
-        self.last = last.transpose()?;
+        self.plan.last = self.plan.rest(manifest.step)?;
         self.start = Some(checkpoint);
         Ok(notes)
     }
 
     /// Saves checkpoints as the settings say; `warn` is told what could not be saved on the way.
     pub fn save_into(&mut self, store: Store, warn: impl Fn(&str) + Send + Sync + 'static) {
-        let store = store.keeping(self.config.keep);
-        self.saver = Some(Saver::new(store, self.config.save_every, warn));
+        let store = store.keeping(self.plan.config.keep);
+        self.saver = Some(Saver::new(store, self.plan.config.save_every, warn));
     }
 
     /// The first step that is trained.
@@ -116,7 +120,7 @@ impl Run {
 
     pub(super) fn samples(&self) -> Samples<'_> {
         let (seed, context, per_step) =
-            (self.config.seed, self.config.context, self.samples_per_step());
+            (self.plan.config.seed, self.plan.config.context, self.samples_per_step());
         Samples { corpus: &self.corpus, seed, context, per_step }
     }
 
@@ -138,7 +142,7 @@ impl Run {
     fn settings(&self) -> BTreeMap<String, String> {
         let keys = Settings::keys().into_iter();
         keys.filter_map(|key| {
-            let (value, _) = self.config.value(&key)?;
+            let (value, _) = self.plan.config.value(&key)?;
             let value = value.to_string();
             Some((key, value))
         })
@@ -146,7 +150,7 @@ impl Run {
     }
 
     fn samples_per_step(&self) -> u64 {
-        self.tokens_per_step() / self.config.context.max(1) as u64
+        self.tokens_per_step() / self.plan.config.context.max(1) as u64
     }
 
     /// BLAKE3 of a step's first samples.

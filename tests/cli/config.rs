@@ -92,3 +92,52 @@ fn training_reads_the_same_files() {
         ran.stderr
     );
 }
+
+/// Checks files with these texts, `0.toml`, `1.toml`, …
+fn check(texts: &[&str]) -> Ran {
+    let folder = folder();
+    let mut line = "config check".to_string();
+    for (number, text) in texts.iter().enumerate() {
+        let path = folder.path().join(format!("{number}.toml"));
+        write(&path, text).expect("a file");
+        line += &format!(" {}", path.display());
+    }
+    let ran = chimera(&line);
+    let place = format!("{}/", folder.path().display());
+    Ran { stdout: ran.stdout.replace(&place, ""), stderr: ran.stderr.replace(&place, ""), ..ran }
+}
+
+#[test]
+fn a_sound_file_is_proven_without_its_data() {
+    let ran =
+        check(&["data = ['not-there.txt']", "preset = 'gpt2-64'\nschedule = '1f1b'\nwidth = 64"]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let lines: Vec<_> = ran.stdout.lines().collect();
+    let [first, second] = lines[..] else { panic!("{}", ran.stdout) };
+    assert!(
+        first.starts_with("0.toml: sound: chimera on 1 x 4 worker(s), proven with 1 message(s)"),
+        "{first}"
+    );
+    assert!(first.contains("; 956352 parameters; needs 0.0 GiB for weights"), "{first}");
+    assert!(second.starts_with("1.toml: sound: dapple on 64 x 4 worker(s)"), "{second}");
+}
+
+#[test]
+fn every_file_is_checked_and_every_refusal_told() {
+    let bad = "schedule = 'chimera'\n\ndept = 3";
+    let ran = check(&[bad, "steps = 9", "depth = 3", "heads = 5"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stdout.starts_with("1.toml: sound"), "{}", ran.stdout);
+    let errors: Vec<_> = ran.stderr.lines().filter(|line| line.starts_with("error: ")).collect();
+    for (error, start) in errors.iter().zip([
+        "error: 0.toml:3: unknown key `dept`: did you mean `depth`?",
+        "error: 2.toml: ",
+        "error: 3.toml: hidden 96 is not divisible by heads 5",
+    ]) {
+        assert!(error.starts_with(start), "{error}");
+    }
+    assert_eq!(errors.len(), 3, "{}", ran.stderr);
+    let ran = check(&["heads = 5", "schedule = 'gone.json'"]);
+    assert_eq!(ran.code, Some(3), "{}", ran.stderr);
+    assert_eq!(chimera("config check").code, Some(2));
+}

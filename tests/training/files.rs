@@ -5,15 +5,25 @@ use std::fs::{read, read_dir, read_to_string};
 use std::path::Path;
 
 use chimera::core::engine::StepReport;
-use chimera::training::Folder;
+use chimera::training::{Folder, Metrics};
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 
 use super::{MODEL, prepare, train};
 use crate::command::{chimera, folder, text};
 
-const KEYS: [&str; 8] =
-    ["step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s", "bubble_ratio"];
+const KEYS: [&str; 10] = [
+    "step",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens",
+    "step_s",
+    "tokens_per_s",
+    "bubble_ratio",
+    "bytes",
+    "mfu",
+];
 
 /// The numbers of each line as they are written, in the order of the keys.
 fn lines(metrics: &Path) -> Vec<Vec<String>> {
@@ -74,9 +84,11 @@ proptest! {
         let run = prepare(&format!("--out {}", folder.path().display()));
         let [loss, grad_norm, lr, step_s, bubble_ratio] = numbers;
         let report = StepReport {
-            step, loss, grad_norm, lr, step_s, bubble_ratio, bytes: 0, stop: false,
+            step, loss, grad_norm, lr, step_s, bubble_ratio, bytes: 0, validation_loss: None,
+            stop: false,
         };
-        Folder::create(run.config()).and_then(|mut f| f.record(&report, 1)).expect("a line");
+        let metrics = Metrics::of(&report, 1, Some(1.0));
+        Folder::create(run.config()).and_then(|mut f| f.record(&metrics)).expect("a line");
         let metrics = folder.path().join("metrics.jsonl");
         for (key, number) in [
             ("loss", loss), ("grad_norm", grad_norm), ("lr", lr), ("step_s", step_s),

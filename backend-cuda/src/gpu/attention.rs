@@ -1,6 +1,6 @@
 //! Attention: grids and shared memory of the kernels in `kernels/attention.cu`.
 
-use chimera_core::kernels::Result;
+use chimera_core::kernels::{Mask, Result};
 
 use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 
@@ -16,16 +16,19 @@ impl<D: Driver> Gpu<D> {
         qkv: &Tensor<D::Memory>,
         heads: usize,
         context: usize,
+        mask: Mask<'_>,
     ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
         let qkv = self.cast(qkv)?;
         let sizes = self.sizes(&qkv, heads, context)?;
         let rows = qkv.n_rows();
-        let out = self.activation(&[rows, heads * sizes.dim])?;
+        let lengths = self.lengths(mask)?;
+        let out = self.activation_of(&[rows, heads * sizes.dim])?;
         let log_sum = self.empty(&[rows, heads], Element::F32)?;
         let args = [
             qkv.read(),
             out.write(),
             log_sum.write(),
+            lengths.as_ref().map_or(Arg::Null, |lengths| Arg::Read(lengths, 0)),
             int(context),
             int(heads),
             int(sizes.dim),
@@ -43,6 +46,7 @@ impl<D: Driver> Gpu<D> {
         log_sum: &Tensor<D::Memory>,
         heads: usize,
         context: usize,
+        mask: Mask<'_>,
     ) -> Result<Tensor<D::Memory>> {
         let (dy, qkv, out) = (self.cast(dy)?, self.cast(qkv)?, self.cast(out)?);
         let sizes = self.sizes(&qkv, heads, context)?;
@@ -51,13 +55,15 @@ impl<D: Driver> Gpu<D> {
         let args =
             [dy.read(), out.read(), Arg::Write(&delta, 0), long(n), int(sizes.dim)];
         self.run("attention_delta", [n.div_ceil(BLOCK / WARP), 1], BLOCK, &args)?;
-        let d_qkv = self.activation(&qkv.shape)?;
+        let lengths = self.lengths(mask)?;
+        let d_qkv = self.activation_of(&qkv.shape)?;
         let args = [
             dy.read(),
             qkv.read(),
             log_sum.read(),
             Arg::Read(&delta, 0),
             d_qkv.write(),
+            lengths.as_ref().map_or(Arg::Null, |lengths| Arg::Read(lengths, 0)),
             int(context),
             int(heads),
             int(sizes.dim),
@@ -67,6 +73,14 @@ impl<D: Driver> Gpu<D> {
             self.run_shared(kernel, sizes.grid, THREADS, sizes.shared(2), &args)?;
         }
         Ok(d_qkv)
+    }
+
+    /// How many keys each sample has, unless rows see those up to themselves.
+    fn lengths(&self, mask: Mask<'_>) -> Result<Option<D::Memory>> {
+        match mask {
+            Mask::Causal => Ok(None),
+            Mask::Lengths(lengths) => self.indices(lengths).map(Some),
+        }
     }
 
     fn sizes(&self, qkv: &Tensor<D::Memory>, heads: usize, context: usize) -> Result<Sizes> {

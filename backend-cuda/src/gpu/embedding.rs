@@ -14,7 +14,7 @@ impl<D: Driver> Gpu<D> {
         positions: &Tensor<D::Memory>,
     ) -> Result<Tensor<D::Memory>> {
         let hidden = tokens.width();
-        let y = self.activation(&[ids.len(), hidden])?;
+        let y = self.activation_of(&[ids.len(), hidden])?;
         let on_device = self.indices(ids)?;
         let args = [
             Arg::Read(&on_device, 0),

@@ -3,7 +3,7 @@
 use chimera_core::kernels::Result;
 
 use super::sums::Ranges;
-use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, int, long};
+use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 
 impl<D: Driver> Gpu<D> {
     pub(super) fn normalise(
@@ -11,10 +11,11 @@ impl<D: Driver> Gpu<D> {
         x: &Tensor<D::Memory>,
         gain: &Tensor<D::Memory>,
         bias: &Tensor<D::Memory>,
+        epsilon: f64,
     ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
         let (rows, width) = (x.n_rows(), x.width());
         let x = self.cast(x)?;
-        let y = self.activation(&x.shape)?;
+        let y = self.activation_of(&x.shape)?;
         let stats = self.empty(&[rows, 2], Element::F32)?;
         let args = [
             x.read(),
@@ -24,6 +25,7 @@ impl<D: Driver> Gpu<D> {
             stats.write(),
             long(rows),
             int(width),
+            float(epsilon),
         ];
         self.run("layer_norm", by_rows(rows), BLOCK, &args)?;
         Ok((y, stats))
@@ -40,7 +42,7 @@ impl<D: Driver> Gpu<D> {
         let (rows, width) = (x.n_rows(), x.width());
         let (dy, x) = (self.cast(dy)?, self.cast(x)?);
         let residual = residual.map(|residual| self.cast(residual)).transpose()?;
-        let dx = self.activation(&x.shape)?;
+        let dx = self.activation_of(&x.shape)?;
         let args = [
             dy.read(),
             x.read(),

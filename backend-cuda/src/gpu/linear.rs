@@ -17,7 +17,7 @@ impl<D: Driver> Gpu<D> {
         let residual = residual.map(|residual| self.cast(residual)).transpose()?;
         let (rows, (inputs, outputs)) = (x.n_rows(), sizes(&w, layout));
         assert_eq!(x.width(), inputs, "linear");
-        let y = self.activation(&[rows, outputs])?;
+        let y = self.activation_of(&[rows, outputs])?;
         self.product(
             [rows, outputs, inputs],
             operand(&x, false),
@@ -48,7 +48,7 @@ impl<D: Driver> Gpu<D> {
         let (dy, w) = (self.cast(dy)?, self.cast(w)?);
         let (rows, (inputs, outputs)) = (dy.n_rows(), sizes(&w, layout));
         assert_eq!(dy.width(), outputs, "linear_dx");
-        let dx = self.activation(&[rows, inputs])?;
+        let dx = self.activation_of(&[rows, inputs])?;
         self.product(
             [rows, inputs, outputs],
             operand(&dy, false),

@@ -13,7 +13,7 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// An activation to be written in full.
-    pub(super) fn activation(&self, shape: &[usize]) -> Result<Tensor<D::Memory>> {
+    pub(super) fn activation_of(&self, shape: &[usize]) -> Result<Tensor<D::Memory>> {
         self.empty(shape, self.activations)
     }
 
@@ -83,7 +83,7 @@ impl<D: Driver> Gpu<D> {
             return Ok(x.clone());
         }
         if x.start > 0 {
-            let cast = self.activation(&x.shape)?;
+            let cast = self.activation_of(&x.shape)?;
             self.convert(x, &cast)?;
             return Ok(cast);
         }
@@ -92,7 +92,7 @@ impl<D: Driver> Gpu<D> {
             let buffer = cast.buffer.clone();
             return Ok(Tensor { buffer, element: self.activations, ..x.clone() });
         }
-        let cast = self.activation(&x.shape)?;
+        let cast = self.activation_of(&x.shape)?;
         self.convert(x, &cast)?;
         *kept = Some(Cast { buffer: cast.buffer.clone(), len: x.len() });
         Ok(cast)

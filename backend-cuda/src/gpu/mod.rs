@@ -17,7 +17,9 @@ mod pointwise;
 mod sums;
 mod tensor;
 
-use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout, Result, Sgd};
+use chimera_core::kernels::{
+    Activation, AdamW, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd,
+};
 
 pub use driver::{Arg, Driver, Launch, Operand, Place, Product, SOURCE};
 pub use tensor::{Element, Tensor};
@@ -145,8 +147,9 @@ impl<D: Driver> Kernels for Gpu<D> {
         x: &Self::Tensor,
         gain: &Self::Tensor,
         bias: &Self::Tensor,
+        epsilon: f64,
     ) -> Result<(Self::Tensor, Self::Tensor)> {
-        self.normalise(x, gain, bias)
+        self.normalise(x, gain, bias, epsilon)
     }
 
     fn layer_norm_dx(
@@ -171,12 +174,26 @@ impl<D: Driver> Kernels for Gpu<D> {
         self.normalise_backward_weight(dy, x, stats, d_gain, d_bias)
     }
 
-    fn gelu(&self, x: &Self::Tensor) -> Result<Self::Tensor> {
-        self.activate(x)
+    fn activation(&self, x: &Self::Tensor, f: Activation) -> Result<Self::Tensor> {
+        self.activate(x, f)
     }
 
-    fn gelu_dx(&self, dy: &Self::Tensor, x: &Self::Tensor) -> Result<(Self::Tensor, Self::Tensor)> {
-        self.activate_backward(dy, x)
+    fn activation_dx(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        f: Activation,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        self.activate_backward(dy, x, f)
+    }
+
+    fn dropout(
+        &self,
+        x: &Self::Tensor,
+        by: &Dropout,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor> {
+        self.drop_out(x, by, residual)
     }
 
     fn attention(
@@ -184,8 +201,9 @@ impl<D: Driver> Kernels for Gpu<D> {
         qkv: &Self::Tensor,
         heads: usize,
         context: usize,
+        mask: Mask<'_>,
     ) -> Result<(Self::Tensor, Self::Tensor)> {
-        self.attend(qkv, heads, context)
+        self.attend(qkv, heads, context, mask)
     }
 
     fn attention_dx(
@@ -196,8 +214,9 @@ impl<D: Driver> Kernels for Gpu<D> {
         log_sum: &Self::Tensor,
         heads: usize,
         context: usize,
+        mask: Mask<'_>,
     ) -> Result<Self::Tensor> {
-        self.attend_backward(dy, qkv, out, log_sum, heads, context)
+        self.attend_backward(dy, qkv, out, log_sum, heads, context, mask)
     }
 
     fn cross_entropy(

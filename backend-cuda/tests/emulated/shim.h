@@ -21,6 +21,7 @@ static Extent gridDim, blockDim, blockIdx, threadIdx;
 #define __device__ static
 #define __shared__ static __attribute__((section("shared_memory")))
 #define __launch_bounds__(...)
+using std::min;
 
 static float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
 static unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }

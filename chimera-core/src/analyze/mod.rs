@@ -17,4 +17,4 @@ pub use memory::peak_bytes;
 pub use one_order::prove_in_one_order;
 pub use refusal::{Reason, Refusal};
 pub use simulate::simulate;
-pub use timeline::{Event, Timeline, Work};
+pub use timeline::{Awaited, Event, Timeline, Wait, Work};

@@ -1,5 +1,6 @@
 //! Start and end of every op, simulated or measured.
 
+use crate::effects::Token;
 use crate::ids::{BucketId, WorkerId};
 use crate::op::Cell;
 
@@ -28,6 +29,30 @@ pub struct Event {
     /// The event whose end, plus a message perhaps, let this one begin; `None` at the start of a step
     /// and in measured timelines.
     pub after: Option<u32>,
+}
+
+/// What a worker that does nothing waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Awaited {
+    /// A message.
+    Message(Token),
+    /// The sum of a bucket's gradients.
+    Sum(BucketId),
+    /// The agreement of all ranks.
+    Agreement,
+}
+
+/// Time that a worker spends waiting, as measured; not an [`Event`], since it is no work.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Wait {
+    /// Who waited.
+    pub worker: WorkerId,
+    /// For what.
+    pub awaited: Awaited,
+    /// When it began to wait, in seconds.
+    pub start: f64,
+    /// When it went on.
+    pub end: f64,
 }
 
 /// The events of one step, in order of time for each worker.

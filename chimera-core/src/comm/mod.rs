@@ -20,7 +20,7 @@ pub use traced::{Direction, Message, Traced};
 
 use crate::effects::Token;
 use crate::fault::Fault;
-use crate::ids::{BucketId, Rank};
+use crate::ids::{BucketId, Rank, StageId};
 
 /// What a message is about. A (sender, receiver, tag) is used once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -50,6 +50,13 @@ pub enum What {
         /// Index of the tensor in the bucket.
         tensor: u32,
     },
+    /// What a stage makes of a sample that is not trained on.
+    Evaluated {
+        /// Number of the sample.
+        sample: u64,
+        /// The stage.
+        stage: StageId,
+    },
 }
 
 impl fmt::Display for What {
@@ -58,6 +65,9 @@ impl fmt::Display for What {
             What::Token(token) => write!(f, "{token}"),
             What::Part { bucket, tensor } => write!(f, "gradient {tensor} of {bucket}"),
             What::Sum { bucket, tensor } => write!(f, "the summed gradient {tensor} of {bucket}"),
+            What::Evaluated { sample, stage } => {
+                write!(f, "validation sample {sample} behind {stage}")
+            }
         }
     }
 }

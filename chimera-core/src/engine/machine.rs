@@ -9,7 +9,7 @@ use super::ops::Value;
 use super::optimizer::Step;
 use super::sums::Reduction;
 use super::world::{Held, Places, Since, World, held_mut};
-use crate::analyze::timeline::Work;
+use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, Tag, What};
 use crate::effects::Token;
 use crate::fault::{Class, Fault};
@@ -74,7 +74,7 @@ where
 
     fn recv(
         &mut self,
-        _: WorkerId,
+        worker: WorkerId,
         token: Token,
         channel: ChannelId,
     ) -> Result<Poll<Value<S>>, Fault> {
@@ -82,8 +82,10 @@ where
         let tag = |token| Tag { step: self.step, what: What::Token(token) };
         let (now, ahead) = (tag(token), self.job.program.channel_bound() as usize);
         let next = self.expected[channel.index()].get(ahead).copied().map(tag);
+        let start = self.now_s();
         let taken = self.comm.take(from, now, self.deadline());
         let taken = self.on_wire(token, taken)?;
+        self.waited(worker, Awaited::Message(token), start);
         self.expected[channel.index()].pop_front();
         if let Some(next) = next {
             let posted = self.comm.post(from, next);
@@ -116,8 +118,10 @@ where
         };
         let (_, sum, start) = self.under_way.remove(at);
         let deadline = self.deadline();
+        let waits_from = self.now_s();
         let sums = sum.finish(&self.kernels, &mut self.comm, deadline);
         let sums = self.on_sum(bucket, sums)?;
+        self.waited(worker, Awaited::Sum(bucket), waits_from);
         for (places, sum) in self.layout[bucket.index() % self.layout.len()].iter().zip(sums) {
             for &(stage, index) in places {
                 held_mut(&mut self.held, stage).grads[index] = sum.clone();
@@ -127,11 +131,12 @@ where
         Ok(Poll::Ready(()))
     }
 
-    fn agree(&mut self, _: WorkerId) -> Result<Poll<()>, Fault> {
+    fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Fault> {
         let record = self.own_record()?;
-        let deadline = self.deadline();
+        let (start, deadline) = (self.now_s(), self.deadline());
         let records = self.comm.exchange(&record.to_bytes(), deadline);
         let records = self.on_wire("agreement", records)?;
+        self.waited(worker, Awaited::Agreement, start);
         let rank = self.comm.rank();
         let n_steps = self.squared_norms.len();
         let agreed = Agreed::of(&records, n_steps).map_err(|from| Fault {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::Job;
 use super::agreement::Totals;
 use super::world::{Held, Places, ResidualBytes, Since, World, device_fault};
-use crate::analyze::timeline::Event;
+use crate::analyze::timeline::{Event, Wait};
 use crate::comm::Comm;
 use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
@@ -37,6 +37,9 @@ pub struct StepReport {
     /// Bytes of weights, gradients and moments, and of what is kept for backwards (residuals, inputs,
     /// deferred weight work) at its peak, over all ranks.
     pub bytes: u64,
+    /// Mean loss over the targets of samples kept for validation, after the update, in nats; where one was
+    /// asked for.
+    pub validation_loss: Option<f64>,
     /// Whether some rank was asked to stop: this is the last step of all.
     pub stop: bool,
 }
@@ -87,6 +90,7 @@ where
             squared_norms: Vec::new(),
             residuals: ResidualBytes::default(),
             events: Vec::new(),
+            waits: Vec::new(),
             since_agreed: Since { start: Instant::now(), busy_s: 0.0 },
             agreed: None,
             job,
@@ -166,6 +170,11 @@ where
         &self.world.events
     }
 
+    /// When the last run waited on this rank, in order, in seconds since the job's epoch.
+    pub fn waits(&self) -> &[Wait] {
+        &self.world.waits
+    }
+
     /// The parameters, weights and last summed gradients of a stage this rank holds.
     pub fn held(&self, stage: StageId) -> Option<(&[Param], &[S::Tensor], &[S::Tensor])> {
         let held = self.world.held.get(stage.index())?.as_ref()?;
@@ -178,6 +187,7 @@ where
         world.step = first;
         world.losses.clear();
         world.events.clear();
+        world.waits.clear();
         let rank = world.comm.rank();
         world.squared_norms = vec![0.0; world.job.program.window().n_steps() as usize];
         for held in world.held.iter_mut().flatten() {
@@ -209,6 +219,7 @@ where
                 step_s: agreed.span_s / n_steps as f64,
                 bubble_ratio: agreed.bubble_ratio,
                 bytes: agreed.bytes as u64,
+                validation_loss: None,
                 stop: agreed.stop && index + 1 == n_steps,
             }
         };

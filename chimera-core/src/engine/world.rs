@@ -8,7 +8,7 @@ use super::agreement::Agreed;
 use super::optimizer::Step;
 use super::sums::{Reduction, SumError};
 use super::{Job, Patience};
-use crate::analyze::timeline::{Event, Work};
+use crate::analyze::timeline::{Awaited, Event, Wait, Work};
 use crate::comm::{Comm, CommError, Tag, What};
 use crate::effects::Token;
 use crate::fault::{Class, Fault};
@@ -59,6 +59,7 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) squared_norms: Vec<f64>,
     pub(super) residuals: ResidualBytes,
     pub(super) events: Vec<Event>,
+    pub(super) waits: Vec<Wait>,
     pub(super) since_agreed: Since,
     pub(super) agreed: Option<Agreed>,
 }
@@ -180,6 +181,11 @@ where
             self.since_agreed.busy_s += end - start;
         }
         self.events.push(Event { worker, work, start, end, after: None });
+    }
+
+    /// Notes that the worker waited from `start` until now.
+    pub(super) fn waited(&mut self, worker: WorkerId, awaited: Awaited, start: f64) {
+        self.waits.push(Wait { worker, awaited, start, end: self.now_s() });
     }
 
     /// The proof places every op where its stage is, so a stage that is not here is a bug.

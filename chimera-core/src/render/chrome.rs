@@ -2,14 +2,15 @@
 //!
 //! The format is Google's "Trace Event Format". Each worker is a process: a thread for compute and
 //! threads beside it for sums of gradients. An arrow goes from the op that makes a token to the op that
-//! eats it, where these are on two workers. A unit of time is shown as a second, as which measured
+//! eats it, where these are on two workers. What ran is shown with what its workers waited for, and each
+//! run of the program as one slice around its parts. A unit of time is shown as a second, as which measured
 //! timelines mean it.
 
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::rows;
-use crate::analyze::{Event, Timeline, Work};
+use crate::analyze::{Awaited, Event, Timeline, Wait, Work};
 use crate::effects::{Token, TokenKind};
 use crate::lower::Program;
 use crate::op::{Kind, Op};
@@ -20,28 +21,125 @@ const MICROSECONDS: f64 = 1e6;
 /// The trace of a simulated or measured step of `program`, one event per line.
 pub fn trace(program: &Program, timeline: &Timeline) -> String {
     let mut events = Vec::new();
-    for (worker, row) in rows(timeline).iter().enumerate() {
-        events.push(named("process_name", worker, 0, &format!("worker {worker}")));
-        events.push(json!({
-            "ph": "M", "name": "process_sort_index", "pid": worker, "args": {"sort_index": worker},
-        }));
-        let lanes = std::iter::once(&row.compute).chain(&row.reductions);
-        for (lane, work) in lanes.enumerate() {
-            let name = if lane == 0 { "compute" } else { "sums of gradients" };
-            events.push(named("thread_name", worker, lane, name));
-            events.extend(work.iter().map(|event| slice(event, lane)));
-        }
+    for worker in 0..timeline.n_workers {
+        events.extend(process(worker, &format!("worker {worker}")));
     }
-    events.extend(arrows(program, timeline));
+    events.extend(slices(timeline, 0));
+    events.extend(arrows(program, timeline, 0, 0));
+    written(&events)
+}
+
+/// What one pipeline group did in one run of a program.
+#[derive(Clone, Debug)]
+pub struct Ran<'p> {
+    /// What it ran.
+    pub program: &'p Program,
+    /// The group.
+    pub group: usize,
+    /// The first step of the run.
+    pub step: u64,
+    /// Work, in seconds.
+    pub timeline: Timeline,
+    /// Waits, in seconds.
+    pub waits: Vec<Wait>,
+}
+
+/// The trace of a training: each rank is a process, and times are on one clock.
+pub fn training(runs: &[Ran<'_>]) -> String {
+    let mut ranks: Vec<(usize, usize, usize)> = Vec::new();
+    let (mut events, mut n_arrows) = (Vec::new(), 0);
+    for Ran { program, group, step, timeline, waits } in runs {
+        let first = group * timeline.n_workers;
+        ranks.extend((0..timeline.n_workers).map(|worker| (first + worker, *group, worker)));
+        events.extend(steps(timeline, waits, first, *step, program.window().n_steps()));
+        events.extend(slices(timeline, first));
+        events.extend(waits.iter().map(|wait| wait_slice(wait, first)));
+        let arrows = arrows(program, timeline, first, n_arrows);
+        n_arrows += arrows.len() / 2;
+        events.extend(arrows);
+    }
+    ranks.sort();
+    ranks.dedup();
+    let processes = ranks.into_iter().flat_map(|(rank, group, worker)| {
+        process(rank, &format!("rank {rank} (group {group}, worker {worker})"))
+    });
+    written(&processes.chain(events).collect::<Vec<_>>())
+}
+
+fn written(events: &[Value]) -> String {
     let lines: Vec<String> = events.iter().map(Value::to_string).collect();
     format!("{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n"))
+}
+
+fn process(pid: usize, name: &str) -> [Value; 3] {
+    let order = json!({
+        "ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid},
+    });
+    [named("process_name", pid, 0, name), order, named("thread_name", pid, 0, "compute")]
+}
+
+/// The work of all workers; `first` is the process of worker 0.
+fn slices(timeline: &Timeline, first: usize) -> Vec<Value> {
+    let mut slices = Vec::new();
+    for (pid, row) in (first..).zip(rows(timeline)) {
+        slices.extend(row.compute.iter().map(|event| slice(event, pid, 0)));
+        for (lane, sums) in (1..).zip(&row.reductions) {
+            slices.push(named("thread_name", pid, lane, "sums of gradients"));
+            slices.extend(sums.iter().map(|event| slice(event, pid, lane)));
+        }
+    }
+    slices
+}
+
+/// One slice per worker around all that it does and waits for in a run of the program.
+fn steps(timeline: &Timeline, waits: &[Wait], first: usize, step: u64, n_steps: u32) -> Vec<Value> {
+    let name = match u64::from(n_steps) {
+        1 => format!("step {step}"),
+        n => format!("steps {step} to {}", step + n - 1),
+    };
+    let slice = |worker: usize| {
+        let work = timeline.events.iter().map(|e| (e.worker, e.start, e.end));
+        let times = work.chain(waits.iter().map(|w| (w.worker, w.start, w.end)));
+        let mine = times.filter(|(w, ..)| w.index() == worker);
+        let (start, end) = mine
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(start, end), (_, s, e)| {
+                (start.min(s), end.max(e))
+            });
+        (start <= end).then(|| complete(&name, "step", first + worker, 0, (start, end), json!({})))
+    };
+    (0..timeline.n_workers).filter_map(slice).collect()
+}
+
+fn wait_slice(wait: &Wait, first: usize) -> Value {
+    let name = match wait.awaited {
+        Awaited::Message(token) => format!("wait for {token}"),
+        Awaited::Sum(bucket) => format!("wait for sum {}", bucket.0),
+        Awaited::Agreement => "wait for all ranks".to_string(),
+    };
+    let pid = first + wait.worker.index();
+    complete(&name, "wait", pid, 0, (wait.start, wait.end), json!({}))
+}
+
+fn complete(
+    name: &str,
+    category: &str,
+    pid: usize,
+    lane: usize,
+    (start, end): (f64, f64),
+    args: Value,
+) -> Value {
+    let (ts, dur) = (start * MICROSECONDS, (end - start) * MICROSECONDS);
+    json!({
+        "ph": "X", "name": name, "cat": category, "pid": pid, "tid": lane, "ts": ts, "dur": dur,
+        "args": args,
+    })
 }
 
 fn named(what: &str, worker: usize, lane: usize, name: &str) -> Value {
     json!({"ph": "M", "name": what, "pid": worker, "tid": lane, "args": {"name": name}})
 }
 
-fn slice(event: &Event, lane: usize) -> Value {
+fn slice(event: &Event, pid: usize, lane: usize) -> Value {
     let (name, category, args) = match event.work {
         Work::Cell(cell) => {
             let names: Vec<String> = cell.ops().map(name).collect();
@@ -54,10 +152,7 @@ fn slice(event: &Event, lane: usize) -> Value {
             (format!("update {}", bucket.0), "update", json!({"bucket": bucket.0}))
         }
     };
-    json!({
-        "ph": "X", "name": name, "cat": category, "pid": event.worker.0, "tid": lane,
-        "ts": event.start * MICROSECONDS, "dur": (event.end - event.start) * MICROSECONDS, "args": args,
-    })
+    complete(&name, category, pid, lane, (event.start, event.end), args)
 }
 
 fn name(op: Op) -> String {
@@ -77,8 +172,9 @@ fn category(kind: Kind) -> &'static str {
     }
 }
 
-/// For each token that travels, the beginning and the end of an arrow.
-fn arrows(program: &Program, timeline: &Timeline) -> Vec<Value> {
+/// For each token that travels, the beginning and the end of an arrow, numbered from `first_id`; `first` is
+/// the process of worker 0.
+fn arrows(program: &Program, timeline: &Timeline, first: usize, first_id: usize) -> Vec<Value> {
     let rules = program.rules();
     let cells = timeline.events.iter().filter_map(|event| match event.work {
         Work::Cell(cell) if event.end > event.start => Some((event, rules.cell_effects(&cell))),
@@ -97,11 +193,11 @@ fn arrows(program: &Program, timeline: &Timeline) -> Vec<Value> {
         for (token, from) in effects.eats.iter().filter_map(|token| travels(token, event)) {
             // An arrow belongs to the slice that its end lies in, so it begins just before the end.
             let leaves = from.end - (from.end - from.start) / 100.0;
-            let id = arrows.len() / 2;
+            let id = first_id + arrows.len() / 2;
             let end = |phase: &str, at: &Event, time: f64| {
                 json!({
                     "ph": phase, "bp": "e", "id": id, "name": message(token.kind), "cat": "message",
-                    "pid": at.worker.0, "tid": 0, "ts": time * MICROSECONDS,
+                    "pid": first + at.worker.index(), "tid": 0, "ts": time * MICROSECONDS,
                 })
             };
             arrows.push(end("s", from, leaves));

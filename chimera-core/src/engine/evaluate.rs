@@ -1,0 +1,110 @@
+//! The loss on samples that are not trained on, between two runs of the program.
+//!
+//! Each sample goes forward through the stages where they are, so that no rank ever holds more of the
+//! model than it trains. Samples are shared out over groups and pipes, all replicas being equal.
+
+use std::time::Instant;
+
+use super::Data;
+use super::worker::Worker;
+use super::world::Since;
+use crate::comm::{Comm, Tag, What};
+use crate::fault::{Class, Fault};
+use crate::ids::{PipeId, StageId};
+use crate::kernels::Kernels;
+use crate::stage::{Micro, Output, Stage};
+
+impl<S, K, C> Worker<'_, S, K, C>
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Kernels,
+    C: Comm<K::Tensor>,
+{
+    /// Mean loss of the present weights over all targets of samples `0..n_samples` of `data`, in nats: the
+    /// same bits on every rank. All ranks call it after the same `step`.
+    pub fn evaluate(&mut self, step: u64, data: &dyn Data, n_samples: u64) -> Result<f64, Fault> {
+        let scale = 1.0 / (n_samples * data.n_targets() as u64) as f64;
+        let mut own = Vec::new();
+        for sample in (self.world.group as u64..n_samples).step_by(self.world.job.width) {
+            if let Some(loss) = self.evaluate_sample(step, data, sample, scale)? {
+                own.extend(sample.to_le_bytes());
+                own.extend(loss.to_le_bytes());
+            }
+        }
+        let world = &mut self.world;
+        let deadline = world.deadline();
+        let all = world.comm.exchange(&own, deadline);
+        let all = world.on_wire("evaluation", all)?;
+        let mut losses: Vec<(u64, f64)> = all.iter().flat_map(|bytes| losses(bytes)).collect();
+        losses.sort_by_key(|(sample, _)| *sample);
+        if !losses.iter().map(|(sample, _)| *sample).eq(0..n_samples) {
+            let message = "the ranks evaluated other samples than they should have";
+            return Err(Fault::new(Class::Mismatch, world.comm.rank(), message));
+        }
+        world.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
+        Ok(losses.into_iter().map(|(_, loss)| loss).sum())
+    }
+
+    /// Runs the stages of one sample that are here; its loss if the last one is among them.
+    fn evaluate_sample(
+        &mut self,
+        step: u64,
+        data: &dyn Data,
+        sample: u64,
+        loss_scale: f64,
+    ) -> Result<Option<f64>, Fault> {
+        let (me, world) = (self.me, &mut self.world);
+        let placement = world.job.program.placement();
+        let pipe = (sample / world.job.width as u64) % placement.n_pipes() as u64;
+        let at = |stage: usize| placement.worker(PipeId(pipe as u16), StageId(stage as u16));
+        let tag = |stage: usize| Tag {
+            step,
+            what: What::Evaluated { sample, stage: StageId(stage as u16) },
+        };
+        let (mut input, mut target) = (Vec::new(), Vec::new());
+        let read = data.sample(step, sample, &mut input, &mut target);
+        read.map_err(|e| {
+            let fault = Fault::new(Class::Io, world.comm.rank(), e.to_string());
+            Fault { step: Some(step), ..fault }
+        })?;
+        let micro = Micro { step, sample, input: &input, target: &target, loss_scale };
+        let (mut carried, mut loss) = (None, None);
+        for stage in (0..placement.n_stages()).filter(|stage| at(*stage) == me) {
+            if stage > 0 && at(stage - 1) != me {
+                let (from, deadline) =
+                    (world.rank_of(at(stage - 1), world.group), world.deadline());
+                let taken = world.comm.take(from, tag(stage - 1), deadline);
+                carried = Some(world.on_wire("evaluation", taken)?);
+            }
+            let held = world.held(StageId(stage as u16));
+            let output = held.stage.forward(&held.weights, &micro, carried.take());
+            match world.on_device("evaluation", output)?.0 {
+                Output::Loss { loss: scaled, .. } => {
+                    let values = world.kernels.download(&scaled);
+                    let values = world.on_device("evaluation", values)?;
+                    loss = Some(values.into_iter().map(f64::from).sum());
+                }
+                Output::Activation(x)
+                    if stage + 1 < placement.n_stages() && at(stage + 1) != me =>
+                {
+                    let to = world.rank_of(at(stage + 1), world.group);
+                    let sent = world.comm.send(to, tag(stage), x);
+                    world.on_wire("evaluation", sent)?;
+                }
+                Output::Activation(x) => carried = Some(x),
+            }
+        }
+        Ok(loss)
+    }
+}
+
+/// Samples and their losses, as one rank sent them.
+fn losses(bytes: &[u8]) -> impl Iterator<Item = (u64, f64)> + '_ {
+    bytes.chunks_exact(16).filter_map(|pair| {
+        let (sample, loss) = pair.split_at(8);
+        Some((
+            u64::from_le_bytes(sample.try_into().ok()?),
+            f64::from_le_bytes(loss.try_into().ok()?),
+        ))
+    })
+}

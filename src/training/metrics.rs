@@ -1,0 +1,59 @@
+//! What is kept of every step.
+
+use chimera_core::engine::StepReport;
+use serde::{Deserialize, Serialize};
+
+/// One step. Floats are written so that they read back to the same bits.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub struct Metrics {
+    /// Number of the step, from 0.
+    pub step: u64,
+    /// Mean loss over all targets of the global batch, in nats, before the update.
+    pub loss: f64,
+    /// Norm of the whole gradient before clipping.
+    pub grad_norm: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Tokens of the global batch.
+    pub tokens: u64,
+    /// Seconds.
+    pub step_s: f64,
+    /// Tokens over seconds.
+    pub tokens_per_s: f64,
+    /// Idle time over time times workers.
+    pub bubble_ratio: f64,
+    /// Bytes of weights, gradients, moments and residuals at their peak, over all workers.
+    #[serde(default)]
+    pub bytes: u64,
+    /// Model FLOPs over what the workers' devices can do in that time, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+    /// Mean loss on text that is not trained on, after the update, in nats; every `eval-every` steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// `exp(validation_loss)`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
+}
+
+impl Metrics {
+    /// Of a step of `tokens` tokens; `full_tokens_per_s` is how many the devices could train at their peak.
+    pub fn of(report: &StepReport, tokens: u64, full_tokens_per_s: Option<f64>) -> Metrics {
+        let StepReport { step, loss, grad_norm, lr, step_s, bubble_ratio, bytes, .. } = *report;
+        let tokens_per_s = tokens as f64 / step_s;
+        Metrics {
+            step,
+            loss,
+            grad_norm,
+            lr,
+            tokens,
+            step_s,
+            tokens_per_s,
+            bubble_ratio,
+            bytes,
+            mfu: full_tokens_per_s.map(|full| tokens_per_s / full),
+            validation_loss: report.validation_loss,
+            perplexity: report.validation_loss.map(f64::exp),
+        }
+    }
+}

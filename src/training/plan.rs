@@ -1,0 +1,193 @@
+//! What the settings describe: a model cut into stages, a proven program, and the memory it will need.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use chimera_core::analyze::UniformCosts;
+use chimera_core::engine::Training;
+use chimera_core::ids::StageId;
+use chimera_core::lower::{Lowering, Passes, Program, lower};
+use chimera_core::model::{Cut, Gpt2Config, cut};
+use chimera_core::order::Search;
+use chimera_core::schedule::{Shape, find};
+use chimera_core::timetable::Timetable;
+
+use super::fit::{self, Need};
+use crate::auto::{AUTO, Report, auto};
+use crate::settings::Config;
+use crate::timetable::{is_file, read};
+
+/// All of a run but its data.
+pub struct Plan {
+    pub(super) config: Config,
+    pub(super) model: Gpt2Config,
+    pub(super) cuts: Vec<Cut>,
+    pub(super) program: Program,
+    /// Of the steps at the end that do not make a whole window.
+    pub(super) last: Option<Program>,
+    pub(super) search: Option<Report>,
+    pub(super) training: Training,
+    need: Need,
+}
+
+impl Plan {
+    /// Checks settings, model and schedule, which it proves, and foresees the memory. Reads no data.
+    pub fn make(config: Config) -> Result<Plan> {
+        ensure!(
+            config.device == "cpu",
+            "device `{}` is not available: this build has `cpu` alone",
+            config.device
+        );
+        ensure!(
+            config.min_lr <= config.lr,
+            "min-lr {} is above lr {}: the learning rate falls",
+            config.min_lr,
+            config.lr
+        );
+        let model = config.model();
+        model.validate()?;
+        let training = training(&config);
+        let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
+        let Ordered { timetable, passes, search } = order(&config, window)?;
+        ensure!(
+            config.micro_batch_size.is_multiple_of(timetable.units_per_micro as usize),
+            "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
+            config.micro_batch_size
+        );
+        let cuts = cut(&model, timetable.placement.n_stages())?;
+        let program = prove(&config, &training, timetable, passes)?;
+        let need = fit::need(&config, &model, &cuts, &program);
+        let plan = Plan { config, model, cuts, program, last: None, search, training, need };
+        Ok(Plan { last: plan.rest(0)?, ..plan })
+    }
+
+    /// The sizes of the model.
+    pub fn model(&self) -> &Gpt2Config {
+        &self.model
+    }
+
+    /// What each worker does in a step, or in a window of steps.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The memory it will need.
+    pub fn need(&self) -> Need {
+        self.need
+    }
+
+    /// The program of the steps from `first` on that are left over after whole windows.
+    pub(super) fn rest(&self, first: u64) -> Result<Option<Program>> {
+        let Config { steps, schedule, .. } = &self.config;
+        let window = self.program.window().n_steps();
+        let n_left = (steps.saturating_sub(first) % u64::from(window)) as u32;
+        if n_left == 0 {
+            return Ok(None);
+        }
+        let Ordered { timetable, passes, .. } = order(&self.config, n_left)?;
+        ensure!(
+            timetable.update.n_steps().max(1) == n_left,
+            "{schedule} has a window of {window} steps, which {steps} steps are no multiple of: choose other --steps"
+        );
+        prove(&self.config, &self.training, timetable, passes).map(Some)
+    }
+}
+
+fn training(config: &Config) -> Training {
+    Training {
+        seed: config.seed,
+        steps: config.steps,
+        optimizer: config.optimizer,
+        lr: config.lr,
+        min_lr: config.min_lr,
+        warmup: config.warmup,
+        lr_schedule: config.lr_schedule,
+        beta1: config.beta1,
+        beta2: config.beta2,
+        eps: config.eps,
+        momentum: config.momentum,
+        weight_decay: config.weight_decay,
+        clip: (config.clip > 0.0).then_some(config.clip),
+        check_finite: config.check_finite,
+    }
+}
+
+/// A timetable, and the passes that it still needs.
+struct Ordered {
+    timetable: Timetable,
+    passes: Passes,
+    /// What the search for it came to, if there was one.
+    search: Option<Report>,
+}
+
+/// What the settings name, of a window of so many steps if it is asynchronous.
+fn order(config: &Config, window: u32) -> Result<Ordered> {
+    let Config { recompute, hoist, split_backward, .. } = *config;
+    let passes = Passes { recompute, hoist, split_backward };
+    if is_file(&config.schedule) {
+        let timetable = read(Path::new(&config.schedule))?;
+        let counts = (timetable.rows.len(), timetable.micro_batches_per_step() as usize);
+        ensure!(
+            counts == (config.depth, config.micro_batches),
+            "{} was changed while it was read",
+            config.schedule
+        );
+        return Ok(Ordered { timetable, passes, search: None });
+    }
+    let shape = Shape {
+        n_pipes: config.pipes,
+        n_chunks: config.chunks,
+        scaling: config.scaling,
+        n_in_turn: config.in_turn,
+        n_waves: config.waves,
+        in_flight: config.in_flight,
+        window,
+        ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
+    };
+    // One worker has no pipeline to schedule: it alternates forward and backward.
+    let schedule = if config.depth == 1 { "dapple" } else { &config.schedule };
+    if schedule == AUTO {
+        return searched(config, &shape, passes);
+    }
+    Ok(Ordered { timetable: find(schedule)?.timetable(&shape)?, passes, search: None })
+}
+
+/// What a search finds, the passes applied. Every rank of a run gets the same one unless time runs out.
+fn searched(config: &Config, shape: &Shape, passes: Passes) -> Result<Ordered> {
+    let how = Search {
+        max_peak: config.memory_cap,
+        time_limit: Duration::from_secs_f64(config.search_time),
+        seed: config.seed,
+        ..Search::default()
+    };
+    let costs = |timetable: &Timetable| Ok(costs(timetable));
+    let (timetable, report) = auto(config.placement, shape, passes, &how, costs, |_| ())?;
+    Ok(Ordered { timetable, passes: Passes::default(), search: Some(report) })
+}
+
+/// A backward is taken to cost two forwards.
+fn costs(timetable: &Timetable) -> UniformCosts {
+    UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro)
+}
+
+/// The program of a timetable.
+fn prove(
+    config: &Config,
+    training: &Training,
+    timetable: Timetable,
+    passes: Passes,
+) -> Result<Program> {
+    let n_stages = timetable.placement.n_stages();
+    let ends = vec![StageId(0), StageId(n_stages as u16 - 1)];
+    let how = Lowering {
+        sync: config.sync,
+        barrier: training.needs_barrier(),
+        tied: if config.tied && n_stages > 1 { vec![ends] } else { Vec::new() },
+        max_peak: config.memory_cap,
+        ..Lowering::default()
+    };
+    let costs = costs(&timetable);
+    let (timetable, how) = passes.apply(timetable, how, &costs)?;
+    Ok(lower(&timetable, &how)?)
+}

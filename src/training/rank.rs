@@ -1,0 +1,116 @@
+//! One rank of a run.
+
+use std::sync::Mutex;
+
+use anyhow::Result;
+use chimera_core::comm::Comm;
+use chimera_core::engine::{Job, StepReport, Worker};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::{Rank, StageId};
+use chimera_core::kernels::Kernels;
+use chimera_core::model::{Gpt2Stage, ModelError};
+
+use super::Run;
+use super::samples::HeldOut;
+use super::trace::{Did, Recorder};
+use super::trained::RankTrained;
+use crate::checkpoint::State;
+
+/// The last runs of the program whose timelines are kept.
+const N_TIMELINES: usize = 10;
+
+/// What is done with a run besides training.
+pub(super) struct Watch<'r, O> {
+    pub(super) observe: Mutex<O>,
+    pub(super) held_out: HeldOut,
+    pub(super) recorder: Option<Recorder<'r>>,
+}
+
+impl Run {
+    /// Trains the row of the rank that `comm` is an end of.
+    pub(super) fn train_rank<'r, K, O>(
+        &'r self,
+        job: Job<'r>,
+        kernels: K,
+        comm: &mut impl Comm<K::Tensor>,
+        watch: &Watch<'r, O>,
+    ) -> Result<RankTrained, Fault>
+    where
+        K: Kernels,
+        O: FnMut(&StepReport) -> Result<()>,
+    {
+        let rank = comm.rank();
+        let stages = self.stages(&kernels);
+        let stages = stages.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))?;
+        let mut worker = Worker::new(job, kernels, comm, |id: StageId| stages[id.index()].clone())?;
+        worker.set_weights(|param| self.weights.get(&param.name).map(Vec::as_slice))?;
+        if let Some(checkpoint) = &self.start {
+            worker.restore(checkpoint.manifest().updates, |param| {
+                let tensor = checkpoint.tensor(param);
+                tensor.map_err(|e| Fault::new(Class::Checkpoint, rank, e.to_string()))
+            })?;
+        }
+        let n_steps = self.config().steps;
+        let mut trained = RankTrained::default();
+        let (mut step, mut stop) = (self.first_step(), false);
+        while step < n_steps && !stop {
+            let began = step;
+            let is_whole = n_steps - step >= u64::from(self.program().window().n_steps());
+            let mut program = self.program();
+            if let Some(last) = self.plan.last.as_ref().filter(|_| !is_whole) {
+                worker.set_program(last)?;
+                program = last;
+            }
+            let mut reports = worker.run(step)?;
+            if let Some(at) = reports.iter().rposition(|report| self.is_evaluated(report.step)) {
+                let (report, held_out) = (&mut reports[at], &watch.held_out);
+                let loss = worker.evaluate(report.step, held_out, held_out.n_samples())?;
+                report.validation_loss = Some(loss);
+            }
+            for report in reports {
+                if rank == Rank(0)
+                    && let Ok(mut observe) = watch.observe.lock()
+                {
+                    observe(&report).map_err(|e| match e.downcast::<Fault>() {
+                        Ok(fault) => Fault { step: Some(report.step), ..fault },
+                        Err(e) => Fault::new(Class::Io, rank, format!("{e:#}")),
+                    })?;
+                }
+                trained.last = Some(report);
+                (step, stop) = (report.step + 1, report.stop);
+            }
+            if let Some(recorder) = &watch.recorder {
+                let (events, waits) = (worker.events(), worker.waits());
+                recorder.add(&Did { rank, program, steps: began..step, events, waits })?;
+            }
+            if rank.index() < program.placement().n_workers() && is_whole {
+                if trained.events.len() == N_TIMELINES {
+                    trained.events.remove(0);
+                }
+                trained.events.push(worker.events().to_vec());
+            }
+            let is_done = step == n_steps;
+            let state = State { began, step, is_done, is_last: is_done || stop };
+            if let Some(saver) = self.saver.as_ref().filter(|saver| saver.is_due(&state))
+                && rank.index() < self.config().depth
+            {
+                let manifest = || self.manifest(step, worker.n_updates());
+                saver.save(&state, manifest, self.config().depth, rank, || worker.snapshot())?;
+            }
+        }
+        trained.weights = worker.weights()?;
+        Ok(trained)
+    }
+
+    fn stages<K: Kernels>(&self, kernels: &K) -> Result<Vec<Gpt2Stage<K>>, ModelError> {
+        let model = self.model();
+        let stage = |cut| Gpt2Stage::new(kernels.clone(), model, model.context, cut);
+        self.plan.cuts.iter().cloned().map(stage).collect()
+    }
+
+    /// Whether the weights are evaluated after `step`.
+    fn is_evaluated(&self, step: u64) -> bool {
+        let every = self.config().eval_every;
+        every > 0 && (step + 1).is_multiple_of(every)
+    }
+}

@@ -1,0 +1,67 @@
+//! `--eval-every`: the loss on the validation text while training.
+
+use chimera::candle::Candle;
+use chimera::evaluate::Model;
+
+use super::{MODEL, prepare, train};
+use crate::command::{chimera, folder, text};
+
+#[test]
+fn the_pipeline_evaluates_as_the_whole_model_does() {
+    let folder = folder();
+    let data = text(&folder);
+    let model = format!("{MODEL} --data {} --eval-every 5", data.display());
+    for options in [
+        "--depth 1",
+        "--schedule chimera --pipes 4 --width 2 --micro-batches 4",
+        "--schedule interleaved --depth 2",
+        "--schedule dualpipe-v --depth 2 --tied",
+        "--schedule pipedream-2bw --depth 2 --window 2",
+    ] {
+        let options = format!("{model} {options}");
+        let (run, (reports, trained)) = (prepare(&options), train(&options));
+        let whole = Model::new(Candle::cpu(), run.model(), &trained.weights).expect("a model");
+        let loss = whole.loss(&run.validation().expect("text")).expect("a loss");
+        let evaluated: Vec<_> =
+            reports.iter().map(|r| r.validation_loss.map(f64::to_bits)).collect();
+        let mut expected = vec![None; reports.len()];
+        expected[4] = Some(loss.to_bits());
+        assert_eq!(evaluated, expected, "{options}: {loss}");
+    }
+}
+
+#[test]
+fn evaluating_leaves_the_training_as_it_is() {
+    let folder = folder();
+    let options = format!("{MODEL} --data {} --width 2", text(&folder).display());
+    let losses = |more: &str| {
+        let (reports, _) = train(&format!("{options} {more}"));
+        reports.iter().map(|r| (r.loss.to_bits(), r.validation_loss.is_some())).unzip()
+    };
+    let (plain, none): (Vec<u64>, Vec<bool>) = losses("");
+    let (evaluated, some): (Vec<u64>, Vec<bool>) = losses("--eval-every 2");
+    assert_eq!(plain, evaluated);
+    assert_eq!((none, some), (vec![false; 5], vec![false, true, false, true, false]));
+}
+
+#[test]
+fn evaluations_stand_in_the_metrics_and_on_the_terminal() {
+    let folder = folder();
+    let (data, out) = (text(&folder), folder.path().join("run"));
+    let options = format!("--data {} --out {} --eval-every 2", data.display(), out.display());
+    let ran = chimera(&format!("train {MODEL} {options}"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let said = ran.stdout.lines().filter(|l| l.contains("validation loss")).count();
+    assert_eq!(said, 3, "{}", ran.stdout);
+    assert!(ran.stdout.contains("step     3  validation loss "), "{}", ran.stdout);
+    let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");
+    for (step, line) in metrics.lines().enumerate() {
+        let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let number = |key: &str| line[key].as_f64();
+        assert!(number("mfu").is_some_and(|mfu| mfu > 0.0), "{line}");
+        assert_eq!(number("validation_loss").is_some(), step == 1 || step == 3, "{line}");
+        if let (Some(loss), Some(perplexity)) = (number("validation_loss"), number("perplexity")) {
+            assert!((perplexity / loss.exp() - 1.0).abs() < 1e-12, "{line}");
+        }
+    }
+}

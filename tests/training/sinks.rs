@@ -1,0 +1,58 @@
+//! `--tensorboard` and `--prometheus`.
+
+use super::MODEL;
+use crate::command::{chimera, folder, text};
+
+/// The records of an event file.
+fn records(bytes: &[u8]) -> Vec<&[u8]> {
+    let mut records = Vec::new();
+    let mut rest = bytes;
+    while let Some((length, after)) = rest.split_first_chunk::<8>() {
+        let length = u64::from_le_bytes(*length) as usize;
+        records.push(&after[4..4 + length]);
+        rest = &after[4 + length + 4..];
+    }
+    assert!(rest.is_empty(), "the last record is torn");
+    records
+}
+
+#[test]
+fn an_event_file_has_one_event_per_step() {
+    let folder = folder();
+    let (data, events) = (text(&folder), folder.path().join("events"));
+    let places = format!("--data {} --tensorboard {}", data.display(), events.display());
+    let ran = chimera(&format!("train {MODEL} {places} --eval-every 5"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let files: Vec<_> =
+        events.read_dir().expect("a folder").map(|f| f.expect("a file").path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    let bytes = std::fs::read(file).expect("events");
+    let records = records(&bytes);
+    assert_eq!(records.len(), 1 + 5);
+    let has =
+        |record: &[u8], word: &str| record.windows(word.len()).any(|at| at == word.as_bytes());
+    assert!(has(records[0], "brain.Event:2"));
+    for (step, record) in records[1..].iter().enumerate() {
+        for tag in ["loss", "tokens_per_s", "bubble_ratio", "mfu"] {
+            assert!(has(record, tag), "{tag}");
+        }
+        assert_eq!(has(record, "perplexity"), step == 4);
+    }
+}
+
+#[test]
+fn metrics_are_served_to_this_machine_alone() {
+    let folder = folder();
+    let data = text(&folder);
+    let train = |address: &str| {
+        chimera(&format!("train {MODEL} --data {} --prometheus {address}", data.display()))
+    };
+    let ran = train("127.0.0.1:0");
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stdout.contains("metrics: http://127.0.0.1:"), "{}", ran.stdout);
+    for address in ["0.0.0.0:9464", "10.0.0.1:9464", "localhost"] {
+        let ran = train(address);
+        assert_eq!(ran.code, Some(2), "{address}");
+        assert!(ran.stderr.contains("an address of this machine alone"), "{}", ran.stderr);
+    }
+}
