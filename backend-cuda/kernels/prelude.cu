@@ -6,6 +6,9 @@
 
 typedef long long i64;
 
+#ifndef INFINITY // NVRTC has no headers
+#define INFINITY __uint_as_float(0x7f800000u)
+#endif
 #define WARP 32
 #define ALL_LANES 0xffffffffu
 #define GLOBAL extern "C" __global__ void

@@ -52,8 +52,7 @@ impl<D: Driver> Gpu<D> {
         let sizes = self.sizes(&qkv, heads, context)?;
         let n = qkv.n_rows() * heads;
         let delta = self.allocate(n * size_of::<f32>())?;
-        let args =
-            [dy.read(), out.read(), Arg::Write(&delta, 0), long(n), int(sizes.dim)];
+        let args = [dy.read(), out.read(), Arg::Write(&delta, 0), long(n), int(sizes.dim)];
         self.run("attention_delta", [n.div_ceil(BLOCK / WARP), 1], BLOCK, &args)?;
         let lengths = self.lengths(mask)?;
         let d_qkv = self.activation_of(&qkv.shape)?;

@@ -50,8 +50,7 @@ impl<D: Driver> Gpu<D> {
             int(hidden),
         ];
         self.run("embedding_tokens", [n_tokens, 1], BLOCK, &args)?;
-        let args =
-            [dy.read(), d_positions.write(), long(ids.len()), int(context), int(hidden)];
+        let args = [dy.read(), d_positions.write(), long(ids.len()), int(context), int(hidden)];
         self.run("embedding_positions", [context.min(ids.len()), 1], BLOCK, &args)
     }
 }

@@ -7,12 +7,16 @@
 
 mod attention;
 mod cross_entropy;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod driver;
 mod embedding;
 mod layer_norm;
 mod linear;
 mod memory;
 mod optimizer;
+#[cfg(any(feature = "cuda", test))]
+mod order;
 mod pointwise;
 mod sums;
 mod tensor;

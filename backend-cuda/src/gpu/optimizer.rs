@@ -45,8 +45,7 @@ impl<D: Driver> Gpu<D> {
         let args: Vec<_> = own.into_iter().chain(moments(by)).chain(decay).collect();
         self.run("lamb_direction", [w_squares.n, 1], BLOCK, &args)?;
         let [w_square, d_square] = [self.sum(&w_squares, 1.0)?, self.sum(&d_squares, 1.0)?];
-        let args =
-            [w.write(), d.read(), w_square.read(), d_square.read(), long(n), float(by.lr)];
+        let args = [w.write(), d.read(), w_square.read(), d_square.read(), long(n), float(by.lr)];
         self.run_each("lamb_step", n, &args)
     }
 

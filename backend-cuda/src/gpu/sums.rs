@@ -50,19 +50,21 @@ impl<D: Driver> Gpu<D> {
     /// `scale` times the sum of all parts, a tensor of shape `[1]`.
     pub(super) fn sum(&self, parts: &Parts<D::Memory>, scale: f64) -> Result<Tensor<D::Memory>> {
         let sum = self.empty(&[1], Element::F32)?;
-        let args =
-            [Arg::Read(&parts.memory, 0), sum.write(), int(parts.n), Arg::Double(scale)];
+        let args = [Arg::Read(&parts.memory, 0), sum.write(), int(parts.n), Arg::Double(scale)];
         self.run("total", [1, 1], BLOCK, &args)?;
         Ok(sum)
     }
 
     /// Adds the sum of each column of `x` to `into`.
-    pub(super) fn add_columns(&self, x: &Tensor<D::Memory>, into: &Tensor<D::Memory>) -> Result<()> {
+    pub(super) fn add_columns(
+        &self,
+        x: &Tensor<D::Memory>,
+        into: &Tensor<D::Memory>,
+    ) -> Result<()> {
         let (rows, width) = (x.n_rows(), x.width());
         let ranges = Ranges::of(rows, width);
         let parts = self.allocate(ranges.bytes())?;
-        let args =
-            [x.read(), Arg::Write(&parts, 0), long(rows), int(width), int(ranges.range)];
+        let args = [x.read(), Arg::Write(&parts, 0), long(rows), int(width), int(ranges.range)];
         self.run("column_sums", ranges.grid(), BLOCK, &args)?;
         self.add_parts(&parts, &ranges, into)
     }

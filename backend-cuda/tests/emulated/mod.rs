@@ -59,9 +59,8 @@ fn compile(name: &str) -> Compiled {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let stem = format!("kernels-{name}-{}-{number}", std::process::id());
-    let file = |suffix: &str| {
-        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{stem}.{suffix}"))
-    };
+    let file =
+        |suffix: &str| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{stem}.{suffix}"));
     let (text, library) = (file("cpp"), file("so"));
     let shim = include_str!("shim.h");
     let define = if name == "bf16" { "#define BF16\n" } else { "" };
@@ -69,16 +68,15 @@ fn compile(name: &str) -> Compiled {
         .map(|kernel| format!("static bool {kernel}_ = emulation::add<{kernel}>(\"{kernel}\");\n"))
         .collect();
     // The only other name of a block's dynamic shared memory.
-    let source = SOURCE.replace(
-        "extern __shared__ float shared[];",
-        "float* shared = (float*)dynamic_shared;",
-    );
+    let source = SOURCE
+        .replace("extern __shared__ float shared[];", "float* shared = (float*)dynamic_shared;");
     std::fs::write(&text, format!("{shim}{define}{source}{table}")).unwrap();
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     let flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE"];
     let mut command = Command::new(&compiler);
     let output = command.args(flags).arg("-o").arg(&library).arg(&text).output();
-    let output = output.unwrap_or_else(|e| panic!("the tests need a C++ compiler, {compiler}: {e}"));
+    let output =
+        output.unwrap_or_else(|e| panic!("the tests need a C++ compiler, {compiler}: {e}"));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "the kernels do not compile:\n{said}");
     // SAFETY: the library was compiled just now from the project's own text, whose initialisers only fill a
@@ -206,7 +204,8 @@ impl Driver for Emulated {
                 memory.check();
             }
         }
-        let failed = |reason| DeviceError::Failed { device: self.device(), op: launch.kernel, reason };
+        let failed =
+            |reason| DeviceError::Failed { device: self.device(), op: launch.kernel, reason };
         fault.map_or(Ok(()), |reason| Err(failed(reason)))
     }
 
@@ -258,7 +257,10 @@ fn steps(transposed: bool, rows: usize, columns: usize) -> (usize, usize) {
 
 fn element(place: &Place<'_, Memory>, at: usize) -> *mut u8 {
     let start = place.start + at * place.element.bytes();
-    assert!(start + place.element.bytes() <= place.memory.len, "a matrix ends outside of its memory");
+    assert!(
+        start + place.element.bytes() <= place.memory.len,
+        "a matrix ends outside of its memory"
+    );
     place.memory.at(start)
 }
 

@@ -163,7 +163,7 @@ extern "C" const char* emulate(const char* name, int across, int down, int block
         int number = is_backwards ? across * down - 1 - i : i;
         blockIdx = {number % across, number / across, 0};
         memset(&__start_shared_memory, 0xff, &__stop_shared_memory - &__start_shared_memory);
-        memset(dynamic_shared, 0xff, sizeof dynamic_shared);
+        memset(dynamic_shared, 0xff, shared);
         if (!run_block(is_backwards)) return fault.c_str();
     }
     return nullptr;
