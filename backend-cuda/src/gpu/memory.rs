@@ -77,6 +77,14 @@ impl<D: Driver> Gpu<D> {
         view
     }
 
+    /// `tensor` in memory of this device.
+    pub(super) fn adopted(&self, tensor: Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
+        Ok(match self.driver.adopt(&tensor.buffer.memory)? {
+            Some(memory) => Tensor { buffer: Buffer::new(memory), ..tensor },
+            None => tensor,
+        })
+    }
+
     /// `x` as an activation; what was cast once is kept until the memory of `x` is written to.
     pub(super) fn cast(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
         if x.element == self.activations {

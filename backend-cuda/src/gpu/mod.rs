@@ -86,6 +86,14 @@ impl<D: Driver> Kernels for Gpu<D> {
         Ok(self.view_rows(tensor, start, len))
     }
 
+    fn hand_over(&self, tensor: &Self::Tensor) -> Result<()> {
+        self.driver.publish(&tensor.buffer.memory)
+    }
+
+    fn take_over(&self, tensor: Self::Tensor) -> Result<Self::Tensor> {
+        self.adopted(tensor)
+    }
+
     fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()> {
         self.add(into, x)
     }

@@ -11,6 +11,7 @@
 
 mod agreement;
 mod evaluate;
+mod handed;
 mod machine;
 mod ops;
 mod optimizer;
