@@ -4,11 +4,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use chimera_backend_cuda::Candle;
+#[cfg(feature = "cuda")]
+use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
 #[cfg(feature = "wgpu")]
 use chimera_backend_wgpu::Wgpu;
 use chimera_core::kernels::Kernels;
+use chimera_core::names::by_name;
 
 /// A device as `--device` names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,7 +80,7 @@ impl Device {
     fn is_built(&self) -> Result<()> {
         let (is_built, feature) = match self {
             Device::Cpu => (true, "cpu"),
-            Device::Cuda(_) => (false, "cuda"),
+            Device::Cuda(_) => (cfg!(feature = "cuda"), "cuda"),
             Device::Wgpu(_) => (cfg!(feature = "wgpu"), "wgpu"),
         };
         ensure!(
@@ -85,6 +88,29 @@ impl Device {
             "device `{self}` is not in this build: install chimera with `--features {feature}`"
         );
         Ok(())
+    }
+}
+
+/// What activations are made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Precision {
+    /// f32, like everything else.
+    F32,
+    /// bf16; weights, their gradients, moments and sums stay f32.
+    Bf16,
+}
+
+impl Precision {
+    /// By name.
+    pub const ALL: [(&'static str, Precision); 2] =
+        [("f32", Precision::F32), ("bf16", Precision::Bf16)];
+}
+
+impl FromStr for Precision {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Precision, String> {
+        by_name("precision", name, &Precision::ALL)
     }
 }
 
@@ -99,6 +125,8 @@ pub struct Opened {
 #[derive(Clone, Debug)]
 enum Backend {
     Candle(Candle),
+    #[cfg(feature = "cuda")]
+    Cuda(Gpu<Cuda>),
     #[cfg(feature = "wgpu")]
     Wgpu(Wgpu),
 }
@@ -108,8 +136,8 @@ pub trait Compute {
     /// What comes of it.
     type Output;
 
-    /// Does it.
-    fn on<K: Kernels>(self, kernels: K) -> Self::Output;
+    /// Does it, with the kernels of each rank: at least one.
+    fn on<K: Kernels>(self, by_rank: &[K]) -> Self::Output;
 }
 
 impl Opened {
@@ -117,6 +145,8 @@ impl Opened {
     pub fn name(&self) -> String {
         match &self.kernels {
             Backend::Candle(kernels) => kernels.device(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(kernels) => kernels.device(),
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(kernels) => kernels.device(),
         }
@@ -130,9 +160,11 @@ impl Opened {
     /// Does `compute` on it.
     pub fn run<C: Compute>(&self, compute: C) -> C::Output {
         match &self.kernels {
-            Backend::Candle(kernels) => compute.on(kernels.clone()),
+            Backend::Candle(kernels) => compute.on(std::slice::from_ref(kernels)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(kernels) => compute.on(std::slice::from_ref(kernels)),
             #[cfg(feature = "wgpu")]
-            Backend::Wgpu(kernels) => compute.on(kernels.clone()),
+            Backend::Wgpu(kernels) => compute.on(std::slice::from_ref(kernels)),
         }
     }
 }
@@ -144,15 +176,45 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Opens the devices of `width` groups whose workers have `devices`. Ranks of one device share it.
-    pub fn open(devices: &[Device], width: usize) -> Result<Devices> {
+    /// Opens the devices of `width` groups whose workers have `devices`. Ranks of one device share it, but
+    /// each has its own stream of a GPU of CUDA.
+    pub fn open(devices: &[Device], width: usize, precision: Precision) -> Result<Devices> {
         let mut by_rank: Vec<Opened> = Vec::new();
         for (rank, device) in std::iter::repeat_n(devices, width).flatten().enumerate() {
             let device = numbered(*device, rank)?;
-            let found = by_rank.iter().find(|opened| opened.device == device).cloned();
-            by_rank.push(found.map_or_else(|| open(device), Ok)?);
+            let is_shared = !matches!(device, Device::Cuda(_));
+            let found = by_rank.iter().find(|opened| is_shared && opened.device == device);
+            let found = found.cloned();
+            by_rank.push(found.map_or_else(|| open(device, precision), Ok)?);
         }
         Ok(Devices { by_rank })
+    }
+
+    /// Does `compute` on all of them.
+    ///
+    /// # Errors
+    /// If their tensors cannot be exchanged.
+    pub fn run<C: Compute>(&self, compute: C) -> Result<C::Output> {
+        #[cfg(feature = "cuda")]
+        if let Some(gpus) = self.cuda() {
+            return Ok(compute.on(&gpus));
+        }
+        let Some(device) = self.one() else {
+            bail!(
+                "workers on several kinds of devices cannot exchange tensors: choose one for all"
+            );
+        };
+        Ok(device.run(compute))
+    }
+
+    /// The streams of all ranks, if all are of CUDA.
+    #[cfg(feature = "cuda")]
+    fn cuda(&self) -> Option<Vec<Gpu<Cuda>>> {
+        let gpu = |opened: &Opened| match &opened.kernels {
+            Backend::Cuda(gpu) => Some(gpu.clone()),
+            _ => None,
+        };
+        self.by_rank.iter().map(gpu).collect()
     }
 
     /// The device of all ranks, if it is one.
@@ -168,23 +230,71 @@ impl Devices {
 }
 
 /// `device` with the number that this rank takes.
-#[cfg_attr(not(feature = "wgpu"), expect(unused_variables, reason = "the CPU has no number"))]
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "wgpu")),
+    expect(unused_variables, reason = "the CPU has no number")
+)]
 fn numbered(device: Device, rank: usize) -> Result<Device> {
     Ok(match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(None) => Device::Cuda(Some(rank % cuda::devices()?.len())),
         #[cfg(feature = "wgpu")]
         Device::Wgpu(None) => Device::Wgpu(Some(rank % wgpu::adapters()?.len())),
         other => other,
     })
 }
 
-fn open(device: Device) -> Result<Opened> {
+fn open(device: Device, precision: Precision) -> Result<Opened> {
     device.is_built()?;
+    ensure!(
+        precision == Precision::F32 || matches!(device, Device::Cuda(_)),
+        "precision bf16 is for CUDA alone, not for device `{device}`: choose f32"
+    );
     let kernels = match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(number) => Backend::Cuda(cuda::open(number.unwrap_or(0), precision)?),
         #[cfg(feature = "wgpu")]
         Device::Wgpu(number) => Backend::Wgpu(wgpu::open(number.unwrap_or(0))?),
         _ => Backend::Candle(Candle::cpu()),
     };
     Ok(Opened { device, kernels })
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    //! GPUs of CUDA by number.
+
+    use anyhow::{Result, anyhow, ensure};
+    use chimera_backend_cuda::gpu::cuda::{Cuda, Device, devices as find};
+    use chimera_backend_cuda::gpu::{Element, Gpu};
+    use chimera_core::kernels::DeviceError;
+
+    use super::Precision;
+
+    /// All that there are.
+    pub(super) fn devices() -> Result<Vec<Device>> {
+        let devices = find().map_err(usage)?;
+        ensure!(!devices.is_empty(), "this machine has no GPU that CUDA can use");
+        Ok(devices)
+    }
+
+    /// A stream of its own on one.
+    pub(super) fn open(number: usize, precision: Precision) -> Result<Gpu<Cuda>> {
+        let activations = match precision {
+            Precision::F32 => Element::F32,
+            Precision::Bf16 => Element::Bf16,
+        };
+        let driver = Cuda::new(number, activations).map_err(usage)?;
+        Ok(Gpu::new(driver, activations))
+    }
+
+    /// What a machine lacks before the start is a matter of its setup; only memory is not.
+    fn usage(error: DeviceError) -> anyhow::Error {
+        match error {
+            DeviceError::OutOfMemory { .. } => error.into(),
+            DeviceError::Failed { .. } => anyhow!("{error} (docs/gpu.md says what CUDA needs)"),
+        }
+    }
 }
 
 #[cfg(feature = "wgpu")]
@@ -242,6 +352,6 @@ mod tests {
         assert_eq!(Device::list("cpu, cpu", 2).unwrap(), [Device::Cpu; 2]);
         let refusal = Device::list("cpu,cpu", 3).unwrap_err().to_string();
         assert!(refusal.contains("2 devices for 3 worker(s)"), "{refusal}");
-        assert!(Devices::open(&[Device::Cpu; 2], 2).unwrap().one().is_some());
+        assert!(Devices::open(&[Device::Cpu; 2], 2, Precision::F32).unwrap().one().is_some());
     }
 }

@@ -14,7 +14,7 @@ const FIXED: [&str; 8] =
     ["layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
 /// Settings that decide how and where, but not what is trained. `data` is compared by its content,
 /// micro-batches by the samples of a step.
-const FREE: [&str; 40] = [
+const FREE: [&str; 41] = [
     "init",
     "placement",
     "search-time",
@@ -40,6 +40,7 @@ const FREE: [&str; 40] = [
     "preset",
     "sync",
     "device",
+    "precision",
     "threads",
     "timeout",
     "out",
