@@ -106,6 +106,15 @@ impl Precision {
         [("f32", Precision::F32), ("bf16", Precision::Bf16)];
 }
 
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        })
+    }
+}
+
 impl FromStr for Precision {
     type Err = String;
 
@@ -129,6 +138,17 @@ enum Backend {
     Cuda(Gpu<Cuda>),
     #[cfg(feature = "wgpu")]
     Wgpu(Wgpu),
+}
+
+/// What devices that count have done and used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Times that the host waited for a device.
+    pub n_waits: u64,
+    /// The most bytes in use on a device so far.
+    pub peak_bytes: u64,
+    /// Bytes that all devices hold for use, so that they need not be allocated.
+    pub reserved_bytes: u64,
 }
 
 /// What is done on a device, whatever its kernels are.
@@ -205,6 +225,42 @@ impl Devices {
             );
         };
         Ok(device.run(compute))
+    }
+
+    /// The same devices, which fill memory with what is no number before it is written, if they can.
+    pub fn poisoned(&self) -> Devices {
+        let poisoned = |opened: &Opened| Opened {
+            device: opened.device,
+            kernels: match opened.kernels.clone() {
+                #[cfg(feature = "cuda")]
+                Backend::Cuda(kernels) => Backend::Cuda(kernels.poisoned()),
+                other => other,
+            },
+        };
+        Devices { by_rank: self.by_rank.iter().map(poisoned).collect() }
+    }
+
+    /// What all have done and used, if they count.
+    #[cfg(feature = "cuda")]
+    pub fn usage(&self) -> Option<Usage> {
+        let mut all = Usage::default();
+        let mut devices: Vec<Device> = Vec::new();
+        for (gpu, opened) in self.cuda()?.iter().zip(&self.by_rank) {
+            let usage = gpu.driver().usage().ok()?;
+            all.n_waits += usage.n_waits;
+            all.peak_bytes = all.peak_bytes.max(usage.peak_bytes);
+            if !devices.contains(&opened.device) {
+                devices.push(opened.device);
+                all.reserved_bytes += usage.reserved_bytes;
+            }
+        }
+        Some(all)
+    }
+
+    /// What all have done and used, if they count.
+    #[cfg(not(feature = "cuda"))]
+    pub fn usage(&self) -> Option<Usage> {
+        None
     }
 
     /// The streams of all ranks, if all are of CUDA.

@@ -17,6 +17,7 @@ mod plan;
 mod prepare;
 mod progress;
 mod schedule;
+mod selftest;
 mod shell;
 mod simulate;
 mod top;
@@ -51,6 +52,7 @@ enum Command {
     Simulate(simulate::Simulate),
     Config(config::Config),
     Checkpoint(checkpoint::Checkpoint),
+    Selftest(selftest::Selftest),
     Completions(shell::Completions),
     Man(shell::Man),
 }
@@ -69,6 +71,7 @@ impl Cli {
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
+            Command::Selftest(selftest) => selftest.run(),
             Command::Completions(completions) => completions.run(),
             Command::Man(man) => man.run(),
         }

@@ -6,6 +6,7 @@ mod bench_schedule;
 mod bench_train;
 mod ci;
 mod command;
+mod cuda;
 mod fuzz;
 mod gallery;
 mod oracle;
@@ -51,6 +52,14 @@ enum Chore {
     Pytorch(pytorch::Args),
     /// Hugging Face's transformers reads our GPT-2 and we read its; logits are compared
     Transformers(transformers::Args),
+    /// The command for NVIDIA GPUs, and its kernels compiled; needs no GPU
+    Cuda(cuda::Args),
+    /// Tests and measures an NVIDIA GPU of this machine
+    Gpu {
+        /// File for what is found
+        #[arg(long, value_name = "FILE", default_value = "gpu.json")]
+        json: std::path::PathBuf,
+    },
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -70,6 +79,8 @@ fn main() -> anyhow::Result<()> {
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
+        Chore::Cuda(args) => cuda::build(&args),
+        Chore::Gpu { json } => cuda::test(&json),
         Chore::Bench(bench) => bench.run(),
     }
 }
