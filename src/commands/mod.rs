@@ -12,12 +12,14 @@ mod export_model;
 mod gallery;
 mod generate;
 mod import;
+mod model;
 mod plan;
 mod prepare;
 mod progress;
 mod schedule;
 mod shell;
 mod simulate;
+mod top;
 mod train;
 
 use std::io::Write;
@@ -40,6 +42,7 @@ pub(crate) struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::Train),
+    Top(top::Top),
     Generate(generate::Generate),
     Eval(eval::Eval),
     Export(export_model::Export),
@@ -57,6 +60,7 @@ impl Cli {
     pub(crate) fn run(self) -> Result<()> {
         match self.command {
             Command::Train(train) => train.run(),
+            Command::Top(top) => top.run(),
             Command::Generate(generate) => generate.run(),
             Command::Eval(eval) => eval.run(),
             Command::Export(export) => export.run(),

@@ -168,7 +168,7 @@ impl Train {
             let summary = json!({
                 "run": folder.path(), "steps": trained.last.step + 1, "loss": trained.last.loss,
                 "validation_loss": validation_loss, "perplexity": perplexity, "seconds": seconds,
-                "bubble_ratio": trained.last.bubble_ratio, "measured_over_simulated": overhead,
+                "bubble_ratio": trained.last.bubble_ratio(), "measured_over_simulated": overhead,
             });
             super::print(format!("{summary:#}"))?;
         }

@@ -105,8 +105,8 @@ impl Run {
                         Err(e) => Fault::new(Class::Io, rank, format!("{e:#}")),
                     })?;
                 }
-                trained.last = Some(report);
                 (step, stop) = (report.step + 1, report.stop);
+                trained.last = Some(report);
             }
             if let Some(recorder) = &watch.recorder {
                 let (events, waits) = (worker.events(), worker.waits());

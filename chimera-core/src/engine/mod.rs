@@ -24,6 +24,7 @@ mod world;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+pub use agreement::Load;
 pub use optimizer::{LrSchedule, Optimizer, Training};
 pub use ranks::run_threads;
 pub use snapshot::Snapshot;
