@@ -5,6 +5,7 @@ mod checkpoint;
 mod compare;
 mod config;
 mod costs;
+mod devices;
 mod entry;
 mod eval;
 mod export;
@@ -51,6 +52,7 @@ enum Command {
     Simulate(simulate::Simulate),
     Config(config::Config),
     Checkpoint(checkpoint::Checkpoint),
+    Devices(devices::Devices),
     Completions(shell::Completions),
     Man(shell::Man),
 }
@@ -69,6 +71,7 @@ impl Cli {
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
+            Command::Devices(devices) => devices.run(),
             Command::Completions(completions) => completions.run(),
             Command::Man(man) => man.run(),
         }

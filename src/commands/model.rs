@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use chimera::checkpoint::{Checkpoint, Store};
-use chimera::core::model::{Architecture, Cut, ModelConfig};
+use chimera::core::model::{Cut, ModelConfig};
 use chimera::hf::{self, Pretrained};
 use chimera::save::TOKENIZER;
 use chimera::tokenizer::Tokenizer;
@@ -33,12 +33,10 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Pretrained> {
         settings.get(key).ok_or_else(lacks)
     };
     let size = |key: &str| Ok::<_, anyhow::Error>(value(key)?.parse::<usize>()?);
-    // Older ones do not say: there was GPT-2 alone.
-    let architecture = settings.get("model").map(|name| name.trim_matches('"').parse());
-    let architecture =
-        architecture.unwrap_or(Ok(Architecture::Gpt2)).map_err(anyhow::Error::msg)?;
+    // Before there was another there was no such setting.
+    let architecture = settings.get("model").map_or("gpt2", |name| name.trim_matches('"'));
     let config = ModelConfig {
-        architecture,
+        architecture: architecture.parse().map_err(anyhow::Error::msg)?,
         layers: size("layers")?,
         hidden: size("hidden")?,
         heads: size("heads")?,

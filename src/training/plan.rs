@@ -15,12 +15,15 @@ use chimera_core::timetable::Timetable;
 
 use super::fit::{self, Need};
 use crate::auto::{AUTO, Report, auto};
+use crate::device::Device;
 use crate::settings::Config;
 use crate::timetable::{is_file, read};
 
 /// All of a run but its data.
 pub struct Plan {
     pub(super) config: Config,
+    /// By worker.
+    pub(super) devices: Vec<Device>,
     pub(super) model: ModelConfig,
     pub(super) cuts: Vec<Cut>,
     pub(super) program: Program,
@@ -34,11 +37,7 @@ pub struct Plan {
 impl Plan {
     /// Checks settings, model and schedule, which it proves, and foresees the memory. Reads no data.
     pub fn make(config: Config) -> Result<Plan> {
-        ensure!(
-            config.device == "cpu",
-            "device `{}` is not available: this build has `cpu` alone",
-            config.device
-        );
+        let devices = Device::list(&config.device, config.depth)?;
         ensure!(
             config.min_lr <= config.lr,
             "min-lr {} is above lr {}: the learning rate falls",
@@ -58,7 +57,8 @@ impl Plan {
         let cuts = cut(&model, timetable.placement.n_stages())?;
         let program = prove(&config, &training, timetable, passes)?;
         let need = fit::need(&config, &model, &cuts, &program);
-        let plan = Plan { config, model, cuts, program, last: None, search, training, need };
+        let plan =
+            Plan { config, devices, model, cuts, program, last: None, search, training, need };
         Ok(Plan { last: plan.rest(0)?, ..plan })
     }
 

@@ -14,7 +14,7 @@ const FIXED: [&str; 9] =
     ["model", "layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
 /// Settings that decide how and where, but not what is trained. `data` is compared by its content,
 /// micro-batches by the samples of a step.
-const FREE: [&str; 40] = [
+const FREE: [&str; 38] = [
     "init",
     "placement",
     "search-time",
@@ -32,8 +32,6 @@ const FREE: [&str; 40] = [
     "hoist",
     "split-backward",
     "memory-cap",
-    "placement",
-    "search-time",
     "window",
     "micro-batches",
     "micro-batch-size",
@@ -159,7 +157,7 @@ impl Run {
     }
 
     /// BLAKE3 of a step's first samples.
-    fn samples_of(&self, step: u64) -> String {
+    pub(super) fn samples_of(&self, step: u64) -> String {
         let (mut input, mut target) = (Vec::new(), Vec::new());
         let mut hasher = blake3::Hasher::new();
         for sample in 0..self.samples_per_step().min(N_HASHED) {
