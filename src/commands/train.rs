@@ -13,8 +13,9 @@ use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::core::model::Architecture;
 use chimera::core::render::{svg, text};
+use chimera::data::Prepared;
 use chimera::evaluate::{Bert, Model, Sampling};
-use chimera::save::save;
+use chimera::save::{save, save_tokenizer};
 use chimera::settings::Layers;
 use chimera::tokenizer::Tokenizer;
 use chimera::training::{
@@ -98,7 +99,10 @@ impl Train {
         let mut progress = Progress::new(run, say);
         let began = Instant::now();
         let trained = run.train(stop, |report| {
-            let metrics = Metrics::of(report, run.tokens_per_step(), Some(full));
+            let mut metrics = Metrics::of(report, run.tokens_per_step(), Some(full));
+            if run.model().architecture == Architecture::Bert {
+                metrics.perplexity = None; // its loss is of two kinds
+            }
             folder.record(&metrics)?;
             if let Some(prometheus) = &prometheus {
                 prometheus.show(&metrics);
@@ -112,6 +116,11 @@ impl Train {
         let is_done = trained.last.step + 1 == run.config().steps;
         if let Some(dir) = &run.config().save {
             let path = save(dir, run.model(), &trained.weights)?;
+            if let Some((data, prepared)) = Prepared::of(&run.config().data)?
+                && let Some(file) = prepared.tokenizer_file(data)
+            {
+                save_tokenizer(dir, &file)?;
+            }
             say.line(&format!("weights: {}", path.display()));
         }
         if let Some(checkpoint) = &trained.checkpoint {
