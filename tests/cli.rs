@@ -27,6 +27,8 @@ mod shell;
 mod simulate;
 #[path = "cli/top.rs"]
 mod top;
+#[path = "cli/tutorial.rs"]
+mod tutorial;
 #[path = "cli/usage.rs"]
 mod usage;
 

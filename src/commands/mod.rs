@@ -13,6 +13,7 @@ mod export_model;
 mod gallery;
 mod generate;
 mod import;
+mod model;
 mod plan;
 mod prepare;
 mod progress;

@@ -66,6 +66,7 @@ impl Train {
         }
         run.save_into(place.store(), |problem| eprintln!("warning: {problem}"));
         let mut folder = place.begin(run.config(), run.first_step())?;
+        run.explain_in(folder.path());
         let outcome = self.train(&run, &mut folder, &stop, &say);
         if let Err(error) = &outcome
             && let Some(fault) = error.downcast_ref::<Fault>()

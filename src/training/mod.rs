@@ -3,11 +3,13 @@
 mod fit;
 mod flops;
 mod folder;
+mod greeting;
 mod lock;
 mod metrics;
 mod plan;
 mod prometheus;
 mod rank;
+mod recent;
 mod resume;
 mod samples;
 mod tensorboard;
@@ -16,7 +18,7 @@ mod trained;
 
 use std::collections::HashMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -33,6 +35,7 @@ use chimera_core::model::Gpt2Config;
 pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
 pub use folder::{Folder, Place};
+pub use lock::is_at_work;
 pub use metrics::{Metrics, RankMetrics};
 pub use plan::Plan;
 pub use prometheus::Prometheus;
@@ -60,6 +63,8 @@ pub struct Run {
     /// Where it begins, if not at the start.
     start: Option<Checkpoint>,
     saver: Option<Saver>,
+    /// Where each rank tells what it did last, if it fails.
+    traces: Option<PathBuf>,
     /// What to begin with, by name; empty if weights are drawn at random.
     weights: HashMap<String, Vec<f32>>,
 }
@@ -78,7 +83,7 @@ impl Run {
             Some(dir) => weights(dir, &plan.model)?,
             None => HashMap::new(),
         };
-        Ok(Run { plan, devices, corpus, start: None, saver: None, weights })
+        Ok(Run { plan, devices, corpus, start: None, saver: None, traces: None, weights })
     }
 
     /// The settings.
@@ -123,6 +128,11 @@ impl Run {
         factors.into_iter().fold(1, |n, factor| n.saturating_mul(*factor as u64))
     }
 
+    /// Lets every rank of a run that fails write what it did last, as `ops.<rank>.jsonl` in this folder.
+    pub fn explain_in(&mut self, dir: &Path) {
+        self.traces = Some(dir.to_path_buf());
+    }
+
     /// Trains, telling `observe` of every step; `stop` ends it after the step or window under way. An error of
     /// `observe` ends the run too.
     pub fn train(
@@ -147,7 +157,8 @@ impl Run {
         let steps = config.trace_steps.0.clone();
         let recorder = |path| Recorder::new(path, steps, config.width);
         let recorder = config.trace.as_deref().map(recorder);
-        let watch = Watch { observe: Mutex::new(observe), held_out, recorder };
+        let greeting = self.greeting();
+        let watch = Watch { greeting, observe: Mutex::new(observe), held_out, recorder };
         let Some(device) = self.devices.one() else {
             bail!("workers on several devices cannot exchange tensors yet: choose one for all");
         };

@@ -154,7 +154,7 @@ impl Run {
     }
 
     /// BLAKE3 of a step's first samples.
-    fn samples_of(&self, step: u64) -> String {
+    pub(super) fn samples_of(&self, step: u64) -> String {
         let (mut input, mut target) = (Vec::new(), Vec::new());
         let mut hasher = blake3::Hasher::new();
         for sample in 0..self.samples_per_step().min(N_HASHED) {

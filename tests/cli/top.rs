@@ -1,6 +1,6 @@
 //! `chimera top`: a run as it is followed.
 
-use std::fs::{OpenOptions, remove_file, write};
+use std::fs::{OpenOptions, read_to_string, remove_file, write};
 use std::io::Write;
 use std::path::Path;
 
@@ -52,11 +52,23 @@ fn a_run_is_at_work_over_or_failed() {
     assert_eq!(head(), "RUN  step 40 of 40  failed: a loss that is not finite");
     remove_file(folder.path().join("error.1.json")).expect("a file");
     run(folder.path(), 30);
-    write(folder.path().join("lock"), "").expect("a lock");
+    let lock = |pid: u32| {
+        let lock = format!(r#"{{"pid": {pid}, "host": "{}", "since": 0}}"#, host());
+        write(folder.path().join("lock"), lock).expect("a lock");
+    };
+    lock(std::process::id());
     let metrics = folder.path().join("metrics.jsonl");
     let mut metrics = OpenOptions::new().append(true).open(metrics).expect("metrics");
     write!(metrics, r#"{{"step":30,"lo"#).expect("half a line");
     assert_eq!(head(), "RUN  step 30 of 40  at work, 5s left");
+    lock(u32::MAX);
+    assert_eq!(head(), "RUN  step 30 of 40  over");
+}
+
+/// This machine, as a lock names it.
+fn host() -> String {
+    let host = read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    host.trim().to_string()
 }
 
 #[test]

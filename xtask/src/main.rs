@@ -2,6 +2,7 @@
 
 mod absences;
 mod bench;
+mod bench_checkpoint;
 mod bench_schedule;
 mod bench_train;
 mod ci;

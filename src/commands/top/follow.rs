@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use chimera::training::Metrics;
+use chimera::training::{Metrics, is_at_work};
 
 /// Steps over which speed is averaged.
 const N_RECENT: usize = 20;
@@ -114,9 +114,9 @@ impl Followed {
     }
 }
 
-/// A run holds the lock of its folder while it is at work, and leaves an error if it fails.
+/// A run that failed leaves an error.
 fn state(folder: &Path) -> State {
-    if folder.join("lock").exists() {
+    if is_at_work(folder) {
         return State::AtWork;
     }
     let files = read_dir(folder).into_iter().flatten().flatten();
