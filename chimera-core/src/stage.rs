@@ -85,6 +85,9 @@ pub trait Stage: Send {
     /// The weights, in the order in which `w` and `into` below hold them.
     fn params(&self) -> &[Param];
 
+    /// Extents of what passes between stages for so many samples: an activation, or its gradient.
+    fn passed(&self, samples: usize) -> Vec<usize>;
+
     /// Runs the stage on `x`, the previous stage's activation (`None` for the first stage).
     fn forward(
         &self,

@@ -17,7 +17,7 @@ use chimera::save::save;
 use chimera::settings::Layers;
 use chimera::tokenizer::Tokenizer;
 use chimera::training::{
-    Folder, Metrics, Place, Prometheus, Run, Trained, flops_per_token, measured_peak,
+    Folder, Metrics, Place, Prometheus, Run, Slow, Trained, flops_per_token, measured_peak,
 };
 use clap::{Args, Parser};
 use serde_json::json;
@@ -94,11 +94,17 @@ impl Train {
             say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
         }
         let full = full_tokens_per_s(run)?;
-        let mut progress = Progress::new(run, say);
+        let (mut progress, mut slow) = (Progress::new(run, say), Slow::default());
         let began = Instant::now();
         let trained = run.train(stop, |report| {
             let metrics = Metrics::of(report, run.tokens_per_step(), Some(full));
             folder.record(&metrics)?;
+            if let Some(why) = &report.skipped {
+                progress.warn(&format!("step {} made no update: {why}", report.step));
+            }
+            if let Some(told) = slow.notice(report) {
+                progress.warn(&told);
+            }
             if let Some(prometheus) = &prometheus {
                 prometheus.show(&metrics);
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use chimera_core::analyze::UniformCosts;
-use chimera_core::engine::Training;
+use chimera_core::engine::{NonFinite, Training};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Program, lower};
 use chimera_core::model::{Cut, Gpt2Config, cut};
@@ -57,6 +57,11 @@ impl Plan {
         );
         let cuts = cut(&model, timetable.placement.n_stages())?;
         let program = prove(&config, &training, timetable, passes)?;
+        ensure!(
+            config.non_finite == NonFinite::Stop || program.has_barrier(),
+            "non-finite skip needs updates that wait for all workers: choose a synchronous schedule, and \
+             leave check-finite true"
+        );
         let need = fit::need(&config, &model, &cuts, &program);
         let plan = Plan { config, model, cuts, program, last: None, search, training, need };
         Ok(Plan { last: plan.rest(0)?, ..plan })
@@ -110,6 +115,7 @@ fn training(config: &Config) -> Training {
         weight_decay: config.weight_decay,
         clip: (config.clip > 0.0).then_some(config.clip),
         check_finite: config.check_finite,
+        non_finite: config.non_finite,
     }
 }
 

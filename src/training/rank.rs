@@ -81,6 +81,9 @@ impl Run {
                 tensor.map_err(|e| Fault::new(Class::Checkpoint, rank, e.to_string()))
             })?;
         }
+        if self.config().check_replicas > 0 {
+            worker.check_replicas()?;
+        }
         let n_steps = self.config().steps;
         let mut trained = RankTrained::default();
         let (mut step, mut stop) = (self.first_step(), false);
@@ -107,8 +110,12 @@ impl Run {
                         Err(e) => Fault::new(Class::Io, rank, format!("{e:#}")),
                     })?;
                 }
-                trained.last = Some(report);
                 (step, stop) = (report.step + 1, report.stop);
+                trained.last = Some(report);
+            }
+            let every = self.config().check_replicas;
+            if every > 0 && step / every > began / every {
+                worker.check_replicas()?;
             }
             if let Some(recorder) = &watch.recorder {
                 let (events, waits) = (worker.events(), worker.waits());

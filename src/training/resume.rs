@@ -14,7 +14,7 @@ const FIXED: [&str; 8] =
     ["layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
 /// Settings that decide how and where, but not what is trained. `data` is compared by its content,
 /// micro-batches by the samples of a step.
-const FREE: [&str; 40] = [
+const FREE: [&str; 42] = [
     "init",
     "placement",
     "search-time",
@@ -55,6 +55,8 @@ const FREE: [&str; 40] = [
     "keep",
     "resume",
     "check-finite",
+    "non-finite",
+    "check-replicas",
 ];
 /// The most samples that the hash of a step covers.
 const N_HASHED: u64 = 64;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs::{read, read_dir, read_to_string};
 use std::path::Path;
 
-use chimera::core::engine::StepReport;
+use chimera::core::engine::{Slowest, StepReport};
+use chimera::core::ids::Rank;
 use chimera::training::{Folder, Metrics};
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors};
@@ -85,7 +86,8 @@ proptest! {
         let [loss, grad_norm, lr, step_s, bubble_ratio] = numbers;
         let report = StepReport {
             step, loss, grad_norm, lr, step_s, bubble_ratio, bytes: 0, validation_loss: None,
-            stop: false,
+            skipped: None, n_skipped: 0, stop: false,
+            slowest: Slowest { rank: Rank(0), busy_s: 0.0, median_busy_s: 0.0 },
         };
         let metrics = Metrics::of(&report, 1, Some(1.0));
         Folder::create(run.config()).and_then(|mut f| f.record(&metrics)).expect("a line");

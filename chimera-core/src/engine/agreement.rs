@@ -89,6 +89,29 @@ pub(super) struct Agreed {
     pub(super) bytes: f64,
     pub(super) stop: bool,
     pub(super) culprit: Option<Culprit>,
+    pub(super) slowest: Slowest,
+}
+
+/// The rank that worked the longest since the agreement before, beside the median.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Slowest {
+    /// The rank.
+    pub rank: Rank,
+    /// Seconds of its ops and updates.
+    pub busy_s: f64,
+    /// Seconds that at least half of the ranks worked at most.
+    pub median_busy_s: f64,
+}
+
+impl Slowest {
+    /// Of all ranks by their busy time.
+    fn of(busy_s: impl Iterator<Item = f64>) -> Slowest {
+        let mut all: Vec<(f64, Rank)> = busy_s.zip((0..).map(Rank)).collect();
+        all.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let median_busy_s = all.get(all.len().saturating_sub(1) / 2).map_or(0.0, |(s, _)| *s);
+        let (busy_s, rank) = all.last().copied().unwrap_or((0.0, Rank(0)));
+        Slowest { rank, busy_s, median_busy_s }
+    }
 }
 
 /// The first rank with a loss that is not finite, else with such a gradient.
@@ -119,6 +142,7 @@ impl Agreed {
             span_s,
             bytes: sum(|r| r.bytes),
             stop: all.iter().any(|r| r.stop),
+            slowest: Slowest::of(all.iter().map(|r| r.busy_s)),
             culprit: first.map(|(rank, r)| Culprit {
                 rank: Rank(rank),
                 what: r.culprit.clone(),
@@ -153,6 +177,14 @@ mod tests {
         let culprit = Culprit { rank: Rank(1), what: "gradient of é".into(), step: 0 };
         assert_eq!(agreed.culprit, Some(culprit));
         assert_eq!(Agreed::of(&[wire[0].clone(), vec![1, 2]], 2), Err(Rank(1)));
+    }
+
+    #[test]
+    fn the_slowest_stands_beside_the_median() {
+        let of = |busy: &[f64]| Slowest::of(busy.iter().copied());
+        let slowest = of(&[1.0, 7.0, 2.0, 3.0]);
+        assert_eq!(slowest, Slowest { rank: Rank(1), busy_s: 7.0, median_busy_s: 2.0 });
+        assert_eq!(of(&[5.0]), Slowest { rank: Rank(0), busy_s: 5.0, median_busy_s: 5.0 });
     }
 
     #[test]

@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use super::agreement::{Agreed, Culprit};
 use super::ops::Value;
-use super::optimizer::Step;
+use super::optimizer::{NonFinite, Step};
 use super::sums::Reduction;
 use super::world::{Held, Places, Since, World, held_mut};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, Tag, What};
-use crate::effects::Token;
+use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, ChannelId, Rank, WorkerId};
+use crate::ids::{BucketId, ChannelId, Rank, StageId, WorkerId};
 use crate::interp::{Machine, Values};
 use crate::kernels::{DeviceError, Kernels};
 use crate::lower::Bucket;
@@ -87,6 +87,12 @@ where
         let taken = self.comm.take(from, now, self.deadline());
         self.waited(worker, Awaited::Message(token), start);
         let taken = self.on_wait(token, Need::Token(token), taken)?;
+        let stage = match token.kind {
+            TokenKind::Activation => StageId(token.stage.0 + 1),
+            _ => StageId(token.stage.0.saturating_sub(1)), // of the stage whose output's gradient it is
+        };
+        let unit = self.job.micro_batch_size / self.job.program.units_per_micro() as usize;
+        self.check_shape(from, stage, usize::from(token.span.len) * unit, token, &taken)?;
         self.expected[channel.index()].pop_front();
         if let Some(next) = next {
             let posted = self.comm.post(from, next);
@@ -106,8 +112,8 @@ where
         let members = groups.flat_map(|g| members.iter().map(move |w| (*w, g)));
         let members = members.map(|(w, g)| self.rank_of(w, g)).collect();
         let start = self.now_s();
-        let update = self.update_number(bucket);
-        let sum = Reduction::start(&self.kernels, &mut self.comm, update, bucket, members, parts);
+        let number = self.sum_number(bucket);
+        let sum = Reduction::start(&self.kernels, &mut self.comm, number, bucket, members, parts);
         let sum = self.on_wire(format!("reduction of {bucket}"), sum)?;
         self.under_way.push((bucket, sum, start));
         Ok(())
@@ -146,14 +152,22 @@ where
         })?;
         self.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
         let culprit = agreed.culprit.clone().filter(|_| self.job.training.check_finite);
+        self.skipped = None;
         if let Some(Culprit { rank, what, step }) = culprit {
-            return Err(self.not_finite(rank, &what, step));
+            if self.job.training.non_finite == NonFinite::Stop {
+                return Err(self.not_finite(rank, &what, step));
+            }
+            self.skipped = Some(format!("{what} is not finite on {rank}"));
+            self.n_skipped += 1;
         }
         self.agreed = Some(agreed);
         Ok(Poll::Ready(()))
     }
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Fault> {
+        if self.skipped.is_some() {
+            return Ok(());
+        }
         let start = self.now_s();
         let (job, number) = (self.job, self.update_number(bucket));
         let (window, Bucket { stages, update, .. }) =

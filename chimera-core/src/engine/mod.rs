@@ -18,6 +18,7 @@ mod optimizer;
 mod ranks;
 mod recent;
 mod record;
+mod replicas;
 mod snapshot;
 mod sums;
 mod worker;
@@ -26,8 +27,9 @@ mod world;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+pub use agreement::Slowest;
 pub use handshake::{Fields, handshake};
-pub use optimizer::{LrSchedule, Optimizer, Training};
+pub use optimizer::{LrSchedule, NonFinite, Optimizer, Training};
 pub use ranks::run_threads;
 pub use recent::{Did, Doing};
 pub use snapshot::Snapshot;
@@ -75,6 +77,10 @@ impl Job<'_> {
         let is_synchronous = program.window().update() == Update::Flush;
         if is_synchronous && self.training.needs_barrier() && !program.has_barrier() {
             return Some("clipping and the finite check need a program with a barrier".into());
+        }
+        if !is_synchronous && self.training.non_finite == NonFinite::Skip {
+            let why = "its stages update on their own";
+            return Some(format!("an asynchronous schedule can skip no step, since {why}"));
         }
         None
     }

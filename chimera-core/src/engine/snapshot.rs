@@ -99,7 +99,7 @@ where
         mine.flat_map(|(_, tensors)| tensors.iter().filter_map(|places| places.first().copied()))
     }
 
-    fn download(&self, tensor: &K::Tensor) -> Result<Vec<f32>, Fault> {
+    pub(super) fn download(&self, tensor: &K::Tensor) -> Result<Vec<f32>, Fault> {
         let rank = self.world.comm.rank();
         self.world.kernels.download(tensor).map_err(|e| device_fault(rank, e))
     }

@@ -18,6 +18,13 @@ pub(super) enum SumError {
     /// The transport, and what was needed of the other rank.
     Comm(CommError, Need),
     Device(DeviceError),
+    /// What came is not of the shape of this rank's own part.
+    Shape {
+        from: Rank,
+        what: What,
+        expected: Vec<usize>,
+        got: Vec<usize>,
+    },
 }
 
 impl From<DeviceError> for SumError {
@@ -32,6 +39,8 @@ pub(super) struct Reduction<T> {
     step: u64,
     members: Vec<Rank>,
     pieces: Vec<Piece<T>>,
+    /// By tensor.
+    shapes: Vec<Vec<usize>>,
 }
 
 /// One tensor of the bucket.
@@ -58,7 +67,8 @@ impl<T: Clone + Send> Reduction<T> {
         K: Kernels<Tensor = T>,
         C: Comm<T>,
     {
-        let sizes = parts.iter().map(|t| kernels.shape(t).iter().product()).collect::<Vec<usize>>();
+        let shapes: Vec<Vec<usize>> = parts.iter().map(|t| kernels.shape(t)).collect();
+        let sizes: Vec<usize> = shapes.iter().map(|shape| shape.iter().product()).collect();
         let owners = owners(&sizes, members.len());
         let me = comm.rank();
         let mut pieces = Vec::with_capacity(parts.len());
@@ -74,7 +84,7 @@ impl<T: Clone + Send> Reduction<T> {
                 Piece::Theirs(owner)
             });
         }
-        Ok(Reduction { bucket, step, members, pieces })
+        Ok(Reduction { bucket, step, members, pieces, shapes })
     }
 
     /// Gets as far as it can without waiting.
@@ -116,14 +126,23 @@ impl<T: Clone + Send> Reduction<T> {
         K: Kernels<Tensor = T>,
         C: Comm<T>,
     {
-        let (step, bucket) = (self.step, self.bucket);
+        let (step, bucket, shapes) = (self.step, self.bucket, &self.shapes);
+        let take = |comm: &mut C, from: Rank, what: What, tensor: u32, need: Need| {
+            let taken =
+                take(comm, from, Tag { step, what }).map_err(|e| SumError::Comm(e, need))?;
+            let got = taken.as_ref().map(|t| kernels.shape(t));
+            let expected = &shapes[tensor as usize];
+            match got.filter(|got| got != expected) {
+                Some(got) => Err(SumError::Shape { from, what, expected: expected.clone(), got }),
+                None => Ok(taken),
+            }
+        };
         for (tensor, piece) in (0..).zip(&mut self.pieces) {
             let Piece::Mine(parts) = piece else { continue };
             for (part, from) in parts.iter_mut().zip(&self.members) {
                 if part.is_none() {
-                    let taken =
-                        take(comm, *from, Tag { step, what: What::Part { bucket, tensor } });
-                    *part = taken.map_err(|e| SumError::Comm(e, Need::Part(bucket)))?;
+                    let what = What::Part { bucket, tensor };
+                    *part = take(comm, *from, what, tensor, Need::Part(bucket))?;
                 }
             }
             if parts.iter().all(Option::is_some) {
@@ -142,8 +161,8 @@ impl<T: Clone + Send> Reduction<T> {
         }
         for (tensor, piece) in (0..).zip(&mut self.pieces) {
             let Piece::Theirs(owner) = *piece else { continue };
-            let taken = take(comm, owner, Tag { step, what: What::Sum { bucket, tensor } });
-            if let Some(sum) = taken.map_err(|e| SumError::Comm(e, Need::Sum(bucket)))? {
+            let what = What::Sum { bucket, tensor };
+            if let Some(sum) = take(comm, owner, what, tensor, Need::Sum(bucket))? {
                 *piece = Piece::Done(sum);
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Job;
-use super::agreement::Totals;
+use super::agreement::{Slowest, Totals};
 use super::recent::Recent;
 use super::world::{Held, Places, ResidualBytes, Since, World, device_fault};
 use crate::analyze::timeline::{Event, Wait};
@@ -19,7 +19,7 @@ use crate::model::initial;
 use crate::stage::{Param, Stage};
 
 /// What all ranks know after a step; the same bits on every rank.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct StepReport {
     /// Number of the step, from 0.
     pub step: u64,
@@ -41,6 +41,12 @@ pub struct StepReport {
     /// Mean loss over the targets of samples kept for validation, after the update, in nats; where one was
     /// asked for.
     pub validation_loss: Option<f64>,
+    /// Why its gradient was thrown away, if it was.
+    pub skipped: Option<String>,
+    /// Steps whose gradient was, so far.
+    pub n_skipped: u64,
+    /// The rank that worked the longest.
+    pub slowest: Slowest,
     /// Whether some rank was asked to stop: this is the last step of all.
     pub stop: bool,
 }
@@ -95,6 +101,8 @@ where
             recent: Recent::default(),
             since_agreed: Since { start: Instant::now(), busy_s: 0.0 },
             agreed: None,
+            skipped: None,
+            n_skipped: 0,
             job,
             kernels,
             comm,
@@ -124,7 +132,9 @@ where
                 }
             }
         }
-        self.world.n_updates += u64::from(program.window().n_updates());
+        if self.world.skipped.is_none() {
+            self.world.n_updates += u64::from(program.window().n_updates());
+        }
         self.reports(first)
     }
 
@@ -209,7 +219,7 @@ where
     }
 
     fn reports(&self, first: u64) -> Result<Vec<StepReport>, Fault> {
-        let World { agreed, comm, job, .. } = &self.world;
+        let World { agreed, comm, job, skipped, n_skipped, .. } = &self.world;
         let agreed = agreed.as_ref().ok_or_else(|| {
             Fault::new(Class::Internal, comm.rank(), "the program ends without an agreement")
         })?;
@@ -225,6 +235,9 @@ where
                 bubble_ratio: agreed.bubble_ratio,
                 bytes: agreed.bytes as u64,
                 validation_loss: None,
+                skipped: skipped.clone(),
+                n_skipped: *n_skipped,
+                slowest: agreed.slowest,
                 stop: agreed.stop && index + 1 == n_steps,
             }
         };

@@ -1,6 +1,7 @@
 //! What one rank has: its stages with their weights, its wires, and where it stands in a step.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -71,6 +72,10 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) recent: Recent,
     pub(super) since_agreed: Since,
     pub(super) agreed: Option<Agreed>,
+    /// Why the step under way makes no update, if it does not.
+    pub(super) skipped: Option<String>,
+    /// Steps that made none.
+    pub(super) n_skipped: u64,
 }
 
 /// Bytes of what is kept for backwards to come: residuals, kept inputs, deferred weight work.
@@ -113,6 +118,12 @@ where
     /// Number of a bucket's update since the start of the training.
     pub(super) fn update_number(&self, bucket: BucketId) -> u64 {
         self.n_updates + u64::from(self.job.program.buckets()[bucket.index()].update)
+    }
+
+    /// Number of a bucket's sum, which is its own even where updates are skipped.
+    pub(super) fn sum_number(&self, bucket: BucketId) -> u64 {
+        let n_updates = u64::from(self.job.program.window().updates_per_step());
+        self.step * n_updates + u64::from(self.job.program.buckets()[bucket.index()].update)
     }
 
     /// Where this rank keeps the tensors of a bucket.
@@ -211,6 +222,23 @@ where
         positions
     }
 
+    /// Refuses what a peer sent for a stage if it is not of the shape that so many samples have.
+    pub(super) fn check_shape(
+        &self,
+        from: Rank,
+        stage: StageId,
+        samples: usize,
+        what: impl fmt::Display,
+        tensor: &S::Tensor,
+    ) -> Result<(), Fault> {
+        let expected = self.held(stage).stage.passed(samples);
+        let got = self.kernels.shape(tensor);
+        if got == expected {
+            return Ok(());
+        }
+        Err(self.at(shape_fault(self.comm.rank(), from, &what, &expected, &got), what))
+    }
+
     pub(super) fn record(&mut self, worker: WorkerId, work: Work, start: f64) {
         let end = self.now_s();
         if !matches!(work, Work::Reduce(_)) {
@@ -239,6 +267,9 @@ where
             Ok(sums) => Ok(sums),
             Err(SumError::Comm(error, need)) => self.on_wait(op, need, Err(error)),
             Err(SumError::Device(error)) => self.on_device(op, Err(error)),
+            Err(SumError::Shape { from, what, expected, got }) => {
+                Err(self.at(shape_fault(self.comm.rank(), from, &what, &expected, &got), op))
+            }
         }
     }
 }
@@ -294,6 +325,19 @@ pub(super) fn device_fault(rank: Rank, error: DeviceError) -> Fault {
         DeviceError::Failed { .. } => Class::Internal,
     };
     Fault::new(class, rank, error.to_string())
+}
+
+fn shape_fault(
+    rank: Rank,
+    from: Rank,
+    what: &dyn fmt::Display,
+    expected: &[usize],
+    got: &[usize],
+) -> Fault {
+    let message = format!(
+        "{from} sent {what} of shape {got:?}, not {expected:?}: it trains another model or schedule"
+    );
+    Fault { peer: Some(from), ..Fault::new(Class::Mismatch, rank, message) }
 }
 
 pub(super) fn comm_fault(rank: Rank, error: CommError) -> Fault {

@@ -13,6 +13,7 @@ pub struct Gpt2Stage<K> {
     kernels: K,
     cut: Cut,
     attention: Attention,
+    hidden: usize,
     params: Vec<Param>,
     /// Where the head's matrix lies among the weights: the token table itself if tied and at hand.
     head: usize,
@@ -71,8 +72,8 @@ impl<K: Kernels> Gpt2Stage<K> {
         }
         let params = config.params(&cut);
         let head = if config.tied && cut.first { 0 } else { params.len() - 1 };
-        let heads = config.heads;
-        Ok(Self { kernels, cut, attention: Attention { heads, sequence }, params, head })
+        let attention = Attention { heads: config.heads, sequence };
+        Ok(Self { kernels, cut, attention, hidden: config.hidden, params, head })
     }
 
     /// The tensors of the blocks.
@@ -115,6 +116,10 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
 
     fn params(&self) -> &[Param] {
         &self.params
+    }
+
+    fn passed(&self, samples: usize) -> Vec<usize> {
+        vec![samples * self.attention.sequence, self.hidden]
     }
 
     fn forward(

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use chimera_core::analyze::UniformCosts;
 use chimera_core::comm::{Comm, Delayed, Tag, Threads};
-use chimera_core::engine::{Data, Job, Optimizer, Patience, Training, Worker, run_threads};
+use chimera_core::engine::{
+    Data, Job, NonFinite, Optimizer, Patience, Training, Worker, run_threads,
+};
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
 use chimera_core::kernels::reference::{Reference, Tensor};
@@ -32,6 +34,7 @@ pub(crate) struct Run {
     pub(crate) optimizer: Optimizer,
     pub(crate) clip: Option<f64>,
     pub(crate) check_finite: bool,
+    pub(crate) non_finite: NonFinite,
     pub(crate) tied: bool,
     pub(crate) passes: Passes,
     pub(crate) is_delayed: bool,
@@ -49,6 +52,7 @@ impl Run {
             optimizer: Optimizer::AdamW,
             clip: Some(0.5),
             check_finite: true,
+            non_finite: NonFinite::Stop,
             tied: false,
             passes: Passes::default(),
             is_delayed: false,
@@ -78,6 +82,7 @@ impl Run {
             weight_decay: 0.1,
             clip: self.clip,
             check_finite: self.check_finite,
+            non_finite: self.non_finite,
             ..Training::default()
         }
     }
