@@ -119,6 +119,8 @@ pub struct Config {
     /// When gradients are summed over replicas.
     #[serde(deserialize_with = "by_name")]
     pub sync: Sync,
+    /// Whether each tensor is updated by one of its replicas alone.
+    pub shard_optimizer: bool,
     /// Where to compute, not yet looked up.
     pub device: String,
     /// CPU threads per worker.

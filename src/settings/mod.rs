@@ -188,6 +188,10 @@ pub struct Settings {
     /// When gradients are summed over replicas: at-end, eager or eager-opt [default: eager-opt]
     #[arg(long, value_name = "POLICY")]
     pub sync: Option<String>,
+    /// Share the optimizer out over the replicas of each tensor: one keeps its moments, updates it, and gives
+    /// the weights to the others [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub shard_optimizer: Option<bool>,
     /// Where to compute [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,

@@ -12,6 +12,7 @@ use chimera_core::model::{Cut, Gpt2Config, cut};
 use chimera_core::order::Search;
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
+use chimera_core::update::Update;
 
 use super::fit::{self, Need};
 use crate::auto::{AUTO, Report, auto};
@@ -61,6 +62,11 @@ impl Plan {
             config.non_finite == NonFinite::Stop || program.has_barrier(),
             "non-finite skip needs updates that wait for all workers: choose a synchronous schedule, and \
              leave check-finite true"
+        );
+        ensure!(
+            !config.shard_optimizer || program.window().update() == Update::Flush,
+            "shard-optimizer needs weights that nobody reads while they are updated: choose a synchronous \
+             schedule"
         );
         let need = fit::need(&config, &model, &cuts, &program);
         let plan = Plan { config, model, cuts, program, last: None, search, training, need };
@@ -116,6 +122,7 @@ fn training(config: &Config) -> Training {
         clip: (config.clip > 0.0).then_some(config.clip),
         check_finite: config.check_finite,
         non_finite: config.non_finite,
+        shard_optimizer: config.shard_optimizer,
     }
 }
 

@@ -129,11 +129,14 @@ impl Run {
             }
             let is_done = step == n_steps;
             let state = State { began, step, is_done, is_last: is_done || stop };
+            // Whose tensors are not all in the first group.
+            let n_groups = if self.config().shard_optimizer { self.config().width } else { 1 };
+            let n_parts = n_groups * self.config().depth;
             if let Some(saver) = self.saver.as_ref().filter(|saver| saver.is_due(&state))
-                && rank.index() < self.config().depth
+                && rank.index() < n_parts
             {
                 let manifest = || self.manifest(step, worker.n_updates());
-                saver.save(&state, manifest, self.config().depth, rank, || worker.snapshot())?;
+                saver.save(&state, manifest, n_parts, rank, || worker.snapshot())?;
             }
         }
         trained.weights = worker.weights()?;

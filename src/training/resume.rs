@@ -14,7 +14,7 @@ const FIXED: [&str; 8] =
     ["layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
 /// Settings that decide how and where, but not what is trained. `data` is compared by its content,
 /// micro-batches by the samples of a step.
-const FREE: [&str; 42] = [
+const FREE: [&str; 43] = [
     "init",
     "placement",
     "search-time",
@@ -39,6 +39,7 @@ const FREE: [&str; 42] = [
     "micro-batch-size",
     "preset",
     "sync",
+    "shard-optimizer",
     "device",
     "threads",
     "timeout",

@@ -1,14 +1,16 @@
 //! The machine whose tokens carry tensors.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
 use super::agreement::{Agreed, Culprit};
 use super::ops::Value;
 use super::optimizer::{NonFinite, Step};
+use super::shards::members;
 use super::sums::Reduction;
-use super::world::{Held, Places, Since, World, held_mut};
+use super::world::{Held, Places, Since, World, copy, held_mut, shape_fault};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, Tag, What};
@@ -107,13 +109,14 @@ where
         let parts = places.iter().map(|places| own_part(kernels, held, places));
         let parts = parts.collect();
         let parts = self.on_device(format!("reduction of {bucket}"), parts)?;
-        let members = &self.job.program.buckets()[bucket.index()].members;
-        let groups = 0..self.job.width;
-        let members = groups.flat_map(|g| members.iter().map(move |w| (*w, g)));
-        let members = members.map(|(w, g)| self.rank_of(w, g)).collect();
+        let members = members(self.job.program, self.job.width, bucket);
+        let keeps_sums = self.job.training.shard_optimizer;
         let start = self.now_s();
         let number = self.sum_number(bucket);
-        let sum = Reduction::start(&self.kernels, &mut self.comm, number, bucket, members, parts);
+        let World { kernels, comm, owners, .. } = &mut *self;
+        let owners = &owners[bucket.index() % owners.len()];
+        let sum =
+            Reduction::start(kernels, comm, number, bucket, members, owners, keeps_sums, parts);
         let sum = self.on_wire(format!("reduction of {bucket}"), sum)?;
         self.under_way.push((bucket, sum, start));
         Ok(())
@@ -129,7 +132,8 @@ where
         let sums = sum.finish(&self.kernels, &mut self.comm, deadline);
         self.waited(worker, Awaited::Sum(bucket), waits_from);
         let sums = self.on_sum(bucket, sums)?;
-        for (places, sum) in self.layout[bucket.index() % self.layout.len()].iter().zip(sums) {
+        let places = self.layout[bucket.index() % self.layout.len()].iter().zip(sums);
+        for (places, sum) in places.filter_map(|(places, sum)| Some((places, sum?))) {
             for &(stage, index) in places {
                 held_mut(&mut self.held, stage).grads[index] = sum.clone();
             }
@@ -193,6 +197,9 @@ where
             if is_last { Ok(()) } else { held.clear_gradients(kernels) }
         });
         self.on_device(format!("update of {bucket}"), updated)?;
+        if job.training.shard_optimizer {
+            self.give_weights(bucket)?;
+        }
         self.record(worker, Work::Step(bucket), start);
         Ok(())
     }
@@ -207,10 +214,11 @@ where
     /// The norm of a stage's gradients, for an update that waits for nobody.
     fn norm_alone(&mut self, bucket: BucketId, step: usize) -> Result<f64, Fault> {
         let (training, window) = (self.job.training, self.job.program.window());
-        let counts = self.counts(bucket);
+        // All replicas need the norm, one counts it.
+        let counts = self.is_lead(bucket);
         let (mut squared, mut culprit) = (0.0, String::new());
         if counts || training.needs_barrier() {
-            self.add_norms(bucket, &mut squared, &mut culprit)?;
+            self.add_norms(bucket, |_| true, &mut squared, &mut culprit)?;
         }
         if training.check_finite && !culprit.is_empty() {
             return Err(self.not_finite(self.comm.rank(), &culprit, step));
@@ -219,6 +227,60 @@ where
             self.squared_norms[step] += squared / f64::from(window.updates_per_step());
         }
         Ok(squared.sqrt())
+    }
+
+    /// Sends the tensors that this rank has updated to the other replicas.
+    fn give_weights(&mut self, bucket: BucketId) -> Result<(), Fault> {
+        let (rank, step) = (self.comm.rank(), self.sum_number(bucket));
+        let others = members(self.job.program, self.job.width, bucket);
+        let others: Vec<Rank> = others.into_iter().filter(|m| *m != rank).collect();
+        for (tensor, _) in (0..).zip(self.owned(bucket)).filter(|(_, owner)| *owner == rank) {
+            let tag = Tag { step, what: What::Weights { bucket, tensor } };
+            let (stage, index) = self.places(bucket)[tensor as usize][0];
+            for &to in &others {
+                let weight = copy(&self.kernels, &self.held(stage).weights[index]);
+                let weight = self.on_device(tag.what, weight)?;
+                let sent = self.comm.send(to, tag, weight);
+                self.on_wire(tag.what, sent)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the tensors that other replicas have updated. Only behind the row, so that replicas with
+    /// their updates in another order do not wait for each other.
+    pub(super) fn take_weights(&mut self) -> Result<(), Fault> {
+        if !self.job.training.shard_optimizer || self.skipped.is_some() {
+            return Ok(());
+        }
+        let rank = self.comm.rank();
+        for bucket in (0..self.layout.len() as u32).map(BucketId) {
+            let step = self.sum_number(bucket);
+            for (tensor, owner) in (0..).zip(self.owned(bucket)).filter(|(_, o)| *o != rank) {
+                let tag = Tag { step, what: What::Weights { bucket, tensor } };
+                let deadline = self.deadline();
+                let taken = self.comm.take(owner, tag, deadline);
+                let taken = self.on_wait(tag.what, Need::Other, taken)?;
+                let places = self.places(bucket)[tensor as usize].clone();
+                let (stage, index) = places[0];
+                let expected = self.held(stage).stage.params()[index].shape.clone();
+                let got = self.kernels.shape(&taken);
+                if got != expected {
+                    let fault = shape_fault(rank, owner, &tag.what, &expected, &got);
+                    return Err(self.at(fault, tag.what));
+                }
+                for (stage, index) in places {
+                    let held = held_mut(&mut self.held, stage);
+                    Arc::make_mut(&mut held.weights)[index] = taken.clone();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The owners of a bucket's tensors.
+    fn owned(&self, bucket: BucketId) -> Vec<Rank> {
+        self.owners[bucket.index() % self.owners.len()].clone()
     }
 
     fn not_finite(&self, rank: Rank, culprit: &str, step: usize) -> Fault {
@@ -248,11 +310,12 @@ fn own_part<S: Stage<Tensor = K::Tensor>, K: Kernels>(
 ) -> Result<K::Tensor, DeviceError> {
     let mut sum = kernels.zeros(&[0])?;
     for (n, &(stage, index)) in places.iter().enumerate() {
-        let grad = &mut held_mut(held, stage).grads[index];
+        let none = kernels.zeros(&[0])?;
+        let part = std::mem::replace(&mut held_mut(held, stage).grads[index], none);
         if n == 0 {
-            std::mem::swap(&mut sum, grad);
+            sum = part;
         } else {
-            kernels.accumulate(&mut sum, grad)?;
+            kernels.accumulate(&mut sum, &part)?;
         }
     }
     Ok(sum)

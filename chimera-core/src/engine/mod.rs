@@ -19,6 +19,7 @@ mod ranks;
 mod recent;
 mod record;
 mod replicas;
+mod shards;
 mod snapshot;
 mod sums;
 mod worker;
@@ -32,6 +33,7 @@ pub use handshake::{Fields, handshake};
 pub use optimizer::{LrSchedule, NonFinite, Optimizer, Training};
 pub use ranks::run_threads;
 pub use recent::{Did, Doing};
+pub use shards::owned_elements;
 pub use snapshot::Snapshot;
 pub use worker::{StepReport, Worker};
 
@@ -81,6 +83,10 @@ impl Job<'_> {
         if !is_synchronous && self.training.non_finite == NonFinite::Skip {
             let why = "its stages update on their own";
             return Some(format!("an asynchronous schedule can skip no step, since {why}"));
+        }
+        if !is_synchronous && self.training.shard_optimizer {
+            let why = "its stages update while weights are read";
+            return Some(format!("an asynchronous schedule cannot share out its optimizer: {why}"));
         }
         None
     }

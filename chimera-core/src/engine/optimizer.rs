@@ -118,6 +118,9 @@ pub struct Training {
     pub check_finite: bool,
     /// What then becomes of the step.
     pub non_finite: NonFinite,
+    /// Whether each tensor is updated by one of its replicas alone, which gives its weights to the others
+    /// and alone keeps moments.
+    pub shard_optimizer: bool,
 }
 
 impl Default for Training {
@@ -139,6 +142,7 @@ impl Default for Training {
             clip: None,
             check_finite: true,
             non_finite: NonFinite::Stop,
+            shard_optimizer: false,
         }
     }
 }

@@ -36,7 +36,8 @@ pub(super) struct Held<S: Stage> {
     /// Updates since the start of the program.
     pub(super) n_updates: u32,
     pub(super) grads: Vec<S::Tensor>,
-    pub(super) moments: Vec<[S::Tensor; 2]>,
+    /// `None` where another rank updates the tensor.
+    pub(super) moments: Vec<Option<[S::Tensor; 2]>>,
 }
 
 /// One version of a stage's weights, which lives as long as somebody has to read it.
@@ -56,6 +57,8 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) held: Vec<Option<Held<S>>>,
     /// By bucket of an update and tensor.
     pub(super) layout: Vec<Vec<Places>>,
+    /// Likewise: which replica owns the tensor.
+    pub(super) owners: Vec<Vec<Rank>>,
     /// By channel: the tokens still to come that this worker receives, in order.
     pub(super) expected: Vec<VecDeque<Token>>,
     /// The first step of the program.
@@ -275,6 +278,17 @@ where
 }
 
 impl<S: Stage> Held<S> {
+    /// Moments of zeros for a tensor that this rank updates.
+    pub(super) fn begin_moments<K: Kernels<Tensor = S::Tensor>>(
+        &mut self,
+        kernels: &K,
+        index: usize,
+    ) -> Result<(), DeviceError> {
+        let shape = &self.stage.params()[index].shape;
+        self.moments[index] = Some([kernels.zeros(shape)?, kernels.zeros(shape)?]);
+        Ok(())
+    }
+
     /// Zeros for the gradients of the next update. Never cleared in place: the sums of the last may be
     /// shared with other ranks.
     pub(super) fn clear_gradients<K: Kernels<Tensor = S::Tensor>>(
@@ -287,7 +301,7 @@ impl<S: Stage> Held<S> {
         Ok(())
     }
 
-    /// Updates some tensors, which makes the next version of the weights: in place, unless the present
+    /// Updates those of some tensors that are this rank's to update, which makes the next version of the weights: in place, unless the present
     /// one is still to be read. With `keeps_previous` it is, by forwards to come.
     pub(super) fn update<K: Kernels<Tensor = S::Tensor>>(
         &mut self,
@@ -298,21 +312,24 @@ impl<S: Stage> Held<S> {
     ) -> Result<(), DeviceError> {
         self.previous = keeps_previous.then(|| Arc::clone(&self.weights));
         if Arc::get_mut(&mut self.weights).is_none() {
-            // Clones of a device's tensors share memory, which the update writes to.
-            let copy = |w: &S::Tensor| {
-                let mut copy = kernels.zeros(&kernels.shape(w))?;
-                kernels.accumulate(&mut copy, w)?;
-                Ok(copy)
-            };
-            self.weights = Arc::new(self.weights.iter().map(copy).collect::<Result<_, _>>()?);
+            let copies = self.weights.iter().map(|w| copy(kernels, w));
+            self.weights = Arc::new(copies.collect::<Result<_, _>>()?);
         }
         let weights = Arc::make_mut(&mut self.weights);
         for index in indices {
-            let (param, moments) = (&self.stage.params()[index], &mut self.moments[index]);
+            let Some(moments) = &mut self.moments[index] else { continue };
+            let param = &self.stage.params()[index];
             step.update(kernels, param, &mut weights[index], &self.grads[index], moments)?;
         }
         Ok(())
     }
+}
+
+/// Clones of a device's tensors share memory, which updates write to.
+pub(super) fn copy<K: Kernels>(kernels: &K, tensor: &K::Tensor) -> Result<K::Tensor, DeviceError> {
+    let mut copy = kernels.zeros(&kernels.shape(tensor))?;
+    kernels.accumulate(&mut copy, tensor)?;
+    Ok(copy)
 }
 
 pub(super) fn held_mut<S: Stage>(held: &mut [Option<Held<S>>], stage: StageId) -> &mut Held<S> {
@@ -327,7 +344,7 @@ pub(super) fn device_fault(rank: Rank, error: DeviceError) -> Fault {
     Fault::new(class, rank, error.to_string())
 }
 
-fn shape_fault(
+pub(super) fn shape_fault(
     rank: Rank,
     from: Rank,
     what: &dyn fmt::Display,

@@ -35,6 +35,7 @@ pub(crate) struct Run {
     pub(crate) clip: Option<f64>,
     pub(crate) check_finite: bool,
     pub(crate) non_finite: NonFinite,
+    pub(crate) shard_optimizer: bool,
     pub(crate) tied: bool,
     pub(crate) passes: Passes,
     pub(crate) is_delayed: bool,
@@ -53,6 +54,7 @@ impl Run {
             clip: Some(0.5),
             check_finite: true,
             non_finite: NonFinite::Stop,
+            shard_optimizer: false,
             tied: false,
             passes: Passes::default(),
             is_delayed: false,
@@ -83,6 +85,7 @@ impl Run {
             clip: self.clip,
             check_finite: self.check_finite,
             non_finite: self.non_finite,
+            shard_optimizer: self.shard_optimizer,
             ..Training::default()
         }
     }
@@ -207,7 +210,9 @@ pub(crate) fn body<C: Comm<Tensor>>(
         for (params, weights, grads) in stages().filter_map(|s| worker.held(s)) {
             for (param, (weight, grad)) in params.iter().zip(weights.iter().zip(grads)) {
                 let key = (step, param.name.clone());
-                outcome.gradients.insert(key.clone(), grad.data.clone());
+                if !grad.data.is_empty() {
+                    outcome.gradients.insert(key.clone(), grad.data.clone());
+                }
                 outcome.weights.insert(key, weight.data.clone());
             }
         }

@@ -1,0 +1,105 @@
+//! Which rank owns which tensor: it adds up the gradients of all replicas, counts their norm, and where
+//! the optimizer is shared out it alone updates the tensor.
+
+use super::world::Places;
+use crate::ids::{BucketId, Rank, StageId, WorkerId};
+use crate::lower::Program;
+use crate::stage::Param;
+
+/// By bucket of an update and tensor: where a worker that holds these stages keeps it. A bucket of one
+/// stage holds its tensors of its own, one of several stages those they share, by name.
+pub(super) fn layout<'p>(
+    program: &Program,
+    params: impl Fn(StageId) -> Option<&'p [Param]>,
+) -> Vec<Vec<Places>> {
+    let tensors_of = |stages: &[StageId]| {
+        let is_tied = stages.len() > 1;
+        let mut tensors: Vec<(&str, Places)> = Vec::new();
+        for &stage in stages {
+            let params = params(stage).unwrap_or_default();
+            for (index, param) in params.iter().enumerate().filter(|(_, p)| p.tied == is_tied) {
+                match tensors.iter_mut().find(|(name, _)| *name == param.name) {
+                    Some((_, places)) => places.push((stage, index)),
+                    None => tensors.push((&param.name, vec![(stage, index)])),
+                }
+            }
+        }
+        if is_tied {
+            tensors.sort();
+        }
+        tensors.into_iter().map(|(_, places)| places).collect()
+    };
+    program.buckets_of_update().iter().map(|b| tensors_of(&b.stages)).collect()
+}
+
+/// By bucket of an update and tensor of a layout: its owner. The same on all ranks that hold it.
+pub(super) fn owners<'p>(
+    program: &Program,
+    width: usize,
+    layout: &[Vec<Places>],
+    params: impl Fn(StageId) -> Option<&'p [Param]>,
+) -> Vec<Vec<Rank>> {
+    let size = |places: &Places| {
+        let (stage, index) = *places.first()?;
+        Some(params(stage)?.get(index)?.n_elements())
+    };
+    let of = |(bucket, tensors): (u32, &Vec<Places>)| {
+        let members = members(program, width, BucketId(bucket));
+        let sizes: Vec<usize> = tensors.iter().map(|places| size(places).unwrap_or(0)).collect();
+        shared_out(&sizes, members.len()).into_iter().map(|member| members[member]).collect()
+    };
+    (0..).zip(layout).map(of).collect()
+}
+
+/// The replicas of a bucket: those of group 0 by pipe, then those of group 1, and so on.
+pub(super) fn members(program: &Program, width: usize, bucket: BucketId) -> Vec<Rank> {
+    let n_workers = program.placement().n_workers();
+    let workers = &program.buckets()[bucket.index()].members;
+    let of = |group| move |w: &WorkerId| Rank((group * n_workers) as u32 + u32::from(w.0));
+    (0..width).flat_map(|group| workers.iter().map(of(group))).collect()
+}
+
+/// Elements of the tensors that each rank owns, by rank, of stages with these parameters. Each of its
+/// places counts.
+pub fn owned_elements(program: &Program, width: usize, params: &[Vec<Param>]) -> Vec<u64> {
+    let placement = program.placement();
+    let of = |rank: Rank| {
+        let worker = WorkerId((rank.index() % placement.n_workers()) as u16);
+        let stages = placement.stages_of(worker);
+        let held =
+            |stage: StageId| stages.contains(&stage).then(|| params[stage.index()].as_slice());
+        let layout = layout(program, held);
+        let owners = owners(program, width, &layout, held);
+        let tensors = layout.iter().flatten().zip(owners.iter().flatten());
+        let places = tensors.filter(|(_, owner)| **owner == rank).flat_map(|(places, _)| places);
+        places.map(|(stage, index)| params[stage.index()][*index].n_elements() as u64).sum()
+    };
+    (0..(width * placement.n_workers()) as u32).map(Rank).map(of).collect()
+}
+
+/// The owner of each tensor, as an index into the members: largest first, each to the least loaded.
+fn shared_out(sizes: &[usize], n_members: usize) -> Vec<usize> {
+    let mut by_size: Vec<usize> = (0..sizes.len()).collect();
+    by_size.sort_by_key(|&i| std::cmp::Reverse(sizes[i]));
+    let mut loads = vec![0; n_members];
+    let mut owners = vec![0; sizes.len()];
+    for i in by_size {
+        let least = (0..n_members).min_by_key(|&m| loads[m]).unwrap_or(0);
+        loads[least] += sizes[i];
+        owners[i] = least;
+    }
+    owners
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shared_out;
+
+    #[test]
+    fn owners_share_the_load() {
+        assert_eq!(shared_out(&[10, 3, 3, 3, 2], 2), [0, 1, 1, 1, 1]);
+        assert_eq!(shared_out(&[2, 3, 9, 3, 4], 2), [0, 1, 0, 1, 1]);
+        assert_eq!(shared_out(&[5, 5], 1), [0, 0]);
+        assert!(shared_out(&[], 3).is_empty());
+    }
+}
