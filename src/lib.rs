@@ -9,6 +9,7 @@ pub mod auto;
 pub mod checkpoint;
 pub mod corpus;
 pub mod data;
+pub mod device;
 pub mod evaluate;
 pub mod hf;
 pub mod save;
@@ -18,4 +19,6 @@ pub mod tokenizer;
 pub mod training;
 
 pub use chimera_backend_cuda as candle;
+#[cfg(feature = "wgpu")]
+pub use chimera_backend_wgpu as wgpu;
 pub use chimera_core as core;

@@ -3,16 +3,15 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use chimera::hf;
 use chimera::save::{prepare, save};
 use clap::{Args, ValueEnum};
 
-use super::print;
+use super::{model, print};
 
 /// Writes a trained model for other programs
 #[derive(Args)]
 pub(crate) struct Export {
-    /// Folder of the model: of `train --save`, of a stopped run, or of Hugging Face
+    /// Folder of the model: of `train --save`, of Hugging Face, of a run with checkpoints, or a checkpoint
     model: PathBuf,
     /// What to write
     #[arg(long, value_enum, default_value = "hf")]
@@ -33,14 +32,14 @@ enum Format {
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
         let Format::Hf = self.format;
-        let gpt2 = hf::read(&self.model)?;
+        let read = model::load(&self.model)?;
         ensure!(
             !self.out.join("config.json").exists(),
             "{} holds a model already: choose another --out",
             self.out.display()
         );
         prepare(&self.out)?;
-        let path = save(&self.out, &gpt2.config, &gpt2.weights)?;
-        print(format!("wrote {}: {} parameters", path.display(), gpt2.config.n_params()))
+        let path = save(&self.out, &read.config, &read.weights)?;
+        print(format!("wrote {}: {} parameters", path.display(), read.config.n_params()))
     }
 }

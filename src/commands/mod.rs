@@ -5,6 +5,7 @@ mod checkpoint;
 mod compare;
 mod config;
 mod costs;
+mod devices;
 mod entry;
 mod eval;
 mod export;
@@ -12,12 +13,14 @@ mod export_model;
 mod gallery;
 mod generate;
 mod import;
+mod model;
 mod plan;
 mod prepare;
 mod progress;
 mod schedule;
 mod shell;
 mod simulate;
+mod top;
 mod train;
 
 use std::io::Write;
@@ -40,6 +43,7 @@ pub(crate) struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::Train),
+    Top(top::Top),
     Generate(generate::Generate),
     Eval(eval::Eval),
     Export(export_model::Export),
@@ -48,6 +52,7 @@ enum Command {
     Simulate(simulate::Simulate),
     Config(config::Config),
     Checkpoint(checkpoint::Checkpoint),
+    Devices(devices::Devices),
     Completions(shell::Completions),
     Man(shell::Man),
 }
@@ -57,6 +62,7 @@ impl Cli {
     pub(crate) fn run(self) -> Result<()> {
         match self.command {
             Command::Train(train) => train.run(),
+            Command::Top(top) => top.run(),
             Command::Generate(generate) => generate.run(),
             Command::Eval(eval) => eval.run(),
             Command::Export(export) => export.run(),
@@ -65,6 +71,7 @@ impl Cli {
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
+            Command::Devices(devices) => devices.run(),
             Command::Completions(completions) => completions.run(),
             Command::Man(man) => man.run(),
         }

@@ -24,19 +24,20 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use chimera_backend_cuda::Candle;
+use anyhow::{Result, bail, ensure};
 use chimera_core::comm::{Comm, Threads};
 use chimera_core::engine::{Job, Patience, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
+use chimera_core::kernels::Kernels;
 use chimera_core::lower::Program;
-use chimera_core::model::Gpt2Config;
+use chimera_core::model::ModelConfig;
 
 pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
 pub use folder::{Folder, Place};
-pub use metrics::Metrics;
+pub use lock::is_at_work;
+pub use metrics::{Metrics, RankMetrics};
 pub use plan::Plan;
 pub use prometheus::Prometheus;
 use rank::Watch;
@@ -44,11 +45,12 @@ use samples::{HeldOut, Samples};
 pub use slow::Slow;
 use trace::Recorder;
 pub use trained::Trained;
-use trained::merge;
+use trained::{RankTrained, merge};
 
 use crate::auto::Report;
 use crate::checkpoint::{Checkpoint, Saver};
 use crate::data::{Batch, Corpus};
+use crate::device::{Compute, Devices, Opened};
 use crate::hf;
 use crate::settings::Config;
 
@@ -58,6 +60,7 @@ const N_VALIDATION: usize = 64;
 /// A run that has been checked as far as can be before it starts.
 pub struct Run {
     plan: Plan,
+    devices: Devices,
     corpus: Corpus,
     /// Where it begins, if not at the start.
     start: Option<Checkpoint>,
@@ -72,14 +75,17 @@ impl Run {
     /// Checks settings, model, data, schedule and memory. Nothing is written.
     pub fn prepare(config: Config) -> Result<Run> {
         config.model().validate()?;
-        let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
+        let corpus = Corpus::open(&config.data, &config.model())?;
         let plan = Plan::make(config)?;
-        fit::check(&plan.config, &plan.need())?;
+        let devices = Devices::open(&plan.devices, plan.config.width)?;
+        if devices.one().is_some_and(Opened::is_host) {
+            fit::check(&plan.config, &plan.need())?;
+        }
         let weights = match &plan.config.init {
             Some(dir) => weights(dir, &plan.model)?,
             None => HashMap::new(),
         };
-        Ok(Run { plan, corpus, start: None, saver: None, traces: None, weights })
+        Ok(Run { plan, devices, corpus, start: None, saver: None, traces: None, weights })
     }
 
     /// The settings.
@@ -87,8 +93,13 @@ impl Run {
         &self.plan.config
     }
 
-    /// The sizes of the model.
-    pub fn model(&self) -> &Gpt2Config {
+    /// Where it computes.
+    pub fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    /// The model.
+    pub fn model(&self) -> &ModelConfig {
         &self.plan.model
     }
 
@@ -144,24 +155,17 @@ impl Run {
             stop,
             epoch: Instant::now(),
         };
-        let held_out = HeldOut { batch: self.validation()?, context: config.context };
+        let (batch, n_targets) = (self.validation()?, self.model().predictions(config.context));
+        let held_out = HeldOut { batch, n_targets };
         let steps = config.trace_steps.0.clone();
         let recorder = |path| Recorder::new(path, steps, config.width);
         let recorder = config.trace.as_deref().map(recorder);
         let greeting = self.greeting();
         let watch = Watch { greeting, observe: Mutex::new(observe), held_out, recorder };
-        let n_ranks = (config.width * config.depth) as u32;
-        let ranks = run_threads(n_ranks, |comm: &mut Threads<_>| {
-            let rank = comm.rank();
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads).build();
-            let pool = pool.map_err(|e| {
-                let n = config.threads;
-                let message =
-                    format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");
-                Fault::new(Class::OutOfMemory, rank, message)
-            })?;
-            pool.install(|| self.train_rank(job, Candle::cpu(), comm, &watch))
-        });
+        let Some(device) = self.devices.one() else {
+            bail!("workers on several devices cannot exchange tensors yet: choose one for all");
+        };
+        let ranks = device.run(OnThreads { run: self, job, watch: &watch });
         // What a run that failed has saved and recorded is of use too.
         let saved = self.saver.as_ref().map_or(Ok(None), Saver::finish);
         let traced = watch.recorder.map_or(Ok(()), |recorder| recorder.finish());
@@ -171,11 +175,38 @@ impl Run {
     }
 }
 
+/// Training on one device, with a thread for each rank.
+struct OnThreads<'r, 'w, O> {
+    run: &'r Run,
+    job: Job<'r>,
+    watch: &'w Watch<'r, O>,
+}
+
+impl<O: FnMut(&StepReport) -> Result<()> + Send> Compute for OnThreads<'_, '_, O> {
+    type Output = Result<Vec<RankTrained>, Fault>;
+
+    fn on<K: Kernels>(self, kernels: K) -> Self::Output {
+        let Config { width, depth, threads, .. } = *self.run.config();
+        run_threads((width * depth) as u32, |comm: &mut Threads<K::Tensor>| {
+            let pool = compute_threads(threads, comm.rank())?;
+            pool.install(|| self.run.train_rank(self.job, kernels.clone(), comm, self.watch))
+        })
+    }
+}
+
+/// The threads that a rank computes with.
+fn compute_threads(n: usize, rank: Rank) -> Result<rayon::ThreadPool, Fault> {
+    rayon::ThreadPoolBuilder::new().num_threads(n).build().map_err(|e| {
+        let message = format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");
+        Fault::new(Class::OutOfMemory, rank, message)
+    })
+}
+
 /// The tensors of the model in `dir`, which is of these sizes, by name.
-fn weights(dir: &Path, model: &Gpt2Config) -> Result<HashMap<String, Vec<f32>>> {
-    let gpt2 = hf::read(dir)?;
-    ensure!(gpt2.config == *model, "{} was changed while it was read", dir.display());
-    Ok(gpt2.weights.into_iter().map(|(param, values)| (param.name, values)).collect())
+fn weights(dir: &Path, model: &ModelConfig) -> Result<HashMap<String, Vec<f32>>> {
+    let read = hf::read(dir)?;
+    ensure!(read.config == *model, "{} was changed while it was read", dir.display());
+    Ok(read.weights.into_iter().map(|(param, values)| (param.name, values)).collect())
 }
 
 /// The fault of a file that failed while the run was under way.

@@ -8,7 +8,7 @@ use chimera_core::analyze::UniformCosts;
 use chimera_core::engine::{NonFinite, Training};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Program, lower};
-use chimera_core::model::{Cut, Gpt2Config, cut};
+use chimera_core::model::{Cut, ModelConfig, cut};
 use chimera_core::order::Search;
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
@@ -16,13 +16,16 @@ use chimera_core::update::Update;
 
 use super::fit::{self, Need};
 use crate::auto::{AUTO, Report, auto};
+use crate::device::Device;
 use crate::settings::Config;
 use crate::timetable::{is_file, read};
 
 /// All of a run but its data.
 pub struct Plan {
     pub(super) config: Config,
-    pub(super) model: Gpt2Config,
+    /// By worker.
+    pub(super) devices: Vec<Device>,
+    pub(super) model: ModelConfig,
     pub(super) cuts: Vec<Cut>,
     pub(super) program: Program,
     /// Of the steps at the end that do not make a whole window.
@@ -35,11 +38,7 @@ pub struct Plan {
 impl Plan {
     /// Checks settings, model and schedule, which it proves, and foresees the memory. Reads no data.
     pub fn make(config: Config) -> Result<Plan> {
-        ensure!(
-            config.device == "cpu",
-            "device `{}` is not available: this build has `cpu` alone",
-            config.device
-        );
+        let devices = Device::list(&config.device, config.depth)?;
         ensure!(
             config.min_lr <= config.lr,
             "min-lr {} is above lr {}: the learning rate falls",
@@ -69,12 +68,13 @@ impl Plan {
              schedule"
         );
         let need = fit::need(&config, &model, &cuts, &program);
-        let plan = Plan { config, model, cuts, program, last: None, search, training, need };
+        let plan =
+            Plan { config, devices, model, cuts, program, last: None, search, training, need };
         Ok(Plan { last: plan.rest(0)?, ..plan })
     }
 
-    /// The sizes of the model.
-    pub fn model(&self) -> &Gpt2Config {
+    /// The model.
+    pub fn model(&self) -> &ModelConfig {
         &self.model
     }
 

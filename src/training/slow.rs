@@ -1,6 +1,7 @@
 //! Telling of a rank that is slower than the others.
 
-use chimera_core::engine::{Slowest, StepReport};
+use chimera_core::engine::StepReport;
+use chimera_core::ids::Rank;
 
 /// Times the median at which a rank is slow.
 const FACTOR: f64 = 1.5;
@@ -12,68 +13,80 @@ const SILENCE: u64 = 1000;
 /// Looks for a rank that is slow for many steps.
 #[derive(Default)]
 pub struct Slow {
-    /// What its steps so far came to, and how many there were.
-    streak: Option<(Slowest, u64)>,
+    /// The rank, with the steps in which it was slow.
+    streak: Option<Streak>,
     /// The step before which nothing is told.
     silent_until: u64,
+}
+
+/// A rank that is slow for some steps: their number, its seconds of work, and those of the median rank.
+struct Streak {
+    rank: Rank,
+    n_steps: u64,
+    busy_s: f64,
+    median_s: f64,
 }
 
 impl Slow {
     /// Takes the report of a step; what to tell, if anything.
     pub fn notice(&mut self, report: &StepReport) -> Option<String> {
-        let StepReport { step, slowest, .. } = report;
-        let (mut sum, mut n) = self
-            .streak
-            .take()
-            .filter(|(s, _)| s.rank == slowest.rank)
-            .unwrap_or((Slowest { busy_s: 0.0, median_busy_s: 0.0, ..*slowest }, 0));
-        if slowest.busy_s <= FACTOR * slowest.median_busy_s {
+        let busy = |bubble_ratio: f64| report.step_s * (1.0 - bubble_ratio);
+        let mut ranks: Vec<(f64, Rank)> =
+            report.ranks.iter().map(|load| busy(load.bubble_ratio)).zip((0..).map(Rank)).collect();
+        ranks.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let &(busy_s, rank) = ranks.last()?;
+        let (median_s, _) = ranks[(ranks.len() - 1) / 2];
+        let streak = self.streak.take().filter(|streak| streak.rank == rank);
+        if busy_s <= FACTOR * median_s {
             return None;
         }
-        sum.busy_s += slowest.busy_s;
-        sum.median_busy_s += slowest.median_busy_s;
-        n += 1;
-        if n < N_STEPS || *step < self.silent_until {
-            self.streak = Some((sum, n));
+        let mut streak = streak.unwrap_or(Streak { rank, n_steps: 0, busy_s: 0.0, median_s: 0.0 });
+        streak.n_steps += 1;
+        streak.busy_s += busy_s;
+        streak.median_s += median_s;
+        if streak.n_steps < N_STEPS || report.step < self.silent_until {
+            self.streak = Some(streak);
             return None;
         }
-        self.silent_until = step + SILENCE;
-        let mean = |s: f64| s / n as f64;
+        self.silent_until = report.step + SILENCE;
+        let mean = |s: f64| s / streak.n_steps as f64;
         Some(format!(
-            "{} works {:.3} s a step, the median rank {:.3} s: its share of the model is larger, or its machine \
-             slower",
-            sum.rank,
-            mean(sum.busy_s),
-            mean(sum.median_busy_s)
+            "{rank} works {:.3} s a step, the median rank {:.3} s: its share of the model is larger, or its \
+             machine slower",
+            mean(streak.busy_s),
+            mean(streak.median_s)
         ))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use chimera_core::ids::Rank;
+    use chimera_core::engine::Load;
 
     use super::*;
 
-    fn report(step: u64, rank: u32, busy_s: f64) -> StepReport {
+    /// Of four ranks, one of which works for `busy_s` and the others for a second.
+    fn report(step: u64, slow: usize, busy_s: f64) -> StepReport {
+        let load = |rank| Load {
+            bubble_ratio: 1.0 - if rank == slow { busy_s } else { 1.0 } / 4.0,
+            bytes: 0,
+        };
         StepReport {
             step,
             loss: 1.0,
             grad_norm: 1.0,
             lr: 1.0,
-            step_s: 3.0,
-            bubble_ratio: 0.0,
-            bytes: 0,
+            step_s: 4.0,
+            ranks: (0..4).map(load).collect(),
             validation_loss: None,
             skipped: None,
             n_skipped: 0,
-            slowest: Slowest { rank: Rank(rank), busy_s, median_busy_s: 1.0 },
             stop: false,
         }
     }
 
     /// The steps at which something is told.
-    fn told(steps: u64, of: impl Fn(u64) -> (u32, f64)) -> Vec<(u64, String)> {
+    fn told(steps: u64, of: impl Fn(u64) -> (usize, f64)) -> Vec<(u64, String)> {
         let mut slow = Slow::default();
         let notice = |step| {
             let (rank, busy_s) = of(step);
@@ -95,6 +108,6 @@ mod tests {
     fn a_hiccup_is_not() {
         assert_eq!(told(500, |_| (3, 1.4)), []);
         assert_eq!(told(500, |step| (3, if step % 20 == 19 { 1.0 } else { 2.0 })), []);
-        assert_eq!(told(500, |step| (u32::from(step % 2 == 0), 2.0)), []);
+        assert_eq!(told(500, |step| (usize::from(step % 2 == 0), 2.0)), []);
     }
 }

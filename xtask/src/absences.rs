@@ -7,7 +7,8 @@ use anyhow::{Result, bail};
 use crate::command::{cargo, read};
 
 /// Crates that bring a device or a transport in; the default build has none of them.
-const DEVICES: [&str; 9] = [
+const DEVICES: [&str; 10] = [
+    "chimera-backend-wgpu",
     "candle-kernels",
     "candle-flash-attn",
     "candle-metal-kernels",
@@ -24,12 +25,14 @@ const OUTSIDE_CORE: [&str; 5] = ["candle-core", "chimera", "chimera-backend-cuda
 const OUTSIDE_BACKENDS: [&str; 3] = ["chimera", "clap", "toml"];
 
 /// Package and what its default build must not contain.
-const ABSENCES: [(&str, &[&str]); 5] = [
+const ABSENCES: [(&str, &[&str]); 7] = [
     ("chimera", &DEVICES),
     ("chimera-core", &DEVICES),
     ("chimera-core", &OUTSIDE_CORE),
     ("chimera-backend-cuda", &DEVICES),
     ("chimera-backend-cuda", &OUTSIDE_BACKENDS),
+    ("chimera-backend-wgpu", &OUTSIDE_BACKENDS),
+    ("chimera-backend-wgpu", &["candle-core", "chimera-backend-cuda"]),
 ];
 
 /// Refuses any dependency that the table forbids.

@@ -2,6 +2,7 @@
 
 mod absences;
 mod bench;
+mod bench_checkpoint;
 mod bench_schedule;
 mod bench_train;
 mod ci;
@@ -12,6 +13,7 @@ mod oracle;
 mod pytorch;
 mod sweep;
 mod transformers;
+mod wgpu;
 
 use clap::Parser;
 
@@ -51,6 +53,8 @@ enum Chore {
     Pytorch(pytorch::Args),
     /// Hugging Face's transformers reads our GPT-2 and we read its; logits are compared
     Transformers(transformers::Args),
+    /// Conformance and training of the wgpu backend, which needs Vulkan: installed where apt-get can
+    Wgpu,
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -70,6 +74,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
+        Chore::Wgpu => wgpu::run(),
         Chore::Bench(bench) => bench.run(),
     }
 }

@@ -80,38 +80,24 @@ impl Record {
     }
 }
 
+/// What a step was to one rank.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Load {
+    /// Idle time over time.
+    pub bubble_ratio: f64,
+    /// Bytes of weights, gradients and moments, and of what is kept for backwards (residuals, inputs,
+    /// deferred weight work) at its peak.
+    pub bytes: u64,
+}
+
 /// What all ranks conclude from all records; the same on every rank, since sums run in order of rank.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Agreed {
     pub(super) steps: Vec<Totals>,
-    pub(super) bubble_ratio: f64,
     pub(super) span_s: f64,
-    pub(super) bytes: f64,
+    pub(super) ranks: Vec<Load>,
     pub(super) stop: bool,
     pub(super) culprit: Option<Culprit>,
-    pub(super) slowest: Slowest,
-}
-
-/// The rank that worked the longest since the agreement before, beside the median.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Slowest {
-    /// The rank.
-    pub rank: Rank,
-    /// Seconds of its ops and updates.
-    pub busy_s: f64,
-    /// Seconds that at least half of the ranks worked at most.
-    pub median_busy_s: f64,
-}
-
-impl Slowest {
-    /// Of all ranks by their busy time.
-    fn of(busy_s: impl Iterator<Item = f64>) -> Slowest {
-        let mut all: Vec<(f64, Rank)> = busy_s.zip((0..).map(Rank)).collect();
-        all.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let median_busy_s = all.get(all.len().saturating_sub(1) / 2).map_or(0.0, |(s, _)| *s);
-        let (busy_s, rank) = all.last().copied().unwrap_or((0.0, Rank(0)));
-        Slowest { rank, busy_s, median_busy_s }
-    }
 }
 
 /// The first rank with a loss that is not finite, else with such a gradient.
@@ -130,19 +116,20 @@ impl Agreed {
         for (r, bytes) in (0..).zip(records) {
             all.push(Record::from_bytes(bytes, n_steps).ok_or(Rank(r))?);
         }
-        let sum = |f: fn(&Record) -> f64| all.iter().map(f).sum::<f64>();
         let totals =
             |step: usize| all.iter().map(|r| r.steps[step]).fold(Totals::default(), Totals::add);
         let span_s = all.iter().map(|r| r.span_s).fold(0.0, f64::max);
+        let load = |r: &Record| Load {
+            bubble_ratio: (1.0 - r.busy_s / span_s).max(0.0),
+            bytes: r.bytes as u64,
+        };
         let culprits = (0..).zip(&all).filter(|(_, r)| !r.culprit.is_empty());
         let first = culprits.min_by_key(|(_, r)| r.unsound_step().is_none()); // a loss comes first
         Ok(Agreed {
             steps: (0..n_steps).map(totals).collect(),
-            bubble_ratio: (1.0 - sum(|r| r.busy_s) / (span_s * all.len() as f64)).max(0.0),
             span_s,
-            bytes: sum(|r| r.bytes),
+            ranks: all.iter().map(load).collect(),
             stop: all.iter().any(|r| r.stop),
-            slowest: Slowest::of(all.iter().map(|r| r.busy_s)),
             culprit: first.map(|(rank, r)| Culprit {
                 rank: Rank(rank),
                 what: r.culprit.clone(),
@@ -172,19 +159,12 @@ mod tests {
         let wire = [record(0.5, ""), record(1.5, "gradient of é")].map(|r| r.to_bytes());
         let agreed = Agreed::of(&wire, 2).expect("sound records");
         let steps: Vec<_> = agreed.steps.iter().map(|t| (t.loss, t.grad_norm())).collect();
-        assert_eq!((steps, agreed.bubble_ratio), (vec![(2.0, 4.0), (4.0, 1.0)], 0.5));
+        assert_eq!(steps, [(2.0, 4.0), (4.0, 1.0)]);
+        assert_eq!(agreed.ranks, [Load { bubble_ratio: 0.5, bytes: 5 }; 2]);
         assert!(agreed.stop);
         let culprit = Culprit { rank: Rank(1), what: "gradient of é".into(), step: 0 };
         assert_eq!(agreed.culprit, Some(culprit));
         assert_eq!(Agreed::of(&[wire[0].clone(), vec![1, 2]], 2), Err(Rank(1)));
-    }
-
-    #[test]
-    fn the_slowest_stands_beside_the_median() {
-        let of = |busy: &[f64]| Slowest::of(busy.iter().copied());
-        let slowest = of(&[1.0, 7.0, 2.0, 3.0]);
-        assert_eq!(slowest, Slowest { rank: Rank(1), busy_s: 7.0, median_busy_s: 2.0 });
-        assert_eq!(of(&[5.0]), Slowest { rank: Rank(0), busy_s: 5.0, median_busy_s: 5.0 });
     }
 
     #[test]

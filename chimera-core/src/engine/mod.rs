@@ -28,7 +28,7 @@ mod world;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-pub use agreement::Slowest;
+pub use agreement::Load;
 pub use handshake::{Fields, handshake};
 pub use optimizer::{LrSchedule, NonFinite, Optimizer, Training};
 pub use ranks::run_threads;

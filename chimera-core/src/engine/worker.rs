@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Job;
-use super::agreement::{Slowest, Totals};
+use super::agreement::{Load, Totals};
 use super::recent::Recent;
 use super::shards::{layout, owners};
 use super::world::{Held, ResidualBytes, Since, World, device_fault, held_mut};
@@ -34,11 +34,8 @@ pub struct StepReport {
     /// Seconds since the last agreement, on the slowest rank; shared out evenly among the steps of a
     /// window.
     pub step_s: f64,
-    /// Idle time over that time times ranks.
-    pub bubble_ratio: f64,
-    /// Bytes of weights, gradients and moments, and of what is kept for backwards (residuals, inputs,
-    /// deferred weight work) at its peak, over all ranks.
-    pub bytes: u64,
+    /// What it was to each rank.
+    pub ranks: Vec<Load>,
     /// Mean loss over the targets of samples kept for validation, after the update, in nats; where one was
     /// asked for.
     pub validation_loss: Option<f64>,
@@ -46,10 +43,20 @@ pub struct StepReport {
     pub skipped: Option<String>,
     /// Steps whose gradient was, so far.
     pub n_skipped: u64,
-    /// The rank that worked the longest.
-    pub slowest: Slowest,
     /// Whether some rank was asked to stop: this is the last step of all.
     pub stop: bool,
+}
+
+impl StepReport {
+    /// Idle time over time times ranks.
+    pub fn bubble_ratio(&self) -> f64 {
+        self.ranks.iter().map(|rank| rank.bubble_ratio).sum::<f64>() / self.ranks.len() as f64
+    }
+
+    /// Bytes over all ranks.
+    pub fn bytes(&self) -> u64 {
+        self.ranks.iter().map(|rank| rank.bytes).sum()
+    }
 }
 
 /// The engine of one rank.
@@ -246,12 +253,10 @@ where
                 grad_norm: totals.grad_norm(),
                 lr: job.training.lr_at(step),
                 step_s: agreed.span_s / n_steps as f64,
-                bubble_ratio: agreed.bubble_ratio,
-                bytes: agreed.bytes as u64,
+                ranks: agreed.ranks.clone(),
                 validation_loss: None,
                 skipped: skipped.clone(),
                 n_skipped: *n_skipped,
-                slowest: agreed.slowest,
                 stop: agreed.stop && index + 1 == n_steps,
             }
         };
