@@ -1,7 +1,6 @@
 //! The machine whose tokens carry tensors.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
@@ -10,7 +9,7 @@ use super::ops::Value;
 use super::optimizer::{NonFinite, Step};
 use super::shards::members;
 use super::sums::Reduction;
-use super::world::{Held, Places, Since, World, copy, held_mut, shape_fault};
+use super::world::{Held, Places, Since, World, held_mut};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, Tag, What};
@@ -227,60 +226,6 @@ where
             self.squared_norms[step] += squared / f64::from(window.updates_per_step());
         }
         Ok(squared.sqrt())
-    }
-
-    /// Sends the tensors that this rank has updated to the other replicas.
-    fn give_weights(&mut self, bucket: BucketId) -> Result<(), Fault> {
-        let (rank, step) = (self.comm.rank(), self.sum_number(bucket));
-        let others = members(self.job.program, self.job.width, bucket);
-        let others: Vec<Rank> = others.into_iter().filter(|m| *m != rank).collect();
-        for (tensor, _) in (0..).zip(self.owned(bucket)).filter(|(_, owner)| *owner == rank) {
-            let tag = Tag { step, what: What::Weights { bucket, tensor } };
-            let (stage, index) = self.places(bucket)[tensor as usize][0];
-            for &to in &others {
-                let weight = copy(&self.kernels, &self.held(stage).weights[index]);
-                let weight = self.on_device(tag.what, weight)?;
-                let sent = self.comm.send(to, tag, weight);
-                self.on_wire(tag.what, sent)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits for the tensors that other replicas have updated. Only behind the row, so that replicas with
-    /// their updates in another order do not wait for each other.
-    pub(super) fn take_weights(&mut self) -> Result<(), Fault> {
-        if !self.job.training.shard_optimizer || self.skipped.is_some() {
-            return Ok(());
-        }
-        let rank = self.comm.rank();
-        for bucket in (0..self.layout.len() as u32).map(BucketId) {
-            let step = self.sum_number(bucket);
-            for (tensor, owner) in (0..).zip(self.owned(bucket)).filter(|(_, o)| *o != rank) {
-                let tag = Tag { step, what: What::Weights { bucket, tensor } };
-                let deadline = self.deadline();
-                let taken = self.comm.take(owner, tag, deadline);
-                let taken = self.on_wait(tag.what, Need::Other, taken)?;
-                let places = self.places(bucket)[tensor as usize].clone();
-                let (stage, index) = places[0];
-                let expected = self.held(stage).stage.params()[index].shape.clone();
-                let got = self.kernels.shape(&taken);
-                if got != expected {
-                    let fault = shape_fault(rank, owner, &tag.what, &expected, &got);
-                    return Err(self.at(fault, tag.what));
-                }
-                for (stage, index) in places {
-                    let held = held_mut(&mut self.held, stage);
-                    Arc::make_mut(&mut held.weights)[index] = taken.clone();
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The owners of a bucket's tensors.
-    fn owned(&self, bucket: BucketId) -> Vec<Rank> {
-        self.owners[bucket.index() % self.owners.len()].clone()
     }
 
     fn not_finite(&self, rank: Rank, culprit: &str, step: usize) -> Fault {

@@ -11,6 +11,7 @@
 
 mod agreement;
 mod evaluate;
+mod faults;
 mod handshake;
 mod machine;
 mod ops;

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use super::Worker;
-use super::world::{World, device_fault};
+use super::faults::device_fault;
+use super::world::World;
 use crate::comm::Comm;
 use crate::fault::{Class, Fault};
 use crate::ids::StageId;

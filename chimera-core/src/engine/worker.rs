@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use super::Job;
 use super::agreement::{Load, Totals};
+use super::faults::device_fault;
 use super::recent::Recent;
 use super::shards::{layout, owners};
-use super::world::{Held, ResidualBytes, Since, World, device_fault, held_mut};
+use super::world::{Held, ResidualBytes, Since, World, held_mut};
 use crate::analyze::timeline::{Event, Wait};
 use crate::comm::{Comm, Position};
 use crate::fault::{Class, Fault};

@@ -1,31 +1,24 @@
 //! What one rank has: its stages with their weights, its wires, and where it stands in a step.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::agreement::Agreed;
+use super::faults::comm_fault;
 use super::optimizer::Step;
 use super::recent::Recent;
-use super::sums::{Reduction, SumError};
+use super::sums::Reduction;
 use super::{Job, Patience};
 use crate::analyze::timeline::{Awaited, Event, Wait, Work};
-use crate::analyze::{Need, Scene};
-use crate::comm::{Comm, CommError, Position, Tag, What};
+use crate::comm::{Comm, Tag, What};
 use crate::effects::Token;
-use crate::fault::{Class, Fault};
+use crate::fault::Fault;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::kernels::{DeviceError, Kernels};
 use crate::op::Op;
 use crate::stage::Stage;
 use crate::update::Update;
-
-/// How long other ranks may take to say where they are.
-const ANSWER: Duration = Duration::from_secs(1);
-
-/// After it a rank that goes on is elsewhere.
-const MOMENT: Duration = Duration::from_millis(100);
 
 /// A stage with its weights, gradients and moments, in the order of its parameters.
 pub(super) struct Held<S: Stage> {
@@ -171,77 +164,6 @@ where
         self.job.epoch.elapsed().as_secs_f64()
     }
 
-    pub(super) fn at(&self, fault: Fault, op: impl ToString) -> Fault {
-        Fault {
-            step: fault.step.or(Some(self.step)),
-            op: fault.op.or(Some(op.to_string())),
-            ..fault
-        }
-    }
-
-    pub(super) fn on_device<T>(
-        &self,
-        op: impl ToString,
-        result: Result<T, DeviceError>,
-    ) -> Result<T, Fault> {
-        result.map_err(|e| self.at(device_fault(self.comm.rank(), e), op))
-    }
-
-    pub(super) fn on_wire<T>(
-        &self,
-        op: impl ToString,
-        result: Result<T, CommError>,
-    ) -> Result<T, Fault> {
-        result.map_err(|e| match e {
-            CommError::Aborted(cause) => cause,
-            e => self.at(comm_fault(self.comm.rank(), e), op),
-        })
-    }
-
-    /// As [`on_wire`](World::on_wire), of a wait for what is needed: one that lasted too long is explained.
-    pub(super) fn on_wait<T>(
-        &mut self,
-        op: impl ToString,
-        need: Need,
-        result: Result<T, CommError>,
-    ) -> Result<T, Fault> {
-        let Err(CommError::Timeout { from, .. }) = result else { return self.on_wire(op, result) };
-        let (program, step, by) = (self.job.program, self.step, self.comm.rank());
-        let earlier = self.positions();
-        std::thread::sleep(MOMENT);
-        let positions = self.positions();
-        let verdict = Scene { program, step, positions, earlier }.verdict(by, from, need);
-        self.on_wire(op, result).map_err(|fault| Fault {
-            peer: Some(verdict.rank),
-            message: format!("{}{verdict}", fault.message),
-            ..fault
-        })
-    }
-
-    /// Where all ranks are.
-    fn positions(&mut self) -> Vec<Option<Position>> {
-        let mut positions = self.comm.positions(Instant::now() + ANSWER);
-        positions.resize(self.comm.n_ranks() as usize, None);
-        positions
-    }
-
-    /// Refuses what a peer sent for a stage if it is not of the shape that so many samples have.
-    pub(super) fn check_shape(
-        &self,
-        from: Rank,
-        stage: StageId,
-        samples: usize,
-        what: impl fmt::Display,
-        tensor: &S::Tensor,
-    ) -> Result<(), Fault> {
-        let expected = self.held(stage).stage.passed(samples);
-        let got = self.kernels.shape(tensor);
-        if got == expected {
-            return Ok(());
-        }
-        Err(self.at(shape_fault(self.comm.rank(), from, &what, &expected, &got), what))
-    }
-
     pub(super) fn record(&mut self, worker: WorkerId, work: Work, start: f64) {
         let end = self.now_s();
         if !matches!(work, Work::Reduce(_)) {
@@ -258,22 +180,6 @@ where
     /// The proof places every op where its stage is, so a stage that is not here is a bug.
     pub(super) fn held(&self, stage: StageId) -> &Held<S> {
         self.held[stage.index()].as_ref().unwrap_or_else(|| panic!("{stage} is not on this worker"))
-    }
-
-    pub(super) fn on_sum<T>(
-        &mut self,
-        bucket: BucketId,
-        result: Result<T, SumError>,
-    ) -> Result<T, Fault> {
-        let op = format!("reduction of {bucket}");
-        match result {
-            Ok(sums) => Ok(sums),
-            Err(SumError::Comm(error, need)) => self.on_wait(op, need, Err(error)),
-            Err(SumError::Device(error)) => self.on_device(op, Err(error)),
-            Err(SumError::Shape { from, what, expected, got }) => {
-                Err(self.at(shape_fault(self.comm.rank(), from, &what, &expected, &got), op))
-            }
-        }
     }
 }
 
@@ -334,39 +240,4 @@ pub(super) fn copy<K: Kernels>(kernels: &K, tensor: &K::Tensor) -> Result<K::Ten
 
 pub(super) fn held_mut<S: Stage>(held: &mut [Option<Held<S>>], stage: StageId) -> &mut Held<S> {
     held[stage.index()].as_mut().unwrap_or_else(|| panic!("{stage} is not on this worker"))
-}
-
-pub(super) fn device_fault(rank: Rank, error: DeviceError) -> Fault {
-    let class = match error {
-        DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
-        DeviceError::Failed { .. } => Class::Internal,
-    };
-    Fault::new(class, rank, error.to_string())
-}
-
-pub(super) fn shape_fault(
-    rank: Rank,
-    from: Rank,
-    what: &dyn fmt::Display,
-    expected: &[usize],
-    got: &[usize],
-) -> Fault {
-    let message = format!(
-        "{from} sent {what} of shape {got:?}, not {expected:?}: it trains another model or schedule"
-    );
-    Fault { peer: Some(from), ..Fault::new(Class::Mismatch, rank, message) }
-}
-
-pub(super) fn comm_fault(rank: Rank, error: CommError) -> Fault {
-    let message = error.to_string();
-    match error {
-        CommError::Aborted(cause) => cause,
-        CommError::Timeout { from, .. } => {
-            Fault { peer: Some(from), ..Fault::new(Class::Timeout, rank, message) }
-        }
-        CommError::Lost { from, .. } => {
-            Fault { peer: Some(from), ..Fault::new(Class::PeerLost, rank, message) }
-        }
-        CommError::Failed(_) => Fault::new(Class::Internal, rank, message),
-    }
 }
