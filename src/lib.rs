@@ -11,6 +11,7 @@ pub mod corpus;
 pub mod data;
 pub mod evaluate;
 pub mod hf;
+pub mod launch;
 pub mod save;
 pub mod settings;
 pub mod timetable;
@@ -18,4 +19,6 @@ pub mod tokenizer;
 pub mod training;
 
 pub use chimera_backend_cuda as candle;
+#[cfg(feature = "mpi")]
+pub use chimera_comm_mpi as mpi;
 pub use chimera_core as core;

@@ -2,6 +2,7 @@
 //! comparison.
 
 mod checkpoint;
+mod comm;
 mod compare;
 mod config;
 mod costs;
@@ -15,6 +16,11 @@ mod import;
 mod plan;
 mod prepare;
 mod progress;
+#[cfg(feature = "mpi")]
+mod ranks;
+#[cfg(not(feature = "mpi"))]
+#[path = "no_ranks.rs"]
+mod ranks;
 mod schedule;
 mod shell;
 mod simulate;
@@ -48,6 +54,8 @@ enum Command {
     Simulate(simulate::Simulate),
     Config(config::Config),
     Checkpoint(checkpoint::Checkpoint),
+    #[command(subcommand)]
+    Comm(comm::CommCommand),
     Completions(shell::Completions),
     Man(shell::Man),
 }
@@ -65,6 +73,7 @@ impl Cli {
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
+            Command::Comm(comm) => comm.run(),
             Command::Completions(completions) => completions.run(),
             Command::Man(man) => man.run(),
         }

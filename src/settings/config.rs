@@ -15,6 +15,7 @@ use serde::{Deserialize, Deserializer};
 use toml::Value;
 
 use crate::auto::Where;
+use crate::launch::Transport;
 
 /// The settings of a run: every key has its value, and each value is in its range.
 ///
@@ -116,6 +117,9 @@ pub struct Config {
     pub sync: Sync,
     /// Where to compute, not yet looked up.
     pub device: String,
+    /// How workers reach each other.
+    #[serde(deserialize_with = "by_name")]
+    pub transport: Transport,
     /// CPU threads per worker.
     pub threads: usize,
     /// Seconds without a message after which a worker gives up.

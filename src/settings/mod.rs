@@ -185,6 +185,10 @@ pub struct Settings {
     /// Where to compute [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
+    /// How workers reach each other: threads (of this process), mpi (each worker is a process that mpirun or srun
+    /// started), or auto for mpi where there are such processes [default: auto]
+    #[arg(long, value_name = "NAME")]
+    pub transport: Option<String>,
     /// CPU threads per worker [default: the machine's cores shared out, at least 1]
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<i64>,

@@ -6,6 +6,7 @@ mod folder;
 mod lock;
 mod metrics;
 mod plan;
+mod processes;
 mod prometheus;
 mod rank;
 mod resume;
@@ -29,12 +30,14 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::lower::Program;
 use chimera_core::model::Gpt2Config;
+use chimera_core::timetable::Timetable;
 
 pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
-pub use folder::{Folder, Place};
+pub use folder::{Folder, Place, write_error};
 pub use metrics::Metrics;
 pub use plan::Plan;
+pub use processes::share;
 pub use prometheus::Prometheus;
 use rank::Watch;
 use samples::{HeldOut, Samples};
@@ -65,9 +68,14 @@ pub struct Run {
 impl Run {
     /// Checks settings, model, data, schedule and memory. Nothing is written.
     pub fn prepare(config: Config) -> Result<Run> {
+        Run::prepare_with(config, None)
+    }
+
+    /// With the timetable that a search has `found`, if it was elsewhere.
+    fn prepare_with(config: Config, found: Option<Timetable>) -> Result<Run> {
         config.model().validate()?;
         let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
-        let plan = Plan::make(config)?;
+        let plan = Plan::with(config, found)?;
         fit::check(&plan.config, &plan.need())?;
         let weights = match &plan.config.init {
             Some(dir) => weights(dir, &plan.model)?,
@@ -120,34 +128,12 @@ impl Run {
         stop: &AtomicBool,
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Trained> {
-        let config = self.config();
-        let later = Duration::try_from_secs_f64(config.timeout)?;
         let samples = self.samples();
-        let job = Job {
-            program: self.program(),
-            width: config.width,
-            micro_batch_size: config.micro_batch_size,
-            training: &self.plan.training,
-            data: &samples,
-            patience: Patience { first_step: later.max(Patience::default().first_step), later },
-            stop,
-            epoch: Instant::now(),
-        };
-        let held_out = HeldOut { batch: self.validation()?, context: config.context };
-        let steps = config.trace_steps.0.clone();
-        let recorder = |path| Recorder::new(path, steps, config.width);
-        let recorder = config.trace.as_deref().map(recorder);
-        let watch = Watch { observe: Mutex::new(observe), held_out, recorder };
-        let n_ranks = (config.width * config.depth) as u32;
+        let job = self.job(&samples, stop)?;
+        let watch = self.watch(observe)?;
+        let n_ranks = (self.config().width * self.config().depth) as u32;
         let ranks = run_threads(n_ranks, |comm: &mut Threads<_>| {
-            let rank = comm.rank();
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads).build();
-            let pool = pool.map_err(|e| {
-                let n = config.threads;
-                let message =
-                    format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");
-                Fault::new(Class::OutOfMemory, rank, message)
-            })?;
+            let pool = self.pool(comm.rank())?;
             pool.install(|| self.train_rank(job, Candle::cpu(), comm, &watch))
         });
         // What a run that failed has saved and recorded is of use too.
@@ -156,6 +142,41 @@ impl Run {
         let trained = merge(ranks?)?;
         traced?;
         Ok(Trained { checkpoint: saved?, ..trained })
+    }
+
+    fn job<'r>(&'r self, samples: &'r Samples<'_>, stop: &'r AtomicBool) -> Result<Job<'r>> {
+        let config = self.config();
+        let later = Duration::try_from_secs_f64(config.timeout)?;
+        Ok(Job {
+            program: self.program(),
+            width: config.width,
+            micro_batch_size: config.micro_batch_size,
+            training: &self.plan.training,
+            data: samples,
+            patience: Patience { first_step: later.max(Patience::default().first_step), later },
+            stop,
+            epoch: Instant::now(),
+        })
+    }
+
+    fn watch<O>(&self, observe: O) -> Result<Watch<'_, O>> {
+        let config = self.config();
+        let held_out = HeldOut { batch: self.validation()?, context: config.context };
+        let steps = config.trace_steps.0.clone();
+        let recorder = |path| Recorder::new(path, steps, config.width);
+        let recorder = config.trace.as_deref().map(recorder);
+        Ok(Watch { observe: Mutex::new(observe), held_out, recorder, by_processes: false })
+    }
+
+    /// The compute threads of a rank.
+    fn pool(&self, rank: Rank) -> Result<rayon::ThreadPool, Fault> {
+        let n = self.config().threads;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build();
+        pool.map_err(|e| {
+            let message =
+                format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");
+            Fault::new(Class::OutOfMemory, rank, message)
+        })
     }
 }
 

@@ -14,7 +14,7 @@ const FIXED: [&str; 8] =
     ["layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
 /// Settings that decide how and where, but not what is trained. `data` is compared by its content,
 /// micro-batches by the samples of a step.
-const FREE: [&str; 40] = [
+const FREE: [&str; 41] = [
     "init",
     "placement",
     "search-time",
@@ -40,6 +40,7 @@ const FREE: [&str; 40] = [
     "preset",
     "sync",
     "device",
+    "transport",
     "threads",
     "timeout",
     "out",
@@ -139,7 +140,7 @@ impl Run {
     }
 
     /// All settings, as TOML values.
-    fn settings(&self) -> BTreeMap<String, String> {
+    pub(super) fn settings(&self) -> BTreeMap<String, String> {
         let keys = Settings::keys().into_iter();
         keys.filter_map(|key| {
             let (value, _) = self.plan.config.value(&key)?;
@@ -154,7 +155,7 @@ impl Run {
     }
 
     /// BLAKE3 of a step's first samples.
-    fn samples_of(&self, step: u64) -> String {
+    pub(super) fn samples_of(&self, step: u64) -> String {
         let (mut input, mut target) = (Vec::new(), Vec::new());
         let mut hasher = blake3::Hasher::new();
         for sample in 0..self.samples_per_step().min(N_HASHED) {

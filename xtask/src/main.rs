@@ -2,12 +2,14 @@
 
 mod absences;
 mod bench;
+mod bench_mpi;
 mod bench_schedule;
 mod bench_train;
 mod ci;
 mod command;
 mod fuzz;
 mod gallery;
+mod mpi;
 mod oracle;
 mod pytorch;
 mod sweep;
@@ -27,7 +29,7 @@ enum Chore {
     Clippy,
     /// All tests: unit, integration and documentation
     Test {
-        /// Passed on to `cargo test --workspace`
+        /// Passed on to `cargo test`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -51,6 +53,8 @@ enum Chore {
     Pytorch(pytorch::Args),
     /// Hugging Face's transformers reads our GPT-2 and we read its; logits are compared
     Transformers(transformers::Args),
+    /// The transport over MPI: lints, conformance, and training under mpirun; installs MPI where it may
+    Mpi(mpi::Args),
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -70,6 +74,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
+        Chore::Mpi(args) => mpi::run(&args),
         Chore::Bench(bench) => bench.run(),
     }
 }

@@ -165,6 +165,15 @@ where
         Ok(())
     }
 
+    /// Gives `bytes` to every rank and returns those of all, by rank: between two runs, on all ranks in the same
+    /// order. `what` says what for. The time that it takes belongs to no step.
+    pub fn exchange(&mut self, what: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+        let deadline = self.world.deadline();
+        let all = self.world.comm.exchange(bytes, deadline);
+        self.world.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
+        self.world.on_wire(what, all)
+    }
+
     /// Start and end of everything the last run did on this rank, in seconds since the job's epoch.
     pub fn events(&self) -> &[Event] {
         &self.world.events

@@ -138,7 +138,7 @@ where
             let from = self.rank_of(from, self.group);
             for &token in tokens.iter().take(n_ahead) {
                 let tag = Tag { step: self.step, what: What::Token(token) };
-                self.comm.post(from, tag).map_err(|e| comm_fault(self.comm.rank(), e))?;
+                self.comm.post(from, tag).map_err(|e| e.into_fault(self.comm.rank()))?;
             }
         }
         Ok(())
@@ -171,7 +171,7 @@ where
     ) -> Result<T, Fault> {
         result.map_err(|e| match e {
             CommError::Aborted(cause) => cause,
-            e => self.at(comm_fault(self.comm.rank(), e), op),
+            e => self.at(e.into_fault(self.comm.rank()), op),
         })
     }
 
@@ -258,18 +258,4 @@ pub(super) fn device_fault(rank: Rank, error: DeviceError) -> Fault {
         DeviceError::Failed { .. } => Class::Internal,
     };
     Fault::new(class, rank, error.to_string())
-}
-
-pub(super) fn comm_fault(rank: Rank, error: CommError) -> Fault {
-    let message = error.to_string();
-    match error {
-        CommError::Aborted(cause) => cause,
-        CommError::Timeout { from, .. } => {
-            Fault { peer: Some(from), ..Fault::new(Class::Timeout, rank, message) }
-        }
-        CommError::Lost { from, .. } => {
-            Fault { peer: Some(from), ..Fault::new(Class::PeerLost, rank, message) }
-        }
-        CommError::Failed(_) => Fault::new(Class::Internal, rank, message),
-    }
 }
