@@ -9,6 +9,7 @@ pub mod auto;
 pub mod checkpoint;
 pub mod corpus;
 pub mod data;
+pub mod device;
 pub mod evaluate;
 pub mod hf;
 pub mod launch;
@@ -19,6 +20,8 @@ pub mod tokenizer;
 pub mod training;
 
 pub use chimera_backend_cuda as candle;
+#[cfg(feature = "wgpu")]
+pub use chimera_backend_wgpu as wgpu;
 #[cfg(feature = "mpi")]
 pub use chimera_comm_mpi as mpi;
 pub use chimera_core as core;

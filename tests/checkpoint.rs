@@ -50,7 +50,7 @@ fn train(
     run.save_into(Store::of(into).on(disk), |_| ());
     let reports = Mutex::new(Vec::new());
     let trained = run.train(&AtomicBool::new(false), |report| {
-        reports.lock().expect("one writer").push(*report);
+        reports.lock().expect("one writer").push(report.clone());
         Ok(())
     })?;
     Ok((reports.into_inner().expect("one writer"), trained))

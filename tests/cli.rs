@@ -25,6 +25,10 @@ mod schedule;
 mod shell;
 #[path = "cli/simulate.rs"]
 mod simulate;
+#[path = "cli/top.rs"]
+mod top;
+#[path = "cli/tutorial.rs"]
+mod tutorial;
 #[path = "cli/usage.rs"]
 mod usage;
 

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 \
-                     --micro-batches 4 --steps 5 --threads 1";
+                     --steps 5 --threads 1";
 
 /// The options of a run into the folder `name`.
 fn options(folder: &TempDir, name: &str, options: &str) -> String {
@@ -122,7 +122,7 @@ fn checkpoints_go_from_ranks_to_ranks() {
     assert_eq!(expected.len(), 6);
     assert_eq!(losses(&folder.path().join("parts")), expected);
     // Another number of workers for the same samples of a step.
-    let fourth = ranks(4, &line("parts", 8, "--depth 2 --width 2 --micro-batches 2"));
+    let fourth = ranks(4, &line("parts", 8, "--depth 2 --width 2 --micro-batches 4"));
     assert_eq!(fourth.code, Some(0), "{}", fourth.stderr);
     assert_eq!(losses(&folder.path().join("parts")).len(), 8);
 }
@@ -140,7 +140,7 @@ fn what_does_not_fit_is_refused() {
             "there are 4 ranks, but width 1 x depth 3 needs 3: start as many, or choose --width 1 \
              --depth 4, or --width 2 --depth 2, or --width 4 --depth 1",
         ),
-        (2, "--depth 2 --heads 3", 2, "hidden 16 is not divisible by heads 3"),
+        (2, "--depth 2 --min-lr 9", 2, "min-lr 9 is above lr"),
         (2, "--depth 2 --resume nowhere", 4, "there is no such folder"),
     ] {
         let ran = ranks(n, &options(&folder, "run", more));

@@ -41,7 +41,7 @@ fn prepare(options: &str) -> Run {
 fn train(options: &str) -> (Vec<StepReport>, Trained) {
     let reports = Mutex::new(Vec::new());
     let observe = |report: &StepReport| {
-        reports.lock().expect("one writer").push(*report);
+        reports.lock().expect("one writer").push(report.clone());
         Ok(())
     };
     let trained = prepare(options).train(&AtomicBool::new(false), observe);

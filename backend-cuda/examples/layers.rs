@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use chimera_backend_cuda::Candle;
-use chimera_core::kernels::{AdamW, Kernels, Layout, Result};
+use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -82,22 +82,25 @@ fn report(size: &Size) -> Result<()> {
 
     let qkv = tensor(rows, 3 * hidden)?;
     let dy = tensor(rows, hidden)?;
-    let (out, log_sum) = k.attention(&qkv, heads, context)?;
+    let (out, log_sum) = k.attention(&qkv, heads, context, Mask::Causal)?;
     // Half of the scores are forbidden; 2 products forward, 5 backward.
     let product = (rows * context * hidden) as f64;
     flops += 7.0 * product;
-    layer_s += gflops("attention", 2.0 * product, || k.attention(&qkv, heads, context).map(drop))?;
+    layer_s += gflops("attention", 2.0 * product, || {
+        k.attention(&qkv, heads, context, Mask::Causal).map(drop)
+    })?;
     layer_s += gflops("attention_dx", 5.0 * product, || {
-        k.attention_dx(&dy, &qkv, &out, &log_sum, heads, context).map(drop)
+        k.attention_dx(&dy, &qkv, &out, &log_sum, heads, context, Mask::Causal).map(drop)
     })?;
 
     let x = tensor(rows, hidden)?;
     let vector = || k.upload(&[hidden], &vec![1.0; hidden]);
     let (gain, bias) = (vector()?, vector()?);
-    let (_, stats) = k.layer_norm(&x, &gain, &bias)?;
+    let (_, stats) = k.layer_norm(&x, &gain, &bias, 1e-5)?;
     let (d_gain, d_bias) = (RefCell::new(vector()?), RefCell::new(vector()?));
     let n = rows * hidden;
-    layer_s += 2.0 * gbytes("layer_norm", 2 * n, || k.layer_norm(&x, &gain, &bias).map(drop))?;
+    layer_s +=
+        2.0 * gbytes("layer_norm", 2 * n, || k.layer_norm(&x, &gain, &bias, 1e-5).map(drop))?;
     layer_s += 2.0
         * gbytes("layer_norm_dx", 4 * n, || {
             k.layer_norm_dx(&dy, &x, &stats, &gain, Some(&dy)).map(drop)
@@ -107,9 +110,12 @@ fn report(size: &Size) -> Result<()> {
             let (d_gain, d_bias) = (&mut *d_gain.borrow_mut(), &mut *d_bias.borrow_mut());
             k.layer_norm_dw(&dy, &x, &stats, d_gain, d_bias)
         })?;
+    let by = Dropout::new(0.1, 0, 0, 0, 0);
+    gbytes("dropout", 3 * n, || k.dropout(&x, &by, Some(&dy)).map(drop))?;
     let (x, dy) = (tensor(rows, 4 * hidden)?, tensor(rows, 4 * hidden)?);
-    layer_s += gbytes("gelu", 8 * n, || k.gelu(&x).map(drop))?;
-    layer_s += gbytes("gelu_dx", 16 * n, || k.gelu_dx(&dy, &x).map(drop))?;
+    layer_s += gbytes("gelu", 8 * n, || k.activation(&x, Activation::GeluTanh).map(drop))?;
+    layer_s +=
+        gbytes("gelu_dx", 16 * n, || k.activation_dx(&dy, &x, Activation::GeluTanh).map(drop))?;
 
     let pure_s = flops / (PRODUCT_GFLOPS * rayon::current_num_threads() as f64) / 1e9;
     println!(

@@ -10,7 +10,9 @@
 mod cpu;
 
 use candle_core::{Device, Tensor};
-use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout, Result, Sgd};
+use chimera_core::kernels::{
+    Activation, AdamW, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd,
+};
 
 /// A device of candle.
 #[derive(Clone, Debug)]
@@ -130,8 +132,14 @@ impl Kernels for Candle {
         self.named("linear_dw", done)
     }
 
-    fn layer_norm(&self, x: &Tensor, gain: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
-        self.named("layer_norm", cpu::layer_norm::forward(x, gain, bias))
+    fn layer_norm(
+        &self,
+        x: &Tensor,
+        gain: &Tensor,
+        bias: &Tensor,
+        epsilon: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        self.named("layer_norm", cpu::layer_norm::forward(x, gain, bias, epsilon))
     }
 
     fn layer_norm_dx(
@@ -158,16 +166,26 @@ impl Kernels for Candle {
         self.named("layer_norm_dw", done)
     }
 
-    fn gelu(&self, x: &Tensor) -> Result<Tensor> {
-        self.named("gelu", cpu::gelu::forward(x))
+    fn activation(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
+        self.named("activation", cpu::activation::forward(x, f))
     }
 
-    fn gelu_dx(&self, dy: &Tensor, x: &Tensor) -> Result<(Tensor, Tensor)> {
-        self.named("gelu_dx", cpu::gelu::backward(dy, x))
+    fn activation_dx(&self, dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
+        self.named("activation_dx", cpu::activation::backward(dy, x, f))
     }
 
-    fn attention(&self, qkv: &Tensor, heads: usize, context: usize) -> Result<(Tensor, Tensor)> {
-        self.named("attention", cpu::attention::forward(qkv, heads, context))
+    fn dropout(&self, x: &Tensor, by: &Dropout, residual: Option<&Tensor>) -> Result<Tensor> {
+        self.named("dropout", cpu::dropout::forward(x, by, residual))
+    }
+
+    fn attention(
+        &self,
+        qkv: &Tensor,
+        heads: usize,
+        context: usize,
+        mask: Mask<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        self.named("attention", cpu::attention::forward(qkv, heads, context, mask))
     }
 
     fn attention_dx(
@@ -178,8 +196,9 @@ impl Kernels for Candle {
         log_sum: &Tensor,
         heads: usize,
         context: usize,
+        mask: Mask<'_>,
     ) -> Result<Tensor> {
-        let dx = cpu::attention::backward(dy, qkv, out, log_sum, heads, context);
+        let dx = cpu::attention::backward(dy, qkv, out, log_sum, heads, context, mask);
         self.named("attention_dx", dx)
     }
 

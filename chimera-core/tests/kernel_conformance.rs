@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use chimera_core::kernels::conformance::{Case, cases};
 use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::kernels::{AdamW, Kernels, Layout, Result, Sgd};
+use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result, Sgd};
 
 #[test]
 fn faults_are_caught() {
@@ -20,9 +20,12 @@ fn faults_are_caught() {
         (LayoutIgnored, &["linear_dx"]),
         (WritesResidual, &["linear", "layer_norm_dx"]),
         (VarianceCancels, &["layer_norm"]),
-        (SecondCallDiffers, &["gelu"]),
-        (WrongShape, &["gelu_dx"]),
+        (SecondCallDiffers, &["activation"]),
+        (WrongShape, &["activation_dx"]),
+        (OneGelu, &["activation", "activation_dx"]),
+        (CounterWraps, &["dropout"]),
         (SamplesMixed, &["attention"]),
+        (PaddingSeen, &["attention", "attention_dx"]),
         (ExponentialOverflows, &["cross_entropy"]),
         (TailForgotten, &["adamw", "lamb", "sgd"]),
         (TrustIgnored, &["lamb"]),
@@ -62,7 +65,10 @@ enum Fault {
     VarianceCancels,
     SecondCallDiffers,
     WrongShape,
+    OneGelu,
+    CounterWraps,
     SamplesMixed,
+    PaddingSeen,
     ExponentialOverflows,
     TailForgotten,
     TrustIgnored,
@@ -111,6 +117,22 @@ impl Faulty {
 }
 
 impl Faulty {
+    /// One GELU for another: they differ by no more than 5e-4.
+    fn function(&self, f: Activation) -> Activation {
+        match f {
+            Activation::Gelu if self.has(Fault::OneGelu) => Activation::GeluTanh,
+            f => f,
+        }
+    }
+
+    /// The mask, or one without padding: `all` rows.
+    fn seen<'m>(&self, mask: Mask<'m>, all: &'m [u32]) -> Mask<'m> {
+        match mask {
+            Mask::Lengths(_) if self.has(Fault::PaddingSeen) => Mask::Lengths(all),
+            mask => mask,
+        }
+    }
+
     /// Calls `update` on a copy of the weights, then writes it back.
     fn step(&self, w: &Shared, update: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
         let before = read(w);
@@ -251,9 +273,15 @@ impl Kernels for Faulty {
         }
     }
 
-    fn layer_norm(&self, x: &Shared, gain: &Shared, bias: &Shared) -> Result<(Shared, Shared)> {
+    fn layer_norm(
+        &self,
+        x: &Shared,
+        gain: &Shared,
+        bias: &Shared,
+        epsilon: f64,
+    ) -> Result<(Shared, Shared)> {
         let (x, gain, bias) = (read(x), read(gain), read(bias));
-        let (mut y, mut stats) = Reference.layer_norm(&x, &gain, &bias)?;
+        let (mut y, mut stats) = Reference.layer_norm(&x, &gain, &bias, epsilon)?;
         if self.has(Fault::VarianceCancels) {
             for r in 0..x.n_rows() {
                 let n = x.width() as f32;
@@ -261,7 +289,7 @@ impl Kernels for Faulty {
                 let squares: f32 = x.row(r).iter().map(|&x| (x as f32).powi(2)).sum();
                 let mean = sum / n;
                 let variance = (squares / n - mean * mean).max(0.0);
-                let scale = f64::from(1.0 / (variance + 1e-5).sqrt());
+                let scale = f64::from(1.0 / (variance + epsilon as f32).sqrt());
                 let correction = scale / stats.row(r)[1];
                 stats.row_mut(r)[1] = scale;
                 for (y, bias) in y.row_mut(r).iter_mut().zip(&bias.data) {
@@ -304,8 +332,8 @@ impl Kernels for Faulty {
         })
     }
 
-    fn gelu(&self, x: &Shared) -> Result<Shared> {
-        let mut y = Reference.gelu(&read(x))?;
+    fn activation(&self, x: &Shared, f: Activation) -> Result<Shared> {
+        let mut y = Reference.activation(&read(x), self.function(f))?;
         if self.has(Fault::SecondCallDiffers) {
             // By the last bit of f32, as from a sum in another order.
             let calls = self.calls.fetch_add(1, Ordering::Relaxed);
@@ -314,19 +342,35 @@ impl Kernels for Faulty {
         Ok(share(y))
     }
 
-    fn gelu_dx(&self, dy: &Shared, x: &Shared) -> Result<(Shared, Shared)> {
-        let (mut dx, y) = Reference.gelu_dx(&read(dy), &read(x))?;
+    fn activation_dx(&self, dy: &Shared, x: &Shared, f: Activation) -> Result<(Shared, Shared)> {
+        let (mut dx, y) = Reference.activation_dx(&read(dy), &read(x), self.function(f))?;
         if self.has(Fault::WrongShape) {
             dx.shape = vec![dx.data.len()];
         }
         Ok((share(dx), share(y)))
     }
 
-    fn attention(&self, qkv: &Shared, heads: usize, context: usize) -> Result<(Shared, Shared)> {
+    fn dropout(&self, x: &Shared, by: &Dropout, residual: Option<&Shared>) -> Result<Shared> {
+        let wraps = self.has(Fault::CounterWraps) && by.first > 1 << 31;
+        // The element in which the counter's lower word would be zero again.
+        let first = if wraps { u64::from(by.first as u32).wrapping_sub(1 << 32) } else { by.first };
+        let by = Dropout { first, ..*by };
+        Reference.dropout(&read(x), &by, residual.map(read).as_ref()).map(share)
+    }
+
+    fn attention(
+        &self,
+        qkv: &Shared,
+        heads: usize,
+        context: usize,
+        mask: Mask<'_>,
+    ) -> Result<(Shared, Shared)> {
         let qkv = read(qkv);
-        // As one sample: rows see those of the samples before theirs.
-        let context = if self.has(Fault::SamplesMixed) { qkv.n_rows() } else { context };
-        let (out, log_sum) = Reference.attention(&qkv, heads, context)?;
+        // Causal rows as one sample: they see those of the samples before theirs.
+        let mixed = self.has(Fault::SamplesMixed) && mask == Mask::Causal;
+        let context = if mixed { qkv.n_rows() } else { context };
+        let all = vec![context as u32; qkv.n_rows() / context];
+        let (out, log_sum) = Reference.attention(&qkv, heads, context, self.seen(mask, &all))?;
         Ok((share(out), share(log_sum)))
     }
 
@@ -338,9 +382,12 @@ impl Kernels for Faulty {
         log_sum: &Shared,
         heads: usize,
         context: usize,
+        mask: Mask<'_>,
     ) -> Result<Shared> {
         let (dy, qkv, out, log_sum) = (read(dy), read(qkv), read(out), read(log_sum));
-        Reference.attention_dx(&dy, &qkv, &out, &log_sum, heads, context).map(share)
+        let all = vec![context as u32; qkv.n_rows() / context];
+        let mask = self.seen(mask, &all);
+        Reference.attention_dx(&dy, &qkv, &out, &log_sum, heads, context, mask).map(share)
     }
 
     fn cross_entropy(

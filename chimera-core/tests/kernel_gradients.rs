@@ -2,7 +2,7 @@
 //! f64; and the values that no difference can check, by hand.
 
 use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::kernels::{AdamW, Kernels, Layout, Sgd};
+use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Sgd};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
@@ -53,9 +53,9 @@ fn layer_norm() {
     let [gain, bias] = [draw.normal(&[7]), draw.normal(&[7])];
     let [x, dy, residual] = [(); 3].map(|()| draw.normal(&[4, 7]));
     let loss = |x: &Tensor, gain: &Tensor, bias: &Tensor| {
-        dot(&dy, &Reference.layer_norm(x, gain, bias).unwrap().0)
+        dot(&dy, &Reference.layer_norm(x, gain, bias, 1e-5).unwrap().0)
     };
-    let (_, stats) = Reference.layer_norm(&x, &gain, &bias).unwrap();
+    let (_, stats) = Reference.layer_norm(&x, &gain, &bias, 1e-5).unwrap();
     let dx = Reference.layer_norm_dx(&dy, &x, &stats, &gain, None).unwrap();
     assert_gradient(&dx, &zeros(&x), &x, |x| loss(x, &gain, &bias));
     let dx = Reference.layer_norm_dx(&dy, &x, &stats, &gain, Some(&residual)).unwrap();
@@ -69,26 +69,60 @@ fn layer_norm() {
 }
 
 #[test]
-fn gelu() {
+fn activation() {
     let mut draw = Draw::begin();
-    let [x, dy] = [draw.normal(&[9, 5]), draw.normal(&[9, 5])];
-    let (dx, y) = Reference.gelu_dx(&dy, &x).unwrap();
-    assert_eq!(y, Reference.gelu(&x).unwrap());
-    assert_gradient(&dx, &zeros(&x), &x, |x| dot(&dy, &Reference.gelu(x).unwrap()));
+    for f in [Activation::GeluTanh, Activation::Gelu, Activation::Tanh] {
+        let [x, dy] = [draw.normal(&[9, 5]), draw.normal(&[9, 5])];
+        let (dx, y) = Reference.activation_dx(&dy, &x, f).unwrap();
+        assert_eq!(y, Reference.activation(&x, f).unwrap());
+        let loss = |x: &Tensor| dot(&dy, &Reference.activation(x, f).unwrap());
+        assert_gradient(&dx, &zeros(&x), &x, loss);
+    }
+}
+
+#[test]
+fn dropout() {
+    let mut draw = Draw::begin();
+    let by = Dropout::new(0.4, 1, 2, 3, 4);
+    let [x, residual, dy] = [(); 3].map(|()| draw.normal(&[6, 5]));
+    let loss = |x: &Tensor, residual: &Tensor| {
+        dot(&dy, &Reference.dropout(x, &by, Some(residual)).unwrap())
+    };
+    let dx = Reference.dropout(&dy, &by, None).unwrap();
+    assert_gradient(&dx, &zeros(&x), &x, |x| loss(x, &residual));
+    assert_gradient(&dy, &zeros(&dy), &residual, |residual| loss(&x, residual));
+}
+
+#[test]
+fn dropout_of_rows_is_rows_of_the_dropout() {
+    let x = Draw::begin().normal(&[6, 5]);
+    let by = Dropout::new(0.5, 1, 2, 3, 4);
+    let whole = Reference.dropout(&x, &by, None).unwrap();
+    for start in 0..6 {
+        let rows = Reference.rows(&x, start, 1).unwrap();
+        let by = Dropout { first: by.first + 5 * start as u64, ..by };
+        let rows = Reference.dropout(&rows, &by, None).unwrap();
+        assert_eq!(rows.data, whole.row(start));
+    }
+    let kept = |(y, x): (&f64, &f64)| *y == 2.0 * x || *y == 0.0;
+    assert!(whole.data.iter().zip(&x.data).all(kept));
+    assert!(whole.data.contains(&0.0) && whole.data != zeros(&x).data);
 }
 
 #[test]
 fn attention() {
     let mut draw = Draw::begin();
     for (samples, context, heads, features) in [(1, 1, 1, 1), (2, 5, 3, 2), (1, 4, 6, 1)] {
-        let hidden = heads * features;
-        let qkv = draw.normal(&[samples * context, 3 * hidden]);
-        let dy = draw.normal(&[samples * context, hidden]);
-        let (out, log_sum) = Reference.attention(&qkv, heads, context).unwrap();
-        let d_qkv = Reference.attention_dx(&dy, &qkv, &out, &log_sum, heads, context).unwrap();
-        assert_gradient(&d_qkv, &zeros(&qkv), &qkv, |qkv| {
-            dot(&dy, &Reference.attention(qkv, heads, context).unwrap().0)
-        });
+        for mask in [Mask::Causal, Mask::Lengths(&[context as u32, 2][..samples])] {
+            let hidden = heads * features;
+            let qkv = draw.normal(&[samples * context, 3 * hidden]);
+            let dy = draw.normal(&[samples * context, hidden]);
+            let (out, log_sum) = Reference.attention(&qkv, heads, context, mask).unwrap();
+            let d_qkv = Reference.attention_dx(&dy, &qkv, &out, &log_sum, heads, context, mask);
+            assert_gradient(&d_qkv.unwrap(), &zeros(&qkv), &qkv, |qkv| {
+                dot(&dy, &Reference.attention(qkv, heads, context, mask).unwrap().0)
+            });
+        }
     }
 }
 
@@ -124,11 +158,31 @@ fn attention_sees_its_own_sample_up_to_itself() {
     let qkv = draw.normal(&[12, 3 * 6]);
     let mut other = qkv.clone();
     other.row_mut(changed).copy_from_slice(&draw.normal(&[18]).data);
-    let (out, _) = Reference.attention(&qkv, heads, context).unwrap();
-    let (other_out, _) = Reference.attention(&other, heads, context).unwrap();
+    let (out, _) = Reference.attention(&qkv, heads, context, Mask::Causal).unwrap();
+    let (other_out, _) = Reference.attention(&other, heads, context, Mask::Causal).unwrap();
     for r in 0..12 {
         // Row 6 is third of the second sample: the fourth sees it too.
         assert_eq!(out.row(r) != other_out.row(r), [6, 7].contains(&r), "row {r}");
+    }
+}
+
+#[test]
+fn attention_sees_no_padding() {
+    let mut draw = Draw::begin();
+    let (heads, context, lengths) = (2, 4, [4, 2, 1]);
+    let qkv = draw.normal(&[12, 3 * 6]);
+    for changed in 0..12 {
+        let mut other = qkv.clone();
+        // Keys and values alone: a row's own query is read by itself.
+        other.row_mut(changed)[6..].copy_from_slice(&draw.normal(&[12]).data);
+        let attend =
+            |qkv| Reference.attention(qkv, heads, context, Mask::Lengths(&lengths)).unwrap().0;
+        let [out, other] = [attend(&qkv), attend(&other)];
+        let is_padding = changed % context >= lengths[changed / context] as usize;
+        for r in 0..12 {
+            let sees = r / context == changed / context && !is_padding;
+            assert_eq!(out.row(r) != other.row(r), sees, "row {r} sees {changed}");
+        }
     }
 }
 
@@ -137,7 +191,7 @@ fn attention_of_equal_keys_is_the_mean_of_the_values() {
     // One head of one feature; keys are 0, so all scores are.
     let rows = [[5.0, 0.0, 1.0], [-2.0, 0.0, 3.0], [7.0, 0.0, 8.0]];
     let qkv = Tensor::new(&[3, 3], rows.concat());
-    let (out, log_sum) = Reference.attention(&qkv, 1, 3).unwrap();
+    let (out, log_sum) = Reference.attention(&qkv, 1, 3, Mask::Causal).unwrap();
     assert_close(&out, &Tensor::new(&[3, 1], vec![1.0, 2.0, 4.0]), 1e-15);
     let logs = vec![0.0, 2f64.ln(), 3f64.ln()];
     assert_close(&log_sum, &Tensor::new(&[3, 1], logs), 1e-15);
@@ -148,18 +202,18 @@ fn attention_divides_scores_by_the_root_of_features_per_head() {
     // The first row's only score is its log-sum: (1 2 3 4)·(1 1 1 1)/√4.
     let qkv = [[1.0, 2.0, 3.0, 4.0], [1.0; 4], [0.0; 4]].concat();
     let qkv = Tensor::new(&[1, 12], qkv);
-    let (_, log_sum) = Reference.attention(&qkv, 1, 1).unwrap();
+    let (_, log_sum) = Reference.attention(&qkv, 1, 1, Mask::Causal).unwrap();
     assert_eq!(log_sum.data, [5.0]);
-    let (_, log_sum) = Reference.attention(&qkv, 4, 1).unwrap();
+    let (_, log_sum) = Reference.attention(&qkv, 4, 1, Mask::Causal).unwrap();
     assert_eq!(log_sum.data, [1.0, 2.0, 3.0, 4.0]);
 }
 
 #[test]
-fn layer_norm_adds_1e_5_to_the_biased_variance() {
+fn layer_norm_adds_epsilon_to_the_biased_variance() {
     // Mean 2e-3, variance 1e-6: without the epsilon the result would be ∓1.
     let x = Tensor::new(&[1, 2], vec![1e-3, 3e-3]);
     let [gain, bias] = [Tensor::new(&[2], vec![1.0, 2.0]), Tensor::new(&[2], vec![0.5, 0.0])];
-    let (y, stats) = Reference.layer_norm(&x, &gain, &bias).unwrap();
+    let (y, stats) = Reference.layer_norm(&x, &gain, &bias, 1e-5).unwrap();
     let scale = 1.0 / 1.1e-5f64.sqrt();
     assert_close(&stats, &Tensor::new(&[1, 2], vec![2e-3, scale]), 1e-14);
     let expected = vec![0.5 - 1e-3 * scale, 2.0 * 1e-3 * scale];
@@ -167,11 +221,15 @@ fn layer_norm_adds_1e_5_to_the_biased_variance() {
 }
 
 #[test]
-fn gelu_is_the_tanh_form() {
+fn gelu_has_a_tanh_form_and_an_exact_one() {
     // x / (1 + exp(-2u)) is the same function; the exact GELU of 2 is 1.9544997361.
     let x = Tensor::new(&[4], vec![-1.0, 0.0, 1.0, 2.0]);
     let y = vec![-0.1588080094, 0.0, 0.8411919906, 1.9545976941];
-    assert_close(&Reference.gelu(&x).unwrap(), &Tensor::new(&[4], y), 1e-10);
+    let gelu = Reference.activation(&x, Activation::GeluTanh).unwrap();
+    assert_close(&gelu, &Tensor::new(&[4], y), 1e-10);
+    let y = vec![-0.1586552539, 0.0, 0.8413447461, 1.9544997361];
+    let gelu = Reference.activation(&x, Activation::Gelu).unwrap();
+    assert_close(&gelu, &Tensor::new(&[4], y), 1e-10);
 }
 
 #[test]

@@ -17,6 +17,10 @@ pub(crate) enum Letter {
     Tensor(Tag, Host),
     /// A rank's part of the exchange of this number.
     Bytes(u64, Vec<u8>),
+    /// The sender wants to know where the receiver is; the question has this number.
+    Ask(u64),
+    /// The answer: a [`Position`](chimera_core::comm::Position) as bits.
+    Where(u64, u64),
     /// The sender gives up.
     Abort(Fault),
     /// The sender sends nothing more.
@@ -47,6 +51,8 @@ const WEIGHT: u32 = 19;
 const BYTES: u32 = 32;
 const ABORT: u32 = 33;
 const BYE: u32 = 34;
+const ASK: u32 = 35;
+const WHERE: u32 = 36;
 
 /// What a footer says, beside extents.
 struct Head {
@@ -55,7 +61,7 @@ struct Head {
     number: u64,
     x: u32,
     y: u32,
-    /// A span, a sample, or a number of bytes.
+    /// A span, a sample, a position, or a number of bytes.
     z: u64,
 }
 
@@ -74,6 +80,12 @@ impl Letter {
                 of_bytes(ABORT, 0, &text)
             }
             Letter::Bye => of_bytes(BYE, 0, &[]),
+            Letter::Ask(number) => of_bytes(ASK, number, &[]),
+            Letter::Where(number, bits) => sealed(
+                Vec::with_capacity(FOOTER),
+                &[],
+                &Head { code: WHERE, number, x: 0, y: 0, z: bits },
+            ),
         }
     }
 
@@ -98,6 +110,8 @@ impl Letter {
                 fault.map(Letter::Abort).map_err(|e| format!("its cause cannot be read: {e}"))
             }
             BYE => Ok(Letter::Bye),
+            ASK => Ok(Letter::Ask(head.number)),
+            WHERE => Ok(Letter::Where(head.number, head.z)),
             _ => {
                 let dims = footer[HEAD + 1..].get(..footer[HEAD] as usize);
                 let shape: Vec<_> =
@@ -202,7 +216,7 @@ mod tests {
             What::Evaluated { sample: u64::MAX, stage },
             What::Weight { stage, tensor: 5 },
         ];
-        let mut letters = vec![Letter::Bye];
+        let mut letters = vec![Letter::Bye, Letter::Ask(3), Letter::Where(4, u64::MAX - 1)];
         for what in TOKENS.map(token).into_iter().chain(others) {
             let data = vec![1.5, -0.0, f32::INFINITY, f32::MIN_POSITIVE, 0.0, 7.0];
             let host = Host { shape: vec![3, 2, 1], data };

@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, CommError, Host, Tag};
+use chimera_core::comm::{Comm, CommError, Host, Position, Tag};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
@@ -49,6 +49,7 @@ pub struct Mpi {
     shared: Arc<Shared>,
     tending: Option<JoinHandle<()>>,
     n_exchanges: u64,
+    n_questions: u64,
 }
 
 /// Sees dead peers from any thread, such as a handler of signals.
@@ -68,7 +69,7 @@ impl Mpi {
         let wire = Wire::open().map_err(CommError::Failed)?;
         let (me, n_ranks) = (wire.me, wire.n_ranks);
         let shared = Arc::new(Shared::new(wire));
-        let mut mpi = Mpi { me, n_ranks, shared, tending: None, n_exchanges: 0 };
+        let mut mpi = Mpi { me, n_ranks, shared, tending: None, n_exchanges: 0, n_questions: 0 };
         let failed = |reason: String| CommError::Failed(reason);
         let own = serde_json::to_vec(&Process::me()).map_err(|e| failed(e.to_string()))?;
         let all = mpi.exchange(&own, Instant::now() + START)?;
@@ -122,25 +123,30 @@ impl Mpi {
         self.shared.abort_job(code);
     }
 
-    /// Waits until all others have said good-bye, and have all that was sent to them.
+    /// Waits until all others that live have said good-bye, and have all that was sent to them.
     fn await_others(&self, deadline: Instant) -> Result<(), CommError> {
         let began = Instant::now();
         let mut rest = Rest::before(64, 256, Duration::from_micros(50));
         loop {
             let progress = self.shared.progress();
+            let is_idle = self.shared.is_idle();
             {
                 let letters = self.shared.letters();
-                let missing = self.others().find(|rank| !letters.gone.contains(rank));
-                let what = || "its good-bye".to_string();
-                if missing.is_none() && self.shared.is_idle() {
-                    return Ok(());
-                }
-                if let Some(dead) = letters.dead.first() {
-                    return Err(CommError::Lost { from: *dead, what: what() });
-                }
-                if Instant::now() >= deadline {
-                    let from = missing.unwrap_or(self.me);
-                    return Err(CommError::Timeout { from, what: what(), waited: began.elapsed() });
+                let has_left =
+                    |rank: &Rank| letters.gone.contains(rank) || letters.dead.contains(rank);
+                let missing = self.others().find(|rank| !has_left(rank));
+                let (dead, what) = (letters.dead.first(), "its good-bye".to_string());
+                match dead {
+                    None if missing.is_none() && is_idle => return Ok(()),
+                    // What was sent to the dead stays under way.
+                    Some(dead) if missing.is_none() => {
+                        return Err(CommError::Lost { from: *dead, what });
+                    }
+                    _ if Instant::now() < deadline => {}
+                    _ => {
+                        let from = missing.unwrap_or(self.me);
+                        return Err(CommError::Timeout { from, what, waited: began.elapsed() });
+                    }
                 }
             }
             rest.after(progress);
@@ -270,6 +276,38 @@ impl Comm<Host> for Mpi {
             }
         };
         (0..self.n_ranks).map(Rank).map(part).collect()
+    }
+
+    fn publish(&mut self, position: Position) {
+        self.shared.publish(position);
+    }
+
+    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+        let number = self.n_questions;
+        self.n_questions += 1;
+        for to in self.others() {
+            let _ = self.post_letter(to, Letter::Ask(number)); // who is not asked does not answer
+        }
+        let mut known = vec![None; self.n_ranks as usize];
+        known[self.me.index()] = Some(self.shared.position());
+        let mut rest = Rest::before(64, 256, Duration::from_micros(50));
+        loop {
+            let progress = self.shared.progress();
+            let mut letters = self.shared.letters();
+            for from in self.others() {
+                let answer = letters.answers.remove(&(from, number));
+                known[from.index()] = known[from.index()].or(answer);
+            }
+            let is_silent =
+                |rank: &Rank| letters.gone.contains(rank) || letters.dead.contains(rank);
+            let mut waited_for =
+                self.others().filter(|rank| known[rank.index()].is_none() && !is_silent(rank));
+            if waited_for.next().is_none() || Instant::now() >= deadline {
+                return known;
+            }
+            drop(letters);
+            rest.after(progress);
+        }
     }
 
     fn abort(&mut self, cause: &Fault) {

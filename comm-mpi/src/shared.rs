@@ -1,11 +1,11 @@
 //! What the engine's thread and the thread that tends MPI have in common.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use chimera_core::comm::{CommError, Host, Tag};
+use chimera_core::comm::{CommError, Host, Position, Tag};
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
@@ -13,12 +13,15 @@ use rustc_hash::FxHashMap;
 use crate::letter::Letter;
 use crate::wire::Wire;
 
-/// Whoever has the lock of the wire may call MPI; nobody waits for it.
+/// Whoever has the lock of the wire may call MPI; nobody waits for it, but for the end of all. It is taken
+/// before the others, never while one of them is held.
 pub(crate) struct Shared {
     wire: Mutex<Option<Wire>>,
     /// Messages for MPI, put here so that a sender does not wait while the other thread moves a large one.
     outbox: Mutex<VecDeque<(Rank, Vec<f32>)>>,
     letters: Mutex<Letters>,
+    /// Where the engine is, for others who ask.
+    position: AtomicU64,
     /// Whether the engine waits, and so tends MPI itself.
     pub(crate) is_waiting: AtomicBool,
     /// Whether the other thread is to end.
@@ -34,6 +37,10 @@ pub(crate) struct Letters {
     pub(crate) gone: Vec<Rank>,
     /// Ranks whose process has ended without a word.
     pub(crate) dead: Vec<Rank>,
+    /// Who asked where this rank is, with the number of the question.
+    asked: Vec<(Rank, u64)>,
+    /// Answers of others, by the number of the question.
+    pub(crate) answers: FxHashMap<(Rank, u64), Position>,
     /// Why all waits end.
     pub(crate) ended: Option<CommError>,
     /// Ranks that said good-bye while messages of theirs are still under way.
@@ -57,6 +64,7 @@ impl Shared {
             wire: Mutex::new(Some(wire)),
             outbox: Mutex::default(),
             letters: Mutex::default(),
+            position: AtomicU64::new(Position::Start.to_bits()),
             is_waiting: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
         }
@@ -89,6 +97,10 @@ impl Shared {
             })?;
             let mut letters = lock(&self.letters);
             let letters = &mut *letters;
+            for (to, number) in letters.asked.drain(..) {
+                let position = self.position.load(Ordering::Relaxed);
+                wire.send(to, Letter::Where(number, position).into_words()?)?;
+            }
             letters.leaving.retain(|rank| {
                 let stays = wire.is_receiving_from(*rank);
                 if !stays {
@@ -105,10 +117,10 @@ impl Shared {
         lock(&self.outbox).is_empty()
     }
 
-    /// Whether nothing is under way to anyone.
+    /// Whether nothing is under way to anyone, as far as is known while the other thread is not at work.
     pub(crate) fn is_idle(&self) -> bool {
-        let is_busy = lock(&self.wire).as_ref().is_some_and(Wire::is_busy);
-        !is_busy && self.is_posted()
+        let wire = self.try_wire();
+        wire.is_some_and(|wire| !wire.as_ref().is_some_and(Wire::is_busy)) && self.is_posted()
     }
 
     /// The wire, for its end, when the other thread has let go of it.
@@ -163,6 +175,14 @@ impl Shared {
         }
     }
 
+    pub(crate) fn publish(&self, position: Position) {
+        self.position.store(position.to_bits(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn position(&self) -> Position {
+        Position::from_bits(self.position.load(Ordering::Relaxed))
+    }
+
     pub(crate) fn set_waiting(&self, waits: bool) {
         self.is_waiting.store(waits, Ordering::Relaxed);
     }
@@ -179,6 +199,14 @@ impl Letters {
             Letter::Bytes(number, bytes) => {
                 let earlier = self.bytes.insert((from, number), bytes);
                 earlier.map(|_| "its part of an exchange a second time".into())
+            }
+            Letter::Ask(number) => {
+                self.asked.push((from, number));
+                None
+            }
+            Letter::Where(number, bits) => {
+                self.answers.insert((from, number), Position::from_bits(bits));
+                None
             }
             Letter::Abort(cause) => {
                 self.ended.get_or_insert(CommError::Aborted(cause));

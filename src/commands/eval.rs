@@ -8,17 +8,17 @@ use anyhow::{Result, ensure};
 use chimera::candle::Candle;
 use chimera::data;
 use chimera::evaluate::Model;
-use chimera::hf;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use super::print;
+use super::{model, print};
 
 /// Measures loss and perplexity of a trained model on whole files
 #[derive(Args)]
 pub(crate) struct Eval {
-    /// Folder of the model: of `train --save`, or of Hugging Face (config.json, model.safetensors)
+    /// Folder of the model: of `train --save`, of Hugging Face (config.json, model.safetensors), of a run with
+    /// checkpoints, or a checkpoint
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// Text files (bytes are tokens), or `.bin` files of u16 token ids, `.u32.bin` of u32 ids
@@ -38,7 +38,7 @@ pub(crate) struct Eval {
 
 impl Eval {
     pub(crate) fn run(self) -> Result<()> {
-        let gpt2 = hf::read(&self.model)?;
+        let gpt2 = model::load(&self.model)?;
         let tokens = data::read(&self.data, gpt2.config.vocab)?;
         let context = self.context.unwrap_or(gpt2.config.context);
         let stride = self.stride.unwrap_or(context);

@@ -3,16 +3,15 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use chimera::hf;
 use chimera::save::{prepare, save};
 use clap::{Args, ValueEnum};
 
-use super::print;
+use super::{model, print};
 
 /// Writes a trained model for other programs
 #[derive(Args)]
 pub(crate) struct Export {
-    /// Folder of the model: of `train --save`, of a stopped run, or of Hugging Face
+    /// Folder of the model: of `train --save`, of Hugging Face, of a run with checkpoints, or a checkpoint
     model: PathBuf,
     /// What to write
     #[arg(long, value_enum, default_value = "hf")]
@@ -33,7 +32,7 @@ enum Format {
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
         let Format::Hf = self.format;
-        let gpt2 = hf::read(&self.model)?;
+        let gpt2 = model::load(&self.model)?;
         ensure!(
             !self.out.join("config.json").exists(),
             "{} holds a model already: choose another --out",

@@ -5,24 +5,26 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use chimera::candle::Candle;
 use chimera::evaluate::{Model, Sampling};
-use chimera::hf;
+use chimera::tokenizer::Tokenizer;
 use clap::Args;
 use serde_json::json;
 
-use super::print;
-
-/// The number of ids of a model whose tokens are bytes.
-const N_BYTES: usize = 256;
+use super::{model, print};
 
 /// Continues a text with a trained model
 #[derive(Args)]
 pub(crate) struct Generate {
-    /// Folder of the model: of `train --save`, or of Hugging Face (config.json, model.safetensors)
+    /// Folder of the model: of `train --save`, of Hugging Face (config.json, model.safetensors), of a run with
+    /// checkpoints, or a checkpoint
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
-    /// What is continued: text if the model's vocabulary is the 256 bytes, else token ids
+    /// What is continued: text, or token ids where there is no tokenizer
     #[arg(long, value_name = "TEXT")]
     prompt: String,
+    /// `bytes`, `gpt2`, a tokenizer.json file, or `ids` for numbers [default: the tokenizer.json beside the
+    /// model; else by the vocabulary: 256 is bytes, 50257 gpt2, any other ids]
+    #[arg(long, value_name = "NAME")]
+    tokenizer: Option<String>,
     /// Number of tokens to add
     #[arg(long, value_name = "COUNT", default_value_t = 200)]
     tokens: usize,
@@ -46,9 +48,10 @@ pub(crate) struct Generate {
 
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
-        let gpt2 = hf::read(&self.model)?;
+        let gpt2 = model::load(&self.model)?;
         let vocab = gpt2.config.vocab;
-        let prompt = encode(&self.prompt, vocab).context("--prompt")?;
+        let tokenizer = model::tokenizer(self.tokenizer.as_deref(), &self.model, vocab)?;
+        let prompt = encode(&self.prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
         let how = Sampling {
             temperature: self.temperature,
             top_k: self.top_k,
@@ -58,7 +61,10 @@ impl Generate {
         let model = Model::new(Candle::cpu(), &gpt2.config, &gpt2.weights)?;
         drop(gpt2.weights);
         let ids = model.sample(&prompt, self.tokens, &how)?;
-        let text = decode(&ids, vocab);
+        let text = match &tokenizer {
+            Some(tokenizer) => tokenizer.decode(&ids),
+            None => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
+        };
         if self.json {
             let (prompt, added) = ids.split_at(prompt.len());
             return print(format!("{:#}", json!({ "prompt": prompt, "ids": added, "text": text })));
@@ -69,9 +75,9 @@ impl Generate {
 }
 
 /// The token ids of a text.
-fn encode(text: &str, vocab: usize) -> Result<Vec<u32>> {
-    let ids: Vec<u32> = if vocab == N_BYTES {
-        text.bytes().map(u32::from).collect()
+fn encode(text: &str, tokenizer: Option<&Tokenizer>, vocab: usize) -> Result<Vec<u32>> {
+    let ids: Vec<u32> = if let Some(tokenizer) = tokenizer {
+        tokenizer.encode(text)?
     } else {
         let words = text.split(|c: char| c.is_whitespace() || c == ',').filter(|w| !w.is_empty());
         let id = |word: &str| {
@@ -84,15 +90,6 @@ fn encode(text: &str, vocab: usize) -> Result<Vec<u32>> {
     };
     ensure!(!ids.is_empty(), "it is empty: give at least one token");
     Ok(ids)
-}
-
-/// The text of token ids.
-fn decode(ids: &[u32], vocab: usize) -> String {
-    if vocab == N_BYTES {
-        let bytes: Vec<u8> = ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
-        return String::from_utf8_lossy(&bytes).into_owned();
-    }
-    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
 }
 
 fn temperature(text: &str) -> Result<f64, String> {

@@ -6,6 +6,7 @@ mod comm;
 mod compare;
 mod config;
 mod costs;
+mod devices;
 mod entry;
 mod eval;
 mod export;
@@ -13,6 +14,7 @@ mod export_model;
 mod gallery;
 mod generate;
 mod import;
+mod model;
 mod plan;
 mod prepare;
 mod progress;
@@ -24,6 +26,7 @@ mod ranks;
 mod schedule;
 mod shell;
 mod simulate;
+mod top;
 mod train;
 
 use std::io::Write;
@@ -46,6 +49,7 @@ pub(crate) struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::Train),
+    Top(top::Top),
     Generate(generate::Generate),
     Eval(eval::Eval),
     Export(export_model::Export),
@@ -56,6 +60,7 @@ enum Command {
     Checkpoint(checkpoint::Checkpoint),
     #[command(subcommand)]
     Comm(comm::CommCommand),
+    Devices(devices::Devices),
     Completions(shell::Completions),
     Man(shell::Man),
 }
@@ -65,6 +70,7 @@ impl Cli {
     pub(crate) fn run(self) -> Result<()> {
         match self.command {
             Command::Train(train) => train.run(),
+            Command::Top(top) => top.run(),
             Command::Generate(generate) => generate.run(),
             Command::Eval(eval) => eval.run(),
             Command::Export(export) => export.run(),
@@ -74,6 +80,7 @@ impl Cli {
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
             Command::Comm(comm) => comm.run(),
+            Command::Devices(devices) => devices.run(),
             Command::Completions(completions) => completions.run(),
             Command::Man(man) => man.run(),
         }

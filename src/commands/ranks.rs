@@ -118,6 +118,7 @@ fn as_rank(
         return Ok(());
     }
     run.save_into(Store::of(&folder), warn);
+    run.explain_in(&folder);
 
     let begun = place.map(|place| place.begin(run.config(), run.first_step())).transpose();
     match together(mpi, begun)? {

@@ -80,6 +80,7 @@ impl Train {
         }
         run.save_into(place.store(), warn);
         let mut folder = place.begin(run.config(), run.first_step())?;
+        run.explain_in(folder.path());
         let outcome = self.train(&run, &mut folder, &say, |observe| run.train(&stop, observe));
         if let Err(error) = &outcome
             && let Some(fault) = error.downcast_ref::<Fault>()
@@ -175,7 +176,7 @@ impl Train {
             let summary = json!({
                 "run": folder.path(), "steps": trained.last.step + 1, "loss": trained.last.loss,
                 "validation_loss": validation_loss, "perplexity": perplexity, "seconds": seconds,
-                "bubble_ratio": trained.last.bubble_ratio, "measured_over_simulated": overhead,
+                "bubble_ratio": trained.last.bubble_ratio(), "measured_over_simulated": overhead,
             });
             super::print(format!("{summary:#}"))?;
         }

@@ -115,7 +115,7 @@ pub struct Config {
     /// When gradients are summed over replicas.
     #[serde(deserialize_with = "by_name")]
     pub sync: Sync,
-    /// Where to compute, not yet looked up.
+    /// Where to compute, as [`Device::list`](crate::device::Device::list) reads it.
     pub device: String,
     /// How workers reach each other.
     #[serde(deserialize_with = "by_name")]

@@ -182,7 +182,7 @@ pub struct Settings {
     /// When gradients are summed over replicas: at-end, eager or eager-opt [default: eager-opt]
     #[arg(long, value_name = "POLICY")]
     pub sync: Option<String>,
-    /// Where to compute [default: cpu]
+    /// Where to compute: cpu, wgpu[:N]; or a list with one for each worker [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// How workers reach each other: threads (of this process), mpi (each worker is a process that mpirun or srun

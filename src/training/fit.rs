@@ -130,7 +130,7 @@ mod tests {
                     let run = Run::prepare(layers.resolve().unwrap()).unwrap();
                     let mut bytes = 0;
                     let observe = |report: &chimera_core::engine::StepReport| {
-                        bytes = report.bytes;
+                        bytes = report.bytes();
                         Ok(())
                     };
                     run.train(&AtomicBool::new(false), observe).unwrap();

@@ -66,6 +66,19 @@ impl Lock {
     }
 }
 
+/// Whether a run is at work in a folder. One of another machine is taken to be if it has not said otherwise.
+pub fn is_at_work(folder: &Path) -> bool {
+    let holder = File::open(folder.join("lock")).ok().and_then(|mut file| holder(&mut file));
+    // Trying the lock itself could take it from a run that begins at this moment.
+    let is_dead = |holder: &Holder| {
+        let processes = Path::new("/proc");
+        holder.host == Holder::me().host
+            && processes.join("self").exists()
+            && !processes.join(holder.pid.to_string()).exists()
+    };
+    holder.is_some_and(|holder| !is_dead(&holder))
+}
+
 impl Drop for Lock {
     fn drop(&mut self) {
         let _ = remove_file(&self.path);

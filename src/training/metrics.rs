@@ -1,6 +1,6 @@
 //! What is kept of every step.
 
-use chimera_core::engine::StepReport;
+use chimera_core::engine::{Load, StepReport};
 use serde::{Deserialize, Serialize};
 
 /// One step. Floats are written so that they read back to the same bits.
@@ -20,9 +20,9 @@ pub struct Metrics {
     pub step_s: f64,
     /// Tokens over seconds.
     pub tokens_per_s: f64,
-    /// Idle time over time times workers.
+    /// Idle time over time times ranks.
     pub bubble_ratio: f64,
-    /// Bytes of weights, gradients, moments and residuals at their peak, over all workers.
+    /// Bytes of weights, gradients, moments and residuals at their peak, over all ranks.
     #[serde(default)]
     pub bytes: u64,
     /// Model FLOPs over what the workers' devices can do in that time, if that is known.
@@ -34,12 +34,30 @@ pub struct Metrics {
     /// `exp(validation_loss)`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
+    /// Bubble and bytes of each rank.
+    #[serde(default)]
+    pub ranks: Vec<RankMetrics>,
+}
+
+/// What a step was to one rank.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug)]
+pub struct RankMetrics {
+    /// Idle time over time.
+    pub bubble_ratio: f64,
+    /// Bytes of weights, gradients, moments and residuals at their peak.
+    pub bytes: u64,
+}
+
+impl RankMetrics {
+    fn of(load: &Load) -> RankMetrics {
+        RankMetrics { bubble_ratio: load.bubble_ratio, bytes: load.bytes }
+    }
 }
 
 impl Metrics {
     /// Of a step of `tokens` tokens; `full_tokens_per_s` is how many the devices could train at their peak.
     pub fn of(report: &StepReport, tokens: u64, full_tokens_per_s: Option<f64>) -> Metrics {
-        let StepReport { step, loss, grad_norm, lr, step_s, bubble_ratio, bytes, .. } = *report;
+        let StepReport { step, loss, grad_norm, lr, step_s, .. } = *report;
         let tokens_per_s = tokens as f64 / step_s;
         Metrics {
             step,
@@ -49,11 +67,12 @@ impl Metrics {
             tokens,
             step_s,
             tokens_per_s,
-            bubble_ratio,
-            bytes,
+            bubble_ratio: report.bubble_ratio(),
+            bytes: report.bytes(),
             mfu: full_tokens_per_s.map(|full| tokens_per_s / full),
             validation_loss: report.validation_loss,
             perplexity: report.validation_loss.map(f64::exp),
+            ranks: report.ranks.iter().map(RankMetrics::of).collect(),
         }
     }
 }

@@ -3,12 +3,14 @@
 mod fit;
 mod flops;
 mod folder;
+mod greeting;
 mod lock;
 mod metrics;
 mod plan;
 mod processes;
 mod prometheus;
 mod rank;
+mod recent;
 mod resume;
 mod samples;
 mod tensorboard;
@@ -17,17 +19,17 @@ mod trained;
 
 use std::collections::HashMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use chimera_backend_cuda::Candle;
+use anyhow::{Result, bail, ensure};
 use chimera_core::comm::{Comm, Threads};
 use chimera_core::engine::{Job, Patience, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
+use chimera_core::kernels::Kernels;
 use chimera_core::lower::Program;
 use chimera_core::model::Gpt2Config;
 use chimera_core::timetable::Timetable;
@@ -35,7 +37,8 @@ use chimera_core::timetable::Timetable;
 pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
 pub use folder::{Folder, Place, write_error};
-pub use metrics::Metrics;
+pub use lock::is_at_work;
+pub use metrics::{Metrics, RankMetrics};
 pub use plan::Plan;
 pub use processes::share;
 pub use prometheus::Prometheus;
@@ -43,11 +46,12 @@ use rank::Watch;
 use samples::{HeldOut, Samples};
 use trace::Recorder;
 pub use trained::Trained;
-use trained::merge;
+use trained::{RankTrained, merge};
 
 use crate::auto::Report;
 use crate::checkpoint::{Checkpoint, Saver};
 use crate::data::{Batch, Corpus};
+use crate::device::{Compute, Devices, Opened};
 use crate::hf;
 use crate::settings::Config;
 
@@ -57,10 +61,13 @@ const N_VALIDATION: usize = 64;
 /// A run that has been checked as far as can be before it starts.
 pub struct Run {
     plan: Plan,
+    devices: Devices,
     corpus: Corpus,
     /// Where it begins, if not at the start.
     start: Option<Checkpoint>,
     saver: Option<Saver>,
+    /// Where each rank tells what it did last, if it fails.
+    traces: Option<PathBuf>,
     /// What to begin with, by name; empty if weights are drawn at random.
     weights: HashMap<String, Vec<f32>>,
 }
@@ -76,17 +83,25 @@ impl Run {
         config.model().validate()?;
         let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
         let plan = Plan::with(config, found)?;
-        fit::check(&plan.config, &plan.need())?;
+        let devices = Devices::open(&plan.devices, plan.config.width)?;
+        if devices.one().is_some_and(Opened::is_host) {
+            fit::check(&plan.config, &plan.need())?;
+        }
         let weights = match &plan.config.init {
             Some(dir) => weights(dir, &plan.model)?,
             None => HashMap::new(),
         };
-        Ok(Run { plan, corpus, start: None, saver: None, weights })
+        Ok(Run { plan, devices, corpus, start: None, saver: None, traces: None, weights })
     }
 
     /// The settings.
     pub fn config(&self) -> &Config {
         &self.plan.config
+    }
+
+    /// Where it computes.
+    pub fn devices(&self) -> &Devices {
+        &self.devices
     }
 
     /// The sizes of the model.
@@ -121,6 +136,11 @@ impl Run {
         factors.into_iter().fold(1, |n, factor| n.saturating_mul(*factor as u64))
     }
 
+    /// Lets every rank of a run that fails write what it did last, as `ops.<rank>.jsonl` in this folder.
+    pub fn explain_in(&mut self, dir: &Path) {
+        self.traces = Some(dir.to_path_buf());
+    }
+
     /// Trains, telling `observe` of every step; `stop` ends it after the step or window under way. An error of
     /// `observe` ends the run too.
     pub fn train(
@@ -131,11 +151,10 @@ impl Run {
         let samples = self.samples();
         let job = self.job(&samples, stop)?;
         let watch = self.watch(observe)?;
-        let n_ranks = (self.config().width * self.config().depth) as u32;
-        let ranks = run_threads(n_ranks, |comm: &mut Threads<_>| {
-            let pool = self.pool(comm.rank())?;
-            pool.install(|| self.train_rank(job, Candle::cpu(), comm, &watch))
-        });
+        let Some(device) = self.devices.one() else {
+            bail!("workers on several devices cannot exchange tensors yet: choose one for all");
+        };
+        let ranks = device.run(OnThreads { run: self, job, watch: &watch });
         // What a run that failed has saved and recorded is of use too.
         let saved = self.saver.as_ref().map_or(Ok(None), Saver::finish);
         let traced = watch.recorder.map_or(Ok(()), |recorder| recorder.finish());
@@ -165,19 +184,37 @@ impl Run {
         let steps = config.trace_steps.0.clone();
         let recorder = |path| Recorder::new(path, steps, config.width);
         let recorder = config.trace.as_deref().map(recorder);
-        Ok(Watch { observe: Mutex::new(observe), held_out, recorder, by_processes: false })
+        let greeting = self.greeting();
+        let observe = Mutex::new(observe);
+        Ok(Watch { greeting, observe, held_out, recorder, by_processes: false })
     }
+}
 
-    /// The compute threads of a rank.
-    fn pool(&self, rank: Rank) -> Result<rayon::ThreadPool, Fault> {
-        let n = self.config().threads;
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build();
-        pool.map_err(|e| {
-            let message =
-                format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");
-            Fault::new(Class::OutOfMemory, rank, message)
+/// Training on one device, with a thread for each rank.
+struct OnThreads<'r, 'w, O> {
+    run: &'r Run,
+    job: Job<'r>,
+    watch: &'w Watch<'r, O>,
+}
+
+impl<O: FnMut(&StepReport) -> Result<()> + Send> Compute for OnThreads<'_, '_, O> {
+    type Output = Result<Vec<RankTrained>, Fault>;
+
+    fn on<K: Kernels>(self, kernels: K) -> Self::Output {
+        let Config { width, depth, threads, .. } = *self.run.config();
+        run_threads((width * depth) as u32, |comm: &mut Threads<K::Tensor>| {
+            let pool = compute_threads(threads, comm.rank())?;
+            pool.install(|| self.run.train_rank(self.job, kernels.clone(), comm, self.watch))
         })
     }
+}
+
+/// The threads that a rank computes with.
+fn compute_threads(n: usize, rank: Rank) -> Result<rayon::ThreadPool, Fault> {
+    rayon::ThreadPoolBuilder::new().num_threads(n).build().map_err(|e| {
+        let message = format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");
+        Fault::new(Class::OutOfMemory, rank, message)
+    })
 }
 
 /// The tensors of the model in `dir`, which is of these sizes, by name.

@@ -15,12 +15,15 @@ use chimera_core::timetable::Timetable;
 
 use super::fit::{self, Need};
 use crate::auto::{AUTO, Report, auto};
+use crate::device::Device;
 use crate::settings::Config;
 use crate::timetable::{is_file, read};
 
 /// All of a run but its data.
 pub struct Plan {
     pub(super) config: Config,
+    /// By worker.
+    pub(super) devices: Vec<Device>,
     pub(super) model: Gpt2Config,
     pub(super) cuts: Vec<Cut>,
     pub(super) program: Program,
@@ -41,11 +44,7 @@ impl Plan {
 
     /// With the timetable that a search has `found`, if it was elsewhere.
     pub(super) fn with(config: Config, found: Option<Timetable>) -> Result<Plan> {
-        ensure!(
-            config.device == "cpu",
-            "device `{}` is not available: this build has `cpu` alone",
-            config.device
-        );
+        let devices = Device::list(&config.device, config.depth)?;
         ensure!(
             config.min_lr <= config.lr,
             "min-lr {} is above lr {}: the learning rate falls",
@@ -68,7 +67,8 @@ impl Plan {
         let program = prove(&config, &training, timetable, passes)?;
         let need = fit::need(&config, &model, &cuts, &program);
         let last = None;
-        let plan = Plan { config, model, cuts, program, last, search, found, training, need };
+        let plan =
+            Plan { config, devices, model, cuts, program, last, search, found, training, need };
         Ok(Plan { last: plan.rest(0)?, ..plan })
     }
 

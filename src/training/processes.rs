@@ -1,15 +1,13 @@
 //! A run whose ranks are processes: what they have to tell each other beside the training itself.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
-use chimera_backend_cuda::Candle;
+use anyhow::{Result, anyhow, bail};
 use chimera_core::analyze::{Event, Wait};
 use chimera_core::comm::{Comm, Host, HostStaged};
-use chimera_core::engine::{StepReport, Worker};
+use chimera_core::engine::{Job, StepReport, Worker, handshake};
 use chimera_core::exchange::{from_json, to_json};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -22,15 +20,13 @@ use serde::de::DeserializeOwned;
 use super::rank::Watch;
 use super::trace::{Did, Recorder};
 use super::trained::{RankTrained, merge};
-use super::{Run, Trained};
+use super::{Run, Trained, compute_threads};
 use crate::auto::AUTO;
+use crate::device::Compute;
 use crate::settings::Config;
 
 /// For ranks to come to the same point before the training.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Settings that may differ from rank to rank: places of files, and what a machine is.
-const OWN: [&str; 6] = ["threads", "out", "metrics", "save", "trace", "data"];
-
 impl Run {
     /// Like [`prepare`](Run::prepare), on all ranks of a job: where a search finds the schedule, rank 0 searches
     /// for all, since time may run out at another point elsewhere.
@@ -61,11 +57,11 @@ impl Run {
         let rank = comm.rank();
         let samples = self.samples();
         let watch = Watch { by_processes: true, ..self.watch(observe)? };
-        let pool = self.pool(rank)?;
+        let device = self.devices.by_rank().get(rank.index());
+        let device = device.ok_or_else(|| anyhow!("{rank} is not one of the run's"))?;
         share(comm, &())?; // clocks begin when all are here
         let job = self.job(&samples, stop)?;
-        let mut staged = HostStaged::new(Candle::cpu(), &mut *comm);
-        let ran = pool.install(|| self.train_rank(job, Candle::cpu(), &mut staged, &watch));
+        let ran = device.run(AsRank { run: self, job, comm, watch: &watch });
         let traced = watch.recorder.filter(|_| rank == Rank(0)).map_or(Ok(()), |r| r.finish());
         let trained = ran?;
         traced?;
@@ -87,39 +83,34 @@ impl Run {
         merge(ranks).map(Some)
     }
 
-    /// Compares version, settings, schedule and data of all ranks.
+    /// Compares what the ranks are about to train, before anything is written.
     ///
     /// # Errors
-    /// If they differ: a [`Fault`] that names each field and what two ranks have there.
+    /// A [`Fault`] that names each field in which they differ.
     pub fn agree(&self, comm: &mut impl Comm<Host>) -> Result<(), Fault> {
-        let mut fields = self.settings();
-        fields.retain(|key, _| !OWN.contains(&key.as_str()));
-        fields.insert("version".into(), env!("CARGO_PKG_VERSION").into());
-        fields.insert("timetable".into(), digest(self.program()));
-        fields.insert("samples of the first step".into(), self.samples_of(self.first_step()));
-        let all: Vec<BTreeMap<String, String>> = share(comm, &fields)?;
-        let Some(lead) = all.first() else { return Ok(()) };
-        for (other, theirs) in (0u32..).zip(&all) {
-            let keys: BTreeSet<_> = lead.keys().chain(theirs.keys()).collect();
-            let of = |fields: &BTreeMap<_, String>, key: &String| match fields.get(key) {
-                Some(value) => value.clone(),
-                None => "not set".into(),
-            };
-            let differing = keys.into_iter().filter(|key| lead.get(*key) != theirs.get(*key));
-            let differing: Vec<_> = differing
-                .map(|key| {
-                    let (first, second) = (of(lead, key), of(theirs, key));
-                    format!("{key}: rank 0 = {first}, rank {other} = {second}")
-                })
-                .collect();
-            if !differing.is_empty() {
-                let message =
-                    format!("the ranks are not of one run:\n  {}", differing.join("\n  "));
-                let fault = Fault::new(Class::Mismatch, comm.rank(), message);
-                return Err(Fault { peer: Some(Rank(other)), ..fault });
-            }
-        }
-        Ok(())
+        handshake(comm, &self.greeting(), Instant::now() + PATIENCE)
+    }
+}
+
+/// Training by one rank, on its device.
+struct AsRank<'r, 'w, O, C> {
+    run: &'r Run,
+    job: Job<'r>,
+    comm: &'w mut C,
+    watch: &'w Watch<'r, O>,
+}
+
+impl<O, C> Compute for AsRank<'_, '_, O, C>
+where
+    O: FnMut(&StepReport) -> Result<()> + Send,
+    C: Comm<Host>,
+{
+    type Output = Result<RankTrained, Fault>;
+
+    fn on<K: Kernels>(self, kernels: K) -> Self::Output {
+        let pool = compute_threads(self.run.config().threads, self.comm.rank())?;
+        let mut staged = HostStaged::new(kernels.clone(), self.comm);
+        pool.install(|| self.run.train_rank(self.job, kernels, &mut staged, self.watch))
     }
 }
 
@@ -181,11 +172,4 @@ where
 
 fn unreadable(rank: Rank, error: &serde_json::Error) -> Fault {
     Fault::new(Class::Mismatch, rank, format!("a rank sent what cannot be read: {error}"))
-}
-
-/// Of everything that its workers do.
-fn digest(program: &Program) -> String {
-    let what = (program.rows(), program.buckets(), program.channels());
-    let hash = blake3::hash(format!("{what:?}").as_bytes()).to_hex();
-    hash[..16].to_string()
 }

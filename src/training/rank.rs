@@ -1,21 +1,22 @@
 //! One rank of a run.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
+use std::time::Instant;
 
 use anyhow::Result;
 use chimera_core::comm::Comm;
-use chimera_core::engine::{Job, StepReport, Worker};
+use chimera_core::engine::{Fields, Job, StepReport, Worker, handshake};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::kernels::Kernels;
 use chimera_core::model::{Gpt2Stage, ModelError};
 use chimera_core::stage::{Param, Stage};
 
-use super::Run;
-use super::processes;
 use super::samples::HeldOut;
 use super::trace::{Did, Recorder};
 use super::trained::RankTrained;
+use super::{Run, processes, recent};
 use crate::checkpoint::{Shares, State};
 
 /// The last runs of the program whose timelines are kept.
@@ -23,6 +24,8 @@ const N_TIMELINES: usize = 10;
 
 /// What is done with a run besides training.
 pub(super) struct Watch<'r, O> {
+    /// What all ranks must have in common.
+    pub(super) greeting: Fields,
     pub(super) observe: Mutex<O>,
     pub(super) held_out: HeldOut,
     pub(super) recorder: Option<Recorder<'r>>,
@@ -44,9 +47,36 @@ impl Run {
         O: FnMut(&StepReport) -> Result<()>,
     {
         let rank = comm.rank();
+        handshake(comm, &watch.greeting, Instant::now() + job.patience.first_step)?;
         let stages = self.stages(&kernels);
         let stages = stages.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))?;
-        let mut worker = Worker::new(job, kernels, comm, |id: StageId| stages[id.index()].clone())?;
+        let stage = |id: StageId| stages[id.index()].clone();
+        let mut worker = Worker::new(job, kernels, comm, stage)?;
+        let trained =
+            catch_unwind(AssertUnwindSafe(|| self.train_worker(&mut worker, &stages, rank, watch)));
+        if !matches!(trained, Ok(Ok(_)))
+            && let Some(dir) = &self.traces
+        {
+            // That it cannot be written is nothing beside the fault.
+            let _ = recent::write(dir, rank, &worker.recent());
+        }
+        trained.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// All steps from where the run begins.
+    fn train_worker<'r, S, K, C, O>(
+        &'r self,
+        worker: &mut Worker<'r, S, K, C>,
+        stages: &[S],
+        rank: Rank,
+        watch: &Watch<'r, O>,
+    ) -> Result<RankTrained, Fault>
+    where
+        S: Stage<Tensor = K::Tensor>,
+        K: Kernels,
+        C: Comm<K::Tensor>,
+        O: FnMut(&StepReport) -> Result<()>,
+    {
         worker.set_weights(|param| self.weights.get(&param.name).map(Vec::as_slice))?;
         if let Some(checkpoint) = &self.start {
             worker.restore(checkpoint.manifest().updates, |param| {
@@ -82,13 +112,13 @@ impl Run {
                         Err(e) => Fault::new(Class::Io, rank, format!("{e:#}")),
                     })?;
                 }
-                trained.last = Some(report);
                 (step, stop) = (report.step + 1, report.stop);
+                trained.last = Some(report);
             }
             if let Some(recorder) = &watch.recorder {
                 let steps = began..step;
                 if watch.by_processes && recorder.wants(&steps) {
-                    processes::record(&mut worker, recorder, program, steps)?;
+                    processes::record(worker, recorder, program, steps)?;
                 } else {
                     let (events, waits) = (worker.events(), worker.waits());
                     recorder.add(&Did { rank, program, steps, events, waits })?;
@@ -107,9 +137,9 @@ impl Run {
             if let Some(shares) = &mut shares {
                 if is_due {
                     let (manifest, part) = (manifest(worker.n_updates()), worker.snapshot()?);
-                    shares.begin(&mut processes::exchange(&mut worker), &state, manifest, part)?;
+                    shares.begin(&mut processes::exchange(worker), &state, manifest, part)?;
                 }
-                shares.poll(&mut processes::exchange(&mut worker))?;
+                shares.poll(&mut processes::exchange(worker))?;
             } else if let Some(saver) = saver.filter(|_| is_due)
                 && rank.index() < self.config().depth
             {
@@ -118,7 +148,7 @@ impl Run {
             }
         }
         if let Some(shares) = shares {
-            trained.checkpoint = shares.finish(&mut processes::exchange(&mut worker))?;
+            trained.checkpoint = shares.finish(&mut processes::exchange(worker))?;
         }
         for ((stage, index), values) in worker.gather_weights(n_steps)? {
             let params = stages.get(stage.index()).map(Stage::params).unwrap_or_default();

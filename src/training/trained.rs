@@ -52,7 +52,8 @@ impl RankTrained {
 }
 
 pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
-    let Some(last) = ranks.first().and_then(|r| r.last) else { bail!("no step was trained") };
+    let last = ranks.first().and_then(|r| r.last.clone());
+    let Some(last) = last else { bail!("no step was trained") };
     let n_timelines = ranks.first().map_or(0, |r| r.events.len());
     let mut timelines = vec![Timeline::default(); n_timelines];
     let (mut weights, mut checkpoint) = (Vec::new(), None);

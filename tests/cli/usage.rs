@@ -93,8 +93,11 @@ fn models_that_cannot_be_built_or_cut() {
 
 #[test]
 fn devices_and_options_that_are_not_there() {
-    refuse("--device cuda", "this build has `cpu` alone");
-    refuse("--device tpu9", "this build has `cpu` alone");
+    refuse("--device tpu9", "unknown device `tpu9`: choose cpu, cuda");
+    refuse("--device cpu,cpu --depth 4", "2 devices for 4 worker(s)");
+    refuse("--device cuda:1", "not in this build: install chimera with `--features cuda`");
+    #[cfg(not(feature = "wgpu"))]
+    refuse("--device wgpu", "not in this build: install chimera with `--features wgpu`");
     refuse("--scheduel gems", "'--schedule'");
     refuse("--depth four", "--depth");
     let nothing = chimera("");

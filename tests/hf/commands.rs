@@ -63,6 +63,8 @@ fn what_cannot_be_continued_is_refused() {
         ("--prompt \"1 20\"", "error: --prompt: `20` is none of the 20 token ids, 0 to 19"),
         ("--prompt hello", "`hello` is none of the 20 token ids"),
         ("--prompt \"\"", "error: --prompt: it is empty"),
+        ("--prompt 1 --tokenizer bytes", "the tokenizer has 256 ids, but the model knows 20"),
+        ("--prompt 1 --tokenizer gpt3", "unknown tokenizer `gpt3`: choose bytes, gpt2 or"),
         ("--prompt 1 --temperature -1", "it must be a number of at least 0"),
         ("--prompt 1 --temperature nan", "it must be a number of at least 0"),
         ("--prompt 1 --top-p 0", "it must be a number above 0 and up to 1"),

@@ -158,7 +158,7 @@ fn recomputation_changes_no_bit() {
             let losses: Vec<u64> = reports.iter().map(|r| r.loss.to_bits()).collect();
             let weights = trained.weights.into_iter().flat_map(|(_, values)| values);
             let weights: Vec<u32> = weights.map(f32::to_bits).collect();
-            ((losses, weights), reports[4].bytes)
+            ((losses, weights), reports[4].bytes())
         };
         let [(none, most), (selective, less), (full, least)] =
             ["none", "selective", "full"].map(run);

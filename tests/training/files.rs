@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{read, read_dir, read_to_string};
 use std::path::Path;
 
-use chimera::core::engine::StepReport;
+use chimera::core::engine::{Load, StepReport};
 use chimera::training::{Folder, Metrics};
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors};
@@ -31,6 +31,7 @@ fn lines(metrics: &Path) -> Vec<Vec<String>> {
     assert!(text.ends_with('\n'), "{text}");
     let line = |line: &str| {
         serde_json::from_str::<serde_json::Value>(line).expect("JSON");
+        let (line, _) = line.split_once(",\"ranks\":").expect("the ranks stand last");
         let pairs = line.trim_matches(['{', '}']).split(',').map(|pair| pair.split_once(':'));
         let (keys, numbers): (Vec<_>, Vec<_>) = pairs.map(|pair| pair.expect("a pair")).unzip();
         assert_eq!(keys, KEYS.map(|key| format!("\"{key}\"")));
@@ -84,8 +85,8 @@ proptest! {
         let run = prepare(&format!("--out {}", folder.path().display()));
         let [loss, grad_norm, lr, step_s, bubble_ratio] = numbers;
         let report = StepReport {
-            step, loss, grad_norm, lr, step_s, bubble_ratio, bytes: 0, validation_loss: None,
-            stop: false,
+            step, loss, grad_norm, lr, step_s, ranks: vec![Load { bubble_ratio, bytes: 0 }],
+            validation_loss: None, stop: false,
         };
         let metrics = Metrics::of(&report, 1, Some(1.0));
         Folder::create(run.config()).and_then(|mut f| f.record(&metrics)).expect("a line");

@@ -1,8 +1,12 @@
 //! Measurements, by name.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use anyhow::Result;
 
-use crate::{bench_mpi, bench_schedule, bench_train};
+use crate::command::{files, root};
+use crate::{bench_checkpoint, bench_mpi, bench_schedule, bench_train};
 
 /// What to measure.
 #[derive(clap::Subcommand)]
@@ -13,6 +17,8 @@ pub(crate) enum Bench {
     Mpi,
     /// Time to generate, prove and simulate Chimera up to ten million ops
     Schedule,
+    /// Time that a checkpoint after every step adds to training
+    Checkpoint(bench_checkpoint::Args),
 }
 
 impl Bench {
@@ -22,6 +28,28 @@ impl Bench {
             Bench::Train(args) => bench_train::run(&args),
             Bench::Mpi => bench_mpi::run(),
             Bench::Schedule => bench_schedule::run(),
+            Bench::Checkpoint(args) => bench_checkpoint::run(&args),
         }
+    }
+}
+
+/// A text that is there in every checkout.
+pub(crate) fn sources(folder: &Path) -> Result<PathBuf> {
+    let mut text = Vec::new();
+    for file in files(&root().join("chimera-core/src"))? {
+        text.extend(fs::read(file)?);
+    }
+    let path = folder.join("text.txt");
+    fs::write(&path, text)?;
+    Ok(path)
+}
+
+/// The middle of some values; of an even number, the mean of the two in the middle.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    match n {
+        0 => f64::NAN,
+        n => (values[(n - 1) / 2] + values[n / 2]) / 2.0,
     }
 }

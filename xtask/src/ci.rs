@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 
 use crate::command::{cargo, read, run as run_command};
 use crate::mpi::{self, TRANSPORT};
-use crate::{absences, gallery};
+use crate::{absences, gallery, wgpu};
 
 /// The chores of CI, in order.
-const CHORES: [(&str, fn() -> Result<()>); 7] = [
+const CHORES: [(&str, fn() -> Result<()>); 8] = [
     ("format", format),
     ("clippy", clippy),
     ("test", || test(&[])),
@@ -18,6 +18,7 @@ const CHORES: [(&str, fn() -> Result<()>); 7] = [
     ("absences", absences::run),
     ("gallery", || gallery::run(true)),
     ("mpi", || mpi::run(&mpi::Args::default())),
+    ("wgpu", wgpu::run),
 ];
 
 /// Runs every chore, up to the first that fails.
@@ -42,9 +43,10 @@ pub(crate) fn clippy() -> Result<()> {
     run_command(cargo(args).args(["--", "-D", "warnings"]))
 }
 
-/// Runs all tests, with further arguments for `cargo test`.
+/// Runs all tests but those that need Vulkan, with further arguments for `cargo test`.
 pub(crate) fn test(args: &[String]) -> Result<()> {
-    run_command(cargo(["test", "--workspace", "--exclude", TRANSPORT]).args(args))
+    let all = ["test", "--workspace", "--exclude", TRANSPORT, "--exclude", "chimera-backend-wgpu"];
+    run_command(cargo(all).args(args))
 }
 
 /// Builds the documentation; warnings are errors.

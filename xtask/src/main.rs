@@ -2,6 +2,7 @@
 
 mod absences;
 mod bench;
+mod bench_checkpoint;
 mod bench_mpi;
 mod bench_schedule;
 mod bench_train;
@@ -14,6 +15,7 @@ mod oracle;
 mod pytorch;
 mod sweep;
 mod transformers;
+mod wgpu;
 
 use clap::Parser;
 
@@ -55,6 +57,8 @@ enum Chore {
     Transformers(transformers::Args),
     /// The transport over MPI: lints, conformance, and training under mpirun; installs MPI where it may
     Mpi(mpi::Args),
+    /// Conformance and training of the wgpu backend, which needs Vulkan: installed where apt-get can
+    Wgpu,
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -75,6 +79,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
         Chore::Mpi(args) => mpi::run(&args),
+        Chore::Wgpu => wgpu::run(),
         Chore::Bench(bench) => bench.run(),
     }
 }

@@ -1,4 +1,4 @@
-//! Causal self-attention by blocks of queries: the scores of one block and head are all that ever
+//! Self-attention by blocks of queries: the scores of one block and head are all that ever
 //! exists at once, and the backward pass makes them again from the log-sum-exp (Dao et al., 2022,
 //! FlashAttention; blocks of keys are not needed, since a row of scores fits the cache).
 
@@ -6,13 +6,14 @@ use std::cell::Cell;
 use std::slice;
 
 use candle_core::{Result, Tensor};
+use chimera_core::kernels::Mask;
 
 use super::math::{LANES, exp, exp_sum, max, sum};
 use super::matmul::{Matrix, Parallelism, matmul};
 use super::memory::{Output, Place, values};
 use super::{Piece, run_all};
 
-/// Queries of one block. Fewer skip more of the scores that causality forbids, more make better
+/// Queries of one block. Fewer skip more of the scores that a causal mask hides, more make better
 /// matrix products; 64 is fastest at contexts of 128 to 1024.
 const BLOCK: usize = 64;
 
@@ -21,7 +22,12 @@ thread_local! {
     static SCRATCH: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-pub(crate) fn forward(qkv: &Tensor, heads: usize, context: usize) -> Result<(Tensor, Tensor)> {
+pub(crate) fn forward(
+    qkv: &Tensor,
+    heads: usize,
+    context: usize,
+    mask: Mask<'_>,
+) -> Result<(Tensor, Tensor)> {
     let (rows, width) = qkv.dims2()?;
     let hidden = width / 3;
     let qkv = values(qkv)?;
@@ -30,6 +36,7 @@ pub(crate) fn forward(qkv: &Tensor, heads: usize, context: usize) -> Result<(Ten
     let places = (out.place(), log_sum.place());
     run_all((0..rows / context * heads).map(|part| Forward {
         head: Head::new(part, hidden, heads, context),
+        mask,
         qkv: &qkv,
         out: places.0,
         log_sum: places.1,
@@ -45,6 +52,7 @@ pub(crate) fn backward(
     log_sum: &Tensor,
     heads: usize,
     context: usize,
+    mask: Mask<'_>,
 ) -> Result<Tensor> {
     let (rows, width) = qkv.dims2()?;
     let (dy, qkv, out, log_sum) = (values(dy)?, values(qkv)?, values(out)?, values(log_sum)?);
@@ -52,6 +60,7 @@ pub(crate) fn backward(
     let place = d_qkv.place();
     run_all((0..rows / context * heads).map(|part| Backward {
         head: Head::new(part, width / 3, heads, context),
+        mask,
         dy: &dy,
         qkv: &qkv,
         out: &out,
@@ -85,6 +94,12 @@ impl Head {
             context,
             dim: hidden / heads,
         }
+    }
+
+    /// How many keys row `row` of the sample sees.
+    #[inline(always)]
+    fn n_keys(self, mask: Mask<'_>, row: usize) -> usize {
+        mask.n_keys(self.row / self.context, row)
     }
 
     fn scale(self) -> f32 {
@@ -124,6 +139,7 @@ impl Head {
 
 struct Forward<'a> {
     head: Head,
+    mask: Mask<'a>,
     qkv: &'a [f32],
     out: Place,
     log_sum: Place,
@@ -143,7 +159,7 @@ impl Piece for Forward<'_> {
         head.gather(v, self.qkv, 2);
         for start in (0..context).step_by(BLOCK) {
             let n = BLOCK.min(context - start);
-            let end = start + n;
+            let end = head.n_keys(self.mask, start + n - 1);
             let scores = &mut scores[..n * end];
             let queries = Matrix::new(&q[start * dim..], n, dim, dim);
             let (keys, values) = (Matrix::new(k, end, dim, dim), Matrix::new(v, end, dim, dim));
@@ -151,7 +167,7 @@ impl Piece for Forward<'_> {
             unsafe { product(scores.as_mut_ptr(), end, false, 1.0, queries, keys.t()) };
             let mut sums = [0.0; BLOCK];
             for (i, row) in scores.chunks_exact_mut(end).enumerate() {
-                let (sum, log_sum) = softmax(row, start + i + 1, head.scale());
+                let (sum, log_sum) = softmax(row, head.n_keys(self.mask, start + i), head.scale());
                 sums[i] = sum;
                 let at = self.log_sum.at(head.log_sum(start + i));
                 // SAFETY: inside of the result, and nobody else writes this head's elements.
@@ -175,6 +191,7 @@ impl Piece for Forward<'_> {
 /// `dk = dsᵀ q`, the last two times the scale.
 struct Backward<'a> {
     head: Head,
+    mask: Mask<'a>,
     dy: &'a [f32],
     qkv: &'a [f32],
     out: &'a [f32],
@@ -195,10 +212,10 @@ impl Piece for Backward<'_> {
         head.gather(q, self.qkv, 0);
         head.gather(k, self.qkv, 1);
         head.gather(v, self.qkv, 2);
-        // From the last block on: it reaches all keys, so it writes what the others add to.
+        // From the last block on: it reaches all keys that any does, so it writes what the others add to.
         for start in (0..context).step_by(BLOCK).rev() {
             let n = BLOCK.min(context - start);
-            let end = start + n;
+            let end = head.n_keys(self.mask, start + n - 1);
             let (p, ds) = (&mut p[..n * end], &mut ds[..n * end]);
             let queries = Matrix::new(&q[start * dim..], n, dim, dim);
             let (keys, values) = (Matrix::new(k, end, dim, dim), Matrix::new(v, end, dim, dim));
@@ -215,13 +232,20 @@ impl Piece for Backward<'_> {
             let step = 3 * head.hidden;
             let [dq, dk, dv] =
                 [(0, start), (1, 0), (2, 0)].map(|(part, row)| self.d_qkv.at(head.qkv(part, row)));
-            let add = end < context;
+            let add = start + n < context;
             // SAFETY: these rows and columns of the result are this head's; the last block wrote
             // what is added to.
             unsafe {
                 product(dq, step, false, head.scale(), ds, keys);
                 product(dk, step, add, head.scale(), ds.t(), queries);
                 product(dv, step, add, 1.0, p.t(), dy);
+            }
+        }
+        for row in head.n_keys(self.mask, context - 1)..context {
+            for part in [1, 2] {
+                let unseen = self.d_qkv.at(head.qkv(part, row));
+                // SAFETY: inside of the result, and this head's; no product has written here.
+                unsafe { unseen.write_bytes(0, dim) };
             }
         }
         SCRATCH.set(scratch);
@@ -238,7 +262,7 @@ impl Backward<'_> {
         let mean = sum([dy, out], |[dy, out]| dy * out);
         let log_sum = self.log_sum[head.log_sum(row)];
         let scale = head.scale();
-        let live = row + 1;
+        let live = head.n_keys(self.mask, row);
         let vectors = live.next_multiple_of(LANES).min(p.len());
         for (p, ds) in p[..vectors].iter_mut().zip(&mut ds[..vectors]) {
             *p = exp(p.mul_add(scale, -log_sum));
@@ -250,10 +274,10 @@ impl Backward<'_> {
 }
 
 /// Turns the first `live` scores into weights that are yet to be divided by their sum, and the
-/// others, which causality forbids, into 0. Returns the sum and the log-sum-exp.
+/// others, which the mask hides, into 0. Returns the sum and the log-sum-exp.
 #[inline(always)]
 fn softmax(row: &mut [f32], live: usize, scale: f32) -> (f32, f32) {
-    // Whole vectors: what is forbidden among them counts nothing.
+    // Whole vectors: what is hidden among them counts nothing.
     let vectors = live.next_multiple_of(LANES).min(row.len());
     row[live..vectors].fill(f32::NEG_INFINITY);
     let highest = scale * max(&row[..vectors]);

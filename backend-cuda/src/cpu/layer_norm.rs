@@ -9,9 +9,12 @@ use super::memory::{Output, update, values};
 use super::sums::{COLUMNS, ROWS, add};
 use super::{Piece, rows_per_piece, run_all};
 
-const EPSILON: f32 = 1e-5;
-
-pub(crate) fn forward(x: &Tensor, gain: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
+pub(crate) fn forward(
+    x: &Tensor,
+    gain: &Tensor,
+    bias: &Tensor,
+    epsilon: f64,
+) -> Result<(Tensor, Tensor)> {
     let (rows, width) = x.dims2()?;
     let (x, gain, bias) = (values(x)?, values(gain)?, values(bias)?);
     let (mut y, mut stats) = (Output::new(x.len()), Output::new(2 * rows));
@@ -24,6 +27,7 @@ pub(crate) fn forward(x: &Tensor, gain: &Tensor, bias: &Tensor) -> Result<(Tenso
         x,
         gain: &gain[..width],
         bias: &bias[..width],
+        epsilon: epsilon as f32,
     }));
     // SAFETY: each row of both was written.
     unsafe { Ok((y.written((rows, width))?, stats.written((rows, 2))?)) }
@@ -88,6 +92,7 @@ struct Forward<'a> {
     x: &'a [f32],
     gain: &'a [f32],
     bias: &'a [f32],
+    epsilon: f32,
 }
 
 impl Piece for Forward<'_> {
@@ -98,7 +103,7 @@ impl Piece for Forward<'_> {
         for ((y, stats), x) in outputs.zip(self.x.chunks_exact(width)) {
             let mean = sum([x], |[x]| x) / width as f32;
             let variance = sum([x], |[x]| (x - mean) * (x - mean)) / width as f32;
-            let rstd = 1.0 / (variance + EPSILON).sqrt();
+            let rstd = 1.0 / (variance + self.epsilon).sqrt();
             for (((y, x), gain), bias) in y.iter_mut().zip(x).zip(self.gain).zip(self.bias) {
                 y.write(((x - mean) * rstd).mul_add(*gain, *bias));
             }

@@ -3,11 +3,12 @@
 //! Work is cut into pieces by shape alone and each piece is summed in one order, so the bits of a
 //! result do not depend on which thread did what.
 
+pub(crate) mod activation;
 pub(crate) mod adamw;
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;
+pub(crate) mod dropout;
 pub(crate) mod embedding;
-pub(crate) mod gelu;
 pub(crate) mod lamb;
 pub(crate) mod layer_norm;
 pub(crate) mod linear;

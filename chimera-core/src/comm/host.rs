@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Comm, CommError, Tag};
+use super::{Comm, CommError, Position, Tag};
 use crate::fault::Fault;
 use crate::ids::Rank;
 use crate::kernels::{DeviceError, Kernels};
@@ -76,6 +76,14 @@ impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
         self.inner.exchange(bytes, deadline)
+    }
+
+    fn publish(&mut self, position: Position) {
+        self.inner.publish(position);
+    }
+
+    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+        self.inner.positions(deadline)
     }
 
     fn abort(&mut self, cause: &Fault) {

@@ -80,13 +80,22 @@ impl Record {
     }
 }
 
+/// What a step was to one rank.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Load {
+    /// Idle time over time.
+    pub bubble_ratio: f64,
+    /// Bytes of weights, gradients and moments, and of what is kept for backwards (residuals, inputs,
+    /// deferred weight work) at its peak.
+    pub bytes: u64,
+}
+
 /// What all ranks conclude from all records; the same on every rank, since sums run in order of rank.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Agreed {
     pub(super) steps: Vec<Totals>,
-    pub(super) bubble_ratio: f64,
     pub(super) span_s: f64,
-    pub(super) bytes: f64,
+    pub(super) ranks: Vec<Load>,
     pub(super) stop: bool,
     pub(super) culprit: Option<Culprit>,
 }
@@ -107,17 +116,19 @@ impl Agreed {
         for (r, bytes) in (0..).zip(records) {
             all.push(Record::from_bytes(bytes, n_steps).ok_or(Rank(r))?);
         }
-        let sum = |f: fn(&Record) -> f64| all.iter().map(f).sum::<f64>();
         let totals =
             |step: usize| all.iter().map(|r| r.steps[step]).fold(Totals::default(), Totals::add);
         let span_s = all.iter().map(|r| r.span_s).fold(0.0, f64::max);
+        let load = |r: &Record| Load {
+            bubble_ratio: (1.0 - r.busy_s / span_s).max(0.0),
+            bytes: r.bytes as u64,
+        };
         let culprits = (0..).zip(&all).filter(|(_, r)| !r.culprit.is_empty());
         let first = culprits.min_by_key(|(_, r)| r.unsound_step().is_none()); // a loss comes first
         Ok(Agreed {
             steps: (0..n_steps).map(totals).collect(),
-            bubble_ratio: (1.0 - sum(|r| r.busy_s) / (span_s * all.len() as f64)).max(0.0),
             span_s,
-            bytes: sum(|r| r.bytes),
+            ranks: all.iter().map(load).collect(),
             stop: all.iter().any(|r| r.stop),
             culprit: first.map(|(rank, r)| Culprit {
                 rank: Rank(rank),
@@ -148,7 +159,8 @@ mod tests {
         let wire = [record(0.5, ""), record(1.5, "gradient of é")].map(|r| r.to_bytes());
         let agreed = Agreed::of(&wire, 2).expect("sound records");
         let steps: Vec<_> = agreed.steps.iter().map(|t| (t.loss, t.grad_norm())).collect();
-        assert_eq!((steps, agreed.bubble_ratio), (vec![(2.0, 4.0), (4.0, 1.0)], 0.5));
+        assert_eq!(steps, [(2.0, 4.0), (4.0, 1.0)]);
+        assert_eq!(agreed.ranks, [Load { bubble_ratio: 0.5, bytes: 5 }; 2]);
         assert!(agreed.stop);
         let culprit = Culprit { rank: Rank(1), what: "gradient of é".into(), step: 0 };
         assert_eq!(agreed.culprit, Some(culprit));

@@ -5,6 +5,7 @@
 
 use super::Data;
 use super::worker::Worker;
+use crate::analyze::Need;
 use crate::comm::{Comm, Tag, What};
 use crate::fault::{Class, Fault};
 use crate::ids::{PipeId, StageId};
@@ -67,7 +68,7 @@ where
                 let (from, deadline) =
                     (world.rank_of(at(stage - 1), world.group), world.deadline());
                 let taken = world.comm.take(from, tag(stage - 1), deadline);
-                carried = Some(world.on_wire("evaluation", taken)?);
+                carried = Some(world.on_wait("evaluation", Need::Other, taken)?);
             }
             let held = world.held(StageId(stage as u16));
             let output = held.stage.forward(&held.weights, &micro, carried.take());

@@ -11,10 +11,12 @@
 
 mod agreement;
 mod evaluate;
+mod handshake;
 mod machine;
 mod ops;
 mod optimizer;
 mod ranks;
+mod recent;
 mod record;
 mod snapshot;
 mod sums;
@@ -24,8 +26,11 @@ mod world;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+pub use agreement::Load;
+pub use handshake::{Fields, handshake};
 pub use optimizer::{LrSchedule, Optimizer, Training};
 pub use ranks::run_threads;
+pub use recent::{Did, Doing};
 pub use snapshot::Snapshot;
 pub use worker::{StepReport, Worker};
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::Worker;
 use super::world::device_fault;
+use crate::analyze::Need;
 use crate::comm::{Comm, Tag, What};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
@@ -75,7 +76,7 @@ where
             for place in places(&list) {
                 let deadline = self.world.deadline();
                 let tensor = self.world.comm.take(from, tag(place), deadline);
-                let tensor = self.world.on_wire("the end", tensor)?;
+                let tensor = self.world.on_wait("the end", Need::Other, tensor)?;
                 all.push((place, self.download(&tensor)?));
             }
         }

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Job;
-use super::agreement::Totals;
+use super::agreement::{Load, Totals};
+use super::recent::Recent;
 use super::world::{Held, Places, ResidualBytes, Since, World, device_fault};
+use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
-use crate::comm::Comm;
+use crate::comm::{Comm, Position};
 use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
 use crate::interp::{Progress, Row, Stop};
@@ -18,7 +20,7 @@ use crate::model::initial;
 use crate::stage::{Param, Stage};
 
 /// What all ranks know after a step; the same bits on every rank.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct StepReport {
     /// Number of the step, from 0.
     pub step: u64,
@@ -32,16 +34,25 @@ pub struct StepReport {
     /// Seconds since the last agreement, on the slowest rank; shared out evenly among the steps of a
     /// window.
     pub step_s: f64,
-    /// Idle time over that time times ranks.
-    pub bubble_ratio: f64,
-    /// Bytes of weights, gradients and moments, and of what is kept for backwards (residuals, inputs,
-    /// deferred weight work) at its peak, over all ranks.
-    pub bytes: u64,
+    /// What it was to each rank.
+    pub ranks: Vec<Load>,
     /// Mean loss over the targets of samples kept for validation, after the update, in nats; where one was
     /// asked for.
     pub validation_loss: Option<f64>,
     /// Whether some rank was asked to stop: this is the last step of all.
     pub stop: bool,
+}
+
+impl StepReport {
+    /// Idle time over time times ranks.
+    pub fn bubble_ratio(&self) -> f64 {
+        self.ranks.iter().map(|rank| rank.bubble_ratio).sum::<f64>() / self.ranks.len() as f64
+    }
+
+    /// Bytes over all ranks.
+    pub fn bytes(&self) -> u64 {
+        self.ranks.iter().map(|rank| rank.bytes).sum()
+    }
 }
 
 /// The engine of one rank.
@@ -91,6 +102,7 @@ where
             residuals: ResidualBytes::default(),
             events: Vec::new(),
             waits: Vec::new(),
+            recent: Recent::default(),
             since_agreed: Since { start: Instant::now(), busy_s: 0.0 },
             agreed: None,
             job,
@@ -110,6 +122,8 @@ where
         self.begin(first, instrs).map_err(|f| Fault { step: Some(first), ..f })?;
         let mut row = Row::new(self.me);
         loop {
+            let instr = row.position() as u32;
+            self.world.comm.publish(Position::At { step: first, instr });
             match row.advance(instrs, program.rules(), &mut self.world) {
                 Ok(Progress::Ran) => {}
                 Ok(Progress::Ended) => break,
@@ -171,7 +185,7 @@ where
         let deadline = self.world.deadline();
         let all = self.world.comm.exchange(bytes, deadline);
         self.world.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
-        self.world.on_wire(what, all)
+        self.world.on_wait(what, Need::Other, all)
     }
 
     /// Start and end of everything the last run did on this rank, in seconds since the job's epoch.
@@ -193,6 +207,7 @@ where
     /// Clears what the last run left and announces the messages of this one.
     fn begin(&mut self, first: u64, instrs: &[Instr]) -> Result<(), Fault> {
         let world = &mut self.world;
+        world.recent.add(world.step, &world.events, &world.waits);
         world.step = first;
         world.losses.clear();
         world.events.clear();
@@ -226,8 +241,7 @@ where
                 grad_norm: totals.grad_norm(),
                 lr: job.training.lr_at(step),
                 step_s: agreed.span_s / n_steps as f64,
-                bubble_ratio: agreed.bubble_ratio,
-                bytes: agreed.bytes as u64,
+                ranks: agreed.ranks.clone(),
                 validation_loss: None,
                 stop: agreed.stop && index + 1 == n_steps,
             }

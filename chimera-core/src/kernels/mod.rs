@@ -18,8 +18,13 @@
 //! [`mod@reference`] is the slow, clear implementation in f64, the oracle of every backend;
 //! [`conformance`] is the suite that every backend calls.
 
+mod arguments;
 pub mod conformance;
+mod dropout;
 pub mod reference;
+
+pub use arguments::{Activation, AdamW, Layout, Mask, Sgd};
+pub use dropout::{Dropout, threefry};
 
 /// What went wrong on a device.
 #[derive(Debug, thiserror::Error)]
@@ -48,50 +53,6 @@ pub enum DeviceError {
 
 /// What every function of a device returns.
 pub type Result<T> = std::result::Result<T, DeviceError>;
-
-/// How the matrix of a linear layer lies in memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Layout {
-    /// `[inputs, outputs]`, as GPT-2 keeps its projections (`Conv1D`).
-    InOut,
-    /// `[outputs, inputs]`, as an output head that is also an embedding table.
-    OutIn,
-}
-
-/// The hyperparameters of one update by AdamW (Loshchilov & Hutter, 2019, algorithm 2) or LAMB (You et al.,
-/// 2020, algorithm 2), which has the same.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct AdamW {
-    /// Learning rate of this step.
-    pub lr: f64,
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Decoupled weight decay: AdamW's weights shrink by `lr * weight_decay` before the update, LAMB adds
-    /// as much to the direction.
-    pub weight_decay: f64,
-    /// Number of this update, from 1; corrects the bias of the moments.
-    pub update: u64,
-    /// What the gradient is multiplied by first (clipping).
-    pub grad_scale: f64,
-}
-
-/// The hyperparameters of one update by gradient descent with momentum (Loshchilov & Hutter, 2019,
-/// algorithm 1, its learning rate outside of the momentum).
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Sgd {
-    /// Learning rate of this step.
-    pub lr: f64,
-    /// Decay of the sum of gradients; 0 for plain descent.
-    pub momentum: f64,
-    /// Decoupled weight decay: the weights shrink by `lr * weight_decay` before the update.
-    pub weight_decay: f64,
-    /// What the gradient is multiplied by first (clipping).
-    pub grad_scale: f64,
-}
 
 /// The layers of a device, see the [module](self).
 pub trait Kernels: Clone + Send + Sync + 'static {
@@ -182,13 +143,14 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         d_bias: Option<&mut Self::Tensor>,
     ) -> Result<()>;
 
-    /// Normalises each row to mean 0 and variance 1 (biased, epsilon 1e-5), times `gain: [features]`
+    /// Normalises each row to mean 0 and variance 1 (biased, plus `epsilon`), times `gain: [features]`
     /// plus `bias: [features]`. Also returns `[rows, 2]`: each row's mean and reciprocal deviation.
     fn layer_norm(
         &self,
         x: &Self::Tensor,
         gain: &Self::Tensor,
         bias: &Self::Tensor,
+        epsilon: f64,
     ) -> Result<(Self::Tensor, Self::Tensor)>;
 
     /// The gradient of [`layer_norm`](Kernels::layer_norm)'s `x`, plus `residual` if given (the
@@ -212,14 +174,29 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         d_bias: &mut Self::Tensor,
     ) -> Result<()>;
 
-    /// `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, GPT-2's GELU.
-    fn gelu(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
+    /// `f` of each element.
+    fn activation(&self, x: &Self::Tensor, f: Activation) -> Result<Self::Tensor>;
 
-    /// The gradient of [`gelu`](Kernels::gelu)'s `x`, and `gelu(x)` again: a backward pass has both
-    /// for the price of one, so the larger of the two need not be kept since the forward pass.
-    fn gelu_dx(&self, dy: &Self::Tensor, x: &Self::Tensor) -> Result<(Self::Tensor, Self::Tensor)>;
+    /// The gradient of [`activation`](Kernels::activation)'s `x`, and `f(x)` again: a backward pass has
+    /// both for the price of one, so the larger of the two need not be kept since the forward pass.
+    fn activation_dx(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        f: Activation,
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
 
-    /// Causal self-attention of each sample of `context` rows on its own, scaled by `1/√(hidden/heads)`.
+    /// Drops elements of `x`, and multiplies the others by `1/(1 - rate)`; plus `residual` if given. Its
+    /// own gradient: that of `x` is the dropout of `dy` by the same choice, without a residual.
+    fn dropout(
+        &self,
+        x: &Self::Tensor,
+        by: &Dropout,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor>;
+
+    /// Self-attention of each sample of `context` rows on its own, scaled by `1/√(hidden/heads)`: every
+    /// row queries the keys that `mask` lets it see.
     /// `qkv: [rows, 3 hidden]` holds queries, keys, values side by side, each split into heads.
     /// Returns the mixed values `[rows, hidden]` and the log-sum-exp of the scores `[rows, heads]`.
     fn attention(
@@ -227,6 +204,7 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         qkv: &Self::Tensor,
         heads: usize,
         context: usize,
+        mask: Mask<'_>,
     ) -> Result<(Self::Tensor, Self::Tensor)>;
 
     /// The gradient of [`attention`](Kernels::attention)'s `qkv`; `out` and `log_sum` are its results.
@@ -238,6 +216,7 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         log_sum: &Self::Tensor,
         heads: usize,
         context: usize,
+        mask: Mask<'_>,
     ) -> Result<Self::Tensor>;
 
     /// Softmax cross-entropy of `logits: [rows, vocab]` against `targets` (one class per row), forward

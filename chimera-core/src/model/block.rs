@@ -1,9 +1,12 @@
 //! One transformer block, pre-norm: `mid = x + attention(norm(x))`, `y = mid + mlp(norm(mid))`.
 
-use crate::kernels::{Kernels, Layout, Result};
+use crate::kernels::{Activation, Kernels, Layout, Mask, Result};
 
 /// Weight tensors of a block.
 pub(super) const TENSORS: usize = 12;
+
+/// What the layer norms of GPT-2 add to the variance.
+pub(super) const EPSILON: f64 = 1e-5;
 
 /// How the rows of a block's input are divided.
 #[derive(Clone, Copy, Debug)]
@@ -142,14 +145,14 @@ pub(super) fn forward<K: Kernels>(
     ] = w;
     let linear = |x, w, bias, residual| k.linear(x, w, Layout::InOut, Some(bias), residual);
 
-    let (norm_1, stats_1) = k.layer_norm(&x, ln_1, ln_1_bias)?;
+    let (norm_1, stats_1) = k.layer_norm(&x, ln_1, ln_1_bias, EPSILON)?;
     let qkv = linear(&norm_1, attn, attn_bias, None)?;
-    let (mixed, log_sum) = k.attention(&qkv, by.heads, by.sequence)?;
+    let (mixed, log_sum) = k.attention(&qkv, by.heads, by.sequence, Mask::Causal)?;
     let mid = linear(&mixed, attn_proj, attn_proj_bias, Some(&x))?;
 
-    let (norm_2, stats_2) = k.layer_norm(&mid, ln_2, ln_2_bias)?;
+    let (norm_2, stats_2) = k.layer_norm(&mid, ln_2, ln_2_bias, EPSILON)?;
     let fc = linear(&norm_2, fc, fc_bias, None)?;
-    let y = linear(&k.gelu(&fc)?, mlp_proj, mlp_proj_bias, Some(&mid))?;
+    let y = linear(&k.activation(&fc, Activation::GeluTanh)?, mlp_proj, mlp_proj_bias, Some(&mid))?;
 
     let selected = Selected { x, qkv, mixed, log_sum, mid };
     Ok((y, Saved { selected, stats_1, norm_1, stats_2, norm_2, fc }))
@@ -162,8 +165,8 @@ pub(super) fn restore<K: Kernels>(
     selected: Selected<K::Tensor>,
 ) -> Result<Saved<K::Tensor>> {
     let [ln_1, ln_1_bias, _, _, _, _, ln_2, ln_2_bias, fc, fc_bias, _, _] = w;
-    let (norm_1, stats_1) = k.layer_norm(&selected.x, ln_1, ln_1_bias)?;
-    let (norm_2, stats_2) = k.layer_norm(&selected.mid, ln_2, ln_2_bias)?;
+    let (norm_1, stats_1) = k.layer_norm(&selected.x, ln_1, ln_1_bias, EPSILON)?;
+    let (norm_2, stats_2) = k.layer_norm(&selected.mid, ln_2, ln_2_bias, EPSILON)?;
     let fc = k.linear(&norm_2, fc, Layout::InOut, Some(fc_bias), None)?;
     Ok(Saved { selected, stats_1, norm_1, stats_2, norm_2, fc })
 }
@@ -180,7 +183,8 @@ pub(super) fn backward_input<K: Kernels>(
     let linear_dx = |dy, w| k.linear_dx(dy, w, Layout::InOut);
 
     let Selected { x, qkv, mixed, log_sum, mid } = saved.selected;
-    let (d_fc, gelu) = k.gelu_dx(&linear_dx(&dy, mlp_proj)?, &saved.fc)?;
+    let (d_fc, gelu) =
+        k.activation_dx(&linear_dx(&dy, mlp_proj)?, &saved.fc, Activation::GeluTanh)?;
     let d_norm_2 = linear_dx(&d_fc, fc)?;
     let d_mid = k.layer_norm_dx(&d_norm_2, &mid, &saved.stats_2, ln_2, Some(&dy))?;
 
@@ -191,6 +195,7 @@ pub(super) fn backward_input<K: Kernels>(
         &log_sum,
         by.heads,
         by.sequence,
+        Mask::Causal,
     )?;
     let d_norm_1 = linear_dx(&d_qkv, attn)?;
     let dx = k.layer_norm_dx(&d_norm_1, &x, &saved.stats_1, ln_1, Some(&d_mid))?;

@@ -84,7 +84,8 @@ impl<K: Kernels> Gpt2Stage<K> {
     /// The input of the head with its norm.
     fn norm_head(&self, w: &[K::Tensor], x: K::Tensor) -> Result<SavedHead<K::Tensor>> {
         let norm = self.blocks().end;
-        let (normed, stats) = self.kernels.layer_norm(&x, &w[norm], &w[norm + 1])?;
+        let (normed, stats) =
+            self.kernels.layer_norm(&x, &w[norm], &w[norm + 1], block::EPSILON)?;
         Ok(SavedHead { x, stats, normed })
     }
 

@@ -195,7 +195,7 @@ pub(crate) fn body<C: Comm<Tensor>>(
         for report in worker.run(next)? {
             outcome.losses.push(report.loss);
             outcome.norms.push(report.grad_norm);
-            outcome.bytes = report.bytes;
+            outcome.bytes = report.bytes();
             next = report.step + 1;
         }
         let step = next - 1;

@@ -4,11 +4,11 @@ use rand::Rng;
 
 use super::Outcome;
 use super::trials::{Trials, rounded, trial};
-use crate::kernels::Kernels;
 use crate::kernels::reference::{Reference, Tensor};
+use crate::kernels::{Kernels, Mask};
 
 /// `[samples, context, heads, features per head]`
-const ATTENTIONS: [[usize; 4]; 8] = [
+const ATTENTIONS: [[usize; 4]; 9] = [
     [1, 1, 1, 1],
     [3, 1, 2, 5],
     [2, 7, 3, 4],
@@ -17,6 +17,7 @@ const ATTENTIONS: [[usize; 4]; 8] = [
     [2, 64, 4, 8],
     [3, 16, 2, 16],
     [1, 130, 2, 20],
+    [5, 130, 2, 3],
 ];
 
 /// Queries, keys and values: ordinary, and with scores so large that their exponentials overflow. The
@@ -30,13 +31,32 @@ fn to_attend<K: Kernels>(trials: &mut Trials<'_, K>, [s, c, h, d]: [usize; 4]) -
     all
 }
 
+/// Lengths of samples: all, one, and something between, in turn.
+fn lengths([samples, context, ..]: [usize; 4]) -> Vec<u32> {
+    let of = |s: usize| [context, 1, context.div_ceil(2), context - context / 3][s % 4] as u32;
+    (0..samples).map(|s| of(s + context)).collect()
+}
+
+fn masks(lengths: &[u32]) -> [(&'static str, Mask<'_>); 2] {
+    [("causal", Mask::Causal), ("padded", Mask::Lengths(lengths))]
+}
+
 pub(super) fn attention<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     for extents @ [_, context, heads, _] in ATTENTIONS {
+        let lengths = lengths(extents);
         for qkv in to_attend(trials, extents) {
-            trial!(trials, format!("{heads} heads, context {context}"), [qkv], [], |k| {
-                let (out, log_sum) = k.attention(qkv, heads, context)?;
-                [out, log_sum]
-            });
+            for (name, mask) in masks(&lengths) {
+                trial!(
+                    trials,
+                    format!("{heads} heads, {name} context {context}"),
+                    [qkv],
+                    [],
+                    |k| {
+                        let (out, log_sum) = k.attention(qkv, heads, context, mask)?;
+                        [out, log_sum]
+                    }
+                );
+            }
         }
     }
     Ok(())
@@ -44,14 +64,17 @@ pub(super) fn attention<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
 
 pub(super) fn attention_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     for extents @ [_, context, heads, _] in ATTENTIONS {
+        let lengths = lengths(extents);
         for qkv in to_attend(trials, extents) {
-            let (out, log_sum) = Reference.attention(&qkv, heads, context)?;
-            let [out, log_sum] = [rounded(out), rounded(log_sum)];
-            let dy = trials.normal(&out.shape);
-            let label = format!("{heads} heads, context {context}");
-            trial!(trials, label, [dy, qkv, out, log_sum], [], |k| {
-                [k.attention_dx(dy, qkv, out, log_sum, heads, context)?]
-            });
+            for (name, mask) in masks(&lengths) {
+                let (out, log_sum) = Reference.attention(&qkv, heads, context, mask)?;
+                let [out, log_sum] = [rounded(out), rounded(log_sum)];
+                let dy = trials.normal(&out.shape);
+                let label = format!("{heads} heads, {name} context {context}");
+                trial!(trials, label, [dy, qkv, out, log_sum], [], |k| {
+                    [k.attention_dx(dy, qkv, out, log_sum, heads, context, mask)?]
+                });
+            }
         }
     }
     Ok(())

@@ -50,7 +50,7 @@ pub fn run<K: Kernels>(kernels: &K, tolerance: f64) {
 
 /// One case per function of [`Kernels`], in its order.
 pub fn cases<K: Kernels>() -> Vec<Case<K>> {
-    let table: [(&'static str, fn(&mut Trials<'_, K>) -> Outcome); 21] = [
+    let table: [(&'static str, fn(&mut Trials<'_, K>) -> Outcome); 22] = [
         ("upload", memory::upload),
         ("zeros", memory::zeros),
         ("rows", memory::rows),
@@ -64,8 +64,9 @@ pub fn cases<K: Kernels>() -> Vec<Case<K>> {
         ("layer_norm", norm::layer_norm),
         ("layer_norm_dx", norm::layer_norm_dx),
         ("layer_norm_dw", norm::layer_norm_dw),
-        ("gelu", pointwise::gelu),
-        ("gelu_dx", pointwise::gelu_dx),
+        ("activation", pointwise::activation),
+        ("activation_dx", pointwise::activation_dx),
+        ("dropout", pointwise::dropout),
         ("attention", attention::attention),
         ("attention_dx", attention::attention_dx),
         ("cross_entropy", norm::cross_entropy),

@@ -21,10 +21,12 @@ pub(super) fn layer_norm<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     for shape in MATRICES {
         let [gain, bias] = [(); 2].map(|()| trials.normal(&shape[1..]));
         for x in to_normalise(trials, shape) {
-            trial!(trials, "", [x, gain, bias], [], |k| {
-                let (y, stats) = k.layer_norm(x, gain, bias)?;
-                [y, stats]
-            });
+            for epsilon in [1e-5, 1e-2] {
+                trial!(trials, format!("epsilon {epsilon}"), [x, gain, bias], [], |k| {
+                    let (y, stats) = k.layer_norm(x, gain, bias, epsilon)?;
+                    [y, stats]
+                });
+            }
         }
     }
     Ok(())
@@ -34,7 +36,7 @@ pub(super) fn layer_norm_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     for shape in MATRICES {
         let gain = trials.normal(&shape[1..]);
         for x in to_normalise(trials, shape) {
-            let stats = rounded(Reference.layer_norm(&x, &gain, &gain)?.1);
+            let stats = rounded(Reference.layer_norm(&x, &gain, &gain, 1e-5)?.1);
             let [dy, residual] = [(); 2].map(|()| trials.normal(&shape));
             trial!(trials, "with residual", [dy, x, stats, gain, residual], [], |k| [
                 k.layer_norm_dx(dy, x, stats, gain, Some(residual))?
@@ -54,7 +56,7 @@ pub(super) fn layer_norm_dw<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     for shape in MATRICES {
         let [d_gain, d_bias] = [(); 2].map(|()| trials.normal(&shape[1..]));
         for x in to_normalise(trials, shape) {
-            let stats = rounded(Reference.layer_norm(&x, &d_gain, &d_bias)?.1);
+            let stats = rounded(Reference.layer_norm(&x, &d_gain, &d_bias, 1e-5)?.1);
             let dy = trials.normal(&shape);
             trial!(trials, "", [dy, x, stats], [d_gain, d_bias], |k| {
                 k.layer_norm_dw(dy, x, stats, d_gain, d_bias)?;

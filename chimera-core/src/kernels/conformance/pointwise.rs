@@ -4,8 +4,8 @@ use rand::Rng;
 
 use super::trials::{Trials, rounded, trial};
 use super::{Outcome, SHAPES};
-use crate::kernels::Kernels;
 use crate::kernels::reference::Tensor;
+use crate::kernels::{Activation, Dropout, Kernels};
 
 pub(super) fn squared_norm<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     // The last one is large enough for a sum in one f32 to lose digits.
@@ -36,20 +36,44 @@ fn to_activate<K: Kernels>(trials: &mut Trials<'_, K>) -> Vec<Tensor> {
     all
 }
 
-pub(super) fn gelu<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
-    for x in to_activate(trials) {
-        trial!(trials, "", [x], [], |k| [k.gelu(x)?]);
+const ACTIVATIONS: [Activation; 3] = [Activation::GeluTanh, Activation::Gelu, Activation::Tanh];
+
+pub(super) fn activation<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    for f in ACTIVATIONS {
+        for x in to_activate(trials) {
+            trial!(trials, format!("{f:?}"), [x], [], |k| [k.activation(x, f)?]);
+        }
     }
     Ok(())
 }
 
-pub(super) fn gelu_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
-    for x in to_activate(trials) {
-        let dy = trials.normal(&x.shape);
-        trial!(trials, "", [dy, x], [], |k| {
-            let (dx, y) = k.gelu_dx(dy, x)?;
-            [dx, y]
-        });
+pub(super) fn activation_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    for f in ACTIVATIONS {
+        for x in to_activate(trials) {
+            let dy = trials.normal(&x.shape);
+            trial!(trials, format!("{f:?}"), [dy, x], [], |k| {
+                let (dx, y) = k.activation_dx(dy, x, f)?;
+                [dx, y]
+            });
+        }
+    }
+    Ok(())
+}
+
+/// From the start of a stream, from within it, and across the end of its counter's lower word.
+pub(super) fn dropout<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    for shape in SHAPES {
+        for first in [0, 12_345, (1 << 32) - 3] {
+            for rate in [0.0, 0.1, 0.75] {
+                let by = Dropout::new(rate, 11, 22, 33, first);
+                let [x, residual] = [trials.normal(shape), trials.normal(shape)];
+                let label = format!("rate {rate} from {first}");
+                trial!(trials, label, [x], [], |k| [k.dropout(x, &by, None)?]);
+                trial!(trials, format!("{label} with residual"), [x, residual], [], |k| {
+                    [k.dropout(x, &by, Some(residual))?]
+                });
+            }
+        }
     }
     Ok(())
 }

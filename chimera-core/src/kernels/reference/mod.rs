@@ -3,19 +3,15 @@
 //! It is the oracle of every other backend, and the device of tests that need more digits than f32
 //! has. Nothing here is optimised, and nothing should be.
 
+mod activation;
 mod attention;
 mod tensor;
-
-use std::f64::consts::PI;
 
 pub use tensor::Tensor;
 
 use tensor::{add, dot, log_sum_exp};
 
-use super::{AdamW, Kernels, Layout, Result, Sgd};
-
-const EPSILON: f64 = 1e-5;
-const GELU_CUBIC: f64 = 0.044715;
+use super::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result, Sgd};
 
 /// The device: this thread, in f64.
 #[derive(Clone, Copy, Debug, Default)]
@@ -161,15 +157,21 @@ impl Kernels for Reference {
         Ok(())
     }
 
-    /// `y = (x - mean) / √(variance + 1e-5) gain + bias`, with mean and variance over each row
-    fn layer_norm(&self, x: &Tensor, gain: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
+    /// `y = (x - mean) / √(variance + epsilon) gain + bias`, with mean and variance over each row
+    fn layer_norm(
+        &self,
+        x: &Tensor,
+        gain: &Tensor,
+        bias: &Tensor,
+        epsilon: f64,
+    ) -> Result<(Tensor, Tensor)> {
         let mut y = Tensor::zeros(&x.shape);
         let mut stats = Tensor::zeros(&[x.n_rows(), 2]);
         let n = x.width() as f64;
         for r in 0..x.n_rows() {
             let mean = x.row(r).iter().sum::<f64>() / n;
             let variance = x.row(r).iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
-            let scale = 1.0 / (variance + EPSILON).sqrt();
+            let scale = 1.0 / (variance + epsilon).sqrt();
             for i in 0..x.width() {
                 y.row_mut(r)[i] = (x.row(r)[i] - mean) * scale * gain.data[i] + bias.data[i];
             }
@@ -222,21 +224,39 @@ impl Kernels for Reference {
         Ok(())
     }
 
-    fn gelu(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(x.map(gelu))
+    fn activation(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
+        Ok(x.map(|x| activation::value(f, x)))
     }
 
-    /// `dx = dy gelu'(x)`
-    fn gelu_dx(&self, dy: &Tensor, x: &Tensor) -> Result<(Tensor, Tensor)> {
-        let mut dx = x.map(gelu_slope);
+    /// `dx = dy f'(x)`
+    fn activation_dx(&self, dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
+        let mut dx = x.map(|x| activation::slope(f, x));
         for (dx, dy) in dx.data.iter_mut().zip(&dy.data) {
             *dx *= dy;
         }
-        Ok((dx, x.map(gelu)))
+        Ok((dx, self.activation(x, f)?))
     }
 
-    fn attention(&self, qkv: &Tensor, heads: usize, context: usize) -> Result<(Tensor, Tensor)> {
-        Ok(attention::forward(qkv, heads, context))
+    /// `y[i] = x[i] / (1 - rate) + residual[i]` where element `i` is kept, else `y[i] = residual[i]`
+    fn dropout(&self, x: &Tensor, by: &Dropout, residual: Option<&Tensor>) -> Result<Tensor> {
+        let mut y = residual.cloned().unwrap_or_else(|| Tensor::zeros(&x.shape));
+        assert_eq!(y.shape, x.shape, "dropout");
+        for (i, (y, x)) in y.data.iter_mut().zip(&x.data).enumerate() {
+            if by.keeps(i as u64) {
+                *y += x * by.scale();
+            }
+        }
+        Ok(y)
+    }
+
+    fn attention(
+        &self,
+        qkv: &Tensor,
+        heads: usize,
+        context: usize,
+        mask: Mask<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        Ok(attention::forward(qkv, heads, context, mask))
     }
 
     fn attention_dx(
@@ -247,8 +267,9 @@ impl Kernels for Reference {
         log_sum: &Tensor,
         heads: usize,
         context: usize,
+        mask: Mask<'_>,
     ) -> Result<Tensor> {
-        Ok(attention::backward(dy, qkv, out, log_sum, heads, context))
+        Ok(attention::backward(dy, qkv, out, log_sum, heads, context, mask))
     }
 
     /// `loss = scale Σᵣ (log Σ_c exp logits[r, c] - logits[r, targets[r]])`,
@@ -362,17 +383,4 @@ impl<'a> Matrix<'a> {
 fn normed(x: &Tensor, stats: &Tensor, r: usize) -> Vec<f64> {
     let [mean, scale] = [stats.row(r)[0], stats.row(r)[1]];
     x.row(r).iter().map(|x| (x - mean) * scale).collect()
-}
-
-/// `x/2 (1 + tanh u)`, `u = √(2/π) (x + 0.044715 x³)`
-fn gelu(x: f64) -> f64 {
-    let u = (2.0 / PI).sqrt() * (x + GELU_CUBIC * x.powi(3));
-    0.5 * x * (1.0 + u.tanh())
-}
-
-/// `(1 + tanh u)/2 + x/2 (1 - tanh² u) u'`
-fn gelu_slope(x: f64) -> f64 {
-    let u = (2.0 / PI).sqrt() * (x + GELU_CUBIC * x.powi(3));
-    let du = (2.0 / PI).sqrt() * (1.0 + 3.0 * GELU_CUBIC * x.powi(2));
-    0.5 * (1.0 + u.tanh()) + 0.5 * x * (1.0 - u.tanh().powi(2)) * du
 }

@@ -1,0 +1,77 @@
+// Softmax cross-entropy, forward and backward. GROUP: invocations of a workgroup, LANES: how many of them
+// share a row.
+
+const ROWS = GROUP / LANES;
+const LOWEST = -3.0e38;
+
+/// The largest logit so far, and the sum of exponentials relative to it.
+var<workgroup> shared_parts: array<vec2<f32>, GROUP>;
+
+struct By {
+    gradient_at: u32, losses_at: u32, targets_at: u32,
+    rows: u32, vocab: u32, scale: f32,
+}
+
+var<immediate> by: By;
+@group(0) @binding(0) var<storage, read_write> logits: array<f32>;
+@group(0) @binding(1) var<storage, read_write> losses: array<f32>;
+@group(0) @binding(2) var<storage, read> targets: array<u32>;
+
+fn join(a: vec2<f32>, b: vec2<f32>) -> vec2<f32> {
+    let largest = max(a.x, b.x);
+    return vec2(largest, a.y * exp1(a.x - largest) + b.y * exp1(b.x - largest));
+}
+
+@compute @workgroup_size(GROUP)
+fn cross_entropy(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) invocation: u32,
+) {
+    let lane = invocation % LANES;
+    let wanted = flat(group, groups) * ROWS + invocation / LANES;
+    let row = min(wanted, by.rows - 1u); // all reach the barriers
+    let at = by.gradient_at + row * by.vocab;
+    let target_id = targets[by.targets_at + row];
+    let target_logit = logits[at + target_id];
+
+    var largest = LOWEST;
+    var sums = vec4(0.0);
+    for (var i = lane; i < by.vocab; i += 4u * LANES) {
+        var four = vec4(LOWEST);
+        for (var j = 0u; j < 4u; j++) {
+            if i + j * LANES < by.vocab {
+                four[j] = logits[at + i + j * LANES];
+            }
+        }
+        let next = max(largest, max4(four));
+        sums = sums * exp1(largest - next) + exp4(four - next);
+        largest = next;
+    }
+    var part = vec2(largest, sum4(sums));
+    if LANES > 1u {
+        shared_parts[invocation] = part;
+        workgroupBarrier();
+        for (var half = LANES / 2u; half > 0u; half /= 2u) {
+            if lane < half {
+                shared_parts[invocation] = join(shared_parts[invocation], shared_parts[invocation + half]);
+            }
+            workgroupBarrier();
+        }
+        part = shared_parts[invocation - lane];
+    }
+    if wanted >= by.rows {
+        return;
+    }
+    let factor = by.scale / part.y;
+    for (var i = lane; i < by.vocab; i += LANES) {
+        var gradient = exp1(logits[at + i] - part.x) * factor;
+        if i == target_id {
+            gradient -= by.scale;
+        }
+        logits[at + i] = gradient;
+    }
+    if lane == 0u {
+        losses[by.losses_at + row] = by.scale * (log1(part.y) + (part.x - target_logit));
+    }
+}

@@ -1,0 +1,141 @@
+//! The adapters of this machine, and opening one.
+
+use std::fmt;
+use std::sync::Arc;
+
+use wgpu::{
+    Backends, DeviceDescriptor, DeviceType, Features, Instance, InstanceDescriptor, InstanceFlags,
+};
+
+use crate::Wgpu;
+use crate::gpu::{Gpu, Limits};
+use crate::tuning::{Target, Tuning};
+
+/// Bytes of immediates that the kernels take at most.
+const IMMEDIATE_BYTES: u32 = 128;
+
+/// The adapters that kernels can run on, GPUs first: those numbers are theirs on the command line.
+pub fn adapters() -> Vec<Adapter> {
+    find(InstanceFlags::empty())
+}
+
+/// The same, with the validation layers of their drivers on; what these object to goes to `log`.
+pub fn validated_adapters() -> Vec<Adapter> {
+    find(InstanceFlags::VALIDATION)
+}
+
+fn find(flags: InstanceFlags) -> Vec<Adapter> {
+    let backends = Backends::VULKAN | Backends::METAL | Backends::DX12;
+    let instance = Instance::new(InstanceDescriptor {
+        backends,
+        flags,
+        ..InstanceDescriptor::new_without_display_handle()
+    });
+    let found = pollster::block_on(instance.enumerate_adapters(backends)).into_iter();
+    let mut adapters: Vec<Adapter> = found.map(|inner| Adapter { inner }).collect();
+    adapters.retain(Adapter::is_suitable);
+    adapters.sort_by_key(|adapter| match adapter.inner.get_info().device_type {
+        DeviceType::DiscreteGpu => 0,
+        DeviceType::IntegratedGpu => 1,
+        DeviceType::VirtualGpu => 2,
+        DeviceType::Other => 3,
+        DeviceType::Cpu => 4,
+    });
+    adapters
+}
+
+/// A device that can be opened.
+#[derive(Clone, Debug)]
+pub struct Adapter {
+    inner: wgpu::Adapter,
+}
+
+/// How a device is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Fills the memory of every result with NaN first, so that a kernel that leaves something out shows.
+    pub poison: bool,
+    /// Works on at most so many bytes of a tensor at once, where the device could bind more.
+    pub max_binding: Option<u64>,
+    /// Uses kernels for this, whatever the device is.
+    pub target: Option<Target>,
+}
+
+/// Why an adapter cannot be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot open {adapter}: {reason}")]
+pub struct OpenError {
+    adapter: String,
+    reason: String,
+}
+
+impl Adapter {
+    /// Opens it.
+    pub fn open(&self, options: Options) -> Result<Wgpu, OpenError> {
+        let (info, limits) = (self.inner.get_info(), self.inner.limits());
+        let descriptor = DeviceDescriptor {
+            label: Some("chimera"),
+            required_features: Features::IMMEDIATES,
+            required_limits: limits.clone(),
+            ..DeviceDescriptor::default()
+        };
+        let opened = pollster::block_on(self.inner.request_device(&descriptor));
+        let opened =
+            opened.map_err(|e| OpenError { adapter: info.name.clone(), reason: e.to_string() })?;
+        let alignment = u64::from(limits.min_storage_buffer_offset_alignment);
+        let most = limits.max_storage_buffer_binding_size;
+        let max_binding = options.max_binding.map_or(most, |bytes| most.min(bytes));
+        let own = Limits {
+            max_buffer: limits.max_buffer_size,
+            max_binding: max_binding.max(2 * alignment) / 4 * 4,
+            alignment,
+            max_groups: limits.max_compute_workgroups_per_dimension,
+        };
+        let target = options.target.unwrap_or(Target::of(info.device_type));
+        let tuning = Tuning::of(target, &limits);
+        let name = format!("wgpu ({}, {:?})", info.name, info.backend).to_lowercase();
+        Ok(Wgpu { gpu: Arc::new(Gpu::new(name, opened, own, tuning, options.poison)) })
+    }
+
+    fn is_suitable(&self) -> bool {
+        self.inner.features().contains(Features::IMMEDIATES)
+            && self.inner.limits().max_immediate_size >= IMMEDIATE_BYTES
+    }
+}
+
+/// What the adapter is, what it allows, and what the kernels make of it.
+impl fmt::Display for Adapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (info, limits) = (self.inner.get_info(), self.inner.limits());
+        let mib = |bytes: u64| bytes as f64 / f64::from(1u32 << 20);
+        let kind = match info.device_type {
+            DeviceType::DiscreteGpu => "GPU",
+            DeviceType::IntegratedGpu => "GPU that shares the processor's memory",
+            DeviceType::VirtualGpu => "virtual GPU",
+            DeviceType::Cpu => "software on the processor",
+            DeviceType::Other => "device of an unknown kind",
+        };
+        writeln!(f, "{} ({kind})", info.name)?;
+        writeln!(f, "  {:?}, driver {} {}", info.backend, info.driver, info.driver_info)?;
+        writeln!(
+            f,
+            "  tensors up to {:.0} MiB, bound {:.0} MiB at once; workgroups of {} with {} KiB",
+            mib(limits.max_buffer_size),
+            mib(limits.max_storage_buffer_binding_size),
+            limits.max_compute_invocations_per_workgroup,
+            limits.max_compute_workgroup_storage_size >> 10,
+        )?;
+        let has = |name, feature| (name, self.inner.features().contains(feature));
+        let features = [
+            has("f16", Features::SHADER_F16),
+            has("subgroups", Features::SUBGROUP),
+            has("cooperative matrices", Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
+            has("timestamps", Features::TIMESTAMP_QUERY),
+        ];
+        let features: Vec<_> = features.iter().filter(|f| f.1).map(|f| f.0).collect();
+        let features =
+            if features.is_empty() { "nothing more".into() } else { features.join(", ") };
+        writeln!(f, "  offers {features}")?;
+        write!(f, "  kernels in f32: {}", Tuning::of(Target::of(info.device_type), &limits))
+    }
+}

@@ -1,0 +1,172 @@
+//! Self-attention.
+
+use std::ops::Range;
+
+use chimera_core::kernels::{Mask, Result};
+
+use super::number;
+use crate::gpu::{Call, Gpu};
+use crate::shader::{ATTENTION, Constants, Kernel};
+use crate::tensor::{Slice, Tensor};
+
+static FORWARD: Kernel =
+    Kernel { source: &ATTENTION, entry: "forward", n_written: 2, n_read: 2, n_numbers: 4 };
+static WEIGH: Kernel =
+    Kernel { source: &ATTENTION, entry: "weigh", n_written: 1, n_read: 2, n_numbers: 1 };
+static BACKWARD_QUERIES: Kernel =
+    Kernel { source: &ATTENTION, entry: "backward_queries", n_written: 1, n_read: 5, n_numbers: 4 };
+static BACKWARD_KEYS: Kernel =
+    Kernel { source: &ATTENTION, entry: "backward_keys", n_written: 1, n_read: 5, n_numbers: 4 };
+
+/// Rows of a tile at most.
+const MAX_TILE: u32 = 32;
+
+/// How rows are divided into samples and heads.
+#[derive(Clone, Copy)]
+struct Heads {
+    heads: usize,
+    context: usize,
+    /// Features of a head.
+    dim: usize,
+}
+
+impl Gpu {
+    pub(crate) fn attention(
+        &self,
+        qkv: &Tensor,
+        heads: usize,
+        context: usize,
+        mask: Mask<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        let op = "attention";
+        let (rows, by) = (qkv.n_rows(), Heads::of(qkv, heads, context));
+        let lengths = self.lengths(op, mask)?;
+        let out = self.tensor(op, &[rows, heads * by.dim])?;
+        let log_sum = self.tensor(op, &[rows, heads])?;
+        for block in self.samples(op, qkv, by)? {
+            let lengths = self.lengths_of(&lengths, by, &block);
+            let [out, log_sum, qkv] =
+                [&out, &log_sum, qkv].map(|t| t.rows(block.start, block.len()));
+            self.run(
+                op,
+                &Call {
+                    kernel: &FORWARD,
+                    constants: self.attention_constants(by),
+                    operands: &[out.all(), log_sum.all(), qkv.all(), lengths],
+                    numbers: &by.numbers(mask),
+                    groups: self.attention_grid(by, block.len()),
+                },
+            )?;
+        }
+        Ok((out, log_sum))
+    }
+
+    pub(crate) fn attention_dx(
+        &self,
+        dy: &Tensor,
+        qkv: &Tensor,
+        out: &Tensor,
+        log_sum: &Tensor,
+        heads: usize,
+        context: usize,
+        mask: Mask<'_>,
+    ) -> Result<Tensor> {
+        let op = "attention_dx";
+        let (rows, by) = (qkv.n_rows(), Heads::of(qkv, heads, context));
+        let lengths = self.lengths(op, mask)?;
+        let d_qkv = self.tensor(op, &[rows, qkv.width()])?;
+        for block in self.samples(op, qkv, by)? {
+            let (start, len) = (block.start, block.len());
+            let lengths = self.lengths_of(&lengths, by, &block);
+            let [d_qkv, dy, qkv] = [&d_qkv, dy, qkv].map(|t| t.rows(start, len));
+            let [out, log_sum] = [out, log_sum].map(|t| t.rows(start, len));
+            let products = self.tensor(op, &[len, heads])?;
+            let n = products.n_elements();
+            self.run(
+                op,
+                &Call {
+                    kernel: &WEIGH,
+                    constants: self.attention_constants(by),
+                    operands: &[products.all(), dy.all(), out.all()],
+                    numbers: &[number(n)],
+                    groups: self.grid(n.div_ceil(self.tuning().queries as usize)),
+                },
+            )?;
+            for kernel in [&BACKWARD_QUERIES, &BACKWARD_KEYS] {
+                let read = [qkv.all(), dy.all(), log_sum.all(), products.all(), lengths];
+                self.run(
+                    op,
+                    &Call {
+                        kernel,
+                        constants: self.attention_constants(by),
+                        operands: &[&[d_qkv.all()][..], &read].concat(),
+                        numbers: &by.numbers(mask),
+                        groups: self.attention_grid(by, len),
+                    },
+                )?;
+            }
+        }
+        Ok(d_qkv)
+    }
+
+    /// The lengths of samples, if they matter.
+    fn lengths(&self, op: &'static str, mask: Mask<'_>) -> Result<Option<Tensor>> {
+        match mask {
+            Mask::Causal => Ok(None),
+            Mask::Lengths(lengths) => self.upload_ids(op, lengths).map(Some),
+        }
+    }
+
+    /// Those of the samples that a block of rows is.
+    fn lengths_of<'a>(
+        &'a self,
+        lengths: &'a Option<Tensor>,
+        by: Heads,
+        block: &Range<usize>,
+    ) -> Slice<'a> {
+        let of_block =
+            |all: &'a Tensor| all.slice(block.start / by.context, block.len() / by.context);
+        lengths.as_ref().map_or(self.nothing(), of_block)
+    }
+
+    /// The rows, in blocks of whole samples.
+    fn samples(
+        &self,
+        op: &'static str,
+        qkv: &Tensor,
+        by: Heads,
+    ) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
+        // A sample takes a workgroup's number along one dimension.
+        let most = self.max_groups() as usize * by.context;
+        let blocks = self.blocks(op, qkv.n_rows(), qkv.width(), by.context)?;
+        Ok(blocks.flat_map(move |block| {
+            let starts = block.clone().step_by(most);
+            starts.map(move |start| start..block.end.min(start + most))
+        }))
+    }
+
+    fn attention_constants(&self, by: Heads) -> Constants {
+        let tuning = self.tuning();
+        // Two tiles of rows of a head.
+        let row_bytes = 2 * 4 * number(by.dim).max(1);
+        let tile = (tuning.tile_bytes / row_bytes / 4 * 4).min(MAX_TILE);
+        vec![("QUERIES", tuning.queries), ("DIM", number(by.dim)), ("TILE", tile)]
+    }
+
+    fn attention_grid(&self, by: Heads, rows: usize) -> [u32; 3] {
+        let queries = number(by.context).div_ceil(self.tuning().queries);
+        [queries, number(by.heads), number(rows / by.context.max(1))]
+    }
+}
+
+impl Heads {
+    fn of(qkv: &Tensor, heads: usize, context: usize) -> Heads {
+        Heads { heads, context, dim: qkv.width() / 3 / heads }
+    }
+
+    fn numbers(self, mask: Mask<'_>) -> [u32; 4] {
+        let scale = 1.0 / (self.dim as f32).sqrt();
+        let is_causal = mask == Mask::Causal;
+        [number(self.heads), number(self.context), scale.to_bits(), is_causal.into()]
+    }
+}

@@ -1,0 +1,185 @@
+//! Linear layers: three products of matrices, and sums of columns.
+
+use std::ops::Range;
+
+use chimera_core::kernels::{Layout, Result};
+
+use super::number;
+use crate::gpu::{Call, Gpu};
+use crate::shader::{Constants, Kernel, LINEAR};
+use crate::tensor::{Slice, Tensor};
+use crate::tuning::Product;
+
+static REGISTERS: Kernel =
+    Kernel { source: &LINEAR, entry: "registers", n_written: 1, n_read: 4, n_numbers: 9 };
+static TILES: Kernel =
+    Kernel { source: &LINEAR, entry: "tiles", n_written: 1, n_read: 4, n_numbers: 9 };
+
+/// A matrix as it lies in memory, or its transpose.
+#[derive(Clone, Copy)]
+struct Matrix<'a> {
+    tensor: &'a Tensor,
+    is_across: bool,
+}
+
+impl<'a> Matrix<'a> {
+    fn new(tensor: &'a Tensor) -> Self {
+        Matrix { tensor, is_across: false }
+    }
+
+    fn t(self) -> Self {
+        Matrix { is_across: !self.is_across, ..self }
+    }
+
+    /// Rows and columns.
+    fn extents(self) -> (usize, usize) {
+        let (rows, columns) = (self.tensor.n_rows(), self.tensor.width());
+        if self.is_across { (columns, rows) } else { (rows, columns) }
+    }
+
+    /// The memory from the first to the last element of a block.
+    fn block(self, rows: &Range<usize>, columns: &Range<usize>) -> Slice<'a> {
+        let (rows, columns) = if self.is_across { (columns, rows) } else { (rows, columns) };
+        let width = self.tensor.width();
+        let len = (rows.len() - 1) * width + columns.len();
+        self.tensor.slice(rows.start * width + columns.start, len)
+    }
+}
+
+/// What is done with a product beside storing it.
+#[derive(Clone, Copy, Default)]
+struct With<'a> {
+    /// It is added to what is there.
+    adds: bool,
+    bias: Option<&'a Tensor>,
+    residual: Option<&'a Tensor>,
+}
+
+impl Gpu {
+    pub(crate) fn linear(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        layout: Layout,
+        bias: Option<&Tensor>,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let w = in_out(w, layout);
+        let y = self.tensor("linear", &[x.n_rows(), w.extents().1])?;
+        self.product("linear", &y, Matrix::new(x), w, With { adds: false, bias, residual })?;
+        Ok(y)
+    }
+
+    pub(crate) fn linear_dx(&self, dy: &Tensor, w: &Tensor, layout: Layout) -> Result<Tensor> {
+        let w = in_out(w, layout);
+        let dx = self.tensor("linear_dx", &[dy.n_rows(), w.extents().0])?;
+        self.product("linear_dx", &dx, Matrix::new(dy), w.t(), With::default())?;
+        Ok(dx)
+    }
+
+    pub(crate) fn linear_dw(
+        &self,
+        x: &Tensor,
+        dy: &Tensor,
+        layout: Layout,
+        dw: &Tensor,
+        d_bias: Option<&mut Tensor>,
+    ) -> Result<()> {
+        let op = "linear_dw";
+        // x and dy change places where dw lies transposed.
+        let (down, along) = match layout {
+            Layout::InOut => (x, dy),
+            Layout::OutIn => (dy, x),
+        };
+        let with = With { adds: true, ..With::default() };
+        self.product(op, dw, Matrix::new(down).t(), Matrix::new(along), with)?;
+        match d_bias {
+            Some(d_bias) => self.add_columns(op, d_bias, dy),
+            None => Ok(()),
+        }
+    }
+
+    /// `c = a b`, block by block where an operand is too large to be bound at once.
+    fn product(
+        &self,
+        op: &'static str,
+        c: &Tensor,
+        a: Matrix<'_>,
+        b: Matrix<'_>,
+        with: With<'_>,
+    ) -> Result<()> {
+        let ((m, depth), n) = (a.extents(), b.extents().1);
+        assert_eq!((depth, c.shape()), (b.extents().0, &[m, n][..]), "{op}");
+        // Along each extent the widest row that lies there decides.
+        let [mut by_m, mut by_n, mut by_depth] = [n, 1, 1];
+        let of_a = if a.is_across { &mut by_depth } else { &mut by_m };
+        *of_a = a.tensor.width().max(*of_a);
+        let of_b = if b.is_across { &mut by_n } else { &mut by_depth };
+        *of_b = b.tensor.width().max(*of_b);
+        for rows in self.blocks(op, m, by_m, 1)? {
+            for columns in self.blocks(op, n, by_n, 1)? {
+                for inner in self.blocks(op, depth, by_depth, 1)? {
+                    // Bias and residual come with the first part of a sum.
+                    let with = match inner.start {
+                        0 => with,
+                        _ => With { adds: true, ..With::default() },
+                    };
+                    self.multiply(op, c, [a, b], [&rows, &columns, &inner], with)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn multiply(
+        &self,
+        op: &'static str,
+        c: &Tensor,
+        [a, b]: [Matrix<'_>; 2],
+        [rows, columns, inner]: [&Range<usize>; 3],
+        with: With<'_>,
+    ) -> Result<()> {
+        let bias = with.bias.map(|bias| bias.slice(columns.start, columns.len()));
+        let residual = with.residual.map(|residual| Matrix::new(residual).block(rows, columns));
+        let extents = [rows.len(), columns.len(), inner.len()].map(number);
+        let steps = [c, a.tensor, b.tensor].map(|matrix| number(matrix.width()));
+        let flags = [with.adds, bias.is_some(), residual.is_some()].map(u32::from);
+        let (kernel, group, tile) = match self.tuning().product {
+            Product::Registers => (&REGISTERS, REGISTERS_GROUP, [8 * REGISTERS_GROUP, 4]),
+            Product::Tiles => (&TILES, TILES_GROUP, [64, 64]),
+        };
+        let constants: Constants = vec![
+            ("GROUP", group),
+            ("A_ACROSS", a.is_across.into()),
+            ("B_ACROSS", b.is_across.into()),
+        ];
+        self.run(
+            op,
+            &Call {
+                kernel,
+                constants,
+                operands: &[
+                    Matrix::new(c).block(rows, columns),
+                    a.block(rows, inner),
+                    b.block(inner, columns),
+                    bias.unwrap_or(self.nothing()),
+                    residual.unwrap_or(self.nothing()),
+                ],
+                numbers: &[&extents[..], &steps, &flags].concat(),
+                groups: [extents[1].div_ceil(tile[0]), extents[0].div_ceil(tile[1]), 1],
+            },
+        )
+    }
+}
+
+/// Invocations of a workgroup.
+const REGISTERS_GROUP: u32 = 8;
+const TILES_GROUP: u32 = 256;
+
+/// The weights of a linear layer as `[inputs, outputs]`.
+fn in_out(w: &Tensor, layout: Layout) -> Matrix<'_> {
+    match layout {
+        Layout::InOut => Matrix::new(w),
+        Layout::OutIn => Matrix::new(w).t(),
+    }
+}

@@ -1,0 +1,83 @@
+//! Updates of weights.
+
+use chimera_core::kernels::{AdamW, Result, Sgd};
+
+use super::number;
+use crate::gpu::{Call, Gpu};
+use crate::shader::{Kernel, OPTIMIZER};
+use crate::tensor::Tensor;
+
+static ADAMW: Kernel =
+    Kernel { source: &OPTIMIZER, entry: "adamw", n_written: 3, n_read: 1, n_numbers: 11 };
+static LAMB: Kernel =
+    Kernel { source: &OPTIMIZER, entry: "lamb", n_written: 3, n_read: 2, n_numbers: 11 };
+static TRUST: Kernel =
+    Kernel { source: &OPTIMIZER, entry: "trust", n_written: 1, n_read: 3, n_numbers: 2 };
+static SGD: Kernel =
+    Kernel { source: &OPTIMIZER, entry: "sgd", n_written: 2, n_read: 1, n_numbers: 5 };
+
+impl Gpu {
+    pub(crate) fn adamw(
+        &self,
+        w: &Tensor,
+        g: &Tensor,
+        m: &Tensor,
+        v: &Tensor,
+        by: &AdamW,
+    ) -> Result<()> {
+        self.each("adamw", &ADAMW, &[w, m, v, g], &numbers(by))
+    }
+
+    pub(crate) fn lamb(
+        &self,
+        w: &Tensor,
+        g: &Tensor,
+        m: &Tensor,
+        v: &Tensor,
+        by: &AdamW,
+    ) -> Result<()> {
+        let op = "lamb";
+        let direction = self.tensor(op, w.shape())?;
+        self.each(op, &LAMB, &[&direction, m, v, g, w], &numbers(by))?;
+        let [w_norm, d_norm] = [self.squared_norm(op, w)?, self.squared_norm(op, &direction)?];
+        for block in self.blocks(op, w.n_elements(), 1, 1)? {
+            let (start, len) = (block.start, block.len());
+            let [w, direction] = [w, &direction].map(|t| t.slice(start, len));
+            self.run(
+                op,
+                &Call {
+                    kernel: &TRUST,
+                    constants: self.element_constants(),
+                    operands: &[w, direction, w_norm.all(), d_norm.all()],
+                    numbers: &[number(len), (by.lr as f32).to_bits()],
+                    groups: self.element_grid(len),
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn sgd(&self, w: &Tensor, g: &Tensor, m: &Tensor, by: &Sgd) -> Result<()> {
+        let numbers = [by.lr, by.momentum, by.weight_decay, by.grad_scale];
+        self.each("sgd", &SGD, &[w, m, g], &numbers.map(|x| (x as f32).to_bits()))
+    }
+}
+
+/// What Adam's kernels take after the number of elements. Differences from 1 are taken in f64.
+fn numbers(by: &AdamW) -> [u32; 10] {
+    let unbias = |beta: f64| 1.0 / (1.0 - beta.powf(by.update as f64));
+    let AdamW { lr, beta1, beta2, eps, weight_decay, grad_scale, .. } = *by;
+    let numbers = [
+        lr,
+        beta1,
+        1.0 - beta1,
+        beta2,
+        1.0 - beta2,
+        eps,
+        unbias(beta1),
+        unbias(beta2),
+        weight_decay,
+        grad_scale,
+    ];
+    numbers.map(|x| (x as f32).to_bits())
+}

@@ -1,0 +1,226 @@
+//! Chimera's [`Kernels`] as compute shaders: any GPU that Vulkan, Metal or DX12 reaches, and none at all
+//! through a software Vulkan.
+//!
+//! One WGSL file per layer lies in `shaders`; what differs between devices is a few constants at their
+//! head. Calls are recorded into one stream per device, in the order in which they are made by whatever
+//! thread, and submitted together: when results are read back, or when enough have gathered. So several
+//! workers can share a device and hand each other tensors, which need no copy. Nothing is read back but by
+//! [`download`](Kernels::download).
+//!
+//! Sums have one order and there are no atomics, so the same call gives the same bits. Tensors larger than
+//! the device binds at once are worked on in blocks of rows. What the device reports (out of memory, lost,
+//! a call it refuses) becomes a [`DeviceError`] of the next call that can tell.
+
+mod adapter;
+mod gpu;
+mod layers;
+mod pool;
+mod shader;
+mod stream;
+mod tensor;
+mod tuning;
+
+use std::sync::Arc;
+
+use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result, Sgd};
+
+pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
+pub use tensor::Tensor;
+pub use tuning::Target;
+
+use gpu::Gpu;
+
+/// A device of wgpu. Clones share it, and may use it from any thread.
+#[derive(Clone, Debug)]
+pub struct Wgpu {
+    gpu: Arc<Gpu>,
+}
+
+impl Kernels for Wgpu {
+    type Tensor = Tensor;
+
+    fn device(&self) -> String {
+        self.gpu.name().into()
+    }
+
+    fn upload(&self, shape: &[usize], data: &[f32]) -> Result<Tensor> {
+        assert_eq!(shape.iter().product::<usize>(), data.len(), "upload");
+        let memory = self.gpu.upload("upload", bytemuck::cast_slice(data))?;
+        Ok(Tensor::whole(memory, shape))
+    }
+
+    fn download(&self, tensor: &Tensor) -> Result<Vec<f32>> {
+        self.gpu.download(tensor)
+    }
+
+    fn zeros(&self, shape: &[usize]) -> Result<Tensor> {
+        let tensor = self.gpu.tensor("zeros", shape)?;
+        self.gpu.clear("zeros", &tensor)?;
+        Ok(tensor)
+    }
+
+    fn shape(&self, tensor: &Tensor) -> Vec<usize> {
+        tensor.shape().to_vec()
+    }
+
+    fn rows(&self, tensor: &Tensor, start: usize, len: usize) -> Result<Tensor> {
+        Ok(tensor.rows(start, len))
+    }
+
+    fn accumulate(&self, into: &mut Tensor, x: &Tensor) -> Result<()> {
+        self.gpu.accumulate(into, x)
+    }
+
+    fn squared_norm(&self, x: &Tensor) -> Result<Tensor> {
+        self.gpu.squared_norm("squared_norm", x)
+    }
+
+    fn embedding(
+        &self,
+        ids: &[u32],
+        context: usize,
+        tokens: &Tensor,
+        positions: &Tensor,
+    ) -> Result<Tensor> {
+        self.gpu.embedding(ids, context, tokens, positions)
+    }
+
+    fn embedding_dw(
+        &self,
+        ids: &[u32],
+        context: usize,
+        dy: &Tensor,
+        d_tokens: &mut Tensor,
+        d_positions: &mut Tensor,
+    ) -> Result<()> {
+        self.gpu.embedding_dw(ids, context, dy, d_tokens, d_positions)
+    }
+
+    fn linear(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        layout: Layout,
+        bias: Option<&Tensor>,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        self.gpu.linear(x, w, layout, bias, residual)
+    }
+
+    fn linear_dx(&self, dy: &Tensor, w: &Tensor, layout: Layout) -> Result<Tensor> {
+        self.gpu.linear_dx(dy, w, layout)
+    }
+
+    fn linear_dw(
+        &self,
+        x: &Tensor,
+        dy: &Tensor,
+        layout: Layout,
+        dw: &mut Tensor,
+        d_bias: Option<&mut Tensor>,
+    ) -> Result<()> {
+        self.gpu.linear_dw(x, dy, layout, dw, d_bias)
+    }
+
+    fn layer_norm(
+        &self,
+        x: &Tensor,
+        gain: &Tensor,
+        bias: &Tensor,
+        epsilon: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        self.gpu.layer_norm(x, gain, bias, epsilon)
+    }
+
+    fn layer_norm_dx(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        stats: &Tensor,
+        gain: &Tensor,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        self.gpu.layer_norm_dx(dy, x, stats, gain, residual)
+    }
+
+    fn layer_norm_dw(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        stats: &Tensor,
+        d_gain: &mut Tensor,
+        d_bias: &mut Tensor,
+    ) -> Result<()> {
+        self.gpu.layer_norm_dw(dy, x, stats, d_gain, d_bias)
+    }
+
+    fn activation(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
+        self.gpu.activation(x, f)
+    }
+
+    fn activation_dx(&self, dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
+        self.gpu.activation_dx(dy, x, f)
+    }
+
+    fn dropout(&self, x: &Tensor, by: &Dropout, residual: Option<&Tensor>) -> Result<Tensor> {
+        self.gpu.dropout(x, by, residual)
+    }
+
+    fn attention(
+        &self,
+        qkv: &Tensor,
+        heads: usize,
+        context: usize,
+        mask: Mask<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        self.gpu.attention(qkv, heads, context, mask)
+    }
+
+    fn attention_dx(
+        &self,
+        dy: &Tensor,
+        qkv: &Tensor,
+        out: &Tensor,
+        log_sum: &Tensor,
+        heads: usize,
+        context: usize,
+        mask: Mask<'_>,
+    ) -> Result<Tensor> {
+        self.gpu.attention_dx(dy, qkv, out, log_sum, heads, context, mask)
+    }
+
+    fn cross_entropy(
+        &self,
+        logits: Tensor,
+        targets: &[u32],
+        scale: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        self.gpu.cross_entropy(logits, targets, scale)
+    }
+
+    fn adamw(
+        &self,
+        w: &mut Tensor,
+        g: &Tensor,
+        m: &mut Tensor,
+        v: &mut Tensor,
+        by: &AdamW,
+    ) -> Result<()> {
+        self.gpu.adamw(w, g, m, v, by)
+    }
+
+    fn lamb(
+        &self,
+        w: &mut Tensor,
+        g: &Tensor,
+        m: &mut Tensor,
+        v: &mut Tensor,
+        by: &AdamW,
+    ) -> Result<()> {
+        self.gpu.lamb(w, g, m, v, by)
+    }
+
+    fn sgd(&self, w: &mut Tensor, g: &Tensor, m: &mut Tensor, by: &Sgd) -> Result<()> {
+        self.gpu.sgd(w, g, m, by)
+    }
+}

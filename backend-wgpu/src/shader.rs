@@ -1,0 +1,136 @@
+//! The kernels, and their pipelines for one device.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::{Mutex, PoisonError};
+
+/// A file of WGSL.
+#[derive(Debug)]
+pub(crate) struct Source {
+    name: &'static str,
+    text: &'static str,
+}
+
+/// An entry point of a [`Source`]. Its operands are bound in order, the written ones first; its immediates
+/// are where each operand begins within what is bound, and then its numbers.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    pub(crate) source: &'static Source,
+    pub(crate) entry: &'static str,
+    pub(crate) n_written: usize,
+    pub(crate) n_read: usize,
+    pub(crate) n_numbers: usize,
+}
+
+/// What stands at the head of a source.
+pub(crate) type Constants = Vec<(&'static str, u32)>;
+
+macro_rules! sources {
+    ($($name:ident $file:literal),* $(,)?) => {
+        $(pub(crate) static $name: Source =
+            Source { name: $file, text: include_str!(concat!("../shaders/", $file, ".wgsl")) };)*
+    };
+}
+
+sources!(
+    ACTIVATION "activation",
+    ATTENTION "attention",
+    CROSS_ENTROPY "cross_entropy",
+    DROPOUT "dropout",
+    EMBEDDING "embedding",
+    LAYER_NORM "layer_norm",
+    LINEAR "linear",
+    OPTIMIZER "optimizer",
+    POINTWISE "pointwise",
+    SUMS "sums",
+);
+
+/// What every source begins with.
+const COMMON: &str = include_str!("../shaders/common.wgsl");
+
+/// The pipelines made so far.
+#[derive(Debug, Default)]
+pub(crate) struct Pipelines {
+    made: Mutex<HashMap<(&'static str, &'static str, Constants), Pipeline>>,
+}
+
+/// A kernel that the device can run.
+#[derive(Clone, Debug)]
+pub(crate) struct Pipeline {
+    pub(crate) pipeline: wgpu::ComputePipeline,
+    pub(crate) bindings: wgpu::BindGroupLayout,
+}
+
+impl Pipelines {
+    /// The pipeline of a kernel, made at its first use.
+    pub(crate) fn get(
+        &self,
+        device: &wgpu::Device,
+        kernel: &Kernel,
+        constants: Constants,
+    ) -> Pipeline {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (kernel.source.name, kernel.entry, constants);
+        if let Some(pipeline) = made.get(&key) {
+            return pipeline.clone();
+        }
+        let pipeline = Pipeline::new(device, kernel, &key.2);
+        made.insert(key, pipeline.clone());
+        pipeline
+    }
+}
+
+impl Pipeline {
+    fn new(device: &wgpu::Device, kernel: &Kernel, constants: &Constants) -> Pipeline {
+        let label = Some(kernel.entry);
+        let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(kernel.source.name),
+            source: wgpu::ShaderSource::Wgsl(text(kernel.source, constants).into()),
+        });
+        let n_operands = kernel.n_written + kernel.n_read;
+        let entries: Vec<_> = (0..n_operands).map(|i| binding(i, i >= kernel.n_written)).collect();
+        let bindings = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label,
+            entries: &entries,
+        });
+        let layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label,
+            bind_group_layouts: &[Some(&bindings)],
+            immediate_size: 4 * (n_operands + kernel.n_numbers) as u32,
+        });
+        let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label,
+            layout: Some(&layout),
+            module: &module,
+            entry_point: label,
+            // What is read before it is written is a bug that zeros would hide, at the price of a barrier.
+            compilation_options: wgpu::PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
+            cache: None,
+        });
+        Pipeline { pipeline, bindings }
+    }
+}
+
+fn text(source: &Source, constants: &Constants) -> String {
+    let mut text = String::new();
+    for (name, value) in constants {
+        let _ = writeln!(text, "const {name} = {value}u;"); // writing to a string does not fail
+    }
+    text + COMMON + source.text
+}
+
+fn binding(index: usize, read_only: bool) -> wgpu::BindGroupLayoutEntry {
+    wgpu::BindGroupLayoutEntry {
+        binding: index as u32,
+        visibility: wgpu::ShaderStages::COMPUTE,
+        ty: wgpu::BindingType::Buffer {
+            ty: wgpu::BufferBindingType::Storage { read_only },
+            has_dynamic_offset: false,
+            min_binding_size: None,
+        },
+        count: None,
+    }
+}

@@ -1,0 +1,71 @@
+//! Tensors: a shape over some elements of a device's memory.
+
+use std::sync::Arc;
+
+use crate::pool::Memory;
+
+/// A row-major tensor of f32 in a device's memory. Clones and [`rows`](Tensor::rows) share that memory.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    shape: Vec<usize>,
+    memory: Arc<Memory>,
+    /// The first element.
+    start: usize,
+}
+
+/// Consecutive elements, as a kernel's operand.
+#[derive(Clone, Copy)]
+pub(crate) struct Slice<'a> {
+    pub(crate) memory: &'a Memory,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+}
+
+impl Tensor {
+    /// All of `memory`.
+    pub(crate) fn whole(memory: Memory, shape: &[usize]) -> Tensor {
+        Tensor { shape: shape.to_vec(), memory: Arc::new(memory), start: 0 }
+    }
+
+    /// Its extents.
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Its elements.
+    pub(crate) fn n_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Extent of the first dimension.
+    pub(crate) fn n_rows(&self) -> usize {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    /// Elements per index of the first dimension.
+    pub(crate) fn width(&self) -> usize {
+        self.shape.iter().skip(1).product()
+    }
+
+    /// The rows `start .. start + len`.
+    pub(crate) fn rows(&self, start: usize, len: usize) -> Tensor {
+        assert!(start + len <= self.n_rows(), "rows {start} + {len} of {:?}", self.shape);
+        let mut rows = self.clone();
+        rows.start += start * self.width();
+        if let Some(extent) = rows.shape.first_mut() {
+            *extent = len;
+        }
+        rows
+    }
+
+    /// Some of its elements, row-major.
+    pub(crate) fn slice(&self, start: usize, len: usize) -> Slice<'_> {
+        assert!(start + len <= self.n_elements(), "{start} + {len} of {:?}", self.shape);
+        Slice { memory: &self.memory, start: self.start + start, len }
+    }
+
+    /// All of its elements.
+    pub(crate) fn all(&self) -> Slice<'_> {
+        self.slice(0, self.n_elements())
+    }
+}

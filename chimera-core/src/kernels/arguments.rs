@@ -1,0 +1,77 @@
+//! What layers take beside tensors.
+
+/// How the matrix of a linear layer lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// `[inputs, outputs]`, as GPT-2 keeps its projections (`Conv1D`).
+    InOut,
+    /// `[outputs, inputs]`, as an output head that is also an embedding table.
+    OutIn,
+}
+
+/// A function of [`Kernels::activation`](super::Kernels::activation).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    /// `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, GPT-2's GELU.
+    GeluTanh,
+    /// `x/2 (1 + erf(x/√2))`, BERT's GELU (Hendrycks & Gimpel, 2016).
+    Gelu,
+    /// The hyperbolic tangent.
+    Tanh,
+}
+
+/// Which keys the rows of a sample see in [`Kernels::attention`](super::Kernels::attention).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mask<'m> {
+    /// Each row those up to itself.
+    Causal,
+    /// Every row of sample `s` the first `lengths[s]`, at least one and at most the context: the others
+    /// are padding. Rows of padding query like any other; nothing reads what they get.
+    Lengths(&'m [u32]),
+}
+
+impl Mask<'_> {
+    /// How many keys row `row` of sample `sample` sees: the first of that sample.
+    #[inline(always)]
+    pub fn n_keys(self, sample: usize, row: usize) -> usize {
+        match self {
+            Mask::Causal => row + 1,
+            Mask::Lengths(lengths) => lengths[sample] as usize,
+        }
+    }
+}
+
+/// The hyperparameters of one update by AdamW (Loshchilov & Hutter, 2019, algorithm 2) or LAMB (You et al.,
+/// 2020, algorithm 2), which has the same.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled weight decay: AdamW's weights shrink by `lr * weight_decay` before the update, LAMB adds
+    /// as much to the direction.
+    pub weight_decay: f64,
+    /// Number of this update, from 1; corrects the bias of the moments.
+    pub update: u64,
+    /// What the gradient is multiplied by first (clipping).
+    pub grad_scale: f64,
+}
+
+/// The hyperparameters of one update by gradient descent with momentum (Loshchilov & Hutter, 2019,
+/// algorithm 1, its learning rate outside of the momentum).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Sgd {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Decay of the sum of gradients; 0 for plain descent.
+    pub momentum: f64,
+    /// Decoupled weight decay: the weights shrink by `lr * weight_decay` before the update.
+    pub weight_decay: f64,
+    /// What the gradient is multiplied by first (clipping).
+    pub grad_scale: f64,
+}

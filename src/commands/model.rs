@@ -1,0 +1,77 @@
+//! The trained model that a command is given: a folder of Hugging Face, a run, or one of its checkpoints.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use chimera::checkpoint::{Checkpoint, Store};
+use chimera::core::model::{Cut, Gpt2Config};
+use chimera::hf::{self, Gpt2};
+use chimera::tokenizer::Tokenizer;
+
+/// The file that makes a folder a checkpoint.
+const MANIFEST: &str = "manifest.json";
+
+/// Reads a model. Of a run it is the newest checkpoint that is whole.
+pub(super) fn load(dir: &Path) -> Result<Gpt2> {
+    if dir.join(MANIFEST).exists() {
+        return of_checkpoint(&Checkpoint::open(dir)?);
+    }
+    let store = Store::of(dir);
+    if !dir.join("config.json").exists() && !store.entries().unwrap_or_default().is_empty() {
+        let newest = store.newest(&|problem| eprintln!("warning: {problem}"))?;
+        let newest = newest.with_context(|| format!("{} holds no checkpoint", dir.display()))?;
+        return of_checkpoint(&newest);
+    }
+    hf::read(dir)
+}
+
+fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Gpt2> {
+    let settings = &checkpoint.manifest().settings;
+    let value = |key: &str| {
+        let lacks = || anyhow!("{}: its settings lack {key}", checkpoint.path().display());
+        settings.get(key).ok_or_else(lacks)
+    };
+    let size = |key: &str| Ok::<_, anyhow::Error>(value(key)?.parse::<usize>()?);
+    let config = Gpt2Config {
+        layers: size("layers")?,
+        hidden: size("hidden")?,
+        heads: size("heads")?,
+        context: size("context")?,
+        vocab: size("vocab")?,
+        tied: value("tied")? == "true",
+    };
+    config.validate()?;
+    let params = config.params(&Cut { blocks: 0..config.layers, first: true, last: true });
+    let weights = params.into_iter().map(|param| {
+        let values = checkpoint.weights(&param.name, &param.shape)?;
+        Ok((param, values))
+    });
+    Ok(Gpt2 { weights: weights.collect::<Result<_>>()?, config })
+}
+
+/// What turns text into the tokens of the model in `dir` and back: what `named` says, else the
+/// `tokenizer.json` in the folder, else what a vocabulary of this size tells. `None` if tokens are written as ids.
+pub(super) fn tokenizer(
+    named: Option<&str>,
+    dir: &Path,
+    vocab: usize,
+) -> Result<Option<Tokenizer>> {
+    let file = dir.join("tokenizer.json");
+    let tokenizer = match named {
+        Some("ids") => return Ok(None),
+        Some(name) => Tokenizer::named(name)?,
+        None if file.exists() => Tokenizer::read(&file)?,
+        None => {
+            match [Tokenizer::Bytes, Tokenizer::Gpt2].into_iter().find(|t| t.vocab() == vocab) {
+                Some(tokenizer) => tokenizer,
+                None => return Ok(None),
+            }
+        }
+    };
+    ensure!(
+        tokenizer.vocab() <= vocab,
+        "the tokenizer has {} ids, but the model knows {vocab}: name the one it was trained with",
+        tokenizer.vocab()
+    );
+    Ok(Some(tokenizer))
+}

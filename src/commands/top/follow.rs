@@ -1,0 +1,132 @@
+//! Reading what a run writes while it writes it.
+
+use std::fs::{File, read_dir, read_to_string};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use chimera::training::{Metrics, is_at_work};
+
+/// Steps over which speed is averaged.
+const N_RECENT: usize = 20;
+
+/// A run and what is known of it.
+pub(super) struct Followed {
+    folder: PathBuf,
+    metrics: PathBuf,
+    /// Bytes of the metrics that have been read; they end with a line.
+    n_read: u64,
+    pub(super) n_steps: Option<u64>,
+    /// Step and loss.
+    pub(super) losses: Vec<(f64, f64)>,
+    /// Step and loss on text that is not trained on.
+    pub(super) validations: Vec<(f64, f64)>,
+    /// Of each step.
+    pub(super) tokens_per_s: Vec<u64>,
+    step_s: Vec<f64>,
+    pub(super) last: Option<Metrics>,
+    pub(super) state: State,
+}
+
+/// Whether a run is at work.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum State {
+    AtWork,
+    Over,
+    /// For this reason.
+    Failed(String),
+}
+
+impl Followed {
+    pub(super) fn open(folder: &Path) -> Result<Followed> {
+        let settings = folder.join("config.toml");
+        let text = read_to_string(&settings).with_context(|| {
+            format!(
+                "cannot read {}: {} is not the folder of a run",
+                settings.display(),
+                folder.display()
+            )
+        })?;
+        let settings: toml::Table =
+            text.parse().with_context(|| format!("cannot read {}", settings.display()))?;
+        let steps = settings.get("steps").and_then(toml::Value::as_integer);
+        let metrics = settings.get("metrics").and_then(toml::Value::as_str);
+        Ok(Followed {
+            folder: folder.to_path_buf(),
+            metrics: metrics.map_or_else(|| folder.join("metrics.jsonl"), PathBuf::from),
+            n_read: 0,
+            n_steps: steps.and_then(|steps| u64::try_from(steps).ok()),
+            losses: Vec::new(),
+            validations: Vec::new(),
+            tokens_per_s: Vec::new(),
+            step_s: Vec::new(),
+            last: None,
+            state: State::AtWork,
+        })
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Reads the lines that were written since the last call; from the start where a run that was resumed
+    /// has cut some off.
+    pub(super) fn read(&mut self) -> Result<()> {
+        self.state = state(&self.folder);
+        let mut text = String::new();
+        let mut file = File::open(&self.metrics)
+            .with_context(|| format!("cannot read {}", self.metrics.display()))?;
+        if file.metadata()?.len() < self.n_read {
+            *self = Followed { state: self.state.clone(), ..Followed::open(&self.folder)? };
+        }
+        file.seek(SeekFrom::Start(self.n_read))?;
+        file.read_to_string(&mut text)?;
+        let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+        for line in whole.lines() {
+            let metrics: Metrics = serde_json::from_str(line)
+                .with_context(|| format!("{}: no metrics of a step", self.metrics.display()))?;
+            self.add(metrics)?;
+        }
+        self.n_read += whole.len() as u64;
+        Ok(())
+    }
+
+    fn add(&mut self, metrics: Metrics) -> Result<()> {
+        let (step, before) = (metrics.step, self.last.as_ref().map(|last| last.step));
+        ensure!(
+            before.is_none_or(|before| before < step),
+            "{}: step {step} does not come after the one before it",
+            self.metrics.display()
+        );
+        self.losses.push((step as f64, metrics.loss));
+        self.validations.extend(metrics.validation_loss.map(|loss| (step as f64, loss)));
+        self.tokens_per_s.push(metrics.tokens_per_s as u64);
+        self.step_s.push(metrics.step_s);
+        self.last = Some(metrics);
+        Ok(())
+    }
+
+    /// Seconds until the last step, at the speed of the last ones.
+    pub(super) fn seconds_left(&self) -> Option<f64> {
+        let n_left = self.n_steps?.saturating_sub(self.last.as_ref()?.step + 1);
+        let recent = &self.step_s[self.step_s.len().saturating_sub(N_RECENT)..];
+        Some(n_left as f64 * recent.iter().sum::<f64>() / recent.len() as f64)
+    }
+}
+
+/// A run that failed leaves an error.
+fn state(folder: &Path) -> State {
+    if is_at_work(folder) {
+        return State::AtWork;
+    }
+    let files = read_dir(folder).into_iter().flatten().flatten();
+    let is_error = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.starts_with("error.") && name.ends_with(".json")
+    };
+    let error = files.map(|file| file.path()).filter(is_error).min();
+    let Some(error) = error else { return State::Over };
+    let text = read_to_string(error).unwrap_or_default();
+    let error: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    State::Failed(error["message"].as_str().unwrap_or("for an unknown reason").to_string())
+}

@@ -1,0 +1,91 @@
+//! `chimera top`: a run as it is followed.
+
+use std::fs::{OpenOptions, read_to_string, remove_file, write};
+use std::io::Write;
+use std::path::Path;
+
+use crate::command::{chimera, folder};
+
+/// A run of two ranks that has done so many of 40 steps.
+fn run(folder: &Path, n_steps: u64) {
+    write(folder.join("config.toml"), "steps = 40 # command line\n").expect("settings");
+    write(folder.join("metrics.jsonl"), (0..n_steps).map(line).collect::<String>())
+        .expect("metrics");
+}
+
+fn line(step: u64) -> String {
+    let loss = 2.0 + 3.0 / (1.0 + step as f64);
+    let validation = match step % 5 {
+        4 => format!(r#""validation_loss":{},"perplexity":9.0,"#, loss + 0.25),
+        _ => String::new(),
+    };
+    format!(
+        r#"{{"step":{step},"loss":{loss},"grad_norm":0.5,"lr":0.001,"tokens":1000,"step_s":0.5,"tokens_per_s":{}.0,"bubble_ratio":0.25,"bytes":3145728,{validation}"ranks":[{{"bubble_ratio":0.125,"bytes":1048576}},{{"bubble_ratio":0.375,"bytes":2097152}}]}}
+"#,
+        1000 + 40 * (step % 7)
+    )
+}
+
+fn top(run: &Path) -> String {
+    let ran = chimera(&format!("top {}", run.display()));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    ran.stdout.replace(&run.display().to_string(), "RUN")
+}
+
+#[test]
+fn loss_speed_and_ranks_are_drawn() {
+    let folder = folder();
+    run(folder.path(), 30);
+    insta::assert_snapshot!(top(folder.path()));
+}
+
+#[test]
+fn a_run_is_at_work_over_or_failed() {
+    let folder = folder();
+    let head = || top(folder.path()).lines().next().expect("a line").to_string();
+    run(folder.path(), 0);
+    assert!(top(folder.path()).contains("no step yet"));
+    run(folder.path(), 40);
+    assert_eq!(head(), "RUN  step 40 of 40  over");
+    let error = r#"{"rank": 1, "message": "a loss that is not finite"}"#;
+    write(folder.path().join("error.1.json"), error).expect("an error");
+    assert_eq!(head(), "RUN  step 40 of 40  failed: a loss that is not finite");
+    remove_file(folder.path().join("error.1.json")).expect("a file");
+    run(folder.path(), 30);
+    let lock = |pid: u32| {
+        let lock = format!(r#"{{"pid": {pid}, "host": "{}", "since": 0}}"#, host());
+        write(folder.path().join("lock"), lock).expect("a lock");
+    };
+    lock(std::process::id());
+    let metrics = folder.path().join("metrics.jsonl");
+    let mut metrics = OpenOptions::new().append(true).open(metrics).expect("metrics");
+    write!(metrics, r#"{{"step":30,"lo"#).expect("half a line");
+    assert_eq!(head(), "RUN  step 30 of 40  at work, 5s left");
+    lock(u32::MAX);
+    assert_eq!(head(), "RUN  step 30 of 40  over");
+}
+
+/// This machine, as a lock names it.
+fn host() -> String {
+    let host = read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    host.trim().to_string()
+}
+
+#[test]
+fn what_is_no_run_is_refused() {
+    let folder = folder();
+    let path = folder.path().display();
+    for (content, said) in [
+        (None, "is not the folder of a run"),
+        (Some("nonsense\n".to_string()), "no metrics of a step"),
+        (Some(line(3) + &line(2)), "step 2 does not come after"),
+    ] {
+        if let Some(content) = content {
+            run(folder.path(), 0);
+            write(folder.path().join("metrics.jsonl"), content).expect("metrics");
+        }
+        let ran = chimera(&format!("top {path}"));
+        assert_eq!(ran.code, Some(2));
+        assert!(ran.stderr.contains(said), "{}", ran.stderr);
+    }
+}
