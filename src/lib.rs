@@ -14,6 +14,7 @@ pub mod evaluate;
 pub mod hf;
 pub mod launch;
 pub mod save;
+pub mod selftest;
 pub mod settings;
 pub mod timetable;
 pub mod tokenizer;

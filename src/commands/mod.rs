@@ -24,6 +24,7 @@ mod ranks;
 #[path = "no_ranks.rs"]
 mod ranks;
 mod schedule;
+mod selftest;
 mod shell;
 mod simulate;
 mod top;
@@ -61,6 +62,7 @@ enum Command {
     #[command(subcommand)]
     Comm(comm::CommCommand),
     Devices(devices::Devices),
+    Selftest(selftest::Selftest),
     Completions(shell::Completions),
     Man(shell::Man),
 }
@@ -81,6 +83,7 @@ impl Cli {
             Command::Checkpoint(checkpoint) => checkpoint.run(),
             Command::Comm(comm) => comm.run(),
             Command::Devices(devices) => devices.run(),
+            Command::Selftest(selftest) => selftest.run(),
             Command::Completions(completions) => completions.run(),
             Command::Man(man) => man.run(),
         }

@@ -14,6 +14,7 @@ use chimera::checkpoint::{Checkpoint, Store};
 use chimera::core::comm::{Comm, CommError, Host};
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
+use chimera::device::Precision;
 use chimera::launch::layouts;
 use chimera::mpi::{Lookout, Mpi};
 use chimera::settings::Config;
@@ -78,7 +79,7 @@ fn as_rank(
     known: &Known,
 ) -> Result<()> {
     let (is_lead, n_ranks) = (mpi.rank() == LEAD, mpi.n_ranks());
-    let config = config.and_then(|config| check_size(&config, n_ranks as usize).map(|()| config));
+    let config = config.and_then(|config| check(&config, n_ranks as usize).map(|()| config));
     let config = together(mpi, config)?;
     let run = Run::prepare_as(config, mpi);
     let mut run = together(mpi, run)?;
@@ -134,8 +135,12 @@ fn as_rank(
     }
 }
 
-/// Refuses a number of ranks that is not width times depth.
-fn check_size(config: &Config, n_ranks: usize) -> Result<()> {
+/// Refuses a number of ranks that is not width times depth, and numbers that do not travel.
+fn check(config: &Config, n_ranks: usize) -> Result<()> {
+    ensure!(
+        config.precision == Precision::F32,
+        "MPI carries f32 between the ranks: choose --precision f32, or --transport threads"
+    );
     let Config { width, depth, .. } = config;
     let pairs: Vec<_> = layouts(n_ranks)
         .into_iter()

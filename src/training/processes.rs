@@ -107,7 +107,9 @@ where
 {
     type Output = Result<RankTrained, Fault>;
 
-    fn on<K: Kernels>(self, kernels: K) -> Self::Output {
+    fn on<K: Kernels>(self, devices: &[K]) -> Self::Output {
+        let none = || Fault::new(Class::Internal, self.comm.rank(), "a rank has no device");
+        let kernels = devices.first().ok_or_else(none)?.clone();
         let pool = compute_threads(self.run.config().threads, self.comm.rank())?;
         let mut staged = HostStaged::new(kernels.clone(), self.comm);
         pool.install(|| self.run.train_rank(self.job, kernels, &mut staged, self.watch))
