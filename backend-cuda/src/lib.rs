@@ -52,6 +52,15 @@ impl Kernels for Candle {
         self.named("download", flat)
     }
 
+    fn adopt(&self, shape: &[usize], data: Vec<f32>) -> Result<Tensor> {
+        self.named("upload", Tensor::from_vec(data, shape, &self.device))
+    }
+
+    fn download_into(&self, tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {
+        let copied = cpu::copy_into(tensor, into);
+        self.named("download", copied)
+    }
+
     fn zeros(&self, shape: &[usize]) -> Result<Tensor> {
         let zeros = Tensor::zeros(shape, candle_core::DType::F32, &self.device);
         self.named("zeros", zeros)

@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use crate::command::{files, root};
-use crate::{bench_checkpoint, bench_schedule, bench_train};
+use crate::{bench_checkpoint, bench_mpi, bench_schedule, bench_train};
 
 /// What to measure.
 #[derive(clap::Subcommand)]
 pub(crate) enum Bench {
     /// Tokens per second of training, beside PyTorch's with --peer
     Train(bench_train::Args),
+    /// Latency and bandwidth of the transport over MPI beside plain MPI's
+    Mpi,
     /// Time to generate, prove and simulate Chimera up to ten million ops
     Schedule,
     /// Time that a checkpoint after every step adds to training
@@ -24,6 +26,7 @@ impl Bench {
     pub(crate) fn run(self) -> Result<()> {
         match self {
             Bench::Train(args) => bench_train::run(&args),
+            Bench::Mpi => bench_mpi::run(),
             Bench::Schedule => bench_schedule::run(),
             Bench::Checkpoint(args) => bench_checkpoint::run(&args),
         }
