@@ -34,7 +34,7 @@ impl<D: Driver> Gpu<D> {
         Ok(memory)
     }
 
-    pub(super) fn from_host(&self, shape: &[usize], data: &[f32]) -> Result<Tensor<D::Memory>> {
+    pub(super) fn uploaded(&self, shape: &[usize], data: &[f32]) -> Result<Tensor<D::Memory>> {
         let tensor = self.empty(shape, Element::F32)?;
         if tensor.len() != data.len() {
             let reason = format!("{} values for the shape {shape:?}", data.len());
@@ -45,7 +45,7 @@ impl<D: Driver> Gpu<D> {
         Ok(tensor)
     }
 
-    pub(super) fn to_host(&self, tensor: &Tensor<D::Memory>) -> Result<Vec<f32>> {
+    pub(super) fn downloaded(&self, tensor: &Tensor<D::Memory>) -> Result<Vec<f32>> {
         let mut bytes = vec![0; tensor.len() * tensor.element.bytes()];
         let start = tensor.start * tensor.element.bytes();
         self.driver.read(&tensor.buffer.memory, start, &mut bytes)?;

@@ -67,11 +67,11 @@ impl<D: Driver> Kernels for Gpu<D> {
     }
 
     fn upload(&self, shape: &[usize], data: &[f32]) -> Result<Self::Tensor> {
-        self.from_host(shape, data)
+        self.uploaded(shape, data)
     }
 
     fn download(&self, tensor: &Self::Tensor) -> Result<Vec<f32>> {
-        self.to_host(tensor)
+        self.downloaded(tensor)
     }
 
     fn zeros(&self, shape: &[usize]) -> Result<Self::Tensor> {

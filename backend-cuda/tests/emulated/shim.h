@@ -30,11 +30,12 @@ namespace emulation {
 
 enum State { RUNS, AT_BLOCK, AT_WARP, DONE };
 
+// Kept from block to block: a new context costs system calls.
 struct Fiber {
     ucontext_t context;
     jmp_buf resume;
     State state;
-    bool is_fresh;
+    bool has_begun;
     std::vector<char> stack;
 };
 
@@ -53,9 +54,21 @@ static void wait(State state) {
 }
 
 static void enter() {
-    body(arguments);
-    fibers[running].state = DONE;
-    _longjmp(scheduler, 1);
+    while (true) {
+        body(arguments);
+        wait(DONE); // for the next block
+    }
+}
+
+static void begin(Fiber& fiber) {
+    fiber.stack.resize(STACK);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = STACK;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, enter, 0);
+    fiber.has_begun = true;
+    setcontext(&fiber.context);
 }
 
 static void resume(int thread) {
@@ -63,9 +76,8 @@ static void resume(int thread) {
     running = thread;
     threadIdx = {thread, 0, 0};
     if (_setjmp(scheduler)) return;
-    if (!fiber.is_fresh) _longjmp(fiber.resume, 1);
-    fiber.is_fresh = false;
-    setcontext(&fiber.context);
+    if (fiber.has_begun) _longjmp(fiber.resume, 1);
+    begin(fiber);
 }
 
 // Releases the threads from `first` on if all n wait for the same; false if some wait for something else.
@@ -79,17 +91,7 @@ static bool release(int first, int n, State state) {
 
 static bool run_block(bool is_backwards) {
     int n = blockDim.x;
-    for (int i = 0; i < n; i++) {
-        Fiber& fiber = fibers[i];
-        fiber.stack.resize(STACK);
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.data();
-        fiber.context.uc_stack.ss_size = STACK;
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, enter, 0);
-        fiber.state = RUNS;
-        fiber.is_fresh = true;
-    }
+    for (int i = 0; i < n; i++) fibers[i].state = RUNS;
     while (true) {
         bool any = false;
         for (int i = 0; i < n; i++) {
@@ -104,6 +106,7 @@ static bool run_block(bool is_backwards) {
     }
     for (int i = 0; i < n; i++)
         if (fibers[i].state != DONE) {
+            for (Fiber& fiber : fibers) fiber.has_begun = false; // it is in the middle of something
             fault = "some threads of a block wait at a barrier or a shuffle that others do not come to";
             return false;
         }

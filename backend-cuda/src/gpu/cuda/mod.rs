@@ -11,6 +11,7 @@ mod staging;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -177,6 +178,12 @@ impl Cuda {
     /// The context must be current in whatever thread calls.
     fn bind(&self) -> Result<()> {
         self.named("binding", self.0.stream.0.context().bind_to_thread())
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.name)
     }
 }
 
