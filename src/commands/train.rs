@@ -11,10 +11,12 @@ use chimera::candle::Candle;
 use chimera::core::analyze::Timeline;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
+use chimera::core::model::Architecture;
 use chimera::core::render::{svg, text};
+use chimera::data::Prepared;
 use chimera::device::Opened;
-use chimera::evaluate::{Model, Sampling};
-use chimera::save::save;
+use chimera::evaluate::{Bert, Model, Sampling};
+use chimera::save::{save, save_tokenizer};
 use chimera::settings::Layers;
 use chimera::tokenizer::Tokenizer;
 use chimera::training::{
@@ -30,7 +32,7 @@ const N_SAMPLE: usize = 240;
 /// Characters or so of a token that is more than a byte.
 const TOKEN_CHARS: usize = 4;
 
-/// Trains a GPT; without any option a small one, on the project's own text, through a Chimera pipeline
+/// Trains a GPT-2 or a BERT; without any option a small GPT-2, on the project's own text, through a Chimera pipeline
 #[derive(Args)]
 pub(crate) struct Train {
     #[command(flatten)]
@@ -98,7 +100,10 @@ impl Train {
         let mut progress = Progress::new(run, say);
         let began = Instant::now();
         let trained = run.train(stop, |report| {
-            let metrics = Metrics::of(report, run.tokens_per_step(), full);
+            let mut metrics = Metrics::of(report, run.tokens_per_step(), full);
+            if run.model().architecture == Architecture::Bert {
+                metrics.perplexity = None; // its loss is of two kinds
+            }
             folder.record(&metrics)?;
             if let Some(prometheus) = &prometheus {
                 prometheus.show(&metrics);
@@ -112,6 +117,11 @@ impl Train {
         let is_done = trained.last.step + 1 == run.config().steps;
         if let Some(dir) = &run.config().save {
             let path = save(dir, run.model(), &trained.weights)?;
+            if let Some((data, prepared)) = Prepared::of(&run.config().data)?
+                && let Some(file) = prepared.tokenizer_file(data)
+            {
+                save_tokenizer(dir, &file)?;
+            }
             say.line(&format!("weights: {}", path.display()));
         }
         if let Some(checkpoint) = &trained.checkpoint {
@@ -137,16 +147,30 @@ impl Train {
         seconds: f64,
         say: &Say,
     ) -> Result<()> {
-        let model = Model::new(Candle::cpu(), run.model(), &trained.weights)?;
-        let validation_loss = model.loss(&run.validation()?)?;
-        let perplexity = validation_loss.exp();
-        say.line(&format!(
-            "validation loss {validation_loss:.4} nats per token, perplexity {perplexity:.2}, after \
-             {seconds:.1} s of training"
-        ));
-        if let Some(tokenizer) = run.corpus().tokenizer() {
-            self.sample(run, &model, tokenizer, say)?;
-        }
+        let (validation_loss, perplexity) = match run.model().architecture {
+            Architecture::Gpt2 => {
+                let model = Model::new(Candle::cpu(), run.model(), &trained.weights)?;
+                let loss = model.loss(&run.validation()?)?;
+                let perplexity = loss.exp();
+                say.line(&format!(
+                    "validation loss {loss:.4} nats per token, perplexity {perplexity:.2}, after \
+                     {seconds:.1} s of training"
+                ));
+                if let Some(tokenizer) = run.corpus().tokenizer() {
+                    self.sample(run, &model, tokenizer, say)?;
+                }
+                (loss, Some(perplexity))
+            }
+            Architecture::Bert => {
+                let model = Bert::new(Candle::cpu(), run.model(), &trained.weights)?;
+                let loss = model.loss(&run.validation()?)?;
+                say.line(&format!(
+                    "validation loss {loss:.4} nats, per masked token and per pair, after {seconds:.1} s of \
+                     training"
+                ));
+                (loss, None)
+            }
+        };
         let overhead = trained.overhead(run.program());
         if let Some(timeline) = trained.timelines.last() {
             self.draw(run, folder, timeline, overhead, say)?;

@@ -9,12 +9,13 @@ use std::str::FromStr;
 
 use chimera_core::engine::{LrSchedule, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
-use chimera_core::model::Gpt2Config;
+use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Scaling;
 use serde::{Deserialize, Deserializer};
 use toml::Value;
 
 use crate::auto::Where;
+use crate::device::Precision;
 
 /// The settings of a run: every key has its value, and each value is in its range.
 ///
@@ -65,6 +66,9 @@ pub struct Config {
     pub micro_batches: usize,
     /// Samples per micro-batch.
     pub micro_batch_size: usize,
+    /// What the layers are.
+    #[serde(rename = "model", deserialize_with = "by_name")]
+    pub architecture: Architecture,
     /// Name of the preset below the sizes of the model.
     pub preset: String,
     /// Folder of the model to begin with; `None` for weights drawn at random.
@@ -103,6 +107,8 @@ pub struct Config {
     pub eps: f64,
     /// Momentum of SGD.
     pub momentum: f64,
+    /// Probability of being dropped.
+    pub dropout: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
     /// Largest global gradient norm; 0 for no clipping.
@@ -116,6 +122,9 @@ pub struct Config {
     pub sync: Sync,
     /// Where to compute, as [`Device::list`](crate::device::Device::list) reads it.
     pub device: String,
+    /// Numbers of activations.
+    #[serde(deserialize_with = "by_name")]
+    pub precision: Precision,
     /// CPU threads per worker.
     pub threads: usize,
     /// Seconds without a message after which a worker gives up.
@@ -156,9 +165,10 @@ impl Config {
         self.entries.get(key).map(|(value, origin)| (value, origin))
     }
 
-    /// The sizes of the model.
-    pub fn model(&self) -> Gpt2Config {
-        Gpt2Config {
+    /// The model.
+    pub fn model(&self) -> ModelConfig {
+        ModelConfig {
+            architecture: self.architecture,
             layers: self.layers,
             hidden: self.hidden,
             heads: self.heads,

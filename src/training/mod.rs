@@ -23,14 +23,14 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use chimera_core::comm::{Comm, Threads};
 use chimera_core::engine::{Job, Patience, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::kernels::Kernels;
 use chimera_core::lower::Program;
-use chimera_core::model::Gpt2Config;
+use chimera_core::model::ModelConfig;
 
 pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
@@ -73,9 +73,9 @@ impl Run {
     /// Checks settings, model, data, schedule and memory. Nothing is written.
     pub fn prepare(config: Config) -> Result<Run> {
         config.model().validate()?;
-        let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
+        let corpus = Corpus::open(&config.data, &config.model())?;
         let plan = Plan::make(config)?;
-        let devices = Devices::open(&plan.devices, plan.config.width)?;
+        let devices = Devices::open(&plan.devices, plan.config.width, plan.config.precision)?;
         if devices.one().is_some_and(Opened::is_host) {
             fit::check(&plan.config, &plan.need())?;
         }
@@ -96,8 +96,8 @@ impl Run {
         &self.devices
     }
 
-    /// The sizes of the model.
-    pub fn model(&self) -> &Gpt2Config {
+    /// The model.
+    pub fn model(&self) -> &ModelConfig {
         &self.plan.model
     }
 
@@ -153,16 +153,14 @@ impl Run {
             stop,
             epoch: Instant::now(),
         };
-        let held_out = HeldOut { batch: self.validation()?, context: config.context };
+        let (batch, n_targets) = (self.validation()?, self.model().predictions(config.context));
+        let held_out = HeldOut { batch, n_targets };
         let steps = config.trace_steps.0.clone();
         let recorder = |path| Recorder::new(path, steps, config.width);
         let recorder = config.trace.as_deref().map(recorder);
         let greeting = self.greeting();
         let watch = Watch { greeting, observe: Mutex::new(observe), held_out, recorder };
-        let Some(device) = self.devices.one() else {
-            bail!("workers on several devices cannot exchange tensors yet: choose one for all");
-        };
-        let ranks = device.run(OnThreads { run: self, job, watch: &watch });
+        let ranks = self.devices.run(OnThreads { run: self, job, watch: &watch })?;
         // What a run that failed has saved and recorded is of use too.
         let saved = self.saver.as_ref().map_or(Ok(None), Saver::finish);
         let traced = watch.recorder.map_or(Ok(()), |recorder| recorder.finish());
@@ -172,7 +170,7 @@ impl Run {
     }
 }
 
-/// Training on one device, with a thread for each rank.
+/// Training with a thread for each rank.
 struct OnThreads<'r, 'w, O> {
     run: &'r Run,
     job: Job<'r>,
@@ -182,11 +180,13 @@ struct OnThreads<'r, 'w, O> {
 impl<O: FnMut(&StepReport) -> Result<()> + Send> Compute for OnThreads<'_, '_, O> {
     type Output = Result<Vec<RankTrained>, Fault>;
 
-    fn on<K: Kernels>(self, kernels: K) -> Self::Output {
+    fn on<K: Kernels>(self, by_rank: &[K]) -> Self::Output {
         let Config { width, depth, threads, .. } = *self.run.config();
         run_threads((width * depth) as u32, |comm: &mut Threads<K::Tensor>| {
-            let pool = compute_threads(threads, comm.rank())?;
-            pool.install(|| self.run.train_rank(self.job, kernels.clone(), comm, self.watch))
+            let rank = comm.rank();
+            let kernels = by_rank[rank.index() % by_rank.len()].clone();
+            let pool = compute_threads(threads, rank)?;
+            pool.install(|| self.run.train_rank(self.job, kernels, comm, self.watch))
         })
     }
 }
@@ -200,10 +200,10 @@ fn compute_threads(n: usize, rank: Rank) -> Result<rayon::ThreadPool, Fault> {
 }
 
 /// The tensors of the model in `dir`, which is of these sizes, by name.
-fn weights(dir: &Path, model: &Gpt2Config) -> Result<HashMap<String, Vec<f32>>> {
-    let gpt2 = hf::read(dir)?;
-    ensure!(gpt2.config == *model, "{} was changed while it was read", dir.display());
-    Ok(gpt2.weights.into_iter().map(|(param, values)| (param.name, values)).collect())
+fn weights(dir: &Path, model: &ModelConfig) -> Result<HashMap<String, Vec<f32>>> {
+    let read = hf::read(dir)?;
+    ensure!(read.config == *model, "{} was changed while it was read", dir.display());
+    Ok(read.weights.into_iter().map(|(param, values)| (param.name, values)).collect())
 }
 
 /// The fault of a file that failed while the run was under way.

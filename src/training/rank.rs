@@ -10,7 +10,7 @@ use chimera_core::engine::{Fields, Job, StepReport, Worker, handshake};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::kernels::Kernels;
-use chimera_core::model::{Gpt2Stage, ModelError};
+use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelError};
 use chimera_core::stage::Stage;
 
 use super::samples::HeldOut;
@@ -44,9 +44,36 @@ impl Run {
         K: Kernels,
         O: FnMut(&StepReport) -> Result<()>,
     {
+        let (model, rate, seed) = (self.model(), self.config().dropout, self.config().seed);
+        let (k, sequence) = (kernels.clone(), model.context);
+        match model.architecture {
+            Architecture::Gpt2 => self.train_stages(job, kernels, comm, watch, |cut| {
+                Ok(Gpt2Stage::new(k.clone(), model, sequence, cut)?.with_dropout(rate, seed))
+            }),
+            Architecture::Bert => self.train_stages(job, kernels, comm, watch, |cut| {
+                let predictions = model.predictions(sequence);
+                let stage = BertStage::new(k.clone(), model, sequence, predictions, cut)?;
+                Ok(stage.with_dropout(rate, seed))
+            }),
+        }
+    }
+
+    fn train_stages<'r, K, S, O>(
+        &'r self,
+        job: Job<'r>,
+        kernels: K,
+        comm: &mut impl Comm<K::Tensor>,
+        watch: &Watch<'r, O>,
+        stage: impl Fn(Cut) -> Result<S, ModelError>,
+    ) -> Result<RankTrained, Fault>
+    where
+        K: Kernels,
+        S: Stage<Tensor = K::Tensor> + Clone,
+        O: FnMut(&StepReport) -> Result<()>,
+    {
         let rank = comm.rank();
         handshake(comm, &watch.greeting, Instant::now() + job.patience.first_step)?;
-        let stages = self.stages(&kernels);
+        let stages: Result<Vec<S>, _> = self.plan.cuts.iter().cloned().map(stage).collect();
         let stages = stages.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))?;
         let stage = |id: StageId| stages[id.index()].clone();
         let mut worker = Worker::new(job, kernels, comm, stage)?;
@@ -95,7 +122,8 @@ impl Run {
             let mut reports = worker.run(step)?;
             if let Some(at) = reports.iter().rposition(|report| self.is_evaluated(report.step)) {
                 let (report, held_out) = (&mut reports[at], &watch.held_out);
-                let loss = worker.evaluate(report.step, held_out, held_out.n_samples())?;
+                let loss =
+                    worker.evaluate(report.step, held_out, held_out.batch.n_samples as u64)?;
                 report.validation_loss = Some(loss);
             }
             for report in reports {
@@ -131,12 +159,6 @@ impl Run {
         }
         trained.weights = worker.weights()?;
         Ok(trained)
-    }
-
-    fn stages<K: Kernels>(&self, kernels: &K) -> Result<Vec<Gpt2Stage<K>>, ModelError> {
-        let model = self.model();
-        let stage = |cut| Gpt2Stage::new(kernels.clone(), model, model.context, cut);
-        self.plan.cuts.iter().cloned().map(stage).collect()
     }
 
     /// Whether the weights are evaluated after `step`.

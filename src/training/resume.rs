@@ -10,11 +10,11 @@ use crate::checkpoint::{Checkpoint, FORMAT, Manifest, Saver, Store};
 use crate::settings::Settings;
 
 /// Settings without which it would be another training.
-const FIXED: [&str; 8] =
-    ["layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
+const FIXED: &[&str] =
+    &["model", "layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
 /// Settings that decide how and where, but not what is trained. `data` is compared by its content,
 /// micro-batches by the samples of a step.
-const FREE: [&str; 40] = [
+const FREE: &[&str] = &[
     "init",
     "placement",
     "search-time",
@@ -32,14 +32,13 @@ const FREE: [&str; 40] = [
     "hoist",
     "split-backward",
     "memory-cap",
-    "placement",
-    "search-time",
     "window",
     "micro-batches",
     "micro-batch-size",
     "preset",
     "sync",
     "device",
+    "precision",
     "threads",
     "timeout",
     "out",
@@ -56,6 +55,8 @@ const FREE: [&str; 40] = [
     "resume",
     "check-finite",
 ];
+/// What held before there were such keys.
+const EARLIER: &[(&str, &str)] = &[("model", "\"gpt2\""), ("dropout", "0.0")];
 /// The most samples that the hash of a step covers.
 const N_HASHED: u64 = 64;
 
@@ -69,7 +70,10 @@ impl Run {
         let place = checkpoint.path().display();
         let now = self.settings();
         let changed = |key: &str| {
-            let of = |settings: &BTreeMap<String, String>| settings.get(key).cloned();
+            let of = |settings: &BTreeMap<String, String>| {
+                let earlier = || EARLIER.iter().find(|(of, _)| *of == key);
+                settings.get(key).cloned().or_else(|| earlier().map(|(_, was)| was.to_string()))
+            };
             let (was, is) = (of(&manifest.settings), of(&now));
             let text = |value: Option<String>| value.unwrap_or_else(|| "not set".into());
             (was != is).then(|| format!("{key}: {} in the checkpoint, {} now", text(was), text(is)))
@@ -119,9 +123,9 @@ impl Run {
     }
 
     pub(super) fn samples(&self) -> Samples<'_> {
-        let (seed, context, per_step) =
-            (self.plan.config.seed, self.plan.config.context, self.samples_per_step());
-        Samples { corpus: &self.corpus, seed, context, per_step }
+        let (seed, per_step) = (self.plan.config.seed, self.samples_per_step());
+        let n_targets = self.model().predictions(self.plan.config.context);
+        Samples { corpus: &self.corpus, seed, n_targets, per_step }
     }
 
     /// The manifest of a checkpoint after so many steps and updates, but for its files.
@@ -179,6 +183,6 @@ mod tests {
     #[test]
     fn every_key_that_is_named_is_one() {
         let keys = Settings::keys();
-        assert!(FIXED.iter().chain(&FREE).all(|key| keys.iter().any(|known| known == key)));
+        assert!(FIXED.iter().chain(FREE).all(|key| keys.iter().any(|known| known == key)));
     }
 }

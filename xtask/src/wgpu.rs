@@ -48,5 +48,5 @@ fn has(kind: &str) -> bool {
         let files = Path::new(folder).join(kind).read_dir();
         files.is_ok_and(|mut files| files.next().is_some())
     };
-    FOLDERS.iter().any(|folder| is_described(&folder))
+    FOLDERS.iter().any(is_described)
 }

@@ -68,7 +68,8 @@ where
             let fault = Fault::new(Class::Io, world.comm.rank(), e.to_string());
             Fault { step: Some(step), ..fault }
         })?;
-        let micro = Micro { step, sample, input: &input, target: &target, loss_scale };
+        let micro =
+            Micro { step, sample, input: &input, target: &target, loss_scale, training: false };
         let (mut carried, mut loss) = (None, None);
         for stage in (0..placement.n_stages()).filter(|stage| at(*stage) == me) {
             if stage > 0 && at(stage - 1) != me {

@@ -11,6 +11,7 @@
 
 mod agreement;
 mod evaluate;
+mod handed;
 mod handshake;
 mod machine;
 mod ops;

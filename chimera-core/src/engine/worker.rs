@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::Job;
 use super::agreement::{Load, Totals};
+use super::handed::Handed;
 use super::recent::Recent;
 use super::world::{Held, Places, ResidualBytes, Since, World, device_fault};
 use crate::analyze::timeline::{Event, Wait};
@@ -105,8 +106,8 @@ where
             since_agreed: Since { start: Instant::now(), busy_s: 0.0 },
             agreed: None,
             job,
+            comm: Handed::new(kernels.clone(), comm),
             kernels,
-            comm,
             group,
             held,
             layout,
