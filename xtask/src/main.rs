@@ -5,6 +5,7 @@ mod bench;
 mod bench_checkpoint;
 mod bench_schedule;
 mod bench_train;
+mod bench_wgpu;
 mod ci;
 mod command;
 mod cuda;
