@@ -1,20 +1,33 @@
-//! What a GPT-2 from a folder expects after each of some tokens: `logits DIR ID...` prints the logits, one
-//! row of the vocabulary after another, as JSON.
+//! What a model from a folder expects: `logits DIR ID...` prints the logits after each of some tokens, one row of
+//! the vocabulary after another, as JSON. Of a BERT, whose second segment is the second half of the tokens, the
+//! logits in the place of each, and last the logarithm of the odds that the second does not follow the first.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use chimera::candle::Candle;
-use chimera::evaluate::Model;
+use chimera::core::model::Architecture;
+use chimera::evaluate::{Bert, Model};
 use chimera::hf;
 
 fn main() -> Result<()> {
     let mut words = std::env::args().skip(1);
     let dir = PathBuf::from(words.next().context("usage: logits DIR ID...")?);
     let ids = words.map(|word| word.parse()).collect::<Result<Vec<u32>, _>>()?;
-    let gpt2 = hf::read(&dir)?;
-    let model = Model::new(Candle::cpu(), &gpt2.config, &gpt2.weights)?;
-    let logits = model.logits(&ids, ids.len())?;
+    let read = hf::read(&dir)?;
+    let logits = match read.config.architecture {
+        Architecture::Gpt2 => {
+            let model = Model::new(Candle::cpu(), &read.config, &read.weights)?;
+            model.logits(&ids, ids.len())?
+        }
+        Architecture::Bert => {
+            let model = Bert::new(Candle::cpu(), &read.config, &read.weights)?;
+            let second = ids.len() / 2;
+            let mut logits = model.logits(&ids, second)?;
+            logits.push(model.strangeness(&ids, second)? as f32);
+            logits
+        }
+    };
     println!("{}", serde_json::to_string(&logits)?);
     Ok(())
 }

@@ -1,18 +1,22 @@
 //! What a trained model makes of text it has not seen, and of text it is to continue.
 
+mod bert;
+
 use anyhow::{Result, anyhow, ensure};
 use chimera_core::kernels::Kernels;
-use chimera_core::model::{Cut, Gpt2Config, Gpt2Stage};
+use chimera_core::model::{Architecture, Cut, Gpt2Stage, ModelConfig};
 use chimera_core::stage::{Micro, Output, Param, Stage};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::data::{Batch, Tokens};
 
-/// A whole model on one device, in two parts: of a long text the head is asked for some rows alone.
+pub use bert::Bert;
+
+/// A whole GPT-2 on one device, in two parts: of a long text the head is asked for some rows alone.
 pub struct Model<K: Kernels> {
     kernels: K,
-    config: Gpt2Config,
+    config: ModelConfig,
     body: Vec<K::Tensor>,
     head: Vec<K::Tensor>,
 }
@@ -54,23 +58,20 @@ impl Score {
 
 impl<K: Kernels> Model<K> {
     /// Puts the tensors of a model onto a device; each parameter of the model must be among them.
-    pub fn new(kernels: K, config: &Gpt2Config, tensors: &[(Param, Vec<f32>)]) -> Result<Model<K>> {
+    ///
+    /// # Errors
+    /// If one is missing, or the model is no GPT-2.
+    pub fn new(
+        kernels: K,
+        config: &ModelConfig,
+        tensors: &[(Param, Vec<f32>)],
+    ) -> Result<Model<K>> {
+        ensure!(
+            config.architecture == Architecture::Gpt2,
+            "the model is a BERT, which predicts masked tokens: a GPT-2 is needed to foresee and continue text"
+        );
         let part = |cut: &Cut, shared: &[(Param, K::Tensor)]| {
-            let mut weights = Vec::new();
-            for param in config.params(cut) {
-                if let Some((_, table)) = shared.iter().find(|(p, _)| p.name == param.name) {
-                    weights.push((param, table.clone()));
-                    continue;
-                }
-                let found =
-                    tensors.iter().find(|(p, _)| p.name == param.name && p.shape == param.shape);
-                let (_, values) = found.ok_or_else(|| {
-                    anyhow!("the weights lack {} of shape {:?}", param.name, param.shape)
-                })?;
-                let tensor = kernels.upload(&param.shape, values)?;
-                weights.push((param, tensor));
-            }
-            Ok::<_, anyhow::Error>(weights)
+            upload(&kernels, config.params(cut), tensors, shared)
         };
         let body = part(&body(config), &[])?;
         let head = part(&head(config), &body)?;
@@ -80,16 +81,14 @@ impl<K: Kernels> Model<K> {
     }
 
     /// The sizes of the model.
-    pub fn config(&self) -> &Gpt2Config {
+    pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
     /// Mean loss over all targets of a batch, in nats, sample by sample.
     pub fn loss(&self, batch: &Batch) -> Result<f64> {
-        let context = self.config.context;
         let scale = 1.0 / batch.target.len() as f64;
-        let windows = batch.input.chunks(context).zip(batch.target.chunks(context));
-        windows.map(|(input, target)| self.window_loss(input, target, scale)).sum()
+        batch.samples().map(|(input, target)| self.window_loss(input, target, scale)).sum()
     }
 
     /// Loss of a whole text: windows of `context` tokens, each `stride` tokens after the one before, score those
@@ -136,7 +135,7 @@ impl<K: Kernels> Model<K> {
     /// Summed loss of the targets of the last rows of one window, times `loss_scale`.
     fn window_loss(&self, input: &[u32], target: &[u32], loss_scale: f64) -> Result<f64> {
         let (head, x) = self.last_rows(input, target.len())?;
-        let micro = Micro { step: 0, sample: 0, input: &[], target, loss_scale };
+        let micro = Micro { step: 0, sample: 0, input: &[], target, loss_scale, training: false };
         match head.forward(&self.head, &micro, Some(x))?.0 {
             Output::Loss { loss, .. } => {
                 Ok(self.kernels.download(&loss)?.iter().map(|l| f64::from(*l)).sum())
@@ -155,7 +154,8 @@ impl<K: Kernels> Model<K> {
             return Err(anyhow!("token id {id}, but the model's vocabulary has {vocab} ids"));
         }
         let (head, x) = self.last_rows(input, n_rows.min(input.len()))?;
-        let micro = Micro { step: 0, sample: 0, input: &[], target: &[], loss_scale: 1.0 };
+        let micro =
+            Micro { step: 0, sample: 0, input: &[], target: &[], loss_scale: 1.0, training: false };
         match head.forward(&self.head, &micro, Some(x))?.0 {
             Output::Activation(logits) => Ok(self.kernels.download(&logits)?),
             Output::Loss { .. } => Ok(Vec::new()), // there are no targets
@@ -183,7 +183,8 @@ impl<K: Kernels> Model<K> {
     fn last_rows(&self, input: &[u32], n_rows: usize) -> Result<(Gpt2Stage<K>, K::Tensor)> {
         let (k, config) = (&self.kernels, &self.config);
         let stage = |sequence, cut| Gpt2Stage::new(k.clone(), config, sequence, cut);
-        let micro = Micro { step: 0, sample: 0, input, target: &[], loss_scale: 1.0 };
+        let micro =
+            Micro { step: 0, sample: 0, input, target: &[], loss_scale: 1.0, training: false };
         let body = stage(input.len(), body(config))?;
         let head = stage(n_rows, head(config))?;
         match body.forward(&self.body, &micro, None)?.0 {
@@ -194,11 +195,31 @@ impl<K: Kernels> Model<K> {
     }
 }
 
-fn body(config: &Gpt2Config) -> Cut {
+/// The tensors of `params` on a device: those that are there already, by name, or by their values.
+fn upload<K: Kernels>(
+    kernels: &K,
+    params: Vec<Param>,
+    tensors: &[(Param, Vec<f32>)],
+    there: &[(Param, K::Tensor)],
+) -> Result<Vec<(Param, K::Tensor)>> {
+    let each = params.into_iter().map(|param| {
+        if let Some((_, table)) = there.iter().find(|(p, _)| p.name == param.name) {
+            return Ok((param, table.clone()));
+        }
+        let found = tensors.iter().find(|(p, _)| p.name == param.name && p.shape == param.shape);
+        let (_, values) = found
+            .ok_or_else(|| anyhow!("the weights lack {} of shape {:?}", param.name, param.shape))?;
+        let tensor = kernels.upload(&param.shape, values)?;
+        Ok((param, tensor))
+    });
+    each.collect()
+}
+
+fn body(config: &ModelConfig) -> Cut {
     Cut { blocks: 0..config.layers, first: true, last: false }
 }
 
-fn head(config: &Gpt2Config) -> Cut {
+fn head(config: &ModelConfig) -> Cut {
     Cut { blocks: config.layers..config.layers, first: false, last: true }
 }
 

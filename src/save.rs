@@ -1,4 +1,4 @@
-//! Trained weights on disk, as Hugging Face keeps a GPT-2.
+//! Trained weights on disk, as Hugging Face keeps them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, create_dir_all, remove_file, rename};
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::model::Gpt2Config;
+use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 
-use crate::hf::{CONFIG, WEIGHTS, to_hf, to_json};
+use crate::hf::{CONFIG, WEIGHTS, parts, to_hf, to_json, twin};
 use crate::training::io_fault;
 
 /// The name of a file while it is written.
@@ -28,13 +28,13 @@ pub fn prepare(dir: &Path) -> Result<()> {
     remove_file(&part).with_context(place)
 }
 
-/// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a GPT-2 in f32: other
+/// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a model in f32: other
 /// programs read such a folder, and [`hf::read`](crate::hf::read) does. Each file is complete or not there;
 /// weights that are not finite are refused.
 ///
 /// # Errors
 /// A [`Fault`], with the file.
-pub fn save(dir: &Path, model: &Gpt2Config, weights: &[(Param, Vec<f32>)]) -> Result<PathBuf> {
+pub fn save(dir: &Path, model: &ModelConfig, weights: &[(Param, Vec<f32>)]) -> Result<PathBuf> {
     let path = dir.join(WEIGHTS);
     let unsound = weights.iter().find(|(_, values)| values.iter().any(|v| !v.is_finite()));
     if let Some((param, _)) = unsound {
@@ -49,9 +49,19 @@ pub fn save(dir: &Path, model: &Gpt2Config, weights: &[(Param, Vec<f32>)]) -> Re
         .collect();
     let mut tensors = BTreeMap::new();
     for ((param, _), bytes) in weights.iter().zip(&bytes) {
-        let view =
-            TensorView::new(Dtype::F32, param.shape.clone(), bytes).map_err(|e| fault(&e))?;
-        tensors.insert(to_hf(&param.name), view);
+        let row = bytes.len() / param.shape.first().map_or(1, |rows| (*rows).max(1));
+        for (name, rows) in parts(param) {
+            let mut shape = param.shape.clone();
+            shape[0] = rows.len();
+            let bytes = &bytes[rows.start * row..rows.end * row];
+            let view = TensorView::new(Dtype::F32, shape, bytes).map_err(|e| fault(&e))?;
+            tensors.insert(to_hf(model.architecture, &name), view);
+        }
+    }
+    if let Some((name, ours)) = twin(model)
+        && let Some(view) = tensors.get(ours).cloned()
+    {
+        tensors.insert(name.to_owned(), view);
     }
     // Some versions of transformers refuse files that do not say so.
     let format = HashMap::from([("format".into(), "pt".into())]);
@@ -78,13 +88,21 @@ fn publish(dir: &Path, name: &str, content: &[u8]) -> Result<(), Fault> {
 
 #[cfg(test)]
 mod tests {
+    use chimera_core::model::Architecture;
     use chimera_core::stage::Init;
     use safetensors::SafeTensors;
 
     use super::*;
 
-    const MODEL: Gpt2Config =
-        Gpt2Config { layers: 1, hidden: 2, heads: 1, context: 1, vocab: 1, tied: false };
+    const MODEL: ModelConfig = ModelConfig {
+        architecture: Architecture::Gpt2,
+        layers: 1,
+        hidden: 2,
+        heads: 1,
+        context: 1,
+        vocab: 1,
+        tied: false,
+    };
 
     fn param(name: &str) -> Param {
         let (name, shape) = (name.to_string(), vec![2]);

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use chimera_backend_cuda::Candle;
 use chimera_core::equivalence::{Run, Trained};
 use chimera_core::kernels::{Activation, AdamW, Kernels, Layout, Mask, conformance};
-use chimera_core::model::Gpt2Config;
+use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
 use serde::Serialize;
 
@@ -168,8 +168,16 @@ impl Compute for Equivalence<'_, '_> {
         let suite = self.0;
         let limit = LOSS_TOLERANCES.into_iter().find(|(p, _)| *p == suite.precision);
         let limit = limit.map_or(0.0, |(_, limit)| limit);
-        let model =
-            Gpt2Config { layers: 4, hidden: 64, heads: 4, context: 32, vocab: 256, tied: false };
+        let architecture = Architecture::Gpt2;
+        let model = ModelConfig {
+            architecture,
+            layers: 4,
+            hidden: 64,
+            heads: 4,
+            context: 32,
+            vocab: 256,
+            tied: false,
+        };
         let run = |schedule, depth| {
             let (model, shape) = (model.clone(), Shape::new(depth, 4));
             Run { schedule, shape, model, micro_batch_size: 2, steps: 10 }
@@ -206,7 +214,7 @@ impl Compute for Speed<'_, '_> {
 
 /// Sizes of what is measured.
 struct Sizes {
-    model: Gpt2Config,
+    model: ModelConfig,
     micro_batch_size: usize,
     steps: u64,
     /// Seconds that one measurement takes at least.
@@ -219,14 +227,16 @@ impl Size {
             Size::Small => (4, 32, 2, 16, 64, 1, 4, 0.01),
             Size::Full => (12, 768, 12, 1024, 50304, 8, 12, 0.2),
         };
-        let model = Gpt2Config { layers, hidden, heads, context, vocab, tied: false };
+        let architecture = Architecture::Gpt2;
+        let model =
+            ModelConfig { architecture, layers, hidden, heads, context, vocab, tied: false };
         Sizes { model, micro_batch_size, steps, least }
     }
 }
 
 fn layers<K: Kernels>(suite: &mut Suite<'_>, k: &K) -> chimera_core::kernels::Result<()> {
     let Sizes { model, micro_batch_size, least, .. } = suite.size.sizes();
-    let Gpt2Config { hidden, heads, context, vocab, .. } = model;
+    let ModelConfig { hidden, heads, context, vocab, .. } = model;
     let rows = context * micro_batch_size;
     let n = |shape: &[usize]| shape.iter().product::<usize>();
     let some = |shape: &[usize]| {

@@ -56,6 +56,20 @@ impl Place {
         error
     }
 
+    /// What `rank` says it did last: each step, kind of doing, name.
+    fn recent(&self, rank: usize) -> Vec<(u64, String, String)> {
+        let text = read_to_string(self.at(&format!("run/ops.{rank}.jsonl"))).expect("a file");
+        let did = |line: &str| {
+            let line: Value = serde_json::from_str(line).expect("a whole line");
+            let kinds = ["op", "sum", "update", "wait"];
+            let kind = kinds.into_iter().find(|kind| line[kind].is_string()).expect("a kind");
+            assert!(line["start"].as_f64() <= line["end"].as_f64(), "{line}");
+            let step = line["step"].as_u64().expect("a step");
+            (step, kind.to_string(), line[kind].as_str().unwrap_or_default().to_string())
+        };
+        text.lines().map(did).collect()
+    }
+
     /// The losses of the steps that were recorded, all of them numbers.
     fn losses(&self) -> Vec<f64> {
         let text = read_to_string(self.at("run/metrics.jsonl")).unwrap_or_default();
@@ -105,6 +119,15 @@ fn a_loss_that_is_not_finite_ends_the_run_before_it_is_recorded() {
         assert_eq!(error["step"], json!(losses.len()), "the step after the last sound one");
         assert!(!losses.is_empty() && losses.iter().all(|loss| loss.is_finite()));
         assert_eq!(place.n_saved(), 0, "weights of a failed run");
+        for rank in 0..4 {
+            let recent = place.recent(rank);
+            assert!(recent.is_sorted_by_key(|(step, ..)| step) && recent[0].0 == 0);
+            let (step, kind, what) = recent.last().expect("something");
+            assert_eq!(*step, losses.len() as u64, "the step that failed");
+            assert_eq!((kind.as_str(), what.as_str()), ("wait", "the agreement of all ranks"));
+            let has = |kind| recent.iter().any(|(_, other, _)| other == kind);
+            assert!(["op", "sum", "update", "wait"].into_iter().all(has), "{recent:?}");
+        }
     }
 }
 
@@ -200,4 +223,23 @@ fn weights_that_cannot_be_saved_leave_no_part_behind() {
     let message = error["message"].as_str().unwrap_or_default();
     assert!(error["class"] == "io" && message.contains("model.safetensors"), "{message}");
     assert_eq!((place.n_saved(), place.losses().len()), (1, 2));
+}
+
+#[test]
+fn a_wait_that_is_too_long_is_explained() {
+    let place = Place::new();
+    let ran = chimera(&place.line("--steps 100000 --timeout 0.001"));
+    assert_eq!(ran.code, Some(6), "{}", ran.stderr);
+    let names = read_dir(place.at("run")).expect("a folder").filter_map(|entry| {
+        let name = entry.ok()?.file_name().into_string().ok()?;
+        name.strip_prefix("error.")?.strip_suffix(".json")?.parse().ok()
+    });
+    let rank = names.last().expect("an error file");
+    let error = place.error(&ran, rank);
+    let message = error["message"].as_str().unwrap_or_default();
+    assert!(message.starts_with("waited 0.0 s for "), "{message}");
+    // Nothing is wrong but the patience: whoever was waited for is somewhere.
+    assert!(message.contains("; rank ") && error["peer"].is_u64(), "{message}");
+    let (step, kind, _) = place.recent(rank).pop().expect("something");
+    assert_eq!((json!(step), kind.as_str()), (error["step"].clone(), "wait"));
 }

@@ -2,6 +2,8 @@
 //! writes, and hostile folders are refused. The models of `fixtures/gpt2` come from
 //! `cargo xtask transformers --write`.
 
+#[path = "hf/bert.rs"]
+mod bert;
 #[path = "hf/commands.rs"]
 mod commands;
 #[path = "hf/hostile.rs"]
@@ -14,9 +16,9 @@ mod command;
 use std::path::{Path, PathBuf};
 
 use chimera::candle::Candle;
-use chimera::core::model::Gpt2Config;
+use chimera::core::model::{Architecture, ModelConfig};
 use chimera::evaluate::Model;
-use chimera::hf::{Gpt2, read};
+use chimera::hf::{Pretrained, read};
 use chimera::save::save;
 use serde::Deserialize;
 
@@ -30,7 +32,7 @@ const KINDS: [&str; 4] = ["tied", "f16", "bf16-sharded", "without-prefix"];
 #[derive(Deserialize)]
 struct Expected {
     ids: Vec<u32>,
-    /// `[ids, vocab]`.
+    /// `[ids, vocab]`, and of a BERT one more, of the second segment.
     logits: Vec<f32>,
 }
 
@@ -39,11 +41,15 @@ fn fixture(kind: &str) -> PathBuf {
 }
 
 fn expected(kind: &str) -> Expected {
-    let text = std::fs::read(fixture(kind).join("expected.json")).expect("a fixture");
+    expected_in(&fixture(kind))
+}
+
+fn expected_in(folder: &Path) -> Expected {
+    let text = std::fs::read(folder.join("expected.json")).expect("a fixture");
     serde_json::from_slice(&text).expect("a fixture")
 }
 
-fn model(gpt2: &Gpt2) -> Model<Candle> {
+fn model(gpt2: &Pretrained) -> Model<Candle> {
     Model::new(Candle::cpu(), &gpt2.config, &gpt2.weights).expect("a model")
 }
 
@@ -53,7 +59,15 @@ fn logits_are_those_of_transformers() {
         let Expected { ids, logits } = expected(kind);
         let gpt2 = read(&fixture(kind)).expect(kind);
         let tied = kind != "bf16-sharded";
-        let sizes = Gpt2Config { layers: 2, hidden: 8, heads: 2, context: 16, vocab: 20, tied };
+        let sizes = ModelConfig {
+            architecture: Architecture::Gpt2,
+            layers: 2,
+            hidden: 8,
+            heads: 2,
+            context: 16,
+            vocab: 20,
+            tied,
+        };
         assert_eq!(gpt2.config, sizes);
         let ours = model(&gpt2).logits(&ids, ids.len()).expect("logits");
         assert_eq!(ours.len(), ids.len() * 20);

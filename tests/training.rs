@@ -3,6 +3,8 @@
 
 #[path = "training/asynchronous.rs"]
 mod asynchronous;
+#[path = "training/bert.rs"]
+mod bert;
 #[path = "training/equivalence.rs"]
 mod equivalence;
 #[path = "training/evaluation.rs"]

@@ -8,7 +8,7 @@ use chimera_backend_cuda::gpu::Element;
 use chimera_core::equivalence::{Run, RunError};
 use chimera_core::kernels::conformance;
 use chimera_core::kernels::reference::Reference;
-use chimera_core::model::Gpt2Config;
+use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
 
 #[test]
@@ -35,8 +35,15 @@ fn bf16_trains_beside_the_reference() -> Result<(), RunError> {
 /// Schedules with a worker to a thread, each with a device of its own.
 fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
     for (schedule, depth) in [("dapple", 1), ("1f1b", 2), ("chimera", 2), ("chimera", 4)] {
-        let model =
-            Gpt2Config { layers: 4, hidden: 8, heads: 2, context: 6, vocab: 19, tied: false };
+        let model = ModelConfig {
+            architecture: Architecture::Gpt2,
+            layers: 4,
+            hidden: 8,
+            heads: 2,
+            context: 6,
+            vocab: 19,
+            tied: false,
+        };
         let shape = Shape::new(depth, 4);
         let run = Run { schedule, shape, model, micro_batch_size: 1, steps: 4 };
         let expected = run.train(|_| Ok(Reference))?.losses;

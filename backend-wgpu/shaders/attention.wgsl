@@ -1,4 +1,4 @@
-// Causal self-attention. The scores are made four at a time and never stored (Dao et al., 2022,
+// Self-attention. The scores are made four at a time and never stored (Dao et al., 2022,
 // FlashAttention); the backward pass makes them again from the log-sum-exp, once for the queries and once
 // for the keys and values, so that each sum has one owner.
 //
@@ -10,7 +10,11 @@
 
 const LOWEST = -3.0e38;
 
-struct By { heads: u32, context: u32, scale: f32 }
+struct By {
+    heads: u32, context: u32, scale: f32,
+    /// Whether rows see those up to themselves; else all see the first of their sample, as many as it is long.
+    is_causal: u32,
+}
 
 /// One head of one sample.
 struct Head {
@@ -51,12 +55,13 @@ fn four_of_tile_2(at: vec4<u32>) -> vec4<f32> {
     return vec4(tile_2[at.x], tile_2[at.y], tile_2[at.z], tile_2[at.w]);
 }
 
-struct Forward { out_at: u32, log_sum_at: u32, qkv_at: u32, by: By }
+struct Forward { out_at: u32, log_sum_at: u32, qkv_at: u32, lengths_at: u32, by: By }
 
 var<immediate> forward_by: Forward;
 @group(0) @binding(0) var<storage, read_write> out: array<f32>;
 @group(0) @binding(1) var<storage, read_write> log_sum: array<f32>;
 @group(0) @binding(2) var<storage, read> qkv: array<f32>;
+@group(0) @binding(3) var<storage, read> lengths: array<u32>;
 
 fn four_of_qkv(at: vec4<u32>) -> vec4<f32> {
     return vec4(qkv[at.x], qkv[at.y], qkv[at.z], qkv[at.w]);
@@ -77,7 +82,12 @@ fn forward(
     let head = head_of(group, by);
     let wanted = group.x * QUERIES + invocation;
     let t = min(wanted, by.context - 1u);
-    let end = min((group.x + 1u) * QUERIES, by.context);
+    var end = min((group.x + 1u) * QUERIES, by.context);
+    var n_keys = t + 1u;
+    if by.is_causal == 0u {
+        end = lengths[forward_by.lengths_at + group.z];
+        n_keys = end;
+    }
     let q_at = forward_by.qkv_at + qkv_of(head, t, 0u);
     var mixed: array<f32, DIM>;
     for (var i = 0u; i < DIM; i++) {
@@ -106,7 +116,7 @@ fn forward(
                 s += qkv[q_at + i] * four_of_qkv(k_at + i);
             }
         }
-        let seen = keys <= vec4(t);
+        let seen = keys < vec4(n_keys);
         s = select(vec4(LOWEST), s * by.scale, seen);
         let next = max(largest, max4(s));
         let rescale = exp1(largest - next);
@@ -160,7 +170,8 @@ fn weigh(
 }
 
 struct Backward {
-    d_qkv_at: u32, qkv_at: u32, dy_at: u32, log_sum_at: u32, products_at: u32, by: By,
+    d_qkv_at: u32, qkv_at: u32, dy_at: u32, log_sum_at: u32, products_at: u32, lengths_at: u32,
+    by: By,
 }
 
 var<immediate> backward_by: Backward;
@@ -169,6 +180,7 @@ var<immediate> backward_by: Backward;
 @group(0) @binding(2) var<storage, read> dy: array<f32>;
 @group(0) @binding(3) var<storage, read> backward_log_sum: array<f32>;
 @group(0) @binding(4) var<storage, read> backward_products: array<f32>;
+@group(0) @binding(5) var<storage, read> backward_lengths: array<u32>;
 
 fn four_of_backward_qkv(at: vec4<u32>) -> vec4<f32> {
     return vec4(backward_qkv[at.x], backward_qkv[at.y], backward_qkv[at.z], backward_qkv[at.w]);
@@ -188,7 +200,12 @@ fn backward_queries(
     let head = head_of(group, by);
     let wanted = group.x * QUERIES + invocation;
     let t = min(wanted, by.context - 1u);
-    let end = min((group.x + 1u) * QUERIES, by.context);
+    var end = min((group.x + 1u) * QUERIES, by.context);
+    var n_keys = t + 1u;
+    if by.is_causal == 0u {
+        end = backward_lengths[backward_by.lengths_at + group.z];
+        n_keys = end;
+    }
     let q_at = from_qkv + qkv_of(head, t, 0u);
     let dy_at = backward_by.dy_at + mixed_of(head, t);
     let of_row = (head.row + t) * by.heads + head.head;
@@ -224,7 +241,7 @@ fn backward_queries(
             }
         }
         let p = exp4(s * by.scale - log_sum_of_row);
-        let ds = select(vec4(0.0), p * (dp - product) * by.scale, keys <= vec4(t));
+        let ds = select(vec4(0.0), p * (dp - product) * by.scale, keys < vec4(n_keys));
         for (var i = 0u; i < DIM; i++) {
             if TILE > 0u {
                 dq[i] += dot(ds, four_of_tile_1(k_at + i));
@@ -260,9 +277,16 @@ fn backward_keys(
         dk[i] = 0.0;
         dv[i] = 0.0;
     }
-    // From the first query that sees the first key of the workgroup.
-    let first = group.x * QUERIES / 4u * 4u;
-    let start = select(first, first / max(TILE, 1u) * TILE, TILE > 0u);
+    // Which queries see this key: from this row on, if any; and the first of a workgroup's keys, in whole tiles.
+    var from_row = u;
+    var start = group.x * QUERIES / 4u * 4u;
+    if TILE > 0u {
+        start = start / max(TILE, 1u) * TILE;
+    }
+    if by.is_causal == 0u {
+        from_row = select(by.context, 0u, u < backward_lengths[backward_by.lengths_at + group.z]);
+        start = 0u;
+    }
     for (var t = start; t < by.context; t += 4u) {
         if TILE > 0u && t % max(TILE, 1u) == 0u {
             workgroupBarrier();
@@ -296,7 +320,7 @@ fn backward_keys(
             log_sums[j] = backward_log_sum[backward_by.log_sum_at + rows[j]];
             weights[j] = backward_products[backward_by.products_at + rows[j]];
         }
-        let sees = (queries >= vec4(u)) & (queries < vec4(by.context));
+        let sees = (queries >= vec4(from_row)) & (queries < vec4(by.context));
         let p = select(vec4(0.0), exp4(s * by.scale - log_sums), sees);
         let ds = select(vec4(0.0), p * (dp - weights) * by.scale, sees);
         for (var i = 0u; i < DIM; i++) {

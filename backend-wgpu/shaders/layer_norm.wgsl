@@ -25,7 +25,7 @@ fn row_sum(mine: vec2<f32>, invocation: u32) -> vec2<f32> {
 
 struct Forward {
     y_at: u32, stats_at: u32, x_at: u32, gain_at: u32, bias_at: u32,
-    rows: u32, width: u32,
+    rows: u32, width: u32, epsilon: f32,
 }
 
 var<immediate> forward_by: Forward;
@@ -57,7 +57,7 @@ fn forward(
         squares += centred * centred;
     }
     let variance = row_sum(vec2(squares, 0.0), invocation).x / f32(by.width);
-    let scale = 1.0 / sqrt(variance + 1e-5);
+    let scale = 1.0 / sqrt(variance + by.epsilon);
     if wanted >= by.rows {
         return;
     }

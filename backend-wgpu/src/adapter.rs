@@ -1,9 +1,11 @@
 //! The adapters of this machine, and opening one.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use wgpu::{Backends, DeviceDescriptor, DeviceType, Features, Instance, InstanceDescriptor};
+use wgpu::{
+    Backends, DeviceDescriptor, DeviceType, Features, Instance, InstanceDescriptor, InstanceFlags,
+};
 
 use crate::Wgpu;
 use crate::gpu::{Gpu, Limits};
@@ -13,17 +15,21 @@ use crate::tuning::{Target, Tuning};
 const IMMEDIATE_BYTES: u32 = 128;
 
 /// The adapters that kernels can run on, GPUs first: those numbers are theirs on the command line.
-///
-/// Validation layers are used where the environment says `WGPU_VALIDATION=1`.
 pub fn adapters() -> Vec<Adapter> {
-    static INSTANCE: OnceLock<Instance> = OnceLock::new();
+    find(InstanceFlags::empty())
+}
+
+/// The same, with the validation layers of their drivers on; what these object to goes to `log`.
+pub fn validated_adapters() -> Vec<Adapter> {
+    find(InstanceFlags::VALIDATION)
+}
+
+fn find(flags: InstanceFlags) -> Vec<Adapter> {
     let backends = Backends::VULKAN | Backends::METAL | Backends::DX12;
-    let instance = INSTANCE.get_or_init(|| {
-        Instance::new(InstanceDescriptor {
-            backends,
-            flags: wgpu::InstanceFlags::empty().with_env(),
-            ..InstanceDescriptor::new_without_display_handle()
-        })
+    let instance = Instance::new(InstanceDescriptor {
+        backends,
+        flags,
+        ..InstanceDescriptor::new_without_display_handle()
     });
     let found = pollster::block_on(instance.enumerate_adapters(backends)).into_iter();
     let mut adapters: Vec<Adapter> = found.map(|inner| Adapter { inner }).collect();

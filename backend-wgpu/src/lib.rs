@@ -22,9 +22,9 @@ mod tuning;
 
 use std::sync::Arc;
 
-use chimera_core::kernels::{AdamW, Kernels, Layout, Result, Sgd};
+use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result, Sgd};
 
-pub use adapter::{Adapter, OpenError, Options, adapters};
+pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
 pub use tensor::Tensor;
 pub use tuning::Target;
 
@@ -122,8 +122,14 @@ impl Kernels for Wgpu {
         self.gpu.linear_dw(x, dy, layout, dw, d_bias)
     }
 
-    fn layer_norm(&self, x: &Tensor, gain: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
-        self.gpu.layer_norm(x, gain, bias)
+    fn layer_norm(
+        &self,
+        x: &Tensor,
+        gain: &Tensor,
+        bias: &Tensor,
+        epsilon: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        self.gpu.layer_norm(x, gain, bias, epsilon)
     }
 
     fn layer_norm_dx(
@@ -148,16 +154,26 @@ impl Kernels for Wgpu {
         self.gpu.layer_norm_dw(dy, x, stats, d_gain, d_bias)
     }
 
-    fn gelu(&self, x: &Tensor) -> Result<Tensor> {
-        self.gpu.gelu(x)
+    fn activation(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
+        self.gpu.activation(x, f)
     }
 
-    fn gelu_dx(&self, dy: &Tensor, x: &Tensor) -> Result<(Tensor, Tensor)> {
-        self.gpu.gelu_dx(dy, x)
+    fn activation_dx(&self, dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
+        self.gpu.activation_dx(dy, x, f)
     }
 
-    fn attention(&self, qkv: &Tensor, heads: usize, context: usize) -> Result<(Tensor, Tensor)> {
-        self.gpu.attention(qkv, heads, context)
+    fn dropout(&self, x: &Tensor, by: &Dropout, residual: Option<&Tensor>) -> Result<Tensor> {
+        self.gpu.dropout(x, by, residual)
+    }
+
+    fn attention(
+        &self,
+        qkv: &Tensor,
+        heads: usize,
+        context: usize,
+        mask: Mask<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        self.gpu.attention(qkv, heads, context, mask)
     }
 
     fn attention_dx(
@@ -168,8 +184,9 @@ impl Kernels for Wgpu {
         log_sum: &Tensor,
         heads: usize,
         context: usize,
+        mask: Mask<'_>,
     ) -> Result<Tensor> {
-        self.gpu.attention_dx(dy, qkv, out, log_sum, heads, context)
+        self.gpu.attention_dx(dy, qkv, out, log_sum, heads, context, mask)
     }
 
     fn cross_entropy(

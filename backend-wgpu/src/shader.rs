@@ -33,8 +33,10 @@ macro_rules! sources {
 }
 
 sources!(
+    ACTIVATION "activation",
     ATTENTION "attention",
     CROSS_ENTROPY "cross_entropy",
+    DROPOUT "dropout",
     EMBEDDING "embedding",
     LAYER_NORM "layer_norm",
     LINEAR "linear",

@@ -17,7 +17,7 @@ use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::kernels::{DeviceError, Kernels};
 use crate::lower::{Lowering, lower};
-use crate::model::{Gpt2Config, Gpt2Stage, ModelError, cut};
+use crate::model::{Gpt2Stage, ModelConfig, ModelError, cut};
 use crate::schedule::{Shape, Unfit, UnknownSchedule, find};
 
 /// What to train, and how.
@@ -28,7 +28,7 @@ pub struct Run {
     /// Its shape.
     pub shape: Shape,
     /// The model.
-    pub model: Gpt2Config,
+    pub model: ModelConfig,
     /// Samples of a micro-batch.
     pub micro_batch_size: usize,
     /// Updates of the weights.
@@ -129,7 +129,7 @@ impl Run {
 }
 
 /// Tokens that follow from their place alone.
-struct Tokens<'m>(&'m Gpt2Config);
+struct Tokens<'m>(&'m ModelConfig);
 
 impl Data for Tokens<'_> {
     fn sample(
@@ -156,11 +156,19 @@ impl Data for Tokens<'_> {
 mod tests {
     use super::*;
     use crate::kernels::reference::Reference;
+    use crate::model::Architecture;
 
     #[test]
     fn a_pipeline_trains_as_one_worker() {
-        let model =
-            Gpt2Config { layers: 4, hidden: 8, heads: 2, context: 4, vocab: 11, tied: false };
+        let model = ModelConfig {
+            architecture: Architecture::Gpt2,
+            layers: 4,
+            hidden: 8,
+            heads: 2,
+            context: 4,
+            vocab: 11,
+            tied: false,
+        };
         let run = |schedule, shape| Run {
             schedule,
             shape,

@@ -9,12 +9,15 @@ pub struct Micro<'a> {
     pub step: u64,
     /// Number of the first sample within the global batch of the step.
     pub sample: u64,
-    /// The input ids of all samples, one after another; read by the first stage alone.
+    /// What goes into the model, all samples one after another: the ids of tokens, and what else it reads of a
+    /// sample. Only for stages that [read samples](Stage::reads_samples).
     pub input: &'a [u32],
     /// The target ids, likewise; read by the last stage alone. Empty when only outputs are wanted.
     pub target: &'a [u32],
     /// What the summed loss is multiplied by: one over the number of targets of the global batch.
     pub loss_scale: f64,
+    /// Whether it is trained on: nothing is dropped in an evaluation.
+    pub training: bool,
 }
 
 /// What a forward pass hands on.
@@ -84,6 +87,9 @@ pub trait Stage: Send {
 
     /// The weights, in the order in which `w` and `into` below hold them.
     fn params(&self) -> &[Param];
+
+    /// Whether it reads [`Micro::input`] or [`Micro::target`]; else they may be empty.
+    fn reads_samples(&self) -> bool;
 
     /// Runs the stage on `x`, the previous stage's activation (`None` for the first stage).
     fn forward(

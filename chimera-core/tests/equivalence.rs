@@ -4,6 +4,7 @@ mod training;
 
 use chimera_core::engine::Optimizer;
 use chimera_core::lower::{Hoist, Passes, Recompute, Sync};
+use chimera_core::model::Architecture;
 use chimera_core::schedule::{Scaling, Shape};
 use proptest::prelude::*;
 use training::{Run, train};
@@ -183,7 +184,9 @@ fn each_schedule() -> Vec<Run> {
         let shapes = shapes(schedule, &[2, 4], &[1, 5, 8]);
         runs.extend(shapes.into_iter().map(|shape| Run::new(schedule, shape)));
     }
-    for schedule in ["dualpipe", "dualpipe-v", "hanayo", "zb-v", "v-half", "zb-h2", "mixpipe"] {
+    for schedule in
+        ["dualpipe", "dualpipe-v", "hanayo", "zb-v", "v-half", "v-min", "zb-h2", "mixpipe"]
+    {
         runs.push(Run::new(schedule, Shape::new(2, 6)));
     }
     let chunks = Shape { n_chunks: 2, ..Shape::new(2, 4) };
@@ -233,6 +236,34 @@ fn recomputing_trains_as_one_worker_wherever_it_stands() {
             let passes = Passes { recompute, hoist, split_backward };
             assert_equivalent(&Run { passes, ..run.clone() });
         }
+    }
+}
+
+#[test]
+fn a_bert_trains_as_one_worker() {
+    for (n, run) in each_schedule().into_iter().enumerate() {
+        let passes = Passes { split_backward: n % 2 == 1, ..Passes::default() };
+        let architecture = Architecture::Bert;
+        assert_equivalent(&Run { architecture, tied: n % 3 > 0, passes, ..run });
+    }
+}
+
+/// What is dropped depends on step, sample and layer alone, so neither schedule nor split nor recomputation
+/// nor the number of workers changes it.
+#[test]
+fn dropped_elements_are_the_same_everywhere() {
+    let mut n = 0;
+    for (_, architecture) in Architecture::ALL {
+        for run in each_schedule() {
+            n += 1;
+            let recompute = [Recompute::None, Recompute::Selective, Recompute::Full][n % 3];
+            let passes = Passes { recompute, split_backward: n % 2 == 1, ..Passes::default() };
+            assert_equivalent(&Run { architecture, dropout: 0.2, passes, ..run });
+        }
+        let run = Run { architecture, ..Run::new("dapple", Shape::new(2, 2)) };
+        let plain = train(&run).expect("trains").losses;
+        let losses = train(&Run { dropout: 0.2, ..run }).expect("trains").losses;
+        assert!(losses.iter().zip(&plain).all(|(a, b)| a != b), "{losses:?} {plain:?}");
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::{Comm, Tag, Threads, What, threads};
+use chimera_core::engine::{handshake, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::kernels::reference::Tensor;
@@ -85,6 +86,11 @@ fn a_lost_message_is_named_when_patience_ends() {
     assert_eq!((fault.step, fault.class.code()), (Some(2), 6));
     let named = "s for gradient(pipe 0, stage 1, micro-batch 0) from rank 1";
     assert!(fault.message.contains(named), "{fault}");
+    assert!(
+        fault.message.contains("; rank 1 sent it and last finished B(pipe 0, stage 1, "),
+        "{fault}"
+    );
+    assert!(fault.message.ends_with(" of all ranks: lost on the way"), "{fault}");
     assert!((1.0..10.0).contains(&waited_s(fault)), "{fault}");
     assert!(end.took < Duration::from_secs(20), "{:?}", end.took);
 }
@@ -108,6 +114,7 @@ fn a_lost_part_of_a_sum_is_named() {
     assert!(fault.message.contains(" s for gradient "), "{fault}");
     let op = fault.op.as_deref().unwrap_or_default();
     assert!(op.starts_with("reduction of "), "{fault}");
+    assert!(fault.message.ends_with(" waits for the sum of bucket 0: lost on the way"), "{fault}");
 }
 
 /// Whichever of many ranks loses patience first, all end with its word.
@@ -119,6 +126,7 @@ fn all_ranks_end_with_one_verdict() {
     assert_eq!((end.reported.class, end.reported.step), (Class::Timeout, Some(2)));
     assert!(end.of_ranks.iter().all(|f| f.class == Class::Timeout && f.step == Some(2)));
     assert!(end.of_ranks.contains(&end.reported));
+    assert_eq!(end.reported.peer, Some(Rank(5)), "{}", end.reported);
     assert!(end.took < Duration::from_secs(20), "{:?}", end.took);
 }
 
@@ -128,6 +136,9 @@ fn a_stalled_rank_is_named() {
     let fault = &end.reported;
     assert_eq!((fault.class, fault.rank, fault.peer), (Class::Timeout, Rank(0), Some(Rank(1))));
     assert_eq!(end.of_ranks, [fault.clone(), fault.clone()]);
+    let verdict = "; rank 1 last finished B(pipe 0, stage 1, micro-batch 0) and is sending \
+                   gradient(pipe 0, stage 1, micro-batch 0): stalled in the transport";
+    assert!(fault.message.ends_with(verdict), "{fault}");
 }
 
 #[test]
@@ -217,4 +228,50 @@ fn without_the_check_training_goes_on() {
     let losses = &ran.expect("trains on")[0].losses;
     assert_eq!(losses.len(), 5);
     assert!(losses[..2].iter().all(|l| l.is_finite()) && losses[2..].iter().all(|l| l.is_nan()));
+}
+
+/// Behind a chain of waits, the one that is named is the one that does not go on.
+#[test]
+fn the_first_not_to_advance_is_named_through_all_who_wait_for_it() {
+    let run = Run { patience: Duration::from_secs(1), ..Run::new("gpipe", Shape::new(4, 1)) };
+    let end = fail(&run, on(3, Fate::Stalls(Duration::from_secs(5))));
+    let fault = &end.reported;
+    assert_eq!((fault.class, fault.peer), (Class::Timeout, Some(Rank(3))), "{fault}");
+    let chain = "which waits for gradient(pipe 0, stage 3, micro-batch 0) from rank 3; rank 3 last finished";
+    assert!(fault.rank == Rank(2) || fault.message.contains(chain), "{fault}");
+    assert!(fault.message.ends_with(": stalled in the transport"), "{fault}");
+}
+
+#[test]
+fn ranks_of_different_runs_end_before_the_first_step() {
+    let met = |value: fn(Rank) -> Vec<u8>| {
+        run_threads::<(), ()>(4, move |comm| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            match comm.rank() {
+                Rank(2) => comm
+                    .exchange(&value(Rank(2)), deadline)
+                    .map(drop)
+                    .map_err(|e| Fault::new(Class::Internal, Rank(2), e.to_string())),
+                rank => {
+                    let eight = ("micro-batches".to_string(), "8".to_string());
+                    handshake(comm, &vec![eight], deadline).map_err(|fault| {
+                        assert_eq!((fault.rank, fault.peer), (rank, Some(Rank(2))), "{fault}");
+                        fault
+                    })
+                }
+            }
+        })
+    };
+    assert!(met(|_| br#"[["micro-batches","8"]]"#.to_vec()).is_ok());
+    let fault = met(|_| br#"[["micro-batches","16"]]"#.to_vec()).unwrap_err();
+    assert_eq!((fault.class, fault.class.code()), (Class::Mismatch, 10));
+    assert_eq!(
+        fault.message,
+        "the ranks are not of one run:\n  micro-batches: ranks 0-1, 3 = 8, rank 2 = 16"
+    );
+    for other in [|_| b"\xff\x00".to_vec(), |_| Vec::new(), |_| vec![b'['; 1 << 20]] {
+        let fault = met(other).unwrap_err();
+        assert_eq!(fault.class, Class::Mismatch);
+        assert!(fault.message.starts_with("rank 2 greets in another way"), "{fault}");
+    }
 }

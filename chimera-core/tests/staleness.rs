@@ -134,7 +134,8 @@ fn one_worker(run: &Run, per_update: u32, age: Age<'_>) -> Outcome {
                     Digits.sample(step, s as u64, &mut input, &mut target).expect("digits");
                 }
                 let (sample, input, target) = (sample as u64, &input[..], &target[..]);
-                let micro = Micro { step, sample, input, target, loss_scale };
+                let training = true;
+                let micro = Micro { step, sample, input, target, loss_scale, training };
                 let loss = pass(&mut pieces, &micro, group, &versions);
                 *outcome.losses.last_mut().expect("a step") += loss / f64::from(updates_per_step);
             }

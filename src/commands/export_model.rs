@@ -32,14 +32,14 @@ enum Format {
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
         let Format::Hf = self.format;
-        let gpt2 = model::load(&self.model)?;
+        let read = model::load(&self.model)?;
         ensure!(
             !self.out.join("config.json").exists(),
             "{} holds a model already: choose another --out",
             self.out.display()
         );
         prepare(&self.out)?;
-        let path = save(&self.out, &gpt2.config, &gpt2.weights)?;
-        print(format!("wrote {}: {} parameters", path.display(), gpt2.config.n_params()))
+        let path = save(&self.out, &read.config, &read.weights)?;
+        print(format!("wrote {}: {} parameters", path.display(), read.config.n_params()))
     }
 }

@@ -5,6 +5,7 @@ mod checkpoint;
 mod compare;
 mod config;
 mod costs;
+mod devices;
 mod entry;
 mod eval;
 mod export;
@@ -53,6 +54,7 @@ enum Command {
     Config(config::Config),
     Checkpoint(checkpoint::Checkpoint),
     Selftest(selftest::Selftest),
+    Devices(devices::Devices),
     Completions(shell::Completions),
     Man(shell::Man),
 }
@@ -72,6 +74,7 @@ impl Cli {
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
             Command::Selftest(selftest) => selftest.run(),
+            Command::Devices(devices) => devices.run(),
             Command::Completions(completions) => completions.run(),
             Command::Man(man) => man.run(),
         }

@@ -4,15 +4,15 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use chimera::checkpoint::{Checkpoint, Store};
-use chimera::core::model::{Cut, Gpt2Config};
-use chimera::hf::{self, Gpt2};
+use chimera::core::model::{Cut, ModelConfig};
+use chimera::hf::{self, Pretrained};
 use chimera::tokenizer::Tokenizer;
 
 /// The file that makes a folder a checkpoint.
 const MANIFEST: &str = "manifest.json";
 
 /// Reads a model. Of a run it is the newest checkpoint that is whole.
-pub(super) fn load(dir: &Path) -> Result<Gpt2> {
+pub(super) fn load(dir: &Path) -> Result<Pretrained> {
     if dir.join(MANIFEST).exists() {
         return of_checkpoint(&Checkpoint::open(dir)?);
     }
@@ -25,14 +25,17 @@ pub(super) fn load(dir: &Path) -> Result<Gpt2> {
     hf::read(dir)
 }
 
-fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Gpt2> {
+fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Pretrained> {
     let settings = &checkpoint.manifest().settings;
     let value = |key: &str| {
         let lacks = || anyhow!("{}: its settings lack {key}", checkpoint.path().display());
         settings.get(key).ok_or_else(lacks)
     };
     let size = |key: &str| Ok::<_, anyhow::Error>(value(key)?.parse::<usize>()?);
-    let config = Gpt2Config {
+    // Before there was another there was no such setting.
+    let architecture = settings.get("model").map_or("gpt2", |name| name.trim_matches('"'));
+    let config = ModelConfig {
+        architecture: architecture.parse().map_err(anyhow::Error::msg)?,
         layers: size("layers")?,
         hidden: size("hidden")?,
         heads: size("heads")?,
@@ -46,7 +49,7 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Gpt2> {
         let values = checkpoint.weights(&param.name, &param.shape)?;
         Ok((param, values))
     });
-    Ok(Gpt2 { weights: weights.collect::<Result<_>>()?, config })
+    Ok(Pretrained { weights: weights.collect::<Result<_>>()?, config })
 }
 
 /// What turns text into the tokens of the model in `dir` and back: what `named` says, else the

@@ -11,8 +11,9 @@ use chimera::candle::Candle;
 use chimera::core::analyze::Timeline;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
+use chimera::core::model::Architecture;
 use chimera::core::render::{svg, text};
-use chimera::evaluate::{Model, Sampling};
+use chimera::evaluate::{Bert, Model, Sampling};
 use chimera::save::save;
 use chimera::settings::Layers;
 use chimera::tokenizer::Tokenizer;
@@ -29,7 +30,7 @@ const N_SAMPLE: usize = 240;
 /// Characters or so of a token that is more than a byte.
 const TOKEN_CHARS: usize = 4;
 
-/// Trains a GPT; without any option a small one, on the project's own text, through a Chimera pipeline
+/// Trains a GPT-2 or a BERT; without any option a small GPT-2, on the project's own text, through a Chimera pipeline
 #[derive(Args)]
 pub(crate) struct Train {
     #[command(flatten)]
@@ -65,6 +66,7 @@ impl Train {
         }
         run.save_into(place.store(), |problem| eprintln!("warning: {problem}"));
         let mut folder = place.begin(run.config(), run.first_step())?;
+        run.explain_in(folder.path());
         let outcome = self.train(&run, &mut folder, &stop, &say);
         if let Err(error) = &outcome
             && let Some(fault) = error.downcast_ref::<Fault>()
@@ -135,16 +137,30 @@ impl Train {
         seconds: f64,
         say: &Say,
     ) -> Result<()> {
-        let model = Model::new(Candle::cpu(), run.model(), &trained.weights)?;
-        let validation_loss = model.loss(&run.validation()?)?;
-        let perplexity = validation_loss.exp();
-        say.line(&format!(
-            "validation loss {validation_loss:.4} nats per token, perplexity {perplexity:.2}, after \
-             {seconds:.1} s of training"
-        ));
-        if let Some(tokenizer) = run.corpus().tokenizer() {
-            self.sample(run, &model, tokenizer, say)?;
-        }
+        let (validation_loss, perplexity) = match run.model().architecture {
+            Architecture::Gpt2 => {
+                let model = Model::new(Candle::cpu(), run.model(), &trained.weights)?;
+                let loss = model.loss(&run.validation()?)?;
+                let perplexity = loss.exp();
+                say.line(&format!(
+                    "validation loss {loss:.4} nats per token, perplexity {perplexity:.2}, after \
+                     {seconds:.1} s of training"
+                ));
+                if let Some(tokenizer) = run.corpus().tokenizer() {
+                    self.sample(run, &model, tokenizer, say)?;
+                }
+                (loss, Some(perplexity))
+            }
+            Architecture::Bert => {
+                let model = Bert::new(Candle::cpu(), run.model(), &trained.weights)?;
+                let loss = model.loss(&run.validation()?)?;
+                say.line(&format!(
+                    "validation loss {loss:.4} nats, per masked token and per pair, after {seconds:.1} s of \
+                     training"
+                ));
+                (loss, None)
+            }
+        };
         let overhead = trained.overhead(run.program());
         if let Some(timeline) = trained.timelines.last() {
             self.draw(run, folder, timeline, overhead, say)?;

@@ -3,6 +3,7 @@
 //! Which sample is seen when follows from (seed, number of the sample since the start of the training)
 //! alone, so that the global batch is the same however it is spread over micro-batches, pipes and groups.
 
+mod masked;
 mod permutation;
 mod prepare;
 mod prepared;
@@ -12,13 +13,17 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use chimera_core::model::{Architecture, ModelConfig};
+
 use crate::corpus;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
+pub use masked::Marks;
 pub use prepare::prepare;
 pub use prepared::{Kind, Prepared, Source};
 pub use tokens::Tokens;
 
+use masked::Masking;
 use permutation::Permutation;
 
 /// Why data cannot be trained on (exit code 2).
@@ -105,6 +110,27 @@ pub enum DataError {
     /// The tokenizer of prepared data.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// A vocabulary without room for the marks of a BERT's samples.
+    #[error(
+        "the vocabulary has {vocab} ids, but a BERT needs {needed}: those of the text, and [PAD], [CLS], [SEP] \
+         and [MASK]: choose vocab {needed} or more"
+    )]
+    Marks {
+        /// Number of ids.
+        vocab: usize,
+        /// Number of ids needed.
+        needed: usize,
+    },
+    /// A context without room for two segments and their marks.
+    #[error(
+        "a BERT's samples are two segments and three marks: choose context {least} or more, not {context}"
+    )]
+    Context {
+        /// Tokens per sample.
+        context: usize,
+        /// The least.
+        least: usize,
+    },
     /// Not enough for one window to train on and one to validate with.
     #[error(
         "the data has {tokens} tokens, but context {context} needs at least {needed}: {} to train \
@@ -121,13 +147,25 @@ pub enum DataError {
     },
 }
 
-/// Samples side by side: `[n, context]` ids each, one row after another.
+/// Samples side by side, one after another, each as long as the others.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Batch {
-    /// What the model reads.
+    /// How many.
+    pub n_samples: usize,
+    /// What the model reads of each: `context` ids, or what stands before them in a BERT's sample too.
     pub input: Vec<u32>,
-    /// What comes next at each position.
+    /// What it is to say: the token that comes next at each position, or those that are masked, and whether
+    /// the second segment is from elsewhere.
     pub target: Vec<u32>,
+}
+
+impl Batch {
+    /// Input and target of each sample.
+    pub fn samples(&self) -> impl Iterator<Item = (&[u32], &[u32])> {
+        let [input, target] =
+            [self.input.len(), self.target.len()].map(|n| (n / self.n_samples.max(1)).max(1));
+        self.input.chunks(input).zip(self.target.chunks(target))
+    }
 }
 
 /// The ids of `files` in order, each below `vocab`, as [`Corpus::open`] reads them.
@@ -143,16 +181,19 @@ pub struct Corpus {
     tokens: Tokens,
     tokenizer: Option<Tokenizer>,
     n_train: usize,
+    /// Tokens of a window.
     context: usize,
+    /// What becomes of a window in a BERT's samples.
+    masking: Option<Masking>,
 }
 
 impl Corpus {
     /// The data of `files` in order, or the project's own text if there are none.
     ///
     /// A file is text, of which each byte is a token, unless its name ends in `.bin` (little-endian
-    /// u16 ids) or `.u32.bin` (u32). Every id must be below `vocab`. Files are read where they lie, and may
-    /// be larger than memory.
-    pub fn open(files: &[PathBuf], vocab: usize, context: usize) -> Result<Corpus, DataError> {
+    /// u16 ids) or `.u32.bin` (u32). Every id must be in the vocabulary of `model`, which says too what samples
+    /// are made of the text. Files are read where they lie, and may be larger than memory.
+    pub fn open(files: &[PathBuf], model: &ModelConfig) -> Result<Corpus, DataError> {
         let mut tokens = match files {
             [] => Tokens::of_text(corpus::TEXT),
             files => Tokens::open(files)?,
@@ -161,8 +202,13 @@ impl Corpus {
             Some((data, prepared)) => Some(prepared.tokenizer(data)?),
             None => tokens.is_text().then_some(Tokenizer::Bytes),
         };
-        tokens.check(vocab)?;
-        Ok(Corpus { tokenizer, ..Corpus::from_tokens(tokens, context)? })
+        let masking = match model.architecture {
+            Architecture::Gpt2 => None,
+            Architecture::Bert => Some(Masking::new(model, tokenizer.as_ref())?),
+        };
+        tokens.check(masking.as_ref().map_or(model.vocab, Masking::n_ids))?;
+        let context = masking.as_ref().map_or(model.context, Masking::window);
+        Ok(Corpus { tokenizer, masking, ..Corpus::from_tokens(tokens, context)? })
     }
 
     /// Splits `tokens` of an unknown tokenizer into a part to train on and one to validate with.
@@ -173,7 +219,7 @@ impl Corpus {
             return Err(DataError::Short { tokens: tokens.len(), context, needed });
         }
         let n_train = tokens.len() - (tokens.len() / 10).max(window);
-        Ok(Corpus { tokens, tokenizer: None, n_train, context })
+        Ok(Corpus { tokens, tokenizer: None, n_train, context, masking: None })
     }
 
     /// What the ids stand for, where that is known.
@@ -200,10 +246,12 @@ impl Corpus {
     /// once, in an order of its own, which follows from (seed, epoch).
     pub fn batch(&self, seed: u64, samples: Range<u64>) -> io::Result<Batch> {
         let n = self.n_samples();
-        self.windows(samples.map(|sample| {
-            let order = Permutation::new(n, seed, sample / n);
-            order.at(sample % n) as usize * self.context
-        }))
+        let order = |sample| Permutation::new(n, seed, sample / n).at(sample % n);
+        let start = |window| window as usize * self.context;
+        match &self.masking {
+            None => self.windows(samples.map(|sample| start(order(sample)))),
+            Some(masking) => self.pairs(masking, seed, n, samples.map(|s| (s, order(s))), start),
+        }
     }
 
     /// At most `count` windows, evenly spread over the validation part and apart from each other.
@@ -212,7 +260,37 @@ impl Corpus {
         let n = count.min(apart);
         let last = self.n_validation() - self.context - 1;
         let step = |i: usize| if n > 1 { i * last / (n - 1) } else { 0 };
-        self.windows((0..n).map(|i| self.n_train + step(i)))
+        let start = |i| self.n_train + step(i);
+        match &self.masking {
+            None => self.windows((0..n).map(start)),
+            Some(masking) => {
+                let samples = (0..n as u64).map(|i| (i, i));
+                self.pairs(masking, 0, n as u64, samples, |i| start(i as usize))
+            }
+        }
+    }
+
+    /// A BERT's samples: numbers, and windows of `n_windows` that begin at `start`.
+    fn pairs(
+        &self,
+        masking: &Masking,
+        seed: u64,
+        n_windows: u64,
+        samples: impl Iterator<Item = (u64, u64)>,
+        start: impl Fn(u64) -> usize,
+    ) -> io::Result<Batch> {
+        let mut batch = Batch::default();
+        for (sample, window) in samples {
+            let mut draw = masking.draw(seed, sample);
+            let other = draw.other(window, n_windows);
+            let mut text = Vec::with_capacity(2 * self.context);
+            for start in [window, other].map(&start) {
+                self.tokens.extend(&mut text, start..start + self.context)?;
+            }
+            let (text, other) = text.split_at(self.context);
+            draw.write(text, other, &mut batch);
+        }
+        Ok(batch)
     }
 
     fn windows(&self, starts: impl Iterator<Item = usize>) -> io::Result<Batch> {
@@ -221,6 +299,7 @@ impl Corpus {
         for start in starts {
             window.clear();
             self.tokens.extend(&mut window, start..start + self.context + 1)?;
+            batch.n_samples += 1;
             batch.input.extend(&window[..self.context]);
             batch.target.extend(&window[1..]);
         }
@@ -230,6 +309,7 @@ impl Corpus {
 
 #[cfg(test)]
 mod tests {
+    use chimera_core::model::Preset;
     use proptest::prelude::*;
 
     use super::*;
@@ -303,9 +383,10 @@ mod tests {
 
     #[test]
     fn without_files_the_project_is_the_text() {
-        let corpus = Corpus::open(&[], 256, 64).unwrap();
+        let tiny = &Preset::named("tiny").unwrap().config;
+        let corpus = Corpus::open(&[], tiny).unwrap();
         assert!(corpus.n_train() > 10_000);
         assert!(matches!(corpus.tokenizer(), Some(Tokenizer::Bytes)));
-        assert!(Corpus::open(&[], 64, 64).is_err());
+        assert!(Corpus::open(&[], &ModelConfig { vocab: 64, ..tiny.clone() }).is_err());
     }
 }

@@ -4,62 +4,20 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use chimera_core::model::Gpt2Config;
+use anyhow::{Context, Result, bail, ensure};
+use chimera_core::model::{Architecture, ModelConfig};
 use serde::Deserialize;
-use serde_json::{Value, json};
 
-use super::CONFIG;
+use super::{CONFIG, bert, gpt2};
 
 /// Larger files are refused before they are read.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
-#[derive(Deserialize)]
-struct Keys {
-    #[serde(default = "gpt2")]
-    model_type: String,
-    n_layer: usize,
-    n_embd: usize,
-    n_head: usize,
-    n_positions: usize,
-    vocab_size: usize,
-    #[serde(default = "yes")]
-    tie_word_embeddings: bool,
-    n_inner: Option<usize>,
-    #[serde(default = "gelu")]
-    activation_function: String,
-    #[serde(default = "epsilon")]
-    layer_norm_epsilon: f64,
-    #[serde(default = "yes")]
-    scale_attn_weights: bool,
-    #[serde(default)]
-    scale_attn_by_inverse_layer_idx: bool,
-    #[serde(default)]
-    add_cross_attention: bool,
-}
-
-fn gpt2() -> String {
-    "gpt2".into()
-}
-
-fn gelu() -> String {
-    "gelu_new".into()
-}
-
-fn epsilon() -> f64 {
-    1e-5
-}
-
-fn yes() -> bool {
-    true
-}
-
-/// The sizes of the model in `dir`.
+/// The model in `dir`.
 ///
 /// # Errors
-/// What is not a GPT-2 as this project computes it is refused with the key that says so.
-pub fn read_config(dir: &Path) -> Result<Gpt2Config> {
+/// What is neither a GPT-2 nor a BERT as this project computes them is refused with the key that says so.
+pub fn read_config(dir: &Path) -> Result<ModelConfig> {
     let path = dir.join(CONFIG);
     ensure!(
         path.exists(),
@@ -85,119 +43,41 @@ pub(super) fn read_small(path: &Path, most: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn parse(text: &[u8]) -> Result<Gpt2Config> {
-    let keys: Keys = serde_json::from_slice(text)?;
-    let gelu = ["gelu_new", "gelu_pytorch_tanh"].contains(&keys.activation_function.as_str());
-    let inner = keys.n_inner.is_none_or(|inner| Some(inner) == keys.n_embd.checked_mul(4));
-    for (fits, key, found, wanted) in [
-        (keys.model_type == "gpt2", "model_type", json!(keys.model_type), "\"gpt2\""),
-        (gelu, "activation_function", json!(keys.activation_function), "\"gelu_new\""),
-        (inner, "n_inner", json!(keys.n_inner), "null or 4 n_embd"),
-        (
-            keys.layer_norm_epsilon == epsilon(),
-            "layer_norm_epsilon",
-            json!(keys.layer_norm_epsilon),
-            "1e-5",
-        ),
-        (keys.scale_attn_weights, "scale_attn_weights", json!(false), "true"),
-        (
-            !keys.scale_attn_by_inverse_layer_idx,
-            "scale_attn_by_inverse_layer_idx",
-            json!(true),
-            "false",
-        ),
-        (!keys.add_cross_attention, "add_cross_attention", json!(true), "false"),
-    ] {
-        ensure!(fits, "`{key}` is {found}, but the model here is a GPT-2 with {wanted}");
+fn parse(text: &[u8]) -> Result<ModelConfig> {
+    /// What every `config.json` has, but for old ones of GPT-2.
+    #[derive(Deserialize)]
+    struct Keys {
+        model_type: Option<String>,
     }
-    let config = Gpt2Config {
-        layers: keys.n_layer,
-        hidden: keys.n_embd,
-        heads: keys.n_head,
-        context: keys.n_positions,
-        vocab: keys.vocab_size,
-        tied: keys.tie_word_embeddings,
-    };
-    config.validate()?;
-    Ok(config)
+    let Keys { model_type } = serde_json::from_slice(text)?;
+    match model_type.as_deref() {
+        None | Some("gpt2") => gpt2::parse(text),
+        Some("bert") => bert::parse(text),
+        Some(other) => {
+            bail!("`model_type` is {other:?}, but the models here are \"gpt2\" and \"bert\"")
+        }
+    }
 }
 
-/// `config.json` of a model. Without dropout, as it was trained, and without the ids of GPT-2's
-/// vocabulary that begin and end a text, unless it has that vocabulary.
-pub(crate) fn to_json(config: &Gpt2Config) -> String {
-    let end = if config.vocab == 50257 { json!(50256) } else { Value::Null };
-    let keys = json!({
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": gpt2(),
-        "n_layer": config.layers,
-        "n_embd": config.hidden,
-        "n_head": config.heads,
-        "n_positions": config.context,
-        "n_inner": null,
-        "vocab_size": config.vocab,
-        "tie_word_embeddings": config.tied,
-        "activation_function": gelu(),
-        "layer_norm_epsilon": epsilon(),
-        "scale_attn_weights": true,
-        "scale_attn_by_inverse_layer_idx": false,
-        "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "dtype": "float32",
-        "torch_dtype": "float32",
-    });
-    format!("{keys:#}\n")
+/// `config.json` of a model.
+pub(crate) fn to_json(config: &ModelConfig) -> String {
+    match config.architecture {
+        Architecture::Gpt2 => gpt2::to_json(config),
+        Architecture::Bert => bert::to_json(config),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn sizes() -> Gpt2Config {
-        Gpt2Config { layers: 2, hidden: 12, heads: 3, context: 8, vocab: 50, tied: false }
-    }
-
-    /// The refusal of a configuration in which `key` has another value.
-    fn refusal(key: &str, value: Value) -> String {
-        let mut keys: Value = serde_json::from_str(&to_json(&sizes())).unwrap();
-        keys[key] = value;
-        format!("{:#}", parse(keys.to_string().as_bytes()).unwrap_err())
-    }
-
     #[test]
-    fn what_is_written_reads_back() {
-        for tied in [false, true] {
-            let config = Gpt2Config { tied, ..sizes() };
-            assert_eq!(parse(to_json(&config).as_bytes()).unwrap(), config);
-        }
-    }
-
-    #[test]
-    fn another_architecture_is_refused_by_its_key() {
-        for (key, value, wanted) in [
-            (
-                "model_type",
-                json!("llama"),
-                "`model_type` is \"llama\", but the model here is a GPT-2 with \"gpt2\"",
-            ),
-            ("activation_function", json!("relu"), "`activation_function` is \"relu\""),
-            ("n_inner", json!(47), "`n_inner` is 47"),
-            ("layer_norm_epsilon", json!(1e-6), "`layer_norm_epsilon` is 1e-6"),
-            ("scale_attn_weights", json!(false), "`scale_attn_weights` is false"),
-            ("scale_attn_by_inverse_layer_idx", json!(true), "`scale_attn_by_inverse_layer_idx`"),
-            ("add_cross_attention", json!(true), "`add_cross_attention` is true"),
-            ("n_head", json!(5), "hidden 12 is not divisible by heads 5"),
-            ("n_layer", json!(0), "layers is 0"),
-            ("n_embd", json!(u64::MAX), "hidden is"),
-            ("vocab_size", json!(-1), "invalid value: integer `-1`"),
-            ("n_layer", json!("two"), "invalid type: string \"two\""),
-        ] {
-            let refusal = refusal(key, value);
-            assert!(refusal.contains(wanted), "{refusal}");
-        }
-        assert!(parse(b"{}").unwrap_err().to_string().contains("missing field `n_layer`"));
+    fn another_model_is_refused() {
+        let refusal = parse(br#"{"model_type": "llama"}"#).unwrap_err().to_string();
+        assert_eq!(
+            refusal,
+            "`model_type` is \"llama\", but the models here are \"gpt2\" and \"bert\""
+        );
         assert!(parse("[".repeat(1 << 19).as_bytes()).is_err());
     }
 }

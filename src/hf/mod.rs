@@ -1,4 +1,4 @@
-//! GPT-2 in the files of Hugging Face: a folder with `config.json` and the weights as safetensors, in one
+//! GPT-2 and BERT in the files of Hugging Face: a folder with `config.json` and the weights as safetensors, in one
 //! file or in shards with their index.
 //!
 //! Reading is strict, since such folders come from anywhere: everything that the architecture decides is
@@ -6,16 +6,18 @@
 //! allocated, and a tensor that is missing, unknown or there twice is named. Pickle is never read. f16
 //! and bf16 become f32. Writing gives what `transformers` writes itself, byte for byte.
 
+mod bert;
 mod config;
+mod gpt2;
 mod names;
 mod read;
 mod shard;
 
 pub use config::read_config;
-pub use read::{Gpt2, read};
+pub use read::{Pretrained, read};
 
 pub(crate) use config::to_json;
-pub(crate) use names::to_hf;
+pub(crate) use names::{parts, to_hf, twin};
 
 /// The sizes of the model.
 pub(crate) const CONFIG: &str = "config.json";

@@ -1,46 +1,53 @@
-//! Names of tensors, here and there. Layouts are equal: GPT-2's own projections (`Conv1D`) are
-//! `[in, out]`, and so are ours.
+//! Names of tensors, here and there.
 
-/// What precedes the name of a tensor of the body, in a model with a head.
-const BODY: &str = "transformer.";
-/// The only tensor outside of the body.
-const HEAD: &str = "lm_head.weight";
-/// Constants that older versions saved beside the weights: the causal mask, and what it masks with.
-const CONSTANTS: [&str; 2] = [".attn.bias", ".attn.masked_bias"];
+use std::ops::Range;
+
+use chimera_core::model::{Architecture, ModelConfig};
+use chimera_core::stage::Param;
+
+use super::{bert, gpt2};
 
 /// Our name of a tensor, or `None` if it is no weight.
-pub(super) fn from_hf(name: &str) -> Option<&str> {
-    let is_constant = CONSTANTS.iter().any(|constant| name.ends_with(constant));
-    (!is_constant).then(|| name.strip_prefix(BODY).unwrap_or(name))
+pub(super) fn from_hf(architecture: Architecture, name: &str) -> Option<String> {
+    match architecture {
+        Architecture::Gpt2 => gpt2::from_hf(name),
+        Architecture::Bert => bert::from_hf(name),
+    }
 }
 
-/// The name of a tensor in a model with a head.
-pub(crate) fn to_hf(name: &str) -> String {
-    if name == HEAD { name.to_owned() } else { format!("{BODY}{name}") }
+/// The name of a tensor, or of a part of one, in a model with its head.
+pub(crate) fn to_hf(architecture: Architecture, name: &str) -> String {
+    match architecture {
+        Architecture::Gpt2 => gpt2::to_hf(name),
+        Architecture::Bert => bert::to_hf(name),
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use chimera_core::model::{Cut, Gpt2Config};
+/// Tensors that may be there too, and which of ours they must be equal to.
+pub(super) fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {
+    match config.architecture {
+        Architecture::Gpt2 => gpt2::copies(config),
+        Architecture::Bert => bert::copies(config),
+    }
+}
 
-    use super::*;
+/// A tensor that is read for one of ours if it is there, and written beside it.
+pub(crate) fn twin(config: &ModelConfig) -> Option<(&'static str, &'static str)> {
+    match config.architecture {
+        Architecture::Gpt2 => None,
+        Architecture::Bert => bert::twin(config),
+    }
+}
 
-    #[test]
-    fn every_name_comes_back() {
-        let config =
-            Gpt2Config { layers: 11, hidden: 4, heads: 1, context: 2, vocab: 3, tied: false };
-        let params = config.params(&Cut { blocks: 0..11, first: true, last: true });
-        for param in params {
-            assert_eq!(from_hf(&to_hf(&param.name)), Some(param.name.as_str()));
-            assert_eq!(from_hf(&param.name), Some(param.name.as_str()));
+/// The rows of a parameter by the names of the tensors that hold them there: BERT's queries, keys and values are
+/// one matrix here and three there.
+pub(crate) fn parts(param: &Param) -> Vec<(String, Range<usize>)> {
+    let names = match param.name.split_once(".self.qkv.") {
+        Some((before, after)) => {
+            ["query", "key", "value"].map(|part| format!("{before}.self.{part}.{after}")).to_vec()
         }
-        assert_eq!(to_hf("h.10.attn.c_attn.bias"), "transformer.h.10.attn.c_attn.bias");
-        assert_eq!(to_hf(HEAD), HEAD);
-    }
-
-    #[test]
-    fn masks_are_no_weights() {
-        assert_eq!(from_hf("h.0.attn.bias"), None);
-        assert_eq!(from_hf("transformer.h.0.attn.masked_bias"), None);
-    }
+        None => vec![param.name.clone()],
+    };
+    let rows = param.shape.first().map_or(0, |rows| rows / names.len());
+    names.into_iter().enumerate().map(|(n, name)| (name, n * rows..(n + 1) * rows)).collect()
 }

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use chimera_core::model::{Cut, Gpt2Config};
+use chimera_core::model::{Architecture, Cut, ModelConfig};
 use chimera_core::stage::Param;
 use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
 
 use super::config::{read_config, read_small};
-use super::names::from_hf;
+use super::names::{copies, from_hf, parts, twin};
 use super::shard::Shard;
 use super::{INDEX, WEIGHTS};
 
@@ -19,12 +19,12 @@ const MAX_INDEX_BYTES: u64 = 1 << 26;
 /// The most names that a refusal lists.
 const N_NAMED: usize = 3;
 
-/// A whole GPT-2 on the host.
+/// A whole model on the host.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Gpt2 {
-    /// Its sizes.
-    pub config: Gpt2Config,
-    /// Every tensor by its parameter, in the order of [`Gpt2Config::params`].
+pub struct Pretrained {
+    /// What it is.
+    pub config: ModelConfig,
+    /// Every tensor by its parameter, in the order of [`ModelConfig::params`].
     pub weights: Vec<(Param, Vec<f32>)>,
 }
 
@@ -35,53 +35,75 @@ type Place<'s> = (&'s Shard, &'s str, &'s TensorInfo);
 ///
 /// # Errors
 /// Names file and tensor of whatever does not fit; nothing is allocated for values before all names and shapes do.
-pub fn read(dir: &Path) -> Result<Gpt2> {
+pub fn read(dir: &Path) -> Result<Pretrained> {
     let config = read_config(dir)?;
     let params = config.params(&Cut { blocks: 0..config.layers, first: true, last: true });
     let shards = shards(dir)?;
-    let mut places = places(&shards)?;
-    let head = config.tied.then(|| places.remove("lm_head.weight")).flatten();
+    let mut places = places(config.architecture, &shards)?;
+    let copies = copies(&config).into_iter();
+    let copies: Vec<(&str, Place)> =
+        copies.filter_map(|(name, ours)| Some((ours, places.remove(name)?))).collect();
+    if let Some((name, ours)) = twin(&config)
+        && let Some(place) = places.remove(name)
+    {
+        places.insert(ours.to_owned(), place);
+    }
 
     let place = || dir.display().to_string();
     let mut found = Vec::with_capacity(params.len());
     let mut missing = Vec::new();
     for param in params {
-        match places.remove(param.name.as_str()) {
-            Some(place) => found.push((param, place)),
-            None => missing.push(param.name),
+        let mut tensors = Vec::new();
+        for (name, _) in parts(&param) {
+            match places.remove(&name) {
+                Some(place) => tensors.push(place),
+                None => missing.push(name),
+            }
         }
+        found.push((param, tensors));
     }
     ensure!(missing.is_empty(), "{}: {} missing: {}", place(), are(missing.len()), list(&missing));
     let unknown: Vec<String> = places.values().map(|(_, name, _)| (*name).to_owned()).collect();
     ensure!(
         unknown.is_empty(),
-        "{}: {} unknown in a GPT-2 of {} layers: {}",
+        "{}: {} unknown in a {} of {} layers: {}",
         place(),
         are(unknown.len()),
+        config.architecture,
         config.layers,
         list(&unknown)
     );
-    for (param, (shard, name, tensor)) in &found {
-        ensure!(
-            tensor.shape == param.shape,
-            "{}: {name} has shape {:?}, but config.json makes it {:?}",
-            shard.path.display(),
-            tensor.shape,
-            param.shape
-        );
+    for (param, tensors) in &found {
+        let mut shape = param.shape.clone();
+        shape[0] /= tensors.len();
+        for (shard, name, tensor) in tensors {
+            ensure!(
+                tensor.shape == shape,
+                "{}: {name} has shape {:?}, but config.json makes it {shape:?}",
+                shard.path.display(),
+                tensor.shape,
+            );
+        }
     }
     let read = |(shard, name, tensor): Place| shard.values(name, tensor);
-    let weights = found.into_iter().map(|(param, place)| Ok((param, read(place)?)));
+    let weights = found.into_iter().map(|(param, tensors)| {
+        let values: Vec<_> = tensors.into_iter().map(read).collect::<Result<_>>()?;
+        Ok((param, values.concat()))
+    });
     let weights: Vec<(Param, Vec<f32>)> = weights.collect::<Result<_>>()?;
-    if let (Some(head), Some((_, table))) = (head, weights.first()) {
+    for (ours, copy) in copies {
+        let Some((param, values)) = weights.iter().find(|(param, _)| param.name == ours) else {
+            continue;
+        };
         ensure!(
-            head.2.shape == weights[0].0.shape && read(head)? == *table,
-            "{}: lm_head.weight differs from wte.weight, but config.json ties them: \
+            copy.2.shape == param.shape && read(copy)? == *values,
+            "{}: {} differs from {ours}, but config.json ties them: \
              set `tie_word_embeddings` to false",
-            place()
+            place(),
+            copy.1
         );
     }
-    Ok(Gpt2 { config, weights })
+    Ok(Pretrained { config, weights })
 }
 
 /// The files of the weights.
@@ -148,11 +170,11 @@ fn inside(dir: &Path, name: &str) -> Result<PathBuf> {
 }
 
 /// The tensors by our names.
-fn places(shards: &[Shard]) -> Result<BTreeMap<&str, Place<'_>>> {
-    let mut places: BTreeMap<&str, Place> = BTreeMap::new();
+fn places(architecture: Architecture, shards: &[Shard]) -> Result<BTreeMap<String, Place<'_>>> {
+    let mut places: BTreeMap<String, Place> = BTreeMap::new();
     for shard in shards {
         for (name, tensor) in &shard.tensors {
-            let Some(ours) = from_hf(name) else { continue };
+            let Some(ours) = from_hf(architecture, name) else { continue };
             if let Some((other, also, _)) = places.insert(ours, (shard, name, tensor)) {
                 bail!(
                     "{name} in {} is there twice: as {also} in {}",

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use chimera_core::engine::{LrSchedule, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
-use chimera_core::model::PRESETS;
+use chimera_core::model::{Architecture, PRESETS};
 use chimera_core::schedule::{SCHEDULES, Scaling};
 use toml::{Table, Value};
 
@@ -78,12 +78,14 @@ impl Allowed {
             "lr" | "min-lr" => Real(0.0, 1e30),
             "beta1" | "beta2" | "momentum" => Real(0.0, 0.999_999),
             "eps" => Real(1e-30, 1.0),
+            "dropout" => Real(0.0, 0.9),
             "weight-decay" => Real(0.0, 1.0),
             "clip" => Real(0.0, 1e9),
             "memory-cap" => Real(0.0, 1e6),
             "timeout" => Real(0.001, 1e6),
             "search-time" => Real(0.0, 1e6),
             "placement" => OneOf(Where::ALL.map(|(name, _)| name).to_vec()),
+            "model" => OneOf(Architecture::ALL.map(|(name, _)| name).to_vec()),
             "preset" => OneOf(PRESETS.iter().map(|preset| preset.name).collect()),
             "schedule" => {
                 let names = SCHEDULES.iter().map(|s| [&[s.name()], s.aliases()].concat());

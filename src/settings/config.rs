@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use chimera_core::engine::{LrSchedule, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
-use chimera_core::model::Gpt2Config;
+use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Scaling;
 use serde::{Deserialize, Deserializer};
 use toml::Value;
@@ -66,6 +66,9 @@ pub struct Config {
     pub micro_batches: usize,
     /// Samples per micro-batch.
     pub micro_batch_size: usize,
+    /// What the layers are.
+    #[serde(rename = "model", deserialize_with = "by_name")]
+    pub architecture: Architecture,
     /// Name of the preset below the sizes of the model.
     pub preset: String,
     /// Folder of the model to begin with; `None` for weights drawn at random.
@@ -104,6 +107,8 @@ pub struct Config {
     pub eps: f64,
     /// Momentum of SGD.
     pub momentum: f64,
+    /// Probability of being dropped.
+    pub dropout: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
     /// Largest global gradient norm; 0 for no clipping.
@@ -160,9 +165,10 @@ impl Config {
         self.entries.get(key).map(|(value, origin)| (value, origin))
     }
 
-    /// The sizes of the model.
-    pub fn model(&self) -> Gpt2Config {
-        Gpt2Config {
+    /// The model.
+    pub fn model(&self) -> ModelConfig {
+        ModelConfig {
+            architecture: self.architecture,
             layers: self.layers,
             hidden: self.hidden,
             heads: self.heads,

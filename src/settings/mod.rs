@@ -112,10 +112,13 @@ pub struct Settings {
     /// Samples per micro-batch, B [default: 4]
     #[arg(long, value_name = "B")]
     pub micro_batch_size: Option<i64>,
-    /// Model size by name; the keys from `layers` to `tied` override it [default: tiny]
+    /// What the layers are: gpt2 predicts the next token, bert masked ones [default: from the preset]
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// Model size by name; the keys from `layers` to `tied` override it [default: tiny, or bert-tiny for a bert]
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
-    /// Folder of a GPT-2 to begin with, of Hugging Face or of `--save`: its sizes take the place of the preset's
+    /// Folder of a model to begin with, of Hugging Face or of `--save`: its sizes take the place of the preset's
     /// [default: weights drawn at random]
     #[arg(long, value_name = "DIR")]
     pub init: Option<PathBuf>,
@@ -131,7 +134,7 @@ pub struct Settings {
     /// Tokens per sample [default: from the preset]
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<i64>,
-    /// Number of token ids; text needs 256 [default: from prepared data, or the preset]
+    /// Number of token ids; text needs 256, and a bert four more [default: from prepared data, or the preset]
     #[arg(long, value_name = "COUNT")]
     pub vocab: Option<i64>,
     /// Share the token embedding with the output head [default: from the preset]
@@ -170,6 +173,9 @@ pub struct Settings {
     /// Decoupled weight decay, on matrices [default: 0.1]
     #[arg(long, value_name = "RATE")]
     pub weight_decay: Option<f64>,
+    /// Probability of being dropped, of the embedding and of what layers add to it [default: 0.0]
+    #[arg(long, value_name = "RATE")]
+    pub dropout: Option<f64>,
     /// Largest global gradient norm; 0 turns clipping off [default: 1.0]
     #[arg(long, value_name = "NORM")]
     pub clip: Option<f64>,

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 
 use anyhow::{Context, Result};
-use chimera_core::model::{Gpt2Config, Preset};
+use chimera_core::model::{Architecture, ModelConfig, Preset};
 use toml::{Table, Value};
 
 use super::check::check;
 use super::config::Entries;
 use super::{Config, Layers, Origin, SettingsError, file};
-use crate::data::Prepared;
+use crate::data::{Marks, Prepared};
 use crate::hf::read_config;
 use crate::timetable::{is_file, read};
 
@@ -32,6 +32,10 @@ impl Layers {
 
         let mut merged = entries(defaults()?, Origin::Default)?;
         merged.extend(said.clone());
+        if is_bert(&merged) && !said.contains_key("preset") {
+            let preset = Value::String("bert-tiny".into());
+            merged.insert("preset".into(), (preset, Origin::Default));
+        }
         merged.extend(entries(preset_sizes(&merged), preset_origin(&merged))?);
         merged.extend(said);
         follow_timetable(&mut merged)?;
@@ -99,7 +103,10 @@ fn follow_data(merged: &mut Entries) -> Result<()> {
     let files = files.into_iter().flatten().filter_map(Value::as_str);
     let files: Vec<PathBuf> = files.map(PathBuf::from).collect();
     let Some((path, prepared)) = Prepared::of(&files)? else { return Ok(()) };
-    let n_ids = prepared.vocab as i64;
+    let n_ids = match is_bert(merged) {
+        true => Marks::of(&prepared.tokenizer(path)?).vocab(),
+        false => prepared.vocab,
+    } as i64;
     match merged.get("vocab") {
         Some((Value::Integer(said), place)) if !matches!(place, Origin::Preset(_)) => {
             if *said < n_ids {
@@ -117,6 +124,10 @@ fn follow_data(merged: &mut Entries) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn is_bert(merged: &Entries) -> bool {
+    merged.get("model").is_some_and(|(name, _)| name.as_str() == Some("bert"))
 }
 
 fn config(entries: Entries) -> Result<Config, SettingsError> {
@@ -139,10 +150,13 @@ fn preset_sizes(merged: &Entries) -> Table {
     sizes.map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// The sizes of a model, by key.
-fn sizes(config: &Gpt2Config) -> [(&'static str, Value); 6] {
+/// What a model is, by key.
+fn sizes(config: &ModelConfig) -> [(&'static str, Value); 7] {
     let whole = |n: usize| Value::Integer(n as i64);
+    let names = Architecture::ALL.into_iter();
+    let name = names.filter(|(_, architecture)| *architecture == config.architecture);
     [
+        ("model", Value::String(name.map(|(name, _)| name).collect())),
         ("layers", whole(config.layers)),
         ("hidden", whole(config.hidden)),
         ("heads", whole(config.heads)),
@@ -219,6 +233,17 @@ mod tests {
         let options = Settings { preset: Some("tiny".into()), ..Settings::default() };
         let config = resolve("preset = 'gpt2-124m'\ncontext = 32", options).unwrap();
         assert_eq!((config.hidden, config.context), (96, 32));
+    }
+
+    #[test]
+    fn a_bert_has_a_preset_of_its_own() {
+        let options = Settings { model: Some("bert".into()), ..Settings::default() };
+        let config = resolve("hidden = 48", options).unwrap();
+        assert_eq!(config.model().architecture, Architecture::Bert);
+        assert_eq!((config.preset.as_str(), config.hidden, config.vocab), ("bert-tiny", 48, 260));
+        let config = resolve("preset = 'bert-base'", Settings::default()).unwrap();
+        assert_eq!(config.model().n_params(), 110_106_428);
+        assert_eq!(config.value("model").unwrap().1.to_string(), "preset bert-base");
     }
 
     #[test]

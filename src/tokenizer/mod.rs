@@ -106,6 +106,14 @@ impl Tokenizer {
         }
     }
 
+    /// The id of a token that stands for no text, such as `[MASK]`, if there is one.
+    pub fn special(&self, token: &str) -> Option<u32> {
+        match self {
+            Tokenizer::Bytes | Tokenizer::Gpt2 => None,
+            Tokenizer::File(tokenizer) => tokenizer.token_to_id(token),
+        }
+    }
+
     /// The ids of a text. Markers such as `<|endoftext|>` are not added; in the text they are read as
     /// text, or as the file has it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {

@@ -7,7 +7,7 @@ use chimera_core::analyze::peak_bytes;
 use chimera_core::effects::TokenKind;
 use chimera_core::ids::WorkerId;
 use chimera_core::lower::{Program, Recompute};
-use chimera_core::model::{Cut, Gpt2Config};
+use chimera_core::model::{Cut, ModelConfig};
 
 use crate::settings::Config;
 
@@ -51,22 +51,22 @@ pub(super) fn check(config: &Config, need: &Need) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn need(config: &Config, model: &Gpt2Config, cuts: &[Cut], program: &Program) -> Need {
+pub(super) fn need(config: &Config, model: &ModelConfig, cuts: &[Cut], program: &Program) -> Need {
     let units = program.units_per_micro() as usize;
-    let tokens = (config.micro_batch_size / units * config.context) as f64;
+    let samples = (config.micro_batch_size / units) as f64;
     let kept = peak_bytes(program, |_, token| {
         let cut = &cuts[token.stage.index()];
-        let input = if cut.first { 0 } else { model.hidden };
+        let input = if cut.first { 0 } else { model.hidden * config.context };
         let elements = match token.kind {
-            TokenKind::Saved => model.residual_elements(cut),
+            TokenKind::Saved => model.residual_elements(cut, config.context),
             TokenKind::Kept if program.rules().is_selective(token.pipe, token.stage) => {
-                model.selected_elements(cut)
+                model.selected_elements(cut, config.context)
             }
             TokenKind::Kept => input,
-            TokenKind::Deferred => model.deferred_elements(cut),
+            TokenKind::Deferred => model.deferred_elements(cut, config.context),
             TokenKind::Activation | TokenKind::Gradient | TokenKind::Version => 0,
         };
-        elements as f64 * tokens * 4.0
+        elements as f64 * samples * 4.0
     });
     let workers = (0..program.rows().len()).map(|w| WorkerId(w as u16));
     let state_of = |w: WorkerId| {
@@ -109,10 +109,20 @@ mod tests {
     /// What is foreseen is what the engine then measures, to the byte.
     #[test]
     fn the_need_is_what_a_run_takes() {
-        for schedule in ["gpipe", "dapple", "interleaved", "zb-h1", "dualpipe", "chimera"] {
+        for (model, schedule) in [
+            ("gpt2", "gpipe"),
+            ("gpt2", "dapple"),
+            ("gpt2", "interleaved"),
+            ("gpt2", "zb-h1"),
+            ("gpt2", "dualpipe"),
+            ("gpt2", "chimera"),
+            ("bert", "dapple"),
+            ("bert", "chimera"),
+        ] {
             for recompute in ["none", "selective", "full"] {
                 for (split_backward, scaling) in [(false, "doubling"), (true, "halving")] {
                     let settings = Settings {
+                        model: Some(model.into()),
                         schedule: Some(schedule.into()),
                         scaling: Some(scaling.into()),
                         recompute: Some(recompute.into()),
@@ -121,7 +131,7 @@ mod tests {
                         layers: Some(5),
                         hidden: Some(8),
                         heads: Some(2),
-                        context: Some(8),
+                        context: Some(12),
                         steps: Some(1),
                         threads: Some(1),
                         ..Settings::default()
@@ -137,7 +147,7 @@ mod tests {
                     let n_stages = run.program().placement().n_stages();
                     let cuts = cut(run.model(), n_stages).unwrap();
                     let need = need(run.config(), run.model(), &cuts, run.program());
-                    let case = format!("{schedule} {recompute} {split_backward}");
+                    let case = format!("{model} {schedule} {recompute} {split_backward}");
                     assert_eq!((need.state + need.residuals) as u64, bytes, "{case}");
                 }
             }

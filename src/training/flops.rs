@@ -5,13 +5,18 @@ use std::time::Instant;
 use anyhow::Result;
 use chimera_backend_cuda::Candle;
 use chimera_core::kernels::{Kernels, Layout};
-use chimera_core::model::Gpt2Config;
+use chimera_core::model::{Architecture, Cut, ModelConfig};
 
 /// Floating-point operations of the model for one token, forward and backward: `6 N + 12 L d T`, for N
 /// parameters that multiply (a table of embeddings is only looked up; the head counts, tied or not), L
 /// layers, d features and T tokens per sample. Recomputation does not count. (Chowdhery et al., PaLM, 2022,
-/// appendix B, where attention counts as if it were not causal.)
-pub fn flops_per_token(model: &Gpt2Config) -> f64 {
+/// appendix B, where attention counts as if it were not causal.) The heads of a BERT see few tokens: three
+/// times what its forward pass takes.
+pub fn flops_per_token(model: &ModelConfig) -> f64 {
+    if model.architecture == Architecture::Bert {
+        let whole = Cut { blocks: 0..model.layers, first: true, last: true };
+        return 3.0 * model.forward_flops(&whole, model.context) / model.context as f64;
+    }
     let [layers, hidden, context, vocab] =
         [model.layers, model.hidden, model.context, model.vocab].map(|n| n as f64);
     let looked_up = (context + if model.tied { 0.0 } else { vocab }) * hidden;
@@ -44,14 +49,26 @@ mod tests {
     /// By hand, from the products of a block, the head and attention.
     #[test]
     fn flops_are_those_of_all_products() {
-        let model =
-            Gpt2Config { layers: 3, hidden: 8, heads: 2, context: 5, vocab: 11, tied: false };
+        let model = ModelConfig {
+            architecture: Architecture::Gpt2,
+            layers: 3,
+            hidden: 8,
+            heads: 2,
+            context: 5,
+            vocab: 11,
+            tied: false,
+        };
         let block = 8.0 * 24.0 + 8.0 * 8.0 + 2.0 * 8.0 * 32.0;
         let vectors = 3.0 * (13.0 * 8.0) + 2.0 * 8.0; // biases and norms
         let products = 2.0 * (3.0 * block + 8.0 * 11.0 + vectors);
         let attention = 3.0 * 2.0 * (2.0 * 5.0 * 8.0);
         assert_eq!(flops_per_token(&model), 3.0 * (products + attention));
-        let tied = Gpt2Config { tied: true, ..model.clone() };
+        let tied = ModelConfig { tied: true, ..model.clone() };
         assert_eq!(flops_per_token(&tied), flops_per_token(&model));
+        // One of the five tokens is predicted, through a transform; pooler and classes are one row.
+        let bert = ModelConfig { architecture: Architecture::Bert, ..model };
+        let blocks = 5.0 * 2.0 * 3.0 * block + 5.0 * 3.0 * 2.0 * (2.0 * 5.0 * 8.0);
+        let heads = 2.0 * (8.0 * 8.0 + 8.0 * 11.0) + 2.0 * (8.0 * 8.0 + 8.0 * 2.0);
+        assert_eq!(flops_per_token(&bert), 3.0 * (blocks + heads) / 5.0);
     }
 }

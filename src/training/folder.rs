@@ -203,12 +203,13 @@ fn behind(path: &Path, first: u64) -> Result<File> {
     Ok(file)
 }
 
-/// Removes what ranks said of an earlier end of the run.
+/// Removes what ranks said of an earlier end of the run, and of what they did before it.
 fn remove_errors(path: &Path) -> Result<()> {
     for entry in read_dir(path)? {
         let file = entry?.path();
         let name = file.file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with("error.") && name.ends_with(".json") {
+        let is_error = name.starts_with("error.") && name.ends_with(".json");
+        if is_error || (name.starts_with("ops.") && name.ends_with(".jsonl")) {
             remove_file(&file)?;
         }
     }

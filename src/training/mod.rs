@@ -3,11 +3,13 @@
 mod fit;
 mod flops;
 mod folder;
+mod greeting;
 mod lock;
 mod metrics;
 mod plan;
 mod prometheus;
 mod rank;
+mod recent;
 mod resume;
 mod samples;
 mod tensorboard;
@@ -16,7 +18,7 @@ mod trained;
 
 use std::collections::HashMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -28,7 +30,7 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::kernels::Kernels;
 use chimera_core::lower::Program;
-use chimera_core::model::Gpt2Config;
+use chimera_core::model::ModelConfig;
 
 pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
@@ -61,6 +63,8 @@ pub struct Run {
     /// Where it begins, if not at the start.
     start: Option<Checkpoint>,
     saver: Option<Saver>,
+    /// Where each rank tells what it did last, if it fails.
+    traces: Option<PathBuf>,
     /// What to begin with, by name; empty if weights are drawn at random.
     weights: HashMap<String, Vec<f32>>,
 }
@@ -69,7 +73,7 @@ impl Run {
     /// Checks settings, model, data, schedule and memory. Nothing is written.
     pub fn prepare(config: Config) -> Result<Run> {
         config.model().validate()?;
-        let corpus = Corpus::open(&config.data, config.vocab, config.context)?;
+        let corpus = Corpus::open(&config.data, &config.model())?;
         let plan = Plan::make(config)?;
         let devices = Devices::open(&plan.devices, plan.config.width, plan.config.precision)?;
         if devices.one().is_some_and(Opened::is_host) {
@@ -79,7 +83,7 @@ impl Run {
             Some(dir) => weights(dir, &plan.model)?,
             None => HashMap::new(),
         };
-        Ok(Run { plan, devices, corpus, start: None, saver: None, weights })
+        Ok(Run { plan, devices, corpus, start: None, saver: None, traces: None, weights })
     }
 
     /// The settings.
@@ -92,8 +96,8 @@ impl Run {
         &self.devices
     }
 
-    /// The sizes of the model.
-    pub fn model(&self) -> &Gpt2Config {
+    /// The model.
+    pub fn model(&self) -> &ModelConfig {
         &self.plan.model
     }
 
@@ -124,6 +128,11 @@ impl Run {
         factors.into_iter().fold(1, |n, factor| n.saturating_mul(*factor as u64))
     }
 
+    /// Lets every rank of a run that fails write what it did last, as `ops.<rank>.jsonl` in this folder.
+    pub fn explain_in(&mut self, dir: &Path) {
+        self.traces = Some(dir.to_path_buf());
+    }
+
     /// Trains, telling `observe` of every step; `stop` ends it after the step or window under way. An error of
     /// `observe` ends the run too.
     pub fn train(
@@ -144,11 +153,13 @@ impl Run {
             stop,
             epoch: Instant::now(),
         };
-        let held_out = HeldOut { batch: self.validation()?, context: config.context };
+        let (batch, n_targets) = (self.validation()?, self.model().predictions(config.context));
+        let held_out = HeldOut { batch, n_targets };
         let steps = config.trace_steps.0.clone();
         let recorder = |path| Recorder::new(path, steps, config.width);
         let recorder = config.trace.as_deref().map(recorder);
-        let watch = Watch { observe: Mutex::new(observe), held_out, recorder };
+        let greeting = self.greeting();
+        let watch = Watch { greeting, observe: Mutex::new(observe), held_out, recorder };
         let ranks = self.devices.run(OnThreads { run: self, job, watch: &watch })?;
         // What a run that failed has saved and recorded is of use too.
         let saved = self.saver.as_ref().map_or(Ok(None), Saver::finish);
@@ -189,10 +200,10 @@ fn compute_threads(n: usize, rank: Rank) -> Result<rayon::ThreadPool, Fault> {
 }
 
 /// The tensors of the model in `dir`, which is of these sizes, by name.
-fn weights(dir: &Path, model: &Gpt2Config) -> Result<HashMap<String, Vec<f32>>> {
-    let gpt2 = hf::read(dir)?;
-    ensure!(gpt2.config == *model, "{} was changed while it was read", dir.display());
-    Ok(gpt2.weights.into_iter().map(|(param, values)| (param.name, values)).collect())
+fn weights(dir: &Path, model: &ModelConfig) -> Result<HashMap<String, Vec<f32>>> {
+    let read = hf::read(dir)?;
+    ensure!(read.config == *model, "{} was changed while it was read", dir.display());
+    Ok(read.weights.into_iter().map(|(param, values)| (param.name, values)).collect())
 }
 
 /// The fault of a file that failed while the run was under way.

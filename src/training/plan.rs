@@ -8,7 +8,7 @@ use chimera_core::analyze::UniformCosts;
 use chimera_core::engine::Training;
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Program, lower};
-use chimera_core::model::{Cut, Gpt2Config, cut};
+use chimera_core::model::{Cut, ModelConfig, cut};
 use chimera_core::order::Search;
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
@@ -24,7 +24,7 @@ pub struct Plan {
     pub(super) config: Config,
     /// By worker.
     pub(super) devices: Vec<Device>,
-    pub(super) model: Gpt2Config,
+    pub(super) model: ModelConfig,
     pub(super) cuts: Vec<Cut>,
     pub(super) program: Program,
     /// Of the steps at the end that do not make a whole window.
@@ -62,8 +62,8 @@ impl Plan {
         Ok(Plan { last: plan.rest(0)?, ..plan })
     }
 
-    /// The sizes of the model.
-    pub fn model(&self) -> &Gpt2Config {
+    /// The model.
+    pub fn model(&self) -> &ModelConfig {
         &self.model
     }
 

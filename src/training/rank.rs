@@ -1,19 +1,22 @@
 //! One rank of a run.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
+use std::time::Instant;
 
 use anyhow::Result;
 use chimera_core::comm::Comm;
-use chimera_core::engine::{Job, StepReport, Worker};
+use chimera_core::engine::{Fields, Job, StepReport, Worker, handshake};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::kernels::Kernels;
-use chimera_core::model::{Gpt2Stage, ModelError};
+use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelError};
+use chimera_core::stage::Stage;
 
-use super::Run;
 use super::samples::HeldOut;
 use super::trace::{Did, Recorder};
 use super::trained::RankTrained;
+use super::{Run, recent};
 use crate::checkpoint::State;
 
 /// The last runs of the program whose timelines are kept.
@@ -21,6 +24,8 @@ const N_TIMELINES: usize = 10;
 
 /// What is done with a run besides training.
 pub(super) struct Watch<'r, O> {
+    /// What all ranks must have in common.
+    pub(super) greeting: Fields,
     pub(super) observe: Mutex<O>,
     pub(super) held_out: HeldOut,
     pub(super) recorder: Option<Recorder<'r>>,
@@ -39,10 +44,63 @@ impl Run {
         K: Kernels,
         O: FnMut(&StepReport) -> Result<()>,
     {
+        let (model, rate, seed) = (self.model(), self.config().dropout, self.config().seed);
+        let (k, sequence) = (kernels.clone(), model.context);
+        match model.architecture {
+            Architecture::Gpt2 => self.train_stages(job, kernels, comm, watch, |cut| {
+                Ok(Gpt2Stage::new(k.clone(), model, sequence, cut)?.with_dropout(rate, seed))
+            }),
+            Architecture::Bert => self.train_stages(job, kernels, comm, watch, |cut| {
+                let predictions = model.predictions(sequence);
+                let stage = BertStage::new(k.clone(), model, sequence, predictions, cut)?;
+                Ok(stage.with_dropout(rate, seed))
+            }),
+        }
+    }
+
+    fn train_stages<'r, K, S, O>(
+        &'r self,
+        job: Job<'r>,
+        kernels: K,
+        comm: &mut impl Comm<K::Tensor>,
+        watch: &Watch<'r, O>,
+        stage: impl Fn(Cut) -> Result<S, ModelError>,
+    ) -> Result<RankTrained, Fault>
+    where
+        K: Kernels,
+        S: Stage<Tensor = K::Tensor> + Clone,
+        O: FnMut(&StepReport) -> Result<()>,
+    {
         let rank = comm.rank();
-        let stages = self.stages(&kernels);
+        handshake(comm, &watch.greeting, Instant::now() + job.patience.first_step)?;
+        let stages: Result<Vec<S>, _> = self.plan.cuts.iter().cloned().map(stage).collect();
         let stages = stages.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))?;
-        let mut worker = Worker::new(job, kernels, comm, |id: StageId| stages[id.index()].clone())?;
+        let stage = |id: StageId| stages[id.index()].clone();
+        let mut worker = Worker::new(job, kernels, comm, stage)?;
+        let trained =
+            catch_unwind(AssertUnwindSafe(|| self.train_worker(&mut worker, rank, watch)));
+        if !matches!(trained, Ok(Ok(_)))
+            && let Some(dir) = &self.traces
+        {
+            // That it cannot be written is nothing beside the fault.
+            let _ = recent::write(dir, rank, &worker.recent());
+        }
+        trained.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// All steps from where the run begins.
+    fn train_worker<'r, S, K, C, O>(
+        &'r self,
+        worker: &mut Worker<'r, S, K, C>,
+        rank: Rank,
+        watch: &Watch<'r, O>,
+    ) -> Result<RankTrained, Fault>
+    where
+        S: Stage<Tensor = K::Tensor>,
+        K: Kernels,
+        C: Comm<K::Tensor>,
+        O: FnMut(&StepReport) -> Result<()>,
+    {
         worker.set_weights(|param| self.weights.get(&param.name).map(Vec::as_slice))?;
         if let Some(checkpoint) = &self.start {
             worker.restore(checkpoint.manifest().updates, |param| {
@@ -64,7 +122,8 @@ impl Run {
             let mut reports = worker.run(step)?;
             if let Some(at) = reports.iter().rposition(|report| self.is_evaluated(report.step)) {
                 let (report, held_out) = (&mut reports[at], &watch.held_out);
-                let loss = worker.evaluate(report.step, held_out, held_out.n_samples())?;
+                let loss =
+                    worker.evaluate(report.step, held_out, held_out.batch.n_samples as u64)?;
                 report.validation_loss = Some(loss);
             }
             for report in reports {
@@ -100,12 +159,6 @@ impl Run {
         }
         trained.weights = worker.weights()?;
         Ok(trained)
-    }
-
-    fn stages<K: Kernels>(&self, kernels: &K) -> Result<Vec<Gpt2Stage<K>>, ModelError> {
-        let model = self.model();
-        let stage = |cut| Gpt2Stage::new(kernels.clone(), model, model.context, cut);
-        self.plan.cuts.iter().cloned().map(stage).collect()
     }
 
     /// Whether the weights are evaluated after `step`.

@@ -10,11 +10,11 @@ use crate::checkpoint::{Checkpoint, FORMAT, Manifest, Saver, Store};
 use crate::settings::Settings;
 
 /// Settings without which it would be another training.
-const FIXED: [&str; 8] =
-    ["layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
+const FIXED: [&str; 9] =
+    ["model", "layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
 /// Settings that decide how and where, but not what is trained. `data` is compared by its content,
 /// micro-batches by the samples of a step.
-const FREE: [&str; 41] = [
+const FREE: [&str; 39] = [
     "init",
     "placement",
     "search-time",
@@ -32,8 +32,6 @@ const FREE: [&str; 41] = [
     "hoist",
     "split-backward",
     "memory-cap",
-    "placement",
-    "search-time",
     "window",
     "micro-batches",
     "micro-batch-size",
@@ -57,6 +55,8 @@ const FREE: [&str; 41] = [
     "resume",
     "check-finite",
 ];
+/// What held before there were such keys.
+const EARLIER: [(&str, &str); 2] = [("model", "\"gpt2\""), ("dropout", "0.0")];
 /// The most samples that the hash of a step covers.
 const N_HASHED: u64 = 64;
 
@@ -70,7 +70,10 @@ impl Run {
         let place = checkpoint.path().display();
         let now = self.settings();
         let changed = |key: &str| {
-            let of = |settings: &BTreeMap<String, String>| settings.get(key).cloned();
+            let of = |settings: &BTreeMap<String, String>| {
+                let earlier = || EARLIER.iter().find(|(of, _)| *of == key);
+                settings.get(key).cloned().or_else(|| earlier().map(|(_, was)| was.to_string()))
+            };
             let (was, is) = (of(&manifest.settings), of(&now));
             let text = |value: Option<String>| value.unwrap_or_else(|| "not set".into());
             (was != is).then(|| format!("{key}: {} in the checkpoint, {} now", text(was), text(is)))
@@ -120,9 +123,9 @@ impl Run {
     }
 
     pub(super) fn samples(&self) -> Samples<'_> {
-        let (seed, context, per_step) =
-            (self.plan.config.seed, self.plan.config.context, self.samples_per_step());
-        Samples { corpus: &self.corpus, seed, context, per_step }
+        let (seed, per_step) = (self.plan.config.seed, self.samples_per_step());
+        let n_targets = self.model().predictions(self.plan.config.context);
+        Samples { corpus: &self.corpus, seed, n_targets, per_step }
     }
 
     /// The manifest of a checkpoint after so many steps and updates, but for its files.
@@ -155,7 +158,7 @@ impl Run {
     }
 
     /// BLAKE3 of a step's first samples.
-    fn samples_of(&self, step: u64) -> String {
+    pub(super) fn samples_of(&self, step: u64) -> String {
         let (mut input, mut target) = (Vec::new(), Vec::new());
         let mut hasher = blake3::Hasher::new();
         for sample in 0..self.samples_per_step().min(N_HASHED) {

@@ -10,7 +10,7 @@ use crate::data::{Batch, Corpus};
 pub(super) struct Samples<'r> {
     pub(super) corpus: &'r Corpus,
     pub(super) seed: u64,
-    pub(super) context: usize,
+    pub(super) n_targets: usize,
     /// Samples of the global batch.
     pub(super) per_step: u64,
 }
@@ -31,20 +31,14 @@ impl Data for Samples<'_> {
     }
 
     fn n_targets(&self) -> usize {
-        self.context
+        self.n_targets
     }
 }
 
 /// What is evaluated on.
 pub(super) struct HeldOut {
     pub(super) batch: Batch,
-    pub(super) context: usize,
-}
-
-impl HeldOut {
-    pub(super) fn n_samples(&self) -> u64 {
-        (self.batch.input.len() / self.context) as u64
-    }
+    pub(super) n_targets: usize,
 }
 
 impl Data for HeldOut {
@@ -55,14 +49,14 @@ impl Data for HeldOut {
         input: &mut Vec<u32>,
         target: &mut Vec<u32>,
     ) -> Result<()> {
-        let start = sample as usize * self.context;
-        let window = start..start + self.context;
-        input.extend(self.batch.input.get(window.clone()).unwrap_or_default());
-        target.extend(self.batch.target.get(window).unwrap_or_default());
+        if let Some((of_input, of_target)) = self.batch.samples().nth(sample as usize) {
+            input.extend(of_input);
+            target.extend(of_target);
+        }
         Ok(())
     }
 
     fn n_targets(&self) -> usize {
-        self.context
+        self.n_targets
     }
 }

@@ -17,6 +17,8 @@ fn halves_are_the_whole() {
         "--schedule zb-v --depth 2",
         "--schedule interleaved --depth 2 --recompute full",
         "--schedule pipedream --depth 2 --window 3",
+        "--schedule dapple --depth 2 --dropout 0.2",
+        "--schedule chimera --model bert --dropout 0.1 --tied",
         "--schedule pipedream-2bw --depth 2 --window 1",
         "--depth 1",
     ] {
@@ -90,6 +92,10 @@ fn settings_that_differ_are_told() {
     for (options, lines) in [
         ("--seed 2", &["seed: 1 in the checkpoint, 2 now"][..]),
         ("--hidden 32 --layers 5", &["hidden: 16 in the checkpoint, 32 now", "layers: 4 in"]),
+        (
+            "--model bert --tied false",
+            &["model: \"gpt2\" in the checkpoint, \"bert\" now", "vocab: 256 in"],
+        ),
         ("--tied", &["tied: false in the checkpoint, true now"]),
         ("--width 2", &["width * micro-batches * micro-batch-size: 8 in the checkpoint, 16 now"]),
         (&data, &["data: other samples in step 3"]),

@@ -11,7 +11,7 @@ use chimera::core::ids::StageId;
 use chimera::core::kernels::Kernels;
 use chimera::core::kernels::reference::Reference;
 use chimera::core::lower::{Lowering, lower};
-use chimera::core::model::{Gpt2Config, Gpt2Stage, cut};
+use chimera::core::model::{Architecture, Gpt2Stage, ModelConfig, cut};
 use chimera::core::schedule::{Shape, find};
 
 use super::equivalence::{Oracle, are_close};
@@ -41,7 +41,15 @@ impl Data for Counting {
 
 /// Losses of six steps, two programs of three, on a device.
 fn losses<K: Kernels>(kernels: &K, schedule: &str, shape: Shape, width: usize) -> Vec<f64> {
-    let config = Gpt2Config { layers: 4, hidden: 16, heads: 2, context: 8, vocab: 11, tied: false };
+    let config = ModelConfig {
+        architecture: Architecture::Gpt2,
+        layers: 4,
+        hidden: 16,
+        heads: 2,
+        context: 8,
+        vocab: 11,
+        tied: false,
+    };
     let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
     let program = lower(&timetable, &Lowering::default()).expect("proven");
     let training = Training {

@@ -1,7 +1,7 @@
 //! `--eval-every`: the loss on the validation text while training.
 
 use chimera::candle::Candle;
-use chimera::evaluate::Model;
+use chimera::evaluate::{Bert, Model};
 
 use super::{MODEL, prepare, train};
 use crate::command::{chimera, folder, text};
@@ -28,6 +28,22 @@ fn the_pipeline_evaluates_as_the_whole_model_does() {
         expected[4] = Some(loss.to_bits());
         assert_eq!(evaluated, expected, "{options}: {loss}");
     }
+}
+
+/// Nothing is dropped then.
+#[test]
+fn a_bert_is_evaluated_whole() {
+    let folder = folder();
+    let data = text(&folder);
+    let options = format!(
+        "{MODEL} --data {} --eval-every 5 --model bert --dropout 0.3 --depth 2 --width 2",
+        data.display()
+    );
+    let (run, (reports, trained)) = (prepare(&options), train(&options));
+    let whole = Bert::new(Candle::cpu(), run.model(), &trained.weights).expect("a model");
+    let loss = whole.loss(&run.validation().expect("text")).expect("a loss");
+    let evaluated = reports[4].validation_loss.expect("evaluated");
+    assert!((evaluated - loss).abs() < 1e-5, "{evaluated}, not {loss}");
 }
 
 #[test]

@@ -1,8 +1,12 @@
 //! Measurements, by name.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use anyhow::Result;
 
-use crate::{bench_schedule, bench_train};
+use crate::command::{files, root};
+use crate::{bench_checkpoint, bench_schedule, bench_train};
 
 /// What to measure.
 #[derive(clap::Subcommand)]
@@ -11,6 +15,8 @@ pub(crate) enum Bench {
     Train(bench_train::Args),
     /// Time to generate, prove and simulate Chimera up to ten million ops
     Schedule,
+    /// Time that a checkpoint after every step adds to training
+    Checkpoint(bench_checkpoint::Args),
 }
 
 impl Bench {
@@ -19,6 +25,28 @@ impl Bench {
         match self {
             Bench::Train(args) => bench_train::run(&args),
             Bench::Schedule => bench_schedule::run(),
+            Bench::Checkpoint(args) => bench_checkpoint::run(&args),
         }
+    }
+}
+
+/// A text that is there in every checkout.
+pub(crate) fn sources(folder: &Path) -> Result<PathBuf> {
+    let mut text = Vec::new();
+    for file in files(&root().join("chimera-core/src"))? {
+        text.extend(fs::read(file)?);
+    }
+    let path = folder.join("text.txt");
+    fs::write(&path, text)?;
+    Ok(path)
+}
+
+/// The middle of some values; of an even number, the mean of the two in the middle.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    match n {
+        0 => f64::NAN,
+        n => (values[(n - 1) / 2] + values[n / 2]) / 2.0,
     }
 }

@@ -9,7 +9,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::command::{chimera, files, read, root};
+use crate::bench::{median, sources};
+use crate::command::{chimera, read, root};
 
 /// Steps at the start that are not measured.
 const WARM_UP: usize = 2;
@@ -156,26 +157,6 @@ fn torch_version(python: &str) -> Result<String> {
     match read(command.args(["-c", "import torch; print(torch.__version__)"])) {
         Ok(version) => Ok(version),
         Err(e) => bail!("--peer needs torch: {python} -m pip install torch numpy\n{e:#}"),
-    }
-}
-
-/// A text that is there in every checkout.
-fn sources(folder: &Path) -> Result<PathBuf> {
-    let mut text = Vec::new();
-    for file in files(&root().join("chimera-core/src"))? {
-        text.extend(fs::read(file)?);
-    }
-    let path = folder.join("text.txt");
-    fs::write(&path, text)?;
-    Ok(path)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    match n {
-        0 => f64::NAN,
-        n => (values[(n - 1) / 2] + values[n / 2]) / 2.0,
     }
 }
 

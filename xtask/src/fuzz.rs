@@ -1,4 +1,4 @@
-//! Fuzzing of what reads files from anyone: libFuzzer on the targets of chimera-core/fuzz.
+//! Fuzzing of what reads files from anyone: libFuzzer on the targets of tests/fuzz.
 //!
 //! Coverage comes from compiler flags of the stable toolchain, so neither a nightly one nor cargo-fuzz is
 //! needed; libFuzzer itself needs a C++ compiler.
@@ -11,6 +11,9 @@ use anyhow::{Context, Result};
 use chimera_core::exchange::{to_csv, to_json};
 use chimera_core::ids::PipeId;
 use chimera_core::schedule::{SCHEDULES, Shape};
+use chimera_core::timetable::Timetable;
+
+use clap::ValueEnum;
 
 use crate::command::{cargo, read, root, run as run_command};
 
@@ -29,18 +32,19 @@ pub(crate) struct Args {
     seconds: u32,
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
 enum Target {
     Json,
     Csv,
+    Manifest,
+    Weights,
+    Config,
+    Tokenizer,
 }
 
 impl Target {
-    fn name(self) -> &'static str {
-        match self {
-            Target::Json => "json",
-            Target::Csv => "csv",
-        }
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default()
     }
 }
 
@@ -48,16 +52,21 @@ impl Target {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let folder = root().join("target/fuzz");
     let built = build(&folder)?;
-    let targets = args.target.map_or(vec![Target::Json, Target::Csv], |target| vec![target]);
+    let targets = args.target.map_or(Target::value_variants().to_vec(), |target| vec![target]);
     for target in targets {
         let name = target.name();
-        let corpus = folder.join("corpus").join(name);
+        let corpus = folder.join("corpus").join(&name);
         fs::create_dir_all(&corpus)?;
         seed(target, &corpus)?;
         let failed = folder.join(format!("{name}-"));
-        let mut fuzzer = Command::new(built.join(name));
+        let mut fuzzer = Command::new(built.join(&name));
         fuzzer.arg(&corpus).arg(format!("-max_total_time={}", args.seconds));
-        fuzzer.args(["-max_len=4096", "-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1"]);
+        fuzzer.args([
+            "-max_len=16384",
+            "-timeout=10",
+            "-rss_limit_mb=2048",
+            "-print_final_stats=1",
+        ]);
         fuzzer.arg(format!("-artifact_prefix={}", failed.display()));
         run_command(&mut fuzzer).with_context(|| {
             format!("target {name} failed; the input is in {}*", failed.display())
@@ -73,25 +82,56 @@ fn build(folder: &Path) -> Result<PathBuf> {
     let host = host.context("rustc names no host")?;
     // With a target named, the flags reach neither build scripts nor macros.
     let mut build = cargo(["build", "--release", "--target", host]);
-    build.args(["--manifest-path", "chimera-core/fuzz/Cargo.toml", "--target-dir"]).arg(folder);
+    build.args(["--manifest-path", "tests/fuzz/Cargo.toml", "--target-dir"]).arg(folder);
     run_command(build.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", COVERAGE))
         .context("libFuzzer needs a C++ compiler")?;
     Ok(folder.join(host).join("release"))
 }
 
-/// Small timetables to begin with.
+/// What is sound, to begin with.
 fn seed(target: Target, corpus: &Path) -> Result<()> {
-    for schedule in SCHEDULES {
-        for (depth, n) in [(1, 1), (2, 2), (4, 4)] {
-            let Ok(timetable) = schedule.timetable(&Shape::new(depth, n)) else { continue };
-            let text = match target {
-                Target::Json => Ok(to_json(&timetable)),
-                Target::Csv => to_csv(&timetable, PipeId(0)),
-            };
-            if let Ok(text) = text {
-                fs::write(corpus.join(format!("{}-{depth}-{n}", schedule.name())), text)?;
-            }
+    let fixtures = root().join("tests/fixtures/gpt2/tied");
+    let sound = match target {
+        Target::Json => timetables(|timetable| Some(to_json(timetable))),
+        Target::Csv => timetables(|timetable| to_csv(timetable, PipeId(0)).ok()),
+        Target::Manifest => vec![("small".to_string(), MANIFEST.as_bytes().to_vec())],
+        Target::Weights => {
+            vec![("tied".to_string(), fs::read(fixtures.join("model.safetensors"))?)]
         }
+        Target::Config => vec![("tied".to_string(), fs::read(fixtures.join("config.json"))?)],
+        Target::Tokenizer => vec![("words".to_string(), TOKENIZER.as_bytes().to_vec())],
+    };
+    for (name, content) in sound {
+        fs::write(corpus.join(name), content)?;
     }
     Ok(())
 }
+
+fn timetables(text: impl Fn(&Timetable) -> Option<String>) -> Vec<(String, Vec<u8>)> {
+    let mut small = Vec::new();
+    for schedule in SCHEDULES {
+        for (depth, n) in [(1, 1), (2, 2), (4, 4)] {
+            let Ok(timetable) = schedule.timetable(&Shape::new(depth, n)) else { continue };
+            let name = format!("{}-{depth}-{n}", schedule.name());
+            small.extend(text(&timetable).map(|text| (name, text.into_bytes())));
+        }
+    }
+    small
+}
+
+/// What follows the hash of a manifest.
+const MANIFEST: &str = r#"  "format": 1,
+  "written_by": "chimera",
+  "step": 2,
+  "updates": 2,
+  "samples_per_step": 8,
+  "next_samples": "",
+  "settings": {"seed": "1"},
+  "shards": [{"file": "shard-0000.safetensors", "bytes": 8, "blake3": ""}]
+}
+"#;
+
+/// A tokenizer of words.
+const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+    "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+    "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"[UNK]": 0, "pipe": 1, "stage": 2}}}"#;

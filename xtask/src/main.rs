@@ -2,6 +2,7 @@
 
 mod absences;
 mod bench;
+mod bench_checkpoint;
 mod bench_schedule;
 mod bench_train;
 mod ci;
@@ -13,6 +14,7 @@ mod oracle;
 mod pytorch;
 mod sweep;
 mod transformers;
+mod wgpu;
 
 use clap::Parser;
 
@@ -60,6 +62,8 @@ enum Chore {
         #[arg(long, value_name = "FILE", default_value = "gpu.json")]
         json: std::path::PathBuf,
     },
+    /// Conformance and training of the wgpu backend, which needs Vulkan: installed where apt-get can
+    Wgpu,
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -81,6 +85,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Transformers(args) => transformers::run(&args),
         Chore::Cuda(args) => cuda::build(&args),
         Chore::Gpu { json } => cuda::test(&json),
+        Chore::Wgpu => wgpu::run(),
         Chore::Bench(bench) => bench.run(),
     }
 }

@@ -1,4 +1,4 @@
-//! GPT-2 in the hands of Hugging Face's `transformers`, and its in ours: logits of the same folder are
+//! GPT-2 and BERT in the hands of Hugging Face's `transformers`, and its in ours: logits of the same folder are
 //! compared, and what we write of its models has its bytes.
 
 use std::path::{Path, PathBuf};
@@ -11,10 +11,12 @@ use crate::command::{cargo, files, python, read, root, run as run_command};
 
 /// Largest difference of two logits.
 const TOLERANCE: f64 = 1e-4;
-/// Where the tests have their models.
-const FIXTURES: &str = "tests/fixtures/gpt2";
+/// Where the tests have their models, each in a folder of its name.
+const FIXTURES: &str = "tests/fixtures";
+/// The models, and how many ids ours have for bytes.
+const MODELS: [(&str, usize); 2] = [("gpt2", 256), ("bert", 260)];
 /// Sizes of our own models.
-const SIZES: &str = "--layers 3 --hidden 32 --heads 4 --context 24 --vocab 256";
+const SIZES: &str = "--layers 3 --hidden 32 --heads 4 --context 24";
 
 /// With which transformers.
 #[derive(clap::Args)]
@@ -34,8 +36,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(python) => python.clone(),
         None => python("transformers", &["torch", "transformers"])?,
     };
-    let peer = Peer { python };
-    println!("{}", peer.ask(&["version"])?.trim());
+    for (model, vocab) in MODELS {
+        let script = format!("xtask/peers/transformers_{model}.py");
+        check(&Peer { python: python.clone(), script }, model, vocab, args.write)?;
+    }
+    Ok(())
+}
+
+fn check(peer: &Peer, model: &str, vocab: usize, is_written: bool) -> Result<()> {
+    println!("{model}: {}", peer.ask(&["version"])?.trim());
     let folder = tempfile::tempdir()?;
     let (theirs, ours) = (folder.path().join("theirs"), folder.path().join("ours"));
     peer.ask(&["make", &theirs.display().to_string()])?;
@@ -62,13 +71,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for tied in ["true", "false"] {
         let (out, save) = (ours.join(format!("run-{tied}")), ours.join(format!("trained-{tied}")));
         let places = format!("--out {} --save {}", out.display(), save.display());
-        chimera(&format!("train {SIZES} --tied {tied} --depth 1 --steps 20 --lr 0.01 {places}"))?;
+        let sizes = format!("--model {model} {SIZES} --vocab {vocab} --tied {tied}");
+        chimera(&format!("train {sizes} --depth 1 --steps 20 --lr 0.01 {places}"))?;
         let ids: Vec<String> = "A pipeline of stages".bytes().map(|id| id.to_string()).collect();
         let what = format!("trained here, tied {tied}, read there");
         compare(&what, &logits_here(&save, &ids)?, &peer.logits(&save, &ids)?)?;
     }
-    if args.write {
-        write(&theirs)?;
+    if is_written {
+        write(&theirs, &root().join(FIXTURES).join(model))?;
     }
     Ok(())
 }
@@ -76,12 +86,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// The Python side.
 struct Peer {
     python: PathBuf,
+    script: String,
 }
 
 impl Peer {
     fn ask(&self, words: &[&str]) -> Result<String> {
         let mut peer = Command::new(&self.python);
-        peer.arg("xtask/peers/transformers_gpt2.py").args(words).current_dir(root());
+        peer.arg(&self.script).args(words).current_dir(root());
         read(&mut peer)
     }
 
@@ -119,14 +130,14 @@ fn compare(what: &str, ours: &[f64], theirs: &[f64]) -> Result<()> {
 }
 
 /// Copies the models to where the tests have theirs.
-fn write(theirs: &Path) -> Result<()> {
+fn write(theirs: &Path, fixtures: &Path) -> Result<()> {
     for file in files(theirs)? {
-        let to = root().join(FIXTURES).join(file.strip_prefix(theirs)?);
+        let to = fixtures.join(file.strip_prefix(theirs)?);
         let folder = to.parent().context("a file has a folder")?;
         std::fs::create_dir_all(folder)?;
         std::fs::write(&to, std::fs::read(&file)?)?;
     }
-    println!("written to {FIXTURES}");
+    println!("written to {}", fixtures.display());
     Ok(())
 }
 

@@ -78,8 +78,9 @@ struct Tanh;
 impl Function for Tanh {
     #[inline(always)]
     fn both(x: f32) -> (f32, f32) {
-        let y = x.tanh();
-        (y, 1.0 - y * y)
+        // 1 - tanh² cancels where tanh is near 1.
+        let e = exp(-2.0 * x.abs());
+        (x.tanh(), 4.0 * e / ((1.0 + e) * (1.0 + e)))
     }
 }
 

@@ -1,22 +1,22 @@
-//! Causal self-attention.
+//! Self-attention.
 
 use std::ops::Range;
 
-use chimera_core::kernels::Result;
+use chimera_core::kernels::{Mask, Result};
 
 use super::number;
 use crate::gpu::{Call, Gpu};
 use crate::shader::{ATTENTION, Constants, Kernel};
-use crate::tensor::Tensor;
+use crate::tensor::{Slice, Tensor};
 
 static FORWARD: Kernel =
-    Kernel { source: &ATTENTION, entry: "forward", n_written: 2, n_read: 1, n_numbers: 3 };
+    Kernel { source: &ATTENTION, entry: "forward", n_written: 2, n_read: 2, n_numbers: 4 };
 static WEIGH: Kernel =
     Kernel { source: &ATTENTION, entry: "weigh", n_written: 1, n_read: 2, n_numbers: 1 };
 static BACKWARD_QUERIES: Kernel =
-    Kernel { source: &ATTENTION, entry: "backward_queries", n_written: 1, n_read: 4, n_numbers: 3 };
+    Kernel { source: &ATTENTION, entry: "backward_queries", n_written: 1, n_read: 5, n_numbers: 4 };
 static BACKWARD_KEYS: Kernel =
-    Kernel { source: &ATTENTION, entry: "backward_keys", n_written: 1, n_read: 4, n_numbers: 3 };
+    Kernel { source: &ATTENTION, entry: "backward_keys", n_written: 1, n_read: 5, n_numbers: 4 };
 
 /// Rows of a tile at most.
 const MAX_TILE: u32 = 32;
@@ -36,12 +36,15 @@ impl Gpu {
         qkv: &Tensor,
         heads: usize,
         context: usize,
+        mask: Mask<'_>,
     ) -> Result<(Tensor, Tensor)> {
         let op = "attention";
         let (rows, by) = (qkv.n_rows(), Heads::of(qkv, heads, context));
+        let lengths = self.lengths(op, mask)?;
         let out = self.tensor(op, &[rows, heads * by.dim])?;
         let log_sum = self.tensor(op, &[rows, heads])?;
         for block in self.samples(op, qkv, by)? {
+            let lengths = self.lengths_of(&lengths, by, &block);
             let [out, log_sum, qkv] =
                 [&out, &log_sum, qkv].map(|t| t.rows(block.start, block.len()));
             self.run(
@@ -49,8 +52,8 @@ impl Gpu {
                 &Call {
                     kernel: &FORWARD,
                     constants: self.attention_constants(by),
-                    operands: &[out.all(), log_sum.all(), qkv.all()],
-                    numbers: &by.numbers(),
+                    operands: &[out.all(), log_sum.all(), qkv.all(), lengths],
+                    numbers: &by.numbers(mask),
                     groups: self.attention_grid(by, block.len()),
                 },
             )?;
@@ -66,12 +69,15 @@ impl Gpu {
         log_sum: &Tensor,
         heads: usize,
         context: usize,
+        mask: Mask<'_>,
     ) -> Result<Tensor> {
         let op = "attention_dx";
         let (rows, by) = (qkv.n_rows(), Heads::of(qkv, heads, context));
+        let lengths = self.lengths(op, mask)?;
         let d_qkv = self.tensor(op, &[rows, qkv.width()])?;
         for block in self.samples(op, qkv, by)? {
             let (start, len) = (block.start, block.len());
+            let lengths = self.lengths_of(&lengths, by, &block);
             let [d_qkv, dy, qkv] = [&d_qkv, dy, qkv].map(|t| t.rows(start, len));
             let [out, log_sum] = [out, log_sum].map(|t| t.rows(start, len));
             let products = self.tensor(op, &[len, heads])?;
@@ -87,20 +93,40 @@ impl Gpu {
                 },
             )?;
             for kernel in [&BACKWARD_QUERIES, &BACKWARD_KEYS] {
-                let read = [qkv.all(), dy.all(), log_sum.all(), products.all()];
+                let read = [qkv.all(), dy.all(), log_sum.all(), products.all(), lengths];
                 self.run(
                     op,
                     &Call {
                         kernel,
                         constants: self.attention_constants(by),
                         operands: &[&[d_qkv.all()][..], &read].concat(),
-                        numbers: &by.numbers(),
+                        numbers: &by.numbers(mask),
                         groups: self.attention_grid(by, len),
                     },
                 )?;
             }
         }
         Ok(d_qkv)
+    }
+
+    /// The lengths of samples, if they matter.
+    fn lengths(&self, op: &'static str, mask: Mask<'_>) -> Result<Option<Tensor>> {
+        match mask {
+            Mask::Causal => Ok(None),
+            Mask::Lengths(lengths) => self.upload_ids(op, lengths).map(Some),
+        }
+    }
+
+    /// Those of the samples that a block of rows is.
+    fn lengths_of<'a>(
+        &'a self,
+        lengths: &'a Option<Tensor>,
+        by: Heads,
+        block: &Range<usize>,
+    ) -> Slice<'a> {
+        let of_block =
+            |all: &'a Tensor| all.slice(block.start / by.context, block.len() / by.context);
+        lengths.as_ref().map_or(self.nothing(), of_block)
     }
 
     /// The rows, in blocks of whole samples.
@@ -138,8 +164,9 @@ impl Heads {
         Heads { heads, context, dim: qkv.width() / 3 / heads }
     }
 
-    fn numbers(self) -> [u32; 3] {
+    fn numbers(self, mask: Mask<'_>) -> [u32; 4] {
         let scale = 1.0 / (self.dim as f32).sqrt();
-        [number(self.heads), number(self.context), scale.to_bits()]
+        let is_causal = mask == Mask::Causal;
+        [number(self.heads), number(self.context), scale.to_bits(), is_causal.into()]
     }
 }

@@ -8,7 +8,7 @@ use crate::shader::{Kernel, LAYER_NORM};
 use crate::tensor::Tensor;
 
 static FORWARD: Kernel =
-    Kernel { source: &LAYER_NORM, entry: "forward", n_written: 2, n_read: 3, n_numbers: 2 };
+    Kernel { source: &LAYER_NORM, entry: "forward", n_written: 2, n_read: 3, n_numbers: 3 };
 static BACKWARD_INPUT: Kernel =
     Kernel { source: &LAYER_NORM, entry: "backward_input", n_written: 1, n_read: 5, n_numbers: 3 };
 static BACKWARD_WEIGHT: Kernel =
@@ -20,6 +20,7 @@ impl Gpu {
         x: &Tensor,
         gain: &Tensor,
         bias: &Tensor,
+        epsilon: f64,
     ) -> Result<(Tensor, Tensor)> {
         let op = "layer_norm";
         let (rows, width) = (x.n_rows(), x.width());
@@ -33,7 +34,7 @@ impl Gpu {
                     kernel: &FORWARD,
                     constants: self.row_constants(),
                     operands: &[y.all(), stats.all(), x.all(), gain.all(), bias.all()],
-                    numbers: &[number(len), number(width)],
+                    numbers: &[number(len), number(width), (epsilon as f32).to_bits()],
                     groups: self.row_grid(len),
                 },
             )?;

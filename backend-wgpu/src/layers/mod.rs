@@ -1,7 +1,9 @@
 //! The layers, one file per family: operands cut into what can be bound, and the kernels' numbers.
 
+mod activation;
 mod attention;
 mod cross_entropy;
+mod dropout;
 mod embedding;
 mod layer_norm;
 mod linear;

@@ -4,18 +4,13 @@ use chimera_core::kernels::Result;
 
 use super::number;
 use crate::gpu::{Call, Gpu};
-use crate::shader::{Kernel, POINTWISE};
+use crate::shader::{Constants, Kernel, POINTWISE};
 use crate::tensor::Tensor;
 
 static FILL: Kernel =
     Kernel { source: &POINTWISE, entry: "fill", n_written: 1, n_read: 0, n_numbers: 2 };
 static ACCUMULATE: Kernel =
     Kernel { source: &POINTWISE, entry: "accumulate", n_written: 1, n_read: 1, n_numbers: 1 };
-static GELU: Kernel =
-    Kernel { source: &POINTWISE, entry: "gelu", n_written: 1, n_read: 1, n_numbers: 1 };
-static GELU_DX: Kernel =
-    Kernel { source: &POINTWISE, entry: "gelu_dx", n_written: 2, n_read: 2, n_numbers: 1 };
-
 impl Gpu {
     pub(crate) fn fill(&self, op: &'static str, tensor: &Tensor, value: f32) -> Result<()> {
         self.each(op, &FILL, &[tensor], &[value.to_bits()])
@@ -24,19 +19,6 @@ impl Gpu {
     pub(crate) fn accumulate(&self, into: &Tensor, x: &Tensor) -> Result<()> {
         assert_eq!(into.shape(), x.shape(), "accumulate");
         self.each("accumulate", &ACCUMULATE, &[into, x], &[])
-    }
-
-    pub(crate) fn gelu(&self, x: &Tensor) -> Result<Tensor> {
-        let y = self.tensor("gelu", x.shape())?;
-        self.each("gelu", &GELU, &[&y, x], &[])?;
-        Ok(y)
-    }
-
-    pub(crate) fn gelu_dx(&self, dy: &Tensor, x: &Tensor) -> Result<(Tensor, Tensor)> {
-        let op = "gelu_dx";
-        let (dx, y) = (self.tensor(op, x.shape())?, self.tensor(op, x.shape())?);
-        self.each(op, &GELU_DX, &[&dx, &y, dy, x], &[])?;
-        Ok((dx, y))
     }
 
     /// Runs a kernel over the elements of tensors of one size. Its numbers are how many they are, then
@@ -48,6 +30,18 @@ impl Gpu {
         operands: &[&Tensor],
         numbers: &[u32],
     ) -> Result<()> {
+        self.each_by(op, kernel, self.element_constants(), operands, numbers)
+    }
+
+    /// [`each`](Gpu::each) with other constants.
+    pub(super) fn each_by(
+        &self,
+        op: &'static str,
+        kernel: &'static Kernel,
+        constants: Constants,
+        operands: &[&Tensor],
+        numbers: &[u32],
+    ) -> Result<()> {
         let n = operands.first().map_or(0, |operand| operand.n_elements());
         for block in self.blocks(op, n, 1, 1)? {
             let len = block.len();
@@ -56,7 +50,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel,
-                    constants: self.element_constants(),
+                    constants: constants.clone(),
                     operands: &slices,
                     numbers: &[&[number(len)], numbers].concat(),
                     groups: self.element_grid(len),

@@ -9,6 +9,7 @@ pub mod refusal;
 pub mod simulate;
 pub(crate) mod structure;
 pub mod timeline;
+pub mod verdict;
 pub(crate) mod versions;
 
 pub use costs::{Costs, StageCosts, UniformCosts};
@@ -18,3 +19,4 @@ pub use one_order::prove_in_one_order;
 pub use refusal::{Reason, Refusal};
 pub use simulate::simulate;
 pub use timeline::{Awaited, Event, Timeline, Wait, Work};
+pub use verdict::{Need, Scene, Verdict};

@@ -6,7 +6,7 @@
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-use super::{Comm, CommError, Tag, What};
+use super::{Comm, CommError, Position, Tag, What};
 use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, PipeId, Rank, StageId};
@@ -65,6 +65,15 @@ pub fn run<T>(comm: &mut impl Comm<T>, tensor: impl Fn(u32) -> T, number: impl F
         let want: Vec<_> = (0..n as usize).map(|r| vec![round; r + usize::from(round)]).collect();
         assert_eq!(got, want, "exchange {round}");
     }
+
+    // Everyone learns where everyone is.
+    let at = |rank: u32| Position::At { step: 3, instr: 7 * rank + 1 };
+    comm.publish(Position::At { step: 2, instr: 9 });
+    comm.publish(at(me.0));
+    comm.exchange(&[], soon()).expect("exchange");
+    let want: Vec<_> = (0..n).map(|rank| Some(at(rank))).collect();
+    assert_eq!(comm.positions(soon()), want);
+    comm.exchange(&[], soon()).expect("exchange");
 
     // What nobody sends does not come, and the error says what it was.
     let never = comm.take(left, tag(9, 9), Instant::now() + Duration::from_millis(20)).err();

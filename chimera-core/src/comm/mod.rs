@@ -8,6 +8,7 @@
 
 pub mod conformance;
 mod delayed;
+mod position;
 mod threads;
 mod traced;
 
@@ -15,6 +16,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 pub use delayed::{Delayed, Stamped};
+pub use position::Position;
 pub use threads::{Threads, threads};
 pub use traced::{Direction, Message, Traced};
 
@@ -82,7 +84,7 @@ impl fmt::Debug for What {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum CommError {
     /// It did not come in time.
-    #[error("waited {:.1} s for {what} from {from}, which did not send it", waited.as_secs_f64())]
+    #[error("waited {:.1} s for {what} from {from}", waited.as_secs_f64())]
     Timeout {
         /// Who should have sent it.
         from: Rank,
@@ -132,6 +134,14 @@ pub trait Comm<T>: Send {
     /// same order.
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError>;
 
+    /// Lets other ranks learn where this one is. Called before every instruction, so it must cost no more
+    /// than a store to memory; whatever answers for the rank reads it from there, while the rank computes.
+    fn publish(&mut self, position: Position);
+
+    /// Where every rank was when it last said so, by rank; `None` for those that do not answer until
+    /// `deadline`, because they are stopped, or gone. Asked when something is wrong, abort included.
+    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>>;
+
     /// Makes every wait of every rank end with [`CommError::Aborted`]. The first cause stands.
     fn abort(&mut self, cause: &Fault);
 }
@@ -164,6 +174,14 @@ impl<T, C: Comm<T>> Comm<T> for &mut C {
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
         (**self).exchange(bytes, deadline)
+    }
+
+    fn publish(&mut self, position: Position) {
+        (**self).publish(position);
+    }
+
+    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+        (**self).positions(deadline)
     }
 
     fn abort(&mut self, cause: &Fault) {

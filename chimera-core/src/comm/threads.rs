@@ -1,11 +1,12 @@
 //! The transport of ranks that are threads of one process: messages are moved, not copied.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::{Comm, CommError, Tag};
+use super::{Comm, CommError, Position, Tag};
 use crate::fault::Fault;
 use crate::ids::Rank;
 
@@ -14,6 +15,7 @@ pub fn threads<T: Send>(n_ranks: u32) -> Vec<Threads<T>> {
     let shared = Arc::new(Shared {
         mailboxes: (0..n_ranks).map(|_| Mailbox::default()).collect(),
         abort: Mutex::new(None),
+        positions: (0..n_ranks).map(|_| AtomicU64::new(Position::Start.to_bits())).collect(),
     });
     let end = |rank| Threads { rank: Rank(rank), shared: Arc::clone(&shared), n_exchanges: 0 };
     (0..n_ranks).map(end).collect()
@@ -29,6 +31,7 @@ pub struct Threads<T> {
 struct Shared<T> {
     mailboxes: Vec<Mailbox<T>>,
     abort: Mutex<Option<Fault>>,
+    positions: Vec<AtomicU64>,
 }
 
 struct Mailbox<T> {
@@ -165,6 +168,17 @@ impl<T: Send> Comm<T> for Threads<T> {
             .map(Rank)
             .map(|r| self.wait(r, &what, deadline, |letters| letters.bytes.remove(&(r, number))))
             .collect()
+    }
+
+    fn publish(&mut self, position: Position) {
+        if let Some(mine) = self.shared.positions.get(self.rank.index()) {
+            mine.store(position.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    fn positions(&mut self, _: Instant) -> Vec<Option<Position>> {
+        let all = self.shared.positions.iter();
+        all.map(|bits| Some(Position::from_bits(bits.load(Ordering::Relaxed)))).collect()
     }
 
     fn abort(&mut self, cause: &Fault) {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Comm, CommError, Tag};
+use super::{Comm, CommError, Position, Tag};
 use crate::fault::Fault;
 use crate::ids::Rank;
 
@@ -90,6 +90,14 @@ impl<T, C: Comm<T>> Comm<T> for Traced<C> {
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
         self.inner.exchange(bytes, deadline)
+    }
+
+    fn publish(&mut self, position: Position) {
+        self.inner.publish(position);
+    }
+
+    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+        self.inner.positions(deadline)
     }
 
     fn abort(&mut self, cause: &Fault) {

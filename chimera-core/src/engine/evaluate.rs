@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::Data;
 use super::worker::Worker;
 use super::world::Since;
+use crate::analyze::Need;
 use crate::comm::{Comm, Tag, What};
 use crate::fault::{Class, Fault};
 use crate::ids::{PipeId, StageId};
@@ -34,7 +35,7 @@ where
         let world = &mut self.world;
         let deadline = world.deadline();
         let all = world.comm.exchange(&own, deadline);
-        let all = world.on_wire("evaluation", all)?;
+        let all = world.on_wait("evaluation", Need::Other, all)?;
         let mut losses: Vec<(u64, f64)> = all.iter().flat_map(|bytes| losses(bytes)).collect();
         losses.sort_by_key(|(sample, _)| *sample);
         if !losses.iter().map(|(sample, _)| *sample).eq(0..n_samples) {
@@ -67,14 +68,15 @@ where
             let fault = Fault::new(Class::Io, world.comm.rank(), e.to_string());
             Fault { step: Some(step), ..fault }
         })?;
-        let micro = Micro { step, sample, input: &input, target: &target, loss_scale };
+        let micro =
+            Micro { step, sample, input: &input, target: &target, loss_scale, training: false };
         let (mut carried, mut loss) = (None, None);
         for stage in (0..placement.n_stages()).filter(|stage| at(*stage) == me) {
             if stage > 0 && at(stage - 1) != me {
                 let (from, deadline) =
                     (world.rank_of(at(stage - 1), world.group), world.deadline());
                 let taken = world.comm.take(from, tag(stage - 1), deadline);
-                carried = Some(world.on_wire("evaluation", taken)?);
+                carried = Some(world.on_wait("evaluation", Need::Other, taken)?);
             }
             let held = world.held(StageId(stage as u16));
             let output = held.stage.forward(&held.weights, &micro, carried.take());

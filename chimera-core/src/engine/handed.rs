@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use crate::comm::{Comm, CommError, Tag};
+use crate::comm::{Comm, CommError, Position, Tag};
 use crate::fault::Fault;
 use crate::ids::Rank;
 use crate::kernels::{DeviceError, Kernels};
@@ -49,6 +49,14 @@ impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
         self.comm.exchange(bytes, deadline)
+    }
+
+    fn publish(&mut self, position: Position) {
+        self.comm.publish(position);
+    }
+
+    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+        self.comm.positions(deadline)
     }
 
     fn abort(&mut self, cause: &Fault) {

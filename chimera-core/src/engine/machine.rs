@@ -9,6 +9,7 @@ use super::ops::Value;
 use super::optimizer::Step;
 use super::sums::Reduction;
 use super::world::{Held, Places, Since, World, held_mut};
+use crate::analyze::Need;
 use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, Tag, What};
 use crate::effects::Token;
@@ -84,8 +85,8 @@ where
         let next = self.expected[channel.index()].get(ahead).copied().map(tag);
         let start = self.now_s();
         let taken = self.comm.take(from, now, self.deadline());
-        let taken = self.on_wire(token, taken)?;
         self.waited(worker, Awaited::Message(token), start);
+        let taken = self.on_wait(token, Need::Token(token), taken)?;
         self.expected[channel.index()].pop_front();
         if let Some(next) = next {
             let posted = self.comm.post(from, next);
@@ -120,8 +121,8 @@ where
         let deadline = self.deadline();
         let waits_from = self.now_s();
         let sums = sum.finish(&self.kernels, &mut self.comm, deadline);
-        let sums = self.on_sum(bucket, sums)?;
         self.waited(worker, Awaited::Sum(bucket), waits_from);
+        let sums = self.on_sum(bucket, sums)?;
         for (places, sum) in self.layout[bucket.index() % self.layout.len()].iter().zip(sums) {
             for &(stage, index) in places {
                 held_mut(&mut self.held, stage).grads[index] = sum.clone();
@@ -135,8 +136,8 @@ where
         let record = self.own_record()?;
         let (start, deadline) = (self.now_s(), self.deadline());
         let records = self.comm.exchange(&record.to_bytes(), deadline);
-        let records = self.on_wire("agreement", records)?;
         self.waited(worker, Awaited::Agreement, start);
+        let records = self.on_wait("agreement", Need::Record, records)?;
         let rank = self.comm.rank();
         let n_steps = self.squared_norms.len();
         let agreed = Agreed::of(&records, n_steps).map_err(|from| Fault {

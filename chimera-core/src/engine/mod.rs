@@ -12,10 +12,12 @@
 mod agreement;
 mod evaluate;
 mod handed;
+mod handshake;
 mod machine;
 mod ops;
 mod optimizer;
 mod ranks;
+mod recent;
 mod record;
 mod snapshot;
 mod sums;
@@ -26,8 +28,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 pub use agreement::Load;
+pub use handshake::{Fields, handshake};
 pub use optimizer::{LrSchedule, Optimizer, Training};
 pub use ranks::run_threads;
+pub use recent::{Did, Doing};
 pub use snapshot::Snapshot;
 pub use worker::{StepReport, Worker};
 

@@ -223,8 +223,7 @@ where
         let first = (self.group as u64 * u64::from(n_units) + unit) * unit_samples;
         let step = self.step + u64::from(program.window().step_of(op.span));
         let (mut input, mut target) = (Vec::new(), Vec::new());
-        let is_end = op.stage.0 == 0 || op.stage.index() + 1 == program.placement().n_stages();
-        if is_end {
+        if self.held(op.stage).stage.reads_samples() {
             for sample in first..first + unit_samples * u64::from(op.span.len) {
                 let read = self.job.data.sample(step, sample, &mut input, &mut target);
                 read.map_err(|e| {
@@ -262,6 +261,7 @@ impl Batch {
             input: &self.input,
             target: &self.target,
             loss_scale: 1.0 / (n_samples as f64 * job.data.n_targets() as f64),
+            training: true,
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use std::time::Instant;
 
+use crate::analyze::Need;
 use crate::comm::{Comm, CommError, Tag, What};
 use crate::ids::{BucketId, Rank};
 use crate::kernels::{DeviceError, Kernels};
@@ -14,14 +15,9 @@ use crate::kernels::{DeviceError, Kernels};
 /// Why a sum failed.
 #[derive(Debug)]
 pub(super) enum SumError {
-    Comm(CommError),
+    /// The transport, and what was needed of the other rank.
+    Comm(CommError, Need),
     Device(DeviceError),
-}
-
-impl From<CommError> for SumError {
-    fn from(error: CommError) -> SumError {
-        SumError::Comm(error)
-    }
 }
 
 impl From<DeviceError> for SumError {
@@ -125,23 +121,29 @@ impl<T: Clone + Send> Reduction<T> {
             let Piece::Mine(parts) = piece else { continue };
             for (part, from) in parts.iter_mut().zip(&self.members) {
                 if part.is_none() {
-                    *part = take(comm, *from, Tag { step, what: What::Part { bucket, tensor } })?;
+                    let taken =
+                        take(comm, *from, Tag { step, what: What::Part { bucket, tensor } });
+                    *part = taken.map_err(|e| SumError::Comm(e, Need::Part(bucket)))?;
                 }
             }
             if parts.iter().all(Option::is_some) {
                 let sum = add(kernels, std::mem::take(parts))?;
                 let me = comm.rank();
                 for to in self.members.iter().filter(|m| **m != me) {
-                    comm.send(*to, Tag { step, what: What::Sum { bucket, tensor } }, sum.clone())?;
+                    let sent = comm.send(
+                        *to,
+                        Tag { step, what: What::Sum { bucket, tensor } },
+                        sum.clone(),
+                    );
+                    sent.map_err(|e| SumError::Comm(e, Need::Other))?;
                 }
                 *piece = Piece::Done(sum);
             }
         }
         for (tensor, piece) in (0..).zip(&mut self.pieces) {
-            if let Piece::Theirs(owner) = *piece
-                && let Some(sum) =
-                    take(comm, owner, Tag { step, what: What::Sum { bucket, tensor } })?
-            {
+            let Piece::Theirs(owner) = *piece else { continue };
+            let taken = take(comm, owner, Tag { step, what: What::Sum { bucket, tensor } });
+            if let Some(sum) = taken.map_err(|e| SumError::Comm(e, Need::Sum(bucket)))? {
                 *piece = Piece::Done(sum);
             }
         }

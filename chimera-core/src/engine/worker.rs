@@ -7,9 +7,10 @@ use std::time::Instant;
 use super::Job;
 use super::agreement::{Load, Totals};
 use super::handed::Handed;
+use super::recent::Recent;
 use super::world::{Held, Places, ResidualBytes, Since, World, device_fault};
 use crate::analyze::timeline::{Event, Wait};
-use crate::comm::Comm;
+use crate::comm::{Comm, Position};
 use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
 use crate::interp::{Progress, Row, Stop};
@@ -101,6 +102,7 @@ where
             residuals: ResidualBytes::default(),
             events: Vec::new(),
             waits: Vec::new(),
+            recent: Recent::default(),
             since_agreed: Since { start: Instant::now(), busy_s: 0.0 },
             agreed: None,
             job,
@@ -120,6 +122,8 @@ where
         self.begin(first, instrs).map_err(|f| Fault { step: Some(first), ..f })?;
         let mut row = Row::new(self.me);
         loop {
+            let instr = row.position() as u32;
+            self.world.comm.publish(Position::At { step: first, instr });
             match row.advance(instrs, program.rules(), &mut self.world) {
                 Ok(Progress::Ran) => {}
                 Ok(Progress::Ended) => break,
@@ -194,6 +198,7 @@ where
     /// Clears what the last run left and announces the messages of this one.
     fn begin(&mut self, first: u64, instrs: &[Instr]) -> Result<(), Fault> {
         let world = &mut self.world;
+        world.recent.add(world.step, &world.events, &world.waits);
         world.step = first;
         world.losses.clear();
         world.events.clear();

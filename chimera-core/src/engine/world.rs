@@ -2,15 +2,17 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::agreement::Agreed;
 use super::handed::Handed;
 use super::optimizer::Step;
+use super::recent::Recent;
 use super::sums::{Reduction, SumError};
 use super::{Job, Patience};
 use crate::analyze::timeline::{Awaited, Event, Wait, Work};
-use crate::comm::{Comm, CommError, Tag, What};
+use crate::analyze::{Need, Scene};
+use crate::comm::{Comm, CommError, Position, Tag, What};
 use crate::effects::Token;
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
@@ -18,6 +20,12 @@ use crate::kernels::{DeviceError, Kernels};
 use crate::op::Op;
 use crate::stage::Stage;
 use crate::update::Update;
+
+/// How long other ranks may take to say where they are.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// After it a rank that goes on is elsewhere.
+const MOMENT: Duration = Duration::from_millis(100);
 
 /// A stage with its weights, gradients and moments, in the order of its parameters.
 pub(super) struct Held<S: Stage> {
@@ -61,6 +69,7 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) residuals: ResidualBytes,
     pub(super) events: Vec<Event>,
     pub(super) waits: Vec<Wait>,
+    pub(super) recent: Recent,
     pub(super) since_agreed: Since,
     pub(super) agreed: Option<Agreed>,
 }
@@ -176,6 +185,33 @@ where
         })
     }
 
+    /// As [`on_wire`](World::on_wire), of a wait for what is needed: one that lasted too long is explained.
+    pub(super) fn on_wait<T>(
+        &mut self,
+        op: impl ToString,
+        need: Need,
+        result: Result<T, CommError>,
+    ) -> Result<T, Fault> {
+        let Err(CommError::Timeout { from, .. }) = result else { return self.on_wire(op, result) };
+        let (program, step, by) = (self.job.program, self.step, self.comm.rank());
+        let earlier = self.positions();
+        std::thread::sleep(MOMENT);
+        let positions = self.positions();
+        let verdict = Scene { program, step, positions, earlier }.verdict(by, from, need);
+        self.on_wire(op, result).map_err(|fault| Fault {
+            peer: Some(verdict.rank),
+            message: format!("{}{verdict}", fault.message),
+            ..fault
+        })
+    }
+
+    /// Where all ranks are.
+    fn positions(&mut self) -> Vec<Option<Position>> {
+        let mut positions = self.comm.positions(Instant::now() + ANSWER);
+        positions.resize(self.comm.n_ranks() as usize, None);
+        positions
+    }
+
     pub(super) fn record(&mut self, worker: WorkerId, work: Work, start: f64) {
         let end = self.now_s();
         if !matches!(work, Work::Reduce(_)) {
@@ -195,14 +231,14 @@ where
     }
 
     pub(super) fn on_sum<T>(
-        &self,
+        &mut self,
         bucket: BucketId,
         result: Result<T, SumError>,
     ) -> Result<T, Fault> {
         let op = format!("reduction of {bucket}");
         match result {
             Ok(sums) => Ok(sums),
-            Err(SumError::Comm(error)) => self.on_wire(op, Err(error)),
+            Err(SumError::Comm(error, need)) => self.on_wait(op, need, Err(error)),
             Err(SumError::Device(error)) => self.on_device(op, Err(error)),
         }
     }

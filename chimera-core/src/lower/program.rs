@@ -1,5 +1,7 @@
 //! A lowered, proven timetable.
 
+use std::fmt;
+
 use crate::effects::{Rules, Token, TokenKind};
 use crate::ids::{BucketId, ChannelId, PipeId, StageId, WorkerId};
 use crate::op::Cell;
@@ -146,6 +148,21 @@ impl Program {
     /// Whether optimizer steps wait for the agreement of all ranks.
     pub fn has_barrier(&self) -> bool {
         self.has_barrier
+    }
+
+    /// BLAKE3 of all that it says, so that ranks can compare theirs.
+    pub fn fingerprint(&self) -> String {
+        struct Hashed(blake3::Hasher);
+        impl fmt::Write for Hashed {
+            fn write_str(&mut self, text: &str) -> fmt::Result {
+                self.0.update(text.as_bytes());
+                Ok(())
+            }
+        }
+        let mut hashed = Hashed(blake3::Hasher::new());
+        // Its parts are lists in a fixed order, so equal programs read the same.
+        let _ = fmt::Write::write_fmt(&mut hashed, format_args!("{self:?}"));
+        hashed.0.finalize().to_string()
     }
 
     /// Number of messages.

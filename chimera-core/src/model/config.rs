@@ -1,7 +1,12 @@
-//! What a GPT-2 is made of: its sizes, its tensors, its work.
+//! What a model is made of: its layers, their sizes, its work.
+
+use std::fmt;
+use std::str::FromStr;
 
 use super::Cut;
-use super::block;
+use super::bert::tensors as bert;
+use super::gpt2::tensors as gpt2;
+use crate::names::by_name;
 use crate::stage::{Init, Param};
 
 /// Why a model cannot be made as asked.
@@ -55,9 +60,44 @@ pub enum ModelError {
     },
 }
 
-/// The sizes of a GPT-2 (Radford et al., 2019).
+/// What the layers of a model are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// Pre-norm blocks that see what was before, predicting the next token (Radford et al., 2019).
+    Gpt2,
+    /// Post-norm blocks that see both ways, predicting masked tokens and whether the second of two
+    /// segments follows the first (Devlin et al., 2018).
+    Bert,
+}
+
+impl Architecture {
+    /// All, by the name that users type.
+    pub const ALL: [(&'static str, Architecture); 2] =
+        [("gpt2", Architecture::Gpt2), ("bert", Architecture::Bert)];
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Architecture::Gpt2 => "GPT-2",
+            Architecture::Bert => "BERT",
+        })
+    }
+}
+
+impl FromStr for Architecture {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Architecture, String> {
+        by_name("model", name, &Architecture::ALL)
+    }
+}
+
+/// A model: its layers and their sizes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Gpt2Config {
+pub struct ModelConfig {
+    /// What the layers are.
+    pub architecture: Architecture,
     /// Number of transformer blocks.
     pub layers: usize,
     /// Features per token.
@@ -72,7 +112,7 @@ pub struct Gpt2Config {
     pub tied: bool,
 }
 
-impl Gpt2Config {
+impl ModelConfig {
     /// Checks that such a model can be made.
     ///
     /// The limits keep every count and cost within `u64`, so nothing after this can overflow.
@@ -97,120 +137,97 @@ impl Gpt2Config {
         Ok(())
     }
 
-    /// Number of parameters; a tied table counts once.
-    pub fn n_params(&self) -> u64 {
-        let [layers, hidden, context, vocab] =
-            [self.layers, self.hidden, self.context, self.vocab].map(|n| n as u64);
-        let tables = if self.tied { 1 } else { 2 };
-        layers * (12 * hidden * hidden + 13 * hidden)
-            + (tables * vocab + context) * hidden
-            + 2 * hidden
+    /// Checks that samples of so many tokens can be trained on.
+    pub fn check_sequence(&self, sequence: usize) -> Result<(), ModelError> {
+        self.validate()?;
+        if sequence == 0 {
+            return Err(ModelError::Zero { what: "sequence" });
+        }
+        if sequence > self.context {
+            return Err(ModelError::Sequence { sequence, context: self.context });
+        }
+        Ok(())
     }
 
-    /// The tensors of the stage `cut`, in the order in which it holds them, named as in Hugging Face's
-    /// GPT-2.
-    ///
-    /// Initial values as published: normal 0.02, and `0.02 / √(2 layers)` for the projections that end
-    /// on the residual path. Weight decay on matrices alone.
+    /// Number of parameters; a tied table counts once.
+    pub fn n_params(&self) -> u64 {
+        match self.architecture {
+            Architecture::Gpt2 => gpt2::n_params(self),
+            Architecture::Bert => bert::n_params(self),
+        }
+    }
+
+    /// The tensors of the stage `cut`, in the order in which it holds them.
     pub fn params(&self, cut: &Cut) -> Vec<Param> {
-        let (hidden, normal) = (self.hidden, Init::Normal(DEVIATION));
-        let shared = self.tied && !(cut.first && cut.last);
-        let tokens =
-            Param { tied: shared, ..param("wte.weight".into(), &[self.vocab, hidden], normal) };
-        let mut params = Vec::new();
-        if cut.first {
-            params.push(tokens.clone());
-            params.push(param("wpe.weight".into(), &[self.context, hidden], normal));
+        match self.architecture {
+            Architecture::Gpt2 => gpt2::params(self, cut),
+            Architecture::Bert => bert::params(self, cut),
         }
-        for block in cut.blocks.clone() {
-            params.extend(self.block_params(block));
+    }
+
+    /// How many tokens of a sample of `sequence` are predicted: all by a GPT-2, 15 % by a BERT.
+    pub fn predictions(&self, sequence: usize) -> usize {
+        match self.architecture {
+            Architecture::Gpt2 => sequence,
+            Architecture::Bert => ((3 * sequence + 10) / 20).max(1),
         }
-        if cut.last {
-            params.push(param("ln_f.weight".into(), &[hidden], Init::Ones));
-            params.push(param("ln_f.bias".into(), &[hidden], Init::Zeros));
-            if !self.tied {
-                let head = param("lm_head.weight".into(), &[self.vocab, hidden], normal);
-                params.push(head);
-            } else if shared {
-                params.push(tokens);
-            }
-        }
-        params
     }
 
     /// Floating-point operations of one sample's forward pass through `cut`: matrix products and
     /// attention, a multiply-add counted as two, attention without the saving of causality.
     pub fn forward_flops(&self, cut: &Cut, sequence: usize) -> f64 {
-        let blocks = cut.blocks.len() as f64 * self.block_flops(sequence) as f64;
-        let head = if cut.last { self.head_flops() } else { 0 };
-        sequence as f64 * (blocks + head as f64)
+        let head = if cut.last { self.head_flops(sequence) } else { 0.0 };
+        cut.blocks.len() as f64 * self.block_flops(sequence) + head
     }
 
-    /// Elements that a forward pass through `cut` keeps for its backward, per token.
-    pub fn residual_elements(&self, cut: &Cut) -> usize {
-        // A block: its input, two norms with their statistics, three projections, the attention's
-        // output and scores' sums, the stream between its halves, and four times as much in the MLP.
-        let block = 12 * self.hidden + 4 + self.heads;
-        let head = if cut.last { 2 * self.hidden + 2 } else { 0 };
-        cut.blocks.len() * block + head
+    /// Elements that the forward pass of a sample through `cut` keeps for its backward.
+    pub fn residual_elements(&self, cut: &Cut, sequence: usize) -> usize {
+        match self.architecture {
+            Architecture::Gpt2 => gpt2::residual_elements(self, cut, sequence),
+            Architecture::Bert => bert::residual_elements(self, cut, sequence),
+        }
     }
 
     /// The part of them that selective recomputation keeps.
-    pub fn selected_elements(&self, cut: &Cut) -> usize {
-        // A block: its input, three projections, the attention's output and scores' sums, and the stream
-        // between its halves.
-        let block = 6 * self.hidden + self.heads;
-        let head = if cut.last { self.hidden } else { 0 };
-        cut.blocks.len() * block + head
+    pub fn selected_elements(&self, cut: &Cut, sequence: usize) -> usize {
+        match self.architecture {
+            Architecture::Gpt2 => gpt2::selected_elements(self, cut, sequence),
+            Architecture::Bert => bert::selected_elements(self, cut, sequence),
+        }
     }
 
-    /// Elements that the input half of a backward pass through `cut` leaves for its weight half, per
-    /// token.
-    pub fn deferred_elements(&self, cut: &Cut) -> usize {
-        // A block: input and gradient of two norms with their statistics, and of four projections.
-        let block = 20 * self.hidden + 4;
-        let head = if cut.last { 3 * self.hidden + 2 + self.vocab } else { 0 };
-        let embedding = if cut.first { self.hidden } else { 0 };
-        cut.blocks.len() * block + head + embedding
+    /// Elements that the input half of a sample's backward pass through `cut` leaves for its weight half.
+    pub fn deferred_elements(&self, cut: &Cut, sequence: usize) -> usize {
+        match self.architecture {
+            Architecture::Gpt2 => gpt2::deferred_elements(self, cut, sequence),
+            Architecture::Bert => bert::deferred_elements(self, cut, sequence),
+        }
     }
 
-    /// Forward work of one block per token of a sample of `sequence` tokens.
-    pub(super) fn block_flops(&self, sequence: usize) -> u64 {
-        let (hidden, sequence) = (self.hidden as u64, sequence as u64);
-        24 * hidden * hidden + 4 * sequence * hidden
+    /// Forward work of one block on a sample of `sequence` tokens.
+    pub(super) fn block_flops(&self, sequence: usize) -> f64 {
+        let (hidden, sequence) = (self.hidden as f64, sequence as f64);
+        sequence * (24.0 * hidden * hidden + 4.0 * sequence * hidden)
     }
 
-    /// Forward work of the head per token.
-    pub(super) fn head_flops(&self) -> u64 {
-        2 * self.hidden as u64 * self.vocab as u64
+    /// Forward work of the head on a sample of `sequence` tokens.
+    pub(super) fn head_flops(&self, sequence: usize) -> f64 {
+        match self.architecture {
+            Architecture::Gpt2 => gpt2::head_flops(self, sequence),
+            Architecture::Bert => bert::head_flops(self, sequence),
+        }
     }
 
-    fn block_params(&self, block: usize) -> [Param; block::TENSORS] {
-        let h = self.hidden;
-        let normal = Init::Normal(DEVIATION);
-        let residual = Init::Normal(DEVIATION / (2.0 * self.layers as f64).sqrt());
-        let tensor = |name, shape: &[usize], init| param(format!("h.{block}.{name}"), shape, init);
-        [
-            tensor("ln_1.weight", &[h], Init::Ones),
-            tensor("ln_1.bias", &[h], Init::Zeros),
-            tensor("attn.c_attn.weight", &[h, 3 * h], normal),
-            tensor("attn.c_attn.bias", &[3 * h], Init::Zeros),
-            tensor("attn.c_proj.weight", &[h, h], residual),
-            tensor("attn.c_proj.bias", &[h], Init::Zeros),
-            tensor("ln_2.weight", &[h], Init::Ones),
-            tensor("ln_2.bias", &[h], Init::Zeros),
-            tensor("mlp.c_fc.weight", &[h, 4 * h], normal),
-            tensor("mlp.c_fc.bias", &[4 * h], Init::Zeros),
-            tensor("mlp.c_proj.weight", &[4 * h, h], residual),
-            tensor("mlp.c_proj.bias", &[h], Init::Zeros),
-        ]
+    /// Whether `cut` is one of two stages that share the token table.
+    pub(super) fn shares_table(&self, cut: &Cut) -> bool {
+        self.tied && !(cut.first && cut.last)
     }
 }
 
-/// Standard deviation of GPT-2's initial weights.
-const DEVIATION: f64 = 0.02;
+/// Standard deviation of initial weights.
+pub(super) const DEVIATION: f64 = 0.02;
 
-fn param(name: String, shape: &[usize], init: Init) -> Param {
+pub(super) fn param(name: String, shape: &[usize], init: Init) -> Param {
     Param { name, shape: shape.to_vec(), init, decay: shape.len() >= 2, tied: false }
 }
 
@@ -229,32 +246,46 @@ mod tests {
     use super::super::cut;
     use super::*;
 
-    fn config() -> Gpt2Config {
-        Gpt2Config { layers: 3, hidden: 100, heads: 5, context: 7, vocab: 11, tied: false }
+    fn config() -> ModelConfig {
+        let architecture = Architecture::Gpt2;
+        ModelConfig {
+            architecture,
+            layers: 3,
+            hidden: 100,
+            heads: 5,
+            context: 7,
+            vocab: 11,
+            tied: false,
+        }
     }
 
     #[test]
     fn the_count_is_the_sum_of_the_tensors() {
-        for tied in [false, true] {
-            let config = Gpt2Config { tied, ..config() };
-            let cut = cut(&config, 1).unwrap();
-            let params = config.params(&cut[0]);
-            let sum: usize = params.iter().map(Param::n_elements).sum();
-            assert_eq!(sum as u64, config.n_params());
-            assert!(params.iter().all(|p| !p.tied));
+        for (_, architecture) in Architecture::ALL {
+            for tied in [false, true] {
+                let config = ModelConfig { architecture, tied, ..config() };
+                let cut = cut(&config, 1).unwrap();
+                let params = config.params(&cut[0]);
+                let sum: usize = params.iter().map(Param::n_elements).sum();
+                assert_eq!(sum as u64, config.n_params());
+                assert!(params.iter().all(|p| !p.tied));
+            }
         }
     }
 
     #[test]
     fn a_tied_table_is_on_the_first_and_the_last_stage() {
-        let config = Gpt2Config { tied: true, ..config() };
-        let stages: Vec<_> =
-            cut(&config, 3).unwrap().iter().map(|cut| config.params(cut)).collect();
-        let table = |stage: usize| stages[stage].iter().find(|p| p.tied);
-        assert_eq!(table(0), stages[0].first());
-        assert_eq!(table(1), None);
-        assert_eq!(table(2), table(0));
-        assert_eq!(table(0).unwrap().name, "wte.weight");
+        let names = ["wte.weight", "embeddings.word_embeddings.weight"];
+        for ((_, architecture), name) in Architecture::ALL.into_iter().zip(names) {
+            let config = ModelConfig { architecture, tied: true, ..config() };
+            let stages: Vec<_> =
+                cut(&config, 3).unwrap().iter().map(|cut| config.params(cut)).collect();
+            let table = |stage: usize| stages[stage].iter().find(|p| p.tied);
+            assert_eq!(table(0), stages[0].first());
+            assert_eq!(table(1), None);
+            assert_eq!(table(2), table(0));
+            assert_eq!(table(0).unwrap().name, name);
+        }
     }
 
     #[test]
@@ -263,18 +294,31 @@ mod tests {
         let whole = cut(&config, 1).unwrap().remove(0);
         let per_token = 3.0 * (24.0 * 1e4 + 4.0 * 5.0 * 100.0) + 2.0 * 100.0 * 11.0;
         assert_eq!(config.forward_flops(&whole, 5), 5.0 * per_token);
+        // One of five tokens is predicted, through a transform; the pooler and its classes are one row.
+        let bert = ModelConfig { architecture: Architecture::Bert, ..config };
+        assert_eq!(bert.predictions(5), 1);
+        let blocks = 5.0 * 3.0 * (24.0 * 1e4 + 4.0 * 5.0 * 100.0);
+        let heads = 2.0 * 100.0 * (100.0 + 11.0) + 2.0 * 100.0 * 102.0;
+        assert_eq!(bert.forward_flops(&whole, 5), blocks + heads);
+    }
+
+    #[test]
+    fn fifteen_of_a_hundred_tokens_are_predicted() {
+        let bert = ModelConfig { architecture: Architecture::Bert, ..config() };
+        let predictions = [1, 3, 10, 20, 100, 128, 512].map(|sequence| bert.predictions(sequence));
+        assert_eq!(predictions, [1, 1, 2, 3, 15, 19, 77]);
     }
 
     #[test]
     fn refusals_say_what_to_do() {
-        let refusal = |config: Gpt2Config| config.validate().unwrap_err().to_string();
+        let refusal = |config: ModelConfig| config.validate().unwrap_err().to_string();
         assert_eq!(
-            refusal(Gpt2Config { heads: 3, ..config() }),
+            refusal(ModelConfig { heads: 3, ..config() }),
             "hidden 100 is not divisible by heads 3: choose heads from 1, 2, 4, 5, 10, 20, 25, 50"
         );
-        assert_eq!(refusal(Gpt2Config { vocab: 0, ..config() }), "vocab is 0: choose at least 1");
+        assert_eq!(refusal(ModelConfig { vocab: 0, ..config() }), "vocab is 0: choose at least 1");
         assert_eq!(
-            refusal(Gpt2Config { layers: usize::MAX, ..config() }),
+            refusal(ModelConfig { layers: usize::MAX, ..config() }),
             format!("layers is {}: choose at most 16384", usize::MAX)
         );
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Gpt2Config, ModelError};
+use super::{ModelConfig, ModelError};
 
 /// One contiguous piece of the chain `embedding, block 0, …, block layers-1, head`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Cut {
 /// cost the same, so giving each in turn to the cheapest stage is exact, and also leaves the rest as
 /// even as can be. Ties go to the later stage: earlier ones hold more micro-batches at a time, and
 /// the embedding, which has memory but next to no work.
-pub fn cut(config: &Gpt2Config, n_stages: usize) -> Result<Vec<Cut>, ModelError> {
+pub fn cut(config: &ModelConfig, n_stages: usize) -> Result<Vec<Cut>, ModelError> {
     config.validate()?;
     if n_stages == 0 {
         return Err(ModelError::Zero { what: "stages" });
@@ -32,13 +32,13 @@ pub fn cut(config: &Gpt2Config, n_stages: usize) -> Result<Vec<Cut>, ModelError>
     }
     let block = config.block_flops(config.context);
     let cost = |stage: usize, blocks: usize| {
-        let head = (stage + 1 == n_stages) as u64 * config.head_flops();
-        blocks as u64 * block + head
+        let head = if stage + 1 == n_stages { config.head_flops(config.context) } else { 0.0 };
+        blocks as f64 * block + head
     };
     let mut blocks = vec![1; n_stages];
     for _ in n_stages..config.layers {
-        let cheapest =
-            (0..n_stages).rev().min_by_key(|&stage| cost(stage, blocks[stage])).unwrap_or(0);
+        let costs = (0..n_stages).map(|stage| cost(stage, blocks[stage])).enumerate();
+        let cheapest = costs.rev().min_by(|a, b| a.1.total_cmp(&b.1)).map_or(0, |(stage, _)| stage);
         blocks[cheapest] += 1;
     }
     let mut start = 0;
@@ -52,13 +52,15 @@ pub fn cut(config: &Gpt2Config, n_stages: usize) -> Result<Vec<Cut>, ModelError>
 
 #[cfg(test)]
 mod tests {
+    use super::super::Architecture;
     use super::*;
 
-    fn config(layers: usize, vocab: usize) -> Gpt2Config {
-        Gpt2Config { layers, hidden: 16, heads: 2, context: 8, vocab, tied: false }
+    fn config(layers: usize, vocab: usize) -> ModelConfig {
+        let architecture = Architecture::Gpt2;
+        ModelConfig { architecture, layers, hidden: 16, heads: 2, context: 8, vocab, tied: false }
     }
 
-    fn sizes(config: &Gpt2Config, n_stages: usize) -> Vec<usize> {
+    fn sizes(config: &ModelConfig, n_stages: usize) -> Vec<usize> {
         let cuts = cut(config, n_stages).unwrap();
         assert_eq!(cuts[0].blocks.start, 0);
         assert_eq!(cuts[n_stages - 1].blocks.end, config.layers);
@@ -89,7 +91,8 @@ mod tests {
 
     #[test]
     fn a_large_vocabulary_counts() {
-        let gpt2_64 = Gpt2Config {
+        let gpt2_64 = ModelConfig {
+            architecture: Architecture::Gpt2,
             layers: 64,
             hidden: 1280,
             heads: 20,
@@ -112,9 +115,8 @@ mod tests {
                         .iter()
                         .map(|cut| config.forward_flops(cut, config.context))
                         .fold(0.0, f64::max);
-                    let per_sample = |flops: u64| (flops * config.context as u64) as f64;
-                    let block = per_sample(config.block_flops(config.context));
-                    let head = per_sample(config.head_flops());
+                    let block = config.block_flops(config.context);
+                    let head = config.head_flops(config.context);
                     assert_eq!(most, least(layers, n_stages, block, head));
                 }
             }

@@ -1,22 +1,25 @@
 //! Models, and how one becomes the stages of a pipeline.
 //!
-//! A model is a configuration ([`Gpt2Config`], or a row of [`PRESETS`]). [`cut`] divides its chain
-//! `embedding, block, …, block, head` into contiguous pieces of equal cost, and [`Gpt2Stage`] runs
-//! one piece on any [`Kernels`](crate::kernels::Kernels). [`initial`] draws the weights per named
+//! A model is a configuration ([`ModelConfig`], or a row of [`PRESETS`]). [`cut`] divides its chain
+//! `embedding, block, …, block, head` into contiguous pieces of equal cost, and [`Gpt2Stage`] or
+//! [`BertStage`] runs one piece on any [`Kernels`](crate::kernels::Kernels). [`initial`] draws the weights per named
 //! tensor, so that a model is the same however it is cut.
 //!
 //! Models are written with whole layers and hand-written gradients, not on autograd: a pipeline needs
 //! the input half and the weight half of each backward pass apart, residuals that can be moved, split
 //! and counted, and weights as arguments. A transformer has few layers, so this costs one page.
 
-mod block;
+mod bert;
 mod config;
 mod cut;
 mod gpt2;
 mod init;
+mod operands;
+mod pass;
 mod presets;
 
-pub use config::{Gpt2Config, ModelError};
+pub use bert::{BertDeferred, BertSaved, BertSelected, BertStage};
+pub use config::{Architecture, ModelConfig, ModelError};
 pub use cut::{Cut, cut};
 pub use gpt2::{Gpt2Deferred, Gpt2Saved, Gpt2Selected, Gpt2Stage};
 pub use init::initial;

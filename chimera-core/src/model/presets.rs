@@ -1,6 +1,6 @@
 //! Models by name.
 
-use super::Gpt2Config;
+use super::{Architecture, ModelConfig};
 
 /// A model with a name.
 #[derive(Clone, Debug, PartialEq)]
@@ -10,7 +10,7 @@ pub struct Preset {
     /// What it is, in one line.
     pub about: &'static str,
     /// Its sizes.
-    pub config: Gpt2Config,
+    pub config: ModelConfig,
 }
 
 impl Preset {
@@ -53,6 +53,26 @@ pub const PRESETS: &[Preset] = &[
         about: "64 layers, 1,389,327,360 parameters, untied: the workload of the Chimera paper (SC'21)",
         config: gpt2(64, 1280, 20, 1024, 50257, false),
     },
+    Preset {
+        name: "bert-tiny",
+        about: "BERT of 951,622 parameters on bytes and four special tokens, as small as tiny",
+        config: bert(8, 96, 6, 128, 260, true),
+    },
+    Preset {
+        name: "bert-base",
+        about: "BERT base with both heads, 110,106,428 parameters (Devlin et al., 2018)",
+        config: bert(12, 768, 12, 512, 30522, true),
+    },
+    Preset {
+        name: "bert-large",
+        about: "BERT large with both heads, 336,226,108 parameters (Devlin et al., 2018)",
+        config: bert(24, 1024, 16, 512, 30522, true),
+    },
+    Preset {
+        name: "bert-48",
+        about: "48 layers, 669,790,012 parameters, untied: the workload of the Chimera paper (SC'21)",
+        config: bert(48, 1024, 16, 512, 30522, false),
+    },
 ];
 
 const fn gpt2(
@@ -62,8 +82,21 @@ const fn gpt2(
     context: usize,
     vocab: usize,
     tied: bool,
-) -> Gpt2Config {
-    Gpt2Config { layers, hidden, heads, context, vocab, tied }
+) -> ModelConfig {
+    let architecture = Architecture::Gpt2;
+    ModelConfig { architecture, layers, hidden, heads, context, vocab, tied }
+}
+
+const fn bert(
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    context: usize,
+    vocab: usize,
+    tied: bool,
+) -> ModelConfig {
+    let architecture = Architecture::Bert;
+    ModelConfig { architecture, layers, hidden, heads, context, vocab, tied }
 }
 
 #[cfg(test)]
@@ -83,6 +116,10 @@ mod tests {
                 ("gpt2-774m", 774_030_080),
                 ("gpt2-1558m", 1_557_611_200),
                 ("gpt2-64", 1_389_327_360),
+                ("bert-tiny", 951_622),
+                ("bert-base", 110_106_428),
+                ("bert-large", 336_226_108),
+                ("bert-48", 669_790_012),
             ]
         );
     }
@@ -90,7 +127,7 @@ mod tests {
     #[test]
     fn a_layer_of_the_paper_has_its_size() {
         let all = &Preset::named("gpt2-64").unwrap().config;
-        let fewer = Gpt2Config { layers: 63, ..all.clone() };
+        let fewer = ModelConfig { layers: 63, ..all.clone() };
         assert_eq!(all.n_params() - fewer.n_params(), 19_677_440);
     }
 

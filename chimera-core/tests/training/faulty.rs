@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, CommError, Tag, Threads};
+use chimera_core::comm::{Comm, CommError, Position, Tag, Threads};
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use chimera_core::kernels::reference::Tensor;
@@ -64,6 +64,14 @@ impl<F: Fn(Rank, Tag) -> Fate + Send> Comm<Tensor> for Faulty<'_, F> {
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
         self.inner.exchange(bytes, deadline)
+    }
+
+    fn publish(&mut self, position: Position) {
+        self.inner.publish(position);
+    }
+
+    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+        self.inner.positions(deadline)
     }
 
     fn abort(&mut self, cause: &Fault) {

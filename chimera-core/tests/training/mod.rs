@@ -1,4 +1,4 @@
-//! A small training to compare runs by: a GPT in f64 on the reference kernels.
+//! A small training to compare runs by: a GPT-2 or a BERT in f64 on the reference kernels.
 
 #![allow(dead_code)] // each test file uses a part
 
@@ -15,8 +15,9 @@ use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
 use chimera_core::kernels::reference::{Reference, Tensor};
 use chimera_core::lower::{Hoist, Lowering, Passes, Sync, lower};
-use chimera_core::model::{Gpt2Config, Gpt2Stage, cut};
+use chimera_core::model::{Architecture, BertStage, Gpt2Stage, ModelConfig, cut};
 use chimera_core::schedule::{Shape, find};
+use chimera_core::stage::Stage;
 use chimera_core::timetable::Timetable;
 
 pub(crate) const N_STEPS: u64 = 5;
@@ -32,7 +33,9 @@ pub(crate) struct Run {
     pub(crate) optimizer: Optimizer,
     pub(crate) clip: Option<f64>,
     pub(crate) check_finite: bool,
+    pub(crate) architecture: Architecture,
     pub(crate) tied: bool,
+    pub(crate) dropout: f64,
     pub(crate) passes: Passes,
     pub(crate) is_delayed: bool,
     pub(crate) patience: Duration,
@@ -49,7 +52,9 @@ impl Run {
             optimizer: Optimizer::AdamW,
             clip: Some(0.5),
             check_finite: true,
+            architecture: Architecture::Gpt2,
             tied: false,
+            dropout: 0.0,
             passes: Passes::default(),
             is_delayed: false,
             patience: Duration::from_secs(60),
@@ -119,8 +124,38 @@ impl Data for Digits {
     }
 }
 
-pub(crate) fn config(tied: bool) -> Gpt2Config {
-    Gpt2Config { layers: 8, hidden: 4, heads: 2, context: CONTEXT, vocab: VOCAB as usize, tied }
+/// Digits of which some are predicted from all others; every third sample has padding.
+struct Masked;
+
+const SEQUENCE: usize = 10;
+const PREDICTIONS: u64 = 2;
+
+impl Data for Masked {
+    fn sample(
+        &self,
+        step: u64,
+        sample: u64,
+        input: &mut Vec<u32>,
+        target: &mut Vec<u32>,
+    ) -> std::io::Result<()> {
+        let id = |i: u64| ((step * 31 + sample * 7 + i * i * 3) % u64::from(VOCAB)) as u32;
+        let length = if sample.is_multiple_of(3) { 7 } else { SEQUENCE as u32 };
+        input.extend([length, 3 + sample as u32 % 3]);
+        input.extend((0..PREDICTIONS).map(|i| 3 * i as u32 + step as u32 % 3));
+        input.extend((0..SEQUENCE as u64).map(id));
+        target.extend((0..PREDICTIONS).map(|i| id(i + 50)));
+        target.push((sample % 2) as u32);
+        Ok(())
+    }
+
+    fn n_targets(&self) -> usize {
+        PREDICTIONS as usize
+    }
+}
+
+pub(crate) fn config(tied: bool) -> ModelConfig {
+    let (architecture, vocab) = (Architecture::Gpt2, VOCAB as usize);
+    ModelConfig { architecture, layers: 8, hidden: 4, heads: 2, context: CONTEXT, vocab, tied }
 }
 
 pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
@@ -133,10 +168,23 @@ pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
 
 /// Trains with a timetable that need not be what the run's schedule makes of its shape.
 pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcome, Fault> {
+    match run.architecture {
+        Architecture::Gpt2 => train_stages(run, timetable, &Digits, gpt2(run, timetable)),
+        Architecture::Bert => train_stages(run, timetable, &Masked, bert(run, timetable)),
+    }
+}
+
+fn train_stages<S: Stage<Tensor = Tensor>>(
+    run: &Run,
+    timetable: &Timetable,
+    data: &dyn Data,
+    stage: impl Fn(StageId) -> S + std::marker::Sync,
+) -> Result<Outcome, Fault> {
     let outcomes = if run.is_delayed {
-        execute(run, timetable, |job, comm, stage| body(job, Delayed::new(comm, jitter), stage))?
+        let rank = |job: Job<'_>, comm: &mut _| body(job, Delayed::new(comm, jitter), &stage);
+        ranks(run, timetable, data, rank)?
     } else {
-        execute(run, timetable, |job, comm, stage| body(job, comm, stage))?
+        ranks(run, timetable, data, |job: Job<'_>, comm: &mut _| body(job, comm, &stage))?
     };
     Ok(merge(outcomes))
 }
@@ -144,13 +192,43 @@ pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcom
 /// What makes the stages of a run.
 pub(crate) type Stages<'s> = dyn Fn(StageId) -> Gpt2Stage<Reference> + std::marker::Sync + 's;
 
-/// Runs `rank` on every rank, over ends of a transport of threads.
+fn gpt2(run: &Run, timetable: &Timetable) -> impl Fn(StageId) -> Gpt2Stage<Reference> {
+    let (config, rate, seed) = (config(run.tied), run.dropout, run.training().seed);
+    let cuts = cut(&config, timetable.placement.n_stages()).expect("cut");
+    move |id| {
+        let stage = Gpt2Stage::new(Reference, &config, CONTEXT, cuts[id.index()].clone());
+        stage.expect("stage").with_dropout(rate, seed)
+    }
+}
+
+fn bert(run: &Run, timetable: &Timetable) -> impl Fn(StageId) -> BertStage<Reference> {
+    let (architecture, context) = (Architecture::Bert, SEQUENCE);
+    let config = ModelConfig { architecture, context, ..config(run.tied) };
+    let (rate, seed) = (run.dropout, run.training().seed);
+    let cuts = cut(&config, timetable.placement.n_stages()).expect("cut");
+    move |id| {
+        let (cut, predictions) = (cuts[id.index()].clone(), PREDICTIONS as usize);
+        let stage = BertStage::new(Reference, &config, SEQUENCE, predictions, cut);
+        stage.expect("stage").with_dropout(rate, seed)
+    }
+}
+
+/// Runs `rank` on every rank of a GPT-2, over ends of a transport of threads.
 pub(crate) fn execute<T: Send, R: Send>(
     run: &Run,
     timetable: &Timetable,
     rank: impl Fn(Job<'_>, &mut Threads<T>, &Stages<'_>) -> Result<R, Fault> + std::marker::Sync,
 ) -> Result<Vec<R>, Fault> {
-    let config = config(run.tied);
+    let stage = gpt2(run, timetable);
+    ranks(run, timetable, &Digits, |job, comm| rank(job, comm, &stage))
+}
+
+fn ranks<T: Send, R: Send>(
+    run: &Run,
+    timetable: &Timetable,
+    data: &dyn Data,
+    rank: impl Fn(Job<'_>, &mut Threads<T>) -> Result<R, Fault> + std::marker::Sync,
+) -> Result<Vec<R>, Fault> {
     let n_stages = timetable.placement.n_stages();
     let training = run.training();
     let is_tied = run.tied && n_stages > 1;
@@ -168,24 +246,20 @@ pub(crate) fn execute<T: Send, R: Send>(
         width: run.width,
         micro_batch_size: run.micro_batch_size,
         training: &training,
-        data: &Digits,
+        data,
         patience: Patience { first_step: Duration::from_secs(60), later: run.patience },
         stop: &stop,
         epoch: Instant::now(),
     };
-    let cuts = cut(&config, n_stages).expect("cut");
-    let stage = |id: StageId| {
-        Gpt2Stage::new(Reference, &config, CONTEXT, cuts[id.index()].clone()).expect("stage")
-    };
     let n_ranks = (run.width * run.shape.depth) as u32;
-    run_threads(n_ranks, |comm: &mut Threads<T>| rank(job, comm, &stage))
+    run_threads(n_ranks, |comm: &mut Threads<T>| rank(job, comm))
 }
 
 /// One rank: trains, and keeps gradients and weights of every run.
-pub(crate) fn body<C: Comm<Tensor>>(
+pub(crate) fn body<S: Stage<Tensor = Tensor>, C: Comm<Tensor>>(
     job: Job<'_>,
     comm: C,
-    stage: &Stages<'_>,
+    stage: &(impl Fn(StageId) -> S + ?Sized),
 ) -> Result<Outcome, Fault> {
     let mut worker = Worker::new(job, Reference, comm, stage)?;
     let mut outcome = Outcome::default();
@@ -195,7 +269,7 @@ pub(crate) fn body<C: Comm<Tensor>>(
         for report in worker.run(next)? {
             outcome.losses.push(report.loss);
             outcome.norms.push(report.grad_norm);
-            outcome.bytes = report.bytes;
+            outcome.bytes = report.bytes();
             next = report.step + 1;
         }
         let step = next - 1;

@@ -83,6 +83,13 @@ pub struct Device {
     pub memory_bytes: u64,
 }
 
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ((major, minor), gib) = (self.capability, self.memory_bytes as f64 / 1024f64.powi(3));
+        write!(f, "{}, {gib:.1} GiB, sm_{major}{minor}; kernels in f32 or bf16", self.name)
+    }
+}
+
 /// The GPUs of this machine.
 ///
 /// # Errors

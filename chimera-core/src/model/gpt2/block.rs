@@ -1,21 +1,14 @@
-//! One transformer block, pre-norm: `mid = x + attention(norm(x))`, `y = mid + mlp(norm(mid))`.
+//! One transformer block, pre-norm. Without dropout `mid = x + attention(norm(x))`, `y = mid + mlp(norm(mid))`.
 
-use crate::kernels::{Activation, Kernels, Layout, Mask, Result};
+use super::super::operands::{Linear, Norm};
+use super::super::pass::Pass;
+use crate::kernels::{Activation, Kernels, Layout, Result};
 
 /// Weight tensors of a block.
 pub(super) const TENSORS: usize = 12;
 
 /// What the layer norms of GPT-2 add to the variance.
 pub(super) const EPSILON: f64 = 1e-5;
-
-/// How the rows of a block's input are divided.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Attention {
-    /// Heads per row.
-    pub(super) heads: usize,
-    /// Rows per sample.
-    pub(super) sequence: usize,
-}
 
 /// What the backward pass needs. GELU's output, as large as `fc`, is made again.
 #[derive(Debug)]
@@ -48,21 +41,6 @@ pub(super) struct Deferred<T> {
     ln_2: Norm<T>,
     fc: Linear<T>,
     mlp_proj: Linear<T>,
-}
-
-/// The operands of a layer norm's weight gradient.
-#[derive(Debug)]
-pub(super) struct Norm<T> {
-    pub(super) dy: T,
-    pub(super) x: T,
-    pub(super) stats: T,
-}
-
-/// The operands of a linear layer's weight gradient.
-#[derive(Debug)]
-pub(super) struct Linear<T> {
-    pub(super) x: T,
-    pub(super) dy: T,
 }
 
 impl<T> Saved<T> {
@@ -108,24 +86,15 @@ impl<T> Deferred<T> {
     }
 }
 
-impl<T> Norm<T> {
-    /// All tensors.
-    pub(super) fn tensors(&self) -> [&T; 3] {
-        [&self.dy, &self.x, &self.stats]
-    }
+/// The layers of block `block` that drop elements: its projections back to the residual stream.
+fn dropouts(block: usize) -> [u64; 2] {
+    [1 + 2 * block as u64, 2 + 2 * block as u64]
 }
 
-impl<T> Linear<T> {
-    /// All tensors.
-    pub(super) fn tensors(&self) -> [&T; 2] {
-        [&self.x, &self.dy]
-    }
-}
-
-/// From `x: [rows, hidden]` to the block's output of the same shape.
+/// From `x: [rows, hidden]` to the output of block `block`, of the same shape.
 pub(super) fn forward<K: Kernels>(
-    k: &K,
-    by: Attention,
+    pass: &Pass<'_, K>,
+    block: usize,
     w: &[K::Tensor; TENSORS],
     x: K::Tensor,
 ) -> Result<(K::Tensor, Saved<K::Tensor>)> {
@@ -143,16 +112,19 @@ pub(super) fn forward<K: Kernels>(
         mlp_proj,
         mlp_proj_bias,
     ] = w;
-    let linear = |x, w, bias, residual| k.linear(x, w, Layout::InOut, Some(bias), residual);
+    let (k, [drop_attn, drop_mlp]) = (pass.kernels, dropouts(block));
+    let linear = |x, w, bias| k.linear(x, w, Layout::InOut, Some(bias), None);
+    let add = |drop, x, w, bias, to| pass.linear(drop, x, w, Layout::InOut, bias, to);
 
     let (norm_1, stats_1) = k.layer_norm(&x, ln_1, ln_1_bias, EPSILON)?;
-    let qkv = linear(&norm_1, attn, attn_bias, None)?;
-    let (mixed, log_sum) = k.attention(&qkv, by.heads, by.sequence, Mask::Causal)?;
-    let mid = linear(&mixed, attn_proj, attn_proj_bias, Some(&x))?;
+    let qkv = linear(&norm_1, attn, attn_bias)?;
+    let (mixed, log_sum) = k.attention(&qkv, pass.heads, pass.sequence, pass.mask)?;
+    let mid = add(drop_attn, &mixed, attn_proj, attn_proj_bias, &x)?;
 
     let (norm_2, stats_2) = k.layer_norm(&mid, ln_2, ln_2_bias, EPSILON)?;
-    let fc = linear(&norm_2, fc, fc_bias, None)?;
-    let y = linear(&k.activation(&fc, Activation::GeluTanh)?, mlp_proj, mlp_proj_bias, Some(&mid))?;
+    let fc = linear(&norm_2, fc, fc_bias)?;
+    let gelu = k.activation(&fc, Activation::GeluTanh)?;
+    let y = add(drop_mlp, &gelu, mlp_proj, mlp_proj_bias, &mid)?;
 
     let selected = Selected { x, qkv, mixed, log_sum, mid };
     Ok((y, Saved { selected, stats_1, norm_1, stats_2, norm_2, fc }))
@@ -173,40 +145,37 @@ pub(super) fn restore<K: Kernels>(
 
 /// From the gradient of the output to that of the input.
 pub(super) fn backward_input<K: Kernels>(
-    k: &K,
-    by: Attention,
+    pass: &Pass<'_, K>,
+    block: usize,
     w: &[K::Tensor; TENSORS],
     saved: Saved<K::Tensor>,
     dy: K::Tensor,
 ) -> Result<(K::Tensor, Deferred<K::Tensor>)> {
     let [ln_1, _, attn, _, attn_proj, _, ln_2, _, fc, _, mlp_proj, _] = w;
+    let (k, [drop_attn, drop_mlp]) = (pass.kernels, dropouts(block));
     let linear_dx = |dy, w| k.linear_dx(dy, w, Layout::InOut);
 
     let Selected { x, qkv, mixed, log_sum, mid } = saved.selected;
-    let (d_fc, gelu) =
-        k.activation_dx(&linear_dx(&dy, mlp_proj)?, &saved.fc, Activation::GeluTanh)?;
+    let d_mlp = pass.dropped(drop_mlp, &dy)?;
+    let d_gelu = linear_dx(&d_mlp, mlp_proj)?;
+    let (d_fc, gelu) = k.activation_dx(&d_gelu, &saved.fc, Activation::GeluTanh)?;
     let d_norm_2 = linear_dx(&d_fc, fc)?;
     let d_mid = k.layer_norm_dx(&d_norm_2, &mid, &saved.stats_2, ln_2, Some(&dy))?;
 
-    let d_qkv = k.attention_dx(
-        &linear_dx(&d_mid, attn_proj)?,
-        &qkv,
-        &mixed,
-        &log_sum,
-        by.heads,
-        by.sequence,
-        Mask::Causal,
-    )?;
+    let d_attn = pass.dropped(drop_attn, &d_mid)?;
+    let d_mixed = linear_dx(&d_attn, attn_proj)?;
+    let (heads, sequence, mask) = (pass.heads, pass.sequence, pass.mask);
+    let d_qkv = k.attention_dx(&d_mixed, &qkv, &mixed, &log_sum, heads, sequence, mask)?;
     let d_norm_1 = linear_dx(&d_qkv, attn)?;
     let dx = k.layer_norm_dx(&d_norm_1, &x, &saved.stats_1, ln_1, Some(&d_mid))?;
 
     let deferred = Deferred {
         ln_1: Norm { dy: d_norm_1, x, stats: saved.stats_1 },
         attn: Linear { x: saved.norm_1, dy: d_qkv },
-        attn_proj: Linear { x: mixed, dy: d_mid },
+        attn_proj: Linear { x: mixed, dy: d_attn },
         ln_2: Norm { dy: d_norm_2, x: mid, stats: saved.stats_2 },
         fc: Linear { x: saved.norm_2, dy: d_fc },
-        mlp_proj: Linear { x: gelu, dy },
+        mlp_proj: Linear { x: gelu, dy: d_mlp },
     };
     Ok((dx, deferred))
 }
@@ -231,16 +200,11 @@ pub(super) fn backward_weight<K: Kernels>(
         mlp_proj,
         mlp_proj_bias,
     ] = into;
-    // Each operand is given back as soon as it is used.
-    let linear_dw = |d: Linear<K::Tensor>, dw, d_bias| {
-        k.linear_dw(&d.x, &d.dy, Layout::InOut, dw, Some(d_bias))
-    };
-    let norm_dw =
-        |d: Norm<K::Tensor>, d_gain, d_bias| k.layer_norm_dw(&d.dy, &d.x, &d.stats, d_gain, d_bias);
-    linear_dw(deferred.mlp_proj, mlp_proj, mlp_proj_bias)?;
-    linear_dw(deferred.fc, fc, fc_bias)?;
-    norm_dw(deferred.ln_2, ln_2, ln_2_bias)?;
-    linear_dw(deferred.attn_proj, attn_proj, attn_proj_bias)?;
-    linear_dw(deferred.attn, attn, attn_bias)?;
-    norm_dw(deferred.ln_1, ln_1, ln_1_bias)
+    let at = Layout::InOut;
+    deferred.mlp_proj.add(k, at, mlp_proj, mlp_proj_bias)?;
+    deferred.fc.add(k, at, fc, fc_bias)?;
+    deferred.ln_2.add(k, ln_2, ln_2_bias)?;
+    deferred.attn_proj.add(k, at, attn_proj, attn_proj_bias)?;
+    deferred.attn.add(k, at, attn, attn_bias)?;
+    deferred.ln_1.add(k, ln_1, ln_1_bias)
 }

@@ -2,9 +2,9 @@
 
 #![no_main]
 
-use chimera_core::exchange::{from_csv, to_csv};
-use chimera_core::ids::PipeId;
-use chimera_core::lower::{Lowering, lower};
+use chimera::core::exchange::{from_csv, to_csv};
+use chimera::core::ids::PipeId;
+use chimera::core::lower::{Lowering, lower};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Ok(timetable) = from_csv(bytes, "fuzz") else { return };

@@ -1,10 +1,14 @@
 //! GPT-2 as pipeline stages: learned positions, pre-norm blocks, GELU, an output head without bias.
 
+mod block;
+pub(super) mod tensors;
+
 use std::ops::Range;
 
-use super::block::{self, Attention, Linear, Norm};
-use super::{Cut, Gpt2Config, ModelError};
-use crate::kernels::{Kernels, Layout, Result};
+use super::operands::{Linear, Norm};
+use super::pass::{Pass, Rate};
+use super::{Cut, ModelConfig, ModelError};
+use crate::kernels::{Kernels, Layout, Mask, Result};
 use crate::stage::{Micro, Output, Param, Stage};
 
 /// One stage of a GPT-2 on the device of `K`.
@@ -12,7 +16,9 @@ use crate::stage::{Micro, Output, Param, Stage};
 pub struct Gpt2Stage<K> {
     kernels: K,
     cut: Cut,
-    attention: Attention,
+    heads: usize,
+    sequence: usize,
+    dropout: Rate,
     params: Vec<Param>,
     /// Where the head's matrix lies among the weights: the token table itself if tied and at hand.
     head: usize,
@@ -52,27 +58,34 @@ struct SavedHead<T> {
 
 /// Tensors before the blocks of a first stage: the token and the position table.
 const EMBEDDING: usize = 2;
+/// The layer of the dropout behind them.
+const EMBEDDED: u64 = 0;
 
 impl<K: Kernels> Gpt2Stage<K> {
     /// The stage `cut` of `config`, for samples of `sequence` tokens each: usually `config.context`,
     /// or fewer.
     pub fn new(
         kernels: K,
-        config: &Gpt2Config,
+        config: &ModelConfig,
         sequence: usize,
         cut: Cut,
     ) -> std::result::Result<Self, ModelError> {
-        config.validate()?;
-        if sequence == 0 {
-            return Err(ModelError::Zero { what: "sequence" });
-        }
-        if sequence > config.context {
-            return Err(ModelError::Sequence { sequence, context: config.context });
-        }
-        let params = config.params(&cut);
+        config.check_sequence(sequence)?;
+        let params = tensors::params(config, &cut);
         let head = if config.tied && cut.first { 0 } else { params.len() - 1 };
-        let heads = config.heads;
-        Ok(Self { kernels, cut, attention: Attention { heads, sequence }, params, head })
+        let (heads, dropout) = (config.heads, Rate::default());
+        Ok(Self { kernels, cut, heads, sequence, dropout, params, head })
+    }
+
+    /// Drops elements of the embedding and of what blocks add to it, with probability `rate`, while
+    /// training.
+    pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
+        Self { dropout: Rate { rate, seed }, ..self }
+    }
+
+    fn pass(&self, micro: &Micro<'_>) -> Pass<'_, K> {
+        let (heads, sequence) = (self.heads, self.sequence);
+        Pass::new(&self.kernels, heads, sequence, Mask::Causal, self.dropout, micro)
     }
 
     /// The tensors of the blocks.
@@ -98,7 +111,7 @@ impl<K: Kernels> Gpt2Stage<K> {
     /// Part `part` of `parts` of a tensor, in whole samples.
     fn part(&self, tensor: &K::Tensor, part: usize, parts: usize) -> Result<K::Tensor> {
         let rows = self.kernels.shape(tensor)[0];
-        let sequence = self.attention.sequence;
+        let sequence = self.sequence;
         assert!(
             rows.is_multiple_of(parts * sequence),
             "{rows} rows, {sequence} per sample, do not divide into {parts} parts"
@@ -118,6 +131,10 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
         &self.params
     }
 
+    fn reads_samples(&self) -> bool {
+        self.cut.first || self.cut.last
+    }
+
     fn forward(
         &self,
         w: &[K::Tensor],
@@ -125,13 +142,18 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
         x: Option<K::Tensor>,
     ) -> Result<(Output<K::Tensor>, Gpt2Saved<K::Tensor>)> {
         let k = &self.kernels;
-        let embed = || k.embedding(micro.input, self.attention.sequence, &w[0], &w[1]);
+        let pass = self.pass(micro);
+        let embed = || {
+            let x = k.embedding(micro.input, self.sequence, &w[0], &w[1])?;
+            pass.dropped(EMBEDDED, &x)
+        };
         assert_eq!(x.is_none(), self.cut.first, "only the first stage has no x");
         let mut x = x.map_or_else(embed, Ok)?;
 
         let mut blocks = Vec::with_capacity(self.cut.blocks.len());
-        for w in w[self.blocks()].as_chunks().0 {
-            let (y, saved) = block::forward(k, self.attention, w, x)?;
+        let weights = w[self.blocks()].as_chunks().0;
+        for (block, w) in self.cut.blocks.clone().zip(weights) {
+            let (y, saved) = block::forward(&pass, block, w, x)?;
             blocks.push(saved);
             x = y;
         }
@@ -173,11 +195,11 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
     fn backward_input(
         &self,
         w: &[K::Tensor],
-        _: &Micro<'_>,
+        micro: &Micro<'_>,
         saved: Gpt2Saved<K::Tensor>,
         mut dy: K::Tensor,
     ) -> Result<(Option<K::Tensor>, Gpt2Deferred<K::Tensor>)> {
-        let k = &self.kernels;
+        let (k, pass) = (&self.kernels, self.pass(micro));
         let mut head = None;
         if let Some(SavedHead { x, stats, normed }) = saved.head {
             let d_normed = k.linear_dx(&dy, &w[self.head], Layout::OutIn)?;
@@ -190,13 +212,17 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
 
         let mut blocks = Vec::with_capacity(saved.blocks.len());
         let weights = w[self.blocks()].as_chunks().0;
-        for (w, saved) in weights.iter().zip(saved.blocks).rev() {
-            let (dx, deferred) = block::backward_input(k, self.attention, w, saved, dy)?;
+        let blocks_saved = weights.iter().zip(saved.blocks);
+        for (block, (w, saved)) in self.cut.blocks.clone().zip(blocks_saved).rev() {
+            let (dx, deferred) = block::backward_input(&pass, block, w, saved, dy)?;
             blocks.push(deferred);
             dy = dx;
         }
 
-        let (dx, embedding) = if self.cut.first { (None, Some(dy)) } else { (Some(dy), None) };
+        let (dx, embedding) = match self.cut.first {
+            true => (None, Some(pass.dropped(EMBEDDED, &dy)?)),
+            false => (Some(dy), None),
+        };
         let deferred = Gpt2Deferred { head, blocks, embedding };
         Ok((dx, deferred))
     }
@@ -220,8 +246,7 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
         }
         if let Some(dy) = deferred.embedding {
             let ([tokens, positions], _) = into.split_first_chunk_mut().expect("two tables");
-            let sequence = self.attention.sequence;
-            k.embedding_dw(micro.input, sequence, &dy, tokens, positions)?;
+            k.embedding_dw(micro.input, self.sequence, &dy, tokens, positions)?;
         }
         Ok(())
     }

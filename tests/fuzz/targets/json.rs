@@ -2,9 +2,9 @@
 
 #![no_main]
 
-use chimera_core::exchange::{from_csv, from_json, to_csv, to_json};
-use chimera_core::ids::PipeId;
-use chimera_core::lower::{Lowering, lower};
+use chimera::core::exchange::{from_csv, from_json, to_csv, to_json};
+use chimera::core::ids::PipeId;
+use chimera::core::lower::{Lowering, lower};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Ok(timetable) = from_json(bytes) else { return };

@@ -1,0 +1,44 @@
+//! Functions of each element.
+
+use chimera_core::kernels::{Activation, Result};
+
+use crate::gpu::Gpu;
+use crate::shader::{ACTIVATION, Constants, Kernel};
+use crate::tensor::Tensor;
+
+static FORWARD: Kernel =
+    Kernel { source: &ACTIVATION, entry: "forward", n_written: 1, n_read: 1, n_numbers: 1 };
+static BACKWARD: Kernel =
+    Kernel { source: &ACTIVATION, entry: "backward", n_written: 2, n_read: 2, n_numbers: 1 };
+
+impl Gpu {
+    pub(crate) fn activation(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
+        let op = "activation";
+        let y = self.tensor(op, x.shape())?;
+        self.each_by(op, &FORWARD, self.constants_of(f), &[&y, x], &[])?;
+        Ok(y)
+    }
+
+    pub(crate) fn activation_dx(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        f: Activation,
+    ) -> Result<(Tensor, Tensor)> {
+        let op = "activation_dx";
+        let (dx, y) = (self.tensor(op, x.shape())?, self.tensor(op, x.shape())?);
+        self.each_by(op, &BACKWARD, self.constants_of(f), &[&dx, &y, dy, x], &[])?;
+        Ok((dx, y))
+    }
+
+    fn constants_of(&self, f: Activation) -> Constants {
+        let function = match f {
+            Activation::GeluTanh => 0,
+            Activation::Gelu => 1,
+            Activation::Tanh => 2,
+        };
+        let mut constants = self.element_constants();
+        constants.push(("FUNCTION", function));
+        constants
+    }
+}

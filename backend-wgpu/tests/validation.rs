@@ -1,0 +1,40 @@
+//! The validation layers of Vulkan find nothing to object to.
+
+use std::sync::Mutex;
+
+use chimera_backend_wgpu::{Options, Target, validated_adapters};
+use chimera_core::kernels::conformance;
+use log::{Level, LevelFilter, Log, Metadata, Record};
+
+/// Warnings and errors; a layer that is not installed is one too.
+struct Messages(Mutex<Vec<String>>);
+
+static MESSAGES: Messages = Messages(Mutex::new(Vec::new()));
+
+impl Log for Messages {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= Level::Warn
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            self.0.lock().unwrap().push(format!("{}: {}", record.target(), record.args()));
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn kernels_are_valid() {
+    log::set_logger(&MESSAGES).unwrap();
+    log::set_max_level(LevelFilter::Warn);
+    let adapters = validated_adapters();
+    let adapter = adapters.first().expect("an adapter; Debian has one in mesa-vulkan-drivers");
+    for target in [Target::Software, Target::Gpu] {
+        let options = Options { target: Some(target), ..Options::default() };
+        conformance::run(&adapter.open(options).expect("it opens"), 1e-5);
+    }
+    let messages = MESSAGES.0.lock().unwrap();
+    assert!(messages.is_empty(), "install vulkan-validationlayers, or:\n{}", messages.join("\n"));
+}

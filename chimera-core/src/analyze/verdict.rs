@@ -1,0 +1,483 @@
+//! Why a wait does not end: which rank is the first not to advance, and in what.
+//!
+//! Every rank knows what all ranks do, so where each of them is tells what each waits for, and from whom.
+//! The one that waited too long starts a chain: it waits for a rank, which waits for another, until one
+//! is found that waits for nobody. Since programs are proven, there always is one:
+//!
+//! ```text
+//! rank 3  ▸ Recv gradient 5      waits for rank 2
+//! rank 2  ▸ Recv gradient 5      waits for rank 1
+//! rank 1  ▸ Run B(stage 2, 5)    stalled in compute
+//! ```
+
+use std::fmt;
+
+use crate::comm::Position;
+use crate::effects::Token;
+use crate::ids::{BucketId, Rank, WorkerId};
+use crate::lower::{Instr, Program};
+
+/// What is known when a wait has lasted too long.
+#[derive(Clone, Debug)]
+pub struct Scene<'p> {
+    /// What every pipeline group does.
+    pub program: &'p Program,
+    /// The first step of the run of it that is under way.
+    pub step: u64,
+    /// Where every rank is; `None` for those that do not answer.
+    pub positions: Vec<Option<Position>>,
+    /// Where they were a moment earlier.
+    pub earlier: Vec<Option<Position>>,
+}
+
+/// What a rank needs of another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Need {
+    /// A message.
+    Token(Token),
+    /// Its part of a sum.
+    Part(BucketId),
+    /// A sum that it makes.
+    Sum(BucketId),
+    /// Its record in the agreement.
+    Record,
+    /// Something that is not of the program: a sample to evaluate, a comparison.
+    Other,
+}
+
+/// Why the wait did not end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// Which kind of reason.
+    pub kind: Kind,
+    /// The rank that is the first not to advance; of a lost message, its sender.
+    pub rank: Rank,
+    /// Who waits for whom, from the rank that was asked for to the one that does not advance.
+    words: String,
+}
+
+/// The reasons.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// It waits for nobody and does not go on.
+    Stalled,
+    /// It was asked at a time when it did go on.
+    Slow,
+    /// It does not answer.
+    Silent,
+    /// What was waited for had been sent.
+    Lost,
+    /// The ranks wait for each other, which the proof excludes.
+    Cycle,
+}
+
+/// What a rank waits for.
+enum Wait {
+    /// For another rank to give something.
+    For(Rank, Need),
+    /// For nobody.
+    Nobody,
+    /// For something that was sent.
+    Sent,
+}
+
+/// What the rank that was asked for does, from `; rank 2 …` or `, which waits for …` on.
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words)
+    }
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Need::Token(token) => write!(f, "{token}"),
+            Need::Part(bucket) => write!(f, "its part of the sum of {bucket}"),
+            Need::Sum(bucket) => write!(f, "the sum of {bucket}"),
+            Need::Record => write!(f, "its part of the agreement"),
+            Need::Other => write!(f, "something outside of the program"),
+        }
+    }
+}
+
+impl Scene<'_> {
+    /// Why `by` waits in vain for what it needs of `from`.
+    pub fn verdict(&self, by: Rank, from: Rank, need: Need) -> Verdict {
+        let (mut seen, mut rank, mut need, mut words) = (vec![by], from, need, String::new());
+        loop {
+            let end = |kind, what: String| Verdict { kind, rank, words: format!("{words}{what}") };
+            let moves = self.earlier.get(rank.index()) != self.positions.get(rank.index());
+            if seen.contains(&rank) {
+                let what = "; so they wait for each other, which a proven program cannot: a bug";
+                return end(Kind::Cycle, what.into());
+            }
+            seen.push(rank);
+            let Some(position) = self.positions.get(rank.index()).copied().flatten() else {
+                let known = self.known(rank);
+                let what = format!(
+                    "; {rank} does not answer and is known to have finished {}: stopped, or out of reach",
+                    self.last_finished(rank, known)
+                );
+                return end(Kind::Silent, what);
+            };
+            if moves {
+                let doing = self.doing(rank);
+                return end(Kind::Slow, format!("; {rank} {doing}: slow, but it goes on"));
+            }
+            if self.has_given(rank, position, need) {
+                let what = format!("; {rank} sent it and {}: lost on the way", self.doing(rank));
+                return end(Kind::Lost, what);
+            }
+            let (next, needs) = match self.wait(rank, position) {
+                Wait::For(next, needs) => (next, needs),
+                Wait::Nobody => {
+                    let (doing, place) = (self.doing(rank), self.place(rank));
+                    return end(Kind::Stalled, format!("; {rank} {doing}: stalled {place}"));
+                }
+                Wait::Sent => {
+                    let what = format!("; {rank} {}, which all have sent", self.doing(rank));
+                    return end(Kind::Lost, format!("{what}: lost on the way"));
+                }
+            };
+            words += &format!(", which waits for {needs} from {next}");
+            (rank, need) = (next, needs);
+        }
+    }
+
+    /// Whether a rank at `position` has let go of what is needed.
+    fn has_given(&self, rank: Rank, position: Position, need: Need) -> bool {
+        let at = match position {
+            Position::At { step, instr } if step == self.step => instr as usize,
+            Position::At { step, .. } => return step > self.step,
+            Position::Start => return false,
+        };
+        let is_past = |what: Instr| self.index(rank, what).is_some_and(|index| at > index);
+        match need {
+            Need::Token(token) => {
+                let sends = |instr: &Instr| matches!(instr, Instr::Send(t, _) if *t == token);
+                self.row(rank).iter().position(sends).is_some_and(|index| at > index)
+            }
+            Need::Part(bucket) => is_past(Instr::Reduce(bucket)),
+            Need::Sum(bucket) => is_past(Instr::Await(bucket)),
+            Need::Record => is_past(Instr::Agree),
+            Need::Other => false,
+        }
+    }
+
+    fn wait(&self, rank: Rank, position: Position) -> Wait {
+        let Position::At { step, .. } = position else { return Wait::Nobody };
+        let Some(instr) = self.instr(rank).filter(|_| step == self.step) else {
+            return Wait::Nobody;
+        };
+        match instr {
+            Instr::Recv(token, channel) => {
+                let from = self.program.channels()[channel.index()].from;
+                Wait::For(self.rank_of(from, self.group(rank)), Need::Token(token))
+            }
+            Instr::Await(bucket) => {
+                let members = || self.members(bucket).into_iter().filter(|m| *m != rank);
+                if let Some(behind) = self.first_behind(members(), Instr::Reduce(bucket)) {
+                    return Wait::For(behind, Need::Part(bucket));
+                }
+                // All parts are sent, so it waits for a sum of one that does something else.
+                match self.first_behind(members(), instr) {
+                    Some(busy) if self.instr(busy) != Some(instr) => {
+                        Wait::For(busy, Need::Sum(bucket))
+                    }
+                    _ => Wait::Sent,
+                }
+            }
+            Instr::Agree => {
+                let others = (0..self.positions.len() as u32).map(Rank).filter(|r| *r != rank);
+                match self.first_behind(others, Instr::Agree) {
+                    Some(behind) if self.instr(behind) != Some(instr) => {
+                        Wait::For(behind, Need::Record)
+                    }
+                    _ => Wait::Nobody, // to make a record takes time too
+                }
+            }
+            Instr::Run(_) | Instr::Send(..) | Instr::Reduce(_) | Instr::Step(_) => Wait::Nobody,
+        }
+    }
+
+    /// Of some ranks, the one that is the least beyond `what`, if it is not past it; one that does not
+    /// answer comes first.
+    fn first_behind(&self, ranks: impl Iterator<Item = Rank>, what: Instr) -> Option<Rank> {
+        let behind = |rank: &Rank| match self.positions[rank.index()] {
+            None => Some(0),
+            Some(Position::Start) => Some(1),
+            Some(Position::At { step, .. }) if step != self.step => (step < self.step).then_some(2),
+            Some(Position::At { instr, .. }) => {
+                let index = self.index(*rank, what)?;
+                let instr = instr as usize;
+                (instr <= index).then_some(if instr == index { 4 } else { 3 })
+            }
+        };
+        let ranked = ranks.filter_map(|rank| Some((behind(&rank)?, rank)));
+        ranked.min().map(|(_, rank)| rank)
+    }
+
+    /// How far a rank must have come for the others to be where they are.
+    fn known(&self, rank: Rank) -> Position {
+        let mut known = Position::Start;
+        for (other, position) in (0..).map(Rank).zip(&self.positions) {
+            let Some(Position::At { step, instr }) = *position else { continue };
+            if step != self.step || other == rank {
+                continue;
+            }
+            for done in self.row(other).iter().take(instr as usize) {
+                let given = match *done {
+                    Instr::Recv(token, channel) => {
+                        let from = self.program.channels()[channel.index()].from;
+                        let is_its = self.rank_of(from, self.group(other)) == rank;
+                        is_its.then_some(Instr::Send(token, channel))
+                    }
+                    Instr::Await(bucket) => {
+                        self.members(bucket).contains(&rank).then_some(Instr::Reduce(bucket))
+                    }
+                    Instr::Agree => Some(Instr::Agree),
+                    _ => None,
+                };
+                if let Some(index) = given.and_then(|given| self.index(rank, given)) {
+                    known = known.max(Position::At { step: self.step, instr: index as u32 + 1 });
+                }
+            }
+        }
+        known
+    }
+
+    /// What a rank finished last, and what it is in.
+    fn doing(&self, rank: Rank) -> String {
+        let position = match self.positions[rank.index()] {
+            None => return "is silent".into(),
+            Some(Position::Start) => return "has not begun its first step".into(),
+            Some(Position::At { step, .. }) if step != self.step => {
+                return format!("is still in step {step}, or behind it");
+            }
+            Some(position) => position,
+        };
+        let last = self.last_finished(rank, position);
+        let now = match self.instr(rank) {
+            Some(Instr::Run(cell)) => format!("is in {cell}"),
+            Some(Instr::Send(token, _)) => format!("is sending {token}"),
+            Some(Instr::Recv(token, _)) => format!("waits for {token}"),
+            Some(Instr::Reduce(bucket)) => format!("begins the sum of {bucket}"),
+            Some(Instr::Await(bucket)) => format!("waits for the sum of {bucket}"),
+            Some(Instr::Agree) => "is in the agreement of all ranks".into(),
+            Some(Instr::Step(bucket)) => format!("is updating {bucket}"),
+            None => "is done with its row".into(),
+        };
+        format!("last finished {last} and {now}")
+    }
+
+    /// Where a rank that waits for nobody is.
+    fn place(&self, rank: Rank) -> &'static str {
+        match self.instr(rank) {
+            Some(Instr::Run(_)) => "in compute",
+            Some(Instr::Step(_)) => "in the optimizer",
+            Some(Instr::Send(..) | Instr::Recv(..)) => "in the transport",
+            Some(Instr::Reduce(_) | Instr::Await(_)) => "in a sum",
+            Some(Instr::Agree) => "in the agreement",
+            None => "between steps",
+        }
+    }
+
+    fn last_finished(&self, rank: Rank, position: Position) -> String {
+        let nothing = || format!("nothing of step {}", self.step);
+        let Position::At { step, instr } = position else { return nothing() };
+        if step != self.step {
+            return nothing();
+        }
+        let done = self.row(rank).iter().take(instr as usize).rev();
+        let cells = done.filter_map(|instr| match instr {
+            Instr::Run(cell) => Some(cell.to_string()),
+            _ => None,
+        });
+        cells.into_iter().next().unwrap_or_else(nothing)
+    }
+
+    /// The instruction that a rank is at, if it is in this run of the program.
+    fn instr(&self, rank: Rank) -> Option<Instr> {
+        match self.positions[rank.index()]? {
+            Position::At { step, instr } if step == self.step => {
+                self.row(rank).get(instr as usize).copied()
+            }
+            _ => None,
+        }
+    }
+
+    fn index(&self, rank: Rank, what: Instr) -> Option<usize> {
+        self.row(rank).iter().position(|instr| *instr == what)
+    }
+
+    fn row(&self, rank: Rank) -> &[Instr] {
+        &self.program.rows()[rank.index() % self.n_workers()]
+    }
+
+    fn group(&self, rank: Rank) -> usize {
+        rank.index() / self.n_workers()
+    }
+
+    fn n_workers(&self) -> usize {
+        self.program.rows().len()
+    }
+
+    fn rank_of(&self, worker: WorkerId, group: usize) -> Rank {
+        Rank((group * self.n_workers()) as u32 + u32::from(worker.0))
+    }
+
+    /// The replicas of all groups.
+    fn members(&self, bucket: BucketId) -> Vec<Rank> {
+        let groups = 0..self.positions.len() / self.n_workers();
+        let members = &self.program.buckets()[bucket.index()].members;
+        groups.flat_map(|g| members.iter().map(move |w| self.rank_of(*w, g))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lower::{Lowering, lower};
+    use crate::schedule::{Shape, find};
+
+    fn program(schedule: &str, shape: Shape) -> Program {
+        let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
+        lower(&timetable, &Lowering::default()).expect("proven")
+    }
+
+    /// All ranks of one group, where each of these instructions is next.
+    fn scene<'p>(program: &'p Program, at: &[Option<&str>]) -> Scene<'p> {
+        let find = |(row, at): (&Vec<Instr>, &Option<&str>)| {
+            let words = (*at)?;
+            let is_it = |instr: &Instr| format!("{instr:?}").starts_with(words);
+            let instr = row.iter().position(is_it).unwrap_or_else(|| panic!("{words}: {row:#?}"));
+            Some(Position::At { step: 4, instr: instr as u32 })
+        };
+        let positions: Vec<_> = program.rows().iter().zip(at).map(find).collect();
+        Scene { program, step: 4, earlier: positions.clone(), positions }
+    }
+
+    /// Rank 0 of 1F1B on three workers waits for the gradient of its last micro-batch.
+    fn waits_in_line(last: [Option<&str>; 2]) -> Verdict {
+        let program = program("dapple", Shape::new(3, 3));
+        let need = "Recv(gradient(pipe 0, stage 1, micro-batch 1)";
+        let scene = scene(&program, &[Some(need), last[0], last[1]]);
+        let Some(Instr::Recv(token, _)) = scene.instr(Rank(0)) else { panic!("no receive") };
+        scene.verdict(Rank(0), Rank(1), Need::Token(token))
+    }
+
+    #[test]
+    fn who_computes_is_stalled() {
+        let verdict = waits_in_line([Some("Run(B(pipe 0, stage 1, micro-batch 1))"), None]);
+        assert_eq!((verdict.kind, verdict.rank), (Kind::Stalled, Rank(1)));
+        assert_eq!(
+            verdict.to_string(),
+            "; rank 1 last finished F(pipe 0, stage 1, micro-batch 2) and is in \
+             B(pipe 0, stage 1, micro-batch 1): stalled in compute"
+        );
+    }
+
+    #[test]
+    fn a_chain_of_waits_ends_at_the_first_that_does_not_advance() {
+        let waits = Some("Recv(gradient(pipe 0, stage 2, micro-batch 1)");
+        let verdict = waits_in_line([waits, Some("Run(B(pipe 0, stage 2, micro-batch 1))")]);
+        assert_eq!((verdict.kind, verdict.rank), (Kind::Stalled, Rank(2)));
+        assert_eq!(
+            verdict.to_string(),
+            ", which waits for gradient(pipe 0, stage 2, micro-batch 1) from rank 2; rank 2 last finished \
+             F(pipe 0, stage 2, micro-batch 1) and is in B(pipe 0, stage 2, micro-batch 1): stalled in compute"
+        );
+    }
+
+    #[test]
+    fn who_does_not_answer_is_known_by_what_it_sent() {
+        let waits = Some("Recv(gradient(pipe 0, stage 2, micro-batch 1)");
+        let verdict = waits_in_line([waits, None]);
+        assert_eq!((verdict.kind, verdict.rank), (Kind::Silent, Rank(2)));
+        assert!(
+            verdict.to_string().ends_with(
+                "; rank 2 does not answer and is known to have finished \
+                 B(pipe 0, stage 2, micro-batch 0): stopped, or out of reach"
+            ),
+            "{verdict}"
+        );
+    }
+
+    #[test]
+    fn what_was_sent_is_lost() {
+        let verdict = waits_in_line([Some("Run(B(pipe 0, stage 1, micro-batch 2))"), None]);
+        assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(1)));
+        assert!(
+            verdict.to_string().starts_with("; rank 1 sent it and last finished "),
+            "{verdict}"
+        );
+    }
+
+    #[test]
+    fn a_lost_message_further_off_is_found() {
+        let waits = Some("Recv(gradient(pipe 0, stage 2, micro-batch 1)");
+        let verdict = waits_in_line([waits, Some("Agree")]);
+        assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(2)));
+    }
+
+    #[test]
+    fn ranks_that_wait_for_each_other_are_a_bug() {
+        let program = program("chimera", Shape::new(2, 2));
+        // Within a program this cannot be, so rank 0 waits for something else.
+        let scene = scene(&program, &[Some("Run("), Some("Recv(activation")]);
+        let verdict = scene.verdict(Rank(0), Rank(1), Need::Other);
+        assert_eq!((verdict.kind, verdict.rank), (Kind::Cycle, Rank(0)));
+        assert!(
+            verdict.to_string().contains(" from rank 0; so they wait for each other"),
+            "{verdict}"
+        );
+    }
+
+    /// In a sum and in the agreement everyone waits for the last.
+    #[test]
+    fn the_last_to_begin_a_sum_is_found() {
+        let program = program("chimera", Shape::new(2, 2));
+        let waits = Some("Await(bucket 0)");
+        for (other, kind) in [
+            (Some("Run(B(pipe 0, stage 1, micro-batch 0))"), Kind::Stalled),
+            (None, Kind::Silent),
+            (Some("Agree"), Kind::Lost),
+        ] {
+            let scene = scene(&program, &[waits, other]);
+            let verdict = scene.verdict(Rank(0), Rank(1), Need::Part(BucketId(0)));
+            assert_eq!((verdict.kind, verdict.rank), (kind, Rank(1)), "{verdict}");
+        }
+        let agrees = scene(&program, &[Some("Agree"), waits]);
+        let verdict = agrees.verdict(Rank(0), Rank(1), Need::Record);
+        assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(1)));
+        assert!(verdict.to_string().ends_with("which all have sent: lost on the way"), "{verdict}");
+    }
+
+    #[test]
+    fn who_goes_on_is_slow() {
+        let program = program("dapple", Shape::new(2, 2));
+        let mut scene = scene(&program, &[Some("Recv("), Some("Run(B(")]);
+        scene.earlier[1] = Some(Position::At { step: 4, instr: 0 });
+        let verdict = scene.verdict(Rank(0), Rank(1), Need::Other);
+        assert_eq!((verdict.kind, verdict.rank), (Kind::Slow, Rank(1)));
+        assert!(verdict.to_string().ends_with(": slow, but it goes on"), "{verdict}");
+    }
+
+    #[test]
+    fn ranks_outside_of_the_step_are_told_as_such() {
+        let program = program("dapple", Shape::new(2, 2));
+        let mut scene = scene(&program, &[Some("Recv("), Some("Recv(")]);
+        for (position, words) in [
+            (Position::Start, "; rank 1 has not begun its first step: stalled between steps"),
+            (
+                Position::At { step: 3, instr: 99 },
+                "; rank 1 is still in step 3, or behind it: stalled between steps",
+            ),
+        ] {
+            scene.positions[1] = Some(position);
+            scene.earlier[1] = Some(position);
+            let verdict = scene.verdict(Rank(0), Rank(1), Need::Other);
+            assert_eq!((verdict.kind, verdict.to_string().as_str()), (Kind::Stalled, words));
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What ranks tell each other before they train together.
+
+use std::time::Instant;
+
+use crate::comm::Comm;
+use crate::fault::{Class, Fault};
+use crate::ids::Rank;
+
+use super::world::comm_fault;
+
+/// What a rank is about to train, as names and values; those of all ranks must be the same.
+pub type Fields = Vec<(String, String)>;
+
+/// Exchanges the fields of all ranks, and waits until `deadline` for those of the last.
+///
+/// # Errors
+/// [`Class::Mismatch`] names every field that is not the same on all ranks, with the ranks of each value.
+pub fn handshake<T>(
+    comm: &mut impl Comm<T>,
+    fields: &Fields,
+    deadline: Instant,
+) -> Result<(), Fault> {
+    let rank = comm.rank();
+    let bytes = serde_json::to_vec(fields);
+    let bytes = bytes.map_err(|e| Fault::new(Class::Internal, rank, e.to_string()))?;
+    let records = comm.exchange(&bytes, deadline).map_err(|e| comm_fault(rank, e))?;
+    let mut all: Vec<Fields> = Vec::with_capacity(records.len());
+    for (from, record) in (0..).map(Rank).zip(&records) {
+        all.push(serde_json::from_slice(record).map_err(|_| {
+            let message =
+                format!("{from} greets in another way: start the same version on all ranks");
+            Fault { peer: Some(from), ..Fault::new(Class::Mismatch, rank, message) }
+        })?);
+    }
+    let Some(other) = all.iter().position(|theirs| theirs != fields) else { return Ok(()) };
+    let message = format!("the ranks are not of one run:\n  {}", differences(&all).join("\n  "));
+    let fault = Fault::new(Class::Mismatch, rank, message);
+    Err(Fault { peer: Some(Rank(other as u32)), ..fault })
+}
+
+/// `name: rank 0 = 8, ranks 1-3 = 16` for each field that is not the same on all ranks.
+fn differences(all: &[Fields]) -> Vec<String> {
+    let mut names: Vec<&String> = Vec::new();
+    for (name, _) in all.iter().flatten() {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let line = |name: &String| {
+        let mut values: Vec<(&str, Vec<usize>)> = Vec::new();
+        for (rank, fields) in all.iter().enumerate() {
+            let field = fields.iter().find(|(known, _)| known == name);
+            let value = field.map_or("not said", |(_, value)| value);
+            match values.iter_mut().find(|(known, _)| *known == value) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => values.push((value, vec![rank])),
+            }
+        }
+        let each = values.iter().map(|(value, ranks)| format!("{} = {value}", listed(ranks)));
+        (values.len() > 1).then(|| format!("{name}: {}", each.collect::<Vec<_>>().join(", ")))
+    };
+    names.into_iter().filter_map(line).collect()
+}
+
+/// `rank 3`, or `ranks 0-2, 5`.
+fn listed(ranks: &[usize]) -> String {
+    let runs = ranks.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        _ => run.iter().map(usize::to_string).collect(),
+    });
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{word} {}", runs.collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_listed() {
+        let fields = |pairs: &[(&str, &str)]| -> Fields {
+            pairs.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect()
+        };
+        let eight = fields(&[("version", "1"), ("micro-batches", "8")]);
+        let sixteen = fields(&[("version", "1"), ("micro-batches", "16"), ("clip", "1.0")]);
+        let all = [&eight, &eight, &eight, &sixteen, &sixteen, &eight].map(Clone::clone);
+        let want = [
+            "micro-batches: ranks 0-2, 5 = 8, ranks 3-4 = 16",
+            "clip: ranks 0-2, 5 = not said, ranks 3-4 = 1.0",
+        ];
+        assert_eq!(differences(&all), want);
+        assert_eq!(
+            differences(&[eight.clone(), sixteen][..])[0],
+            "micro-batches: rank 0 = 8, rank 1 = 16"
+        );
+        assert!(differences(&[eight.clone(), eight]).is_empty());
+    }
+}

@@ -1,0 +1,210 @@
+//! One transformer block, post-norm. Without dropout: `mid = norm(x + attention(x))`,
+//! `y = norm(mid + mlp(mid))`.
+
+use super::super::operands::{Linear, Norm};
+use super::super::pass::Pass;
+use super::EPSILON;
+use crate::kernels::{Activation, Kernels, Layout, Result};
+
+/// Weight tensors of a block.
+pub(super) const TENSORS: usize = 12;
+
+/// What the backward pass needs. GELU's output, as large as `fc`, is made again.
+#[derive(Debug)]
+pub(super) struct Saved<T> {
+    selected: Selected<T>,
+    stats_1: T,
+    mid: T,
+    fc: T,
+    stats_2: T,
+}
+
+/// The half of [`Saved`] that a third of the forward work makes the other half from: what lies behind the
+/// attention, and the inputs of block and norms.
+#[derive(Debug)]
+pub(super) struct Selected<T> {
+    x: T,
+    qkv: T,
+    mixed: T,
+    log_sum: T,
+    sum_1: T,
+    sum_2: T,
+}
+
+/// The weight gradients that are still to be computed.
+#[derive(Debug)]
+pub(super) struct Deferred<T> {
+    qkv: Linear<T>,
+    out: Linear<T>,
+    norm_1: Norm<T>,
+    fc: Linear<T>,
+    proj: Linear<T>,
+    norm_2: Norm<T>,
+}
+
+impl<T> Saved<T> {
+    /// Applies `f` to each tensor.
+    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
+        let Selected { x, qkv, mixed, log_sum, sum_1, sum_2 } = &self.selected;
+        let selected = Selected {
+            x: f(x)?,
+            qkv: f(qkv)?,
+            mixed: f(mixed)?,
+            log_sum: f(log_sum)?,
+            sum_1: f(sum_1)?,
+            sum_2: f(sum_2)?,
+        };
+        Ok(Saved {
+            selected,
+            stats_1: f(&self.stats_1)?,
+            mid: f(&self.mid)?,
+            fc: f(&self.fc)?,
+            stats_2: f(&self.stats_2)?,
+        })
+    }
+
+    /// What selective recomputation keeps.
+    pub(super) fn select(self) -> Selected<T> {
+        self.selected
+    }
+}
+
+impl<T> Selected<T> {
+    /// All tensors.
+    pub(super) fn tensors(&self) -> [&T; 6] {
+        [&self.x, &self.qkv, &self.mixed, &self.log_sum, &self.sum_1, &self.sum_2]
+    }
+}
+
+impl<T> Deferred<T> {
+    /// All tensors.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
+        let norms = [&self.norm_1, &self.norm_2].into_iter().flat_map(Norm::tensors);
+        let linears = [&self.qkv, &self.out, &self.fc, &self.proj];
+        norms.chain(linears.into_iter().flat_map(Linear::tensors))
+    }
+}
+
+/// The layers of block `block` that drop elements: its projections back to the residual stream.
+fn dropouts(block: usize) -> [u64; 2] {
+    [1 + 2 * block as u64, 2 + 2 * block as u64]
+}
+
+/// From `x: [rows, hidden]` to the output of block `block`, of the same shape.
+pub(super) fn forward<K: Kernels>(
+    pass: &Pass<'_, K>,
+    block: usize,
+    w: &[K::Tensor; TENSORS],
+    x: K::Tensor,
+) -> Result<(K::Tensor, Saved<K::Tensor>)> {
+    let [
+        qkv,
+        qkv_bias,
+        out,
+        out_bias,
+        norm_1,
+        norm_1_bias,
+        fc,
+        fc_bias,
+        proj,
+        proj_bias,
+        norm_2,
+        norm_2_bias,
+    ] = w;
+    let (k, [drop_out, drop_mlp]) = (pass.kernels, dropouts(block));
+
+    let qkv = k.linear(&x, qkv, Layout::OutIn, Some(qkv_bias), None)?;
+    let (mixed, log_sum) = k.attention(&qkv, pass.heads, pass.sequence, pass.mask)?;
+    let sum_1 = pass.linear(drop_out, &mixed, out, Layout::OutIn, out_bias, &x)?;
+    let (mid, stats_1) = k.layer_norm(&sum_1, norm_1, norm_1_bias, EPSILON)?;
+
+    let fc = k.linear(&mid, fc, Layout::OutIn, Some(fc_bias), None)?;
+    let gelu = k.activation(&fc, Activation::Gelu)?;
+    let sum_2 = pass.linear(drop_mlp, &gelu, proj, Layout::OutIn, proj_bias, &mid)?;
+    let (y, stats_2) = k.layer_norm(&sum_2, norm_2, norm_2_bias, EPSILON)?;
+
+    let selected = Selected { x, qkv, mixed, log_sum, sum_1, sum_2 };
+    Ok((y, Saved { selected, stats_1, mid, fc, stats_2 }))
+}
+
+/// What the forward pass saved, to the bit.
+pub(super) fn restore<K: Kernels>(
+    k: &K,
+    w: &[K::Tensor; TENSORS],
+    selected: Selected<K::Tensor>,
+) -> Result<Saved<K::Tensor>> {
+    let [_, _, _, _, norm_1, norm_1_bias, fc, fc_bias, _, _, norm_2, norm_2_bias] = w;
+    let (mid, stats_1) = k.layer_norm(&selected.sum_1, norm_1, norm_1_bias, EPSILON)?;
+    let fc = k.linear(&mid, fc, Layout::OutIn, Some(fc_bias), None)?;
+    let (_, stats_2) = k.layer_norm(&selected.sum_2, norm_2, norm_2_bias, EPSILON)?;
+    Ok(Saved { selected, stats_1, mid, fc, stats_2 })
+}
+
+/// From the gradient of the output to that of the input.
+pub(super) fn backward_input<K: Kernels>(
+    pass: &Pass<'_, K>,
+    block: usize,
+    w: &[K::Tensor; TENSORS],
+    saved: Saved<K::Tensor>,
+    dy: K::Tensor,
+) -> Result<(K::Tensor, Deferred<K::Tensor>)> {
+    let [qkv_w, _, out, _, norm_1, _, fc_w, _, proj, _, norm_2, _] = w;
+    let (k, [drop_out, drop_mlp]) = (pass.kernels, dropouts(block));
+    let linear_dx = |dy, w| k.linear_dx(dy, w, Layout::OutIn);
+
+    let Saved { selected, stats_1, mid, fc, stats_2 } = saved;
+    let Selected { x, qkv, mixed, log_sum, sum_1, sum_2 } = selected;
+    let d_sum_2 = k.layer_norm_dx(&dy, &sum_2, &stats_2, norm_2, None)?;
+    let d_mlp = pass.dropped(drop_mlp, &d_sum_2)?;
+    let d_gelu = linear_dx(&d_mlp, proj)?;
+    let (d_fc, gelu) = k.activation_dx(&d_gelu, &fc, Activation::Gelu)?;
+    let mut d_mid = linear_dx(&d_fc, fc_w)?;
+    k.accumulate(&mut d_mid, &d_sum_2)?;
+
+    let d_sum_1 = k.layer_norm_dx(&d_mid, &sum_1, &stats_1, norm_1, None)?;
+    let d_out = pass.dropped(drop_out, &d_sum_1)?;
+    let d_mixed = linear_dx(&d_out, out)?;
+    let (heads, sequence, mask) = (pass.heads, pass.sequence, pass.mask);
+    let d_qkv = k.attention_dx(&d_mixed, &qkv, &mixed, &log_sum, heads, sequence, mask)?;
+    let mut dx = linear_dx(&d_qkv, qkv_w)?;
+    k.accumulate(&mut dx, &d_sum_1)?;
+
+    let deferred = Deferred {
+        qkv: Linear { x, dy: d_qkv },
+        out: Linear { x: mixed, dy: d_out },
+        norm_1: Norm { dy: d_mid, x: sum_1, stats: stats_1 },
+        fc: Linear { x: mid, dy: d_fc },
+        proj: Linear { x: gelu, dy: d_mlp },
+        norm_2: Norm { dy, x: sum_2, stats: stats_2 },
+    };
+    Ok((dx, deferred))
+}
+
+/// Adds the gradients of the weights to `into`.
+pub(super) fn backward_weight<K: Kernels>(
+    k: &K,
+    deferred: Deferred<K::Tensor>,
+    into: &mut [K::Tensor; TENSORS],
+) -> Result<()> {
+    let [
+        qkv,
+        qkv_bias,
+        out,
+        out_bias,
+        norm_1,
+        norm_1_bias,
+        fc,
+        fc_bias,
+        proj,
+        proj_bias,
+        norm_2,
+        norm_2_bias,
+    ] = into;
+    let at = Layout::OutIn;
+    deferred.norm_2.add(k, norm_2, norm_2_bias)?;
+    deferred.proj.add(k, at, proj, proj_bias)?;
+    deferred.fc.add(k, at, fc, fc_bias)?;
+    deferred.norm_1.add(k, norm_1, norm_1_bias)?;
+    deferred.out.add(k, at, out, out_bias)?;
+    deferred.qkv.add(k, at, qkv, qkv_bias)
+}

@@ -1,0 +1,208 @@
+//! What BERT is pre-trained by: masked tokens, and whether the second segment follows the first.
+//!
+//! Both read few rows of the last block's output. A gather of rows is an embedding whose table they are, and
+//! the gradient of that adds them back.
+
+use super::super::operands::{Linear, Norm};
+use super::super::pass::Pass;
+use super::EPSILON;
+use super::sample::Form;
+use crate::kernels::{Activation, Kernels, Layout, Result};
+use crate::stage::{Micro, Output};
+
+/// Weight tensors of the heads beside the decoder's matrix.
+pub(super) const TENSORS: usize = 9;
+
+/// What the backward pass needs.
+#[derive(Debug)]
+pub(super) struct Saved<T> {
+    selected: Selected<T>,
+    /// The pooler before its tanh.
+    pooled: T,
+    transformed: T,
+    gelu: T,
+    stats: T,
+    normed: T,
+}
+
+/// What the heads read: the first row of each sample, and the predicted ones.
+#[derive(Debug)]
+pub(super) struct Selected<T> {
+    first: T,
+    predicted: T,
+}
+
+/// The weight gradients that are still to be computed.
+#[derive(Debug)]
+pub(super) struct Deferred<T> {
+    pooler: Linear<T>,
+    next: Linear<T>,
+    transform: Linear<T>,
+    norm: Norm<T>,
+    decoder: Linear<T>,
+}
+
+impl<T> Saved<T> {
+    /// Applies `f` to each tensor.
+    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
+        let Selected { first, predicted } = &self.selected;
+        Ok(Saved {
+            selected: Selected { first: f(first)?, predicted: f(predicted)? },
+            pooled: f(&self.pooled)?,
+            transformed: f(&self.transformed)?,
+            gelu: f(&self.gelu)?,
+            stats: f(&self.stats)?,
+            normed: f(&self.normed)?,
+        })
+    }
+
+    /// What selective recomputation keeps.
+    pub(super) fn select(self) -> Selected<T> {
+        self.selected
+    }
+}
+
+impl<T> Selected<T> {
+    /// All tensors.
+    pub(super) fn tensors(&self) -> [&T; 2] {
+        [&self.first, &self.predicted]
+    }
+}
+
+impl<T> Deferred<T> {
+    /// All tensors.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
+        let linears = [&self.pooler, &self.next, &self.transform, &self.decoder];
+        linears.into_iter().flat_map(Linear::tensors).chain(self.norm.tensors())
+    }
+}
+
+/// The heads' weights.
+pub(super) struct Weights<'w, T> {
+    pub(super) tensors: &'w [T; TENSORS],
+    /// `[vocab, hidden]`.
+    pub(super) decoder: &'w T,
+}
+
+/// Picks the rows of the last block's output `x: [rows, hidden]` that the heads read.
+pub(super) fn select<K: Kernels>(
+    k: &K,
+    form: Form,
+    micro: &Micro<'_>,
+    x: &K::Tensor,
+) -> Result<Selected<K::Tensor>> {
+    let nothing = k.zeros(&[1, k.shape(x)[1]])?;
+    let gather = |rows: Vec<u32>| k.embedding(&rows, 1, x, &nothing);
+    Ok(Selected {
+        first: gather(form.first_rows(micro))?,
+        predicted: gather(form.predicted(micro))?,
+    })
+}
+
+/// What the backward pass needs, from the rows that the heads read.
+pub(super) fn restore<K: Kernels>(
+    k: &K,
+    w: &Weights<'_, K::Tensor>,
+    selected: Selected<K::Tensor>,
+) -> Result<Saved<K::Tensor>> {
+    let [pooler, pooler_bias, _, _, transform, transform_bias, gain, bias, _] = w.tensors;
+    let pooled = k.linear(&selected.first, pooler, Layout::OutIn, Some(pooler_bias), None)?;
+    let at = Layout::OutIn;
+    let transformed = k.linear(&selected.predicted, transform, at, Some(transform_bias), None)?;
+    let gelu = k.activation(&transformed, Activation::Gelu)?;
+    let (normed, stats) = k.layer_norm(&gelu, gain, bias, EPSILON)?;
+    Ok(Saved { selected, pooled, transformed, gelu, stats, normed })
+}
+
+/// The loss and the gradient of the predictions' logits; without targets, these logits.
+pub(super) fn output<K: Kernels>(
+    k: &K,
+    w: &Weights<'_, K::Tensor>,
+    form: Form,
+    micro: &Micro<'_>,
+    saved: &Saved<K::Tensor>,
+) -> Result<Output<K::Tensor>> {
+    let bias = &w.tensors[TENSORS - 1];
+    let logits = k.linear(&saved.normed, w.decoder, Layout::OutIn, Some(bias), None)?;
+    if micro.target.is_empty() {
+        return Ok(Output::Activation(logits));
+    }
+    let (ids, _) = form.targets(micro);
+    let (mut loss, grad) = k.cross_entropy(logits, &ids, micro.loss_scale)?;
+    let next = follow(k, w, form, micro, &k.activation(&saved.pooled, Activation::Tanh)?)?;
+    k.accumulate(&mut loss, &next.0)?;
+    Ok(Output::Loss { loss, grad })
+}
+
+/// Loss and gradient of the classes of `pooled: [samples, hidden]`. They are so few that the backward pass
+/// makes them again: an [`Output`] has room for one gradient.
+fn follow<K: Kernels>(
+    k: &K,
+    w: &Weights<'_, K::Tensor>,
+    form: Form,
+    micro: &Micro<'_>,
+    pooled: &K::Tensor,
+) -> Result<(K::Tensor, K::Tensor)> {
+    let [_, _, next, next_bias, ..] = w.tensors;
+    let logits = k.linear(pooled, next, Layout::OutIn, Some(next_bias), None)?;
+    let (_, classes) = form.targets(micro);
+    // The mean over samples, each of which has as many predictions.
+    k.cross_entropy(logits, &classes, micro.loss_scale * form.predictions as f64)
+}
+
+/// From the gradient of the logits to that of the last block's output.
+pub(super) fn backward_input<K: Kernels>(
+    pass: &Pass<'_, K>,
+    w: &Weights<'_, K::Tensor>,
+    form: Form,
+    micro: &Micro<'_>,
+    saved: Saved<K::Tensor>,
+    dy: K::Tensor,
+) -> Result<(K::Tensor, Deferred<K::Tensor>)> {
+    let k = pass.kernels;
+    let [pooler, _, next, _, transform, _, gain, _, _] = w.tensors;
+    let linear_dx = |dy, w| k.linear_dx(dy, w, Layout::OutIn);
+    let Saved { selected, pooled, transformed, gelu, stats, normed } = saved;
+    let Selected { first, predicted } = selected;
+
+    let d_normed = linear_dx(&dy, w.decoder)?;
+    let d_gelu = k.layer_norm_dx(&d_normed, &gelu, &stats, gain, None)?;
+    let (d_transformed, _) = k.activation_dx(&d_gelu, &transformed, Activation::Gelu)?;
+    let d_predicted = linear_dx(&d_transformed, transform)?;
+
+    let tanh = k.activation(&pooled, Activation::Tanh)?;
+    let (_, d_classes) = follow(k, w, form, micro, &tanh)?;
+    let (d_pooled, _) =
+        k.activation_dx(&linear_dx(&d_classes, next)?, &pooled, Activation::Tanh)?;
+    let d_first = linear_dx(&d_pooled, pooler)?;
+
+    let n_rows = form.first_rows(micro).len() * form.sequence;
+    let hidden = k.shape(&d_first)[1];
+    let (mut dx, mut nothing) = (k.zeros(&[n_rows, hidden])?, k.zeros(&[1, hidden])?);
+    k.embedding_dw(&form.predicted(micro), 1, &d_predicted, &mut dx, &mut nothing)?;
+    k.embedding_dw(&form.first_rows(micro), 1, &d_first, &mut dx, &mut nothing)?;
+
+    let deferred = Deferred {
+        pooler: Linear { x: first, dy: d_pooled },
+        next: Linear { x: tanh, dy: d_classes },
+        transform: Linear { x: predicted, dy: d_transformed },
+        norm: Norm { dy: d_normed, x: gelu, stats },
+        decoder: Linear { x: normed, dy },
+    };
+    Ok((dx, deferred))
+}
+
+/// Adds the gradients of all but the decoder's matrix to `into`; returns the operands of that one.
+pub(super) fn backward_weight<K: Kernels>(
+    k: &K,
+    deferred: Deferred<K::Tensor>,
+    into: &mut [K::Tensor; TENSORS],
+) -> Result<Linear<K::Tensor>> {
+    let [pooler, pooler_bias, next, next_bias, transform, transform_bias, gain, bias, _] = into;
+    let at = Layout::OutIn;
+    deferred.pooler.add(k, at, pooler, pooler_bias)?;
+    deferred.next.add(k, at, next, next_bias)?;
+    deferred.transform.add(k, at, transform, transform_bias)?;
+    deferred.norm.add(k, gain, bias)?;
+    Ok(deferred.decoder)
+}

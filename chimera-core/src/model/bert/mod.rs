@@ -1,0 +1,301 @@
+//! BERT as pipeline stages (Devlin et al., 2018): attention both ways, post-norm blocks, and the two heads of
+//! pre-training. How samples lie in a micro-batch says `sample.rs`.
+
+mod block;
+mod embedding;
+mod head;
+mod sample;
+pub(super) mod tensors;
+
+use std::ops::Range;
+
+use super::pass::{Pass, Rate};
+use super::{Cut, ModelConfig, ModelError};
+use crate::kernels::{Kernels, Layout, Mask, Result};
+use crate::stage::{Micro, Output, Param, Stage};
+
+use sample::Form;
+
+/// What the layer norms of BERT add to the variance.
+const EPSILON: f64 = 1e-12;
+
+/// One stage of a BERT on the device of `K`.
+#[derive(Clone, Debug)]
+pub struct BertStage<K> {
+    kernels: K,
+    cut: Cut,
+    heads: usize,
+    form: Form,
+    dropout: Rate,
+    params: Vec<Param>,
+    /// Where the decoder's matrix lies among the weights: the word table itself if tied and at hand.
+    decoder: usize,
+}
+
+/// What the backward pass of a [`BertStage`] needs of its forward pass.
+#[derive(Debug)]
+pub struct BertSaved<T> {
+    embedding: Option<embedding::Saved<T>>,
+    blocks: Vec<block::Saved<T>>,
+    head: Option<head::Saved<T>>,
+}
+
+/// The half of [`BertSaved`] that the rest can be made from without attention.
+#[derive(Debug)]
+pub struct BertSelected<T> {
+    embedding: Option<T>,
+    blocks: Vec<block::Selected<T>>,
+    head: Option<head::Selected<T>>,
+}
+
+/// What the weight half of a [`BertStage`]'s backward pass needs of its input half.
+#[derive(Debug)]
+pub struct BertDeferred<T> {
+    head: Option<head::Deferred<T>>,
+    /// The last block first.
+    blocks: Vec<block::Deferred<T>>,
+    embedding: Option<embedding::Deferred<T>>,
+}
+
+impl<K: Kernels> BertStage<K> {
+    /// The stage `cut` of `config`, for samples of `sequence` tokens, of which `predictions` are predicted:
+    /// usually `config.context`, or fewer, and [`ModelConfig::predictions`] of that.
+    pub fn new(
+        kernels: K,
+        config: &ModelConfig,
+        sequence: usize,
+        predictions: usize,
+        cut: Cut,
+    ) -> std::result::Result<Self, ModelError> {
+        config.check_sequence(sequence)?;
+        let params = tensors::params(config, &cut);
+        let decoder = if config.tied && cut.first { 0 } else { params.len() - 1 };
+        let form = Form { sequence, predictions };
+        let dropout = Rate::default();
+        Ok(Self { kernels, cut, heads: config.heads, form, dropout, params, decoder })
+    }
+
+    /// Drops elements of the embedding and of what blocks add to it, with probability `rate`, while
+    /// training.
+    pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
+        Self { dropout: Rate { rate, seed }, ..self }
+    }
+
+    fn pass<'p>(&'p self, lengths: &'p [u32], micro: &Micro<'_>) -> Pass<'p, K> {
+        let (heads, sequence) = (self.heads, self.form.sequence);
+        Pass::new(&self.kernels, heads, sequence, Mask::Lengths(lengths), self.dropout, micro)
+    }
+
+    /// The tensors of the blocks.
+    fn blocks(&self) -> Range<usize> {
+        let start = if self.cut.first { embedding::TENSORS } else { 0 };
+        start..start + self.cut.blocks.len() * block::TENSORS
+    }
+
+    /// The tensors of the heads, but for the decoder's matrix.
+    fn head<'w>(&self, w: &'w [K::Tensor]) -> head::Weights<'w, K::Tensor> {
+        let tensors = w[self.blocks().end..].first_chunk().expect("tensors of the heads");
+        head::Weights { tensors, decoder: &w[self.decoder] }
+    }
+
+    fn embedding<'w>(&self, w: &'w [K::Tensor]) -> &'w [K::Tensor; embedding::TENSORS] {
+        w.first_chunk().expect("tensors of the embedding")
+    }
+
+    /// Part `part` of `parts` of a tensor, in whole samples.
+    fn part(&self, tensor: &K::Tensor, part: usize, parts: usize) -> Result<K::Tensor> {
+        let rows = self.kernels.shape(tensor)[0];
+        assert!(rows.is_multiple_of(parts), "{rows} rows do not divide into {parts} parts");
+        let len = rows / parts;
+        self.kernels.rows(tensor, part * len, len)
+    }
+
+    /// Device memory of tensors, four bytes an element.
+    fn bytes<'t>(&self, tensors: impl Iterator<Item = &'t K::Tensor>) -> u64 {
+        let elements = tensors.map(|t| self.kernels.shape(t).iter().product::<usize>());
+        elements.sum::<usize>() as u64 * size_of::<f32>() as u64
+    }
+}
+
+impl<K: Kernels> Stage for BertStage<K> {
+    type Tensor = K::Tensor;
+    type Saved = BertSaved<K::Tensor>;
+    type Selected = BertSelected<K::Tensor>;
+    type Deferred = BertDeferred<K::Tensor>;
+
+    fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    /// Every stage has to know what is padding.
+    fn reads_samples(&self) -> bool {
+        true
+    }
+
+    fn forward(
+        &self,
+        w: &[K::Tensor],
+        micro: &Micro<'_>,
+        x: Option<K::Tensor>,
+    ) -> Result<(Output<K::Tensor>, BertSaved<K::Tensor>)> {
+        let (k, lengths) = (&self.kernels, self.form.lengths(micro));
+        let pass = self.pass(&lengths, micro);
+        assert_eq!(x.is_none(), self.cut.first, "only the first stage has no x");
+        let (mut x, embedding) = match x {
+            Some(x) => (x, None),
+            None => {
+                let (x, saved) = embedding::forward(&pass, self.embedding(w), self.form, micro)?;
+                (x, Some(saved))
+            }
+        };
+
+        let mut blocks = Vec::with_capacity(self.cut.blocks.len());
+        let weights = w[self.blocks()].as_chunks().0;
+        for (block, w) in self.cut.blocks.clone().zip(weights) {
+            let (y, saved) = block::forward(&pass, block, w, x)?;
+            blocks.push(saved);
+            x = y;
+        }
+        if !self.cut.last {
+            return Ok((Output::Activation(x), BertSaved { embedding, blocks, head: None }));
+        }
+
+        let (form, w) = (self.form, self.head(w));
+        let head = head::restore(k, &w, head::select(k, form, micro, &x)?)?;
+        let output = head::output(k, &w, form, micro, &head)?;
+        Ok((output, BertSaved { embedding, blocks, head: Some(head) }))
+    }
+
+    fn select(&self, saved: BertSaved<K::Tensor>) -> BertSelected<K::Tensor> {
+        BertSelected {
+            embedding: saved.embedding.map(embedding::Saved::select),
+            blocks: saved.blocks.into_iter().map(block::Saved::select).collect(),
+            head: saved.head.map(head::Saved::select),
+        }
+    }
+
+    fn restore(
+        &self,
+        w: &[K::Tensor],
+        _: &Micro<'_>,
+        selected: BertSelected<K::Tensor>,
+    ) -> Result<BertSaved<K::Tensor>> {
+        let k = &self.kernels;
+        let embedding = selected.embedding.map(|sum| embedding::restore(k, self.embedding(w), sum));
+        let blocks = w[self.blocks()].as_chunks().0.iter().zip(selected.blocks);
+        let blocks = blocks.map(|(w, selected)| block::restore(k, w, selected));
+        let head = selected.head.map(|selected| head::restore(k, &self.head(w), selected));
+        Ok(BertSaved {
+            embedding: embedding.transpose()?,
+            blocks: blocks.collect::<Result<_>>()?,
+            head: head.transpose()?,
+        })
+    }
+
+    fn backward_input(
+        &self,
+        w: &[K::Tensor],
+        micro: &Micro<'_>,
+        saved: BertSaved<K::Tensor>,
+        mut dy: K::Tensor,
+    ) -> Result<(Option<K::Tensor>, BertDeferred<K::Tensor>)> {
+        let lengths = self.form.lengths(micro);
+        let pass = self.pass(&lengths, micro);
+        let mut head = None;
+        if let Some(saved) = saved.head {
+            let (dx, deferred) =
+                head::backward_input(&pass, &self.head(w), self.form, micro, saved, dy)?;
+            head = Some(deferred);
+            dy = dx;
+        }
+
+        let mut blocks = Vec::with_capacity(saved.blocks.len());
+        let weights = w[self.blocks()].as_chunks().0.iter();
+        let of_blocks = self.cut.blocks.clone().zip(weights.zip(saved.blocks));
+        for (block, (w, saved)) in of_blocks.rev() {
+            let (dx, deferred) = block::backward_input(&pass, block, w, saved, dy)?;
+            blocks.push(deferred);
+            dy = dx;
+        }
+
+        match saved.embedding {
+            None => Ok((Some(dy), BertDeferred { head, blocks, embedding: None })),
+            Some(saved) => {
+                let embedding = embedding::backward_input(&pass, self.embedding(w), saved, dy)?;
+                Ok((None, BertDeferred { head, blocks, embedding: Some(embedding) }))
+            }
+        }
+    }
+
+    fn backward_weight(
+        &self,
+        micro: &Micro<'_>,
+        deferred: BertDeferred<K::Tensor>,
+        into: &mut [K::Tensor],
+    ) -> Result<()> {
+        let (k, end) = (&self.kernels, self.blocks().end);
+        if let Some(deferred) = deferred.head {
+            let tensors = into[end..].first_chunk_mut().expect("tensors of the heads");
+            let linear = head::backward_weight(k, deferred, tensors)?;
+            let places = [self.decoder, end + head::TENSORS - 1];
+            let [decoder, bias] = into.get_disjoint_mut(places).expect("two tensors");
+            linear.add(k, Layout::OutIn, decoder, bias)?;
+        }
+        let blocks = into[self.blocks()].as_chunks_mut().0;
+        for (into, deferred) in blocks.iter_mut().rev().zip(deferred.blocks) {
+            block::backward_weight(k, deferred, into)?;
+        }
+        if let Some(deferred) = deferred.embedding {
+            let tensors = into.first_chunk_mut().expect("tensors of the embedding");
+            embedding::backward_weight(k, self.form, micro, deferred, tensors)?;
+        }
+        Ok(())
+    }
+
+    fn split_saved(
+        &self,
+        saved: BertSaved<K::Tensor>,
+        parts: usize,
+    ) -> Result<Vec<BertSaved<K::Tensor>>> {
+        (0..parts).map(|part| saved.map(|tensor| self.part(tensor, part, parts))).collect()
+    }
+
+    fn split_tensor(&self, tensor: K::Tensor, parts: usize) -> Result<Vec<K::Tensor>> {
+        (0..parts).map(|part| self.part(&tensor, part, parts)).collect()
+    }
+
+    fn saved_bytes(&self, saved: &BertSaved<K::Tensor>) -> u64 {
+        let mut elements = 0;
+        // Infallible, as the closure is.
+        let _ = saved.map(|tensor| {
+            elements += self.kernels.shape(tensor).iter().product::<usize>();
+            Ok(())
+        });
+        elements as u64 * size_of::<f32>() as u64
+    }
+
+    fn selected_bytes(&self, selected: &BertSelected<K::Tensor>) -> u64 {
+        let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
+        let head = selected.head.iter().flat_map(head::Selected::tensors);
+        self.bytes(blocks.chain(head).chain(&selected.embedding))
+    }
+
+    fn deferred_bytes(&self, deferred: &BertDeferred<K::Tensor>) -> u64 {
+        let head = deferred.head.iter().flat_map(head::Deferred::tensors);
+        let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
+        let embedding = deferred.embedding.iter().flat_map(embedding::Deferred::tensors);
+        self.bytes(blocks.chain(head).chain(embedding))
+    }
+}
+
+impl<T> BertSaved<T> {
+    /// Applies `f` to each tensor.
+    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<BertSaved<U>> {
+        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
+        Ok(BertSaved {
+            blocks: blocks.collect::<Result<_>>()?,
+            embedding: self.embedding.as_ref().map(|saved| saved.map(&mut f)).transpose()?,
+            head: self.head.as_ref().map(|saved| saved.map(&mut f)).transpose()?,
+        })
+    }
+}

@@ -1,0 +1,153 @@
+//! The tensors of a BERT, and how many elements its passes keep.
+
+use super::super::config::{DEVIATION, ModelConfig, param};
+use super::super::cut::Cut;
+use super::block;
+use super::head;
+use crate::stage::{Init, Param};
+
+/// Number of parameters; a tied table counts once.
+pub(in super::super) fn n_params(config: &ModelConfig) -> u64 {
+    let [layers, hidden, context, vocab] =
+        [config.layers, config.hidden, config.context, config.vocab].map(|n| n as u64);
+    let tables = if config.tied { 1 } else { 2 };
+    let embedding = (tables * vocab + context + 2) * hidden + 2 * hidden;
+    let blocks = layers * (12 * hidden * hidden + 13 * hidden);
+    // Pooler and transform, the transform's norm, the decoder's bias, two classes.
+    let head = 2 * (hidden * hidden + hidden) + 2 * hidden + vocab + 2 * hidden + 2;
+    embedding + blocks + head
+}
+
+/// The tensors of a stage, in the order in which it holds them, named as in Hugging Face's BERT without
+/// its prefix; but queries, keys and values are one matrix, `qkv`.
+///
+/// Initial values as published: normal 0.02. Weight decay on matrices alone.
+pub(in super::super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
+    let shared = config.shares_table(cut);
+    let table = |name: &str, rows| {
+        param(format!("embeddings.{name}.weight"), &[rows, config.hidden], Init::Normal(DEVIATION))
+    };
+    let words = Param { tied: shared, ..table("word_embeddings", config.vocab) };
+    let mut params = Vec::new();
+    if cut.first {
+        params.push(words.clone());
+        params.push(table("position_embeddings", config.context));
+        params.push(table("token_type_embeddings", 2));
+        params.extend(norm("embeddings", config.hidden));
+    }
+    for block in cut.blocks.clone() {
+        params.extend(block_params(config, block));
+    }
+    if cut.last {
+        params.extend(head_params(config));
+        let decoder = "cls.predictions.decoder.weight";
+        if !config.tied {
+            params.push(Param { name: decoder.into(), ..words });
+        } else if shared {
+            params.push(words);
+        }
+    }
+    params
+}
+
+/// Forward work of the heads on a sample of `sequence` tokens.
+pub(in super::super) fn head_flops(config: &ModelConfig, sequence: usize) -> f64 {
+    let (hidden, vocab) = (config.hidden as f64, config.vocab as f64);
+    let per_prediction = 2.0 * hidden * (hidden + vocab);
+    config.predictions(sequence) as f64 * per_prediction + 2.0 * hidden * (hidden + 2.0)
+}
+
+/// Elements that the forward pass of a sample keeps for its backward.
+pub(in super::super) fn residual_elements(
+    config: &ModelConfig,
+    cut: &Cut,
+    sequence: usize,
+) -> usize {
+    // A block: its input, three projections, the attention's output and scores' sums, two inputs of
+    // norms with their statistics, what the first makes, and four times as much in the MLP. The
+    // embedding: its norm's. The heads: input, two projections, norm with statistics; two vectors.
+    let block = 12 * config.hidden + 4 + config.heads;
+    let embedding = if cut.first { config.hidden + 2 } else { 0 };
+    let head = config.predictions(sequence) * (4 * config.hidden + 2) + 2 * config.hidden;
+    sequence * (cut.blocks.len() * block + embedding) + if cut.last { head } else { 0 }
+}
+
+/// The part of them that selective recomputation keeps.
+pub(in super::super) fn selected_elements(
+    config: &ModelConfig,
+    cut: &Cut,
+    sequence: usize,
+) -> usize {
+    // A block: its input, three projections, the attention's output and scores' sums, and the inputs of
+    // two norms. The embedding: its norm's. The heads: what they read.
+    let block = 7 * config.hidden + config.heads;
+    let embedding = if cut.first { config.hidden } else { 0 };
+    let head = (config.predictions(sequence) + 1) * config.hidden;
+    sequence * (cut.blocks.len() * block + embedding) + if cut.last { head } else { 0 }
+}
+
+/// Elements that the input half of a sample's backward pass leaves for its weight half.
+pub(in super::super) fn deferred_elements(
+    config: &ModelConfig,
+    cut: &Cut,
+    sequence: usize,
+) -> usize {
+    // A block: input and gradient of two norms with their statistics, and of four projections. The
+    // embedding: those of its norm, and its own gradient. The heads: those of decoder, norm, transform,
+    // and of pooler and classes for the whole sample.
+    let (hidden, vocab) = (config.hidden, config.vocab);
+    let block = 20 * hidden + 4;
+    let embedding = if cut.first { 3 * hidden + 2 } else { 0 };
+    let head = config.predictions(sequence) * (5 * hidden + 2 + vocab) + 3 * hidden + 2;
+    sequence * (cut.blocks.len() * block + embedding) + if cut.last { head } else { 0 }
+}
+
+fn block_params(config: &ModelConfig, block: usize) -> [Param; block::TENSORS] {
+    let h = config.hidden;
+    let at = |name: &str| format!("encoder.layer.{block}.{name}");
+    let [qkv, qkv_bias] = dense(&at("attention.self.qkv"), 3 * h, h);
+    let [out, out_bias] = dense(&at("attention.output.dense"), h, h);
+    let [norm_1, norm_1_bias] = norm(&at("attention.output"), h);
+    let [fc, fc_bias] = dense(&at("intermediate.dense"), 4 * h, h);
+    let [proj, proj_bias] = dense(&at("output.dense"), h, 4 * h);
+    let [norm_2, norm_2_bias] = norm(&at("output"), h);
+    [
+        qkv,
+        qkv_bias,
+        out,
+        out_bias,
+        norm_1,
+        norm_1_bias,
+        fc,
+        fc_bias,
+        proj,
+        proj_bias,
+        norm_2,
+        norm_2_bias,
+    ]
+}
+
+/// All but the decoder's matrix.
+fn head_params(config: &ModelConfig) -> [Param; head::TENSORS] {
+    let h = config.hidden;
+    let [pooler, pooler_bias] = dense("pooler.dense", h, h);
+    let [next, next_bias] = dense("cls.seq_relationship", 2, h);
+    let [transform, transform_bias] = dense("cls.predictions.transform.dense", h, h);
+    let [gain, bias] = norm("cls.predictions.transform", h);
+    let decoder_bias = param("cls.predictions.bias".into(), &[config.vocab], Init::Zeros);
+    [pooler, pooler_bias, next, next_bias, transform, transform_bias, gain, bias, decoder_bias]
+}
+
+fn dense(name: &str, outputs: usize, inputs: usize) -> [Param; 2] {
+    [
+        param(format!("{name}.weight"), &[outputs, inputs], Init::Normal(DEVIATION)),
+        param(format!("{name}.bias"), &[outputs], Init::Zeros),
+    ]
+}
+
+fn norm(name: &str, features: usize) -> [Param; 2] {
+    [
+        param(format!("{name}.LayerNorm.weight"), &[features], Init::Ones),
+        param(format!("{name}.LayerNorm.bias"), &[features], Init::Zeros),
+    ]
+}

@@ -1,0 +1,109 @@
+//! The tensors of a GPT-2, and how many elements its passes keep.
+
+use super::super::config::{DEVIATION, ModelConfig, param};
+use super::super::cut::Cut;
+use super::block;
+use crate::stage::{Init, Param};
+
+/// Number of parameters; a tied table counts once.
+pub(in super::super) fn n_params(config: &ModelConfig) -> u64 {
+    let [layers, hidden, context, vocab] =
+        [config.layers, config.hidden, config.context, config.vocab].map(|n| n as u64);
+    let tables = if config.tied { 1 } else { 2 };
+    layers * (12 * hidden * hidden + 13 * hidden) + (tables * vocab + context) * hidden + 2 * hidden
+}
+
+/// The tensors of a stage, in the order in which it holds them, named as in Hugging Face's GPT-2.
+///
+/// Initial values as published: normal 0.02, and `0.02 / √(2 layers)` for the projections that end
+/// on the residual path. Weight decay on matrices alone.
+pub(in super::super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
+    let (hidden, normal) = (config.hidden, Init::Normal(DEVIATION));
+    let shared = config.shares_table(cut);
+    let tokens =
+        Param { tied: shared, ..param("wte.weight".into(), &[config.vocab, hidden], normal) };
+    let mut params = Vec::new();
+    if cut.first {
+        params.push(tokens.clone());
+        params.push(param("wpe.weight".into(), &[config.context, hidden], normal));
+    }
+    for block in cut.blocks.clone() {
+        params.extend(block_params(config, block));
+    }
+    if cut.last {
+        params.push(param("ln_f.weight".into(), &[hidden], Init::Ones));
+        params.push(param("ln_f.bias".into(), &[hidden], Init::Zeros));
+        if !config.tied {
+            let head = param("lm_head.weight".into(), &[config.vocab, hidden], normal);
+            params.push(head);
+        } else if shared {
+            params.push(tokens);
+        }
+    }
+    params
+}
+
+/// Forward work of the head on a sample of `sequence` tokens.
+pub(in super::super) fn head_flops(config: &ModelConfig, sequence: usize) -> f64 {
+    2.0 * config.hidden as f64 * config.vocab as f64 * sequence as f64
+}
+
+/// Elements that the forward pass of a sample keeps for its backward.
+pub(in super::super) fn residual_elements(
+    config: &ModelConfig,
+    cut: &Cut,
+    sequence: usize,
+) -> usize {
+    // A block: its input, two norms with their statistics, three projections, the attention's output
+    // and scores' sums, the stream between its halves, and four times as much in the MLP.
+    let block = 12 * config.hidden + 4 + config.heads;
+    let head = if cut.last { 2 * config.hidden + 2 } else { 0 };
+    sequence * (cut.blocks.len() * block + head)
+}
+
+/// The part of them that selective recomputation keeps.
+pub(in super::super) fn selected_elements(
+    config: &ModelConfig,
+    cut: &Cut,
+    sequence: usize,
+) -> usize {
+    // A block: its input, three projections, the attention's output and scores' sums, and the stream
+    // between its halves.
+    let block = 6 * config.hidden + config.heads;
+    let head = if cut.last { config.hidden } else { 0 };
+    sequence * (cut.blocks.len() * block + head)
+}
+
+/// Elements that the input half of a sample's backward pass leaves for its weight half.
+pub(in super::super) fn deferred_elements(
+    config: &ModelConfig,
+    cut: &Cut,
+    sequence: usize,
+) -> usize {
+    // A block: input and gradient of two norms with their statistics, and of four projections.
+    let block = 20 * config.hidden + 4;
+    let head = if cut.last { 3 * config.hidden + 2 + config.vocab } else { 0 };
+    let embedding = if cut.first { config.hidden } else { 0 };
+    sequence * (cut.blocks.len() * block + head + embedding)
+}
+
+fn block_params(config: &ModelConfig, block: usize) -> [Param; block::TENSORS] {
+    let h = config.hidden;
+    let normal = Init::Normal(DEVIATION);
+    let residual = Init::Normal(DEVIATION / (2.0 * config.layers as f64).sqrt());
+    let tensor = |name, shape: &[usize], init| param(format!("h.{block}.{name}"), shape, init);
+    [
+        tensor("ln_1.weight", &[h], Init::Ones),
+        tensor("ln_1.bias", &[h], Init::Zeros),
+        tensor("attn.c_attn.weight", &[h, 3 * h], normal),
+        tensor("attn.c_attn.bias", &[3 * h], Init::Zeros),
+        tensor("attn.c_proj.weight", &[h, h], residual),
+        tensor("attn.c_proj.bias", &[h], Init::Zeros),
+        tensor("ln_2.weight", &[h], Init::Ones),
+        tensor("ln_2.bias", &[h], Init::Zeros),
+        tensor("mlp.c_fc.weight", &[h, 4 * h], normal),
+        tensor("mlp.c_fc.bias", &[4 * h], Init::Zeros),
+        tensor("mlp.c_proj.weight", &[4 * h, h], residual),
+        tensor("mlp.c_proj.bias", &[h], Init::Zeros),
+    ]
+}

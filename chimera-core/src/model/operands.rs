@@ -1,0 +1,53 @@
+//! What the weight half of a backward pass multiplies, layer by layer.
+
+use crate::kernels::{Kernels, Layout, Result};
+
+/// The operands of a layer norm's weight gradient.
+#[derive(Debug)]
+pub(super) struct Norm<T> {
+    pub(super) dy: T,
+    pub(super) x: T,
+    pub(super) stats: T,
+}
+
+/// The operands of a linear layer's weight gradient.
+#[derive(Debug)]
+pub(super) struct Linear<T> {
+    pub(super) x: T,
+    pub(super) dy: T,
+}
+
+impl<T> Norm<T> {
+    /// All tensors.
+    pub(super) fn tensors(&self) -> [&T; 3] {
+        [&self.dy, &self.x, &self.stats]
+    }
+
+    /// Adds the gradients of gain and bias; the operands are given back at once.
+    pub(super) fn add<K: Kernels<Tensor = T>>(
+        self,
+        k: &K,
+        d_gain: &mut T,
+        d_bias: &mut T,
+    ) -> Result<()> {
+        k.layer_norm_dw(&self.dy, &self.x, &self.stats, d_gain, d_bias)
+    }
+}
+
+impl<T> Linear<T> {
+    /// All tensors.
+    pub(super) fn tensors(&self) -> [&T; 2] {
+        [&self.x, &self.dy]
+    }
+
+    /// Adds the gradients of matrix and bias; the operands are given back at once.
+    pub(super) fn add<K: Kernels<Tensor = T>>(
+        self,
+        k: &K,
+        layout: Layout,
+        dw: &mut T,
+        d_bias: &mut T,
+    ) -> Result<()> {
+        k.linear_dw(&self.x, &self.dy, layout, dw, Some(d_bias))
+    }
+}

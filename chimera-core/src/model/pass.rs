@@ -1,0 +1,79 @@
+//! What a block needs beside its weights and its input.
+
+use crate::kernels::{Dropout, Kernels, Layout, Mask, Result};
+use crate::stage::Micro;
+
+/// The dropout of a model: none, unless a stage is told otherwise.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct Rate {
+    /// Probability of being dropped.
+    pub(super) rate: f64,
+    /// With step, layer and sample it decides which elements are.
+    pub(super) seed: u64,
+}
+
+/// One micro-batch on its way through the layers of a stage, forward or backward.
+pub(super) struct Pass<'p, K> {
+    /// The device.
+    pub(super) kernels: &'p K,
+    /// Heads per row.
+    pub(super) heads: usize,
+    /// Rows per sample.
+    pub(super) sequence: usize,
+    /// Who sees whom.
+    pub(super) mask: Mask<'p>,
+    /// The dropout of layer 0 from the micro-batch's first row on, per feature of a row; `None` if nothing
+    /// is dropped.
+    dropout: Option<(Rate, u64, u64)>,
+}
+
+impl<'p, K: Kernels> Pass<'p, K> {
+    pub(super) fn new(
+        kernels: &'p K,
+        heads: usize,
+        sequence: usize,
+        mask: Mask<'p>,
+        rate: Rate,
+        micro: &Micro<'_>,
+    ) -> Self {
+        let first_row = micro.sample * sequence as u64;
+        let drops = micro.training && rate.rate > 0.0;
+        let dropout = drops.then_some((rate, micro.step, first_row));
+        Pass { kernels, heads, sequence, mask, dropout }
+    }
+
+    /// `dropout(x w + bias) + residual`, with the dropout of `layer`.
+    pub(super) fn linear(
+        &self,
+        layer: u64,
+        x: &K::Tensor,
+        w: &K::Tensor,
+        layout: Layout,
+        bias: &K::Tensor,
+        residual: &K::Tensor,
+    ) -> Result<K::Tensor> {
+        let k = self.kernels;
+        match self.dropout(layer, residual) {
+            None => k.linear(x, w, layout, Some(bias), Some(residual)),
+            Some(by) => {
+                let y = k.linear(x, w, layout, Some(bias), None)?;
+                k.dropout(&y, &by, Some(residual))
+            }
+        }
+    }
+
+    /// The dropout of `layer` on its output, or on the gradient of its output.
+    pub(super) fn dropped(&self, layer: u64, x: &K::Tensor) -> Result<K::Tensor> {
+        match self.dropout(layer, x) {
+            None => Ok(x.clone()),
+            Some(by) => self.kernels.dropout(x, &by, None),
+        }
+    }
+
+    /// That of `layer` on the rows of the micro-batch, as wide as `like`.
+    fn dropout(&self, layer: u64, like: &K::Tensor) -> Option<Dropout> {
+        let (Rate { rate, seed }, step, first_row) = self.dropout?;
+        let width: usize = self.kernels.shape(like)[1..].iter().product();
+        Some(Dropout::new(rate, seed, step, layer, first_row * width as u64))
+    }
+}

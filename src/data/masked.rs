@@ -1,0 +1,336 @@
+//! A BERT's samples: two segments of text, of which the second follows the first or is from elsewhere, and
+//! some of whose tokens are hidden (Devlin et al., 2018, sections 3.1 and A.2).
+//!
+//! A segment is any span of the text, not a sentence. Every sample has as many predictions, 15 % of the
+//! context, so that the mean over those of a batch is the mean over its samples, however they are spread over
+//! workers. A tenth of the samples is shorter and ends in padding, so that a model learns to do without.
+
+use chimera_core::model::ModelConfig;
+use rand::seq::index;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::{Batch, DataError};
+use crate::tokenizer::Tokenizer;
+
+/// Tokens of a sample that are no text: one before the segments, and one after each.
+const N_MARKS: usize = 3;
+/// The least context: two segments of a token each, also in a sample of half the length.
+const LEAST_CONTEXT: usize = 8;
+/// Part of the samples that are shorter.
+const SHORT: f64 = 0.1;
+
+/// The ids of tokens that stand for no text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Marks {
+    pad: u32,
+    cls: u32,
+    sep: u32,
+    mask: u32,
+}
+
+impl Marks {
+    /// Those that the tokenizer knows, or the four ids after its last.
+    pub fn of(tokenizer: &Tokenizer) -> Marks {
+        let known = |token| tokenizer.special(token);
+        match (known("[PAD]"), known("[CLS]"), known("[SEP]"), known("[MASK]")) {
+            (Some(pad), Some(cls), Some(sep), Some(mask)) => Marks { pad, cls, sep, mask },
+            _ => Marks::after(tokenizer.vocab()),
+        }
+    }
+
+    fn after(n_ids: usize) -> Marks {
+        let first = n_ids as u32;
+        Marks { pad: first, cls: first + 1, sep: first + 2, mask: first + 3 }
+    }
+
+    /// Number of ids that a vocabulary with them has at least.
+    pub fn vocab(&self) -> usize {
+        self.all().into_iter().max().map_or(0, |id| id as usize + 1)
+    }
+
+    fn all(&self) -> [u32; 4] {
+        [self.pad, self.cls, self.sep, self.mask]
+    }
+}
+
+/// How windows of a text become samples.
+#[derive(Clone, Debug)]
+pub(super) struct Masking {
+    marks: Marks,
+    /// The ids of the text are below.
+    n_ids: usize,
+    context: usize,
+    predictions: usize,
+}
+
+impl Masking {
+    /// For texts of `tokenizer`; of an unknown one, the last ids of the model are no text.
+    pub(super) fn new(
+        model: &ModelConfig,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Masking, DataError> {
+        let (vocab, context) = (model.vocab, model.context);
+        let unknown = || Marks::after(vocab.saturating_sub(4));
+        let marks = tokenizer.map_or_else(unknown, Marks::of);
+        let n_ids = tokenizer.map_or(marks.pad as usize, Tokenizer::vocab);
+        let needed = marks.vocab().max(n_ids);
+        if needed > vocab {
+            return Err(DataError::Marks { vocab, needed });
+        }
+        if context < LEAST_CONTEXT {
+            return Err(DataError::Context { context, least: LEAST_CONTEXT });
+        }
+        Ok(Masking { marks, n_ids, context, predictions: model.predictions(context) })
+    }
+
+    /// The ids of the text are below.
+    pub(super) fn n_ids(&self) -> usize {
+        self.n_ids
+    }
+
+    /// Tokens of text in a sample.
+    pub(super) fn window(&self) -> usize {
+        self.context - N_MARKS
+    }
+
+    /// The draws for one sample.
+    pub(super) fn draw(&self, seed: u64, sample: u64) -> Draw<'_> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(sample);
+        Draw { masking: self, rng }
+    }
+}
+
+/// What is drawn for one sample, in this order.
+pub(super) struct Draw<'m> {
+    masking: &'m Masking,
+    rng: ChaCha8Rng,
+}
+
+impl Draw<'_> {
+    /// The window of the second segment: `window` itself for every other sample, else any other of
+    /// `n_windows`.
+    pub(super) fn other(&mut self, window: u64, n_windows: u64) -> u64 {
+        let further = self.rng.random_range(1..n_windows.max(2));
+        match self.rng.random_bool(0.5) {
+            true => window,
+            false => (window + further) % n_windows.max(1),
+        }
+    }
+
+    /// Appends a sample: the first segment of `text`, and a second one of `other`, which is the same window or
+    /// another.
+    pub(super) fn write(mut self, text: &[u32], other: &[u32], batch: &mut Batch) {
+        let Masking { marks, context, predictions, .. } = *self.masking;
+        let rng = &mut self.rng;
+        let len = match rng.random_bool(SHORT) {
+            true => rng.random_range(text.len() / 2..=text.len()),
+            false => text.len(),
+        };
+        let first = rng.random_range(len / 4..=len - len / 4).clamp(1, len - 1);
+        let mut ids = vec![marks.cls];
+        ids.extend(&text[..first]);
+        ids.push(marks.sep);
+        ids.extend(&other[first..len]);
+        ids.push(marks.sep);
+
+        let mut places = index::sample(rng, len, predictions.min(len)).into_vec();
+        places.sort_unstable();
+        // Segments lie behind one mark and two.
+        let places: Vec<usize> =
+            places.into_iter().map(|i| if i < first { i + 1 } else { i + 2 }).collect();
+        let hidden: Vec<u32> = places.iter().map(|place| ids[*place]).collect();
+        for place in &places {
+            ids[*place] = self.hide(ids[*place]);
+        }
+
+        batch.n_samples += 1;
+        batch.input.extend([ids.len() as u32, first as u32 + 2]);
+        batch.input.extend(places.iter().map(|place| *place as u32));
+        batch.input.extend(&ids);
+        batch.input.extend((ids.len()..context).map(|_| marks.pad));
+        batch.target.extend(hidden);
+        batch.target.push(u32::from(text != other));
+    }
+
+    /// What stands in the place of a token that is to be predicted: mostly a mark, sometimes any token, sometimes
+    /// itself, since texts have no mark where they are to be understood.
+    fn hide(&mut self, id: u32) -> u32 {
+        match self.rng.random_range(0..10) {
+            0..8 => self.masking.marks.mask,
+            8 => self.any(),
+            _ => id,
+        }
+    }
+
+    /// Any id of the text.
+    fn any(&mut self) -> u32 {
+        let marks = self.masking.marks.all();
+        let n_ids = self.masking.n_ids.max(1) as u32;
+        let drawn = self.rng.random_range(0..n_ids);
+        // The next one that is no mark; there is one unless the text has nothing else.
+        let after = (0..n_ids).map(|i| (drawn + i) % n_ids);
+        after.take(marks.len() + 1).find(|id| !marks.contains(id)).unwrap_or(drawn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::model::{Architecture, Preset};
+
+    use super::*;
+    use crate::data::{Corpus, Tokens};
+
+    const CONTEXT: usize = 40;
+    const N_IDS: usize = 50_000;
+    /// As the ids after the last one of the text.
+    const MARKS: Marks = Marks { pad: 50_000, cls: 50_001, sep: 50_002, mask: 50_003 };
+
+    fn model() -> ModelConfig {
+        let tiny = Preset::named("bert-tiny").unwrap().config.clone();
+        ModelConfig { context: CONTEXT, vocab: N_IDS + 4, ..tiny }
+    }
+
+    /// A text in which every token tells its place.
+    fn counting() -> Corpus {
+        let ids: Vec<u32> = (0..N_IDS as u32).collect();
+        let masking = Masking::new(&model(), None).unwrap();
+        let corpus = Corpus::from_tokens(Tokens::of_ids(&ids), masking.window()).unwrap();
+        Corpus { masking: Some(masking), ..corpus }
+    }
+
+    /// A sample taken apart.
+    struct Pair<'b> {
+        length: usize,
+        second: usize,
+        places: &'b [u32],
+        /// With what was hidden put back.
+        ids: Vec<u32>,
+        seen: &'b [u32],
+        is_strange: bool,
+    }
+
+    fn pairs(batch: &Batch) -> Vec<Pair<'_>> {
+        let predictions = model().predictions(CONTEXT);
+        let each = batch.samples().map(|(input, target)| {
+            let (counts, rest) = input.split_at(2);
+            let (places, seen) = rest.split_at(predictions);
+            let mut ids = seen.to_vec();
+            for (place, id) in places.iter().zip(target) {
+                ids[*place as usize] = *id;
+            }
+            let is_strange = target[predictions] == 1;
+            let (length, second) = (counts[0] as usize, counts[1] as usize);
+            Pair { length, second, places, ids, seen, is_strange }
+        });
+        each.collect()
+    }
+
+    #[test]
+    fn samples_are_two_segments_between_marks() {
+        let batch = counting().batch(3, 0..1000).unwrap();
+        let (mut short, mut strange) = (0, 0);
+        for Pair { length, second, places, ids, seen, is_strange } in pairs(&batch) {
+            assert_eq!((ids.len(), places.len()), (CONTEXT, 6));
+            assert_eq!(
+                (ids[0], ids[second - 1], ids[length - 1]),
+                (MARKS.cls, MARKS.sep, MARKS.sep)
+            );
+            assert!(seen[length..].iter().all(|id| *id == MARKS.pad));
+            let (a, b) = (&ids[1..second - 1], &ids[second..length - 1]);
+            assert!(!a.is_empty() && !b.is_empty());
+            for segment in [a, b] {
+                assert!(segment.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{segment:?}");
+            }
+            assert_eq!(a[a.len() - 1] + 1 != b[0], is_strange);
+            assert!(places.windows(2).all(|pair| pair[0] < pair[1]));
+            short += usize::from(length < CONTEXT);
+            strange += usize::from(is_strange);
+        }
+        assert!((60..140).contains(&short), "{short} of 1000 are short");
+        assert!((440..560).contains(&strange), "{strange} of 1000 are strange");
+    }
+
+    #[test]
+    fn four_of_five_hidden_tokens_are_masks_and_one_of_ten_is_itself() {
+        let batch = counting().batch(3, 0..2000).unwrap();
+        let [mut masks, mut same, mut others] = [0; 3];
+        for Pair { places, ids, seen, .. } in pairs(&batch) {
+            for (place, (is, was)) in seen.iter().zip(&ids).enumerate() {
+                match places.contains(&(place as u32)) {
+                    false => assert_eq!(is, was),
+                    true if *is == MARKS.mask => masks += 1,
+                    true if is == was => same += 1,
+                    true => others += 1,
+                }
+                assert!(is == was || *is == MARKS.mask || (*is as usize) < N_IDS);
+            }
+        }
+        assert_eq!(masks + same + others, 12_000);
+        for (count, expected) in [(masks, 9600), (same, 1200), (others, 1200)] {
+            assert!((count as i64 - expected).abs() < 180, "{masks} {same} {others}");
+        }
+    }
+
+    #[test]
+    fn a_sample_depends_on_seed_and_number_alone() {
+        let corpus = counting();
+        let batch = |seed, samples| corpus.batch(seed, samples).unwrap();
+        let whole = batch(1, 20..32);
+        let parts = [batch(1, 20..25), batch(1, 25..26), batch(1, 26..32)];
+        assert_eq!(whole.input, parts.clone().map(|part| part.input).concat());
+        assert_eq!(whole.target, parts.map(|part| part.target).concat());
+        assert_ne!(whole, batch(2, 20..32));
+        // The next epoch hides others.
+        let n = corpus.n_samples();
+        assert_ne!(batch(1, 0..n).target, batch(1, n..2 * n).target);
+    }
+
+    #[test]
+    fn validation_is_of_the_last_tenth() {
+        let corpus = counting();
+        let batch = corpus.validation(10).unwrap();
+        assert_eq!(batch.n_samples, 10);
+        for pair in pairs(&batch) {
+            let text = pair.ids.iter().filter(|id| !MARKS.all().contains(id));
+            assert!(text.into_iter().all(|id| *id as usize >= corpus.n_train()));
+        }
+        assert_eq!(batch, corpus.validation(10).unwrap());
+    }
+
+    #[test]
+    fn marks_are_those_of_the_tokenizer_or_follow_its_ids() {
+        assert_eq!(Marks::of(&Tokenizer::Bytes), Marks { pad: 256, cls: 257, sep: 258, mask: 259 });
+        assert_eq!(Marks::of(&Tokenizer::Gpt2).vocab(), 50_261);
+        let model = Preset::named("bert-tiny").unwrap().config.clone();
+        let refusal =
+            |model| Masking::new(&model, Some(&Tokenizer::Bytes)).unwrap_err().to_string();
+        assert_eq!(
+            refusal(ModelConfig { vocab: 259, ..model.clone() }),
+            "the vocabulary has 259 ids, but a BERT needs 260: those of the text, and [PAD], [CLS], [SEP] and \
+             [MASK]: choose vocab 260 or more"
+        );
+        assert_eq!(
+            refusal(ModelConfig { context: 7, ..model.clone() }),
+            "a BERT's samples are two segments and three marks: choose context 8 or more, not 7"
+        );
+        assert_eq!(model.architecture, Architecture::Bert);
+    }
+
+    #[test]
+    fn the_least_context_has_room() {
+        let corpus = |context| {
+            let masking = Masking::new(&ModelConfig { context, ..model() }, None).unwrap();
+            let ids: Vec<u32> = (0..300).collect();
+            let corpus = Corpus::from_tokens(Tokens::of_ids(&ids), masking.window()).unwrap();
+            Corpus { masking: Some(masking), ..corpus }
+        };
+        for context in LEAST_CONTEXT..30 {
+            let predictions = ModelConfig { context, ..model() }.predictions(context);
+            let batch = corpus(context).batch(1, 0..300).unwrap();
+            assert_eq!(batch.input.len(), 300 * (2 + predictions + context));
+            assert_eq!(batch.target.len(), 300 * (predictions + 1));
+        }
+    }
+}

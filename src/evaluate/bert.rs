@@ -1,0 +1,99 @@
+//! What a trained BERT makes of pairs of segments.
+
+use anyhow::{Result, anyhow, ensure};
+use chimera_core::kernels::Kernels;
+use chimera_core::model::{Architecture, BertStage, Cut, ModelConfig};
+use chimera_core::stage::{Micro, Output, Param, Stage};
+
+use super::upload;
+use crate::data::Batch;
+
+/// A whole BERT on one device.
+pub struct Bert<K: Kernels> {
+    kernels: K,
+    config: ModelConfig,
+    weights: Vec<K::Tensor>,
+}
+
+impl<K: Kernels> Bert<K> {
+    /// Puts the tensors of a model onto a device; each parameter of the model must be among them.
+    ///
+    /// # Errors
+    /// If one is missing, or the model is no BERT.
+    pub fn new(kernels: K, config: &ModelConfig, tensors: &[(Param, Vec<f32>)]) -> Result<Bert<K>> {
+        ensure!(config.architecture == Architecture::Bert, "the model is no BERT");
+        let weights = upload(&kernels, config.params(&whole(config)), tensors, &[])?;
+        let weights = weights.into_iter().map(|(_, tensor)| tensor).collect();
+        Ok(Bert { kernels, config: config.clone(), weights })
+    }
+
+    /// Mean loss over the masked tokens of a batch, plus that over its pairs, in nats, sample by sample.
+    pub fn loss(&self, batch: &Batch) -> Result<f64> {
+        let context = self.config.context;
+        let predictions = self.config.predictions(context);
+        let stage = self.stage(context, predictions)?;
+        let scale = 1.0 / (batch.n_samples * predictions) as f64;
+        batch.samples().map(|(input, target)| self.sample_loss(&stage, input, target, scale)).sum()
+    }
+
+    /// The logits of every token of `ids`, of which those from `second` on are the second segment:
+    /// `[ids, vocab]`.
+    ///
+    /// # Errors
+    /// If there are more than the context has, or an id that the model does not know.
+    pub fn logits(&self, ids: &[u32], second: usize) -> Result<Vec<f32>> {
+        let vocab = self.config.vocab;
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
+            return Err(anyhow!("token id {id}, but the model's vocabulary has {vocab} ids"));
+        }
+        let stage = self.stage(ids.len(), ids.len())?;
+        let input = input(ids, second, 0..ids.len() as u32);
+        let micro = micro(&input, &[], 1.0);
+        match stage.forward(&self.weights, &micro, None)?.0 {
+            Output::Activation(logits) => Ok(self.kernels.download(&logits)?),
+            Output::Loss { .. } => Ok(Vec::new()), // there are no targets
+        }
+    }
+
+    /// The logarithm of the odds that the second segment is from elsewhere.
+    pub fn strangeness(&self, ids: &[u32], second: usize) -> Result<f64> {
+        let stage = self.stage(ids.len(), 1)?;
+        let input = input(ids, second, 0..1);
+        let loss = |class| self.sample_loss(&stage, &input, &[0, class], 1.0);
+        Ok(loss(0)? - loss(1)?) // what is masked costs the same in both
+    }
+
+    fn stage(&self, sequence: usize, predictions: usize) -> Result<BertStage<K>> {
+        let (k, config) = (self.kernels.clone(), &self.config);
+        Ok(BertStage::new(k, config, sequence, predictions, whole(config))?)
+    }
+
+    fn sample_loss(
+        &self,
+        stage: &BertStage<K>,
+        input: &[u32],
+        target: &[u32],
+        loss_scale: f64,
+    ) -> Result<f64> {
+        match stage.forward(&self.weights, &micro(input, target, loss_scale), None)?.0 {
+            Output::Loss { loss, .. } => {
+                Ok(self.kernels.download(&loss)?.iter().map(|l| f64::from(*l)).sum())
+            }
+            Output::Activation(_) => Ok(0.0), // there are targets
+        }
+    }
+}
+
+/// A sample without padding.
+fn input(ids: &[u32], second: usize, predicted: impl Iterator<Item = u32>) -> Vec<u32> {
+    let counts = [ids.len() as u32, second as u32];
+    counts.into_iter().chain(predicted).chain(ids.iter().copied()).collect()
+}
+
+fn micro<'m>(input: &'m [u32], target: &'m [u32], loss_scale: f64) -> Micro<'m> {
+    Micro { step: 0, sample: 0, input, target, loss_scale, training: false }
+}
+
+fn whole(config: &ModelConfig) -> Cut {
+    Cut { blocks: 0..config.layers, first: true, last: true }
+}

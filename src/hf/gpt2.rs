@@ -1,0 +1,210 @@
+//! GPT-2's `config.json` and names. Layouts are equal: its own projections (`Conv1D`) are `[in, out]`, and so
+//! are ours.
+
+use anyhow::{Result, ensure};
+use chimera_core::model::{Architecture, ModelConfig};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
+#[derive(Deserialize)]
+struct Keys {
+    n_layer: usize,
+    n_embd: usize,
+    n_head: usize,
+    n_positions: usize,
+    vocab_size: usize,
+    #[serde(default = "yes")]
+    tie_word_embeddings: bool,
+    n_inner: Option<usize>,
+    #[serde(default = "gelu")]
+    activation_function: String,
+    #[serde(default = "epsilon")]
+    layer_norm_epsilon: f64,
+    #[serde(default = "yes")]
+    scale_attn_weights: bool,
+    #[serde(default)]
+    scale_attn_by_inverse_layer_idx: bool,
+    #[serde(default)]
+    add_cross_attention: bool,
+}
+
+fn gelu() -> String {
+    "gelu_new".into()
+}
+
+fn epsilon() -> f64 {
+    1e-5
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// The model that a `config.json` describes.
+///
+/// # Errors
+/// What is not a GPT-2 as this project computes it is refused with the key that says so.
+pub(super) fn parse(text: &[u8]) -> Result<ModelConfig> {
+    let keys: Keys = serde_json::from_slice(text)?;
+    let gelu = ["gelu_new", "gelu_pytorch_tanh"].contains(&keys.activation_function.as_str());
+    let inner = keys.n_inner.is_none_or(|inner| Some(inner) == keys.n_embd.checked_mul(4));
+    for (fits, key, found, wanted) in [
+        (gelu, "activation_function", json!(keys.activation_function), "\"gelu_new\""),
+        (inner, "n_inner", json!(keys.n_inner), "null or 4 n_embd"),
+        (
+            keys.layer_norm_epsilon == epsilon(),
+            "layer_norm_epsilon",
+            json!(keys.layer_norm_epsilon),
+            "1e-5",
+        ),
+        (keys.scale_attn_weights, "scale_attn_weights", json!(false), "true"),
+        (
+            !keys.scale_attn_by_inverse_layer_idx,
+            "scale_attn_by_inverse_layer_idx",
+            json!(true),
+            "false",
+        ),
+        (!keys.add_cross_attention, "add_cross_attention", json!(true), "false"),
+    ] {
+        ensure!(fits, "`{key}` is {found}, but the model here is a GPT-2 with {wanted}");
+    }
+    let config = ModelConfig {
+        architecture: Architecture::Gpt2,
+        layers: keys.n_layer,
+        hidden: keys.n_embd,
+        heads: keys.n_head,
+        context: keys.n_positions,
+        vocab: keys.vocab_size,
+        tied: keys.tie_word_embeddings,
+    };
+    config.validate()?;
+    Ok(config)
+}
+
+/// `config.json` of a model. Without dropout, as it was trained, and without the ids of GPT-2's
+/// vocabulary that begin and end a text, unless it has that vocabulary.
+pub(super) fn to_json(config: &ModelConfig) -> String {
+    let end = if config.vocab == 50257 { json!(50256) } else { Value::Null };
+    let keys = json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_layer": config.layers,
+        "n_embd": config.hidden,
+        "n_head": config.heads,
+        "n_positions": config.context,
+        "n_inner": null,
+        "vocab_size": config.vocab,
+        "tie_word_embeddings": config.tied,
+        "activation_function": gelu(),
+        "layer_norm_epsilon": epsilon(),
+        "scale_attn_weights": true,
+        "scale_attn_by_inverse_layer_idx": false,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "dtype": "float32",
+        "torch_dtype": "float32",
+    });
+    format!("{keys:#}\n")
+}
+
+/// What precedes the name of a tensor of the body, in a model with a head.
+const BODY: &str = "transformer.";
+/// The only tensor outside of the body.
+const HEAD: &str = "lm_head.weight";
+/// Constants that older versions saved beside the weights: the causal mask, and what it masks with.
+const CONSTANTS: [&str; 2] = [".attn.bias", ".attn.masked_bias"];
+
+/// Our name of a tensor, or `None` if it is no weight.
+pub(super) fn from_hf(name: &str) -> Option<String> {
+    let is_constant = CONSTANTS.iter().any(|constant| name.ends_with(constant));
+    (!is_constant).then(|| name.strip_prefix(BODY).unwrap_or(name).to_owned())
+}
+
+/// The name of a tensor in a model with a head.
+pub(super) fn to_hf(name: &str) -> String {
+    if name == HEAD { name.to_owned() } else { format!("{BODY}{name}") }
+}
+
+/// Tensors that may be there too, and which of ours they are.
+pub(super) fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {
+    if config.tied { vec![(HEAD, "wte.weight")] } else { Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::model::Cut;
+
+    use super::*;
+
+    fn sizes() -> ModelConfig {
+        let architecture = Architecture::Gpt2;
+        ModelConfig {
+            architecture,
+            layers: 2,
+            hidden: 12,
+            heads: 3,
+            context: 8,
+            vocab: 50,
+            tied: false,
+        }
+    }
+
+    /// The refusal of a configuration in which `key` has another value.
+    fn refusal(key: &str, value: Value) -> String {
+        let mut keys: Value = serde_json::from_str(&to_json(&sizes())).unwrap();
+        keys[key] = value;
+        format!("{:#}", parse(keys.to_string().as_bytes()).unwrap_err())
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        for tied in [false, true] {
+            let config = ModelConfig { tied, ..sizes() };
+            assert_eq!(parse(to_json(&config).as_bytes()).unwrap(), config);
+        }
+    }
+
+    #[test]
+    fn another_architecture_is_refused_by_its_key() {
+        for (key, value, wanted) in [
+            ("activation_function", json!("relu"), "`activation_function` is \"relu\""),
+            ("n_inner", json!(47), "`n_inner` is 47"),
+            ("layer_norm_epsilon", json!(1e-6), "`layer_norm_epsilon` is 1e-6"),
+            ("scale_attn_weights", json!(false), "`scale_attn_weights` is false"),
+            ("scale_attn_by_inverse_layer_idx", json!(true), "`scale_attn_by_inverse_layer_idx`"),
+            ("add_cross_attention", json!(true), "`add_cross_attention` is true"),
+            ("n_head", json!(5), "hidden 12 is not divisible by heads 5"),
+            ("n_layer", json!(0), "layers is 0"),
+            ("n_embd", json!(u64::MAX), "hidden is"),
+            ("vocab_size", json!(-1), "invalid value: integer `-1`"),
+            ("n_layer", json!("two"), "invalid type: string \"two\""),
+        ] {
+            let refusal = refusal(key, value);
+            assert!(refusal.contains(wanted), "{refusal}");
+        }
+        assert!(parse(b"{}").unwrap_err().to_string().contains("missing field `n_layer`"));
+        assert!(parse("[".repeat(1 << 19).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn every_name_comes_back() {
+        let config = ModelConfig { layers: 11, ..sizes() };
+        let params = config.params(&Cut { blocks: 0..11, first: true, last: true });
+        for param in params {
+            assert_eq!(from_hf(&to_hf(&param.name)), Some(param.name.clone()));
+            assert_eq!(from_hf(&param.name), Some(param.name.clone()));
+        }
+        assert_eq!(to_hf("h.10.attn.c_attn.bias"), "transformer.h.10.attn.c_attn.bias");
+        assert_eq!(to_hf(HEAD), HEAD);
+    }
+
+    #[test]
+    fn masks_are_no_weights() {
+        assert_eq!(from_hf("h.0.attn.bias"), None);
+        assert_eq!(from_hf("transformer.h.0.attn.masked_bias"), None);
+    }
+}

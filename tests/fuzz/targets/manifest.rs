@@ -1,0 +1,16 @@
+//! Whatever a checkpoint's manifest says under its right hash, opening the checkpoint ends, with a reason.
+
+#![no_main]
+
+use std::fs::write;
+
+use chimera::checkpoint::Checkpoint;
+
+libfuzzer_sys::fuzz_target!(|rest: &[u8]| {
+    let folder = tempfile::tempdir().expect("a folder");
+    let head = format!("{{\n  \"blake3\": \"{}\",\n", blake3::hash(rest));
+    write(folder.path().join("manifest.json"), [head.as_bytes(), rest].concat()).expect("a file");
+    if let Err(unusable) = Checkpoint::open(folder.path()) {
+        assert!(!unusable.to_string().is_empty());
+    }
+});

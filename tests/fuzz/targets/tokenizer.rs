@@ -1,0 +1,18 @@
+//! Whatever a `tokenizer.json` says, it is refused, or gives ids below its vocabulary.
+
+#![no_main]
+
+use std::fs::write;
+
+use chimera::tokenizer::Tokenizer;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tokenizer.json");
+    write(&path, bytes).expect("a file");
+    let Ok(tokenizer) = Tokenizer::read(&path) else { return };
+    if let Ok(ids) = tokenizer.encode("pipe, stage and worker") {
+        assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab()));
+        tokenizer.decode(&ids);
+    }
+});

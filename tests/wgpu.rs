@@ -1,0 +1,104 @@
+//! Training on adapters of wgpu: as on the CPU, whatever the schedule, with workers that share an adapter.
+
+mod command;
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use chimera::core::engine::StepReport;
+use chimera::settings::Layers;
+use chimera::training::Run;
+use clap::{Args, Command, FromArgMatches};
+
+use command::chimera;
+
+/// A model small enough for an adapter that is software.
+const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --depth 4 \
+                     --micro-batches 4 --steps 4 --threads 1";
+
+fn train(options: &str) -> Vec<StepReport> {
+    let command = Layers::augment_args(Command::new("train").no_binary_name(true));
+    let options = format!("{MODEL} {options}");
+    let matches = command.try_get_matches_from(options.split_whitespace());
+    let layers = matches.and_then(|found| Layers::from_arg_matches(&found));
+    let config = layers.expect("options").resolve().expect("settings");
+    let run = Run::prepare(config).unwrap_or_else(|refusal| panic!("{options}: {refusal}"));
+    let reports = Mutex::new(Vec::new());
+    let observe = |report: &StepReport| {
+        reports.lock().expect("one writer").push(report.clone());
+        Ok(())
+    };
+    let trained = run.train(&AtomicBool::new(false), observe);
+    trained.unwrap_or_else(|fault| panic!("{options}: {fault}"));
+    reports.into_inner().expect("one writer")
+}
+
+fn losses(reports: &[StepReport]) -> Vec<f64> {
+    reports.iter().map(|report| report.loss).collect()
+}
+
+/// Trains as the CPU does: every loss, and the norm of every gradient.
+fn compare(schedule: &str) {
+    let [cpu, gpu] =
+        ["cpu", "wgpu:0"].map(|device| train(&format!("--schedule {schedule} --device {device}")));
+    assert_eq!(cpu.len(), 4, "{schedule}");
+    for (cpu, gpu) in cpu.iter().zip(&gpu) {
+        let step = cpu.step;
+        let (loss, norm) = ((cpu.loss - gpu.loss).abs(), cpu.grad_norm - gpu.grad_norm);
+        assert!(loss < 1e-4, "{schedule} step {step}: {} and {}", cpu.loss, gpu.loss);
+        assert!(norm.abs() < 1e-4 * cpu.grad_norm, "{schedule} step {step}: {cpu:?} {gpu:?}");
+    }
+    assert!(gpu[3].loss < gpu[0].loss, "{schedule} learns nothing: {:?}", losses(&gpu));
+}
+
+#[test]
+fn gpipe_trains_as_on_the_cpu() {
+    compare("gpipe");
+}
+
+#[test]
+fn dapple_trains_as_on_the_cpu() {
+    compare("dapple");
+}
+
+#[test]
+fn chimera_trains_as_on_the_cpu() {
+    compare("chimera");
+}
+
+#[test]
+fn zb_h1_trains_as_on_the_cpu() {
+    compare("zb-h1");
+}
+
+#[test]
+fn tied_heads_clipping_and_lamb_train_as_on_the_cpu() {
+    compare("chimera --tied --clip 0.5 --optimizer lamb --micro-batches 8 --scaling halving");
+}
+
+#[test]
+fn recomputation_and_momentum_train_as_on_the_cpu() {
+    compare("dapple --recompute full --optimizer sgd --lr 0.05 --width 2 --depth 2");
+}
+
+#[test]
+fn the_same_run_gives_the_same_bits() {
+    let runs = [(); 2].map(|()| losses(&train("--schedule chimera --device wgpu")));
+    assert_eq!(runs[0], runs[1]);
+}
+
+#[test]
+fn devices_lists_what_device_names() {
+    let ran = chimera("devices");
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    for part in ["cpu: ", "wgpu:0: ", "kernels in f32", "bound"] {
+        assert!(ran.stdout.contains(part), "{part} is not in\n{}", ran.stdout);
+    }
+}
+
+#[test]
+fn an_adapter_that_is_not_there_is_refused() {
+    let ran = chimera("train --device wgpu:99");
+    assert_eq!(ran.code, Some(2), "{}", ran.stdout);
+    assert!(ran.stderr.contains("there is no adapter wgpu:99"), "{}", ran.stderr);
+}

@@ -1,0 +1,85 @@
+//! What a checkpoint after every step costs.
+//!
+//! Runs with and without alternate, so that a change of the machine's speed meets both.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::bench::{median, sources};
+use crate::command::{chimera, read, root};
+
+/// 50 million parameters, and a step of 8,192 tokens.
+const SHAPE: [&str; 16] = [
+    "--layers",
+    "12",
+    "--hidden",
+    "592",
+    "--heads",
+    "8",
+    "--context",
+    "256",
+    "--vocab",
+    "256",
+    "--micro-batches",
+    "8",
+    "--micro-batch-size",
+    "4",
+    "--depth",
+    "2",
+];
+
+/// How long to measure.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How often each run is repeated; the median counts
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=100))]
+    rounds: u16,
+    /// Optimizer steps per run; the first is not measured
+    #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..))]
+    steps: u16,
+}
+
+/// Measures and prints.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let chimera = chimera()?;
+    let folder = tempfile::tempdir()?;
+    let data = sources(folder.path())?;
+    let mut seconds = [Vec::new(), Vec::new()];
+    for round in 0..args.rounds {
+        for (every, seconds) in ["0", "1"].into_iter().zip(&mut seconds) {
+            let steps = step_s(&chimera, folder.path(), &data, every, args.steps)?;
+            eprintln!(
+                "round {}: --save-every {every}: {:.3} s a step",
+                round + 1,
+                median(steps.clone())
+            );
+            seconds.extend(steps);
+        }
+    }
+    let [without, with] = seconds.map(median);
+    println!(
+        "a step takes {without:.3} s, with a checkpoint {with:.3} s: {:+.1} %",
+        (with / without - 1.0) * 100.0
+    );
+    Ok(())
+}
+
+/// Seconds of each step but the first.
+fn step_s(chimera: &Path, folder: &Path, data: &Path, every: &str, steps: u16) -> Result<Vec<f64>> {
+    let out = tempfile::tempdir_in(folder)?;
+    let mut command = Command::new(chimera);
+    command.arg("train").args(SHAPE).args(["--threads", "1", "--save-every", every]);
+    command.args(["--steps", &steps.to_string()]).current_dir(root());
+    command.arg("--data").arg(data).arg("--out").arg(out.path());
+    read(&mut command)?;
+    let lines = fs::read_to_string(out.path().join("metrics.jsonl")).context("the metrics")?;
+    let seconds = lines.lines().skip(1).map(|line| {
+        let step: Value = serde_json::from_str(line).context("a line of metrics")?;
+        step["step_s"].as_f64().context("a line of metrics without step_s")
+    });
+    seconds.collect()
+}

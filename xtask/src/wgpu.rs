@@ -1,0 +1,52 @@
+//! What needs Vulkan: the conformance of the portable backend, under validation layers too, and training on
+//! it. Where there is no GPU a software Vulkan serves; where there is no Vulkan at all the chore fails.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::command::{cargo, run as run_command};
+
+/// Debian's software Vulkan, its loader, and the layers that check how it is used.
+const PACKAGES: [&str; 3] = ["mesa-vulkan-drivers", "libvulkan1", "vulkan-validationlayers"];
+/// Where drivers and layers of Vulkan are described.
+const FOLDERS: [&str; 3] = ["/etc/vulkan", "/usr/local/share/vulkan", "/usr/share/vulkan"];
+
+/// Lints and tests all that has the feature `wgpu`.
+pub(crate) fn run() -> Result<()> {
+    needs()?;
+    let quiet = tempfile::tempdir()?; // without such a folder Mesa complains
+    let features = ["--package", "chimera", "--features", "wgpu"];
+    let lint = [&["clippy"], &features[..], &["--all-targets", "--", "-D", "warnings"]].concat();
+    run_command(&mut cargo(lint))?;
+    let backend = ["test", "--package", "chimera-backend-wgpu"].to_vec();
+    let training = [&["test"], &features[..], &["--test", "wgpu"]].concat();
+    for test in [backend, training] {
+        run_command(cargo(test).env("XDG_RUNTIME_DIR", quiet.path()))?;
+    }
+    Ok(())
+}
+
+/// Installs Vulkan where Debian's packages are.
+pub(crate) fn needs() -> Result<()> {
+    let is_there = ["icd.d", "explicit_layer.d"].iter().all(|kind| has(kind));
+    if !cfg!(target_os = "linux") || is_there {
+        return Ok(());
+    }
+    let mut install = Command::new("apt-get");
+    run_command(install.args(["install", "--yes"]).args(PACKAGES)).with_context(|| {
+        format!(
+            "Vulkan is missing; install it first, on Debian: apt-get install {}",
+            PACKAGES.join(" ")
+        )
+    })
+}
+
+fn has(kind: &str) -> bool {
+    let is_described = |folder: &&str| {
+        let files = Path::new(folder).join(kind).read_dir();
+        files.is_ok_and(|mut files| files.next().is_some())
+    };
+    FOLDERS.iter().any(is_described)
+}
