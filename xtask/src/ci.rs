@@ -3,10 +3,10 @@
 use anyhow::{Context, Result};
 
 use crate::command::{cargo, read, run as run_command};
-use crate::{absences, gallery, wgpu};
+use crate::{absences, cuda, gallery, wgpu};
 
 /// The chores of CI, in order.
-const CHORES: [(&str, fn() -> Result<()>); 7] = [
+const CHORES: [(&str, fn() -> Result<()>); 8] = [
     ("format", format),
     ("clippy", clippy),
     ("test", || test(&[])),
@@ -14,6 +14,7 @@ const CHORES: [(&str, fn() -> Result<()>); 7] = [
     ("absences", absences::run),
     ("gallery", || gallery::run(true)),
     ("wgpu", wgpu::run),
+    ("cuda", cuda::check),
 ];
 
 /// Runs every chore, up to the first that fails.

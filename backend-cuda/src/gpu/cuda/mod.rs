@@ -19,10 +19,10 @@ use chimera_core::kernels::{DeviceError, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, sys};
 
-pub use compile::{compile, kernels};
+pub use compile::compile;
 pub use memory::Memory;
 
-use super::{Arg, Driver, Element, Launch, Product, SOURCE};
+use super::{Arg, Driver, Element, Launch, Product, kernels, source};
 use memory::Stream;
 use product::Blas;
 use staging::Staging;
@@ -41,7 +41,7 @@ struct Inner {
     stream: Stream,
     /// Where memory is given back that others have used: it waits for them, and compute does not.
     freeing: Stream,
-    functions: HashMap<&'static str, sys::CUfunction>,
+    functions: HashMap<String, sys::CUfunction>,
     blas: Mutex<Blas>,
     staging: Mutex<Staging>,
     pool: sys::CUmemoryPool,
@@ -138,7 +138,7 @@ impl Cuda {
         let streams = || Ok([context.new_stream()?, context.new_stream()?]);
         let [stream, freeing] =
             streams().map_err(on_device("new stream"))?.map(|stream| Stream(stream, ordinal));
-        let functions = load(&image).map_err(on_device("loading of kernels"))?;
+        let functions = load(&image, activations).map_err(on_device("loading of kernels"))?;
         let blas = Blas::new(&stream).map_err(|reason| failed(&name, "start of cuBLAS", reason))?;
         let staging = Staging::new(&stream).map_err(on_device("pinned memory"))?;
         let pool = pool(&context).map_err(on_device("memory pool"))?;
@@ -347,15 +347,18 @@ impl Cuda {
 }
 
 /// The kernels of an image, by name. The image stays loaded for as long as the process lives.
-fn load(image: &[u8]) -> std::result::Result<HashMap<&'static str, sys::CUfunction>, DriverError> {
+fn load(
+    image: &[u8],
+    activations: Element,
+) -> std::result::Result<HashMap<String, sys::CUfunction>, DriverError> {
     // SAFETY: the image is a whole one of NVRTC, and the context is current.
     unsafe {
         let module = result::module::load_data(image.as_ptr().cast())?;
-        let function = |name: &'static str| {
+        let function = |name: &str| {
             let terminated = CString::new(name).unwrap_or_default();
-            Ok((name, result::module::get_function(module, terminated)?))
+            Ok((name.to_string(), result::module::get_function(module, terminated)?))
         };
-        kernels().map(function).collect()
+        kernels(&source(activations)).map(function).collect()
     }
 }
 
