@@ -168,9 +168,8 @@ impl Compute for Equivalence<'_, '_> {
         let suite = self.0;
         let limit = LOSS_TOLERANCES.into_iter().find(|(p, _)| *p == suite.precision);
         let limit = limit.map_or(0.0, |(_, limit)| limit);
-        let architecture = Architecture::Gpt2;
         let model = ModelConfig {
-            architecture,
+            architecture: Architecture::Gpt2,
             layers: 4,
             hidden: 64,
             heads: 4,
@@ -227,9 +226,15 @@ impl Size {
             Size::Small => (4, 32, 2, 16, 64, 1, 4, 0.01),
             Size::Full => (12, 768, 12, 1024, 50304, 8, 12, 0.2),
         };
-        let architecture = Architecture::Gpt2;
-        let model =
-            ModelConfig { architecture, layers, hidden, heads, context, vocab, tied: false };
+        let model = ModelConfig {
+            architecture: Architecture::Gpt2,
+            layers,
+            hidden,
+            heads,
+            context,
+            vocab,
+            tied: false,
+        };
         Sizes { model, micro_batch_size, steps, least }
     }
 }

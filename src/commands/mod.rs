@@ -53,8 +53,8 @@ enum Command {
     Simulate(simulate::Simulate),
     Config(config::Config),
     Checkpoint(checkpoint::Checkpoint),
-    Selftest(selftest::Selftest),
     Devices(devices::Devices),
+    Selftest(selftest::Selftest),
     Completions(shell::Completions),
     Man(shell::Man),
 }
@@ -73,8 +73,8 @@ impl Cli {
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
-            Command::Selftest(selftest) => selftest.run(),
             Command::Devices(devices) => devices.run(),
+            Command::Selftest(selftest) => selftest.run(),
             Command::Completions(completions) => completions.run(),
             Command::Man(man) => man.run(),
         }

@@ -54,6 +54,8 @@ enum Chore {
     Pytorch(pytorch::Args),
     /// Hugging Face's transformers reads our GPT-2 and we read its; logits are compared
     Transformers(transformers::Args),
+    /// Conformance and training of the wgpu backend, which needs Vulkan: installed where apt-get can
+    Wgpu,
     /// The command for NVIDIA GPUs, and its kernels compiled; needs no GPU
     Cuda(cuda::Args),
     /// Tests and measures an NVIDIA GPU of this machine
@@ -62,8 +64,6 @@ enum Chore {
         #[arg(long, value_name = "FILE", default_value = "gpu.json")]
         json: std::path::PathBuf,
     },
-    /// Conformance and training of the wgpu backend, which needs Vulkan: installed where apt-get can
-    Wgpu,
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -83,9 +83,9 @@ fn main() -> anyhow::Result<()> {
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
+        Chore::Wgpu => wgpu::run(),
         Chore::Cuda(args) => cuda::build(&args),
         Chore::Gpu { json } => cuda::test(&json),
-        Chore::Wgpu => wgpu::run(),
         Chore::Bench(bench) => bench.run(),
     }
 }

@@ -139,7 +139,7 @@ impl Emulated {
     fn alone<R>(&self, act: impl FnOnce(bool) -> R) -> R {
         let mut n = self.library.n_launches.lock().unwrap_or_else(PoisonError::into_inner);
         *n += 1;
-        act(n.is_multiple_of(2))
+        act((*n).is_multiple_of(2))
     }
 }
 
