@@ -38,12 +38,13 @@ pub struct Cuda(Arc<Inner>);
 
 struct Inner {
     name: String,
+    // Before the stream, which it uses.
+    blas: Mutex<Blas>,
+    staging: Mutex<Staging>,
     stream: Stream,
     /// Where memory is given back that others have used: it waits for them, and compute does not.
     freeing: Stream,
     functions: HashMap<String, sys::CUfunction>,
-    blas: Mutex<Blas>,
-    staging: Mutex<Staging>,
     pool: sys::CUmemoryPool,
     n_launches: AtomicU64,
     n_waits: AtomicU64,
@@ -54,6 +55,14 @@ struct Inner {
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    /// Nothing is given back that the device still reads.
+    fn drop(&mut self) {
+        let done = self.stream.0.synchronize();
+        let _ = done; // a device that failed has nothing left to wait for
+    }
+}
 
 /// What a stream has done, and the memory of its GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -217,6 +226,9 @@ impl Driver for Cuda {
     }
 
     fn fill(&self, memory: &Memory, byte: u8) -> Result<()> {
+        if memory.bytes() == 0 {
+            return Ok(());
+        }
         self.bind()?;
         memory.write(&self.0.stream)?;
         let stream = self.0.stream.0.cu_stream();
@@ -228,6 +240,9 @@ impl Driver for Cuda {
 
     fn write(&self, memory: &Memory, bytes: &[u8]) -> Result<()> {
         assert!(bytes.len() <= memory.bytes(), "more bytes than memory");
+        if bytes.is_empty() {
+            return Ok(());
+        }
         self.bind()?;
         memory.write(&self.0.stream)?;
         let mut staging = lock(&self.0.staging);
@@ -238,6 +253,9 @@ impl Driver for Cuda {
 
     fn read(&self, memory: &Memory, start: usize, into: &mut [u8]) -> Result<()> {
         assert!(start + into.len() <= memory.bytes(), "more bytes than memory");
+        if into.is_empty() {
+            return Ok(());
+        }
         self.bind()?;
         memory.read(&self.0.stream)?;
         self.0.n_waits.fetch_add(1, Ordering::Relaxed);
