@@ -20,7 +20,7 @@ use chimera::save::{save, save_tokenizer};
 use chimera::settings::Layers;
 use chimera::tokenizer::Tokenizer;
 use chimera::training::{
-    Folder, Metrics, Place, Prometheus, Run, Trained, flops_per_token, measured_peak,
+    Folder, Metrics, Place, Prometheus, Run, Slow, Trained, flops_per_token, measured_peak,
 };
 use clap::{Args, Parser};
 use serde_json::json;
@@ -97,7 +97,7 @@ impl Train {
             say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
         }
         let full = full_tokens_per_s(run)?;
-        let mut progress = Progress::new(run, say);
+        let (mut progress, mut slow) = (Progress::new(run, say), Slow::default());
         let began = Instant::now();
         let trained = run.train(stop, |report| {
             let mut metrics = Metrics::of(report, run.tokens_per_step(), full);
@@ -105,6 +105,12 @@ impl Train {
                 metrics.perplexity = None; // its loss is of two kinds
             }
             folder.record(&metrics)?;
+            if let Some(why) = &report.skipped {
+                progress.warn(&format!("step {} made no update: {why}", report.step));
+            }
+            if let Some(told) = slow.notice(report) {
+                progress.warn(&told);
+            }
             if let Some(prometheus) = &prometheus {
                 prometheus.show(&metrics);
             }

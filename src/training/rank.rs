@@ -108,6 +108,9 @@ impl Run {
                 tensor.map_err(|e| Fault::new(Class::Checkpoint, rank, e.to_string()))
             })?;
         }
+        if self.config().check_replicas > 0 {
+            worker.check_replicas()?;
+        }
         let n_steps = self.config().steps;
         let mut trained = RankTrained::default();
         let (mut step, mut stop) = (self.first_step(), false);
@@ -138,6 +141,10 @@ impl Run {
                 (step, stop) = (report.step + 1, report.stop);
                 trained.last = Some(report);
             }
+            let every = self.config().check_replicas;
+            if every > 0 && step / every > began / every {
+                worker.check_replicas()?;
+            }
             if let Some(recorder) = &watch.recorder {
                 let (events, waits) = (worker.events(), worker.waits());
                 recorder.add(&Did { rank, program, steps: began..step, events, waits })?;
@@ -150,11 +157,14 @@ impl Run {
             }
             let is_done = step == n_steps;
             let state = State { began, step, is_done, is_last: is_done || stop };
+            // Whose tensors are not all in the first group.
+            let n_groups = if self.config().shard_optimizer { self.config().width } else { 1 };
+            let n_parts = n_groups * self.config().depth;
             if let Some(saver) = self.saver.as_ref().filter(|saver| saver.is_due(&state))
-                && rank.index() < self.config().depth
+                && rank.index() < n_parts
             {
                 let manifest = || self.manifest(step, worker.n_updates());
-                saver.save(&state, manifest, self.config().depth, rank, || worker.snapshot())?;
+                saver.save(&state, manifest, n_parts, rank, || worker.snapshot())?;
             }
         }
         trained.weights = worker.weights()?;

@@ -52,6 +52,14 @@ pub enum What {
         /// Index of the tensor in the bucket.
         tensor: u32,
     },
+    /// The weights of the `tensor`-th tensor of a bucket after its update, from its owner to the other
+    /// replicas.
+    Weights {
+        /// The bucket.
+        bucket: BucketId,
+        /// Index of the tensor in the bucket.
+        tensor: u32,
+    },
     /// What a stage makes of a sample that is not trained on.
     Evaluated {
         /// Number of the sample.
@@ -67,6 +75,9 @@ impl fmt::Display for What {
             What::Token(token) => write!(f, "{token}"),
             What::Part { bucket, tensor } => write!(f, "gradient {tensor} of {bucket}"),
             What::Sum { bucket, tensor } => write!(f, "the summed gradient {tensor} of {bucket}"),
+            What::Weights { bucket, tensor } => {
+                write!(f, "the updated tensor {tensor} of {bucket}")
+            }
             What::Evaluated { sample, stage } => {
                 write!(f, "validation sample {sample} behind {stage}")
             }

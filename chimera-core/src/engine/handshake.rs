@@ -6,7 +6,7 @@ use crate::comm::Comm;
 use crate::fault::{Class, Fault};
 use crate::ids::Rank;
 
-use super::world::comm_fault;
+use super::faults::comm_fault;
 
 /// What a rank is about to train, as names and values; those of all ranks must be the same.
 pub type Fields = Vec<(String, String)>;
