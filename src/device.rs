@@ -288,6 +288,11 @@ impl Devices {
 /// What `--device` can name on this machine, in words, and what it would take for the others.
 pub fn available() -> Vec<String> {
     let mut devices = vec![format!("cpu: {}", processor())];
+    #[cfg(feature = "cuda")]
+    match cuda::devices() {
+        Ok(gpus) => devices.extend(gpus.iter().map(|gpu| format!("cuda:{}: {gpu}", gpu.ordinal))),
+        Err(none) => devices.push(format!("cuda: {none}")),
+    }
     #[cfg(feature = "wgpu")]
     match wgpu::adapters() {
         Ok(adapters) => devices.extend(
