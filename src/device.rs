@@ -4,11 +4,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use chimera_backend_cuda::Candle;
+#[cfg(feature = "cuda")]
+use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
 #[cfg(feature = "wgpu")]
 use chimera_backend_wgpu::Wgpu;
 use chimera_core::kernels::Kernels;
+use chimera_core::names::by_name;
 
 /// A device as `--device` names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,7 +80,7 @@ impl Device {
     fn is_built(&self) -> Result<()> {
         let (is_built, feature) = match self {
             Device::Cpu => (true, "cpu"),
-            Device::Cuda(_) => (false, "cuda"),
+            Device::Cuda(_) => (cfg!(feature = "cuda"), "cuda"),
             Device::Wgpu(_) => (cfg!(feature = "wgpu"), "wgpu"),
         };
         ensure!(
@@ -85,6 +88,38 @@ impl Device {
             "device `{self}` is not in this build: install chimera with `--features {feature}`"
         );
         Ok(())
+    }
+}
+
+/// What activations are made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Precision {
+    /// f32, like everything else.
+    F32,
+    /// bf16; weights, their gradients, moments and sums stay f32.
+    Bf16,
+}
+
+impl Precision {
+    /// By name.
+    pub const ALL: [(&'static str, Precision); 2] =
+        [("f32", Precision::F32), ("bf16", Precision::Bf16)];
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        })
+    }
+}
+
+impl FromStr for Precision {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Precision, String> {
+        by_name("precision", name, &Precision::ALL)
     }
 }
 
@@ -99,8 +134,21 @@ pub struct Opened {
 #[derive(Clone, Debug)]
 enum Backend {
     Candle(Candle),
+    #[cfg(feature = "cuda")]
+    Cuda(Gpu<Cuda>),
     #[cfg(feature = "wgpu")]
     Wgpu(Wgpu),
+}
+
+/// What devices that count have done and used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Times that the host waited for a device.
+    pub n_waits: u64,
+    /// The most bytes in use on a device so far.
+    pub peak_bytes: u64,
+    /// Bytes that all devices hold for use, so that they need not be allocated.
+    pub reserved_bytes: u64,
 }
 
 /// What is done on a device, whatever its kernels are.
@@ -108,8 +156,8 @@ pub trait Compute {
     /// What comes of it.
     type Output;
 
-    /// Does it.
-    fn on<K: Kernels>(self, kernels: K) -> Self::Output;
+    /// Does it, with the kernels of each rank: at least one.
+    fn on<K: Kernels>(self, by_rank: &[K]) -> Self::Output;
 }
 
 impl Opened {
@@ -117,6 +165,8 @@ impl Opened {
     pub fn name(&self) -> String {
         match &self.kernels {
             Backend::Candle(kernels) => kernels.device(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(kernels) => kernels.device(),
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(kernels) => kernels.device(),
         }
@@ -130,9 +180,11 @@ impl Opened {
     /// Does `compute` on it.
     pub fn run<C: Compute>(&self, compute: C) -> C::Output {
         match &self.kernels {
-            Backend::Candle(kernels) => compute.on(kernels.clone()),
+            Backend::Candle(kernels) => compute.on(std::slice::from_ref(kernels)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(kernels) => compute.on(std::slice::from_ref(kernels)),
             #[cfg(feature = "wgpu")]
-            Backend::Wgpu(kernels) => compute.on(kernels.clone()),
+            Backend::Wgpu(kernels) => compute.on(std::slice::from_ref(kernels)),
         }
     }
 }
@@ -144,15 +196,81 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Opens the devices of `width` groups whose workers have `devices`. Ranks of one device share it.
-    pub fn open(devices: &[Device], width: usize) -> Result<Devices> {
+    /// Opens the devices of `width` groups whose workers have `devices`. Ranks of one device share it, but
+    /// each has its own stream of a GPU of CUDA.
+    pub fn open(devices: &[Device], width: usize, precision: Precision) -> Result<Devices> {
         let mut by_rank: Vec<Opened> = Vec::new();
         for (rank, device) in std::iter::repeat_n(devices, width).flatten().enumerate() {
             let device = numbered(*device, rank)?;
-            let found = by_rank.iter().find(|opened| opened.device == device).cloned();
-            by_rank.push(found.map_or_else(|| open(device), Ok)?);
+            let is_shared = !matches!(device, Device::Cuda(_));
+            let found = by_rank.iter().find(|opened| is_shared && opened.device == device);
+            let found = found.cloned();
+            by_rank.push(found.map_or_else(|| open(device, precision), Ok)?);
         }
         Ok(Devices { by_rank })
+    }
+
+    /// Does `compute` on all of them.
+    ///
+    /// # Errors
+    /// If their tensors cannot be exchanged.
+    pub fn run<C: Compute>(&self, compute: C) -> Result<C::Output> {
+        #[cfg(feature = "cuda")]
+        if let Some(gpus) = self.cuda() {
+            return Ok(compute.on(&gpus));
+        }
+        let Some(device) = self.one() else {
+            bail!(
+                "workers on several kinds of devices cannot exchange tensors: choose one for all"
+            );
+        };
+        Ok(device.run(compute))
+    }
+
+    /// The same devices, which fill memory with what is no number before it is written, if they can.
+    pub fn poisoned(&self) -> Devices {
+        let poisoned = |opened: &Opened| Opened {
+            device: opened.device,
+            kernels: match opened.kernels.clone() {
+                #[cfg(feature = "cuda")]
+                Backend::Cuda(kernels) => Backend::Cuda(kernels.poisoned()),
+                other => other,
+            },
+        };
+        Devices { by_rank: self.by_rank.iter().map(poisoned).collect() }
+    }
+
+    /// What all have done and used, if they count.
+    #[cfg(feature = "cuda")]
+    pub fn usage(&self) -> Option<Usage> {
+        let mut all = Usage::default();
+        let mut devices: Vec<Device> = Vec::new();
+        for (gpu, opened) in self.cuda()?.iter().zip(&self.by_rank) {
+            let usage = gpu.driver().usage().ok()?;
+            all.n_waits += usage.n_waits;
+            all.peak_bytes = all.peak_bytes.max(usage.peak_bytes);
+            if !devices.contains(&opened.device) {
+                devices.push(opened.device);
+                all.reserved_bytes += usage.reserved_bytes;
+            }
+        }
+        Some(all)
+    }
+
+    /// What all have done and used, if they count.
+    #[cfg(not(feature = "cuda"))]
+    pub fn usage(&self) -> Option<Usage> {
+        None
+    }
+
+    /// The streams of all ranks, if all are of CUDA.
+    #[cfg(feature = "cuda")]
+    fn cuda(&self) -> Option<Vec<Gpu<Cuda>>> {
+        let gpu = |opened: &Opened| match &opened.kernels {
+            Backend::Cuda(gpu) => Some(gpu.clone()),
+            _ => None,
+        };
+        self.by_rank.iter().map(gpu).collect()
     }
 
     /// The device of all ranks, if it is one.
@@ -218,23 +336,71 @@ fn vectors() -> &'static str {
 }
 
 /// `device` with the number that this rank takes.
-#[cfg_attr(not(feature = "wgpu"), expect(unused_variables, reason = "the CPU has no number"))]
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "wgpu")),
+    expect(unused_variables, reason = "the CPU has no number")
+)]
 fn numbered(device: Device, rank: usize) -> Result<Device> {
     Ok(match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(None) => Device::Cuda(Some(rank % cuda::devices()?.len())),
         #[cfg(feature = "wgpu")]
         Device::Wgpu(None) => Device::Wgpu(Some(rank % wgpu::adapters()?.len())),
         other => other,
     })
 }
 
-fn open(device: Device) -> Result<Opened> {
+fn open(device: Device, precision: Precision) -> Result<Opened> {
     device.is_built()?;
+    ensure!(
+        precision == Precision::F32 || matches!(device, Device::Cuda(_)),
+        "precision bf16 is for CUDA alone, not for device `{device}`: choose f32"
+    );
     let kernels = match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(number) => Backend::Cuda(cuda::open(number.unwrap_or(0), precision)?),
         #[cfg(feature = "wgpu")]
         Device::Wgpu(number) => Backend::Wgpu(wgpu::open(number.unwrap_or(0))?),
         _ => Backend::Candle(Candle::cpu()),
     };
     Ok(Opened { device, kernels })
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    //! GPUs of CUDA by number.
+
+    use anyhow::{Result, anyhow, ensure};
+    use chimera_backend_cuda::gpu::cuda::{Cuda, Device, devices as find};
+    use chimera_backend_cuda::gpu::{Element, Gpu};
+    use chimera_core::kernels::DeviceError;
+
+    use super::Precision;
+
+    /// All that there are.
+    pub(super) fn devices() -> Result<Vec<Device>> {
+        let devices = find().map_err(usage)?;
+        ensure!(!devices.is_empty(), "this machine has no GPU that CUDA can use");
+        Ok(devices)
+    }
+
+    /// A stream of its own on one.
+    pub(super) fn open(number: usize, precision: Precision) -> Result<Gpu<Cuda>> {
+        let activations = match precision {
+            Precision::F32 => Element::F32,
+            Precision::Bf16 => Element::Bf16,
+        };
+        let driver = Cuda::new(number, activations).map_err(usage)?;
+        Ok(Gpu::new(driver, activations))
+    }
+
+    /// What a machine lacks before the start is a matter of its setup; only memory is not.
+    fn usage(error: DeviceError) -> anyhow::Error {
+        match error {
+            DeviceError::OutOfMemory { .. } => error.into(),
+            DeviceError::Failed { .. } => anyhow!("{error} (docs/gpu.md says what CUDA needs)"),
+        }
+    }
 }
 
 #[cfg(feature = "wgpu")]
@@ -292,6 +458,6 @@ mod tests {
         assert_eq!(Device::list("cpu, cpu", 2).unwrap(), [Device::Cpu; 2]);
         let refusal = Device::list("cpu,cpu", 3).unwrap_err().to_string();
         assert!(refusal.contains("2 devices for 3 worker(s)"), "{refusal}");
-        assert!(Devices::open(&[Device::Cpu; 2], 2).unwrap().one().is_some());
+        assert!(Devices::open(&[Device::Cpu; 2], 2, Precision::F32).unwrap().one().is_some());
     }
 }

@@ -11,7 +11,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::data::{Batch, Tokens};
 
-pub use bert::Bert;
+pub use bert::{Bert, PairScore};
 
 /// A whole GPT-2 on one device, in two parts: of a long text the head is asked for some rows alone.
 pub struct Model<K: Kernels> {

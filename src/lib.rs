@@ -13,6 +13,7 @@ pub mod device;
 pub mod evaluate;
 pub mod hf;
 pub mod save;
+pub mod selftest;
 pub mod settings;
 pub mod timetable;
 pub mod tokenizer;

@@ -15,6 +15,8 @@ use safetensors::tensor::{Dtype, TensorView, serialize};
 use crate::hf::{CONFIG, WEIGHTS, parts, to_hf, to_json, twin};
 use crate::training::io_fault;
 
+/// What turns text into the tokens of the model.
+pub const TOKENIZER: &str = "tokenizer.json";
 /// The name of a file while it is written.
 const PART: &str = "model.safetensors.part";
 
@@ -71,6 +73,18 @@ pub fn save(dir: &Path, model: &ModelConfig, weights: &[(Param, Vec<f32>)]) -> R
     Ok(path)
 }
 
+/// Puts a copy of the `tokenizer.json` at `from` beside the model in `dir`, where others look for it.
+///
+/// # Errors
+/// A [`Fault`], with the file.
+pub fn save_tokenizer(dir: &Path, from: &Path) -> Result<(), Fault> {
+    let content = std::fs::read(from).map_err(|e| {
+        let message = format!("cannot read tokenizer {}: {e}", from.display());
+        Fault::new(Class::Io, Rank(0), message)
+    })?;
+    publish(dir, TOKENIZER, &content)
+}
+
 /// Writes the file `name` of `dir` whole, in the place of one that is there.
 fn publish(dir: &Path, name: &str, content: &[u8]) -> Result<(), Fault> {
     let (part, path) = (dir.join(PART), dir.join(name));
@@ -82,7 +96,7 @@ fn publish(dir: &Path, name: &str, content: &[u8]) -> Result<(), Fault> {
     };
     write().map_err(|e| {
         let _ = remove_file(&part); // the error that counts is the first
-        io_fault("weights", &path, &e)
+        io_fault("model", &path, &e)
     })
 }
 

@@ -13,6 +13,8 @@ mod costs;
 mod docs;
 #[path = "cli/exchange.rs"]
 mod exchange;
+#[path = "cli/gpu.rs"]
+mod gpu;
 #[path = "cli/hostile.rs"]
 mod hostile;
 #[path = "cli/passes.rs"]

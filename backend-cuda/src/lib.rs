@@ -8,6 +8,7 @@
 #![allow(unsafe_code)] // matrix products take pointers, and results are written before they are read
 
 mod cpu;
+pub mod gpu;
 
 use candle_core::{Device, Tensor};
 use chimera_core::kernels::{

@@ -39,7 +39,7 @@ fn blocks_conform() {
 fn small_blocks_conform() {
     let device = open(Options { poison: true, max_binding: Some(6 << 10), target: None });
     for case in cases().iter().filter(|case| !case.name.starts_with("attention")) {
-        match case.check(&device) {
+        match case.check(&device, |x| x) {
             Ok(worst) => assert!(worst.error <= TOLERANCE, "{}: {worst}", case.name),
             Err(failure) => panic!("{}: {failure}", case.name),
         }

@@ -8,6 +8,7 @@ pub mod analyze;
 pub mod comm;
 pub mod effects;
 pub mod engine;
+pub mod equivalence;
 pub mod exchange;
 pub mod fault;
 pub mod ids;

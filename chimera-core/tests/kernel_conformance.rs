@@ -47,7 +47,8 @@ fn operands_that_are_rows_are_tried_everywhere() {
 fn failing(fault: Fault) -> Vec<&'static str> {
     let calls = Arc::default();
     let device = Faulty { fault, calls };
-    let passes = |case: &Case<Faulty>| case.check(&device).is_ok_and(|worst| worst.error <= 1e-5);
+    let passes =
+        |case: &Case<Faulty>| case.check(&device, |x| x).is_ok_and(|worst| worst.error <= 1e-5);
     let failing = cases().into_iter().filter(|case| !passes(case));
     failing.map(|case| case.name).collect()
 }

@@ -6,8 +6,10 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use chimera::candle::Candle;
-use chimera::data;
-use chimera::evaluate::Model;
+use chimera::core::model::Architecture;
+use chimera::data::{self, Pairs};
+use chimera::evaluate::{Bert, Model};
+use chimera::hf::Pretrained;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -31,6 +33,9 @@ pub(crate) struct Eval {
     /// [default: a whole window]
     #[arg(long, value_name = "TOKENS")]
     stride: Option<usize>,
+    /// Key of what a BERT is to guess
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
     /// Prints JSON
     #[arg(long)]
     json: bool,
@@ -38,20 +43,22 @@ pub(crate) struct Eval {
 
 impl Eval {
     pub(crate) fn run(self) -> Result<()> {
-        let gpt2 = model::load(&self.model)?;
-        let tokens = data::read(&self.data, gpt2.config.vocab)?;
-        let context = self.context.unwrap_or(gpt2.config.context);
-        let stride = self.stride.unwrap_or(context);
-        let model = Model::new(Candle::cpu(), &gpt2.config, &gpt2.weights)?;
-        drop(gpt2.weights);
-
-        let bar = match std::io::stderr().is_terminal() {
-            true => ProgressBar::new(tokens.len() as u64),
-            false => ProgressBar::hidden(),
-        };
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} tokens, eta {eta}") {
-            bar.set_style(style);
+        let read = model::load(&self.model)?;
+        match read.config.architecture {
+            Architecture::Gpt2 => self.foresee(read),
+            Architecture::Bert => self.guess(read),
         }
+    }
+
+    /// Every token from those before it.
+    fn foresee(&self, read: Pretrained) -> Result<()> {
+        let tokens = data::read(&self.data, read.config.vocab)?;
+        let context = self.context.unwrap_or(read.config.context);
+        let stride = self.stride.unwrap_or(context);
+        let model = Model::new(Candle::cpu(), &read.config, &read.weights)?;
+        drop(read.weights);
+
+        let bar = bar(tokens.len() as u64, "tokens");
         let began = Instant::now();
         let score = model.score(&tokens, context, stride, |done| bar.set_position(done as u64));
         bar.finish_and_clear();
@@ -73,4 +80,52 @@ impl Eval {
             score.n_targets as f64 / seconds,
         ))
     }
+
+    /// Masked tokens from those around them.
+    fn guess(&self, read: Pretrained) -> Result<()> {
+        ensure!(
+            self.context.is_none() && self.stride.is_none(),
+            "a BERT guesses in samples of its own context: leave --context and --stride out"
+        );
+        let pairs = Pairs::open(&self.data, &read.config)?;
+        let model = Bert::new(Candle::cpu(), &read.config, &read.weights)?;
+        drop(read.weights);
+
+        let bar = bar(pairs.n_samples(), "pairs");
+        let began = Instant::now();
+        let score = model.score(&pairs, self.seed, |done| bar.set_position(done));
+        bar.finish_and_clear();
+        let (score, seconds) = (score?, began.elapsed().as_secs_f64());
+        let loss = score.masked_loss + score.pair_loss;
+        ensure!(loss.is_finite(), "the loss is not finite: the model overflows on this text");
+        let masked = score.n_samples * score.n_masked as u64;
+        if self.json {
+            let report = json!({
+                "loss": loss, "masked_loss": score.masked_loss, "pair_loss": score.pair_loss,
+                "pairs_right": score.pairs_right, "masked": masked, "pairs": score.n_samples,
+                "context": read.config.context, "seconds": seconds,
+            });
+            return print(format!("{report:#}"));
+        }
+        print(format!(
+            "loss {:.4} nats per masked token, over {masked}; {:.4} per pair, over {}, of which {:.1} % are told \
+             rightly",
+            score.masked_loss,
+            score.pair_loss,
+            score.n_samples,
+            100.0 * score.pairs_right,
+        ))
+    }
+}
+
+fn bar(len: u64, what: &str) -> ProgressBar {
+    let bar = match std::io::stderr().is_terminal() {
+        true => ProgressBar::new(len),
+        false => ProgressBar::hidden(),
+    };
+    let template = format!("{{bar:30}} {{pos}}/{{len}} {what}, eta {{eta}}");
+    if let Ok(style) = ProgressStyle::with_template(&template) {
+        bar.set_style(style);
+    }
+    bar
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use chimera::save::{prepare, save};
+use chimera::save::{TOKENIZER, prepare, save, save_tokenizer};
 use clap::{Args, ValueEnum};
 
 use super::{model, print};
@@ -40,6 +40,10 @@ impl Export {
         );
         prepare(&self.out)?;
         let path = save(&self.out, &read.config, &read.weights)?;
+        let tokenizer = self.model.join(TOKENIZER);
+        if tokenizer.exists() {
+            save_tokenizer(&self.out, &tokenizer)?;
+        }
         print(format!("wrote {}: {} parameters", path.display(), read.config.n_params()))
     }
 }

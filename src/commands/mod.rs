@@ -18,6 +18,7 @@ mod plan;
 mod prepare;
 mod progress;
 mod schedule;
+mod selftest;
 mod shell;
 mod simulate;
 mod top;
@@ -53,6 +54,7 @@ enum Command {
     Config(config::Config),
     Checkpoint(checkpoint::Checkpoint),
     Devices(devices::Devices),
+    Selftest(selftest::Selftest),
     Completions(shell::Completions),
     Man(shell::Man),
 }
@@ -72,6 +74,7 @@ impl Cli {
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
             Command::Devices(devices) => devices.run(),
+            Command::Selftest(selftest) => selftest.run(),
             Command::Completions(completions) => completions.run(),
             Command::Man(man) => man.run(),
         }

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use chimera::checkpoint::{Checkpoint, Store};
 use chimera::core::model::{Cut, ModelConfig};
 use chimera::hf::{self, Pretrained};
+use chimera::save::TOKENIZER;
 use chimera::tokenizer::Tokenizer;
 
 /// The file that makes a folder a checkpoint.
@@ -59,7 +60,7 @@ pub(super) fn tokenizer(
     dir: &Path,
     vocab: usize,
 ) -> Result<Option<Tokenizer>> {
-    let file = dir.join("tokenizer.json");
+    let file = dir.join(TOKENIZER);
     let tokenizer = match named {
         Some("ids") => return Ok(None),
         Some(name) => Tokenizer::named(name)?,

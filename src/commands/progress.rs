@@ -62,9 +62,10 @@ impl<'s> Progress<'s> {
         if step.is_multiple_of(self.every) || is_last {
             self.bar.suspend(|| self.say.line(&line));
         }
-        if let (Some(loss), Some(perplexity)) = (metrics.validation_loss, metrics.perplexity) {
-            let line =
-                format!("step {step:>5}  validation loss {loss:.4}  perplexity {perplexity:.2}");
+        if let Some(loss) = metrics.validation_loss {
+            let perplexity = metrics.perplexity.map(|p| format!("  perplexity {p:.2}"));
+            let perplexity = perplexity.unwrap_or_default();
+            let line = format!("step {step:>5}  validation loss {loss:.4}{perplexity}");
             self.bar.suspend(|| self.say.line(&line));
         }
         self.bar.set_message(format!("loss {loss:.4} {tokens_per_s:.0} tokens/s"));

@@ -13,8 +13,10 @@ use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::core::model::Architecture;
 use chimera::core::render::{svg, text};
+use chimera::data::Prepared;
+use chimera::device::Opened;
 use chimera::evaluate::{Bert, Model, Sampling};
-use chimera::save::save;
+use chimera::save::{save, save_tokenizer};
 use chimera::settings::Layers;
 use chimera::tokenizer::Tokenizer;
 use chimera::training::{
@@ -98,7 +100,10 @@ impl Train {
         let (mut progress, mut slow) = (Progress::new(run, say), Slow::default());
         let began = Instant::now();
         let trained = run.train(stop, |report| {
-            let metrics = Metrics::of(report, run.tokens_per_step(), Some(full));
+            let mut metrics = Metrics::of(report, run.tokens_per_step(), full);
+            if run.model().architecture == Architecture::Bert {
+                metrics.perplexity = None; // its loss is of two kinds
+            }
             folder.record(&metrics)?;
             if let Some(why) = &report.skipped {
                 progress.warn(&format!("step {} made no update: {why}", report.step));
@@ -118,6 +123,11 @@ impl Train {
         let is_done = trained.last.step + 1 == run.config().steps;
         if let Some(dir) = &run.config().save {
             let path = save(dir, run.model(), &trained.weights)?;
+            if let Some((data, prepared)) = Prepared::of(&run.config().data)?
+                && let Some(file) = prepared.tokenizer_file(data)
+            {
+                save_tokenizer(dir, &file)?;
+            }
             say.line(&format!("weights: {}", path.display()));
         }
         if let Some(checkpoint) = &trained.checkpoint {
@@ -254,18 +264,19 @@ fn resume(run: &mut Run, place: &Place, say: &Say) -> Result<()> {
     Ok(())
 }
 
-/// Tokens per second that the devices of a run could train at their peak.
-fn full_tokens_per_s(run: &Run) -> Result<f64> {
+/// Tokens per second that the devices of a run could train at their peak, if that is said or can be measured.
+fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
     let config = run.config();
     let n_workers = config.width * config.depth;
     let peak = match config.peak_flops {
         Some(of_a_worker) => of_a_worker * n_workers as f64,
+        None if !run.devices().one().is_some_and(Opened::is_host) => return Ok(None),
         None => {
             let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
             measured_peak(cores.min(n_workers * config.threads))?
         }
     };
-    Ok(peak / flops_per_token(run.model()))
+    Ok(Some(peak / flops_per_token(run.model())))
 }
 
 fn headline(run: &Run) -> String {
@@ -276,22 +287,34 @@ fn headline(run: &Run) -> String {
         n => format!("{}, a flush every {n} steps", program.schedule()),
     };
     format!(
-        "{} parameters, {} tokens of text; {schedule}, {} x {} worker(s) with {} thread(s) each, \
+        "{} parameters, {} tokens of text; {schedule}, {} x {} worker(s) {}, \
          {} micro-batches of {} x {} tokens",
         run.model().n_params(),
         run.corpus().n_train(),
         config.width,
         config.depth,
-        config.threads,
+        workers_of(run),
         config.micro_batches,
         config.micro_batch_size,
         config.context,
     )
 }
 
+/// What workers compute with.
+fn workers_of(run: &Run) -> String {
+    match run.devices().one() {
+        Some(device) if device.is_host() => format!("with {} thread(s) each", run.config().threads),
+        Some(device) => format!("on {}", device.name()),
+        None => format!("on {}", run.config().device),
+    }
+}
+
 /// What to know of a measured bubble when workers have to wait for cores.
 fn shared_cores(run: &Run) -> Option<String> {
     let config = run.config();
+    if !run.devices().one().is_some_and(Opened::is_host) {
+        return None;
+    }
     let cores = std::thread::available_parallelism().ok()?.get();
     let threads = config.width * config.depth * config.threads;
     let hint = format!(

@@ -5,12 +5,15 @@
 //! context, so that the mean over those of a batch is the mean over its samples, however they are spread over
 //! workers. A tenth of the samples is shorter and ends in padding, so that a model learns to do without.
 
+use std::io;
+use std::path::PathBuf;
+
 use chimera_core::model::ModelConfig;
 use rand::seq::index;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{Batch, DataError};
+use super::{Batch, DataError, Prepared, Tokens};
 use crate::tokenizer::Tokenizer;
 
 /// Tokens of a sample that are no text: one before the segments, and one after each.
@@ -44,13 +47,53 @@ impl Marks {
         Marks { pad: first, cls: first + 1, sep: first + 2, mask: first + 3 }
     }
 
-    /// Number of ids that a vocabulary with them has at least.
-    pub fn vocab(&self) -> usize {
-        self.all().into_iter().max().map_or(0, |id| id as usize + 1)
+    /// Number of ids that a vocabulary with them and those of the text, which are below `n_ids`, has at least.
+    pub fn vocab(&self, n_ids: usize) -> usize {
+        self.all().into_iter().map(|id| id as usize + 1).fold(n_ids, usize::max)
     }
 
     fn all(&self) -> [u32; 4] {
         [self.pad, self.cls, self.sep, self.mask]
+    }
+}
+
+/// A text that nothing is trained on, all of it cut into samples.
+#[derive(Debug)]
+pub struct Pairs {
+    tokens: Tokens,
+    masking: Masking,
+}
+
+impl Pairs {
+    /// The data of `files` in order.
+    pub fn open(files: &[PathBuf], model: &ModelConfig) -> Result<Pairs, DataError> {
+        let mut tokens = Tokens::open(files)?;
+        let tokenizer = match Prepared::of(files)? {
+            Some((data, prepared)) => Some(prepared.tokenizer(data)?),
+            None => tokens.is_text().then_some(Tokenizer::Bytes),
+        };
+        let masking = Masking::new(model, tokenizer.as_ref())?;
+        tokens.check(masking.n_ids())?;
+        let window = masking.window();
+        match tokens.len() >= window {
+            true => Ok(Pairs { tokens, masking }),
+            false => Err(DataError::Pair { tokens: tokens.len(), window }),
+        }
+    }
+
+    /// Number of samples: windows side by side.
+    pub fn n_samples(&self) -> u64 {
+        (self.tokens.len() / self.masking.window()) as u64
+    }
+
+    /// Sample number `sample`, alone.
+    pub fn sample(&self, seed: u64, sample: u64) -> io::Result<Batch> {
+        let mut draw = self.masking.draw(seed, sample);
+        let windows = [sample, draw.other(sample, self.n_samples())];
+        let starts = windows.map(|window| window as usize * self.masking.window());
+        let mut batch = Batch::default();
+        draw.write(&self.tokens, starts, &mut batch)?;
+        Ok(batch)
     }
 }
 
@@ -74,7 +117,7 @@ impl Masking {
         let unknown = || Marks::after(vocab.saturating_sub(4));
         let marks = tokenizer.map_or_else(unknown, Marks::of);
         let n_ids = tokenizer.map_or(marks.pad as usize, Tokenizer::vocab);
-        let needed = marks.vocab().max(n_ids);
+        let needed = marks.vocab(n_ids);
         if needed > vocab {
             return Err(DataError::Marks { vocab, needed });
         }
@@ -119,9 +162,20 @@ impl Draw<'_> {
         }
     }
 
-    /// Appends a sample: the first segment of `text`, and a second one of `other`, which is the same window or
-    /// another.
-    pub(super) fn write(mut self, text: &[u32], other: &[u32], batch: &mut Batch) {
+    /// Appends a sample: the first segment of the window that begins at the first of `starts`, the second of that
+    /// at the other, which may be the same.
+    pub(super) fn write(
+        mut self,
+        tokens: &Tokens,
+        starts: [usize; 2],
+        batch: &mut Batch,
+    ) -> io::Result<()> {
+        let window = self.masking.window();
+        let mut text = Vec::with_capacity(2 * window);
+        for start in starts {
+            tokens.extend(&mut text, start..start + window)?;
+        }
+        let (text, other) = text.split_at(window);
         let Masking { marks, context, predictions, .. } = *self.masking;
         let rng = &mut self.rng;
         let len = match rng.random_bool(SHORT) {
@@ -152,6 +206,7 @@ impl Draw<'_> {
         batch.input.extend((ids.len()..context).map(|_| marks.pad));
         batch.target.extend(hidden);
         batch.target.push(u32::from(text != other));
+        Ok(())
     }
 
     /// What stands in the place of a token that is to be predicted: mostly a mark, sometimes any token, sometimes
@@ -302,7 +357,7 @@ mod tests {
     #[test]
     fn marks_are_those_of_the_tokenizer_or_follow_its_ids() {
         assert_eq!(Marks::of(&Tokenizer::Bytes), Marks { pad: 256, cls: 257, sep: 258, mask: 259 });
-        assert_eq!(Marks::of(&Tokenizer::Gpt2).vocab(), 50_261);
+        assert_eq!(Marks::of(&Tokenizer::Gpt2).vocab(50_257), 50_261);
         let model = Preset::named("bert-tiny").unwrap().config.clone();
         let refusal =
             |model| Masking::new(&model, Some(&Tokenizer::Bytes)).unwrap_err().to_string();

@@ -18,7 +18,7 @@ use chimera_core::model::{Architecture, ModelConfig};
 use crate::corpus;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
-pub use masked::Marks;
+pub use masked::{Marks, Pairs};
 pub use prepare::prepare;
 pub use prepared::{Kind, Prepared, Source};
 pub use tokens::Tokens;
@@ -130,6 +130,14 @@ pub enum DataError {
         context: usize,
         /// The least.
         least: usize,
+    },
+    /// Not enough for one sample of a BERT.
+    #[error("the data has {tokens} tokens, but a sample takes {window} of them")]
+    Pair {
+        /// Tokens found.
+        tokens: usize,
+        /// Tokens of text in a sample.
+        window: usize,
     },
     /// Not enough for one window to train on and one to validate with.
     #[error(
@@ -282,13 +290,8 @@ impl Corpus {
         let mut batch = Batch::default();
         for (sample, window) in samples {
             let mut draw = masking.draw(seed, sample);
-            let other = draw.other(window, n_windows);
-            let mut text = Vec::with_capacity(2 * self.context);
-            for start in [window, other].map(&start) {
-                self.tokens.extend(&mut text, start..start + self.context)?;
-            }
-            let (text, other) = text.split_at(self.context);
-            draw.write(text, other, &mut batch);
+            let starts = [window, draw.other(window, n_windows)].map(&start);
+            draw.write(&self.tokens, starts, &mut batch)?;
         }
         Ok(batch)
     }

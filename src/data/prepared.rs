@@ -143,6 +143,11 @@ impl Prepared {
         Ok(tokenizer)
     }
 
+    /// Where the tokenizer of the data file that this is the description of is, if it is a file.
+    pub fn tokenizer_file(&self, data: &Path) -> Option<PathBuf> {
+        (self.tokenizer == Kind::File).then(|| tokenizer_beside(data))
+    }
+
     /// The tokenizer in words.
     pub fn name(&self) -> &'static str {
         match self.tokenizer {

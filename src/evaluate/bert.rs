@@ -6,13 +6,28 @@ use chimera_core::model::{Architecture, BertStage, Cut, ModelConfig};
 use chimera_core::stage::{Micro, Output, Param, Stage};
 
 use super::upload;
-use crate::data::Batch;
+use crate::data::{Batch, Pairs};
 
 /// A whole BERT on one device.
 pub struct Bert<K: Kernels> {
     kernels: K,
     config: ModelConfig,
     weights: Vec<K::Tensor>,
+}
+
+/// How well a text was guessed.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct PairScore {
+    /// Pairs of segments.
+    pub n_samples: u64,
+    /// Masked tokens in each.
+    pub n_masked: usize,
+    /// Mean loss over masked tokens, in nats.
+    pub masked_loss: f64,
+    /// Mean loss over pairs, in nats.
+    pub pair_loss: f64,
+    /// Part of the pairs whose second segment was told rightly.
+    pub pairs_right: f64,
 }
 
 impl<K: Kernels> Bert<K> {
@@ -34,6 +49,39 @@ impl<K: Kernels> Bert<K> {
         let stage = self.stage(context, predictions)?;
         let scale = 1.0 / (batch.n_samples * predictions) as f64;
         batch.samples().map(|(input, target)| self.sample_loss(&stage, input, target, scale)).sum()
+    }
+
+    /// What the model makes of a text whose tokens are masked by draws from `seed`. `observe` hears how many
+    /// samples are done.
+    pub fn score(
+        &self,
+        pairs: &Pairs,
+        seed: u64,
+        mut observe: impl FnMut(u64),
+    ) -> Result<PairScore> {
+        let context = self.config.context;
+        let n_masked = self.config.predictions(context);
+        let stage = self.stage(context, n_masked)?;
+        let n_samples = pairs.n_samples();
+        let mut score = PairScore { n_samples, n_masked, ..PairScore::default() };
+        for sample in 0..n_samples {
+            let mut batch = pairs.sample(seed, sample)?;
+            let mut loss = |flip: u32| {
+                if let Some(class) = batch.target.last_mut() {
+                    *class ^= flip;
+                }
+                self.sample_loss(&stage, &batch.input, &batch.target, 1.0 / n_masked as f64)
+            };
+            let right = loss(0)?;
+            // The other class differs in the pair's loss alone, and the two have probability 1 together.
+            let margin = right - loss(1)?;
+            let pair = margin.max(0.0) + (-margin.abs()).exp().ln_1p();
+            score.masked_loss += (right - pair) / n_samples as f64;
+            score.pair_loss += pair / n_samples as f64;
+            score.pairs_right += f64::from(margin < 0.0) / n_samples as f64;
+            observe(sample + 1);
+        }
+        Ok(score)
     }
 
     /// The logits of every token of `ids`, of which those from `second` on are the second segment:

@@ -11,6 +11,7 @@ use toml::{Table, Value};
 
 use super::{Settings, StepRange};
 use crate::auto::{AUTO, Where};
+use crate::device::Precision;
 use crate::timetable::is_file;
 
 /// `value` as the settings hold it, or why `key` cannot have it.
@@ -98,6 +99,7 @@ impl Allowed {
             "non-finite" => OneOf(NonFinite::ALL.map(|(name, _)| name).to_vec()),
             "trace-steps" => Steps,
             "prometheus" => Loopback,
+            "precision" => OneOf(Precision::ALL.map(|(name, _)| name).to_vec()),
             "sync" => OneOf(Sync::ALL.map(|(name, _)| name).to_vec()),
             _ => Any,
         }

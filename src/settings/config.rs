@@ -15,6 +15,7 @@ use serde::{Deserialize, Deserializer};
 use toml::Value;
 
 use crate::auto::Where;
+use crate::device::Precision;
 
 /// The settings of a run: every key has its value, and each value is in its range.
 ///
@@ -128,6 +129,9 @@ pub struct Config {
     pub shard_optimizer: bool,
     /// Where to compute, as [`Device::list`](crate::device::Device::list) reads it.
     pub device: String,
+    /// Numbers of activations.
+    #[serde(deserialize_with = "by_name")]
+    pub precision: Precision,
     /// CPU threads per worker.
     pub threads: usize,
     /// Seconds without a message after which a worker gives up.

@@ -198,9 +198,12 @@ pub struct Settings {
     /// the weights to the others [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub shard_optimizer: Option<bool>,
-    /// Where to compute: cpu, wgpu[:N]; or a list with one for each worker [default: cpu]
+    /// Where to compute: cpu, cuda[:N], wgpu[:N]; or a list with one for each worker [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
+    /// Numbers of activations: f32, or on CUDA bf16, with weights and sums in f32 [default: f32]
+    #[arg(long, value_name = "NUMBERS")]
+    pub precision: Option<String>,
     /// CPU threads per worker [default: the machine's cores shared out, at least 1]
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<i64>,

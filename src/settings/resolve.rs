@@ -104,7 +104,7 @@ fn follow_data(merged: &mut Entries) -> Result<()> {
     let files: Vec<PathBuf> = files.map(PathBuf::from).collect();
     let Some((path, prepared)) = Prepared::of(&files)? else { return Ok(()) };
     let n_ids = match is_bert(merged) {
-        true => Marks::of(&prepared.tokenizer(path)?).vocab(),
+        true => Marks::of(&prepared.tokenizer(path)?).vocab(prepared.vocab),
         false => prepared.vocab,
     } as i64;
     match merged.get("vocab") {

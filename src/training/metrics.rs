@@ -34,7 +34,7 @@ pub struct Metrics {
     /// Mean loss on text that is not trained on, after the update, in nats; every `eval-every` steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
-    /// `exp(validation_loss)`.
+    /// `exp(validation_loss)`, of a model that foresees every token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
     /// Bubble and bytes of each rank.

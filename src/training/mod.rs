@@ -24,7 +24,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use chimera_core::comm::{Comm, Threads};
 use chimera_core::engine::{Job, Patience, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
@@ -77,7 +77,7 @@ impl Run {
         config.model().validate()?;
         let corpus = Corpus::open(&config.data, &config.model())?;
         let plan = Plan::make(config)?;
-        let devices = Devices::open(&plan.devices, plan.config.width)?;
+        let devices = Devices::open(&plan.devices, plan.config.width, plan.config.precision)?;
         if devices.one().is_some_and(Opened::is_host) {
             fit::check(&plan.config, &plan.need())?;
         }
@@ -162,10 +162,7 @@ impl Run {
         let recorder = config.trace.as_deref().map(recorder);
         let greeting = self.greeting();
         let watch = Watch { greeting, observe: Mutex::new(observe), held_out, recorder };
-        let Some(device) = self.devices.one() else {
-            bail!("workers on several devices cannot exchange tensors yet: choose one for all");
-        };
-        let ranks = device.run(OnThreads { run: self, job, watch: &watch });
+        let ranks = self.devices.run(OnThreads { run: self, job, watch: &watch })?;
         // What a run that failed has saved and recorded is of use too.
         let saved = self.saver.as_ref().map_or(Ok(None), Saver::finish);
         let traced = watch.recorder.map_or(Ok(()), |recorder| recorder.finish());
@@ -175,7 +172,7 @@ impl Run {
     }
 }
 
-/// Training on one device, with a thread for each rank.
+/// Training with a thread for each rank.
 struct OnThreads<'r, 'w, O> {
     run: &'r Run,
     job: Job<'r>,
@@ -185,11 +182,13 @@ struct OnThreads<'r, 'w, O> {
 impl<O: FnMut(&StepReport) -> Result<()> + Send> Compute for OnThreads<'_, '_, O> {
     type Output = Result<Vec<RankTrained>, Fault>;
 
-    fn on<K: Kernels>(self, kernels: K) -> Self::Output {
+    fn on<K: Kernels>(self, by_rank: &[K]) -> Self::Output {
         let Config { width, depth, threads, .. } = *self.run.config();
         run_threads((width * depth) as u32, |comm: &mut Threads<K::Tensor>| {
-            let pool = compute_threads(threads, comm.rank())?;
-            pool.install(|| self.run.train_rank(self.job, kernels.clone(), comm, self.watch))
+            let rank = comm.rank();
+            let kernels = by_rank[rank.index() % by_rank.len()].clone();
+            let pool = compute_threads(threads, rank)?;
+            pool.install(|| self.run.train_rank(self.job, kernels, comm, self.watch))
         })
     }
 }

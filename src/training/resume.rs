@@ -10,11 +10,11 @@ use crate::checkpoint::{Checkpoint, FORMAT, Manifest, Saver, Store};
 use crate::settings::Settings;
 
 /// Settings without which it would be another training.
-const FIXED: [&str; 9] =
-    ["model", "layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
+const FIXED: &[&str] =
+    &["model", "layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
 /// Settings that decide how and where, but not what is trained. `data` is compared by its content,
 /// micro-batches by the samples of a step.
-const FREE: [&str; 41] = [
+const FREE: &[&str] = &[
     "init",
     "placement",
     "search-time",
@@ -39,6 +39,7 @@ const FREE: [&str; 41] = [
     "sync",
     "shard-optimizer",
     "device",
+    "precision",
     "threads",
     "timeout",
     "out",
@@ -58,7 +59,7 @@ const FREE: [&str; 41] = [
     "check-replicas",
 ];
 /// What held before there were such keys.
-const EARLIER: [(&str, &str); 2] = [("model", "\"gpt2\""), ("dropout", "0.0")];
+const EARLIER: &[(&str, &str)] = &[("model", "\"gpt2\""), ("dropout", "0.0")];
 /// The most samples that the hash of a step covers.
 const N_HASHED: u64 = 64;
 
@@ -185,6 +186,6 @@ mod tests {
     #[test]
     fn every_key_that_is_named_is_one() {
         let keys = Settings::keys();
-        assert!(FIXED.iter().chain(&FREE).all(|key| keys.iter().any(|known| known == key)));
+        assert!(FIXED.iter().chain(FREE).all(|key| keys.iter().any(|known| known == key)));
     }
 }

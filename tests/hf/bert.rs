@@ -8,6 +8,8 @@ use chimera::evaluate::{Bert, Model};
 use chimera::hf::read;
 use chimera::save::save;
 
+use serde_json::Value;
+
 use super::{Expected, expected_in};
 use crate::command::{chimera, folder};
 
@@ -84,4 +86,73 @@ fn the_command_exports_and_refuses_to_generate() {
         "{}",
         ran.stderr
     );
+}
+
+/// Of a file without a description, the last four ids are no text.
+#[test]
+fn the_command_evaluates_guesses() {
+    let folder = folder();
+    let (model, data) = (fixture("tied"), folder.path().join("ids.bin"));
+    let write = |n: u16| {
+        let ids = (0..n).flat_map(|i| (i % 16 * i % 16).to_le_bytes());
+        std::fs::write(&data, ids.collect::<Vec<u8>>()).expect("written");
+    };
+    let eval = |options: &str| {
+        chimera(&format!("eval --model {} --data {} {options}", model.display(), data.display()))
+    };
+    write(400);
+    let ran = eval("--json");
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let report: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    // 30 windows of 16 - 3 tokens, of which two are masked.
+    assert_eq!((report["pairs"].as_u64(), report["masked"].as_u64()), (Some(30), Some(60)));
+    let number = |key: &str| report[key].as_f64().expect("a number");
+    assert!(number("masked_loss") > 1.0 && number("pair_loss") > 0.3, "{report}");
+    assert!((0.0..=1.0).contains(&number("pairs_right")), "{report}");
+    assert_eq!(eval("").stdout, eval("").stdout);
+    assert_ne!(eval("").stdout, eval("--seed 2").stdout);
+    let ran = eval("--stride 3");
+    assert!(ran.code == Some(2) && ran.stderr.contains("leave --context and --stride out"));
+    write(12);
+    let ran = eval("");
+    assert!(ran.stderr.contains("the data has 12 tokens, but a sample takes 13"), "{}", ran.stderr);
+}
+
+/// The marks of a `tokenizer.json` are taken, and the file goes with the model.
+#[test]
+fn a_tokenizer_goes_from_the_data_to_the_model() {
+    const WORDS: &str = r#"{
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2,
+        "[SEP]": 3, "[MASK]": 4, "pipe": 5, "stage": 6, "worker": 7}}}"#;
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(at("words.json"), WORDS).expect("written");
+    std::fs::write(at("text.txt"), "pipe stage worker stage pipe tensor ".repeat(50))
+        .expect("written");
+    for line in [
+        format!(
+            "prepare {} --tokenizer {} --out {}",
+            at("text.txt"),
+            at("words.json"),
+            at("data.bin")
+        ),
+        format!(
+            "train --model bert --layers 2 --hidden 8 --heads 2 --context 16 --depth 2 --steps 2 --threads 1 \
+             --data {} --out {} --save {}",
+            at("data.bin"),
+            at("run"),
+            at("model")
+        ),
+        format!("export {} --out {}", at("model"), at("exported")),
+    ] {
+        let ran = chimera(&line);
+        assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
+    }
+    assert_eq!(read(Path::new(&at("model"))).expect("a model").config.vocab, 8);
+    for name in ["model", "exported"] {
+        let path = folder.path().join(name).join("tokenizer.json");
+        assert_eq!(std::fs::read_to_string(path).expect("a tokenizer"), WORDS);
+    }
 }

@@ -7,6 +7,7 @@ mod bench_schedule;
 mod bench_train;
 mod ci;
 mod command;
+mod cuda;
 mod fuzz;
 mod gallery;
 mod oracle;
@@ -55,6 +56,14 @@ enum Chore {
     Transformers(transformers::Args),
     /// Conformance and training of the wgpu backend, which needs Vulkan: installed where apt-get can
     Wgpu,
+    /// The command for NVIDIA GPUs, and its kernels compiled; needs no GPU
+    Cuda(cuda::Args),
+    /// Tests and measures an NVIDIA GPU of this machine
+    Gpu {
+        /// File for what is found
+        #[arg(long, value_name = "FILE", default_value = "gpu.json")]
+        json: std::path::PathBuf,
+    },
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -75,6 +84,8 @@ fn main() -> anyhow::Result<()> {
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
         Chore::Wgpu => wgpu::run(),
+        Chore::Cuda(args) => cuda::build(&args),
+        Chore::Gpu { json } => cuda::test(&json),
         Chore::Bench(bench) => bench.run(),
     }
 }

@@ -12,6 +12,7 @@
 mod agreement;
 mod evaluate;
 mod faults;
+mod handed;
 mod handshake;
 mod machine;
 mod ops;

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::Job;
 use super::agreement::{Load, Totals};
 use super::faults::device_fault;
+use super::handed::Handed;
 use super::recent::Recent;
 use super::shards::{layout, owners};
 use super::world::{Held, ResidualBytes, Since, World, held_mut};
@@ -123,8 +124,8 @@ where
             skipped: None,
             n_skipped: 0,
             job,
+            comm: Handed::new(kernels.clone(), comm),
             kernels,
-            comm,
             group,
             held,
             layout,

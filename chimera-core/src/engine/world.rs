@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::agreement::Agreed;
 use super::faults::comm_fault;
+use super::handed::Handed;
 use super::optimizer::Step;
 use super::recent::Recent;
 use super::sums::Reduction;
@@ -44,7 +45,7 @@ pub(super) type Places = Vec<(StageId, usize)>;
 pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) job: Job<'j>,
     pub(super) kernels: K,
-    pub(super) comm: C,
+    pub(super) comm: Handed<K, C>,
     pub(super) group: usize,
     /// By stage; `None` where another worker holds it.
     pub(super) held: Vec<Option<Held<S>>>,

@@ -77,6 +77,17 @@ pub trait Kernels: Clone + Send + Sync + 'static {
     /// The rows `start .. start + len` of the first dimension.
     fn rows(&self, tensor: &Self::Tensor, start: usize, len: usize) -> Result<Self::Tensor>;
 
+    /// Told before `tensor`, complete as far as this device has been asked, goes to another rank in this
+    /// process: a device that works on its own marks it as ready from here on.
+    fn hand_over(&self, _tensor: &Self::Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    /// A tensor that another rank in this process made, brought to this device if it lies elsewhere.
+    fn take_over(&self, tensor: Self::Tensor) -> Result<Self::Tensor> {
+        Ok(tensor)
+    }
+
     /// `into += x`, element by element.
     fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()>;
 

@@ -34,7 +34,15 @@ use trials::Trials;
 /// # Panics
 /// If any fails or its relative error exceeds `tolerance`, with all that do.
 pub fn run<K: Kernels>(kernels: &K, tolerance: f64) {
-    let verdicts = cases().into_iter().map(|case| match case.check(kernels) {
+    run_rounded(kernels, tolerance, |x| x);
+}
+
+/// [`run`] on operands that are rounded first: to what the device keeps of them, if that is less than f32.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_rounded<K: Kernels>(kernels: &K, tolerance: f64, round: fn(f32) -> f32) {
+    let verdicts = cases().into_iter().map(|case| match case.check(kernels, round) {
         Ok(worst) if worst.error <= tolerance => None,
         Ok(worst) => Some(format!("{}: {worst}", case.name)),
         Err(failure) => Some(format!("{}: {failure}", case.name)),
@@ -85,9 +93,10 @@ pub struct Case<K: Kernels> {
 }
 
 impl<K: Kernels> Case<K> {
-    /// Makes all trials, up to the first failure. The operands are the same each time.
-    pub fn check(&self, kernels: &K) -> Result<Worst, Failure> {
-        let mut trials = Trials::begin(kernels);
+    /// Makes all trials, up to the first failure, on operands that `round` was applied to. They are the
+    /// same each time.
+    pub fn check(&self, kernels: &K, round: fn(f32) -> f32) -> Result<Worst, Failure> {
+        let mut trials = Trials::begin(kernels, round);
         (self.trials)(&mut trials)?;
         Ok(trials.worst)
     }

@@ -11,6 +11,8 @@ use crate::kernels::{Kernels, Result};
 /// A case under way. Host tensors hold values that f32 has exactly.
 pub(super) struct Trials<'k, K: Kernels> {
     pub(super) kernels: &'k K,
+    /// What operands are made to hold.
+    round: fn(f32) -> f32,
     rng: ChaCha8Rng,
     pub(super) worst: Worst,
 }
@@ -31,8 +33,8 @@ macro_rules! trial {
 pub(super) use trial;
 
 impl<'k, K: Kernels> Trials<'k, K> {
-    pub(super) fn begin(kernels: &'k K) -> Self {
-        Trials { kernels, rng: ChaCha8Rng::seed_from_u64(0), worst: Worst::default() }
+    pub(super) fn begin(kernels: &'k K, round: fn(f32) -> f32) -> Self {
+        Trials { kernels, round, rng: ChaCha8Rng::seed_from_u64(0), worst: Worst::default() }
     }
 
     /// Standard normal elements.
@@ -70,6 +72,11 @@ impl<'k, K: Kernels> Trials<'k, K> {
         device: impl Fn(&K, [&K::Tensor; N], [&mut K::Tensor; M]) -> Result<[K::Tensor; R]>,
         oracle: impl Fn(&Reference, [&Tensor; N], [&mut Tensor; M]) -> Result<[Tensor; R]>,
     ) -> Outcome {
+        let mut operands = operands.map(Tensor::clone);
+        for x in operands.iter_mut().flat_map(|operand| &mut operand.data) {
+            *x = f64::from((self.round)(*x as f32));
+        }
+        let operands = operands.each_ref();
         let mut sums = accumulators.map(Tensor::clone);
         let results = oracle(&Reference, operands, sums.each_mut())?;
         let expected: Vec<Tensor> = results.into_iter().chain(sums).collect();

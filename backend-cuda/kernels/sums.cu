@@ -1,0 +1,49 @@
+// Sums of all elements and of columns, each in an order that the shape alone decides.
+
+// The sum of squares of each block's share, in f64: it must not overflow before its elements do.
+GLOBAL squares(const float* x, double* sums, i64 n) {
+    double sum = 0.0;
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x)
+        sum += (double)x[i] * (double)x[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+// scale times the sum of n numbers, by one block.
+GLOBAL total(const double* x, float* sum, int n, double scale) {
+    double all = 0.0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) all += x[i];
+    all = block_sum(all);
+    if (threadIdx.x == 0) *sum = (float)(scale * all);
+}
+
+// Sums of 32 columns over a range of rows: the warps of a block take rows in turn, then add up.
+__device__ float across_warps(float sum) {
+    __shared__ float sums[32][WARP];
+    __syncthreads();
+    sums[warp()][lane()] = sum;
+    __syncthreads();
+    float all = 0.0f;
+    for (int i = 0; i < blockDim.x / WARP; i++) all += sums[i][lane()];
+    return all;
+}
+
+// parts[range, column]: the sums of x over ranges of rows.
+GLOBAL column_sums(const T* x, float* parts, i64 rows, int width, int range) {
+    int column = blockIdx.x * WARP + lane();
+    i64 first = (i64)blockIdx.y * range;
+    float sum = 0.0f;
+    for (i64 r = first + warp(); r < first + range && r < rows; r += blockDim.x / WARP)
+        if (column < width) sum += get(x, r * width + column);
+    sum = across_warps(sum);
+    if (warp() == 0 && column < width) parts[(i64)blockIdx.y * width + column] = sum;
+}
+
+// into[column] += the sum of parts over ranges.
+GLOBAL add_parts(const float* parts, float* into, int n_ranges, int width) {
+    int column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= width) return;
+    float sum = 0.0f;
+    for (int i = 0; i < n_ranges; i++) sum += parts[(i64)i * width + column];
+    into[column] += sum;
+}

@@ -1,0 +1,109 @@
+//! Attention: grids and shared memory of the kernels in `kernels/attention.cu`.
+
+use chimera_core::kernels::{Mask, Result};
+
+use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
+
+/// Rows that a block has of its own, and its threads.
+const OWN: usize = 16;
+const THREADS: usize = 128;
+/// Features of a head that the registers of a warp hold.
+const MOST_FEATURES: usize = 256;
+
+impl<D: Driver> Gpu<D> {
+    pub(super) fn attend(
+        &self,
+        qkv: &Tensor<D::Memory>,
+        heads: usize,
+        context: usize,
+        mask: Mask<'_>,
+    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
+        let qkv = self.cast(qkv)?;
+        let sizes = self.sizes(&qkv, heads, context)?;
+        let rows = qkv.n_rows();
+        let lengths = self.lengths(mask)?;
+        let out = self.activation_of(&[rows, heads * sizes.dim])?;
+        let log_sum = self.empty(&[rows, heads], Element::F32)?;
+        let args = [
+            qkv.read(),
+            out.write(),
+            log_sum.write(),
+            lengths.as_ref().map_or(Arg::Null, |lengths| Arg::Read(lengths, 0)),
+            int(context),
+            int(heads),
+            int(sizes.dim),
+            float(sizes.scale),
+        ];
+        self.run_shared("attention", sizes.grid, THREADS, sizes.shared(1), &args)?;
+        Ok((out, log_sum))
+    }
+
+    pub(super) fn attend_backward(
+        &self,
+        dy: &Tensor<D::Memory>,
+        qkv: &Tensor<D::Memory>,
+        out: &Tensor<D::Memory>,
+        log_sum: &Tensor<D::Memory>,
+        heads: usize,
+        context: usize,
+        mask: Mask<'_>,
+    ) -> Result<Tensor<D::Memory>> {
+        let (dy, qkv, out) = (self.cast(dy)?, self.cast(qkv)?, self.cast(out)?);
+        let sizes = self.sizes(&qkv, heads, context)?;
+        let n = qkv.n_rows() * heads;
+        let delta = self.allocate(n * size_of::<f32>())?;
+        let args = [dy.read(), out.read(), Arg::Write(&delta, 0), long(n), int(sizes.dim)];
+        self.run("attention_delta", [n.div_ceil(BLOCK / WARP), 1], BLOCK, &args)?;
+        let lengths = self.lengths(mask)?;
+        let d_qkv = self.activation_of(&qkv.shape)?;
+        let args = [
+            dy.read(),
+            qkv.read(),
+            log_sum.read(),
+            Arg::Read(&delta, 0),
+            d_qkv.write(),
+            lengths.as_ref().map_or(Arg::Null, |lengths| Arg::Read(lengths, 0)),
+            int(context),
+            int(heads),
+            int(sizes.dim),
+            float(sizes.scale),
+        ];
+        for kernel in ["attention_dq", "attention_dkv"] {
+            self.run_shared(kernel, sizes.grid, THREADS, sizes.shared(2), &args)?;
+        }
+        Ok(d_qkv)
+    }
+
+    /// How many keys each sample has, unless rows see those up to themselves.
+    fn lengths(&self, mask: Mask<'_>) -> Result<Option<D::Memory>> {
+        match mask {
+            Mask::Causal => Ok(None),
+            Mask::Lengths(lengths) => self.indices(lengths).map(Some),
+        }
+    }
+
+    fn sizes(&self, qkv: &Tensor<D::Memory>, heads: usize, context: usize) -> Result<Sizes> {
+        let dim = qkv.width() / 3 / heads;
+        if dim > MOST_FEATURES {
+            let reason =
+                format!("heads of {dim} features, at most {MOST_FEATURES}: choose more heads");
+            return Err(self.failed("attention", reason));
+        }
+        let samples = qkv.n_rows() / context;
+        let grid = [context.div_ceil(OWN), samples * heads];
+        Ok(Sizes { dim, scale: 1.0 / (dim as f64).sqrt(), grid })
+    }
+}
+
+struct Sizes {
+    dim: usize,
+    scale: f64,
+    grid: [usize; 2],
+}
+
+impl Sizes {
+    /// Bytes of so many matrices of own rows, and of two tiles whose rows are padded by one.
+    fn shared(&self, own: usize) -> usize {
+        (own * OWN * self.dim + 2 * WARP * (self.dim + 1)) * size_of::<f32>()
+    }
+}

@@ -1,0 +1,30 @@
+//! The loss and its gradient, which takes the memory of the logits.
+
+use chimera_core::kernels::Result;
+
+use super::sums::Parts;
+use super::{Arg, BLOCK, Driver, Gpu, Tensor, float, int};
+
+impl<D: Driver> Gpu<D> {
+    pub(super) fn loss(
+        &self,
+        logits: Tensor<D::Memory>,
+        targets: &[u32],
+        scale: f64,
+    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
+        let logits = self.cast(&logits)?;
+        let rows = logits.n_rows();
+        assert_eq!(rows, targets.len(), "cross_entropy");
+        let targets = self.indices(targets)?;
+        let losses = Parts { memory: self.allocate(rows * size_of::<f64>())?, n: rows };
+        let args = [
+            logits.write(),
+            Arg::Read(&targets, 0),
+            Arg::Write(&losses.memory, 0),
+            int(logits.width()),
+            float(scale),
+        ];
+        self.run("cross_entropy", [rows, 1], BLOCK, &args)?;
+        Ok((self.sum(&losses, scale)?, logits))
+    }
+}

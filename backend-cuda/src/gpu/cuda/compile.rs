@@ -1,0 +1,110 @@
+//! Compiling the kernels by NVRTC, which needs no GPU, and keeping what was compiled.
+
+use std::ffi::{CString, c_char};
+use std::path::PathBuf;
+use std::{env, fs, process};
+
+use cudarc::nvrtc::result::{self, NvrtcError};
+use cudarc::nvrtc::sys;
+
+use super::super::Element;
+use super::SOURCE;
+
+/// An image of all kernels for a chip (`sm_90`), and what the compiler says of them: registers, shared memory,
+/// spills.
+///
+/// # Errors
+/// If NVRTC is missing, or does not take the kernels.
+pub fn compile(chip: &str, activations: Element) -> Result<(Vec<u8>, String), String> {
+    // SAFETY: opening the library runs its initialisers, which are made to be run so.
+    if !unsafe { sys::is_culib_present() } {
+        return Err("libnvrtc.so.13 is not found: see docs/gpu.md".into());
+    }
+    let source = CString::new(SOURCE).map_err(|e| e.to_string())?;
+    let program = Program(result::create_program(&source, Some(c"chimera.cu")).map_err(said)?);
+    // SAFETY: the program was made just now and lives to the end of this function.
+    unsafe {
+        let compiled = result::compile_program(program.0, &options(chip, activations));
+        let log = text(&result::get_program_log(program.0).map_err(said)?);
+        compiled.map_err(|e| format!("{}\n{log}", said(e)))?;
+        let mut size = 0;
+        sys::nvrtcGetCUBINSize(program.0, &mut size).result().map_err(said)?;
+        let mut image = vec![0u8; size];
+        sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast()).result().map_err(said)?;
+        Ok((image, log))
+    }
+}
+
+/// [`compile`], or what it made earlier of the same text with the same compiler.
+pub(super) fn cached(chip: &str, activations: Element) -> Result<Vec<u8>, String> {
+    let Some(folder) = folder() else { return Ok(compile(chip, activations)?.0) };
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: asked only of a library that is there.
+    unsafe {
+        if sys::is_culib_present() {
+            sys::nvrtcVersion(&mut major, &mut minor).result().map_err(said)?;
+        }
+    }
+    let mut hash = blake3::Hasher::new();
+    for part in options(chip, activations) {
+        hash.update(part.as_bytes()).update(&[0]);
+    }
+    hash.update(SOURCE.as_bytes());
+    let file = folder.join(format!("{major}.{minor}-{}.cubin", hash.finalize().to_hex()));
+    if let Ok(image) = fs::read(&file) {
+        return Ok(image);
+    }
+    let (image, _) = compile(chip, activations)?;
+    // Whoever reads it finds all of it. Where it cannot be kept it is compiled again the next time.
+    let part = file.with_extension(format!("{}.part", process::id()));
+    let kept = fs::create_dir_all(&folder)
+        .and_then(|()| fs::write(&part, &image))
+        .and_then(|()| fs::rename(&part, &file));
+    if kept.is_err() {
+        let _ = fs::remove_file(&part);
+    }
+    Ok(image)
+}
+
+/// Names of all kernels.
+pub fn kernels() -> impl Iterator<Item = &'static str> {
+    let lines = SOURCE.lines().filter_map(|line| line.strip_prefix("GLOBAL "));
+    lines.filter_map(|line| line.split('(').next())
+}
+
+struct Program(sys::nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: made by `create_program`, destroyed once.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+fn options(chip: &str, activations: Element) -> Vec<String> {
+    let mut options = vec![
+        format!("--gpu-architecture={chip}"),
+        "--std=c++17".into(),
+        "--ptxas-options=--verbose".into(),
+    ];
+    if activations == Element::Bf16 {
+        options.push("--define-macro=BF16".into());
+    }
+    options
+}
+
+/// Where images are kept: the user's cache.
+fn folder() -> Option<PathBuf> {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
+    Some(cache.join("chimera/kernels"))
+}
+
+fn said(e: NvrtcError) -> String {
+    format!("NVRTC: {:?}", e.0)
+}
+
+fn text(bytes: &[c_char]) -> String {
+    let bytes: Vec<u8> = bytes.iter().map(|b| *b as u8).take_while(|b| *b != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}

@@ -1,0 +1,118 @@
+//! Memory of the stream-ordered pool, and the order of its uses.
+
+use std::sync::{Arc, Mutex};
+
+use chimera_core::kernels::{DeviceError, Result};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::{CudaEvent, CudaStream, sys};
+
+use super::super::order::{Line, Users};
+use super::{lock, said};
+
+/// A stream, and the number of its GPU.
+#[derive(Clone)]
+pub(super) struct Stream(pub(super) Arc<CudaStream>, pub(super) usize);
+
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Line for Stream {
+    type Event = CudaEvent;
+
+    fn record(&self) -> Result<CudaEvent> {
+        self.0.record_event(None).map_err(|e| self.failed("record", &e))
+    }
+
+    fn wait(&self, event: &CudaEvent) -> Result<()> {
+        self.0.wait(event).map_err(|e| self.failed("wait", &e))
+    }
+}
+
+impl Stream {
+    fn failed(&self, op: &'static str, e: &DriverError) -> DeviceError {
+        super::failed(&format!("cuda:{}", self.1), op, said(e))
+    }
+}
+
+/// An allocation, given back in the order of the streams that used it.
+pub struct Memory {
+    address: sys::CUdeviceptr,
+    bytes: usize,
+    home: Stream,
+    freeing: Stream,
+    users: Mutex<Users<Stream>>,
+}
+
+impl Memory {
+    /// `bytes` for use by `home`. If there are none, once more when all work is done.
+    pub(super) fn new(
+        home: &Stream,
+        freeing: &Stream,
+        bytes: usize,
+    ) -> std::result::Result<Self, DriverError> {
+        // SAFETY: the stream is alive, and what is allocated is freed once, when this is dropped.
+        let allocate = || unsafe { result::malloc_async(home.0.cu_stream(), bytes.max(1)) };
+        let address = match allocate() {
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                home.0.context().synchronize()?;
+                allocate()?
+            }
+            other => other?,
+        };
+        let users = Mutex::new(Users::new(home));
+        Ok(Self { address, bytes, home: home.clone(), freeing: freeing.clone(), users })
+    }
+
+    pub(super) fn address(&self) -> sys::CUdeviceptr {
+        self.address
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The number of its GPU.
+    pub(super) fn ordinal(&self) -> usize {
+        self.home.1
+    }
+
+    pub(super) fn context(&self) -> sys::CUcontext {
+        self.home.0.context().cu_ctx()
+    }
+
+    /// Before `stream` reads.
+    pub(super) fn read(&self, stream: &Stream) -> Result<()> {
+        lock(&self.users).read(stream)
+    }
+
+    /// Before `stream` writes.
+    pub(super) fn write(&self, stream: &Stream) -> Result<()> {
+        lock(&self.users).write(stream)
+    }
+
+    /// After `stream` wrote what others will read.
+    pub(super) fn publish(&self, stream: &Stream) -> Result<()> {
+        lock(&self.users).publish(stream)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let mut users = lock(&self.users);
+        let stream = if users.is_only(&self.home) {
+            &self.home
+        } else if users.all_precede(&self.freeing).is_ok() {
+            &self.freeing
+        } else {
+            return; // the device failed: what it holds goes with the process
+        };
+        let bound = stream.0.context().bind_to_thread();
+        // SAFETY: freed once, and the stream comes after every use.
+        let freed =
+            bound.and_then(|()| unsafe { result::free_async(self.address, stream.0.cu_stream()) });
+        let _ = freed; // as above
+    }
+}

@@ -1,0 +1,389 @@
+//! [`Driver`] on CUDA: one stream of one GPU, memory of the driver's stream-ordered pool, cuBLAS, and kernels
+//! compiled by NVRTC.
+//!
+//! All libraries are opened when they are first asked for. A program built with this starts everywhere, and
+//! [`Cuda::new`] says what a machine lacks.
+
+mod compile;
+mod memory;
+mod product;
+mod staging;
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use chimera_core::kernels::{DeviceError, Result};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::{CudaContext, sys};
+
+pub use compile::{compile, kernels};
+pub use memory::Memory;
+
+use super::{Arg, Driver, Element, Launch, Product, SOURCE};
+use memory::Stream;
+use product::Blas;
+use staging::Staging;
+
+/// The most arguments that a kernel has.
+const MOST_ARGS: usize = 24;
+/// Dynamic shared memory that a kernel gets without asking.
+const SHARED_BYTES: usize = 48 * 1024;
+
+/// A stream of a GPU. Clones are the same stream.
+#[derive(Clone)]
+pub struct Cuda(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    stream: Stream,
+    /// Where memory is given back that others have used: it waits for them, and compute does not.
+    freeing: Stream,
+    functions: HashMap<&'static str, sys::CUfunction>,
+    blas: Mutex<Blas>,
+    staging: Mutex<Staging>,
+    pool: sys::CUmemoryPool,
+    n_launches: AtomicU64,
+    n_waits: AtomicU64,
+}
+
+// SAFETY: handles of functions and pools are numbers to the driver, which is thread-safe; what is changed
+// through them is behind locks.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// What a stream has done, and the memory of its GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Kernels and matrix products started.
+    pub n_launches: u64,
+    /// Times that the host waited for the device.
+    pub n_waits: u64,
+    /// Bytes in use by all streams of the GPU.
+    pub used_bytes: u64,
+    /// The most there were.
+    pub peak_bytes: u64,
+    /// Bytes that the pool holds, in use or not: if they do not grow, nothing was allocated.
+    pub reserved_bytes: u64,
+}
+
+/// A GPU of this machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Device {
+    /// Its number, as in `cuda:0`.
+    pub ordinal: usize,
+    /// What its maker calls it.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (i32, i32),
+    /// Bytes of its memory.
+    pub memory_bytes: u64,
+}
+
+/// The GPUs of this machine.
+///
+/// # Errors
+/// If there is no driver, or it does not start.
+pub fn devices() -> Result<Vec<Device>> {
+    let failed = |e: DriverError| failed("cuda", "start", e.to_string());
+    require_driver()?;
+    result::init().map_err(failed)?;
+    let n = CudaContext::device_count().map_err(failed)? as usize;
+    let device = |ordinal| {
+        let context = CudaContext::new(ordinal)?;
+        Ok(Device {
+            ordinal,
+            name: context.name()?,
+            capability: context.compute_capability()?,
+            memory_bytes: context.total_mem()? as u64,
+        })
+    };
+    (0..n).map(device).collect::<std::result::Result<_, DriverError>>().map_err(failed)
+}
+
+impl Cuda {
+    /// A stream of its own on GPU number `ordinal`, with the kernels for such activations.
+    ///
+    /// # Errors
+    /// If the machine lacks the driver, the GPU, cuBLAS or NVRTC.
+    pub fn new(ordinal: usize, activations: Element) -> Result<Self> {
+        require_driver()?;
+        let at = format!("cuda:{ordinal}");
+        let on_device = |op: &'static str| {
+            let at = at.clone();
+            move |e: DriverError| failed(&at, op, said(&e))
+        };
+        result::init().map_err(on_device("start"))?;
+        let n = CudaContext::device_count().map_err(on_device("start"))?;
+        if ordinal >= n.max(0) as usize {
+            let reason = format!("this machine has {n} GPU(s); they are numbered from 0");
+            return Err(failed(&at, "start", reason));
+        }
+        let context = CudaContext::new(ordinal).map_err(on_device("start"))?;
+        let title = context.name().map_err(on_device("start"))?;
+        let (major, minor) = context.compute_capability().map_err(on_device("start"))?;
+        let name = format!("{at} ({title}, sm_{major}{minor})");
+        let image = compile::cached(&format!("sm_{major}{minor}"), activations)
+            .map_err(|reason| failed(&name, "compilation of kernels", reason))?;
+        let streams = || Ok([context.new_stream()?, context.new_stream()?]);
+        let [stream, freeing] =
+            streams().map_err(on_device("new stream"))?.map(|stream| Stream(stream, ordinal));
+        let functions = load(&image).map_err(on_device("loading of kernels"))?;
+        let blas = Blas::new(&stream).map_err(|reason| failed(&name, "start of cuBLAS", reason))?;
+        let staging = Staging::new(&stream).map_err(on_device("pinned memory"))?;
+        let pool = pool(&context).map_err(on_device("memory pool"))?;
+        Ok(Self(Arc::new(Inner {
+            name,
+            stream,
+            freeing,
+            functions,
+            blas: Mutex::new(blas),
+            staging: Mutex::new(staging),
+            pool,
+            n_launches: AtomicU64::new(0),
+            n_waits: AtomicU64::new(0),
+        })))
+    }
+
+    /// What has been done so far.
+    ///
+    /// # Errors
+    /// If the driver does not say.
+    pub fn usage(&self) -> Result<Usage> {
+        use sys::CUmemPool_attribute_enum as Attribute;
+        let read = |attribute| {
+            let mut value = 0u64;
+            // SAFETY: the pool is the device's own, and these attributes are 64 bits.
+            let got = unsafe {
+                result::mem_pool::get_attribute(self.0.pool, attribute, (&raw mut value).cast())
+            };
+            self.named("memory pool", got).map(|()| value)
+        };
+        Ok(Usage {
+            n_launches: self.0.n_launches.load(Ordering::Relaxed),
+            n_waits: self.0.n_waits.load(Ordering::Relaxed),
+            used_bytes: read(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+            peak_bytes: read(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+            reserved_bytes: read(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+        })
+    }
+
+    fn named<T>(&self, op: &'static str, result: std::result::Result<T, DriverError>) -> Result<T> {
+        result.map_err(|e| failed(&self.0.name, op, said(&e)))
+    }
+
+    /// The context must be current in whatever thread calls.
+    fn bind(&self) -> Result<()> {
+        self.named("binding", self.0.stream.0.context().bind_to_thread())
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.name)
+    }
+}
+
+impl Driver for Cuda {
+    type Memory = Memory;
+
+    fn device(&self) -> String {
+        self.0.name.clone()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Memory> {
+        self.bind()?;
+        Memory::new(&self.0.stream, &self.0.freeing, bytes).map_err(|e| {
+            if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+                DeviceError::OutOfMemory {
+                    device: self.device(),
+                    what: "a tensor".into(),
+                    asked_bytes: bytes as u64,
+                }
+            } else {
+                failed(&self.0.name, "allocation", said(&e))
+            }
+        })
+    }
+
+    fn fill(&self, memory: &Memory, byte: u8) -> Result<()> {
+        self.bind()?;
+        memory.write(&self.0.stream)?;
+        let stream = self.0.stream.0.cu_stream();
+        // SAFETY: the allocation is of this size, and the stream orders the work behind other uses.
+        let done =
+            unsafe { result::memset_d8_async(memory.address(), byte, memory.bytes(), stream) };
+        self.named("fill", done)
+    }
+
+    fn write(&self, memory: &Memory, bytes: &[u8]) -> Result<()> {
+        assert!(bytes.len() <= memory.bytes(), "more bytes than memory");
+        self.bind()?;
+        memory.write(&self.0.stream)?;
+        let mut staging = lock(&self.0.staging);
+        let waits = self.named("upload", staging.copy(&self.0.stream, memory.address(), bytes))?;
+        self.0.n_waits.fetch_add(waits, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn read(&self, memory: &Memory, start: usize, into: &mut [u8]) -> Result<()> {
+        assert!(start + into.len() <= memory.bytes(), "more bytes than memory");
+        self.bind()?;
+        memory.read(&self.0.stream)?;
+        self.0.n_waits.fetch_add(1, Ordering::Relaxed);
+        let address = memory.address() + start as u64;
+        // SAFETY: the range lies in the allocation, and `into` outlives the wait.
+        let copied = unsafe {
+            result::memcpy_dtoh_async(into, address, self.0.stream.0.cu_stream())
+                .and_then(|()| self.0.stream.0.synchronize())
+        };
+        self.named("download", copied)
+    }
+
+    fn launch(&self, launch: &Launch<'_, Memory>) -> Result<()> {
+        self.bind()?;
+        let mut values = [0u64; MOST_ARGS];
+        for (value, arg) in values.iter_mut().zip(launch.args) {
+            *value = self.argument(arg)?;
+        }
+        let mut pointers = values.each_mut().map(|value| (&raw mut *value).cast::<c_void>());
+        let function = match self.0.functions.get(launch.kernel) {
+            Some(function) => *function,
+            None => return Err(failed(&self.0.name, launch.kernel, "no such kernel".into())),
+        };
+        self.0.n_launches.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the function belongs to the context, arguments are those that it takes, in order and of its
+        // sizes, and memory is alive and ordered behind its other uses; see the emulated tests.
+        let started = unsafe {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let asked = if launch.shared > SHARED_BYTES {
+                result::function::set_function_attribute(function, most, launch.shared as i32)
+            } else {
+                Ok(())
+            };
+            let [across, down] = launch.grid.map(|n| n as u32);
+            asked.and_then(|()| {
+                result::launch_kernel(
+                    function,
+                    (across, down, 1),
+                    (launch.block as u32, 1, 1),
+                    launch.shared as u32,
+                    self.0.stream.0.cu_stream(),
+                    &mut pointers,
+                )
+            })
+        };
+        self.named(launch.kernel, started)
+    }
+
+    fn multiply(&self, product: &Product<'_, Memory>) -> Result<()> {
+        self.bind()?;
+        product.a.place.memory.read(&self.0.stream)?;
+        product.b.place.memory.read(&self.0.stream)?;
+        product.into.memory.write(&self.0.stream)?;
+        self.0.n_launches.fetch_add(1, Ordering::Relaxed);
+        let done = lock(&self.0.blas).multiply(product);
+        done.map_err(|reason| failed(&self.0.name, "matrix product", reason))
+    }
+
+    fn publish(&self, memory: &Memory) -> Result<()> {
+        self.bind()?;
+        memory.publish(&self.0.stream)
+    }
+
+    fn adopt(&self, memory: &Memory) -> Result<Option<Memory>> {
+        if memory.ordinal() == self.0.stream.1 {
+            return Ok(None);
+        }
+        let copy = self.allocate(memory.bytes())?;
+        memory.read(&self.0.stream)?;
+        copy.write(&self.0.stream)?;
+        // SAFETY: both allocations are of this size; the stream waits for who wrote the one and keeps the
+        // other from being given back.
+        let copied = unsafe {
+            result::memcpy_peer_async(
+                self.0.stream.0.context().cu_ctx(),
+                copy.address(),
+                memory.context(),
+                memory.address(),
+                memory.bytes(),
+                self.0.stream.0.cu_stream(),
+            )
+        };
+        self.named("copy between GPUs", copied)?;
+        Ok(Some(copy))
+    }
+}
+
+impl Cuda {
+    /// An argument as a kernel takes it, little-endian, after memory was ordered.
+    fn argument(&self, arg: &Arg<'_, Memory>) -> Result<u64> {
+        Ok(match *arg {
+            Arg::Read(memory, start) => {
+                memory.read(&self.0.stream)?;
+                memory.address() + start as u64
+            }
+            Arg::Write(memory, start) => {
+                memory.write(&self.0.stream)?;
+                memory.address() + start as u64
+            }
+            Arg::Null => 0,
+            Arg::Int(x) => u64::from(x as u32),
+            Arg::Long(x) => x as u64,
+            Arg::Float(x) => u64::from(x.to_bits()),
+            Arg::Double(x) => x.to_bits(),
+        })
+    }
+}
+
+/// The kernels of an image, by name. The image stays loaded for as long as the process lives.
+fn load(image: &[u8]) -> std::result::Result<HashMap<&'static str, sys::CUfunction>, DriverError> {
+    // SAFETY: the image is a whole one of NVRTC, and the context is current.
+    unsafe {
+        let module = result::module::load_data(image.as_ptr().cast())?;
+        let function = |name: &'static str| {
+            let terminated = CString::new(name).unwrap_or_default();
+            Ok((name, result::module::get_function(module, terminated)?))
+        };
+        kernels().map(function).collect()
+    }
+}
+
+/// The device's pool, which from now on keeps what it has.
+fn pool(context: &CudaContext) -> std::result::Result<sys::CUmemoryPool, DriverError> {
+    let mut keep = u64::MAX;
+    // SAFETY: the device is the context's, and this attribute is 64 bits.
+    unsafe {
+        let pool = result::device::get_default_mem_pool(context.cu_device())?;
+        let threshold = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        result::mem_pool::set_attribute(pool, threshold, (&raw mut keep).cast())?;
+        Ok(pool)
+    }
+}
+
+/// What is missing is said before it is called.
+fn require_driver() -> Result<()> {
+    // SAFETY: opening the driver runs its initialisers, which are made to be run so.
+    if unsafe { sys::is_culib_present() } {
+        return Ok(());
+    }
+    let reason = "there is no NVIDIA driver: libcuda.so.1 is not found".into();
+    Err(failed("cuda", "start", reason))
+}
+
+fn failed(device: &str, op: &'static str, reason: String) -> DeviceError {
+    DeviceError::Failed { device: device.into(), op, reason }
+}
+
+/// The driver's own words.
+fn said(e: &DriverError) -> String {
+    let words = e.error_string().map(|words| words.to_string_lossy().into_owned());
+    words.unwrap_or_else(|_| format!("{e:?}"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

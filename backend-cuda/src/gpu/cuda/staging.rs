@@ -1,0 +1,73 @@
+//! Pinned memory through which small copies to the device go, so that the host waits for none of them.
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::{CudaEvent, sys};
+
+use super::memory::Stream;
+
+/// Bytes of one half.
+const HALF: usize = 2 << 20;
+/// Where copies begin.
+const ALIGNMENT: usize = 16;
+
+/// Two halves: one is filled while the device reads the other.
+pub(super) struct Staging {
+    start: *mut u8,
+    half: usize,
+    used: usize,
+    /// After the copies out of each half.
+    read: [Option<CudaEvent>; 2],
+}
+
+impl Staging {
+    pub(super) fn new(stream: &Stream) -> Result<Self, DriverError> {
+        stream.0.context().bind_to_thread()?;
+        // SAFETY: freed once, when this is dropped.
+        let start = unsafe { result::malloc_host(2 * HALF, 0)? }.cast();
+        Ok(Self { start, half: 0, used: 0, read: [None, None] })
+    }
+
+    /// Copies `bytes` to `to`; returns how often the host waited.
+    pub(super) fn copy(
+        &mut self,
+        stream: &Stream,
+        to: sys::CUdeviceptr,
+        bytes: &[u8],
+    ) -> Result<u64, DriverError> {
+        if bytes.len() > HALF {
+            // SAFETY: `bytes` outlives the wait.
+            unsafe { result::memcpy_htod_async(to, bytes, stream.0.cu_stream())? };
+            stream.0.synchronize()?;
+            return Ok(1);
+        }
+        let mut waits = 0;
+        if self.used + bytes.len() > HALF {
+            self.read[self.half] = Some(stream.0.record_event(None)?);
+            (self.half, self.used) = (1 - self.half, 0);
+            if let Some(read) = self.read[self.half].take()
+                && !read.try_is_complete()?
+            {
+                read.synchronize()?;
+                waits = 1;
+            }
+        }
+        // SAFETY: the range lies in this half, which no copy reads from any more.
+        let staged = unsafe {
+            let at = self.start.add(self.half * HALF + self.used);
+            at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            std::slice::from_raw_parts(at, bytes.len())
+        };
+        // SAFETY: the staged bytes stay as they are until the event after this copy.
+        unsafe { result::memcpy_htod_async(to, staged, stream.0.cu_stream())? };
+        self.used += bytes.len().next_multiple_of(ALIGNMENT);
+        Ok(waits)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `malloc_host`; freeing waits for the copies.
+        let freed = unsafe { result::free_host(self.start.cast()) };
+        let _ = freed; // the device failed: what it holds goes with the process
+    }
+}

@@ -1,0 +1,130 @@
+//! What a GPU must do for the layers: keep memory, run the project's kernels, multiply matrices.
+//!
+//! The layers know nothing else of it, so the same kernels and the code that calls them run on CUDA and,
+//! in the tests, emulated on the processor.
+
+use chimera_core::kernels::Result;
+
+use super::Element;
+
+/// The text of all kernels. Defining `BF16` makes activations bf16.
+pub const SOURCE: &str = concat!(
+    include_str!("../../kernels/prelude.cu"),
+    include_str!("../../kernels/pointwise.cu"),
+    include_str!("../../kernels/sums.cu"),
+    include_str!("../../kernels/layer_norm.cu"),
+    include_str!("../../kernels/embedding.cu"),
+    include_str!("../../kernels/attention.cu"),
+    include_str!("../../kernels/cross_entropy.cu"),
+    include_str!("../../kernels/optimizer.cu"),
+);
+
+/// A place to run kernels in order: on CUDA one stream of one device.
+///
+/// Calls return before the work is done; only [`read`](Driver::read) waits. Work on other drivers of the
+/// same kind may use the same memory: each driver orders its own work behind theirs.
+pub trait Driver: Clone + Send + Sync + 'static {
+    /// An allocation, given back when dropped, after the work that uses it.
+    type Memory: Send + Sync + 'static;
+
+    /// The device, in words.
+    fn device(&self) -> String;
+
+    /// Memory with nothing in particular in it, on a boundary of at least 256 bytes.
+    fn allocate(&self, bytes: usize) -> Result<Self::Memory>;
+
+    /// Sets every byte.
+    fn fill(&self, memory: &Self::Memory, byte: u8) -> Result<()>;
+
+    /// Copies `bytes` from the host to the start of `memory`.
+    fn write(&self, memory: &Self::Memory, bytes: &[u8]) -> Result<()>;
+
+    /// Copies to the host, from byte `start` on; waits for it.
+    fn read(&self, memory: &Self::Memory, start: usize, into: &mut [u8]) -> Result<()>;
+
+    /// Runs a kernel of [`SOURCE`].
+    fn launch(&self, launch: &Launch<'_, Self::Memory>) -> Result<()>;
+
+    /// Multiplies two matrices.
+    fn multiply(&self, product: &Product<'_, Self::Memory>) -> Result<()>;
+
+    /// Marks `memory` as ready from here on for drivers of other ranks.
+    fn publish(&self, memory: &Self::Memory) -> Result<()>;
+
+    /// Memory of this device with what `memory` holds, if it lies on another one.
+    fn adopt(&self, memory: &Self::Memory) -> Result<Option<Self::Memory>>;
+}
+
+/// One run of a kernel.
+#[derive(Debug)]
+pub struct Launch<'a, M> {
+    /// Its name in [`SOURCE`].
+    pub kernel: &'static str,
+    /// Blocks across and down.
+    pub grid: [usize; 2],
+    /// Threads of a block, a multiple of 32.
+    pub block: usize,
+    /// Bytes of dynamic shared memory.
+    pub shared: usize,
+    /// The arguments, in order.
+    pub args: &'a [Arg<'a, M>],
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg<'a, M> {
+    /// Memory that is read, from this byte on.
+    Read(&'a M, usize),
+    /// Memory that is written, or changed, from this byte on.
+    Write(&'a M, usize),
+    /// No memory.
+    Null,
+    /// `int`
+    Int(i32),
+    /// `long long`
+    Long(i64),
+    /// `float`
+    Float(f32),
+    /// `double`
+    Double(f64),
+}
+
+/// `into = a b`, or `into += a b`, all row-major: `a` is `m` by `k` and `b` is `k` by `n` once transposed as
+/// asked. Sums are f32 at least.
+#[derive(Debug)]
+pub struct Product<'a, M> {
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// The left operand.
+    pub a: Operand<'a, M>,
+    /// The right operand.
+    pub b: Operand<'a, M>,
+    /// The result.
+    pub into: Place<'a, M>,
+    /// Whether to add to what `into` holds.
+    pub add: bool,
+}
+
+/// A matrix to multiply.
+#[derive(Debug)]
+pub struct Operand<'a, M> {
+    /// Where it begins.
+    pub place: Place<'a, M>,
+    /// Whether its transpose is meant.
+    pub transposed: bool,
+}
+
+/// Where a matrix begins and what it is made of.
+#[derive(Debug)]
+pub struct Place<'a, M> {
+    /// The memory.
+    pub memory: &'a M,
+    /// The byte in it.
+    pub start: usize,
+    /// The elements.
+    pub element: Element,
+}

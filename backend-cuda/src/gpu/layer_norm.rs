@@ -1,0 +1,91 @@
+//! Layer norm, a warp to each row.
+
+use chimera_core::kernels::Result;
+
+use super::sums::Ranges;
+use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
+
+impl<D: Driver> Gpu<D> {
+    pub(super) fn normalise(
+        &self,
+        x: &Tensor<D::Memory>,
+        gain: &Tensor<D::Memory>,
+        bias: &Tensor<D::Memory>,
+        epsilon: f64,
+    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
+        let (rows, width) = (x.n_rows(), x.width());
+        let x = self.cast(x)?;
+        let y = self.activation_of(&x.shape)?;
+        let stats = self.empty(&[rows, 2], Element::F32)?;
+        let args = [
+            x.read(),
+            gain.read(),
+            bias.read(),
+            y.write(),
+            stats.write(),
+            long(rows),
+            int(width),
+            float(epsilon),
+        ];
+        self.run("layer_norm", by_rows(rows), BLOCK, &args)?;
+        Ok((y, stats))
+    }
+
+    pub(super) fn normalise_backward_input(
+        &self,
+        dy: &Tensor<D::Memory>,
+        x: &Tensor<D::Memory>,
+        stats: &Tensor<D::Memory>,
+        gain: &Tensor<D::Memory>,
+        residual: Option<&Tensor<D::Memory>>,
+    ) -> Result<Tensor<D::Memory>> {
+        let (rows, width) = (x.n_rows(), x.width());
+        let (dy, x) = (self.cast(dy)?, self.cast(x)?);
+        let residual = residual.map(|residual| self.cast(residual)).transpose()?;
+        let dx = self.activation_of(&x.shape)?;
+        let args = [
+            dy.read(),
+            x.read(),
+            stats.read(),
+            gain.read(),
+            residual.as_ref().map_or(Arg::Null, Tensor::read),
+            dx.write(),
+            long(rows),
+            int(width),
+        ];
+        self.run("layer_norm_dx", by_rows(rows), BLOCK, &args)?;
+        Ok(dx)
+    }
+
+    pub(super) fn normalise_backward_weight(
+        &self,
+        dy: &Tensor<D::Memory>,
+        x: &Tensor<D::Memory>,
+        stats: &Tensor<D::Memory>,
+        d_gain: &Tensor<D::Memory>,
+        d_bias: &Tensor<D::Memory>,
+    ) -> Result<()> {
+        let (rows, width) = (x.n_rows(), x.width());
+        let (dy, x) = (self.cast(dy)?, self.cast(x)?);
+        let ranges = Ranges::of(rows, width);
+        let [gains, biases] = [self.allocate(ranges.bytes())?, self.allocate(ranges.bytes())?];
+        let args = [
+            dy.read(),
+            x.read(),
+            stats.read(),
+            Arg::Write(&gains, 0),
+            Arg::Write(&biases, 0),
+            long(rows),
+            int(width),
+            int(ranges.range),
+        ];
+        self.run("layer_norm_dw", ranges.grid(), BLOCK, &args)?;
+        self.add_parts(&gains, &ranges, d_gain)?;
+        self.add_parts(&biases, &ranges, d_bias)
+    }
+}
+
+/// The grid of a kernel whose warps take a row each.
+fn by_rows(rows: usize) -> [usize; 2] {
+    [rows.div_ceil(BLOCK / WARP), 1]
+}

@@ -1,0 +1,124 @@
+//! Making tensors, and copying them to and from the host.
+
+use chimera_core::kernels::Result;
+
+use super::tensor::{Buffer, Cast};
+use super::{Driver, Element, Gpu, Tensor, long};
+
+impl<D: Driver> Gpu<D> {
+    /// A tensor to be written in full.
+    pub(super) fn empty(&self, shape: &[usize], element: Element) -> Result<Tensor<D::Memory>> {
+        let memory = self.allocate(shape.iter().product::<usize>() * element.bytes())?;
+        Ok(Tensor { buffer: Buffer::new(memory), element, start: 0, shape: shape.to_vec() })
+    }
+
+    /// An activation to be written in full.
+    pub(super) fn activation_of(&self, shape: &[usize]) -> Result<Tensor<D::Memory>> {
+        self.empty(shape, self.activations)
+    }
+
+    /// Scratch memory to be written before it is read.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<D::Memory> {
+        let memory = self.driver.allocate(bytes)?;
+        if self.poisoned {
+            self.driver.fill(&memory, 0xff)?;
+        }
+        Ok(memory)
+    }
+
+    /// Numbers of the host in scratch memory.
+    pub(super) fn indices(&self, values: &[u32]) -> Result<D::Memory> {
+        let memory = self.allocate(size_of_val(values))?;
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        self.driver.write(&memory, &bytes)?;
+        Ok(memory)
+    }
+
+    pub(super) fn uploaded(&self, shape: &[usize], data: &[f32]) -> Result<Tensor<D::Memory>> {
+        let tensor = self.empty(shape, Element::F32)?;
+        if tensor.len() != data.len() {
+            let reason = format!("{} values for the shape {shape:?}", data.len());
+            return Err(self.failed("upload", reason));
+        }
+        let bytes: Vec<u8> = data.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        self.driver.write(&tensor.buffer.memory, &bytes)?;
+        Ok(tensor)
+    }
+
+    pub(super) fn downloaded(&self, tensor: &Tensor<D::Memory>) -> Result<Vec<f32>> {
+        let mut bytes = vec![0; tensor.len() * tensor.element.bytes()];
+        let start = tensor.start * tensor.element.bytes();
+        self.driver.read(&tensor.buffer.memory, start, &mut bytes)?;
+        Ok(match tensor.element {
+            Element::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_ne_bytes(*b)).collect(),
+            Element::Bf16 => {
+                let wide = |b: &[u8; 2]| f32::from_bits(u32::from(u16::from_ne_bytes(*b)) << 16);
+                bytes.as_chunks().0.iter().map(wide).collect()
+            }
+        })
+    }
+
+    pub(super) fn zeroed(&self, shape: &[usize]) -> Result<Tensor<D::Memory>> {
+        let tensor = self.empty(shape, Element::F32)?;
+        self.driver.fill(&tensor.buffer.memory, 0)?;
+        Ok(tensor)
+    }
+
+    pub(super) fn view_rows(
+        &self,
+        tensor: &Tensor<D::Memory>,
+        start: usize,
+        len: usize,
+    ) -> Tensor<D::Memory> {
+        assert!(start + len <= tensor.n_rows(), "rows {start} + {len} of {:?}", tensor.shape);
+        let mut view = tensor.clone();
+        view.start += start * tensor.width();
+        view.shape[0] = len;
+        view
+    }
+
+    /// `tensor` in memory of this device.
+    pub(super) fn adopted(&self, tensor: Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
+        Ok(match self.driver.adopt(&tensor.buffer.memory)? {
+            Some(memory) => Tensor { buffer: Buffer::new(memory), ..tensor },
+            None => tensor,
+        })
+    }
+
+    /// `x` as an activation; what was cast once is kept until the memory of `x` is written to.
+    pub(super) fn cast(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
+        if x.element == self.activations {
+            return Ok(x.clone());
+        }
+        if x.start > 0 {
+            let cast = self.activation_of(&x.shape)?;
+            self.convert(x, &cast)?;
+            return Ok(cast);
+        }
+        let mut kept = x.buffer.cast();
+        if let Some(cast) = kept.as_ref().filter(|cast| cast.len >= x.len()) {
+            let buffer = cast.buffer.clone();
+            return Ok(Tensor { buffer, element: self.activations, ..x.clone() });
+        }
+        let cast = self.activation_of(&x.shape)?;
+        self.convert(x, &cast)?;
+        *kept = Some(Cast { buffer: cast.buffer.clone(), len: x.len() });
+        Ok(cast)
+    }
+
+    /// `x` as f32.
+    pub(super) fn wide(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
+        if x.element == Element::F32 {
+            return Ok(x.clone());
+        }
+        let wide = self.empty(&x.shape, Element::F32)?;
+        let n = x.len();
+        self.run_each("from_activation", n, &[x.read(), wide.write(), long(n)])?;
+        Ok(wide)
+    }
+
+    fn convert(&self, x: &Tensor<D::Memory>, into: &Tensor<D::Memory>) -> Result<()> {
+        let n = x.len();
+        self.run_each("to_activation", n, &[x.read(), into.write(), long(n)])
+    }
+}

@@ -1,0 +1,322 @@
+//! [`Kernels`] on a GPU: the project's own CUDA kernels (`kernels/*.cu`) and matrix products of the
+//! vendor's library, behind the trait [`Driver`].
+//!
+//! With bf16 activations and their gradients are bf16, as are the operands of matrix products; weights,
+//! their gradients, moments, statistics and sums stay f32. An operand that comes as f32 where an activation
+//! is expected is cast.
+
+mod attention;
+mod cross_entropy;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod driver;
+mod embedding;
+mod layer_norm;
+mod linear;
+mod memory;
+mod optimizer;
+#[cfg(any(feature = "cuda", test))]
+mod order;
+mod pointwise;
+mod sums;
+mod tensor;
+
+use chimera_core::kernels::{
+    Activation, AdamW, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd,
+};
+
+pub use driver::{Arg, Driver, Launch, Operand, Place, Product, SOURCE};
+pub use tensor::{Element, Tensor};
+
+/// Threads of a block, where a kernel has no other needs.
+const BLOCK: usize = 256;
+/// Threads that take a row together.
+const WARP: usize = 32;
+
+/// The layers on one [`Driver`].
+#[derive(Clone, Debug)]
+pub struct Gpu<D> {
+    driver: D,
+    activations: Element,
+    poisoned: bool,
+}
+
+impl<D: Driver> Gpu<D> {
+    /// The layers on `driver`, whose kernels are compiled for such activations.
+    pub fn new(driver: D, activations: Element) -> Self {
+        Self { driver, activations, poisoned: false }
+    }
+
+    /// Fills memory with what is no number before it is written, so that a kernel that leaves a part of its
+    /// result out is found. For tests.
+    pub fn poisoned(self) -> Self {
+        Self { poisoned: true, ..self }
+    }
+
+    /// Where it runs.
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+}
+
+impl<D: Driver> Kernels for Gpu<D> {
+    type Tensor = Tensor<D::Memory>;
+
+    fn device(&self) -> String {
+        self.driver.device()
+    }
+
+    fn upload(&self, shape: &[usize], data: &[f32]) -> Result<Self::Tensor> {
+        self.uploaded(shape, data)
+    }
+
+    fn download(&self, tensor: &Self::Tensor) -> Result<Vec<f32>> {
+        self.downloaded(tensor)
+    }
+
+    fn zeros(&self, shape: &[usize]) -> Result<Self::Tensor> {
+        self.zeroed(shape)
+    }
+
+    fn shape(&self, tensor: &Self::Tensor) -> Vec<usize> {
+        tensor.shape.clone()
+    }
+
+    fn rows(&self, tensor: &Self::Tensor, start: usize, len: usize) -> Result<Self::Tensor> {
+        Ok(self.view_rows(tensor, start, len))
+    }
+
+    fn hand_over(&self, tensor: &Self::Tensor) -> Result<()> {
+        self.driver.publish(&tensor.buffer.memory)
+    }
+
+    fn take_over(&self, tensor: Self::Tensor) -> Result<Self::Tensor> {
+        self.adopted(tensor)
+    }
+
+    fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()> {
+        self.add(into, x)
+    }
+
+    fn squared_norm(&self, x: &Self::Tensor) -> Result<Self::Tensor> {
+        self.sum_of_squares(x)
+    }
+
+    fn embedding(
+        &self,
+        ids: &[u32],
+        context: usize,
+        tokens: &Self::Tensor,
+        positions: &Self::Tensor,
+    ) -> Result<Self::Tensor> {
+        self.embed(ids, context, tokens, positions)
+    }
+
+    fn embedding_dw(
+        &self,
+        ids: &[u32],
+        context: usize,
+        dy: &Self::Tensor,
+        d_tokens: &mut Self::Tensor,
+        d_positions: &mut Self::Tensor,
+    ) -> Result<()> {
+        self.embed_backward(ids, context, dy, d_tokens, d_positions)
+    }
+
+    fn linear(
+        &self,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        layout: Layout,
+        bias: Option<&Self::Tensor>,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor> {
+        self.linear_forward(x, w, layout, bias, residual)
+    }
+
+    fn linear_dx(
+        &self,
+        dy: &Self::Tensor,
+        w: &Self::Tensor,
+        layout: Layout,
+    ) -> Result<Self::Tensor> {
+        self.linear_backward_input(dy, w, layout)
+    }
+
+    fn linear_dw(
+        &self,
+        x: &Self::Tensor,
+        dy: &Self::Tensor,
+        layout: Layout,
+        dw: &mut Self::Tensor,
+        d_bias: Option<&mut Self::Tensor>,
+    ) -> Result<()> {
+        self.linear_backward_weight(x, dy, layout, dw, d_bias.map(|bias| &*bias))
+    }
+
+    fn layer_norm(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        bias: &Self::Tensor,
+        epsilon: f64,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        self.normalise(x, gain, bias, epsilon)
+    }
+
+    fn layer_norm_dx(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        stats: &Self::Tensor,
+        gain: &Self::Tensor,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor> {
+        self.normalise_backward_input(dy, x, stats, gain, residual)
+    }
+
+    fn layer_norm_dw(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        stats: &Self::Tensor,
+        d_gain: &mut Self::Tensor,
+        d_bias: &mut Self::Tensor,
+    ) -> Result<()> {
+        self.normalise_backward_weight(dy, x, stats, d_gain, d_bias)
+    }
+
+    fn activation(&self, x: &Self::Tensor, f: Activation) -> Result<Self::Tensor> {
+        self.activate(x, f)
+    }
+
+    fn activation_dx(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        f: Activation,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        self.activate_backward(dy, x, f)
+    }
+
+    fn dropout(
+        &self,
+        x: &Self::Tensor,
+        by: &Dropout,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor> {
+        self.drop_out(x, by, residual)
+    }
+
+    fn attention(
+        &self,
+        qkv: &Self::Tensor,
+        heads: usize,
+        context: usize,
+        mask: Mask<'_>,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        self.attend(qkv, heads, context, mask)
+    }
+
+    fn attention_dx(
+        &self,
+        dy: &Self::Tensor,
+        qkv: &Self::Tensor,
+        out: &Self::Tensor,
+        log_sum: &Self::Tensor,
+        heads: usize,
+        context: usize,
+        mask: Mask<'_>,
+    ) -> Result<Self::Tensor> {
+        self.attend_backward(dy, qkv, out, log_sum, heads, context, mask)
+    }
+
+    fn cross_entropy(
+        &self,
+        logits: Self::Tensor,
+        targets: &[u32],
+        scale: f64,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        self.loss(logits, targets, scale)
+    }
+
+    fn adamw(
+        &self,
+        w: &mut Self::Tensor,
+        g: &Self::Tensor,
+        m: &mut Self::Tensor,
+        v: &mut Self::Tensor,
+        by: &AdamW,
+    ) -> Result<()> {
+        self.adamw_update(w, g, m, v, by)
+    }
+
+    fn lamb(
+        &self,
+        w: &mut Self::Tensor,
+        g: &Self::Tensor,
+        m: &mut Self::Tensor,
+        v: &mut Self::Tensor,
+        by: &AdamW,
+    ) -> Result<()> {
+        self.lamb_update(w, g, m, v, by)
+    }
+
+    fn sgd(
+        &self,
+        w: &mut Self::Tensor,
+        g: &Self::Tensor,
+        m: &mut Self::Tensor,
+        by: &Sgd,
+    ) -> Result<()> {
+        self.sgd_update(w, g, m, by)
+    }
+}
+
+impl<D: Driver> Gpu<D> {
+    fn run(
+        &self,
+        kernel: &'static str,
+        grid: [usize; 2],
+        block: usize,
+        args: &[Arg<'_, D::Memory>],
+    ) -> Result<()> {
+        self.run_shared(kernel, grid, block, 0, args)
+    }
+
+    fn run_shared(
+        &self,
+        kernel: &'static str,
+        grid: [usize; 2],
+        block: usize,
+        shared: usize,
+        args: &[Arg<'_, D::Memory>],
+    ) -> Result<()> {
+        if grid.contains(&0) {
+            return Ok(()); // nothing to do, and a device refuses an empty grid
+        }
+        self.driver.launch(&Launch { kernel, grid, block, shared, args })
+    }
+
+    /// Runs a kernel that treats each of `n` elements on its own, four to a thread.
+    fn run_each(&self, kernel: &'static str, n: usize, args: &[Arg<'_, D::Memory>]) -> Result<()> {
+        self.run(kernel, [n.div_ceil(4 * BLOCK), 1], BLOCK, args)
+    }
+
+    fn failed(&self, op: &'static str, reason: impl Into<String>) -> DeviceError {
+        DeviceError::Failed { device: self.driver.device(), op, reason: reason.into() }
+    }
+}
+
+/// A size as kernels take it; above two thousand million no matrix has so many columns.
+fn int<M>(size: usize) -> Arg<'static, M> {
+    Arg::Int(i32::try_from(size).unwrap_or(i32::MAX))
+}
+
+fn long<M>(size: usize) -> Arg<'static, M> {
+    Arg::Long(size as i64)
+}
+
+fn float<M>(x: f64) -> Arg<'static, M> {
+    Arg::Float(x as f32)
+}

@@ -1,0 +1,75 @@
+//! Elements on their own.
+
+use chimera_core::kernels::{Activation, Dropout, Result};
+
+use super::{Arg, Driver, Element, Gpu, Tensor, float, long};
+
+impl<D: Driver> Gpu<D> {
+    pub(super) fn add(&self, into: &Tensor<D::Memory>, x: &Tensor<D::Memory>) -> Result<()> {
+        assert_eq!(into.shape, x.shape, "accumulate");
+        let n = x.len();
+        let (kernel, x) = match into.element {
+            Element::F32 => ("accumulate", self.wide(x)?),
+            Element::Bf16 => ("accumulate_activation", self.cast(x)?),
+        };
+        self.run_each(kernel, n, &[into.write(), x.read(), long(n)])
+    }
+
+    pub(super) fn activate(
+        &self,
+        x: &Tensor<D::Memory>,
+        f: Activation,
+    ) -> Result<Tensor<D::Memory>> {
+        let (x, n) = (self.cast(x)?, x.len());
+        let y = self.activation_of(&x.shape)?;
+        self.run_each("activation", n, &[x.read(), y.write(), long(n), number(f)])?;
+        Ok(y)
+    }
+
+    pub(super) fn activate_backward(
+        &self,
+        dy: &Tensor<D::Memory>,
+        x: &Tensor<D::Memory>,
+        f: Activation,
+    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
+        let (dy, x, n) = (self.cast(dy)?, self.cast(x)?, x.len());
+        assert_eq!(dy.len(), n, "activation_dx");
+        let [dx, y] = [self.activation_of(&x.shape)?, self.activation_of(&x.shape)?];
+        let args = [dy.read(), x.read(), dx.write(), y.write(), long(n), number(f)];
+        self.run_each("activation_dx", n, &args)?;
+        Ok((dx, y))
+    }
+
+    pub(super) fn drop_out(
+        &self,
+        x: &Tensor<D::Memory>,
+        by: &Dropout,
+        residual: Option<&Tensor<D::Memory>>,
+    ) -> Result<Tensor<D::Memory>> {
+        let (x, n) = (self.cast(x)?, x.len());
+        let residual = residual.map(|residual| self.cast(residual)).transpose()?;
+        let y = self.activation_of(&x.shape)?;
+        let args = [
+            x.read(),
+            residual.as_ref().map_or(Arg::Null, Tensor::read),
+            y.write(),
+            long(n),
+            Arg::Int(by.key[0] as i32),
+            Arg::Int(by.key[1] as i32),
+            Arg::Long(by.first as i64),
+            Arg::Int(by.threshold() as i32),
+            float(by.scale()),
+        ];
+        self.run_each("dropout", n, &args)?;
+        Ok(y)
+    }
+}
+
+/// The number of a function in `kernels/pointwise.cu`.
+fn number<M>(f: Activation) -> Arg<'static, M> {
+    Arg::Int(match f {
+        Activation::GeluTanh => 0,
+        Activation::Gelu => 1,
+        Activation::Tanh => 2,
+    })
+}

@@ -1,0 +1,99 @@
+//! Tensors in a GPU's memory.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::driver::{Arg, Place};
+
+/// What a tensor is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Element {
+    /// 32 bits.
+    F32,
+    /// The upper 16 of them.
+    Bf16,
+}
+
+impl Element {
+    /// Bytes of one.
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::F32 => 4,
+            Element::Bf16 => 2,
+        }
+    }
+}
+
+/// Elements in a row-major order, within memory that clones and views share.
+pub struct Tensor<M> {
+    pub(super) buffer: Arc<Buffer<M>>,
+    pub(super) element: Element,
+    /// The first element's number in the buffer.
+    pub(super) start: usize,
+    pub(super) shape: Vec<usize>,
+}
+
+/// An allocation and what is derived from it.
+pub(super) struct Buffer<M> {
+    pub(super) memory: M,
+    cast: Mutex<Option<Cast<M>>>,
+}
+
+/// The first elements of a buffer as activations: weights are cast once for all uses between two updates.
+pub(super) struct Cast<M> {
+    pub(super) buffer: Arc<Buffer<M>>,
+    pub(super) len: usize,
+}
+
+impl<M> Buffer<M> {
+    pub(super) fn new(memory: M) -> Arc<Self> {
+        Arc::new(Self { memory, cast: Mutex::new(None) })
+    }
+
+    pub(super) fn cast(&self) -> MutexGuard<'_, Option<Cast<M>>> {
+        self.cast.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<M> Tensor<M> {
+    pub(super) fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Elements of one row.
+    pub(super) fn width(&self) -> usize {
+        self.shape.iter().skip(1).product()
+    }
+
+    /// Rows, if the last dimension is the row.
+    pub(super) fn n_rows(&self) -> usize {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    pub(super) fn read(&self) -> Arg<'_, M> {
+        Arg::Read(&self.buffer.memory, self.start * self.element.bytes())
+    }
+
+    /// For a tensor that is nobody else's, or was made just now.
+    pub(super) fn write(&self) -> Arg<'_, M> {
+        *self.buffer.cast() = None;
+        Arg::Write(&self.buffer.memory, self.start * self.element.bytes())
+    }
+
+    pub(super) fn place(&self) -> Place<'_, M> {
+        let start = self.start * self.element.bytes();
+        Place { memory: &self.buffer.memory, start, element: self.element }
+    }
+}
+
+impl<M> Clone for Tensor<M> {
+    fn clone(&self) -> Self {
+        Self { buffer: Arc::clone(&self.buffer), shape: self.shape.clone(), ..*self }
+    }
+}
+
+impl<M> fmt::Debug for Tensor<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}{:?}", self.element, self.shape)
+    }
+}

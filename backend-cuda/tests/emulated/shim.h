@@ -1,0 +1,173 @@
+// Runs CUDA C on the processor, put before the kernels' text: blocks one after another, each thread of a
+// block a fiber that runs until a barrier or a shuffle. Every other launch takes blocks and threads backwards, so
+// that a result that hangs on their order differs from call to call. Shared memory holds what is no number
+// when a block begins.
+
+#include <csetjmp>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <string>
+#include <tuple>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+struct Extent { int x, y, z; };
+static Extent gridDim, blockDim, blockIdx, threadIdx;
+
+#define __global__
+#define __device__ static
+#define __shared__ static __attribute__((section("shared_memory")))
+#define __launch_bounds__(...)
+using std::min;
+
+static float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
+static unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
+
+namespace emulation {
+
+enum State { RUNS, AT_BLOCK, AT_WARP, DONE };
+
+// Kept from block to block: a new context costs system calls.
+struct Fiber {
+    ucontext_t context;
+    jmp_buf resume;
+    State state;
+    bool has_begun;
+    std::vector<char> stack;
+};
+
+const int WARP_SIZE = 32, MAX_THREADS = 1024, STACK = 64 * 1024;
+static Fiber fibers[MAX_THREADS];
+static jmp_buf scheduler;
+static int running;
+static double slots[MAX_THREADS];
+static void (*body)(void**);
+static void** arguments;
+static std::string fault;
+
+static void wait(State state) {
+    fibers[running].state = state;
+    if (!_setjmp(fibers[running].resume)) _longjmp(scheduler, 1);
+}
+
+static void enter() {
+    while (true) {
+        body(arguments);
+        wait(DONE); // for the next block
+    }
+}
+
+static void begin(Fiber& fiber) {
+    fiber.stack.resize(STACK);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = STACK;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, enter, 0);
+    fiber.has_begun = true;
+    setcontext(&fiber.context);
+}
+
+static void resume(int thread) {
+    Fiber& fiber = fibers[thread];
+    running = thread;
+    threadIdx = {thread, 0, 0};
+    if (_setjmp(scheduler)) return;
+    if (fiber.has_begun) _longjmp(fiber.resume, 1);
+    begin(fiber);
+}
+
+// Releases the threads from `first` on if all n wait for the same; false if some wait for something else.
+static bool release(int first, int n, State state) {
+    int waiting = 0;
+    for (int i = first; i < first + n; i++) waiting += fibers[i].state == state;
+    if (waiting < n) return waiting == 0;
+    for (int i = first; i < first + n; i++) fibers[i].state = RUNS;
+    return true;
+}
+
+static bool run_block(bool is_backwards) {
+    int n = blockDim.x;
+    for (int i = 0; i < n; i++) fibers[i].state = RUNS;
+    while (true) {
+        bool any = false;
+        for (int i = 0; i < n; i++) {
+            int thread = is_backwards ? n - 1 - i : i;
+            if (fibers[thread].state != RUNS) continue;
+            resume(thread);
+            any = true;
+        }
+        if (!any) break;
+        for (int first = 0; first < n; first += WARP_SIZE) release(first, WARP_SIZE, AT_WARP);
+        release(0, n, AT_BLOCK);
+    }
+    for (int i = 0; i < n; i++)
+        if (fibers[i].state != DONE) {
+            for (Fiber& fiber : fibers) fiber.has_begun = false; // it is in the middle of something
+            fault = "some threads of a block wait at a barrier or a shuffle that others do not come to";
+            return false;
+        }
+    return true;
+}
+
+// The value that lane `from` of this warp gives.
+template <class V> static V exchange(V value, int from) {
+    int thread = running;
+    memcpy(&slots[thread], &value, sizeof value);
+    wait(AT_WARP);
+    memcpy(&value, &slots[thread / WARP_SIZE * WARP_SIZE + from], sizeof value);
+    wait(AT_WARP);
+    return value;
+}
+
+struct Kernel { const char* name; void (*body)(void**); };
+static std::map<std::string, void (*)(void**)>& kernels() {
+    static std::map<std::string, void (*)(void**)> all;
+    return all;
+}
+
+template <auto F, class... A, size_t... I>
+static void apply(void (*)(A...), void** args, std::index_sequence<I...>) { F(*(A*)args[I]...); }
+template <class... A> static auto count(void (*)(A...)) { return std::index_sequence_for<A...>(); }
+template <auto F> static void call(void** args) { apply<F>(F, args, count(F)); }
+
+template <auto F> static bool add(const char* name) { return kernels().emplace(name, call<F>).second; }
+
+}  // namespace emulation
+
+extern "C" char __start_shared_memory, __stop_shared_memory;
+
+static void __syncthreads() { emulation::wait(emulation::AT_BLOCK); }
+static void __syncwarp() { emulation::wait(emulation::AT_WARP); }
+template <class V> static V __shfl_xor_sync(unsigned, V value, int mask) {
+    return emulation::exchange(value, (threadIdx.x % emulation::WARP_SIZE) ^ mask);
+}
+template <class V> static V __shfl_sync(unsigned, V value, int from) { return emulation::exchange(value, from); }
+
+// Dynamic shared memory: the largest that a block of a GPU can have, but 16 KiB for the rest.
+static char dynamic_shared[211 * 1024] __attribute__((aligned(128)));
+
+// Runs a kernel; null, or what went wrong.
+extern "C" const char* emulate(const char* name, int across, int down, int block, size_t shared, void** args,
+                               int is_backwards) {
+    using namespace emulation;
+    auto found = kernels().find(name);
+    if (found == kernels().end()) return "there is no such kernel";
+    if (block % WARP_SIZE || block > MAX_THREADS) return "blocks are whole warps, at most 1024 threads";
+    if (shared > sizeof dynamic_shared) return "more shared memory than a block can have";
+    body = found->second;
+    arguments = args;
+    gridDim = {across, down, 1};
+    blockDim = {block, 1, 1};
+    for (int i = 0; i < across * down; i++) {
+        int number = is_backwards ? across * down - 1 - i : i;
+        blockIdx = {number % across, number / across, 0};
+        memset(&__start_shared_memory, 0xff, &__stop_shared_memory - &__start_shared_memory);
+        memset(dynamic_shared, 0xff, shared);
+        if (!run_block(is_backwards)) return fault.c_str();
+    }
+    return nullptr;
+}

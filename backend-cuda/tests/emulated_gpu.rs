@@ -1,0 +1,58 @@
+//! The GPU's kernels on an emulated one: the suite that every device passes.
+
+#![allow(unsafe_code)] // memory of the emulated device, and the kernels compiled into a library
+
+mod emulated;
+
+use chimera_backend_cuda::gpu::Element;
+use chimera_core::equivalence::{Run, RunError};
+use chimera_core::kernels::conformance;
+use chimera_core::kernels::reference::Reference;
+use chimera_core::model::{Architecture, ModelConfig};
+use chimera_core::schedule::Shape;
+
+#[test]
+fn f32_conforms() {
+    conformance::run(&emulated::gpu(Element::F32), 1e-5);
+}
+
+#[test]
+fn bf16_conforms() {
+    let round = |x| half::bf16::from_f32(x).to_f32();
+    conformance::run_rounded(&emulated::gpu(Element::Bf16), 1e-2, round);
+}
+
+#[test]
+fn f32_trains_as_the_reference() -> Result<(), RunError> {
+    trains(Element::F32, 1e-4)
+}
+
+#[test]
+fn bf16_trains_beside_the_reference() -> Result<(), RunError> {
+    trains(Element::Bf16, 1e-2)
+}
+
+/// Schedules with a worker to a thread, each with a device of its own.
+fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
+    for (schedule, depth) in [("dapple", 1), ("1f1b", 2), ("chimera", 2), ("chimera", 4)] {
+        let model = ModelConfig {
+            architecture: Architecture::Gpt2,
+            layers: 4,
+            hidden: 8,
+            heads: 2,
+            context: 6,
+            vocab: 19,
+            tied: false,
+        };
+        let shape = Shape::new(depth, 4);
+        let run = Run { schedule, shape, model, micro_batch_size: 1, steps: 4 };
+        let expected = run.train(|_| Ok(Reference))?.losses;
+        let got = run.train(|_| Ok(emulated::gpu(activations)))?.losses;
+        assert_eq!(got.len(), 4);
+        for (got, expected) in got.iter().zip(&expected) {
+            let error = (got - expected).abs() / expected;
+            assert!(error < tolerance, "{schedule}, {depth} workers: {got} is not {expected}");
+        }
+    }
+    Ok(())
+}

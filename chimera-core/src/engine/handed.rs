@@ -1,0 +1,69 @@
+//! The transport as a rank on a device sees it: what it gives away is marked as ready on its device, and
+//! what it takes is brought to it.
+
+use std::time::Instant;
+
+use crate::comm::{Comm, CommError, Position, Tag};
+use crate::fault::Fault;
+use crate::ids::Rank;
+use crate::kernels::{DeviceError, Kernels};
+
+pub(super) struct Handed<K, C> {
+    kernels: K,
+    comm: C,
+}
+
+impl<K, C> Handed<K, C> {
+    pub(super) fn new(kernels: K, comm: C) -> Self {
+        Handed { kernels, comm }
+    }
+}
+
+impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
+    fn rank(&self) -> Rank {
+        self.comm.rank()
+    }
+
+    fn n_ranks(&self) -> u32 {
+        self.comm.n_ranks()
+    }
+
+    fn send(&mut self, to: Rank, tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
+        self.kernels.hand_over(&tensor).map_err(failed)?;
+        self.comm.send(to, tag, tensor)
+    }
+
+    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError> {
+        self.comm.post(from, tag)
+    }
+
+    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<K::Tensor>, CommError> {
+        let taken = self.comm.try_take(from, tag)?;
+        taken.map(|tensor| self.kernels.take_over(tensor)).transpose().map_err(failed)
+    }
+
+    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<K::Tensor, CommError> {
+        let taken = self.comm.take(from, tag, deadline)?;
+        self.kernels.take_over(taken).map_err(failed)
+    }
+
+    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
+        self.comm.exchange(bytes, deadline)
+    }
+
+    fn publish(&mut self, position: Position) {
+        self.comm.publish(position);
+    }
+
+    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+        self.comm.positions(deadline)
+    }
+
+    fn abort(&mut self, cause: &Fault) {
+        self.comm.abort(cause);
+    }
+}
+
+fn failed(error: DeviceError) -> CommError {
+    CommError::Failed(error.to_string())
+}

@@ -1,0 +1,187 @@
+//! A training of random tokens, small or large, that every device must do as the
+//! [`Reference`](crate::kernels::reference) does: the whole of schedule, engine, model and kernels.
+//!
+//! Losses on a device are compared with those on another, of another schedule or of one worker. What random
+//! tokens teach is little, but their losses hang on every weight and gradient.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::analyze::Refusal;
+use crate::comm::{Comm, Threads};
+use crate::engine::{Data, Job, Patience, Training, Worker, run_threads};
+use crate::fault::{Class, Fault};
+use crate::ids::{Rank, StageId};
+use crate::kernels::{DeviceError, Kernels};
+use crate::lower::{Lowering, lower};
+use crate::model::{Gpt2Stage, ModelConfig, ModelError, cut};
+use crate::schedule::{Shape, Unfit, UnknownSchedule, find};
+
+/// What to train, and how.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// A schedule of the table.
+    pub schedule: &'static str,
+    /// Its shape.
+    pub shape: Shape,
+    /// The model.
+    pub model: ModelConfig,
+    /// Samples of a micro-batch.
+    pub micro_batch_size: usize,
+    /// Updates of the weights.
+    pub steps: u64,
+}
+
+/// What every step came to.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Trained {
+    /// Mean loss of each step, in nats.
+    pub losses: Vec<f64>,
+    /// Norm of each step's gradient.
+    pub norms: Vec<f64>,
+    /// How long each step took on rank 0, in seconds.
+    pub seconds: Vec<f64>,
+}
+
+/// Why there was no training.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// There is no schedule of that name.
+    #[error(transparent)]
+    Unknown(#[from] UnknownSchedule),
+    /// The schedule has no such shape.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
+    /// The timetable is not sound.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The model cannot be cut so.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A rank failed.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+impl Run {
+    /// Trains with a worker to a thread; `device` makes the kernels of each.
+    ///
+    /// # Errors
+    /// If the schedule or the model does not fit, or a rank fails.
+    pub fn train<K: Kernels>(
+        &self,
+        device: impl Fn(Rank) -> Result<K, DeviceError> + Sync,
+    ) -> Result<Trained, RunError> {
+        let training = Training { seed: 1, steps: self.steps, lr: 1e-2, ..Training::default() };
+        let timetable = find(self.schedule)?.timetable(&self.shape)?;
+        let how = Lowering { barrier: training.needs_barrier(), ..Lowering::default() };
+        let program = lower(&timetable, &how)?;
+        let (stop, tokens) = (AtomicBool::new(false), Tokens(&self.model));
+        let job = Job {
+            program: &program,
+            width: 1,
+            micro_batch_size: self.micro_batch_size,
+            training: &training,
+            data: &tokens,
+            patience: Patience::default(),
+            stop: &stop,
+            epoch: Instant::now(),
+        };
+        let cuts = cut(&self.model, program.placement().n_stages())?;
+        let n_ranks = self.shape.depth as u32;
+        let ranks = run_threads(n_ranks, |comm: &mut Threads<K::Tensor>| {
+            let rank = comm.rank();
+            let on_device = |e: DeviceError| {
+                let class = match e {
+                    DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
+                    DeviceError::Failed { .. } => Class::Internal,
+                };
+                Fault::new(class, rank, e.to_string())
+            };
+            let kernels = device(rank).map_err(on_device)?;
+            let stages: Result<Vec<_>, ModelError> = cuts
+                .iter()
+                .map(|cut| {
+                    Gpt2Stage::new(kernels.clone(), &self.model, self.model.context, cut.clone())
+                })
+                .collect();
+            let stages = stages.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))?;
+            let stage = |id: StageId| stages[id.index()].clone();
+            let mut worker = Worker::new(job, kernels, comm, stage)?;
+            let mut trained = Trained::default();
+            let mut step = 0;
+            while step < self.steps {
+                let start = Instant::now();
+                for report in worker.run(step)? {
+                    trained.losses.push(report.loss);
+                    trained.norms.push(report.grad_norm);
+                    step = report.step + 1;
+                }
+                trained.seconds.push(start.elapsed().as_secs_f64());
+            }
+            Ok(trained)
+        })?;
+        Ok(ranks.into_iter().next().unwrap_or_default())
+    }
+}
+
+/// Tokens that follow from their place alone.
+struct Tokens<'m>(&'m ModelConfig);
+
+impl Data for Tokens<'_> {
+    fn sample(
+        &self,
+        step: u64,
+        sample: u64,
+        input: &mut Vec<u32>,
+        target: &mut Vec<u32>,
+    ) -> std::io::Result<()> {
+        let mut rng = ChaCha8Rng::seed_from_u64(step << 32 | sample);
+        let mut token = || rng.random_range(0..self.0.vocab as u32);
+        let tokens: Vec<u32> = (0..=self.0.context).map(|_| token()).collect();
+        input.extend(&tokens[..self.0.context]);
+        target.extend(&tokens[1..]);
+        Ok(())
+    }
+
+    fn n_targets(&self) -> usize {
+        self.0.context
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::reference::Reference;
+    use crate::model::Architecture;
+
+    #[test]
+    fn a_pipeline_trains_as_one_worker() {
+        let model = ModelConfig {
+            architecture: Architecture::Gpt2,
+            layers: 4,
+            hidden: 8,
+            heads: 2,
+            context: 4,
+            vocab: 11,
+            tied: false,
+        };
+        let run = |schedule, shape| Run {
+            schedule,
+            shape,
+            model: model.clone(),
+            micro_batch_size: 1,
+            steps: 3,
+        };
+        let trained = |run: Run| run.train(|_| Ok(Reference)).expect("trains");
+        let alone = trained(run("dapple", Shape::new(1, 4)));
+        let many = trained(run("chimera", Shape::new(2, 4)));
+        assert_eq!(alone.losses.len(), 3);
+        for (a, b) in alone.losses.iter().zip(&many.losses) {
+            assert!((a - b).abs() < 1e-5 * a.abs(), "{a} {b}");
+        }
+    }
+}

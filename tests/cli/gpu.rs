@@ -1,0 +1,40 @@
+//! Devices: what this build lacks, and the test of a device.
+
+use std::fs::read_to_string;
+
+use serde_json::Value;
+
+use crate::command::{chimera, folder};
+
+#[test]
+#[cfg(not(feature = "cuda"))]
+fn a_build_without_cuda_says_how_to_get_it() {
+    for line in ["train --steps 1 --device cuda:1", "selftest --device cuda"] {
+        let ran = chimera(line);
+        assert_eq!(ran.code, Some(2), "{line}: {}", ran.stderr);
+        assert!(ran.stderr.contains("install chimera with `--features cuda`"), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn bf16_is_for_cuda() {
+    let ran = chimera("train --steps 1 --device cpu --precision bf16");
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{}", ran.stderr);
+    assert!(ran.stderr.contains("choose f32"), "{}", ran.stderr);
+}
+
+#[test]
+fn the_processor_passes_its_test() {
+    let folder = folder();
+    let json = folder.path().join("report.json");
+    let ran = chimera(&format!("selftest --device cpu --json {}", json.display()));
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let report: Value = serde_json::from_str(&read_to_string(&json).expect("a report")).unwrap();
+    let checks = report["checks"].as_array().expect("checks");
+    for what in ["kernel attention_dx, f32", "losses of chimera with 4 worker(s), f32"] {
+        let check = checks.iter().find(|check| check["what"] == what);
+        let check = check.unwrap_or_else(|| panic!("{what} is not among {checks:?}"));
+        assert!(check["value"].as_f64() <= check["limit"].as_f64(), "{check}");
+    }
+    assert!(report["measurements"].as_array().is_some_and(|all| all.len() > 10), "{report}");
+}
