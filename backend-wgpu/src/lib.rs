@@ -9,7 +9,7 @@
 //!
 //! Sums have one order and there are no atomics, so the same call gives the same bits. Tensors larger than
 //! the device binds at once are worked on in blocks of rows. What the device reports (out of memory, lost,
-//! a call it refuses) becomes a [`DeviceError`] of the next call that can tell.
+//! a call it refuses) becomes a [`DeviceError`](chimera_core::kernels::DeviceError) of the next call that can tell.
 
 mod adapter;
 mod gpu;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::pool::Memory;
 
-/// A row-major tensor of f32 in a device's memory. Clones and [`rows`](Tensor::rows) share that memory.
+/// A row-major tensor of f32 in a device's memory. Clones and rows of it share that memory.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     shape: Vec<usize>,
