@@ -24,7 +24,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
 
 /// The class of an error: that of the fault that ended a run, of a refused schedule or checkpoint, of a
 /// device that failed; all else is wrong usage.
-fn class(error: &anyhow::Error) -> Class {
+pub(crate) fn class(error: &anyhow::Error) -> Class {
     error.chain().find_map(class_of).unwrap_or(Class::Usage)
 }
 

@@ -12,6 +12,7 @@ pub mod data;
 pub mod device;
 pub mod evaluate;
 pub mod hf;
+pub mod launch;
 pub mod save;
 pub mod selftest;
 pub mod settings;
@@ -22,4 +23,6 @@ pub mod training;
 pub use chimera_backend_cuda as candle;
 #[cfg(feature = "wgpu")]
 pub use chimera_backend_wgpu as wgpu;
+#[cfg(feature = "mpi")]
+pub use chimera_comm_mpi as mpi;
 pub use chimera_core as core;

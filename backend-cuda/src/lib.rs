@@ -1,4 +1,4 @@
-//! Chimera's [`Kernels`] on candle's tensors.
+//! Chimera's [`Kernels`] on the CPU, with candle's tensors ([`Candle`]), and on NVIDIA GPUs ([`gpu`]).
 //!
 //! Candle holds the memory and names the device; the layers are written here, since composing them
 //! from tensor primitives costs a pass over memory per primitive, and since candle's own fused ones
@@ -50,6 +50,15 @@ impl Kernels for Candle {
     fn download(&self, tensor: &Tensor) -> Result<Vec<f32>> {
         let flat = tensor.flatten_all().and_then(|flat| flat.to_vec1());
         self.named("download", flat)
+    }
+
+    fn adopt(&self, shape: &[usize], data: Vec<f32>) -> Result<Tensor> {
+        self.named("upload", Tensor::from_vec(data, shape, &self.device))
+    }
+
+    fn download_into(&self, tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {
+        let copied = cpu::copy_into(tensor, into);
+        self.named("download", copied)
     }
 
     fn zeros(&self, shape: &[usize]) -> Result<Tensor> {

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::ids::{PipeId, StageId};
@@ -14,7 +15,7 @@ use crate::timetable::Timetable;
 use crate::update::Update;
 
 /// What kind of value a token stands for.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum TokenKind {
     /// The output of a stage, eaten by the next stage's forward.
     Activation,
@@ -37,7 +38,7 @@ pub enum TokenKind {
 ///
 /// Activations travel in the span of their forward; everything else is cut into single units, so
 /// that the halves of a micro-batch can go backward one by one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Token {
     /// What it stands for.
     pub kind: TokenKind,

@@ -54,7 +54,7 @@ impl Class {
 }
 
 /// What went wrong, where.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Debug, thiserror::Error, Serialize, Deserialize)]
 pub struct Fault {
     /// What kind of failure.
     pub class: Class,

@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::{PipeId, StageId};
 
 /// What an op does with its stage.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Kind {
     /// The forward pass.
     Forward,
@@ -55,7 +57,7 @@ impl Kind {
 ///
 /// A unit is a whole micro-batch, or a part of one where a schedule cuts them
 /// (see [`Timetable::units_per_micro`](crate::timetable::Timetable::units_per_micro)).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Span {
     /// The first unit.
     pub start: u32,
@@ -92,7 +94,7 @@ impl fmt::Debug for Span {
 }
 
 /// One thing to compute: a kind of pass, of one stage of one pipe, on one span of micro-batches.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Op {
     /// Which pass.
     pub kind: Kind,

@@ -8,6 +8,7 @@
 mod disk;
 mod manifest;
 mod saver;
+mod shares;
 mod store;
 mod tensors;
 
@@ -21,6 +22,7 @@ use chimera_core::stage::Param;
 pub use disk::{Disk, Written};
 pub use manifest::{FORMAT, MANIFEST, Manifest, Shard};
 pub use saver::{Saver, State};
+pub use shares::{Exchange, Shares};
 pub use store::{Entry, Store};
 use tensors::{Named, TensorFile};
 

@@ -78,11 +78,21 @@ impl Saver {
         under_way.writer = Some(thread::spawn(move || {
             store.save(manifest, &parts).inspect_err(|fault| {
                 if !is_last {
-                    warn(&format!("{}; training goes on", fault.message));
+                    warn(&goes_on(fault));
                 }
             })
         }));
         Ok(())
+    }
+
+    /// Where it saves.
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Tells of a save on the way that failed.
+    pub(super) fn warn(&self, fault: &Fault) {
+        (self.warn)(&goes_on(fault));
     }
 
     /// Waits for the last save: where it is, if there was one.
@@ -100,4 +110,8 @@ impl Saver {
         }
         under_way
     }
+}
+
+fn goes_on(fault: &Fault) -> String {
+    format!("{}; training goes on", fault.message)
 }

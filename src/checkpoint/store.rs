@@ -116,44 +116,79 @@ impl Store {
     /// # Errors
     /// If a value is not finite, or the files cannot be written; what was written of them is removed.
     pub fn save(&self, manifest: Manifest, parts: &[Vec<Snapshot>]) -> Result<PathBuf, Fault> {
-        let folder = self.folder_of(manifest.step);
-        if let Some(name) = parts.iter().flatten().find_map(unsound) {
-            let message = format!("{name} is not finite: no checkpoint is saved");
-            return Err(Fault::new(Class::NonFinite, Rank(0), message));
+        let step = manifest.step;
+        parts.iter().try_for_each(|part| sound(part))?;
+        self.begin(step)?;
+        let shards = thread::scope(|scope| {
+            let write = |(nth, part)| scope.spawn(move || self.write(step, nth, part));
+            let writers: Vec<_> = parts.iter().map(Vec::as_slice).enumerate().map(write).collect();
+            let died = |_| Err(self.fault(step, &"a writing thread died"));
+            let ends = writers.into_iter().map(|writer| writer.join().unwrap_or_else(died));
+            ends.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>()
+        });
+        match shards {
+            Ok(shards) => self.publish(Manifest { shards, ..manifest }),
+            Err(fault) => {
+                self.discard(step);
+                Err(fault)
+            }
         }
-        self.publish(&folder, manifest, parts).map_err(|e| {
-            let _ = self.disk.remove_dir(&folder); // the error that counts is the first
-            io_fault("checkpoint", &folder, &e)
+    }
+
+    /// Makes the folder of a checkpoint, before its files are written.
+    pub(super) fn begin(&self, step: u64) -> Result<(), Fault> {
+        let folder = self.folder_of(step);
+        let made = match folder.exists() {
+            true => self.disk.remove_dir(&folder), // an interrupted save
+            false => Ok(()),
+        };
+        let made = made.and_then(|()| self.disk.create_dir(&folder));
+        made.map_err(|e| {
+            self.discard(step);
+            self.fault(step, &e)
+        })
+    }
+
+    /// Writes the file of one part, if it has any tensors.
+    pub(super) fn write(
+        &self,
+        step: u64,
+        nth: usize,
+        part: &[Snapshot],
+    ) -> Result<Option<Shard>, Fault> {
+        sound(part)?;
+        if part.is_empty() {
+            return Ok(None);
+        }
+        let written = write_shard(&self.disk, &self.folder_of(step), nth, part);
+        written.map(Some).map_err(|e| self.fault(step, &e))
+    }
+
+    /// Makes a checkpoint of the files that have been written, which `manifest` names, and removes older ones.
+    pub(super) fn publish(&self, manifest: Manifest) -> Result<PathBuf, Fault> {
+        let step = manifest.step;
+        let folder = self.folder_of(step);
+        let publish = || {
+            let text = manifest.to_text()?;
+            self.disk.write(&folder.join(MANIFEST), |out| out.write_all(text.as_bytes()))?;
+            self.disk.sync_dir(&folder)?;
+            self.disk.sync_dir(&self.folder)
+        };
+        publish().map_err(|e: io::Error| {
+            self.discard(step);
+            self.fault(step, &e)
         })?;
         self.prune().map_err(|e| io_fault("checkpoints", &self.folder, &e))?;
         Ok(folder)
     }
 
-    fn publish(
-        &self,
-        folder: &Path,
-        manifest: Manifest,
-        parts: &[Vec<Snapshot>],
-    ) -> io::Result<()> {
-        let disk = &self.disk;
-        if folder.exists() {
-            disk.remove_dir(folder)?; // an interrupted save
-        }
-        disk.create_dir(folder)?;
-        let shards = thread::scope(|scope| {
-            let mut writers = Vec::new();
-            for (nth, part) in parts.iter().enumerate().filter(|(_, part)| !part.is_empty()) {
-                writers.push(scope.spawn(move || write_shard(disk, folder, nth, part)));
-            }
-            let died = || io::Error::other("a writing thread died");
-            let ends =
-                writers.into_iter().map(|writer| writer.join().unwrap_or_else(|_| Err(died())));
-            ends.collect::<io::Result<Vec<_>>>()
-        })?;
-        let text = Manifest { shards, ..manifest }.to_text()?;
-        disk.write(&folder.join(MANIFEST), |out| out.write_all(text.as_bytes()))?;
-        disk.sync_dir(folder)?;
-        disk.sync_dir(&self.folder)
+    /// Removes the files of a checkpoint that cannot be finished.
+    pub(super) fn discard(&self, step: u64) {
+        let _ = self.disk.remove_dir(&self.folder_of(step)); // the error that counts is the first
+    }
+
+    fn fault(&self, step: u64, error: &dyn ToString) -> Fault {
+        io_fault("checkpoint", &self.folder_of(step), error)
     }
 
     /// Removes what is older than the last checkpoints, and interrupted saves before them.
@@ -199,6 +234,14 @@ fn write_shard(disk: &Disk, folder: &Path, nth: usize, part: &[Snapshot]) -> io:
     });
     let written = tensors::write(disk, &folder.join(&file), named.collect())?;
     Ok(Shard { file, bytes: written.bytes, blake3: written.blake3 })
+}
+
+/// Refuses a part with a value that is not finite.
+fn sound(part: &[Snapshot]) -> Result<(), Fault> {
+    part.iter().find_map(unsound).map_or(Ok(()), |name| {
+        let message = format!("{name} is not finite: no checkpoint is saved");
+        Err(Fault::new(Class::NonFinite, Rank(0), message))
+    })
 }
 
 /// The tensor's name, if a value of it is not finite.

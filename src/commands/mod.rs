@@ -2,6 +2,7 @@
 //! comparison.
 
 mod checkpoint;
+mod comm;
 mod compare;
 mod config;
 mod costs;
@@ -17,6 +18,11 @@ mod model;
 mod plan;
 mod prepare;
 mod progress;
+#[cfg(feature = "mpi")]
+mod ranks;
+#[cfg(not(feature = "mpi"))]
+#[path = "no_ranks.rs"]
+mod ranks;
 mod schedule;
 mod selftest;
 mod shell;
@@ -53,6 +59,8 @@ enum Command {
     Simulate(simulate::Simulate),
     Config(config::Config),
     Checkpoint(checkpoint::Checkpoint),
+    #[command(subcommand)]
+    Comm(comm::CommCommand),
     Devices(devices::Devices),
     Selftest(selftest::Selftest),
     Completions(shell::Completions),
@@ -73,6 +81,7 @@ impl Cli {
             Command::Simulate(simulate) => simulate.run(),
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
+            Command::Comm(comm) => comm.run(),
             Command::Devices(devices) => devices.run(),
             Command::Selftest(selftest) => selftest.run(),
             Command::Completions(completions) => completions.run(),

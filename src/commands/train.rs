@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use chimera::candle::Candle;
+use chimera::checkpoint::Checkpoint;
 use chimera::core::analyze::Timeline;
+use chimera::core::engine::StepReport;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::core::model::Architecture;
@@ -16,8 +18,9 @@ use chimera::core::render::{svg, text};
 use chimera::data::Prepared;
 use chimera::device::Opened;
 use chimera::evaluate::{Bert, Model, Sampling};
+use chimera::launch::Transport;
 use chimera::save::{save, save_tokenizer};
-use chimera::settings::Layers;
+use chimera::settings::{Config, Layers};
 use chimera::tokenizer::Tokenizer;
 use chimera::training::{
     Folder, Metrics, Place, Prometheus, Run, Slow, Trained, flops_per_token, measured_peak,
@@ -26,6 +29,7 @@ use clap::{Args, Parser};
 use serde_json::json;
 
 use super::progress::{Progress, Say};
+use super::ranks;
 
 /// Characters or so of text that a trained model writes at the end.
 const N_SAMPLE: usize = 240;
@@ -39,7 +43,7 @@ pub(crate) struct Train {
     layers: Box<Layers>,
     /// Prints a summary as JSON on standard output, and all else on standard error
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 /// Trains with the timetable in FILE
@@ -58,18 +62,29 @@ impl Train {
     }
 
     pub(crate) fn run(self) -> Result<()> {
-        let mut run = Run::prepare(self.layers.resolve()?)?;
-        let stop = stop_on_signal()?;
+        let config = self.layers.resolve();
+        let transport = config.as_ref().map_or(Transport::Auto, |config| config.transport);
+        match transport.choose()? {
+            (true, why) => ranks::run(&self, config, &why),
+            (false, _) => self.run_alone(config?),
+        }
+    }
+
+    /// With all workers in this process.
+    fn run_alone(&self, config: Config) -> Result<()> {
+        let mut run = Run::prepare(config)?;
+        let stop = stop_on_signal(|| ())?;
         let say = Say { to_stderr: self.json };
         let place = Place::claim(run.config())?;
-        resume(&mut run, &place, &say)?;
+        let checkpoint = place.checkpoint(run.config(), &warn)?;
+        resume(&mut run, checkpoint, &|line| say.line(line))?;
         if run.first_step() == run.config().steps {
             return super::print("nothing is left to train: raise --steps to go on");
         }
-        run.save_into(place.store(), |problem| eprintln!("warning: {problem}"));
+        run.save_into(place.store(), warn);
         let mut folder = place.begin(run.config(), run.first_step())?;
         run.explain_in(folder.path());
-        let outcome = self.train(&run, &mut folder, &stop, &say);
+        let outcome = self.train(&run, &mut folder, &say, |observe| run.train(&stop, observe));
         if let Err(error) = &outcome
             && let Some(fault) = error.downcast_ref::<Fault>()
             && fault.class != Class::Requeue
@@ -81,7 +96,14 @@ impl Train {
         outcome
     }
 
-    fn train(&self, run: &Run, folder: &mut Folder, stop: &AtomicBool, say: &Say) -> Result<()> {
+    /// Trains by `go`, which tells of every step, and concludes.
+    pub(super) fn train(
+        &self,
+        run: &Run,
+        folder: &mut Folder,
+        say: &Say,
+        go: impl FnOnce(&mut Observe<'_>) -> Result<Trained>,
+    ) -> Result<()> {
         say.line(&headline(run));
         if let Some(report) = run.search() {
             say.line(&report.to_string());
@@ -99,7 +121,7 @@ impl Train {
         let full = full_tokens_per_s(run)?;
         let (mut progress, mut slow) = (Progress::new(run, say), Slow::default());
         let began = Instant::now();
-        let trained = run.train(stop, |report| {
+        let trained = go(&mut |report| {
             let mut metrics = Metrics::of(report, run.tokens_per_step(), full);
             if run.model().architecture == Architecture::Bert {
                 metrics.perplexity = None; // its loss is of two kinds
@@ -244,20 +266,30 @@ impl Train {
     }
 }
 
-/// Begins where the settings want to go on, and says so.
-fn resume(run: &mut Run, place: &Place, say: &Say) -> Result<()> {
-    let warn = |problem: &str| eprintln!("warning: {problem}");
-    match place.checkpoint(run.config(), &warn)? {
+/// What is told of each step.
+pub(super) type Observe<'o> = dyn FnMut(&StepReport) -> Result<()> + Send + 'o;
+
+pub(super) fn warn(problem: &str) {
+    eprintln!("warning: {problem}");
+}
+
+/// Begins where a checkpoint ends, if there is one, and says so.
+pub(super) fn resume(
+    run: &mut Run,
+    checkpoint: Option<Checkpoint>,
+    say: &dyn Fn(&str),
+) -> Result<()> {
+    match checkpoint {
         Some(checkpoint) => {
             let path = checkpoint.path().display().to_string();
             let changes = run.resume(checkpoint)?;
-            say.line(&format!("resumes from {path}: step {} is next", run.first_step()));
+            say(&format!("resumes from {path}: step {} is next", run.first_step()));
             for change in changes {
-                say.line(&format!("  from here on, {change}"));
+                say(&format!("  from here on, {change}"));
             }
         }
         None if run.config().resume.is_some() => {
-            say.line("no checkpoint was ever finished here: training begins at the start");
+            say("no checkpoint was ever finished here: training begins at the start");
         }
         None => {}
     }
@@ -323,11 +355,13 @@ fn shared_cores(run: &Run) -> Option<String> {
     (threads > cores).then_some(hint)
 }
 
-/// A flag that the first SIGINT or SIGTERM sets; a second one ends the process at once, saving nothing.
-fn stop_on_signal() -> Result<Arc<AtomicBool>> {
+/// A flag that the first SIGINT or SIGTERM sets, after `look`; a second one ends the process at once, saving
+/// nothing.
+pub(super) fn stop_on_signal(look: impl Fn() + Send + 'static) -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     ctrlc::set_handler(move || {
+        look();
         if flag.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }

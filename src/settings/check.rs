@@ -12,6 +12,7 @@ use toml::{Table, Value};
 use super::{Settings, StepRange};
 use crate::auto::{AUTO, Where};
 use crate::device::Precision;
+use crate::launch::Transport;
 use crate::timetable::is_file;
 
 /// `value` as the settings hold it, or why `key` cannot have it.
@@ -94,6 +95,7 @@ impl Allowed {
             "scaling" => OneOf(Scaling::ALL.map(|(name, _)| name).to_vec()),
             "recompute" => OneOf(Recompute::ALL.map(|(name, _)| name).to_vec()),
             "hoist" => Hoisting,
+            "transport" => OneOf(Transport::ALL.map(|(name, _)| name).to_vec()),
             "optimizer" => OneOf(Optimizer::ALL.map(|(name, _)| name).to_vec()),
             "lr-schedule" => OneOf(LrSchedule::ALL.map(|(name, _)| name).to_vec()),
             "non-finite" => OneOf(NonFinite::ALL.map(|(name, _)| name).to_vec()),

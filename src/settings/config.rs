@@ -16,6 +16,7 @@ use toml::Value;
 
 use crate::auto::Where;
 use crate::device::Precision;
+use crate::launch::Transport;
 
 /// The settings of a run: every key has its value, and each value is in its range.
 ///
@@ -132,6 +133,9 @@ pub struct Config {
     /// Numbers of activations.
     #[serde(deserialize_with = "by_name")]
     pub precision: Precision,
+    /// How workers reach each other.
+    #[serde(deserialize_with = "by_name")]
+    pub transport: Transport,
     /// CPU threads per worker.
     pub threads: usize,
     /// Seconds without a message after which a worker gives up.

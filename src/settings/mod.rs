@@ -204,6 +204,10 @@ pub struct Settings {
     /// Numbers of activations: f32, or on CUDA bf16, with weights and sums in f32 [default: f32]
     #[arg(long, value_name = "NUMBERS")]
     pub precision: Option<String>,
+    /// How workers reach each other: threads (of this process), mpi (each worker is a process that mpirun or srun
+    /// started), or auto for mpi where there are such processes [default: auto]
+    #[arg(long, value_name = "NAME")]
+    pub transport: Option<String>,
     /// CPU threads per worker [default: the machine's cores shared out, at least 1]
     #[arg(long, value_name = "COUNT")]
     pub threads: Option<i64>,

@@ -12,6 +12,7 @@ use super::config::Entries;
 use super::{Config, Layers, Origin, SettingsError, file};
 use crate::data::{Marks, Prepared};
 use crate::hf::read_config;
+use crate::launch::Launch;
 use crate::timetable::{is_file, read};
 
 impl Layers {
@@ -178,11 +179,13 @@ fn following(merged: &Entries) -> [(&'static str, Value); 4] {
     let lr = merged.get("lr").and_then(|(value, _)| value.as_float());
     let lr = lr.unwrap_or(0.4 / whole("hidden") as f64);
     let cores = available_parallelism().map_or(1, |n| n.get() as i64);
+    let neighbours = Launch::found().and_then(|launch| launch.n_local).map(i64::from);
+    let workers = neighbours.unwrap_or(whole("depth") * whole("width"));
     [
         ("warmup", Value::Integer((whole("steps") / 10).max(1))),
         ("lr", Value::Float(lr)),
         ("min-lr", Value::Float(0.1 * lr)),
-        ("threads", Value::Integer((cores / (whole("depth") * whole("width"))).clamp(1, 1 << 10))),
+        ("threads", Value::Integer((cores / workers).clamp(1, 1 << 10))),
     ]
 }
 

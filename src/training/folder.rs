@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::fault::Fault;
+use chimera_core::ids::Rank;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -51,6 +52,11 @@ impl Place {
         };
         let lock = Lock::take(&path)?;
         Ok(Place { path, lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The checkpoint that `config` wants to go on from; `None` if it wants none, or takes whatever is
@@ -152,13 +158,20 @@ impl Folder {
 
     /// Writes `error.<rank>.json`.
     pub fn write_error(&self, fault: &Fault) -> Result<()> {
-        let error = json!({
-            "rank": fault.rank, "pid": std::process::id(), "code": fault.class.code(),
-            "class": fault.class, "step": fault.step, "op": fault.op, "peer": fault.peer,
-            "message": fault.message,
-        });
-        self.write(&format!("error.{}.json", fault.rank.0), &format!("{error:#}\n"))
+        write_error(&self.path, fault.rank, fault)
     }
+}
+
+/// Writes `error.<rank>.json` into the folder of a run: why this process, which is `rank`, ends. The cause may
+/// lie with another rank, which the message then names.
+pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
+    let message = if fault.rank == rank { fault.message.clone() } else { fault.to_string() };
+    let error = json!({
+        "rank": rank, "pid": std::process::id(), "code": fault.class.code(), "class": fault.class,
+        "step": fault.step, "op": fault.op, "peer": fault.peer, "message": message,
+    });
+    let path = folder.join(format!("error.{}.json", rank.0));
+    Ok(write(&path, format!("{error:#}\n")).map_err(|e| io_fault("file", &path, &e))?)
 }
 
 /// A file of a run: one that is there belongs to another run, or to somebody else.

@@ -7,6 +7,7 @@ mod greeting;
 mod lock;
 mod metrics;
 mod plan;
+mod processes;
 mod prometheus;
 mod rank;
 mod recent;
@@ -32,13 +33,15 @@ use chimera_core::ids::Rank;
 use chimera_core::kernels::Kernels;
 use chimera_core::lower::Program;
 use chimera_core::model::ModelConfig;
+use chimera_core::timetable::Timetable;
 
 pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
-pub use folder::{Folder, Place};
+pub use folder::{Folder, Place, write_error};
 pub use lock::is_at_work;
 pub use metrics::{Metrics, RankMetrics};
 pub use plan::Plan;
+pub use processes::share;
 pub use prometheus::Prometheus;
 use rank::Watch;
 use samples::{HeldOut, Samples};
@@ -74,9 +77,14 @@ pub struct Run {
 impl Run {
     /// Checks settings, model, data, schedule and memory. Nothing is written.
     pub fn prepare(config: Config) -> Result<Run> {
+        Run::prepare_with(config, None)
+    }
+
+    /// With the timetable that a search has `found`, if it was elsewhere.
+    fn prepare_with(config: Config, found: Option<Timetable>) -> Result<Run> {
         config.model().validate()?;
         let corpus = Corpus::open(&config.data, &config.model())?;
-        let plan = Plan::make(config)?;
+        let plan = Plan::with(config, found)?;
         let devices = Devices::open(&plan.devices, plan.config.width, plan.config.precision)?;
         if devices.one().is_some_and(Opened::is_host) {
             fit::check(&plan.config, &plan.need())?;
@@ -142,26 +150,9 @@ impl Run {
         stop: &AtomicBool,
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Trained> {
-        let config = self.config();
-        let later = Duration::try_from_secs_f64(config.timeout)?;
         let samples = self.samples();
-        let job = Job {
-            program: self.program(),
-            width: config.width,
-            micro_batch_size: config.micro_batch_size,
-            training: &self.plan.training,
-            data: &samples,
-            patience: Patience { first_step: later.max(Patience::default().first_step), later },
-            stop,
-            epoch: Instant::now(),
-        };
-        let (batch, n_targets) = (self.validation()?, self.model().predictions(config.context));
-        let held_out = HeldOut { batch, n_targets };
-        let steps = config.trace_steps.0.clone();
-        let recorder = |path| Recorder::new(path, steps, config.width);
-        let recorder = config.trace.as_deref().map(recorder);
-        let greeting = self.greeting();
-        let watch = Watch { greeting, observe: Mutex::new(observe), held_out, recorder };
+        let job = self.job(&samples, stop)?;
+        let watch = self.watch(observe)?;
         let ranks = self.devices.run(OnThreads { run: self, job, watch: &watch })?;
         // What a run that failed has saved and recorded is of use too.
         let saved = self.saver.as_ref().map_or(Ok(None), Saver::finish);
@@ -169,6 +160,33 @@ impl Run {
         let trained = merge(ranks?)?;
         traced?;
         Ok(Trained { checkpoint: saved?, ..trained })
+    }
+
+    fn job<'r>(&'r self, samples: &'r Samples<'_>, stop: &'r AtomicBool) -> Result<Job<'r>> {
+        let config = self.config();
+        let later = Duration::try_from_secs_f64(config.timeout)?;
+        Ok(Job {
+            program: self.program(),
+            width: config.width,
+            micro_batch_size: config.micro_batch_size,
+            training: &self.plan.training,
+            data: samples,
+            patience: Patience { first_step: later.max(Patience::default().first_step), later },
+            stop,
+            epoch: Instant::now(),
+        })
+    }
+
+    fn watch<O>(&self, observe: O) -> Result<Watch<'_, O>> {
+        let config = self.config();
+        let (batch, n_targets) = (self.validation()?, self.model().predictions(config.context));
+        let held_out = HeldOut { batch, n_targets };
+        let steps = config.trace_steps.0.clone();
+        let recorder = |path| Recorder::new(path, steps, config.width);
+        let recorder = config.trace.as_deref().map(recorder);
+        let greeting = self.greeting();
+        let observe = Mutex::new(observe);
+        Ok(Watch { greeting, observe, held_out, recorder, by_processes: false })
     }
 }
 

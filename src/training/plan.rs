@@ -31,6 +31,8 @@ pub struct Plan {
     /// Of the steps at the end that do not make a whole window.
     pub(super) last: Option<Program>,
     pub(super) search: Option<Report>,
+    /// What it found.
+    pub(super) found: Option<Timetable>,
     pub(super) training: Training,
     need: Need,
 }
@@ -38,6 +40,11 @@ pub struct Plan {
 impl Plan {
     /// Checks settings, model and schedule, which it proves, and foresees the memory. Reads no data.
     pub fn make(config: Config) -> Result<Plan> {
+        Plan::with(config, None)
+    }
+
+    /// With the timetable that a search has `found`, if it was elsewhere.
+    pub(super) fn with(config: Config, found: Option<Timetable>) -> Result<Plan> {
         let devices = Device::list(&config.device, config.depth)?;
         ensure!(
             config.min_lr <= config.lr,
@@ -49,7 +56,9 @@ impl Plan {
         model.validate()?;
         let training = training(&config);
         let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
-        let Ordered { timetable, passes, search } = order(&config, window)?;
+        let order = || order(&config, window);
+        let Ordered { timetable, passes, search } = found.map_or_else(order, Ordered::found)?;
+        let found = search.is_some().then(|| timetable.clone());
         ensure!(
             config.micro_batch_size.is_multiple_of(timetable.units_per_micro as usize),
             "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
@@ -68,8 +77,9 @@ impl Plan {
              schedule"
         );
         let need = fit::need(&config, &model, &cuts, &program);
+        let last = None;
         let plan =
-            Plan { config, devices, model, cuts, program, last: None, search, training, need };
+            Plan { config, devices, model, cuts, program, last, search, found, training, need };
         Ok(Plan { last: plan.rest(0)?, ..plan })
     }
 
@@ -132,6 +142,13 @@ struct Ordered {
     passes: Passes,
     /// What the search for it came to, if there was one.
     search: Option<Report>,
+}
+
+impl Ordered {
+    /// What a search elsewhere found, with the passes applied.
+    fn found(timetable: Timetable) -> Result<Ordered> {
+        Ok(Ordered { timetable, passes: Passes::default(), search: None })
+    }
 }
 
 /// What the settings name, of a window of so many steps if it is asynchronous.

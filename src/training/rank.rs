@@ -11,13 +11,13 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::kernels::Kernels;
 use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelError};
-use chimera_core::stage::Stage;
+use chimera_core::stage::{Param, Stage};
 
 use super::samples::HeldOut;
 use super::trace::{Did, Recorder};
 use super::trained::RankTrained;
-use super::{Run, recent};
-use crate::checkpoint::State;
+use super::{Run, processes, recent};
+use crate::checkpoint::{Shares, State};
 
 /// The last runs of the program whose timelines are kept.
 const N_TIMELINES: usize = 10;
@@ -29,6 +29,8 @@ pub(super) struct Watch<'r, O> {
     pub(super) observe: Mutex<O>,
     pub(super) held_out: HeldOut,
     pub(super) recorder: Option<Recorder<'r>>,
+    /// Whether each rank is a process, which knows nothing of the others but by messages.
+    pub(super) by_processes: bool,
 }
 
 impl Run {
@@ -78,7 +80,7 @@ impl Run {
         let stage = |id: StageId| stages[id.index()].clone();
         let mut worker = Worker::new(job, kernels, comm, stage)?;
         let trained =
-            catch_unwind(AssertUnwindSafe(|| self.train_worker(&mut worker, rank, watch)));
+            catch_unwind(AssertUnwindSafe(|| self.train_worker(&mut worker, &stages, rank, watch)));
         if !matches!(trained, Ok(Ok(_)))
             && let Some(dir) = &self.traces
         {
@@ -92,6 +94,7 @@ impl Run {
     fn train_worker<'r, S, K, C, O>(
         &'r self,
         worker: &mut Worker<'r, S, K, C>,
+        stages: &[S],
         rank: Rank,
         watch: &Watch<'r, O>,
     ) -> Result<RankTrained, Fault>
@@ -112,6 +115,8 @@ impl Run {
             worker.check_replicas()?;
         }
         let n_steps = self.config().steps;
+        let saver = self.saver.as_ref();
+        let mut shares = saver.filter(|_| watch.by_processes).map(|saver| Shares::of(saver, rank));
         let mut trained = RankTrained::default();
         let (mut step, mut stop) = (self.first_step(), false);
         while step < n_steps && !stop {
@@ -146,8 +151,13 @@ impl Run {
                 worker.check_replicas()?;
             }
             if let Some(recorder) = &watch.recorder {
-                let (events, waits) = (worker.events(), worker.waits());
-                recorder.add(&Did { rank, program, steps: began..step, events, waits })?;
+                let steps = began..step;
+                if watch.by_processes && recorder.wants(&steps) {
+                    processes::record(worker, recorder, program, steps)?;
+                } else {
+                    let (events, waits) = (worker.events(), worker.waits());
+                    recorder.add(&Did { rank, program, steps, events, waits })?;
+                }
             }
             if rank.index() < program.placement().n_workers() && is_whole {
                 if trained.events.len() == N_TIMELINES {
@@ -157,17 +167,36 @@ impl Run {
             }
             let is_done = step == n_steps;
             let state = State { began, step, is_done, is_last: is_done || stop };
-            // Whose tensors are not all in the first group.
+            let is_due = saver.is_some_and(|saver| saver.is_due(&state));
+            let manifest = |n_updates| self.manifest(step, n_updates);
+            // With a shared optimizer the tensors are not all in the first group.
             let n_groups = if self.config().shard_optimizer { self.config().width } else { 1 };
             let n_parts = n_groups * self.config().depth;
-            if let Some(saver) = self.saver.as_ref().filter(|saver| saver.is_due(&state))
+            if let Some(shares) = &mut shares {
+                if is_due {
+                    let (manifest, part) = (manifest(worker.n_updates()), worker.snapshot()?);
+                    shares.begin(&mut processes::exchange(worker), &state, manifest, part)?;
+                }
+                shares.poll(&mut processes::exchange(worker))?;
+            } else if let Some(saver) = saver.filter(|_| is_due)
                 && rank.index() < n_parts
             {
-                let manifest = || self.manifest(step, worker.n_updates());
+                let manifest = || manifest(worker.n_updates());
                 saver.save(&state, manifest, n_parts, rank, || worker.snapshot())?;
             }
         }
-        trained.weights = worker.weights()?;
+        if let Some(shares) = shares {
+            trained.checkpoint = shares.finish(&mut processes::exchange(worker))?;
+        }
+        for ((stage, index), values) in worker.gather_weights(n_steps)? {
+            let params = stages.get(stage.index()).map(Stage::params).unwrap_or_default();
+            let sized = |param: &&Param| param.n_elements() == values.len();
+            let param = params.get(index).filter(sized).ok_or_else(|| {
+                let message = format!("a rank sent {} values for {stage}", values.len());
+                Fault::new(Class::Mismatch, rank, message)
+            })?;
+            trained.weights.push((param.clone(), values));
+        }
         Ok(trained)
     }
 

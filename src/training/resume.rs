@@ -40,6 +40,7 @@ const FREE: &[&str] = &[
     "shard-optimizer",
     "device",
     "precision",
+    "transport",
     "threads",
     "timeout",
     "out",
@@ -146,7 +147,7 @@ impl Run {
     }
 
     /// All settings, as TOML values.
-    fn settings(&self) -> BTreeMap<String, String> {
+    pub(super) fn settings(&self) -> BTreeMap<String, String> {
         let keys = Settings::keys().into_iter();
         keys.filter_map(|key| {
             let (value, _) = self.plan.config.value(&key)?;

@@ -42,6 +42,11 @@ impl<'p> Recorder<'p> {
         Recorder { path, steps, width, state: Mutex::default() }
     }
 
+    /// Whether what was done in these steps is shown.
+    pub(super) fn wants(&self, steps: &Range<u64>) -> bool {
+        steps.start < self.steps.end && steps.end > self.steps.start
+    }
+
     /// Takes what one rank did; every rank tells of every run.
     pub(super) fn add(&self, did: &Did<'p, '_>) -> Result<(), Fault> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -40,6 +40,15 @@ pub(super) struct RankTrained {
     pub(super) weights: Vec<(Param, Vec<f32>)>,
     /// Those of the first group, by run of the program.
     pub(super) events: Vec<Vec<Event>>,
+    /// The last checkpoint, if ranks save together.
+    pub(super) checkpoint: Option<PathBuf>,
+}
+
+impl RankTrained {
+    /// Of another process, which says only what it did.
+    pub(super) fn did(events: Vec<Vec<Event>>) -> RankTrained {
+        RankTrained { events, ..RankTrained::default() }
+    }
 }
 
 pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
@@ -47,13 +56,14 @@ pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
     let Some(last) = last else { bail!("no step was trained") };
     let n_timelines = ranks.first().map_or(0, |r| r.events.len());
     let mut timelines = vec![Timeline::default(); n_timelines];
-    let mut weights = Vec::new();
+    let (mut weights, mut checkpoint) = (Vec::new(), None);
     for rank in ranks {
         for (timeline, events) in timelines.iter_mut().zip(rank.events) {
             timeline.n_workers += 1;
             timeline.events.extend(events);
         }
         weights.extend(rank.weights);
+        checkpoint = checkpoint.or(rank.checkpoint);
     }
     for timeline in &mut timelines {
         let start = timeline.events.iter().map(|e| e.start).fold(f64::INFINITY, f64::min);
@@ -62,5 +72,5 @@ pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
             event.end -= start;
         }
     }
-    Ok(Trained { weights, last, timelines, checkpoint: None })
+    Ok(Trained { weights, last, timelines, checkpoint })
 }

@@ -29,9 +29,14 @@ pub(crate) fn chimera(line: &str) -> Ran {
 
 /// Starts `chimera` with the words of `line`.
 pub(crate) fn start(line: &str) -> Running {
+    start_with(Command::new(env!("CARGO_BIN_EXE_chimera")), line)
+}
+
+/// Starts a command with the words of `line` behind it.
+pub(crate) fn start_with(mut command: Command, line: &str) -> Running {
     let output = folder();
     let file = |name| File::create(output.path().join(name)).expect("a file");
-    let child = Command::new(env!("CARGO_BIN_EXE_chimera"))
+    let child = command
         .args(words(line))
         .current_dir(output.path())
         .stdout(file("stdout"))

@@ -7,7 +7,8 @@ use anyhow::{Result, bail};
 use crate::command::{cargo, read};
 
 /// Crates that bring a device or a transport in; the default build has none of them.
-const DEVICES: [&str; 10] = [
+const DEVICES: [&str; 11] = [
+    "chimera-comm-mpi",
     "chimera-backend-wgpu",
     "candle-kernels",
     "candle-flash-attn",
@@ -24,13 +25,18 @@ const OUTSIDE_CORE: [&str; 5] = ["candle-core", "chimera", "chimera-backend-cuda
 /// What backends must not know.
 const OUTSIDE_BACKENDS: [&str; 3] = ["chimera", "clap", "toml"];
 
+/// What transports must not know.
+const OUTSIDE_TRANSPORTS: [&str; 5] =
+    ["candle-core", "chimera", "chimera-backend-cuda", "clap", "toml"];
+
 /// Package and what its default build must not contain.
-const ABSENCES: [(&str, &[&str]); 7] = [
+const ABSENCES: [(&str, &[&str]); 8] = [
     ("chimera", &DEVICES),
     ("chimera-core", &DEVICES),
     ("chimera-core", &OUTSIDE_CORE),
     ("chimera-backend-cuda", &DEVICES),
     ("chimera-backend-cuda", &OUTSIDE_BACKENDS),
+    ("chimera-comm-mpi", &OUTSIDE_TRANSPORTS),
     ("chimera-backend-wgpu", &OUTSIDE_BACKENDS),
     ("chimera-backend-wgpu", &["candle-core", "chimera-backend-cuda"]),
 ];

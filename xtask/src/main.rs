@@ -3,13 +3,16 @@
 mod absences;
 mod bench;
 mod bench_checkpoint;
+mod bench_mpi;
 mod bench_schedule;
 mod bench_train;
+mod bench_wgpu;
 mod ci;
 mod command;
 mod cuda;
 mod fuzz;
 mod gallery;
+mod mpi;
 mod oracle;
 mod pytorch;
 mod sweep;
@@ -30,7 +33,7 @@ enum Chore {
     Clippy,
     /// All tests: unit, integration and documentation
     Test {
-        /// Passed on to `cargo test --workspace`
+        /// Passed on to `cargo test`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -54,6 +57,8 @@ enum Chore {
     Pytorch(pytorch::Args),
     /// Hugging Face's transformers reads our GPT-2 and we read its; logits are compared
     Transformers(transformers::Args),
+    /// The transport over MPI: lints, conformance, and training under mpirun; installs MPI where it may
+    Mpi(mpi::Args),
     /// Conformance and training of the wgpu backend, which needs Vulkan: installed where apt-get can
     Wgpu,
     /// The command for NVIDIA GPUs, and its kernels compiled; needs no GPU
@@ -83,6 +88,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
+        Chore::Mpi(args) => mpi::run(&args),
         Chore::Wgpu => wgpu::run(),
         Chore::Cuda(args) => cuda::build(&args),
         Chore::Gpu { json } => cuda::test(&json),

@@ -18,7 +18,14 @@ mod memory;
 pub(crate) mod sgd;
 pub(crate) mod sums;
 
+use candle_core::{Result, Tensor};
 use rayon::prelude::*;
+
+/// Appends the elements of `tensor`, row-major.
+pub(crate) fn copy_into(tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {
+    into.extend_from_slice(&memory::values(&tensor.contiguous()?)?);
+    Ok(())
+}
 
 /// Elements of one piece of elementwise work: 64 KiB, so that a few operands fit a core's cache.
 const PIECE: usize = 16 * 1024;

@@ -1,13 +1,16 @@
 //! Start and end of every op, simulated or measured.
 
+use serde::{Deserialize, Serialize};
+
 use crate::effects::Token;
 use crate::ids::{BucketId, WorkerId};
 use crate::op::Cell;
 
 /// What an event is the doing of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Work {
     /// Compute.
+    #[serde(with = "ops")]
     Cell(Cell),
     /// The sum of a bucket's gradients over its replicas, which runs beside compute.
     Reduce(BucketId),
@@ -16,7 +19,7 @@ pub enum Work {
 }
 
 /// One piece of work in time.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Event {
     /// Who did it.
     pub worker: WorkerId,
@@ -32,7 +35,7 @@ pub struct Event {
 }
 
 /// What a worker that does nothing waits for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Awaited {
     /// A message.
     Message(Token),
@@ -45,7 +48,7 @@ pub enum Awaited {
 }
 
 /// Time that a worker spends waiting, as measured; not an [`Event`], since it is no work.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Wait {
     /// Who waited.
     pub worker: WorkerId,
@@ -104,5 +107,25 @@ impl Timeline {
         }
         path.reverse();
         path
+    }
+}
+
+/// A cell among ranks; [`exchange`](crate::exchange) has a form for people.
+mod ops {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::op::{Cell, Op};
+
+    pub(super) fn serialize<S: Serializer>(cell: &Cell, to: S) -> Result<S::Ok, S::Error> {
+        let (first, second) = match *cell {
+            Cell::One(op) => (op, None),
+            Cell::Pair(a, b) => (a, Some(b)),
+        };
+        (first, second).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Cell, D::Error> {
+        let (first, second) = <(Op, Option<Op>)>::deserialize(from)?;
+        Ok(second.map_or(Cell::One(first), |second| Cell::Pair(first, second)))
     }
 }

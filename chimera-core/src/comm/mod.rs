@@ -8,6 +8,7 @@
 
 pub mod conformance;
 mod delayed;
+mod host;
 mod position;
 mod threads;
 mod traced;
@@ -16,12 +17,13 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 pub use delayed::{Delayed, Stamped};
+pub use host::{Host, HostStaged};
 pub use position::Position;
 pub use threads::{Threads, threads};
 pub use traced::{Direction, Message, Traced};
 
 use crate::effects::Token;
-use crate::fault::Fault;
+use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, Rank, StageId};
 
 /// What a message is about. A (sender, receiver, tag) is used once.
@@ -54,7 +56,7 @@ pub enum What {
     },
     /// The weights of the `tensor`-th tensor of a bucket after its update, from its owner to the other
     /// replicas.
-    Weights {
+    Updated {
         /// The bucket.
         bucket: BucketId,
         /// Index of the tensor in the bucket.
@@ -67,6 +69,13 @@ pub enum What {
         /// The stage.
         stage: StageId,
     },
+    /// Weights of a stage, to rank 0.
+    Weight {
+        /// The stage.
+        stage: StageId,
+        /// Index of the parameter.
+        tensor: u32,
+    },
 }
 
 impl fmt::Display for What {
@@ -75,12 +84,13 @@ impl fmt::Display for What {
             What::Token(token) => write!(f, "{token}"),
             What::Part { bucket, tensor } => write!(f, "gradient {tensor} of {bucket}"),
             What::Sum { bucket, tensor } => write!(f, "the summed gradient {tensor} of {bucket}"),
-            What::Weights { bucket, tensor } => {
+            What::Updated { bucket, tensor } => {
                 write!(f, "the updated tensor {tensor} of {bucket}")
             }
             What::Evaluated { sample, stage } => {
                 write!(f, "validation sample {sample} behind {stage}")
             }
+            What::Weight { stage, tensor } => write!(f, "weights {tensor} of {stage}"),
         }
     }
 }
@@ -118,6 +128,23 @@ pub enum CommError {
     /// The transport itself failed.
     #[error("the transport failed: {0}")]
     Failed(String),
+}
+
+impl CommError {
+    /// What ends a run, as `rank` sees it.
+    pub fn into_fault(self, rank: Rank) -> Fault {
+        let message = self.to_string();
+        match self {
+            CommError::Aborted(cause) => cause,
+            CommError::Timeout { from, .. } => {
+                Fault { peer: Some(from), ..Fault::new(Class::Timeout, rank, message) }
+            }
+            CommError::Lost { from, .. } => {
+                Fault { peer: Some(from), ..Fault::new(Class::PeerLost, rank, message) }
+            }
+            CommError::Failed(_) => Fault::new(Class::Internal, rank, message),
+        }
+    }
 }
 
 /// One rank's end of a transport.

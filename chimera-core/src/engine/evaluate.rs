@@ -3,11 +3,8 @@
 //! Each sample goes forward through the stages where they are, so that no rank ever holds more of the
 //! model than it trains. Samples are shared out over groups and pipes, all replicas being equal.
 
-use std::time::Instant;
-
 use super::Data;
 use super::worker::Worker;
-use super::world::Since;
 use crate::analyze::Need;
 use crate::comm::{Comm, Tag, What};
 use crate::fault::{Class, Fault};
@@ -32,17 +29,13 @@ where
                 own.extend(loss.to_le_bytes());
             }
         }
-        let world = &mut self.world;
-        let deadline = world.deadline();
-        let all = world.comm.exchange(&own, deadline);
-        let all = world.on_wait("evaluation", Need::Other, all)?;
+        let all = self.exchange("evaluation", &own)?;
         let mut losses: Vec<(u64, f64)> = all.iter().flat_map(|bytes| losses(bytes)).collect();
         losses.sort_by_key(|(sample, _)| *sample);
         if !losses.iter().map(|(sample, _)| *sample).eq(0..n_samples) {
             let message = "the ranks evaluated other samples than they should have";
-            return Err(Fault::new(Class::Mismatch, world.comm.rank(), message));
+            return Err(Fault::new(Class::Mismatch, self.world.comm.rank(), message));
         }
-        world.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
         Ok(losses.into_iter().map(|(_, loss)| loss).sum())
     }
 

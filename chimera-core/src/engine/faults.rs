@@ -47,7 +47,7 @@ where
     ) -> Result<T, Fault> {
         result.map_err(|e| match e {
             CommError::Aborted(cause) => cause,
-            e => self.at(comm_fault(self.comm.rank(), e), op),
+            e => self.at(e.into_fault(self.comm.rank()), op),
         })
     }
 
@@ -131,18 +131,4 @@ pub(super) fn shape_fault(
         "{from} sent {what} of shape {got:?}, not {expected:?}: it trains another model or schedule"
     );
     Fault { peer: Some(from), ..Fault::new(Class::Mismatch, rank, message) }
-}
-
-pub(super) fn comm_fault(rank: Rank, error: CommError) -> Fault {
-    let message = error.to_string();
-    match error {
-        CommError::Aborted(cause) => cause,
-        CommError::Timeout { from, .. } => {
-            Fault { peer: Some(from), ..Fault::new(Class::Timeout, rank, message) }
-        }
-        CommError::Lost { from, .. } => {
-            Fault { peer: Some(from), ..Fault::new(Class::PeerLost, rank, message) }
-        }
-        CommError::Failed(_) => Fault::new(Class::Internal, rank, message),
-    }
 }

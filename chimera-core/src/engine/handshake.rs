@@ -6,8 +6,6 @@ use crate::comm::Comm;
 use crate::fault::{Class, Fault};
 use crate::ids::Rank;
 
-use super::faults::comm_fault;
-
 /// What a rank is about to train, as names and values; those of all ranks must be the same.
 pub type Fields = Vec<(String, String)>;
 
@@ -23,7 +21,7 @@ pub fn handshake<T>(
     let rank = comm.rank();
     let bytes = serde_json::to_vec(fields);
     let bytes = bytes.map_err(|e| Fault::new(Class::Internal, rank, e.to_string()))?;
-    let records = comm.exchange(&bytes, deadline).map_err(|e| comm_fault(rank, e))?;
+    let records = comm.exchange(&bytes, deadline).map_err(|e| e.into_fault(rank))?;
     let mut all: Vec<Fields> = Vec::with_capacity(records.len());
     for (from, record) in (0..).map(Rank).zip(&records) {
         all.push(serde_json::from_slice(record).map_err(|_| {

@@ -76,7 +76,11 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::comm::{CommError, Delayed, Direction, Stamped, Tag, Traced, conformance};
+    use crate::comm::{
+        CommError, Delayed, Direction, Host, HostStaged, Stamped, Tag, Traced, conformance,
+    };
+    use crate::kernels::Kernels;
+    use crate::kernels::reference::Reference;
 
     #[test]
     fn threads_conform() {
@@ -101,6 +105,21 @@ mod tests {
             assert_eq!((of(Direction::Sent), of(Direction::Taken)), (3 * 20 + 4, 3 * 20 + 4));
             assert!(messages.iter().all(|m| m.start <= m.end));
             conformance::run_abort(&mut traced, |i| i);
+            Ok(())
+        })
+        .expect("all ranks conform");
+    }
+
+    #[test]
+    fn tensors_of_a_device_conform_on_a_transport_of_host_tensors() {
+        let tensor = |i: u32| Reference.upload(&[1, 2], &[i as f32, 0.5]).expect("a tensor");
+        run_threads::<Host, ()>(3, |comm| {
+            let mut staged = HostStaged::new(Reference, comm);
+            conformance::run(&mut staged, tensor, |t| {
+                assert_eq!((t.shape.as_slice(), t.data[1]), ([1, 2].as_slice(), 0.5));
+                t.data[0] as u32
+            });
+            conformance::run_abort(&mut staged, tensor);
             Ok(())
         })
         .expect("all ranks conform");

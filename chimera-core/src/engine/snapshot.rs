@@ -8,9 +8,10 @@ use std::sync::Arc;
 use super::Worker;
 use super::faults::device_fault;
 use super::world::World;
-use crate::comm::Comm;
+use crate::analyze::Need;
+use crate::comm::{Comm, Tag, What};
 use crate::fault::{Class, Fault};
-use crate::ids::StageId;
+use crate::ids::{Rank, StageId};
 use crate::kernels::Kernels;
 use crate::stage::{Param, Stage};
 
@@ -57,14 +58,36 @@ where
         }
     }
 
-    /// The weights of the tensors of which this rank is the first replica.
-    pub fn weights(&self) -> Result<Vec<(Param, Vec<f32>)>, Fault> {
-        let take = |(stage, index): (StageId, usize)| {
-            let held = self.world.held(stage);
-            let param: &Param = &held.stage.params()[index];
-            Ok((param.clone(), self.download(&held.weights[index])?))
+    /// The weights of the whole model, on rank 0: each tensor once, with its stage and the index of its
+    /// parameter. Other ranks get none. All ranks call it after the same `step`.
+    pub fn gather_weights(
+        &mut self,
+        step: u64,
+    ) -> Result<Vec<((StageId, usize), Vec<f32>)>, Fault> {
+        let mine: Vec<_> = self.first_replicas().collect();
+        let words = mine.iter().flat_map(|(stage, index)| [u32::from(stage.0), *index as u32]);
+        let list: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        let lists = self.exchange("the end", &list)?;
+        let (me, lead) = (self.world.comm.rank(), Rank(0));
+        let tag = |(stage, index): (StageId, usize)| Tag {
+            step,
+            what: What::Weight { stage, tensor: index as u32 },
         };
-        self.first_replicas().map(take).collect()
+        for place in mine {
+            let tensor = self.world.held(place.0).weights[place.1].clone();
+            let sent = self.world.comm.send(lead, tag(place), tensor);
+            self.world.on_wire("the end", sent)?;
+        }
+        let mut all = Vec::new();
+        for (from, list) in (0..).map(Rank).zip(lists).filter(|_| me == lead) {
+            for place in places(&list) {
+                let deadline = self.world.deadline();
+                let tensor = self.world.comm.take(from, tag(place), deadline);
+                let tensor = self.world.on_wait("the end", Need::Other, tensor)?;
+                all.push((place, self.download(&tensor)?));
+            }
+        }
+        Ok(all)
     }
 
     /// Puts a state back, on every rank before its first run: that after `n_updates` updates, of which
@@ -122,4 +145,13 @@ where
         let rank = self.world.comm.rank();
         self.world.kernels.download(tensor).map_err(|e| device_fault(rank, e))
     }
+}
+
+/// Stages and indices, as one rank sent them.
+fn places(list: &[u8]) -> impl Iterator<Item = (StageId, usize)> + '_ {
+    let (words, _) = list.as_chunks();
+    let (pairs, _) = words.as_chunks();
+    pairs.iter().map(|[stage, index]| {
+        (StageId(u32::from_le_bytes(*stage) as u16), u32::from_le_bytes(*index) as usize)
+    })
 }

@@ -11,6 +11,7 @@ use super::handed::Handed;
 use super::recent::Recent;
 use super::shards::{layout, owners};
 use super::world::{Held, ResidualBytes, Since, World, held_mut};
+use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
 use crate::comm::{Comm, Position};
 use crate::fault::{Class, Fault};
@@ -199,6 +200,15 @@ where
             held.weights = Arc::new(weights);
         }
         Ok(())
+    }
+
+    /// Gives `bytes` to every rank and returns those of all, by rank: between two runs, on all ranks in the same
+    /// order. `what` says what for. The time that it takes belongs to no step.
+    pub fn exchange(&mut self, what: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+        let deadline = self.world.deadline();
+        let all = self.world.comm.exchange(bytes, deadline);
+        self.world.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
+        self.world.on_wait(what, Need::Other, all)
     }
 
     /// Start and end of everything the last run did on this rank, in seconds since the job's epoch.

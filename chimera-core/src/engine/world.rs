@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::agreement::Agreed;
-use super::faults::comm_fault;
 use super::handed::Handed;
 use super::optimizer::Step;
 use super::recent::Recent;
@@ -155,7 +154,7 @@ where
             let from = self.rank_of(from, self.group);
             for &token in tokens.iter().take(n_ahead) {
                 let tag = Tag { step: self.step, what: What::Token(token) };
-                self.comm.post(from, tag).map_err(|e| comm_fault(self.comm.rank(), e))?;
+                self.comm.post(from, tag).map_err(|e| e.into_fault(self.comm.rank()))?;
             }
         }
         Ok(())

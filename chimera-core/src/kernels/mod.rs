@@ -68,6 +68,17 @@ pub trait Kernels: Clone + Send + Sync + 'static {
     /// Copies a tensor to the host, row-major; waits for the device.
     fn download(&self, tensor: &Self::Tensor) -> Result<Vec<f32>>;
 
+    /// [`upload`](Kernels::upload) of values that may be kept, for devices whose memory is the host's.
+    fn adopt(&self, shape: &[usize], data: Vec<f32>) -> Result<Self::Tensor> {
+        self.upload(shape, &data)
+    }
+
+    /// [`download`](Kernels::download) behind what `into` holds, for devices that can write there at once.
+    fn download_into(&self, tensor: &Self::Tensor, into: &mut Vec<f32>) -> Result<()> {
+        into.extend(self.download(tensor)?);
+        Ok(())
+    }
+
     /// A tensor of zeros, with memory of its own.
     fn zeros(&self, shape: &[usize]) -> Result<Self::Tensor>;
 

@@ -1,0 +1,242 @@
+//! What the engine's thread and the thread that tends MPI have in common.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use chimera_core::comm::{CommError, Host, Position, Tag};
+use chimera_core::fault::Fault;
+use chimera_core::ids::Rank;
+use rustc_hash::FxHashMap;
+
+use crate::letter::Letter;
+use crate::wire::Wire;
+
+/// Whoever has the lock of the wire may call MPI; nobody waits for it, but for the end of all. It is taken
+/// before the others, never while one of them is held.
+pub(crate) struct Shared {
+    wire: Mutex<Option<Wire>>,
+    /// Messages for MPI, put here so that a sender does not wait while the other thread moves a large one.
+    outbox: Mutex<VecDeque<(Rank, Vec<f32>)>>,
+    letters: Mutex<Letters>,
+    /// Where the engine is, for others who ask.
+    position: AtomicU64,
+    /// Whether the engine waits, and so tends MPI itself.
+    pub(crate) is_waiting: AtomicBool,
+    /// Whether the other thread is to end.
+    pub(crate) is_over: AtomicBool,
+}
+
+/// What has come.
+#[derive(Default)]
+pub(crate) struct Letters {
+    pub(crate) tensors: FxHashMap<(Rank, Tag), Host>,
+    pub(crate) bytes: FxHashMap<(Rank, u64), Vec<u8>>,
+    /// Ranks that send nothing more.
+    pub(crate) gone: Vec<Rank>,
+    /// Ranks whose process has ended without a word.
+    pub(crate) dead: Vec<Rank>,
+    /// Who asked where this rank is, with the number of the question.
+    asked: Vec<(Rank, u64)>,
+    /// Answers of others, by the number of the question.
+    pub(crate) answers: FxHashMap<(Rank, u64), Position>,
+    /// Why all waits end.
+    pub(crate) ended: Option<CommError>,
+    /// Ranks that said good-bye while messages of theirs are still under way.
+    leaving: Vec<Rank>,
+}
+
+/// What became of an attempt to let MPI proceed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Progress {
+    /// Something happened.
+    Moved,
+    /// Nothing did, though messages are under way or the other thread is at work.
+    Busy,
+    /// Nothing is to be done.
+    Idle,
+}
+
+impl Shared {
+    pub(crate) fn new(wire: Wire) -> Shared {
+        Shared {
+            wire: Mutex::new(Some(wire)),
+            outbox: Mutex::default(),
+            letters: Mutex::default(),
+            position: AtomicU64::new(Position::Start.to_bits()),
+            is_waiting: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn letters(&self) -> MutexGuard<'_, Letters> {
+        lock(&self.letters)
+    }
+
+    /// Puts a message on its way; says what is left to be done for it.
+    pub(crate) fn send(&self, to: Rank, letter: Letter) -> Result<Progress, CommError> {
+        let words = letter.into_words().map_err(CommError::Failed)?;
+        lock(&self.outbox).push_back((to, words));
+        Ok(match self.try_wire() {
+            Some(mut wire) => self.with(&mut wire, |wire| self.post(wire).map(|()| false)),
+            None => Progress::Busy,
+        })
+    }
+
+    /// Lets MPI proceed, unless the other thread does.
+    pub(crate) fn progress(&self) -> Progress {
+        let Some(mut wire) = self.try_wire() else { return Progress::Busy };
+        self.with(&mut wire, |wire| {
+            self.post(wire)?;
+            let mut failed = None;
+            let moved = wire.progress(|from, words| {
+                if let Err(reason) = lock(&self.letters).file(from, words) {
+                    failed = Some(format!("{from} sent what cannot be read: {reason}"));
+                }
+            })?;
+            let mut letters = lock(&self.letters);
+            let letters = &mut *letters;
+            for (to, number) in letters.asked.drain(..) {
+                let position = self.position.load(Ordering::Relaxed);
+                wire.send(to, Letter::Where(number, position).into_words()?)?;
+            }
+            letters.leaving.retain(|rank| {
+                let stays = wire.is_receiving_from(*rank);
+                if !stays {
+                    letters.gone.push(*rank);
+                }
+                stays
+            });
+            failed.map_or(Ok(moved), Err)
+        })
+    }
+
+    /// Whether MPI has been given all that was sent.
+    pub(crate) fn is_posted(&self) -> bool {
+        lock(&self.outbox).is_empty()
+    }
+
+    /// Whether nothing is under way to anyone, as far as is known while the other thread is not at work.
+    pub(crate) fn is_idle(&self) -> bool {
+        let wire = self.try_wire();
+        wire.is_some_and(|wire| !wire.as_ref().is_some_and(Wire::is_busy)) && self.is_posted()
+    }
+
+    /// The wire, for its end, when the other thread has let go of it.
+    pub(crate) fn take_wire(&self) -> Option<Wire> {
+        lock(&self.wire).take()
+    }
+
+    /// Ends all ranks at once, if MPI can be reached.
+    pub(crate) fn abort_job(&self, code: u8) {
+        for _ in 0..100 {
+            if let Some(wire) = self.try_wire() {
+                return wire.as_ref().map_or((), |wire| wire.abort(code));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Hands what waits in the outbox to MPI.
+    fn post(&self, wire: &mut Wire) -> Result<(), String> {
+        loop {
+            let next = lock(&self.outbox).pop_front();
+            match next {
+                Some((to, words)) => wire.send(to, words)?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Works on the wire; a failure ends all waits.
+    fn with(
+        &self,
+        wire: &mut Option<Wire>,
+        work: impl FnOnce(&mut Wire) -> Result<bool, String>,
+    ) -> Progress {
+        let Some(wire) = wire else { return Progress::Idle };
+        match work(wire) {
+            Ok(true) => Progress::Moved,
+            Ok(false) if wire.is_busy() => Progress::Busy,
+            Ok(false) => Progress::Idle,
+            Err(reason) => {
+                lock(&self.letters).ended.get_or_insert(CommError::Failed(reason));
+                Progress::Idle
+            }
+        }
+    }
+
+    fn try_wire(&self) -> Option<MutexGuard<'_, Option<Wire>>> {
+        match self.wire.try_lock() {
+            Ok(wire) => Some(wire),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    pub(crate) fn publish(&self, position: Position) {
+        self.position.store(position.to_bits(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn position(&self) -> Position {
+        Position::from_bits(self.position.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_waiting(&self, waits: bool) {
+        self.is_waiting.store(waits, Ordering::Relaxed);
+    }
+}
+
+impl Letters {
+    /// Puts what came where it is looked for.
+    fn file(&mut self, from: Rank, words: Vec<f32>) -> Result<(), String> {
+        let twice = match Letter::from_words(words)? {
+            Letter::Tensor(tag, host) => {
+                let earlier = self.tensors.insert((from, tag), host);
+                earlier.map(|_| format!("{} a second time", tag.what))
+            }
+            Letter::Bytes(number, bytes) => {
+                let earlier = self.bytes.insert((from, number), bytes);
+                earlier.map(|_| "its part of an exchange a second time".into())
+            }
+            Letter::Ask(number) => {
+                self.asked.push((from, number));
+                None
+            }
+            Letter::Where(number, bits) => {
+                self.answers.insert((from, number), Position::from_bits(bits));
+                None
+            }
+            Letter::Abort(cause) => {
+                self.ended.get_or_insert(CommError::Aborted(cause));
+                None
+            }
+            Letter::Bye => {
+                self.leaving.push(from);
+                None
+            }
+        };
+        twice.map_or(Ok(()), Err)
+    }
+
+    /// Puts a tensor that a rank sends itself.
+    pub(crate) fn file_own(&mut self, me: Rank, tag: Tag, host: Host) {
+        let earlier = self.tensors.insert((me, tag), host);
+        assert!(earlier.is_none(), "{me} sent {tag:?} to itself twice");
+    }
+
+    /// Makes every wait end with this cause, unless another stands.
+    pub(crate) fn abort(&mut self, cause: &Fault) -> bool {
+        let is_first = !matches!(self.ended, Some(CommError::Aborted(_)));
+        if is_first {
+            self.ended = Some(CommError::Aborted(cause.clone()));
+        }
+        is_first
+    }
+}
+
+/// A thread that panicked leaves nothing half-written behind these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

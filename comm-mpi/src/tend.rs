@@ -1,0 +1,85 @@
+//! The thread that lets MPI proceed while the engine computes.
+
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use chimera_core::ids::Rank;
+
+use crate::peers::Watched;
+use crate::shared::{Progress, Shared};
+
+/// Between two looks at the peers' processes. One that is missing twice is dead: what it sent before has
+/// come by then, its good-bye too.
+const WATCH: Duration = Duration::from_millis(100);
+/// Sleep while the engine waits, and tends MPI itself.
+const STAND_BY: Duration = Duration::from_micros(300);
+
+/// Tends MPI until it is over.
+pub(crate) fn run(shared: &Shared, watched: &Watched) {
+    let mut rest = Rest::before(0, 32, Duration::from_micros(320));
+    let (mut watch_next, mut missing) = (Instant::now() + WATCH, Vec::new());
+    while !shared.is_over.load(Ordering::Acquire) {
+        if shared.is_waiting.load(Ordering::Relaxed) {
+            thread::park_timeout(STAND_BY);
+        } else {
+            rest.after(shared.progress());
+        }
+        if Instant::now() >= watch_next {
+            missing = look(shared, watched, &missing);
+            watch_next = Instant::now() + WATCH;
+        }
+    }
+}
+
+/// Notes as dead who is missing now and was before; returns who is missing.
+fn look(shared: &Shared, watched: &Watched, before: &[Rank]) -> Vec<Rank> {
+    let missing: Vec<_> = watched.dead().collect();
+    if !missing.is_empty() {
+        let mut letters = shared.letters();
+        let letters = &mut *letters;
+        let dead = before.iter().filter(|rank| missing.contains(rank));
+        for rank in dead {
+            if !letters.gone.contains(rank) && !letters.dead.contains(rank) {
+                letters.dead.push(*rank);
+            }
+        }
+    }
+    missing
+}
+
+/// What a thread does between two looks at MPI, more restful the longer nothing happens: it spins, lets
+/// others go first, then sleeps.
+pub(crate) struct Rest {
+    n_spins: u32,
+    n_yields: u32,
+    longest: Duration,
+    /// Looks since something happened.
+    n: u32,
+}
+
+impl Rest {
+    pub(crate) fn before(n_spins: u32, n_yields: u32, longest: Duration) -> Rest {
+        Rest { n_spins, n_yields, longest, n: 0 }
+    }
+
+    /// Rests after a look that found this.
+    pub(crate) fn after(&mut self, progress: Progress) {
+        if progress == Progress::Moved {
+            self.n = 0;
+            return;
+        }
+        self.n = self.n.saturating_add(1);
+        if self.n <= self.n_spins {
+            std::hint::spin_loop();
+        } else if self.n <= self.n_spins + self.n_yields {
+            thread::yield_now();
+        } else {
+            // What is under way proceeds only when somebody looks.
+            let longest = if progress == Progress::Busy { self.longest / 8 } else { self.longest };
+            let n_sleeps = self.n - self.n_spins - self.n_yields;
+            let sleep = Duration::from_micros(10) * n_sleeps.min(100);
+            thread::park_timeout(sleep.min(longest));
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Saving by ranks that are processes: each writes its own part beside the training, and rank 0 publishes the
+//! checkpoint when all are written.
+
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+
+use chimera_core::engine::Snapshot;
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::{Manifest, Saver, Shard, State};
+
+/// Gives bytes to every rank and returns those of all, by rank.
+pub type Exchange<'x> = dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'x;
+
+/// One rank's share of the saving. All ranks call the same in the same order.
+pub struct Shares<'s> {
+    saver: &'s Saver,
+    rank: Rank,
+    under_way: Option<UnderWay>,
+    /// How the last save ended, as rank 0 knows it.
+    last: Option<Result<PathBuf, Fault>>,
+}
+
+struct UnderWay {
+    state: State,
+    manifest: Manifest,
+    writer: Option<JoinHandle<Status>>,
+    status: Status,
+}
+
+/// How far one rank is.
+#[derive(Serialize, Deserialize, Clone)]
+enum Status {
+    Writing,
+    Written(Option<Shard>),
+    Failed(Fault),
+}
+
+impl<'s> Shares<'s> {
+    /// The share of `rank`.
+    pub fn of(saver: &'s Saver, rank: Rank) -> Shares<'s> {
+        Shares { saver, rank, under_way: None, last: None }
+    }
+
+    /// Begins a save, when the one before is done.
+    pub fn begin(
+        &mut self,
+        exchange: &mut Exchange<'_>,
+        state: &State,
+        manifest: Manifest,
+        part: Vec<Snapshot>,
+    ) -> Result<(), Fault> {
+        self.settle(exchange)?;
+        let (store, step, nth) = (self.saver.store().clone(), state.step, self.rank.index());
+        let begun = if self.rank == Rank(0) { store.begin(step) } else { Ok(()) };
+        let begun: Vec<Result<(), Fault>> = self.share(exchange, &begun)?;
+        if let Some(fault) = begun.into_iter().find_map(Result::err) {
+            self.end(state, Err(fault));
+            return Ok(());
+        }
+        let writer = thread::spawn(move || match store.write(step, nth, &part) {
+            Ok(shard) => Status::Written(shard),
+            Err(fault) => Status::Failed(fault),
+        });
+        let (writer, status) = (Some(writer), Status::Writing);
+        self.under_way = Some(UnderWay { state: *state, manifest, writer, status });
+        Ok(())
+    }
+
+    /// Publishes the save under way if all have written their parts.
+    pub fn poll(&mut self, exchange: &mut Exchange<'_>) -> Result<(), Fault> {
+        let Some(mut under_way) = self.under_way.take() else { return Ok(()) };
+        if under_way.writer.as_ref().is_some_and(JoinHandle::is_finished) {
+            under_way.join();
+        }
+        let all: Vec<Status> = self.share(exchange, &under_way.status)?;
+        if all.iter().any(|status| matches!(status, Status::Writing)) {
+            self.under_way = Some(under_way);
+            return Ok(());
+        }
+        let mut shards = Vec::new();
+        let mut failed = None;
+        for status in all {
+            match status {
+                Status::Failed(fault) => failed = failed.or(Some(fault)),
+                Status::Written(shard) => shards.extend(shard),
+                Status::Writing => {}
+            }
+        }
+        let (store, is_lead) = (self.saver.store(), self.rank == Rank(0));
+        let UnderWay { state, manifest, .. } = under_way;
+        let ended = match failed {
+            None if is_lead => store.publish(Manifest { shards, ..manifest }),
+            None => return Ok(()), // how it ends, rank 0 says at the end
+            Some(fault) => {
+                if is_lead {
+                    store.discard(state.step);
+                }
+                Err(fault)
+            }
+        };
+        self.end(&state, ended);
+        Ok(())
+    }
+
+    /// Waits for the last save: where it is, if there was one.
+    pub fn finish(mut self, exchange: &mut Exchange<'_>) -> Result<Option<PathBuf>, Fault> {
+        self.settle(exchange)?;
+        let last: Vec<Option<Result<PathBuf, Fault>>> = self.share(exchange, &self.last)?;
+        last.into_iter().next().flatten().transpose()
+    }
+
+    /// Waits for the save under way.
+    fn settle(&mut self, exchange: &mut Exchange<'_>) -> Result<(), Fault> {
+        if let Some(under_way) = &mut self.under_way {
+            under_way.join();
+        }
+        self.poll(exchange)
+    }
+
+    fn end(&mut self, state: &State, ended: Result<PathBuf, Fault>) {
+        if let Err(fault) = &ended
+            && self.rank == Rank(0)
+            && !state.is_last
+        {
+            self.saver.warn(fault);
+        }
+        self.last = Some(ended);
+    }
+
+    /// What every rank says.
+    fn share<T: Serialize + DeserializeOwned>(
+        &self,
+        exchange: &mut Exchange<'_>,
+        own: &T,
+    ) -> Result<Vec<T>, Fault> {
+        let fault = |class, message: String| Fault::new(class, self.rank, message);
+        let own = serde_json::to_vec(own).map_err(|e| fault(Class::Internal, e.to_string()))?;
+        let all = exchange(&own)?;
+        let all: Result<Vec<T>, _> =
+            all.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
+        all.map_err(|e| fault(Class::Mismatch, format!("a rank sent what cannot be read: {e}")))
+    }
+}
+
+impl UnderWay {
+    fn join(&mut self) {
+        if let Some(writer) = self.writer.take() {
+            let died = |_| {
+                let message = "the writer of checkpoints died";
+                Status::Failed(Fault::new(Class::Internal, Rank(0), message))
+            };
+            self.status = writer.join().unwrap_or_else(died);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Whether this process is alone, or one of those that a launcher such as mpirun started.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Result, bail};
+use chimera_core::names::by_name;
+
+/// How workers reach each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transport {
+    /// By MPI where a launcher started several processes, else as threads.
+    Auto,
+    /// They are threads of one process.
+    Threads,
+    /// Each is a process.
+    Mpi,
+}
+
+impl Transport {
+    /// Every one with its name on the command line.
+    pub const ALL: [(&'static str, Transport); 3] =
+        [("auto", Transport::Auto), ("threads", Transport::Threads), ("mpi", Transport::Mpi)];
+
+    /// Whether ranks are processes, and why.
+    ///
+    /// # Errors
+    /// If they are, and this build has no MPI.
+    pub fn choose(self) -> Result<(bool, String)> {
+        self.choose_for(Launch::found(), cfg!(feature = "mpi"))
+    }
+
+    fn choose_for(self, launch: Option<Launch>, has_mpi: bool) -> Result<(bool, String)> {
+        let launched = launch.filter(|launch| launch.n_ranks > 1);
+        let why = match (self, &launched) {
+            (Transport::Threads, _) => return Ok((false, "as --transport says".into())),
+            (Transport::Auto, None) => {
+                return Ok((false, "no launcher has started several processes".into()));
+            }
+            (Transport::Mpi, _) => "as --transport says".to_string(),
+            (Transport::Auto, Some(launch)) => launch.to_string(),
+        };
+        if !has_mpi {
+            let found = launched.map(|launch| format!("; found: {launch}")).unwrap_or_default();
+            bail!(
+                "this build has no MPI{found}: build with `--features mpi` (it needs an MPI library and \
+                 libclang), or choose --transport threads"
+            );
+        }
+        Ok((true, why))
+    }
+}
+
+impl FromStr for Transport {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Transport, String> {
+        by_name("transport", name, &Transport::ALL)
+    }
+}
+
+/// What a launcher says to the processes that it starts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Launch {
+    /// The launcher, in words.
+    pub launcher: &'static str,
+    /// The variable that tells of it.
+    pub variable: &'static str,
+    /// Processes of the job.
+    pub n_ranks: u32,
+    /// Those of this machine, if it says so.
+    pub n_local: Option<u32>,
+}
+
+/// Launchers by their variables: number of ranks, rank, and ranks of this machine. The first that is complete
+/// counts: what starts processes within an allocation of SLURM is closer than SLURM.
+const LAUNCHERS: [(&str, &str, &str, &str); 3] = [
+    ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPICH or PMI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+    ("SLURM's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE"),
+];
+
+impl Launch {
+    /// What the environment of this process says.
+    pub fn found() -> Option<Launch> {
+        Launch::of(|name| std::env::var(name).ok())
+    }
+
+    fn of(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
+        let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
+        LAUNCHERS.into_iter().find_map(|(launcher, size, rank, local)| {
+            let n_ranks = number(size)?;
+            number(rank).filter(|rank| *rank < n_ranks)?;
+            let n_local = number(local).filter(|n| (1..=n_ranks).contains(n));
+            Some(Launch { launcher, variable: size, n_ranks, n_local })
+        })
+    }
+}
+
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Launch { launcher, variable, n_ranks, .. } = self;
+        write!(f, "{launcher} says {variable}={n_ranks}")
+    }
+}
+
+/// The pairs of width and depth that make so many ranks.
+pub fn layouts(n_ranks: usize) -> Vec<(usize, usize)> {
+    (1..=n_ranks).filter(|w| n_ranks.is_multiple_of(*w)).map(|w| (w, n_ranks / w)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(variables: &str) -> Option<Launch> {
+        Launch::of(|name| {
+            let pairs = variables.split_whitespace().filter_map(|pair| pair.split_once('='));
+            pairs.rev().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
+        })
+    }
+
+    #[test]
+    fn launchers_are_told_apart() {
+        let open_mpi = "OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_SIZE=4";
+        let srun = "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 SLURM_NTASKS_PER_NODE=2";
+        let found = launch(&format!("{srun} {open_mpi}")).expect("a launcher");
+        assert_eq!((found.n_ranks, found.n_local), (8, Some(4)));
+        assert_eq!(found.to_string(), "Open MPI says OMPI_COMM_WORLD_SIZE=8");
+        let found = launch(srun).expect("a launcher");
+        assert_eq!((found.launcher, found.n_ranks, found.n_local), ("SLURM's srun", 4, Some(2)));
+        let found = launch("PMI_SIZE=2 PMI_RANK=1").expect("a launcher");
+        assert_eq!((found.launcher, found.n_local), ("MPICH or PMI", None));
+        for none in ["", "PMI_SIZE=2", "PMI_SIZE=2 PMI_RANK=2", "PMI_SIZE=x PMI_RANK=0"] {
+            assert_eq!(launch(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn auto_follows_the_launcher() {
+        let launched = launch("PMI_SIZE=2 PMI_RANK=1");
+        let chosen = |transport: Transport, launch: &Option<Launch>| {
+            transport.choose_for(launch.clone(), true).expect("there is MPI").0
+        };
+        assert!(chosen(Transport::Auto, &launched) && !chosen(Transport::Auto, &None));
+        assert!(!chosen(Transport::Auto, &launch("PMI_SIZE=1 PMI_RANK=0")));
+        assert!(chosen(Transport::Mpi, &None) && !chosen(Transport::Threads, &launched));
+        let refusal = Transport::Auto.choose_for(launched, false).expect_err("no MPI").to_string();
+        assert!(refusal.contains("found: MPICH or PMI says PMI_SIZE=2: build with"), "{refusal}");
+        assert!(Transport::Threads.choose_for(None, false).is_ok());
+    }
+
+    #[test]
+    fn layouts_are_all_there_are() {
+        assert_eq!(layouts(8), [(1, 8), (2, 4), (4, 2), (8, 1)]);
+        assert_eq!(layouts(7), [(1, 7), (7, 1)]);
+    }
+}

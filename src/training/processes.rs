@@ -1,0 +1,177 @@
+//! A run whose ranks are processes: what they have to tell each other beside the training itself.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail};
+use chimera_core::analyze::{Event, Wait};
+use chimera_core::comm::{Comm, Host, HostStaged};
+use chimera_core::engine::{Job, StepReport, Worker, handshake};
+use chimera_core::exchange::{from_json, to_json};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+use chimera_core::kernels::Kernels;
+use chimera_core::lower::Program;
+use chimera_core::stage::Stage;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::rank::Watch;
+use super::trace::{Did, Recorder};
+use super::trained::{RankTrained, merge};
+use super::{Run, Trained, compute_threads};
+use crate::auto::AUTO;
+use crate::device::Compute;
+use crate::settings::Config;
+
+/// For ranks to come to the same point before the training.
+const PATIENCE: Duration = Duration::from_secs(300);
+impl Run {
+    /// Like [`prepare`](Run::prepare), on all ranks of a job: where a search finds the schedule, rank 0 searches
+    /// for all, since time may run out at another point elsewhere.
+    pub fn prepare_as(config: Config, comm: &mut impl Comm<Host>) -> Result<Run> {
+        if config.schedule != AUTO || config.depth == 1 {
+            return Run::prepare(config);
+        }
+        let is_lead = comm.rank() == Rank(0);
+        let own = is_lead.then(|| Run::prepare(config.clone()));
+        let found = own.as_ref().and_then(|run| run.as_ref().ok()?.plan.found.as_ref());
+        let search = Duration::try_from_secs_f64(config.search_time)?;
+        let found = share_within(comm, &found.map(to_json), search + PATIENCE)?;
+        match (own, found.into_iter().next().flatten()) {
+            (Some(own), _) => own,
+            (None, Some(text)) => Run::prepare_with(config, Some(from_json(text.as_bytes())?)),
+            (None, None) => bail!("rank 0 found no timetable"),
+        }
+    }
+
+    /// Trains the row of the rank that `comm` is an end of; all ranks of the job call it. Otherwise like
+    /// [`train`](Run::train): rank 0 observes, and gets what the run leaves.
+    pub fn train_as(
+        &self,
+        comm: &mut impl Comm<Host>,
+        stop: &AtomicBool,
+        observe: impl FnMut(&StepReport) -> Result<()> + Send,
+    ) -> Result<Option<Trained>> {
+        let rank = comm.rank();
+        let samples = self.samples();
+        let watch = Watch { by_processes: true, ..self.watch(observe)? };
+        let device = self.devices.by_rank().get(rank.index());
+        let device = device.ok_or_else(|| anyhow!("{rank} is not one of the run's"))?;
+        share(comm, &())?; // clocks begin when all are here
+        let job = self.job(&samples, stop)?;
+        let ran = device.run(AsRank { run: self, job, comm, watch: &watch });
+        let traced = watch.recorder.filter(|_| rank == Rank(0)).map_or(Ok(()), |r| r.finish());
+        let trained = ran?;
+        traced?;
+        let events = share(comm, &trained.events)?;
+        if rank != Rank(0) {
+            return Ok(None);
+        }
+        let mut ranks: Vec<_> = events.into_iter().map(RankTrained::did).collect();
+        for (of, trained) in (0..).zip(&mut ranks) {
+            let depth = self.config().depth;
+            if trained.events.iter().flatten().any(|e| e.worker.index() != of % depth) {
+                let message = format!("rank {of} sent what another worker did");
+                return Err(Fault::new(Class::Mismatch, rank, message).into());
+            }
+        }
+        if let Some(first) = ranks.first_mut() {
+            *first = trained;
+        }
+        merge(ranks).map(Some)
+    }
+
+    /// Compares what the ranks are about to train, before anything is written.
+    ///
+    /// # Errors
+    /// A [`Fault`] that names each field in which they differ.
+    pub fn agree(&self, comm: &mut impl Comm<Host>) -> Result<(), Fault> {
+        handshake(comm, &self.greeting(), Instant::now() + PATIENCE)
+    }
+}
+
+/// Training by one rank, on its device.
+struct AsRank<'r, 'w, O, C> {
+    run: &'r Run,
+    job: Job<'r>,
+    comm: &'w mut C,
+    watch: &'w Watch<'r, O>,
+}
+
+impl<O, C> Compute for AsRank<'_, '_, O, C>
+where
+    O: FnMut(&StepReport) -> Result<()> + Send,
+    C: Comm<Host>,
+{
+    type Output = Result<RankTrained, Fault>;
+
+    fn on<K: Kernels>(self, devices: &[K]) -> Self::Output {
+        let none = || Fault::new(Class::Internal, self.comm.rank(), "a rank has no device");
+        let kernels = devices.first().ok_or_else(none)?.clone();
+        let pool = compute_threads(self.run.config().threads, self.comm.rank())?;
+        let mut staged = HostStaged::new(kernels.clone(), self.comm);
+        pool.install(|| self.run.train_rank(self.job, kernels, &mut staged, self.watch))
+    }
+}
+
+/// What every rank says, by rank; before or after the training.
+pub fn share<T: Serialize + DeserializeOwned>(
+    comm: &mut impl Comm<Host>,
+    own: &T,
+) -> Result<Vec<T>, Fault> {
+    share_within(comm, own, PATIENCE)
+}
+
+fn share_within<T: Serialize + DeserializeOwned>(
+    comm: &mut impl Comm<Host>,
+    own: &T,
+    patience: Duration,
+) -> Result<Vec<T>, Fault> {
+    let rank = comm.rank();
+    let own = serde_json::to_vec(own).map_err(|e| unreadable(rank, &e))?;
+    let all = comm.exchange(&own, Instant::now() + patience).map_err(|e| e.into_fault(rank))?;
+    all.iter()
+        .map(|bytes| serde_json::from_slice(bytes).map_err(|e| unreadable(rank, &e)))
+        .collect()
+}
+
+/// Exchanges of checkpoints.
+pub(super) fn exchange<'w, S, K, C>(
+    worker: &'w mut Worker<'_, S, K, C>,
+) -> impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'w
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Kernels,
+    C: Comm<K::Tensor>,
+{
+    |bytes| worker.exchange("checkpoint", bytes)
+}
+
+/// Tells the recorder of every rank, on every rank.
+pub(super) fn record<'p, S, K, C>(
+    worker: &mut Worker<'_, S, K, C>,
+    recorder: &Recorder<'p>,
+    program: &'p Program,
+    steps: Range<u64>,
+) -> Result<(), Fault>
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Kernels,
+    C: Comm<K::Tensor>,
+{
+    let own = serde_json::to_vec(&(worker.events(), worker.waits()));
+    let own = own.map_err(|e| unreadable(Rank(0), &e))?;
+    for (rank, bytes) in (0..).map(Rank).zip(worker.exchange("trace", &own)?) {
+        let (events, waits): (Vec<Event>, Vec<Wait>) =
+            serde_json::from_slice(&bytes).map_err(|e| unreadable(rank, &e))?;
+        let steps = steps.clone();
+        recorder.add(&Did { rank, program, steps, events: &events, waits: &waits })?;
+    }
+    Ok(())
+}
+
+fn unreadable(rank: Rank, error: &serde_json::Error) -> Fault {
+    Fault::new(Class::Mismatch, rank, format!("a rank sent what cannot be read: {error}"))
+}

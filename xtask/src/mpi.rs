@@ -1,0 +1,137 @@
+//! The transport over MPI, with Open MPI or MPICH.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::command::{cargo, install, read, root, run as run_command};
+
+/// The crate that needs an MPI library to be built.
+pub(crate) const TRANSPORT: &str = "chimera-comm-mpi";
+/// Ranks of the conformance suite, more than most machines have cores.
+const RANKS: [&str; 3] = ["2", "4", "8"];
+/// Seconds after which a launcher ends its ranks: a test that hangs is one that fails.
+const PATIENCE: &str = "200";
+
+/// With which library.
+#[derive(clap::Args, Default)]
+pub(crate) struct Args {
+    /// Uses MPICH in place of Open MPI; in a target folder of its own, since bindings are made at build time
+    #[arg(long)]
+    mpich: bool,
+}
+
+/// An MPI library with its launcher.
+struct Library {
+    name: &'static str,
+    /// The compilers it may have, the most telling name first.
+    compilers: [&'static str; 2],
+    launchers: [&'static str; 2],
+    packages: &'static [&'static str],
+}
+
+const OPEN_MPI: Library = Library {
+    name: "Open MPI",
+    compilers: ["mpicc.openmpi", "mpicc"],
+    launchers: ["mpirun.openmpi", "mpirun"],
+    packages: &["libopenmpi-dev", "openmpi-bin", "libclang-dev"],
+};
+const MPICH: Library = Library {
+    name: "MPICH",
+    compilers: ["mpicc.mpich", "mpicc"],
+    launchers: ["mpiexec.mpich", "mpiexec"],
+    packages: &["libmpich-dev", "mpich", "libclang-dev"],
+};
+
+/// Lints the transport, runs the conformance suite as ranks of a job, and trains under the launcher.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let library = if args.mpich { MPICH } else { OPEN_MPI };
+    let (compiler, launcher) = library.find()?;
+    let build = |words: &[&str]| {
+        let mut command = cargo(words.iter().copied());
+        command.args(["--package", TRANSPORT, "--package", "chimera", "--features", "mpi"]);
+        command.env("MPICC", &compiler).env("MPIRUN", &launcher);
+        if args.mpich {
+            command.args(["--target-dir", "target/mpich"]);
+        }
+        command
+    };
+    run_command(build(&["clippy", "--all-targets"]).args(["--", "-D", "warnings"]))?;
+    run_command(build(&["doc", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))?;
+    let binaries = ["test", "--lib", "--bins", "--test", "conformance", "--test", "mpi"];
+    let mut compile = build(&binaries);
+    compile.args(["--no-run", "--message-format", "json-render-diagnostics"]);
+    let built = read(&mut compile)?;
+    let conformance = executable(&built, "conformance")?;
+    for n in RANKS {
+        run_command(&mut launch(&launcher, n, &conformance))?;
+    }
+    run_command(&mut Command::new(executable(&built, "chimera_comm_mpi")?))?;
+    let mut training = Command::new(executable(&built, "mpi")?);
+    run_command(training.env("MPIRUN", &launcher).current_dir(root()))
+}
+
+/// A build of the command with Open MPI: the library's compiler, its launcher, and the program.
+pub(crate) fn build_release() -> Result<(String, String, PathBuf)> {
+    let (compiler, launcher) = OPEN_MPI.find()?;
+    let mut build = cargo(["build", "--release", "--package", "chimera", "--features", "mpi"]);
+    build.args(["--bin", "chimera", "--message-format", "json-render-diagnostics"]);
+    let built = read(build.env("MPICC", &compiler))?;
+    Ok((compiler, launcher, executable(&built, "chimera")?))
+}
+
+/// `program` as ranks of a job, as any user, also root in a container, and on however few cores.
+pub(crate) fn launch(launcher: &str, n: &str, program: &Path) -> Command {
+    let mut command = Command::new(launcher);
+    command.args(["-n", n]).arg(program).envs([
+        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+        ("MPIEXEC_TIMEOUT", PATIENCE),
+    ]);
+    command
+}
+
+impl Library {
+    /// Compiler and launcher, installed first if they are not there.
+    fn find(&self) -> Result<(String, String)> {
+        if let Some(found) = self.installed() {
+            return Ok(found);
+        }
+        install(self.packages).with_context(|| {
+            format!("{} is missing: a compiler wrapper, a launcher, and libclang", self.name)
+        })?;
+        self.installed().with_context(|| {
+            let packages = self.packages.join(" ");
+            format!("{packages} are installed, but {} is still not found", self.name)
+        })
+    }
+
+    fn installed(&self) -> Option<(String, String)> {
+        let compiler = self.compilers.into_iter().find(|c| self.says("-show", c))?;
+        let launcher = self.launchers.into_iter().find(|l| self.says("--version", l))?;
+        let libraries = read(Command::new("ldconfig").arg("-p"));
+        if libraries.is_ok_and(|all| !all.contains("libclang")) {
+            return None; // the bindings are made with it
+        }
+        Some((compiler.into(), launcher.into()))
+    }
+
+    /// Whether `program` is there and of this library.
+    fn says(&self, option: &str, program: &str) -> bool {
+        let said = read(Command::new(program).arg(option));
+        let mine =
+            if self.name == MPICH.name { ["mpich", "hydra"] } else { ["openmpi", "open mpi"] };
+        said.is_ok_and(|text| mine.iter().any(|word| text.to_lowercase().contains(word)))
+    }
+}
+
+/// The program of a target among cargo's messages.
+fn executable(messages: &str, target: &str) -> Result<PathBuf> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let of_target = messages.filter(|message| message["target"]["name"] == target);
+    let mut paths = of_target.filter_map(|m| m["executable"].as_str().map(PathBuf::from));
+    paths.next_back().with_context(|| format!("cargo built no {target}"))
+}
