@@ -20,6 +20,7 @@ pub(super) fn write(dir: &Path, rank: Rank, recent: &[Did]) -> Result<()> {
             Doing::Work(Work::Step(bucket)) => ("update", bucket.to_string()),
             Doing::Wait(Awaited::Message(token)) => ("wait", token.to_string()),
             Doing::Wait(Awaited::Sum(bucket)) => ("wait", format!("the sum of {bucket}")),
+            Doing::Wait(Awaited::Weights(bucket)) => ("wait", format!("the weights of {bucket}")),
             Doing::Wait(Awaited::Agreement) => ("wait", "the agreement of all ranks".into()),
         };
         writeln!(out, "{}", json!({"step": step, kind: what, "start": start, "end": end}))?;

@@ -43,6 +43,8 @@ pub enum Awaited {
     Sum(BucketId),
     /// The agreement of all ranks.
     Agreement,
+    /// The weights of a bucket, which other replicas update.
+    Weights(BucketId),
 }
 
 /// Time that a worker spends waiting, as measured; not an [`Event`], since it is no work.

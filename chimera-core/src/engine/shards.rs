@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::faults::shape_fault;
 use super::world::{Places, World, copy, held_mut};
-use crate::analyze::Need;
+use crate::analyze::{Awaited, Need};
 use crate::comm::{Comm, Tag, What};
 use crate::fault::Fault;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
@@ -124,7 +124,7 @@ where
 
     /// Waits for the tensors that other replicas have updated. Only behind the row, so that replicas with
     /// their updates in another order do not wait for each other.
-    pub(super) fn take_weights(&mut self) -> Result<(), Fault> {
+    pub(super) fn take_weights(&mut self, worker: WorkerId) -> Result<(), Fault> {
         if !self.job.training.shard_optimizer || self.skipped.is_some() {
             return Ok(());
         }
@@ -133,8 +133,9 @@ where
             let step = self.sum_number(bucket);
             for (tensor, owner) in (0..).zip(self.owned(bucket)).filter(|(_, o)| *o != rank) {
                 let tag = Tag { step, what: What::Updated { bucket, tensor } };
-                let deadline = self.deadline();
+                let (start, deadline) = (self.now_s(), self.deadline());
                 let taken = self.comm.take(owner, tag, deadline);
+                self.waited(worker, Awaited::Weights(bucket), start);
                 let taken = self.on_wait(tag.what, Need::Other, taken)?;
                 let places = self.places(bucket)[tensor as usize].clone();
                 let (stage, index) = places[0];

@@ -154,7 +154,7 @@ where
                 }
             }
         }
-        self.world.take_weights()?;
+        self.world.take_weights(self.me)?;
         if self.world.skipped.is_none() {
             self.world.n_updates += u64::from(program.window().n_updates());
         }

@@ -115,6 +115,7 @@ fn wait_slice(wait: &Wait, first: usize) -> Value {
         Awaited::Message(token) => format!("wait for {token}"),
         Awaited::Sum(bucket) => format!("wait for sum {}", bucket.0),
         Awaited::Agreement => "wait for all ranks".to_string(),
+        Awaited::Weights(bucket) => format!("wait for weights {}", bucket.0),
     };
     let pid = first + wait.worker.index();
     complete(&name, "wait", pid, 0, (wait.start, wait.end), json!({}))
