@@ -243,3 +243,31 @@ fn a_wait_that_is_too_long_is_explained() {
     let (step, kind, _) = place.recent(rank).pop().expect("something");
     assert_eq!((json!(step), kind.as_str()), (error["step"].clone(), "wait"));
 }
+
+#[test]
+fn steps_that_are_not_finite_can_be_skipped() {
+    let place = Place::new();
+    let options = "--depth 2 --steps 6 --lr 1e30 --clip 0 --non-finite skip --save-every 2";
+    let ran = chimera(&place.line(options));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let text = read_to_string(place.at("run/metrics.jsonl")).expect("metrics");
+    let lines: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    let counts: Vec<u64> = lines.iter().map(|l| l["skipped"].as_u64().unwrap_or(0)).collect();
+    let n_sound = counts.iter().filter(|n| **n == 0).count();
+    assert!((1..6).contains(&n_sound) && lines.len() == 6, "{text}");
+    assert!(counts[n_sound..].iter().copied().eq(1..=6 - n_sound as u64), "{text}");
+    for step in n_sound..6 {
+        let warning = format!("warning: step {step} made no update: ");
+        assert!(ran.stderr.contains(&warning), "{}", ran.stderr);
+    }
+    let weights = read(place.at("weights/model.safetensors")).expect("weights");
+    let weights = safetensors::SafeTensors::deserialize(&weights).expect("a whole file");
+    let finite = |bytes: &[u8]| {
+        bytes.chunks(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite())
+    };
+    assert!(weights.iter().all(|(_, tensor)| finite(tensor.data())));
+
+    let refused = chimera(&place.line("--schedule pipedream --non-finite skip --tied false"));
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.stderr.contains("choose a synchronous schedule"), "{}", refused.stderr);
+}

@@ -10,15 +10,15 @@ use chimera::settings::Layers;
 use chimera::training::Run;
 use clap::{Args, Command, FromArgMatches};
 
-use command::chimera;
+use command::{chimera, folder, text};
 
 /// A model small enough for an adapter that is software.
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --depth 4 \
-                     --micro-batches 4 --steps 4 --threads 1";
+                     --micro-batches 4 --threads 1";
 
 fn train(options: &str) -> Vec<StepReport> {
     let command = Layers::augment_args(Command::new("train").no_binary_name(true));
-    let options = format!("{MODEL} {options}");
+    let options = format!("{MODEL} --steps 4 {options}");
     let matches = command.try_get_matches_from(options.split_whitespace());
     let layers = matches.and_then(|found| Layers::from_arg_matches(&found));
     let config = layers.expect("options").resolve().expect("settings");
@@ -94,6 +94,27 @@ fn devices_lists_what_device_names() {
     for part in ["cpu: ", "wgpu:0: ", "kernels in f32", "bound"] {
         assert!(ran.stdout.contains(part), "{part} is not in\n{}", ran.stdout);
     }
+}
+
+/// Four workers on one adapter, from the command line, to a checkpoint that the CPU goes on from.
+#[test]
+fn a_run_goes_on_elsewhere() {
+    let folder = folder();
+    let (data, out) = (text(&folder), folder.path().join("run"));
+    let line = |steps, device| {
+        chimera(&format!(
+            "train {MODEL} --steps {steps} --device {device} --data {} --out {} --save-every 1 \
+             --resume auto",
+            data.display(),
+            out.display(),
+        ))
+    };
+    let first = line(2, "wgpu");
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    assert!(first.stdout.contains("worker(s) on wgpu ("), "{}", first.stdout);
+    let rest = line(3, "cpu");
+    assert_eq!(rest.code, Some(0), "{}", rest.stderr);
+    assert!(rest.stdout.contains("step 2 is next"), "{}", rest.stdout);
 }
 
 #[test]

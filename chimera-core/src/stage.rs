@@ -91,6 +91,9 @@ pub trait Stage: Send {
     /// Whether it reads [`Micro::input`] or [`Micro::target`]; else they may be empty.
     fn reads_samples(&self) -> bool;
 
+    /// Extents of what passes between stages for so many samples: an activation, or its gradient.
+    fn passed(&self, samples: usize) -> Vec<usize>;
+
     /// Runs the stage on `x`, the previous stage's activation (`None` for the first stage).
     fn forward(
         &self,

@@ -7,7 +7,7 @@ use chimera_core::lower::{Hoist, Passes, Recompute, Sync};
 use chimera_core::model::Architecture;
 use chimera_core::schedule::{Scaling, Shape};
 use proptest::prelude::*;
-use training::{Run, train};
+use training::{Run, config, train};
 
 fn assert_equivalent(run: &Run) {
     let (many, one) = (train(run).expect("trains"), train(&run.alone()).expect("trains"));
@@ -294,4 +294,45 @@ proptest! {
         let shape = Shape { n_pipes: 2 * f, scaling, ..Shape::new(2 * half, n) };
         assert_equivalent(&Run { width, sync, ..Run::new(schedule, shape) });
     }
+}
+
+/// Who updates a tensor is no matter: losses, norms, gradients and weights are the same to the bit.
+#[test]
+fn a_shared_out_optimizer_trains_the_same_with_less_memory() {
+    for (n_pipes, width, tied, optimizer) in [
+        (2, 1, false, Optimizer::AdamW),
+        (2, 2, true, Optimizer::AdamW),
+        (4, 1, true, Optimizer::Lamb),
+        (4, 2, false, Optimizer::Sgd),
+    ] {
+        for (_, sync) in Sync::ALL {
+            for clip in [Some(0.5), None] {
+                let shape = Shape { n_pipes, ..Shape::new(4, 4) };
+                let check_finite = clip.is_some(); // without both nobody waits before the updates
+                let run = Run::new("chimera", shape);
+                let run = Run { width, tied, optimizer, sync, clip, check_finite, ..run };
+                let whole = train(&run).expect("trains");
+                for is_delayed in [false, true] {
+                    let run = Run { shard_optimizer: true, is_delayed, ..run.clone() };
+                    let mut shared = train(&run).expect("trains");
+                    assert!(shared.bytes < whole.bytes, "{} of {}", shared.bytes, whole.bytes);
+                    if !tied {
+                        // Of n_pipes * width replicas, one keeps its two moments.
+                        let n_others = (n_pipes * width - 1) as u64;
+                        let saved = n_others * 8 * config(tied).n_params();
+                        assert_eq!(whole.bytes - shared.bytes, saved);
+                    }
+                    shared.bytes = whole.bytes;
+                    assert!(shared == whole, "{run:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_asynchronous_schedule_shares_out_nothing() {
+    let run = Run::new("pipedream", Shape { window: 3, ..Shape::new(2, 2) });
+    let fault = train(&Run { shard_optimizer: true, ..run }).unwrap_err();
+    assert!(fault.message.contains("cannot share out its optimizer"), "{fault}");
 }

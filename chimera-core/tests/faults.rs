@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::{Comm, Tag, Threads, What, threads};
-use chimera_core::engine::{handshake, run_threads};
+use chimera_core::engine::{NonFinite, Worker, handshake, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::kernels::reference::Tensor;
+use chimera_core::kernels::reference::{Reference, Tensor};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
 use training::faulty::{Fate, Faulty};
@@ -273,5 +273,104 @@ fn ranks_of_different_runs_end_before_the_first_step() {
         let fault = met(other).unwrap_err();
         assert_eq!(fault.class, Class::Mismatch);
         assert!(fault.message.starts_with("rank 2 greets in another way"), "{fault}");
+    }
+}
+
+#[test]
+fn what_is_of_another_shape_is_refused_before_use() {
+    let run = two_workers();
+    let end = fail(&run, on(0, Fate::IsShort));
+    let fault = &end.reported;
+    assert_eq!((fault.class, fault.rank, fault.peer), (Class::Mismatch, Rank(1), Some(Rank(0))));
+    assert_eq!(
+        fault.message,
+        "rank 0 sent activation(pipe 0, stage 0, micro-batch 0) of shape [23], not [6, 4]: it trains \
+         another model or schedule"
+    );
+    let run = Run { width: 2, shape: Shape::new(1, 1), ..two_workers() };
+    for is_part in [true, false] {
+        let end = fail(&run, |from, tag| match tag.what {
+            What::Part { .. } if is_part && from == Rank(0) && tag.step == 2 => Fate::IsShort,
+            What::Sum { .. } if !is_part && from == Rank(0) && tag.step == 2 => Fate::IsShort,
+            _ => Fate::Arrives,
+        });
+        let fault = &end.reported;
+        assert_eq!((fault.class, fault.rank), (Class::Mismatch, Rank(1)), "{fault}");
+        assert!(fault.message.starts_with("rank 0 sent "), "{fault}");
+        assert!(
+            fault.message.contains("gradient ") && fault.message.contains(", not ["),
+            "{fault}"
+        );
+    }
+}
+
+/// A step without a sound gradient is as if it had not been: neither weights nor moments see it.
+#[test]
+fn a_step_that_is_not_finite_can_be_skipped() {
+    for run in [chimera(), Run::new("gpipe", Shape::new(2, 1))] {
+        let run = Run { non_finite: NonFinite::Skip, ..run };
+        let ran = train(&run, on(0, Fate::IsNaN)).expect("trains on");
+        for Outcome { losses, weights, .. } in &ran {
+            assert!(losses[2].is_nan() && losses.iter().filter(|l| l.is_finite()).count() == 4);
+            let at = |step| weights.iter().filter(move |((s, _), _)| *s == step).map(|(_, w)| w);
+            assert!(at(2).eq(at(1)) && !at(3).eq(at(2)));
+            assert!(weights.values().flatten().all(|w| w.is_finite()));
+        }
+    }
+}
+
+#[test]
+fn the_report_says_why_a_step_was_skipped() {
+    let run = Run { non_finite: NonFinite::Skip, ..Run::new("gpipe", Shape::new(2, 1)) };
+    let fate = on(0, Fate::IsNaN);
+    let ran = execute(&run, &timetable(&run), |job, inner, stage| {
+        let mut worker = Worker::new(job, Reference, Faulty { inner, fate }, stage)?;
+        (0..4).map(|step| Ok(worker.run(step)?.remove(0))).collect::<Result<Vec<_>, Fault>>()
+    });
+    for reports in ran.expect("trains on") {
+        let why = "the loss of F(pipe 0, stage 1, micro-batch 0) is not finite on rank 1";
+        let skipped: Vec<_> = reports.iter().map(|r| (r.skipped.as_deref(), r.n_skipped)).collect();
+        assert_eq!(skipped, [(None, 0), (None, 0), (Some(why), 1), (None, 1)]);
+    }
+}
+
+#[test]
+fn an_asynchronous_schedule_skips_nothing() {
+    let shape = Shape { window: 3, ..Shape::new(2, 2) };
+    let run = Run { non_finite: NonFinite::Skip, ..Run::new("pipedream", shape) };
+    let fault = train(&run, on(0, Fate::Arrives)).unwrap_err();
+    assert!(fault.message.contains("an asynchronous schedule can skip no step"), "{fault}");
+}
+
+/// A sum that arrives as another one on one replica.
+#[test]
+fn replicas_that_differ_are_found_with_their_tensor() {
+    let run = Run { clip: None, ..Run::new("chimera", Shape::new(2, 2)) };
+    let is_struck = |from, tag: Tag| {
+        from == Rank(0) && tag.step == 1 && matches!(tag.what, What::Sum { tensor: 0, .. })
+    };
+    for strikes in [false, true] {
+        let fate = |from, tag| match strikes && is_struck(from, tag) {
+            true => Fate::IsWrong,
+            false => Fate::Arrives,
+        };
+        let ran = execute(&run, &timetable(&run), |job, inner, stage| {
+            let mut worker = Worker::new(job, Reference, Faulty { inner, fate }, stage)?;
+            for step in 0..2 {
+                worker.run(step)?;
+                let checked = worker.check_replicas();
+                assert_eq!(checked.is_err(), strikes && step == 1);
+                checked?;
+            }
+            Ok(())
+        });
+        match ran {
+            Ok(_) => assert!(!strikes),
+            Err(fault) => {
+                assert_eq!((fault.class, fault.step), (Class::Mismatch, Some(1)));
+                assert_eq!((fault.rank, fault.peer), (Rank(1), Some(Rank(0))));
+                assert!(fault.message.contains(" differs between rank 0 and rank 1"), "{fault}");
+            }
+        }
     }
 }

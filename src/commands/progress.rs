@@ -72,6 +72,10 @@ impl<'s> Progress<'s> {
         self.bar.inc(1);
     }
 
+    pub(super) fn warn(&self, problem: &str) {
+        self.bar.suspend(|| eprintln!("warning: {problem}"));
+    }
+
     pub(super) fn finish(&self) {
         self.bar.finish_and_clear();
     }

@@ -16,13 +16,14 @@ use chimera::core::ids::Rank;
 use chimera::core::model::Architecture;
 use chimera::core::render::{svg, text};
 use chimera::data::Prepared;
+use chimera::device::Opened;
 use chimera::evaluate::{Bert, Model, Sampling};
 use chimera::launch::Transport;
 use chimera::save::{save, save_tokenizer};
 use chimera::settings::{Config, Layers};
 use chimera::tokenizer::Tokenizer;
 use chimera::training::{
-    Folder, Metrics, Place, Prometheus, Run, Trained, flops_per_token, measured_peak,
+    Folder, Metrics, Place, Prometheus, Run, Slow, Trained, flops_per_token, measured_peak,
 };
 use clap::{Args, Parser};
 use serde_json::json;
@@ -118,14 +119,20 @@ impl Train {
             say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
         }
         let full = full_tokens_per_s(run)?;
-        let mut progress = Progress::new(run, say);
+        let (mut progress, mut slow) = (Progress::new(run, say), Slow::default());
         let began = Instant::now();
         let trained = go(&mut |report| {
-            let mut metrics = Metrics::of(report, run.tokens_per_step(), Some(full));
+            let mut metrics = Metrics::of(report, run.tokens_per_step(), full);
             if run.model().architecture == Architecture::Bert {
                 metrics.perplexity = None; // its loss is of two kinds
             }
             folder.record(&metrics)?;
+            if let Some(why) = &report.skipped {
+                progress.warn(&format!("step {} made no update: {why}", report.step));
+            }
+            if let Some(told) = slow.notice(report) {
+                progress.warn(&told);
+            }
             if let Some(prometheus) = &prometheus {
                 prometheus.show(&metrics);
             }
@@ -289,18 +296,19 @@ pub(super) fn resume(
     Ok(())
 }
 
-/// Tokens per second that the devices of a run could train at their peak.
-fn full_tokens_per_s(run: &Run) -> Result<f64> {
+/// Tokens per second that the devices of a run could train at their peak, if that is said or can be measured.
+fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
     let config = run.config();
     let n_workers = config.width * config.depth;
     let peak = match config.peak_flops {
         Some(of_a_worker) => of_a_worker * n_workers as f64,
+        None if !run.devices().one().is_some_and(Opened::is_host) => return Ok(None),
         None => {
             let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
             measured_peak(cores.min(n_workers * config.threads))?
         }
     };
-    Ok(peak / flops_per_token(run.model()))
+    Ok(Some(peak / flops_per_token(run.model())))
 }
 
 fn headline(run: &Run) -> String {
@@ -311,22 +319,34 @@ fn headline(run: &Run) -> String {
         n => format!("{}, a flush every {n} steps", program.schedule()),
     };
     format!(
-        "{} parameters, {} tokens of text; {schedule}, {} x {} worker(s) with {} thread(s) each, \
+        "{} parameters, {} tokens of text; {schedule}, {} x {} worker(s) {}, \
          {} micro-batches of {} x {} tokens",
         run.model().n_params(),
         run.corpus().n_train(),
         config.width,
         config.depth,
-        config.threads,
+        workers_of(run),
         config.micro_batches,
         config.micro_batch_size,
         config.context,
     )
 }
 
+/// What workers compute with.
+fn workers_of(run: &Run) -> String {
+    match run.devices().one() {
+        Some(device) if device.is_host() => format!("with {} thread(s) each", run.config().threads),
+        Some(device) => format!("on {}", device.name()),
+        None => format!("on {}", run.config().device),
+    }
+}
+
 /// What to know of a measured bubble when workers have to wait for cores.
 fn shared_cores(run: &Run) -> Option<String> {
     let config = run.config();
+    if !run.devices().one().is_some_and(Opened::is_host) {
+        return None;
+    }
     let cores = std::thread::available_parallelism().ok()?.get();
     let threads = config.width * config.depth * config.threads;
     let hint = format!(

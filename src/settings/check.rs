@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use chimera_core::engine::{LrSchedule, Optimizer};
+use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::{Architecture, PRESETS};
 use chimera_core::schedule::{SCHEDULES, Scaling};
@@ -72,7 +72,7 @@ impl Allowed {
             "steps" => Whole(1, 1 << 40),
             "eval-every" => Whole(0, 1 << 40),
             "peak-flops" => Real(1.0, 1e30),
-            "warmup" | "save-every" => Whole(0, 1 << 40),
+            "warmup" | "save-every" | "check-replicas" => Whole(0, 1 << 40),
             "keep" => Whole(2, 1 << 20),
             "threads" => Whole(1, 1 << 10),
             "seed" => Whole(0, i64::MAX),
@@ -98,6 +98,7 @@ impl Allowed {
             "transport" => OneOf(Transport::ALL.map(|(name, _)| name).to_vec()),
             "optimizer" => OneOf(Optimizer::ALL.map(|(name, _)| name).to_vec()),
             "lr-schedule" => OneOf(LrSchedule::ALL.map(|(name, _)| name).to_vec()),
+            "non-finite" => OneOf(NonFinite::ALL.map(|(name, _)| name).to_vec()),
             "trace-steps" => Steps,
             "prometheus" => Loopback,
             "precision" => OneOf(Precision::ALL.map(|(name, _)| name).to_vec()),

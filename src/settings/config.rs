@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use chimera_core::engine::{LrSchedule, Optimizer};
+use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Scaling;
@@ -116,11 +116,18 @@ pub struct Config {
     pub clip: f64,
     /// Whether all workers agree that loss and gradients are finite before a step.
     pub check_finite: bool,
+    /// What becomes of a step that is not.
+    #[serde(deserialize_with = "by_name")]
+    pub non_finite: NonFinite,
+    /// Steps from one comparison of replicas to the next; 0 for none.
+    pub check_replicas: u64,
     /// Key of all random draws.
     pub seed: u64,
     /// When gradients are summed over replicas.
     #[serde(deserialize_with = "by_name")]
     pub sync: Sync,
+    /// Whether each tensor is updated by one of its replicas alone.
+    pub shard_optimizer: bool,
     /// Where to compute, as [`Device::list`](crate::device::Device::list) reads it.
     pub device: String,
     /// Numbers of activations.

@@ -179,15 +179,25 @@ pub struct Settings {
     /// Largest global gradient norm; 0 turns clipping off [default: 1.0]
     #[arg(long, value_name = "NORM")]
     pub clip: Option<f64>,
-    /// Stop before a step whose loss or gradient is not finite [default: true]
+    /// Keep a loss or gradient that is not finite from the weights [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub check_finite: Option<bool>,
+    /// What becomes of such a step: stop ends the run, skip throws its gradient away [default: stop]
+    #[arg(long, value_name = "NAME")]
+    pub non_finite: Option<String>,
+    /// Compare the weights of all replicas after every so many steps; 0 for never [default: 1000]
+    #[arg(long, value_name = "STEPS")]
+    pub check_replicas: Option<i64>,
     /// Key of all random draws: weights, batches [default: 1]
     #[arg(long, value_name = "SEED")]
     pub seed: Option<i64>,
     /// When gradients are summed over replicas: at-end, eager or eager-opt [default: eager-opt]
     #[arg(long, value_name = "POLICY")]
     pub sync: Option<String>,
+    /// Share the optimizer out over the replicas of each tensor: one keeps its moments, updates it, and gives
+    /// the weights to the others [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub shard_optimizer: Option<bool>,
     /// Where to compute: cpu, cuda[:N], wgpu[:N]; or a list with one for each worker [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,

@@ -5,9 +5,11 @@ use std::fmt;
 use anyhow::{Result, ensure};
 use chimera_core::analyze::peak_bytes;
 use chimera_core::effects::TokenKind;
+use chimera_core::engine::owned_elements;
 use chimera_core::ids::WorkerId;
 use chimera_core::lower::{Program, Recompute};
 use chimera_core::model::{Cut, ModelConfig};
+use chimera_core::stage::Param;
 
 use crate::settings::Config;
 
@@ -68,20 +70,30 @@ pub(super) fn need(config: &Config, model: &ModelConfig, cuts: &[Cut], program: 
         };
         elements as f64 * samples * 4.0
     });
+    let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();
+    let copies_of = |w: WorkerId| {
+        let gradients_and_moments = if config.shard_optimizer { 1.0 } else { 3.0 };
+        gradients_and_moments + f64::from(program.weight_versions()[w.index()])
+    };
     let workers = (0..program.rows().len()).map(|w| WorkerId(w as u16));
     let state_of = |w: WorkerId| {
         let stages = program.placement().stages_of(w).into_iter();
-        let params = stages.flat_map(|s| model.params(&cuts[s.index()]));
-        let n_copies = 3.0 + f64::from(program.weight_versions()[w.index()]);
-        params.map(|p| p.n_elements() as f64 * 4.0 * n_copies).sum::<f64>()
+        let params = stages.flat_map(|s| &params[s.index()]);
+        params.map(|p| p.n_elements() as f64).sum::<f64>() * copies_of(w)
     };
-    let state = workers.map(state_of).sum::<f64>();
+    let state = workers.map(state_of).sum::<f64>() * 4.0;
+    let moments = match config.shard_optimizer {
+        true => {
+            owned_elements(program, config.width, &params).into_iter().sum::<u64>() as f64 * 8.0
+        }
+        false => 0.0,
+    };
     let residuals = kept.iter().sum::<f64>();
     let width = config.width as f64;
     let n_params = model.n_params() as f64;
     let given = if config.init.is_some() { n_params * 4.0 } else { 0.0 };
     let copy = if config.save_every > 0 { n_params * 12.0 } else { 0.0 };
-    Need { state: state * width + given, copy, residuals: residuals * width }
+    Need { state: state * width + moments + given, copy, residuals: residuals * width }
 }
 
 fn gib(bytes: f64) -> f64 {
@@ -119,6 +131,7 @@ mod tests {
             ("bert", "dapple"),
             ("bert", "chimera"),
         ] {
+            let shard_optimizer = ["dapple", "dualpipe", "chimera"].contains(&schedule);
             for recompute in ["none", "selective", "full"] {
                 for (split_backward, scaling) in [(false, "doubling"), (true, "halving")] {
                     let settings = Settings {
@@ -127,6 +140,9 @@ mod tests {
                         scaling: Some(scaling.into()),
                         recompute: Some(recompute.into()),
                         split_backward: Some(split_backward),
+                        shard_optimizer: Some(shard_optimizer && split_backward),
+                        width: Some(if shard_optimizer { 2 } else { 1 }),
+                        tied: Some(recompute == "full"),
                         depth: Some(2),
                         layers: Some(5),
                         hidden: Some(8),

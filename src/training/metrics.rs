@@ -28,6 +28,9 @@ pub struct Metrics {
     /// Model FLOPs over what the workers' devices can do in that time, if that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
+    /// Steps so far whose gradient was not finite and was thrown away.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped: u64,
     /// Mean loss on text that is not trained on, after the update, in nats; every `eval-every` steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
@@ -70,9 +73,14 @@ impl Metrics {
             bubble_ratio: report.bubble_ratio(),
             bytes: report.bytes(),
             mfu: full_tokens_per_s.map(|full| tokens_per_s / full),
+            skipped: report.n_skipped,
             validation_loss: report.validation_loss,
             perplexity: report.validation_loss.map(f64::exp),
             ranks: report.ranks.iter().map(RankMetrics::of).collect(),
         }
     }
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use chimera_core::analyze::UniformCosts;
-use chimera_core::engine::Training;
+use chimera_core::engine::{NonFinite, Training};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Program, lower};
 use chimera_core::model::{Cut, ModelConfig, cut};
 use chimera_core::order::Search;
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
+use chimera_core::update::Update;
 
 use super::fit::{self, Need};
 use crate::auto::{AUTO, Report, auto};
@@ -65,6 +66,16 @@ impl Plan {
         );
         let cuts = cut(&model, timetable.placement.n_stages())?;
         let program = prove(&config, &training, timetable, passes)?;
+        ensure!(
+            config.non_finite == NonFinite::Stop || program.has_barrier(),
+            "non-finite skip needs updates that wait for all workers: choose a synchronous schedule, and \
+             leave check-finite true"
+        );
+        ensure!(
+            !config.shard_optimizer || program.window().update() == Update::Flush,
+            "shard-optimizer needs weights that nobody reads while they are updated: choose a synchronous \
+             schedule"
+        );
         let need = fit::need(&config, &model, &cuts, &program);
         let last = None;
         let plan =
@@ -120,6 +131,8 @@ fn training(config: &Config) -> Training {
         weight_decay: config.weight_decay,
         clip: (config.clip > 0.0).then_some(config.clip),
         check_finite: config.check_finite,
+        non_finite: config.non_finite,
+        shard_optimizer: config.shard_optimizer,
     }
 }
 

@@ -99,6 +99,11 @@ fn page(metrics: &Metrics) -> String {
         ("tokens_per_second", "Tokens trained per second", Some(metrics.tokens_per_s)),
         ("bubble_ratio", "Idle time over time times workers", Some(metrics.bubble_ratio)),
         ("bytes", "Weights, gradients, moments and peak residuals", Some(metrics.bytes as f64)),
+        (
+            "skipped_steps",
+            "Steps whose gradient was not finite",
+            (metrics.skipped > 0).then_some(metrics.skipped as f64),
+        ),
         ("mfu", "Model FLOPs over what the devices can do", metrics.mfu),
         ("validation_loss", "Loss on validation text in nats per token", metrics.validation_loss),
     ];

@@ -111,6 +111,9 @@ impl Run {
                 tensor.map_err(|e| Fault::new(Class::Checkpoint, rank, e.to_string()))
             })?;
         }
+        if self.config().check_replicas > 0 {
+            worker.check_replicas()?;
+        }
         let n_steps = self.config().steps;
         let saver = self.saver.as_ref();
         let mut shares = saver.filter(|_| watch.by_processes).map(|saver| Shares::of(saver, rank));
@@ -143,6 +146,10 @@ impl Run {
                 (step, stop) = (report.step + 1, report.stop);
                 trained.last = Some(report);
             }
+            let every = self.config().check_replicas;
+            if every > 0 && step / every > began / every {
+                worker.check_replicas()?;
+            }
             if let Some(recorder) = &watch.recorder {
                 let steps = began..step;
                 if watch.by_processes && recorder.wants(&steps) {
@@ -161,6 +168,9 @@ impl Run {
             let is_done = step == n_steps;
             let state = State { began, step, is_done, is_last: is_done || stop };
             let is_due = saver.is_some_and(|saver| saver.is_due(&state));
+            // Whose tensors are not all in the first group.
+            let n_groups = if self.config().shard_optimizer { self.config().width } else { 1 };
+            let n_parts = n_groups * self.config().depth;
             let manifest = |n_updates| self.manifest(step, n_updates);
             if let Some(shares) = &mut shares {
                 if is_due {
@@ -169,10 +179,10 @@ impl Run {
                 }
                 shares.poll(&mut processes::exchange(worker))?;
             } else if let Some(saver) = saver.filter(|_| is_due)
-                && rank.index() < self.config().depth
+                && rank.index() < n_parts
             {
                 let manifest = || manifest(worker.n_updates());
-                saver.save(&state, manifest, self.config().depth, rank, || worker.snapshot())?;
+                saver.save(&state, manifest, n_parts, rank, || worker.snapshot())?;
             }
         }
         if let Some(shares) = shares {

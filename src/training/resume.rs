@@ -37,6 +37,7 @@ const FREE: &[&str] = &[
     "micro-batch-size",
     "preset",
     "sync",
+    "shard-optimizer",
     "device",
     "precision",
     "transport",
@@ -55,6 +56,8 @@ const FREE: &[&str] = &[
     "keep",
     "resume",
     "check-finite",
+    "non-finite",
+    "check-replicas",
 ];
 /// What held before there were such keys.
 const EARLIER: &[(&str, &str)] = &[("model", "\"gpt2\""), ("dropout", "0.0")];

@@ -42,6 +42,7 @@ impl EventFile {
             ("tokens_per_s", Some(metrics.tokens_per_s)),
             ("bubble_ratio", Some(metrics.bubble_ratio)),
             ("bytes", Some(metrics.bytes as f64)),
+            ("skipped", (metrics.skipped > 0).then_some(metrics.skipped as f64)),
             ("mfu", metrics.mfu),
             ("validation_loss", metrics.validation_loss),
             ("perplexity", metrics.perplexity),

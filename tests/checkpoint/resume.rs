@@ -13,6 +13,7 @@ fn halves_are_the_whole() {
         "--schedule chimera --width 2",
         "--schedule chimera --depth 4 --pipes 4 --tied",
         "--schedule 1f1b --depth 2 --sync at-end",
+        "--schedule chimera --width 2 --tied --shard-optimizer",
         "--schedule gpipe --tied --clip 0 --check-finite false",
         "--schedule zb-v --depth 2",
         "--schedule interleaved --depth 2 --recompute full",
@@ -35,6 +36,22 @@ fn halves_are_the_whole() {
             |run| Checkpoint::open(&at(run, 6)).expect("a checkpoint").manifest().shards.clone();
         assert_eq!(shards(whole.path()), shards(half.path()), "{options}");
         assert_eq!(again.checkpoint, Some(at(half.path(), 6)));
+    }
+}
+
+/// Who keeps the moments is no matter of the training.
+#[test]
+fn a_shared_out_optimizer_saves_and_opens_as_any_other() {
+    let options = ["--schedule chimera --width 2 --save-every 3", "--shard-optimizer"];
+    let sharded = options.join(" ");
+    for (before, after) in [(options[0], &*sharded), (&*sharded, options[0])] {
+        let (whole, half) = (folder(), folder());
+        let (all, trained) = train(before, None, whole.path(), Disk::default()).expect("trains");
+        let from = at(whole.path(), 3);
+        let (rest, again) =
+            train(after, Some(&from), half.path(), Disk::default()).expect("trains");
+        assert_eq!(numbers(&rest), numbers(&all[3..]));
+        assert!(again.weights == trained.weights);
     }
 }
 

@@ -196,3 +196,10 @@ fn what_cannot_be_trained_says_what_can() {
         assert!(ran.stderr.contains(words), "{}", ran.stderr);
     }
 }
+
+#[test]
+fn its_optimizer_is_not_shared_out() {
+    let ran = chimera("train --schedule pipedream --tied false --shard-optimizer");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("choose a synchronous schedule"), "{}", ran.stderr);
+}

@@ -143,7 +143,7 @@ impl Emulated {
     fn alone<R>(&self, act: impl FnOnce(bool) -> R) -> R {
         let mut n = self.library.n_launches.lock().unwrap_or_else(PoisonError::into_inner);
         *n += 1;
-        act(*n % 2 == 0)
+        act((*n).is_multiple_of(2))
     }
 }
 

@@ -54,6 +54,14 @@ pub enum What {
         /// Index of the tensor in the bucket.
         tensor: u32,
     },
+    /// The weights of the `tensor`-th tensor of a bucket after its update, from its owner to the other
+    /// replicas.
+    Weights {
+        /// The bucket.
+        bucket: BucketId,
+        /// Index of the tensor in the bucket.
+        tensor: u32,
+    },
     /// What a stage makes of a sample that is not trained on.
     Evaluated {
         /// Number of the sample.
@@ -62,7 +70,7 @@ pub enum What {
         stage: StageId,
     },
     /// Weights of a stage, to rank 0.
-    Weight {
+    Gathered {
         /// The stage.
         stage: StageId,
         /// Index of the parameter.
@@ -76,10 +84,13 @@ impl fmt::Display for What {
             What::Token(token) => write!(f, "{token}"),
             What::Part { bucket, tensor } => write!(f, "gradient {tensor} of {bucket}"),
             What::Sum { bucket, tensor } => write!(f, "the summed gradient {tensor} of {bucket}"),
+            What::Weights { bucket, tensor } => {
+                write!(f, "the updated tensor {tensor} of {bucket}")
+            }
             What::Evaluated { sample, stage } => {
                 write!(f, "validation sample {sample} behind {stage}")
             }
-            What::Weight { stage, tensor } => write!(f, "weights {tensor} of {stage}"),
+            What::Gathered { stage, tensor } => write!(f, "weights {tensor} of {stage}"),
         }
     }
 }

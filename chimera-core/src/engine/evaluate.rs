@@ -69,7 +69,10 @@ where
                 let (from, deadline) =
                     (world.rank_of(at(stage - 1), world.group), world.deadline());
                 let taken = world.comm.take(from, tag(stage - 1), deadline);
-                carried = Some(world.on_wait("evaluation", Need::Other, taken)?);
+                let taken = world.on_wait("evaluation", Need::Other, taken)?;
+                let stage_id = StageId(stage as u16);
+                world.check_shape(from, stage_id, 1, tag(stage - 1).what, &taken)?;
+                carried = Some(taken);
             }
             let held = world.held(StageId(stage as u16));
             let output = held.stage.forward(&held.weights, &micro, carried.take());

@@ -6,15 +6,16 @@ use std::time::Instant;
 
 use super::agreement::{Agreed, Culprit};
 use super::ops::Value;
-use super::optimizer::Step;
+use super::optimizer::{NonFinite, Step};
+use super::shards::members;
 use super::sums::Reduction;
 use super::world::{Held, Places, Since, World, held_mut};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, Tag, What};
-use crate::effects::Token;
+use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, ChannelId, Rank, WorkerId};
+use crate::ids::{BucketId, ChannelId, Rank, StageId, WorkerId};
 use crate::interp::{Machine, Values};
 use crate::kernels::{DeviceError, Kernels};
 use crate::lower::Bucket;
@@ -87,6 +88,12 @@ where
         let taken = self.comm.take(from, now, self.deadline());
         self.waited(worker, Awaited::Message(token), start);
         let taken = self.on_wait(token, Need::Token(token), taken)?;
+        let stage = match token.kind {
+            TokenKind::Activation => StageId(token.stage.0 + 1),
+            _ => StageId(token.stage.0.saturating_sub(1)), // of the stage whose output's gradient it is
+        };
+        let unit = self.job.micro_batch_size / self.job.program.units_per_micro() as usize;
+        self.check_shape(from, stage, usize::from(token.span.len) * unit, token, &taken)?;
         self.expected[channel.index()].pop_front();
         if let Some(next) = next {
             let posted = self.comm.post(from, next);
@@ -101,13 +108,14 @@ where
         let parts = places.iter().map(|places| own_part(kernels, held, places));
         let parts = parts.collect();
         let parts = self.on_device(format!("reduction of {bucket}"), parts)?;
-        let members = &self.job.program.buckets()[bucket.index()].members;
-        let groups = 0..self.job.width;
-        let members = groups.flat_map(|g| members.iter().map(move |w| (*w, g)));
-        let members = members.map(|(w, g)| self.rank_of(w, g)).collect();
+        let members = members(self.job.program, self.job.width, bucket);
+        let keeps_sums = self.job.training.shard_optimizer;
         let start = self.now_s();
-        let update = self.update_number(bucket);
-        let sum = Reduction::start(&self.kernels, &mut self.comm, update, bucket, members, parts);
+        let number = self.sum_number(bucket);
+        let World { kernels, comm, owners, .. } = &mut *self;
+        let owners = &owners[bucket.index() % owners.len()];
+        let sum =
+            Reduction::start(kernels, comm, number, bucket, members, owners, keeps_sums, parts);
         let sum = self.on_wire(format!("reduction of {bucket}"), sum)?;
         self.under_way.push((bucket, sum, start));
         Ok(())
@@ -123,7 +131,8 @@ where
         let sums = sum.finish(&self.kernels, &mut self.comm, deadline);
         self.waited(worker, Awaited::Sum(bucket), waits_from);
         let sums = self.on_sum(bucket, sums)?;
-        for (places, sum) in self.layout[bucket.index() % self.layout.len()].iter().zip(sums) {
+        let places = self.layout[bucket.index() % self.layout.len()].iter().zip(sums);
+        for (places, sum) in places.filter_map(|(places, sum)| Some((places, sum?))) {
             for &(stage, index) in places {
                 held_mut(&mut self.held, stage).grads[index] = sum.clone();
             }
@@ -146,14 +155,22 @@ where
         })?;
         self.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
         let culprit = agreed.culprit.clone().filter(|_| self.job.training.check_finite);
+        self.skipped = None;
         if let Some(Culprit { rank, what, step }) = culprit {
-            return Err(self.not_finite(rank, &what, step));
+            if self.job.training.non_finite == NonFinite::Stop {
+                return Err(self.not_finite(rank, &what, step));
+            }
+            self.skipped = Some(format!("{what} is not finite on {rank}"));
+            self.n_skipped += 1;
         }
         self.agreed = Some(agreed);
         Ok(Poll::Ready(()))
     }
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Fault> {
+        if self.skipped.is_some() {
+            return Ok(());
+        }
         let start = self.now_s();
         let (job, number) = (self.job, self.update_number(bucket));
         let (window, Bucket { stages, update, .. }) =
@@ -179,6 +196,9 @@ where
             if is_last { Ok(()) } else { held.clear_gradients(kernels) }
         });
         self.on_device(format!("update of {bucket}"), updated)?;
+        if job.training.shard_optimizer {
+            self.give_weights(bucket)?;
+        }
         self.record(worker, Work::Step(bucket), start);
         Ok(())
     }
@@ -193,10 +213,11 @@ where
     /// The norm of a stage's gradients, for an update that waits for nobody.
     fn norm_alone(&mut self, bucket: BucketId, step: usize) -> Result<f64, Fault> {
         let (training, window) = (self.job.training, self.job.program.window());
-        let counts = self.counts(bucket);
+        // All replicas need the norm, one counts it.
+        let counts = self.is_lead(bucket);
         let (mut squared, mut culprit) = (0.0, String::new());
         if counts || training.needs_barrier() {
-            self.add_norms(bucket, &mut squared, &mut culprit)?;
+            self.add_norms(bucket, |_| true, &mut squared, &mut culprit)?;
         }
         if training.check_finite && !culprit.is_empty() {
             return Err(self.not_finite(self.comm.rank(), &culprit, step));
@@ -234,11 +255,12 @@ fn own_part<S: Stage<Tensor = K::Tensor>, K: Kernels>(
 ) -> Result<K::Tensor, DeviceError> {
     let mut sum = kernels.zeros(&[0])?;
     for (n, &(stage, index)) in places.iter().enumerate() {
-        let grad = &mut held_mut(held, stage).grads[index];
+        let none = kernels.zeros(&[0])?;
+        let part = std::mem::replace(&mut held_mut(held, stage).grads[index], none);
         if n == 0 {
-            std::mem::swap(&mut sum, grad);
+            sum = part;
         } else {
-            kernels.accumulate(&mut sum, grad)?;
+            kernels.accumulate(&mut sum, &part)?;
         }
     }
     Ok(sum)

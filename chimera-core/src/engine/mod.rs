@@ -11,6 +11,7 @@
 
 mod agreement;
 mod evaluate;
+mod faults;
 mod handed;
 mod handshake;
 mod machine;
@@ -19,6 +20,8 @@ mod optimizer;
 mod ranks;
 mod recent;
 mod record;
+mod replicas;
+mod shards;
 mod snapshot;
 mod sums;
 mod worker;
@@ -29,9 +32,10 @@ use std::time::{Duration, Instant};
 
 pub use agreement::Load;
 pub use handshake::{Fields, handshake};
-pub use optimizer::{LrSchedule, Optimizer, Training};
+pub use optimizer::{LrSchedule, NonFinite, Optimizer, Training};
 pub use ranks::run_threads;
 pub use recent::{Did, Doing};
+pub use shards::owned_elements;
 pub use snapshot::Snapshot;
 pub use worker::{StepReport, Worker};
 
@@ -77,6 +81,14 @@ impl Job<'_> {
         let is_synchronous = program.window().update() == Update::Flush;
         if is_synchronous && self.training.needs_barrier() && !program.has_barrier() {
             return Some("clipping and the finite check need a program with a barrier".into());
+        }
+        if !is_synchronous && self.training.non_finite == NonFinite::Skip {
+            let why = "its stages update on their own";
+            return Some(format!("an asynchronous schedule can skip no step, since {why}"));
+        }
+        if !is_synchronous && self.training.shard_optimizer {
+            let why = "its stages update while weights are read";
+            return Some(format!("an asynchronous schedule cannot share out its optimizer: {why}"));
         }
         None
     }

@@ -33,6 +33,29 @@ impl FromStr for Optimizer {
     }
 }
 
+/// What becomes of a step whose loss or gradient is not finite.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NonFinite {
+    /// It ends the run.
+    Stop,
+    /// Its gradient is thrown away, and training goes on with the next step.
+    Skip,
+}
+
+impl NonFinite {
+    /// Every choice with its name on the command line.
+    pub const ALL: [(&'static str, NonFinite); 2] =
+        [("stop", NonFinite::Stop), ("skip", NonFinite::Skip)];
+}
+
+impl FromStr for NonFinite {
+    type Err = String;
+
+    fn from_str(name: &str) -> std::result::Result<NonFinite, String> {
+        by_name("reaction to values that are not finite", name, &NonFinite::ALL)
+    }
+}
+
 /// How the learning rate falls after the warm-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LrSchedule {
@@ -91,8 +114,13 @@ pub struct Training {
     /// Largest global norm of the gradient; larger ones are scaled down to it. Of each stage's own where
     /// stages update on their own (asynchronous schedules).
     pub clip: Option<f64>,
-    /// Whether a loss or gradient that is not finite ends the run before it reaches the weights.
+    /// Whether a loss or gradient that is not finite is kept from the weights.
     pub check_finite: bool,
+    /// What then becomes of the step.
+    pub non_finite: NonFinite,
+    /// Whether each tensor is updated by one of its replicas alone, which gives its weights to the others
+    /// and alone keeps moments.
+    pub shard_optimizer: bool,
 }
 
 impl Default for Training {
@@ -113,6 +141,8 @@ impl Default for Training {
             weight_decay: 0.0,
             clip: None,
             check_finite: true,
+            non_finite: NonFinite::Stop,
+            shard_optimizer: false,
         }
     }
 }

@@ -37,27 +37,32 @@ where
             record.steps[step].loss += loss / f64::from(window.updates_per_step());
         }
         let n_buckets = if self.is_asynchronous() { 0 } else { self.layout.len() as u32 };
-        for bucket in (0..n_buckets).map(BucketId).filter(|b| self.counts(*b)) {
-            self.add_norms(bucket, &mut record.steps[0].squared_norm, &mut record.culprit)?;
+        for bucket in (0..n_buckets).map(BucketId) {
+            // The owner has the sum, whether it shares it or not.
+            let counts = |tensor: usize| self.owners[bucket.index()][tensor] == self.comm.rank();
+            let Record { steps, culprit, .. } = &mut record;
+            self.add_norms(bucket, counts, &mut steps[0].squared_norm, culprit)?;
         }
         Ok(record)
     }
 
-    /// Whether this rank counts the norm of a bucket's gradients; other replicas do not.
-    pub(super) fn counts(&self, bucket: BucketId) -> bool {
+    /// Whether this rank is the first replica of a bucket.
+    pub(super) fn is_lead(&self, bucket: BucketId) -> bool {
         let lead = self.job.program.buckets()[bucket.index()].members.first();
         self.group == 0 && lead.map(|w| self.rank_of(*w, 0)) == Some(self.comm.rank())
     }
 
-    /// Adds the squared norms of a bucket's gradients to `sum`; the first that is not finite is the
+    /// Adds the squared norms of those gradients of a bucket that are `counted` to `sum`; the first that is not finite is the
     /// culprit, if there is none.
     pub(super) fn add_norms(
         &self,
         bucket: BucketId,
+        counted: impl Fn(usize) -> bool,
         sum: &mut f64,
         culprit: &mut String,
     ) -> Result<(), Fault> {
-        for &(stage, index) in self.places(bucket).iter().filter_map(|places| places.first()) {
+        let tensors = self.places(bucket).iter().enumerate().filter(|(tensor, _)| counted(*tensor));
+        for &(stage, index) in tensors.filter_map(|(_, places)| places.first()) {
             let held = self.held(stage);
             let norm = self.kernels.squared_norm(&held.grads[index]);
             let norm = self.scalar(&self.on_device("gradient norm", norm)?)?;
@@ -80,11 +85,15 @@ where
     fn bytes(&self) -> u64 {
         let n_workers = self.job.program.placement().n_workers();
         let me = self.comm.rank().index() % n_workers;
-        let n_copies = 3 + u64::from(self.job.program.weight_versions()[me]);
-        let elements: usize = (self.held.iter().flatten())
-            .flat_map(|held| held.stage.params())
-            .map(|param| param.n_elements())
-            .sum();
-        elements as u64 * 4 * n_copies + self.residuals.peak
+        let n_versions = u64::from(self.job.program.weight_versions()[me]);
+        let (mut elements, mut updated) = (0, 0);
+        for held in self.held.iter().flatten() {
+            for (param, moments) in held.stage.params().iter().zip(&held.moments) {
+                elements += param.n_elements() as u64;
+                updated += if moments.is_some() { param.n_elements() as u64 } else { 0 };
+            }
+        }
+        let gradients = elements;
+        4 * (elements * n_versions + gradients + 2 * updated) + self.residuals.peak
     }
 }

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use super::Worker;
-use super::world::device_fault;
+use super::faults::device_fault;
+use super::world::World;
 use crate::analyze::Need;
 use crate::comm::{Comm, Tag, What};
 use crate::fault::{Class, Fault};
@@ -36,19 +37,25 @@ where
         self.world.n_updates
     }
 
-    /// The tensors of which this rank is the first replica, so that all ranks together give each tensor
-    /// once, with their moments. Other ranks give none.
+    /// The tensors of which this rank is the first replica, or which it alone updates, so that all ranks
+    /// together give each tensor once, with their moments.
     pub fn snapshot(&self) -> Result<Vec<Snapshot>, Fault> {
         let take = |(stage, index): (StageId, usize)| {
             let held = self.world.held(stage);
-            let [m, v] = &held.moments[index];
-            Ok(Snapshot {
-                param: held.stage.params()[index].clone(),
-                weights: self.download(&held.weights[index])?,
-                moments: [self.download(m)?, self.download(v)?],
-            })
+            let [m, v] = held.moments[index].as_ref()?;
+            let take = || {
+                Ok(Snapshot {
+                    param: held.stage.params()[index].clone(),
+                    weights: self.download(&held.weights[index])?,
+                    moments: [self.download(m)?, self.download(v)?],
+                })
+            };
+            Some(take())
         };
-        self.first_replicas().map(take).collect()
+        match self.world.job.training.shard_optimizer {
+            true => self.owned().filter_map(take).collect(),
+            false => self.first_replicas().filter_map(take).collect(),
+        }
     }
 
     /// The weights of the whole model, on rank 0: each tensor once, with its stage and the index of its
@@ -64,7 +71,7 @@ where
         let (me, lead) = (self.world.comm.rank(), Rank(0));
         let tag = |(stage, index): (StageId, usize)| Tag {
             step,
-            what: What::Weight { stage, tensor: index as u32 },
+            what: What::Gathered { stage, tensor: index as u32 },
         };
         for place in mine {
             let tensor = self.world.held(place.0).weights[place.1].clone();
@@ -95,7 +102,7 @@ where
         let kernels = self.world.kernels.clone();
         for held in self.world.held.iter_mut().flatten() {
             let (mut weights, mut moments) = (Vec::new(), Vec::new());
-            for param in held.stage.params() {
+            for (param, held) in held.stage.params().iter().zip(&held.moments) {
                 let given = tensor(param)?;
                 let upload = |values: &[f32]| {
                     if values.len() != param.n_elements() {
@@ -107,7 +114,10 @@ where
                     tensor.map_err(|e| device_fault(rank, e))
                 };
                 weights.push(upload(&given.weights)?);
-                moments.push([upload(&given.moments[0])?, upload(&given.moments[1])?]);
+                moments.push(match held {
+                    Some(_) => Some([upload(&given.moments[0])?, upload(&given.moments[1])?]),
+                    None => None,
+                });
             }
             (held.weights, held.moments) = (Arc::new(weights), moments);
         }
@@ -122,7 +132,16 @@ where
         mine.flat_map(|(_, tensors)| tensors.iter().filter_map(|places| places.first().copied()))
     }
 
-    fn download(&self, tensor: &K::Tensor) -> Result<Vec<f32>, Fault> {
+    /// Stage and index of every tensor that this rank owns, at the first of its places.
+    fn owned(&self) -> impl Iterator<Item = (StageId, usize)> {
+        let World { layout, owners, comm, .. } = &self.world;
+        let rank = comm.rank();
+        let tensors = layout.iter().flatten().zip(owners.iter().flatten());
+        let mine = tensors.filter(move |(_, owner)| **owner == rank);
+        mine.filter_map(|(places, _)| places.first().copied())
+    }
+
+    pub(super) fn download(&self, tensor: &K::Tensor) -> Result<Vec<f32>, Fault> {
         let rank = self.world.comm.rank();
         self.world.kernels.download(tensor).map_err(|e| device_fault(rank, e))
     }

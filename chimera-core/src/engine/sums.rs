@@ -1,8 +1,8 @@
 //! Sums of gradients over replicas, in a fixed order over any transport.
 //!
-//! Each tensor of a bucket has an owner among the replicas: the others send it their part, it adds them
-//! in the order of the members and sends the sum back. Every member gets the same bits, and the same
-//! bits come out whatever the transport. Nothing here waits before [`finish`](Reduction::finish), so
+//! Each tensor of a bucket has an [owner](super::shards) among the replicas: the others send it their part,
+//! it adds them in the order of the members and sends the sum back, unless it alone has a use for it.
+//! Every member gets the same bits, and the same bits come out whatever the transport. Nothing here waits before [`finish`](Reduction::finish), so
 //! that a sum proceeds while its members compute.
 
 use std::time::Instant;
@@ -18,6 +18,13 @@ pub(super) enum SumError {
     /// The transport, and what was needed of the other rank.
     Comm(CommError, Need),
     Device(DeviceError),
+    /// What came is not of the shape of this rank's own part.
+    Shape {
+        from: Rank,
+        what: What,
+        expected: Vec<usize>,
+        got: Vec<usize>,
+    },
 }
 
 impl From<DeviceError> for SumError {
@@ -32,6 +39,9 @@ pub(super) struct Reduction<T> {
     step: u64,
     members: Vec<Rank>,
     pieces: Vec<Piece<T>>,
+    /// By tensor.
+    shapes: Vec<Vec<usize>>,
+    keeps_sums: bool,
 }
 
 /// One tensor of the bucket.
@@ -40,30 +50,32 @@ enum Piece<T> {
     Mine(Vec<Option<T>>),
     /// Another rank does.
     Theirs(Rank),
+    /// Another rank does, and keeps the sum.
+    Given,
     /// The sum is here.
     Done(T),
 }
 
 impl<T: Clone + Send> Reduction<T> {
-    /// Starts the sum of `parts`, this rank's gradients.
+    /// Starts the sum of `parts`, this rank's gradients. With `keeps_sums` each sum stays with its owner.
     pub(super) fn start<K, C>(
         kernels: &K,
         comm: &mut C,
         step: u64,
         bucket: BucketId,
         members: Vec<Rank>,
+        owners: &[Rank],
+        keeps_sums: bool,
         parts: Vec<T>,
     ) -> Result<Reduction<T>, CommError>
     where
         K: Kernels<Tensor = T>,
         C: Comm<T>,
     {
-        let sizes = parts.iter().map(|t| kernels.shape(t).iter().product()).collect::<Vec<usize>>();
-        let owners = owners(&sizes, members.len());
+        let shapes = parts.iter().map(|t| kernels.shape(t)).collect();
         let me = comm.rank();
         let mut pieces = Vec::with_capacity(parts.len());
-        for (tensor, (part, owner)) in (0..).zip(parts.into_iter().zip(owners)) {
-            let owner = members[owner];
+        for (tensor, (part, &owner)) in (0..).zip(parts.into_iter().zip(owners)) {
             pieces.push(if owner == me {
                 let mut part = Some(part);
                 Piece::Mine(
@@ -71,10 +83,10 @@ impl<T: Clone + Send> Reduction<T> {
                 )
             } else {
                 comm.send(owner, Tag { step, what: What::Part { bucket, tensor } }, part)?;
-                Piece::Theirs(owner)
+                if keeps_sums { Piece::Given } else { Piece::Theirs(owner) }
             });
         }
-        Ok(Reduction { bucket, step, members, pieces })
+        Ok(Reduction { bucket, step, members, pieces, shapes, keeps_sums })
     }
 
     /// Gets as far as it can without waiting.
@@ -86,20 +98,22 @@ impl<T: Clone + Send> Reduction<T> {
         self.advance(kernels, comm, |comm, from, tag| comm.try_take(from, tag))
     }
 
-    /// Waits for all sums until `deadline`. They may share memory with the other members' copies.
+    /// Waits for all sums until `deadline`; `None` for those that others keep. They may share memory with
+    /// the other members' copies.
     pub(super) fn finish<K, C>(
         mut self,
         kernels: &K,
         comm: &mut C,
         deadline: Instant,
-    ) -> Result<Vec<T>, SumError>
+    ) -> Result<Vec<Option<T>>, SumError>
     where
         K: Kernels<Tensor = T>,
         C: Comm<T>,
     {
         self.advance(kernels, comm, |comm, from, tag| comm.take(from, tag, deadline).map(Some))?;
         let done = self.pieces.into_iter().map(|piece| match piece {
-            Piece::Done(sum) => sum,
+            Piece::Done(sum) => Some(sum),
+            Piece::Given => None,
             Piece::Mine(_) | Piece::Theirs(_) => panic!("a sum ended without all its parts"),
         });
         Ok(done.collect())
@@ -116,20 +130,29 @@ impl<T: Clone + Send> Reduction<T> {
         K: Kernels<Tensor = T>,
         C: Comm<T>,
     {
-        let (step, bucket) = (self.step, self.bucket);
+        let (step, bucket, shapes) = (self.step, self.bucket, &self.shapes);
+        let take = |comm: &mut C, from: Rank, what: What, tensor: u32, need: Need| {
+            let taken =
+                take(comm, from, Tag { step, what }).map_err(|e| SumError::Comm(e, need))?;
+            let got = taken.as_ref().map(|t| kernels.shape(t));
+            let expected = &shapes[tensor as usize];
+            match got.filter(|got| got != expected) {
+                Some(got) => Err(SumError::Shape { from, what, expected: expected.clone(), got }),
+                None => Ok(taken),
+            }
+        };
         for (tensor, piece) in (0..).zip(&mut self.pieces) {
             let Piece::Mine(parts) = piece else { continue };
             for (part, from) in parts.iter_mut().zip(&self.members) {
                 if part.is_none() {
-                    let taken =
-                        take(comm, *from, Tag { step, what: What::Part { bucket, tensor } });
-                    *part = taken.map_err(|e| SumError::Comm(e, Need::Part(bucket)))?;
+                    let what = What::Part { bucket, tensor };
+                    *part = take(comm, *from, what, tensor, Need::Part(bucket))?;
                 }
             }
             if parts.iter().all(Option::is_some) {
                 let sum = add(kernels, std::mem::take(parts))?;
                 let me = comm.rank();
-                for to in self.members.iter().filter(|m| **m != me) {
+                for to in self.members.iter().filter(|m| **m != me && !self.keeps_sums) {
                     let sent = comm.send(
                         *to,
                         Tag { step, what: What::Sum { bucket, tensor } },
@@ -142,8 +165,8 @@ impl<T: Clone + Send> Reduction<T> {
         }
         for (tensor, piece) in (0..).zip(&mut self.pieces) {
             let Piece::Theirs(owner) = *piece else { continue };
-            let taken = take(comm, owner, Tag { step, what: What::Sum { bucket, tensor } });
-            if let Some(sum) = taken.map_err(|e| SumError::Comm(e, Need::Sum(bucket)))? {
+            let what = What::Sum { bucket, tensor };
+            if let Some(sum) = take(comm, owner, what, tensor, Need::Sum(bucket))? {
                 *piece = Piece::Done(sum);
             }
         }
@@ -162,31 +185,4 @@ fn add<K: Kernels>(kernels: &K, parts: Vec<Option<K::Tensor>>) -> Result<K::Tens
         kernels.accumulate(&mut sum, &part)?;
     }
     Ok(sum)
-}
-
-/// The owner of each tensor, as an index into the members: largest first, each to the least loaded.
-fn owners(sizes: &[usize], n_members: usize) -> Vec<usize> {
-    let mut by_size: Vec<usize> = (0..sizes.len()).collect();
-    by_size.sort_by_key(|&i| std::cmp::Reverse(sizes[i]));
-    let mut loads = vec![0; n_members];
-    let mut owners = vec![0; sizes.len()];
-    for i in by_size {
-        let least = (0..n_members).min_by_key(|&m| loads[m]).unwrap_or(0);
-        loads[least] += sizes[i];
-        owners[i] = least;
-    }
-    owners
-}
-
-#[cfg(test)]
-mod tests {
-    use super::owners;
-
-    #[test]
-    fn owners_share_the_load() {
-        assert_eq!(owners(&[10, 3, 3, 3, 2], 2), [0, 1, 1, 1, 1]);
-        assert_eq!(owners(&[2, 3, 9, 3, 4], 2), [0, 1, 0, 1, 1]);
-        assert_eq!(owners(&[5, 5], 1), [0, 0]);
-        assert!(owners(&[], 3).is_empty());
-    }
 }

@@ -6,9 +6,11 @@ use std::time::Instant;
 
 use super::Job;
 use super::agreement::{Load, Totals};
+use super::faults::device_fault;
 use super::handed::Handed;
 use super::recent::Recent;
-use super::world::{Held, Places, ResidualBytes, Since, World, device_fault};
+use super::shards::{layout, owners};
+use super::world::{Held, ResidualBytes, Since, World, held_mut};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
 use crate::comm::{Comm, Position};
@@ -40,6 +42,10 @@ pub struct StepReport {
     /// Mean loss over the targets of samples kept for validation, after the update, in nats; where one was
     /// asked for.
     pub validation_loss: Option<f64>,
+    /// Why its gradient was thrown away, if it was.
+    pub skipped: Option<String>,
+    /// Steps whose gradient was, so far.
+    pub n_skipped: u64,
     /// Whether some rank was asked to stop: this is the last step of all.
     pub stop: bool,
 }
@@ -86,12 +92,22 @@ where
             let made = hold(stage(id), &kernels, job.training.seed);
             held[id.index()] = Some(made.map_err(|e| device_fault(rank, e))?);
         }
-        let layout = layout(&job, &held);
+        let params = |stage: StageId| held[stage.index()].as_ref().map(|h| h.stage.params());
+        let layout = layout(job.program, params);
+        let owners = owners(job.program, job.width, &layout, params);
         let n_places: usize = layout.iter().flatten().map(Vec::len).sum();
         let n_params: usize = held.iter().flatten().map(|h| h.stage.params().len()).sum();
         if n_places != n_params {
             let message = "a tied tensor is in no bucket: name its stages in Lowering::tied";
             return Err(Fault::new(Class::Usage, rank, message));
+        }
+        for (places, owner) in layout.iter().flatten().zip(owners.iter().flatten()) {
+            if *owner == rank || !job.training.shard_optimizer {
+                for &(stage, index) in places {
+                    let made = held_mut(&mut held, stage).begin_moments(&kernels, index);
+                    made.map_err(|e| device_fault(rank, e))?;
+                }
+            }
         }
         let world = World {
             expected: Vec::new(),
@@ -106,12 +122,15 @@ where
             recent: Recent::default(),
             since_agreed: Since { start: Instant::now(), busy_s: 0.0 },
             agreed: None,
+            skipped: None,
+            n_skipped: 0,
             job,
             comm: Handed::new(kernels.clone(), comm),
             kernels,
             group,
             held,
             layout,
+            owners,
         };
         Ok(Worker { world, me })
     }
@@ -135,7 +154,10 @@ where
                 }
             }
         }
-        self.world.n_updates += u64::from(program.window().n_updates());
+        self.world.take_weights()?;
+        if self.world.skipped.is_none() {
+            self.world.n_updates += u64::from(program.window().n_updates());
+        }
         self.reports(first)
     }
 
@@ -199,7 +221,8 @@ where
         &self.world.waits
     }
 
-    /// The parameters, weights and last summed gradients of a stage this rank holds.
+    /// The parameters, weights and last summed gradients of a stage this rank holds; the gradients are empty
+    /// where another rank keeps the sum.
     pub fn held(&self, stage: StageId) -> Option<(&[Param], &[S::Tensor], &[S::Tensor])> {
         let held = self.world.held.get(stage.index())?.as_ref()?;
         Some((held.stage.params(), &held.weights, &held.grads))
@@ -229,7 +252,7 @@ where
     }
 
     fn reports(&self, first: u64) -> Result<Vec<StepReport>, Fault> {
-        let World { agreed, comm, job, .. } = &self.world;
+        let World { agreed, comm, job, skipped, n_skipped, .. } = &self.world;
         let agreed = agreed.as_ref().ok_or_else(|| {
             Fault::new(Class::Internal, comm.rank(), "the program ends without an agreement")
         })?;
@@ -244,6 +267,8 @@ where
                 step_s: agreed.span_s / n_steps as f64,
                 ranks: agreed.ranks.clone(),
                 validation_loss: None,
+                skipped: skipped.clone(),
+                n_skipped: *n_skipped,
                 stop: agreed.stop && index + 1 == n_steps,
             }
         };
@@ -262,32 +287,6 @@ where
     };
     let weights = each(&|p| kernels.upload(&p.shape, &initial(p, seed)))?;
     let grads = each(&|p| kernels.zeros(&p.shape))?;
-    let moments = params
-        .iter()
-        .map(|p| Ok([kernels.zeros(&p.shape)?, kernels.zeros(&p.shape)?]))
-        .collect::<Result<_, crate::kernels::DeviceError>>()?;
+    let moments = params.iter().map(|_| None).collect();
     Ok(Held { weights: Arc::new(weights), previous: None, n_updates: 0, grads, moments, stage })
-}
-
-/// By bucket of an update and tensor: where this rank keeps it. A bucket of one stage holds its tensors of its own,
-/// one of several stages those they share, by name.
-fn layout<S: Stage>(job: &Job<'_>, held: &[Option<Held<S>>]) -> Vec<Vec<Places>> {
-    let tensors_of = |stages: &[StageId]| {
-        let is_tied = stages.len() > 1;
-        let mut tensors: Vec<(String, Places)> = Vec::new();
-        for &stage in stages {
-            let params = held[stage.index()].iter().flat_map(|held| held.stage.params());
-            for (index, param) in params.enumerate().filter(|(_, p)| p.tied == is_tied) {
-                match tensors.iter_mut().find(|(name, _)| *name == param.name) {
-                    Some((_, places)) => places.push((stage, index)),
-                    None => tensors.push((param.name.clone(), vec![(stage, index)])),
-                }
-            }
-        }
-        if is_tied {
-            tensors.sort();
-        }
-        tensors.into_iter().map(|(_, places)| places).collect()
-    };
-    job.program.buckets_of_update().iter().map(|b| tensors_of(&b.stages)).collect()
 }

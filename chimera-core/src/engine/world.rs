@@ -2,30 +2,23 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::agreement::Agreed;
 use super::handed::Handed;
 use super::optimizer::Step;
 use super::recent::Recent;
-use super::sums::{Reduction, SumError};
+use super::sums::Reduction;
 use super::{Job, Patience};
 use crate::analyze::timeline::{Awaited, Event, Wait, Work};
-use crate::analyze::{Need, Scene};
-use crate::comm::{Comm, CommError, Position, Tag, What};
+use crate::comm::{Comm, Tag, What};
 use crate::effects::Token;
-use crate::fault::{Class, Fault};
+use crate::fault::Fault;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::kernels::{DeviceError, Kernels};
 use crate::op::Op;
 use crate::stage::Stage;
 use crate::update::Update;
-
-/// How long other ranks may take to say where they are.
-const ANSWER: Duration = Duration::from_secs(1);
-
-/// After it a rank that goes on is elsewhere.
-const MOMENT: Duration = Duration::from_millis(100);
 
 /// A stage with its weights, gradients and moments, in the order of its parameters.
 pub(super) struct Held<S: Stage> {
@@ -36,7 +29,8 @@ pub(super) struct Held<S: Stage> {
     /// Updates since the start of the program.
     pub(super) n_updates: u32,
     pub(super) grads: Vec<S::Tensor>,
-    pub(super) moments: Vec<[S::Tensor; 2]>,
+    /// `None` where another rank updates the tensor.
+    pub(super) moments: Vec<Option<[S::Tensor; 2]>>,
 }
 
 /// One version of a stage's weights, which lives as long as somebody has to read it.
@@ -56,6 +50,8 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) held: Vec<Option<Held<S>>>,
     /// By bucket of an update and tensor.
     pub(super) layout: Vec<Vec<Places>>,
+    /// Likewise: which replica owns the tensor.
+    pub(super) owners: Vec<Vec<Rank>>,
     /// By channel: the tokens still to come that this worker receives, in order.
     pub(super) expected: Vec<VecDeque<Token>>,
     /// The first step of the program.
@@ -72,6 +68,10 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) recent: Recent,
     pub(super) since_agreed: Since,
     pub(super) agreed: Option<Agreed>,
+    /// Why the step under way makes no update, if it does not.
+    pub(super) skipped: Option<String>,
+    /// Steps that made none.
+    pub(super) n_skipped: u64,
 }
 
 /// Bytes of what is kept for backwards to come: residuals, kept inputs, deferred weight work.
@@ -116,6 +116,12 @@ where
         self.n_updates + u64::from(self.job.program.buckets()[bucket.index()].update)
     }
 
+    /// Number of a bucket's sum, which is its own even where updates are skipped.
+    pub(super) fn sum_number(&self, bucket: BucketId) -> u64 {
+        let n_updates = u64::from(self.job.program.window().updates_per_step());
+        self.step * n_updates + u64::from(self.job.program.buckets()[bucket.index()].update)
+    }
+
     /// Where this rank keeps the tensors of a bucket.
     pub(super) fn places(&self, bucket: BucketId) -> &[Places] {
         &self.layout[bucket.index() % self.layout.len()]
@@ -158,60 +164,6 @@ where
         self.job.epoch.elapsed().as_secs_f64()
     }
 
-    pub(super) fn at(&self, fault: Fault, op: impl ToString) -> Fault {
-        Fault {
-            step: fault.step.or(Some(self.step)),
-            op: fault.op.or(Some(op.to_string())),
-            ..fault
-        }
-    }
-
-    pub(super) fn on_device<T>(
-        &self,
-        op: impl ToString,
-        result: Result<T, DeviceError>,
-    ) -> Result<T, Fault> {
-        result.map_err(|e| self.at(device_fault(self.comm.rank(), e), op))
-    }
-
-    pub(super) fn on_wire<T>(
-        &self,
-        op: impl ToString,
-        result: Result<T, CommError>,
-    ) -> Result<T, Fault> {
-        result.map_err(|e| match e {
-            CommError::Aborted(cause) => cause,
-            e => self.at(e.into_fault(self.comm.rank()), op),
-        })
-    }
-
-    /// As [`on_wire`](World::on_wire), of a wait for what is needed: one that lasted too long is explained.
-    pub(super) fn on_wait<T>(
-        &mut self,
-        op: impl ToString,
-        need: Need,
-        result: Result<T, CommError>,
-    ) -> Result<T, Fault> {
-        let Err(CommError::Timeout { from, .. }) = result else { return self.on_wire(op, result) };
-        let (program, step, by) = (self.job.program, self.step, self.comm.rank());
-        let earlier = self.positions();
-        std::thread::sleep(MOMENT);
-        let positions = self.positions();
-        let verdict = Scene { program, step, positions, earlier }.verdict(by, from, need);
-        self.on_wire(op, result).map_err(|fault| Fault {
-            peer: Some(verdict.rank),
-            message: format!("{}{verdict}", fault.message),
-            ..fault
-        })
-    }
-
-    /// Where all ranks are.
-    fn positions(&mut self) -> Vec<Option<Position>> {
-        let mut positions = self.comm.positions(Instant::now() + ANSWER);
-        positions.resize(self.comm.n_ranks() as usize, None);
-        positions
-    }
-
     pub(super) fn record(&mut self, worker: WorkerId, work: Work, start: f64) {
         let end = self.now_s();
         if !matches!(work, Work::Reduce(_)) {
@@ -229,22 +181,20 @@ where
     pub(super) fn held(&self, stage: StageId) -> &Held<S> {
         self.held[stage.index()].as_ref().unwrap_or_else(|| panic!("{stage} is not on this worker"))
     }
-
-    pub(super) fn on_sum<T>(
-        &mut self,
-        bucket: BucketId,
-        result: Result<T, SumError>,
-    ) -> Result<T, Fault> {
-        let op = format!("reduction of {bucket}");
-        match result {
-            Ok(sums) => Ok(sums),
-            Err(SumError::Comm(error, need)) => self.on_wait(op, need, Err(error)),
-            Err(SumError::Device(error)) => self.on_device(op, Err(error)),
-        }
-    }
 }
 
 impl<S: Stage> Held<S> {
+    /// Moments of zeros for a tensor that this rank updates.
+    pub(super) fn begin_moments<K: Kernels<Tensor = S::Tensor>>(
+        &mut self,
+        kernels: &K,
+        index: usize,
+    ) -> Result<(), DeviceError> {
+        let shape = &self.stage.params()[index].shape;
+        self.moments[index] = Some([kernels.zeros(shape)?, kernels.zeros(shape)?]);
+        Ok(())
+    }
+
     /// Zeros for the gradients of the next update. Never cleared in place: the sums of the last may be
     /// shared with other ranks.
     pub(super) fn clear_gradients<K: Kernels<Tensor = S::Tensor>>(
@@ -257,7 +207,7 @@ impl<S: Stage> Held<S> {
         Ok(())
     }
 
-    /// Updates some tensors, which makes the next version of the weights: in place, unless the present
+    /// Updates those of some tensors that are this rank's to update, which makes the next version of the weights: in place, unless the present
     /// one is still to be read. With `keeps_previous` it is, by forwards to come.
     pub(super) fn update<K: Kernels<Tensor = S::Tensor>>(
         &mut self,
@@ -268,31 +218,26 @@ impl<S: Stage> Held<S> {
     ) -> Result<(), DeviceError> {
         self.previous = keeps_previous.then(|| Arc::clone(&self.weights));
         if Arc::get_mut(&mut self.weights).is_none() {
-            // Clones of a device's tensors share memory, which the update writes to.
-            let copy = |w: &S::Tensor| {
-                let mut copy = kernels.zeros(&kernels.shape(w))?;
-                kernels.accumulate(&mut copy, w)?;
-                Ok(copy)
-            };
-            self.weights = Arc::new(self.weights.iter().map(copy).collect::<Result<_, _>>()?);
+            let copies = self.weights.iter().map(|w| copy(kernels, w));
+            self.weights = Arc::new(copies.collect::<Result<_, _>>()?);
         }
         let weights = Arc::make_mut(&mut self.weights);
         for index in indices {
-            let (param, moments) = (&self.stage.params()[index], &mut self.moments[index]);
+            let Some(moments) = &mut self.moments[index] else { continue };
+            let param = &self.stage.params()[index];
             step.update(kernels, param, &mut weights[index], &self.grads[index], moments)?;
         }
         Ok(())
     }
 }
 
-pub(super) fn held_mut<S: Stage>(held: &mut [Option<Held<S>>], stage: StageId) -> &mut Held<S> {
-    held[stage.index()].as_mut().unwrap_or_else(|| panic!("{stage} is not on this worker"))
+/// Clones of a device's tensors share memory, which updates write to.
+pub(super) fn copy<K: Kernels>(kernels: &K, tensor: &K::Tensor) -> Result<K::Tensor, DeviceError> {
+    let mut copy = kernels.zeros(&kernels.shape(tensor))?;
+    kernels.accumulate(&mut copy, tensor)?;
+    Ok(copy)
 }
 
-pub(super) fn device_fault(rank: Rank, error: DeviceError) -> Fault {
-    let class = match error {
-        DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
-        DeviceError::Failed { .. } => Class::Internal,
-    };
-    Fault::new(class, rank, error.to_string())
+pub(super) fn held_mut<S: Stage>(held: &mut [Option<Held<S>>], stage: StageId) -> &mut Held<S> {
+    held[stage.index()].as_mut().unwrap_or_else(|| panic!("{stage} is not on this worker"))
 }

@@ -18,6 +18,10 @@ pub(crate) enum Fate {
     IsLost,
     Stalls(Duration),
     IsNaN,
+    /// Its first number is another.
+    IsWrong,
+    /// It lacks its last number.
+    IsShort,
     Panics,
 }
 
@@ -45,6 +49,11 @@ impl<F: Fn(Rank, Tag) -> Fate + Send> Comm<Tensor> for Faulty<'_, F> {
             }
             Fate::Stalls(time) => std::thread::sleep(time),
             Fate::IsNaN => tensor.data.fill(f64::NAN),
+            Fate::IsWrong => tensor.data[0] += 1.0,
+            Fate::IsShort => {
+                tensor.data.pop();
+                tensor.shape = vec![tensor.data.len()];
+            }
             Fate::Panics => panic!("on purpose"),
         }
         self.inner.send(to, tag, tensor)

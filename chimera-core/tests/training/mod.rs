@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use chimera_core::analyze::UniformCosts;
 use chimera_core::comm::{Comm, Delayed, Tag, Threads};
-use chimera_core::engine::{Data, Job, Optimizer, Patience, Training, Worker, run_threads};
+use chimera_core::engine::{
+    Data, Job, NonFinite, Optimizer, Patience, Training, Worker, run_threads,
+};
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
 use chimera_core::kernels::reference::{Reference, Tensor};
@@ -33,6 +35,8 @@ pub(crate) struct Run {
     pub(crate) optimizer: Optimizer,
     pub(crate) clip: Option<f64>,
     pub(crate) check_finite: bool,
+    pub(crate) non_finite: NonFinite,
+    pub(crate) shard_optimizer: bool,
     pub(crate) architecture: Architecture,
     pub(crate) tied: bool,
     pub(crate) dropout: f64,
@@ -52,6 +56,8 @@ impl Run {
             optimizer: Optimizer::AdamW,
             clip: Some(0.5),
             check_finite: true,
+            non_finite: NonFinite::Stop,
+            shard_optimizer: false,
             architecture: Architecture::Gpt2,
             tied: false,
             dropout: 0.0,
@@ -83,6 +89,8 @@ impl Run {
             weight_decay: 0.1,
             clip: self.clip,
             check_finite: self.check_finite,
+            non_finite: self.non_finite,
+            shard_optimizer: self.shard_optimizer,
             ..Training::default()
         }
     }
@@ -276,7 +284,9 @@ pub(crate) fn body<S: Stage<Tensor = Tensor>, C: Comm<Tensor>>(
         for (params, weights, grads) in stages().filter_map(|s| worker.held(s)) {
             for (param, (weight, grad)) in params.iter().zip(weights.iter().zip(grads)) {
                 let key = (step, param.name.clone());
-                outcome.gradients.insert(key.clone(), grad.data.clone());
+                if !grad.data.is_empty() {
+                    outcome.gradients.insert(key.clone(), grad.data.clone());
+                }
                 outcome.weights.insert(key, weight.data.clone());
             }
         }

@@ -25,6 +25,7 @@ pub struct BertStage<K> {
     kernels: K,
     cut: Cut,
     heads: usize,
+    hidden: usize,
     form: Form,
     dropout: Rate,
     params: Vec<Param>,
@@ -71,8 +72,8 @@ impl<K: Kernels> BertStage<K> {
         let params = tensors::params(config, &cut);
         let decoder = if config.tied && cut.first { 0 } else { params.len() - 1 };
         let form = Form { sequence, predictions };
-        let dropout = Rate::default();
-        Ok(Self { kernels, cut, heads: config.heads, form, dropout, params, decoder })
+        let (heads, hidden, dropout) = (config.heads, config.hidden, Rate::default());
+        Ok(Self { kernels, cut, heads, hidden, form, dropout, params, decoder })
     }
 
     /// Drops elements of the embedding and of what blocks add to it, with probability `rate`, while
@@ -125,6 +126,10 @@ impl<K: Kernels> Stage for BertStage<K> {
 
     fn params(&self) -> &[Param] {
         &self.params
+    }
+
+    fn passed(&self, samples: usize) -> Vec<usize> {
+        vec![samples * self.form.sequence, self.hidden]
     }
 
     /// Every stage has to know what is padding.

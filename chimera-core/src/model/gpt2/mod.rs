@@ -18,6 +18,7 @@ pub struct Gpt2Stage<K> {
     cut: Cut,
     heads: usize,
     sequence: usize,
+    hidden: usize,
     dropout: Rate,
     params: Vec<Param>,
     /// Where the head's matrix lies among the weights: the token table itself if tied and at hand.
@@ -73,8 +74,8 @@ impl<K: Kernels> Gpt2Stage<K> {
         config.check_sequence(sequence)?;
         let params = tensors::params(config, &cut);
         let head = if config.tied && cut.first { 0 } else { params.len() - 1 };
-        let (heads, dropout) = (config.heads, Rate::default());
-        Ok(Self { kernels, cut, heads, sequence, dropout, params, head })
+        let (heads, hidden, dropout) = (config.heads, config.hidden, Rate::default());
+        Ok(Self { kernels, cut, heads, sequence, hidden, dropout, params, head })
     }
 
     /// Drops elements of the embedding and of what blocks add to it, with probability `rate`, while
@@ -129,6 +130,10 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
 
     fn params(&self) -> &[Param] {
         &self.params
+    }
+
+    fn passed(&self, samples: usize) -> Vec<usize> {
+        vec![samples * self.sequence, self.hidden]
     }
 
     fn reads_samples(&self) -> bool {

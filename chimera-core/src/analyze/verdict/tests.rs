@@ -1,0 +1,138 @@
+use super::*;
+use crate::lower::{Lowering, lower};
+use crate::schedule::{Shape, find};
+
+fn program(schedule: &str, shape: Shape) -> Program {
+    let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
+    lower(&timetable, &Lowering::default()).expect("proven")
+}
+
+/// All ranks of one group, where each of these instructions is next.
+fn scene<'p>(program: &'p Program, at: &[Option<&str>]) -> Scene<'p> {
+    let find = |(row, at): (&Vec<Instr>, &Option<&str>)| {
+        let words = (*at)?;
+        let is_it = |instr: &Instr| format!("{instr:?}").starts_with(words);
+        let instr = row.iter().position(is_it).unwrap_or_else(|| panic!("{words}: {row:#?}"));
+        Some(Position::At { step: 4, instr: instr as u32 })
+    };
+    let positions: Vec<_> = program.rows().iter().zip(at).map(find).collect();
+    Scene { program, step: 4, earlier: positions.clone(), positions }
+}
+
+/// Rank 0 of 1F1B on three workers waits for the gradient of its last micro-batch.
+fn waits_in_line(last: [Option<&str>; 2]) -> Verdict {
+    let program = program("dapple", Shape::new(3, 3));
+    let need = "Recv(gradient(pipe 0, stage 1, micro-batch 1)";
+    let scene = scene(&program, &[Some(need), last[0], last[1]]);
+    let Some(Instr::Recv(token, _)) = scene.instr(Rank(0)) else { panic!("no receive") };
+    scene.verdict(Rank(0), Rank(1), Need::Token(token))
+}
+
+#[test]
+fn who_computes_is_stalled() {
+    let verdict = waits_in_line([Some("Run(B(pipe 0, stage 1, micro-batch 1))"), None]);
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Stalled, Rank(1)));
+    assert_eq!(
+        verdict.to_string(),
+        "; rank 1 last finished F(pipe 0, stage 1, micro-batch 2) and is in \
+         B(pipe 0, stage 1, micro-batch 1): stalled in compute"
+    );
+}
+
+#[test]
+fn a_chain_of_waits_ends_at_the_first_that_does_not_advance() {
+    let waits = Some("Recv(gradient(pipe 0, stage 2, micro-batch 1)");
+    let verdict = waits_in_line([waits, Some("Run(B(pipe 0, stage 2, micro-batch 1))")]);
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Stalled, Rank(2)));
+    assert_eq!(
+        verdict.to_string(),
+        ", which waits for gradient(pipe 0, stage 2, micro-batch 1) from rank 2; rank 2 last finished \
+         F(pipe 0, stage 2, micro-batch 1) and is in B(pipe 0, stage 2, micro-batch 1): stalled in compute"
+    );
+}
+
+#[test]
+fn who_does_not_answer_is_known_by_what_it_sent() {
+    let waits = Some("Recv(gradient(pipe 0, stage 2, micro-batch 1)");
+    let verdict = waits_in_line([waits, None]);
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Silent, Rank(2)));
+    assert!(
+        verdict.to_string().ends_with(
+            "; rank 2 does not answer and is known to have finished \
+             B(pipe 0, stage 2, micro-batch 0): stopped, or out of reach"
+        ),
+        "{verdict}"
+    );
+}
+
+#[test]
+fn what_was_sent_is_lost() {
+    let verdict = waits_in_line([Some("Run(B(pipe 0, stage 1, micro-batch 2))"), None]);
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(1)));
+    assert!(verdict.to_string().starts_with("; rank 1 sent it and last finished "), "{verdict}");
+}
+
+#[test]
+fn a_lost_message_further_off_is_found() {
+    let waits = Some("Recv(gradient(pipe 0, stage 2, micro-batch 1)");
+    let verdict = waits_in_line([waits, Some("Agree")]);
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(2)));
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_are_a_bug() {
+    let program = program("chimera", Shape::new(2, 2));
+    // Within a program this cannot be, so rank 0 waits for something else.
+    let scene = scene(&program, &[Some("Run("), Some("Recv(activation")]);
+    let verdict = scene.verdict(Rank(0), Rank(1), Need::Other);
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Cycle, Rank(0)));
+    assert!(verdict.to_string().contains(" from rank 0; so they wait for each other"), "{verdict}");
+}
+
+/// In a sum and in the agreement everyone waits for the last.
+#[test]
+fn the_last_to_begin_a_sum_is_found() {
+    let program = program("chimera", Shape::new(2, 2));
+    let waits = Some("Await(bucket 0)");
+    for (other, kind) in [
+        (Some("Run(B(pipe 0, stage 1, micro-batch 0))"), Kind::Stalled),
+        (None, Kind::Silent),
+        (Some("Agree"), Kind::Lost),
+    ] {
+        let scene = scene(&program, &[waits, other]);
+        let verdict = scene.verdict(Rank(0), Rank(1), Need::Part(BucketId(0)));
+        assert_eq!((verdict.kind, verdict.rank), (kind, Rank(1)), "{verdict}");
+    }
+    let agrees = scene(&program, &[Some("Agree"), waits]);
+    let verdict = agrees.verdict(Rank(0), Rank(1), Need::Record);
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(1)));
+    assert!(verdict.to_string().ends_with("which all have sent: lost on the way"), "{verdict}");
+}
+
+#[test]
+fn who_goes_on_is_slow() {
+    let program = program("dapple", Shape::new(2, 2));
+    let mut scene = scene(&program, &[Some("Recv("), Some("Run(B(")]);
+    scene.earlier[1] = Some(Position::At { step: 4, instr: 0 });
+    let verdict = scene.verdict(Rank(0), Rank(1), Need::Other);
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Slow, Rank(1)));
+    assert!(verdict.to_string().ends_with(": slow, but it goes on"), "{verdict}");
+}
+
+#[test]
+fn ranks_outside_of_the_step_are_told_as_such() {
+    let program = program("dapple", Shape::new(2, 2));
+    let mut scene = scene(&program, &[Some("Recv("), Some("Recv(")]);
+    for (position, words) in [
+        (Position::Start, "; rank 1 has not begun its first step: stalled between steps"),
+        (
+            Position::At { step: 3, instr: 99 },
+            "; rank 1 is still in step 3, or behind it: stalled between steps",
+        ),
+    ] {
+        scene.positions[1] = Some(position);
+        scene.earlier[1] = Some(position);
+        let verdict = scene.verdict(Rank(0), Rank(1), Need::Other);
+        assert_eq!((verdict.kind, verdict.to_string().as_str()), (Kind::Stalled, words));
+    }
+}

@@ -1,0 +1,134 @@
+//! From what goes wrong on a rank to the fault that ends it.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use super::sums::SumError;
+use super::world::World;
+use crate::analyze::{Need, Scene};
+use crate::comm::{Comm, CommError, Position};
+use crate::fault::{Class, Fault};
+use crate::ids::{BucketId, Rank, StageId};
+use crate::kernels::{DeviceError, Kernels};
+use crate::stage::Stage;
+
+/// How long other ranks may take to say where they are.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// After it a rank that goes on is elsewhere.
+const MOMENT: Duration = Duration::from_millis(100);
+
+impl<S, K, C> World<'_, S, K, C>
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Kernels,
+    C: Comm<K::Tensor>,
+{
+    pub(super) fn at(&self, fault: Fault, op: impl ToString) -> Fault {
+        Fault {
+            step: fault.step.or(Some(self.step)),
+            op: fault.op.or(Some(op.to_string())),
+            ..fault
+        }
+    }
+
+    pub(super) fn on_device<T>(
+        &self,
+        op: impl ToString,
+        result: Result<T, DeviceError>,
+    ) -> Result<T, Fault> {
+        result.map_err(|e| self.at(device_fault(self.comm.rank(), e), op))
+    }
+
+    pub(super) fn on_wire<T>(
+        &self,
+        op: impl ToString,
+        result: Result<T, CommError>,
+    ) -> Result<T, Fault> {
+        result.map_err(|e| match e {
+            CommError::Aborted(cause) => cause,
+            e => self.at(e.into_fault(self.comm.rank()), op),
+        })
+    }
+
+    /// As [`on_wire`](World::on_wire), of a wait for what is needed: one that lasted too long is explained.
+    pub(super) fn on_wait<T>(
+        &mut self,
+        op: impl ToString,
+        need: Need,
+        result: Result<T, CommError>,
+    ) -> Result<T, Fault> {
+        let Err(CommError::Timeout { from, .. }) = result else { return self.on_wire(op, result) };
+        let (program, step, by) = (self.job.program, self.step, self.comm.rank());
+        let earlier = self.positions();
+        std::thread::sleep(MOMENT);
+        let positions = self.positions();
+        let verdict = Scene { program, step, positions, earlier }.verdict(by, from, need);
+        self.on_wire(op, result).map_err(|fault| Fault {
+            peer: Some(verdict.rank),
+            message: format!("{}{verdict}", fault.message),
+            ..fault
+        })
+    }
+
+    /// Where all ranks are.
+    fn positions(&mut self) -> Vec<Option<Position>> {
+        let mut positions = self.comm.positions(Instant::now() + ANSWER);
+        positions.resize(self.comm.n_ranks() as usize, None);
+        positions
+    }
+
+    /// Refuses what a peer sent for a stage if it is not of the shape that so many samples have.
+    pub(super) fn check_shape(
+        &self,
+        from: Rank,
+        stage: StageId,
+        samples: usize,
+        what: impl fmt::Display,
+        tensor: &S::Tensor,
+    ) -> Result<(), Fault> {
+        let expected = self.held(stage).stage.passed(samples);
+        let got = self.kernels.shape(tensor);
+        if got == expected {
+            return Ok(());
+        }
+        Err(self.at(shape_fault(self.comm.rank(), from, &what, &expected, &got), what))
+    }
+
+    pub(super) fn on_sum<T>(
+        &mut self,
+        bucket: BucketId,
+        result: Result<T, SumError>,
+    ) -> Result<T, Fault> {
+        let op = format!("reduction of {bucket}");
+        match result {
+            Ok(sums) => Ok(sums),
+            Err(SumError::Comm(error, need)) => self.on_wait(op, need, Err(error)),
+            Err(SumError::Device(error)) => self.on_device(op, Err(error)),
+            Err(SumError::Shape { from, what, expected, got }) => {
+                Err(self.at(shape_fault(self.comm.rank(), from, &what, &expected, &got), op))
+            }
+        }
+    }
+}
+
+pub(super) fn device_fault(rank: Rank, error: DeviceError) -> Fault {
+    let class = match error {
+        DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
+        DeviceError::Failed { .. } => Class::Internal,
+    };
+    Fault::new(class, rank, error.to_string())
+}
+
+pub(super) fn shape_fault(
+    rank: Rank,
+    from: Rank,
+    what: &dyn fmt::Display,
+    expected: &[usize],
+    got: &[usize],
+) -> Fault {
+    let message = format!(
+        "{from} sent {what} of shape {got:?}, not {expected:?}: it trains another model or schedule"
+    );
+    Fault { peer: Some(from), ..Fault::new(Class::Mismatch, rank, message) }
+}

@@ -1,0 +1,173 @@
+//! Which rank owns which tensor: it adds up the gradients of all replicas, counts their norm, and where
+//! the optimizer is shared out it alone updates the tensor.
+
+use std::sync::Arc;
+
+use super::faults::shape_fault;
+use super::world::{Places, World, copy, held_mut};
+use crate::analyze::Need;
+use crate::comm::{Comm, Tag, What};
+use crate::fault::Fault;
+use crate::ids::{BucketId, Rank, StageId, WorkerId};
+use crate::kernels::Kernels;
+use crate::lower::Program;
+use crate::stage::{Param, Stage};
+
+/// By bucket of an update and tensor: where a worker that holds these stages keeps it. A bucket of one
+/// stage holds its tensors of its own, one of several stages those they share, by name.
+pub(super) fn layout<'p>(
+    program: &Program,
+    params: impl Fn(StageId) -> Option<&'p [Param]>,
+) -> Vec<Vec<Places>> {
+    let tensors_of = |stages: &[StageId]| {
+        let is_tied = stages.len() > 1;
+        let mut tensors: Vec<(&str, Places)> = Vec::new();
+        for &stage in stages {
+            let params = params(stage).unwrap_or_default();
+            for (index, param) in params.iter().enumerate().filter(|(_, p)| p.tied == is_tied) {
+                match tensors.iter_mut().find(|(name, _)| *name == param.name) {
+                    Some((_, places)) => places.push((stage, index)),
+                    None => tensors.push((&param.name, vec![(stage, index)])),
+                }
+            }
+        }
+        if is_tied {
+            tensors.sort();
+        }
+        tensors.into_iter().map(|(_, places)| places).collect()
+    };
+    program.buckets_of_update().iter().map(|b| tensors_of(&b.stages)).collect()
+}
+
+/// By bucket of an update and tensor of a layout: its owner. The same on all ranks that hold it.
+pub(super) fn owners<'p>(
+    program: &Program,
+    width: usize,
+    layout: &[Vec<Places>],
+    params: impl Fn(StageId) -> Option<&'p [Param]>,
+) -> Vec<Vec<Rank>> {
+    let size = |places: &Places| {
+        let (stage, index) = *places.first()?;
+        Some(params(stage)?.get(index)?.n_elements())
+    };
+    let of = |(bucket, tensors): (u32, &Vec<Places>)| {
+        let members = members(program, width, BucketId(bucket));
+        let sizes: Vec<usize> = tensors.iter().map(|places| size(places).unwrap_or(0)).collect();
+        shared_out(&sizes, members.len()).into_iter().map(|member| members[member]).collect()
+    };
+    (0..).zip(layout).map(of).collect()
+}
+
+/// The replicas of a bucket: those of group 0 by pipe, then those of group 1, and so on.
+pub(super) fn members(program: &Program, width: usize, bucket: BucketId) -> Vec<Rank> {
+    let n_workers = program.placement().n_workers();
+    let workers = &program.buckets()[bucket.index()].members;
+    let of = |group| move |w: &WorkerId| Rank((group * n_workers) as u32 + u32::from(w.0));
+    (0..width).flat_map(|group| workers.iter().map(of(group))).collect()
+}
+
+/// Elements of the tensors that each rank owns, by rank, of stages with these parameters. Each of its
+/// places counts.
+pub fn owned_elements(program: &Program, width: usize, params: &[Vec<Param>]) -> Vec<u64> {
+    let placement = program.placement();
+    let of = |rank: Rank| {
+        let worker = WorkerId((rank.index() % placement.n_workers()) as u16);
+        let stages = placement.stages_of(worker);
+        let held =
+            |stage: StageId| stages.contains(&stage).then(|| params[stage.index()].as_slice());
+        let layout = layout(program, held);
+        let owners = owners(program, width, &layout, held);
+        let tensors = layout.iter().flatten().zip(owners.iter().flatten());
+        let places = tensors.filter(|(_, owner)| **owner == rank).flat_map(|(places, _)| places);
+        places.map(|(stage, index)| params[stage.index()][*index].n_elements() as u64).sum()
+    };
+    (0..(width * placement.n_workers()) as u32).map(Rank).map(of).collect()
+}
+
+/// The owner of each tensor, as an index into the members: largest first, each to the least loaded.
+fn shared_out(sizes: &[usize], n_members: usize) -> Vec<usize> {
+    let mut by_size: Vec<usize> = (0..sizes.len()).collect();
+    by_size.sort_by_key(|&i| std::cmp::Reverse(sizes[i]));
+    let mut loads = vec![0; n_members];
+    let mut owners = vec![0; sizes.len()];
+    for i in by_size {
+        let least = (0..n_members).min_by_key(|&m| loads[m]).unwrap_or(0);
+        loads[least] += sizes[i];
+        owners[i] = least;
+    }
+    owners
+}
+
+impl<S, K, C> World<'_, S, K, C>
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Kernels,
+    C: Comm<K::Tensor>,
+{
+    /// Sends the tensors that this rank has updated to the other replicas.
+    pub(super) fn give_weights(&mut self, bucket: BucketId) -> Result<(), Fault> {
+        let (rank, step) = (self.comm.rank(), self.sum_number(bucket));
+        let others = members(self.job.program, self.job.width, bucket);
+        let others: Vec<Rank> = others.into_iter().filter(|m| *m != rank).collect();
+        for (tensor, _) in (0..).zip(self.owned(bucket)).filter(|(_, owner)| *owner == rank) {
+            let tag = Tag { step, what: What::Weights { bucket, tensor } };
+            let (stage, index) = self.places(bucket)[tensor as usize][0];
+            for &to in &others {
+                let weight = copy(&self.kernels, &self.held(stage).weights[index]);
+                let weight = self.on_device(tag.what, weight)?;
+                let sent = self.comm.send(to, tag, weight);
+                self.on_wire(tag.what, sent)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the tensors that other replicas have updated. Only behind the row, so that replicas with
+    /// their updates in another order do not wait for each other.
+    pub(super) fn take_weights(&mut self) -> Result<(), Fault> {
+        if !self.job.training.shard_optimizer || self.skipped.is_some() {
+            return Ok(());
+        }
+        let rank = self.comm.rank();
+        for bucket in (0..self.layout.len() as u32).map(BucketId) {
+            let step = self.sum_number(bucket);
+            for (tensor, owner) in (0..).zip(self.owned(bucket)).filter(|(_, o)| *o != rank) {
+                let tag = Tag { step, what: What::Weights { bucket, tensor } };
+                let deadline = self.deadline();
+                let taken = self.comm.take(owner, tag, deadline);
+                let taken = self.on_wait(tag.what, Need::Other, taken)?;
+                let places = self.places(bucket)[tensor as usize].clone();
+                let (stage, index) = places[0];
+                let expected = self.held(stage).stage.params()[index].shape.clone();
+                let got = self.kernels.shape(&taken);
+                if got != expected {
+                    let fault = shape_fault(rank, owner, &tag.what, &expected, &got);
+                    return Err(self.at(fault, tag.what));
+                }
+                for (stage, index) in places {
+                    let held = held_mut(&mut self.held, stage);
+                    Arc::make_mut(&mut held.weights)[index] = taken.clone();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The owners of a bucket's tensors.
+    fn owned(&self, bucket: BucketId) -> Vec<Rank> {
+        self.owners[bucket.index() % self.owners.len()].clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shared_out;
+
+    #[test]
+    fn owners_share_the_load() {
+        assert_eq!(shared_out(&[10, 3, 3, 3, 2], 2), [0, 1, 1, 1, 1]);
+        assert_eq!(shared_out(&[2, 3, 9, 3, 4], 2), [0, 1, 0, 1, 1]);
+        assert_eq!(shared_out(&[5, 5], 1), [0, 0]);
+        assert!(shared_out(&[], 3).is_empty());
+    }
+}
