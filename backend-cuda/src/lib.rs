@@ -1,4 +1,4 @@
-//! Chimera's [`Kernels`] on candle's tensors.
+//! Chimera's [`Kernels`] on the CPU, with candle's tensors ([`Candle`]), and on NVIDIA GPUs ([`gpu`]).
 //!
 //! Candle holds the memory and names the device; the layers are written here, since composing them
 //! from tensor primitives costs a pass over memory per primitive, and since candle's own fused ones

@@ -75,7 +75,7 @@ impl Adapter {
         let (info, limits) = (self.inner.get_info(), self.inner.limits());
         let descriptor = DeviceDescriptor {
             label: Some("chimera"),
-            required_features: Features::IMMEDIATES,
+            required_features: Features::IMMEDIATES | (self.inner.features() & Features::SUBGROUP),
             required_limits: limits.clone(),
             ..DeviceDescriptor::default()
         };
@@ -92,7 +92,7 @@ impl Adapter {
             max_groups: limits.max_compute_workgroups_per_dimension,
         };
         let target = options.target.unwrap_or(Target::of(info.device_type));
-        let tuning = Tuning::of(target, &limits);
+        let tuning = Tuning::of(target, &self.inner);
         let name = format!("wgpu ({}, {:?})", info.name, info.backend).to_lowercase();
         Ok(Wgpu { gpu: Arc::new(Gpu::new(name, opened, own, tuning, options.poison)) })
     }
@@ -136,6 +136,6 @@ impl fmt::Display for Adapter {
         let features =
             if features.is_empty() { "nothing more".into() } else { features.join(", ") };
         writeln!(f, "  offers {features}")?;
-        write!(f, "  kernels in f32: {}", Tuning::of(Target::of(info.device_type), &limits))
+        write!(f, "  kernels in f32: {}", Tuning::of(Target::of(info.device_type), &self.inner))
     }
 }

@@ -266,7 +266,8 @@ impl Gpu {
 
     fn memory(&self, op: &'static str, bytes: u64) -> Result<Memory> {
         self.check(op)?;
-        let size = Pool::size(bytes).min(self.limits.max_buffer.max(bytes));
+        let most = self.limits.max_buffer;
+        let size = if bytes > most { bytes } else { Pool::size(bytes).min(most) };
         if let Some(memory) = self.pool.take(size) {
             return Ok(memory);
         }
@@ -348,5 +349,29 @@ impl<'a> Window<'a> {
                 size: std::num::NonZeroU64::new(self.size),
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::kernels::{DeviceError, Kernels};
+
+    use crate::{Options, adapters};
+
+    #[test]
+    fn a_device_that_is_lost_ends_calls_with_an_error() {
+        let adapter = adapters().into_iter().next().expect("an adapter");
+        let k = adapter.open(Options::default()).expect("it opens");
+        let mut sum = k.upload(&[2], &[1.0, 2.0]).unwrap();
+        k.gpu.device.destroy();
+        let x = sum.clone();
+        let after = k.accumulate(&mut sum, &x).and_then(|()| k.download(&x));
+        match after {
+            Err(DeviceError::Failed { op, reason, .. }) => {
+                assert!(!op.is_empty() && !reason.is_empty(), "{op}: {reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(k.zeros(&[3]).is_err());
     }
 }

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
 
-/// A file of WGSL.
+/// Some files of WGSL, one after another.
 #[derive(Debug)]
 pub(crate) struct Source {
     name: &'static str,
-    text: &'static str,
+    texts: &'static [&'static str],
 }
 
 /// An entry point of a [`Source`]. Its operands are bound in order, the written ones first; its immediates
@@ -26,9 +26,15 @@ pub(crate) struct Kernel {
 pub(crate) type Constants = Vec<(&'static str, u32)>;
 
 macro_rules! sources {
-    ($($name:ident $file:literal),* $(,)?) => {
-        $(pub(crate) static $name: Source =
-            Source { name: $file, text: include_str!(concat!("../shaders/", $file, ".wgsl")) };)*
+    ($($name:ident $file:literal $(+ $more:literal)?),* $(,)?) => {
+        $(pub(crate) static $name: Source = Source {
+            name: $file,
+            texts: &[
+                include_str!("../shaders/common.wgsl"),
+                include_str!(concat!("../shaders/", $file, ".wgsl")),
+                $(include_str!(concat!("../shaders/", $more, ".wgsl")),)?
+            ],
+        };)*
     };
 }
 
@@ -40,13 +46,11 @@ sources!(
     EMBEDDING "embedding",
     LAYER_NORM "layer_norm",
     LINEAR "linear",
+    LINEAR_SUBGROUPS "linear" + "linear_subgroups",
     OPTIMIZER "optimizer",
     POINTWISE "pointwise",
     SUMS "sums",
 );
-
-/// What every source begins with.
-const COMMON: &str = include_str!("../shaders/common.wgsl");
 
 /// The pipelines made so far.
 #[derive(Debug, Default)]
@@ -119,7 +123,7 @@ fn text(source: &Source, constants: &Constants) -> String {
     for (name, value) in constants {
         let _ = writeln!(text, "const {name} = {value}u;"); // writing to a string does not fail
     }
-    text + COMMON + source.text
+    text + &source.texts.concat()
 }
 
 fn binding(index: usize, read_only: bool) -> wgpu::BindGroupLayoutEntry {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use wgpu::DeviceType;
+use wgpu::{DeviceType, Features};
 
 /// The constants of the kernels.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +28,8 @@ pub(crate) struct Tuning {
 pub(crate) enum Product {
     /// A block of the result per invocation, in registers; no workgroup memory.
     Registers,
+    /// The same with operands that the invocations of a subgroup, 8 of them, hand each other.
+    Subgroups,
     /// Tiles of both operands in workgroup memory.
     Tiles,
 }
@@ -37,6 +39,8 @@ pub(crate) enum Product {
 pub enum Target {
     /// A processor that plays a GPU: it has no fast workgroup memory, and barriers cost it most.
     Software,
+    /// The same without subgroups.
+    PlainSoftware,
     /// A GPU.
     Gpu,
 }
@@ -49,17 +53,23 @@ impl Target {
 }
 
 impl Tuning {
-    pub(crate) fn of(target: Target, limits: &wgpu::Limits) -> Tuning {
+    pub(crate) fn of(target: Target, adapter: &wgpu::Adapter) -> Tuning {
+        let (info, limits) = (adapter.get_info(), adapter.limits());
+        let sizes = [info.subgroup_min_size, info.subgroup_max_size];
+        let has_subgroups = adapter.features().contains(Features::SUBGROUP) && sizes == [8, 8];
         match target {
             Target::Software => Tuning {
                 group: 64,
                 row_group: 8,
                 lanes: 1,
-                product: Product::Registers,
+                product: if has_subgroups { Product::Subgroups } else { Product::Registers },
                 queries: 8,
                 tile_bytes: 0,
                 batch: 256,
             },
+            Target::PlainSoftware => {
+                Tuning { product: Product::Registers, ..Tuning::of(Target::Software, adapter) }
+            }
             Target::Gpu => Tuning {
                 group: 256,
                 row_group: 256,
@@ -77,6 +87,7 @@ impl fmt::Display for Tuning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let product = match self.product {
             Product::Registers => "matrix products in registers",
+            Product::Subgroups => "matrix products in registers of subgroups",
             Product::Tiles => "matrix products in tiles of workgroup memory",
         };
         write!(f, "{product}, {} invocation(s) per row", self.lanes)

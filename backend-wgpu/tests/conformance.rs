@@ -24,6 +24,11 @@ fn kernels_for_software_conform() {
 }
 
 #[test]
+fn kernels_for_plain_software_conform() {
+    run(Target::PlainSoftware, None);
+}
+
+#[test]
 fn kernels_for_gpus_conform() {
     run(Target::Gpu, None);
 }

@@ -47,8 +47,8 @@ const TOKENS: [TokenKind; 6] = [
 const PART: u32 = 16;
 const SUM: u32 = 17;
 const EVALUATED: u32 = 18;
-const GATHERED: u32 = 19;
-const WEIGHTS: u32 = 20;
+const WEIGHT: u32 = 19;
+const UPDATED: u32 = 20;
 const BYTES: u32 = 32;
 const ABORT: u32 = 33;
 const BYE: u32 = 34;
@@ -137,9 +137,9 @@ fn head(tag: Tag) -> Head {
         }
         What::Part { bucket, tensor } => of(PART, bucket.0, tensor, 0),
         What::Sum { bucket, tensor } => of(SUM, bucket.0, tensor, 0),
-        What::Weights { bucket, tensor } => of(WEIGHTS, bucket.0, tensor, 0),
+        What::Updated { bucket, tensor } => of(UPDATED, bucket.0, tensor, 0),
         What::Evaluated { sample, stage } => of(EVALUATED, stage.0.into(), 0, sample),
-        What::Gathered { stage, tensor } => of(GATHERED, stage.0.into(), tensor, 0),
+        What::Weight { stage, tensor } => of(WEIGHT, stage.0.into(), tensor, 0),
     }
 }
 
@@ -149,9 +149,9 @@ fn tag(head: &Head) -> Result<Tag, String> {
     let what = match code {
         PART => What::Part { bucket: BucketId(x), tensor: y },
         SUM => What::Sum { bucket: BucketId(x), tensor: y },
-        WEIGHTS => What::Weights { bucket: BucketId(x), tensor: y },
+        UPDATED => What::Updated { bucket: BucketId(x), tensor: y },
         EVALUATED => What::Evaluated { sample: z, stage },
-        GATHERED => What::Gathered { stage, tensor: y },
+        WEIGHT => What::Weight { stage, tensor: y },
         _ => {
             let kind = TOKENS.get(code as usize).ok_or_else(|| format!("it is of kind {code}"))?;
             let (pipe, span) = (PipeId((x >> 16) as u16), Span { start: y, len: z as u16 });
@@ -216,9 +216,9 @@ mod tests {
         let others = [
             What::Part { bucket, tensor: 9 },
             What::Sum { bucket, tensor: u32::MAX },
-            What::Weights { bucket, tensor: 1 },
+            What::Updated { bucket, tensor: 3 },
             What::Evaluated { sample: u64::MAX, stage },
-            What::Gathered { stage, tensor: 5 },
+            What::Weight { stage, tensor: 5 },
         ];
         let mut letters = vec![Letter::Bye, Letter::Ask(3), Letter::Where(4, u64::MAX - 1)];
         for what in TOKENS.map(token).into_iter().chain(others) {

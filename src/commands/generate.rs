@@ -48,8 +48,10 @@ pub(crate) struct Generate {
 
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
-        let gpt2 = model::load(&self.model)?;
-        let vocab = gpt2.config.vocab;
+        let read = model::load(&self.model)?;
+        let vocab = read.config.vocab;
+        let model = Model::new(Candle::cpu(), &read.config, &read.weights)?;
+        drop(read.weights);
         let tokenizer = model::tokenizer(self.tokenizer.as_deref(), &self.model, vocab)?;
         let prompt = encode(&self.prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
         let how = Sampling {
@@ -58,8 +60,6 @@ impl Generate {
             top_p: self.top_p,
             seed: self.seed,
         };
-        let model = Model::new(Candle::cpu(), &gpt2.config, &gpt2.weights)?;
-        drop(gpt2.weights);
         let ids = model.sample(&prompt, self.tokens, &how)?;
         let text = match &tokenizer {
             Some(tokenizer) => tokenizer.decode(&ids),

@@ -66,10 +66,8 @@ impl Run {
         let mut named: Vec<(&String, &Vec<f32>)> = self.weights.iter().collect();
         named.sort_by_key(|(name, _)| *name);
         for (name, values) in named {
-            hasher.update(name.as_bytes());
-            values.iter().for_each(|value| {
-                hasher.update(&value.to_le_bytes());
-            });
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            hasher.update(name.as_bytes()).update(&bytes);
         }
         hasher.finalize().to_string()
     }

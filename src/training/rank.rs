@@ -168,10 +168,10 @@ impl Run {
             let is_done = step == n_steps;
             let state = State { began, step, is_done, is_last: is_done || stop };
             let is_due = saver.is_some_and(|saver| saver.is_due(&state));
-            // Whose tensors are not all in the first group.
+            let manifest = |n_updates| self.manifest(step, n_updates);
+            // With a shared optimizer the tensors are not all in the first group.
             let n_groups = if self.config().shard_optimizer { self.config().width } else { 1 };
             let n_parts = n_groups * self.config().depth;
-            let manifest = |n_updates| self.manifest(step, n_updates);
             if let Some(shares) = &mut shares {
                 if is_due {
                     let (manifest, part) = (manifest(worker.n_updates()), worker.snapshot()?);

@@ -79,7 +79,7 @@ fn the_command_exports_and_refuses_to_generate() {
     let ran = chimera(&format!("export {} --out {}", model.display(), out.display()));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert_eq!(read(&out).expect("exported"), read(&model).expect("a model"));
-    let ran = chimera(&format!("generate --model {} --prompt 1", model.display()));
+    let ran = chimera(&format!("generate --model {} --prompt And", model.display()));
     assert_eq!(ran.code, Some(2));
     assert!(
         ran.stderr.contains("the model is a BERT, which predicts masked tokens"),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use crate::command::{files, root};
-use crate::{bench_checkpoint, bench_mpi, bench_schedule, bench_train};
+use crate::{bench_checkpoint, bench_mpi, bench_schedule, bench_train, bench_wgpu};
 
 /// What to measure.
 #[derive(clap::Subcommand)]
@@ -19,6 +19,8 @@ pub(crate) enum Bench {
     Schedule,
     /// Time that a checkpoint after every step adds to training
     Checkpoint(bench_checkpoint::Args),
+    /// Matrix products and training on an adapter of wgpu
+    Wgpu(bench_wgpu::Args),
 }
 
 impl Bench {
@@ -29,6 +31,7 @@ impl Bench {
             Bench::Mpi => bench_mpi::run(),
             Bench::Schedule => bench_schedule::run(),
             Bench::Checkpoint(args) => bench_checkpoint::run(&args),
+            Bench::Wgpu(args) => bench_wgpu::run(&args),
         }
     }
 }

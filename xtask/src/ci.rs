@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 
 use crate::command::{cargo, read, run as run_command};
 use crate::mpi::{self, TRANSPORT};
-use crate::{absences, gallery, wgpu};
+use crate::{absences, cuda, gallery, wgpu};
 
 /// The chores of CI, in order.
-const CHORES: [(&str, fn() -> Result<()>); 8] = [
+const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("format", format),
     ("clippy", clippy),
     ("test", || test(&[])),
@@ -19,6 +19,7 @@ const CHORES: [(&str, fn() -> Result<()>); 8] = [
     ("gallery", || gallery::run(true)),
     ("mpi", || mpi::run(&mpi::Args::default())),
     ("wgpu", wgpu::run),
+    ("cuda", cuda::check),
 ];
 
 /// Runs every chore, up to the first that fails.

@@ -51,6 +51,23 @@ pub(crate) fn chimera() -> Result<PathBuf> {
     Ok(Path::new(target).join("release").join(name))
 }
 
+/// Installs packages of Debian; where its lists of packages are missing or old, they are fetched first.
+pub(crate) fn install(packages: &[&str]) -> Result<()> {
+    let apt_get = |words: &[&str]| {
+        let mut command = Command::new("apt-get");
+        run(command.args(words).env("DEBIAN_FRONTEND", "noninteractive"))
+    };
+    let install = [&["install", "--yes"], packages].concat();
+    apt_get(&install)
+        .or_else(|_| apt_get(&["update"]).and_then(|()| apt_get(&install)))
+        .with_context(|| {
+            format!(
+                "install it yourself; on Debian and Ubuntu: apt-get install {}",
+                packages.join(" ")
+            )
+        })
+}
+
 /// The Python of a virtual environment in `target/NAME` that has `packages`.
 pub(crate) fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
     let folder = root().join("target").join(name);

@@ -13,28 +13,47 @@ use crate::command::{cargo, files, root, run};
 const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.88";
 const CUBLAS: &str = "nvidia-cublas==13.1.0.3";
 
+/// Ampere and Hopper.
+const CHIPS: [&str; 2] = ["sm_80", "sm_90"];
+
 /// For which GPUs.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Chips that the kernels are compiled for to see that they do
-    #[arg(long = "chip", value_name = "NAME", default_values = ["sm_80", "sm_90"])]
+    /// Chips that the kernels are compiled for, to see that they can be
+    #[arg(long = "chip", value_name = "NAME", default_values = CHIPS)]
     chips: Vec<String>,
-    /// Only compiles the kernels
+    /// Only lints, tests and compiles what needs no GPU
     #[arg(long)]
     check: bool,
 }
 
-/// Compiles the kernels for every chip, then builds the command in target/cuda.
+/// What can be known of the feature `cuda` without a GPU.
+pub(crate) fn check() -> Result<()> {
+    let features = ["--features", "chimera/cuda", "--package", "chimera", "--package"];
+    let features = [&features[..], &["chimera-backend-cuda", "--all-targets"]].concat();
+    run(&mut cargo([&["clippy"], &features[..], &["--", "-D", "warnings"]].concat()))?;
+    let backend = ["--package", "chimera-backend-cuda", "--features", "cuda", "--lib"];
+    run(&mut cargo([&["test"], &backend[..]].concat()))?;
+    compile(&CHIPS.map(str::to_string))
+}
+
+/// Checks, or compiles the kernels for every chip and builds the command in target/cuda.
 pub(crate) fn build(args: &Args) -> Result<()> {
+    if args.check {
+        return check();
+    }
+    compile(&args.chips)?;
+    println!("built {}", chimera()?.display());
+    Ok(())
+}
+
+/// Compiles the kernels by NVRTC.
+fn compile(chips: &[String]) -> Result<()> {
     let libraries = libraries(&[NVRTC])?;
     let options = ["run", "--quiet", "--package", "chimera-backend-cuda", "--features", "cuda"];
     let mut compile = cargo(options);
-    compile.args(["--example", "compile", "--"]).args(&args.chips);
-    run(compile.env("LD_LIBRARY_PATH", search_path(&libraries)?))?;
-    if !args.check {
-        println!("built {}", chimera()?.display());
-    }
-    Ok(())
+    compile.args(["--example", "compile", "--"]).args(chips);
+    run(compile.env("LD_LIBRARY_PATH", search_path(&libraries)?))
 }
 
 /// Tests and measures the first GPU of this machine.

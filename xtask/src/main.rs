@@ -6,6 +6,7 @@ mod bench_checkpoint;
 mod bench_mpi;
 mod bench_schedule;
 mod bench_train;
+mod bench_wgpu;
 mod ci;
 mod command;
 mod cuda;

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::command::{cargo, read, root, run as run_command};
+use crate::command::{cargo, install, read, root, run as run_command};
 
 /// The crate that needs an MPI library to be built.
 pub(crate) const TRANSPORT: &str = "chimera-comm-mpi";
@@ -99,17 +99,11 @@ impl Library {
         if let Some(found) = self.installed() {
             return Ok(found);
         }
-        let packages = self.packages.join(" ");
-        let mut apt = Command::new("apt-get");
-        let installs = apt.args(["install", "--yes"]).args(self.packages);
-        if let Err(error) = run_command(installs.env("DEBIAN_FRONTEND", "noninteractive")) {
-            bail!(
-                "{} is not here and cannot be installed ({error}): install a compiler wrapper, a launcher \
-                 and libclang; on Debian and Ubuntu: apt-get install {packages}",
-                self.name
-            );
-        }
+        install(self.packages).with_context(|| {
+            format!("{} is missing: a compiler wrapper, a launcher, and libclang", self.name)
+        })?;
         self.installed().with_context(|| {
+            let packages = self.packages.join(" ");
             format!("{packages} are installed, but {} is still not found", self.name)
         })
     }

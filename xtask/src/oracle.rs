@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::command::{cargo, read, root, run as run_command};
+use crate::command::{cargo, install, read, root, run as run_command};
 
 /// Tests the oracle.
 pub(crate) fn test() -> Result<()> {
@@ -79,5 +79,5 @@ fn needs() -> Result<()> {
     if read(Command::new("cmake").arg("--version")).is_ok() {
         return Ok(());
     }
-    run_command(Command::new("apt-get").args(["install", "--yes", "cmake", "libclang-dev"]))
+    install(&["cmake", "libclang-dev"])
 }

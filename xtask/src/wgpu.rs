@@ -2,11 +2,10 @@
 //! it. Where there is no GPU a software Vulkan serves; where there is no Vulkan at all the chore fails.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::command::{cargo, run as run_command};
+use crate::command::{cargo, install, run as run_command};
 
 /// Debian's software Vulkan, its loader, and the layers that check how it is used.
 const PACKAGES: [&str; 3] = ["mesa-vulkan-drivers", "libvulkan1", "vulkan-validationlayers"];
@@ -34,13 +33,7 @@ pub(crate) fn needs() -> Result<()> {
     if !cfg!(target_os = "linux") || is_there {
         return Ok(());
     }
-    let mut install = Command::new("apt-get");
-    run_command(install.args(["install", "--yes"]).args(PACKAGES)).with_context(|| {
-        format!(
-            "Vulkan is missing; install it first, on Debian: apt-get install {}",
-            PACKAGES.join(" ")
-        )
-    })
+    install(&PACKAGES).context("Vulkan, or its validation layers, are missing")
 }
 
 fn has(kind: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Attention: grids and shared memory of the kernels in `kernels/attention.cu`.
+//! Attention: grids and shared memory of the kernels in `kernels/attention.cu` and `tensor_cores.cu`.
 
 use chimera_core::kernels::{Mask, Result};
 
@@ -7,6 +7,10 @@ use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 /// Rows that a block has of its own, and its threads.
 const OWN: usize = 16;
 const THREADS: usize = 128;
+/// Rows of a tile for tensor cores, and the most features of a head there.
+const TILE: usize = 64;
+/// Bytes of a tile, whose rows are padded.
+const TILE_BYTES: usize = TILE * 72 * 2;
 /// Features of a head that the registers of a warp hold.
 const MOST_FEATURES: usize = 256;
 
@@ -34,7 +38,8 @@ impl<D: Driver> Gpu<D> {
             int(sizes.dim),
             float(sizes.scale),
         ];
-        self.run_shared("attention", sizes.grid, THREADS, sizes.shared(1), &args)?;
+        let (kernel, shared) = sizes.forward();
+        self.run_shared(kernel, sizes.grid, THREADS, shared, &args)?;
         Ok((out, log_sum))
     }
 
@@ -68,8 +73,8 @@ impl<D: Driver> Gpu<D> {
             int(sizes.dim),
             float(sizes.scale),
         ];
-        for kernel in ["attention_dq", "attention_dkv"] {
-            self.run_shared(kernel, sizes.grid, THREADS, sizes.shared(2), &args)?;
+        for (kernel, shared) in sizes.backward() {
+            self.run_shared(kernel, sizes.grid, THREADS, shared, &args)?;
         }
         Ok(d_qkv)
     }
@@ -90,8 +95,9 @@ impl<D: Driver> Gpu<D> {
             return Err(self.failed("attention", reason));
         }
         let samples = qkv.n_rows() / context;
-        let grid = [context.div_ceil(OWN), samples * heads];
-        Ok(Sizes { dim, scale: 1.0 / (dim as f64).sqrt(), grid })
+        let is_tiled = self.activations == Element::Bf16 && dim <= TILE;
+        let grid = [context.div_ceil(if is_tiled { TILE } else { OWN }), samples * heads];
+        Ok(Sizes { dim, scale: 1.0 / (dim as f64).sqrt(), grid, is_tiled })
     }
 }
 
@@ -99,9 +105,28 @@ struct Sizes {
     dim: usize,
     scale: f64,
     grid: [usize; 2],
+    /// Whether tensor cores do it.
+    is_tiled: bool,
 }
 
 impl Sizes {
+    /// The kernel, and its shared memory.
+    fn forward(&self) -> (&'static str, usize) {
+        match self.is_tiled {
+            true => ("tiled_attention", 3 * TILE_BYTES),
+            false => ("attention", self.shared(1)),
+        }
+    }
+
+    fn backward(&self) -> [(&'static str, usize); 2] {
+        match self.is_tiled {
+            true => {
+                [("tiled_attention_dq", 5 * TILE_BYTES), ("tiled_attention_dkv", 6 * TILE_BYTES)]
+            }
+            false => [("attention_dq", self.shared(2)), ("attention_dkv", self.shared(2))],
+        }
+    }
+
     /// Bytes of so many matrices of own rows, and of two tiles whose rows are padded by one.
     fn shared(&self, own: usize) -> usize {
         (own * OWN * self.dim + 2 * WARP * (self.dim + 1)) * size_of::<f32>()

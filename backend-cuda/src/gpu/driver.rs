@@ -7,8 +7,21 @@ use chimera_core::kernels::Result;
 
 use super::Element;
 
-/// The text of all kernels. Defining `BF16` makes activations bf16.
-pub const SOURCE: &str = concat!(
+/// The text of all kernels, for such activations.
+pub fn source(activations: Element) -> String {
+    match activations {
+        Element::F32 => SOURCE.into(),
+        Element::Bf16 => ["#define BF16\n", SOURCE, TENSOR_CORES].concat(),
+    }
+}
+
+/// Names of the kernels in a text.
+pub fn kernels(source: &str) -> impl Iterator<Item = &str> {
+    let lines = source.lines().filter_map(|line| line.strip_prefix("GLOBAL "));
+    lines.filter_map(|line| line.split('(').next())
+}
+
+const SOURCE: &str = concat!(
     include_str!("../../kernels/prelude.cu"),
     include_str!("../../kernels/pointwise.cu"),
     include_str!("../../kernels/sums.cu"),
@@ -18,6 +31,9 @@ pub const SOURCE: &str = concat!(
     include_str!("../../kernels/cross_entropy.cu"),
     include_str!("../../kernels/optimizer.cu"),
 );
+
+/// What takes bf16 alone.
+const TENSOR_CORES: &str = include_str!("../../kernels/tensor_cores.cu");
 
 /// A place to run kernels in order: on CUDA one stream of one device.
 ///
@@ -42,7 +58,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Copies to the host, from byte `start` on; waits for it.
     fn read(&self, memory: &Self::Memory, start: usize, into: &mut [u8]) -> Result<()>;
 
-    /// Runs a kernel of [`SOURCE`].
+    /// Runs a kernel of [`source`].
     fn launch(&self, launch: &Launch<'_, Self::Memory>) -> Result<()>;
 
     /// Multiplies two matrices.
@@ -58,7 +74,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
 /// One run of a kernel.
 #[derive(Debug)]
 pub struct Launch<'a, M> {
-    /// Its name in [`SOURCE`].
+    /// Its name in [`source`].
     pub kernel: &'static str,
     /// Blocks across and down.
     pub grid: [usize; 2],

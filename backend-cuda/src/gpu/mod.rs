@@ -25,7 +25,7 @@ use chimera_core::kernels::{
     Activation, AdamW, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd,
 };
 
-pub use driver::{Arg, Driver, Launch, Operand, Place, Product, SOURCE};
+pub use driver::{Arg, Driver, Launch, Operand, Place, Product, kernels, source};
 pub use tensor::{Element, Tensor};
 
 /// Threads of a block, where a kernel has no other needs.

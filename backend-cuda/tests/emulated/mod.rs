@@ -9,7 +9,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use chimera_backend_cuda::gpu::{Arg, Driver, Element, Gpu, Launch, Place, Product, SOURCE};
+use chimera_backend_cuda::gpu::{
+    Arg, Driver, Element, Gpu, Launch, Place, Product, kernels, source,
+};
 use chimera_core::kernels::{DeviceError, Result};
 use libloading::Library;
 
@@ -52,10 +54,10 @@ fn library(activations: Element) -> &'static Compiled {
         Element::F32 => (0, "f32"),
         Element::Bf16 => (1, "bf16"),
     };
-    LIBRARIES[index].get_or_init(|| compile(name))
+    LIBRARIES[index].get_or_init(|| compile(name, activations))
 }
 
-fn compile(name: &str) -> Compiled {
+fn compile(name: &str, activations: Element) -> Compiled {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let stem = format!("kernels-{name}-{}-{number}", std::process::id());
@@ -63,14 +65,14 @@ fn compile(name: &str) -> Compiled {
         |suffix: &str| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{stem}.{suffix}"));
     let (text, library) = (file("cpp"), file("so"));
     let shim = include_str!("shim.h");
-    let define = if name == "bf16" { "#define BF16\n" } else { "" };
-    let table: String = kernels()
+    let source = source(activations);
+    let table: String = kernels(&source)
         .map(|kernel| format!("static bool {kernel}_ = emulation::add<{kernel}>(\"{kernel}\");\n"))
         .collect();
     // The only other name of a block's dynamic shared memory.
-    let source = SOURCE
+    let source = source
         .replace("extern __shared__ float shared[];", "float* shared = (float*)dynamic_shared;");
-    std::fs::write(&text, format!("{shim}{define}{source}{table}")).unwrap();
+    std::fs::write(&text, format!("{shim}{source}{table}")).unwrap();
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     let flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE"];
     let mut command = Command::new(&compiler);
@@ -90,12 +92,6 @@ fn compile(name: &str) -> Compiled {
         let _ = std::fs::remove_file(file); // what is loaded stays
     }
     compiled
-}
-
-/// Names of all kernels in the text.
-fn kernels() -> impl Iterator<Item = &'static str> {
-    let lines = SOURCE.lines().filter_map(|line| line.strip_prefix("GLOBAL "));
-    lines.filter_map(|line| line.split('(').next())
 }
 
 /// An allocation with its margins.

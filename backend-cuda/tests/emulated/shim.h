@@ -17,6 +17,7 @@
 struct Extent { int x, y, z; };
 static Extent gridDim, blockDim, blockIdx, threadIdx;
 
+#define EMULATED
 #define __global__
 #define __device__ static
 #define __shared__ static __attribute__((section("shared_memory")))
@@ -146,6 +147,25 @@ template <class V> static V __shfl_xor_sync(unsigned, V value, int mask) {
     return emulation::exchange(value, (threadIdx.x % emulation::WARP_SIZE) ^ mask);
 }
 template <class V> static V __shfl_sync(unsigned, V value, int from) { return emulation::exchange(value, from); }
+
+// The warp's product: the lanes' parts are put together and each takes its own of the result.
+static void mma(float* c, const unsigned* a, const unsigned* b) {
+    using namespace emulation;
+    static unsigned left[MAX_THREADS][4], right[MAX_THREADS][2];
+    int thread = running, first = thread / WARP_SIZE * WARP_SIZE, lane = thread % WARP_SIZE;
+    memcpy(left[thread], a, sizeof left[thread]);
+    memcpy(right[thread], b, sizeof right[thread]);
+    wait(AT_WARP);
+    auto half = [](unsigned pair, int which) { return __uint_as_float(which ? pair & 0xffff0000u : pair << 16); };
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; k++) {
+            int from = first + row % 8 * 4 + k % 8 / 2, with = first + column * 4 + k % 8 / 2;
+            c[i] += half(left[from][row / 8 + k / 8 * 2], k % 2) * half(right[with][k / 8], k % 2);
+        }
+    }
+    wait(AT_WARP);
+}
 
 // Dynamic shared memory: the largest that a block of a GPU can have, but 16 KiB for the rest.
 static char dynamic_shared[211 * 1024] __attribute__((aligned(128)));

@@ -6,12 +6,14 @@ use chimera_core::kernels::{Layout, Result};
 
 use super::number;
 use crate::gpu::{Call, Gpu};
-use crate::shader::{Constants, Kernel, LINEAR};
+use crate::shader::{Constants, Kernel, LINEAR, LINEAR_SUBGROUPS};
 use crate::tensor::{Slice, Tensor};
 use crate::tuning::Product;
 
 static REGISTERS: Kernel =
     Kernel { source: &LINEAR, entry: "registers", n_written: 1, n_read: 4, n_numbers: 9 };
+static SUBGROUPS: Kernel =
+    Kernel { source: &LINEAR_SUBGROUPS, entry: "subgroups", n_written: 1, n_read: 4, n_numbers: 9 };
 static TILES: Kernel =
     Kernel { source: &LINEAR, entry: "tiles", n_written: 1, n_read: 4, n_numbers: 9 };
 
@@ -144,9 +146,11 @@ impl Gpu {
         let extents = [rows.len(), columns.len(), inner.len()].map(number);
         let steps = [c, a.tensor, b.tensor].map(|matrix| number(matrix.width()));
         let flags = [with.adds, bias.is_some(), residual.is_some()].map(u32::from);
+        // Invocations of a workgroup, and the columns and rows that it computes.
         let (kernel, group, tile) = match self.tuning().product {
-            Product::Registers => (&REGISTERS, REGISTERS_GROUP, [8 * REGISTERS_GROUP, 4]),
-            Product::Tiles => (&TILES, TILES_GROUP, [64, 64]),
+            Product::Registers => (&REGISTERS, 8, [64, 4]),
+            Product::Subgroups => (&SUBGROUPS, 8, [32, 32]),
+            Product::Tiles => (&TILES, 256, [64, 64]),
         };
         let constants: Constants = vec![
             ("GROUP", group),
@@ -171,10 +175,6 @@ impl Gpu {
         )
     }
 }
-
-/// Invocations of a workgroup.
-const REGISTERS_GROUP: u32 = 8;
-const TILES_GROUP: u32 = 256;
 
 /// The weights of a linear layer as `[inputs, outputs]`.
 fn in_out(w: &Tensor, layout: Layout) -> Matrix<'_> {

@@ -56,7 +56,7 @@ pub enum What {
     },
     /// The weights of the `tensor`-th tensor of a bucket after its update, from its owner to the other
     /// replicas.
-    Weights {
+    Updated {
         /// The bucket.
         bucket: BucketId,
         /// Index of the tensor in the bucket.
@@ -70,7 +70,7 @@ pub enum What {
         stage: StageId,
     },
     /// Weights of a stage, to rank 0.
-    Gathered {
+    Weight {
         /// The stage.
         stage: StageId,
         /// Index of the parameter.
@@ -84,13 +84,13 @@ impl fmt::Display for What {
             What::Token(token) => write!(f, "{token}"),
             What::Part { bucket, tensor } => write!(f, "gradient {tensor} of {bucket}"),
             What::Sum { bucket, tensor } => write!(f, "the summed gradient {tensor} of {bucket}"),
-            What::Weights { bucket, tensor } => {
+            What::Updated { bucket, tensor } => {
                 write!(f, "the updated tensor {tensor} of {bucket}")
             }
             What::Evaluated { sample, stage } => {
                 write!(f, "validation sample {sample} behind {stage}")
             }
-            What::Gathered { stage, tensor } => write!(f, "weights {tensor} of {stage}"),
+            What::Weight { stage, tensor } => write!(f, "weights {tensor} of {stage}"),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Whether the replicas of every tensor still are equal.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use super::Worker;
 use super::handshake::Fields;
+use super::world::Since;
 use crate::analyze::Need;
 use crate::comm::Comm;
 use crate::fault::{Class, Fault};
@@ -29,11 +31,9 @@ where
         }
         for held in self.world.held.iter().flatten() {
             for (param, weight) in held.stage.params().iter().zip(held.weights.iter()) {
-                let mut hasher = blake3::Hasher::new();
-                for value in self.download(weight)? {
-                    hasher.update(&value.to_le_bytes());
-                }
-                mine.push((param.name.clone(), hasher.finalize().to_string()));
+                let values = self.download(weight)?;
+                let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+                mine.push((param.name.clone(), blake3::hash(&bytes).to_string()));
             }
         }
         let world = &mut self.world;
@@ -43,6 +43,7 @@ where
         let deadline = world.deadline();
         let all = world.comm.exchange(&mine, deadline);
         let all = world.on_wait("comparison of replicas", Need::Other, all)?;
+        world.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
         let mut known: BTreeMap<String, (Rank, String)> = BTreeMap::new();
         for (from, hashes) in (0..).map(Rank).zip(&all) {
             let hashes: Fields = serde_json::from_slice(hashes).map_err(|_| {

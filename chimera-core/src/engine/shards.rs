@@ -110,7 +110,7 @@ where
         let others = members(self.job.program, self.job.width, bucket);
         let others: Vec<Rank> = others.into_iter().filter(|m| *m != rank).collect();
         for (tensor, _) in (0..).zip(self.owned(bucket)).filter(|(_, owner)| *owner == rank) {
-            let tag = Tag { step, what: What::Weights { bucket, tensor } };
+            let tag = Tag { step, what: What::Updated { bucket, tensor } };
             let (stage, index) = self.places(bucket)[tensor as usize][0];
             for &to in &others {
                 let weight = copy(&self.kernels, &self.held(stage).weights[index]);
@@ -132,7 +132,7 @@ where
         for bucket in (0..self.layout.len() as u32).map(BucketId) {
             let step = self.sum_number(bucket);
             for (tensor, owner) in (0..).zip(self.owned(bucket)).filter(|(_, o)| *o != rank) {
-                let tag = Tag { step, what: What::Weights { bucket, tensor } };
+                let tag = Tag { step, what: What::Updated { bucket, tensor } };
                 let deadline = self.deadline();
                 let taken = self.comm.take(owner, tag, deadline);
                 let taken = self.on_wait(tag.what, Need::Other, taken)?;

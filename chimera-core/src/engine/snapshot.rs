@@ -71,7 +71,7 @@ where
         let (me, lead) = (self.world.comm.rank(), Rank(0));
         let tag = |(stage, index): (StageId, usize)| Tag {
             step,
-            what: What::Gathered { stage, tensor: index as u32 },
+            what: What::Weight { stage, tensor: index as u32 },
         };
         for place in mine {
             let tensor = self.world.held(place.0).weights[place.1].clone();

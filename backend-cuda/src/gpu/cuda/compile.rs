@@ -7,8 +7,7 @@ use std::{env, fs, process};
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
 
-use super::super::Element;
-use super::SOURCE;
+use super::super::{Element, source};
 
 /// An image of all kernels for a chip (`sm_90`), and what the compiler says of them: registers, shared memory,
 /// spills.
@@ -20,11 +19,11 @@ pub fn compile(chip: &str, activations: Element) -> Result<(Vec<u8>, String), St
     if !unsafe { sys::is_culib_present() } {
         return Err("libnvrtc.so.13 is not found: see docs/gpu.md".into());
     }
-    let source = CString::new(SOURCE).map_err(|e| e.to_string())?;
+    let source = CString::new(source(activations)).map_err(|e| e.to_string())?;
     let program = Program(result::create_program(&source, Some(c"chimera.cu")).map_err(said)?);
     // SAFETY: the program was made just now and lives to the end of this function.
     unsafe {
-        let compiled = result::compile_program(program.0, &options(chip, activations));
+        let compiled = result::compile_program(program.0, &options(chip));
         let log = text(&result::get_program_log(program.0).map_err(said)?);
         compiled.map_err(|e| format!("{}\n{log}", said(e)))?;
         let mut size = 0;
@@ -46,10 +45,10 @@ pub(super) fn cached(chip: &str, activations: Element) -> Result<Vec<u8>, String
         }
     }
     let mut hash = blake3::Hasher::new();
-    for part in options(chip, activations) {
+    for part in options(chip) {
         hash.update(part.as_bytes()).update(&[0]);
     }
-    hash.update(SOURCE.as_bytes());
+    hash.update(source(activations).as_bytes());
     let file = folder.join(format!("{major}.{minor}-{}.cubin", hash.finalize().to_hex()));
     if let Ok(image) = fs::read(&file) {
         return Ok(image);
@@ -66,12 +65,6 @@ pub(super) fn cached(chip: &str, activations: Element) -> Result<Vec<u8>, String
     Ok(image)
 }
 
-/// Names of all kernels.
-pub fn kernels() -> impl Iterator<Item = &'static str> {
-    let lines = SOURCE.lines().filter_map(|line| line.strip_prefix("GLOBAL "));
-    lines.filter_map(|line| line.split('(').next())
-}
-
 struct Program(sys::nvrtcProgram);
 
 impl Drop for Program {
@@ -81,16 +74,8 @@ impl Drop for Program {
     }
 }
 
-fn options(chip: &str, activations: Element) -> Vec<String> {
-    let mut options = vec![
-        format!("--gpu-architecture={chip}"),
-        "--std=c++17".into(),
-        "--ptxas-options=--verbose".into(),
-    ];
-    if activations == Element::Bf16 {
-        options.push("--define-macro=BF16".into());
-    }
-    options
+fn options(chip: &str) -> [String; 3] {
+    [format!("--gpu-architecture={chip}"), "--std=c++17".into(), "--ptxas-options=--verbose".into()]
 }
 
 /// Where images are kept: the user's cache.

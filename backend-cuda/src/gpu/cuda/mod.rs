@@ -19,10 +19,10 @@ use chimera_core::kernels::{DeviceError, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, sys};
 
-pub use compile::{compile, kernels};
+pub use compile::compile;
 pub use memory::Memory;
 
-use super::{Arg, Driver, Element, Launch, Product, SOURCE};
+use super::{Arg, Driver, Element, Launch, Product, kernels, source};
 use memory::Stream;
 use product::Blas;
 use staging::Staging;
@@ -38,12 +38,13 @@ pub struct Cuda(Arc<Inner>);
 
 struct Inner {
     name: String,
+    // Before the stream, which it uses.
+    blas: Mutex<Blas>,
+    staging: Mutex<Staging>,
     stream: Stream,
     /// Where memory is given back that others have used: it waits for them, and compute does not.
     freeing: Stream,
-    functions: HashMap<&'static str, sys::CUfunction>,
-    blas: Mutex<Blas>,
-    staging: Mutex<Staging>,
+    functions: HashMap<String, sys::CUfunction>,
     pool: sys::CUmemoryPool,
     n_launches: AtomicU64,
     n_waits: AtomicU64,
@@ -54,6 +55,14 @@ struct Inner {
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    /// Nothing is given back that the device still reads.
+    fn drop(&mut self) {
+        let done = self.stream.0.synchronize();
+        let _ = done; // a device that failed has nothing left to wait for
+    }
+}
 
 /// What a stream has done, and the memory of its GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -81,6 +90,13 @@ pub struct Device {
     pub capability: (i32, i32),
     /// Bytes of its memory.
     pub memory_bytes: u64,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ((major, minor), gib) = (self.capability, self.memory_bytes as f64 / 1024f64.powi(3));
+        write!(f, "{}, {gib:.1} GiB, sm_{major}{minor}; kernels in f32 or bf16", self.name)
+    }
 }
 
 /// The GPUs of this machine.
@@ -131,7 +147,7 @@ impl Cuda {
         let streams = || Ok([context.new_stream()?, context.new_stream()?]);
         let [stream, freeing] =
             streams().map_err(on_device("new stream"))?.map(|stream| Stream(stream, ordinal));
-        let functions = load(&image).map_err(on_device("loading of kernels"))?;
+        let functions = load(&image, activations).map_err(on_device("loading of kernels"))?;
         let blas = Blas::new(&stream).map_err(|reason| failed(&name, "start of cuBLAS", reason))?;
         let staging = Staging::new(&stream).map_err(on_device("pinned memory"))?;
         let pool = pool(&context).map_err(on_device("memory pool"))?;
@@ -210,6 +226,9 @@ impl Driver for Cuda {
     }
 
     fn fill(&self, memory: &Memory, byte: u8) -> Result<()> {
+        if memory.bytes() == 0 {
+            return Ok(());
+        }
         self.bind()?;
         memory.write(&self.0.stream)?;
         let stream = self.0.stream.0.cu_stream();
@@ -221,6 +240,9 @@ impl Driver for Cuda {
 
     fn write(&self, memory: &Memory, bytes: &[u8]) -> Result<()> {
         assert!(bytes.len() <= memory.bytes(), "more bytes than memory");
+        if bytes.is_empty() {
+            return Ok(());
+        }
         self.bind()?;
         memory.write(&self.0.stream)?;
         let mut staging = lock(&self.0.staging);
@@ -231,6 +253,9 @@ impl Driver for Cuda {
 
     fn read(&self, memory: &Memory, start: usize, into: &mut [u8]) -> Result<()> {
         assert!(start + into.len() <= memory.bytes(), "more bytes than memory");
+        if into.is_empty() {
+            return Ok(());
+        }
         self.bind()?;
         memory.read(&self.0.stream)?;
         self.0.n_waits.fetch_add(1, Ordering::Relaxed);
@@ -340,15 +365,18 @@ impl Cuda {
 }
 
 /// The kernels of an image, by name. The image stays loaded for as long as the process lives.
-fn load(image: &[u8]) -> std::result::Result<HashMap<&'static str, sys::CUfunction>, DriverError> {
+fn load(
+    image: &[u8],
+    activations: Element,
+) -> std::result::Result<HashMap<String, sys::CUfunction>, DriverError> {
     // SAFETY: the image is a whole one of NVRTC, and the context is current.
     unsafe {
         let module = result::module::load_data(image.as_ptr().cast())?;
-        let function = |name: &'static str| {
+        let function = |name: &str| {
             let terminated = CString::new(name).unwrap_or_default();
-            Ok((name, result::module::get_function(module, terminated)?))
+            Ok((name.to_string(), result::module::get_function(module, terminated)?))
         };
-        kernels().map(function).collect()
+        kernels(&source(activations)).map(function).collect()
     }
 }
 

@@ -6,7 +6,7 @@ use cudarc::cublas::result::CublasError;
 use cudarc::cublas::{result, sys};
 use cudarc::driver::result::{DriverError, malloc_sync, memory_free};
 
-use super::super::{Element, Operand, Place, Product};
+use super::super::{Element, Place, Product};
 use super::memory::{Memory, Stream};
 
 /// Scratch memory of cuBLAS, as its manual advises for Hopper. Its own, so that the same product always
@@ -47,33 +47,33 @@ impl Blas {
 
     pub(super) fn multiply(&mut self, product: &Product<'_, Memory>) -> Result<(), String> {
         let Product { m, n, k, ref a, ref b, ref into, add } = *product;
+        let by = ColumnMajor::of(product);
         if m == 0 || n == 0 {
             return Ok(());
         }
         let int = |size: usize| i32::try_from(size).map_err(|_| format!("a matrix of {size} rows"));
         let (one, beta) = (1.0f32, if add { 1.0f32 } else { 0.0 });
-        // The library's matrices are column-major, so it computes the transpose: bᵀ aᵀ.
         // SAFETY: operands and result lie in their memory, which the caller ordered; alpha and beta are read
         // before the call returns.
         let done = unsafe {
             result::gemm_ex(
                 self.handle,
-                operation(b),
-                operation(a),
-                int(n)?,
-                int(m)?,
-                int(k)?,
+                operation(by.transposed[0]),
+                operation(by.transposed[1]),
+                int(by.sizes[0])?,
+                int(by.sizes[1])?,
+                int(by.sizes[2])?,
                 (&raw const one).cast(),
                 address(&b.place),
                 element(&b.place),
-                int(if b.transposed { k } else { n })?,
+                int(by.strides[0])?,
                 address(&a.place),
                 element(&a.place),
-                int(if a.transposed { m } else { k })?,
+                int(by.strides[1])?,
                 (&raw const beta).cast(),
                 address(into).cast_mut(),
                 element(into),
-                int(n)?,
+                int(by.strides[2])?,
                 sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
                 sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )
@@ -92,8 +92,29 @@ impl Drop for Blas {
     }
 }
 
-fn operation(operand: &Operand<'_, Memory>) -> sys::cublasOperation_t {
-    match operand.transposed {
+/// A product as a library sees it whose matrices are column-major: it computes the transpose, `bᵀ aᵀ`.
+struct ColumnMajor {
+    /// Whether it transposes `b` and `a`.
+    transposed: [bool; 2],
+    /// Its m, n and k.
+    sizes: [usize; 3],
+    /// How far apart the columns of `b`, `a` and the result lie.
+    strides: [usize; 3],
+}
+
+impl ColumnMajor {
+    fn of<M>(product: &Product<'_, M>) -> Self {
+        let Product { m, n, k, ref a, ref b, .. } = *product;
+        Self {
+            transposed: [b.transposed, a.transposed],
+            sizes: [n, m, k],
+            strides: [if b.transposed { k } else { n }, if a.transposed { m } else { k }, n],
+        }
+    }
+}
+
+fn operation(transposed: bool) -> sys::cublasOperation_t {
+    match transposed {
         true => sys::cublasOperation_t::CUBLAS_OP_T,
         false => sys::cublasOperation_t::CUBLAS_OP_N,
     }
@@ -107,5 +128,61 @@ fn element(place: &Place<'_, Memory>) -> sys::cudaDataType {
     match place.element {
         Element::F32 => sys::cudaDataType::CUDA_R_32F,
         Element::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::Operand;
+    use super::*;
+
+    /// `op(a) op(b)` as BLAS defines it, column by column.
+    fn gemm(by: &ColumnMajor, a: &[f64], b: &[f64]) -> Vec<f64> {
+        let [m, n, k] = by.sizes;
+        let at = |x: &[f64], which: usize, row: usize, column: usize| {
+            let (row, column) = if by.transposed[which] { (column, row) } else { (row, column) };
+            assert!(row < by.strides[which], "outside of a column");
+            x[row + column * by.strides[which]]
+        };
+        let mut c = vec![0.0; by.strides[2] * n];
+        for j in 0..n {
+            for i in 0..m {
+                let each = (0..k).map(|l| at(a, 0, i, l) * at(b, 1, l, j));
+                c[i + j * by.strides[2]] = each.sum();
+            }
+        }
+        c
+    }
+
+    #[test]
+    fn the_library_computes_what_is_asked() {
+        let (m, n, k) = (2, 3, 4);
+        let matrix = |len: usize| (0..len).map(|i| (i * i % 7) as f64).collect::<Vec<_>>();
+        let (a, b) = (matrix(m * k), matrix(k * n));
+        for transposed in [(false, false), (false, true), (true, false), (true, true)] {
+            let place = || Place { memory: &(), start: 0, element: Element::F32 };
+            let product = Product {
+                m,
+                n,
+                k,
+                a: Operand { place: place(), transposed: transposed.0 },
+                b: Operand { place: place(), transposed: transposed.1 },
+                into: place(),
+                add: false,
+            };
+            let row_major = |i, l, rows, columns, is_transposed: bool| {
+                if is_transposed { l * rows + i } else { i * columns + l }
+            };
+            let mut expected = vec![0.0; m * n];
+            for i in 0..m {
+                for j in 0..n {
+                    for l in 0..k {
+                        expected[i * n + j] += a[row_major(i, l, m, k, transposed.0)]
+                            * b[row_major(l, j, k, n, transposed.1)];
+                    }
+                }
+            }
+            assert_eq!(gemm(&ColumnMajor::of(&product), &b, &a), expected, "{transposed:?}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::kernels::reference::{Reference, Tensor};
 use crate::kernels::{Kernels, Mask};
 
 /// `[samples, context, heads, features per head]`
-const ATTENTIONS: [[usize; 4]; 9] = [
+const ATTENTIONS: [[usize; 4]; 11] = [
     [1, 1, 1, 1],
     [3, 1, 2, 5],
     [2, 7, 3, 4],
@@ -17,6 +17,8 @@ const ATTENTIONS: [[usize; 4]; 9] = [
     [2, 64, 4, 8],
     [3, 16, 2, 16],
     [1, 130, 2, 20],
+    [1, 67, 1, 64],
+    [1, 35, 1, 70],
     [5, 130, 2, 3],
 ];
 

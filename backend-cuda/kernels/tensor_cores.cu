@@ -1,0 +1,248 @@
+// Attention on tensor cores, for bf16 and heads of up to 64 features: products of 16 x 8 x 16, sums in f32.
+//
+// A block has 64 rows of one head, 16 to a warp, and walks over the others by tiles of 64. Matrices lie in
+// shared memory with the index that products sum over last, so some tiles are there twice, once transposed.
+//
+// In a warp lane 4 r + c holds of each 8 columns of a result the columns 2 c and 2 c + 1, in the rows r and r + 8.
+
+typedef unsigned short u16;
+
+#define TILE 64
+#define PITCH 72 // a row of a tile: what lanes read together lies in different banks
+#define GROUPS 8 // of 8 columns
+
+#ifndef EMULATED
+// c += a b
+__device__ void mma(float* c, const unsigned* a, const unsigned* b) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
+
+__device__ unsigned pair(const u16* x) { return *(const unsigned*)x; }
+
+__device__ unsigned pack(float low, float high) {
+    T x[2];
+    put(x, 0, low);
+    put(x, 1, high);
+    return x[0].bits | (unsigned)x[1].bits << 16;
+}
+
+__device__ float quad_sum(float x) {
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+
+__device__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+
+// Rows first .. first + TILE of one head, or their transpose; zeros where there is nothing.
+__device__ void load_tile(u16* into, bool is_transposed, const T* from, i64 row_step, int first, int context,
+                          int dim) {
+    for (int i = threadIdx.x; i < TILE * TILE; i += blockDim.x) {
+        int row = i / TILE, d = i % TILE;
+        bool is_there = first + row < context && d < dim;
+        u16 bits = is_there ? from[(first + row) * row_step + d].bits : 0;
+        into[is_transposed ? d * PITCH + row : row * PITCH + d] = bits;
+    }
+}
+
+// The operand for 8 columns of a result, whose index is the row of the tile.
+__device__ void multiply_column(float* c, const unsigned* a, const u16* b, int group, int k) {
+    const u16* at = b + (group * 8 + lane() / 4) * PITCH + k * 16 + lane() % 4 * 2;
+    unsigned right[2] = {pair(at), pair(at + 8)};
+    mma(c, a, right);
+}
+
+// c = a b^T, for the 16 rows of this warp in a.
+__device__ void multiply(float c[GROUPS][4], const u16* a, const u16* b) {
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++)
+        for (int i = 0; i < 4; i++) c[group][i] = 0.0f;
+    const u16* rows = a + (warp() * 16 + lane() / 4) * PITCH + lane() % 4 * 2;
+#pragma unroll
+    for (int k = 0; k < TILE / 16; k++) {
+        const u16 *upper = rows + k * 16, *lower = upper + 8 * PITCH;
+        unsigned left[4] = {pair(upper), pair(lower), pair(upper + 8), pair(lower + 8)};
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) multiply_column(c[group], left, b, group, k);
+    }
+}
+
+// c += a b^T, for a that this warp holds as a result.
+__device__ void add_product(float c[GROUPS][4], const float a[GROUPS][4], const u16* b) {
+#pragma unroll
+    for (int k = 0; k < TILE / 16; k++) {
+        const float *first = a[2 * k], *second = a[2 * k + 1];
+        unsigned left[4] = {pack(first[0], first[1]), pack(first[2], first[3]), pack(second[0], second[1]),
+                            pack(second[2], second[3])};
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) multiply_column(c[group], left, b, group, k);
+    }
+}
+
+// The rows of this warp that lie before `context`, from a result.
+__device__ void store_tile(T* to, i64 row_step, const float c[GROUPS][4], const float* scales, int row, int context,
+                           int dim) {
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int d = group * 8 + lane() % 4 * 2 + i;
+                if (row + 8 * half < context && d < dim)
+                    put(to, (row + 8 * half) * row_step + d, scales[half] * c[group][2 * half + i]);
+            }
+}
+
+GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, const unsigned* lengths, int context, int heads,
+                       int dim, float scale) {
+    extern __shared__ float shared[];
+    u16 *q = (u16*)shared, *k = q + TILE * PITCH, *v_t = k + TILE * PITCH;
+    int hidden = heads * dim, sample = blockIdx.y / heads, head = blockIdx.y % heads;
+    i64 rows = (i64)sample * context;
+    const T* from = qkv + rows * 3 * hidden + head * dim;
+    int first = (gridDim.x - 1 - blockIdx.x) * TILE; // the longest rows begin first
+    int row = first + warp() * 16 + lane() / 4;
+    load_tile(q, false, from, 3 * hidden, first, context, dim);
+    int end = min(n_keys(lengths, sample, first + TILE - 1), context);
+    float sums[GROUPS][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {};
+    for (int start = 0; start < end; start += TILE) {
+        __syncthreads();
+        load_tile(k, false, from + hidden, 3 * hidden, start, context, dim);
+        load_tile(v_t, true, from + 2 * hidden, 3 * hidden, start, context, dim);
+        __syncthreads();
+        float p[GROUPS][4];
+        multiply(p, q, k);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int n = min(n_keys(lengths, sample, row + 8 * half), context);
+            // Every row sees the first key of every tile it comes to.
+            float higher = top[half], sum = 0.0f;
+#pragma unroll
+            for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    bool is_seen = start + group * 8 + lane() % 4 * 2 + i < n;
+                    float* x = &p[group][2 * half + i];
+                    *x = is_seen ? scale * *x : -INFINITY;
+                    higher = fmaxf(higher, *x);
+                }
+            higher = quad_max(higher);
+            float shrink = expf(top[half] - higher);
+#pragma unroll
+            for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float* x = &p[group][2 * half + i];
+                    sum += *x = expf(*x - higher);
+                    sums[group][2 * half + i] *= shrink;
+                }
+            top[half] = higher;
+            total[half] = total[half] * shrink + quad_sum(sum);
+        }
+        add_product(sums, p, v_t);
+    }
+    float scales[2] = {1.0f / total[0], 1.0f / total[1]};
+    store_tile(out + rows * hidden + head * dim, hidden, sums, scales, row, context, dim);
+    for (int half = 0; half < 2; half++)
+        if (lane() % 4 == 0 && row + 8 * half < context)
+            log_sum[(rows + row + 8 * half) * heads + head] = top[half] + logf(total[half]);
+}
+
+// The gradient of the queries: 64 queries, tiles of keys.
+GLOBAL tiled_attention_dq(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
+                          const unsigned* lengths, int context, int heads, int dim, float scale) {
+    extern __shared__ float shared[];
+    u16 *q = (u16*)shared, *d = q + TILE * PITCH, *k = d + TILE * PITCH, *k_t = k + TILE * PITCH,
+        *v = k_t + TILE * PITCH;
+    int hidden = heads * dim, sample = blockIdx.y / heads, head = blockIdx.y % heads;
+    i64 rows = (i64)sample * context;
+    const T* from = qkv + rows * 3 * hidden + head * dim;
+    int first = (gridDim.x - 1 - blockIdx.x) * TILE, row = first + warp() * 16 + lane() / 4;
+    load_tile(q, false, from, 3 * hidden, first, context, dim);
+    load_tile(d, false, dy + rows * hidden + head * dim, hidden, first, context, dim);
+    int end = min(n_keys(lengths, sample, first + TILE - 1), context);
+    float sums[GROUPS][4] = {};
+    for (int start = 0; start < end; start += TILE) {
+        __syncthreads();
+        load_tile(k, false, from + hidden, 3 * hidden, start, context, dim);
+        load_tile(k_t, true, from + hidden, 3 * hidden, start, context, dim);
+        load_tile(v, false, from + 2 * hidden, 3 * hidden, start, context, dim);
+        __syncthreads();
+        float s[GROUPS][4], dp[GROUPS][4];
+        multiply(s, q, k);
+        multiply(dp, d, v);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int query = row + 8 * half;
+            int n = query < context ? min(n_keys(lengths, sample, query), context) : 0;
+            i64 at = (rows + min(query, context - 1)) * heads + head;
+#pragma unroll
+            for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    bool is_seen = start + group * 8 + lane() % 4 * 2 + i < n;
+                    float* x = &s[group][2 * half + i];
+                    *x = is_seen ? expf(scale * *x - log_sum[at]) * (dp[group][2 * half + i] - delta[at]) : 0.0f;
+                }
+        }
+        add_product(sums, s, k_t);
+    }
+    float scales[2] = {scale, scale};
+    store_tile(d_qkv + rows * 3 * hidden + head * dim, 3 * hidden, sums, scales, row, context, dim);
+}
+
+// The gradients of keys and values: 64 keys, tiles of queries. Scores are transposed: a row to a key.
+GLOBAL tiled_attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
+                           const unsigned* lengths, int context, int heads, int dim, float scale) {
+    extern __shared__ float shared[];
+    u16 *k = (u16*)shared, *v = k + TILE * PITCH, *q = v + TILE * PITCH, *q_t = q + TILE * PITCH,
+        *d = q_t + TILE * PITCH, *d_t = d + TILE * PITCH;
+    int hidden = heads * dim, sample = blockIdx.y / heads, head = blockIdx.y % heads;
+    i64 rows = (i64)sample * context;
+    const T *from = qkv + rows * 3 * hidden + head * dim, *dy_from = dy + rows * hidden + head * dim;
+    int first = blockIdx.x * TILE, row = first + warp() * 16 + lane() / 4;
+    load_tile(k, false, from + hidden, 3 * hidden, first, context, dim);
+    load_tile(v, false, from + 2 * hidden, 3 * hidden, first, context, dim);
+    float dk[GROUPS][4] = {}, dv[GROUPS][4] = {};
+    // Keys that no row sees have no gradient; without lengths earlier rows see none of these.
+    int end = lengths && first >= (int)lengths[sample] ? 0 : context;
+    for (int start = lengths ? 0 : first; start < end; start += TILE) {
+        __syncthreads();
+        load_tile(q, false, from, 3 * hidden, start, context, dim);
+        load_tile(q_t, true, from, 3 * hidden, start, context, dim);
+        load_tile(d, false, dy_from, hidden, start, context, dim);
+        load_tile(d_t, true, dy_from, hidden, start, context, dim);
+        __syncthreads();
+        float p[GROUPS][4], ds[GROUPS][4];
+        multiply(p, k, q);
+        multiply(ds, v, d);
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int query = start + group * 8 + lane() % 4 * 2 + i;
+                i64 at = (rows + min(query, context - 1)) * heads + head;
+                int n = query < context ? n_keys(lengths, sample, query) : 0;
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    float *x = &p[group][2 * half + i], *dx = &ds[group][2 * half + i];
+                    *x = row + 8 * half < n ? expf(scale * *x - log_sum[at]) : 0.0f;
+                    *dx = *x > 0.0f ? *x * (*dx - delta[at]) : 0.0f;
+                }
+            }
+        add_product(dk, ds, q_t);
+        add_product(dv, p, d_t);
+    }
+    float scales[2] = {scale, scale}, ones[2] = {1.0f, 1.0f};
+    T* to = d_qkv + rows * 3 * hidden + head * dim;
+    store_tile(to + hidden, 3 * hidden, dk, scales, row, context, dim);
+    store_tile(to + 2 * hidden, 3 * hidden, dv, ones, row, context, dim);
+}

@@ -1,0 +1,109 @@
+//! Tensors beyond what an adapter binds at once, and beyond what it holds at all.
+
+use chimera_backend_wgpu::{Options, Wgpu, adapters};
+use chimera_core::kernels::{DeviceError, Kernels, Layout};
+
+/// GPT-2's table of tokens: 147 MiB, where software Vulkan binds 128 at once.
+const TABLE: [usize; 2] = [50_257, 768];
+
+fn open() -> Wgpu {
+    let adapters = adapters();
+    let adapter = adapters.first().expect("an adapter; Debian has one in mesa-vulkan-drivers");
+    adapter.open(Options { poison: true, ..Options::default() }).expect("it opens")
+}
+
+/// Small numbers that sums of f32 have exactly.
+fn values(n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 % 61) as f32 - 30.0) / 64.0).collect()
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// The table is looked up, multiplied from both sides, and summed into.
+#[test]
+fn a_table_larger_than_a_binding_serves_every_layer() {
+    let k = open();
+    let [vocab, hidden] = TABLE;
+    let data = values(vocab * hidden);
+    let row = |r: usize| &data[r * hidden..][..hidden];
+    let table = k.upload(&TABLE, &data).unwrap();
+    let ids = [0u32, 50_256, 25_000, 45_000, 50_256];
+
+    let positions = k.zeros(&[5, hidden]).unwrap();
+    let found = k.embedding(&ids, 5, &table, &positions).unwrap();
+    let found = k.download(&found).unwrap();
+    for (found, id) in found.chunks(hidden).zip(ids) {
+        assert!(found == row(id as usize), "row {id}");
+    }
+
+    let x = k.upload(&[1, hidden], row(7)).unwrap();
+    let logits = k.linear(&x, &table, Layout::OutIn, None, None).unwrap();
+    let logits = k.download(&logits).unwrap();
+    assert!((0..vocab).all(|r| (logits[r] - dot(row(7), row(r))).abs() < 1e-3));
+
+    // The rows of one, and of all, are added up.
+    let one: Vec<f32> = (0..vocab).map(|r| f32::from(u8::from(r == 50_000))).collect();
+    let one = k.upload(&[1, vocab], &one).unwrap();
+    let picked = k.linear(&one, &table, Layout::InOut, None, None).unwrap();
+    assert!(k.download(&picked).unwrap() == row(50_000));
+    let back = k.linear_dx(&one, &table, Layout::OutIn).unwrap();
+    assert!(k.download(&back).unwrap() == row(50_000));
+
+    let mut sum = k.upload(&TABLE, &data).unwrap();
+    k.linear_dw(&x, &one, Layout::OutIn, &mut sum, None).unwrap();
+    let [mut d_positions, dy] = [(); 2].map(|()| k.zeros(&[5, hidden]).unwrap());
+    k.embedding_dw(&ids, 5, &dy, &mut sum, &mut d_positions).unwrap();
+    k.accumulate(&mut sum, &table).unwrap();
+    let sum = k.download(&sum).unwrap();
+    for r in [0, 1, 25_000, 49_999, 50_000, 50_256] {
+        let added = |i: usize| if r == 50_000 { row(7)[i] } else { 0.0 };
+        assert!((0..hidden).all(|i| sum[r * hidden + i] == 2.0 * row(r)[i] + added(i)), "row {r}");
+    }
+
+    let norm = k.download(&k.squared_norm(&table).unwrap()).unwrap()[0];
+    let expected: f64 = data.iter().map(|x| f64::from(x * x)).sum();
+    assert!((f64::from(norm) / expected - 1.0).abs() < 1e-5, "{norm} instead of {expected}");
+}
+
+#[test]
+fn a_tensor_that_no_memory_holds_is_out_of_memory() {
+    let k = open();
+    for shape in [&[1 << 20, 1 << 20][..], &[usize::MAX, 2]] {
+        match k.zeros(shape) {
+            Err(DeviceError::OutOfMemory { what, asked_bytes, .. }) => {
+                assert!(what.contains("zeros") && asked_bytes >= 1 << 42, "{what} {asked_bytes}");
+            }
+            other => panic!("{shape:?}: {other:?}"),
+        }
+    }
+    // And the device goes on.
+    let one = k.upload(&[1], &[1.0]).unwrap();
+    assert_eq!(k.download(&one).unwrap(), [1.0]);
+}
+
+#[test]
+fn a_row_that_cannot_be_bound_is_named() {
+    let adapter = adapters().into_iter().next().expect("an adapter");
+    let options = Options { max_binding: Some(1 << 10), ..Options::default() };
+    let k = adapter.open(options).expect("it opens");
+    let [x, gain] = [k.zeros(&[2, 300]).unwrap(), k.zeros(&[300]).unwrap()];
+    let refusal = k.layer_norm(&x, &gain, &gain, 1e-5).unwrap_err().to_string();
+    assert!(
+        refusal.contains("layer_norm failed") && refusal.contains("row(s) of 300"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn nothing_is_no_error() {
+    let k = open();
+    let mut nothing = k.zeros(&[0]).unwrap();
+    let other = k.upload(&[0], &[]).unwrap();
+    k.accumulate(&mut nothing, &other).unwrap();
+    assert!(k.download(&nothing).unwrap().is_empty());
+    assert_eq!(k.download(&k.squared_norm(&nothing).unwrap()).unwrap(), [0.0]);
+    let none = k.embedding(&[], 4, &k.zeros(&[3, 2]).unwrap(), &k.zeros(&[4, 2]).unwrap()).unwrap();
+    assert_eq!(k.shape(&none), [0, 2]);
+}

@@ -1,0 +1,208 @@
+//! Devices that are open, with the kernels of each.
+
+use anyhow::{Result, bail, ensure};
+use chimera_backend_cuda::Candle;
+#[cfg(feature = "cuda")]
+use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
+#[cfg(feature = "wgpu")]
+use chimera_backend_wgpu::Wgpu;
+use chimera_core::kernels::Kernels;
+
+#[cfg(feature = "cuda")]
+use super::cuda;
+#[cfg(feature = "wgpu")]
+use super::wgpu;
+use super::{Device, Precision};
+
+/// A device that is open. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    /// With its number.
+    device: Device,
+    kernels: Backend,
+}
+
+#[derive(Clone, Debug)]
+enum Backend {
+    Candle(Candle),
+    #[cfg(feature = "cuda")]
+    Cuda(Gpu<Cuda>),
+    #[cfg(feature = "wgpu")]
+    Wgpu(Wgpu),
+}
+
+/// What devices that count have done and used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// Times that the host waited for a device.
+    pub n_waits: u64,
+    /// The most bytes in use on a device so far.
+    pub peak_bytes: u64,
+    /// Bytes that all devices hold for use, so that they need not be allocated.
+    pub reserved_bytes: u64,
+}
+
+/// What is done on a device, whatever its kernels are.
+pub trait Compute {
+    /// What comes of it.
+    type Output;
+
+    /// Does it, with the kernels of each rank: at least one.
+    fn on<K: Kernels>(self, by_rank: &[K]) -> Self::Output;
+}
+
+impl Opened {
+    /// The device in words.
+    pub fn name(&self) -> String {
+        match &self.kernels {
+            Backend::Candle(kernels) => kernels.device(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(kernels) => kernels.device(),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(kernels) => kernels.device(),
+        }
+    }
+
+    /// Whether its tensors lie in the host's memory, which is then what can run out.
+    pub fn is_host(&self) -> bool {
+        self.device == Device::Cpu
+    }
+
+    /// Does `compute` on it.
+    pub fn run<C: Compute>(&self, compute: C) -> C::Output {
+        match &self.kernels {
+            Backend::Candle(kernels) => compute.on(std::slice::from_ref(kernels)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(kernels) => compute.on(std::slice::from_ref(kernels)),
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(kernels) => compute.on(std::slice::from_ref(kernels)),
+        }
+    }
+}
+
+/// The devices of some ranks of this process, open.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    by_rank: Vec<Opened>,
+}
+
+impl Devices {
+    /// Opens the devices of `width` groups whose workers have `devices`. Ranks of one device share it, but
+    /// each has its own stream of a GPU of CUDA.
+    pub fn open(devices: &[Device], width: usize, precision: Precision) -> Result<Devices> {
+        let mut by_rank: Vec<Opened> = Vec::new();
+        for (rank, device) in std::iter::repeat_n(devices, width).flatten().enumerate() {
+            let device = numbered(*device, rank)?;
+            let is_shared = !matches!(device, Device::Cuda(_));
+            let found = by_rank.iter().find(|opened| is_shared && opened.device == device);
+            let found = found.cloned();
+            by_rank.push(found.map_or_else(|| open(device, precision), Ok)?);
+        }
+        Ok(Devices { by_rank })
+    }
+
+    /// Does `compute` on all of them.
+    ///
+    /// # Errors
+    /// If their tensors cannot be exchanged.
+    pub fn run<C: Compute>(&self, compute: C) -> Result<C::Output> {
+        #[cfg(feature = "cuda")]
+        if let Some(gpus) = self.cuda() {
+            return Ok(compute.on(&gpus));
+        }
+        let Some(device) = self.one() else {
+            bail!(
+                "workers on several kinds of devices cannot exchange tensors: choose one for all"
+            );
+        };
+        Ok(device.run(compute))
+    }
+
+    /// The same devices, which fill memory with what is no number before it is written, if they can.
+    pub fn poisoned(&self) -> Devices {
+        let poisoned = |opened: &Opened| Opened {
+            device: opened.device,
+            kernels: match opened.kernels.clone() {
+                #[cfg(feature = "cuda")]
+                Backend::Cuda(kernels) => Backend::Cuda(kernels.poisoned()),
+                other => other,
+            },
+        };
+        Devices { by_rank: self.by_rank.iter().map(poisoned).collect() }
+    }
+
+    /// What all have done and used, if they count.
+    #[cfg(feature = "cuda")]
+    pub fn usage(&self) -> Option<Usage> {
+        let mut all = Usage::default();
+        let mut devices: Vec<Device> = Vec::new();
+        for (gpu, opened) in self.cuda()?.iter().zip(&self.by_rank) {
+            let usage = gpu.driver().usage().ok()?;
+            all.n_waits += usage.n_waits;
+            all.peak_bytes = all.peak_bytes.max(usage.peak_bytes);
+            if !devices.contains(&opened.device) {
+                devices.push(opened.device);
+                all.reserved_bytes += usage.reserved_bytes;
+            }
+        }
+        Some(all)
+    }
+
+    /// What all have done and used, if they count.
+    #[cfg(not(feature = "cuda"))]
+    pub fn usage(&self) -> Option<Usage> {
+        None
+    }
+
+    /// The streams of all ranks, if all are of CUDA.
+    #[cfg(feature = "cuda")]
+    fn cuda(&self) -> Option<Vec<Gpu<Cuda>>> {
+        let gpu = |opened: &Opened| match &opened.kernels {
+            Backend::Cuda(gpu) => Some(gpu.clone()),
+            _ => None,
+        };
+        self.by_rank.iter().map(gpu).collect()
+    }
+
+    /// The device of all ranks, if it is one.
+    pub fn one(&self) -> Option<&Opened> {
+        let first = self.by_rank.first()?;
+        self.by_rank.iter().all(|opened| opened.device == first.device).then_some(first)
+    }
+
+    /// That of each rank.
+    pub fn by_rank(&self) -> &[Opened] {
+        &self.by_rank
+    }
+}
+
+/// `device` with the number that this rank takes.
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "wgpu")),
+    expect(unused_variables, reason = "the CPU has no number")
+)]
+fn numbered(device: Device, rank: usize) -> Result<Device> {
+    Ok(match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(None) => Device::Cuda(Some(rank % cuda::devices()?.len())),
+        #[cfg(feature = "wgpu")]
+        Device::Wgpu(None) => Device::Wgpu(Some(rank % wgpu::adapters()?.len())),
+        other => other,
+    })
+}
+
+fn open(device: Device, precision: Precision) -> Result<Opened> {
+    device.is_built()?;
+    ensure!(
+        precision == Precision::F32 || matches!(device, Device::Cuda(_)),
+        "precision bf16 is for CUDA alone, not for device `{device}`: choose f32"
+    );
+    let kernels = match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(number) => Backend::Cuda(cuda::open(number.unwrap_or(0), precision)?),
+        #[cfg(feature = "wgpu")]
+        Device::Wgpu(number) => Backend::Wgpu(wgpu::open(number.unwrap_or(0))?),
+        _ => Backend::Candle(Candle::cpu()),
+    };
+    Ok(Opened { device, kernels })
+}

@@ -1,0 +1,57 @@
+//! The portable backend: matrix products and an MLP on an adapter, and tokens per second of training there
+//! beside the CPU.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::bench::{median, sources};
+use crate::command::{cargo, read, run as run_command};
+use crate::wgpu;
+
+/// A model that software trains in seconds.
+const SHAPE: &str = "--layers 4 --hidden 128 --heads 4 --context 128 --vocab 256 --micro-batches 4 \
+                     --micro-batch-size 2 --depth 4 --schedule chimera --threads 1";
+/// Steps at the start that are not measured.
+const WARM_UP: usize = 2;
+
+/// What to measure.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Number of the adapter, as `chimera devices` lists them
+    #[arg(long, default_value_t = 0)]
+    adapter: usize,
+    /// Optimizer steps of a training; the first two are not measured
+    #[arg(long, value_name = "COUNT", default_value_t = 6, value_parser = clap::value_parser!(u16).range(4..))]
+    steps: u16,
+}
+
+/// Measures and prints.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    wgpu::needs()?;
+    let number = args.adapter.to_string();
+    let example = ["run", "--release", "--package", "chimera-backend-wgpu", "--example", "speed"];
+    run_command(cargo(example).args(["--", &number]))?;
+    for device in ["cpu".to_owned(), format!("wgpu:{number}")] {
+        println!("training on {device}: {:.0} tokens/s", train(&device, args.steps)?);
+    }
+    Ok(())
+}
+
+/// Tokens per second of a pipeline of four workers.
+fn train(device: &str, steps: u16) -> Result<f64> {
+    let folder = tempfile::tempdir()?;
+    let (data, metrics) = (sources(folder.path())?, folder.path().join("metrics.jsonl"));
+    let mut command = cargo(["run", "--release", "--package", "chimera", "--features", "wgpu"]);
+    command.args(["--", "train"]).args(SHAPE.split_whitespace());
+    command.args(["--device", device, "--steps", &steps.to_string()]);
+    command.arg("--data").arg(data).arg("--metrics").arg(&metrics);
+    read(command.arg("--out").arg(folder.path().join("run")))?;
+    let lines = fs::read_to_string(&metrics).context("reading the metrics")?;
+    let rates = lines.lines().skip(WARM_UP).map(|line| {
+        let step: Value = serde_json::from_str(line).context("a line of metrics")?;
+        step["tokens_per_s"].as_f64().context("a line of metrics without tokens_per_s")
+    });
+    Ok(median(rates.collect::<Result<_>>()?))
+}
