@@ -71,6 +71,7 @@ fn ranks_train_as_threads_do_to_the_bit() {
         "--schedule dapple --depth 2",
         "--schedule dapple --depth 2 --width 2",
         "--schedule chimera --depth 2 --width 2 --tied",
+        "--schedule chimera --depth 2 --width 2 --shard-optimizer --check-replicas 2",
         "--schedule chimera --depth 4 --pipes 2 --eval-every 2",
         "--schedule chimera --depth 4 --pipes 4",
         "--schedule chimera --depth 4 --pipes 4 --width 2",
@@ -174,7 +175,7 @@ fn pid_of(rank: usize, out: &Path) -> u32 {
 fn a_killed_rank_is_named_by_all_others() {
     let is_mpich = std::env::var("MPIRUN").is_ok_and(|launcher| launcher.contains("mpiexec"));
     if is_mpich {
-        return; // Hydra kills the others before they can say anything
+        return; // its launcher kills the others before they can say anything
     }
     for (victim, n_steps) in [(0usize, 3), (1, 2), (3, 7)] {
         let folder = folder();

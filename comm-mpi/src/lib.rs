@@ -200,10 +200,11 @@ impl Mpi {
                     return Err(CommError::Lost { from: *dead, what });
                 }
             }
-            if Instant::now() >= deadline {
+            let progress = shared.progress();
+            if progress != Progress::Moved && Instant::now() >= deadline {
                 return Err(CommError::Timeout { from, what: what(), waited: began.elapsed() });
             }
-            rest.after(shared.progress());
+            rest.after(progress);
         }
     }
 }

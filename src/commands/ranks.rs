@@ -113,7 +113,8 @@ fn as_rank(
         .map_err(anyhow::Error::from)
         .and_then(|checkpoint| resume(&mut run, checkpoint, &say_if_lead));
     together(mpi, resumed)?;
-    run.agree(mpi)?;
+    let agreed = run.agree(mpi).map_err(anyhow::Error::from);
+    together(mpi, agreed)?;
     if run.first_step() == run.config().steps {
         say_if_lead("nothing is left to train: raise --steps to go on");
         return Ok(());
@@ -173,7 +174,8 @@ fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
     mpi.abort(&fault);
     note(me, &fault, known);
     // If the lead is gone, whoever noticed speaks for it.
-    if me == LEAD || fault.peer == Some(LEAD) && fault.rank == me {
+    let is_lead_gone = matches!(fault.class, Class::PeerLost | Class::Timeout);
+    if me == LEAD || is_lead_gone && fault.peer == Some(LEAD) && fault.rank == me {
         eprintln!("error: {error:#}");
     }
     let code = fault.class.code();
