@@ -27,6 +27,8 @@ mod schedule;
 mod shell;
 #[path = "cli/simulate.rs"]
 mod simulate;
+#[path = "cli/slurm.rs"]
+mod slurm;
 #[path = "cli/top.rs"]
 mod top;
 #[path = "cli/tutorial.rs"]

@@ -27,6 +27,7 @@ mod schedule;
 mod selftest;
 mod shell;
 mod simulate;
+mod slurm;
 mod top;
 mod train;
 
@@ -61,6 +62,7 @@ enum Command {
     Checkpoint(checkpoint::Checkpoint),
     #[command(subcommand)]
     Comm(comm::CommCommand),
+    Slurm(slurm::Slurm),
     Devices(devices::Devices),
     Selftest(selftest::Selftest),
     Completions(shell::Completions),
@@ -82,6 +84,7 @@ impl Cli {
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
             Command::Comm(comm) => comm.run(),
+            Command::Slurm(slurm) => slurm.run(),
             Command::Devices(devices) => devices.run(),
             Command::Selftest(selftest) => selftest.run(),
             Command::Completions(completions) => completions.run(),

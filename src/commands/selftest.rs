@@ -18,7 +18,7 @@ use super::print;
 /// worker on the CPU (1e-4, 1e-2). It needs this program and the device alone.
 #[derive(Args)]
 pub(crate) struct Selftest {
-    /// The device: cpu, cuda[:N] or wgpu[:N]
+    /// The device: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: Device,
     /// Size of what is measured [default: full on CUDA, else small]

@@ -198,7 +198,7 @@ pub struct Settings {
     /// the weights to the others [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub shard_optimizer: Option<bool>,
-    /// Where to compute: cpu, cuda[:N], wgpu[:N]; or a list with one for each worker [default: cpu]
+    /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N; or a list with one for each worker [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     /// Numbers of activations: f32, or on CUDA bf16, with weights and sums in f32 [default: f32]

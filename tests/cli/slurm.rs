@@ -1,0 +1,42 @@
+//! `chimera slurm`: a batch script.
+
+use std::fs::write;
+use std::process::Command;
+
+use crate::command::{chimera, folder};
+
+#[test]
+fn a_script_starts_stops_and_goes_on() {
+    let folder = folder();
+    let config = folder.path().join("it's mine.toml");
+    let settings = "depth = 4\nwidth = 2\nthreads = 3\nout = \"run\"\nsave-every = 100\n";
+    write(&config, settings).expect("settings");
+    let ran = chimera(&format!(
+        "slurm \"{}\" --nodes 2 --time 1-00:00:00 --gpus-per-rank 1",
+        config.display()
+    ));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let place = format!("{}/", folder.path().display());
+    insta::assert_snapshot!(ran.stdout.replace(&place, ""));
+    let script = folder.path().join("job.sh");
+    write(&script, &ran.stdout).expect("a script");
+    let checked = Command::new("sh").arg("-n").arg(&script).status().expect("sh");
+    assert!(checked.success());
+}
+
+#[test]
+fn what_cannot_be_queued_again_is_refused() {
+    let folder = folder();
+    let config = folder.path().join("run.toml");
+    for (settings, options, said) in [
+        ("depth = 4\n", "", "must name `out`"),
+        ("out = \"run\"\n", "", "`save-every`"),
+        ("out = \"run\"\nsave-every = 5\n", "--partition \"a b\"", "--partition: letters"),
+        ("out = \"run\"\nsave-every = 5\ndeep = 4\n", "", "unknown key `deep`"),
+    ] {
+        write(&config, settings).expect("settings");
+        let ran = chimera(&format!("slurm {} {options}", config.display()));
+        assert_eq!(ran.code, Some(2), "{settings}");
+        assert!(ran.stderr.contains(said), "{}", ran.stderr);
+    }
+}
