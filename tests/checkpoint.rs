@@ -3,6 +3,8 @@
 
 #[path = "checkpoint/broken.rs"]
 mod broken;
+#[path = "checkpoint/foreign.rs"]
+mod foreign;
 #[path = "checkpoint/kill.rs"]
 mod kill;
 #[path = "checkpoint/resume.rs"]

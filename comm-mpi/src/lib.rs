@@ -129,24 +129,22 @@ impl Mpi {
         let mut rest = Rest::before(64, 256, Duration::from_micros(50));
         loop {
             let progress = self.shared.progress();
-            let is_idle = self.shared.is_idle();
-            {
+            let (missing, dead) = {
                 let letters = self.shared.letters();
                 let has_left =
                     |rank: &Rank| letters.gone.contains(rank) || letters.dead.contains(rank);
-                let missing = self.others().find(|rank| !has_left(rank));
-                let (dead, what) = (letters.dead.first(), "its good-bye".to_string());
-                match dead {
-                    None if missing.is_none() && is_idle => return Ok(()),
-                    // What was sent to the dead stays under way.
-                    Some(dead) if missing.is_none() => {
-                        return Err(CommError::Lost { from: *dead, what });
-                    }
-                    _ if Instant::now() < deadline => {}
-                    _ => {
-                        let from = missing.unwrap_or(self.me);
-                        return Err(CommError::Timeout { from, what, waited: began.elapsed() });
-                    }
+                (self.others().find(|rank| !has_left(rank)), letters.dead.first().copied())
+            };
+            let what = "its good-bye".to_string();
+            match dead {
+                // Looked at last: nobody who has left asks for an answer any more.
+                None if missing.is_none() && self.shared.is_idle() => return Ok(()),
+                // What was sent to the dead stays under way.
+                Some(from) if missing.is_none() => return Err(CommError::Lost { from, what }),
+                _ if Instant::now() < deadline => {}
+                _ => {
+                    let from = missing.unwrap_or(self.me);
+                    return Err(CommError::Timeout { from, what, waited: began.elapsed() });
                 }
             }
             rest.after(progress);

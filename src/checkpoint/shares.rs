@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use chimera_core::engine::Snapshot;
 use chimera_core::fault::{Class, Fault};
@@ -11,6 +12,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{Manifest, Saver, Shard, State};
+
+/// How often ranks that wait for a save tell each other so.
+const TELL: Duration = Duration::from_secs(1);
 
 /// Gives bytes to every rank and returns those of all, by rank.
 pub type Exchange<'x> = dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'x;
@@ -73,7 +77,7 @@ impl<'s> Shares<'s> {
     /// Publishes the save under way if all have written their parts.
     pub fn poll(&mut self, exchange: &mut Exchange<'_>) -> Result<(), Fault> {
         let Some(mut under_way) = self.under_way.take() else { return Ok(()) };
-        if under_way.writer.as_ref().is_some_and(JoinHandle::is_finished) {
+        if !under_way.is_writing() {
             under_way.join();
         }
         let all: Vec<Status> = self.share(exchange, &under_way.status)?;
@@ -113,12 +117,17 @@ impl<'s> Shares<'s> {
         last.into_iter().next().flatten().transpose()
     }
 
-    /// Waits for the save under way.
-    fn settle(&mut self, exchange: &mut Exchange<'_>) -> Result<(), Fault> {
-        if let Some(under_way) = &mut self.under_way {
-            under_way.join();
+    /// Waits for the save under way, telling each other now and then that it is: no rank takes a slow disk
+    /// for a lost peer.
+    pub fn settle(&mut self, exchange: &mut Exchange<'_>) -> Result<(), Fault> {
+        while let Some(under_way) = &self.under_way {
+            let told = Instant::now();
+            while under_way.is_writing() && told.elapsed() < TELL {
+                thread::sleep(Duration::from_millis(2));
+            }
+            self.poll(exchange)?;
         }
-        self.poll(exchange)
+        Ok(())
     }
 
     fn end(&mut self, state: &State, ended: Result<PathBuf, Fault>) {
@@ -147,6 +156,10 @@ impl<'s> Shares<'s> {
 }
 
 impl UnderWay {
+    fn is_writing(&self) -> bool {
+        self.writer.as_ref().is_some_and(|writer| !writer.is_finished())
+    }
+
     fn join(&mut self) {
         if let Some(writer) = self.writer.take() {
             let died = |_| {

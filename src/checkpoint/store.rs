@@ -82,32 +82,43 @@ impl Store {
     /// # Errors
     /// If there are checkpoints, but none can be used.
     pub fn newest(&self, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>, Unusable> {
+        let (found, newer) = self.search(tell).map_err(|Unusable { path, reason }| {
+            let none = "no checkpoint of this run can be used, and without --resume it must not begin \
+                        again in this folder";
+            Unusable { path, reason: format!("{reason}; {none}") }
+        })?;
+        for folder in newer.iter().filter(|_| found.is_some()) {
+            self.put_aside(folder, tell);
+        }
+        Ok(found)
+    }
+
+    /// The same for who only reads: nothing is put aside.
+    pub fn readable(&self, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>, Unusable> {
+        Ok(self.search(tell)?.0)
+    }
+
+    /// The newest checkpoint that can be used, and the folders of newer ones.
+    fn search(&self, tell: &dyn Fn(&str)) -> Result<(Option<Checkpoint>, Vec<PathBuf>), Unusable> {
         let entries = self.entries().map_err(|e| Unusable::new(&self.folder, e.to_string()))?;
         let mut broken: Option<Unusable> = None;
         let mut newer = Vec::new();
-        for entry in entries.iter().rev().filter(|entry| entry.is_whole) {
+        for entry in entries.into_iter().rev().filter(|entry| entry.is_whole) {
             match Checkpoint::open(&entry.folder) {
-                Ok(checkpoint) => {
-                    for folder in newer {
-                        self.put_aside(folder, tell);
-                    }
-                    return Ok(Some(checkpoint));
-                }
+                Ok(checkpoint) => return Ok((Some(checkpoint), newer)),
                 Err(unusable) => {
                     tell(&format!("cannot be resumed from: {unusable}"));
-                    newer.push(&entry.folder);
+                    newer.push(entry.folder);
                     broken = broken.or(Some(unusable));
                 }
             }
         }
-        match broken {
-            None => Ok(None),
-            Some(Unusable { path, reason }) => {
-                let none = "no checkpoint of this run can be used, and without --resume it must not begin \
-                            again in this folder";
-                Err(Unusable { path, reason: format!("{reason}; {none}") })
-            }
-        }
+        broken.map_or(Ok((None, newer)), Err)
+    }
+
+    /// Where its checkpoints are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Writes a checkpoint: one file for the tensors of each part that has any, then the manifest, of which

@@ -19,7 +19,7 @@ pub(super) fn load(dir: &Path) -> Result<Pretrained> {
     }
     let store = Store::of(dir);
     if !dir.join("config.json").exists() && !store.entries().unwrap_or_default().is_empty() {
-        let newest = store.newest(&|problem| eprintln!("warning: {problem}"))?;
+        let newest = store.readable(&|problem| eprintln!("warning: {problem}"))?;
         let newest = newest.with_context(|| format!("{} holds no checkpoint", dir.display()))?;
         return of_checkpoint(&newest);
     }

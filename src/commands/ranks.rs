@@ -4,6 +4,7 @@
 //! the folder of the run, and concludes. What fails on one rank before the training ends all, before any
 //! writes; what fails later makes that rank's fault the cause of all.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use chimera::checkpoint::{Checkpoint, Store};
 use chimera::core::comm::{Comm, CommError, Host};
+use chimera::core::engine::panicked;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::device::Precision;
@@ -21,7 +23,7 @@ use chimera::settings::Config;
 use chimera::training::{Place, Run, share, write_error};
 
 use super::progress::Say;
-use super::train::{Train, resume, stop_on_signal, warn};
+use super::train::{Train, listen, resume, stop_on_signal, warn};
 use crate::exit;
 
 /// The rank that prints.
@@ -45,7 +47,8 @@ pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     let known = Known::default();
     let (me, lookout, folder) = (mpi.rank(), mpi.lookout(), Arc::clone(&known));
     let stop = stop_on_signal(move || end_if_dead(me, &lookout, &folder))?;
-    let outcome = as_rank(train, config, why, &mut mpi, &stop, &known);
+    let work = AssertUnwindSafe(|| as_rank(train, config, why, &mut mpi, &stop, &known));
+    let outcome = catch_unwind(work).unwrap_or_else(|panic| Err(panicked(me, &*panic).into()));
     let is_failed = |error: &anyhow::Error| fault_of(error, me).class != Class::Requeue;
     let outcome = match outcome {
         Err(error) if is_failed(&error) => Err(error),
@@ -122,10 +125,13 @@ fn as_rank(
     run.save_into(Store::of(&folder), warn);
     run.explain_in(&folder);
 
-    let begun = place.map(|place| place.begin(run.config(), run.first_step())).transpose();
-    match together(mpi, begun)? {
-        Some(mut folder) => {
-            let outcome = train.train(&run, &mut folder, &say, |observe| {
+    let begun = place.map(|place| {
+        let prometheus = listen(run.config())?;
+        Ok((place.begin(run.config(), run.first_step())?, prometheus))
+    });
+    match together(mpi, begun.transpose())? {
+        Some((mut folder, prometheus)) => {
+            let outcome = train.train(&run, &mut folder, prometheus, &say, |observe| {
                 let trained = run.train_as(mpi, stop, observe)?;
                 trained.context("rank 0 got nothing")
             });
@@ -196,9 +202,9 @@ fn end_if_dead(me: Rank, lookout: &Lookout, known: &Known) {
     }
 }
 
-/// Writes the error file of this rank, if the run has a folder.
+/// Writes the error file of this rank, if the run has a folder: once, since the first cause counts.
 fn note(me: Rank, fault: &Fault, known: &Known) {
-    let folder = known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let folder = known.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(also) = folder.and_then(|folder| write_error(&folder, me, fault).err()) {
         eprintln!("{also:#}"); // the error that counts is the first
     }

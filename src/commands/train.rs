@@ -79,12 +79,15 @@ impl Train {
         let checkpoint = place.checkpoint(run.config(), &warn)?;
         resume(&mut run, checkpoint, &|line| say.line(line))?;
         if run.first_step() == run.config().steps {
-            return super::print("nothing is left to train: raise --steps to go on");
+            say.line("nothing is left to train: raise --steps to go on");
+            return Ok(());
         }
         run.save_into(place.store(), warn);
+        let prometheus = listen(run.config())?;
         let mut folder = place.begin(run.config(), run.first_step())?;
         run.explain_in(folder.path());
-        let outcome = self.train(&run, &mut folder, &say, |observe| run.train(&stop, observe));
+        let outcome =
+            self.train(&run, &mut folder, prometheus, &say, |observe| run.train(&stop, observe));
         if let Err(error) = &outcome
             && let Some(fault) = error.downcast_ref::<Fault>()
             && fault.class != Class::Requeue
@@ -101,6 +104,7 @@ impl Train {
         &self,
         run: &Run,
         folder: &mut Folder,
+        prometheus: Option<Prometheus>,
         say: &Say,
         go: impl FnOnce(&mut Observe<'_>) -> Result<Trained>,
     ) -> Result<()> {
@@ -111,10 +115,6 @@ impl Train {
         if let Some(hint) = shared_cores(run) {
             say.line(&hint);
         }
-        let listen = |address| {
-            Prometheus::listen(address).with_context(|| format!("cannot listen at {address}"))
-        };
-        let prometheus = run.config().prometheus.map(listen).transpose()?;
         if let Some(prometheus) = &prometheus {
             say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
         }
@@ -271,6 +271,14 @@ pub(super) type Observe<'o> = dyn FnMut(&StepReport) -> Result<()> + Send + 'o;
 
 pub(super) fn warn(problem: &str) {
     eprintln!("warning: {problem}");
+}
+
+/// Where Prometheus can scrape, if the settings want it.
+pub(super) fn listen(config: &Config) -> Result<Option<Prometheus>> {
+    let listen = |address| {
+        Prometheus::listen(address).with_context(|| format!("cannot listen at {address}"))
+    };
+    config.prometheus.map(listen).transpose()
 }
 
 /// Begins where a checkpoint ends, if there is one, and says so.

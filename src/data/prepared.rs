@@ -70,6 +70,14 @@ impl Prepared {
             match &common {
                 None => common = Some((path, prepared)),
                 Some((first, other)) => {
+                    let is_file = prepared.tokenizer == Kind::File;
+                    if is_file && !same_content(&tokenizer_beside(first), &tokenizer_beside(path)) {
+                        let reason = format!(
+                            "its tokenizer.json is not that of {}: prepare them alike",
+                            first.display()
+                        );
+                        return Err(DataError::Prepared { path: beside(path), reason });
+                    }
                     if (prepared.tokenizer, prepared.vocab) != (other.tokenizer, other.vocab) {
                         let describe = |p: &Prepared| format!("{} ({} ids)", p.name(), p.vocab);
                         let reason = format!(
@@ -161,6 +169,12 @@ impl Prepared {
 /// Where the description of a data file is.
 pub(super) fn beside(data: &Path) -> PathBuf {
     with(data, ".json")
+}
+
+/// Whether two files can be read and hold the same.
+fn same_content(one: &Path, other: &Path) -> bool {
+    let read = |path: &Path| std::fs::read(path).ok();
+    read(one).is_some_and(|content| read(other) == Some(content))
 }
 
 /// Where its tokenizer is, if that was a file.

@@ -24,7 +24,7 @@ pub enum Device {
     Cpu,
     /// A GPU through CUDA, by its number; without one, each worker takes the next.
     Cuda(Option<usize>),
-    /// An adapter of wgpu, by its number; without one, each worker takes the next.
+    /// An adapter of wgpu, by its number; without one, the first.
     Wgpu(Option<usize>),
 }
 
@@ -108,6 +108,15 @@ impl Precision {
     /// By name.
     pub const ALL: [(&'static str, Precision); 2] =
         [("f32", Precision::F32), ("bf16", Precision::Bf16)];
+
+    /// Refuses it where `device` has no such numbers.
+    pub fn check(self, device: Device) -> Result<()> {
+        ensure!(
+            self == Precision::F32 || matches!(device, Device::Cuda(_)),
+            "precision bf16 is for CUDA alone, not for device `{device}`: choose f32"
+        );
+        Ok(())
+    }
 }
 
 impl fmt::Display for Precision {

@@ -1,6 +1,6 @@
 //! Devices that are open, with the kernels of each.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use chimera_backend_cuda::Candle;
 #[cfg(feature = "cuda")]
 use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
@@ -178,25 +178,22 @@ impl Devices {
 
 /// `device` with the number that this rank takes.
 #[cfg_attr(
-    not(any(feature = "cuda", feature = "wgpu")),
-    expect(unused_variables, reason = "the CPU has no number")
+    not(feature = "cuda"),
+    expect(unused_variables, reason = "only GPUs of CUDA are dealt out")
 )]
 fn numbered(device: Device, rank: usize) -> Result<Device> {
     Ok(match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(None) => Device::Cuda(Some(rank % cuda::devices()?.len())),
         #[cfg(feature = "wgpu")]
-        Device::Wgpu(None) => Device::Wgpu(Some(rank % wgpu::adapters()?.len())),
+        Device::Wgpu(None) => Device::Wgpu(Some(0)), // tensors cannot be handed from one adapter to another
         other => other,
     })
 }
 
 fn open(device: Device, precision: Precision) -> Result<Opened> {
     device.is_built()?;
-    ensure!(
-        precision == Precision::F32 || matches!(device, Device::Cuda(_)),
-        "precision bf16 is for CUDA alone, not for device `{device}`: choose f32"
-    );
+    precision.check(device)?;
     let kernels = match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(number) => Backend::Cuda(cuda::open(number.unwrap_or(0), precision)?),

@@ -25,6 +25,14 @@ pub struct Need {
     pub residuals: f64,
 }
 
+impl Need {
+    /// That of a part of all workers.
+    pub(super) fn times(self, part: f64) -> Need {
+        let Need { state, copy, residuals } = self;
+        Need { state: state * part, copy: copy * part, residuals: residuals * part }
+    }
+}
+
 impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.1} GiB for weights, gradients and moments", gib(self.state))?;
@@ -44,7 +52,7 @@ pub(super) fn check(config: &Config, need: &Need) -> Result<()> {
     if let Some(free) = free_bytes() {
         ensure!(
             need.state + need.copy + need.residuals <= free,
-            "the run needs {need}, but {:.1} GiB are free: choose {}fewer layers, a smaller preset or \
+            "the run needs {need} on this host, but {:.1} GiB are free: choose {}fewer layers, a smaller preset or \
              width, fewer pipes, or a smaller micro-batch-size",
             gib(free),
             if config.recompute == Recompute::None { "recompute full, " } else { "" },

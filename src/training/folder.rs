@@ -90,25 +90,29 @@ impl Place {
         let Place { path, lock } = self;
         let shown = path.join("config.toml");
         let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
-        let goes_on = config.resume.is_some() && shown.exists();
+        let goes_on = shown.exists() && is_own(config, &path);
+        let traced_before = goes_on && trace_of(&shown) == config.trace;
         let open = || -> Result<_> {
             if let Some(dir) = &config.save {
                 crate::save::prepare(dir)?;
             }
-            let metrics = if goes_on {
-                behind(&metrics_path, first)
-                    .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
-            } else {
-                if let Some(trace) = &config.trace {
-                    fresh_file(trace)?;
-                }
-                fresh_file(&metrics_path)?
-            };
             let events = config.tensorboard.as_deref().map(|dir| {
                 EventFile::create(dir)
                     .with_context(|| format!("cannot write event files to {}", dir.display()))
             });
-            Ok((metrics, events.transpose()?))
+            let events = events.transpose()?;
+            let metrics = if goes_on {
+                behind(&metrics_path, first)
+                    .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
+            } else {
+                fresh_file(&metrics_path)?
+            };
+            if let Some(trace) = config.trace.as_deref().filter(|_| !traced_before) {
+                fresh_file(trace).inspect_err(|_| {
+                    let _ = if goes_on { Ok(()) } else { remove_file(&metrics_path) };
+                })?;
+            }
+            Ok((metrics, events))
         };
         let settings = config.to_toml();
         let opened = if goes_on {
@@ -192,6 +196,21 @@ fn fresh_file(path: &Path) -> Result<File> {
     })
 }
 
+/// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.
+fn is_own(config: &Config, folder: &Path) -> bool {
+    config.resume.as_deref().is_some_and(|resume| {
+        let whole = |path: &Path| path.canonicalize().ok();
+        let holder = Path::new(resume).parent().and_then(whole);
+        resume == AUTO || (holder.is_some() && holder == whole(Store::of(folder).folder()))
+    })
+}
+
+/// The trace that the run with these settings wrote.
+fn trace_of(settings: &Path) -> Option<PathBuf> {
+    let settings: toml::Table = std::fs::read_to_string(settings).ok()?.parse().ok()?;
+    settings.get("trace")?.as_str().map(PathBuf::from)
+}
+
 /// Metrics that end with the last whole line of a step before `first`.
 fn behind(path: &Path, first: u64) -> Result<File> {
     #[derive(Deserialize)]
@@ -203,6 +222,8 @@ fn behind(path: &Path, first: u64) -> Result<File> {
     let mut lines = BufReader::new(&file);
     while lines.read_line(&mut line)? > 0 {
         let step = serde_json::from_str(&line).map(|Step { step }| step);
+        let is_foreign = end == 0 && line.ends_with('\n') && step.is_err();
+        ensure!(!is_foreign, "its first line is no metrics of a step: it is not of this run");
         if !line.ends_with('\n') || !step.is_ok_and(|step| step < first) {
             break;
         }

@@ -8,7 +8,7 @@ use crate::timetable::is_file;
 
 /// Settings that a rank may have of its own, or that are compared by what they lead to: the program, the
 /// samples, the weights, the sizes of the model.
-const OWN: [&str; 17] = [
+const OWN: &[&str] = &[
     "data",
     "preset",
     "init",
@@ -18,7 +18,6 @@ const OWN: [&str; 17] = [
     "out",
     "metrics",
     "trace",
-    "trace-steps",
     "peak-flops",
     "tensorboard",
     "prometheus",
@@ -41,6 +40,7 @@ impl Run {
                 add(&key, value.unwrap_or_else(|| "none".into()));
             }
         }
+        add("traced", config.trace.is_some().to_string()); // all ranks tell what they did
         add("world", format!("{} groups of {} workers", config.width, config.depth));
         add("program", self.program().fingerprint());
         if let Some(last) = &self.plan.last {

@@ -1,7 +1,7 @@
 //! What is kept of every step.
 
 use chimera_core::engine::{Load, StepReport};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// One step. Floats are written so that they read back to the same bits.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
@@ -9,18 +9,24 @@ pub struct Metrics {
     /// Number of the step, from 0.
     pub step: u64,
     /// Mean loss over all targets of the global batch, in nats, before the update.
+    #[serde(deserialize_with = "number")]
     pub loss: f64,
     /// Norm of the whole gradient before clipping.
+    #[serde(deserialize_with = "number")]
     pub grad_norm: f64,
     /// Learning rate.
+    #[serde(deserialize_with = "number")]
     pub lr: f64,
     /// Tokens of the global batch.
     pub tokens: u64,
     /// Seconds.
+    #[serde(deserialize_with = "number")]
     pub step_s: f64,
     /// Tokens over seconds.
+    #[serde(deserialize_with = "number")]
     pub tokens_per_s: f64,
     /// Idle time over time times ranks.
+    #[serde(deserialize_with = "number")]
     pub bubble_ratio: f64,
     /// Bytes of weights, gradients, moments and residuals at their peak, over all ranks.
     #[serde(default)]
@@ -40,6 +46,11 @@ pub struct Metrics {
     /// Bubble and bytes of each rank.
     #[serde(default)]
     pub ranks: Vec<RankMetrics>,
+}
+
+/// JSON writes what is no number as `null`.
+fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }
 
 /// What a step was to one rank.

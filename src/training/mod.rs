@@ -77,17 +77,18 @@ pub struct Run {
 impl Run {
     /// Checks settings, model, data, schedule and memory. Nothing is written.
     pub fn prepare(config: Config) -> Result<Run> {
-        Run::prepare_with(config, None)
+        Run::prepare_with(config, None, 1.0)
     }
 
-    /// With the timetable that a search has `found`, if it was elsewhere.
-    fn prepare_with(config: Config, found: Option<Timetable>) -> Result<Run> {
+    /// With the timetable that a search has `found`, if it was elsewhere, and with this part of the ranks on
+    /// this host.
+    fn prepare_with(config: Config, found: Option<Timetable>, here: f64) -> Result<Run> {
         config.model().validate()?;
         let corpus = Corpus::open(&config.data, &config.model())?;
         let plan = Plan::with(config, found)?;
         let devices = Devices::open(&plan.devices, plan.config.width, plan.config.precision)?;
         if devices.one().is_some_and(Opened::is_host) {
-            fit::check(&plan.config, &plan.need())?;
+            fit::check(&plan.config, &plan.need().times(here))?;
         }
         let weights = match &plan.config.init {
             Some(dir) => weights(dir, &plan.model)?,
@@ -182,8 +183,9 @@ impl Run {
         let (batch, n_targets) = (self.validation()?, self.model().predictions(config.context));
         let held_out = HeldOut { batch, n_targets };
         let steps = config.trace_steps.0.clone();
-        let recorder = |path| Recorder::new(path, steps, config.width);
-        let recorder = config.trace.as_deref().map(recorder);
+        // A run that is resumed behind them leaves the trace as it is.
+        let trace = config.trace.as_deref().filter(|_| self.first_step() < steps.end);
+        let recorder = trace.map(|path| Recorder::new(path, steps, config.width));
         let greeting = self.greeting();
         let observe = Mutex::new(observe);
         Ok(Watch { greeting, observe, held_out, recorder, by_processes: false })

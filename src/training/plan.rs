@@ -46,6 +46,7 @@ impl Plan {
     /// With the timetable that a search has `found`, if it was elsewhere.
     pub(super) fn with(config: Config, found: Option<Timetable>) -> Result<Plan> {
         let devices = Device::list(&config.device, config.depth)?;
+        devices.iter().try_for_each(|device| config.precision.check(*device))?;
         ensure!(
             config.min_lr <= config.lr,
             "min-lr {} is above lr {}: the learning rate falls",

@@ -23,6 +23,7 @@ use super::trained::{RankTrained, merge};
 use super::{Run, Trained, compute_threads};
 use crate::auto::AUTO;
 use crate::device::Compute;
+use crate::launch::Launch;
 use crate::settings::Config;
 
 /// For ranks to come to the same point before the training.
@@ -31,17 +32,22 @@ impl Run {
     /// Like [`prepare`](Run::prepare), on all ranks of a job: where a search finds the schedule, rank 0 searches
     /// for all, since time may run out at another point elsewhere.
     pub fn prepare_as(config: Config, comm: &mut impl Comm<Host>) -> Result<Run> {
+        let n_ranks = f64::from(comm.n_ranks());
+        let n_local = Launch::found().and_then(|launch| launch.n_local);
+        let here = n_local.map_or(1.0, f64::from) / n_ranks;
         if config.schedule != AUTO || config.depth == 1 {
-            return Run::prepare(config);
+            return Run::prepare_with(config, None, here);
         }
         let is_lead = comm.rank() == Rank(0);
-        let own = is_lead.then(|| Run::prepare(config.clone()));
+        let own = is_lead.then(|| Run::prepare_with(config.clone(), None, here));
         let found = own.as_ref().and_then(|run| run.as_ref().ok()?.plan.found.as_ref());
         let search = Duration::try_from_secs_f64(config.search_time)?;
         let found = share_within(comm, &found.map(to_json), search + PATIENCE)?;
         match (own, found.into_iter().next().flatten()) {
             (Some(own), _) => own,
-            (None, Some(text)) => Run::prepare_with(config, Some(from_json(text.as_bytes())?)),
+            (None, Some(text)) => {
+                Run::prepare_with(config, Some(from_json(text.as_bytes())?), here)
+            }
             (None, None) => bail!("rank 0 found no timetable"),
         }
     }
@@ -149,9 +155,10 @@ where
     |bytes| worker.exchange("checkpoint", bytes)
 }
 
-/// Tells the recorder of every rank, on every rank.
+/// Tells rank 0's recorder of every rank; all ranks call it.
 pub(super) fn record<'p, S, K, C>(
     worker: &mut Worker<'_, S, K, C>,
+    me: Rank,
     recorder: &Recorder<'p>,
     program: &'p Program,
     steps: Range<u64>,
@@ -162,8 +169,9 @@ where
     C: Comm<K::Tensor>,
 {
     let own = serde_json::to_vec(&(worker.events(), worker.waits()));
-    let own = own.map_err(|e| unreadable(Rank(0), &e))?;
-    for (rank, bytes) in (0..).map(Rank).zip(worker.exchange("trace", &own)?) {
+    let own = own.map_err(|e| unreadable(me, &e))?;
+    let all = worker.exchange("trace", &own)?;
+    for (rank, bytes) in (0..).map(Rank).zip(all).filter(|_| me == Rank(0)) {
         let (events, waits): (Vec<Event>, Vec<Wait>) =
             serde_json::from_slice(&bytes).map_err(|e| unreadable(rank, &e))?;
         let steps = steps.clone();

@@ -153,7 +153,7 @@ impl Run {
             if let Some(recorder) = &watch.recorder {
                 let steps = began..step;
                 if watch.by_processes && recorder.wants(&steps) {
-                    processes::record(worker, recorder, program, steps)?;
+                    processes::record(worker, rank, recorder, program, steps)?;
                 } else {
                     let (events, waits) = (worker.events(), worker.waits());
                     recorder.add(&Did { rank, program, steps, events, waits })?;
@@ -174,6 +174,7 @@ impl Run {
             let n_parts = n_groups * self.config().depth;
             if let Some(shares) = &mut shares {
                 if is_due {
+                    shares.settle(&mut processes::exchange(worker))?; // one copy at a time
                     let (manifest, part) = (manifest(worker.n_updates()), worker.snapshot()?);
                     shares.begin(&mut processes::exchange(worker), &state, manifest, part)?;
                 }

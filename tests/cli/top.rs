@@ -62,13 +62,32 @@ fn a_run_is_at_work_over_or_failed() {
     write!(metrics, r#"{{"step":30,"lo"#).expect("half a line");
     assert_eq!(head(), "RUN  step 30 of 40  at work, 5s left");
     lock(u32::MAX);
-    assert_eq!(head(), "RUN  step 30 of 40  over");
+    assert_eq!(head(), "RUN  step 30 of 40  ended before its last step");
 }
 
 /// This machine, as a lock names it.
 fn host() -> String {
     let host = read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     host.trim().to_string()
+}
+
+#[test]
+fn whatever_numbers_there_are_it_is_drawn() {
+    let folder = folder();
+    run(folder.path(), 3);
+    let metrics = folder.path().join("metrics.jsonl");
+    let skipped = line(3).replace("\"loss\":2.75", "\"loss\":null");
+    let huge = line(4).replace("\"step\":4", "\"step\":18446744073709551615");
+    let huge = huge.replace("\"step_s\":0.5", "\"step_s\":1e300");
+    for (content, said) in [
+        (line(0) + &skipped, "step 4 of 40"),
+        (skipped.clone(), "loss NaN"),
+        (line(0) + &huge, "step 18446744073709551615 of 40"),
+    ] {
+        write(&metrics, content).expect("metrics");
+        let drawn = top(folder.path());
+        assert!(drawn.contains(said), "{drawn}");
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 pub use agreement::Load;
 pub use handshake::{Fields, handshake};
 pub use optimizer::{LrSchedule, NonFinite, Optimizer, Training};
-pub use ranks::run_threads;
+pub use ranks::{panicked, run_threads};
 pub use recent::{Did, Doing};
 pub use shards::owned_elements;
 pub use snapshot::Snapshot;

@@ -62,7 +62,8 @@ where
     all.map_err(|fault| first.get().cloned().unwrap_or(fault))
 }
 
-fn panicked(rank: Rank, panic: &(dyn std::any::Any + Send)) -> Fault {
+/// The fault of a rank whose code panicked: a bug.
+pub fn panicked(rank: Rank, panic: &(dyn std::any::Any + Send)) -> Fault {
     let text = panic
         .downcast_ref::<&str>()
         .map(|s| s.to_string())

@@ -98,8 +98,10 @@ impl Followed {
             "{}: step {step} does not come after the one before it",
             self.metrics.display()
         );
-        self.losses.push((step as f64, metrics.loss));
-        self.validations.extend(metrics.validation_loss.map(|loss| (step as f64, loss)));
+        let finite = |loss: &f64| loss.is_finite(); // a step may have been skipped
+        let point = |loss| (step as f64, loss);
+        self.losses.extend(Some(metrics.loss).filter(finite).map(point));
+        self.validations.extend(metrics.validation_loss.filter(finite).map(point));
         self.tokens_per_s.push(metrics.tokens_per_s as u64);
         self.step_s.push(metrics.step_s);
         self.last = Some(metrics);
@@ -108,7 +110,7 @@ impl Followed {
 
     /// Seconds until the last step, at the speed of the last ones.
     pub(super) fn seconds_left(&self) -> Option<f64> {
-        let n_left = self.n_steps?.saturating_sub(self.last.as_ref()?.step + 1);
+        let n_left = self.n_steps?.saturating_sub(self.last.as_ref()?.step.saturating_add(1));
         let recent = &self.step_s[self.step_s.len().saturating_sub(N_RECENT)..];
         Some(n_left as f64 * recent.iter().sum::<f64>() / recent.len() as f64)
     }

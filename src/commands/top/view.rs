@@ -23,12 +23,12 @@ pub(super) fn draw(frame: &mut Frame, run: &Followed) {
             .render_widget(Paragraph::new(format!("{}\nno step yet", headline(run))), frame.area());
         return;
     };
-    let n_ranks = last.ranks.len() as u16;
+    let n_ranks = u16::try_from(last.ranks.len()).unwrap_or(u16::MAX);
     let rows = [
         Constraint::Length(2),
         Constraint::Min(CURVE),
         Constraint::Length(SPEED),
-        Constraint::Max(n_ranks + 2),
+        Constraint::Max(n_ranks.saturating_add(2)),
     ];
     let [head, curve, speed, ranks] = Layout::vertical(rows).areas(frame.area());
     frame.render_widget(Paragraph::new(format!("{}\n{}", headline(run), numbers(last))), head);
@@ -42,16 +42,19 @@ pub(super) fn draw(frame: &mut Frame, run: &Followed) {
 }
 
 fn headline(run: &Followed) -> String {
-    let step = match (&run.last, run.n_steps) {
-        (Some(last), Some(n)) => format!("step {} of {n}", last.step + 1),
-        (Some(last), None) => format!("step {}", last.step + 1),
-        (None, _) => String::new(),
+    let n_done = run.last.as_ref().map_or(0, |last| last.step.saturating_add(1));
+    let step = match (n_done, run.n_steps) {
+        (0, _) => String::new(),
+        (n, Some(all)) => format!("step {n} of {all}"),
+        (n, None) => format!("step {n}"),
     };
-    let state = match (&run.state, run.seconds_left()) {
-        (State::AtWork, Some(seconds)) => {
-            format!("at work, {:#} left", HumanDuration(Duration::from_secs_f64(seconds.max(0.0))))
-        }
+    let left = run.seconds_left().and_then(|s| Duration::try_from_secs_f64(s).ok());
+    let state = match (&run.state, left) {
+        (State::AtWork, Some(left)) => format!("at work, {:#} left", HumanDuration(left)),
         (State::AtWork, None) => "at work".to_string(),
+        (State::Over, _) if run.n_steps.is_some_and(|all| n_done < all) => {
+            "ended before its last step".to_string()
+        }
         (State::Over, _) => "over".to_string(),
         (State::Failed(why), _) => format!("failed: {why}"),
     };
@@ -76,6 +79,7 @@ fn losses(frame: &mut Frame, run: &Followed, area: Rect) {
     let (low, high) = all.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), (_, loss)| {
         (low.min(*loss), high.max(*loss))
     });
+    let (low, high) = if low <= high { (low, high) } else { (0.0, 1.0) };
     let (first, last) = (run.losses.first(), run.losses.last());
     let ends = [first, last].map(|point| point.map_or(0.0, |(step, _)| *step));
     let curve = |name: &'static str, points, color| {
