@@ -12,6 +12,9 @@ const PACKAGES: [&str; 3] = ["mesa-vulkan-drivers", "libvulkan1", "vulkan-valida
 /// Where drivers and layers of Vulkan are described.
 const FOLDERS: [&str; 3] = ["/etc/vulkan", "/usr/local/share/vulkan", "/usr/share/vulkan"];
 
+/// The layer that checks how Vulkan is used.
+const LAYER: &str = "explicit_layer.d/VkLayer_khronos_validation.json";
+
 /// Lints and tests all that has the feature `wgpu`.
 pub(crate) fn run() -> Result<()> {
     needs()?;
@@ -29,17 +32,17 @@ pub(crate) fn run() -> Result<()> {
 
 /// Installs Vulkan where Debian's packages are.
 pub(crate) fn needs() -> Result<()> {
-    let is_there = ["icd.d", "explicit_layer.d"].iter().all(|kind| has(kind));
+    let is_there = ["icd.d", LAYER].into_iter().all(has);
     if !cfg!(target_os = "linux") || is_there {
         return Ok(());
     }
     install(&PACKAGES).context("Vulkan, or its validation layers, are missing")
 }
 
-fn has(kind: &str) -> bool {
-    let is_described = |folder: &&str| {
-        let files = Path::new(folder).join(kind).read_dir();
-        files.is_ok_and(|mut files| files.next().is_some())
-    };
-    FOLDERS.iter().any(is_described)
+/// Whether there is such a file, or a folder that is not empty.
+fn has(name: &str) -> bool {
+    FOLDERS.iter().map(|folder| Path::new(folder).join(name)).any(|path| match path.read_dir() {
+        Ok(mut files) => files.next().is_some(),
+        Err(_) => path.exists(),
+    })
 }
