@@ -4,9 +4,11 @@ mod pieces;
 
 use std::fs::File;
 use std::io::Read;
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::de::IgnoredAny;
 use tiktoken_rs::{CoreBPE, r50k_base_singleton};
 
 pub use pieces::pieces;
@@ -82,8 +84,11 @@ impl Tokenizer {
             Ok(_) => {}
         }
         let malformed = |reason: String| TokenizerError::Malformed { path: path.clone(), reason };
-        let mut tokenizer =
-            tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| malformed(e.to_string()))?;
+        // The library panics on some files: on what is no JSON, for one.
+        serde_json::from_slice::<IgnoredAny>(&bytes).map_err(|e| malformed(e.to_string()))?;
+        let parsed = catch_unwind(|| tokenizers::Tokenizer::from_bytes(&bytes));
+        let parsed = parsed.map_err(|_| malformed("it is inconsistent".into()))?;
+        let mut tokenizer = parsed.map_err(|e| malformed(e.to_string()))?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| malformed(e.to_string()))?;
         let tokenizer = Tokenizer::File(Arc::new(tokenizer));
@@ -194,13 +199,17 @@ mod tests {
     #[test]
     fn hostile_files_are_refused() {
         let wide = WORDS.replace("7}", "4294967295}");
-        let deep = "{\"model\": ".to_string() + &"[".repeat(100_000);
+        let nested =
+            |key: &str| format!("{{\"{key}\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+        let no_json = WORDS.replace("\"decoder\": null", "\"decoder\": Null");
         for (content, hint) in [
             ("", "tokenizer.json is no tokenizer.json: EOF"),
             ("{}", "is no tokenizer.json: "),
             (&WORDS[..200], "is no tokenizer.json: EOF"),
             (&wide, "it has ids of 16777216 and above"),
-            (&deep, "recursion limit"),
+            (&nested("model"), "recursion limit"),
+            (&nested("decoder"), "it is inconsistent"),
+            (&no_json, "expected value"),
             ("{\"version\": \"1.0\", \"model\": {}}", "is no tokenizer.json: "),
         ] {
             let refusal = read(content.as_bytes()).unwrap_err();
