@@ -94,13 +94,7 @@ impl Run {
         let n_ranks = self.shape.depth as u32;
         let ranks = run_threads(n_ranks, |comm: &mut Threads<K::Tensor>| {
             let rank = comm.rank();
-            let on_device = |e: DeviceError| {
-                let class = match e {
-                    DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
-                    DeviceError::Failed { .. } => Class::Internal,
-                };
-                Fault::new(class, rank, e.to_string())
-            };
+            let on_device = |e: DeviceError| e.into_fault(rank);
             let kernels = device(rank).map_err(on_device)?;
             let stages: Result<Vec<_>, ModelError> = cuts
                 .iter()

@@ -102,6 +102,16 @@ pub trait Stage: Send {
         x: Option<Self::Tensor>,
     ) -> Result<(Output<Self::Tensor>, Self::Saved)>;
 
+    /// The residuals of [`forward`](Stage::forward) again, to the bit, without its output (full recomputation).
+    fn recompute(
+        &self,
+        w: &[Self::Tensor],
+        micro: &Micro<'_>,
+        x: Option<Self::Tensor>,
+    ) -> Result<Self::Saved> {
+        Ok(self.forward(w, micro, x)?.1)
+    }
+
     /// From the gradient `dy` of the output to that of the input (`None` for the first stage).
     fn backward_input(
         &self,

@@ -64,7 +64,8 @@ impl Piece for Add<'_> {
     }
 }
 
-/// The sum of squares, in f64: it must not overflow before its elements do.
+/// The sum of squares, in f64 so that many small ones count. (In f32, as it is handed on, it is not finite
+/// for norms above 1.8e19, which are of no use either.)
 struct Squares<'a> {
     sum: &'a mut f64,
     x: &'a [f32],

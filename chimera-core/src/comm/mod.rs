@@ -25,6 +25,7 @@ pub use traced::{Direction, Message, Traced};
 use crate::effects::Token;
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, Rank, StageId};
+use crate::kernels::DeviceError;
 
 /// What a message is about. A (sender, receiver, tag) is used once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -128,6 +129,9 @@ pub enum CommError {
     /// The transport itself failed.
     #[error("the transport failed: {0}")]
     Failed(String),
+    /// The device from or to which a message goes failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 impl CommError {
@@ -142,6 +146,7 @@ impl CommError {
             CommError::Lost { from, .. } => {
                 Fault { peer: Some(from), ..Fault::new(Class::PeerLost, rank, message) }
             }
+            CommError::Device(error) => error.into_fault(rank),
             CommError::Failed(_) => Fault::new(Class::Internal, rank, message),
         }
     }

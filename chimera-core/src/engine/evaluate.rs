@@ -3,6 +3,8 @@
 //! Each sample goes forward through the stages where they are, so that no rank ever holds more of the
 //! model than it trains. Samples are shared out over groups and pipes, all replicas being equal.
 
+use std::time::Instant;
+
 use super::Data;
 use super::worker::Worker;
 use crate::analyze::Need;
@@ -22,13 +24,14 @@ where
     /// same bits on every rank. All ranks call it after the same `step`.
     pub fn evaluate(&mut self, step: u64, data: &dyn Data, n_samples: u64) -> Result<f64, Fault> {
         let scale = 1.0 / (n_samples * data.n_targets() as u64) as f64;
-        let mut own = Vec::new();
+        let (began, mut own) = (Instant::now(), Vec::new());
         for sample in (self.world.group as u64..n_samples).step_by(self.world.job.width) {
             if let Some(loss) = self.evaluate_sample(step, data, sample, scale)? {
                 own.extend(sample.to_le_bytes());
                 own.extend(loss.to_le_bytes());
             }
         }
+        self.world.since_agreed.leave_out(began);
         let all = self.exchange("evaluation", &own)?;
         let mut losses: Vec<(u64, f64)> = all.iter().flat_map(|bytes| losses(bytes)).collect();
         losses.sort_by_key(|(sample, _)| *sample);

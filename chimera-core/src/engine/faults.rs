@@ -37,7 +37,7 @@ where
         op: impl ToString,
         result: Result<T, DeviceError>,
     ) -> Result<T, Fault> {
-        result.map_err(|e| self.at(device_fault(self.comm.rank(), e), op))
+        result.map_err(|e| self.at(e.into_fault(self.comm.rank()), op))
     }
 
     pub(super) fn on_wire<T>(
@@ -110,14 +110,6 @@ where
             }
         }
     }
-}
-
-pub(super) fn device_fault(rank: Rank, error: DeviceError) -> Fault {
-    let class = match error {
-        DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
-        DeviceError::Failed { .. } => Class::Internal,
-    };
-    Fault::new(class, rank, error.to_string())
 }
 
 pub(super) fn shape_fault(

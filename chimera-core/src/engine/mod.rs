@@ -86,6 +86,9 @@ impl Job<'_> {
             let why = "its stages update on their own";
             return Some(format!("an asynchronous schedule can skip no step, since {why}"));
         }
+        if self.training.non_finite == NonFinite::Skip && !self.training.check_finite {
+            return Some("a step can be skipped only if the finite check finds it".into());
+        }
         if !is_synchronous && self.training.shard_optimizer {
             let why = "its stages update while weights are read";
             return Some(format!("an asynchronous schedule cannot share out its optimizer: {why}"));

@@ -142,14 +142,12 @@ where
     }
 
     fn recompute(&self, op: &Op, weights: &Weights<S>, kept: Value<S>) -> Result<S::Saved, Fault> {
-        let batch = self.batch(op)?;
-        let Value::Selected(selected) = kept else {
-            // Residuals do not depend on targets, and the loss is known.
-            let batch = Batch { target: Vec::new(), ..batch };
-            return Ok(self.forward(op, weights, &batch, kept.input())?.1);
+        let (batch, stage) = (self.batch(op)?, &self.held(op.stage).stage);
+        let micro = batch.micro(self);
+        let result = match kept {
+            Value::Selected(selected) => stage.restore(weights, &micro, selected),
+            kept => stage.recompute(weights, &micro, kept.input()),
         };
-        let stage = &self.held(op.stage).stage;
-        let result = stage.restore(weights, &batch.micro(self), selected);
         self.on_device(op, result)
     }
 

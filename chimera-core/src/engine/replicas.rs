@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use super::Worker;
 use super::handshake::Fields;
-use super::world::Since;
 use crate::analyze::Need;
 use crate::comm::Comm;
 use crate::fault::{Class, Fault};
@@ -25,7 +24,7 @@ where
     /// # Errors
     /// [`Class::Mismatch`] names the first tensor that differs, and two ranks that hold it.
     pub fn check_replicas(&mut self) -> Result<(), Fault> {
-        let (job, mut mine) = (self.world.job, Fields::new());
+        let (began, job, mut mine) = (Instant::now(), self.world.job, Fields::new());
         if job.width == 1 && job.program.buckets().iter().all(|b| b.members.len() == 1) {
             return Ok(()); // there are none
         }
@@ -43,7 +42,7 @@ where
         let deadline = world.deadline();
         let all = world.comm.exchange(&mine, deadline);
         let all = world.on_wait("comparison of replicas", Need::Other, all)?;
-        world.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
+        world.since_agreed.leave_out(began);
         let mut known: BTreeMap<String, (Rank, String)> = BTreeMap::new();
         for (from, hashes) in (0..).map(Rank).zip(&all) {
             let hashes: Fields = serde_json::from_slice(hashes).map_err(|_| {

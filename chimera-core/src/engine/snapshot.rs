@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use super::Worker;
-use super::faults::device_fault;
 use super::world::World;
 use crate::analyze::Need;
 use crate::comm::{Comm, Tag, What};
@@ -111,7 +110,7 @@ where
                         return Err(Fault::new(Class::Checkpoint, rank, message));
                     }
                     let tensor = kernels.upload(&param.shape, values);
-                    tensor.map_err(|e| device_fault(rank, e))
+                    tensor.map_err(|e| e.into_fault(rank))
                 };
                 weights.push(upload(&given.weights)?);
                 moments.push(match held {
@@ -143,7 +142,7 @@ where
 
     pub(super) fn download(&self, tensor: &K::Tensor) -> Result<Vec<f32>, Fault> {
         let rank = self.world.comm.rank();
-        self.world.kernels.download(tensor).map_err(|e| device_fault(rank, e))
+        self.world.kernels.download(tensor).map_err(|e| e.into_fault(rank))
     }
 }
 

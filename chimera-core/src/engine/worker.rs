@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use super::Job;
 use super::agreement::{Load, Totals};
-use super::faults::device_fault;
 use super::handed::Handed;
 use super::recent::Recent;
 use super::shards::{layout, owners};
@@ -90,7 +89,7 @@ where
         let mut held: Vec<Option<Held<S>>> = (0..placement.n_stages()).map(|_| None).collect();
         for id in placement.stages_of(me) {
             let made = hold(stage(id), &kernels, job.training.seed);
-            held[id.index()] = Some(made.map_err(|e| device_fault(rank, e))?);
+            held[id.index()] = Some(made.map_err(|e| e.into_fault(rank))?);
         }
         let params = |stage: StageId| held[stage.index()].as_ref().map(|h| h.stage.params());
         let layout = layout(job.program, params);
@@ -105,7 +104,7 @@ where
             if *owner == rank || !job.training.shard_optimizer {
                 for &(stage, index) in places {
                     let made = held_mut(&mut held, stage).begin_moments(&kernels, index);
-                    made.map_err(|e| device_fault(rank, e))?;
+                    made.map_err(|e| e.into_fault(rank))?;
                 }
             }
         }
@@ -194,7 +193,7 @@ where
             for (weight, param) in weights.iter_mut().zip(held.stage.params()) {
                 if let Some(values) = values(param) {
                     let made = kernels.upload(&param.shape, values);
-                    *weight = made.map_err(|e| device_fault(comm.rank(), e))?;
+                    *weight = made.map_err(|e| e.into_fault(comm.rank()))?;
                 }
             }
             held.weights = Arc::new(weights);
@@ -205,9 +204,9 @@ where
     /// Gives `bytes` to every rank and returns those of all, by rank: between two runs, on all ranks in the same
     /// order. `what` says what for. The time that it takes belongs to no step.
     pub fn exchange(&mut self, what: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
-        let deadline = self.world.deadline();
+        let (began, deadline) = (Instant::now(), self.world.deadline());
         let all = self.world.comm.exchange(bytes, deadline);
-        self.world.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
+        self.world.since_agreed.leave_out(began);
         self.world.on_wait(what, Need::Other, all)
     }
 
@@ -240,7 +239,7 @@ where
         world.squared_norms = vec![0.0; world.job.program.window().n_steps() as usize];
         for held in world.held.iter_mut().flatten() {
             (held.n_updates, held.previous) = (0, None);
-            held.clear_gradients(&world.kernels).map_err(|e| device_fault(rank, e))?;
+            held.clear_gradients(&world.kernels).map_err(|e| e.into_fault(rank))?;
         }
         world.expected = vec![VecDeque::new(); world.job.program.channels().len()];
         for instr in instrs {

@@ -95,6 +95,13 @@ pub(super) struct Since {
     pub(super) busy_s: f64,
 }
 
+impl Since {
+    /// Takes what has lasted since `began` for no part of a step.
+    pub(super) fn leave_out(&mut self, began: Instant) {
+        self.start += began.elapsed();
+    }
+}
+
 impl<S, K, C> World<'_, S, K, C>
 where
     S: Stage<Tensor = K::Tensor>,

@@ -26,8 +26,11 @@ pub mod reference;
 pub use arguments::{Activation, AdamW, Layout, Mask, Sgd};
 pub use dropout::{Dropout, threefry};
 
+use crate::fault::{Class, Fault};
+use crate::ids::Rank;
+
 /// What went wrong on a device.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The device has no memory left.
     #[error("out of memory on {device}: {asked_bytes} bytes asked for {what}")]
@@ -49,6 +52,17 @@ pub enum DeviceError {
         /// What the library said.
         reason: String,
     },
+}
+
+impl DeviceError {
+    /// What ends a run, as `rank` sees it.
+    pub fn into_fault(self, rank: Rank) -> Fault {
+        let class = match self {
+            DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
+            DeviceError::Failed { .. } => Class::Internal,
+        };
+        Fault::new(class, rank, self.to_string())
+    }
 }
 
 /// What every function of a device returns.

@@ -103,6 +103,36 @@ impl<K: Kernels> BertStage<K> {
         w.first_chunk().expect("tensors of the embedding")
     }
 
+    /// From the stage's input through its blocks: the last one's output, and the residuals.
+    fn through(
+        &self,
+        w: &[K::Tensor],
+        micro: &Micro<'_>,
+        x: Option<K::Tensor>,
+    ) -> Result<(K::Tensor, BertSaved<K::Tensor>)> {
+        let (k, lengths) = (&self.kernels, self.form.lengths(micro));
+        let pass = self.pass(&lengths, micro);
+        assert_eq!(x.is_none(), self.cut.first, "only the first stage has no x");
+        let (mut x, embedding) = match x {
+            Some(x) => (x, None),
+            None => {
+                let (x, saved) = embedding::forward(&pass, self.embedding(w), self.form, micro)?;
+                (x, Some(saved))
+            }
+        };
+
+        let mut blocks = Vec::with_capacity(self.cut.blocks.len());
+        let weights = w[self.blocks()].as_chunks().0;
+        for (block, w) in self.cut.blocks.clone().zip(weights) {
+            let (y, saved) = block::forward(&pass, block, w, x)?;
+            blocks.push(saved);
+            x = y;
+        }
+        let head = |x| head::restore(k, &self.head(w), head::select(k, self.form, micro, x)?);
+        let head = self.cut.last.then(|| head(&x)).transpose()?;
+        Ok((x, BertSaved { embedding, blocks, head }))
+    }
+
     /// Part `part` of `parts` of a tensor, in whole samples.
     fn part(&self, tensor: &K::Tensor, part: usize, parts: usize) -> Result<K::Tensor> {
         let rows = self.kernels.shape(tensor)[0];
@@ -143,32 +173,19 @@ impl<K: Kernels> Stage for BertStage<K> {
         micro: &Micro<'_>,
         x: Option<K::Tensor>,
     ) -> Result<(Output<K::Tensor>, BertSaved<K::Tensor>)> {
-        let (k, lengths) = (&self.kernels, self.form.lengths(micro));
-        let pass = self.pass(&lengths, micro);
-        assert_eq!(x.is_none(), self.cut.first, "only the first stage has no x");
-        let (mut x, embedding) = match x {
-            Some(x) => (x, None),
-            None => {
-                let (x, saved) = embedding::forward(&pass, self.embedding(w), self.form, micro)?;
-                (x, Some(saved))
-            }
-        };
+        let (k, (x, saved)) = (&self.kernels, self.through(w, micro, x)?);
+        let Some(head) = &saved.head else { return Ok((Output::Activation(x), saved)) };
+        let output = head::output(k, &self.head(w), self.form, micro, head)?;
+        Ok((output, saved))
+    }
 
-        let mut blocks = Vec::with_capacity(self.cut.blocks.len());
-        let weights = w[self.blocks()].as_chunks().0;
-        for (block, w) in self.cut.blocks.clone().zip(weights) {
-            let (y, saved) = block::forward(&pass, block, w, x)?;
-            blocks.push(saved);
-            x = y;
-        }
-        if !self.cut.last {
-            return Ok((Output::Activation(x), BertSaved { embedding, blocks, head: None }));
-        }
-
-        let (form, w) = (self.form, self.head(w));
-        let head = head::restore(k, &w, head::select(k, form, micro, &x)?)?;
-        let output = head::output(k, &w, form, micro, &head)?;
-        Ok((output, BertSaved { embedding, blocks, head: Some(head) }))
+    fn recompute(
+        &self,
+        w: &[K::Tensor],
+        micro: &Micro<'_>,
+        x: Option<K::Tensor>,
+    ) -> Result<BertSaved<K::Tensor>> {
+        Ok(self.through(w, micro, x)?.1)
     }
 
     fn select(&self, saved: BertSaved<K::Tensor>) -> BertSelected<K::Tensor> {

@@ -109,6 +109,33 @@ impl<K: Kernels> Gpt2Stage<K> {
         elements.sum::<usize>() as u64 * size_of::<f32>() as u64
     }
 
+    /// From the stage's input through its blocks: the last one's output, and the residuals.
+    fn through(
+        &self,
+        w: &[K::Tensor],
+        micro: &Micro<'_>,
+        x: Option<K::Tensor>,
+    ) -> Result<(K::Tensor, Gpt2Saved<K::Tensor>)> {
+        let k = &self.kernels;
+        let pass = self.pass(micro);
+        let embed = || {
+            let x = k.embedding(micro.input, self.sequence, &w[0], &w[1])?;
+            pass.dropped(EMBEDDED, &x)
+        };
+        assert_eq!(x.is_none(), self.cut.first, "only the first stage has no x");
+        let mut x = x.map_or_else(embed, Ok)?;
+
+        let mut blocks = Vec::with_capacity(self.cut.blocks.len());
+        let weights = w[self.blocks()].as_chunks().0;
+        for (block, w) in self.cut.blocks.clone().zip(weights) {
+            let (y, saved) = block::forward(&pass, block, w, x)?;
+            blocks.push(saved);
+            x = y;
+        }
+        let head = self.cut.last.then(|| self.norm_head(w, x.clone())).transpose()?;
+        Ok((x, Gpt2Saved { blocks, head }))
+    }
+
     /// Part `part` of `parts` of a tensor, in whole samples.
     fn part(&self, tensor: &K::Tensor, part: usize, parts: usize) -> Result<K::Tensor> {
         let rows = self.kernels.shape(tensor)[0];
@@ -146,35 +173,23 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
         micro: &Micro<'_>,
         x: Option<K::Tensor>,
     ) -> Result<(Output<K::Tensor>, Gpt2Saved<K::Tensor>)> {
-        let k = &self.kernels;
-        let pass = self.pass(micro);
-        let embed = || {
-            let x = k.embedding(micro.input, self.sequence, &w[0], &w[1])?;
-            pass.dropped(EMBEDDED, &x)
-        };
-        assert_eq!(x.is_none(), self.cut.first, "only the first stage has no x");
-        let mut x = x.map_or_else(embed, Ok)?;
-
-        let mut blocks = Vec::with_capacity(self.cut.blocks.len());
-        let weights = w[self.blocks()].as_chunks().0;
-        for (block, w) in self.cut.blocks.clone().zip(weights) {
-            let (y, saved) = block::forward(&pass, block, w, x)?;
-            blocks.push(saved);
-            x = y;
-        }
-        if !self.cut.last {
-            return Ok((Output::Activation(x), Gpt2Saved { blocks, head: None }));
-        }
-
-        let head = self.norm_head(w, x)?;
+        let (k, (x, saved)) = (&self.kernels, self.through(w, micro, x)?);
+        let Some(head) = &saved.head else { return Ok((Output::Activation(x), saved)) };
         let logits = k.linear(&head.normed, &w[self.head], Layout::OutIn, None, None)?;
-        let output = if micro.target.is_empty() {
-            Output::Activation(logits)
-        } else {
-            let (loss, grad) = k.cross_entropy(logits, micro.target, micro.loss_scale)?;
-            Output::Loss { loss, grad }
-        };
-        Ok((output, Gpt2Saved { blocks, head: Some(head) }))
+        if micro.target.is_empty() {
+            return Ok((Output::Activation(logits), saved));
+        }
+        let (loss, grad) = k.cross_entropy(logits, micro.target, micro.loss_scale)?;
+        Ok((Output::Loss { loss, grad }, saved))
+    }
+
+    fn recompute(
+        &self,
+        w: &[K::Tensor],
+        micro: &Micro<'_>,
+        x: Option<K::Tensor>,
+    ) -> Result<Gpt2Saved<K::Tensor>> {
+        Ok(self.through(w, micro, x)?.1)
     }
 
     fn select(&self, saved: Gpt2Saved<K::Tensor>) -> Gpt2Selected<K::Tensor> {
