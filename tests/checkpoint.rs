@@ -47,7 +47,7 @@ fn train(
 ) -> anyhow::Result<(Vec<StepReport>, Trained)> {
     let mut run = prepare(options);
     if let Some(path) = from {
-        run.resume(Checkpoint::open(path)?)?;
+        run.resume(Some(Checkpoint::open(path)?))?;
     }
     run.save_into(Store::of(into).on(disk), |_| ());
     let reports = Mutex::new(Vec::new());

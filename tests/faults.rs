@@ -270,4 +270,7 @@ fn steps_that_are_not_finite_can_be_skipped() {
     let refused = chimera(&place.line("--schedule pipedream --non-finite skip --tied false"));
     assert_eq!(refused.code, Some(2));
     assert!(refused.stderr.contains("choose a synchronous schedule"), "{}", refused.stderr);
+    let refused = chimera(&place.line("--depth 2 --non-finite skip --check-finite false"));
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.stderr.contains("leave check-finite true"), "{}", refused.stderr);
 }

@@ -33,6 +33,9 @@ pub struct Manifest {
     pub next_samples: String,
     /// All settings, as TOML values.
     pub settings: BTreeMap<String, String>,
+    /// What a search found as its schedule, if one did, as JSON: another search may find another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timetable: Option<String>,
     /// The files of tensors.
     pub shards: Vec<Shard>,
 }

@@ -287,19 +287,17 @@ pub(super) fn resume(
     checkpoint: Option<Checkpoint>,
     say: &dyn Fn(&str),
 ) -> Result<()> {
-    match checkpoint {
-        Some(checkpoint) => {
-            let path = checkpoint.path().display().to_string();
-            let changes = run.resume(checkpoint)?;
-            say(&format!("resumes from {path}: step {} is next", run.first_step()));
-            for change in changes {
-                say(&format!("  from here on, {change}"));
-            }
-        }
+    let path = checkpoint.as_ref().map(|checkpoint| checkpoint.path().display().to_string());
+    let changes = run.resume(checkpoint)?;
+    match path {
+        Some(path) => say(&format!("resumes from {path}: step {} is next", run.first_step())),
         None if run.config().resume.is_some() => {
             say("no checkpoint was ever finished here: training begins at the start");
         }
         None => {}
+    }
+    for change in changes {
+        say(&format!("  from here on, {change}"));
     }
     Ok(())
 }

@@ -4,9 +4,9 @@ mod pieces;
 
 use std::fs::File;
 use std::io::Read;
-use std::panic::catch_unwind;
+use std::panic::{UnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::de::IgnoredAny;
 use tiktoken_rs::{CoreBPE, r50k_base_singleton};
@@ -86,8 +86,8 @@ impl Tokenizer {
         let malformed = |reason: String| TokenizerError::Malformed { path: path.clone(), reason };
         // The library panics on some files: on what is no JSON, for one.
         serde_json::from_slice::<IgnoredAny>(&bytes).map_err(|e| malformed(e.to_string()))?;
-        let parsed = catch_unwind(|| tokenizers::Tokenizer::from_bytes(&bytes));
-        let parsed = parsed.map_err(|_| malformed("it is inconsistent".into()))?;
+        let parsed = silently(|| tokenizers::Tokenizer::from_bytes(&bytes));
+        let parsed = parsed.ok_or_else(|| malformed("it is inconsistent".into()))?;
         let mut tokenizer = parsed.map_err(|e| malformed(e.to_string()))?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| malformed(e.to_string()))?;
@@ -153,6 +153,17 @@ impl Tokenizer {
 
 fn gpt2() -> &'static CoreBPE {
     r50k_base_singleton() // its name is that of its 50k ranks; `gpt2` is the same
+}
+
+/// What `work` gives unless it panics, which nobody is told.
+fn silently<T>(work: impl FnOnce() -> T + UnwindSafe) -> Option<T> {
+    static HOOK: Mutex<()> = Mutex::new(()); // one at a time, or hooks were put back in another order
+    let _own = HOOK.lock().unwrap_or_else(PoisonError::into_inner);
+    let hook = take_hook();
+    set_hook(Box::new(|_| ()));
+    let done = catch_unwind(work).ok();
+    set_hook(hook);
+    done
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! The folder of a run: settings, metrics, and what went wrong.
 
-use std::fs::{File, OpenOptions, create_dir, create_dir_all, read_dir, remove_file, write};
+use std::fs::{
+    File, OpenOptions, create_dir, create_dir_all, read_dir, remove_dir, remove_file, write,
+};
 use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -11,6 +13,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::lock::Lock;
+use super::resume::conflicts;
 use super::tensorboard::EventFile;
 use super::{Metrics, io_fault};
 use crate::checkpoint::{Checkpoint, Disk, Store};
@@ -21,17 +24,28 @@ const AUTO: &str = "auto";
 
 /// Where one run writes.
 pub struct Folder {
-    path: PathBuf,
+    place: Place,
     metrics: BufWriter<File>,
     metrics_path: PathBuf,
     events: Option<EventFile>,
-    _lock: Lock,
 }
 
 /// The folder of a run that is about to begin, which nobody else can write into.
 pub struct Place {
     path: PathBuf,
-    lock: Lock,
+    is_fresh: bool,
+    /// There until the place is given up.
+    lock: Option<Lock>,
+}
+
+impl Drop for Place {
+    /// A fresh folder in which nothing was begun goes.
+    fn drop(&mut self) {
+        drop(self.lock.take());
+        if self.is_fresh {
+            let _ = remove_dir(&self.path); // which removes none that holds anything
+        }
+    }
 }
 
 impl Place {
@@ -50,8 +64,8 @@ impl Place {
             }
             None => fresh(Path::new("runs"))?,
         };
-        let lock = Lock::take(&path)?;
-        Ok(Place { path, lock })
+        let lock = Some(Lock::take(&path)?);
+        Ok(Place { path, is_fresh: config.out.is_none(), lock })
     }
 
     /// Where it is.
@@ -87,17 +101,28 @@ impl Place {
     /// Writes `config.toml` and begins the metrics; those of a run that is resumed, or that was to be but
     /// has nothing to be resumed from, go on behind step `first`.
     pub fn begin(self, config: &Config, first: u64) -> Result<Folder> {
-        let Place { path, lock } = self;
+        let path = &self.path;
         let shown = path.join("config.toml");
         let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
-        let goes_on = shown.exists() && is_own(config, &path);
-        let traced_before = goes_on && trace_of(&shown) == config.trace;
+        let goes_on = shown.exists() && is_own(config, path);
+        let before = if goes_on { settings_in(&shown) } else { None };
+        if let Some(before) = before.as_ref().filter(|_| first == 0) {
+            let conflicts = conflicts(before, config);
+            ensure!(
+                conflicts.is_empty(),
+                "{} holds another run, without a checkpoint: choose another --out, or remove it\n  {}",
+                path.display(),
+                conflicts.join("\n  ")
+            );
+        }
+        let trace_before = before.as_ref().and_then(|before| before.get("trace")?.as_str());
+        let traced_before = goes_on && trace_before.map(Path::new) == config.trace.as_deref();
         let open = || -> Result<_> {
             if let Some(dir) = &config.save {
                 crate::save::prepare(dir)?;
             }
             let events = config.tensorboard.as_deref().map(|dir| {
-                EventFile::create(dir)
+                EventFile::create(dir, first)
                     .with_context(|| format!("cannot write event files to {}", dir.display()))
             });
             let events = events.transpose()?;
@@ -118,7 +143,7 @@ impl Place {
         let opened = if goes_on {
             let written = Disk::default().write(&shown, |out| out.write_all(settings.as_bytes()));
             written.map_err(|e| io_fault("settings", &shown, &e))?;
-            remove_errors(&path)?;
+            remove_errors(path)?;
             open()
         } else {
             let written = fresh_file(&shown)?.write_all(settings.as_bytes());
@@ -128,7 +153,7 @@ impl Place {
             })
         };
         let (metrics, events) = opened?;
-        Ok(Folder { path, metrics: BufWriter::new(metrics), metrics_path, events, _lock: lock })
+        Ok(Folder { place: self, metrics: BufWriter::new(metrics), metrics_path, events })
     }
 }
 
@@ -140,7 +165,7 @@ impl Folder {
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.place.path
     }
 
     /// Adds a step to the metrics.
@@ -156,13 +181,13 @@ impl Folder {
 
     /// Writes another file into the folder.
     pub fn write(&self, name: &str, content: &str) -> Result<()> {
-        let path = self.path.join(name);
+        let path = self.path().join(name);
         Ok(write(&path, content).map_err(|e| io_fault("file", &path, &e))?)
     }
 
     /// Writes `error.<rank>.json`.
     pub fn write_error(&self, fault: &Fault) -> Result<()> {
-        write_error(&self.path, fault.rank, fault)
+        write_error(self.path(), fault.rank, fault)
     }
 }
 
@@ -188,11 +213,14 @@ fn fresh_file(path: &Path) -> Result<File> {
         }
         opened => opened,
     }
-    .with_context(|| {
-        let path = path.display();
-        format!(
-            "cannot write {path}: is it of another run? choose another --out, --metrics or --trace"
-        )
+    .map_err(|e| {
+        let hint = match e.kind() {
+            ErrorKind::AlreadyExists => {
+                ": is it of another run? choose another --out, --metrics or --trace"
+            }
+            _ => "",
+        };
+        anyhow::Error::new(e).context(format!("cannot write {}{hint}", path.display()))
     })
 }
 
@@ -205,10 +233,9 @@ fn is_own(config: &Config, folder: &Path) -> bool {
     })
 }
 
-/// The trace that the run with these settings wrote.
-fn trace_of(settings: &Path) -> Option<PathBuf> {
-    let settings: toml::Table = std::fs::read_to_string(settings).ok()?.parse().ok()?;
-    settings.get("trace")?.as_str().map(PathBuf::from)
+/// What a run's `config.toml` says, if it can be read.
+fn settings_in(path: &Path) -> Option<toml::Table> {
+    std::fs::read_to_string(path).ok()?.parse().ok()
 }
 
 /// Metrics that end with the last whole line of a step before `first`.

@@ -31,7 +31,7 @@ pub struct Plan {
     /// Of the steps at the end that do not make a whole window.
     pub(super) last: Option<Program>,
     pub(super) search: Option<Report>,
-    /// What it found.
+    /// What it found, here or elsewhere.
     pub(super) found: Option<Timetable>,
     pub(super) training: Training,
     need: Need,
@@ -59,7 +59,7 @@ impl Plan {
         let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
         let order = || order(&config, window);
         let Ordered { timetable, passes, search } = found.map_or_else(order, Ordered::found)?;
-        let found = search.is_some().then(|| timetable.clone());
+        let found = (config.schedule == AUTO).then(|| timetable.clone());
         ensure!(
             config.micro_batch_size.is_multiple_of(timetable.units_per_micro as usize),
             "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
@@ -67,21 +67,25 @@ impl Plan {
         );
         let cuts = cut(&model, timetable.placement.n_stages())?;
         let program = prove(&config, &training, timetable, passes)?;
+        let is_synchronous = program.window().update() == Update::Flush;
         ensure!(
-            config.non_finite == NonFinite::Stop || program.has_barrier(),
-            "non-finite skip needs updates that wait for all workers: choose a synchronous schedule, and \
-             leave check-finite true"
+            config.non_finite == NonFinite::Stop || is_synchronous && config.check_finite,
+            "non-finite skip needs updates that wait for all workers, and a check: choose a synchronous \
+             schedule, and leave check-finite true"
         );
         ensure!(
-            !config.shard_optimizer || program.window().update() == Update::Flush,
+            !config.shard_optimizer || is_synchronous,
             "shard-optimizer needs weights that nobody reads while they are updated: choose a synchronous \
              schedule"
         );
         let need = fit::need(&config, &model, &cuts, &program);
         let last = None;
-        let plan =
+        let mut plan =
             Plan { config, devices, model, cuts, program, last, search, found, training, need };
-        Ok(Plan { last: plan.rest(0)?, ..plan })
+        if plan.config.resume.is_none() {
+            plan.begin(0)?;
+        }
+        Ok(plan)
     }
 
     /// The model.
@@ -99,20 +103,23 @@ impl Plan {
         self.need
     }
 
-    /// The program of the steps from `first` on that are left over after whole windows.
-    pub(super) fn rest(&self, first: u64) -> Result<Option<Program>> {
+    /// Makes step `first` the first, and a program of the steps that are then left over after whole windows.
+    pub(super) fn begin(&mut self, first: u64) -> Result<()> {
         let Config { steps, schedule, .. } = &self.config;
         let window = self.program.window().n_steps();
-        let n_left = (steps.saturating_sub(first) % u64::from(window)) as u32;
-        if n_left == 0 {
-            return Ok(None);
+        let to_do = steps.saturating_sub(first);
+        let n_left = (to_do % u64::from(window)) as u32;
+        self.last = None;
+        if n_left > 0 {
+            let Ordered { timetable, passes, .. } = order(&self.config, n_left)?;
+            ensure!(
+                timetable.update.n_steps().max(1) == n_left,
+                "{schedule} has a window of {window} steps, but {to_do} steps are to be trained from step {first} \
+                 on: choose --steps so that they are whole windows"
+            );
+            self.last = Some(prove(&self.config, &self.training, timetable, passes)?);
         }
-        let Ordered { timetable, passes, .. } = order(&self.config, n_left)?;
-        ensure!(
-            timetable.update.n_steps().max(1) == n_left,
-            "{schedule} has a window of {window} steps, which {steps} steps are no multiple of: choose other --steps"
-        );
-        prove(&self.config, &self.training, timetable, passes).map(Some)
+        Ok(())
     }
 }
 

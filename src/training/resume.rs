@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail, ensure};
 use chimera_core::engine::Data;
+use chimera_core::exchange::{from_json, to_json};
 
-use super::{Run, Samples};
+use super::{Plan, Run, Samples};
 use crate::checkpoint::{Checkpoint, FORMAT, Manifest, Saver, Store};
-use crate::settings::Settings;
+use crate::settings::{Config, Settings};
 
 /// Settings without which it would be another training.
 const FIXED: &[&str] =
@@ -59,29 +60,43 @@ const FREE: &[&str] = &[
     "non-finite",
     "check-replicas",
 ];
+/// Settings on which hangs what a search for a schedule finds.
+const SEARCHED: &[&str] = &[
+    "schedule",
+    "depth",
+    "micro-batches",
+    "pipes",
+    "chunks",
+    "scaling",
+    "in-turn",
+    "waves",
+    "placement",
+    "search-time",
+    "recompute",
+    "hoist",
+    "split-backward",
+    "memory-cap",
+];
 /// What held before there were such keys.
 const EARLIER: &[(&str, &str)] = &[("model", "\"gpt2\""), ("dropout", "0.0")];
 /// The most samples that the hash of a step covers.
 const N_HASHED: u64 = 64;
 
 impl Run {
-    /// Begins where a checkpoint ends. Returns, in words, the settings that change from there on.
+    /// Begins where a checkpoint ends, or else at the start. Returns, in words, the settings that change from
+    /// there on.
     ///
     /// # Errors
     /// If it is of another training: other sizes, seed or data, or another number of samples per step.
-    pub fn resume(&mut self, checkpoint: Checkpoint) -> Result<Vec<String>> {
+    pub fn resume(&mut self, checkpoint: Option<Checkpoint>) -> Result<Vec<String>> {
+        let Some(checkpoint) = checkpoint else {
+            self.plan.begin(0)?;
+            return Ok(Vec::new());
+        };
         let manifest = checkpoint.manifest();
         let place = checkpoint.path().display();
-        let now = self.settings();
-        let changed = |key: &str| {
-            let of = |settings: &BTreeMap<String, String>| {
-                let earlier = || EARLIER.iter().find(|(of, _)| *of == key);
-                settings.get(key).cloned().or_else(|| earlier().map(|(_, was)| was.to_string()))
-            };
-            let (was, is) = (of(&manifest.settings), of(&now));
-            let text = |value: Option<String>| value.unwrap_or_else(|| "not set".into());
-            (was != is).then(|| format!("{key}: {} in the checkpoint, {} now", text(was), text(is)))
-        };
+        let now = settings(self.config());
+        let changed = |key: &str| change(key, &manifest.settings, &now, "in the checkpoint");
         let mut conflicts: Vec<String> = FIXED.iter().filter_map(|key| changed(key)).collect();
         let (was, is) = (manifest.samples_per_step, self.samples_per_step());
         if was != is {
@@ -110,7 +125,12 @@ impl Run {
         let other = now.keys().filter(|key| !FIXED.contains(&key.as_str()));
         let other = other.filter(|key| !FREE.contains(&key.as_str()));
         let notes = other.filter_map(|key| changed(key)).collect();
-        self.plan.last = self.plan.rest(manifest.step)?;
+        if let Some(found) = &manifest.timetable
+            && SEARCHED.iter().all(|key| changed(key).is_none())
+        {
+            self.plan = Plan::with(self.plan.config.clone(), Some(from_json(found.as_bytes())?))?;
+        }
+        self.plan.begin(manifest.step)?;
         self.start = Some(checkpoint);
         Ok(notes)
     }
@@ -141,20 +161,10 @@ impl Run {
             updates,
             samples_per_step: self.samples_per_step(),
             next_samples: self.samples_of(step),
-            settings: self.settings(),
+            settings: settings(self.config()),
+            timetable: self.plan.found.as_ref().map(to_json),
             shards: Vec::new(),
         }
-    }
-
-    /// All settings, as TOML values.
-    pub(super) fn settings(&self) -> BTreeMap<String, String> {
-        let keys = Settings::keys().into_iter();
-        keys.filter_map(|key| {
-            let (value, _) = self.plan.config.value(&key)?;
-            let value = value.to_string();
-            Some((key, value))
-        })
-        .collect()
     }
 
     fn samples_per_step(&self) -> u64 {
@@ -180,13 +190,89 @@ impl Run {
     }
 }
 
+/// The settings without which a run would be another training, in which it differs from that with the settings
+/// `was`, in words.
+pub(super) fn conflicts(was: &toml::Table, config: &Config) -> Vec<String> {
+    let was = was.iter().map(|(key, value)| (key.clone(), value.to_string())).collect();
+    let now = settings(config);
+    FIXED.iter().filter_map(|key| change(key, &was, &now, "there")).collect()
+}
+
+/// How a setting differs, in words, if it does.
+fn change(
+    key: &str,
+    was: &BTreeMap<String, String>,
+    now: &BTreeMap<String, String>,
+    where_it_was: &str,
+) -> Option<String> {
+    let of = |settings: &BTreeMap<String, String>| {
+        let earlier = || EARLIER.iter().find(|(of, _)| *of == key);
+        settings.get(key).cloned().or_else(|| earlier().map(|(_, was)| was.to_string()))
+    };
+    let (was, is) = (of(was), of(now));
+    let text = |value: Option<String>| value.unwrap_or_else(|| "not set".into());
+    (was != is).then(|| format!("{key}: {} {where_it_was}, {} now", text(was), text(is)))
+}
+
+/// All settings, as TOML values.
+fn settings(config: &Config) -> BTreeMap<String, String> {
+    let keys = Settings::keys().into_iter();
+    keys.filter_map(|key| {
+        let value = config.value(&key)?.0.to_string();
+        Some((key, value))
+    })
+    .collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use chimera_core::schedule::{Shape, find};
+
     use super::*;
+    use crate::settings::Layers;
 
     #[test]
     fn every_key_that_is_named_is_one() {
         let keys = Settings::keys();
-        assert!(FIXED.iter().chain(FREE).all(|key| keys.iter().any(|known| known == key)));
+        let named = FIXED.iter().chain(FREE).chain(SEARCHED);
+        assert!(named.into_iter().all(|key| keys.iter().any(|known| known == key)));
+    }
+
+    /// Another search might find another.
+    #[test]
+    fn the_timetable_that_was_found_goes_on() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let prepare = |search_time: f64, found| {
+            let settings = Settings {
+                schedule: Some("auto".into()),
+                search_time: Some(search_time),
+                steps: Some(2),
+                save_every: Some(1),
+                depth: Some(2),
+                layers: Some(2),
+                hidden: Some(8),
+                heads: Some(2),
+                context: Some(8),
+                micro_batches: Some(4),
+                threads: Some(1),
+                ..Settings::default()
+            };
+            let layers = Layers { config: None, settings };
+            Run::prepare_with(layers.resolve().unwrap(), found, 1.0).unwrap()
+        };
+        let gpipe = find("gpipe").unwrap().timetable(&Shape::new(2, 4)).unwrap();
+        let mut run = prepare(0.1, Some(gpipe));
+        run.save_into(Store::of(folder.path()), |_| ());
+        run.train(&AtomicBool::new(false), |_| Ok(())).unwrap();
+        let checkpoint = || Checkpoint::open(&folder.path().join("checkpoints/step-00000001"));
+        let resumed = |search_time| {
+            let mut run = prepare(search_time, None);
+            run.resume(Some(checkpoint().unwrap())).unwrap();
+            run.program().fingerprint()
+        };
+        assert_eq!(resumed(0.1), run.program().fingerprint());
+        assert_ne!(resumed(0.2), run.program().fingerprint());
     }
 }

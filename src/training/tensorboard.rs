@@ -10,6 +10,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Metrics;
 
+/// The status of a `SessionLog` that begins.
+const START: u64 = 1;
+
 /// An event file under way.
 pub(super) struct EventFile {
     file: File,
@@ -17,14 +20,19 @@ pub(super) struct EventFile {
 }
 
 impl EventFile {
-    /// Makes an event file in `folder`, which is made if it is not there.
-    pub(super) fn create(folder: &Path) -> Result<EventFile> {
+    /// Makes an event file in `folder`, which is made if it is not there, of steps from `first` on. What other
+    /// files there say of these steps TensorBoard then leaves aside: a run that is resumed trains them again.
+    pub(super) fn create(folder: &Path, first: u64) -> Result<EventFile> {
         create_dir_all(folder)?;
         let name = format!("events.out.tfevents.{:.0}.{}", now_s(), std::process::id());
         let path = folder.join(name);
         let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
         let mut events = EventFile { file, path };
         events.write(&bytes_field(3, b"brain.Event:2"))?;
+        if first > 0 {
+            let start = bytes_field(7, &varint_field(1, START));
+            events.write(&[varint_field(2, first), start].concat())?;
+        }
         Ok(events)
     }
 
@@ -108,6 +116,15 @@ fn float_field(number: u64, value: f32) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_goes_on_says_from_where() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let events = EventFile::create(folder.path(), 300).unwrap();
+        let bytes = std::fs::read(events.path()).unwrap();
+        let start = [0x10, 0xac, 0x02, 0x3a, 0x02, 0x08, 0x01];
+        assert!(bytes.windows(start.len()).any(|window| window == start), "{bytes:?}");
+    }
 
     /// As TensorFlow's own writer frames and encodes an event (of no time).
     #[test]

@@ -22,6 +22,7 @@ fn manifest(step: u64) -> Manifest {
         samples_per_step: 1,
         next_samples: String::new(),
         settings: Default::default(),
+        timetable: None,
         shards: Vec::new(),
     }
 }

@@ -3,7 +3,7 @@
 use chimera::checkpoint::{Checkpoint, Disk};
 
 use super::{at, numbers, prepare, train};
-use crate::command::folder;
+use crate::command::{chimera, folder};
 
 /// Half of the steps, and the other half from a checkpoint, are all of them: every number, every weight and
 /// every moment, to the bit.
@@ -119,7 +119,7 @@ fn settings_that_differ_are_told() {
         ("--steps 2", &["has 3 steps already"]),
     ] {
         let mut run = prepare(&format!("--depth 1 {options}"));
-        let refusal = run.resume(open()).expect_err(options).to_string();
+        let refusal = run.resume(Some(open())).expect_err(options).to_string();
         for line in lines {
             assert!(refusal.contains(line), "{options}: {refusal}");
         }
@@ -129,10 +129,31 @@ fn settings_that_differ_are_told() {
         );
     }
     let mut run = prepare("--depth 2 --steps 9 --warmup 1 --lr 0.5 --timeout 50");
-    let told = run.resume(open()).expect("resumes");
+    let told = run.resume(Some(open())).expect("resumes");
     let expected = ["lr: 0.025 in the checkpoint, 0.5 now", "min-lr: 0.0025", "steps: 6 in"];
     assert_eq!(told.len(), expected.len(), "{told:?}");
     for (told, start) in told.iter().zip(expected) {
         assert!(told.starts_with(start), "{told}");
     }
+}
+
+/// A timetable in a file is of whole windows: those that are left, not those since the start.
+#[test]
+fn windows_are_counted_from_the_step_that_is_next() {
+    let folder = folder();
+    let options = "--depth 2 --steps 5 --save-every 1 --schedule pipedream --window 1";
+    train(options, None, folder.path(), Disk::default()).expect("trains");
+    let shape = "--depth 2 --micro-batches 4 --window 4";
+    let exported = chimera(&format!("schedule export pipedream {shape} --format json"));
+    let file = folder.path().join("windows.json");
+    std::fs::write(&file, exported.stdout).expect("a file");
+    let resume = |steps: u64| {
+        let from = at(folder.path(), 5);
+        let options =
+            format!("--schedule {} --steps {steps} --resume {}", file.display(), from.display());
+        prepare(&options).resume(Some(Checkpoint::open(&from).expect("a checkpoint")))
+    };
+    resume(13).expect("two windows");
+    let refusal = resume(12).expect_err("less than two").to_string();
+    assert!(refusal.contains("7 steps are to be trained from step 5 on"), "{refusal}");
 }

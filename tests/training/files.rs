@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{read, read_dir, read_to_string};
 use std::path::Path;
+use std::process::Command;
 
 use chimera::core::engine::{Load, StepReport};
 use chimera::training::{Folder, Metrics};
@@ -193,4 +194,39 @@ fn a_run_ends_with_what_it_learnt() {
         assert!(out.join(file).is_file(), "{file}");
     }
     assert!(!out.join("error.0.json").exists());
+}
+
+#[test]
+fn a_start_that_is_refused_leaves_no_folder() {
+    let folder = folder();
+    for refused in ["--trace none/t.json", "--metrics none/m.jsonl", "--resume none"] {
+        let line = format!("train {MODEL} {refused}");
+        let ran = Command::new(env!("CARGO_BIN_EXE_chimera"))
+            .args(line.split_whitespace())
+            .current_dir(folder.path())
+            .output()
+            .expect("runs");
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert!(!ran.status.success() && !said.contains("of another run"), "{said}");
+    }
+    assert_eq!(read_dir(folder.path().join("runs")).expect("a folder").count(), 0);
+}
+
+#[test]
+fn a_run_without_checkpoints_is_not_overwritten_by_another() {
+    let folder = folder();
+    let data = text(&folder);
+    let out = folder.path().join("run");
+    let train = |more: &str| {
+        let place = format!("--data {} --out {}", data.display(), out.display());
+        chimera(&format!("train {MODEL} {place} {more}"))
+    };
+    assert_eq!(train("").code, Some(0));
+    let whole = || (read(out.join("metrics.jsonl")).ok(), read(out.join("config.toml")).ok());
+    let before = whole();
+    let refused = train("--seed 7 --resume auto");
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("seed: 1 there, 7 now"), "{}", refused.stderr);
+    assert!(whole() == before);
+    assert_eq!(train("--resume auto").code, Some(0));
 }

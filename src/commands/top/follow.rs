@@ -74,8 +74,13 @@ impl Followed {
     pub(super) fn read(&mut self) -> Result<()> {
         self.state = state(&self.folder);
         let mut text = String::new();
-        let mut file = File::open(&self.metrics)
-            .with_context(|| format!("cannot read {}", self.metrics.display()))?;
+        let mut file = File::open(&self.metrics).with_context(|| {
+            let hint = match self.metrics.is_relative() && !self.metrics.exists() {
+                true => ": follow the run from the folder in which it was started",
+                false => "",
+            };
+            format!("cannot read {}{hint}", self.metrics.display())
+        })?;
         if file.metadata()?.len() < self.n_read {
             *self = Followed { state: self.state.clone(), ..Followed::open(&self.folder)? };
         }
