@@ -6,6 +6,7 @@
 
 pub mod analyze;
 pub mod comm;
+mod costs;
 pub mod effects;
 pub mod engine;
 pub mod equivalence;
@@ -19,10 +20,12 @@ pub mod lower;
 pub mod model;
 pub mod names;
 pub mod op;
-pub mod order;
+mod order;
 pub mod placement;
 pub mod render;
+mod residuals;
 pub mod schedule;
+pub mod search;
 pub mod stage;
 pub mod timetable;
 pub mod update;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use chimera_core::analyze::{StageCosts, UniformCosts, simulate};
 use chimera_core::lower::{Hoist, Lowering, Recompute, lower, recompute};
-use chimera_core::order::{Allowed, Found, Search, search, shortest, starts};
 use chimera_core::placement::Placement;
+use chimera_core::search::{Allowed, Found, Search, search, shortest, starts};
 use chimera_core::timetable::Timetable;
 use proptest::prelude::*;
 
@@ -49,6 +49,27 @@ fn mirrored_pipes_come_to_the_bound() {
         assert_eq!(found.progress.makespan, wanted, "{max_peak}");
         assert_eq!(found.progress.lower_bound, wanted, "{max_peak}");
         assert_eq!(proven(&found.timetable, max_peak, &costs), found.progress.makespan);
+    }
+}
+
+/// In seconds times are as small as in minutes they are large. A power of two rounds nothing, so that the
+/// very same order is found.
+#[test]
+fn the_unit_of_time_changes_nothing() {
+    let mirrored = || starts(&Placement::mirrored(8, 1), 32, WHOLE);
+    for max_peak in [8.0, 9.0] {
+        let in_unit = |unit| {
+            find(mirrored(), UniformCosts::new(unit, 2.0 * unit, 0.0), &within(max_peak, 60))
+        };
+        let found = in_unit(1.0);
+        for exponent in [-40, -20, 20] {
+            let unit = 2f64.powi(exponent);
+            let again = in_unit(unit);
+            assert_eq!(again.timetable, found.timetable, "2^{exponent}");
+            assert_eq!(again.progress.makespan, found.progress.makespan * unit);
+            assert_eq!(again.progress.n_orders, found.progress.n_orders);
+            assert_eq!(again.progress.is_optimal(), found.progress.is_optimal());
+        }
     }
 }
 

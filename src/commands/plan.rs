@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use chimera::auto::{AUTO, Report, auto};
 use chimera::core::analyze::{Refusal, StageCosts, Timeline, simulate};
 use chimera::core::lower::{Lowering, Program, lower};
-use chimera::core::order::Search;
+use chimera::core::search::Search;
 use chimera::core::schedule::find;
 use chimera::core::timetable::Timetable;
 use chimera::timetable::{is_file, read};

@@ -9,8 +9,8 @@ use chimera_core::engine::{NonFinite, Training};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Program, lower};
 use chimera_core::model::{Cut, ModelConfig, cut};
-use chimera_core::order::Search;
 use chimera_core::schedule::{Shape, find};
+use chimera_core::search::Search;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 

@@ -108,5 +108,5 @@ fn a_file_beyond_the_limit_is_not_read() {
     }
     let ran = chimera(&format!("schedule check {}", path.display()));
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(3), ""));
-    assert!(ran.stderr.contains("at most"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("more than 64 MiB"), "{}", ran.stderr);
 }

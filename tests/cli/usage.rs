@@ -58,10 +58,10 @@ fn shapes_that_no_schedule_has() {
         ("dualpipe-v --micro-batches 7", "nearest: 8 micro-batches"),
         ("dualpipe-v --depth 8192 --micro-batches 20000", "are more than"),
         ("gpipe --depth 8193", "nearest: depth 8192"),
-        ("gpipe --micro-batches 4294967295", "nearest: at most 16777216 micro-batches"),
+        ("gpipe --micro-batches 4294967295", "nearest: at most 2097152 micro-batches"),
         ("zb-v --depth 1024 --micro-batches 2000", "nearest: at most 1024 micro-batches"),
         ("pipedream --window 0", "nearest: a window of 1"),
-        ("pipedream --window 4294967295", "nearest: a window of 4194304"),
+        ("pipedream --window 4294967295", "nearest: a window of 524288"),
         ("1f1b --in-turn 0", "nearest: 1 in turn"),
     ] {
         let ran = chimera(&format!("simulate {line}"));

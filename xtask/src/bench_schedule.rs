@@ -6,9 +6,9 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use chimera_core::analyze::{UniformCosts, simulate};
 use chimera_core::lower::{Lowering, lower};
-use chimera_core::order::{Allowed, Search, shortest};
 use chimera_core::placement::Placement;
 use chimera_core::schedule::{SCHEDULES, Schedule, Shape, find};
+use chimera_core::search::{Allowed, Search, shortest};
 
 /// Workers and micro-batches of every schedule.
 const ALL: (usize, u32) = (16, 64);

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 use chimera_core::analyze::{UniformCosts, simulate};
 use chimera_core::exchange::to_json;
 use chimera_core::lower::{Lowering, lower};
-use chimera_core::order::{Allowed, Search, shortest, starts};
 use chimera_core::placement::Placement;
+use chimera_core::search::{Allowed, Search, shortest, starts};
 use chimera_core::timetable::Timetable;
 use serde_json::{Value, json};
 

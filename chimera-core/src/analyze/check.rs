@@ -15,15 +15,16 @@ use std::task::Poll;
 
 use rustc_hash::FxHashMap;
 
-use super::memory::{Residuals, is_within};
+use super::deadlock::deadlock;
 use super::refusal::{Reason, Refusal};
 use super::versions::Versions;
 use crate::effects::Token;
 use crate::ids::{BucketId, ChannelId, StageId, WorkerId};
-use crate::interp::{Group, Machine, Stop, Values};
-use crate::lower::{Instr, Program};
+use crate::interp::{Group, Machine, Row, Stop, Values};
+use crate::lower::{Bucket, Instr, Program};
 use crate::op::{Cell, Op};
 use crate::render::text;
+use crate::residuals::{Residuals, is_within};
 use crate::update::Update;
 
 /// What the proof finds out by the way.
@@ -78,7 +79,8 @@ fn interpret<'p>(program: &'p Program, mut machine: Checker<'p>) -> Result<Check
         let mut next =
             group.rows().iter().zip(&program.rows).map(|(row, instrs)| instrs.get(row.position()));
         if !next.any(|instr| matches!(instr, Some(Instr::Send(..)))) {
-            return Err(deadlock(program, &group));
+            let positions: Vec<usize> = group.rows().iter().map(Row::position).collect();
+            return Err(deadlock(program, &positions));
         }
         machine.bound += 1;
     }
@@ -89,31 +91,6 @@ fn interpret<'p>(program: &'p Program, mut machine: Checker<'p>) -> Result<Check
         return Err(refusal(program, Some(at), Reason::LeftOver(token)));
     }
     Ok(machine)
-}
-
-fn deadlock(program: &Program, group: &Group<'_, u32>) -> Refusal {
-    let stuck: Vec<(WorkerId, usize, Instr)> = (group.rows().iter().zip(&program.rows).enumerate())
-        .filter_map(|(w, (row, instrs))| {
-            Some((WorkerId(w as u16), row.position(), *instrs.get(row.position())?))
-        })
-        .collect();
-    let waits = stuck.iter().map(|(worker, position, instr)| {
-        let cell = cell_index(&program.rows[worker.index()], *position);
-        let what = match *instr {
-            Instr::Recv(token, c) => {
-                format!("{token} from {}", program.channels[c.index()].from)
-            }
-            Instr::Send(token, c) => {
-                format!("room for {token} to {}", program.channels[c.index()].to)
-            }
-            Instr::Await(b) | Instr::Reduce(b) | Instr::Step(b) => format!("the sum of {b}"),
-            Instr::Agree => "the agreement".to_string(),
-            Instr::Run(cell) => cell.to_string(),
-        };
-        format!("{worker} waits at cell {cell} for {what}")
-    });
-    let at = stuck.first().map(|(worker, position, _)| (*worker, *position));
-    refusal(program, at, Reason::Deadlock(waits.collect()))
 }
 
 /// A refusal at an instruction, drawn with the cell that it belongs to.
@@ -132,7 +109,7 @@ pub(super) fn refusal(program: &Program, at: Option<(WorkerId, usize)>, reason: 
 }
 
 /// The cell that the instruction at `position` belongs to: receives to the next, all else to the last.
-fn cell_index(row: &[Instr], position: usize) -> usize {
+pub(super) fn cell_index(row: &[Instr], position: usize) -> usize {
     let n_before = row[..position].iter().filter(|i| matches!(i, Instr::Run(_))).count();
     match row.get(position) {
         Some(Instr::Run(_) | Instr::Recv(..)) => n_before,
@@ -171,7 +148,7 @@ struct Checker<'p> {
     n_started: Vec<usize>,
     /// The buckets that a stage's gradients of an update are in.
     buckets_of: FxHashMap<(StageId, u32), Vec<BucketId>>,
-    workers: Vec<Progress>,
+    workers: Vec<SyncState>,
     n_agreed: usize,
     residuals: Residuals,
     /// Of an asynchronous program, once it has updates.
@@ -180,7 +157,7 @@ struct Checker<'p> {
 
 /// What a worker has done of its synchronisation.
 #[derive(Clone, Default)]
-struct Progress {
+struct SyncState {
     phases: FxHashMap<BucketId, Phase>,
     last_started: Option<BucketId>,
     has_agreed: bool,
@@ -196,20 +173,14 @@ enum Phase {
 
 impl<'p> Checker<'p> {
     fn new(program: &'p Program, max_peak: Option<f64>, versions: Option<Versions>) -> Checker<'p> {
-        let mut buckets_of: FxHashMap<(StageId, u32), Vec<BucketId>> = FxHashMap::default();
-        for (b, bucket) in (0..).map(BucketId).zip(&program.buckets) {
-            for stage in &bucket.stages {
-                buckets_of.entry((*stage, bucket.update)).or_default().push(b);
-            }
-        }
         Checker {
             program,
             max_peak,
             bound: 1,
             queues: vec![VecDeque::new(); program.channels.len()],
             n_started: vec![0; program.buckets.len()],
-            buckets_of,
-            workers: vec![Progress::default(); program.rows.len()],
+            buckets_of: Bucket::by_stage(&program.buckets),
+            workers: vec![SyncState::default(); program.rows.len()],
             n_agreed: 0,
             residuals: Residuals::new(&program.placement, program.units_per_micro),
             versions,

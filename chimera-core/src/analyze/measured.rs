@@ -2,8 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
-use super::costs::Costs;
 use super::timeline::{Timeline, Work};
+use crate::costs::Costs;
 use crate::ids::{BucketId, WorkerId};
 use crate::op::{Cell, Op};
 

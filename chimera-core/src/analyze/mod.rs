@@ -1,7 +1,7 @@
 //! What follows from a timetable or a program without running it: proof, memory, time.
 
 pub(crate) mod check;
-pub mod costs;
+mod deadlock;
 pub mod measured;
 pub mod memory;
 pub mod one_order;
@@ -12,7 +12,6 @@ pub mod timeline;
 pub mod verdict;
 pub(crate) mod versions;
 
-pub use costs::{Costs, StageCosts, UniformCosts};
 pub use measured::MeasuredCosts;
 pub use memory::peak_bytes;
 pub use one_order::prove_in_one_order;
@@ -20,3 +19,5 @@ pub use refusal::{Reason, Refusal};
 pub use simulate::simulate;
 pub use timeline::{Awaited, Event, Timeline, Wait, Work};
 pub use verdict::{Need, Scene, Verdict};
+
+pub use crate::costs::{Costs, StageCosts, UniformCosts};

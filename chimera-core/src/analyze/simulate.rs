@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::task::Poll;
 
-use super::costs::Costs;
 use super::timeline::{Event, Timeline, Work};
+use crate::costs::Costs;
 use crate::effects::Token;
 use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::interp::{Group, Machine, Values};

@@ -23,6 +23,7 @@
 use std::fmt::Write;
 
 use super::form::{File, Object, Rule};
+use crate::effects::Rules;
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Cell, Op};
 use crate::placement::Placement;
@@ -31,8 +32,8 @@ use crate::update::Update;
 
 /// Longest file that is read, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
-/// Most workers, stages and pipes of a file.
-pub const MAX_COUNT: usize = 4096;
+/// Most workers, stages and pipes of a file: as many as ids can tell apart.
+pub const MAX_COUNT: usize = u16::MAX as usize;
 /// Longest name of a schedule, in bytes.
 pub const MAX_NAME: usize = 256;
 /// Most units that a micro-batch is cut into.
@@ -50,8 +51,8 @@ pub enum ReadError {
         reason: String,
     },
     /// The file is longer than [`MAX_BYTES`].
-    #[error("the file has {0} bytes; at most {MAX_BYTES} are read")]
-    TooLong(usize),
+    #[error("the file has more than {} MiB, the most that is read", MAX_BYTES >> 20)]
+    TooLong,
     /// Not of the form of a timetable; says where.
     #[error("{0}")]
     Form(String),
@@ -136,7 +137,7 @@ fn lines(items: impl Iterator<Item = String>) -> String {
 /// If the file is too long, is not JSON of this form, or contradicts itself.
 pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
     if bytes.len() > MAX_BYTES {
-        return Err(ReadError::TooLong(bytes.len()));
+        return Err(ReadError::TooLong);
     }
     let Object(file): Object<File> =
         serde_json::from_slice(bytes).map_err(|e| ReadError::Form(printable(&e)))?;
@@ -147,7 +148,7 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
     let update = file.update()?;
     let placement = Placement::new(file.depth, file.placement)
         .ok_or_else(|| invalid("placement", "not every stage of every pipe has a worker"))?;
-    Ok(Timetable {
+    let timetable = Timetable {
         schedule: file.schedule,
         placement,
         n_micro_batches: file.micro_batches,
@@ -155,7 +156,13 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
         update,
         rows: file.rows,
         selective: file.selective,
-    })
+    };
+    let rules = Rules::of(&timetable);
+    let is_whole = |(pipe, stage): &(PipeId, StageId)| !rules.is_recomputed(*pipe, *stage);
+    match timetable.selective.iter().position(is_whole) {
+        Some(at) => Err(invalid(format!("selective[{at}]"), "nothing of this stage is recomputed")),
+        None => Ok(timetable),
+    }
 }
 
 /// The message without what the file could put into it to confuse a terminal or fill it.

@@ -3,14 +3,16 @@
 //! [`Passes`] make a timetable of a timetable, for any schedule. [`lower`] is the only way to a `Program`,
 //! so one that is not proven cannot be run.
 
+mod hoist;
 mod messages;
 mod program;
 mod recompute;
 mod split;
 mod sync;
 
+pub use hoist::Hoist;
 pub use program::{Bucket, Channel, Instr, Program};
-pub use recompute::{Hoist, Recompute, recompute};
+pub use recompute::{Recompute, recompute};
 pub use split::split_backward;
 pub use sync::Sync;
 

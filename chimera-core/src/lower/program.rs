@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use rustc_hash::FxHashMap;
+
 use crate::effects::{Rules, Token, TokenKind};
 use crate::ids::{BucketId, ChannelId, PipeId, StageId, WorkerId};
 use crate::op::Cell;
@@ -55,6 +57,19 @@ pub struct Bucket {
     pub update: u32,
     /// Place in the one order in which every worker starts its reductions.
     pub order: u32,
+}
+
+impl Bucket {
+    /// Those that the gradients of a stage and an update are in.
+    pub(crate) fn by_stage(buckets: &[Bucket]) -> FxHashMap<(StageId, u32), Vec<BucketId>> {
+        let mut by_stage: FxHashMap<_, Vec<_>> = FxHashMap::default();
+        for (b, bucket) in (0..).map(BucketId).zip(buckets) {
+            for stage in &bucket.stages {
+                by_stage.entry((*stage, bucket.update)).or_default().push(b);
+            }
+        }
+        by_stage
+    }
 }
 
 /// What every worker of a pipeline group does in one step, or in the steps of an asynchronous window.

@@ -4,11 +4,12 @@
 use std::collections::VecDeque;
 
 use super::{Lowering, Rehearsal, rehearse};
-use crate::analyze::memory::{Residuals, is_within};
 use crate::analyze::{Costs, Refusal, Timeline, Work};
+use crate::costs::is_shorter;
 use crate::effects::Rules;
 use crate::ids::WorkerId;
 use crate::op::{Cell, Kind, Op};
+use crate::residuals::{Residuals, is_within};
 use crate::timetable::Timetable;
 use crate::update::Update;
 
@@ -77,7 +78,7 @@ struct Split {
 impl Split {
     fn of(worker: WorkerId, cell: &Cell, costs: &impl Costs) -> Split {
         let apart: f64 = cell.ops().map(|op| costs.op(worker, &op)).sum();
-        if costs.cell(worker, cell) < apart * (1.0 - 1e-9) {
+        if is_shorter(costs.cell(worker, cell), apart) {
             return Split { cell: *cell, leaves: Vec::new() };
         }
         let mut leaves = Vec::new();
@@ -175,6 +176,10 @@ impl<C: Costs> Room<'_, C> {
 
 /// Whether `one` keeps to the limit where `other` does not, or else is shorter, or else holds less.
 fn is_better(one: &Rehearsal, other: &Rehearsal, limit: Option<f64>) -> bool {
-    let key = |r: &Rehearsal| (!is_within(r.peak, limit), r.makespan, r.peak);
-    key(one).partial_cmp(&key(other)) == Some(std::cmp::Ordering::Less)
+    let is_over = |r: &Rehearsal| !is_within(r.peak, limit);
+    if is_over(one) != is_over(other) {
+        return is_over(other);
+    }
+    let is_longer = is_shorter(other.makespan, one.makespan);
+    is_shorter(one.makespan, other.makespan) || !is_longer && one.peak < other.peak
 }

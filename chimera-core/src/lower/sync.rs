@@ -170,12 +170,7 @@ struct WorkerEnds {
 
 impl Ends {
     fn of(compute: &Timeline, buckets: &[Bucket], window: &Window) -> Ends {
-        let mut by_stage: FxHashMap<(StageId, u32), Vec<BucketId>> = FxHashMap::default();
-        for (b, bucket) in (0..).map(BucketId).zip(buckets) {
-            for stage in &bucket.stages {
-                by_stage.entry((*stage, bucket.update)).or_default().push(b);
-            }
-        }
+        let by_stage = Bucket::by_stage(buckets);
         let mut workers = vec![WorkerEnds::default(); compute.n_workers];
         let mut latest = vec![0.0; buckets.len()];
         let mut clocks = vec![0.0; compute.n_workers];

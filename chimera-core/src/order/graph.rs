@@ -2,17 +2,17 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::analyze::Costs;
-use crate::analyze::memory::Residuals;
+use crate::costs::Costs;
 use crate::effects::{Rules, Token};
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Cell, Kind, Op};
 use crate::placement::Placement;
+use crate::residuals::Residuals;
 use crate::timetable::Timetable;
 
 /// Every op of a step, in no useful order: micro-batches take turns between the pipes, and each row has
 /// its ops stage by stage.
-pub fn unordered(placement: Placement, n_micro_batches: u32, splits: bool) -> Timetable {
+pub(crate) fn unordered(placement: Placement, n_micro_batches: u32, splits: bool) -> Timetable {
     let kinds: &[Kind] = match splits {
         true => &[Kind::Forward, Kind::BackwardInput, Kind::BackwardWeight],
         false => &[Kind::Forward, Kind::Backward],
@@ -74,6 +74,8 @@ pub(crate) struct Edge {
 pub(crate) struct Graph {
     pub(crate) n_workers: usize,
     pub(crate) n_micro_batches: usize,
+    /// The mean time of a cell: what other times are measured by, whatever the unit of the costs.
+    pub(crate) unit: f64,
     pub(crate) nodes: Vec<Node>,
     preds: Lists,
     succs: Lists,
@@ -167,8 +169,10 @@ impl Graph {
                 }
             }
         }
+        let total: f64 = nodes.iter().map(|node| node.takes).sum();
         Graph {
             n_workers: timetable.rows.len(),
+            unit: total / nodes.len().max(1) as f64,
             n_micro_batches: timetable.n_micro_batches as usize,
             preds: Lists::of(nodes.len(), pairs.iter().map(back)),
             succs: Lists::of(nodes.len(), pairs.iter().map(forth)),
@@ -232,6 +236,16 @@ impl Graph {
         }
         heads
     }
+}
+
+/// How long a timetable takes whose rows are run in their order, if that is a sound one.
+pub(crate) fn makespan(timetable: &Timetable, costs: &impl Costs) -> f64 {
+    let graph = Graph::of(timetable, costs);
+    let neighbours = (1..).zip(graph.nodes.windows(2));
+    let is_row = |(_, pair): &(u32, &[Node])| pair[0].worker == pair[1].worker;
+    let rows: Vec<_> = neighbours.filter(is_row).map(|(to, _)| (to - 1, to)).collect();
+    let heads = graph.with(&rows).heads();
+    heads.iter().zip(&graph.nodes).map(|(head, node)| head + node.takes).fold(0.0, f64::max)
 }
 
 /// Whose residuals a cell adds and whose it frees. A pair that does only one of these has it by its first

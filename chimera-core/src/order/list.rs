@@ -94,6 +94,7 @@ pub(crate) fn list(graph: &Graph, keys: &Keys, limits: &Limits) -> Option<Order>
     Some(if keys.releases.is_empty() { order } else { order.hastened(graph, &placed) })
 }
 
+/// Of residuals, and of times in the mean time of a cell.
 const ROUNDING: f64 = 1e-6;
 
 struct State<'g> {
@@ -280,7 +281,7 @@ impl<'g> State<'g> {
                 able.push((start, candidate));
             }
         }
-        let limit = first + keys.patience + ROUNDING;
+        let limit = first + keys.patience + ROUNDING * graph.unit;
         let soon = able.iter().filter(|(start, _)| *start <= limit);
         let best = soon.min_by(|(_, a), (_, b)| {
             let key = |c: u32| keys.urgency[c as usize];

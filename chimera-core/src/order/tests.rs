@@ -191,6 +191,7 @@ proptest! {
         let program = lower(&timetable, &Lowering::default()).expect("proven");
         let makespan = simulate(&program, &costs).makespan();
         let graph = Graph::of(&timetable, &costs);
+        prop_assert_eq!(super::makespan(&timetable, &costs), makespan);
         prop_assert!(lower_bound(&graph) <= makespan + 1e-9);
         let peak = program.peaks().iter().copied().fold(0.0, f64::max);
         prop_assert!(capped_bound(&graph, peak) <= makespan + 1e-9, "{}", timetable.schedule);

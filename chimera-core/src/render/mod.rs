@@ -133,17 +133,29 @@ fn goes_up(pipe: PipeId, n_pipes: usize) -> bool {
     n_pipes.is_multiple_of(2) && pipe.index() >= n_pipes / 2
 }
 
-/// `x` with four significant digits and no trailing zeros.
+/// `x` with four significant digits, as in drawings.
 fn number(x: f64) -> String {
+    significant(x, 4)
+}
+
+/// `x` with so many significant digits and no trailing zeros, in any unit: what would begin with many zeros
+/// is written in powers of ten.
+pub fn significant(x: f64, digits: usize) -> String {
     if x == 0.0 || !x.is_finite() {
         return if x == 0.0 { "0".into() } else { x.to_string() };
     }
-    let digits = (3.0 - x.abs().log10().floor()).clamp(0.0, 12.0) as usize;
-    let text = format!("{x:.digits$}");
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_string(),
-        false => text,
+    let trimmed = |number: &str| match number.contains('.') {
+        true => number.trim_end_matches('0').trim_end_matches('.').to_string(),
+        false => number.to_string(),
+    };
+    let magnitude = x.abs().log10().floor() as i32;
+    if magnitude < -4 {
+        let text = format!("{x:.*e}", digits.saturating_sub(1));
+        let (mantissa, power) = text.split_once('e').unwrap_or((&text, "0"));
+        return format!("{}e{power}", trimmed(mantissa));
     }
+    let decimals = usize::try_from(digits as i32 - 1 - magnitude).unwrap_or(0);
+    trimmed(&format!("{x:.decimals$}"))
 }
 
 #[cfg(test)]
@@ -154,6 +166,9 @@ mod tests {
     fn numbers_are_short() {
         let written = [0.0, 16.0, 12345.0, 1.0 / 3.0, 0.00123456, 0.1 + 0.2, f64::NAN].map(number);
         assert_eq!(written, ["0", "16", "12345", "0.3333", "0.001235", "0.3", "NaN"]);
+        let times = [3e-7, 1.23456789e-8, 1e-300, 999_999.6, -2.0 / 3.0];
+        let written = times.map(|x| significant(x, 6));
+        assert_eq!(written, ["3e-7", "1.23457e-8", "1e-300", "1000000", "-0.666667"]);
     }
 
     #[test]

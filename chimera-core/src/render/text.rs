@@ -11,7 +11,6 @@ use std::fmt::Write;
 use super::{Labels, goes_up, n_pipes, number, rows};
 use crate::analyze::{Event, Timeline, Work};
 use crate::op::{Cell, Kind};
-use crate::timetable::Timetable;
 
 /// Drawings with more columns than this are scaled, since nobody reads them column by column.
 const MAX_COLUMNS: usize = 2000;
@@ -83,18 +82,6 @@ pub fn scaled(timeline: &Timeline, width: usize) -> String {
         "{legend}; + reduction, * update, . idle; {} in all",
         number(makespan)
     );
-    picture.text
-}
-
-/// The rows of the timetable, without times: one column per cell.
-pub fn timetable(timetable: &Timetable) -> String {
-    let rows: Vec<Vec<String>> = timetable.rows.iter().map(|row| row_labels(row)).collect();
-    let width = rows.iter().flatten().map(String::len).max().unwrap_or(0);
-    let mut picture = Picture::new(rows.len());
-    for (worker, row) in rows.iter().enumerate() {
-        let padded = row.iter().map(|label| format!("{label:width$} "));
-        picture.line(worker, padded.collect::<String>().trim_end());
-    }
     picture.text
 }
 

@@ -3,7 +3,7 @@
 
 use super::greedy::Greedy;
 use super::{Schedule, Shape, Unfit};
-use crate::analyze::UniformCosts;
+use crate::costs::UniformCosts;
 use crate::op::{Kind, Op};
 use crate::order::Limits;
 use crate::placement::Placement;

@@ -2,7 +2,7 @@
 //! urgent of the ops that may run.
 
 use super::{Schedule, Shape, Unfit};
-use crate::analyze::UniformCosts;
+use crate::costs::UniformCosts;
 use crate::op::{Cell, Kind, Op};
 use crate::order::{Graph, Keys, Limits, justified, list, releases, staggered, unordered};
 use crate::placement::Placement;

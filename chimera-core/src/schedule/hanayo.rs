@@ -2,7 +2,7 @@
 
 use super::greedy::Greedy;
 use super::{Schedule, Shape, Source, Unfit};
-use crate::analyze::UniformCosts;
+use crate::costs::UniformCosts;
 use crate::order::Limits;
 use crate::placement::Placement;
 use crate::timetable::Timetable;

@@ -185,12 +185,17 @@ impl Shape {
         Err(Unfit::new(schedule, reason, nearest))
     }
 
-    /// Keeps a slip of the finger from filling the memory: 2^27 ops are ten times the largest job anyone
-    /// has published.
+    /// Keeps a slip of the finger from filling the memory. The largest job anyone has published has some
+    /// hundred thousand ops.
     fn check_ops(&self, schedule: &dyn Schedule, n_stages: usize) -> Result<(), Unfit> {
         let n_ops = (n_stages as u64).saturating_mul(2 * u64::from(self.n_micro_batches));
         if n_ops > MAX_OPS {
-            let reason = format!("{n_ops} ops are more than {MAX_OPS}");
+            let gib = |n_ops: u64| (n_ops as f64 * BYTES_PER_OP / f64::from(1 << 30)).round();
+            let reason = format!(
+                "{n_ops} ops are more than {MAX_OPS}: they would take about {} GiB of memory rather than {}",
+                gib(n_ops),
+                gib(MAX_OPS)
+            );
             let nearest = Shape::micro_batches_within(MAX_OPS / 2, n_stages);
             return Err(Unfit::new(schedule, reason, nearest));
         }
@@ -215,7 +220,9 @@ impl Shape {
 
 /// The most workers of a pipeline group.
 pub const MAX_DEPTH: usize = 8192;
-const MAX_OPS: u64 = 1 << 27;
+const MAX_OPS: u64 = 1 << 24;
+/// What proof and simulation take, measured at D = N = 512: 200 for a long row, twice that while rows grow.
+const BYTES_PER_OP: f64 = 400.0;
 
 /// How Chimera goes on after D micro-batches (Li & Hoefler, SC'21, section 3.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

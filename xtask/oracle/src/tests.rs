@@ -1,4 +1,4 @@
-use chimera_core::order::{Allowed, Search, search, starts};
+use chimera_core::search::{Allowed, Search, search, starts};
 use chimera_core::placement::Placement;
 use chimera_core::schedule::{Shape, find};
 

@@ -22,7 +22,7 @@ const MAX_ACTIONS: usize = 1 << 22;
 /// to say.
 pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
     if bytes.len() > MAX_BYTES {
-        return Err(ReadError::TooLong(bytes.len()));
+        return Err(ReadError::TooLong);
     }
     let text = std::str::from_utf8(bytes).map_err(|e| ReadError::Form(e.to_string()))?;
     let mut sheet = Sheet::default();

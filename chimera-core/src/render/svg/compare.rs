@@ -177,7 +177,8 @@ mod tests {
             .filter_map(|l| l.split_once("d=\"M")?.1.split(' ').next()?.parse().ok())
             .collect();
         let left = Columns::of(&["span"], &entries).end + 28.0;
-        assert!((ends[0] - left) / (ends[1] - left) - 16.0 / 21.0 < 1e-3, "{ends:?}");
+        let ratio = (ends[0] - left) / (ends[1] - left);
+        assert!((ratio - 16.0 / 21.0).abs() < 1e-3, "{ends:?}");
     }
 
     #[test]

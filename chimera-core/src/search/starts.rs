@@ -1,8 +1,8 @@
 //! Where a search begins: what the table of schedules has on a placement.
 
-use super::graph::unordered;
 use crate::lower::Recompute;
 use crate::op::Kind;
+use crate::order::unordered;
 use crate::placement::Placement;
 use crate::schedule::{SCHEDULES, Schedule, Shape};
 use crate::timetable::Timetable;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::search::{Found, Progress, Search, search};
+use super::improve::{Found, Progress, Search, search};
 use super::starts::{Allowed, starts};
 use crate::analyze::Costs;
 use crate::lower::{Hoist, Lowering, Recompute, recompute, split_backward};
@@ -28,6 +28,7 @@ pub fn shortest<C: Costs, E>(
     observe: &mut dyn FnMut(&Progress),
 ) -> Result<Option<Found>, E> {
     let began = Instant::now();
+    let left = || how.time_limit.saturating_sub(began.elapsed());
     let mut from = Vec::new();
     for timetable in starts(placement, n_micro_batches, allowed) {
         for timetable in passed(timetable, allowed, how, costs)? {
@@ -37,15 +38,15 @@ pub fn shortest<C: Costs, E>(
     }
     let is_long = n_micro_batches as usize >= 4 * placement.n_workers();
     if !n_micro_batches.is_multiple_of(2) || !is_long {
-        return Ok(search(&from, how, observe));
+        return Ok(search(&from, &Search { time_limit: left(), ..*how }, observe));
     }
     let part = |of: u32| Search {
         n_orders: how.n_orders / u64::from(of),
-        time_limit: how.time_limit / of,
+        time_limit: left().min(how.time_limit / of),
         ..*how
     };
     let Some(first) = search(&from, &part(8), &mut *observe) else { return Ok(None) };
-    if first.progress.is_optimal() {
+    if first.progress.is_optimal() || left().is_zero() {
         return Ok(Some(first));
     }
     let mut tried = first.progress.n_orders;
@@ -59,11 +60,7 @@ pub fn shortest<C: Costs, E>(
     }
     let cost = costs(&first.timetable)?;
     from.push((first.timetable, cost));
-    let rest = Search {
-        n_orders: how.n_orders.saturating_sub(tried),
-        time_limit: how.time_limit.saturating_sub(began.elapsed()),
-        ..*how
-    };
+    let rest = Search { n_orders: how.n_orders.saturating_sub(tried), time_limit: left(), ..*how };
     // The bound of all ops that are allowed, not of those alone that are still ordered.
     let lower_bound = first.progress.lower_bound;
     let all = |progress: &Progress| Progress {
@@ -75,8 +72,8 @@ pub fn shortest<C: Costs, E>(
     Ok(found.map(|found| Found { progress: all(&found.progress), ..found }))
 }
 
-/// What the allowed passes make of a start. One in no order yet is refused by those that run it, and needs
-/// them not.
+/// What the allowed passes make of a start, named with the options that say so. One in no order yet is
+/// refused by those that run it, and needs them not.
 fn passed<C: Costs, E>(
     timetable: Timetable,
     allowed: Allowed,
@@ -85,13 +82,26 @@ fn passed<C: Costs, E>(
 ) -> Result<Vec<Timetable>, E> {
     let lowering = Lowering { max_peak: how.max_peak, ..Lowering::default() };
     let cost = costs(&timetable)?;
-    let hoisted = |hoist| recompute(&timetable, |_, _| allowed.recompute, hoist, &lowering, &cost);
+    let named = |passed: Timetable, option: &str| {
+        let schedule = format!("{}{option}", passed.schedule);
+        Timetable { schedule, ..passed }
+    };
+    let hoisted = |(hoist, option)| {
+        let all = recompute(&timetable, |_, _| allowed.recompute, hoist, &lowering, &cost);
+        all.map(|all| named(all, option))
+    };
     let mut passed: Vec<Timetable> = match allowed.recompute {
         Recompute::None => vec![timetable],
-        _ => [Hoist::OnDemand, Hoist::Auto].into_iter().flat_map(hoisted).collect(),
+        _ => [(Hoist::By(0), ""), (Hoist::Auto, " --hoist auto")]
+            .into_iter()
+            .flat_map(hoisted)
+            .collect(),
     };
     if allowed.split_backwards {
-        let split = |timetable: &Timetable| split_backward(timetable, &lowering, &cost).ok();
+        let split = |timetable: &Timetable| {
+            let halves = split_backward(timetable, &lowering, &cost).ok()?;
+            Some(named(halves, " --split-backward"))
+        };
         let split: Vec<_> =
             passed.iter().filter(|t| t.has(Kind::Backward)).filter_map(split).collect();
         passed.extend(split);

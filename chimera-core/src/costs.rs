@@ -43,6 +43,11 @@ pub trait Costs {
     }
 }
 
+/// Whether `one` time is shorter than `other` by more than rounding, in any unit.
+pub(crate) fn is_shorter(one: f64, other: f64) -> bool {
+    one < other * (1.0 - 1e-9)
+}
+
 /// The costs of a stage, per whole micro-batch; as [`Costs`], the same for every stage.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct UniformCosts {
@@ -96,6 +101,18 @@ impl UniformCosts {
             pair: self.pair.map(|pair| pair * share),
             recompute: self.recompute * share,
             ..self
+        }
+    }
+
+    /// The costs of a stage that holds this one and the `next`. Messages cost what those of `next` do.
+    pub fn and(self, next: UniformCosts) -> UniformCosts {
+        UniformCosts {
+            forward: self.forward + next.forward,
+            input: self.input + next.input,
+            weight: self.weight + next.weight,
+            pair: self.pair.zip(next.pair).map(|(a, b)| a + b),
+            recompute: self.recompute + next.recompute,
+            ..next
         }
     }
 

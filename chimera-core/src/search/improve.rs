@@ -1,6 +1,6 @@
 //! The search for a short order under a memory limit.
 //!
-//! Keys are drawn at random and [listed](list); the order that comes out is [justified] as long as it gets
+//! Keys are drawn at random and listed; the order that comes out is justified as long as it gets
 //! shorter. Most keys are those of the best order so far, shaken within a stretch of time (iterated
 //! greedy). It ends at the lower bound.
 
@@ -10,14 +10,12 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
-use super::graph::Graph;
-use super::justify::{justified, releases};
-use super::list::{Keys, Limits, Order, list};
-use super::relax::bound;
 use crate::analyze::structure;
 use crate::analyze::{Costs, Timeline, Work, simulate};
+use crate::costs::is_shorter;
 use crate::lower::{Lowering, Sync, lower};
 use crate::op::{Cell, Op};
+use crate::order::{Graph, Keys, Limits, Order, bound, justified, list, releases};
 use crate::timetable::Timetable;
 
 /// What bounds a search.
@@ -27,7 +25,7 @@ pub struct Search {
     pub max_peak: Option<f64>,
     /// How many orders are tried. The same number and seed give the same result, unless time runs out.
     pub n_orders: u64,
-    /// How long it may take.
+    /// How long it may take, though everything it starts from is tried at least once.
     pub time_limit: Duration,
     /// Key of the random draws.
     pub seed: u64,
@@ -54,7 +52,7 @@ pub struct Progress {
 impl Progress {
     /// Whether the shortest makespan so far is the bound.
     pub fn is_optimal(&self) -> bool {
-        self.makespan <= self.lower_bound + TOLERANCE
+        !is_shorter(self.lower_bound, self.makespan)
     }
 }
 
@@ -112,13 +110,13 @@ pub fn search<C: Costs>(
     while is_first || progress.n_orders < how.n_orders && !is_late() {
         let mut is_done = true;
         for problem in &mut problems {
-            if problem.lower_bound >= progress.makespan - TOLERANCE {
+            if !is_shorter(problem.lower_bound, progress.makespan) {
                 continue;
             }
             is_done = false;
             progress.n_orders += problem.try_one(&mut rng, &is_late);
             let found = problem.best.as_ref().map_or(f64::INFINITY, |order| order.makespan);
-            let gained = found < progress.makespan - TOLERANCE;
+            let gained = is_shorter(found, progress.makespan);
             if gained {
                 let timetable = problem.timetable().filter(|t| lower(t, &at_end).is_ok());
                 debug_assert!(timetable.is_some(), "an order of the list scheduler is refused");
@@ -140,8 +138,6 @@ pub fn search<C: Costs>(
     best.map(|timetable| Found { timetable, progress })
 }
 
-const TOLERANCE: f64 = 1e-9;
-
 /// One set of ops, whatever their order.
 struct Problem {
     timetable: Timetable,
@@ -152,8 +148,6 @@ struct Problem {
     tails: Vec<f64>,
     limits: Limits,
     lower_bound: f64,
-    /// The mean time of a cell: the unit of all random times.
-    unit: f64,
     best: Option<Order>,
 }
 
@@ -166,7 +160,6 @@ impl Problem {
     ) -> Problem {
         let graph = Graph::of(timetable, costs);
         let reversed = graph.reversed();
-        let total: f64 = graph.nodes.iter().map(|node| node.takes).sum();
         Problem {
             timetable: timetable.clone(),
             cells,
@@ -174,7 +167,6 @@ impl Problem {
             tails: reversed.heads(),
             limits: Limits { worker: max_peak, pipe: None },
             lower_bound: bound(timetable, &graph, costs, max_peak),
-            unit: total / graph.nodes.len().max(1) as f64,
             graph,
             reversed,
             best: None,
@@ -206,14 +198,14 @@ impl Problem {
     /// Draws keys, lists and justifies them, and keeps the order if it is no longer than the best.
     /// Returns how many orders that took.
     fn try_one(&mut self, rng: &mut ChaCha8Rng, is_late: &impl Fn() -> bool) -> u64 {
-        let slack = SLACKS[rng.random_range(0..SLACKS.len())] * self.unit;
+        let slack = SLACKS[rng.random_range(0..SLACKS.len())] * self.graph.unit;
         let (mut keys, limits) = match &self.best {
             Some(best) if rng.random_bool(0.95) => {
                 (self.shaken(best, slack, rng), self.limits.clone())
             }
             _ => self.drawn(rng),
         };
-        keys.patience = PATIENCES[rng.random_range(0..PATIENCES.len())] * self.unit;
+        keys.patience = PATIENCES[rng.random_range(0..PATIENCES.len())] * self.graph.unit;
         let mut n_orders = 1;
         let Some(mut order) = list(&self.graph, &keys, &limits) else {
             return n_orders;
@@ -224,11 +216,11 @@ impl Problem {
             }
             n_orders += 2;
             match justified([&self.graph, &self.reversed], &order, &limits, slack, keys.patience) {
-                Some(shorter) if shorter.makespan < order.makespan - TOLERANCE => order = shorter,
+                Some(shorter) if is_shorter(shorter.makespan, order.makespan) => order = shorter,
                 _ => break,
             }
         }
-        if self.best.as_ref().is_none_or(|best| order.makespan <= best.makespan + TOLERANCE) {
+        if self.best.as_ref().is_none_or(|best| !is_shorter(best.makespan, order.makespan)) {
             self.best = Some(order);
         }
         n_orders
@@ -236,7 +228,7 @@ impl Problem {
 
     /// The starts of the best order, some of them moved.
     fn shaken(&self, best: &Order, slack: f64, rng: &mut ChaCha8Rng) -> Keys {
-        let shift = SHIFTS[rng.random_range(0..SHIFTS.len())] * self.unit;
+        let shift = SHIFTS[rng.random_range(0..SHIFTS.len())] * self.graph.unit;
         let (mut from, mut to) = (0.0, best.makespan);
         if rng.random_bool(0.5) {
             (from, to) = (rng.random_range(from..=to), rng.random_range(from..=to));
@@ -254,9 +246,9 @@ impl Problem {
     /// Fresh keys: early ops, or those with a long way to go, and either forwards or backwards first;
     /// sometimes with a limit for each pipe, which keeps the pipes of a bidirectional placement apart.
     fn drawn(&self, rng: &mut ChaCha8Rng) -> (Keys, Limits) {
-        let shift = SHIFTS[rng.random_range(0..SHIFTS.len())] * self.unit;
+        let shift = SHIFTS[rng.random_range(0..SHIFTS.len())] * self.graph.unit;
         let (early, delay) =
-            (rng.random_range(0.0..=1.0), rng.random_range(-5.0..=20.0) * self.unit);
+            (rng.random_range(0.0..=1.0), rng.random_range(-5.0..=20.0) * self.graph.unit);
         let key = |i: usize| {
             let late = if self.graph.nodes[i].adds > 0.0 { delay } else { 0.0 };
             let urgency = early * self.heads[i] - (1.0 - early) * self.tails[i];

@@ -1,0 +1,158 @@
+//! Where recomputations stand.
+//!
+//! Right before its backward a recomputation holds residuals for as short as can be, and runs while
+//! the worker waits for the gradient. Where there is no such wait, it can be hoisted into an earlier one
+//! (Liu et al., Mario, PPoPP 2025), for which residuals are held longer.
+
+use std::fmt;
+use std::iter::successors;
+use std::str::FromStr;
+
+use crate::costs::is_shorter;
+use crate::effects::Rules;
+use crate::ids::WorkerId;
+use crate::op::{Cell, Kind, Op};
+use crate::residuals::{Residuals, is_within};
+use crate::timetable::Timetable;
+
+/// Where in a row a recomputation stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hoist {
+    /// Right before its backward, and it waits for the gradient too
+    /// (see [`Lowering::on_demand`](super::Lowering::on_demand)).
+    OnDemand,
+    /// Up to so many cells earlier than right before its backward: not before its forward, and not where
+    /// residuals would exceed [`Lowering::max_peak`](super::Lowering::max_peak).
+    By(usize),
+    /// By the number of cells, up to D, with the least makespan, and the least of several such, of those
+    /// that are tried: 1, 2, 4 and so on, and then around the best.
+    Auto,
+}
+
+impl FromStr for Hoist {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Hoist, String> {
+        match text {
+            "on-demand" => Ok(Hoist::OnDemand),
+            "auto" => Ok(Hoist::Auto),
+            number => number.parse().map(Hoist::By).map_err(|_| {
+                format!("unknown hoist `{number}`: choose on-demand, auto or a number of cells")
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Hoist {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Hoist::OnDemand => f.write_str("on-demand"),
+            Hoist::By(cells) => write!(f, "{cells}"),
+            Hoist::Auto => f.write_str("auto"),
+        }
+    }
+}
+
+/// The number of cells, up to `most`, that takes the least time of those that [`Hoist::Auto`] tries.
+pub(super) fn shortest(most: usize, takes: impl Fn(usize) -> f64) -> usize {
+    let better = |cells, (best, least)| {
+        let time = takes(cells);
+        let is_better = is_shorter(time, least) || cells < best && !is_shorter(least, time);
+        if is_better { (cells, time) } else { (best, least) }
+    };
+    let mut best = (0, takes(0));
+    let doubled = |cells: &usize| (*cells < most).then(|| most.min(2 * cells));
+    for cells in successors(Some(1), doubled) {
+        best = better(cells, best);
+    }
+    let halved = |step: &usize| (*step > 1).then(|| step.div_ceil(2));
+    for step in successors(Some(best.0), halved).skip(1) {
+        let around = best.0;
+        for cells in [around.saturating_sub(step), most.min(around + step)] {
+            best = better(cells, best);
+        }
+    }
+    best.0
+}
+
+/// A cell, and the residuals that the worker holds before it and most while it runs.
+#[derive(Clone, Copy)]
+struct Counted {
+    cell: Cell,
+    before: f64,
+    most: f64,
+}
+
+/// Moves every recomputation that was not there `before` up to `cells` cells towards the start of its
+/// row, as far as `limit` allows.
+pub(super) fn hoisted(
+    timetable: &Timetable,
+    before: &Rules,
+    cells: usize,
+    limit: Option<f64>,
+) -> Timetable {
+    let rules = Rules::of(timetable);
+    let residuals = Residuals::new(&timetable.placement, timetable.units_per_micro);
+    let mut all = timetable.clone();
+    for (w, row) in (0..).map(WorkerId).zip(&mut all.rows) {
+        let mut now = 0.0;
+        let mut counted: Vec<Counted> = Vec::with_capacity(row.len());
+        for &cell in row.iter() {
+            let (more, less) = residuals.change(w, &cell, &rules);
+            counted.push(Counted { cell, before: now, most: now + more });
+            now += more - less;
+            if let Cell::One(op) = cell
+                && op.kind == Kind::Recompute
+                && !before.is_recomputed(op.pipe, op.stage)
+            {
+                move_up(&mut counted, &op, more, cells, limit);
+            }
+        }
+        *row = counted.into_iter().map(|c| c.cell).collect();
+    }
+    all
+}
+
+/// Moves the last of `row`, the recomputation `op` of so many residuals, past up to `cells` cells.
+fn move_up(row: &mut [Counted], op: &Op, residuals: f64, cells: usize, limit: Option<f64>) {
+    let mut at = row.len() - 1;
+    for _ in 0..cells {
+        let Some(passed) = at.checked_sub(1).map(|before| row[before]) else { return };
+        let makes_it = |f: Op| {
+            let overlaps = f.span.start < op.span.units().end && op.span.start < f.span.units().end;
+            f.kind == Kind::Forward && (f.pipe, f.stage) == (op.pipe, op.stage) && overlaps
+        };
+        if passed.cell.ops().any(makes_it) || !is_within(passed.most + residuals, limit) {
+            return;
+        }
+        let (before, most) = (passed.before, passed.before + residuals);
+        row[at] = Counted { before: before + residuals, most: passed.most + residuals, ..passed };
+        at -= 1;
+        row[at] = Counted { cell: Cell::One(*op), before, most };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Of the least time, the least number: whatever the time, if it falls and then rises.
+    #[test]
+    fn the_shortest_is_found_in_few_steps() {
+        for most in 1..=40usize {
+            for least in 0..=most {
+                let n_tried = Cell::new(0);
+                let takes = |cells: usize| {
+                    n_tried.set(n_tried.get() + 1);
+                    cells.abs_diff(least) as f64 + 1.0
+                };
+                assert_eq!(shortest(most, takes), least, "{least} of {most}");
+                assert!(n_tried.get() <= 3 * most.ilog2() + 5, "{least} of {most}");
+                let flat = |cells| if cells < least { 2.0 } else { 1.0 };
+                assert_eq!(shortest(most, flat), least, "{least} of {most}");
+            }
+        }
+    }
+}

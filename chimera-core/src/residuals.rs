@@ -1,0 +1,97 @@
+//! What each worker holds for backwards to come.
+
+use std::collections::HashMap;
+
+use rustc_hash::FxHashMap;
+
+use crate::effects::{Rules, Token, TokenKind};
+use crate::ids::{PipeId, WorkerId};
+use crate::op::Cell;
+use crate::placement::Placement;
+
+/// Counts residuals, worker by worker, as cells run.
+///
+/// The unit is one micro-batch through all stages that a worker holds of one pipe: with `v` stages of a
+/// pipe on a worker each counts `1/v`. Deferred weight work counts like the residuals it came from;
+/// what a forward keeps for a recomputation does not count.
+#[derive(Clone, Debug)]
+pub(crate) struct Residuals {
+    /// By worker and pipe of its own: what one unit of one stage counts.
+    weights: Vec<FxHashMap<PipeId, f64>>,
+    held: Held,
+}
+
+impl Residuals {
+    pub(crate) fn new(placement: &Placement, units_per_micro: u32) -> Residuals {
+        let n_workers = placement.n_workers();
+        let mut weights: Vec<FxHashMap<PipeId, f64>> = vec![FxHashMap::default(); n_workers];
+        for (p, pipe) in (0..).map(PipeId).zip(placement.pipes()) {
+            for worker in pipe {
+                *weights[worker.index()].entry(p).or_default() += f64::from(units_per_micro);
+            }
+        }
+        weights.iter_mut().flat_map(HashMap::values_mut).for_each(|n| *n = 1.0 / *n);
+        Residuals { weights, held: Held::new(n_workers) }
+    }
+
+    /// What a cell adds while it runs, and what it frees at its end.
+    pub(crate) fn change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> (f64, f64) {
+        let weights = &self.weights[worker.index()];
+        change(cell, rules, |token| match token.kind {
+            TokenKind::Saved | TokenKind::Deferred => {
+                weights.get(&token.pipe).copied().unwrap_or(0.0)
+            }
+            _ => 0.0,
+        })
+    }
+
+    /// Counts one cell and returns the most that are held meanwhile.
+    pub(crate) fn run(&mut self, worker: WorkerId, cell: &Cell, rules: &Rules) -> f64 {
+        self.held.run(worker, self.change(worker, cell, rules))
+    }
+
+    /// The most each worker held so far, rounded to a millionth (shares such as 1/3 do not add up).
+    pub(crate) fn peaks(&self) -> Vec<f64> {
+        self.held.peaks.iter().map(|p| (p * 1e6).round() / 1e6).collect()
+    }
+}
+
+/// Whether `held` is no more than a limit, up to rounding.
+pub(crate) fn is_within(held: f64, limit: Option<f64>) -> bool {
+    limit.is_none_or(|limit| held <= limit + 1e-6)
+}
+
+/// What a cell adds and frees. What an op makes is there before what it eats is freed, but the halves of
+/// a split backward hand the same residuals on.
+pub(crate) fn change(cell: &Cell, rules: &Rules, size: impl Fn(&Token) -> f64) -> (f64, f64) {
+    let (mut more, mut less) = (0.0, 0.0);
+    for op in cell.ops() {
+        let effects = rules.effects(&op);
+        let count = |tokens: &[Token]| tokens.iter().map(&size).sum::<f64>();
+        let net = count(&effects.makes) - count(&effects.eats);
+        if net > 0.0 { more += net } else { less -= net }
+    }
+    (more, less)
+}
+
+/// What each worker holds, and held at most.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    now: Vec<f64>,
+    pub(crate) peaks: Vec<f64>,
+}
+
+impl Held {
+    pub(crate) fn new(n_workers: usize) -> Held {
+        Held { now: vec![0.0; n_workers], peaks: vec![0.0; n_workers] }
+    }
+
+    /// Adds, notes the peak, and frees; returns what is held in between.
+    pub(crate) fn run(&mut self, worker: WorkerId, (more, less): (f64, f64)) -> f64 {
+        let (now, peak) = (&mut self.now[worker.index()], &mut self.peaks[worker.index()]);
+        let meanwhile = *now + more;
+        *peak = peak.max(meanwhile);
+        *now = meanwhile - less;
+        meanwhile
+    }
+}
