@@ -25,6 +25,7 @@ pub use traced::{Direction, Message, Traced};
 use crate::effects::Token;
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, Rank, StageId};
+use crate::kernels::DeviceError;
 
 /// What a message is about. A (sender, receiver, tag) is used once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -125,9 +126,21 @@ pub enum CommError {
     /// Some rank gave up, for this cause.
     #[error("the run was aborted: {0}")]
     Aborted(Fault),
+    /// A device could not hold what came, or what was sent.
+    #[error("{0}")]
+    OutOfMemory(String),
     /// The transport itself failed.
     #[error("the transport failed: {0}")]
     Failed(String),
+}
+
+impl From<DeviceError> for CommError {
+    fn from(error: DeviceError) -> CommError {
+        match error {
+            DeviceError::OutOfMemory { .. } => CommError::OutOfMemory(error.to_string()),
+            DeviceError::Failed { .. } => CommError::Failed(error.to_string()),
+        }
+    }
 }
 
 impl CommError {
@@ -142,6 +155,7 @@ impl CommError {
             CommError::Lost { from, .. } => {
                 Fault { peer: Some(from), ..Fault::new(Class::PeerLost, rank, message) }
             }
+            CommError::OutOfMemory(_) => Fault::new(Class::OutOfMemory, rank, message),
             CommError::Failed(_) => Fault::new(Class::Internal, rank, message),
         }
     }
