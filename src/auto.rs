@@ -7,9 +7,9 @@ use anyhow::Result;
 use chimera_core::analyze::Costs;
 use chimera_core::lower::Passes;
 use chimera_core::names::by_name;
-use chimera_core::search::{Allowed, Found, Progress, Search, shortest};
 use chimera_core::placement::Placement;
 use chimera_core::schedule::{MAX_DEPTH, Scaling, Shape};
+use chimera_core::search::{Allowed, Found, Progress, Search, shortest};
 use chimera_core::timetable::Timetable;
 
 /// The name that stands for a search wherever a schedule is named.

@@ -70,14 +70,27 @@ pub struct Launch {
     pub n_ranks: u32,
     /// Those of this machine, if it says so.
     pub n_local: Option<u32>,
+    /// This one's number among them, if it says so.
+    pub local: Option<u32>,
 }
 
-/// Launchers by their variables: number of ranks, rank, and ranks of this machine. The first that is complete
-/// counts: what starts processes within an allocation of SLURM is closer than SLURM.
-const LAUNCHERS: [(&str, &str, &str, &str); 3] = [
-    ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MPICH or PMI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
-    ("SLURM's srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE"),
+/// Launchers by their variables: number of ranks, rank, and the same within this machine. The first that is
+/// complete counts: what starts processes within an allocation of SLURM is closer than SLURM.
+const LAUNCHERS: [(&str, [&str; 4]); 3] = [
+    (
+        "Open MPI",
+        [
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+        ],
+    ),
+    ("MPICH or PMI", ["PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"]),
+    (
+        "SLURM's srun",
+        ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", "SLURM_LOCALID"],
+    ),
 ];
 
 impl Launch {
@@ -88,11 +101,12 @@ impl Launch {
 
     fn of(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
         let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
-        LAUNCHERS.into_iter().find_map(|(launcher, size, rank, local)| {
+        LAUNCHERS.into_iter().find_map(|(launcher, [size, rank, local_size, local_rank])| {
             let n_ranks = number(size)?;
             number(rank).filter(|rank| *rank < n_ranks)?;
-            let n_local = number(local).filter(|n| (1..=n_ranks).contains(n));
-            Some(Launch { launcher, variable: size, n_ranks, n_local })
+            let n_local = number(local_size).filter(|n| (1..=n_ranks).contains(n));
+            let local = number(local_rank).filter(|local| *local < n_ranks);
+            Some(Launch { launcher, variable: size, n_ranks, n_local, local })
         })
     }
 }
@@ -122,10 +136,11 @@ mod tests {
 
     #[test]
     fn launchers_are_told_apart() {
-        let open_mpi = "OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_SIZE=4";
+        let open_mpi = "OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_SIZE=4 \
+                        OMPI_COMM_WORLD_LOCAL_RANK=1";
         let srun = "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 SLURM_NTASKS_PER_NODE=2";
         let found = launch(&format!("{srun} {open_mpi}")).expect("a launcher");
-        assert_eq!((found.n_ranks, found.n_local), (8, Some(4)));
+        assert_eq!((found.n_ranks, found.n_local, found.local), (8, Some(4), Some(1)));
         assert_eq!(found.to_string(), "Open MPI says OMPI_COMM_WORLD_SIZE=8");
         let found = launch(srun).expect("a launcher");
         assert_eq!((found.launcher, found.n_ranks, found.n_local), ("SLURM's srun", 4, Some(2)));

@@ -101,6 +101,40 @@ fn ranks_train_as_threads_do_to_the_bit() {
     }
 }
 
+/// Ranks that share an adapter train as threads on it do, to the bit, and as the CPU does, and so do ranks of which
+/// some compute on the CPU.
+#[cfg(feature = "wgpu")]
+#[test]
+fn ranks_train_on_adapters() {
+    let folder = folder();
+    let run = |name: &str, n: usize, more: &str| {
+        let line = options(&folder, name, more);
+        let ran = if n > 1 { ranks(n, &line) } else { chimera(&line) };
+        assert_eq!(ran.code, Some(0), "{more}: {}", ran.stderr);
+        losses(&folder.path().join(name))
+    };
+    let number = |text: &String| text.parse::<f64>().expect("a number");
+    for schedule in ["zb-h1", "chimera"] {
+        let shape = format!("--schedule {schedule} --depth 4 --check-replicas 1");
+        let on = |device: &str| format!("{shape} --device {device}");
+        let cpu = run(&format!("{schedule}-cpu"), 1, &on("cpu"));
+        let threads = run(&format!("{schedule}-threads"), 1, &on("wgpu"));
+        let ranks = run(&format!("{schedule}-ranks"), 4, &on("wgpu"));
+        let mixed = run(&format!("{schedule}-mixed"), 4, &on("cpu,wgpu,wgpu,cpu"));
+        assert_eq!((ranks.len(), &ranks), (5, &threads), "{schedule}");
+        for gpu in [&ranks, &mixed] {
+            for (cpu, gpu) in cpu.iter().zip(gpu) {
+                assert!((number(&cpu.1) - number(&gpu.1)).abs() < 1e-4, "{cpu:?} {gpu:?}");
+            }
+        }
+    }
+    let unlike = "--schedule chimera --depth 4 --device cpu,cpu,wgpu,wgpu";
+    let refused = ranks(4, &options(&folder, "unlike", unlike));
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    let told = "stage 0 has replicas on worker 0 (cpu) and worker 3 (wgpu (";
+    assert_eq!(refused.stderr.matches(told).count(), 1, "{}", refused.stderr);
+}
+
 /// A training that is stopped and goes on under other ranks, and then in threads, is one training.
 #[test]
 fn checkpoints_go_from_ranks_to_ranks() {

@@ -16,13 +16,16 @@ use command::{chimera, folder, text};
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --depth 4 \
                      --micro-batches 4 --threads 1";
 
-fn train(options: &str) -> Vec<StepReport> {
+fn prepare(options: &str) -> anyhow::Result<Run> {
     let command = Layers::augment_args(Command::new("train").no_binary_name(true));
     let options = format!("{MODEL} --steps 4 {options}");
     let matches = command.try_get_matches_from(options.split_whitespace());
     let layers = matches.and_then(|found| Layers::from_arg_matches(&found));
-    let config = layers.expect("options").resolve().expect("settings");
-    let run = Run::prepare(config).unwrap_or_else(|refusal| panic!("{options}: {refusal}"));
+    Run::prepare(layers.expect("options").resolve()?)
+}
+
+fn train(options: &str) -> Vec<StepReport> {
+    let run = prepare(options).unwrap_or_else(|refusal| panic!("{options}: {refusal}"));
     let reports = Mutex::new(Vec::new());
     let observe = |report: &StepReport| {
         reports.lock().expect("one writer").push(report.clone());
@@ -39,8 +42,12 @@ fn losses(reports: &[StepReport]) -> Vec<f64> {
 
 /// Trains as the CPU does: every loss, and the norm of every gradient.
 fn compare(schedule: &str) {
+    compare_on("wgpu:0", schedule);
+}
+
+fn compare_on(devices: &str, schedule: &str) {
     let [cpu, gpu] =
-        ["cpu", "wgpu:0"].map(|device| train(&format!("--schedule {schedule} --device {device}")));
+        ["cpu", devices].map(|devices| train(&format!("--schedule {schedule} --device {devices}")));
     assert_eq!(cpu.len(), 4, "{schedule}");
     for (cpu, gpu) in cpu.iter().zip(&gpu) {
         let step = cpu.step;
@@ -82,6 +89,38 @@ fn recomputation_and_momentum_train_as_on_the_cpu() {
 }
 
 #[test]
+fn workers_on_wgpu_and_on_the_cpu_train_together() {
+    compare_on("wgpu:0,cpu,wgpu:0,cpu", "dapple --eval-every 2");
+    compare_on("cpu,wgpu:0,cpu,wgpu:0", "zb-h1 --clip 0.5");
+}
+
+/// Chimera's replicas of a stage lie on the first worker and the last, and on the two between.
+#[test]
+fn replicas_on_like_devices_stay_equal() {
+    compare_on("cpu,wgpu:0,wgpu:0,cpu", "chimera --check-replicas 1");
+}
+
+#[test]
+fn replicas_on_unlike_devices_are_refused() {
+    let refusal = |options: &str| prepare(options).err().expect("it is refused").to_string();
+    let unlike = "--schedule chimera --device cpu,cpu,wgpu:0,wgpu:0";
+    let message = refusal(unlike);
+    for part in ["stage 0 has replicas on worker 0 (cpu) and worker 3 (wgpu (", "shard-optimizer"] {
+        assert!(message.contains(part), "{message}");
+    }
+    let message = refusal("--schedule dapple --tied --device cpu,cpu,cpu,wgpu:0");
+    assert!(message.contains("stage 0 with stage 3"), "{message}");
+    prepare("--schedule dapple --width 2 --device cpu,wgpu:0,cpu,cpu").expect("groups are alike");
+}
+
+/// Where one replica updates a tensor for all, they have its bits, whatever they compute on.
+#[test]
+fn unlike_replicas_share_an_optimizer() {
+    let options = "chimera --shard-optimizer --check-replicas 1";
+    compare_on("cpu,cpu,wgpu:0,wgpu:0", options);
+}
+
+#[test]
 fn the_same_run_gives_the_same_bits() {
     let runs = [(); 2].map(|()| losses(&train("--schedule chimera --device wgpu")));
     assert_eq!(runs[0], runs[1]);
@@ -91,7 +130,7 @@ fn the_same_run_gives_the_same_bits() {
 fn devices_lists_what_device_names() {
     let ran = chimera("devices");
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    for part in ["cpu: ", "wgpu:0: ", "kernels in f32", "bound"] {
+    for part in ["cpu: ", "wgpu:0: ", "kernels in f32", "bound", "matrix products by "] {
         assert!(ran.stdout.contains(part), "{part} is not in\n{}", ran.stdout);
     }
 }
@@ -122,4 +161,35 @@ fn an_adapter_that_is_not_there_is_refused() {
     let ran = chimera("train --device wgpu:99");
     assert_eq!(ran.code, Some(2), "{}", ran.stdout);
     assert!(ran.stderr.contains("there is no adapter wgpu:99"), "{}", ran.stderr);
+}
+
+/// Loss of a text, and what continues it.
+#[test]
+fn trained_models_are_used_on_an_adapter() {
+    let folder = folder();
+    let (data, model) = (text(&folder), folder.path().join("model"));
+    let (data, model, run) = (data.display(), model.display(), folder.path().join("run"));
+    let trained = chimera(&format!(
+        "train {MODEL} --steps 2 --data {data} --out {} --save {model}",
+        run.display()
+    ));
+    assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+    let loss = |device: &str| {
+        let line = format!("eval --model {model} --data {data} --device {device} --json");
+        let ran = chimera(&line);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let report: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
+        report["loss"].as_f64().expect("a loss")
+    };
+    let [cpu, gpu] = ["cpu", "wgpu"].map(loss);
+    assert!((cpu - gpu).abs() < 1e-4, "{cpu} and {gpu}");
+    let text = ["cpu", "wgpu:0"].map(|device| {
+        let greedy = "--tokens 8 --temperature 0 --tokenizer ids --json";
+        let ran = chimera(&format!(
+            "generate --model {model} --prompt 72,101 {greedy} --device {device}"
+        ));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran.stdout
+    });
+    assert_eq!(text[0], text[1]);
 }

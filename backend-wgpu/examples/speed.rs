@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use chimera_backend_wgpu::{Options, Target, Tensor, Wgpu, adapters};
-use chimera_core::kernels::{Activation, Kernels, Layout, Result};
+use chimera_backend_wgpu::{Options, Tensor, Wgpu, adapters};
+use chimera_core::kernels::{Activation, Kernels, Layout, Result, Sgd};
 
 /// Repetitions of which the best counts.
 const REPETITIONS: usize = 5;
@@ -13,22 +13,21 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let adapters = adapters();
     let adapter = adapters.get(number).ok_or("there is no such adapter")?;
     println!("{adapter}");
-    for target in [Target::Software, Target::Gpu] {
-        let k = adapter.open(Options { target: Some(target), ..Options::default() })?;
-        println!("kernels for {target:?}:");
+    for product in adapter.products() {
+        let k = adapter.open(Options { product: Some(product), ..Options::default() })?;
+        println!("products by {product}:");
         for size in [256, 512, 1024] {
-            let flops = 2.0 * (size as f64).powi(3);
-            let speed = flops / product(&k, size)? / 1e9;
+            let speed = 2.0 * (size as f64).powi(3) / multiply(&k, size)? / 1e9;
             println!("  matrix product {size} x {size}: {speed:.1} GFLOP/s");
         }
-        println!("  MLP 512 x (512, 2048, 512), forward and backward: {:.0} ms", 1e3 * mlp(&k)?);
+        println!("  step of an MLP 512 x (512, 2048, 512): {:.0} ms", 1e3 * mlp(&k)?);
     }
     Ok(())
 }
 
-fn matrix(k: &Wgpu, shape: &[usize]) -> Result<Tensor> {
+fn matrix(k: &Wgpu, shape: [usize; 2]) -> Result<Tensor> {
     let n: usize = shape.iter().product();
-    k.upload(shape, &(0..n).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect::<Vec<_>>())
+    k.upload(&shape, &(0..n).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect::<Vec<_>>())
 }
 
 /// Seconds of the fastest of some runs of `work`, whose result is waited for.
@@ -43,26 +42,33 @@ fn best(k: &Wgpu, mut work: impl FnMut() -> Result<Tensor>) -> Result<f64> {
     Ok(best)
 }
 
-fn product(k: &Wgpu, size: usize) -> Result<f64> {
-    let (a, b) = (matrix(k, &[size, size])?, matrix(k, &[size, size])?);
+fn multiply(k: &Wgpu, size: usize) -> Result<f64> {
+    let (a, b) = (matrix(k, [size, size])?, matrix(k, [size, size])?);
     best(k, || k.linear(&a, &b, Layout::InOut, None, None))
 }
 
+/// Gradients of half the sum of squares of what comes out, the input's too, and an update.
 fn mlp(k: &Wgpu) -> Result<f64> {
-    let [x, up, down] =
-        [[512, 512], [512, 2048], [2048, 512]].map(|shape: [usize; 2]| matrix(k, &shape));
-    let (x, up, down) = (x?, up?, down?);
-    let f = Activation::GeluTanh;
+    let shapes = [[512, 2048], [2048, 512]];
+    let x = matrix(k, [512, 512])?;
+    let (mut up, mut down) = (matrix(k, shapes[0])?, matrix(k, shapes[1])?);
+    let [m_up, m_down] = shapes.map(|shape| k.zeros(&shape));
+    let (mut m_up, mut m_down) = (m_up?, m_down?);
+    let by = Sgd { lr: 1e-6, momentum: 0.0, weight_decay: 0.0, grad_scale: 1.0 };
+    let f = Activation::Gelu;
     best(k, || {
-        let (mut d_up, mut d_down) = (k.zeros(&k.shape(&up))?, k.zeros(&k.shape(&down))?);
+        let [d_up, d_down] = shapes.map(|shape| k.zeros(&shape));
+        let (mut d_up, mut d_down) = (d_up?, d_down?);
         let inner = k.linear(&x, &up, Layout::InOut, None, None)?;
         let active = k.activation(&inner, f)?;
-        // The gradient of half the sum of squares is what comes out.
-        let y = k.linear(&active, &down, Layout::InOut, None, None)?;
+        let y = k.linear(&active, &down, Layout::InOut, None, None)?; // and its own gradient
         let d_active = k.linear_dx(&y, &down, Layout::InOut)?;
         k.linear_dw(&active, &y, Layout::InOut, &mut d_down, None)?;
         let (d_inner, _) = k.activation_dx(&d_active, &inner, f)?;
         k.linear_dw(&x, &d_inner, Layout::InOut, &mut d_up, None)?;
-        k.linear_dx(&d_inner, &up, Layout::InOut)
+        let dx = k.linear_dx(&d_inner, &up, Layout::InOut)?;
+        k.sgd(&mut up, &d_up, &mut m_up, &by)?;
+        k.sgd(&mut down, &d_down, &mut m_down, &by)?;
+        Ok(dx)
     })
 }

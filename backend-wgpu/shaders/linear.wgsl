@@ -1,6 +1,9 @@
 // Matrix products: c = a b + bias + residual, or c += a b, with a or b transposed or neither.
 //
-// GROUP: invocations of a workgroup. A_ACROSS, B_ACROSS: 1 if the operand lies transposed.
+// GROUP: invocations of a workgroup. A_ACROSS, B_ACROSS: 1 if the operand lies transposed. BLOCK: rows and
+// columns per invocation of tiles.
+//
+// Whichever is chosen, an element is one chain of fused sums along k: all give the same bits.
 
 struct By {
     c_at: u32, a_at: u32, b_at: u32, bias_at: u32, residual_at: u32,
@@ -81,14 +84,14 @@ fn registers(
         let left = vec4(a[at_a.x], a[at_a.y], a[at_a.z], a[at_a.w]);
         let b0 = vec4(b[at_b0.x], b[at_b0.y], b[at_b0.z], b[at_b0.w]);
         let b1 = vec4(b[at_b1.x], b[at_b1.y], b[at_b1.z], b[at_b1.w]);
-        c00 += left.x * b0;
-        c01 += left.x * b1;
-        c10 += left.y * b0;
-        c11 += left.y * b1;
-        c20 += left.z * b0;
-        c21 += left.z * b1;
-        c30 += left.w * b0;
-        c31 += left.w * b1;
+        c00 = fma(vec4(left.x), b0, c00);
+        c01 = fma(vec4(left.x), b1, c01);
+        c10 = fma(vec4(left.y), b0, c10);
+        c11 = fma(vec4(left.y), b1, c11);
+        c20 = fma(vec4(left.z), b0, c20);
+        c21 = fma(vec4(left.z), b1, c21);
+        c30 = fma(vec4(left.w), b0, c30);
+        c31 = fma(vec4(left.w), b1, c31);
         at_a += vec4(a_next);
         at_b0 += vec4(b_next);
         at_b1 += vec4(b_next);
@@ -99,10 +102,11 @@ fn registers(
     store8(row + 3u, column, c30, c31);
 }
 
-// In tiles of workgroup memory: 64 x 64 elements per workgroup of 256, 4 x 4 per invocation.
+// In tiles of workgroup memory: 16 x 16 invocations with BLOCK x BLOCK elements each.
 
-const TILE = 64u;
+const TILE = 16u * BLOCK;
 const DEPTH = 16u;
+const QUADS = BLOCK / 4u;
 
 var<workgroup> a_tile: array<vec4<f32>, DEPTH * TILE / 4>;
 var<workgroup> b_tile: array<vec4<f32>, DEPTH * TILE / 4>;
@@ -128,19 +132,16 @@ fn tiles(
 ) {
     let row = group.y * TILE;
     let column = group.x * TILE;
-    // Each invocation brings four elements of each tile; neighbours bring neighbours in memory.
-    let across = vec2(invocation % TILE, invocation / TILE * 4u);
-    let along = vec2(invocation / DEPTH * 4u, invocation % DEPTH);
+    // Each invocation brings BLOCK elements of each tile; neighbours bring neighbours in memory.
+    let across = vec2(invocation % TILE, invocation / TILE * BLOCK);
+    let along = vec2(invocation / DEPTH * BLOCK, invocation % DEPTH);
     let from_a = select(along, across, A_ACROSS == 1u);
     let from_b = select(across, along, B_ACROSS == 1u);
     let place = vec2(invocation % 16u, invocation / 16u);
 
-    var c0 = vec4(0.0);
-    var c1 = vec4(0.0);
-    var c2 = vec4(0.0);
-    var c3 = vec4(0.0);
+    var sums: array<vec4<f32>, BLOCK * QUADS>;
     for (var start = 0u; start < by.k; start += DEPTH) {
-        for (var i = 0u; i < 4u; i++) {
+        for (var i = 0u; i < BLOCK; i++) {
             let at_a = from_a + select(vec2(i, 0u), vec2(0u, i), A_ACROSS == 1u);
             let at_b = from_b + select(vec2(0u, i), vec2(i, 0u), B_ACROSS == 1u);
             a_tile[(at_a.y * TILE + at_a.x) / 4u][at_a.x % 4u] = a_element(row + at_a.x, start + at_a.y);
@@ -148,20 +149,29 @@ fn tiles(
         }
         workgroupBarrier();
         for (var k = 0u; k < DEPTH; k++) {
-            let left = a_tile[k * TILE / 4u + place.y];
-            let right = b_tile[k * TILE / 4u + place.x];
-            c0 += left.x * right;
-            c1 += left.y * right;
-            c2 += left.z * right;
-            c3 += left.w * right;
+            let at_a = k * TILE / 4u + place.y * QUADS;
+            let at_b = k * TILE / 4u + place.x * QUADS;
+            var right: array<vec4<f32>, QUADS>;
+            for (var q = 0u; q < QUADS; q++) {
+                right[q] = b_tile[at_b + q];
+            }
+            for (var p = 0u; p < QUADS; p++) {
+                let left = a_tile[at_a + p];
+                let at = 4u * p * QUADS;
+                for (var q = 0u; q < QUADS; q++) {
+                    sums[at + q] = fma(vec4(left.x), right[q], sums[at + q]);
+                    sums[at + QUADS + q] = fma(vec4(left.y), right[q], sums[at + QUADS + q]);
+                    sums[at + 2u * QUADS + q] = fma(vec4(left.z), right[q], sums[at + 2u * QUADS + q]);
+                    sums[at + 3u * QUADS + q] = fma(vec4(left.w), right[q], sums[at + 3u * QUADS + q]);
+                }
+            }
         }
         workgroupBarrier();
     }
-    let to = vec2(column, row) + place * 4u;
-    for (var j = 0u; j < 4u; j++) {
-        store(to.y, to.x + j, c0[j]);
-        store(to.y + 1u, to.x + j, c1[j]);
-        store(to.y + 2u, to.x + j, c2[j]);
-        store(to.y + 3u, to.x + j, c3[j]);
+    let to = vec2(column, row) + place * BLOCK;
+    for (var i = 0u; i < BLOCK; i++) {
+        for (var j = 0u; j < BLOCK; j++) {
+            store(to.y + i, to.x + j, sums[i * QUADS + j / 4u][j % 4u]);
+        }
     }
 }

@@ -9,7 +9,7 @@ use wgpu::{
 
 use crate::Wgpu;
 use crate::gpu::{Gpu, Limits};
-use crate::tuning::{Target, Tuning};
+use crate::tuning::{Product, Target, Tuning};
 
 /// Bytes of immediates that the kernels take at most.
 const IMMEDIATE_BYTES: u32 = 128;
@@ -59,6 +59,8 @@ pub struct Options {
     pub max_binding: Option<u64>,
     /// Uses kernels for this, whatever the device is.
     pub target: Option<Target>,
+    /// Multiplies matrices like this; otherwise what is likely the fastest on a device of this kind.
+    pub product: Option<Product>,
 }
 
 /// Why an adapter cannot be opened.
@@ -70,6 +72,13 @@ pub struct OpenError {
 }
 
 impl Adapter {
+    /// What it is, driver included, whatever its number: adapters of one model round alike.
+    pub fn model(&self) -> String {
+        let info = self.inner.get_info();
+        let (name, backend) = (&info.name, info.backend);
+        format!("wgpu ({name}, {backend:?}, {} {})", info.driver, info.driver_info).to_lowercase()
+    }
+
     /// Opens it.
     pub fn open(&self, options: Options) -> Result<Wgpu, OpenError> {
         let (info, limits) = (self.inner.get_info(), self.inner.limits());
@@ -92,9 +101,16 @@ impl Adapter {
             max_groups: limits.max_compute_workgroups_per_dimension,
         };
         let target = options.target.unwrap_or(Target::of(info.device_type));
-        let tuning = Tuning::of(target, &self.inner);
+        let tuning = Tuning::of(target, options.product, &self.inner);
         let name = format!("wgpu ({}, {:?})", info.name, info.backend).to_lowercase();
-        Ok(Wgpu { gpu: Arc::new(Gpu::new(name, opened, own, tuning, options.poison)) })
+        let gpu = Gpu::new([name, self.model()], opened, own, tuning, options.poison);
+        Ok(Wgpu { gpu: Arc::new(gpu) })
+    }
+
+    /// The ways to multiply matrices that it has.
+    pub fn products(&self) -> Vec<Product> {
+        let all = Product::ALL.into_iter().map(|(_, product)| product);
+        all.filter(|product| product.runs_on(&self.inner)).collect()
     }
 
     fn is_suitable(&self) -> bool {
@@ -135,7 +151,6 @@ impl fmt::Display for Adapter {
         let features: Vec<_> = features.iter().filter(|f| f.1).map(|f| f.0).collect();
         let features =
             if features.is_empty() { "nothing more".into() } else { features.join(", ") };
-        writeln!(f, "  offers {features}")?;
-        write!(f, "  kernels in f32: {}", Tuning::of(Target::of(info.device_type), &self.inner))
+        write!(f, "  offers {features}; kernels in f32")
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use chimera_core::kernels::{DeviceError, Result};
 use wgpu::{BufferDescriptor, BufferUsages, ErrorFilter, MapMode, PollType};
 
+use crate::fetched::Fetched;
 use crate::pool::{Memory, Pool};
 use crate::shader::{Constants, Kernel, Pipelines};
 use crate::stream::Stream;
@@ -20,6 +21,8 @@ const ELEMENT: u64 = 4;
 #[derive(Debug)]
 pub(crate) struct Gpu {
     name: String,
+    /// What it is, driver included.
+    model: String,
     device: wgpu::Device,
     queue: wgpu::Queue,
     limits: Limits,
@@ -60,7 +63,7 @@ pub(crate) struct Call<'a> {
 
 impl Gpu {
     pub(crate) fn new(
-        name: String,
+        [name, model]: [String; 2],
         (device, queue): (wgpu::Device, wgpu::Queue),
         limits: Limits,
         tuning: Tuning,
@@ -79,6 +82,7 @@ impl Gpu {
         let nothing = pool.own(buffer(&device, Pool::size(ELEMENT)));
         Gpu {
             name,
+            model,
             device,
             queue,
             limits,
@@ -94,6 +98,10 @@ impl Gpu {
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(crate) fn model(&self) -> &str {
+        &self.model
     }
 
     pub(crate) fn tuning(&self) -> &Tuning {
@@ -137,33 +145,27 @@ impl Gpu {
         self.check(op)
     }
 
-    /// Waits for a tensor.
-    pub(crate) fn download(&self, tensor: &Tensor) -> Result<Vec<f32>> {
+    /// Begins to copy a tensor to the host.
+    pub(crate) fn fetch(self: &Arc<Gpu>, tensor: &Tensor) -> Result<Fetched> {
         let op = "download";
         let Slice { memory, start, len } = tensor.all();
-        if len == 0 {
-            return Ok(Vec::new());
-        }
         let size = len as u64 * ELEMENT;
-        let staging = self.allocate(op, size, BufferUsages::MAP_READ | BufferUsages::COPY_DST)?;
-        let (sender, mapped) = channel();
+        let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
+        let staging = self.allocate(op, size.max(ELEMENT), usage)?;
         let submission = {
             let mut stream = self.stream();
-            let encoder = stream.encoder(&self.device);
-            let start = start as u64 * ELEMENT;
-            encoder.copy_buffer_to_buffer(memory.buffer(), start, &staging, 0, size);
+            if len > 0 {
+                let encoder = stream.encoder(&self.device);
+                let start = start as u64 * ELEMENT;
+                encoder.copy_buffer_to_buffer(memory.buffer(), start, &staging, 0, size);
+            }
             self.submit(&mut stream)
         };
+        let (sender, mapped) = channel();
         staging.map_async(MapMode::Read, .., move |result| {
             let _ = sender.send(result); // nobody waits if polling failed
         });
-        let wait = PollType::Wait { submission_index: submission, timeout: None };
-        self.device.poll(wait).map_err(|e| self.failed(op, e.to_string()))?;
-        self.check(op)?;
-        let result = mapped.recv().map_err(|e| self.failed(op, e.to_string()))?;
-        result.map_err(|e| self.failed(op, e.to_string()))?;
-        let view = staging.get_mapped_range(..).map_err(|e| self.failed(op, e.to_string()))?;
-        Ok(bytemuck::pod_collect_to_vec(&view[..]))
+        Ok(Fetched { gpu: Arc::clone(self), staging, len, submission, mapped, is_mapped: false })
     }
 
     /// Records a kernel.
@@ -243,6 +245,12 @@ impl Gpu {
 
     pub(crate) fn failed(&self, op: &'static str, reason: String) -> DeviceError {
         DeviceError::Failed { device: self.name.clone(), op, reason }
+    }
+
+    /// Lets the device tell what it has done; waits for `submission` if there is one.
+    pub(crate) fn poll(&self, op: &'static str, wait: PollType) -> Result<()> {
+        self.device.poll(wait).map_err(|e| self.failed(op, e.to_string()))?;
+        self.check(op)
     }
 
     /// Fails if the device has reported anything.

@@ -12,6 +12,8 @@
 //! a call it refuses) becomes a [`DeviceError`](chimera_core::kernels::DeviceError) of the next call that can tell.
 
 mod adapter;
+mod fastest;
+mod fetched;
 mod gpu;
 mod layers;
 mod pool;
@@ -22,11 +24,14 @@ mod tuning;
 
 use std::sync::Arc;
 
-use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result, Sgd};
+use chimera_core::kernels::{
+    Activation, AdamW, Dropout, Fetch, Kernels, Layout, Mask, Result, Sgd,
+};
 
 pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
+pub use fastest::Speeds;
 pub use tensor::Tensor;
-pub use tuning::Target;
+pub use tuning::{Product, Target};
 
 use gpu::Gpu;
 
@@ -34,6 +39,13 @@ use gpu::Gpu;
 #[derive(Clone, Debug)]
 pub struct Wgpu {
     gpu: Arc<Gpu>,
+}
+
+impl Wgpu {
+    /// What the device is, driver included: the same call gives the same bits on all of one model.
+    pub fn model(&self) -> &str {
+        self.gpu.model()
+    }
 }
 
 impl Kernels for Wgpu {
@@ -50,7 +62,17 @@ impl Kernels for Wgpu {
     }
 
     fn download(&self, tensor: &Tensor) -> Result<Vec<f32>> {
-        self.gpu.download(tensor)
+        let mut data = Vec::with_capacity(tensor.n_elements());
+        self.download_into(tensor, &mut data)?;
+        Ok(data)
+    }
+
+    fn download_into(&self, tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {
+        self.gpu.fetch(tensor)?.read(into)
+    }
+
+    fn fetch(&self, tensor: &Tensor) -> Result<Option<Box<dyn Fetch>>> {
+        Ok(Some(Box::new(self.gpu.fetch(tensor)?)))
     }
 
     fn zeros(&self, shape: &[usize]) -> Result<Tensor> {

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug)]
 pub(crate) struct Source {
     name: &'static str,
-    texts: &'static [&'static str],
+    pub(crate) texts: &'static [&'static str],
 }
 
 /// An entry point of a [`Source`]. Its operands are bound in order, the written ones first; its immediates

@@ -23,15 +23,61 @@ pub(crate) struct Tuning {
     pub(crate) batch: usize,
 }
 
-/// How matrices are multiplied.
+/// How matrices are multiplied. All give the same bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Product {
-    /// A block of the result per invocation, in registers; no workgroup memory.
+pub enum Product {
+    /// A block of 4 x 8 of the result per invocation, in registers; no workgroup memory.
     Registers,
-    /// The same with operands that the invocations of a subgroup, 8 of them, hand each other.
+    /// 32 x 4 with operands that the invocations of a subgroup, 8 of them, hand each other.
     Subgroups,
-    /// Tiles of both operands in workgroup memory.
+    /// Tiles of 64 x 64 in workgroup memory, 4 x 4 per invocation.
     Tiles,
+    /// Tiles of 128 x 128, 8 x 8 per invocation.
+    WideTiles,
+}
+
+impl Product {
+    /// Every one by name.
+    pub const ALL: [(&'static str, Product); 4] = [
+        ("registers", Product::Registers),
+        ("subgroups", Product::Subgroups),
+        ("tiles", Product::Tiles),
+        ("wide tiles", Product::WideTiles),
+    ];
+
+    /// Whether an adapter can.
+    pub(crate) fn runs_on(self, adapter: &wgpu::Adapter) -> bool {
+        let (info, limits) = (adapter.get_info(), adapter.limits());
+        let has_tiles = |side: u32| {
+            limits.max_compute_invocations_per_workgroup >= 256
+                && limits.max_compute_workgroup_storage_size >= 2 * 16 * 4 * side
+        };
+        match self {
+            Product::Registers => true,
+            Product::Subgroups => {
+                adapter.features().contains(Features::SUBGROUP)
+                    && [info.subgroup_min_size, info.subgroup_max_size] == [8, 8]
+            }
+            Product::Tiles => has_tiles(64),
+            Product::WideTiles => has_tiles(128),
+        }
+    }
+
+    /// What is likely the fastest, by the kind of the adapter.
+    fn likely(target: Target, adapter: &wgpu::Adapter) -> Product {
+        let best = match target {
+            Target::Software => Product::Subgroups,
+            Target::Gpu => Product::Tiles,
+        };
+        if best.runs_on(adapter) { best } else { Product::Registers }
+    }
+}
+
+impl fmt::Display for Product {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = Product::ALL.iter().find(|(_, product)| product == self);
+        f.write_str(named.map_or("", |(name, _)| name))
+    }
 }
 
 /// What kernels are written for.
@@ -39,8 +85,6 @@ pub(crate) enum Product {
 pub enum Target {
     /// A processor that plays a GPU: it has no fast workgroup memory, and barriers cost it most.
     Software,
-    /// The same without subgroups.
-    PlainSoftware,
     /// A GPU.
     Gpu,
 }
@@ -53,43 +97,28 @@ impl Target {
 }
 
 impl Tuning {
-    pub(crate) fn of(target: Target, adapter: &wgpu::Adapter) -> Tuning {
-        let (info, limits) = (adapter.get_info(), adapter.limits());
-        let sizes = [info.subgroup_min_size, info.subgroup_max_size];
-        let has_subgroups = adapter.features().contains(Features::SUBGROUP) && sizes == [8, 8];
+    pub(crate) fn of(target: Target, product: Option<Product>, adapter: &wgpu::Adapter) -> Tuning {
+        let product = product.unwrap_or(Product::likely(target, adapter));
+        let storage = adapter.limits().max_compute_workgroup_storage_size;
         match target {
             Target::Software => Tuning {
                 group: 64,
                 row_group: 8,
                 lanes: 1,
-                product: if has_subgroups { Product::Subgroups } else { Product::Registers },
+                product,
                 queries: 8,
                 tile_bytes: 0,
                 batch: 256,
             },
-            Target::PlainSoftware => {
-                Tuning { product: Product::Registers, ..Tuning::of(Target::Software, adapter) }
-            }
             Target::Gpu => Tuning {
                 group: 256,
                 row_group: 256,
                 lanes: 64,
-                product: Product::Tiles,
+                product,
                 queries: 64,
-                tile_bytes: limits.max_compute_workgroup_storage_size.min(16 << 10),
+                tile_bytes: storage.min(16 << 10),
                 batch: 64,
             },
         }
-    }
-}
-
-impl fmt::Display for Tuning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let product = match self.product {
-            Product::Registers => "matrix products in registers",
-            Product::Subgroups => "matrix products in registers of subgroups",
-            Product::Tiles => "matrix products in tiles of workgroup memory",
-        };
-        write!(f, "{product}, {} invocation(s) per row", self.lanes)
     }
 }

@@ -1,21 +1,38 @@
 //! The suite that every device passes, on whatever adapter is first.
 
-use chimera_backend_wgpu::{Options, Target, Wgpu, adapters};
+use chimera_backend_wgpu::{Adapter, Options, Product, Target, Wgpu, adapters};
 use chimera_core::kernels::conformance::{self, cases};
+use chimera_core::kernels::{Kernels, Layout};
 
 /// Relative to the f64 reference; f32 has 7 digits, and sums lose one or two.
 const TOLERANCE: f64 = 1e-5;
 
+fn adapter() -> Adapter {
+    let first = adapters().into_iter().next();
+    first.expect("an adapter; Debian has one in mesa-vulkan-drivers")
+}
+
 fn open(options: Options) -> Wgpu {
-    let adapters = adapters();
-    let adapter = adapters.first().expect("an adapter; Debian has one in mesa-vulkan-drivers");
-    adapter.open(options).expect("it opens")
+    adapter().open(options).expect("it opens")
 }
 
 /// Results are poisoned, so that what a kernel leaves out shows.
 fn run(target: Target, max_binding: Option<u64>) {
-    let options = Options { poison: true, max_binding, target: Some(target) };
-    conformance::run(&open(options), TOLERANCE);
+    let target = Some(target);
+    conformance::run(
+        &open(Options { poison: true, max_binding, target, product: None }),
+        TOLERANCE,
+    );
+}
+
+/// Some of its cases, by name.
+fn run_some(device: &Wgpu, is_meant: impl Fn(&str) -> bool) {
+    for case in cases().iter().filter(|case| is_meant(case.name)) {
+        match case.check(device, |x| x) {
+            Ok(worst) => assert!(worst.error <= TOLERANCE, "{}: {worst}", case.name),
+            Err(failure) => panic!("{}: {failure}", case.name),
+        }
+    }
 }
 
 #[test]
@@ -24,13 +41,46 @@ fn kernels_for_software_conform() {
 }
 
 #[test]
-fn kernels_for_plain_software_conform() {
-    run(Target::PlainSoftware, None);
-}
-
-#[test]
 fn kernels_for_gpus_conform() {
     run(Target::Gpu, None);
+}
+
+/// Those that the others do not run.
+#[test]
+fn all_products_conform() {
+    let of_targets = [Product::Subgroups, Product::Tiles];
+    for product in adapter().products().into_iter().filter(|p| !of_targets.contains(p)) {
+        let options = Options { poison: true, product: Some(product), ..Options::default() };
+        run_some(&open(options), |name| name.starts_with("linear"));
+    }
+}
+
+/// So replicas may be multiplied in different ways.
+#[test]
+fn all_products_give_the_same_bits() {
+    let [m, inner, n] = [67, 131, 41];
+    let values = |count: usize, seed: usize| -> Vec<f32> {
+        (0..count).map(|i| ((i * 7919 + seed) % 1009) as f32 / 503.0 - 1.0).collect()
+    };
+    let products = adapter().products().into_iter().map(|product| {
+        let k = open(Options { product: Some(product), ..Options::default() });
+        let [x, dy, w] = [[m, inner], [m, n], [inner, n]].map(|shape| {
+            k.upload(&shape, &values(shape[0] * shape[1], shape[0])).expect("it fits")
+        });
+        let y = k.linear(&x, &w, Layout::InOut, None, None).expect("a product");
+        let dx = k.linear_dx(&dy, &w, Layout::InOut).expect("a product");
+        let mut dw = k.upload(&[inner, n], &values(inner * n, 3)).expect("it fits");
+        k.linear_dw(&x, &dy, Layout::InOut, &mut dw, None).expect("a product");
+        let bits = [y, dx, dw].map(|t| {
+            let values = k.download(&t).expect("it is there");
+            values.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        });
+        (product, bits)
+    });
+    let products: Vec<_> = products.collect();
+    for (product, bits) in &products {
+        assert!(*bits == products[0].1, "{product} and {}", products[0].0);
+    }
 }
 
 /// Several tensors of the suite are larger than this.
@@ -42,11 +92,7 @@ fn blocks_conform() {
 /// And almost all that are no vectors than this, of which attention's samples cannot be cut.
 #[test]
 fn small_blocks_conform() {
-    let device = open(Options { poison: true, max_binding: Some(6 << 10), target: None });
-    for case in cases().iter().filter(|case| !case.name.starts_with("attention")) {
-        match case.check(&device, |x| x) {
-            Ok(worst) => assert!(worst.error <= TOLERANCE, "{}: {worst}", case.name),
-            Err(failure) => panic!("{}: {failure}", case.name),
-        }
-    }
+    let max_binding = Some(6 << 10);
+    let device = open(Options { poison: true, max_binding, ..Options::default() });
+    run_some(&device, |name| !name.starts_with("attention"));
 }

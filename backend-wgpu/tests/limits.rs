@@ -1,10 +1,20 @@
 //! Tensors beyond what an adapter binds at once, and beyond what it holds at all.
 
 use chimera_backend_wgpu::{Options, Wgpu, adapters};
-use chimera_core::kernels::{DeviceError, Kernels, Layout};
+use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout};
 
 /// GPT-2's table of tokens: 147 MiB, where software Vulkan binds 128 at once.
 const TABLE: [usize; 2] = [50_257, 768];
+
+const SHRINKS: AdamW = AdamW {
+    lr: 0.5,
+    beta1: 0.9,
+    beta2: 0.95,
+    eps: 1e-8,
+    weight_decay: 1.0,
+    update: 1,
+    grad_scale: 1.0,
+};
 
 fn open() -> Wgpu {
     let adapters = adapters();
@@ -61,6 +71,14 @@ fn a_table_larger_than_a_binding_serves_every_layer() {
         let added = |i: usize| if r == 50_000 { row(7)[i] } else { 0.0 };
         assert!((0..hidden).all(|i| sum[r * hidden + i] == 2.0 * row(r)[i] + added(i)), "row {r}");
     }
+
+    // An update without a gradient only shrinks: to a half, from twice the table.
+    let g = k.zeros(&TABLE).unwrap();
+    let [mut m, mut v] = [(); 2].map(|()| k.zeros(&TABLE).unwrap());
+    let mut weights = k.upload(&TABLE, &data).unwrap();
+    k.accumulate(&mut weights, &table).unwrap();
+    k.adamw(&mut weights, &g, &mut m, &mut v, &SHRINKS).unwrap();
+    assert!(k.download(&weights).unwrap() == data);
 
     let norm = k.download(&k.squared_norm(&table).unwrap()).unwrap()[0];
     let expected: f64 = data.iter().map(|x| f64::from(x * x)).sum();

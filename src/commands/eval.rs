@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use chimera::candle::Candle;
+use chimera::core::kernels::Kernels;
 use chimera::core::model::Architecture;
 use chimera::data::{self, Pairs};
+use chimera::device::{Compute, Device, Opened, Precision};
 use chimera::evaluate::{Bert, Model};
 use chimera::hf::Pretrained;
 use clap::Args;
@@ -36,6 +37,9 @@ pub(crate) struct Eval {
     /// Key of what a BERT is to guess
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
+    /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: Device,
     /// Prints JSON
     #[arg(long)]
     json: bool,
@@ -44,18 +48,16 @@ pub(crate) struct Eval {
 impl Eval {
     pub(crate) fn run(self) -> Result<()> {
         let read = model::load(&self.model)?;
-        match read.config.architecture {
-            Architecture::Gpt2 => self.foresee(read),
-            Architecture::Bert => self.guess(read),
-        }
+        let device = Opened::open(self.device, 0, Precision::F32)?;
+        device.run(Evaluation { eval: &self, read })
     }
 
     /// Every token from those before it.
-    fn foresee(&self, read: Pretrained) -> Result<()> {
+    fn foresee<K: Kernels>(&self, kernels: K, read: Pretrained) -> Result<()> {
         let tokens = data::read(&self.data, read.config.vocab)?;
         let context = self.context.unwrap_or(read.config.context);
         let stride = self.stride.unwrap_or(context);
-        let model = Model::new(Candle::cpu(), &read.config, &read.weights)?;
+        let model = Model::new(kernels, &read.config, &read.weights)?;
         drop(read.weights);
 
         let bar = bar(tokens.len() as u64, "tokens");
@@ -82,13 +84,13 @@ impl Eval {
     }
 
     /// Masked tokens from those around them.
-    fn guess(&self, read: Pretrained) -> Result<()> {
+    fn guess<K: Kernels>(&self, kernels: K, read: Pretrained) -> Result<()> {
         ensure!(
             self.context.is_none() && self.stride.is_none(),
             "a BERT guesses in samples of its own context: leave --context and --stride out"
         );
         let pairs = Pairs::open(&self.data, &read.config)?;
-        let model = Bert::new(Candle::cpu(), &read.config, &read.weights)?;
+        let model = Bert::new(kernels, &read.config, &read.weights)?;
         drop(read.weights);
 
         let bar = bar(pairs.n_samples(), "pairs");
@@ -115,6 +117,24 @@ impl Eval {
             score.n_samples,
             100.0 * score.pairs_right,
         ))
+    }
+}
+
+/// What a device makes of the text.
+struct Evaluation<'e> {
+    eval: &'e Eval,
+    read: Pretrained,
+}
+
+impl Compute for Evaluation<'_> {
+    type Output = Result<()>;
+
+    fn on<K: Kernels>(self, devices: &[K]) -> Self::Output {
+        let kernels = devices[0].clone();
+        match self.read.config.architecture {
+            Architecture::Gpt2 => self.eval.foresee(kernels, self.read),
+            Architecture::Bert => self.eval.guess(kernels, self.read),
+        }
     }
 }
 

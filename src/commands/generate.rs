@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use chimera::candle::Candle;
+use chimera::core::kernels::Kernels;
+use chimera::device::{Compute, Device, Opened, Precision};
 use chimera::evaluate::{Model, Sampling};
+use chimera::hf::Pretrained;
 use chimera::tokenizer::Tokenizer;
 use clap::Args;
 use serde_json::json;
@@ -41,6 +43,9 @@ pub(crate) struct Generate {
     /// Key of the draws
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
+    /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: Device,
     /// Prints the ids too, as JSON
     #[arg(long)]
     json: bool,
@@ -50,8 +55,6 @@ impl Generate {
     pub(crate) fn run(self) -> Result<()> {
         let read = model::load(&self.model)?;
         let vocab = read.config.vocab;
-        let model = Model::new(Candle::cpu(), &read.config, &read.weights)?;
-        drop(read.weights);
         let tokenizer = model::tokenizer(self.tokenizer.as_deref(), &self.model, vocab)?;
         let prompt = encode(&self.prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
         let how = Sampling {
@@ -60,7 +63,8 @@ impl Generate {
             top_p: self.top_p,
             seed: self.seed,
         };
-        let ids = model.sample(&prompt, self.tokens, &how)?;
+        let device = Opened::open(self.device, 0, Precision::F32)?;
+        let ids = device.run(Continue { read, prompt: &prompt, count: self.tokens, how: &how })?;
         let text = match &tokenizer {
             Some(tokenizer) => tokenizer.decode(&ids),
             None => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
@@ -71,6 +75,25 @@ impl Generate {
         }
         // A terminal obeys control characters.
         print(text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}"))
+    }
+}
+
+/// A prompt continued by so many tokens.
+struct Continue<'g> {
+    read: Pretrained,
+    prompt: &'g [u32],
+    count: usize,
+    how: &'g Sampling,
+}
+
+impl Compute for Continue<'_> {
+    type Output = Result<Vec<u32>>;
+
+    fn on<K: Kernels>(self, devices: &[K]) -> Self::Output {
+        let Pretrained { config, weights } = self.read;
+        let model = Model::new(devices[0].clone(), &config, &weights)?;
+        drop(weights);
+        model.sample(self.prompt, self.count, self.how)
     }
 }
 

@@ -116,7 +116,7 @@ fn as_rank(
         .map_err(anyhow::Error::from)
         .and_then(|checkpoint| resume(&mut run, checkpoint, &say_if_lead));
     together(mpi, resumed)?;
-    let agreed = run.agree(mpi).map_err(anyhow::Error::from);
+    let agreed = run.agree(mpi);
     together(mpi, agreed)?;
     if run.first_step() == run.config().steps {
         say_if_lead("nothing is left to train: raise --steps to go on");

@@ -16,12 +16,9 @@ pub fn available() -> Vec<String> {
     }
     #[cfg(feature = "wgpu")]
     match wgpu::adapters() {
-        Ok(adapters) => devices.extend(
-            adapters
-                .iter()
-                .enumerate()
-                .map(|(number, adapter)| format!("wgpu:{number}: {adapter}")),
-        ),
+        Ok(adapters) => devices.extend(adapters.iter().enumerate().map(|(number, adapter)| {
+            format!("wgpu:{number}: {adapter}\n{}", wgpu::products(adapter))
+        })),
         Err(none) => devices.push(format!("wgpu: {none}")),
     }
     let others = [Device::Cuda(None), Device::Wgpu(None)];

@@ -52,6 +52,11 @@ pub trait Compute {
 }
 
 impl Opened {
+    /// Opens `device` for the `local`-th process or thread of this machine, which without a number takes the next.
+    pub fn open(device: Device, local: usize, precision: Precision) -> Result<Opened> {
+        open(numbered(device, local)?, precision)
+    }
+
     /// The device in words.
     pub fn name(&self) -> String {
         match &self.kernels {
@@ -60,6 +65,20 @@ impl Opened {
             Backend::Cuda(kernels) => kernels.device(),
             #[cfg(feature = "wgpu")]
             Backend::Wgpu(kernels) => kernels.device(),
+        }
+    }
+
+    /// What it is, whatever its number: the same call gives the same bits on devices of one model.
+    pub fn model(&self) -> String {
+        match &self.kernels {
+            Backend::Candle(_) => "cpu".into(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(kernels) => {
+                let name = kernels.device(); // begins with the number
+                format!("cuda {}", name.split_once(' ').map_or("", |(_, model)| model))
+            }
+            #[cfg(feature = "wgpu")]
+            Backend::Wgpu(kernels) => kernels.model().into(),
         }
     }
 
@@ -101,19 +120,31 @@ impl Devices {
         Ok(Devices { by_rank })
     }
 
+    /// That of one rank alone, whose peers are other processes.
+    pub fn only(opened: Opened) -> Devices {
+        Devices { by_rank: vec![opened] }
+    }
+
+    /// Whether ranks can hand each other tensors as they are.
+    pub fn share_tensors(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        if self.cuda().is_some() {
+            return true;
+        }
+        self.one().is_some()
+    }
+
     /// Does `compute` on all of them.
     ///
     /// # Errors
-    /// If their tensors cannot be exchanged.
+    /// If they do not [share tensors](Devices::share_tensors).
     pub fn run<C: Compute>(&self, compute: C) -> Result<C::Output> {
         #[cfg(feature = "cuda")]
         if let Some(gpus) = self.cuda() {
             return Ok(compute.on(&gpus));
         }
         let Some(device) = self.one() else {
-            bail!(
-                "workers on several kinds of devices cannot exchange tensors: choose one for all"
-            );
+            bail!("workers on several devices do not share tensors");
         };
         Ok(device.run(compute))
     }
@@ -174,19 +205,24 @@ impl Devices {
     pub fn by_rank(&self) -> &[Opened] {
         &self.by_rank
     }
+
+    /// The model of each rank's.
+    pub fn models(&self) -> Vec<String> {
+        self.by_rank.iter().map(Opened::model).collect()
+    }
 }
 
-/// `device` with the number that this rank takes.
+/// `device` with the number that the `local`-th of a machine takes.
 #[cfg_attr(
-    not(feature = "cuda"),
-    expect(unused_variables, reason = "only GPUs of CUDA are dealt out")
+    not(any(feature = "cuda", feature = "wgpu")),
+    expect(unused_variables, reason = "the processor is one")
 )]
-fn numbered(device: Device, rank: usize) -> Result<Device> {
+fn numbered(device: Device, local: usize) -> Result<Device> {
     Ok(match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(None) => Device::Cuda(Some(rank % cuda::devices()?.len())),
+        Device::Cuda(None) => Device::Cuda(Some(local % cuda::devices()?.len())),
         #[cfg(feature = "wgpu")]
-        Device::Wgpu(None) => Device::Wgpu(Some(0)), // tensors cannot be handed from one adapter to another
+        Device::Wgpu(None) => Device::Wgpu(Some(wgpu::in_turn(local)?)),
         other => other,
     })
 }

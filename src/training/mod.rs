@@ -1,5 +1,6 @@
 //! One training run on this machine: from settings to trained weights.
 
+mod alike;
 mod fit;
 mod flops;
 mod folder;
@@ -26,7 +27,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use chimera_core::comm::{Comm, Threads};
+use chimera_core::comm::{Comm, Host, Threads};
 use chimera_core::engine::{Job, Patience, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -41,6 +42,7 @@ pub use folder::{Folder, Place, write_error};
 pub use lock::is_at_work;
 pub use metrics::{Metrics, RankMetrics};
 pub use plan::Plan;
+use processes::AsRank;
 pub use processes::share;
 pub use prometheus::Prometheus;
 use rank::Watch;
@@ -53,7 +55,7 @@ use trained::{RankTrained, merge};
 use crate::auto::Report;
 use crate::checkpoint::{Checkpoint, Saver};
 use crate::data::{Batch, Corpus};
-use crate::device::{Compute, Devices, Opened};
+use crate::device::{Compute, Device, Devices, Opened};
 use crate::hf;
 use crate::settings::Config;
 
@@ -77,18 +79,29 @@ pub struct Run {
 impl Run {
     /// Checks settings, model, data, schedule and memory. Nothing is written.
     pub fn prepare(config: Config) -> Result<Run> {
-        Run::prepare_with(config, None, 1.0)
+        Run::prepare_with(config, None, Here { part: 1.0, own: None })
     }
 
-    /// With the timetable that a search has `found`, if it was elsewhere, and with this part of the ranks on
-    /// this host.
-    fn prepare_with(config: Config, found: Option<Timetable>, here: f64) -> Result<Run> {
+    /// With the timetable that a search has `found`, if it was elsewhere.
+    fn prepare_with(config: Config, found: Option<Timetable>, here: Here) -> Result<Run> {
         config.model().validate()?;
         let corpus = Corpus::open(&config.data, &config.model())?;
         let plan = Plan::with(config, found)?;
-        let devices = Devices::open(&plan.devices, plan.config.width, plan.config.precision)?;
-        if devices.one().is_some_and(Opened::is_host) {
-            fit::check(&plan.config, &plan.need().times(here))?;
+        let Config { width, depth, precision, .. } = plan.config;
+        let devices = match here.own {
+            None => Devices::open(&plan.devices, width, precision)?,
+            Some((rank, local)) => {
+                let device = plan.devices[rank.index() % depth];
+                Devices::only(Opened::open(device, local, precision)?)
+            }
+        };
+        if here.own.is_none() {
+            alike::check(&plan.program, &plan.config, &devices.models())?;
+        }
+        let n_on_host = plan.devices.iter().filter(|device| **device == Device::Cpu).count();
+        if n_on_host > 0 {
+            let part = here.part * n_on_host as f64 / depth as f64;
+            fit::check(&plan.config, &plan.need().times(part))?;
         }
         let weights = match &plan.config.init {
             Some(dir) => weights(dir, &plan.model)?,
@@ -154,13 +167,32 @@ impl Run {
         let samples = self.samples();
         let job = self.job(&samples, stop)?;
         let watch = self.watch(observe)?;
-        let ranks = self.devices.run(OnThreads { run: self, job, watch: &watch })?;
+        let ranks = match self.devices.share_tensors() {
+            true => self.devices.run(OnThreads { run: self, job, watch: &watch })?,
+            false => self.train_staged(job, &watch),
+        };
         // What a run that failed has saved and recorded is of use too.
         let saved = self.saver.as_ref().map_or(Ok(None), Saver::finish);
         let traced = watch.recorder.map_or(Ok(()), |recorder| recorder.finish());
         let trained = merge(ranks?)?;
         traced?;
         Ok(Trained { checkpoint: saved?, ..trained })
+    }
+
+    /// Training with a thread for each rank, whose tensors go through the host from device to device.
+    fn train_staged<'r, O>(
+        &'r self,
+        job: Job<'r>,
+        watch: &Watch<'r, O>,
+    ) -> Result<Vec<RankTrained>, Fault>
+    where
+        O: FnMut(&StepReport) -> Result<()> + Send,
+    {
+        let by_rank = self.devices.by_rank();
+        run_threads(by_rank.len() as u32, |comm: &mut Threads<Host>| {
+            let device = &by_rank[comm.rank().index()];
+            device.run(AsRank { run: self, job, comm, watch })
+        })
     }
 
     fn job<'r>(&'r self, samples: &'r Samples<'_>, stop: &'r AtomicBool) -> Result<Job<'r>> {
@@ -190,6 +222,16 @@ impl Run {
         let observe = Mutex::new(observe);
         Ok(Watch { greeting, observe, held_out, recorder, by_processes: false })
     }
+}
+
+/// What of a run is here.
+#[derive(Clone, Copy)]
+struct Here {
+    /// The part of all ranks that is on this host.
+    part: f64,
+    /// The one rank that is in this process, and its number among those of this host, unless all are in this
+    /// process.
+    own: Option<(Rank, usize)>,
 }
 
 /// Training with a thread for each rank.

@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use super::rank::Watch;
 use super::trace::{Did, Recorder};
 use super::trained::{RankTrained, merge};
-use super::{Run, Trained, compute_threads};
+use super::{Here, Run, Trained, alike, compute_threads};
 use crate::auto::AUTO;
 use crate::device::Compute;
 use crate::launch::Launch;
@@ -28,13 +28,17 @@ use crate::settings::Config;
 
 /// For ranks to come to the same point before the training.
 const PATIENCE: Duration = Duration::from_secs(300);
+
 impl Run {
     /// Like [`prepare`](Run::prepare), on all ranks of a job: where a search finds the schedule, rank 0 searches
     /// for all, since time may run out at another point elsewhere.
     pub fn prepare_as(config: Config, comm: &mut impl Comm<Host>) -> Result<Run> {
-        let n_ranks = f64::from(comm.n_ranks());
-        let n_local = Launch::found().and_then(|launch| launch.n_local);
-        let here = n_local.map_or(1.0, f64::from) / n_ranks;
+        let (n_ranks, rank) = (f64::from(comm.n_ranks()), comm.rank());
+        let launch = Launch::found();
+        let n_local = launch.as_ref().and_then(|launch| launch.n_local);
+        let local = launch.and_then(|launch| launch.local).map_or(rank.index(), |n| n as usize);
+        let here =
+            Here { part: n_local.map_or(1.0, f64::from) / n_ranks, own: Some((rank, local)) };
         if config.schedule != AUTO || config.depth == 1 {
             return Run::prepare_with(config, None, here);
         }
@@ -63,8 +67,8 @@ impl Run {
         let rank = comm.rank();
         let samples = self.samples();
         let watch = Watch { by_processes: true, ..self.watch(observe)? };
-        let device = self.devices.by_rank().get(rank.index());
-        let device = device.ok_or_else(|| anyhow!("{rank} is not one of the run's"))?;
+        let device = self.devices.by_rank().first();
+        let device = device.ok_or_else(|| anyhow!("{rank} has no device"))?;
         share(comm, &())?; // clocks begin when all are here
         let job = self.job(&samples, stop)?;
         let ran = device.run(AsRank { run: self, job, comm, watch: &watch });
@@ -89,21 +93,23 @@ impl Run {
         merge(ranks).map(Some)
     }
 
-    /// Compares what the ranks are about to train, before anything is written.
+    /// Compares what the ranks are about to train, and on what, before anything is written.
     ///
     /// # Errors
-    /// A [`Fault`] that names each field in which they differ.
-    pub fn agree(&self, comm: &mut impl Comm<Host>) -> Result<(), Fault> {
-        handshake(comm, &self.greeting(), Instant::now() + PATIENCE)
+    /// A [`Fault`] that names each field in which they differ, or the devices that may not share a stage.
+    pub fn agree(&self, comm: &mut impl Comm<Host>) -> Result<()> {
+        handshake(comm, &self.greeting(), Instant::now() + PATIENCE)?;
+        let models = share(comm, &self.devices.models())?.concat();
+        alike::check(self.program(), self.config(), &models)
     }
 }
 
-/// Training by one rank, on its device.
-struct AsRank<'r, 'w, O, C> {
-    run: &'r Run,
-    job: Job<'r>,
-    comm: &'w mut C,
-    watch: &'w Watch<'r, O>,
+/// Training by one rank, on its device, over a transport of host tensors.
+pub(super) struct AsRank<'r, 'w, O, C> {
+    pub(super) run: &'r Run,
+    pub(super) job: Job<'r>,
+    pub(super) comm: &'w mut C,
+    pub(super) watch: &'w Watch<'r, O>,
 }
 
 impl<O, C> Compute for AsRank<'_, '_, O, C>

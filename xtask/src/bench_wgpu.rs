@@ -1,5 +1,5 @@
-//! The portable backend: matrix products and an MLP on an adapter, and tokens per second of training there
-//! beside the CPU.
+//! The portable backend: matrix products and an MLP on an adapter, beside burn's, and tokens per second of
+//! training there beside the CPU.
 
 use std::fs;
 
@@ -7,12 +7,14 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::bench::{median, sources};
-use crate::command::{cargo, read, run as run_command};
+use crate::command::{cargo, read, root, run as run_command};
 use crate::wgpu;
 
 /// A model that software trains in seconds.
 const SHAPE: &str = "--layers 4 --hidden 128 --heads 4 --context 128 --vocab 256 --micro-batches 4 \
                      --micro-batch-size 2 --depth 4 --schedule chimera --threads 1";
+/// burn's part, not in the workspace since burn takes minutes to build.
+const PEER: &str = "xtask/peers/burn/Cargo.toml";
 /// Steps at the start that are not measured.
 const WARM_UP: usize = 2;
 
@@ -25,6 +27,9 @@ pub(crate) struct Args {
     /// Optimizer steps of a training; the first two are not measured
     #[arg(long, value_name = "COUNT", default_value_t = 6, value_parser = clap::value_parser!(u16).range(4..))]
     steps: u16,
+    /// Measures the same with burn, which takes minutes to build; on the adapter that it finds best
+    #[arg(long)]
+    burn: bool,
 }
 
 /// Measures and prints.
@@ -33,6 +38,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let number = args.adapter.to_string();
     let example = ["run", "--release", "--package", "chimera-backend-wgpu", "--example", "speed"];
     run_command(cargo(example).args(["--", &number]))?;
+    if args.burn {
+        let peer = ["run", "--release", "--manifest-path", PEER];
+        run_command(cargo(peer).env("CARGO_TARGET_DIR", root().join("target/burn")))?;
+    }
     for device in ["cpu".to_owned(), format!("wgpu:{number}")] {
         println!("training on {device}: {:.0} tokens/s", train(&device, args.steps)?);
     }

@@ -72,9 +72,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     run_command(training.env("MPIRUN", &launcher).current_dir(root()))
 }
 
+/// Open MPI's compiler and launcher, installed first if they are not there.
+pub(crate) fn open_mpi() -> Result<(String, String)> {
+    OPEN_MPI.find()
+}
+
 /// A build of the command with Open MPI: the library's compiler, its launcher, and the program.
 pub(crate) fn build_release() -> Result<(String, String, PathBuf)> {
-    let (compiler, launcher) = OPEN_MPI.find()?;
+    let (compiler, launcher) = open_mpi()?;
     let mut build = cargo(["build", "--release", "--package", "chimera", "--features", "mpi"]);
     build.args(["--bin", "chimera", "--message-format", "json-render-diagnostics"]);
     let built = read(build.env("MPICC", &compiler))?;

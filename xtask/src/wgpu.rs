@@ -1,11 +1,13 @@
 //! What needs Vulkan: the conformance of the portable backend, under validation layers too, and training on
-//! it. Where there is no GPU a software Vulkan serves; where there is no Vulkan at all the chore fails.
+//! it, by threads and by ranks under mpirun. Where there is no GPU a software Vulkan serves; where there is no
+//! Vulkan at all the chore fails.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
 use crate::command::{cargo, install, run as run_command};
+use crate::mpi;
 
 /// Debian's software Vulkan, its loader, and the layers that check how it is used.
 const PACKAGES: [&str; 3] = ["mesa-vulkan-drivers", "libvulkan1", "vulkan-validationlayers"];
@@ -22,10 +24,15 @@ pub(crate) fn run() -> Result<()> {
     let features = ["--package", "chimera", "--features", "wgpu"];
     let lint = [&["clippy"], &features[..], &["--all-targets", "--", "-D", "warnings"]].concat();
     run_command(&mut cargo(lint))?;
+    let (compiler, launcher) = mpi::open_mpi()?;
     let backend = ["test", "--package", "chimera-backend-wgpu"].to_vec();
     let training = [&["test"], &features[..], &["--test", "wgpu"]].concat();
-    for test in [backend, training] {
-        run_command(cargo(test).env("XDG_RUNTIME_DIR", quiet.path()))?;
+    let both = ["test", "--package", "chimera", "--features", "wgpu,mpi"];
+    let ranks = [&both[..], &["--test", "mpi", "adapters"]].concat();
+    for test in [backend, training, ranks] {
+        let mut test = cargo(test);
+        test.envs([("XDG_RUNTIME_DIR", quiet.path()), ("XDG_CACHE_HOME", quiet.path())]);
+        run_command(test.env("MPICC", &compiler).env("MPIRUN", &launcher))?;
     }
     Ok(())
 }

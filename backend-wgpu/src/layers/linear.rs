@@ -147,13 +147,15 @@ impl Gpu {
         let steps = [c, a.tensor, b.tensor].map(|matrix| number(matrix.width()));
         let flags = [with.adds, bias.is_some(), residual.is_some()].map(u32::from);
         // Invocations of a workgroup, and the columns and rows that it computes.
-        let (kernel, group, tile) = match self.tuning().product {
-            Product::Registers => (&REGISTERS, 8, [64, 4]),
-            Product::Subgroups => (&SUBGROUPS, 8, [32, 32]),
-            Product::Tiles => (&TILES, 256, [64, 64]),
+        let (kernel, group, block, tile) = match self.tuning().product {
+            Product::Registers => (&REGISTERS, 8, 4, [64, 4]),
+            Product::Subgroups => (&SUBGROUPS, 8, 4, [32, 32]),
+            Product::Tiles => (&TILES, 256, 4, [64, 64]),
+            Product::WideTiles => (&TILES, 256, 8, [128, 128]),
         };
         let constants: Constants = vec![
             ("GROUP", group),
+            ("BLOCK", block),
             ("A_ACROSS", a.is_across.into()),
             ("B_ACROSS", b.is_across.into()),
         ];

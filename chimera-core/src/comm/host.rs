@@ -1,11 +1,12 @@
 //! Tensors in host memory, and how a transport of those carries the tensors of a device.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::{Comm, CommError, Position, Tag};
 use crate::fault::Fault;
 use crate::ids::Rank;
-use crate::kernels::Kernels;
+use crate::kernels::{Fetch, Kernels};
 
 /// A tensor in host memory, as transports between processes carry it.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -24,19 +25,60 @@ impl Host {
 
 /// Carries the tensors of a device over a transport of [`Host`] tensors: what is sent is copied to the host,
 /// once, and what comes is handed to the device.
-pub struct HostStaged<K, C> {
+///
+/// A device that can [fetch](Kernels::fetch) works on while it is copied. Such a message goes on its way when
+/// the next one is sent or looked for, and at the latest when this rank waits.
+pub struct HostStaged<K: Kernels, C: Comm<Host>> {
     kernels: K,
     inner: C,
+    /// Messages on their way to the host, in order.
+    outgoing: VecDeque<Outgoing>,
+}
+
+struct Outgoing {
+    to: Rank,
+    tag: Tag,
+    shape: Vec<usize>,
+    fetch: Box<dyn Fetch>,
 }
 
 impl<K: Kernels, C: Comm<Host>> HostStaged<K, C> {
     /// Carries tensors of `kernels` over `inner`.
     pub fn new(kernels: K, inner: C) -> HostStaged<K, C> {
-        HostStaged { kernels, inner }
+        HostStaged { kernels, inner, outgoing: VecDeque::new() }
     }
 
     fn to_device(&self, Host { shape, data }: Host) -> Result<K::Tensor, CommError> {
         Ok(self.kernels.adopt(&shape, data)?)
+    }
+
+    /// Sends what has come to the host; all of it, if that is `awaited`.
+    fn forward(&mut self, awaited: bool) -> Result<(), CommError> {
+        while let Some(mut next) = self.outgoing.pop_front() {
+            if !awaited && !next.fetch.is_there()? {
+                self.outgoing.push_front(next);
+                break;
+            }
+            let Outgoing { to, tag, shape, fetch } = next;
+            let mut data = room(&shape);
+            fetch.finish(&mut data)?;
+            self.inner.send(to, tag, Host { shape, data })?;
+        }
+        Ok(())
+    }
+}
+
+/// Memory for the elements of a tensor, and for a transport's own.
+fn room(shape: &[usize]) -> Vec<f32> {
+    Vec::with_capacity(shape.iter().product::<usize>() + Host::ROOM)
+}
+
+impl<K: Kernels, C: Comm<Host>> Drop for HostStaged<K, C> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // Whoever waits for what cannot be sent learns it from the transport.
+            let _ = self.forward(true);
+        }
     }
 }
 
@@ -51,7 +93,11 @@ impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
 
     fn send(&mut self, to: Rank, tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
         let shape = self.kernels.shape(&tensor);
-        let mut data = Vec::with_capacity(shape.iter().product::<usize>() + Host::ROOM);
+        if let Some(fetch) = self.kernels.fetch(&tensor)? {
+            self.outgoing.push_back(Outgoing { to, tag, shape, fetch });
+            return self.forward(false);
+        }
+        let mut data = room(&shape);
         self.kernels.download_into(&tensor, &mut data)?;
         self.inner.send(to, tag, Host { shape, data })
     }
@@ -61,16 +107,22 @@ impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
     }
 
     fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<K::Tensor>, CommError> {
+        self.forward(false)?;
         let taken = self.inner.try_take(from, tag)?;
         taken.map(|host| self.to_device(host)).transpose()
     }
 
     fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<K::Tensor, CommError> {
+        if let Some(taken) = self.try_take(from, tag)? {
+            return Ok(taken);
+        }
+        self.forward(true)?;
         let host = self.inner.take(from, tag, deadline)?;
         self.to_device(host)
     }
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
+        self.forward(true)?;
         self.inner.exchange(bytes, deadline)
     }
 
@@ -83,6 +135,24 @@ impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
     }
 
     fn abort(&mut self, cause: &Fault) {
+        self.outgoing.clear();
         self.inner.abort(cause);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CommError;
+    use crate::fault::Class;
+    use crate::ids::Rank;
+    use crate::kernels::DeviceError;
+
+    #[test]
+    fn a_message_that_no_memory_holds_is_out_of_memory() {
+        let (device, what) = ("a device".to_owned(), "a message".to_owned());
+        let full = DeviceError::OutOfMemory { device, what, asked_bytes: 7 };
+        let fault = CommError::from(full).into_fault(Rank(1));
+        assert_eq!((fault.class, fault.rank), (Class::OutOfMemory, Rank(1)));
+        assert!(fault.message.contains("7 bytes asked for a message"), "{fault}");
     }
 }

@@ -68,6 +68,15 @@ impl DeviceError {
 /// What every function of a device returns.
 pub type Result<T> = std::result::Result<T, DeviceError>;
 
+/// A copy to the host that is under way while the device works on.
+pub trait Fetch: Send {
+    /// Whether it is there.
+    fn is_there(&mut self) -> Result<bool>;
+
+    /// Waits for it, and puts it behind what `into` holds.
+    fn finish(self: Box<Self>, into: &mut Vec<f32>) -> Result<()>;
+}
+
 /// The layers of a device, see the [module](self).
 pub trait Kernels: Clone + Send + Sync + 'static {
     /// A tensor in the device's memory. Clones share that memory.
@@ -91,6 +100,11 @@ pub trait Kernels: Clone + Send + Sync + 'static {
     fn download_into(&self, tensor: &Self::Tensor, into: &mut Vec<f32>) -> Result<()> {
         into.extend(self.download(tensor)?);
         Ok(())
+    }
+
+    /// Begins a [`download`](Kernels::download) of a tensor as it is now, on devices on which this gains time.
+    fn fetch(&self, _tensor: &Self::Tensor) -> Result<Option<Box<dyn Fetch>>> {
+        Ok(None)
     }
 
     /// A tensor of zeros, with memory of its own.
