@@ -1,7 +1,6 @@
 //! Whether the replicas of every tensor still are equal.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use super::Worker;
 use super::handshake::Fields;
@@ -43,7 +42,7 @@ where
         let deadline = world.deadline();
         let all = world.comm.exchange(&mine, deadline);
         let all = world.on_wait("comparison of replicas", Need::Other, all)?;
-        world.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
+        world.since_agreed = Since::now();
         let mut known: BTreeMap<String, (Rank, String)> = BTreeMap::new();
         for (from, hashes) in (0..).map(Rank).zip(&all) {
             let hashes: Fields = serde_json::from_slice(hashes).map_err(|_| {

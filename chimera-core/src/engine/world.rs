@@ -92,7 +92,17 @@ impl ResidualBytes {
 /// Time since the last agreement.
 pub(super) struct Since {
     pub(super) start: Instant,
+    /// Seconds of compute.
     pub(super) busy_s: f64,
+    /// Seconds of copying the state to the host.
+    pub(super) copy_s: f64,
+}
+
+impl Since {
+    /// None has passed yet.
+    pub(super) fn now() -> Since {
+        Since { start: Instant::now(), busy_s: 0.0, copy_s: 0.0 }
+    }
 }
 
 impl<S, K, C> World<'_, S, K, C>
