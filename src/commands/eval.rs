@@ -4,12 +4,13 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use chimera::candle::Candle;
 use chimera::core::model::Architecture;
-use chimera::data::{self, Pairs};
+use chimera::data::{self, Pairs, tokenizer_of};
 use chimera::evaluate::{Bert, Model};
 use chimera::hf::Pretrained;
+use chimera::tokenizer::Tokenizer;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -43,7 +44,17 @@ pub(crate) struct Eval {
 
 impl Eval {
     pub(crate) fn run(self) -> Result<()> {
-        let read = model::load(&self.model)?;
+        let loaded = model::load(&self.model)?;
+        let is_text = matches!(tokenizer_of(&self.data), Ok(Some(Tokenizer::Bytes)));
+        if let Some(Tokenizer::Gpt2 | Tokenizer::File(_)) =
+            loaded.own_tokenizer()?.filter(|_| is_text)
+        {
+            bail!(
+                "the model was trained on tokens, not on bytes: make tokens of the text first, with `chimera prepare \
+                 --tokenizer …`"
+            );
+        }
+        let read = loaded.model;
         match read.config.architecture {
             Architecture::Gpt2 => self.foresee(read),
             Architecture::Bert => self.guess(read),

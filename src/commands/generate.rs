@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use chimera::candle::Candle;
 use chimera::evaluate::{Model, Sampling};
+use chimera::hf::Pretrained;
 use chimera::tokenizer::Tokenizer;
 use clap::Args;
 use serde_json::json;
@@ -22,7 +23,8 @@ pub(crate) struct Generate {
     #[arg(long, value_name = "TEXT")]
     prompt: String,
     /// `bytes`, `gpt2`, a tokenizer.json file, or `ids` for numbers [default: the tokenizer.json beside the
-    /// model; else by the vocabulary: 256 is bytes, 50257 gpt2, any other ids]
+    /// model, or that of the data which a checkpoint was trained on; else by the vocabulary: 256 is bytes, 50257
+    /// gpt2, any other ids]
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
     /// Number of tokens to add
@@ -48,11 +50,12 @@ pub(crate) struct Generate {
 
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
-        let read = model::load(&self.model)?;
-        let vocab = read.config.vocab;
-        let model = Model::new(Candle::cpu(), &read.config, &read.weights)?;
-        drop(read.weights);
-        let tokenizer = model::tokenizer(self.tokenizer.as_deref(), &self.model, vocab)?;
+        let loaded = model::load(&self.model)?;
+        let tokenizer = loaded.tokenizer(self.tokenizer.as_deref())?;
+        let Pretrained { config, weights } = loaded.model;
+        let vocab = config.vocab;
+        let model = Model::new(Candle::cpu(), &config, &weights)?;
+        drop(weights);
         let prompt = encode(&self.prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
         let how = Sampling {
             temperature: self.temperature,
