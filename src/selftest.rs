@@ -274,13 +274,13 @@ fn layers<K: Kernels>(suite: &mut Suite<'_>, k: &K) -> chimera_core::kernels::Re
     })?;
     suite.measure(&format!("linear_dw {shape}"), product / seconds * 1e-12, "TFLOP/s");
 
-    let (out, log_sum) = k.attention(&qkv, heads, context, Mask::Causal)?;
+    let (out, log_sum) = k.attention(&qkv, heads, context, Mask::Causal, None)?;
     // Half of all pairs see each other; two products forwards, five backwards.
     let pairs = 2.0 * (rows * context / 2 * hidden) as f64;
-    let seconds = time(k, least, || Ok(k.attention(&qkv, heads, context, Mask::Causal)?.0))?;
+    let seconds = time(k, least, || Ok(k.attention(&qkv, heads, context, Mask::Causal, None)?.0))?;
     suite.measure("attention", 2.0 * pairs / seconds * 1e-12, "TFLOP/s");
     let seconds = time(k, least, || {
-        k.attention_dx(&one, &qkv, &out, &log_sum, heads, context, Mask::Causal)
+        k.attention_dx(&one, &qkv, &out, &log_sum, heads, context, Mask::Causal, None)
     })?;
     suite.measure("attention_dx", 5.0 * pairs / seconds * 1e-12, "TFLOP/s");
 

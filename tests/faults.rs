@@ -250,12 +250,14 @@ fn steps_that_are_not_finite_can_be_skipped() {
     let options = "--depth 2 --steps 6 --lr 1e30 --clip 0 --non-finite skip --save-every 2";
     let ran = chimera(&place.line(options));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let text = read_to_string(place.at("run/metrics.jsonl")).expect("metrics");
-    let lines: Vec<Value> = text.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
-    let counts: Vec<u64> = lines.iter().map(|l| l["skipped"].as_u64().unwrap_or(0)).collect();
-    let n_sound = counts.iter().filter(|n| **n == 0).count();
-    assert!((1..6).contains(&n_sound) && lines.len() == 6, "{text}");
-    assert!(counts[n_sound..].iter().copied().eq(1..=6 - n_sound as u64), "{text}");
+    let counts = || -> Vec<u64> {
+        let text = read_to_string(place.at("run/metrics.jsonl")).expect("metrics");
+        let lines = text.lines().map(|l| serde_json::from_str::<Value>(l).expect("JSON"));
+        lines.map(|l| l["skipped"].as_u64().unwrap_or(0)).collect()
+    };
+    let (first, n_sound) = (counts(), counts().iter().filter(|n| **n == 0).count());
+    assert!((1..6).contains(&n_sound) && first.len() == 6, "{first:?}");
+    assert!(first[n_sound..].iter().copied().eq(1..=6 - n_sound as u64), "{first:?}");
     for step in n_sound..6 {
         let warning = format!("warning: step {step} made no update: ");
         assert!(ran.stderr.contains(&warning), "{}", ran.stderr);
@@ -266,6 +268,11 @@ fn steps_that_are_not_finite_can_be_skipped() {
         bytes.chunks(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite())
     };
     assert!(weights.iter().all(|(_, tensor)| finite(tensor.data())));
+
+    // A run that goes on counts on.
+    let resumed = chimera(&place.line(&format!("{options} --steps 8 --resume auto")));
+    assert_eq!(resumed.code, Some(0), "{}", resumed.stderr);
+    assert_eq!(counts()[6..], [first[5] + 1, first[5] + 2], "{}", resumed.stderr);
 
     let refused = chimera(&place.line("--schedule pipedream --non-finite skip --tied false"));
     assert_eq!(refused.code, Some(2));

@@ -82,15 +82,15 @@ fn report(size: &Size) -> Result<()> {
 
     let qkv = tensor(rows, 3 * hidden)?;
     let dy = tensor(rows, hidden)?;
-    let (out, log_sum) = k.attention(&qkv, heads, context, Mask::Causal)?;
+    let (out, log_sum) = k.attention(&qkv, heads, context, Mask::Causal, None)?;
     // Half of the scores are forbidden; 2 products forward, 5 backward.
     let product = (rows * context * hidden) as f64;
     flops += 7.0 * product;
     layer_s += gflops("attention", 2.0 * product, || {
-        k.attention(&qkv, heads, context, Mask::Causal).map(drop)
+        k.attention(&qkv, heads, context, Mask::Causal, None).map(drop)
     })?;
     layer_s += gflops("attention_dx", 5.0 * product, || {
-        k.attention_dx(&dy, &qkv, &out, &log_sum, heads, context, Mask::Causal).map(drop)
+        k.attention_dx(&dy, &qkv, &out, &log_sum, heads, context, Mask::Causal, None).map(drop)
     })?;
 
     let x = tensor(rows, hidden)?;

@@ -46,13 +46,31 @@ __device__ void store_rows(T* to, i64 row_step, const float sums[MINE][FEATURES]
                 put(to, (first + j) * row_step + c * WARP + lane(), scales[j] * sums[j][c]);
 }
 
+// Which weights of the softmax are dropped, as a function of their numbers (`threefry` in pointwise.cu); none
+// with a threshold of 0.
+struct Drop {
+    unsigned key_0, key_1, threshold;
+    unsigned long long first;
+    float scale;
+};
+#define DROP_ARGS unsigned key_0, unsigned key_1, i64 first_weight, unsigned threshold, float kept_scale
+#define DROP Drop{key_0, key_1, threshold, (unsigned long long)first_weight, kept_scale}
+
+// What the weight of a row's head for a key of its sample is multiplied by.
+__device__ float factor(const Drop& by, i64 row_and_head, int context, int key) {
+    if (by.threshold == 0) return 1.0f;
+    unsigned long long weight = by.first + (unsigned long long)(row_and_head * context + key);
+    return threefry(by.key_0, by.key_1, weight) < by.threshold ? 0.0f : by.scale;
+}
+
 // How many keys a row sees, from the first of its sample: given for the sample, or up to itself.
 __device__ int n_keys(const unsigned* lengths, int sample, int row) {
     return lengths ? (int)lengths[sample] : row + 1;
 }
 
 GLOBAL attention(const T* qkv, T* out, float* log_sum, const unsigned* lengths, int context, int heads, int dim,
-                 float scale) {
+                 float scale, DROP_ARGS) {
+    Drop by = DROP;
     extern __shared__ float shared[];
     int hidden = heads * dim, stride = dim + 1;
     float *q = shared, *k = q + OWN * dim, *v = k + WARP * stride;
@@ -80,6 +98,7 @@ GLOBAL attention(const T* qkv, T* out, float* log_sum, const unsigned* lengths, 
             p[j] = is_seen ? expf(p[j] - higher) : 0.0f;
             top[j] = higher;
             total[j] = total[j] * shrink + warp_sum(p[j]);
+            p[j] *= factor(by, ((i64)sample * context + mine + j) * heads + head, context, key);
             for (int c = 0; c < FEATURES; c++) sums[j][c] *= shrink;
         }
         add_weighted(sums, p, v, stride, dim);
@@ -105,7 +124,8 @@ GLOBAL attention_delta(const T* dy, const T* out, float* delta, i64 n, int dim) 
 
 // The gradient of the queries: OWN queries, tiles of keys.
 GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
-                    const unsigned* lengths, int context, int heads, int dim, float scale) {
+                    const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
+    Drop by = DROP;
     extern __shared__ float shared[];
     int hidden = heads * dim, stride = dim + 1;
     float *q = shared, *d = q + OWN * dim, *k = d + OWN * dim, *v = k + WARP * stride;
@@ -129,6 +149,7 @@ GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float
         for (int j = 0; j < MINE; j++) {
             bool is_seen = key < context && key < n_keys(lengths, sample, mine + j) && mine + j < context;
             i64 at = (rows + mine + j) * heads + head;
+            dp[j] *= factor(by, at, context, key);
             s[j] = is_seen ? expf(s[j] - log_sum[at]) * (dp[j] - delta[at]) : 0.0f;
         }
         add_weighted(sums, s, k, stride, dim);
@@ -140,7 +161,8 @@ GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float
 
 // The gradients of keys and values: OWN keys, tiles of queries.
 GLOBAL attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
-                     const unsigned* lengths, int context, int heads, int dim, float scale) {
+                     const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
+    Drop by = DROP;
     extern __shared__ float shared[];
     int hidden = heads * dim, stride = dim + 1;
     float *k = shared, *v = k + OWN * dim, *q = v + OWN * dim, *d = q + WARP * stride;
@@ -166,7 +188,9 @@ GLOBAL attention_dkv(const T* dy, const T* qkv, const float* log_sum, const floa
         for (int j = 0; j < MINE; j++) {
             bool is_seen = query < context && mine + j < n_keys(lengths, sample, query);
             p[j] = is_seen ? expf(p[j] - log_sum[at]) : 0.0f;
-            ds[j] = is_seen ? p[j] * (ds[j] - delta[at]) : 0.0f;
+            float kept = factor(by, at, context, mine + j);
+            ds[j] = is_seen ? p[j] * (kept * ds[j] - delta[at]) : 0.0f;
+            p[j] *= kept;
         }
         add_weighted(dk, ds, q, stride, dim);
         add_weighted(dv, p, d, stride, dim);

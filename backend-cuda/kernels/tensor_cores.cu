@@ -102,7 +102,8 @@ __device__ void store_tile(T* to, i64 row_step, const float c[GROUPS][4], const 
 }
 
 GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, const unsigned* lengths, int context, int heads,
-                       int dim, float scale) {
+                       int dim, float scale, DROP_ARGS) {
+    Drop by = DROP;
     extern __shared__ float shared[];
     u16 *q = (u16*)shared, *k = q + TILE * PITCH, *v_t = k + TILE * PITCH;
     int hidden = heads * dim, sample = blockIdx.y / heads, head = blockIdx.y % heads;
@@ -146,6 +147,12 @@ GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, const unsigned* len
                 }
             top[half] = higher;
             total[half] = total[half] * shrink + quad_sum(sum);
+            i64 at = (rows + row + 8 * half) * heads + head;
+#pragma unroll
+            for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    p[group][2 * half + i] *= factor(by, at, context, start + group * 8 + lane() % 4 * 2 + i);
         }
         add_product(sums, p, v_t);
     }
@@ -158,7 +165,8 @@ GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, const unsigned* len
 
 // The gradient of the queries: 64 queries, tiles of keys.
 GLOBAL tiled_attention_dq(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
-                          const unsigned* lengths, int context, int heads, int dim, float scale) {
+                          const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
+    Drop by = DROP;
     extern __shared__ float shared[];
     u16 *q = (u16*)shared, *d = q + TILE * PITCH, *k = d + TILE * PITCH, *k_t = k + TILE * PITCH,
         *v = k_t + TILE * PITCH;
@@ -188,9 +196,9 @@ GLOBAL tiled_attention_dq(const T* dy, const T* qkv, const float* log_sum, const
             for (int group = 0; group < GROUPS; group++)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    bool is_seen = start + group * 8 + lane() % 4 * 2 + i < n;
-                    float* x = &s[group][2 * half + i];
-                    *x = is_seen ? expf(scale * *x - log_sum[at]) * (dp[group][2 * half + i] - delta[at]) : 0.0f;
+                    int key = start + group * 8 + lane() % 4 * 2 + i;
+                    float *x = &s[group][2 * half + i], dx = dp[group][2 * half + i] * factor(by, at, context, key);
+                    *x = key < n ? expf(scale * *x - log_sum[at]) * (dx - delta[at]) : 0.0f;
                 }
         }
         add_product(sums, s, k_t);
@@ -201,7 +209,8 @@ GLOBAL tiled_attention_dq(const T* dy, const T* qkv, const float* log_sum, const
 
 // The gradients of keys and values: 64 keys, tiles of queries. Scores are transposed: a row to a key.
 GLOBAL tiled_attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
-                           const unsigned* lengths, int context, int heads, int dim, float scale) {
+                           const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
+    Drop by = DROP;
     extern __shared__ float shared[];
     u16 *k = (u16*)shared, *v = k + TILE * PITCH, *q = v + TILE * PITCH, *q_t = q + TILE * PITCH,
         *d = q_t + TILE * PITCH, *d_t = d + TILE * PITCH;
@@ -235,7 +244,9 @@ GLOBAL tiled_attention_dkv(const T* dy, const T* qkv, const float* log_sum, cons
                 for (int half = 0; half < 2; half++) {
                     float *x = &p[group][2 * half + i], *dx = &ds[group][2 * half + i];
                     *x = row + 8 * half < n ? expf(scale * *x - log_sum[at]) : 0.0f;
-                    *dx = *x > 0.0f ? *x * (*dx - delta[at]) : 0.0f;
+                    float kept = factor(by, at, context, row + 8 * half);
+                    *dx = *x > 0.0f ? *x * (kept * *dx - delta[at]) : 0.0f;
+                    *x *= kept;
                 }
             }
         add_product(dk, ds, q_t);

@@ -185,8 +185,9 @@ impl Kernels for Candle {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<(Tensor, Tensor)> {
-        self.named("attention", cpu::attention::forward(qkv, heads, context, mask))
+        self.named("attention", cpu::attention::forward(qkv, heads, context, mask, drop))
     }
 
     fn attention_dx(
@@ -198,8 +199,9 @@ impl Kernels for Candle {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<Tensor> {
-        let dx = cpu::attention::backward(dy, qkv, out, log_sum, heads, context, mask);
+        let dx = cpu::attention::backward(dy, qkv, out, log_sum, heads, context, mask, drop);
         self.named("attention_dx", dx)
     }
 

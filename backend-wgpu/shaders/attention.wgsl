@@ -14,6 +14,34 @@ struct By {
     heads: u32, context: u32, scale: f32,
     /// Whether rows see those up to themselves; else all see the first of their sample, as many as it is long.
     is_causal: u32,
+    /// Which weights are dropped, as a function of their numbers: none with a threshold of 0.
+    key: array<u32, 2>, first: array<u32, 2>, threshold: u32, kept: f32,
+}
+
+/// What the weight of a row's head for a key of its sample is multiplied by.
+fn factor(by: By, row_and_head: u32, key: u32) -> f32 {
+    if by.threshold == 0u {
+        return 1.0;
+    }
+    let first = plus(vec2(by.first[0], by.first[1]), times(row_and_head, by.context));
+    let word = threefry(vec2(by.key[0], by.key[1]), plus(first, vec2(key, 0u)));
+    return select(0.0, by.kept, word >= by.threshold);
+}
+
+/// Those of one row for four keys.
+fn of_keys(by: By, row_and_head: u32, keys: vec4<u32>) -> vec4<f32> {
+    return vec4(
+        factor(by, row_and_head, keys.x), factor(by, row_and_head, keys.y),
+        factor(by, row_and_head, keys.z), factor(by, row_and_head, keys.w),
+    );
+}
+
+/// Those of four rows for one key.
+fn of_rows(by: By, rows_and_head: vec4<u32>, key: u32) -> vec4<f32> {
+    return vec4(
+        factor(by, rows_and_head.x, key), factor(by, rows_and_head.y, key),
+        factor(by, rows_and_head.z, key), factor(by, rows_and_head.w, key),
+    );
 }
 
 /// One head of one sample.
@@ -89,6 +117,7 @@ fn forward(
         n_keys = end;
     }
     let q_at = forward_by.qkv_at + qkv_of(head, t, 0u);
+    let of_row = (head.row + t) * by.heads + head.head;
     var mixed: array<f32, DIM>;
     for (var i = 0u; i < DIM; i++) {
         mixed[i] = 0.0;
@@ -120,8 +149,9 @@ fn forward(
         s = select(vec4(LOWEST), s * by.scale, seen);
         let next = max(largest, max4(s));
         let rescale = exp1(largest - next);
-        let p = select(vec4(0.0), exp4(s - next), seen);
+        var p = select(vec4(0.0), exp4(s - next), seen);
         sum = sum * rescale + sum4(p);
+        p *= of_keys(by, of_row, keys);
         largest = next;
         let v_at = select(in_qkv(forward_by.qkv_at, head, inside, 2u), in_tile(keys), TILE > 0u);
         for (var i = 0u; i < DIM; i++) {
@@ -139,10 +169,11 @@ fn forward(
     for (var i = 0u; i < DIM; i++) {
         out[out_at + i] = mixed[i] / sum;
     }
-    log_sum[forward_by.log_sum_at + (head.row + t) * by.heads + head.head] = largest + log1(sum);
+    log_sum[forward_by.log_sum_at + of_row] = largest + log1(sum);
 }
 
-// The backward pass: with ds = p (dy·v - dy·out) scale, dq = Σ ds k, dk = Σ ds q, dv = Σ p dy.
+// The backward pass: with ds = p (f dy·v - dy·out) scale, where f is the factor of the dropout, dq = Σ ds k,
+// dk = Σ ds q, dv = Σ f p dy.
 
 struct Weigh { products_at: u32, dy_at: u32, out_at: u32, n: u32 }
 
@@ -240,6 +271,7 @@ fn backward_queries(
                 dp += dy[dy_at + i] * four_of_backward_qkv(v_at + i);
             }
         }
+        dp *= of_keys(by, of_row, keys);
         let p = exp4(s * by.scale - log_sum_of_row);
         let ds = select(vec4(0.0), p * (dp - product) * by.scale, keys < vec4(n_keys));
         for (var i = 0u; i < DIM; i++) {
@@ -322,14 +354,15 @@ fn backward_keys(
         }
         let sees = (queries >= vec4(from_row)) & (queries < vec4(by.context));
         let p = select(vec4(0.0), exp4(s * by.scale - log_sums), sees);
-        let ds = select(vec4(0.0), p * (dp - weights) * by.scale, sees);
+        let kept = of_rows(by, rows, u);
+        let ds = select(vec4(0.0), p * (kept * dp - weights) * by.scale, sees);
         for (var i = 0u; i < DIM; i++) {
             if TILE > 0u {
                 dk[i] += dot(ds, four_of_tile_1(q_at + i));
-                dv[i] += dot(p, four_of_tile_2(dy_at + i));
+                dv[i] += dot(kept * p, four_of_tile_2(dy_at + i));
             } else {
                 dk[i] += dot(ds, four_of_backward_qkv(q_at + i));
-                dv[i] += dot(p, four_of_dy(dy_at + i));
+                dv[i] += dot(kept * p, four_of_dy(dy_at + i));
             }
         }
     }

@@ -194,8 +194,9 @@ impl Kernels for Wgpu {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<(Tensor, Tensor)> {
-        self.gpu.attention(qkv, heads, context, mask)
+        self.gpu.attention(qkv, heads, context, mask, drop)
     }
 
     fn attention_dx(
@@ -207,8 +208,9 @@ impl Kernels for Wgpu {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<Tensor> {
-        self.gpu.attention_dx(dy, qkv, out, log_sum, heads, context, mask)
+        self.gpu.attention_dx(dy, qkv, out, log_sum, heads, context, mask, drop)
     }
 
     fn cross_entropy(

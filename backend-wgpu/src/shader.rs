@@ -40,9 +40,9 @@ macro_rules! sources {
 
 sources!(
     ACTIVATION "activation",
-    ATTENTION "attention",
+    ATTENTION "attention" + "threefry",
     CROSS_ENTROPY "cross_entropy",
-    DROPOUT "dropout",
+    DROPOUT "dropout" + "threefry",
     EMBEDDING "embedding",
     LAYER_NORM "layer_norm",
     LINEAR "linear",

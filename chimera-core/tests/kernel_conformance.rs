@@ -26,6 +26,8 @@ fn faults_are_caught() {
         (CounterWraps, &["dropout"]),
         (SamplesMixed, &["attention"]),
         (PaddingSeen, &["attention", "attention_dx"]),
+        (WeightsStay, &["attention", "attention_dx"]),
+        (WeightsWrap, &["attention", "attention_dx"]),
         (ExponentialOverflows, &["cross_entropy"]),
         (TailForgotten, &["adamw", "lamb", "sgd"]),
         (TrustIgnored, &["lamb"]),
@@ -70,6 +72,8 @@ enum Fault {
     CounterWraps,
     SamplesMixed,
     PaddingSeen,
+    WeightsStay,
+    WeightsWrap,
     ExponentialOverflows,
     TailForgotten,
     TrustIgnored,
@@ -132,6 +136,24 @@ impl Faulty {
             Mask::Lengths(_) if self.has(Fault::PaddingSeen) => Mask::Lengths(all),
             mask => mask,
         }
+    }
+
+    /// Which weights of attention are dropped, if it does not forget that, or the numbers' upper words.
+    fn choice(&self, drop: Option<&Dropout>) -> Option<Dropout> {
+        drop.filter(|_| !self.has(Fault::WeightsStay)).map(|by| {
+            match self.has(Fault::WeightsWrap) {
+                true => self.wrapped(by),
+                false => *by,
+            }
+        })
+    }
+
+    /// As if the counter's upper word stayed where it begins.
+    fn wrapped(&self, by: &Dropout) -> Dropout {
+        let wraps = by.first > 1 << 31;
+        // The element in which the counter's lower word would be zero again.
+        let first = if wraps { u64::from(by.first as u32).wrapping_sub(1 << 32) } else { by.first };
+        Dropout { first, ..*by }
     }
 
     /// Calls `update` on a copy of the weights, then writes it back.
@@ -352,10 +374,7 @@ impl Kernels for Faulty {
     }
 
     fn dropout(&self, x: &Shared, by: &Dropout, residual: Option<&Shared>) -> Result<Shared> {
-        let wraps = self.has(Fault::CounterWraps) && by.first > 1 << 31;
-        // The element in which the counter's lower word would be zero again.
-        let first = if wraps { u64::from(by.first as u32).wrapping_sub(1 << 32) } else { by.first };
-        let by = Dropout { first, ..*by };
+        let by = if self.has(Fault::CounterWraps) { self.wrapped(by) } else { *by };
         Reference.dropout(&read(x), &by, residual.map(read).as_ref()).map(share)
     }
 
@@ -365,13 +384,16 @@ impl Kernels for Faulty {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<(Shared, Shared)> {
         let qkv = read(qkv);
         // Causal rows as one sample: they see those of the samples before theirs.
         let mixed = self.has(Fault::SamplesMixed) && mask == Mask::Causal;
         let context = if mixed { qkv.n_rows() } else { context };
         let all = vec![context as u32; qkv.n_rows() / context];
-        let (out, log_sum) = Reference.attention(&qkv, heads, context, self.seen(mask, &all))?;
+        let mask = self.seen(mask, &all);
+        let (out, log_sum) =
+            Reference.attention(&qkv, heads, context, mask, self.choice(drop).as_ref())?;
         Ok((share(out), share(log_sum)))
     }
 
@@ -384,11 +406,14 @@ impl Kernels for Faulty {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<Shared> {
         let (dy, qkv, out, log_sum) = (read(dy), read(qkv), read(out), read(log_sum));
         let all = vec![context as u32; qkv.n_rows() / context];
-        let mask = self.seen(mask, &all);
-        Reference.attention_dx(&dy, &qkv, &out, &log_sum, heads, context, mask).map(share)
+        let (mask, drop) = (self.seen(mask, &all), self.choice(drop));
+        Reference
+            .attention_dx(&dy, &qkv, &out, &log_sum, heads, context, mask, drop.as_ref())
+            .map(share)
     }
 
     fn cross_entropy(

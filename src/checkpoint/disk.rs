@@ -5,8 +5,8 @@ use std::io::{BufWriter, Result, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes of one write.
-const CHUNK: usize = 1 << 20;
+/// Bytes of one write: a part of a core's cache, so that what is hashed need not be read again to be written.
+pub(super) const CHUNK: usize = 1 << 18;
 
 /// The changes that a save makes to the file system, one by one.
 #[derive(Clone, Default)]

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use chimera_core::engine::Counts;
 use serde::{Deserialize, Serialize};
 
 use super::Unusable;
@@ -27,6 +28,9 @@ pub struct Manifest {
     pub step: u64,
     /// Updates of every weight, which the optimizer's bias correction counts.
     pub updates: u64,
+    /// Steps whose gradient was thrown away; earlier programs did not say.
+    #[serde(default)]
+    pub skipped: u64,
     /// Samples of a step.
     pub samples_per_step: u64,
     /// BLAKE3 of the samples of the next step: where the training stands in which data.
@@ -52,6 +56,11 @@ pub struct Shard {
 }
 
 impl Manifest {
+    /// What the training had counted.
+    pub fn counts(&self) -> Counts {
+        Counts { updates: self.updates, skipped: self.skipped }
+    }
+
     /// As text, whose second line holds the hash of all that follows.
     pub(super) fn to_text(&self) -> serde_json::Result<String> {
         let text = serde_json::to_string_pretty(self)?;

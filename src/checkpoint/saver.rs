@@ -1,5 +1,7 @@
 //! Saving beside the training: ranks stop only for the copy to the host.
 
+use std::collections::BTreeMap;
+use std::mem::take;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -9,6 +11,10 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
 use super::{Manifest, Store};
+
+/// Of a writer, where a thread at work has 0 and the least is 19.
+#[cfg(target_os = "linux")]
+const NICENESS: i32 = 15;
 
 /// Gathers the parts of all ranks, and writes them in a thread of its own.
 pub struct Saver {
@@ -20,11 +26,16 @@ pub struct Saver {
 
 #[derive(Default)]
 struct UnderWay {
-    parts: Vec<(Rank, Vec<Snapshot>)>,
-    writer: Option<JoinHandle<Result<PathBuf, Fault>>>,
+    parts: BTreeMap<Rank, Vec<Snapshot>>,
+    writer: Option<JoinHandle<Ended>>,
     /// How the last save ended.
     last: Option<Result<PathBuf, Fault>>,
+    /// By rank: what has been written, whose memory the next copy takes.
+    spent: Vec<Vec<Snapshot>>,
 }
+
+/// How a save ended, and the parts it was of.
+type Ended = (Result<PathBuf, Fault>, Vec<Vec<Snapshot>>);
 
 /// Where the training stands between two programs.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -54,33 +65,33 @@ impl Saver {
         }
     }
 
-    /// Takes one rank's part, when the previous save is done; the last of `n_parts` starts the writer.
+    /// Takes the part of one of the first `n_parts` ranks, when the previous save is done; the last starts the
+    /// writer. `part` is given what the rank's part was then.
     pub fn save(
         &self,
         state: &State,
         manifest: impl FnOnce() -> Manifest,
         n_parts: usize,
         rank: Rank,
-        part: impl FnOnce() -> Result<Vec<Snapshot>, Fault>,
+        part: impl FnOnce(Vec<Snapshot>) -> Result<Vec<Snapshot>, Fault>,
     ) -> Result<(), Fault> {
-        drop(self.join());
-        let part = part()?; // ranks copy at the same time
+        let spent = self.join().spent.get_mut(rank.index()).map(take).unwrap_or_default();
+        let part = part(spent)?; // ranks copy at the same time
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        under_way.parts.push((rank, part));
+        under_way.parts.insert(rank, part);
         if under_way.parts.len() < n_parts {
             return Ok(());
         }
-        let mut parts = std::mem::take(&mut under_way.parts);
-        parts.sort_by_key(|(rank, _)| *rank);
-        let parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
+        let parts: Vec<_> = take(&mut under_way.parts).into_values().collect();
         let (store, warn, manifest) = (self.store.clone(), Arc::clone(&self.warn), manifest());
         let is_last = state.is_last;
-        under_way.writer = Some(thread::spawn(move || {
-            store.save(manifest, &parts).inspect_err(|fault| {
+        under_way.writer = Some(begin_writer(move || {
+            let saved = store.save(manifest, &parts).inspect_err(|fault| {
                 if !is_last {
                     warn(&goes_on(fault));
                 }
-            })
+            });
+            (saved, parts)
         }));
         Ok(())
     }
@@ -104,12 +115,29 @@ impl Saver {
     fn join(&self) -> MutexGuard<'_, UnderWay> {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(writer) = under_way.writer.take() {
-            let died =
-                |_| Err(Fault::new(Class::Internal, Rank(0), "the writer of checkpoints died"));
-            under_way.last = Some(writer.join().unwrap_or_else(died));
+            let died = |_| (Err(writer_died()), Vec::new());
+            let (last, spent) = writer.join().unwrap_or_else(died);
+            (under_way.last, under_way.spent) = (Some(last), spent);
         }
         under_way
     }
+}
+
+/// A thread that writes in what the training leaves of the cores, and at least a thirtieth of one: a writer that
+/// took its share would hold up one rank, and that rank all others.
+pub(super) fn begin_writer<T: Send + 'static>(
+    write: impl FnOnce() -> T + Send + 'static,
+) -> JoinHandle<T> {
+    thread::spawn(move || {
+        // Elsewhere than on Linux it is the niceness of the whole process. That of the threads begun here follows.
+        #[cfg(target_os = "linux")]
+        let _ = rustix::process::nice(NICENESS); // without it the training is only slower
+        write()
+    })
+}
+
+pub(super) fn writer_died() -> Fault {
+    Fault::new(Class::Internal, Rank(0), "the writer of checkpoints died")
 }
 
 fn goes_on(fault: &Fault) -> String {

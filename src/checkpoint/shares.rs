@@ -1,6 +1,7 @@
 //! Saving by ranks that are processes: each writes its own part beside the training, and rank 0 publishes the
 //! checkpoint when all are written.
 
+use std::mem::take;
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use chimera_core::ids::Rank;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::saver::{begin_writer, writer_died};
 use super::{Manifest, Saver, Shard, State};
 
 /// How often ranks that wait for a save tell each other so.
@@ -26,12 +28,14 @@ pub struct Shares<'s> {
     under_way: Option<UnderWay>,
     /// How the last save ended, as rank 0 knows it.
     last: Option<Result<PathBuf, Fault>>,
+    /// What has been written, whose memory the next copy takes.
+    spent: Vec<Snapshot>,
 }
 
 struct UnderWay {
     state: State,
     manifest: Manifest,
-    writer: Option<JoinHandle<Status>>,
+    writer: Option<JoinHandle<(Status, Vec<Snapshot>)>>,
     status: Status,
 }
 
@@ -46,7 +50,13 @@ enum Status {
 impl<'s> Shares<'s> {
     /// The share of `rank`.
     pub fn of(saver: &'s Saver, rank: Rank) -> Shares<'s> {
-        Shares { saver, rank, under_way: None, last: None }
+        Shares { saver, rank, under_way: None, last: None, spent: Vec::new() }
+    }
+
+    /// The part of this rank in the save before, once that is done.
+    pub fn spent(&mut self, exchange: &mut Exchange<'_>) -> Result<Vec<Snapshot>, Fault> {
+        self.settle(exchange)?; // one copy at a time
+        Ok(take(&mut self.spent))
     }
 
     /// Begins a save, when the one before is done.
@@ -65,9 +75,9 @@ impl<'s> Shares<'s> {
             self.end(state, Err(fault));
             return Ok(());
         }
-        let writer = thread::spawn(move || match store.write(step, nth, &part) {
-            Ok(shard) => Status::Written(shard),
-            Err(fault) => Status::Failed(fault),
+        let writer = begin_writer(move || {
+            let written = store.write(step, nth, &part);
+            (written.map_or_else(Status::Failed, Status::Written), part)
         });
         let (writer, status) = (Some(writer), Status::Writing);
         self.under_way = Some(UnderWay { state: *state, manifest, writer, status });
@@ -77,8 +87,11 @@ impl<'s> Shares<'s> {
     /// Publishes the save under way if all have written their parts.
     pub fn poll(&mut self, exchange: &mut Exchange<'_>) -> Result<(), Fault> {
         let Some(mut under_way) = self.under_way.take() else { return Ok(()) };
-        if !under_way.is_writing() {
-            under_way.join();
+        if !under_way.is_writing()
+            && let Some(writer) = under_way.writer.take()
+        {
+            let died = |_| (Status::Failed(writer_died()), Vec::new());
+            (under_way.status, self.spent) = writer.join().unwrap_or_else(died);
         }
         let all: Vec<Status> = self.share(exchange, &under_way.status)?;
         if all.iter().any(|status| matches!(status, Status::Writing)) {
@@ -158,15 +171,5 @@ impl<'s> Shares<'s> {
 impl UnderWay {
     fn is_writing(&self) -> bool {
         self.writer.as_ref().is_some_and(|writer| !writer.is_finished())
-    }
-
-    fn join(&mut self) {
-        if let Some(writer) = self.writer.take() {
-            let died = |_| {
-                let message = "the writer of checkpoints died";
-                Status::Failed(Fault::new(Class::Internal, Rank(0), message))
-            };
-            self.status = writer.join().unwrap_or_else(died);
-        }
     }
 }

@@ -9,7 +9,8 @@ use chimera_core::engine::Snapshot;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
-use super::tensors::{self, Named};
+use super::saver::writer_died;
+use super::tensors::{self, Named, NotFinite};
 use super::{Checkpoint, Disk, MANIFEST, Manifest, Shard, Unusable, moment};
 use crate::training::io_fault;
 
@@ -128,12 +129,11 @@ impl Store {
     /// If a value is not finite, or the files cannot be written; what was written of them is removed.
     pub fn save(&self, manifest: Manifest, parts: &[Vec<Snapshot>]) -> Result<PathBuf, Fault> {
         let step = manifest.step;
-        parts.iter().try_for_each(|part| sound(part))?;
         self.begin(step)?;
         let shards = thread::scope(|scope| {
             let write = |(nth, part)| scope.spawn(move || self.write(step, nth, part));
             let writers: Vec<_> = parts.iter().map(Vec::as_slice).enumerate().map(write).collect();
-            let died = |_| Err(self.fault(step, &"a writing thread died"));
+            let died = |_| Err(writer_died());
             let ends = writers.into_iter().map(|writer| writer.join().unwrap_or_else(died));
             ends.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>()
         });
@@ -167,7 +167,6 @@ impl Store {
         nth: usize,
         part: &[Snapshot],
     ) -> Result<Option<Shard>, Fault> {
-        sound(part)?;
         if part.is_empty() {
             return Ok(None);
         }
@@ -198,8 +197,14 @@ impl Store {
         let _ = self.disk.remove_dir(&self.folder_of(step)); // the error that counts is the first
     }
 
-    fn fault(&self, step: u64, error: &dyn ToString) -> Fault {
-        io_fault("checkpoint", &self.folder_of(step), error)
+    fn fault(&self, step: u64, error: &io::Error) -> Fault {
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<NotFinite>()) {
+            Some(unsound) => {
+                let message = format!("{unsound}: no checkpoint is saved");
+                Fault::new(Class::NonFinite, Rank(0), message)
+            }
+            None => io_fault("checkpoint", &self.folder_of(step), error),
+        }
     }
 
     /// Removes what is older than the last checkpoints, and interrupted saves before them.
@@ -245,19 +250,4 @@ fn write_shard(disk: &Disk, folder: &Path, nth: usize, part: &[Snapshot]) -> io:
     });
     let written = tensors::write(disk, &folder.join(&file), named.collect())?;
     Ok(Shard { file, bytes: written.bytes, blake3: written.blake3 })
-}
-
-/// Refuses a part with a value that is not finite.
-fn sound(part: &[Snapshot]) -> Result<(), Fault> {
-    part.iter().find_map(unsound).map_or(Ok(()), |name| {
-        let message = format!("{name} is not finite: no checkpoint is saved");
-        Err(Fault::new(Class::NonFinite, Rank(0), message))
-    })
-}
-
-/// The tensor's name, if a value of it is not finite.
-fn unsound(tensor: &Snapshot) -> Option<&str> {
-    let [m, v] = &tensor.moments;
-    let mut all = tensor.weights.iter().chain(m).chain(v);
-    all.any(|value| !value.is_finite()).then_some(tensor.param.name.as_str())
 }

@@ -1,17 +1,17 @@
 //! Tensors in safetensors files: written without a second copy, read one by one.
 
+use std::borrow::Cow;
 use std::fs::File;
-use std::io::{Read, Result, Seek, SeekFrom};
+use std::io::{Error, Read, Result, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
+use super::disk::CHUNK;
 use super::{Disk, Unusable, Written};
 
 /// Longer headers are refused before they are read.
 const MAX_HEADER: u64 = 1 << 26;
-/// Values that are converted at once.
-const CHUNK: usize = 1 << 14;
 
 /// A tensor to be written: its name, extents, and values, row-major.
 pub(super) struct Named<'v> {
@@ -20,7 +20,16 @@ pub(super) struct Named<'v> {
     pub(super) values: &'v [f32],
 }
 
-/// Writes f32 tensors in the order of their names.
+/// A tensor that holds what no checkpoint may hold.
+#[derive(thiserror::Error, Debug)]
+#[error("{0} is not finite")]
+pub(super) struct NotFinite(String);
+
+/// Writes f32 tensors in the order of their names. All that is to be done with a value is done while it is in
+/// the cache.
+///
+/// # Errors
+/// Also [`NotFinite`].
 pub(super) fn write(disk: &Disk, path: &Path, mut tensors: Vec<Named<'_>>) -> Result<Written> {
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let mut end = 0;
@@ -30,20 +39,39 @@ pub(super) fn write(disk: &Disk, path: &Path, mut tensors: Vec<Named<'_>>) -> Re
         let (dtype, shape) = (Dtype::F32, tensor.shape.to_vec());
         (tensor.name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
     });
-    let header = Metadata::new(None, infos.collect()).map_err(std::io::Error::other)?;
+    let header = Metadata::new(None, infos.collect()).map_err(Error::other)?;
     let mut header = serde_json::to_vec(&header)?;
     header.resize(header.len().next_multiple_of(8), b' '); // values begin aligned
     disk.write(path, |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
-        let mut bytes = Vec::with_capacity(CHUNK * 4);
-        for values in tensors.iter().flat_map(|tensor| tensor.values.chunks(CHUNK)) {
-            bytes.clear();
-            bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
-            out.write_all(&bytes)?;
+        for tensor in &tensors {
+            for values in tensor.values.chunks(CHUNK / size_of::<f32>()) {
+                if !is_finite(values) {
+                    return Err(Error::other(NotFinite(tensor.name.clone())));
+                }
+                out.write_all(&bytes(values))?;
+            }
         }
         Ok(())
     })
+}
+
+/// As safetensors keeps them: little-endian.
+fn bytes(values: &[f32]) -> Cow<'_, [u8]> {
+    match cfg!(target_endian = "little") {
+        true => bytemuck::cast_slice(values).into(),
+        false => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    }
+}
+
+/// Without a branch for each value, so that it takes many at once: one more makes an exponent of ones overflow
+/// into the sign.
+fn is_finite(values: &[f32]) -> bool {
+    const SIGN: u32 = 1 << 31;
+    const EXPONENT: u32 = 1 << (f32::MANTISSA_DIGITS - 1);
+    let overflow = |value: &f32| (value.to_bits() & !SIGN) + EXPONENT;
+    values.iter().map(overflow).fold(0, |any, one| any | one) & SIGN == 0
 }
 
 /// A file whose header has been read.

@@ -79,6 +79,9 @@ fn verdict(file: &Path) -> Result<String> {
     let layers = Layers { config: Some(file.to_path_buf()), settings: Settings::default() };
     let config = layers.resolve()?;
     let (width, depth) = (config.width, config.depth);
+    for data in config.data.iter().filter(|data| !data.exists()) {
+        eprintln!("warning: {}: there is no {}", file.display(), data.display());
+    }
     let plan = Plan::make(config).with_context(|| file.display().to_string())?;
     Ok(format!(
         "{}: sound: {} on {width} x {depth} worker(s), proven with {} message(s) per channel; {} \

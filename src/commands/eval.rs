@@ -4,13 +4,14 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use chimera::core::kernels::Kernels;
 use chimera::core::model::Architecture;
-use chimera::data::{self, Pairs};
+use chimera::data::{self, Pairs, tokenizer_of};
 use chimera::device::{Compute, Device, Opened, Precision};
 use chimera::evaluate::{Bert, Model};
 use chimera::hf::Pretrained;
+use chimera::tokenizer::Tokenizer;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -47,9 +48,18 @@ pub(crate) struct Eval {
 
 impl Eval {
     pub(crate) fn run(self) -> Result<()> {
-        let read = model::load(&self.model)?;
+        let loaded = model::load(&self.model)?;
+        let is_text = matches!(tokenizer_of(&self.data), Ok(Some(Tokenizer::Bytes)));
+        if let Some(Tokenizer::Gpt2 | Tokenizer::File(_)) =
+            loaded.own_tokenizer()?.filter(|_| is_text)
+        {
+            bail!(
+                "the model was trained on tokens, not on bytes: make tokens of the text first, with `chimera prepare \
+                 --tokenizer …`"
+            );
+        }
         let device = Opened::open(self.device, 0, Precision::F32)?;
-        device.run(Evaluation { eval: &self, read })
+        device.run(Evaluation { eval: &self, read: loaded.model })
     }
 
     /// Every token from those before it.

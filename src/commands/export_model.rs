@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use chimera::save::{TOKENIZER, prepare, save, save_tokenizer};
+use chimera::save::{prepare, save, save_tokenizer};
 use clap::{Args, ValueEnum};
 
 use super::{model, print};
@@ -32,18 +32,18 @@ enum Format {
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
         let Format::Hf = self.format;
-        let read = model::load(&self.model)?;
+        let loaded = model::load(&self.model)?;
         ensure!(
             !self.out.join("config.json").exists(),
             "{} holds a model already: choose another --out",
             self.out.display()
         );
         prepare(&self.out)?;
-        let path = save(&self.out, &read.config, &read.weights)?;
-        let tokenizer = self.model.join(TOKENIZER);
-        if tokenizer.exists() {
+        let model = &loaded.model;
+        let path = save(&self.out, &model.config, &model.weights)?;
+        if let Some(tokenizer) = loaded.tokenizer_file()? {
             save_tokenizer(&self.out, &tokenizer)?;
         }
-        print(format!("wrote {}: {} parameters", path.display(), read.config.n_params()))
+        print(format!("wrote {}: {} parameters", path.display(), model.config.n_params()))
     }
 }

@@ -24,7 +24,8 @@ pub(crate) struct Generate {
     #[arg(long, value_name = "TEXT")]
     prompt: String,
     /// `bytes`, `gpt2`, a tokenizer.json file, or `ids` for numbers [default: the tokenizer.json beside the
-    /// model; else by the vocabulary: 256 is bytes, 50257 gpt2, any other ids]
+    /// model, or that of the data which a checkpoint was trained on; else by the vocabulary: 256 is bytes, 50257
+    /// gpt2, any other ids]
     #[arg(long, value_name = "NAME")]
     tokenizer: Option<String>,
     /// Number of tokens to add
@@ -53,9 +54,10 @@ pub(crate) struct Generate {
 
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
-        let read = model::load(&self.model)?;
+        let loaded = model::load(&self.model)?;
+        let tokenizer = loaded.tokenizer(self.tokenizer.as_deref())?;
+        let read = loaded.model;
         let vocab = read.config.vocab;
-        let tokenizer = model::tokenizer(self.tokenizer.as_deref(), &self.model, vocab)?;
         let prompt = encode(&self.prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
         let how = Sampling {
             temperature: self.temperature,

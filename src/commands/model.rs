@@ -1,19 +1,36 @@
 //! The trained model that a command is given: a folder of Hugging Face, a run, or one of its checkpoints.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use chimera::checkpoint::{Checkpoint, Store};
 use chimera::core::model::{Cut, ModelConfig};
+use chimera::data::{tokenizer_file_of, tokenizer_of};
 use chimera::hf::{self, Pretrained};
 use chimera::save::TOKENIZER;
 use chimera::tokenizer::Tokenizer;
+use serde::Deserialize;
 
 /// The file that makes a folder a checkpoint.
 const MANIFEST: &str = "manifest.json";
 
+/// A trained model, and where its text came from.
+pub(super) struct Loaded {
+    pub(super) model: Pretrained,
+    text: Text,
+}
+
+/// What tells how a model's text is cut into tokens.
+enum Text {
+    /// The folder of the model, which may have a `tokenizer.json`.
+    Folder(PathBuf),
+    /// The files that it was trained on.
+    Data(Vec<PathBuf>),
+}
+
 /// Reads a model. Of a run it is the newest checkpoint that is whole.
-pub(super) fn load(dir: &Path) -> Result<Pretrained> {
+pub(super) fn load(dir: &Path) -> Result<Loaded> {
+    ensure!(dir.is_dir(), "{}: there is no such folder", dir.display());
     if dir.join(MANIFEST).exists() {
         return of_checkpoint(&Checkpoint::open(dir)?);
     }
@@ -23,10 +40,10 @@ pub(super) fn load(dir: &Path) -> Result<Pretrained> {
         let newest = newest.with_context(|| format!("{} holds no checkpoint", dir.display()))?;
         return of_checkpoint(&newest);
     }
-    hf::read(dir)
+    Ok(Loaded { model: hf::read(dir)?, text: Text::Folder(dir.to_path_buf()) })
 }
 
-fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Pretrained> {
+fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
     let settings = &checkpoint.manifest().settings;
     let value = |key: &str| {
         let lacks = || anyhow!("{}: its settings lack {key}", checkpoint.path().display());
@@ -50,32 +67,50 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Pretrained> {
         let values = checkpoint.weights(&param.name, &param.shape)?;
         Ok((param, values))
     });
-    Ok(Pretrained { weights: weights.collect::<Result<_>>()?, config })
+    let model = Pretrained { weights: weights.collect::<Result<_>>()?, config };
+    #[derive(Deserialize)]
+    struct Settings {
+        data: Vec<PathBuf>,
+    }
+    let Settings { data } = toml::from_str(&format!("data = {}", value("data")?))?;
+    Ok(Loaded { model, text: Text::Data(data) })
 }
 
-/// What turns text into the tokens of the model in `dir` and back: what `named` says, else the
-/// `tokenizer.json` in the folder, else what a vocabulary of this size tells. `None` if tokens are written as ids.
-pub(super) fn tokenizer(
-    named: Option<&str>,
-    dir: &Path,
-    vocab: usize,
-) -> Result<Option<Tokenizer>> {
-    let file = dir.join(TOKENIZER);
-    let tokenizer = match named {
-        Some("ids") => return Ok(None),
-        Some(name) => Tokenizer::named(name)?,
-        None if file.exists() => Tokenizer::read(&file)?,
-        None => {
-            match [Tokenizer::Bytes, Tokenizer::Gpt2].into_iter().find(|t| t.vocab() == vocab) {
-                Some(tokenizer) => tokenizer,
-                None => return Ok(None),
+impl Loaded {
+    /// What turns text into the tokens of the model and back: what `named` says, else what the model came with,
+    /// else what the size of its vocabulary tells. `None` if tokens are written as ids.
+    pub(super) fn tokenizer(&self, named: Option<&str>) -> Result<Option<Tokenizer>> {
+        let vocab = self.model.config.vocab;
+        let tokenizer = match named {
+            Some("ids") => return Ok(None),
+            Some(name) => Some(Tokenizer::named(name)?),
+            None => self.own_tokenizer()?,
+        };
+        let usual = || [Tokenizer::Bytes, Tokenizer::Gpt2].into_iter().find(|t| t.vocab() == vocab);
+        let Some(tokenizer) = tokenizer.or_else(usual) else { return Ok(None) };
+        ensure!(
+            tokenizer.vocab() <= vocab,
+            "the tokenizer has {} ids, but the model knows {vocab}: name the one it was trained with",
+            tokenizer.vocab()
+        );
+        Ok(Some(tokenizer))
+    }
+
+    /// The tokenizer that the model came with, if it did.
+    pub(super) fn own_tokenizer(&self) -> Result<Option<Tokenizer>> {
+        match &self.text {
+            Text::Folder(_) => {
+                Ok(self.tokenizer_file()?.map(|file| Tokenizer::read(&file)).transpose()?)
             }
+            Text::Data(files) => Ok(tokenizer_of(files)?),
         }
-    };
-    ensure!(
-        tokenizer.vocab() <= vocab,
-        "the tokenizer has {} ids, but the model knows {vocab}: name the one it was trained with",
-        tokenizer.vocab()
-    );
-    Ok(Some(tokenizer))
+    }
+
+    /// The model's `tokenizer.json`, if it came with one.
+    pub(super) fn tokenizer_file(&self) -> Result<Option<PathBuf>> {
+        match &self.text {
+            Text::Folder(dir) => Ok(Some(dir.join(TOKENIZER)).filter(|file| file.exists())),
+            Text::Data(files) => Ok(tokenizer_file_of(files)?.filter(|file| file.exists())),
+        }
+    }
 }

@@ -15,7 +15,7 @@ use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::core::model::Architecture;
 use chimera::core::render::{svg, text};
-use chimera::data::Prepared;
+use chimera::data::tokenizer_file_of;
 use chimera::device::Opened;
 use chimera::evaluate::{Bert, Model, Sampling};
 use chimera::launch::Transport;
@@ -145,9 +145,7 @@ impl Train {
         let is_done = trained.last.step + 1 == run.config().steps;
         if let Some(dir) = &run.config().save {
             let path = save(dir, run.model(), &trained.weights)?;
-            if let Some((data, prepared)) = Prepared::of(&run.config().data)?
-                && let Some(file) = prepared.tokenizer_file(data)
-            {
+            if let Some(file) = tokenizer_file_of(&run.config().data)? {
                 save_tokenizer(dir, &file)?;
             }
             say.line(&format!("weights: {}", path.display()));

@@ -13,9 +13,12 @@ use rand::seq::index;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{Batch, DataError, Prepared, Tokens};
+use super::prepared::beside;
+use super::{Batch, DataError, Tokens, tokenizer_of};
 use crate::tokenizer::Tokenizer;
 
+/// Ids of a vocabulary that are no text.
+pub(super) const MARKS: usize = 4;
 /// Tokens of a sample that are no text: one before the segments, and one after each.
 const N_MARKS: usize = 3;
 /// The least context: two segments of a token each, also in a sample of half the length.
@@ -68,12 +71,8 @@ impl Pairs {
     /// The data of `files` in order.
     pub fn open(files: &[PathBuf], model: &ModelConfig) -> Result<Pairs, DataError> {
         let mut tokens = Tokens::open(files)?;
-        let tokenizer = match Prepared::of(files)? {
-            Some((data, prepared)) => Some(prepared.tokenizer(data)?),
-            None => tokens.is_text().then_some(Tokenizer::Bytes),
-        };
-        let masking = Masking::new(model, tokenizer.as_ref())?;
-        tokens.check(masking.n_ids())?;
+        let masking = Masking::new(model, tokenizer_of(files)?.as_ref())?;
+        masking.check(&mut tokens)?;
         let window = masking.window();
         match tokens.len() >= window {
             true => Ok(Pairs { tokens, masking }),
@@ -103,6 +102,10 @@ pub(super) struct Masking {
     marks: Marks,
     /// The ids of the text are below.
     n_ids: usize,
+    /// Number of all ids.
+    vocab: usize,
+    /// Whether the tokenizer is known.
+    is_known: bool,
     context: usize,
     predictions: usize,
 }
@@ -114,7 +117,7 @@ impl Masking {
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Masking, DataError> {
         let (vocab, context) = (model.vocab, model.context);
-        let unknown = || Marks::after(vocab.saturating_sub(4));
+        let unknown = || Marks::after(vocab.saturating_sub(MARKS));
         let marks = tokenizer.map_or_else(unknown, Marks::of);
         let n_ids = tokenizer.map_or(marks.pad as usize, Tokenizer::vocab);
         let needed = marks.vocab(n_ids);
@@ -124,12 +127,26 @@ impl Masking {
         if context < LEAST_CONTEXT {
             return Err(DataError::Context { context, least: LEAST_CONTEXT });
         }
-        Ok(Masking { marks, n_ids, context, predictions: model.predictions(context) })
+        let (is_known, predictions) = (tokenizer.is_some(), model.predictions(context));
+        Ok(Masking { marks, n_ids, vocab, is_known, context, predictions })
     }
 
-    /// The ids of the text are below.
-    pub(super) fn n_ids(&self) -> usize {
-        self.n_ids
+    /// Refuses ids that are no text.
+    pub(super) fn check(&self, tokens: &mut Tokens) -> Result<(), DataError> {
+        let &Masking { n_ids, vocab, is_known, .. } = self;
+        tokens.check(n_ids).map_err(|error| match error {
+            DataError::Vocabulary { path, position, id, .. } if is_known => {
+                let reason = format!(
+                    "its tokenizer has {n_ids} ids, but token {position} of the data has id {id}: prepare the \
+                     data again"
+                );
+                DataError::Prepared { path: beside(&path), reason }
+            }
+            DataError::Vocabulary { path, position, id, .. } => {
+                DataError::MarksVocabulary { path, position, id, vocab }
+            }
+            other => other,
+        })
     }
 
     /// Tokens of text in a sample.

@@ -20,10 +20,10 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 
 pub use masked::{Marks, Pairs};
 pub use prepare::prepare;
-pub use prepared::{Kind, Prepared, Source};
+pub use prepared::{Kind, Prepared, Source, tokenizer_file_of, tokenizer_of};
 pub use tokens::Tokens;
 
-use masked::Masking;
+use masked::{MARKS, Masking};
 use permutation::Permutation;
 
 /// Why data cannot be trained on (exit code 2).
@@ -79,6 +79,22 @@ pub enum DataError {
         path.display(), u64::from(*id) + 1
     )]
     Vocabulary {
+        /// The file.
+        path: PathBuf,
+        /// Number of the token in the file, from 0.
+        position: usize,
+        /// The id.
+        id: u32,
+        /// Number of ids.
+        vocab: usize,
+    },
+    /// An id that a BERT has no room for below its marks.
+    #[error(
+        "data file {}: token {position} has id {id}, but of {vocab} ids a BERT keeps the last {} for [PAD], \
+         [CLS], [SEP] and [MASK]: choose vocab {} or more",
+        path.display(), MARKS, *id as usize + 1 + MARKS
+    )]
+    MarksVocabulary {
         /// The file.
         path: PathBuf,
         /// Number of the token in the file, from 0.
@@ -206,28 +222,33 @@ impl Corpus {
             [] => Tokens::of_text(corpus::TEXT),
             files => Tokens::open(files)?,
         };
-        let tokenizer = match Prepared::of(files)? {
-            Some((data, prepared)) => Some(prepared.tokenizer(data)?),
-            None => tokens.is_text().then_some(Tokenizer::Bytes),
-        };
+        let tokenizer = tokenizer_of(files)?;
         let masking = match model.architecture {
             Architecture::Gpt2 => None,
             Architecture::Bert => Some(Masking::new(model, tokenizer.as_ref())?),
         };
-        tokens.check(masking.as_ref().map_or(model.vocab, Masking::n_ids))?;
-        let context = masking.as_ref().map_or(model.context, Masking::window);
-        Ok(Corpus { tokenizer, masking, ..Corpus::from_tokens(tokens, context)? })
+        match &masking {
+            None => tokens.check(model.vocab)?,
+            Some(masking) => masking.check(&mut tokens)?,
+        }
+        let window = masking.as_ref().map_or(model.context, Masking::window);
+        Ok(Corpus { tokenizer, masking, ..Corpus::split(tokens, window, model.context)? })
     }
 
     /// Splits `tokens` of an unknown tokenizer into a part to train on and one to validate with.
     pub fn from_tokens(tokens: Tokens, context: usize) -> Result<Corpus, DataError> {
-        let window = context.saturating_add(1);
-        let needed = window.saturating_mul(2);
+        Corpus::split(tokens, context, context)
+    }
+
+    /// In windows of `window` tokens, for a model of `context`.
+    fn split(tokens: Tokens, window: usize, context: usize) -> Result<Corpus, DataError> {
+        let least = window.saturating_add(1);
+        let needed = least.saturating_mul(2);
         if tokens.len() < needed {
             return Err(DataError::Short { tokens: tokens.len(), context, needed });
         }
-        let n_train = tokens.len() - (tokens.len() / 10).max(window);
-        Ok(Corpus { tokens, tokenizer: None, n_train, context, masking: None })
+        let n_train = tokens.len() - (tokens.len() / 10).max(least);
+        Ok(Corpus { tokens, tokenizer: None, n_train, context: window, masking: None })
     }
 
     /// What the ids stand for, where that is known.

@@ -51,6 +51,25 @@ pub struct Source {
     pub bytes: u64,
 }
 
+/// What the ids of `files` stand for, where their names and the descriptions beside them tell. The files
+/// themselves are not read.
+pub fn tokenizer_of(files: &[PathBuf]) -> Result<Option<Tokenizer>, DataError> {
+    match Prepared::of(files)? {
+        Some((data, prepared)) => Ok(Some(prepared.tokenizer(data)?)),
+        None => {
+            let is_text = files.iter().all(|file| Width::of(file) == Width::U8);
+            Ok(is_text.then_some(Tokenizer::Bytes))
+        }
+    }
+}
+
+/// The `tokenizer.json` that `files` were prepared with, if it was one.
+pub fn tokenizer_file_of(files: &[PathBuf]) -> Result<Option<PathBuf>, DataError> {
+    let prepared = Prepared::of(files)?;
+    let file = prepared.filter(|(_, prepared)| prepared.tokenizer == Kind::File);
+    Ok(file.map(|(data, _)| tokenizer_beside(data)))
+}
+
 impl Prepared {
     pub(super) fn new(tokenizer: &Tokenizer, tokens: u64, sources: Vec<Source>) -> Prepared {
         let vocab = tokenizer.vocab();
@@ -149,11 +168,6 @@ impl Prepared {
             return Err(DataError::Prepared { path: beside(data), reason });
         }
         Ok(tokenizer)
-    }
-
-    /// Where the tokenizer of the data file that this is the description of is, if it is a file.
-    pub fn tokenizer_file(&self, data: &Path) -> Option<PathBuf> {
-        (self.tokenizer == Kind::File).then(|| tokenizer_beside(data))
     }
 
     /// The tokenizer in words.

@@ -92,11 +92,6 @@ impl Tokens {
         self.len() == 0
     }
 
-    /// Whether each byte is an id.
-    pub(super) fn is_text(&self) -> bool {
-        self.width == Width::U8
-    }
-
     /// Appends the ids of `range` to `to`.
     ///
     /// # Errors

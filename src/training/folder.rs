@@ -146,7 +146,8 @@ impl Place {
             remove_errors(path)?;
             open()
         } else {
-            let written = fresh_file(&shown)?.write_all(settings.as_bytes());
+            let fresh = fresh_file(&shown);
+            let written = hint_of_resuming(fresh, &path)?.write_all(settings.as_bytes());
             written.map_err(|e| io_fault("settings", &shown, &e))?;
             open().inspect_err(|_| {
                 let _ = remove_file(&shown); // it would mark the folder as taken
@@ -221,6 +222,15 @@ fn fresh_file(path: &Path) -> Result<File> {
             _ => "",
         };
         anyhow::Error::new(e).context(format!("cannot write {}{hint}", path.display()))
+    })
+}
+
+/// Who wanted to go on with the run in `folder`, or to begin it anew, is told how.
+fn hint_of_resuming(config: Result<File>, folder: &Path) -> Result<File> {
+    let has_any = || Store::of(folder).entries().is_ok_and(|entries| !entries.is_empty());
+    config.map_err(|error| match has_any() {
+        true => error.context("this run has checkpoints: --resume auto goes on with it"),
+        false => error,
     })
 }
 

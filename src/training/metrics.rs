@@ -22,6 +22,9 @@ pub struct Metrics {
     /// Seconds.
     #[serde(deserialize_with = "number")]
     pub step_s: f64,
+    /// Of these, those for which training stood still while its state was copied for a checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_s: Option<f64>,
     /// Tokens over seconds.
     #[serde(deserialize_with = "number")]
     pub tokens_per_s: f64,
@@ -80,6 +83,7 @@ impl Metrics {
             lr,
             tokens,
             step_s,
+            copy_s: (report.copy_s > 0.0).then_some(report.copy_s),
             tokens_per_s,
             bubble_ratio: report.bubble_ratio(),
             bytes: report.bytes(),

@@ -106,7 +106,7 @@ impl Run {
     {
         worker.set_weights(|param| self.weights.get(&param.name).map(Vec::as_slice))?;
         if let Some(checkpoint) = &self.start {
-            worker.restore(checkpoint.manifest().updates, |param| {
+            worker.restore(checkpoint.manifest().counts(), |param| {
                 let tensor = checkpoint.tensor(param);
                 tensor.map_err(|e| Fault::new(Class::Checkpoint, rank, e.to_string()))
             })?;
@@ -168,22 +168,23 @@ impl Run {
             let is_done = step == n_steps;
             let state = State { began, step, is_done, is_last: is_done || stop };
             let is_due = saver.is_some_and(|saver| saver.is_due(&state));
-            let manifest = |n_updates| self.manifest(step, n_updates);
+            let manifest = |counts| self.manifest(step, counts);
             // With a shared optimizer the tensors are not all in the first group.
             let n_groups = if self.config().shard_optimizer { self.config().width } else { 1 };
             let n_parts = n_groups * self.config().depth;
             if let Some(shares) = &mut shares {
                 if is_due {
-                    shares.settle(&mut processes::exchange(worker))?; // one copy at a time
-                    let (manifest, part) = (manifest(worker.n_updates()), worker.snapshot()?);
+                    let spent = shares.spent(&mut processes::exchange(worker))?;
+                    let (manifest, part) = (manifest(worker.counts()), worker.snapshot(spent)?);
                     shares.begin(&mut processes::exchange(worker), &state, manifest, part)?;
                 }
                 shares.poll(&mut processes::exchange(worker))?;
             } else if let Some(saver) = saver.filter(|_| is_due)
                 && rank.index() < n_parts
             {
-                let manifest = || manifest(worker.n_updates());
-                saver.save(&state, manifest, n_parts, rank, || worker.snapshot())?;
+                let counts = worker.counts();
+                let manifest = || manifest(counts);
+                saver.save(&state, manifest, n_parts, rank, |spent| worker.snapshot(spent))?;
             }
         }
         if let Some(shares) = shares {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail, ensure};
-use chimera_core::engine::Data;
+use chimera_core::engine::{Counts, Data};
 use chimera_core::exchange::{from_json, to_json};
 
 use super::{Plan, Run, Samples};
@@ -153,12 +153,13 @@ impl Run {
     }
 
     /// The manifest of a checkpoint after so many steps and updates, but for its files.
-    pub(super) fn manifest(&self, step: u64, updates: u64) -> Manifest {
+    pub(super) fn manifest(&self, step: u64, counts: Counts) -> Manifest {
         Manifest {
             format: FORMAT,
             written_by: format!("chimera {}", env!("CARGO_PKG_VERSION")),
             step,
-            updates,
+            updates: counts.updates,
+            skipped: counts.skipped,
             samples_per_step: self.samples_per_step(),
             next_samples: self.samples_of(step),
             settings: settings(self.config()),

@@ -77,6 +77,7 @@ mod tests {
             grad_norm: 1.0,
             lr: 1.0,
             step_s: 4.0,
+            copy_s: 0.0,
             ranks: (0..4).map(load).collect(),
             validation_loss: None,
             skipped: None,

@@ -130,6 +130,7 @@ fn what_cannot_be_resumed_is_refused() {
         (format!("--steps 9 --resume {}", path(3)), 2, "holds a newer checkpoint than"),
         ("--steps 9 --seed 5 --resume auto".into(), 2, "seed: 1 in the checkpoint, 5 now"),
         ("--steps 9".into(), 2, "is it of another run?"),
+        ("--steps 9".into(), 2, "this run has checkpoints: --resume auto goes on with it"),
     ] {
         let ran = go(&options);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), ""), "{options}: {}", ran.stderr);

@@ -115,6 +115,8 @@ fn data_that_cannot_be_trained_on() {
     refuse(&format!("--context 16 --data {short}"), "context 16 needs at least 34");
     let good = text(&folder);
     refuse(&format!("--data {} {}", good.display(), file(&folder, "none", b"")), "none is empty");
+    let short = file(&folder, "shorter", &[b'a'; 27]);
+    refuse(&format!("--model bert --context 16 --data {short}"), "context 16 needs at least 28");
     refuse(&format!("--vocab 100 --data {}", good.display()), "choose vocab 11");
 }
 
@@ -127,6 +129,9 @@ fn token_ids_beyond_the_vocabulary_are_named_with_their_position() {
     let narrow = file(&folder, "ids.bin", &bytes);
     let hint = "ids.bin: token 321 has id 300, but the vocabulary has 256 ids: choose vocab 301";
     refuse(&format!("--data {narrow}"), hint);
+    let hint = "token 321 has id 300, but of 260 ids a BERT keeps the last 4 for [PAD], [CLS], [SEP] and [MASK]: \
+                choose vocab 305";
+    refuse(&format!("--model bert --data {narrow}"), hint);
     let bytes: Vec<u8> = ids.iter().flat_map(|id| (u32::from(*id) << 16).to_le_bytes()).collect();
     let wide = file(&folder, "ids.u32.bin", &bytes);
     refuse(&format!("--data {wide}"), "token 0 has id 458752");

@@ -140,18 +140,19 @@ fn a_tokenizer_goes_from_the_data_to_the_model() {
         ),
         format!(
             "train --model bert --layers 2 --hidden 8 --heads 2 --context 16 --depth 2 --steps 2 --threads 1 \
-             --data {} --out {} --save {}",
+             --save-every 2 --data {} --out {} --save {}",
             at("data.bin"),
             at("run"),
             at("model")
         ),
         format!("export {} --out {}", at("model"), at("exported")),
+        format!("export {} --out {}", at("run"), at("of-run")),
     ] {
         let ran = chimera(&line);
         assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
     }
     assert_eq!(read(Path::new(&at("model"))).expect("a model").config.vocab, 8);
-    for name in ["model", "exported"] {
+    for name in ["model", "exported", "of-run"] {
         let path = folder.path().join(name).join("tokenizer.json");
         assert_eq!(std::fs::read_to_string(path).expect("a tokenizer"), WORDS);
     }

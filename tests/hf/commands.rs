@@ -74,7 +74,7 @@ fn what_cannot_be_continued_is_refused() {
         assert!(said.contains(wanted), "{said}");
     }
     assert!(
-        refusal("generate --model nothing --prompt 1").contains("nothing has no config.json: name")
+        refusal("generate --model nothing --prompt 1").contains("nothing: there is no such folder")
     );
 }
 
@@ -165,4 +165,40 @@ fn a_trained_model_writes_and_is_measured() {
     let ran = chimera(&generate);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(ran.stdout.starts_with("the pipe"), "{}", ran.stdout);
+}
+
+/// Its vocabulary alone would tell of GPT-2's tokens.
+#[test]
+fn a_checkpoint_is_prompted_in_the_tokens_of_its_data() {
+    let folder = folder();
+    let (data, run) = (text(&folder), folder.path().join("run"));
+    let train = format!(
+        "train --layers 1 --hidden 4 --heads 1 --context 8 --depth 1 --steps 1 --threads 1 --vocab 50257 \
+         --save-every 1 --data {} --out {}",
+        data.display(),
+        run.display()
+    );
+    assert_eq!(chimera(&train).code, Some(0));
+    let generate = format!("generate --json --tokens 1 --prompt Hello --model {}", run.display());
+    assert_eq!(json(&generate)["prompt"], serde_json::json!([72, 101, 108, 108, 111]));
+    let ran = json(&format!("{generate} --tokenizer gpt2"));
+    assert_eq!(ran["prompt"], serde_json::json!([15496]));
+    // The bytes of a text are not the tokens of another model.
+    let (bin, other) = (folder.path().join("data.bin"), folder.path().join("other"));
+    let prepare = format!("prepare {} --tokenizer gpt2 --out {}", data.display(), bin.display());
+    assert_eq!(chimera(&prepare).code, Some(0));
+    let train = train
+        .replace(&data.display().to_string(), &bin.display().to_string())
+        .replace(&run.display().to_string(), &other.display().to_string());
+    assert_eq!(chimera(&train).code, Some(0));
+    let eval = |data: &std::path::Path| {
+        chimera(&format!("eval --model {} --data {}", other.display(), data.display()))
+    };
+    assert_eq!(eval(&bin).code, Some(0));
+    let refused = eval(&data);
+    let hint = "trained on tokens, not on bytes: make tokens of the text first";
+    assert!(refused.code == Some(2) && refused.stderr.contains(hint), "{}", refused.stderr);
+    // Text is named as such, whether it is still there or not.
+    std::fs::remove_file(data).expect("removed");
+    assert_eq!(json(&generate)["prompt"].as_array().map(Vec::len), Some(5));
 }

@@ -86,7 +86,7 @@ proptest! {
         let run = prepare(&format!("--out {}", folder.path().display()));
         let [loss, grad_norm, lr, step_s, bubble_ratio] = numbers;
         let report = StepReport {
-            step, loss, grad_norm, lr, step_s, ranks: vec![Load { bubble_ratio, bytes: 0 }],
+            step, loss, grad_norm, lr, step_s, copy_s: 0.0, ranks: vec![Load { bubble_ratio, bytes: 0 }],
             validation_loss: None, skipped: None, n_skipped: 0, stop: false,
         };
         let metrics = Metrics::of(&report, 1, Some(1.0));

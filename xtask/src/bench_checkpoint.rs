@@ -48,28 +48,45 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let chimera = chimera()?;
     let folder = tempfile::tempdir()?;
     let data = sources(folder.path())?;
-    let mut seconds = [Vec::new(), Vec::new()];
+    let mut steps = [Vec::new(), Vec::new()];
     for round in 0..args.rounds {
-        for (every, seconds) in ["0", "1"].into_iter().zip(&mut seconds) {
-            let steps = step_s(&chimera, folder.path(), &data, every, args.steps)?;
-            eprintln!(
-                "round {}: --save-every {every}: {:.3} s a step",
-                round + 1,
-                median(steps.clone())
-            );
-            seconds.extend(steps);
+        for (every, all) in ["0", "1"].into_iter().zip(&mut steps) {
+            let steps = measure(&chimera, folder.path(), &data, every, args.steps)?;
+            let seconds: Vec<_> = steps.iter().map(|step| format!("{:.3}", step.seconds)).collect();
+            eprintln!("round {}: --save-every {every}: {} s", round + 1, seconds.join(", "));
+            all.extend(steps);
         }
     }
-    let [without, with] = seconds.map(median);
+    let seconds = |steps: &[Step]| median(steps.iter().map(|step| step.seconds).collect());
+    let [without, with] = steps.each_ref().map(|steps| seconds(steps));
+    let copy = median(steps[1].iter().map(|step| step.copy).collect());
+    let percent = |more: f64| more / without * 100.0;
     println!(
-        "a step takes {without:.3} s, with a checkpoint {with:.3} s: {:+.1} %",
-        (with / without - 1.0) * 100.0
+        "a step takes {without:.3} s, with a checkpoint {with:.3} s: {:+.1} %, of which the copy to host memory is \
+         {copy:.3} s or {:.1} %, and all else {:+.1} %",
+        percent(with - without),
+        percent(copy),
+        percent(with - without - copy),
     );
     Ok(())
 }
 
-/// Seconds of each step but the first.
-fn step_s(chimera: &Path, folder: &Path, data: &Path, every: &str, steps: u16) -> Result<Vec<f64>> {
+/// What one step took.
+struct Step {
+    /// In all.
+    seconds: f64,
+    /// For the copy of the state before it, in seconds.
+    copy: f64,
+}
+
+/// Each step but the first.
+fn measure(
+    chimera: &Path,
+    folder: &Path,
+    data: &Path,
+    every: &str,
+    steps: u16,
+) -> Result<Vec<Step>> {
     let out = tempfile::tempdir_in(folder)?;
     let mut command = Command::new(chimera);
     command.arg("train").args(SHAPE).args(["--threads", "1", "--save-every", every]);
@@ -77,9 +94,10 @@ fn step_s(chimera: &Path, folder: &Path, data: &Path, every: &str, steps: u16) -
     command.arg("--data").arg(data).arg("--out").arg(out.path());
     read(&mut command)?;
     let lines = fs::read_to_string(out.path().join("metrics.jsonl")).context("the metrics")?;
-    let seconds = lines.lines().skip(1).map(|line| {
+    let steps = lines.lines().skip(1).map(|line| {
         let step: Value = serde_json::from_str(line).context("a line of metrics")?;
-        step["step_s"].as_f64().context("a line of metrics without step_s")
+        let seconds = step["step_s"].as_f64().context("a line of metrics without step_s")?;
+        Ok(Step { seconds, copy: step["copy_s"].as_f64().unwrap_or(0.0) })
     });
-    seconds.collect()
+    steps.collect()
 }

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::slice;
 
 use candle_core::{Result, Tensor};
-use chimera_core::kernels::Mask;
+use chimera_core::kernels::{Dropout, Mask};
 
 use super::math::{LANES, exp, exp_sum, max, sum};
 use super::matmul::{Matrix, Parallelism, matmul};
@@ -27,6 +27,7 @@ pub(crate) fn forward(
     heads: usize,
     context: usize,
     mask: Mask<'_>,
+    drop: Option<&Dropout>,
 ) -> Result<(Tensor, Tensor)> {
     let (rows, width) = qkv.dims2()?;
     let hidden = width / 3;
@@ -37,6 +38,7 @@ pub(crate) fn forward(
     run_all((0..rows / context * heads).map(|part| Forward {
         head: Head::new(part, hidden, heads, context),
         mask,
+        drop,
         qkv: &qkv,
         out: places.0,
         log_sum: places.1,
@@ -53,6 +55,7 @@ pub(crate) fn backward(
     heads: usize,
     context: usize,
     mask: Mask<'_>,
+    drop: Option<&Dropout>,
 ) -> Result<Tensor> {
     let (rows, width) = qkv.dims2()?;
     let (dy, qkv, out, log_sum) = (values(dy)?, values(qkv)?, values(out)?, values(log_sum)?);
@@ -61,6 +64,7 @@ pub(crate) fn backward(
     run_all((0..rows / context * heads).map(|part| Backward {
         head: Head::new(part, width / 3, heads, context),
         mask,
+        drop,
         dy: &dy,
         qkv: &qkv,
         out: &out,
@@ -121,6 +125,13 @@ impl Head {
         (self.row + row) * self.heads + self.head
     }
 
+    /// `by` from the first weight of row `row` on.
+    #[inline(always)]
+    fn of_row(self, by: &Dropout, row: usize) -> Dropout {
+        let first = Dropout::weight(self.row + row, self.head, self.heads, self.context);
+        Dropout { first: by.first.wrapping_add(first), ..*by }
+    }
+
     /// How many elements of `qkv` each of its three parts has here.
     fn size(self) -> usize {
         self.context * self.dim
@@ -140,6 +151,7 @@ impl Head {
 struct Forward<'a> {
     head: Head,
     mask: Mask<'a>,
+    drop: Option<&'a Dropout>,
     qkv: &'a [f32],
     out: Place,
     log_sum: Place,
@@ -167,8 +179,12 @@ impl Piece for Forward<'_> {
             unsafe { product(scores.as_mut_ptr(), end, false, 1.0, queries, keys.t()) };
             let mut sums = [0.0; BLOCK];
             for (i, row) in scores.chunks_exact_mut(end).enumerate() {
-                let (sum, log_sum) = softmax(row, head.n_keys(self.mask, start + i), head.scale());
+                let live = head.n_keys(self.mask, start + i);
+                let (sum, log_sum) = softmax(row, live, head.scale());
                 sums[i] = sum;
+                if let Some(by) = self.drop {
+                    drop_weights(&mut row[..live], &head.of_row(by, start + i));
+                }
                 let at = self.log_sum.at(head.log_sum(start + i));
                 // SAFETY: inside of the result, and nobody else writes this head's elements.
                 unsafe { at.write(log_sum) };
@@ -187,11 +203,12 @@ impl Piece for Forward<'_> {
     }
 }
 
-/// With `p` the softmax, `dp = dy vᵀ` and `ds = p (dp - Σ dy out)`: `dv = pᵀ dy`, `dq = ds k` and
-/// `dk = dsᵀ q`, the last two times the scale.
+/// With `p` the softmax, `f` the factors of the dropout, `dp = f dy vᵀ` and `ds = p (dp - Σ dy out)`:
+/// `dv = (f p)ᵀ dy`, `dq = ds k` and `dk = dsᵀ q`, the last two times the scale.
 struct Backward<'a> {
     head: Head,
     mask: Mask<'a>,
+    drop: Option<&'a Dropout>,
     dy: &'a [f32],
     qkv: &'a [f32],
     out: &'a [f32],
@@ -264,12 +281,35 @@ impl Backward<'_> {
         let scale = head.scale();
         let live = head.n_keys(self.mask, row);
         let vectors = live.next_multiple_of(LANES).min(p.len());
-        for (p, ds) in p[..vectors].iter_mut().zip(&mut ds[..vectors]) {
-            *p = exp(p.mul_add(scale, -log_sum));
-            *ds = *p * (*ds - mean);
+        let each = p[..vectors].iter_mut().zip(&mut ds[..vectors]);
+        match self.drop {
+            None => {
+                for (p, ds) in each {
+                    *p = exp(p.mul_add(scale, -log_sum));
+                    *ds = *p * (*ds - mean);
+                }
+            }
+            Some(by) => {
+                let (by, kept) = (head.of_row(by, row), by.scale() as f32);
+                for (key, (p, ds)) in each.enumerate() {
+                    let factor = if by.keeps(key as u64) { kept } else { 0.0 };
+                    *p = exp(p.mul_add(scale, -log_sum));
+                    *ds = *p * (factor * *ds - mean);
+                    *p *= factor;
+                }
+            }
         }
         p[live..].fill(0.0);
         ds[live..].fill(0.0);
+    }
+}
+
+/// Multiplies each weight by its factor.
+#[inline(always)]
+fn drop_weights(row: &mut [f32], by: &Dropout) {
+    let scale = by.scale() as f32;
+    for (key, weight) in row.iter_mut().enumerate() {
+        *weight *= if by.keeps(key as u64) { scale } else { 0.0 };
     }
 }
 

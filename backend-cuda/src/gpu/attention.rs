@@ -1,6 +1,6 @@
 //! Attention: grids and shared memory of the kernels in `kernels/attention.cu` and `tensor_cores.cu`.
 
-use chimera_core::kernels::{Mask, Result};
+use chimera_core::kernels::{Dropout, Mask, Result};
 
 use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 
@@ -21,6 +21,7 @@ impl<D: Driver> Gpu<D> {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
         let qkv = self.cast(qkv)?;
         let sizes = self.sizes(&qkv, heads, context)?;
@@ -28,6 +29,7 @@ impl<D: Driver> Gpu<D> {
         let lengths = self.lengths(mask)?;
         let out = self.activation_of(&[rows, heads * sizes.dim])?;
         let log_sum = self.empty(&[rows, heads], Element::F32)?;
+        let [key_0, key_1, first, threshold, scale] = dropout(drop);
         let args = [
             qkv.read(),
             out.write(),
@@ -37,6 +39,11 @@ impl<D: Driver> Gpu<D> {
             int(heads),
             int(sizes.dim),
             float(sizes.scale),
+            key_0,
+            key_1,
+            first,
+            threshold,
+            scale,
         ];
         let (kernel, shared) = sizes.forward();
         self.run_shared(kernel, sizes.grid, THREADS, shared, &args)?;
@@ -52,6 +59,7 @@ impl<D: Driver> Gpu<D> {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<Tensor<D::Memory>> {
         let (dy, qkv, out) = (self.cast(dy)?, self.cast(qkv)?, self.cast(out)?);
         let sizes = self.sizes(&qkv, heads, context)?;
@@ -61,6 +69,7 @@ impl<D: Driver> Gpu<D> {
         self.run("attention_delta", [n.div_ceil(BLOCK / WARP), 1], BLOCK, &args)?;
         let lengths = self.lengths(mask)?;
         let d_qkv = self.activation_of(&qkv.shape)?;
+        let [key_0, key_1, first, threshold, scale] = dropout(drop);
         let args = [
             dy.read(),
             qkv.read(),
@@ -72,6 +81,11 @@ impl<D: Driver> Gpu<D> {
             int(heads),
             int(sizes.dim),
             float(sizes.scale),
+            key_0,
+            key_1,
+            first,
+            threshold,
+            scale,
         ];
         for (kernel, shared) in sizes.backward() {
             self.run_shared(kernel, sizes.grid, THREADS, shared, &args)?;
@@ -99,6 +113,18 @@ impl<D: Driver> Gpu<D> {
         let grid = [context.div_ceil(if is_tiled { TILE } else { OWN }), samples * heads];
         Ok(Sizes { dim, scale: 1.0 / (dim as f64).sqrt(), grid, is_tiled })
     }
+}
+
+/// `DROP_ARGS` of the kernels.
+fn dropout<M>(by: Option<&Dropout>) -> [Arg<'static, M>; 5] {
+    let by = by.unwrap_or(&Dropout::NONE);
+    [
+        Arg::Int(by.key[0] as i32),
+        Arg::Int(by.key[1] as i32),
+        Arg::Long(by.first as i64),
+        Arg::Int(by.threshold() as i32),
+        float(by.scale()),
+    ]
 }
 
 struct Sizes {

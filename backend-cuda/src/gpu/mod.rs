@@ -214,8 +214,9 @@ impl<D: Driver> Kernels for Gpu<D> {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<(Self::Tensor, Self::Tensor)> {
-        self.attend(qkv, heads, context, mask)
+        self.attend(qkv, heads, context, mask, drop)
     }
 
     fn attention_dx(
@@ -227,8 +228,9 @@ impl<D: Driver> Kernels for Gpu<D> {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<Self::Tensor> {
-        self.attend_backward(dy, qkv, out, log_sum, heads, context, mask)
+        self.attend_backward(dy, qkv, out, log_sum, heads, context, mask, drop)
     }
 
     fn cross_entropy(

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use chimera_core::kernels::{Mask, Result};
+use chimera_core::kernels::{Dropout, Mask, Result};
 
 use super::number;
 use crate::gpu::{Call, Gpu};
@@ -10,13 +10,18 @@ use crate::shader::{ATTENTION, Constants, Kernel};
 use crate::tensor::{Slice, Tensor};
 
 static FORWARD: Kernel =
-    Kernel { source: &ATTENTION, entry: "forward", n_written: 2, n_read: 2, n_numbers: 4 };
+    Kernel { source: &ATTENTION, entry: "forward", n_written: 2, n_read: 2, n_numbers: 10 };
 static WEIGH: Kernel =
     Kernel { source: &ATTENTION, entry: "weigh", n_written: 1, n_read: 2, n_numbers: 1 };
-static BACKWARD_QUERIES: Kernel =
-    Kernel { source: &ATTENTION, entry: "backward_queries", n_written: 1, n_read: 5, n_numbers: 4 };
+static BACKWARD_QUERIES: Kernel = Kernel {
+    source: &ATTENTION,
+    entry: "backward_queries",
+    n_written: 1,
+    n_read: 5,
+    n_numbers: 10,
+};
 static BACKWARD_KEYS: Kernel =
-    Kernel { source: &ATTENTION, entry: "backward_keys", n_written: 1, n_read: 5, n_numbers: 4 };
+    Kernel { source: &ATTENTION, entry: "backward_keys", n_written: 1, n_read: 5, n_numbers: 10 };
 
 /// Rows of a tile at most.
 const MAX_TILE: u32 = 32;
@@ -37,6 +42,7 @@ impl Gpu {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<(Tensor, Tensor)> {
         let op = "attention";
         let (rows, by) = (qkv.n_rows(), Heads::of(qkv, heads, context));
@@ -53,7 +59,7 @@ impl Gpu {
                     kernel: &FORWARD,
                     constants: self.attention_constants(by),
                     operands: &[out.all(), log_sum.all(), qkv.all(), lengths],
-                    numbers: &by.numbers(mask),
+                    numbers: &by.numbers(mask, drop, block.start),
                     groups: self.attention_grid(by, block.len()),
                 },
             )?;
@@ -70,6 +76,7 @@ impl Gpu {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<Tensor> {
         let op = "attention_dx";
         let (rows, by) = (qkv.n_rows(), Heads::of(qkv, heads, context));
@@ -100,7 +107,7 @@ impl Gpu {
                         kernel,
                         constants: self.attention_constants(by),
                         operands: &[&[d_qkv.all()][..], &read].concat(),
-                        numbers: &by.numbers(mask),
+                        numbers: &by.numbers(mask, drop, start),
                         groups: self.attention_grid(by, len),
                     },
                 )?;
@@ -164,9 +171,23 @@ impl Heads {
         Heads { heads, context, dim: qkv.width() / 3 / heads }
     }
 
-    fn numbers(self, mask: Mask<'_>) -> [u32; 4] {
+    /// Of a call for the rows from `row` on.
+    fn numbers(self, mask: Mask<'_>, drop: Option<&Dropout>, row: usize) -> [u32; 10] {
         let scale = 1.0 / (self.dim as f32).sqrt();
         let is_causal = mask == Mask::Causal;
-        [number(self.heads), number(self.context), scale.to_bits(), is_causal.into()]
+        let drop = drop.unwrap_or(&Dropout::NONE);
+        let first = drop.first.wrapping_add(Dropout::weight(row, 0, self.heads, self.context));
+        [
+            number(self.heads),
+            number(self.context),
+            scale.to_bits(),
+            is_causal.into(),
+            drop.key[0],
+            drop.key[1],
+            first as u32,
+            (first >> 32) as u32,
+            drop.threshold(),
+            (drop.scale() as f32).to_bits(),
+        ]
     }
 }

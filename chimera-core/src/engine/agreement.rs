@@ -9,6 +9,8 @@ pub(super) struct Record {
     pub(super) steps: Vec<Totals>,
     /// Seconds of compute since the last agreement.
     pub(super) busy_s: f64,
+    /// Seconds of copying the state to the host since then.
+    pub(super) copy_s: f64,
     /// Seconds since the last agreement.
     pub(super) span_s: f64,
     /// Bytes of weights, gradients, moments and residuals at their peak.
@@ -43,12 +45,12 @@ impl Totals {
 }
 
 /// Numbers of a record beside two for each step.
-const N_NUMBERS: usize = 4;
+const N_NUMBERS: usize = 5;
 
 impl Record {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let stop = f64::from(u8::from(self.stop));
-        let numbers: [f64; N_NUMBERS] = [self.busy_s, self.span_s, self.bytes, stop];
+        let numbers: [f64; N_NUMBERS] = [self.busy_s, self.copy_s, self.span_s, self.bytes, stop];
         let totals = self.steps.iter().flat_map(|t| [t.loss, t.squared_norm]);
         let bytes = numbers.into_iter().chain(totals).flat_map(f64::to_le_bytes);
         bytes.chain(self.culprit.bytes()).collect()
@@ -67,9 +69,10 @@ impl Record {
         Some(Record {
             steps: (0..n_steps).map(totals).collect::<Option<_>>()?,
             busy_s: number(0)?,
-            span_s: number(1)?,
-            bytes: number(2)?,
-            stop: number(3)? != 0.0,
+            copy_s: number(1)?,
+            span_s: number(2)?,
+            bytes: number(3)?,
+            stop: number(4)? != 0.0,
             culprit: String::from_utf8_lossy(culprit).into_owned(),
         })
     }
@@ -95,6 +98,7 @@ pub struct Load {
 pub(super) struct Agreed {
     pub(super) steps: Vec<Totals>,
     pub(super) span_s: f64,
+    pub(super) copy_s: f64,
     pub(super) ranks: Vec<Load>,
     pub(super) stop: bool,
     pub(super) culprit: Option<Culprit>,
@@ -118,7 +122,8 @@ impl Agreed {
         }
         let totals =
             |step: usize| all.iter().map(|r| r.steps[step]).fold(Totals::default(), Totals::add);
-        let span_s = all.iter().map(|r| r.span_s).fold(0.0, f64::max);
+        let slowest = |seconds: fn(&Record) -> f64| all.iter().map(seconds).fold(0.0, f64::max);
+        let (span_s, copy_s) = (slowest(|r| r.span_s), slowest(|r| r.copy_s));
         let load = |r: &Record| Load {
             bubble_ratio: (1.0 - r.busy_s / span_s).max(0.0),
             bytes: r.bytes as u64,
@@ -128,6 +133,7 @@ impl Agreed {
         Ok(Agreed {
             steps: (0..n_steps).map(totals).collect(),
             span_s,
+            copy_s,
             ranks: all.iter().map(load).collect(),
             stop: all.iter().any(|r| r.stop),
             culprit: first.map(|(rank, r)| Culprit {
@@ -151,6 +157,7 @@ mod tests {
                 Totals { loss: 2.0 * loss, squared_norm: 0.5 },
             ],
             busy_s: 1.0,
+            copy_s: loss,
             span_s: 2.0,
             bytes: 5.0,
             stop: loss > 1.0,
@@ -161,7 +168,7 @@ mod tests {
         let steps: Vec<_> = agreed.steps.iter().map(|t| (t.loss, t.grad_norm())).collect();
         assert_eq!(steps, [(2.0, 4.0), (4.0, 1.0)]);
         assert_eq!(agreed.ranks, [Load { bubble_ratio: 0.5, bytes: 5 }; 2]);
-        assert!(agreed.stop);
+        assert_eq!((agreed.span_s, agreed.copy_s, agreed.stop), (2.0, 1.5, true));
         let culprit = Culprit { rank: Rank(1), what: "gradient of é".into(), step: 0 };
         assert_eq!(agreed.culprit, Some(culprit));
         assert_eq!(Agreed::of(&[wire[0].clone(), vec![1, 2]], 2), Err(Rank(1)));

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::task::Poll;
-use std::time::Instant;
 
 use super::agreement::{Agreed, Culprit};
 use super::ops::Value;
@@ -153,7 +152,7 @@ where
             peer: Some(from),
             ..Fault::new(Class::Mismatch, rank, format!("{from} sent a record that cannot be read"))
         })?;
-        self.since_agreed = Since { start: Instant::now(), busy_s: 0.0 };
+        self.since_agreed = Since::now();
         let culprit = agreed.culprit.clone().filter(|_| self.job.training.check_finite);
         self.skipped = None;
         if let Some(Culprit { rank, what, step }) = culprit {

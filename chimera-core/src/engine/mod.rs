@@ -36,7 +36,7 @@ pub use optimizer::{LrSchedule, NonFinite, Optimizer, Training};
 pub use ranks::{panicked, run_threads};
 pub use recent::{Did, Doing};
 pub use shards::owned_elements;
-pub use snapshot::Snapshot;
+pub use snapshot::{Counts, Snapshot};
 pub use worker::{StepReport, Worker};
 
 use crate::lower::Program;

@@ -23,6 +23,7 @@ where
         let mut record = Record {
             steps: self.squared_norms.iter().map(totals).collect(),
             busy_s: self.since_agreed.busy_s,
+            copy_s: self.since_agreed.copy_s,
             span_s: self.since_agreed.start.elapsed().as_secs_f64(),
             bytes: self.bytes() as f64,
             stop: self.job.stop.load(Ordering::Relaxed),

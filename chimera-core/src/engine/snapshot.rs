@@ -4,6 +4,7 @@
 //! back under any other.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::Worker;
 use super::world::World;
@@ -25,36 +26,53 @@ pub struct Snapshot {
     pub moments: [Vec<f32>; 2],
 }
 
+/// What a training has counted since its start.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// Updates of every weight.
+    pub updates: u64,
+    /// Steps whose gradient was thrown away.
+    pub skipped: u64,
+}
+
 impl<S, K, C> Worker<'_, S, K, C>
 where
     S: Stage<Tensor = K::Tensor>,
     K: Kernels,
     C: Comm<K::Tensor>,
 {
-    /// Updates of every weight since the start of the training.
-    pub fn n_updates(&self) -> u64 {
-        self.world.n_updates
+    /// So far.
+    pub fn counts(&self) -> Counts {
+        Counts { updates: self.world.n_updates, skipped: self.world.n_skipped }
     }
 
     /// The tensors of which this rank is the first replica, or which it alone updates, so that all ranks
-    /// together give each tensor once, with their moments.
-    pub fn snapshot(&self) -> Result<Vec<Snapshot>, Fault> {
+    /// together give each tensor once, with their moments. They take the memory of `spent`, an earlier
+    /// snapshot of this rank: fresh memory costs more than what is copied into it.
+    pub fn snapshot(&mut self, spent: Vec<Snapshot>) -> Result<Vec<Snapshot>, Fault> {
+        let start = Instant::now();
+        let mut spent = spent.into_iter();
         let take = |(stage, index): (StageId, usize)| {
             let held = self.world.held(stage);
             let [m, v] = held.moments[index].as_ref()?;
+            let memory =
+                spent.next().map(|Snapshot { weights, moments: [m, v], .. }| [weights, m, v]);
+            let [weights, first, second] = memory.unwrap_or_default();
             let take = || {
                 Ok(Snapshot {
                     param: held.stage.params()[index].clone(),
-                    weights: self.download(&held.weights[index])?,
-                    moments: [self.download(m)?, self.download(v)?],
+                    weights: self.copy(&held.weights[index], weights)?,
+                    moments: [self.copy(m, first)?, self.copy(v, second)?],
                 })
             };
             Some(take())
         };
-        match self.world.job.training.shard_optimizer {
+        let taken = match self.world.job.training.shard_optimizer {
             true => self.owned().filter_map(take).collect(),
             false => self.first_replicas().filter_map(take).collect(),
-        }
+        };
+        self.world.since_agreed.copy_s += start.elapsed().as_secs_f64();
+        taken
     }
 
     /// The weights of the whole model, on rank 0: each tensor once, with its stage and the index of its
@@ -89,14 +107,14 @@ where
         Ok(all)
     }
 
-    /// Puts a state back, on every rank before its first run: that after `n_updates` updates, of which
-    /// `tensor` gives each tensor that is asked for. The next run must begin at the step that followed.
+    /// Puts a state back, on every rank before its first run: `tensor` gives each tensor that is asked for. The
+    /// next run must begin at the step that followed.
     pub fn restore(
         &mut self,
-        n_updates: u64,
+        counts: Counts,
         tensor: impl Fn(&Param) -> Result<Snapshot, Fault>,
     ) -> Result<(), Fault> {
-        self.world.n_updates = n_updates;
+        (self.world.n_updates, self.world.n_skipped) = (counts.updates, counts.skipped);
         let rank = self.world.comm.rank();
         let kernels = self.world.kernels.clone();
         for held in self.world.held.iter_mut().flatten() {
@@ -138,6 +156,14 @@ where
         let tensors = layout.iter().flatten().zip(owners.iter().flatten());
         let mine = tensors.filter(move |(_, owner)| **owner == rank);
         mine.filter_map(|(places, _)| places.first().copied())
+    }
+
+    /// A tensor's values, in the place of those of `into`.
+    fn copy(&self, tensor: &K::Tensor, mut into: Vec<f32>) -> Result<Vec<f32>, Fault> {
+        let rank = self.world.comm.rank();
+        into.clear();
+        let copied = self.world.kernels.download_into(tensor, &mut into);
+        copied.map(|()| into).map_err(|e| device_fault(rank, e))
     }
 
     pub(super) fn download(&self, tensor: &K::Tensor) -> Result<Vec<f32>, Fault> {

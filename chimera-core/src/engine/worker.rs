@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::Job;
 use super::agreement::{Load, Totals};
@@ -36,6 +35,9 @@ pub struct StepReport {
     /// Seconds since the last agreement, on the slowest rank; shared out evenly among the steps of a
     /// window.
     pub step_s: f64,
+    /// Of these, the seconds for which training stood still while the state was copied to the host, on the
+    /// slowest rank.
+    pub copy_s: f64,
     /// What it was to each rank.
     pub ranks: Vec<Load>,
     /// Mean loss over the targets of samples kept for validation, after the update, in nats; where one was
@@ -119,7 +121,7 @@ where
             events: Vec::new(),
             waits: Vec::new(),
             recent: Recent::default(),
-            since_agreed: Since { start: Instant::now(), busy_s: 0.0 },
+            since_agreed: Since::now(),
             agreed: None,
             skipped: None,
             n_skipped: 0,
@@ -264,6 +266,7 @@ where
                 grad_norm: totals.grad_norm(),
                 lr: job.training.lr_at(step),
                 step_s: agreed.span_s / n_steps as f64,
+                copy_s: agreed.copy_s / n_steps as f64,
                 ranks: agreed.ranks.clone(),
                 validation_loss: None,
                 skipped: skipped.clone(),

@@ -92,10 +92,18 @@ impl ResidualBytes {
 /// Time since the last agreement.
 pub(super) struct Since {
     pub(super) start: Instant,
+    /// Seconds of compute.
     pub(super) busy_s: f64,
+    /// Seconds of copying the state to the host.
+    pub(super) copy_s: f64,
 }
 
 impl Since {
+    /// None has passed yet.
+    pub(super) fn now() -> Since {
+        Since { start: Instant::now(), busy_s: 0.0, copy_s: 0.0 }
+    }
+
     /// Takes what has lasted since `began` for no part of a step.
     pub(super) fn leave_out(&mut self, began: Instant) {
         self.start += began.elapsed();

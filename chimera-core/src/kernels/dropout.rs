@@ -16,6 +16,9 @@ pub struct Dropout {
 }
 
 impl Dropout {
+    /// Drops nothing.
+    pub const NONE: Dropout = Dropout { rate: 0.0, key: [0; 2], first: 0 };
+
     /// The stream of `layer` in step `step` of the run with `seed`, from its element `first` on.
     pub fn new(rate: f64, seed: u64, step: u64, layer: u64, first: u64) -> Dropout {
         let key = [seed, step, layer].into_iter().fold([0; 2], |key, n| threefry(key, words(n)));
@@ -37,6 +40,19 @@ impl Dropout {
     #[inline(always)]
     pub fn keeps(&self, i: u64) -> bool {
         threefry(self.key, words(self.first.wrapping_add(i)))[0] >= self.threshold()
+    }
+
+    /// What element `i` of the tensor is multiplied by.
+    #[inline(always)]
+    pub fn factor(&self, i: u64) -> f64 {
+        if self.keeps(i) { self.scale() } else { 0.0 }
+    }
+
+    /// The number of the weight that row `row` of all samples, in head `head` of `heads`, gives the first of the
+    /// `context` keys of its sample. Those of the other keys follow, whether the row sees them or not.
+    #[inline(always)]
+    pub fn weight(row: usize, head: usize, heads: usize, context: usize) -> u64 {
+        (row as u64 * heads as u64 + head as u64) * context as u64
     }
 }
 

@@ -235,7 +235,8 @@ pub trait Kernels: Clone + Send + Sync + 'static {
     ) -> Result<Self::Tensor>;
 
     /// Self-attention of each sample of `context` rows on its own, scaled by `1/√(hidden/heads)`: every
-    /// row queries the keys that `mask` lets it see.
+    /// row queries the keys that `mask` lets it see. `drop` drops weights of the softmax, which are numbered as
+    /// [`Dropout::weight`] says.
     /// `qkv: [rows, 3 hidden]` holds queries, keys, values side by side, each split into heads.
     /// Returns the mixed values `[rows, hidden]` and the log-sum-exp of the scores `[rows, heads]`.
     fn attention(
@@ -244,6 +245,7 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<(Self::Tensor, Self::Tensor)>;
 
     /// The gradient of [`attention`](Kernels::attention)'s `qkv`; `out` and `log_sum` are its results.
@@ -256,6 +258,7 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<Self::Tensor>;
 
     /// Softmax cross-entropy of `logits: [rows, vocab]` against `targets` (one class per row), forward

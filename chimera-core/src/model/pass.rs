@@ -12,6 +12,9 @@ pub(super) struct Rate {
     pub(super) seed: u64,
 }
 
+/// The layer of the first block's attention.
+const ATTENTION: u64 = 1 << 32;
+
 /// One micro-batch on its way through the layers of a stage, forward or backward.
 pub(super) struct Pass<'p, K> {
     /// The device.
@@ -68,6 +71,37 @@ impl<'p, K: Kernels> Pass<'p, K> {
             None => Ok(x.clone()),
             Some(by) => self.kernels.dropout(x, &by, None),
         }
+    }
+
+    /// Mixed values and log-sum-exp of block `block`.
+    pub(super) fn attention(
+        &self,
+        block: usize,
+        qkv: &K::Tensor,
+    ) -> Result<(K::Tensor, K::Tensor)> {
+        let drop = self.attention_dropout(block);
+        self.kernels.attention(qkv, self.heads, self.sequence, self.mask, drop.as_ref())
+    }
+
+    /// The gradient of its `qkv`.
+    pub(super) fn attention_dx(
+        &self,
+        block: usize,
+        dy: &K::Tensor,
+        qkv: &K::Tensor,
+        out: &K::Tensor,
+        log_sum: &K::Tensor,
+    ) -> Result<K::Tensor> {
+        let (k, drop) = (self.kernels, self.attention_dropout(block));
+        let Pass { heads, sequence, mask, .. } = *self;
+        k.attention_dx(dy, qkv, out, log_sum, heads, sequence, mask, drop.as_ref())
+    }
+
+    /// That of the weights of attention, whose layers are numbered apart from the others.
+    fn attention_dropout(&self, block: usize) -> Option<Dropout> {
+        let (Rate { rate, seed }, step, first_row) = self.dropout?;
+        let first = first_row * (self.heads * self.sequence) as u64;
+        Some(Dropout::new(rate, seed, step, ATTENTION + block as u64, first))
     }
 
     /// That of `layer` on the rows of the micro-batch, as wide as `like`.

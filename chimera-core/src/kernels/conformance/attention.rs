@@ -5,7 +5,7 @@ use rand::Rng;
 use super::Outcome;
 use super::trials::{Trials, rounded, trial};
 use crate::kernels::reference::{Reference, Tensor};
-use crate::kernels::{Kernels, Mask};
+use crate::kernels::{Dropout, Kernels, Mask};
 
 /// `[samples, context, heads, features per head]`
 const ATTENTIONS: [[usize; 4]; 11] = [
@@ -39,22 +39,36 @@ fn lengths([samples, context, ..]: [usize; 4]) -> Vec<u32> {
     (0..samples).map(|s| of(s + context)).collect()
 }
 
-fn masks(lengths: &[u32]) -> [(&'static str, Mask<'_>); 2] {
-    [("causal", Mask::Causal), ("padded", Mask::Lengths(lengths))]
+/// Who sees whom, and which weights are dropped: none, and, but in the longest contexts, some whose numbers
+/// begin below 2^32 and end beyond.
+fn cases(
+    lengths: &[u32],
+    context: usize,
+) -> impl Iterator<Item = (&'static str, Mask<'_>, Option<Dropout>)> {
+    let drop = Some(Dropout::new(0.3, 1, 2, 3, u64::from(u32::MAX) - 20));
+    let padded = Mask::Lengths(lengths);
+    let all = [
+        ("causal", Mask::Causal, None),
+        ("padded", padded, None),
+        ("causal and dropped", Mask::Causal, drop),
+        ("padded and dropped", padded, drop),
+    ];
+    all.into_iter().filter(move |(.., drop)| drop.is_none() || context < 100)
 }
 
 pub(super) fn attention<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     for extents @ [_, context, heads, _] in ATTENTIONS {
         let lengths = lengths(extents);
         for qkv in to_attend(trials, extents) {
-            for (name, mask) in masks(&lengths) {
+            for (name, mask, drop) in cases(&lengths, context) {
+                let drop = drop.as_ref();
                 trial!(
                     trials,
                     format!("{heads} heads, {name} context {context}"),
                     [qkv],
                     [],
                     |k| {
-                        let (out, log_sum) = k.attention(qkv, heads, context, mask)?;
+                        let (out, log_sum) = k.attention(qkv, heads, context, mask, drop)?;
                         [out, log_sum]
                     }
                 );
@@ -68,13 +82,14 @@ pub(super) fn attention_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     for extents @ [_, context, heads, _] in ATTENTIONS {
         let lengths = lengths(extents);
         for qkv in to_attend(trials, extents) {
-            for (name, mask) in masks(&lengths) {
-                let (out, log_sum) = Reference.attention(&qkv, heads, context, mask)?;
+            for (name, mask, drop) in cases(&lengths, context) {
+                let drop = drop.as_ref();
+                let (out, log_sum) = Reference.attention(&qkv, heads, context, mask, drop)?;
                 let [out, log_sum] = [rounded(out), rounded(log_sum)];
                 let dy = trials.normal(&out.shape);
                 let label = format!("{heads} heads, {name} context {context}");
                 trial!(trials, label, [dy, qkv, out, log_sum], [], |k| {
-                    [k.attention_dx(dy, qkv, out, log_sum, heads, context, mask)?]
+                    [k.attention_dx(dy, qkv, out, log_sum, heads, context, mask, drop)?]
                 });
             }
         }

@@ -2,17 +2,19 @@
 
 use std::ops::Range;
 
-use crate::kernels::Mask;
+use crate::kernels::{Dropout, Mask};
 
 use super::tensor::{Tensor, add, dot, log_sum_exp};
 
 /// For each sample, head and row t: `out[t] = Σ p[u] v[u]` over the rows u that t sees, where
-/// `p = exp(s - log_sum)`, `s[u] = q[t]·k[u] / √d` and `log_sum = log Σ exp s[u]`
+/// `p = f exp(s - log_sum)`, `s[u] = q[t]·k[u] / √d` and `log_sum = log Σ exp s[u]`; `f[u]` is the factor of the
+/// dropout
 pub(super) fn forward(
     qkv: &Tensor,
     heads: usize,
     context: usize,
     mask: Mask<'_>,
+    drop: Option<&Dropout>,
 ) -> (Tensor, Tensor) {
     let mut out = Tensor::zeros(&[qkv.n_rows(), qkv.width() / 3]);
     let mut log_sum = Tensor::zeros(&[qkv.n_rows(), heads]);
@@ -21,8 +23,8 @@ pub(super) fn forward(
             let [q, _, v] = parts(qkv, heads, head);
             let scores = scores(qkv, heads, head, t, seen(context, mask, t));
             let sum = log_sum_exp(scores.iter().map(|&(_, s)| s));
-            for (u, s) in scores {
-                let p = (s - sum).exp();
+            for (key, (u, s)) in (0..).zip(scores) {
+                let p = (s - sum).exp() * factor(drop, t, head, heads, context, key);
                 add(&mut out.row_mut(t)[q.clone()], p, &qkv.row(u)[v.clone()]);
             }
             log_sum.row_mut(t)[head] = sum;
@@ -31,8 +33,8 @@ pub(super) fn forward(
     (out, log_sum)
 }
 
-/// With `ds[u] = p[u] (dy[t]·v[u] - dy[t]·out[t]) / √d`:
-/// `dq[t] = Σ ds[u] k[u]`, `dk[u] += ds[u] q[t]`, `dv[u] += p[u] dy[t]`
+/// With `ds[u] = p[u] (f[u] dy[t]·v[u] - dy[t]·out[t]) / √d`, where `p` is without its factor:
+/// `dq[t] = Σ ds[u] k[u]`, `dk[u] += ds[u] q[t]`, `dv[u] += f[u] p[u] dy[t]`
 pub(super) fn backward(
     dy: &Tensor,
     qkv: &Tensor,
@@ -41,6 +43,7 @@ pub(super) fn backward(
     heads: usize,
     context: usize,
     mask: Mask<'_>,
+    drop: Option<&Dropout>,
 ) -> Tensor {
     let mut d_qkv = Tensor::zeros(&qkv.shape);
     for t in 0..qkv.n_rows() {
@@ -48,17 +51,31 @@ pub(super) fn backward(
             let [q, k, v] = parts(qkv, heads, head);
             let dy = &dy.row(t)[q.clone()];
             let dy_out = dot(dy, &out.row(t)[q.clone()]);
-            for (u, s) in scores(qkv, heads, head, t, seen(context, mask, t)) {
+            let scores = scores(qkv, heads, head, t, seen(context, mask, t));
+            for (key, (u, s)) in (0..).zip(scores) {
                 let p = (s - log_sum.row(t)[head]).exp();
-                let dp = dot(dy, &qkv.row(u)[v.clone()]);
+                let f = factor(drop, t, head, heads, context, key);
+                let dp = f * dot(dy, &qkv.row(u)[v.clone()]);
                 let ds = p * (dp - dy_out) / (q.len() as f64).sqrt();
                 add(&mut d_qkv.row_mut(t)[q.clone()], ds, &qkv.row(u)[k.clone()]);
                 add(&mut d_qkv.row_mut(u)[k.clone()], ds, &qkv.row(t)[q.clone()]);
-                add(&mut d_qkv.row_mut(u)[v.clone()], p, dy);
+                add(&mut d_qkv.row_mut(u)[v.clone()], f * p, dy);
             }
         }
     }
     d_qkv
+}
+
+/// What the weight of row `t` for a key of its sample is multiplied by.
+fn factor(
+    drop: Option<&Dropout>,
+    t: usize,
+    head: usize,
+    heads: usize,
+    context: usize,
+    key: u64,
+) -> f64 {
+    drop.map_or(1.0, |drop| drop.factor(Dropout::weight(t, head, heads, context) + key))
 }
 
 /// Where the query, key and value of a head lie in a row of `qkv`. The query's place is also that of

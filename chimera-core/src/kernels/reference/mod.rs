@@ -255,8 +255,9 @@ impl Kernels for Reference {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<(Tensor, Tensor)> {
-        Ok(attention::forward(qkv, heads, context, mask))
+        Ok(attention::forward(qkv, heads, context, mask, drop))
     }
 
     fn attention_dx(
@@ -268,8 +269,9 @@ impl Kernels for Reference {
         heads: usize,
         context: usize,
         mask: Mask<'_>,
+        drop: Option<&Dropout>,
     ) -> Result<Tensor> {
-        Ok(attention::backward(dy, qkv, out, log_sum, heads, context, mask))
+        Ok(attention::backward(dy, qkv, out, log_sum, heads, context, mask, drop))
     }
 
     /// `loss = scale Σᵣ (log Σ_c exp logits[r, c] - logits[r, targets[r]])`,

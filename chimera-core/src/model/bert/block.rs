@@ -85,7 +85,8 @@ impl<T> Deferred<T> {
     }
 }
 
-/// The layers of block `block` that drop elements: its projections back to the residual stream.
+/// The layers of block `block` that drop elements beside its attention: its projections back to the residual
+/// stream.
 fn dropouts(block: usize) -> [u64; 2] {
     [1 + 2 * block as u64, 2 + 2 * block as u64]
 }
@@ -114,7 +115,7 @@ pub(super) fn forward<K: Kernels>(
     let (k, [drop_out, drop_mlp]) = (pass.kernels, dropouts(block));
 
     let qkv = k.linear(&x, qkv, Layout::OutIn, Some(qkv_bias), None)?;
-    let (mixed, log_sum) = k.attention(&qkv, pass.heads, pass.sequence, pass.mask)?;
+    let (mixed, log_sum) = pass.attention(block, &qkv)?;
     let sum_1 = pass.linear(drop_out, &mixed, out, Layout::OutIn, out_bias, &x)?;
     let (mid, stats_1) = k.layer_norm(&sum_1, norm_1, norm_1_bias, EPSILON)?;
 
@@ -164,8 +165,7 @@ pub(super) fn backward_input<K: Kernels>(
     let d_sum_1 = k.layer_norm_dx(&d_mid, &sum_1, &stats_1, norm_1, None)?;
     let d_out = pass.dropped(drop_out, &d_sum_1)?;
     let d_mixed = linear_dx(&d_out, out)?;
-    let (heads, sequence, mask) = (pass.heads, pass.sequence, pass.mask);
-    let d_qkv = k.attention_dx(&d_mixed, &qkv, &mixed, &log_sum, heads, sequence, mask)?;
+    let d_qkv = pass.attention_dx(block, &d_mixed, &qkv, &mixed, &log_sum)?;
     let mut dx = linear_dx(&d_qkv, qkv_w)?;
     k.accumulate(&mut dx, &d_sum_1)?;
 

@@ -86,7 +86,8 @@ impl<T> Deferred<T> {
     }
 }
 
-/// The layers of block `block` that drop elements: its projections back to the residual stream.
+/// The layers of block `block` that drop elements beside its attention: its projections back to the residual
+/// stream.
 fn dropouts(block: usize) -> [u64; 2] {
     [1 + 2 * block as u64, 2 + 2 * block as u64]
 }
@@ -118,7 +119,7 @@ pub(super) fn forward<K: Kernels>(
 
     let (norm_1, stats_1) = k.layer_norm(&x, ln_1, ln_1_bias, EPSILON)?;
     let qkv = linear(&norm_1, attn, attn_bias)?;
-    let (mixed, log_sum) = k.attention(&qkv, pass.heads, pass.sequence, pass.mask)?;
+    let (mixed, log_sum) = pass.attention(block, &qkv)?;
     let mid = add(drop_attn, &mixed, attn_proj, attn_proj_bias, &x)?;
 
     let (norm_2, stats_2) = k.layer_norm(&mid, ln_2, ln_2_bias, EPSILON)?;
@@ -164,8 +165,7 @@ pub(super) fn backward_input<K: Kernels>(
 
     let d_attn = pass.dropped(drop_attn, &d_mid)?;
     let d_mixed = linear_dx(&d_attn, attn_proj)?;
-    let (heads, sequence, mask) = (pass.heads, pass.sequence, pass.mask);
-    let d_qkv = k.attention_dx(&d_mixed, &qkv, &mixed, &log_sum, heads, sequence, mask)?;
+    let d_qkv = pass.attention_dx(block, &d_mixed, &qkv, &mixed, &log_sum)?;
     let d_norm_1 = linear_dx(&d_qkv, attn)?;
     let dx = k.layer_norm_dx(&d_norm_1, &x, &saved.stats_1, ln_1, Some(&d_mid))?;
 
