@@ -68,6 +68,8 @@ pub struct Launch {
     pub variable: &'static str,
     /// Processes of the job.
     pub n_ranks: u32,
+    /// This one among them.
+    pub rank: u32,
     /// Those of this machine, if it says so.
     pub n_local: Option<u32>,
 }
@@ -90,9 +92,9 @@ impl Launch {
         let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
         LAUNCHERS.into_iter().find_map(|(launcher, size, rank, local)| {
             let n_ranks = number(size)?;
-            number(rank).filter(|rank| *rank < n_ranks)?;
+            let rank = number(rank).filter(|rank| *rank < n_ranks)?;
             let n_local = number(local).filter(|n| (1..=n_ranks).contains(n));
-            Some(Launch { launcher, variable: size, n_ranks, n_local })
+            Some(Launch { launcher, variable: size, n_ranks, rank, n_local })
         })
     }
 }
@@ -125,7 +127,7 @@ mod tests {
         let open_mpi = "OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_SIZE=4";
         let srun = "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 SLURM_NTASKS_PER_NODE=2";
         let found = launch(&format!("{srun} {open_mpi}")).expect("a launcher");
-        assert_eq!((found.n_ranks, found.n_local), (8, Some(4)));
+        assert_eq!((found.n_ranks, found.rank, found.n_local), (8, 3, Some(4)));
         assert_eq!(found.to_string(), "Open MPI says OMPI_COMM_WORLD_SIZE=8");
         let found = launch(srun).expect("a launcher");
         assert_eq!((found.launcher, found.n_ranks, found.n_local), ("SLURM's srun", 4, Some(2)));

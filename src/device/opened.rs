@@ -1,6 +1,6 @@
 //! Devices that are open, with the kernels of each.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use chimera_backend_cuda::Candle;
 #[cfg(feature = "cuda")]
 use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
@@ -99,6 +99,13 @@ impl Devices {
             by_rank.push(found.map_or_else(|| open(device, precision), Ok)?);
         }
         Ok(Devices { by_rank })
+    }
+
+    /// Opens the device of one rank, where every rank is a process.
+    pub fn open_own(devices: &[Device], rank: usize, precision: Precision) -> Result<Devices> {
+        let device = devices.get(rank % devices.len().max(1)).copied();
+        let device = device.ok_or_else(|| anyhow!("there are no devices"))?;
+        Ok(Devices { by_rank: vec![open(numbered(device, rank)?, precision)?] })
     }
 
     /// Does `compute` on all of them.

@@ -3,6 +3,7 @@
 mod fit;
 mod flops;
 mod folder;
+mod free;
 mod greeting;
 mod lock;
 mod metrics;
@@ -23,11 +24,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use chimera_core::comm::{Comm, Threads};
-use chimera_core::engine::{Job, Patience, StepReport, run_threads};
+use chimera_core::engine::{Job, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::kernels::Kernels;
@@ -41,7 +42,7 @@ pub use folder::{Folder, Place, write_error};
 pub use lock::is_at_work;
 pub use metrics::{Metrics, RankMetrics};
 pub use plan::Plan;
-pub use processes::share;
+pub use processes::{PATIENCE, share};
 pub use prometheus::Prometheus;
 use rank::Watch;
 use samples::{HeldOut, Samples};
@@ -74,21 +75,33 @@ pub struct Run {
     weights: HashMap<String, Vec<f32>>,
 }
 
+/// What of a run is in this process, and on this host.
+#[derive(Clone, Copy)]
+struct Here {
+    /// The rank that this process is; `None` if it is all of them.
+    rank: Option<Rank>,
+    /// Ranks of this host among all.
+    part: f64,
+}
+
 impl Run {
     /// Checks settings, model, data, schedule and memory. Nothing is written.
     pub fn prepare(config: Config) -> Result<Run> {
-        Run::prepare_with(config, None, 1.0)
+        Run::prepare_with(config, None, Here { rank: None, part: 1.0 })
     }
 
-    /// With the timetable that a search has `found`, if it was elsewhere, and with this part of the ranks on
-    /// this host.
-    fn prepare_with(config: Config, found: Option<Timetable>, here: f64) -> Result<Run> {
+    /// With the timetable that a search has `found`, if it was elsewhere.
+    fn prepare_with(config: Config, found: Option<Timetable>, here: Here) -> Result<Run> {
         config.model().validate()?;
         let corpus = Corpus::open(&config.data, &config.model())?;
         let plan = Plan::with(config, found)?;
-        let devices = Devices::open(&plan.devices, plan.config.width, plan.config.precision)?;
+        let Config { width, precision, .. } = plan.config;
+        let devices = match here.rank {
+            Some(rank) => Devices::open_own(&plan.devices, rank.index(), precision)?,
+            None => Devices::open(&plan.devices, width, precision)?,
+        };
         if devices.one().is_some_and(Opened::is_host) {
-            fit::check(&plan.config, &plan.need().times(here))?;
+            fit::check(&plan.config, &plan.need().times(here.part))?;
         }
         let weights = match &plan.config.init {
             Some(dir) => weights(dir, &plan.model)?,
@@ -165,14 +178,13 @@ impl Run {
 
     fn job<'r>(&'r self, samples: &'r Samples<'_>, stop: &'r AtomicBool) -> Result<Job<'r>> {
         let config = self.config();
-        let later = Duration::try_from_secs_f64(config.timeout)?;
         Ok(Job {
             program: self.program(),
             width: config.width,
             micro_batch_size: config.micro_batch_size,
             training: &self.plan.training,
             data: samples,
-            patience: Patience { first_step: later.max(Patience::default().first_step), later },
+            patience: config.patience(),
             stop,
             epoch: Instant::now(),
         })

@@ -43,6 +43,7 @@ const FREE: &[&str] = &[
     "transport",
     "threads",
     "timeout",
+    "start-timeout",
     "out",
     "metrics",
     "trace",

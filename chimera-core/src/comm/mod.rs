@@ -125,6 +125,14 @@ pub enum CommError {
     /// Some rank gave up, for this cause.
     #[error("the run was aborted: {0}")]
     Aborted(Fault),
+    /// What came is no message of this version.
+    #[error("{from} sent what cannot be read: {reason}; start the same version on all ranks")]
+    Unreadable {
+        /// Who sent it.
+        from: Rank,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The transport itself failed.
     #[error("the transport failed: {0}")]
     Failed(String),
@@ -141,6 +149,9 @@ impl CommError {
             }
             CommError::Lost { from, .. } => {
                 Fault { peer: Some(from), ..Fault::new(Class::PeerLost, rank, message) }
+            }
+            CommError::Unreadable { from, .. } => {
+                Fault { peer: Some(from), ..Fault::new(Class::Mismatch, rank, message) }
             }
             CommError::Failed(_) => Fault::new(Class::Internal, rank, message),
         }
@@ -185,7 +196,7 @@ pub trait Comm<T>: Send {
 }
 
 /// A borrowed end is an end, so that wrappers can be put around it.
-impl<T, C: Comm<T>> Comm<T> for &mut C {
+impl<T, C: Comm<T> + ?Sized> Comm<T> for &mut C {
     fn rank(&self) -> Rank {
         (**self).rank()
     }
