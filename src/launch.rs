@@ -68,6 +68,8 @@ pub struct Launch {
     pub variable: &'static str,
     /// Processes of the job.
     pub n_ranks: u32,
+    /// This one among them.
+    pub rank: u32,
     /// Those of this machine, if it says so.
     pub n_local: Option<u32>,
     /// This one's number among them, if it says so.
@@ -103,10 +105,10 @@ impl Launch {
         let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
         LAUNCHERS.into_iter().find_map(|(launcher, [size, rank, local_size, local_rank])| {
             let n_ranks = number(size)?;
-            number(rank).filter(|rank| *rank < n_ranks)?;
+            let rank = number(rank).filter(|rank| *rank < n_ranks)?;
             let n_local = number(local_size).filter(|n| (1..=n_ranks).contains(n));
             let local = number(local_rank).filter(|local| *local < n_ranks);
-            Some(Launch { launcher, variable: size, n_ranks, n_local, local })
+            Some(Launch { launcher, variable: size, n_ranks, rank, n_local, local })
         })
     }
 }
@@ -140,7 +142,8 @@ mod tests {
                         OMPI_COMM_WORLD_LOCAL_RANK=1";
         let srun = "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 SLURM_NTASKS_PER_NODE=2";
         let found = launch(&format!("{srun} {open_mpi}")).expect("a launcher");
-        assert_eq!((found.n_ranks, found.n_local, found.local), (8, Some(4), Some(1)));
+        assert_eq!((found.n_ranks, found.rank), (8, 3));
+        assert_eq!((found.n_local, found.local), (Some(4), Some(1)));
         assert_eq!(found.to_string(), "Open MPI says OMPI_COMM_WORLD_SIZE=8");
         let found = launch(srun).expect("a launcher");
         assert_eq!((found.launcher, found.n_ranks, found.n_local), ("SLURM's srun", 4, Some(2)));

@@ -7,6 +7,8 @@ mod broken;
 mod foreign;
 #[path = "checkpoint/kill.rs"]
 mod kill;
+#[path = "checkpoint/ranks.rs"]
+mod ranks;
 #[path = "checkpoint/resume.rs"]
 mod resume;
 #[path = "checkpoint/run.rs"]

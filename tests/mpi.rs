@@ -5,11 +5,13 @@
 mod command;
 
 use std::collections::BTreeMap;
-use std::fs::{read, read_dir, read_to_string};
+use std::fs::{create_dir, create_dir_all, read, read_dir, read_link, read_to_string};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use chimera::core::lower::{Instr, Lowering, Sync, lower};
+use chimera::core::schedule::{Shape, find};
 use command::{Ran, Running, chimera, folder, start_with, text};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -23,16 +25,30 @@ fn options(folder: &TempDir, name: &str, options: &str) -> String {
     format!("train {MODEL} --data {} --out {} {options}", data.display(), out.display())
 }
 
-/// Starts `n` ranks with the words of `line`.
-fn start_ranks(n: usize, line: &str) -> Running {
+/// The launcher, which starts `n` ranks.
+fn launcher(n: usize) -> Command {
     let launcher = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
     let mut command = Command::new(launcher);
-    command.args(["-n", &n.to_string(), env!("CARGO_BIN_EXE_chimera")]).envs([
+    command.args(["-n", &n.to_string()]).envs([
         ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
         ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
         ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
     ]);
+    command
+}
+
+const CHIMERA: &str = env!("CARGO_BIN_EXE_chimera");
+
+/// Starts `n` ranks with the words of `line`.
+fn start_ranks(n: usize, line: &str) -> Running {
+    let mut command = launcher(n);
+    command.arg(CHIMERA);
     start_with(command, line)
+}
+
+/// The launcher of MPICH kills the others before they can say anything.
+fn is_mpich() -> bool {
+    std::env::var("MPIRUN").is_ok_and(|launcher| launcher.contains("mpiexec"))
 }
 
 fn ranks(n: usize, line: &str) -> Ran {
@@ -196,7 +212,10 @@ fn pid_of(rank: usize, out: &Path) -> u32 {
             |bytes: Vec<u8>, what: &str| bytes.split(|b| *b == 0).any(|w| w == what.as_bytes());
         let ranks = [format!("OMPI_COMM_WORLD_RANK={rank}"), format!("PMI_RANK={rank}")];
         let environment = of("environ");
-        said(of("cmdline"), &out.display().to_string())
+        let is_chimera =
+            read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == Path::new(CHIMERA));
+        is_chimera
+            && said(of("cmdline"), &out.display().to_string())
             && ranks.iter().any(|name| said(environment.clone(), name))
     };
     let all = read_dir("/proc").expect("processes").flatten();
@@ -204,27 +223,34 @@ fn pid_of(rank: usize, out: &Path) -> u32 {
     pids.find(is_rank).expect("a rank")
 }
 
+/// Waits until so many steps are trained.
+fn wait_for_steps(out: &Path, n_steps: usize) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let n_lines = || read_to_string(out.join("metrics.jsonl")).unwrap_or_default().lines().count();
+    while n_lines() < n_steps {
+        assert!(Instant::now() < deadline, "it never trains");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(name: &str, pid: u32) {
+    let sent = Command::new("kill").args([name, &pid.to_string()]).status();
+    assert!(sent.is_ok_and(|status| status.success()));
+}
+
 /// A rank that is killed at any moment takes the others with it: each says which it was, and nobody hangs.
 #[test]
 fn a_killed_rank_is_named_by_all_others() {
-    let is_mpich = std::env::var("MPIRUN").is_ok_and(|launcher| launcher.contains("mpiexec"));
-    if is_mpich {
-        return; // its launcher kills the others before they can say anything
+    if is_mpich() {
+        return;
     }
     for (victim, n_steps) in [(0usize, 3), (1, 2), (3, 7)] {
         let folder = folder();
         let out = folder.path().join("run");
         let line = options(&folder, "run", "--depth 4").replace("--steps 5", "--steps 1000000");
         let running = start_ranks(4, &line);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let n_lines =
-            || read_to_string(out.join("metrics.jsonl")).unwrap_or_default().lines().count();
-        while n_lines() < n_steps {
-            assert!(Instant::now() < deadline, "it never trains");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let pid = pid_of(victim, &out);
-        assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().is_ok());
+        wait_for_steps(&out, n_steps);
+        signal("-KILL", pid_of(victim, &out));
         let killed = Instant::now();
         let ran = running.wait();
         assert_ne!(ran.code, Some(0));
@@ -240,5 +266,158 @@ fn a_killed_rank_is_named_by_all_others() {
             "{}",
             ran.stderr
         );
+    }
+}
+
+/// Index of the first instruction of a rank that is of this kind.
+fn index(rank: usize, is_it: fn(&Instr) -> bool) -> usize {
+    let timetable = find("chimera").expect("known").timetable(&Shape::new(4, 4)).expect("fits");
+    let how = Lowering { sync: Sync::EagerOpt, barrier: true, ..Lowering::default() };
+    let program = lower(&timetable, &how).expect("proven");
+    program.rows()[rank].iter().position(is_it).expect("an instruction")
+}
+
+/// One point of each kind of `cargo xtask kill-sweep`, which strikes all.
+#[test]
+fn a_struck_rank_is_named_and_the_run_goes_on() {
+    if is_mpich() {
+        return;
+    }
+    let sends = |rank| format!("sent 3.{} 0", index(rank, |i| matches!(i, Instr::Send(..))));
+    let sums = |rank| format!("sent 3.{} 0", index(rank, |i| matches!(i, Instr::Reduce(_))));
+    let agrees = |rank| format!("exchange 3.{} 0", index(rank, |i| *i == Instr::Agree));
+    let steps = |rank| format!("at 3.{}", index(rank, |i| matches!(i, Instr::Step(_))));
+    let folder = folder();
+    let line = |name: &str| {
+        let all = "--depth 4 --micro-batches 4 --save-every 2 --resume auto --timeout 3";
+        options(&folder, name, all)
+            .replace("--steps 5", "--steps 6")
+            .replace("--hidden 16", "--hidden 32")
+    };
+    assert_eq!(ranks(4, &line("whole")).code, Some(0));
+    let expected = losses(&folder.path().join("whole"));
+    for (nth, (rank, signal, point)) in [
+        (1, "KILL", sends(1)),
+        (2, "KILL", sums(2)),
+        (3, "KILL", agrees(3)),
+        (0, "KILL", steps(0)),
+        (2, "KILL", "disk 5".into()),
+        (1, "KILL", "leave".into()),
+        (2, "STOP", sends(2)),
+        (0, "STOP", "disk 12".into()),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (name, case) = (format!("struck{nth}"), format!("rank {rank} {signal} {point}"));
+        let (out, file) = (folder.path().join(&name), folder.path().join(format!("at{nth}")));
+        let mut command = launcher(4);
+        let strike = format!("{rank} {signal} {point} {}", file.display());
+        command.arg(CHIMERA).env("CHIMERA_STRIKE", strike);
+        let ran = start_with(command, &line(&name)).wait();
+        assert!(file.exists() && ran.code != Some(0), "{case}: {:?} {}", ran.code, ran.stderr);
+        let errors = errors(&out);
+        let survivors: Vec<u64> = (0..4).filter(|other| *other != rank as u64).collect();
+        assert_eq!(errors.keys().copied().collect::<Vec<_>>(), survivors, "{case}: {}", ran.stderr);
+        let code = if signal == "KILL" { 5 } else { 6 };
+        for error in errors.values() {
+            assert_eq!(
+                (&error["code"], &error["peer"]),
+                (&code.into(), &rank.into()),
+                "{case}: {error}"
+            );
+        }
+        let again = ranks(4, &line(&name));
+        assert_eq!(again.code, Some(0), "{case}: {}", again.stderr);
+        assert_eq!(losses(&out), expected, "{case}");
+    }
+}
+
+/// Starts ranks that leave their exit codes in `codes`, which a launcher makes one of.
+fn start_with_codes(n: usize, line: &str, codes: &Path) -> Running {
+    let mut command = launcher(n);
+    // A trap for which the command is not interrupted, and which it does not inherit.
+    let script = "trap : TERM INT; \"$@\"; echo $? > \"$CODES/$OMPI_COMM_WORLD_RANK$PMI_RANK\"";
+    command.args(["sh", "-c", script, "sh", CHIMERA]).env("CODES", codes);
+    start_with(command, line)
+}
+
+/// By rank.
+fn exit_codes(codes: &Path, n: usize) -> Vec<Option<i32>> {
+    let code = |rank: usize| read_to_string(codes.join(rank.to_string())).ok()?.trim().parse().ok();
+    (0..n).map(code).collect()
+}
+
+/// What SLURM and a user do.
+#[test]
+fn a_signal_to_all_ranks_saves_and_ends_all_with_75() {
+    let folder = folder();
+    let (out, codes) = (folder.path().join("run"), folder.path().join("codes"));
+    create_dir(&codes).expect("a folder");
+    let line = |name: &str, steps: usize| {
+        let all = "--depth 2 --resume auto --lr-schedule constant --warmup 1";
+        options(&folder, name, all).replace("--steps 5", &format!("--steps {steps}"))
+    };
+    let running = start_with_codes(2, &line("run", 1_000_000), &codes);
+    wait_for_steps(&out, 3);
+    for rank in 0..2 {
+        signal("-TERM", pid_of(rank, &out));
+    }
+    let ran = running.wait();
+    assert_eq!(exit_codes(&codes, 2), [Some(75), Some(75)], "{}", ran.stderr);
+    assert_eq!(ran.stderr.matches("stopped on request").count(), 1, "{}", ran.stderr);
+    assert!(errors(&out).is_empty());
+    let n_steps = losses(&out).len();
+    let saved: Vec<_> = read_dir(out.join("checkpoints")).expect("a folder").flatten().collect();
+    assert_eq!(saved.len(), 1);
+    assert!(saved[0].path().ends_with(format!("step-{n_steps:08}")), "{saved:?}");
+    assert_eq!(ranks(2, &line("run", n_steps + 3)).code, Some(0));
+    assert_eq!(ranks(2, &line("whole", n_steps + 3)).code, Some(0));
+    assert_eq!(losses(&out), losses(&folder.path().join("whole")));
+}
+
+/// A lead that fails when all is trained does not leave the others with success.
+#[test]
+fn what_fails_at_the_end_fails_on_all_ranks() {
+    let folder = folder();
+    let (out, codes) = (folder.path().join("run"), folder.path().join("codes"));
+    create_dir(&codes).expect("a folder");
+    let save = folder.path().join("weights");
+    create_dir_all(save.join("model.safetensors/taken")).expect("a folder");
+    let line = options(&folder, "run", &format!("--depth 2 --save {}", save.display()));
+    let ran = start_with_codes(2, &line, &codes).wait();
+    assert_eq!(exit_codes(&codes, 2), [Some(9), Some(9)], "{}", ran.stderr);
+    let errors = errors(&out);
+    assert_eq!(errors.len(), 2, "{}", ran.stderr);
+    assert!(errors.values().all(|error| error["class"] == "io"), "{errors:?}");
+    assert_eq!(ran.stderr.matches("cannot write").count(), 1, "{}", ran.stderr);
+}
+
+/// Settings are compared before a rank does anything by them.
+#[test]
+fn ranks_with_other_settings_say_which() {
+    let folder = folder();
+    let all = options(&folder, "run", "--depth 2");
+    let others = ["--schedule auto --search-time 1", "--lr 0.5", "--seed 2"];
+    let expected = [
+        "schedule: rank 0 = \"chimera\", rank 1 = \"auto\"",
+        "lr: rank 0 = ",
+        "seed: rank 0 = 1, rank 1 = 2",
+    ];
+    for (other, told) in others.into_iter().zip(expected) {
+        for swapped in [false, true] {
+            let own = format!("{all} {other}");
+            let (first, second) = if swapped { (&own, &all) } else { (&all, &own) };
+            let ran = ranks(1, &format!("{first} : -n 1 {CHIMERA} {second}"));
+            assert_eq!(ran.code, Some(10), "{other}: {}", ran.stderr);
+            let told = if swapped { told.split(':').next().unwrap_or_default() } else { told };
+            assert!(ran.stderr.contains(told), "{other}: {}", ran.stderr);
+            assert_eq!(
+                ran.stderr.matches("the ranks are not of one run").count(),
+                1,
+                "{}",
+                ran.stderr
+            );
+        }
     }
 }

@@ -38,6 +38,8 @@ use wire::Wire;
 
 /// To start up, all ranks together.
 const START: Duration = Duration::from_secs(60);
+/// A rank that did not look for so long was itself stopped, perhaps with its machine: the time is not its peers'.
+const SUSPENDED: Duration = Duration::from_secs(1);
 /// For the last words to all others, where a run fails.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
@@ -47,19 +49,31 @@ pub struct Mpi {
     me: Rank,
     n_ranks: u32,
     shared: Arc<Shared>,
+    watched: Arc<Watched>,
     tending: Option<JoinHandle<()>>,
     n_exchanges: u64,
     n_questions: u64,
 }
 
-/// Sees dead peers from any thread, such as a handler of signals.
+/// Sees from any thread, such as a handler of signals, whether the job goes on.
 #[derive(Clone)]
-pub struct Lookout(Arc<Shared>);
+pub struct Lookout {
+    me: Rank,
+    shared: Arc<Shared>,
+    watched: Arc<Watched>,
+}
 
 impl Lookout {
-    /// The first rank whose process was found dead.
-    pub fn dead(&self) -> Option<Rank> {
-        self.0.letters().dead.first().copied()
+    /// Why the job is over, if a rank has said so or was found dead: the first cause that came here.
+    pub fn why_over(&self) -> Option<CommError> {
+        let letters = self.shared.letters();
+        if let Some(error) = &letters.ended {
+            return Some(error.clone());
+        }
+        let known = letters.dead.first().copied();
+        let found = || self.watched.dead().find(|rank| !letters.gone.contains(rank));
+        let from = known.or_else(found)?;
+        Some(CommError::Lost { from, what: format!("all that {} needs", self.me) })
     }
 }
 
@@ -69,15 +83,22 @@ impl Mpi {
         let wire = Wire::open().map_err(CommError::Failed)?;
         let (me, n_ranks) = (wire.me, wire.n_ranks);
         let shared = Arc::new(Shared::new(wire));
-        let mut mpi = Mpi { me, n_ranks, shared, tending: None, n_exchanges: 0, n_questions: 0 };
+        let watched = Arc::default();
+        let mut mpi =
+            Mpi { me, n_ranks, shared, watched, tending: None, n_exchanges: 0, n_questions: 0 };
         let failed = |reason: String| CommError::Failed(reason);
         let own = serde_json::to_vec(&Process::me()).map_err(|e| failed(e.to_string()))?;
         let all = mpi.exchange(&own, Instant::now() + START)?;
-        let all: Result<Vec<Process>, _> =
-            all.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
-        let all =
-            all.map_err(|e| failed(format!("not all ranks run the same version of chimera: {e}")))?;
-        let (shared, watched) = (Arc::clone(&mpi.shared), Watched::of(me, &all));
+        let read = |(from, bytes): (u32, &Vec<u8>)| {
+            let unreadable = |e: serde_json::Error| CommError::Unreadable {
+                from: Rank(from),
+                reason: e.to_string(),
+            };
+            serde_json::from_slice(bytes).map_err(unreadable)
+        };
+        let all = (0..).zip(&all).map(read).collect::<Result<Vec<Process>, _>>()?;
+        mpi.watched = Arc::new(Watched::of(me, &all));
+        let (shared, watched) = (Arc::clone(&mpi.shared), Arc::clone(&mpi.watched));
         let tending = Builder::new().name("mpi".into()).spawn(move || tend::run(&shared, &watched));
         mpi.tending = Some(tending.map_err(|e| failed(format!("cannot start a thread: {e}")))?);
         Ok(mpi)
@@ -94,9 +115,10 @@ impl Mpi {
             .join(" ")
     }
 
-    /// Sees dead peers from other threads.
+    /// Sees from other threads whether the job goes on.
     pub fn lookout(&self) -> Lookout {
-        Lookout(Arc::clone(&self.shared))
+        let (shared, watched) = (Arc::clone(&self.shared), Arc::clone(&self.watched));
+        Lookout { me: self.me, shared, watched }
     }
 
     /// Leaves the job when all ranks do, and waits for them for so long.
@@ -178,6 +200,7 @@ impl Mpi {
         look: impl Fn(&mut Letters) -> Option<R>,
     ) -> Result<R, CommError> {
         let began = Instant::now();
+        let (mut deadline, mut looked) = (deadline, began);
         let mut rest = Rest::before(64, 256, Duration::from_micros(50));
         let shared = &self.shared;
         let _standing_by = StandingBy::of(shared);
@@ -199,8 +222,16 @@ impl Mpi {
                 }
             }
             let progress = shared.progress();
-            if progress != Progress::Moved && Instant::now() >= deadline {
-                return Err(CommError::Timeout { from, what: what(), waited: began.elapsed() });
+            if progress != Progress::Moved {
+                let now = Instant::now();
+                let since = now - looked;
+                looked = now;
+                if since > SUSPENDED {
+                    deadline += since; // what has come meanwhile must be looked at first
+                }
+                if now >= deadline {
+                    return Err(CommError::Timeout { from, what: what(), waited: now - began });
+                }
             }
             rest.after(progress);
         }

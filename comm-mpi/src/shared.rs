@@ -89,12 +89,7 @@ impl Shared {
         let Some(mut wire) = self.try_wire() else { return Progress::Busy };
         self.with(&mut wire, |wire| {
             self.post(wire)?;
-            let mut failed = None;
-            let moved = wire.progress(|from, words| {
-                if let Err(reason) = lock(&self.letters).file(from, words) {
-                    failed = Some(format!("{from} sent what cannot be read: {reason}"));
-                }
-            })?;
+            let moved = wire.progress(|from, words| lock(&self.letters).take(from, words))?;
             let mut letters = lock(&self.letters);
             let letters = &mut *letters;
             for (to, number) in letters.asked.drain(..) {
@@ -108,7 +103,7 @@ impl Shared {
                 }
                 stays
             });
-            failed.map_or(Ok(moved), Err)
+            Ok(moved)
         })
     }
 
@@ -189,6 +184,13 @@ impl Shared {
 }
 
 impl Letters {
+    /// Files what came; what cannot be read ends all waits.
+    fn take(&mut self, from: Rank, words: Vec<f32>) {
+        if let Err(reason) = self.file(from, words) {
+            self.ended.get_or_insert(CommError::Unreadable { from, reason });
+        }
+    }
+
     /// Puts what came where it is looked for.
     fn file(&mut self, from: Rank, words: Vec<f32>) -> Result<(), String> {
         let twice = match Letter::from_words(words)? {
@@ -239,4 +241,30 @@ impl Letters {
 /// A thread that panicked leaves nothing half-written behind these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::fault::Class;
+
+    use super::*;
+
+    /// What another version sends ends all waits, as a mismatch and not as a fault of the transport.
+    #[test]
+    fn what_cannot_be_read_is_a_mismatch() {
+        let mut letters = Letters::default();
+        letters.take(Rank(2), Letter::Ask(1).into_words().expect("sendable"));
+        assert_eq!((letters.ended.clone(), letters.asked.len()), (None, 1));
+        letters.take(Rank(3), vec![1.5; 64]);
+        let fault = letters.ended.expect("an end").into_fault(Rank(0));
+        assert_eq!(
+            (fault.class, fault.class.code(), fault.peer),
+            (Class::Mismatch, 10, Some(Rank(3)))
+        );
+        assert_eq!(
+            fault.message,
+            "rank 3 sent what cannot be read: it is not of this version of chimera; start the same version on \
+             all ranks"
+        );
+    }
 }

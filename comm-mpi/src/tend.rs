@@ -18,7 +18,7 @@ const STAND_BY: Duration = Duration::from_micros(300);
 /// Tends MPI until it is over.
 pub(crate) fn run(shared: &Shared, watched: &Watched) {
     let mut rest = Rest::before(0, 32, Duration::from_micros(320));
-    let (mut watch_next, mut missing) = (Instant::now() + WATCH, Vec::new());
+    let (mut watch_next, mut missing, mut n_looks) = (Instant::now() + WATCH, Vec::new(), 0);
     while !shared.is_over.load(Ordering::Acquire) {
         if shared.is_waiting.load(Ordering::Relaxed) {
             thread::park_timeout(STAND_BY);
@@ -26,26 +26,26 @@ pub(crate) fn run(shared: &Shared, watched: &Watched) {
             rest.after(shared.progress());
         }
         if Instant::now() >= watch_next {
-            missing = look(shared, watched, &missing);
+            let found: Vec<_> = watched.dead_at(n_looks, &missing).collect();
+            note_dead(shared, &found, &missing);
+            (missing, n_looks) = (found, n_looks + 1);
             watch_next = Instant::now() + WATCH;
         }
     }
 }
 
-/// Notes as dead who is missing now and was before; returns who is missing.
-fn look(shared: &Shared, watched: &Watched, before: &[Rank]) -> Vec<Rank> {
-    let missing: Vec<_> = watched.dead().collect();
-    if !missing.is_empty() {
-        let mut letters = shared.letters();
-        let letters = &mut *letters;
-        let dead = before.iter().filter(|rank| missing.contains(rank));
-        for rank in dead {
-            if !letters.gone.contains(rank) && !letters.dead.contains(rank) {
-                letters.dead.push(*rank);
-            }
+/// Notes as dead who is missing now and was before.
+fn note_dead(shared: &Shared, missing: &[Rank], before: &[Rank]) {
+    if missing.is_empty() {
+        return;
+    }
+    let mut letters = shared.letters();
+    let letters = &mut *letters;
+    for rank in before.iter().filter(|rank| missing.contains(rank)) {
+        if !letters.gone.contains(rank) && !letters.dead.contains(rank) {
+            letters.dead.push(*rank);
         }
     }
-    missing
 }
 
 /// What a thread does between two looks at MPI, more restful the longer nothing happens: it spins, lets

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use chimera_backend_cuda::Candle;
 use chimera_comm_mpi::Mpi;
 use chimera_core::comm::{Comm, CommError, Host, HostStaged, Tag, What, conformance};
+use chimera_core::fault::Class;
 use chimera_core::ids::{BucketId, Rank};
 use chimera_core::kernels::Kernels;
 
@@ -20,6 +21,11 @@ fn main() {
     staged(&mut mpi);
     nobody_is_lost(&mut mpi);
     conformance::run_abort(&mut mpi, tensor);
+    let why = mpi.lookout().why_over();
+    assert!(
+        matches!(&why, Some(CommError::Aborted(cause)) if cause.class == Class::NonFinite),
+        "{why:?}"
+    );
     mpi.close(Duration::from_secs(30)).expect("all ranks leave");
     if me == Rank(0) {
         println!("{n} ranks conform ({})", Mpi::library());
@@ -90,6 +96,6 @@ fn nobody_is_lost(mpi: &mut Mpi) {
     let next = Rank((mpi.rank().0 + 1) % mpi.n_ranks());
     let late = mpi.take(next, tag(102, 0), Instant::now() + Duration::from_millis(10));
     assert!(matches!(late, Err(CommError::Timeout { .. })), "{late:?}");
-    assert_eq!(mpi.lookout().dead(), None);
+    assert_eq!(mpi.lookout().why_over(), None);
     mpi.exchange(&[], soon()).expect("exchange");
 }

@@ -77,8 +77,8 @@ impl Store {
         Ok(entries)
     }
 
-    /// The newest checkpoint that can be used; those that cannot are put aside, of which `tell` is told.
-    /// `None` if none was ever finished.
+    /// The newest checkpoint that can be used; those that cannot are put aside, of which `tell` is told, and
+    /// what interrupted saves left is removed. `None` if none was ever finished.
     ///
     /// # Errors
     /// If there are checkpoints, but none can be used.
@@ -90,6 +90,9 @@ impl Store {
         })?;
         for folder in newer.iter().filter(|_| found.is_some()) {
             self.put_aside(folder, tell);
+        }
+        for Entry { folder, .. } in self.entries().into_iter().flatten().filter(|e| !e.is_whole) {
+            let _ = self.disk.remove_dir(&folder); // the next save tries it again
         }
         Ok(found)
     }

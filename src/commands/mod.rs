@@ -28,6 +28,8 @@ mod selftest;
 mod shell;
 mod simulate;
 mod slurm;
+#[cfg(all(feature = "mpi", unix, debug_assertions))]
+mod strike;
 mod top;
 mod train;
 

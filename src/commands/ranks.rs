@@ -5,35 +5,43 @@
 //! writes; what fails later makes that rank's fault the cause of all.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use chimera::checkpoint::{Checkpoint, Store};
 use chimera::core::comm::{Comm, CommError, Host};
-use chimera::core::engine::panicked;
+use chimera::core::engine::{Patience, panicked};
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::device::Precision;
-use chimera::launch::layouts;
+use chimera::launch::{Launch, layouts};
 use chimera::mpi::{Lookout, Mpi};
 use chimera::settings::Config;
-use chimera::training::{Place, Run, share, write_error};
+use chimera::training::{PATIENCE, Place, Run, share, write_error};
 
 use super::progress::Say;
+#[cfg(all(unix, debug_assertions))]
+use super::strike;
 use super::train::{Train, listen, resume, stop_on_signal, warn};
 use crate::exit;
 
 /// The rank that prints.
 const LEAD: Rank = Rank(0);
-/// For the lead to conclude, while the others wait to leave.
-const TO_CONCLUDE: Duration = Duration::from_secs(24 * 3600);
+/// For all to leave, where there are no settings that say so.
+const TO_LEAVE: Duration = Duration::from_secs(60);
+/// How often the lead tells the others that it is not done yet.
+const TELL: Duration = Duration::from_secs(1);
 /// For all to write down why a run failed.
 const TO_FAIL: Duration = Duration::from_secs(2);
-/// From the launcher's signal after a death, for the engine to notice by itself.
-const TO_NOTICE: Duration = Duration::from_millis(300);
+/// From the launcher's signal after a death, for the cause to come: a launcher may kill soon.
+const TO_HEAR: Duration = Duration::from_millis(20);
+/// After that, for the engine to notice by itself, and to write down what it did.
+const TO_NOTICE: Duration = Duration::from_millis(280);
 
 /// What ranks do with a transport of this name; rank 0 has a result.
 pub(super) type Work<T> = dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, CommError>;
@@ -43,23 +51,81 @@ type Known = Arc<Mutex<Option<PathBuf>>>;
 
 /// Trains as the rank that this process is, and ends it.
 pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()> {
-    let mut mpi = Mpi::start().map_err(|e| e.into_fault(LEAD))?;
+    pass("start");
+    let patience = config.as_ref().map_or(Patience::default(), Config::patience);
+    let mut mpi =
+        within(patience.first_step, never_started, Mpi::start).map_err(|e| e.into_fault(LEAD))?;
+    pass("met");
     let known = Known::default();
     let (me, lookout, folder) = (mpi.rank(), mpi.lookout(), Arc::clone(&known));
-    let stop = stop_on_signal(move || end_if_dead(me, &lookout, &folder))?;
-    let work = AssertUnwindSafe(|| as_rank(train, config, why, &mut mpi, &stop, &known));
+    let stop = stop_on_signal(move || end_if_over(me, &lookout, &folder))?;
+    let work = AssertUnwindSafe(|| {
+        #[cfg(all(unix, debug_assertions))]
+        let mut mpi = strike::Struck::new(&mut mpi);
+        as_rank(train, config, why, &mut mpi, &stop, &known)
+    });
     let outcome = catch_unwind(work).unwrap_or_else(|panic| Err(panicked(me, &*panic).into()));
+    pass("leave");
     let is_failed = |error: &anyhow::Error| fault_of(error, me).class != Class::Requeue;
     let outcome = match outcome {
         Err(error) if is_failed(&error) => Err(error),
         // A peer may be lost on the way out too.
-        sound => mpi.close(TO_CONCLUDE).map_err(|e| e.into_fault(me).into()).and(sound),
+        sound => {
+            let folder = Arc::clone(&known);
+            let never_ends = move || never_ended(me, &folder);
+            let closed =
+                within(patience.later.saturating_mul(2), never_ends, || mpi.close(patience.later));
+            closed.map_err(|e| e.into_fault(me).into()).and(sound)
+        }
     };
+    pass("left");
     match outcome {
         Err(error) if is_failed(&error) => fail(mpi, &error, &known),
-        outcome if me == LEAD => outcome,
-        _ => Ok(()),
+        Err(error) if me != LEAD => std::process::exit(fault_of(&error, me).class.code().into()),
+        outcome => outcome,
     }
+}
+
+/// Gives up when `work` takes longer: MPI itself cannot be told how long to wait where all ranks meet, at its start
+/// and at its end.
+fn within<T>(
+    patience: Duration,
+    give_up: impl FnOnce() + Send + 'static,
+    work: impl FnOnce() -> T,
+) -> T {
+    let (done, is_done) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        if is_done.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+            give_up();
+        }
+    });
+    let result = work();
+    drop(done);
+    result
+}
+
+fn never_started() {
+    let me =
+        Launch::found().map_or_else(|| "a rank".into(), |launch| format!("rank {}", launch.rank));
+    eprintln!(
+        "error: {me}: MPI does not start: a rank is stopped, or was never started (--start-timeout)"
+    );
+    std::process::exit(Class::Timeout.code().into());
+}
+
+fn never_ended(me: Rank, known: &Known) {
+    let message = "MPI does not end, though all ranks have left: one is stopped";
+    let fault = Fault::new(Class::Timeout, me, message);
+    note(me, &fault, known);
+    eprintln!("error: {fault}");
+    std::process::exit(fault.class.code().into());
+}
+
+/// A point at which tests strike.
+fn pass(point: &str) {
+    #[cfg(all(unix, debug_assertions))]
+    strike::at(|| point.into());
+    let _ = point;
 }
 
 /// Lets `work` use MPI, which it is told the name of, and leaves together with the other ranks.
@@ -68,7 +134,7 @@ pub(super) fn with<T>(work: &Work<T>) -> Result<Option<T>> {
     let me = mpi.rank();
     ensure!(mpi.n_ranks() > 1, "one rank has nobody to reach: start several with mpirun or srun");
     let worked = work(&mut mpi, &Mpi::library()).map_err(|e| e.into_fault(me))?;
-    mpi.close(TO_CONCLUDE).map_err(|e| e.into_fault(me))?;
+    mpi.close(TO_LEAVE).map_err(|e| e.into_fault(me))?;
     Ok(worked)
 }
 
@@ -77,15 +143,19 @@ fn as_rank(
     train: &Train,
     config: Result<Config>,
     why: &str,
-    mpi: &mut Mpi,
+    mut comm: &mut dyn Comm<Host>,
     stop: &AtomicBool,
     known: &Known,
 ) -> Result<()> {
-    let (is_lead, n_ranks) = (mpi.rank() == LEAD, mpi.n_ranks());
+    let (is_lead, n_ranks) = (comm.rank() == LEAD, comm.n_ranks());
+    let comm = &mut comm;
     let config = config.and_then(|config| check(&config, n_ranks as usize).map(|()| config));
-    let config = together(mpi, config)?;
-    let run = Run::prepare_as(config, mpi);
-    let mut run = together(mpi, run)?;
+    let patience = config.as_ref().map_or(PATIENCE, |config| config.patience().first_step);
+    let config = together(comm, config, patience)?;
+    let agreed = Run::agree_on_settings(&config, comm).map_err(anyhow::Error::from);
+    together(comm, agreed, patience)?;
+    let run = Run::prepare_as(config, comm);
+    let mut run = together(comm, run, patience)?;
     let say = Say { to_stderr: train.json };
     if is_lead {
         say.line(&format!("{n_ranks} ranks over MPI ({}; {why})", Mpi::library()));
@@ -96,11 +166,11 @@ fn as_rank(
         let checkpoint = place.checkpoint(run.config(), &warn)?;
         Ok((place, checkpoint))
     });
-    let claimed = together(mpi, claimed.transpose())?;
+    let claimed = together(comm, claimed.transpose(), patience)?;
     let own = claimed.as_ref().map(|(place, checkpoint)| {
         (place.path().to_path_buf(), checkpoint.as_ref().map(|c| c.path().to_path_buf()))
     });
-    let found = share(mpi, &own)?.into_iter().next().flatten();
+    let found = share(comm, &own, patience)?.into_iter().next().flatten();
     let (folder, path) = found.context("rank 0 names no folder")?;
     *known.lock().unwrap_or_else(PoisonError::into_inner) = Some(folder.clone());
     let (place, checkpoint) = match claimed {
@@ -115,31 +185,69 @@ fn as_rank(
     let resumed = checkpoint
         .map_err(anyhow::Error::from)
         .and_then(|checkpoint| resume(&mut run, checkpoint, &say_if_lead));
-    together(mpi, resumed)?;
-    let agreed = run.agree(mpi);
-    together(mpi, agreed)?;
+    together(comm, resumed, patience)?;
+    let agreed = run.agree(comm);
+    together(comm, agreed, patience)?;
     if run.first_step() == run.config().steps {
         say_if_lead("nothing is left to train: raise --steps to go on");
         return Ok(());
     }
-    run.save_into(Store::of(&folder), warn);
+    run.save_into(store(&folder), warn);
     run.explain_in(&folder);
 
     let begun = place.map(|place| {
         let prometheus = listen(run.config())?;
         Ok((place.begin(run.config(), run.first_step())?, prometheus))
     });
-    match together(mpi, begun.transpose())? {
-        Some((mut folder, prometheus)) => {
-            let outcome = train.train(&run, &mut folder, prometheus, &say, |observe| {
-                let trained = run.train_as(mpi, stop, observe)?;
-                trained.context("rank 0 got nothing")
-            });
-            say.line(&format!("run: {}", folder.path().display()));
-            outcome
+    let Some((mut folder, prometheus)) = together(comm, begun.transpose(), patience)? else {
+        run.train_as(comm, stop, |_| Ok(()))?;
+        return conclude(comm, &run, None::<fn() -> Result<()>>);
+    };
+    let trained = train.train(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
+        let trained = run.train_as(comm, stop, observe)?;
+        trained.context("rank 0 got nothing")
+    });
+    let ended = trained.and_then(|trained| {
+        conclude(comm, &run, Some(|| train.conclude(&run, &folder, trained, &say)))
+    });
+    say.line(&format!("run: {}", folder.path().display()));
+    ended
+}
+
+/// Where the run in `folder` saves.
+fn store(folder: &Path) -> Store {
+    #[cfg(all(unix, debug_assertions))]
+    return Store::of(folder).on(strike::disk());
+    #[cfg(not(all(unix, debug_assertions)))]
+    Store::of(folder)
+}
+
+/// Lets the lead conclude, however long that takes, and makes its outcome that of all: meanwhile it tells the
+/// others now and then that it is there.
+fn conclude(
+    comm: &mut impl Comm<Host>,
+    run: &Run,
+    work: Option<impl FnOnce() -> Result<()> + Send>,
+) -> Result<()> {
+    let patience = run.config().patience().later;
+    thread::scope(|scope| {
+        let work = work.map(|work| scope.spawn(work));
+        loop {
+            let told = Instant::now();
+            let is_done = || work.as_ref().is_none_or(|work| work.is_finished());
+            while !is_done() && told.elapsed() < TELL {
+                thread::sleep(Duration::from_millis(2));
+            }
+            if share(comm, &is_done(), patience)?.into_iter().all(|is_done| is_done) {
+                break;
+            }
         }
-        None => run.train_as(mpi, stop, |_| Ok(())).map(drop),
-    }
+        let me = comm.rank();
+        let join = |work: thread::ScopedJoinHandle<'_, Result<()>>| {
+            work.join().unwrap_or_else(|panic| Err(panicked(me, &*panic).into()))
+        };
+        together(comm, work.map_or(Ok(()), join), patience)
+    })
 }
 
 /// Refuses a number of ranks that is not width times depth, and numbers that do not travel.
@@ -163,10 +271,10 @@ fn check(config: &Config, n_ranks: usize) -> Result<()> {
 }
 
 /// What all ranks come to: an error of any is an error of all, the first rank's.
-fn together<T>(mpi: &mut Mpi, outcome: Result<T>) -> Result<T> {
-    let me = mpi.rank();
+fn together<T>(comm: &mut impl Comm<Host>, outcome: Result<T>, patience: Duration) -> Result<T> {
+    let me = comm.rank();
     let own = outcome.as_ref().err().map(|error| fault_of(error, me));
-    let first = share(mpi, &own)?.into_iter().flatten().next();
+    let first = share(comm, &own, patience)?.into_iter().flatten().next();
     match first {
         Some(fault) if fault.rank != me => Err(fault.into()),
         _ => outcome,
@@ -191,13 +299,17 @@ fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
     std::process::exit(code.into())
 }
 
-/// After a peer's death the launcher sends a signal, and soon kills whoever is left.
-fn end_if_dead(me: Rank, lookout: &Lookout, known: &Known) {
-    if let Some(dead) = lookout.dead() {
-        std::thread::sleep(TO_NOTICE);
-        let message = format!("{dead} ended while {me} computed");
-        let fault = Fault { peer: Some(dead), ..Fault::new(Class::PeerLost, me, message) };
+/// After the end of a rank the launcher sends a signal, and soon kills whoever is left: also those that compute,
+/// and have not seen yet why all is over.
+fn end_if_over(me: Rank, lookout: &Lookout, known: &Known) {
+    if lookout.why_over().is_none() {
+        return;
+    }
+    thread::sleep(TO_HEAR);
+    if let Some(why) = lookout.why_over() {
+        let fault = why.into_fault(me);
         note(me, &fault, known);
+        thread::sleep(TO_NOTICE);
         std::process::exit(fault.class.code().into());
     }
 }

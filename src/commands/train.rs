@@ -86,8 +86,10 @@ impl Train {
         let prometheus = listen(run.config())?;
         let mut folder = place.begin(run.config(), run.first_step())?;
         run.explain_in(folder.path());
-        let outcome =
-            self.train(&run, &mut folder, prometheus, &say, |observe| run.train(&stop, observe));
+        let trained = self.train(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
+            run.train(&stop, observe)
+        });
+        let outcome = trained.and_then(|trained| self.conclude(&run, &folder, trained, &say));
         if let Err(error) = &outcome
             && let Some(fault) = error.downcast_ref::<Fault>()
             && fault.class != Class::Requeue
@@ -99,15 +101,15 @@ impl Train {
         outcome
     }
 
-    /// Trains by `go`, which tells of every step, and concludes.
+    /// Trains by `go`, which tells of every step. Returns how many seconds that took, too.
     pub(super) fn train(
         &self,
         run: &Run,
         folder: &mut Folder,
-        prometheus: Option<Prometheus>,
+        prometheus: Option<&Prometheus>,
         say: &Say,
         go: impl FnOnce(&mut Observe<'_>) -> Result<Trained>,
-    ) -> Result<()> {
+    ) -> Result<(Trained, f64)> {
         say.line(&headline(run));
         if let Some(report) = run.search() {
             say.line(&report.to_string());
@@ -115,7 +117,7 @@ impl Train {
         if let Some(hint) = shared_cores(run) {
             say.line(&hint);
         }
-        if let Some(prometheus) = &prometheus {
+        if let Some(prometheus) = prometheus {
             say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
         }
         let full = full_tokens_per_s(run)?;
@@ -133,15 +135,24 @@ impl Train {
             if let Some(told) = slow.notice(report) {
                 progress.warn(&told);
             }
-            if let Some(prometheus) = &prometheus {
+            if let Some(prometheus) = prometheus {
                 prometheus.show(&metrics);
             }
             progress.step(&metrics);
             Ok(())
         });
         progress.finish();
-        let trained = trained?;
-        let seconds = began.elapsed().as_secs_f64();
+        Ok((trained?, began.elapsed().as_secs_f64()))
+    }
+
+    /// Saves what was trained, and shows it if the run is done.
+    pub(super) fn conclude(
+        &self,
+        run: &Run,
+        folder: &Folder,
+        (trained, seconds): (Trained, f64),
+        say: &Say,
+    ) -> Result<()> {
         let is_done = trained.last.step + 1 == run.config().steps;
         if let Some(dir) = &run.config().save {
             let path = save(dir, run.model(), &trained.weights)?;
@@ -161,11 +172,11 @@ impl Train {
             let fault = Fault::new(Class::Requeue, Rank(0), message);
             return Err(Fault { step: Some(trained.last.step), ..fault }.into());
         }
-        self.conclude(run, folder, &trained, seconds, say)
+        self.show(run, folder, &trained, seconds, say)
     }
 
     /// Validation loss, a sample, and the measured pipeline.
-    fn conclude(
+    fn show(
         &self,
         run: &Run,
         folder: &Folder,

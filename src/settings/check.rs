@@ -83,7 +83,7 @@ impl Allowed {
             "weight-decay" => Real(0.0, 1.0),
             "clip" => Real(0.0, 1e9),
             "memory-cap" => Real(0.0, 1e6),
-            "timeout" => Real(0.001, 1e6),
+            "timeout" | "start-timeout" => Real(0.001, 1e6),
             "search-time" => Real(0.0, 1e6),
             "placement" => OneOf(Where::ALL.map(|(name, _)| name).to_vec()),
             "model" => OneOf(Architecture::ALL.map(|(name, _)| name).to_vec()),

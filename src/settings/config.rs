@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
-use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
+use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, Patience};
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Scaling;
@@ -140,6 +141,8 @@ pub struct Config {
     pub threads: usize,
     /// Seconds without a message after which a worker gives up.
     pub timeout: f64,
+    /// The same until the first step is done, if it is longer.
+    pub start_timeout: f64,
     /// Folder of the run; `None` for a fresh one.
     pub out: Option<PathBuf>,
     /// File of the metrics; `None` for one in the folder of the run.
@@ -174,6 +177,13 @@ impl Config {
     /// The value of `key` and where it came from; `None` if nothing was said and nothing is meant.
     pub fn value(&self, key: &str) -> Option<(&Value, &Origin)> {
         self.entries.get(key).map(|(value, origin)| (value, origin))
+    }
+
+    /// How long ranks wait for each other.
+    pub fn patience(&self) -> Patience {
+        let seconds = |s: f64| Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX);
+        let later = seconds(self.timeout);
+        Patience { first_step: later.max(seconds(self.start_timeout)), later }
     }
 
     /// The model.

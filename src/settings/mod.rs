@@ -214,6 +214,9 @@ pub struct Settings {
     /// Seconds without a message after which a worker gives up [default: 100.0]
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<f64>,
+    /// The same until the first step is done, if it is longer [default: 300.0]
+    #[arg(long, value_name = "SECONDS")]
+    pub start_timeout: Option<f64>,
     /// Folder of the run [default: a fresh one under `runs/`]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! Refusing a run that cannot fit into memory before it starts to fill it.
 
 use std::fmt;
+use std::path::Path;
 
 use anyhow::{Result, ensure};
 use chimera_core::analyze::peak_bytes;
@@ -11,6 +12,7 @@ use chimera_core::lower::{Program, Recompute};
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::stage::Param;
 
+use super::free::free_memory;
 use crate::settings::Config;
 
 /// What a run needs, in bytes over all workers.
@@ -49,12 +51,13 @@ impl fmt::Display for Need {
 
 /// Refuses a run whose weights, gradients, moments and residuals exceed the memory that is free.
 pub(super) fn check(config: &Config, need: &Need) -> Result<()> {
-    if let Some(free) = free_bytes() {
+    if let Some(free) = free_memory(Path::new("/")) {
         ensure!(
-            need.state + need.copy + need.residuals <= free,
-            "the run needs {need} on this host, but {:.1} GiB are free: choose {}fewer layers, a smaller preset or \
+            need.state + need.copy + need.residuals <= free.bytes,
+            "the run needs {need} on this host, but {:.1} GiB are free{}: choose {}fewer layers, a smaller preset or \
              width, fewer pipes, or a smaller micro-batch-size",
-            gib(free),
+            gib(free.bytes),
+            if free.by_limit { " within the memory limit of its control group" } else { "" },
             if config.recompute == Recompute::None { "recompute full, " } else { "" },
         );
     }
@@ -106,14 +109,6 @@ pub(super) fn need(config: &Config, model: &ModelConfig, cuts: &[Cut], program: 
 
 fn gib(bytes: f64) -> f64 {
     bytes / f64::from(1u32 << 30)
-}
-
-/// Memory that can be had without swapping, where the system tells.
-fn free_bytes() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: f64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024.0)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use chimera_core::engine::Fields;
 
 use super::Run;
-use crate::settings::Settings;
+use crate::settings::{Config, Settings};
 use crate::timetable::is_file;
 
 /// Settings that a rank may have of its own, or that are compared by what they lead to: the program, the
@@ -15,6 +15,7 @@ const OWN: &[&str] = &[
     "search-time",
     "threads",
     "timeout",
+    "start-timeout",
     "out",
     "metrics",
     "trace",
@@ -27,20 +28,27 @@ const OWN: &[&str] = &[
     "schedule",
 ];
 
+/// Version and settings that all ranks must have in common; what they lead to, [`Run::greeting`] adds.
+pub(super) fn settings(config: &Config) -> Fields {
+    let mut fields: Fields = vec![("version".into(), env!("CARGO_PKG_VERSION").into())];
+    let mut add = |name: &str, value: String| fields.push((name.into(), value));
+    for key in Settings::keys() {
+        let by_name = key == "schedule" && !is_file(&config.schedule);
+        if by_name || !OWN.contains(&key.as_str()) {
+            let value = config.value(&key).map(|(value, _)| value.to_string());
+            add(&key, value.unwrap_or_else(|| "none".into()));
+        }
+    }
+    add("traced", config.trace.is_some().to_string()); // all ranks tell what they did
+    fields
+}
+
 impl Run {
     /// What all ranks tell each other before the first step.
     pub(super) fn greeting(&self) -> Fields {
         let config = self.config();
-        let mut fields: Fields = vec![("version".into(), env!("CARGO_PKG_VERSION").into())];
+        let mut fields = settings(config);
         let mut add = |name: &str, value: String| fields.push((name.into(), value));
-        for key in Settings::keys() {
-            let by_name = key == "schedule" && !is_file(&config.schedule);
-            if by_name || !OWN.contains(&key.as_str()) {
-                let value = config.value(&key).map(|(value, _)| value.to_string());
-                add(&key, value.unwrap_or_else(|| "none".into()));
-            }
-        }
-        add("traced", config.trace.is_some().to_string()); // all ranks tell what they did
         add("world", format!("{} groups of {} workers", config.width, config.depth));
         add("program", self.program().fingerprint());
         if let Some(last) = &self.plan.last {

@@ -4,6 +4,7 @@ mod alike;
 mod fit;
 mod flops;
 mod folder;
+mod free;
 mod greeting;
 mod lock;
 mod metrics;
@@ -24,11 +25,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use chimera_core::comm::{Comm, Host, Threads};
-use chimera_core::engine::{Job, Patience, StepReport, run_threads};
+use chimera_core::engine::{Job, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::kernels::Kernels;
@@ -43,7 +44,7 @@ pub use lock::is_at_work;
 pub use metrics::{Metrics, RankMetrics};
 pub use plan::Plan;
 use processes::AsRank;
-pub use processes::share;
+pub use processes::{PATIENCE, share};
 pub use prometheus::Prometheus;
 use rank::Watch;
 use samples::{HeldOut, Samples};
@@ -197,14 +198,13 @@ impl Run {
 
     fn job<'r>(&'r self, samples: &'r Samples<'_>, stop: &'r AtomicBool) -> Result<Job<'r>> {
         let config = self.config();
-        let later = Duration::try_from_secs_f64(config.timeout)?;
         Ok(Job {
             program: self.program(),
             width: config.width,
             micro_batch_size: config.micro_batch_size,
             training: &self.plan.training,
             data: samples,
-            patience: Patience { first_step: later.max(Patience::default().first_step), later },
+            patience: config.patience(),
             stop,
             epoch: Instant::now(),
         })

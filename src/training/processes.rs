@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use chimera_core::analyze::{Event, Wait};
-use chimera_core::comm::{Comm, Host, HostStaged};
-use chimera_core::engine::{Job, StepReport, Worker, handshake};
+use chimera_core::comm::{Comm, CommError, Host, HostStaged};
+use chimera_core::engine::{Job, Patience, StepReport, Worker, handshake};
 use chimera_core::exchange::{from_json, to_json};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -20,14 +20,16 @@ use serde::de::DeserializeOwned;
 use super::rank::Watch;
 use super::trace::{Did, Recorder};
 use super::trained::{RankTrained, merge};
-use super::{Here, Run, Trained, alike, compute_threads};
+use super::{Here, Run, Trained, alike, compute_threads, greeting};
 use crate::auto::AUTO;
 use crate::device::Compute;
 use crate::launch::Launch;
 use crate::settings::Config;
 
-/// For ranks to come to the same point before the training.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// For ranks to come to the same point while nobody knows the settings.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+/// For ranks to say where they are.
+const ANSWER: Duration = Duration::from_secs(1);
 
 impl Run {
     /// Like [`prepare`](Run::prepare), on all ranks of a job: where a search finds the schedule, rank 0 searches
@@ -46,7 +48,7 @@ impl Run {
         let own = is_lead.then(|| Run::prepare_with(config.clone(), None, here));
         let found = own.as_ref().and_then(|run| run.as_ref().ok()?.plan.found.as_ref());
         let search = Duration::try_from_secs_f64(config.search_time)?;
-        let found = share_within(comm, &found.map(to_json), search + PATIENCE)?;
+        let found = share(comm, &found.map(to_json), search + config.patience().first_step)?;
         match (own, found.into_iter().next().flatten()) {
             (Some(own), _) => own,
             (None, Some(text)) => {
@@ -69,13 +71,14 @@ impl Run {
         let watch = Watch { by_processes: true, ..self.watch(observe)? };
         let device = self.devices.by_rank().first();
         let device = device.ok_or_else(|| anyhow!("{rank} has no device"))?;
-        share(comm, &())?; // clocks begin when all are here
+        let Patience { first_step, later } = self.config().patience();
+        share(comm, &(), first_step)?; // clocks begin when all are here
         let job = self.job(&samples, stop)?;
         let ran = device.run(AsRank { run: self, job, comm, watch: &watch });
         let traced = watch.recorder.filter(|_| rank == Rank(0)).map_or(Ok(()), |r| r.finish());
         let trained = ran?;
         traced?;
-        let events = share(comm, &trained.events)?;
+        let events = share(comm, &trained.events, later)?;
         if rank != Rank(0) {
             return Ok(None);
         }
@@ -93,13 +96,23 @@ impl Run {
         merge(ranks).map(Some)
     }
 
+    /// Compares the settings of the ranks, before they do anything by them.
+    ///
+    /// # Errors
+    /// A [`Fault`] that names each field in which they differ.
+    pub fn agree_on_settings(config: &Config, comm: &mut impl Comm<Host>) -> Result<(), Fault> {
+        let deadline = Instant::now() + config.patience().first_step;
+        handshake(comm, &greeting::settings(config), deadline)
+    }
+
     /// Compares what the ranks are about to train, and on what, before anything is written.
     ///
     /// # Errors
     /// A [`Fault`] that names each field in which they differ, or the devices that may not share a stage.
     pub fn agree(&self, comm: &mut impl Comm<Host>) -> Result<()> {
-        handshake(comm, &self.greeting(), Instant::now() + PATIENCE)?;
-        let models = share(comm, &self.devices.models())?.concat();
+        let patience = self.config().patience().first_step;
+        handshake(comm, &self.greeting(), Instant::now() + patience)?;
+        let models = share(comm, &self.devices.models(), patience)?.concat();
         alike::check(self.program(), self.config(), &models)
     }
 }
@@ -129,24 +142,39 @@ where
 }
 
 /// What every rank says, by rank; before or after the training.
+///
+/// # Errors
+/// When `patience` ends, the fault names the rank that does not answer, or else the one that was waited for.
 pub fn share<T: Serialize + DeserializeOwned>(
-    comm: &mut impl Comm<Host>,
-    own: &T,
-) -> Result<Vec<T>, Fault> {
-    share_within(comm, own, PATIENCE)
-}
-
-fn share_within<T: Serialize + DeserializeOwned>(
     comm: &mut impl Comm<Host>,
     own: &T,
     patience: Duration,
 ) -> Result<Vec<T>, Fault> {
     let rank = comm.rank();
     let own = serde_json::to_vec(own).map_err(|e| unreadable(rank, &e))?;
-    let all = comm.exchange(&own, Instant::now() + patience).map_err(|e| e.into_fault(rank))?;
+    let all = comm.exchange(&own, Instant::now() + patience);
+    let all = all.map_err(|e| unexchanged(comm, e))?;
     all.iter()
         .map(|bytes| serde_json::from_slice(bytes).map_err(|e| unreadable(rank, &e)))
         .collect()
+}
+
+/// A failed exchange outside of the training, where all wait for all: who is silent keeps everyone waiting.
+fn unexchanged(comm: &mut impl Comm<Host>, error: CommError) -> Fault {
+    let is_late = matches!(error, CommError::Timeout { .. });
+    let fault = error.into_fault(comm.rank());
+    if !is_late {
+        return fault;
+    }
+    let positions = comm.positions(Instant::now() + ANSWER);
+    let silent = (0..).map(Rank).zip(positions).find(|(_, position)| position.is_none());
+    match silent {
+        Some((silent, _)) => {
+            let why = format!("{silent} does not answer: stopped, or out of reach");
+            Fault { peer: Some(silent), message: format!("{}; {why}", fault.message), ..fault }
+        }
+        None => fault,
+    }
 }
 
 /// Exchanges of checkpoints.

@@ -12,6 +12,7 @@ use chimera_core::ids::{Rank, StageId};
 use chimera_core::kernels::Kernels;
 use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelError};
 use chimera_core::stage::{Param, Stage};
+use chimera_core::update::Update;
 
 use super::samples::HeldOut;
 use super::trace::{Did, Recorder};
@@ -127,7 +128,16 @@ impl Run {
                 worker.set_program(last)?;
                 program = last;
             }
-            let mut reports = worker.run(step)?;
+            let ran = worker.run(step);
+            if let Err(fault) = &ran
+                && fault.class == Class::NonFinite
+                && program.window().update() == Update::Flush
+                && let Some(shares) = shares.take()
+            {
+                // All ranks have agreed on it, so all can finish what they save. The fault counts.
+                let _ = shares.finish(&mut processes::exchange(worker));
+            }
+            let mut reports = ran?;
             if let Some(at) = reports.iter().rposition(|report| self.is_evaluated(report.step)) {
                 let (report, held_out) = (&mut reports[at], &watch.held_out);
                 let loss =

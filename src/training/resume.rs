@@ -44,6 +44,7 @@ const FREE: &[&str] = &[
     "transport",
     "threads",
     "timeout",
+    "start-timeout",
     "out",
     "metrics",
     "trace",
@@ -231,6 +232,7 @@ mod tests {
 
     use chimera_core::schedule::{Shape, find};
 
+    use super::super::Here;
     use super::*;
     use crate::settings::Layers;
 
@@ -261,7 +263,8 @@ mod tests {
                 ..Settings::default()
             };
             let layers = Layers { config: None, settings };
-            Run::prepare_with(layers.resolve().unwrap(), found, 1.0).unwrap()
+            let here = Here { part: 1.0, own: None };
+            Run::prepare_with(layers.resolve().unwrap(), found, here).unwrap()
         };
         let gpipe = find("gpipe").unwrap().timetable(&Shape::new(2, 4)).unwrap();
         let mut run = prepare(0.1, Some(gpipe));

@@ -9,14 +9,14 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::command::{read, root, run as run_command};
-use crate::mpi::{build_release, launch};
+use crate::mpi::{build, launch};
 
 /// How often each is measured; the best counts, since all that disturbs makes it slower.
 const N_ROUNDS: usize = 5;
 
 /// Measures and prints the table.
 pub(crate) fn run() -> Result<()> {
-    let (compiler, launcher, chimera) = build_release()?;
+    let (compiler, launcher, chimera) = build(true)?;
     let folder = tempfile::tempdir()?;
     let plain = folder.path().join("ping_pong");
     let source = root().join("xtask/peers/ping_pong.c");

@@ -78,10 +78,11 @@ pub(crate) fn open_mpi() -> Result<(String, String)> {
 }
 
 /// A build of the command with Open MPI: the library's compiler, its launcher, and the program.
-pub(crate) fn build_release() -> Result<(String, String, PathBuf)> {
+pub(crate) fn build(is_release: bool) -> Result<(String, String, PathBuf)> {
     let (compiler, launcher) = open_mpi()?;
-    let mut build = cargo(["build", "--release", "--package", "chimera", "--features", "mpi"]);
+    let mut build = cargo(["build", "--package", "chimera", "--features", "mpi"]);
     build.args(["--bin", "chimera", "--message-format", "json-render-diagnostics"]);
+    build.args(is_release.then_some("--release"));
     let built = read(build.env("MPICC", &compiler))?;
     Ok((compiler, launcher, executable(&built, "chimera")?))
 }

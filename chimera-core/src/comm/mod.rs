@@ -126,6 +126,14 @@ pub enum CommError {
     /// Some rank gave up, for this cause.
     #[error("the run was aborted: {0}")]
     Aborted(Fault),
+    /// What came is no message of this version.
+    #[error("{from} sent what cannot be read: {reason}; start the same version on all ranks")]
+    Unreadable {
+        /// Who sent it.
+        from: Rank,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The transport itself failed.
     #[error("the transport failed: {0}")]
     Failed(String),
@@ -147,6 +155,9 @@ impl CommError {
                 Fault { peer: Some(from), ..Fault::new(Class::PeerLost, rank, message) }
             }
             CommError::Device(error) => error.into_fault(rank),
+            CommError::Unreadable { from, .. } => {
+                Fault { peer: Some(from), ..Fault::new(Class::Mismatch, rank, message) }
+            }
             CommError::Failed(_) => Fault::new(Class::Internal, rank, message),
         }
     }
@@ -190,7 +201,7 @@ pub trait Comm<T>: Send {
 }
 
 /// A borrowed end is an end, so that wrappers can be put around it.
-impl<T, C: Comm<T>> Comm<T> for &mut C {
+impl<T, C: Comm<T> + ?Sized> Comm<T> for &mut C {
     fn rank(&self) -> Rank {
         (**self).rank()
     }

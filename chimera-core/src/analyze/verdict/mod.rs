@@ -131,7 +131,12 @@ impl Scene<'_> {
                 let what = format!("; {rank} sent it and {}: lost on the way", self.doing(rank));
                 return end(Kind::Lost, what);
             }
-            let (next, needs) = match self.wait(rank, position) {
+            // Outside of the program all wait for all.
+            let silent =
+                self.silent().filter(|_| need == Need::Other && self.instr(rank).is_none());
+            let wait = silent
+                .map_or_else(|| self.wait(rank, position), |silent| Wait::For(silent, Need::Other));
+            let (next, needs) = match wait {
                 Wait::For(next, needs) => (next, needs),
                 Wait::Nobody => {
                     let (doing, place) = (self.doing(rank), self.place(rank));
@@ -145,6 +150,12 @@ impl Scene<'_> {
             words += &format!(", which waits for {needs} from {next}");
             (rank, need) = (next, needs);
         }
+    }
+
+    /// The first rank that does not answer.
+    fn silent(&self) -> Option<Rank> {
+        let is_silent = self.positions.iter().position(Option::is_none)?;
+        Some(Rank(is_silent as u32))
     }
 
     /// Whether a rank at `position` has let go of what is needed.

@@ -119,6 +119,21 @@ fn who_goes_on_is_slow() {
     assert!(verdict.to_string().ends_with(": slow, but it goes on"), "{verdict}");
 }
 
+/// Between two steps all wait for all: for a rank that waits itself, too, if another one is silent.
+#[test]
+fn who_is_silent_keeps_all_waiting_between_steps() {
+    let program = program("dapple", Shape::new(3, 3));
+    let done =
+        |rank: usize| Some(Position::At { step: 4, instr: program.rows()[rank].len() as u32 });
+    let positions = vec![done(0), done(1), None];
+    let scene = Scene { program: &program, step: 4, earlier: positions.clone(), positions };
+    let verdict = scene.verdict(Rank(0), Rank(1), Need::Other);
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Silent, Rank(2)), "{verdict}");
+    assert!(verdict.to_string().starts_with(
+        ", which waits for something outside of the program from rank 2; rank 2 does not answer"
+    ));
+}
+
 #[test]
 fn ranks_outside_of_the_step_are_told_as_such() {
     let program = program("dapple", Shape::new(2, 2));
