@@ -4,11 +4,13 @@
 //! so one that is not proven cannot be run.
 
 mod messages;
+mod owners;
 mod program;
 mod recompute;
 mod split;
 mod sync;
 
+pub(crate) use owners::shared_out;
 pub use program::{Bucket, Channel, Instr, Program};
 pub use recompute::{Hoist, Recompute, recompute};
 pub use split::split_backward;
