@@ -17,6 +17,8 @@ mod exchange;
 mod gpu;
 #[path = "cli/hostile.rs"]
 mod hostile;
+#[path = "cli/network.rs"]
+mod network;
 #[path = "cli/passes.rs"]
 mod passes;
 #[path = "cli/prepare.rs"]

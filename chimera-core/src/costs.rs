@@ -32,6 +32,11 @@ pub trait Costs {
         0.0
     }
 
+    /// Links that a reduction takes, each by its number and for how long: a link serves one at a time.
+    fn links(&self, _bucket: BucketId) -> &[(usize, f64)] {
+        &[]
+    }
+
     /// The agreement of all workers.
     fn agree(&self) -> f64 {
         0.0

@@ -77,13 +77,10 @@ impl CostArgs {
             ("--recompute-time", &self.recompute_time),
         ];
         let given = optional.into_iter().filter_map(|(name, list)| Some((name, list.as_ref()?)));
-        for (name, PerStage(list)) in
+        for (name, list) in
             given.chain([("--forward", &self.forward), ("--message", &self.message)])
         {
-            let n = list.len();
-            if n != 1 && n != n_stages {
-                bail!("{name} has {n} numbers, but {why}: give one number or {n_stages}");
-            }
+            list.check(name, n_stages, why)?;
         }
         Ok(())
     }
@@ -109,10 +106,19 @@ fn stage_costs(timetable: &Timetable, stages: impl Iterator<Item = UniformCosts>
 
 /// One number for all stages, or one for each.
 #[derive(Clone, PartialEq, Debug)]
-struct PerStage(Vec<f64>);
+pub(super) struct PerStage(pub(super) Vec<f64>);
 
 impl PerStage {
-    fn at(&self, stage: usize) -> f64 {
+    /// Refuses a list that is not as long as there are stages.
+    pub(super) fn check(&self, option: &str, n_stages: usize, why: &str) -> Result<()> {
+        let n = self.0.len();
+        if n != 1 && n != n_stages {
+            bail!("{option} has {n} numbers, but {why}: give one number or {n_stages}");
+        }
+        Ok(())
+    }
+
+    pub(super) fn at(&self, stage: usize) -> f64 {
         match self.0[..] {
             [all] => all,
             ref each => each[stage],

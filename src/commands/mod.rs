@@ -1,5 +1,5 @@
-//! The subcommands, one file each, and what several of them share: shapes, `costs`, the `entry` of a
-//! comparison.
+//! The subcommands, one file each, and what several of them share: shapes, `costs`, the
+//! `network`, the `entry` of a comparison.
 
 mod checkpoint;
 mod comm;
@@ -15,6 +15,7 @@ mod gallery;
 mod generate;
 mod import;
 mod model;
+mod network;
 mod plan;
 mod prepare;
 mod progress;

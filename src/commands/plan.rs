@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use chimera::auto::{AUTO, Report, auto};
 use chimera::core::analyze::{Refusal, StageCosts, Timeline, simulate};
-use chimera::core::lower::{Lowering, Program, lower};
+use chimera::core::lower::{Lowering, Program, Sync, lower};
 use chimera::core::schedule::find;
 use chimera::core::search::Search;
 use chimera::core::timetable::Timetable;
@@ -74,6 +74,16 @@ impl Plan {
     /// Proves it.
     pub(super) fn prove(&self) -> Result<Program, Refusal> {
         lower(&self.timetable, &self.how)
+    }
+
+    /// The same, lowered with this policy of gradient synchronisation.
+    pub(super) fn with_sync(self, sync: Sync) -> Plan {
+        Plan { how: Lowering { sync, ..self.how }, ..self }
+    }
+
+    /// What its stages cost.
+    pub(super) fn costs(&self) -> &StageCosts {
+        &self.costs
     }
 
     /// When everything happens.

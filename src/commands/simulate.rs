@@ -4,26 +4,30 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use chimera::auto::Report;
-use chimera::core::analyze::Timeline;
+use chimera::core::analyze::{Costs, Timeline, Work, simulate};
 use chimera::core::lower::Program;
 use chimera::core::update::Update;
 use clap::Args;
 use serde_json::json;
 
 use super::costs::CostArgs;
+use super::network::NetworkArgs;
 use super::plan::Plan;
 use super::{ShapeArgs, print};
 
-/// Simulates one step of a schedule, or the window of an asynchronous one, without gradient
-/// synchronisation and optimizer
+/// Simulates one step of a schedule, or the window of an asynchronous one, on a network if one is described,
+/// without the optimizer
 #[derive(Args)]
 pub(crate) struct Simulate {
     /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
+    #[arg(default_value = "chimera")]
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,
     #[command(flatten)]
     costs: CostArgs,
+    #[command(flatten)]
+    network: NetworkArgs,
     /// Prints JSON
     #[arg(long)]
     json: bool,
@@ -31,9 +35,11 @@ pub(crate) struct Simulate {
 
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
-        let plan = Plan::of(&self.name, self.shape, &self.costs)?;
+        let plan = Plan::of(&self.name, self.shape, &self.costs)?.with_sync(self.network.sync);
         let program = plan.prove()?;
-        let timeline = plan.simulate(&program);
+        let costs = self.network.costs(&program, plan.costs().clone())?;
+        let timeline = simulate(&program, &costs);
+        let sync = Synchronised::of(&timeline, &costs);
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
         let workers = busy.iter().zip(program.peaks());
         if self.json {
@@ -41,6 +47,10 @@ impl Simulate {
             let mut figures = json!({
                 "makespan": makespan,
                 "bubble_ratio": timeline.bubble_ratio(),
+                "step": makespan + sync.agreement,
+                "sums": sync.sums,
+                "sums_exposed": sync.exposed,
+                "agreement": sync.agreement,
                 "workers": workers.map(worker).collect::<Vec<_>>(),
             });
             if let Some(Report { progress, like }) = &plan.search {
@@ -59,11 +69,47 @@ impl Simulate {
             writeln!(text, "{w:>6} {busy:>9.3} {:>9.3}  {peak:>18}", makespan - busy)?;
         }
         let path = timeline.critical_path();
-        write!(text, "critical path: {} of {} ops", path.len(), plan.timetable.n_ops())?;
+        let n_cells = path.iter().filter(|event| matches!(event.work, Work::Cell(_))).count();
+        write!(text, "critical path: {n_cells} of {} ops", plan.timetable.n_ops())?;
         if let Some(report) = &plan.search {
             write!(text, "\n{report}")?;
         }
+        if sync.sums + sync.agreement > 0.0 {
+            let Synchronised { sums, exposed, agreement } = sync;
+            let ranks = self.network.width() * busy.len();
+            let step = makespan + agreement;
+            write!(
+                text,
+                "\n{ranks} ranks: step {step:.6}; sums of a worker {sums:.6}, {exposed:.6} of it behind the last \
+                 op; agreement {agreement:.6}"
+            )?;
+        }
         print(text)
+    }
+}
+
+/// What ranks spend on gradients and on agreeing.
+struct Synchronised {
+    /// Of the worker with the most: its sums.
+    sums: f64,
+    /// What they take longer than all compute.
+    exposed: f64,
+    agreement: f64,
+}
+
+impl Synchronised {
+    fn of(timeline: &Timeline, costs: &impl Costs) -> Synchronised {
+        let mut sums = vec![0.0; timeline.n_workers];
+        let (mut last_op, mut last) = (0.0f64, 0.0f64);
+        for event in &timeline.events {
+            last = last.max(event.end);
+            match event.work {
+                Work::Reduce(_) => sums[event.worker.index()] += event.end - event.start,
+                Work::Cell(_) | Work::Step(_) => last_op = last_op.max(event.end),
+            }
+        }
+        let sums = sums.into_iter().fold(0.0, f64::max);
+        Synchronised { sums, exposed: last - last_op, agreement: costs.agree() }
     }
 }
 

@@ -64,7 +64,8 @@ fn json_has_the_keys_that_were_promised() {
         let object = value.as_object().expect("an object");
         object.keys().cloned().collect() // sorted
     };
-    assert_eq!(keys(&simulated), ["bubble_ratio", "makespan", "workers"]);
+    let own = ["agreement", "bubble_ratio", "makespan", "step", "sums", "sums_exposed", "workers"];
+    assert_eq!(keys(&simulated), own);
     let workers = simulated["workers"].as_array().expect("workers");
     let mut idle = 0.0;
     for worker in workers {

@@ -4,6 +4,7 @@ pub(crate) mod check;
 mod deadlock;
 pub mod measured;
 pub mod memory;
+pub mod network;
 pub mod one_order;
 pub mod refusal;
 pub mod simulate;
@@ -14,6 +15,7 @@ pub(crate) mod versions;
 
 pub use measured::MeasuredCosts;
 pub use memory::peak_bytes;
+pub use network::{Link, Network, NetworkCosts, Traffic};
 pub use one_order::prove_in_one_order;
 pub use refusal::{Reason, Refusal};
 pub use simulate::simulate;

@@ -3,6 +3,8 @@
 use std::convert::Infallible;
 use std::task::Poll;
 
+use rustc_hash::FxHashMap;
+
 use super::timeline::{Event, Timeline, Work};
 use crate::costs::Costs;
 use crate::effects::Token;
@@ -15,9 +17,10 @@ use crate::op::Cell;
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
     let mut clock = Clock::new(program, costs);
     let mut group = Group::new(&program.rows, &program.channels, &program.buckets, &program.rules);
-    let done = group.run(&mut clock);
-    // Only proven programs come here, and the proof is this very interpretation.
-    assert_eq!(done, Ok(true), "a proven program stopped in simulation");
+    while group.run(&mut clock) != Ok(true) {
+        // Only proven programs come here, and the proof is this very interpretation.
+        assert!(clock.sum_next(), "a proven program stopped in simulation");
+    }
     Timeline { n_workers: program.rows.len(), events: clock.events }
 }
 
@@ -45,7 +48,11 @@ struct Clock<'p, C> {
     /// When each worker's lane of reductions is free.
     lane: Vec<Ready>,
     queues: Vec<std::collections::VecDeque<Ready>>,
+    /// When each link between nodes is free.
+    links: FxHashMap<usize, Ready>,
     sums: Vec<Sum>,
+    /// Sums that all members have started, but no link has served yet.
+    started: Vec<BucketId>,
     agreement: Agreement,
 }
 
@@ -53,6 +60,7 @@ struct Clock<'p, C> {
 struct Sum {
     n_started: usize,
     ready: Ready,
+    is_done: bool,
 }
 
 struct Agreement {
@@ -70,7 +78,12 @@ impl<'p, C: Costs> Clock<'p, C> {
             free: vec![Ready::START; n_workers],
             lane: vec![Ready::START; n_workers],
             queues: vec![Default::default(); program.channels.len()],
-            sums: vec![Sum { n_started: 0, ready: Ready::START }; program.buckets.len()],
+            links: FxHashMap::default(),
+            sums: vec![
+                Sum { n_started: 0, ready: Ready::START, is_done: false };
+                program.buckets.len()
+            ],
+            started: Vec::new(),
             agreement: Agreement { arrived: vec![false; n_workers], ready: Ready::START },
         }
     }
@@ -85,6 +98,39 @@ impl<'p, C: Costs> Clock<'p, C> {
         let index = self.events.len() as u32;
         self.events.push(Event { worker, work, start: start.at, end, after: start.by });
         Ready { at: end, by: Some(index) }
+    }
+
+    /// Serves the sum that can begin first. Called when no row can move without one, so that none that is
+    /// started later could have begun before it.
+    fn sum_next(&mut self) -> bool {
+        let begins = self.started.iter().map(|bucket| self.begin(*bucket).at).enumerate();
+        let first = begins.min_by(|(_, a), (_, b)| a.total_cmp(b));
+        let bucket = first.map(|(first, _)| self.started.remove(first));
+        bucket.into_iter().for_each(|bucket| self.sum(bucket));
+        bucket.is_some()
+    }
+
+    /// When a sum that all members have started can begin.
+    fn begin(&self, bucket: BucketId) -> Ready {
+        let members = &self.program.buckets[bucket.index()].members;
+        let lanes = members.iter().map(|m| self.lane[m.index()]);
+        let links = self.costs.links(bucket).iter();
+        let links = links.filter_map(|(link, _)| self.links.get(link).copied());
+        lanes.chain(links).fold(self.sums[bucket.index()].ready, Ready::later)
+    }
+
+    fn sum(&mut self, bucket: BucketId) {
+        let (start, takes) = (self.begin(bucket), self.costs.reduce(bucket));
+        let mut end = start;
+        for member in &self.program.buckets[bucket.index()].members {
+            end = self.work(*member, Work::Reduce(bucket), start, takes);
+            self.lane[member.index()] = end;
+        }
+        for (link, takes) in self.costs.links(bucket) {
+            self.links.insert(*link, Ready { at: start.at + takes, ..end });
+        }
+        let sum = &mut self.sums[bucket.index()];
+        (sum.ready, sum.is_done) = (end, true);
     }
 }
 
@@ -137,18 +183,13 @@ impl<C: Costs> Machine for Clock<'_, C> {
     }
 
     fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
-        let members = &self.program.buckets[bucket.index()].members;
         let sum = &mut self.sums[bucket.index()];
         sum.n_started += 1;
         sum.ready = sum.ready.later(self.free[worker.index()]);
-        if sum.n_started == members.len() {
-            let lanes = members.iter().map(|m| self.lane[m.index()]);
-            let start = lanes.fold(sum.ready, Ready::later);
-            let takes = self.costs.reduce(bucket);
-            for member in members {
-                let end = self.work(*member, Work::Reduce(bucket), start, takes);
-                self.lane[member.index()] = end;
-                self.sums[bucket.index()].ready = end;
+        if sum.n_started == self.program.buckets[bucket.index()].members.len() {
+            match self.costs.reduce(bucket) {
+                0.0 => self.sum(bucket),
+                _ => self.started.push(bucket),
             }
         }
         Ok(())
@@ -156,7 +197,7 @@ impl<C: Costs> Machine for Clock<'_, C> {
 
     fn await_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Result<Poll<()>, Infallible> {
         let sum = &self.sums[bucket.index()];
-        if sum.n_started < self.program.buckets[bucket.index()].members.len() {
+        if !sum.is_done {
             return Ok(Poll::Pending);
         }
         let free = &mut self.free[worker.index()];

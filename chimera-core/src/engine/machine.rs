@@ -6,7 +6,6 @@ use std::task::Poll;
 use super::agreement::{Agreed, Culprit};
 use super::ops::Value;
 use super::optimizer::{NonFinite, Step};
-use super::shards::members;
 use super::sums::Reduction;
 use super::world::{Held, Places, Since, World, held_mut};
 use crate::analyze::Need;
@@ -107,7 +106,7 @@ where
         let parts = places.iter().map(|places| own_part(kernels, held, places));
         let parts = parts.collect();
         let parts = self.on_device(format!("reduction of {bucket}"), parts)?;
-        let members = members(self.job.program, self.job.width, bucket);
+        let members = self.job.program.replicas(self.job.width, bucket);
         let keeps_sums = self.job.training.shard_optimizer;
         let start = self.now_s();
         let number = self.sum_number(bucket);

@@ -10,7 +10,7 @@ use crate::comm::{Comm, Tag, What};
 use crate::fault::Fault;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::kernels::Kernels;
-use crate::lower::Program;
+use crate::lower::{Program, shared_out};
 use crate::stage::{Param, Stage};
 
 /// By bucket of an update and tensor: where a worker that holds these stages keeps it. A bucket of one
@@ -51,19 +51,11 @@ pub(super) fn owners<'p>(
         Some(params(stage)?.get(index)?.n_elements())
     };
     let of = |(bucket, tensors): (u32, &Vec<Places>)| {
-        let members = members(program, width, BucketId(bucket));
+        let members = program.replicas(width, BucketId(bucket));
         let sizes: Vec<usize> = tensors.iter().map(|places| size(places).unwrap_or(0)).collect();
         shared_out(&sizes, members.len()).into_iter().map(|member| members[member]).collect()
     };
     (0..).zip(layout).map(of).collect()
-}
-
-/// The replicas of a bucket: those of group 0 by pipe, then those of group 1, and so on.
-pub(super) fn members(program: &Program, width: usize, bucket: BucketId) -> Vec<Rank> {
-    let n_workers = program.placement().n_workers();
-    let workers = &program.buckets()[bucket.index()].members;
-    let of = |group| move |w: &WorkerId| Rank((group * n_workers) as u32 + u32::from(w.0));
-    (0..width).flat_map(|group| workers.iter().map(of(group))).collect()
 }
 
 /// Elements of the tensors that each rank owns, by rank, of stages with these parameters. Each of its
@@ -84,20 +76,6 @@ pub fn owned_elements(program: &Program, width: usize, params: &[Vec<Param>]) ->
     (0..(width * placement.n_workers()) as u32).map(Rank).map(of).collect()
 }
 
-/// The owner of each tensor, as an index into the members: largest first, each to the least loaded.
-fn shared_out(sizes: &[usize], n_members: usize) -> Vec<usize> {
-    let mut by_size: Vec<usize> = (0..sizes.len()).collect();
-    by_size.sort_by_key(|&i| std::cmp::Reverse(sizes[i]));
-    let mut loads = vec![0; n_members];
-    let mut owners = vec![0; sizes.len()];
-    for i in by_size {
-        let least = (0..n_members).min_by_key(|&m| loads[m]).unwrap_or(0);
-        loads[least] += sizes[i];
-        owners[i] = least;
-    }
-    owners
-}
-
 impl<S, K, C> World<'_, S, K, C>
 where
     S: Stage<Tensor = K::Tensor>,
@@ -107,7 +85,7 @@ where
     /// Sends the tensors that this rank has updated to the other replicas.
     pub(super) fn give_weights(&mut self, bucket: BucketId) -> Result<(), Fault> {
         let (rank, step) = (self.comm.rank(), self.sum_number(bucket));
-        let others = members(self.job.program, self.job.width, bucket);
+        let others = self.job.program.replicas(self.job.width, bucket);
         let others: Vec<Rank> = others.into_iter().filter(|m| *m != rank).collect();
         for (tensor, _) in (0..).zip(self.owned(bucket)).filter(|(_, owner)| *owner == rank) {
             let tag = Tag { step, what: What::Updated { bucket, tensor } };
@@ -157,18 +135,5 @@ where
     /// The owners of a bucket's tensors.
     fn owned(&self, bucket: BucketId) -> Vec<Rank> {
         self.owners[bucket.index() % self.owners.len()].clone()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::shared_out;
-
-    #[test]
-    fn owners_share_the_load() {
-        assert_eq!(shared_out(&[10, 3, 3, 3, 2], 2), [0, 1, 1, 1, 1]);
-        assert_eq!(shared_out(&[2, 3, 9, 3, 4], 2), [0, 1, 0, 1, 1]);
-        assert_eq!(shared_out(&[5, 5], 1), [0, 0]);
-        assert!(shared_out(&[], 3).is_empty());
     }
 }

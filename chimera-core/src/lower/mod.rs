@@ -5,12 +5,14 @@
 
 mod hoist;
 mod messages;
+mod owners;
 mod program;
 mod recompute;
 mod split;
 mod sync;
 
 pub use hoist::Hoist;
+pub(crate) use owners::shared_out;
 pub use program::{Bucket, Channel, Instr, Program};
 pub use recompute::{Recompute, recompute};
 pub use split::split_backward;

@@ -5,7 +5,7 @@ use std::fmt;
 use rustc_hash::FxHashMap;
 
 use crate::effects::{Rules, Token, TokenKind};
-use crate::ids::{BucketId, ChannelId, PipeId, StageId, WorkerId};
+use crate::ids::{BucketId, ChannelId, PipeId, Rank, StageId, WorkerId};
 use crate::op::Cell;
 use crate::placement::Placement;
 use crate::update::Window;
@@ -136,6 +136,15 @@ impl Program {
     /// other `u` times as many further on.
     pub fn buckets_of_update(&self) -> &[Bucket] {
         &self.buckets[..self.buckets.len() / self.window.n_updates().max(1) as usize]
+    }
+
+    /// The replicas of a bucket in a job of `width` groups: those of group 0 by pipe, then those of group 1,
+    /// and so on.
+    pub fn replicas(&self, width: usize, bucket: BucketId) -> Vec<Rank> {
+        let n_workers = self.placement.n_workers();
+        let workers = &self.buckets[bucket.index()].members;
+        let of = |group| move |w: &WorkerId| Rank((group * n_workers) as u32 + u32::from(w.0));
+        (0..width).flat_map(|group| workers.iter().map(of(group))).collect()
     }
 
     /// What each worker does, in order.

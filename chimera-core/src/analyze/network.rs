@@ -1,0 +1,226 @@
+//! What messages and sums cost between nodes.
+//!
+//! All pipeline groups of a job do the same at the same time, so one of them is simulated, and the network
+//! says what its messages and sums cost while all others have theirs.
+//!
+//! Every rank has a port, and every node a link to all others. A message takes `alpha`, and `beta` for each
+//! byte (Hockney, Parallel Computing 20, 1994). Messages of a pipeline have the network to themselves. A sum goes as
+//! [`engine`](crate::engine)'s do: replicas send each tensor to its owner, and owners send the sums back.
+//! Either way takes as long as the busiest port sends or receives, or the busiest link between nodes. Ports
+//! and links are full duplex; what a node's ranks send to other nodes shares its link, within a sum and
+//! between sums.
+
+use rustc_hash::FxHashMap;
+
+use super::costs::Costs;
+use crate::effects::{Token, TokenKind};
+use crate::ids::{BucketId, Rank, StageId, WorkerId};
+use crate::lower::{Program, shared_out};
+use crate::op::Op;
+use crate::placement::Placement;
+
+/// What a message costs, in the unit of the costs.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Link {
+    /// However short it is.
+    pub alpha: f64,
+    /// For every byte.
+    pub beta: f64,
+}
+
+impl Link {
+    fn takes(self, n_messages: f64, bytes: f64) -> f64 {
+        n_messages * self.alpha + bytes * self.beta
+    }
+}
+
+/// Where the ranks of a job are: rank r is worker `r % D` of group `r / D`, on node `r / ranks_per_node`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Network {
+    /// Number of pipeline groups, W.
+    pub width: usize,
+    /// Ranks of a node. Groups must lie alike: D is a multiple of it, or it is one of D.
+    pub ranks_per_node: usize,
+    /// Between two ranks of a node.
+    pub inside: Link,
+    /// Between two nodes; all ranks of a node share its bandwidth.
+    pub between: Link,
+}
+
+impl Network {
+    /// Whether all groups of `depth` workers lie alike.
+    pub fn fits(&self, depth: usize) -> bool {
+        let on_one = self.ranks_per_node >= self.width * depth;
+        let (large, small) = (depth.max(self.ranks_per_node), depth.min(self.ranks_per_node));
+        on_one || small > 0 && large.is_multiple_of(small)
+    }
+
+    fn node(&self, rank: Rank) -> usize {
+        rank.index() / self.ranks_per_node
+    }
+
+    fn link(&self, a: usize, b: usize) -> Link {
+        if a == b { self.inside } else { self.between }
+    }
+}
+
+/// How much travels, in bytes, by stage.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Traffic {
+    /// The activation behind each stage, for a whole micro-batch; its gradient is as large.
+    pub activations: Vec<f64>,
+    /// The gradient of each tensor of each stage. Tensors that stages share are not counted.
+    pub gradients: Vec<Vec<f64>>,
+}
+
+/// Costs of compute, and beside what they say of messages and sums what a network takes for them.
+#[derive(Clone, Debug)]
+pub struct NetworkCosts<C> {
+    compute: C,
+    network: Network,
+    placement: Placement,
+    units_per_micro: f64,
+    activations: Vec<f64>,
+    /// By bucket.
+    sums: Vec<Sum>,
+}
+
+/// What one sum takes.
+#[derive(Clone, Debug, Default)]
+struct Sum {
+    takes: f64,
+    /// By node of the group: how long the sum has the node's link.
+    links: Vec<(usize, f64)>,
+}
+
+impl<C: Costs> NetworkCosts<C> {
+    /// The costs of `program` on `network`.
+    ///
+    /// # Panics
+    /// Unless the network fits the program's workers, and `traffic` has an entry for each stage.
+    pub fn new(compute: C, network: Network, program: &Program, traffic: &Traffic) -> Self {
+        assert!(network.fits(program.placement().n_workers()), "groups do not lie alike");
+        let of_update = program.buckets_of_update();
+        let sum = |bucket: usize| match &of_update[bucket].stages[..] {
+            [stage] => {
+                let replicas = program.replicas(network.width, BucketId(bucket as u32));
+                network.sum(&replicas, &traffic.gradients[stage.index()], program.placement())
+            }
+            _ => Sum::default(),
+        };
+        NetworkCosts {
+            compute,
+            network,
+            placement: program.placement().clone(),
+            units_per_micro: f64::from(program.units_per_micro()),
+            activations: traffic.activations.clone(),
+            sums: (0..of_update.len()).map(sum).collect(),
+        }
+    }
+
+    fn sum_of(&self, bucket: BucketId) -> &Sum {
+        &self.sums[bucket.index() % self.sums.len()]
+    }
+}
+
+impl<C: Costs> Costs for NetworkCosts<C> {
+    fn op(&self, worker: WorkerId, op: &Op) -> f64 {
+        self.compute.op(worker, op)
+    }
+
+    fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
+        self.compute.pair(worker, a, b)
+    }
+
+    fn message(&self, token: &Token) -> f64 {
+        let (stage, before) = (token.stage, StageId(token.stage.0.saturating_sub(1)));
+        let (to, boundary) = match token.kind {
+            TokenKind::Gradient => (before, before),
+            _ => (StageId(stage.0 + 1), stage),
+        };
+        // Groups lie alike: the first tells of all.
+        let node = |s| self.network.node(Rank(self.placement.worker(token.pipe, s).0.into()));
+        let share = f64::from(token.span.len) / self.units_per_micro;
+        let bytes = self.activations[boundary.index()] * share;
+        self.compute.message(token) + self.network.link(node(stage), node(to)).takes(1.0, bytes)
+    }
+
+    fn reduce(&self, bucket: BucketId) -> f64 {
+        self.compute.reduce(bucket) + self.sum_of(bucket).takes
+    }
+
+    fn links(&self, bucket: BucketId) -> &[(usize, f64)] {
+        &self.sum_of(bucket).links
+    }
+
+    /// Each rank sends a record of a few words to every other.
+    fn agree(&self) -> f64 {
+        let n_ranks = self.network.width * self.placement.n_workers();
+        let inside = self.network.ranks_per_node.min(n_ranks);
+        let records = |link: Link, n: usize| link.takes(n as f64, 0.0);
+        self.compute.agree()
+            + records(self.network.inside, inside.saturating_sub(1))
+            + records(self.network.between, n_ranks - inside)
+    }
+
+    fn step(&self, bucket: BucketId) -> f64 {
+        self.compute.step(bucket)
+    }
+}
+
+/// Bytes of gradients and how many they are in, as owned by some replicas.
+#[derive(Clone, Copy, Default)]
+struct Owned {
+    n_tensors: f64,
+    bytes: f64,
+    n_replicas: f64,
+}
+
+impl Owned {
+    fn add(&mut self, other: Owned) {
+        self.n_tensors += other.n_tensors;
+        self.bytes += other.bytes;
+        self.n_replicas += other.n_replicas;
+    }
+}
+
+impl Network {
+    /// A sum of tensors of these sizes over `replicas`.
+    fn sum(&self, replicas: &[Rank], tensors: &[f64], placement: &Placement) -> Sum {
+        let mut owned = vec![Owned { n_replicas: 1.0, ..Owned::default() }; replicas.len()];
+        let sizes: Vec<usize> = tensors.iter().map(|bytes| *bytes as usize).collect();
+        for (owner, bytes) in shared_out(&sizes, replicas.len()).into_iter().zip(tensors) {
+            owned[owner].add(Owned { n_tensors: 1.0, bytes: *bytes, n_replicas: 0.0 });
+        }
+        let (mut nodes, mut all) = (FxHashMap::<usize, Owned>::default(), Owned::default());
+        for (rank, owned) in replicas.iter().zip(&owned) {
+            nodes.entry(self.node(*rank)).or_default().add(*owned);
+            all.add(*owned);
+        }
+        let port = |(rank, owned): (&Rank, &Owned)| {
+            let node = nodes[&self.node(*rank)];
+            let (near, far) = (node.n_replicas - 1.0, all.n_replicas - node.n_replicas);
+            let sends =
+                self.inside.takes(node.n_tensors - owned.n_tensors, node.bytes - owned.bytes)
+                    + self.between.takes(all.n_tensors - node.n_tensors, all.bytes - node.bytes);
+            let receives = self.inside.takes(near * owned.n_tensors, near * owned.bytes)
+                + self.between.takes(far * owned.n_tensors, far * owned.bytes);
+            2.0 * sends.max(receives)
+        };
+        let mut takes = replicas.iter().zip(&owned).map(port).fold(0.0, f64::max);
+        let n_nodes = placement.n_workers().div_ceil(self.ranks_per_node);
+        let mut links: FxHashMap<usize, f64> = FxHashMap::default();
+        for (number, node) in &nodes {
+            let sends = node.n_replicas * (all.bytes - node.bytes);
+            let receives = (all.n_replicas - node.n_replicas) * node.bytes;
+            let busy = 2.0 * self.between.beta * sends.max(receives);
+            // All groups have a sum at once: what holds for one node holds for all in its place.
+            let link = links.entry(number % n_nodes).or_default();
+            *link = link.max(busy);
+            takes = takes.max(busy);
+        }
+        let mut links: Vec<_> = links.into_iter().filter(|(_, busy)| *busy > 0.0).collect();
+        links.sort_by_key(|(link, _)| *link);
+        Sum { takes, links }
+    }
+}

@@ -1,0 +1,145 @@
+//! Messages and sums on a network: costs by hand, and what holds for all.
+
+use chimera_core::analyze::{Costs, Link, Network, NetworkCosts, Traffic, UniformCosts, simulate};
+use chimera_core::ids::BucketId;
+use chimera_core::lower::{Lowering, Program, Sync, lower};
+use chimera_core::schedule::{SCHEDULES, Shape, find};
+use proptest::prelude::*;
+
+const COMPUTE: UniformCosts = UniformCosts::new(1.0, 2.0, 0.0);
+
+fn program(schedule: &str, shape: &Shape) -> Program {
+    let timetable = find(schedule).expect("known").timetable(shape).expect("fits");
+    lower(&timetable, &Lowering { sync: Sync::Eager, ..Lowering::default() }).expect("proven")
+}
+
+fn network(width: usize, ranks_per_node: usize, inside: Link, between: Link) -> Network {
+    Network { width, ranks_per_node, inside, between }
+}
+
+/// The same for every stage.
+fn traffic(program: &Program, activation: f64, tensors: &[f64]) -> Traffic {
+    let n_stages = program.placement().n_stages();
+    Traffic { activations: vec![activation; n_stages], gradients: vec![tensors.to_vec(); n_stages] }
+}
+
+fn link(alpha: f64, beta: f64) -> Link {
+    Link { alpha, beta }
+}
+
+/// Two groups of two workers, one micro-batch: a message is 4 bytes, a stage's gradient one tensor of 6.
+fn two_by_two(ranks_per_node: usize) -> (f64, f64) {
+    let program = program("dapple", &Shape::new(2, 1));
+    let network = network(2, ranks_per_node, link(1.0, 0.5), link(2.0, 1.0));
+    let costs = NetworkCosts::new(COMPUTE, network, &program, &traffic(&program, 4.0, &[6.0]));
+    (simulate(&program, &costs).makespan(), costs.agree())
+}
+
+#[test]
+fn two_groups_take_what_was_computed_by_hand() {
+    // F, a message of 1 + 4/2, F, B, a message, B end at 12; the part and the sum take 1 + 6/2 each.
+    assert_eq!(two_by_two(4), (12.0 + 8.0, 3.0));
+    // A group to a node: sums of 2 + 6 each way go between nodes. That of stage 1 begins at 7 and has the link
+    // for 6 each way, so that of stage 0 begins at 19 and not at 12.
+    assert_eq!(two_by_two(2), (19.0 + 16.0, 1.0 + 2.0 * 2.0));
+    // A rank to a node: nothing is shared, and messages go between nodes too.
+    assert_eq!(two_by_two(1), (18.0 + 16.0, 3.0 * 2.0));
+}
+
+/// By the largest owner: with fewer tensors than replicas, some own nothing.
+#[test]
+fn a_sum_takes_as_long_as_its_busiest_port() {
+    let program = program("dapple", &Shape::new(1, 1));
+    let sum = |width, tensors: &[f64]| {
+        let network = network(width, width, link(0.0, 1.0), Link::default());
+        let costs = NetworkCosts::new(COMPUTE, network, &program, &traffic(&program, 0.0, tensors));
+        costs.reduce(BucketId(0))
+    };
+    assert_eq!(sum(1, &[12.0]), 0.0);
+    assert_eq!(sum(4, &[3.0; 4]), 2.0 * 9.0);
+    assert_eq!(sum(4, &[12.0]), 2.0 * 3.0 * 12.0);
+    assert_eq!(sum(128, &[4.0, 4.0, 3.0, 1.0]), 2.0 * 127.0 * 4.0);
+}
+
+/// Eight replicas on two nodes, each the owner of a tensor: four send half of all they have to the other node.
+#[test]
+fn the_ranks_of_a_node_share_its_link() {
+    let program = program("dapple", &Shape::new(1, 1));
+    let sum = |ranks_per_node| {
+        let network = network(8, ranks_per_node, Link::default(), link(0.0, 1.0));
+        let traffic = traffic(&program, 0.0, &[1.0; 8]);
+        NetworkCosts::new(COMPUTE, network, &program, &traffic).reduce(BucketId(0))
+    };
+    assert_eq!(sum(8), 0.0);
+    assert_eq!(sum(4), 2.0 * 4.0 * 4.0);
+    assert_eq!(sum(1), 2.0 * 7.0);
+}
+
+#[test]
+fn groups_must_lie_alike() {
+    let fits =
+        |width, ranks, depth| network(width, ranks, Link::default(), Link::default()).fits(depth);
+    for (ranks, fit) in
+        [(1, true), (2, true), (3, false), (4, true), (6, false), (8, true), (0, false)]
+    {
+        assert_eq!(fits(4, ranks, 4), fit, "{ranks}");
+    }
+    assert!(fits(1, 6, 6) && fits(2, 30, 9));
+}
+
+#[test]
+fn a_network_that_costs_nothing_changes_nothing() {
+    for schedule in SCHEDULES {
+        let Ok(timetable) = schedule.timetable(&Shape::new(4, 8)) else { continue };
+        let program = lower(&timetable, &Lowering::default()).expect("proven");
+        let free = network(3, 2, Link::default(), Link::default());
+        let traffic = traffic(&program, 1e6, &[1e6, 1e7]);
+        let costs = NetworkCosts::new(COMPUTE, free, &program, &traffic);
+        assert_eq!(simulate(&program, &costs), simulate(&program, &COMPUTE), "{}", schedule.name());
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_slower_network_is_never_faster(
+        depth in 1usize..=3, width in 1usize..=6, ranks in 1usize..=8, n in 1u32..=6,
+        links in prop::array::uniform4(0.0f64..2.0), slower in prop::array::uniform4(0.0f64..1.0),
+        tensors in prop::collection::vec(1.0f64..50.0, 1..6), activation in 0.0f64..4.0,
+    ) {
+        let depth = 2 * depth;
+        let program = program("chimera", &Shape::new(depth, n));
+        let of = |[a, b, c, d]: [f64; 4]| network(width, ranks, link(a, b), link(a + c, b + d));
+        prop_assume!(of(links).fits(depth));
+        let costs = |network| {
+            NetworkCosts::new(COMPUTE, network, &program, &traffic(&program, activation, &tensors))
+        };
+        let fast = costs(of(links));
+        let slow = costs(of(std::array::from_fn(|i| links[i] + slower[i])));
+        for bucket in (0..program.buckets().len() as u32).map(BucketId) {
+            prop_assert!(fast.reduce(bucket) <= slow.reduce(bucket));
+            for ((a, fast), (b, slow)) in fast.links(bucket).iter().zip(slow.links(bucket)) {
+                prop_assert!(a == b && fast <= slow);
+            }
+        }
+        prop_assert!(fast.agree() <= slow.agree());
+        let compute = simulate(&program, &COMPUTE).makespan();
+        let took = simulate(&program, &fast).makespan();
+        // Sums begin when nothing else is in their way: they cannot take longer than one after another.
+        let one_by_one: f64 = (0..program.buckets().len() as u32).map(|b| fast.reduce(BucketId(b))).sum();
+        let messages = simulate(&program, &OnlyMessages(&fast)).makespan();
+        prop_assert!(compute <= messages && messages <= took && took <= messages + one_by_one + 1e-9);
+    }
+}
+
+/// Costs without sums.
+struct OnlyMessages<'c, C>(&'c C);
+
+impl<C: Costs> Costs for OnlyMessages<'_, C> {
+    fn op(&self, worker: chimera_core::ids::WorkerId, op: &chimera_core::op::Op) -> f64 {
+        self.0.op(worker, op)
+    }
+
+    fn message(&self, token: &chimera_core::effects::Token) -> f64 {
+        self.0.message(token)
+    }
+}

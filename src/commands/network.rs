@@ -1,0 +1,132 @@
+//! The network between the ranks of a job, on the command line.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::{Result, ensure};
+use chimera::core::analyze::{Link, Network, NetworkCosts, StageCosts, Traffic};
+use chimera::core::lower::{Program, Sync};
+use clap::Args;
+use serde::Deserialize;
+
+use super::costs::{PerStage, number};
+
+/// Ranks, nodes and links. Without links, messages and sums take no time.
+#[derive(Args, Clone)]
+#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
+pub(super) struct NetworkArgs {
+    /// Pipeline groups, W: rank `group * D + worker` is on node `rank / R`
+    #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
+    width: u32,
+    /// Ranks of a node, R: D must be a multiple of it, or it one of D [default: all]
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..))]
+    ranks_per_node: Option<u32>,
+    /// Between ranks of a node: time of a message and of each byte, such as 1e-6,1e-10, or the file of a
+    /// `chimera comm bench --json`, in seconds [default: 0,0]
+    #[arg(long, value_name = "ALPHA,BETA|FILE")]
+    inside: Option<Wire>,
+    /// Between nodes, whose ranks share it [default: as inside]
+    #[arg(long, value_name = "ALPHA,BETA|FILE")]
+    between: Option<Wire>,
+    /// Bytes that a stage gives the next for a micro-batch, as a number or a list
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    activation_bytes: PerStage,
+    /// Bytes of the gradients of a stage, as a number or a list
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    gradient_bytes: PerStage,
+    /// How these bytes fall into tensors: the default is a transformer block's
+    #[arg(long, value_name = "PARTS", default_value = "4,4,3,1")]
+    tensors: PerStage,
+    /// When reductions start: at-end, eager or eager-opt
+    #[arg(long, value_name = "POLICY", default_value = "eager-opt")]
+    pub(super) sync: Sync,
+}
+
+impl NetworkArgs {
+    /// What `program` costs on it, compute included.
+    pub(super) fn costs(
+        &self,
+        program: &Program,
+        compute: StageCosts,
+    ) -> Result<NetworkCosts<StageCosts>> {
+        let (depth, n_stages) = (program.placement().n_workers(), program.placement().n_stages());
+        let n_ranks = self.width as usize * depth;
+        let inside = self.inside.unwrap_or_default().0;
+        let network = Network {
+            width: self.width as usize,
+            ranks_per_node: self.ranks_per_node.map_or(n_ranks, |n| n as usize),
+            inside,
+            between: self.between.map_or(inside, |wire| wire.0),
+        };
+        ensure!(
+            network.fits(depth),
+            "--ranks-per-node {}: groups of {depth} workers would lie on the nodes in different ways; choose a \
+             divisor or a multiple of {depth}",
+            network.ranks_per_node
+        );
+        let why = format!("{} has {n_stages} stages", program.schedule());
+        self.activation_bytes.check("--activation-bytes", n_stages, &why)?;
+        self.gradient_bytes.check("--gradient-bytes", n_stages, &why)?;
+        let whole: f64 = self.tensors.0.iter().sum();
+        ensure!(whole > 0.0, "--tensors: at least one part must be more than nothing");
+        let tensors = |bytes: f64| self.tensors.0.iter().map(|part| bytes * part / whole).collect();
+        let traffic = Traffic {
+            activations: (0..n_stages).map(|s| self.activation_bytes.at(s)).collect(),
+            gradients: (0..n_stages).map(|s| tensors(self.gradient_bytes.at(s))).collect(),
+        };
+        Ok(NetworkCosts::new(compute, network, program, &traffic))
+    }
+
+    /// Pipeline groups, W.
+    pub(super) fn width(&self) -> usize {
+        self.width as usize
+    }
+}
+
+/// A link as two numbers, or as it was measured.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+struct Wire(Link);
+
+/// What is read of a report of `chimera comm bench`.
+#[derive(Deserialize)]
+struct Measured {
+    alpha_s: f64,
+    beta_s_per_byte: f64,
+}
+
+impl FromStr for Wire {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Wire, String> {
+        if let Some((alpha, beta)) = text.split_once(',').filter(|_| !Path::new(text).exists()) {
+            return Ok(Wire(Link { alpha: number(alpha)?, beta: number(beta)? }));
+        }
+        let file = std::fs::read_to_string(text).map_err(|e| {
+            format!("neither two numbers such as 1e-6,1e-10 nor a file that can be read: {e}")
+        })?;
+        let Measured { alpha_s: alpha, beta_s_per_byte: beta } = serde_json::from_str(&file)
+            .map_err(|e| format!("not what `chimera comm bench --json` prints: {e}"))?;
+        let is_sound = [alpha, beta].iter().all(|x| (0.0..=1e12).contains(x));
+        is_sound.then_some(Wire(Link { alpha, beta })).ok_or_else(|| {
+            format!(
+                "`alpha_s` is {alpha} and `beta_s_per_byte` {beta}: measure again, with less noise"
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_two_numbers() {
+        assert_eq!("1e-6, 2".parse(), Ok(Wire(Link { alpha: 1e-6, beta: 2.0 })));
+        for (bad, named) in
+            [("1", "neither"), ("1,2,3", "`2,3`"), ("-1,2", "`-1`"), ("", "neither")]
+        {
+            let error = bad.parse::<Wire>().expect_err(bad);
+            assert!(error.starts_with(named), "{error}");
+        }
+    }
+}
