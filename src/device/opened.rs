@@ -1,6 +1,6 @@
 //! Devices that are open, with the kernels of each.
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, bail};
 use chimera_backend_cuda::Candle;
 #[cfg(feature = "cuda")]
 use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};

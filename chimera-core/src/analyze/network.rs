@@ -12,7 +12,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::costs::Costs;
+use crate::costs::Costs;
 use crate::effects::{Token, TokenKind};
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::lower::{Program, shared_out};

@@ -1,6 +1,7 @@
 //! Whether the replicas of every tensor still are equal.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use super::Worker;
 use super::handshake::Fields;

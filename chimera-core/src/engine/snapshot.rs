@@ -163,7 +163,7 @@ where
         let rank = self.world.comm.rank();
         into.clear();
         let copied = self.world.kernels.download_into(tensor, &mut into);
-        copied.map(|()| into).map_err(|e| device_fault(rank, e))
+        copied.map(|()| into).map_err(|e| e.into_fault(rank))
     }
 
     pub(super) fn download(&self, tensor: &K::Tensor) -> Result<Vec<f32>, Fault> {
