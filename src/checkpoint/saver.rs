@@ -65,13 +65,14 @@ impl Saver {
         }
     }
 
-    /// Takes the part of one of the first `n_parts` ranks, when the previous save is done; the last starts the
-    /// writer. `part` is given what the rank's part was then.
+    /// Takes the part of one of `n_ranks` ranks, which may be empty, when the previous save is done: if some
+    /// went on meanwhile, a slow disk were a lost peer to them. The last starts the writer. `part` is given what
+    /// the rank's part was then.
     pub fn save(
         &self,
         state: &State,
         manifest: impl FnOnce() -> Manifest,
-        n_parts: usize,
+        n_ranks: usize,
         rank: Rank,
         part: impl FnOnce(Vec<Snapshot>) -> Result<Vec<Snapshot>, Fault>,
     ) -> Result<(), Fault> {
@@ -79,7 +80,7 @@ impl Saver {
         let part = part(spent)?; // ranks copy at the same time
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         under_way.parts.insert(rank, part);
-        if under_way.parts.len() < n_parts {
+        if under_way.parts.len() < n_ranks {
             return Ok(());
         }
         let parts: Vec<_> = take(&mut under_way.parts).into_values().collect();

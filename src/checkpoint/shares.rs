@@ -123,11 +123,17 @@ impl<'s> Shares<'s> {
         Ok(())
     }
 
-    /// Waits for the last save: where it is, if there was one.
-    pub fn finish(mut self, exchange: &mut Exchange<'_>) -> Result<Option<PathBuf>, Fault> {
+    /// Waits for the last save, if there was one: where it is, or why it failed.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub fn finish(
+        mut self,
+        exchange: &mut Exchange<'_>,
+    ) -> Result<Option<Result<PathBuf, Fault>>, Fault> {
         self.settle(exchange)?;
-        let last: Vec<Option<Result<PathBuf, Fault>>> = self.share(exchange, &self.last)?;
-        last.into_iter().next().flatten().transpose()
+        let last: Vec<Option<_>> = self.share(exchange, &self.last)?;
+        Ok(last.into_iter().next().flatten())
     }
 
     /// Waits for the save under way, telling each other now and then that it is: no rank takes a slow disk

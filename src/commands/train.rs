@@ -164,6 +164,9 @@ impl Train {
         if let Some(checkpoint) = &trained.checkpoint {
             say.line(&format!("checkpoint: {}", checkpoint.display()));
         }
+        if let Some(fault) = trained.unwritten {
+            return Err(fault.into());
+        }
         if !is_done {
             let message = format!(
                 "stopped on request after this step; --out {} --resume auto goes on",

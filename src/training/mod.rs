@@ -173,11 +173,9 @@ impl Run {
             false => self.train_staged(job, &watch),
         };
         // What a run that failed has saved and recorded is of use too.
-        let saved = self.saver.as_ref().map_or(Ok(None), Saver::finish);
+        let saved = self.saver.as_ref().and_then(|saver| saver.finish().transpose());
         let traced = watch.recorder.map_or(Ok(()), |recorder| recorder.finish());
-        let trained = merge(ranks?)?;
-        traced?;
-        Ok(Trained { checkpoint: saved?, ..trained })
+        Ok(merge(ranks?)?.with(saved, traced))
     }
 
     /// Training with a thread for each rank, whose tensors go through the host from device to device.

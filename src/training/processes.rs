@@ -76,8 +76,8 @@ impl Run {
         let job = self.job(&samples, stop)?;
         let ran = device.run(AsRank { run: self, job, comm, watch: &watch });
         let traced = watch.recorder.filter(|_| rank == Rank(0)).map_or(Ok(()), |r| r.finish());
-        let trained = ran?;
-        traced?;
+        let mut trained = ran?;
+        let saved = trained.saved.take();
         let events = share(comm, &trained.events, later)?;
         if rank != Rank(0) {
             return Ok(None);
@@ -93,7 +93,7 @@ impl Run {
         if let Some(first) = ranks.first_mut() {
             *first = trained;
         }
-        merge(ranks).map(Some)
+        Ok(Some(merge(ranks)?.with(saved, traced)))
     }
 
     /// Compares the settings of the ranks, before they do anything by them.

@@ -179,9 +179,6 @@ impl Run {
             let state = State { began, step, is_done, is_last: is_done || stop };
             let is_due = saver.is_some_and(|saver| saver.is_due(&state));
             let manifest = |counts| self.manifest(step, counts);
-            // With a shared optimizer the tensors are not all in the first group.
-            let n_groups = if self.config().shard_optimizer { self.config().width } else { 1 };
-            let n_parts = n_groups * self.config().depth;
             if let Some(shares) = &mut shares {
                 if is_due {
                     let spent = shares.spent(&mut processes::exchange(worker))?;
@@ -189,16 +186,15 @@ impl Run {
                     shares.begin(&mut processes::exchange(worker), &state, manifest, part)?;
                 }
                 shares.poll(&mut processes::exchange(worker))?;
-            } else if let Some(saver) = saver.filter(|_| is_due)
-                && rank.index() < n_parts
-            {
+            } else if let Some(saver) = saver.filter(|_| is_due) {
                 let counts = worker.counts();
+                let n_ranks = self.config().width * self.config().depth;
                 let manifest = || manifest(counts);
-                saver.save(&state, manifest, n_parts, rank, |spent| worker.snapshot(spent))?;
+                saver.save(&state, manifest, n_ranks, rank, |spent| worker.snapshot(spent))?;
             }
         }
         if let Some(shares) = shares {
-            trained.checkpoint = shares.finish(&mut processes::exchange(worker))?;
+            trained.saved = shares.finish(&mut processes::exchange(worker))?;
         }
         for ((stage, index), values) in worker.gather_weights(n_steps)? {
             let params = stages.get(stage.index()).map(Stage::params).unwrap_or_default();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use chimera_core::analyze::{Event, MeasuredCosts, Timeline, simulate};
 use chimera_core::engine::StepReport;
+use chimera_core::fault::Fault;
 use chimera_core::lower::Program;
 use chimera_core::stage::Param;
 
@@ -18,9 +19,26 @@ pub struct Trained {
     pub timelines: Vec<Timeline>,
     /// The last checkpoint, if the run saves any.
     pub checkpoint: Option<PathBuf>,
+    /// Why that, or the trace, could not be written: the weights are there all the same.
+    pub unwritten: Option<Fault>,
 }
 
+/// How the last save ended, if there was one.
+pub(super) type Saved = Option<Result<PathBuf, Fault>>;
+
 impl Trained {
+    /// With what was written beside the training, or why it was not.
+    pub(super) fn with(mut self, saved: Saved, traced: Result<(), Fault>) -> Trained {
+        let (checkpoint, unsaved) = match saved {
+            Some(Ok(checkpoint)) => (Some(checkpoint), None),
+            Some(Err(fault)) => (None, Some(fault)),
+            None => (None, None),
+        };
+        self.checkpoint = checkpoint;
+        self.unwritten = unsaved.or(traced.err());
+        self
+    }
+
     /// Measured makespan over the makespan that the measured ops would have without any overhead: the
     /// median over the last steps.
     pub fn overhead(&self, program: &Program) -> Option<f64> {
@@ -40,8 +58,8 @@ pub(super) struct RankTrained {
     pub(super) weights: Vec<(Param, Vec<f32>)>,
     /// Those of the first group, by run of the program.
     pub(super) events: Vec<Vec<Event>>,
-    /// The last checkpoint, if ranks save together.
-    pub(super) checkpoint: Option<PathBuf>,
+    /// Of ranks that save together.
+    pub(super) saved: Saved,
 }
 
 impl RankTrained {
@@ -56,14 +74,13 @@ pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
     let Some(last) = last else { bail!("no step was trained") };
     let n_timelines = ranks.first().map_or(0, |r| r.events.len());
     let mut timelines = vec![Timeline::default(); n_timelines];
-    let (mut weights, mut checkpoint) = (Vec::new(), None);
+    let mut weights = Vec::new();
     for rank in ranks {
         for (timeline, events) in timelines.iter_mut().zip(rank.events) {
             timeline.n_workers += 1;
             timeline.events.extend(events);
         }
         weights.extend(rank.weights);
-        checkpoint = checkpoint.or(rank.checkpoint);
     }
     for timeline in &mut timelines {
         let start = timeline.events.iter().map(|e| e.start).fold(f64::INFINITY, f64::min);
@@ -72,5 +89,5 @@ pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
             event.end -= start;
         }
     }
-    Ok(Trained { weights, last, timelines, checkpoint })
+    Ok(Trained { weights, last, timelines, checkpoint: None, unwritten: None })
 }
