@@ -9,6 +9,8 @@ use chimera::hf::{self, Pretrained};
 use chimera::save::TOKENIZER;
 use chimera::tokenizer::Tokenizer;
 
+use super::tell;
+
 /// The file that makes a folder a checkpoint.
 const MANIFEST: &str = "manifest.json";
 
@@ -19,7 +21,7 @@ pub(super) fn load(dir: &Path) -> Result<Pretrained> {
     }
     let store = Store::of(dir);
     if !dir.join("config.json").exists() && !store.entries().unwrap_or_default().is_empty() {
-        let newest = store.readable(&|problem| eprintln!("warning: {problem}"))?;
+        let newest = store.readable(&|problem| tell(format_args!("warning: {problem}")))?;
         let newest = newest.with_context(|| format!("{} holds no checkpoint", dir.display()))?;
         return of_checkpoint(&newest);
     }

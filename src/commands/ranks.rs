@@ -23,6 +23,7 @@ use chimera::settings::Config;
 use chimera::training::{Place, Run, share, write_error};
 
 use super::progress::Say;
+use super::tell;
 use super::train::{Train, listen, resume, stop_on_signal, warn};
 use crate::exit;
 
@@ -182,7 +183,7 @@ fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
     // If the lead is gone, whoever noticed speaks for it.
     let is_lead_gone = matches!(fault.class, Class::PeerLost | Class::Timeout);
     if me == LEAD || is_lead_gone && fault.peer == Some(LEAD) && fault.rank == me {
-        eprintln!("error: {error:#}");
+        tell(format_args!("error: {error:#}"));
     }
     let code = fault.class.code();
     if let Err(CommError::Timeout { .. }) = mpi.close(TO_FAIL) {
@@ -206,7 +207,7 @@ fn end_if_dead(me: Rank, lookout: &Lookout, known: &Known) {
 fn note(me: Rank, fault: &Fault, known: &Known) {
     let folder = known.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(also) = folder.and_then(|folder| write_error(&folder, me, fault).err()) {
-        eprintln!("{also:#}"); // the error that counts is the first
+        tell(format_args!("{also:#}")); // the error that counts is the first
     }
 }
 
