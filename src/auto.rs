@@ -8,6 +8,7 @@ use chimera_core::analyze::Costs;
 use chimera_core::lower::Passes;
 use chimera_core::names::by_name;
 use chimera_core::placement::Placement;
+use chimera_core::render::significant;
 use chimera_core::schedule::{MAX_DEPTH, Scaling, Shape};
 use chimera_core::search::{Allowed, Found, Progress, Search, shortest};
 use chimera_core::timetable::Timetable;
@@ -79,6 +80,9 @@ impl Where {
             Where::Mirrored => (1, n_pipes),
         };
         let unfit = |reason: String| Err(AutoError::Unfit(reason));
+        if depth > MAX_DEPTH {
+            return unfit(format!("depth {depth} is more than {MAX_DEPTH}"));
+        }
         for (count, option) in [
             (depth, "--depth"),
             (n_micro_batches as usize, "--micro-batches"),
@@ -88,9 +92,6 @@ impl Where {
             if count == 0 {
                 return unfit(format!("{option} is 0; nearest: 1"));
             }
-        }
-        if depth > MAX_DEPTH {
-            return unfit(format!("depth {depth} is more than {MAX_DEPTH}"));
         }
         let is_mirrored = self == Where::Mirrored;
         if is_mirrored && (!pipes.is_multiple_of(2) || pipes > 2 * depth) {
@@ -165,13 +166,12 @@ pub fn auto<C: Costs>(
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Progress { makespan, lower_bound, n_orders } = self.progress;
-        let short = |x: f64| (x * 1e6).round() / 1e6;
         let above = if lower_bound > 0.0 { makespan / lower_bound - 1.0 } else { 0.0 };
         write!(
             f,
             "search: makespan {}, lower bound {}, {:.1} % above it, {n_orders} order(s) tried",
-            short(makespan),
-            short(lower_bound),
+            significant(makespan, 6),
+            significant(lower_bound, 6),
             (above * 100.0).max(0.0),
         )?;
         self.like.as_ref().map_or(Ok(()), |schedule| write!(f, "; it is {schedule}"))

@@ -9,6 +9,8 @@ use chimera::core::exchange::ReadError;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::kernels::DeviceError;
 
+use crate::commands::tell;
+
 /// Prints an error with its causes on standard error and returns its exit code.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     let is_broken_pipe = error.chain().any(|cause| {
@@ -18,8 +20,16 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if is_broken_pipe {
         return ExitCode::SUCCESS; // whoever read us has seen enough
     }
-    eprintln!("error: {error:#}");
+    tell(format_args!("error: {error:#}"));
     ExitCode::from(class(error).code())
+}
+
+/// An error that stands for several.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Several {
+    pub(crate) class: Class,
+    pub(crate) message: String,
 }
 
 /// The class of an error: that of the fault that ended a run, of a refused schedule or checkpoint, of a
@@ -31,6 +41,9 @@ pub(crate) fn class(error: &anyhow::Error) -> Class {
 fn class_of(cause: &(dyn std::error::Error + 'static)) -> Option<Class> {
     if let Some(fault) = cause.downcast_ref::<Fault>() {
         return Some(fault.class);
+    }
+    if let Some(several) = cause.downcast_ref::<Several>() {
+        return Some(several.class);
     }
     let is_too_large = matches!(cause.downcast_ref(), Some(AutoError::Memory(_)));
     if cause.is::<Refusal>() || cause.is::<ReadError>() || is_too_large {

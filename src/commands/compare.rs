@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
+use chimera::core::fault::Class;
 use chimera::core::render::svg::{self, Compared};
 use clap::Args;
 use serde_json::json;
@@ -10,7 +11,8 @@ use serde_json::json;
 use super::costs::CostArgs;
 use super::entry::{Entry, Run, why_not};
 use super::schedule::Format;
-use super::{ShapeArgs, print};
+use super::{ShapeArgs, figure, print};
+use crate::exit::{self, Several};
 
 /// Compares all schedules, or those named, on one model
 ///
@@ -45,6 +47,8 @@ const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose
 pub(super) struct Comparison {
     pub(super) runs: Vec<Run>,
     pub(super) refused: Vec<(String, String)>,
+    /// The class of what was left out: a schedule that is refused tells more than a shape that is not there.
+    class: Class,
     /// The makespan of 1F1B, which speed-up is over.
     pub(super) baseline: Option<f64>,
 }
@@ -57,7 +61,8 @@ impl Compare {
         };
         let comparison = Comparison::of(&entries, self.shape, &self.costs)?;
         if comparison.runs.is_empty() {
-            bail!("nothing to compare:{}", comparison.refusals());
+            let message = format!("nothing to compare:{}", comparison.refusals());
+            return Err(Several { class: comparison.class, message }.into());
         }
         if self.json || self.format == Format::Json {
             return print(format!("{:#}", comparison.json(self.shape)));
@@ -78,7 +83,7 @@ pub(super) fn title(shape: ShapeArgs) -> String {
 impl Comparison {
     /// Runs all `entries` at one shape.
     pub(super) fn of(entries: &[Entry], shape: ShapeArgs, costs: &CostArgs) -> Result<Comparison> {
-        let (mut runs, mut refused) = (Vec::new(), Vec::new());
+        let (mut runs, mut refused, mut class) = (Vec::new(), Vec::new(), Class::Usage);
         for entry in entries {
             match entry.run(costs) {
                 Ok(run) => match run.other_shape(shape) {
@@ -86,7 +91,12 @@ impl Comparison {
                     None => runs.push(run),
                 },
                 Err(error) => match why_not(&error) {
-                    Some(reason) => refused.push((entry.label.clone(), reason)),
+                    Some(reason) => {
+                        if exit::class(&error) == Class::Schedule {
+                            class = Class::Schedule;
+                        }
+                        refused.push((entry.label.clone(), reason));
+                    }
                     None => return Err(error),
                 },
             }
@@ -97,7 +107,7 @@ impl Comparison {
             let by = |of: fn(&Run) -> f64| of(a).total_cmp(&of(b));
             by(Run::makespan).then(by(Run::peak))
         });
-        Ok(Comparison { runs, refused, baseline })
+        Ok(Comparison { runs, refused, class, baseline })
     }
 
     fn text(&self) -> String {
@@ -167,13 +177,12 @@ fn drawn(run: &Run) -> String {
 
 /// The columns of [`HEADS`]; speed-up is over one that takes `baseline`.
 pub(super) fn figures(run: &Run, baseline: Option<f64>) -> [String; HEADS.len()] {
-    let short = |x: f64| ((x * 1e3).round() / 1e3).to_string();
     let speed_up = baseline.and_then(|baseline| run.speed_up(baseline));
     [
-        short(run.makespan()),
+        figure(run.makespan()),
         speed_up.map_or("-".to_string(), |ratio| format!("{ratio:.3}")),
         format!("{:.3}", run.timeline.bubble_ratio()),
-        short(run.peak()),
+        figure(run.peak()),
         run.weight_copies().to_string(),
         run.n_messages().to_string(),
     ]

@@ -7,7 +7,7 @@ use chimera::settings::{Layers, Settings};
 use chimera::training::Plan;
 use clap::{Args, Subcommand};
 
-use super::print;
+use super::{print, tell};
 
 /// Shows or checks the settings of a run
 #[derive(Args)]
@@ -65,7 +65,7 @@ impl Check {
                 Ok(line) => print(line)?,
                 Err(refusal) => {
                     if let Err(earlier) = std::mem::replace(&mut outcome, Err(refusal)) {
-                        eprintln!("error: {earlier:#}");
+                        tell(format_args!("error: {earlier:#}"));
                     }
                 }
             }

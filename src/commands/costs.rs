@@ -62,9 +62,20 @@ impl CostArgs {
         let placement = &timetable.placement;
         let (d, n_stages) = (placement.n_workers(), placement.n_stages());
         self.check(d, &format!("the model is compared in {d} parts, one for each worker"))?;
-        let share = d as f64 / n_stages as f64;
-        let stages = (0..n_stages).map(|s| self.at(s * d / n_stages).share(share));
-        Ok(stage_costs(timetable, stages))
+        Ok(stage_costs(timetable, (0..n_stages).map(|s| self.of_share(s, n_stages, d))))
+    }
+
+    /// Those of the stage `s` of `n_stages` that cut a model of `d` parts: of each part as much as lies in
+    /// the stage.
+    fn of_share(&self, s: usize, n_stages: usize, d: usize) -> UniformCosts {
+        // Both in units of which the model has `n_stages * d`.
+        let (from, to) = (s * d, (s + 1) * d);
+        let share = |part: usize| {
+            let overlap = to.min((part + 1) * n_stages) - from.max(part * n_stages);
+            self.at(part).share(overlap as f64 / n_stages as f64)
+        };
+        let first = share(from / n_stages);
+        (from / n_stages + 1..to.div_ceil(n_stages)).map(share).fold(first, UniformCosts::and)
     }
 
     /// Refuses a list that is not as long as there are stages.

@@ -6,6 +6,7 @@ use chimera::core::analyze::{Refusal, Timeline};
 use chimera::core::ids::StageId;
 use chimera::core::lower::Program;
 use chimera::core::schedule::{SCHEDULES, Unfit};
+use chimera::timetable::is_file;
 use clap::builder::Resettable;
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser};
 
@@ -43,8 +44,13 @@ impl Entry {
         Ok(entries)
     }
 
-    /// A name with options, which go before those of `shape`.
+    /// A file, or a name with options, which go before those of `shape`.
     pub(super) fn parse(text: &str, shape: ShapeArgs) -> Result<Entry> {
+        let file = text.trim();
+        if is_file(file) {
+            let words = Words { name: file.to_string(), shape };
+            return Ok(Entry { label: file.to_string(), words });
+        }
         let label = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let command = Words::command_for_update().mut_args(without_default);
         let mut words = Words { name: String::new(), shape };

@@ -1,9 +1,10 @@
 //! `chimera schedule export`: timetables and timelines for other programs.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use chimera::core::exchange::{csv, to_csv, to_json};
+use chimera::core::exchange::{to_csv, to_json};
 use chimera::core::ids::PipeId;
 use chimera::core::lower::Program;
 use chimera::core::render::{chrome, html, svg};
@@ -90,27 +91,26 @@ impl To {
 
     /// Writes the pipes that have micro-batches, each into a file.
     fn write_csv(self, timetable: &Timetable) -> Result<()> {
-        let n_pipes = timetable.placement.n_pipes() as u16;
-        let has_work = |pipe: &u16| !csv::micro_batches(timetable, PipeId(*pipe)).is_empty();
-        let pipes: Vec<u16> = (0..n_pipes).filter(has_work).collect();
-        match (self.pipe, &pipes[..], self.out) {
-            (Some(pipe), _, _) if pipe >= n_pipes => {
-                bail!("pipe {pipe} is not there: choose one of 0 to {}", n_pipes - 1)
+        let pipes: BTreeSet<PipeId> = timetable.ops().map(|op| op.pipe).collect();
+        let choice = pipes.iter().map(|pipe| pipe.0.to_string()).collect::<Vec<_>>().join(", ");
+        let one = match self.pipe {
+            Some(pipe) => Some(PipeId(pipe)),
+            None => pipes.first().copied().filter(|_| pipes.len() == 1),
+        };
+        match (one, self.out) {
+            (Some(pipe), _) if !pipes.contains(&pipe) => {
+                bail!("no micro-batch goes through {pipe}: choose one of --pipe {choice}")
             }
-            (Some(pipe), _, out) | (None, &[pipe], out) => {
-                deliver(out.as_deref(), &to_csv(timetable, PipeId(pipe))?)
-            }
-            (None, _, None) => bail!(
-                "{} has {n_pipes} pipes, and PyTorch's CSV holds one: choose one of --pipe 0 to {}, or \
-                 name a file with --out and get one for each",
+            (Some(pipe), out) => deliver(out.as_deref(), &to_csv(timetable, pipe)?),
+            (None, None) => bail!(
+                "the micro-batches of {} go through {} pipes, and PyTorch's CSV holds one: choose one of \
+                 --pipe {choice}, or name a file with --out and get one for each",
                 timetable.schedule,
-                n_pipes - 1
+                pipes.len()
             ),
-            (None, pipes, Some(out)) => {
-                pipes.iter().map(|pipe| PipeId(*pipe)).try_for_each(|pipe| {
-                    deliver(Some(&of_pipe(&out, pipe)), &to_csv(timetable, pipe)?)
-                })
-            }
+            (None, Some(out)) => pipes.into_iter().try_for_each(|pipe| {
+                deliver(Some(&of_pipe(&out, pipe)), &to_csv(timetable, pipe)?)
+            }),
         }
     }
 }

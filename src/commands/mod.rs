@@ -34,11 +34,13 @@ mod strike;
 mod top;
 mod train;
 
+use std::fmt::Display;
 use std::io::Write;
 
 use anyhow::{Result, ensure};
 use chimera::auto::Where;
 use chimera::core::lower::{Hoist, Passes, Recompute};
+use chimera::core::render::significant;
 use chimera::core::schedule::{Scaling, Shape};
 use clap::{ArgAction, Args, Parser, Subcommand};
 
@@ -181,6 +183,7 @@ impl PassArgs {
 
 impl ShapeArgs {
     fn shape(self) -> Shape {
+        let as_many = u32::try_from(self.depth).unwrap_or(u32::MAX);
         Shape {
             n_pipes: self.pipes,
             n_chunks: self.chunks,
@@ -189,9 +192,19 @@ impl ShapeArgs {
             n_waves: self.waves,
             in_flight: self.in_flight,
             window: self.window,
-            ..Shape::new(self.depth, self.micro_batches.unwrap_or(self.depth as u32))
+            ..Shape::new(self.depth, self.micro_batches.unwrap_or(as_many))
         }
     }
+}
+
+/// A time or another number of a report, in whatever unit.
+fn figure(x: f64) -> String {
+    significant(x, 6)
+}
+
+/// Writes a line to standard error, where `eprintln!` would panic when that is closed or full.
+pub(crate) fn tell(line: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Writes a report to standard output, where `println!` would panic when the reader is gone.

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use chimera::auto::{AUTO, Report, auto};
+use chimera::auto::{AUTO, AutoError, Report, auto};
 use chimera::core::analyze::{Refusal, StageCosts, Timeline, simulate};
-use chimera::core::lower::{Lowering, Program, Sync, lower};
+use chimera::core::lower::{Hoist, Lowering, Program, Sync, lower};
 use chimera::core::schedule::find;
 use chimera::core::search::Search;
 use chimera::core::timetable::Timetable;
@@ -105,6 +105,10 @@ fn found(
         ..Search::default()
     };
     let passes = args.passes.passes()?;
+    if !matches!(passes.hoist, Hoist::By(0) | Hoist::Auto) {
+        let reason = format!("it recomputes wherever is best: leave --hoist {} out", passes.hoist);
+        return Err(AutoError::Unfit(reason).into());
+    }
     let bar = ProgressBar::new_spinner();
     bar.set_style(ProgressStyle::with_template("{msg} {elapsed}")?);
     let found = auto(args.placement, &args.shape(), passes, &how, stages, |progress| {

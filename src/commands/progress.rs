@@ -5,6 +5,8 @@ use std::io::{IsTerminal, Write};
 use chimera::training::{Metrics, Run};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::tell;
+
 /// Lines about steps that a whole run prints.
 const N_LINES: u64 = 30;
 
@@ -73,7 +75,7 @@ impl<'s> Progress<'s> {
     }
 
     pub(super) fn warn(&self, problem: &str) {
-        self.bar.suspend(|| eprintln!("warning: {problem}"));
+        self.bar.suspend(|| tell(format_args!("warning: {problem}")));
     }
 
     pub(super) fn finish(&self) {

@@ -27,6 +27,7 @@ use chimera::training::{PATIENCE, Place, Run, share, write_error};
 use super::progress::Say;
 #[cfg(all(unix, debug_assertions))]
 use super::strike;
+use super::tell;
 use super::train::{Train, listen, resume, stop_on_signal, warn};
 use crate::exit;
 
@@ -290,7 +291,7 @@ fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
     // If the lead is gone, whoever noticed speaks for it.
     let is_lead_gone = matches!(fault.class, Class::PeerLost | Class::Timeout);
     if me == LEAD || is_lead_gone && fault.peer == Some(LEAD) && fault.rank == me {
-        eprintln!("error: {error:#}");
+        tell(format_args!("error: {error:#}"));
     }
     let code = fault.class.code();
     if let Err(CommError::Timeout { .. }) = mpi.close(TO_FAIL) {
@@ -318,7 +319,7 @@ fn end_if_over(me: Rank, lookout: &Lookout, known: &Known) {
 fn note(me: Rank, fault: &Fault, known: &Known) {
     let folder = known.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(also) = folder.and_then(|folder| write_error(&folder, me, fault).err()) {
-        eprintln!("{also:#}"); // the error that counts is the first
+        tell(format_args!("{also:#}")); // the error that counts is the first
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use chimera::auto::Report;
-use chimera::core::analyze::{Costs, Timeline, Work, simulate};
+use chimera::core::analyze::{Costs, Event, Timeline, Work, simulate};
 use chimera::core::lower::Program;
 use chimera::core::update::Update;
 use clap::Args;
@@ -13,7 +13,7 @@ use serde_json::json;
 use super::costs::CostArgs;
 use super::network::NetworkArgs;
 use super::plan::Plan;
-use super::{ShapeArgs, print};
+use super::{ShapeArgs, figure, print};
 
 /// Simulates one step of a schedule, or the window of an asynchronous one, on a network if one is described,
 /// without the optimizer
@@ -66,11 +66,16 @@ impl Simulate {
         let mut text = summary(&program, &timeline);
         text.push_str("\nworker      busy      idle  peak micro-batches\n");
         for (w, (busy, peak)) in workers.enumerate() {
-            writeln!(text, "{w:>6} {busy:>9.3} {:>9.3}  {peak:>18}", makespan - busy)?;
+            let (busy, idle) = (figure(*busy), figure(makespan - busy));
+            writeln!(text, "{w:>6} {busy:>9} {idle:>9}  {peak:>18}")?;
         }
         let path = timeline.critical_path();
-        let n_cells = path.iter().filter(|event| matches!(event.work, Work::Cell(_))).count();
-        write!(text, "critical path: {n_cells} of {} ops", plan.timetable.n_ops())?;
+        let n_ops = |event: &&Event| match event.work {
+            Work::Cell(cell) => cell.ops().count(),
+            Work::Reduce(_) | Work::Step(_) => 0,
+        };
+        let on_path: usize = path.iter().map(n_ops).sum();
+        write!(text, "critical path: {on_path} of {} ops", plan.timetable.n_ops())?;
         if let Some(report) = &plan.search {
             write!(text, "\n{report}")?;
         }
@@ -116,7 +121,7 @@ impl Synchronised {
 /// One line about a simulated step or window.
 pub(super) fn summary(program: &Program, timeline: &Timeline) -> String {
     let peak = program.peaks().iter().copied().fold(0.0, f64::max);
-    let makespan = (timeline.makespan() * 1e6).round() / 1e6;
+    let makespan = figure(timeline.makespan());
     let steps = match program.window().n_steps() {
         1 => String::new(),
         n => format!(" of {n} steps"),

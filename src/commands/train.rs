@@ -29,7 +29,7 @@ use clap::{Args, Parser};
 use serde_json::json;
 
 use super::progress::{Progress, Say};
-use super::ranks;
+use super::{ranks, tell};
 
 /// Characters or so of text that a trained model writes at the end.
 const N_SAMPLE: usize = 240;
@@ -95,7 +95,7 @@ impl Train {
             && fault.class != Class::Requeue
             && let Err(also) = folder.write_error(fault)
         {
-            eprintln!("{also:#}"); // the error that counts is the first
+            tell(format_args!("{also:#}")); // the error that counts is the first
         }
         say.line(&format!("run: {}", folder.path().display()));
         outcome
@@ -282,7 +282,7 @@ impl Train {
 pub(super) type Observe<'o> = dyn FnMut(&StepReport) -> Result<()> + Send + 'o;
 
 pub(super) fn warn(problem: &str) {
-    eprintln!("warning: {problem}");
+    tell(format_args!("warning: {problem}"));
 }
 
 /// Where Prometheus can scrape, if the settings want it.
@@ -383,7 +383,7 @@ pub(super) fn stop_on_signal(look: impl Fn() + Send + 'static) -> Result<Arc<Ato
         if flag.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        eprintln!("stopping at the end of this step; once more to stop at once");
+        tell("stopping at the end of this step; once more to stop at once");
     })?;
     Ok(stop)
 }

@@ -28,6 +28,22 @@ fn an_order_at_the_bound_is_said_to_be_one() {
     assert!(last.starts_with("search: makespan 105, lower bound 105, 0.0 % above it"), "{last}");
 }
 
+/// Named with what was done to it.
+#[test]
+fn the_schedule_that_it_is_is_one_that_takes_as_long() {
+    for (options, is) in [
+        ("--placement line --recompute full", "gpipe"),
+        ("--depth 8 --recompute full --placement mirrored", "chimera --hoist auto"),
+        ("--placement line --split-backward --micro-batches 2", "dapple --split-backward"),
+    ] {
+        let found = simulated(&format!("{options} --search-time 0"));
+        assert_eq!(found["search"]["schedule"], is, "{options}: {found:#}");
+        let ran = chimera(&format!("simulate {is} {options} --json"));
+        let made: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+        assert_eq!(made["makespan"], found["makespan"], "{options}");
+    }
+}
+
 /// On the same placement and cap, the schedules of the table are starts.
 #[test]
 fn nothing_of_the_table_is_better() {
@@ -96,6 +112,9 @@ fn what_cannot_be_searched_for_is_refused() {
         ),
         ("--depth 4000 --micro-batches 4000", 2, "48000000 ops are too many"),
         ("--depth 0", 2, "--depth is 0"),
+        ("--depth 4294967296", 2, "depth 4294967296 is more than 8192"),
+        ("--recompute full --hoist 2", 2, "it recomputes wherever is best: leave --hoist 2 out"),
+        ("--recompute full --hoist on-demand", 2, "leave --hoist on-demand out"),
         ("--placement wave --waves 0", 2, "--waves is 0"),
         ("--placement wave --waves 9223372036854775807", 2, "stages are more than 65535"),
         ("--placement line --depth 70000 --micro-batches 1", 2, "depth 70000 is more than 8192"),

@@ -114,6 +114,40 @@ fn all_cut_the_same_model() {
     assert!((600.0..610.0).contains(&took), "{took}");
 }
 
+/// A file may have any number of stages: here 1 and 3 on two workers, for a model in two parts.
+#[test]
+fn a_stage_costs_what_the_parts_of_the_model_in_it_do() {
+    let folder = folder();
+    let op = |kind: &str, stage: usize| {
+        format!(r#"{{"kind": "{kind}", "pipe": 0, "stage": {stage}, "micro_batches": [0]}}"#)
+    };
+    for (name, n_stages, pipe, first, second, makespan) in [
+        ("one", 1, "[0]", vec![op("F", 0), op("B", 0)], vec![], 11.0),
+        // Of forwards costing 1 and 10, three stages have 2/3, 1/3 + 10/3 and 20/3.
+        (
+            "three",
+            3,
+            "[0, 1, 0]",
+            vec![op("F", 0), op("F", 2), op("B", 2), op("B", 0)],
+            vec![op("F", 1), op("B", 1)],
+            11.0 + 3.0 + 2.0 + 2.0 + 2.0,
+        ),
+    ] {
+        let file = folder.path().join(format!("{name}.json"));
+        let rows = [first, second].map(|row| format!("[{}]", row.join(", "))).join(", ");
+        let timetable = format!(
+            r#"{{"schedule": "{name}", "depth": 2, "stages": {n_stages}, "pipes": 1, "micro_batches": 1,
+                "placement": [{pipe}], "rows": [{rows}]}}"#
+        );
+        write(&file, timetable).expect("a file");
+        let file = file.display().to_string();
+        let costs = "--depth 2 --micro-batches 1 --forward 1,10 --backward 0 --message 3,2";
+        let took = entry(&json(&format!("{costs} {file}")), &file)["makespan"].as_f64();
+        let took = took.expect("a number");
+        assert!((took - makespan).abs() < 1e-9, "{name}: {took}");
+    }
+}
+
 #[test]
 fn what_does_not_fit_into_memory_is_left_out() {
     let capped = json("--micro-batches 8 --memory-cap 4");
@@ -150,6 +184,24 @@ fn a_name_carries_options_of_its_own_and_may_be_a_file() {
 }
 
 #[test]
+fn a_file_may_have_blanks_in_its_name() {
+    let folder = folder();
+    let path = folder.path().join("two words.json");
+    write(&path, chimera("schedule show gems --json").stdout).expect("a file");
+    let path = path.display().to_string();
+    assert_eq!(entry(&json(&format!("\"{path}\"")), &path)["makespan"], 3.0 * 12.0 + 3.0);
+}
+
+/// Times of a microsecond are told apart like those of a second.
+#[test]
+fn a_table_is_the_same_in_any_unit() {
+    let table = compare("--micro-batches 8 --forward 1e-6 --backward 2e-6 chimera dapple").stdout;
+    let rows: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
+    assert_eq!(rows[1][..3], ["chimera", "3e-5", "1.100"]);
+    assert_eq!(rows[2][..3], ["dapple", "3.3e-5", "1.000"]);
+}
+
+#[test]
 fn a_comparison_is_drawn() {
     let svg = compare("--micro-batches 8 --memory-cap 4 --format svg").stdout;
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
@@ -171,9 +223,10 @@ fn what_cannot_be_compared_is_refused() {
         ("--micro-batches 0", "nothing to compare:\ngpipe: a step needs at least one micro-batch"),
         ("--forward 1,2", "--forward has 2 numbers, but the model is compared in 4 parts"),
         ("missing.json", "missing.json: No such file"),
+        ("--memory-cap 0", "gpipe: worker 0, cell 0: it holds the residuals of 1 micro-batches"),
     ] {
         let ran = chimera(&format!("schedule compare {options}"));
-        let code = if options == "missing.json" { 3 } else { 2 };
+        let code = if ["missing.json", "--memory-cap 0"].contains(&options) { 3 } else { 2 };
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), ""), "{options}: {}", ran.stderr);
         assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
     }

@@ -53,8 +53,17 @@ fn several_pipes_are_several_files() {
     let at = |name: &str| folder.path().join(name).display().to_string();
     let export = "schedule export chimera --micro-batches 8 --format pytorch-csv";
     let refusal = refused(export, 2);
-    assert!(refusal.contains("2 pipes") && refusal.contains("--pipe 0 to 1"), "{refusal}");
-    assert!(refused(&format!("{export} --pipe 2"), 2).contains("choose one of 0 to 1"));
+    assert!(refusal.contains("2 pipes") && refusal.contains("--pipe 0, 1,"), "{refusal}");
+    let none = refused(&format!("{export} --pipe 2"), 2);
+    assert!(
+        none.contains("no micro-batch goes through pipe 2: choose one of --pipe 0, 1"),
+        "{none}"
+    );
+    // Three micro-batches leave one of four pipes without any, which is not offered.
+    let few = "schedule export chimera --micro-batches 3 --pipes 4 --format pytorch-csv";
+    let refusal = refused(few, 2);
+    assert!(refusal.contains("3 pipes") && refusal.contains("--pipe 0, 1, 2, or"), "{refusal}");
+    assert!(ok(&format!("{few} --pipe 2")).contains("F0"));
     let wrote = ok(&format!("{export} --out {}", at("c.csv")));
     let names = [at("c.pipe0.csv"), at("c.pipe1.csv")];
     assert_eq!(wrote, format!("wrote {}\nwrote {}\n", names[0], names[1]));

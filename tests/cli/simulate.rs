@@ -116,3 +116,19 @@ fn a_table_is_printed_for_people() {
     assert!(ran.stdout.contains("critical path"), "{}", ran.stdout);
     assert_eq!(ran.stdout.lines().count(), 7, "{}", ran.stdout);
 }
+
+#[test]
+fn small_times_are_not_rounded_away() {
+    let ran = chimera("simulate dapple --depth 2 --forward 1e-7 --backward 2.5e-7");
+    assert!(ran.stdout.starts_with("dapple: makespan 1.05e-6,"), "{}", ran.stdout);
+    let worker = ran.stdout.lines().find(|line| line.trim().starts_with("0 ")).expect("a worker");
+    let figures: Vec<&str> = worker.split_whitespace().collect();
+    assert_eq!(figures, ["0", "7e-7", "3.5e-7", "2"]);
+}
+
+/// A pair is two ops.
+#[test]
+fn all_of_one_worker_is_critical() {
+    let ran = chimera("simulate dualpipe-v --depth 1 --micro-batches 4");
+    assert!(ran.stdout.contains("critical path: 17 of 17 ops"), "{}", ran.stdout);
+}

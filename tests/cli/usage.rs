@@ -2,6 +2,7 @@
 
 use std::fs::{File, create_dir, read_dir, write};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
@@ -15,6 +16,18 @@ fn refuse(options: &str, hint: &str) {
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}: {}", ran.stderr);
     assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
     assert!(!out.exists(), "{options}");
+}
+
+/// With nobody to tell, the exit code still says what was wrong.
+#[test]
+fn an_error_that_nobody_reads_keeps_its_exit_code() {
+    for (line, code) in [("simulate nothing", 2), ("schedule check none.json", 3)] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_chimera"));
+        command.args(line.split(' ')).stdout(Stdio::null()).stderr(writer);
+        assert_eq!(command.status().expect("starts").code(), Some(code), "{line}");
+    }
 }
 
 fn file(folder: &TempDir, name: &str, bytes: &[u8]) -> String {
@@ -57,6 +70,10 @@ fn shapes_that_no_schedule_has() {
         ("dualpipe --micro-batches 9", "nearest: 8 or 10 micro-batches"),
         ("dualpipe-v --micro-batches 7", "nearest: 8 micro-batches"),
         ("dualpipe-v --depth 8192 --micro-batches 20000", "are more than"),
+        (
+            "gpipe --depth 4096 --micro-batches 16384",
+            "134217728 ops are more than 16777216: they would take about 50 GiB of memory rather than 6",
+        ),
         ("gpipe --depth 8193", "nearest: depth 8192"),
         ("gpipe --micro-batches 4294967295", "nearest: at most 2097152 micro-batches"),
         ("zb-v --depth 1024 --micro-batches 2000", "nearest: at most 1024 micro-batches"),
