@@ -2,17 +2,32 @@
 //! training there beside the CPU.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::bench::{median, sources};
-use crate::command::{cargo, read, root, run as run_command};
+use crate::command::{cargo, program, read, run as run_command, target};
 use crate::wgpu;
 
 /// A model that software trains in seconds.
 const SHAPE: &str = "--layers 4 --hidden 128 --heads 4 --context 128 --vocab 256 --micro-batches 4 \
                      --micro-batch-size 2 --depth 4 --schedule chimera --threads 1";
+/// Both programs in one go, so that what they share is built once.
+const BUILD: [&str; 10] = [
+    "build",
+    "--release",
+    "--package=chimera-backend-wgpu",
+    "--example",
+    "speed",
+    "--package=chimera",
+    "--features",
+    "chimera/wgpu",
+    "--bin",
+    "chimera",
+];
 /// burn's part, not in the workspace since burn takes minutes to build.
 const PEER: &str = "xtask/peers/burn/Cargo.toml";
 /// Steps at the start that are not measured.
@@ -35,25 +50,32 @@ pub(crate) struct Args {
 /// Measures and prints.
 pub(crate) fn run(args: &Args) -> Result<()> {
     wgpu::needs()?;
-    let number = args.adapter.to_string();
-    let example = ["run", "--release", "--package", "chimera-backend-wgpu", "--example", "speed"];
-    run_command(cargo(example).args(["--", &number]))?;
+    let (target, number) = (target()?, args.adapter.to_string());
+    run_command(&mut cargo(BUILD))?;
+    let peer = target.join("burn");
     if args.burn {
-        let peer = ["run", "--release", "--manifest-path", PEER];
-        run_command(cargo(peer).env("CARGO_TARGET_DIR", root().join("target/burn")))?;
+        let build = ["build", "--release", "--manifest-path", PEER];
+        run_command(cargo(build).env("CARGO_TARGET_DIR", &peer))?;
     }
+    let release = target.join("release");
+    let speed = release.join("examples").join(program("speed"));
+    run_command(Command::new(speed).arg(&number))?;
+    if args.burn {
+        run_command(&mut Command::new(peer.join("release").join(program("burn-peer"))))?;
+    }
+    let chimera = release.join(program("chimera"));
     for device in ["cpu".to_owned(), format!("wgpu:{number}")] {
-        println!("training on {device}: {:.0} tokens/s", train(&device, args.steps)?);
+        println!("training on {device}: {:.0} tokens/s", train(&chimera, &device, args.steps)?);
     }
     Ok(())
 }
 
 /// Tokens per second of a pipeline of four workers.
-fn train(device: &str, steps: u16) -> Result<f64> {
+fn train(chimera: &Path, device: &str, steps: u16) -> Result<f64> {
     let folder = tempfile::tempdir()?;
     let (data, metrics) = (sources(folder.path())?, folder.path().join("metrics.jsonl"));
-    let mut command = cargo(["run", "--release", "--package", "chimera", "--features", "wgpu"]);
-    command.args(["--", "train"]).args(SHAPE.split_whitespace());
+    let mut command = Command::new(chimera);
+    command.arg("train").args(SHAPE.split_whitespace());
     command.args(["--device", device, "--steps", &steps.to_string()]);
     command.arg("--data").arg(data).arg("--metrics").arg(&metrics);
     read(command.arg("--out").arg(folder.path().join("run")))?;

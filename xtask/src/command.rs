@@ -44,11 +44,20 @@ pub(crate) fn read(command: &mut Command) -> Result<String> {
 /// Builds the release command `chimera` and returns its path.
 pub(crate) fn chimera() -> Result<PathBuf> {
     run(&mut cargo(["build", "--release", "--package", "chimera", "--bin", "chimera"]))?;
+    Ok(target()?.join("release").join(program("chimera")))
+}
+
+/// Where cargo builds.
+pub(crate) fn target() -> Result<PathBuf> {
     let metadata = read(&mut cargo(["metadata", "--no-deps", "--format-version", "1"]))?;
     let metadata: Value = serde_json::from_str(&metadata)?;
     let target = metadata["target_directory"].as_str().context("cargo names no target folder")?;
-    let name = format!("chimera{}", env::consts::EXE_SUFFIX);
-    Ok(Path::new(target).join("release").join(name))
+    Ok(PathBuf::from(target))
+}
+
+/// The name of a program's file.
+pub(crate) fn program(name: &str) -> String {
+    format!("{name}{}", env::consts::EXE_SUFFIX)
 }
 
 /// Installs packages of Debian; where its lists of packages are missing or old, they are fetched first.
