@@ -270,7 +270,8 @@ fn steps_that_are_not_finite_can_be_skipped() {
     assert!(weights.iter().all(|(_, tensor)| finite(tensor.data())));
 
     // A run that goes on counts on.
-    let resumed = chimera(&place.line(&format!("{options} --steps 8 --resume auto")));
+    let longer = options.replace("--steps 6", "--steps 8");
+    let resumed = chimera(&place.line(&format!("{longer} --resume auto")));
     assert_eq!(resumed.code, Some(0), "{}", resumed.stderr);
     assert_eq!(counts()[6..], [first[5] + 1, first[5] + 2], "{}", resumed.stderr);
 
