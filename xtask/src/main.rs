@@ -12,9 +12,11 @@ mod command;
 mod cuda;
 mod fuzz;
 mod gallery;
+mod kill_sweep;
 mod mpi;
 mod oracle;
 mod pytorch;
+mod struck;
 mod sweep;
 mod transformers;
 mod wgpu;
@@ -59,6 +61,8 @@ enum Chore {
     Transformers(transformers::Args),
     /// The transport over MPI: lints, conformance, and training under mpirun; installs MPI where it may
     Mpi(mpi::Args),
+    /// Kills and stops each rank of a run over MPI at every point, and writes docs/reliability.md
+    KillSweep(kill_sweep::Args),
     /// Conformance and training of the wgpu backend, which needs Vulkan: installed where apt-get can
     Wgpu,
     /// The command for NVIDIA GPUs, and its kernels compiled; needs no GPU
@@ -89,6 +93,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
         Chore::Mpi(args) => mpi::run(&args),
+        Chore::KillSweep(args) => kill_sweep::run(&args),
         Chore::Wgpu => wgpu::run(),
         Chore::Cuda(args) => cuda::build(&args),
         Chore::Gpu { json } => cuda::test(&json),

@@ -1,0 +1,255 @@
+//! A rank of four that is killed or stopped at every point of a training over MPI: how the others end, and how
+//! the run goes on.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use chimera_core::lower::{Instr, Lowering, Program, Sync, lower};
+use chimera_core::schedule::{Shape, find};
+
+use crate::command::root;
+use crate::mpi;
+use crate::struck::{Case, Ended, Signal, Site};
+
+/// Workers, and micro-batches.
+const N: usize = 4;
+/// The step that is struck, from 0; the run has saved after two steps, and saves again after four and six.
+const STEP: u64 = 3;
+const LAST: u64 = 5;
+
+/// What is swept.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only this signal: KILL or STOP
+    #[arg(long, value_name = "NAME")]
+    signal: Option<Signal>,
+    /// Only points whose row of the table contains this; docs are not written
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Only every so manyth point of each row of the table
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    every: usize,
+    /// Runs at a time
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+}
+
+/// Strikes every point, and writes docs/reliability.md.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let site = Site::build(mpi::build(false)?)?;
+    let only = args.only.as_deref().unwrap_or_default();
+    let all: Vec<_> = points()?.into_iter().filter(|p| p.place.contains(only)).collect();
+    let mut seen = [0usize; PLACES.len() + 1];
+    let is_taken = |point: &Point| {
+        seen[point.nth] += 1;
+        (seen[point.nth] - 1).is_multiple_of(args.every.max(1))
+    };
+    let points: Vec<_> = all.into_iter().filter(is_taken).collect();
+    let signals = [Signal::Kill, Signal::Stop];
+    let signals = signals.into_iter().filter(|s| args.signal.is_none_or(|only| only == *s));
+    let cases: Vec<_> = signals.flat_map(|s| points.iter().map(move |p| (s, p))).collect();
+    let (n_cases, left) = (cases.len(), Mutex::new(cases.into_iter()));
+    let rows: Mutex<BTreeMap<(Signal, usize, &str), Row>> = Mutex::default();
+    let failures = Mutex::new(Vec::new());
+    let work = || {
+        while let Some((signal, point)) = lock(&left).next() {
+            let case = Case { rank: point.rank, signal, point: point.words.clone() };
+            match site.strike(&case) {
+                Ok(None) => ensure!(point.is_open, "{case} is never reached"),
+                Ok(Some(ended)) => {
+                    let key = (signal, point.nth, point.place);
+                    lock(&rows).entry(key).or_default().add(&ended);
+                }
+                Err(error) => {
+                    eprintln!("{case}: {error:#}");
+                    lock(&failures).push(format!("{case}: {error:#}"));
+                }
+            }
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..args.jobs.max(1)).map(|_| scope.spawn(work)).collect();
+        let died = |_| Err(anyhow::anyhow!("a thread died"));
+        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(died))
+    })?;
+    let page = page(&lock(&rows), args.every);
+    eprint!("{page}");
+    let failures = lock(&failures);
+    ensure!(
+        failures.is_empty(),
+        "{} of {n_cases} cases failed:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
+    if args.only.is_some() || args.signal.is_some() {
+        return Ok(());
+    }
+    let path = root().join("docs/reliability.md");
+    fs::write(&path, page).with_context(|| format!("writing {}", path.display()))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Where a rank is struck.
+struct Point {
+    rank: usize,
+    /// The row of the table, by its place in it.
+    nth: usize,
+    place: &'static str,
+    /// As the command takes it.
+    words: String,
+    /// Whether runs may end before it.
+    is_open: bool,
+}
+
+/// The rows of the table, in the order of a run.
+const PLACES: [&str; 16] = [
+    "start-up, before MPI",
+    "start-up, an exchange",
+    "before a forward",
+    "before a backward",
+    "before a message is sent",
+    "while a message is sent",
+    "before a message is taken",
+    "before a sum is begun",
+    "while parts of a sum are sent",
+    "before a sum is taken",
+    "before the agreement",
+    "in the agreement",
+    "before the optimizer",
+    "between two steps",
+    "while a checkpoint is written",
+    "shutdown",
+];
+
+fn points() -> Result<Vec<Point>> {
+    let program = program()?;
+    let mut points = Vec::new();
+    for (rank, row) in program.rows().iter().enumerate() {
+        let mut add = |place: &'static str, words: String, is_open| {
+            let nth = PLACES.iter().position(|known| *known == place).unwrap_or(PLACES.len());
+            points.push(Point { rank, nth, place, words, is_open });
+        };
+        add("start-up, before MPI", "start".into(), false);
+        add("start-up, an exchange", "met".into(), false);
+        for n in 0..16 {
+            add("start-up, an exchange", format!("exchange start {n}"), true);
+        }
+        for (i, instr) in row.iter().enumerate() {
+            let (before, within) = match instr {
+                Instr::Run(cell) if format!("{cell}").starts_with('F') => {
+                    ("before a forward", None)
+                }
+                Instr::Run(_) => ("before a backward", None),
+                Instr::Send(..) => ("before a message is sent", Some("while a message is sent")),
+                Instr::Recv(..) => ("before a message is taken", None),
+                Instr::Reduce(_) => {
+                    ("before a sum is begun", Some("while parts of a sum are sent"))
+                }
+                Instr::Await(_) => ("before a sum is taken", None),
+                Instr::Agree => ("before the agreement", None),
+                Instr::Step(_) => ("before the optimizer", None),
+            };
+            add(before, format!("at {STEP}.{i}"), false);
+            if let Some(within) = within {
+                add(within, format!("sent {STEP}.{i} 0"), false);
+            }
+            if *instr == Instr::Agree {
+                add("in the agreement", format!("exchange {STEP}.{i} 0"), false);
+            }
+        }
+        let end = row.len();
+        add("between two steps", format!("at {STEP}.{end}"), false);
+        for n in 0..4 {
+            add("while a checkpoint is written", format!("exchange {STEP}.{end} {n}"), true);
+        }
+        for n in 0..if rank == 0 { 32 } else { 12 } {
+            add("while a checkpoint is written", format!("disk {n}"), true);
+        }
+        for n in 0..10 {
+            add("shutdown", format!("exchange {LAST}.{end} {n}"), true);
+        }
+        add("shutdown", "leave".into(), false);
+        add("shutdown", "left".into(), false);
+    }
+    Ok(points)
+}
+
+/// What the command trains by.
+fn program() -> Result<Program> {
+    let timetable = find("chimera")?.timetable(&Shape::new(N, N as u32))?;
+    let how = Lowering { sync: Sync::EagerOpt, barrier: true, ..Lowering::default() };
+    Ok(lower(&timetable, &how)?)
+}
+
+/// All cases of a row of the table, which all ended as they must.
+#[derive(Default)]
+struct Row {
+    n: usize,
+    /// From the strike to the error file of a survivor, the shortest and the longest.
+    detection: Option<(Duration, Duration)>,
+    /// Error files of survivors.
+    n_named: usize,
+}
+
+impl Row {
+    fn add(&mut self, ended: &Ended) {
+        self.n += 1;
+        self.n_named += ended.detections.len();
+        for took in &ended.detections {
+            let (least, most) = self.detection.get_or_insert((*took, *took));
+            (*least, *most) = ((*least).min(*took), (*most).max(*took));
+        }
+    }
+}
+
+const HEAD: &str = "# When a rank is killed or stopped
+
+Made by `cargo xtask kill-sweep`. Four ranks train under Open MPI by Chimera (D = 4, N = 4, six steps, a checkpoint
+after every two, `--timeout 3`, `--start-timeout 6`), and one of them sends itself SIGKILL or SIGSTOP: at every
+instruction of the fourth step, behind every message of it, at every change of the file system by a save, and at
+every exchange of start-up, agreement, saves and shutdown, each on all ranks. In every case
+
+- the launcher returns within a minute, and not with 0;
+- every other rank that knows the folder of the run leaves `error.<rank>.json`, which names the rank that was struck,
+  with code 5 (killed) or 6 (stopped, and the verdict says that it does not answer);
+- no process, temporary file or shared memory is left, of ours or of the launcher;
+- the same command goes on from the last checkpoint, leaves no part of an interrupted save, and its losses and
+  gradient norms are those of a run that nobody disturbed, to the bit.
+
+A case that breaks one of these fails the chore; `cargo xtask mpi`, part of CI, does the same with one point of each
+kind. \"Found\" is the time from the signal to the error files of the others; those struck before the folder is known
+leave none, and are named on standard error, but for one that is stopped before it has started MPI: that only times out.
+Ranks that are struck when all have said good-bye are missed by nobody.
+";
+
+fn page(rows: &BTreeMap<(Signal, usize, &str), Row>, every: usize) -> String {
+    let mut page = HEAD.to_string();
+    if every > 1 {
+        let _ = writeln!(page, "\nThis table is of every {every}th point (`--every {every}`).");
+    }
+    for (signal, title) in [(Signal::Kill, "Killed"), (Signal::Stop, "Stopped")] {
+        let _ = writeln!(
+            page,
+            "\n## {title}\n\n| where | cases | found | error files, code {} | restarts equal |\n|---|--:|---|--:|--:|",
+            signal.code()
+        );
+        for ((_, _, place), row) in rows.iter().filter(|((s, _, _), _)| *s == signal) {
+            let Row { n, detection, n_named } = row;
+            let took = detection.map(|(least, most)| {
+                format!("{:.2} to {:.2} s", least.as_secs_f64(), most.as_secs_f64())
+            });
+            let took = took.unwrap_or_default();
+            let _ = writeln!(page, "| {place} | {n} | {took} | {n_named} | {n} |");
+        }
+    }
+    page
+}

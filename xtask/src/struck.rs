@@ -1,0 +1,258 @@
+//! One training over MPI in which a rank is struck by a signal, and what is left of it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{self, File, metadata, read_dir, read_to_string};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::str::FromStr;
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::mpi::launch;
+
+/// Four ranks of Chimera, whose messages are larger than what MPI sends without being asked.
+const OPTIONS: &str = "--depth 4 --micro-batches 4 --layers 4 --hidden 32 --heads 2 --context 64 \
+     --micro-batch-size 2 --threads 1 --steps 6 --save-every 2 --resume auto --timeout 3 --start-timeout 6";
+const N_RANKS: usize = 4;
+const N_STEPS: usize = 6;
+/// A run that is not over then hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// By what a rank is struck.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Signal {
+    Kill,
+    Stop,
+}
+
+impl Signal {
+    /// What the others end with.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Signal::Kill => 5,
+            Signal::Stop => 6,
+        }
+    }
+}
+
+impl fmt::Display for Signal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Signal::Kill => "KILL",
+            Signal::Stop => "STOP",
+        })
+    }
+}
+
+impl FromStr for Signal {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Signal, String> {
+        let known = [Signal::Kill, Signal::Stop].into_iter().find(|s| s.to_string() == name);
+        known.ok_or_else(|| format!("unknown signal `{name}`: choose KILL or STOP"))
+    }
+}
+
+/// Who is struck, by what, and where.
+pub(crate) struct Case {
+    pub(crate) rank: usize,
+    pub(crate) signal: Signal,
+    pub(crate) point: String,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} {} {}", self.rank, self.signal, self.point)
+    }
+}
+
+/// How the others ended.
+pub(crate) struct Ended {
+    /// From the strike to each error file.
+    pub(crate) detections: Vec<Duration>,
+}
+
+/// Where runs are struck.
+pub(crate) struct Site {
+    launcher: String,
+    program: PathBuf,
+    data: TempDir,
+    /// The losses of an undisturbed run.
+    losses: Vec<String>,
+}
+
+impl Site {
+    pub(crate) fn build((_, launcher, program): (String, String, PathBuf)) -> Result<Site> {
+        let data = TempDir::new()?;
+        let text: String =
+            (0..2000u32).map(|i| format!("{} ", i.wrapping_mul(2654435761) >> 20)).collect();
+        fs::write(data.path().join("text"), text)?;
+        let mut site = Site { launcher, program, data, losses: Vec::new() };
+        let folder = TempDir::new()?;
+        let code = wait(site.start(folder.path(), None)?)?;
+        ensure!(code == Some(0), "the undisturbed run ends with {code:?}: {}", said(folder.path()));
+        site.losses = losses(folder.path());
+        ensure!(
+            site.losses.len() == N_STEPS,
+            "the undisturbed run has {} steps",
+            site.losses.len()
+        );
+        Ok(site)
+    }
+
+    /// Runs a case to its end, and the run again to its own; `None` if the point was not reached.
+    pub(crate) fn strike(&self, case: &Case) -> Result<Option<Ended>> {
+        let folder = TempDir::new()?;
+        let folder = folder.path();
+        let code = wait(self.start(folder, Some(case))?)?;
+        let Ok(struck) = metadata(folder.join("struck")).and_then(|file| file.modified()) else {
+            ensure!(code == Some(0), "it ends with {code:?} before the strike: {}", said(folder));
+            return Ok(None);
+        };
+        let errors = errors(folder)?;
+        let is_left = case.point == "left";
+        ensure!(is_left || code != Some(0), "it ends with 0");
+        let mut detections = Vec::new();
+        for (rank, (error, written)) in &errors {
+            let named = (error["code"].as_u64(), error["peer"].as_u64());
+            let expected = (Some(case.signal.code().into()), Some(case.rank as u64));
+            ensure!(named == expected, "rank {rank} says {error}");
+            let message = error["message"].as_str().unwrap_or_default();
+            let is_exact = case.signal == Signal::Kill || message.contains("does not answer");
+            ensure!(is_exact, "rank {rank} says {message}");
+            // Who is stopped says so itself when the launcher wakes it up to end it.
+            if *rank != case.rank {
+                detections.push(written.duration_since(struck).unwrap_or_default());
+            }
+        }
+        // Before its folder is known, an error is only printed.
+        let is_early = case.point == "met" || case.point.contains("start");
+        let is_complete = detections.len() == N_RANKS - 1;
+        ensure!(
+            is_early || is_left || is_complete,
+            "errors of {:?}: {}",
+            errors.keys(),
+            said(folder)
+        );
+        let is_named = said(folder).contains(&format!("rank {}", case.rank));
+        // One that never starts MPI is known to nobody.
+        let is_unknown = case.point == "start" && case.signal == Signal::Stop;
+        ensure!(is_named || is_left || is_unknown, "nobody names the rank: {}", said(folder));
+        nothing_is_left(folder)?;
+
+        let code = wait(self.start(folder, None)?)?;
+        ensure!(code == Some(0), "the restarted run ends with {code:?}: {}", said(folder));
+        ensure!(losses(folder) == self.losses, "other losses: {:?}", losses(folder));
+        nothing_is_left(folder)?;
+        let unfinished = unfinished(&folder.join("run"))?;
+        ensure!(unfinished.is_empty(), "left behind: {unfinished:?}");
+        Ok(Some(Ended { detections }))
+    }
+
+    fn start(&self, folder: &Path, case: Option<&Case>) -> Result<Child> {
+        let out = folder.join("run");
+        let mut command = launch(&self.launcher, &N_RANKS.to_string(), &self.program);
+        command.arg("train").args(OPTIONS.split_whitespace());
+        command.arg("--data").arg(self.data.path().join("text")).arg("--out").arg(out);
+        // What the launcher and its library leave is told from what others leave.
+        let places = ["tmp", "shm"].map(|name| folder.join(name));
+        places.iter().try_for_each(fs::create_dir_all)?;
+        command.env("TMPDIR", &places[0]).env("OMPI_MCA_btl_vader_backing_directory", &places[1]);
+        if let Some(Case { rank, signal, point }) = case {
+            let file = folder.join("struck");
+            command.env("CHIMERA_STRIKE", format!("{rank} {signal} {point} {}", file.display()));
+        }
+        let output = |name| File::options().create(true).append(true).open(folder.join(name));
+        command.stdout(output("output")?).stderr(output("output")?);
+        command.spawn().with_context(|| format!("starting {}", self.launcher))
+    }
+}
+
+/// How the launcher ends.
+fn wait(mut child: Child) -> Result<Option<i32>> {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.code());
+        }
+        if began.elapsed() > PATIENCE {
+            child.kill()?;
+            bail!("it hangs");
+        }
+        sleep(Duration::from_millis(10));
+    }
+}
+
+fn said(folder: &Path) -> String {
+    read_to_string(folder.join("output")).unwrap_or_default()
+}
+
+/// The steps of a run without their times.
+fn losses(folder: &Path) -> Vec<String> {
+    let text = read_to_string(folder.join("run/metrics.jsonl")).unwrap_or_default();
+    let of = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap_or_default();
+        format!("{} {} {}", line["step"], line["loss"], line["grad_norm"])
+    };
+    text.lines().map(of).collect()
+}
+
+/// The error files by rank, with the time at which they were written.
+fn errors(folder: &Path) -> Result<BTreeMap<usize, (Value, SystemTime)>> {
+    let mut errors = BTreeMap::new();
+    for rank in 0..N_RANKS {
+        let path = folder.join(format!("run/error.{rank}.json"));
+        if path.exists() {
+            let error = serde_json::from_str(&read_to_string(&path)?)?;
+            errors.insert(rank, (error, metadata(&path)?.modified()?));
+        }
+    }
+    Ok(errors)
+}
+
+/// No process of the run is there, and no file of the launcher.
+fn nothing_is_left(folder: &Path) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(3);
+    let mut left = processes(folder);
+    while !left.is_empty() && Instant::now() < deadline {
+        sleep(Duration::from_millis(20));
+        left = processes(folder);
+    }
+    ensure!(left.is_empty(), "processes {left:?} go on");
+    for name in ["tmp", "shm"] {
+        let files: Vec<_> = read_dir(folder.join(name))?.flatten().map(|e| e.path()).collect();
+        ensure!(files.is_empty(), "left behind: {files:?}");
+    }
+    Ok(())
+}
+
+/// The living processes whose command line names the folder.
+fn processes(folder: &Path) -> Vec<u32> {
+    let folder = folder.display().to_string();
+    let all = read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_of_it = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&folder)
+    };
+    pids.filter(is_of_it).collect()
+}
+
+/// Files that are not whole, and checkpoints without a manifest.
+fn unfinished(run: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in read_dir(run.join("checkpoints"))? {
+        let path = entry?.path();
+        if path.is_dir() && !path.join("manifest.json").exists() {
+            found.push(path.clone());
+        }
+        let files = read_dir(&path)?.flatten().map(|entry| entry.path());
+        found.extend(files.filter(|file| file.extension().is_some_and(|end| end == "part")));
+    }
+    Ok(found)
+}
