@@ -15,6 +15,7 @@ mod gallery;
 mod mpi;
 mod oracle;
 mod pytorch;
+mod slurm;
 mod sweep;
 mod transformers;
 mod wgpu;
@@ -59,6 +60,8 @@ enum Chore {
     Transformers(transformers::Args),
     /// The transport over MPI: lints, conformance, and training under mpirun; installs MPI where it may
     Mpi(mpi::Args),
+    /// Training under a SLURM of one node, started here as root: by srun, and by a job that is queued again
+    Slurm,
     /// Conformance and training of the wgpu backend, which needs Vulkan: installed where apt-get can
     Wgpu,
     /// The command for NVIDIA GPUs, and its kernels compiled; needs no GPU
@@ -89,6 +92,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
         Chore::Mpi(args) => mpi::run(&args),
+        Chore::Slurm => slurm::run(),
         Chore::Wgpu => wgpu::run(),
         Chore::Cuda(args) => cuda::build(&args),
         Chore::Gpu { json } => cuda::test(&json),

@@ -73,9 +73,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// A build of the command with Open MPI: the library's compiler, its launcher, and the program.
-pub(crate) fn build_release() -> Result<(String, String, PathBuf)> {
+pub(crate) fn build_command(is_release: bool) -> Result<(String, String, PathBuf)> {
     let (compiler, launcher) = OPEN_MPI.find()?;
-    let mut build = cargo(["build", "--release", "--package", "chimera", "--features", "mpi"]);
+    let mut build = cargo(["build", "--package", "chimera", "--features", "mpi"]);
+    build.args(is_release.then_some("--release"));
     build.args(["--bin", "chimera", "--message-format", "json-render-diagnostics"]);
     let built = read(build.env("MPICC", &compiler))?;
     Ok((compiler, launcher, executable(&built, "chimera")?))
