@@ -17,6 +17,7 @@ mod mpi;
 mod oracle;
 mod pytorch;
 mod struck;
+mod slurm;
 mod sweep;
 mod transformers;
 mod wgpu;
@@ -63,6 +64,8 @@ enum Chore {
     Mpi(mpi::Args),
     /// Kills and stops each rank of a run over MPI at every point, and writes docs/reliability.md
     KillSweep(kill_sweep::Args),
+    /// Training under a SLURM of one node, started here as root: by srun, and by a job that is queued again
+    Slurm,
     /// Conformance and training of the wgpu backend, which needs Vulkan: installed where apt-get can
     Wgpu,
     /// The command for NVIDIA GPUs, and its kernels compiled; needs no GPU
@@ -94,6 +97,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Transformers(args) => transformers::run(&args),
         Chore::Mpi(args) => mpi::run(&args),
         Chore::KillSweep(args) => kill_sweep::run(&args),
+        Chore::Slurm => slurm::run(),
         Chore::Wgpu => wgpu::run(),
         Chore::Cuda(args) => cuda::build(&args),
         Chore::Gpu { json } => cuda::test(&json),
