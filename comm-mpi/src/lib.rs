@@ -61,6 +61,12 @@ impl Lookout {
     pub fn dead(&self) -> Option<Rank> {
         self.0.letters().dead.first().copied()
     }
+
+    /// Whether the job has failed: a rank is dead, or has given up.
+    pub fn is_over(&self) -> bool {
+        let letters = self.0.letters();
+        letters.ended.is_some() || !letters.dead.is_empty()
+    }
 }
 
 impl Mpi {

@@ -17,7 +17,7 @@ use chimera::core::engine::panicked;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::device::Precision;
-use chimera::launch::layouts;
+use chimera::launch::{Transport, layouts};
 use chimera::mpi::{Lookout, Mpi};
 use chimera::settings::Config;
 use chimera::training::{Place, Run, share, write_error};
@@ -90,6 +90,13 @@ fn as_rank(
     if is_lead {
         say.line(&format!("{n_ranks} ranks over MPI ({}; {why})", Mpi::library()));
     }
+    #[cfg(feature = "nccl")]
+    if run.config().transport == Transport::Nccl {
+        let version = together(mpi, run.nccl(mpi.rank()).map_err(anyhow::Error::from))?;
+        if is_lead {
+            say.line(&format!("tensors over NCCL {version}"));
+        }
+    }
 
     let claimed = is_lead.then(|| {
         let place = Place::claim(run.config())?;
@@ -129,24 +136,26 @@ fn as_rank(
         let prometheus = listen(run.config())?;
         Ok((place.begin(run.config(), run.first_step())?, prometheus))
     });
+    let lookout = mpi.lookout();
+    let is_over = move || lookout.is_over();
     match together(mpi, begun.transpose())? {
         Some((mut folder, prometheus)) => {
             let outcome = train.train(&run, &mut folder, prometheus, &say, |observe| {
-                let trained = run.train_as(mpi, stop, observe)?;
+                let trained = run.train_as(mpi, stop, is_over, observe)?;
                 trained.context("rank 0 got nothing")
             });
             say.line(&format!("run: {}", folder.path().display()));
             outcome
         }
-        None => run.train_as(mpi, stop, |_| Ok(())).map(drop),
+        None => run.train_as(mpi, stop, is_over, |_| Ok(())).map(drop),
     }
 }
 
 /// Refuses a number of ranks that is not width times depth, and numbers that do not travel.
 fn check(config: &Config, n_ranks: usize) -> Result<()> {
     ensure!(
-        config.precision == Precision::F32,
-        "MPI carries f32 between the ranks: choose --precision f32, or --transport threads"
+        config.precision == Precision::F32 || config.transport == Transport::Nccl,
+        "MPI carries f32 between the ranks: choose --precision f32, or --transport nccl or threads"
     );
     let Config { width, depth, .. } = config;
     let pairs: Vec<_> = layouts(n_ranks)

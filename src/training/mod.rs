@@ -6,6 +6,8 @@ mod folder;
 mod greeting;
 mod lock;
 mod metrics;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod plan;
 mod processes;
 mod prometheus;
@@ -53,7 +55,7 @@ use trained::{RankTrained, merge};
 use crate::auto::Report;
 use crate::checkpoint::{Checkpoint, Saver};
 use crate::data::{Batch, Corpus};
-use crate::device::{Compute, Devices, Opened};
+use crate::device::{Compute, Devices};
 use crate::hf;
 use crate::settings::Config;
 
@@ -74,22 +76,36 @@ pub struct Run {
     weights: HashMap<String, Vec<f32>>,
 }
 
+/// A process that is a rank.
+#[derive(Clone, Copy)]
+struct Process {
+    rank: Rank,
+    /// The part of all ranks that is on its host.
+    here: f64,
+}
+
 impl Run {
     /// Checks settings, model, data, schedule and memory. Nothing is written.
     pub fn prepare(config: Config) -> Result<Run> {
-        Run::prepare_with(config, None, 1.0)
+        Run::prepare_with(config, None, None)
     }
 
-    /// With the timetable that a search has `found`, if it was elsewhere, and with this part of the ranks on
-    /// this host.
-    fn prepare_with(config: Config, found: Option<Timetable>, here: f64) -> Result<Run> {
+    /// With the timetable that a search has `found`, if it was elsewhere; as one of the processes that are ranks,
+    /// if so.
+    fn prepare_with(
+        config: Config,
+        found: Option<Timetable>,
+        process: Option<Process>,
+    ) -> Result<Run> {
         config.model().validate()?;
         let corpus = Corpus::open(&config.data, &config.model())?;
         let plan = Plan::with(config, found)?;
-        let devices = Devices::open(&plan.devices, plan.config.width, plan.config.precision)?;
-        if devices.one().is_some_and(Opened::is_host) {
-            fit::check(&plan.config, &plan.need().times(here))?;
-        }
+        let (width, precision) = (plan.config.width, plan.config.precision);
+        let devices = match process {
+            None => Devices::open(&plan.devices, width, precision)?,
+            Some(process) => Devices::open_one(&plan.devices, process.rank, precision)?,
+        };
+        fit::check(&plan, &devices, process.map_or(1.0, |process| process.here))?;
         let weights = match &plan.config.init {
             Some(dir) => weights(dir, &plan.model)?,
             None => HashMap::new(),

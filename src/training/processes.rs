@@ -20,14 +20,15 @@ use serde::de::DeserializeOwned;
 use super::rank::Watch;
 use super::trace::{Did, Recorder};
 use super::trained::{RankTrained, merge};
-use super::{Run, Trained, compute_threads};
+use super::{Process, Run, Trained, compute_threads};
 use crate::auto::AUTO;
 use crate::device::Compute;
-use crate::launch::Launch;
+use crate::launch::{Launch, Transport};
 use crate::settings::Config;
 
 /// For ranks to come to the same point before the training.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+
 impl Run {
     /// Like [`prepare`](Run::prepare), on all ranks of a job: where a search finds the schedule, rank 0 searches
     /// for all, since time may run out at another point elsewhere.
@@ -35,39 +36,49 @@ impl Run {
         let n_ranks = f64::from(comm.n_ranks());
         let n_local = Launch::found().and_then(|launch| launch.n_local);
         let here = n_local.map_or(1.0, f64::from) / n_ranks;
+        let process = Some(Process { rank: comm.rank(), here });
         if config.schedule != AUTO || config.depth == 1 {
-            return Run::prepare_with(config, None, here);
+            return Run::prepare_with(config, None, process);
         }
         let is_lead = comm.rank() == Rank(0);
-        let own = is_lead.then(|| Run::prepare_with(config.clone(), None, here));
+        let own = is_lead.then(|| Run::prepare_with(config.clone(), None, process));
         let found = own.as_ref().and_then(|run| run.as_ref().ok()?.plan.found.as_ref());
         let search = Duration::try_from_secs_f64(config.search_time)?;
         let found = share_within(comm, &found.map(to_json), search + PATIENCE)?;
         match (own, found.into_iter().next().flatten()) {
             (Some(own), _) => own,
             (None, Some(text)) => {
-                Run::prepare_with(config, Some(from_json(text.as_bytes())?), here)
+                Run::prepare_with(config, Some(from_json(text.as_bytes())?), process)
             }
             (None, None) => bail!("rank 0 found no timetable"),
         }
     }
 
     /// Trains the row of the rank that `comm` is an end of; all ranks of the job call it. Otherwise like
-    /// [`train`](Run::train): rank 0 observes, and gets what the run leaves.
+    /// [`train`](Run::train): rank 0 observes, and gets what the run leaves. `is_over` is asked from another
+    /// thread whether the job has failed.
     pub fn train_as(
         &self,
         comm: &mut impl Comm<Host>,
         stop: &AtomicBool,
+        is_over: impl Fn() -> bool + Send + 'static,
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Option<Trained>> {
         let rank = comm.rank();
         let samples = self.samples();
         let watch = Watch { by_processes: true, ..self.watch(observe)? };
-        let device = self.devices.by_rank().get(rank.index());
-        let device = device.ok_or_else(|| anyhow!("{rank} is not one of the run's"))?;
+        let device = self.devices.by_rank().first();
+        let device = device.ok_or_else(|| anyhow!("{rank} has no device"))?;
         share(comm, &())?; // clocks begin when all are here
         let job = self.job(&samples, stop)?;
-        let ran = device.run(AsRank { run: self, job, comm, watch: &watch });
+        let ran = match self.config().transport {
+            #[cfg(feature = "nccl")]
+            Transport::Nccl => self.train_over_nccl(job, device, comm, is_over, &watch),
+            _ => {
+                drop(is_over); // over MPI alone all waits are MPI's
+                device.run(AsRank { run: self, job, comm, watch: &watch })
+            }
+        };
         let traced = watch.recorder.filter(|_| rank == Rank(0)).map_or(Ok(()), |r| r.finish());
         let trained = ran?;
         traced?;

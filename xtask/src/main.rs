@@ -13,6 +13,7 @@ mod cuda;
 mod fuzz;
 mod gallery;
 mod mpi;
+mod nccl;
 mod oracle;
 mod pytorch;
 mod sweep;
@@ -63,6 +64,11 @@ enum Chore {
     Wgpu,
     /// The command for NVIDIA GPUs, and its kernels compiled; needs no GPU
     Cuda(cuda::Args),
+    /// Opens the real NCCL, downloaded where no path is given; needs no GPU
+    Nccl {
+        /// The library
+        path: Option<std::path::PathBuf>,
+    },
     /// Tests and measures an NVIDIA GPU of this machine
     Gpu {
         /// File for what is found
@@ -91,6 +97,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Mpi(args) => mpi::run(&args),
         Chore::Wgpu => wgpu::run(),
         Chore::Cuda(args) => cuda::build(&args),
+        Chore::Nccl { path } => nccl::check(path),
         Chore::Gpu { json } => cuda::test(&json),
         Chore::Bench(bench) => bench.run(),
     }

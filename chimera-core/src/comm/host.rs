@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::{Comm, CommError, Position, Tag};
 use crate::fault::Fault;
 use crate::ids::Rank;
-use crate::kernels::{DeviceError, Kernels};
+use crate::kernels::Kernels;
 
 /// A tensor in host memory, as transports between processes carry it.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -36,12 +36,8 @@ impl<K: Kernels, C: Comm<Host>> HostStaged<K, C> {
     }
 
     fn to_device(&self, Host { shape, data }: Host) -> Result<K::Tensor, CommError> {
-        self.kernels.adopt(&shape, data).map_err(failed)
+        Ok(self.kernels.adopt(&shape, data)?)
     }
-}
-
-fn failed(error: DeviceError) -> CommError {
-    CommError::Failed(error.to_string())
 }
 
 impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
@@ -56,7 +52,7 @@ impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
     fn send(&mut self, to: Rank, tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
         let shape = self.kernels.shape(&tensor);
         let mut data = Vec::with_capacity(shape.iter().product::<usize>() + Host::ROOM);
-        self.kernels.download_into(&tensor, &mut data).map_err(failed)?;
+        self.kernels.download_into(&tensor, &mut data)?;
         self.inner.send(to, tag, Host { shape, data })
     }
 

@@ -25,6 +25,7 @@ pub use traced::{Direction, Message, Traced};
 use crate::effects::Token;
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, Rank, StageId};
+use crate::kernels::DeviceError;
 
 /// What a message is about. A (sender, receiver, tag) is used once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -76,6 +77,11 @@ pub enum What {
         /// Index of the parameter.
         tensor: u32,
     },
+    /// What a transport that is made of another one tells itself over that; `step` counts.
+    Aside {
+        /// What it is about.
+        line: u8,
+    },
 }
 
 impl fmt::Display for What {
@@ -91,6 +97,7 @@ impl fmt::Display for What {
                 write!(f, "validation sample {sample} behind {stage}")
             }
             What::Weight { stage, tensor } => write!(f, "weights {tensor} of {stage}"),
+            What::Aside { line } => write!(f, "what the transport has to say on line {line}"),
         }
     }
 }
@@ -125,9 +132,21 @@ pub enum CommError {
     /// Some rank gave up, for this cause.
     #[error("the run was aborted: {0}")]
     Aborted(Fault),
+    /// A device has no memory for what came or goes.
+    #[error("{0}")]
+    OutOfMemory(String),
     /// The transport itself failed.
     #[error("the transport failed: {0}")]
     Failed(String),
+}
+
+impl From<DeviceError> for CommError {
+    fn from(error: DeviceError) -> CommError {
+        match error {
+            DeviceError::OutOfMemory { .. } => CommError::OutOfMemory(error.to_string()),
+            DeviceError::Failed { .. } => CommError::Failed(error.to_string()),
+        }
+    }
 }
 
 impl CommError {
@@ -142,6 +161,7 @@ impl CommError {
             CommError::Lost { from, .. } => {
                 Fault { peer: Some(from), ..Fault::new(Class::PeerLost, rank, message) }
             }
+            CommError::OutOfMemory(_) => Fault::new(Class::OutOfMemory, rank, message),
             CommError::Failed(_) => Fault::new(Class::Internal, rank, message),
         }
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::comm::{Comm, CommError, Position, Tag};
 use crate::fault::Fault;
 use crate::ids::Rank;
-use crate::kernels::{DeviceError, Kernels};
+use crate::kernels::Kernels;
 
 pub(super) struct Handed<K, C> {
     kernels: K,
@@ -29,7 +29,7 @@ impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
     }
 
     fn send(&mut self, to: Rank, tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
-        self.kernels.hand_over(&tensor).map_err(failed)?;
+        self.kernels.hand_over(&tensor)?;
         self.comm.send(to, tag, tensor)
     }
 
@@ -39,12 +39,12 @@ impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
 
     fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<K::Tensor>, CommError> {
         let taken = self.comm.try_take(from, tag)?;
-        taken.map(|tensor| self.kernels.take_over(tensor)).transpose().map_err(failed)
+        Ok(taken.map(|tensor| self.kernels.take_over(tensor)).transpose()?)
     }
 
     fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<K::Tensor, CommError> {
         let taken = self.comm.take(from, tag, deadline)?;
-        self.kernels.take_over(taken).map_err(failed)
+        Ok(self.kernels.take_over(taken)?)
     }
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
@@ -62,8 +62,4 @@ impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
     fn abort(&mut self, cause: &Fault) {
         self.comm.abort(cause);
     }
-}
-
-fn failed(error: DeviceError) -> CommError {
-    CommError::Failed(error.to_string())
 }
