@@ -147,7 +147,7 @@ impl Place {
             open()
         } else {
             let fresh = fresh_file(&shown);
-            let written = hint_of_resuming(fresh, &path)?.write_all(settings.as_bytes());
+            let written = hint_of_resuming(fresh, path)?.write_all(settings.as_bytes());
             written.map_err(|e| io_fault("settings", &shown, &e))?;
             open().inspect_err(|_| {
                 let _ = remove_file(&shown); // it would mark the folder as taken
