@@ -314,7 +314,7 @@ impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
         deadline: Instant,
     ) -> Result<Tensor<D::Memory>, CommError> {
         self.allow(deadline);
-        self.until(deadline, from, &tag.what, |nccl| nccl.look(from, tag))
+        self.until(deadline, from, tag.what, |nccl| nccl.look(from, tag))
     }
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {

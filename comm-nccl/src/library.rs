@@ -113,7 +113,7 @@ impl Library {
     /// # Errors
     /// If it has none, or one that lacks a function.
     pub fn open() -> Result<Library, String> {
-        let opened = NAMES.iter().map(|name| Library::open_at(name));
+        let opened = NAMES.iter().copied().map(Library::open_at);
         opened
             .reduce(|found, other| found.or_else(|first| other.map_err(|_| first)))
             .unwrap_or_else(|| Err("no library has a name".into()))

@@ -172,14 +172,14 @@ mod tests {
         let doubling = Shape { scaling: Scaling::Doubling, ..Shape::new(4, 16) };
         for (_, sync) in Sync::ALL {
             for (schedule, shape) in [
-                ("chimera", doubling.clone()),
+                ("chimera", doubling),
                 ("gems", Shape::new(4, 8)),
                 ("zb-h2", Shape::new(4, 12)),
                 ("dualpipe", Shape::new(4, 12)),
                 ("interleaved", Shape::new(4, 8)),
                 ("dapple", Shape { n_in_turn: 2, ..Shape::new(4, 8) }),
             ] {
-                let proof = prove_in_one_order(&program(schedule, shape.clone(), sync));
+                let proof = prove_in_one_order(&program(schedule, shape, sync));
                 assert!(proof.is_ok(), "{schedule} {shape:?}: {}", proof.unwrap_err());
             }
         }
