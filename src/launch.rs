@@ -15,18 +15,29 @@ pub enum Transport {
     Threads,
     /// Each is a process.
     Mpi,
+    /// Each is a process with a GPU of CUDA; their tensors go over NCCL, all else over MPI.
+    Nccl,
 }
 
 impl Transport {
     /// Every one with its name on the command line.
-    pub const ALL: [(&'static str, Transport); 3] =
-        [("auto", Transport::Auto), ("threads", Transport::Threads), ("mpi", Transport::Mpi)];
+    pub const ALL: [(&'static str, Transport); 4] = [
+        ("auto", Transport::Auto),
+        ("threads", Transport::Threads),
+        ("mpi", Transport::Mpi),
+        ("nccl", Transport::Nccl),
+    ];
 
     /// Whether ranks are processes, and why.
     ///
     /// # Errors
-    /// If they are, and this build has no MPI.
+    /// If they are, and this build has no MPI, or no NCCL where that is wanted.
     pub fn choose(self) -> Result<(bool, String)> {
+        if self == Transport::Nccl && !cfg!(feature = "nccl") {
+            bail!(
+                "this build has no NCCL: build with `--features nccl,mpi`, or choose another transport"
+            );
+        }
         self.choose_for(Launch::found(), cfg!(feature = "mpi"))
     }
 
@@ -37,7 +48,7 @@ impl Transport {
             (Transport::Auto, None) => {
                 return Ok((false, "no launcher has started several processes".into()));
             }
-            (Transport::Mpi, _) => "as --transport says".to_string(),
+            (Transport::Mpi | Transport::Nccl, _) => "as --transport says".to_string(),
             (Transport::Auto, Some(launch)) => launch.to_string(),
         };
         if !has_mpi {

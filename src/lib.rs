@@ -25,4 +25,6 @@ pub use chimera_backend_cuda as candle;
 pub use chimera_backend_wgpu as wgpu;
 #[cfg(feature = "mpi")]
 pub use chimera_comm_mpi as mpi;
+#[cfg(feature = "nccl")]
+pub use chimera_comm_nccl as nccl;
 pub use chimera_core as core;

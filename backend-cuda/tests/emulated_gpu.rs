@@ -6,8 +6,10 @@ mod emulated;
 
 use chimera_backend_cuda::gpu::Element;
 use chimera_core::equivalence::{Run, RunError};
+use chimera_core::fault::Class;
 use chimera_core::kernels::conformance;
 use chimera_core::kernels::reference::Reference;
+use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
 
@@ -32,20 +34,33 @@ fn bf16_trains_beside_the_reference() -> Result<(), RunError> {
     trains(Element::Bf16, 1e-2)
 }
 
+#[test]
+fn memory_that_runs_out_is_accounted_for() {
+    let on = |bytes: usize| {
+        let run = run("chimera", 2);
+        run.train(|_| Ok(emulated::gpu_with(Element::F32, bytes)))
+    };
+    // The least that suffices lies somewhere; a little less runs out in a step.
+    let (mut least, mut most) = (1 << 10, 1 << 24);
+    while most - least > 1 << 10 {
+        let middle = (least + most) / 2;
+        match on(middle) {
+            Ok(_) => most = middle,
+            Err(_) => least = middle,
+        }
+    }
+    let Err(RunError::Fault(fault)) = on(least) else { panic!("{least} bytes are enough") };
+    assert_eq!((fault.class, fault.class.code()), (Class::OutOfMemory, 8));
+    let text = fault.to_string();
+    for word in ["bytes asked", "weights", "gradients", "moments", "residuals", "recompute full"] {
+        assert!(text.contains(word), "{text}");
+    }
+}
+
 /// Schedules with a worker to a thread, each with a device of its own.
 fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
     for (schedule, depth) in [("dapple", 1), ("1f1b", 2), ("chimera", 2), ("chimera", 4)] {
-        let model = ModelConfig {
-            architecture: Architecture::Gpt2,
-            layers: 4,
-            hidden: 8,
-            heads: 2,
-            context: 6,
-            vocab: 19,
-            tied: false,
-        };
-        let shape = Shape::new(depth, 4);
-        let run = Run { schedule, shape, model, micro_batch_size: 1, steps: 4 };
+        let run = run(schedule, depth);
         let expected = run.train(|_| Ok(Reference))?.losses;
         let got = run.train(|_| Ok(emulated::gpu(activations)))?.losses;
         assert_eq!(got.len(), 4);
@@ -55,4 +70,24 @@ fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
         }
     }
     Ok(())
+}
+
+fn run(schedule: &'static str, depth: usize) -> Run {
+    let model = ModelConfig {
+        architecture: Architecture::Gpt2,
+        layers: 4,
+        hidden: 8,
+        heads: 2,
+        context: 6,
+        vocab: 19,
+        tied: false,
+    };
+    Run {
+        schedule,
+        shape: Shape::new(depth, 4),
+        model,
+        recompute: Recompute::None,
+        micro_batch_size: 1,
+        steps: 4,
+    }
 }

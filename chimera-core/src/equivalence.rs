@@ -10,13 +10,13 @@ use std::time::Instant;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::analyze::Refusal;
-use crate::comm::{Comm, Threads};
+use crate::analyze::{Refusal, UniformCosts};
+use crate::comm::{Comm, CommError, Threads};
 use crate::engine::{Data, Job, Patience, Training, Worker, run_threads};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::kernels::{DeviceError, Kernels};
-use crate::lower::{Lowering, lower};
+use crate::lower::{Lowering, Passes, Program, Recompute, lower};
 use crate::model::{Gpt2Stage, ModelConfig, ModelError, cut};
 use crate::schedule::{Shape, Unfit, UnknownSchedule, find};
 
@@ -29,6 +29,8 @@ pub struct Run {
     pub shape: Shape,
     /// The model.
     pub model: ModelConfig,
+    /// Whether forwards are run again before their backwards.
+    pub recompute: Recompute,
     /// Samples of a micro-batch.
     pub micro_batch_size: usize,
     /// Updates of the weights.
@@ -44,6 +46,8 @@ pub struct Trained {
     pub norms: Vec<f64>,
     /// How long each step took on rank 0, in seconds.
     pub seconds: Vec<f64>,
+    /// By rank: bytes of weights, gradients, moments and residuals, by the memory model.
+    pub bytes: Vec<u64>,
 }
 
 /// Why there was no training.
@@ -75,10 +79,30 @@ impl Run {
         &self,
         device: impl Fn(Rank) -> Result<K, DeviceError> + Sync,
     ) -> Result<Trained, RunError> {
-        let training = Training { seed: 1, steps: self.steps, lr: 1e-2, ..Training::default() };
-        let timetable = find(self.schedule)?.timetable(&self.shape)?;
-        let how = Lowering { barrier: training.needs_barrier(), ..Lowering::default() };
-        let program = lower(&timetable, &how)?;
+        let n_ranks = self.shape.depth as u32;
+        let on_rank = |error: RunError, rank| match error {
+            RunError::Fault(fault) => fault,
+            other => Fault::new(Class::Usage, rank, other.to_string()),
+        };
+        self.program()?; // a refusal is no rank's
+        let ranks = run_threads(n_ranks, |comm: &mut Threads<K::Tensor>| {
+            let rank = comm.rank();
+            let kernels = device(rank).map_err(|e| CommError::from(e).into_fault(rank))?;
+            self.train_as(kernels, comm).map_err(|error| on_rank(error, rank))
+        })?;
+        Ok(ranks.into_iter().next().unwrap_or_default())
+    }
+
+    /// Trains the row of the rank that `comm` is an end of.
+    ///
+    /// # Errors
+    /// If the schedule or the model does not fit, or a rank fails.
+    pub fn train_as<K: Kernels>(
+        &self,
+        kernels: K,
+        comm: &mut impl Comm<K::Tensor>,
+    ) -> Result<Trained, RunError> {
+        let (training, program) = self.program()?;
         let (stop, tokens) = (AtomicBool::new(false), Tokens(&self.model));
         let job = Job {
             program: &program,
@@ -91,34 +115,38 @@ impl Run {
             epoch: Instant::now(),
         };
         let cuts = cut(&self.model, program.placement().n_stages())?;
-        let n_ranks = self.shape.depth as u32;
-        let ranks = run_threads(n_ranks, |comm: &mut Threads<K::Tensor>| {
-            let rank = comm.rank();
-            let on_device = |e: DeviceError| e.into_fault(rank);
-            let kernels = device(rank).map_err(on_device)?;
-            let stages: Result<Vec<_>, ModelError> = cuts
-                .iter()
-                .map(|cut| {
-                    Gpt2Stage::new(kernels.clone(), &self.model, self.model.context, cut.clone())
-                })
-                .collect();
-            let stages = stages.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))?;
-            let stage = |id: StageId| stages[id.index()].clone();
-            let mut worker = Worker::new(job, kernels, comm, stage)?;
-            let mut trained = Trained::default();
-            let mut step = 0;
-            while step < self.steps {
-                let start = Instant::now();
-                for report in worker.run(step)? {
-                    trained.losses.push(report.loss);
-                    trained.norms.push(report.grad_norm);
-                    step = report.step + 1;
-                }
-                trained.seconds.push(start.elapsed().as_secs_f64());
+        let stages: Result<Vec<_>, ModelError> = cuts
+            .iter()
+            .map(|cut| {
+                Gpt2Stage::new(kernels.clone(), &self.model, self.model.context, cut.clone())
+            })
+            .collect();
+        let stages = stages?;
+        let stage = |id: StageId| stages[id.index()].clone();
+        let mut worker = Worker::new(job, kernels, comm, stage)?;
+        let mut trained = Trained::default();
+        let mut step = 0;
+        while step < self.steps {
+            let start = Instant::now();
+            for report in worker.run(step)? {
+                trained.losses.push(report.loss);
+                trained.norms.push(report.grad_norm);
+                trained.bytes = report.ranks.iter().map(|rank| rank.bytes).collect();
+                step = report.step + 1;
             }
-            Ok(trained)
-        })?;
-        Ok(ranks.into_iter().next().unwrap_or_default())
+            trained.seconds.push(start.elapsed().as_secs_f64());
+        }
+        Ok(trained)
+    }
+
+    fn program(&self) -> Result<(Training, Program), RunError> {
+        let training = Training { seed: 1, steps: self.steps, lr: 1e-2, ..Training::default() };
+        let timetable = find(self.schedule)?.timetable(&self.shape)?;
+        let how = Lowering { barrier: training.needs_barrier(), ..Lowering::default() };
+        let passes = Passes { recompute: self.recompute, ..Passes::default() };
+        let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
+        let (timetable, how) = passes.apply(timetable, how, &costs)?;
+        Ok((training, lower(&timetable, &how)?))
     }
 }
 
@@ -167,6 +195,7 @@ mod tests {
             schedule,
             shape,
             model: model.clone(),
+            recompute: Recompute::None,
             micro_batch_size: 1,
             steps: 3,
         };

@@ -4,7 +4,7 @@ mod programs;
 
 use std::collections::{HashMap, HashSet};
 
-use chimera_core::analyze::{UniformCosts, simulate};
+use chimera_core::analyze::{UniformCosts, prove_in_one_order, simulate};
 use chimera_core::exchange::{csv, from_csv, from_json, to_csv, to_json};
 use chimera_core::ids::{PipeId, WorkerId};
 use chimera_core::lower::{Instr, Lowering, Program, Sync, lower};
@@ -78,6 +78,8 @@ proptest! {
                 _ => shape.n_in_turn,
             };
             prop_assert!(program.channel_bound() <= bound);
+            let order = prove_in_one_order(&program);
+            prop_assert!(order.is_ok(), "{}", order.unwrap_err());
             for (w, row) in program.rows().iter().enumerate() {
                 let agrees = row.iter().filter(|i| matches!(i, Instr::Agree)).count();
                 let steps = row.iter().filter(|i| matches!(i, Instr::Step(_))).count();

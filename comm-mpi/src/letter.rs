@@ -49,6 +49,7 @@ const SUM: u32 = 17;
 const EVALUATED: u32 = 18;
 const WEIGHT: u32 = 19;
 const UPDATED: u32 = 20;
+const ASIDE: u32 = 21;
 const BYTES: u32 = 32;
 const ABORT: u32 = 33;
 const BYE: u32 = 34;
@@ -140,6 +141,7 @@ fn head(tag: Tag) -> Head {
         What::Updated { bucket, tensor } => of(UPDATED, bucket.0, tensor, 0),
         What::Evaluated { sample, stage } => of(EVALUATED, stage.0.into(), 0, sample),
         What::Weight { stage, tensor } => of(WEIGHT, stage.0.into(), tensor, 0),
+        What::Aside { line } => of(ASIDE, line.into(), 0, 0),
     }
 }
 
@@ -152,6 +154,7 @@ fn tag(head: &Head) -> Result<Tag, String> {
         UPDATED => What::Updated { bucket: BucketId(x), tensor: y },
         EVALUATED => What::Evaluated { sample: z, stage },
         WEIGHT => What::Weight { stage, tensor: y },
+        ASIDE => What::Aside { line: x as u8 },
         _ => {
             let kind = TOKENS.get(code as usize).ok_or_else(|| format!("it is of kind {code}"))?;
             let (pipe, span) = (PipeId((x >> 16) as u16), Span { start: y, len: z as u16 });
@@ -219,6 +222,7 @@ mod tests {
             What::Updated { bucket, tensor: 3 },
             What::Evaluated { sample: u64::MAX, stage },
             What::Weight { stage, tensor: 5 },
+            What::Aside { line: 3 },
         ];
         let mut letters = vec![Letter::Bye, Letter::Ask(3), Letter::Where(4, u64::MAX - 1)];
         for what in TOKENS.map(token).into_iter().chain(others) {

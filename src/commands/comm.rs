@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use chimera::core::comm::{Comm, CommError, Host, Tag, Threads, What};
 use chimera::core::engine::run_threads;
 use chimera::core::ids::{BucketId, Rank};
@@ -72,6 +72,10 @@ struct Timed {
 
 impl Bench {
     fn run(self) -> Result<()> {
+        ensure!(
+            self.transport != Transport::Nccl,
+            "this measures the host's tensors, which NCCL does not carry: choose mpi or threads"
+        );
         let (is_mpi, _) = self.transport.choose()?;
         let report = if is_mpi {
             ranks::with(&measure)?

@@ -19,7 +19,7 @@ use chimera::core::engine::{Patience, panicked};
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::device::Precision;
-use chimera::launch::{Launch, layouts};
+use chimera::launch::{Launch, Transport, layouts};
 use chimera::mpi::{Lookout, Mpi};
 use chimera::settings::Config;
 use chimera::training::{PATIENCE, Place, Run, share, write_error};
@@ -60,10 +60,12 @@ pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     let known = Known::default();
     let (me, lookout, folder) = (mpi.rank(), mpi.lookout(), Arc::clone(&known));
     let stop = stop_on_signal(move || end_if_over(me, &lookout, &folder))?;
+    let watching = mpi.lookout();
+    let is_over = move || watching.why_over().is_some();
     let work = AssertUnwindSafe(|| {
         #[cfg(all(unix, debug_assertions))]
         let mut mpi = strike::Struck::new(&mut mpi);
-        as_rank(train, config, why, &mut mpi, &stop, &known)
+        as_rank(train, config, why, &mut mpi, is_over, &stop, &known)
     });
     let outcome = catch_unwind(work).unwrap_or_else(|panic| Err(panicked(me, &*panic).into()));
     pass("leave");
@@ -145,6 +147,7 @@ fn as_rank(
     config: Result<Config>,
     why: &str,
     mut comm: &mut dyn Comm<Host>,
+    is_over: impl Fn() -> bool + Send + 'static,
     stop: &AtomicBool,
     known: &Known,
 ) -> Result<()> {
@@ -160,6 +163,14 @@ fn as_rank(
     let say = Say { to_stderr: train.json };
     if is_lead {
         say.line(&format!("{n_ranks} ranks over MPI ({}; {why})", Mpi::library()));
+    }
+    #[cfg(feature = "nccl")]
+    if run.config().transport == Transport::Nccl {
+        let version = run.nccl(comm.rank()).map_err(anyhow::Error::from);
+        let version = together(comm, version, patience)?;
+        if is_lead {
+            say.line(&format!("tensors over NCCL {version}"));
+        }
     }
 
     let claimed = is_lead.then(|| {
@@ -201,11 +212,11 @@ fn as_rank(
         Ok((place.begin(run.config(), run.first_step())?, prometheus))
     });
     let Some((mut folder, prometheus)) = together(comm, begun.transpose(), patience)? else {
-        run.train_as(comm, stop, |_| Ok(()))?;
+        run.train_as(comm, stop, is_over, |_| Ok(()))?;
         return conclude(comm, &run, None::<fn() -> Result<()>>);
     };
     let trained = train.train(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
-        let trained = run.train_as(comm, stop, observe)?;
+        let trained = run.train_as(comm, stop, is_over, observe)?;
         trained.context("rank 0 got nothing")
     });
     let ended = trained.and_then(|trained| {
@@ -254,8 +265,8 @@ fn conclude(
 /// Refuses a number of ranks that is not width times depth, and numbers that do not travel.
 fn check(config: &Config, n_ranks: usize) -> Result<()> {
     ensure!(
-        config.precision == Precision::F32,
-        "MPI carries f32 between the ranks: choose --precision f32, or --transport threads"
+        config.precision == Precision::F32 || config.transport == Transport::Nccl,
+        "MPI carries f32 between the ranks: choose --precision f32, or --transport nccl or threads"
     );
     let Config { width, depth, .. } = config;
     let pairs: Vec<_> = layouts(n_ranks)

@@ -80,7 +80,7 @@ struct Check {
     passes: PassArgs,
     #[command(flatten)]
     costs: CostArgs,
-    /// Proves too that messages and reductions follow one order on each device, as NCCL needs
+    /// Proves too that there is one order of all messages and reductions that every device can keep, as NCCL needs
     #[arg(long)]
     one_order: bool,
     /// Prints JSON

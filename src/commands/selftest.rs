@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::device::Device;
-use chimera::selftest::{Check, Size, run};
+use chimera::selftest::{Check, Options, Size, run};
 use clap::{Args, ValueEnum};
 
 use super::print;
@@ -24,7 +25,13 @@ pub(crate) struct Selftest {
     /// Size of what is measured [default: full on CUDA, else small]
     #[arg(long, value_name = "SIZE")]
     size: Option<Measured>,
-    /// Writes everything found to a file too
+    /// Tries only this part, such as `kernels` or `steps bf16`; may be given several times
+    #[arg(long = "part", value_name = "NAME")]
+    parts: Vec<String>,
+    /// Seconds for all of it; what is not done by then fails
+    #[arg(long, value_name = "SECONDS", default_value_t = 540.0)]
+    time: f64,
+    /// Writes everything found to a file too, after each part
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -44,16 +51,21 @@ impl Selftest {
             (Some(Measured::Small) | None, _) => Size::Small,
         };
         let mut written = Ok(());
-        let report = run(self.device, size, |line| {
+        let time = Duration::try_from_secs_f64(self.time)?;
+        let options = Options { parts: self.parts, device: self.device, size, time };
+        let say = |line: &str| {
             if written.is_ok() {
                 written = print(format!("{line}\n"));
             }
+        };
+        let report = run(&options, say, |report| match &self.json {
+            None => Ok(()),
+            Some(file) => {
+                let json = serde_json::to_string_pretty(report)? + "\n";
+                fs::write(file, json).with_context(|| format!("cannot write {}", file.display()))
+            }
         })?;
         written?;
-        if let Some(file) = &self.json {
-            let json = serde_json::to_string_pretty(&report)? + "\n";
-            fs::write(file, json).with_context(|| format!("cannot write {}", file.display()))?;
-        }
         let n_failed = report.checks.iter().filter(|check| !check.passes()).count();
         let n = report.checks.len();
         if n_failed > 0 {

@@ -6,6 +6,7 @@ use chimera_backend_cuda::Candle;
 use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
 #[cfg(feature = "wgpu")]
 use chimera_backend_wgpu::Wgpu;
+use chimera_core::ids::Rank;
 use chimera_core::kernels::Kernels;
 
 #[cfg(feature = "cuda")]
@@ -34,6 +35,8 @@ enum Backend {
 /// What devices that count have done and used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
+    /// Kernels and matrix products started.
+    pub n_launches: u64,
     /// Times that the host waited for a device.
     pub n_waits: u64,
     /// The most bytes in use on a device so far.
@@ -87,6 +90,24 @@ impl Opened {
         self.device == Device::Cpu
     }
 
+    /// Bytes of its own memory that nobody uses, if it says so.
+    pub fn free_bytes(&self) -> Option<u64> {
+        match &self.kernels {
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(gpu) => gpu.driver().free_bytes().ok(),
+            _ => None,
+        }
+    }
+
+    /// Its kernels, if it is a GPU of CUDA.
+    #[cfg(feature = "nccl")]
+    pub fn cuda(&self) -> Option<&Gpu<Cuda>> {
+        match &self.kernels {
+            Backend::Cuda(gpu) => Some(gpu),
+            _ => None,
+        }
+    }
+
     /// Does `compute` on it.
     pub fn run<C: Compute>(&self, compute: C) -> C::Output {
         match &self.kernels {
@@ -102,6 +123,8 @@ impl Opened {
 /// The devices of some ranks of this process, open.
 #[derive(Clone, Debug)]
 pub struct Devices {
+    /// The first rank that is of this process.
+    first: usize,
     by_rank: Vec<Opened>,
 }
 
@@ -117,12 +140,24 @@ impl Devices {
             let found = found.cloned();
             by_rank.push(found.map_or_else(|| open(device, precision), Ok)?);
         }
-        Ok(Devices { by_rank })
+        Ok(Devices { first: 0, by_rank })
+    }
+
+    /// Each device once, with the ranks that share it.
+    pub fn shared(&self) -> Vec<(&Opened, Vec<usize>)> {
+        let mut all: Vec<(&Opened, Vec<usize>)> = Vec::new();
+        for (rank, opened) in (self.first..).zip(&self.by_rank) {
+            match all.iter_mut().find(|(other, _)| other.device == opened.device) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => all.push((opened, vec![rank])),
+            }
+        }
+        all
     }
 
     /// That of one rank alone, whose peers are other processes.
-    pub fn only(opened: Opened) -> Devices {
-        Devices { by_rank: vec![opened] }
+    pub fn only(rank: Rank, opened: Opened) -> Devices {
+        Devices { first: rank.index(), by_rank: vec![opened] }
     }
 
     /// Whether ranks can hand each other tensors as they are.
@@ -159,7 +194,7 @@ impl Devices {
                 other => other,
             },
         };
-        Devices { by_rank: self.by_rank.iter().map(poisoned).collect() }
+        Devices { by_rank: self.by_rank.iter().map(poisoned).collect(), ..*self }
     }
 
     /// What all have done and used, if they count.
@@ -169,6 +204,7 @@ impl Devices {
         let mut devices: Vec<Device> = Vec::new();
         for (gpu, opened) in self.cuda()?.iter().zip(&self.by_rank) {
             let usage = gpu.driver().usage().ok()?;
+            all.n_launches += usage.n_launches;
             all.n_waits += usage.n_waits;
             all.peak_bytes = all.peak_bytes.max(usage.peak_bytes);
             if !devices.contains(&opened.device) {
@@ -182,6 +218,27 @@ impl Devices {
     /// What all have done and used, if they count.
     #[cfg(not(feature = "cuda"))]
     pub fn usage(&self) -> Option<Usage> {
+        None
+    }
+
+    /// Lets peaks begin anew.
+    pub fn reset_peak(&self) {
+        #[cfg(feature = "cuda")]
+        for gpu in self.cuda().into_iter().flatten() {
+            let reset = gpu.driver().reset_peak();
+            let _ = reset; // a device that fails shows it elsewhere
+        }
+    }
+
+    /// The most bytes that each rank has held so far, if they are counted.
+    #[cfg(feature = "cuda")]
+    pub fn peaks(&self) -> Option<Vec<u64>> {
+        Some(self.cuda()?.iter().map(|gpu| gpu.driver().held_peak()).collect())
+    }
+
+    /// The most bytes that each rank has held so far, if they are counted.
+    #[cfg(not(feature = "cuda"))]
+    pub fn peaks(&self) -> Option<Vec<u64>> {
         None
     }
 
@@ -201,7 +258,7 @@ impl Devices {
         self.by_rank.iter().all(|opened| opened.device == first.device).then_some(first)
     }
 
-    /// That of each rank.
+    /// That of each rank of this process.
     pub fn by_rank(&self) -> &[Opened] {
         &self.by_rank
     }

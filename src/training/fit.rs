@@ -1,6 +1,7 @@
 //! Refusing a run that cannot fit into memory before it starts to fill it.
 
 use std::fmt;
+use std::ops::Add;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
@@ -12,11 +13,13 @@ use chimera_core::lower::{Program, Recompute};
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::stage::Param;
 
+use super::Plan;
 use super::free::free_memory;
+use crate::device::{Device, Devices, Precision};
 use crate::settings::Config;
 
-/// What a run needs, in bytes over all workers.
-#[derive(Clone, Copy, PartialEq, Debug)]
+/// What a run or a part of its workers needs, in bytes.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Need {
     /// Weights in all their versions, gradients and two moments, four bytes an element each; and the weights
     /// that the run begins with, if they were given.
@@ -32,6 +35,22 @@ impl Need {
     pub(super) fn times(self, part: f64) -> Need {
         let Need { state, copy, residuals } = self;
         Need { state: state * part, copy: copy * part, residuals: residuals * part }
+    }
+
+    fn total(&self) -> f64 {
+        self.state + self.copy + self.residuals
+    }
+}
+
+impl Add for Need {
+    type Output = Need;
+
+    fn add(self, other: Need) -> Need {
+        Need {
+            state: self.state + other.state,
+            copy: self.copy + other.copy,
+            residuals: self.residuals + other.residuals,
+        }
     }
 }
 
@@ -49,22 +68,57 @@ impl fmt::Display for Need {
     }
 }
 
-/// Refuses a run whose weights, gradients, moments and residuals exceed the memory that is free.
-pub(super) fn check(config: &Config, need: &Need) -> Result<()> {
+/// Refuses a run whose weights, gradients, moments and residuals exceed the memory that is free, with this part
+/// of its ranks on this host.
+pub(super) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
+    let (config, workers) = (&plan.config, plan.needs.iter().zip(&plan.devices));
+    let on_host = workers.filter(|(_, device)| **device == Device::Cpu).map(|(need, _)| *need);
+    let need = on_host.fold(Need::default(), Need::add).times(config.width as f64 * here);
     if let Some(free) = free_memory(Path::new("/")) {
-        ensure!(
-            need.state + need.copy + need.residuals <= free.bytes,
-            "the run needs {need} on this host, but {:.1} GiB are free{}: choose {}fewer layers, a smaller preset or \
-             width, fewer pipes, or a smaller micro-batch-size",
-            gib(free.bytes),
-            if free.by_limit { " within the memory limit of its control group" } else { "" },
-            if config.recompute == Recompute::None { "recompute full, " } else { "" },
-        );
+        let limit =
+            if free.by_limit { " within the memory limit of its control group" } else { "" };
+        refuse(config, &need, free.bytes, limit, "this host")?;
+    }
+    for (device, ranks) in devices.shared() {
+        let of = |rank: &usize| plan.needs[rank % plan.needs.len()];
+        let need = ranks.iter().map(of).fold(Need::default(), Need::add);
+        if let Some(free) = device.free_bytes() {
+            let need = on_device(need, config.precision);
+            refuse(config, &need, free as f64, "", &device.name())?;
+        }
     }
     Ok(())
 }
 
-pub(super) fn need(config: &Config, model: &ModelConfig, cuts: &[Cut], program: &Program) -> Need {
+/// What a GPU holds of it: no copies for checkpoints; with bf16 residuals of half the size, and weights as
+/// operands of products beside those in f32.
+fn on_device(need: Need, precision: Precision) -> Need {
+    let Need { state, residuals, .. } = need;
+    match precision {
+        Precision::F32 => Need { state, copy: 0.0, residuals },
+        // Two bytes more for the sixteen of a weight, its gradient and its moments.
+        Precision::Bf16 => Need { state: state * 9.0 / 8.0, copy: 0.0, residuals: residuals / 2.0 },
+    }
+}
+
+fn refuse(config: &Config, need: &Need, free: f64, limit: &str, place: &str) -> Result<()> {
+    ensure!(
+        need.total() <= free,
+        "the run needs {need} on {place}, but {:.1} GiB are free{limit}: choose {}fewer layers, a smaller preset or \
+         width, fewer pipes, or a smaller micro-batch-size",
+        gib(free),
+        if config.recompute == Recompute::None { "recompute full, " } else { "" },
+    );
+    Ok(())
+}
+
+/// What each worker of a group needs; what is the run's alone is shared out among them.
+pub(super) fn needs(
+    config: &Config,
+    model: &ModelConfig,
+    cuts: &[Cut],
+    program: &Program,
+) -> Vec<Need> {
     let units = program.units_per_micro() as usize;
     let samples = (config.micro_batch_size / units) as f64;
     let kept = peak_bytes(program, |_, token| {
@@ -82,29 +136,29 @@ pub(super) fn need(config: &Config, model: &ModelConfig, cuts: &[Cut], program: 
         elements as f64 * samples * 4.0
     });
     let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();
-    let copies_of = |w: WorkerId| {
-        let gradients_and_moments = if config.shard_optimizer { 1.0 } else { 3.0 };
-        gradients_and_moments + f64::from(program.weight_versions()[w.index()])
-    };
-    let workers = (0..program.rows().len()).map(|w| WorkerId(w as u16));
-    let state_of = |w: WorkerId| {
-        let stages = program.placement().stages_of(w).into_iter();
-        let params = stages.flat_map(|s| &params[s.index()]);
-        params.map(|p| p.n_elements() as f64).sum::<f64>() * copies_of(w)
-    };
-    let state = workers.map(state_of).sum::<f64>() * 4.0;
-    let moments = match config.shard_optimizer {
-        true => {
-            owned_elements(program, config.width, &params).into_iter().sum::<u64>() as f64 * 8.0
+    let n_workers = program.rows().len();
+    let mut moments = vec![0.0; n_workers];
+    if config.shard_optimizer {
+        let owned = owned_elements(program, config.width, &params);
+        for (rank, elements) in owned.into_iter().enumerate() {
+            moments[rank % n_workers] += elements as f64 * 8.0 / config.width as f64;
         }
-        false => 0.0,
-    };
-    let residuals = kept.iter().sum::<f64>();
+    }
     let width = config.width as f64;
     let n_params = model.n_params() as f64;
     let given = if config.init.is_some() { n_params * 4.0 } else { 0.0 };
     let copy = if config.save_every > 0 { n_params * 12.0 } else { 0.0 };
-    Need { state: state * width + moments + given, copy, residuals: residuals * width }
+    let share = 1.0 / (n_workers as f64 * width);
+    let need = |(w, residuals): (usize, f64)| {
+        let worker = WorkerId(w as u16);
+        let gradients_and_moments = if config.shard_optimizer { 1.0 } else { 3.0 };
+        let copies = gradients_and_moments + f64::from(program.weight_versions()[w]);
+        let stages = program.placement().stages_of(worker).into_iter();
+        let held = stages.flat_map(|s| &params[s.index()]).map(|p| p.n_elements() as f64);
+        let state = held.sum::<f64>() * copies * 4.0 + moments[w] + given * share;
+        Need { state, copy: copy * share, residuals }
+    };
+    kept.iter().copied().enumerate().map(need).collect()
 }
 
 fn gib(bytes: f64) -> f64 {
@@ -165,9 +219,11 @@ mod tests {
                     run.train(&AtomicBool::new(false), observe).unwrap();
                     let n_stages = run.program().placement().n_stages();
                     let cuts = cut(run.model(), n_stages).unwrap();
-                    let need = need(run.config(), run.model(), &cuts, run.program());
+                    let needs = needs(run.config(), run.model(), &cuts, run.program());
+                    let width = run.config().width as f64;
+                    let need = needs.into_iter().fold(Need::default(), Need::add).times(width);
                     let case = format!("{model} {schedule} {recompute} {split_backward}");
-                    assert_eq!((need.state + need.residuals) as u64, bytes, "{case}");
+                    assert_eq!((need.state + need.residuals).round() as u64, bytes, "{case}");
                 }
             }
         }

@@ -8,6 +8,8 @@ mod free;
 mod greeting;
 mod lock;
 mod metrics;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod plan;
 mod processes;
 mod prometheus;
@@ -56,7 +58,7 @@ use trained::{RankTrained, merge};
 use crate::auto::Report;
 use crate::checkpoint::{Checkpoint, Saver};
 use crate::data::{Batch, Corpus};
-use crate::device::{Compute, Device, Devices, Opened};
+use crate::device::{Compute, Devices, Opened};
 use crate::hf;
 use crate::settings::Config;
 
@@ -93,17 +95,13 @@ impl Run {
             None => Devices::open(&plan.devices, width, precision)?,
             Some((rank, local)) => {
                 let device = plan.devices[rank.index() % depth];
-                Devices::only(Opened::open(device, local, precision)?)
+                Devices::only(rank, Opened::open(device, local, precision)?)
             }
         };
         if here.own.is_none() {
             alike::check(&plan.program, &plan.config, &devices.models())?;
         }
-        let n_on_host = plan.devices.iter().filter(|device| **device == Device::Cpu).count();
-        if n_on_host > 0 {
-            let part = here.part * n_on_host as f64 / depth as f64;
-            fit::check(&plan.config, &plan.need().times(part))?;
-        }
+        fit::check(&plan, &devices, here.part)?;
         let weights = match &plan.config.init {
             Some(dir) => weights(dir, &plan.model)?,
             None => HashMap::new(),

@@ -34,7 +34,8 @@ pub struct Plan {
     /// What it found, here or elsewhere.
     pub(super) found: Option<Timetable>,
     pub(super) training: Training,
-    need: Need,
+    /// Of each worker of a group.
+    pub(super) needs: Vec<Need>,
 }
 
 impl Plan {
@@ -78,10 +79,10 @@ impl Plan {
             "shard-optimizer needs weights that nobody reads while they are updated: choose a synchronous \
              schedule"
         );
-        let need = fit::need(&config, &model, &cuts, &program);
+        let needs = fit::needs(&config, &model, &cuts, &program);
         let last = None;
         let mut plan =
-            Plan { config, devices, model, cuts, program, last, search, found, training, need };
+            Plan { config, devices, model, cuts, program, last, search, found, training, needs };
         if plan.config.resume.is_none() {
             plan.begin(0)?;
         }
@@ -100,7 +101,8 @@ impl Plan {
 
     /// The memory it will need.
     pub fn need(&self) -> Need {
-        self.need
+        let group = self.needs.iter().copied().fold(Need::default(), |all, need| all + need);
+        group.times(self.config.width as f64)
     }
 
     /// Makes step `first` the first, and a program of the steps that are then left over after whole windows.

@@ -23,7 +23,7 @@ use super::trained::{RankTrained, merge};
 use super::{Here, Run, Trained, alike, compute_threads, greeting};
 use crate::auto::AUTO;
 use crate::device::Compute;
-use crate::launch::Launch;
+use crate::launch::{Launch, Transport};
 use crate::settings::Config;
 
 /// For ranks to come to the same point while nobody knows the settings.
@@ -59,11 +59,13 @@ impl Run {
     }
 
     /// Trains the row of the rank that `comm` is an end of; all ranks of the job call it. Otherwise like
-    /// [`train`](Run::train): rank 0 observes, and gets what the run leaves.
+    /// [`train`](Run::train): rank 0 observes, and gets what the run leaves. `is_over` is asked from another
+    /// thread whether the job has failed.
     pub fn train_as(
         &self,
         comm: &mut impl Comm<Host>,
         stop: &AtomicBool,
+        is_over: impl Fn() -> bool + Send + 'static,
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Option<Trained>> {
         let rank = comm.rank();
@@ -74,7 +76,14 @@ impl Run {
         let Patience { first_step, later } = self.config().patience();
         share(comm, &(), first_step)?; // clocks begin when all are here
         let job = self.job(&samples, stop)?;
-        let ran = device.run(AsRank { run: self, job, comm, watch: &watch });
+        let ran = match self.config().transport {
+            #[cfg(feature = "nccl")]
+            Transport::Nccl => self.train_over_nccl(job, device, comm, is_over, &watch),
+            _ => {
+                drop(is_over); // over MPI alone all waits are MPI's
+                device.run(AsRank { run: self, job, comm, watch: &watch })
+            }
+        };
         let traced = watch.recorder.filter(|_| rank == Rank(0)).map_or(Ok(()), |r| r.finish());
         let mut trained = ran?;
         let saved = trained.saved.take();

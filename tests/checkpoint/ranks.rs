@@ -25,7 +25,7 @@ fn a_loss_that_is_not_finite_does_not_interrupt_a_save() {
     let mut run = prepare("--depth 2 --lr 1e30 --clip 0 --save-every 1");
     run.save_into(store.clone().on(slow), |_| ());
     let fault = run_threads::<Host, ()>(2, |comm| {
-        let ended = run.train_as(comm, &AtomicBool::new(false), |_| Ok(()));
+        let ended = run.train_as(comm, &AtomicBool::new(false), || false, |_| Ok(()));
         ended.map(drop).map_err(|error| error.downcast::<Fault>().expect("a fault"))
     });
     let fault = fault.expect_err("it diverges");

@@ -7,8 +7,9 @@ use anyhow::{Result, bail};
 use crate::command::{cargo, read};
 
 /// Crates that bring a device or a transport in; the default build has none of them.
-const DEVICES: [&str; 11] = [
+const DEVICES: [&str; 12] = [
     "chimera-comm-mpi",
+    "chimera-comm-nccl",
     "chimera-backend-wgpu",
     "candle-kernels",
     "candle-flash-attn",
@@ -30,13 +31,14 @@ const OUTSIDE_TRANSPORTS: [&str; 5] =
     ["candle-core", "chimera", "chimera-backend-cuda", "clap", "toml"];
 
 /// Package and what its default build must not contain.
-const ABSENCES: [(&str, &[&str]); 8] = [
+const ABSENCES: [(&str, &[&str]); 9] = [
     ("chimera", &DEVICES),
     ("chimera-core", &DEVICES),
     ("chimera-core", &OUTSIDE_CORE),
     ("chimera-backend-cuda", &DEVICES),
     ("chimera-backend-cuda", &OUTSIDE_BACKENDS),
     ("chimera-comm-mpi", &OUTSIDE_TRANSPORTS),
+    ("chimera-comm-nccl", &OUTSIDE_BACKENDS),
     ("chimera-backend-wgpu", &OUTSIDE_BACKENDS),
     ("chimera-backend-wgpu", &["candle-core", "chimera-backend-cuda"]),
 ];

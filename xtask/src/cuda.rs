@@ -5,13 +5,17 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::command::{cargo, files, root, run};
+use crate::nccl;
 
 /// What compiles kernels, and the matrix products: as one toolkit has them.
 const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.88";
 const CUBLAS: &str = "nvidia-cublas==13.1.0.3";
+
+/// The program is carried to where GPUs are, so it must not be large.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// Ampere and Hopper.
 const CHIPS: [&str; 2] = ["sm_80", "sm_90"];
@@ -27,9 +31,9 @@ pub(crate) struct Args {
     check: bool,
 }
 
-/// What can be known of the feature `cuda` without a GPU.
+/// What can be known of the features `cuda` and `nccl` without a GPU.
 pub(crate) fn check() -> Result<()> {
-    let features = ["--features", "chimera/cuda", "--package", "chimera", "--package"];
+    let features = ["--features", "chimera/nccl", "--package", "chimera", "--package"];
     let features = [&features[..], &["chimera-backend-cuda", "--all-targets"]].concat();
     run(&mut cargo([&["clippy"], &features[..], &["--", "-D", "warnings"]].concat()))?;
     let backend = ["--package", "chimera-backend-cuda", "--features", "cuda", "--lib"];
@@ -43,8 +47,12 @@ pub(crate) fn build(args: &Args) -> Result<()> {
         return check();
     }
     compile(&args.chips)?;
-    println!("built {}", chimera()?.display());
-    Ok(())
+    let program = chimera()?;
+    let bytes = program.metadata()?.len();
+    println!("built {}, {:.1} MiB", program.display(), bytes as f64 / f64::from(1 << 20));
+    ensure!(bytes <= MOST_BYTES, "the program is too large to carry about");
+    // It starts where nothing of CUDA is, and says what it misses.
+    run(Command::new(program).arg("devices"))
 }
 
 /// Compiles the kernels by NVRTC.
@@ -53,22 +61,25 @@ fn compile(chips: &[String]) -> Result<()> {
     let options = ["run", "--quiet", "--package", "chimera-backend-cuda", "--features", "cuda"];
     let mut compile = cargo(options);
     compile.args(["--example", "compile", "--"]).args(chips);
-    run(compile.env("LD_LIBRARY_PATH", search_path(&libraries)?))
+    run(compile.env("LD_LIBRARY_PATH", search_path(&[libraries])?))
 }
 
 /// Tests and measures the first GPU of this machine.
 pub(crate) fn test(json: &Path) -> Result<()> {
-    let libraries = libraries(&[NVRTC, CUBLAS])?;
+    let nccl = nccl::library()?;
+    let folders = [libraries(&[NVRTC, CUBLAS])?, nccl.parent().unwrap_or(&nccl).to_path_buf()];
     let mut selftest = Command::new(chimera()?);
     selftest.args(["selftest", "--device", "cuda", "--json"]).arg(json);
-    run(selftest.env("LD_LIBRARY_PATH", search_path(&libraries)?))
+    selftest.env("NCCL_MULTI_RANK_GPU_ENABLE", "1"); // several ranks on the one GPU
+    run(selftest.env("LD_LIBRARY_PATH", search_path(&folders)?))
 }
 
-/// The release command with CUDA.
+/// The release command with CUDA and NCCL, without symbols.
 fn chimera() -> Result<PathBuf> {
     let target = root().join("target/cuda");
     let mut build = cargo(["build", "--release", "--package", "chimera", "--bin", "chimera"]);
-    run(build.args(["--features", "cuda", "--target-dir"]).arg(&target))?;
+    build.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
+    run(build.args(["--features", "nccl", "--target-dir"]).arg(&target))?;
     Ok(target.join("release").join(format!("chimera{}", env::consts::EXE_SUFFIX)))
 }
 
@@ -79,23 +90,30 @@ fn libraries(packages: &[&str]) -> Result<PathBuf> {
         let found = folders.into_iter().find(|folder| folder.is_dir());
         return found.with_context(|| format!("CUDA_HOME={} has no lib64", home.display()));
     }
-    let (environment, site) = (root().join("target/cuda/python"), root().join("target/cuda/site"));
-    let python = environment.join("bin/python");
-    if !python.exists() {
-        run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
-    }
-    // Each at its own version: a resolver would mix those of several toolkits.
-    let options = ["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"];
-    run(Command::new(python).args(options).arg(&site).args(packages))?;
+    let site = root().join("target/cuda/site");
+    install(&site, packages)?;
     let is_nvrtc = |file: &PathBuf| file.ends_with("libnvrtc.so.13");
     let nvrtc = files(&site)?.into_iter().find(is_nvrtc);
     let folder = nvrtc.as_deref().and_then(Path::parent);
     Ok(folder.context("the package of NVRTC has no libnvrtc.so.13")?.to_path_buf())
 }
 
-/// `folder` before what is searched already.
-fn search_path(folder: &Path) -> Result<OsString> {
+/// Installs packages of Python into a folder of their own.
+pub(crate) fn install(site: &Path, packages: &[&str]) -> Result<()> {
+    let environment = root().join("target/cuda/python");
+    let python = environment.join("bin/python");
+    if !python.exists() {
+        run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
+    }
+    // Each at its own version: a resolver would mix those of several toolkits.
+    let options = ["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"];
+    run(Command::new(python).args(options).arg(site).args(packages))
+}
+
+/// `folders` before what is searched already.
+fn search_path(folders: &[PathBuf]) -> Result<OsString> {
     let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let paths = env::split_paths(&before).filter(|path| !path.as_os_str().is_empty());
-    Ok(env::join_paths([folder.to_path_buf()].into_iter().chain(paths))?)
+    let paths: Vec<_> =
+        env::split_paths(&before).filter(|path| !path.as_os_str().is_empty()).collect();
+    Ok(env::join_paths(folders.iter().chain(&paths))?)
 }

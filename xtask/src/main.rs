@@ -14,6 +14,7 @@ mod fuzz;
 mod gallery;
 mod kill_sweep;
 mod mpi;
+mod nccl;
 mod oracle;
 mod pytorch;
 mod slurm;
@@ -70,6 +71,11 @@ enum Chore {
     Wgpu,
     /// The command for NVIDIA GPUs, and its kernels compiled; needs no GPU
     Cuda(cuda::Args),
+    /// Opens the real NCCL, downloaded where no path is given; needs no GPU
+    Nccl {
+        /// The library
+        path: Option<std::path::PathBuf>,
+    },
     /// Tests and measures an NVIDIA GPU of this machine
     Gpu {
         /// File for what is found
@@ -100,6 +106,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Slurm => slurm::run(),
         Chore::Wgpu => wgpu::run(),
         Chore::Cuda(args) => cuda::build(&args),
+        Chore::Nccl { path } => nccl::check(path),
         Chore::Gpu { json } => cuda::test(&json),
         Chore::Bench(bench) => bench.run(),
     }

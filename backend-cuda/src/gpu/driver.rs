@@ -3,6 +3,8 @@
 //! The layers know nothing else of it, so the same kernels and the code that calls them run on CUDA and,
 //! in the tests, emulated on the processor.
 
+use std::ffi::c_void;
+
 use chimera_core::kernels::Result;
 
 use super::Element;
@@ -37,11 +39,13 @@ const TENSOR_CORES: &str = include_str!("../../kernels/tensor_cores.cu");
 
 /// A place to run kernels in order: on CUDA one stream of one device.
 ///
-/// Calls return before the work is done; only [`read`](Driver::read) waits. Work on other drivers of the
+/// Calls return before the work is done; only [`read`](Driver::read) and [`read_all`](Driver::read_all) wait. Work on other drivers of the
 /// same kind may use the same memory: each driver orders its own work behind theirs.
 pub trait Driver: Clone + Send + Sync + 'static {
     /// An allocation, given back when dropped, after the work that uses it.
     type Memory: Send + Sync + 'static;
+    /// A queue beside this one.
+    type Lane: Lane<Memory = Self::Memory>;
 
     /// The device, in words.
     fn device(&self) -> String;
@@ -58,6 +62,11 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Copies to the host, from byte `start` on; waits for it.
     fn read(&self, memory: &Self::Memory, start: usize, into: &mut [u8]) -> Result<()>;
 
+    /// [`read`](Driver::read)s several pieces; where it can, it waits for all of them at once.
+    fn read_all(&self, pieces: &mut [Piece<'_, Self::Memory>]) -> Result<()> {
+        pieces.iter_mut().try_for_each(|piece| self.read(piece.memory, piece.start, piece.into))
+    }
+
     /// Runs a kernel of [`source`].
     fn launch(&self, launch: &Launch<'_, Self::Memory>) -> Result<()>;
 
@@ -69,6 +78,56 @@ pub trait Driver: Clone + Send + Sync + 'static {
 
     /// Memory of this device with what `memory` holds, if it lies on another one.
     fn adopt(&self, memory: &Self::Memory) -> Result<Option<Self::Memory>>;
+
+    /// A queue of the same device, for a library that moves memory by itself.
+    fn lane(&self) -> Result<Self::Lane>;
+}
+
+/// A queue into which a library such as NCCL puts its own work, in order with the work of drivers on the same
+/// memory.
+pub trait Lane: Send + Sync + 'static {
+    /// That of the driver.
+    type Memory;
+    /// A mark behind the work so far.
+    type Mark: Send + 'static;
+
+    /// Makes the device the current one of the calling thread, as libraries want it.
+    fn enter(&self) -> Result<()>;
+
+    /// Memory to be written by this queue first.
+    fn allocate(&self, bytes: usize) -> Result<Self::Memory>;
+
+    /// Lets `act` add work that reads `memory`.
+    fn reading<R>(&self, memory: &Self::Memory, act: impl FnOnce(At) -> R) -> Result<R>;
+
+    /// Lets `act` add work that writes `memory`, which is ready for others behind that work.
+    fn writing<R>(&self, memory: &Self::Memory, act: impl FnOnce(At) -> R) -> Result<R>;
+
+    /// Marks the work so far.
+    fn mark(&self) -> Result<Self::Mark>;
+
+    /// Whether the work before a mark is done.
+    fn is_done(&self, mark: &Self::Mark) -> Result<bool>;
+}
+
+/// Where a library works.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// The first byte of the memory.
+    pub address: *mut c_void,
+    /// The queue: a `cudaStream_t`.
+    pub queue: *mut c_void,
+}
+
+/// Memory to be copied to the host.
+#[derive(Debug)]
+pub struct Piece<'a, M> {
+    /// The memory.
+    pub memory: &'a M,
+    /// The first byte of it.
+    pub start: usize,
+    /// Where it goes.
+    pub into: &'a mut [u8],
 }
 
 /// One run of a kernel.

@@ -3,13 +3,13 @@
 use chimera_core::kernels::Result;
 
 use super::tensor::{Buffer, Cast};
-use super::{Driver, Element, Gpu, Tensor, long};
+use super::{Driver, Element, Gpu, Piece, Tensor, long};
 
 impl<D: Driver> Gpu<D> {
     /// A tensor to be written in full.
     pub(super) fn empty(&self, shape: &[usize], element: Element) -> Result<Tensor<D::Memory>> {
         let memory = self.allocate(shape.iter().product::<usize>() * element.bytes())?;
-        Ok(Tensor { buffer: Buffer::new(memory), element, start: 0, shape: shape.to_vec() })
+        Ok(Tensor::of(memory, element, shape.to_vec()))
     }
 
     /// An activation to be written in full.
@@ -46,16 +46,24 @@ impl<D: Driver> Gpu<D> {
     }
 
     pub(super) fn downloaded(&self, tensor: &Tensor<D::Memory>) -> Result<Vec<f32>> {
-        let mut bytes = vec![0; tensor.len() * tensor.element.bytes()];
-        let start = tensor.start * tensor.element.bytes();
-        self.driver.read(&tensor.buffer.memory, start, &mut bytes)?;
-        Ok(match tensor.element {
-            Element::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_ne_bytes(*b)).collect(),
-            Element::Bf16 => {
-                let wide = |b: &[u8; 2]| f32::from_bits(u32::from(u16::from_ne_bytes(*b)) << 16);
-                bytes.as_chunks().0.iter().map(wide).collect()
-            }
-        })
+        let mut bytes = vec![0; tensor.bytes().len()];
+        self.driver.read(&tensor.buffer.memory, tensor.bytes().start, &mut bytes)?;
+        Ok(numbers(tensor.element, &bytes))
+    }
+
+    pub(super) fn downloaded_all(&self, tensors: &[&Tensor<D::Memory>]) -> Result<Vec<Vec<f32>>> {
+        let mut bytes: Vec<Vec<u8>> = tensors.iter().map(|t| vec![0; t.bytes().len()]).collect();
+        let pieces = tensors.iter().zip(&mut bytes).map(|(tensor, into)| Piece {
+            memory: &tensor.buffer.memory,
+            start: tensor.bytes().start,
+            into,
+        });
+        self.driver.read_all(&mut pieces.collect::<Vec<_>>())?;
+        Ok(tensors
+            .iter()
+            .zip(&bytes)
+            .map(|(tensor, bytes)| numbers(tensor.element, bytes))
+            .collect())
     }
 
     pub(super) fn zeroed(&self, shape: &[usize]) -> Result<Tensor<D::Memory>> {
@@ -120,5 +128,15 @@ impl<D: Driver> Gpu<D> {
     fn convert(&self, x: &Tensor<D::Memory>, into: &Tensor<D::Memory>) -> Result<()> {
         let n = x.len();
         self.run_each("to_activation", n, &[x.read(), into.write(), long(n)])
+    }
+}
+
+fn numbers(element: Element, bytes: &[u8]) -> Vec<f32> {
+    match element {
+        Element::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_ne_bytes(*b)).collect(),
+        Element::Bf16 => {
+            let wide = |b: &[u8; 2]| f32::from_bits(u32::from(u16::from_ne_bytes(*b)) << 16);
+            bytes.as_chunks().0.iter().map(wide).collect()
+        }
     }
 }

@@ -25,7 +25,7 @@ use chimera_core::kernels::{
     Activation, AdamW, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd,
 };
 
-pub use driver::{Arg, Driver, Launch, Operand, Place, Product, kernels, source};
+pub use driver::{Arg, At, Driver, Lane, Launch, Operand, Piece, Place, Product, kernels, source};
 pub use tensor::{Element, Tensor};
 
 /// Threads of a block, where a kernel has no other needs.
@@ -72,6 +72,10 @@ impl<D: Driver> Kernels for Gpu<D> {
 
     fn download(&self, tensor: &Self::Tensor) -> Result<Vec<f32>> {
         self.downloaded(tensor)
+    }
+
+    fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Vec<f32>>> {
+        self.downloaded_all(tensors)
     }
 
     fn zeros(&self, shape: &[usize]) -> Result<Self::Tensor> {

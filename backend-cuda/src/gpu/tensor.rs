@@ -1,6 +1,7 @@
 //! Tensors in a GPU's memory.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{Arg, Place};
@@ -56,6 +57,32 @@ impl<M> Buffer<M> {
 }
 
 impl<M> Tensor<M> {
+    /// Elements in a row-major order from the start of `memory`, which has room for them.
+    pub fn of(memory: M, element: Element, shape: Vec<usize>) -> Self {
+        Self { buffer: Buffer::new(memory), element, start: 0, shape }
+    }
+
+    /// What it is made of.
+    pub fn element(&self) -> Element {
+        self.element
+    }
+
+    /// Extents.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The memory that it shares with clones and views.
+    pub fn memory(&self) -> &M {
+        &self.buffer.memory
+    }
+
+    /// The bytes of the memory that are its own.
+    pub fn bytes(&self) -> Range<usize> {
+        let start = self.start * self.element.bytes();
+        start..start + self.len() * self.element.bytes()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.shape.iter().product()
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use chimera_backend_cuda::gpu::{
-    Arg, Driver, Element, Gpu, Launch, Place, Product, kernels, source,
+    Arg, At, Driver, Element, Gpu, Lane, Launch, Place, Product, kernels, source,
 };
 use chimera_core::kernels::{DeviceError, Result};
 use libloading::Library;
@@ -31,12 +31,20 @@ const MARK: u8 = 0xa5;
 
 /// A GPU with such activations, whose memory holds no numbers before it is written.
 pub(crate) fn gpu(activations: Element) -> Gpu<Emulated> {
-    Gpu::new(Emulated { library: library(activations) }, activations).poisoned()
+    gpu_with(activations, usize::MAX)
+}
+
+/// One with so many bytes of memory.
+pub(crate) fn gpu_with(activations: Element, bytes: usize) -> Gpu<Emulated> {
+    let free = Arc::new(AtomicUsize::new(bytes));
+    Gpu::new(Emulated { library: library(activations), free }, activations).poisoned()
 }
 
 #[derive(Clone)]
 pub(crate) struct Emulated {
     library: &'static Compiled,
+    /// Bytes that are left.
+    free: Arc<AtomicUsize>,
 }
 
 /// The kernels for one kind of activation.
@@ -99,6 +107,7 @@ pub(crate) struct Memory {
     bytes: Arc<Mutex<Box<[u128]>>>,
     start: *mut u8,
     len: usize,
+    free: Arc<AtomicUsize>,
 }
 
 // SAFETY: the bytes are reached through `start` by one launch, product or copy at a time, under the lock of
@@ -108,13 +117,20 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    fn new(len: usize) -> Self {
+    fn new(len: usize, free: &Arc<AtomicUsize>) -> Result<Self> {
+        let take = |free: usize| free.checked_sub(len);
+        let taken = free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        taken.map_err(|_| DeviceError::OutOfMemory {
+            device: "emulated GPU".into(),
+            what: "a tensor".into(),
+            asked_bytes: len as u64,
+        })?;
         let words = (len + 2 * MARGIN).div_ceil(size_of::<u128>());
         let mark = u128::from_ne_bytes([MARK; 16]);
         let mut bytes = vec![mark; words].into_boxed_slice();
         // SAFETY: the margin is inside of the allocation.
         let start = unsafe { bytes.as_mut_ptr().cast::<u8>().add(MARGIN) };
-        Self { bytes: Arc::new(Mutex::new(bytes)), start, len }
+        Ok(Self { bytes: Arc::new(Mutex::new(bytes)), start, len, free: Arc::clone(free) })
     }
 
     fn check(&self) {
@@ -134,6 +150,12 @@ impl Memory {
     }
 }
 
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.free.fetch_add(self.len, Ordering::Relaxed);
+    }
+}
+
 impl Emulated {
     /// Nothing else happens on the device meanwhile; says whether to take threads backwards.
     fn alone<R>(&self, act: impl FnOnce(bool) -> R) -> R {
@@ -145,13 +167,14 @@ impl Emulated {
 
 impl Driver for Emulated {
     type Memory = Memory;
+    type Lane = Beside;
 
     fn device(&self) -> String {
         "emulated GPU".into()
     }
 
     fn allocate(&self, bytes: usize) -> Result<Memory> {
-        Ok(Memory::new(bytes))
+        Memory::new(bytes, &self.free)
     }
 
     fn fill(&self, memory: &Memory, byte: u8) -> Result<()> {
@@ -231,6 +254,52 @@ impl Driver for Emulated {
 
     fn adopt(&self, _: &Memory) -> Result<Option<Memory>> {
         Ok(None)
+    }
+
+    fn lane(&self) -> Result<Beside> {
+        Ok(Beside { free: Arc::clone(&self.free) })
+    }
+}
+
+/// A queue whose work is done when it is added.
+pub(crate) struct Beside {
+    free: Arc<AtomicUsize>,
+}
+
+impl Beside {
+    fn at(memory: &Memory) -> At {
+        At { address: memory.start.cast(), queue: std::ptr::null_mut() }
+    }
+}
+
+impl Lane for Beside {
+    type Memory = Memory;
+    type Mark = ();
+
+    fn enter(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Memory> {
+        Memory::new(bytes, &self.free)
+    }
+
+    fn reading<R>(&self, memory: &Memory, act: impl FnOnce(At) -> R) -> Result<R> {
+        Ok(act(Beside::at(memory)))
+    }
+
+    fn writing<R>(&self, memory: &Memory, act: impl FnOnce(At) -> R) -> Result<R> {
+        let result = act(Beside::at(memory));
+        memory.check();
+        Ok(result)
+    }
+
+    fn mark(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_done(&self, (): &()) -> Result<bool> {
+        Ok(true)
     }
 }
 

@@ -75,6 +75,11 @@ impl Timeline {
         self.events.iter().map(|e| e.end).fold(0.0, f64::max)
     }
 
+    /// The events of `worker`, in order.
+    pub(super) fn row(&self, worker: WorkerId) -> impl Iterator<Item = &Event> {
+        self.events.iter().filter(move |e| e.worker == worker)
+    }
+
     /// Time each worker spends in compute and optimizer updates.
     pub fn busy(&self) -> Vec<f64> {
         let mut busy = vec![0.0; self.n_workers];

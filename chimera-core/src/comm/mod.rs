@@ -77,6 +77,11 @@ pub enum What {
         /// Index of the parameter.
         tensor: u32,
     },
+    /// What a transport that is made of another one tells itself over that; `step` counts.
+    Aside {
+        /// What it is about.
+        line: u8,
+    },
 }
 
 impl fmt::Display for What {
@@ -92,6 +97,7 @@ impl fmt::Display for What {
                 write!(f, "validation sample {sample} behind {stage}")
             }
             What::Weight { stage, tensor } => write!(f, "weights {tensor} of {stage}"),
+            What::Aside { line } => write!(f, "what the transport has to say on line {line}"),
         }
     }
 }

@@ -37,7 +37,7 @@ where
         op: impl ToString,
         result: Result<T, DeviceError>,
     ) -> Result<T, Fault> {
-        result.map_err(|e| self.at(e.into_fault(self.comm.rank()), op))
+        result.map_err(|e| self.explained(self.at(e.into_fault(self.comm.rank()), op)))
     }
 
     pub(super) fn on_wire<T>(
@@ -47,8 +47,25 @@ where
     ) -> Result<T, Fault> {
         result.map_err(|e| match e {
             CommError::Aborted(cause) => cause,
-            e => self.at(e.into_fault(self.comm.rank()), op),
+            e => self.explained(self.at(e.into_fault(self.comm.rank()), op)),
         })
+    }
+
+    /// With what the rank holds, if it has no memory left.
+    fn explained(&self, mut fault: Fault) -> Fault {
+        if fault.class == Class::OutOfMemory {
+            let mut held = self.state_bytes().to_vec();
+            held.push(("residuals", self.residuals.held));
+            held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+            let mib = |bytes: u64| bytes as f64 / f64::from(1u32 << 20);
+            let held = held.iter().map(|(what, bytes)| format!("{what} {:.1} MiB", mib(*bytes)));
+            let held = held.collect::<Vec<_>>().join(", ");
+            fault.message += &format!(
+                "; this rank holds {held}. Choose recompute full, a smaller micro-batch-size, more workers, or \
+                 shard-optimizer"
+            );
+        }
+        fault
     }
 
     /// As [`on_wire`](World::on_wire), of a wait for what is needed: one that lasted too long is explained.

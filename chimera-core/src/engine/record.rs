@@ -6,7 +6,7 @@ use super::agreement::{Record, Totals};
 use super::world::World;
 use crate::comm::Comm;
 use crate::fault::Fault;
-use crate::ids::BucketId;
+use crate::ids::{BucketId, StageId};
 use crate::kernels::Kernels;
 use crate::stage::Stage;
 
@@ -29,20 +29,27 @@ where
             stop: self.job.stop.load(Ordering::Relaxed),
             ..Record::default()
         };
-        for (op, loss) in &self.losses {
-            let loss = self.scalar(loss)?;
+        let n_buckets = if self.is_asynchronous() { 0 } else { self.layout.len() as u32 };
+        let mut norms = Vec::new();
+        for bucket in (0..n_buckets).map(BucketId) {
+            // The owner has the sum, whether it shares it or not.
+            let counts = |tensor: usize| self.owners[bucket.index()][tensor] == self.comm.rank();
+            norms.extend(self.norms(bucket, counts)?);
+        }
+        // The only wait of a step for the device.
+        let losses = self.losses.iter().map(|(_, loss)| loss);
+        let numbers = self.numbers(losses.chain(norms.iter().map(|(_, norm)| norm)))?;
+        let (losses, squares) = numbers.split_at(self.losses.len());
+        for ((op, _), &loss) in self.losses.iter().zip(losses) {
             if !loss.is_finite() && record.culprit.is_empty() {
                 record.culprit = format!("the loss of {op}");
             }
             let step = window.step_of(op.span) as usize;
             record.steps[step].loss += loss / f64::from(window.updates_per_step());
         }
-        let n_buckets = if self.is_asynchronous() { 0 } else { self.layout.len() as u32 };
-        for bucket in (0..n_buckets).map(BucketId) {
-            // The owner has the sum, whether it shares it or not.
-            let counts = |tensor: usize| self.owners[bucket.index()][tensor] == self.comm.rank();
+        for ((place, _), square) in norms.iter().zip(squares) {
             let Record { steps, culprit, .. } = &mut record;
-            self.add_norms(bucket, counts, &mut steps[0].squared_norm, culprit)?;
+            self.add_norm(*place, *square, &mut steps[0].squared_norm, culprit);
         }
         Ok(record)
     }
@@ -62,28 +69,58 @@ where
         sum: &mut f64,
         culprit: &mut String,
     ) -> Result<(), Fault> {
-        let tensors = self.places(bucket).iter().enumerate().filter(|(tensor, _)| counted(*tensor));
-        for &(stage, index) in tensors.filter_map(|(_, places)| places.first()) {
-            let held = self.held(stage);
-            let norm = self.kernels.squared_norm(&held.grads[index]);
-            let norm = self.scalar(&self.on_device("gradient norm", norm)?)?;
-            if !norm.is_finite() && culprit.is_empty() {
-                let name = &held.stage.params()[index].name;
-                *culprit = format!("the gradient of {name} ({stage})");
-            }
-            *sum += norm;
+        let norms = self.norms(bucket, counted)?;
+        let squares = self.numbers(norms.iter().map(|(_, norm)| norm))?;
+        for ((place, _), square) in norms.iter().zip(squares) {
+            self.add_norm(*place, square, sum, culprit);
         }
         Ok(())
     }
 
-    fn scalar(&self, tensor: &S::Tensor) -> Result<f64, Fault> {
-        let values = self.on_device("download", self.kernels.download(tensor))?;
-        Ok(values.iter().map(|v| f64::from(*v)).sum())
+    /// The squared norms of gradients, on the device, with the stage and index of each.
+    fn norms(
+        &self,
+        bucket: BucketId,
+        counted: impl Fn(usize) -> bool,
+    ) -> Result<Vec<((StageId, usize), S::Tensor)>, Fault> {
+        let tensors = self.places(bucket).iter().enumerate().filter(|(tensor, _)| counted(*tensor));
+        let norm = |&(stage, index): &(StageId, usize)| {
+            let norm = self.kernels.squared_norm(&self.held(stage).grads[index]);
+            Ok(((stage, index), self.on_device("gradient norm", norm)?))
+        };
+        tensors.filter_map(|(_, places)| places.first()).map(norm).collect()
+    }
+
+    fn add_norm(
+        &self,
+        (stage, index): (StageId, usize),
+        square: f64,
+        sum: &mut f64,
+        culprit: &mut String,
+    ) {
+        if !square.is_finite() && culprit.is_empty() {
+            let name = &self.held(stage).stage.params()[index].name;
+            *culprit = format!("the gradient of {name} ({stage})");
+        }
+        *sum += square;
+    }
+
+    /// The sum of each tensor's elements.
+    fn numbers<'t>(&self, tensors: impl Iterator<Item = &'t S::Tensor>) -> Result<Vec<f64>, Fault> {
+        let tensors: Vec<&S::Tensor> = tensors.collect();
+        let values = self.on_device("download", self.kernels.download_all(&tensors))?;
+        let sum = |values: &Vec<f32>| values.iter().map(|v| f64::from(*v)).sum();
+        Ok(values.iter().map(sum).collect())
     }
 
     /// Bytes of weights in all their versions, gradients and moments, and of what is kept for backwards at
     /// its peak.
     fn bytes(&self) -> u64 {
+        self.state_bytes().iter().map(|(_, bytes)| bytes).sum::<u64>() + self.residuals.peak
+    }
+
+    /// Bytes of what a rank holds all the time.
+    pub(super) fn state_bytes(&self) -> [(&'static str, u64); 3] {
         let n_workers = self.job.program.placement().n_workers();
         let me = self.comm.rank().index() % n_workers;
         let n_versions = u64::from(self.job.program.weight_versions()[me]);
@@ -94,7 +131,10 @@ where
                 updated += if moments.is_some() { param.n_elements() as u64 } else { 0 };
             }
         }
-        let gradients = elements;
-        4 * (elements * n_versions + gradients + 2 * updated) + self.residuals.peak
+        [
+            ("weights", 4 * elements * n_versions),
+            ("gradients", 4 * elements),
+            ("moments", 8 * updated),
+        ]
     }
 }

@@ -107,6 +107,11 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         Ok(None)
     }
 
+    /// [`download`](Kernels::download) of several tensors, for devices that can be waited for once.
+    fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Vec<f32>>> {
+        tensors.iter().map(|tensor| self.download(tensor)).collect()
+    }
+
     /// A tensor of zeros, with memory of its own.
     fn zeros(&self, shape: &[usize]) -> Result<Self::Tensor>;
 

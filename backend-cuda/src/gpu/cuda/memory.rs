@@ -1,5 +1,6 @@
 //! Memory of the stream-ordered pool, and the order of its uses.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use chimera_core::kernels::{DeviceError, Result};
@@ -43,7 +44,30 @@ pub struct Memory {
     bytes: usize,
     home: Stream,
     freeing: Stream,
+    held: Arc<Held>,
     users: Mutex<Users<Stream>>,
+}
+
+/// Bytes that one worker's tensors take, and the most there were.
+#[derive(Default)]
+pub(super) struct Held {
+    now: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Held {
+    fn add(&self, bytes: usize) {
+        let now = self.now.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    pub(super) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn reset_peak(&self) {
+        self.peak.store(self.now.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
 }
 
 impl Memory {
@@ -51,6 +75,7 @@ impl Memory {
     pub(super) fn new(
         home: &Stream,
         freeing: &Stream,
+        held: &Arc<Held>,
         bytes: usize,
     ) -> std::result::Result<Self, DriverError> {
         // SAFETY: the stream is alive, and what is allocated is freed once, when this is dropped.
@@ -63,7 +88,9 @@ impl Memory {
             other => other?,
         };
         let users = Mutex::new(Users::new(home));
-        Ok(Self { address, bytes, home: home.clone(), freeing: freeing.clone(), users })
+        held.add(bytes);
+        let (home, freeing, held) = (home.clone(), freeing.clone(), Arc::clone(held));
+        Ok(Self { address, bytes, home, freeing, held, users })
     }
 
     pub(super) fn address(&self) -> sys::CUdeviceptr {
@@ -101,6 +128,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        self.held.now.fetch_sub(self.bytes as u64, Ordering::Relaxed);
         let mut users = lock(&self.users);
         let stream = if users.is_only(&self.home) {
             &self.home

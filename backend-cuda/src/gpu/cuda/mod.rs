@@ -5,6 +5,7 @@
 //! [`Cuda::new`] says what a machine lacks.
 
 mod compile;
+mod lane;
 mod memory;
 mod product;
 mod staging;
@@ -20,10 +21,11 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, sys};
 
 pub use compile::compile;
+pub use lane::SideStream;
 pub use memory::Memory;
 
-use super::{Arg, Driver, Element, Launch, Product, kernels, source};
-use memory::Stream;
+use super::{Arg, Driver, Element, Launch, Piece, Product, kernels, source};
+use memory::{Held, Stream};
 use product::Blas;
 use staging::Staging;
 
@@ -46,6 +48,7 @@ struct Inner {
     freeing: Stream,
     functions: HashMap<String, sys::CUfunction>,
     pool: sys::CUmemoryPool,
+    held: Arc<Held>,
     n_launches: AtomicU64,
     n_waits: AtomicU64,
 }
@@ -159,6 +162,7 @@ impl Cuda {
             blas: Mutex::new(blas),
             staging: Mutex::new(staging),
             pool,
+            held: Arc::default(),
             n_launches: AtomicU64::new(0),
             n_waits: AtomicU64::new(0),
         })))
@@ -187,11 +191,40 @@ impl Cuda {
         })
     }
 
+    /// Bytes of the GPU's memory that nobody uses.
+    ///
+    /// # Errors
+    /// If the driver does not say.
+    pub fn free_bytes(&self) -> Result<u64> {
+        self.bind()?;
+        self.named("memory", result::mem_get_info()).map(|(free, _)| free as u64)
+    }
+
+    /// The most bytes that tensors of this stream took, scratch memory included.
+    pub fn held_peak(&self) -> u64 {
+        self.0.held.peak()
+    }
+
+    /// Lets [`Usage::peak_bytes`] and [`held_peak`](Self::held_peak) begin anew.
+    ///
+    /// # Errors
+    /// If the driver does not do so.
+    pub fn reset_peak(&self) -> Result<()> {
+        self.0.held.reset_peak();
+        let mut zero = 0u64;
+        let high = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        // SAFETY: the pool is the device's own, and this attribute is 64 bits.
+        let set =
+            unsafe { result::mem_pool::set_attribute(self.0.pool, high, (&raw mut zero).cast()) };
+        self.named("memory pool", set)
+    }
+
     fn named<T>(&self, op: &'static str, result: std::result::Result<T, DriverError>) -> Result<T> {
         result.map_err(|e| failed(&self.0.name, op, said(&e)))
     }
 
-    /// The context must be current in whatever thread calls.
+    /// The context must be current in whatever thread calls. Memory is ordered before: the marks of streams of
+    /// other GPUs are made, and dropped, in contexts of theirs.
     fn bind(&self) -> Result<()> {
         self.named("binding", self.0.stream.0.context().bind_to_thread())
     }
@@ -205,6 +238,7 @@ impl fmt::Debug for Cuda {
 
 impl Driver for Cuda {
     type Memory = Memory;
+    type Lane = SideStream;
 
     fn device(&self) -> String {
         self.0.name.clone()
@@ -212,25 +246,16 @@ impl Driver for Cuda {
 
     fn allocate(&self, bytes: usize) -> Result<Memory> {
         self.bind()?;
-        Memory::new(&self.0.stream, &self.0.freeing, bytes).map_err(|e| {
-            if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-                DeviceError::OutOfMemory {
-                    device: self.device(),
-                    what: "a tensor".into(),
-                    asked_bytes: bytes as u64,
-                }
-            } else {
-                failed(&self.0.name, "allocation", said(&e))
-            }
-        })
+        Memory::new(&self.0.stream, &self.0.freeing, &self.0.held, bytes)
+            .map_err(|e| out_of_memory(&self.0.name, bytes, &e))
     }
 
     fn fill(&self, memory: &Memory, byte: u8) -> Result<()> {
         if memory.bytes() == 0 {
             return Ok(());
         }
-        self.bind()?;
         memory.write(&self.0.stream)?;
+        self.bind()?;
         let stream = self.0.stream.0.cu_stream();
         // SAFETY: the allocation is of this size, and the stream orders the work behind other uses.
         let done =
@@ -243,8 +268,8 @@ impl Driver for Cuda {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.bind()?;
         memory.write(&self.0.stream)?;
+        self.bind()?;
         let mut staging = lock(&self.0.staging);
         let waits = self.named("upload", staging.copy(&self.0.stream, memory.address(), bytes))?;
         self.0.n_waits.fetch_add(waits, Ordering::Relaxed);
@@ -256,8 +281,8 @@ impl Driver for Cuda {
         if into.is_empty() {
             return Ok(());
         }
-        self.bind()?;
         memory.read(&self.0.stream)?;
+        self.bind()?;
         self.0.n_waits.fetch_add(1, Ordering::Relaxed);
         let address = memory.address() + start as u64;
         // SAFETY: the range lies in the allocation, and `into` outlives the wait.
@@ -268,12 +293,29 @@ impl Driver for Cuda {
         self.named("download", copied)
     }
 
-    fn launch(&self, launch: &Launch<'_, Memory>) -> Result<()> {
+    fn read_all(&self, pieces: &mut [Piece<'_, Memory>]) -> Result<()> {
+        let mut staging = lock(&self.0.staging);
+        for piece in pieces.iter() {
+            let Piece { memory, start, into } = piece;
+            assert!(start + into.len() <= memory.bytes(), "more bytes than memory");
+            memory.read(&self.0.stream)?;
+        }
         self.bind()?;
+        let stream = &self.0.stream;
+        let mut copies =
+            pieces.iter_mut().map(|p| (p.memory.address() + p.start as u64, &mut *p.into));
+        let waits = self.named("download", staging.bring(stream, &mut copies))?;
+        self.0.n_waits.fetch_add(waits, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn launch(&self, launch: &Launch<'_, Memory>) -> Result<()> {
+        assert!(launch.args.len() <= MOST_ARGS, "{} has too many arguments", launch.kernel);
         let mut values = [0u64; MOST_ARGS];
         for (value, arg) in values.iter_mut().zip(launch.args) {
             *value = self.argument(arg)?;
         }
+        self.bind()?;
         let mut pointers = values.each_mut().map(|value| (&raw mut *value).cast::<c_void>());
         let function = match self.0.functions.get(launch.kernel) {
             Some(function) => *function,
@@ -305,10 +347,10 @@ impl Driver for Cuda {
     }
 
     fn multiply(&self, product: &Product<'_, Memory>) -> Result<()> {
-        self.bind()?;
         product.a.place.memory.read(&self.0.stream)?;
         product.b.place.memory.read(&self.0.stream)?;
         product.into.memory.write(&self.0.stream)?;
+        self.bind()?;
         self.0.n_launches.fetch_add(1, Ordering::Relaxed);
         let done = lock(&self.0.blas).multiply(product);
         done.map_err(|reason| failed(&self.0.name, "matrix product", reason))
@@ -326,6 +368,7 @@ impl Driver for Cuda {
         let copy = self.allocate(memory.bytes())?;
         memory.read(&self.0.stream)?;
         copy.write(&self.0.stream)?;
+        self.bind()?;
         // SAFETY: both allocations are of this size; the stream waits for who wrote the one and keeps the
         // other from being given back.
         let copied = unsafe {
@@ -340,6 +383,14 @@ impl Driver for Cuda {
         };
         self.named("copy between GPUs", copied)?;
         Ok(Some(copy))
+    }
+
+    fn lane(&self) -> Result<SideStream> {
+        self.bind()?;
+        let Inner { name, freeing, stream, held, .. } = &*self.0;
+        let side = self.named("new stream", stream.0.context().new_stream())?;
+        let (name, freeing, held) = (name.clone(), freeing.clone(), Arc::clone(held));
+        Ok(SideStream { name, stream: Stream(side, stream.1), freeing, held })
     }
 }
 
@@ -400,6 +451,18 @@ fn require_driver() -> Result<()> {
     }
     let reason = "there is no NVIDIA driver: libcuda.so.1 is not found".into();
     Err(failed("cuda", "start", reason))
+}
+
+/// What a refused allocation is.
+fn out_of_memory(device: &str, bytes: usize, e: &DriverError) -> DeviceError {
+    if e.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+        return failed(device, "allocation", said(e));
+    }
+    DeviceError::OutOfMemory {
+        device: device.into(),
+        what: "a tensor".into(),
+        asked_bytes: bytes as u64,
+    }
 }
 
 fn failed(device: &str, op: &'static str, reason: String) -> DeviceError {

@@ -1,4 +1,5 @@
-//! Pinned memory through which small copies to the device go, so that the host waits for none of them.
+//! Pinned memory through which small copies to the device go, so that the host waits for none of them, and
+//! through which many small ones come back, so that it waits for all of them at once.
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaEvent, sys};
@@ -7,6 +8,8 @@ use super::memory::Stream;
 
 /// Bytes of one half.
 const HALF: usize = 2 << 20;
+/// Bytes that can come back at once.
+const BACK: usize = 256 << 10;
 /// Where copies begin.
 const ALIGNMENT: usize = 16;
 
@@ -23,7 +26,7 @@ impl Staging {
     pub(super) fn new(stream: &Stream) -> Result<Self, DriverError> {
         stream.0.context().bind_to_thread()?;
         // SAFETY: freed once, when this is dropped.
-        let start = unsafe { result::malloc_host(2 * HALF, 0)? }.cast();
+        let start = unsafe { result::malloc_host(2 * HALF + BACK, 0)? }.cast();
         Ok(Self { start, half: 0, used: 0, read: [None, None] })
     }
 
@@ -61,6 +64,58 @@ impl Staging {
         unsafe { result::memcpy_htod_async(to, staged, stream.0.cu_stream())? };
         self.used += bytes.len().next_multiple_of(ALIGNMENT);
         Ok(waits)
+    }
+}
+
+impl Staging {
+    /// Brings what lies at addresses to the host; returns how often the host waited.
+    pub(super) fn bring(
+        &mut self,
+        stream: &Stream,
+        copies: &mut dyn Iterator<Item = (sys::CUdeviceptr, &mut [u8])>,
+    ) -> Result<u64, DriverError> {
+        let mut under_way: Vec<(usize, &mut [u8])> = Vec::new();
+        let (mut used, mut waits) = (0, 0);
+        for (from, into) in copies.filter(|(_, into)| !into.is_empty()) {
+            if into.len() > BACK - used {
+                waits += self.arrive(stream, &mut under_way)?;
+                used = 0;
+            }
+            if into.len() > BACK {
+                // SAFETY: `into` outlives the wait.
+                unsafe { result::memcpy_dtoh_async(into, from, stream.0.cu_stream())? };
+                stream.0.synchronize()?;
+                waits += 1;
+                continue;
+            }
+            // SAFETY: the range lies behind both halves, and nothing else uses it until it has arrived.
+            unsafe {
+                let at =
+                    std::slice::from_raw_parts_mut(self.start.add(2 * HALF + used), into.len());
+                result::memcpy_dtoh_async(at, from, stream.0.cu_stream())?;
+            }
+            under_way.push((used, into));
+            used = (used + under_way.last().map_or(0, |(_, into)| into.len()))
+                .next_multiple_of(ALIGNMENT);
+        }
+        Ok(waits + self.arrive(stream, &mut under_way)?)
+    }
+
+    /// Waits for what is under way and hands it out.
+    fn arrive(
+        &self,
+        stream: &Stream,
+        under_way: &mut Vec<(usize, &mut [u8])>,
+    ) -> Result<u64, DriverError> {
+        if under_way.is_empty() {
+            return Ok(0);
+        }
+        stream.0.synchronize()?;
+        for (at, into) in under_way.drain(..) {
+            // SAFETY: the range was written by a copy that is done.
+            unsafe { into.as_mut_ptr().copy_from(self.start.add(2 * HALF + at), into.len()) };
+        }
+        Ok(1)
     }
 }
 

@@ -1,0 +1,189 @@
+//! One rank's end of NCCL, safe to use from the engine's thread and to abort from another.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use chimera_backend_cuda::gpu::At;
+use chimera_core::comm::CommError;
+
+use crate::library::{BYTE, Config, Handle, Library, Outcome, UniqueId};
+
+/// Between two looks at a call that is not done.
+const MOMENT: Duration = Duration::from_micros(20);
+
+/// A communicator that is open.
+pub(crate) struct Communicator {
+    library: Arc<Library>,
+    /// `None` once it is gone; the lock keeps an abort from freeing what a call uses.
+    handle: Mutex<Option<Open>>,
+}
+
+#[derive(Clone, Copy)]
+struct Open(Handle);
+
+// SAFETY: NCCL's communicators may be used by any thread, one at a time.
+unsafe impl Send for Open {}
+
+/// What to do with a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// Send it to the peer.
+    To,
+    /// Receive it from the peer.
+    From,
+}
+
+impl Communicator {
+    /// What rank 0 gives to all for [`new`](Self::new).
+    pub(crate) fn unique_id(library: &Library) -> Result<UniqueId, CommError> {
+        let mut id = UniqueId([0; UniqueId::BYTES]);
+        // SAFETY: it writes an id.
+        let outcome = unsafe { (library.call.get_unique_id)(&raw mut id) };
+        library.check(outcome, std::ptr::null_mut()).map_err(CommError::Failed)?;
+        Ok(id)
+    }
+
+    /// Meets the other ranks until `deadline`, on the device that is the calling thread's.
+    pub(crate) fn new(
+        library: Arc<Library>,
+        id: UniqueId,
+        rank: u32,
+        n_ranks: u32,
+        deadline: Instant,
+    ) -> Result<Communicator, CommError> {
+        let mut handle: Handle = std::ptr::null_mut();
+        let mut config = Config::non_blocking();
+        // SAFETY: it writes a handle, and reads the configuration before it returns.
+        let outcome = unsafe {
+            (library.call.init)(&raw mut handle, n_ranks as i32, id, rank as i32, &raw mut config)
+        };
+        if outcome != Outcome::IN_PROGRESS {
+            library.check(outcome, handle).map_err(CommError::Failed)?;
+        }
+        let communicator = Communicator { library, handle: Mutex::new(Some(Open(handle))) };
+        let met = communicator.settle(deadline, &|| false);
+        met.and_then(|is_done| {
+            let late = || CommError::Failed("not all ranks met in NCCL in time".into());
+            is_done.then_some(communicator).ok_or_else(late)
+        })
+    }
+
+    /// Adds a message to the queue at `at` and waits until NCCL has taken it, which a peer may hold up by not
+    /// having come to the same message; `false` if it was not taken until `deadline`, or `is_over`.
+    pub(crate) fn message(
+        &self,
+        way: Way,
+        peer: u32,
+        at: At,
+        bytes: usize,
+        deadline: Instant,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<bool, CommError> {
+        {
+            let handle = self.handle();
+            let Some(Open(handle)) = *handle else { return Ok(false) };
+            let call = &self.library.call;
+            // SAFETY: the handle is alive while the lock is held; the memory has these bytes, and its owner
+            // orders the queue's work.
+            let outcome = unsafe {
+                match way {
+                    Way::To => (call.send)(at.address, bytes, BYTE, peer as i32, handle, at.queue),
+                    Way::From => {
+                        (call.recv)(at.address, bytes, BYTE, peer as i32, handle, at.queue)
+                    }
+                }
+            };
+            if outcome != Outcome::IN_PROGRESS {
+                self.library.check(outcome, handle).map_err(CommError::Failed)?;
+            }
+        }
+        self.settle(deadline, is_over)
+    }
+
+    /// What went wrong by itself, such as a network that failed.
+    pub(crate) fn look(&self) -> Result<(), CommError> {
+        self.state().map(drop)
+    }
+
+    /// Ends everything under way; kernels of NCCL that wait for a peer return.
+    pub(crate) fn abort(&self) {
+        if let Some(Open(handle)) = self.handle().take() {
+            // SAFETY: the handle is alive, and taken, so nobody uses it again.
+            let outcome = unsafe { (self.library.call.abort)(handle) };
+            let _ = outcome; // there is nothing left to be done about it
+        }
+    }
+
+    /// Leaves together with the others, when all work is done.
+    pub(crate) fn close(&self, deadline: Instant) -> Result<(), CommError> {
+        {
+            let handle = self.handle();
+            let Some(Open(handle)) = *handle else { return Ok(()) };
+            // SAFETY: the handle is alive while the lock is held.
+            let outcome = unsafe { (self.library.call.finalize)(handle) };
+            if outcome != Outcome::IN_PROGRESS {
+                self.library.check(outcome, handle).map_err(CommError::Failed)?;
+            }
+        }
+        if !self.settle(deadline, &|| false)? {
+            self.abort();
+            return Err(CommError::Failed("not all ranks left NCCL in time".into()));
+        }
+        match self.handle().take() {
+            // SAFETY: the handle is alive, and taken, so nobody uses it again.
+            Some(Open(handle)) => unsafe {
+                let outcome = (self.library.call.destroy)(handle);
+                if outcome == Outcome::IN_PROGRESS {
+                    return Ok(()); // it goes away by itself
+                }
+                self.library.check(outcome, std::ptr::null_mut()).map_err(CommError::Failed)
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until the last call is done; `false` if it is not in time, or `is_over`.
+    fn settle(&self, deadline: Instant, is_over: &dyn Fn() -> bool) -> Result<bool, CommError> {
+        for n in 0.. {
+            match self.state()? {
+                State::Done => return Ok(true),
+                State::Gone => return Ok(false),
+                State::Busy if is_over() || Instant::now() >= deadline => return Ok(false),
+                State::Busy if n < 100 => std::thread::yield_now(),
+                State::Busy => std::thread::sleep(MOMENT),
+            }
+        }
+        Ok(false)
+    }
+
+    fn state(&self) -> Result<State, CommError> {
+        let handle = self.handle();
+        let Some(Open(handle)) = *handle else { return Ok(State::Gone) };
+        let mut state = Outcome::SUCCESS;
+        // SAFETY: the handle is alive while the lock is held, and it writes an outcome.
+        let outcome = unsafe { (self.library.call.async_error)(handle, &raw mut state) };
+        self.library.check(outcome, handle).map_err(CommError::Failed)?;
+        if state == Outcome::IN_PROGRESS {
+            return Ok(State::Busy);
+        }
+        self.library.check(state, handle).map_err(CommError::Failed)?;
+        Ok(State::Done)
+    }
+
+    fn handle(&self) -> MutexGuard<'_, Option<Open>> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+enum State {
+    Done,
+    Busy,
+    Gone,
+}
+
+impl Drop for Communicator {
+    /// One that was not closed is of a run that failed.
+    fn drop(&mut self) {
+        self.abort();
+    }
+}

@@ -1,0 +1,176 @@
+//! NCCL's library, opened when it is first asked for.
+//!
+//! Its functions are looked up here and not through `cudarc::nccl`, which knows no name that the packages of
+//! pip or Debian install (`libnccl.so.2`), and panics where there is none.
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
+
+/// The names of the library, as its packages have it and as development packages do.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// A communicator, to the library.
+pub(crate) type Handle = *mut c_void;
+
+/// What tells the ranks of a communicator from others.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct UniqueId(pub(crate) [u8; UniqueId::BYTES]);
+
+impl UniqueId {
+    pub(crate) const BYTES: usize = 128;
+}
+
+/// `ncclConfig_t` of NCCL 2.18, which later ones read as such by its size and version.
+#[repr(C)]
+pub(crate) struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+    /// Padding, which later versions read as a setting.
+    traffic_class: c_int,
+}
+
+impl Config {
+    /// Calls return before they are done.
+    pub(crate) fn non_blocking() -> Config {
+        const UNDEFINED: c_int = c_int::MIN;
+        Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: 21_801,
+            blocking: 0,
+            cga_cluster_size: UNDEFINED,
+            min_ctas: UNDEFINED,
+            max_ctas: UNDEFINED,
+            net_name: std::ptr::null(),
+            split_share: UNDEFINED,
+            traffic_class: UNDEFINED,
+        }
+    }
+}
+
+/// What a call came to: `ncclResult_t`.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Outcome(c_uint);
+
+impl Outcome {
+    pub(crate) const SUCCESS: Outcome = Outcome(0);
+    pub(crate) const IN_PROGRESS: Outcome = Outcome(7);
+    const INVALID_USAGE: Outcome = Outcome(5);
+}
+
+macro_rules! functions {
+    ($($name:ident: $symbol:literal, fn($($arg:ty),*) -> $out:ty;)*) => {
+        /// The functions that are used, in the C types of `nccl.h`.
+        pub(crate) struct Functions {
+            $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> $out,)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// The library must be NCCL, and stay open.
+            unsafe fn of(library: &libloading::Library) -> Result<Functions, libloading::Error> {
+                // SAFETY: the symbols are of these types in every NCCL since 2.18.
+                unsafe { Ok(Functions { $($name: *library.get($symbol)?,)* }) }
+            }
+        }
+    };
+}
+
+functions! {
+    get_version: b"ncclGetVersion\0", fn(*mut c_int) -> Outcome;
+    get_unique_id: b"ncclGetUniqueId\0", fn(*mut UniqueId) -> Outcome;
+    init: b"ncclCommInitRankConfig\0", fn(*mut Handle, c_int, UniqueId, c_int, *mut Config) -> Outcome;
+    async_error: b"ncclCommGetAsyncError\0", fn(Handle, *mut Outcome) -> Outcome;
+    finalize: b"ncclCommFinalize\0", fn(Handle) -> Outcome;
+    destroy: b"ncclCommDestroy\0", fn(Handle) -> Outcome;
+    abort: b"ncclCommAbort\0", fn(Handle) -> Outcome;
+    error_string: b"ncclGetErrorString\0", fn(Outcome) -> *const c_char;
+    last_error: b"ncclGetLastError\0", fn(Handle) -> *const c_char;
+    send: b"ncclSend\0", fn(*const c_void, usize, c_int, c_int, Handle, *mut c_void) -> Outcome;
+    recv: b"ncclRecv\0", fn(*mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> Outcome;
+}
+
+/// `ncclInt8`: messages are bytes to NCCL.
+pub(crate) const BYTE: c_int = 0;
+
+/// NCCL, open.
+pub struct Library {
+    pub(crate) call: Functions,
+    _open: libloading::Library,
+}
+
+impl Library {
+    /// Opens the one that this machine has.
+    ///
+    /// # Errors
+    /// If it has none, or one that lacks a function.
+    pub fn open() -> Result<Library, String> {
+        let opened = NAMES.iter().copied().map(Library::open_at);
+        opened
+            .reduce(|found, other| found.or_else(|first| other.map_err(|_| first)))
+            .unwrap_or_else(|| Err("no library has a name".into()))
+    }
+
+    /// Opens the one at a path or of a name.
+    ///
+    /// # Errors
+    /// If there is none, or one that lacks a function.
+    pub fn open_at(path: impl AsRef<OsStr>) -> Result<Library, String> {
+        let path = path.as_ref();
+        // SAFETY: opening NCCL runs its initialisers, which are made to be run so; the functions live as long
+        // as the library, which is kept beside them.
+        unsafe {
+            let open = libloading::Library::new(path).map_err(|_| {
+                let name = path.to_string_lossy();
+                format!("NCCL is not found: {name} (docs/gpu.md says where it comes from)")
+            })?;
+            let call = Functions::of(&open).map_err(|e| format!("NCCL is too old: {e}"))?;
+            Ok(Library { call, _open: open })
+        }
+    }
+
+    /// Its version, such as `2.30.7`.
+    ///
+    /// # Errors
+    /// If it does not say.
+    pub fn version(&self) -> Result<String, String> {
+        let mut version = 0;
+        // SAFETY: it writes an int.
+        let outcome = unsafe { (self.call.get_version)(&raw mut version) };
+        self.check(outcome, std::ptr::null_mut())?;
+        Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+    }
+
+    /// What went wrong, in its own words.
+    pub(crate) fn check(&self, outcome: Outcome, communicator: Handle) -> Result<(), String> {
+        if outcome == Outcome::SUCCESS {
+            return Ok(());
+        }
+        let text = |words: *const c_char| {
+            // SAFETY: the library returns null or a text that ends with 0.
+            let words = (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) });
+            words.map(|words| words.to_string_lossy().trim().to_string()).unwrap_or_default()
+        };
+        // SAFETY: the communicator is null or alive.
+        let (kind, last) = unsafe {
+            (text((self.call.error_string)(outcome)), text((self.call.last_error)(communicator)))
+        };
+        let detail = if last.is_empty() { String::new() } else { format!(" ({last})") };
+        let hint = match outcome {
+            Outcome::INVALID_USAGE => {
+                "; if several ranks share a GPU, NCCL 2.30 or later with \
+                 NCCL_MULTI_RANK_GPU_ENABLE=1 is needed"
+            }
+            _ => "",
+        };
+        Err(format!("NCCL: {kind}{detail}{hint}"))
+    }
+}

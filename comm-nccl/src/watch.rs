@@ -1,0 +1,124 @@
+//! A thread that ends NCCL's work where it cannot end by itself: a kernel of NCCL waits for its peer for ever,
+//! and the engine for the kernel.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use chimera_backend_cuda::gpu::Lane;
+use chimera_core::comm::CommError;
+use chimera_core::ids::Rank;
+
+use crate::communicator::Communicator;
+
+/// Between two looks.
+const PERIOD: Duration = Duration::from_millis(20);
+
+/// What the engine's thread and the watching one share.
+pub(crate) struct Watched<L: Lane> {
+    pub(crate) communicator: Communicator,
+    pub(crate) lane: L,
+    under_way: Mutex<VecDeque<UnderWay<L::Mark>>>,
+    /// For how long a message may be under way, in milliseconds.
+    patience: AtomicU64,
+    failure: Mutex<Option<CommError>>,
+    is_closed: AtomicBool,
+}
+
+/// A message that NCCL has taken.
+struct UnderWay<M> {
+    peer: Rank,
+    what: String,
+    since: Instant,
+    done: M,
+}
+
+impl<L: Lane> Watched<L> {
+    pub(crate) fn new(communicator: Communicator, lane: L, patience: Duration) -> Watched<L> {
+        let watched = Watched {
+            communicator,
+            lane,
+            under_way: Mutex::default(),
+            patience: AtomicU64::new(0),
+            failure: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+        };
+        watched.allow(patience);
+        watched
+    }
+
+    /// Messages may be under way for so long.
+    pub(crate) fn allow(&self, patience: Duration) {
+        self.patience.store(patience.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_millis(self.patience.load(Ordering::Relaxed))
+    }
+
+    /// A message is under way until the mark `done`.
+    pub(crate) fn add(&self, peer: Rank, what: String, done: L::Mark) {
+        lock(&self.under_way).push_back(UnderWay { peer, what, since: Instant::now(), done });
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        lock(&self.under_way).is_empty()
+    }
+
+    /// Why nothing goes on, if so.
+    pub(crate) fn check(&self) -> Result<(), CommError> {
+        lock(&self.failure).clone().map_or(Ok(()), Err)
+    }
+
+    /// Ends NCCL's work for this reason; the first stands.
+    pub(crate) fn fail(&self, error: CommError) {
+        lock(&self.failure).get_or_insert(error);
+        self.communicator.abort();
+    }
+
+    /// Watches on a thread of its own, until [`close`](Self::close); `is_over` says that the run has ended
+    /// elsewhere, which ends NCCL's work, and is explained by the other transport.
+    pub(crate) fn watch(
+        self: &Arc<Self>,
+        is_over: impl Fn() -> bool + Send + 'static,
+    ) -> std::io::Result<JoinHandle<()>> {
+        let watched = Arc::clone(self);
+        Builder::new().name("nccl".into()).spawn(move || {
+            while !watched.is_closed.load(Ordering::Acquire) {
+                if is_over() {
+                    return watched.communicator.abort();
+                }
+                if let Err(error) = watched.look() {
+                    return watched.fail(error);
+                }
+                std::thread::park_timeout(PERIOD);
+            }
+        })
+    }
+
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    fn look(&self) -> Result<(), CommError> {
+        self.communicator.look()?;
+        let mut under_way = lock(&self.under_way);
+        while let Some(first) = under_way.front() {
+            if !self.lane.is_done(&first.done)? {
+                let (from, what, waited) = (first.peer, first.what.clone(), first.since.elapsed());
+                return match waited > self.patience() {
+                    true => Err(CommError::Timeout { from, what, waited }),
+                    false => Ok(()),
+                };
+            }
+            under_way.pop_front();
+        }
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

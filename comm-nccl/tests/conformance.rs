@@ -1,0 +1,196 @@
+//! NCCL's transport on an emulated NCCL and emulated GPUs: the suite of transports, training, and what happens
+//! when ranks do not come.
+
+#![allow(unsafe_code)] // of the emulated GPU
+
+#[path = "../../backend-cuda/tests/emulated/mod.rs"]
+mod gpu;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Barrier, OnceLock};
+use std::time::{Duration, Instant};
+
+use chimera_backend_cuda::gpu::{Element, Gpu};
+use chimera_comm_nccl::{Library, Nccl};
+use chimera_core::comm::{Comm, CommError, Host, Tag, Threads, What, conformance, threads};
+use chimera_core::equivalence::{Run, RunError};
+use chimera_core::fault::Class;
+use chimera_core::ids::{BucketId, Rank};
+use chimera_core::kernels::Kernels;
+use chimera_core::kernels::reference::Reference;
+use chimera_core::lower::Recompute;
+use chimera_core::model::{Architecture, ModelConfig};
+use chimera_core::schedule::{Scaling, Shape};
+use gpu::Emulated;
+
+type End = Nccl<Emulated, Threads<Host>>;
+
+#[test]
+fn ranks_conform() {
+    for n in 1..=4 {
+        on_ranks(n, Element::F32, |kernels, mut end| {
+            let tensor = |i: u32| kernels.upload(&[1], &[f32::from_bits(i)]).expect("uploaded");
+            let number = |tensor: &_| kernels.download(tensor).expect("downloaded")[0].to_bits();
+            conformance::run(&mut end, tensor, number);
+            conformance::run_abort(&mut end, tensor);
+        });
+    }
+}
+
+#[test]
+fn schedules_train_as_over_threads() {
+    for (schedule, shape) in [
+        ("dapple", Shape::new(2, 4)),
+        ("gems", Shape::new(4, 4)),
+        ("zb-h2", Shape::new(4, 8)),
+        ("interleaved", Shape::new(2, 4)),
+        ("dualpipe", Shape::new(4, 8)),
+        ("chimera", Shape::new(4, 4)),
+        ("chimera", Shape { scaling: Scaling::Doubling, ..Shape::new(4, 8) }),
+        ("chimera", Shape { n_pipes: 4, ..Shape::new(4, 8) }),
+        ("pipedream", Shape::new(3, 3)),
+    ] {
+        let run = Run {
+            schedule,
+            shape,
+            model: model(),
+            recompute: Recompute::None,
+            micro_batch_size: 2,
+            steps: 2,
+        };
+        let expected = run.train(|_| Ok(gpu::gpu(Element::F32))).expect("it trains over threads");
+        let got = on_ranks(shape.depth as u32, Element::F32, |kernels, mut end| {
+            let trained = run.train_as(kernels, &mut end).expect("it trains over NCCL");
+            end.close(soon()).expect("all leave");
+            trained
+        });
+        assert_eq!(got[0].losses, expected.losses, "{schedule}");
+    }
+}
+
+#[test]
+fn bf16_travels() -> Result<(), RunError> {
+    let shape = Shape::new(2, 4);
+    let run = Run {
+        schedule: "chimera",
+        shape,
+        model: model(),
+        recompute: Recompute::None,
+        micro_batch_size: 1,
+        steps: 3,
+    };
+    let expected = run.train(|_| Ok(Reference))?.losses;
+    let got = on_ranks(2, Element::Bf16, |kernels, mut end| {
+        let trained = run.train_as(kernels, &mut end).expect("it trains over NCCL");
+        end.close(soon()).expect("all leave");
+        trained
+    });
+    for (got, expected) in got[0].losses.iter().zip(&expected) {
+        assert!((got - expected).abs() < 1e-2 * expected, "{got} is not {expected}");
+    }
+    Ok(())
+}
+
+/// The sender has announced its message, and then calls nothing of its transport.
+#[test]
+fn a_rank_that_stands_still_is_named() {
+    let (announced, given_up) = (Barrier::new(3), Barrier::new(3));
+    let outcomes = on_ranks(3, Element::F32, |kernels, mut end| {
+        let tag = |step| Tag { step, what: What::Sum { bucket: BucketId(0), tensor: 0 } };
+        let within = |millis| Instant::now() + Duration::from_millis(millis);
+        if end.rank() == Rank(1) {
+            let tensor = kernels.upload(&[3], &[1.0, 2.0, 3.0]).expect("uploaded");
+            end.send(Rank(2), tag(0), tensor).expect("sent");
+        }
+        announced.wait();
+        let outcome = match end.rank() {
+            Rank(1) => Ok(None),
+            // It decides what is next.
+            Rank(0) => end.take(Rank(1), tag(1), within(500)).map(Some),
+            _ => end.take(Rank(1), tag(0), within(200)).map(Some),
+        };
+        given_up.wait();
+        outcome.err()
+    });
+    for error in outcomes.iter().flatten() {
+        assert!(matches!(error, CommError::Timeout { from: Rank(1), .. }), "{error:?}");
+        assert_eq!(error.clone().into_fault(Rank(2)).class, Class::Timeout);
+    }
+    assert_eq!(outcomes.iter().flatten().count(), 2, "{outcomes:?}");
+}
+
+/// A rank that never comes is waited for no longer than allowed.
+#[test]
+fn the_start_has_a_time_limit() {
+    let mut ends = threads::<Host>(2);
+    let (absent, present) = (ends.pop(), ends.pop().expect("two"));
+    let deadline = Instant::now() + Duration::from_millis(100);
+    let began = Nccl::start(library(), &gpu::gpu(Element::F32), present, deadline, || false);
+    assert!(matches!(began.err(), Some(CommError::Timeout { from: Rank(1), .. })));
+    drop(absent);
+}
+
+#[test]
+fn a_missing_library_is_said() {
+    let error = Library::open_at("libnccl.so.0").err().expect("there is no such version");
+    assert!(error.starts_with("NCCL is not found: libnccl.so.0"), "{error}");
+}
+
+fn model() -> ModelConfig {
+    ModelConfig {
+        architecture: Architecture::Gpt2,
+        layers: 8,
+        hidden: 8,
+        heads: 2,
+        context: 6,
+        vocab: 19,
+        tied: false,
+    }
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+/// Runs `body` on every rank, a thread each, and returns what they return.
+fn on_ranks<R: Send>(
+    n_ranks: u32,
+    activations: Element,
+    body: impl Fn(Gpu<Emulated>, End) -> R + Sync,
+) -> Vec<R> {
+    let kernels = gpu::gpu(activations);
+    std::thread::scope(|scope| {
+        let start = |control| {
+            let (kernels, body) = (kernels.clone(), &body);
+            scope.spawn(move || {
+                let end = Nccl::start(library(), &kernels, control, soon(), || false);
+                body(kernels.clone(), end.expect("NCCL starts"))
+            })
+        };
+        let ranks: Vec<_> = threads::<Host>(n_ranks).into_iter().map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
+    })
+}
+
+/// The emulated NCCL, compiled once.
+fn library() -> Arc<Library> {
+    static LIBRARY: OnceLock<Arc<Library>> = OnceLock::new();
+    let compile = || {
+        let file = format!("libnccl-{}.so", std::process::id());
+        let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(file);
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/emulated/nccl.c");
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+        let flags = ["-O1", "-fPIC", "-shared", "-pthread", "-o"];
+        let output = Command::new(&compiler).args(flags).arg(&file).arg(source).output();
+        let output =
+            output.unwrap_or_else(|e| panic!("the tests need a C compiler, {compiler}: {e}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{source} does not compile:\n{said}");
+        let library = Library::open_at(&file).expect("it has all functions");
+        let _ = std::fs::remove_file(file); // what is loaded stays
+        assert_eq!(library.version().as_deref(), Ok("2.30.99"));
+        Arc::new(library)
+    };
+    Arc::clone(LIBRARY.get_or_init(compile))
+}

@@ -1,0 +1,135 @@
+//! How fast products and layers are.
+
+use std::time::Instant;
+
+use chimera_core::kernels::{Activation, AdamW, Kernels, Layout, Mask};
+use chimera_core::model::ModelConfig;
+
+use super::{Sizes, Suite};
+use crate::device::Compute;
+
+pub(super) struct Layers<'s>(pub(super) &'s mut Suite);
+
+impl Compute for Layers<'_> {
+    type Output = ();
+
+    fn on<K: Kernels>(self, by_rank: &[K]) {
+        if let Err(e) = layers(self.0, &by_rank[0]) {
+            self.0.fail("layers", &e);
+        }
+    }
+}
+
+fn layers<K: Kernels>(suite: &mut Suite, k: &K) -> chimera_core::kernels::Result<()> {
+    let Sizes { model, micro_batch_size, least, .. } = suite.size.sizes();
+    let ModelConfig { hidden, heads, context, vocab, .. } = model;
+    let rows = context * micro_batch_size;
+    let n = |shape: &[usize]| shape.iter().product::<usize>();
+    let some = |shape: &[usize]| {
+        let values = (0..n(shape)).map(|i| ((i * 7919) % 1000) as f32 * 1e-3 - 0.5);
+        k.upload(shape, &values.collect::<Vec<_>>())
+    };
+    // Activations as the device has them.
+    let one = k.activation(&some(&[rows, hidden])?, Activation::Tanh)?;
+    let wide = k.activation(&some(&[rows, 4 * hidden])?, Activation::Tanh)?;
+    let qkv = k.activation(&some(&[rows, 3 * hidden])?, Activation::Tanh)?;
+    let w = some(&[hidden, 4 * hidden])?;
+    let mut dw = k.zeros(&[hidden, 4 * hidden])?;
+    let (gain, bias) = (some(&[hidden])?, some(&[4 * hidden])?);
+
+    let product = 2.0 * (rows * hidden * 4 * hidden) as f64;
+    let shape = format!("{rows} x {hidden} x {}", 4 * hidden);
+    let seconds = time(k, least, || k.linear(&one, &w, Layout::InOut, None, None))?;
+    suite.measure(&format!("linear {shape}"), product / seconds * 1e-12, "TFLOP/s");
+    let seconds = time(k, least, || k.linear(&one, &w, Layout::InOut, Some(&bias), Some(&wide)))?;
+    suite.measure(
+        &format!("linear with bias, residual {shape}"),
+        product / seconds * 1e-12,
+        "TFLOP/s",
+    );
+    let seconds = time(k, least, || k.linear_dx(&wide, &w, Layout::InOut))?;
+    suite.measure(&format!("linear_dx {shape}"), product / seconds * 1e-12, "TFLOP/s");
+    let seconds = time(k, least, || {
+        k.linear_dw(&one, &wide, Layout::InOut, &mut dw, None)?;
+        Ok(dw.clone())
+    })?;
+    suite.measure(&format!("linear_dw {shape}"), product / seconds * 1e-12, "TFLOP/s");
+
+    let (out, log_sum) = k.attention(&qkv, heads, context, Mask::Causal, None)?;
+    // Half of all pairs see each other; two products forwards, five backwards.
+    let pairs = 2.0 * (rows * context / 2 * hidden) as f64;
+    let seconds = time(k, least, || Ok(k.attention(&qkv, heads, context, Mask::Causal, None)?.0))?;
+    suite.measure("attention", 2.0 * pairs / seconds * 1e-12, "TFLOP/s");
+    let seconds = time(k, least, || {
+        k.attention_dx(&one, &qkv, &out, &log_sum, heads, context, Mask::Causal, None)
+    })?;
+    suite.measure("attention_dx", 5.0 * pairs / seconds * 1e-12, "TFLOP/s");
+
+    let (_, stats) = k.layer_norm(&one, &gain, &gain, 1e-5)?;
+    let (mut d_gain, mut d_bias) = (k.zeros(&[hidden])?, k.zeros(&[hidden])?);
+    let seconds = time(k, least, || Ok(k.layer_norm(&one, &gain, &gain, 1e-5)?.0))?;
+    suite.measure("layer_norm", seconds * 1e3, "ms");
+    let seconds = time(k, least, || k.layer_norm_dx(&one, &one, &stats, &gain, Some(&one)))?;
+    suite.measure("layer_norm_dx", seconds * 1e3, "ms");
+    let seconds = time(k, least, || {
+        k.layer_norm_dw(&one, &one, &stats, &mut d_gain, &mut d_bias)?;
+        Ok(d_gain.clone())
+    })?;
+    suite.measure("layer_norm_dw", seconds * 1e3, "ms");
+    let seconds = time(k, least, || k.activation(&wide, Activation::GeluTanh))?;
+    suite.measure("gelu", seconds * 1e3, "ms");
+    let seconds = time(k, least, || Ok(k.activation_dx(&wide, &wide, Activation::GeluTanh)?.0))?;
+    suite.measure("gelu_dx", seconds * 1e3, "ms");
+
+    let (head, targets) = (some(&[vocab, hidden])?, vec![1; rows]);
+    let seconds = time(k, least, || k.linear(&one, &head, Layout::OutIn, None, None))?;
+    suite.measure("logits", seconds * 1e3, "ms");
+    let with_loss = time(k, least, || {
+        let logits = k.linear(&one, &head, Layout::OutIn, None, None)?;
+        Ok(k.cross_entropy(logits, &targets, 1.0)?.0)
+    })?;
+    suite.measure("logits and cross_entropy", with_loss * 1e3, "ms");
+
+    let (mut weights, gradient) = (some(&[vocab, hidden])?, some(&[vocab, hidden])?);
+    let (mut m, mut v) = (k.zeros(&[vocab, hidden])?, k.zeros(&[vocab, hidden])?);
+    let by = AdamW {
+        lr: 1e-4,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        update: 1,
+        grad_scale: 1.0,
+    };
+    let seconds = time(k, least, || {
+        k.adamw(&mut weights, &gradient, &mut m, &mut v, &by)?;
+        Ok(weights.clone())
+    })?;
+    // Four tensors read and three written.
+    let bytes = 7.0 * 4.0 * (vocab * hidden) as f64;
+    suite.measure("adamw", bytes / seconds * 1e-9, "GB/s");
+    Ok(())
+}
+
+/// Seconds of one call, over as many as take a while.
+fn time<K: Kernels>(
+    k: &K,
+    least: f64,
+    mut call: impl FnMut() -> chimera_core::kernels::Result<K::Tensor>,
+) -> chimera_core::kernels::Result<f64> {
+    let finish = |last: K::Tensor| k.download(&k.rows(&last, 0, 1)?); // waits for all before it
+    finish(call()?)?;
+    let mut n = 1;
+    loop {
+        let start = Instant::now();
+        for _ in 1..n {
+            call()?;
+        }
+        finish(call()?)?;
+        let seconds = start.elapsed().as_secs_f64();
+        if seconds >= least {
+            return Ok(seconds / f64::from(n));
+        }
+        n *= 2;
+    }
+}

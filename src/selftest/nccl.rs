@@ -1,0 +1,93 @@
+//! NCCL between threads of this process: the suite of transports, and training.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
+use chimera_comm_nccl::{Library, Nccl};
+use chimera_core::comm::{Comm, Host, Threads, conformance, threads};
+use chimera_core::equivalence::RunError;
+use chimera_core::kernels::Kernels;
+
+use super::Suite;
+use super::conformance::small;
+use crate::device::Devices;
+
+/// For one of the parts.
+const PATIENCE: Duration = Duration::from_secs(45);
+
+/// Ranks alone, two and four, on as many GPUs as there are.
+pub(super) fn ranks(suite: &mut Suite, devices: &Devices) {
+    let library = match Library::open().and_then(|library| Ok((library.version()?, library))) {
+        Ok((version, library)) => {
+            suite.note(&format!("NCCL {version}"));
+            Arc::new(library)
+        }
+        Err(reason) => return suite.note(&format!("NCCL is not tried: {reason}")),
+    };
+    let gpus: Vec<_> =
+        devices.by_rank().iter().filter_map(|opened| opened.cuda().cloned()).collect();
+    let is_shared = |n: usize| devices.shared().len() < n;
+    for n in [1, 2, 4] {
+        let what = format!("{n} rank(s) over NCCL");
+        if is_shared(n) && std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() != Ok("1") {
+            let why = "it needs as many GPUs, or NCCL 2.30 with NCCL_MULTI_RANK_GPU_ENABLE=1";
+            suite.note(&format!("{what}: not tried: {why}"));
+            continue;
+        }
+        let conform = on_ranks(&library, &gpus[..n], |gpu, end| {
+            let tensor = |i: u32| gpu.upload(&[1], &[i as f32]).expect("uploaded");
+            let number = |tensor: &_| gpu.download(tensor).expect("downloaded")[0] as u32;
+            conformance::run(end, tensor, number);
+            Ok(())
+        });
+        let failure = conform.iter().find_map(|rank| rank.as_ref().err());
+        let failed = f64::from(u8::from(failure.is_some()));
+        suite.check(what.clone(), failed, 0.0, failure.cloned().unwrap_or_default());
+        if n == 1 || failure.is_some() {
+            continue;
+        }
+        let run = small("chimera", n);
+        let Some(expected) = suite.train(&what, &run, &gpus) else { continue };
+        let trained = on_ranks(&library, &gpus[..n], |gpu, end| {
+            run.train_as(gpu.clone(), end).map_err(|e: RunError| e.to_string())
+        });
+        match trained.into_iter().next() {
+            Some(Ok(got)) => {
+                suite.compare(format!("losses with {what}"), &got.losses, &expected.losses)
+            }
+            Some(Err(reason)) => suite.fail(&what, &reason),
+            None => {}
+        }
+    }
+}
+
+type End = Nccl<Cuda, Threads<Host>>;
+
+/// Runs `body` on every rank, a thread each; a rank that fails ends the others.
+fn on_ranks<R: Send>(
+    library: &Arc<Library>,
+    gpus: &[Gpu<Cuda>],
+    body: impl Fn(&Gpu<Cuda>, &mut End) -> Result<R, String> + Sync,
+) -> Vec<Result<R, String>> {
+    std::thread::scope(|scope| {
+        let start = |(control, gpu): (Threads<Host>, _)| {
+            let (library, body) = (Arc::clone(library), &body);
+            scope.spawn(move || {
+                let (rank, by) = (control.rank(), || Instant::now() + PATIENCE);
+                let named = |e: &dyn std::fmt::Display| format!("{rank}: {e}");
+                let end = Nccl::start(library, gpu, control, by(), || false);
+                let mut end = end.map_err(|e| named(&e))?;
+                let result = body(gpu, &mut end).map_err(|e| named(&e))?;
+                end.close(by()).map_err(|e| named(&e))?;
+                Ok(result)
+            })
+        };
+        let ends = threads::<Host>(gpus.len() as u32);
+        let ranks: Vec<_> = ends.into_iter().zip(gpus).map(start).collect();
+        let join = |rank: std::thread::ScopedJoinHandle<'_, Result<R, String>>| {
+            rank.join().unwrap_or_else(|_| Err("a rank panicked".into()))
+        };
+        ranks.into_iter().map(join).collect()
+    })
+}

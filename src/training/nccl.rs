@@ -1,0 +1,68 @@
+//! A run whose tensors go from GPU to GPU over NCCL, and all else over another transport.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
+use chimera_comm_nccl::{Library, Nccl};
+use chimera_core::comm::{Comm, CommError, Host};
+use chimera_core::engine::{Job, StepReport};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+
+use super::processes::PATIENCE;
+use super::rank::Watch;
+use super::trained::RankTrained;
+use super::{Run, compute_threads};
+use crate::device::Opened;
+
+impl Run {
+    /// Trains the row of the rank that `comm` is an end of, on its GPU.
+    pub(super) fn train_over_nccl<'r, O, C>(
+        &'r self,
+        job: Job<'r>,
+        device: &Opened,
+        comm: &mut C,
+        is_over: impl Fn() -> bool + Send + 'static,
+        watch: &Watch<'r, O>,
+    ) -> Result<RankTrained, Fault>
+    where
+        O: FnMut(&StepReport) -> anyhow::Result<()> + Send,
+        C: Comm<Host>,
+    {
+        let rank = comm.rank();
+        let gpu = gpu(device, rank)?;
+        let library = open(rank)?;
+        let on_wire = |error: CommError| error.into_fault(rank);
+        let by = Instant::now() + PATIENCE;
+        let mut nccl = Nccl::start(Arc::new(library), &gpu, comm, by, is_over).map_err(on_wire)?;
+        let pool = compute_threads(self.config().threads, rank)?;
+        let trained = pool.install(|| self.train_rank(job, gpu, &mut nccl, watch))?;
+        nccl.close(Instant::now() + PATIENCE).map_err(on_wire)?;
+        Ok(trained)
+    }
+
+    /// What the run will use of NCCL, in words.
+    ///
+    /// # Errors
+    /// If this machine has no NCCL, or this rank no GPU.
+    pub fn nccl(&self, rank: Rank) -> Result<String, Fault> {
+        let device = self.devices.by_rank().first();
+        device.map(|device| gpu(device, rank)).transpose()?;
+        let version = open(rank)?.version();
+        version.map_err(|reason| Fault::new(Class::Usage, rank, reason))
+    }
+}
+
+fn open(rank: Rank) -> Result<Library, Fault> {
+    Library::open().map_err(|reason| Fault::new(Class::Usage, rank, reason))
+}
+
+fn gpu(device: &Opened, rank: Rank) -> Result<Gpu<Cuda>, Fault> {
+    let none = || {
+        let name = device.name();
+        let message = format!("NCCL is for GPUs of CUDA, not for {name}: choose --device cuda");
+        Fault::new(Class::Usage, rank, message)
+    };
+    device.cuda().cloned().ok_or_else(none)
+}
