@@ -56,6 +56,15 @@ impl Score {
     }
 }
 
+/// Refuses a model that cannot tell what follows a text.
+pub fn must_foresee(config: &ModelConfig) -> Result<()> {
+    ensure!(
+        config.architecture == Architecture::Gpt2,
+        "the model is a BERT, which predicts masked tokens: a GPT-2 is needed to foresee and continue text"
+    );
+    Ok(())
+}
+
 impl<K: Kernels> Model<K> {
     /// Puts the tensors of a model onto a device; each parameter of the model must be among them.
     ///
@@ -66,10 +75,7 @@ impl<K: Kernels> Model<K> {
         config: &ModelConfig,
         tensors: &[(Param, Vec<f32>)],
     ) -> Result<Model<K>> {
-        ensure!(
-            config.architecture == Architecture::Gpt2,
-            "the model is a BERT, which predicts masked tokens: a GPT-2 is needed to foresee and continue text"
-        );
+        must_foresee(config)?;
         let part = |cut: &Cut, shared: &[(Param, K::Tensor)]| {
             upload(&kernels, config.params(cut), tensors, shared)
         };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use chimera::core::kernels::Kernels;
 use chimera::device::{Compute, Device, Opened, Precision};
-use chimera::evaluate::{Model, Sampling};
+use chimera::evaluate::{Model, Sampling, must_foresee};
 use chimera::hf::Pretrained;
 use chimera::tokenizer::Tokenizer;
 use clap::Args;
@@ -55,6 +55,7 @@ pub(crate) struct Generate {
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
         let loaded = model::load(&self.model)?;
+        must_foresee(&loaded.model.config)?;
         let tokenizer = loaded.tokenizer(self.tokenizer.as_deref())?;
         let read = loaded.model;
         let vocab = read.config.vocab;

@@ -2,8 +2,10 @@
 
 use std::io::{Error, ErrorKind};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::Duration;
 
 use chimera::checkpoint::{Checkpoint, Disk, FORMAT, Manifest, Store};
 use chimera::core::engine::Snapshot;
@@ -132,27 +134,37 @@ fn a_full_disk_leaves_nothing_behind() {
 /// A periodic save that fails is warned of, and the next is tried; the last one ends the run.
 #[test]
 fn training_goes_on_without_a_checkpoint_but_does_not_end_so() {
-    for (failing, n_steps) in [("step-00000002", Some(6)), ("step-00000006", None)] {
+    for (failing, is_last) in [("step-00000002", false), ("step-00000006", true)] {
         let run = folder();
         let disk = Disk::gated(move |_, path| match path.to_string_lossy().contains(failing) {
             true => Err(Error::from(ErrorKind::StorageFull)),
             false => Ok(()),
         });
-        let ended = train("--depth 2 --save-every 2", None, run.path(), disk);
-        match (ended, n_steps) {
-            (Ok((reports, trained)), Some(n)) => {
-                assert_eq!((reports.len(), trained.checkpoint), (n, Some(at(run.path(), 6))));
-                assert!(!at(run.path(), 2).exists() && at(run.path(), 4).exists());
-            }
-            (Err(error), None) => {
-                let fault = error.downcast::<chimera::core::fault::Fault>().expect("a fault");
-                assert_eq!(fault.class, Class::Io);
-                let whole = [2, 4].map(|step| Checkpoint::open(&at(run.path(), step)).is_ok());
-                assert_eq!((whole, at(run.path(), 6).exists()), ([true, true], false));
-            }
-            (ended, _) => panic!("{failing}: {:?}", ended.map(|_| ())),
-        }
+        let trained = train("--depth 2 --save-every 2", None, run.path(), disk);
+        let (reports, trained) = trained.expect("trains");
+        assert_eq!((reports.len(), trained.weights.is_empty()), (6, false), "{failing}");
+        assert_eq!(trained.unwritten.map(|fault| fault.class), is_last.then_some(Class::Io));
+        assert_eq!(trained.checkpoint, (!is_last).then(|| at(run.path(), 6)));
+        let whole = [2, 4, 6].map(|step| Checkpoint::open(&at(run.path(), step)).is_ok());
+        assert_eq!(whole, [is_last, true, !is_last], "{failing}");
+        assert!(!run.path().join("checkpoints").join(failing).exists());
     }
+}
+
+/// All ranks wait for a slow disk, so that none takes a rank that waits for a lost one.
+#[test]
+fn a_slow_disk_is_no_lost_peer() {
+    let run = folder();
+    let is_slow = Mutex::new(true);
+    let disk = Disk::gated(move |_, _| {
+        if std::mem::take(&mut *is_slow.lock().expect("one")) {
+            sleep(Duration::from_secs(4));
+        }
+        Ok(())
+    });
+    let options = "--width 2 --depth 1 --micro-batches 2 --save-every 1 --timeout 2";
+    let (reports, _) = train(options, None, run.path(), disk).expect("trains");
+    assert_eq!(reports.len(), 6);
 }
 
 #[test]
