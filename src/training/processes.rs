@@ -23,7 +23,7 @@ use super::trained::{RankTrained, merge};
 use super::{Here, Run, Trained, alike, compute_threads, greeting};
 use crate::auto::AUTO;
 use crate::device::Compute;
-use crate::launch::{Launch, Transport};
+use crate::launch::Launch;
 use crate::settings::Config;
 
 /// For ranks to come to the same point while nobody knows the settings.
@@ -78,7 +78,9 @@ impl Run {
         let job = self.job(&samples, stop)?;
         let ran = match self.config().transport {
             #[cfg(feature = "nccl")]
-            Transport::Nccl => self.train_over_nccl(job, device, comm, is_over, &watch),
+            crate::launch::Transport::Nccl => {
+                self.train_over_nccl(job, device, comm, is_over, &watch)
+            }
             _ => {
                 drop(is_over); // over MPI alone all waits are MPI's
                 device.run(AsRank { run: self, job, comm, watch: &watch })
