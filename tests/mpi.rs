@@ -151,6 +151,35 @@ fn ranks_train_on_adapters() {
     assert_eq!(refused.stderr.matches(told).count(), 1, "{}", refused.stderr);
 }
 
+/// MPI adds in an order of its own, the same for all replicas.
+#[test]
+fn sums_of_mpi_differ_by_rounding_and_never_between_replicas() {
+    let folder = folder();
+    for (nth, shape) in ["--schedule chimera --depth 2 --width 2 --tied", "--depth 4 --pipes 4"]
+        .into_iter()
+        .enumerate()
+    {
+        let run = |name: &str, more: &str| {
+            let name = format!("{name}{nth}");
+            let ran =
+                ranks(4, &options(&folder, &name, &format!("{shape} --check-replicas 1 {more}")));
+            assert_eq!(ran.code, Some(0), "{shape}: {}", ran.stderr);
+            losses(&folder.path().join(name))
+        };
+        let (own, theirs) = (run("own", ""), run("theirs", "--mpi-allreduce"));
+        assert_eq!((own.len(), theirs.len()), (5, 5), "{shape}");
+        for ((_, own, _), (_, theirs, _)) in own.iter().zip(&theirs) {
+            let [own, theirs] = [own, theirs].map(|loss| loss.parse::<f64>().expect("a number"));
+            assert!((own - theirs).abs() < 1e-5 * own, "{shape}: {own} and {theirs}");
+        }
+    }
+    let refused = chimera(&options(&folder, "alone", "--transport threads --mpi-allreduce"));
+    assert!(refused.stderr.contains("start ranks with mpirun"), "{}", refused.stderr);
+    let refused =
+        ranks(2, &options(&folder, "both", "--depth 2 --mpi-allreduce --shard-optimizer"));
+    assert!(refused.stderr.contains("choose one of them"), "{}", refused.stderr);
+}
+
 /// A training that is stopped and goes on under other ranks, and then in threads, is one training.
 #[test]
 fn checkpoints_go_from_ranks_to_ranks() {

@@ -32,7 +32,7 @@ const MARK: u32 = 0x4348_4d01;
 /// Words of a footer before the extents.
 const HEAD: usize = 8;
 /// Words of a footer.
-const FOOTER: usize = Host::ROOM;
+pub(crate) const FOOTER: usize = Host::ROOM;
 /// The most extents of a tensor.
 const MAX_DIMS: usize = FOOTER - HEAD - 1;
 

@@ -77,15 +77,40 @@ impl Lookout {
     }
 }
 
+/// Lets MPI's own all-reduce do the sums over replicas, in place of core's messages.
+pub struct Sums(Arc<Shared>);
+
+impl Sums {
+    /// Prepares the sums over each of `groups`. All ranks call it with the same, before any is summed over, and it
+    /// waits for them, however long that takes.
+    ///
+    /// # Errors
+    /// If MPI refuses.
+    pub fn open(&self, groups: &[Vec<Rank>]) -> Result<(), CommError> {
+        for members in groups.iter().map(|members| sorted(members)) {
+            if members.len() > 1 && !self.0.sums().contains(&members) {
+                self.0.open_sums(members)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Mpi {
     /// Starts MPI and meets all other ranks; once in a process, which its launcher has started with them.
     pub fn start() -> Result<Mpi, CommError> {
         let wire = Wire::open().map_err(CommError::Failed)?;
         let (me, n_ranks) = (wire.me, wire.n_ranks);
         let shared = Arc::new(Shared::new(wire));
-        let watched = Arc::default();
-        let mut mpi =
-            Mpi { me, n_ranks, shared, watched, tending: None, n_exchanges: 0, n_questions: 0 };
+        let mut mpi = Mpi {
+            me,
+            n_ranks,
+            shared,
+            watched: Arc::default(),
+            tending: None,
+            n_exchanges: 0,
+            n_questions: 0,
+        };
         let failed = |reason: String| CommError::Failed(reason);
         let own = serde_json::to_vec(&Process::me()).map_err(|e| failed(e.to_string()))?;
         let all = mpi.exchange(&own, Instant::now() + START)?;
@@ -113,6 +138,11 @@ impl Mpi {
             .split_whitespace()
             .collect::<Vec<_>>()
             .join(" ")
+    }
+
+    /// Lets MPI sum by itself.
+    pub fn sums(&self) -> Sums {
+        Sums(Arc::clone(&self.shared))
     }
 
     /// Sees from other threads whether the job goes on.
@@ -184,11 +214,15 @@ impl Mpi {
             let n = self.n_ranks;
             return Err(CommError::Failed(format!("{to} is not one of the {n} ranks")));
         }
-        let progress = self.shared.send(to, letter)?;
+        self.wake(self.shared.send(to, letter)?);
+        Ok(())
+    }
+
+    /// Wakes the thread that tends MPI if there is something left to do.
+    fn wake(&self, progress: Progress) {
         if let Some(tending) = self.tending.as_ref().filter(|_| progress == Progress::Busy) {
             tending.thread().unpark();
         }
-        Ok(())
     }
 
     /// Waits until `look` finds something that `from` sends.
@@ -199,8 +233,7 @@ impl Mpi {
         deadline: Instant,
         look: impl Fn(&mut Letters) -> Option<R>,
     ) -> Result<R, CommError> {
-        let began = Instant::now();
-        let (mut deadline, mut looked) = (deadline, began);
+        let (mut deadline, mut began, mut looked) = (deadline, None, None);
         let mut rest = Rest::before(64, 256, Duration::from_micros(50));
         let shared = &self.shared;
         let _standing_by = StandingBy::of(shared);
@@ -222,20 +255,28 @@ impl Mpi {
                 }
             }
             let progress = shared.progress();
-            if progress != Progress::Moved {
+            // While it spins, a look at the clock would cost as much as one at MPI.
+            if progress != Progress::Moved && !rest.is_spinning() {
                 let now = Instant::now();
-                let since = now - looked;
-                looked = now;
+                let waited = now - *began.get_or_insert(now);
+                let since = now - looked.replace(now).unwrap_or(now);
                 if since > SUSPENDED {
                     deadline += since; // what has come meanwhile must be looked at first
                 }
                 if now >= deadline {
-                    return Err(CommError::Timeout { from, what: what(), waited: now - began });
+                    return Err(CommError::Timeout { from, what: what(), waited });
                 }
             }
             rest.after(progress);
         }
     }
+}
+
+/// The order of replicas is core's; MPI's sums have their own.
+fn sorted(members: &[Rank]) -> Vec<Rank> {
+    let mut sorted = members.to_vec();
+    sorted.sort_unstable();
+    sorted
 }
 
 /// While the engine waits, the other thread stands by.
@@ -290,6 +331,15 @@ impl Comm<Host> for Mpi {
     fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Host, CommError> {
         let what = || tag.what.to_string();
         self.wait(from, &what, deadline, |letters| letters.tensors.remove(&(from, tag)))
+    }
+
+    fn has_sum(&self, members: &[Rank]) -> bool {
+        self.shared.sums().contains(&sorted(members))
+    }
+
+    fn sum(&mut self, members: &[Rank], tag: Tag, tensor: Host) -> Result<(), CommError> {
+        self.wake(self.shared.sum(&sorted(members), Letter::Tensor(tag, tensor))?);
+        Ok(())
     }
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {

@@ -10,7 +10,7 @@ use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
 
-use crate::letter::Letter;
+use crate::letter::{FOOTER, Letter};
 use crate::wire::Wire;
 
 /// Whoever has the lock of the wire may call MPI; nobody waits for it, but for the end of all. It is taken
@@ -18,14 +18,24 @@ use crate::wire::Wire;
 pub(crate) struct Shared {
     wire: Mutex<Option<Wire>>,
     /// Messages for MPI, put here so that a sender does not wait while the other thread moves a large one.
-    outbox: Mutex<VecDeque<(Rank, Vec<f32>)>>,
+    outbox: Mutex<VecDeque<(To, Vec<f32>)>>,
     letters: Mutex<Letters>,
+    /// Those over whom MPI sums, each sorted.
+    sums: Mutex<Vec<Vec<Rank>>>,
     /// Where the engine is, for others who ask.
     position: AtomicU64,
     /// Whether the engine waits, and so tends MPI itself.
     pub(crate) is_waiting: AtomicBool,
     /// Whether the other thread is to end.
     pub(crate) is_over: AtomicBool,
+}
+
+/// What is to become of words in the outbox.
+enum To {
+    /// They are a letter.
+    Rank(Rank),
+    /// They are this rank's part of a sum over these, and a footer.
+    Sum(Vec<Rank>),
 }
 
 /// What has come.
@@ -64,6 +74,7 @@ impl Shared {
             wire: Mutex::new(Some(wire)),
             outbox: Mutex::default(),
             letters: Mutex::default(),
+            sums: Mutex::default(),
             position: AtomicU64::new(Position::Start.to_bits()),
             is_waiting: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -77,11 +88,37 @@ impl Shared {
     /// Puts a message on its way; says what is left to be done for it.
     pub(crate) fn send(&self, to: Rank, letter: Letter) -> Result<Progress, CommError> {
         let words = letter.into_words().map_err(CommError::Failed)?;
+        Ok(self.put(To::Rank(to), words))
+    }
+
+    /// Starts a sum over `members`; it comes as a letter of this rank to itself.
+    pub(crate) fn sum(&self, members: &[Rank], part: Letter) -> Result<Progress, CommError> {
+        let words = part.into_words().map_err(CommError::Failed)?;
+        Ok(self.put(To::Sum(members.to_vec()), words))
+    }
+
+    /// Lets MPI make a communicator for sums over `members`. All ranks do so in the same order, and it waits for
+    /// them.
+    pub(crate) fn open_sums(&self, members: Vec<Rank>) -> Result<(), CommError> {
+        match &mut *lock(&self.wire) {
+            Some(wire) => wire.open_sums(&members).map_err(CommError::Failed)?,
+            None => return Err(CommError::Failed("MPI is over".into())),
+        }
+        self.sums().push(members);
+        Ok(())
+    }
+
+    /// Those over whom MPI sums, each sorted.
+    pub(crate) fn sums(&self) -> MutexGuard<'_, Vec<Vec<Rank>>> {
+        lock(&self.sums)
+    }
+
+    fn put(&self, to: To, words: Vec<f32>) -> Progress {
         lock(&self.outbox).push_back((to, words));
-        Ok(match self.try_wire() {
+        match self.try_wire() {
             Some(mut wire) => self.with(&mut wire, |wire| self.post(wire).map(|()| false)),
             None => Progress::Busy,
-        })
+        }
     }
 
     /// Lets MPI proceed, unless the other thread does.
@@ -138,7 +175,10 @@ impl Shared {
         loop {
             let next = lock(&self.outbox).pop_front();
             match next {
-                Some((to, words)) => wire.send(to, words)?,
+                Some((To::Rank(to), words)) => wire.send(to, words)?,
+                Some((To::Sum(members), words)) => {
+                    wire.sum(&members, words.len() - FOOTER, words)?;
+                }
                 None => return Ok(()),
             }
         }

@@ -63,6 +63,11 @@ impl Rest {
         Rest { n_spins, n_yields, longest, n: 0 }
     }
 
+    /// Whether the next rest is none, and takes no time to speak of.
+    pub(crate) fn is_spinning(&self) -> bool {
+        self.n < self.n_spins
+    }
+
     /// Rests after a look that found this.
     pub(crate) fn after(&mut self, progress: Progress) {
         if progress == Progress::Moved {

@@ -26,6 +26,8 @@ pub(crate) type Failure = String;
 /// This process's end of MPI.
 pub(crate) struct Wire {
     comm: ffi::MPI_Comm,
+    /// Communicators for sums, by their ranks.
+    groups: Vec<(Vec<Rank>, ffi::MPI_Comm)>,
     pub(crate) me: Rank,
     pub(crate) n_ranks: u32,
     /// Beside `flights`, as MPI wants them.
@@ -45,6 +47,19 @@ struct Flight {
     words: Vec<f32>,
     /// How many words MPI writes; `None` if it reads them.
     incoming: Option<usize>,
+    /// What MPI reads while it writes.
+    _part: Vec<f32>,
+}
+
+impl Flight {
+    /// The same when MPI has said that its request is complete.
+    fn landed(mut self) -> Flight {
+        if let Some(n) = self.incoming {
+            // SAFETY: there was room for `n` words, and MPI has written them.
+            unsafe { self.words.set_len(n) };
+        }
+        self
+    }
 }
 
 impl Wire {
@@ -76,6 +91,7 @@ impl Wire {
             check("MPI_Comm_size", ffi::MPI_Comm_size(comm, &mut n_ranks))?;
             Ok(Wire {
                 comm,
+                groups: Vec::new(),
                 me: Rank(me as u32),
                 n_ranks: n_ranks as u32,
                 requests: Vec::new(),
@@ -99,22 +115,68 @@ impl Wire {
             check("MPI_Isend", sent)?;
             request.assume_init()
         };
-        self.requests.push(request);
-        self.flights.push(Flight { peer: to, words, incoming: None });
+        let flight = Flight { peer: to, words, incoming: None, _part: Vec::new() };
+        self.fly(request, flight).map(drop)
+    }
+
+    /// Makes a communicator for sums over `members`; all ranks of the job call it with the same, also those that
+    /// are none of them.
+    pub(crate) fn open_sums(&mut self, members: &[Rank]) -> Result<(), Failure> {
+        let is_member = members.contains(&self.me);
+        // SAFETY: reads a constant.
+        let color = if is_member { 0 } else { unsafe { ffi::RSMPI_UNDEFINED } };
+        let mut comm = MaybeUninit::uninit();
+        // SAFETY: the pointer is to a local, which is read after a successful call.
+        let comm = unsafe {
+            let (key, to) = (self.me.0 as c_int, comm.as_mut_ptr());
+            check("MPI_Comm_split", ffi::MPI_Comm_split(self.comm, color, key, to))?;
+            comm.assume_init()
+        };
+        if is_member {
+            self.groups.push((members.to_vec(), comm));
+        }
         Ok(())
     }
 
-    /// Lets MPI proceed: begins to receive what has been announced, and gives what is complete to `take`.
-    /// Returns whether anything happened.
+    /// Begins a sum of the first `n` words over the ranks of a group; those behind stay as they are.
+    pub(crate) fn sum(
+        &mut self,
+        members: &[Rank],
+        n: usize,
+        part: Vec<f32>,
+    ) -> Result<(), Failure> {
+        let group = self.groups.iter().find(|(ranks, _)| ranks == members);
+        let comm = group.ok_or("a sum over ranks that have not met for it")?.1;
+        let count =
+            c_int::try_from(n).map_err(|_| format!("{n} words are too many for one sum"))?;
+        let mut words = part.clone();
+        let mut request = MaybeUninit::uninit();
+        // SAFETY: both have at least `n` words and live in the flight until the request is complete, and nobody
+        // else touches them.
+        let request = unsafe {
+            let (from, to) = (part.as_ptr().cast(), words.as_mut_ptr().cast());
+            let (kind, sum, at) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, request.as_mut_ptr());
+            check("MPI_Iallreduce", ffi::MPI_Iallreduce(from, to, count, kind, sum, comm, at))?;
+            request.assume_init()
+        };
+        self.requests.push(request);
+        self.flights.push(Flight {
+            peer: self.me,
+            incoming: Some(words.len()),
+            words,
+            _part: part,
+        });
+        Ok(())
+    }
+
+    /// Lets MPI proceed: begins to receive a message that has been announced, and gives what is complete to
+    /// `take`. Returns whether anything happened; then more may have been announced.
     pub(crate) fn progress(
         &mut self,
         mut take: impl FnMut(Rank, Vec<f32>),
     ) -> Result<bool, Failure> {
-        let mut moved = false;
-        while self.receive_next()? {
-            moved = true;
-        }
-        Ok(self.complete(&mut take)? || moved)
+        let has_begun = self.receive_next(&mut take)?;
+        Ok(self.complete(&mut take)? || has_begun)
     }
 
     /// Whether messages are under way.
@@ -127,8 +189,8 @@ impl Wire {
         self.flights.iter().any(|f| f.incoming.is_some() && f.peer == peer)
     }
 
-    /// Begins to receive one message, if there is one.
-    fn receive_next(&mut self) -> Result<bool, Failure> {
+    /// Begins to receive one message, if there is one; a short one comes at once.
+    fn receive_next(&mut self, take: &mut impl FnMut(Rank, Vec<f32>)) -> Result<bool, Failure> {
         let (mut flag, mut count) = (0, 0);
         let (mut message, mut status) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: `message` and `status` are read only if MPI says that it wrote them.
@@ -160,9 +222,29 @@ impl Wire {
             check("MPI_Imrecv", taken)?;
             request.assume_init()
         };
-        self.requests.push(request);
-        self.flights.push(Flight { peer, words, incoming: Some(n) });
+        if let Some(Flight { peer, words, .. }) =
+            self.fly(request, Flight { peer, words, incoming: Some(n), _part: Vec::new() })?
+        {
+            take(peer, words);
+        }
         Ok(true)
+    }
+
+    /// Keeps a message that is under way; returns one that needs no more, as MPI's short ones do.
+    fn fly(
+        &mut self,
+        mut request: ffi::MPI_Request,
+        flight: Flight,
+    ) -> Result<Option<Flight>, Failure> {
+        let (mut flag, mut status) = (0, MaybeUninit::uninit());
+        // SAFETY: the flight holds the memory of the request. The status is not read.
+        let tested = unsafe { ffi::MPI_Test(&mut request, &mut flag, status.as_mut_ptr()) };
+        if flag == 0 || tested != ffi::MPI_SUCCESS as c_int {
+            self.requests.push(request);
+            self.flights.push(flight);
+            return check("MPI_Test", tested).map(|()| None);
+        }
+        Ok(Some(flight.landed()))
     }
 
     /// Removes what is complete; what came goes to `take`.
@@ -186,10 +268,9 @@ impl Wire {
         self.completed.sort_unstable_by_key(|index| std::cmp::Reverse(*index));
         for index in &self.completed {
             self.requests.swap_remove(*index as usize);
-            let Flight { peer, mut words, incoming } = self.flights.swap_remove(*index as usize);
-            if let Some(n) = incoming {
-                // SAFETY: there was room for `n` words, and MPI has written them.
-                unsafe { words.set_len(n) };
+            let Flight { peer, words, incoming, .. } =
+                self.flights.swap_remove(*index as usize).landed();
+            if incoming.is_some() {
                 take(peer, words);
             }
         }

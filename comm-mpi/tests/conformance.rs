@@ -19,6 +19,7 @@ fn main() {
     messages_proceed_while_nobody_asks(&mut mpi);
     large_exchanges(&mut mpi);
     staged(&mut mpi);
+    sums_of_mpi(&mut mpi);
     nobody_is_lost(&mut mpi);
     conformance::run_abort(&mut mpi, tensor);
     let why = mpi.lookout().why_over();
@@ -88,6 +89,34 @@ fn staged(mpi: &mut Mpi) {
         kernels.download(tensor).expect("values")[0] as u32
     };
     conformance::run(&mut comm, tensor, number);
+}
+
+/// Sums over all and over neighbours, several under way, taken in another order.
+fn sums_of_mpi(mpi: &mut Mpi) {
+    let (me, n) = (mpi.rank(), mpi.n_ranks());
+    let all: Vec<Rank> = (0..n).map(Rank).collect();
+    let groups: Vec<Vec<Rank>> = all.chunks(2).map(<[Rank]>::to_vec).chain([all.clone()]).collect();
+    mpi.sums().open(&groups).expect("MPI makes communicators");
+    let mine: Vec<_> = groups.iter().filter(|members| members.contains(&me)).collect();
+    let sizes = [1, 3000, 100_000];
+    for (nth, size) in (0..).zip(sizes) {
+        for (group, members) in (0..).zip(&mine) {
+            assert!(mpi.has_sum(members));
+            let data = (0..size).map(|i| (me.index() + i) as f32).collect();
+            let host = Host { shape: vec![size], data };
+            mpi.sum(members, tag(103 + group, nth), host).expect("a sum begins");
+        }
+    }
+    for (nth, size) in (0..).zip(sizes).collect::<Vec<_>>().into_iter().rev() {
+        for (group, members) in (0..).zip(&mine) {
+            let sum = mpi.take(me, tag(103 + group, nth), soon()).expect("the sum");
+            let ranks: usize = members.iter().map(|rank| rank.index()).sum();
+            let want = |i: usize| (ranks + i * members.len()) as f32;
+            assert_eq!((sum.shape.as_slice(), sum.data.len()), ([size].as_slice(), size));
+            assert!(sum.data.iter().enumerate().all(|(i, x)| *x == want(i)), "{members:?}");
+        }
+    }
+    assert!(!mpi.has_sum(&[me]));
 }
 
 /// Nobody has died, and a rank that sends nothing is late.

@@ -317,6 +317,10 @@ impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
         self.until(deadline, from, tag.what, |nccl| nccl.look(from, tag))
     }
 
+    fn has_sum(&self, _: &[Rank]) -> bool {
+        false
+    }
+
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
         self.allow(deadline);
         let (me, tag) = (self.rank(), aside(BYTES, self.n_exchanges));

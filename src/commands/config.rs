@@ -7,7 +7,7 @@ use chimera::settings::{Layers, Settings};
 use chimera::training::Plan;
 use clap::{Args, Subcommand};
 
-use super::{print, tell};
+use super::{print, tell, warn};
 
 /// Shows or checks the settings of a run
 #[derive(Args)]
@@ -80,7 +80,7 @@ fn verdict(file: &Path) -> Result<String> {
     let config = layers.resolve()?;
     let (width, depth) = (config.width, config.depth);
     for data in config.data.iter().filter(|data| !data.exists()) {
-        eprintln!("warning: {}: there is no {}", file.display(), data.display());
+        warn(&format!("{}: there is no {}", file.display(), data.display()));
     }
     let plan = Plan::make(config).with_context(|| file.display().to_string())?;
     Ok(format!(

@@ -207,6 +207,11 @@ pub(crate) fn tell(line: impl Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
+/// Writes a line about something that ends nothing.
+fn warn(problem: &str) {
+    tell(format_args!("warning: {problem}"));
+}
+
 /// Writes a report to standard output, where `println!` would panic when the reader is gone.
 fn print(report: impl AsRef<str>) -> Result<()> {
     let mut out = std::io::stdout().lock();

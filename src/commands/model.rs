@@ -11,7 +11,7 @@ use chimera::save::TOKENIZER;
 use chimera::tokenizer::Tokenizer;
 use serde::Deserialize;
 
-use super::tell;
+use super::warn;
 
 /// The file that makes a folder a checkpoint.
 const MANIFEST: &str = "manifest.json";
@@ -38,7 +38,7 @@ pub(super) fn load(dir: &Path) -> Result<Loaded> {
     }
     let store = Store::of(dir);
     if !dir.join("config.json").exists() && !store.entries().unwrap_or_default().is_empty() {
-        let newest = store.readable(&|problem| tell(format_args!("warning: {problem}")))?;
+        let newest = store.readable(&warn)?;
         let newest = newest.with_context(|| format!("{} holds no checkpoint", dir.display()))?;
         return of_checkpoint(&newest);
     }

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use chimera::training::{Metrics, Run};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::tell;
+use super::warn;
 
 /// Lines about steps that a whole run prints.
 const N_LINES: u64 = 30;
@@ -75,7 +75,7 @@ impl<'s> Progress<'s> {
     }
 
     pub(super) fn warn(&self, problem: &str) {
-        self.bar.suspend(|| tell(format_args!("warning: {problem}")));
+        self.bar.suspend(|| warn(problem));
     }
 
     pub(super) fn finish(&self) {

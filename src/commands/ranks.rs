@@ -17,18 +17,18 @@ use chimera::checkpoint::{Checkpoint, Store};
 use chimera::core::comm::{Comm, CommError, Host};
 use chimera::core::engine::{Patience, panicked};
 use chimera::core::fault::{Class, Fault};
-use chimera::core::ids::Rank;
+use chimera::core::ids::{BucketId, Rank};
 use chimera::device::Precision;
 use chimera::launch::{Launch, Transport, layouts};
-use chimera::mpi::{Lookout, Mpi};
+use chimera::mpi::{Lookout, Mpi, Sums};
 use chimera::settings::Config;
 use chimera::training::{PATIENCE, Place, Run, share, write_error};
 
 use super::progress::Say;
 #[cfg(all(unix, debug_assertions))]
 use super::strike;
-use super::tell;
-use super::train::{Train, listen, resume, stop_on_signal, warn};
+use super::train::{Train, listen, resume, stop_on_signal};
+use super::{tell, warn};
 use crate::exit;
 
 /// The rank that prints.
@@ -50,6 +50,17 @@ pub(super) type Work<T> = dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>,
 /// The folder of the run, once it is known.
 type Known = Arc<Mutex<Option<PathBuf>>>;
 
+/// What a rank has beside the transport.
+struct Job<'j> {
+    /// Why it is a rank, in words.
+    why: &'j str,
+    lookout: Lookout,
+    sums: Sums,
+    /// Whether a signal asks for the end.
+    stop: &'j AtomicBool,
+    known: &'j Known,
+}
+
 /// Trains as the rank that this process is, and ends it.
 pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()> {
     pass("start");
@@ -60,12 +71,11 @@ pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     let known = Known::default();
     let (me, lookout, folder) = (mpi.rank(), mpi.lookout(), Arc::clone(&known));
     let stop = stop_on_signal(move || end_if_over(me, &lookout, &folder))?;
-    let watching = mpi.lookout();
-    let is_over = move || watching.why_over().is_some();
+    let job = Job { why, lookout: mpi.lookout(), sums: mpi.sums(), stop: &stop, known: &known };
     let work = AssertUnwindSafe(|| {
         #[cfg(all(unix, debug_assertions))]
         let mut mpi = strike::Struck::new(&mut mpi);
-        as_rank(train, config, why, &mut mpi, is_over, &stop, &known)
+        as_rank(train, config, &mut mpi, job)
     });
     let outcome = catch_unwind(work).unwrap_or_else(|panic| Err(panicked(me, &*panic).into()));
     pass("leave");
@@ -74,8 +84,8 @@ pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
         Err(error) if is_failed(&error) => Err(error),
         // A peer may be lost on the way out too.
         sound => {
-            let folder = Arc::clone(&known);
-            let never_ends = move || never_ended(me, &folder);
+            let never_ends =
+                stuck(me, "MPI does not end, though all ranks have left: one is stopped", &known);
             let closed =
                 within(patience.later.saturating_mul(2), never_ends, || mpi.close(patience.later));
             closed.map_err(|e| e.into_fault(me).into()).and(sound)
@@ -89,8 +99,7 @@ pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     }
 }
 
-/// Gives up when `work` takes longer: MPI itself cannot be told how long to wait where all ranks meet, at its start
-/// and at its end.
+/// Gives up when `work` takes longer: MPI itself cannot be told how long to wait where all ranks meet.
 fn within<T>(
     patience: Duration,
     give_up: impl FnOnce() + Send + 'static,
@@ -110,18 +119,21 @@ fn within<T>(
 fn never_started() {
     let me =
         Launch::found().map_or_else(|| "a rank".into(), |launch| format!("rank {}", launch.rank));
-    eprintln!(
+    tell(format_args!(
         "error: {me}: MPI does not start: a rank is stopped, or was never started (--start-timeout)"
-    );
+    ));
     std::process::exit(Class::Timeout.code().into());
 }
 
-fn never_ended(me: Rank, known: &Known) {
-    let message = "MPI does not end, though all ranks have left: one is stopped";
-    let fault = Fault::new(Class::Timeout, me, message);
-    note(me, &fault, known);
-    eprintln!("error: {fault}");
-    std::process::exit(fault.class.code().into());
+/// What ends this process once some meeting of all ranks was waited for too long.
+fn stuck(me: Rank, why: &'static str, known: &Known) -> impl FnOnce() + Send + use<> {
+    let known = Arc::clone(known);
+    move || {
+        let fault = Fault::new(Class::Timeout, me, why);
+        note(me, &fault, &known);
+        tell(format_args!("error: {fault}"));
+        std::process::exit(fault.class.code().into());
+    }
 }
 
 /// A point at which tests strike.
@@ -145,12 +157,11 @@ pub(super) fn with<T>(work: &Work<T>) -> Result<Option<T>> {
 fn as_rank(
     train: &Train,
     config: Result<Config>,
-    why: &str,
     mut comm: &mut dyn Comm<Host>,
-    is_over: impl Fn() -> bool + Send + 'static,
-    stop: &AtomicBool,
-    known: &Known,
+    job: Job,
 ) -> Result<()> {
+    let Job { why, lookout, sums, stop, known } = job;
+    let is_over = move || lookout.why_over().is_some();
     let (is_lead, n_ranks) = (comm.rank() == LEAD, comm.n_ranks());
     let comm = &mut comm;
     let config = config.and_then(|config| check(&config, n_ranks as usize).map(|()| config));
@@ -200,6 +211,12 @@ fn as_rank(
     together(comm, resumed, patience)?;
     let agreed = run.agree(comm);
     together(comm, agreed, patience)?;
+    if run.config().mpi_allreduce {
+        let never =
+            stuck(comm.rank(), "the ranks do not meet for MPI's sums: one is stopped", known);
+        let opened = within(patience, never, || sums.open(&groups(&run)));
+        together(comm, opened.map_err(|e| e.into_fault(comm.rank()).into()), patience)?;
+    }
     if run.first_step() == run.config().steps {
         say_if_lead("nothing is left to train: raise --steps to go on");
         return Ok(());
@@ -262,11 +279,22 @@ fn conclude(
     })
 }
 
+/// The replicas of each bucket.
+fn groups(run: &Run) -> Vec<Vec<Rank>> {
+    let (program, width) = (run.program(), run.config().width);
+    let buckets = (0..program.buckets_of_update().len() as u32).map(BucketId);
+    buckets.map(|bucket| program.replicas(width, bucket)).collect()
+}
+
 /// Refuses a number of ranks that is not width times depth, and numbers that do not travel.
 fn check(config: &Config, n_ranks: usize) -> Result<()> {
     ensure!(
         config.precision == Precision::F32 || config.transport == Transport::Nccl,
         "MPI carries f32 between the ranks: choose --precision f32, or --transport nccl or threads"
+    );
+    ensure!(
+        !config.mpi_allreduce || config.transport != Transport::Nccl,
+        "mpi-allreduce is MPI's, and tensors go over NCCL: choose --transport mpi, or leave it out"
     );
     let Config { width, depth, .. } = config;
     let pairs: Vec<_> = layouts(n_ranks)

@@ -111,6 +111,17 @@ impl Comm<Host> for Struck<'_> {
         self.inner.take(from, tag, deadline)
     }
 
+    fn has_sum(&self, members: &[Rank]) -> bool {
+        self.inner.has_sum(members)
+    }
+
+    fn sum(&mut self, members: &[Rank], tag: Tag, tensor: Host) -> Result<(), CommError> {
+        self.inner.sum(members, tag, tensor)?;
+        at(|| format!("sent {} {}", self.place(), self.n_sent));
+        self.n_sent += 1;
+        Ok(())
+    }
+
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
         at(|| format!("exchange {} {}", self.place(), self.n_exchanges));
         self.n_exchanges += 1;

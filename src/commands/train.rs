@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use chimera::candle::Candle;
 use chimera::checkpoint::Checkpoint;
 use chimera::core::analyze::Timeline;
@@ -29,7 +29,7 @@ use clap::{Args, Parser};
 use serde_json::json;
 
 use super::progress::{Progress, Say};
-use super::{ranks, tell};
+use super::{ranks, tell, warn};
 
 /// Characters or so of text that a trained model writes at the end.
 const N_SAMPLE: usize = 240;
@@ -72,6 +72,10 @@ impl Train {
 
     /// With all workers in this process.
     fn run_alone(&self, config: Config) -> Result<()> {
+        ensure!(
+            !config.mpi_allreduce,
+            "mpi-allreduce is MPI's, and here workers are threads: start ranks with mpirun or srun, or leave it out"
+        );
         let mut run = Run::prepare(config)?;
         let stop = stop_on_signal(|| ())?;
         let say = Say { to_stderr: self.json };
@@ -280,10 +284,6 @@ impl Train {
 
 /// What is told of each step.
 pub(super) type Observe<'o> = dyn FnMut(&StepReport) -> Result<()> + Send + 'o;
-
-pub(super) fn warn(problem: &str) {
-    tell(format_args!("warning: {problem}"));
-}
 
 /// Where Prometheus can scrape, if the settings want it.
 pub(super) fn listen(config: &Config) -> Result<Option<Prometheus>> {

@@ -129,6 +129,8 @@ pub struct Config {
     pub sync: Sync,
     /// Whether each tensor is updated by one of its replicas alone.
     pub shard_optimizer: bool,
+    /// Whether MPI's own all-reduce sums gradients.
+    pub mpi_allreduce: bool,
     /// Where to compute, as [`Device::list`](crate::device::Device::list) reads it.
     pub device: String,
     /// Numbers of activations.

@@ -198,6 +198,10 @@ pub struct Settings {
     /// the weights to the others [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub shard_optimizer: Option<bool>,
+    /// Let MPI's own all-reduce sum gradients over replicas, which rounds otherwise than threads do
+    /// [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub mpi_allreduce: Option<bool>,
     /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N; or a list with one for each worker [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,

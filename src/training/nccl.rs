@@ -10,7 +10,6 @@ use chimera_core::engine::{Job, StepReport};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
-use super::processes::PATIENCE;
 use super::rank::Watch;
 use super::trained::RankTrained;
 use super::{Run, compute_threads};
@@ -34,11 +33,12 @@ impl Run {
         let gpu = gpu(device, rank)?;
         let library = open(rank)?;
         let on_wire = |error: CommError| error.into_fault(rank);
-        let by = Instant::now() + PATIENCE;
+        let patience = self.config().patience();
+        let by = Instant::now() + patience.first_step;
         let mut nccl = Nccl::start(Arc::new(library), &gpu, comm, by, is_over).map_err(on_wire)?;
         let pool = compute_threads(self.config().threads, rank)?;
         let trained = pool.install(|| self.train_rank(job, gpu, &mut nccl, watch))?;
-        nccl.close(Instant::now() + PATIENCE).map_err(on_wire)?;
+        nccl.close(Instant::now() + patience.later).map_err(on_wire)?;
         Ok(trained)
     }
 

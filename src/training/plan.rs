@@ -79,6 +79,10 @@ impl Plan {
             "shard-optimizer needs weights that nobody reads while they are updated: choose a synchronous \
              schedule"
         );
+        ensure!(
+            !config.shard_optimizer || !config.mpi_allreduce,
+            "shard-optimizer gives each sum to one replica, and mpi-allreduce to all: choose one of them"
+        );
         let needs = fit::needs(&config, &model, &cuts, &program);
         let last = None;
         let mut plan =

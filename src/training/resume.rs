@@ -39,6 +39,7 @@ const FREE: &[&str] = &[
     "preset",
     "sync",
     "shard-optimizer",
+    "mpi-allreduce",
     "device",
     "precision",
     "transport",

@@ -48,6 +48,13 @@ impl<K: Kernels, C: Comm<Host>> HostStaged<K, C> {
         HostStaged { kernels, inner, outgoing: VecDeque::new() }
     }
 
+    fn to_host(&self, tensor: &K::Tensor) -> Result<Host, CommError> {
+        let shape = self.kernels.shape(tensor);
+        let mut data = room(&shape);
+        self.kernels.download_into(tensor, &mut data)?;
+        Ok(Host { shape, data })
+    }
+
     fn to_device(&self, Host { shape, data }: Host) -> Result<K::Tensor, CommError> {
         Ok(self.kernels.adopt(&shape, data)?)
     }
@@ -92,14 +99,13 @@ impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
     }
 
     fn send(&mut self, to: Rank, tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
-        let shape = self.kernels.shape(&tensor);
         if let Some(fetch) = self.kernels.fetch(&tensor)? {
+            let shape = self.kernels.shape(&tensor);
             self.outgoing.push_back(Outgoing { to, tag, shape, fetch });
             return self.forward(false);
         }
-        let mut data = room(&shape);
-        self.kernels.download_into(&tensor, &mut data)?;
-        self.inner.send(to, tag, Host { shape, data })
+        let host = self.to_host(&tensor)?;
+        self.inner.send(to, tag, host)
     }
 
     fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError> {
@@ -119,6 +125,15 @@ impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
         self.forward(true)?;
         let host = self.inner.take(from, tag, deadline)?;
         self.to_device(host)
+    }
+
+    fn has_sum(&self, members: &[Rank]) -> bool {
+        self.inner.has_sum(members)
+    }
+
+    fn sum(&mut self, members: &[Rank], tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
+        let host = self.to_host(&tensor)?;
+        self.inner.sum(members, tag, host)
     }
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {

@@ -2,7 +2,8 @@
 //!
 //! The trait is small: point-to-point messages that never block the sender, one exchange of a few
 //! bytes among all ranks, and an abort. Sums over replicas are made of these messages by the
-//! [engine](crate::engine), in a fixed order, so every transport gives the same bits.
+//! [engine](crate::engine), in a fixed order, so every transport gives the same bits; a transport may offer a
+//! sum of its own, for those who ask for it.
 //!
 //! [`conformance`] is the suite that every transport calls.
 
@@ -190,6 +191,15 @@ pub trait Comm<T>: Send {
     /// Takes a message, waiting for it until `deadline`.
     fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError>;
 
+    /// Whether the transport is to sum over these ranks by itself.
+    fn has_sum(&self, members: &[Rank]) -> bool;
+
+    /// Starts the transport's own sum of `tensor` over `members`, this rank among them, if it has one. All of them
+    /// start their sums in one order, and each takes it from itself, by this tag.
+    fn sum(&mut self, _members: &[Rank], _tag: Tag, _tensor: T) -> Result<(), CommError> {
+        Err(CommError::Failed("it has no sum of its own".into()))
+    }
+
     /// Gives `bytes` to every rank and returns those of all ranks, by rank. All ranks call it in the
     /// same order.
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError>;
@@ -230,6 +240,14 @@ impl<T, C: Comm<T> + ?Sized> Comm<T> for &mut C {
 
     fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
         (**self).take(from, tag, deadline)
+    }
+
+    fn has_sum(&self, members: &[Rank]) -> bool {
+        (**self).has_sum(members)
+    }
+
+    fn sum(&mut self, members: &[Rank], tag: Tag, tensor: T) -> Result<(), CommError> {
+        (**self).sum(members, tag, tensor)
     }
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {

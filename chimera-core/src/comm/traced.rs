@@ -88,6 +88,17 @@ impl<T, C: Comm<T>> Comm<T> for Traced<C> {
         Ok(tensor)
     }
 
+    fn has_sum(&self, members: &[Rank]) -> bool {
+        self.inner.has_sum(members)
+    }
+
+    fn sum(&mut self, members: &[Rank], tag: Tag, tensor: T) -> Result<(), CommError> {
+        let start = Instant::now();
+        self.inner.sum(members, tag, tensor)?;
+        self.record(Direction::Sent, self.inner.rank(), tag, start);
+        Ok(())
+    }
+
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
         self.inner.exchange(bytes, deadline)
     }

@@ -47,6 +47,15 @@ impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
         Ok(self.kernels.take_over(taken)?)
     }
 
+    fn has_sum(&self, members: &[Rank]) -> bool {
+        self.comm.has_sum(members)
+    }
+
+    fn sum(&mut self, members: &[Rank], tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
+        self.kernels.hand_over(&tensor)?;
+        self.comm.sum(members, tag, tensor)
+    }
+
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
         self.comm.exchange(bytes, deadline)
     }

@@ -2,8 +2,9 @@
 //!
 //! Each tensor of a bucket has an [owner](super::shards) among the replicas: the others send it their part,
 //! it adds them in the order of the members and sends the sum back, unless it alone has a use for it.
-//! Every member gets the same bits, and the same bits come out whatever the transport. Nothing here waits before [`finish`](Reduction::finish), so
-//! that a sum proceeds while its members compute.
+//! Every member gets the same bits, and the same bits come out whatever the transport. Where the transport is
+//! to sum by itself ([`Comm::has_sum`]), it does, and only the first holds. Nothing here waits before
+//! [`finish`](Reduction::finish), so that a sum proceeds while its members compute.
 
 use std::time::Instant;
 
@@ -48,7 +49,7 @@ pub(super) struct Reduction<T> {
 enum Piece<T> {
     /// This rank adds up the parts, by member.
     Mine(Vec<Option<T>>),
-    /// Another rank does.
+    /// Another rank does, or the transport, from which this rank takes it as from itself.
     Theirs(Rank),
     /// Another rank does, and keeps the sum.
     Given,
@@ -74,9 +75,13 @@ impl<T: Clone + Send> Reduction<T> {
     {
         let shapes = parts.iter().map(|t| kernels.shape(t)).collect();
         let me = comm.rank();
+        let by_transport = !keeps_sums && comm.has_sum(&members);
         let mut pieces = Vec::with_capacity(parts.len());
         for (tensor, (part, &owner)) in (0..).zip(parts.into_iter().zip(owners)) {
-            pieces.push(if owner == me {
+            pieces.push(if by_transport {
+                comm.sum(&members, Tag { step, what: What::Sum { bucket, tensor } }, part)?;
+                Piece::Theirs(me)
+            } else if owner == me {
                 let mut part = Some(part);
                 Piece::Mine(
                     members.iter().map(|m| if *m == me { part.take() } else { None }).collect(),

@@ -71,6 +71,10 @@ impl<F: Fn(Rank, Tag) -> Fate + Send> Comm<Tensor> for Faulty<'_, F> {
         self.inner.take(from, tag, deadline)
     }
 
+    fn has_sum(&self, _: &[Rank]) -> bool {
+        false
+    }
+
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
         self.inner.exchange(bytes, deadline)
     }
