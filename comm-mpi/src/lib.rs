@@ -15,9 +15,12 @@
 
 #![allow(unsafe_code)] // MPI is C; see `wire`
 
+mod comm;
 mod letter;
+mod lookout;
 mod peers;
 mod shared;
+mod sums;
 mod tend;
 mod wire;
 
@@ -26,20 +29,20 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, CommError, Host, Position, Tag};
-use chimera_core::fault::{Class, Fault};
+use chimera_core::comm::{Comm, CommError};
+use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
 
 use letter::Letter;
+pub use lookout::Lookout;
 use peers::{Process, Watched};
-use shared::{Letters, Progress, Shared};
+use shared::{Progress, Shared};
+pub use sums::Sums;
 use tend::Rest;
 use wire::Wire;
 
 /// To start up, all ranks together.
 const START: Duration = Duration::from_secs(60);
-/// A rank that did not look for so long was itself stopped, perhaps with its machine: the time is not its peers'.
-const SUSPENDED: Duration = Duration::from_secs(1);
 /// For the last words to all others, where a run fails.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
@@ -53,47 +56,6 @@ pub struct Mpi {
     tending: Option<JoinHandle<()>>,
     n_exchanges: u64,
     n_questions: u64,
-}
-
-/// Sees from any thread, such as a handler of signals, whether the job goes on.
-#[derive(Clone)]
-pub struct Lookout {
-    me: Rank,
-    shared: Arc<Shared>,
-    watched: Arc<Watched>,
-}
-
-impl Lookout {
-    /// Why the job is over, if a rank has said so or was found dead: the first cause that came here.
-    pub fn why_over(&self) -> Option<CommError> {
-        let letters = self.shared.letters();
-        if let Some(error) = &letters.ended {
-            return Some(error.clone());
-        }
-        let known = letters.dead.first().copied();
-        let found = || self.watched.dead().find(|rank| !letters.gone.contains(rank));
-        let from = known.or_else(found)?;
-        Some(CommError::Lost { from, what: format!("all that {} needs", self.me) })
-    }
-}
-
-/// Lets MPI's own all-reduce do the sums over replicas, in place of core's messages.
-pub struct Sums(Arc<Shared>);
-
-impl Sums {
-    /// Prepares the sums over each of `groups`. All ranks call it with the same, before any is summed over, and it
-    /// waits for them, however long that takes.
-    ///
-    /// # Errors
-    /// If MPI refuses.
-    pub fn open(&self, groups: &[Vec<Rank>]) -> Result<(), CommError> {
-        for members in groups.iter().map(|members| sorted(members)) {
-            if members.len() > 1 && !self.0.sums().contains(&members) {
-                self.0.open_sums(members)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Mpi {
@@ -222,186 +184,6 @@ impl Mpi {
     fn wake(&self, progress: Progress) {
         if let Some(tending) = self.tending.as_ref().filter(|_| progress == Progress::Busy) {
             tending.thread().unpark();
-        }
-    }
-
-    /// Waits until `look` finds something that `from` sends.
-    fn wait<R>(
-        &self,
-        from: Rank,
-        what: &dyn Fn() -> String,
-        deadline: Instant,
-        look: impl Fn(&mut Letters) -> Option<R>,
-    ) -> Result<R, CommError> {
-        let (mut deadline, mut began, mut looked) = (deadline, None, None);
-        let mut rest = Rest::before(64, 256, Duration::from_micros(50));
-        let shared = &self.shared;
-        let _standing_by = StandingBy::of(shared);
-        loop {
-            {
-                let mut letters = shared.letters();
-                if let Some(error) = &letters.ended {
-                    return Err(error.clone());
-                }
-                if let Some(found) = look(&mut letters) {
-                    return Ok(found);
-                }
-                if letters.gone.contains(&from) || letters.dead.contains(&from) {
-                    return Err(CommError::Lost { from, what: what() });
-                }
-                if let Some(dead) = letters.dead.first() {
-                    let what = format!("all that it had to; {} of {from} was waited for", what());
-                    return Err(CommError::Lost { from: *dead, what });
-                }
-            }
-            let progress = shared.progress();
-            // While it spins, a look at the clock would cost as much as one at MPI.
-            if progress != Progress::Moved && !rest.is_spinning() {
-                let now = Instant::now();
-                let waited = now - *began.get_or_insert(now);
-                let since = now - looked.replace(now).unwrap_or(now);
-                if since > SUSPENDED {
-                    deadline += since; // what has come meanwhile must be looked at first
-                }
-                if now >= deadline {
-                    return Err(CommError::Timeout { from, what: what(), waited });
-                }
-            }
-            rest.after(progress);
-        }
-    }
-}
-
-/// The order of replicas is core's; MPI's sums have their own.
-fn sorted(members: &[Rank]) -> Vec<Rank> {
-    let mut sorted = members.to_vec();
-    sorted.sort_unstable();
-    sorted
-}
-
-/// While the engine waits, the other thread stands by.
-struct StandingBy<'s>(&'s Shared);
-
-impl StandingBy<'_> {
-    fn of(shared: &Shared) -> StandingBy<'_> {
-        shared.set_waiting(true);
-        StandingBy(shared)
-    }
-}
-
-impl Drop for StandingBy<'_> {
-    fn drop(&mut self) {
-        self.0.set_waiting(false);
-    }
-}
-
-impl Comm<Host> for Mpi {
-    fn rank(&self) -> Rank {
-        self.me
-    }
-
-    fn n_ranks(&self) -> u32 {
-        self.n_ranks
-    }
-
-    fn send(&mut self, to: Rank, tag: Tag, tensor: Host) -> Result<(), CommError> {
-        if to == self.me {
-            self.shared.letters().file_own(to, tag, tensor);
-            return Ok(());
-        }
-        self.post_letter(to, Letter::Tensor(tag, tensor))
-    }
-
-    fn post(&mut self, _: Rank, _: Tag) -> Result<(), CommError> {
-        Ok(()) // every message is received as soon as it is announced
-    }
-
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<Host>, CommError> {
-        let look = |letters: &mut Letters| match &letters.ended {
-            Some(error) => Err(error.clone()),
-            None => Ok(letters.tensors.remove(&(from, tag))),
-        };
-        let found = look(&mut self.shared.letters())?;
-        if found.is_some() || self.shared.progress() != Progress::Moved {
-            return Ok(found);
-        }
-        look(&mut self.shared.letters())
-    }
-
-    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Host, CommError> {
-        let what = || tag.what.to_string();
-        self.wait(from, &what, deadline, |letters| letters.tensors.remove(&(from, tag)))
-    }
-
-    fn has_sum(&self, members: &[Rank]) -> bool {
-        self.shared.sums().contains(&sorted(members))
-    }
-
-    fn sum(&mut self, members: &[Rank], tag: Tag, tensor: Host) -> Result<(), CommError> {
-        self.wake(self.shared.sum(&sorted(members), Letter::Tensor(tag, tensor))?);
-        Ok(())
-    }
-
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
-        let number = self.n_exchanges;
-        self.n_exchanges += 1;
-        for to in self.others() {
-            self.post_letter(to, Letter::Bytes(number, bytes.to_vec()))?;
-        }
-        let what = || "its part of the agreement".to_string();
-        let part = |from| match from == self.me {
-            true => Ok(bytes.to_vec()),
-            false => {
-                self.wait(from, &what, deadline, |letters| letters.bytes.remove(&(from, number)))
-            }
-        };
-        (0..self.n_ranks).map(Rank).map(part).collect()
-    }
-
-    fn publish(&mut self, position: Position) {
-        self.shared.publish(position);
-    }
-
-    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
-        let number = self.n_questions;
-        self.n_questions += 1;
-        for to in self.others() {
-            let _ = self.post_letter(to, Letter::Ask(number)); // who is not asked does not answer
-        }
-        let mut known = vec![None; self.n_ranks as usize];
-        known[self.me.index()] = Some(self.shared.position());
-        let mut rest = Rest::before(64, 256, Duration::from_micros(50));
-        loop {
-            let progress = self.shared.progress();
-            let mut letters = self.shared.letters();
-            for from in self.others() {
-                let answer = letters.answers.remove(&(from, number));
-                known[from.index()] = known[from.index()].or(answer);
-            }
-            let is_silent =
-                |rank: &Rank| letters.gone.contains(rank) || letters.dead.contains(rank);
-            let mut waited_for =
-                self.others().filter(|rank| known[rank.index()].is_none() && !is_silent(rank));
-            if waited_for.next().is_none() || Instant::now() >= deadline {
-                return known;
-            }
-            drop(letters);
-            rest.after(progress);
-        }
-    }
-
-    fn abort(&mut self, cause: &Fault) {
-        if !self.shared.letters().abort(cause) {
-            return;
-        }
-        for to in self.others() {
-            let _ = self.post_letter(to, Letter::Abort(cause.clone())); // who can be told, is
-        }
-        // MPI has them when they are out of the outbox; whether a dead peer takes its own does not matter.
-        let deadline = Instant::now() + LAST_WORDS;
-        let mut rest = Rest::before(0, 64, Duration::from_micros(50));
-        while !self.shared.is_posted() && Instant::now() < deadline {
-            rest.after(self.shared.progress());
         }
     }
 }

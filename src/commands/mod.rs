@@ -7,6 +7,8 @@ mod compare;
 mod config;
 mod costs;
 mod devices;
+#[cfg(feature = "mpi")]
+mod ends;
 mod entry;
 mod eval;
 mod export;
@@ -16,6 +18,7 @@ mod generate;
 mod import;
 mod model;
 mod network;
+mod outcome;
 mod plan;
 mod prepare;
 mod progress;

@@ -7,34 +7,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use chimera::candle::Candle;
 use chimera::checkpoint::Checkpoint;
-use chimera::core::analyze::Timeline;
 use chimera::core::engine::StepReport;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::core::model::Architecture;
-use chimera::core::render::{svg, text};
 use chimera::data::tokenizer_file_of;
 use chimera::device::Opened;
-use chimera::evaluate::{Bert, Model, Sampling};
 use chimera::launch::Transport;
 use chimera::save::{save, save_tokenizer};
 use chimera::settings::{Config, Layers};
-use chimera::tokenizer::Tokenizer;
 use chimera::training::{
     Folder, Metrics, Place, Prometheus, Run, Slow, Trained, flops_per_token, measured_peak,
 };
 use clap::{Args, Parser};
-use serde_json::json;
 
+use super::outcome::Outcome;
 use super::progress::{Progress, Say};
 use super::{ranks, tell, warn};
-
-/// Characters or so of text that a trained model writes at the end.
-const N_SAMPLE: usize = 240;
-/// Characters or so of a token that is more than a byte.
-const TOKEN_CHARS: usize = 4;
 
 /// Trains a GPT-2 or a BERT; without any option a small GPT-2, on the project's own text, through a Chimera pipeline
 #[derive(Args)]
@@ -179,106 +169,7 @@ impl Train {
             let fault = Fault::new(Class::Requeue, Rank(0), message);
             return Err(Fault { step: Some(trained.last.step), ..fault }.into());
         }
-        self.show(run, folder, &trained, seconds, say)
-    }
-
-    /// Validation loss, a sample, and the measured pipeline.
-    fn show(
-        &self,
-        run: &Run,
-        folder: &Folder,
-        trained: &Trained,
-        seconds: f64,
-        say: &Say,
-    ) -> Result<()> {
-        let (validation_loss, perplexity) = match run.model().architecture {
-            Architecture::Gpt2 => {
-                let model = Model::new(Candle::cpu(), run.model(), &trained.weights)?;
-                let loss = model.loss(&run.validation()?)?;
-                let perplexity = loss.exp();
-                say.line(&format!(
-                    "validation loss {loss:.4} nats per token, perplexity {perplexity:.2}, after \
-                     {seconds:.1} s of training"
-                ));
-                if let Some(tokenizer) = run.corpus().tokenizer() {
-                    self.sample(run, &model, tokenizer, say)?;
-                }
-                (loss, Some(perplexity))
-            }
-            Architecture::Bert => {
-                let model = Bert::new(Candle::cpu(), run.model(), &trained.weights)?;
-                let loss = model.loss(&run.validation()?)?;
-                say.line(&format!(
-                    "validation loss {loss:.4} nats, per masked token and per pair, after {seconds:.1} s of \
-                     training"
-                ));
-                (loss, None)
-            }
-        };
-        let overhead = trained.overhead(run.program());
-        if let Some(timeline) = trained.timelines.last() {
-            self.draw(run, folder, timeline, overhead, say)?;
-        }
-        if self.json {
-            let summary = json!({
-                "run": folder.path(), "steps": trained.last.step + 1, "loss": trained.last.loss,
-                "validation_loss": validation_loss, "perplexity": perplexity, "seconds": seconds,
-                "bubble_ratio": trained.last.bubble_ratio(), "measured_over_simulated": overhead,
-            });
-            super::print(format!("{summary:#}"))?;
-        }
-        Ok(())
-    }
-
-    /// A text that begins after a line break.
-    fn sample(
-        &self,
-        run: &Run,
-        model: &Model<Candle>,
-        tokenizer: &Tokenizer,
-        say: &Say,
-    ) -> Result<()> {
-        let count = match tokenizer {
-            Tokenizer::Bytes => N_SAMPLE,
-            _ => N_SAMPLE / TOKEN_CHARS,
-        };
-        let mut prompt = tokenizer.encode("\n")?;
-        if prompt.is_empty() {
-            prompt.push(0); // to some tokenizers a line break is nothing
-        }
-        let how = Sampling { temperature: 0.8, seed: run.config().seed, ..Sampling::default() };
-        let ids = model.sample(&prompt, count, &how)?;
-        say.line("sample:");
-        for line in tokenizer.decode(&ids).trim().lines() {
-            say.line(&format!("  | {}", line.replace(char::is_control, " ")));
-        }
-        Ok(())
-    }
-
-    fn draw(
-        &self,
-        run: &Run,
-        folder: &Folder,
-        timeline: &Timeline,
-        overhead: Option<f64>,
-        say: &Say,
-    ) -> Result<()> {
-        let (name, d) = (run.program().schedule(), run.config().depth);
-        let what = match run.program().window().n_steps() {
-            1 => "the last step".to_string(),
-            n => format!("the last window of {n} steps"),
-        };
-        say.line(&format!("{what} as it ran ({name}, {d} workers, {:.3} s):", timeline.makespan()));
-        for line in text::scaled(timeline, 96).lines() {
-            say.line(&format!("  {line}"));
-        }
-        if let Some(overhead) = overhead {
-            say.line(&format!(
-                "the last steps took {overhead:.3} times what the schedule makes of their measured ops"
-            ));
-        }
-        let title = format!("{name}, {d} workers, {what} as it ran, in seconds");
-        folder.write("pipeline.svg", &svg::timeline(timeline, &title))
+        Outcome { run, folder, say, json: self.json }.show(&trained, seconds)
     }
 }
 

@@ -1,0 +1,31 @@
+//! Whether the job goes on.
+
+use std::sync::Arc;
+
+use chimera_core::comm::CommError;
+use chimera_core::ids::Rank;
+
+use crate::peers::Watched;
+use crate::shared::Shared;
+
+/// Sees from any thread, such as a handler of signals, whether the job goes on.
+#[derive(Clone)]
+pub struct Lookout {
+    pub(crate) me: Rank,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) watched: Arc<Watched>,
+}
+
+impl Lookout {
+    /// Why the job is over, if a rank has said so or was found dead: the first cause that came here.
+    pub fn why_over(&self) -> Option<CommError> {
+        let letters = self.shared.letters();
+        if let Some(error) = &letters.ended {
+            return Some(error.clone());
+        }
+        let known = letters.dead.first().copied();
+        let found = || self.watched.dead().find(|rank| !letters.gone.contains(rank));
+        let from = known.or_else(found)?;
+        Some(CommError::Lost { from, what: format!("all that {} needs", self.me) })
+    }
+}
