@@ -24,7 +24,23 @@ pub use manifest::{FORMAT, MANIFEST, Manifest, Shard};
 pub use saver::{Saver, State};
 pub use shares::{Exchange, Shares};
 pub use store::{Entry, Store};
+pub(crate) use tensors::bytes;
 use tensors::{Named, TensorFile};
+
+/// The value of `resume` that takes the newest checkpoint of a run.
+pub const AUTO: &str = "auto";
+
+/// What the checkpoint says of itself from which a run in `out` will go on, if it can be used: of `resume`, or
+/// the newest. It may turn out that it cannot, and that an older one is taken.
+pub fn foreseen(resume: &str, out: Option<&Path>) -> Result<Option<(PathBuf, Manifest)>, Unusable> {
+    let read = |path: PathBuf| Manifest::read(&path).map(|manifest| (path, manifest));
+    if resume != AUTO {
+        return read(resume.into()).map(Some);
+    }
+    let entries = out.and_then(|out| Store::of(out).entries().ok()).unwrap_or_default();
+    let mut whole = entries.iter().rev().filter(|entry| entry.is_whole);
+    Ok(whole.find_map(|entry| read(entry.path()).ok()))
+}
 
 /// Why a checkpoint cannot be used (exit code 4).
 #[derive(thiserror::Error, Clone, PartialEq, Debug)]
@@ -54,9 +70,6 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens the checkpoint in a folder, and reads all of it once to verify it.
     pub fn open(path: &Path) -> Result<Checkpoint, Unusable> {
-        if !path.join(MANIFEST).exists() {
-            return Err(Unusable::new(path, no_manifest(path)));
-        }
         let manifest = Manifest::read(path)?;
         let verify = |shard: &Shard| verify(&path.join(&shard.file), shard);
         let files: Vec<_> = manifest.shards.iter().map(verify).collect::<Result<_, _>>()?;

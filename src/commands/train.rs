@@ -18,6 +18,7 @@ use chimera::core::render::{svg, text};
 use chimera::data::tokenizer_file_of;
 use chimera::device::Opened;
 use chimera::evaluate::{Bert, Model, Sampling};
+use chimera::hf::DropoutRates;
 use chimera::launch::Transport;
 use chimera::save::{save, save_tokenizer};
 use chimera::settings::{Config, Layers};
@@ -155,7 +156,8 @@ impl Train {
     ) -> Result<()> {
         let is_done = trained.last.step + 1 == run.config().steps;
         if let Some(dir) = &run.config().save {
-            let path = save(dir, run.model(), &trained.weights)?;
+            let dropout = DropoutRates::all(run.config().dropout);
+            let path = save(dir, run.model(), &dropout, &trained.weights)?;
             if let Some(file) = tokenizer_file_of(&run.config().data)? {
                 save_tokenizer(dir, &file)?;
             }

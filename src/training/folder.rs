@@ -16,11 +16,8 @@ use super::lock::Lock;
 use super::resume::conflicts;
 use super::tensorboard::EventFile;
 use super::{Metrics, io_fault};
-use crate::checkpoint::{Checkpoint, Disk, Store};
+use crate::checkpoint::{AUTO, Checkpoint, Disk, Store};
 use crate::settings::Config;
-
-/// The value of `resume` that takes the newest checkpoint of the run.
-const AUTO: &str = "auto";
 
 /// Where one run writes.
 pub struct Folder {

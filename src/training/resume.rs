@@ -1,12 +1,13 @@
 //! Going on from a checkpoint: what may be different then, and what must not.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
 use chimera_core::engine::{Counts, Data};
 use chimera_core::exchange::{from_json, to_json};
 
-use super::{Plan, Run, Samples};
+use super::{Initial, Plan, Run, Samples};
 use crate::checkpoint::{Checkpoint, FORMAT, Manifest, Saver, Store};
 use crate::settings::{Config, Settings};
 
@@ -92,6 +93,7 @@ impl Run {
     pub fn resume(&mut self, checkpoint: Option<Checkpoint>) -> Result<Vec<String>> {
         let Some(checkpoint) = checkpoint else {
             self.plan.begin(0)?;
+            self.open_initial()?;
             return Ok(Vec::new());
         };
         let manifest = checkpoint.manifest();
@@ -132,8 +134,15 @@ impl Run {
             self.plan = Plan::with(self.plan.config.clone(), Some(from_json(found.as_bytes())?))?;
         }
         self.plan.begin(manifest.step)?;
-        self.start = Some(checkpoint);
+        (self.start, self.initial) = (Some(checkpoint), None);
         Ok(notes)
+    }
+
+    /// Opens the model to begin with, if the settings name one.
+    pub(super) fn open_initial(&mut self) -> Result<()> {
+        let open = |dir: &PathBuf| Initial::open(dir, &self.plan.model);
+        self.initial = self.plan.config.init.as_ref().map(open).transpose()?;
+        Ok(())
     }
 
     /// Saves checkpoints as the settings say; `warn` is told what could not be saved on the way.
