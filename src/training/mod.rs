@@ -50,6 +50,7 @@ use processes::AsRank;
 pub use processes::{PATIENCE, share};
 pub use prometheus::Prometheus;
 use rank::Watch;
+use resume::kept;
 use samples::{HeldOut, Samples};
 pub use slow::Slow;
 use trace::Recorder;
@@ -90,6 +91,7 @@ impl Run {
     fn prepare_with(config: Config, found: Option<Timetable>, here: Here) -> Result<Run> {
         config.model().validate()?;
         let corpus = Corpus::open(&config.data, &config.model())?;
+        let found = found.map_or_else(|| kept(&config), |found| Ok(Some(found)))?;
         let plan = Plan::with(config, found)?;
         let Config { width, depth, precision, .. } = plan.config;
         let devices = match here.own {
