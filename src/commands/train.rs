@@ -1,7 +1,7 @@
 //! `chimera train`: progress on the terminal around a [`Run`].
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -77,7 +77,8 @@ impl Train {
         let stop = stop_on_signal(|| ())?;
         let say = Say { to_stderr: self.json };
         let place = Place::claim(run.config())?;
-        let checkpoint = place.checkpoint(run.config(), &warn)?;
+        let open = &mut |path: &Path| Ok(Checkpoint::open(path)?);
+        let checkpoint = place.checkpoint(run.config(), &warn, open)?;
         resume(&mut run, checkpoint, &|line| say.line(line))?;
         if run.first_step() == run.config().steps {
             say.line("nothing is left to train: raise --steps to go on");

@@ -22,6 +22,7 @@ mod slow;
 mod tensorboard;
 mod trace;
 mod trained;
+mod verify;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -56,6 +57,7 @@ pub use slow::Slow;
 use trace::Recorder;
 pub use trained::Trained;
 use trained::{RankTrained, merge};
+pub use verify::checkpoint_as;
 
 use crate::auto::Report;
 use crate::checkpoint::{Checkpoint, Saver};
