@@ -12,7 +12,7 @@ use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 
-use crate::hf::{CONFIG, WEIGHTS, parts, to_hf, to_json, twin};
+use crate::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, twin};
 use crate::training::io_fault;
 
 /// What turns text into the tokens of the model.
@@ -31,12 +31,18 @@ pub fn prepare(dir: &Path) -> Result<()> {
 }
 
 /// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a model in f32: other
-/// programs read such a folder, and [`hf::read`](crate::hf::read) does. Each file is complete or not there;
+/// programs read such a folder and go on training at the same rates of dropout, and [`hf::read`](crate::hf::read)
+/// reads it. Each file is complete or not there;
 /// weights that are not finite are refused.
 ///
 /// # Errors
 /// A [`Fault`], with the file.
-pub fn save(dir: &Path, model: &ModelConfig, weights: &[(Param, Vec<f32>)]) -> Result<PathBuf> {
+pub fn save(
+    dir: &Path,
+    model: &ModelConfig,
+    dropout: &DropoutRates,
+    weights: &[(Param, Vec<f32>)],
+) -> Result<PathBuf> {
     let path = dir.join(WEIGHTS);
     let unsound = weights.iter().find(|(_, values)| values.iter().any(|v| !v.is_finite()));
     if let Some((param, _)) = unsound {
@@ -69,7 +75,7 @@ pub fn save(dir: &Path, model: &ModelConfig, weights: &[(Param, Vec<f32>)]) -> R
     let format = HashMap::from([("format".into(), "pt".into())]);
     let content = serialize(tensors, Some(format)).map_err(|e| fault(&e))?;
     publish(dir, WEIGHTS, &content)?;
-    publish(dir, CONFIG, to_json(model).as_bytes())?;
+    publish(dir, CONFIG, to_json(model, dropout).as_bytes())?;
     Ok(path)
 }
 
@@ -130,7 +136,8 @@ mod tests {
         let values = [vec![1.0, -0.5], vec![f32::MIN_POSITIVE, 3.0]];
         let weights =
             [(param("a"), values[0].clone()), (param("lm_head.weight"), values[1].clone())];
-        let bytes = std::fs::read(save(&dir, &MODEL, &weights).unwrap()).unwrap();
+        let bytes =
+            std::fs::read(save(&dir, &MODEL, &DropoutRates::all(0.0), &weights).unwrap()).unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(
             read.tensor("transformer.a").unwrap().data(),
@@ -143,8 +150,9 @@ mod tests {
         assert_eq!(names, ["config.json", "model.safetensors"]);
 
         let unsound = [(param("c"), vec![1.0, f32::NAN])];
-        let refusal = save(&folder.path().join("other"), &MODEL, &unsound).unwrap_err();
+        let (other, rates) = (folder.path().join("other"), DropoutRates::all(0.0));
+        let refusal = save(&other, &MODEL, &rates, &unsound).unwrap_err();
         assert_eq!(refusal.downcast_ref::<Fault>().map(|f| f.class), Some(Class::NonFinite));
-        assert!(!folder.path().join("other").exists());
+        assert!(!other.exists());
     }
 }

@@ -22,7 +22,7 @@ use std::sync::atomic::AtomicBool;
 
 use chimera::checkpoint::{Checkpoint, Disk, Store};
 use chimera::core::engine::StepReport;
-use chimera::settings::Layers;
+use chimera::settings::{Config, Layers};
 use chimera::training::{Run, Trained};
 use clap::{Args, Command, FromArgMatches};
 
@@ -31,13 +31,17 @@ const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch
 
 /// The run that `chimera train` would make of these options.
 fn prepare(options: &str) -> Run {
+    Run::prepare(config(options)).unwrap_or_else(|refusal| panic!("{options}: {refusal}"))
+}
+
+/// The settings that these options make.
+fn config(options: &str) -> Config {
     let command =
         Layers::augment_args(Command::new("train").no_binary_name(true).args_override_self(true));
     let matches = command
         .try_get_matches_from(format!("{MODEL} {options}").split_whitespace().map(str::to_owned));
     let layers = matches.and_then(|found| Layers::from_arg_matches(&found));
-    let config = layers.expect("options").resolve().expect("settings");
-    Run::prepare(config).unwrap_or_else(|refusal| panic!("{options}: {refusal}"))
+    layers.expect("options").resolve().expect("settings")
 }
 
 /// Trains in this process, from a checkpoint if one is given, and saves into the folder of a run.

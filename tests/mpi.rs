@@ -5,7 +5,7 @@
 mod command;
 
 use std::collections::BTreeMap;
-use std::fs::{create_dir, create_dir_all, read, read_dir, read_link, read_to_string};
+use std::fs::{create_dir, create_dir_all, read, read_dir, read_link, read_to_string, write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -187,7 +187,7 @@ fn sums_of_mpi_differ_by_rounding_and_never_between_replicas() {
 fn checkpoints_go_from_ranks_to_ranks() {
     let folder = folder();
     let line = |name: &str, steps: u64, more: &str| {
-        let all = "--warmup 1 --lr-schedule constant --save-every 2 --resume auto";
+        let all = "--warmup 1 --lr-schedule constant --save-every 2 --keep 9 --resume auto";
         options(&folder, name, &format!("{all} {more}"))
             .replace("--steps 5", &format!("--steps {steps}"))
     };
@@ -207,6 +207,18 @@ fn checkpoints_go_from_ranks_to_ranks() {
     let fourth = ranks(4, &line("parts", 8, "--depth 2 --width 2 --micro-batches 4"));
     assert_eq!(fourth.code, Some(0), "{}", fourth.stderr);
     assert_eq!(losses(&folder.path().join("parts")).len(), 8);
+    // Whichever rank finds a damaged file, all take the checkpoint before.
+    for (nth, step) in [(0, 6), (1, 4)] {
+        let newest = folder.path().join(format!("parts/checkpoints/step-{:08}", step + 2));
+        let shard = newest.join(format!("shard-{nth:04}.safetensors"));
+        let mut bytes = read(&shard).expect("a shard");
+        *bytes.last_mut().expect("values") ^= 1;
+        write(&shard, bytes).expect("written");
+        let fifth = ranks(2, &line("parts", step, "--depth 2"));
+        assert_eq!(fifth.code, Some(0), "{}", fifth.stderr);
+        assert_eq!(fifth.stderr.matches("its content is not").count(), 1, "{}", fifth.stderr);
+        assert!(fifth.stdout.contains(&format!("step {step} is next")), "{}", fifth.stdout);
+    }
 }
 
 /// Ranks that cannot train together say why, once, and write nothing.

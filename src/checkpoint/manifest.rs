@@ -5,10 +5,12 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use anyhow::{Context, Result};
 use chimera_core::engine::Counts;
+use chimera_core::model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
-use super::Unusable;
+use super::{Unusable, no_manifest};
 
 /// The file that makes a folder a checkpoint, written last.
 pub const MANIFEST: &str = "manifest.json";
@@ -61,6 +63,33 @@ impl Manifest {
         Counts { updates: self.updates, skipped: self.skipped }
     }
 
+    /// A setting, as TOML.
+    pub fn setting(&self, key: &str) -> Result<&str> {
+        self.settings
+            .get(key)
+            .map(String::as_str)
+            .with_context(|| format!("its settings lack {key}"))
+    }
+
+    /// What is trained, and the rate of dropout.
+    pub fn model(&self) -> Result<(ModelConfig, f64)> {
+        let size = |key| Ok::<_, anyhow::Error>(self.setting(key)?.parse::<usize>()?);
+        // Before there was another, or dropout, there were no such settings.
+        let architecture = self.settings.get("model").map_or("gpt2", |name| name.trim_matches('"'));
+        let dropout = self.settings.get("dropout").map_or(Ok(0.0), |rate| rate.parse())?;
+        let model = ModelConfig {
+            architecture: architecture.parse().map_err(anyhow::Error::msg)?,
+            layers: size("layers")?,
+            hidden: size("hidden")?,
+            heads: size("heads")?,
+            context: size("context")?,
+            vocab: size("vocab")?,
+            tied: self.setting("tied")? == "true",
+        };
+        model.validate()?;
+        Ok((model, dropout))
+    }
+
     /// As text, whose second line holds the hash of all that follows.
     pub(super) fn to_text(&self) -> serde_json::Result<String> {
         let text = serde_json::to_string_pretty(self)?;
@@ -71,6 +100,9 @@ impl Manifest {
     /// Reads and checks that of the checkpoint in `folder`.
     pub fn read(folder: &Path) -> Result<Manifest, Unusable> {
         let path = folder.join(MANIFEST);
+        if !path.exists() {
+            return Err(Unusable::new(folder, no_manifest(folder)));
+        }
         let unusable = |reason: String| Unusable::new(&path, reason);
         let mut text = String::new();
         let file = File::open(&path).map_err(|e| unusable(e.to_string()))?;

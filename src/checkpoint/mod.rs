@@ -18,16 +18,33 @@ use std::path::{Path, PathBuf};
 
 use chimera_core::engine::Snapshot;
 use chimera_core::stage::Param;
+use serde::{Deserialize, Serialize};
 
 pub use disk::{Disk, Written};
 pub use manifest::{FORMAT, MANIFEST, Manifest, Shard};
 pub use saver::{Saver, State};
 pub use shares::{Exchange, Shares};
 pub use store::{Entry, Store};
+pub(crate) use tensors::bytes;
 use tensors::{Named, TensorFile};
 
+/// The value of `resume` that takes the newest checkpoint of a run.
+pub const AUTO: &str = "auto";
+
+/// What the checkpoint says of itself from which a run in `out` will go on, if it can be used: of `resume`, or
+/// the newest. It may turn out that it cannot, and that an older one is taken.
+pub fn foreseen(resume: &str, out: Option<&Path>) -> Result<Option<(PathBuf, Manifest)>, Unusable> {
+    let read = |path: PathBuf| Manifest::read(&path).map(|manifest| (path, manifest));
+    if resume != AUTO {
+        return read(resume.into()).map(Some);
+    }
+    let entries = out.and_then(|out| Store::of(out).entries().ok()).unwrap_or_default();
+    let mut whole = entries.iter().rev().filter(|entry| entry.is_whole);
+    Ok(whole.find_map(|entry| read(entry.path()).ok()))
+}
+
 /// Why a checkpoint cannot be used (exit code 4).
-#[derive(thiserror::Error, Clone, PartialEq, Debug)]
+#[derive(thiserror::Error, Serialize, Deserialize, Clone, PartialEq, Debug)]
 #[error("{}: {reason}", path.display())]
 pub struct Unusable {
     /// The file or folder.
@@ -42,7 +59,11 @@ impl Unusable {
     }
 }
 
-/// A checkpoint whose every byte was found to be what was written.
+/// Opens the checkpoint in a folder; an error that is not [`Unusable`] ends the search for another.
+pub type Open<'o> = dyn FnMut(&Path) -> anyhow::Result<Checkpoint> + 'o;
+
+/// A checkpoint whose every byte was found to be what was written, by this process or those that it is opened
+/// together with.
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
@@ -54,12 +75,16 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens the checkpoint in a folder, and reads all of it once to verify it.
     pub fn open(path: &Path) -> Result<Checkpoint, Unusable> {
-        if !path.join(MANIFEST).exists() {
-            return Err(Unusable::new(path, no_manifest(path)));
-        }
+        Checkpoint::open_part(path, 0, 1)
+    }
+
+    /// The same by the `nth` of `n` processes, each of which reads every `n`th file, and of the others the headers.
+    pub fn open_part(path: &Path, nth: usize, n: usize) -> Result<Checkpoint, Unusable> {
         let manifest = Manifest::read(path)?;
-        let verify = |shard: &Shard| verify(&path.join(&shard.file), shard);
-        let files: Vec<_> = manifest.shards.iter().map(verify).collect::<Result<_, _>>()?;
+        let mut files = Vec::new();
+        for (at, shard) in manifest.shards.iter().enumerate() {
+            files.push(verify(&path.join(&shard.file), shard, at % n == nth)?);
+        }
         let mut index = HashMap::new();
         for (nth, file) in files.iter().enumerate() {
             index.extend(file.shapes().map(|(name, _)| (name, nth)));
@@ -125,8 +150,8 @@ fn moment(name: &str, nth: usize) -> String {
     format!("{name}.{}", ["m", "v"][nth])
 }
 
-/// Checks size and hash of a file, then its header.
-fn verify(path: &Path, shard: &Shard) -> Result<TensorFile, Unusable> {
+/// Checks size and header of a file, and its hash if it is to be read.
+fn verify(path: &Path, shard: &Shard, is_read: bool) -> Result<TensorFile, Unusable> {
     let unusable = |reason: String| Unusable::new(path, reason);
     let found = symlink_metadata(path).map_err(|e| unusable(e.to_string()))?;
     if !found.is_file() {
@@ -136,11 +161,13 @@ fn verify(path: &Path, shard: &Shard) -> Result<TensorFile, Unusable> {
         let (found, meant) = (found.len(), shard.bytes);
         return Err(unusable(format!("it has {found} bytes, but the manifest says {meant}")));
     }
-    let mut hasher = blake3::Hasher::new();
-    let hashed = File::open(path).and_then(|file| hasher.update_reader(file).map(|_| ()));
-    hashed.map_err(|e| unusable(e.to_string()))?;
-    if hasher.finalize().to_string() != shard.blake3 {
-        return Err(unusable("its content is not what was written: the hash differs".into()));
+    if is_read {
+        let mut hasher = blake3::Hasher::new();
+        let hashed = File::open(path).and_then(|file| hasher.update_reader(file).map(|_| ()));
+        hashed.map_err(|e| unusable(e.to_string()))?;
+        if hasher.finalize().to_string() != shard.blake3 {
+            return Err(unusable("its content is not what was written: the hash differs".into()));
+        }
     }
     TensorFile::open(path)
 }

@@ -5,13 +5,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use anyhow::Result;
 use chimera_core::engine::Snapshot;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
 use super::saver::writer_died;
 use super::tensors::{self, Named, NotFinite};
-use super::{Checkpoint, Disk, MANIFEST, Manifest, Shard, Unusable, moment};
+use super::{Checkpoint, Disk, MANIFEST, Manifest, Open, Shard, Unusable, moment};
 use crate::training::io_fault;
 
 /// Checkpoints that are kept at least, so that there is always one that is not being written.
@@ -82,12 +83,25 @@ impl Store {
     ///
     /// # Errors
     /// If there are checkpoints, but none can be used.
-    pub fn newest(&self, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>, Unusable> {
-        let (found, newer) = self.search(tell).map_err(|Unusable { path, reason }| {
-            let none = "no checkpoint of this run can be used, and without --resume it must not begin \
-                        again in this folder";
-            Unusable { path, reason: format!("{reason}; {none}") }
-        })?;
+    pub fn newest(&self, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>> {
+        self.newest_by(tell, &mut |path| Ok(Checkpoint::open(path)?))
+    }
+
+    /// The same, where `open` opens them.
+    pub fn newest_by(
+        &self,
+        tell: &dyn Fn(&str),
+        open: &mut Open<'_>,
+    ) -> Result<Option<Checkpoint>> {
+        let searched = self.search(tell, open).map_err(|error| match error.downcast() {
+            Ok(Unusable { path, reason }) => {
+                let none = "no checkpoint of this run can be used, and without --resume it must not begin \
+                            again in this folder";
+                Unusable { path, reason: format!("{reason}; {none}") }.into()
+            }
+            Err(other) => other,
+        });
+        let (found, newer) = searched?;
         for folder in newer.iter().filter(|_| found.is_some()) {
             self.put_aside(folder, tell);
         }
@@ -98,26 +112,31 @@ impl Store {
     }
 
     /// The same for who only reads: nothing is put aside.
-    pub fn readable(&self, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>, Unusable> {
-        Ok(self.search(tell)?.0)
+    pub fn readable(&self, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>> {
+        Ok(self.search(tell, &mut |path| Ok(Checkpoint::open(path)?))?.0)
     }
 
     /// The newest checkpoint that can be used, and the folders of newer ones.
-    fn search(&self, tell: &dyn Fn(&str)) -> Result<(Option<Checkpoint>, Vec<PathBuf>), Unusable> {
+    fn search(
+        &self,
+        tell: &dyn Fn(&str),
+        open: &mut Open<'_>,
+    ) -> Result<(Option<Checkpoint>, Vec<PathBuf>)> {
         let entries = self.entries().map_err(|e| Unusable::new(&self.folder, e.to_string()))?;
         let mut broken: Option<Unusable> = None;
         let mut newer = Vec::new();
         for entry in entries.into_iter().rev().filter(|entry| entry.is_whole) {
-            match Checkpoint::open(&entry.folder) {
+            match open(&entry.folder) {
                 Ok(checkpoint) => return Ok((Some(checkpoint), newer)),
-                Err(unusable) => {
+                Err(error) => {
+                    let unusable: Unusable = error.downcast()?;
                     tell(&format!("cannot be resumed from: {unusable}"));
                     newer.push(entry.folder);
                     broken = broken.or(Some(unusable));
                 }
             }
         }
-        broken.map_or(Ok((None, newer)), Err)
+        broken.map_or(Ok((None, newer)), |unusable| Err(unusable.into()))
     }
 
     /// Where its checkpoints are.

@@ -58,7 +58,7 @@ pub(super) fn write(disk: &Disk, path: &Path, mut tensors: Vec<Named<'_>>) -> Re
 }
 
 /// As safetensors keeps them: little-endian.
-fn bytes(values: &[f32]) -> Cow<'_, [u8]> {
+pub(crate) fn bytes(values: &[f32]) -> Cow<'_, [u8]> {
     match cfg!(target_endian = "little") {
         true => bytemuck::cast_slice(values).into(),
         false => values.iter().flat_map(|v| v.to_le_bytes()).collect(),

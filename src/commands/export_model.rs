@@ -40,7 +40,7 @@ impl Export {
         );
         prepare(&self.out)?;
         let model = &loaded.model;
-        let path = save(&self.out, &model.config, &model.weights)?;
+        let path = save(&self.out, &model.config, &model.dropout, &model.weights)?;
         if let Some(tokenizer) = loaded.tokenizer_file()? {
             save_tokenizer(&self.out, &tokenizer)?;
         }

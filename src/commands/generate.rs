@@ -93,7 +93,7 @@ impl Compute for Continue<'_> {
     type Output = Result<Vec<u32>>;
 
     fn on<K: Kernels>(self, devices: &[K]) -> Self::Output {
-        let Pretrained { config, weights } = self.read;
+        let Pretrained { config, weights, .. } = self.read;
         let model = Model::new(devices[0].clone(), &config, &weights)?;
         drop(weights);
         model.sample(self.prompt, self.count, self.how)

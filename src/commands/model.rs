@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use chimera::checkpoint::{Checkpoint, Store};
-use chimera::core::model::{Cut, ModelConfig};
+use chimera::core::model::Cut;
 use chimera::data::{tokenizer_file_of, tokenizer_of};
-use chimera::hf::{self, Pretrained};
+use chimera::hf::{self, DropoutRates, Pretrained};
 use chimera::save::TOKENIZER;
 use chimera::tokenizer::Tokenizer;
 use serde::Deserialize;
@@ -46,35 +46,21 @@ pub(super) fn load(dir: &Path) -> Result<Loaded> {
 }
 
 fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
-    let settings = &checkpoint.manifest().settings;
-    let value = |key: &str| {
-        let lacks = || anyhow!("{}: its settings lack {key}", checkpoint.path().display());
-        settings.get(key).ok_or_else(lacks)
-    };
-    let size = |key: &str| Ok::<_, anyhow::Error>(value(key)?.parse::<usize>()?);
-    // Before there was another there was no such setting.
-    let architecture = settings.get("model").map_or("gpt2", |name| name.trim_matches('"'));
-    let config = ModelConfig {
-        architecture: architecture.parse().map_err(anyhow::Error::msg)?,
-        layers: size("layers")?,
-        hidden: size("hidden")?,
-        heads: size("heads")?,
-        context: size("context")?,
-        vocab: size("vocab")?,
-        tied: value("tied")? == "true",
-    };
-    config.validate()?;
+    let (manifest, place) = (checkpoint.manifest(), || checkpoint.path().display().to_string());
+    let (config, dropout) = manifest.model().with_context(place)?;
     let params = config.params(&Cut { blocks: 0..config.layers, first: true, last: true });
     let weights = params.into_iter().map(|param| {
         let values = checkpoint.weights(&param.name, &param.shape)?;
         Ok((param, values))
     });
-    let model = Pretrained { weights: weights.collect::<Result<_>>()?, config };
+    let weights = weights.collect::<Result<_>>()?;
+    let model = Pretrained { config, dropout: DropoutRates::all(dropout), weights };
     #[derive(Deserialize)]
     struct Settings {
         data: Vec<PathBuf>,
     }
-    let Settings { data } = toml::from_str(&format!("data = {}", value("data")?))?;
+    let Settings { data } =
+        toml::from_str(&format!("data = {}", manifest.setting("data").with_context(place)?))?;
     Ok(Loaded { model, text: Text::Data(data) })
 }
 

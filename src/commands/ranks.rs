@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use chimera::checkpoint::{Checkpoint, Store};
+use chimera::checkpoint::Store;
 use chimera::core::comm::{Comm, CommError, Host};
 use chimera::core::engine::{Patience, panicked};
 use chimera::core::fault::Class;
@@ -21,7 +21,7 @@ use chimera::device::Precision;
 use chimera::launch::{Transport, layouts};
 use chimera::mpi::{Lookout, Mpi, Sums};
 use chimera::settings::Config;
-use chimera::training::{PATIENCE, Place, Run, share};
+use chimera::training::{PATIENCE, Place, Run, checkpoint_as, share};
 
 use super::ends::{Known, end_if_over, fail, fault_of, never_started, stuck, within};
 use super::progress::Say;
@@ -137,30 +137,19 @@ fn as_rank(
         }
     }
 
-    let claimed = is_lead.then(|| {
-        let place = Place::claim(run.config())?;
-        let checkpoint = place.checkpoint(run.config(), &warn)?;
-        Ok((place, checkpoint))
-    });
-    let claimed = together(comm, claimed.transpose(), patience)?;
-    let own = claimed.as_ref().map(|(place, checkpoint)| {
-        (place.path().to_path_buf(), checkpoint.as_ref().map(|c| c.path().to_path_buf()))
-    });
-    let found = share(comm, &own, patience)?.into_iter().next().flatten();
-    let (folder, path) = found.context("rank 0 names no folder")?;
+    let place = is_lead.then(|| Place::claim(run.config())).transpose();
+    let place = together(comm, place, patience)?;
+    let folder = share(comm, &place.as_ref().map(|p| p.path().to_path_buf()), patience)?;
+    let folder = folder.into_iter().next().flatten().context("rank 0 names no folder")?;
     *known.lock().unwrap_or_else(PoisonError::into_inner) = Some(folder.clone());
-    let (place, checkpoint) = match claimed {
-        Some((place, checkpoint)) => (Some(place), Ok(checkpoint)),
-        None => (None, path.as_deref().map(Checkpoint::open).transpose()),
-    };
+    let checkpoint = checkpoint_as(run.config(), comm, place.as_ref(), &warn);
+    let checkpoint = together(comm, checkpoint, patience)?;
     let say_if_lead = |line: &str| {
         if is_lead {
             say.line(line);
         }
     };
-    let resumed = checkpoint
-        .map_err(anyhow::Error::from)
-        .and_then(|checkpoint| resume(&mut run, checkpoint, &say_if_lead));
+    let resumed = resume(&mut run, checkpoint, &say_if_lead);
     together(comm, resumed, patience)?;
     let agreed = run.agree(comm);
     together(comm, agreed, patience)?;

@@ -1,7 +1,7 @@
 //! `chimera train`: progress on the terminal around a [`Run`].
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -14,6 +14,7 @@ use chimera::core::ids::Rank;
 use chimera::core::model::Architecture;
 use chimera::data::tokenizer_file_of;
 use chimera::device::Opened;
+use chimera::hf::DropoutRates;
 use chimera::launch::Transport;
 use chimera::save::{save, save_tokenizer};
 use chimera::settings::{Config, Layers};
@@ -70,7 +71,8 @@ impl Train {
         let stop = stop_on_signal(|| ())?;
         let say = Say { to_stderr: self.json };
         let place = Place::claim(run.config())?;
-        let checkpoint = place.checkpoint(run.config(), &warn)?;
+        let open = &mut |path: &Path| Ok(Checkpoint::open(path)?);
+        let checkpoint = place.checkpoint(run.config(), &warn, open)?;
         resume(&mut run, checkpoint, &|line| say.line(line))?;
         if run.first_step() == run.config().steps {
             say.line("nothing is left to train: raise --steps to go on");
@@ -149,7 +151,8 @@ impl Train {
     ) -> Result<()> {
         let is_done = trained.last.step + 1 == run.config().steps;
         if let Some(dir) = &run.config().save {
-            let path = save(dir, run.model(), &trained.weights)?;
+            let dropout = DropoutRates::all(run.config().dropout);
+            let path = save(dir, run.model(), &dropout, &trained.weights)?;
             if let Some(file) = tokenizer_file_of(&run.config().data)? {
                 save_tokenizer(dir, &file)?;
             }

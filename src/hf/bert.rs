@@ -5,6 +5,8 @@ use chimera_core::model::{Architecture, ModelConfig};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::DropoutRates;
+
 /// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
 #[derive(Deserialize)]
 struct Keys {
@@ -28,6 +30,10 @@ struct Keys {
     is_decoder: bool,
     #[serde(default)]
     add_cross_attention: bool,
+    #[serde(default = "usual")]
+    hidden_dropout_prob: f64,
+    #[serde(default = "usual")]
+    attention_probs_dropout_prob: f64,
 }
 
 fn two() -> usize {
@@ -46,6 +52,10 @@ fn epsilon() -> f64 {
     1e-12
 }
 
+fn usual() -> f64 {
+    DropoutRates::USUAL
+}
+
 fn absolute() -> String {
     "absolute".into()
 }
@@ -54,7 +64,7 @@ fn absolute() -> String {
 ///
 /// # Errors
 /// What is not a BERT as this project computes it is refused with the key that says so.
-pub(super) fn parse(text: &[u8]) -> Result<ModelConfig> {
+pub(super) fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     let keys: Keys = serde_json::from_slice(text)?;
     // Where it is absent, `transformers` takes 3072, whatever the other sizes.
     let inner = keys.intermediate_size.unwrap_or(3072);
@@ -89,12 +99,12 @@ pub(super) fn parse(text: &[u8]) -> Result<ModelConfig> {
         tied: keys.tie_word_embeddings,
     };
     config.validate()?;
-    Ok(config)
+    let (hidden, attention) = (keys.hidden_dropout_prob, keys.attention_probs_dropout_prob);
+    Ok((config, DropoutRates { embedding: hidden, residual: hidden, attention }))
 }
 
-/// `config.json` of a model. Without dropout, and without the id of padding in BERT's vocabulary, unless it has
-/// that vocabulary.
-pub(super) fn to_json(config: &ModelConfig) -> String {
+/// `config.json` of a model. Without the id of padding in BERT's vocabulary, unless it has that vocabulary.
+pub(super) fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
     let pad = if config.vocab == 30522 { json!(0) } else { Value::Null };
     let keys = json!({
         "architectures": ["BertForPreTraining"],
@@ -110,8 +120,8 @@ pub(super) fn to_json(config: &ModelConfig) -> String {
         "hidden_act": gelu(),
         "layer_norm_eps": epsilon(),
         "position_embedding_type": absolute(),
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
+        "hidden_dropout_prob": dropout.residual,
+        "attention_probs_dropout_prob": dropout.attention,
         "classifier_dropout": null,
         "is_decoder": false,
         "add_cross_attention": false,
@@ -164,6 +174,8 @@ mod tests {
     use super::super::names::parts;
     use super::*;
 
+    const RATES: DropoutRates = DropoutRates { embedding: 0.25, residual: 0.25, attention: 0.5 };
+
     fn sizes() -> ModelConfig {
         let architecture = Architecture::Bert;
         ModelConfig {
@@ -179,7 +191,7 @@ mod tests {
 
     /// The refusal of a configuration in which `key` has another value.
     fn refusal(key: &str, value: Value) -> String {
-        let mut keys: Value = serde_json::from_str(&to_json(&sizes())).unwrap();
+        let mut keys: Value = serde_json::from_str(&to_json(&sizes(), &RATES)).unwrap();
         keys[key] = value;
         format!("{:#}", parse(keys.to_string().as_bytes()).unwrap_err())
     }
@@ -188,7 +200,7 @@ mod tests {
     fn what_is_written_reads_back() {
         for tied in [false, true] {
             let config = ModelConfig { tied, ..sizes() };
-            assert_eq!(parse(to_json(&config).as_bytes()).unwrap(), config);
+            assert_eq!(parse(to_json(&config, &RATES).as_bytes()).unwrap(), (config, RATES));
         }
     }
 

@@ -13,11 +13,37 @@ use super::{CONFIG, bert, gpt2};
 /// Larger files are refused before they are read.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// The model in `dir`.
+/// At which rates a model drops elements while it is trained.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct DropoutRates {
+    /// Behind the embedding.
+    pub embedding: f64,
+    /// Of what attention and MLP add to a block; a BERT has one rate for these and the embedding.
+    pub residual: f64,
+    /// Of the attention's probabilities.
+    pub attention: f64,
+}
+
+impl DropoutRates {
+    /// What `transformers` takes where `config.json` says nothing.
+    pub(super) const USUAL: f64 = 0.1;
+
+    /// The same everywhere, as training here has it.
+    pub fn all(rate: f64) -> DropoutRates {
+        DropoutRates { embedding: rate, residual: rate, attention: rate }
+    }
+
+    /// The rate, if there is only one.
+    pub fn one(&self) -> Option<f64> {
+        (*self == DropoutRates::all(self.embedding)).then_some(self.embedding)
+    }
+}
+
+/// The model in `dir`, and what is dropped when it is trained.
 ///
 /// # Errors
 /// What is neither a GPT-2 nor a BERT as this project computes them is refused with the key that says so.
-pub fn read_config(dir: &Path) -> Result<ModelConfig> {
+pub fn read_config(dir: &Path) -> Result<(ModelConfig, DropoutRates)> {
     let path = dir.join(CONFIG);
     ensure!(
         path.exists(),
@@ -43,7 +69,7 @@ pub(super) fn read_small(path: &Path, most: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn parse(text: &[u8]) -> Result<ModelConfig> {
+fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     /// What every `config.json` has, but for old ones of GPT-2.
     #[derive(Deserialize)]
     struct Keys {
@@ -60,10 +86,10 @@ fn parse(text: &[u8]) -> Result<ModelConfig> {
 }
 
 /// `config.json` of a model.
-pub(crate) fn to_json(config: &ModelConfig) -> String {
+pub(crate) fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
     match config.architecture {
-        Architecture::Gpt2 => gpt2::to_json(config),
-        Architecture::Bert => bert::to_json(config),
+        Architecture::Gpt2 => gpt2::to_json(config, dropout),
+        Architecture::Bert => bert::to_json(config, dropout),
     }
 }
 

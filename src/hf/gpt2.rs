@@ -6,6 +6,8 @@ use chimera_core::model::{Architecture, ModelConfig};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::DropoutRates;
+
 /// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
 #[derive(Deserialize)]
 struct Keys {
@@ -27,6 +29,12 @@ struct Keys {
     scale_attn_by_inverse_layer_idx: bool,
     #[serde(default)]
     add_cross_attention: bool,
+    #[serde(default = "usual")]
+    embd_pdrop: f64,
+    #[serde(default = "usual")]
+    resid_pdrop: f64,
+    #[serde(default = "usual")]
+    attn_pdrop: f64,
 }
 
 fn gelu() -> String {
@@ -41,11 +49,15 @@ fn yes() -> bool {
     true
 }
 
+fn usual() -> f64 {
+    DropoutRates::USUAL
+}
+
 /// The model that a `config.json` describes.
 ///
 /// # Errors
 /// What is not a GPT-2 as this project computes it is refused with the key that says so.
-pub(super) fn parse(text: &[u8]) -> Result<ModelConfig> {
+pub(super) fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     let keys: Keys = serde_json::from_slice(text)?;
     let gelu = ["gelu_new", "gelu_pytorch_tanh"].contains(&keys.activation_function.as_str());
     let inner = keys.n_inner.is_none_or(|inner| Some(inner) == keys.n_embd.checked_mul(4));
@@ -79,12 +91,17 @@ pub(super) fn parse(text: &[u8]) -> Result<ModelConfig> {
         tied: keys.tie_word_embeddings,
     };
     config.validate()?;
-    Ok(config)
+    let dropout = DropoutRates {
+        embedding: keys.embd_pdrop,
+        residual: keys.resid_pdrop,
+        attention: keys.attn_pdrop,
+    };
+    Ok((config, dropout))
 }
 
-/// `config.json` of a model. Without dropout, as it was trained, and without the ids of GPT-2's
-/// vocabulary that begin and end a text, unless it has that vocabulary.
-pub(super) fn to_json(config: &ModelConfig) -> String {
+/// `config.json` of a model. Without the ids of GPT-2's vocabulary that begin and end a text, unless it has
+/// that vocabulary.
+pub(super) fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
     let end = if config.vocab == 50257 { json!(50256) } else { Value::Null };
     let keys = json!({
         "architectures": ["GPT2LMHeadModel"],
@@ -100,9 +117,9 @@ pub(super) fn to_json(config: &ModelConfig) -> String {
         "layer_norm_epsilon": epsilon(),
         "scale_attn_weights": true,
         "scale_attn_by_inverse_layer_idx": false,
-        "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
+        "attn_pdrop": dropout.attention,
+        "embd_pdrop": dropout.embedding,
+        "resid_pdrop": dropout.residual,
         "bos_token_id": end,
         "eos_token_id": end,
         "dtype": "float32",
@@ -140,6 +157,8 @@ mod tests {
 
     use super::*;
 
+    const RATES: DropoutRates = DropoutRates { embedding: 0.0, residual: 0.25, attention: 0.5 };
+
     fn sizes() -> ModelConfig {
         let architecture = Architecture::Gpt2;
         ModelConfig {
@@ -155,7 +174,7 @@ mod tests {
 
     /// The refusal of a configuration in which `key` has another value.
     fn refusal(key: &str, value: Value) -> String {
-        let mut keys: Value = serde_json::from_str(&to_json(&sizes())).unwrap();
+        let mut keys: Value = serde_json::from_str(&to_json(&sizes(), &RATES)).unwrap();
         keys[key] = value;
         format!("{:#}", parse(keys.to_string().as_bytes()).unwrap_err())
     }
@@ -164,7 +183,7 @@ mod tests {
     fn what_is_written_reads_back() {
         for tied in [false, true] {
             let config = ModelConfig { tied, ..sizes() };
-            assert_eq!(parse(to_json(&config).as_bytes()).unwrap(), config);
+            assert_eq!(parse(to_json(&config, &RATES).as_bytes()).unwrap(), (config, RATES));
         }
     }
 
@@ -182,12 +201,23 @@ mod tests {
             ("n_embd", json!(u64::MAX), "hidden is"),
             ("vocab_size", json!(-1), "invalid value: integer `-1`"),
             ("n_layer", json!("two"), "invalid type: string \"two\""),
+            ("resid_pdrop", json!("none"), "invalid type: string \"none\""),
         ] {
             let refusal = refusal(key, value);
             assert!(refusal.contains(wanted), "{refusal}");
         }
         assert!(parse(b"{}").unwrap_err().to_string().contains("missing field `n_layer`"));
         assert!(parse("[".repeat(1 << 19).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn rates_that_are_absent_are_the_usual() {
+        let mut keys: Value = serde_json::from_str(&to_json(&sizes(), &RATES)).unwrap();
+        for key in ["attn_pdrop", "embd_pdrop", "resid_pdrop"] {
+            keys.as_object_mut().unwrap().remove(key);
+        }
+        let (_, dropout) = parse(keys.to_string().as_bytes()).unwrap();
+        assert_eq!((dropout.one(), RATES.one()), (Some(0.1), None));
     }
 
     #[test]

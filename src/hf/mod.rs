@@ -8,13 +8,14 @@
 
 mod bert;
 mod config;
+mod files;
 mod gpt2;
 mod names;
 mod read;
 mod shard;
 
-pub use config::read_config;
-pub use read::{Pretrained, read};
+pub use config::{DropoutRates, read_config};
+pub use read::{Pretrained, Source, read};
 
 pub(crate) use config::to_json;
 pub(crate) use names::{parts, to_hf, twin};

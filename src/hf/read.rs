@@ -1,21 +1,19 @@
 //! Reading a model.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path, PathBuf};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::model::{Architecture, Cut, ModelConfig};
 use chimera_core::stage::Param;
 use safetensors::tensor::TensorInfo;
-use serde::Deserialize;
 
-use super::config::{read_config, read_small};
+use super::config::{DropoutRates, read_config};
+use super::files::shards;
 use super::names::{copies, from_hf, parts, twin};
 use super::shard::Shard;
-use super::{INDEX, WEIGHTS};
 
-/// Larger indices are refused before they are read.
-const MAX_INDEX_BYTES: u64 = 1 << 26;
 /// The most names that a refusal lists.
 const N_NAMED: usize = 3;
 
@@ -24,162 +22,176 @@ const N_NAMED: usize = 3;
 pub struct Pretrained {
     /// What it is.
     pub config: ModelConfig,
+    /// What is dropped when it is trained.
+    pub dropout: DropoutRates,
     /// Every tensor by its parameter, in the order of [`ModelConfig::params`].
     pub weights: Vec<(Param, Vec<f32>)>,
 }
 
-/// Where the values of a tensor are.
-type Place<'s> = (&'s Shard, &'s str, &'s TensorInfo);
-
 /// Reads the model in the folder `dir`.
 ///
 /// # Errors
-/// Names file and tensor of whatever does not fit; nothing is allocated for values before all names and shapes do.
+/// Those of [`Source`].
 pub fn read(dir: &Path) -> Result<Pretrained> {
-    let config = read_config(dir)?;
-    let params = config.params(&Cut { blocks: 0..config.layers, first: true, last: true });
-    let shards = shards(dir)?;
-    let mut places = places(config.architecture, &shards)?;
-    let copies = copies(&config).into_iter();
-    let copies: Vec<(&str, Place)> =
-        copies.filter_map(|(name, ours)| Some((ours, places.remove(name)?))).collect();
-    if let Some((name, ours)) = twin(&config)
-        && let Some(place) = places.remove(name)
-    {
-        places.insert(ours.to_owned(), place);
-    }
+    let source = Source::open(dir)?;
+    let params = source.params().cloned().collect::<Vec<_>>().into_iter();
+    let weights = params.map(|param| {
+        let values = source.values(&param.name)?;
+        Ok((param, values))
+    });
+    let weights = weights.collect::<Result<_>>()?;
+    Ok(Pretrained { config: source.config, dropout: source.dropout, weights })
+}
 
-    let place = || dir.display().to_string();
-    let mut found = Vec::with_capacity(params.len());
-    let mut missing = Vec::new();
-    for param in params {
-        let mut tensors = Vec::new();
-        for (name, _) in parts(&param) {
-            match places.remove(&name) {
-                Some(place) => tensors.push(place),
-                None => missing.push(name),
+/// A model on disk, whose names and shapes were found to fit; nothing of its values is held.
+pub struct Source {
+    dir: PathBuf,
+    config: ModelConfig,
+    dropout: DropoutRates,
+    tensors: Vec<Tensor>,
+    /// By name, which of them.
+    index: HashMap<String, usize>,
+}
+
+/// A parameter on disk.
+struct Tensor {
+    param: Param,
+    /// Its rows, one part after the other.
+    parts: Vec<Place>,
+    /// What must be equal to it.
+    copies: Vec<Place>,
+}
+
+/// Where the values of a tensor are.
+struct Place {
+    shard: Arc<Shard>,
+    name: String,
+    tensor: TensorInfo,
+}
+
+impl Source {
+    /// Reads `config.json` and the headers of the files in the folder `dir`.
+    ///
+    /// # Errors
+    /// Names file and tensor of whatever does not fit.
+    pub fn open(dir: &Path) -> Result<Source> {
+        let (config, dropout) = read_config(dir)?;
+        let params = config.params(&Cut { blocks: 0..config.layers, first: true, last: true });
+        let mut places = places(config.architecture, shards(dir)?)?;
+        let copies = copies(&config).into_iter();
+        let copies: Vec<(&str, Place)> =
+            copies.filter_map(|(name, ours)| Some((ours, places.remove(name)?))).collect();
+        if let Some((name, ours)) = twin(&config)
+            && let Some(place) = places.remove(name)
+        {
+            places.insert(ours.to_owned(), place);
+        }
+
+        let place = || dir.display().to_string();
+        let mut tensors = Vec::with_capacity(params.len());
+        let mut missing = Vec::new();
+        for param in params {
+            let mut found = Vec::new();
+            for (name, _) in parts(&param) {
+                match places.remove(&name) {
+                    Some(place) => found.push(place),
+                    None => missing.push(name),
+                }
+            }
+            tensors.push(Tensor { param, parts: found, copies: Vec::new() });
+        }
+        ensure!(
+            missing.is_empty(),
+            "{}: {} missing: {}",
+            place(),
+            are(missing.len()),
+            list(&missing)
+        );
+        let unknown: Vec<String> = places.into_values().map(|place| place.name).collect();
+        ensure!(
+            unknown.is_empty(),
+            "{}: {} unknown in a {} of {} layers: {}",
+            place(),
+            are(unknown.len()),
+            config.architecture,
+            config.layers,
+            list(&unknown)
+        );
+        for Tensor { param, parts, .. } in &tensors {
+            let mut shape = param.shape.clone();
+            shape[0] /= parts.len();
+            for Place { shard, name, tensor } in parts {
+                ensure!(
+                    tensor.shape == shape,
+                    "{}: {name} has shape {:?}, but config.json makes it {shape:?}",
+                    shard.path.display(),
+                    tensor.shape,
+                );
             }
         }
-        found.push((param, tensors));
+        let names = tensors.iter().map(|tensor| tensor.param.name.clone());
+        let index: HashMap<String, usize> = names.zip(0..).collect();
+        for (ours, copy) in copies {
+            if let Some(tensor) = index.get(ours).and_then(|nth| tensors.get_mut(*nth)) {
+                tensor.copies.push(copy);
+            }
+        }
+        Ok(Source { dir: dir.to_path_buf(), config, dropout, tensors, index })
     }
-    ensure!(missing.is_empty(), "{}: {} missing: {}", place(), are(missing.len()), list(&missing));
-    let unknown: Vec<String> = places.values().map(|(_, name, _)| (*name).to_owned()).collect();
-    ensure!(
-        unknown.is_empty(),
-        "{}: {} unknown in a {} of {} layers: {}",
-        place(),
-        are(unknown.len()),
-        config.architecture,
-        config.layers,
-        list(&unknown)
-    );
-    for (param, tensors) in &found {
-        let mut shape = param.shape.clone();
-        shape[0] /= tensors.len();
-        for (shard, name, tensor) in tensors {
+
+    /// What it is.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// All parameters, in the order of [`ModelConfig::params`].
+    pub fn params(&self) -> impl Iterator<Item = &Param> {
+        self.tensors.iter().map(|tensor| &tensor.param)
+    }
+
+    /// Reads the values of the parameter of this name, row-major.
+    ///
+    /// # Errors
+    /// If it has none of this name, or its values cannot be read, are not finite, or differ from their copy.
+    pub fn values(&self, name: &str) -> Result<Vec<f32>> {
+        let place = || self.dir.display().to_string();
+        let nth = self.index.get(name).with_context(|| format!("{} has no {name}", place()))?;
+        let Tensor { param, parts, copies } = &self.tensors[*nth];
+        let parts: Vec<_> = parts.iter().map(Place::values).collect::<Result<_>>()?;
+        let values = parts.concat();
+        for copy in copies {
             ensure!(
-                tensor.shape == shape,
-                "{}: {name} has shape {:?}, but config.json makes it {shape:?}",
-                shard.path.display(),
-                tensor.shape,
+                copy.tensor.shape == param.shape && copy.values()? == values,
+                "{}: {} differs from {name}, but config.json ties them: \
+                 set `tie_word_embeddings` to false",
+                place(),
+                copy.name
             );
         }
+        Ok(values)
     }
-    let read = |(shard, name, tensor): Place| shard.values(name, tensor);
-    let weights = found.into_iter().map(|(param, tensors)| {
-        let values: Vec<_> = tensors.into_iter().map(read).collect::<Result<_>>()?;
-        Ok((param, values.concat()))
-    });
-    let weights: Vec<(Param, Vec<f32>)> = weights.collect::<Result<_>>()?;
-    for (ours, copy) in copies {
-        let Some((param, values)) = weights.iter().find(|(param, _)| param.name == ours) else {
-            continue;
-        };
-        ensure!(
-            copy.2.shape == param.shape && read(copy)? == *values,
-            "{}: {} differs from {ours}, but config.json ties them: \
-             set `tie_word_embeddings` to false",
-            place(),
-            copy.1
-        );
-    }
-    Ok(Pretrained { config, weights })
 }
 
-/// The files of the weights.
-fn shards(dir: &Path) -> Result<Vec<Shard>> {
-    let (whole, index) = (dir.join(WEIGHTS), dir.join(INDEX));
-    if whole.exists() {
-        return Ok(vec![Shard::open(&whole)?]);
+impl Place {
+    fn values(&self) -> Result<Vec<f32>> {
+        self.shard.values(&self.name, &self.tensor)
     }
-    ensure!(
-        index.exists(),
-        "{} holds neither {WEIGHTS} nor {INDEX}; files of pickle (.bin, .pt) are never read",
-        dir.display()
-    );
-    indexed(dir, &index).with_context(|| index.display().to_string())
-}
-
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
-
-/// The files that an index names, which hold the tensors that it says and no others.
-fn indexed(dir: &Path, index: &Path) -> Result<Vec<Shard>> {
-    let index: Index = serde_json::from_slice(&read_small(index, MAX_INDEX_BYTES)?)?;
-    let names: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
-    let mut shards = Vec::new();
-    let mut n_tensors = 0;
-    for name in names {
-        let shard = Shard::open(&inside(dir, name)?)?;
-        for (tensor, _) in &shard.tensors {
-            let said = index.weight_map.get(tensor).map(String::as_str);
-            ensure!(said == Some(name), "{name} holds {tensor}, which the index does not say");
-        }
-        n_tensors += shard.tensors.len();
-        shards.push(shard);
-    }
-    if n_tensors < index.weight_map.len() {
-        let held: BTreeSet<&String> =
-            shards.iter().flat_map(|shard| shard.tensors.iter().map(|(name, _)| name)).collect();
-        let lacking = index.weight_map.iter().find(|(tensor, _)| !held.contains(tensor));
-        if let Some((tensor, file)) = lacking {
-            bail!("{file} lacks {tensor}");
-        }
-    }
-    Ok(shards)
-}
-
-/// The path of a file that is named inside another one: plain, in the folder, and not a link out of it.
-fn inside(dir: &Path, name: &str) -> Result<PathBuf> {
-    let mut components = Path::new(name).components();
-    let is_plain = matches!(
-        (components.next(), components.next()),
-        (Some(Component::Normal(only)), None) if only == name
-    );
-    ensure!(is_plain, "`{name}` is not the plain name of a file in this folder");
-    let path = dir.join(name);
-    let real = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
-    let folder = dir.canonicalize()?;
-    ensure!(
-        real.parent() == Some(&folder),
-        "`{name}` is a link out of the folder: copy the file itself"
-    );
-    Ok(path)
 }
 
 /// The tensors by our names.
-fn places(architecture: Architecture, shards: &[Shard]) -> Result<BTreeMap<String, Place<'_>>> {
+fn places(architecture: Architecture, shards: Vec<Shard>) -> Result<BTreeMap<String, Place>> {
     let mut places: BTreeMap<String, Place> = BTreeMap::new();
-    for shard in shards {
+    for shard in shards.into_iter().map(Arc::new) {
         for (name, tensor) in &shard.tensors {
             let Some(ours) = from_hf(architecture, name) else { continue };
-            if let Some((other, also, _)) = places.insert(ours, (shard, name, tensor)) {
+            let (at, tensor) = (Arc::clone(&shard), tensor.clone());
+            let place = Place { shard: at, name: name.clone(), tensor };
+            if let Some(other) = places.insert(ours, place) {
                 bail!(
-                    "{name} in {} is there twice: as {also} in {}",
+                    "{name} in {} is there twice: as {} in {}",
                     shard.path.display(),
-                    other.path.display()
+                    other.name,
+                    other.shard.path.display()
                 );
             }
         }

@@ -236,6 +236,8 @@ pub enum Origin {
     Timetable(PathBuf),
     /// The model in this folder.
     Model(PathBuf),
+    /// The checkpoint in this folder.
+    Checkpoint(PathBuf),
     /// The description of this data file.
     Data(PathBuf),
 }
@@ -249,6 +251,7 @@ impl fmt::Display for Origin {
             Origin::CommandLine => write!(f, "command line"),
             Origin::Timetable(path) => write!(f, "timetable {}", path.display()),
             Origin::Model(dir) => write!(f, "model {}", dir.display()),
+            Origin::Checkpoint(dir) => write!(f, "checkpoint {}", dir.display()),
             Origin::Data(path) => write!(f, "data {}", path.display()),
         }
     }

@@ -118,8 +118,8 @@ pub struct Settings {
     /// Model size by name; the keys from `layers` to `tied` override it [default: tiny, or bert-tiny for a bert]
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
-    /// Folder of a model to begin with, of Hugging Face or of `--save`: its sizes take the place of the preset's
-    /// [default: weights drawn at random]
+    /// Folder of a model to begin with, of Hugging Face or of `--save`: its sizes take the place of the preset's; not
+    /// needed to resume [default: weights drawn at random]
     #[arg(long, value_name = "DIR")]
     pub init: Option<PathBuf>,
     /// Transformer layers [default: from the preset]
@@ -173,7 +173,8 @@ pub struct Settings {
     /// Decoupled weight decay, on matrices [default: 0.1]
     #[arg(long, value_name = "RATE")]
     pub weight_decay: Option<f64>,
-    /// Probability of being dropped, of the embedding and of what layers add to it [default: 0.0]
+    /// Probability of being dropped, of the embedding and of what layers add to it
+    /// [default: that of the model to begin with, else 0.0]
     #[arg(long, value_name = "RATE")]
     pub dropout: Option<f64>,
     /// Largest global gradient norm; 0 turns clipping off [default: 1.0]

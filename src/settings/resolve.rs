@@ -1,6 +1,6 @@
 //! Merging the layers of settings.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 
 use anyhow::{Context, Result};
@@ -10,6 +10,7 @@ use toml::{Table, Value};
 use super::check::check;
 use super::config::Entries;
 use super::{Config, Layers, Origin, SettingsError, file};
+use crate::checkpoint::foreseen;
 use crate::data::{Marks, Prepared};
 use crate::hf::read_config;
 use crate::launch::Launch;
@@ -65,13 +66,35 @@ fn follow_timetable(merged: &mut Entries) -> Result<()> {
     follow(merged, counts, &Origin::Timetable(path), &what)
 }
 
-/// Takes the sizes of the model to begin with, if there is one; refuses others that were said.
+/// Takes the sizes of the model to begin with, if there is one, and refuses others that were said; takes its rate of
+/// dropout where none was said. A run that goes on takes them from its checkpoint, and the model may be gone.
 fn follow_model(merged: &mut Entries) -> Result<()> {
-    let dir = merged.get("init").and_then(|(dir, _)| dir.as_str()).map(PathBuf::from);
-    let Some(dir) = dir else { return Ok(()) };
-    let model = read_config(&dir).with_context(|| format!("model {}", dir.display()))?;
-    let what = format!("the model in {}", dir.display());
-    follow(merged, sizes(&model), &Origin::Model(dir), &what)
+    let text = |key| merged.get(key).and_then(|(value, _)| value.as_str());
+    let Some(dir) = text("init").map(PathBuf::from) else { return Ok(()) };
+    let resumed = text("resume").map(|resume| foreseen(resume, text("out").map(Path::new)));
+    let (what, origin, model, dropout) = match resumed.transpose()?.flatten() {
+        Some((path, manifest)) => {
+            let origin = Origin::Checkpoint(path);
+            let (model, dropout) = manifest.model().with_context(|| origin.to_string())?;
+            (format!("the {origin}"), origin, model, Some(dropout))
+        }
+        None => {
+            let what = format!("the model in {}", dir.display());
+            let origin = Origin::Model(dir.clone());
+            let (model, dropout) = read_config(&dir).with_context(|| origin.to_string())?;
+            (what, origin, model, dropout.one())
+        }
+    };
+    follow(merged, sizes(&model), &origin, &what)?;
+    if matches!(merged.get("dropout"), None | Some((_, Origin::Default))) {
+        let several =
+            "its config.json has several rates of dropout, and training here one: choose --dropout";
+        let rate = dropout.ok_or_else(|| refusal(origin.clone(), several.into()))?;
+        let rate = check("dropout", Value::Float(rate));
+        let rate = rate.map_err(|message| refusal(origin.clone(), message))?;
+        merged.insert("dropout".into(), (rate, origin));
+    }
+    Ok(())
 }
 
 /// Takes values from `what`, over defaults and presets; refuses others that were said.

@@ -16,11 +16,8 @@ use super::lock::Lock;
 use super::resume::conflicts;
 use super::tensorboard::EventFile;
 use super::{Metrics, io_fault};
-use crate::checkpoint::{Checkpoint, Disk, Store};
+use crate::checkpoint::{AUTO, Checkpoint, Disk, Open, Store};
 use crate::settings::Config;
-
-/// The value of `resume` that takes the newest checkpoint of the run.
-const AUTO: &str = "auto";
 
 /// Where one run writes.
 pub struct Folder {
@@ -74,13 +71,18 @@ impl Place {
     }
 
     /// The checkpoint that `config` wants to go on from; `None` if it wants none, or takes whatever is
-    /// there and none was ever finished. `tell` is told of those that cannot be used.
-    pub fn checkpoint(&self, config: &Config, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>> {
+    /// there and none was ever finished. `tell` is told of those that cannot be used; `open` opens them.
+    pub fn checkpoint(
+        &self,
+        config: &Config,
+        tell: &dyn Fn(&str),
+        open: &mut Open<'_>,
+    ) -> Result<Option<Checkpoint>> {
         let Some(resume) = &config.resume else { return Ok(None) };
         if resume == AUTO {
-            return Ok(self.store().newest(tell)?);
+            return self.store().newest_by(tell, open);
         }
-        let checkpoint = Checkpoint::open(Path::new(resume))?;
+        let checkpoint = open(Path::new(resume))?;
         let step = checkpoint.manifest().step;
         let newest = self.store().entries()?.into_iter().rfind(|entry| entry.is_whole);
         if let Some(newest) = newest.filter(|newest| newest.step > step) {

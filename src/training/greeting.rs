@@ -63,19 +63,12 @@ impl Run {
 
     /// BLAKE3 of the weights that the run begins with; those drawn at random follow from the seed.
     fn weights_hash(&self) -> String {
+        let Some(checkpoint) = &self.start else {
+            return self.initial.as_ref().map_or("drawn".into(), |i| i.hash().to_string());
+        };
         let mut hasher = blake3::Hasher::new();
-        if let Some(checkpoint) = &self.start {
-            for shard in &checkpoint.manifest().shards {
-                hasher.update(shard.blake3.as_bytes());
-            }
-        } else if self.weights.is_empty() {
-            return "drawn".into();
-        }
-        let mut named: Vec<(&String, &Vec<f32>)> = self.weights.iter().collect();
-        named.sort_by_key(|(name, _)| *name);
-        for (name, values) in named {
-            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            hasher.update(name.as_bytes()).update(&bytes);
+        for shard in &checkpoint.manifest().shards {
+            hasher.update(shard.blake3.as_bytes());
         }
         hasher.finalize().to_string()
     }

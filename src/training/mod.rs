@@ -6,6 +6,7 @@ mod flops;
 mod folder;
 mod free;
 mod greeting;
+mod initial;
 mod lock;
 mod metrics;
 #[cfg(feature = "nccl")]
@@ -21,15 +22,15 @@ mod slow;
 mod tensorboard;
 mod trace;
 mod trained;
+mod verify;
 
-use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use chimera_core::comm::{Comm, Host, Threads};
 use chimera_core::engine::{Job, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
@@ -42,6 +43,7 @@ use chimera_core::timetable::Timetable;
 pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
 pub use folder::{Folder, Place, write_error};
+use initial::Initial;
 pub use lock::is_at_work;
 pub use metrics::{Metrics, RankMetrics};
 pub use plan::Plan;
@@ -49,17 +51,18 @@ use processes::AsRank;
 pub use processes::{PATIENCE, share};
 pub use prometheus::Prometheus;
 use rank::Watch;
+use resume::kept;
 use samples::{HeldOut, Samples};
 pub use slow::Slow;
 use trace::Recorder;
 pub use trained::Trained;
 use trained::{RankTrained, merge};
+pub use verify::checkpoint_as;
 
 use crate::auto::Report;
 use crate::checkpoint::{Checkpoint, Saver};
 use crate::data::{Batch, Corpus};
 use crate::device::{Compute, Devices, Opened};
-use crate::hf;
 use crate::settings::Config;
 
 /// Windows of the validation text that are evaluated.
@@ -75,12 +78,13 @@ pub struct Run {
     saver: Option<Saver>,
     /// Where each rank tells what it did last, if it fails.
     traces: Option<PathBuf>,
-    /// What to begin with, by name; empty if weights are drawn at random.
-    weights: HashMap<String, Vec<f32>>,
+    /// What to begin with, unless weights are drawn at random or those of a checkpoint.
+    initial: Option<Initial>,
 }
 
 impl Run {
-    /// Checks settings, model, data, schedule and memory. Nothing is written.
+    /// Checks settings, model, data, schedule and memory. Nothing is written. A run that is to be resumed is ready
+    /// after [`resume`](Run::resume).
     pub fn prepare(config: Config) -> Result<Run> {
         Run::prepare_with(config, None, Here { part: 1.0, own: None })
     }
@@ -89,6 +93,7 @@ impl Run {
     fn prepare_with(config: Config, found: Option<Timetable>, here: Here) -> Result<Run> {
         config.model().validate()?;
         let corpus = Corpus::open(&config.data, &config.model())?;
+        let found = found.map_or_else(|| kept(&config), |found| Ok(Some(found)))?;
         let plan = Plan::with(config, found)?;
         let Config { width, depth, precision, .. } = plan.config;
         let devices = match here.own {
@@ -102,11 +107,12 @@ impl Run {
             alike::check(&plan.program, &plan.config, &devices.models())?;
         }
         fit::check(&plan, &devices, here.part)?;
-        let weights = match &plan.config.init {
-            Some(dir) => weights(dir, &plan.model)?,
-            None => HashMap::new(),
-        };
-        Ok(Run { plan, devices, corpus, start: None, saver: None, traces: None, weights })
+        let (start, saver, traces, initial) = (None, None, None, None);
+        let mut run = Run { plan, devices, corpus, start, saver, traces, initial };
+        if run.config().resume.is_none() {
+            run.open_initial()?;
+        }
+        Ok(run)
     }
 
     /// The settings.
@@ -257,13 +263,6 @@ fn compute_threads(n: usize, rank: Rank) -> Result<rayon::ThreadPool, Fault> {
         let message = format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");
         Fault::new(Class::OutOfMemory, rank, message)
     })
-}
-
-/// The tensors of the model in `dir`, which is of these sizes, by name.
-fn weights(dir: &Path, model: &ModelConfig) -> Result<HashMap<String, Vec<f32>>> {
-    let read = hf::read(dir)?;
-    ensure!(read.config == *model, "{} was changed while it was read", dir.display());
-    Ok(read.weights.into_iter().map(|(param, values)| (param.name, values)).collect())
 }
 
 /// The fault of a file that failed while the run was under way.

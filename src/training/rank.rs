@@ -105,7 +105,10 @@ impl Run {
         C: Comm<K::Tensor>,
         O: FnMut(&StepReport) -> Result<()>,
     {
-        worker.set_weights(|param| self.weights.get(&param.name).map(Vec::as_slice))?;
+        if let Some(initial) = &self.initial {
+            let unread = |e: anyhow::Error| Fault::new(Class::Io, rank, format!("{e:#}"));
+            worker.set_weights(|param| initial.values(param).map_err(unread))?;
+        }
         if let Some(checkpoint) = &self.start {
             worker.restore(checkpoint.manifest().counts(), |param| {
                 let tensor = checkpoint.tensor(param);

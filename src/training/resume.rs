@@ -1,13 +1,15 @@
 //! Going on from a checkpoint: what may be different then, and what must not.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
 use chimera_core::engine::{Counts, Data};
 use chimera_core::exchange::{from_json, to_json};
+use chimera_core::timetable::Timetable;
 
-use super::{Plan, Run, Samples};
-use crate::checkpoint::{Checkpoint, FORMAT, Manifest, Saver, Store};
+use super::{Initial, Plan, Run, Samples};
+use crate::checkpoint::{Checkpoint, FORMAT, Manifest, Saver, Store, foreseen};
 use crate::settings::{Config, Settings};
 
 /// Settings without which it would be another training.
@@ -93,6 +95,7 @@ impl Run {
     pub fn resume(&mut self, checkpoint: Option<Checkpoint>) -> Result<Vec<String>> {
         let Some(checkpoint) = checkpoint else {
             self.plan.begin(0)?;
+            self.open_initial()?;
             return Ok(Vec::new());
         };
         let manifest = checkpoint.manifest();
@@ -127,14 +130,20 @@ impl Run {
         let other = now.keys().filter(|key| !FIXED.contains(&key.as_str()));
         let other = other.filter(|key| !FREE.contains(&key.as_str()));
         let notes = other.filter_map(|key| changed(key)).collect();
-        if let Some(found) = &manifest.timetable
-            && SEARCHED.iter().all(|key| changed(key).is_none())
-        {
-            self.plan = Plan::with(self.plan.config.clone(), Some(from_json(found.as_bytes())?))?;
+        let found = found(manifest, &now)?;
+        if found.is_some() && found != self.plan.found {
+            self.plan = Plan::with(self.plan.config.clone(), found)?;
         }
         self.plan.begin(manifest.step)?;
-        self.start = Some(checkpoint);
+        (self.start, self.initial) = (Some(checkpoint), None);
         Ok(notes)
+    }
+
+    /// Opens the model to begin with, if the settings name one.
+    pub(super) fn open_initial(&mut self) -> Result<()> {
+        let open = |dir: &PathBuf| Initial::open(dir, &self.plan.model);
+        self.initial = self.plan.config.init.as_ref().map(open).transpose()?;
+        Ok(())
     }
 
     /// Saves checkpoints as the settings say; `warn` is told what could not be saved on the way.
@@ -193,6 +202,25 @@ impl Run {
     }
 }
 
+/// What a search has found for the run that is to go on, so that it need not search again.
+pub(super) fn kept(config: &Config) -> Result<Option<Timetable>> {
+    let Some(resume) = &config.resume else { return Ok(None) };
+    match foreseen(resume, config.out.as_deref())? {
+        Some((_, manifest)) => found(&manifest, &settings(config)),
+        None => Ok(None),
+    }
+}
+
+/// What a search found before a checkpoint, if the settings `now` are those on which it hung.
+fn found(manifest: &Manifest, now: &BTreeMap<String, String>) -> Result<Option<Timetable>> {
+    let Some(found) = &manifest.timetable else { return Ok(None) };
+    let is_other = |key: &str| change(key, &manifest.settings, now, "").is_some();
+    match SEARCHED.iter().any(|key| is_other(key)) {
+        true => Ok(None),
+        false => Ok(Some(from_json(found.as_bytes())?)),
+    }
+}
+
 /// The settings without which a run would be another training, in which it differs from that with the settings
 /// `was`, in words.
 pub(super) fn conflicts(was: &toml::Table, config: &Config) -> Vec<String> {
@@ -229,6 +257,7 @@ fn settings(config: &Config) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::atomic::AtomicBool;
 
     use chimera_core::schedule::{Shape, find};
@@ -248,9 +277,11 @@ mod tests {
     #[test]
     fn the_timetable_that_was_found_goes_on() {
         let folder = tempfile::TempDir::new().unwrap();
-        let prepare = |search_time: f64, found| {
+        let path = folder.path().join("checkpoints/step-00000001");
+        let prepare = |search_time: f64, found, resume: Option<&Path>| {
             let settings = Settings {
                 schedule: Some("auto".into()),
+                resume: resume.map(|path| path.display().to_string()),
                 search_time: Some(search_time),
                 steps: Some(2),
                 save_every: Some(1),
@@ -268,16 +299,19 @@ mod tests {
             Run::prepare_with(layers.resolve().unwrap(), found, here).unwrap()
         };
         let gpipe = find("gpipe").unwrap().timetable(&Shape::new(2, 4)).unwrap();
-        let mut run = prepare(0.1, Some(gpipe));
+        let mut run = prepare(0.1, Some(gpipe), None);
         run.save_into(Store::of(folder.path()), |_| ());
         run.train(&AtomicBool::new(false), |_| Ok(())).unwrap();
-        let checkpoint = || Checkpoint::open(&folder.path().join("checkpoints/step-00000001"));
-        let resumed = |search_time| {
-            let mut run = prepare(search_time, None);
-            run.resume(Some(checkpoint().unwrap())).unwrap();
-            run.program().fingerprint()
-        };
-        assert_eq!(resumed(0.1), run.program().fingerprint());
-        assert_ne!(resumed(0.2), run.program().fingerprint());
+        for is_foreseen in [true, false] {
+            let resumed = |search_time| {
+                let mut run = prepare(search_time, None, is_foreseen.then_some(&path));
+                let has_searched = run.search().is_some();
+                run.resume(Some(Checkpoint::open(&path).unwrap())).unwrap();
+                (run.program().fingerprint(), has_searched)
+            };
+            assert_eq!(resumed(0.1), (run.program().fingerprint(), !is_foreseen));
+            let (other, has_searched) = resumed(0.2);
+            assert!(has_searched && other != run.program().fingerprint());
+        }
     }
 }

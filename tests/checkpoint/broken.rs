@@ -5,9 +5,13 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use chimera::checkpoint::{Checkpoint, Disk, MANIFEST, Store};
+use chimera::core::comm::{Comm, Host};
+use chimera::core::engine::run_threads;
+use chimera::core::ids::Rank;
+use chimera::training::{Place, checkpoint_as};
 use tempfile::TempDir;
 
-use super::{at, train};
+use super::{at, config, train};
 use crate::command::{Ran, chimera, folder};
 
 /// A run of 6 steps with checkpoints of the steps 3 and 6.
@@ -91,6 +95,55 @@ fn a_broken_checkpoint_is_refused_with_file_and_reason() {
         let refusal = store.newest(&|_| ()).err().expect("nothing is left").to_string();
         assert!(refusal.contains(reason) && at(run.path(), 3).exists(), "{nth}: {refusal}");
     }
+}
+
+/// Ranks that are processes read a part each, and end with one checkpoint or one reason.
+#[test]
+fn ranks_find_together_what_is_broken() {
+    for (nth, (damage, reason)) in DAMAGES.iter().enumerate() {
+        let n_ranks = 2 + nth as u32 % 2;
+        // Who only looks at its header may have another reason.
+        let (file, _) = reason.split_once(": ").expect("a file");
+        let run = trained();
+        let newest = at(run.path(), 6);
+        damage(&newest);
+        let find = |resume: &str| {
+            let out = run.path().display();
+            let config = config(&format!("--depth 2 --out {out} --resume {resume}"));
+            let told = Mutex::new(Vec::new());
+            let tell = |message: &str| told.lock().expect("one").push(message.to_string());
+            let found = run_threads::<Host, _>(n_ranks, |comm| {
+                let place = (comm.rank() == Rank(0)).then(|| Place::claim(&config).expect("free"));
+                let found = checkpoint_as(&config, comm, place.as_ref(), &tell);
+                let step = |checkpoint: Checkpoint| checkpoint.manifest().step;
+                Ok(found.map(|found| found.map(step)).map_err(|refusal| refusal.to_string()))
+            });
+            (found.expect("no rank is lost"), told.into_inner().expect("one"))
+        };
+        let (found, told) = find(newest.to_str().expect("UTF-8"));
+        assert!(found[0].as_ref().is_err_and(|e| e.contains(file)), "{nth}: {found:?}");
+        assert!(told.is_empty() && found[1..].iter().all(|other| *other == Ok(None)), "{found:?}");
+        let (found, told) = find("auto");
+        assert!(found.iter().all(|step| *step == Ok(Some(3))), "{nth}: {found:?}");
+        assert!(told.len() == 2 && told[0].contains(file), "{nth}: {told:?}");
+        damage(&at(run.path(), 3));
+        let (found, _) = find("auto");
+        assert!(found[0].as_ref().is_err_and(|e| e.contains(file)), "{nth}: {found:?}");
+    }
+}
+
+#[test]
+fn of_several_processes_each_reads_its_files() {
+    let run = trained();
+    let path = at(run.path(), 6);
+    let refusals = || [0, 1].map(|nth| Checkpoint::open_part(&path, nth, 2).err());
+    assert_eq!(refusals(), [None, None]);
+    flip(&path.join("shard-0001.safetensors"), 20_000);
+    let [first, second] = refusals();
+    assert!(first.is_none() && second.is_some_and(|e| e.to_string().contains("its content")));
+    cut(&path.join("shard-0001.safetensors"));
+    let [first, second] = refusals();
+    assert!(first.is_some_and(|e| e.to_string().contains("it has ")) && second.is_some());
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! Training that begins with a model from elsewhere.
 
-use std::fs::{create_dir, read_to_string, write};
+use std::fs::{copy, create_dir, read_to_string, remove_dir_all, write};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::fixture;
 use crate::command::{chimera, folder};
-use chimera::hf::read;
+use chimera::hf::{DropoutRates, read};
 
 /// Ids that the fixtures know.
 fn data(folder: &TempDir) -> String {
@@ -72,6 +72,93 @@ fn nothing_is_lost_on_the_way_through_a_run() {
     assert!(read(&saved).expect("a model") == read(&fixture("bf16-sharded")).expect("a model"));
 }
 
+/// The folder is read at the start alone: what a checkpoint needs, it holds.
+#[test]
+fn a_run_goes_on_without_the_model_that_it_began_with() {
+    let folder = folder();
+    let model = folder.path().join("model");
+    create_dir(&model).expect("a folder");
+    for file in ["config.json", "model.safetensors"] {
+        copy(fixture("tied").join(file), model.join(file)).expect("copied");
+    }
+    let (out, saved) = (folder.path().join("run"), folder.path().join("saved"));
+    let line = format!(
+        "train --init {} --data {} --out {} --save {} --depth 2 --micro-batch-size 1 --lr 0.01 --warmup 1 \
+         --min-lr 0.01 --threads 1 --save-every 1 --resume auto",
+        model.display(),
+        data(&folder),
+        out.display(),
+        saved.display()
+    );
+    let train = |steps: u32| {
+        let ran = chimera(&format!("{line} --steps {steps}"));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        (read(&saved).expect("a model"), ran.stdout)
+    };
+    let (_, told) = train(2);
+    assert!(told.contains("no checkpoint was ever finished here"), "{told}");
+    remove_dir_all(&model).expect("removed");
+    let (trained, told) = train(4);
+    assert!(told.contains("step 2 is next") && !told.contains("from here on, dropout"), "{told}");
+    assert_eq!(trained.dropout, DropoutRates::all(0.1), "that of the model");
+    let shown = chimera(&format!("config show {} --json", line.trim_start_matches("train ")));
+    let shown: Value = serde_json::from_str(&shown.stdout).expect("JSON");
+    let newest = out.join("checkpoints/step-00000004");
+    for key in ["layers", "dropout"] {
+        assert_eq!(shown[key]["origin"], format!("checkpoint {}", newest.display()));
+    }
+
+    remove_dir_all(&out).expect("removed");
+    let ran = chimera(&format!("{line} --steps 4"));
+    assert_eq!(ran.code, Some(2), "without a checkpoint the model is needed: {}", ran.stdout);
+}
+
+/// `transformers` goes on from what is saved as this run would, and this run as it would.
+#[test]
+fn the_rate_of_dropout_comes_and_goes_with_the_model() {
+    let folder = folder();
+    let data = data(&folder);
+    let model = folder.path().join("model");
+    let config = read_to_string(fixture("tied").join("config.json")).expect("a model");
+    create_dir(&model).expect("a folder");
+    copy(fixture("tied").join("model.safetensors"), model.join("model.safetensors"))
+        .expect("copied");
+    let other = config.replace("\"resid_pdrop\": 0.1", "\"resid_pdrop\": 0.2");
+    assert_ne!(config, other);
+    write(model.join("config.json"), other).expect("written");
+
+    let line = format!("--init {} --depth 2 --data {data}", model.display());
+    let ran = chimera(&format!("train {line}"));
+    assert_eq!(ran.code, Some(2), "{}", ran.stdout);
+    assert!(ran.stderr.contains("has several rates of dropout"), "{}", ran.stderr);
+    let exported = folder.path().join("exported");
+    let ran = chimera(&format!("export {} --out {}", model.display(), exported.display()));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let rates = DropoutRates { residual: 0.2, ..DropoutRates::all(0.1) };
+    assert_eq!(read(&exported).expect("a model").dropout, rates);
+
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    for line in [
+        format!(
+            "train {line} --dropout 0.3 --micro-batch-size 1 --steps 1 --threads 1 --save-every 1 --out {} \
+             --save {}",
+            at("run"),
+            at("saved")
+        ),
+        format!("export {} --out {}", at("run"), at("of-run")),
+    ] {
+        let ran = chimera(&line);
+        assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
+    }
+    for name in ["saved", "of-run"] {
+        let keys = read_to_string(folder.path().join(name).join("config.json")).expect("a model");
+        let keys: Value = serde_json::from_str(&keys).expect("JSON");
+        for key in ["embd_pdrop", "resid_pdrop", "attn_pdrop"] {
+            assert_eq!(keys[key], 0.3, "{name}");
+        }
+    }
+}
+
 #[test]
 fn sizes_come_from_the_model_and_others_are_refused() {
     let model = fixture("tied");
@@ -84,6 +171,7 @@ fn sizes_come_from_the_model_and_others_are_refused() {
         assert_eq!(shown[key]["origin"], format!("model {}", model.display()));
     }
     assert_eq!(shown["tied"]["value"], true);
+    assert_eq!(shown["dropout"]["value"], 0.1);
     assert_eq!(shown["lr"]["value"], 0.4 / 8.0);
 
     let refusal = |options: &str| {

@@ -184,20 +184,18 @@ where
         Ok(())
     }
 
-    /// Puts other weights in the place of the initial ones: `values` gives those of a parameter, row-major, or
-    /// `None` to leave them as they are. All ranks must be given the same.
-    pub fn set_weights<'v>(
+    /// Puts other weights in the place of the initial ones: `values` gives those of a parameter, row-major. All
+    /// ranks must be given the same.
+    pub fn set_weights(
         &mut self,
-        values: impl Fn(&Param) -> Option<&'v [f32]>,
+        values: impl Fn(&Param) -> Result<Vec<f32>, Fault>,
     ) -> Result<(), Fault> {
         let World { held, kernels, comm, .. } = &mut self.world;
         for held in held.iter_mut().flatten() {
             let mut weights = (*held.weights).clone();
             for (weight, param) in weights.iter_mut().zip(held.stage.params()) {
-                if let Some(values) = values(param) {
-                    let made = kernels.upload(&param.shape, values);
-                    *weight = made.map_err(|e| e.into_fault(comm.rank()))?;
-                }
+                let made = kernels.upload(&param.shape, &values(param)?);
+                *weight = made.map_err(|e| e.into_fault(comm.rank()))?;
             }
             held.weights = Arc::new(weights);
         }
