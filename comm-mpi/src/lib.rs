@@ -1,8 +1,8 @@
 //! Chimera's messages over MPI.
 //!
 //! [`Mpi`] is one process's end of a job that `mpirun` or `srun` started: a [`Comm`] of [`Host`] tensors
-//! (`HostStaged` makes it one of a device's). Nothing of MPI is used but non-blocking messages, so any
-//! library that can be called by one thread after another (`MPI_THREAD_SERIALIZED`) will do.
+//! (`HostStaged` makes it one of a device's). Nothing of MPI is used but non-blocking messages, and its own
+//! sums where they are asked for ([`Sums`]), so any library that can be called by one thread after another (`MPI_THREAD_SERIALIZED`) will do.
 //!
 //! Two threads share MPI, and a lock says who may call it. A thread of its own lets MPI proceed while the
 //! engine computes; it sleeps when there is nothing to do. Where the engine waits for a message, it tends
@@ -41,8 +41,6 @@ pub use sums::Sums;
 use tend::Rest;
 use wire::Wire;
 
-/// To start up, all ranks together.
-const START: Duration = Duration::from_secs(60);
 /// For the last words to all others, where a run fails.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
@@ -59,8 +57,9 @@ pub struct Mpi {
 }
 
 impl Mpi {
-    /// Starts MPI and meets all other ranks; once in a process, which its launcher has started with them.
-    pub fn start() -> Result<Mpi, CommError> {
+    /// Starts MPI and meets all other ranks, for which it waits so long; once in a process, which its launcher has
+    /// started with them.
+    pub fn start(patience: Duration) -> Result<Mpi, CommError> {
         let wire = Wire::open().map_err(CommError::Failed)?;
         let (me, n_ranks) = (wire.me, wire.n_ranks);
         let shared = Arc::new(Shared::new(wire));
@@ -75,7 +74,7 @@ impl Mpi {
         };
         let failed = |reason: String| CommError::Failed(reason);
         let own = serde_json::to_vec(&Process::me()).map_err(|e| failed(e.to_string()))?;
-        let all = mpi.exchange(&own, Instant::now() + START)?;
+        let all = mpi.exchange(&own, Instant::now() + patience)?;
         let read = |(from, bytes): (u32, &Vec<u8>)| {
             let unreadable = |e: serde_json::Error| CommError::Unreadable {
                 from: Rank(from),

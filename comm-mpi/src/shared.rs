@@ -13,7 +13,8 @@ use rustc_hash::FxHashMap;
 use crate::letter::{FOOTER, Letter};
 use crate::wire::Wire;
 
-/// Whoever has the lock of the wire may call MPI; nobody waits for it, but for the end of all. It is taken
+/// Whoever has the lock of the wire may call MPI; nobody waits for it, but for the end of all and to prepare sums,
+/// before the first step. It is taken
 /// before the others, never while one of them is held.
 pub(crate) struct Shared {
     wire: Mutex<Option<Wire>>,
@@ -149,10 +150,10 @@ impl Shared {
         lock(&self.outbox).is_empty()
     }
 
-    /// Whether nothing is under way to anyone, as far as is known while the other thread is not at work.
+    /// Whether no message is under way to anyone, as far as is known while the other thread is not at work.
     pub(crate) fn is_idle(&self) -> bool {
         let wire = self.try_wire();
-        wire.is_some_and(|wire| !wire.as_ref().is_some_and(Wire::is_busy)) && self.is_posted()
+        wire.is_some_and(|wire| !wire.as_ref().is_some_and(Wire::has_messages)) && self.is_posted()
     }
 
     /// The wire, for its end, when the other thread has let go of it.

@@ -179,9 +179,14 @@ impl Wire {
         Ok(self.complete(&mut take)? || has_begun)
     }
 
-    /// Whether messages are under way.
+    /// Whether messages or sums are under way.
     pub(crate) fn is_busy(&self) -> bool {
         !self.flights.is_empty()
+    }
+
+    /// Whether messages are under way: a sum that some never begin stays for ever.
+    pub(crate) fn has_messages(&self) -> bool {
+        self.flights.iter().any(|flight| flight.peer != self.me)
     }
 
     /// Whether a message from `peer` is under way.

@@ -10,7 +10,7 @@ use chimera_core::ids::{BucketId, Rank};
 use chimera_core::kernels::Kernels;
 
 fn main() {
-    let mut mpi = Mpi::start().expect("MPI starts");
+    let mut mpi = Mpi::start(Duration::from_secs(60)).expect("MPI starts");
     let (me, n) = (mpi.rank(), mpi.n_ranks());
     assert!(n > 1, "this test is one of the ranks that mpirun starts: cargo xtask mpi");
     let tensor = |i: u32| Host { shape: vec![], data: vec![f32::from_bits(i)] };

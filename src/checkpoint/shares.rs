@@ -34,8 +34,10 @@ pub struct Shares<'s> {
 
 struct UnderWay {
     state: State,
-    manifest: Manifest,
+    /// Rank 0 publishes it when all have written.
+    manifest: Option<Manifest>,
     writer: Option<JoinHandle<(Status, Vec<Snapshot>)>>,
+    publisher: Option<JoinHandle<Result<PathBuf, Fault>>>,
     status: Status,
 }
 
@@ -45,6 +47,8 @@ enum Status {
     Writing,
     Written(Option<Shard>),
     Failed(Fault),
+    /// Rank 0 has published all, or removed it.
+    Over,
 }
 
 impl<'s> Shares<'s> {
@@ -80,46 +84,41 @@ impl<'s> Shares<'s> {
             (written.map_or_else(Status::Failed, Status::Written), part)
         });
         let (writer, status) = (Some(writer), Status::Writing);
-        self.under_way = Some(UnderWay { state: *state, manifest, writer, status });
+        let (manifest, publisher) = (Some(manifest), None);
+        self.under_way = Some(UnderWay { state: *state, manifest, writer, publisher, status });
         Ok(())
     }
 
-    /// Publishes the save under way if all have written their parts.
+    /// Begins to publish the save under way if all have written their parts, beside the training too.
     pub fn poll(&mut self, exchange: &mut Exchange<'_>) -> Result<(), Fault> {
         let Some(mut under_way) = self.under_way.take() else { return Ok(()) };
-        if !under_way.is_writing()
-            && let Some(writer) = under_way.writer.take()
-        {
+        if let Some(writer) = under_way.writer.take_if(|writer| writer.is_finished()) {
             let died = |_| (Status::Failed(writer_died()), Vec::new());
             (under_way.status, self.spent) = writer.join().unwrap_or_else(died);
         }
+        if let Some(publisher) = under_way.publisher.take_if(|publisher| publisher.is_finished()) {
+            self.end(&under_way.state, publisher.join().unwrap_or_else(|_| Err(writer_died())));
+            under_way.status = Status::Over;
+        }
         let all: Vec<Status> = self.share(exchange, &under_way.status)?;
-        if all.iter().any(|status| matches!(status, Status::Writing)) {
-            self.under_way = Some(under_way);
-            return Ok(());
+        if all.iter().any(|status| matches!(status, Status::Over)) {
+            return Ok(()); // how it ended, rank 0 says at the end
         }
-        let mut shards = Vec::new();
-        let mut failed = None;
-        for status in all {
-            match status {
-                Status::Failed(fault) => failed = failed.or(Some(fault)),
-                Status::Written(shard) => shards.extend(shard),
-                Status::Writing => {}
-            }
-        }
-        let (store, is_lead) = (self.saver.store(), self.rank == Rank(0));
-        let UnderWay { state, manifest, .. } = under_way;
-        let ended = match failed {
-            None if is_lead => store.publish(Manifest { shards, ..manifest }),
-            None => return Ok(()), // how it ends, rank 0 says at the end
-            Some(fault) => {
-                if is_lead {
-                    store.discard(state.step);
+        let is_written = !all.iter().any(|status| matches!(status, Status::Writing));
+        if self.rank == Rank(0)
+            && is_written
+            && let Some(manifest) = under_way.manifest.take()
+        {
+            let (store, step) = (self.saver.store().clone(), under_way.state.step);
+            under_way.publisher = Some(begin_writer(move || match shards(all) {
+                Ok(shards) => store.publish(Manifest { shards, ..manifest }),
+                Err(fault) => {
+                    store.discard(step);
+                    Err(fault)
                 }
-                Err(fault)
-            }
-        };
-        self.end(&state, ended);
+            }));
+        }
+        self.under_way = Some(under_way);
         Ok(())
     }
 
@@ -177,5 +176,16 @@ impl<'s> Shares<'s> {
 impl UnderWay {
     fn is_writing(&self) -> bool {
         self.writer.as_ref().is_some_and(|writer| !writer.is_finished())
+            || self.publisher.as_ref().is_some_and(|publisher| !publisher.is_finished())
     }
+}
+
+/// The files that all have written, or why one could not.
+fn shards(all: Vec<Status>) -> Result<Vec<Shard>, Fault> {
+    let written = all.into_iter().filter_map(|status| match status {
+        Status::Failed(fault) => Some(Err(fault)),
+        Status::Written(shard) => shard.map(Ok),
+        Status::Writing | Status::Over => None,
+    });
+    written.collect()
 }

@@ -171,11 +171,17 @@ impl Store {
     /// Makes the folder of a checkpoint, before its files are written.
     pub(super) fn begin(&self, step: u64) -> Result<(), Fault> {
         let folder = self.folder_of(step);
-        let made = match folder.exists() {
-            true => self.disk.remove_dir(&folder), // an interrupted save
-            false => Ok(()),
+        let make = || {
+            if !self.folder.exists() {
+                self.disk.create_dir(&self.folder)?;
+                self.folder.parent().map_or(Ok(()), |run| self.disk.sync_dir(run))?;
+            }
+            if folder.exists() {
+                self.disk.remove_dir(&folder)?; // an interrupted save
+            }
+            self.disk.create_dir(&folder)
         };
-        let made = made.and_then(|()| self.disk.create_dir(&folder));
+        let made: io::Result<()> = make();
         made.map_err(|e| {
             self.discard(step);
             self.fault(step, &e)

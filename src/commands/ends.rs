@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use chimera::core::comm::{Comm, CommError};
+use chimera::core::comm::{Comm, CommError, Host};
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::launch::Launch;
@@ -19,6 +19,8 @@ use crate::exit;
 
 /// For all to write down why a run failed.
 const TO_FAIL: Duration = Duration::from_secs(2);
+/// How often a meeting of all ranks is looked at.
+const LOOK: Duration = Duration::from_millis(100);
 /// From the launcher's signal after a death, for the cause to come: a launcher may kill soon.
 const TO_HEAR: Duration = Duration::from_millis(20);
 /// After that, for the engine to notice by itself, and to write down what it did.
@@ -39,10 +41,24 @@ pub(super) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
         tell(format_args!("error: {error:#}"));
     }
     let code = fault.class.code();
-    if let Err(CommError::Timeout { .. }) = mpi.close(TO_FAIL) {
+    let never_ends = move |_| std::process::exit(code.into());
+    if let Err(CommError::Timeout { .. }) =
+        within(TO_FAIL * 2, None, never_ends, || mpi.close(TO_FAIL))
+    {
         mpi.end_job(code); // somebody hangs
     }
     std::process::exit(code.into())
+}
+
+/// Ends the process while some of its work goes on, which the others learn.
+pub(super) fn end_now(comm: &mut impl Comm<Host>, fault: &Fault, known: &Known) -> ! {
+    let me = comm.rank();
+    comm.abort(fault);
+    note(me, fault, known);
+    if me == LEAD {
+        tell(format_args!("error: {fault}"));
+    }
+    std::process::exit(fault.class.code().into())
 }
 
 /// After the end of a rank the launcher sends a signal, and soon kills whoever is left: also those that compute,
@@ -75,16 +91,41 @@ pub(super) fn fault_of(error: &anyhow::Error, me: Rank) -> Fault {
     }
 }
 
-/// Gives up when `work` takes longer: MPI itself cannot be told how long to wait where all ranks meet.
+/// Starts MPI.
+pub(super) fn start(patience: Duration) -> Result<Mpi, Fault> {
+    let me = || Launch::found().map_or(LEAD, |launch| Rank(launch.rank));
+    let never = move |_| {
+        let why = "MPI does not start: a rank is stopped, or was never started (--start-timeout)";
+        tell(format_args!("error: {}: {why}", me()));
+        std::process::exit(Class::Timeout.code().into());
+    };
+    within(patience, None, never, || Mpi::start(patience)).map_err(|e| e.into_fault(me()))
+}
+
+/// Ends MPI, when all have left.
+pub(super) fn close(mpi: &mut Mpi, patience: Duration, known: &Known) -> Result<(), Fault> {
+    let me = mpi.rank();
+    let never = stuck(me, "MPI does not end, though all ranks have left: one is stopped", known);
+    let closed = within(patience.saturating_mul(2), None, never, || mpi.close(patience));
+    closed.map_err(|e| e.into_fault(me))
+}
+
+/// Gives up when `work` takes longer, or the job is over: MPI itself cannot be told how long to wait where all ranks
+/// meet.
 pub(super) fn within<T>(
     patience: Duration,
-    give_up: impl FnOnce() + Send + 'static,
+    lookout: Option<Lookout>,
+    give_up: impl FnOnce(Option<CommError>) + Send + 'static,
     work: impl FnOnce() -> T,
 ) -> T {
     let (done, is_done) = mpsc::channel::<()>();
     thread::spawn(move || {
-        if is_done.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-            give_up();
+        let began = Instant::now();
+        while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            let why_over = lookout.as_ref().and_then(Lookout::why_over);
+            if why_over.is_some() || began.elapsed() >= patience {
+                return give_up(why_over);
+            }
         }
     });
     let result = work();
@@ -92,20 +133,18 @@ pub(super) fn within<T>(
     result
 }
 
-pub(super) fn never_started() {
-    let me =
-        Launch::found().map_or_else(|| "a rank".into(), |launch| format!("rank {}", launch.rank));
-    tell(format_args!(
-        "error: {me}: MPI does not start: a rank is stopped, or was never started (--start-timeout)"
-    ));
-    std::process::exit(Class::Timeout.code().into());
-}
-
-/// What ends this process once some meeting of all ranks was waited for too long.
-pub(super) fn stuck(me: Rank, why: &'static str, known: &Known) -> impl FnOnce() + Send + use<> {
+/// What ends this process once some meeting of all ranks was waited for too long, or in vain.
+pub(super) fn stuck(
+    me: Rank,
+    why: &'static str,
+    known: &Known,
+) -> impl FnOnce(Option<CommError>) + Send + use<> {
     let known = Arc::clone(known);
-    move || {
-        let fault = Fault::new(Class::Timeout, me, why);
+    move |why_over| {
+        let fault = match why_over {
+            Some(error) => error.into_fault(me),
+            None => Fault::new(Class::Timeout, me, why),
+        };
         note(me, &fault, &known);
         tell(format_args!("error: {fault}"));
         std::process::exit(fault.class.code().into());

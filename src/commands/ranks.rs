@@ -6,8 +6,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use chimera::mpi::{Lookout, Mpi, Sums};
 use chimera::settings::Config;
 use chimera::training::{PATIENCE, Place, Run, checkpoint_as, share};
 
-use super::ends::{Known, end_if_over, fail, fault_of, never_started, stuck, within};
+use super::ends::{Known, close, end_if_over, end_now, fail, fault_of, start, stuck, within};
 use super::progress::Say;
 #[cfg(all(unix, debug_assertions))]
 use super::strike;
@@ -55,8 +55,7 @@ struct Job<'j> {
 pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()> {
     pass("start");
     let patience = config.as_ref().map_or(Patience::default(), Config::patience);
-    let mut mpi =
-        within(patience.first_step, never_started, Mpi::start).map_err(|e| e.into_fault(LEAD))?;
+    let mut mpi = start(patience.first_step)?;
     pass("met");
     let known = Known::default();
     let (me, lookout, folder) = (mpi.rank(), mpi.lookout(), Arc::clone(&known));
@@ -73,13 +72,7 @@ pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     let outcome = match outcome {
         Err(error) if is_failed(&error) => Err(error),
         // A peer may be lost on the way out too.
-        sound => {
-            let never_ends =
-                stuck(me, "MPI does not end, though all ranks have left: one is stopped", &known);
-            let closed =
-                within(patience.later.saturating_mul(2), never_ends, || mpi.close(patience.later));
-            closed.map_err(|e| e.into_fault(me).into()).and(sound)
-        }
+        sound => close(&mut mpi, patience.later, &known).map_err(anyhow::Error::from).and(sound),
     };
     pass("left");
     match outcome {
@@ -98,11 +91,11 @@ fn pass(point: &str) {
 
 /// Lets `work` use MPI, which it is told the name of, and leaves together with the other ranks.
 pub(super) fn with<T>(work: &Work<T>) -> Result<Option<T>> {
-    let mut mpi = Mpi::start().map_err(|e| e.into_fault(LEAD))?;
+    let mut mpi = start(Patience::default().first_step)?;
     let me = mpi.rank();
     ensure!(mpi.n_ranks() > 1, "one rank has nobody to reach: start several with mpirun or srun");
     let worked = work(&mut mpi, &Mpi::library()).map_err(|e| e.into_fault(me))?;
-    mpi.close(TO_LEAVE).map_err(|e| e.into_fault(me))?;
+    close(&mut mpi, TO_LEAVE, &Known::default())?;
     Ok(worked)
 }
 
@@ -114,7 +107,8 @@ fn as_rank(
     job: Job,
 ) -> Result<()> {
     let Job { why, lookout, sums, stop, known } = job;
-    let is_over = move || lookout.why_over().is_some();
+    let watching = lookout.clone();
+    let is_over = move || watching.why_over().is_some();
     let (is_lead, n_ranks) = (comm.rank() == LEAD, comm.n_ranks());
     let comm = &mut comm;
     let config = config.and_then(|config| check(&config, n_ranks as usize).map(|()| config));
@@ -154,10 +148,11 @@ fn as_rank(
     let agreed = run.agree(comm);
     together(comm, agreed, patience)?;
     if run.config().mpi_allreduce {
-        let never =
-            stuck(comm.rank(), "the ranks do not meet for MPI's sums: one is stopped", known);
-        let opened = within(patience, never, || sums.open(&groups(&run)));
-        together(comm, opened.map_err(|e| e.into_fault(comm.rank()).into()), patience)?;
+        let me = comm.rank();
+        pass("sums");
+        let never = stuck(me, "the ranks do not meet for MPI's sums: one is stopped", known);
+        let opened = within(patience, Some(lookout), never, || sums.open(&groups(&run)));
+        together(comm, opened.map_err(|e| e.into_fault(me).into()), patience)?;
     }
     if run.first_step() == run.config().steps {
         say_if_lead("nothing is left to train: raise --steps to go on");
@@ -172,14 +167,14 @@ fn as_rank(
     });
     let Some((mut folder, prometheus)) = together(comm, begun.transpose(), patience)? else {
         run.train_as(comm, stop, is_over, |_| Ok(()))?;
-        return conclude(comm, &run, None::<fn() -> Result<()>>);
+        return conclude(comm, &run, known, None::<fn() -> Result<()>>);
     };
     let trained = train.train(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
         let trained = run.train_as(comm, stop, is_over, observe)?;
         trained.context("rank 0 got nothing")
     });
     let ended = trained.and_then(|trained| {
-        conclude(comm, &run, Some(|| train.conclude(&run, &folder, trained, &say)))
+        conclude(comm, &run, known, Some(|| train.conclude(&run, &folder, trained, &say)))
     });
     say.line(&format!("run: {}", folder.path().display()));
     ended
@@ -198,6 +193,7 @@ fn store(folder: &Path) -> Store {
 fn conclude(
     comm: &mut impl Comm<Host>,
     run: &Run,
+    known: &Known,
     work: Option<impl FnOnce() -> Result<()> + Send>,
 ) -> Result<()> {
     let patience = run.config().patience().later;
@@ -209,8 +205,11 @@ fn conclude(
             while !is_done() && told.elapsed() < TELL {
                 thread::sleep(Duration::from_millis(2));
             }
-            if share(comm, &is_done(), patience)?.into_iter().all(|is_done| is_done) {
-                break;
+            match share(comm, &is_done(), patience) {
+                Ok(all) if all.iter().all(|is_done| *is_done) => break,
+                Ok(_) => {}
+                Err(fault) if is_done() => return Err(fault.into()),
+                Err(fault) => end_now(comm, &fault, known), // the work would go on for as long as it takes
             }
         }
         let me = comm.rank();

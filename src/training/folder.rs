@@ -141,6 +141,13 @@ impl Place {
             }
             Ok((metrics, events))
         };
+        ensure!(
+            config.resume.is_some()
+                || shown.exists()
+                || !self.store().entries()?.iter().any(|e| e.is_whole),
+            "{} holds checkpoints: --resume auto goes on with them; or choose another --out, or remove them",
+            path.display()
+        );
         let settings = config.to_toml();
         let opened = if goes_on {
             let written = Disk::default().write(&shown, |out| out.write_all(settings.as_bytes()));

@@ -104,9 +104,10 @@ impl fmt::Display for Need {
 }
 
 impl Scene<'_> {
-    /// Why `by` waits in vain for what it needs of `from`.
+    /// Why `by` waits in vain for what it needs of `from`, which is itself for a sum that the transport makes.
     pub fn verdict(&self, by: Rank, from: Rank, need: Need) -> Verdict {
-        let (mut seen, mut rank, mut need, mut words) = (vec![by], from, need, String::new());
+        let mut seen: Vec<Rank> = (from != by).then_some(by).into_iter().collect();
+        let (mut rank, mut need, mut words) = (from, need, String::new());
         loop {
             let end = |kind, what: String| Verdict { kind, rank, words: format!("{words}{what}") };
             let moves = self.earlier.get(rank.index()) != self.positions.get(rank.index());

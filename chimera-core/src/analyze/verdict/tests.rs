@@ -151,3 +151,23 @@ fn ranks_outside_of_the_step_are_told_as_such() {
         assert_eq!((verdict.kind, verdict.to_string().as_str()), (Kind::Stalled, words));
     }
 }
+
+/// Where the transport sums, a rank takes the sum from itself.
+#[test]
+fn a_sum_of_the_transport_waits_for_who_has_not_begun_it() {
+    let program = program("chimera", Shape::new(2, 2));
+    let Some(Instr::Await(bucket)) =
+        program.rows()[0].iter().find(|instr| matches!(instr, Instr::Await(_))).copied()
+    else {
+        panic!("no sum")
+    };
+    let verdict = |other| {
+        let scene = scene(&program, &[Some("Await"), other]);
+        scene.verdict(Rank(0), Rank(0), Need::Sum(bucket))
+    };
+    let silent = verdict(None);
+    assert_eq!((silent.kind, silent.rank), (Kind::Silent, Rank(1)));
+    assert!(silent.to_string().starts_with(", which waits for its part of the sum of"), "{silent}");
+    let busy = verdict(Some("Run(F(pipe 0, stage 1, micro-batch 0))"));
+    assert_eq!((busy.kind, busy.rank), (Kind::Stalled, Rank(1)));
+}
