@@ -16,7 +16,7 @@ use super::lock::Lock;
 use super::resume::conflicts;
 use super::tensorboard::EventFile;
 use super::{Metrics, io_fault};
-use crate::checkpoint::{AUTO, Checkpoint, Disk, Open, Store};
+use crate::checkpoint::{AUTO, Checkpoint, Disk, Entry, Open, Store};
 use crate::settings::Config;
 
 /// Where one run writes.
@@ -141,10 +141,10 @@ impl Place {
             }
             Ok((metrics, events))
         };
+        let is_fresh = config.resume.is_none() && !shown.exists();
+        let has_checkpoints = |entries: Vec<Entry>| entries.iter().any(|entry| entry.is_whole);
         ensure!(
-            config.resume.is_some()
-                || shown.exists()
-                || !self.store().entries()?.iter().any(|e| e.is_whole),
+            !is_fresh || !self.store().entries().is_ok_and(has_checkpoints),
             "{} holds checkpoints: --resume auto goes on with them; or choose another --out, or remove them",
             path.display()
         );

@@ -173,3 +173,20 @@ fn a_place_that_cannot_be_written_to_is_told() {
     let error = read_to_string(run.join("error.0.json")).expect("an error file");
     assert!(error.contains("cannot write checkpoint "), "{error}");
 }
+
+/// Checkpoints without the settings of their run: a run that began anew would remove its own as the older ones.
+#[test]
+fn a_folder_with_checkpoints_is_not_begun_anew() {
+    let folder = folder();
+    let go = |options: &str| chimera(&line(&folder, "run", options));
+    assert_eq!(go("--steps 2 --save-every 2").code, Some(0));
+    let run = folder.path().join("run");
+    for name in ["config.toml", "metrics.jsonl"] {
+        std::fs::remove_file(run.join(name)).expect("removed");
+    }
+    let anew = go("--steps 4 --save-every 1");
+    assert_eq!(anew.code, Some(2), "{}", anew.stderr);
+    assert!(anew.stderr.contains("holds checkpoints: --resume auto"), "{}", anew.stderr);
+    let on = go("--steps 4 --resume auto");
+    assert_eq!(on.code, Some(0), "{}", on.stderr);
+}
