@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use chimera_core::analyze::{Event, Wait};
-use chimera_core::comm::{Comm, CommError, Host, HostStaged};
-use chimera_core::engine::{Job, Patience, StepReport, Worker, handshake};
+use chimera_core::comm::{Comm, Host, HostStaged};
+use chimera_core::engine::{Job, Patience, StepReport, Worker, handshake, unexchanged};
 use chimera_core::exchange::{from_json, to_json};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -28,8 +28,6 @@ use crate::settings::Config;
 
 /// For ranks to come to the same point while nobody knows the settings.
 pub const PATIENCE: Duration = Duration::from_secs(300);
-/// For ranks to say where they are.
-const ANSWER: Duration = Duration::from_secs(1);
 
 impl Run {
     /// Like [`prepare`](Run::prepare), on all ranks of a job: where a search finds the schedule, rank 0 searches
@@ -168,24 +166,6 @@ pub fn share<T: Serialize + DeserializeOwned>(
     all.iter()
         .map(|bytes| serde_json::from_slice(bytes).map_err(|e| unreadable(rank, &e)))
         .collect()
-}
-
-/// A failed exchange outside of the training, where all wait for all: who is silent keeps everyone waiting.
-fn unexchanged(comm: &mut impl Comm<Host>, error: CommError) -> Fault {
-    let is_late = matches!(error, CommError::Timeout { .. });
-    let fault = error.into_fault(comm.rank());
-    if !is_late {
-        return fault;
-    }
-    let positions = comm.positions(Instant::now() + ANSWER);
-    let silent = (0..).map(Rank).zip(positions).find(|(_, position)| position.is_none());
-    match silent {
-        Some((silent, _)) => {
-            let why = format!("{silent} does not answer: stopped, or out of reach");
-            Fault { peer: Some(silent), message: format!("{}; {why}", fault.message), ..fault }
-        }
-        None => fault,
-    }
 }
 
 /// Exchanges of checkpoints.

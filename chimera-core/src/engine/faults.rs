@@ -13,7 +13,7 @@ use crate::kernels::{DeviceError, Kernels};
 use crate::stage::Stage;
 
 /// How long other ranks may take to say where they are.
-const ANSWER: Duration = Duration::from_secs(1);
+pub(super) const ANSWER: Duration = Duration::from_secs(1);
 
 /// After it a rank that goes on is elsewhere.
 const MOMENT: Duration = Duration::from_millis(100);

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use crate::comm::Comm;
+use super::faults::ANSWER;
+use crate::comm::{Comm, CommError};
 use crate::fault::{Class, Fault};
 use crate::ids::Rank;
 
@@ -21,7 +22,8 @@ pub fn handshake<T>(
     let rank = comm.rank();
     let bytes = serde_json::to_vec(fields);
     let bytes = bytes.map_err(|e| Fault::new(Class::Internal, rank, e.to_string()))?;
-    let records = comm.exchange(&bytes, deadline).map_err(|e| e.into_fault(rank))?;
+    let records = comm.exchange(&bytes, deadline);
+    let records = records.map_err(|e| unexchanged(comm, e))?;
     let mut all: Vec<Fields> = Vec::with_capacity(records.len());
     for (from, record) in (0..).map(Rank).zip(&records) {
         all.push(serde_json::from_slice(record).map_err(|_| {
@@ -34,6 +36,24 @@ pub fn handshake<T>(
     let message = format!("the ranks are not of one run:\n  {}", differences(&all).join("\n  "));
     let fault = Fault::new(Class::Mismatch, rank, message);
     Err(Fault { peer: Some(Rank(other as u32)), ..fault })
+}
+
+/// A failed exchange outside of the training, where all wait for all: who is silent keeps everyone waiting.
+pub fn unexchanged<T>(comm: &mut impl Comm<T>, error: CommError) -> Fault {
+    let is_late = matches!(error, CommError::Timeout { .. });
+    let fault = error.into_fault(comm.rank());
+    if !is_late {
+        return fault;
+    }
+    let positions = comm.positions(Instant::now() + ANSWER);
+    let silent = (0..).map(Rank).zip(positions).find(|(_, position)| position.is_none());
+    match silent {
+        Some((silent, _)) => {
+            let why = format!("{silent} does not answer: stopped, or out of reach");
+            Fault { peer: Some(silent), message: format!("{}; {why}", fault.message), ..fault }
+        }
+        None => fault,
+    }
 }
 
 /// `name: rank 0 = 8, ranks 1-3 = 16` for each field that is not the same on all ranks.

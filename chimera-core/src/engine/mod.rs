@@ -31,7 +31,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 pub use agreement::Load;
-pub use handshake::{Fields, handshake};
+pub use handshake::{Fields, handshake, unexchanged};
 pub use optimizer::{LrSchedule, NonFinite, Optimizer, Training};
 pub use ranks::{panicked, run_threads};
 pub use recent::{Did, Doing};
