@@ -179,7 +179,11 @@ impl Part {
 
 /// All of them, in the order of their worth.
 fn parts(options: &Options) -> Result<Vec<Part>> {
-    let open = |precision| Devices::open(&[options.device; DEPTH], 1, precision);
+    let device = match options.device {
+        Device::Wgpu(None) => Device::Wgpu(Some(0)), // workers on several share no tensors
+        named => named,
+    };
+    let open = |precision| Devices::open(&[device; DEPTH], 1, precision);
     let f32 = open(Precision::F32)?;
     let part = |devices: &Devices, precision, name, seconds, act: fn(Suite, &Devices)| {
         let devices = devices.clone();
