@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use chimera_backend_cuda::gpu::{Driver, Element, Gpu, Lane, Tensor};
 use chimera_core::comm::{Comm, CommError, Host, Position, Tag};
+use chimera_core::engine::Patience;
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
@@ -44,6 +45,7 @@ pub struct Nccl<D: Driver, C: Comm<Host>> {
     control: C,
     watched: Arc<Watched<D::Lane>>,
     watching: Option<JoinHandle<()>>,
+    patience: Patience,
     order: Order,
     /// By receiver: how many messages were announced.
     n_sent: Vec<u64>,
@@ -87,8 +89,9 @@ fn bytes_of(element: Element, shape: &[usize]) -> Option<usize> {
 }
 
 impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
-    /// Meets the other ranks of `control` until `deadline`, with the tensors of `gpu`. `is_over` is asked by
-    /// another thread whether `control` has failed, so that NCCL does not wait for who is gone.
+    /// Meets the other ranks of `control` within the patience of the first step, with the tensors of `gpu`;
+    /// messages may then be under way for as long as the engine would wait. `is_over` is asked by another
+    /// thread whether `control` has failed, so that NCCL does not wait for who is gone.
     ///
     /// # Errors
     /// If the ranks do not meet, or NCCL refuses them.
@@ -96,9 +99,10 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         library: Arc<Library>,
         gpu: &Gpu<D>,
         mut control: C,
-        deadline: Instant,
+        patience: Patience,
         is_over: impl Fn() -> bool + Send + 'static,
     ) -> Result<Self, CommError> {
+        let deadline = Instant::now() + patience.first_step;
         let (me, n_ranks) = (control.rank(), control.n_ranks());
         let own =
             if me == LEAD { Communicator::unique_id(&library) } else { Ok(UniqueId([0; 128])) };
@@ -110,8 +114,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let lane = gpu.driver().lane()?;
         lane.enter()?;
         let communicator = Communicator::new(library, id, me.0, n_ranks, deadline)?;
-        let patience = deadline.saturating_duration_since(Instant::now());
-        let watched = Arc::new(Watched::new(communicator, lane, patience));
+        let watched = Arc::new(Watched::new(communicator, lane, patience.first_step));
         let watching = watched.watch(is_over);
         let watching =
             watching.map_err(|e| CommError::Failed(format!("cannot start a thread: {e}")))?;
@@ -119,6 +122,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
             control,
             watched,
             watching: Some(watching),
+            patience,
             order: Order::new(me, n_ranks),
             n_sent: vec![0; n_ranks as usize],
             outbox: FxHashMap::default(),
@@ -253,9 +257,12 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         Err(CommError::Timeout { from, what: what.to_string(), waited: began.elapsed() })
     }
 
-    /// Messages may be under way for as long as the engine would wait.
+    /// Lets messages be under way for as long as the engine waits now. What is left until its deadline tells
+    /// which patience that is, but is none itself: of a deadline that many share, the last have nothing left.
     fn allow(&self, deadline: Instant) {
-        self.watched.allow(deadline.saturating_duration_since(Instant::now()));
+        let Patience { first_step, later } = self.patience;
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.watched.allow(if left > later { first_step } else { later });
     }
 
     /// Whether the other transport still has a rank, and nobody has given up.
