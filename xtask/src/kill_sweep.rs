@@ -61,7 +61,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         lock(&failures).push(failure);
     };
     let work = || {
-        while let Some((signal, point)) = lock(&left).next() {
+        loop {
+            let next = lock(&left).next(); // as a loop's condition, the lock would be held for the whole case
+            let Some((signal, point)) = next else { return };
             let case = Case { rank: point.rank, signal, point: point.words.clone() };
             match site.strike(&case) {
                 Ok(None) if point.is_open => {}
