@@ -10,8 +10,8 @@ use chimera_core::engine::Patience;
 use chimera_core::equivalence::RunError;
 use chimera_core::kernels::Kernels;
 
-use super::Suite;
 use super::conformance::small;
+use super::suite::Suite;
 use crate::device::Devices;
 
 /// For one of the parts.
