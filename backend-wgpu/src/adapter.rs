@@ -93,10 +93,10 @@ impl Adapter {
             opened.map_err(|e| OpenError { adapter: info.name.clone(), reason: e.to_string() })?;
         let alignment = u64::from(limits.min_storage_buffer_offset_alignment);
         let most = limits.max_storage_buffer_binding_size;
-        let max_binding = options.max_binding.map_or(most, |bytes| most.min(bytes));
+        let most = options.max_binding.map_or(most, |bytes| most.min(bytes));
         let own = Limits {
             max_buffer: limits.max_buffer_size,
-            max_binding: max_binding.max(2 * alignment) / 4 * 4,
+            max_binding: bindable(most, alignment),
             alignment,
             max_groups: limits.max_compute_workgroups_per_dimension,
         };
@@ -152,5 +152,22 @@ impl fmt::Display for Adapter {
         let features =
             if features.is_empty() { "nothing more".into() } else { features.join(", ") };
         write!(f, "  offers {features}; kernels in f32")
+    }
+}
+
+/// What an operand can hold at once, of `most` bytes that the device binds: shaders count them in 32 bits.
+fn bindable(most: u64, alignment: u64) -> u64 {
+    most.min(u64::from(u32::MAX)).max(2 * alignment) / 4 * 4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_bound_is_counted_in_32_bits() {
+        assert_eq!(bindable(48 << 30, 256), (1 << 32) - 4);
+        assert_eq!(bindable(1 << 27, 256), 1 << 27);
+        assert_eq!(bindable(1, 256), 512);
     }
 }

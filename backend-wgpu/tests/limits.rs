@@ -1,6 +1,6 @@
 //! Tensors beyond what an adapter binds at once, and beyond what it holds at all.
 
-use chimera_backend_wgpu::{Options, Wgpu, adapters};
+use chimera_backend_wgpu::{Options, Product, Wgpu, adapters};
 use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout};
 
 /// GPT-2's table of tokens: 147 MiB, where software Vulkan binds 128 at once.
@@ -83,6 +83,21 @@ fn a_table_larger_than_a_binding_serves_every_layer() {
     let norm = k.download(&k.squared_norm(&table).unwrap()).unwrap()[0];
     let expected: f64 = data.iter().map(|x| f64::from(x * x)).sum();
     assert!((f64::from(norm) / expected - 1.0).abs() < 1e-5, "{norm} instead of {expected}");
+}
+
+/// There are 65,535 workgroups along a dimension, of four rows each.
+#[test]
+fn more_rows_than_there_are_workgroups_for_are_multiplied() {
+    const ROWS: usize = 4 * 65_535 + 6;
+    let adapter = adapters().into_iter().next().expect("an adapter");
+    let options = Options { poison: true, product: Some(Product::Registers), ..Options::default() };
+    let k = adapter.open(options).expect("it opens");
+    let data = values(ROWS);
+    let [x, w] = [k.upload(&[ROWS, 1], &data).unwrap(), k.upload(&[1, 1], &[2.0]).unwrap()];
+    let bias = k.upload(&[1], &[1.0]).unwrap();
+    let y = k.linear(&x, &w, Layout::InOut, Some(&bias), Some(&x)).unwrap();
+    let y = k.download(&y).unwrap();
+    assert!(y.iter().zip(&data).all(|(y, x)| *y == 3.0 * x + 1.0));
 }
 
 #[test]

@@ -13,24 +13,27 @@
 mod communicator;
 mod library;
 mod order;
+mod progress;
+mod said;
 mod watch;
 
-use std::fmt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use chimera_backend_cuda::gpu::{Driver, Element, Gpu, Lane, Tensor};
+use chimera_backend_cuda::gpu::{Driver, Gpu, Lane, Tensor};
 use chimera_core::comm::{Comm, CommError, Host, Position, Tag};
+use chimera_core::engine::Patience;
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
 
 pub use library::Library;
 
-use communicator::{Communicator, Way};
+use communicator::Communicator;
 use library::UniqueId;
-use order::{LEAD, Message, Order, aside, numbers, unreadable, words};
+use order::{LEAD, Message, Order, aside, words};
+use said::{Header, packed, unpacked};
 use watch::Watched;
 
 /// Lines on which the transport talks to itself, beside those of the order.
@@ -44,6 +47,7 @@ pub struct Nccl<D: Driver, C: Comm<Host>> {
     control: C,
     watched: Arc<Watched<D::Lane>>,
     watching: Option<JoinHandle<()>>,
+    patience: Patience,
     order: Order,
     /// By receiver: how many messages were announced.
     n_sent: Vec<u64>,
@@ -58,37 +62,10 @@ pub struct Nccl<D: Driver, C: Comm<Host>> {
     n_exchanges: u64,
 }
 
-/// What a message is.
-struct Header {
-    number: u64,
-    element: Element,
-    shape: Vec<usize>,
-}
-
-impl Header {
-    fn write(&self) -> Host {
-        let element = u64::from(self.element == Element::Bf16);
-        let shape = self.shape.iter().map(|extent| *extent as u64);
-        words(&[self.number, element].into_iter().chain(shape).collect::<Vec<_>>())
-    }
-
-    fn read(said: &Host) -> Result<Header, CommError> {
-        let said = numbers(said)?;
-        let [number, element, ref extents @ ..] = said[..] else { return Err(unreadable()) };
-        let element = if element == 0 { Element::F32 } else { Element::Bf16 };
-        let extents = extents.iter().map(|extent| usize::try_from(*extent));
-        let shape = extents.collect::<Result<_, _>>().map_err(|_| unreadable())?;
-        Ok(Header { number, element, shape })
-    }
-}
-
-fn bytes_of(element: Element, shape: &[usize]) -> Option<usize> {
-    shape.iter().try_fold(element.bytes(), |bytes, extent| bytes.checked_mul(*extent))
-}
-
 impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
-    /// Meets the other ranks of `control` until `deadline`, with the tensors of `gpu`. `is_over` is asked by
-    /// another thread whether `control` has failed, so that NCCL does not wait for who is gone.
+    /// Meets the other ranks of `control` within the patience of the first step, with the tensors of `gpu`;
+    /// messages may then be under way for as long as the engine would wait. `is_over` is asked by another
+    /// thread whether `control` has failed, so that NCCL does not wait for who is gone.
     ///
     /// # Errors
     /// If the ranks do not meet, or NCCL refuses them.
@@ -96,9 +73,10 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         library: Arc<Library>,
         gpu: &Gpu<D>,
         mut control: C,
-        deadline: Instant,
+        patience: Patience,
         is_over: impl Fn() -> bool + Send + 'static,
     ) -> Result<Self, CommError> {
+        let deadline = Instant::now() + patience.first_step;
         let (me, n_ranks) = (control.rank(), control.n_ranks());
         let own =
             if me == LEAD { Communicator::unique_id(&library) } else { Ok(UniqueId([0; 128])) };
@@ -110,8 +88,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let lane = gpu.driver().lane()?;
         lane.enter()?;
         let communicator = Communicator::new(library, id, me.0, n_ranks, deadline)?;
-        let patience = deadline.saturating_duration_since(Instant::now());
-        let watched = Arc::new(Watched::new(communicator, lane, patience));
+        let watched = Arc::new(Watched::new(communicator, lane, patience.first_step));
         let watching = watched.watch(is_over);
         let watching =
             watching.map_err(|e| CommError::Failed(format!("cannot start a thread: {e}")))?;
@@ -119,6 +96,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
             control,
             watched,
             watching: Some(watching),
+            patience,
             order: Order::new(me, n_ranks),
             n_sent: vec![0; n_ranks as usize],
             outbox: FxHashMap::default(),
@@ -156,114 +134,6 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
     fn others(&self) -> impl Iterator<Item = Rank> + use<D, C> {
         let me = self.control.rank();
         self.ranks().filter(move |rank| *rank != me)
-    }
-
-    /// Issues all messages whose turn it is; returns whether there were any.
-    fn progress(&mut self) -> Result<bool, CommError> {
-        self.watched.check()?;
-        let mut moved = false;
-        while let Some(message) = self.order.next(&mut self.control)? {
-            self.issue(message)?;
-            moved = true;
-        }
-        Ok(moved)
-    }
-
-    fn issue(&mut self, message: Message) -> Result<(), CommError> {
-        let Message { from, to, number, bytes } = message;
-        let watched = Arc::clone(&self.watched);
-        let (lane, deadline) = (&watched.lane, Instant::now() + watched.patience());
-        let is_over = || watched.check().is_err();
-        let began = Instant::now();
-        let (peer, what, taken) = if from == self.rank() {
-            let (tag, tensor) = self.outbox.remove(&(to, number)).ok_or_else(unreadable)?;
-            let (own, memory) = (tensor.bytes(), tensor.memory());
-            let taken = lane.reading(memory, |mut at| {
-                at.address = at.address.wrapping_byte_add(own.start);
-                watched.communicator.message(Way::To, to.0, at, own.len(), deadline, &is_over)
-            })?;
-            (to, tag.what.to_string(), taken?)
-        } else {
-            let bytes = usize::try_from(bytes).map_err(|_| unreadable())?;
-            let memory = lane.allocate(bytes)?;
-            let taken = lane.writing(&memory, |at| {
-                watched.communicator.message(Way::From, from.0, at, bytes, deadline, &is_over)
-            })?;
-            self.inbox.insert((from, number), (memory, bytes));
-            (from, format!("message {number}"), taken?)
-        };
-        if !taken {
-            // What ended it elsewhere is the cause.
-            self.watched.check()?;
-            self.living(peer)?;
-            let error = CommError::Timeout { from: peer, what, waited: began.elapsed() };
-            self.watched.fail(error.clone());
-            return Err(error);
-        }
-        self.watched.add(peer, what, lane.mark()?);
-        Ok(())
-    }
-
-    /// What `from` sent under `tag`, if it is on its way into this device's memory.
-    fn look(&mut self, from: Rank, tag: Tag) -> Result<Option<Tensor<D::Memory>>, CommError> {
-        if from == self.rank() {
-            return Ok(self.own.remove(&tag));
-        }
-        if !self.headers.contains_key(&(from, tag)) {
-            let Some(said) = self.control.try_take(from, tag)? else { return Ok(None) };
-            self.headers.insert((from, tag), Header::read(&said)?);
-        }
-        let Header { number, element, ref shape } = self.headers[&(from, tag)];
-        let Some(memory) = self.inbox.remove(&(from, number)) else { return Ok(None) };
-        let is_whole = bytes_of(element, shape) == Some(memory.1);
-        let shape = shape.clone();
-        self.headers.remove(&(from, tag));
-        if is_whole { Ok(Some(Tensor::of(memory.0, element, shape))) } else { Err(unreadable()) }
-    }
-
-    /// Waits until `look` finds something that `from` has to do.
-    fn until<R>(
-        &mut self,
-        deadline: Instant,
-        from: Rank,
-        what: impl fmt::Display,
-        mut look: impl FnMut(&mut Self) -> Result<Option<R>, CommError>,
-    ) -> Result<R, CommError> {
-        let began = Instant::now();
-        for n in 0u32.. {
-            let moved = self.progress()?;
-            if let Some(found) = look(self)? {
-                return Ok(found);
-            }
-            if moved {
-                continue;
-            }
-            if n % 64 == 63 {
-                self.living(from)?;
-            }
-            if Instant::now() >= deadline {
-                break;
-            }
-            if n < 1000 {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(Duration::from_micros(20));
-            }
-        }
-        Err(CommError::Timeout { from, what: what.to_string(), waited: began.elapsed() })
-    }
-
-    /// Messages may be under way for as long as the engine would wait.
-    fn allow(&self, deadline: Instant) {
-        self.watched.allow(deadline.saturating_duration_since(Instant::now()));
-    }
-
-    /// Whether the other transport still has a rank, and nobody has given up.
-    fn living(&mut self, rank: Rank) -> Result<(), CommError> {
-        match self.control.take(rank, aside(SILENCE, 0), Instant::now()) {
-            Err(CommError::Timeout { .. }) | Ok(_) => Ok(()),
-            Err(error) => Err(error),
-        }
     }
 }
 
@@ -366,25 +236,4 @@ impl<D: Driver, C: Comm<Host>> Drop for Nccl<D, C> {
             let _ = ended; // it holds nothing
         }
     }
-}
-
-/// Bytes as a tensor: their number, then eight to a number.
-fn packed(bytes: &[u8]) -> Host {
-    let eight = |bytes: &[u8]| {
-        let mut all = [0; 8];
-        all[..bytes.len()].copy_from_slice(bytes);
-        u64::from_le_bytes(all)
-    };
-    let all: Vec<u64> =
-        std::iter::once(bytes.len() as u64).chain(bytes.chunks(8).map(eight)).collect();
-    words(&all)
-}
-
-fn unpacked(said: &Host) -> Result<Vec<u8>, CommError> {
-    let said = numbers(said)?;
-    let (len, rest) = said.split_first().ok_or_else(unreadable)?;
-    let mut bytes: Vec<u8> = rest.iter().flat_map(|n| n.to_le_bytes()).collect();
-    let len = usize::try_from(*len).ok().filter(|len| *len <= bytes.len());
-    bytes.truncate(len.ok_or_else(unreadable)?);
-    Ok(bytes)
 }

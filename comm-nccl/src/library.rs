@@ -3,6 +3,7 @@
 //! Its functions are looked up here and not through `cudarc::nccl`, which knows no name that the packages of
 //! pip or Debian install (`libnccl.so.2`), and panics where there is none.
 
+use std::error::Error as _;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 
 /// The names of the library, as its packages have it and as development packages do.
@@ -113,10 +114,7 @@ impl Library {
     /// # Errors
     /// If it has none, or one that lacks a function.
     pub fn open() -> Result<Library, String> {
-        let opened = NAMES.iter().copied().map(Library::open_at);
-        opened
-            .reduce(|found, other| found.or_else(|first| other.map_err(|_| first)))
-            .unwrap_or_else(|| Err("no library has a name".into()))
+        Library::first_of(&NAMES.map(OsStr::new))
     }
 
     /// Opens the one at a path or of a name.
@@ -124,17 +122,25 @@ impl Library {
     /// # Errors
     /// If there is none, or one that lacks a function.
     pub fn open_at(path: impl AsRef<OsStr>) -> Result<Library, String> {
-        let path = path.as_ref();
-        // SAFETY: opening NCCL runs its initialisers, which are made to be run so; the functions live as long
-        // as the library, which is kept beside them.
-        unsafe {
-            let open = libloading::Library::new(path).map_err(|_| {
-                let name = path.to_string_lossy();
-                format!("NCCL is not found: {name} (docs/gpu.md says where it comes from)")
-            })?;
-            let call = Functions::of(&open).map_err(|e| format!("NCCL is too old: {e}"))?;
-            Ok(Library { call, _open: open })
+        Library::first_of(&[path.as_ref()])
+    }
+
+    fn first_of(names: &[&OsStr]) -> Result<Library, String> {
+        let mut refusals = Vec::new();
+        for &name in names {
+            // SAFETY: opening NCCL runs its initialisers, which are made to be run so.
+            match unsafe { libloading::Library::new(name) } {
+                Ok(open) => {
+                    // SAFETY: the functions live as long as the library, which is kept beside them.
+                    let call = unsafe { Functions::of(&open) };
+                    let call = call.map_err(|e| format!("NCCL is too old: {}", reason(&e)))?;
+                    return Ok(Library { call, _open: open });
+                }
+                Err(e) => refusals.push(format!("{} ({})", name.to_string_lossy(), reason(&e))),
+            }
         }
+        let refusals = refusals.join(", ");
+        Err(format!("NCCL is not found: {refusals}; docs/gpu.md says where it comes from"))
     }
 
     /// Its version, such as `2.30.7`.
@@ -173,4 +179,9 @@ impl Library {
         };
         Err(format!("NCCL: {kind}{detail}{hint}"))
     }
+}
+
+/// The loader's own words: an error of `libloading` only says what it called.
+fn reason(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use chimera_backend_cuda::gpu::{Element, Gpu};
 use chimera_comm_nccl::{Library, Nccl};
 use chimera_core::comm::{Comm, CommError, Host, Tag, Threads, What, conformance, threads};
+use chimera_core::engine::Patience;
 use chimera_core::equivalence::{Run, RunError};
 use chimera_core::fault::Class;
 use chimera_core::ids::{BucketId, Rank};
@@ -96,8 +97,8 @@ fn bf16_travels() -> Result<(), RunError> {
 #[test]
 fn a_rank_that_stands_still_is_named() {
     let (announced, given_up) = (Barrier::new(3), Barrier::new(3));
-    let outcomes = on_ranks(3, Element::F32, |kernels, mut end| {
-        let tag = |step| Tag { step, what: What::Sum { bucket: BucketId(0), tensor: 0 } };
+    let patience = Patience { later: Duration::from_millis(200), ..PATIENCE };
+    let outcomes = on_ranks_with(patience, 3, Element::F32, |kernels, mut end| {
         let within = |millis| Instant::now() + Duration::from_millis(millis);
         if end.rank() == Rank(1) {
             let tensor = kernels.upload(&[3], &[1.0, 2.0, 3.0]).expect("uploaded");
@@ -120,13 +121,31 @@ fn a_rank_that_stands_still_is_named() {
     assert_eq!(outcomes.iter().flatten().count(), 2, "{outcomes:?}");
 }
 
+/// A sum's parts share one deadline, and its last one may find it over.
+#[test]
+fn what_is_sent_is_taken_after_a_deadline() {
+    let announced = Barrier::new(2);
+    on_ranks(2, Element::F32, |kernels, mut end| {
+        if end.rank() == Rank(1) {
+            let tensor = kernels.upload(&[2], &[1.0, 2.0]).expect("uploaded");
+            end.send(Rank(0), tag(0), tensor).expect("sent");
+            announced.wait();
+        } else {
+            announced.wait();
+            let taken = end.take(Rank(1), tag(0), Instant::now()).expect("taken");
+            assert_eq!(kernels.download(&taken).expect("downloaded"), [1.0, 2.0]);
+        }
+        end.close(soon()).expect("all leave");
+    });
+}
+
 /// A rank that never comes is waited for no longer than allowed.
 #[test]
 fn the_start_has_a_time_limit() {
     let mut ends = threads::<Host>(2);
     let (absent, present) = (ends.pop(), ends.pop().expect("two"));
-    let deadline = Instant::now() + Duration::from_millis(100);
-    let began = Nccl::start(library(), &gpu::gpu(Element::F32), present, deadline, || false);
+    let patience = Patience { first_step: Duration::from_millis(100), ..PATIENCE };
+    let began = Nccl::start(library(), &gpu::gpu(Element::F32), present, patience, || false);
     assert!(matches!(began.err(), Some(CommError::Timeout { from: Rank(1), .. })));
     drop(absent);
 }
@@ -134,7 +153,8 @@ fn the_start_has_a_time_limit() {
 #[test]
 fn a_missing_library_is_said() {
     let error = Library::open_at("libnccl.so.0").err().expect("there is no such version");
-    assert!(error.starts_with("NCCL is not found: libnccl.so.0"), "{error}");
+    assert!(error.starts_with("NCCL is not found: libnccl.so.0 ("), "{error}");
+    assert!(!error.contains("dlopen failed"), "the loader has a reason: {error}");
 }
 
 fn model() -> ModelConfig {
@@ -149,12 +169,28 @@ fn model() -> ModelConfig {
     }
 }
 
+const PATIENCE: Patience =
+    Patience { first_step: Duration::from_secs(60), later: Duration::from_secs(60) };
+
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(60)
+    Instant::now() + PATIENCE.later
+}
+
+fn tag(step: u64) -> Tag {
+    Tag { step, what: What::Sum { bucket: BucketId(0), tensor: 0 } }
 }
 
 /// Runs `body` on every rank, a thread each, and returns what they return.
 fn on_ranks<R: Send>(
+    n_ranks: u32,
+    activations: Element,
+    body: impl Fn(Gpu<Emulated>, End) -> R + Sync,
+) -> Vec<R> {
+    on_ranks_with(PATIENCE, n_ranks, activations, body)
+}
+
+fn on_ranks_with<R: Send>(
+    patience: Patience,
     n_ranks: u32,
     activations: Element,
     body: impl Fn(Gpu<Emulated>, End) -> R + Sync,
@@ -164,7 +200,7 @@ fn on_ranks<R: Send>(
         let start = |control| {
             let (kernels, body) = (kernels.clone(), &body);
             scope.spawn(move || {
-                let end = Nccl::start(library(), &kernels, control, soon(), || false);
+                let end = Nccl::start(library(), &kernels, control, patience, || false);
                 body(kernels.clone(), end.expect("NCCL starts"))
             })
         };

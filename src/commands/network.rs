@@ -1,5 +1,7 @@
 //! The network between the ranks of a job, on the command line.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -10,6 +12,9 @@ use clap::Args;
 use serde::Deserialize;
 
 use super::costs::{PerStage, number};
+
+/// Longer reports are refused before they are read.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Ranks, nodes and links. Without links, messages and sums take no time.
 #[derive(Args, Clone)]
@@ -101,9 +106,14 @@ impl FromStr for Wire {
         if let Some((alpha, beta)) = text.split_once(',').filter(|_| !Path::new(text).exists()) {
             return Ok(Wire(Link { alpha: number(alpha)?, beta: number(beta)? }));
         }
-        let file = std::fs::read_to_string(text).map_err(|e| {
+        let mut file = String::new();
+        let read = File::open(text).and_then(|f| f.take(MAX_BYTES + 1).read_to_string(&mut file));
+        let size = read.map_err(|e| {
             format!("neither two numbers such as 1e-6,1e-10 nor a file that can be read: {e}")
         })?;
+        if size as u64 > MAX_BYTES {
+            return Err(format!("longer than the {MAX_BYTES} bytes that a report can have"));
+        }
         let Measured { alpha_s: alpha, beta_s_per_byte: beta } = serde_json::from_str(&file)
             .map_err(|e| format!("not what `chimera comm bench --json` prints: {e}"))?;
         let is_sound = [alpha, beta].iter().all(|x| (0.0..=1e12).contains(x));

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use chimera::settings::{Layers, Settings};
 use clap::Args;
 
@@ -46,9 +46,15 @@ impl Slurm {
             let sound = value.is_none_or(|value| !value.is_empty() && value.chars().all(is_plain));
             ensure!(sound, "{option}: letters, digits and -_:,. alone can stand in a batch script");
         }
+        let file = self.config.to_str().filter(|file| !file.contains(char::is_control));
+        let file = file.with_context(|| {
+            let file = self.config.display().to_string();
+            format!("{file:?} cannot stand in a batch script: rename it")
+        })?;
         let settings = Settings::default();
         let config = Layers { config: Some(self.config.clone()), settings }.resolve()?;
-        let file = self.config.display();
+        // srun takes it from the job no longer (SLURM 22.05), and ranks would share out the cores by themselves.
+        let threads = config.threads;
         ensure!(
             config.out.is_some() && config.save_every > 0,
             "{file} must name `out`, the folder of the run on a file system that all nodes share, and \
@@ -57,7 +63,7 @@ impl Slurm {
         let mut head = vec![
             "--job-name=chimera".to_string(),
             format!("--ntasks={}", config.width * config.depth),
-            format!("--cpus-per-task={}", config.threads),
+            format!("--cpus-per-task={threads}"),
             format!("--time={}", self.time),
             format!("--signal=TERM@{}", self.notice),
             "--requeue".to_string(),
@@ -71,7 +77,8 @@ impl Slurm {
             "#!/bin/sh\n\
              # {} x {} worker(s); submit it where the files that {file} names are.\n\
              {head}\n\
-             srun --mpi={} --cpu-bind=cores chimera train --config {} --transport mpi --resume auto\n\
+             srun --mpi={} --cpus-per-task={threads} --cpu-bind=cores \\\n  \
+             chimera train --config {} --transport mpi --threads {threads} --resume auto\n\
              code=$?\n\
              # 75: saved before the time was over.\n\
              [ $code -eq 75 ] && exec scontrol requeue \"$SLURM_JOB_ID\"\n\
@@ -79,7 +86,7 @@ impl Slurm {
             config.width,
             config.depth,
             self.mpi,
-            quoted(&file.to_string()),
+            quoted(file),
         ))
     }
 }

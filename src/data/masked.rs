@@ -9,56 +9,17 @@ use std::io;
 use std::path::PathBuf;
 
 use chimera_core::model::ModelConfig;
-use rand::seq::index;
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 
+use super::draw::Draw;
+use super::marks::{MARKS, Marks};
 use super::prepared::beside;
 use super::{Batch, DataError, Tokens, tokenizer_of};
 use crate::tokenizer::Tokenizer;
 
-/// Ids of a vocabulary that are no text.
-pub(super) const MARKS: usize = 4;
 /// Tokens of a sample that are no text: one before the segments, and one after each.
 const N_MARKS: usize = 3;
 /// The least context: two segments of a token each, also in a sample of half the length.
 const LEAST_CONTEXT: usize = 8;
-/// Part of the samples that are shorter.
-const SHORT: f64 = 0.1;
-
-/// The ids of tokens that stand for no text.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Marks {
-    pad: u32,
-    cls: u32,
-    sep: u32,
-    mask: u32,
-}
-
-impl Marks {
-    /// Those that the tokenizer knows, or the four ids after its last.
-    pub fn of(tokenizer: &Tokenizer) -> Marks {
-        let known = |token| tokenizer.special(token);
-        match (known("[PAD]"), known("[CLS]"), known("[SEP]"), known("[MASK]")) {
-            (Some(pad), Some(cls), Some(sep), Some(mask)) => Marks { pad, cls, sep, mask },
-            _ => Marks::after(tokenizer.vocab()),
-        }
-    }
-
-    fn after(n_ids: usize) -> Marks {
-        let first = n_ids as u32;
-        Marks { pad: first, cls: first + 1, sep: first + 2, mask: first + 3 }
-    }
-
-    /// Number of ids that a vocabulary with them and those of the text, which are below `n_ids`, has at least.
-    pub fn vocab(&self, n_ids: usize) -> usize {
-        self.all().into_iter().map(|id| id as usize + 1).fold(n_ids, usize::max)
-    }
-
-    fn all(&self) -> [u32; 4] {
-        [self.pad, self.cls, self.sep, self.mask]
-    }
-}
 
 /// A text that nothing is trained on, all of it cut into samples.
 #[derive(Debug)]
@@ -99,15 +60,15 @@ impl Pairs {
 /// How windows of a text become samples.
 #[derive(Clone, Debug)]
 pub(super) struct Masking {
-    marks: Marks,
+    pub(super) marks: Marks,
     /// The ids of the text are below.
-    n_ids: usize,
+    pub(super) n_ids: usize,
     /// Number of all ids.
     vocab: usize,
     /// Whether the tokenizer is known.
     is_known: bool,
-    context: usize,
-    predictions: usize,
+    pub(super) context: usize,
+    pub(super) predictions: usize,
 }
 
 impl Masking {
@@ -156,94 +117,7 @@ impl Masking {
 
     /// The draws for one sample.
     pub(super) fn draw(&self, seed: u64, sample: u64) -> Draw<'_> {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        rng.set_stream(sample);
-        Draw { masking: self, rng }
-    }
-}
-
-/// What is drawn for one sample, in this order.
-pub(super) struct Draw<'m> {
-    masking: &'m Masking,
-    rng: ChaCha8Rng,
-}
-
-impl Draw<'_> {
-    /// The window of the second segment: `window` itself for every other sample, else any other of
-    /// `n_windows`.
-    pub(super) fn other(&mut self, window: u64, n_windows: u64) -> u64 {
-        let further = self.rng.random_range(1..n_windows.max(2));
-        match self.rng.random_bool(0.5) {
-            true => window,
-            false => (window + further) % n_windows.max(1),
-        }
-    }
-
-    /// Appends a sample: the first segment of the window that begins at the first of `starts`, the second of that
-    /// at the other, which may be the same.
-    pub(super) fn write(
-        mut self,
-        tokens: &Tokens,
-        starts: [usize; 2],
-        batch: &mut Batch,
-    ) -> io::Result<()> {
-        let window = self.masking.window();
-        let mut text = Vec::with_capacity(2 * window);
-        for start in starts {
-            tokens.extend(&mut text, start..start + window)?;
-        }
-        let (text, other) = text.split_at(window);
-        let Masking { marks, context, predictions, .. } = *self.masking;
-        let rng = &mut self.rng;
-        let len = match rng.random_bool(SHORT) {
-            true => rng.random_range(text.len() / 2..=text.len()),
-            false => text.len(),
-        };
-        let first = rng.random_range(len / 4..=len - len / 4).clamp(1, len - 1);
-        let mut ids = vec![marks.cls];
-        ids.extend(&text[..first]);
-        ids.push(marks.sep);
-        ids.extend(&other[first..len]);
-        ids.push(marks.sep);
-
-        let mut places = index::sample(rng, len, predictions.min(len)).into_vec();
-        places.sort_unstable();
-        // Segments lie behind one mark and two.
-        let places: Vec<usize> =
-            places.into_iter().map(|i| if i < first { i + 1 } else { i + 2 }).collect();
-        let hidden: Vec<u32> = places.iter().map(|place| ids[*place]).collect();
-        for place in &places {
-            ids[*place] = self.hide(ids[*place]);
-        }
-
-        batch.n_samples += 1;
-        batch.input.extend([ids.len() as u32, first as u32 + 2]);
-        batch.input.extend(places.iter().map(|place| *place as u32));
-        batch.input.extend(&ids);
-        batch.input.extend((ids.len()..context).map(|_| marks.pad));
-        batch.target.extend(hidden);
-        batch.target.push(u32::from(text != other));
-        Ok(())
-    }
-
-    /// What stands in the place of a token that is to be predicted: mostly a mark, sometimes any token, sometimes
-    /// itself, since texts have no mark where they are to be understood.
-    fn hide(&mut self, id: u32) -> u32 {
-        match self.rng.random_range(0..10) {
-            0..8 => self.masking.marks.mask,
-            8 => self.any(),
-            _ => id,
-        }
-    }
-
-    /// Any id of the text.
-    fn any(&mut self) -> u32 {
-        let marks = self.masking.marks.all();
-        let n_ids = self.masking.n_ids.max(1) as u32;
-        let drawn = self.rng.random_range(0..n_ids);
-        // The next one that is no mark; there is one unless the text has nothing else.
-        let after = (0..n_ids).map(|i| (drawn + i) % n_ids);
-        after.take(marks.len() + 1).find(|id| !marks.contains(id)).unwrap_or(drawn)
+        Draw::new(self, seed, sample)
     }
 }
 
@@ -372,9 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_those_of_the_tokenizer_or_follow_its_ids() {
-        assert_eq!(Marks::of(&Tokenizer::Bytes), Marks { pad: 256, cls: 257, sep: 258, mask: 259 });
-        assert_eq!(Marks::of(&Tokenizer::Gpt2).vocab(50_257), 50_261);
+    fn a_model_without_room_is_refused() {
         let model = Preset::named("bert-tiny").unwrap().config.clone();
         let refusal =
             |model| Masking::new(&model, Some(&Tokenizer::Bytes)).unwrap_err().to_string();

@@ -3,6 +3,9 @@
 //! Which sample is seen when follows from (seed, number of the sample since the start of the training)
 //! alone, so that the global batch is the same however it is spread over micro-batches, pipes and groups.
 
+mod draw;
+mod error;
+mod marks;
 mod masked;
 mod permutation;
 mod prepare;
@@ -16,160 +19,17 @@ use std::path::PathBuf;
 use chimera_core::model::{Architecture, ModelConfig};
 
 use crate::corpus;
-use crate::tokenizer::{Tokenizer, TokenizerError};
+use crate::tokenizer::Tokenizer;
 
-pub use masked::{Marks, Pairs};
+pub use error::DataError;
+pub use marks::Marks;
+pub use masked::Pairs;
 pub use prepare::prepare;
 pub use prepared::{Kind, Prepared, Source, tokenizer_file_of, tokenizer_of};
 pub use tokens::Tokens;
 
-use masked::{MARKS, Masking};
+use masked::Masking;
 use permutation::Permutation;
-
-/// Why data cannot be trained on (exit code 2).
-#[derive(thiserror::Error, Debug)]
-pub enum DataError {
-    /// The file system refuses.
-    #[error("cannot read data file {}: {reason}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: std::io::Error,
-    },
-    /// A folder, a device or a pipe.
-    #[error("data file {} is not a regular file: name each file", path.display())]
-    NotAFile {
-        /// What was named.
-        path: PathBuf,
-    },
-    /// A file without any token.
-    #[error("data file {} is empty", path.display())]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A token file that ends within a token.
-    #[error(
-        "data file {} has {bytes} bytes, not a multiple of the {width} bytes of a token id",
-        path.display()
-    )]
-    Torn {
-        /// The file.
-        path: PathBuf,
-        /// Its size.
-        bytes: u64,
-        /// Bytes per token id.
-        width: usize,
-    },
-    /// Text and token files, or ids of two widths, in one corpus.
-    #[error("data file {} holds {found}, but the files before it hold {expected}", path.display())]
-    Mixed {
-        /// The first file of another kind.
-        path: PathBuf,
-        /// Its kind.
-        found: &'static str,
-        /// That of the files before it.
-        expected: &'static str,
-    },
-    /// An id that the model does not know.
-    #[error(
-        "data file {}: token {position} has id {id}, but the vocabulary has {vocab} ids: \
-         choose vocab {} or more",
-        path.display(), u64::from(*id) + 1
-    )]
-    Vocabulary {
-        /// The file.
-        path: PathBuf,
-        /// Number of the token in the file, from 0.
-        position: usize,
-        /// The id.
-        id: u32,
-        /// Number of ids.
-        vocab: usize,
-    },
-    /// An id that a BERT has no room for below its marks.
-    #[error(
-        "data file {}: token {position} has id {id}, but of {vocab} ids a BERT keeps the last {} for [PAD], \
-         [CLS], [SEP] and [MASK]: choose vocab {} or more",
-        path.display(), MARKS, *id as usize + 1 + MARKS
-    )]
-    MarksVocabulary {
-        /// The file.
-        path: PathBuf,
-        /// Number of the token in the file, from 0.
-        position: usize,
-        /// The id.
-        id: u32,
-        /// Number of ids.
-        vocab: usize,
-    },
-    /// A text that a tokenizer is to cut.
-    #[error(
-        "text {} is not UTF-8 at byte {position}: choose --tokenizer bytes, or convert it",
-        path.display()
-    )]
-    NotText {
-        /// The file.
-        path: PathBuf,
-        /// Where it ceases to be text.
-        position: u64,
-    },
-    /// A description of prepared data that is none, or is not of this data.
-    #[error("{}: {reason}", path.display())]
-    Prepared {
-        /// The description.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The tokenizer of prepared data.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    /// A vocabulary without room for the marks of a BERT's samples.
-    #[error(
-        "the vocabulary has {vocab} ids, but a BERT needs {needed}: those of the text, and [PAD], [CLS], [SEP] \
-         and [MASK]: choose vocab {needed} or more"
-    )]
-    Marks {
-        /// Number of ids.
-        vocab: usize,
-        /// Number of ids needed.
-        needed: usize,
-    },
-    /// A context without room for two segments and their marks.
-    #[error(
-        "a BERT's samples are two segments and three marks: choose context {least} or more, not {context}"
-    )]
-    Context {
-        /// Tokens per sample.
-        context: usize,
-        /// The least.
-        least: usize,
-    },
-    /// Not enough for one sample of a BERT.
-    #[error("the data has {tokens} tokens, but a sample takes {window} of them")]
-    Pair {
-        /// Tokens found.
-        tokens: usize,
-        /// Tokens of text in a sample.
-        window: usize,
-    },
-    /// Not enough for one window to train on and one to validate with.
-    #[error(
-        "the data has {tokens} tokens, but context {context} needs at least {needed}: {} to train \
-         on and as many to validate with",
-        needed / 2
-    )]
-    Short {
-        /// Tokens found.
-        tokens: usize,
-        /// Tokens per sample.
-        context: usize,
-        /// Tokens needed.
-        needed: usize,
-    },
-}
 
 /// Samples side by side, one after another, each as long as the others.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]

@@ -24,7 +24,7 @@ pub enum Device {
     Cpu,
     /// A GPU through CUDA, by its number; without one, each worker takes the next.
     Cuda(Option<usize>),
-    /// An adapter of wgpu, by its number; without one, the first.
+    /// An adapter of wgpu, by its number; without one, each worker takes the next of the first one's model.
     Wgpu(Option<usize>),
 }
 

@@ -7,7 +7,7 @@ use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
 
-use super::Suite;
+use super::suite::Suite;
 use crate::device::{Compute, Precision};
 
 /// Every kernel against the reference in f64.

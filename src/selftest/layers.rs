@@ -5,7 +5,8 @@ use std::time::Instant;
 use chimera_core::kernels::{Activation, AdamW, Kernels, Layout, Mask};
 use chimera_core::model::ModelConfig;
 
-use super::{Sizes, Suite};
+use super::size::Sizes;
+use super::suite::Suite;
 use crate::device::Compute;
 
 pub(super) struct Layers<'s>(pub(super) &'s mut Suite);

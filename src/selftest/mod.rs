@@ -5,82 +5,28 @@ mod conformance;
 mod layers;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod report;
+mod size;
 mod steps;
+mod suite;
 
-use std::fmt;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use chimera_core::equivalence::{Run, Trained};
-use chimera_core::kernels::Kernels;
-use chimera_core::model::{Architecture, ModelConfig};
-use serde::Serialize;
 
 use self::conformance::{Conformance, Equivalence, OutOfMemory};
 use self::layers::Layers;
+use self::report::Found;
 use self::steps::{Memory, Steps};
+use self::suite::Suite;
 use crate::device::{Device, Devices, Opened, Precision};
+
+pub use self::report::{Check, Measurement, Report};
+pub use self::size::Size;
 
 /// Workers of the largest pipeline that is tried.
 const DEPTH: usize = 4;
-/// Largest relative difference of a loss from the CPU's.
-const LOSS_TOLERANCES: [(Precision, f64); 2] = [(Precision::F32, 1e-4), (Precision::Bf16, 1e-2)];
-
-/// How large what is measured is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Size {
-    /// Done in seconds on any processor: it shows that everything runs.
-    Small,
-    /// What a GPU needs to show its speed: GPT-2 with 124 million parameters.
-    Full,
-}
-
-/// All that was found.
-#[derive(Serialize, Debug)]
-pub struct Report {
-    /// The device in words.
-    pub device: String,
-    /// The program's version.
-    pub version: &'static str,
-    /// What must hold.
-    pub checks: Vec<Check>,
-    /// What is only told.
-    pub measurements: Vec<Measurement>,
-    /// What was not tried, and why; versions.
-    pub notes: Vec<String>,
-}
-
-/// Something that must hold.
-#[derive(Serialize, Clone, Debug)]
-pub struct Check {
-    /// What was tried.
-    pub what: String,
-    /// What came out: a relative error, or a count.
-    pub value: f64,
-    /// What it may be at most.
-    pub limit: f64,
-    /// Where it was worst, or why there is no value.
-    pub at: String,
-}
-
-/// Something measured.
-#[derive(Serialize, Clone, Debug)]
-pub struct Measurement {
-    /// What.
-    pub what: String,
-    /// How much.
-    pub value: f64,
-    /// Of what.
-    pub unit: &'static str,
-}
-
-impl Check {
-    /// Whether it holds.
-    pub fn passes(&self) -> bool {
-        self.value <= self.limit
-    }
-}
 
 /// What to try.
 #[derive(Clone, Debug)]
@@ -179,7 +125,11 @@ impl Part {
 
 /// All of them, in the order of their worth.
 fn parts(options: &Options) -> Result<Vec<Part>> {
-    let open = |precision| Devices::open(&[options.device; DEPTH], 1, precision);
+    let device = match options.device {
+        Device::Wgpu(None) => Device::Wgpu(Some(0)), // workers on several share no tensors
+        named => named,
+    };
+    let open = |precision| Devices::open(&[device; DEPTH], 1, precision);
     let f32 = open(Precision::F32)?;
     let part = |devices: &Devices, precision, name, seconds, act: fn(Suite, &Devices)| {
         let devices = devices.clone();
@@ -243,117 +193,4 @@ fn memory_of(mut suite: Suite, devices: &Devices) {
 fn out_of_memory(mut suite: Suite, devices: &Devices) {
     let done = devices.run(OutOfMemory(&mut suite));
     suite.done(done);
-}
-
-/// What a part finds.
-enum Found {
-    Check(Check),
-    Measurement(Measurement),
-    Note(String),
-}
-
-impl Report {
-    fn add(&mut self, found: Found, observe: &mut impl FnMut(&str)) {
-        match found {
-            Found::Check(check) => {
-                let Check { what, value, at, .. } = &check;
-                let (verdict, at) = if check.passes() { ("ok", "") } else { ("FAILED", &**at) };
-                observe(&format!("{what:<52} {value:>9.1e} {verdict:>7}  {at}"));
-                self.checks.push(check);
-            }
-            Found::Measurement(measurement) => {
-                let Measurement { what, value, unit } = &measurement;
-                observe(&format!("{what:<52} {value:>9.4} {unit}"));
-                self.measurements.push(measurement);
-            }
-            Found::Note(note) => {
-                observe(&note);
-                self.notes.push(note);
-            }
-        }
-    }
-}
-
-/// What the parts have in common.
-struct Suite {
-    precision: Precision,
-    size: Size,
-    sender: Sender<Found>,
-}
-
-impl Suite {
-    fn check(&mut self, what: String, value: f64, limit: f64, at: String) {
-        let what = format!("{what}, {}", self.precision);
-        self.tell(Found::Check(Check { what, value, limit, at }));
-    }
-
-    fn fail(&mut self, what: &str, reason: &dyn fmt::Display) {
-        self.check(what.to_string(), f64::INFINITY, 0.0, reason.to_string());
-    }
-
-    fn measure(&mut self, what: &str, value: f64, unit: &'static str) {
-        let what = format!("{what}, {}", self.precision);
-        self.tell(Found::Measurement(Measurement { what, value, unit }));
-    }
-
-    #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "only NCCL may be missing"))]
-    fn note(&mut self, note: &str) {
-        self.tell(Found::Note(note.to_string()));
-    }
-
-    fn tell(&self, found: Found) {
-        let heard = self.sender.send(found);
-        let _ = heard; // nobody listens any more to a part that took too long
-    }
-
-    fn done(&mut self, done: Result<()>) {
-        if let Err(e) = done {
-            self.fail("devices", &e);
-        }
-    }
-
-    /// Checks that losses are those expected.
-    fn compare(&mut self, what: String, got: &[f64], expected: &[f64]) {
-        let limit = LOSS_TOLERANCES.into_iter().find(|(p, _)| *p == self.precision);
-        let limit = limit.map_or(0.0, |(_, limit)| limit);
-        // A loss that is not a number is no maximum, and must not pass.
-        let is_whole = got.len() == expected.len() && got.iter().all(|loss| loss.is_finite());
-        let errors = got.iter().zip(expected).map(|(a, b)| ((a - b) / b).abs());
-        let worst = if is_whole { errors.fold(0.0, f64::max) } else { f64::INFINITY };
-        self.check(what, worst, limit, format!("{got:?} instead of {expected:?}"));
-    }
-
-    /// The losses of a run, or a failed check.
-    fn train<K: Kernels>(&mut self, what: &str, run: &Run, by_rank: &[K]) -> Option<Trained> {
-        let trained = run.train(|rank| Ok(by_rank[rank.index() % by_rank.len()].clone()));
-        trained.map_err(|e| self.fail(what, &e)).ok()
-    }
-}
-
-/// Sizes of what is measured.
-struct Sizes {
-    model: ModelConfig,
-    micro_batch_size: usize,
-    steps: u64,
-    /// Seconds that one measurement takes at least.
-    least: f64,
-}
-
-impl Size {
-    fn sizes(self) -> Sizes {
-        let (layers, hidden, heads, context, vocab, micro_batch_size, steps, least) = match self {
-            Size::Small => (4, 32, 2, 16, 64, 1, 4, 0.01),
-            Size::Full => (12, 768, 12, 1024, 50304, 8, 12, 0.2),
-        };
-        let model = ModelConfig {
-            architecture: Architecture::Gpt2,
-            layers,
-            hidden,
-            heads,
-            context,
-            vocab,
-            tied: false,
-        };
-        Sizes { model, micro_batch_size, steps, least }
-    }
 }

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
 use chimera_comm_nccl::{Library, Nccl};
 use chimera_core::comm::{Comm, Host, Threads, conformance, threads};
+use chimera_core::engine::Patience;
 use chimera_core::equivalence::RunError;
 use chimera_core::kernels::Kernels;
 
-use super::Suite;
 use super::conformance::small;
+use super::suite::Suite;
 use crate::device::Devices;
 
 /// For one of the parts.
@@ -74,12 +75,13 @@ fn on_ranks<R: Send>(
         let start = |(control, gpu): (Threads<Host>, _)| {
             let (library, body) = (Arc::clone(library), &body);
             scope.spawn(move || {
-                let (rank, by) = (control.rank(), || Instant::now() + PATIENCE);
+                let rank = control.rank();
                 let named = |e: &dyn std::fmt::Display| format!("{rank}: {e}");
-                let end = Nccl::start(library, gpu, control, by(), || false);
+                let patience = Patience { first_step: PATIENCE, later: PATIENCE };
+                let end = Nccl::start(library, gpu, control, patience, || false);
                 let mut end = end.map_err(|e| named(&e))?;
                 let result = body(gpu, &mut end).map_err(|e| named(&e))?;
-                end.close(by()).map_err(|e| named(&e))?;
+                end.close(Instant::now() + PATIENCE).map_err(|e| named(&e))?;
                 Ok(result)
             })
         };

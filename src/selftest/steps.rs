@@ -5,7 +5,9 @@ use chimera_core::kernels::Kernels;
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::Shape;
 
-use super::{DEPTH, Sizes, Suite};
+use super::DEPTH;
+use super::size::Sizes;
+use super::suite::Suite;
 use crate::device::{Compute, Devices, Precision};
 use crate::training::flops_per_token;
 

@@ -173,7 +173,7 @@ pub struct Settings {
     /// Decoupled weight decay, on matrices [default: 0.1]
     #[arg(long, value_name = "RATE")]
     pub weight_decay: Option<f64>,
-    /// Probability of being dropped, of the embedding and of what layers add to it
+    /// Probability of being dropped, of the embedding, what layers add to it, and attention's probabilities
     /// [default: that of the model to begin with, else 0.0]
     #[arg(long, value_name = "RATE")]
     pub dropout: Option<f64>,
@@ -210,7 +210,8 @@ pub struct Settings {
     #[arg(long, value_name = "NUMBERS")]
     pub precision: Option<String>,
     /// How workers reach each other: threads (of this process), mpi (each worker is a process that mpirun or srun
-    /// started), or auto for mpi where there are such processes [default: auto]
+    /// started), nccl (such processes with a GPU of CUDA each), or auto for mpi where there are such processes
+    /// [default: auto]
     #[arg(long, value_name = "NAME")]
     pub transport: Option<String>,
     /// CPU threads per worker [default: the machine's cores shared out, at least 1]

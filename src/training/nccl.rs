@@ -34,8 +34,8 @@ impl Run {
         let library = open(rank)?;
         let on_wire = |error: CommError| error.into_fault(rank);
         let patience = self.config().patience();
-        let by = Instant::now() + patience.first_step;
-        let mut nccl = Nccl::start(Arc::new(library), &gpu, comm, by, is_over).map_err(on_wire)?;
+        let nccl = Nccl::start(Arc::new(library), &gpu, comm, patience, is_over);
+        let mut nccl = nccl.map_err(on_wire)?;
         let pool = compute_threads(self.config().threads, rank)?;
         let trained = pool.install(|| self.train_rank(job, gpu, &mut nccl, watch))?;
         nccl.close(Instant::now() + patience.later).map_err(on_wire)?;

@@ -50,6 +50,10 @@ fn a_link_may_be_a_report_of_comm_bench() {
         "{}",
         refused.stderr
     );
+    write(&file, " ".repeat((1 << 20) + 1)).expect("no report");
+    let refused = chimera(&format!("simulate {}", line(&file.display().to_string())));
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.stderr.contains("longer than the 1048576 bytes"), "{}", refused.stderr);
 }
 
 #[test]

@@ -39,4 +39,7 @@ fn what_cannot_be_queued_again_is_refused() {
         assert_eq!(ran.code, Some(2), "{settings}");
         assert!(ran.stderr.contains(said), "{}", ran.stderr);
     }
+    let ran = chimera("slurm \"run\n#SBATCH --array=0-9\n.toml\"");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("cannot stand in a batch script"), "{}", ran.stderr);
 }

@@ -56,28 +56,31 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let (n_cases, left) = (cases.len(), Mutex::new(cases.into_iter()));
     let rows: Mutex<BTreeMap<(Signal, usize, &str), Row>> = Mutex::default();
     let failures = Mutex::new(Vec::new());
+    let fail = |failure: String| {
+        eprintln!("{failure}");
+        lock(&failures).push(failure);
+    };
     let work = || {
-        while let Some((signal, point)) = lock(&left).next() {
+        loop {
+            let next = lock(&left).next(); // as a loop's condition, the lock would be held for the whole case
+            let Some((signal, point)) = next else { return };
             let case = Case { rank: point.rank, signal, point: point.words.clone() };
             match site.strike(&case) {
-                Ok(None) => ensure!(point.is_open, "{case} is never reached"),
+                Ok(None) if point.is_open => {}
+                Ok(None) => fail(format!("{case} is never reached")),
                 Ok(Some(ended)) => {
                     let key = (signal, point.nth, point.place);
                     lock(&rows).entry(key).or_default().add(&ended);
                 }
-                Err(error) => {
-                    eprintln!("{case}: {error:#}");
-                    lock(&failures).push(format!("{case}: {error:#}"));
-                }
+                Err(error) => fail(format!("{case}: {error:#}")),
             }
         }
-        Ok(())
     };
     thread::scope(|scope| {
         let workers: Vec<_> = (0..args.jobs.max(1)).map(|_| scope.spawn(work)).collect();
-        let died = |_| Err(anyhow::anyhow!("a thread died"));
-        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(died))
-    })?;
+        let died = |_| fail("a thread died".into());
+        workers.into_iter().for_each(|worker| worker.join().unwrap_or_else(died));
+    });
     let page = page(&lock(&rows), args.every);
     eprint!("{page}");
     let failures = lock(&failures);
@@ -227,7 +230,8 @@ every exchange of start-up, agreement, saves and shutdown, each on all ranks. In
 
 A case that breaks one of these fails the chore; `cargo xtask mpi`, part of CI, does the same with one point of each
 kind. \"Found\" is the time from the signal to the error files of the others; those struck before the folder is known
-leave none, and are named on standard error, but for one that is stopped before it has started MPI: that only times out.
+leave none, and are named on standard error, but for one that is struck before it has started MPI, which its launcher
+alone knows: killed it ends the job, stopped it lets the start time out.
 Ranks that are struck when all have said good-bye are missed by nobody.
 ";
 

@@ -48,6 +48,28 @@ impl<'a> Matrix<'a> {
     }
 }
 
+/// How a product is computed.
+struct Way {
+    kernel: &'static Kernel,
+    /// Invocations of a workgroup.
+    group: u32,
+    block: u32,
+    /// Columns and rows that a workgroup computes.
+    tile: [u32; 2],
+}
+
+impl Way {
+    fn of(product: Product) -> Way {
+        let (kernel, group, block, tile) = match product {
+            Product::Registers => (&REGISTERS, 8, 4, [64, 4]),
+            Product::Subgroups => (&SUBGROUPS, 8, 4, [32, 32]),
+            Product::Tiles => (&TILES, 256, 4, [64, 64]),
+            Product::WideTiles => (&TILES, 256, 8, [128, 128]),
+        };
+        Way { kernel, group, block, tile }
+    }
+}
+
 /// What is done with a product beside storing it.
 #[derive(Clone, Copy, Default)]
 struct With<'a> {
@@ -118,8 +140,12 @@ impl Gpu {
         *of_a = a.tensor.width().max(*of_a);
         let of_b = if b.is_across { &mut by_n } else { &mut by_depth };
         *of_b = b.tensor.width().max(*of_b);
-        for rows in self.blocks(op, m, by_m, 1)? {
-            for columns in self.blocks(op, n, by_n, 1)? {
+        let tile = Way::of(self.tuning().product).tile;
+        let [most_columns, most_rows] =
+            tile.map(|side| (self.max_groups() as usize).saturating_mul(side as usize));
+        for rows in self.blocks(op, m, by_m, 1)?.flat_map(|rows| cut(rows, most_rows)) {
+            let columns = self.blocks(op, n, by_n, 1)?;
+            for columns in columns.flat_map(|columns| cut(columns, most_columns)) {
                 for inner in self.blocks(op, depth, by_depth, 1)? {
                     // Bias and residual come with the first part of a sum.
                     let with = match inner.start {
@@ -146,13 +172,7 @@ impl Gpu {
         let extents = [rows.len(), columns.len(), inner.len()].map(number);
         let steps = [c, a.tensor, b.tensor].map(|matrix| number(matrix.width()));
         let flags = [with.adds, bias.is_some(), residual.is_some()].map(u32::from);
-        // Invocations of a workgroup, and the columns and rows that it computes.
-        let (kernel, group, block, tile) = match self.tuning().product {
-            Product::Registers => (&REGISTERS, 8, 4, [64, 4]),
-            Product::Subgroups => (&SUBGROUPS, 8, 4, [32, 32]),
-            Product::Tiles => (&TILES, 256, 4, [64, 64]),
-            Product::WideTiles => (&TILES, 256, 8, [128, 128]),
-        };
+        let Way { kernel, group, block, tile } = Way::of(self.tuning().product);
         let constants: Constants = vec![
             ("GROUP", group),
             ("BLOCK", block),
@@ -184,4 +204,10 @@ fn in_out(w: &Tensor, layout: Layout) -> Matrix<'_> {
         Layout::InOut => Matrix::new(w),
         Layout::OutIn => Matrix::new(w).t(),
     }
+}
+
+/// Cuts rows or columns, of which the workgroups along one dimension compute `most`.
+fn cut(all: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let Range { start, end } = all;
+    (start..end).step_by(most).map(move |start| start..end.min(start + most))
 }

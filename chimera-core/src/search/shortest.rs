@@ -15,7 +15,7 @@ use crate::timetable::Timetable;
 ///
 /// Where there are many micro-batches, and an eighth of the orders does not end at the bound, half of them
 /// go into half as many micro-batches: their best order twice in a row is a better start than what single
-/// moves find in the whole.
+/// moves find in the whole. That they found nothing yet ends nothing: the rest may.
 ///
 /// # Errors
 /// Those of `costs`. `Ok(None)` if not even one order keeps to the limit.
@@ -45,24 +45,34 @@ pub fn shortest<C: Costs, E>(
         time_limit: left().min(how.time_limit / of),
         ..*how
     };
-    let Some(first) = search(&from, &part(8), &mut *observe) else { return Ok(None) };
-    if first.progress.is_optimal() || left().is_zero() {
-        return Ok(Some(first));
+    let eighth = part(8);
+    // The bound of all ops that are allowed, not of those alone that are still ordered.
+    let mut lower_bound = f64::INFINITY;
+    let first = search(&from, &eighth, |progress| {
+        lower_bound = progress.lower_bound;
+        observe(progress);
+    });
+    if first.as_ref().is_some_and(|first| first.progress.is_optimal()) || left().is_zero() {
+        return Ok(first);
     }
-    let mut tried = first.progress.n_orders;
     let half = shortest(placement, n_micro_batches / 2, allowed, &part(2), costs, &mut |_| ())?;
-    from.clear();
+    let (mut tried, mut seed) = (eighth.n_orders, how.seed);
+    match first {
+        Some(first) => {
+            tried = first.progress.n_orders;
+            let cost = costs(&first.timetable)?;
+            from = vec![(first.timetable, cost)];
+        }
+        None => seed = seed.wrapping_add(1), // the same draws would find nothing again
+    }
     if let Some(half) = half {
         tried += half.progress.n_orders;
         let whole = twice(&half.timetable);
         let cost = costs(&whole)?;
-        from.push((whole, cost));
+        from.insert(0, (whole, cost));
     }
-    let cost = costs(&first.timetable)?;
-    from.push((first.timetable, cost));
-    let rest = Search { n_orders: how.n_orders.saturating_sub(tried), time_limit: left(), ..*how };
-    // The bound of all ops that are allowed, not of those alone that are still ordered.
-    let lower_bound = first.progress.lower_bound;
+    let n_orders = how.n_orders.saturating_sub(tried);
+    let rest = Search { n_orders, time_limit: left(), seed, ..*how };
     let all = |progress: &Progress| Progress {
         n_orders: tried + progress.n_orders,
         lower_bound,
@@ -155,5 +165,18 @@ mod tests {
         let limited = Lowering { max_peak: how.max_peak, ..Lowering::default() };
         let program = lower(&found.timetable, &limited).expect("proven");
         assert_eq!(simulate(&program, &UniformCosts::new(1.0, 2.0, 0.0)).makespan(), 100.0);
+    }
+
+    #[test]
+    fn a_first_part_that_finds_nothing_does_not_end_the_search() {
+        let costs = |_: &Timetable| Ok::<_, Infallible>(UniformCosts::new(1.0, 2.0, 0.0));
+        // Nothing ever fits.
+        let how = Search { max_peak: Some(0.5), n_orders: 80, ..Search::default() };
+        let mut n_tried = Vec::new();
+        let mut observe = |progress: &Progress| n_tried.push(progress.n_orders);
+        let placement = Placement::mirrored(2, 1);
+        let found = shortest(&placement, 8, Allowed::default(), &how, &costs, &mut observe);
+        assert_eq!(found, Ok(None));
+        assert!(n_tried.iter().any(|n| *n >= 10), "{n_tried:?}");
     }
 }

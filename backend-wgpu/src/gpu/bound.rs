@@ -1,0 +1,84 @@
+//! What a kernel is given at once: parts of tensors, and workgroups.
+
+use std::ops::Range;
+
+use chimera_core::kernels::Result;
+
+use super::{ELEMENT, Gpu};
+use crate::tensor::Slice;
+
+impl Gpu {
+    /// Elements that an operand can hold at once, wherever it begins.
+    pub(crate) fn max_elements(&self) -> usize {
+        ((self.limits.max_binding - self.limits.alignment) / ELEMENT) as usize
+    }
+
+    /// Cuts rows into blocks that can be bound at once, each a multiple of `unit` rows long but for the
+    /// last; `width` is that of the widest operand.
+    pub(crate) fn blocks(
+        &self,
+        op: &'static str,
+        rows: usize,
+        width: usize,
+        unit: usize,
+    ) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
+        let unit = unit.max(1);
+        let most = self.max_elements() / width.max(1) / unit * unit;
+        if most == 0 && rows > 0 {
+            let reason = format!(
+                "{unit} row(s) of {width} elements are more than the {} bytes that it binds at once",
+                self.limits.max_binding
+            );
+            return Err(self.failed(op, reason));
+        }
+        Ok((0..rows).step_by(most.max(1)).map(move |start| start..rows.min(start + most)))
+    }
+
+    /// Workgroups for `n` of them in a row, laid out over two dimensions.
+    pub(crate) fn grid(&self, n: usize) -> [u32; 3] {
+        let most = self.limits.max_groups as usize;
+        let y = n.div_ceil(most);
+        let x = if y == 0 { 0 } else { n.div_ceil(y) };
+        [x as u32, y as u32, 1]
+    }
+
+    /// Workgroups along one dimension at most.
+    pub(crate) fn max_groups(&self) -> u32 {
+        self.limits.max_groups
+    }
+
+    pub(super) fn window<'a>(&self, slice: &Slice<'a>) -> Window<'a> {
+        let aligned = self.limits.alignment / ELEMENT;
+        let before = slice.start as u64 % aligned;
+        let size = (before + slice.len as u64).max(1) * ELEMENT;
+        assert!(size <= self.limits.max_binding, "{} elements are bound at once", slice.len);
+        Window {
+            buffer: slice.memory.buffer(),
+            offset: (slice.start as u64 - before) * ELEMENT,
+            size,
+            start: before as u32,
+        }
+    }
+}
+
+/// What is bound of an operand.
+pub(super) struct Window<'a> {
+    buffer: &'a wgpu::Buffer,
+    offset: u64,
+    size: u64,
+    /// Where the operand begins in it, in elements.
+    pub(super) start: u32,
+}
+
+impl<'a> Window<'a> {
+    pub(super) fn entry(&self, binding: u32) -> wgpu::BindGroupEntry<'a> {
+        wgpu::BindGroupEntry {
+            binding,
+            resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                buffer: self.buffer,
+                offset: self.offset,
+                size: std::num::NonZeroU64::new(self.size),
+            }),
+        }
+    }
+}

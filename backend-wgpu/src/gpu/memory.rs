@@ -1,0 +1,126 @@
+//! The memory of a device: made, filled and read back.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use chimera_core::kernels::{DeviceError, Result};
+use wgpu::{BufferDescriptor, BufferUsages, ErrorFilter, MapMode, PollType};
+
+use super::{ELEMENT, Gpu};
+use crate::fetched::Fetched;
+use crate::pool::{Memory, Pool};
+use crate::tensor::{Slice, Tensor};
+
+const USAGES: BufferUsages =
+    BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
+
+impl Gpu {
+    /// A result to be: memory of its own, with whatever is in it.
+    pub(crate) fn tensor(&self, op: &'static str, shape: &[usize]) -> Result<Tensor> {
+        let bytes = shape.iter().fold(ELEMENT, |n, extent| n.saturating_mul(*extent as u64));
+        let tensor = Tensor::whole(self.memory(op, bytes)?, shape);
+        if self.poison {
+            self.fill(op, &tensor, f32::NAN)?;
+        }
+        Ok(tensor)
+    }
+
+    /// Memory with these contents.
+    pub(crate) fn upload(&self, op: &'static str, bytes: &[u8]) -> Result<Memory> {
+        let memory = self.memory(op, bytes.len() as u64)?;
+        if memory.is_awaited() {
+            self.submit(&mut self.stream());
+        }
+        self.queue.write_buffer(memory.buffer(), 0, bytes);
+        self.check(op)?;
+        Ok(memory)
+    }
+
+    /// Ids or positions, as a kernel's operand.
+    pub(crate) fn upload_ids(&self, op: &'static str, ids: &[u32]) -> Result<Tensor> {
+        Ok(Tensor::whole(self.upload(op, bytemuck::cast_slice(ids))?, &[ids.len()]))
+    }
+
+    /// Fills a whole tensor with zeros.
+    pub(crate) fn clear(&self, op: &'static str, tensor: &Tensor) -> Result<()> {
+        let Slice { memory, start, len } = tensor.all();
+        if len > 0 {
+            let (start, size) = (start as u64 * ELEMENT, len as u64 * ELEMENT);
+            let mut stream = self.stream();
+            stream.encoder(&self.device).clear_buffer(memory.buffer(), start, Some(size));
+        }
+        self.check(op)
+    }
+
+    /// Begins to copy a tensor to the host.
+    pub(crate) fn fetch(self: &Arc<Gpu>, tensor: &Tensor) -> Result<Fetched> {
+        let op = "download";
+        let Slice { memory, start, len } = tensor.all();
+        let size = len as u64 * ELEMENT;
+        let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
+        let staging = self.allocate(op, size.max(ELEMENT), usage)?;
+        let submission = {
+            let mut stream = self.stream();
+            if len > 0 {
+                let encoder = stream.encoder(&self.device);
+                let start = start as u64 * ELEMENT;
+                encoder.copy_buffer_to_buffer(memory.buffer(), start, &staging, 0, size);
+            }
+            self.submit(&mut stream)
+        };
+        let (sender, mapped) = channel();
+        staging.map_async(MapMode::Read, .., move |result| {
+            let _ = sender.send(result); // nobody waits if polling failed
+        });
+        Ok(Fetched { gpu: Arc::clone(self), staging, len, submission, mapped, is_mapped: false })
+    }
+
+    fn memory(&self, op: &'static str, bytes: u64) -> Result<Memory> {
+        self.check(op)?;
+        let most = self.limits.max_buffer;
+        let size = if bytes > most { bytes } else { Pool::size(bytes).min(most) };
+        if let Some(memory) = self.pool.take(size) {
+            return Ok(memory);
+        }
+        Ok(self.pool.own(self.allocate(op, size, USAGES)?))
+    }
+
+    fn allocate(&self, op: &'static str, size: u64, usage: BufferUsages) -> Result<wgpu::Buffer> {
+        let out_of_memory = |what: String| DeviceError::OutOfMemory {
+            device: self.name.clone(),
+            what,
+            asked_bytes: size,
+        };
+        if size > self.limits.max_buffer {
+            let most = self.limits.max_buffer;
+            return Err(out_of_memory(format!("a tensor of {op} (its largest has {most} bytes)")));
+        }
+        let attempt = || {
+            let scope = self.device.push_error_scope(ErrorFilter::OutOfMemory);
+            let made = self.device.create_buffer(&BufferDescriptor {
+                label: Some(op),
+                size,
+                usage,
+                mapped_at_creation: false,
+            });
+            pollster::block_on(scope.pop()).is_none().then_some(made)
+        };
+        if let Some(made) = attempt() {
+            return Ok(made);
+        }
+        // Free buffers of other sizes hold memory, until the device is done with them.
+        self.submit(&mut self.stream());
+        self.pool.shrink();
+        let _ = self.device.poll(PollType::wait_indefinitely()); // the second attempt tells
+        attempt().ok_or_else(|| out_of_memory(format!("a tensor of {op}")))
+    }
+}
+
+pub(super) fn buffer(device: &wgpu::Device, size: u64) -> wgpu::Buffer {
+    device.create_buffer(&BufferDescriptor {
+        label: None,
+        size,
+        usage: USAGES,
+        mapped_at_creation: false,
+    })
+}

@@ -1,0 +1,199 @@
+//! One open device: recording and submission.
+
+mod bound;
+mod memory;
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use chimera_core::kernels::{DeviceError, Result};
+use wgpu::PollType;
+
+use crate::pool::{Memory, Pool};
+use crate::shader::{Constants, Kernel, Pipelines};
+use crate::stream::Stream;
+use crate::tensor::Slice;
+use crate::tuning::Tuning;
+
+/// Bytes of an element.
+const ELEMENT: u64 = 4;
+
+/// A device, its queue, and all that is kept with them.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    name: String,
+    /// What it is, driver included.
+    model: String,
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    limits: Limits,
+    tuning: Tuning,
+    /// Whether fresh results are filled with NaN.
+    poison: bool,
+    trouble: Arc<OnceLock<String>>,
+    pipelines: Pipelines,
+    pool: Arc<Pool>,
+    stream: Mutex<Stream>,
+    /// Bound in the place of operands that are not given.
+    nothing: Memory,
+}
+
+/// What a kernel can be given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// The largest tensor, in bytes.
+    pub(crate) max_buffer: u64,
+    /// What an operand can hold at once, in bytes.
+    pub(crate) max_binding: u64,
+    /// Where what is bound may begin, in bytes.
+    pub(crate) alignment: u64,
+    /// Workgroups along one dimension.
+    pub(crate) max_groups: u32,
+}
+
+/// One run of a kernel.
+pub(crate) struct Call<'a> {
+    pub(crate) kernel: &'static Kernel,
+    pub(crate) constants: Constants,
+    /// The written ones first.
+    pub(crate) operands: &'a [Slice<'a>],
+    pub(crate) numbers: &'a [u32],
+    /// Workgroups.
+    pub(crate) groups: [u32; 3],
+}
+
+impl Gpu {
+    pub(crate) fn new(
+        [name, model]: [String; 2],
+        (device, queue): (wgpu::Device, wgpu::Queue),
+        limits: Limits,
+        tuning: Tuning,
+        poison: bool,
+    ) -> Gpu {
+        let trouble = Arc::new(OnceLock::new());
+        let first = Arc::clone(&trouble);
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            let _ = first.set(error.to_string()); // the first cause stands
+        }));
+        let first = Arc::clone(&trouble);
+        device.set_device_lost_callback(move |reason, message| {
+            let _ = first.set(format!("the device was lost ({reason:?}): {message}"));
+        });
+        let pool = Arc::new(Pool::default());
+        let nothing = pool.own(memory::buffer(&device, Pool::size(ELEMENT)));
+        Gpu {
+            name,
+            model,
+            device,
+            queue,
+            limits,
+            tuning,
+            poison,
+            trouble,
+            pipelines: Pipelines::default(),
+            pool,
+            stream: Mutex::default(),
+            nothing,
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn model(&self) -> &str {
+        &self.model
+    }
+
+    pub(crate) fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// Records a kernel.
+    pub(crate) fn run(&self, op: &'static str, call: &Call<'_>) -> Result<()> {
+        self.check(op)?;
+        let Call { kernel, operands, numbers, groups, .. } = call;
+        assert_eq!(operands.len(), kernel.n_written + kernel.n_read, "{op}");
+        assert_eq!(numbers.len(), kernel.n_numbers, "{op}");
+        if groups.contains(&0) {
+            return Ok(());
+        }
+        let made = self.pipelines.get(&self.device, kernel, call.constants.clone());
+        let windows: Vec<_> = operands.iter().map(|operand| self.window(operand)).collect();
+        let entries: Vec<_> = (0..).zip(&windows).map(|(i, w)| w.entry(i)).collect();
+        let bindings = self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some(kernel.entry),
+            layout: &made.bindings,
+            entries: &entries,
+        });
+        let starts = windows.iter().map(|window| window.start);
+        let immediates: Vec<u32> = starts.chain(numbers.iter().copied()).collect();
+        let mut stream = self.stream();
+        let pass = stream.pass(&self.device);
+        pass.set_pipeline(&made.pipeline);
+        pass.set_bind_group(0, &bindings, &[]);
+        pass.set_immediates(0, bytemuck::cast_slice(&immediates));
+        pass.dispatch_workgroups(groups[0], groups[1], groups[2]);
+        if stream.n_dispatches() >= self.tuning.batch {
+            self.submit(&mut stream);
+        }
+        Ok(())
+    }
+
+    /// An operand that is not given.
+    pub(crate) fn nothing(&self) -> Slice<'_> {
+        Slice { memory: &self.nothing, start: 0, len: 1 }
+    }
+
+    pub(crate) fn failed(&self, op: &'static str, reason: String) -> DeviceError {
+        DeviceError::Failed { device: self.name.clone(), op, reason }
+    }
+
+    /// Lets the device tell what it has done; waits for `submission` if there is one.
+    pub(crate) fn poll(&self, op: &'static str, wait: PollType) -> Result<()> {
+        self.device.poll(wait).map_err(|e| self.failed(op, e.to_string()))?;
+        self.check(op)
+    }
+
+    /// Fails if the device has reported anything.
+    fn check(&self, op: &'static str) -> Result<()> {
+        match self.trouble.get() {
+            None => Ok(()),
+            Some(reason) => Err(self.failed(op, reason.clone())),
+        }
+    }
+
+    fn stream(&self) -> MutexGuard<'_, Stream> {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn submit(&self, stream: &mut Stream) -> Option<wgpu::SubmissionIndex> {
+        let commands = stream.finish()?;
+        let submission = self.queue.submit([commands]);
+        self.pool.submitted();
+        Some(submission)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::kernels::{DeviceError, Kernels};
+
+    use crate::{Options, adapters};
+
+    #[test]
+    fn a_device_that_is_lost_ends_calls_with_an_error() {
+        let adapter = adapters().into_iter().next().expect("an adapter");
+        let k = adapter.open(Options::default()).expect("it opens");
+        let mut sum = k.upload(&[2], &[1.0, 2.0]).unwrap();
+        k.gpu.device.destroy();
+        let x = sum.clone();
+        let after = k.accumulate(&mut sum, &x).and_then(|()| k.download(&x));
+        match after {
+            Err(DeviceError::Failed { op, reason, .. }) => {
+                assert!(!op.is_empty() && !reason.is_empty(), "{op}: {reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(k.zeros(&[3]).is_err());
+    }
+}

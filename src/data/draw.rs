@@ -1,0 +1,104 @@
+//! The draws that make a window of text a BERT's sample.
+
+use std::io;
+
+use rand::seq::index;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::masked::Masking;
+use super::{Batch, Tokens};
+
+/// Part of the samples that are shorter.
+const SHORT: f64 = 0.1;
+
+/// What is drawn for one sample, in this order.
+pub(super) struct Draw<'m> {
+    masking: &'m Masking,
+    rng: ChaCha8Rng,
+}
+
+impl<'m> Draw<'m> {
+    pub(super) fn new(masking: &'m Masking, seed: u64, sample: u64) -> Draw<'m> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(sample);
+        Draw { masking, rng }
+    }
+
+    /// The window of the second segment: `window` itself for every other sample, else any other of
+    /// `n_windows`.
+    pub(super) fn other(&mut self, window: u64, n_windows: u64) -> u64 {
+        let further = self.rng.random_range(1..n_windows.max(2));
+        match self.rng.random_bool(0.5) {
+            true => window,
+            false => (window + further) % n_windows.max(1),
+        }
+    }
+
+    /// Appends a sample: the first segment of the window that begins at the first of `starts`, the second of that
+    /// at the other, which may be the same.
+    pub(super) fn write(
+        mut self,
+        tokens: &Tokens,
+        starts: [usize; 2],
+        batch: &mut Batch,
+    ) -> io::Result<()> {
+        let window = self.masking.window();
+        let mut text = Vec::with_capacity(2 * window);
+        for start in starts {
+            tokens.extend(&mut text, start..start + window)?;
+        }
+        let (text, other) = text.split_at(window);
+        let Masking { marks, context, predictions, .. } = *self.masking;
+        let rng = &mut self.rng;
+        let len = match rng.random_bool(SHORT) {
+            true => rng.random_range(text.len() / 2..=text.len()),
+            false => text.len(),
+        };
+        let first = rng.random_range(len / 4..=len - len / 4).clamp(1, len - 1);
+        let mut ids = vec![marks.cls];
+        ids.extend(&text[..first]);
+        ids.push(marks.sep);
+        ids.extend(&other[first..len]);
+        ids.push(marks.sep);
+
+        let mut places = index::sample(rng, len, predictions.min(len)).into_vec();
+        places.sort_unstable();
+        // Segments lie behind one mark and two.
+        let places: Vec<usize> =
+            places.into_iter().map(|i| if i < first { i + 1 } else { i + 2 }).collect();
+        let hidden: Vec<u32> = places.iter().map(|place| ids[*place]).collect();
+        for place in &places {
+            ids[*place] = self.hide(ids[*place]);
+        }
+
+        batch.n_samples += 1;
+        batch.input.extend([ids.len() as u32, first as u32 + 2]);
+        batch.input.extend(places.iter().map(|place| *place as u32));
+        batch.input.extend(&ids);
+        batch.input.extend((ids.len()..context).map(|_| marks.pad));
+        batch.target.extend(hidden);
+        batch.target.push(u32::from(text != other));
+        Ok(())
+    }
+
+    /// What stands in the place of a token that is to be predicted: mostly a mark, sometimes any token, sometimes
+    /// itself, since texts have no mark where they are to be understood.
+    fn hide(&mut self, id: u32) -> u32 {
+        match self.rng.random_range(0..10) {
+            0..8 => self.masking.marks.mask,
+            8 => self.any(),
+            _ => id,
+        }
+    }
+
+    /// Any id of the text.
+    fn any(&mut self) -> u32 {
+        let marks = self.masking.marks.all();
+        let n_ids = self.masking.n_ids.max(1) as u32;
+        let drawn = self.rng.random_range(0..n_ids);
+        // The next one that is no mark; there is one unless the text has nothing else.
+        let after = (0..n_ids).map(|i| (drawn + i) % n_ids);
+        after.take(marks.len() + 1).find(|id| !marks.contains(id)).unwrap_or(drawn)
+    }
+}

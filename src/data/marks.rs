@@ -1,0 +1,51 @@
+//! The ids that a BERT's samples have beside those of the text.
+
+use crate::tokenizer::Tokenizer;
+
+/// Ids of a vocabulary that are no text.
+pub(super) const MARKS: usize = 4;
+
+/// The ids of tokens that stand for no text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Marks {
+    pub(super) pad: u32,
+    pub(super) cls: u32,
+    pub(super) sep: u32,
+    pub(super) mask: u32,
+}
+
+impl Marks {
+    /// Those that the tokenizer knows, or the four ids after its last.
+    pub fn of(tokenizer: &Tokenizer) -> Marks {
+        let known = |token| tokenizer.special(token);
+        match (known("[PAD]"), known("[CLS]"), known("[SEP]"), known("[MASK]")) {
+            (Some(pad), Some(cls), Some(sep), Some(mask)) => Marks { pad, cls, sep, mask },
+            _ => Marks::after(tokenizer.vocab()),
+        }
+    }
+
+    pub(super) fn after(n_ids: usize) -> Marks {
+        let first = n_ids as u32;
+        Marks { pad: first, cls: first + 1, sep: first + 2, mask: first + 3 }
+    }
+
+    /// Number of ids that a vocabulary with them and those of the text, which are below `n_ids`, has at least.
+    pub fn vocab(&self, n_ids: usize) -> usize {
+        self.all().into_iter().map(|id| id as usize + 1).fold(n_ids, usize::max)
+    }
+
+    pub(super) fn all(&self) -> [u32; 4] {
+        [self.pad, self.cls, self.sep, self.mask]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_are_those_of_the_tokenizer_or_follow_its_ids() {
+        assert_eq!(Marks::of(&Tokenizer::Bytes), Marks { pad: 256, cls: 257, sep: 258, mask: 259 });
+        assert_eq!(Marks::of(&Tokenizer::Gpt2).vocab(50_257), 50_261);
+    }
+}
