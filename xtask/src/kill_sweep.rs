@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     every: usize,
     /// Runs at a time
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 1)]
     jobs: usize,
 }
 
