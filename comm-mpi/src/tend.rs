@@ -9,8 +9,7 @@ use chimera_core::ids::Rank;
 use crate::peers::Watched;
 use crate::shared::{Progress, Shared};
 
-/// Between two looks at the peers' processes. One that is missing twice is dead: what it sent before has
-/// come by then, its good-bye too.
+/// Between two looks at the peers' processes. One that is missing twice is dead.
 const WATCH: Duration = Duration::from_millis(100);
 /// Sleep while the engine waits, and tends MPI itself.
 const STAND_BY: Duration = Duration::from_micros(300);
@@ -27,6 +26,8 @@ pub(crate) fn run(shared: &Shared, watched: &Watched) {
         }
         if Instant::now() >= watch_next {
             let found: Vec<_> = watched.dead_at(n_looks, &missing).collect();
+            // What they said last comes first: a good-bye, or why the job is over.
+            while !found.is_empty() && shared.progress() == Progress::Moved {}
             note_dead(shared, &found, &missing);
             (missing, n_looks) = (found, n_looks + 1);
             watch_next = Instant::now() + WATCH;

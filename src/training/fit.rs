@@ -21,8 +21,7 @@ use crate::settings::Config;
 /// What a run or a part of its workers needs, in bytes.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Need {
-    /// Weights in all their versions, gradients and two moments, four bytes an element each; and the weights
-    /// that the run begins with, if they were given.
+    /// Weights in all their versions, gradients and two moments, four bytes an element each.
     pub state: f64,
     /// Weights and two moments, from which a checkpoint is written while training goes on.
     pub copy: f64,
@@ -72,7 +71,10 @@ impl fmt::Display for Need {
 /// of its ranks on this host.
 pub(super) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
     let (config, workers) = (&plan.config, plan.needs.iter().zip(&plan.devices));
-    let on_host = workers.filter(|(_, device)| **device == Device::Cpu).map(|(need, _)| *need);
+    let on_host = workers.map(|(need, device)| match device {
+        Device::Cpu => *need,
+        _ => Need { copy: need.copy, ..Need::default() },
+    });
     let need = on_host.fold(Need::default(), Need::add).times(config.width as f64 * here);
     if let Some(free) = free_memory(Path::new("/")) {
         let limit =
@@ -146,7 +148,6 @@ pub(super) fn needs(
     }
     let width = config.width as f64;
     let n_params = model.n_params() as f64;
-    let given = if config.init.is_some() { n_params * 4.0 } else { 0.0 };
     let copy = if config.save_every > 0 { n_params * 12.0 } else { 0.0 };
     let share = 1.0 / (n_workers as f64 * width);
     let need = |(w, residuals): (usize, f64)| {
@@ -155,7 +156,7 @@ pub(super) fn needs(
         let copies = gradients_and_moments + f64::from(program.weight_versions()[w]);
         let stages = program.placement().stages_of(worker).into_iter();
         let held = stages.flat_map(|s| &params[s.index()]).map(|p| p.n_elements() as f64);
-        let state = held.sum::<f64>() * copies * 4.0 + moments[w] + given * share;
+        let state = held.sum::<f64>() * copies * 4.0 + moments[w];
         Need { state, copy: copy * share, residuals }
     };
     kept.iter().copied().enumerate().map(need).collect()
