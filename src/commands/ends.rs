@@ -23,7 +23,7 @@ const TO_FAIL: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(100);
 /// From the launcher's signal after a death, for the cause to come: a launcher may kill soon.
 const TO_HEAR: Duration = Duration::from_millis(20);
-/// After that, for the engine to notice by itself, and to write down what it did.
+/// For all to notice a death by themselves, and to write down what they did.
 const TO_NOTICE: Duration = Duration::from_millis(280);
 
 /// The folder of the run, once it is known.
@@ -39,6 +39,9 @@ pub(super) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
     let is_lead_gone = matches!(fault.class, Class::PeerLost | Class::Timeout);
     if me == LEAD || is_lead_gone && fault.peer == Some(LEAD) && fault.rank == me {
         tell(format_args!("error: {error:#}"));
+    }
+    if fault.class == Class::PeerLost {
+        thread::sleep(TO_NOTICE); // soon after the first has ended, a launcher kills the others
     }
     let code = fault.class.code();
     let never_ends = move |_| std::process::exit(code.into());

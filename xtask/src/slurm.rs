@@ -59,8 +59,9 @@ pub(crate) fn run() -> Result<()> {
     let mut slurm = cluster.command(&chimera, &work);
     let script = read(slurm.args(["slurm", "job.toml", "--time", "1", "--notice", "30"]))?;
     fs::write(work.join("job.sh"), script)?;
-    run_command(cluster.command("sbatch", &work).args(["--output", "job.out", "job.sh"]))?;
-    let restarts = cluster.await_job(&work)?;
+    let mut sbatch = cluster.command("sbatch", &work);
+    let id = read(sbatch.args(["--parsable", "--output", "job.out", "job.sh"]))?;
+    let restarts = cluster.await_job(id.trim(), &work)?;
     let said = fs::read_to_string(work.join("job.out"))?;
     ensure!(restarts > 0, "the job was not queued again:\n{said}");
     ensure!(said.contains("stopped on request"), "the job was not asked to stop:\n{said}");
@@ -172,21 +173,18 @@ impl Cluster {
         command
     }
 
-    /// Waits for the only job; returns how often it was started again. SLURM would let two minutes pass before
-    /// each start.
-    fn await_job(&self, work: &Path) -> Result<u32> {
+    /// Waits for a job; returns how often it was started again. SLURM would let two minutes pass before each
+    /// start.
+    fn await_job(&self, id: &str, work: &Path) -> Result<u32> {
         let deadline = Instant::now() + JOB;
         loop {
-            let jobs = read(self.command("scontrol", work).args(["show", "job", "--oneliner"]))?;
-            let job = jobs.lines().find(|job| job.contains("JobName=chimera"));
-            let job = job.context("SLURM knows no job")?;
+            let job = read(self.command("scontrol", work).args(["show", "job", "--oneliner", id]))?;
             let value = |key: &str| {
                 let key = format!(" {key}=");
                 job.split_once(&key)?.1.split_whitespace().next()
             };
             if value("Reason") == Some("BeginTime") {
-                let id = job.split_once("JobId=").and_then(|(_, id)| id.split(' ').next());
-                let job_id = format!("JobId={}", id.context("a job without a number")?);
+                let job_id = format!("JobId={id}");
                 let mut hurry = self.command("scontrol", work);
                 let _ = hurry.args(["update", &job_id, "StartTime=now"]).status(); // it may have begun
             }
