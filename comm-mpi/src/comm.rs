@@ -111,9 +111,8 @@ impl Comm<Host> for Mpi {
     }
 
     fn abort(&mut self, cause: &Fault) {
-        if !self.shared.letters().abort(cause) {
-            return;
-        }
+        let cause = self.shared.letters().abort(cause);
+        let Some(cause) = cause else { return };
         for to in self.others() {
             let _ = self.post_letter(to, Letter::Abort(cause.clone())); // who can be told, is
         }

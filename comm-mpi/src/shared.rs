@@ -1,6 +1,7 @@
 //! What the engine's thread and the thread that tends MPI have in common.
 
 use std::collections::VecDeque;
+use std::mem::replace;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -54,6 +55,8 @@ pub(crate) struct Letters {
     pub(crate) answers: FxHashMap<(Rank, u64), Position>,
     /// Why all waits end.
     pub(crate) ended: Option<CommError>,
+    /// Whether the others have been told.
+    has_told: bool,
     /// Ranks that said good-bye while messages of theirs are still under way.
     leaving: Vec<Rank>,
 }
@@ -269,13 +272,15 @@ impl Letters {
         assert!(earlier.is_none(), "{me} sent {tag:?} to itself twice");
     }
 
-    /// Makes every wait end with this cause, unless another stands.
-    pub(crate) fn abort(&mut self, cause: &Fault) -> bool {
-        let is_first = !matches!(self.ended, Some(CommError::Aborted(_)));
-        if is_first {
-            self.ended = Some(CommError::Aborted(cause.clone()));
-        }
-        is_first
+    /// Makes every wait end with this cause, unless another stands. Returns what to tell the others, once: also who
+    /// was told tells, or its good-bye might come before the words of who told it.
+    pub(crate) fn abort(&mut self, cause: &Fault) -> Option<Fault> {
+        let cause = match &self.ended {
+            Some(CommError::Aborted(known)) => known.clone(),
+            _ => cause.clone(),
+        };
+        self.ended = Some(CommError::Aborted(cause.clone()));
+        (!replace(&mut self.has_told, true)).then_some(cause)
     }
 }
 
