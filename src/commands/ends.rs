@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use chimera::core::comm::{Comm, CommError, Host};
+use chimera::core::engine::unexchanged;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::launch::Launch;
@@ -110,7 +111,7 @@ pub(super) fn close(mpi: &mut Mpi, patience: Duration, known: &Known) -> Result<
     let me = mpi.rank();
     let never = stuck(me, "MPI does not end, though all ranks have left: one is stopped", known);
     let closed = within(patience.saturating_mul(2), None, never, || mpi.close(patience));
-    closed.map_err(|e| e.into_fault(me))
+    closed.map_err(|e| unexchanged(mpi, e))
 }
 
 /// Gives up when `work` takes longer, or the job is over: MPI itself cannot be told how long to wait where all ranks
