@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let points: Vec<_> = all.into_iter().filter(is_taken).collect();
     let signals = [Signal::Kill, Signal::Stop];
     let signals = signals.into_iter().filter(|s| args.signal.is_none_or(|only| only == *s));
-    // For a rank that is stopped when all have left MPI the launcher alone waits, for ever.
+    // For a rank that is stopped when all have left MPI its launcher waits, for ever, and nobody else.
     let is_known = |case: &(Signal, &Point)| case.0 == Signal::Kill || case.1.words != "left";
     let cases: Vec<_> =
         signals.flat_map(|s| points.iter().map(move |p| (s, p))).filter(is_known).collect();
@@ -235,7 +235,8 @@ A case that breaks one of these fails the chore; `cargo xtask mpi`, part of CI, 
 kind. \"Found\" is the time from the signal to the error files of the others; those struck before the folder is known
 leave none, and are named on standard error, but for one that is struck before it has started MPI, which its launcher
 alone knows: killed it ends the job, stopped it lets the start time out.
-Ranks that are struck when all have said good-bye are missed by nobody.
+Ranks that are killed when all have said good-bye are missed by nobody; for one that is stopped then, which is no
+case here, its launcher waits.
 ";
 
 fn page(rows: &BTreeMap<(Signal, usize, &str), Row>, every: usize) -> String {
