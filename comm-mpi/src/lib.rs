@@ -1,8 +1,9 @@
 //! Chimera's messages over MPI.
 //!
-//! [`Mpi`] is one process's end of a job that `mpirun` or `srun` started: a [`Comm`] of [`Host`] tensors
-//! (`HostStaged` makes it one of a device's). Nothing of MPI is used but non-blocking messages, and its own
-//! sums where they are asked for ([`Sums`]), so any library that can be called by one thread after another (`MPI_THREAD_SERIALIZED`) will do.
+//! [`Mpi`] is one process's end of a job that `mpirun` or `srun` started: a [`Comm`] of host tensors
+//! (`HostStaged` makes it one of a device's). Nothing of MPI is used but non-blocking messages, and its own sums
+//! where they are asked for ([`Sums`]), so any library that can be called by one thread after another
+//! (`MPI_THREAD_SERIALIZED`) will do.
 //!
 //! Two threads share MPI, and a lock says who may call it. A thread of its own lets MPI proceed while the
 //! engine computes; it sleeps when there is nothing to do. Where the engine waits for a message, it tends
