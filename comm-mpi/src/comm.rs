@@ -134,7 +134,8 @@ impl Mpi {
         deadline: Instant,
         look: impl Fn(&mut Letters) -> Option<R>,
     ) -> Result<R, CommError> {
-        let (mut deadline, mut began, mut looked) = (deadline, None, None);
+        let began = Instant::now();
+        let (mut deadline, mut looked) = (deadline, began);
         let mut rest = Rest::before(64, 256, Duration::from_micros(50));
         let shared = &self.shared;
         let _standing_by = StandingBy::of(shared);
@@ -159,13 +160,13 @@ impl Mpi {
             // While it spins, a look at the clock would cost as much as one at MPI.
             if progress != Progress::Moved && !rest.is_spinning() {
                 let now = Instant::now();
-                let waited = now - *began.get_or_insert(now);
-                let since = now - looked.replace(now).unwrap_or(now);
+                let since = now - looked;
+                looked = now;
                 if since > SUSPENDED {
                     deadline += since; // what has come meanwhile must be looked at first
                 }
                 if now >= deadline {
-                    return Err(CommError::Timeout { from, what: what(), waited });
+                    return Err(CommError::Timeout { from, what: what(), waited: now - began });
                 }
             }
             rest.after(progress);

@@ -14,9 +14,8 @@ use rustc_hash::FxHashMap;
 use crate::letter::{FOOTER, Letter};
 use crate::wire::Wire;
 
-/// Whoever has the lock of the wire may call MPI; nobody waits for it, but for the end of all and to prepare sums,
-/// before the first step. It is taken
-/// before the others, never while one of them is held.
+/// Whoever has the lock of the wire may call MPI; nobody waits for it, but for the end of all and to prepare sums
+/// before the first step. It is taken before the others, never while one of them is held.
 pub(crate) struct Shared {
     wire: Mutex<Option<Wire>>,
     /// Messages for MPI, put here so that a sender does not wait while the other thread moves a large one.

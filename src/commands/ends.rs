@@ -1,5 +1,6 @@
 //! How a rank of a job ends where something failed: with the first cause, its error file, and its exit code.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,18 +33,8 @@ pub(super) type Known = Arc<Mutex<Option<PathBuf>>>;
 
 /// Tells all others why, writes it down, and ends the process when all have had time to do the same.
 pub(super) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
-    let me = mpi.rank();
-    let fault = fault_of(error, me);
-    mpi.abort(&fault);
-    note(me, &fault, known);
-    // If the lead is gone, whoever noticed speaks for it.
-    let is_lead_gone = matches!(fault.class, Class::PeerLost | Class::Timeout);
-    if me == LEAD || is_lead_gone && fault.peer == Some(LEAD) && fault.rank == me {
-        tell(format_args!("error: {error:#}"));
-    }
-    if fault.class == Class::PeerLost {
-        thread::sleep(TO_NOTICE); // soon after the first has ended, a launcher kills the others
-    }
+    let fault = fault_of(error, mpi.rank());
+    announce(&mut mpi, &fault, format_args!("{error:#}"), known);
     let code = fault.class.code();
     let never_ends = move |_| std::process::exit(code.into());
     if let Err(CommError::Timeout { .. }) =
@@ -56,13 +47,23 @@ pub(super) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
 
 /// Ends the process while some of its work goes on, which the others learn.
 pub(super) fn end_now(comm: &mut impl Comm<Host>, fault: &Fault, known: &Known) -> ! {
+    announce(comm, fault, fault, known);
+    std::process::exit(fault.class.code().into())
+}
+
+/// Tells the other ranks, the folder of the run, and from one rank whoever started it.
+fn announce(comm: &mut impl Comm<Host>, fault: &Fault, error: impl Display, known: &Known) {
     let me = comm.rank();
     comm.abort(fault);
     note(me, fault, known);
-    if me == LEAD {
-        tell(format_args!("error: {fault}"));
+    // If the lead is gone, whoever noticed speaks for it.
+    let is_lead_gone = matches!(fault.class, Class::PeerLost | Class::Timeout);
+    if me == LEAD || is_lead_gone && fault.peer == Some(LEAD) && fault.rank == me {
+        tell(format_args!("error: {error}"));
     }
-    std::process::exit(fault.class.code().into())
+    if fault.class == Class::PeerLost {
+        thread::sleep(TO_NOTICE); // soon after the first has ended, a launcher kills the others
+    }
 }
 
 /// After the end of a rank the launcher sends a signal, and soon kills whoever is left: also those that compute,
