@@ -5,6 +5,8 @@
 mod broken;
 #[path = "checkpoint/foreign.rs"]
 mod foreign;
+#[path = "checkpoint/formats.rs"]
+mod formats;
 #[path = "checkpoint/kill.rs"]
 mod kill;
 #[path = "checkpoint/ranks.rs"]

@@ -2,6 +2,8 @@
 
 mod command;
 
+use std::fs::read_to_string;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
@@ -38,6 +40,16 @@ fn train(options: &str) -> Vec<StepReport> {
 
 fn losses(reports: &[StepReport]) -> Vec<f64> {
     reports.iter().map(|report| report.loss).collect()
+}
+
+/// The losses of all steps that the run in this folder has recorded.
+fn recorded(run: &Path) -> Vec<f64> {
+    let text = read_to_string(run.join("metrics.jsonl")).expect("metrics");
+    let loss = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).expect("a whole line");
+        line["loss"].as_f64().expect("a loss")
+    };
+    text.lines().map(loss).collect()
 }
 
 /// Trains as the CPU does: every loss, and the norm of every gradient.
@@ -135,25 +147,33 @@ fn devices_lists_what_device_names() {
     }
 }
 
-/// Four workers on one adapter, from the command line, to a checkpoint that the CPU goes on from.
+/// Four workers on one adapter, from the command line, to a checkpoint that the CPU goes on from: as if it had been
+/// the CPU all along.
 #[test]
 fn a_run_goes_on_elsewhere() {
     let folder = folder();
-    let (data, out) = (text(&folder), folder.path().join("run"));
-    let line = |steps, device| {
-        chimera(&format!(
-            "train {MODEL} --steps {steps} --device {device} --data {} --out {} --save-every 1 \
-             --resume auto",
+    let data = text(&folder);
+    let train = |run: &Path, steps: u64, device: &str| {
+        let ran = chimera(&format!(
+            "train {MODEL} --steps {steps} --lr-schedule constant --device {device} --data {} --out {} \
+             --save-every 1 --resume auto",
             data.display(),
-            out.display(),
-        ))
+            run.display(),
+        ));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran.stdout
     };
-    let first = line(2, "wgpu");
-    assert_eq!(first.code, Some(0), "{}", first.stderr);
-    assert!(first.stdout.contains("worker(s) on wgpu ("), "{}", first.stdout);
-    let rest = line(3, "cpu");
-    assert_eq!(rest.code, Some(0), "{}", rest.stderr);
-    assert!(rest.stdout.contains("step 2 is next"), "{}", rest.stdout);
+    let [moved, stayed] = ["moved", "stayed"].map(|name| folder.path().join(name));
+    let first = train(&moved, 2, "wgpu");
+    assert!(first.contains("worker(s) on wgpu ("), "{first}");
+    let rest = train(&moved, 4, "cpu");
+    assert!(rest.contains("step 2 is next"), "{rest}");
+    train(&stayed, 4, "cpu");
+    let [moved, stayed] = [moved, stayed].map(|run| recorded(&run));
+    assert_eq!((moved.len(), stayed.len()), (4, 4));
+    for (is, was) in moved.iter().zip(&stayed) {
+        assert!((is - was).abs() < 1e-4, "{moved:?} and {stayed:?}");
+    }
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use std::fmt::Display;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::launch::Launch;
 use chimera::mpi::{Lookout, Mpi};
-use chimera::training::write_error;
+use chimera::training::{Explain, write_error};
 
 use super::ranks::LEAD;
 use super::tell;
@@ -28,8 +29,15 @@ const TO_HEAR: Duration = Duration::from_millis(20);
 /// For all to notice a death by themselves, and to write down what they did.
 const TO_NOTICE: Duration = Duration::from_millis(280);
 
-/// The folder of the run, once it is known.
-pub(super) type Known = Arc<Mutex<Option<PathBuf>>>;
+/// What is told of this rank where it ends, as far as it is known.
+#[derive(Default)]
+pub(super) struct Known {
+    /// The folder of the run.
+    pub(super) folder: OnceLock<PathBuf>,
+    pub(super) explain: OnceLock<Arc<Explain>>,
+    /// Set by who writes it down: the first cause counts.
+    noted: AtomicBool,
+}
 
 /// Tells all others why, writes it down, and ends the process when all have had time to do the same.
 pub(super) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
@@ -81,10 +89,14 @@ pub(super) fn end_if_over(me: Rank, lookout: &Lookout, known: &Known) {
     }
 }
 
-/// Writes the error file of this rank, if the run has a folder: once, since the first cause counts.
+/// Writes the error file of this rank, if the run has a folder, and then what it did last.
 fn note(me: Rank, fault: &Fault, known: &Known) {
-    let folder = known.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(also) = folder.and_then(|folder| write_error(&folder, me, fault).err()) {
+    let Some(folder) = known.folder.get() else { return };
+    if known.noted.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let explain = || known.explain.get().map_or(Ok(()), |explain| explain.write(me));
+    for also in [write_error(folder, me, fault), explain()].into_iter().filter_map(Result::err) {
         tell(format_args!("{also:#}")); // the error that counts is the first
     }
 }
@@ -108,7 +120,7 @@ pub(super) fn start(patience: Duration) -> Result<Mpi, Fault> {
 }
 
 /// Ends MPI, when all have left.
-pub(super) fn close(mpi: &mut Mpi, patience: Duration, known: &Known) -> Result<(), Fault> {
+pub(super) fn close(mpi: &mut Mpi, patience: Duration, known: &Arc<Known>) -> Result<(), Fault> {
     let me = mpi.rank();
     let never = stuck(me, "MPI does not end, though all ranks have left: one is stopped", known);
     let closed = within(patience.saturating_mul(2), None, never, || mpi.close(patience));
@@ -142,7 +154,7 @@ pub(super) fn within<T>(
 pub(super) fn stuck(
     me: Rank,
     why: &'static str,
-    known: &Known,
+    known: &Arc<Known>,
 ) -> impl FnOnce(Option<CommError>) + Send + use<> {
     let known = Arc::clone(known);
     move |why_over| {

@@ -6,8 +6,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ struct Job<'j> {
     sums: Sums,
     /// Whether a signal asks for the end.
     stop: &'j AtomicBool,
-    known: &'j Known,
+    known: &'j Arc<Known>,
 }
 
 /// Trains as the rank that this process is, and ends it.
@@ -57,9 +57,12 @@ pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     let patience = config.as_ref().map_or(Patience::default(), Config::patience);
     let mut mpi = start(patience.first_step)?;
     pass("met");
-    let known = Known::default();
-    let (me, lookout, folder) = (mpi.rank(), mpi.lookout(), Arc::clone(&known));
-    let stop = stop_on_signal(move || end_if_over(me, &lookout, &folder))?;
+    let known = Arc::new(Known::default());
+    let (me, lookout, watched) = (mpi.rank(), mpi.lookout(), Arc::clone(&known));
+    let stop = stop_on_signal(move || {
+        end_if_over(me, &lookout, &watched);
+        me == LEAD
+    })?;
     let job = Job { why, lookout: mpi.lookout(), sums: mpi.sums(), stop: &stop, known: &known };
     let work = AssertUnwindSafe(|| {
         #[cfg(all(unix, debug_assertions))]
@@ -95,7 +98,7 @@ pub(super) fn with<T>(work: &Work<T>) -> Result<Option<T>> {
     let me = mpi.rank();
     ensure!(mpi.n_ranks() > 1, "one rank has nobody to reach: start several with mpirun or srun");
     let worked = work(&mut mpi, &Mpi::library()).map_err(|e| e.into_fault(me))?;
-    close(&mut mpi, TO_LEAVE, &Known::default())?;
+    close(&mut mpi, TO_LEAVE, &Arc::default())?;
     Ok(worked)
 }
 
@@ -135,7 +138,7 @@ fn as_rank(
     let place = together(comm, place, patience)?;
     let folder = share(comm, &place.as_ref().map(|p| p.path().to_path_buf()), patience)?;
     let folder = folder.into_iter().next().flatten().context("rank 0 names no folder")?;
-    *known.lock().unwrap_or_else(PoisonError::into_inner) = Some(folder.clone());
+    let _ = known.folder.set(folder.clone());
     let checkpoint = checkpoint_as(run.config(), comm, place.as_ref(), &warn);
     let checkpoint = together(comm, checkpoint, patience)?;
     let say_if_lead = |line: &str| {
@@ -159,7 +162,7 @@ fn as_rank(
         return Ok(());
     }
     run.save_into(store(&folder), warn);
-    run.explain_in(&folder);
+    let _ = known.explain.set(run.explain_in(&folder));
 
     let begun = place.map(|place| {
         let prometheus = listen(run.config())?;

@@ -1,4 +1,4 @@
-//! Where a test has a rank struck by a signal: at an instruction, behind a message, before an exchange, at a
+//! Where a test has a rank struck by a signal, or panic: at an instruction, behind a message, before an exchange, at a
 //! change of the file system.
 //!
 //! The environment says which rank, by what and where, such as `CHIMERA_STRIKE="2 KILL at 3.7 FILE"`; FILE is made
@@ -21,7 +21,8 @@ use nix::sys::signal::{Signal, raise};
 
 /// By what and where.
 struct Plan {
-    signal: Signal,
+    /// None for a panic.
+    signal: Option<Signal>,
     point: String,
     file: PathBuf,
 }
@@ -35,7 +36,10 @@ fn plan() -> Option<&'static Plan> {
         Launch::found().filter(|launch| launch.rank.to_string() == rank)?;
         let (signal, rest) = rest.split_once(' ')?;
         let (point, file) = rest.rsplit_once(' ')?;
-        let signal = format!("SIG{signal}").parse().ok()?;
+        let signal = match signal {
+            "PANIC" => None,
+            name => Some(format!("SIG{name}").parse().ok()?),
+        };
         Some(Plan { signal, point: point.into(), file: file.into() })
     };
     PLAN.get_or_init(read).as_ref()
@@ -47,7 +51,8 @@ pub(super) fn at(point: impl FnOnce() -> String) {
         && plan.point == point()
     {
         let _ = File::create(&plan.file);
-        let _ = raise(plan.signal);
+        let Some(signal) = plan.signal else { panic!("struck") };
+        let _ = raise(signal);
     }
 }
 

@@ -68,7 +68,7 @@ impl Train {
             "mpi-allreduce is MPI's, and here workers are threads: start ranks with mpirun or srun, or leave it out"
         );
         let mut run = Run::prepare(config)?;
-        let stop = stop_on_signal(|| ())?;
+        let stop = stop_on_signal(|| true)?;
         let say = Say { to_stderr: self.json };
         let place = Place::claim(run.config())?;
         let open = &mut |path: &Path| Ok(Checkpoint::open(path)?);
@@ -267,17 +267,19 @@ fn shared_cores(run: &Run) -> Option<String> {
     (threads > cores).then_some(hint)
 }
 
-/// A flag that the first SIGINT or SIGTERM sets, after `look`; a second one ends the process at once, saving
-/// nothing.
-pub(super) fn stop_on_signal(look: impl Fn() + Send + 'static) -> Result<Arc<AtomicBool>> {
+/// A flag that the first SIGINT or SIGTERM sets, after `look`, which says whether this process tells so; a second
+/// one ends the process at once, saving nothing.
+pub(super) fn stop_on_signal(look: impl Fn() -> bool + Send + 'static) -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     ctrlc::set_handler(move || {
-        look();
+        let tells = look();
         if flag.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        tell("stopping at the end of this step; once more to stop at once");
+        if tells {
+            tell("stopping at the end of this step; once more to stop at once");
+        }
     })?;
     Ok(stop)
 }

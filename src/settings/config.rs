@@ -158,6 +158,8 @@ pub struct Config {
     pub eval_every: u64,
     /// Floating-point operations per second of a worker's device; `None` for what is measured.
     pub peak_flops: Option<f64>,
+    /// Folder for a log of each rank.
+    pub log: Option<PathBuf>,
     /// Folder for event files of TensorBoard.
     pub tensorboard: Option<PathBuf>,
     /// Where Prometheus finds the last step, on this machine.

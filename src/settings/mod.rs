@@ -241,6 +241,9 @@ pub struct Settings {
     /// Floating-point operations per second of a worker's device, for `mfu` [default: measured at the start]
     #[arg(long, value_name = "FLOPS")]
     pub peak_flops: Option<f64>,
+    /// Folder for a log of each rank, `rank.<rank>.log` [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub log: Option<PathBuf>,
     /// Folder for event files that TensorBoard reads [default: none]
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,

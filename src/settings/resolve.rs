@@ -296,6 +296,7 @@ mod tests {
                 "metrics",
                 "trace",
                 "peak-flops",
+                "log",
                 "tensorboard",
                 "prometheus",
                 "save",

@@ -1,7 +1,7 @@
 //! The folder of a run: settings, metrics, and what went wrong.
 
 use std::fs::{
-    File, OpenOptions, create_dir, create_dir_all, read_dir, remove_dir, remove_file, write,
+    File, OpenOptions, create_dir, create_dir_all, read_dir, remove_dir, remove_file, rename, write,
 };
 use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -202,15 +202,19 @@ impl Folder {
 }
 
 /// Writes `error.<rank>.json` into the folder of a run: why this process, which is `rank`, ends. The cause may
-/// lie with another rank, which the message then names.
+/// lie with another rank, which is then its peer.
 pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
     let message = if fault.rank == rank { fault.message.clone() } else { fault.to_string() };
+    let peer = fault.peer.or_else(|| (fault.rank != rank).then_some(fault.rank));
     let error = json!({
         "rank": rank, "pid": std::process::id(), "code": fault.class.code(), "class": fault.class,
-        "step": fault.step, "op": fault.op, "peer": fault.peer, "message": message,
+        "step": fault.step, "op": fault.op, "peer": peer, "message": message,
     });
     let path = folder.join(format!("error.{}.json", rank.0));
-    Ok(write(&path, format!("{error:#}\n")).map_err(|e| io_fault("file", &path, &e))?)
+    // Who reads it while this rank is killed finds all of it or nothing. A disk that is slow must not hold it up.
+    let part = path.with_extension("json.part");
+    let written = write(&part, format!("{error:#}\n")).and_then(|()| rename(&part, &path));
+    Ok(written.map_err(|e| io_fault("file", &path, &e))?)
 }
 
 /// A file of a run: one that is there belongs to another run, or to somebody else.
@@ -288,7 +292,7 @@ fn remove_errors(path: &Path) -> Result<()> {
     for entry in read_dir(path)? {
         let file = entry?.path();
         let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let is_error = name.starts_with("error.") && name.ends_with(".json");
+        let is_error = name.starts_with("error.") && name.contains(".json");
         if is_error || (name.starts_with("ops.") && name.ends_with(".jsonl")) {
             remove_file(&file)?;
         }

@@ -18,6 +18,7 @@ const OWN: &[&str] = &[
     "start-timeout",
     "out",
     "metrics",
+    "log",
     "trace",
     "peak-flops",
     "tensorboard",

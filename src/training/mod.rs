@@ -8,6 +8,7 @@ mod free;
 mod greeting;
 mod initial;
 mod lock;
+mod log;
 mod metrics;
 #[cfg(feature = "nccl")]
 mod nccl;
@@ -25,9 +26,9 @@ mod trained;
 mod verify;
 
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -51,6 +52,7 @@ use processes::AsRank;
 pub use processes::{PATIENCE, share};
 pub use prometheus::Prometheus;
 use rank::Watch;
+pub use recent::Explain;
 use resume::kept;
 use samples::{HeldOut, Samples};
 pub use slow::Slow;
@@ -77,7 +79,7 @@ pub struct Run {
     start: Option<Checkpoint>,
     saver: Option<Saver>,
     /// Where each rank tells what it did last, if it fails.
-    traces: Option<PathBuf>,
+    explain: Option<Arc<Explain>>,
     /// What to begin with, unless weights are drawn at random or those of a checkpoint.
     initial: Option<Initial>,
 }
@@ -107,8 +109,8 @@ impl Run {
             alike::check(&plan.program, &plan.config, &devices.models())?;
         }
         fit::check(&plan, &devices, here.part)?;
-        let (start, saver, traces, initial) = (None, None, None, None);
-        let mut run = Run { plan, devices, corpus, start, saver, traces, initial };
+        let (start, saver, explain, initial) = (None, None, None, None);
+        let mut run = Run { plan, devices, corpus, start, saver, explain, initial };
         if run.config().resume.is_none() {
             run.open_initial()?;
         }
@@ -157,9 +159,10 @@ impl Run {
         factors.into_iter().fold(1, |n, factor| n.saturating_mul(*factor as u64))
     }
 
-    /// Lets every rank of a run that fails write what it did last, as `ops.<rank>.jsonl` in this folder.
-    pub fn explain_in(&mut self, dir: &Path) {
-        self.traces = Some(dir.to_path_buf());
+    /// Lets every rank of a run that fails write what it did last, as `ops.<rank>.jsonl` in this folder. Who ends
+    /// the process from another thread can do that too.
+    pub fn explain_in(&mut self, folder: &Path) -> Arc<Explain> {
+        Arc::clone(self.explain.insert(Arc::new(Explain::into(folder))))
     }
 
     /// Trains, telling `observe` of every step; `stop` ends it after the step or window under way. An error of

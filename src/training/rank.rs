@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use chimera_core::comm::Comm;
-use chimera_core::engine::{Fields, Job, StepReport, Worker, handshake};
+use chimera_core::engine::{Fields, Job, StepReport, Worker, handshake, panicked};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::kernels::Kernels;
@@ -14,10 +14,11 @@ use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelError};
 use chimera_core::stage::{Param, Stage};
 use chimera_core::update::Update;
 
+use super::log::Log;
 use super::samples::HeldOut;
 use super::trace::{Did, Recorder};
 use super::trained::RankTrained;
-use super::{Run, processes, recent};
+use super::{Run, processes};
 use crate::checkpoint::{Shares, State};
 
 /// The last runs of the program whose timelines are kept.
@@ -80,13 +81,21 @@ impl Run {
         let stages = stages.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))?;
         let stage = |id: StageId| stages[id.index()].clone();
         let mut worker = Worker::new(job, kernels, comm, stage)?;
-        let trained =
-            catch_unwind(AssertUnwindSafe(|| self.train_worker(&mut worker, &stages, rank, watch)));
+        if let Some(explain) = &self.explain {
+            explain.follow(rank, worker.recent().clone());
+        }
+        let mut log = Log::open(self, rank)?;
+        let trained = catch_unwind(AssertUnwindSafe(|| {
+            self.train_worker(&mut worker, &stages, rank, watch, &mut log)
+        }));
         if !matches!(trained, Ok(Ok(_)))
-            && let Some(dir) = &self.traces
+            && let Some(explain) = &self.explain
         {
-            // That it cannot be written is nothing beside the fault.
-            let _ = recent::write(dir, rank, &worker.recent());
+            let _ = explain.write(rank); // that it cannot be written is nothing beside the fault
+        }
+        match &trained {
+            Ok(trained) => log.end(trained.as_ref()),
+            Err(panic) => log.line(panicked(rank, &**panic)),
         }
         trained.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -98,6 +107,7 @@ impl Run {
         stages: &[S],
         rank: Rank,
         watch: &Watch<'r, O>,
+        log: &mut Log,
     ) -> Result<RankTrained, Fault>
     where
         S: Stage<Tensor = K::Tensor>,
@@ -147,6 +157,7 @@ impl Run {
                     worker.evaluate(report.step, held_out, held_out.batch.n_samples as u64)?;
                 report.validation_loss = Some(loss);
             }
+            log.steps(&reports, worker.events(), worker.waits());
             for report in reports {
                 if rank == Rank(0)
                     && let Ok(mut observe) = watch.observe.lock()
@@ -181,6 +192,9 @@ impl Run {
             let is_done = step == n_steps;
             let state = State { began, step, is_done, is_last: is_done || stop };
             let is_due = saver.is_some_and(|saver| saver.is_due(&state));
+            if is_due {
+                log.line(format_args!("a checkpoint is begun: step {step} is next"));
+            }
             let manifest = |counts| self.manifest(step, counts);
             if let Some(shares) = &mut shares {
                 if is_due {

@@ -54,6 +54,7 @@ const FREE: &[&str] = &[
     "trace-steps",
     "eval-every",
     "peak-flops",
+    "log",
     "tensorboard",
     "prometheus",
     "save",

@@ -112,6 +112,51 @@ fn a_kill_at_every_change_leaves_a_whole_checkpoint() {
     assert!(n_new > 2, "no kill between publishing and the end of pruning");
 }
 
+/// The changes of a save, each with its file or folder within the run.
+fn changes(store: &Store, run: &Path, step: u64) -> Vec<(&'static str, String)> {
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let (seen, run) = (Arc::clone(&log), run.to_path_buf());
+    let disk = Disk::gated(move |change, path| {
+        let name = path.strip_prefix(&run).expect("within the run").to_string_lossy();
+        let name = name.trim_end_matches(".part").to_string();
+        seen.lock().expect("one").push((change, name));
+        Ok(())
+    });
+    save(&store.clone().on(disk), step).expect("a checkpoint");
+    let mut changes = std::mem::take(&mut *log.lock().expect("one"));
+    // Files of tensors are written at the same time.
+    let is_of_tensors = |(_, name): &(&'static str, String)| name.contains("shard-");
+    for together in changes.chunk_by_mut(|a, b| is_of_tensors(a) && is_of_tensors(b)) {
+        together.sort_by(|(_, a), (_, b)| a.cmp(b));
+    }
+    changes.dedup(); // of the writes of a file one
+    changes
+}
+
+/// After a loss of power only that is there which was synced: a name may stand for a file, a manifest for all of its
+/// files, and a new checkpoint for an old one, not before.
+#[test]
+fn what_is_relied_on_is_synced_before() {
+    let run = folder();
+    let store = Store::of(run.path());
+    let of_step = |step: u64| {
+        let folder = format!("checkpoints/step-{step:08}");
+        let mut changes = vec![("create folder", folder.clone())];
+        for file in ["shard-0000.safetensors", "shard-0002.safetensors", "manifest.json"] {
+            let path = format!("{folder}/{file}");
+            changes.extend(["create", "write", "sync", "rename"].map(|c| (c, path.clone())));
+        }
+        changes.extend([("sync folder", folder), ("sync folder", "checkpoints".into())]);
+        changes
+    };
+    let made = vec![("create folder", "checkpoints".to_string()), ("sync folder", String::new())];
+    assert_eq!(changes(&store, run.path(), 1), [made, of_step(1)].concat());
+    assert_eq!(changes(&store, run.path(), 2), of_step(2));
+    let old = "checkpoints/step-00000001".to_string();
+    let removed = vec![("remove", format!("{old}/manifest.json")), ("remove folder", old)];
+    assert_eq!(changes(&store, run.path(), 3), [of_step(3), removed].concat());
+}
+
 #[test]
 fn a_full_disk_leaves_nothing_behind() {
     for change in ["create folder", "create", "write", "sync", "rename", "sync folder"] {

@@ -1,15 +1,20 @@
 //! Saving by ranks that are processes; here they are threads that exchange only what processes could.
 
+use std::io::{Error, ErrorKind};
+use std::mem::take;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
-use chimera::checkpoint::{Disk, Store};
+use chimera::checkpoint::{Checkpoint, Disk, Store};
 use chimera::core::comm::Host;
-use chimera::core::engine::run_threads;
+use chimera::core::engine::{StepReport, run_threads};
 use chimera::core::fault::{Class, Fault};
+use chimera::training::Trained;
 
-use super::prepare;
+use super::{at, numbers, prepare};
 use crate::command::folder;
 
 /// All ranks agree that a loss is not finite, so they can finish the save under way.
@@ -32,4 +37,68 @@ fn a_loss_that_is_not_finite_does_not_interrupt_a_save() {
     assert_eq!(fault.class, Class::NonFinite, "{fault}");
     let newest = store.newest(&|message| panic!("{message}")).expect("usable");
     assert_eq!(newest.map(|checkpoint| checkpoint.manifest().step), fault.step);
+}
+
+/// What two ranks that save a part each come to: their numbers, what they leave, and what was warned of. Who waits
+/// for another in vain gives up soon.
+fn train_on(disk: Disk, into: &Path) -> (Vec<[u64; 4]>, Trained, Vec<String>) {
+    let warnings = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&warnings);
+    let mut run = prepare("--depth 2 --save-every 2 --timeout 10 --start-timeout 10");
+    run.save_into(Store::of(into).on(disk), move |warning| {
+        told.lock().expect("one").push(warning.to_string());
+    });
+    let reports = Mutex::new(Vec::new());
+    let trained = run_threads::<Host, Option<Trained>>(2, |comm| {
+        let observe = |report: &StepReport| {
+            reports.lock().expect("one writer").push(report.clone());
+            Ok(())
+        };
+        let trained = run.train_as(comm, &AtomicBool::new(false), || false, observe);
+        trained.map_err(|error| error.downcast::<Fault>().expect("a fault"))
+    });
+    let trained = trained.expect("trains").into_iter().next().flatten().expect("that of rank 0");
+    let warnings = take(&mut *warnings.lock().expect("one"));
+    (numbers(&reports.into_inner().expect("one writer")), trained, warnings)
+}
+
+/// Whichever rank it is, and whatever it writes: all train on as if nothing was saved, and are told.
+#[test]
+fn a_rank_that_cannot_write_costs_a_checkpoint_and_no_step() {
+    let sound = folder();
+    let (expected, _, warnings) = train_on(Disk::default(), sound.path());
+    assert_eq!((expected.len(), warnings.len()), (6, 0));
+    for (change, file) in [
+        ("create folder", ""),
+        ("write", "shard-0000"),
+        ("write", "shard-0001"),
+        ("write", "manifest.json"),
+    ] {
+        for step in [2, 6] {
+            let run = folder();
+            let (lost, is_last) = (at(run.path(), step), step == 6);
+            let place = lost.clone();
+            let full = Disk::gated(move |what, path| {
+                let is_meant = path.starts_with(&place) && path.to_string_lossy().contains(file);
+                match what == change && is_meant {
+                    true => Err(Error::from(ErrorKind::StorageFull)),
+                    false => Ok(()),
+                }
+            });
+            let (numbers, trained, warnings) = train_on(full, run.path());
+            let case = format!("{change} {file} of step {step}");
+            assert_eq!(numbers, expected, "{case}");
+            let message = format!("cannot write checkpoint {}: no storage space", lost.display());
+            let fault = trained.unwritten.map(|fault| (fault.class.code(), fault.message));
+            if is_last {
+                assert_eq!((fault, warnings), (Some((9, message)), vec![]), "{case}");
+            } else {
+                let warning = format!("{message}; training goes on");
+                assert_eq!((fault, warnings), (None, vec![warning]), "{case}");
+            }
+            assert_eq!(trained.checkpoint, (!is_last).then(|| at(run.path(), 6)), "{case}");
+            let whole = [2, 4, 6].map(|step| Checkpoint::open(&at(run.path(), step)).is_ok());
+            assert_eq!((whole, lost.exists()), ([is_last, true, !is_last], false), "{case}");
+        }
+    }
 }

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use chimera::checkpoint::Checkpoint;
+use chimera::checkpoint::{Checkpoint, Store};
 use serde_json::Value;
 
 use super::{MODEL, at};
-use crate::command::{Ran, Running, chimera, folder, start, text};
+use crate::command::{Ran, Running, chimera, folder, start, start_with, text};
 
 fn line(folder: &tempfile::TempDir, run: &str, options: &str) -> String {
     let (data, out) = (text(folder), folder.path().join(run));
@@ -172,6 +172,32 @@ fn a_place_that_cannot_be_written_to_is_told() {
     assert_eq!(losses(&run).len(), 6);
     let error = read_to_string(run.join("error.0.json")).expect("an error file");
     assert!(error.contains("cannot write checkpoint "), "{error}");
+}
+
+/// Files that cannot grow stand for a full disk: no shard fits under the limit, and all else of the run does.
+#[test]
+fn a_disk_that_is_full_costs_checkpoints_and_no_step() {
+    let folder = folder();
+    let [run, fork] = ["run", "fork"].map(|name| folder.path().join(name));
+    assert_eq!(chimera(&line(&folder, "run", "--steps 3 --save-every 3")).code, Some(0));
+    let mut limited = Command::new("sh");
+    let script = r#"trap '' XFSZ; ulimit -f 64; exec "$0" "$@""#; // 64 blocks of 512 bytes
+    limited.args(["-c", script, env!("CARGO_BIN_EXE_chimera")]);
+    let options = "--steps 6 --save-every 1 --resume auto";
+    let ran = start_with(limited, &line(&folder, "run", options)).wait();
+    assert_eq!(ran.code, Some(9), "{}", ran.stderr);
+    let reason = |step: u64| format!("step-{step:08}: File too large");
+    for step in [4, 5] {
+        let told = |line: &str| line.contains(&reason(step)) && line.ends_with("training goes on");
+        assert!(ran.stderr.lines().any(told), "{step}: {}", ran.stderr);
+    }
+    let error = read_to_string(run.join("error.0.json")).expect("an error file");
+    assert!(error.contains("\"code\": 9") && error.contains(&reason(6)), "{error}");
+    assert_eq!(Store::of(&run).entries().expect("a folder").len(), 1);
+    let from = at(&run, 3).display().to_string();
+    let whole = chimera(&line(&folder, "fork", &format!("--steps 6 --resume {from}")));
+    assert_eq!(whole.code, Some(0), "{}", whole.stderr);
+    assert_eq!(losses(&fork), losses(&run)[3..]);
 }
 
 /// Checkpoints without the settings of their run: a run that began anew would remove its own as the older ones.

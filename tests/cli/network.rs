@@ -2,7 +2,7 @@
 
 use std::fs::write;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::command::{chimera, folder};
 
@@ -54,6 +54,34 @@ fn a_link_may_be_a_report_of_comm_bench() {
     let refused = chimera(&format!("simulate {}", line(&file.display().to_string())));
     assert_eq!(refused.code, Some(2));
     assert!(refused.stderr.contains("longer than the 1048576 bytes"), "{}", refused.stderr);
+}
+
+#[test]
+fn what_comm_bench_measures_between_threads_is_a_link() {
+    let ran = chimera("comm bench --transport threads --json");
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let report: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    assert_eq!((&report["transport"], &report["ranks"]), (&json!("threads"), &json!(2)));
+    for key in ["messages", "sums"] {
+        let timed = report[key].as_array().expect(key);
+        assert!(timed.is_sorted_by_key(|one| one["bytes"].as_u64()), "{timed:?}");
+        assert!(timed.len() == 8 && timed.iter().all(|one| one["seconds"].as_f64() > Some(0.0)));
+    }
+    assert_eq!(report["alpha_s"], report["messages"][0]["seconds"]);
+    let folder = folder();
+    let file = folder.path().join("threads.json");
+    write(&file, &ran.stdout).expect("a report");
+    let line = |link: &str| {
+        let job = "dapple --depth 2 --micro-batches 1 --forward 1e-6 --backward 2e-6";
+        format!("{job} --activation-bytes 1e6 --inside {link}")
+    };
+    let measured = line(&file.display().to_string());
+    let [alpha, beta] =
+        ["alpha_s", "beta_s_per_byte"].map(|key| report[key].as_f64().expect("a number"));
+    let [measured, said] = [measured, line(&format!("{alpha},{beta}"))]
+        .map(|line| simulate(&line)["makespan"].as_f64().expect("seconds"));
+    assert!((measured - said).abs() < 1e-9 * said, "{measured} and {said}");
+    assert!(said > 2.0 * (alpha + 1e6 * beta), "{said}: a message there and one back");
 }
 
 #[test]

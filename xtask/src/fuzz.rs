@@ -40,6 +40,10 @@ enum Target {
     Weights,
     Config,
     Tokenizer,
+    Settings,
+    Prepared,
+    Index,
+    Shard,
 }
 
 impl Target {
@@ -100,6 +104,16 @@ fn seed(target: Target, corpus: &Path) -> Result<()> {
         }
         Target::Config => vec![("tied".to_string(), fs::read(fixtures.join("config.json"))?)],
         Target::Tokenizer => vec![("words".to_string(), TOKENIZER.as_bytes().to_vec())],
+        Target::Settings => vec![("small".to_string(), SETTINGS.as_bytes().to_vec())],
+        Target::Prepared => vec![("bytes".to_string(), PREPARED.as_bytes().to_vec())],
+        Target::Index => {
+            let index = "tests/fixtures/gpt2/bf16-sharded/model.safetensors.index.json";
+            vec![("sharded".to_string(), fs::read(root().join(index))?)]
+        }
+        Target::Shard => {
+            let shard = "tests/fixtures/checkpoint/format-1/shard-0000.safetensors";
+            vec![("format-1".to_string(), fs::read(root().join(shard))?)]
+        }
     };
     for (name, content) in sound {
         fs::write(corpus.join(name), content)?;
@@ -130,6 +144,14 @@ const MANIFEST: &str = r#"  "format": 1,
   "shards": [{"file": "shard-0000.safetensors", "bytes": 8, "blake3": ""}]
 }
 "#;
+
+/// Settings of every type.
+const SETTINGS: &str =
+    "depth = 2\nlr = 1e-3\nhoist = 1\ntied = true\nschedule = 'dapple'\ndata = ['a.txt', \"b\"]\n";
+
+/// What stands beside four tokens of two bytes.
+const PREPARED: &str = r#"{"format": 1, "tokenizer": "bytes", "vocab": 256, "tokens": 4,
+    "sources": [{"path": "a.txt", "bytes": 4}]}"#;
 
 /// A tokenizer of words.
 const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],

@@ -1,5 +1,5 @@
-//! A rank of four that is killed or stopped at every point of a training over MPI: how the others end, and how
-//! the run goes on.
+//! A rank of four that is killed, stopped or panics at every point of a training over MPI: how the others end, and
+//! how the run goes on.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use chimera_core::schedule::{Shape, find};
 
 use crate::command::root;
 use crate::mpi;
-use crate::struck::{Case, Ended, Signal, Site};
+use crate::struck::{Blow, Case, Ended, Site};
 
 /// Workers, and micro-batches.
 const N: usize = 4;
@@ -25,9 +25,9 @@ const LAST: u64 = 5;
 /// What is swept.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only this signal: KILL or STOP
+    /// Only this blow: KILL, STOP or PANIC
     #[arg(long, value_name = "NAME")]
-    signal: Option<Signal>,
+    blow: Option<Blow>,
     /// Only points whose row of the table contains this; docs are not written
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -50,14 +50,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         (seen[point.nth] - 1).is_multiple_of(args.every.max(1))
     };
     let points: Vec<_> = all.into_iter().filter(is_taken).collect();
-    let signals = [Signal::Kill, Signal::Stop];
-    let signals = signals.into_iter().filter(|s| args.signal.is_none_or(|only| only == *s));
-    // For a rank that is stopped when all have left MPI its launcher waits, for ever, and nobody else.
-    let is_known = |case: &(Signal, &Point)| case.0 == Signal::Kill || case.1.words != "left";
+    let blows = Blow::ALL.into_iter().filter(|blow| args.blow.is_none_or(|only| only == *blow));
     let cases: Vec<_> =
-        signals.flat_map(|s| points.iter().map(move |p| (s, p))).filter(is_known).collect();
+        blows.flat_map(|b| points.iter().map(move |p| (b, p))).filter(is_case).collect();
     let (n_cases, left) = (cases.len(), Mutex::new(cases.into_iter()));
-    let rows: Mutex<BTreeMap<(Signal, usize, &str), Row>> = Mutex::default();
+    let rows: Mutex<BTreeMap<(Blow, usize, &str), Row>> = Mutex::default();
     let failures = Mutex::new(Vec::new());
     let fail = |failure: String| {
         eprintln!("{failure}");
@@ -66,13 +63,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let work = || {
         loop {
             let next = lock(&left).next(); // as a loop's condition, the lock would be held for the whole case
-            let Some((signal, point)) = next else { return };
-            let case = Case { rank: point.rank, signal, point: point.words.clone() };
+            let Some((blow, point)) = next else { return };
+            let case = Case { rank: point.rank, blow, point: point.words.clone() };
             match site.strike(&case) {
                 Ok(None) if point.is_open => {}
                 Ok(None) => fail(format!("{case} is never reached")),
                 Ok(Some(ended)) => {
-                    let key = (signal, point.nth, point.place);
+                    let key = (blow, point.nth, point.place);
                     lock(&rows).entry(key).or_default().add(&ended);
                 }
                 Err(error) => fail(format!("{case}: {error:#}")),
@@ -93,11 +90,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         failures.len(),
         failures.join("\n")
     );
-    if args.only.is_some() || args.signal.is_some() {
+    if args.only.is_some() || args.blow.is_some() {
         return Ok(());
     }
     let path = root().join("docs/reliability.md");
     fs::write(&path, page).with_context(|| format!("writing {}", path.display()))
+}
+
+/// For a rank that is stopped when all have left MPI its launcher waits, for ever, and nobody else. A panic is one at
+/// any instruction.
+fn is_case((blow, point): &(Blow, &Point)) -> bool {
+    match blow {
+        Blow::Kill => true,
+        Blow::Stop => point.words != "left",
+        Blow::Panic => point.words.starts_with("at "),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -168,6 +175,15 @@ fn points() -> Result<Vec<Point>> {
             if let Some(within) = within {
                 add(within, format!("sent {STEP}.{i} 0"), false);
             }
+            // How many parts of sums a rank sends at an instruction, time decides.
+            let more = match instr {
+                Instr::Reduce(_) => 1..3,
+                Instr::Await(_) => 0..3,
+                _ => 0..0,
+            };
+            for n in more {
+                add("while parts of a sum are sent", format!("sent {STEP}.{i} {n}"), true);
+            }
             if *instr == Instr::Agree {
                 add("in the agreement", format!("exchange {STEP}.{i} 0"), false);
             }
@@ -217,40 +233,41 @@ impl Row {
     }
 }
 
-const HEAD: &str = "# When a rank is killed or stopped
+const HEAD: &str = "# When a rank is killed, stopped, or panics
 
 Made by `cargo xtask kill-sweep`. Four ranks train under Open MPI by Chimera (D = 4, N = 4, six steps, a checkpoint
 after every two, `--timeout 3`, `--start-timeout 6`), and one of them sends itself SIGKILL or SIGSTOP: at every
-instruction of the fourth step, behind every message of it, at every change of the file system by a save, and at
-every exchange of start-up, agreement, saves and shutdown, each on all ranks. In every case
+instruction of the fourth step, behind every message between stages and the parts of sums in it, at every change of
+the file system by a save, and at every exchange of start-up, agreement, saves and shutdown, each on all ranks; and at
+every instruction it panics. In every case
 
 - the launcher returns within a minute, and not with 0;
 - every other rank that knows the folder of the run leaves `error.<rank>.json`, which names the rank that was struck,
-  with code 5 (killed) or 6 (stopped, and the verdict says that it does not answer);
+  with code 5 (killed), 6 (stopped, and the verdict says that it does not answer) or 101 (panicked), and, struck
+  within a step, `ops.<rank>.jsonl`; within a second, but for one that is stopped;
 - no process, temporary file or shared memory is left, of ours or of the launcher;
 - the same command goes on from the last checkpoint, leaves no part of an interrupted save, and its losses and
   gradient norms are those of a run that nobody disturbed, to the bit.
 
-A case that breaks one of these fails the chore; `cargo xtask mpi`, part of CI, does the same with one point of each
-kind. \"Found\" is the time from the signal to the error files of the others; those struck before the folder is known
+A case that breaks one of these fails the chore; `cargo xtask mpi`, part of CI, strikes some points likewise. \"Found\" is the time from the blow to the error files of the others; those struck before the folder is known
 leave none, and are named on standard error, but for one that is struck before it has started MPI, which its launcher
 alone knows: killed it ends the job, stopped it lets the start time out.
 Ranks that are killed when all have said good-bye are missed by nobody; for one that is stopped then, which is no
 case here, its launcher waits.
 ";
 
-fn page(rows: &BTreeMap<(Signal, usize, &str), Row>, every: usize) -> String {
+fn page(rows: &BTreeMap<(Blow, usize, &str), Row>, every: usize) -> String {
     let mut page = HEAD.to_string();
     if every > 1 {
         let _ = writeln!(page, "\nThis table is of every {every}th point (`--every {every}`).");
     }
-    for (signal, title) in [(Signal::Kill, "Killed"), (Signal::Stop, "Stopped")] {
+    for (blow, title) in Blow::ALL.into_iter().zip(["Killed", "Stopped", "Panicked"]) {
         let _ = writeln!(
             page,
             "\n## {title}\n\n| where | cases | found | error files, code {} | restarts equal |\n|---|--:|---|--:|--:|",
-            signal.code()
+            blow.code()
         );
-        for ((_, _, place), row) in rows.iter().filter(|((s, _, _), _)| *s == signal) {
+        for ((_, _, place), row) in rows.iter().filter(|((b, _, _), _)| *b == blow) {
             let Row { n, detection, n_named } = row;
             let took = detection.map(|(least, most)| {
                 format!("{:.2} to {:.2} s", least.as_secs_f64(), most.as_secs_f64())

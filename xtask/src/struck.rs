@@ -1,4 +1,4 @@
-//! One training over MPI in which a rank is struck by a signal, and what is left of it.
+//! One training over MPI in which a rank is struck, and what is left of it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,54 +20,89 @@ const OPTIONS: &str = "--depth 4 --micro-batches 4 --layers 4 --hidden 32 --head
      --micro-batch-size 2 --threads 1 --steps 6 --save-every 2 --resume auto --timeout 3 --start-timeout 6";
 const N_RANKS: usize = 4;
 const N_STEPS: usize = 6;
+/// Exchanges of the start before the one that tells the folder of the run.
+const N_BEFORE_FOLDER: usize = 5;
 /// A run that is not over then hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// By what a rank is struck.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Signal {
+pub(crate) enum Blow {
     Kill,
     Stop,
+    Panic,
 }
 
-impl Signal {
+impl Blow {
+    pub(crate) const ALL: [Blow; 3] = [Blow::Kill, Blow::Stop, Blow::Panic];
+
     /// What the others end with.
     pub(crate) fn code(self) -> u8 {
         match self {
-            Signal::Kill => 5,
-            Signal::Stop => 6,
+            Blow::Kill => 5,
+            Blow::Stop => 6,
+            Blow::Panic => 101,
         }
+    }
+
+    /// What the others say of it, beside who it was.
+    fn words(self) -> &'static str {
+        match self {
+            Blow::Kill => "ended",
+            Blow::Stop => "does not answer",
+            Blow::Panic => "panicked: struck",
+        }
+    }
+
+    /// In this time the others have written down what they saw; one that is stopped is waited for.
+    fn patience(self) -> Option<Duration> {
+        (self != Blow::Stop).then_some(Duration::from_secs(1))
     }
 }
 
-impl fmt::Display for Signal {
+impl fmt::Display for Blow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Signal::Kill => "KILL",
-            Signal::Stop => "STOP",
+            Blow::Kill => "KILL",
+            Blow::Stop => "STOP",
+            Blow::Panic => "PANIC",
         })
     }
 }
 
-impl FromStr for Signal {
+impl FromStr for Blow {
     type Err = String;
 
-    fn from_str(name: &str) -> Result<Signal, String> {
-        let known = [Signal::Kill, Signal::Stop].into_iter().find(|s| s.to_string() == name);
-        known.ok_or_else(|| format!("unknown signal `{name}`: choose KILL or STOP"))
+    fn from_str(name: &str) -> Result<Blow, String> {
+        let known = Blow::ALL.into_iter().find(|blow| blow.to_string() == name);
+        known.ok_or_else(|| format!("unknown blow `{name}`: choose KILL, STOP or PANIC"))
     }
 }
 
 /// Who is struck, by what, and where.
 pub(crate) struct Case {
     pub(crate) rank: usize,
-    pub(crate) signal: Signal,
+    pub(crate) blow: Blow,
     pub(crate) point: String,
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} {} {}", self.rank, self.signal, self.point)
+        write!(f, "rank {} {} {}", self.rank, self.blow, self.point)
+    }
+}
+
+impl Case {
+    /// Whether the ranks do not know the folder of the run yet: it is the sixth thing they exchange.
+    fn is_early(&self) -> bool {
+        let early =
+            |point: &str| (0..=N_BEFORE_FOLDER).any(|n| format!("exchange start {n}") == point);
+        matches!(self.point.as_str(), "start" | "met") || early(&self.point)
+    }
+
+    /// Whether the ranks are at the instructions of a step.
+    fn is_within_a_step(&self) -> bool {
+        self.point.starts_with("at ") || self.point.starts_with("sent ")
     }
 }
 
@@ -119,19 +154,22 @@ impl Site {
         ensure!(is_left || code != Some(0), "it ends with 0");
         let mut detections = Vec::new();
         for (rank, (error, written)) in &errors {
-            let named = (error["code"].as_u64(), error["peer"].as_u64());
-            let expected = (Some(case.signal.code().into()), Some(case.rank as u64));
-            ensure!(named == expected, "rank {rank} says {error}");
             let message = error["message"].as_str().unwrap_or_default();
-            let is_exact = case.signal == Signal::Kill || message.contains("does not answer");
-            ensure!(is_exact, "rank {rank} says {message}");
-            // Who is stopped says so itself when the launcher wakes it up to end it.
-            if *rank != case.rank {
-                detections.push(written.duration_since(struck).unwrap_or_default());
+            ensure!(message.contains(case.blow.words()), "rank {rank} says {message}");
+            // Who is stopped says so itself when the launcher wakes it up to end it, and who panics too.
+            if *rank == case.rank {
+                continue;
             }
+            let named = (error["code"].as_u64(), error["peer"].as_u64());
+            let expected = (Some(case.blow.code().into()), Some(case.rank as u64));
+            ensure!(named == expected, "rank {rank} says {error}");
+            let took = written.duration_since(struck).unwrap_or_default();
+            let is_soon = case.blow.patience().is_none_or(|patience| took < patience);
+            ensure!(is_soon, "rank {rank} says so after {took:?}");
+            detections.push(took);
         }
         // Before its folder is known, an error is only printed.
-        let is_early = case.point == "met" || case.point.contains("start");
+        let is_early = case.is_early();
         let is_complete = detections.len() == N_RANKS - 1;
         ensure!(
             is_early || is_left || is_complete,
@@ -139,10 +177,22 @@ impl Site {
             errors.keys(),
             said(folder)
         );
-        let is_named = said(folder).contains(&format!("rank {}", case.rank));
+        if case.is_within_a_step() {
+            let without = |rank: &usize| !folder.join(format!("run/ops.{rank}.jsonl")).exists();
+            let without: Vec<_> = errors.keys().copied().filter(without).collect();
+            ensure!(without.is_empty(), "ranks {without:?} do not say what they did last");
+        }
+        // The launcher has words of its own.
+        let is_named = |line: &str| {
+            line.starts_with("error: ") && line.contains(&format!("rank {}", case.rank))
+        };
         // One that never starts MPI is known to its launcher alone: if it is killed, each has other words for it.
         let is_unknown = case.point == "start";
-        ensure!(is_named || is_left || is_unknown, "nobody names the rank: {}", said(folder));
+        ensure!(
+            is_left || is_unknown || said(folder).lines().any(is_named),
+            "nobody names the rank: {}",
+            said(folder)
+        );
         nothing_is_left(folder)?;
 
         let code = wait(self.start(folder, None)?)?;
@@ -163,9 +213,9 @@ impl Site {
         let places = ["tmp", "shm"].map(|name| folder.join(name));
         places.iter().try_for_each(fs::create_dir_all)?;
         command.env("TMPDIR", &places[0]).env("OMPI_MCA_btl_vader_backing_directory", &places[1]);
-        if let Some(Case { rank, signal, point }) = case {
+        if let Some(Case { rank, blow, point }) = case {
             let file = folder.join("struck");
-            command.env("CHIMERA_STRIKE", format!("{rank} {signal} {point} {}", file.display()));
+            command.env("CHIMERA_STRIKE", format!("{rank} {blow} {point} {}", file.display()));
         }
         let output = |name| File::options().create(true).append(true).open(folder.join(name));
         command.stdout(output("output")?).stderr(output("output")?);

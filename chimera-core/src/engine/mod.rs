@@ -34,7 +34,7 @@ pub use agreement::Load;
 pub use handshake::{Fields, handshake, unexchanged};
 pub use optimizer::{LrSchedule, NonFinite, Optimizer, Training};
 pub use ranks::{panicked, run_threads};
-pub use recent::{Did, Doing};
+pub use recent::{Did, Doing, Recent};
 pub use shards::owned_elements;
 pub use snapshot::{Counts, Snapshot};
 pub use worker::{StepReport, Worker};

@@ -1,12 +1,9 @@
 //! The last things a rank did, from which it can be seen afterwards how it came to a fault.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Worker;
-use crate::analyze::{Awaited, Event, Wait, Work};
-use crate::comm::Comm;
-use crate::kernels::Kernels;
-use crate::stage::Stage;
+use crate::analyze::{Awaited, Work};
 
 /// How many things are kept.
 const N_RECENT: usize = 2000;
@@ -33,71 +30,40 @@ pub enum Doing {
     Wait(Awaited),
 }
 
-/// The last things of all runs but the present one.
-#[derive(Default)]
-pub(super) struct Recent {
-    did: VecDeque<Did>,
+/// The last 2,000 things a rank did. Clones are of the same rank: another thread may look while the rank is busy.
+#[derive(Clone, Default, Debug)]
+pub struct Recent {
+    did: Arc<Mutex<VecDeque<Did>>>,
 }
 
 impl Recent {
-    /// Takes what was done in one run. Nothing is kept per op beside what timelines need anyway.
-    pub(super) fn add(&mut self, step: u64, events: &[Event], waits: &[Wait]) {
-        self.did.extend(merged(step, events, waits));
-        self.did.drain(..self.did.len().saturating_sub(N_RECENT));
+    pub(super) fn add(&self, did: Did) {
+        let mut all = self.did.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() == N_RECENT {
+            all.pop_front();
+        }
+        all.push_back(did);
     }
-}
 
-impl<S, K, C> Worker<'_, S, K, C>
-where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
-{
-    /// The last 2,000 things this rank did, in the order in which they ended.
-    pub fn recent(&self) -> Vec<Did> {
-        let world = &self.world;
-        let now = merged(world.step, &world.events, &world.waits);
-        let all: Vec<Did> = world.recent.did.iter().copied().chain(now).collect();
-        all[all.len().saturating_sub(N_RECENT)..].to_vec()
+    /// All of them, in the order in which they ended.
+    pub fn all(&self) -> Vec<Did> {
+        self.did.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
-}
-
-fn merged(step: u64, events: &[Event], waits: &[Wait]) -> Vec<Did> {
-    let work = events.iter().map(|e| (Doing::Work(e.work), e.start, e.end));
-    let waited = waits.iter().map(|w| (Doing::Wait(w.awaited), w.start, w.end));
-    let mut all: Vec<Did> =
-        work.chain(waited).map(|(what, start, end)| Did { step, what, start, end }).collect();
-    all.sort_by(|a, b| a.end.total_cmp(&b.end));
-    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{BucketId, WorkerId};
+    use crate::ids::BucketId;
 
     #[test]
     fn only_the_last_are_kept() {
-        let worker = WorkerId(0);
-        let mut recent = Recent::default();
-        for step in 0..3 {
-            let time = |i: u32| f64::from(i) + 2000.0 * step as f64;
-            let event = |i| {
-                let work = Work::Step(BucketId(i));
-                Event { worker, work, start: time(i), end: time(i) + 0.75, after: None }
-            };
-            let wait = |i| {
-                let awaited = Awaited::Sum(BucketId(i));
-                Wait { worker, awaited, start: time(i) - 0.5, end: time(i) }
-            };
-            let events: Vec<_> = (0..700).map(event).collect();
-            let waits: Vec<_> = (0..700).map(wait).collect();
-            recent.add(step, &events, &waits);
+        let recent = Recent::default();
+        for step in 0..2100 {
+            let what = Doing::Work(Work::Step(BucketId(0)));
+            recent.add(Did { step, what, start: step as f64, end: step as f64 + 0.5 });
         }
-        assert_eq!(recent.did.len(), N_RECENT);
-        assert!(recent.did.iter().is_sorted_by(|a, b| a.end <= b.end));
-        let (first, last) = (recent.did[0], recent.did[N_RECENT - 1]);
-        assert_eq!((first.step, first.what), (1, Doing::Wait(Awaited::Sum(BucketId(400)))));
-        assert_eq!((last.step, last.what), (2, Doing::Work(Work::Step(BucketId(699)))));
+        let all = recent.clone().all();
+        assert_eq!((all.len(), all[0].step, all[N_RECENT - 1].step), (N_RECENT, 100, 2099));
     }
 }

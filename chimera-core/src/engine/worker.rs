@@ -221,6 +221,11 @@ where
         &self.world.waits
     }
 
+    /// The last things this rank did, over all runs.
+    pub fn recent(&self) -> &Recent {
+        &self.world.recent
+    }
+
     /// The parameters, weights and last summed gradients of a stage this rank holds; the gradients are empty
     /// where another rank keeps the sum.
     pub fn held(&self, stage: StageId) -> Option<(&[Param], &[S::Tensor], &[S::Tensor])> {
@@ -231,7 +236,6 @@ where
     /// Clears what the last run left and announces the messages of this one.
     fn begin(&mut self, first: u64, instrs: &[Instr]) -> Result<(), Fault> {
         let world = &mut self.world;
-        world.recent.add(world.step, &world.events, &world.waits);
         world.step = first;
         world.losses.clear();
         world.events.clear();

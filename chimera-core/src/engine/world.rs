@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::agreement::Agreed;
 use super::handed::Handed;
 use super::optimizer::Step;
-use super::recent::Recent;
+use super::recent::{Did, Doing, Recent};
 use super::sums::Reduction;
 use super::{Job, Patience};
 use crate::analyze::timeline::{Awaited, Event, Wait, Work};
@@ -185,11 +185,14 @@ where
             self.since_agreed.busy_s += end - start;
         }
         self.events.push(Event { worker, work, start, end, after: None });
+        self.recent.add(Did { step: self.step, what: Doing::Work(work), start, end });
     }
 
     /// Notes that the worker waited from `start` until now.
     pub(super) fn waited(&mut self, worker: WorkerId, awaited: Awaited, start: f64) {
-        self.waits.push(Wait { worker, awaited, start, end: self.now_s() });
+        let end = self.now_s();
+        self.waits.push(Wait { worker, awaited, start, end });
+        self.recent.add(Did { step: self.step, what: Doing::Wait(awaited), start, end });
     }
 
     /// The proof places every op where its stage is, so a stage that is not here is a bug.
