@@ -98,11 +98,12 @@ impl Report {
     fn table(&self) -> String {
         let mut lines = vec![
             format!("{}, {} ranks", self.transport, self.ranks),
-            format!(
-                "alpha {:.2} us, 1/beta {:.1} GB/s",
-                self.alpha_s * 1e6,
-                1e-9 / self.beta_s_per_byte
-            ),
+            match self.beta_s_per_byte {
+                0.0 => format!("alpha {:.2} us, whatever the size", self.alpha_s * 1e6),
+                beta => {
+                    format!("alpha {:.2} us, 1/beta {:.1} GB/s", self.alpha_s * 1e6, 1e-9 / beta)
+                }
+            },
             format!("{:>9} {:>12} {:>8} {:>12}", "bytes", "message us", "GB/s", "sum us"),
         ];
         let rows = self.messages.iter().zip(&self.sums);

@@ -268,17 +268,31 @@ fn errors(folder: &Path) -> Result<BTreeMap<usize, (Value, SystemTime)>> {
 /// No process of the run is there, and no file of the launcher.
 fn nothing_is_left(folder: &Path) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(3);
-    let mut left = processes(folder);
-    while !left.is_empty() && Instant::now() < deadline {
+    loop {
+        let left = processes(folder);
+        let files = [files(&folder.join("tmp"))?, files(&folder.join("shm"))?].concat();
+        if left.is_empty() && files.is_empty() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "left behind: processes {left:?}, files {files:?}");
         sleep(Duration::from_millis(20));
-        left = processes(folder);
     }
-    ensure!(left.is_empty(), "processes {left:?} go on");
-    for name in ["tmp", "shm"] {
-        let files: Vec<_> = read_dir(folder.join(name))?.flatten().map(|e| e.path()).collect();
-        ensure!(files.is_empty(), "left behind: {files:?}");
+}
+
+/// All within a folder.
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path.clone());
+            }
+            found.push(path);
+        }
     }
-    Ok(())
+    Ok(found)
 }
 
 /// The living processes whose command line names the folder.

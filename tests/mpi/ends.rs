@@ -1,0 +1,129 @@
+//! How jobs end: refused, stopped, or by a fault of one rank.
+
+use std::fs::{create_dir, create_dir_all, read_dir, read_to_string, write};
+use std::path::Path;
+
+use crate::command::{Running, chimera, folder, start_with};
+use crate::{CHIMERA, errors, launcher, losses, options, pid_of, ranks, signal, wait_for_steps};
+
+/// Ranks that cannot train together say why, once, and write nothing.
+#[test]
+fn what_does_not_fit_is_refused() {
+    let folder = folder();
+    let out = folder.path().join("run");
+    for (n, more, code, told) in [
+        (
+            4,
+            "--depth 3",
+            2,
+            "there are 4 ranks, but width 1 x depth 3 needs 3: start as many, or choose --width 1 \
+             --depth 4, or --width 2 --depth 2, or --width 4 --depth 1",
+        ),
+        (2, "--depth 2 --min-lr 9", 2, "min-lr 9 is above lr"),
+        (2, "--depth 2 --resume nowhere", 4, "there is no such folder"),
+    ] {
+        let ran = ranks(n, &options(&folder, "run", more));
+        assert_eq!((ran.code, ran.stdout.contains("step")), (Some(code), false), "{}", ran.stderr);
+        assert_eq!(ran.stderr.matches(told).count(), 1, "{}", ran.stderr);
+        assert!(!out.join("config.toml").exists());
+    }
+    let one = chimera(&options(&folder, "run", "--depth 2 --transport mpi"));
+    assert_eq!(one.code, Some(2));
+    assert!(one.stderr.contains("there are 1 ranks"), "{}", one.stderr);
+}
+
+/// Starts ranks that leave their exit codes in `codes`, which a launcher makes one of.
+fn start_with_codes(n: usize, line: &str, codes: &Path) -> Running {
+    let mut command = launcher(n);
+    // A trap for which the command is not interrupted, and which it does not inherit.
+    let script = "trap : TERM INT; \"$@\"; echo $? > \"$CODES/$OMPI_COMM_WORLD_RANK$PMI_RANK\"";
+    command.args(["sh", "-c", script, "sh", CHIMERA]).env("CODES", codes);
+    start_with(command, line)
+}
+
+/// By rank.
+fn exit_codes(codes: &Path, n: usize) -> Vec<Option<i32>> {
+    let code = |rank: usize| read_to_string(codes.join(rank.to_string())).ok()?.trim().parse().ok();
+    (0..n).map(code).collect()
+}
+
+/// What SLURM and a user do.
+#[test]
+fn a_signal_to_all_ranks_saves_and_ends_all_with_75() {
+    let folder = folder();
+    let (out, codes) = (folder.path().join("run"), folder.path().join("codes"));
+    create_dir(&codes).expect("a folder");
+    let line = |name: &str, steps: usize| {
+        let all = "--depth 2 --resume auto --lr-schedule constant --warmup 1";
+        options(&folder, name, all).replace("--steps 5", &format!("--steps {steps}"))
+    };
+    let running = start_with_codes(2, &line("run", 1_000_000), &codes);
+    wait_for_steps(&out, 3);
+    for rank in 0..2 {
+        signal("-TERM", pid_of(rank, &out));
+    }
+    let ran = running.wait();
+    assert_eq!(exit_codes(&codes, 2), [Some(75), Some(75)], "{}", ran.stderr);
+    for told in ["stopping at the end of this step", "stopped on request"] {
+        assert_eq!(ran.stderr.matches(told).count(), 1, "{}", ran.stderr);
+    }
+    assert!(errors(&out).is_empty());
+    let n_steps = losses(&out).len();
+    let saved: Vec<_> = read_dir(out.join("checkpoints")).expect("a folder").flatten().collect();
+    assert_eq!(saved.len(), 1);
+    assert!(saved[0].path().ends_with(format!("step-{n_steps:08}")), "{saved:?}");
+    assert_eq!(ranks(2, &line("run", n_steps + 3)).code, Some(0));
+    assert_eq!(ranks(2, &line("whole", n_steps + 3)).code, Some(0));
+    assert_eq!(losses(&out), losses(&folder.path().join("whole")));
+}
+
+/// A lead that fails when all is trained does not leave the others with success.
+#[test]
+fn what_fails_at_the_end_fails_on_all_ranks() {
+    let folder = folder();
+    let (out, codes) = (folder.path().join("run"), folder.path().join("codes"));
+    create_dir(&codes).expect("a folder");
+    let save = folder.path().join("weights");
+    create_dir_all(save.join("model.safetensors/taken")).expect("a folder");
+    let line = options(&folder, "run", &format!("--depth 2 --save {}", save.display()));
+    let ran = start_with_codes(2, &line, &codes).wait();
+    assert_eq!(exit_codes(&codes, 2), [Some(9), Some(9)], "{}", ran.stderr);
+    let errors = errors(&out);
+    assert_eq!(errors.len(), 2, "{}", ran.stderr);
+    assert!(errors.values().all(|error| error["class"] == "io"), "{errors:?}");
+    assert_eq!(ran.stderr.matches("cannot write").count(), 1, "{}", ran.stderr);
+}
+
+/// Settings are compared before a rank does anything by them.
+#[test]
+fn ranks_with_other_settings_say_which() {
+    let folder = folder();
+    let all = options(&folder, "run", "--depth 2");
+    let other_text = folder.path().join("other.txt");
+    write(&other_text, "Another text, of which some tokens are others. ".repeat(200))
+        .expect("written");
+    let data = format!("--data {}", other_text.display());
+    let others = ["--schedule auto --search-time 1", "--lr 0.5", "--seed 2", &data];
+    let expected = [
+        "schedule: rank 0 = \"chimera\", rank 1 = \"auto\"",
+        "lr: rank 0 = ",
+        "seed: rank 0 = 1, rank 1 = 2",
+        "data: rank 0 = ",
+    ];
+    for (other, told) in others.into_iter().zip(expected) {
+        for swapped in [false, true] {
+            let own = format!("{all} {other}");
+            let (first, second) = if swapped { (&own, &all) } else { (&all, &own) };
+            let ran = ranks(1, &format!("{first} : -n 1 {CHIMERA} {second}"));
+            assert_eq!(ran.code, Some(10), "{other}: {}", ran.stderr);
+            let told = if swapped { told.split(':').next().unwrap_or_default() } else { told };
+            assert!(ran.stderr.contains(told), "{other}: {}", ran.stderr);
+            assert_eq!(
+                ran.stderr.matches("the ranks are not of one run").count(),
+                1,
+                "{}",
+                ran.stderr
+            );
+        }
+    }
+}
