@@ -12,7 +12,6 @@ mod delayed;
 mod host;
 mod position;
 mod threads;
-mod traced;
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -21,7 +20,6 @@ pub use delayed::{Delayed, Stamped};
 pub use host::{Host, HostStaged};
 pub use position::Position;
 pub use threads::{Threads, threads};
-pub use traced::{Direction, Message, Traced};
 
 use crate::effects::Token;
 use crate::fault::{Class, Fault};
