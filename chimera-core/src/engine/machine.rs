@@ -180,7 +180,7 @@ where
             None => 0.0,
         };
         let training = job.training;
-        let grad_scale = if training.clip.is_some() { training.grad_scale(norm) } else { 1.0 };
+        let grad_scale = training.grad_scale(norm);
         let is_last = update + 1 == window.n_updates();
         let keeps_previous = matches!(window.update(), Update::DoubleBuffer { .. }) && !is_last;
         let World { layout, held, kernels, step: first, .. } = &mut *self;
@@ -215,7 +215,7 @@ where
         let counts = self.is_lead(bucket);
         let (mut squared, mut culprit) = (0.0, String::new());
         if counts || training.needs_barrier() {
-            self.add_norms(bucket, |_| true, &mut squared, &mut culprit)?;
+            self.add_norms(bucket, &mut squared, &mut culprit)?;
         }
         if training.check_finite && !culprit.is_empty() {
             return Err(self.not_finite(self.comm.rank(), &culprit, step));

@@ -60,16 +60,15 @@ where
         self.group == 0 && lead.map(|w| self.rank_of(*w, 0)) == Some(self.comm.rank())
     }
 
-    /// Adds the squared norms of those gradients of a bucket that are `counted` to `sum`; the first that is not finite is the
-    /// culprit, if there is none.
+    /// Adds the squared norms of a bucket's gradients to `sum`; the first that is not finite is the culprit, if
+    /// there is none.
     pub(super) fn add_norms(
         &self,
         bucket: BucketId,
-        counted: impl Fn(usize) -> bool,
         sum: &mut f64,
         culprit: &mut String,
     ) -> Result<(), Fault> {
-        let norms = self.norms(bucket, counted)?;
+        let norms = self.norms(bucket, |_| true)?;
         let squares = self.numbers(norms.iter().map(|(_, norm)| norm))?;
         for ((place, _), square) in norms.iter().zip(squares) {
             self.add_norm(*place, square, sum, culprit);
