@@ -120,9 +120,8 @@ where
 
     /// Bytes of what a rank holds all the time.
     pub(super) fn state_bytes(&self) -> [(&'static str, u64); 3] {
-        let n_workers = self.job.program.placement().n_workers();
-        let me = self.comm.rank().index() % n_workers;
-        let n_versions = u64::from(self.job.program.weight_versions()[me]);
+        let (_, me) = self.job.program.placement().group_and_worker(self.comm.rank());
+        let n_versions = u64::from(self.job.program.weight_versions()[me.index()]);
         let (mut elements, mut updated) = (0, 0);
         for held in self.held.iter().flatten() {
             for (param, moments) in held.stage.params().iter().zip(&held.moments) {
