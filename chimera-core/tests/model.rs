@@ -9,7 +9,7 @@ use chain::{
 };
 use chimera_core::kernels::Kernels;
 use chimera_core::kernels::reference::Reference;
-use chimera_core::model::{Architecture, BertStage, Gpt2Stage, ModelConfig, cut};
+use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, cut};
 use chimera_core::stage::{Micro, Output, Stage};
 
 const DROPOUT: f64 = 0.3;
@@ -180,8 +180,7 @@ fn padding_has_no_influence() {
 #[test]
 fn every_token_of_a_bert_sees_every_other() {
     let config = config::<Bert>(true);
-    let stage =
-        BertStage::new(Reference, &config, SEQUENCE, SEQUENCE, cut(&config, 1).unwrap().remove(0));
+    let stage = BertStage::new(Reference, &config, SEQUENCE, SEQUENCE, Cut::whole(&config));
     let stage = stage.unwrap();
     let weights = Chain::<Bert>::make(&config, 1, 0.3);
     let weights = weights.weights_of(&weights.stages[0]);
@@ -226,7 +225,7 @@ fn residuals_are_counted_in_bytes() {
     // one log-sum per head; in the head: x and the norm, and one statistic of 2.
     let (hidden, heads) = (config.hidden, config.heads);
     let row = config.layers * (12 * hidden + 4 + heads) + 2 * hidden + 2;
-    let whole = cut(&config, 1).unwrap().remove(0);
+    let whole = Cut::whole(&config);
     assert_eq!(config.residual_elements(&whole, SEQUENCE), SEQUENCE * row);
     let bytes = |per_row: usize| (4 * SAMPLES * SEQUENCE * per_row) as u64;
     let stage = &chain.stages[0];
@@ -299,7 +298,7 @@ fn what_is_selected_restores_the_rest<S: Model>(dropout: f64) {
 #[test]
 fn a_sequence_must_fit_the_position_table() {
     let config = config::<Gpt2>(false);
-    let whole = || cut(&config, 1).unwrap().remove(0);
+    let whole = || Cut::whole(&config);
     let refusal = |sequence| Gpt2Stage::new(Reference, &config, sequence, whole()).unwrap_err();
     assert_eq!(refusal(0).to_string(), "sequence is 0: choose at least 1");
     assert_eq!(
