@@ -1,8 +1,8 @@
 //! Runs the rows of a program on a [`Machine`].
 //!
 //! A [`Row`] knows when an instruction may run, and that is written here alone. What it means to run
-//! one is the machine's: the checker only moves tokens, the simulator adds up times, the engine
-//! computes tensors. [`Group`] interleaves all rows of a pipeline group, for machines that see them
+//! one is the machine's: the checker follows versions of the weights, the simulator adds up times, the
+//! engine computes tensors. [`Group`] interleaves all rows of a pipeline group, for machines that see them
 //! all at once; the engine drives the one row of its worker.
 
 use std::collections::VecDeque;
