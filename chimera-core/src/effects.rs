@@ -133,7 +133,8 @@ impl Rules {
         let by_unit = |kind, stage| {
             span.units().map(move |u| Token { kind, pipe, stage, span: Span::one(u) })
         };
-        let next = StageId(stage.0 + 1);
+        // Of what another rank says it did, the stage may be any.
+        let next = StageId(stage.0.saturating_add(1));
         let (is_first, is_last) = (stage.0 == 0, next.0 == self.n_stages);
         let versions = || by_unit(TokenKind::Version, stage).filter(|_| self.keeps_versions);
         let mut e = Effects::default();
@@ -215,6 +216,13 @@ mod tests {
             show(&r, Kind::Backward, 0, Span::one(4)),
             "[residuals(pipe 0, stage 0, micro-batch 4), gradient(pipe 0, stage 1, micro-batch 4)] -> []"
         );
+    }
+
+    #[test]
+    fn an_op_of_no_stage_of_the_program_has_effects_too() {
+        for kind in Kind::ALL {
+            show(&rules(3), kind, u16::MAX, Span { start: u32::MAX, len: u16::MAX });
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Runs the rows of a program on a [`Machine`].
 //!
 //! A [`Row`] knows when an instruction may run, and that is written here alone. What it means to run
-//! one is the machine's: the checker only moves tokens, the simulator adds up times, the engine
-//! computes tensors. [`Group`] interleaves all rows of a pipeline group, for machines that see them
+//! one is the machine's: the checker follows versions of the weights, the simulator adds up times, the
+//! engine computes tensors. [`Group`] interleaves all rows of a pipeline group, for machines that see them
 //! all at once; the engine drives the one row of its worker.
 
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::effects::{Rules, Token};
 use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::ledger::Ledger;
-use crate::lower::{Bucket, Channel, Instr};
+use crate::lower::{Instr, Program};
 use crate::op::Cell;
 
 /// A few values, in the order of the tokens they belong to.
@@ -183,10 +183,7 @@ impl<V> Row<V> {
 /// instruction it may wait for, so that the whole costs time linear in the number of instructions.
 #[derive(Debug)]
 pub struct Group<'p, V> {
-    instrs: &'p [Vec<Instr>],
-    channels: &'p [Channel],
-    buckets: &'p [Bucket],
-    rules: &'p Rules,
+    program: &'p Program,
     rows: Vec<Row<V>>,
     /// By bucket: how many members have started its reduction.
     n_started: Vec<usize>,
@@ -194,14 +191,9 @@ pub struct Group<'p, V> {
 
 impl<'p, V> Group<'p, V> {
     /// All workers at the start of their rows.
-    pub fn new(
-        instrs: &'p [Vec<Instr>],
-        channels: &'p [Channel],
-        buckets: &'p [Bucket],
-        rules: &'p Rules,
-    ) -> Group<'p, V> {
-        let rows = (0..instrs.len()).map(|w| Row::new(WorkerId(w as u16))).collect();
-        Group { instrs, channels, buckets, rules, rows, n_started: vec![0; buckets.len()] }
+    pub fn new(program: &'p Program) -> Group<'p, V> {
+        let rows = (0..program.rows.len()).map(|w| Row::new(WorkerId(w as u16))).collect();
+        Group { program, rows, n_started: vec![0; program.buckets.len()] }
     }
 
     /// Runs until every row has ended (`true`) or no row can move (`false`). May be called again
@@ -210,13 +202,14 @@ impl<'p, V> Group<'p, V> {
         &mut self,
         machine: &mut M,
     ) -> Result<bool, (WorkerId, Stop<M::Error>)> {
-        let everyone = || (0..self.instrs.len() as u16).map(WorkerId);
+        let Program { rows: instrs, channels, buckets, rules, .. } = self.program;
+        let everyone = || (0..instrs.len() as u16).map(WorkerId);
         let mut queue: VecDeque<WorkerId> = everyone().collect();
         let mut is_queued = vec![true; self.rows.len()];
 
         while let Some(worker) = queue.pop_front() {
             is_queued[worker.index()] = false;
-            let instrs = &self.instrs[worker.index()];
+            let instrs = &instrs[worker.index()];
             let row = &mut self.rows[worker.index()];
             let mut wake = |w: WorkerId| {
                 if w != worker && !std::mem::replace(&mut is_queued[w.index()], true) {
@@ -225,13 +218,13 @@ impl<'p, V> Group<'p, V> {
             };
             loop {
                 let at = row.next;
-                match row.advance(instrs, self.rules, machine).map_err(|s| (worker, s))? {
+                match row.advance(instrs, rules, machine).map_err(|s| (worker, s))? {
                     Progress::Ended | Progress::Blocked => break,
                     Progress::Ran => match instrs[at] {
-                        Instr::Send(_, c) => wake(self.channels[c.index()].to),
-                        Instr::Recv(_, c) => wake(self.channels[c.index()].from),
+                        Instr::Send(_, c) => wake(channels[c.index()].to),
+                        Instr::Recv(_, c) => wake(channels[c.index()].from),
                         Instr::Reduce(b) => {
-                            let members = &self.buckets[b.index()].members;
+                            let members = &buckets[b.index()].members;
                             self.n_started[b.index()] += 1;
                             if self.n_started[b.index()] == members.len() {
                                 members.iter().copied().for_each(&mut wake);
@@ -243,7 +236,7 @@ impl<'p, V> Group<'p, V> {
                 }
             }
         }
-        Ok(self.rows.iter().zip(self.instrs).all(|(row, instrs)| row.next == instrs.len()))
+        Ok(self.rows.iter().zip(instrs).all(|(row, instrs)| row.next == instrs.len()))
     }
 
     /// Every row, by worker.

@@ -6,7 +6,8 @@ use rustc_hash::FxHashMap;
 
 use crate::effects::Token;
 
-/// A map of live tokens. What `T` is decides what is known: nothing (`()`), a time, or a tensor.
+/// A map of live tokens. What `T` is decides what is known: a version of the weights, a time, or a
+/// tensor.
 #[derive(Clone, Debug)]
 pub struct Ledger<T> {
     live: FxHashMap<Token, T>,

@@ -1,6 +1,6 @@
 //! Which worker holds which stage of which pipe.
 
-use crate::ids::{PipeId, StageId, WorkerId};
+use crate::ids::{PipeId, Rank, StageId, WorkerId};
 
 /// `(pipe, stage) -> worker`, as one list of workers per pipe.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -74,6 +74,17 @@ impl Placement {
     /// The worker that holds `stage` of `pipe`.
     pub fn worker(&self, pipe: PipeId, stage: StageId) -> WorkerId {
         self.pipes[pipe.index()][stage.index()]
+    }
+
+    /// The rank of `worker` of a pipeline group.
+    pub fn rank(&self, group: usize, worker: WorkerId) -> Rank {
+        Rank((group * self.n_workers) as u32 + u32::from(worker.0))
+    }
+
+    /// The pipeline group of a rank, and the worker of it that the rank is.
+    pub fn group_and_worker(&self, rank: Rank) -> (usize, WorkerId) {
+        let worker = rank.index() % self.n_workers;
+        (rank.index() / self.n_workers, WorkerId(worker as u16))
     }
 
     /// Number of workers of the pipeline group, D.

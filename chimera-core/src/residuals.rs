@@ -50,15 +50,18 @@ impl Residuals {
         self.held.run(worker, self.change(worker, cell, rules))
     }
 
-    /// The most each worker held so far, rounded to a millionth (shares such as 1/3 do not add up).
+    /// The most each worker held so far, rounded to a millionth, see [`ROUNDING`].
     pub(crate) fn peaks(&self) -> Vec<f64> {
         self.held.peaks.iter().map(|p| (p * 1e6).round() / 1e6).collect()
     }
 }
 
+/// What sums of shares may be off by: those such as 1/3 do not add up.
+pub(crate) const ROUNDING: f64 = 1e-6;
+
 /// Whether `held` is no more than a limit, up to rounding.
 pub(crate) fn is_within(held: f64, limit: Option<f64>) -> bool {
-    limit.is_none_or(|limit| held <= limit + 1e-6)
+    limit.is_none_or(|limit| held <= limit + ROUNDING)
 }
 
 /// What a cell adds and frees. What an op makes is there before what it eats is freed, but the halves of

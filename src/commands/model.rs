@@ -48,7 +48,7 @@ pub(super) fn load(dir: &Path) -> Result<Loaded> {
 fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
     let (manifest, place) = (checkpoint.manifest(), || checkpoint.path().display().to_string());
     let (config, dropout) = manifest.model().with_context(place)?;
-    let params = config.params(&Cut { blocks: 0..config.layers, first: true, last: true });
+    let params = config.params(&Cut::whole(&config));
     let weights = params.into_iter().map(|param| {
         let values = checkpoint.weights(&param.name, &param.shape)?;
         Ok((param, values))

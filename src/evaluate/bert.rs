@@ -37,7 +37,7 @@ impl<K: Kernels> Bert<K> {
     /// If one is missing, or the model is no BERT.
     pub fn new(kernels: K, config: &ModelConfig, tensors: &[(Param, Vec<f32>)]) -> Result<Bert<K>> {
         ensure!(config.architecture == Architecture::Bert, "the model is no BERT");
-        let weights = upload(&kernels, config.params(&whole(config)), tensors, &[])?;
+        let weights = upload(&kernels, config.params(&Cut::whole(config)), tensors, &[])?;
         let weights = weights.into_iter().map(|(_, tensor)| tensor).collect();
         Ok(Bert { kernels, config: config.clone(), weights })
     }
@@ -113,7 +113,7 @@ impl<K: Kernels> Bert<K> {
 
     fn stage(&self, sequence: usize, predictions: usize) -> Result<BertStage<K>> {
         let (k, config) = (self.kernels.clone(), &self.config);
-        Ok(BertStage::new(k, config, sequence, predictions, whole(config))?)
+        Ok(BertStage::new(k, config, sequence, predictions, Cut::whole(config))?)
     }
 
     fn sample_loss(
@@ -140,8 +140,4 @@ fn input(ids: &[u32], second: usize, predicted: impl Iterator<Item = u32>) -> Ve
 
 fn micro<'m>(input: &'m [u32], target: &'m [u32], loss_scale: f64) -> Micro<'m> {
     Micro { step: 0, sample: 0, input, target, loss_scale, training: false }
-}
-
-fn whole(config: &ModelConfig) -> Cut {
-    Cut { blocks: 0..config.layers, first: true, last: true }
 }

@@ -76,7 +76,7 @@ impl Source {
     /// Names file and tensor of whatever does not fit.
     pub fn open(dir: &Path) -> Result<Source> {
         let (config, dropout) = read_config(dir)?;
-        let params = config.params(&Cut { blocks: 0..config.layers, first: true, last: true });
+        let params = config.params(&Cut::whole(&config));
         let mut places = places(config.architecture, shards(dir)?)?;
         let copies = copies(&config).into_iter();
         let copies: Vec<(&str, Place)> =

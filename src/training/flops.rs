@@ -14,7 +14,7 @@ use chimera_core::model::{Architecture, Cut, ModelConfig};
 /// times what its forward pass takes.
 pub fn flops_per_token(model: &ModelConfig) -> f64 {
     if model.architecture == Architecture::Bert {
-        let whole = Cut { blocks: 0..model.layers, first: true, last: true };
+        let whole = Cut::whole(model);
         return 3.0 * model.forward_flops(&whole, model.context) / model.context as f64;
     }
     let [layers, hidden, context, vocab] =

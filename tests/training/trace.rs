@@ -42,7 +42,7 @@ fn every_message_of_every_group_is_waited_for_and_has_an_arrow() {
         let of = |what: &str| waits.iter().filter(|name| name.starts_with(what)).count();
         let n_ranks = program.placement().n_workers() * width;
         assert_eq!(of("wait for activation") + of("wait for gradient"), n_messages, "{options}");
-        assert_eq!(of("wait for all ranks"), n_ranks * n_runs, "{options}");
+        assert_eq!(of("wait for the agreement of all ranks"), n_ranks * n_runs, "{options}");
         assert_eq!(count(&events, "X", "step"), n_ranks * n_runs, "{options}");
         let ids: Vec<_> =
             events.iter().filter(|e| e["ph"] == "s").map(|e| e["id"].as_u64()).collect();

@@ -65,7 +65,7 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
 
 /// Runs all rows to their ends, with the least room in channels that suffices.
 fn interpret<'p>(program: &'p Program, mut machine: Checker<'p>) -> Result<Checker<'p>, Refusal> {
-    let mut group = Group::new(&program.rows, &program.channels, &program.buckets, &program.rules);
+    let mut group = Group::new(program);
     loop {
         let done = group.run(&mut machine).map_err(|(worker, stop)| {
             let position = group.rows()[worker.index()].position();

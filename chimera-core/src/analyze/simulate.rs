@@ -16,7 +16,7 @@ use crate::op::Cell;
 /// When everything happens if each worker does its row as early as it can.
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
     let mut clock = Clock::new(program, costs);
-    let mut group = Group::new(&program.rows, &program.channels, &program.buckets, &program.rules);
+    let mut group = Group::new(program);
     while group.run(&mut clock) != Ok(true) {
         // Only proven programs come here, and the proof is this very interpretation.
         assert!(clock.sum_next(), "a proven program stopped in simulation");

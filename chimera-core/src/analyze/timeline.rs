@@ -1,5 +1,7 @@
 //! Start and end of every op, simulated or measured.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::effects::Token;
@@ -45,6 +47,17 @@ pub enum Awaited {
     Agreement,
     /// The weights of a bucket, which other replicas update.
     Weights(BucketId),
+}
+
+impl fmt::Display for Awaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Awaited::Message(token) => write!(f, "{token}"),
+            Awaited::Sum(bucket) => write!(f, "the sum of {bucket}"),
+            Awaited::Agreement => write!(f, "the agreement of all ranks"),
+            Awaited::Weights(bucket) => write!(f, "the weights of {bucket}"),
+        }
+    }
 }
 
 /// Time that a worker spends waiting, as measured; not an [`Event`], since it is no work.

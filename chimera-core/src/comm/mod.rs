@@ -12,7 +12,6 @@ mod delayed;
 mod host;
 mod position;
 mod threads;
-mod traced;
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -21,7 +20,6 @@ pub use delayed::{Delayed, Stamped};
 pub use host::{Host, HostStaged};
 pub use position::Position;
 pub use threads::{Threads, threads};
-pub use traced::{Direction, Message, Traced};
 
 use crate::effects::Token;
 use crate::fault::{Class, Fault};
@@ -194,8 +192,8 @@ pub trait Comm<T>: Send {
     /// Whether the transport is to sum over these ranks by itself.
     fn has_sum(&self, members: &[Rank]) -> bool;
 
-    /// Starts the transport's own sum of `tensor` over `members`, this rank among them, if it has one. All of them
-    /// start their sums in one order, and each takes it from itself, by this tag.
+    /// Starts the transport's own sum of `tensor` over `members`, this rank among them, if it has one. All of
+    /// them start their sums in one order, and each takes it from itself, by this tag.
     fn sum(&mut self, _members: &[Rank], _tag: Tag, _tensor: T) -> Result<(), CommError> {
         Err(CommError::Failed("it has no sum of its own".into()))
     }

@@ -6,6 +6,7 @@ use std::task::Poll;
 use super::agreement::{Agreed, Culprit};
 use super::ops::Value;
 use super::optimizer::{NonFinite, Step};
+use super::shards::of_bucket;
 use super::sums::Reduction;
 use super::world::{Held, Places, Since, World, held_mut};
 use crate::analyze::Need;
@@ -102,7 +103,7 @@ where
 
     fn reduce(&mut self, _: WorkerId, bucket: BucketId) -> Result<(), Fault> {
         let World { layout, held, kernels, .. } = &mut *self;
-        let places = &layout[bucket.index() % layout.len()];
+        let places = of_bucket(layout, bucket);
         let parts = places.iter().map(|places| own_part(kernels, held, places));
         let parts = parts.collect();
         let parts = self.on_device(format!("reduction of {bucket}"), parts)?;
@@ -111,7 +112,7 @@ where
         let start = self.now_s();
         let number = self.sum_number(bucket);
         let World { kernels, comm, owners, .. } = &mut *self;
-        let owners = &owners[bucket.index() % owners.len()];
+        let owners = of_bucket(owners, bucket);
         let sum =
             Reduction::start(kernels, comm, number, bucket, members, owners, keeps_sums, parts);
         let sum = self.on_wire(format!("reduction of {bucket}"), sum)?;
@@ -129,7 +130,7 @@ where
         let sums = sum.finish(&self.kernels, &mut self.comm, deadline);
         self.waited(worker, Awaited::Sum(bucket), waits_from);
         let sums = self.on_sum(bucket, sums)?;
-        let places = self.layout[bucket.index() % self.layout.len()].iter().zip(sums);
+        let places = of_bucket(&self.layout, bucket).iter().zip(sums);
         for (places, sum) in places.filter_map(|(places, sum)| Some((places, sum?))) {
             for &(stage, index) in places {
                 held_mut(&mut self.held, stage).grads[index] = sum.clone();
@@ -180,12 +181,12 @@ where
             None => 0.0,
         };
         let training = job.training;
-        let grad_scale = if training.clip.is_some() { training.grad_scale(norm) } else { 1.0 };
+        let grad_scale = training.grad_scale(norm);
         let is_last = update + 1 == window.n_updates();
         let keeps_previous = matches!(window.update(), Update::DoubleBuffer { .. }) && !is_last;
         let World { layout, held, kernels, step: first, .. } = &mut *self;
         let by = Step { training, step: *first + u64::from(step), update: number, grad_scale };
-        let places = &layout[bucket.index() % layout.len()];
+        let places = of_bucket(layout, bucket);
         let updated = stages.iter().try_for_each(|stage| {
             let Some(held) = &mut held[stage.index()] else { return Ok(()) };
             let mine = places.iter().flatten().filter(|(s, _)| s == stage).map(|(_, index)| *index);
@@ -215,7 +216,7 @@ where
         let counts = self.is_lead(bucket);
         let (mut squared, mut culprit) = (0.0, String::new());
         if counts || training.needs_barrier() {
-            self.add_norms(bucket, |_| true, &mut squared, &mut culprit)?;
+            self.add_norms(bucket, &mut squared, &mut culprit)?;
         }
         if training.check_finite && !culprit.is_empty() {
             return Err(self.not_finite(self.comm.rank(), &culprit, step));

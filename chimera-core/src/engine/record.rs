@@ -60,16 +60,15 @@ where
         self.group == 0 && lead.map(|w| self.rank_of(*w, 0)) == Some(self.comm.rank())
     }
 
-    /// Adds the squared norms of those gradients of a bucket that are `counted` to `sum`; the first that is not finite is the
-    /// culprit, if there is none.
+    /// Adds the squared norms of a bucket's gradients to `sum`; the first that is not finite is the culprit, if
+    /// there is none.
     pub(super) fn add_norms(
         &self,
         bucket: BucketId,
-        counted: impl Fn(usize) -> bool,
         sum: &mut f64,
         culprit: &mut String,
     ) -> Result<(), Fault> {
-        let norms = self.norms(bucket, counted)?;
+        let norms = self.norms(bucket, |_| true)?;
         let squares = self.numbers(norms.iter().map(|(_, norm)| norm))?;
         for ((place, _), square) in norms.iter().zip(squares) {
             self.add_norm(*place, square, sum, culprit);
@@ -121,9 +120,8 @@ where
 
     /// Bytes of what a rank holds all the time.
     pub(super) fn state_bytes(&self) -> [(&'static str, u64); 3] {
-        let n_workers = self.job.program.placement().n_workers();
-        let me = self.comm.rank().index() % n_workers;
-        let n_versions = u64::from(self.job.program.weight_versions()[me]);
+        let (_, me) = self.job.program.placement().group_and_worker(self.comm.rank());
+        let n_versions = u64::from(self.job.program.weight_versions()[me.index()]);
         let (mut elements, mut updated) = (0, 0);
         for held in self.held.iter().flatten() {
             for (param, moments) in held.stage.params().iter().zip(&held.moments) {

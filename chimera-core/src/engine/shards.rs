@@ -58,12 +58,17 @@ pub(super) fn owners<'p>(
     (0..).zip(layout).map(of).collect()
 }
 
+/// What a list by bucket of an update has of a bucket of any update.
+pub(super) fn of_bucket<T>(list: &[T], bucket: BucketId) -> &T {
+    &list[bucket.index() % list.len()]
+}
+
 /// Elements of the tensors that each rank owns, by rank, of stages with these parameters. Each of its
 /// places counts.
 pub fn owned_elements(program: &Program, width: usize, params: &[Vec<Param>]) -> Vec<u64> {
     let placement = program.placement();
     let of = |rank: Rank| {
-        let worker = WorkerId((rank.index() % placement.n_workers()) as u16);
+        let (_, worker) = placement.group_and_worker(rank);
         let stages = placement.stages_of(worker);
         let held =
             |stage: StageId| stages.contains(&stage).then(|| params[stage.index()].as_slice());
@@ -134,6 +139,6 @@ where
 
     /// The owners of a bucket's tensors.
     fn owned(&self, bucket: BucketId) -> Vec<Rank> {
-        self.owners[bucket.index() % self.owners.len()].clone()
+        of_bucket(&self.owners, bucket).clone()
     }
 }

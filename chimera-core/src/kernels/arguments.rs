@@ -62,6 +62,13 @@ pub struct AdamW {
     pub grad_scale: f64,
 }
 
+impl AdamW {
+    /// `1 - β₁ᵗ` and `1 - β₂ᵗ` of update `t`: the moments, which begin at zero, divided by these have no bias.
+    pub fn corrections(&self) -> [f64; 2] {
+        [self.beta1, self.beta2].map(|beta| 1.0 - beta.powf(self.update as f64))
+    }
+}
+
 /// The hyperparameters of one update by gradient descent with momentum (Loshchilov & Hutter, 2019,
 /// algorithm 1, its learning rate outside of the momentum).
 #[derive(Clone, Copy, PartialEq, Debug)]

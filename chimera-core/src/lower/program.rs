@@ -141,10 +141,9 @@ impl Program {
     /// The replicas of a bucket in a job of `width` groups: those of group 0 by pipe, then those of group 1,
     /// and so on.
     pub fn replicas(&self, width: usize, bucket: BucketId) -> Vec<Rank> {
-        let n_workers = self.placement.n_workers();
         let workers = &self.buckets[bucket.index()].members;
-        let of = |group| move |w: &WorkerId| Rank((group * n_workers) as u32 + u32::from(w.0));
-        (0..width).flat_map(|group| workers.iter().map(of(group))).collect()
+        let of = |group| workers.iter().map(move |w| self.placement.rank(group, *w));
+        (0..width).flat_map(of).collect()
     }
 
     /// What each worker does, in order.

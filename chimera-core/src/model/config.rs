@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn work_is_counted_per_sample() {
         let config = config();
-        let whole = cut(&config, 1).unwrap().remove(0);
+        let whole = Cut::whole(&config);
         let per_token = 3.0 * (24.0 * 1e4 + 4.0 * 5.0 * 100.0) + 2.0 * 100.0 * 11.0;
         assert_eq!(config.forward_flops(&whole, 5), 5.0 * per_token);
         // One of five tokens is predicted, through a transform; the pooler and its classes are one row.

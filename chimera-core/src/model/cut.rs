@@ -15,6 +15,13 @@ pub struct Cut {
     pub last: bool,
 }
 
+impl Cut {
+    /// All of a model.
+    pub fn whole(config: &ModelConfig) -> Cut {
+        Cut { blocks: 0..config.layers, first: true, last: true }
+    }
+}
+
 /// Cuts a model into `n_stages` pieces whose most expensive one is as cheap as possible, each with at
 /// least one block.
 ///

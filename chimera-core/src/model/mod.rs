@@ -15,6 +15,7 @@ mod cut;
 mod gpt2;
 mod init;
 mod operands;
+mod parts;
 mod pass;
 mod presets;
 

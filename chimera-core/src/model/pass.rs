@@ -12,7 +12,16 @@ pub(super) struct Rate {
     pub(super) seed: u64,
 }
 
-/// The layer of the first block's attention.
+/// The layer of the dropout behind the embedding.
+pub(super) const EMBEDDED: u64 = 0;
+
+/// The layers of the dropouts behind a block's projections back to the residual stream: of its attention, and
+/// of its MLP.
+pub(super) fn projections(block: usize) -> [u64; 2] {
+    [1 + 2 * block as u64, 2 + 2 * block as u64]
+}
+
+/// The layer of the first block's attention weights; those of the others follow, apart from all of the above.
 const ATTENTION: u64 = 1 << 32;
 
 /// One micro-batch on its way through the layers of a stage, forward or backward.
@@ -97,7 +106,7 @@ impl<'p, K: Kernels> Pass<'p, K> {
         k.attention_dx(dy, qkv, out, log_sum, heads, sequence, mask, drop.as_ref())
     }
 
-    /// That of the weights of attention, whose layers are numbered apart from the others.
+    /// That of the weights of attention.
     fn attention_dropout(&self, block: usize) -> Option<Dropout> {
         let (Rate { rate, seed }, step, first_row) = self.dropout?;
         let first = first_row * (self.heads * self.sequence) as u64;

@@ -21,7 +21,8 @@ pub(crate) fn lower_bound(graph: &Graph) -> f64 {
 pub(super) fn one_machine(mut jobs: Vec<(f64, f64, f64)>) -> f64 {
     jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (mut now, mut longest) = (0.0f64, 0.0f64);
-    let mut waiting: BinaryHeap<Job> = BinaryHeap::new();
+    // By tail, whose bits are in the order of its value: it is not negative.
+    let mut waiting: BinaryHeap<(u64, u64)> = BinaryHeap::new();
     let mut released = jobs.into_iter().peekable();
     loop {
         if waiting.is_empty() {
@@ -29,43 +30,17 @@ pub(super) fn one_machine(mut jobs: Vec<(f64, f64, f64)>) -> f64 {
             now = now.max(*release);
         }
         while let Some((_, time, tail)) = released.next_if(|job| job.0 <= now) {
-            waiting.push(Job { tail, time });
+            waiting.push((tail.to_bits(), time.to_bits()));
         }
-        let Some(job) = waiting.pop() else { continue };
+        let Some((tail, time)) = waiting.pop() else { continue };
+        let time = f64::from_bits(time);
         let until = released.peek().map_or(f64::INFINITY, |next| next.0);
-        let run = job.time.min(until - now);
+        let run = time.min(until - now);
         now += run;
-        if run < job.time {
-            waiting.push(Job { time: job.time - run, ..job });
+        if run < time {
+            waiting.push((tail, (time - run).to_bits()));
         } else {
-            longest = longest.max(now + job.tail);
+            longest = longest.max(now + f64::from_bits(tail));
         }
     }
 }
-
-/// Ordered by tail.
-#[derive(Clone, Copy)]
-struct Job {
-    tail: f64,
-    time: f64,
-}
-
-impl Ord for Job {
-    fn cmp(&self, other: &Job) -> std::cmp::Ordering {
-        self.tail.total_cmp(&other.tail)
-    }
-}
-
-impl PartialOrd for Job {
-    fn partial_cmp(&self, other: &Job) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Job {
-    fn eq(&self, other: &Job) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Job {}

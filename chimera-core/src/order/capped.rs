@@ -6,6 +6,7 @@ use super::bound::{lower_bound, one_machine};
 use super::graph::Graph;
 use crate::ids::{PipeId, StageId};
 use crate::op::{Cell, Kind};
+use crate::residuals::ROUNDING;
 
 /// No order of the graph's cells whose workers hold at most `max_peak` has a smaller makespan.
 ///
@@ -156,9 +157,6 @@ fn delay(makers: &mut [Job], made: f64, eaters: &[Job], eaten: f64, max_peak: f6
         *job = Job { head: heads[k].max(end), tail: tails[k], ..*job };
     }
 }
-
-/// Shares such as 1/3 do not add up.
-const ROUNDING: f64 = 1e-6;
 
 #[cfg(test)]
 mod tests {

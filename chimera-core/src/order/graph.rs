@@ -68,8 +68,8 @@ pub(crate) struct Edge {
 
 /// All cells of a timetable as a graph.
 ///
-/// Beside the tokens, the ops of one kind, pipe and stage (whole and input-half backwards being one) keep the order in which the timetable has
-/// them: with equal micro-batches nothing is gained by overtaking.
+/// Beside the tokens, the ops of one kind, pipe and stage (whole and input-half backwards being one) keep the
+/// order in which the timetable has them: with equal micro-batches nothing is gained by overtaking.
 #[derive(Clone, Debug)]
 pub(crate) struct Graph {
     pub(crate) n_workers: usize,

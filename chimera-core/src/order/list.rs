@@ -5,6 +5,7 @@ use std::collections::BinaryHeap;
 
 use super::graph::{Edge, Graph, Node};
 use crate::op::Cell;
+use crate::residuals::ROUNDING;
 
 /// What orders must keep to.
 #[derive(Clone, Debug, Default)]
@@ -93,9 +94,6 @@ pub(crate) fn list(graph: &Graph, keys: &Keys, limits: &Limits) -> Option<Order>
     let order = Order { rows, starts, makespan };
     Some(if keys.releases.is_empty() { order } else { order.hastened(graph, &placed) })
 }
-
-/// Of residuals, and of times in the mean time of a cell.
-const ROUNDING: f64 = 1e-6;
 
 struct State<'g> {
     graph: &'g Graph,
@@ -281,6 +279,7 @@ impl<'g> State<'g> {
                 able.push((start, candidate));
             }
         }
+        // Sums of times are rounded like those of shares.
         let limit = first + keys.patience + ROUNDING * graph.unit;
         let soon = able.iter().filter(|(start, _)| *start <= limit);
         let best = soon.min_by(|(_, a), (_, b)| {

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::rows;
-use crate::analyze::{Awaited, Event, Timeline, Wait, Work};
+use crate::analyze::{Event, Timeline, Wait, Work};
 use crate::effects::{Token, TokenKind};
 use crate::lower::Program;
 use crate::op::{Kind, Op};
@@ -111,12 +111,7 @@ fn steps(timeline: &Timeline, waits: &[Wait], first: usize, step: u64, n_steps: 
 }
 
 fn wait_slice(wait: &Wait, first: usize) -> Value {
-    let name = match wait.awaited {
-        Awaited::Message(token) => format!("wait for {token}"),
-        Awaited::Sum(bucket) => format!("wait for sum {}", bucket.0),
-        Awaited::Agreement => "wait for all ranks".to_string(),
-        Awaited::Weights(bucket) => format!("wait for weights {}", bucket.0),
-    };
+    let name = format!("wait for {}", wait.awaited);
     let pid = first + wait.worker.index();
     complete(&name, "wait", pid, 0, (wait.start, wait.end), json!({}))
 }

@@ -6,7 +6,11 @@
 //! optimizer's update of bucket 2. Sums of gradients, `g2`, stand on lines of their own below the
 //! worker, since they run beside its row.
 
+mod row;
+
 use std::fmt::Write;
+
+pub use row::marked_row;
 
 use super::{Labels, goes_up, n_pipes, number, rows};
 use crate::analyze::{Event, Timeline, Work};
@@ -16,8 +20,6 @@ use crate::op::{Cell, Kind};
 const MAX_COLUMNS: usize = 2000;
 /// Width of a scaled drawing, in characters.
 const SCALED_WIDTH: usize = 100;
-/// How much of a row is shown on each side of a marked cell, in characters.
-const MARK_CONTEXT: usize = 36;
 
 /// The timeline with one column per unit of time.
 ///
@@ -83,48 +85,6 @@ pub fn scaled(timeline: &Timeline, width: usize) -> String {
         number(makespan)
     );
     picture.text
-}
-
-/// A row of cells with a line of carets below the one at `at`, and only the cells around it if the row
-/// is long. `at` may be the row's length: the end of the row is marked.
-///
-/// ```text
-/// … 2 2' 3 3' 0' 1'
-///          ^^
-/// ```
-pub fn marked_row(row: &[Cell], at: usize) -> String {
-    let labels = row_labels(row);
-    let at = at.min(labels.len());
-    let fits = |label: &&String, room: &mut usize| {
-        let left = room.checked_sub(label.len() + 1);
-        *room = left.unwrap_or(0);
-        left.is_some()
-    };
-    let mut room = MARK_CONTEXT;
-    let before = labels[..at].iter().rev().take_while(|l| fits(l, &mut room)).count();
-    let mut room = MARK_CONTEXT;
-    let after = labels[at..].iter().skip(1).take_while(|l| fits(l, &mut room)).count();
-
-    let (from, to) = (at - before, (at + 1 + after).min(labels.len()));
-    let mut line = String::from(if from > 0 { "… " } else { "" });
-    let mut mark = String::new();
-    for (i, label) in labels.iter().enumerate().take(to).skip(from) {
-        if i == at {
-            mark = " ".repeat(line.chars().count()) + &"^".repeat(label.len());
-        }
-        line.push_str(label);
-        line.push(' ');
-    }
-    if at == labels.len() {
-        mark = " ".repeat(line.chars().count()) + "^";
-    }
-    line.push_str(if to < labels.len() { "…" } else { "" });
-    format!("{}\n{mark}", line.trim_end())
-}
-
-fn row_labels(row: &[Cell]) -> Vec<String> {
-    let labels = Labels::new(row.iter().copied());
-    row.iter().map(|&cell| labels.cell(cell)).collect()
 }
 
 /// Lines that begin with the worker's name, all as far in.
@@ -362,20 +322,5 @@ P1 .....0---0'=======1---1'=======.........
             assert!(super::timeline(&timeline).starts_with("P0 "));
         }
         assert_eq!(timeline(&Timeline::default()).lines().count(), 1);
-    }
-
-    #[test]
-    fn the_marked_cell_has_carets() {
-        let op = |kind, unit| Cell::One(Op::new(kind, PipeId(0), StageId(0), unit));
-        let row: Vec<Cell> =
-            (0..40).flat_map(|unit| [op(Kind::Forward, unit), op(Kind::Backward, unit)]).collect();
-        assert_eq!(marked_row(&row[..4], 1), "0 0' 1 1'\n  ^^");
-        assert_eq!(marked_row(&row[..4], 4), "0 0' 1 1'\n          ^");
-        assert_eq!(marked_row(&[], 7), "\n^");
-        assert_eq!(
-            marked_row(&row, 41),
-            "… 15' 16 16' 17 17' 18 18' 19 19' 20 20' 21 21' 22 22' 23 23' 24 24' 25 25' …\n\
-             \u{20}                                    ^^^"
-        );
     }
 }

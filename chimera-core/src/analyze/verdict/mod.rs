@@ -187,10 +187,10 @@ impl Scene<'_> {
         match instr {
             Instr::Recv(token, channel) => {
                 let from = self.program.channels()[channel.index()].from;
-                Wait::For(self.rank_of(from, self.group(rank)), Need::Token(token))
+                Wait::For(self.beside(rank, from), Need::Token(token))
             }
             Instr::Await(bucket) => {
-                let members = || self.members(bucket).into_iter().filter(|m| *m != rank);
+                let members = || self.replicas(bucket).into_iter().filter(|m| *m != rank);
                 if let Some(behind) = self.first_behind(members(), Instr::Reduce(bucket)) {
                     return Wait::For(behind, Need::Part(bucket));
                 }
@@ -244,11 +244,11 @@ impl Scene<'_> {
                 let given = match *done {
                     Instr::Recv(token, channel) => {
                         let from = self.program.channels()[channel.index()].from;
-                        let is_its = self.rank_of(from, self.group(other)) == rank;
+                        let is_its = self.beside(other, from) == rank;
                         is_its.then_some(Instr::Send(token, channel))
                     }
                     Instr::Await(bucket) => {
-                        self.members(bucket).contains(&rank).then_some(Instr::Reduce(bucket))
+                        self.replicas(bucket).contains(&rank).then_some(Instr::Reduce(bucket))
                     }
                     Instr::Agree => Some(Instr::Agree),
                     _ => None,
@@ -326,25 +326,18 @@ impl Scene<'_> {
     }
 
     fn row(&self, rank: Rank) -> &[Instr] {
-        &self.program.rows()[rank.index() % self.n_workers()]
+        let (_, worker) = self.program.placement().group_and_worker(rank);
+        &self.program.rows()[worker.index()]
     }
 
-    fn group(&self, rank: Rank) -> usize {
-        rank.index() / self.n_workers()
+    /// The rank of a worker in the group of another rank.
+    fn beside(&self, rank: Rank, worker: WorkerId) -> Rank {
+        let placement = self.program.placement();
+        placement.rank(placement.group_and_worker(rank).0, worker)
     }
 
-    fn n_workers(&self) -> usize {
-        self.program.rows().len()
-    }
-
-    fn rank_of(&self, worker: WorkerId, group: usize) -> Rank {
-        Rank((group * self.n_workers()) as u32 + u32::from(worker.0))
-    }
-
-    /// The replicas of all groups.
-    fn members(&self, bucket: BucketId) -> Vec<Rank> {
-        let groups = 0..self.positions.len() / self.n_workers();
-        let members = &self.program.buckets()[bucket.index()].members;
-        groups.flat_map(|g| members.iter().map(move |w| self.rank_of(*w, g))).collect()
+    fn replicas(&self, bucket: BucketId) -> Vec<Rank> {
+        let width = self.positions.len() / self.program.placement().n_workers();
+        self.program.replicas(width, bucket)
     }
 }

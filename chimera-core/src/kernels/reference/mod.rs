@@ -344,14 +344,13 @@ impl Kernels for Reference {
 /// `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`; returns
 /// `u = m/(1 - β₁ᵗ) / (√(v/(1 - β₂ᵗ)) + eps)`
 fn adam(g: &Tensor, m: &mut Tensor, v: &mut Tensor, by: &AdamW) -> Vec<f64> {
-    let unbias1 = 1.0 - by.beta1.powf(by.update as f64);
-    let unbias2 = 1.0 - by.beta2.powf(by.update as f64);
+    let [bias1, bias2] = by.corrections();
     let moments = m.data.iter_mut().zip(&mut v.data);
     let direction = |(g, (m, v)): (&f64, (&mut f64, &mut f64))| {
         let g = g * by.grad_scale;
         *m = by.beta1 * *m + (1.0 - by.beta1) * g;
         *v = by.beta2 * *v + (1.0 - by.beta2) * g * g;
-        (*m / unbias1) / ((*v / unbias2).sqrt() + by.eps)
+        (*m / bias1) / ((*v / bias2).sqrt() + by.eps)
     };
     g.data.iter().zip(moments).map(direction).collect()
 }

@@ -2,7 +2,7 @@
 //! `y = norm(mid + mlp(mid))`.
 
 use super::super::operands::{Linear, Norm};
-use super::super::pass::Pass;
+use super::super::pass::{Pass, projections};
 use super::EPSILON;
 use crate::kernels::{Activation, Kernels, Layout, Result};
 
@@ -85,12 +85,6 @@ impl<T> Deferred<T> {
     }
 }
 
-/// The layers of block `block` that drop elements beside its attention: its projections back to the residual
-/// stream.
-fn dropouts(block: usize) -> [u64; 2] {
-    [1 + 2 * block as u64, 2 + 2 * block as u64]
-}
-
 /// From `x: [rows, hidden]` to the output of block `block`, of the same shape.
 pub(super) fn forward<K: Kernels>(
     pass: &Pass<'_, K>,
@@ -112,7 +106,7 @@ pub(super) fn forward<K: Kernels>(
         norm_2,
         norm_2_bias,
     ] = w;
-    let (k, [drop_out, drop_mlp]) = (pass.kernels, dropouts(block));
+    let (k, [drop_out, drop_mlp]) = (pass.kernels, projections(block));
 
     let qkv = k.linear(&x, qkv, Layout::OutIn, Some(qkv_bias), None)?;
     let (mixed, log_sum) = pass.attention(block, &qkv)?;
@@ -150,7 +144,7 @@ pub(super) fn backward_input<K: Kernels>(
     dy: K::Tensor,
 ) -> Result<(K::Tensor, Deferred<K::Tensor>)> {
     let [qkv_w, _, out, _, norm_1, _, fc_w, _, proj, _, norm_2, _] = w;
-    let (k, [drop_out, drop_mlp]) = (pass.kernels, dropouts(block));
+    let (k, [drop_out, drop_mlp]) = (pass.kernels, projections(block));
     let linear_dx = |dy, w| k.linear_dx(dy, w, Layout::OutIn);
 
     let Saved { selected, stats_1, mid, fc, stats_2 } = saved;

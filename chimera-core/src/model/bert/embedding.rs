@@ -1,7 +1,7 @@
 //! Words, positions and segments, their sum normalised.
 
 use super::super::operands::Norm;
-use super::super::pass::Pass;
+use super::super::pass::{EMBEDDED, Pass};
 use super::EPSILON;
 use super::sample::Form;
 use crate::kernels::{Kernels, Layout, Result};
@@ -9,9 +9,6 @@ use crate::stage::Micro;
 
 /// Weight tensors of the embedding: three tables, and a norm.
 pub(super) const TENSORS: usize = 5;
-
-/// The layer of the dropout behind it.
-const LAYER: u64 = 0;
 
 /// What the backward pass needs.
 #[derive(Debug)]
@@ -59,7 +56,7 @@ pub(super) fn forward<K: Kernels>(
     // Two rows: a product with ones and zeros is as good as a look-up.
     let sum = k.linear(&columns(k, form, micro)?, segments, Layout::InOut, None, Some(&sum))?;
     let (normed, stats) = k.layer_norm(&sum, gain, bias, EPSILON)?;
-    Ok((pass.dropped(LAYER, &normed)?, Saved { sum, stats }))
+    Ok((pass.dropped(EMBEDDED, &normed)?, Saved { sum, stats }))
 }
 
 /// What the forward pass saved, to the bit.
@@ -81,7 +78,7 @@ pub(super) fn backward_input<K: Kernels>(
     dy: K::Tensor,
 ) -> Result<Deferred<K::Tensor>> {
     let [_, _, _, gain, _] = w;
-    let dy = pass.dropped(LAYER, &dy)?;
+    let dy = pass.dropped(EMBEDDED, &dy)?;
     let d_sum = pass.kernels.layer_norm_dx(&dy, &saved.sum, &saved.stats, gain, None)?;
     Ok(Deferred { norm: Norm { dy, x: saved.sum, stats: saved.stats }, d_sum })
 }

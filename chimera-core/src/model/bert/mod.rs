@@ -9,6 +9,7 @@ pub(super) mod tensors;
 
 use std::ops::Range;
 
+use super::parts::{bytes, part};
 use super::pass::{Pass, Rate};
 use super::{Cut, ModelConfig, ModelError};
 use crate::kernels::{Kernels, Layout, Mask, Result};
@@ -131,20 +132,6 @@ impl<K: Kernels> BertStage<K> {
         let head = |x| head::restore(k, &self.head(w), head::select(k, self.form, micro, x)?);
         let head = self.cut.last.then(|| head(&x)).transpose()?;
         Ok((x, BertSaved { embedding, blocks, head }))
-    }
-
-    /// Part `part` of `parts` of a tensor, in whole samples.
-    fn part(&self, tensor: &K::Tensor, part: usize, parts: usize) -> Result<K::Tensor> {
-        let rows = self.kernels.shape(tensor)[0];
-        assert!(rows.is_multiple_of(parts), "{rows} rows do not divide into {parts} parts");
-        let len = rows / parts;
-        self.kernels.rows(tensor, part * len, len)
-    }
-
-    /// Device memory of tensors, four bytes an element.
-    fn bytes<'t>(&self, tensors: impl Iterator<Item = &'t K::Tensor>) -> u64 {
-        let elements = tensors.map(|t| self.kernels.shape(t).iter().product::<usize>());
-        elements.sum::<usize>() as u64 * size_of::<f32>() as u64
     }
 }
 
@@ -279,34 +266,35 @@ impl<K: Kernels> Stage for BertStage<K> {
         saved: BertSaved<K::Tensor>,
         parts: usize,
     ) -> Result<Vec<BertSaved<K::Tensor>>> {
-        (0..parts).map(|part| saved.map(|tensor| self.part(tensor, part, parts))).collect()
+        let k = &self.kernels;
+        (0..parts).map(|n| saved.map(|tensor| part(k, tensor, n, parts))).collect()
     }
 
     fn split_tensor(&self, tensor: K::Tensor, parts: usize) -> Result<Vec<K::Tensor>> {
-        (0..parts).map(|part| self.part(&tensor, part, parts)).collect()
+        (0..parts).map(|n| part(&self.kernels, &tensor, n, parts)).collect()
     }
 
     fn saved_bytes(&self, saved: &BertSaved<K::Tensor>) -> u64 {
-        let mut elements = 0;
+        let mut sum = 0;
         // Infallible, as the closure is.
         let _ = saved.map(|tensor| {
-            elements += self.kernels.shape(tensor).iter().product::<usize>();
+            sum += bytes(&self.kernels, [tensor]);
             Ok(())
         });
-        elements as u64 * size_of::<f32>() as u64
+        sum
     }
 
     fn selected_bytes(&self, selected: &BertSelected<K::Tensor>) -> u64 {
         let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
         let head = selected.head.iter().flat_map(head::Selected::tensors);
-        self.bytes(blocks.chain(head).chain(&selected.embedding))
+        bytes(&self.kernels, blocks.chain(head).chain(&selected.embedding))
     }
 
     fn deferred_bytes(&self, deferred: &BertDeferred<K::Tensor>) -> u64 {
         let head = deferred.head.iter().flat_map(head::Deferred::tensors);
         let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
         let embedding = deferred.embedding.iter().flat_map(embedding::Deferred::tensors);
-        self.bytes(blocks.chain(head).chain(embedding))
+        bytes(&self.kernels, blocks.chain(head).chain(embedding))
     }
 }
 

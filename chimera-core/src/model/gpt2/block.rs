@@ -1,7 +1,7 @@
 //! One transformer block, pre-norm. Without dropout `mid = x + attention(norm(x))`, `y = mid + mlp(norm(mid))`.
 
 use super::super::operands::{Linear, Norm};
-use super::super::pass::Pass;
+use super::super::pass::{Pass, projections};
 use crate::kernels::{Activation, Kernels, Layout, Result};
 
 /// Weight tensors of a block.
@@ -86,12 +86,6 @@ impl<T> Deferred<T> {
     }
 }
 
-/// The layers of block `block` that drop elements beside its attention: its projections back to the residual
-/// stream.
-fn dropouts(block: usize) -> [u64; 2] {
-    [1 + 2 * block as u64, 2 + 2 * block as u64]
-}
-
 /// From `x: [rows, hidden]` to the output of block `block`, of the same shape.
 pub(super) fn forward<K: Kernels>(
     pass: &Pass<'_, K>,
@@ -113,7 +107,7 @@ pub(super) fn forward<K: Kernels>(
         mlp_proj,
         mlp_proj_bias,
     ] = w;
-    let (k, [drop_attn, drop_mlp]) = (pass.kernels, dropouts(block));
+    let (k, [drop_attn, drop_mlp]) = (pass.kernels, projections(block));
     let linear = |x, w, bias| k.linear(x, w, Layout::InOut, Some(bias), None);
     let add = |drop, x, w, bias, to| pass.linear(drop, x, w, Layout::InOut, bias, to);
 
@@ -153,7 +147,7 @@ pub(super) fn backward_input<K: Kernels>(
     dy: K::Tensor,
 ) -> Result<(K::Tensor, Deferred<K::Tensor>)> {
     let [ln_1, _, attn, _, attn_proj, _, ln_2, _, fc, _, mlp_proj, _] = w;
-    let (k, [drop_attn, drop_mlp]) = (pass.kernels, dropouts(block));
+    let (k, [drop_attn, drop_mlp]) = (pass.kernels, projections(block));
     let linear_dx = |dy, w| k.linear_dx(dy, w, Layout::InOut);
 
     let Selected { x, qkv, mixed, log_sum, mid } = saved.selected;

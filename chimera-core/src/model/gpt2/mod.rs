@@ -6,7 +6,8 @@ pub(super) mod tensors;
 use std::ops::Range;
 
 use super::operands::{Linear, Norm};
-use super::pass::{Pass, Rate};
+use super::parts::{bytes, part};
+use super::pass::{EMBEDDED, Pass, Rate};
 use super::{Cut, ModelConfig, ModelError};
 use crate::kernels::{Kernels, Layout, Mask, Result};
 use crate::stage::{Micro, Output, Param, Stage};
@@ -59,8 +60,6 @@ struct SavedHead<T> {
 
 /// Tensors before the blocks of a first stage: the token and the position table.
 const EMBEDDING: usize = 2;
-/// The layer of the dropout behind them.
-const EMBEDDED: u64 = 0;
 
 impl<K: Kernels> Gpt2Stage<K> {
     /// The stage `cut` of `config`, for samples of `sequence` tokens each: usually `config.context`,
@@ -103,12 +102,6 @@ impl<K: Kernels> Gpt2Stage<K> {
         Ok(SavedHead { x, stats, normed })
     }
 
-    /// Device memory of tensors, four bytes an element.
-    fn bytes<'t>(&self, tensors: impl Iterator<Item = &'t K::Tensor>) -> u64 {
-        let elements = tensors.map(|t| self.kernels.shape(t).iter().product::<usize>());
-        elements.sum::<usize>() as u64 * size_of::<f32>() as u64
-    }
-
     /// From the stage's input through its blocks: the last one's output, and the residuals.
     fn through(
         &self,
@@ -134,18 +127,6 @@ impl<K: Kernels> Gpt2Stage<K> {
         }
         let head = self.cut.last.then(|| self.norm_head(w, x.clone())).transpose()?;
         Ok((x, Gpt2Saved { blocks, head }))
-    }
-
-    /// Part `part` of `parts` of a tensor, in whole samples.
-    fn part(&self, tensor: &K::Tensor, part: usize, parts: usize) -> Result<K::Tensor> {
-        let rows = self.kernels.shape(tensor)[0];
-        let sequence = self.sequence;
-        assert!(
-            rows.is_multiple_of(parts * sequence),
-            "{rows} rows, {sequence} per sample, do not divide into {parts} parts"
-        );
-        let len = rows / parts;
-        self.kernels.rows(tensor, part * len, len)
     }
 }
 
@@ -276,26 +257,27 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
         saved: Gpt2Saved<K::Tensor>,
         parts: usize,
     ) -> Result<Vec<Gpt2Saved<K::Tensor>>> {
-        (0..parts).map(|part| saved.map(|tensor| self.part(tensor, part, parts))).collect()
+        let k = &self.kernels;
+        (0..parts).map(|n| saved.map(|tensor| part(k, tensor, n, parts))).collect()
     }
 
     fn split_tensor(&self, tensor: K::Tensor, parts: usize) -> Result<Vec<K::Tensor>> {
-        (0..parts).map(|part| self.part(&tensor, part, parts)).collect()
+        (0..parts).map(|n| part(&self.kernels, &tensor, n, parts)).collect()
     }
 
     fn saved_bytes(&self, saved: &Gpt2Saved<K::Tensor>) -> u64 {
-        let mut elements = 0;
+        let mut sum = 0;
         // Infallible, as the closure is.
         let _ = saved.map(|tensor| {
-            elements += self.kernels.shape(tensor).iter().product::<usize>();
+            sum += bytes(&self.kernels, [tensor]);
             Ok(())
         });
-        elements as u64 * size_of::<f32>() as u64
+        sum
     }
 
     fn selected_bytes(&self, selected: &Gpt2Selected<K::Tensor>) -> u64 {
         let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
-        self.bytes(blocks.chain(&selected.head))
+        bytes(&self.kernels, blocks.chain(&selected.head))
     }
 
     fn deferred_bytes(&self, deferred: &Gpt2Deferred<K::Tensor>) -> u64 {
@@ -304,7 +286,7 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
             .iter()
             .flat_map(|(norm, linear)| norm.tensors().into_iter().chain(linear.tensors()));
         let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
-        self.bytes(blocks.chain(head).chain(&deferred.embedding))
+        bytes(&self.kernels, blocks.chain(head).chain(&deferred.embedding))
     }
 }
 

@@ -1,0 +1,25 @@
+//! The tensors that a stage keeps: their size, and their parts.
+
+use crate::kernels::{Kernels, Result};
+
+/// Device memory of tensors, four bytes an element.
+pub(super) fn bytes<'t, K: Kernels>(
+    k: &K,
+    tensors: impl IntoIterator<Item = &'t K::Tensor>,
+) -> u64 {
+    let elements = tensors.into_iter().map(|t| k.shape(t).iter().product::<usize>());
+    elements.sum::<usize>() as u64 * size_of::<f32>() as u64
+}
+
+/// Part `part` of `parts` of a tensor that has as many rows of every sample.
+pub(super) fn part<K: Kernels>(
+    k: &K,
+    tensor: &K::Tensor,
+    part: usize,
+    parts: usize,
+) -> Result<K::Tensor> {
+    let rows = k.shape(tensor)[0];
+    assert!(rows.is_multiple_of(parts), "{rows} rows do not divide into {parts} parts");
+    let len = rows / parts;
+    k.rows(tensor, part * len, len)
+}

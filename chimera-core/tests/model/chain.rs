@@ -1,0 +1,225 @@
+//! Models cut into stages, driven by hand.
+
+use std::collections::BTreeMap;
+
+use chimera_core::kernels::Kernels;
+use chimera_core::kernels::reference::Reference;
+use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, cut, initial};
+use chimera_core::stage::{Init, Micro, Output, Param, Stage};
+
+pub(crate) type Tensor = <Reference as Kernels>::Tensor;
+/// Weights or gradients by name, so that one map serves every cut.
+pub(crate) type Named = BTreeMap<String, Tensor>;
+
+pub(crate) type Gpt2 = Gpt2Stage<Reference>;
+pub(crate) type Bert = BertStage<Reference>;
+
+pub(crate) const SAMPLES: usize = 4;
+/// Shorter than the position table.
+pub(crate) const SEQUENCE: usize = 4;
+/// Of a BERT's sample.
+pub(crate) const PREDICTIONS: usize = 1;
+pub(crate) const VOCAB: u32 = 11;
+
+/// The stages of a model, and samples for it.
+pub(crate) trait Model: Stage<Tensor = Tensor> + Sized {
+    const ARCHITECTURE: Architecture;
+    /// Numbers of a sample's input and target.
+    const EXTENTS: [usize; 2];
+    /// Targets of a sample that the loss is the mean over.
+    const N_TARGETS: usize;
+
+    fn make(config: &ModelConfig, cut: Cut) -> Self;
+    fn with_dropout(self, rate: f64) -> Self;
+    fn sample(n: usize) -> (Vec<u32>, Vec<u32>);
+}
+
+impl Model for Gpt2 {
+    const ARCHITECTURE: Architecture = Architecture::Gpt2;
+    const EXTENTS: [usize; 2] = [SEQUENCE; 2];
+    const N_TARGETS: usize = SEQUENCE;
+
+    fn make(config: &ModelConfig, cut: Cut) -> Self {
+        Gpt2Stage::new(Reference, config, SEQUENCE, cut).unwrap()
+    }
+
+    fn with_dropout(self, rate: f64) -> Self {
+        self.with_dropout(rate, 5)
+    }
+
+    fn sample(n: usize) -> (Vec<u32>, Vec<u32>) {
+        (ids(n).collect(), ids(n + 1).collect())
+    }
+}
+
+impl Model for Bert {
+    const ARCHITECTURE: Architecture = Architecture::Bert;
+    const EXTENTS: [usize; 2] = [2 + PREDICTIONS + SEQUENCE, PREDICTIONS + 1];
+    const N_TARGETS: usize = PREDICTIONS;
+
+    fn make(config: &ModelConfig, cut: Cut) -> Self {
+        BertStage::new(Reference, config, SEQUENCE, PREDICTIONS, cut).unwrap()
+    }
+
+    fn with_dropout(self, rate: f64) -> Self {
+        self.with_dropout(rate, 5)
+    }
+
+    /// One padding row in every other sample; the second segment begins at row 2.
+    fn sample(n: usize) -> (Vec<u32>, Vec<u32>) {
+        let (length, place) = ([4, 3][n % 2], 1 + n as u32 % 2);
+        let input = [length, 2].into_iter().chain([place]).chain(ids(n)).collect();
+        (input, ids(n + 1).take(PREDICTIONS).chain([n as u32 % 2]).collect())
+    }
+}
+
+fn ids(n: usize) -> impl Iterator<Item = u32> {
+    (n * SEQUENCE..(n + 1) * SEQUENCE).map(|i| (i * i + 3 * i + 1) as u32 % VOCAB)
+}
+
+pub(crate) fn config<S: Model>(tied: bool) -> ModelConfig {
+    let (architecture, vocab) = (S::ARCHITECTURE, VOCAB as usize);
+    ModelConfig { architecture, layers: 3, hidden: 8, heads: 2, context: 5, vocab, tied }
+}
+
+/// A model cut into stages, its weights, and one global batch.
+pub(crate) struct Chain<S> {
+    pub(crate) stages: Vec<S>,
+    pub(crate) weights: Named,
+    pub(crate) input: Vec<u32>,
+    target: Vec<u32>,
+}
+
+impl<S: Model> Chain<S> {
+    /// `noise` is added to the initial weights: at the start, most gradients are next to zero.
+    pub(crate) fn make(config: &ModelConfig, n_stages: usize, noise: f64) -> Self {
+        let cuts = cut(config, n_stages).unwrap().into_iter();
+        let stages: Vec<S> = cuts.map(|cut| S::make(config, cut)).collect();
+        let params = stages.iter().flat_map(|stage| stage.params());
+        let weights = params.map(|p| (p.name.clone(), weight(p, noise))).collect();
+        let (input, target): (Vec<_>, Vec<_>) = (0..SAMPLES).map(S::sample).unzip();
+        Self { stages, weights, input: input.concat(), target: target.concat() }
+    }
+
+    pub(crate) fn with_dropout(self, rate: f64) -> Self {
+        let stages = self.stages.into_iter().map(|stage| stage.with_dropout(rate)).collect();
+        Self { stages, ..self }
+    }
+
+    /// The `part`-th of `parts` equal micro-batches.
+    pub(crate) fn micro(&self, part: usize, parts: usize) -> Micro<'_> {
+        let samples = SAMPLES / parts;
+        let [input, target] = S::EXTENTS;
+        Micro {
+            step: 0,
+            sample: (part * samples) as u64,
+            input: &self.input[part * samples * input..][..samples * input],
+            target: &self.target[part * samples * target..][..samples * target],
+            loss_scale: 1.0 / (SAMPLES * S::N_TARGETS) as f64,
+            training: true,
+        }
+    }
+
+    pub(crate) fn weights_of(&self, stage: &S) -> Vec<Tensor> {
+        let params = stage.params().iter();
+        params.map(|p| self.weights[&p.name].clone()).collect()
+    }
+
+    /// The loss, what the last stage begins with, and each stage's residuals.
+    pub(crate) fn forward(&self, micro: &Micro<'_>) -> (f64, Tensor, Vec<S::Saved>) {
+        let mut x = None;
+        let mut residuals = Vec::new();
+        for stage in &self.stages {
+            let (output, saved) = stage.forward(&self.weights_of(stage), micro, x).unwrap();
+            residuals.push(saved);
+            match output {
+                Output::Activation(y) => x = Some(y),
+                Output::Loss { loss, grad } => return (loss.data[0], grad, residuals),
+            }
+        }
+        panic!("the last stage gives a loss")
+    }
+
+    pub(crate) fn backward_input(
+        &self,
+        micro: &Micro<'_>,
+        dy: Tensor,
+        saved: Vec<S::Saved>,
+    ) -> Vec<S::Deferred> {
+        let mut dy = Some(dy);
+        let mut all = Vec::new();
+        for (stage, saved) in self.stages.iter().zip(saved).rev() {
+            let w = self.weights_of(stage);
+            let (dx, deferred) = stage.backward_input(&w, micro, saved, dy.unwrap()).unwrap();
+            dy = dx;
+            all.push(deferred);
+        }
+        assert!(dy.is_none());
+        all.reverse();
+        all
+    }
+
+    pub(crate) fn backward_weight(
+        &self,
+        micro: &Micro<'_>,
+        deferred: Vec<S::Deferred>,
+        grads: &mut [Vec<Tensor>],
+    ) {
+        for ((stage, deferred), into) in self.stages.iter().zip(deferred).zip(grads) {
+            stage.backward_weight(micro, deferred, into).unwrap();
+        }
+    }
+
+    pub(crate) fn zeros(&self) -> Vec<Vec<Tensor>> {
+        let zeros = |p: &Param| Reference.zeros(&p.shape).unwrap();
+        let stages = self.stages.iter();
+        stages.map(|stage| stage.params().iter().map(zeros).collect()).collect()
+    }
+
+    /// Gradients by name; those of a tied tensor are summed.
+    pub(crate) fn named(&self, grads: Vec<Vec<Tensor>>) -> Named {
+        let mut named = Named::new();
+        for (stage, grads) in self.stages.iter().zip(grads) {
+            for (param, grad) in stage.params().iter().zip(grads) {
+                match named.get_mut(&param.name) {
+                    Some(sum) => {
+                        assert!(param.tied);
+                        Reference.accumulate(sum, &grad).unwrap();
+                    }
+                    None => {
+                        named.insert(param.name.clone(), grad);
+                    }
+                }
+            }
+        }
+        named
+    }
+
+    /// Loss and gradients of the batch as one micro-batch.
+    pub(crate) fn train(&self) -> (f64, Named) {
+        let micro = self.micro(0, 1);
+        let (loss, dy, saved) = self.forward(&micro);
+        let mut grads = self.zeros();
+        let deferred = self.backward_input(&micro, dy, saved);
+        self.backward_weight(&micro, deferred, &mut grads);
+        (loss, self.named(grads))
+    }
+}
+
+fn weight(param: &Param, noise: f64) -> Tensor {
+    let drawn = Param { init: Init::Normal(noise), ..param.clone() };
+    let values: Vec<f32> =
+        std::iter::zip(initial(param, 1), initial(&drawn, 2)).map(|(x, noise)| x + noise).collect();
+    Reference.upload(&param.shape, &values).unwrap()
+}
+
+pub(crate) fn assert_close(a: &Named, b: &Named) {
+    assert!(a.keys().eq(b.keys()));
+    for (name, x) in a {
+        let y = &b[name];
+        assert_eq!(x.shape, y.shape, "{name}");
+        for (x, y) in x.data.iter().zip(&y.data) {
+            assert!((x - y).abs() < 1e-12, "{name}: {x} and {y}");
+        }
+    }
+}
