@@ -11,7 +11,6 @@ use chimera_core::fault::Fault;
 use chimera_core::ids::{Rank, StageId, WorkerId};
 use humantime::format_rfc3339_millis;
 
-use super::recent::words;
 use super::{Run, io_fault};
 
 /// The log of a rank, if one is wanted.
@@ -52,7 +51,7 @@ impl Log {
         let seconds = |wait: &Wait| wait.end - wait.start;
         let waited: f64 = waits.iter().map(seconds).sum();
         let longest = waits.iter().max_by(|a, b| seconds(a).total_cmp(&seconds(b)));
-        let longest = longest.map(|w| format!(", {:.4} s for {}", seconds(w), words(&w.awaited)));
+        let longest = longest.map(|w| format!(", {:.4} s for {}", seconds(w), w.awaited));
         self.line(format_args!(
             "  here {} ops and sums, and {waited:.4} s of waiting{}",
             events.len(),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
-use chimera_core::analyze::{Awaited, Work};
+use chimera_core::analyze::Work;
 use chimera_core::engine::{Did, Doing, Recent};
 use chimera_core::ids::Rank;
 use serde_json::json;
@@ -49,16 +49,7 @@ fn line(Did { step, what, start, end }: &Did) -> serde_json::Value {
         Doing::Work(Work::Cell(cell)) => ("op", cell.to_string()),
         Doing::Work(Work::Reduce(bucket)) => ("sum", bucket.to_string()),
         Doing::Work(Work::Step(bucket)) => ("update", bucket.to_string()),
-        Doing::Wait(awaited) => ("wait", words(awaited)),
+        Doing::Wait(awaited) => ("wait", awaited.to_string()),
     };
     json!({"step": step, kind: what, "start": start, "end": end})
-}
-
-pub(super) fn words(awaited: &Awaited) -> String {
-    match awaited {
-        Awaited::Message(token) => token.to_string(),
-        Awaited::Sum(bucket) => format!("the sum of {bucket}"),
-        Awaited::Weights(bucket) => format!("the weights of {bucket}"),
-        Awaited::Agreement => "the agreement of all ranks".into(),
-    }
 }

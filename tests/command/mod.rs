@@ -56,7 +56,15 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
 
 impl Running {
     /// Waits for the end. No command may hang, whatever it is given, nor end in a panic.
-    pub(crate) fn wait(mut self) -> Ran {
+    pub(crate) fn wait(self) -> Ran {
+        let line = self.line.clone();
+        let ran = self.end();
+        assert!(!ran.stderr.contains("panicked"), "`{line}`: {}", ran.stderr);
+        ran
+    }
+
+    /// Waits for the end, which may be a panic.
+    pub(crate) fn end(mut self) -> Ran {
         let deadline = Instant::now() + Duration::from_secs(100);
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
@@ -73,7 +81,6 @@ impl Running {
             String::from_utf8_lossy(&bytes).into_owned()
         };
         let (stdout, stderr) = (read("stdout"), read("stderr"));
-        assert!(!stderr.contains("panicked"), "`{}`: {stderr}", self.line);
         Ran { code: status.code(), stdout, stderr }
     }
 }

@@ -81,7 +81,7 @@ fn a_struck_rank_is_named_and_the_run_goes_on() {
         let mut command = launcher(4);
         let strike = format!("{rank} {signal} {point} {}", file.display());
         command.arg(CHIMERA).env("CHIMERA_STRIKE", strike);
-        let ran = start_with(command, &line(&name)).wait();
+        let ran = start_with(command, &line(&name)).end();
         assert!(file.exists() && ran.code != Some(0), "{case}: {:?} {}", ran.code, ran.stderr);
         let mut errors = errors(&out);
         if signal != "KILL" {
