@@ -12,8 +12,8 @@ use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 
+use crate::files::io_fault;
 use crate::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, twin};
-use crate::training::io_fault;
 
 /// What turns text into the tokens of the model.
 pub const TOKENIZER: &str = "tokenizer.json";

@@ -11,9 +11,9 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
 use super::saver::writer_died;
-use super::tensors::{self, Named, NotFinite};
 use super::{Checkpoint, Disk, MANIFEST, Manifest, Open, Shard, Unusable, moment};
-use crate::training::io_fault;
+use crate::files::io_fault;
+use crate::files::tensors::{self, Named, NotFinite};
 
 /// Checkpoints that are kept at least, so that there is always one that is not being written.
 const MIN_KEPT: usize = 2;
