@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::DataError;
 use super::prepared::{Prepared, Source, beside, tokenizer_beside};
-use super::tokens::Width;
+use super::width::Width;
 use crate::files::io_fault;
 use crate::tokenizer::{Tokenizer, TokenizerError, pieces};
 

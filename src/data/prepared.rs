@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
-use super::tokens::Width;
+use super::width::Width;
 use crate::files::text_at_most;
 use crate::tokenizer::Tokenizer;
 
