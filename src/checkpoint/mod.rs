@@ -138,12 +138,9 @@ impl Checkpoint {
         for (name, shape) in &shapes {
             values.push(self.weights(name, shape)?);
         }
-        let named = shapes.iter().zip(&values).map(|((name, shape), values)| Named {
-            name: name.clone(),
-            shape,
-            values,
-        });
-        let written = tensors::write(&Disk::default(), to, named.collect());
+        let named = shapes.into_iter().zip(&values);
+        let named = named.map(|((name, shape), values)| Named { name, shape, values });
+        let written = tensors::write(&Disk::default(), to, named.collect(), None);
         Ok(written.map_err(|e| io_fault("weights", to, &e))?)
     }
 }

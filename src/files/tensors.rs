@@ -1,13 +1,17 @@
 //! Tensors in files of safetensors: written without a second copy, read one by one.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Error, Read, Result, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::disk::{CHUNK, Disk, Written};
+use super::io_fault;
 
 /// Longer headers are refused before they are read. The largest model that is allowed needs a tenth.
 const MAX_HEADER_BYTES: u64 = 1 << 26;
@@ -17,30 +21,35 @@ const LENGTH_BYTES: u64 = 8;
 /// A tensor to be written: its name, extents, and values, row-major.
 pub(crate) struct Named<'v> {
     pub(crate) name: String,
-    pub(crate) shape: &'v [usize],
+    pub(crate) shape: Vec<usize>,
     pub(crate) values: &'v [f32],
 }
 
-/// A tensor that holds what no checkpoint may hold.
+/// A tensor that holds what no file may hold.
 #[derive(thiserror::Error, Debug)]
 #[error("{0} is not finite")]
-pub(crate) struct NotFinite(String);
+struct NotFinite(String);
 
-/// Writes f32 tensors in the order of their names. All that is to be done with a value is done while it is in
-/// the cache.
+/// Writes f32 tensors in the order of their names, and what else the header is to say. All that is to be done with
+/// a value is done while it is in the cache.
 ///
 /// # Errors
-/// Also [`NotFinite`].
-pub(crate) fn write(disk: &Disk, path: &Path, mut tensors: Vec<Named<'_>>) -> Result<Written> {
+/// If the file cannot be written, or a value is not finite; [`fault`] tells which.
+pub(crate) fn write(
+    disk: &Disk,
+    path: &Path,
+    mut tensors: Vec<Named<'_>>,
+    metadata: Option<HashMap<String, String>>,
+) -> Result<Written> {
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let mut end = 0;
     let infos = tensors.iter().map(|tensor| {
         let start = end;
         end += size_of_val(tensor.values);
-        let (dtype, shape) = (Dtype::F32, tensor.shape.to_vec());
+        let (dtype, shape) = (Dtype::F32, tensor.shape.clone());
         (tensor.name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
     });
-    let header = Metadata::new(None, infos.collect()).map_err(Error::other)?;
+    let header = Metadata::new(metadata, infos.collect()).map_err(Error::other)?;
     let mut header = serde_json::to_vec(&header)?;
     header.resize(header.len().next_multiple_of(8), b' '); // values begin aligned
     disk.write(path, |out| {
@@ -56,6 +65,14 @@ pub(crate) fn write(disk: &Disk, path: &Path, mut tensors: Vec<Named<'_>>) -> Re
         }
         Ok(())
     })
+}
+
+/// The fault of a [`write`] that failed, after which `outcome` holds.
+pub(crate) fn fault(what: &str, path: &Path, error: &Error, outcome: &str) -> Fault {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<NotFinite>()) {
+        Some(unsound) => Fault::new(Class::NonFinite, Rank(0), format!("{unsound}: {outcome}")),
+        None => io_fault(what, path, error),
+    }
 }
 
 /// As safetensors keeps them: little-endian.
