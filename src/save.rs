@@ -32,8 +32,7 @@ pub fn prepare(dir: &Path) -> Result<()> {
 
 /// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a model in f32: other
 /// programs read such a folder and go on training at the same rates of dropout, and [`hf::read`](crate::hf::read)
-/// reads it. Each file is complete or not there; weights
-/// that are not finite are refused.
+/// reads it. Each file is complete or not there; weights that are not finite are refused.
 ///
 /// # Errors
 /// A [`Fault`], with the file.

@@ -73,7 +73,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let deadline = Instant::now() + patience.first_step;
         let (me, n_ranks) = (control.rank(), control.n_ranks());
         let own = (me == LEAD).then(|| Communicator::unique_id(&library)).transpose();
-        let said = own.as_ref().map_or(&[][..], |id| id.as_ref().map_or(&[][..], |id| &id.0));
+        let said = own.as_ref().ok().and_then(Option::as_ref).map_or(&[][..], |id| &id.0);
         let all = control.exchange(said, deadline)?;
         own?;
         let id = all.first().and_then(|id| id.as_slice().try_into().ok()).map(UniqueId);
