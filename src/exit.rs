@@ -52,8 +52,5 @@ fn class_of(cause: &(dyn std::error::Error + 'static)) -> Option<Class> {
     if cause.is::<Unusable>() {
         return Some(Class::Checkpoint);
     }
-    cause.downcast_ref::<DeviceError>().map(|error| match error {
-        DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
-        DeviceError::Failed { .. } => Class::Internal,
-    })
+    cause.downcast_ref::<DeviceError>().map(DeviceError::class)
 }

@@ -11,6 +11,7 @@ pub mod corpus;
 pub mod data;
 pub mod device;
 pub mod evaluate;
+pub mod files;
 pub mod hf;
 pub mod launch;
 pub mod save;

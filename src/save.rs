@@ -1,8 +1,7 @@
 //! Trained weights on disk, as Hugging Face keeps them.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fs::{File, create_dir_all, remove_file, rename};
-use std::io::Write;
+use std::collections::HashMap;
+use std::fs::{File, create_dir_all, remove_file};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -10,10 +9,11 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
-use safetensors::tensor::{Dtype, TensorView, serialize};
 
+use crate::files::disk::Disk;
+use crate::files::io_fault;
+use crate::files::tensors::{self, Named};
 use crate::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, twin};
-use crate::training::io_fault;
 
 /// What turns text into the tokens of the model.
 pub const TOKENIZER: &str = "tokenizer.json";
@@ -32,8 +32,7 @@ pub fn prepare(dir: &Path) -> Result<()> {
 
 /// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a model in f32: other
 /// programs read such a folder and go on training at the same rates of dropout, and [`hf::read`](crate::hf::read)
-/// reads it. Each file is complete or not there;
-/// weights that are not finite are refused.
+/// reads it. Each file is complete or not there; weights that are not finite are refused.
 ///
 /// # Errors
 /// A [`Fault`], with the file.
@@ -44,37 +43,26 @@ pub fn save(
     weights: &[(Param, Vec<f32>)],
 ) -> Result<PathBuf> {
     let path = dir.join(WEIGHTS);
-    let unsound = weights.iter().find(|(_, values)| values.iter().any(|v| !v.is_finite()));
-    if let Some((param, _)) = unsound {
-        let message = format!("{} is not finite: the weights are not saved", param.name);
-        return Err(Fault::new(Class::NonFinite, Rank(0), message).into());
-    }
-    let fault = |e: &dyn ToString| io_fault("weights", &path, e);
-    create_dir_all(dir).map_err(|e| fault(&e))?;
-    let bytes: Vec<Vec<u8>> = weights
-        .iter()
-        .map(|(_, values)| values.iter().flat_map(|v| v.to_le_bytes()).collect())
-        .collect();
-    let mut tensors = BTreeMap::new();
-    for ((param, _), bytes) in weights.iter().zip(&bytes) {
-        let row = bytes.len() / param.shape.first().map_or(1, |rows| (*rows).max(1));
+    create_dir_all(dir).map_err(|e| io_fault("weights", &path, &e))?;
+    let mut tensors = Vec::new();
+    for (param, values) in weights {
+        let row = values.len() / param.shape.first().map_or(1, |rows| (*rows).max(1));
         for (name, rows) in parts(param) {
             let mut shape = param.shape.clone();
             shape[0] = rows.len();
-            let bytes = &bytes[rows.start * row..rows.end * row];
-            let view = TensorView::new(Dtype::F32, shape, bytes).map_err(|e| fault(&e))?;
-            tensors.insert(to_hf(model.architecture, &name), view);
+            let values = &values[rows.start * row..rows.end * row];
+            tensors.push(Named { name: to_hf(model.architecture, &name), shape, values });
         }
     }
     if let Some((name, ours)) = twin(model)
-        && let Some(view) = tensors.get(ours).cloned()
+        && let Some(Named { shape, values, .. }) = tensors.iter().find(|tensor| tensor.name == ours)
     {
-        tensors.insert(name.to_owned(), view);
+        tensors.push(Named { name: name.to_owned(), shape: shape.clone(), values });
     }
     // Some versions of transformers refuse files that do not say so.
     let format = HashMap::from([("format".into(), "pt".into())]);
-    let content = serialize(tensors, Some(format)).map_err(|e| fault(&e))?;
-    publish(dir, WEIGHTS, &content)?;
+    let written = tensors::write(&Disk::default(), &path, tensors, Some(format));
+    written.map_err(|e| tensors::fault("weights", &path, &e, "the weights are not saved"))?;
     publish(dir, CONFIG, to_json(model, dropout).as_bytes())?;
     Ok(path)
 }
@@ -93,17 +81,9 @@ pub fn save_tokenizer(dir: &Path, from: &Path) -> Result<(), Fault> {
 
 /// Writes the file `name` of `dir` whole, in the place of one that is there.
 fn publish(dir: &Path, name: &str, content: &[u8]) -> Result<(), Fault> {
-    let (part, path) = (dir.join(PART), dir.join(name));
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&part)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        rename(&part, &path)
-    };
-    write().map_err(|e| {
-        let _ = remove_file(&part); // the error that counts is the first
-        io_fault("model", &path, &e)
-    })
+    let path = dir.join(name);
+    let written = Disk::default().write(&path, |out| out.write_all(content));
+    written.map(drop).map_err(|e| io_fault("model", &path, &e))
 }
 
 #[cfg(test)]
@@ -153,6 +133,6 @@ mod tests {
         let (other, rates) = (folder.path().join("other"), DropoutRates::all(0.0));
         let refusal = save(&other, &MODEL, &rates, &unsound).unwrap_err();
         assert_eq!(refusal.downcast_ref::<Fault>().map(|f| f.class), Some(Class::NonFinite));
-        assert!(!other.exists());
+        assert_eq!(std::fs::read_dir(&other).unwrap().count(), 0);
     }
 }

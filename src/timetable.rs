@@ -1,11 +1,12 @@
 //! Timetables in files: JSON, or PyTorch's CSV if the name ends in `.csv`.
 
-use std::io::Read;
 use std::path::Path;
 
 use chimera_core::exchange::json::{MAX_BYTES, MAX_NAME};
 use chimera_core::exchange::{ReadError, from_csv, from_json};
 use chimera_core::timetable::Timetable;
+
+use crate::files::{at_most, read_at_most};
 
 /// Whether `name` is that of a file rather than of a schedule: it ends in `.json` or `.csv`.
 pub fn is_file(name: &str) -> bool {
@@ -17,17 +18,16 @@ pub fn is_file(name: &str) -> bool {
 /// # Errors
 /// If the file cannot be read, is longer than a timetable may be, or is none.
 pub fn read(file: &Path) -> Result<Timetable, ReadError> {
-    let mut bytes = Vec::new();
-    let limit = MAX_BYTES as u64 + 1;
-    let content = if file == Path::new("-") {
-        std::io::stdin().take(limit).read_to_end(&mut bytes)
-    } else {
-        std::fs::File::open(file).and_then(|f| f.take(limit).read_to_end(&mut bytes))
+    let most = MAX_BYTES as u64;
+    let content = match file == Path::new("-") {
+        true => at_most(std::io::stdin(), most),
+        false => read_at_most(file, most),
     };
-    content.map_err(|error| ReadError::Unreadable {
+    let content = content.map_err(|error| ReadError::Unreadable {
         path: file.display().to_string(),
         reason: error.to_string(),
     })?;
+    let bytes = content.ok_or(ReadError::TooLong)?;
     match ends_in(file, "csv") {
         true => from_csv(&bytes, &name(file)),
         false => from_json(&bytes),

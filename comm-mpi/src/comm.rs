@@ -7,7 +7,8 @@ use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 
 use crate::letter::Letter;
-use crate::shared::{Letters, Progress, Shared};
+use crate::letters::Letters;
+use crate::shared::{Progress, Shared};
 use crate::sums::sorted;
 use crate::tend::Rest;
 use crate::{LAST_WORDS, Mpi};

@@ -28,7 +28,7 @@ pub(crate) enum Letter {
 }
 
 /// Begins a footer, and changes with its form.
-const MARK: u32 = 0x4348_4d01;
+const MARK: u32 = 0x4348_4d02;
 /// Words of a footer before the extents.
 const HEAD: usize = 8;
 /// Words of a footer.
@@ -36,6 +36,7 @@ pub(crate) const FOOTER: usize = Host::ROOM;
 /// The most extents of a tensor.
 const MAX_DIMS: usize = FOOTER - HEAD - 1;
 
+/// By their codes.
 const TOKENS: [TokenKind; 6] = [
     TokenKind::Activation,
     TokenKind::Gradient,
@@ -63,7 +64,7 @@ struct Head {
     number: u64,
     x: u32,
     y: u32,
-    /// A span, a sample, a position, or a number of bytes.
+    /// A span, a sample, or a position.
     z: u64,
 }
 
@@ -71,8 +72,7 @@ impl Letter {
     /// As words; an error says why it cannot be sent.
     pub(crate) fn into_words(self) -> Result<Vec<f32>, String> {
         let of_bytes = |code, number, bytes: &[u8]| {
-            let head = Head { code, number, x: 0, y: 0, z: bytes.len() as u64 };
-            sealed(words(bytes), &[], &head)
+            sealed(Host::of_bytes(bytes).data, &[], &Head { code, number, x: 0, y: 0, z: 0 })
         };
         match self {
             Letter::Tensor(tag, Host { shape, data }) => sealed(data, &shape, &head(tag)),
@@ -106,9 +106,9 @@ impl Letter {
         let head =
             Head { code: footer[1], number: wide(2), x: footer[4], y: footer[5], z: wide(6) };
         match head.code {
-            BYTES => Ok(Letter::Bytes(head.number, bytes(&data, head.z)?)),
+            BYTES => Ok(Letter::Bytes(head.number, bytes(data)?)),
             ABORT => {
-                let fault = serde_json::from_slice(&bytes(&data, head.z)?);
+                let fault = serde_json::from_slice(&bytes(data)?);
                 fault.map(Letter::Abort).map_err(|e| format!("its cause cannot be read: {e}"))
             }
             BYE => Ok(Letter::Bye),
@@ -132,9 +132,8 @@ fn head(tag: Tag) -> Head {
     let of = |code, x, y, z| Head { code, number: tag.step, x, y, z };
     match tag.what {
         What::Token(Token { kind, pipe, stage, span }) => {
-            let code = TOKENS.iter().position(|k| *k == kind).unwrap_or_default() as u32;
             let x = u32::from(pipe.0) << 16 | u32::from(stage.0);
-            of(code, x, span.start, u64::from(span.len))
+            of(code(kind), x, span.start, u64::from(span.len))
         }
         What::Part { bucket, tensor } => of(PART, bucket.0, tensor, 0),
         What::Sum { bucket, tensor } => of(SUM, bucket.0, tensor, 0),
@@ -145,23 +144,44 @@ fn head(tag: Tag) -> Head {
     }
 }
 
+/// Its index among [`TOKENS`].
+fn code(kind: TokenKind) -> u32 {
+    match kind {
+        TokenKind::Activation => 0,
+        TokenKind::Gradient => 1,
+        TokenKind::Saved => 2,
+        TokenKind::Kept => 3,
+        TokenKind::Deferred => 4,
+        TokenKind::Version => 5,
+    }
+}
+
 fn tag(head: &Head) -> Result<Tag, String> {
     let Head { code, number: step, x, y, z } = *head;
-    let stage = StageId(x as u16);
     let what = match code {
         PART => What::Part { bucket: BucketId(x), tensor: y },
         SUM => What::Sum { bucket: BucketId(x), tensor: y },
         UPDATED => What::Updated { bucket: BucketId(x), tensor: y },
-        EVALUATED => What::Evaluated { sample: z, stage },
-        WEIGHT => What::Weight { stage, tensor: y },
-        ASIDE => What::Aside { line: x as u8 },
+        EVALUATED => What::Evaluated { sample: z, stage: StageId(narrow("stage", x)?) },
+        WEIGHT => What::Weight { stage: StageId(narrow("stage", x)?), tensor: y },
+        ASIDE => What::Aside { line: narrow("line", x)? },
         _ => {
             let kind = TOKENS.get(code as usize).ok_or_else(|| format!("it is of kind {code}"))?;
-            let (pipe, span) = (PipeId((x >> 16) as u16), Span { start: y, len: z as u16 });
+            let (pipe, stage) = (PipeId((x >> 16) as u16), StageId(x as u16)); // a half each
+            let span = Span { start: y, len: narrow("length", z)? };
             What::Token(Token { kind: *kind, pipe, stage, span })
         }
     };
     Ok(Tag { step, what })
+}
+
+/// A number in fewer bits than the footer has for it.
+fn narrow<W, N>(what: &str, wide: W) -> Result<N, String>
+where
+    W: Copy + std::fmt::Display,
+    N: TryFrom<W>,
+{
+    N::try_from(wide).map_err(|_| format!("it is of {what} {wide}"))
 }
 
 /// Elements with their footer behind them.
@@ -182,24 +202,9 @@ fn sealed(mut data: Vec<f32>, shape: &[usize], head: &Head) -> Result<Vec<f32>, 
     Ok(data)
 }
 
-/// Bytes as words, the last filled up.
-fn words(bytes: &[u8]) -> Vec<f32> {
-    let mut words = Vec::with_capacity(bytes.len().div_ceil(4) + FOOTER);
-    words.extend(bytes.chunks(4).map(|chunk| {
-        let mut word = [0; 4];
-        word[..chunk.len()].copy_from_slice(chunk);
-        f32::from_le_bytes(word)
-    }));
-    words
-}
-
-/// The first `n` bytes of words.
-fn bytes(words: &[f32], n: u64) -> Result<Vec<u8>, String> {
-    let n = usize::try_from(n).ok().filter(|n| n.div_ceil(4) == words.len());
-    let n = n.ok_or("it has another length than it says")?;
-    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    bytes.truncate(n);
-    Ok(bytes)
+fn bytes(data: Vec<f32>) -> Result<Vec<u8>, String> {
+    let bytes = Host { shape: vec![data.len()], data }.into_bytes();
+    bytes.ok_or_else(|| "it has another length than it says".into())
 }
 
 #[cfg(test)]
@@ -209,12 +214,13 @@ mod tests {
 
     use super::*;
 
+    fn token(kind: TokenKind) -> What {
+        let (pipe, stage) = (PipeId(3), StageId(0xfffe));
+        What::Token(Token { kind, pipe, stage, span: Span { start: u32::MAX, len: 2 } })
+    }
+
     #[test]
     fn letters_survive_the_wire() {
-        let token = |kind| {
-            let (pipe, stage) = (PipeId(3), StageId(0xfffe));
-            What::Token(Token { kind, pipe, stage, span: Span { start: u32::MAX, len: 2 } })
-        };
         let (bucket, stage) = (BucketId(70_000), StageId(7));
         let others = [
             What::Part { bucket, tensor: 9 },
@@ -267,7 +273,7 @@ mod tests {
         assert_eq!(refused(&|w| w.truncate(3)), "it is shorter than a footer");
         assert_eq!(refused(&set(n - FOOTER, MARK + 1)), "it is not of this version of chimera");
         assert_eq!(refused(&|w| *w = w.split_off(1)), "it has another length than it says");
-        assert_eq!(refused(&set(n - FOOTER + 1, PART)), "its 2 elements are not of shape []");
+        assert_eq!(refused(&set(n - FOOTER + 1, PART)), "its 4 elements are not of shape []");
         let mut tensor = Letter::Tensor(
             Tag { step: 0, what: What::Part { bucket: BucketId(0), tensor: 0 } },
             Host { shape: vec![1], data: vec![1.0] },
@@ -276,6 +282,19 @@ mod tests {
         .expect("sendable");
         tensor[2] = f32::from_bits(99);
         assert_eq!(Letter::from_words(tensor), Err("it is of kind 99".into()));
+        for (what, word, value, refusal) in [
+            (What::Aside { line: 3 }, 4, 256, "it is of line 256"),
+            (What::Weight { stage: StageId(7), tensor: 0 }, 4, 1 << 16, "it is of stage 65536"),
+            (What::Evaluated { sample: 0, stage: StageId(7) }, 4, 1 << 16, "it is of stage 65536"),
+            (token(TokenKind::Saved), 6, 1 << 16, "it is of length 65536"),
+            (token(TokenKind::Saved), 7, 1, "it is of length 4294967298"),
+        ] {
+            let host = Host { shape: vec![1], data: vec![1.0] };
+            let mut words =
+                Letter::Tensor(Tag { step: 0, what }, host).into_words().expect("sendable");
+            words[1 + word] = f32::from_bits(value);
+            assert_eq!(Letter::from_words(words), Err(refusal.into()));
+        }
         let shape = vec![1; MAX_DIMS + 1];
         let many = Letter::Tensor(
             Tag { step: 0, what: What::Part { bucket: BucketId(0), tensor: 0 } },

@@ -18,12 +18,14 @@
 
 mod comm;
 mod letter;
+mod letters;
 mod lookout;
 mod peers;
 mod shared;
 mod sums;
 mod tend;
 mod wire;
+mod words;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -93,7 +95,7 @@ impl Mpi {
 
     /// The library in words, such as `Open MPI v4.1.4`.
     pub fn library() -> String {
-        let text = Wire::library();
+        let text = words::library();
         text.split(['\n', ','])
             .next()
             .unwrap_or_default()

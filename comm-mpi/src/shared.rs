@@ -1,17 +1,15 @@
 //! What the engine's thread and the thread that tends MPI have in common.
 
 use std::collections::VecDeque;
-use std::mem::replace;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use chimera_core::comm::{CommError, Host, Position, Tag};
-use chimera_core::fault::Fault;
+use chimera_core::comm::{CommError, Position};
 use chimera_core::ids::Rank;
-use rustc_hash::FxHashMap;
 
 use crate::letter::{FOOTER, Letter};
+use crate::letters::Letters;
 use crate::wire::Wire;
 
 /// Whoever has the lock of the wire may call MPI; nobody waits for it, but for the end of all and to prepare sums
@@ -37,27 +35,6 @@ enum To {
     Rank(Rank),
     /// They are this rank's part of a sum over these, and a footer.
     Sum(Vec<Rank>),
-}
-
-/// What has come.
-#[derive(Default)]
-pub(crate) struct Letters {
-    pub(crate) tensors: FxHashMap<(Rank, Tag), Host>,
-    pub(crate) bytes: FxHashMap<(Rank, u64), Vec<u8>>,
-    /// Ranks that send nothing more.
-    pub(crate) gone: Vec<Rank>,
-    /// Ranks whose process has ended without a word.
-    pub(crate) dead: Vec<Rank>,
-    /// Who asked where this rank is, with the number of the question.
-    asked: Vec<(Rank, u64)>,
-    /// Answers of others, by the number of the question.
-    pub(crate) answers: FxHashMap<(Rank, u64), Position>,
-    /// Why all waits end.
-    pub(crate) ended: Option<CommError>,
-    /// Whether the others have been told.
-    has_told: bool,
-    /// Ranks that said good-bye while messages of theirs are still under way.
-    leaving: Vec<Rank>,
 }
 
 /// What became of an attempt to let MPI proceed.
@@ -226,90 +203,7 @@ impl Shared {
     }
 }
 
-impl Letters {
-    /// Files what came; what cannot be read ends all waits.
-    fn take(&mut self, from: Rank, words: Vec<f32>) {
-        if let Err(reason) = self.file(from, words) {
-            self.ended.get_or_insert(CommError::Unreadable { from, reason });
-        }
-    }
-
-    /// Puts what came where it is looked for.
-    fn file(&mut self, from: Rank, words: Vec<f32>) -> Result<(), String> {
-        let twice = match Letter::from_words(words)? {
-            Letter::Tensor(tag, host) => {
-                let earlier = self.tensors.insert((from, tag), host);
-                earlier.map(|_| format!("{} a second time", tag.what))
-            }
-            Letter::Bytes(number, bytes) => {
-                let earlier = self.bytes.insert((from, number), bytes);
-                earlier.map(|_| "its part of an exchange a second time".into())
-            }
-            Letter::Ask(number) => {
-                self.asked.push((from, number));
-                None
-            }
-            Letter::Where(number, bits) => {
-                self.answers.insert((from, number), Position::from_bits(bits));
-                None
-            }
-            Letter::Abort(cause) => {
-                self.ended.get_or_insert(CommError::Aborted(cause));
-                None
-            }
-            Letter::Bye => {
-                self.leaving.push(from);
-                None
-            }
-        };
-        twice.map_or(Ok(()), Err)
-    }
-
-    /// Puts a tensor that a rank sends itself.
-    pub(crate) fn file_own(&mut self, me: Rank, tag: Tag, host: Host) {
-        let earlier = self.tensors.insert((me, tag), host);
-        assert!(earlier.is_none(), "{me} sent {tag:?} to itself twice");
-    }
-
-    /// Makes every wait end with this cause, unless another stands. Returns what to tell the others, once: also who
-    /// was told tells, or its good-bye might come before the words of who told it.
-    pub(crate) fn abort(&mut self, cause: &Fault) -> Option<Fault> {
-        let cause = match &self.ended {
-            Some(CommError::Aborted(known)) => known.clone(),
-            _ => cause.clone(),
-        };
-        self.ended = Some(CommError::Aborted(cause.clone()));
-        (!replace(&mut self.has_told, true)).then_some(cause)
-    }
-}
-
 /// A thread that panicked leaves nothing half-written behind these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use chimera_core::fault::Class;
-
-    use super::*;
-
-    /// What another version sends ends all waits, as a mismatch and not as a fault of the transport.
-    #[test]
-    fn what_cannot_be_read_is_a_mismatch() {
-        let mut letters = Letters::default();
-        letters.take(Rank(2), Letter::Ask(1).into_words().expect("sendable"));
-        assert_eq!((letters.ended.clone(), letters.asked.len()), (None, 1));
-        letters.take(Rank(3), vec![1.5; 64]);
-        let fault = letters.ended.expect("an end").into_fault(Rank(0));
-        assert_eq!(
-            (fault.class, fault.class.code(), fault.peer),
-            (Class::Mismatch, 10, Some(Rank(3)))
-        );
-        assert_eq!(
-            fault.message,
-            "rank 3 sent what cannot be read: it is not of this version of chimera; start the same version on \
-             all ranks"
-        );
-    }
 }

@@ -1,4 +1,4 @@
-//! MPI itself: the only file that calls it.
+//! MPI itself: the only file that calls it, but for [its words](crate::words).
 //!
 //! What the `unsafe` blocks rely on:
 //! - *One thread at a time.* MPI is initialised for `MPI_THREAD_SERIALIZED`. Every call but the first is a
@@ -9,7 +9,7 @@
 //! - *Results are written.* Every call's return code is checked under `MPI_ERRORS_RETURN` before what it
 //!   wrote is read.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::c_int;
 use std::mem::{MaybeUninit, forget};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,11 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use chimera_core::ids::Rank;
 use mpi_sys as ffi;
 
+use crate::words::{Failure, check};
+
 /// All messages have the same tag; what they are, they say themselves.
 const TAG: c_int = 0;
-
-/// What MPI refused, in its words.
-pub(crate) type Failure = String;
 
 /// This process's end of MPI.
 pub(crate) struct Wire {
@@ -296,40 +295,10 @@ impl Wire {
         // SAFETY: MPI may be called. (It does not return.)
         unsafe { ffi::MPI_Abort(self.comm, code.into()) };
     }
-
-    /// The library in words.
-    pub(crate) fn library() -> String {
-        // SAFETY: reads a constant.
-        let most = unsafe { ffi::RSMPI_MAX_LIBRARY_VERSION_STRING };
-        text(most as usize, |to, n| unsafe {
-            // SAFETY: there is room for the longest.
-            ffi::MPI_Get_library_version(to, n)
-        })
-    }
 }
 
 impl Drop for Wire {
     fn drop(&mut self) {
         forget(std::mem::take(&mut self.flights)); // see above
     }
-}
-
-/// An error if MPI says that a call failed.
-fn check(call: &str, code: c_int) -> Result<(), Failure> {
-    if code == ffi::MPI_SUCCESS as c_int {
-        return Ok(());
-    }
-    let words = text(ffi::MPI_MAX_ERROR_STRING as usize, |to, n| unsafe {
-        // SAFETY: there is room for the longest.
-        ffi::MPI_Error_string(code, to, n)
-    });
-    Err(format!("{call}: {words}"))
-}
-
-/// The text of at most `most` bytes that `write` writes.
-fn text(most: usize, write: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> String {
-    let (mut bytes, mut n) = (vec![0u8; most + 1], 0);
-    write(bytes.as_mut_ptr().cast(), &mut n);
-    bytes.truncate(usize::try_from(n).unwrap_or(0));
-    String::from_utf8_lossy(&bytes).trim_end_matches(['\0', '\n']).to_string()
 }

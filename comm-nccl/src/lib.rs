@@ -32,15 +32,9 @@ pub use library::Library;
 
 use communicator::Communicator;
 use library::UniqueId;
-use order::{LEAD, Message, Order, aside, words};
-use said::{Header, packed, unpacked};
+use order::{LEAD, Message, Order};
+use said::{Header, Line, bytes};
 use watch::Watched;
-
-/// Lines on which the transport talks to itself, beside those of the order.
-const BYTES: u8 = 3;
-const BYE: u8 = 4;
-/// Nobody says anything on it: asked only whether a rank still lives.
-const SILENCE: u8 = 5;
 
 /// One rank's end. It is left by [`close`](Nccl::close), together with the other ranks.
 pub struct Nccl<D: Driver, C: Comm<Host>> {
@@ -78,9 +72,8 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
     ) -> Result<Self, CommError> {
         let deadline = Instant::now() + patience.first_step;
         let (me, n_ranks) = (control.rank(), control.n_ranks());
-        let own =
-            if me == LEAD { Communicator::unique_id(&library) } else { Ok(UniqueId([0; 128])) };
-        let said = own.as_ref().map_or(&[][..], |id| &id.0);
+        let own = (me == LEAD).then(|| Communicator::unique_id(&library)).transpose();
+        let said = own.as_ref().ok().and_then(Option::as_ref).map_or(&[][..], |id| &id.0);
         let all = control.exchange(said, deadline)?;
         own?;
         let id = all.first().and_then(|id| id.as_slice().try_into().ok()).map(UniqueId);
@@ -116,11 +109,11 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
             self.until(deadline, LEAD, "its turn", |nccl| Ok(nccl.outbox.is_empty().then_some(())));
         said?;
         for to in self.others() {
-            self.control.send(to, aside(BYE, 0), words(&[]))?;
+            self.control.send(to, Line::Bye.tag(0), Host::of_bytes(&[]))?;
         }
         for from in self.others() {
             self.until(deadline, from, "its good-bye", |nccl| {
-                nccl.control.try_take(from, aside(BYE, 0))
+                nccl.control.try_take(from, Line::Bye.tag(0))
             })?;
         }
         self.until(deadline, LEAD, "the device", |nccl| Ok(nccl.watched.is_idle().then_some(())))?;
@@ -191,22 +184,22 @@ impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
         false
     }
 
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
+    fn exchange(&mut self, own: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
         self.allow(deadline);
-        let (me, tag) = (self.rank(), aside(BYTES, self.n_exchanges));
+        let (me, tag) = (self.rank(), Line::Bytes.tag(self.n_exchanges));
         self.n_exchanges += 1;
         for to in self.others() {
-            self.control.send(to, tag, packed(bytes))?;
+            self.control.send(to, tag, Host::of_bytes(own))?;
         }
         let mut all = Vec::with_capacity(self.n_ranks() as usize);
         for from in self.ranks() {
             if from == me {
-                all.push(bytes.to_vec());
+                all.push(own.to_vec());
                 continue;
             }
             let what = "its part of the agreement";
             let said = self.until(deadline, from, what, |n| n.control.try_take(from, tag))?;
-            all.push(unpacked(&said)?);
+            all.push(bytes(from, said)?);
         }
         Ok(all)
     }

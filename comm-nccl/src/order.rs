@@ -10,13 +10,11 @@
 
 use std::collections::VecDeque;
 
-use chimera_core::comm::{Comm, CommError, Host, Tag, What};
+use chimera_core::comm::{Comm, CommError, Host};
 use chimera_core::ids::Rank;
 
-/// Announcements, to rank 0.
-const ANNOUNCED: u8 = 0;
-/// What is next, from rank 0.
-const NEXT: u8 = 1;
+use crate::said::{Line, exactly, of_numbers, rank, unreadable};
+
 /// The rank that decides.
 pub(crate) const LEAD: Rank = Rank(0);
 
@@ -59,9 +57,9 @@ impl Order {
         if self.me == LEAD {
             return self.decide(control, message);
         }
-        let tag = aside(ANNOUNCED, self.n_announced);
+        let tag = Line::Announced.tag(self.n_announced);
         self.n_announced += 1;
-        control.send(LEAD, tag, words(&[message.to.0.into(), message.number, message.bytes]))
+        control.send(LEAD, tag, of_numbers(&[message.to.0.into(), message.number, message.bytes]))
     }
 
     /// The next message that this rank is to issue, if it is known.
@@ -72,10 +70,11 @@ impl Order {
         if self.me == LEAD {
             self.hear(control)?;
         } else {
-            while let Some(told) = control.try_take(LEAD, aside(NEXT, self.n_heard))? {
+            while let Some(told) = control.try_take(LEAD, Line::Next.tag(self.n_heard))? {
                 self.n_heard += 1;
-                let [from, to, number, bytes] = exactly(&told)?;
-                self.next.push_back(Message { from: rank(from)?, to: rank(to)?, number, bytes });
+                let [from, to, number, bytes] = exactly(LEAD, told)?;
+                let (from, to) = (rank(LEAD, from)?, rank(LEAD, to)?);
+                self.next.push_back(Message { from, to, number, bytes });
             }
         }
         Ok(self.next.pop_front())
@@ -85,11 +84,11 @@ impl Order {
     fn hear(&mut self, control: &mut impl Comm<Host>) -> Result<(), CommError> {
         for from in (1..self.n_ranks).map(Rank) {
             while let Some(said) =
-                control.try_take(from, aside(ANNOUNCED, self.n_from[from.index()]))?
+                control.try_take(from, Line::Announced.tag(self.n_from[from.index()]))?
             {
                 self.n_from[from.index()] += 1;
-                let [to, number, bytes] = exactly(&said)?;
-                self.decide(control, Message { from, to: rank(to)?, number, bytes })?;
+                let [to, number, bytes] = exactly(from, said)?;
+                self.decide(control, Message { from, to: rank(from, to)?, number, bytes })?;
             }
         }
         Ok(())
@@ -97,8 +96,8 @@ impl Order {
 
     fn decide(&mut self, control: &mut impl Comm<Host>, message: Message) -> Result<(), CommError> {
         let Message { from, to, number, bytes } = message;
-        if from.0 >= self.n_ranks || to.0 >= self.n_ranks {
-            return Err(unreadable());
+        if to.0 >= self.n_ranks {
+            return Err(unreadable(from, format!("{to} is not one of the {} ranks", self.n_ranks)));
         }
         for party in [from, to] {
             if party == self.me {
@@ -106,43 +105,10 @@ impl Order {
                 continue;
             }
             let n_told = &mut self.n_told[party.index()];
-            let tag = aside(NEXT, *n_told);
+            let tag = Line::Next.tag(*n_told);
             *n_told += 1;
-            control.send(party, tag, words(&[from.0.into(), to.0.into(), number, bytes]))?;
+            control.send(party, tag, of_numbers(&[from.0.into(), to.0.into(), number, bytes]))?;
         }
         Ok(())
     }
-}
-
-/// What the transport says to itself.
-pub(crate) fn aside(line: u8, number: u64) -> Tag {
-    Tag { step: number, what: What::Aside { line } }
-}
-
-/// Numbers as a tensor of their bits.
-pub(crate) fn words(numbers: &[u64]) -> Host {
-    let halves = numbers.iter().flat_map(|n| [*n as u32, (*n >> 32) as u32]);
-    let mut data = Vec::with_capacity(2 * numbers.len() + Host::ROOM);
-    data.extend(halves.map(f32::from_bits));
-    Host { shape: vec![data.len()], data }
-}
-
-/// The numbers that [`words`] wrote.
-pub(crate) fn numbers(words: &Host) -> Result<Vec<u64>, CommError> {
-    let (pairs, rest) = words.data.as_chunks::<2>();
-    let whole = |[low, high]: &[f32; 2]| u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32;
-    if rest.is_empty() { Ok(pairs.iter().map(whole).collect()) } else { Err(unreadable()) }
-}
-
-/// So many of them.
-fn exactly<const N: usize>(words: &Host) -> Result<[u64; N], CommError> {
-    numbers(words)?.try_into().map_err(|_| unreadable())
-}
-
-fn rank(number: u64) -> Result<Rank, CommError> {
-    u32::try_from(number).map(Rank).map_err(|_| unreadable())
-}
-
-pub(crate) fn unreadable() -> CommError {
-    CommError::Failed("a rank said what cannot be read; not all run the same version".into())
 }

@@ -9,10 +9,10 @@ use chimera_core::comm::{Comm, CommError, Host, Tag};
 use chimera_core::engine::Patience;
 use chimera_core::ids::Rank;
 
+use crate::Nccl;
 use crate::communicator::Way;
-use crate::order::{Message, aside, unreadable};
-use crate::said::Header;
-use crate::{Nccl, SILENCE};
+use crate::order::{LEAD, Message};
+use crate::said::{Header, Line, unreadable};
 
 impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
     /// Issues all messages whose turn it is; returns whether there were any.
@@ -33,7 +33,9 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let is_over = || watched.check().is_err();
         let began = Instant::now();
         let (peer, what, taken) = if from == self.rank() {
-            let (tag, tensor) = self.outbox.remove(&(to, number)).ok_or_else(unreadable)?;
+            let unknown =
+                || unreadable(LEAD, format!("message {number} to {to}, which is not there"));
+            let (tag, tensor) = self.outbox.remove(&(to, number)).ok_or_else(unknown)?;
             let (own, memory) = (tensor.bytes(), tensor.memory());
             let taken = lane.reading(memory, |mut at| {
                 at.address = at.address.wrapping_byte_add(own.start);
@@ -41,7 +43,8 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
             })?;
             (to, tag.what.to_string(), taken?)
         } else {
-            let bytes = usize::try_from(bytes).map_err(|_| unreadable())?;
+            let large = |_| unreadable(from, format!("a message of {bytes} bytes"));
+            let bytes = usize::try_from(bytes).map_err(large)?;
             let memory = lane.allocate(bytes)?;
             let taken = lane.writing(&memory, |at| {
                 watched.communicator.message(Way::From, from.0, at, bytes, deadline, &is_over)
@@ -72,14 +75,17 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         }
         if !self.headers.contains_key(&(from, tag)) {
             let Some(said) = self.control.try_take(from, tag)? else { return Ok(None) };
-            self.headers.insert((from, tag), Header::read(&said)?);
+            self.headers.insert((from, tag), Header::read(from, said)?);
         }
         let Header { number, element, ref shape } = self.headers[&(from, tag)];
         let Some(memory) = self.inbox.remove(&(from, number)) else { return Ok(None) };
         let is_whole = bytes_of(element, shape) == Some(memory.1);
         let shape = shape.clone();
         self.headers.remove(&(from, tag));
-        if is_whole { Ok(Some(Tensor::of(memory.0, element, shape))) } else { Err(unreadable()) }
+        if !is_whole {
+            return Err(unreadable(from, format!("{} bytes of shape {shape:?}", memory.1)));
+        }
+        Ok(Some(Tensor::of(memory.0, element, shape)))
     }
 
     /// Waits until `look` finds something that `from` has to do.
@@ -124,7 +130,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
 
     /// Whether the other transport still has a rank, and nobody has given up.
     fn living(&mut self, rank: Rank) -> Result<(), CommError> {
-        match self.control.take(rank, aside(SILENCE, 0), Instant::now()) {
+        match self.control.take(rank, Line::Silence.tag(0), Instant::now()) {
             Err(CommError::Timeout { .. }) | Ok(_) => Ok(()),
             Err(error) => Err(error),
         }

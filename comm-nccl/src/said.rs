@@ -1,9 +1,29 @@
-//! What the other transport carries for the host, as tensors of it: what a message is, and bytes.
+//! What the other transport carries for this one: on which lines, and how numbers become tensors of it.
 
 use chimera_backend_cuda::gpu::Element;
-use chimera_core::comm::{CommError, Host};
+use chimera_core::comm::{CommError, Host, Tag, What};
+use chimera_core::ids::Rank;
 
-use crate::order::{numbers, unreadable, words};
+/// What the transport says to itself over the other one is on one of these lines.
+#[derive(Clone, Copy)]
+pub(crate) enum Line {
+    /// Messages that a rank is to send, to rank 0.
+    Announced,
+    /// What is next, from rank 0.
+    Next,
+    /// A rank's part of an exchange.
+    Bytes,
+    /// A rank leaves.
+    Bye,
+    /// Nobody says anything on it: asked only whether a rank still lives.
+    Silence,
+}
+
+impl Line {
+    pub(crate) fn tag(self, number: u64) -> Tag {
+        Tag { step: number, what: What::Aside { line: self as u8 } }
+    }
+}
 
 /// What a message is.
 pub(crate) struct Header {
@@ -16,36 +36,85 @@ impl Header {
     pub(crate) fn write(&self) -> Host {
         let element = u64::from(self.element == Element::Bf16);
         let shape = self.shape.iter().map(|extent| *extent as u64);
-        words(&[self.number, element].into_iter().chain(shape).collect::<Vec<_>>())
+        of_numbers(&[self.number, element].into_iter().chain(shape).collect::<Vec<_>>())
     }
 
-    pub(crate) fn read(said: &Host) -> Result<Header, CommError> {
-        let said = numbers(said)?;
-        let [number, element, ref extents @ ..] = said[..] else { return Err(unreadable()) };
+    /// What `from` said.
+    pub(crate) fn read(from: Rank, said: Host) -> Result<Header, CommError> {
+        let said = numbers(from, said)?;
+        let [number, element, ref extents @ ..] = said[..] else {
+            return Err(unreadable(from, "what a message is, without its number and type"));
+        };
         let element = if element == 0 { Element::F32 } else { Element::Bf16 };
         let extents = extents.iter().map(|extent| usize::try_from(*extent));
-        let shape = extents.collect::<Result<_, _>>().map_err(|_| unreadable())?;
+        let shape = extents.collect::<Result<_, _>>();
+        let shape = shape.map_err(|_| unreadable(from, "a shape that no memory holds"))?;
         Ok(Header { number, element, shape })
     }
 }
 
-/// Bytes as a tensor: their number, then eight to a number.
-pub(crate) fn packed(bytes: &[u8]) -> Host {
-    let eight = |bytes: &[u8]| {
-        let mut all = [0; 8];
-        all[..bytes.len()].copy_from_slice(bytes);
-        u64::from_le_bytes(all)
-    };
-    let all: Vec<u64> =
-        std::iter::once(bytes.len() as u64).chain(bytes.chunks(8).map(eight)).collect();
-    words(&all)
+pub(crate) fn of_numbers(numbers: &[u64]) -> Host {
+    Host::of_bytes(&numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>())
 }
 
-pub(crate) fn unpacked(said: &Host) -> Result<Vec<u8>, CommError> {
-    let said = numbers(said)?;
-    let (len, rest) = said.split_first().ok_or_else(unreadable)?;
-    let mut bytes: Vec<u8> = rest.iter().flat_map(|n| n.to_le_bytes()).collect();
-    let len = usize::try_from(*len).ok().filter(|len| *len <= bytes.len());
-    bytes.truncate(len.ok_or_else(unreadable)?);
-    Ok(bytes)
+/// The numbers that `from` said.
+fn numbers(from: Rank, said: Host) -> Result<Vec<u64>, CommError> {
+    let bytes = bytes(from, said)?;
+    let (numbers, rest) = bytes.as_chunks();
+    if !rest.is_empty() {
+        return Err(unreadable(
+            from,
+            format!("{} bytes where there should be numbers", bytes.len()),
+        ));
+    }
+    Ok(numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
+}
+
+/// So many of them.
+pub(crate) fn exactly<const N: usize>(from: Rank, said: Host) -> Result<[u64; N], CommError> {
+    let numbers = numbers(from, said)?;
+    let other = |numbers: Vec<u64>| {
+        unreadable(from, format!("{} numbers where there should be {N}", numbers.len()))
+    };
+    numbers.try_into().map_err(other)
+}
+
+/// The bytes that `from` said.
+pub(crate) fn bytes(from: Rank, said: Host) -> Result<Vec<u8>, CommError> {
+    said.into_bytes().ok_or_else(|| unreadable(from, "bytes of another length than they say"))
+}
+
+/// The rank of a number that `from` said.
+pub(crate) fn rank(from: Rank, number: u64) -> Result<Rank, CommError> {
+    u32::try_from(number).map(Rank).map_err(|_| unreadable(from, format!("rank {number}")))
+}
+
+pub(crate) fn unreadable(from: Rank, reason: impl Into<String>) -> CommError {
+    CommError::Unreadable { from, reason: reason.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::fault::Class;
+
+    use super::*;
+
+    /// What another version says is a mismatch with it and not a fault of the transport.
+    #[test]
+    fn what_cannot_be_read_is_a_mismatch() {
+        let message = Header { number: 7, element: Element::Bf16, shape: vec![3, 1 << 40] };
+        let read = Header::read(Rank(2), message.write()).expect("readable");
+        assert_eq!((read.number, read.element, read.shape), (7, Element::Bf16, vec![3, 1 << 40]));
+        assert_eq!(exactly(Rank(2), of_numbers(&[1, u64::MAX])), Ok([1, u64::MAX]));
+        for error in [
+            Header::read(Rank(2), of_numbers(&[7])).err(),
+            Header::read(Rank(2), Host::default()).err(),
+            exactly::<3>(Rank(2), of_numbers(&[1, 2])).err(),
+            exactly::<1>(Rank(2), Host::of_bytes(&[1; 9])).err(),
+            rank(Rank(2), 1 << 32).err(),
+        ] {
+            let fault = error.expect("unreadable").into_fault(Rank(0));
+            assert_eq!((fault.class, fault.peer), (Class::Mismatch, Some(Rank(2))), "{fault}");
+        }
+    }
 }

@@ -1,8 +1,6 @@
 //! What a checkpoint says of itself.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -11,6 +9,7 @@ use chimera_core::model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
 use super::{Unusable, no_manifest};
+use crate::files::text_at_most;
 
 /// The file that makes a folder a checkpoint, written last.
 pub const MANIFEST: &str = "manifest.json";
@@ -104,13 +103,8 @@ impl Manifest {
             return Err(Unusable::new(folder, no_manifest(folder)));
         }
         let unusable = |reason: String| Unusable::new(&path, reason);
-        let mut text = String::new();
-        let file = File::open(&path).map_err(|e| unusable(e.to_string()))?;
-        let read = file.take(MAX_BYTES + 1).read_to_string(&mut text);
-        read.map_err(|e| unusable(e.to_string()))?;
-        if text.len() as u64 > MAX_BYTES {
-            return Err(unusable(format!("it is longer than {MAX_BYTES} bytes")));
-        }
+        let text = text_at_most(&path, MAX_BYTES).map_err(|e| unusable(e.to_string()))?;
+        let text = text.ok_or_else(|| unusable(format!("it is longer than {MAX_BYTES} bytes")))?;
         let manifest = Manifest::parse(&text).map_err(unusable)?;
         for shard in &manifest.shards {
             let is_plain = Path::new(&shard.file).file_name() == Some(shard.file.as_ref());

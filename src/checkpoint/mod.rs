@@ -5,12 +5,10 @@
 //! `wte.weight.v`), so that it opens under any D, W and schedule. The manifest names every file with size
 //! and hash and is published last: a folder without one is a save that was interrupted.
 
-mod disk;
 mod manifest;
 mod saver;
 mod shares;
 mod store;
-mod tensors;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, symlink_metadata};
@@ -18,15 +16,19 @@ use std::path::{Path, PathBuf};
 
 use chimera_core::engine::Snapshot;
 use chimera_core::stage::Param;
+use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 
-pub use disk::{Disk, Written};
+pub use crate::files::disk::{Disk, Written};
 pub use manifest::{FORMAT, MANIFEST, Manifest, Shard};
 pub use saver::{Saver, State};
 pub use shares::{Exchange, Shares};
 pub use store::{Entry, Store};
-pub(crate) use tensors::bytes;
-use tensors::{Named, TensorFile};
+
+pub(crate) use crate::files::tensors::bytes;
+
+use crate::files::io_fault;
+use crate::files::tensors::{self, Named, TensorFile};
 
 /// The value of `resume` that takes the newest checkpoint of a run.
 pub const AUTO: &str = "auto";
@@ -87,7 +89,7 @@ impl Checkpoint {
         }
         let mut index = HashMap::new();
         for (nth, file) in files.iter().enumerate() {
-            index.extend(file.shapes().map(|(name, _)| (name, nth)));
+            index.extend(file.tensors().map(|(name, _)| (name, nth)));
         }
         Ok(Checkpoint { path: path.to_path_buf(), manifest, files, index })
     }
@@ -104,15 +106,16 @@ impl Checkpoint {
 
     /// Name and extents of every tensor of the model.
     pub fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
-        let all = self.files.iter().flat_map(TensorFile::shapes);
-        all.filter(|(name, _)| self.index.contains_key(&moment(name, 0))).collect()
+        let all = self.files.iter().flat_map(TensorFile::tensors);
+        let all = all.filter(|(name, _)| self.index.contains_key(&moment(name, 0)));
+        all.map(|(name, tensor)| (name, tensor.shape.clone())).collect()
     }
 
     /// The weights of a tensor of this shape, row-major.
     pub fn weights(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Unusable> {
         let lacks = || Unusable::new(&self.path, format!("it lacks {name}"));
         let nth = *self.index.get(name).ok_or_else(lacks)?;
-        self.files[nth].read(name, shape)
+        values(&self.files[nth], name, shape)
     }
 
     /// A tensor with its moments.
@@ -135,14 +138,22 @@ impl Checkpoint {
         for (name, shape) in &shapes {
             values.push(self.weights(name, shape)?);
         }
-        let named = shapes.iter().zip(&values).map(|((name, shape), values)| Named {
-            name: name.clone(),
-            shape,
-            values,
-        });
-        let written = tensors::write(&Disk::default(), to, named.collect());
-        Ok(written.map_err(|e| crate::training::io_fault("weights", to, &e))?)
+        let named = shapes.into_iter().zip(&values);
+        let named = named.map(|((name, shape), values)| Named { name, shape, values });
+        let written = tensors::write(&Disk::default(), to, named.collect(), None);
+        Ok(written.map_err(|e| io_fault("weights", to, &e))?)
     }
+}
+
+/// The values of a tensor, whose type and shape must be these.
+fn values(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Vec<f32>, Unusable> {
+    let unusable = |reason: String| Unusable::new(file.path(), reason);
+    let tensor = file.tensor(name).ok_or_else(|| unusable(format!("{name} is not there")))?;
+    if tensor.dtype != Dtype::F32 || tensor.shape != shape {
+        let found = format!("{name} is {:?} of shape {:?}", tensor.dtype, tensor.shape);
+        return Err(unusable(format!("{found}, not F32 of shape {shape:?}")));
+    }
+    file.values(tensor, f32::from_le_bytes).map_err(|e| unusable(format!("{name}: {e}")))
 }
 
 /// The name of a tensor's first or second moment.
@@ -169,7 +180,7 @@ fn verify(path: &Path, shard: &Shard, is_read: bool) -> Result<TensorFile, Unusa
             return Err(unusable("its content is not what was written: the hash differs".into()));
         }
     }
-    TensorFile::open(path)
+    TensorFile::open(path).map_err(unusable)
 }
 
 fn no_manifest(path: &Path) -> String {

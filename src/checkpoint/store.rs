@@ -7,13 +7,12 @@ use std::thread;
 
 use anyhow::Result;
 use chimera_core::engine::Snapshot;
-use chimera_core::fault::{Class, Fault};
-use chimera_core::ids::Rank;
+use chimera_core::fault::Fault;
 
 use super::saver::writer_died;
-use super::tensors::{self, Named, NotFinite};
 use super::{Checkpoint, Disk, MANIFEST, Manifest, Open, Shard, Unusable, moment};
-use crate::training::io_fault;
+use crate::files::io_fault;
+use crate::files::tensors::{self, Named};
 
 /// Checkpoints that are kept at least, so that there is always one that is not being written.
 const MIN_KEPT: usize = 2;
@@ -226,13 +225,7 @@ impl Store {
     }
 
     fn fault(&self, step: u64, error: &io::Error) -> Fault {
-        match error.get_ref().and_then(|inner| inner.downcast_ref::<NotFinite>()) {
-            Some(unsound) => {
-                let message = format!("{unsound}: no checkpoint is saved");
-                Fault::new(Class::NonFinite, Rank(0), message)
-            }
-            None => io_fault("checkpoint", &self.folder_of(step), error),
-        }
+        tensors::fault("checkpoint", &self.folder_of(step), error, "no checkpoint is saved")
     }
 
     /// Removes what is older than the last checkpoints, and interrupted saves before them.
@@ -274,8 +267,8 @@ fn write_shard(disk: &Disk, folder: &Path, nth: usize, part: &[Snapshot]) -> io:
     let named = part.iter().flat_map(|Snapshot { param, weights, moments: [m, v] }| {
         let names = [param.name.clone(), moment(&param.name, 0), moment(&param.name, 1)];
         let each = names.into_iter().zip([weights, m, v]);
-        each.map(|(name, values)| Named { name, shape: &param.shape, values })
+        each.map(|(name, values)| Named { name, shape: param.shape.clone(), values })
     });
-    let written = tensors::write(disk, &folder.join(&file), named.collect())?;
+    let written = tensors::write(disk, &folder.join(&file), named.collect(), None)?;
     Ok(Shard { file, bytes: written.bytes, blake3: written.blake3 })
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use chimera::checkpoint::{Checkpoint, Store};
+use chimera::checkpoint::{Checkpoint, MANIFEST, Store};
 use chimera::core::model::Cut;
 use chimera::data::{tokenizer_file_of, tokenizer_of};
 use chimera::hf::{self, DropoutRates, Pretrained};
@@ -12,9 +12,6 @@ use chimera::tokenizer::Tokenizer;
 use serde::Deserialize;
 
 use super::warn;
-
-/// The file that makes a folder a checkpoint.
-const MANIFEST: &str = "manifest.json";
 
 /// A trained model, and where its text came from.
 pub(super) struct Loaded {

@@ -1,13 +1,12 @@
 //! The network between the ranks of a job, on the command line.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 use chimera::core::analyze::{Link, Network, NetworkCosts, StageCosts, Traffic};
 use chimera::core::lower::{Program, Sync};
+use chimera::files::text_at_most;
 use clap::Args;
 use serde::Deserialize;
 
@@ -106,14 +105,11 @@ impl FromStr for Wire {
         if let Some((alpha, beta)) = text.split_once(',').filter(|_| !Path::new(text).exists()) {
             return Ok(Wire(Link { alpha: number(alpha)?, beta: number(beta)? }));
         }
-        let mut file = String::new();
-        let read = File::open(text).and_then(|f| f.take(MAX_BYTES + 1).read_to_string(&mut file));
-        let size = read.map_err(|e| {
+        let file = text_at_most(Path::new(text), MAX_BYTES).map_err(|e| {
             format!("neither two numbers such as 1e-6,1e-10 nor a file that can be read: {e}")
         })?;
-        if size as u64 > MAX_BYTES {
-            return Err(format!("longer than the {MAX_BYTES} bytes that a report can have"));
-        }
+        let file = file
+            .ok_or_else(|| format!("longer than the {MAX_BYTES} bytes that a report can have"))?;
         let Measured { alpha_s: alpha, beta_s_per_byte: beta } = serde_json::from_str(&file)
             .map_err(|e| format!("not what `chimera comm bench --json` prints: {e}"))?;
         let is_sound = [alpha, beta].iter().all(|x| (0.0..=1e12).contains(x));

@@ -11,6 +11,7 @@ mod permutation;
 mod prepare;
 mod prepared;
 mod tokens;
+mod width;
 
 use std::io;
 use std::ops::Range;
@@ -66,7 +67,7 @@ pub struct Corpus {
     tokenizer: Option<Tokenizer>,
     n_train: usize,
     /// Tokens of a window.
-    context: usize,
+    window: usize,
     /// What becomes of a window in a BERT's samples.
     masking: Option<Masking>,
 }
@@ -108,7 +109,7 @@ impl Corpus {
             return Err(DataError::Short { tokens: tokens.len(), context, needed });
         }
         let n_train = tokens.len() - (tokens.len() / 10).max(least);
-        Ok(Corpus { tokens, tokenizer: None, n_train, context: window, masking: None })
+        Ok(Corpus { tokens, tokenizer: None, n_train, window, masking: None })
     }
 
     /// What the ids stand for, where that is known.
@@ -128,7 +129,7 @@ impl Corpus {
 
     /// Number of samples of an epoch: windows that lie side by side in the part to train on.
     pub fn n_samples(&self) -> u64 {
-        ((self.n_train - 1) / self.context.max(1)) as u64
+        ((self.n_train - 1) / self.window.max(1)) as u64
     }
 
     /// The samples of these numbers since the start of the training. Each epoch goes through all samples
@@ -136,7 +137,7 @@ impl Corpus {
     pub fn batch(&self, seed: u64, samples: Range<u64>) -> io::Result<Batch> {
         let n = self.n_samples();
         let order = |sample| Permutation::new(n, seed, sample / n).at(sample % n);
-        let start = |window| window as usize * self.context;
+        let start = |window| window as usize * self.window;
         match &self.masking {
             None => self.windows(samples.map(|sample| start(order(sample)))),
             Some(masking) => self.pairs(masking, seed, n, samples.map(|s| (s, order(s))), start),
@@ -145,9 +146,9 @@ impl Corpus {
 
     /// At most `count` windows, evenly spread over the validation part and apart from each other.
     pub fn validation(&self, count: usize) -> io::Result<Batch> {
-        let apart = (self.n_validation() - 1) / self.context.max(1);
+        let apart = (self.n_validation() - 1) / self.window.max(1);
         let n = count.min(apart);
-        let last = self.n_validation() - self.context - 1;
+        let last = self.n_validation() - self.window - 1;
         let step = |i: usize| if n > 1 { i * last / (n - 1) } else { 0 };
         let start = |i| self.n_train + step(i);
         match &self.masking {
@@ -179,12 +180,12 @@ impl Corpus {
 
     fn windows(&self, starts: impl Iterator<Item = usize>) -> io::Result<Batch> {
         let mut batch = Batch::default();
-        let mut window = Vec::with_capacity(self.context + 1);
+        let mut window = Vec::with_capacity(self.window + 1);
         for start in starts {
             window.clear();
-            self.tokens.extend(&mut window, start..start + self.context + 1)?;
+            self.tokens.extend(&mut window, start..start + self.window + 1)?;
             batch.n_samples += 1;
-            batch.input.extend(&window[..self.context]);
+            batch.input.extend(&window[..self.window]);
             batch.target.extend(&window[1..]);
         }
         Ok(batch)

@@ -9,9 +9,9 @@ use rayon::prelude::*;
 
 use super::DataError;
 use super::prepared::{Prepared, Source, beside, tokenizer_beside};
-use super::tokens::Width;
+use super::width::Width;
+use crate::files::io_fault;
 use crate::tokenizer::{Tokenizer, TokenizerError, pieces};
-use crate::training::io_fault;
 
 /// Bytes of text that are encoded at once, by all threads.
 const BLOCK: u64 = 4 << 20;

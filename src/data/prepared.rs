@@ -1,13 +1,13 @@
 //! What stands beside a file of token ids: with which tokenizer it was made, and of what.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
-use super::tokens::Width;
+use super::width::Width;
+use crate::files::text_at_most;
 use crate::tokenizer::Tokenizer;
 
 /// The format that is written; later ones are refused.
@@ -116,15 +116,14 @@ impl Prepared {
     /// Reads the description of a data file, if there is one.
     fn beside(data: &Path) -> Result<Option<Prepared>, DataError> {
         let path = beside(data);
-        let file = match File::open(&path) {
-            Ok(file) => file,
+        let refuse = |reason: String| DataError::Prepared { path: path.clone(), reason };
+        let text = match text_at_most(&path, MAX_BYTES) {
+            Ok(Some(text)) => text,
+            Ok(None) => return Err(refuse(format!("it is larger than {MAX_BYTES} bytes"))),
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) if e.kind() == ErrorKind::InvalidData => return Err(refuse(e.to_string())),
             Err(reason) => return Err(DataError::Unreadable { path, reason }),
         };
-        let mut text = String::new();
-        let read = file.take(MAX_BYTES).read_to_string(&mut text);
-        let refuse = |reason: String| DataError::Prepared { path: path.clone(), reason };
-        read.map_err(|e| refuse(e.to_string()))?;
         /// What every version of the format has.
         #[derive(Deserialize)]
         struct Versioned {
@@ -200,4 +199,18 @@ fn with(data: &Path, ending: &str) -> PathBuf {
     let mut name = data.as_os_str().to_owned();
     name.push(ending);
     name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_that_is_too_long_is_said_to_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data.bin");
+        std::fs::File::create(beside(&data)).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        let refusal = Prepared::of(&[data]).unwrap_err().to_string();
+        assert!(refusal.ends_with("data.bin.json: it is larger than 16777216 bytes"), "{refusal}");
+    }
 }

@@ -1,7 +1,5 @@
 //! `config.json`.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -9,6 +7,7 @@ use chimera_core::model::{Architecture, ModelConfig};
 use serde::Deserialize;
 
 use super::{CONFIG, bert, gpt2};
+use crate::files::read_at_most;
 
 /// Larger files are refused before they are read.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
@@ -56,17 +55,11 @@ pub fn read_config(dir: &Path) -> Result<(ModelConfig, DropoutRates)> {
 
 /// The content of a file of at most `most` bytes.
 pub(super) fn read_small(path: &Path, most: u64) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
     let place = || format!("cannot read {}", path.display());
     let metadata = path.metadata().with_context(place)?;
     ensure!(metadata.is_file(), "{} is not a regular file", path.display());
-    File::open(path)
-        .with_context(place)?
-        .take(most + 1)
-        .read_to_end(&mut bytes)
-        .with_context(place)?;
-    ensure!(bytes.len() as u64 <= most, "{} is larger than {most} bytes", path.display());
-    Ok(bytes)
+    let bytes = read_at_most(path, most).with_context(place)?;
+    bytes.with_context(|| format!("{} is larger than {most} bytes", path.display()))
 }
 
 fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {

@@ -40,17 +40,17 @@ fn indexed(dir: &Path, index: &Path) -> Result<Vec<Shard>> {
     let mut n_tensors = 0;
     for name in names {
         let shard = Shard::open(&inside(dir, name)?)?;
-        for (tensor, _) in &shard.tensors {
-            let said = index.weight_map.get(tensor).map(String::as_str);
+        for (tensor, _) in shard.tensors() {
+            let said = index.weight_map.get(&tensor).map(String::as_str);
             ensure!(said == Some(name), "{name} holds {tensor}, which the index does not say");
+            n_tensors += 1;
         }
-        n_tensors += shard.tensors.len();
         shards.push(shard);
     }
     if n_tensors < index.weight_map.len() {
-        let held: BTreeSet<&String> =
-            shards.iter().flat_map(|shard| shard.tensors.iter().map(|(name, _)| name)).collect();
-        let lacking = index.weight_map.iter().find(|(tensor, _)| !held.contains(tensor));
+        let held: BTreeSet<String> =
+            shards.iter().flat_map(Shard::tensors).map(|(name, _)| name).collect();
+        let lacking = index.weight_map.iter().find(|(tensor, _)| !held.contains(*tensor));
         if let Some((tensor, file)) = lacking {
             bail!("{file} lacks {tensor}");
         }

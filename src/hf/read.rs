@@ -124,7 +124,7 @@ impl Source {
                 ensure!(
                     tensor.shape == shape,
                     "{}: {name} has shape {:?}, but config.json makes it {shape:?}",
-                    shard.path.display(),
+                    shard.path().display(),
                     tensor.shape,
                 );
             }
@@ -182,16 +182,16 @@ impl Place {
 fn places(architecture: Architecture, shards: Vec<Shard>) -> Result<BTreeMap<String, Place>> {
     let mut places: BTreeMap<String, Place> = BTreeMap::new();
     for shard in shards.into_iter().map(Arc::new) {
-        for (name, tensor) in &shard.tensors {
-            let Some(ours) = from_hf(architecture, name) else { continue };
+        for (name, tensor) in shard.tensors() {
+            let Some(ours) = from_hf(architecture, &name) else { continue };
             let (at, tensor) = (Arc::clone(&shard), tensor.clone());
             let place = Place { shard: at, name: name.clone(), tensor };
             if let Some(other) = places.insert(ours, place) {
                 bail!(
                     "{name} in {} is there twice: as {} in {}",
-                    shard.path.display(),
+                    shard.path().display(),
                     other.name,
-                    other.shard.path.display()
+                    other.shard.path().display()
                 );
             }
         }

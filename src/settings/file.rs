@@ -1,7 +1,5 @@
 //! Reading TOML files of settings, and those they extend.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use toml::Table;
@@ -10,6 +8,7 @@ use toml::de::DeTable;
 use super::SettingsError;
 use super::check::check;
 use super::config::{Entries, Origin};
+use crate::files::text_at_most;
 
 /// Larger files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 20;
@@ -77,21 +76,13 @@ fn parse(path: &Path, text: &str) -> Result<Layer, SettingsError> {
 }
 
 fn read(path: &Path) -> Result<String, String> {
-    let mut text = String::new();
-    let file = File::open(path).map_err(|e| unreadable(path, &e))?;
-    let size = file.take(MAX_BYTES + 1).read_to_string(&mut text);
-    if size.map_err(|e| unreadable(path, &e))? as u64 > MAX_BYTES {
-        return Err(format!("{} is larger than {MAX_BYTES} bytes", path.display()));
-    }
-    Ok(text)
+    let text = text_at_most(path, MAX_BYTES);
+    let text = text.map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    text.ok_or_else(|| format!("{} is larger than {MAX_BYTES} bytes", path.display()))
 }
 
 fn place(path: &Path, line: usize) -> String {
     format!("{}:{line}", path.display())
-}
-
-fn unreadable(path: &Path, e: &std::io::Error) -> String {
-    format!("cannot read {}: {e}", path.display())
 }
 
 #[cfg(test)]

@@ -2,8 +2,6 @@
 
 mod pieces;
 
-use std::fs::File;
-use std::io::Read;
 use std::panic::{UnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +10,8 @@ use serde::de::IgnoredAny;
 use tiktoken_rs::{CoreBPE, r50k_base_singleton};
 
 pub use pieces::pieces;
+
+use crate::files::read_at_most;
 
 /// Larger `tokenizer.json` files are refused before they are read.
 const MAX_BYTES: u64 = 128 << 20;
@@ -76,13 +76,11 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`. Its truncation and padding are left aside: they are for batches.
     pub fn read(path: &Path) -> Result<Tokenizer, TokenizerError> {
         let path = path.to_path_buf();
-        let mut bytes = Vec::new();
-        let content = File::open(&path).and_then(|f| f.take(MAX_BYTES + 1).read_to_end(&mut bytes));
-        match content {
+        let bytes = match read_at_most(&path, MAX_BYTES) {
             Err(reason) => return Err(TokenizerError::Unreadable { path, reason }),
-            Ok(n) if n as u64 > MAX_BYTES => return Err(TokenizerError::Large { path }),
-            Ok(_) => {}
-        }
+            Ok(None) => return Err(TokenizerError::Large { path }),
+            Ok(Some(bytes)) => bytes,
+        };
         let malformed = |reason: String| TokenizerError::Malformed { path: path.clone(), reason };
         // The library panics on some files: on what is no JSON, for one.
         serde_json::from_slice::<IgnoredAny>(&bytes).map_err(|e| malformed(e.to_string()))?;
@@ -232,7 +230,7 @@ mod tests {
         assert!(Tokenizer::named("none.json").unwrap_err().to_string().contains("No such file"));
         let sparse = tempfile::TempDir::new().unwrap();
         let path = sparse.path().join("tokenizer.json");
-        if File::create(&path).unwrap().set_len(1 << 40).is_ok() {
+        if fs::File::create(&path).unwrap().set_len(1 << 40).is_ok() {
             assert!(Tokenizer::read(&path).unwrap_err().to_string().contains("is larger than"));
         }
     }

@@ -65,6 +65,7 @@ use crate::auto::Report;
 use crate::checkpoint::{Checkpoint, Saver};
 use crate::data::{Batch, Corpus};
 use crate::device::{Compute, Devices, Opened};
+use crate::files::io_fault;
 use crate::settings::Config;
 
 /// Windows of the validation text that are evaluated.
@@ -266,10 +267,4 @@ fn compute_threads(n: usize, rank: Rank) -> Result<rayon::ThreadPool, Fault> {
         let message = format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");
         Fault::new(Class::OutOfMemory, rank, message)
     })
-}
-
-/// The fault of a file that failed while the run was under way.
-pub fn io_fault(what: &str, path: &Path, error: &dyn ToString) -> Fault {
-    let message = format!("cannot write {what} {}: {}", path.display(), error.to_string());
-    Fault::new(Class::Io, Rank(0), message)
 }

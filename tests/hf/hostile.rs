@@ -143,40 +143,54 @@ fn a_tied_head_and_masks_may_be_saved_too() {
     assert_eq!(hf::read(broken.0.path()).expect("a model"), plain);
 }
 
+/// A header of tensors each of which is sound, and that end where no file can.
+fn beyond_64_bits() -> String {
+    const MOST: u64 = (1 << 61) - 4; // whose bits can be counted
+    let mut start = 0u64;
+    let sizes = [[MOST; 8].as_slice(), &[28]].concat().into_iter().enumerate();
+    let tensors = sizes.map(|(n, size)| {
+        let (begin, end) = (start, start + size);
+        start = end;
+        (n.to_string(), json!({"dtype": "F32", "shape": [size / 4], "data_offsets": [begin, end]}))
+    });
+    Value::Object(tensors.collect()).to_string()
+}
+
 #[test]
 fn files_that_are_no_safetensors_are_refused_before_they_are_read() {
     let whole = read(fixture("tied").join("model.safetensors")).expect("a fixture");
     let with_length = |length: u64| [&length.to_le_bytes(), &whole[8..]].concat();
     let header = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     for (bytes, wanted) in [
-        (vec![], "DIR/model.safetensors: no safetensors file: it is too short"),
-        (vec![7; 5], "it is too short"),
-        (
-            with_length(u64::MAX),
-            "its header would have 18446744073709551615 bytes, and the file has",
-        ),
-        (
-            with_length(1 << 30),
-            "no safetensors file, or torn: its header would have 1073741824 bytes",
-        ),
-        (with_length(whole.len() as u64 - 7), "its header would have"),
-        (with_length(40), "the header: "),
-        (whole[..whole.len() - 1].to_vec(), "torn: its tensors end at byte"),
-        ([&whole[..], &[0]].concat(), "torn: its tensors end at byte"),
+        (vec![], "DIR/model.safetensors: it has no header of safetensors"),
+        (vec![7; 5], "it has no header"),
+        (with_length(u64::MAX), "a header of 18446744073709551615 bytes is too long"),
+        (with_length(1 << 30), "torn, or not of safetensors: a header of 1073741824 bytes"),
+        (with_length(whole.len() as u64 - 7), "bytes is too long"),
+        (with_length(40), "its header cannot be read: "),
+        (whole[..whole.len() - 1].to_vec(), "torn: its header does not account for its"),
+        ([&whole[..], &[0]].concat(), "torn: its header does not account for its"),
         (header("{}"), "28 tensors are missing"),
-        (header(&"[".repeat(100_000)), "the header: "),
+        (header(&"[".repeat(100_000)), "its header cannot be read: "),
         (
             header(r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#),
-            "the header: ",
+            "its header cannot be read: ",
         ),
         (
             header(
                 r#"{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}"#,
             ),
-            "torn: its tensors end at byte 439804651",
+            "bytes, but for 439804651",
         ),
-        (header(r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#), "the header: "),
-        (header(r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}}"#), "the header: "),
+        (header(&beyond_64_bits()), "bytes, but for 18446744073709552"),
+        (
+            header(r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#),
+            "its header cannot be read: ",
+        ),
+        (
+            header(r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}}"#),
+            "its header cannot be read: ",
+        ),
     ] {
         let broken = Broken::new("tied");
         write(broken.at("model.safetensors"), bytes).expect("written");

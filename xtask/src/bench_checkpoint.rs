@@ -2,14 +2,12 @@
 //!
 //! Runs with and without alternate, so that a change of the machine's speed meets both.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result};
-use serde_json::Value;
+use anyhow::Result;
 
-use crate::bench::{median, sources};
+use crate::bench::{METRICS, median, metrics, number, sources};
 use crate::command::{chimera, read, root};
 
 /// 50 million parameters, and a step of 8,192 tokens.
@@ -93,11 +91,9 @@ fn measure(
     command.args(["--steps", &steps.to_string()]).current_dir(root());
     command.arg("--data").arg(data).arg("--out").arg(out.path());
     read(&mut command)?;
-    let lines = fs::read_to_string(out.path().join("metrics.jsonl")).context("the metrics")?;
-    let steps = lines.lines().skip(1).map(|line| {
-        let step: Value = serde_json::from_str(line).context("a line of metrics")?;
-        let seconds = step["step_s"].as_f64().context("a line of metrics without step_s")?;
-        Ok(Step { seconds, copy: step["copy_s"].as_f64().unwrap_or(0.0) })
+    let steps = metrics(&out.path().join(METRICS))?;
+    let steps = steps.iter().skip(1).map(|step| {
+        Ok(Step { seconds: number(step, "step_s")?, copy: step["copy_s"].as_f64().unwrap_or(0.0) })
     });
     steps.collect()
 }

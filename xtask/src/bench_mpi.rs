@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::command::{read, root, run as run_command};
-use crate::mpi::{build, launch};
+use crate::mpi::{Built, build, launch};
 
 /// How often each is measured; the best counts, since all that disturbs makes it slower.
 const N_ROUNDS: usize = 5;
@@ -19,7 +19,7 @@ type Times = BTreeMap<(&'static str, u64), f64>;
 
 /// Measures and prints the tables.
 pub(crate) fn run() -> Result<()> {
-    let (compiler, launcher, chimera) = build(true)?;
+    let Built { compiler, launcher, program: chimera } = build(true)?;
     let folder = tempfile::tempdir()?;
     let plain = folder.path().join("plain_mpi");
     let source = root().join("xtask/peers/plain_mpi.c");

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::bench::{median, sources};
+use crate::bench::{METRICS, median, sources, tokens_per_s};
 use crate::command::{chimera, read, root};
 
 /// Steps at the start that are not measured.
@@ -121,19 +121,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Tokens per second of one of our runs.
 fn ours(chimera: &Path, folder: &Path, data: &Path, run: &Run, steps: u16) -> Result<f64> {
-    let metrics = folder.join("metrics.jsonl");
+    let metrics = folder.join(METRICS);
     let mut command = Command::new(chimera);
     command.arg("train").args(SHAPE).args(["--schedule", run.schedule]).current_dir(root());
     command.args(numbers(run, steps)).arg("--data").arg(data);
     command.arg("--metrics").arg(&metrics).arg("--out").arg(tempfile::tempdir_in(folder)?.path());
     read(&mut command)?;
-    let lines = fs::read_to_string(&metrics).context("reading the metrics")?;
+    let rate = tokens_per_s(&metrics, WARM_UP);
     fs::remove_file(&metrics)?;
-    let rates = lines.lines().skip(WARM_UP).map(|line| {
-        let step: Value = serde_json::from_str(line).context("a line of metrics")?;
-        step["tokens_per_s"].as_f64().context("a line of metrics without tokens_per_s")
-    });
-    Ok(median(rates.collect::<Result<_>>()?))
+    rate
 }
 
 /// Tokens per second of one run in PyTorch.
@@ -197,13 +193,6 @@ fn table(rates: &[(&Run, f64)], markdown: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn medians() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert!(median(vec![]).is_nan());
-    }
 
     #[test]
     fn ratios_stand_beside_rates() {

@@ -1,14 +1,12 @@
 //! The portable backend: matrix products and an MLP on an adapter, beside burn's, and tokens per second of
 //! training there beside the CPU.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result};
-use serde_json::Value;
+use anyhow::Result;
 
-use crate::bench::{median, sources};
+use crate::bench::{METRICS, sources, tokens_per_s};
 use crate::command::{cargo, program, read, run as run_command, target};
 use crate::wgpu;
 
@@ -73,16 +71,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Tokens per second of a pipeline of four workers.
 fn train(chimera: &Path, device: &str, steps: u16) -> Result<f64> {
     let folder = tempfile::tempdir()?;
-    let (data, metrics) = (sources(folder.path())?, folder.path().join("metrics.jsonl"));
+    let (data, metrics) = (sources(folder.path())?, folder.path().join(METRICS));
     let mut command = Command::new(chimera);
     command.arg("train").args(SHAPE.split_whitespace());
     command.args(["--device", device, "--steps", &steps.to_string()]);
     command.arg("--data").arg(data).arg("--metrics").arg(&metrics);
     read(command.arg("--out").arg(folder.path().join("run")))?;
-    let lines = fs::read_to_string(&metrics).context("reading the metrics")?;
-    let rates = lines.lines().skip(WARM_UP).map(|line| {
-        let step: Value = serde_json::from_str(line).context("a line of metrics")?;
-        step["tokens_per_s"].as_f64().context("a line of metrics without tokens_per_s")
-    });
-    Ok(median(rates.collect::<Result<_>>()?))
+    tokens_per_s(&metrics, WARM_UP)
 }

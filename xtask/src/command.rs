@@ -79,12 +79,17 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
 
 /// The Python of a virtual environment in `target/NAME` that has `packages`.
 pub(crate) fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
-    let folder = root().join("target").join(name);
+    let python = environment(&target()?.join(name))?;
+    run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
+    Ok(python)
+}
+
+/// The Python of the virtual environment in `folder`, made first if there is none.
+pub(crate) fn environment(folder: &Path) -> Result<PathBuf> {
     let python = folder.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
     if !python.exists() {
-        run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+        run(Command::new("python3").args(["-m", "venv"]).arg(folder))?;
     }
-    run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
     Ok(python)
 }
 

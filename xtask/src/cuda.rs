@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::command::{cargo, files, root, run};
+use crate::command::{cargo, environment, files, program, run, target};
 use crate::nccl;
 
 /// What compiles kernels, and the matrix products: as one toolkit has them.
@@ -76,11 +76,11 @@ pub(crate) fn test(json: &Path) -> Result<()> {
 
 /// The release command with CUDA and NCCL, without symbols.
 fn chimera() -> Result<PathBuf> {
-    let target = root().join("target/cuda");
+    let target = target()?.join("cuda");
     let mut build = cargo(["build", "--release", "--package", "chimera", "--bin", "chimera"]);
     build.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
     run(build.args(["--features", "nccl", "--target-dir"]).arg(&target))?;
-    Ok(target.join("release").join(format!("chimera{}", env::consts::EXE_SUFFIX)))
+    Ok(target.join("release").join(program("chimera")))
 }
 
 /// The folder of the libraries: of the toolkit at CUDA_HOME, or of these packages in target/cuda.
@@ -90,7 +90,7 @@ fn libraries(packages: &[&str]) -> Result<PathBuf> {
         let found = folders.into_iter().find(|folder| folder.is_dir());
         return found.with_context(|| format!("CUDA_HOME={} has no lib64", home.display()));
     }
-    let site = root().join("target/cuda/site");
+    let site = target()?.join("cuda/site");
     install(&site, packages)?;
     let is_nvrtc = |file: &PathBuf| file.ends_with("libnvrtc.so.13");
     let nvrtc = files(&site)?.into_iter().find(is_nvrtc);
@@ -100,11 +100,7 @@ fn libraries(packages: &[&str]) -> Result<PathBuf> {
 
 /// Installs packages of Python into a folder of their own.
 pub(crate) fn install(site: &Path, packages: &[&str]) -> Result<()> {
-    let environment = root().join("target/cuda/python");
-    let python = environment.join("bin/python");
-    if !python.exists() {
-        run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
-    }
+    let python = environment(&target()?.join("cuda/python"))?;
     // Each at its own version: a resolver would mix those of several toolkits.
     let options = ["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"];
     run(Command::new(python).args(options).arg(site).args(packages))

@@ -15,7 +15,7 @@ use chimera_core::timetable::Timetable;
 
 use clap::ValueEnum;
 
-use crate::command::{cargo, read, root, run as run_command};
+use crate::command::{cargo, read, root, run as run_command, target};
 
 /// What the compiler adds for libFuzzer to see where an input leads.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -54,7 +54,7 @@ impl Target {
 
 /// Builds the targets and runs each until its time is over or an input fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let folder = root().join("target/fuzz");
+    let folder = target()?.join("fuzz");
     let built = build(&folder)?;
     let targets = args.target.map_or(Target::value_variants().to_vec(), |target| vec![target]);
     for target in targets {

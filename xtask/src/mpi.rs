@@ -77,14 +77,22 @@ pub(crate) fn open_mpi() -> Result<(String, String)> {
     OPEN_MPI.find()
 }
 
-/// A build of the command with Open MPI: the library's compiler, its launcher, and the program.
-pub(crate) fn build(is_release: bool) -> Result<(String, String, PathBuf)> {
+/// A build of the command with Open MPI.
+pub(crate) struct Built {
+    /// The library's compiler.
+    pub(crate) compiler: String,
+    pub(crate) launcher: String,
+    pub(crate) program: PathBuf,
+}
+
+/// Builds the command with Open MPI.
+pub(crate) fn build(is_release: bool) -> Result<Built> {
     let (compiler, launcher) = open_mpi()?;
     let mut build = cargo(["build", "--package", "chimera", "--features", "mpi"]);
     build.args(["--bin", "chimera", "--message-format", "json-render-diagnostics"]);
     build.args(is_release.then_some("--release"));
     let built = read(build.env("MPICC", &compiler))?;
-    Ok((compiler, launcher, executable(&built, "chimera")?))
+    Ok(Built { compiler, launcher, program: executable(&built, "chimera")? })
 }
 
 /// `program` as ranks of a job, as any user, also root in a container, and on however few cores.

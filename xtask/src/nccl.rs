@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::command::{cargo, files, root, run};
+use crate::command::{cargo, files, run, target};
 use crate::cuda::install;
 
 /// The first that lets several ranks share a GPU.
@@ -23,7 +23,7 @@ pub(crate) fn check(path: Option<PathBuf>) -> Result<()> {
 
 /// That of the package, in target/cuda.
 pub(crate) fn library() -> Result<PathBuf> {
-    let site = root().join("target/cuda/nccl"); // of its own: pip replaces the folder that packages share
+    let site = target()?.join("cuda/nccl"); // of its own: pip replaces the folder that packages share
     install(&site, &[NCCL])?;
     let found = files(&site)?.into_iter().find(|file| file.ends_with("libnccl.so.2"));
     found.context("the package of NCCL has no libnccl.so.2")

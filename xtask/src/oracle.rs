@@ -6,14 +6,13 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::command::{cargo, install, read, root, run as run_command};
+use crate::command::{cargo, install, program, read, run as run_command, target};
 
 /// Tests the oracle.
 pub(crate) fn test() -> Result<()> {
     needs()?;
-    run_command(
-        cargo(["test", "--release", "--manifest-path", MANIFEST]).env("CARGO_TARGET_DIR", target()),
-    )
+    let args = ["test", "--release", "--manifest-path", MANIFEST];
+    run_command(cargo(args).env("CARGO_TARGET_DIR", folder()?))
 }
 
 /// The oracle, built, with a limit of time.
@@ -35,8 +34,9 @@ impl Oracle {
     pub(crate) fn build(seconds: f64) -> Result<Oracle> {
         needs()?;
         let args = ["build", "--release", "--manifest-path", MANIFEST];
-        run_command(cargo(args).env("CARGO_TARGET_DIR", target()))?;
-        Ok(Oracle { program: target().join("release/oracle"), seconds })
+        let folder = folder()?;
+        run_command(cargo(args).env("CARGO_TARGET_DIR", &folder))?;
+        Ok(Oracle { program: folder.join("release").join(program("oracle")), seconds })
     }
 
     /// How short the orders of the ops in `timetable` can be, a forward taking 1, none of which is known
@@ -68,10 +68,9 @@ impl Oracle {
 
 const MANIFEST: &str = "xtask/oracle/Cargo.toml";
 
-fn target() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| root().join("target"), PathBuf::from)
-        .join("oracle")
+/// Where it is built.
+fn folder() -> Result<PathBuf> {
+    Ok(target()?.join("oracle"))
 }
 
 /// Installs what HiGHS is built with, where Debian's packages are.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use crate::bench::{METRICS, metrics};
 use crate::command::{install, read, run as run_command};
 use crate::mpi::build;
 
@@ -31,7 +32,7 @@ pub(crate) fn run() -> Result<()> {
     {
         install(&["slurm-wlm", "munge"]).context("SLURM is missing: its daemons, and munge")?;
     }
-    let chimera = build(false)?.2;
+    let chimera = build(false)?.program;
     let folder = tempfile::tempdir()?;
     let cluster = Cluster::start(folder.path(), &chimera)?;
     let work = folder.path().join("work");
@@ -83,20 +84,14 @@ fn write_settings(work: &Path, name: &str, steps: u64) -> Result<()> {
 /// The losses and gradient norms of a run's steps, as text.
 fn losses(run: &Path) -> Result<Vec<[String; 3]>> {
     let step = |step: Value| ["step", "loss", "grad_norm"].map(|key| step[key].to_string());
-    Ok(metrics(run)?.into_iter().map(step).collect())
+    Ok(metrics(&run.join(METRICS))?.into_iter().map(step).collect())
 }
 
 fn seconds_of_a_step(run: &Path) -> Result<f64> {
-    let steps = metrics(run)?;
+    let steps = metrics(&run.join(METRICS))?;
     let seconds: f64 = steps.iter().filter_map(|step| step["step_s"].as_f64()).sum();
     ensure!(seconds > 0.0, "no times in {}", run.display());
     Ok(seconds / steps.len() as f64)
-}
-
-fn metrics(run: &Path) -> Result<Vec<Value>> {
-    let file = run.join("metrics.jsonl");
-    let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
-    text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
 /// munge, a controller and a node, with all their files in a folder; they end with this.

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::mpi::launch;
+use crate::mpi::{Built, launch};
 
 /// Four ranks of Chimera, whose messages are larger than what MPI sends without being asked.
 const OPTIONS: &str = "--depth 4 --micro-batches 4 --layers 4 --hidden 32 --heads 2 --context 64 \
@@ -122,7 +122,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    pub(crate) fn build((_, launcher, program): (String, String, PathBuf)) -> Result<Site> {
+    pub(crate) fn build(Built { launcher, program, .. }: Built) -> Result<Site> {
         let data = TempDir::new()?;
         let text: String =
             (0..2000u32).map(|i| format!("{} ", i.wrapping_mul(2654435761) >> 20)).collect();

@@ -21,7 +21,33 @@ impl Host {
     /// Elements for which there should be room behind `data`, so that a transport can say there what the
     /// tensor is without moving it.
     pub const ROOM: usize = 16;
+
+    /// Bytes as a tensor: their number in two elements, then four to an element, the last filled up.
+    pub fn of_bytes(bytes: &[u8]) -> Host {
+        let n = (bytes.len() as u64).to_le_bytes();
+        let words = n.chunks(WORD).chain(bytes.chunks(WORD));
+        let mut data = Vec::with_capacity(2 + bytes.len().div_ceil(WORD) + Host::ROOM);
+        data.extend(words.map(|chunk| {
+            let mut word = [0; WORD];
+            word[..chunk.len()].copy_from_slice(chunk);
+            f32::from_le_bytes(word)
+        }));
+        Host { shape: vec![data.len()], data }
+    }
+
+    /// The bytes of which [`of_bytes`](Host::of_bytes) made this; `None` if it made something else.
+    pub fn into_bytes(self) -> Option<Vec<u8>> {
+        let (n, words) = self.data.split_first_chunk::<2>()?;
+        let n = u64::from(n[0].to_bits()) | u64::from(n[1].to_bits()) << 32;
+        let n = usize::try_from(n).ok().filter(|n| n.div_ceil(WORD) == words.len())?;
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.truncate(n);
+        Some(bytes)
+    }
 }
+
+/// Bytes of an element.
+const WORD: usize = size_of::<f32>();
 
 /// Carries the tensors of a device over a transport of [`Host`] tensors: what is sent is copied to the host,
 /// once, and what comes is handed to the device.
@@ -157,7 +183,7 @@ impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
 
 #[cfg(test)]
 mod tests {
-    use super::CommError;
+    use super::{CommError, Host};
     use crate::fault::Class;
     use crate::ids::Rank;
     use crate::kernels::DeviceError;
@@ -169,5 +195,17 @@ mod tests {
         let fault = CommError::from(full).into_fault(Rank(1));
         assert_eq!((fault.class, fault.rank), (Class::OutOfMemory, Rank(1)));
         assert!(fault.message.contains("7 bytes asked for a message"), "{fault}");
+    }
+
+    #[test]
+    fn bytes_come_back() {
+        for n in 0..10 {
+            let bytes: Vec<u8> = (0..n).map(|i| 255 - i).collect();
+            assert_eq!(Host::of_bytes(&bytes).into_bytes(), Some(bytes));
+        }
+        let data = Host::of_bytes(&[7; 5]).data;
+        for other in [&data[1..], &data[..3], &data[..1], &[]] {
+            assert_eq!(Host { shape: vec![other.len()], data: other.to_vec() }.into_bytes(), None);
+        }
     }
 }

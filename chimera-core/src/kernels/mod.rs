@@ -57,11 +57,15 @@ pub enum DeviceError {
 impl DeviceError {
     /// What ends a run, as `rank` sees it.
     pub fn into_fault(self, rank: Rank) -> Fault {
-        let class = match self {
+        Fault::new(self.class(), rank, self.to_string())
+    }
+
+    /// What kind of failure it is.
+    pub fn class(&self) -> Class {
+        match self {
             DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
             DeviceError::Failed { .. } => Class::Internal,
-        };
-        Fault::new(class, rank, self.to_string())
+        }
     }
 }
 

@@ -62,13 +62,13 @@ impl Disk {
         Ok(Written { bytes, blake3: hasher.finalize().to_string() })
     }
 
-    pub(super) fn create_dir(&self, path: &Path) -> Result<()> {
+    pub(crate) fn create_dir(&self, path: &Path) -> Result<()> {
         self.pass("create folder", path)?;
         create_dir_all(path)
     }
 
     /// Makes the names in a folder last.
-    pub(super) fn sync_dir(&self, path: &Path) -> Result<()> {
+    pub(crate) fn sync_dir(&self, path: &Path) -> Result<()> {
         self.pass("sync folder", path)?;
         match cfg!(unix) {
             true => File::open(path)?.sync_all(),
@@ -76,17 +76,17 @@ impl Disk {
         }
     }
 
-    pub(super) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+    pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         self.pass("rename", to)?;
         rename(from, to)
     }
 
-    pub(super) fn remove_file(&self, path: &Path) -> Result<()> {
+    pub(crate) fn remove_file(&self, path: &Path) -> Result<()> {
         self.pass("remove", path)?;
         remove_file(path)
     }
 
-    pub(super) fn remove_dir(&self, path: &Path) -> Result<()> {
+    pub(crate) fn remove_dir(&self, path: &Path) -> Result<()> {
         self.pass("remove folder", path)?;
         remove_dir_all(path)
     }

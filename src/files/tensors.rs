@@ -1,0 +1,172 @@
+//! Tensors in files of safetensors: written without a second copy, read one by one.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Error, Read, Result, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+
+use super::disk::{CHUNK, Disk, Written};
+use super::io_fault;
+
+/// Longer headers are refused before they are read. The largest model that is allowed needs a tenth.
+const MAX_HEADER_BYTES: u64 = 1 << 26;
+/// What the length of the header takes.
+const LENGTH_BYTES: u64 = 8;
+
+/// A tensor to be written: its name, extents, and values, row-major.
+pub(crate) struct Named<'v> {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) values: &'v [f32],
+}
+
+/// A tensor that holds what no file may hold.
+#[derive(thiserror::Error, Debug)]
+#[error("{0} is not finite")]
+struct NotFinite(String);
+
+/// Writes f32 tensors in the order of their names, and what else the header is to say. All that is to be done with
+/// a value is done while it is in the cache.
+///
+/// # Errors
+/// If the file cannot be written, or a value is not finite; [`fault`] tells which.
+pub(crate) fn write(
+    disk: &Disk,
+    path: &Path,
+    mut tensors: Vec<Named<'_>>,
+    metadata: Option<HashMap<String, String>>,
+) -> Result<Written> {
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut end = 0;
+    let infos = tensors.iter().map(|tensor| {
+        let start = end;
+        end += size_of_val(tensor.values);
+        let (dtype, shape) = (Dtype::F32, tensor.shape.clone());
+        (tensor.name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+    });
+    let header = Metadata::new(metadata, infos.collect()).map_err(Error::other)?;
+    let mut header = serde_json::to_vec(&header)?;
+    header.resize(header.len().next_multiple_of(8), b' '); // values begin aligned
+    disk.write(path, |out| {
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        for tensor in &tensors {
+            for values in tensor.values.chunks(CHUNK / size_of::<f32>()) {
+                if !is_finite(values) {
+                    return Err(Error::other(NotFinite(tensor.name.clone())));
+                }
+                out.write_all(&bytes(values))?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The fault of a [`write`] that failed, after which `outcome` holds.
+pub(crate) fn fault(what: &str, path: &Path, error: &Error, outcome: &str) -> Fault {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<NotFinite>()) {
+        Some(unsound) => Fault::new(Class::NonFinite, Rank(0), format!("{unsound}: {outcome}")),
+        None => io_fault(what, path, error),
+    }
+}
+
+/// As safetensors keeps them: little-endian.
+pub(crate) fn bytes(values: &[f32]) -> Cow<'_, [u8]> {
+    match cfg!(target_endian = "little") {
+        true => bytemuck::cast_slice(values).into(),
+        false => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    }
+}
+
+/// Without a branch for each value, so that it takes many at once: one more makes an exponent of ones overflow
+/// into the sign.
+fn is_finite(values: &[f32]) -> bool {
+    const SIGN: u32 = 1 << 31;
+    const EXPONENT: u32 = 1 << (f32::MANTISSA_DIGITS - 1);
+    let overflow = |value: &f32| (value.to_bits() & !SIGN) + EXPONENT;
+    values.iter().map(overflow).fold(0, |any, one| any | one) & SIGN == 0
+}
+
+/// A file whose header was read, and agrees with its size.
+pub(crate) struct TensorFile {
+    path: PathBuf,
+    header: Metadata,
+    /// Where the values begin.
+    start: u64,
+}
+
+impl TensorFile {
+    /// Reads the header, which must account for every byte of the file; an error says what is wrong with it.
+    pub(crate) fn open(path: &Path) -> std::result::Result<TensorFile, String> {
+        let told = |e: Error| e.to_string();
+        let metadata = path.metadata().map_err(told)?;
+        if !metadata.is_file() {
+            return Err("it is not a regular file".into());
+        }
+        let (size, mut file) = (metadata.len(), File::open(path).map_err(told)?);
+        let mut length = [0; LENGTH_BYTES as usize];
+        file.read_exact(&mut length).map_err(|_| "it has no header of safetensors")?;
+        let length = u64::from_le_bytes(length);
+        if length > MAX_HEADER_BYTES.min(size.saturating_sub(LENGTH_BYTES)) {
+            return Err(format!(
+                "it is torn, or not of safetensors: a header of {length} bytes is too long, and the file has {size}"
+            ));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact(&mut header).map_err(told)?;
+        // Parsing checks that the tensors follow each other without a gap.
+        let header: Metadata = serde_json::from_slice(&header)
+            .map_err(|e| format!("its header cannot be read: {e}"))?;
+        let start = LENGTH_BYTES + length;
+        let end = u128::from(start) + header.data_len() as u128; // the sum of lies may be beyond 64 bits
+        if end != size.into() {
+            return Err(format!(
+                "it is torn: its header does not account for its {size} bytes, but for {end}"
+            ));
+        }
+        Ok(TensorFile { path: path.to_path_buf(), header, start })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All tensors with their names, in the order of the file.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, &TensorInfo)> {
+        let names = self.header.offset_keys().into_iter();
+        names.filter_map(|name| self.tensor(&name).map(|tensor| (name, tensor)))
+    }
+
+    /// The tensor of this name.
+    pub(crate) fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.header.info(name)
+    }
+
+    /// The values of a tensor of this file, row-major, each from `WIDTH` bytes; piece by piece, so that they are
+    /// never held twice.
+    pub(crate) fn values<const WIDTH: usize>(
+        &self,
+        tensor: &TensorInfo,
+        value: impl Fn([u8; WIDTH]) -> f32,
+    ) -> Result<Vec<f32>> {
+        let (begin, end) = tensor.data_offsets;
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.start + begin as u64))?;
+        let mut values = Vec::new();
+        values.try_reserve_exact((end - begin) / WIDTH)?;
+        let mut buffer = [0; 1 << 16];
+        let mut left = end - begin;
+        while left > 0 {
+            let piece = &mut buffer[..left.min(1 << 16)];
+            file.read_exact(piece)?;
+            values.extend(piece.as_chunks().0.iter().map(|bytes| value(*bytes)));
+            left -= piece.len();
+        }
+        Ok(values)
+    }
+}
