@@ -51,48 +51,48 @@ impl Disk {
         part: &Path,
         fill: impl FnOnce(&mut dyn Write) -> Result<()>,
     ) -> Result<Written> {
-        self.pass("create", part)?;
-        let file = File::create(part)?;
+        let file = self.pass("create", part, || File::create(part))?;
         let out = Out { disk: self, path: part, file, bytes: 0, hasher: blake3::Hasher::new() };
         let mut out = BufWriter::with_capacity(CHUNK, out);
         fill(&mut out)?;
         let Out { file, bytes, hasher, .. } = out.into_inner().map_err(|e| e.into_error())?;
-        self.pass("sync", part)?;
-        file.sync_all()?;
+        self.pass("sync", part, || file.sync_all())?;
         Ok(Written { bytes, blake3: hasher.finalize().to_string() })
     }
 
     pub(crate) fn create_dir(&self, path: &Path) -> Result<()> {
-        self.pass("create folder", path)?;
-        create_dir_all(path)
+        self.pass("create folder", path, || create_dir_all(path))
     }
 
     /// Makes the names in a folder last.
     pub(crate) fn sync_dir(&self, path: &Path) -> Result<()> {
-        self.pass("sync folder", path)?;
-        match cfg!(unix) {
+        self.pass("sync folder", path, || match cfg!(unix) {
             true => File::open(path)?.sync_all(),
             false => Ok(()), // elsewhere a folder cannot be opened
-        }
+        })
     }
 
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.pass("rename", to)?;
-        rename(from, to)
+        self.pass("rename", to, || rename(from, to))
     }
 
     pub(crate) fn remove_file(&self, path: &Path) -> Result<()> {
-        self.pass("remove", path)?;
-        remove_file(path)
+        self.pass("remove", path, || remove_file(path))
     }
 
     pub(crate) fn remove_dir(&self, path: &Path) -> Result<()> {
-        self.pass("remove folder", path)?;
-        remove_dir_all(path)
+        self.pass("remove folder", path, || remove_dir_all(path))
     }
 
-    fn pass(&self, change: &'static str, path: &Path) -> Result<()> {
-        self.gate.as_ref().map_or(Ok(()), |gate| gate(change, path))
+    /// Makes a change that the gate lets pass.
+    fn pass<T>(
+        &self,
+        change: &'static str,
+        path: &Path,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        self.gate.as_ref().map_or(Ok(()), |gate| gate(change, path))?;
+        make()
     }
 }
 
@@ -114,8 +114,7 @@ struct Out<'d> {
 impl Write for Out<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
         let chunk = &bytes[..bytes.len().min(CHUNK)];
-        self.disk.pass("write", self.path)?;
-        self.file.write_all(chunk)?;
+        self.disk.pass("write", self.path, || self.file.write_all(chunk))?;
         self.hasher.update(chunk);
         self.bytes += chunk.len() as u64;
         Ok(chunk.len())

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use chimera_core::analyze::{Event, Wait};
 use chimera_core::engine::StepReport;
 use chimera_core::fault::Fault;
-use chimera_core::ids::{Rank, StageId, WorkerId};
+use chimera_core::ids::{Rank, StageId};
 use humantime::format_rfc3339_millis;
 
 use super::{Run, io_fault};
@@ -30,12 +30,11 @@ impl Log {
         let out = open().map_err(|e| Fault { rank, ..io_fault("log", &path, &e) })?;
         let mut log = Log { out: Some(out) };
         let placement = run.program().placement();
-        let worker = WorkerId((rank.index() % placement.n_workers()) as u16);
+        let (group, worker) = placement.group_and_worker(rank);
         let stages: Vec<_> = placement.stages_of(worker).iter().map(StageId::to_string).collect();
         log.line(format_args!(
-            "process {} is {rank}: {worker} of group {}, {}, {}; step {} is next",
+            "process {} is {rank}: {worker} of group {group}, {}, {}; step {} is next",
             std::process::id(),
-            rank.index() / placement.n_workers(),
             stages.join(" and "),
             run.program().schedule(),
             run.first_step()

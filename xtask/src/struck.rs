@@ -284,7 +284,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_path_buf()];
     while let Some(folder) = folders.pop() {
-        for entry in read_dir(folder)? {
+        for entry in read_dir(folder).into_iter().flatten() {
             let path = entry?.path();
             if path.is_dir() {
                 folders.push(path.clone());

@@ -118,7 +118,7 @@ where
 {
     /// The rank of a worker of a group.
     pub(super) fn rank_of(&self, worker: WorkerId, group: usize) -> Rank {
-        Rank((group * self.job.program.placement().n_workers()) as u32 + u32::from(worker.0))
+        self.job.program.placement().rank(group, worker)
     }
 
     /// Whether updates are made while other micro-batches are on their way.
@@ -225,8 +225,8 @@ impl<S: Stage> Held<S> {
         Ok(())
     }
 
-    /// Updates those of some tensors that are this rank's to update, which makes the next version of the weights: in place, unless the present
-    /// one is still to be read. With `keeps_previous` it is, by forwards to come.
+    /// Updates those of some tensors that are this rank's to update, which makes the next version of the weights:
+    /// in place, unless the present one is still to be read. With `keeps_previous` it is, by forwards to come.
     pub(super) fn update<K: Kernels<Tensor = S::Tensor>>(
         &mut self,
         kernels: &K,
