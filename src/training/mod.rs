@@ -20,6 +20,7 @@ mod recent;
 mod resume;
 mod samples;
 mod slow;
+mod steps;
 mod tensorboard;
 mod trace;
 mod trained;
@@ -174,7 +175,7 @@ impl Run {
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Trained> {
         let samples = self.samples();
-        let job = self.job(&samples, stop)?;
+        let job = self.job(&samples, stop);
         let watch = self.watch(observe)?;
         let ranks = match self.devices.share_tensors() {
             true => self.devices.run(OnThreads { run: self, job, watch: &watch })?,
@@ -202,9 +203,9 @@ impl Run {
         })
     }
 
-    fn job<'r>(&'r self, samples: &'r Samples<'_>, stop: &'r AtomicBool) -> Result<Job<'r>> {
+    fn job<'r>(&'r self, samples: &'r Samples<'_>, stop: &'r AtomicBool) -> Job<'r> {
         let config = self.config();
-        Ok(Job {
+        Job {
             program: self.program(),
             width: config.width,
             micro_batch_size: config.micro_batch_size,
@@ -213,7 +214,7 @@ impl Run {
             patience: config.patience(),
             stop,
             epoch: Instant::now(),
-        })
+        }
     }
 
     fn watch<O>(&self, observe: O) -> Result<Watch<'_, O>> {

@@ -223,6 +223,26 @@ fn an_index_names_files_of_its_folder_alone() {
     }
 }
 
+/// As Hugging Face's tools keep what they have fetched.
+#[cfg(unix)]
+#[test]
+fn a_model_in_the_hubs_cache_is_read() {
+    use std::fs::create_dir_all;
+    use std::os::unix::fs::symlink;
+
+    let cache = folder();
+    let [blobs, snapshot] = ["blobs", "snapshots/0123"].map(|name| cache.path().join(name));
+    create_dir_all(&blobs).expect("a folder");
+    create_dir_all(&snapshot).expect("a folder");
+    for (nth, entry) in read_dir(fixture("bf16-sharded")).expect("a fixture").enumerate() {
+        let entry = entry.expect("a file");
+        copy(entry.path(), blobs.join(nth.to_string())).expect("a copy");
+        let link = format!("../../blobs/{nth}");
+        symlink(link, snapshot.join(entry.file_name())).expect("a link");
+    }
+    hf::read(&snapshot).expect("a model");
+}
+
 #[test]
 fn an_index_and_its_shards_agree() {
     let broken = Broken::new("bf16-sharded");

@@ -14,7 +14,7 @@ use crate::{bench_checkpoint, bench_mpi, bench_schedule, bench_train, bench_wgpu
 pub(crate) enum Bench {
     /// Tokens per second of training, beside PyTorch's with --peer
     Train(bench_train::Args),
-    /// Latency and bandwidth of the transport over MPI beside plain MPI's
+    /// The transport over MPI: messages and sums beside plain MPI's, and steps beside their ops alone
     Mpi,
     /// Time to generate, prove and simulate Chimera up to ten million ops
     Schedule,

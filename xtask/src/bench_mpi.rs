@@ -1,18 +1,34 @@
-//! Messages and sums of the transport over MPI, beside the same in plain MPI calls.
+//! Messages and sums of the transport over MPI, beside the same in plain MPI calls; and steps of a training, beside
+//! what their ops alone would take.
 //!
 //! Both alternate, so that a change of the machine's speed meets both.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use crate::bench::{METRICS, median, metrics, number, sources};
 use crate::command::{read, root, run as run_command};
 use crate::mpi::{Built, build, launch};
 
 /// How often each is measured; the best counts, since all that disturbs makes it slower.
 const N_ROUNDS: usize = 5;
+
+/// Two ranks whose ops take a hundred times as long as their messages.
+const MODEL: &str = "--layers 8 --hidden 256 --heads 8 --context 256 --micro-batches 8 --micro-batch-size 4 --depth 2 \
+     --threads 1 --steps 12";
+/// Schedules, and when sums begin.
+const STEPS: [(&str, &str); 4] = [
+    ("chimera", "at-end"),
+    ("chimera", "eager"),
+    ("chimera", "eager-opt"),
+    ("dapple", "eager-opt"),
+];
+/// Steps that are not measured.
+const N_WARM_UP: usize = 2;
 
 /// Seconds by what takes them and bytes.
 type Times = BTreeMap<(&'static str, u64), f64>;
@@ -48,6 +64,26 @@ pub(crate) fn run() -> Result<()> {
         let ours = ours.get(key).context("a size is missing")?;
         let ((what, bytes), ratio) = (key, ours / plain);
         println!("{what:>7} {bytes:>9} {:>12.2} {:>12.2} {ratio:>7.2}", plain * 1e6, ours * 1e6);
+    }
+    steps(&launcher, &chimera)
+}
+
+/// Prints what a step takes, and that over what its ops would take if messages and sums took nothing.
+fn steps(launcher: &str, chimera: &Path) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let data = sources(folder.path())?;
+    println!("\n{:>8} {:>10} {:>7} {:>18}", "schedule", "sync", "step s", "over its ops alone");
+    for (nth, (schedule, sync)) in STEPS.into_iter().enumerate() {
+        let out = folder.path().join(nth.to_string());
+        let mut train = launch(launcher, "2", chimera);
+        train.arg("train").args(MODEL.split_whitespace()).arg("--data").arg(&data);
+        train.args(["--json", "--schedule", schedule, "--sync", sync]).arg("--out").arg(&out);
+        let report: Value = serde_json::from_str(&read(&mut train)?)?;
+        let over = report["measured_over_simulated"].as_f64().context("nothing is compared")?;
+        let steps = metrics(&out.join(METRICS))?;
+        let seconds = steps.iter().skip(N_WARM_UP).map(|step| number(step, "step_s"));
+        let step = median(seconds.collect::<Result<_>>()?);
+        println!("{schedule:>8} {sync:>10} {step:>7.3} {over:>18.3}");
     }
     Ok(())
 }

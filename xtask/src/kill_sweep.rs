@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use chimera_core::lower::{Instr, Lowering, Program, Sync, lower};
+use chimera_core::op::{Cell, Kind};
 use chimera_core::schedule::{Shape, find};
 
 use crate::command::root;
@@ -158,9 +159,7 @@ fn points() -> Result<Vec<Point>> {
         }
         for (i, instr) in row.iter().enumerate() {
             let (before, within) = match instr {
-                Instr::Run(cell) if format!("{cell}").starts_with('F') => {
-                    ("before a forward", None)
-                }
+                Instr::Run(Cell::One(op)) if op.kind == Kind::Forward => ("before a forward", None),
                 Instr::Run(_) => ("before a backward", None),
                 Instr::Send(..) => ("before a message is sent", Some("while a message is sent")),
                 Instr::Recv(..) => ("before a message is taken", None),

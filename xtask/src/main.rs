@@ -35,7 +35,7 @@ enum Chore {
     Format,
     /// Clippy without warnings
     Clippy,
-    /// All tests: unit, integration and documentation
+    /// All tests but those of MPI, wgpu and CUDA: unit, integration and documentation
     Test {
         /// Passed on to `cargo test`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -63,7 +63,7 @@ enum Chore {
     Transformers(transformers::Args),
     /// The transport over MPI: lints, conformance, and training under mpirun; installs MPI where it may
     Mpi(mpi::Args),
-    /// Kills and stops each rank of a run over MPI at every point, and writes docs/reliability.md
+    /// Kills and stops each rank of a run over MPI everywhere, lets it panic, and writes docs/reliability.md
     KillSweep(kill_sweep::Args),
     /// Training under a SLURM of one node, started here as root: by srun, and by a job that is queued again
     Slurm,
