@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use chimera_backend_cuda::gpu::{
     Arg, At, Driver, Element, Gpu, Lane, Launch, Place, Product, kernels, source,
@@ -37,7 +38,15 @@ pub(crate) fn gpu(activations: Element) -> Gpu<Emulated> {
 /// One with so many bytes of memory.
 pub(crate) fn gpu_with(activations: Element, bytes: usize) -> Gpu<Emulated> {
     let free = Arc::new(AtomicUsize::new(bytes));
-    Gpu::new(Emulated { library: library(activations), free }, activations).poisoned()
+    let library = library(activations);
+    Gpu::new(Emulated { library, free, pause: Duration::ZERO }, activations).poisoned()
+}
+
+/// One that is behind: the host waits so long for what it reads.
+pub(crate) fn gpu_behind(pause: Duration) -> Gpu<Emulated> {
+    let free = Arc::new(AtomicUsize::new(usize::MAX));
+    let library = library(Element::F32);
+    Gpu::new(Emulated { library, free, pause }, Element::F32)
 }
 
 #[derive(Clone)]
@@ -45,6 +54,8 @@ pub(crate) struct Emulated {
     library: &'static Compiled,
     /// Bytes that are left.
     free: Arc<AtomicUsize>,
+    /// How long the host waits before each copy.
+    pause: Duration,
 }
 
 /// The kernels for one kind of activation.
@@ -192,6 +203,7 @@ impl Driver for Emulated {
 
     fn read(&self, memory: &Memory, start: usize, into: &mut [u8]) -> Result<()> {
         assert!(start + into.len() <= memory.len);
+        std::thread::sleep(self.pause);
         // SAFETY: as long as `into`, which lies inside.
         self.alone(|_| unsafe { memory.at(start).copy_to(into.as_mut_ptr(), into.len()) });
         Ok(())
