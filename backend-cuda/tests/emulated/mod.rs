@@ -32,21 +32,13 @@ const MARK: u8 = 0xa5;
 
 /// A GPU with such activations, whose memory holds no numbers before it is written.
 pub(crate) fn gpu(activations: Element) -> Gpu<Emulated> {
-    gpu_with(activations, usize::MAX)
+    gpu_with(activations, usize::MAX, Duration::ZERO)
 }
 
-/// One with so many bytes of memory.
-pub(crate) fn gpu_with(activations: Element, bytes: usize) -> Gpu<Emulated> {
-    let free = Arc::new(AtomicUsize::new(bytes));
-    let library = library(activations);
-    Gpu::new(Emulated { library, free, pause: Duration::ZERO }, activations).poisoned()
-}
-
-/// One that is behind: the host waits so long for what it reads.
-pub(crate) fn gpu_behind(pause: Duration) -> Gpu<Emulated> {
-    let free = Arc::new(AtomicUsize::new(usize::MAX));
-    let library = library(Element::F32);
-    Gpu::new(Emulated { library, free, pause }, Element::F32)
+/// One with so many bytes of memory, which lets the host wait so long for what it reads.
+pub(crate) fn gpu_with(activations: Element, bytes: usize, pause: Duration) -> Gpu<Emulated> {
+    let (library, free) = (library(activations), Arc::new(AtomicUsize::new(bytes)));
+    Gpu::new(Emulated { library, free, pause }, activations).poisoned()
 }
 
 #[derive(Clone)]
