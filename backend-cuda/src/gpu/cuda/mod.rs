@@ -431,14 +431,18 @@ fn load(
     }
 }
 
-/// The device's pool, which from now on keeps what it has.
+/// The device's pool, which from now on keeps what it has, and lets no stream wait for another one to get
+/// memory: NCCL's may stand still until this rank sends what comes next.
 fn pool(context: &CudaContext) -> std::result::Result<sys::CUmemoryPool, DriverError> {
-    let mut keep = u64::MAX;
-    // SAFETY: the device is the context's, and this attribute is 64 bits.
+    use sys::CUmemPool_attribute_enum as Attribute;
+    let (mut keep, mut never) = (u64::MAX, 0i32);
+    // SAFETY: the device is the context's, and the attributes are of 64 and 32 bits.
     unsafe {
         let pool = result::device::get_default_mem_pool(context.cu_device())?;
-        let threshold = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        let threshold = Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         result::mem_pool::set_attribute(pool, threshold, (&raw mut keep).cast())?;
+        let waits = Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+        result::mem_pool::set_attribute(pool, waits, (&raw mut never).cast())?;
         Ok(pool)
     }
 }
