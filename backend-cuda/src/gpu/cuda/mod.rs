@@ -107,20 +107,34 @@ impl fmt::Display for Device {
 /// # Errors
 /// If there is no driver, or it does not start.
 pub fn devices() -> Result<Vec<Device>> {
-    let failed = |e: DriverError| failed("cuda", "start", e.to_string());
-    require_driver()?;
-    result::init().map_err(failed)?;
-    let n = CudaContext::device_count().map_err(failed)? as usize;
-    let device = |ordinal| {
-        let context = CudaContext::new(ordinal)?;
-        Ok(Device {
-            ordinal,
-            name: context.name()?,
-            capability: context.compute_capability()?,
-            memory_bytes: context.total_mem()? as u64,
-        })
+    use sys::CUdevice_attribute_enum as Attribute;
+    let device = |ordinal: usize| {
+        let device = result::device::get(ordinal as i32)?;
+        // SAFETY: the device is one that the driver has just named. None of this needs a context.
+        unsafe {
+            let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+            let minor = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+            let read = |attribute| result::device::get_attribute(device, attribute);
+            Ok(Device {
+                ordinal,
+                name: result::device::get_name(device)?,
+                capability: (read(major)?, read(minor)?),
+                memory_bytes: result::device::total_mem(device)? as u64,
+            })
+        }
     };
-    (0..n).map(device).collect::<std::result::Result<_, DriverError>>().map_err(failed)
+    let all = (0..count()?).map(device).collect::<std::result::Result<_, DriverError>>();
+    all.map_err(|e| failed("cuda", "start", said(&e)))
+}
+
+/// How many GPUs this machine has.
+///
+/// # Errors
+/// If there is no driver, or it does not start.
+pub fn count() -> Result<usize> {
+    require_driver()?;
+    let n = result::init().and_then(|()| result::device::get_count());
+    n.map(|n| n.max(0) as usize).map_err(|e| failed("cuda", "start", said(&e)))
 }
 
 impl Cuda {
@@ -129,15 +143,13 @@ impl Cuda {
     /// # Errors
     /// If the machine lacks the driver, the GPU, cuBLAS or NVRTC.
     pub fn new(ordinal: usize, activations: Element) -> Result<Self> {
-        require_driver()?;
+        let n = count()?;
         let at = format!("cuda:{ordinal}");
         let on_device = |op: &'static str| {
             let at = at.clone();
             move |e: DriverError| failed(&at, op, said(&e))
         };
-        result::init().map_err(on_device("start"))?;
-        let n = CudaContext::device_count().map_err(on_device("start"))?;
-        if ordinal >= n.max(0) as usize {
+        if ordinal >= n {
             let reason = format!("this machine has {n} GPU(s); they are numbered from 0");
             return Err(failed(&at, "start", reason));
         }
@@ -285,12 +297,7 @@ impl Driver for Cuda {
         self.bind()?;
         self.0.n_waits.fetch_add(1, Ordering::Relaxed);
         let address = memory.address() + start as u64;
-        // SAFETY: the range lies in the allocation, and `into` outlives the wait.
-        let copied = unsafe {
-            result::memcpy_dtoh_async(into, address, self.0.stream.0.cu_stream())
-                .and_then(|()| self.0.stream.0.synchronize())
-        };
-        self.named("download", copied)
+        self.named("download", staging::bring_one(&self.0.stream, address, into))
     }
 
     fn read_all(&self, pieces: &mut [Piece<'_, Memory>]) -> Result<()> {
