@@ -106,10 +106,10 @@ GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, const unsigned* len
     Drop by = DROP;
     extern __shared__ float shared[];
     u16 *q = (u16*)shared, *k = q + TILE * PITCH, *v_t = k + TILE * PITCH;
-    int hidden = heads * dim, sample = blockIdx.y / heads, head = blockIdx.y % heads;
+    int hidden = heads * dim, sample = blockIdx.x / heads, head = blockIdx.x % heads;
     i64 rows = (i64)sample * context;
     const T* from = qkv + rows * 3 * hidden + head * dim;
-    int first = (gridDim.x - 1 - blockIdx.x) * TILE; // the longest rows begin first
+    int first = (gridDim.y - 1 - blockIdx.y) * TILE; // the longest rows begin first
     int row = first + warp() * 16 + lane() / 4;
     load_tile(q, false, from, 3 * hidden, first, context, dim);
     int end = min(n_keys(lengths, sample, first + TILE - 1), context);
@@ -170,10 +170,10 @@ GLOBAL tiled_attention_dq(const T* dy, const T* qkv, const float* log_sum, const
     extern __shared__ float shared[];
     u16 *q = (u16*)shared, *d = q + TILE * PITCH, *k = d + TILE * PITCH, *k_t = k + TILE * PITCH,
         *v = k_t + TILE * PITCH;
-    int hidden = heads * dim, sample = blockIdx.y / heads, head = blockIdx.y % heads;
+    int hidden = heads * dim, sample = blockIdx.x / heads, head = blockIdx.x % heads;
     i64 rows = (i64)sample * context;
     const T* from = qkv + rows * 3 * hidden + head * dim;
-    int first = (gridDim.x - 1 - blockIdx.x) * TILE, row = first + warp() * 16 + lane() / 4;
+    int first = (gridDim.y - 1 - blockIdx.y) * TILE, row = first + warp() * 16 + lane() / 4;
     load_tile(q, false, from, 3 * hidden, first, context, dim);
     load_tile(d, false, dy + rows * hidden + head * dim, hidden, first, context, dim);
     int end = min(n_keys(lengths, sample, first + TILE - 1), context);
@@ -214,10 +214,10 @@ GLOBAL tiled_attention_dkv(const T* dy, const T* qkv, const float* log_sum, cons
     extern __shared__ float shared[];
     u16 *k = (u16*)shared, *v = k + TILE * PITCH, *q = v + TILE * PITCH, *q_t = q + TILE * PITCH,
         *d = q_t + TILE * PITCH, *d_t = d + TILE * PITCH;
-    int hidden = heads * dim, sample = blockIdx.y / heads, head = blockIdx.y % heads;
+    int hidden = heads * dim, sample = blockIdx.x / heads, head = blockIdx.x % heads;
     i64 rows = (i64)sample * context;
     const T *from = qkv + rows * 3 * hidden + head * dim, *dy_from = dy + rows * hidden + head * dim;
-    int first = blockIdx.x * TILE, row = first + warp() * 16 + lane() / 4;
+    int first = blockIdx.y * TILE, row = first + warp() * 16 + lane() / 4;
     load_tile(k, false, from + hidden, 3 * hidden, first, context, dim);
     load_tile(v, false, from + 2 * hidden, 3 * hidden, first, context, dim);
     float dk[GROUPS][4] = {}, dv[GROUPS][4] = {};

@@ -5,6 +5,8 @@ use chimera_backend_cuda::gpu::cuda::{self, Cuda, Device};
 use chimera_backend_cuda::gpu::{Element, Gpu};
 use chimera_core::kernels::DeviceError;
 
+pub(super) use chimera_backend_cuda::gpu::cuda::libraries;
+
 use super::Precision;
 
 /// All that there are.

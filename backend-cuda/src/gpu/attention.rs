@@ -110,7 +110,8 @@ impl<D: Driver> Gpu<D> {
         }
         let samples = qkv.n_rows() / context;
         let is_tiled = self.activations == Element::Bf16 && dim <= TILE;
-        let grid = [context.div_ceil(if is_tiled { TILE } else { OWN }), samples * heads];
+        // Tiles go down: there a grid has 65,535 at most.
+        let grid = [samples * heads, context.div_ceil(if is_tiled { TILE } else { OWN })];
         Ok(Sizes { dim, scale: 1.0 / (dim as f64).sqrt(), grid, is_tiled })
     }
 }

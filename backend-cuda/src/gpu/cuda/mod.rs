@@ -137,6 +137,14 @@ pub fn count() -> Result<usize> {
     n.map(|n| n.max(0) as usize).map_err(|e| failed("cuda", "start", said(&e)))
 }
 
+/// Which compiler and which library of products were found, in words.
+pub fn libraries() -> String {
+    let said = |version: std::result::Result<String, String>| version.unwrap_or_else(|none| none);
+    let nvrtc = compile::version().map(|(major, minor)| format!("NVRTC {major}.{minor}"));
+    let blas = product::version().map(|version| format!("cuBLAS {version}"));
+    format!("{}, {}", said(nvrtc), said(blas))
+}
+
 impl Cuda {
     /// A stream of its own on GPU number `ordinal`, with the kernels for such activations.
     ///

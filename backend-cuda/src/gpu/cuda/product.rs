@@ -22,12 +22,29 @@ pub(super) struct Blas {
 // SAFETY: a handle may be used by any thread, one at a time.
 unsafe impl Send for Blas {}
 
+/// The library's version.
+pub(super) fn version() -> Result<String, String> {
+    use sys::libraryPropertyType_t as Property;
+    require()?;
+    let read = |property| {
+        let mut value = 0;
+        // SAFETY: it writes an int.
+        let done = unsafe { sys::cublasGetProperty(property, &raw mut value) };
+        done.result().map(|()| value).map_err(|e| format!("{e:?}"))
+    };
+    let [major, minor] = [read(Property::MAJOR_VERSION)?, read(Property::MINOR_VERSION)?];
+    Ok(format!("{major}.{minor}.{}", read(Property::PATCH_LEVEL)?))
+}
+
+fn require() -> Result<(), String> {
+    // SAFETY: opening the library runs its initialisers, which are made to be run so.
+    let is_there = unsafe { sys::is_culib_present() };
+    is_there.then_some(()).ok_or_else(|| "libcublas.so.13 is not found: see docs/gpu.md".into())
+}
+
 impl Blas {
     pub(super) fn new(stream: &Stream) -> Result<Self, String> {
-        // SAFETY: opening the library runs its initialisers, which are made to be run so.
-        if !unsafe { sys::is_culib_present() } {
-            return Err("libcublas.so.13 is not found: see docs/gpu.md".into());
-        }
+        require()?;
         let said = |e: CublasError| format!("{e:?}");
         let driver_said = |e: DriverError| super::said(&e);
         let handle = result::create_handle().map_err(said)?;
