@@ -24,13 +24,6 @@ __device__ void mma(float* c, const unsigned* a, const unsigned* b) {
 
 __device__ unsigned pair(const u16* x) { return *(const unsigned*)x; }
 
-__device__ unsigned pack(float low, float high) {
-    T x[2];
-    put(x, 0, low);
-    put(x, 1, high);
-    return x[0].bits | (unsigned)x[1].bits << 16;
-}
-
 __device__ float quad_sum(float x) {
     x += __shfl_xor_sync(ALL_LANES, x, 1);
     return x + __shfl_xor_sync(ALL_LANES, x, 2);

@@ -27,6 +27,17 @@ using std::min;
 static float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
 static unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
 
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+
+// To the nearest, ties to even; what is not a number stays none.
+static unsigned bf16_bits(float value) {
+    unsigned bits = __float_as_uint(value);
+    bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return is_nan ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+static unsigned pack(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
+
 namespace emulation {
 
 enum State { RUNS, AT_BLOCK, AT_WARP, DONE };
