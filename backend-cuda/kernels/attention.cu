@@ -71,7 +71,7 @@ __device__ int n_keys(const unsigned* lengths, int sample, int row) {
 GLOBAL attention(const T* qkv, T* out, float* log_sum, const unsigned* lengths, int context, int heads, int dim,
                  float scale, DROP_ARGS) {
     Drop by = DROP;
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     int hidden = heads * dim, stride = dim + 1;
     float *q = shared, *k = q + OWN * dim, *v = k + WARP * stride;
     int sample = blockIdx.x / heads, head = blockIdx.x % heads;
@@ -126,7 +126,7 @@ GLOBAL attention_delta(const T* dy, const T* out, float* delta, i64 n, int dim) 
 GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
                     const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
     Drop by = DROP;
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     int hidden = heads * dim, stride = dim + 1;
     float *q = shared, *d = q + OWN * dim, *k = d + OWN * dim, *v = k + WARP * stride;
     int sample = blockIdx.x / heads, head = blockIdx.x % heads;
@@ -163,7 +163,7 @@ GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float
 GLOBAL attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
                      const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
     Drop by = DROP;
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     int hidden = heads * dim, stride = dim + 1;
     float *k = shared, *v = k + OWN * dim, *q = v + OWN * dim, *d = q + WARP * stride;
     int sample = blockIdx.x / heads, head = blockIdx.x % heads;

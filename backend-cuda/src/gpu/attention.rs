@@ -148,7 +148,7 @@ impl Sizes {
     fn backward(&self) -> [(&'static str, usize); 2] {
         match self.is_tiled {
             true => {
-                [("tiled_attention_dq", 5 * TILE_BYTES), ("tiled_attention_dkv", 6 * TILE_BYTES)]
+                [("tiled_attention_dq", 4 * TILE_BYTES), ("tiled_attention_dkv", 4 * TILE_BYTES)]
             }
             false => [("attention_dq", self.shared(2)), ("attention_dkv", self.shared(2))],
         }

@@ -82,7 +82,7 @@ fn compile(name: &str, activations: Element) -> Compiled {
         .collect();
     // The only other name of a block's dynamic shared memory.
     let source = source.replace(
-        "extern __shared__ float shared[];",
+        "extern __shared__ __align__(16) float shared[];",
         "float* shared = (float*)dynamic_shared;",
     );
     std::fs::write(&text, format!("{shim}{source}{table}")).unwrap();

@@ -178,6 +178,20 @@ static void mma(float* c, const unsigned* a, const unsigned* b) {
     wait(AT_WARP);
 }
 
+// The lanes' rows are put together and each takes its own elements.
+template <bool IS_TRANSPOSED> static void load_matrices(unsigned* into, const unsigned short* row) {
+    using namespace emulation;
+    static const unsigned short* rows[MAX_THREADS];
+    int thread = running, first = thread / WARP_SIZE * WARP_SIZE, r = thread % WARP_SIZE / 4, c = thread % 4 * 2;
+    rows[thread] = row;
+    wait(AT_WARP);
+    for (int i = 0; i < 4; i++) {
+        const unsigned short** matrix = rows + first + 8 * i;
+        into[i] = IS_TRANSPOSED ? matrix[c][r] | matrix[c + 1][r] << 16 : matrix[r][c] | matrix[r][c + 1] << 16;
+    }
+    wait(AT_WARP);
+}
+
 // Dynamic shared memory: the largest that a block of a GPU can have, but 16 KiB for the rest.
 static char dynamic_shared[211 * 1024] __attribute__((aligned(128)));
 
