@@ -31,8 +31,6 @@ use staging::Staging;
 
 /// The most arguments that a kernel has.
 const MOST_ARGS: usize = 24;
-/// Dynamic shared memory that a kernel gets without asking.
-const SHARED_BYTES: usize = 48 * 1024;
 
 /// A stream of a GPU. Clones are the same stream.
 #[derive(Clone)]
@@ -170,7 +168,8 @@ impl Cuda {
         let streams = || Ok([context.new_stream()?, context.new_stream()?]);
         let [stream, freeing] =
             streams().map_err(on_device("new stream"))?.map(|stream| Stream(stream, ordinal));
-        let functions = load(&image, activations).map_err(on_device("loading of kernels"))?;
+        let functions =
+            load(&context, &image, activations).map_err(on_device("loading of kernels"))?;
         let blas = Blas::new(&stream).map_err(|reason| failed(&name, "start of cuBLAS", reason))?;
         let staging = Staging::new(&stream).map_err(on_device("pinned memory"))?;
         let pool = pool(&context).map_err(on_device("memory pool"))?;
@@ -340,23 +339,15 @@ impl Driver for Cuda {
         // SAFETY: the function belongs to the context, arguments are those that it takes, in order and of its
         // sizes, and memory is alive and ordered behind its other uses; see the emulated tests.
         let started = unsafe {
-            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let asked = if launch.shared > SHARED_BYTES {
-                result::function::set_function_attribute(function, most, launch.shared as i32)
-            } else {
-                Ok(())
-            };
             let [across, down] = launch.grid.map(|n| n as u32);
-            asked.and_then(|()| {
-                result::launch_kernel(
-                    function,
-                    (across, down, 1),
-                    (launch.block as u32, 1, 1),
-                    launch.shared as u32,
-                    self.0.stream.0.cu_stream(),
-                    &mut pointers,
-                )
-            })
+            result::launch_kernel(
+                function,
+                (across, down, 1),
+                (launch.block as u32, 1, 1),
+                launch.shared as u32,
+                self.0.stream.0.cu_stream(),
+                &mut pointers,
+            )
         };
         self.named(launch.kernel, started)
     }
@@ -430,17 +421,27 @@ impl Cuda {
     }
 }
 
-/// The kernels of an image, by name. The image stays loaded for as long as the process lives.
+/// The kernels of an image, by name, each with as much shared memory as a block can have. The image stays
+/// loaded for as long as the process lives.
 fn load(
+    context: &CudaContext,
     image: &[u8],
     activations: Element,
 ) -> std::result::Result<HashMap<String, sys::CUfunction>, DriverError> {
+    use sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as MOST;
+    use sys::CUfunction_attribute_enum as Attribute;
     // SAFETY: the image is a whole one of NVRTC, and the context is current.
     unsafe {
         let module = result::module::load_data(image.as_ptr().cast())?;
+        let most = result::device::get_attribute(context.cu_device(), MOST)?;
         let function = |name: &str| {
             let terminated = CString::new(name).unwrap_or_default();
-            Ok((name.to_string(), result::module::get_function(module, terminated)?))
+            let function = result::module::get_function(module, terminated)?;
+            let own = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+            let own = result::function::get_function_attribute(function, own)?;
+            let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            result::function::set_function_attribute(function, dynamic, most - own)?;
+            Ok((name.to_string(), function))
         };
         kernels(&source(activations)).map(function).collect()
     }
