@@ -50,7 +50,7 @@ pub(super) fn cached(chip: &str, activations: Element) -> Result<Vec<u8>, String
     // Where it cannot be kept it is compiled again the next time.
     let part = file.with_extension(format!("{}.part", process::id()));
     let kept = fs::create_dir_all(&folder)
-        .and_then(|()| fs::write(&part, [&*blake3::hash(&image).as_bytes(), &*image].concat()))
+        .and_then(|()| fs::write(&part, [&blake3::hash(&image).as_bytes()[..], &*image].concat()))
         .and_then(|()| fs::rename(&part, &file));
     if kept.is_err() {
         let _ = fs::remove_file(&part);
