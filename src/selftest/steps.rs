@@ -131,7 +131,7 @@ fn passing_elements(model: &ModelConfig) -> usize {
         deferred.saturating_sub(model.residual_elements(cut, model.context))
     };
     let cuts = cut(model, DEPTH).unwrap_or_default();
-    cuts.iter().map(left).max().unwrap_or(0) + 12 * model.context * model.hidden
+    cuts.iter().map(left).max().unwrap_or(0) + 20 * model.context * model.hidden
 }
 
 /// What a GPU of this name can do with dense matrices, in FLOP/s, by its data sheet.
