@@ -71,12 +71,12 @@ __device__ int n_keys(const unsigned* lengths, int sample, int row) {
 GLOBAL attention(const T* qkv, T* out, float* log_sum, const unsigned* lengths, int context, int heads, int dim,
                  float scale, DROP_ARGS) {
     Drop by = DROP;
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     int hidden = heads * dim, stride = dim + 1;
     float *q = shared, *k = q + OWN * dim, *v = k + WARP * stride;
-    int sample = blockIdx.y / heads, head = blockIdx.y % heads;
+    int sample = blockIdx.x / heads, head = blockIdx.x % heads;
     const T* from = qkv + (i64)sample * context * 3 * hidden + head * dim;
-    int first = (gridDim.x - 1 - blockIdx.x) * OWN; // the longest rows begin first
+    int first = (gridDim.y - 1 - blockIdx.y) * OWN; // the longest rows begin first
     int mine = first + warp() * MINE;
     load_rows(q, dim, from, 3 * hidden, first, OWN, context, dim, scale);
     int end = min(n_keys(lengths, sample, first + OWN - 1), context);
@@ -126,13 +126,13 @@ GLOBAL attention_delta(const T* dy, const T* out, float* delta, i64 n, int dim) 
 GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
                     const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
     Drop by = DROP;
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     int hidden = heads * dim, stride = dim + 1;
     float *q = shared, *d = q + OWN * dim, *k = d + OWN * dim, *v = k + WARP * stride;
-    int sample = blockIdx.y / heads, head = blockIdx.y % heads;
+    int sample = blockIdx.x / heads, head = blockIdx.x % heads;
     i64 rows = (i64)sample * context;
     const T* from = qkv + rows * 3 * hidden + head * dim;
-    int first = (gridDim.x - 1 - blockIdx.x) * OWN, mine = first + warp() * MINE;
+    int first = (gridDim.y - 1 - blockIdx.y) * OWN, mine = first + warp() * MINE;
     load_rows(q, dim, from, 3 * hidden, first, OWN, context, dim, scale);
     load_rows(d, dim, dy + rows * hidden + head * dim, hidden, first, OWN, context, dim, 1.0f);
     int end = min(n_keys(lengths, sample, first + OWN - 1), context);
@@ -163,13 +163,13 @@ GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float
 GLOBAL attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
                      const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
     Drop by = DROP;
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     int hidden = heads * dim, stride = dim + 1;
     float *k = shared, *v = k + OWN * dim, *q = v + OWN * dim, *d = q + WARP * stride;
-    int sample = blockIdx.y / heads, head = blockIdx.y % heads;
+    int sample = blockIdx.x / heads, head = blockIdx.x % heads;
     i64 rows = (i64)sample * context;
     const T* from = qkv + rows * 3 * hidden + head * dim;
-    int first = blockIdx.x * OWN, mine = first + warp() * MINE;
+    int first = blockIdx.y * OWN, mine = first + warp() * MINE;
     load_rows(k, dim, from + hidden, 3 * hidden, first, OWN, context, dim, 1.0f);
     load_rows(v, dim, from + 2 * hidden, 3 * hidden, first, OWN, context, dim, 1.0f);
     float dk[MINE][FEATURES] = {}, dv[MINE][FEATURES] = {};

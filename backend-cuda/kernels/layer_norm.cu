@@ -1,5 +1,9 @@
 // Layer norm: a warp to a row, read again from the cache rather than kept.
 
+// The chunks of a row that a lane has, from element i on, m of them.
+#define EACH_CHUNK(i, m, width) \
+    for (int i = lane() * CHUNK, m; (m = min((width) - i, CHUNK)) > 0; i += WARP * CHUNK)
+
 GLOBAL layer_norm(const T* x, const float* gain, const float* bias, T* y, float* stats, i64 rows, int width,
                   float epsilon) {
     i64 row = (i64)blockIdx.x * (blockDim.x / WARP) + warp();
@@ -7,20 +11,29 @@ GLOBAL layer_norm(const T* x, const float* gain, const float* bias, T* y, float*
     x += row * width;
     y += row * width;
     float sum = 0.0f;
-    for (int i = lane(); i < width; i += WARP) sum += get(x, i);
+    EACH_CHUNK(i, m, width) {
+        Chunk c = load(x + i, m);
+        EACH_OF_CHUNK(j) sum += c.x[j];
+    }
     float mean = warp_sum(sum) / width;
     // The mean's own rounding, which far from zero is not small.
     float rest = 0.0f;
-    for (int i = lane(); i < width; i += WARP) rest += get(x, i) - mean;
+    EACH_CHUNK(i, m, width) {
+        Chunk c = load(x + i, m);
+        EACH_OF_CHUNK(j) if (j < m) rest += c.x[j] - mean;
+    }
     mean += warp_sum(rest) / width;
     float squares = 0.0f;
-    for (int i = lane(); i < width; i += WARP) {
-        float centred = get(x, i) - mean;
-        squares += centred * centred;
+    EACH_CHUNK(i, m, width) {
+        Chunk c = load(x + i, m);
+        EACH_OF_CHUNK(j) if (j < m) squares += (c.x[j] - mean) * (c.x[j] - mean);
     }
     float scale = 1.0f / sqrtf(warp_sum(squares) / width + epsilon);
-    for (int i = lane(); i < width; i += WARP)
-        put(y, i, (get(x, i) - mean) * scale * gain[i] + bias[i]);
+    EACH_CHUNK(i, m, width) {
+        Chunk c = load(x + i, m), g = load(gain + i, m), b = load(bias + i, m);
+        EACH_OF_CHUNK(j) c.x[j] = (c.x[j] - mean) * scale * g.x[j] + b.x[j];
+        store(y + i, c, m);
+    }
     if (lane() == 0) {
         stats[2 * row] = mean;
         stats[2 * row + 1] = scale;
@@ -34,18 +47,26 @@ GLOBAL layer_norm_dx(const T* dy, const T* x, const float* stats, const float* g
     float mean = stats[2 * row], scale = stats[2 * row + 1];
     i64 at = row * width;
     float sum = 0.0f, sum_normed = 0.0f;
-    for (int i = lane(); i < width; i += WARP) {
-        float d = get(dy, at + i) * gain[i];
-        sum += d;
-        sum_normed += d * (get(x, at + i) - mean) * scale;
+    EACH_CHUNK(i, m, width) {
+        Chunk d = load(dy + at + i, m), g = load(gain + i, m), c = load(x + at + i, m);
+        EACH_OF_CHUNK(j) {
+            sum += d.x[j] * g.x[j];
+            sum_normed += d.x[j] * g.x[j] * (c.x[j] - mean) * scale;
+        }
     }
     sum = warp_sum(sum) / width;
     sum_normed = warp_sum(sum_normed) / width;
-    for (int i = lane(); i < width; i += WARP) {
-        float normed = (get(x, at + i) - mean) * scale;
-        float d = scale * (get(dy, at + i) * gain[i] - sum - normed * sum_normed);
-        if (residual) d += get(residual, at + i);
-        put(dx, at + i, d);
+    EACH_CHUNK(i, m, width) {
+        Chunk d = load(dy + at + i, m), g = load(gain + i, m), c = load(x + at + i, m);
+        EACH_OF_CHUNK(j) {
+            float normed = (c.x[j] - mean) * scale;
+            d.x[j] = scale * (d.x[j] * g.x[j] - sum - normed * sum_normed);
+        }
+        if (residual) {
+            Chunk r = load(residual + at + i, m);
+            EACH_OF_CHUNK(j) d.x[j] += r.x[j];
+        }
+        store(dx + at + i, d, m);
     }
 }
 

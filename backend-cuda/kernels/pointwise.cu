@@ -1,11 +1,15 @@
 // Elements on their own.
 
 GLOBAL to_activation(const float* x, T* y, i64 n) {
-    EACH(i, n) put(y, i, x[i]);
+    i64 at = chunk_start();
+    int m = chunk_len(at, n);
+    store(y + at, load(x + at, m), m);
 }
 
 GLOBAL from_activation(const T* x, float* y, i64 n) {
-    EACH(i, n) y[i] = get(x, i);
+    i64 at = chunk_start();
+    int m = chunk_len(at, n);
+    store(y + at, load(x + at, m), m);
 }
 
 GLOBAL accumulate(float* into, const float* x, i64 n) {
@@ -13,17 +17,35 @@ GLOBAL accumulate(float* into, const float* x, i64 n) {
 }
 
 GLOBAL accumulate_activation(T* into, const T* x, i64 n) {
-    EACH(i, n) put(into, i, get(into, i) + get(x, i));
+    i64 at = chunk_start();
+    int m = chunk_len(at, n);
+    Chunk sum = load(into + at, m), c = load(x + at, m);
+    EACH_OF_CHUNK(j) sum.x[j] += c.x[j];
+    store(into + at, sum, m);
 }
 
-// y += bias[column] + residual; either may be missing.
-GLOBAL add_bias_residual(T* y, const float* bias, const T* residual, i64 n, int width) {
-    EACH(i, n) {
-        float sum = get(y, i);
-        if (bias) sum += bias[i % width];
-        if (residual) sum += get(residual, i);
-        put(y, i, sum);
+// y[row] = x[row], whose rows are `pitch` apart.
+GLOBAL pack_rows(const T* x, T* y, int width, int pitch) {
+    i64 row = blockIdx.x;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) y[row * width + i] = x[row * pitch + i];
+}
+
+// y += bias[column] + residual, by chunks of rows, which in y are `pitch` apart; either may be missing.
+GLOBAL add_bias_residual(T* y, const float* bias, const T* residual, int rows, int width, int pitch) {
+    unsigned per_row = (width + CHUNK - 1) / CHUNK, number = blockIdx.x * blockDim.x + threadIdx.x;
+    i64 row = number / per_row;
+    if (row >= rows) return;
+    int column = number % per_row * CHUNK, m = chunk_len(column, width);
+    Chunk sum = load(y + row * pitch + column, m);
+    if (bias) {
+        Chunk c = load(bias + column, m);
+        EACH_OF_CHUNK(j) sum.x[j] += c.x[j];
     }
+    if (residual) {
+        Chunk c = load(residual + row * width + column, m);
+        EACH_OF_CHUNK(j) sum.x[j] += c.x[j];
+    }
+    store(y + row * pitch + column, sum, m);
 }
 
 // The functions of Activation, in its order.
@@ -32,8 +54,6 @@ enum { GELU_TANH, GELU, TANH };
 struct Activated {
     float value, slope;
 };
-
-__device__ float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 __device__ Activated activated(float x, int f) {
     if (f == TANH) {
@@ -45,22 +65,34 @@ __device__ Activated activated(float x, int f) {
         float below = 0.5f * erfcf(-0.70710678f * x);
         return {x * below, below + x * 0.39894228f * expf(-0.5f * x * x)};
     }
-    // (1 + tanh u)/2 is a logistic function of 2u, whose parts do not cancel.
-    float u = 1.5957691216f * (x + 0.044715f * x * x * x), s = logistic(u), rest = logistic(-u);
+    // (1 + tanh u)/2 is a logistic function of 2u; it and its rest come from the exponential that is not large,
+    // so that they do not cancel.
+    float u = 1.5957691216f * (x + 0.044715f * x * x * x), small = expf(-fabsf(u)), most = 1.0f / (1.0f + small);
+    float s = u < 0.0f ? small * most : most, rest = u < 0.0f ? most : small * most;
     float du = 1.5957691216f * (1.0f + 3.0f * 0.044715f * x * x);
-    return {x * s, rest > 0.0f ? s + x * s * rest * du : 1.0f};
+    // Where either vanishes the slope is 0 or 1, and du may be too large.
+    return {x * s, s * rest > 0.0f ? s + x * s * rest * du : s};
 }
 
 GLOBAL activation(const T* x, T* y, i64 n, int f) {
-    EACH(i, n) put(y, i, activated(get(x, i), f).value);
+    i64 at = chunk_start();
+    int m = chunk_len(at, n);
+    Chunk c = load(x + at, m);
+    EACH_OF_CHUNK(j) c.x[j] = activated(c.x[j], f).value;
+    store(y + at, c, m);
 }
 
 GLOBAL activation_dx(const T* dy, const T* x, T* dx, T* y, i64 n, int f) {
-    EACH(i, n) {
-        Activated a = activated(get(x, i), f);
-        put(dx, i, get(dy, i) * a.slope);
-        put(y, i, a.value);
+    i64 at = chunk_start();
+    int m = chunk_len(at, n);
+    Chunk d = load(dy + at, m), c = load(x + at, m);
+    EACH_OF_CHUNK(j) {
+        Activated a = activated(c.x[j], f);
+        d.x[j] *= a.slope;
+        c.x[j] = a.value;
     }
+    store(dx + at, d, m);
+    store(y + at, c, m);
 }
 
 __device__ unsigned rotate(unsigned x, int by) { return (x << by) | (x >> (32 - by)); }
@@ -86,9 +118,16 @@ __device__ unsigned threefry(unsigned key_0, unsigned key_1, unsigned long long 
 // Keeps the elements whose word is not below the threshold, scaled; residual may be missing.
 GLOBAL dropout(const T* x, const T* residual, T* y, i64 n, unsigned key_0, unsigned key_1, i64 first,
                unsigned threshold, float scale) {
-    EACH(i, n) {
-        bool is_kept = threefry(key_0, key_1, (unsigned long long)first + i) >= threshold;
-        float kept = is_kept ? scale * get(x, i) : 0.0f;
-        put(y, i, residual ? kept + get(residual, i) : kept);
+    i64 at = chunk_start();
+    int m = chunk_len(at, n);
+    Chunk c = load(x + at, m);
+    EACH_OF_CHUNK(j) {
+        bool is_kept = threefry(key_0, key_1, (unsigned long long)first + at + j) >= threshold;
+        c.x[j] = is_kept ? scale * c.x[j] : 0.0f;
     }
+    if (residual) {
+        Chunk r = load(residual + at, m);
+        EACH_OF_CHUNK(j) c.x[j] += r.x[j];
+    }
+    store(y + at, c, m);
 }

@@ -18,12 +18,16 @@ struct T { unsigned short bits; };
 
 __device__ float get(const T* x, i64 at) { return __uint_as_float((unsigned)x[at].bits << 16); }
 
-// To the nearest, ties to even; what is not a number stays none.
-__device__ void put(T* x, i64 at, float value) {
-    unsigned bits = __float_as_uint(value);
-    bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    x[at].bits = (unsigned short)(is_nan ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#ifndef EMULATED
+// Two numbers to the nearest, ties to even; what is not a number stays none.
+__device__ unsigned pack(float low, float high) {
+    unsigned both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
 }
+#endif
+
+__device__ void put(T* x, i64 at, float value) { x[at].bits = (unsigned short)pack(value, 0.0f); }
 #else
 typedef float T;
 __device__ float get(const T* x, i64 at) { return x[at]; }
@@ -70,7 +74,64 @@ __device__ float block_max(float x) {
     return x;
 }
 
-// Elements of a block in kernels that treat each on its own: a few for each thread.
+// Elements of a thread in kernels that treat each on its own.
+#define CHUNK 8
 #define EACH(i, n) \
-    for (i64 i = (i64)blockIdx.x * blockDim.x * 4 + threadIdx.x, end_ = i + blockDim.x * 4; \
+    for (i64 i = (i64)blockIdx.x * blockDim.x * CHUNK + threadIdx.x, end_ = i + blockDim.x * CHUNK; \
          i < end_ && i < (n); i += blockDim.x)
+
+// So many that lie together, which a thread moves in accesses of 16 bytes where they are all there and lie on
+// such a boundary. It has read all before it writes, so a result may take the place of an operand.
+struct Chunk {
+    float x[CHUNK];
+};
+#define EACH_OF_CHUNK(j) _Pragma("unroll") for (int j = 0; j < CHUNK; j++)
+
+__device__ i64 chunk_start() { return ((i64)blockIdx.x * blockDim.x + threadIdx.x) * CHUNK; }
+
+// How many of `n` are left from `at` on, for a chunk.
+__device__ int chunk_len(i64 at, i64 n) { return at >= n ? 0 : n - at < CHUNK ? (int)(n - at) : CHUNK; }
+
+__device__ bool is_whole(const void* x, int n) { return n == CHUNK && (unsigned long long)x % 16 == 0; }
+
+// The first n elements at x, then zeros.
+__device__ Chunk load(const float* x, int n) {
+    Chunk c;
+    if (is_whole(x, n)) {
+        float4 low = ((const float4*)x)[0], high = ((const float4*)x)[1];
+        return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+    }
+    EACH_OF_CHUNK(j) c.x[j] = j < n ? x[j] : 0.0f;
+    return c;
+}
+
+__device__ void store(float* x, const Chunk& c, int n) {
+    if (is_whole(x, n)) {
+        ((float4*)x)[0] = {c.x[0], c.x[1], c.x[2], c.x[3]};
+        ((float4*)x)[1] = {c.x[4], c.x[5], c.x[6], c.x[7]};
+        return;
+    }
+    EACH_OF_CHUNK(j) if (j < n) x[j] = c.x[j];
+}
+
+#ifdef BF16
+__device__ Chunk load(const T* x, int n) {
+    Chunk c;
+    if (is_whole(x, n)) {
+        uint4 all = *(const uint4*)x;
+        unsigned pairs[CHUNK / 2] = {all.x, all.y, all.z, all.w};
+        EACH_OF_CHUNK(j) c.x[j] = __uint_as_float(j % 2 ? pairs[j / 2] & 0xffff0000u : pairs[j / 2] << 16);
+        return c;
+    }
+    EACH_OF_CHUNK(j) c.x[j] = j < n ? get(x, j) : 0.0f;
+    return c;
+}
+
+__device__ void store(T* x, const Chunk& c, int n) {
+    if (is_whole(x, n)) {
+        *(uint4*)x = {pack(c.x[0], c.x[1]), pack(c.x[2], c.x[3]), pack(c.x[4], c.x[5]), pack(c.x[6], c.x[7])};
+        return;
+    }
+    EACH_OF_CHUNK(j) if (j < n) put(x, j, c.x[j]);
+}
+#endif

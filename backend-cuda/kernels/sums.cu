@@ -28,22 +28,23 @@ __device__ float across_warps(float sum) {
     return all;
 }
 
-// parts[range, column]: the sums of x over ranges of rows.
-GLOBAL column_sums(const T* x, float* parts, i64 rows, int width, int range) {
+// parts[range, column]: the sums of x, whose rows are `pitch` apart, over ranges of rows.
+GLOBAL column_sums(const T* x, float* parts, i64 rows, int width, int pitch, int range) {
     int column = blockIdx.x * WARP + lane();
     i64 first = (i64)blockIdx.y * range;
     float sum = 0.0f;
     for (i64 r = first + warp(); r < first + range && r < rows; r += blockDim.x / WARP)
-        if (column < width) sum += get(x, r * width + column);
+        if (column < width) sum += get(x, r * pitch + column);
     sum = across_warps(sum);
     if (warp() == 0 && column < width) parts[(i64)blockIdx.y * width + column] = sum;
 }
 
 // into[column] += the sum of parts over ranges.
 GLOBAL add_parts(const float* parts, float* into, int n_ranges, int width) {
-    int column = blockIdx.x * blockDim.x + threadIdx.x;
-    if (column >= width) return;
+    int column = blockIdx.x * WARP + lane();
     float sum = 0.0f;
-    for (int i = 0; i < n_ranges; i++) sum += parts[(i64)i * width + column];
-    into[column] += sum;
+    for (int i = warp(); i < n_ranges; i += blockDim.x / WARP)
+        if (column < width) sum += parts[(i64)i * width + column];
+    sum = across_warps(sum);
+    if (warp() == 0 && column < width) into[column] += sum;
 }

@@ -4,6 +4,8 @@
 
 mod emulated;
 
+use std::time::Duration;
+
 use chimera_backend_cuda::gpu::Element;
 use chimera_core::equivalence::{Run, RunError};
 use chimera_core::fault::Class;
@@ -38,7 +40,7 @@ fn bf16_trains_beside_the_reference() -> Result<(), RunError> {
 fn memory_that_runs_out_is_accounted_for() {
     let on = |bytes: usize| {
         let run = run("chimera", 2);
-        run.train(|_| Ok(emulated::gpu_with(Element::F32, bytes)))
+        run.train(|_| Ok(emulated::gpu_with(Element::F32, bytes, Duration::ZERO)))
     };
     // The least that suffices lies somewhere; a little less runs out in a step.
     let (mut least, mut most) = (1 << 10, 1 << 24);
@@ -55,6 +57,16 @@ fn memory_that_runs_out_is_accounted_for() {
     for word in ["bytes asked", "weights", "gradients", "moments", "residuals", "recompute full"] {
         assert!(text.contains(word), "{text}");
     }
+}
+
+#[test]
+fn a_step_lasts_until_its_device_is_done() -> Result<(), RunError> {
+    let pause = Duration::from_millis(5);
+    let trained =
+        run("1f1b", 2).train(|_| Ok(emulated::gpu_with(Element::F32, usize::MAX, pause)))?;
+    assert_eq!(trained.seconds.len(), 4);
+    assert!(trained.seconds.iter().all(|s| *s >= pause.as_secs_f64()), "{:?}", trained.seconds);
+    Ok(())
 }
 
 /// Schedules with a worker to a thread, each with a device of its own.

@@ -15,7 +15,7 @@ fn faults_are_caught() {
         (Nothing, &[][..]),
         (ZerosShared, &["zeros", "cross_entropy"]),
         (NanLost, &["squared_norm"]),
-        (Overwrites, &["embedding_dw", "linear_dw", "layer_norm_dw"]),
+        (Overwrites, &["embedding_dw", "linear_dw", "layer_norm_dw", "head"]),
         (BiasForgotten, &["linear"]),
         (LayoutIgnored, &["linear_dx"]),
         (WritesResidual, &["linear", "layer_norm_dx"]),

@@ -38,7 +38,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Calls return before they are done.
+    /// Calls return before they are done. Messages are few and run beside compute, which keeps most of the chip.
     pub(crate) fn non_blocking() -> Config {
         const UNDEFINED: c_int = c_int::MIN;
         Config {
@@ -48,7 +48,7 @@ impl Config {
             blocking: 0,
             cga_cluster_size: UNDEFINED,
             min_ctas: UNDEFINED,
-            max_ctas: UNDEFINED,
+            max_ctas: 4,
             net_name: std::ptr::null(),
             split_share: UNDEFINED,
             traffic_class: UNDEFINED,
@@ -148,11 +148,25 @@ impl Library {
     /// # Errors
     /// If it does not say.
     pub fn version(&self) -> Result<String, String> {
+        let version = self.number()?;
+        Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+    }
+
+    /// Whether several ranks may share a GPU.
+    ///
+    /// # Errors
+    /// If it does not say its version.
+    pub fn shares_gpus(&self) -> Result<bool, String> {
+        let is_asked = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() == Ok("1");
+        Ok(is_asked && self.number()? >= 23_000)
+    }
+
+    fn number(&self) -> Result<c_int, String> {
         let mut version = 0;
         // SAFETY: it writes an int.
         let outcome = unsafe { (self.call.get_version)(&raw mut version) };
         self.check(outcome, std::ptr::null_mut())?;
-        Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+        Ok(version)
     }
 
     /// What went wrong, in its own words.

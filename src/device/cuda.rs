@@ -1,17 +1,25 @@
 //! GPUs of CUDA by number.
 
 use anyhow::{Result, anyhow, ensure};
-use chimera_backend_cuda::gpu::cuda::{Cuda, Device, devices as find};
+use chimera_backend_cuda::gpu::cuda::{self, Cuda, Device};
 use chimera_backend_cuda::gpu::{Element, Gpu};
 use chimera_core::kernels::DeviceError;
+
+pub(super) use chimera_backend_cuda::gpu::cuda::libraries;
 
 use super::Precision;
 
 /// All that there are.
 pub(super) fn devices() -> Result<Vec<Device>> {
-    let devices = find().map_err(usage)?;
-    ensure!(!devices.is_empty(), "this machine has no GPU that CUDA can use");
-    Ok(devices)
+    count()?;
+    cuda::devices().map_err(usage)
+}
+
+/// How many there are: one at least.
+pub(super) fn count() -> Result<usize> {
+    let n = cuda::count().map_err(usage)?;
+    ensure!(n > 0, "this machine has no GPU that CUDA can use");
+    Ok(n)
 }
 
 /// A stream of its own on one.

@@ -11,7 +11,10 @@ pub fn available() -> Vec<String> {
     let mut devices = vec![format!("cpu: {}", processor())];
     #[cfg(feature = "cuda")]
     match cuda::devices() {
-        Ok(gpus) => devices.extend(gpus.iter().map(|gpu| format!("cuda:{}: {gpu}", gpu.ordinal))),
+        Ok(gpus) => {
+            devices.extend(gpus.iter().map(|gpu| format!("cuda:{}: {gpu}", gpu.ordinal)));
+            devices.push(format!("cuda: {}", cuda::libraries()));
+        }
         Err(none) => devices.push(format!("cuda: {none}")),
     }
     #[cfg(feature = "wgpu")]

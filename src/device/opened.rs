@@ -277,7 +277,7 @@ impl Devices {
 fn numbered(device: Device, local: usize) -> Result<Device> {
     Ok(match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(None) => Device::Cuda(Some(local % cuda::devices()?.len())),
+        Device::Cuda(None) => Device::Cuda(Some(local % cuda::count()?)),
         #[cfg(feature = "wgpu")]
         Device::Wgpu(None) => Device::Wgpu(Some(wgpu::in_turn(local)?)),
         other => other,

@@ -82,14 +82,25 @@ fn layers<K: Kernels>(suite: &mut Suite, k: &K) -> chimera_core::kernels::Result
     let seconds = time(k, least, || Ok(k.activation_dx(&wide, &wide, Activation::GeluTanh)?.0))?;
     suite.measure("gelu_dx", seconds * 1e3, "ms");
 
-    let (head, targets) = (some(&[vocab, hidden])?, vec![1; rows]);
-    let seconds = time(k, least, || k.linear(&one, &head, Layout::OutIn, None, None))?;
-    suite.measure("logits", seconds * 1e3, "ms");
-    let with_loss = time(k, least, || {
-        let logits = k.linear(&one, &head, Layout::OutIn, None, None)?;
-        Ok(k.cross_entropy(logits, &targets, 1.0)?.0)
-    })?;
-    suite.measure("logits and cross_entropy", with_loss * 1e3, "ms");
+    // GPT-2's own vocabulary is as odd.
+    for vocab in [vocab, vocab - 47] {
+        let (head, mut d_head) = (some(&[vocab, hidden])?, k.zeros(&[vocab, hidden])?);
+        let targets = vec![1; rows];
+        let mut measure = |what: &str, seconds: f64| {
+            suite.measure(&format!("{what}, {vocab} classes"), seconds * 1e3, "ms");
+        };
+        let logits = || k.linear(&one, &head, Layout::OutIn, None, None);
+        measure("logits", time(k, least, logits)?);
+        let loss = || Ok(k.cross_entropy(logits()?, &targets, 1.0)?.0);
+        measure("logits and cross_entropy", time(k, least, loss)?);
+        let (_, dy) = k.cross_entropy(logits()?, &targets, 1.0)?;
+        measure("logits_dx", time(k, least, || k.linear_dx(&dy, &head, Layout::OutIn))?);
+        let seconds = time(k, least, || {
+            k.linear_dw(&one, &dy, Layout::OutIn, &mut d_head, None)?;
+            Ok(d_head.clone())
+        })?;
+        measure("logits_dw", seconds);
+    }
 
     let (mut weights, gradient) = (some(&[vocab, hidden])?, some(&[vocab, hidden])?);
     let (mut m, mut v) = (k.zeros(&[vocab, hidden])?, k.zeros(&[vocab, hidden])?);

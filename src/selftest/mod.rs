@@ -20,7 +20,7 @@ use self::layers::Layers;
 use self::report::Found;
 use self::steps::{Memory, Steps};
 use self::suite::Suite;
-use crate::device::{Device, Devices, Opened, Precision};
+use crate::device::{Device, Devices, Opened, Precision, available};
 
 pub use self::report::{Check, Measurement, Report};
 pub use self::size::Size;
@@ -66,6 +66,10 @@ pub fn run(
         let names: Vec<String> =
             all.iter().map(|p| format!("{} {}", p.name, p.precision)).collect();
         bail!("there is no part `{unknown}`: choose of {}", names.join(", "));
+    }
+    if let Device::Cuda(_) = options.device {
+        let found = available().into_iter().filter(|line| line.starts_with("cuda"));
+        found.for_each(|line| report.add(Found::Note(line), &mut observe));
     }
     let is_asked = |part: &Part| options.parts.iter().any(|name| part.is_called(name));
     for part in all.into_iter().filter(|part| options.parts.is_empty() || is_asked(part)) {

@@ -31,7 +31,7 @@ pub(super) fn ranks(suite: &mut Suite, devices: &Devices) {
     let is_shared = |n: usize| devices.shared().len() < n;
     for n in [1, 2, 4] {
         let what = format!("{n} rank(s) over NCCL");
-        if is_shared(n) && std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() != Ok("1") {
+        if is_shared(n) && library.shares_gpus() != Ok(true) {
             let why = "it needs as many GPUs, or NCCL 2.30 with NCCL_MULTI_RANK_GPU_ENABLE=1";
             suite.note(&format!("{what}: not tried: {why}"));
             continue;

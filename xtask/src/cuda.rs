@@ -70,7 +70,7 @@ pub(crate) fn test(json: &Path) -> Result<()> {
     let folders = [libraries(&[NVRTC, CUBLAS])?, nccl.parent().unwrap_or(&nccl).to_path_buf()];
     let mut selftest = Command::new(chimera()?);
     selftest.args(["selftest", "--device", "cuda", "--json"]).arg(json);
-    selftest.env("NCCL_MULTI_RANK_GPU_ENABLE", "1"); // several ranks on the one GPU
+    selftest.envs([("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("NCCL_MAX_CTAS", "2")]); // several ranks on the one GPU
     run(selftest.env("LD_LIBRARY_PATH", search_path(&folders)?))
 }
 

@@ -110,7 +110,8 @@ impl<D: Driver> Gpu<D> {
         }
         let samples = qkv.n_rows() / context;
         let is_tiled = self.activations == Element::Bf16 && dim <= TILE;
-        let grid = [context.div_ceil(if is_tiled { TILE } else { OWN }), samples * heads];
+        // Tiles go down: there a grid has 65,535 at most.
+        let grid = [samples * heads, context.div_ceil(if is_tiled { TILE } else { OWN })];
         Ok(Sizes { dim, scale: 1.0 / (dim as f64).sqrt(), grid, is_tiled })
     }
 }
@@ -147,7 +148,7 @@ impl Sizes {
     fn backward(&self) -> [(&'static str, usize); 2] {
         match self.is_tiled {
             true => {
-                [("tiled_attention_dq", 5 * TILE_BYTES), ("tiled_attention_dkv", 6 * TILE_BYTES)]
+                [("tiled_attention_dq", 4 * TILE_BYTES), ("tiled_attention_dkv", 4 * TILE_BYTES)]
             }
             false => [("attention_dq", self.shared(2)), ("attention_dkv", self.shared(2))],
         }

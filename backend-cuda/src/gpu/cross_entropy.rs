@@ -3,7 +3,10 @@
 use chimera_core::kernels::Result;
 
 use super::sums::Parts;
-use super::{Arg, BLOCK, Driver, Gpu, Tensor, float, int};
+use super::{Arg, Driver, Gpu, Tensor, float, int};
+
+/// Threads of a row: a vocabulary is wide.
+const THREADS: usize = 1024;
 
 impl<D: Driver> Gpu<D> {
     pub(super) fn loss(
@@ -12,7 +15,7 @@ impl<D: Driver> Gpu<D> {
         targets: &[u32],
         scale: f64,
     ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
-        let logits = self.cast(&logits)?;
+        let logits = self.matrix(&logits)?;
         let rows = logits.n_rows();
         assert_eq!(rows, targets.len(), "cross_entropy");
         let targets = self.indices(targets)?;
@@ -22,9 +25,10 @@ impl<D: Driver> Gpu<D> {
             Arg::Read(&targets, 0),
             Arg::Write(&losses.memory, 0),
             int(logits.width()),
+            int(logits.pitch),
             float(scale),
         ];
-        self.run("cross_entropy", [rows, 1], BLOCK, &args)?;
+        self.run("cross_entropy", [rows, 1], THREADS, &args)?;
         Ok((self.sum(&losses, scale)?, logits))
     }
 }

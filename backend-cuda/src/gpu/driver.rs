@@ -202,4 +202,6 @@ pub struct Place<'a, M> {
     pub start: usize,
     /// The elements.
     pub element: Element,
+    /// Elements from one row, as it lies in memory, to the next.
+    pub pitch: usize,
 }

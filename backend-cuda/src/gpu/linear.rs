@@ -2,7 +2,7 @@
 
 use chimera_core::kernels::{Layout, Result};
 
-use super::{Arg, Driver, Gpu, Operand, Product, Tensor, int, long};
+use super::{Arg, BLOCK, CHUNK, Driver, Gpu, Operand, Product, Tensor, int};
 
 impl<D: Driver> Gpu<D> {
     pub(super) fn linear_forward(
@@ -13,11 +13,15 @@ impl<D: Driver> Gpu<D> {
         bias: Option<&Tensor<D::Memory>>,
         residual: Option<&Tensor<D::Memory>>,
     ) -> Result<Tensor<D::Memory>> {
-        let (x, w) = (self.cast(x)?, self.cast(w)?);
+        let (x, w) = (self.matrix(x)?, self.cast(w)?);
         let residual = residual.map(|residual| self.cast(residual)).transpose()?;
         let (rows, (inputs, outputs)) = (x.n_rows(), sizes(&w, layout));
         assert_eq!(x.width(), inputs, "linear");
-        let y = self.activation_of(&[rows, outputs])?;
+        // With a residual it is the stream between blocks, which goes to other ranks.
+        let y = match residual {
+            Some(_) => self.activation_of(&[rows, outputs])?,
+            None => self.result_of(rows, outputs)?,
+        };
         self.product(
             [rows, outputs, inputs],
             operand(&x, false),
@@ -26,15 +30,16 @@ impl<D: Driver> Gpu<D> {
             false,
         )?;
         if bias.is_some() || residual.is_some() {
-            let n = y.len();
             let args = [
                 y.write(),
                 bias.map_or(Arg::Null, Tensor::read),
                 residual.as_ref().map_or(Arg::Null, Tensor::read),
-                long(n),
+                int(rows),
                 int(outputs),
+                int(y.pitch),
             ];
-            self.run_each("add_bias_residual", n, &args)?;
+            let n_chunks = rows * outputs.div_ceil(CHUNK);
+            self.run("add_bias_residual", [n_chunks.div_ceil(BLOCK), 1], BLOCK, &args)?;
         }
         Ok(y)
     }
@@ -45,7 +50,7 @@ impl<D: Driver> Gpu<D> {
         w: &Tensor<D::Memory>,
         layout: Layout,
     ) -> Result<Tensor<D::Memory>> {
-        let (dy, w) = (self.cast(dy)?, self.cast(w)?);
+        let (dy, w) = (self.matrix(dy)?, self.cast(w)?);
         let (rows, (inputs, outputs)) = (dy.n_rows(), sizes(&w, layout));
         assert_eq!(dy.width(), outputs, "linear_dx");
         let dx = self.activation_of(&[rows, inputs])?;
@@ -67,7 +72,7 @@ impl<D: Driver> Gpu<D> {
         dw: &Tensor<D::Memory>,
         d_bias: Option<&Tensor<D::Memory>>,
     ) -> Result<()> {
-        let (x, dy) = (self.cast(x)?, self.cast(dy)?);
+        let (x, dy) = (self.matrix(x)?, self.matrix(dy)?);
         let rows = x.n_rows();
         assert_eq!(rows, dy.n_rows(), "linear_dw");
         // x and dy change places where dw is transposed.

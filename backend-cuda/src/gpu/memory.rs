@@ -3,7 +3,10 @@
 use chimera_core::kernels::Result;
 
 use super::tensor::{Buffer, Cast};
-use super::{Driver, Element, Gpu, Piece, Tensor, long};
+use super::{BLOCK, Driver, Element, Gpu, Piece, Tensor, int, long};
+
+/// Elements of bf16 in a line of the cache.
+const ROW: usize = 64;
 
 impl<D: Driver> Gpu<D> {
     /// A tensor to be written in full.
@@ -15,6 +18,28 @@ impl<D: Driver> Gpu<D> {
     /// An activation to be written in full.
     pub(super) fn activation_of(&self, shape: &[usize]) -> Result<Tensor<D::Memory>> {
         self.empty(shape, self.activations)
+    }
+
+    /// The result of a product, to be written in full. Where rows would begin between boundaries of 16 bytes, without
+    /// which bf16 has no fast products, they lie apart.
+    pub(super) fn result_of(&self, rows: usize, width: usize) -> Result<Tensor<D::Memory>> {
+        if self.activations == Element::F32 || width.is_multiple_of(8) {
+            return self.activation_of(&[rows, width]);
+        }
+        let pitch = width.next_multiple_of(ROW);
+        let memory = self.allocate(rows * pitch * self.activations.bytes())?;
+        Ok(Tensor { pitch, ..Tensor::of(memory, self.activations, vec![rows, width]) })
+    }
+
+    /// `x` with its rows one behind the other.
+    fn packed(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
+        if x.is_packed() {
+            return Ok(x.clone());
+        }
+        let packed = self.empty(&x.shape, x.element)?;
+        let args = [x.read(), packed.write(), int(x.width()), int(x.pitch)];
+        self.run("pack_rows", [x.n_rows(), 1], BLOCK, &args)?;
+        Ok(packed)
     }
 
     /// Scratch memory to be written before it is read.
@@ -46,12 +71,14 @@ impl<D: Driver> Gpu<D> {
     }
 
     pub(super) fn downloaded(&self, tensor: &Tensor<D::Memory>) -> Result<Vec<f32>> {
+        let tensor = self.packed(tensor)?;
         let mut bytes = vec![0; tensor.bytes().len()];
         self.driver.read(&tensor.buffer.memory, tensor.bytes().start, &mut bytes)?;
         Ok(numbers(tensor.element, &bytes))
     }
 
     pub(super) fn downloaded_all(&self, tensors: &[&Tensor<D::Memory>]) -> Result<Vec<Vec<f32>>> {
+        let tensors: Vec<_> = tensors.iter().map(|t| self.packed(t)).collect::<Result<_>>()?;
         let mut bytes: Vec<Vec<u8>> = tensors.iter().map(|t| vec![0; t.bytes().len()]).collect();
         let pieces = tensors.iter().zip(&mut bytes).map(|(tensor, into)| Piece {
             memory: &tensor.buffer.memory,
@@ -80,7 +107,7 @@ impl<D: Driver> Gpu<D> {
     ) -> Tensor<D::Memory> {
         assert!(start + len <= tensor.n_rows(), "rows {start} + {len} of {:?}", tensor.shape);
         let mut view = tensor.clone();
-        view.start += start * tensor.width();
+        view.start += start * tensor.pitch;
         view.shape[0] = len;
         view
     }
@@ -93,10 +120,15 @@ impl<D: Driver> Gpu<D> {
         })
     }
 
+    /// [`cast`](Self::cast) for products and for the loss, which take rows that lie apart.
+    pub(super) fn matrix(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
+        if x.element == self.activations { Ok(x.clone()) } else { self.cast(x) }
+    }
+
     /// `x` as an activation; what was cast once is kept until the memory of `x` is written to.
     pub(super) fn cast(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
         if x.element == self.activations {
-            return Ok(x.clone());
+            return self.packed(x);
         }
         if x.start > 0 {
             let cast = self.activation_of(&x.shape)?;
@@ -119,6 +151,7 @@ impl<D: Driver> Gpu<D> {
         if x.element == Element::F32 {
             return Ok(x.clone());
         }
+        let x = self.packed(x)?;
         let wide = self.empty(&x.shape, Element::F32)?;
         let n = x.len();
         self.run_each("from_activation", n, &[x.read(), wide.write(), long(n)])?;

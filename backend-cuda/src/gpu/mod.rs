@@ -30,6 +30,8 @@ pub use tensor::{Element, Tensor};
 
 /// Threads of a block, where a kernel has no other needs.
 const BLOCK: usize = 256;
+/// Elements of a thread where each is treated on its own.
+const CHUNK: usize = 8;
 /// Threads that take a row together.
 const WARP: usize = 32;
 
@@ -304,9 +306,9 @@ impl<D: Driver> Gpu<D> {
         self.driver.launch(&Launch { kernel, grid, block, shared, args })
     }
 
-    /// Runs a kernel that treats each of `n` elements on its own, four to a thread.
+    /// Runs a kernel that treats each of `n` elements on its own.
     fn run_each(&self, kernel: &'static str, n: usize, args: &[Arg<'_, D::Memory>]) -> Result<()> {
-        self.run(kernel, [n.div_ceil(4 * BLOCK), 1], BLOCK, args)
+        self.run(kernel, [n.div_ceil(CHUNK * BLOCK), 1], BLOCK, args)
     }
 
     fn failed(&self, op: &'static str, reason: impl Into<String>) -> DeviceError {

@@ -7,6 +7,7 @@ use super::{Arg, Driver, Element, Gpu, Tensor, float, long};
 impl<D: Driver> Gpu<D> {
     pub(super) fn add(&self, into: &Tensor<D::Memory>, x: &Tensor<D::Memory>) -> Result<()> {
         assert_eq!(into.shape, x.shape, "accumulate");
+        assert!(into.is_packed(), "accumulate into rows that lie apart");
         let n = x.len();
         let (kernel, x) = match into.element {
             Element::F32 => ("accumulate", self.wide(x)?),

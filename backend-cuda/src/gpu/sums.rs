@@ -64,7 +64,14 @@ impl<D: Driver> Gpu<D> {
         let (rows, width) = (x.n_rows(), x.width());
         let ranges = Ranges::of(rows, width);
         let parts = self.allocate(ranges.bytes())?;
-        let args = [x.read(), Arg::Write(&parts, 0), long(rows), int(width), int(ranges.range)];
+        let args = [
+            x.read(),
+            Arg::Write(&parts, 0),
+            long(rows),
+            int(width),
+            int(x.pitch),
+            int(ranges.range),
+        ];
         self.run("column_sums", ranges.grid(), BLOCK, &args)?;
         self.add_parts(&parts, &ranges, into)
     }
@@ -78,7 +85,7 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<()> {
         let Ranges { n, width, .. } = *ranges;
         let args = [Arg::Read(parts, 0), into.write(), int(n), int(width)];
-        self.run("add_parts", [width.div_ceil(BLOCK), 1], BLOCK, &args)
+        self.run("add_parts", [width.div_ceil(WARP), 1], BLOCK, &args)
     }
 }
 

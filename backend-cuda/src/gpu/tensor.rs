@@ -32,6 +32,8 @@ pub struct Tensor<M> {
     /// The first element's number in the buffer.
     pub(super) start: usize,
     pub(super) shape: Vec<usize>,
+    /// Elements from one row to the next, which may be more than a row has.
+    pub(super) pitch: usize,
 }
 
 /// An allocation and what is derived from it.
@@ -59,7 +61,8 @@ impl<M> Buffer<M> {
 impl<M> Tensor<M> {
     /// Elements in a row-major order from the start of `memory`, which has room for them.
     pub fn of(memory: M, element: Element, shape: Vec<usize>) -> Self {
-        Self { buffer: Buffer::new(memory), element, start: 0, shape }
+        let pitch = shape.iter().skip(1).product();
+        Self { buffer: Buffer::new(memory), element, start: 0, shape, pitch }
     }
 
     /// What it is made of.
@@ -78,9 +81,18 @@ impl<M> Tensor<M> {
     }
 
     /// The bytes of the memory that are its own.
+    ///
+    /// # Panics
+    /// If its rows lie apart, as those of logits may, which go to no other rank.
     pub fn bytes(&self) -> Range<usize> {
+        assert!(self.is_packed(), "the rows of {self:?} lie apart");
         let start = self.start * self.element.bytes();
         start..start + self.len() * self.element.bytes()
+    }
+
+    /// Whether its rows lie one behind the other.
+    pub(super) fn is_packed(&self) -> bool {
+        self.pitch == self.width()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -109,7 +121,7 @@ impl<M> Tensor<M> {
 
     pub(super) fn place(&self) -> Place<'_, M> {
         let start = self.start * self.element.bytes();
-        Place { memory: &self.buffer.memory, start, element: self.element }
+        Place { memory: &self.buffer.memory, start, element: self.element, pitch: self.pitch }
     }
 }
 

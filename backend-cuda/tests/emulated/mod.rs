@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use chimera_backend_cuda::gpu::{
-    Arg, At, Driver, Element, Gpu, Lane, Launch, Place, Product, kernels, source,
+    Arg, At, Driver, Element, Gpu, Lane, Launch, Operand, Place, Product, kernels, source,
 };
 use chimera_core::kernels::{DeviceError, Result};
 use libloading::Library;
@@ -31,13 +32,13 @@ const MARK: u8 = 0xa5;
 
 /// A GPU with such activations, whose memory holds no numbers before it is written.
 pub(crate) fn gpu(activations: Element) -> Gpu<Emulated> {
-    gpu_with(activations, usize::MAX)
+    gpu_with(activations, usize::MAX, Duration::ZERO)
 }
 
-/// One with so many bytes of memory.
-pub(crate) fn gpu_with(activations: Element, bytes: usize) -> Gpu<Emulated> {
-    let free = Arc::new(AtomicUsize::new(bytes));
-    Gpu::new(Emulated { library: library(activations), free }, activations).poisoned()
+/// One with so many bytes of memory, which lets the host wait so long for what it reads.
+pub(crate) fn gpu_with(activations: Element, bytes: usize, pause: Duration) -> Gpu<Emulated> {
+    let (library, free) = (library(activations), Arc::new(AtomicUsize::new(bytes)));
+    Gpu::new(Emulated { library, free, pause }, activations).poisoned()
 }
 
 #[derive(Clone)]
@@ -45,6 +46,8 @@ pub(crate) struct Emulated {
     library: &'static Compiled,
     /// Bytes that are left.
     free: Arc<AtomicUsize>,
+    /// How long the host waits before each copy.
+    pause: Duration,
 }
 
 /// The kernels for one kind of activation.
@@ -78,8 +81,10 @@ fn compile(name: &str, activations: Element) -> Compiled {
         .map(|kernel| format!("static bool {kernel}_ = emulation::add<{kernel}>(\"{kernel}\");\n"))
         .collect();
     // The only other name of a block's dynamic shared memory.
-    let source = source
-        .replace("extern __shared__ float shared[];", "float* shared = (float*)dynamic_shared;");
+    let source = source.replace(
+        "extern __shared__ __align__(16) float shared[];",
+        "float* shared = (float*)dynamic_shared;",
+    );
     std::fs::write(&text, format!("{shim}{source}{table}")).unwrap();
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     let flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE"];
@@ -192,6 +197,7 @@ impl Driver for Emulated {
 
     fn read(&self, memory: &Memory, start: usize, into: &mut [u8]) -> Result<()> {
         assert!(start + into.len() <= memory.len);
+        std::thread::sleep(self.pause);
         // SAFETY: as long as `into`, which lies inside.
         self.alone(|_| unsafe { memory.at(start).copy_to(into.as_mut_ptr(), into.len()) });
         Ok(())
@@ -230,7 +236,7 @@ impl Driver for Emulated {
 
     fn multiply(&self, product: &Product<'_, Memory>) -> Result<()> {
         let Product { m, n, k, ref a, ref b, ref into, add } = *product;
-        let (a_steps, b_steps) = (steps(a.transposed, m, k), steps(b.transposed, k, n));
+        let (a_steps, b_steps) = (steps(a), steps(b));
         self.alone(|_| {
             for i in 0..m {
                 for j in 0..n {
@@ -239,8 +245,9 @@ impl Driver for Emulated {
                             * get(&b.place, l * b_steps.0 + j * b_steps.1)
                     };
                     let sum: f64 = (0..k).map(each).sum();
-                    let before = if add { get(into, i * n + j) } else { 0.0 };
-                    put(into, i * n + j, before + sum);
+                    let at = i * into.pitch + j;
+                    let before = if add { get(into, at) } else { 0.0 };
+                    put(into, at, before + sum);
                 }
             }
         });
@@ -316,8 +323,8 @@ fn bits(arg: &Arg<'_, Memory>) -> u64 {
 }
 
 /// How far apart rows and columns of a matrix lie.
-fn steps(transposed: bool, rows: usize, columns: usize) -> (usize, usize) {
-    if transposed { (1, rows) } else { (columns, 1) }
+fn steps(x: &Operand<'_, Memory>) -> (usize, usize) {
+    if x.transposed { (1, x.place.pitch) } else { (x.place.pitch, 1) }
 }
 
 fn element(place: &Place<'_, Memory>, at: usize) -> *mut u8 {

@@ -27,6 +27,17 @@ using std::min;
 static float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
 static unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
 
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+
+// To the nearest, ties to even; what is not a number stays none.
+static unsigned bf16_bits(float value) {
+    unsigned bits = __float_as_uint(value);
+    bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return is_nan ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+static unsigned pack(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
+
 namespace emulation {
 
 enum State { RUNS, AT_BLOCK, AT_WARP, DONE };
@@ -163,6 +174,20 @@ static void mma(float* c, const unsigned* a, const unsigned* b) {
             int from = first + row % 8 * 4 + k % 8 / 2, with = first + column * 4 + k % 8 / 2;
             c[i] += half(left[from][row / 8 + k / 8 * 2], k % 2) * half(right[with][k / 8], k % 2);
         }
+    }
+    wait(AT_WARP);
+}
+
+// The lanes' rows are put together and each takes its own elements.
+template <bool IS_TRANSPOSED> static void load_matrices(unsigned* into, const unsigned short* row) {
+    using namespace emulation;
+    static const unsigned short* rows[MAX_THREADS];
+    int thread = running, first = thread / WARP_SIZE * WARP_SIZE, r = thread % WARP_SIZE / 4, c = thread % 4 * 2;
+    rows[thread] = row;
+    wait(AT_WARP);
+    for (int i = 0; i < 4; i++) {
+        const unsigned short** matrix = rows + first + 8 * i;
+        into[i] = IS_TRANSPOSED ? matrix[c][r] | matrix[c + 1][r] << 16 : matrix[r][c] | matrix[r][c + 1] << 16;
     }
     wait(AT_WARP);
 }

@@ -1,6 +1,7 @@
 //! What one rank has to say in the agreement.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::agreement::{Record, Totals};
 use super::world::World;
@@ -24,11 +25,11 @@ where
             steps: self.squared_norms.iter().map(totals).collect(),
             busy_s: self.since_agreed.busy_s,
             copy_s: self.since_agreed.copy_s,
-            span_s: self.since_agreed.start.elapsed().as_secs_f64(),
             bytes: self.bytes() as f64,
             stop: self.job.stop.load(Ordering::Relaxed),
             ..Record::default()
         };
+        let began = Instant::now();
         let n_buckets = if self.is_asynchronous() { 0 } else { self.layout.len() as u32 };
         let mut norms = Vec::new();
         for bucket in (0..n_buckets).map(BucketId) {
@@ -39,6 +40,9 @@ where
         // The only wait of a step for the device.
         let losses = self.losses.iter().map(|(_, loss)| loss);
         let numbers = self.numbers(losses.chain(norms.iter().map(|(_, norm)| norm)))?;
+        // A device that works on its own has the step's compute done only now.
+        record.busy_s += began.elapsed().as_secs_f64();
+        record.span_s = self.since_agreed.start.elapsed().as_secs_f64();
         let (losses, squares) = numbers.split_at(self.losses.len());
         for ((op, _), &loss) in self.losses.iter().zip(losses) {
             if !loss.is_finite() && record.culprit.is_empty() {

@@ -9,16 +9,15 @@ use cudarc::nvrtc::sys;
 
 use super::super::{Element, source};
 
+const MISSING: &str = "libnvrtc.so.13 is not found: see docs/gpu.md";
+
 /// An image of all kernels for a chip (`sm_90`), and what the compiler says of them: registers, shared memory,
 /// spills.
 ///
 /// # Errors
 /// If NVRTC is missing, or does not take the kernels.
 pub fn compile(chip: &str, activations: Element) -> Result<(Vec<u8>, String), String> {
-    // SAFETY: opening the library runs its initialisers, which are made to be run so.
-    if !unsafe { sys::is_culib_present() } {
-        return Err("libnvrtc.so.13 is not found: see docs/gpu.md".into());
-    }
+    version()?;
     let source = CString::new(source(activations)).map_err(|e| e.to_string())?;
     let program = Program(result::create_program(&source, Some(c"chimera.cu")).map_err(said)?);
     // SAFETY: the program was made just now and lives to the end of this function.
@@ -37,32 +36,45 @@ pub fn compile(chip: &str, activations: Element) -> Result<(Vec<u8>, String), St
 /// [`compile`], or what it made earlier of the same text with the same compiler.
 pub(super) fn cached(chip: &str, activations: Element) -> Result<Vec<u8>, String> {
     let Some(folder) = folder() else { return Ok(compile(chip, activations)?.0) };
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: asked only of a library that is there.
-    unsafe {
-        if sys::is_culib_present() {
-            sys::nvrtcVersion(&mut major, &mut minor).result().map_err(said)?;
-        }
-    }
+    let (major, minor) = version()?;
     let mut hash = blake3::Hasher::new();
     for part in options(chip) {
         hash.update(part.as_bytes()).update(&[0]);
     }
     hash.update(source(activations).as_bytes());
     let file = folder.join(format!("{major}.{minor}-{}.cubin", hash.finalize().to_hex()));
-    if let Ok(image) = fs::read(&file) {
+    if let Some(image) = fs::read(&file).ok().and_then(whole) {
         return Ok(image);
     }
     let (image, _) = compile(chip, activations)?;
-    // Whoever reads it finds all of it. Where it cannot be kept it is compiled again the next time.
+    // Where it cannot be kept it is compiled again the next time.
     let part = file.with_extension(format!("{}.part", process::id()));
     let kept = fs::create_dir_all(&folder)
-        .and_then(|()| fs::write(&part, &image))
+        .and_then(|()| fs::write(&part, [&blake3::hash(&image).as_bytes()[..], &*image].concat()))
         .and_then(|()| fs::rename(&part, &file));
     if kept.is_err() {
         let _ = fs::remove_file(&part);
     }
     Ok(image)
+}
+
+/// The image of a file that begins with its hash: the driver trusts what it is given.
+fn whole(mut file: Vec<u8>) -> Option<Vec<u8>> {
+    let image = file.split_off(file.len().min(blake3::OUT_LEN));
+    (blake3::hash(&image).as_bytes()[..] == file).then_some(image)
+}
+
+/// The compiler's version, major and minor.
+pub(super) fn version() -> Result<(i32, i32), String> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: opening the library runs its initialisers, which are made to be run so; it writes two ints.
+    unsafe {
+        if !sys::is_culib_present() {
+            return Err(MISSING.into());
+        }
+        sys::nvrtcVersion(&mut major, &mut minor).result().map_err(said)?;
+    }
+    Ok((major, minor))
 }
 
 struct Program(sys::nvrtcProgram);
@@ -92,4 +104,18 @@ fn said(e: NvrtcError) -> String {
 fn text(bytes: &[c_char]) -> String {
     let bytes: Vec<u8> = bytes.iter().map(|b| *b as u8).take_while(|b| *b != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::whole;
+
+    #[test]
+    fn a_file_that_is_not_whole_is_no_image() {
+        let file = [&blake3::hash(b"image").as_bytes()[..], b"image"].concat();
+        assert_eq!(whole(file.clone()).as_deref(), Some(&b"image"[..]));
+        for cut in [0, 5, 32, file.len() - 1] {
+            assert_eq!(whole(file[..cut].to_vec()), None, "{cut} bytes");
+        }
+    }
 }

@@ -31,8 +31,6 @@ use staging::Staging;
 
 /// The most arguments that a kernel has.
 const MOST_ARGS: usize = 24;
-/// Dynamic shared memory that a kernel gets without asking.
-const SHARED_BYTES: usize = 48 * 1024;
 
 /// A stream of a GPU. Clones are the same stream.
 #[derive(Clone)]
@@ -107,20 +105,42 @@ impl fmt::Display for Device {
 /// # Errors
 /// If there is no driver, or it does not start.
 pub fn devices() -> Result<Vec<Device>> {
-    let failed = |e: DriverError| failed("cuda", "start", e.to_string());
-    require_driver()?;
-    result::init().map_err(failed)?;
-    let n = CudaContext::device_count().map_err(failed)? as usize;
-    let device = |ordinal| {
-        let context = CudaContext::new(ordinal)?;
-        Ok(Device {
-            ordinal,
-            name: context.name()?,
-            capability: context.compute_capability()?,
-            memory_bytes: context.total_mem()? as u64,
-        })
+    use sys::CUdevice_attribute_enum as Attribute;
+    let device = |ordinal: usize| {
+        let device = result::device::get(ordinal as i32)?;
+        // SAFETY: the device is one that the driver has just named. None of this needs a context.
+        unsafe {
+            let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+            let minor = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+            let read = |attribute| result::device::get_attribute(device, attribute);
+            Ok(Device {
+                ordinal,
+                name: result::device::get_name(device)?,
+                capability: (read(major)?, read(minor)?),
+                memory_bytes: result::device::total_mem(device)? as u64,
+            })
+        }
     };
-    (0..n).map(device).collect::<std::result::Result<_, DriverError>>().map_err(failed)
+    let all = (0..count()?).map(device).collect::<std::result::Result<_, DriverError>>();
+    all.map_err(|e| failed("cuda", "start", said(&e)))
+}
+
+/// How many GPUs this machine has.
+///
+/// # Errors
+/// If there is no driver, or it does not start.
+pub fn count() -> Result<usize> {
+    require_driver()?;
+    let n = result::init().and_then(|()| result::device::get_count());
+    n.map(|n| n.max(0) as usize).map_err(|e| failed("cuda", "start", said(&e)))
+}
+
+/// Which compiler and which library of products were found, in words.
+pub fn libraries() -> String {
+    let said = |version: std::result::Result<String, String>| version.unwrap_or_else(|none| none);
+    let nvrtc = compile::version().map(|(major, minor)| format!("NVRTC {major}.{minor}"));
+    let blas = product::version().map(|version| format!("cuBLAS {version}"));
+    format!("{}, {}", said(nvrtc), said(blas))
 }
 
 impl Cuda {
@@ -129,15 +149,13 @@ impl Cuda {
     /// # Errors
     /// If the machine lacks the driver, the GPU, cuBLAS or NVRTC.
     pub fn new(ordinal: usize, activations: Element) -> Result<Self> {
-        require_driver()?;
+        let n = count()?;
         let at = format!("cuda:{ordinal}");
         let on_device = |op: &'static str| {
             let at = at.clone();
             move |e: DriverError| failed(&at, op, said(&e))
         };
-        result::init().map_err(on_device("start"))?;
-        let n = CudaContext::device_count().map_err(on_device("start"))?;
-        if ordinal >= n.max(0) as usize {
+        if ordinal >= n {
             let reason = format!("this machine has {n} GPU(s); they are numbered from 0");
             return Err(failed(&at, "start", reason));
         }
@@ -150,7 +168,8 @@ impl Cuda {
         let streams = || Ok([context.new_stream()?, context.new_stream()?]);
         let [stream, freeing] =
             streams().map_err(on_device("new stream"))?.map(|stream| Stream(stream, ordinal));
-        let functions = load(&image, activations).map_err(on_device("loading of kernels"))?;
+        let functions =
+            load(&context, &image, activations).map_err(on_device("loading of kernels"))?;
         let blas = Blas::new(&stream).map_err(|reason| failed(&name, "start of cuBLAS", reason))?;
         let staging = Staging::new(&stream).map_err(on_device("pinned memory"))?;
         let pool = pool(&context).map_err(on_device("memory pool"))?;
@@ -285,12 +304,7 @@ impl Driver for Cuda {
         self.bind()?;
         self.0.n_waits.fetch_add(1, Ordering::Relaxed);
         let address = memory.address() + start as u64;
-        // SAFETY: the range lies in the allocation, and `into` outlives the wait.
-        let copied = unsafe {
-            result::memcpy_dtoh_async(into, address, self.0.stream.0.cu_stream())
-                .and_then(|()| self.0.stream.0.synchronize())
-        };
-        self.named("download", copied)
+        self.named("download", staging::bring_one(&self.0.stream, address, into))
     }
 
     fn read_all(&self, pieces: &mut [Piece<'_, Memory>]) -> Result<()> {
@@ -325,23 +339,15 @@ impl Driver for Cuda {
         // SAFETY: the function belongs to the context, arguments are those that it takes, in order and of its
         // sizes, and memory is alive and ordered behind its other uses; see the emulated tests.
         let started = unsafe {
-            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let asked = if launch.shared > SHARED_BYTES {
-                result::function::set_function_attribute(function, most, launch.shared as i32)
-            } else {
-                Ok(())
-            };
             let [across, down] = launch.grid.map(|n| n as u32);
-            asked.and_then(|()| {
-                result::launch_kernel(
-                    function,
-                    (across, down, 1),
-                    (launch.block as u32, 1, 1),
-                    launch.shared as u32,
-                    self.0.stream.0.cu_stream(),
-                    &mut pointers,
-                )
-            })
+            result::launch_kernel(
+                function,
+                (across, down, 1),
+                (launch.block as u32, 1, 1),
+                launch.shared as u32,
+                self.0.stream.0.cu_stream(),
+                &mut pointers,
+            )
         };
         self.named(launch.kernel, started)
     }
@@ -415,30 +421,44 @@ impl Cuda {
     }
 }
 
-/// The kernels of an image, by name. The image stays loaded for as long as the process lives.
+/// The kernels of an image, by name, each with as much shared memory as a block can have. The image stays
+/// loaded for as long as the process lives.
 fn load(
+    context: &CudaContext,
     image: &[u8],
     activations: Element,
 ) -> std::result::Result<HashMap<String, sys::CUfunction>, DriverError> {
+    use sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as MOST;
+    use sys::CUfunction_attribute_enum as Attribute;
     // SAFETY: the image is a whole one of NVRTC, and the context is current.
     unsafe {
         let module = result::module::load_data(image.as_ptr().cast())?;
+        let most = result::device::get_attribute(context.cu_device(), MOST)?;
         let function = |name: &str| {
             let terminated = CString::new(name).unwrap_or_default();
-            Ok((name.to_string(), result::module::get_function(module, terminated)?))
+            let function = result::module::get_function(module, terminated)?;
+            let own = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+            let own = result::function::get_function_attribute(function, own)?;
+            let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            result::function::set_function_attribute(function, dynamic, most - own)?;
+            Ok((name.to_string(), function))
         };
         kernels(&source(activations)).map(function).collect()
     }
 }
 
-/// The device's pool, which from now on keeps what it has.
+/// The device's pool, which from now on keeps what it has, and lets no stream wait for another one to get
+/// memory: NCCL's may stand still until this rank sends what comes next.
 fn pool(context: &CudaContext) -> std::result::Result<sys::CUmemoryPool, DriverError> {
-    let mut keep = u64::MAX;
-    // SAFETY: the device is the context's, and this attribute is 64 bits.
+    use sys::CUmemPool_attribute_enum as Attribute;
+    let (mut keep, mut never) = (u64::MAX, 0i32);
+    // SAFETY: the device is the context's, and the attributes are of 64 and 32 bits.
     unsafe {
         let pool = result::device::get_default_mem_pool(context.cu_device())?;
-        let threshold = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        let threshold = Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         result::mem_pool::set_attribute(pool, threshold, (&raw mut keep).cast())?;
+        let waits = Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+        result::mem_pool::set_attribute(pool, waits, (&raw mut never).cast())?;
         Ok(pool)
     }
 }

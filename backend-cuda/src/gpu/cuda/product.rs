@@ -22,12 +22,29 @@ pub(super) struct Blas {
 // SAFETY: a handle may be used by any thread, one at a time.
 unsafe impl Send for Blas {}
 
+/// The library's version.
+pub(super) fn version() -> Result<String, String> {
+    use sys::libraryPropertyType_t as Property;
+    require()?;
+    let read = |property| {
+        let mut value = 0;
+        // SAFETY: it writes an int.
+        let done = unsafe { sys::cublasGetProperty(property, &raw mut value) };
+        done.result().map(|()| value).map_err(|e| format!("{e:?}"))
+    };
+    let [major, minor] = [read(Property::MAJOR_VERSION)?, read(Property::MINOR_VERSION)?];
+    Ok(format!("{major}.{minor}.{}", read(Property::PATCH_LEVEL)?))
+}
+
+fn require() -> Result<(), String> {
+    // SAFETY: opening the library runs its initialisers, which are made to be run so.
+    let is_there = unsafe { sys::is_culib_present() };
+    is_there.then_some(()).ok_or_else(|| "libcublas.so.13 is not found: see docs/gpu.md".into())
+}
+
 impl Blas {
     pub(super) fn new(stream: &Stream) -> Result<Self, String> {
-        // SAFETY: opening the library runs its initialisers, which are made to be run so.
-        if !unsafe { sys::is_culib_present() } {
-            return Err("libcublas.so.13 is not found: see docs/gpu.md".into());
-        }
+        require()?;
         let said = |e: CublasError| format!("{e:?}");
         let driver_said = |e: DriverError| super::said(&e);
         let handle = result::create_handle().map_err(said)?;
@@ -104,11 +121,11 @@ struct ColumnMajor {
 
 impl ColumnMajor {
     fn of<M>(product: &Product<'_, M>) -> Self {
-        let Product { m, n, k, ref a, ref b, .. } = *product;
+        let Product { m, n, k, ref a, ref b, ref into, .. } = *product;
         Self {
             transposed: [b.transposed, a.transposed],
             sizes: [n, m, k],
-            strides: [if b.transposed { k } else { n }, if a.transposed { m } else { k }, n],
+            strides: [b.place.pitch, a.place.pitch, into.pitch],
         }
     }
 }
@@ -158,27 +175,30 @@ mod tests {
     fn the_library_computes_what_is_asked() {
         let (m, n, k) = (2, 3, 4);
         let matrix = |len: usize| (0..len).map(|i| (i * i % 7) as f64).collect::<Vec<_>>();
-        let (a, b) = (matrix(m * k), matrix(k * n));
         for transposed in [(false, false), (false, true), (true, false), (true, true)] {
-            let place = || Place { memory: &(), start: 0, element: Element::F32 };
+            // Rows as they lie in memory are one, two and three elements apart.
+            let [a_pitch, b_pitch, pitch] =
+                [1 + if transposed.0 { m } else { k }, 2 + if transposed.1 { k } else { n }, 3 + n];
+            let (a, b) = (matrix((m + k) * a_pitch), matrix((k + n) * b_pitch));
+            let place = |pitch| Place { memory: &(), start: 0, element: Element::F32, pitch };
             let product = Product {
                 m,
                 n,
                 k,
-                a: Operand { place: place(), transposed: transposed.0 },
-                b: Operand { place: place(), transposed: transposed.1 },
-                into: place(),
+                a: Operand { place: place(a_pitch), transposed: transposed.0 },
+                b: Operand { place: place(b_pitch), transposed: transposed.1 },
+                into: place(pitch),
                 add: false,
             };
-            let row_major = |i, l, rows, columns, is_transposed: bool| {
-                if is_transposed { l * rows + i } else { i * columns + l }
+            let row_major = |i, l, pitch: usize, is_transposed: bool| {
+                if is_transposed { l * pitch + i } else { i * pitch + l }
             };
-            let mut expected = vec![0.0; m * n];
+            let mut expected = vec![0.0; pitch * m];
             for i in 0..m {
                 for j in 0..n {
                     for l in 0..k {
-                        expected[i * n + j] += a[row_major(i, l, m, k, transposed.0)]
-                            * b[row_major(l, j, k, n, transposed.1)];
+                        expected[i * pitch + j] += a[row_major(i, l, a_pitch, transposed.0)]
+                            * b[row_major(l, j, b_pitch, transposed.1)];
                     }
                 }
             }

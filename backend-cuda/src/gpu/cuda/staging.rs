@@ -38,6 +38,7 @@ impl Staging {
         bytes: &[u8],
     ) -> Result<u64, DriverError> {
         if bytes.len() > HALF {
+            stream.0.synchronize()?; // as in `bring_one`
             // SAFETY: `bytes` outlives the wait.
             unsafe { result::memcpy_htod_async(to, bytes, stream.0.cu_stream())? };
             stream.0.synchronize()?;
@@ -82,9 +83,7 @@ impl Staging {
                 used = 0;
             }
             if into.len() > BACK {
-                // SAFETY: `into` outlives the wait.
-                unsafe { result::memcpy_dtoh_async(into, from, stream.0.cu_stream())? };
-                stream.0.synchronize()?;
+                bring_one(stream, from, into)?;
                 waits += 1;
                 continue;
             }
@@ -117,6 +116,19 @@ impl Staging {
         }
         Ok(1)
     }
+}
+
+/// Brings what lies at an address to memory that is not pinned. A copy there waits within the driver for the
+/// work before it, and holds a lock that other threads need, so it begins when that is done.
+pub(super) fn bring_one(
+    stream: &Stream,
+    from: sys::CUdeviceptr,
+    into: &mut [u8],
+) -> Result<(), DriverError> {
+    stream.0.synchronize()?;
+    // SAFETY: the caller's range lies in an allocation, and `into` outlives the wait.
+    unsafe { result::memcpy_dtoh_async(into, from, stream.0.cu_stream())? };
+    stream.0.synchronize()
 }
 
 impl Drop for Staging {

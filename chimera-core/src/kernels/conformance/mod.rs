@@ -56,9 +56,9 @@ pub fn run_rounded<K: Kernels>(kernels: &K, tolerance: f64, round: fn(f32) -> f3
     );
 }
 
-/// One case per function of [`Kernels`], in its order.
+/// One case per function of [`Kernels`], in its order, and the head of a model, where several work together.
 pub fn cases<K: Kernels>() -> Vec<Case<K>> {
-    let table: [(&'static str, fn(&mut Trials<'_, K>) -> Outcome); 22] = [
+    let table: [(&'static str, fn(&mut Trials<'_, K>) -> Outcome); 23] = [
         ("upload", memory::upload),
         ("zeros", memory::zeros),
         ("rows", memory::rows),
@@ -81,6 +81,7 @@ pub fn cases<K: Kernels>() -> Vec<Case<K>> {
         ("adamw", optimizers::adamw),
         ("lamb", optimizers::lamb),
         ("sgd", optimizers::sgd),
+        ("head", norm::head),
     ];
     table.into_iter().map(|(name, trials)| Case { name, trials }).collect()
 }

@@ -4,8 +4,8 @@ use rand::Rng;
 
 use super::Outcome;
 use super::trials::{Trials, rounded, trial};
-use crate::kernels::Kernels;
 use crate::kernels::reference::{Reference, Tensor};
+use crate::kernels::{Kernels, Layout};
 
 const MATRICES: [[usize; 2]; 6] = [[1, 1], [1, 130], [3, 2], [17, 1], [5, 33], [130, 257]];
 
@@ -80,6 +80,25 @@ pub(super) fn cross_entropy<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
                 [loss, gradient]
             });
         }
+    }
+    Ok(())
+}
+
+/// The loss of a linear layer and the gradients behind it, for vocabularies as odd as GPT-2's 50,257: a device may
+/// keep their logits in a form of its own.
+pub(super) fn head<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    for [rows, hidden, vocab] in [[5, 8, 19], [66, 16, 131]] {
+        let [x, w, bias] = [vec![rows, hidden], vec![vocab, hidden], vec![vocab]]
+            .map(|shape| trials.draw(&shape, |rng| rng.random_range(-0.5..0.5f32)));
+        let [dw, d_bias] = [vec![vocab, hidden], vec![vocab]].map(|shape| trials.normal(&shape));
+        let targets = trials.classes(rows, vocab as u32);
+        trial!(trials, format!("{vocab} classes"), [x, w, bias], [dw, d_bias], |k| {
+            let logits = k.linear(x, w, Layout::OutIn, Some(bias), None)?;
+            let (loss, dy) = k.cross_entropy(logits, &targets, 0.7)?;
+            let part = k.linear_dx(&k.rows(&dy, 2, rows - 2)?, w, Layout::OutIn)?;
+            k.linear_dw(x, &dy, Layout::OutIn, dw, Some(d_bias))?;
+            [loss, k.linear_dx(&dy, w, Layout::OutIn)?, part, dy]
+        });
     }
     Ok(())
 }
