@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Only this blow: KILL, STOP or PANIC
     #[arg(long, value_name = "NAME")]
     blow: Option<Blow>,
-    /// Only points whose row of the table contains this; docs are not written
+    /// Only points whose row of the table, or whose rank and words, contain this; docs are not written
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Only every so manyth point of each row of the table
@@ -44,7 +44,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let site = Site::build(mpi::build(false)?)?;
     let only = args.only.as_deref().unwrap_or_default();
-    let all: Vec<_> = points()?.into_iter().filter(|p| p.place.contains(only)).collect();
+    let all: Vec<_> = points()?.into_iter().filter(|p| p.is_of(only)).collect();
     let mut seen = [0usize; PLACES.len() + 1];
     let is_taken = |point: &Point| {
         seen[point.nth] += 1;
@@ -122,6 +122,12 @@ struct Point {
     words: String,
     /// Whether runs may end before it.
     is_open: bool,
+}
+
+impl Point {
+    fn is_of(&self, only: &str) -> bool {
+        self.place.contains(only) || format!("rank {} {}", self.rank, self.words).contains(only)
+    }
 }
 
 /// The rows of the table, in the order of a run.
@@ -219,12 +225,15 @@ struct Row {
     detection: Option<(Duration, Duration)>,
     /// Error files of survivors.
     n_named: usize,
+    /// Launchers that died of a signal.
+    n_crashed: usize,
 }
 
 impl Row {
     fn add(&mut self, ended: &Ended) {
         self.n += 1;
         self.n_named += ended.detections.len();
+        self.n_crashed += usize::from(ended.has_crashed);
         for took in &ended.detections {
             let (least, most) = self.detection.get_or_insert((*took, *took));
             (*least, *most) = ((*least).min(*took), (*most).max(*took));
@@ -244,7 +253,8 @@ every instruction it panics. In every case
 - every other rank that knows the folder of the run leaves `error.<rank>.json`, which names the rank that was struck,
   with code 5 (killed), 6 (stopped, and the verdict says that it does not answer) or 101 (panicked), and, struck
   within a step, `ops.<rank>.jsonl`; within a second, but for one that is stopped;
-- no process, temporary file or shared memory is left, of ours or of the launcher;
+- no process, temporary file or shared memory is left, of ours or of the launcher, but for the folder of a launcher
+  that itself died of a signal, which the last column counts;
 - the same command goes on from the last checkpoint, leaves no part of an interrupted save, and its losses and
   gradient norms are those of a run that nobody disturbed, to the bit.
 
@@ -263,16 +273,16 @@ fn page(rows: &BTreeMap<(Blow, usize, &str), Row>, every: usize) -> String {
     for (blow, title) in Blow::ALL.into_iter().zip(["Killed", "Stopped", "Panicked"]) {
         let _ = writeln!(
             page,
-            "\n## {title}\n\n| where | cases | found | error files, code {} | restarts equal |\n|---|--:|---|--:|--:|",
+            "\n## {title}\n\n| where | cases | found | error files, code {} | restarts equal | launcher crashed |\n|---|--:|---|--:|--:|--:|",
             blow.code()
         );
         for ((_, _, place), row) in rows.iter().filter(|((b, _, _), _)| *b == blow) {
-            let Row { n, detection, n_named } = row;
+            let Row { n, detection, n_named, n_crashed } = row;
             let took = detection.map(|(least, most)| {
                 format!("{:.2} to {:.2} s", least.as_secs_f64(), most.as_secs_f64())
             });
             let took = took.unwrap_or_default();
-            let _ = writeln!(page, "| {place} | {n} | {took} | {n_named} | {n} |");
+            let _ = writeln!(page, "| {place} | {n} | {took} | {n_named} | {n} | {n_crashed} |");
         }
     }
     page
