@@ -225,15 +225,12 @@ struct Row {
     detection: Option<(Duration, Duration)>,
     /// Error files of survivors.
     n_named: usize,
-    /// Launchers that died of a signal.
-    n_crashed: usize,
 }
 
 impl Row {
     fn add(&mut self, ended: &Ended) {
         self.n += 1;
         self.n_named += ended.detections.len();
-        self.n_crashed += usize::from(ended.has_crashed);
         for took in &ended.detections {
             let (least, most) = self.detection.get_or_insert((*took, *took));
             (*least, *most) = ((*least).min(*took), (*most).max(*took));
@@ -253,16 +250,15 @@ every instruction it panics. In every case
 - every other rank that knows the folder of the run leaves `error.<rank>.json`, which names the rank that was struck,
   with code 5 (killed), 6 (stopped, and the verdict says that it does not answer) or 101 (panicked), and, struck
   within a step, `ops.<rank>.jsonl`; within a second, but for one that is stopped;
-- no process, temporary file or shared memory is left, of ours or of the launcher, but for the folder of a launcher
-  that itself died of a signal, which the last column counts;
+- no process, temporary file or shared memory is left, of ours or of the launcher;
 - the same command goes on from the last checkpoint, leaves no part of an interrupted save, and its losses and
   gradient norms are those of a run that nobody disturbed, to the bit.
 
-A case that breaks one of these fails the chore; `cargo xtask mpi`, part of CI, strikes some points likewise. \"Found\" is the time from the blow to the error files of the others; those struck before the folder is known
-leave none, and are named on standard error, but for one that is struck before it has started MPI, which its launcher
-alone knows: killed it ends the job, stopped it lets the start time out.
-Ranks that are killed when all have said good-bye are missed by nobody; for one that is stopped then, which is no
-case here, its launcher waits.
+A case that breaks one of these fails the chore; `cargo xtask mpi`, part of CI, strikes some points likewise. \"Found\" is
+the time from the blow to the error files of the others; those struck before the folder is known leave none, and are
+named on standard error, but for one that is struck before it has started MPI, which its launcher alone knows: killed it
+ends the job, stopped it lets the start time out. Ranks that are killed when all have said good-bye are missed by
+nobody; for one that is stopped then, which is no case here, its launcher waits.
 ";
 
 fn page(rows: &BTreeMap<(Blow, usize, &str), Row>, every: usize) -> String {
@@ -273,16 +269,16 @@ fn page(rows: &BTreeMap<(Blow, usize, &str), Row>, every: usize) -> String {
     for (blow, title) in Blow::ALL.into_iter().zip(["Killed", "Stopped", "Panicked"]) {
         let _ = writeln!(
             page,
-            "\n## {title}\n\n| where | cases | found | error files, code {} | restarts equal | launcher crashed |\n|---|--:|---|--:|--:|--:|",
+            "\n## {title}\n\n| where | cases | found | error files, code {} | restarts equal |\n|---|--:|---|--:|--:|",
             blow.code()
         );
         for ((_, _, place), row) in rows.iter().filter(|((b, _, _), _)| *b == blow) {
-            let Row { n, detection, n_named, n_crashed } = row;
+            let Row { n, detection, n_named } = row;
             let took = detection.map(|(least, most)| {
                 format!("{:.2} to {:.2} s", least.as_secs_f64(), most.as_secs_f64())
             });
             let took = took.unwrap_or_default();
-            let _ = writeln!(page, "| {place} | {n} | {took} | {n_named} | {n} | {n_crashed} |");
+            let _ = writeln!(page, "| {place} | {n} | {took} | {n_named} | {n} |");
         }
     }
     page

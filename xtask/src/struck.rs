@@ -110,8 +110,6 @@ impl Case {
 pub(crate) struct Ended {
     /// From the strike to each error file.
     pub(crate) detections: Vec<Duration>,
-    /// Whether the launcher itself died of a signal.
-    pub(crate) has_crashed: bool,
 }
 
 /// Where runs are struck.
@@ -195,12 +193,6 @@ impl Site {
             "nobody names the rank: {}",
             said(folder)
         );
-        // A launcher that died of a signal could not tidy up after itself.
-        let has_crashed = code.is_none();
-        if has_crashed {
-            fs::remove_dir_all(folder.join("tmp"))?;
-            fs::create_dir(folder.join("tmp"))?;
-        }
         nothing_is_left(folder).with_context(|| format!("the launcher ended with {code:?}"))?;
 
         let code = wait(self.start(folder, None)?)?;
@@ -209,7 +201,7 @@ impl Site {
         nothing_is_left(folder)?;
         let unfinished = unfinished(&folder.join("run"))?;
         ensure!(unfinished.is_empty(), "left behind: {unfinished:?}");
-        Ok(Some(Ended { detections, has_crashed }))
+        Ok(Some(Ended { detections }))
     }
 
     fn start(&self, folder: &Path, case: Option<&Case>) -> Result<Child> {
