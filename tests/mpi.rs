@@ -36,10 +36,7 @@ fn options(folder: &TempDir, name: &str, options: &str) -> String {
 /// The launcher, which starts `n` ranks.
 fn launcher(n: usize) -> Command {
     let launcher = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
-    let mut command = Command::new(&launcher);
-    if launcher.contains("mpiexec") {
-        command.arg("-disable-auto-cleanup"); // MPICH's kills the others before they can say anything
-    }
+    let mut command = Command::new(launcher);
     command.args(["-n", &n.to_string()]).envs([
         ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
         ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
@@ -55,6 +52,11 @@ fn start_ranks(n: usize, line: &str) -> Running {
     let mut command = launcher(n);
     command.arg(CHIMERA);
     start_with(command, line)
+}
+
+/// Whether the launcher lets survivors say why they end: MPICH's kills them at once.
+fn survivors_speak() -> bool {
+    !std::env::var("MPIRUN").is_ok_and(|launcher| launcher.contains("mpiexec"))
 }
 
 fn ranks(n: usize, line: &str) -> Ran {
