@@ -81,7 +81,11 @@ impl Shared {
     /// them.
     pub(crate) fn open_sums(&self, members: Vec<Rank>) -> Result<(), CommError> {
         match &mut *lock(&self.wire) {
-            Some(wire) => wire.open_sums(&members).map_err(CommError::Failed)?,
+            Some(wire) => {
+                // Others may still wait for what is in the outbox, and would never come to meet this rank.
+                self.post(wire).map_err(CommError::Failed)?;
+                wire.open_sums(&members).map_err(CommError::Failed)?;
+            }
             None => return Err(CommError::Failed("MPI is over".into())),
         }
         self.sums().push(members);
