@@ -10,21 +10,19 @@ use chimera_core::ids::Rank;
 use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 
-use crate::files::disk::Disk;
+use crate::files::disk::{Disk, part_of};
 use crate::files::io_fault;
 use crate::files::tensors::{self, Named};
 use crate::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, twin};
 
 /// What turns text into the tokens of the model.
 pub const TOKENIZER: &str = "tokenizer.json";
-/// The name of a file while it is written.
-const PART: &str = "model.safetensors.part";
 
 /// Makes `dir` and makes sure that files can be written there, so that a run does not learn at its end
 /// that its weights have no place.
 pub fn prepare(dir: &Path) -> Result<()> {
     let place = || format!("cannot save into {}", dir.display());
-    let part = dir.join(PART);
+    let part = part_of(&dir.join(WEIGHTS));
     create_dir_all(dir).with_context(place)?;
     File::create(&part).with_context(place)?;
     remove_file(&part).with_context(place)

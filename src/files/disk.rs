@@ -96,7 +96,8 @@ impl Disk {
     }
 }
 
-fn part_of(path: &Path) -> PathBuf {
+/// The name of a file until it is whole.
+pub(crate) fn part_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".part");
     name.into()

@@ -69,9 +69,12 @@ fn inside(dir: &Path, name: &str) -> Result<PathBuf> {
     ensure!(is_plain, "`{name}` is not the plain name of a file in this folder");
     let path = dir.join(name);
     let real = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
-    let homes = [dir.canonicalize().ok(), dir.join("../../blobs").canonicalize().ok()];
+    let folder = dir.canonicalize()?;
+    let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"));
+    let blobs =
+        snapshots.and_then(|snapshots| snapshots.with_file_name("blobs").canonicalize().ok());
     ensure!(
-        homes.iter().flatten().any(|home| real.parent() == Some(home)),
+        real.parent() == Some(&folder) || blobs.is_some() && real.parent() == blobs.as_deref(),
         "`{name}` is a link out of the folder: copy the file itself"
     );
     Ok(path)

@@ -17,6 +17,7 @@ use super::resume::conflicts;
 use super::tensorboard::EventFile;
 use super::{Metrics, io_fault};
 use crate::checkpoint::{AUTO, Checkpoint, Disk, Entry, Open, Store};
+use crate::files::disk::part_of;
 use crate::settings::Config;
 
 /// Where one run writes.
@@ -212,7 +213,7 @@ pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
     });
     let path = folder.join(format!("error.{}.json", rank.0));
     // Who reads it while this rank is killed finds all of it or nothing. A disk that is slow must not hold it up.
-    let part = path.with_extension("json.part");
+    let part = part_of(&path);
     let written = write(&part, format!("{error:#}\n")).and_then(|()| rename(&part, &path));
     Ok(written.map_err(|e| io_fault("file", &path, &e))?)
 }

@@ -44,6 +44,9 @@ impl Log {
 
     /// The steps of a run of the program, and what this rank waited for in it.
     pub(super) fn steps(&mut self, reports: &[StepReport], events: &[Event], waits: &[Wait]) {
+        if self.out.is_none() {
+            return;
+        }
         for StepReport { step, loss, step_s, .. } in reports {
             self.line(format_args!("step {step}: loss {loss:.6}, {step_s:.4} s"));
         }

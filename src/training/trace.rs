@@ -55,7 +55,8 @@ impl<'p> Recorder<'p> {
         }
         let n_workers = did.program.placement().n_workers();
         if did.steps.end > self.steps.start {
-            let (group, step) = (did.rank.index() / n_workers, did.steps.start);
+            let (group, _) = did.program.placement().group_and_worker(did.rank);
+            let step = did.steps.start;
             let is_same = |run: &&mut Ran| (run.group, run.step) == (group, step);
             let known = state.runs.iter_mut().rev().find(is_same);
             if let Some(run) = known {

@@ -37,15 +37,15 @@ struct Step {
 
 impl Step {
     fn new(by: &AdamW) -> Self {
-        let correction = |beta: f64| 1.0 - beta.powf(by.update as f64);
+        let [correction1, correction2] = by.corrections();
         Self {
             beta1: by.beta1 as f32,
             beta2: by.beta2 as f32,
             one_minus_beta1: (1.0 - by.beta1) as f32,
             one_minus_beta2: (1.0 - by.beta2) as f32,
             keep: (1.0 - by.lr * by.weight_decay) as f32,
-            rate: (by.lr / correction(by.beta1)) as f32,
-            root_correction: correction(by.beta2).sqrt().recip() as f32,
+            rate: (by.lr / correction1) as f32,
+            root_correction: correction2.sqrt().recip() as f32,
             eps: by.eps as f32,
             grad_scale: by.grad_scale as f32,
         }

@@ -73,14 +73,14 @@ impl<D: Driver> Gpu<D> {
 
 /// The constants of `struct Moments` in `kernels/optimizer.cu`.
 fn moments<M>(by: &AdamW) -> [Arg<'static, M>; 8] {
-    let correction = |beta: f64| 1.0 - beta.powf(by.update as f64);
+    let [correction1, correction2] = by.corrections();
     [
         float(by.beta1),
         float(1.0 - by.beta1),
         float(by.beta2),
         float(1.0 - by.beta2),
-        float(1.0 / correction(by.beta1)),
-        float(1.0 / correction(by.beta2).sqrt()),
+        float(1.0 / correction1),
+        float(1.0 / correction2.sqrt()),
         float(by.eps),
         float(by.grad_scale),
     ]

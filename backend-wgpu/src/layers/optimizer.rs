@@ -65,7 +65,7 @@ impl Gpu {
 
 /// What Adam's kernels take after the number of elements. Differences from 1 are taken in f64.
 fn numbers(by: &AdamW) -> [u32; 10] {
-    let unbias = |beta: f64| 1.0 / (1.0 - beta.powf(by.update as f64));
+    let [unbias1, unbias2] = by.corrections().map(|correction| 1.0 / correction);
     let AdamW { lr, beta1, beta2, eps, weight_decay, grad_scale, .. } = *by;
     let numbers = [
         lr,
@@ -74,8 +74,8 @@ fn numbers(by: &AdamW) -> [u32; 10] {
         beta2,
         1.0 - beta2,
         eps,
-        unbias(beta1),
-        unbias(beta2),
+        unbias1,
+        unbias2,
         weight_decay,
         grad_scale,
     ];

@@ -8,6 +8,7 @@ use super::agreement::Agreed;
 use super::handed::Handed;
 use super::optimizer::Step;
 use super::recent::{Did, Doing, Recent};
+use super::shards::of_bucket;
 use super::sums::Reduction;
 use super::{Job, Patience};
 use crate::analyze::timeline::{Awaited, Event, Wait, Work};
@@ -139,7 +140,7 @@ where
 
     /// Where this rank keeps the tensors of a bucket.
     pub(super) fn places(&self, bucket: BucketId) -> &[Places] {
-        &self.layout[bucket.index() % self.layout.len()]
+        of_bucket::<Vec<_>>(&self.layout, bucket)
     }
 
     /// The version of the weights that a forward reads: the newest, or the one that the rule of the
