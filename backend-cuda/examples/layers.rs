@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use chimera_backend_cuda::Candle;
-use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result};
+use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result, Updated};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -168,10 +168,10 @@ fn others(k: &Candle, size: &Size) -> Result<()> {
     };
     gbytes("adamw", 7 * n, || {
         let (m, v) = (&mut *m.borrow_mut(), &mut *v.borrow_mut());
-        k.adamw(&mut w.borrow_mut(), &g, m, v, &by)
+        k.adamw(&mut [Updated { w: &mut w.borrow_mut(), g: &g, m, v }], &by)
     })?;
     gbytes("accumulate", 3 * n, || k.accumulate(&mut w.borrow_mut(), &g))?;
-    gbytes("squared_norm", n, || k.squared_norm(&g).map(drop))?;
+    gbytes("squared_norms", n, || k.squared_norms(&[&g]).map(drop))?;
     Ok(())
 }
 

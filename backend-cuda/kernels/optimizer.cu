@@ -12,10 +12,19 @@ __device__ float direction(float* m, float* v, float g, const Moments& by) {
     return *m * by.unbias1 / (sqrtf(*v) * by.root_unbias2 + by.eps);
 }
 
-GLOBAL adamw(float* w, const float* g, float* m, float* v, i64 n, float beta1, float rest1, float beta2,
-             float rest2, float unbias1, float root_unbias2, float eps, float grad_scale, float lr, float keep) {
+struct Updated {
+    float* w;
+    const float* g;
+    float *m, *v;
+    i64 n, first;
+};
+
+GLOBAL adamw(const Updated* all, int n_all, float beta1, float rest1, float beta2, float rest2, float unbias1,
+             float root_unbias2, float eps, float grad_scale, float lr, float keep) {
     Moments by = {beta1, rest1, beta2, rest2, unbias1, root_unbias2, eps, grad_scale};
-    EACH(i, n) w[i] = keep * w[i] - lr * direction(m + i, v + i, g[i], by);
+    Updated x = row_of_block(all, n_all);
+    EACH_OF_BLOCK(i, x.n, blockIdx.x - x.first)
+        x.w[i] = keep * x.w[i] - lr * direction(x.m + i, x.v + i, x.g[i], by);
 }
 
 // LAMB's direction, and each block's share of its square and of the weights'.
@@ -43,9 +52,10 @@ GLOBAL lamb_step(float* w, const float* d, const float* w_square, const float* d
     EACH(i, n) w[i] -= lr * ratio * d[i];
 }
 
-GLOBAL sgd(float* w, const float* g, float* m, i64 n, float momentum, float grad_scale, float lr, float keep) {
-    EACH(i, n) {
-        m[i] = momentum * m[i] + g[i] * grad_scale;
-        w[i] = keep * w[i] - lr * m[i];
+GLOBAL sgd(const Updated* all, int n_all, float momentum, float grad_scale, float lr, float keep) {
+    Updated x = row_of_block(all, n_all);
+    EACH_OF_BLOCK(i, x.n, blockIdx.x - x.first) {
+        x.m[i] = momentum * x.m[i] + x.g[i] * grad_scale;
+        x.w[i] = keep * x.w[i] - lr * x.m[i];
     }
 }

@@ -76,9 +76,21 @@ __device__ float block_max(float x) {
 
 // Elements of a thread in kernels that treat each on its own.
 #define CHUNK 8
-#define EACH(i, n) \
-    for (i64 i = (i64)blockIdx.x * blockDim.x * CHUNK + threadIdx.x, end_ = i + blockDim.x * CHUNK; \
+#define EACH(i, n) EACH_OF_BLOCK(i, n, (i64)blockIdx.x)
+#define EACH_OF_BLOCK(i, n, block) \
+    for (i64 i = (block) * blockDim.x * CHUNK + threadIdx.x, end_ = i + blockDim.x * CHUNK; \
          i < end_ && i < (n); i += blockDim.x)
+
+// Of a table of tensors, each of which has blocks of its own from `first` on, the one that this block is of.
+template <class Row> __device__ Row row_of_block(const Row* rows, int n) {
+    int found = 0;
+    for (int after = n; after - found > 1;) {
+        int middle = (found + after) / 2;
+        if (rows[middle].first <= blockIdx.x) found = middle;
+        else after = middle;
+    }
+    return rows[found];
+}
 
 // So many that lie together, which a thread moves in accesses of 16 bytes where they are all there and lie on
 // such a boundary. It has read all before it writes, so a result may take the place of an operand.

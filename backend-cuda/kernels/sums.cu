@@ -1,12 +1,27 @@
 // Sums of all elements and of columns, each in an order that the shape alone decides.
 
+struct Summed {
+    const float* x;
+    i64 n, first, n_blocks;
+};
+
 // The sum of squares of each block's share, in f64: it must not overflow before its elements do.
-GLOBAL squares(const float* x, double* sums, i64 n) {
+GLOBAL squares(const Summed* all, int n_all, double* parts) {
+    Summed s = row_of_block(all, n_all);
     double sum = 0.0;
-    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x)
-        sum += (double)x[i] * (double)x[i];
+    for (i64 i = (blockIdx.x - s.first) * blockDim.x + threadIdx.x; i < s.n; i += s.n_blocks * blockDim.x)
+        sum += (double)s.x[i] * (double)s.x[i];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+// What the blocks of each tensor have, by one block for each.
+GLOBAL totals(const Summed* all, const double* parts, float* sums) {
+    Summed s = all[blockIdx.x];
+    double sum = 0.0;
+    for (i64 i = threadIdx.x; i < s.n_blocks; i += blockDim.x) sum += parts[s.first + i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = (float)sum;
 }
 
 // scale times the sum of n numbers, by one block.

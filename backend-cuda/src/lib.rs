@@ -12,7 +12,7 @@ pub mod gpu;
 
 use candle_core::{Device, Tensor};
 use chimera_core::kernels::{
-    Activation, AdamW, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd,
+    Activation, AdamW, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd, Updated,
 };
 
 /// A device of candle.
@@ -78,8 +78,8 @@ impl Kernels for Candle {
         self.named("accumulate", cpu::sums::accumulate(into, x))
     }
 
-    fn squared_norm(&self, x: &Tensor) -> Result<Tensor> {
-        self.named("squared_norm", cpu::sums::squared_norm(x))
+    fn squared_norms(&self, tensors: &[&Tensor]) -> Result<Tensor> {
+        self.named("squared_norms", cpu::sums::squared_norms(tensors))
     }
 
     fn embedding(
@@ -215,29 +215,18 @@ impl Kernels for Candle {
         self.named("cross_entropy", loss)
     }
 
-    fn adamw(
-        &self,
-        w: &mut Tensor,
-        g: &Tensor,
-        m: &mut Tensor,
-        v: &mut Tensor,
-        by: &AdamW,
-    ) -> Result<()> {
-        self.named("adamw", cpu::adamw::update(w, g, m, v, by))
+    fn adamw(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
+        self.named(
+            "adamw",
+            tensors.iter_mut().try_for_each(|tensor| cpu::adamw::update(tensor, by)),
+        )
     }
 
-    fn lamb(
-        &self,
-        w: &mut Tensor,
-        g: &Tensor,
-        m: &mut Tensor,
-        v: &mut Tensor,
-        by: &AdamW,
-    ) -> Result<()> {
-        self.named("lamb", cpu::lamb::update(w, g, m, v, by))
+    fn lamb(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
+        self.named("lamb", tensors.iter_mut().try_for_each(|tensor| cpu::lamb::update(tensor, by)))
     }
 
-    fn sgd(&self, w: &mut Tensor, g: &Tensor, m: &mut Tensor, by: &Sgd) -> Result<()> {
-        self.named("sgd", cpu::sgd::update(w, g, m, by))
+    fn sgd(&self, tensors: &mut [Updated<'_, Tensor>], by: &Sgd) -> Result<()> {
+        self.named("sgd", tensors.iter_mut().try_for_each(|tensor| cpu::sgd::update(tensor, by)))
     }
 }

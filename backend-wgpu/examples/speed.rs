@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use chimera_backend_wgpu::{Options, Tensor, Wgpu, adapters};
-use chimera_core::kernels::{Activation, Kernels, Layout, Result, Sgd};
+use chimera_core::kernels::{Activation, Kernels, Layout, Result, Sgd, Updated};
 
 /// Repetitions of which the best counts.
 const REPETITIONS: usize = 5;
@@ -54,6 +54,8 @@ fn mlp(k: &Wgpu) -> Result<f64> {
     let (mut up, mut down) = (matrix(k, shapes[0])?, matrix(k, shapes[1])?);
     let [m_up, m_down] = shapes.map(|shape| k.zeros(&shape));
     let (mut m_up, mut m_down) = (m_up?, m_down?);
+    let [v_up, v_down] = shapes.map(|shape| k.zeros(&shape));
+    let (mut v_up, mut v_down) = (v_up?, v_down?);
     let by = Sgd { lr: 1e-6, momentum: 0.0, weight_decay: 0.0, grad_scale: 1.0 };
     let f = Activation::Gelu;
     best(k, || {
@@ -67,8 +69,11 @@ fn mlp(k: &Wgpu) -> Result<f64> {
         let (d_inner, _) = k.activation_dx(&d_active, &inner, f)?;
         k.linear_dw(&x, &d_inner, Layout::InOut, &mut d_up, None)?;
         let dx = k.linear_dx(&d_inner, &up, Layout::InOut)?;
-        k.sgd(&mut up, &d_up, &mut m_up, &by)?;
-        k.sgd(&mut down, &d_down, &mut m_down, &by)?;
+        let tensors = &mut [
+            Updated { w: &mut up, g: &d_up, m: &mut m_up, v: &mut v_up },
+            Updated { w: &mut down, g: &d_down, m: &mut m_down, v: &mut v_down },
+        ];
+        k.sgd(tensors, &by)?;
         Ok(dx)
     })
 }

@@ -25,7 +25,7 @@ mod tuning;
 use std::sync::Arc;
 
 use chimera_core::kernels::{
-    Activation, AdamW, Dropout, Fetch, Kernels, Layout, Mask, Result, Sgd,
+    Activation, AdamW, Dropout, Fetch, Kernels, Layout, Mask, Result, Sgd, Updated,
 };
 
 pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
@@ -33,6 +33,7 @@ pub use fastest::Speeds;
 pub use tensor::Tensor;
 pub use tuning::{Product, Target};
 
+use fetched::Fetched;
 use gpu::Gpu;
 
 /// A device of wgpu. Clones share it, and may use it from any thread.
@@ -71,6 +72,17 @@ impl Kernels for Wgpu {
         self.gpu.fetch(tensor)?.read(into)
     }
 
+    fn download_all(&self, tensors: &[&Tensor]) -> Result<Vec<Vec<f32>>> {
+        // All are under way before the first is waited for.
+        let fetched: Result<Vec<_>> = tensors.iter().map(|tensor| self.gpu.fetch(tensor)).collect();
+        let read = |fetched: Fetched| {
+            let mut data = Vec::new();
+            fetched.read(&mut data)?;
+            Ok(data)
+        };
+        fetched?.into_iter().map(read).collect()
+    }
+
     fn fetch(&self, tensor: &Tensor) -> Result<Option<Box<dyn Fetch>>> {
         Ok(Some(Box::new(self.gpu.fetch(tensor)?)))
     }
@@ -93,8 +105,8 @@ impl Kernels for Wgpu {
         self.gpu.accumulate(into, x)
     }
 
-    fn squared_norm(&self, x: &Tensor) -> Result<Tensor> {
-        self.gpu.squared_norm("squared_norm", x)
+    fn squared_norms(&self, tensors: &[&Tensor]) -> Result<Tensor> {
+        self.gpu.squared_norms("squared_norms", tensors)
     }
 
     fn embedding(
@@ -222,29 +234,15 @@ impl Kernels for Wgpu {
         self.gpu.cross_entropy(logits, targets, scale)
     }
 
-    fn adamw(
-        &self,
-        w: &mut Tensor,
-        g: &Tensor,
-        m: &mut Tensor,
-        v: &mut Tensor,
-        by: &AdamW,
-    ) -> Result<()> {
-        self.gpu.adamw(w, g, m, v, by)
+    fn adamw(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
+        tensors.iter().try_for_each(|tensor| self.gpu.adamw(tensor, by))
     }
 
-    fn lamb(
-        &self,
-        w: &mut Tensor,
-        g: &Tensor,
-        m: &mut Tensor,
-        v: &mut Tensor,
-        by: &AdamW,
-    ) -> Result<()> {
-        self.gpu.lamb(w, g, m, v, by)
+    fn lamb(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
+        tensors.iter().try_for_each(|tensor| self.gpu.lamb(tensor, by))
     }
 
-    fn sgd(&self, w: &mut Tensor, g: &Tensor, m: &mut Tensor, by: &Sgd) -> Result<()> {
-        self.gpu.sgd(w, g, m, by)
+    fn sgd(&self, tensors: &mut [Updated<'_, Tensor>], by: &Sgd) -> Result<()> {
+        tensors.iter().try_for_each(|tensor| self.gpu.sgd(tensor, by))
     }
 }

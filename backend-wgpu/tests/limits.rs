@@ -1,7 +1,7 @@
 //! Tensors beyond what an adapter binds at once, and beyond what it holds at all.
 
 use chimera_backend_wgpu::{Options, Product, Wgpu, adapters};
-use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout};
+use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout, Updated};
 
 /// GPT-2's table of tokens: 147 MiB, where software Vulkan binds 128 at once.
 const TABLE: [usize; 2] = [50_257, 768];
@@ -77,10 +77,11 @@ fn a_table_larger_than_a_binding_serves_every_layer() {
     let [mut m, mut v] = [(); 2].map(|()| k.zeros(&TABLE).unwrap());
     let mut weights = k.upload(&TABLE, &data).unwrap();
     k.accumulate(&mut weights, &table).unwrap();
-    k.adamw(&mut weights, &g, &mut m, &mut v, &SHRINKS).unwrap();
+    let all = Updated { w: &mut weights, g: &g, m: &mut m, v: &mut v };
+    k.adamw(&mut [all], &SHRINKS).unwrap();
     assert!(k.download(&weights).unwrap() == data);
 
-    let norm = k.download(&k.squared_norm(&table).unwrap()).unwrap()[0];
+    let norm = k.download(&k.squared_norms(&[&table]).unwrap()).unwrap()[0];
     let expected: f64 = data.iter().map(|x| f64::from(x * x)).sum();
     assert!((f64::from(norm) / expected - 1.0).abs() < 1e-5, "{norm} instead of {expected}");
 }
@@ -136,7 +137,7 @@ fn nothing_is_no_error() {
     let other = k.upload(&[0], &[]).unwrap();
     k.accumulate(&mut nothing, &other).unwrap();
     assert!(k.download(&nothing).unwrap().is_empty());
-    assert_eq!(k.download(&k.squared_norm(&nothing).unwrap()).unwrap(), [0.0]);
+    assert_eq!(k.download(&k.squared_norms(&[&nothing]).unwrap()).unwrap(), [0.0]);
     let none = k.embedding(&[], 4, &k.zeros(&[3, 2]).unwrap(), &k.zeros(&[4, 2]).unwrap()).unwrap();
     assert_eq!(k.shape(&none), [0, 2]);
 }

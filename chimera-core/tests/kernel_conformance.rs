@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use chimera_core::kernels::conformance::{Case, cases};
 use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result, Sgd};
+use chimera_core::kernels::{
+    Activation, AdamW, Dropout, Kernels, Layout, Mask, Result, Sgd, Updated,
+};
 
 #[test]
 fn faults_are_caught() {
@@ -14,7 +16,7 @@ fn faults_are_caught() {
     for (fault, cases) in [
         (Nothing, &[][..]),
         (ZerosShared, &["zeros", "cross_entropy"]),
-        (NanLost, &["squared_norm"]),
+        (NanLost, &["squared_norms"]),
         (Overwrites, &["embedding_dw", "linear_dw", "layer_norm_dw", "head"]),
         (BiasForgotten, &["linear"]),
         (LayoutIgnored, &["linear_dx"]),
@@ -30,6 +32,7 @@ fn faults_are_caught() {
         (WeightsWrap, &["attention", "attention_dx"]),
         (ExponentialOverflows, &["cross_entropy"]),
         (TailForgotten, &["adamw", "lamb", "sgd"]),
+        (OthersForgotten, &["adamw", "lamb", "sgd"]),
         (TrustIgnored, &["lamb"]),
         (ZeroNormStays, &["lamb"]),
         (MomentumLost, &["sgd"]),
@@ -76,6 +79,7 @@ enum Fault {
     WeightsWrap,
     ExponentialOverflows,
     TailForgotten,
+    OthersForgotten,
     TrustIgnored,
     ZeroNormStays,
     MomentumLost,
@@ -156,16 +160,26 @@ impl Faulty {
         Dropout { first, ..*by }
     }
 
-    /// Calls `update` on a copy of the weights, then writes it back.
-    fn step(&self, w: &Shared, update: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
-        let before = read(w);
-        let mut after = before.clone();
-        update(&mut after)?;
-        if self.has(Fault::TailForgotten) {
-            let whole_blocks = before.data.len() / 8 * 8;
-            after.data[whole_blocks..].copy_from_slice(&before.data[whole_blocks..]);
+    /// Calls `update` on each tensor, and whether its weights are zeros.
+    fn update(
+        &self,
+        tensors: &mut [Updated<'_, Shared>],
+        update: impl Fn(bool, &mut [Updated<'_, Tensor>]) -> Result<()>,
+    ) -> Result<()> {
+        let n = if self.has(Fault::OthersForgotten) { 1 } else { usize::MAX };
+        for Updated { w, g, m, v } in tensors.iter_mut().take(n) {
+            let mut after = read(w);
+            let (mut m, mut v) = (m.lock().unwrap(), v.lock().unwrap());
+            let is_zero = after.data.iter().all(|w| *w == 0.0);
+            let one = Updated { w: &mut after, g: &read(g), m: &mut m, v: &mut v };
+            update(is_zero, &mut [one])?;
+            let mut w = w.lock().unwrap();
+            if self.has(Fault::TailForgotten) {
+                let whole_blocks = w.data.len() / 8 * 8;
+                after.data[whole_blocks..].copy_from_slice(&w.data[whole_blocks..]);
+            }
+            *w = after;
         }
-        *w.lock().unwrap() = after;
         Ok(())
     }
 }
@@ -212,13 +226,13 @@ impl Kernels for Faulty {
         Reference.accumulate(&mut into.lock().unwrap(), &read(x))
     }
 
-    fn squared_norm(&self, x: &Shared) -> Result<Shared> {
-        let mut x = read(x);
-        if self.has(Fault::NanLost) {
+    fn squared_norms(&self, tensors: &[&Shared]) -> Result<Shared> {
+        let mut tensors: Vec<_> = tensors.iter().map(|x| read(x)).collect();
+        for x in tensors.iter_mut().filter(|_| self.has(Fault::NanLost)) {
             x.data.retain(|x| !x.is_nan());
             x.shape = vec![x.data.len()];
         }
-        Reference.squared_norm(&x).map(share)
+        Reference.squared_norms(&tensors.iter().collect::<Vec<_>>()).map(share)
     }
 
     fn embedding(
@@ -431,38 +445,20 @@ impl Kernels for Faulty {
         Ok((share(loss), share(gradient)))
     }
 
-    fn adamw(
-        &self,
-        w: &mut Shared,
-        g: &Shared,
-        m: &mut Shared,
-        v: &mut Shared,
-        by: &AdamW,
-    ) -> Result<()> {
-        let (mut m, mut v) = (m.lock().unwrap(), v.lock().unwrap());
-        self.step(w, |w| Reference.adamw(w, &read(g), &mut m, &mut v, by))
+    fn adamw(&self, tensors: &mut [Updated<'_, Shared>], by: &AdamW) -> Result<()> {
+        self.update(tensors, |_, tensors| Reference.adamw(tensors, by))
     }
 
-    fn lamb(
-        &self,
-        w: &mut Shared,
-        g: &Shared,
-        m: &mut Shared,
-        v: &mut Shared,
-        by: &AdamW,
-    ) -> Result<()> {
-        let (mut m, mut v) = (m.lock().unwrap(), v.lock().unwrap());
-        let zero = read(w).data.iter().all(|w| *w == 0.0);
-        self.step(w, |w| match self.fault {
-            Fault::TrustIgnored => Reference.adamw(w, &read(g), &mut m, &mut v, by),
+    fn lamb(&self, tensors: &mut [Updated<'_, Shared>], by: &AdamW) -> Result<()> {
+        self.update(tensors, |zero, tensors| match self.fault {
+            Fault::TrustIgnored => Reference.adamw(tensors, by),
             Fault::ZeroNormStays if zero => Ok(()),
-            _ => Reference.lamb(w, &read(g), &mut m, &mut v, by),
+            _ => Reference.lamb(tensors, by),
         })
     }
 
-    fn sgd(&self, w: &mut Shared, g: &Shared, m: &mut Shared, by: &Sgd) -> Result<()> {
-        let mut m = m.lock().unwrap();
+    fn sgd(&self, tensors: &mut [Updated<'_, Shared>], by: &Sgd) -> Result<()> {
         let momentum = if self.has(Fault::MomentumLost) { 0.0 } else { by.momentum };
-        self.step(w, |w| Reference.sgd(w, &read(g), &mut m, &Sgd { momentum, ..*by }))
+        self.update(tensors, |_, tensors| Reference.sgd(tensors, &Sgd { momentum, ..*by }))
     }
 }

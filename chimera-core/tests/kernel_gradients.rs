@@ -2,7 +2,7 @@
 //! f64; and the values that no difference can check, by hand.
 
 use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Sgd};
+use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Sgd, Updated};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
@@ -252,12 +252,14 @@ fn adamw() {
         grad_scale: 0.5,
     };
     // g = 2: m = 1, v = 1; unbiased 2 and 4; w = 2 - 0.1·0.25·2 - 0.1·2/(2 + 0.5).
-    Reference.adamw(&mut w, &scalar(4.0), &mut m, &mut v, &by).unwrap();
+    let one = Updated { w: &mut w, g: &scalar(4.0), m: &mut m, v: &mut v };
+    Reference.adamw(&mut [one], &by).unwrap();
     assert_eq!([m.data[0], v.data[0]], [1.0, 1.0]);
     assert_close(&w, &scalar(1.87), 1e-15);
     // g = 1: m = 1, v = 1; unbiased by 3/4 and 7/16.
     by.update = 2;
-    Reference.adamw(&mut w, &scalar(2.0), &mut m, &mut v, &by).unwrap();
+    let one = Updated { w: &mut w, g: &scalar(2.0), m: &mut m, v: &mut v };
+    Reference.adamw(&mut [one], &by).unwrap();
     assert_eq!([m.data[0], v.data[0]], [1.0, 1.0]);
     let step = 0.1 * (4.0 / 3.0) / ((16f64 / 7.0).sqrt() + 0.5);
     assert_close(&w, &scalar(1.87 * 0.975 - step), 1e-15);
@@ -277,26 +279,30 @@ fn lamb() {
         grad_scale: 0.5,
     };
     // g = (1, -1), so u = (1, -1) and d = (2.5, 1); the step is 0.1 |w| = 0.5 long.
-    Reference.lamb(&mut w, &pair(2.0, -2.0), &mut m, &mut v, &by).unwrap();
+    let one = Updated { w: &mut w, g: &pair(2.0, -2.0), m: &mut m, v: &mut v };
+    Reference.lamb(&mut [one], &by).unwrap();
     assert_close(&m, &pair(0.5, -0.5), 1e-15);
     let length = 7.25f64.sqrt();
     assert_close(&w, &pair(3.0 - 1.25 / length, 4.0 - 0.5 / length), 1e-15);
     // Weights of norm 0 take AdamW's step.
     by.weight_decay = 0.0;
     let (mut w, mut m, mut v) = (pair(0.0, 0.0), pair(0.0, 0.0), pair(0.0, 0.0));
-    Reference.lamb(&mut w, &pair(2.0, -6.0), &mut m, &mut v, &by).unwrap();
+    let one = Updated { w: &mut w, g: &pair(2.0, -6.0), m: &mut m, v: &mut v };
+    Reference.lamb(&mut [one], &by).unwrap();
     assert_close(&w, &pair(-0.1, 0.1), 1e-15);
 }
 
 #[test]
 fn sgd() {
     let scalar = |x| Tensor::new(&[1], vec![x]);
-    let (mut w, mut m) = (scalar(2.0), scalar(0.0));
+    let (mut w, mut m, mut v) = (scalar(2.0), scalar(0.0), scalar(0.0));
     let by = Sgd { lr: 0.1, momentum: 0.5, weight_decay: 0.25, grad_scale: 0.5 };
     // g = 2: m = 2; w = 2 - 0.1·0.25·2 - 0.1·2. Then g = 1: m = 2.
-    Reference.sgd(&mut w, &scalar(4.0), &mut m, &by).unwrap();
+    let one = Updated { w: &mut w, g: &scalar(4.0), m: &mut m, v: &mut v };
+    Reference.sgd(&mut [one], &by).unwrap();
     assert_close(&w, &scalar(1.75), 1e-15);
-    Reference.sgd(&mut w, &scalar(2.0), &mut m, &by).unwrap();
+    let one = Updated { w: &mut w, g: &scalar(2.0), m: &mut m, v: &mut v };
+    Reference.sgd(&mut [one], &by).unwrap();
     assert_close(&w, &scalar(1.75 * 0.975 - 0.2), 1e-15);
 }
 

@@ -4,7 +4,7 @@ mod training;
 
 use chimera_core::engine::{Data, Optimizer};
 use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::kernels::{AdamW, Kernels, Sgd};
+use chimera_core::kernels::{AdamW, Kernels, Sgd, Updated};
 use chimera_core::model::{Gpt2Stage, cut, initial};
 use chimera_core::schedule::Shape;
 use chimera_core::stage::{Micro, Output, Stage};
@@ -36,7 +36,7 @@ impl Piece {
                 Reference.accumulate(sum, grad).expect("adds");
             }
         }
-        let norm = |grad| Reference.download(&Reference.squared_norm(grad)?);
+        let norm = |grad| Reference.download(&Reference.squared_norms(&[grad])?);
         let squared = sums.iter().map(|g| f64::from(norm(g).expect("a norm")[0])).sum::<f64>();
         by.grad_scale = run.clip.map_or(1.0, |clip| (clip / squared.sqrt()).min(1.0));
         let mut weights = self.versions.last().expect("a version").clone();
@@ -45,13 +45,13 @@ impl Piece {
             let weight_decay = if param.decay { run.training().weight_decay } else { 0.0 };
             let by = AdamW { weight_decay, ..by };
             let AdamW { lr, grad_scale, .. } = by;
-            let (w, g) = (&mut weights[i], &sums[i]);
+            let tensors = &mut [Updated { w: &mut weights[i], g: &sums[i], m, v }];
             let updated = match run.optimizer {
-                Optimizer::AdamW => Reference.adamw(w, g, m, v, &by),
-                Optimizer::Lamb => Reference.lamb(w, g, m, v, &by),
+                Optimizer::AdamW => Reference.adamw(tensors, &by),
+                Optimizer::Lamb => Reference.lamb(tensors, &by),
                 Optimizer::Sgd => {
                     let by = Sgd { lr, momentum: 0.9, weight_decay, grad_scale };
-                    Reference.sgd(w, g, m, &by)
+                    Reference.sgd(tensors, &by)
                 }
             };
             updated.expect("updates");

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use chimera_core::kernels::{Activation, AdamW, Kernels, Layout, Mask};
+use chimera_core::kernels::{Activation, AdamW, Kernels, Layout, Mask, Updated};
 use chimera_core::model::ModelConfig;
 
 use super::size::Sizes;
@@ -114,7 +114,8 @@ fn layers<K: Kernels>(suite: &mut Suite, k: &K) -> chimera_core::kernels::Result
         grad_scale: 1.0,
     };
     let seconds = time(k, least, || {
-        k.adamw(&mut weights, &gradient, &mut m, &mut v, &by)?;
+        let all = Updated { w: &mut weights, g: &gradient, m: &mut m, v: &mut v };
+        k.adamw(&mut [all], &by)?;
         Ok(weights.clone())
     })?;
     // Four tensors read and three written.

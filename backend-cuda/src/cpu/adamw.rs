@@ -1,12 +1,13 @@
 //! AdamW: one pass over weights, gradient and moments.
 
 use candle_core::{Result, Tensor};
-use chimera_core::kernels::AdamW;
+use chimera_core::kernels::{AdamW, Updated};
 
 use super::memory::{update as change, values};
 use super::{PIECE, Piece, run_all};
 
-pub(crate) fn update(w: &Tensor, g: &Tensor, m: &Tensor, v: &Tensor, by: &AdamW) -> Result<()> {
+pub(crate) fn update(tensor: &mut Updated<'_, Tensor>, by: &AdamW) -> Result<()> {
+    let Updated { w, g, m, v } = tensor;
     let step = Step::new(by);
     let g = values(g)?;
     change(w, |w| {

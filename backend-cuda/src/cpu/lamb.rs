@@ -1,13 +1,14 @@
 //! LAMB: a pass that moves the moments and sums the norms, then one that moves the weights.
 
 use candle_core::{Result, Tensor};
-use chimera_core::kernels::AdamW;
+use chimera_core::kernels::{AdamW, Updated};
 
 use super::math::LANES;
 use super::memory::{update as change, values};
 use super::{PIECE, Piece, run_all};
 
-pub(crate) fn update(w: &Tensor, g: &Tensor, m: &Tensor, v: &Tensor, by: &AdamW) -> Result<()> {
+pub(crate) fn update(tensor: &mut Updated<'_, Tensor>, by: &AdamW) -> Result<()> {
+    let Updated { w, g, m, v } = tensor;
     let step = Step::new(by);
     let g = values(g)?;
     change(w, |w| {

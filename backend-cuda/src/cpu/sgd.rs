@@ -1,12 +1,13 @@
 //! Gradient descent with momentum: one pass over weights, gradient and momentum.
 
 use candle_core::{Result, Tensor};
-use chimera_core::kernels::Sgd;
+use chimera_core::kernels::{Sgd, Updated};
 
 use super::memory::{update as change, values};
 use super::{PIECE, Piece, run_all};
 
-pub(crate) fn update(w: &Tensor, g: &Tensor, m: &Tensor, by: &Sgd) -> Result<()> {
+pub(crate) fn update(tensor: &mut Updated<'_, Tensor>, by: &Sgd) -> Result<()> {
+    let Updated { w, g, m, .. } = tensor;
     let step = Step {
         momentum: by.momentum as f32,
         keep: (1.0 - by.lr * by.weight_decay) as f32,

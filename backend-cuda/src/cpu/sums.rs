@@ -1,9 +1,9 @@
 //! Sums: of two tensors, of columns, of squares.
 
-use candle_core::{Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 
 use super::math::LANES;
-use super::memory::{Output, update, values};
+use super::memory::{update, values};
 use super::{PIECE, Piece, run_all};
 
 /// Columns that are summed side by side: four vectors of 16.
@@ -22,16 +22,17 @@ pub(crate) fn accumulate(into: &Tensor, x: &Tensor) -> Result<()> {
     })
 }
 
-pub(crate) fn squared_norm(x: &Tensor) -> Result<Tensor> {
+pub(crate) fn squared_norms(tensors: &[&Tensor]) -> Result<Tensor> {
+    let norms = tensors.iter().map(|x| squared_norm(x)).collect::<Result<Vec<f32>>>()?;
+    Tensor::from_vec(norms, tensors.len(), &Device::Cpu)
+}
+
+fn squared_norm(x: &Tensor) -> Result<f32> {
     let x = values(x)?;
     let mut sums = vec![0.0; x.len().div_ceil(PIECE)];
     let pieces = sums.iter_mut().zip(x.chunks(PIECE));
     run_all(pieces.map(|(sum, x)| Squares { sum, x }));
-    let total: f64 = sums.iter().sum();
-    let mut norm = Output::new(1);
-    norm.slots()[0].write(total as f32);
-    // SAFETY: the one element was written.
-    unsafe { norm.written(1) }
+    Ok(sums.iter().sum::<f64>() as f32)
 }
 
 /// Adds the sum of each column of `x` to `into`.

@@ -146,7 +146,7 @@ pub struct Launch<'a, M> {
 }
 
 /// An argument of a kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub enum Arg<'a, M> {
     /// Memory that is read, from this byte on.
     Read(&'a M, usize),
@@ -162,6 +162,8 @@ pub enum Arg<'a, M> {
     Float(f32),
     /// `double`
     Double(f64),
+    /// A pointer to an array in the device's memory: these arguments, 8 bytes each.
+    Table(&'a [Arg<'a, M>]),
 }
 
 /// `into = a b`, or `into += a b`, all row-major: `a` is `m` by `k` and `b` is `k` by `n` once transposed as
@@ -205,3 +207,11 @@ pub struct Place<'a, M> {
     /// Elements from one row, as it lies in memory, to the next.
     pub pitch: usize,
 }
+
+impl<M> Clone for Arg<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Arg<'_, M> {}

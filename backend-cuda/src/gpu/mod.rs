@@ -22,7 +22,7 @@ mod sums;
 mod tensor;
 
 use chimera_core::kernels::{
-    Activation, AdamW, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd,
+    Activation, AdamW, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd, Updated,
 };
 
 pub use driver::{Arg, At, Driver, Lane, Launch, Operand, Piece, Place, Product, kernels, source};
@@ -104,8 +104,8 @@ impl<D: Driver> Kernels for Gpu<D> {
         self.add(into, x)
     }
 
-    fn squared_norm(&self, x: &Self::Tensor) -> Result<Self::Tensor> {
-        self.sum_of_squares(x)
+    fn squared_norms(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor> {
+        self.sums_of_squares(tensors)
     }
 
     fn embedding(
@@ -248,36 +248,16 @@ impl<D: Driver> Kernels for Gpu<D> {
         self.loss(logits, targets, scale)
     }
 
-    fn adamw(
-        &self,
-        w: &mut Self::Tensor,
-        g: &Self::Tensor,
-        m: &mut Self::Tensor,
-        v: &mut Self::Tensor,
-        by: &AdamW,
-    ) -> Result<()> {
-        self.adamw_update(w, g, m, v, by)
+    fn adamw(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
+        self.adamw_update(tensors, by)
     }
 
-    fn lamb(
-        &self,
-        w: &mut Self::Tensor,
-        g: &Self::Tensor,
-        m: &mut Self::Tensor,
-        v: &mut Self::Tensor,
-        by: &AdamW,
-    ) -> Result<()> {
-        self.lamb_update(w, g, m, v, by)
+    fn lamb(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
+        tensors.iter().try_for_each(|tensor| self.lamb_update(tensor, by))
     }
 
-    fn sgd(
-        &self,
-        w: &mut Self::Tensor,
-        g: &Self::Tensor,
-        m: &mut Self::Tensor,
-        by: &Sgd,
-    ) -> Result<()> {
-        self.sgd_update(w, g, m, by)
+    fn sgd(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &Sgd) -> Result<()> {
+        self.sgd_update(tensors, by)
     }
 }
 

@@ -1,31 +1,49 @@
 //! Updates of weights. Constants are worked out in f64 on the host.
 
-use chimera_core::kernels::{AdamW, Result, Sgd};
+use chimera_core::kernels::{AdamW, Result, Sgd, Updated};
 
-use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, float, long};
+use super::{Arg, BLOCK, CHUNK, Driver, Element, Gpu, Tensor, float, int, long};
 
 impl<D: Driver> Gpu<D> {
     pub(super) fn adamw_update(
         &self,
-        w: &Tensor<D::Memory>,
-        g: &Tensor<D::Memory>,
-        m: &Tensor<D::Memory>,
-        v: &Tensor<D::Memory>,
+        tensors: &[Updated<'_, Tensor<D::Memory>>],
         by: &AdamW,
     ) -> Result<()> {
-        let (g, n) = (self.wide(g)?, w.len());
-        let own = [w.write(), g.read(), m.write(), v.write(), long(n)];
         let rates = [float(by.lr), float(1.0 - by.lr * by.weight_decay)];
-        let args: Vec<_> = own.into_iter().chain(moments(by)).chain(rates).collect();
-        self.run_each("adamw", n, &args)
+        self.update_all("adamw", tensors, &[&moments(by)[..], &rates].concat())
+    }
+
+    pub(super) fn sgd_update(
+        &self,
+        tensors: &[Updated<'_, Tensor<D::Memory>>],
+        by: &Sgd,
+    ) -> Result<()> {
+        let keep = 1.0 - by.lr * by.weight_decay;
+        self.update_all("sgd", tensors, &[by.momentum, by.grad_scale, by.lr, keep].map(float))
+    }
+
+    /// Starts a kernel once for all tensors: with hundreds, starting it for each takes longer than it runs.
+    fn update_all(
+        &self,
+        kernel: &'static str,
+        tensors: &[Updated<'_, Tensor<D::Memory>>],
+        constants: &[Arg<'_, D::Memory>],
+    ) -> Result<()> {
+        let gradients: Vec<_> = tensors.iter().map(|t| self.wide(t.g)).collect::<Result<_>>()?;
+        let (mut rows, mut n_blocks) = (Vec::new(), 0);
+        for (Updated { w, m, v, .. }, g) in tensors.iter().zip(&gradients) {
+            let n = w.len();
+            rows.extend([w.write(), g.read(), m.write(), v.write(), long(n), long(n_blocks)]);
+            n_blocks += n.div_ceil(CHUNK * BLOCK);
+        }
+        let args = [&[Arg::Table(&rows), int(tensors.len())], constants].concat();
+        self.run(kernel, [n_blocks, 1], BLOCK, &args)
     }
 
     pub(super) fn lamb_update(
         &self,
-        w: &Tensor<D::Memory>,
-        g: &Tensor<D::Memory>,
-        m: &Tensor<D::Memory>,
-        v: &Tensor<D::Memory>,
+        Updated { w, g, m, v }: &Updated<'_, Tensor<D::Memory>>,
         by: &AdamW,
     ) -> Result<()> {
         let (g, n) = (self.wide(g)?, w.len());
@@ -47,27 +65,6 @@ impl<D: Driver> Gpu<D> {
         let [w_square, d_square] = [self.sum(&w_squares, 1.0)?, self.sum(&d_squares, 1.0)?];
         let args = [w.write(), d.read(), w_square.read(), d_square.read(), long(n), float(by.lr)];
         self.run_each("lamb_step", n, &args)
-    }
-
-    pub(super) fn sgd_update(
-        &self,
-        w: &Tensor<D::Memory>,
-        g: &Tensor<D::Memory>,
-        m: &Tensor<D::Memory>,
-        by: &Sgd,
-    ) -> Result<()> {
-        let (g, n) = (self.wide(g)?, w.len());
-        let args = [
-            w.write(),
-            g.read(),
-            m.write(),
-            long(n),
-            float(by.momentum),
-            float(by.grad_scale),
-            float(by.lr),
-            float(1.0 - by.lr * by.weight_decay),
-        ];
-        self.run_each("sgd", n, &args)
     }
 }
 

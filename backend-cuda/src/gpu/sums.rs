@@ -33,17 +33,29 @@ impl Ranges {
 }
 
 impl<D: Driver> Gpu<D> {
-    pub(super) fn sum_of_squares(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
-        let (x, n) = (self.wide(x)?, x.len());
-        let parts = self.parts(n)?;
-        let args = [x.read(), Arg::Write(&parts.memory, 0), long(n)];
-        self.run("squares", [parts.n, 1], BLOCK, &args)?;
-        self.sum(&parts, 1.0)
+    pub(super) fn sums_of_squares(
+        &self,
+        tensors: &[&Tensor<D::Memory>],
+    ) -> Result<Tensor<D::Memory>> {
+        let tensors: Vec<_> = tensors.iter().map(|x| self.wide(x)).collect::<Result<_>>()?;
+        let (mut rows, mut n_blocks) = (Vec::new(), 0);
+        for x in &tensors {
+            let own = n_parts(x.len());
+            rows.extend([x.read(), long(x.len()), long(n_blocks), long(own)]);
+            n_blocks += own;
+        }
+        let (all, n) = (Arg::Table(&rows), tensors.len());
+        let parts = self.allocate(n_blocks * size_of::<f64>())?;
+        let sums = self.empty(&[n], Element::F32)?;
+        let args = [all, int(n), Arg::Write(&parts, 0)];
+        self.run("squares", [n_blocks, 1], BLOCK, &args)?;
+        self.run("totals", [n, 1], BLOCK, &[all, Arg::Read(&parts, 0), sums.write()])?;
+        Ok(sums)
     }
 
     /// Room for the sums of the blocks of a kernel over `n` elements.
     pub(super) fn parts(&self, n: usize) -> Result<Parts<D::Memory>> {
-        let n = n.div_ceil(4 * BLOCK).clamp(1, MOST_PARTS);
+        let n = n_parts(n);
         Ok(Parts { memory: self.allocate(n * size_of::<f64>())?, n })
     }
 
@@ -93,4 +105,9 @@ impl<D: Driver> Gpu<D> {
 pub(super) struct Parts<M> {
     pub(super) memory: M,
     pub(super) n: usize,
+}
+
+/// Blocks of a sum over `n` elements.
+fn n_parts(n: usize) -> usize {
+    n.div_ceil(4 * BLOCK).clamp(1, MOST_PARTS)
 }

@@ -204,7 +204,8 @@ impl Driver for Emulated {
     }
 
     fn launch(&self, launch: &Launch<'_, Memory>) -> Result<()> {
-        let values: Vec<u64> = launch.args.iter().map(bits).collect();
+        let mut tables = Vec::new();
+        let values: Vec<u64> = launch.args.iter().map(|arg| bits(arg, &mut tables)).collect();
         let pointers: Vec<*const c_void> = values.iter().map(|v| (&raw const *v).cast()).collect();
         let name = CString::new(launch.kernel).unwrap();
         let [across, down] = launch.grid.map(|n| n as c_int);
@@ -224,11 +225,7 @@ impl Driver for Emulated {
                 (!fault.is_null()).then(|| CStr::from_ptr(fault).to_string_lossy().into_owned())
             }
         });
-        for arg in launch.args {
-            if let Arg::Read(memory, _) | Arg::Write(memory, _) = arg {
-                memory.check();
-            }
-        }
+        launch.args.iter().for_each(check);
         let failed =
             |reason| DeviceError::Failed { device: self.device(), op: launch.kernel, reason };
         fault.map_or(Ok(()), |reason| Err(failed(reason)))
@@ -310,8 +307,16 @@ impl Lane for Beside {
     }
 }
 
-/// An argument as a kernel finds it in memory.
-fn bits(arg: &Arg<'_, Memory>) -> u64 {
+fn check(arg: &Arg<'_, Memory>) {
+    match arg {
+        Arg::Read(memory, _) | Arg::Write(memory, _) => memory.check(),
+        Arg::Table(args) => args.iter().for_each(check),
+        _ => {}
+    }
+}
+
+/// An argument as a kernel finds it in memory, with the tables behind it.
+fn bits(arg: &Arg<'_, Memory>, tables: &mut Vec<Vec<u64>>) -> u64 {
     match *arg {
         Arg::Read(memory, start) | Arg::Write(memory, start) => memory.at(start) as u64,
         Arg::Null => 0,
@@ -319,6 +324,12 @@ fn bits(arg: &Arg<'_, Memory>) -> u64 {
         Arg::Long(x) => x as u64,
         Arg::Float(x) => u64::from(x.to_bits()),
         Arg::Double(x) => x.to_bits(),
+        Arg::Table(args) => {
+            let table: Vec<u64> = args.iter().map(|arg| bits(arg, tables)).collect();
+            let address = table.as_ptr() as u64;
+            tables.push(table);
+            address
+        }
     }
 }
 

@@ -43,6 +43,6 @@ impl Gpu {
                 },
             )?;
         }
-        Ok((self.sum(op, losses)?, logits))
+        Ok((self.sum(op, &losses)?, logits))
     }
 }

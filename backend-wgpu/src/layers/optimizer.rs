@@ -1,6 +1,6 @@
 //! Updates of weights.
 
-use chimera_core::kernels::{AdamW, Result, Sgd};
+use chimera_core::kernels::{AdamW, Result, Sgd, Updated};
 
 use super::number;
 use crate::gpu::{Call, Gpu};
@@ -17,29 +17,17 @@ static SGD: Kernel =
     Kernel { source: &OPTIMIZER, entry: "sgd", n_written: 2, n_read: 1, n_numbers: 5 };
 
 impl Gpu {
-    pub(crate) fn adamw(
-        &self,
-        w: &Tensor,
-        g: &Tensor,
-        m: &Tensor,
-        v: &Tensor,
-        by: &AdamW,
-    ) -> Result<()> {
+    pub(crate) fn adamw(&self, tensor: &Updated<'_, Tensor>, by: &AdamW) -> Result<()> {
+        let Updated { w, g, m, v } = tensor;
         self.each("adamw", &ADAMW, &[w, m, v, g], &numbers(by))
     }
 
-    pub(crate) fn lamb(
-        &self,
-        w: &Tensor,
-        g: &Tensor,
-        m: &Tensor,
-        v: &Tensor,
-        by: &AdamW,
-    ) -> Result<()> {
+    pub(crate) fn lamb(&self, tensor: &Updated<'_, Tensor>, by: &AdamW) -> Result<()> {
+        let Updated { w, g, m, v } = tensor;
         let op = "lamb";
         let direction = self.tensor(op, w.shape())?;
         self.each(op, &LAMB, &[&direction, m, v, g, w], &numbers(by))?;
-        let [w_norm, d_norm] = [self.squared_norm(op, w)?, self.squared_norm(op, &direction)?];
+        let norms = self.squared_norms(op, &[w, &direction])?;
         for block in self.blocks(op, w.n_elements(), 1, 1)? {
             let (start, len) = (block.start, block.len());
             let [w, direction] = [w, &direction].map(|t| t.slice(start, len));
@@ -48,7 +36,7 @@ impl Gpu {
                 &Call {
                     kernel: &TRUST,
                     constants: self.element_constants(),
-                    operands: &[w, direction, w_norm.all(), d_norm.all()],
+                    operands: &[w, direction, norms.slice(0, 1), norms.slice(1, 1)],
                     numbers: &[number(len), (by.lr as f32).to_bits()],
                     groups: self.element_grid(len),
                 },
@@ -57,7 +45,8 @@ impl Gpu {
         Ok(())
     }
 
-    pub(crate) fn sgd(&self, w: &Tensor, g: &Tensor, m: &Tensor, by: &Sgd) -> Result<()> {
+    pub(crate) fn sgd(&self, tensor: &Updated<'_, Tensor>, by: &Sgd) -> Result<()> {
+        let Updated { w, g, m, .. } = tensor;
         let numbers = [by.lr, by.momentum, by.weight_decay, by.grad_scale];
         self.each("sgd", &SGD, &[w, m, g], &numbers.map(|x| (x as f32).to_bits()))
     }

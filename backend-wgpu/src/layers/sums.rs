@@ -17,23 +17,34 @@ static COLUMNS: Kernel =
 const PART: usize = 256;
 
 impl Gpu {
-    /// `[1]`, the sum of the squares of all elements.
-    pub(crate) fn squared_norm(&self, op: &'static str, x: &Tensor) -> Result<Tensor> {
-        let parts = self.parts(op, &SQUARES, x)?;
-        self.sum(op, parts)
+    /// `[tensors.len()]`, the sums of the squares of all elements.
+    pub(crate) fn squared_norms(&self, op: &'static str, tensors: &[&Tensor]) -> Result<Tensor> {
+        let norms = self.tensor(op, &[tensors.len()])?;
+        for (number, x) in tensors.iter().enumerate() {
+            self.sum_into(op, &SQUARES, x, norms.slice(number, 1))?;
+        }
+        Ok(norms)
     }
 
     /// `[1]`, the sum of all elements.
-    pub(super) fn sum(&self, op: &'static str, mut x: Tensor) -> Result<Tensor> {
-        if x.n_elements() == 0 {
-            let zero = self.tensor(op, &[1])?;
-            self.clear(op, &zero)?;
-            return Ok(zero);
+    pub(super) fn sum(&self, op: &'static str, x: &Tensor) -> Result<Tensor> {
+        let sum = self.tensor(op, &[1])?;
+        self.sum_into(op, &SUM, x, sum.all())?;
+        Ok(sum)
+    }
+
+    fn sum_into(
+        &self,
+        op: &'static str,
+        kernel: &'static Kernel,
+        x: &Tensor,
+        into: Slice<'_>,
+    ) -> Result<()> {
+        if x.n_elements() <= PART {
+            return self.add_up(op, kernel, into, x.all());
         }
-        while x.n_elements() > 1 {
-            x = self.parts(op, &SUM, &x)?;
-        }
-        Ok(x)
+        let parts = self.parts(op, kernel, x)?;
+        self.sum_into(op, &SUM, &parts, into)
     }
 
     /// The sums of parts of `x`, which a sum goes on with.

@@ -3,7 +3,7 @@
 use std::f64::consts::PI;
 use std::str::FromStr;
 
-use crate::kernels::{AdamW, Kernels, Result, Sgd};
+use crate::kernels::{AdamW, Kernels, Result, Sgd, Updated};
 use crate::names::by_name;
 use crate::stage::Param;
 
@@ -174,7 +174,7 @@ impl Training {
     }
 }
 
-/// One update of some tensors.
+/// One update of a stage.
 pub(super) struct Step<'t> {
     pub(super) training: &'t Training,
     /// Number of the step.
@@ -185,26 +185,34 @@ pub(super) struct Step<'t> {
 }
 
 impl Step<'_> {
-    /// Updates `w`, which is all of `param`, by the gradient `g`. SGD keeps its momentum in the first
-    /// moment and leaves the second.
-    pub(super) fn update<K: Kernels>(
+    /// Updates tensors, each of which is all of its parameter.
+    pub(super) fn update<'t, K: Kernels>(
         &self,
         kernels: &K,
-        param: &Param,
-        w: &mut K::Tensor,
-        g: &K::Tensor,
-        [m, v]: &mut [K::Tensor; 2],
+        tensors: impl Iterator<Item = (&'t Param, Updated<'t, K::Tensor>)>,
+    ) -> Result<()> {
+        let (decaying, others): (Vec<_>, Vec<_>) = tensors.partition(|(param, _)| param.decay);
+        self.update_all(kernels, decaying, self.training.weight_decay)?;
+        self.update_all(kernels, others, 0.0)
+    }
+
+    fn update_all<K: Kernels>(
+        &self,
+        kernels: &K,
+        tensors: Vec<(&Param, Updated<'_, K::Tensor>)>,
+        weight_decay: f64,
     ) -> Result<()> {
         let &Step { training, step, update, grad_scale } = self;
         let &Training { optimizer, beta1, beta2, eps, momentum, .. } = training;
-        let lr = training.lr_at(step);
-        let weight_decay = if param.decay { training.weight_decay } else { 0.0 };
-        let update = update + 1;
+        let (lr, update) = (training.lr_at(step), update + 1);
         let by = AdamW { lr, beta1, beta2, eps, weight_decay, update, grad_scale };
+        let mut tensors: Vec<_> = tensors.into_iter().map(|(_, tensor)| tensor).collect();
         match optimizer {
-            Optimizer::AdamW => kernels.adamw(w, g, m, v, &by),
-            Optimizer::Lamb => kernels.lamb(w, g, m, v, &by),
-            Optimizer::Sgd => kernels.sgd(w, g, m, &Sgd { lr, momentum, weight_decay, grad_scale }),
+            Optimizer::AdamW => kernels.adamw(&mut tensors, &by),
+            Optimizer::Lamb => kernels.lamb(&mut tensors, &by),
+            Optimizer::Sgd => {
+                kernels.sgd(&mut tensors, &Sgd { lr, momentum, weight_decay, grad_scale })
+            }
         }
     }
 }

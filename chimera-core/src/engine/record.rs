@@ -31,15 +31,18 @@ where
         };
         let began = Instant::now();
         let n_buckets = if self.is_asynchronous() { 0 } else { self.layout.len() as u32 };
-        let mut norms = Vec::new();
-        for bucket in (0..n_buckets).map(BucketId) {
-            // The owner has the sum, whether it shares it or not.
-            let counts = |tensor: usize| self.owners[bucket.index()][tensor] == self.comm.rank();
-            norms.extend(self.norms(bucket, counts)?);
-        }
+        // The owner has the sum, whether it shares it or not.
+        let owns = |bucket: BucketId, tensor: usize| {
+            self.owners[bucket.index()][tensor] == self.comm.rank()
+        };
+        let places: Vec<_> = (0..n_buckets)
+            .map(BucketId)
+            .flat_map(|bucket| self.summed(bucket, move |tensor| owns(bucket, tensor)))
+            .collect();
+        let norms = self.norms(&places)?;
         // The only wait of a step for the device.
         let losses = self.losses.iter().map(|(_, loss)| loss);
-        let numbers = self.numbers(losses.chain(norms.iter().map(|(_, norm)| norm)))?;
+        let numbers = self.numbers(losses.chain([&norms]))?;
         // A device that works on its own has the step's compute done only now.
         record.busy_s += began.elapsed().as_secs_f64();
         record.span_s = self.since_agreed.start.elapsed().as_secs_f64();
@@ -51,7 +54,7 @@ where
             let step = window.step_of(op.span) as usize;
             record.steps[step].loss += loss / f64::from(window.updates_per_step());
         }
-        for ((place, _), square) in norms.iter().zip(squares) {
+        for (place, square) in places.iter().zip(squares) {
             let Record { steps, culprit, .. } = &mut record;
             self.add_norm(*place, *square, &mut steps[0].squared_norm, culprit);
         }
@@ -72,26 +75,29 @@ where
         sum: &mut f64,
         culprit: &mut String,
     ) -> Result<(), Fault> {
-        let norms = self.norms(bucket, |_| true)?;
-        let squares = self.numbers(norms.iter().map(|(_, norm)| norm))?;
-        for ((place, _), square) in norms.iter().zip(squares) {
+        let places: Vec<_> = self.summed(bucket, |_| true).collect();
+        let squares = self.numbers([&self.norms(&places)?].into_iter())?;
+        for (place, square) in places.iter().zip(squares) {
             self.add_norm(*place, square, sum, culprit);
         }
         Ok(())
     }
 
-    /// The squared norms of gradients, on the device, with the stage and index of each.
-    fn norms(
+    /// The stage and index of each gradient of a bucket, once where stages share it, if its number is `counted`.
+    fn summed(
         &self,
         bucket: BucketId,
         counted: impl Fn(usize) -> bool,
-    ) -> Result<Vec<((StageId, usize), S::Tensor)>, Fault> {
-        let tensors = self.places(bucket).iter().enumerate().filter(|(tensor, _)| counted(*tensor));
-        let norm = |&(stage, index): &(StageId, usize)| {
-            let norm = self.kernels.squared_norm(&self.held(stage).grads[index]);
-            Ok(((stage, index), self.on_device("gradient norm", norm)?))
-        };
-        tensors.filter_map(|(_, places)| places.first()).map(norm).collect()
+    ) -> impl Iterator<Item = (StageId, usize)> {
+        let tensors = self.places(bucket).iter().enumerate();
+        let counted = tensors.filter(move |(tensor, _)| counted(*tensor));
+        counted.filter_map(|(_, places)| places.first().copied())
+    }
+
+    /// The squared norms of gradients, on the device.
+    fn norms(&self, places: &[(StageId, usize)]) -> Result<S::Tensor, Fault> {
+        let grads: Vec<_> = places.iter().map(|(s, index)| &self.held(*s).grads[*index]).collect();
+        self.on_device("gradient norms", self.kernels.squared_norms(&grads))
     }
 
     fn add_norm(
@@ -108,12 +114,11 @@ where
         *sum += square;
     }
 
-    /// The sum of each tensor's elements.
+    /// All elements, one tensor after the other.
     fn numbers<'t>(&self, tensors: impl Iterator<Item = &'t S::Tensor>) -> Result<Vec<f64>, Fault> {
         let tensors: Vec<&S::Tensor> = tensors.collect();
         let values = self.on_device("download", self.kernels.download_all(&tensors))?;
-        let sum = |values: &Vec<f32>| values.iter().map(|v| f64::from(*v)).sum();
-        Ok(values.iter().map(sum).collect())
+        Ok(values.iter().flatten().map(|v| f64::from(*v)).collect())
     }
 
     /// Bytes of weights in all their versions, gradients and moments, and of what is kept for backwards at

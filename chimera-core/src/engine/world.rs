@@ -16,7 +16,7 @@ use crate::comm::{Comm, Tag, What};
 use crate::effects::Token;
 use crate::fault::Fault;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::kernels::{DeviceError, Kernels};
+use crate::kernels::{DeviceError, Kernels, Updated};
 use crate::op::Op;
 use crate::stage::Stage;
 use crate::update::Update;
@@ -240,13 +240,17 @@ impl<S: Stage> Held<S> {
             let copies = self.weights.iter().map(|w| copy(kernels, w));
             self.weights = Arc::new(copies.collect::<Result<_, _>>()?);
         }
-        let weights = Arc::make_mut(&mut self.weights);
-        for index in indices {
-            let Some(moments) = &mut self.moments[index] else { continue };
-            let param = &self.stage.params()[index];
-            step.update(kernels, param, &mut weights[index], &self.grads[index], moments)?;
-        }
-        Ok(())
+        let indices: Vec<usize> = indices.collect();
+        let weights = Arc::make_mut(&mut self.weights).iter_mut();
+        let all = weights.zip(&mut self.moments).zip(self.grads.iter().zip(self.stage.params()));
+        let tensors = all.enumerate().filter(|(index, _)| indices.contains(index));
+        step.update(
+            kernels,
+            tensors.filter_map(|(_, ((w, moments), (g, param)))| {
+                let [m, v] = moments.as_mut()?;
+                Some((param, Updated { w, g, m, v }))
+            }),
+        )
     }
 }
 

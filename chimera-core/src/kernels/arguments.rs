@@ -41,6 +41,19 @@ impl Mask<'_> {
     }
 }
 
+/// A tensor of weights to be updated.
+#[derive(Debug)]
+pub struct Updated<'t, T> {
+    /// The weights.
+    pub w: &'t mut T,
+    /// Their gradient.
+    pub g: &'t T,
+    /// The first moment.
+    pub m: &'t mut T,
+    /// The second moment.
+    pub v: &'t mut T,
+}
+
 /// The hyperparameters of one update by AdamW (Loshchilov & Hutter, 2019, algorithm 2) or LAMB (You et al.,
 /// 2020, algorithm 2), which has the same.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -23,7 +23,7 @@ pub mod conformance;
 mod dropout;
 pub mod reference;
 
-pub use arguments::{Activation, AdamW, Layout, Mask, Sgd};
+pub use arguments::{Activation, AdamW, Layout, Mask, Sgd, Updated};
 pub use dropout::{Dropout, threefry};
 
 use crate::fault::{Class, Fault};
@@ -139,8 +139,9 @@ pub trait Kernels: Clone + Send + Sync + 'static {
     /// `into += x`, element by element.
     fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()>;
 
-    /// The sum of squares of all elements, a tensor of shape `[1]`. Not finite if any element is not.
-    fn squared_norm(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
+    /// The sums of squares of some tensors: `[tensors.len()]`. Not finite if any element of a tensor is not. The
+    /// bits of each are its tensor's alone, whatever the others are.
+    fn squared_norms(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor>;
 
     /// `tokens[ids[r]] + positions[r mod context]` for each row `r`: `[ids.len(), hidden]` from
     /// `tokens: [vocab, hidden]` and `positions: [at least context, hidden]`.
@@ -280,33 +281,13 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         scale: f64,
     ) -> Result<(Self::Tensor, Self::Tensor)>;
 
-    /// One AdamW update of `w` by the gradient `g`, with the moments `m` and `v`.
-    fn adamw(
-        &self,
-        w: &mut Self::Tensor,
-        g: &Self::Tensor,
-        m: &mut Self::Tensor,
-        v: &mut Self::Tensor,
-        by: &AdamW,
-    ) -> Result<()>;
+    /// One AdamW update of each tensor. The bits of each are its own, whatever the others are; so with the
+    /// optimizers below.
+    fn adamw(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()>;
 
-    /// One LAMB update of `w` by the gradient `g`, with the moments `m` and `v`. `w` is a whole tensor: its
-    /// norm sets the length of the step.
-    fn lamb(
-        &self,
-        w: &mut Self::Tensor,
-        g: &Self::Tensor,
-        m: &mut Self::Tensor,
-        v: &mut Self::Tensor,
-        by: &AdamW,
-    ) -> Result<()>;
+    /// One LAMB update of each tensor, whole ones: the norm of each sets the length of its step.
+    fn lamb(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()>;
 
-    /// One update of `w` by gradient descent along `g`, with the momentum `m`.
-    fn sgd(
-        &self,
-        w: &mut Self::Tensor,
-        g: &Self::Tensor,
-        m: &mut Self::Tensor,
-        by: &Sgd,
-    ) -> Result<()>;
+    /// One update of each tensor by gradient descent, with the momentum `m`; `v` stays as it is.
+    fn sgd(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &Sgd) -> Result<()>;
 }

@@ -326,8 +326,9 @@ impl Driver for Cuda {
     fn launch(&self, launch: &Launch<'_, Memory>) -> Result<()> {
         assert!(launch.args.len() <= MOST_ARGS, "{} has too many arguments", launch.kernel);
         let mut values = [0u64; MOST_ARGS];
+        let mut tables = Vec::new();
         for (value, arg) in values.iter_mut().zip(launch.args) {
-            *value = self.argument(arg)?;
+            *value = self.argument(arg, &mut tables)?;
         }
         self.bind()?;
         let mut pointers = values.each_mut().map(|value| (&raw mut *value).cast::<c_void>());
@@ -401,8 +402,9 @@ impl Driver for Cuda {
 }
 
 impl Cuda {
-    /// An argument as a kernel takes it, little-endian, after memory was ordered.
-    fn argument(&self, arg: &Arg<'_, Memory>) -> Result<u64> {
+    /// An argument as a kernel takes it, little-endian, after memory was ordered. `tables` are to be kept until it
+    /// has begun.
+    fn argument(&self, arg: &Arg<'_, Memory>, tables: &mut Vec<Memory>) -> Result<u64> {
         Ok(match *arg {
             Arg::Read(memory, start) => {
                 memory.read(&self.0.stream)?;
@@ -417,6 +419,16 @@ impl Cuda {
             Arg::Long(x) => x as u64,
             Arg::Float(x) => u64::from(x.to_bits()),
             Arg::Double(x) => x.to_bits(),
+            Arg::Table(args) => {
+                let words = args.iter().map(|arg| self.argument(arg, tables));
+                let bytes = words.map(|word| word.map(u64::to_le_bytes));
+                let bytes = bytes.collect::<Result<Vec<_>>>()?.concat();
+                let table = self.allocate(bytes.len())?;
+                self.write(&table, &bytes)?;
+                let address = table.address();
+                tables.push(table);
+                address
+            }
         })
     }
 }

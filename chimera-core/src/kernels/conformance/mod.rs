@@ -63,7 +63,7 @@ pub fn cases<K: Kernels>() -> Vec<Case<K>> {
         ("zeros", memory::zeros),
         ("rows", memory::rows),
         ("accumulate", memory::accumulate),
-        ("squared_norm", pointwise::squared_norm),
+        ("squared_norms", pointwise::squared_norms),
         ("embedding", dense::embedding),
         ("embedding_dw", dense::embedding_dw),
         ("linear", dense::linear),

@@ -2,23 +2,36 @@
 
 use rand::Rng;
 
-use super::trials::{Trials, rounded, trial};
+use super::trials::{Trials, bits, f32s, rounded, trial};
 use super::{Outcome, SHAPES};
 use crate::kernels::reference::Tensor;
 use crate::kernels::{Activation, Dropout, Kernels};
 
-pub(super) fn squared_norm<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
-    // The last one is large enough for a sum in one f32 to lose digits.
-    for shape in [&SHAPES[..], &[&[1001, 1031]]].concat() {
-        let x = trials.normal(shape);
-        trial!(trials, "", [x], [], |k| [k.squared_norm(x)?]);
-    }
+pub(super) fn squared_norms<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     let k = trials.kernels;
+    let none = k.shape(&k.squared_norms(&[])?);
+    trials.require(none == [0], "no tensors", &format!("the result has shape {none:?}"))?;
+    // The last one is large enough for a sum in one f32 to lose digits.
+    let shapes = [&SHAPES[..], &[&[1001, 1031]]].concat();
+    for shape in &shapes {
+        let x = trials.normal(shape);
+        trial!(trials, "", [x], [], |k| [k.squared_norms(&[x])?]);
+    }
+    let (first, last) = (shapes[0], shapes[shapes.len() - 1]);
+    let [x, y, z] = [last, first, last].map(|shape| trials.normal(shape));
+    trial!(trials, "", [x, y, z], [], |k| [k.squared_norms(&[x, y, x, z])?]);
+    let [x, y] = [x, y].map(|x| k.upload(&x.shape, &f32s(&x)));
+    let (x, y) = (x?, y?);
+    let both = k.download(&k.squared_norms(&[&x, &y])?)?;
+    let each = [k.download(&k.squared_norms(&[&x])?)?, k.download(&k.squared_norms(&[&y])?)?];
+    let same = bits(&both) == bits(&each.concat());
+    trials.require(same, "two tensors at once", "the bits are not those of one by one")?;
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for place in [0, 1000, 33_409] {
             let mut data = vec![1.0; 33_410];
             data[place] = bad;
-            let norm = k.download(&k.squared_norm(&k.upload(&[130, 257], &data)?)?)?;
+            let x = k.upload(&[130, 257], &data)?;
+            let norm = k.download(&k.squared_norms(&[&x])?)?;
             let at = format!("{bad} at element {place} of [130, 257]");
             let what = format!("gives {norm:?}");
             trials.require(norm.iter().all(|x| !x.is_finite()), &at, &what)?;

@@ -11,7 +11,7 @@ pub use tensor::Tensor;
 
 use tensor::{add, dot, log_sum_exp};
 
-use super::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result, Sgd};
+use super::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result, Sgd, Updated};
 
 /// The device: this thread, in f64.
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,8 +55,9 @@ impl Kernels for Reference {
     }
 
     /// `Σ x²`
-    fn squared_norm(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(Tensor::new(&[1], vec![dot(&x.data, &x.data)]))
+    fn squared_norms(&self, tensors: &[&Tensor]) -> Result<Tensor> {
+        let norms = tensors.iter().map(|x| dot(&x.data, &x.data)).collect();
+        Ok(Tensor::new(&[tensors.len()], norms))
     }
 
     /// `y[r] = tokens[ids[r]] + positions[r mod context]`
@@ -297,45 +298,37 @@ impl Kernels for Reference {
     }
 
     /// With `u` of `adam`, `w ← w - lr weight_decay w - lr u`
-    fn adamw(
-        &self,
-        w: &mut Tensor,
-        g: &Tensor,
-        m: &mut Tensor,
-        v: &mut Tensor,
-        by: &AdamW,
-    ) -> Result<()> {
-        for (w, u) in w.data.iter_mut().zip(adam(g, m, v, by)) {
-            *w -= by.lr * by.weight_decay * *w;
-            *w -= by.lr * u;
+    fn adamw(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
+        for Updated { w, g, m, v } in tensors {
+            for (w, u) in w.data.iter_mut().zip(adam(g, m, v, by)) {
+                *w -= by.lr * by.weight_decay * *w;
+                *w -= by.lr * u;
+            }
         }
         Ok(())
     }
 
     /// With `u` of `adam` and `d = u + weight_decay w`, `w ← w - lr ‖w‖/‖d‖ d`; the ratio is 1 where
     /// a norm is 0
-    fn lamb(
-        &self,
-        w: &mut Tensor,
-        g: &Tensor,
-        m: &mut Tensor,
-        v: &mut Tensor,
-        by: &AdamW,
-    ) -> Result<()> {
-        let u = adam(g, m, v, by).into_iter();
-        let d: Vec<f64> = u.zip(&w.data).map(|(u, w)| u + by.weight_decay * w).collect();
-        let (w_norm, d_norm) = (dot(&w.data, &w.data).sqrt(), dot(&d, &d).sqrt());
-        let ratio = if w_norm > 0.0 && d_norm > 0.0 { w_norm / d_norm } else { 1.0 };
-        add(&mut w.data, -by.lr * ratio, &d);
+    fn lamb(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
+        for Updated { w, g, m, v } in tensors {
+            let u = adam(g, m, v, by).into_iter();
+            let d: Vec<f64> = u.zip(&w.data).map(|(u, w)| u + by.weight_decay * w).collect();
+            let (w_norm, d_norm) = (dot(&w.data, &w.data).sqrt(), dot(&d, &d).sqrt());
+            let ratio = if w_norm > 0.0 && d_norm > 0.0 { w_norm / d_norm } else { 1.0 };
+            add(&mut w.data, -by.lr * ratio, &d);
+        }
         Ok(())
     }
 
     /// `m ← momentum m + g`, `w ← w - lr weight_decay w - lr m`
-    fn sgd(&self, w: &mut Tensor, g: &Tensor, m: &mut Tensor, by: &Sgd) -> Result<()> {
-        for ((w, g), m) in w.data.iter_mut().zip(&g.data).zip(&mut m.data) {
-            *m = by.momentum * *m + g * by.grad_scale;
-            *w -= by.lr * by.weight_decay * *w;
-            *w -= by.lr * *m;
+    fn sgd(&self, tensors: &mut [Updated<'_, Tensor>], by: &Sgd) -> Result<()> {
+        for Updated { w, g, m, .. } in tensors {
+            for ((w, g), m) in w.data.iter_mut().zip(&g.data).zip(&mut m.data) {
+                *m = by.momentum * *m + g * by.grad_scale;
+                *w -= by.lr * by.weight_decay * *w;
+                *w -= by.lr * *m;
+            }
         }
         Ok(())
     }
