@@ -319,6 +319,26 @@ fn a_step_that_is_not_finite_can_be_skipped() {
     }
 }
 
+/// Weights that give no sound gradient any more do not mend.
+#[test]
+fn twenty_steps_in_a_row_are_too_many_to_skip() {
+    let run = Run { non_finite: NonFinite::Skip, ..Run::new("gpipe", Shape::new(2, 1)) };
+    let fate = |_: Rank, tag: Tag| match tag.what {
+        What::Token(_) if tag.step != 2 => Fate::IsNaN,
+        _ => Fate::Arrives,
+    };
+    let ran = execute(&run, &timetable(&run), |job, inner, stage| {
+        let mut worker = Worker::new(job, Reference, Faulty { inner, fate }, stage)?;
+        (0..30).try_for_each(|step| worker.run(step).map(drop))
+    });
+    let fault = ran.expect_err("gives up");
+    assert_eq!((fault.class, fault.step), (Class::NonFinite, Some(22)), "{fault}");
+    assert!(
+        fault.message.contains(" is not finite for the 20th step in a row; the weights"),
+        "{fault}"
+    );
+}
+
 #[test]
 fn the_report_says_why_a_step_was_skipped() {
     let run = Run { non_finite: NonFinite::Skip, ..Run::new("gpipe", Shape::new(2, 1)) };

@@ -48,6 +48,8 @@ pub struct State {
     pub is_done: bool,
     /// Whether the run ends here.
     pub is_last: bool,
+    /// Whether the last step made no update.
+    pub is_skipped: bool,
 }
 
 impl Saver {
@@ -57,11 +59,13 @@ impl Saver {
         Saver { store, every, warn: Arc::new(warn), under_way: Mutex::default() }
     }
 
-    /// Whether the state is to be saved; the same on all ranks.
+    /// Whether the state is to be saved; the same on all ranks. Not where steps are being skipped: sound
+    /// checkpoints would give way to weights that may be lost.
     pub fn is_due(&self, state: &State) -> bool {
+        let is_time = |every| state.step / every > state.began / every && !state.is_skipped;
         match self.every {
             0 => state.is_last && !state.is_done,
-            every => state.is_last || state.step / every > state.began / every,
+            every => state.is_last || is_time(every),
         }
     }
 

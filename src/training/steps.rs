@@ -55,8 +55,10 @@ where
                 self.worker.set_program(last)?;
                 program = last;
             }
+            let mut is_skipped = false;
             for report in self.run(program, step, &mut shares)? {
                 (step, stop) = (report.step + 1, report.stop);
+                is_skipped = report.skipped.is_some();
                 trained.last = Some(report);
             }
             let every = run.config().check_replicas;
@@ -71,7 +73,8 @@ where
                 trained.events.push(self.worker.events().to_vec());
             }
             let is_done = step == n_steps;
-            self.save(&State { began, step, is_done, is_last: is_done || stop }, &mut shares)?;
+            let is_last = is_done || stop;
+            self.save(&State { began, step, is_done, is_last, is_skipped }, &mut shares)?;
         }
         if let Some(shares) = shares {
             trained.saved = shares.finish(&mut processes::exchange(self.worker))?;

@@ -5,7 +5,7 @@ use std::task::Poll;
 
 use super::agreement::{Agreed, Culprit};
 use super::ops::Value;
-use super::optimizer::{NonFinite, Step};
+use super::optimizer::{MOST_SKIPPED, NonFinite, Step};
 use super::shards::of_bucket;
 use super::sums::Reduction;
 use super::world::{Held, Places, Since, World, held_mut};
@@ -155,13 +155,17 @@ where
         self.since_agreed = Since::now();
         let culprit = agreed.culprit.clone().filter(|_| self.job.training.check_finite);
         self.skipped = None;
-        if let Some(Culprit { rank, what, step }) = culprit {
-            if self.job.training.non_finite == NonFinite::Stop {
-                return Err(self.not_finite(rank, &what, step));
-            }
-            self.skipped = Some(format!("{what} is not finite on {rank}"));
-            self.n_skipped += 1;
+        let Some(Culprit { rank, what, step }) = culprit else {
+            self.skipped_in_a_row = 0;
+            self.agreed = Some(agreed);
+            return Ok(Poll::Ready(()));
+        };
+        (self.n_skipped, self.skipped_in_a_row) = (self.n_skipped + 1, self.skipped_in_a_row + 1);
+        let goes_on = self.job.training.non_finite == NonFinite::Skip;
+        if !goes_on || self.skipped_in_a_row == MOST_SKIPPED {
+            return Err(self.not_finite(rank, &what, step));
         }
+        self.skipped = Some(format!("{what} is not finite on {rank}"));
         self.agreed = Some(agreed);
         Ok(Poll::Ready(()))
     }
@@ -232,7 +236,12 @@ where
             false => "; the weights are those of the last sound step",
             true => "", // other stages may have updated theirs
         };
-        let message = format!("{culprit} is not finite{weights}. Lower --lr, or clip with --clip");
+        let again = match self.skipped_in_a_row {
+            0 | 1 => String::new(),
+            n => format!(" for the {n}th step in a row"),
+        };
+        let message =
+            format!("{culprit} is not finite{again}{weights}. Lower --lr, or clip with --clip");
         let step = Some(self.step + step as u64);
         Fault { step, ..Fault::new(Class::NonFinite, rank, message) }
     }

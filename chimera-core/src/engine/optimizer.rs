@@ -38,9 +38,12 @@ impl FromStr for Optimizer {
 pub enum NonFinite {
     /// It ends the run.
     Stop,
-    /// Its gradient is thrown away, and training goes on with the next step.
+    /// Its gradient is thrown away, and training goes on with the next step, but for the twentieth in a row.
     Skip,
 }
+
+/// Steps in a row without a sound gradient after which weights will give no other.
+pub(super) const MOST_SKIPPED: u64 = 20;
 
 impl NonFinite {
     /// Every choice with its name on the command line.

@@ -126,6 +126,7 @@ where
             agreed: None,
             skipped: None,
             n_skipped: 0,
+            skipped_in_a_row: 0,
             job,
             comm: Handed::new(kernels.clone(), comm),
             kernels,

@@ -73,6 +73,7 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) skipped: Option<String>,
     /// Steps that made none.
     pub(super) n_skipped: u64,
+    pub(super) skipped_in_a_row: u64,
 }
 
 /// Bytes of what is kept for backwards to come: residuals, kept inputs, deferred weight work.
