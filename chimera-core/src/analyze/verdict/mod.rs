@@ -111,11 +111,6 @@ impl Scene<'_> {
         loop {
             let end = |kind, what: String| Verdict { kind, rank, words: format!("{words}{what}") };
             let moves = self.earlier.get(rank.index()) != self.positions.get(rank.index());
-            if seen.contains(&rank) {
-                let what = "; so they wait for each other, which a proven program cannot: a bug";
-                return end(Kind::Cycle, what.into());
-            }
-            seen.push(rank);
             let Some(position) = self.positions.get(rank.index()).copied().flatten() else {
                 let known = self.known(rank);
                 let what = format!(
@@ -132,6 +127,11 @@ impl Scene<'_> {
                 let what = format!("; {rank} sent it and {}: lost on the way", self.doing(rank));
                 return end(Kind::Lost, what);
             }
+            if seen.contains(&rank) {
+                let what = "; so they wait for each other, which a proven program cannot: a bug";
+                return end(Kind::Cycle, what.into());
+            }
+            seen.push(rank);
             // Outside of the program all wait for all.
             let silent =
                 self.silent().filter(|_| need == Need::Other && self.instr(rank).is_none());

@@ -79,6 +79,14 @@ fn a_lost_message_further_off_is_found() {
     assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(2)));
 }
 
+/// Where patience is short: nobody waits for each other while a message is under way.
+#[test]
+fn what_the_one_that_asks_has_sent_is_lost_too() {
+    let verdict = waits_in_line([Some("Recv(activation(pipe 0, stage 0, micro-batch 2)"), None]);
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(0)));
+    assert!(verdict.to_string().contains(" from rank 0; rank 0 sent it and "), "{verdict}");
+}
+
 #[test]
 fn ranks_that_wait_for_each_other_are_a_bug() {
     let program = program("chimera", Shape::new(2, 2));
