@@ -42,11 +42,13 @@ impl Log {
         Ok(log)
     }
 
+    /// Whether anybody reads it.
+    pub(super) fn is_kept(&self) -> bool {
+        self.out.is_some()
+    }
+
     /// The steps of a run of the program, and what this rank waited for in it.
     pub(super) fn steps(&mut self, reports: &[StepReport], events: &[Event], waits: &[Wait]) {
-        if self.out.is_none() {
-            return;
-        }
         for StepReport { step, loss, step_s, .. } in reports {
             self.line(format_args!("step {step}: loss {loss:.6}, {step_s:.4} s"));
         }

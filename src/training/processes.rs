@@ -193,7 +193,7 @@ where
     K: Kernels,
     C: Comm<K::Tensor>,
 {
-    let own = serde_json::to_vec(&(worker.events(), worker.waits()));
+    let own = serde_json::to_vec(&worker.timeline()?);
     let own = own.map_err(|e| unreadable(me, &e))?;
     let all = worker.exchange("trace", &own)?;
     for (rank, bytes) in (0..).map(Rank).zip(all).filter(|_| me == Rank(0)) {

@@ -20,7 +20,7 @@ use super::{Run, processes};
 use crate::checkpoint::{Shares, State};
 
 /// The last runs of the program whose timelines are kept.
-const N_TIMELINES: usize = 10;
+const N_TIMELINES: u64 = 10;
 
 /// One rank at its steps.
 pub(super) struct Steps<'s, 'r, S: Stage, K, C, O> {
@@ -66,11 +66,10 @@ where
                 self.worker.check_replicas()?;
             }
             self.trace(program, began..step)?;
-            if rank.index() < program.placement().n_workers() && is_whole {
-                if trained.events.len() == N_TIMELINES {
-                    trained.events.remove(0);
-                }
-                trained.events.push(self.worker.events().to_vec());
+            let is_near_end = n_steps - step < N_TIMELINES * (step - began);
+            if rank.index() < program.placement().n_workers() && is_whole && is_near_end {
+                let (events, _) = self.worker.timeline()?;
+                trained.events.push(events.to_vec());
             }
             let is_done = step == n_steps;
             let is_last = is_done || stop;
@@ -125,7 +124,10 @@ where
             let loss = self.worker.evaluate(report.step, held_out, n_samples)?;
             report.validation_loss = Some(loss);
         }
-        self.log.steps(&reports, self.worker.events(), self.worker.waits());
+        if self.log.is_kept() {
+            let (events, waits) = self.worker.timeline()?;
+            self.log.steps(&reports, events, waits);
+        }
         if self.rank == Rank(0)
             && let Ok(mut observe) = self.watch.observe.lock()
         {
@@ -147,11 +149,12 @@ where
 
     /// Tells the trace what was done in `steps`, if there is one.
     fn trace(&mut self, program: &'r Program, steps: Range<u64>) -> Result<(), Fault> {
-        let Some(recorder) = &self.watch.recorder else { return Ok(()) };
-        if self.watch.by_processes && recorder.wants(&steps) {
+        let recorder = self.watch.recorder.as_ref().filter(|recorder| recorder.wants(&steps));
+        let Some(recorder) = recorder else { return Ok(()) };
+        if self.watch.by_processes {
             return processes::record(self.worker, self.rank, recorder, program, steps);
         }
-        let (events, waits) = (self.worker.events(), self.worker.waits());
+        let (events, waits) = self.worker.timeline()?;
         recorder.add(&Did { rank: self.rank, program, steps, events, waits })
     }
 

@@ -47,26 +47,21 @@ impl<'p> Recorder<'p> {
         steps.start < self.steps.end && steps.end > self.steps.start
     }
 
-    /// Takes what one rank did; every rank tells of every run.
+    /// Takes what one rank did in steps that are shown; every rank tells of all those.
     pub(super) fn add(&self, did: &Did<'p, '_>) -> Result<(), Fault> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if did.steps.start >= self.steps.end {
-            return Ok(());
-        }
         let n_workers = did.program.placement().n_workers();
-        if did.steps.end > self.steps.start {
-            let (group, _) = did.program.placement().group_and_worker(did.rank);
-            let step = did.steps.start;
-            let is_same = |run: &&mut Ran| (run.group, run.step) == (group, step);
-            let known = state.runs.iter_mut().rev().find(is_same);
-            if let Some(run) = known {
-                run.timeline.events.extend(did.events);
-                run.waits.extend(did.waits);
-            } else {
-                let timeline = Timeline { n_workers, events: did.events.to_vec() };
-                let waits = did.waits.to_vec();
-                state.runs.push(Ran { program: did.program, group, step, timeline, waits });
-            }
+        let (group, _) = did.program.placement().group_and_worker(did.rank);
+        let step = did.steps.start;
+        let is_same = |run: &&mut Ran| (run.group, run.step) == (group, step);
+        let known = state.runs.iter_mut().rev().find(is_same);
+        if let Some(run) = known {
+            run.timeline.events.extend(did.events);
+            run.waits.extend(did.waits);
+        } else {
+            let timeline = Timeline { n_workers, events: did.events.to_vec() };
+            let waits = did.waits.to_vec();
+            state.runs.push(Ran { program: did.program, group, step, timeline, waits });
         }
         state.n_past += usize::from(did.steps.end >= self.steps.end);
         if state.n_past == n_workers * self.width { self.write(&mut state) } else { Ok(()) }

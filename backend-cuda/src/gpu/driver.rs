@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 
-use chimera_core::kernels::Result;
+use chimera_core::kernels::{Clock, Result};
 
 use super::Element;
 
@@ -76,8 +76,12 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Marks `memory` as ready from here on for drivers of other ranks.
     fn publish(&self, memory: &Self::Memory) -> Result<()>;
 
-    /// Memory of this device with what `memory` holds, if it lies on another one.
+    /// Memory of this device with what `memory` holds, if it lies on another one. Work from here on begins when what
+    /// was [published](Driver::publish) is there.
     fn adopt(&self, memory: &Self::Memory) -> Result<Option<Self::Memory>>;
+
+    /// The clock of this driver's work, where there is one.
+    fn clock(&self) -> Result<Option<Box<dyn Clock>>>;
 
     /// A queue of the same device, for a library that moves memory by itself.
     fn lane(&self) -> Result<Self::Lane>;

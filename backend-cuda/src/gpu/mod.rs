@@ -22,7 +22,7 @@ mod sums;
 mod tensor;
 
 use chimera_core::kernels::{
-    Activation, AdamW, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd, Updated,
+    Activation, AdamW, Clock, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd, Updated,
 };
 
 pub use driver::{Arg, At, Driver, Lane, Launch, Operand, Piece, Place, Product, kernels, source};
@@ -78,6 +78,10 @@ impl<D: Driver> Kernels for Gpu<D> {
 
     fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Vec<f32>>> {
         self.downloaded_all(tensors)
+    }
+
+    fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
+        self.driver.clock()
     }
 
     fn zeros(&self, shape: &[usize]) -> Result<Self::Tensor> {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use chimera_backend_cuda::gpu::{
     Arg, At, Driver, Element, Gpu, Lane, Launch, Operand, Place, Product, kernels, source,
 };
-use chimera_core::kernels::{DeviceError, Result};
+use chimera_core::kernels::{Clock, DeviceError, Result};
 use libloading::Library;
 
 type Emulate = unsafe extern "C" fn(
@@ -258,6 +258,10 @@ impl Driver for Emulated {
 
     fn adopt(&self, _: &Memory) -> Result<Option<Memory>> {
         Ok(None)
+    }
+
+    fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
+        Ok(None) // work is done when it is asked for
     }
 
     fn lane(&self) -> Result<Beside> {

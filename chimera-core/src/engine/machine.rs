@@ -38,7 +38,7 @@ where
         eaten: Values<Value<S>>,
         _: &[Token],
     ) -> Result<Values<Value<S>>, Fault> {
-        let start = self.now_s();
+        let start = self.now();
         let mut eaten = eaten.into_iter();
         let mut made = Values::new();
         for op in cell.ops() {
@@ -83,7 +83,7 @@ where
         let tag = |token| Tag { step: self.step, what: What::Token(token) };
         let (now, ahead) = (tag(token), self.job.program.channel_bound() as usize);
         let next = self.expected[channel.index()].get(ahead).copied().map(tag);
-        let start = self.now_s();
+        let start = self.now();
         let taken = self.comm.take(from, now, self.deadline());
         self.waited(worker, Awaited::Message(token), start);
         let taken = self.on_wait(token, Need::Token(token), taken)?;
@@ -109,7 +109,7 @@ where
         let parts = self.on_device(format!("reduction of {bucket}"), parts)?;
         let members = self.job.program.replicas(self.job.width, bucket);
         let keeps_sums = self.job.training.shard_optimizer;
-        let start = self.now_s();
+        let start = self.now();
         let number = self.sum_number(bucket);
         let World { kernels, comm, owners, .. } = &mut *self;
         let owners = of_bucket(owners, bucket);
@@ -126,7 +126,7 @@ where
         };
         let (_, sum, start) = self.under_way.remove(at);
         let deadline = self.deadline();
-        let waits_from = self.now_s();
+        let waits_from = self.now();
         let sums = sum.finish(&self.kernels, &mut self.comm, deadline);
         self.waited(worker, Awaited::Sum(bucket), waits_from);
         let sums = self.on_sum(bucket, sums)?;
@@ -142,7 +142,7 @@ where
 
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Fault> {
         let record = self.own_record()?;
-        let (start, deadline) = (self.now_s(), self.deadline());
+        let (start, deadline) = (self.now(), self.deadline());
         let records = self.comm.exchange(&record.to_bytes(), deadline);
         self.waited(worker, Awaited::Agreement, start);
         let records = self.on_wait("agreement", Need::Record, records)?;
@@ -174,7 +174,7 @@ where
         if self.skipped.is_some() {
             return Ok(());
         }
-        let start = self.now_s();
+        let start = self.now();
         let (job, number) = (self.job, self.update_number(bucket));
         let (window, Bucket { stages, update, .. }) =
             (job.program.window(), &job.program.buckets()[bucket.index()]);

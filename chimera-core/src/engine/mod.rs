@@ -24,6 +24,7 @@ mod replicas;
 mod shards;
 mod snapshot;
 mod sums;
+mod timing;
 mod worker;
 mod world;
 

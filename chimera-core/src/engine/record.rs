@@ -1,7 +1,6 @@
 //! What one rank has to say in the agreement.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use super::agreement::{Record, Totals};
 use super::world::World;
@@ -18,18 +17,17 @@ where
     C: Comm<K::Tensor>,
 {
     /// This rank's part of the agreement.
-    pub(super) fn own_record(&self) -> Result<Record, Fault> {
+    pub(super) fn own_record(&mut self) -> Result<Record, Fault> {
+        let start = self.now();
         let window = self.job.program.window();
         let totals = |squared_norm: &f64| Totals { loss: 0.0, squared_norm: *squared_norm };
         let mut record = Record {
             steps: self.squared_norms.iter().map(totals).collect(),
-            busy_s: self.since_agreed.busy_s,
             copy_s: self.since_agreed.copy_s,
             bytes: self.bytes() as f64,
             stop: self.job.stop.load(Ordering::Relaxed),
             ..Record::default()
         };
-        let began = Instant::now();
         let n_buckets = if self.is_asynchronous() { 0 } else { self.layout.len() as u32 };
         // The owner has the sum, whether it shares it or not.
         let owns = |bucket: BucketId, tensor: usize| {
@@ -43,8 +41,11 @@ where
         // The only wait of a step for the device.
         let losses = self.losses.iter().map(|(_, loss)| loss);
         let numbers = self.numbers(losses.chain([&norms]))?;
-        // A device that works on its own has the step's compute done only now.
-        record.busy_s += began.elapsed().as_secs_f64();
+        // A device that works on its own has done the step's compute, and can tell when.
+        self.timing.computed(start);
+        let settled = self.timing.settle();
+        self.on_device("clock", settled)?;
+        record.busy_s = self.timing.take_busy_s();
         record.span_s = self.since_agreed.start.elapsed().as_secs_f64();
         let (losses, squares) = numbers.split_at(self.losses.len());
         for ((op, _), &loss) in self.losses.iter().zip(losses) {

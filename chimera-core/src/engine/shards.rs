@@ -116,7 +116,7 @@ where
             let step = self.sum_number(bucket);
             for (tensor, owner) in (0..).zip(self.owned(bucket)).filter(|(_, o)| *o != rank) {
                 let tag = Tag { step, what: What::Updated { bucket, tensor } };
-                let (start, deadline) = (self.now_s(), self.deadline());
+                let (start, deadline) = (self.now(), self.deadline());
                 let taken = self.comm.take(owner, tag, deadline);
                 self.waited(worker, Awaited::Weights(bucket), start);
                 let taken = self.on_wait(tag.what, Need::Other, taken)?;

@@ -9,6 +9,7 @@ use super::agreement::{Load, Totals};
 use super::handed::Handed;
 use super::recent::Recent;
 use super::shards::{layout, owners};
+use super::timing::Timing;
 use super::world::{Held, ResidualBytes, Since, World, held_mut};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
@@ -111,6 +112,7 @@ where
                 }
             }
         }
+        let clock = kernels.clock().map_err(|e| e.into_fault(rank))?;
         let world = World {
             expected: Vec::new(),
             step: 0,
@@ -119,9 +121,7 @@ where
             losses: Vec::new(),
             squared_norms: Vec::new(),
             residuals: ResidualBytes::default(),
-            events: Vec::new(),
-            waits: Vec::new(),
-            recent: Recent::default(),
+            timing: Timing::new(job.epoch, clock),
             since_agreed: Since::now(),
             agreed: None,
             skipped: None,
@@ -212,19 +212,17 @@ where
         self.world.on_wait(what, Need::Other, all)
     }
 
-    /// Start and end of everything the last run did on this rank, in seconds since the job's epoch.
-    pub fn events(&self) -> &[Event] {
-        &self.world.events
+    /// Start and end of everything the last run did on this rank, and when it waited, in order, in seconds since the
+    /// job's epoch. Waits for a device that works on its own, and gives its times.
+    pub fn timeline(&mut self) -> Result<(&[Event], &[Wait]), Fault> {
+        let settled = self.world.timing.settle();
+        self.world.on_device("clock", settled)?;
+        Ok((&self.world.timing.events, &self.world.timing.waits))
     }
 
-    /// When the last run waited on this rank, in order, in seconds since the job's epoch.
-    pub fn waits(&self) -> &[Wait] {
-        &self.world.waits
-    }
-
-    /// The last things this rank did, over all runs.
+    /// The last things this rank did, over all runs, by the host's clock.
     pub fn recent(&self) -> &Recent {
-        &self.world.recent
+        &self.world.timing.recent
     }
 
     /// The parameters, weights and last summed gradients of a stage this rank holds; the gradients are empty
@@ -239,8 +237,7 @@ where
         let world = &mut self.world;
         world.step = first;
         world.losses.clear();
-        world.events.clear();
-        world.waits.clear();
+        world.timing.clear();
         let rank = world.comm.rank();
         world.squared_norms = vec![0.0; world.job.program.window().n_steps() as usize];
         for held in world.held.iter_mut().flatten() {

@@ -7,11 +7,11 @@ use std::time::Instant;
 use super::agreement::Agreed;
 use super::handed::Handed;
 use super::optimizer::Step;
-use super::recent::{Did, Doing, Recent};
 use super::shards::of_bucket;
 use super::sums::Reduction;
+use super::timing::{Moment, Timing};
 use super::{Job, Patience};
-use crate::analyze::timeline::{Awaited, Event, Wait, Work};
+use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, Tag, What};
 use crate::effects::Token;
 use crate::fault::Fault;
@@ -59,14 +59,12 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) step: u64,
     /// Updates of every weight before the program.
     pub(super) n_updates: u64,
-    pub(super) under_way: Vec<(BucketId, Reduction<S::Tensor>, f64)>,
+    pub(super) under_way: Vec<(BucketId, Reduction<S::Tensor>, Moment)>,
     pub(super) losses: Vec<(Op, S::Tensor)>,
     /// By step: squared norms of the gradients of updates that wait for no agreement.
     pub(super) squared_norms: Vec<f64>,
     pub(super) residuals: ResidualBytes,
-    pub(super) events: Vec<Event>,
-    pub(super) waits: Vec<Wait>,
-    pub(super) recent: Recent,
+    pub(super) timing: Timing,
     pub(super) since_agreed: Since,
     pub(super) agreed: Option<Agreed>,
     /// Why the step under way makes no update, if it does not.
@@ -94,8 +92,6 @@ impl ResidualBytes {
 /// Time since the last agreement.
 pub(super) struct Since {
     pub(super) start: Instant,
-    /// Seconds of compute.
-    pub(super) busy_s: f64,
     /// Seconds of copying the state to the host.
     pub(super) copy_s: f64,
 }
@@ -103,7 +99,7 @@ pub(super) struct Since {
 impl Since {
     /// None has passed yet.
     pub(super) fn now() -> Since {
-        Since { start: Instant::now(), busy_s: 0.0, copy_s: 0.0 }
+        Since { start: Instant::now(), copy_s: 0.0 }
     }
 
     /// Takes what has lasted since `began` for no part of a step.
@@ -177,24 +173,17 @@ where
         Ok(())
     }
 
-    pub(super) fn now_s(&self) -> f64 {
-        self.job.epoch.elapsed().as_secs_f64()
+    pub(super) fn now(&mut self) -> Moment {
+        self.timing.now()
     }
 
-    pub(super) fn record(&mut self, worker: WorkerId, work: Work, start: f64) {
-        let end = self.now_s();
-        if !matches!(work, Work::Reduce(_)) {
-            self.since_agreed.busy_s += end - start;
-        }
-        self.events.push(Event { worker, work, start, end, after: None });
-        self.recent.add(Did { step: self.step, what: Doing::Work(work), start, end });
+    pub(super) fn record(&mut self, worker: WorkerId, work: Work, start: Moment) {
+        self.timing.worked(self.step, worker, work, start);
     }
 
     /// Notes that the worker waited from `start` until now.
-    pub(super) fn waited(&mut self, worker: WorkerId, awaited: Awaited, start: f64) {
-        let end = self.now_s();
-        self.waits.push(Wait { worker, awaited, start, end });
-        self.recent.add(Did { step: self.step, what: Doing::Wait(awaited), start, end });
+    pub(super) fn waited(&mut self, worker: WorkerId, awaited: Awaited, start: Moment) {
+        self.timing.waited(self.step, worker, awaited, start);
     }
 
     /// The proof places every op where its stage is, so a stage that is not here is a bug.

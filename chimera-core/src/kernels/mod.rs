@@ -81,6 +81,16 @@ pub trait Fetch: Send {
     fn finish(self: Box<Self>, into: &mut Vec<f32>) -> Result<()>;
 }
 
+/// The clock of a device that works on its own.
+pub trait Clock: Send {
+    /// Marks this point of the work that was asked for so far. A device that fails to says so in
+    /// [`ages`](Clock::ages).
+    fn mark(&mut self);
+
+    /// How many seconds ago the device came to each mark, in order. Waits for the last, and forgets them.
+    fn ages(&mut self) -> Result<Vec<f64>>;
+}
+
 /// The layers of a device, see the [module](self).
 pub trait Kernels: Clone + Send + Sync + 'static {
     /// A tensor in the device's memory. Clones share that memory.
@@ -114,6 +124,11 @@ pub trait Kernels: Clone + Send + Sync + 'static {
     /// [`download`](Kernels::download) of several tensors, for devices that can be waited for once.
     fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Vec<f32>>> {
         tensors.iter().map(|tensor| self.download(tensor)).collect()
+    }
+
+    /// A clock, of devices whose functions return before their work is done.
+    fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
+        Ok(None)
     }
 
     /// A tensor of zeros, with memory of its own.

@@ -4,6 +4,7 @@
 //! All libraries are opened when they are first asked for. A program built with this starts everywhere, and
 //! [`Cuda::new`] says what a machine lacks.
 
+mod clock;
 mod compile;
 mod lane;
 mod memory;
@@ -16,7 +17,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use chimera_core::kernels::{DeviceError, Result};
+use chimera_core::kernels::{Clock, DeviceError, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, sys};
 
@@ -25,6 +26,7 @@ pub use lane::SideStream;
 pub use memory::Memory;
 
 use super::{Arg, Driver, Element, Launch, Piece, Product, kernels, source};
+use clock::StreamClock;
 use memory::{Held, Stream};
 use product::Blas;
 use staging::Staging;
@@ -370,6 +372,7 @@ impl Driver for Cuda {
 
     fn adopt(&self, memory: &Memory) -> Result<Option<Memory>> {
         if memory.ordinal() == self.0.stream.1 {
+            memory.read(&self.0.stream)?;
             return Ok(None);
         }
         let copy = self.allocate(memory.bytes())?;
@@ -390,6 +393,10 @@ impl Driver for Cuda {
         };
         self.named("copy between GPUs", copied)?;
         Ok(Some(copy))
+    }
+
+    fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
+        Ok(Some(Box::new(StreamClock::new(self.clone()))))
     }
 
     fn lane(&self) -> Result<SideStream> {

@@ -1,0 +1,49 @@
+//! The time of a stream's work, told by events.
+
+use std::sync::atomic::Ordering;
+
+use chimera_core::kernels::{Clock, Result};
+use cudarc::driver::CudaEvent;
+use cudarc::driver::result::DriverError;
+use cudarc::driver::sys::CUevent_flags;
+
+use super::Cuda;
+
+/// A clock of one stream.
+pub(super) struct StreamClock {
+    cuda: Cuda,
+    marks: Vec<std::result::Result<CudaEvent, DriverError>>,
+}
+
+impl StreamClock {
+    pub(super) fn new(cuda: Cuda) -> Self {
+        Self { cuda, marks: Vec::new() }
+    }
+
+    fn event(&self) -> std::result::Result<CudaEvent, DriverError> {
+        self.cuda.0.stream.0.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))
+    }
+
+    fn told(&mut self) -> std::result::Result<Vec<f64>, DriverError> {
+        let marks = self.marks.drain(..).collect::<std::result::Result<Vec<_>, _>>()?;
+        if let Some(last) = marks.last()
+            && !last.try_is_complete()?
+        {
+            self.cuda.0.n_waits.fetch_add(1, Ordering::Relaxed);
+        }
+        // Of a stream that has nothing left to do, this is there at once.
+        let now = self.event()?;
+        marks.iter().map(|mark| Ok(f64::from(mark.elapsed_ms(&now)?) * 1e-3)).collect()
+    }
+}
+
+impl Clock for StreamClock {
+    fn mark(&mut self) {
+        self.marks.push(self.event());
+    }
+
+    fn ages(&mut self) -> Result<Vec<f64>> {
+        let told = self.told();
+        self.cuda.named("clock", told)
+    }
+}

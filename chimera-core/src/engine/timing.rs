@@ -1,0 +1,224 @@
+//! When things began and ended on a rank: by the host's clock, or by that of a device that works on its own, on
+//! which an op is done long after the call that asks for it.
+
+use std::time::Instant;
+
+use super::recent::{Did, Doing, Recent};
+use crate::analyze::timeline::{Awaited, Event, Wait, Work};
+use crate::ids::WorkerId;
+use crate::kernels::{Clock, Result};
+
+/// Times of one rank, in seconds since the job's epoch.
+pub(super) struct Timing {
+    epoch: Instant,
+    clock: Option<Box<dyn Clock>>,
+    pub(super) events: Vec<Event>,
+    pub(super) waits: Vec<Wait>,
+    /// By the host's clock.
+    pub(super) recent: Recent,
+    /// Seconds of compute since they were last taken.
+    busy_s: f64,
+    /// What has only the host's times so far.
+    unsettled: Vec<Unsettled>,
+    /// Marks so far.
+    n_marks: usize,
+    /// What the clock told of marks, from number `first_told` on.
+    told: Vec<f64>,
+    first_told: usize,
+}
+
+/// A point in time; of a device with a clock, the one at which it comes to this point of its work.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment {
+    host_s: f64,
+    mark: usize,
+}
+
+struct Unsettled {
+    start: Moment,
+    end: Moment,
+    of: Of,
+    is_compute: bool,
+}
+
+/// What was begun and ended.
+enum Of {
+    /// An event, by its place.
+    Event(usize),
+    /// A wait, by its place.
+    Wait(usize),
+    /// Nothing that is kept.
+    Other,
+}
+
+impl Timing {
+    pub(super) fn new(epoch: Instant, clock: Option<Box<dyn Clock>>) -> Timing {
+        Timing {
+            epoch,
+            clock,
+            events: Vec::new(),
+            waits: Vec::new(),
+            recent: Recent::default(),
+            busy_s: 0.0,
+            unsettled: Vec::new(),
+            n_marks: 0,
+            told: Vec::new(),
+            first_told: 0,
+        }
+    }
+
+    /// Forgets events and waits. Compute that has no times yet still counts.
+    pub(super) fn clear(&mut self) {
+        self.events.clear();
+        self.waits.clear();
+        self.unsettled.iter_mut().for_each(|unsettled| unsettled.of = Of::Other);
+        self.first_told += self.told.len();
+        self.told.clear();
+    }
+
+    pub(super) fn now(&mut self) -> Moment {
+        if let Some(clock) = &mut self.clock {
+            clock.mark();
+            self.n_marks += 1;
+        }
+        Moment { host_s: self.epoch.elapsed().as_secs_f64(), mark: self.n_marks.saturating_sub(1) }
+    }
+
+    /// Notes work that is done now.
+    pub(super) fn worked(&mut self, step: u64, worker: WorkerId, work: Work, start: Moment) {
+        let end = self.now();
+        let is_compute = !matches!(work, Work::Reduce(_));
+        let (from, to) = (start.host_s, end.host_s);
+        self.recent.add(Did { step, what: Doing::Work(work), start: from, end: to });
+        self.add(start, end, Of::Event(self.events.len()), is_compute);
+        self.events.push(Event { worker, work, start: from, end: to, after: None });
+    }
+
+    /// Notes a wait that ends now.
+    pub(super) fn waited(&mut self, step: u64, worker: WorkerId, awaited: Awaited, start: Moment) {
+        let end = self.now();
+        let (from, to) = (start.host_s, end.host_s);
+        self.recent.add(Did { step, what: Doing::Wait(awaited), start: from, end: to });
+        self.add(start, end, Of::Wait(self.waits.len()), false);
+        self.waits.push(Wait { worker, awaited, start: from, end: to });
+    }
+
+    /// Notes compute that is no event.
+    pub(super) fn computed(&mut self, start: Moment) {
+        let end = self.now();
+        self.add(start, end, Of::Other, true);
+    }
+
+    fn add(&mut self, start: Moment, end: Moment, of: Of, is_compute: bool) {
+        if self.clock.is_some() {
+            self.unsettled.push(Unsettled { start, end, of, is_compute });
+        } else if is_compute {
+            self.busy_s += end.host_s - start.host_s;
+        }
+    }
+
+    /// Waits until the device has done all so far, and takes its times.
+    pub(super) fn settle(&mut self) -> Result<()> {
+        let Some(clock) = self.clock.as_mut().filter(|_| !self.unsettled.is_empty()) else {
+            return Ok(());
+        };
+        let ages = clock.ages()?;
+        let now = self.epoch.elapsed().as_secs_f64();
+        self.told.extend(ages.into_iter().map(|age| now - age));
+        for Unsettled { start, end, of, is_compute } in std::mem::take(&mut self.unsettled) {
+            let (start, end) = (self.time(start), self.time(end));
+            if is_compute {
+                self.busy_s += end - start;
+            }
+            match of {
+                Of::Event(at) => (self.events[at].start, self.events[at].end) = (start, end),
+                Of::Wait(at) => (self.waits[at].start, self.waits[at].end) = (start, end),
+                Of::Other => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn time(&self, moment: Moment) -> f64 {
+        let told = moment.mark.checked_sub(self.first_told).and_then(|at| self.told.get(at));
+        told.copied().unwrap_or(moment.host_s)
+    }
+
+    /// Seconds of compute, as far as settled, since this was last asked.
+    pub(super) fn take_busy_s(&mut self) -> f64 {
+        std::mem::take(&mut self.busy_s)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::BucketId;
+
+    const ME: WorkerId = WorkerId(0);
+    const STEP: Work = Work::Step(BucketId(0));
+
+    /// A device that comes from one mark to the next in a second.
+    #[derive(Default)]
+    struct Seconds {
+        n_open: usize,
+    }
+
+    impl Clock for Seconds {
+        fn mark(&mut self) {
+            self.n_open += 1;
+        }
+
+        fn ages(&mut self) -> Result<Vec<f64>> {
+            let n = std::mem::take(&mut self.n_open);
+            Ok((0..n).rev().map(|age| age as f64).collect())
+        }
+    }
+
+    fn near(got: f64, expected: f64) -> bool {
+        (got - expected).abs() < 0.5
+    }
+
+    #[test]
+    fn a_device_that_works_on_its_own_tells_the_times() {
+        let mut timing = Timing::new(Instant::now(), Some(Box::new(Seconds::default())));
+        let [early, start] = [(); 2].map(|()| timing.now());
+        timing.worked(0, ME, STEP, start);
+        let start = timing.now();
+        timing.waited(0, ME, Awaited::Agreement, start);
+        timing.worked(0, ME, Work::Reduce(BucketId(0)), early);
+        assert!(timing.events[0].end < 0.5 && timing.take_busy_s() == 0.0, "not yet");
+        timing.settle().unwrap();
+        let of = |event: &Event| [event.start, event.end];
+        let [[a, b], [c, d]] = [of(&timing.events[0]), of(&timing.events[1])];
+        assert!(near(a, -4.0) && near(b, -3.0) && near(c, -5.0) && near(d, 0.0), "{a} {b} {c} {d}");
+        assert!(near(timing.waits[0].start, -2.0) && near(timing.waits[0].end, -1.0));
+        assert!(near(timing.take_busy_s(), 1.0), "sums run beside compute");
+    }
+
+    #[test]
+    fn compute_of_the_last_run_counts_when_its_time_is_known() {
+        let mut timing = Timing::new(Instant::now(), Some(Box::new(Seconds::default())));
+        let start = timing.now();
+        timing.settle().unwrap();
+        timing.worked(0, ME, STEP, start);
+        timing.clear();
+        let start = timing.now();
+        timing.worked(1, ME, STEP, start);
+        timing.settle().unwrap();
+        assert_eq!(timing.events.len(), 1);
+        assert!(near(timing.events[0].start, -1.0) && near(timing.events[0].end, 0.0));
+        assert!(near(timing.take_busy_s(), 2.0), "both count");
+    }
+
+    #[test]
+    fn without_a_clock_the_host_s_times_are_those() {
+        let mut timing = Timing::new(Instant::now(), None);
+        let start = timing.now();
+        timing.worked(0, ME, STEP, start);
+        let Event { start, end, .. } = timing.events[0];
+        timing.settle().unwrap();
+        assert_eq!(timing.take_busy_s(), end - start);
+        assert_eq!((timing.events[0].start, timing.take_busy_s()), (start, 0.0));
+    }
+}
