@@ -8,7 +8,7 @@ use wgpu::{
 };
 
 use crate::Wgpu;
-use crate::gpu::{Gpu, Limits};
+use crate::gpu::{Gpu, Limits, TIMESTAMPS};
 use crate::tuning::{Product, Target, Tuning};
 
 /// Bytes of immediates that the kernels take at most.
@@ -63,6 +63,9 @@ pub struct Options {
     pub product: Option<Product>,
 }
 
+/// What a device is used for where it has it.
+const OPTIONAL: Features = Features::SUBGROUP.union(TIMESTAMPS);
+
 /// Why an adapter cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot open {adapter}: {reason}")]
@@ -84,7 +87,7 @@ impl Adapter {
         let (info, limits) = (self.inner.get_info(), self.inner.limits());
         let descriptor = DeviceDescriptor {
             label: Some("chimera"),
-            required_features: Features::IMMEDIATES | (self.inner.features() & Features::SUBGROUP),
+            required_features: Features::IMMEDIATES | (self.inner.features() & OPTIONAL),
             required_limits: limits.clone(),
             ..DeviceDescriptor::default()
         };

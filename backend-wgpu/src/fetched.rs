@@ -26,6 +26,16 @@ pub(crate) struct Fetched {
 impl Fetched {
     /// Waits for them.
     pub(crate) fn read(mut self, into: &mut Vec<f32>) -> Result<()> {
+        let view = self.view()?;
+        let start = into.len();
+        into.resize(start + self.len, 0.0);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut into[start..]);
+        bytes.copy_from_slice(&view[..4 * self.len]);
+        Ok(())
+    }
+
+    /// Waits for their bytes.
+    pub(crate) fn view(&mut self) -> Result<wgpu::BufferView> {
         let is_there = self.is_there()?;
         let failed = |reason: String| self.gpu.failed(OP, reason);
         if !is_there {
@@ -34,12 +44,7 @@ impl Fetched {
             let mapped = self.mapped.recv().map_err(|e| failed(e.to_string()))?;
             mapped.map_err(|e| failed(e.to_string()))?;
         }
-        let view = self.staging.get_mapped_range(..).map_err(|e| failed(e.to_string()))?;
-        let start = into.len();
-        into.resize(start + self.len, 0.0);
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut into[start..]);
-        bytes.copy_from_slice(&view[..4 * self.len]);
-        Ok(())
+        self.staging.get_mapped_range(..).map_err(|e| failed(e.to_string()))
     }
 
     fn is_there(&mut self) -> Result<bool> {

@@ -12,6 +12,7 @@
 //! a call it refuses) becomes a [`DeviceError`](chimera_core::kernels::DeviceError) of the next call that can tell.
 
 mod adapter;
+mod clock;
 mod fastest;
 mod fetched;
 mod gpu;
@@ -25,7 +26,7 @@ mod tuning;
 use std::sync::Arc;
 
 use chimera_core::kernels::{
-    Activation, AdamW, Dropout, Fetch, Kernels, Layout, Mask, Result, Sgd, Updated,
+    Activation, AdamW, Clock, Dropout, Fetch, Kernels, Layout, Mask, Result, Sgd, Updated,
 };
 
 pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
@@ -33,6 +34,7 @@ pub use fastest::Speeds;
 pub use tensor::Tensor;
 pub use tuning::{Product, Target};
 
+use clock::QueueClock;
 use fetched::Fetched;
 use gpu::Gpu;
 
@@ -85,6 +87,11 @@ impl Kernels for Wgpu {
 
     fn fetch(&self, tensor: &Tensor) -> Result<Option<Box<dyn Fetch>>> {
         Ok(Some(Box::new(self.gpu.fetch(tensor)?)))
+    }
+
+    fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
+        let clock = || -> Box<dyn Clock> { Box::new(QueueClock::new(Arc::clone(&self.gpu))) };
+        Ok(self.gpu.has_clock().then(clock))
     }
 
     fn zeros(&self, shape: &[usize]) -> Result<Tensor> {

@@ -1,5 +1,7 @@
 //! Tensors beyond what an adapter binds at once, and beyond what it holds at all.
 
+use std::time::Instant;
+
 use chimera_backend_wgpu::{Options, Product, Wgpu, adapters};
 use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout, Updated};
 
@@ -140,4 +142,29 @@ fn nothing_is_no_error() {
     assert_eq!(k.download(&k.squared_norms(&[&nothing]).unwrap()).unwrap(), [0.0]);
     let none = k.embedding(&[], 4, &k.zeros(&[3, 2]).unwrap(), &k.zeros(&[4, 2]).unwrap()).unwrap();
     assert_eq!(k.shape(&none), [0, 2]);
+}
+
+/// Where the device writes timestamps, as software adapters do.
+#[test]
+fn a_device_tells_how_long_its_work_took() {
+    let k = open();
+    let x = k.upload(&[512, 512], &values(512 * 512)).unwrap();
+    k.download(&k.linear(&x, &x, Layout::InOut, None, None).unwrap()).unwrap(); // compiled
+    let mut clock = k.clock().unwrap().expect("timestamps");
+    assert!(clock.ages().unwrap().is_empty());
+    let began = Instant::now();
+    for _ in 0..300 {
+        clock.mark();
+    }
+    clock.mark();
+    let y = k.linear(&x, &x, Layout::InOut, None, None).unwrap();
+    clock.mark();
+    let ages = clock.ages().unwrap();
+    let passed = began.elapsed().as_secs_f64();
+    assert_eq!(ages.len(), 302);
+    assert!(ages.is_sorted_by(|a, b| a >= b) && ages[0] <= passed && ages[301] >= 0.0, "{ages:?}");
+    let (idle, busy) = (ages[299] - ages[300], ages[300] - ages[301]);
+    assert!(busy > 10.0 * idle, "a product takes {busy} s, nothing {idle} s");
+    assert!(clock.ages().unwrap().is_empty());
+    drop(y);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use chimera_core::kernels::{DeviceError, Result};
-use wgpu::{BufferDescriptor, BufferUsages, ErrorFilter, MapMode, PollType};
+use wgpu::{BufferDescriptor, BufferUsages, ErrorFilter, MapMode, PollType, SubmissionIndex};
 
 use super::{ELEMENT, Gpu};
 use crate::fetched::Fetched;
@@ -68,11 +68,21 @@ impl Gpu {
             }
             self.submit(&mut stream)
         };
+        Ok(self.fetched(staging, len, submission))
+    }
+
+    /// What `submission` copies to `staging`.
+    pub(super) fn fetched(
+        self: &Arc<Gpu>,
+        staging: wgpu::Buffer,
+        len: usize,
+        submission: Option<SubmissionIndex>,
+    ) -> Fetched {
         let (sender, mapped) = channel();
         staging.map_async(MapMode::Read, .., move |result| {
             let _ = sender.send(result); // nobody waits if polling failed
         });
-        Ok(Fetched { gpu: Arc::clone(self), staging, len, submission, mapped, is_mapped: false })
+        Fetched { gpu: Arc::clone(self), staging, len, submission, mapped, is_mapped: false }
     }
 
     fn memory(&self, op: &'static str, bytes: u64) -> Result<Memory> {
@@ -85,7 +95,12 @@ impl Gpu {
         Ok(self.pool.own(self.allocate(op, size, USAGES)?))
     }
 
-    fn allocate(&self, op: &'static str, size: u64, usage: BufferUsages) -> Result<wgpu::Buffer> {
+    pub(super) fn allocate(
+        &self,
+        op: &'static str,
+        size: u64,
+        usage: BufferUsages,
+    ) -> Result<wgpu::Buffer> {
         let out_of_memory = |what: String| DeviceError::OutOfMemory {
             device: self.name.clone(),
             what,

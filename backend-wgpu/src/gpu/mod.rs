@@ -2,11 +2,14 @@
 
 mod bound;
 mod memory;
+mod time;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use chimera_core::kernels::{DeviceError, Result};
 use wgpu::PollType;
+
+pub(crate) use time::TIMESTAMPS;
 
 use crate::pool::{Memory, Pool};
 use crate::shader::{Constants, Kernel, Pipelines};

@@ -1,0 +1,63 @@
+//! Timestamps in the order of the device's work.
+
+use std::sync::Arc;
+
+use chimera_core::kernels::Result;
+use wgpu::{BufferUsages, Features, QuerySet, QuerySetDescriptor, QueryType};
+
+use super::Gpu;
+use crate::clock::MARKS;
+
+const OP: &str = "clock";
+/// Bytes of a timestamp.
+const TICKS: u64 = 8;
+/// What a device must have for them.
+pub(crate) const TIMESTAMPS: Features =
+    Features::TIMESTAMP_QUERY.union(Features::TIMESTAMP_QUERY_INSIDE_ENCODERS);
+
+impl Gpu {
+    pub(crate) fn has_clock(&self) -> bool {
+        self.device.features().contains(TIMESTAMPS)
+    }
+
+    /// Room for [`MARKS`] timestamps.
+    pub(crate) fn marks(&self) -> QuerySet {
+        self.device.create_query_set(&QuerySetDescriptor {
+            label: None,
+            ty: QueryType::Timestamp,
+            count: MARKS,
+        })
+    }
+
+    /// Lets the device write its time behind all that is recorded.
+    pub(crate) fn mark(&self, set: &QuerySet, index: u32) {
+        self.stream().encoder(&self.device).write_timestamp(set, index);
+    }
+
+    /// The first `n` timestamps, in seconds from some point on; waits for them.
+    pub(crate) fn marked(self: &Arc<Gpu>, sets: &[QuerySet], n: usize) -> Result<Vec<f64>> {
+        let size = sets.len() as u64 * u64::from(MARKS) * TICKS;
+        let resolved = BufferUsages::QUERY_RESOLVE | BufferUsages::COPY_SRC;
+        let resolved = self.allocate(OP, size, resolved)?;
+        let staging = self.allocate(OP, size, BufferUsages::MAP_READ | BufferUsages::COPY_DST)?;
+        let submission = {
+            let mut stream = self.stream();
+            let encoder = stream.encoder(&self.device);
+            let (mut left, mut start) = (n as u32, 0);
+            for set in sets {
+                let here = left.min(MARKS);
+                if here > 0 {
+                    encoder.resolve_query_set(set, 0..here, &resolved, start);
+                }
+                (left, start) = (left - here, start + u64::from(MARKS) * TICKS);
+            }
+            encoder.copy_buffer_to_buffer(&resolved, 0, &staging, 0, size);
+            self.submit(&mut stream)
+        };
+        let view = self.fetched(staging, n, submission).view()?;
+        let ticks: &[u64] = bytemuck::cast_slice(&view);
+        let period_s = f64::from(self.queue.get_timestamp_period()) * 1e-9;
+        let first = ticks.first().copied().unwrap_or(0);
+        Ok(ticks[..n].iter().map(|tick| tick.wrapping_sub(first) as f64 * period_s).collect())
+    }
+}
