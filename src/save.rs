@@ -1,31 +1,33 @@
 //! Trained weights on disk, as Hugging Face keeps them.
 
 use std::collections::HashMap;
-use std::fs::{File, create_dir_all, remove_file};
+use std::fs::create_dir_all;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 
-use crate::files::disk::{Disk, part_of};
-use crate::files::io_fault;
+use crate::files::disk::Disk;
 use crate::files::tensors::{self, Named};
+use crate::files::{io_fault, prepare_dir};
 use crate::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, twin};
 
 /// What turns text into the tokens of the model.
 pub const TOKENIZER: &str = "tokenizer.json";
 
 /// Makes `dir` and makes sure that files can be written there, so that a run does not learn at its end
-/// that its weights have no place.
-pub fn prepare(dir: &Path) -> Result<()> {
-    let place = || format!("cannot save into {}", dir.display());
-    let part = part_of(&dir.join(WEIGHTS));
-    create_dir_all(dir).with_context(place)?;
-    File::create(&part).with_context(place)?;
-    remove_file(&part).with_context(place)
+/// that its weights have no place. A model that is there already gives way only to a run that `goes_on`.
+pub fn prepare(dir: &Path, goes_on: bool) -> Result<()> {
+    let is_taken = [WEIGHTS, CONFIG].iter().any(|name| dir.join(name).is_file());
+    ensure!(
+        goes_on || !is_taken,
+        "{} holds a model already: choose another folder, or remove it",
+        dir.display()
+    );
+    prepare_dir(dir).with_context(|| format!("cannot save into {}", dir.display()))
 }
 
 /// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a model in f32: other

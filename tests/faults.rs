@@ -223,6 +223,9 @@ fn weights_that_cannot_be_saved_leave_no_part_behind() {
     let message = error["message"].as_str().unwrap_or_default();
     assert!(error["class"] == "io" && message.contains("model.safetensors"), "{message}");
     assert_eq!((place.n_saved(), place.losses().len()), (1, 2));
+    let kept = place.at("run/weights/model.safetensors");
+    let told = format!("the weights are in {}", kept.display());
+    assert!(kept.is_file() && ran.stderr.contains(&told), "{}", ran.stderr);
 }
 
 #[test]

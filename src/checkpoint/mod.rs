@@ -183,10 +183,17 @@ fn verify(path: &Path, shard: &Shard, is_read: bool) -> Result<TensorFile, Unusa
     TensorFile::open(path).map_err(unusable)
 }
 
+/// Whether a folder has the name of a checkpoint.
+fn is_step(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-"))
+}
+
 fn no_manifest(path: &Path) -> String {
     match Store::of(path).entries().ok().and_then(|entries| entries.last().map(Entry::path)) {
         Some(newest) => format!("it is no checkpoint: did you mean {}?", newest.display()),
-        None if path.is_dir() => format!("it has no {MANIFEST}: its save was interrupted"),
-        None => "there is no such folder".into(),
+        None if !path.exists() => "there is no such folder".into(),
+        None if !path.is_dir() => "it is a file: name a folder".into(),
+        None if is_step(path) => format!("it has no {MANIFEST}: its save was interrupted"),
+        None => format!("it has no {MANIFEST}: it is neither a checkpoint nor a run with one"),
     }
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use chimera::checkpoint::{Checkpoint as Opened, Manifest, Store};
 use clap::{Args, Subcommand};
 
-use super::print;
+use super::{print, require_folder};
 
 /// Lists, verifies and exports the checkpoints of a run
 #[derive(Args)]
@@ -65,7 +65,7 @@ impl Checkpoint {
 
 fn list(run: PathBuf) -> Result<()> {
     let place = || format!("cannot read {}", run.display());
-    ensure!(run.is_dir(), "{}: there is no such folder", run.display());
+    require_folder(&run)?;
     let entries = Store::of(&run).entries().with_context(place)?;
     ensure!(!entries.is_empty(), "{} holds no checkpoints", run.display());
     let mut table = format!("{:>8}  {:>9}  {:>5}  path\n", "step", "MiB", "files");

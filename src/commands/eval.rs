@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use chimera::core::kernels::Kernels;
 use chimera::core::model::Architecture;
 use chimera::data::{self, Pairs, tokenizer_of};
@@ -16,7 +16,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use super::{model, print};
+use super::{bytes_for_tokens, model, print, warn};
 
 /// Measures loss and perplexity of a trained model on whole files
 #[derive(Args)]
@@ -50,13 +50,18 @@ impl Eval {
     pub(crate) fn run(self) -> Result<()> {
         let loaded = model::load(&self.model)?;
         let is_text = matches!(tokenizer_of(&self.data), Ok(Some(Tokenizer::Bytes)));
-        if let Some(Tokenizer::Gpt2 | Tokenizer::File(_)) =
-            loaded.own_tokenizer()?.filter(|_| is_text)
+        let is_of_tokens =
+            |known: &Tokenizer| matches!(known, Tokenizer::Gpt2 | Tokenizer::File(_));
+        let own = loaded.own_tokenizer()?;
+        ensure!(
+            !is_text || !own.as_ref().is_some_and(is_of_tokens),
+            "the model was trained on tokens, not on bytes: make tokens of the text first, with `chimera prepare \
+             --tokenizer …`"
+        );
+        let vocab = loaded.model.config.vocab;
+        if is_text && own.is_none() && Tokenizer::of_vocab(vocab).as_ref().is_some_and(is_of_tokens)
         {
-            bail!(
-                "the model was trained on tokens, not on bytes: make tokens of the text first, with `chimera prepare \
-                 --tokenizer …`"
-            );
+            warn(&bytes_for_tokens(vocab));
         }
         let device = Opened::open(self.device, 0, Precision::F32)?;
         device.run(Evaluation { eval: &self, read: loaded.model })

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use chimera::core::exchange::{to_csv, to_json};
 use chimera::core::ids::PipeId;
 use chimera::core::lower::Program;
@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use super::costs::CostArgs;
 use super::plan::Plan;
 use super::schedule::title;
-use super::{ShapeArgs, print};
+use super::{ShapeArgs, print, write_whole};
 
 /// Writes a schedule in a form that other programs read
 #[derive(Args)]
@@ -128,6 +128,6 @@ fn deliver(out: Option<&Path>, text: &str) -> Result<()> {
     let Some(out) = out else {
         return print(text);
     };
-    std::fs::write(out, text).with_context(|| format!("cannot write {}", out.display()))?;
+    write_whole(out, text)?;
     print(format!("wrote {}", out.display()))
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use chimera::save::{prepare, save, save_tokenizer};
 use clap::{Args, ValueEnum};
 
@@ -33,12 +33,7 @@ impl Export {
     pub(crate) fn run(self) -> Result<()> {
         let Format::Hf = self.format;
         let loaded = model::load(&self.model)?;
-        ensure!(
-            !self.out.join("config.json").exists(),
-            "{} holds a model already: choose another --out",
-            self.out.display()
-        );
-        prepare(&self.out)?;
+        prepare(&self.out, false)?;
         let model = &loaded.model;
         let path = save(&self.out, &model.config, &model.dropout, &model.weights)?;
         if let Some(tokenizer) = loaded.tokenizer_file()? {

@@ -8,10 +8,10 @@ use chimera::core::render::svg;
 use chimera::core::schedule::find;
 use clap::{Args, Parser};
 
-use super::ShapeArgs;
 use super::compare::{Comparison, HEADS, figures, title};
 use super::costs::CostArgs;
 use super::entry::{Entry, Run};
+use super::{ShapeArgs, write_whole};
 
 /// The shape of all drawings but those of schedules that it does not fit.
 const SHAPE: &str = "--depth 4 --micro-batches 8";
@@ -45,11 +45,7 @@ struct Setting {
 
 impl Gallery {
     pub(super) fn run(self) -> Result<()> {
-        let write = |name: &str, content: String| {
-            let path = self.out.join(name);
-            std::fs::write(&path, content)
-                .with_context(|| format!("cannot write {}", path.display()))
-        };
+        let write = |name: &str, content: String| write_whole(&self.out.join(name), &content);
         std::fs::create_dir_all(&self.out)
             .with_context(|| format!("cannot make {}", self.out.display()))?;
         let setting = Setting::try_parse_from(SHAPE.split(' '))?;

@@ -39,12 +39,14 @@ mod train;
 
 use std::fmt::Display;
 use std::io::Write;
+use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use chimera::auto::Where;
 use chimera::core::lower::{Hoist, Passes, Recompute};
 use chimera::core::render::significant;
 use chimera::core::schedule::{Scaling, Shape};
+use chimera::files;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 /// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
@@ -198,6 +200,26 @@ impl ShapeArgs {
             ..Shape::new(self.depth, self.micro_batches.unwrap_or(as_many))
         }
     }
+}
+
+/// Writes a file that is there whole or not at all.
+fn write_whole(path: &Path, content: &str) -> Result<()> {
+    let written = files::write(path, content.as_bytes());
+    written.with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What is told where a text's bytes are given to a model that knows as many ids as a tokenizer has.
+fn bytes_for_tokens(vocab: usize) -> String {
+    format!(
+        "the data is bytes, but a model of {vocab} ids was likely trained on GPT-2's tokens: `chimera prepare \
+         --tokenizer gpt2` makes them"
+    )
+}
+
+fn require_folder(path: &Path) -> Result<()> {
+    ensure!(path.exists(), "{}: there is no such folder", path.display());
+    ensure!(path.is_dir(), "{} is a file: name a folder", path.display());
+    Ok(())
 }
 
 /// A time or another number of a report, in whatever unit.

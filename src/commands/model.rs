@@ -11,7 +11,7 @@ use chimera::save::TOKENIZER;
 use chimera::tokenizer::Tokenizer;
 use serde::Deserialize;
 
-use super::warn;
+use super::{require_folder, warn};
 
 /// A trained model, and where its text came from.
 pub(super) struct Loaded {
@@ -29,7 +29,7 @@ enum Text {
 
 /// Reads a model. Of a run it is the newest checkpoint that is whole.
 pub(super) fn load(dir: &Path) -> Result<Loaded> {
-    ensure!(dir.is_dir(), "{}: there is no such folder", dir.display());
+    require_folder(dir)?;
     if dir.join(MANIFEST).exists() {
         return of_checkpoint(&Checkpoint::open(dir)?);
     }
@@ -39,6 +39,11 @@ pub(super) fn load(dir: &Path) -> Result<Loaded> {
         let newest = newest.with_context(|| format!("{} holds no checkpoint", dir.display()))?;
         return of_checkpoint(&newest);
     }
+    ensure!(
+        dir.join("config.json").exists() || !dir.join("config.toml").exists(),
+        "{} is a run that kept no weights: train with --save DIR, or with --save-every N for checkpoints",
+        dir.display()
+    );
     Ok(Loaded { model: hf::read(dir)?, text: Text::Folder(dir.to_path_buf()) })
 }
 
@@ -71,7 +76,7 @@ impl Loaded {
             Some(name) => Some(Tokenizer::named(name)?),
             None => self.own_tokenizer()?,
         };
-        let usual = || [Tokenizer::Bytes, Tokenizer::Gpt2].into_iter().find(|t| t.vocab() == vocab);
+        let usual = || Tokenizer::of_vocab(vocab);
         let Some(tokenizer) = tokenizer.or_else(usual) else { return Ok(None) };
         ensure!(
             tokenizer.vocab() <= vocab,

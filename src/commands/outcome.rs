@@ -97,7 +97,8 @@ impl Outcome<'_> {
             1 => "the last step".to_string(),
             n => format!("the last window of {n} steps"),
         };
-        say.line(&format!("{what} as it ran ({name}, {d} workers, {:.3} s):", timeline.makespan()));
+        let workers = if d == 1 { "one worker".into() } else { format!("{d} workers") };
+        say.line(&format!("{what} as it ran ({name}, {workers}, {:.3} s):", timeline.makespan()));
         for line in text::scaled(timeline, 96).lines() {
             say.line(&format!("  {line}"));
         }
@@ -106,7 +107,7 @@ impl Outcome<'_> {
                 "the last steps took {overhead:.3} times what the schedule makes of their measured ops"
             ));
         }
-        let title = format!("{name}, {d} workers, {what} as it ran, in seconds");
+        let title = format!("{name}, {workers}, {what} as it ran, in seconds");
         folder.write("pipeline.svg", &svg::timeline(timeline, &title))
     }
 }

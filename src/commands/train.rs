@@ -18,6 +18,7 @@ use chimera::hf::DropoutRates;
 use chimera::launch::Transport;
 use chimera::save::{save, save_tokenizer};
 use chimera::settings::{Config, Layers};
+use chimera::tokenizer::Tokenizer;
 use chimera::training::{
     Folder, Metrics, Place, Prometheus, Run, Slow, Trained, flops_per_token, measured_peak,
 };
@@ -25,7 +26,7 @@ use clap::{Args, Parser};
 
 use super::outcome::Outcome;
 use super::progress::{Progress, Say};
-use super::{ranks, tell, warn};
+use super::{bytes_for_tokens, ranks, tell, warn};
 
 /// Trains a GPT-2 or a BERT; without any option a small GPT-2, on the project's own text, through a Chimera pipeline
 #[derive(Args)]
@@ -113,6 +114,11 @@ impl Train {
         if let Some(hint) = shared_cores(run) {
             say.line(&hint);
         }
+        let (vocab, of_data) = (run.model().vocab, run.corpus().tokenizer());
+        let usual = Tokenizer::of_vocab(vocab).filter(|_| run.config().init.is_some());
+        if let (Some(Tokenizer::Bytes), Some(Tokenizer::Gpt2)) = (of_data, usual) {
+            warn(&bytes_for_tokens(vocab));
+        }
         if let Some(prometheus) = prometheus {
             say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
         }
@@ -152,11 +158,17 @@ impl Train {
         let is_done = trained.last.step + 1 == run.config().steps;
         if let Some(dir) = &run.config().save {
             let dropout = DropoutRates::all(run.config().dropout);
-            let path = save(dir, run.model(), &dropout, &trained.weights)?;
+            let save = |dir: &Path| save(dir, run.model(), &dropout, &trained.weights);
+            let path = save(dir).map_err(|e| match save(&folder.path().join("weights")) {
+                Ok(path) => e.context(format!("the weights are in {}", path.display())),
+                Err(_) => e,
+            })?;
             if let Some(file) = tokenizer_file_of(&run.config().data)? {
                 save_tokenizer(dir, &file)?;
             }
             say.line(&format!("weights: {}", path.display()));
+        } else if trained.checkpoint.is_none() {
+            say.line("the weights are not kept: --save DIR keeps them, and --save-every N saves checkpoints");
         }
         if let Some(checkpoint) = &trained.checkpoint {
             say.line(&format!("checkpoint: {}", checkpoint.display()));

@@ -55,7 +55,7 @@ pub enum DataError {
     #[error(
         "data file {}: token {position} has id {id}, but the vocabulary has {vocab} ids: \
          choose vocab {} or more",
-        path.display(), u64::from(*id) + 1
+        path.display(), u64::from(*highest) + 1
     )]
     Vocabulary {
         /// The file.
@@ -66,12 +66,14 @@ pub enum DataError {
         id: u32,
         /// Number of ids.
         vocab: usize,
+        /// The highest id of all data.
+        highest: u32,
     },
     /// An id that a BERT has no room for below its marks.
     #[error(
         "data file {}: token {position} has id {id}, but of {vocab} ids a BERT keeps the last {} for [PAD], \
          [CLS], [SEP] and [MASK]: choose vocab {} or more",
-        path.display(), MARKS, *id as usize + 1 + MARKS
+        path.display(), MARKS, *highest as usize + 1 + MARKS
     )]
     MarksVocabulary {
         /// The file.
@@ -82,6 +84,8 @@ pub enum DataError {
         id: u32,
         /// Number of ids.
         vocab: usize,
+        /// The highest id of all data.
+        highest: u32,
     },
     /// A text that a tokenizer is to cut.
     #[error(

@@ -103,8 +103,8 @@ impl Masking {
                 );
                 DataError::Prepared { path: beside(&path), reason }
             }
-            DataError::Vocabulary { path, position, id, .. } => {
-                DataError::MarksVocabulary { path, position, id, vocab }
+            DataError::Vocabulary { path, position, id, highest, .. } => {
+                DataError::MarksVocabulary { path, position, id, vocab, highest }
             }
             other => other,
         })

@@ -110,6 +110,7 @@ impl Tokens {
     pub(super) fn check(&mut self, vocab: usize) -> Result<(), DataError> {
         if vocab < self.width.n_ids() {
             let mut ids = Vec::with_capacity(CHUNK);
+            let mut first_beyond = None;
             for part in &self.parts {
                 for start in (0..part.len).step_by(CHUNK) {
                     ids.clear();
@@ -119,10 +120,14 @@ impl Tokens {
                     })?;
                     let beyond = ids.iter().position(|id| *id as usize >= vocab);
                     if let Some(at) = beyond {
-                        let (path, position, id) = (part.path().into(), start + at, ids[at]);
-                        return Err(DataError::Vocabulary { path, position, id, vocab });
+                        let first = || (part.path().to_path_buf(), start + at, ids[at], 0);
+                        let (.., highest) = first_beyond.get_or_insert_with(first);
+                        *highest = ids.iter().copied().fold(*highest, u32::max);
                     }
                 }
+            }
+            if let Some((path, position, id, highest)) = first_beyond {
+                return Err(DataError::Vocabulary { path, position, id, vocab, highest });
             }
         }
         self.vocab = vocab;

@@ -3,7 +3,7 @@
 pub(crate) mod disk;
 pub(crate) mod tensors;
 
-use std::fs::File;
+use std::fs::{File, create_dir_all, remove_file};
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
@@ -26,6 +26,19 @@ pub fn at_most(from: impl Read, most: u64) -> Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     from.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     Ok((bytes.len() as u64 <= most).then_some(bytes))
+}
+
+/// Writes a file, which is there whole or not at all.
+pub fn write(path: &Path, content: &[u8]) -> Result<()> {
+    disk::Disk::default().write(path, |out| out.write_all(content)).map(drop)
+}
+
+/// Makes a folder, and makes sure that files can be written there.
+pub(crate) fn prepare_dir(dir: &Path) -> Result<()> {
+    let probe = dir.join("probe.part");
+    create_dir_all(dir)?;
+    File::create(&probe)?;
+    remove_file(&probe)
 }
 
 /// The fault of a file that failed while a run was under way.

@@ -97,6 +97,11 @@ impl Tokenizer {
         }
     }
 
+    /// The usual tokenizer of so many ids.
+    pub fn of_vocab(vocab: usize) -> Option<Tokenizer> {
+        [Tokenizer::Bytes, Tokenizer::Gpt2].into_iter().find(|usual| usual.vocab() == vocab)
+    }
+
     /// Number of ids: all that [`encode`](Tokenizer::encode) gives are below.
     pub fn vocab(&self) -> usize {
         match self {

@@ -18,6 +18,7 @@ use super::tensorboard::EventFile;
 use super::{Metrics, io_fault};
 use crate::checkpoint::{AUTO, Checkpoint, Disk, Entry, Open, Store};
 use crate::files::disk::part_of;
+use crate::files::prepare_dir;
 use crate::settings::Config;
 
 /// Where one run writes.
@@ -122,7 +123,11 @@ impl Place {
         let traced_before = goes_on && trace_before.map(Path::new) == config.trace.as_deref();
         let open = || -> Result<_> {
             if let Some(dir) = &config.save {
-                crate::save::prepare(dir)?;
+                crate::save::prepare(dir, config.resume.is_some())?;
+            }
+            if let Some(dir) = &config.log {
+                let place = || format!("cannot write a log into {}", dir.display());
+                prepare_dir(dir).with_context(place)?;
             }
             let events = config.tensorboard.as_deref().map(|dir| {
                 EventFile::create(dir, first)

@@ -11,6 +11,7 @@ use chimera_core::fault::Fault;
 use chimera_core::ids::{Rank, StageId};
 use humantime::format_rfc3339_millis;
 
+use super::trained::RankTrained;
 use super::{Run, io_fault};
 
 /// The log of a rank, if one is wanted.
@@ -64,9 +65,12 @@ impl Log {
     }
 
     /// How the rank ended.
-    pub(super) fn end<T>(&mut self, ended: Result<&T, &Fault>) {
+    pub(super) fn end(&mut self, ended: Result<&RankTrained, &Fault>) {
         match ended {
-            Ok(_) => self.line("all is trained, or a stop was asked for"),
+            Ok(trained) => self.line(match trained.last.as_ref().is_some_and(|last| last.stop) {
+                true => "stopped on request",
+                false => "all is trained",
+            }),
             Err(fault) => self.line(fault),
         }
     }

@@ -139,10 +139,34 @@ fn an_export_is_what_transformers_saves() {
     assert!(ran.stdout.ends_with("model.safetensors: 2048 parameters\n"), "{}", ran.stdout);
     let bytes = |folder: &std::path::Path| read(folder.join("model.safetensors")).expect("a file");
     assert!(bytes(&out) == bytes(&fixture("tied")));
-    assert!(refusal(&export).contains("holds a model already: choose another --out"));
+    assert!(refusal(&export).contains("holds a model already: choose another folder"));
     let file = out.join("config.json");
     let export = format!("export {} --out {}", fixture("tied").display(), file.display());
     assert!(refusal(&export).contains("config.json: File exists"));
+    // Nor is a model that was trained replaced.
+    let text = folder.path().join("text.txt");
+    write(&text, "a text ".repeat(100)).expect("written");
+    let train = format!("train --data {} --save {}", text.display(), out.display());
+    assert!(refusal(&train).contains("holds a model already: choose another folder"));
+    assert!(bytes(&out) == bytes(&fixture("tied")));
+}
+
+#[test]
+fn a_run_that_kept_no_weights_is_told_as_such() {
+    let folder = folder();
+    let (text, run) = (folder.path().join("text.txt"), folder.path().join("run"));
+    write(&text, "a text ".repeat(100)).expect("written");
+    let ran =
+        chimera(&format!("train --data {} --out {} --steps 1", text.display(), run.display()));
+    assert!(
+        ran.code == Some(0) && ran.stdout.contains("the weights are not kept: "),
+        "{}",
+        ran.stdout
+    );
+    let refused = refusal(&format!("generate --model {} --prompt a", run.display()));
+    assert!(refused.contains("is a run that kept no weights: train with --save DIR"), "{refused}");
+    let refused = refusal(&format!("generate --model {} --prompt a", text.display()));
+    assert!(refused.contains("text.txt is a file: name a folder"), "{refused}");
 }
 
 #[test]

@@ -141,7 +141,7 @@ pub enum Reason {
     Synchronisation(String),
     /// A worker holds more residuals than allowed.
     #[error(
-        "it holds the residuals of {peak} micro-batches at once, more than the limit of {limit}"
+        "it holds the residuals of {peak} micro-batch(es) at once, more than the limit of {limit}"
     )]
     Memory {
         /// Most micro-batches at once.

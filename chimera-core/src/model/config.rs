@@ -49,8 +49,8 @@ pub enum ModelError {
     },
     /// There are not enough layers for the stages.
     #[error(
-        "{stages} stages are more than {layers} layers, and each stage holds at least one: \
-         choose at most {layers} stages or at least {stages} layers"
+        "{stages} stages are more than the model's {layers} layer(s), and each holds at least one: choose at least \
+         {stages} layers, or fewer stages: a smaller depth, fewer chunks or waves"
     )]
     Stages {
         /// Stages asked for.

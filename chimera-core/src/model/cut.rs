@@ -134,8 +134,8 @@ mod tests {
     fn refusals_say_what_to_do() {
         assert_eq!(
             cut(&config(4, 1), 8).unwrap_err().to_string(),
-            "8 stages are more than 4 layers, and each stage holds at least one: \
-             choose at most 4 stages or at least 8 layers"
+            "8 stages are more than the model's 4 layer(s), and each holds at least one: \
+             choose at least 8 layers, or fewer stages: a smaller depth, fewer chunks or waves"
         );
         assert_eq!(
             cut(&config(4, 1), 0).unwrap_err().to_string(),
