@@ -18,7 +18,11 @@ use super::{Labels, Row, n_pipes, number, rows};
 use crate::analyze::{Event, Timeline, Work};
 use crate::op::Cell;
 
+/// The least width, and times of it the greatest.
 const WIDTH: f64 = 960.0;
+const WIDEST: f64 = 4.0;
+/// Width of a block whose label is two characters.
+const LABEL: f64 = 18.0;
 const MARGIN: f64 = 20.0;
 /// Where time 0 is.
 const LEFT: f64 = 56.0;
@@ -42,7 +46,8 @@ pub fn timeline(timeline: &Timeline, title: &str) -> String {
 /// to be seen are drawn together with their neighbours.
 pub fn stack(panels: &[(&str, &Timeline)]) -> String {
     let longest = panels.iter().map(|(_, timeline)| timeline.makespan()).fold(0.0, f64::max);
-    let mut sheet = Sheet::new(WIDTH, (LEFT, WIDTH - MARGIN), longest);
+    let width = width(panels, longest);
+    let mut sheet = Sheet::new(width, (LEFT, width - MARGIN), longest);
     for (title, timeline) in panels {
         sheet.panel(title, timeline);
     }
@@ -50,6 +55,20 @@ pub fn stack(panels: &[(&str, &Timeline)]) -> String {
     let titles: Vec<&str> = panels.iter().map(|(title, _)| *title).collect();
     let about = panels.iter().map(|(title, t)| format!("{title}: {}.", summary(t)));
     sheet.finish(&titles.join("; "), &about.collect::<Vec<_>>().join(" "))
+}
+
+/// So much that three of four cells have room for a label, if that is not too much.
+fn width(panels: &[(&str, &Timeline)], longest: f64) -> f64 {
+    let events = panels.iter().flat_map(|(_, timeline)| &timeline.events);
+    let cells = events.filter(|event| matches!(event.work, Work::Cell(_)));
+    let mut durations: Vec<f64> = cells.map(|cell| cell.end - cell.start).collect();
+    let quarter = durations.len() / 4;
+    if durations.is_empty() {
+        return WIDTH;
+    }
+    let (_, short, _) = durations.select_nth_unstable_by(quarter, f64::total_cmp);
+    let wanted = LEFT + MARGIN + longest * LABEL / *short;
+    if wanted > WIDTH { wanted.min(WIDEST * WIDTH).round() } else { WIDTH }
 }
 
 /// What has been drawn so far, and down to where.
