@@ -45,8 +45,7 @@ fn makespan(timetable: &Timetable, how: &Lowering, costs: Costs) -> f64 {
 }
 
 fn peak(timetable: &Timetable) -> f64 {
-    let (program, _) = run(timetable, &Lowering::default(), PLAIN);
-    program.peaks().iter().copied().fold(0.0, f64::max)
+    run(timetable, &Lowering::default(), PLAIN).0.peak()
 }
 
 fn split(timetable: &Timetable, how: &Lowering, costs: Costs) -> Timetable {

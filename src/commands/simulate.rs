@@ -120,7 +120,7 @@ impl Synchronised {
 
 /// One line about a simulated step or window.
 pub(super) fn summary(program: &Program, timeline: &Timeline) -> String {
-    let peak = program.peaks().iter().copied().fold(0.0, f64::max);
+    let peak = program.peak();
     let makespan = figure(timeline.makespan());
     let steps = match program.window().n_steps() {
         1 => String::new(),

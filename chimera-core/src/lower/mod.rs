@@ -21,6 +21,7 @@ pub use sync::Sync;
 use crate::analyze::{Costs, Refusal, Timeline, UniformCosts, check, simulate, structure};
 use crate::effects::Rules;
 use crate::ids::StageId;
+use crate::order::Merit;
 use crate::timetable::Timetable;
 use crate::update::Update;
 
@@ -120,7 +121,7 @@ impl Passes {
         let (mut timetable, mut limit) = (timetable, how.max_peak);
         if self.recompute != Recompute::None {
             if self.split_backward && limit.is_none() {
-                limit = Some(rehearse(&timetable, &how, costs)?.peak);
+                limit = Some(rehearse(&timetable, &how, costs)?.merit.peak);
             }
             timetable = recompute(&timetable, |_, _| self.recompute, self.hoist, &how, costs)?;
         }
@@ -135,9 +136,7 @@ impl Passes {
 /// What a pass learns of a timetable by running it.
 struct Rehearsal {
     timeline: Timeline,
-    makespan: f64,
-    /// The most micro-batches' residuals that any worker holds.
-    peak: f64,
+    merit: Merit,
 }
 
 fn rehearse(
@@ -148,7 +147,6 @@ fn rehearse(
     let how = Lowering { sync: Sync::AtEnd, on_demand: how.on_demand, ..Lowering::default() };
     let program = lower(timetable, &how)?;
     let timeline = simulate(&program, costs);
-    let makespan = timeline.makespan();
-    let peak = program.peaks.iter().copied().fold(0.0, f64::max);
-    Ok(Rehearsal { timeline, makespan, peak })
+    let merit = Merit { makespan: timeline.makespan(), peak: program.peak() };
+    Ok(Rehearsal { timeline, merit })
 }

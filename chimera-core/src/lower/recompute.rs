@@ -112,7 +112,7 @@ mod tests {
         let how = Lowering { max_peak, on_demand, ..Lowering::default() };
         let all = recompute(&timetable, |_, _| Recompute::Full, hoist, &how, &costs).unwrap();
         let rehearsal = rehearse(&all, &how, &costs).unwrap();
-        (rehearsal.makespan, rehearsal.peak)
+        (rehearsal.merit.makespan, rehearsal.merit.peak)
     }
 
     /// After Mario: Chimera with D = N = 8, F = R = 1, B = 2; 36 without recomputation.
@@ -131,7 +131,7 @@ mod tests {
         for costs in [UniformCosts::new(1.0, 2.0, 0.0), UniformCosts::new(0.3, 0.6, 0.0)] {
             let how = Lowering::default();
             let all = recompute(&timetable, |_, _| Recompute::Full, Hoist::Auto, &how, &costs);
-            assert_eq!(rehearse(&all.unwrap(), &how, &costs).unwrap().peak, 1.0);
+            assert_eq!(rehearse(&all.unwrap(), &how, &costs).unwrap().merit.peak, 1.0);
         }
     }
 

@@ -15,7 +15,7 @@ use crate::analyze::{Costs, Timeline, Work, simulate};
 use crate::costs::is_shorter;
 use crate::lower::{Lowering, Sync, lower};
 use crate::op::{Cell, Op};
-use crate::order::{Graph, Keys, Limits, Order, bound, justified, list, releases};
+use crate::order::{Graph, Keys, Limits, Merit, Order, bound, justified, list, releases};
 use crate::timetable::Timetable;
 
 /// What bounds a search.
@@ -67,8 +67,9 @@ pub struct Found {
 }
 
 /// Searches for a shorter order of the ops of any one of `starts`, each with its costs, than those of
-/// `starts` themselves. Never returns anything worse than the best start under the memory limit;
-/// `None` if not even one order keeps to it. `observe` is told now and then, and of every gain.
+/// `starts` themselves, and of equally short ones for that which holds the residuals of fewer
+/// micro-batches. Never returns anything worse than the best start under the memory limit; `None` if not
+/// even one order keeps to it. `observe` is told now and then, and of every gain.
 pub fn search<C: Costs>(
     starts: &[(Timetable, C)],
     how: &Search,
@@ -77,7 +78,7 @@ pub fn search<C: Costs>(
     let began = Instant::now();
     let at_end = Lowering { sync: Sync::AtEnd, max_peak: how.max_peak, ..Lowering::default() };
     let mut problems: Vec<Problem> = Vec::new();
-    let mut best: Option<Timetable> = None;
+    let (mut best, mut least): (Option<Timetable>, _) = (None, Merit::NONE);
     let mut progress =
         Progress { makespan: f64::INFINITY, lower_bound: f64::INFINITY, n_orders: 0 };
     // A start may be in no useful order, but must have every op once and where its stage is.
@@ -95,9 +96,10 @@ pub fn search<C: Costs>(
         };
         let Ok(program) = lower(timetable, &at_end) else { continue };
         let timeline = simulate(&program, costs);
-        problem.start_from(timetable, &timeline);
-        if timeline.makespan() < progress.makespan {
-            progress.makespan = timeline.makespan();
+        let merit = Merit { makespan: timeline.makespan(), peak: program.peak() };
+        problem.start_from(timetable, &timeline, &merit);
+        if merit.is_better_than(&least) {
+            (progress.makespan, least) = (merit.makespan, merit);
             best = Some(timetable.clone());
         }
     }
@@ -115,13 +117,15 @@ pub fn search<C: Costs>(
             }
             is_done = false;
             progress.n_orders += problem.try_one(&mut rng, &is_late);
-            let found = problem.best.as_ref().map_or(f64::INFINITY, |order| order.makespan);
-            let gained = is_shorter(found, progress.makespan);
+            let found = problem.merit();
+            let gained = found.is_better_than(&least);
             if gained {
                 let timetable = problem.timetable().filter(|t| lower(t, &at_end).is_ok());
                 debug_assert!(timetable.is_some(), "an order of the list scheduler is refused");
                 match timetable {
-                    Some(_) => (progress.makespan, best) = (found, timetable),
+                    Some(_) => {
+                        (progress.makespan, least, best) = (found.makespan, found, timetable)
+                    }
                     None => problem.best = None,
                 }
             }
@@ -173,10 +177,14 @@ impl Problem {
         }
     }
 
-    /// Takes over the order of a start, if it is shorter.
-    fn start_from(&mut self, timetable: &Timetable, timeline: &Timeline) {
-        let makespan = timeline.makespan();
-        if self.best.as_ref().is_some_and(|best| best.makespan <= makespan) {
+    /// How good the best order is.
+    fn merit(&self) -> Merit {
+        self.best.as_ref().map_or(Merit::NONE, |best| best.merit(&self.graph))
+    }
+
+    /// Takes over the order of a start of this merit, if it is better.
+    fn start_from(&mut self, timetable: &Timetable, timeline: &Timeline, merit: &Merit) {
+        if !merit.is_better_than(&self.merit()) {
             return;
         }
         let ids: FxHashMap<Cell, u32> =
@@ -192,11 +200,11 @@ impl Problem {
                 starts[*id as usize] = event.start;
             }
         }
-        self.best = Some(Order { rows, starts, makespan });
+        self.best = Some(Order { rows, starts, makespan: merit.makespan });
     }
 
-    /// Draws keys, lists and justifies them, and keeps the order if it is no longer than the best.
-    /// Returns how many orders that took.
+    /// Draws keys, lists and justifies them, and keeps the order if it is no longer than the best, even if
+    /// it holds more: what is shorter may lie behind it. Returns how many orders that took.
     fn try_one(&mut self, rng: &mut ChaCha8Rng, is_late: &impl Fn() -> bool) -> u64 {
         let slack = SLACKS[rng.random_range(0..SLACKS.len())] * self.graph.unit;
         let (mut keys, limits) = match &self.best {
