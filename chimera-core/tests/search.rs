@@ -119,6 +119,24 @@ fn a_limit_that_nothing_keeps_to_finds_nothing() {
     assert_eq!(search(&all.collect::<Vec<_>>(), &within(0.5, 100), |_| ()), None);
 }
 
+/// One start is looked at, and no pass.
+#[test]
+fn a_search_without_time_ends_with_the_first_that_fits() {
+    let how = Search { max_peak: Some(4.0), time_limit: Duration::ZERO, ..Search::default() };
+    let costs = |_: &Timetable| Ok::<_, Infallible>(UniformCosts::new(1.0, 2.0, 0.0));
+    let allowed = Allowed { recompute: Recompute::Full, ..SPLIT };
+    let search = |allowed: Allowed| {
+        let found = shortest(&Placement::line(4), 32, allowed, &how, &costs, &mut |_| ());
+        found.expect("no cost fails").expect("an order that fits")
+    };
+    let found = search(allowed);
+    assert_eq!((found.timetable.schedule.as_str(), found.progress.n_orders), ("gpipe", 0));
+    assert_eq!(found.progress.lower_bound, 0.0);
+    // GPipe holds all, and is not what fits.
+    let found = search(WHOLE);
+    assert_eq!((found.timetable.schedule.as_str(), found.progress.n_orders), ("dapple", 0));
+}
+
 /// The slow stage is the bound: it should never wait.
 #[test]
 fn a_slow_stage_is_kept_busy() {
