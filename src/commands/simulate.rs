@@ -35,9 +35,9 @@ pub(crate) struct Simulate {
 
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
-        let plan = Plan::of(&self.name, self.shape, &self.costs)?.with_sync(self.network.sync);
+        let plan = Plan::on(&self.network, &self.name, self.shape, &self.costs)?;
         let program = plan.prove()?;
-        let costs = self.network.costs(&program, plan.costs().clone())?;
+        let costs = self.network.with_sums(plan.costs().clone(), &program)?;
         let timeline = simulate(&program, &costs);
         let sync = Synchronised::of(&timeline, &costs);
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
