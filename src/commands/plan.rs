@@ -45,7 +45,8 @@ impl Plan {
         costs: &CostArgs,
     ) -> Result<Plan> {
         let stages = costs.of_stages(&timetable)?;
-        let (timetable, how) = passes.passes()?.apply(timetable, costs.lowering(), &stages)?;
+        let how = costs.lowering();
+        let timetable = passes.passes()?.apply(timetable, &how, &stages)?;
         Ok(Plan { timetable, search: None, how, costs: stages })
     }
 }
@@ -85,7 +86,8 @@ impl<C: Costs> Plan<C> {
         };
         let costs_of_stages = stages(&timetable)?;
         let passes = args.passes.passes()?;
-        let (timetable, how) = passes.apply(timetable, costs.lowering(), &costs_of_stages)?;
+        let how = costs.lowering();
+        let timetable = passes.apply(timetable, &how, &costs_of_stages)?;
         Ok(Plan { timetable, search: None, how, costs: costs_of_stages })
     }
 

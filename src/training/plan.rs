@@ -249,10 +249,9 @@ fn prove(
         barrier: training.needs_barrier(),
         tied: if config.tied && n_stages > 1 { vec![ends] } else { Vec::new() },
         max_peak: config.memory_cap,
-        ..Lowering::default()
     };
     let costs = costs(config, model, &timetable)?;
-    let (timetable, how) = passes.apply(timetable, how, &costs)?;
+    let timetable = passes.apply(timetable, &how, &costs)?;
     Ok(lower(&timetable, &how)?)
 }
 

@@ -36,7 +36,7 @@ pub fn split_backward(
         .collect();
     let rehearsed = |rows| {
         let all = Timetable { rows, ..timetable.clone() };
-        rehearse(&all, how, costs).map(|rehearsal| (all, rehearsal))
+        rehearse(&all, costs).map(|rehearsal| (all, rehearsal))
     };
     // Right behind their input halves, weight halves change nothing but that messages leave sooner.
     let mut best = rehearsed(rows.iter().map(|row| behind(row)).collect())?;
