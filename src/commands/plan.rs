@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use chimera::auto::{AUTO, AutoError, Report, auto};
 use chimera::core::analyze::{Costs, NetworkCosts, Refusal, StageCosts, Timeline, simulate};
-use chimera::core::lower::{Hoist, Lowering, Program, lower};
+use chimera::core::lower::{Hoist, Lowering, Program, lower_at};
 use chimera::core::schedule::find;
 use chimera::core::search::Search;
 use chimera::core::timetable::Timetable;
@@ -93,7 +93,7 @@ impl<C: Costs> Plan<C> {
 
     /// Proves it.
     pub(super) fn prove(&self) -> Result<Program, Refusal> {
-        lower(&self.timetable, &self.how)
+        lower_at(&self.timetable, &self.how, &self.costs)
     }
 
     /// What its stages cost.

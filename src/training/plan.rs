@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use chimera_core::analyze::{StageCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training};
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Lowering, Passes, Program, Recompute, lower};
+use chimera_core::lower::{Lowering, Passes, Program, Recompute, lower_at};
 use chimera_core::model::{Cut, ModelConfig, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::search::Search;
@@ -252,7 +252,7 @@ fn prove(
     };
     let costs = costs(config, model, &timetable)?;
     let timetable = passes.apply(timetable, &how, &costs)?;
-    Ok(lower(&timetable, &how)?)
+    Ok(lower_at(&timetable, &how, &costs)?)
 }
 
 #[cfg(test)]

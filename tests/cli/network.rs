@@ -49,6 +49,18 @@ fn orders_are_made_for_the_network() {
     }
 }
 
+/// Where only messages make workers idle, they have the time to start sums early.
+#[test]
+fn sums_start_early_where_workers_wait_for_messages() {
+    let job = "chimera --pipes 8 --depth 8 --micro-batches 16 --message 0.3 --width 4 --ranks-per-node 1 \
+               --between 0,1e-9 --gradient-bytes 5e8";
+    let [opt, eager, at_end] = ["eager-opt", "eager", "at-end"].map(|sync| {
+        let simulated = simulate(&format!("{job} --sync {sync}"));
+        simulated["makespan"].as_f64().expect("a time")
+    });
+    assert!(opt <= eager && eager < at_end, "{opt} {eager} {at_end}");
+}
+
 #[test]
 fn a_link_may_be_a_report_of_comm_bench() {
     let folder = folder();

@@ -47,8 +47,25 @@ impl Default for Lowering {
     }
 }
 
-/// Adds messages, reductions and optimizer steps to a timetable, and proves the result.
+/// Adds messages, reductions and optimizer steps to a timetable, and proves the result. Workers idle where
+/// they would if every op took as long, and messages no time: see [`lower_at`].
+///
+/// # Errors
+/// If the timetable is not sound.
 pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> {
+    lower_at(timetable, how, &UniformCosts::EQUAL)
+}
+
+/// [`lower`] for ops and messages that take what `costs` says: the order of reductions and, with
+/// [`Sync::EagerOpt`], their starts depend on when workers are done and where they idle.
+///
+/// # Errors
+/// If the timetable is not sound.
+pub fn lower_at(
+    timetable: &Timetable,
+    how: &Lowering,
+    costs: &impl Costs,
+) -> Result<Program, Refusal> {
     let window = structure::check(timetable, &how.tied)?;
     let rules = Rules::of(timetable);
     let (rows, channels) = messages::insert(timetable, &rules);
@@ -68,7 +85,7 @@ pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> 
         has_barrier: how.barrier && window.update() == Update::Flush,
     };
     check::prove_compute(&program)?;
-    let compute = simulate(&program, &UniformCosts::EQUAL);
+    let compute = simulate(&program, costs);
     sync::insert(&mut program, &compute, how);
     drop(compute);
     let proof = check::prove(&program, how.max_peak)?;
