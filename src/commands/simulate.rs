@@ -85,8 +85,8 @@ impl Simulate {
             let step = makespan + agreement;
             write!(
                 text,
-                "\n{ranks} ranks: step {step:.6}; sums of a worker {sums:.6}, {exposed:.6} of it behind the last \
-                 op; agreement {agreement:.6}"
+                "\n{ranks} ranks: step {step:.6}; sums of a worker {sums:.6}, the last sum ends {exposed:.6} after \
+                 the last op; agreement {agreement:.6}"
             )?;
         }
         print(text)
@@ -97,7 +97,7 @@ impl Simulate {
 struct Synchronised {
     /// Of the worker with the most: its sums.
     sums: f64,
-    /// What they take longer than all compute.
+    /// How long after all compute the last sum of any worker ends.
     exposed: f64,
     agreement: f64,
 }
