@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::improve::{Found, Hunt, Progress, Search};
-use super::starts::{Allowed, starts};
+use super::starts::{Allowed, each};
 use crate::analyze::{Costs, Refusal};
 use crate::lower::{Hoist, Lowering, Recompute, recompute, split_backward};
 use crate::op::{Cell, Kind, Op, Span};
@@ -31,8 +31,8 @@ pub fn shortest<C: Costs, E>(
     let began = Instant::now();
     let left = || how.time_limit.saturating_sub(began.elapsed());
     let mut hunt = Hunt::new(how);
-    let (mut from, mut fitting) = (Vec::new(), Vec::new());
-    for timetable in starts(placement, n_micro_batches, allowed) {
+    let (mut from, mut fitting) = (Vec::<(Timetable, C)>::new(), Vec::new());
+    for timetable in each(placement, n_micro_batches, allowed) {
         if hunt.has_found() && left().is_zero() {
             hunt.leave_out();
             break;
@@ -40,6 +40,9 @@ pub fn shortest<C: Costs, E>(
         let cost = costs(&timetable)?;
         let kept = recomputed(&timetable, allowed, how, Hoist::By(0), &cost);
         let Ok(start) = kept else { continue };
+        if from.iter().any(|(other, _)| other.rows == start.rows) {
+            continue;
+        }
         if let Some(merit) = hunt.start(&start, &cost) {
             fitting.push((merit, timetable));
         }
