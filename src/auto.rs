@@ -166,14 +166,15 @@ pub fn auto<C: Costs>(
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Progress { makespan, lower_bound, n_orders } = self.progress;
-        let above = if lower_bound > 0.0 { makespan / lower_bound - 1.0 } else { 0.0 };
-        write!(
-            f,
-            "search: makespan {}, lower bound {}, {:.1} % above it, {n_orders} order(s) tried",
-            significant(makespan, 6),
-            significant(lower_bound, 6),
-            (above * 100.0).max(0.0),
-        )?;
+        write!(f, "search: makespan {}, ", significant(makespan, 6))?;
+        if lower_bound == 0.0 && makespan > 0.0 {
+            f.write_str("no time to find a lower bound, ")?;
+        } else {
+            let above = if lower_bound > 0.0 { makespan / lower_bound - 1.0 } else { 0.0 };
+            let (bound, above) = (significant(lower_bound, 6), (above * 100.0).max(0.0));
+            write!(f, "lower bound {bound}, {above:.1} % above it, ")?;
+        }
+        write!(f, "{n_orders} order(s) tried")?;
         self.like.as_ref().map_or(Ok(()), |schedule| write!(f, "; it is {schedule}"))
     }
 }

@@ -144,7 +144,7 @@ impl Run {
         let how = Lowering { barrier: training.needs_barrier(), ..Lowering::default() };
         let passes = Passes { recompute: self.recompute, ..Passes::default() };
         let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
-        let (timetable, how) = passes.apply(timetable, how, &costs)?;
+        let timetable = passes.apply(timetable, &how, &costs)?;
         Ok((training, lower(&timetable, &how)?))
     }
 }

@@ -56,3 +56,13 @@ id!(
     /// Index into [`Program::channels`](crate::lower::Program::channels).
     ChannelId, u32, "channel"
 );
+
+/// Ascending ranks in words: `rank 3`, or `ranks 0-2, 5`.
+pub fn listed(ranks: &[Rank]) -> String {
+    let runs = ranks.chunk_by(|a, b| a.0 + 1 == b.0).map(|run| match run {
+        [first, .., last] => format!("{}-{}", first.0, last.0),
+        _ => run.iter().map(|rank| rank.0.to_string()).collect(),
+    });
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{word} {}", runs.collect::<Vec<_>>().join(", "))
+}

@@ -26,6 +26,9 @@ pub struct Timetable {
     /// Stages of pipes whose forwards keep those residuals that are dear to make again, where others
     /// that are recomputed keep their input alone.
     pub selective: Vec<(PipeId, StageId)>,
+    /// Whether a recomputation waits for what the cell behind it waits for, as in frameworks that
+    /// recompute within the backward. Else it runs meanwhile.
+    pub on_demand: bool,
 }
 
 impl Timetable {
@@ -44,6 +47,7 @@ impl Timetable {
             update: Update::Flush,
             rows,
             selective: Vec::new(),
+            on_demand: false,
         }
     }
 

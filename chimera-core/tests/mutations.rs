@@ -100,7 +100,7 @@ fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
 /// A sound timetable of a shape, after the passes over compute.
 fn timetable(schedule: &str, shape: &Shape, by: Passes) -> Timetable {
     let whole = find(schedule).expect("known").timetable(shape).expect("fits");
-    by.apply(whole, Lowering::default(), &UniformCosts::EQUAL).expect("sound").0
+    by.apply(whole, &Lowering::default(), &UniformCosts::EQUAL).expect("sound")
 }
 
 fn any_passes() -> impl Strategy<Value = Passes> {

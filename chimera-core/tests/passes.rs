@@ -30,8 +30,8 @@ fn timetable(schedule: &str, shape: &Shape) -> Timetable {
     find(schedule).expect("known").timetable(shape).unwrap_or_else(|unfit| panic!("{unfit}"))
 }
 
-fn how(hoist: Hoist, max_peak: Option<f64>) -> Lowering {
-    Lowering { on_demand: hoist == Hoist::OnDemand, max_peak, ..Lowering::default() }
+fn how(max_peak: Option<f64>) -> Lowering {
+    Lowering { max_peak, ..Lowering::default() }
 }
 
 fn run(timetable: &Timetable, how: &Lowering, costs: Costs) -> (Program, Timeline) {
@@ -45,8 +45,7 @@ fn makespan(timetable: &Timetable, how: &Lowering, costs: Costs) -> f64 {
 }
 
 fn peak(timetable: &Timetable) -> f64 {
-    let (program, _) = run(timetable, &Lowering::default(), PLAIN);
-    program.peaks().iter().copied().fold(0.0, f64::max)
+    run(timetable, &Lowering::default(), PLAIN).0.peak()
 }
 
 fn split(timetable: &Timetable, how: &Lowering, costs: Costs) -> Timetable {
@@ -54,7 +53,7 @@ fn split(timetable: &Timetable, how: &Lowering, costs: Costs) -> Timetable {
 }
 
 fn recomputed(timetable: &Timetable, hoist: Hoist, max_peak: Option<f64>) -> Timetable {
-    let how = how(hoist, max_peak);
+    let how = how(max_peak);
     let costs = PLAIN.of(timetable);
     recompute(timetable, |_, _| Recompute::Full, hoist, &how, &costs).expect("sound")
 }
@@ -142,7 +141,7 @@ proptest! {
     #[test]
     fn recomputing_early_is_never_slower(t in timetables(), limit in 1u32..8) {
         let span = |hoist, limit: Option<f64>| {
-            makespan(&recomputed(&t, hoist, limit), &how(hoist, None), PLAIN)
+            makespan(&recomputed(&t, hoist, limit), &how(None), PLAIN)
         };
         let [on_demand, early] = [Hoist::OnDemand, Hoist::By(0)].map(|hoist| span(hoist, None));
         let (limited, auto) = (span(Hoist::Auto, Some(f64::from(limit))), span(Hoist::Auto, None));
@@ -156,7 +155,7 @@ proptest! {
         for hoist in [Hoist::By(cells), Hoist::Auto] {
             let again = recomputed(&t, hoist, Some(limit));
             prop_assert!(peak(&again) <= limit + 1e-6);
-            let halves = split(&again, &how(hoist, Some(limit)), PLAIN);
+            let halves = split(&again, &how(Some(limit)), PLAIN);
             prop_assert!(peak(&halves) <= limit + 1e-6);
         }
     }
@@ -166,7 +165,7 @@ proptest! {
     #[test]
     fn both_passes_hold_no_more_than_neither(t in timetables(), cells in 0usize..5) {
         let passes = Passes { recompute: Recompute::Full, hoist: Hoist::By(cells), split_backward: true };
-        let (passed, _) = passes.apply(t.clone(), Lowering::default(), &PLAIN.of(&t)).expect("sound");
+        let passed = passes.apply(t.clone(), &Lowering::default(), &PLAIN.of(&t)).expect("sound");
         prop_assert!(peak(&passed) <= peak(&t) + 1e-6);
     }
 }
@@ -241,7 +240,7 @@ fn recomputing_on_demand_makes_backwards_longer() {
                 let again = recomputed(&t, Hoist::OnDemand, None);
                 let longer = Costs { backward: 3.0, ..PLAIN };
                 assert_eq!(
-                    makespan(&again, &how(Hoist::OnDemand, None), PLAIN),
+                    makespan(&again, &how(None), PLAIN),
                     makespan(&t, &Lowering::default(), longer),
                     "{schedule} D={d} N={n}"
                 );
@@ -293,7 +292,7 @@ fn draw(
     limit: Option<f64>,
 ) -> String {
     let plain = timetable(schedule, &shape);
-    let how = how(hoist.unwrap_or(Hoist::By(0)), limit);
+    let how = how(limit);
     let again = hoist.map_or_else(|| plain.clone(), |hoist| recomputed(&plain, hoist, limit));
     let t = if is_split { split(&again, &how, PLAIN) } else { again };
     let (program, timeline) = run(&t, &how, PLAIN);

@@ -52,6 +52,14 @@ fn mirrored_pipes_come_to_the_bound() {
     }
 }
 
+/// 1F1B takes as long as GPipe, which comes first in the table.
+#[test]
+fn of_orders_as_short_the_one_that_holds_least_is_found() {
+    let costs = UniformCosts::new(1.0, 2.0, 0.0);
+    let found = find(starts(&Placement::line(8), 32, WHOLE), costs, &within(32.0, 100));
+    assert_eq!((found.timetable.schedule.as_str(), found.progress.makespan), ("dapple", 117.0));
+}
+
 /// In seconds times are as small as in minutes they are large. A power of two rounds nothing, so that the
 /// very same order is found.
 #[test]
@@ -111,6 +119,24 @@ fn a_limit_that_nothing_keeps_to_finds_nothing() {
     assert_eq!(search(&all.collect::<Vec<_>>(), &within(0.5, 100), |_| ()), None);
 }
 
+/// One start is looked at, and no pass.
+#[test]
+fn a_search_without_time_ends_with_the_first_that_fits() {
+    let how = Search { max_peak: Some(4.0), time_limit: Duration::ZERO, ..Search::default() };
+    let costs = |_: &Timetable| Ok::<_, Infallible>(UniformCosts::new(1.0, 2.0, 0.0));
+    let allowed = Allowed { recompute: Recompute::Full, ..SPLIT };
+    let search = |allowed: Allowed| {
+        let found = shortest(&Placement::line(4), 32, allowed, &how, &costs, &mut |_| ());
+        found.expect("no cost fails").expect("an order that fits")
+    };
+    let found = search(allowed);
+    assert_eq!((found.timetable.schedule.as_str(), found.progress.n_orders), ("gpipe", 0));
+    assert_eq!(found.progress.lower_bound, 0.0);
+    // GPipe holds all, and is not what fits.
+    let found = search(WHOLE);
+    assert_eq!((found.timetable.schedule.as_str(), found.progress.n_orders), ("dapple", 0));
+}
+
 /// The slow stage is the bound: it should never wait.
 #[test]
 fn a_slow_stage_is_kept_busy() {
@@ -165,9 +191,9 @@ proptest! {
         let limited = Lowering { max_peak: Some(max_peak), ..Lowering::default() };
         let takes = |t: &Timetable| {
             let program = lower(t, &limited).ok()?;
-            Some(simulate(&program, &costs(t).expect("costs")).makespan())
+            Some((simulate(&program, &costs(t).expect("costs")).makespan(), program.peak()))
         };
-        let makespan = takes(&found.timetable).expect("what was found is proven");
+        let (makespan, peak) = takes(&found.timetable).expect("what was found is proven");
         prop_assert!((makespan - found.progress.makespan).abs() < 1e-9);
         prop_assert!(makespan >= found.progress.lower_bound - 1e-9);
         for start in starts(&placement, n, allowed) {
@@ -175,9 +201,12 @@ proptest! {
             let costs = costs(&start).expect("costs");
             for hoist in [Hoist::By(0), Hoist::Auto] {
                 let Ok(start) = recompute(&start, what, hoist, &limited, &costs) else { continue };
-                if let Some(hand_made) = takes(&start) {
-                    prop_assert!(makespan <= hand_made + 1e-9, "{} takes {hand_made}", start.schedule);
-                }
+                let Some((hand_made, holds)) = takes(&start) else { continue };
+                prop_assert!(makespan <= hand_made + 1e-9, "{} takes {hand_made}", start.schedule);
+                prop_assert!(
+                    makespan < hand_made - 1e-9 || peak <= holds + 1e-5,
+                    "{} holds {holds}, not {peak}", start.schedule
+                );
             }
         }
     }

@@ -118,7 +118,7 @@ impl Run {
 
     /// The most micro-batches whose residuals a worker holds.
     pub(super) fn peak(&self) -> f64 {
-        self.program.peaks().iter().copied().fold(0.0, f64::max)
+        self.program.peak()
     }
 
     /// How often a stage's weights are held, on all workers and in all versions.

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use anyhow::{Result, ensure};
 use chimera::core::analyze::{Link, Network, NetworkCosts, StageCosts, Traffic};
 use chimera::core::lower::{Program, Sync};
+use chimera::core::timetable::Timetable;
 use chimera::files::text_at_most;
 use clap::Args;
 use serde::Deserialize;
@@ -47,13 +48,14 @@ pub(super) struct NetworkArgs {
 }
 
 impl NetworkArgs {
-    /// What `program` costs on it, compute included.
-    pub(super) fn costs(
+    /// What compute and messages of a timetable cost on it.
+    pub(super) fn of_messages(
         &self,
-        program: &Program,
+        timetable: &Timetable,
         compute: StageCosts,
     ) -> Result<NetworkCosts<StageCosts>> {
-        let (depth, n_stages) = (program.placement().n_workers(), program.placement().n_stages());
+        let placement = &timetable.placement;
+        let (depth, n_stages) = (placement.n_workers(), placement.n_stages());
         let n_ranks = self.width as usize * depth;
         let inside = self.inside.unwrap_or_default().0;
         let network = Network {
@@ -68,17 +70,27 @@ impl NetworkArgs {
              divisor or a multiple of {depth}",
             network.ranks_per_node
         );
-        let why = format!("{} has {n_stages} stages", program.schedule());
+        let why = format!("{} has {n_stages} stages", timetable.schedule);
         self.activation_bytes.check("--activation-bytes", n_stages, &why)?;
+        let activations: Vec<f64> = (0..n_stages).map(|s| self.activation_bytes.at(s)).collect();
+        let units = timetable.units_per_micro;
+        Ok(NetworkCosts::of_messages(compute, network, placement, units, &activations))
+    }
+
+    /// These, and what the sums of `program` cost.
+    pub(super) fn with_sums(
+        &self,
+        messages: NetworkCosts<StageCosts>,
+        program: &Program,
+    ) -> Result<NetworkCosts<StageCosts>> {
+        let n_stages = program.placement().n_stages();
+        let why = format!("{} has {n_stages} stages", program.schedule());
         self.gradient_bytes.check("--gradient-bytes", n_stages, &why)?;
         let whole: f64 = self.tensors.0.iter().sum();
         ensure!(whole > 0.0, "--tensors: at least one part must be more than nothing");
         let tensors = |bytes: f64| self.tensors.0.iter().map(|part| bytes * part / whole).collect();
-        let traffic = Traffic {
-            activations: (0..n_stages).map(|s| self.activation_bytes.at(s)).collect(),
-            gradients: (0..n_stages).map(|s| tensors(self.gradient_bytes.at(s))).collect(),
-        };
-        Ok(NetworkCosts::new(compute, network, program, &traffic))
+        let gradients = (0..n_stages).map(|s| tensors(self.gradient_bytes.at(s))).collect();
+        Ok(messages.with_sums(program, &Traffic { gradients, ..Traffic::default() }))
     }
 
     /// Pipeline groups, W.

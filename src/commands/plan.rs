@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use chimera::auto::{AUTO, AutoError, Report, auto};
-use chimera::core::analyze::{Refusal, StageCosts, Timeline, simulate};
-use chimera::core::lower::{Hoist, Lowering, Program, Sync, lower};
+use chimera::core::analyze::{Costs, NetworkCosts, Refusal, StageCosts, Timeline, simulate};
+use chimera::core::lower::{Hoist, Lowering, Program, lower_at};
 use chimera::core::schedule::find;
 use chimera::core::search::Search;
 use chimera::core::timetable::Timetable;
@@ -14,15 +14,16 @@ use chimera::timetable::{is_file, read};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::costs::CostArgs;
+use super::network::NetworkArgs;
 use super::{PassArgs, ShapeArgs};
 
 /// A timetable after its passes, ready to be proven and simulated.
-pub(super) struct Plan {
+pub(super) struct Plan<C = StageCosts> {
     pub(super) timetable: Timetable,
     /// What the search came to, if it is one's.
     pub(super) search: Option<Report>,
     how: Lowering,
-    costs: StageCosts,
+    costs: C,
 }
 
 impl Plan {
@@ -44,16 +45,34 @@ impl Plan {
         costs: &CostArgs,
     ) -> Result<Plan> {
         let stages = costs.of_stages(&timetable)?;
-        let (timetable, how) = passes.passes()?.apply(timetable, costs.lowering(), &stages)?;
+        let how = costs.lowering();
+        let timetable = passes.passes()?.apply(timetable, &how, &stages)?;
         Ok(Plan { timetable, search: None, how, costs: stages })
     }
+}
 
+impl Plan<NetworkCosts<StageCosts>> {
+    /// What `name` stands for where messages take what they take on a network, and sums start when it says.
+    pub(super) fn on(
+        network: &NetworkArgs,
+        name: &str,
+        shape: ShapeArgs,
+        costs: &CostArgs,
+    ) -> Result<Self> {
+        let plan = Plan::with(name, shape, costs, &|timetable| {
+            network.of_messages(timetable, costs.of_stages(timetable)?)
+        })?;
+        Ok(Plan { how: Lowering { sync: network.sync, ..plan.how }, ..plan })
+    }
+}
+
+impl<C: Costs> Plan<C> {
     fn with(
         name: &str,
         args: ShapeArgs,
         costs: &CostArgs,
-        stages: &dyn Fn(&Timetable) -> Result<StageCosts>,
-    ) -> Result<Plan> {
+        stages: &dyn Fn(&Timetable) -> Result<C>,
+    ) -> Result<Plan<C>> {
         if name == AUTO {
             let (timetable, report) = found(args, costs, stages)?;
             let (how, costs) = (costs.lowering(), stages(&timetable)?);
@@ -67,22 +86,18 @@ impl Plan {
         };
         let costs_of_stages = stages(&timetable)?;
         let passes = args.passes.passes()?;
-        let (timetable, how) = passes.apply(timetable, costs.lowering(), &costs_of_stages)?;
+        let how = costs.lowering();
+        let timetable = passes.apply(timetable, &how, &costs_of_stages)?;
         Ok(Plan { timetable, search: None, how, costs: costs_of_stages })
     }
 
     /// Proves it.
     pub(super) fn prove(&self) -> Result<Program, Refusal> {
-        lower(&self.timetable, &self.how)
-    }
-
-    /// The same, lowered with this policy of gradient synchronisation.
-    pub(super) fn with_sync(self, sync: Sync) -> Plan {
-        Plan { how: Lowering { sync, ..self.how }, ..self }
+        lower_at(&self.timetable, &self.how, &self.costs)
     }
 
     /// What its stages cost.
-    pub(super) fn costs(&self) -> &StageCosts {
+    pub(super) fn costs(&self) -> &C {
         &self.costs
     }
 
@@ -93,10 +108,10 @@ impl Plan {
 }
 
 /// Searches, with its progress on the terminal.
-fn found(
+fn found<C: Costs>(
     args: ShapeArgs,
     costs: &CostArgs,
-    stages: &dyn Fn(&Timetable) -> Result<StageCosts>,
+    stages: &dyn Fn(&Timetable) -> Result<C>,
 ) -> Result<(Timetable, Report)> {
     let how = Search {
         max_peak: costs.lowering().max_peak,

@@ -35,9 +35,9 @@ pub(crate) struct Simulate {
 
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
-        let plan = Plan::of(&self.name, self.shape, &self.costs)?.with_sync(self.network.sync);
+        let plan = Plan::on(&self.network, &self.name, self.shape, &self.costs)?;
         let program = plan.prove()?;
-        let costs = self.network.costs(&program, plan.costs().clone())?;
+        let costs = self.network.with_sums(plan.costs().clone(), &program)?;
         let timeline = simulate(&program, &costs);
         let sync = Synchronised::of(&timeline, &costs);
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
@@ -85,8 +85,8 @@ impl Simulate {
             let step = makespan + agreement;
             write!(
                 text,
-                "\n{ranks} ranks: step {step:.6}; sums of a worker {sums:.6}, {exposed:.6} of it behind the last \
-                 op; agreement {agreement:.6}"
+                "\n{ranks} ranks: step {step:.6}; sums of a worker {sums:.6}, the last sum ends {exposed:.6} after \
+                 the last op; agreement {agreement:.6}"
             )?;
         }
         print(text)
@@ -97,7 +97,7 @@ impl Simulate {
 struct Synchronised {
     /// Of the worker with the most: its sums.
     sums: f64,
-    /// What they take longer than all compute.
+    /// How long after all compute the last sum of any worker ends.
     exposed: f64,
     agreement: f64,
 }
@@ -120,7 +120,7 @@ impl Synchronised {
 
 /// One line about a simulated step or window.
 pub(super) fn summary(program: &Program, timeline: &Timeline) -> String {
-    let peak = program.peaks().iter().copied().fold(0.0, f64::max);
+    let peak = program.peak();
     let makespan = figure(timeline.makespan());
     let steps = match program.window().n_steps() {
         1 => String::new(),

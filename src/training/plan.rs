@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::UniformCosts;
+use chimera_core::analyze::{StageCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training};
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Lowering, Passes, Program, lower};
+use chimera_core::lower::{Lowering, Passes, Program, Recompute, lower_at};
 use chimera_core::model::{Cut, ModelConfig, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::search::Search;
@@ -67,7 +67,7 @@ impl Plan {
             config.micro_batch_size
         );
         let cuts = cut(&model, timetable.placement.n_stages())?;
-        let program = prove(&config, &training, timetable, passes)?;
+        let program = prove(&config, &model, &training, timetable, passes)?;
         let is_synchronous = program.window().update() == Update::Flush;
         ensure!(
             config.non_finite == NonFinite::Stop || is_synchronous && config.check_finite,
@@ -123,7 +123,8 @@ impl Plan {
                 "{schedule} has a window of {window} steps, but {to_do} steps are to be trained from step {first} \
                  on: choose --steps so that they are whole windows"
             );
-            self.last = Some(prove(&self.config, &self.training, timetable, passes)?);
+            let Plan { config, model, training, .. } = &*self;
+            self.last = Some(prove(config, model, training, timetable, passes)?);
         }
         Ok(())
     }
@@ -205,19 +206,38 @@ fn searched(config: &Config, shape: &Shape, passes: Passes) -> Result<Ordered> {
         seed: config.seed,
         ..Search::default()
     };
-    let costs = |timetable: &Timetable| Ok(costs(timetable));
+    let model = config.model();
+    let costs = |timetable: &Timetable| costs(config, &model, timetable);
     let (timetable, report) = auto(config.placement, shape, passes, &how, costs, |_| ())?;
     Ok(Ordered { timetable, passes: Passes::default(), search: Some(report) })
 }
 
-/// A backward is taken to cost two forwards.
-fn costs(timetable: &Timetable) -> UniformCosts {
-    UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro)
+/// What stages cost, by their products: a forward of the mean stage takes 1, and a backward two forwards.
+fn costs(config: &Config, model: &ModelConfig, timetable: &Timetable) -> Result<StageCosts> {
+    let n_stages = timetable.placement.n_stages();
+    let cuts = cut(model, n_stages)?;
+    let flops = |cut: &Cut| model.forward_flops(cut, config.context);
+    let mean = cuts.iter().map(flops).sum::<f64>() / n_stages as f64;
+    let is_selective = |stage: usize| {
+        let mut stages = timetable.selective.iter().map(|(_, stage)| stage.index());
+        config.recompute == Recompute::Selective || stages.any(|selective| selective == stage)
+    };
+    let stage = |(stage, cut): (usize, &Cut)| {
+        let forward = flops(cut) / mean;
+        let costs = UniformCosts::new(forward, 2.0 * forward, 0.0);
+        let recompute = match is_selective(stage) {
+            true => model.selective_flops(cut, config.context) / mean,
+            false => costs.recompute,
+        };
+        UniformCosts { recompute, ..costs }.per_units(timetable.units_per_micro)
+    };
+    Ok(StageCosts::new(cuts.iter().enumerate().map(stage).collect()))
 }
 
 /// The program of a timetable.
 fn prove(
     config: &Config,
+    model: &ModelConfig,
     training: &Training,
     timetable: Timetable,
     passes: Passes,
@@ -229,9 +249,57 @@ fn prove(
         barrier: training.needs_barrier(),
         tied: if config.tied && n_stages > 1 { vec![ends] } else { Vec::new() },
         max_peak: config.memory_cap,
-        ..Lowering::default()
     };
-    let costs = costs(&timetable);
-    let (timetable, how) = passes.apply(timetable, how, &costs)?;
-    Ok(lower(&timetable, &how)?)
+    let costs = costs(config, model, &timetable)?;
+    let timetable = passes.apply(timetable, &how, &costs)?;
+    Ok(lower_at(&timetable, &how, &costs)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::analyze::Costs;
+    use chimera_core::ids::{PipeId, WorkerId};
+    use chimera_core::op::{Kind, Op};
+
+    use super::*;
+    use crate::settings::{Layers, Settings};
+
+    /// The head of so large a vocabulary is worth two blocks.
+    #[test]
+    fn stages_cost_what_their_products_take() {
+        let of = |recompute: &str| {
+            let settings = Settings {
+                recompute: Some(recompute.into()),
+                schedule: Some("dapple".into()),
+                depth: Some(2),
+                layers: Some(2),
+                hidden: Some(64),
+                heads: Some(4),
+                context: Some(128),
+                ..Settings::default()
+            };
+            let config = Layers { config: None, settings }.resolve().unwrap();
+            let block = 24.0 * 64.0 * 64.0 + 4.0 * 128.0 * 64.0;
+            let model = ModelConfig { vocab: block as usize / 64, ..config.model() };
+            let shape = Shape::new(2, 2);
+            let timetable = find("dapple").unwrap().timetable(&shape).unwrap();
+            let costs = costs(&config, &model, &timetable).unwrap();
+            move |kind, stage: u16| {
+                let op = Op::new(kind, PipeId(0), StageId(stage), 0);
+                costs.op(WorkerId(stage), &op)
+            }
+        };
+        let full = of("full");
+        // One block, and one with the head.
+        let wanted =
+            [(Kind::Forward, 0.5, 1.5), (Kind::Backward, 1.0, 3.0), (Kind::Recompute, 0.5, 1.5)];
+        for (kind, first, last) in wanted {
+            assert_eq!((full(kind, 0), full(kind, 1)), (first, last), "{kind:?}");
+        }
+        let selective = of("selective");
+        let part = 8.0 * 64.0 * 64.0 / (24.0 * 64.0 * 64.0 + 4.0 * 128.0 * 64.0);
+        for stage in 0..2 {
+            assert_eq!(selective(Kind::Recompute, stage), 0.5 * part);
+        }
+    }
 }

@@ -1,7 +1,7 @@
-//! Telling of a rank that is slower than the others.
+//! Telling of ranks that are slower than the others.
 
-use chimera_core::engine::StepReport;
-use chimera_core::ids::Rank;
+use chimera_core::engine::{Load, StepReport};
+use chimera_core::ids::{Rank, listed};
 
 /// Times the median at which a rank is slow.
 const FACTOR: f64 = 1.5;
@@ -10,18 +10,18 @@ const N_STEPS: u64 = 20;
 /// Steps after which it is told again.
 const SILENCE: u64 = 1000;
 
-/// Looks for a rank that is slow for many steps.
+/// Looks for ranks that are slow for many steps.
 #[derive(Default)]
 pub struct Slow {
-    /// The rank, with the steps in which it was slow.
-    streak: Option<Streak>,
+    /// By rank: the last steps in a row in which it was slow.
+    streaks: Vec<Streak>,
     /// The step before which nothing is told.
     silent_until: u64,
 }
 
-/// A rank that is slow for some steps: their number, its seconds of work, and those of the median rank.
+/// The number of some steps, a rank's seconds of work in them, and those of the median rank.
+#[derive(Clone, Default)]
 struct Streak {
-    rank: Rank,
     n_steps: u64,
     busy_s: f64,
     median_s: f64,
@@ -30,47 +30,53 @@ struct Streak {
 impl Slow {
     /// Takes the report of a step; what to tell, if anything.
     pub fn notice(&mut self, report: &StepReport) -> Option<String> {
-        let busy = |bubble_ratio: f64| report.step_s * (1.0 - bubble_ratio);
-        let mut ranks: Vec<(f64, Rank)> =
-            report.ranks.iter().map(|load| busy(load.bubble_ratio)).zip((0..).map(Rank)).collect();
-        ranks.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let &(busy_s, rank) = ranks.last()?;
-        let (median_s, _) = ranks[(ranks.len() - 1) / 2];
-        let streak = self.streak.take().filter(|streak| streak.rank == rank);
-        if busy_s <= FACTOR * median_s {
+        let busy = |load: &Load| report.step_s * (1.0 - load.bubble_ratio);
+        let ranks: Vec<f64> = report.ranks.iter().map(busy).collect();
+        let mut sorted = ranks.clone();
+        sorted.sort_by(f64::total_cmp);
+        let median_s = *sorted.get(sorted.len().checked_sub(1)? / 2)?;
+        self.streaks.resize(ranks.len(), Streak::default());
+        for (streak, busy_s) in self.streaks.iter_mut().zip(ranks) {
+            if busy_s <= FACTOR * median_s {
+                *streak = Streak::default();
+                continue;
+            }
+            streak.n_steps += 1;
+            streak.busy_s += busy_s;
+            streak.median_s += median_s;
+        }
+        if report.step < self.silent_until {
             return None;
         }
-        let mut streak = streak.unwrap_or(Streak { rank, n_steps: 0, busy_s: 0.0, median_s: 0.0 });
-        streak.n_steps += 1;
-        streak.busy_s += busy_s;
-        streak.median_s += median_s;
-        if streak.n_steps < N_STEPS || report.step < self.silent_until {
-            self.streak = Some(streak);
-            return None;
-        }
+        // The ranks of a node are slow together, whichever is the slowest in a step.
+        let streaks = (0..).map(Rank).zip(&self.streaks);
+        let slow: Vec<(Rank, &Streak)> = streaks.filter(|(_, s)| s.n_steps >= N_STEPS).collect();
+        let n_steps: u64 = slow.iter().map(|(_, streak)| streak.n_steps).sum();
+        let mean = |of: fn(&Streak) -> f64| {
+            slow.iter().map(|(_, streak)| of(streak)).sum::<f64>() / n_steps as f64
+        };
+        let (busy_s, median_s) = (mean(|s| s.busy_s), mean(|s| s.median_s));
+        let (work, their) = match &slow[..] {
+            [] => return None,
+            [_] => ("works", "its"),
+            _ => ("work", "their"),
+        };
+        let who = listed(&slow.iter().map(|(rank, _)| *rank).collect::<Vec<_>>());
         self.silent_until = report.step + SILENCE;
-        let mean = |s: f64| s / streak.n_steps as f64;
         Some(format!(
-            "{rank} works {:.3} s a step, the median rank {:.3} s: its share of the model is larger, or its \
-             machine slower",
-            mean(streak.busy_s),
-            mean(streak.median_s)
+            "{who} {work} {busy_s:.3} s a step, the median rank {median_s:.3} s: {their} share of the model is \
+             larger, or {their} machine slower"
         ))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use chimera_core::engine::Load;
-
     use super::*;
 
-    /// Of four ranks, one of which works for `busy_s` and the others for a second.
-    fn report(step: u64, slow: usize, busy_s: f64) -> StepReport {
-        let load = |rank| Load {
-            bubble_ratio: 1.0 - if rank == slow { busy_s } else { 1.0 } / 4.0,
-            bytes: 0,
-        };
+    /// Of ranks that work so many seconds.
+    fn report(step: u64, busy_s: &[f64]) -> StepReport {
+        let load = |busy_s: &f64| Load { bubble_ratio: 1.0 - busy_s / 4.0, bytes: 0 };
         StepReport {
             step,
             loss: 1.0,
@@ -78,7 +84,7 @@ mod tests {
             lr: 1.0,
             step_s: 4.0,
             copy_s: 0.0,
-            ranks: (0..4).map(load).collect(),
+            ranks: busy_s.iter().map(load).collect(),
             validation_loss: None,
             skipped: None,
             n_skipped: 0,
@@ -87,28 +93,45 @@ mod tests {
     }
 
     /// The steps at which something is told.
-    fn told(steps: u64, of: impl Fn(u64) -> (usize, f64)) -> Vec<(u64, String)> {
+    fn told<const N: usize>(steps: u64, of: impl Fn(u64) -> [f64; N]) -> Vec<(u64, String)> {
         let mut slow = Slow::default();
-        let notice = |step| {
-            let (rank, busy_s) = of(step);
-            Some((step, slow.notice(&report(step, rank, busy_s))?))
-        };
+        let notice = |step| Some((step, slow.notice(&report(step, &of(step)))?));
         (0..steps).filter_map(notice).collect()
+    }
+
+    /// Four ranks, one of which works for `busy_s` and the others for a second.
+    fn one_of_four(slow: usize, busy_s: f64) -> [f64; 4] {
+        std::array::from_fn(|rank| if rank == slow { busy_s } else { 1.0 })
     }
 
     #[test]
     fn a_slow_rank_is_told_once_in_a_while() {
-        let told = told(1500, |_| (3, 2.0));
+        let told = told(1500, |_| one_of_four(3, 2.0));
         let steps: Vec<u64> = told.iter().map(|(step, _)| *step).collect();
         assert_eq!(steps, [19, 1019]);
         let words = "rank 3 works 2.000 s a step, the median rank 1.000 s: ";
         assert!(told[0].1.starts_with(words), "{told:?}");
     }
 
+    /// Whichever of them is the slowest.
+    #[test]
+    fn all_ranks_of_a_slow_node_are_told() {
+        let of = |step: u64| {
+            let mut busy_s = [1.0; 9];
+            busy_s[4..8].fill(1.8);
+            busy_s[4 + step as usize % 4] = 2.6;
+            busy_s
+        };
+        let told = told(100, of);
+        assert_eq!(told.len(), 1, "{told:?}");
+        let words = "ranks 4-7 work 2.000 s a step, the median rank 1.000 s: their share ";
+        assert!(told[0].0 == 19 && told[0].1.starts_with(words), "{told:?}");
+    }
+
     #[test]
     fn a_hiccup_is_not() {
-        assert_eq!(told(500, |_| (3, 1.4)), []);
-        assert_eq!(told(500, |step| (3, if step % 20 == 19 { 1.0 } else { 2.0 })), []);
-        assert_eq!(told(500, |step| (usize::from(step % 2 == 0), 2.0)), []);
+        assert_eq!(told(500, |_| one_of_four(3, 1.4)), []);
+        assert_eq!(told(500, |step| one_of_four(3, if step % 20 == 19 { 1.0 } else { 2.0 })), []);
+        assert_eq!(told(500, |step| one_of_four(usize::from(step % 2 == 0), 2.0)), []);
     }
 }

@@ -30,6 +30,37 @@ fn nodes_links_and_bytes_are_those_that_were_said() {
     assert_eq!((one["sums"].as_f64(), one["sums_exposed"].as_f64()), (Some(5.0), Some(5.0)));
 }
 
+/// What orders depend on is what messages take, whether a network says it or `--message` does.
+#[test]
+fn orders_are_made_for_the_network() {
+    let found = simulate("auto --placement line --depth 8 --micro-batches 24 --inside 1,0");
+    let said = simulate("auto --placement line --depth 8 --micro-batches 24 --message 1");
+    assert_eq!(found["makespan"], said["makespan"]);
+    assert_eq!(found["search"], said["search"]);
+    let bound = &found["search"]["lower_bound"];
+    assert!(bound.as_f64() <= found["makespan"].as_f64(), "{found:#}");
+    for job in [
+        "1f1b --depth 8 --micro-batches 24 --split-backward",
+        "1f1b --depth 8 --micro-batches 24 --recompute full --hoist auto",
+    ] {
+        let [on, said] = ["--inside 1,0", "--message 1"]
+            .map(|messages| simulate(&format!("{job} {messages}"))["makespan"].as_f64());
+        assert_eq!(on, said, "{job}");
+    }
+}
+
+/// Where only messages make workers idle, they have the time to start sums early.
+#[test]
+fn sums_start_early_where_workers_wait_for_messages() {
+    let job = "chimera --pipes 8 --depth 8 --micro-batches 16 --message 0.3 --width 4 --ranks-per-node 1 \
+               --between 0,1e-9 --gradient-bytes 5e8";
+    let [opt, eager, at_end] = ["eager-opt", "eager", "at-end"].map(|sync| {
+        let simulated = simulate(&format!("{job} --sync {sync}"));
+        simulated["makespan"].as_f64().expect("a time")
+    });
+    assert!(opt <= eager && eager < at_end, "{opt} {eager} {at_end}");
+}
+
 #[test]
 fn a_link_may_be_a_report_of_comm_bench() {
     let folder = folder();

@@ -57,6 +57,18 @@ fn what_is_shown_is_checked_and_passed_once_more() {
     assert_eq!(split, makespan(&format!("chimera {options} --split-backward")));
 }
 
+/// A recomputation on demand is one in a file too.
+#[test]
+fn what_is_written_takes_as_long() {
+    let folder = folder();
+    let path = folder.path().join("mine.json");
+    for (hoist, expected) in [("on-demand", 50.0), ("0", 44.0)] {
+        let options = format!("chimera --depth 8 --recompute full --hoist {hoist}");
+        std::fs::write(&path, ok(&format!("schedule show {options} --json"))).expect("a file");
+        assert_eq!(makespan(&path.display().to_string()), expected, "{hoist}");
+    }
+}
+
 #[test]
 fn a_cap_that_cannot_be_kept_is_refused_with_the_cell() {
     let ran = chimera("simulate gpipe --depth 2 --micro-batches 4 --split-backward --memory-cap 3");

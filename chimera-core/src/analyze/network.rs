@@ -81,7 +81,7 @@ pub struct NetworkCosts<C> {
     placement: Placement,
     units_per_micro: f64,
     activations: Vec<f64>,
-    /// By bucket.
+    /// By bucket; of none, all are free.
     sums: Vec<Sum>,
 }
 
@@ -99,7 +99,41 @@ impl<C: Costs> NetworkCosts<C> {
     /// # Panics
     /// Unless the network fits the program's workers, and `traffic` has an entry for each stage.
     pub fn new(compute: C, network: Network, program: &Program, traffic: &Traffic) -> Self {
-        assert!(network.fits(program.placement().n_workers()), "groups do not lie alike");
+        let (placement, units) = (program.placement(), program.units_per_micro());
+        let messages =
+            NetworkCosts::of_messages(compute, network, placement, units, &traffic.activations);
+        messages.with_sums(program, traffic)
+    }
+
+    /// The costs of all but sums, whatever the order of ops: what the search for one needs to know.
+    ///
+    /// # Panics
+    /// Unless the network fits the placement's workers, and `activations` has an entry for each stage.
+    pub fn of_messages(
+        compute: C,
+        network: Network,
+        placement: &Placement,
+        units_per_micro: u32,
+        activations: &[f64],
+    ) -> Self {
+        assert!(network.fits(placement.n_workers()), "groups do not lie alike");
+        assert_eq!(activations.len(), placement.n_stages(), "activations of other stages");
+        NetworkCosts {
+            compute,
+            network,
+            placement: placement.clone(),
+            units_per_micro: f64::from(units_per_micro),
+            activations: activations.to_vec(),
+            sums: Vec::new(),
+        }
+    }
+
+    /// The same, and what the sums of `program` cost.
+    ///
+    /// # Panics
+    /// Unless `traffic` has an entry for each stage.
+    pub fn with_sums(self, program: &Program, traffic: &Traffic) -> Self {
+        let network = self.network;
         let of_update = program.buckets_of_update();
         let sum = |bucket: usize| match &of_update[bucket].stages[..] {
             [stage] => {
@@ -108,18 +142,15 @@ impl<C: Costs> NetworkCosts<C> {
             }
             _ => Sum::default(),
         };
-        NetworkCosts {
-            compute,
-            network,
-            placement: program.placement().clone(),
-            units_per_micro: f64::from(program.units_per_micro()),
-            activations: traffic.activations.clone(),
-            sums: (0..of_update.len()).map(sum).collect(),
-        }
+        NetworkCosts { sums: (0..of_update.len()).map(sum).collect(), ..self }
     }
 
     fn sum_of(&self, bucket: BucketId) -> &Sum {
-        &self.sums[bucket.index() % self.sums.len()]
+        static FREE: Sum = Sum { takes: 0.0, links: Vec::new() };
+        match self.sums.len() {
+            0 => &FREE,
+            n => &self.sums[bucket.index() % n],
+        }
     }
 }
 

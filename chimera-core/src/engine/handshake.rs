@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::faults::ANSWER;
 use crate::comm::{Comm, CommError};
 use crate::fault::{Class, Fault};
-use crate::ids::Rank;
+use crate::ids::{Rank, listed};
 
 /// What a rank is about to train, as names and values; those of all ranks must be the same.
 pub type Fields = Vec<(String, String)>;
@@ -65,8 +65,8 @@ fn differences(all: &[Fields]) -> Vec<String> {
         }
     }
     let line = |name: &String| {
-        let mut values: Vec<(&str, Vec<usize>)> = Vec::new();
-        for (rank, fields) in all.iter().enumerate() {
+        let mut values: Vec<(&str, Vec<Rank>)> = Vec::new();
+        for (rank, fields) in (0..).map(Rank).zip(all) {
             let field = fields.iter().find(|(known, _)| known == name);
             let value = field.map_or("not said", |(_, value)| value);
             match values.iter_mut().find(|(known, _)| *known == value) {
@@ -78,16 +78,6 @@ fn differences(all: &[Fields]) -> Vec<String> {
         (values.len() > 1).then(|| format!("{name}: {}", each.collect::<Vec<_>>().join(", ")))
     };
     names.into_iter().filter_map(line).collect()
-}
-
-/// `rank 3`, or `ranks 0-2, 5`.
-fn listed(ranks: &[usize]) -> String {
-    let runs = ranks.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
-        [first, .., last] => format!("{first}-{last}"),
-        _ => run.iter().map(usize::to_string).collect(),
-    });
-    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
-    format!("{word} {}", runs.collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]

@@ -26,6 +26,8 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) selective: Vec<(PipeId, StageId)>,
     #[serde(default)]
+    pub(super) on_demand: bool,
+    #[serde(default)]
     pub(super) update: Rule,
     #[serde(default, deserialize_with = "present")]
     pub(super) steps: Option<u32>,

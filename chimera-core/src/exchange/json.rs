@@ -12,8 +12,8 @@
 //!
 //! `placement` has the worker of each stage for each pipe; a cell is an op or `{"pair":[op, op]}`. Where
 //! micro-batches are cut in two, `"unit": 0.5` stands beside the counts and the ids count halves;
-//! `"selective": [[0, 1]]` names, by pipe and stage, what is recomputed selectively. An asynchronous
-//! timetable has `"update": "stash"` or `"double-buffer"` and the `"steps"` of its window, whose
+//! `"selective": [[0, 1]]` names, by pipe and stage, what is recomputed selectively, and with
+//! `"on_demand": true` recomputations wait for what their backwards wait for. An asynchronous timetable has `"update": "stash"` or `"double-buffer"` and the `"steps"` of its window, whose
 //! micro-batches `micro_batches` counts together.
 //!
 //! A file may come from anyone. Nothing is allocated on the word of a number in it, and what
@@ -89,6 +89,9 @@ pub fn to_json(timetable: &Timetable) -> String {
         let stage = |(pipe, stage): &(PipeId, StageId)| format!("[{}, {}]", pipe.0, stage.0);
         let _ = writeln!(out, r#"  "selective": {},"#, list(timetable.selective.iter().map(stage)));
     }
+    if timetable.on_demand {
+        let _ = writeln!(out, r#"  "on_demand": true,"#);
+    }
     let update = match timetable.update {
         Update::Flush => None,
         Update::Stash { n_steps } => Some(("stash", n_steps)),
@@ -156,6 +159,7 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
         update,
         rows: file.rows,
         selective: file.selective,
+        on_demand: file.on_demand,
     };
     let rules = Rules::of(&timetable);
     let is_whole = |(pipe, stage): &(PipeId, StageId)| !rules.is_recomputed(*pipe, *stage);

@@ -180,7 +180,8 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
             Update::Stash { n_steps: n },
             Update::DoubleBuffer { n_steps: 1 },
         ]);
-        (rows, ".{0,20}", update).prop_map(move |(rows, name, update)| Timetable {
+        let any = (rows, ".{0,20}", update, any::<bool>());
+        any.prop_map(move |(rows, name, update, on_demand)| Timetable {
             schedule: name.chars().filter(|c| !c.is_control()).collect(),
             placement: Placement::mirrored(usize::from(depth), usize::from(f)),
             n_micro_batches: n,
@@ -189,6 +190,7 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
             selective: recomputed(&rows)
                 .filter(|(_, stage)| stage.0 % 2 == depth / 2 % 2)
                 .collect(),
+            on_demand,
             rows,
         })
     })

@@ -19,7 +19,7 @@ use crate::timetable::Timetable;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hoist {
     /// Right before its backward, and it waits for the gradient too
-    /// (see [`Lowering::on_demand`](super::Lowering::on_demand)).
+    /// (see [`Timetable::on_demand`]).
     OnDemand,
     /// Up to so many cells earlier than right before its backward: not before its forward, and not where
     /// residuals would exceed [`Lowering::max_peak`](super::Lowering::max_peak).

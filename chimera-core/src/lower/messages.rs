@@ -12,18 +12,15 @@ use crate::timetable::Timetable;
 
 /// The rows of `timetable` with sends and receives, and the channels they use, in order of first use.
 ///
-/// Recomputations `on_demand` run after the receives of the cell that they precede.
-pub(super) fn insert(
-    timetable: &Timetable,
-    rules: &Rules,
-    on_demand: bool,
-) -> (Vec<Vec<Instr>>, Vec<Channel>) {
+/// Recomputations on demand run after the receives of the cell that they precede.
+pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, Vec<Channel>) {
     let mut channels = Channels::default();
     let mut lower_row = |row: &Vec<Cell>| {
         let mut instrs = Vec::with_capacity(row.len() * 3);
         let mut waiting = Vec::new();
         for cell in row {
-            if on_demand && matches!(cell, Cell::One(op) if op.kind == Kind::Recompute) {
+            let recomputes = matches!(cell, Cell::One(op) if op.kind == Kind::Recompute);
+            if timetable.on_demand && recomputes {
                 waiting.push(Instr::Run(*cell));
                 continue;
             }

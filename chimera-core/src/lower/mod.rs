@@ -21,6 +21,8 @@ pub use sync::Sync;
 use crate::analyze::{Costs, Refusal, Timeline, UniformCosts, check, simulate, structure};
 use crate::effects::Rules;
 use crate::ids::StageId;
+use crate::op::Kind;
+use crate::order::Merit;
 use crate::timetable::Timetable;
 use crate::update::Update;
 
@@ -37,28 +39,36 @@ pub struct Lowering {
     pub tied: Vec<Vec<StageId>>,
     /// The most micro-batches whose residuals a worker may hold at once.
     pub max_peak: Option<f64>,
-    /// Whether a recomputation waits for what the cell behind it waits for, as in frameworks that
-    /// recompute within the backward. Without, it runs meanwhile.
-    pub on_demand: bool,
 }
 
 impl Default for Lowering {
     fn default() -> Lowering {
-        Lowering {
-            sync: Sync::EagerOpt,
-            barrier: true,
-            tied: Vec::new(),
-            max_peak: None,
-            on_demand: false,
-        }
+        Lowering { sync: Sync::EagerOpt, barrier: true, tied: Vec::new(), max_peak: None }
     }
 }
 
-/// Adds messages, reductions and optimizer steps to a timetable, and proves the result.
+/// Adds messages, reductions and optimizer steps to a timetable, and proves the result. Workers idle where
+/// they would if every op took as long, and messages no time: see [`lower_at`].
+///
+/// # Errors
+/// If the timetable is not sound.
 pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> {
+    lower_at(timetable, how, &UniformCosts::EQUAL)
+}
+
+/// [`lower`] for ops and messages that take what `costs` says: the order of reductions and, with
+/// [`Sync::EagerOpt`], their starts depend on when workers are done and where they idle.
+///
+/// # Errors
+/// If the timetable is not sound.
+pub fn lower_at(
+    timetable: &Timetable,
+    how: &Lowering,
+    costs: &impl Costs,
+) -> Result<Program, Refusal> {
     let window = structure::check(timetable, &how.tied)?;
     let rules = Rules::of(timetable);
-    let (rows, channels) = messages::insert(timetable, &rules, how.on_demand);
+    let (rows, channels) = messages::insert(timetable, &rules);
     let mut program = Program {
         schedule: timetable.schedule.clone(),
         placement: timetable.placement.clone(),
@@ -75,7 +85,7 @@ pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> 
         has_barrier: how.barrier && window.update() == Update::Flush,
     };
     check::prove_compute(&program)?;
-    let compute = simulate(&program, &UniformCosts::EQUAL);
+    let compute = simulate(&program, costs);
     sync::insert(&mut program, &compute, how);
     drop(compute);
     let proof = check::prove(&program, how.max_peak)?;
@@ -103,7 +113,7 @@ impl Default for Passes {
 }
 
 impl Passes {
-    /// The timetable that they make of `timetable`, and how it is lowered. Idle time is that at `costs`.
+    /// The timetable that they make of `timetable`. Idle time is that at `costs`.
     ///
     /// Where `how` gives no limit, both passes together hold no more residuals than neither: who recomputes
     /// has no memory to spare for weight halves.
@@ -113,42 +123,36 @@ impl Passes {
     pub fn apply(
         self,
         timetable: Timetable,
-        how: Lowering,
+        how: &Lowering,
         costs: &impl Costs,
-    ) -> Result<(Timetable, Lowering), Refusal> {
-        let how = Lowering { on_demand: self.hoist == Hoist::OnDemand, ..how };
+    ) -> Result<Timetable, Refusal> {
         let (mut timetable, mut limit) = (timetable, how.max_peak);
         if self.recompute != Recompute::None {
             if self.split_backward && limit.is_none() {
-                limit = Some(rehearse(&timetable, &how, costs)?.peak);
+                limit = Some(rehearse(&timetable, costs)?.merit.peak);
             }
-            timetable = recompute(&timetable, |_, _| self.recompute, self.hoist, &how, costs)?;
+            timetable = recompute(&timetable, |_, _| self.recompute, self.hoist, how, costs)?;
         }
+        // What the timetable recomputes by itself can wait for its gradients too.
+        timetable.on_demand |= self.hoist == Hoist::OnDemand && timetable.has(Kind::Recompute);
         if self.split_backward {
             let limited = Lowering { max_peak: limit, ..how.clone() };
             timetable = split_backward(&timetable, &limited, costs)?;
         }
-        Ok((timetable, how))
+        Ok(timetable)
     }
 }
 
 /// What a pass learns of a timetable by running it.
 struct Rehearsal {
     timeline: Timeline,
-    makespan: f64,
-    /// The most micro-batches' residuals that any worker holds.
-    peak: f64,
+    merit: Merit,
 }
 
-fn rehearse(
-    timetable: &Timetable,
-    how: &Lowering,
-    costs: &impl Costs,
-) -> Result<Rehearsal, Refusal> {
-    let how = Lowering { sync: Sync::AtEnd, on_demand: how.on_demand, ..Lowering::default() };
+fn rehearse(timetable: &Timetable, costs: &impl Costs) -> Result<Rehearsal, Refusal> {
+    let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
     let program = lower(timetable, &how)?;
     let timeline = simulate(&program, costs);
-    let makespan = timeline.makespan();
-    let peak = program.peaks.iter().copied().fold(0.0, f64::max);
-    Ok(Rehearsal { timeline, makespan, peak })
+    let merit = Merit { makespan: timeline.makespan(), peak: program.peak() };
+    Ok(Rehearsal { timeline, merit })
 }

@@ -162,6 +162,11 @@ impl Program {
         &self.peaks
     }
 
+    /// The most micro-batches whose residuals any worker holds at once.
+    pub fn peak(&self) -> f64 {
+        self.peaks.iter().copied().fold(0.0, f64::max)
+    }
+
     /// The most versions of the weights of a stage that each worker holds at once; 1 in synchronous
     /// schedules.
     pub fn weight_versions(&self) -> &[u32] {

@@ -54,10 +54,10 @@ pub fn recompute(
     let next_to_backwards = insert(timetable, &before, what);
     let hoisted = |cells| hoisted(&next_to_backwards, &before, cells, how.max_peak);
     match hoist {
-        Hoist::OnDemand => Ok(next_to_backwards),
+        Hoist::OnDemand => Ok(Timetable { on_demand: true, ..next_to_backwards }),
         Hoist::By(cells) => Ok(hoisted(cells)),
         Hoist::Auto => {
-            rehearse(&next_to_backwards, how, costs)?;
+            rehearse(&next_to_backwards, costs)?;
             let takes = |cells| makespan(&hoisted(cells), costs);
             Ok(hoisted(shortest(timetable.placement.n_workers(), takes)))
         }
@@ -108,11 +108,10 @@ mod tests {
     fn figures(hoist: Hoist, max_peak: Option<f64>) -> (f64, f64) {
         let timetable = find("chimera").unwrap().timetable(&Shape::new(8, 8)).unwrap();
         let costs = UniformCosts::new(1.0, 2.0, 0.0);
-        let on_demand = hoist == Hoist::OnDemand;
-        let how = Lowering { max_peak, on_demand, ..Lowering::default() };
+        let how = Lowering { max_peak, ..Lowering::default() };
         let all = recompute(&timetable, |_, _| Recompute::Full, hoist, &how, &costs).unwrap();
-        let rehearsal = rehearse(&all, &how, &costs).unwrap();
-        (rehearsal.makespan, rehearsal.peak)
+        let rehearsal = rehearse(&all, &costs).unwrap();
+        (rehearsal.merit.makespan, rehearsal.merit.peak)
     }
 
     /// After Mario: Chimera with D = N = 8, F = R = 1, B = 2; 36 without recomputation.
@@ -131,7 +130,7 @@ mod tests {
         for costs in [UniformCosts::new(1.0, 2.0, 0.0), UniformCosts::new(0.3, 0.6, 0.0)] {
             let how = Lowering::default();
             let all = recompute(&timetable, |_, _| Recompute::Full, Hoist::Auto, &how, &costs);
-            assert_eq!(rehearse(&all.unwrap(), &how, &costs).unwrap().peak, 1.0);
+            assert_eq!(rehearse(&all.unwrap(), &costs).unwrap().merit.peak, 1.0);
         }
     }
 

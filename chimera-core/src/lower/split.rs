@@ -36,7 +36,7 @@ pub fn split_backward(
         .collect();
     let rehearsed = |rows| {
         let all = Timetable { rows, ..timetable.clone() };
-        rehearse(&all, how, costs).map(|rehearsal| (all, rehearsal))
+        rehearse(&all, costs).map(|rehearsal| (all, rehearsal))
     };
     // Right behind their input halves, weight halves change nothing but that messages leave sooner.
     let mut best = rehearsed(rows.iter().map(|row| behind(row)).collect())?;
@@ -50,7 +50,7 @@ pub fn split_backward(
         costs,
     };
     // Often there is something as short that holds no more than before.
-    let limits = [Some(best.1.peak), how.max_peak];
+    let limits = [Some(best.1.merit.peak), how.max_peak];
     for (limit, fit) in limits.into_iter().flat_map(|l| [(l, Fit::Whole), (l, Fit::Some)]) {
         let mut guide = late.timeline.clone();
         // A weight half that has to go early delays others, which find other idle time then.
@@ -174,12 +174,11 @@ impl<C: Costs> Room<'_, C> {
     }
 }
 
-/// Whether `one` keeps to the limit where `other` does not, or else is shorter, or else holds less.
+/// Whether `one` keeps to the limit where `other` does not, or else is better.
 fn is_better(one: &Rehearsal, other: &Rehearsal, limit: Option<f64>) -> bool {
-    let is_over = |r: &Rehearsal| !is_within(r.peak, limit);
-    if is_over(one) != is_over(other) {
-        return is_over(other);
+    let is_over = |r: &Rehearsal| !is_within(r.merit.peak, limit);
+    match is_over(one) == is_over(other) {
+        true => one.merit.is_better_than(&other.merit),
+        false => is_over(other),
     }
-    let is_longer = is_shorter(other.makespan, one.makespan);
-    is_shorter(one.makespan, other.makespan) || !is_longer && one.peak < other.peak
 }

@@ -6,6 +6,7 @@ use rustc_hash::FxHashMap;
 
 use super::{Bucket, Instr, Lowering, Program};
 use crate::analyze::timeline::{Timeline, Work};
+use crate::costs::is_shorter;
 use crate::ids::{BucketId, StageId};
 use crate::names::by_name;
 use crate::placement::Placement;
@@ -180,7 +181,7 @@ impl Ends {
             };
             let worker = &mut workers[event.worker.index()];
             let clock = std::mem::replace(&mut clocks[event.worker.index()], event.end);
-            if event.start > clock {
+            if is_shorter(clock, event.start) {
                 worker.last_idle = Some(worker.n_cells);
             }
             for op in cell.ops().filter(|op| op.kind.adds_gradient()) {

@@ -180,6 +180,17 @@ impl ModelConfig {
         cut.blocks.len() as f64 * self.block_flops(sequence) + head
     }
 
+    /// What selective recomputation computes again of them: of each block the product into the MLP, and of
+    /// a BERT's heads pooler and transform.
+    pub fn selective_flops(&self, cut: &Cut, sequence: usize) -> f64 {
+        let square = 2.0 * (self.hidden as f64).powi(2);
+        let heads = match self.architecture {
+            Architecture::Bert if cut.last => square * (1 + self.predictions(sequence)) as f64,
+            _ => 0.0,
+        };
+        cut.blocks.len() as f64 * sequence as f64 * 4.0 * square + heads
+    }
+
     /// Elements that the forward pass of a sample through `cut` keeps for its backward.
     pub fn residual_elements(&self, cut: &Cut, sequence: usize) -> usize {
         match self.architecture {

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::graph::{Edge, Graph, Node};
+use super::merit::Merit;
 use crate::op::Cell;
 use crate::residuals::ROUNDING;
 
@@ -32,6 +33,19 @@ impl Order {
     pub(crate) fn cells(&self, graph: &Graph) -> Vec<Vec<Cell>> {
         let cell = |id: &u32| graph.nodes[*id as usize].cell;
         self.rows.iter().map(|row| row.iter().map(cell).collect()).collect()
+    }
+
+    /// How good it is.
+    pub(crate) fn merit(&self, graph: &Graph) -> Merit {
+        let peak = |row: &Vec<u32>| {
+            let (mut held, mut most) = (0.0f64, 0.0f64);
+            for node in row.iter().map(|id| &graph.nodes[*id as usize]) {
+                most = most.max(held + node.adds);
+                held += node.adds - node.frees;
+            }
+            most
+        };
+        Merit { makespan: self.makespan, peak: self.rows.iter().map(peak).fold(0.0, f64::max) }
     }
 
     /// The longest time from the start of a worker's first cell to the end of its last.

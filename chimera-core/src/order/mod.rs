@@ -9,6 +9,7 @@ mod capped;
 mod graph;
 mod justify;
 mod list;
+mod merit;
 mod relax;
 #[cfg(test)]
 mod tests;
@@ -16,4 +17,5 @@ mod tests;
 pub(crate) use graph::{Graph, makespan, unordered};
 pub(crate) use justify::{justified, releases, staggered};
 pub(crate) use list::{Keys, Limits, Order, list};
+pub(crate) use merit::Merit;
 pub(crate) use relax::bound;

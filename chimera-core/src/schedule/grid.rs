@@ -55,6 +55,7 @@ impl Grid {
             n_micro_batches: shape.n_micro_batches,
             units_per_micro,
             selective: Vec::new(),
+            on_demand: false,
             update: Update::Flush,
         }
     }

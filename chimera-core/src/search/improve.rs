@@ -15,7 +15,7 @@ use crate::analyze::{Costs, Timeline, Work, simulate};
 use crate::costs::is_shorter;
 use crate::lower::{Lowering, Sync, lower};
 use crate::op::{Cell, Op};
-use crate::order::{Graph, Keys, Limits, Order, bound, justified, list, releases};
+use crate::order::{Graph, Keys, Limits, Merit, Order, bound, justified, list, releases};
 use crate::timetable::Timetable;
 
 /// What bounds a search.
@@ -25,7 +25,8 @@ pub struct Search {
     pub max_peak: Option<f64>,
     /// How many orders are tried. The same number and seed give the same result, unless time runs out.
     pub n_orders: u64,
-    /// How long it may take, though everything it starts from is tried at least once.
+    /// How long it may take. What is under way when time is over is ended, and something that keeps to the
+    /// limit is looked for however little time there is.
     pub time_limit: Duration,
     /// Key of the random draws.
     pub seed: u64,
@@ -43,7 +44,8 @@ impl Default for Search {
 pub struct Progress {
     /// The shortest makespan so far, in the unit of the costs; infinite if nothing fits yet.
     pub makespan: f64,
-    /// No order of any start's cells, in which the ops of a stage keep theirs, has a smaller one.
+    /// No order of any start's cells, in which the ops of a stage keep theirs, has a smaller one; 0 if there
+    /// was no time to look at all starts.
     pub lower_bound: f64,
     /// Orders tried.
     pub n_orders: u64,
@@ -67,75 +69,149 @@ pub struct Found {
 }
 
 /// Searches for a shorter order of the ops of any one of `starts`, each with its costs, than those of
-/// `starts` themselves. Never returns anything worse than the best start under the memory limit;
-/// `None` if not even one order keeps to it. `observe` is told now and then, and of every gain.
+/// `starts` themselves, and of equally short ones for that which holds the residuals of fewer
+/// micro-batches. Never returns anything worse than the best start under the memory limit that there was
+/// time for; `None` if not even one order keeps to it. `observe` is told now and then, and of every gain.
 pub fn search<C: Costs>(
     starts: &[(Timetable, C)],
     how: &Search,
     mut observe: impl FnMut(&Progress),
 ) -> Option<Found> {
-    let began = Instant::now();
-    let at_end = Lowering { sync: Sync::AtEnd, max_peak: how.max_peak, ..Lowering::default() };
-    let mut problems: Vec<Problem> = Vec::new();
-    let mut best: Option<Timetable> = None;
-    let mut progress =
-        Progress { makespan: f64::INFINITY, lower_bound: f64::INFINITY, n_orders: 0 };
-    // A start may be in no useful order, but must have every op once and where its stage is.
-    let sound = starts.iter().filter(|(timetable, _)| structure::check(timetable, &[]).is_ok());
-    for (timetable, costs) in sound {
-        let cells = all_cells(timetable);
-        let problem = match problems.iter_mut().position(|p| p.cells == cells) {
-            Some(known) => &mut problems[known],
-            None => {
-                problems.push(Problem::new(timetable, cells, costs, how.max_peak));
-                let last = problems.len() - 1;
-                progress.lower_bound = progress.lower_bound.min(problems[last].lower_bound);
-                &mut problems[last]
-            }
-        };
-        let Ok(program) = lower(timetable, &at_end) else { continue };
-        let timeline = simulate(&program, costs);
-        problem.start_from(timetable, &timeline);
-        if timeline.makespan() < progress.makespan {
-            progress.makespan = timeline.makespan();
-            best = Some(timetable.clone());
-        }
-    }
-    let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
-    let mut told = began;
-    observe(&progress);
-    let is_late = || began.elapsed() >= how.time_limit;
-    // Everything is tried once, however little time there is: there may be no other order that fits.
-    let mut is_first = true;
-    while is_first || progress.n_orders < how.n_orders && !is_late() {
-        let mut is_done = true;
-        for problem in &mut problems {
-            if !is_shorter(problem.lower_bound, progress.makespan) {
-                continue;
-            }
-            is_done = false;
-            progress.n_orders += problem.try_one(&mut rng, &is_late);
-            let found = problem.best.as_ref().map_or(f64::INFINITY, |order| order.makespan);
-            let gained = is_shorter(found, progress.makespan);
-            if gained {
-                let timetable = problem.timetable().filter(|t| lower(t, &at_end).is_ok());
-                debug_assert!(timetable.is_some(), "an order of the list scheduler is refused");
-                match timetable {
-                    Some(_) => (progress.makespan, best) = (found, timetable),
-                    None => problem.best = None,
-                }
-            }
-            if gained || told.elapsed() > Duration::from_millis(100) {
-                told = Instant::now();
-                observe(&progress);
-            }
-        }
-        if is_done {
+    let mut hunt = Hunt::new(how);
+    for (timetable, costs) in starts {
+        if hunt.has_found() && hunt.is_late() {
+            hunt.leave_out();
             break;
         }
-        is_first = false;
+        hunt.start(timetable, costs);
     }
-    best.map(|timetable| Found { timetable, progress })
+    hunt.run(how.n_orders, how.time_limit, &mut observe)
+}
+
+/// A search under way.
+pub(super) struct Hunt<'h> {
+    how: &'h Search,
+    lowering: Lowering,
+    began: Instant,
+    problems: Vec<Problem>,
+    best: Option<Timetable>,
+    /// Of the best.
+    merit: Merit,
+    pub(super) progress: Progress,
+}
+
+impl<'h> Hunt<'h> {
+    /// One that begins now.
+    pub(super) fn new(how: &'h Search) -> Hunt<'h> {
+        Hunt {
+            how,
+            lowering: Lowering { sync: Sync::AtEnd, max_peak: how.max_peak, ..Lowering::default() },
+            began: Instant::now(),
+            problems: Vec::new(),
+            best: None,
+            merit: Merit::NONE,
+            progress: Progress { makespan: f64::INFINITY, lower_bound: f64::INFINITY, n_orders: 0 },
+        }
+    }
+
+    /// Whether something keeps to the limit.
+    pub(super) fn has_found(&self) -> bool {
+        self.best.is_some()
+    }
+
+    pub(super) fn is_late(&self) -> bool {
+        self.began.elapsed() >= self.how.time_limit
+    }
+
+    /// Leaves starts out, of whose orders nothing is known then.
+    pub(super) fn leave_out(&mut self) {
+        self.progress.lower_bound = 0.0;
+    }
+
+    /// Takes a start; how good it is, if it keeps to the limit.
+    pub(super) fn start(&mut self, timetable: &Timetable, costs: &impl Costs) -> Option<Merit> {
+        // It may be in no useful order, but must have every op once and where its stage is.
+        structure::check(timetable, &[]).ok()?;
+        let cells = all_cells(timetable);
+        let problem = match self.problems.iter_mut().position(|p| p.cells == cells) {
+            Some(known) => &mut self.problems[known],
+            None => {
+                let problem = Problem::new(timetable, cells, costs, self.how.max_peak);
+                let progress = &mut self.progress;
+                progress.lower_bound = progress.lower_bound.min(problem.lower_bound);
+                self.problems.push_mut(problem)
+            }
+        };
+        let program = lower(timetable, &self.lowering).ok()?;
+        let timeline = simulate(&program, costs);
+        let merit = Merit { makespan: timeline.makespan(), peak: program.peak() };
+        problem.start_from(timetable, &timeline, &merit);
+        if merit.is_better_than(&self.merit) {
+            self.keep(timetable.clone(), merit);
+        }
+        Some(merit)
+    }
+
+    fn keep(&mut self, timetable: Timetable, merit: Merit) {
+        (self.progress.makespan, self.merit, self.best) = (merit.makespan, merit, Some(timetable));
+    }
+
+    /// Tries so many orders, as long as there is time. Nothing found yet, every set of ops is tried once,
+    /// however little time there is: there may be no other order that fits.
+    pub(super) fn run(
+        mut self,
+        n_orders: u64,
+        time_limit: Duration,
+        observe: &mut dyn FnMut(&Progress),
+    ) -> Option<Found> {
+        let began = self.began;
+        let is_late = || began.elapsed() >= time_limit;
+        let mut rng = ChaCha8Rng::seed_from_u64(self.how.seed);
+        let mut told = Instant::now();
+        observe(&self.progress);
+        let mut is_first = true;
+        loop {
+            let mut is_done = true;
+            let has_orders = self.progress.n_orders < n_orders;
+            for at in 0..self.problems.len() {
+                let must = is_first && self.best.is_none();
+                let problem = &mut self.problems[at];
+                let is_optimal = !is_shorter(problem.lower_bound, self.progress.makespan);
+                if is_optimal || !must && (is_late() || !has_orders) {
+                    continue;
+                }
+                is_done = false;
+                self.progress.n_orders += problem.try_one(&mut rng, &is_late);
+                let gained = self.gain(at);
+                if gained || told.elapsed() > Duration::from_millis(100) {
+                    told = Instant::now();
+                    observe(&self.progress);
+                }
+            }
+            if is_done {
+                break;
+            }
+            is_first = false;
+        }
+        let progress = self.progress;
+        self.best.map(|timetable| Found { timetable, progress })
+    }
+
+    /// Keeps the best order of a problem if it is better than all.
+    fn gain(&mut self, at: usize) -> bool {
+        let problem = &mut self.problems[at];
+        let merit = problem.merit();
+        if !merit.is_better_than(&self.merit) {
+            return false;
+        }
+        let timetable = problem.timetable().filter(|t| lower(t, &self.lowering).is_ok());
+        debug_assert!(timetable.is_some(), "an order of the list scheduler is refused");
+        match timetable {
+            Some(timetable) => self.keep(timetable, merit),
+            None => problem.best = None,
+        }
+        true
+    }
 }
 
 /// One set of ops, whatever their order.
@@ -173,10 +249,14 @@ impl Problem {
         }
     }
 
-    /// Takes over the order of a start, if it is shorter.
-    fn start_from(&mut self, timetable: &Timetable, timeline: &Timeline) {
-        let makespan = timeline.makespan();
-        if self.best.as_ref().is_some_and(|best| best.makespan <= makespan) {
+    /// How good the best order is.
+    fn merit(&self) -> Merit {
+        self.best.as_ref().map_or(Merit::NONE, |best| best.merit(&self.graph))
+    }
+
+    /// Takes over the order of a start of this merit, if it is better.
+    fn start_from(&mut self, timetable: &Timetable, timeline: &Timeline, merit: &Merit) {
+        if !merit.is_better_than(&self.merit()) {
             return;
         }
         let ids: FxHashMap<Cell, u32> =
@@ -192,11 +272,11 @@ impl Problem {
                 starts[*id as usize] = event.start;
             }
         }
-        self.best = Some(Order { rows, starts, makespan });
+        self.best = Some(Order { rows, starts, makespan: merit.makespan });
     }
 
-    /// Draws keys, lists and justifies them, and keeps the order if it is no longer than the best.
-    /// Returns how many orders that took.
+    /// Draws keys, lists and justifies them, and keeps the order if it is no longer than the best, even if
+    /// it holds more: what is shorter may lie behind it. Returns how many orders that took.
     fn try_one(&mut self, rng: &mut ChaCha8Rng, is_late: &impl Fn() -> bool) -> u64 {
         let slack = SLACKS[rng.random_range(0..SLACKS.len())] * self.graph.unit;
         let (mut keys, limits) = match &self.best {

@@ -2,16 +2,17 @@
 
 use std::time::Instant;
 
-use super::improve::{Found, Progress, Search, search};
-use super::starts::{Allowed, starts};
-use crate::analyze::Costs;
+use super::improve::{Found, Hunt, Progress, Search};
+use super::starts::{Allowed, each};
+use crate::analyze::{Costs, Refusal};
 use crate::lower::{Hoist, Lowering, Recompute, recompute, split_backward};
 use crate::op::{Cell, Kind, Op, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
 /// The shortest order found of the ops of a step on `placement`: never longer than any schedule of the
-/// table on it that keeps to the memory limit. `costs` says what the stages of a timetable cost.
+/// table on it that keeps to the memory limit and that there is time to look at. `costs` says what the stages
+/// of a timetable cost.
 ///
 /// Where there are many micro-batches, and an eighth of the orders does not end at the bound, half of them
 /// go into half as many micro-batches: their best order twice in a row is a better start than what single
@@ -29,16 +30,42 @@ pub fn shortest<C: Costs, E>(
 ) -> Result<Option<Found>, E> {
     let began = Instant::now();
     let left = || how.time_limit.saturating_sub(began.elapsed());
-    let mut from = Vec::new();
-    for timetable in starts(placement, n_micro_batches, allowed) {
-        for timetable in passed(timetable, allowed, how, costs)? {
+    let mut hunt = Hunt::new(how);
+    let (mut from, mut fitting) = (Vec::<(Timetable, C)>::new(), Vec::new());
+    for timetable in each(placement, n_micro_batches, allowed) {
+        if hunt.has_found() && left().is_zero() {
+            hunt.leave_out();
+            break;
+        }
+        let cost = costs(&timetable)?;
+        let kept = recomputed(&timetable, allowed, how, Hoist::By(0), &cost);
+        let Ok(start) = kept else { continue };
+        if from.iter().any(|(other, _)| other.rows == start.rows) {
+            continue;
+        }
+        if let Some(merit) = hunt.start(&start, &cost) {
+            fitting.push((merit, timetable));
+        }
+        observe(&hunt.progress);
+        from.push((start, cost));
+    }
+    // A pass runs a start many times: only the best go through, and begin in the first half of the time.
+    fitting.sort_by(|(a, _), (b, _)| {
+        a.makespan.total_cmp(&b.makespan).then(a.peak.total_cmp(&b.peak))
+    });
+    let has_time = || left() > how.time_limit / 2;
+    for (_, start) in fitting.into_iter().take(N_PASSED) {
+        let cost = costs(&start)?;
+        for timetable in passed(start, allowed, how, &cost, &has_time) {
             let cost = costs(&timetable)?;
+            hunt.start(&timetable, &cost);
+            observe(&hunt.progress);
             from.push((timetable, cost));
         }
     }
     let is_long = n_micro_batches as usize >= 4 * placement.n_workers();
     if !n_micro_batches.is_multiple_of(2) || !is_long {
-        return Ok(search(&from, &Search { time_limit: left(), ..*how }, observe));
+        return Ok(hunt.run(how.n_orders, how.time_limit, observe));
     }
     let part = |of: u32| Search {
         n_orders: how.n_orders / u64::from(of),
@@ -48,7 +75,7 @@ pub fn shortest<C: Costs, E>(
     let eighth = part(8);
     // The bound of all ops that are allowed, not of those alone that are still ordered.
     let mut lower_bound = f64::INFINITY;
-    let first = search(&from, &eighth, |progress| {
+    let first = hunt.run(eighth.n_orders, began.elapsed() + eighth.time_limit, &mut |progress| {
         lower_bound = progress.lower_bound;
         observe(progress);
     });
@@ -78,45 +105,58 @@ pub fn shortest<C: Costs, E>(
         lower_bound,
         ..*progress
     };
-    let found = search(&from, &rest, |progress| observe(&all(progress)));
+    let mut hunt = Hunt::new(&rest); // it may be late, but begins with what was found
+    for (timetable, cost) in &from {
+        hunt.start(timetable, cost);
+    }
+    let found = hunt.run(n_orders, rest.time_limit, &mut |progress| observe(&all(progress)));
     Ok(found.map(|found| Found { progress: all(&found.progress), ..found }))
 }
 
-/// What the allowed passes make of a start, named with the options that say so. One in no order yet is
-/// refused by those that run it, and needs them not.
-fn passed<C: Costs, E>(
-    timetable: Timetable,
+/// Of so many of the best starts it is tried what passes make of them.
+const N_PASSED: usize = 4;
+
+/// What other passes make of a start, as long as there is time, named with the options that say so.
+fn passed(
+    start: Timetable,
     allowed: Allowed,
     how: &Search,
-    costs: &impl Fn(&Timetable) -> Result<C, E>,
-) -> Result<Vec<Timetable>, E> {
-    let lowering = Lowering { max_peak: how.max_peak, ..Lowering::default() };
-    let cost = costs(&timetable)?;
+    costs: &impl Costs,
+    has_time: &impl Fn() -> bool,
+) -> Vec<Timetable> {
     let named = |passed: Timetable, option: &str| {
         let schedule = format!("{}{option}", passed.schedule);
         Timetable { schedule, ..passed }
     };
-    let hoisted = |(hoist, option)| {
-        let all = recompute(&timetable, |_, _| allowed.recompute, hoist, &lowering, &cost);
-        all.map(|all| named(all, option))
-    };
-    let mut passed: Vec<Timetable> = match allowed.recompute {
-        Recompute::None => vec![timetable],
-        _ => [(Hoist::By(0), ""), (Hoist::Auto, " --hoist auto")]
-            .into_iter()
-            .flat_map(hoisted)
-            .collect(),
-    };
-    if allowed.split_backwards {
-        let split = |timetable: &Timetable| {
-            let halves = split_backward(timetable, &lowering, &cost).ok()?;
-            Some(named(halves, " --split-backward"))
-        };
-        let split: Vec<_> =
-            passed.iter().filter(|t| t.has(Kind::Backward)).filter_map(split).collect();
-        passed.extend(split);
+    let hoisted = (allowed.recompute != Recompute::None && has_time())
+        .then(|| recomputed(&start, allowed, how, Hoist::Auto, costs).ok())
+        .flatten()
+        .map(|hoisted| named(hoisted, " --hoist auto"));
+    let mut whole: Vec<Timetable> = Vec::new();
+    if allowed.split_backwards && start.has(Kind::Backward) {
+        whole.extend(recomputed(&start, allowed, how, Hoist::By(0), costs).ok());
+        whole.extend(hoisted.clone());
     }
-    Ok(passed)
+    let split = |whole: Timetable| {
+        let halves = has_time().then(|| split_backward(&whole, &lowering(how), costs));
+        halves?.ok().map(|halves| named(halves, " --split-backward"))
+    };
+    hoisted.into_iter().chain(whole.into_iter().filter_map(split)).collect()
+}
+
+/// A start that keeps what is allowed.
+fn recomputed(
+    start: &Timetable,
+    allowed: Allowed,
+    how: &Search,
+    hoist: Hoist,
+    costs: &impl Costs,
+) -> Result<Timetable, Refusal> {
+    recompute(start, |_, _| allowed.recompute, hoist, &lowering(how), costs)
+}
+
+fn lowering(how: &Search) -> Lowering {
+    Lowering { max_peak: how.max_peak, ..Lowering::default() }
 }
 
 /// The micro-batches of a timetable, and as many more behind them in the same order.

@@ -24,23 +24,39 @@ pub struct Allowed {
 /// backwards if they are allowed. Nothing is recomputed yet.
 pub fn starts(placement: &Placement, n_micro_batches: u32, allowed: Allowed) -> Vec<Timetable> {
     let mut found: Vec<Timetable> = Vec::new();
-    for schedule in SCHEDULES.iter().filter(|s| may_have(**s, placement, n_micro_batches)) {
+    for timetable in each(placement, n_micro_batches, allowed) {
+        if found.iter().all(|other| other.rows != timetable.rows) {
+            found.push(timetable);
+        }
+    }
+    found
+}
+
+/// [`starts`], each made when it is asked for, and some of them twice.
+pub(super) fn each(
+    placement: &Placement,
+    n_micro_batches: u32,
+    allowed: Allowed,
+) -> impl Iterator<Item = Timetable> {
+    let is_allowed = move |timetable: &Timetable| {
+        timetable.placement == *placement
+            && timetable.update == Update::Flush
+            && (allowed.split_backwards || !is_split(timetable))
+            && (allowed.halved_micro_batches || timetable.units_per_micro == 1)
+    };
+    let known = SCHEDULES.iter().filter(move |s| may_have(**s, placement, n_micro_batches));
+    let of_table = known.flat_map(move |schedule| {
         let plain = shape(placement, n_micro_batches);
         let named = |(shape, options)| (shape, format!("{} {options}", schedule.name()));
         let others = schedule.parameters(plain).into_iter().map(named);
-        for (shape, name) in std::iter::once((plain, schedule.name().to_string())).chain(others) {
-            let Ok(timetable) = schedule.timetable(&shape) else { continue };
-            let is_allowed = timetable.placement == *placement
-                && timetable.update == Update::Flush
-                && (allowed.split_backwards || !is_split(&timetable))
-                && (allowed.halved_micro_batches || timetable.units_per_micro == 1);
-            if is_allowed && found.iter().all(|other| other.rows != timetable.rows) {
-                found.push(Timetable { schedule: name, ..timetable });
-            }
-        }
-    }
-    found.push(unordered(placement.clone(), n_micro_batches, allowed.split_backwards));
-    found
+        let shapes = std::iter::once((plain, schedule.name().to_string())).chain(others);
+        shapes.filter_map(move |(shape, name)| {
+            let timetable = schedule.timetable(&shape).ok().filter(is_allowed)?;
+            Some(Timetable { schedule: name, ..timetable })
+        })
+    });
+    let last = move || unordered(placement.clone(), n_micro_batches, allowed.split_backwards);
+    of_table.chain(std::iter::once_with(last))
 }
 
 /// Whether a schedule has the placement at all: to see by as few micro-batches as any schedule asks for.

@@ -16,7 +16,7 @@ use chimera_core::engine::{
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
 use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::lower::{Hoist, Lowering, Passes, Sync, lower};
+use chimera_core::lower::{Lowering, Passes, Sync, lower};
 use chimera_core::model::{Architecture, BertStage, Gpt2Stage, ModelConfig, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::Stage;
@@ -170,8 +170,8 @@ pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
     let schedule = find(run.schedule).expect("known");
     let timetable = schedule.timetable(&run.shape).expect("fits");
     let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
-    let passed = run.passes.apply(timetable, Lowering::default(), &costs);
-    train_timetable(run, &passed.expect("sound").0)
+    let passed = run.passes.apply(timetable, &Lowering::default(), &costs);
+    train_timetable(run, &passed.expect("sound"))
 }
 
 /// Trains with a timetable that need not be what the run's schedule makes of its shape.
@@ -244,7 +244,6 @@ fn ranks<T: Send, R: Send>(
         sync: run.sync,
         barrier: training.needs_barrier(),
         tied: if is_tied { vec![vec![StageId(0), StageId(n_stages as u16 - 1)]] } else { vec![] },
-        on_demand: run.passes.hoist == Hoist::OnDemand,
         ..Lowering::default()
     };
     let program = lower(timetable, &how).unwrap_or_else(|refusal| panic!("{run:?}: {refusal}"));
