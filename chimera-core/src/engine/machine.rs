@@ -111,10 +111,10 @@ where
         let keeps_sums = self.job.training.shard_optimizer;
         let start = self.now();
         let number = self.sum_number(bucket);
-        let World { kernels, comm, owners, .. } = &mut *self;
-        let owners = of_bucket(owners, bucket);
+        let World { kernels, comm, slices, .. } = &mut *self;
+        let slices = of_bucket(slices, bucket);
         let sum =
-            Reduction::start(kernels, comm, number, bucket, members, owners, keeps_sums, parts);
+            Reduction::start(kernels, comm, number, bucket, members, slices, keeps_sums, parts);
         let sum = self.on_wire(format!("reduction of {bucket}"), sum)?;
         self.under_way.push((bucket, sum, start));
         Ok(())
