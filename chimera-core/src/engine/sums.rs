@@ -133,6 +133,12 @@ impl<T: Clone + Send> Reduction<T> {
         self.advance(kernels, comm, |comm, from, tag| comm.try_take(from, tag))
     }
 
+    /// Whether nothing is left to wait for.
+    pub(super) fn is_done(&self) -> bool {
+        let mut pieces = self.tensors.iter().flatten();
+        pieces.all(|piece| matches!(piece.state, State::Done(_) | State::Given))
+    }
+
     /// Waits for all sums until `deadline`; `None` for those that others keep. They may share memory with
     /// the other members' copies.
     pub(super) fn finish<K, C>(
