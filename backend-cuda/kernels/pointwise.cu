@@ -24,6 +24,17 @@ GLOBAL accumulate_activation(T* into, const T* x, i64 n) {
     store(into + at, sum, m);
 }
 
+struct Joined {
+    const float* x;
+    i64 n, first, at;
+};
+
+// y[at..] = x for each of some tensors.
+GLOBAL join(const Joined* all, int n_all, float* y) {
+    Joined part = row_of_block(all, n_all);
+    EACH_OF_BLOCK(i, part.n, blockIdx.x - part.first) y[part.at + i] = part.x[i];
+}
+
 // y[row] = x[row], whose rows are `pitch` apart.
 GLOBAL pack_rows(const T* x, T* y, int width, int pitch) {
     i64 row = blockIdx.x;

@@ -74,6 +74,10 @@ impl Kernels for Candle {
         self.named("rows", tensor.narrow(0, start, len))
     }
 
+    fn join(&self, tensors: &[&Tensor]) -> Result<Tensor> {
+        self.named("join", cpu::join(tensors))
+    }
+
     fn accumulate(&self, into: &mut Tensor, x: &Tensor) -> Result<()> {
         self.named("accumulate", cpu::sums::accumulate(into, x))
     }

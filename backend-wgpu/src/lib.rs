@@ -108,6 +108,10 @@ impl Kernels for Wgpu {
         Ok(tensor.rows(start, len))
     }
 
+    fn join(&self, tensors: &[&Tensor]) -> Result<Tensor> {
+        self.gpu.join(tensors)
+    }
+
     fn accumulate(&self, into: &mut Tensor, x: &Tensor) -> Result<()> {
         self.gpu.accumulate(into, x)
     }

@@ -5,9 +5,10 @@ mod training;
 use chimera_core::engine::Optimizer;
 use chimera_core::lower::{Hoist, Passes, Recompute, Sync};
 use chimera_core::model::Architecture;
-use chimera_core::schedule::{Scaling, Shape};
+use chimera_core::schedule::{Scaling, Shape, find};
 use proptest::prelude::*;
-use training::{Run, config, train};
+use training::withheld::Withheld;
+use training::{Run, body, config, execute, train};
 
 fn assert_equivalent(run: &Run) {
     let (many, one) = (train(run).expect("trains"), train(&run.alone()).expect("trains"));
@@ -297,6 +298,24 @@ proptest! {
 }
 
 /// Who updates a tensor is no matter: losses, norms, gradients and weights are the same to the bit.
+/// A rank that waits for a gradient adds what it has of a sum meanwhile: here it gets the one only behind the other.
+#[test]
+fn sums_go_on_while_a_rank_waits() {
+    let run = Run {
+        sync: Sync::Eager,
+        patience: std::time::Duration::from_secs(20),
+        ..Run::new("chimera", Shape::new(2, 2))
+    };
+    let timetable = find(run.schedule).expect("known").timetable(&run.shape).expect("fits");
+    let ran = execute(&run, &timetable, |job, inner, stage| {
+        let mut comm = Withheld { inner, parted: None, summed: None, n_withheld: 0 };
+        body(job, &mut comm, stage)?;
+        Ok(comm.n_withheld)
+    });
+    let n_withheld: usize = ran.expect("trains").into_iter().sum();
+    assert!(n_withheld > 0, "no rank waited in the middle of a sum");
+}
+
 #[test]
 fn a_shared_out_optimizer_trains_the_same_with_less_memory() {
     for (n_pipes, width, tied, optimizer) in [

@@ -367,7 +367,7 @@ fn an_asynchronous_schedule_skips_nothing() {
 fn replicas_that_differ_are_found_with_their_tensor() {
     let run = Run { clip: None, ..Run::new("chimera", Shape::new(2, 2)) };
     let is_struck = |from, tag: Tag| {
-        from == Rank(0) && tag.step == 1 && matches!(tag.what, What::Sum { tensor: 0, .. })
+        from == Rank(0) && tag.step == 1 && matches!(tag.what, What::Sum { slice: 0, .. })
     };
     for strikes in [false, true] {
         let fate = |from, tag| match strikes && is_struck(from, tag) {

@@ -46,7 +46,7 @@ fn two_groups_take_what_was_computed_by_hand() {
     assert_eq!(two_by_two(1), (18.0 + 16.0, 3.0 * 2.0));
 }
 
-/// By the largest owner: with fewer tensors than replicas, some own nothing.
+/// By the largest owner: small tensors stay whole, so some own nothing; large ones are shared out.
 #[test]
 fn a_sum_takes_as_long_as_its_busiest_port() {
     let program = program("dapple", &Shape::new(1, 1));
@@ -59,6 +59,10 @@ fn a_sum_takes_as_long_as_its_busiest_port() {
     assert_eq!(sum(4, &[3.0; 4]), 2.0 * 9.0);
     assert_eq!(sum(4, &[12.0]), 2.0 * 3.0 * 12.0);
     assert_eq!(sum(128, &[4.0, 4.0, 3.0, 1.0]), 2.0 * 127.0 * 4.0);
+    let slice = 4096.0;
+    assert_eq!(sum(4, &[16.0 * slice]), 2.0 * 3.0 * 4.0 * slice);
+    assert_eq!(sum(4, &[2.0 * slice, 6.0 * slice]), 2.0 * 3.0 * 2.0 * slice);
+    assert_eq!(sum(128, &[16.0 * slice]), 2.0 * 127.0 * slice);
 }
 
 /// Eight replicas on two nodes, each the owner of a tensor: four send half of all they have to the other node.

@@ -135,8 +135,8 @@ fn head(tag: Tag) -> Head {
             let x = u32::from(pipe.0) << 16 | u32::from(stage.0);
             of(code(kind), x, span.start, u64::from(span.len))
         }
-        What::Part { bucket, tensor } => of(PART, bucket.0, tensor, 0),
-        What::Sum { bucket, tensor } => of(SUM, bucket.0, tensor, 0),
+        What::Part { bucket, slice } => of(PART, bucket.0, slice, 0),
+        What::Sum { bucket, slice } => of(SUM, bucket.0, slice, 0),
         What::Updated { bucket, tensor } => of(UPDATED, bucket.0, tensor, 0),
         What::Evaluated { sample, stage } => of(EVALUATED, stage.0.into(), 0, sample),
         What::Weight { stage, tensor } => of(WEIGHT, stage.0.into(), tensor, 0),
@@ -159,8 +159,8 @@ fn code(kind: TokenKind) -> u32 {
 fn tag(head: &Head) -> Result<Tag, String> {
     let Head { code, number: step, x, y, z } = *head;
     let what = match code {
-        PART => What::Part { bucket: BucketId(x), tensor: y },
-        SUM => What::Sum { bucket: BucketId(x), tensor: y },
+        PART => What::Part { bucket: BucketId(x), slice: y },
+        SUM => What::Sum { bucket: BucketId(x), slice: y },
         UPDATED => What::Updated { bucket: BucketId(x), tensor: y },
         EVALUATED => What::Evaluated { sample: z, stage: StageId(narrow("stage", x)?) },
         WEIGHT => What::Weight { stage: StageId(narrow("stage", x)?), tensor: y },
@@ -223,8 +223,8 @@ mod tests {
     fn letters_survive_the_wire() {
         let (bucket, stage) = (BucketId(70_000), StageId(7));
         let others = [
-            What::Part { bucket, tensor: 9 },
-            What::Sum { bucket, tensor: u32::MAX },
+            What::Part { bucket, slice: 9 },
+            What::Sum { bucket, slice: u32::MAX },
             What::Updated { bucket, tensor: 3 },
             What::Evaluated { sample: u64::MAX, stage },
             What::Weight { stage, tensor: 5 },
@@ -253,7 +253,7 @@ mod tests {
     fn no_bit_is_lost() {
         let bits = [0x7fa0_0001u32, 0xffc1_2345, 1];
         let host = Host { shape: vec![3], data: bits.map(f32::from_bits).to_vec() };
-        let tag = Tag { step: 0, what: What::Part { bucket: BucketId(0), tensor: 0 } };
+        let tag = Tag { step: 0, what: What::Part { bucket: BucketId(0), slice: 0 } };
         let words = Letter::Tensor(tag, host).into_words().expect("sendable");
         let Ok(Letter::Tensor(_, host)) = Letter::from_words(words) else { panic!("a tensor") };
         assert_eq!(host.data.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), bits);
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(refused(&|w| *w = w.split_off(1)), "it has another length than it says");
         assert_eq!(refused(&set(n - FOOTER + 1, PART)), "its 4 elements are not of shape []");
         let mut tensor = Letter::Tensor(
-            Tag { step: 0, what: What::Part { bucket: BucketId(0), tensor: 0 } },
+            Tag { step: 0, what: What::Part { bucket: BucketId(0), slice: 0 } },
             Host { shape: vec![1], data: vec![1.0] },
         )
         .into_words()
@@ -297,7 +297,7 @@ mod tests {
         }
         let shape = vec![1; MAX_DIMS + 1];
         let many = Letter::Tensor(
-            Tag { step: 0, what: What::Part { bucket: BucketId(0), tensor: 0 } },
+            Tag { step: 0, what: What::Part { bucket: BucketId(0), slice: 0 } },
             Host { shape, data: vec![1.0] },
         );
         assert!(many.into_words().is_err());

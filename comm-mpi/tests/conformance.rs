@@ -37,8 +37,8 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-fn tag(step: u64, tensor: u32) -> Tag {
-    Tag { step, what: What::Sum { bucket: BucketId(0), tensor } }
+fn tag(step: u64, slice: u32) -> Tag {
+    Tag { step, what: What::Sum { bucket: BucketId(0), slice } }
 }
 
 /// Sizes around the limits of eager protocols and far beyond, in both directions at once.

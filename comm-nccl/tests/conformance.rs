@@ -177,7 +177,7 @@ fn soon() -> Instant {
 }
 
 fn tag(step: u64) -> Tag {
-    Tag { step, what: What::Sum { bucket: BucketId(0), tensor: 0 } }
+    Tag { step, what: What::Sum { bucket: BucketId(0), slice: 0 } }
 }
 
 /// Runs `body` on every rank, a thread each, and returns what they return.

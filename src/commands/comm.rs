@@ -216,8 +216,8 @@ impl Measured<'_> {
         Ok(seconds[N_ROUNDS / 2])
     }
 
-    fn tag(&self, tensor: u32) -> Tag {
-        Tag { step: self.number, what: What::Sum { bucket: BucketId(0), tensor } }
+    fn tag(&self, slice: u32) -> Tag {
+        Tag { step: self.number, what: What::Sum { bucket: BucketId(0), slice } }
     }
 }
 

@@ -18,13 +18,22 @@ mod memory;
 pub(crate) mod sgd;
 pub(crate) mod sums;
 
-use candle_core::{Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
 
 /// Appends the elements of `tensor`, row-major.
 pub(crate) fn copy_into(tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {
     into.extend_from_slice(&memory::values(&tensor.contiguous()?)?);
     Ok(())
+}
+
+/// The rows of `tensors`, one below the other.
+pub(crate) fn join(tensors: &[&Tensor]) -> Result<Tensor> {
+    let mut shape = tensors[0].dims().to_vec();
+    shape[0] = tensors.iter().map(|x| x.dims()[0]).sum();
+    let mut data = Vec::with_capacity(shape.iter().product());
+    tensors.iter().try_for_each(|x| copy_into(x, &mut data))?;
+    Tensor::from_vec(data, shape, &Device::Cpu)
 }
 
 /// Elements of one piece of elementwise work: 64 KiB, so that a few operands fit a core's cache.

@@ -4,6 +4,7 @@
 //! in the tests, emulated on the processor.
 
 use std::ffi::c_void;
+use std::ops::Range;
 
 use chimera_core::kernels::{Clock, Result};
 
@@ -76,9 +77,9 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Marks `memory` as ready from here on for drivers of other ranks.
     fn publish(&self, memory: &Self::Memory) -> Result<()>;
 
-    /// Memory of this device with what `memory` holds, if it lies on another one. Work from here on begins when what
-    /// was [published](Driver::publish) is there.
-    fn adopt(&self, memory: &Self::Memory) -> Result<Option<Self::Memory>>;
+    /// Memory of this device with these bytes of `memory`, if it lies on another one. Work from here on begins when
+    /// what was [published](Driver::publish) is there.
+    fn adopt(&self, memory: &Self::Memory, bytes: Range<usize>) -> Result<Option<Self::Memory>>;
 
     /// The clock of this driver's work, where there is one.
     fn clock(&self) -> Result<Option<Box<dyn Clock>>>;

@@ -2,7 +2,7 @@
 
 use chimera_core::kernels::Result;
 
-use super::tensor::{Buffer, Cast};
+use super::tensor::Cast;
 use super::{BLOCK, Driver, Element, Gpu, Piece, Tensor, int, long};
 
 /// Elements of bf16 in a line of the cache.
@@ -114,8 +114,8 @@ impl<D: Driver> Gpu<D> {
 
     /// `tensor` in memory of this device.
     pub(super) fn adopted(&self, tensor: Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
-        Ok(match self.driver.adopt(&tensor.buffer.memory)? {
-            Some(memory) => Tensor { buffer: Buffer::new(memory), ..tensor },
+        Ok(match self.driver.adopt(&tensor.buffer.memory, tensor.bytes())? {
+            Some(memory) => Tensor::of(memory, tensor.element, tensor.shape),
             None => tensor,
         })
     }

@@ -96,6 +96,10 @@ impl<D: Driver> Kernels for Gpu<D> {
         Ok(self.view_rows(tensor, start, len))
     }
 
+    fn join(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor> {
+        self.joined(tensors)
+    }
+
     fn hand_over(&self, tensor: &Self::Tensor) -> Result<()> {
         self.driver.publish(&tensor.buffer.memory)
     }

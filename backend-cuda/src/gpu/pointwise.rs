@@ -2,9 +2,27 @@
 
 use chimera_core::kernels::{Activation, Dropout, Result};
 
-use super::{Arg, Driver, Element, Gpu, Tensor, float, long};
+use super::{Arg, BLOCK, CHUNK, Driver, Element, Gpu, Tensor, float, int, long};
 
 impl<D: Driver> Gpu<D> {
+    /// The rows of f32 tensors, one below the other.
+    pub(super) fn joined(&self, tensors: &[&Tensor<D::Memory>]) -> Result<Tensor<D::Memory>> {
+        let tensors: Vec<_> = tensors.iter().map(|x| self.wide(x)).collect::<Result<_>>()?;
+        let mut shape = tensors[0].shape.clone();
+        shape[0] = tensors.iter().map(Tensor::n_rows).sum();
+        let y = self.empty(&shape, Element::F32)?;
+        let (mut rows, mut n_blocks, mut at) = (Vec::new(), 0, 0);
+        for x in &tensors {
+            let n = x.len();
+            rows.extend([x.read(), long(n), long(n_blocks), long(at)]);
+            n_blocks += n.div_ceil(CHUNK * BLOCK);
+            at += n;
+        }
+        let args = [Arg::Table(&rows), int(tensors.len()), y.write()];
+        self.run("join", [n_blocks, 1], BLOCK, &args)?;
+        Ok(y)
+    }
+
     pub(super) fn add(&self, into: &Tensor<D::Memory>, x: &Tensor<D::Memory>) -> Result<()> {
         assert_eq!(into.shape, x.shape, "accumulate");
         assert!(into.is_packed(), "accumulate into rows that lie apart");

@@ -4,6 +4,7 @@
 //! results that hang on the order of threads. It says nothing of speed.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -141,7 +142,7 @@ impl Memory {
     fn check(&self) {
         let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         let all = bytes.len() * size_of::<u128>();
-        let is_whole = |mut range: std::ops::Range<usize>| {
+        let is_whole = |mut range: Range<usize>| {
             // SAFETY: the range is inside of the allocation.
             range.all(|i| unsafe { *self.start.sub(MARGIN).add(i) } == MARK)
         };
@@ -256,7 +257,7 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    fn adopt(&self, _: &Memory) -> Result<Option<Memory>> {
+    fn adopt(&self, _: &Memory, _: Range<usize>) -> Result<Option<Memory>> {
         Ok(None)
     }
 

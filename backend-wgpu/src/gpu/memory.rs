@@ -52,6 +52,27 @@ impl Gpu {
         self.check(op)
     }
 
+    /// The rows of `tensors`, one below the other.
+    pub(crate) fn join(&self, tensors: &[&Tensor]) -> Result<Tensor> {
+        let op = "join";
+        let mut shape = tensors[0].shape().to_vec();
+        shape[0] = tensors.iter().map(|x| x.n_rows()).sum();
+        let joined = self.tensor(op, &shape)?;
+        let mut stream = self.stream();
+        let encoder = stream.encoder(&self.device);
+        let mut at = 0;
+        for x in tensors {
+            let Slice { memory, start, len } = x.all();
+            let (start, size) = (start as u64 * ELEMENT, len as u64 * ELEMENT);
+            let into = joined.all().memory.buffer();
+            encoder.copy_buffer_to_buffer(memory.buffer(), start, into, at, size);
+            at += size;
+        }
+        drop(stream);
+        self.check(op)?;
+        Ok(joined)
+    }
+
     /// Begins to copy a tensor to the host.
     pub(crate) fn fetch(self: &Arc<Gpu>, tensor: &Tensor) -> Result<Fetched> {
         let op = "download";

@@ -5,7 +5,8 @@
 //!
 //! Every rank has a port, and every node a link to all others. A message takes `alpha`, and `beta` for each
 //! byte (Hockney, Parallel Computing 20, 1994). Messages of a pipeline have the network to themselves. A sum goes as
-//! [`engine`](crate::engine)'s do: replicas send each tensor to its owner, and owners send the sums back.
+//! [`engine`](crate::engine)'s do: replicas share all rows out, send each slice to its owner, and owners send the sums
+//! back.
 //! Either way takes as long as the busiest port sends or receives, or the busiest link between nodes. Ports
 //! and links are full duplex; what a node's ranks send to other nodes shares its link, within a sum and
 //! between sums.
@@ -15,7 +16,7 @@ use rustc_hash::FxHashMap;
 use crate::costs::Costs;
 use crate::effects::{Token, TokenKind};
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::lower::{Program, shared_out};
+use crate::lower::{Program, slices};
 use crate::op::Op;
 use crate::placement::Placement;
 
@@ -199,17 +200,17 @@ impl<C: Costs> Costs for NetworkCosts<C> {
     }
 }
 
-/// Bytes of gradients and how many they are in, as owned by some replicas.
+/// Bytes of gradients and how many slices they are in, as owned by some replicas.
 #[derive(Clone, Copy, Default)]
 struct Owned {
-    n_tensors: f64,
+    n_slices: f64,
     bytes: f64,
     n_replicas: f64,
 }
 
 impl Owned {
     fn add(&mut self, other: Owned) {
-        self.n_tensors += other.n_tensors;
+        self.n_slices += other.n_slices;
         self.bytes += other.bytes;
         self.n_replicas += other.n_replicas;
     }
@@ -219,9 +220,11 @@ impl Network {
     /// A sum of tensors of these sizes over `replicas`.
     fn sum(&self, replicas: &[Rank], tensors: &[f64], placement: &Placement) -> Sum {
         let mut owned = vec![Owned { n_replicas: 1.0, ..Owned::default() }; replicas.len()];
-        let sizes: Vec<usize> = tensors.iter().map(|bytes| *bytes as usize).collect();
-        for (owner, bytes) in shared_out(&sizes, replicas.len()).into_iter().zip(tensors) {
-            owned[owner].add(Owned { n_tensors: 1.0, bytes: *bytes, n_replicas: 0.0 });
+        // Rows are far smaller than slices.
+        let sizes: Vec<_> = tensors.iter().map(|bytes| (bytes.round() as usize, 1)).collect();
+        for slice in slices(&sizes, replicas.len()).iter().flatten() {
+            let bytes = slice.rows.len() as f64;
+            owned[slice.owner].add(Owned { n_slices: 1.0, bytes, n_replicas: 0.0 });
         }
         let (mut nodes, mut all) = (FxHashMap::<usize, Owned>::default(), Owned::default());
         for (rank, owned) in replicas.iter().zip(&owned) {
@@ -231,11 +234,10 @@ impl Network {
         let port = |(rank, owned): (&Rank, &Owned)| {
             let node = nodes[&self.node(*rank)];
             let (near, far) = (node.n_replicas - 1.0, all.n_replicas - node.n_replicas);
-            let sends =
-                self.inside.takes(node.n_tensors - owned.n_tensors, node.bytes - owned.bytes)
-                    + self.between.takes(all.n_tensors - node.n_tensors, all.bytes - node.bytes);
-            let receives = self.inside.takes(near * owned.n_tensors, near * owned.bytes)
-                + self.between.takes(far * owned.n_tensors, far * owned.bytes);
+            let sends = self.inside.takes(node.n_slices - owned.n_slices, node.bytes - owned.bytes)
+                + self.between.takes(all.n_slices - node.n_slices, all.bytes - node.bytes);
+            let receives = self.inside.takes(near * owned.n_slices, near * owned.bytes)
+                + self.between.takes(far * owned.n_slices, far * owned.bytes);
             2.0 * sends.max(receives)
         };
         let mut takes = replicas.iter().zip(&owned).map(port).fold(0.0, f64::max);

@@ -42,8 +42,8 @@ pub fn run<T>(comm: &mut impl Comm<T>, tensor: impl Fn(u32) -> T, number: impl F
     let others = [
         tag(1, 0),
         tag(2, 0),
-        Tag { step: 1, what: What::Part { bucket, tensor: 0 } },
-        Tag { step: 1, what: What::Sum { bucket, tensor: 0 } },
+        Tag { step: 1, what: What::Part { bucket, slice: 0 } },
+        Tag { step: 1, what: What::Sum { bucket, slice: 0 } },
     ];
     for (i, tag) in (0..4).zip(others) {
         comm.send(right, tag, tensor(i)).expect("send");

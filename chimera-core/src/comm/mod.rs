@@ -40,19 +40,19 @@ pub struct Tag {
 pub enum What {
     /// The value of a token.
     Token(Token),
-    /// One replica's part of the sum of the `tensor`-th gradient of a bucket, to the owner of the sum.
+    /// One replica's part of the sum of a slice of the gradients of a bucket, to the owner of the slice.
     Part {
         /// The bucket.
         bucket: BucketId,
-        /// Index of the tensor in the bucket.
-        tensor: u32,
+        /// Number of the slice in the bucket.
+        slice: u32,
     },
-    /// The sum, from its owner to the other replicas.
+    /// The sum, from the owner to the other replicas.
     Sum {
         /// The bucket.
         bucket: BucketId,
-        /// Index of the tensor in the bucket.
-        tensor: u32,
+        /// Number of the slice in the bucket.
+        slice: u32,
     },
     /// The weights of the `tensor`-th tensor of a bucket after its update, from its owner to the other
     /// replicas.
@@ -87,8 +87,10 @@ impl fmt::Display for What {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             What::Token(token) => write!(f, "{token}"),
-            What::Part { bucket, tensor } => write!(f, "gradient {tensor} of {bucket}"),
-            What::Sum { bucket, tensor } => write!(f, "the summed gradient {tensor} of {bucket}"),
+            What::Part { bucket, slice } => write!(f, "gradient slice {slice} of {bucket}"),
+            What::Sum { bucket, slice } => {
+                write!(f, "the summed gradient slice {slice} of {bucket}")
+            }
             What::Updated { bucket, tensor } => {
                 write!(f, "the updated tensor {tensor} of {bucket}")
             }

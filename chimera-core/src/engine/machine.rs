@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use super::agreement::{Agreed, Culprit};
 use super::ops::Value;
@@ -11,7 +12,7 @@ use super::sums::Reduction;
 use super::world::{Held, Places, Since, World, held_mut};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Awaited, Work};
-use crate::comm::{Comm, Tag, What};
+use crate::comm::{Comm, CommError, Tag, What};
 use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, ChannelId, Rank, StageId, WorkerId};
@@ -21,6 +22,9 @@ use crate::lower::Bucket;
 use crate::op::Cell;
 use crate::stage::Stage;
 use crate::update::Update;
+
+/// For how long a message is waited for between two looks at the sums under way.
+const TURN: Duration = Duration::from_millis(5);
 
 impl<S, K, C> Machine for World<'_, S, K, C>
 where
@@ -84,7 +88,7 @@ where
         let (now, ahead) = (tag(token), self.job.program.channel_bound() as usize);
         let next = self.expected[channel.index()].get(ahead).copied().map(tag);
         let start = self.now();
-        let taken = self.comm.take(from, now, self.deadline());
+        let taken = self.take(from, now)?;
         self.waited(worker, Awaited::Message(token), start);
         let taken = self.on_wait(token, Need::Token(token), taken)?;
         let stage = match token.kind {
@@ -111,10 +115,10 @@ where
         let keeps_sums = self.job.training.shard_optimizer;
         let start = self.now();
         let number = self.sum_number(bucket);
-        let World { kernels, comm, owners, .. } = &mut *self;
-        let owners = of_bucket(owners, bucket);
+        let World { kernels, comm, slices, .. } = &mut *self;
+        let slices = of_bucket(slices, bucket);
         let sum =
-            Reduction::start(kernels, comm, number, bucket, members, owners, keeps_sums, parts);
+            Reduction::start(kernels, comm, number, bucket, members, slices, keeps_sums, parts);
         let sum = self.on_wire(format!("reduction of {bucket}"), sum)?;
         self.under_way.push((bucket, sum, start));
         Ok(())
@@ -244,6 +248,32 @@ where
             format!("{culprit} is not finite{again}{weights}. Lower --lr, or clip with --clip");
         let step = Some(self.step + step as u64);
         Fault { step, ..Fault::new(Class::NonFinite, rank, message) }
+    }
+
+    /// Takes a message; sums under way go on while it waits.
+    fn take(&mut self, from: Rank, tag: Tag) -> Result<Result<S::Tensor, CommError>, Fault> {
+        let (began, deadline) = (Instant::now(), self.deadline());
+        let mut left = deadline.saturating_duration_since(began);
+        // The first step has a patience of its own, and some transports know it by the deadline alone.
+        while self.agreed.is_some() && left > TURN && self.is_summing() {
+            match self.comm.take(from, tag, Instant::now() + TURN) {
+                // Not by the clock: a rank that was stopped has not waited.
+                Err(CommError::Timeout { .. }) => left -= TURN,
+                taken => return Ok(taken),
+            }
+            self.poll_sums()?;
+        }
+        let taken = self.comm.take(from, tag, Instant::now() + left);
+        Ok(taken.map_err(|error| match error {
+            CommError::Timeout { from, what, .. } => {
+                CommError::Timeout { from, what, waited: began.elapsed() }
+            }
+            other => other,
+        }))
+    }
+
+    fn is_summing(&self) -> bool {
+        self.under_way.iter().any(|(_, sum, _)| !sum.is_done())
     }
 
     fn poll_sums(&mut self) -> Result<(), Fault> {

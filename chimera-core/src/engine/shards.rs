@@ -1,5 +1,5 @@
-//! Which rank owns which tensor: it adds up the gradients of all replicas, counts their norm, and where
-//! the optimizer is shared out it alone updates the tensor.
+//! Which rank owns which tensor: it counts the norm of its gradient, and where the optimizer is shared out it alone
+//! has the sum of all replicas' gradients and updates the tensor. Elsewhere replicas share sums out by rows.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::comm::{Comm, Tag, What};
 use crate::fault::Fault;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::kernels::Kernels;
-use crate::lower::{Program, shared_out};
+use crate::lower::{Program, Slice, shared_out, slices};
 use crate::stage::{Param, Stage};
 
 /// By bucket of an update and tensor: where a worker that holds these stages keeps it. A bucket of one
@@ -46,16 +46,47 @@ pub(super) fn owners<'p>(
     layout: &[Vec<Places>],
     params: impl Fn(StageId) -> Option<&'p [Param]>,
 ) -> Vec<Vec<Rank>> {
-    let size = |places: &Places| {
-        let (stage, index) = *places.first()?;
-        Some(params(stage)?.get(index)?.n_elements())
-    };
     let of = |(bucket, tensors): (u32, &Vec<Places>)| {
         let members = program.replicas(width, BucketId(bucket));
-        let sizes: Vec<usize> = tensors.iter().map(|places| size(places).unwrap_or(0)).collect();
+        let sizes: Vec<usize> = extents(tensors, &params).iter().map(|(n, w)| n * w).collect();
         shared_out(&sizes, members.len()).into_iter().map(|member| members[member]).collect()
     };
     (0..).zip(layout).map(of).collect()
+}
+
+/// Likewise: which of its rows each replica adds up. All of them are the owner's where it keeps the sum.
+pub(super) fn sliced<'p>(
+    program: &Program,
+    width: usize,
+    layout: &[Vec<Places>],
+    params: impl Fn(StageId) -> Option<&'p [Param]>,
+    keeps_sums: bool,
+) -> Vec<Vec<Vec<Slice>>> {
+    let of = |(bucket, tensors): (u32, &Vec<Places>)| {
+        let n_members = program.replicas(width, BucketId(bucket)).len();
+        let extents = extents(tensors, &params);
+        if !keeps_sums {
+            return slices(&extents, n_members);
+        }
+        let sizes: Vec<usize> = extents.iter().map(|(n, w)| n * w).collect();
+        let owners = shared_out(&sizes, n_members).into_iter().zip(extents);
+        owners.map(|(owner, (n_rows, _))| vec![Slice { rows: 0..n_rows, owner }]).collect()
+    };
+    (0..).zip(layout).map(of).collect()
+}
+
+/// The rows of each tensor, and the bytes of one.
+fn extents<'p>(
+    tensors: &[Places],
+    params: impl Fn(StageId) -> Option<&'p [Param]>,
+) -> Vec<(usize, usize)> {
+    let of = |places: &Places| {
+        let (stage, index) = *places.first()?;
+        let shape = &params(stage)?.get(index)?.shape;
+        let n_rows = shape.first().copied().unwrap_or(1);
+        Some((n_rows, shape.iter().skip(1).product::<usize>() * size_of::<f32>()))
+    };
+    tensors.iter().map(|places| of(places).unwrap_or_default()).collect()
 }
 
 /// What a list by bucket of an update has of a bucket of any update.

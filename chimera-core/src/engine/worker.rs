@@ -8,7 +8,7 @@ use super::Job;
 use super::agreement::{Load, Totals};
 use super::handed::Handed;
 use super::recent::Recent;
-use super::shards::{layout, owners};
+use super::shards::{layout, owners, sliced};
 use super::timing::Timing;
 use super::world::{Held, ResidualBytes, Since, World, held_mut};
 use crate::analyze::Need;
@@ -98,6 +98,8 @@ where
         let params = |stage: StageId| held[stage.index()].as_ref().map(|h| h.stage.params());
         let layout = layout(job.program, params);
         let owners = owners(job.program, job.width, &layout, params);
+        let keeps_sums = job.training.shard_optimizer;
+        let slices = sliced(job.program, job.width, &layout, params, keeps_sums);
         let n_places: usize = layout.iter().flatten().map(Vec::len).sum();
         let n_params: usize = held.iter().flatten().map(|h| h.stage.params().len()).sum();
         if n_places != n_params {
@@ -134,6 +136,7 @@ where
             held,
             layout,
             owners,
+            slices,
         };
         Ok(Worker { world, me })
     }

@@ -17,6 +17,7 @@ use crate::effects::Token;
 use crate::fault::Fault;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::kernels::{DeviceError, Kernels, Updated};
+use crate::lower::Slice;
 use crate::op::Op;
 use crate::stage::Stage;
 use crate::update::Update;
@@ -53,6 +54,8 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) layout: Vec<Vec<Places>>,
     /// Likewise: which replica owns the tensor.
     pub(super) owners: Vec<Vec<Rank>>,
+    /// Likewise: which replica adds up which rows of its gradient.
+    pub(super) slices: Vec<Vec<Vec<Slice>>>,
     /// By channel: the tokens still to come that this worker receives, in order.
     pub(super) expected: Vec<VecDeque<Token>>,
     /// The first step of the program.

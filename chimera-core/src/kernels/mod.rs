@@ -140,6 +140,10 @@ pub trait Kernels: Clone + Send + Sync + 'static {
     /// The rows `start .. start + len` of the first dimension.
     fn rows(&self, tensor: &Self::Tensor, start: usize, len: usize) -> Result<Self::Tensor>;
 
+    /// The rows of some tensors, at least one and as wide as each other, one below the other, with memory of their
+    /// own.
+    fn join(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor>;
+
     /// Told before `tensor`, complete as far as this device has been asked, goes to another rank in this
     /// process: a device that works on its own marks it as ready from here on.
     fn hand_over(&self, _tensor: &Self::Tensor) -> Result<()> {

@@ -12,7 +12,7 @@ mod split;
 mod sync;
 
 pub use hoist::Hoist;
-pub(crate) use owners::shared_out;
+pub(crate) use owners::{Slice, shared_out, slices};
 pub use program::{Bucket, Channel, Instr, Program};
 pub use recompute::{Recompute, recompute};
 pub use split::split_backward;

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test file uses a part
 
 pub(crate) mod faulty;
+pub(crate) mod withheld;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;

@@ -14,6 +14,7 @@ mod staging;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -370,24 +371,24 @@ impl Driver for Cuda {
         memory.publish(&self.0.stream)
     }
 
-    fn adopt(&self, memory: &Memory) -> Result<Option<Memory>> {
+    fn adopt(&self, memory: &Memory, bytes: Range<usize>) -> Result<Option<Memory>> {
         if memory.ordinal() == self.0.stream.1 {
             memory.read(&self.0.stream)?;
             return Ok(None);
         }
-        let copy = self.allocate(memory.bytes())?;
+        let copy = self.allocate(bytes.len())?;
         memory.read(&self.0.stream)?;
         copy.write(&self.0.stream)?;
         self.bind()?;
-        // SAFETY: both allocations are of this size; the stream waits for who wrote the one and keeps the
+        // SAFETY: the bytes lie inside of both allocations; the stream waits for who wrote the one and keeps the
         // other from being given back.
         let copied = unsafe {
             result::memcpy_peer_async(
                 self.0.stream.0.context().cu_ctx(),
                 copy.address(),
                 memory.context(),
-                memory.address(),
-                memory.bytes(),
+                memory.address() + bytes.start as u64,
+                bytes.len(),
                 self.0.stream.0.cu_stream(),
             )
         };

@@ -46,6 +46,26 @@ pub(super) fn rows<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     Ok(())
 }
 
+pub(super) fn join<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    let k = trials.kernels;
+    for rest in [&[][..], &[1], &[7], &[3, 5], &[1031]] {
+        let [a, b, c] = [1, 5, 64].map(|n| trials.normal(&[&[n][..], rest].concat()));
+        trial!(trials, "three", [a, b, c], [], |k| [k.join(&[a, b, c])?]);
+        // Of one as of many: memory of its own, with the same bits.
+        trial!(trials, "one, added to", [c], [], |k| {
+            let mut joined = k.join(&[c])?;
+            k.accumulate(&mut joined, c)?;
+            [joined]
+        });
+    }
+    let odd = [-0.0, 1e-40, f32::MAX, f32::NEG_INFINITY, f32::NAN];
+    let odd = k.upload(&[5], &odd)?;
+    let (first, last) = (k.rows(&odd, 0, 2)?, k.rows(&odd, 2, 3)?);
+    let joined = k.download(&k.join(&[&first, &last])?)?;
+    let same = bits(&joined) == bits(&k.download(&odd)?);
+    trials.require(same, "rows of one tensor", "the bits are not those of the tensor")
+}
+
 pub(super) fn accumulate<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     for shape in SHAPES {
         let [x, into] = [trials.normal(shape), trials.normal(shape)];

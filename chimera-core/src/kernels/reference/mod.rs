@@ -48,6 +48,13 @@ impl Kernels for Reference {
         Ok(Tensor::new(&shape, data.to_vec()))
     }
 
+    fn join(&self, tensors: &[&Tensor]) -> Result<Tensor> {
+        let mut shape = tensors[0].shape.clone();
+        shape[0] = tensors.iter().map(|x| x.n_rows()).sum();
+        assert!(tensors.iter().all(|x| x.shape[1..] == shape[1..]), "join");
+        Ok(Tensor::new(&shape, tensors.iter().flat_map(|x| &x.data).copied().collect()))
+    }
+
     fn accumulate(&self, into: &mut Tensor, x: &Tensor) -> Result<()> {
         assert_eq!(into.shape, x.shape, "accumulate");
         add(&mut into.data, 1.0, &x.data);
