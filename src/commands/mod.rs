@@ -175,14 +175,12 @@ struct PassArgs {
 impl PassArgs {
     fn passes(self) -> Result<Passes> {
         let PassArgs { recompute, hoist, split_backward } = self;
-        // A file may have recomputations of its own, which can wait for their gradients.
-        let is_idle =
-            recompute == Recompute::None && !matches!(hoist, Hoist::By(0) | Hoist::OnDemand);
+        let passes = Passes { recompute, hoist, split_backward };
         ensure!(
-            !is_idle,
+            !passes.move_nothing(),
             "--hoist {hoist} moves recomputations: say --recompute full or selective too"
         );
-        Ok(Passes { recompute, hoist, split_backward })
+        Ok(passes)
     }
 }
 

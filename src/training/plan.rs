@@ -170,6 +170,10 @@ impl Ordered {
 fn order(config: &Config, window: u32) -> Result<Ordered> {
     let Config { recompute, hoist, split_backward, .. } = *config;
     let passes = Passes { recompute, hoist, split_backward };
+    ensure!(
+        !passes.move_nothing(),
+        "hoist {hoist} moves recomputations: choose recompute full or selective too"
+    );
     if is_file(&config.schedule) {
         let timetable = read(Path::new(&config.schedule))?;
         let counts = (timetable.rows.len(), timetable.micro_batches_per_step() as usize);

@@ -223,7 +223,10 @@ fn what_cannot_be_compared_is_refused() {
         ("--micro-batches 0", "nothing to compare:\ngpipe: a step needs at least one micro-batch"),
         ("--forward 1,2", "--forward has 2 numbers, but the model is compared in 4 parts"),
         ("missing.json", "missing.json: No such file"),
-        ("--memory-cap 0", "gpipe: worker 0, cell 0: it holds the residuals of 1 micro-batches"),
+        (
+            "--memory-cap 0",
+            "gpipe: worker 0, cell 0: it holds the residuals of 1 micro-batch at once",
+        ),
     ] {
         let ran = chimera(&format!("schedule compare {options}"));
         let code = if ["missing.json", "--memory-cap 0"].contains(&options) { 3 } else { 2 };

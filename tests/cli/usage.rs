@@ -101,6 +101,7 @@ fn shapes_that_no_schedule_has() {
 fn models_that_cannot_be_built_or_cut() {
     refuse("--hidden 10 --heads 3", "choose heads from 1, 2, 5, 10");
     refuse("--layers 2 --depth 4", "choose at least 4 layers, or fewer stages");
+    refuse("--hoist 3", "hoist 3 moves recomputations: choose recompute full or selective too");
     refuse("--preset huge", "it must be one of tiny,");
     refuse("--vocab 0", "`vocab` is 0;");
     refuse("--lr -0.1", "`lr` is -0.1;");

@@ -141,7 +141,8 @@ pub enum Reason {
     Synchronisation(String),
     /// A worker holds more residuals than allowed.
     #[error(
-        "it holds the residuals of {peak} micro-batch(es) at once, more than the limit of {limit}"
+        "it holds the residuals of {peak} micro-batch{} at once, more than the limit of {limit}",
+        if *peak == 1.0 { "" } else { "es" }
     )]
     Memory {
         /// Most micro-batches at once.

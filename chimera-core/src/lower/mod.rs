@@ -113,6 +113,12 @@ impl Default for Passes {
 }
 
 impl Passes {
+    /// Whether they move recomputations and make none. (A file may have some of its own, which can wait for
+    /// their gradients.)
+    pub fn move_nothing(self) -> bool {
+        self.recompute == Recompute::None && !matches!(self.hoist, Hoist::By(0) | Hoist::OnDemand)
+    }
+
     /// The timetable that they make of `timetable`. Idle time is that at `costs`.
     ///
     /// Where `how` gives no limit, both passes together hold no more residuals than neither: who recomputes
