@@ -77,8 +77,10 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Marks `memory` as ready from here on for drivers of other ranks.
     fn publish(&self, memory: &Self::Memory) -> Result<()>;
 
-    /// Memory of this device with these bytes of `memory`, if it lies on another one. Work from here on begins when
-    /// what was [published](Driver::publish) is there.
+    /// Lets work from here on begin when what was [published](Driver::publish) is there.
+    fn wait_for(&self, memory: &Self::Memory) -> Result<()>;
+
+    /// Memory of this device with these bytes of `memory`, if it lies on another one.
     fn adopt(&self, memory: &Self::Memory, bytes: Range<usize>) -> Result<Option<Self::Memory>>;
 
     /// The clock of this driver's work, where there is one.

@@ -108,6 +108,10 @@ impl<D: Driver> Kernels for Gpu<D> {
         self.adopted(tensor)
     }
 
+    fn wait_for(&self, tensor: &Self::Tensor) -> Result<()> {
+        self.driver.wait_for(&tensor.buffer.memory)
+    }
+
     fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()> {
         self.add(into, x)
     }

@@ -257,6 +257,10 @@ impl Driver for Emulated {
         Ok(())
     }
 
+    fn wait_for(&self, _: &Memory) -> Result<()> {
+        Ok(())
+    }
+
     fn adopt(&self, _: &Memory, _: Range<usize>) -> Result<Option<Memory>> {
         Ok(None)
     }

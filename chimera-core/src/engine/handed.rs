@@ -43,8 +43,10 @@ impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
     }
 
     fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<K::Tensor, CommError> {
-        let taken = self.comm.take(from, tag, deadline)?;
-        Ok(self.kernels.take_over(taken)?)
+        let taken = self.kernels.take_over(self.comm.take(from, tag, deadline)?)?;
+        // Who waits here has nothing else to do until it is there; who only looked has.
+        self.kernels.wait_for(&taken)?;
+        Ok(taken)
     }
 
     fn has_sum(&self, members: &[Rank]) -> bool {

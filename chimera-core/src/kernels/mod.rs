@@ -155,6 +155,11 @@ pub trait Kernels: Clone + Send + Sync + 'static {
         Ok(tensor)
     }
 
+    /// Lets work that is asked for from here on begin when a tensor of another rank is complete.
+    fn wait_for(&self, _tensor: &Self::Tensor) -> Result<()> {
+        Ok(())
+    }
+
     /// `into += x`, element by element.
     fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()>;
 

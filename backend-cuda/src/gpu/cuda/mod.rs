@@ -371,9 +371,12 @@ impl Driver for Cuda {
         memory.publish(&self.0.stream)
     }
 
+    fn wait_for(&self, memory: &Memory) -> Result<()> {
+        memory.read(&self.0.stream)
+    }
+
     fn adopt(&self, memory: &Memory, bytes: Range<usize>) -> Result<Option<Memory>> {
         if memory.ordinal() == self.0.stream.1 {
-            memory.read(&self.0.stream)?;
             return Ok(None);
         }
         let copy = self.allocate(bytes.len())?;
