@@ -12,7 +12,7 @@ use chimera_core::stage::Param;
 
 use crate::files::disk::Disk;
 use crate::files::tensors::{self, Named};
-use crate::files::{io_fault, prepare_dir};
+use crate::files::{io_fault, prepare_dir, write};
 use crate::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, twin};
 
 /// What turns text into the tokens of the model.
@@ -82,8 +82,7 @@ pub fn save_tokenizer(dir: &Path, from: &Path) -> Result<(), Fault> {
 /// Writes the file `name` of `dir` whole, in the place of one that is there.
 fn publish(dir: &Path, name: &str, content: &[u8]) -> Result<(), Fault> {
     let path = dir.join(name);
-    let written = Disk::default().write(&path, |out| out.write_all(content));
-    written.map(drop).map_err(|e| io_fault("model", &path, &e))
+    write(&path, content).map_err(|e| io_fault("model", &path, &e))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use super::{bytes_for_tokens, model, print, warn};
+use super::{model, print, warn_of_bytes};
 
 /// Measures loss and perplexity of a trained model on whole files
 #[derive(Args)]
@@ -49,19 +49,18 @@ pub(crate) struct Eval {
 impl Eval {
     pub(crate) fn run(self) -> Result<()> {
         let loaded = model::load(&self.model)?;
-        let is_text = matches!(tokenizer_of(&self.data), Ok(Some(Tokenizer::Bytes)));
-        let is_of_tokens =
-            |known: &Tokenizer| matches!(known, Tokenizer::Gpt2 | Tokenizer::File(_));
+        let of_data = tokenizer_of(&self.data).ok().flatten();
         let own = loaded.own_tokenizer()?;
         ensure!(
-            !is_text || !own.as_ref().is_some_and(is_of_tokens),
+            !matches!(
+                (&of_data, &own),
+                (Some(Tokenizer::Bytes), Some(Tokenizer::Gpt2 | Tokenizer::File(_)))
+            ),
             "the model was trained on tokens, not on bytes: make tokens of the text first, with `chimera prepare \
              --tokenizer …`"
         );
-        let vocab = loaded.model.config.vocab;
-        if is_text && own.is_none() && Tokenizer::of_vocab(vocab).as_ref().is_some_and(is_of_tokens)
-        {
-            warn(&bytes_for_tokens(vocab));
+        if own.is_none() {
+            warn_of_bytes(of_data.as_ref(), loaded.model.config.vocab);
         }
         let device = Opened::open(self.device, 0, Precision::F32)?;
         device.run(Evaluation { eval: &self, read: loaded.model })

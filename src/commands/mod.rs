@@ -47,6 +47,7 @@ use chimera::core::lower::{Hoist, Passes, Recompute};
 use chimera::core::render::significant;
 use chimera::core::schedule::{Scaling, Shape};
 use chimera::files;
+use chimera::tokenizer::Tokenizer;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 /// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
@@ -206,12 +207,14 @@ fn write_whole(path: &Path, content: &str) -> Result<()> {
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// What is told where a text's bytes are given to a model that knows as many ids as a tokenizer has.
-fn bytes_for_tokens(vocab: usize) -> String {
-    format!(
-        "the data is bytes, but a model of {vocab} ids was likely trained on GPT-2's tokens: `chimera prepare \
-         --tokenizer gpt2` makes them"
-    )
+/// Warns where bytes are given to a model that knows as many ids as GPT-2's tokenizer has.
+fn warn_of_bytes(data: Option<&Tokenizer>, vocab: usize) {
+    if let (Some(Tokenizer::Bytes), Some(Tokenizer::Gpt2)) = (data, Tokenizer::of_vocab(vocab)) {
+        warn(&format!(
+            "the data is bytes, but a model of {vocab} ids was likely trained on GPT-2's tokens: `chimera prepare \
+             --tokenizer gpt2` makes them"
+        ));
+    }
 }
 
 fn require_folder(path: &Path) -> Result<()> {

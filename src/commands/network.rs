@@ -4,7 +4,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
-use chimera::core::analyze::{Link, Network, NetworkCosts, StageCosts, Traffic};
+use chimera::core::analyze::{Link, Network, NetworkCosts, StageCosts};
 use chimera::core::lower::{Program, Sync};
 use chimera::core::timetable::Timetable;
 use chimera::files::text_at_most;
@@ -89,8 +89,8 @@ impl NetworkArgs {
         let whole: f64 = self.tensors.0.iter().sum();
         ensure!(whole > 0.0, "--tensors: at least one part must be more than nothing");
         let tensors = |bytes: f64| self.tensors.0.iter().map(|part| bytes * part / whole).collect();
-        let gradients = (0..n_stages).map(|s| tensors(self.gradient_bytes.at(s))).collect();
-        Ok(messages.with_sums(program, &Traffic { gradients, ..Traffic::default() }))
+        let gradients: Vec<_> = (0..n_stages).map(|s| tensors(self.gradient_bytes.at(s))).collect();
+        Ok(messages.with_sums(program, &gradients))
     }
 
     /// Pipeline groups, W.

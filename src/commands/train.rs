@@ -18,7 +18,6 @@ use chimera::hf::DropoutRates;
 use chimera::launch::Transport;
 use chimera::save::{save, save_tokenizer};
 use chimera::settings::{Config, Layers};
-use chimera::tokenizer::Tokenizer;
 use chimera::training::{
     Folder, Metrics, Place, Prometheus, Run, Slow, Trained, flops_per_token, measured_peak,
 };
@@ -26,7 +25,7 @@ use clap::{Args, Parser};
 
 use super::outcome::Outcome;
 use super::progress::{Progress, Say};
-use super::{bytes_for_tokens, ranks, tell, warn};
+use super::{ranks, tell, warn, warn_of_bytes};
 
 /// Trains a GPT-2 or a BERT; without any option a small GPT-2, on the project's own text, through a Chimera pipeline
 #[derive(Args)]
@@ -114,10 +113,8 @@ impl Train {
         if let Some(hint) = shared_cores(run) {
             say.line(&hint);
         }
-        let (vocab, of_data) = (run.model().vocab, run.corpus().tokenizer());
-        let usual = Tokenizer::of_vocab(vocab).filter(|_| run.config().init.is_some());
-        if let (Some(Tokenizer::Bytes), Some(Tokenizer::Gpt2)) = (of_data, usual) {
-            warn(&bytes_for_tokens(vocab));
+        if run.config().init.is_some() {
+            warn_of_bytes(run.corpus().tokenizer(), run.model().vocab);
         }
         if let Some(prometheus) = prometheus {
             say.line(&format!("metrics: http://{}/metrics", prometheus.address()));

@@ -16,9 +16,9 @@ use super::lock::Lock;
 use super::resume::conflicts;
 use super::tensorboard::EventFile;
 use super::{Metrics, io_fault};
-use crate::checkpoint::{AUTO, Checkpoint, Disk, Entry, Open, Store};
+use crate::checkpoint::{AUTO, Checkpoint, Entry, Open, Store};
 use crate::files::disk::part_of;
-use crate::files::prepare_dir;
+use crate::files::{self, prepare_dir};
 use crate::settings::Config;
 
 /// Where one run writes.
@@ -156,7 +156,7 @@ impl Place {
         );
         let settings = config.to_toml();
         let opened = if goes_on {
-            let written = Disk::default().write(&shown, |out| out.write_all(settings.as_bytes()));
+            let written = files::write(&shown, settings.as_bytes());
             written.map_err(|e| io_fault("settings", &shown, &e))?;
             remove_errors(path)?;
             open()

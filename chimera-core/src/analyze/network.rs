@@ -103,7 +103,7 @@ impl<C: Costs> NetworkCosts<C> {
         let (placement, units) = (program.placement(), program.units_per_micro());
         let messages =
             NetworkCosts::of_messages(compute, network, placement, units, &traffic.activations);
-        messages.with_sums(program, traffic)
+        messages.with_sums(program, &traffic.gradients)
     }
 
     /// The costs of all but sums, whatever the order of ops: what the search for one needs to know.
@@ -129,17 +129,17 @@ impl<C: Costs> NetworkCosts<C> {
         }
     }
 
-    /// The same, and what the sums of `program` cost.
+    /// The same, and what the sums of `program` cost, of gradients as in [`Traffic`].
     ///
     /// # Panics
-    /// Unless `traffic` has an entry for each stage.
-    pub fn with_sums(self, program: &Program, traffic: &Traffic) -> Self {
+    /// Unless `gradients` has an entry for each stage.
+    pub fn with_sums(self, program: &Program, gradients: &[Vec<f64>]) -> Self {
         let network = self.network;
         let of_update = program.buckets_of_update();
         let sum = |bucket: usize| match &of_update[bucket].stages[..] {
             [stage] => {
                 let replicas = program.replicas(network.width, BucketId(bucket as u32));
-                network.sum(&replicas, &traffic.gradients[stage.index()], program.placement())
+                network.sum(&replicas, &gradients[stage.index()], program.placement())
             }
             _ => Sum::default(),
         };

@@ -48,8 +48,8 @@ pub(super) fn owners<'p>(
 ) -> Vec<Vec<Rank>> {
     let of = |(bucket, tensors): (u32, &Vec<Places>)| {
         let members = program.replicas(width, BucketId(bucket));
-        let sizes: Vec<usize> = extents(tensors, &params).iter().map(|(n, w)| n * w).collect();
-        shared_out(&sizes, members.len()).into_iter().map(|member| members[member]).collect()
+        let owners = whole(&extents(tensors, &params), members.len());
+        owners.into_iter().map(|member| members[member]).collect()
     };
     (0..).zip(layout).map(of).collect()
 }
@@ -68,11 +68,16 @@ pub(super) fn sliced<'p>(
         if !keeps_sums {
             return slices(&extents, n_members);
         }
-        let sizes: Vec<usize> = extents.iter().map(|(n, w)| n * w).collect();
-        let owners = shared_out(&sizes, n_members).into_iter().zip(extents);
+        let owners = whole(&extents, n_members).into_iter().zip(extents);
         owners.map(|(owner, (n_rows, _))| vec![Slice { rows: 0..n_rows, owner }]).collect()
     };
     (0..).zip(layout).map(of).collect()
+}
+
+/// The owner of each whole tensor, as an index into the replicas.
+fn whole(extents: &[(usize, usize)], n_members: usize) -> Vec<usize> {
+    let sizes: Vec<usize> = extents.iter().map(|(n_rows, bytes)| n_rows * bytes).collect();
+    shared_out(&sizes, n_members)
 }
 
 /// The rows of each tensor, and the bytes of one.

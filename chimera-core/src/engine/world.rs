@@ -233,13 +233,14 @@ impl<S: Stage> Held<S> {
             let copies = self.weights.iter().map(|w| copy(kernels, w));
             self.weights = Arc::new(copies.collect::<Result<_, _>>()?);
         }
-        let indices: Vec<usize> = indices.collect();
+        let mut is_mine = vec![false; self.grads.len()];
+        indices.for_each(|index| is_mine[index] = true);
         let weights = Arc::make_mut(&mut self.weights).iter_mut();
         let all = weights.zip(&mut self.moments).zip(self.grads.iter().zip(self.stage.params()));
-        let tensors = all.enumerate().filter(|(index, _)| indices.contains(index));
+        let tensors = all.zip(is_mine).filter(|(_, is_mine)| *is_mine);
         step.update(
             kernels,
-            tensors.filter_map(|(_, ((w, moments), (g, param)))| {
+            tensors.filter_map(|(((w, moments), (g, param)), _)| {
                 let [m, v] = moments.as_mut()?;
                 Some((param, Updated { w, g, m, v }))
             }),

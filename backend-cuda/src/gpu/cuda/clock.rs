@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use chimera_core::kernels::{Clock, Result};
 use cudarc::driver::CudaEvent;
-use cudarc::driver::result::DriverError;
+use cudarc::driver::result::{DriverError, event};
 use cudarc::driver::sys::CUevent_flags;
 
 use super::Cuda;
@@ -31,9 +31,15 @@ impl StreamClock {
         {
             self.cuda.0.n_waits.fetch_add(1, Ordering::Relaxed);
         }
-        // Of a stream that has nothing left to do, this is there at once.
+        // Of a stream that has nothing left to do, this is there at once, and then all marks are.
         let now = self.event()?;
-        marks.iter().map(|mark| Ok(f64::from(mark.elapsed_ms(&now)?) * 1e-3)).collect()
+        now.synchronize()?;
+        let age = |mark: &CudaEvent| {
+            // SAFETY: both events are alive, of one context, keep the time, and are there.
+            let ms = unsafe { event::elapsed(mark.cu_event(), now.cu_event()) }?;
+            Ok(f64::from(ms) * 1e-3)
+        };
+        marks.iter().map(age).collect()
     }
 }
 

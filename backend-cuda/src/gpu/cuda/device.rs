@@ -1,0 +1,82 @@
+//! The GPUs of a machine, and the libraries that were found for them.
+
+use std::fmt;
+
+use chimera_core::kernels::Result;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use super::{compile, failed, product, said};
+
+/// A GPU of this machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Device {
+    /// Its number, as in `cuda:0`.
+    pub ordinal: usize,
+    /// What its maker calls it.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (i32, i32),
+    /// Bytes of its memory.
+    pub memory_bytes: u64,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ((major, minor), gib) = (self.capability, self.memory_bytes as f64 / 1024f64.powi(3));
+        write!(f, "{}, {gib:.1} GiB, sm_{major}{minor}; kernels in f32 or bf16", self.name)
+    }
+}
+
+/// The GPUs of this machine.
+///
+/// # Errors
+/// If there is no driver, or it does not start.
+pub fn devices() -> Result<Vec<Device>> {
+    use sys::CUdevice_attribute_enum as Attribute;
+    let device = |ordinal: usize| {
+        let device = result::device::get(ordinal as i32)?;
+        // SAFETY: the device is one that the driver has just named. None of this needs a context.
+        unsafe {
+            let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+            let minor = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+            let read = |attribute| result::device::get_attribute(device, attribute);
+            Ok(Device {
+                ordinal,
+                name: result::device::get_name(device)?,
+                capability: (read(major)?, read(minor)?),
+                memory_bytes: result::device::total_mem(device)? as u64,
+            })
+        }
+    };
+    let all = (0..count()?).map(device).collect::<std::result::Result<_, DriverError>>();
+    all.map_err(|e| failed("cuda", "start", said(&e)))
+}
+
+/// How many GPUs this machine has.
+///
+/// # Errors
+/// If there is no driver, or it does not start.
+pub fn count() -> Result<usize> {
+    require_driver()?;
+    let n = result::init().and_then(|()| result::device::get_count());
+    n.map(|n| n.max(0) as usize).map_err(|e| failed("cuda", "start", said(&e)))
+}
+
+/// Which compiler and which library of products were found, in words.
+pub fn libraries() -> String {
+    let said = |version: std::result::Result<String, String>| version.unwrap_or_else(|none| none);
+    let nvrtc = compile::version().map(|(major, minor)| format!("NVRTC {major}.{minor}"));
+    let blas = product::version().map(|version| format!("cuBLAS {version}"));
+    format!("{}, {}", said(nvrtc), said(blas))
+}
+
+/// What is missing is said before it is called.
+fn require_driver() -> Result<()> {
+    // SAFETY: opening the driver runs its initialisers, which are made to be run so.
+    if unsafe { sys::is_culib_present() } {
+        return Ok(());
+    }
+    let reason = "there is no NVIDIA driver: libcuda.so.1 is not found".into();
+    Err(failed("cuda", "start", reason))
+}
