@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::command::{cargo, environment, files, program, run, target};
-use crate::nccl;
+use crate::{mpi, nccl};
 
 /// What compiles kernels, and the matrix products: as one toolkit has them.
 const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.88";
@@ -26,18 +26,30 @@ pub(crate) struct Args {
     /// Chips that the kernels are compiled for, to see that they can be
     #[arg(long = "chip", value_name = "NAME", default_values = CHIPS)]
     chips: Vec<String>,
-    /// Only lints, tests and compiles what needs no GPU
+    /// Only lints, tests on emulated GPUs, and compiles what needs none
     #[arg(long)]
     check: bool,
 }
 
-/// What can be known of the features `cuda` and `nccl` without a GPU.
+/// What can be known of the features `cuda` and `nccl` without a GPU: lints, everything on emulated GPUs, and whether
+/// the kernels compile for real ones.
 pub(crate) fn check() -> Result<()> {
-    let features = ["--features", "chimera/nccl", "--package", "chimera", "--package"];
-    let features = [&features[..], &["chimera-backend-cuda", "--all-targets"]].concat();
-    run(&mut cargo([&["clippy"], &features[..], &["--", "-D", "warnings"]].concat()))?;
-    let backend = ["--package", "chimera-backend-cuda", "--features", "cuda", "--lib"];
-    run(&mut cargo([&["test"], &backend[..]].concat()))?;
+    let (compiler, launcher) = mpi::open_mpi()?;
+    let backend = ["--package", "chimera-backend-cuda", "--package", "chimera-comm-nccl"];
+    let features = ["--features", "chimera-backend-cuda/cuda,chimera-comm-nccl/cuda"];
+    let program = ["--package", "chimera", "--features", "nccl,mpi"];
+    let cache = target()?.join("cuda/emulated"); // of kernels, which are not for the user's
+    let run_with = |chore: &[&str], what: &[&[&str]], more: &[&str]| {
+        let mut command = cargo([chore, &what.concat(), more].concat());
+        command.env("XDG_CACHE_HOME", &cache).env("MPICC", &compiler).env("MPIRUN", &launcher);
+        run(&mut command)
+    };
+    let lints = ["--all-targets", "--", "-D", "warnings"];
+    run_with(&["clippy"], &[&backend, &features], &lints)?;
+    run_with(&["clippy"], &[&program], &lints)?;
+    let tests = ["--lib", "--test", "emulated_gpu", "--test", "emulated_nccl"];
+    run_with(&["test"], &[&backend, &features], &tests)?;
+    run_with(&["test"], &[&program], &["--test", "cuda"])?;
     compile(&CHIPS.map(str::to_string))
 }
 

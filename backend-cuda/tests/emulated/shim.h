@@ -3,9 +3,9 @@
 // that a result that hangs on their order differs from call to call. Shared memory holds what is no number
 // when a block begins.
 
-#include <csetjmp>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
@@ -42,27 +42,31 @@ namespace emulation {
 
 enum State { RUNS, AT_BLOCK, AT_WARP, DONE };
 
+// Where a fiber goes on: the compiler's own jumps save no more than they must, and there are many.
+typedef void* Place[5];
+[[noreturn]] static __attribute__((noipa)) void jump(Place& to) { __builtin_longjmp(to, 1); }
+
 // Kept from block to block: a new context costs system calls.
 struct Fiber {
     ucontext_t context;
-    jmp_buf resume;
-    State state;
+    Place resume;
     bool has_begun;
-    std::vector<char> stack;
+    char* stack; // never freed: launches may be under way at the end
 };
 
 const int WARP_SIZE = 32, MAX_THREADS = 1024, STACK = 64 * 1024;
 static Fiber fibers[MAX_THREADS];
-static jmp_buf scheduler;
+static State states[MAX_THREADS];
+static Place scheduler;
 static int running;
 static double slots[MAX_THREADS];
 static void (*body)(void**);
 static void** arguments;
-static std::string fault;
+static const char* fault;
 
-static void wait(State state) {
-    fibers[running].state = state;
-    if (!_setjmp(fibers[running].resume)) _longjmp(scheduler, 1);
+static __attribute__((noipa)) void wait(State state) {
+    states[running] = state;
+    if (!__builtin_setjmp(fibers[running].resume)) jump(scheduler);
 }
 
 static void enter() {
@@ -73,42 +77,42 @@ static void enter() {
 }
 
 static void begin(Fiber& fiber) {
-    fiber.stack.resize(STACK);
+    if (!fiber.stack) fiber.stack = (char*)malloc(STACK);
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = STACK;
+    fiber.context.uc_stack.ss_sp = fiber.stack;
+    fiber.context.uc_stack.ss_size = STACK - running * 192 % 16384; // they share no lines of a cache
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, enter, 0);
     fiber.has_begun = true;
     setcontext(&fiber.context);
 }
 
-static void resume(int thread) {
+static __attribute__((noipa)) void resume(int thread) {
     Fiber& fiber = fibers[thread];
     running = thread;
     threadIdx = {thread, 0, 0};
-    if (_setjmp(scheduler)) return;
-    if (fiber.has_begun) _longjmp(fiber.resume, 1);
+    if (__builtin_setjmp(scheduler)) return;
+    if (fiber.has_begun) jump(fiber.resume);
     begin(fiber);
 }
 
 // Releases the threads from `first` on if all n wait for the same; false if some wait for something else.
 static bool release(int first, int n, State state) {
     int waiting = 0;
-    for (int i = first; i < first + n; i++) waiting += fibers[i].state == state;
+    for (int i = first; i < first + n; i++) waiting += states[i] == state;
     if (waiting < n) return waiting == 0;
-    for (int i = first; i < first + n; i++) fibers[i].state = RUNS;
+    for (int i = first; i < first + n; i++) states[i] = RUNS;
     return true;
 }
 
 static bool run_block(bool is_backwards) {
     int n = blockDim.x;
-    for (int i = 0; i < n; i++) fibers[i].state = RUNS;
+    for (int i = 0; i < n; i++) states[i] = RUNS;
     while (true) {
         bool any = false;
         for (int i = 0; i < n; i++) {
             int thread = is_backwards ? n - 1 - i : i;
-            if (fibers[thread].state != RUNS) continue;
+            if (states[thread] != RUNS) continue;
             resume(thread);
             any = true;
         }
@@ -117,7 +121,7 @@ static bool run_block(bool is_backwards) {
         release(0, n, AT_BLOCK);
     }
     for (int i = 0; i < n; i++)
-        if (fibers[i].state != DONE) {
+        if (states[i] != DONE) {
             for (Fiber& fiber : fibers) fiber.has_begun = false; // it is in the middle of something
             fault = "some threads of a block wait at a barrier or a shuffle that others do not come to";
             return false;
@@ -135,9 +139,9 @@ template <class V> static V exchange(V value, int from) {
     return value;
 }
 
-struct Kernel { const char* name; void (*body)(void**); };
-static std::map<std::string, void (*)(void**)>& kernels() {
-    static std::map<std::string, void (*)(void**)> all;
+struct Kernel { void (*body)(void**); int arity; };
+static std::map<std::string, Kernel>& kernels() {
+    static auto& all = *new std::map<std::string, Kernel>; // never destroyed either
     return all;
 }
 
@@ -146,7 +150,8 @@ static void apply(void (*)(A...), void** args, std::index_sequence<I...>) { F(*(
 template <class... A> static auto count(void (*)(A...)) { return std::index_sequence_for<A...>(); }
 template <auto F> static void call(void** args) { apply<F>(F, args, count(F)); }
 
-template <auto F> static bool add(const char* name) { return kernels().emplace(name, call<F>).second; }
+template <class... A> static int arity(void (*)(A...)) { return sizeof...(A); }
+template <auto F> static bool add(const char* name) { return kernels().emplace(name, Kernel{call<F>, arity(F)}).second; }
 
 }  // namespace emulation
 
@@ -195,6 +200,12 @@ template <bool IS_TRANSPOSED> static void load_matrices(unsigned* into, const un
 // Dynamic shared memory: the largest that a block of a GPU can have, but 16 KiB for the rest.
 static char dynamic_shared[211 * 1024] __attribute__((aligned(128)));
 
+// How many arguments a kernel takes; -1 if there is none of this name.
+extern "C" int arity(const char* name) {
+    auto found = emulation::kernels().find(name);
+    return found == emulation::kernels().end() ? -1 : found->second.arity;
+}
+
 // Runs a kernel; null, or what went wrong.
 extern "C" const char* emulate(const char* name, int across, int down, int block, size_t shared, void** args,
                                int is_backwards) {
@@ -203,7 +214,7 @@ extern "C" const char* emulate(const char* name, int across, int down, int block
     if (found == kernels().end()) return "there is no such kernel";
     if (block % WARP_SIZE || block > MAX_THREADS) return "blocks are whole warps, at most 1024 threads";
     if (shared > sizeof dynamic_shared) return "more shared memory than a block can have";
-    body = found->second;
+    body = found->second.body;
     arguments = args;
     gridDim = {across, down, 1};
     blockDim = {block, 1, 1};
@@ -212,7 +223,7 @@ extern "C" const char* emulate(const char* name, int across, int down, int block
         blockIdx = {number % across, number / across, 0};
         memset(&__start_shared_memory, 0xff, &__stop_shared_memory - &__start_shared_memory);
         memset(dynamic_shared, 0xff, shared);
-        if (!run_block(is_backwards)) return fault.c_str();
+        if (!run_block(is_backwards)) return fault;
     }
     return nullptr;
 }

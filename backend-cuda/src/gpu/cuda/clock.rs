@@ -1,7 +1,5 @@
 //! The time of a stream's work, told by events.
 
-use std::sync::atomic::Ordering;
-
 use chimera_core::kernels::{Clock, Result};
 use cudarc::driver::CudaEvent;
 use cudarc::driver::result::{DriverError, event};
@@ -26,10 +24,8 @@ impl StreamClock {
 
     fn told(&mut self) -> std::result::Result<Vec<f64>, DriverError> {
         let marks = self.marks.drain(..).collect::<std::result::Result<Vec<_>, _>>()?;
-        if let Some(last) = marks.last()
-            && !last.try_is_complete()?
-        {
-            self.cuda.0.n_waits.fetch_add(1, Ordering::Relaxed);
+        if self.cuda.is_busy() {
+            self.cuda.waited(1);
         }
         // Of a stream that has nothing left to do, this is there at once, and then all marks are.
         let now = self.event()?;

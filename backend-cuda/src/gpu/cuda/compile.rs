@@ -9,7 +9,7 @@ use cudarc::nvrtc::sys;
 
 use super::super::{Element, source};
 
-const MISSING: &str = "libnvrtc.so.13 is not found: see docs/gpu.md";
+const MISSING: &str = "libnvrtc.so.13 is not found";
 
 /// An image of all kernels for a chip (`sm_90`), and what the compiler says of them: registers, shared memory,
 /// spills.

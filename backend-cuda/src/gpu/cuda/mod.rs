@@ -54,6 +54,8 @@ struct Inner {
     held: Arc<Held>,
     n_launches: AtomicU64,
     n_waits: AtomicU64,
+    /// Launches that the host has waited for.
+    n_done: AtomicU64,
 }
 
 // SAFETY: handles of functions and pools are numbers to the driver, which is thread-safe; what is changed
@@ -126,6 +128,7 @@ impl Cuda {
             held: Arc::default(),
             n_launches: AtomicU64::new(0),
             n_waits: AtomicU64::new(0),
+            n_done: AtomicU64::new(0),
         })))
     }
 
@@ -178,6 +181,19 @@ impl Cuda {
         let set =
             unsafe { result::mem_pool::set_attribute(self.0.pool, high, (&raw mut zero).cast()) };
         self.named("memory pool", set)
+    }
+
+    /// Counts times that the host waited for all that the stream has to do.
+    fn waited(&self, times: u64) {
+        self.0.n_waits.fetch_add(times, Ordering::Relaxed);
+        if times > 0 {
+            self.0.n_done.store(self.0.n_launches.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether anything was started since.
+    fn is_busy(&self) -> bool {
+        self.0.n_launches.load(Ordering::Relaxed) > self.0.n_done.load(Ordering::Relaxed)
     }
 
     fn named<T>(&self, op: &'static str, result: std::result::Result<T, DriverError>) -> Result<T> {
@@ -233,7 +249,7 @@ impl Driver for Cuda {
         self.bind()?;
         let mut staging = lock(&self.0.staging);
         let waits = self.named("upload", staging.copy(&self.0.stream, memory.address(), bytes))?;
-        self.0.n_waits.fetch_add(waits, Ordering::Relaxed);
+        self.0.n_waits.fetch_add(waits, Ordering::Relaxed); // for earlier uploads alone
         Ok(())
     }
 
@@ -244,7 +260,7 @@ impl Driver for Cuda {
         }
         memory.read(&self.0.stream)?;
         self.bind()?;
-        self.0.n_waits.fetch_add(1, Ordering::Relaxed);
+        self.waited(1);
         let address = memory.address() + start as u64;
         self.named("download", staging::bring_one(&self.0.stream, address, into))
     }
@@ -261,7 +277,7 @@ impl Driver for Cuda {
         let mut copies =
             pieces.iter_mut().map(|p| (p.memory.address() + p.start as u64, &mut *p.into));
         let waits = self.named("download", staging.bring(stream, &mut copies))?;
-        self.0.n_waits.fetch_add(waits, Ordering::Relaxed);
+        self.waited(waits);
         Ok(())
     }
 

@@ -39,7 +39,7 @@ pub(super) fn version() -> Result<String, String> {
 fn require() -> Result<(), String> {
     // SAFETY: opening the library runs its initialisers, which are made to be run so.
     let is_there = unsafe { sys::is_culib_present() };
-    is_there.then_some(()).ok_or_else(|| "libcublas.so.13 is not found: see docs/gpu.md".into())
+    is_there.then_some(()).ok_or_else(|| "libcublas.so.13 is not found".into())
 }
 
 impl Blas {

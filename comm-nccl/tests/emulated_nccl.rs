@@ -1,16 +1,15 @@
 //! NCCL's transport on an emulated NCCL and emulated GPUs: the suite of transports, training, and what happens
 //! when ranks do not come.
 
-#![allow(unsafe_code)] // of the emulated GPU
+#![allow(unsafe_code)] // opening the emulated libraries
 
 #[path = "../../backend-cuda/tests/emulated/mod.rs"]
-mod gpu;
+mod emulated;
 
-use std::path::PathBuf;
-use std::process::Command;
 use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
+use chimera_backend_cuda::gpu::cuda::Cuda;
 use chimera_backend_cuda::gpu::{Element, Gpu};
 use chimera_comm_nccl::{Library, Nccl};
 use chimera_core::comm::{Comm, CommError, Host, Tag, Threads, What, conformance, threads};
@@ -23,9 +22,8 @@ use chimera_core::kernels::reference::Reference;
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::{Scaling, Shape};
-use gpu::Emulated;
 
-type End = Nccl<Emulated, Threads<Host>>;
+type End = Nccl<Cuda, Threads<Host>>;
 
 #[test]
 fn ranks_conform() {
@@ -60,7 +58,8 @@ fn schedules_train_as_over_threads() {
             micro_batch_size: 2,
             steps: 2,
         };
-        let expected = run.train(|_| Ok(gpu::gpu(Element::F32))).expect("it trains over threads");
+        let expected =
+            run.train(|_| Ok(emulated::gpu(0, Element::F32))).expect("it trains over threads");
         let got = on_ranks(shape.depth as u32, Element::F32, |kernels, mut end| {
             let trained = run.train_as(kernels, &mut end).expect("it trains over NCCL");
             end.close(soon()).expect("all leave");
@@ -145,7 +144,8 @@ fn the_start_has_a_time_limit() {
     let mut ends = threads::<Host>(2);
     let (absent, present) = (ends.pop(), ends.pop().expect("two"));
     let patience = Patience { first_step: Duration::from_millis(100), ..PATIENCE };
-    let began = Nccl::start(library(), &gpu::gpu(Element::F32), present, patience, || false);
+    let began =
+        Nccl::start(library(), &emulated::gpu(0, Element::F32), present, patience, || false);
     assert!(matches!(began.err(), Some(CommError::Timeout { from: Rank(1), .. })));
     drop(absent);
 }
@@ -184,7 +184,7 @@ fn tag(step: u64) -> Tag {
 fn on_ranks<R: Send>(
     n_ranks: u32,
     activations: Element,
-    body: impl Fn(Gpu<Emulated>, End) -> R + Sync,
+    body: impl Fn(Gpu<Cuda>, End) -> R + Sync,
 ) -> Vec<R> {
     on_ranks_with(PATIENCE, n_ranks, activations, body)
 }
@@ -193,15 +193,15 @@ fn on_ranks_with<R: Send>(
     patience: Patience,
     n_ranks: u32,
     activations: Element,
-    body: impl Fn(Gpu<Emulated>, End) -> R + Sync,
+    body: impl Fn(Gpu<Cuda>, End) -> R + Sync,
 ) -> Vec<R> {
-    let kernels = gpu::gpu(activations);
     std::thread::scope(|scope| {
-        let start = |control| {
-            let (kernels, body) = (kernels.clone(), &body);
+        let start = |control: Threads<Host>| {
+            let body = &body;
             scope.spawn(move || {
+                let kernels = emulated::gpu(control.rank().index() % 2, activations);
                 let end = Nccl::start(library(), &kernels, control, patience, || false);
-                body(kernels.clone(), end.expect("NCCL starts"))
+                body(kernels, end.expect("NCCL starts"))
             })
         };
         let ranks: Vec<_> = threads::<Host>(n_ranks).into_iter().map(start).collect();
@@ -209,24 +209,14 @@ fn on_ranks_with<R: Send>(
     })
 }
 
-/// The emulated NCCL, compiled once.
+/// The emulated NCCL.
 fn library() -> Arc<Library> {
     static LIBRARY: OnceLock<Arc<Library>> = OnceLock::new();
-    let compile = || {
-        let file = format!("libnccl-{}.so", std::process::id());
-        let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(file);
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/emulated/nccl.c");
-        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-        let flags = ["-O1", "-fPIC", "-shared", "-pthread", "-o"];
-        let output = Command::new(&compiler).args(flags).arg(&file).arg(source).output();
-        let output =
-            output.unwrap_or_else(|e| panic!("the tests need a C compiler, {compiler}: {e}"));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{source} does not compile:\n{said}");
-        let library = Library::open_at(&file).expect("it has all functions");
-        let _ = std::fs::remove_file(file); // what is loaded stays
+    let open = || {
+        emulated::load();
+        let library = Library::open().expect("it has all functions");
         assert_eq!(library.version().as_deref(), Ok("2.30.99"));
         Arc::new(library)
     };
-    Arc::clone(LIBRARY.get_or_init(compile))
+    Arc::clone(LIBRARY.get_or_init(open))
 }

@@ -1,0 +1,42 @@
+//! Compiles the emulated libraries under the names by which programs look for them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+/// The driver comes first: the others put their work into its streams.
+const LIBRARIES: [(&str, &str); 4] = [
+    ("libcuda.so", include_str!("cuda.cpp")),
+    ("libnvrtc.so", include_str!("nvrtc.cpp")),
+    ("libcublas.so", include_str!("cublas.cpp")),
+    ("libnccl.so.2", include_str!("nccl.cpp")),
+];
+
+/// Makes the folder and everything in it.
+pub(crate) fn compile(into: &Path) -> Vec<PathBuf> {
+    fs::create_dir_all(into).unwrap();
+    let shim = format!("R\"shim({})shim\"\n", include_str!("shim.h"));
+    for (name, text) in [("queue.h", include_str!("queue.h")), ("shim.text", &shim)] {
+        fs::write(into.join(name), text).unwrap();
+    }
+    LIBRARIES.map(|(name, source)| library(into, name, source)).to_vec()
+}
+
+fn library(folder: &Path, name: &str, source: &str) -> PathBuf {
+    let (text, library) = (folder.join(name).with_extension("cpp"), folder.join(name));
+    fs::write(&text, source).unwrap();
+    let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let mut command = Command::new(&compiler);
+    command.args(["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"]);
+    command.arg(format!("-Wl,-soname,{name}")).arg("-o").arg(&library).arg(&text);
+    let driver = folder.join(LIBRARIES[0].0);
+    if library != driver {
+        command.arg(driver);
+    }
+    let output = command.output();
+    let output =
+        output.unwrap_or_else(|e| panic!("the tests need a C++ compiler, {compiler}: {e}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name} does not compile:\n{said}");
+    library
+}

@@ -1,0 +1,224 @@
+//! Training on GPUs of CUDA, emulated below the driver's interface: what the command does on a machine that has
+//! them, but for its speed. `cargo xtask cuda --check` runs it.
+
+#[path = "../backend-cuda/tests/emulated/libraries.rs"]
+mod libraries;
+
+mod command;
+
+use std::fs::{copy, create_dir_all, read_dir, read_to_string};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use command::{Ran, chimera, folder, start_with, text};
+
+const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 8 --micro-batch-size 2 --micro-batches 4 --threads 1";
+
+/// The folder of the emulated libraries.
+fn emulated() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu");
+        let _ = std::fs::remove_dir_all(&folder);
+        libraries::compile(&folder);
+        folder
+    })
+}
+
+/// A command that finds them, with these settings of theirs.
+fn with_gpus(program: &str, settings: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", emulated()).env("XDG_CACHE_HOME", emulated().join("cache"));
+    command.envs(settings.iter().copied());
+    command
+}
+
+fn on_gpus(settings: &[(&str, &str)], line: &str) -> Ran {
+    start_with(with_gpus(env!("CARGO_BIN_EXE_chimera"), settings), line).wait()
+}
+
+/// A run of its own.
+struct Trained {
+    folder: TempDir,
+    ran: Ran,
+}
+
+fn train(options: &str, chimera: impl Fn(&str) -> Ran) -> Trained {
+    let folder = folder();
+    let ran = chimera(&line(&folder, options));
+    Trained { folder, ran }
+}
+
+fn train_on_gpus(settings: &[(&str, &str)], options: &str) -> Trained {
+    train(options, |line| on_gpus(settings, line))
+}
+
+fn line(folder: &TempDir, options: &str) -> String {
+    let (data, out) = (text(folder), folder.path().join("run"));
+    let usual = [("--depth", 4), ("--steps", 3)].into_iter();
+    let usual = usual.filter(|(name, _)| !options.contains(name));
+    let usual: String = usual.map(|(name, value)| format!("{name} {value} ")).collect();
+    format!("train {MODEL} {usual} --data {} --out {} {options}", data.display(), out.display())
+}
+
+impl Trained {
+    /// What its steps came to.
+    fn steps(&self) -> Vec<Value> {
+        assert_eq!(self.ran.code, Some(0), "{}", self.ran.stderr);
+        let text = read_to_string(self.folder.path().join("run/metrics.jsonl")).expect("metrics");
+        text.lines().map(|line| serde_json::from_str(line).expect("a whole line")).collect()
+    }
+
+    fn numbers(&self, key: &str) -> Vec<f64> {
+        self.steps().iter().map(|step| step[key].as_f64().expect("a number")).collect()
+    }
+}
+
+/// Losses and norms are those of the CPU; work runs as late as it may, then in orders that are drawn.
+fn compare(options: &str, tolerance: f64) {
+    let cpu = train(&options.replace("--precision bf16", ""), chimera);
+    let devices = ["cuda:0", "cuda", "cuda:1,cuda:0,cuda:0,cuda:1"];
+    for (seed, device) in ["0", "1", "2"].iter().zip(devices) {
+        let options = format!("{options} --device {device}");
+        let gpu = train_on_gpus(&[("EMULATED_SEED", *seed)], &options);
+        for key in ["loss", "grad_norm"] {
+            let (is, should) = (gpu.numbers(key), cpu.numbers(key));
+            assert_eq!(is.len(), 3);
+            let pairs = is.iter().zip(&should);
+            let error = pairs.map(|(a, b)| (a - b).abs() / b).fold(0.0, f64::max);
+            assert!(error < tolerance, "{options}: {key} {is:?} are not {should:?}");
+        }
+    }
+}
+
+#[test]
+fn schedules_train_as_on_the_cpu() {
+    compare("--schedule chimera", 1e-4);
+    compare("--schedule zb-h1 --tied --optimizer lamb", 1e-4);
+    compare("--schedule dapple --recompute full --optimizer sgd --shard-optimizer", 1e-4);
+    compare("--schedule 1f1b --model bert --recompute selective --dropout 0.1", 1e-4);
+}
+
+#[test]
+fn bf16_trains_beside_the_cpu() {
+    compare("--schedule chimera --precision bf16", 2e-2);
+}
+
+/// A step waits once for each worker, and takes nothing from the driver that it did not have.
+#[test]
+fn a_steady_step_neither_waits_nor_allocates() {
+    let folder = folder();
+    let json = folder.path().join("found.json");
+    let options = format!("--size small --part steps --json {}", json.display());
+    let ran = on_gpus(&[], &format!("selftest --device cuda {options}"));
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    let found: Value = serde_json::from_str(&read_to_string(json).expect("a file")).expect("JSON");
+    let waits: Vec<_> = found["measurements"].as_array().expect("measurements").iter().collect();
+    let waits = waits.iter().filter(|m| m["what"].as_str().is_some_and(|w| w.contains("waits")));
+    let waits: Vec<f64> = waits.map(|m| m["value"].as_f64().expect("a number")).collect();
+    assert_eq!(waits, [1.0, 4.0, 4.0, 1.0, 4.0, 4.0]);
+}
+
+#[test]
+fn a_step_lasts_until_its_device_is_done() {
+    let pause = [("EMULATED_PAUSE", "300")];
+    let trained = train_on_gpus(&pause, "--device cuda:0 --depth 2");
+    // Of several hundred kernels in a step.
+    let seconds = trained.numbers("step_s");
+    assert!(seconds.iter().all(|s| *s > 0.06), "{seconds:?}");
+}
+
+#[test]
+fn memory_that_runs_out_is_accounted_for() {
+    let Trained { folder, ran } =
+        train_on_gpus(&[("EMULATED_ALLOCATIONS", "2000")], "--device cuda:0");
+    assert_eq!(ran.code, Some(8), "{}", ran.stderr);
+    for word in ["bytes asked", "weights", "gradients", "moments", "residuals", "recompute full"] {
+        assert!(ran.stderr.contains(word), "{}", ran.stderr);
+    }
+    let files = read_dir(folder.path().join("run")).expect("a folder").flatten();
+    let is_error = |name: String| name.starts_with("error.");
+    assert_eq!(files.filter(|f| is_error(f.file_name().to_string_lossy().into())).count(), 1);
+}
+
+#[test]
+fn a_run_goes_on_elsewhere() {
+    let folder = folder();
+    let options = "--lr-schedule constant --save-every 1 --resume auto";
+    let train = |steps: u32, device: &str| {
+        let options = format!("{options} --steps {steps} --device {device}");
+        let ran = on_gpus(&[], &line(&folder, &options));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran.stdout
+    };
+    train(2, "cuda");
+    assert!(train(3, "cpu").contains("step 2 is next"));
+    assert!(train(4, "cuda:1").contains("step 3 is next"));
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let folder = folder();
+    let refused = |libraries: &[&str], settings: &[(&str, &str)], told: &str| {
+        let there = folder.path().join(libraries.join("-"));
+        create_dir_all(&there).expect("a folder");
+        for name in libraries {
+            copy(emulated().join(name), there.join(name)).expect("a copy");
+        }
+        let mut command = with_gpus(env!("CARGO_BIN_EXE_chimera"), settings);
+        command.env("LD_LIBRARY_PATH", there);
+        let ran = start_with(command, "train --device cuda").wait();
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains(told), "{}", ran.stderr);
+    };
+    let all = ["libcuda.so", "libnvrtc.so", "libcublas.so"];
+    refused(&all[..1], &[], "libnvrtc.so.13 is not found");
+    refused(&all[..2], &[], "libcublas.so.13 is not found");
+    refused(&all, &[("EMULATED_GPUS", "0")], "no GPU that CUDA can use");
+    let ran = on_gpus(&[], "train --device cuda:7");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("this machine has 2 GPU(s)"), "{}", ran.stderr);
+}
+
+#[test]
+fn devices_lists_what_device_names() {
+    let ran = on_gpus(&[], "devices");
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    for part in ["cuda:0: emulated GPU, 1.0 GiB, sm_90", "cuda:1: ", "cuBLAS 13.0.0"] {
+        assert!(ran.stdout.contains(part), "{part} is not in\n{}", ran.stdout);
+    }
+}
+
+/// Ranks that are processes, each with the GPU of its number: to the bit what threads do.
+#[cfg(all(feature = "nccl", feature = "mpi"))]
+#[test]
+fn ranks_over_nccl_train_as_threads() {
+    let gpus = [("EMULATED_GPUS", "4")];
+    for options in ["--schedule chimera", "--schedule 1f1b --depth 2 --width 2 --precision bf16"] {
+        let options = format!("--device cuda {options}");
+        let folder = folder();
+        let launcher = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
+        let mut command = with_gpus(&launcher, &gpus);
+        command.args(["-n", "4", env!("CARGO_BIN_EXE_chimera")]).envs([
+            ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+            ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+        ]);
+        let line = line(&folder, &format!("{options} --transport nccl"));
+        let ranks = Trained { ran: start_with(command, &line).wait(), folder };
+        assert!(
+            ranks.ran.stdout.contains("NCCL 2.30.99"),
+            "{}{}",
+            ranks.ran.stdout,
+            ranks.ran.stderr
+        );
+        let threads = train_on_gpus(&gpus, &options);
+        for key in ["loss", "grad_norm"] {
+            assert_eq!(ranks.numbers(key), threads.numbers(key), "{options}");
+        }
+    }
+}
