@@ -1,7 +1,6 @@
 //! What a GPU must do for the layers: keep memory, run the project's kernels, multiply matrices.
 //!
-//! The layers know nothing else of it, so the same kernels and the code that calls them run on CUDA and,
-//! in the tests, emulated on the processor.
+//! The layers know nothing else of it: whose driver and compiler serve it is the module `cuda`'s alone.
 
 use std::ffi::c_void;
 use std::ops::Range;

@@ -82,7 +82,7 @@ impl<L: Line> Users<L> {
     }
 
     /// Whether no other line than `line` has to be waited for.
-    #[cfg(feature = "cuda")] // an emulated GPU frees memory without it
+    #[cfg(feature = "cuda")] // the tests of the order free nothing
     pub(super) fn is_only(&self, line: &L) -> bool {
         self.writer.by == *line && self.readers.iter().all(|reader| reader.by == *line)
     }
