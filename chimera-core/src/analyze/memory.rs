@@ -3,7 +3,7 @@
 use crate::effects::{Token, TokenKind};
 use crate::ids::WorkerId;
 use crate::lower::{Instr, Program};
-use crate::residuals::{Held, change};
+use crate::residuals::{Held, Residuals, change, rounded};
 
 /// The most bytes of kept values (residuals, kept inputs, deferred weight work) that each worker of
 /// `program` holds at once, where `bytes` says how much a token carries.
@@ -22,4 +22,19 @@ pub fn peak_bytes(program: &Program, bytes: impl Fn(WorkerId, &Token) -> f64) ->
         }
     }
     held.peaks
+}
+
+/// The most micro-batches of which each worker of `program` holds at once what forwards keep for
+/// recomputations, counted like residuals: with `v` stages of a pipe on a worker each counts `1/v`.
+pub fn peak_kept(program: &Program) -> Vec<f64> {
+    let residuals = Residuals::new(program.placement(), program.units_per_micro());
+    let mut held = Held::new(program.rows().len());
+    for (worker, row) in (0..).map(WorkerId).zip(program.rows()) {
+        for instr in row {
+            if let Instr::Run(cell) = instr {
+                held.run(worker, residuals.kept_change(worker, cell, program.rules()));
+            }
+        }
+    }
+    held.peaks.into_iter().map(rounded).collect()
 }

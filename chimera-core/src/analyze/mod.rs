@@ -14,7 +14,7 @@ pub mod verdict;
 pub(crate) mod versions;
 
 pub use measured::MeasuredCosts;
-pub use memory::peak_bytes;
+pub use memory::{peak_bytes, peak_kept};
 pub use network::{Link, Network, NetworkCosts, Traffic};
 pub use one_order::{Together, prove_in_one_order};
 pub use refusal::{Reason, Refusal};
