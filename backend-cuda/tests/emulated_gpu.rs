@@ -3,6 +3,8 @@
 #![allow(unsafe_code)] // memory of the emulated device, and the kernels compiled into a library
 
 mod emulated;
+#[path = "emulated/memory.rs"]
+mod memory;
 
 use std::time::Duration;
 
@@ -71,8 +73,12 @@ fn a_step_lasts_until_its_device_is_done() -> Result<(), RunError> {
 
 /// Schedules with a worker to a thread, each with a device of its own.
 fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
-    for (schedule, depth) in [("dapple", 1), ("1f1b", 2), ("chimera", 2), ("chimera", 4)] {
-        let run = run(schedule, depth);
+    use Architecture::{Bert, Gpt2};
+    for (schedule, depth, architecture) in
+        [("dapple", 1, Gpt2), ("1f1b", 2, Gpt2), ("chimera", 2, Bert), ("chimera", 4, Gpt2)]
+    {
+        let mut run = run(schedule, depth);
+        run.model.architecture = architecture;
         let expected = run.train(|_| Ok(Reference))?.losses;
         let got = run.train(|_| Ok(emulated::gpu(activations)))?.losses;
         assert_eq!(got.len(), 4);
@@ -99,6 +105,7 @@ fn run(schedule: &'static str, depth: usize) -> Run {
         shape: Shape::new(depth, 4),
         model,
         recompute: Recompute::None,
+        split_backward: false,
         micro_batch_size: 1,
         steps: 4,
     }

@@ -57,6 +57,7 @@ fn schedules_train_as_over_threads() {
             shape,
             model: model(),
             recompute: Recompute::None,
+            split_backward: false,
             micro_batch_size: 2,
             steps: 2,
         };
@@ -78,6 +79,7 @@ fn bf16_travels() -> Result<(), RunError> {
         shape,
         model: model(),
         recompute: Recompute::None,
+        split_backward: false,
         micro_batch_size: 1,
         steps: 3,
     };

@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -38,17 +38,23 @@ pub(crate) fn gpu(activations: Element) -> Gpu<Emulated> {
 
 /// One with so many bytes of memory, which lets the host wait so long for what it reads.
 pub(crate) fn gpu_with(activations: Element, bytes: usize, pause: Duration) -> Gpu<Emulated> {
-    let (library, free) = (library(activations), Arc::new(AtomicUsize::new(bytes)));
-    Gpu::new(Emulated { library, free, pause }, activations).poisoned()
+    let free = Arc::new(Free { now: AtomicUsize::new(bytes), least: AtomicUsize::new(bytes) });
+    Gpu::new(Emulated { library: library(activations), free, pause }, activations).poisoned()
 }
 
 #[derive(Clone)]
 pub(crate) struct Emulated {
     library: &'static Compiled,
-    /// Bytes that are left.
-    free: Arc<AtomicUsize>,
+    pub(crate) free: Arc<Free>,
     /// How long the host waits before each copy.
     pause: Duration,
+}
+
+/// Bytes of memory that are left.
+pub(crate) struct Free {
+    now: AtomicUsize,
+    /// So far.
+    pub(crate) least: AtomicUsize,
 }
 
 /// The kernels for one kind of activation.
@@ -113,7 +119,9 @@ pub(crate) struct Memory {
     bytes: Arc<Mutex<Box<[u128]>>>,
     start: *mut u8,
     len: usize,
-    free: Arc<AtomicUsize>,
+    free: Arc<Free>,
+    /// Whether it was handed to another device, and is a message's and no longer this one's.
+    is_sent: AtomicBool,
 }
 
 // SAFETY: the bytes are reached through `start` by one launch, product or copy at a time, under the lock of
@@ -123,20 +131,22 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    fn new(len: usize, free: &Arc<AtomicUsize>) -> Result<Self> {
+    fn new(len: usize, free: &Arc<Free>) -> Result<Self> {
         let take = |free: usize| free.checked_sub(len);
-        let taken = free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        taken.map_err(|_| DeviceError::OutOfMemory {
+        let taken = free.now.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        let before = taken.map_err(|_| DeviceError::OutOfMemory {
             device: "emulated GPU".into(),
             what: "a tensor".into(),
             asked_bytes: len as u64,
         })?;
+        free.least.fetch_min(before - len, Ordering::Relaxed);
         let words = (len + 2 * MARGIN).div_ceil(size_of::<u128>());
         let mark = u128::from_ne_bytes([MARK; 16]);
         let mut bytes = vec![mark; words].into_boxed_slice();
         // SAFETY: the margin is inside of the allocation.
         let start = unsafe { bytes.as_mut_ptr().cast::<u8>().add(MARGIN) };
-        Ok(Self { bytes: Arc::new(Mutex::new(bytes)), start, len, free: Arc::clone(free) })
+        let (bytes, free) = (Arc::new(Mutex::new(bytes)), Arc::clone(free));
+        Ok(Self { bytes, start, len, free, is_sent: AtomicBool::new(false) })
     }
 
     fn check(&self) {
@@ -150,6 +160,13 @@ impl Memory {
         assert!(whole, "written outside of an allocation of {} bytes", self.len);
     }
 
+    /// What was sent is counted no longer.
+    fn give_back(&self) {
+        if !self.is_sent.swap(true, Ordering::Relaxed) {
+            self.free.now.fetch_add(self.len, Ordering::Relaxed);
+        }
+    }
+
     fn at(&self, start: usize) -> *mut u8 {
         assert!(start <= self.len);
         self.start.wrapping_add(start)
@@ -158,7 +175,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.free.fetch_add(self.len, Ordering::Relaxed);
+        self.give_back();
     }
 }
 
@@ -253,7 +270,8 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    fn publish(&self, _: &Memory) -> Result<()> {
+    fn publish(&self, memory: &Memory) -> Result<()> {
+        memory.give_back();
         Ok(())
     }
 
@@ -261,8 +279,12 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    fn adopt(&self, _: &Memory, _: Range<usize>) -> Result<Option<Memory>> {
-        Ok(None)
+    /// A copy, as between devices that are apart.
+    fn adopt(&self, memory: &Memory, bytes: Range<usize>) -> Result<Option<Memory>> {
+        let copy = self.allocate(bytes.len())?;
+        // SAFETY: both as long as the range, which lies inside.
+        self.alone(|_| unsafe { copy.start.copy_from(memory.at(bytes.start), bytes.len()) });
+        Ok(Some(copy))
     }
 
     fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
@@ -276,7 +298,7 @@ impl Driver for Emulated {
 
 /// A queue whose work is done when it is added.
 pub(crate) struct Beside {
-    free: Arc<AtomicUsize>,
+    free: Arc<Free>,
 }
 
 impl Beside {
