@@ -3,6 +3,8 @@
 #![allow(unsafe_code)] // opening the emulated libraries
 
 mod emulated;
+#[path = "emulated/memory.rs"]
+mod memory;
 
 use chimera_backend_cuda::gpu::Element;
 use chimera_core::equivalence::{Run, RunError};
@@ -36,8 +38,12 @@ fn bf16_trains_beside_the_reference() -> Result<(), RunError> {
 
 /// Schedules with a worker to a thread, each with a stream of its own: on one GPU, and on two in turn.
 fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
-    for (schedule, depth) in [("dapple", 1), ("1f1b", 2), ("chimera", 2), ("chimera", 4)] {
-        let run = run(schedule, depth);
+    use Architecture::{Bert, Gpt2};
+    for (schedule, depth, architecture) in
+        [("dapple", 1, Gpt2), ("1f1b", 2, Gpt2), ("chimera", 2, Bert), ("chimera", 4, Gpt2)]
+    {
+        let mut run = run(schedule, depth);
+        run.model.architecture = architecture;
         let expected = run.train(|_| Ok(Reference))?.losses;
         for n_gpus in 1..=depth.min(2) {
             let gpu = |rank: Rank| emulated::gpu(rank.index() % n_gpus, activations);
@@ -68,6 +74,7 @@ fn run(schedule: &'static str, depth: usize) -> Run {
         shape: Shape::new(depth, 4),
         model,
         recompute: Recompute::None,
+        split_backward: false,
         micro_batch_size: 1,
         steps: 4,
     }

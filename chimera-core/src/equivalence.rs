@@ -10,15 +10,16 @@ use std::time::Instant;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::analyze::{Refusal, UniformCosts};
+use crate::analyze::{Refusal, UniformCosts, peak_working_bytes};
 use crate::comm::{Comm, CommError, Threads};
 use crate::engine::{Data, Job, Patience, Training, Worker, run_threads};
 use crate::fault::{Class, Fault};
-use crate::ids::{Rank, StageId};
+use crate::ids::{Rank, StageId, WorkerId};
 use crate::kernels::{DeviceError, Kernels};
 use crate::lower::{Lowering, Passes, Program, Recompute, lower};
-use crate::model::{Gpt2Stage, ModelConfig, ModelError, cut};
+use crate::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError, cut, memory};
 use crate::schedule::{Shape, Unfit, UnknownSchedule, find};
+use crate::stage::{Param, Stage};
 
 /// What to train, and how.
 #[derive(Clone, Debug)]
@@ -31,6 +32,8 @@ pub struct Run {
     pub model: ModelConfig,
     /// Whether forwards are run again before their backwards.
     pub recompute: Recompute,
+    /// Whether backwards are split.
+    pub split_backward: bool,
     /// Samples of a micro-batch.
     pub micro_batch_size: usize,
     /// Updates of the weights.
@@ -93,6 +96,31 @@ impl Run {
         Ok(ranks.into_iter().next().unwrap_or_default())
     }
 
+    /// The bytes that each rank will hold at most, by the memory model, on devices whose activations have so many
+    /// bytes an element: weights, gradients, moments, and what is kept or used by ops.
+    ///
+    /// # Errors
+    /// If the schedule or the model does not fit.
+    pub fn foreseen(&self, activation_bytes: u64) -> Result<Vec<f64>, RunError> {
+        let (_, program) = self.program()?;
+        let cuts = cut(&self.model, program.placement().n_stages())?;
+        let of = |cut| memory(&self.model, cut, self.model.context, false, activation_bytes);
+        let stages = cuts.iter().map(of).collect::<Result<Vec<_>, _>>()?;
+        let samples = self.micro_batch_size as f64 / f64::from(program.units_per_micro());
+        let by_sample: Vec<_> = stages.iter().map(|stage| stage.sample).collect();
+        let peaks = peak_working_bytes(&program, &by_sample, samples);
+        let state = |stage: StageId| {
+            let params = self.model.params(&cuts[stage.index()]);
+            let elements: usize = params.iter().map(Param::n_elements).sum();
+            16.0 * elements as f64 + stages[stage.index()].operands
+        };
+        let of_worker = |(worker, peak)| {
+            let stages = program.placement().stages_of(worker);
+            stages.into_iter().map(state).sum::<f64>() + peak
+        };
+        Ok((0..).map(WorkerId).zip(peaks).map(of_worker).collect())
+    }
+
     /// Trains the row of the rank that `comm` is an end of.
     ///
     /// # Errors
@@ -114,14 +142,26 @@ impl Run {
             stop: &stop,
             epoch: Instant::now(),
         };
-        let cuts = cut(&self.model, program.placement().n_stages())?;
-        let stages: Result<Vec<_>, ModelError> = cuts
-            .iter()
-            .map(|cut| {
-                Gpt2Stage::new(kernels.clone(), &self.model, self.model.context, cut.clone())
-            })
-            .collect();
-        let stages = stages?;
+        let (model, sequence, k) = (&self.model, self.model.context, kernels.clone());
+        match model.architecture {
+            Architecture::Gpt2 => self.train_stages(job, kernels, comm, |cut| {
+                Gpt2Stage::new(k.clone(), model, sequence, cut)
+            }),
+            Architecture::Bert => self.train_stages(job, kernels, comm, |cut| {
+                BertStage::new(k.clone(), model, sequence, model.predictions(sequence), cut)
+            }),
+        }
+    }
+
+    fn train_stages<K: Kernels, S: Stage<Tensor = K::Tensor> + Clone>(
+        &self,
+        job: Job<'_>,
+        kernels: K,
+        comm: &mut impl Comm<K::Tensor>,
+        stage: impl Fn(Cut) -> Result<S, ModelError>,
+    ) -> Result<Trained, RunError> {
+        let cuts = cut(&self.model, job.program.placement().n_stages())?;
+        let stages = cuts.into_iter().map(stage).collect::<Result<Vec<_>, _>>()?;
         let stage = |id: StageId| stages[id.index()].clone();
         let mut worker = Worker::new(job, kernels, comm, stage)?;
         let mut trained = Trained::default();
@@ -142,7 +182,8 @@ impl Run {
         let training = Training { seed: 1, steps: self.steps, lr: 1e-2, ..Training::default() };
         let timetable = find(self.schedule)?.timetable(&self.shape)?;
         let how = Lowering { barrier: training.needs_barrier(), ..Lowering::default() };
-        let passes = Passes { recompute: self.recompute, ..Passes::default() };
+        let Run { recompute, split_backward, .. } = *self;
+        let passes = Passes { recompute, split_backward, ..Passes::default() };
         let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
         let timetable = passes.apply(timetable, &how, &costs)?;
         Ok((training, lower(&timetable, &how)?))
@@ -160,16 +201,27 @@ impl Data for Tokens<'_> {
         input: &mut Vec<u32>,
         target: &mut Vec<u32>,
     ) -> std::io::Result<()> {
+        let ModelConfig { architecture, vocab, context, .. } = *self.0;
         let mut rng = ChaCha8Rng::seed_from_u64(step << 32 | sample);
-        let mut token = || rng.random_range(0..self.0.vocab as u32);
-        let tokens: Vec<u32> = (0..=self.0.context).map(|_| token()).collect();
-        input.extend(&tokens[..self.0.context]);
-        target.extend(&tokens[1..]);
+        let mut token = || rng.random_range(0..vocab as u32);
+        let tokens: Vec<u32> = (0..=context).map(|_| token()).collect();
+        let predictions = self.n_targets();
+        match architecture {
+            Architecture::Gpt2 => target.extend(&tokens[1..]),
+            // Of its length, with the second segment from the middle on; the first positions are predicted.
+            Architecture::Bert => {
+                input.extend([context as u32, context as u32 / 2]);
+                input.extend(0..predictions as u32);
+                target.extend(&tokens[..predictions]);
+                target.push(tokens[context] % 2);
+            }
+        }
+        input.extend(&tokens[..context]);
         Ok(())
     }
 
     fn n_targets(&self) -> usize {
-        self.0.context
+        self.0.predictions(self.0.context)
     }
 }
 
@@ -177,7 +229,6 @@ impl Data for Tokens<'_> {
 mod tests {
     use super::*;
     use crate::kernels::reference::Reference;
-    use crate::model::Architecture;
 
     #[test]
     fn a_pipeline_trains_as_one_worker() {
@@ -195,6 +246,7 @@ mod tests {
             shape,
             model: model.clone(),
             recompute: Recompute::None,
+            split_backward: false,
             micro_batch_size: 1,
             steps: 3,
         };

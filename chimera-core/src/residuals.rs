@@ -13,7 +13,7 @@ use crate::placement::Placement;
 ///
 /// The unit is one micro-batch through all stages that a worker holds of one pipe: with `v` stages of a
 /// pipe on a worker each counts `1/v`. Deferred weight work counts like the residuals it came from;
-/// what a forward keeps for a recomputation does not count.
+/// what a forward keeps for a recomputation is no residuals, and is counted apart.
 #[derive(Clone, Debug)]
 pub(crate) struct Residuals {
     /// By worker and pipe of its own: what one unit of one stage counts.
@@ -36,12 +36,25 @@ impl Residuals {
 
     /// What a cell adds while it runs, and what it frees at its end.
     pub(crate) fn change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> (f64, f64) {
+        self.count(worker, cell, rules, &[TokenKind::Saved, TokenKind::Deferred])
+    }
+
+    /// The same of what forwards keep for recomputations: the unit is what they keep of one micro-batch.
+    pub(crate) fn kept_change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> (f64, f64) {
+        self.count(worker, cell, rules, &[TokenKind::Kept])
+    }
+
+    fn count(
+        &self,
+        worker: WorkerId,
+        cell: &Cell,
+        rules: &Rules,
+        kinds: &[TokenKind],
+    ) -> (f64, f64) {
         let weights = &self.weights[worker.index()];
-        change(cell, rules, |token| match token.kind {
-            TokenKind::Saved | TokenKind::Deferred => {
-                weights.get(&token.pipe).copied().unwrap_or(0.0)
-            }
-            _ => 0.0,
+        change(cell, rules, |token| match kinds.contains(&token.kind) {
+            true => weights.get(&token.pipe).copied().unwrap_or(0.0),
+            false => 0.0,
         })
     }
 
@@ -52,8 +65,13 @@ impl Residuals {
 
     /// The most each worker held so far, rounded to a millionth, see [`ROUNDING`].
     pub(crate) fn peaks(&self) -> Vec<f64> {
-        self.held.peaks.iter().map(|p| (p * 1e6).round() / 1e6).collect()
+        self.held.peaks.iter().copied().map(rounded).collect()
     }
+}
+
+/// A share, rounded to a millionth, see [`ROUNDING`].
+pub(crate) fn rounded(share: f64) -> f64 {
+    (share * 1e6).round() / 1e6
 }
 
 /// What sums of shares may be off by: those such as 1/3 do not add up.

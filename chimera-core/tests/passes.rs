@@ -1,6 +1,6 @@
 //! What holds for split backwards and recomputation, whatever the schedule.
 
-use chimera_core::analyze::{Timeline, UniformCosts, simulate};
+use chimera_core::analyze::{Timeline, UniformCosts, peak_kept, simulate};
 use chimera_core::ids::WorkerId;
 use chimera_core::lower::{
     Hoist, Lowering, Passes, Program, Recompute, lower, recompute, split_backward,
@@ -262,6 +262,22 @@ fn recomputing_leaves_one_micro_batch_of_residuals() {
     assert_eq!(peak(&chunks), 0.5);
 }
 
+/// What forwards keep lives until the recomputation: as many inputs as there would be residuals without one.
+#[test]
+fn inputs_are_kept_in_place_of_residuals() {
+    for schedule in ["gpipe", "dapple", "gems", "interleaved", "chimera", "dualpipe-v", "v-half"] {
+        let t = timetable(schedule, &Shape::new(4, 8));
+        let (plain, _) = run(&t, &Lowering::default(), PLAIN);
+        assert_eq!(peak_kept(&plain), [0.0; 4], "{schedule}");
+        let (program, _) = run(&recomputed(&t, Hoist::By(0), None), &Lowering::default(), PLAIN);
+        if t.has(Kind::Backward) && schedule != "dualpipe-v" {
+            assert_eq!(peak_kept(&program), plain.peaks(), "{schedule}");
+        }
+        let within = peak_kept(&program).into_iter().zip(plain.peaks());
+        assert!(within.into_iter().all(|(kept, peak)| kept > 0.0 && kept <= *peak), "{schedule}");
+    }
+}
+
 /// A stage may be recomputed on one pipe and not on the other.
 #[test]
 fn stages_of_pipes_are_recomputed_one_by_one() {
@@ -296,11 +312,18 @@ fn draw(
     let again = hoist.map_or_else(|| plain.clone(), |hoist| recomputed(&plain, hoist, limit));
     let t = if is_split { split(&again, &how, PLAIN) } else { again };
     let (program, timeline) = run(&t, &how, PLAIN);
-    let peaks: Vec<String> = program.peaks().iter().map(f64::to_string).collect();
+    let joined = |peaks: &[f64]| peaks.iter().map(f64::to_string).collect::<Vec<_>>().join(" ");
+    let kept = match hoist {
+        Some(_) => format!(", kept inputs {}", joined(&peak_kept(&program))),
+        None => String::new(),
+    };
     let drawing = text::timeline(&timeline);
     let (makespan, bubble) = (timeline.makespan(), timeline.bubble_ratio());
-    let peaks = peaks.join(" ");
-    format!("{}\nmakespan {makespan}, bubble ratio {bubble:.3}, peak {peaks}", drawing.trim_end())
+    let peaks = joined(program.peaks());
+    format!(
+        "{}\nmakespan {makespan}, bubble ratio {bubble:.3}, peak {peaks}{kept}",
+        drawing.trim_end()
+    )
 }
 
 macro_rules! drawings {

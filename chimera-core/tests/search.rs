@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use chimera_core::analyze::{StageCosts, UniformCosts, simulate};
+use chimera_core::analyze::{StageCosts, UniformCosts, peak_kept, simulate};
 use chimera_core::lower::{Hoist, Lowering, Recompute, lower, recompute};
 use chimera_core::placement::Placement;
 use chimera_core::search::{Allowed, Found, Search, search, shortest, starts};
@@ -58,6 +58,25 @@ fn of_orders_as_short_the_one_that_holds_least_is_found() {
     let costs = UniformCosts::new(1.0, 2.0, 0.0);
     let found = find(starts(&Placement::line(8), 32, WHOLE), costs, &within(32.0, 100));
     assert_eq!((found.timetable.schedule.as_str(), found.progress.makespan), ("dapple", 117.0));
+}
+
+/// Recomputed right before their backwards, both hold one micro-batch's residuals; GPipe keeps 32 inputs.
+#[test]
+fn of_orders_that_hold_as_much_the_one_that_keeps_least_is_found() {
+    let costs = |_: &Timetable| Ok::<_, Infallible>(UniformCosts::new(1.0, 2.0, 0.0));
+    let allowed = Allowed { recompute: Recompute::Full, ..WHOLE };
+    for (max_peak, wanted) in [(1.0, 8.0), (32.0, 8.0)] {
+        let how = within(max_peak, 100);
+        let found = shortest(&Placement::line(8), 32, allowed, &how, &costs, &mut |_| ());
+        let found = found.expect("no cost fails").expect("an order that fits");
+        assert_eq!((found.timetable.schedule.as_str(), found.progress.makespan), ("dapple", 149.0));
+        let program = lower(&found.timetable, &Lowering::default()).expect("proven");
+        assert_eq!((program.peak(), most(&peak_kept(&program))), (1.0, wanted));
+    }
+}
+
+fn most(peaks: &[f64]) -> f64 {
+    peaks.iter().copied().fold(0.0, f64::max)
 }
 
 /// In seconds times are as small as in minutes they are large. A power of two rounds nothing, so that the
@@ -191,9 +210,10 @@ proptest! {
         let limited = Lowering { max_peak: Some(max_peak), ..Lowering::default() };
         let takes = |t: &Timetable| {
             let program = lower(t, &limited).ok()?;
-            Some((simulate(&program, &costs(t).expect("costs")).makespan(), program.peak()))
+            let makespan = simulate(&program, &costs(t).expect("costs")).makespan();
+            Some((makespan, program.peak(), most(&peak_kept(&program))))
         };
-        let (makespan, peak) = takes(&found.timetable).expect("what was found is proven");
+        let (makespan, peak, kept) = takes(&found.timetable).expect("what was found is proven");
         prop_assert!((makespan - found.progress.makespan).abs() < 1e-9);
         prop_assert!(makespan >= found.progress.lower_bound - 1e-9);
         for start in starts(&placement, n, allowed) {
@@ -201,11 +221,15 @@ proptest! {
             let costs = costs(&start).expect("costs");
             for hoist in [Hoist::By(0), Hoist::Auto] {
                 let Ok(start) = recompute(&start, what, hoist, &limited, &costs) else { continue };
-                let Some((hand_made, holds)) = takes(&start) else { continue };
+                let Some((hand_made, holds, keeps)) = takes(&start) else { continue };
                 prop_assert!(makespan <= hand_made + 1e-9, "{} takes {hand_made}", start.schedule);
                 prop_assert!(
                     makespan < hand_made - 1e-9 || peak <= holds + 1e-5,
                     "{} holds {holds}, not {peak}", start.schedule
+                );
+                prop_assert!(
+                    makespan < hand_made - 1e-9 || peak < holds - 1e-5 || kept <= keeps + 1e-5,
+                    "{} keeps {keeps}, not {kept}", start.schedule
                 );
             }
         }

@@ -55,6 +55,7 @@ fn schedules_train_as_over_threads() {
             shape,
             model: model(),
             recompute: Recompute::None,
+            split_backward: false,
             micro_batch_size: 2,
             steps: 2,
         };
@@ -77,6 +78,7 @@ fn bf16_travels() -> Result<(), RunError> {
         shape,
         model: model(),
         recompute: Recompute::None,
+        split_backward: false,
         micro_batch_size: 1,
         steps: 3,
     };

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use chimera::auto::Report;
-use chimera::core::analyze::{Costs, Event, Timeline, Work, simulate};
+use chimera::core::analyze::{Costs, Event, Timeline, Work, peak_kept, simulate};
 use chimera::core::lower::Program;
 use chimera::core::update::Update;
 use clap::Args;
@@ -41,9 +41,18 @@ impl Simulate {
         let timeline = simulate(&program, &costs);
         let sync = Synchronised::of(&timeline, &costs);
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
-        let workers = busy.iter().zip(program.peaks());
+        let kept = peak_kept(&program);
+        let is_recomputed = kept.iter().any(|kept| *kept > 0.0);
+        let workers = busy.iter().zip(program.peaks()).zip(kept);
         if self.json {
-            let worker = |(busy, peak): (&f64, &f64)| json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});
+            let worker = |((busy, peak), kept): ((&f64, &f64), f64)| {
+                let mut worker =
+                    json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});
+                if is_recomputed {
+                    worker["peak_kept_inputs"] = json!(kept);
+                }
+                worker
+            };
             let mut figures = json!({
                 "makespan": makespan,
                 "bubble_ratio": timeline.bubble_ratio(),
@@ -64,10 +73,15 @@ impl Simulate {
             return print(format!("{figures:#}"));
         }
         let mut text = summary(&program, &timeline);
-        text.push_str("\nworker      busy      idle  peak micro-batches\n");
-        for (w, (busy, peak)) in workers.enumerate() {
+        text.push_str("\nworker      busy      idle  peak micro-batches");
+        text.push_str(if is_recomputed { "  kept inputs\n" } else { "\n" });
+        for (w, ((busy, peak), kept)) in workers.enumerate() {
             let (busy, idle) = (figure(*busy), figure(makespan - busy));
-            writeln!(text, "{w:>6} {busy:>9} {idle:>9}  {peak:>18}")?;
+            write!(text, "{w:>6} {busy:>9} {idle:>9}  {peak:>18}")?;
+            if is_recomputed {
+                write!(text, "  {kept:>11}")?;
+            }
+            text.push('\n');
         }
         let path = timeline.critical_path();
         let n_ops = |event: &&Event| match event.work {
@@ -126,12 +140,16 @@ pub(super) fn summary(program: &Program, timeline: &Timeline) -> String {
         1 => String::new(),
         n => format!(" of {n} steps"),
     };
+    let kept = match peak_kept(program).into_iter().fold(0.0, f64::max) {
+        0.0 => String::new(),
+        most => format!("kept inputs of at most {most}, "),
+    };
     let versions = match program.weight_versions().iter().max() {
         None | Some(1) => String::new(),
         Some(most) => format!("at most {most} versions of the weights, "),
     };
     format!(
-        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {versions}{} messages",
+        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {kept}{versions}{} messages",
         program.schedule(),
         timeline.bubble_ratio(),
         program.n_messages(),

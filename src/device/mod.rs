@@ -109,6 +109,14 @@ impl Precision {
     pub const ALL: [(&'static str, Precision); 2] =
         [("f32", Precision::F32), ("bf16", Precision::Bf16)];
 
+    /// Bytes of an element of an activation.
+    pub fn activation_bytes(self) -> u64 {
+        match self {
+            Precision::F32 => 4,
+            Precision::Bf16 => 2,
+        }
+    }
+
     /// Refuses it where `device` has no such numbers.
     pub fn check(self, device: Device) -> Result<()> {
         ensure!(

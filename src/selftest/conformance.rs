@@ -65,7 +65,7 @@ pub(super) fn small(schedule: &'static str, depth: usize) -> Run {
         tied: false,
     };
     let (shape, recompute) = (Shape::new(depth, 4), Recompute::None);
-    Run { schedule, shape, model, recompute, micro_batch_size: 2, steps: 10 }
+    Run { schedule, shape, model, recompute, split_backward: false, micro_batch_size: 2, steps: 10 }
 }
 
 /// A device without memory says so, with how much was asked for, and goes on.

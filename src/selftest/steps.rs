@@ -3,7 +3,6 @@
 use chimera_core::equivalence::Run;
 use chimera_core::kernels::Kernels;
 use chimera_core::lower::Recompute;
-use chimera_core::model::{Cut, ModelConfig, cut};
 use chimera_core::schedule::Shape;
 
 use super::DEPTH;
@@ -35,7 +34,15 @@ impl Compute for Steps<'_> {
             let what = format!("{schedule} with {depth} worker(s)");
             let (shape, model) = (Shape::new(depth, n_micro_batches), model.clone());
             let recompute = Recompute::None;
-            let warm = Run { schedule, shape, model, recompute, micro_batch_size, steps: 3 };
+            let warm = Run {
+                schedule,
+                shape,
+                model,
+                recompute,
+                split_backward: false,
+                micro_batch_size,
+                steps: 3,
+            };
             if suite.train(&what, &warm, by_rank).is_none() {
                 continue;
             }
@@ -91,9 +98,7 @@ impl Compute for Memory<'_> {
     fn on<K: Kernels>(self, by_rank: &[K]) {
         let Memory { suite, devices } = self;
         let Sizes { model, micro_batch_size, .. } = suite.size.sizes();
-        // The model counts no logits.
-        let model = ModelConfig { vocab: 64, ..model };
-        let passing = (4 * micro_batch_size * passing_elements(&model)) as f64;
+        let activation_bytes = suite.precision.activation_bytes();
         for (schedule, recompute) in [
             ("1f1b", Recompute::None),
             ("chimera", Recompute::None),
@@ -103,35 +108,35 @@ impl Compute for Memory<'_> {
             let what = format!("{schedule}, recompute {recompute:?}").to_lowercase();
             let (shape, model) = (Shape::new(DEPTH, 2 * DEPTH as u32), model.clone());
             devices.reset_peak();
-            let run = Run { schedule, shape, model, recompute, micro_batch_size, steps: 2 };
-            let Some(trained) = suite.train(&what, &run, by_rank) else { continue };
+            let split_backward = false;
+            let run = Run {
+                schedule,
+                shape,
+                model,
+                recompute,
+                split_backward,
+                micro_batch_size,
+                steps: 2,
+            };
+            let Ok(foreseen) = run.foreseen(activation_bytes) else { continue };
+            if suite.train(&what, &run, by_rank).is_none() {
+                continue;
+            }
             let Some(peaks) = devices.peaks() else { return };
-            let (mut worst, mut at) = (0.0f64, String::new());
-            for (rank, (held, counted)) in peaks.iter().zip(&trained.bytes).enumerate() {
-                let (held, counted) = (*held as f64, *counted as f64);
-                let [held_gib, counted_gib] = [held / GIB, counted / GIB];
-                suite.measure(&format!("memory of rank {rank}, {what}"), held_gib, "GiB");
-                suite.measure(&format!("by the model, rank {rank}, {what}"), counted_gib, "GiB");
-                let error = (counted - held).max(held - counted - passing) / counted;
+            let (mut worst, mut at) = (0.0, String::new());
+            for (rank, (held, foreseen)) in peaks.iter().zip(foreseen).enumerate() {
+                let [held, foreseen] = [*held as f64 / GIB, foreseen / GIB];
+                suite.measure(&format!("memory of rank {rank}, {what}"), held, "GiB");
+                suite.measure(&format!("by the model, rank {rank}, {what}"), foreseen, "GiB");
+                let error = (held - foreseen).abs() / foreseen;
                 if error > worst {
-                    at = format!("{held_gib:.3} GiB on rank {rank}, {counted_gib:.3} by the model");
+                    at = format!("{held:.3} GiB on rank {rank}, {foreseen:.3} by the model");
                     worst = error;
                 }
             }
             suite.check(format!("memory of {what} beside the model"), worst, 0.05, at);
         }
     }
-}
-
-/// Elements of a sample that the memory model does not count: what the input half of a backward pass leaves for
-/// the weight half, where both are one op; gradients and results of one block, and activations on their way.
-fn passing_elements(model: &ModelConfig) -> usize {
-    let left = |cut: &Cut| {
-        let deferred = model.deferred_elements(cut, model.context);
-        deferred.saturating_sub(model.residual_elements(cut, model.context))
-    };
-    let cuts = cut(model, DEPTH).unwrap_or_default();
-    cuts.iter().map(left).max().unwrap_or(0) + 20 * model.context * model.hidden
 }
 
 /// What a GPU of this name can do with dense matrices, in FLOP/s, by its data sheet.

@@ -5,39 +5,47 @@ use std::ops::Add;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::peak_bytes;
-use chimera_core::effects::TokenKind;
+use chimera_core::analyze::{StageBytes, peak_bytes, peak_working_bytes};
 use chimera_core::engine::owned_elements;
-use chimera_core::ids::WorkerId;
+use chimera_core::ids::{StageId, WorkerId};
 use chimera_core::lower::{Program, Recompute};
-use chimera_core::model::{Cut, ModelConfig};
+use chimera_core::model::{Cut, Memory, ModelConfig, memory};
 use chimera_core::stage::Param;
 
 use super::Plan;
 use super::free::free_memory;
-use crate::device::{Device, Devices, Precision};
+use crate::device::{Device, Devices};
 use crate::settings::Config;
 
 /// What a run or a part of its workers needs, in bytes.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Need {
-    /// Weights in all their versions, gradients and two moments, four bytes an element each.
+    /// Weights in all their versions, gradients and two moments, four bytes an element each; with bf16 also weights as
+    /// operands of products, two bytes an element.
     pub state: f64,
     /// Weights and two moments, from which a checkpoint is written while training goes on.
     pub copy: f64,
     /// What workers keep for backwards at once: residuals, inputs to recompute from, deferred weight work.
     pub residuals: f64,
+    /// What is there beside them while the op that needs most runs: what its layers make, gradients among them, and
+    /// logits until their backward.
+    pub working: f64,
 }
 
 impl Need {
     /// That of a part of all workers.
     pub(super) fn times(self, part: f64) -> Need {
-        let Need { state, copy, residuals } = self;
-        Need { state: state * part, copy: copy * part, residuals: residuals * part }
+        let Need { state, copy, residuals, working } = self;
+        Need {
+            state: state * part,
+            copy: copy * part,
+            residuals: residuals * part,
+            working: working * part,
+        }
     }
 
     fn total(&self) -> f64 {
-        self.state + self.copy + self.residuals
+        self.state + self.copy + self.residuals + self.working
     }
 }
 
@@ -49,6 +57,7 @@ impl Add for Need {
             state: self.state + other.state,
             copy: self.copy + other.copy,
             residuals: self.residuals + other.residuals,
+            working: self.working + other.working,
         }
     }
 }
@@ -63,12 +72,16 @@ impl fmt::Display for Need {
                 gib(self.copy)
             )?;
         }
-        write!(f, " and {:.1} GiB for residuals", gib(self.residuals))
+        write!(
+            f,
+            ", {:.1} GiB for residuals and {:.1} GiB for logits and gradients of the op that runs",
+            gib(self.residuals),
+            gib(self.working)
+        )
     }
 }
 
-/// Refuses a run whose weights, gradients, moments and residuals exceed the memory that is free, with this part
-/// of its ranks on this host.
+/// Refuses a run that needs more than the memory that is free, with this part of its ranks on this host.
 pub(super) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
     let (config, workers) = (&plan.config, plan.needs.iter().zip(&plan.devices));
     let on_host = workers.map(|(need, device)| match device {
@@ -85,22 +98,11 @@ pub(super) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
         let of = |rank: &usize| plan.needs[rank % plan.needs.len()];
         let need = ranks.iter().map(of).fold(Need::default(), Need::add);
         if let Some(free) = device.free_bytes() {
-            let need = on_device(need, config.precision);
+            let need = Need { copy: 0.0, ..need }; // checkpoints are written from the host's memory
             refuse(config, &need, free as f64, "", &device.name())?;
         }
     }
     Ok(())
-}
-
-/// What a GPU holds of it: no copies for checkpoints; with bf16 residuals of half the size, and weights as
-/// operands of products beside those in f32.
-fn on_device(need: Need, precision: Precision) -> Need {
-    let Need { state, residuals, .. } = need;
-    match precision {
-        Precision::F32 => Need { state, copy: 0.0, residuals },
-        // Two bytes more for the sixteen of a weight, its gradient and its moments.
-        Precision::Bf16 => Need { state: state * 9.0 / 8.0, copy: 0.0, residuals: residuals / 2.0 },
-    }
 }
 
 fn refuse(config: &Config, need: &Need, free: f64, limit: &str, place: &str) -> Result<()> {
@@ -123,20 +125,10 @@ pub(super) fn needs(
 ) -> Vec<Need> {
     let units = program.units_per_micro() as usize;
     let samples = (config.micro_batch_size / units) as f64;
-    let kept = peak_bytes(program, |_, token| {
-        let cut = &cuts[token.stage.index()];
-        let input = if cut.first { 0 } else { model.hidden * config.context };
-        let elements = match token.kind {
-            TokenKind::Saved => model.residual_elements(cut, config.context),
-            TokenKind::Kept if program.rules().is_selective(token.pipe, token.stage) => {
-                model.selected_elements(cut, config.context)
-            }
-            TokenKind::Kept => input,
-            TokenKind::Deferred => model.deferred_elements(cut, config.context),
-            TokenKind::Activation | TokenKind::Gradient | TokenKind::Version => 0,
-        };
-        elements as f64 * samples * 4.0
-    });
+    let memory = memory_of(config, model, cuts);
+    let by_sample: Vec<StageBytes> = memory.iter().map(|stage| stage.sample).collect();
+    let kept = peak_bytes(program, &by_sample, samples);
+    let used = peak_working_bytes(program, &by_sample, samples);
     let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();
     let n_workers = program.rows().len();
     let mut moments = vec![0.0; n_workers];
@@ -150,16 +142,25 @@ pub(super) fn needs(
     let n_params = model.n_params() as f64;
     let copy = if config.save_every > 0 { n_params * 12.0 } else { 0.0 };
     let share = 1.0 / (n_workers as f64 * width);
-    let need = |(w, residuals): (usize, f64)| {
+    let need = |(w, (residuals, used)): (usize, (f64, f64))| {
         let worker = WorkerId(w as u16);
-        let gradients_and_moments = if config.shard_optimizer { 1.0 } else { 3.0 };
-        let copies = gradients_and_moments + f64::from(program.weight_versions()[w]);
-        let stages = program.placement().stages_of(worker).into_iter();
-        let held = stages.flat_map(|s| &params[s.index()]).map(|p| p.n_elements() as f64);
-        let state = held.sum::<f64>() * copies * 4.0 + moments[w];
-        Need { state, copy: copy * share, residuals }
+        let versions = f64::from(program.weight_versions()[w]);
+        let copies = versions + if config.shard_optimizer { 1.0 } else { 3.0 };
+        let stages = program.placement().stages_of(worker);
+        let held = |s: &StageId| params[s.index()].iter().map(Param::n_elements).sum::<usize>();
+        let operands = |s: &StageId| memory[s.index()].operands * versions;
+        let state = stages.iter().map(|s| held(s) as f64 * copies * 4.0 + operands(s)).sum::<f64>();
+        Need { state: state + moments[w], copy: copy * share, residuals, working: used - residuals }
     };
-    kept.iter().copied().enumerate().map(need).collect()
+    kept.into_iter().zip(used).enumerate().map(need).collect()
+}
+
+/// What every stage takes where activations have the size that the precision asks for.
+fn memory_of(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<Memory> {
+    let (drops, bytes) = (config.dropout > 0.0, config.precision.activation_bytes());
+    let of = |cut| memory(model, cut, config.context, drops, bytes);
+    // A sample as long as the context is one that every model has.
+    cuts.iter().map(|cut| of(cut).unwrap_or_default()).collect()
 }
 
 fn gib(bytes: f64) -> f64 {

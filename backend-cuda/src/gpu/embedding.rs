@@ -13,6 +13,8 @@ impl<D: Driver> Gpu<D> {
         tokens: &Tensor<D::Memory>,
         positions: &Tensor<D::Memory>,
     ) -> Result<Tensor<D::Memory>> {
+        // Tables are f32, unless they are rows of an activation, of which some are picked.
+        let tokens = self.wide(tokens)?;
         let hidden = tokens.width();
         let y = self.activation_of(&[ids.len(), hidden])?;
         let on_device = self.indices(ids)?;

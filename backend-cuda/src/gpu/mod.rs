@@ -92,6 +92,10 @@ impl<D: Driver> Kernels for Gpu<D> {
         tensor.shape.clone()
     }
 
+    fn bytes(&self, tensor: &Self::Tensor) -> u64 {
+        (tensor.len() * tensor.element.bytes()) as u64
+    }
+
     fn rows(&self, tensor: &Self::Tensor, start: usize, len: usize) -> Result<Self::Tensor> {
         Ok(self.view_rows(tensor, start, len))
     }

@@ -14,7 +14,7 @@ pub mod verdict;
 pub(crate) mod versions;
 
 pub use measured::MeasuredCosts;
-pub use memory::peak_bytes;
+pub use memory::{StageBytes, peak_bytes, peak_kept, peak_working_bytes};
 pub use network::{Link, Network, NetworkCosts, Traffic};
 pub use one_order::{Together, prove_in_one_order};
 pub use refusal::{Reason, Refusal};

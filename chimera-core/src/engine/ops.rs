@@ -201,10 +201,7 @@ where
                 Value::Saved(saved) => stage().saved_bytes(saved),
                 Value::Selected(selected) => stage().selected_bytes(selected),
                 Value::Deferred(deferred) => stage().deferred_bytes(deferred),
-                Value::Tensor(input) if token.kind == TokenKind::Kept => {
-                    let elements: usize = self.kernels.shape(input).iter().product();
-                    elements as u64 * size_of::<f32>() as u64
-                }
+                Value::Tensor(input) if token.kind == TokenKind::Kept => self.kernels.bytes(input),
                 Value::Tensor(_) | Value::Nothing | Value::Version(_) => 0,
             }
         };

@@ -16,14 +16,16 @@
 //! - Shapes are checked by the callers in this crate; a wrong one is a bug and may panic.
 //!
 //! [`mod@reference`] is the slow, clear implementation in f64, the oracle of every backend;
-//! [`conformance`] is the suite that every backend calls.
+//! [`conformance`] is the suite that every backend calls. [`Counted`] computes nothing: it counts memory.
 
 mod arguments;
 pub mod conformance;
+mod counted;
 mod dropout;
 pub mod reference;
 
 pub use arguments::{Activation, AdamW, Layout, Mask, Sgd, Updated};
+pub use counted::{Counted, Extents};
 pub use dropout::{Dropout, threefry};
 
 use crate::fault::{Class, Fault};
@@ -136,6 +138,12 @@ pub trait Kernels: Clone + Send + Sync + 'static {
 
     /// The extents of a tensor.
     fn shape(&self, tensor: &Self::Tensor) -> Vec<usize>;
+
+    /// Bytes of the elements of a tensor: four of each, unless the device says otherwise.
+    fn bytes(&self, tensor: &Self::Tensor) -> u64 {
+        let elements: usize = self.shape(tensor).iter().product();
+        elements as u64 * size_of::<f32>() as u64
+    }
 
     /// The rows `start .. start + len` of the first dimension.
     fn rows(&self, tensor: &Self::Tensor, start: usize, len: usize) -> Result<Self::Tensor>;

@@ -18,7 +18,9 @@ pub use recompute::{Recompute, recompute};
 pub use split::split_backward;
 pub use sync::Sync;
 
-use crate::analyze::{Costs, Refusal, Timeline, UniformCosts, check, simulate, structure};
+use crate::analyze::{
+    Costs, Refusal, Timeline, UniformCosts, check, peak_kept, simulate, structure,
+};
 use crate::effects::Rules;
 use crate::ids::StageId;
 use crate::op::Kind;
@@ -159,6 +161,12 @@ fn rehearse(timetable: &Timetable, costs: &impl Costs) -> Result<Rehearsal, Refu
     let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
     let program = lower(timetable, &how)?;
     let timeline = simulate(&program, costs);
-    let merit = Merit { makespan: timeline.makespan(), peak: program.peak() };
+    let merit = merit(&program, &timeline);
     Ok(Rehearsal { timeline, merit })
+}
+
+/// How good the order of a program is that takes this time.
+pub(crate) fn merit(program: &Program, timeline: &Timeline) -> Merit {
+    let kept = peak_kept(program).into_iter().fold(0.0, f64::max);
+    Merit { makespan: timeline.makespan(), peak: program.peak(), kept }
 }

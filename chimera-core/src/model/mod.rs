@@ -10,6 +10,7 @@
 //! and counted, and weights as arguments. A transformer has few layers, so this costs one page.
 
 mod bert;
+mod bytes;
 mod config;
 mod cut;
 mod gpt2;
@@ -20,6 +21,7 @@ mod pass;
 mod presets;
 
 pub use bert::{BertDeferred, BertSaved, BertSelected, BertStage};
+pub use bytes::{Memory, memory};
 pub use config::{Architecture, ModelConfig, ModelError};
 pub use cut::{Cut, cut};
 pub use gpt2::{Gpt2Deferred, Gpt2Saved, Gpt2Selected, Gpt2Stage};

@@ -2,13 +2,12 @@
 
 use crate::kernels::{Kernels, Result};
 
-/// Device memory of tensors, four bytes an element.
+/// Device memory of tensors.
 pub(super) fn bytes<'t, K: Kernels>(
     k: &K,
     tensors: impl IntoIterator<Item = &'t K::Tensor>,
 ) -> u64 {
-    let elements = tensors.into_iter().map(|t| k.shape(t).iter().product::<usize>());
-    elements.sum::<usize>() as u64 * size_of::<f32>() as u64
+    tensors.into_iter().map(|tensor| k.bytes(tensor)).sum()
 }
 
 /// Part `part` of `parts` of a tensor that has as many rows of every sample.

@@ -47,6 +47,9 @@ pub(crate) struct Node {
     /// Residuals that it adds while it runs, in micro-batches, and those it frees at its end.
     pub(crate) adds: f64,
     pub(crate) frees: f64,
+    /// What it keeps for recomputations, in micro-batches, and what it drops of that at its end.
+    pub(crate) keeps: f64,
+    pub(crate) drops: f64,
     /// Whose residuals it adds, and whose it frees: those of a pair are of two micro-batches.
     pub(crate) added: Owner,
     pub(crate) freed: Owner,
@@ -137,6 +140,7 @@ impl Graph {
                 let worker = WorkerId(w as u16);
                 let takes = costs.cell(worker, cell);
                 let (adds, frees) = residuals.change(worker, cell, &rules);
+                let (keeps, drops) = residuals.kept_change(worker, cell, &rules);
                 let (added, freed) = owners(cell, timetable.units_per_micro.max(1));
                 for op in cell.ops() {
                     if let Some(before) = lanes.insert((lane(op.kind), op.pipe, op.stage), id) {
@@ -152,6 +156,8 @@ impl Graph {
                     takes,
                     adds,
                     frees,
+                    keeps,
+                    drops,
                     added,
                     freed,
                 });
@@ -210,6 +216,7 @@ impl Graph {
         let mut nodes = self.nodes.clone();
         for node in &mut nodes {
             std::mem::swap(&mut node.adds, &mut node.frees);
+            std::mem::swap(&mut node.keeps, &mut node.drops);
             std::mem::swap(&mut node.added, &mut node.freed);
             for owner in [&mut node.added, &mut node.freed] {
                 owner.micro = self.n_micro_batches as u32 - 1 - owner.micro;

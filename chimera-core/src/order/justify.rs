@@ -55,9 +55,10 @@ fn again(
 }
 
 /// The earliest starts for cells that are wanted at `starts`. What adds residuals begins at most `slack`
-/// sooner: begun whenever there is room, it would take the room that another needs later.
+/// sooner: begun whenever there is room, it would take the room that another needs later. What keeps
+/// something for a recomputation begins no sooner either: there is always room for it, so it would pile up.
 pub(crate) fn releases(graph: &Graph, starts: &[f64], slack: f64) -> Vec<f64> {
-    let release = |(node, start): (&Node, &f64)| match node.adds > 0.0 {
+    let release = |(node, start): (&Node, &f64)| match node.adds > 0.0 || node.keeps > 0.0 {
         true => (start - slack).max(0.0),
         false => 0.0,
     };

@@ -37,15 +37,23 @@ impl Order {
 
     /// How good it is.
     pub(crate) fn merit(&self, graph: &Graph) -> Merit {
-        let peak = |row: &Vec<u32>| {
-            let (mut held, mut most) = (0.0f64, 0.0f64);
-            for node in row.iter().map(|id| &graph.nodes[*id as usize]) {
-                most = most.max(held + node.adds);
-                held += node.adds - node.frees;
-            }
-            most
+        let most = |changes: fn(&Node) -> (f64, f64)| {
+            let peak = |row: &Vec<u32>| {
+                let (mut held, mut most) = (0.0f64, 0.0f64);
+                for id in row {
+                    let (more, less) = changes(&graph.nodes[*id as usize]);
+                    most = most.max(held + more);
+                    held += more - less;
+                }
+                most
+            };
+            self.rows.iter().map(peak).fold(0.0, f64::max)
         };
-        Merit { makespan: self.makespan, peak: self.rows.iter().map(peak).fold(0.0, f64::max) }
+        Merit {
+            makespan: self.makespan,
+            peak: most(|node| (node.adds, node.frees)),
+            kept: most(|node| (node.keeps, node.drops)),
+        }
     }
 
     /// The longest time from the start of a worker's first cell to the end of its last.

@@ -9,16 +9,24 @@ pub(crate) struct Merit {
     pub(crate) makespan: f64,
     /// The most micro-batches whose residuals any worker holds.
     pub(crate) peak: f64,
+    /// The most micro-batches of which any worker holds what forwards keep for recomputations. It says
+    /// nothing of bytes beside residuals, which hang on the model, and so comes last.
+    pub(crate) kept: f64,
 }
 
 impl Merit {
     /// That of no order at all.
-    pub(crate) const NONE: Merit = Merit { makespan: f64::INFINITY, peak: f64::INFINITY };
+    pub(crate) const NONE: Merit =
+        Merit { makespan: f64::INFINITY, peak: f64::INFINITY, kept: f64::INFINITY };
 
-    /// Whether it is shorter, or as short and holds less, by more than rounding.
+    /// Whether it is shorter, or as short and holds fewer residuals, or as many and keeps less, by more
+    /// than rounding.
     pub(crate) fn is_better_than(&self, other: &Merit) -> bool {
-        let is_longer = is_shorter(other.makespan, self.makespan);
-        let holds_less = self.peak < other.peak - ROUNDING;
-        is_shorter(self.makespan, other.makespan) || !is_longer && holds_less
+        if is_shorter(self.makespan, other.makespan) || is_shorter(other.makespan, self.makespan) {
+            return self.makespan < other.makespan;
+        }
+        let held = [(self.peak, other.peak), (self.kept, other.kept)];
+        let differing = held.into_iter().find(|(own, others)| (own - others).abs() > ROUNDING);
+        differing.is_some_and(|(own, others)| own < others)
     }
 }

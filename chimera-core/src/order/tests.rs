@@ -6,9 +6,9 @@ use super::capped::capped_bound;
 use super::graph::unordered;
 use super::justify::justified;
 use super::list::{Keys, Limits, Order, list};
-use crate::analyze::{UniformCosts, simulate};
+use crate::analyze::{UniformCosts, peak_kept, simulate};
 use crate::ids::{PipeId, StageId};
-use crate::lower::{Lowering, Program, Sync, lower};
+use crate::lower::{Hoist, Lowering, Program, Recompute, Sync, lower, recompute};
 use crate::op::{Cell, Kind, Op};
 use crate::placement::Placement;
 use crate::schedule::{Shape, find};
@@ -150,6 +150,7 @@ proptest! {
         placement in placements(),
         n in 1u32..=9,
         splits: bool,
+        recomputes: bool,
         worker in prop::option::of(2u32..=12),
         pipe in prop::option::of(2u32..=8),
         message in prop::sample::select(vec![0.0, 0.75]),
@@ -161,7 +162,12 @@ proptest! {
             pipe: pipe.map(|halves| f64::from(halves) / 2.0),
         };
         let costs = UniformCosts { message, ..COSTS };
-        let timetable = unordered(placement, n, splits);
+        let mut timetable = unordered(placement, n, splits);
+        if recomputes {
+            let how = Lowering::default();
+            timetable = recompute(&timetable, |_, _| Recompute::Full, Hoist::By(0), &how, &costs)
+                .expect("it is not looked at");
+        }
         let graph = Graph::of(&timetable, &costs);
         let mut random = seed;
         let urgency = graph.nodes.iter().map(|_| {
@@ -176,6 +182,10 @@ proptest! {
             let program = proven(&timetable, &order, &graph, limits.worker);
             prop_assert!((simulate(&program, &costs).makespan() - order.makespan).abs() < 1e-9);
             prop_assert!(order.makespan >= lower_bound(&graph) - 1e-9);
+            let merit = order.merit(&graph);
+            prop_assert!((merit.peak - program.peak()).abs() < 1e-5);
+            let kept = peak_kept(&program).into_iter().fold(0.0, f64::max);
+            prop_assert!((merit.kept - kept).abs() < 1e-5 && (kept > 0.0) == recomputes);
         }
     }
 

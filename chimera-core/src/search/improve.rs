@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use crate::analyze::structure;
 use crate::analyze::{Costs, Timeline, Work, simulate};
 use crate::costs::is_shorter;
-use crate::lower::{Lowering, Sync, lower};
+use crate::lower::{Lowering, Sync, lower, merit};
 use crate::op::{Cell, Op};
 use crate::order::{Graph, Keys, Limits, Merit, Order, bound, justified, list, releases};
 use crate::timetable::Timetable;
@@ -70,7 +70,7 @@ pub struct Found {
 
 /// Searches for a shorter order of the ops of any one of `starts`, each with its costs, than those of
 /// `starts` themselves, and of equally short ones for that which holds the residuals of fewer
-/// micro-batches. Never returns anything worse than the best start under the memory limit that there was
+/// micro-batches, and of these for that which keeps less for recomputations. Never returns anything worse than the best start under the memory limit that there was
 /// time for; `None` if not even one order keeps to it. `observe` is told now and then, and of every gain.
 pub fn search<C: Costs>(
     starts: &[(Timetable, C)],
@@ -144,7 +144,7 @@ impl<'h> Hunt<'h> {
         };
         let program = lower(timetable, &self.lowering).ok()?;
         let timeline = simulate(&program, costs);
-        let merit = Merit { makespan: timeline.makespan(), peak: program.peak() };
+        let merit = merit(&program, &timeline);
         problem.start_from(timetable, &timeline, &merit);
         if merit.is_better_than(&self.merit) {
             self.keep(timetable.clone(), merit);

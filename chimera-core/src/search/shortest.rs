@@ -51,7 +51,8 @@ pub fn shortest<C: Costs, E>(
     }
     // A pass runs a start many times: only the best go through, and begin in the first half of the time.
     fitting.sort_by(|(a, _), (b, _)| {
-        a.makespan.total_cmp(&b.makespan).then(a.peak.total_cmp(&b.peak))
+        let held = a.peak.total_cmp(&b.peak).then(a.kept.total_cmp(&b.kept));
+        a.makespan.total_cmp(&b.makespan).then(held)
     });
     let has_time = || left() > how.time_limit / 2;
     for (_, start) in fitting.into_iter().take(N_PASSED) {

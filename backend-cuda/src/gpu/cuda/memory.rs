@@ -44,7 +44,8 @@ pub struct Memory {
     bytes: usize,
     home: Stream,
     freeing: Stream,
-    held: Arc<Held>,
+    /// Of the worker that holds it; of none while it is on its way.
+    held: Mutex<Option<Arc<Held>>>,
     users: Mutex<Users<Stream>>,
 }
 
@@ -88,9 +89,22 @@ impl Memory {
             other => other?,
         };
         let users = Mutex::new(Users::new(home));
-        held.add(bytes);
-        let (home, freeing, held) = (home.clone(), freeing.clone(), Arc::clone(held));
-        Ok(Self { address, bytes, home, freeing, held, users })
+        let (home, freeing) = (home.clone(), freeing.clone());
+        let memory = Self { address, bytes, home, freeing, held: Mutex::default(), users };
+        memory.belong(Some(held));
+        Ok(memory)
+    }
+
+    /// Counts it as a worker's from now on, or as nobody's.
+    pub(super) fn belong(&self, to: Option<&Arc<Held>>) {
+        let mut held = lock(&self.held);
+        if let Some(before) = held.take() {
+            before.now.fetch_sub(self.bytes as u64, Ordering::Relaxed);
+        }
+        *held = to.cloned();
+        if let Some(held) = &*held {
+            held.add(self.bytes);
+        }
     }
 
     pub(super) fn address(&self) -> sys::CUdeviceptr {
@@ -128,7 +142,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.held.now.fetch_sub(self.bytes as u64, Ordering::Relaxed);
+        self.belong(None);
         let mut users = lock(&self.users);
         let stream = if users.is_only(&self.home) {
             &self.home

@@ -323,6 +323,7 @@ impl Driver for Cuda {
 
     fn publish(&self, memory: &Memory) -> Result<()> {
         self.bind()?;
+        memory.belong(None);
         memory.publish(&self.0.stream)
     }
 
@@ -332,6 +333,7 @@ impl Driver for Cuda {
 
     fn adopt(&self, memory: &Memory, bytes: Range<usize>) -> Result<Option<Memory>> {
         if memory.ordinal() == self.0.stream.1 {
+            memory.belong(Some(&self.0.held));
             return Ok(None);
         }
         let copy = self.allocate(bytes.len())?;

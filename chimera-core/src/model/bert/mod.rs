@@ -17,6 +17,8 @@ use crate::stage::{Micro, Output, Param, Stage};
 
 use sample::Form;
 
+pub(super) use sample::any_sample;
+
 /// What the layer norms of BERT add to the variance.
 const EPSILON: f64 = 1e-12;
 

@@ -17,6 +17,14 @@ pub(super) struct Form {
 /// Numbers before the positions: length and start of the second segment.
 const COUNTS: usize = 2;
 
+/// Input and target of a sample without padding: its first positions are predicted.
+pub(in super::super) fn any_sample(sequence: usize, predictions: usize) -> (Vec<u32>, Vec<u32>) {
+    let mut input = vec![sequence as u32, sequence as u32 / 2];
+    input.extend(0..predictions as u32);
+    input.resize(COUNTS + predictions + sequence, 0);
+    (input, vec![0; predictions + 1])
+}
+
 impl Form {
     /// The ids of all rows.
     pub(super) fn ids(self, micro: &Micro<'_>) -> Vec<u32> {

@@ -1,0 +1,194 @@
+//! How much memory the passes of a stage take: they run once, for one sample, on a device that only counts.
+
+use super::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError};
+use crate::analyze::StageBytes;
+use crate::kernels::{Activation, Counted, Extents, Kernels, Result};
+use crate::stage::{Micro, Output, Stage};
+
+/// Dropped or not, whatever the probability.
+const RATE: f64 = 0.5;
+
+/// What a stage takes on a device.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Memory {
+    /// Of one sample.
+    pub sample: StageBytes,
+    /// Weights as operands of products, where these are not f32, beside those in f32.
+    pub operands: f64,
+}
+
+/// What the stage `cut` of `config` takes on a device whose activations have so many bytes an element (4, or 2 for
+/// bf16), for samples of `sequence` tokens, with dropout or without.
+///
+/// # Errors
+/// If there are no such samples.
+pub fn memory(
+    config: &ModelConfig,
+    cut: &Cut,
+    sequence: usize,
+    drops: bool,
+    activation_bytes: u64,
+) -> std::result::Result<Memory, ModelError> {
+    let (k, rate) = (Counted::new(activation_bytes), if drops { RATE } else { 0.0 });
+    let counted = match config.architecture {
+        Architecture::Gpt2 => {
+            let stage = Gpt2Stage::new(k.clone(), config, sequence, cut.clone())?;
+            let (input, target) = (vec![0; sequence], vec![0; sequence]);
+            count(&k, &stage.with_dropout(rate, 0), cut, &input, &target)
+        }
+        Architecture::Bert => {
+            let predictions = config.predictions(sequence);
+            let stage = BertStage::new(k.clone(), config, sequence, predictions, cut.clone())?;
+            let (input, target) = super::bert::any_sample(sequence, predictions);
+            count(&k, &stage.with_dropout(rate, 0), cut, &input, &target)
+        }
+    };
+    // It has no memory that could run out.
+    Ok(counted.unwrap_or_default())
+}
+
+fn count<S: Stage<Tensor = Extents>>(
+    k: &Counted,
+    stage: &S,
+    cut: &Cut,
+    input: &[u32],
+    target: &[u32],
+) -> Result<Memory> {
+    let micro = Micro { step: 0, sample: 0, input, target, loss_scale: 1.0, training: true };
+    let tensors = || stage.params().iter().map(|p| k.zeros(&p.shape)).collect::<Result<Vec<_>>>();
+    let (w, mut grads) = (tensors()?, tensors()?);
+    // What passes between stages is an activation.
+    let activation = || k.activation(&k.zeros(&stage.passed(1))?, Activation::Tanh);
+    let x = || if cut.first { Ok(None) } else { activation().map(Some) };
+    let forward = |x| -> Result<_> {
+        let (output, saved) = stage.forward(&w, &micro, x)?;
+        Ok((of_output(output), saved))
+    };
+    let gradient = |y: Extents| if cut.last { Ok(y) } else { activation() };
+    // Operands are made once, and are there ever after.
+    let (dy, saved) = forward(x()?)?;
+    let (_, deferred) = stage.backward_input(&w, &micro, saved, dy)?;
+    stage.backward_weight(&micro, deferred, &mut grads)?;
+    let operands = w.iter().map(Extents::cast_bytes).sum::<u64>();
+
+    let mut sample = StageBytes::default();
+    let start = k.used();
+    let kept = x()?;
+    sample.input = (k.used() - start) as f64;
+    let (most, result) = k.during(|| forward(kept.clone()));
+    sample.forward = most as f64;
+    let (y, saved) = result?;
+    drop(kept);
+    let all = k.used();
+    drop(y);
+    sample.saved = (k.used() - start) as f64;
+    sample.output = (all - k.used()) as f64;
+    let selected = stage.select(saved);
+    sample.selected = (k.used() - start) as f64;
+    let (most, saved) = k.during(|| stage.restore(&w, &micro, selected));
+    sample.restore = most as f64;
+    drop(saved);
+
+    let kept = x()?;
+    let (most, saved) = k.during(|| stage.recompute(&w, &micro, kept));
+    sample.recompute = most as f64;
+    drop(saved);
+
+    let (y, saved) = forward(x()?)?;
+    let dy = gradient(y)?;
+    let (most, result) = k.during(|| stage.backward_input(&w, &micro, saved, dy));
+    sample.backward_input = most as f64;
+    let (dx, deferred) = result?;
+    let all = k.used();
+    drop(dx);
+    sample.deferred = (k.used() - start) as f64;
+    sample.gradient = (all - k.used()) as f64;
+    let (most, result) = k.during(|| stage.backward_weight(&micro, deferred, &mut grads));
+    sample.backward_weight = most as f64;
+    result?;
+
+    // The gradient of the input is there until the end of the whole.
+    let (y, saved) = forward(x()?)?;
+    let dy = gradient(y)?;
+    let (most, result) = k.during(|| {
+        let (dx, deferred) = stage.backward_input(&w, &micro, saved, dy)?;
+        stage.backward_weight(&micro, deferred, &mut grads)?;
+        Ok(dx)
+    });
+    sample.backward = most as f64;
+    result?;
+    Ok(Memory { sample, operands: operands as f64 })
+}
+
+/// The gradient of the loss is where the last stage's backward begins; elsewhere any tensor of that size serves.
+fn of_output(output: Output<Extents>) -> Extents {
+    match output {
+        Output::Activation(y) => y,
+        Output::Loss { grad, .. } => grad,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cut;
+    use super::*;
+
+    #[test]
+    fn the_largest_model_is_counted() {
+        for (_, architecture) in Architecture::ALL {
+            let (layers, hidden, heads) = (1 << 14, 1 << 20, 1 << 20);
+            let (context, vocab) = (1 << 24, 1 << 24);
+            let config =
+                ModelConfig { architecture, layers, hidden, heads, context, vocab, tied: false };
+            let sample = memory(&config, &Cut::whole(&config), context, false, 4).unwrap().sample;
+            assert!(sample.deferred > u64::MAX as f64, "{sample:?}");
+        }
+    }
+
+    /// What stays is what the models' own counts say, dropout or not.
+    #[test]
+    fn what_is_kept_is_what_the_models_count() {
+        for (_, architecture) in Architecture::ALL {
+            for (tied, drops) in [(false, false), (true, true)] {
+                let (layers, hidden, heads, context, vocab) = (5, 12, 3, 20, 31);
+                let config =
+                    ModelConfig { architecture, layers, hidden, heads, context, vocab, tied };
+                let cuts = [cut(&config, 1).unwrap(), cut(&config, 3).unwrap()].concat();
+                for cut in cuts {
+                    let sample = memory(&config, &cut, context, drops, 4).unwrap().sample;
+                    let counted = [sample.saved, sample.selected, sample.deferred];
+                    let elements = [
+                        config.residual_elements(&cut, context),
+                        config.selected_elements(&cut, context),
+                        config.deferred_elements(&cut, context),
+                    ];
+                    assert_eq!(counted, elements.map(|n| 4.0 * n as f64), "{config:?} {cut:?}");
+                }
+            }
+        }
+    }
+
+    /// The products' matrices are cast, and tables that are only looked up are not; activations are half as large.
+    #[test]
+    fn bf16_halves_activations_and_adds_operands() {
+        let config = ModelConfig {
+            architecture: Architecture::Gpt2,
+            layers: 2,
+            hidden: 16,
+            heads: 2,
+            context: 8,
+            vocab: 64,
+            tied: false,
+        };
+        let cut = Cut::whole(&config);
+        let [wide, narrow] = [4, 2].map(|bytes| memory(&config, &cut, 8, false, bytes).unwrap());
+        assert_eq!((wide.operands, wide.sample.output), (0.0, 4.0 * 8.0 * 64.0));
+        let matrices = 2 * 12 * 16 * 16 + 64 * 16;
+        assert_eq!(narrow.operands, 2.0 * f64::from(matrices));
+        assert_eq!(narrow.sample.output, 2.0 * 8.0 * 64.0);
+        // Rows of logits begin on boundaries.
+        let odd = ModelConfig { vocab: 65, ..config };
+        let odd = memory(&odd, &cut, 8, false, 2).unwrap();
+        assert_eq!(odd.sample.output, 2.0 * 8.0 * 128.0);
+    }
+}
