@@ -7,9 +7,10 @@ mod chain;
 use chain::{
     Bert, Chain, Gpt2, Model, PREDICTIONS, SAMPLES, SEQUENCE, VOCAB, assert_close, config,
 };
+use chimera_core::analyze::StageBytes;
 use chimera_core::kernels::Kernels;
 use chimera_core::kernels::reference::Reference;
-use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, cut};
+use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, cut, memory};
 use chimera_core::stage::{Micro, Output, Stage};
 
 const DROPOUT: f64 = 0.3;
@@ -225,25 +226,21 @@ fn residuals_are_counted_in_bytes() {
     // one log-sum per head; in the head: x and the norm, and one statistic of 2.
     let (hidden, heads) = (config.hidden, config.heads);
     let row = config.layers * (12 * hidden + 4 + heads) + 2 * hidden + 2;
-    let whole = Cut::whole(&config);
-    assert_eq!(config.residual_elements(&whole, SEQUENCE), SEQUENCE * row);
     let bytes = |per_row: usize| (4 * SAMPLES * SEQUENCE * per_row) as u64;
     let stage = &chain.stages[0];
     assert_eq!(stage.saved_bytes(&saved[0]), bytes(row));
     let (_, grad, mut saved) = chain.forward(&chain.micro(0, 1));
     let selected = stage.select(saved.remove(0));
     let half = config.layers * (6 * hidden + heads) + hidden;
-    assert_eq!(config.selected_elements(&whole, SEQUENCE), SEQUENCE * half);
     assert_eq!(stage.selected_bytes(&selected), bytes(half));
     // Input and gradient of four projections (h and 3h, h and h, h and 4h, 4h and h) and of two norms.
     let (_, _, saved) = chain.forward(&chain.micro(0, 1));
     let deferred = chain.backward_input(&chain.micro(0, 1), grad, saved);
     let left = config.layers * (20 * hidden + 4) + (3 * hidden + 2 + config.vocab) + hidden;
-    assert_eq!(config.deferred_elements(&whole, SEQUENCE), SEQUENCE * left);
     assert_eq!(stage.deferred_bytes(&deferred[0]), bytes(left));
 }
 
-/// The formulas of a configuration are what stages hold, whatever the cut.
+/// What is foreseen is what stages hold, whatever the cut.
 #[test]
 fn residuals_of_every_stage_are_foreseen() {
     fn check<S: Model>(predictions: usize) {
@@ -251,19 +248,19 @@ fn residuals_of_every_stage_are_foreseen() {
             let config = config::<S>(true);
             let chain = Chain::<S>::make(&config, n_stages, 0.3);
             let cuts = cut(&config, n_stages).unwrap();
-            let bytes = |elements: usize| (4 * SAMPLES * elements) as u64;
+            let sample = |cut| memory(&config, cut, SEQUENCE, false, 4).unwrap().sample;
+            let bytes = |of_sample: f64| SAMPLES as u64 * of_sample as u64;
             let selected = chain.stages.iter().zip(chain.forward(&chain.micro(0, 1)).2);
             for ((stage, saved), cut) in selected.zip(&cuts) {
-                let elements = config.residual_elements(cut, SEQUENCE);
-                assert_eq!(stage.saved_bytes(&saved), bytes(elements), "{cut:?}");
-                let elements = config.selected_elements(cut, SEQUENCE);
-                assert_eq!(stage.selected_bytes(&stage.select(saved)), bytes(elements), "{cut:?}");
+                let StageBytes { saved: whole, selected, .. } = sample(cut);
+                assert_eq!(stage.saved_bytes(&saved), bytes(whole), "{cut:?}");
+                assert_eq!(stage.selected_bytes(&stage.select(saved)), bytes(selected), "{cut:?}");
             }
             let (_, grad, saved) = chain.forward(&chain.micro(0, 1));
             let deferred = chain.backward_input(&chain.micro(0, 1), grad, saved);
             for ((stage, deferred), cut) in chain.stages.iter().zip(&deferred).zip(&cuts) {
-                let elements = config.deferred_elements(cut, SEQUENCE);
-                assert_eq!(stage.deferred_bytes(deferred), bytes(elements), "{cut:?}");
+                let bytes = bytes(sample(cut).deferred);
+                assert_eq!(stage.deferred_bytes(deferred), bytes, "{cut:?}");
             }
             assert_eq!(config.predictions(SEQUENCE), predictions);
         }

@@ -191,30 +191,6 @@ impl ModelConfig {
         cut.blocks.len() as f64 * sequence as f64 * 4.0 * square + heads
     }
 
-    /// Elements that the forward pass of a sample through `cut` keeps for its backward.
-    pub fn residual_elements(&self, cut: &Cut, sequence: usize) -> usize {
-        match self.architecture {
-            Architecture::Gpt2 => gpt2::residual_elements(self, cut, sequence),
-            Architecture::Bert => bert::residual_elements(self, cut, sequence),
-        }
-    }
-
-    /// The part of them that selective recomputation keeps.
-    pub fn selected_elements(&self, cut: &Cut, sequence: usize) -> usize {
-        match self.architecture {
-            Architecture::Gpt2 => gpt2::selected_elements(self, cut, sequence),
-            Architecture::Bert => bert::selected_elements(self, cut, sequence),
-        }
-    }
-
-    /// Elements that the input half of a sample's backward pass through `cut` leaves for its weight half.
-    pub fn deferred_elements(&self, cut: &Cut, sequence: usize) -> usize {
-        match self.architecture {
-            Architecture::Gpt2 => gpt2::deferred_elements(self, cut, sequence),
-            Architecture::Bert => bert::deferred_elements(self, cut, sequence),
-        }
-    }
-
     /// Forward work of one block on a sample of `sequence` tokens.
     pub(super) fn block_flops(&self, sequence: usize) -> f64 {
         let (hidden, sequence) = (self.hidden as f64, sequence as f64);

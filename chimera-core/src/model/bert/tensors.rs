@@ -1,4 +1,4 @@
-//! The tensors of a BERT, and how many elements its passes keep.
+//! The tensors of a BERT, and the work of its heads.
 
 use super::super::config::{DEVIATION, ModelConfig, param};
 use super::super::cut::Cut;
@@ -55,51 +55,6 @@ pub(in super::super) fn head_flops(config: &ModelConfig, sequence: usize) -> f64
     let (hidden, vocab) = (config.hidden as f64, config.vocab as f64);
     let per_prediction = 2.0 * hidden * (hidden + vocab);
     config.predictions(sequence) as f64 * per_prediction + 2.0 * hidden * (hidden + 2.0)
-}
-
-/// Elements that the forward pass of a sample keeps for its backward.
-pub(in super::super) fn residual_elements(
-    config: &ModelConfig,
-    cut: &Cut,
-    sequence: usize,
-) -> usize {
-    // A block: its input, three projections, the attention's output and scores' sums, two inputs of
-    // norms with their statistics, what the first makes, and four times as much in the MLP. The
-    // embedding: its norm's. The heads: input, two projections, norm with statistics; two vectors.
-    let block = 12 * config.hidden + 4 + config.heads;
-    let embedding = if cut.first { config.hidden + 2 } else { 0 };
-    let head = config.predictions(sequence) * (4 * config.hidden + 2) + 2 * config.hidden;
-    sequence * (cut.blocks.len() * block + embedding) + if cut.last { head } else { 0 }
-}
-
-/// The part of them that selective recomputation keeps.
-pub(in super::super) fn selected_elements(
-    config: &ModelConfig,
-    cut: &Cut,
-    sequence: usize,
-) -> usize {
-    // A block: its input, three projections, the attention's output and scores' sums, and the inputs of
-    // two norms. The embedding: its norm's. The heads: what they read.
-    let block = 7 * config.hidden + config.heads;
-    let embedding = if cut.first { config.hidden } else { 0 };
-    let head = (config.predictions(sequence) + 1) * config.hidden;
-    sequence * (cut.blocks.len() * block + embedding) + if cut.last { head } else { 0 }
-}
-
-/// Elements that the input half of a sample's backward pass leaves for its weight half.
-pub(in super::super) fn deferred_elements(
-    config: &ModelConfig,
-    cut: &Cut,
-    sequence: usize,
-) -> usize {
-    // A block: input and gradient of two norms with their statistics, and of four projections. The
-    // embedding: those of its norm, and its own gradient. The heads: those of decoder, norm, transform,
-    // and of pooler and classes for the whole sample.
-    let (hidden, vocab) = (config.hidden, config.vocab);
-    let block = 20 * hidden + 4;
-    let embedding = if cut.first { 3 * hidden + 2 } else { 0 };
-    let head = config.predictions(sequence) * (5 * hidden + 2 + vocab) + 3 * hidden + 2;
-    sequence * (cut.blocks.len() * block + embedding) + if cut.last { head } else { 0 }
 }
 
 fn block_params(config: &ModelConfig, block: usize) -> [Param; block::TENSORS] {

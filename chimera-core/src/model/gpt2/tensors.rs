@@ -1,4 +1,4 @@
-//! The tensors of a GPT-2, and how many elements its passes keep.
+//! The tensors of a GPT-2, and the work of its head.
 
 use super::super::config::{DEVIATION, ModelConfig, param};
 use super::super::cut::Cut;
@@ -46,45 +46,6 @@ pub(in super::super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
 /// Forward work of the head on a sample of `sequence` tokens.
 pub(in super::super) fn head_flops(config: &ModelConfig, sequence: usize) -> f64 {
     2.0 * config.hidden as f64 * config.vocab as f64 * sequence as f64
-}
-
-/// Elements that the forward pass of a sample keeps for its backward.
-pub(in super::super) fn residual_elements(
-    config: &ModelConfig,
-    cut: &Cut,
-    sequence: usize,
-) -> usize {
-    // A block: its input, two norms with their statistics, three projections, the attention's output
-    // and scores' sums, the stream between its halves, and four times as much in the MLP.
-    let block = 12 * config.hidden + 4 + config.heads;
-    let head = if cut.last { 2 * config.hidden + 2 } else { 0 };
-    sequence * (cut.blocks.len() * block + head)
-}
-
-/// The part of them that selective recomputation keeps.
-pub(in super::super) fn selected_elements(
-    config: &ModelConfig,
-    cut: &Cut,
-    sequence: usize,
-) -> usize {
-    // A block: its input, three projections, the attention's output and scores' sums, and the stream
-    // between its halves.
-    let block = 6 * config.hidden + config.heads;
-    let head = if cut.last { config.hidden } else { 0 };
-    sequence * (cut.blocks.len() * block + head)
-}
-
-/// Elements that the input half of a sample's backward pass leaves for its weight half.
-pub(in super::super) fn deferred_elements(
-    config: &ModelConfig,
-    cut: &Cut,
-    sequence: usize,
-) -> usize {
-    // A block: input and gradient of two norms with their statistics, and of four projections.
-    let block = 20 * config.hidden + 4;
-    let head = if cut.last { 3 * config.hidden + 2 + config.vocab } else { 0 };
-    let embedding = if cut.first { config.hidden } else { 0 };
-    sequence * (cut.blocks.len() * block + head + embedding)
 }
 
 fn block_params(config: &ModelConfig, block: usize) -> [Param; block::TENSORS] {
