@@ -193,32 +193,64 @@ fn devices_lists_what_device_names() {
     }
 }
 
-/// Ranks that are processes, each with the GPU of its number: to the bit what threads do.
-#[cfg(all(feature = "nccl", feature = "mpi"))]
-#[test]
-fn ranks_over_nccl_train_as_threads() {
-    let gpus = [("EMULATED_GPUS", "4")];
-    for options in ["--schedule chimera", "--schedule 1f1b --depth 2 --width 2 --precision bf16"] {
-        let options = format!("--device cuda {options}");
-        let folder = folder();
+/// Ranks that are processes, each with the GPU of its number.
+#[cfg(all(feature = "nccl", feature = "mpi", unix))]
+mod ranks {
+    use super::*;
+    use crate::command::Running;
+
+    const GPUS: (&str, &str) = ("EMULATED_GPUS", "4");
+
+    fn start(settings: &[(&str, &str)], line: &str) -> Running {
         let launcher = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
-        let mut command = with_gpus(&launcher, &gpus);
+        let mut command = with_gpus(&launcher, settings);
         command.args(["-n", "4", env!("CARGO_BIN_EXE_chimera")]).envs([
+            GPUS,
             ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
             ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
             ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
         ]);
-        let line = line(&folder, &format!("{options} --transport nccl"));
-        let ranks = Trained { ran: start_with(command, &line).wait(), folder };
-        assert!(
-            ranks.ran.stdout.contains("NCCL 2.30.99"),
-            "{}{}",
-            ranks.ran.stdout,
-            ranks.ran.stderr
-        );
-        let threads = train_on_gpus(&gpus, &options);
-        for key in ["loss", "grad_norm"] {
-            assert_eq!(ranks.numbers(key), threads.numbers(key), "{options}");
+        start_with(command, line)
+    }
+
+    /// To the bit what threads do.
+    #[test]
+    fn they_train_as_threads() {
+        for options in
+            ["--schedule chimera", "--schedule 1f1b --depth 2 --width 2 --precision bf16"]
+        {
+            let options = format!("--device cuda {options}");
+            let over_nccl = format!("{options} --transport nccl");
+            let ranks = train(&over_nccl, |line| start(&[], line).wait());
+            let Ran { stdout, stderr, .. } = &ranks.ran;
+            assert!(stdout.contains("NCCL 2.30.99"), "{stdout}{stderr}");
+            let threads = train_on_gpus(&[GPUS], &options);
+            for key in ["loss", "grad_norm"] {
+                assert_eq!(ranks.numbers(key), threads.numbers(key), "{options}");
+            }
+        }
+    }
+
+    /// Whatever of NCCL is under way when a rank is lost, the others end, and say why.
+    #[test]
+    fn a_lost_rank_is_named() {
+        for (lost, by, code) in [(2, "KILL", 5), (0, "KILL", 5), (1, "PANIC", 101), (1, "STOP", 6)]
+        {
+            let folder = folder();
+            let strike = format!("{lost} {by} at 1.7 {}", folder.path().join("struck").display());
+            let options = "--device cuda --transport nccl --timeout 3";
+            let ran = start(&[("CHIMERA_STRIKE", &strike)], &line(&folder, options)).end();
+            assert_ne!(ran.code, Some(0));
+            for rank in (0..4).filter(|rank| *rank != lost) {
+                let path = folder.path().join(format!("run/error.{rank}.json"));
+                let text = read_to_string(path).unwrap_or_else(|_| panic!("{by}: {}", ran.stderr));
+                let error: Value = serde_json::from_str(&text).expect("JSON");
+                assert_eq!(
+                    (&error["code"], &error["peer"]),
+                    (&code.into(), &lost.into()),
+                    "{error}"
+                );
+            }
         }
     }
 }

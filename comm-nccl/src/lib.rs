@@ -58,8 +58,8 @@ pub struct Nccl<D: Driver, C: Comm<Host>> {
 
 impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
     /// Meets the other ranks of `control` within the patience of the first step, with the tensors of `gpu`;
-    /// messages may then be under way for as long as the engine would wait. `is_over` is asked by another
-    /// thread whether `control` has failed, so that NCCL does not wait for who is gone.
+    /// messages may then be under way for as long as the engine would wait. `why_over` is asked by
+    /// another thread whether `control` has failed, so that NCCL does not wait for who is gone.
     ///
     /// # Errors
     /// If the ranks do not meet, or NCCL refuses them.
@@ -68,7 +68,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         gpu: &Gpu<D>,
         mut control: C,
         patience: Patience,
-        is_over: impl Fn() -> bool + Send + 'static,
+        why_over: impl Fn() -> Option<CommError> + Send + 'static,
     ) -> Result<Self, CommError> {
         let deadline = Instant::now() + patience.first_step;
         let (me, n_ranks) = (control.rank(), control.n_ranks());
@@ -82,7 +82,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         lane.enter()?;
         let communicator = Communicator::new(library, id, me.0, n_ranks, deadline)?;
         let watched = Arc::new(Watched::new(communicator, lane, patience.first_step));
-        let watching = watched.watch(is_over);
+        let watching = watched.watch(why_over);
         let watching =
             watching.map_err(|e| CommError::Failed(format!("cannot start a thread: {e}")))?;
         Ok(Self {

@@ -105,7 +105,6 @@ pub(crate) const BYTE: c_int = 0;
 /// NCCL, open.
 pub struct Library {
     pub(crate) call: Functions,
-    _open: libloading::Library,
 }
 
 impl Library {
@@ -131,10 +130,12 @@ impl Library {
             // SAFETY: opening NCCL runs its initialisers, which are made to be run so.
             match unsafe { libloading::Library::new(name) } {
                 Ok(open) => {
-                    // SAFETY: the functions live as long as the library, which is kept beside them.
+                    // SAFETY: the functions live as long as the library, which is never closed.
                     let call = unsafe { Functions::of(&open) };
                     let call = call.map_err(|e| format!("NCCL is too old: {}", reason(&e)))?;
-                    return Ok(Library { call, _open: open });
+                    // Work that was aborted may still end on threads and devices.
+                    std::mem::forget(open);
+                    return Ok(Library { call });
                 }
                 Err(e) => refusals.push(format!("{} ({})", name.to_string_lossy(), reason(&e))),
             }

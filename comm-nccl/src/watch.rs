@@ -78,19 +78,16 @@ impl<L: Lane> Watched<L> {
         self.communicator.abort();
     }
 
-    /// Watches on a thread of its own, until [`close`](Self::close); `is_over` says that the run has ended
-    /// elsewhere, which ends NCCL's work, and is explained by the other transport.
+    /// Watches on a thread of its own, until [`close`](Self::close); `why_over` says why the
+    /// run has ended elsewhere, which ends NCCL's work.
     pub(crate) fn watch(
         self: &Arc<Self>,
-        is_over: impl Fn() -> bool + Send + 'static,
+        why_over: impl Fn() -> Option<CommError> + Send + 'static,
     ) -> std::io::Result<JoinHandle<()>> {
         let watched = Arc::clone(self);
         Builder::new().name("nccl".into()).spawn(move || {
             while !watched.is_closed.load(Ordering::Acquire) {
-                if is_over() {
-                    return watched.communicator.abort();
-                }
-                if let Err(error) = watched.look() {
+                if let Err(error) = why_over().map_or_else(|| watched.look(), Err) {
                     return watched.fail(error);
                 }
                 std::thread::park_timeout(PERIOD);

@@ -146,8 +146,7 @@ fn the_start_has_a_time_limit() {
     let mut ends = threads::<Host>(2);
     let (absent, present) = (ends.pop(), ends.pop().expect("two"));
     let patience = Patience { first_step: Duration::from_millis(100), ..PATIENCE };
-    let began =
-        Nccl::start(library(), &emulated::gpu(0, Element::F32), present, patience, || false);
+    let began = Nccl::start(library(), &emulated::gpu(0, Element::F32), present, patience, || None);
     assert!(matches!(began.err(), Some(CommError::Timeout { from: Rank(1), .. })));
     drop(absent);
 }
@@ -202,7 +201,7 @@ fn on_ranks_with<R: Send>(
             let body = &body;
             scope.spawn(move || {
                 let kernels = emulated::gpu(control.rank().index() % 2, activations);
-                let end = Nccl::start(library(), &kernels, control, patience, || false);
+                let end = Nccl::start(library(), &kernels, control, patience, || None);
                 body(kernels, end.expect("NCCL starts"))
             })
         };

@@ -111,7 +111,7 @@ fn as_rank(
 ) -> Result<()> {
     let Job { why, lookout, sums, stop, known } = job;
     let watching = lookout.clone();
-    let is_over = move || watching.why_over().is_some();
+    let why_over = move || watching.why_over();
     let (is_lead, n_ranks) = (comm.rank() == LEAD, comm.n_ranks());
     let comm = &mut comm;
     let config = config.and_then(|config| check(&config, n_ranks as usize).map(|()| config));
@@ -169,11 +169,11 @@ fn as_rank(
         Ok((place.begin(run.config(), run.first_step())?, prometheus))
     });
     let Some((mut folder, prometheus)) = together(comm, begun.transpose(), patience)? else {
-        run.train_as(comm, stop, is_over, |_| Ok(()))?;
+        run.train_as(comm, stop, why_over, |_| Ok(()))?;
         return conclude(comm, &run, known, None::<fn() -> Result<()>>);
     };
     let trained = train.train(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
-        let trained = run.train_as(comm, stop, is_over, observe)?;
+        let trained = run.train_as(comm, stop, why_over, observe)?;
         trained.context("rank 0 got nothing")
     });
     let ended = trained.and_then(|trained| {

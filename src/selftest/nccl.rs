@@ -78,7 +78,7 @@ fn on_ranks<R: Send>(
                 let rank = control.rank();
                 let named = |e: &dyn std::fmt::Display| format!("{rank}: {e}");
                 let patience = Patience { first_step: PATIENCE, later: PATIENCE };
-                let end = Nccl::start(library, gpu, control, patience, || false);
+                let end = Nccl::start(library, gpu, control, patience, || None);
                 let mut end = end.map_err(|e| named(&e))?;
                 let result = body(gpu, &mut end).map_err(|e| named(&e))?;
                 end.close(Instant::now() + PATIENCE).map_err(|e| named(&e))?;

@@ -22,7 +22,7 @@ impl Run {
         job: Job<'r>,
         device: &Opened,
         comm: &mut C,
-        is_over: impl Fn() -> bool + Send + 'static,
+        why_over: impl Fn() -> Option<CommError> + Send + 'static,
         watch: &Watch<'r, O>,
     ) -> Result<RankTrained, Fault>
     where
@@ -34,7 +34,7 @@ impl Run {
         let library = open(rank)?;
         let on_wire = |error: CommError| error.into_fault(rank);
         let patience = self.config().patience();
-        let nccl = Nccl::start(Arc::new(library), &gpu, comm, patience, is_over);
+        let nccl = Nccl::start(Arc::new(library), &gpu, comm, patience, why_over);
         let mut nccl = nccl.map_err(on_wire)?;
         let pool = compute_threads(self.config().threads, rank)?;
         let trained = pool.install(|| self.train_rank(job, gpu, &mut nccl, watch))?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use chimera_core::analyze::{Event, Wait};
-use chimera_core::comm::{Comm, Host, HostStaged};
+use chimera_core::comm::{Comm, CommError, Host, HostStaged};
 use chimera_core::engine::{Job, Patience, StepReport, Worker, handshake, unexchanged};
 use chimera_core::exchange::{from_json, to_json};
 use chimera_core::fault::{Class, Fault};
@@ -57,13 +57,13 @@ impl Run {
     }
 
     /// Trains the row of the rank that `comm` is an end of; all ranks of the job call it. Otherwise like
-    /// [`train`](Run::train): rank 0 observes, and gets what the run leaves. `is_over` is asked from another
+    /// [`train`](Run::train): rank 0 observes, and gets what the run leaves. `why_over` is asked from another
     /// thread whether the job has failed.
     pub fn train_as(
         &self,
         comm: &mut impl Comm<Host>,
         stop: &AtomicBool,
-        is_over: impl Fn() -> bool + Send + 'static,
+        why_over: impl Fn() -> Option<CommError> + Send + 'static,
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Option<Trained>> {
         let rank = comm.rank();
@@ -77,10 +77,10 @@ impl Run {
         let ran = match self.config().transport {
             #[cfg(feature = "nccl")]
             crate::launch::Transport::Nccl => {
-                self.train_over_nccl(job, device, comm, is_over, &watch)
+                self.train_over_nccl(job, device, comm, why_over, &watch)
             }
             _ => {
-                drop(is_over); // over MPI alone all waits are MPI's
+                drop(why_over); // over MPI alone all waits are MPI's
                 device.run(AsRank { run: self, job, comm, watch: &watch })
             }
         };

@@ -124,6 +124,12 @@ impl Scene<'_> {
                 return end(Kind::Slow, format!("; {rank} {doing}: slow, but it goes on"));
             }
             if self.has_given(rank, position, need) {
+                // A transport that keeps one order for all holds it up behind what is for who is silent.
+                if let Some(silent) = self.silent() {
+                    words += &format!("; {rank} sent it");
+                    (rank, need) = (silent, Need::Other);
+                    continue;
+                }
                 let what = format!("; {rank} sent it and {}: lost on the way", self.doing(rank));
                 return end(Kind::Lost, what);
             }

@@ -67,9 +67,18 @@ fn who_does_not_answer_is_known_by_what_it_sent() {
 
 #[test]
 fn what_was_sent_is_lost() {
-    let verdict = waits_in_line([Some("Run(B(pipe 0, stage 1, micro-batch 2))"), None]);
+    let is_past = Some("Run(B(pipe 0, stage 1, micro-batch 2))");
+    let verdict = waits_in_line([is_past, Some("Agree")]);
     assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(1)));
     assert!(verdict.to_string().starts_with("; rank 1 sent it and last finished "), "{verdict}");
+}
+
+#[test]
+fn what_was_sent_is_held_up_by_who_does_not_answer() {
+    let verdict = waits_in_line([Some("Run(B(pipe 0, stage 1, micro-batch 2))"), None]);
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Silent, Rank(2)));
+    let words = verdict.to_string();
+    assert!(words.starts_with("; rank 1 sent it; rank 2 does not answer "), "{words}");
 }
 
 #[test]
@@ -82,7 +91,8 @@ fn a_lost_message_further_off_is_found() {
 /// Where patience is short: nobody waits for each other while a message is under way.
 #[test]
 fn what_the_one_that_asks_has_sent_is_lost_too() {
-    let verdict = waits_in_line([Some("Recv(activation(pipe 0, stage 0, micro-batch 2)"), None]);
+    let waits = Some("Recv(activation(pipe 0, stage 0, micro-batch 2)");
+    let verdict = waits_in_line([waits, Some("Agree")]);
     assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(0)));
     assert!(verdict.to_string().contains(" from rank 0; rank 0 sent it and "), "{verdict}");
 }
