@@ -1,225 +1,27 @@
-// The CUDA driver, as far as the backend uses it, on the processor and as strict as the real one at its worst.
-//
-// What is asked of a stream is done later: when somebody waits for it, and otherwise when draws at calls and of a
-// clock say so (EMULATED_SEED; with 0 hardly before it must). So a stream runs ahead of another unless an event
-// holds it. Memory can be touched only between its allocation and its release on the streams that
-// order them, by kernels of its own GPU; calls need the context that the real driver needs; kernels are those
-// of shim.h, that emulated NVRTC (nvrtc.cpp) compiles.
+// The CUDA driver, as far as the backend uses it, on the processor and as strict as the real one at its worst: when
+// work is done is said in streams.h, when memory is there in memory.h. Calls need the context that CUDA's need,
+// kernels take memory of their own GPU alone, and are those of shim.h that emulated NVRTC (nvrtc.cpp) compiles.
 
-#include "queue.h"
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <chrono>
-#include <csignal>
-#include <deque>
+#include "memory.h"
 #include <dlfcn.h>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <random>
-#include <set>
 #include <string>
-#include <sys/mman.h>
-#include <thread>
-#include <unistd.h>
-#include <vector>
 
 namespace {
 
-enum Result {
-    SUCCESS, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
-    INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-};
-
-long setting(const char* name, long otherwise) {
-    const char* value = getenv(name);
-    return value ? atol(value) : otherwise;
-}
-
-// GPUs, and the bytes of each.
 const int N_GPUS = setting("EMULATED_GPUS", 2);
-const size_t GPU_BYTES = size_t(setting("EMULATED_MIB", 1024)) << 20;
-// So many allocations are given, and no more; microseconds that a kernel takes at least.
-const long ALLOCATIONS = setting("EMULATED_ALLOCATIONS", INT64_MAX), PAUSE = setting("EMULATED_PAUSE", 0);
-const size_t PAGE = 4096, ARENA = size_t(1) << 42, MOST_SHARED = 227 * 1024;
-const unsigned char POISON = 0xff, MARK = 0xa5;
+// Microseconds that a kernel takes at least.
+const long PAUSE = setting("EMULATED_PAUSE", 0);
+const size_t MOST_SHARED = 227 * 1024;
 
-struct Context { int ordinal; uint64_t used, peak, reserved; };
-struct Stream;
-struct Mark { Stream* stream; bool is_done; double at; };
 struct Event { Context* context; bool keeps_time; std::shared_ptr<Mark> mark; };
-struct Work { const char* name; std::function<bool()> act; };
-struct Stream { Context* context; std::deque<Work> queue; };
-struct Allocation { Context* context; size_t bytes; char* pages; size_t paged; bool is_pooled; };
 typedef const char* Emulate(const char*, int, int, int, size_t, void**, int);
 struct Module { Emulate* emulate; int (*arity)(const char*); };
 struct Function { Module* module; std::string name; size_t most_shared; };
 
-// Never destroyed: threads may be at work when the process ends.
-std::mutex& lock = *new std::mutex;
 std::vector<Context>& contexts = *new std::vector<Context>(N_GPUS);
-std::set<Stream*>& streams = *new std::set<Stream*>;
-std::map<uint64_t, Allocation>& allocations = *new std::map<uint64_t, Allocation>;
-std::map<char*, size_t>& pinned = *new std::map<char*, size_t>;
 std::map<std::string, Module>& modules = *new std::map<std::string, Module>;
 bool has_begun;
-char* arena;
-size_t next_page;
-long n_launches, n_allocations;
-const char* at_work = "nothing";
-thread_local Context* current;
-std::mt19937 draws(unsigned(setting("EMULATED_SEED", 1)));
-const bool IS_LAZY = setting("EMULATED_SEED", 1) == 0;
-
-[[noreturn]] void end(const char* fault) {
-    fprintf(stderr, "emulated GPU: %s: %s\n", at_work, fault);
-    abort();
-}
-
-void touched(int) {
-    static const char said[] = "emulated GPU: touches memory that it does not have, not yet or no more: ";
-    ssize_t written = write(2, said, sizeof said - 1) + write(2, at_work, strlen(at_work)) + write(2, "\n", 1);
-    (void)written;
-    _exit(139);
-}
-
-double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Does what is next on a stream, and before it what that waits for; false if it cannot be done yet.
-bool step(Stream& stream) {
-    if (stream.queue.empty()) return false;
-    Work& work = stream.queue.front();
-    const char* before = at_work;
-    at_work = work.name;
-    bool is_done = work.act();
-    at_work = before;
-    if (is_done) stream.queue.pop_front();
-    return is_done;
-}
-
-bool reach(Mark& mark) {
-    while (!mark.is_done)
-        if (!step(*mark.stream)) return false;
-    return true;
-}
-
-// Some work of some stream.
-void wander() {
-    if (streams.empty()) return;
-    auto stream = std::next(streams.begin(), draws() % streams.size());
-    for (int n = draws() % 8; n > 0 && step(**stream); n--);
-}
-
-// All work is done some day, also if nobody calls.
-void go_on() {
-    while (true) {
-        usleep(IS_LAZY ? 20'000 : 1'000);
-        std::lock_guard<std::mutex> held(lock);
-        wander();
-    }
-}
-
-// A call: nothing else happens meanwhile, but while it waits.
-struct Call {
-    std::unique_lock<std::mutex> held{lock};
-
-    Call() {
-        if (!IS_LAZY && draws() % 4 == 0) wander();
-    }
-
-    // What is waited for may itself wait for a message that other streams hold up.
-    template <class F> void wait(F is_done) {
-        while (!is_done()) {
-            bool any = false;
-            for (Stream* stream : std::set<Stream*>(streams)) any |= step(*stream);
-            if (any) continue;
-            held.unlock();
-            usleep(50);
-            held.lock();
-        }
-    }
-
-    void drain(Stream& stream) {
-        wait([&] {
-            while (step(stream));
-            return stream.queue.empty();
-        });
-    }
-};
-
-// With what the real driver would refuse.
-int enqueue(void* handle, const char* name, std::function<bool()> act) {
-    Stream* stream = (Stream*)handle;
-    if (!current) return INVALID_CONTEXT;
-    if (!streams.count(stream) || stream->context != current) return INVALID_HANDLE;
-    stream->queue.push_back({name, std::move(act)});
-    return SUCCESS;
-}
-
-int enqueue_once(void* stream, const char* name, std::function<void()> act) {
-    return enqueue(stream, name, [act = std::move(act)] { return act(), true; });
-}
-
-// The allocation in which an address lies; null if in none.
-Allocation* holder(uint64_t address) {
-    auto after = allocations.upper_bound(address);
-    if (after == allocations.begin()) return nullptr;
-    auto& [start, allocation] = *--after;
-    return address < start + allocation.bytes ? &allocation : nullptr;
-}
-
-bool is_of_device(uint64_t address) { return address >= uint64_t(arena) && address < uint64_t(arena) + ARENA; }
-
-bool holds(uint64_t address, size_t bytes, Context* context) {
-    Allocation* first = holder(address);
-    return bytes == 0 || (first && first->context == context && holder(address + bytes - 1) == first);
-}
-
-// Lets memory be touched. It ends at an unmapped page, but for what aligns its start.
-void open(uint64_t start, const Allocation& made) {
-    if (mprotect(made.pages, made.paged, PROT_READ | PROT_WRITE)) end("no memory on the host");
-    memset(made.pages, MARK, made.paged);
-    memset((char*)start, POISON, made.bytes);
-}
-
-void close(uint64_t start, const Allocation& made) {
-    for (char* at = made.pages; at < made.pages + made.paged; at++) {
-        bool is_inside = uint64_t(at) >= start && uint64_t(at) < start + made.bytes;
-        if (!is_inside && (unsigned char)*at != MARK) end("something wrote beside an allocation");
-    }
-    madvise(made.pages, made.paged, MADV_DONTNEED);
-    mprotect(made.pages, made.paged, PROT_NONE);
-}
-
-// Addresses are never used again.
-int reserve(size_t bytes, bool is_pooled, uint64_t& start) {
-    if (!current) return INVALID_CONTEXT;
-    if (bytes == 0) return INVALID_VALUE;
-    if (++n_allocations > ALLOCATIONS || current->used + bytes > GPU_BYTES) return OUT_OF_MEMORY;
-    size_t aligned = (bytes + 255) / 256 * 256, paged = (aligned + PAGE - 1) / PAGE * PAGE;
-    char* pages = arena + next_page;
-    next_page += paged + PAGE;
-    if (next_page > ARENA) return OUT_OF_MEMORY;
-    start = uint64_t(pages + paged - aligned);
-    allocations[start] = {current, bytes, pages, paged, is_pooled};
-    current->used += bytes;
-    current->peak = std::max(current->peak, current->used);
-    current->reserved = std::max(current->reserved, current->used);
-    return SUCCESS;
-}
-
-// Memory of the host from which a copy reads later; what is not pinned is read at once, as the driver may.
-std::function<const char*()> source(const void* from, size_t bytes) {
-    auto after = pinned.upper_bound((char*)from);
-    bool is_pinned = after != pinned.begin() && (char*)from < std::prev(after)->first + std::prev(after)->second;
-    if (is_pinned) return [from] { return (const char*)from; };
-    auto copy = std::make_shared<std::vector<char>>((const char*)from, (const char*)from + bytes);
-    return [copy] { return copy->data(); };
-}
+long n_launches;
 
 Context* context_of(int device) { return device >= 0 && device < N_GPUS ? &contexts[device] : nullptr; }
 
@@ -235,11 +37,8 @@ int emulated_enqueue(void* stream, const char* name, std::function<bool()>* work
 int cuInit(unsigned) {
     Call call;
     if (has_begun) return SUCCESS;
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    arena = (char*)mmap(nullptr, ARENA, PROT_NONE, flags, -1, 0);
-    if (arena == MAP_FAILED) end("no addresses");
+    begin();
     for (int i = 0; i < N_GPUS; i++) contexts[i] = {i, 0, 0, 0};
-    signal(SIGSEGV, touched);
     std::thread(go_on).detach();
     has_begun = true;
     return SUCCESS;
@@ -295,9 +94,7 @@ int cuCtxSetCurrent(Context* context) { current = context; return SUCCESS; }
 int cuCtxSynchronize() {
     Call call;
     if (!current) return INVALID_CONTEXT;
-    std::set<Stream*> all = streams;
-    for (Stream* stream : all)
-        if (streams.count(stream) && stream->context == current) call.drain(*stream);
+    call.drain();
     return SUCCESS;
 }
 
@@ -398,9 +195,7 @@ int cuMemFree_v2(uint64_t start) {
     auto found = allocations.find(start);
     if (found == allocations.end() || found->second.is_pooled) return INVALID_VALUE;
     if (!current) return INVALID_CONTEXT;
-    std::set<Stream*> all = streams;
-    for (Stream* stream : all)
-        if (streams.count(stream) && stream->context == current) call.drain(*stream);
+    call.drain();
     close(start, found->second);
     found->second.context->used -= found->second.bytes;
     allocations.erase(found);

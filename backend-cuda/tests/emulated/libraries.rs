@@ -12,11 +12,18 @@ const LIBRARIES: [(&str, &str); 4] = [
     ("libnccl.so.2", include_str!("nccl.cpp")),
 ];
 
+/// What they include; the text of the shim comes beside it.
+const HEADERS: [(&str, &str); 3] = [
+    ("memory.h", include_str!("memory.h")),
+    ("queue.h", include_str!("queue.h")),
+    ("streams.h", include_str!("streams.h")),
+];
+
 /// Makes the folder and everything in it.
 pub(crate) fn compile(into: &Path) -> Vec<PathBuf> {
     fs::create_dir_all(into).unwrap();
     let shim = format!("R\"shim({})shim\"\n", include_str!("shim.h"));
-    for (name, text) in [("queue.h", include_str!("queue.h")), ("shim.text", &shim)] {
+    for (name, text) in HEADERS.into_iter().chain([("shim.text", &*shim)]) {
         fs::write(into.join(name), text).unwrap();
     }
     LIBRARIES.map(|(name, source)| library(into, name, source)).to_vec()
