@@ -19,7 +19,6 @@ mod import;
 mod model;
 mod network;
 mod outcome;
-mod plan;
 mod prepare;
 mod progress;
 #[cfg(feature = "mpi")]
@@ -28,6 +27,7 @@ mod ranks;
 #[path = "no_ranks.rs"]
 mod ranks;
 mod schedule;
+mod scheduled;
 mod selftest;
 mod shell;
 mod simulate;

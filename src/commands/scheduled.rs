@@ -18,7 +18,7 @@ use super::network::NetworkArgs;
 use super::{PassArgs, ShapeArgs};
 
 /// A timetable after its passes, ready to be proven and simulated.
-pub(super) struct Plan<C = StageCosts> {
+pub(super) struct Scheduled<C = StageCosts> {
     pub(super) timetable: Timetable,
     /// What the search came to, if it is one's.
     pub(super) search: Option<Report>,
@@ -26,16 +26,16 @@ pub(super) struct Plan<C = StageCosts> {
     costs: C,
 }
 
-impl Plan {
+impl Scheduled {
     /// What `name` stands for: a schedule at a shape, `auto`, or a file (`-` is standard input); its
     /// stages cost what `costs` says of each.
-    pub(super) fn of(name: &str, shape: ShapeArgs, costs: &CostArgs) -> Result<Plan> {
-        Plan::with(name, shape, costs, &|timetable| costs.of_stages(timetable))
+    pub(super) fn of(name: &str, shape: ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
+        Scheduled::with(name, shape, costs, &|timetable| costs.of_stages(timetable))
     }
 
     /// The same with the costs of a model, cut into as many stages as there are.
-    pub(super) fn of_model(name: &str, shape: ShapeArgs, costs: &CostArgs) -> Result<Plan> {
-        Plan::with(name, shape, costs, &|timetable| costs.of_model(timetable))
+    pub(super) fn of_model(name: &str, shape: ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
+        Scheduled::with(name, shape, costs, &|timetable| costs.of_model(timetable))
     }
 
     /// A timetable from elsewhere.
@@ -43,15 +43,15 @@ impl Plan {
         timetable: Timetable,
         passes: PassArgs,
         costs: &CostArgs,
-    ) -> Result<Plan> {
+    ) -> Result<Scheduled> {
         let stages = costs.of_stages(&timetable)?;
         let how = costs.lowering();
         let timetable = passes.passes()?.apply(timetable, &how, &stages)?;
-        Ok(Plan { timetable, search: None, how, costs: stages })
+        Ok(Scheduled { timetable, search: None, how, costs: stages })
     }
 }
 
-impl Plan<NetworkCosts<StageCosts>> {
+impl Scheduled<NetworkCosts<StageCosts>> {
     /// What `name` stands for where messages take what they take on a network, and sums start when it says.
     pub(super) fn on(
         network: &NetworkArgs,
@@ -59,24 +59,24 @@ impl Plan<NetworkCosts<StageCosts>> {
         shape: ShapeArgs,
         costs: &CostArgs,
     ) -> Result<Self> {
-        let plan = Plan::with(name, shape, costs, &|timetable| {
+        let plan = Scheduled::with(name, shape, costs, &|timetable| {
             network.of_messages(timetable, costs.of_stages(timetable)?)
         })?;
-        Ok(Plan { how: Lowering { sync: network.sync, ..plan.how }, ..plan })
+        Ok(Scheduled { how: Lowering { sync: network.sync, ..plan.how }, ..plan })
     }
 }
 
-impl<C: Costs> Plan<C> {
+impl<C: Costs> Scheduled<C> {
     fn with(
         name: &str,
         args: ShapeArgs,
         costs: &CostArgs,
         stages: &dyn Fn(&Timetable) -> Result<C>,
-    ) -> Result<Plan<C>> {
+    ) -> Result<Scheduled<C>> {
         if name == AUTO {
             let (timetable, report) = found(args, costs, stages)?;
             let (how, costs) = (costs.lowering(), stages(&timetable)?);
-            return Ok(Plan { timetable, search: Some(report), how, costs });
+            return Ok(Scheduled { timetable, search: Some(report), how, costs });
         }
         let timetable = if name == "-" || is_file(name) {
             read(Path::new(name))?
@@ -88,7 +88,7 @@ impl<C: Costs> Plan<C> {
         let passes = args.passes.passes()?;
         let how = costs.lowering();
         let timetable = passes.apply(timetable, &how, &costs_of_stages)?;
-        Ok(Plan { timetable, search: None, how, costs: costs_of_stages })
+        Ok(Scheduled { timetable, search: None, how, costs: costs_of_stages })
     }
 
     /// Proves it.
