@@ -21,6 +21,8 @@ mod hostile;
 mod network;
 #[path = "cli/passes.rs"]
 mod passes;
+#[path = "cli/plan.rs"]
+mod plan;
 #[path = "cli/prepare.rs"]
 mod prepare;
 #[path = "cli/schedule.rs"]

@@ -1,7 +1,7 @@
 //! Messages and sums on a network: costs by hand, and what holds for all.
 
 use chimera_core::analyze::{Costs, Link, Network, NetworkCosts, Traffic, UniformCosts, simulate};
-use chimera_core::ids::BucketId;
+use chimera_core::ids::{BucketId, StageId};
 use chimera_core::lower::{Lowering, Program, Sync, lower};
 use chimera_core::schedule::{SCHEDULES, Shape, find};
 use proptest::prelude::*;
@@ -66,6 +66,25 @@ fn a_sum_takes_as_long_as_its_busiest_port() {
 }
 
 /// Eight replicas on two nodes, each the owner of a tensor: four send half of all they have to the other node.
+/// First and last stage have a tensor in common, on both workers.
+#[test]
+fn a_tensor_that_stages_share_is_summed_over_the_workers_of_both() {
+    let timetable = find("dapple").expect("known").timetable(&Shape::new(2, 1)).expect("fits");
+    let how = Lowering { tied: vec![vec![StageId(0), StageId(1)]], ..Lowering::default() };
+    let program = lower(&timetable, &how).expect("proven");
+    let takes = |width: usize| {
+        let network = network(width, 2 * width, link(0.0, 1.0), Link::default());
+        let costs = NetworkCosts::new(COMPUTE, network, &program, &traffic(&program, 0.0, &[]))
+            .with_tied_sums(&program, &[12.0]);
+        (0..program.buckets().len() as u32).map(|b| costs.reduce(BucketId(b))).collect::<Vec<_>>()
+    };
+    let mut one = takes(1);
+    one.sort_by(f64::total_cmp);
+    // So small a tensor has one owner.
+    assert_eq!(one, [0.0, 0.0, 2.0 * 12.0]);
+    assert_eq!(takes(2).into_iter().fold(0.0, f64::max), 2.0 * 3.0 * 12.0);
+}
+
 #[test]
 fn the_ranks_of_a_node_share_its_link() {
     let program = program("dapple", &Shape::new(1, 1));

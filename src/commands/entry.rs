@@ -12,7 +12,7 @@ use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser};
 
 use super::ShapeArgs;
 use super::costs::CostArgs;
-use super::plan::Plan;
+use super::scheduled::Scheduled;
 
 /// A schedule at a shape.
 pub(super) struct Entry {
@@ -63,7 +63,7 @@ impl Entry {
 
     /// Proves and simulates it, with the costs of a D-th of the model.
     pub(super) fn run(&self, costs: &CostArgs) -> Result<Run> {
-        let plan = Plan::of_model(&self.words.name, self.words.shape, costs)?;
+        let plan = Scheduled::of_model(&self.words.name, self.words.shape, costs)?;
         let program = plan.prove()?;
         let timeline = plan.simulate(&program);
         Ok(Run { label: self.label.clone(), program, timeline })

@@ -12,8 +12,8 @@ use chimera::core::timetable::Timetable;
 use clap::{Args, ValueEnum};
 
 use super::costs::CostArgs;
-use super::plan::Plan;
 use super::schedule::title;
+use super::scheduled::Scheduled;
 use super::{ShapeArgs, print, write_whole};
 
 /// Writes a schedule in a form that other programs read
@@ -61,7 +61,7 @@ pub(super) struct To {
 
 impl Export {
     pub(super) fn run(self) -> Result<()> {
-        let plan = Plan::of(&self.name, self.shape, &self.costs)?;
+        let plan = Scheduled::of(&self.name, self.shape, &self.costs)?;
         let program = plan.prove()?;
         self.to.write(&plan, &program, self.format)
     }
@@ -69,7 +69,7 @@ impl Export {
 
 impl To {
     /// Writes a timetable and what has been proven of it.
-    pub(super) fn write(self, plan: &Plan, program: &Program, format: Format) -> Result<()> {
+    pub(super) fn write(self, plan: &Scheduled, program: &Program, format: Format) -> Result<()> {
         let timetable = &plan.timetable;
         if format == Format::PytorchCsv {
             return self.write_csv(timetable);

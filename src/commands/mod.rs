@@ -28,6 +28,7 @@ mod ranks;
 #[path = "no_ranks.rs"]
 mod ranks;
 mod schedule;
+mod scheduled;
 mod selftest;
 mod shell;
 mod simulate;
@@ -69,6 +70,7 @@ enum Command {
     Prepare(prepare::Prepare),
     Schedule(schedule::Schedule),
     Simulate(simulate::Simulate),
+    Plan(plan::Plan),
     Config(config::Config),
     Checkpoint(checkpoint::Checkpoint),
     #[command(subcommand)]
@@ -92,6 +94,7 @@ impl Cli {
             Command::Prepare(prepare) => prepare.run(),
             Command::Schedule(schedule) => schedule.run(),
             Command::Simulate(simulate) => simulate.run(),
+            Command::Plan(plan) => plan.run(),
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
             Command::Comm(comm) => comm.run(),

@@ -16,13 +16,10 @@ use super::costs::{PerStage, number};
 /// Longer reports are refused before they are read.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Ranks, nodes and links. Without links, messages and sums take no time.
+/// Nodes and links. Without links, messages and sums take no time.
 #[derive(Args, Clone)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
-pub(super) struct NetworkArgs {
-    /// Pipeline groups, W: rank `group * D + worker` is on node `rank / R`
-    #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
-    width: u32,
+pub(super) struct LinkArgs {
     /// Ranks of a node, R: D must be a multiple of it, or it one of D [default: all]
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..))]
     ranks_per_node: Option<u32>,
@@ -33,6 +30,30 @@ pub(super) struct NetworkArgs {
     /// Between nodes, whose ranks share it [default: as inside]
     #[arg(long, value_name = "ALPHA,BETA|FILE")]
     between: Option<Wire>,
+}
+
+impl LinkArgs {
+    /// What they say of a job of so many ranks in `width` groups.
+    pub(super) fn network(&self, width: usize, n_ranks: usize) -> Network {
+        let inside = self.inside.unwrap_or_default().0;
+        Network {
+            width,
+            ranks_per_node: self.ranks_per_node.map_or(n_ranks, |n| n as usize),
+            inside,
+            between: self.between.map_or(inside, |wire| wire.0),
+        }
+    }
+}
+
+/// Ranks, nodes and links, and what travels.
+#[derive(Args, Clone)]
+#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
+pub(super) struct NetworkArgs {
+    /// Pipeline groups, W: rank `group * D + worker` is on node `rank / R`
+    #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
+    width: u32,
+    #[command(flatten)]
+    links: LinkArgs,
     /// Bytes that a stage gives the next for a micro-batch, as a number or a list
     #[arg(long, value_name = "BYTES", default_value = "0")]
     activation_bytes: PerStage,
@@ -56,14 +77,7 @@ impl NetworkArgs {
     ) -> Result<NetworkCosts<StageCosts>> {
         let placement = &timetable.placement;
         let (depth, n_stages) = (placement.n_workers(), placement.n_stages());
-        let n_ranks = self.width as usize * depth;
-        let inside = self.inside.unwrap_or_default().0;
-        let network = Network {
-            width: self.width as usize,
-            ranks_per_node: self.ranks_per_node.map_or(n_ranks, |n| n as usize),
-            inside,
-            between: self.between.map_or(inside, |wire| wire.0),
-        };
+        let network = self.links.network(self.width(), self.width() * depth);
         ensure!(
             network.fits(depth),
             "--ranks-per-node {}: groups of {depth} workers would lie on the nodes in different ways; choose a \

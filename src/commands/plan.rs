@@ -1,135 +1,216 @@
-//! A schedule as options describe it: a timetable, what passes make of it, and what its stages cost.
+//! `chimera plan`: how to train a model on the ranks there are.
 
-use std::path::Path;
-use std::time::Duration;
+use std::fmt::Write;
+use std::str::FromStr;
 
-use anyhow::{Result, anyhow};
-use chimera::auto::{AUTO, AutoError, Report, auto};
-use chimera::core::analyze::{Costs, NetworkCosts, Refusal, StageCosts, Timeline, simulate};
-use chimera::core::lower::{Hoist, Lowering, Program, lower_at};
-use chimera::core::schedule::find;
-use chimera::core::search::Search;
-use chimera::core::timetable::Timetable;
-use chimera::timetable::{is_file, read};
-use indicatif::{ProgressBar, ProgressStyle};
+use anyhow::{Result, bail};
+use chimera::core::render::significant;
+use chimera::settings::{Config, Layers};
+use chimera::training::{Candidate, Choice, Cluster, Need, choose};
+use clap::Args;
+use serde_json::{Value, json};
 
-use super::costs::CostArgs;
-use super::network::NetworkArgs;
-use super::{PassArgs, ShapeArgs};
+use super::network::LinkArgs;
+use super::{figure, print};
 
-/// A timetable after its passes, ready to be proven and simulated.
-pub(super) struct Plan<C = StageCosts> {
-    pub(super) timetable: Timetable,
-    /// What the search came to, if it is one's.
-    pub(super) search: Option<Report>,
-    how: Lowering,
-    costs: C,
+const HEADS: [&str; 11] =
+    ["s a step", "tokens/s", "bubble", "GiB", "W", "D", "schedule", "B", "N", "recompute", "shard"];
+
+/// Chooses width, depth, schedule, micro-batches, recomputation and sharding for a model on so many ranks: of all
+/// ways whose hungriest rank has the memory, those with the shortest simulated step, without the optimizer.
+/// What the options of `train` or a file say stays as they say
+#[derive(Args)]
+pub(crate) struct Plan {
+    /// Ranks there are, W x D
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    ranks: u32,
+    /// Samples of a step, W x N x B
+    #[arg(long, value_name = "SAMPLES", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    batch: u32,
+    /// Memory of a rank, such as 24GiB or 80GB; without a unit, bytes
+    #[arg(long, value_name = "SIZE")]
+    memory: Size,
+    /// Floating-point operations per second of a rank that its training makes use of
+    #[arg(long, value_name = "FLOPS", value_parser = positive)]
+    flops: f64,
+    #[command(flatten)]
+    links: LinkArgs,
+    /// How many ways are shown
+    #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    top: u32,
+    #[command(flatten)]
+    layers: Box<Layers>,
+    /// Prints JSON
+    #[arg(long)]
+    json: bool,
 }
 
 impl Plan {
-    /// What `name` stands for: a schedule at a shape, `auto`, or a file (`-` is standard input); its
-    /// stages cost what `costs` says of each.
-    pub(super) fn of(name: &str, shape: ShapeArgs, costs: &CostArgs) -> Result<Plan> {
-        Plan::with(name, shape, costs, &|timetable| costs.of_stages(timetable))
-    }
-
-    /// The same with the costs of a model, cut into as many stages as there are.
-    pub(super) fn of_model(name: &str, shape: ShapeArgs, costs: &CostArgs) -> Result<Plan> {
-        Plan::with(name, shape, costs, &|timetable| costs.of_model(timetable))
-    }
-
-    /// A timetable from elsewhere.
-    pub(super) fn of_timetable(
-        timetable: Timetable,
-        passes: PassArgs,
-        costs: &CostArgs,
-    ) -> Result<Plan> {
-        let stages = costs.of_stages(&timetable)?;
-        let how = costs.lowering();
-        let timetable = passes.passes()?.apply(timetable, &how, &stages)?;
-        Ok(Plan { timetable, search: None, how, costs: stages })
-    }
-}
-
-impl Plan<NetworkCosts<StageCosts>> {
-    /// What `name` stands for where messages take what they take on a network, and sums start when it says.
-    pub(super) fn on(
-        network: &NetworkArgs,
-        name: &str,
-        shape: ShapeArgs,
-        costs: &CostArgs,
-    ) -> Result<Self> {
-        let plan = Plan::with(name, shape, costs, &|timetable| {
-            network.of_messages(timetable, costs.of_stages(timetable)?)
-        })?;
-        Ok(Plan { how: Lowering { sync: network.sync, ..plan.how }, ..plan })
-    }
-}
-
-impl<C: Costs> Plan<C> {
-    fn with(
-        name: &str,
-        args: ShapeArgs,
-        costs: &CostArgs,
-        stages: &dyn Fn(&Timetable) -> Result<C>,
-    ) -> Result<Plan<C>> {
-        if name == AUTO {
-            let (timetable, report) = found(args, costs, stages)?;
-            let (how, costs) = (costs.lowering(), stages(&timetable)?);
-            return Ok(Plan { timetable, search: Some(report), how, costs });
-        }
-        let timetable = if name == "-" || is_file(name) {
-            read(Path::new(name))?
-        } else {
-            let known = find(name).map_err(|unknown| anyhow!("{unknown}, {AUTO}"))?;
-            known.timetable(&args.shape())?
+    pub(crate) fn run(self) -> Result<()> {
+        let n_ranks = self.ranks as usize;
+        let cluster = Cluster {
+            n_ranks,
+            memory: self.memory.0,
+            flops: self.flops,
+            network: self.links.network(1, n_ranks),
         };
-        let costs_of_stages = stages(&timetable)?;
-        let passes = args.passes.passes()?;
-        let how = costs.lowering();
-        let timetable = passes.apply(timetable, &how, &costs_of_stages)?;
-        Ok(Plan { timetable, search: None, how, costs: costs_of_stages })
+        let choice = choose(&self.layers.resolve()?, self.batch as usize, &cluster)?;
+        let Some(best) = choice.candidates.first() else { bail!(self.too_large(&choice)) };
+        let command = self.command(best);
+        let top = choice.candidates.iter().take(self.top as usize);
+        if self.json {
+            let ways = top.map(|way| self.way(way)).collect::<Vec<_>>();
+            let figures = json!({
+                "ways": ways, "n_fit": choice.candidates.len(), "n_too_large": choice.n_too_large,
+                "command": command,
+            });
+            return print(format!("{figures:#}"));
+        }
+        let mut text = table(top.map(cells));
+        let _ = write!(
+            text,
+            "\n{} way(s) fit into {} GiB a rank, {} tried do not; times are without the optimizer's update\n\n{command}",
+            choice.candidates.len(),
+            gib(self.memory.0),
+            choice.n_too_large,
+        );
+        print(text)
     }
 
-    /// Proves it.
-    pub(super) fn prove(&self) -> Result<Program, Refusal> {
-        lower_at(&self.timetable, &self.how, &self.costs)
+    /// What trains like this.
+    fn command(&self, way: &Candidate) -> String {
+        let Layers { config, settings } = &*self.layers;
+        let layers = Layers { config: config.clone(), settings: way.settings(settings) };
+        format!("chimera train {}", layers.options())
     }
 
-    /// What its stages cost.
-    pub(super) fn costs(&self) -> &C {
-        &self.costs
+    fn way(&self, way: &Candidate) -> Value {
+        let Candidate { config, need, step_s, bubble_ratio } = way;
+        let Need { state, copy, residuals, working } = need;
+        json!({
+            "step_s": step_s, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
+            "bytes": {"state": state, "copy": copy, "residuals": residuals, "working": working, "total": need.total()},
+            "width": config.width, "depth": config.depth, "schedule": config.schedule, "scaling": way.scaling(),
+            "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
+            "recompute": way.recompute(), "shard_optimizer": config.shard_optimizer, "command": self.command(way),
+        })
     }
 
-    /// When everything happens.
-    pub(super) fn simulate(&self, program: &Program) -> Timeline {
-        simulate(program, &self.costs)
+    /// Why there is nothing to show.
+    fn too_large(&self, choice: &Choice) -> String {
+        let memory = gib(self.memory.0);
+        let Some((config, need)) = &choice.leanest else {
+            return format!("no way to train fits into {memory} GiB a rank");
+        };
+        let Config { width, depth, schedule, micro_batch_size, .. } = config;
+        format!(
+            "none of {} ways to train fits into {memory} GiB a rank: the leanest, {schedule} with width {width}, depth \
+             {depth} and micro-batch-size {micro_batch_size}, needs {} GiB on its hungriest rank ({need}); choose more \
+             ranks, a smaller context or model, on GPUs precision bf16, or leave settings open that you gave",
+            choice.n_too_large,
+            gib(need.total()),
+        )
     }
 }
 
-/// Searches, with its progress on the terminal.
-fn found<C: Costs>(
-    args: ShapeArgs,
-    costs: &CostArgs,
-    stages: &dyn Fn(&Timetable) -> Result<C>,
-) -> Result<(Timetable, Report)> {
-    let how = Search {
-        max_peak: costs.lowering().max_peak,
-        time_limit: Duration::from_secs_f64(args.search_time),
-        seed: args.search_seed,
-        ..Search::default()
+/// A line of the table.
+fn cells(way: &Candidate) -> [String; HEADS.len()] {
+    let config = &way.config;
+    let schedule = match way.scaling() {
+        "direct" => config.schedule.clone(),
+        scaling => format!("{} {scaling}", config.schedule),
     };
-    let passes = args.passes.passes()?;
-    if !matches!(passes.hoist, Hoist::By(0) | Hoist::Auto) {
-        let reason = format!("it recomputes wherever is best: leave --hoist {} out", passes.hoist);
-        return Err(AutoError::Unfit(reason).into());
+    [
+        figure(way.step_s),
+        format!("{:.0}", way.tokens_per_s()),
+        format!("{:.3}", way.bubble_ratio),
+        gib(way.need.total()),
+        config.width.to_string(),
+        config.depth.to_string(),
+        schedule,
+        config.micro_batch_size.to_string(),
+        config.micro_batches.to_string(),
+        way.recompute().to_string(),
+        if config.shard_optimizer { "yes" } else { "no" }.to_string(),
+    ]
+}
+
+/// Columns as wide as their longest cell; numbers stand right, words left.
+fn table(lines: impl Iterator<Item = [String; HEADS.len()]>) -> String {
+    let lines: Vec<_> = [HEADS.map(String::from)].into_iter().chain(lines).collect();
+    let longest = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
+    let widths: [usize; HEADS.len()] = std::array::from_fn(longest);
+    let mut text = String::new();
+    for line in &lines {
+        let columns = line.iter().zip(widths).zip(HEADS).map(|((cell, width), head)| match head {
+            "schedule" | "recompute" | "shard" => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        text.push_str(columns.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
     }
-    let bar = ProgressBar::new_spinner();
-    bar.set_style(ProgressStyle::with_template("{msg} {elapsed}")?);
-    let found = auto(args.placement, &args.shape(), passes, &how, stages, |progress| {
-        bar.set_message(Report { progress: *progress, like: None }.to_string());
-        bar.tick();
-    });
-    bar.finish_and_clear();
-    found
+    text
+}
+
+fn gib(bytes: f64) -> String {
+    significant(bytes / f64::from(1u32 << 30), 3)
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(x) if (1.0..=1e30).contains(&x) => Ok(x),
+        _ => Err(format!("`{text}` is not a number from 1 to 1e30")),
+    }
+}
+
+/// Bytes, written with a unit or without.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Size(f64);
+
+const UNITS: [(&str, f64); 9] = [
+    ("KiB", 1024.0),
+    ("MiB", 1_048_576.0),
+    ("GiB", 1_073_741_824.0),
+    ("TiB", 1_099_511_627_776.0),
+    ("kB", 1e3),
+    ("MB", 1e6),
+    ("GB", 1e9),
+    ("TB", 1e12),
+    ("", 1.0),
+];
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        let mut units = UNITS.iter().filter_map(|(unit, bytes)| {
+            let number = text.trim().strip_suffix(unit)?.trim_end();
+            Some(number.parse::<f64>().ok()? * bytes)
+        });
+        let bytes = units.next().filter(|bytes| (1.0..=1e18).contains(bytes));
+        bytes.map(Size).ok_or_else(|| {
+            format!("`{text}` is not a size from 1 to 1e18 bytes, such as 24GiB, 80GB or 512MiB")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_a_number_with_a_unit_or_none() {
+        for (text, bytes) in [
+            ("512", 512.0),
+            ("24GiB", 24.0 * f64::from(1 << 30)),
+            ("1.5 GB", 1.5e9),
+            ("80MB", 8e7),
+            ("2KiB", 2048.0),
+        ] {
+            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
+        }
+        for text in ["", "GiB", "-1GiB", "24gib", "24G", "0", "nan", "infGB", "1e30"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
 }

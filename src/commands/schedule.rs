@@ -15,7 +15,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 
 use super::costs::CostArgs;
-use super::plan::Plan;
+use super::scheduled::Scheduled;
 use super::simulate::summary;
 use super::{PassArgs, ShapeArgs, compare, export, gallery, import, print};
 
@@ -126,7 +126,7 @@ impl List {
 
 impl Show {
     fn run(self) -> Result<()> {
-        let plan = Plan::of(&self.name, self.shape, &self.costs)?;
+        let plan = Scheduled::of(&self.name, self.shape, &self.costs)?;
         if self.json || self.format == Format::Json {
             return print(exchange::to_json(&plan.timetable));
         }
@@ -165,13 +165,17 @@ impl Check {
 }
 
 /// The timetable in a file, which any refusal names.
-pub(super) fn proven(file: &Path, passes: PassArgs, costs: &CostArgs) -> Result<(Plan, Program)> {
+pub(super) fn proven(
+    file: &Path,
+    passes: PassArgs,
+    costs: &CostArgs,
+) -> Result<(Scheduled, Program)> {
     let timetable = match read(file) {
         Err(unreadable @ ReadError::Unreadable { .. }) => return Err(unreadable.into()),
         read => read.map_err(anyhow::Error::from),
     };
     let prove = |timetable| {
-        let plan = Plan::of_timetable(timetable, passes, costs)?;
+        let plan = Scheduled::of_timetable(timetable, passes, costs)?;
         let program = plan.prove()?;
         Ok((plan, program))
     };

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::costs::CostArgs;
 use super::network::NetworkArgs;
-use super::plan::Plan;
+use super::scheduled::Scheduled;
 use super::{ShapeArgs, figure, print};
 
 /// Simulates one step of a schedule, or the window of an asynchronous one, on a network if one is described,
@@ -35,7 +35,7 @@ pub(crate) struct Simulate {
 
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
-        let plan = Plan::on(&self.network, &self.name, self.shape, &self.costs)?;
+        let plan = Scheduled::on(&self.network, &self.name, self.shape, &self.costs)?;
         let program = plan.prove()?;
         let costs = self.network.with_sums(plan.costs().clone(), &program)?;
         let timeline = simulate(&program, &costs);

@@ -67,6 +67,12 @@ impl Device {
     /// # Errors
     /// If one is unknown or not in this build, or there are too many or too few.
     pub fn list(text: &str, depth: usize) -> Result<Vec<Device>> {
+        let devices = Device::named(text, depth)?;
+        devices.iter().try_for_each(Device::is_built).map(|()| devices)
+    }
+
+    /// The same, in this build or not.
+    pub(crate) fn named(text: &str, depth: usize) -> Result<Vec<Device>> {
         let each = text.split(',').map(|name| name.trim().parse());
         let mut devices: Vec<Device> =
             each.collect::<Result<_, _>>().map_err(anyhow::Error::msg)?;
@@ -78,7 +84,7 @@ impl Device {
             "device `{text}` names {} devices for {depth} worker(s): name one for all, or one each",
             devices.len()
         );
-        devices.iter().try_for_each(Device::is_built).map(|()| devices)
+        Ok(devices)
     }
 
     fn is_built(&self) -> Result<()> {

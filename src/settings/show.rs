@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
+use toml::Table;
 
-use super::{Config, Settings};
+use super::{Config, Layers, Settings};
 
 impl Config {
     /// All values as TOML that reads back to the same configuration, each with its origin.
@@ -35,12 +36,41 @@ impl Config {
     }
 }
 
+impl Layers {
+    /// The options that say the same to a shell.
+    pub fn options(&self) -> String {
+        let said = Table::try_from(&self.settings).unwrap_or_default();
+        let mut options = String::new();
+        if let Some(file) = &self.config {
+            let _ = write!(options, " --config {}", word(&file.display().to_string()));
+        }
+        for key in Settings::keys() {
+            let Some(value) = said.get(&key) else { continue };
+            let _ = write!(options, " --{key}");
+            let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+            for value in values {
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                let _ = write!(options, " {}", word(&text));
+            }
+        }
+        options.trim_start().to_string()
+    }
+}
+
+/// A word as a shell reads it back.
+fn word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,+=@%".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.to_string(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
 
     use super::*;
-    use crate::settings::Layers;
 
     fn values(config: &Config) -> Config {
         Config { entries: Default::default(), ..config.clone() }
@@ -64,6 +94,20 @@ mod tests {
         fs::write(&path, again.to_toml()).unwrap();
         let thrice = Layers { config: Some(path), ..Layers::default() }.resolve().unwrap();
         assert_eq!(values(&thrice), values(&first));
+    }
+
+    #[test]
+    fn options_are_words_of_a_shell() {
+        let settings = Settings {
+            data: Some(vec!["a b".into(), "it's".into()]),
+            depth: Some(2),
+            tied: Some(true),
+            lr: Some(1e-3),
+            ..Settings::default()
+        };
+        let layers = Layers { config: Some("run.toml".into()), settings };
+        let wanted = r"--config run.toml --data 'a b' 'it'\''s' --depth 2 --tied true --lr 0.001";
+        assert_eq!(layers.options(), wanted);
     }
 
     #[test]

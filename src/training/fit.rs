@@ -44,7 +44,8 @@ impl Need {
         }
     }
 
-    fn total(&self) -> f64 {
+    /// All of it.
+    pub fn total(&self) -> f64 {
         self.state + self.copy + self.residuals + self.working
     }
 }
@@ -156,7 +157,7 @@ pub(super) fn needs(
 }
 
 /// What every stage takes where activations have the size that the precision asks for.
-fn memory_of(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<Memory> {
+pub(super) fn memory_of(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<Memory> {
     let (drops, bytes) = (config.dropout > 0.0, config.precision.activation_bytes());
     let of = |cut| memory(model, cut, config.context, drops, bytes);
     // A sample as long as the context is one that every model has.

@@ -1,6 +1,8 @@
 //! One training run on this machine: from settings to trained weights.
 
 mod alike;
+mod candidate;
+mod choose;
 mod fit;
 mod flops;
 mod folder;
@@ -42,6 +44,8 @@ use chimera_core::lower::Program;
 use chimera_core::model::ModelConfig;
 use chimera_core::timetable::Timetable;
 
+pub use candidate::{Candidate, Cluster};
+pub use choose::{Choice, choose};
 pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
 pub use folder::{Folder, Place, write_error};

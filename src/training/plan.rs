@@ -47,6 +47,16 @@ impl Plan {
     /// With the timetable that a search has `found`, if it was elsewhere.
     pub(super) fn with(config: Config, found: Option<Timetable>) -> Result<Plan> {
         let devices = Device::list(&config.device, config.depth)?;
+        Plan::on(devices, config, found)
+    }
+
+    /// What another machine would train: its devices need not be in this build.
+    pub(super) fn elsewhere(config: Config) -> Result<Plan> {
+        let devices = Device::named(&config.device, config.depth)?;
+        Plan::on(devices, config, None)
+    }
+
+    fn on(devices: Vec<Device>, config: Config, found: Option<Timetable>) -> Result<Plan> {
         devices.iter().try_for_each(|device| config.precision.check(*device))?;
         ensure!(
             config.min_lr <= config.lr,
@@ -222,20 +232,33 @@ fn costs(config: &Config, model: &ModelConfig, timetable: &Timetable) -> Result<
     let cuts = cut(model, n_stages)?;
     let flops = |cut: &Cut| model.forward_flops(cut, config.context);
     let mean = cuts.iter().map(flops).sum::<f64>() / n_stages as f64;
-    let is_selective = |stage: usize| {
-        let mut stages = timetable.selective.iter().map(|(_, stage)| stage.index());
+    let is_selective = |stage: StageId| {
+        let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
         config.recompute == Recompute::Selective || stages.any(|selective| selective == stage)
     };
-    let stage = |(stage, cut): (usize, &Cut)| {
-        let forward = flops(cut) / mean;
+    let costs = costs_by_flops(model, config.context, &cuts, mean, is_selective);
+    let per_units = |stage: UniformCosts| stage.per_units(timetable.units_per_micro);
+    Ok(StageCosts::new(costs.into_iter().map(per_units).collect()))
+}
+
+/// What stages cost where one unit of time is enough for so many floating-point operations of a sample.
+pub(super) fn costs_by_flops(
+    model: &ModelConfig,
+    context: usize,
+    cuts: &[Cut],
+    flops: f64,
+    is_selective: impl Fn(StageId) -> bool,
+) -> Vec<UniformCosts> {
+    let stage = |(stage, cut): (u16, &Cut)| {
+        let forward = model.forward_flops(cut, context) / flops;
         let costs = UniformCosts::new(forward, 2.0 * forward, 0.0);
-        let recompute = match is_selective(stage) {
-            true => model.selective_flops(cut, config.context) / mean,
+        let recompute = match is_selective(StageId(stage)) {
+            true => model.selective_flops(cut, context) / flops,
             false => costs.recompute,
         };
-        UniformCosts { recompute, ..costs }.per_units(timetable.units_per_micro)
+        UniformCosts { recompute, ..costs }
     };
-    Ok(StageCosts::new(cuts.iter().enumerate().map(stage).collect()))
+    (0..).zip(cuts).map(stage).collect()
 }
 
 /// The program of a timetable.

@@ -70,7 +70,8 @@ impl Network {
 pub struct Traffic {
     /// The activation behind each stage, for a whole micro-batch; its gradient is as large.
     pub activations: Vec<f64>,
-    /// The gradient of each tensor of each stage. Tensors that stages share are not counted.
+    /// The gradient of each tensor of each stage, but for those that stages share:
+    /// [`with_tied_sums`](NetworkCosts::with_tied_sums).
     pub gradients: Vec<Vec<f64>>,
 }
 
@@ -144,6 +145,19 @@ impl<C: Costs> NetworkCosts<C> {
             _ => Sum::default(),
         };
         NetworkCosts { sums: (0..of_update.len()).map(sum).collect(), ..self }
+    }
+
+    /// The same, and what the sums of the tensors that stages share cost, which have these bytes.
+    pub fn with_tied_sums(self, program: &Program, tensors: &[f64]) -> Self {
+        let (mut sums, of_update) = (self.sums, program.buckets_of_update());
+        sums.resize_with(of_update.len(), Sum::default);
+        for (bucket, sum) in sums.iter_mut().enumerate() {
+            if of_update[bucket].stages.len() > 1 {
+                let replicas = program.replicas(self.network.width, BucketId(bucket as u32));
+                *sum = self.network.sum(&replicas, tensors, program.placement());
+            }
+        }
+        NetworkCosts { sums, ..self }
     }
 
     fn sum_of(&self, bucket: BucketId) -> &Sum {

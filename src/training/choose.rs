@@ -1,0 +1,336 @@
+//! Which way to train takes least time on the ranks there are, of all that fit into their memory.
+
+use std::cmp::Reverse;
+
+use anyhow::{Context, Error, Result, ensure};
+use chimera_core::lower::Recompute;
+use chimera_core::schedule::{SCHEDULES, Scaling, Schedule, Shape, find};
+use chimera_core::update::Update;
+use rayon::prelude::*;
+
+use super::candidate::{Candidate, Cluster, Outcome, no_flush, outcome};
+use super::fit::Need;
+use crate::auto::AUTO;
+use crate::settings::{Config, Origin};
+
+/// A pipeline with so many micro-batches for each worker idles for some hundredths of a step at most: more are only tried
+/// where memory asks for smaller ones.
+const MICRO_BATCHES_PER_WORKER: usize = 32;
+
+/// By what they compute again.
+const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+
+/// What a choice came to.
+pub struct Choice {
+    /// The ways that fit, the fastest first.
+    pub candidates: Vec<Candidate>,
+    /// How many more were tried, which need more memory than there is.
+    pub n_too_large: usize,
+    /// The one of these that needs least, and what that is.
+    pub leanest: Option<(Config, Need)>,
+}
+
+/// Tries every way to train steps of `batch` samples on `cluster`: widths and depths, schedules, sizes of
+/// micro-batches, recomputation, the optimizer whole or shared out. What was said in `said` stays as it is.
+///
+/// # Errors
+/// If there is no such way, whatever the memory.
+pub fn choose(said: &Config, batch: usize, cluster: &Cluster) -> Result<Choice> {
+    said.model().validate()?;
+    ensure!(
+        said.schedule != AUTO || is_free(said, "schedule"),
+        "schedule {AUTO} would search for every candidate: leave it out, or name a schedule"
+    );
+    let known = find(&said.schedule).ok().filter(|_| !is_free(said, "schedule"));
+    ensure!(known.is_none_or(|schedule| is_synchronous(&&schedule)), no_flush(&said.schedule));
+    let ways = ways(said, batch, cluster);
+    ensure!(
+        !ways.is_empty(),
+        "{} rank(s) and a batch of {batch} leave no way to train a model of {} layers: W x D must be the ranks, W x B x \
+         N the batch, and D at most the layers, with what was said of them",
+        cluster.n_ranks,
+        said.layers
+    );
+    let is_sharing_free = is_free(said, "shard-optimizer") && !said.mpi_allreduce;
+    let try_all = |ways: Vec<Config>| tried(ways, is_sharing_free, cluster);
+    let outcomes: Vec<Result<Outcome>> = ways.into_par_iter().flat_map_iter(try_all).collect();
+    let mut choice = Choice { candidates: Vec::new(), n_too_large: 0, leanest: None };
+    let mut refusal: Option<Error> = None;
+    for outcome in outcomes {
+        match outcome {
+            Ok(Outcome::Fits(candidate)) => choice.candidates.push(candidate),
+            Ok(Outcome::TooLarge(config, need)) => choice.too_large(config, need),
+            // Many schedules do not have all shapes: that is told only where nothing else is left.
+            Err(error) => refusal = refusal.or(Some(error)),
+        }
+    }
+    if let Some(refusal) = refusal.filter(|_| choice.is_empty()) {
+        return Err(refusal).context("no way to train is left; of the first");
+    }
+    choice.candidates.sort_by(|a, b| {
+        // Of ways that take as long up to rounding, a short pipeline is the simplest, and few large products are
+        // faster than many small ones.
+        let step = |candidate: &Candidate| candidate.step_s as f32;
+        let plain = |c: &Candidate| (c.config.depth, Reverse(c.config.micro_batch_size));
+        let bytes = |candidate: &Candidate| candidate.need.total();
+        let fastest = step(a).total_cmp(&step(b));
+        fastest.then(plain(a).cmp(&plain(b))).then(bytes(a).total_cmp(&bytes(b)))
+    });
+    Ok(choice)
+}
+
+impl Choice {
+    fn is_empty(&self) -> bool {
+        self.candidates.is_empty() && self.n_too_large == 0
+    }
+
+    fn too_large(&mut self, config: Config, need: Need) {
+        self.n_too_large += 1;
+        if self.leanest.as_ref().is_none_or(|(_, least)| need.total() < least.total()) {
+            self.leanest = Some((config, need));
+        }
+    }
+}
+
+/// Whether nobody said what `key` is to be.
+fn is_free(said: &Config, key: &str) -> bool {
+    said.value(key).is_none_or(|(_, origin)| *origin == Origin::Default)
+}
+
+/// All ways that have the ranks and the batch, those together that differ in micro-batches and recomputation alone: the
+/// largest micro-batches first, and of these what recomputes least. Schedules are not asked whether they have the shape.
+fn ways(said: &Config, batch: usize, cluster: &Cluster) -> Vec<Vec<Config>> {
+    let keeps = |key: &str, is_said: bool| is_said || is_free(said, key);
+    let mut ways = Vec::new();
+    for width in divisors(cluster.n_ranks).filter(|width| batch.is_multiple_of(*width)) {
+        let (depth, samples) = (cluster.n_ranks / width, batch / width);
+        let is_kept = keeps("width", width == said.width) && keeps("depth", depth == said.depth);
+        if !is_kept || depth > said.layers {
+            continue;
+        }
+        for (schedule, scaling) in orders(depth, said) {
+            let of_size = |size: usize| {
+                RECOMPUTES.map(|recompute| {
+                    let mut way = said.clone();
+                    (way.width, way.depth) = (width, depth);
+                    (way.micro_batch_size, way.micro_batches) = (size, samples / size);
+                    (way.scaling, way.recompute) = (scaling, recompute);
+                    way.schedule.clone_from(&schedule);
+                    way
+                })
+            };
+            let is_kept = |way: &Config| {
+                keeps("micro-batch-size", way.micro_batch_size == said.micro_batch_size)
+                    && keeps("micro-batches", way.micro_batches == said.micro_batches)
+                    && keeps("recompute", way.recompute == said.recompute)
+                    && (scaling == said.scaling || way.micro_batches > depth)
+            };
+            let sizes = divisors(samples).collect::<Vec<_>>().into_iter().rev();
+            ways.push(sizes.flat_map(of_size).filter(is_kept).collect());
+        }
+    }
+    ways.retain(|ways: &Vec<Config>| !ways.is_empty());
+    ways
+}
+
+/// What became of ways as [`ways`] puts them together, but for those that can only be worse: who has the memory does not
+/// recompute.
+fn tried(ways: Vec<Config>, is_sharing_free: bool, cluster: &Cluster) -> Vec<Result<Outcome>> {
+    let mut outcomes = Vec::new();
+    let (mut fits, mut is_hopeless, mut left) = (None, false, ways.len());
+    for way in ways {
+        left -= 1;
+        let (n, most) = (way.micro_batches, MICRO_BATCHES_PER_WORKER * way.depth);
+        // The last is the leanest.
+        if fits.is_some_and(|fits| fits == n || fits >= most) || is_hopeless && left > 0 {
+            continue;
+        }
+        let outcome = outcome(way, is_sharing_free, cluster);
+        match &outcome {
+            Ok(Outcome::Fits(_)) => fits = Some(n),
+            Ok(Outcome::TooLarge(_, need)) => is_hopeless |= need.state > cluster.memory,
+            Err(_) => {}
+        }
+        outcomes.push(outcome);
+    }
+    outcomes
+}
+
+/// The schedules that there are at a depth, each with how it scales.
+fn orders(depth: usize, said: &Config) -> Vec<(String, Scaling)> {
+    let names = match is_free(said, "schedule") {
+        false => vec![said.schedule.clone()],
+        // One worker has nothing to order.
+        true if depth == 1 => vec!["dapple".to_string()],
+        true => SCHEDULES.iter().filter(is_synchronous).map(|s| s.name().to_string()).collect(),
+    };
+    let mut orders = Vec::new();
+    for name in names {
+        let scaled = find(&name).ok().filter(|_| is_free(said, "scaling"));
+        let scaled = scaled.map(|schedule| schedule.parameters(Shape::new(depth, 2)));
+        let others = scaled.into_iter().flatten().map(|(shape, _)| shape.scaling);
+        let others = others.filter(|scaling| *scaling != said.scaling);
+        orders.extend(
+            [said.scaling].into_iter().chain(others).map(|scaling| (name.clone(), scaling)),
+        );
+    }
+    orders
+}
+
+/// Whether it updates at a flush, as its smallest timetable tells.
+fn is_synchronous(schedule: &&&dyn Schedule) -> bool {
+    let timetable = schedule.timetable(&Shape::new(2, 4));
+    timetable.is_ok_and(|timetable| timetable.update == Update::Flush)
+}
+
+fn divisors(n: usize) -> impl Iterator<Item = usize> {
+    (1..=n).filter(move |divisor| n.is_multiple_of(*divisor))
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::analyze::{Link, Network};
+
+    use super::*;
+    use crate::settings::{Layers, Settings};
+    use crate::training::Plan;
+
+    const PLENTY: f64 = 1e15;
+
+    fn small() -> Layers {
+        let settings = Settings {
+            layers: Some(6),
+            hidden: Some(32),
+            heads: Some(2),
+            context: Some(16),
+            ..Settings::default()
+        };
+        Layers { config: None, settings }
+    }
+
+    fn cluster(n_ranks: usize, memory: f64) -> Cluster {
+        let free = Link::default();
+        let network = Network { width: 1, ranks_per_node: n_ranks, inside: free, between: free };
+        Cluster { n_ranks, memory, flops: 1e9, network }
+    }
+
+    fn chosen(layers: &Layers, batch: usize, cluster: &Cluster) -> Choice {
+        choose(&layers.resolve().unwrap(), batch, cluster).unwrap()
+    }
+
+    fn shape(candidate: &Candidate) -> (usize, usize, usize) {
+        let Config { width, depth, micro_batch_size, .. } = candidate.config;
+        (width, depth, micro_batch_size)
+    }
+
+    #[test]
+    fn one_rank_trains_alone_for_as_long_as_its_products_take() {
+        let best = &chosen(&small(), 12, &cluster(1, PLENTY)).candidates[0];
+        assert_eq!(shape(best), (1, 1, 12));
+        let model = best.config.model();
+        let whole = chimera_core::model::Cut::whole(&model);
+        let flops = 3.0 * 12.0 * model.forward_flops(&whole, model.context);
+        assert!((best.step_s - flops / 1e9).abs() < 1e-9 * best.step_s);
+        assert_eq!((best.bubble_ratio, best.recompute()), (0.0, "none"));
+    }
+
+    #[test]
+    fn with_a_free_network_and_memory_for_all_groups_have_no_pipeline() {
+        assert_eq!(shape(&chosen(&small(), 16, &cluster(4, PLENTY)).candidates[0]), (4, 1, 4));
+    }
+
+    /// Gradients of all weights on a slow network take longer than the bubbles of a pipeline.
+    #[test]
+    fn a_slow_network_asks_for_a_pipeline() {
+        let mut cluster = cluster(4, PLENTY);
+        cluster.network.inside = Link { alpha: 0.0, beta: 1e-6 };
+        let best = &chosen(&small(), 16, &cluster).candidates[0];
+        assert!(best.config.depth > 1, "{best:?}");
+    }
+
+    #[test]
+    fn nothing_needs_more_than_there_is() {
+        let all = chosen(&small(), 16, &cluster(4, PLENTY));
+        let totals = || all.candidates.iter().map(|candidate| candidate.need.total());
+        let memory = totals().fold(f64::INFINITY, f64::min) * 1.3;
+        let some = chosen(&small(), 16, &cluster(4, memory));
+        assert!(some.candidates.iter().all(|candidate| candidate.need.total() <= memory));
+        assert!(some.candidates.iter().all(|candidate| candidate.config.depth > 1));
+        assert!(some.n_too_large > 0 && !some.candidates.is_empty());
+        let none = chosen(&small(), 16, &cluster(4, 1e3));
+        assert!(none.candidates.is_empty());
+        let (_, need) = none.leanest.unwrap();
+        // With less memory the optimizer is shared out.
+        assert!(need.total() <= totals().fold(f64::INFINITY, f64::min));
+    }
+
+    /// What is shared out is what fits in no other way.
+    #[test]
+    fn the_optimizer_is_shared_out_where_it_has_to_be() {
+        let way = |memory| {
+            let settings =
+                Settings { width: Some(4), recompute: Some("full".into()), ..small().settings };
+            chosen(&Layers { config: None, settings }, 4, &cluster(4, memory))
+        };
+        let whole = &way(PLENTY).candidates[0];
+        assert!(!whole.config.shard_optimizer);
+        let shared = &way(whole.need.total() - 1.0).candidates[0];
+        assert!(shared.config.shard_optimizer && shared.need.total() < whole.need.total());
+        assert_eq!(shared.step_s, whole.step_s);
+    }
+
+    #[test]
+    fn what_was_said_stays() {
+        let settings = Settings {
+            depth: Some(2),
+            schedule: Some("chimera".into()),
+            micro_batch_size: Some(2),
+            recompute: Some("selective".into()),
+            ..small().settings
+        };
+        let choice = chosen(&Layers { config: None, settings }, 16, &cluster(4, PLENTY));
+        // Direct, doubling and halving.
+        assert_eq!(choice.candidates.len(), 3);
+        for candidate in &choice.candidates {
+            let is_chimera = candidate.config.schedule == "chimera";
+            assert!(is_chimera && candidate.recompute() == "selective", "{candidate:?}");
+            assert_eq!(shape(candidate), (2, 2, 2));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let refusal = |settings: Settings, ranks: usize, batch: usize| {
+            let layers = Layers { config: None, settings };
+            let refusal = choose(&layers.resolve().unwrap(), batch, &cluster(ranks, PLENTY));
+            format!("{:#}", refusal.err().unwrap())
+        };
+        assert!(refusal(small().settings, 7, 8).contains("no way to train a model of 6 layers"));
+        for (schedule, hint) in [("auto", "leave it out"), ("pipedream", "has no flush")] {
+            let schedule = Some(schedule.to_string());
+            let settings =
+                Settings { schedule, depth: Some(2), tied: Some(false), ..small().settings };
+            let refusal = refusal(settings, 4, 16);
+            assert!(refusal.contains(hint), "{refusal}");
+        }
+        let settings = Settings { min_lr: Some(1.0), lr: Some(0.5), ..small().settings };
+        assert!(refusal(settings, 4, 16).contains("min-lr 1 is above"));
+    }
+
+    /// Every way can be said as options, and means the same then.
+    #[test]
+    fn options_lead_to_the_way_that_they_stand_for() {
+        let small = small();
+        let memory = chosen(&small, 16, &cluster(4, PLENTY)).candidates[0].need.total();
+        let choice = chosen(&small, 16, &cluster(4, memory * 0.5));
+        assert!(choice.candidates.iter().any(|candidate| candidate.config.shard_optimizer));
+        for candidate in &choice.candidates {
+            let settings = candidate.settings(&small.settings);
+            let config = Layers { config: None, settings }.resolve().unwrap();
+            let plan = Plan::make(config).unwrap();
+            let devices = candidate.config.width * candidate.config.depth;
+            assert_eq!(devices, 4);
+            assert!(plan.need().total() <= 4.0 * candidate.need.total() * 1.0001);
+        }
+    }
+}

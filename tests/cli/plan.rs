@@ -1,0 +1,91 @@
+//! `chimera plan`: the ways to train that it shows, and what it tells to type.
+
+use std::fs::write;
+
+use serde_json::Value;
+
+use crate::command::{chimera, folder};
+
+const JOB: &str = "plan --ranks 4 --batch 32 --flops 1e11 --inside 1e-5,1e-9";
+
+/// `train` takes the same options as `config show`, whose output `config check` proves.
+fn check(command: &str) {
+    let options = command.strip_prefix("chimera train ").unwrap_or_else(|| panic!("{command}"));
+    let shown = chimera(&format!("config show {options}"));
+    assert_eq!((shown.code, shown.stderr.as_str()), (Some(0), ""), "{command}");
+    let folder = folder();
+    let file = folder.path().join("run.toml");
+    write(&file, shown.stdout).expect("a file");
+    let checked = chimera(&format!("config check {}", file.display()));
+    assert_eq!((checked.code, checked.stderr.as_str()), (Some(0), ""), "{command}");
+}
+
+#[test]
+fn the_fastest_ways_stand_in_a_table() {
+    let ran = chimera(&format!("{JOB} --memory 40MiB --top 6"));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    insta::assert_snapshot!(ran.stdout);
+}
+
+#[test]
+fn every_way_can_be_trained() {
+    let ran = chimera(&format!("{JOB} --memory 0.02GB --top 12 --steps 3 --tied true --json"));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let ways = plan["ways"].as_array().expect("ways");
+    assert_eq!((ways.len(), &plan["command"]), (12, &ways[0]["command"]));
+    let (mut step_s, mut schedules) = (0.0, Vec::new());
+    for way in ways {
+        let (takes, bytes) = (way["step_s"].as_f64(), way["bytes"]["total"].as_f64());
+        assert!(takes >= Some(step_s) && bytes <= Some(2e7), "{way:#}");
+        step_s = takes.expect("a time");
+        schedules.push(&way["schedule"]);
+        let command = way["command"].as_str().expect("a command");
+        assert!(command.contains("--steps 3") && command.contains("--tied true"), "{command}");
+        check(command);
+    }
+    schedules.dedup();
+    assert!(schedules.len() > 1, "{schedules:?}");
+}
+
+#[test]
+fn what_was_said_is_not_chosen() {
+    let folder = folder();
+    let file = folder.path().join("run.toml");
+    write(&file, "preset = 'tiny'\nschedule = 'chimera'\nscaling = 'doubling'\n").expect("a file");
+    let said = format!("--config {} --depth 2 --micro-batch-size 2", file.display());
+    let ran = chimera(&format!("{JOB} --memory 1GiB {said}"));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let (table, command) = ran.stdout.trim().rsplit_once('\n').expect("lines");
+    assert!(table.contains("\n1 way(s) fit") && table.contains("chimera doubling"), "{table}");
+    check(command);
+}
+
+/// Devices may be those of a machine that this is not.
+#[test]
+fn a_gpu_can_be_planned_for_where_there_is_none() {
+    let bytes = |options: &str| {
+        let ran = chimera(&format!("{JOB} --memory 1GiB --depth 2 --json {options}"));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{options}");
+        let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+        plan["ways"][0]["bytes"]["residuals"].as_f64()
+    };
+    assert!(bytes("--device cuda --precision bf16") < bytes("--device cuda"));
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused() {
+    for (options, hint) in [
+        ("--memory 1MB", "the leanest, "),
+        ("--memory 1MB", "on its hungriest rank"),
+        ("--memory 1GiB --schedule auto", "leave it out, or name a schedule"),
+        ("--memory 1GiB --schedule pipedream", "choose a synchronous schedule"),
+        ("--memory 1GiB --depth 3", "leave no way to train"),
+        ("--memory 1GiB --heads 5", "heads"),
+        ("--memory 24Gigs", "such as 24GiB"),
+    ] {
+        let ran = chimera(&format!("{JOB} {options}"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}");
+        assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
+    }
+}
