@@ -30,7 +30,7 @@ fn a_loss_that_is_not_finite_does_not_interrupt_a_save() {
     let mut run = prepare("--depth 2 --lr 1e30 --clip 0 --save-every 1");
     run.save_into(store.clone().on(slow), |_| ());
     let fault = run_threads::<Host, ()>(2, |comm| {
-        let ended = run.train_as(comm, &AtomicBool::new(false), || false, |_| Ok(()));
+        let ended = run.train_as(comm, &AtomicBool::new(false), || None, |_| Ok(()));
         ended.map(drop).map_err(|error| error.downcast::<Fault>().expect("a fault"))
     });
     let fault = fault.expect_err("it diverges");
@@ -54,7 +54,7 @@ fn train_on(disk: Disk, into: &Path) -> (Vec<[u64; 4]>, Trained, Vec<String>) {
             reports.lock().expect("one writer").push(report.clone());
             Ok(())
         };
-        let trained = run.train_as(comm, &AtomicBool::new(false), || false, observe);
+        let trained = run.train_as(comm, &AtomicBool::new(false), || None, observe);
         trained.map_err(|error| error.downcast::<Fault>().expect("a fault"))
     });
     let trained = trained.expect("trains").into_iter().next().flatten().expect("that of rank 0");
