@@ -17,6 +17,9 @@ use crate::settings::{Config, Origin};
 /// where memory asks for smaller ones.
 const MICRO_BATCHES_PER_WORKER: usize = 32;
 
+/// The most cells of a timetable of forwards that are tried: to prove longer ones takes too long for a choice.
+const MOST_CELLS: usize = 1 << 15;
+
 /// By what they compute again.
 const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
@@ -47,7 +50,7 @@ pub fn choose(said: &Config, batch: usize, cluster: &Cluster) -> Result<Choice> 
     ensure!(
         !ways.is_empty(),
         "{} rank(s) and a batch of {batch} leave no way to train a model of {} layers: W x D must be the ranks, W x B x \
-         N the batch, and D at most the layers, with what was said of them",
+         N the batch, D at most the layers, and N x D at most {MOST_CELLS}, with what was said of them",
         cluster.n_ranks,
         said.layers
     );
@@ -68,10 +71,13 @@ pub fn choose(said: &Config, batch: usize, cluster: &Cluster) -> Result<Choice> 
         return Err(refusal).context("no way to train is left; of the first");
     }
     choice.candidates.sort_by(|a, b| {
-        // Of ways that take as long up to rounding, a short pipeline is the simplest, and few large products are
-        // faster than many small ones.
+        // Of ways that take as long up to rounding, a short pipeline and a whole optimizer are the simplest, and few
+        // large products are faster than many small ones.
         let step = |candidate: &Candidate| candidate.step_s as f32;
-        let plain = |c: &Candidate| (c.config.depth, Reverse(c.config.micro_batch_size));
+        let plain = |c: &Candidate| {
+            let Config { depth, shard_optimizer, micro_batch_size, .. } = c.config;
+            (depth, shard_optimizer, Reverse(micro_batch_size))
+        };
         let bytes = |candidate: &Candidate| candidate.need.total();
         let fastest = step(a).total_cmp(&step(b));
         fastest.then(plain(a).cmp(&plain(b))).then(bytes(a).total_cmp(&bytes(b)))
@@ -120,7 +126,8 @@ fn ways(said: &Config, batch: usize, cluster: &Cluster) -> Vec<Vec<Config>> {
                 })
             };
             let is_kept = |way: &Config| {
-                keeps("micro-batch-size", way.micro_batch_size == said.micro_batch_size)
+                way.micro_batches * depth <= MOST_CELLS
+                    && keeps("micro-batch-size", way.micro_batch_size == said.micro_batch_size)
                     && keeps("micro-batches", way.micro_batches == said.micro_batches)
                     && keeps("recompute", way.recompute == said.recompute)
                     && (scaling == said.scaling || way.micro_batches > depth)

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{StageBytes, peak_bytes, peak_working_bytes};
 use chimera_core::engine::owned_elements;
-use chimera_core::ids::{StageId, WorkerId};
+use chimera_core::ids::{BucketId, StageId, WorkerId};
 use chimera_core::lower::{Program, Recompute};
 use chimera_core::model::{Cut, Memory, ModelConfig, memory};
 use chimera_core::stage::Param;
@@ -139,6 +139,7 @@ pub(super) fn needs(
             moments[rank % n_workers] += elements as f64 * 8.0 / config.width as f64;
         }
     }
+    let sums = sums(config, program, &params);
     let width = config.width as f64;
     let n_params = model.n_params() as f64;
     let copy = if config.save_every > 0 { n_params * 12.0 } else { 0.0 };
@@ -151,9 +152,26 @@ pub(super) fn needs(
         let held = |s: &StageId| params[s.index()].iter().map(Param::n_elements).sum::<usize>();
         let operands = |s: &StageId| memory[s.index()].operands * versions;
         let state = stages.iter().map(|s| held(s) as f64 * copies * 4.0 + operands(s)).sum::<f64>();
-        Need { state: state + moments[w], copy: copy * share, residuals, working: used - residuals }
+        let working = used.max(sums[w]) - residuals;
+        Need { state: state + moments[w], copy: copy * share, residuals, working }
     };
     kept.into_iter().zip(used).enumerate().map(need).collect()
+}
+
+/// By worker: the bytes that sums of gradients take beside the gradients, when residuals are gone.
+fn sums(config: &Config, program: &Program, params: &[Vec<Param>]) -> Vec<f64> {
+    let mut sums = vec![0.0; program.rows().len()];
+    for (number, bucket) in (0..).map(BucketId).zip(program.buckets_of_update()) {
+        let n_replicas = program.replicas(config.width, number).len();
+        let Some(stage) = bucket.stages.first().filter(|_| n_replicas > 1) else { continue };
+        let is_its = |param: &&Param| param.tied == (bucket.stages.len() > 1);
+        let tensors = params[stage.index()].iter().filter(is_its);
+        let bytes = tensors.map(|param| param.n_elements() as f64 * 4.0).sum::<f64>();
+        // Where the optimizer is shared out, so are the sums.
+        let part = if config.shard_optimizer { bytes / n_replicas as f64 } else { bytes };
+        bucket.members.iter().for_each(|worker| sums[worker.index()] += part);
+    }
+    sums
 }
 
 /// What every stage takes where activations have the size that the precision asks for.

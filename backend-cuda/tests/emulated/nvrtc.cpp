@@ -1,5 +1,6 @@
 // NVRTC, as far as the backend uses it: kernels become a library of the processor's, behind shim.h, whose text
-// is SHIM. Its version is none that exists, and the shim's, so that no image that was kept is taken for another's.
+// is SHIM. Its version is none that exists, and ends with STAMP, a number for the text of the emulated libraries, so that
+// no image that was kept is taken for another's.
 
 #include <cstdint>
 #include <cstdio>
@@ -45,7 +46,7 @@ extern "C" {
 
 int nvrtcVersion(int* major, int* minor) {
     *major = 0;
-    *minor = std::hash<std::string>()(SHIM) % 1'000'000;
+    *minor = STAMP;
     return SUCCESS;
 }
 

@@ -124,9 +124,9 @@ impl Scene<'_> {
                 return end(Kind::Slow, format!("; {rank} {doing}: slow, but it goes on"));
             }
             if self.has_given(rank, position, need) {
-                // A transport that keeps one order for all holds it up behind what is for who is silent.
+                // A transport that keeps one order for all may hold it up behind what is for who is silent.
                 if let Some(silent) = self.silent() {
-                    words += &format!("; {rank} sent it");
+                    words += &format!("; {rank} sent it, which is lost, or held up on the way");
                     (rank, need) = (silent, Need::Other);
                     continue;
                 }
