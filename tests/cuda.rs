@@ -5,6 +5,9 @@
 mod libraries;
 
 mod command;
+#[cfg(all(feature = "nccl", feature = "mpi", unix))]
+#[path = "command/launcher.rs"]
+mod launcher;
 
 use std::fs::{copy, create_dir_all, read_dir, read_to_string};
 use std::path::{Path, PathBuf};
@@ -18,6 +21,8 @@ use command::{Ran, chimera, folder, start_with, text};
 
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 8 --micro-batch-size 2 --micro-batches 4 --threads 1";
 
+const CHIMERA: &str = env!("CARGO_BIN_EXE_chimera");
+
 /// The folder of the emulated libraries.
 fn emulated() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
@@ -30,8 +35,7 @@ fn emulated() -> &'static Path {
 }
 
 /// A command that finds them, with these settings of theirs.
-fn with_gpus(program: &str, settings: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(program);
+fn with_gpus(mut command: Command, settings: &[(&str, &str)]) -> Command {
     let before = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let paths = [emulated().into()].into_iter().chain(std::env::split_paths(&before));
     command.env("LD_LIBRARY_PATH", std::env::join_paths(paths).expect("paths"));
@@ -41,7 +45,7 @@ fn with_gpus(program: &str, settings: &[(&str, &str)]) -> Command {
 }
 
 fn on_gpus(settings: &[(&str, &str)], line: &str) -> Ran {
-    start_with(with_gpus(env!("CARGO_BIN_EXE_chimera"), settings), line).wait()
+    start_with(with_gpus(Command::new(CHIMERA), settings), line).wait()
 }
 
 /// A run of its own.
@@ -120,8 +124,8 @@ fn a_steady_step_neither_waits_nor_allocates() {
     let ran = on_gpus(&[], &format!("selftest --device cuda {options}"));
     assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
     let found: Value = serde_json::from_str(&read_to_string(json).expect("a file")).expect("JSON");
-    let waits: Vec<_> = found["measurements"].as_array().expect("measurements").iter().collect();
-    let waits = waits.iter().filter(|m| m["what"].as_str().is_some_and(|w| w.contains("waits")));
+    let measured = found["measurements"].as_array().expect("measurements").iter();
+    let waits = measured.filter(|m| m["what"].as_str().is_some_and(|w| w.contains("waits")));
     let waits: Vec<f64> = waits.map(|m| m["value"].as_f64().expect("a number")).collect();
     assert_eq!(waits, [1.0, 4.0, 4.0, 1.0, 4.0, 4.0]);
 }
@@ -172,7 +176,7 @@ fn what_is_missing_is_named() {
         for name in libraries {
             copy(emulated().join(name), there.join(name)).expect("a copy");
         }
-        let mut command = with_gpus(env!("CARGO_BIN_EXE_chimera"), settings);
+        let mut command = with_gpus(Command::new(CHIMERA), settings);
         command.env("LD_LIBRARY_PATH", there);
         let ran = start_with(command, "train --device cuda").wait();
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
@@ -201,18 +205,13 @@ fn devices_lists_what_device_names() {
 mod ranks {
     use super::*;
     use crate::command::Running;
+    use crate::launcher::launcher;
 
     const GPUS: (&str, &str) = ("EMULATED_GPUS", "4");
 
     fn start(settings: &[(&str, &str)], line: &str) -> Running {
-        let launcher = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
-        let mut command = with_gpus(&launcher, settings);
-        command.args(["-n", "4", env!("CARGO_BIN_EXE_chimera")]).envs([
-            GPUS,
-            ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-            ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-        ]);
+        let mut command = with_gpus(launcher(4), settings);
+        command.envs([GPUS]).arg(CHIMERA);
         start_with(command, line)
     }
 

@@ -7,6 +7,8 @@ mod command;
 mod ends;
 #[path = "mpi/equal.rs"]
 mod equal;
+#[path = "command/launcher.rs"]
+mod launcher;
 #[path = "mpi/resumed.rs"]
 mod resumed;
 #[path = "mpi/struck.rs"]
@@ -21,6 +23,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use command::{Ran, Running, start_with, text};
+use launcher::launcher;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -31,18 +34,6 @@ const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch
 fn options(folder: &TempDir, name: &str, options: &str) -> String {
     let (data, out) = (text(folder), folder.path().join(name));
     format!("train {MODEL} --data {} --out {} {options}", data.display(), out.display())
-}
-
-/// The launcher, which starts `n` ranks.
-fn launcher(n: usize) -> Command {
-    let launcher = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
-    let mut command = Command::new(launcher);
-    command.args(["-n", &n.to_string()]).envs([
-        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-    ]);
-    command
 }
 
 const CHIMERA: &str = env!("CARGO_BIN_EXE_chimera");

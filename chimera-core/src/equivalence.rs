@@ -17,7 +17,9 @@ use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId, WorkerId};
 use crate::kernels::{DeviceError, Kernels};
 use crate::lower::{Lowering, Passes, Program, Recompute, lower};
-use crate::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError, cut, memory};
+use crate::model::{
+    Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError, cut, memory, unpadded,
+};
 use crate::schedule::{Shape, Unfit, UnknownSchedule, find};
 use crate::stage::{Param, Stage};
 
@@ -207,16 +209,16 @@ impl Data for Tokens<'_> {
         let tokens: Vec<u32> = (0..=context).map(|_| token()).collect();
         let predictions = self.n_targets();
         match architecture {
-            Architecture::Gpt2 => target.extend(&tokens[1..]),
-            // Of its length, with the second segment from the middle on; the first positions are predicted.
+            Architecture::Gpt2 => {
+                input.extend(&tokens[..context]);
+                target.extend(&tokens[1..]);
+            }
             Architecture::Bert => {
-                input.extend([context as u32, context as u32 / 2]);
-                input.extend(0..predictions as u32);
+                input.extend(unpadded(&tokens[..context], predictions));
                 target.extend(&tokens[..predictions]);
                 target.push(tokens[context] % 2);
             }
         }
-        input.extend(&tokens[..context]);
         Ok(())
     }
 

@@ -20,7 +20,8 @@ fn network(width: usize, ranks_per_node: usize, inside: Link, between: Link) -> 
 /// The same for every stage.
 fn traffic(program: &Program, activation: f64, tensors: &[f64]) -> Traffic {
     let n_stages = program.placement().n_stages();
-    Traffic { activations: vec![activation; n_stages], gradients: vec![tensors.to_vec(); n_stages] }
+    let gradients = vec![tensors.to_vec(); n_stages];
+    Traffic { activations: vec![activation; n_stages], gradients, tied: Vec::new() }
 }
 
 fn link(alpha: f64, beta: f64) -> Link {
@@ -74,8 +75,8 @@ fn a_tensor_that_stages_share_is_summed_over_the_workers_of_both() {
     let program = lower(&timetable, &how).expect("proven");
     let takes = |width: usize| {
         let network = network(width, 2 * width, link(0.0, 1.0), Link::default());
-        let costs = NetworkCosts::new(COMPUTE, network, &program, &traffic(&program, 0.0, &[]))
-            .with_tied_sums(&program, &[12.0]);
+        let traffic = Traffic { tied: vec![12.0], ..traffic(&program, 0.0, &[]) };
+        let costs = NetworkCosts::new(COMPUTE, network, &program, &traffic);
         (0..program.buckets().len() as u32).map(|b| costs.reduce(BucketId(b))).collect::<Vec<_>>()
     };
     let mut one = takes(1);

@@ -104,7 +104,7 @@ impl NetworkArgs {
         ensure!(whole > 0.0, "--tensors: at least one part must be more than nothing");
         let tensors = |bytes: f64| self.tensors.0.iter().map(|part| bytes * part / whole).collect();
         let gradients: Vec<_> = (0..n_stages).map(|s| tensors(self.gradient_bytes.at(s))).collect();
-        Ok(messages.with_sums(program, &gradients))
+        Ok(messages.with_sums(program, &gradients, &[]))
     }
 
     /// Pipeline groups, W.

@@ -107,9 +107,9 @@ pub(super) fn outcome(config: Config, is_sharing_free: bool, cluster: &Cluster) 
     );
     let mut need = hungriest(&plan);
     if need.total() > cluster.memory && is_sharing_free && !plan.config.shard_optimizer {
-        let Plan { config, model, cuts, program, .. } = &mut plan;
+        let Plan { config, model, cuts, memory, program, .. } = &mut plan;
         config.shard_optimizer = true;
-        plan.needs = fit::needs(config, model, cuts, program);
+        plan.needs = fit::needs(config, model, cuts, memory, program);
         need = hungriest(&plan);
     }
     if need.total() > cluster.memory {
@@ -138,7 +138,7 @@ fn hungriest(plan: &Plan) -> Need {
 
 /// The time of a step, and the bubble ratio.
 fn simulated(plan: &Plan, network: Network, flops: f64) -> (f64, f64) {
-    let Plan { config, model, cuts, program, .. } = plan;
+    let Plan { config, model, cuts, memory, program, .. } = plan;
     let is_selective = |stage: StageId| {
         let mut pipes = (0..program.placement().n_pipes() as u16).map(PipeId);
         pipes.any(|pipe| program.rules().is_selective(pipe, stage))
@@ -147,7 +147,6 @@ fn simulated(plan: &Plan, network: Network, flops: f64) -> (f64, f64) {
     let units = program.units_per_micro();
     let stages = costs_by_flops(model, config.context, cuts, flops / size, is_selective);
     let compute = stages.into_iter().map(|stage: UniformCosts| stage.per_units(units)).collect();
-    let memory = fit::memory_of(config, model, cuts);
     let activations: Vec<f64> = memory.iter().map(|stage| stage.sample.output * size).collect();
     let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();
     let gradients = |params: &Vec<Param>, tied: bool| -> Vec<f64> {
@@ -158,8 +157,7 @@ fn simulated(plan: &Plan, network: Network, flops: f64) -> (f64, f64) {
     let tied = params.first().map_or(Vec::new(), |first| gradients(first, true));
     let (compute, placement) = (StageCosts::new(compute), program.placement());
     let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations)
-        .with_sums(program, &own)
-        .with_tied_sums(program, &tied);
+        .with_sums(program, &own, &tied);
     let timeline = simulate(program, &costs);
     (timeline.makespan() + costs.agree(), timeline.bubble_ratio())
 }

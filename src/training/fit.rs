@@ -122,11 +122,11 @@ pub(super) fn needs(
     config: &Config,
     model: &ModelConfig,
     cuts: &[Cut],
+    memory: &[Memory],
     program: &Program,
 ) -> Vec<Need> {
     let units = program.units_per_micro() as usize;
     let samples = (config.micro_batch_size / units) as f64;
-    let memory = memory_of(config, model, cuts);
     let by_sample: Vec<StageBytes> = memory.iter().map(|stage| stage.sample).collect();
     let kept = peak_bytes(program, &by_sample, samples);
     let used = peak_working_bytes(program, &by_sample, samples);
@@ -240,7 +240,8 @@ mod tests {
                     run.train(&AtomicBool::new(false), observe).unwrap();
                     let n_stages = run.program().placement().n_stages();
                     let cuts = cut(run.model(), n_stages).unwrap();
-                    let needs = needs(run.config(), run.model(), &cuts, run.program());
+                    let memory = memory_of(run.config(), run.model(), &cuts);
+                    let needs = needs(run.config(), run.model(), &cuts, &memory, run.program());
                     let width = run.config().width as f64;
                     let need = needs.into_iter().fold(Need::default(), Need::add).times(width);
                     let case = format!("{model} {schedule} {recompute} {split_backward}");

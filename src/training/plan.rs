@@ -8,7 +8,7 @@ use chimera_core::analyze::{StageCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Program, Recompute, lower_at};
-use chimera_core::model::{Cut, ModelConfig, cut};
+use chimera_core::model::{Cut, Memory, ModelConfig, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::search::Search;
 use chimera_core::timetable::Timetable;
@@ -27,6 +27,8 @@ pub struct Plan {
     pub(super) devices: Vec<Device>,
     pub(super) model: ModelConfig,
     pub(super) cuts: Vec<Cut>,
+    /// What each stage takes.
+    pub(super) memory: Vec<Memory>,
     pub(super) program: Program,
     /// Of the steps at the end that do not make a whole window.
     pub(super) last: Option<Program>,
@@ -93,10 +95,21 @@ impl Plan {
             !config.shard_optimizer || !config.mpi_allreduce,
             "shard-optimizer gives each sum to one replica, and mpi-allreduce to all: choose one of them"
         );
-        let needs = fit::needs(&config, &model, &cuts, &program);
-        let last = None;
-        let mut plan =
-            Plan { config, devices, model, cuts, program, last, search, found, training, needs };
+        let memory = fit::memory_of(&config, &model, &cuts);
+        let needs = fit::needs(&config, &model, &cuts, &memory, &program);
+        let mut plan = Plan {
+            config,
+            devices,
+            model,
+            cuts,
+            memory,
+            program,
+            last: None,
+            search,
+            found,
+            training,
+            needs,
+        };
         if plan.config.resume.is_none() {
             plan.begin(0)?;
         }

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -63,17 +64,18 @@ int nvrtcCompileProgram(Program* program, int n_options, const char** options) {
     // The only other name of a block's dynamic shared memory.
     for (size_t at; (at = source.find(shared)) != std::string::npos;)
         source.replace(at, shared.size(), "float* shared = (float*)dynamic_shared;");
-    char folder[] = "/tmp/emulated-XXXXXX";
-    if (!mkdtemp(folder)) return COMPILATION;
-    std::string stem = std::string(folder) + "/kernels", compiler = getenv("CXX") ? getenv("CXX") : "c++";
+    // A program is compiled by one thread.
+    std::string name = "emulated-" + std::to_string(getpid()) + "-" + std::to_string(uintptr_t(program));
+    std::filesystem::path folder = std::filesystem::temp_directory_path() / name;
+    std::filesystem::create_directory(folder);
+    std::string stem = (folder / "kernels").string(), compiler = getenv("CXX") ? getenv("CXX") : "c++";
     std::ofstream(stem + ".cpp") << SHIM << source << table(source);
     std::string command = compiler + " -std=c++17 -O2 -fPIC -shared -w -U_FORTIFY_SOURCE -o " + stem + ".so " + stem +
                           ".cpp 2> " + stem + ".log";
     int code = system(command.c_str());
     program->log = content(stem + ".log");
     std::string library = content(stem + ".so");
-    for (const char* suffix : {".cpp", ".so", ".log"}) unlink((stem + suffix).c_str());
-    rmdir(folder);
+    std::filesystem::remove_all(folder);
     if (code) return COMPILATION;
     uint64_t bytes = library.size();
     program->image = "EMULATED" + std::string((char*)&bytes, 8) + library;

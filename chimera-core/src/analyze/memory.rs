@@ -1,9 +1,9 @@
 //! How much memory each worker needs for backwards to come, and while an op runs.
 
 use crate::effects::{Rules, Token, TokenKind};
-use crate::ids::{StageId, WorkerId};
+use crate::ids::WorkerId;
 use crate::lower::{Instr, Program};
-use crate::op::{Kind, Op};
+use crate::op::{Cell, Kind, Op};
 use crate::residuals::{Held, Residuals, change, rounded};
 
 /// Bytes of what one sample leaves at a stage, and of what its ops use while they run.
@@ -62,21 +62,13 @@ impl StageBytes {
 /// The most bytes that each worker of `program` holds at once of kept values (residuals, kept inputs, deferred
 /// weight work), where a unit of a micro-batch has so many samples.
 pub fn peak_bytes(program: &Program, stages: &[StageBytes], samples: f64) -> Vec<f64> {
-    let mut held = Held::new(program.rows().len());
     let size = |token: &Token| match token.kind {
         TokenKind::Activation | TokenKind::Gradient | TokenKind::Version => 0.0,
         TokenKind::Saved | TokenKind::Kept | TokenKind::Deferred => {
             token_bytes(program.rules(), stages, samples, token)
         }
     };
-    for (worker, row) in (0..).map(WorkerId).zip(program.rows()) {
-        for instr in row {
-            if let Instr::Run(cell) = instr {
-                held.run(worker, change(cell, program.rules(), size));
-            }
-        }
-    }
-    held.peaks
+    most_held(program, |_, cell| change(cell, program.rules(), size))
 }
 
 /// The most bytes that each worker of `program` uses at once: kept values, activations and gradients until the next
@@ -109,8 +101,7 @@ pub fn peak_working_bytes(program: &Program, stages: &[StageBytes], samples: f64
 }
 
 fn token_bytes(rules: &Rules, stages: &[StageBytes], samples: f64, token: &Token) -> f64 {
-    let at = |stage: StageId| stages.get(stage.index()).copied().unwrap_or_default();
-    let stage = at(token.stage);
+    let stage = stages.get(token.stage.index()).copied().unwrap_or_default();
     let sample = match token.kind {
         TokenKind::Activation => stage.output,
         // That of the stage behind the last is the loss's own.
@@ -130,13 +121,19 @@ fn token_bytes(rules: &Rules, stages: &[StageBytes], samples: f64, token: &Token
 /// recomputations, counted like residuals: with `v` stages of a pipe on a worker each counts `1/v`.
 pub fn peak_kept(program: &Program) -> Vec<f64> {
     let residuals = Residuals::new(program.placement(), program.units_per_micro());
+    let kept = |worker, cell: &Cell| residuals.kept_change(worker, cell, program.rules());
+    most_held(program, kept).into_iter().map(rounded).collect()
+}
+
+/// The most that each worker holds, where `change` says what a cell adds and frees.
+fn most_held(program: &Program, change: impl Fn(WorkerId, &Cell) -> (f64, f64)) -> Vec<f64> {
     let mut held = Held::new(program.rows().len());
     for (worker, row) in (0..).map(WorkerId).zip(program.rows()) {
         for instr in row {
             if let Instr::Run(cell) = instr {
-                held.run(worker, residuals.kept_change(worker, cell, program.rules()));
+                held.run(worker, change(worker, cell));
             }
         }
     }
-    held.peaks.into_iter().map(rounded).collect()
+    held.peaks
 }

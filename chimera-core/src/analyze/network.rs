@@ -70,9 +70,10 @@ impl Network {
 pub struct Traffic {
     /// The activation behind each stage, for a whole micro-batch; its gradient is as large.
     pub activations: Vec<f64>,
-    /// The gradient of each tensor of each stage, but for those that stages share:
-    /// [`with_tied_sums`](NetworkCosts::with_tied_sums).
+    /// The gradient of each tensor of each stage, but for those that stages share.
     pub gradients: Vec<Vec<f64>>,
+    /// The gradient of each tensor that stages share.
+    pub tied: Vec<f64>,
 }
 
 /// Costs of compute, and beside what they say of messages and sums what a network takes for them.
@@ -104,7 +105,7 @@ impl<C: Costs> NetworkCosts<C> {
         let (placement, units) = (program.placement(), program.units_per_micro());
         let messages =
             NetworkCosts::of_messages(compute, network, placement, units, &traffic.activations);
-        messages.with_sums(program, &traffic.gradients)
+        messages.with_sums(program, &traffic.gradients, &traffic.tied)
     }
 
     /// The costs of all but sums, whatever the order of ops: what the search for one needs to know.
@@ -134,30 +135,18 @@ impl<C: Costs> NetworkCosts<C> {
     ///
     /// # Panics
     /// Unless `gradients` has an entry for each stage.
-    pub fn with_sums(self, program: &Program, gradients: &[Vec<f64>]) -> Self {
+    pub fn with_sums(self, program: &Program, gradients: &[Vec<f64>], tied: &[f64]) -> Self {
         let network = self.network;
         let of_update = program.buckets_of_update();
-        let sum = |bucket: usize| match &of_update[bucket].stages[..] {
-            [stage] => {
-                let replicas = program.replicas(network.width, BucketId(bucket as u32));
-                network.sum(&replicas, &gradients[stage.index()], program.placement())
-            }
-            _ => Sum::default(),
+        let sum = |bucket: usize| {
+            let tensors = match &of_update[bucket].stages[..] {
+                [stage] => &gradients[stage.index()],
+                _ => tied,
+            };
+            let replicas = program.replicas(network.width, BucketId(bucket as u32));
+            network.sum(&replicas, tensors, program.placement())
         };
         NetworkCosts { sums: (0..of_update.len()).map(sum).collect(), ..self }
-    }
-
-    /// The same, and what the sums of the tensors that stages share cost, which have these bytes.
-    pub fn with_tied_sums(self, program: &Program, tensors: &[f64]) -> Self {
-        let (mut sums, of_update) = (self.sums, program.buckets_of_update());
-        sums.resize_with(of_update.len(), Sum::default);
-        for (bucket, sum) in sums.iter_mut().enumerate() {
-            if of_update[bucket].stages.len() > 1 {
-                let replicas = program.replicas(self.network.width, BucketId(bucket as u32));
-                *sum = self.network.sum(&replicas, tensors, program.placement());
-            }
-        }
-        NetworkCosts { sums, ..self }
     }
 
     fn sum_of(&self, bucket: BucketId) -> &Sum {

@@ -30,16 +30,16 @@ pub fn memory(
     activation_bytes: u64,
 ) -> std::result::Result<Memory, ModelError> {
     let (k, rate) = (Counted::new(activation_bytes), if drops { RATE } else { 0.0 });
+    let tokens = vec![0; sequence];
     let counted = match config.architecture {
         Architecture::Gpt2 => {
             let stage = Gpt2Stage::new(k.clone(), config, sequence, cut.clone())?;
-            let (input, target) = (vec![0; sequence], vec![0; sequence]);
-            count(&k, &stage.with_dropout(rate, 0), cut, &input, &target)
+            count(&k, &stage.with_dropout(rate, 0), cut, &tokens, &tokens)
         }
         Architecture::Bert => {
             let predictions = config.predictions(sequence);
             let stage = BertStage::new(k.clone(), config, sequence, predictions, cut.clone())?;
-            let (input, target) = super::bert::any_sample(sequence, predictions);
+            let (input, target) = (super::unpadded(&tokens, predictions), vec![0; predictions + 1]);
             count(&k, &stage.with_dropout(rate, 0), cut, &input, &target)
         }
     };

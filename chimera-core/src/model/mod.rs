@@ -20,6 +20,7 @@ mod parts;
 mod pass;
 mod presets;
 
+pub(crate) use bert::unpadded;
 pub use bert::{BertDeferred, BertSaved, BertSelected, BertStage};
 pub use bytes::{Memory, memory};
 pub use config::{Architecture, ModelConfig, ModelError};

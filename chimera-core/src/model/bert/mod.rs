@@ -17,7 +17,7 @@ use crate::stage::{Micro, Output, Param, Stage};
 
 use sample::Form;
 
-pub(super) use sample::any_sample;
+pub(crate) use sample::unpadded;
 
 /// What the layer norms of BERT add to the variance.
 const EPSILON: f64 = 1e-12;

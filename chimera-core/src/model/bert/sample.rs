@@ -17,12 +17,11 @@ pub(super) struct Form {
 /// Numbers before the positions: length and start of the second segment.
 const COUNTS: usize = 2;
 
-/// Input and target of a sample without padding: its first positions are predicted.
-pub(in super::super) fn any_sample(sequence: usize, predictions: usize) -> (Vec<u32>, Vec<u32>) {
-    let mut input = vec![sequence as u32, sequence as u32 / 2];
-    input.extend(0..predictions as u32);
-    input.resize(COUNTS + predictions + sequence, 0);
-    (input, vec![0; predictions + 1])
+/// The input of a sample without padding: the second segment is from the middle on, and the first positions are
+/// predicted.
+pub(crate) fn unpadded(tokens: &[u32], predictions: usize) -> Vec<u32> {
+    let counts: [u32; COUNTS] = [tokens.len() as u32, tokens.len() as u32 / 2];
+    [&counts[..], &(0..predictions as u32).collect::<Vec<_>>(), tokens].concat()
 }
 
 impl Form {
