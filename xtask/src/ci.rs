@@ -3,9 +3,12 @@
 //! The transport over MPI does not build without an MPI library, so it is left out of the chores for the
 //! whole workspace and has one of its own.
 
+use std::process::Command;
+
 use anyhow::{Context, Result};
 
 use crate::command::{cargo, read, run as run_command};
+use crate::features::lint;
 use crate::mpi::{self, TRANSPORT};
 use crate::{absences, cuda, gallery, wgpu};
 
@@ -40,14 +43,17 @@ pub(crate) fn format() -> Result<()> {
 
 /// Runs clippy on every target; warnings are errors.
 pub(crate) fn clippy() -> Result<()> {
-    let args = ["clippy", "--workspace", "--exclude", TRANSPORT, "--all-targets"];
-    run_command(cargo(args).args(["--", "-D", "warnings"]))
+    lint("", None)
 }
 
 /// Runs all tests but those that need Vulkan, with further arguments for `cargo test`.
 pub(crate) fn test(args: &[String]) -> Result<()> {
-    let all = ["test", "--workspace", "--exclude", TRANSPORT, "--exclude", "chimera-backend-wgpu"];
-    run_command(cargo(all).args(args))
+    run_command(tests().args(args))
+}
+
+/// `cargo test` for what needs neither MPI nor Vulkan.
+pub(crate) fn tests() -> Command {
+    cargo(["test", "--workspace", "--exclude", TRANSPORT, "--exclude", "chimera-backend-wgpu"])
 }
 
 /// Builds the documentation; warnings are errors.
@@ -60,7 +66,7 @@ pub(crate) fn docs() -> Result<()> {
 fn components() -> Result<()> {
     for (tool, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
         if read(&mut cargo([tool, "--version"])).is_err() {
-            let mut rustup = std::process::Command::new("rustup");
+            let mut rustup = Command::new("rustup");
             run_command(rustup.args(["component", "add", component]))?;
         }
     }

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -39,6 +39,31 @@ pub(crate) fn read(command: &mut Command) -> Result<String> {
         bail!("`{}` failed: {}\n{}", line(command), output.status, errors.trim_end());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Programs that cargo has built.
+pub(crate) struct Programs(Vec<Value>);
+
+impl Programs {
+    /// Runs a command of cargo's that builds, its progress shown.
+    pub(crate) fn build(command: &mut Command) -> Result<Self> {
+        eprintln!("$ {}", line(command));
+        command.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
+        let messages = read(command)?;
+        Ok(Self(messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()))
+    }
+
+    /// The program of a target, by the folder of its crate below the root.
+    pub(crate) fn program(&self, folder: &str, target: &str) -> Result<PathBuf> {
+        let manifest = root().join(folder).join("Cargo.toml");
+        let is_it = |message: &&Value| {
+            let of = message["manifest_path"].as_str().map(Path::new);
+            message["target"]["name"] == target && of == Some(&manifest)
+        };
+        let mut paths = self.0.iter().filter(is_it).filter_map(|m| m["executable"].as_str());
+        let path = paths.next_back().map(PathBuf::from); // a library's comes before its tests'
+        path.with_context(|| format!("cargo built no {target} of {}", manifest.display()))
+    }
 }
 
 /// Builds the release command `chimera` and returns its path.

@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::command::{cargo, environment, files, program, run, target};
+use crate::features::{PROGRAM, Tests, lint};
 use crate::{mpi, nccl};
 
 /// What compiles kernels, and the matrix products: as one toolkit has them.
@@ -35,22 +36,24 @@ pub(crate) struct Args {
 /// the kernels compile for real ones.
 pub(crate) fn check() -> Result<()> {
     let (compiler, launcher) = mpi::open_mpi()?;
-    let backend = ["--package", "chimera-backend-cuda", "--package", "chimera-comm-nccl"];
-    let features = ["--features", "chimera-backend-cuda/cuda,chimera-comm-nccl/cuda"];
-    let program = ["--package", "chimera", "--features", "nccl,mpi"];
+    for features in ["chimera/cuda", "chimera/nccl,chimera-comm-nccl/cuda"] {
+        lint(features, None)?;
+    }
+    lint("chimera/nccl,chimera/mpi", Some(&compiler))?;
+    let tests = Tests::build(&compiler)?;
     let cache = target()?.join("cuda/emulated"); // of kernels, which are not for the user's
-    let run_with = |chore: &[&str], what: &[&[&str]], more: &[&str]| {
-        let mut command = cargo([chore, &what.concat(), more].concat());
-        command.env("XDG_CACHE_HOME", &cache).env("MPICC", &compiler).env("MPIRUN", &launcher);
-        run(&mut command)
-    };
-    let lints = ["--all-targets", "--", "-D", "warnings"];
-    run_with(&["clippy"], &[&backend, &features], &lints)?;
-    run_with(&["clippy"], &[&program], &lints)?;
-    let tests = ["--lib", "--test", "emulated_gpu", "--test", "emulated_nccl"];
-    run_with(&["test"], &[&backend, &features], &tests)?;
-    run_with(&["test"], &[&program], &["--test", "cuda"])?;
-    compile(&CHIPS.map(str::to_string))
+    let emulated = [
+        ("backend-cuda", "chimera_backend_cuda"),
+        ("backend-cuda", "emulated_gpu"),
+        ("comm-nccl", "chimera_comm_nccl"),
+        ("comm-nccl", "emulated_nccl"),
+        (PROGRAM, "cuda"),
+    ];
+    for (folder, target) in emulated {
+        let mut test = tests.command(folder, target)?;
+        run(test.env("XDG_CACHE_HOME", &cache).env("MPIRUN", &launcher))?;
+    }
+    compile(Command::new(tests.program("backend-cuda", "compile")?), &CHIPS.map(str::to_string))
 }
 
 /// Checks, or compiles the kernels for every chip and builds the command in target/cuda.
@@ -58,7 +61,10 @@ pub(crate) fn build(args: &Args) -> Result<()> {
     if args.check {
         return check();
     }
-    compile(&args.chips)?;
+    let options = ["run", "--quiet", "--package", "chimera-backend-cuda", "--features", "cuda"];
+    let mut compiler = cargo(options);
+    compiler.args(["--example", "compile", "--"]);
+    compile(compiler, &args.chips)?;
     let program = chimera()?;
     let bytes = program.metadata()?.len();
     println!("built {}, {:.1} MiB", program.display(), bytes as f64 / f64::from(1 << 20));
@@ -67,13 +73,10 @@ pub(crate) fn build(args: &Args) -> Result<()> {
     run(Command::new(program).arg("devices"))
 }
 
-/// Compiles the kernels by NVRTC.
-fn compile(chips: &[String]) -> Result<()> {
+/// Compiles the kernels by NVRTC, with the example that does so.
+fn compile(mut example: Command, chips: &[String]) -> Result<()> {
     let libraries = libraries(&[NVRTC])?;
-    let options = ["run", "--quiet", "--package", "chimera-backend-cuda", "--features", "cuda"];
-    let mut compile = cargo(options);
-    compile.args(["--example", "compile", "--"]).args(chips);
-    run(compile.env("LD_LIBRARY_PATH", search_path(&[libraries])?))
+    run(example.args(chips).env("LD_LIBRARY_PATH", search_path(&[libraries])?))
 }
 
 /// Tests and measures the first GPU of this machine.

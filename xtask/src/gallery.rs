@@ -2,16 +2,20 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{cargo, files, root, run as run_command};
+use crate::ci::tests;
+use crate::command::{Programs, files, root, run as run_command};
+use crate::features::PROGRAM;
 
 /// Draws the gallery, or only checks that the drawings are up to date.
 pub(crate) fn run(check: bool) -> Result<()> {
     let fresh = tempfile::tempdir()?;
-    let args = ["run", "--release", "--quiet", "--package", "chimera", "--bin", "chimera", "--"];
-    let mut draw = cargo(args);
+    // The program that the tests start is there already where they have run.
+    let built = Programs::build(tests().args(["--no-run", "--test", "cli"]))?;
+    let mut draw = Command::new(built.program(PROGRAM, "chimera")?);
     run_command(draw.args(["schedule", "gallery", "--out"]).arg(fresh.path()))?;
     let gallery = root().join("docs/gallery");
     let stale = differences(fresh.path(), &gallery)?;

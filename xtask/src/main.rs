@@ -10,6 +10,7 @@ mod bench_wgpu;
 mod ci;
 mod command;
 mod cuda;
+mod features;
 mod fuzz;
 mod gallery;
 mod kill_sweep;

@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use serde_json::Value;
 
-use crate::command::{cargo, install, read, root, run as run_command};
+use crate::command::{Programs, cargo, install, read, run as run_command};
+use crate::features::{PROGRAM, Tests, lint};
 
 /// The crate that needs an MPI library to be built.
 pub(crate) const TRANSPORT: &str = "chimera-comm-mpi";
+/// In the names of tests over MPI that need Vulkan, and are `cargo xtask wgpu`'s.
+pub(crate) const ADAPTERS: &str = "adapters";
 /// Ranks of the conformance suite, more than most machines have cores.
 const RANKS: [&str; 3] = ["2", "4", "8"];
 /// Seconds after which a launcher ends its ranks: a test that hangs is one that fails.
@@ -49,27 +51,19 @@ const MPICH: Library = Library {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let library = if args.mpich { MPICH } else { OPEN_MPI };
     let (compiler, launcher) = library.find()?;
-    let build = |words: &[&str]| {
-        let mut command = cargo(words.iter().copied());
-        command.args(["--package", TRANSPORT, "--package", "chimera", "--features", "mpi"]);
-        command.env("MPICC", &compiler);
-        command
-    };
     // Bindings are made at build time, and cargo does not notice another library.
     run_command(&mut cargo(["clean", "--package", "mpi-sys"]))?;
-    run_command(build(&["clippy", "--all-targets"]).args(["--", "-D", "warnings"]))?;
-    run_command(build(&["doc", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))?;
-    let binaries = ["test", "--lib", "--bins", "--test", "conformance", "--test", "mpi"];
-    let mut compile = build(&binaries);
-    compile.args(["--no-run", "--message-format", "json-render-diagnostics"]);
-    let built = read(&mut compile)?;
-    let conformance = executable(&built, "conformance")?;
+    lint("chimera/mpi", Some(&compiler))?;
+    let mut docs = cargo(["doc", "--no-deps", "--workspace", "--features", "chimera/mpi"]);
+    run_command(docs.envs([("RUSTDOCFLAGS", "-D warnings"), ("MPICC", &compiler)]))?;
+    let tests = Tests::build(&compiler)?;
+    let conformance = tests.program("comm-mpi", "conformance")?;
     for n in RANKS {
         run_command(&mut launch(&launcher, n, &conformance))?;
     }
-    run_command(&mut Command::new(executable(&built, "chimera_comm_mpi")?))?;
-    let mut training = Command::new(executable(&built, "mpi")?);
-    run_command(training.env("MPIRUN", &launcher).current_dir(root()))
+    run_command(&mut tests.command("comm-mpi", "chimera_comm_mpi")?)?;
+    let mut training = tests.command(PROGRAM, "mpi")?;
+    run_command(training.args(["--skip", ADAPTERS]).env("MPIRUN", &launcher))
 }
 
 /// Open MPI's compiler and launcher, installed first if they are not there.
@@ -89,10 +83,9 @@ pub(crate) struct Built {
 pub(crate) fn build(is_release: bool) -> Result<Built> {
     let (compiler, launcher) = open_mpi()?;
     let mut build = cargo(["build", "--package", "chimera", "--features", "mpi"]);
-    build.args(["--bin", "chimera", "--message-format", "json-render-diagnostics"]);
-    build.args(is_release.then_some("--release"));
-    let built = read(build.env("MPICC", &compiler))?;
-    Ok(Built { compiler, launcher, program: executable(&built, "chimera")? })
+    build.args(["--bin", "chimera"]).args(is_release.then_some("--release"));
+    let built = Programs::build(build.env("MPICC", &compiler))?;
+    Ok(Built { compiler, launcher, program: built.program(PROGRAM, "chimera")? })
 }
 
 /// `program` as ranks of a job, as any user, also root in a container, and on however few cores.
@@ -139,12 +132,4 @@ impl Library {
             if self.name == MPICH.name { ["mpich", "hydra"] } else { ["openmpi", "open mpi"] };
         said.is_ok_and(|text| mine.iter().any(|word| text.to_lowercase().contains(word)))
     }
-}
-
-/// The program of a target among cargo's messages.
-fn executable(messages: &str, target: &str) -> Result<PathBuf> {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let of_target = messages.filter(|message| message["target"]["name"] == target);
-    let mut paths = of_target.filter_map(|m| m["executable"].as_str().map(PathBuf::from));
-    paths.next_back().with_context(|| format!("cargo built no {target}"))
 }

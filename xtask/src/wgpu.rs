@@ -3,10 +3,12 @@
 //! Vulkan at all the chore fails.
 
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::command::{cargo, install, run as run_command};
+use crate::command::{install, run as run_command};
+use crate::features::{PROGRAM, Tests, lint};
 use crate::mpi;
 
 /// Debian's software Vulkan, its loader, and the layers that check how it is used.
@@ -21,20 +23,20 @@ const LAYER: &str = "explicit_layer.d/VkLayer_khronos_validation.json";
 pub(crate) fn run() -> Result<()> {
     needs()?;
     let quiet = tempfile::tempdir()?; // without such a folder Mesa complains
-    let features = ["--package", "chimera", "--features", "wgpu"];
-    let lint = [&["clippy"], &features[..], &["--all-targets", "--", "-D", "warnings"]].concat();
-    run_command(&mut cargo(lint))?;
+    lint("chimera/wgpu", None)?;
     let (compiler, launcher) = mpi::open_mpi()?;
-    let backend = ["test", "--package", "chimera-backend-wgpu"].to_vec();
-    let training = [&["test"], &features[..], &["--test", "wgpu"]].concat();
-    let both = ["test", "--package", "chimera", "--features", "wgpu,mpi"];
-    let ranks = [&both[..], &["--test", "mpi", "adapters"]].concat();
-    for test in [backend, training, ranks] {
-        let mut test = cargo(test);
+    let tests = Tests::build(&compiler)?;
+    let quietly = |mut test: Command| {
         test.envs([("XDG_RUNTIME_DIR", quiet.path()), ("XDG_CACHE_HOME", quiet.path())]);
-        run_command(test.env("MPICC", &compiler).env("MPIRUN", &launcher))?;
+        run_command(&mut test)
+    };
+    for target in ["chimera_backend_wgpu", "conformance", "limits", "staged", "validation"] {
+        quietly(tests.command("backend-wgpu", target)?)?;
     }
-    Ok(())
+    quietly(tests.command(PROGRAM, "wgpu")?)?;
+    let mut ranks = tests.command(PROGRAM, "mpi")?;
+    ranks.arg(mpi::ADAPTERS).env("MPIRUN", &launcher);
+    quietly(ranks)
 }
 
 /// Installs Vulkan where Debian's packages are.

@@ -1,0 +1,68 @@
+//! The build with every feature: one for all chores that test a part of it, since each set of features is built from
+//! the dependencies up and takes minutes and gigabytes.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::command::{Programs, cargo, root, run};
+use crate::mpi::TRANSPORT;
+
+/// What the default build leaves out.
+const ALL: &str = "chimera/mpi,chimera/wgpu,chimera/nccl,chimera-comm-nccl/cuda";
+
+/// What is built to test it.
+const TARGETS: [&str; 10] = [
+    "--lib",
+    "--test=conformance", // of the transport over MPI, and of the backends
+    "--test=limits",
+    "--test=staged",
+    "--test=validation",
+    "--test=emulated_*",
+    "--test=mpi",
+    "--test=wgpu",
+    "--test=cuda",
+    "--example=compile",
+];
+
+/// The folder of a crate of the workspace, below its root.
+pub(crate) type Folder = &'static str;
+/// The command's.
+pub(crate) const PROGRAM: Folder = "";
+
+/// Runs clippy on every target of every crate with `features`; warnings are errors. Without an MPI compiler the
+/// transport over MPI is left out.
+///
+/// All crates are selected whatever the features, so that their dependencies are built alike, and once.
+pub(crate) fn lint(features: &str, mpi_compiler: Option<&str>) -> Result<()> {
+    let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--features", features]);
+    match mpi_compiler {
+        Some(compiler) => clippy.env("MPICC", compiler),
+        None => clippy.args(["--exclude", TRANSPORT]),
+    };
+    run(clippy.args(["--", "-D", "warnings"]))
+}
+
+/// The programs that test what the default build leaves out.
+pub(crate) struct Tests(Programs);
+
+impl Tests {
+    /// Builds them, with the MPI of a compiler.
+    pub(crate) fn build(mpi_compiler: &str) -> Result<Self> {
+        let mut build = cargo(["test", "--workspace", "--features", ALL, "--no-run"]);
+        Ok(Self(Programs::build(build.args(TARGETS).env("MPICC", mpi_compiler))?))
+    }
+
+    /// The program of a target.
+    pub(crate) fn program(&self, folder: Folder, target: &str) -> Result<PathBuf> {
+        self.0.program(folder, target)
+    }
+
+    /// The same as a command, in the folder of its crate as `cargo test` starts it.
+    pub(crate) fn command(&self, folder: Folder, target: &str) -> Result<Command> {
+        let mut command = Command::new(self.program(folder, target)?);
+        command.current_dir(root().join(folder));
+        Ok(command)
+    }
+}
