@@ -1,6 +1,7 @@
 // Attention on tensor cores, for bf16 and heads of up to 64 features: products of 16 x 8 x 16, sums in f32.
 //
-// A block has 64 rows of one head, 16 to a warp, and walks over the others by tiles of 64.
+// A block has 128 queries or 64 keys of one head of its own, and walks over the others by tiles of 64. The next tile is
+// on its way while one is used.
 //
 // In a warp lane 4 r + c holds of each 8 columns of a result the columns 2 c and 2 c + 1, in the rows r and r + 8.
 // Scores are in units of ln 2, so that weights are powers of two.
@@ -10,6 +11,10 @@ typedef unsigned short u16;
 #define TILE 64
 #define PITCH 72 // a row of a tile: what lanes read together lies in different banks
 #define GROUPS 8 // of 8 columns
+#define COLUMNS 16 // of a row, that a lane holds
+#define WARPS 4
+#define QUERIES 2 // times 16 that a warp has of its own: more rows to a load, as far as registers go
+#define KEYS 1
 #define LOG2_E 1.44269504f
 
 #ifndef EMULATED
@@ -37,7 +42,36 @@ template <bool IS_TRANSPOSED> __device__ void load_matrices(unsigned* into, cons
                      : "r"(at)
                      : "memory");
 }
+
+// 4 or 16 bytes on their way to shared memory, where they are after `wait_for_copies` of this thread.
+template <int BYTES> __device__ void copy_async(void* into, const void* from) {
+    unsigned at = (unsigned)__cvta_generic_to_shared(into);
+    unsigned long long there = (unsigned long long)__cvta_generic_to_global(from);
+    if (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(at), "l"(there) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(at), "l"(there) : "memory");
+}
+
+__device__ void wait_for_copies() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+
+__device__ float power_of_two(float x) {
+    asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+}
 #endif
+
+// A tile in shared memory, and a result of M times 16 rows and 64 columns.
+typedef u16 Tile[TILE * PITCH];
+template <int M> struct Result {
+    float x[M][GROUPS][4];
+    // Column `column(j)` of row 8 r of this lane's.
+    __device__ float& at(int r, int j) { return x[r / 2][j / 2][r % 2 * 2 + j % 2]; }
+};
+#define EACH_COLUMN(j) _Pragma("unroll") for (int j = 0; j < COLUMNS; j++)
+#define EACH_ROW(r) _Pragma("unroll") for (int r = 0; r < 2 * M; r++)
+
+__device__ int column(int j) { return j / 2 * 8 + lane() % 4 * 2 + j % 2; }
 
 __device__ float quad_sum(float x) {
     x += __shfl_xor_sync(ALL_LANES, x, 1);
@@ -49,226 +83,282 @@ __device__ float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
 }
 
-// Rows first .. first + TILE of one head; zeros where there is nothing.
-__device__ void load_tile(u16* into, const T* from, i64 row_step, int first, int context, int dim) {
-    for (int i = threadIdx.x; i < TILE * TILE / CHUNK; i += blockDim.x) {
+// Rows first .. first + TILE of one head, with zeros where there is nothing; they may come later.
+__device__ void load_tile(u16* into, const T* from, int row_step, int first, int context, int dim) {
+#pragma unroll
+    for (int part = 0; part < TILE * TILE / CHUNK / (WARPS * WARP); part++) {
+        int i = part * WARPS * WARP + threadIdx.x;
         int row = i / (TILE / CHUNK), d = i % (TILE / CHUNK) * CHUNK;
         int m = first + row < context ? chunk_len(d, dim) : 0;
-        const T* x = from + (first + row) * row_step + d;
-        uint4* to = (uint4*)(into + row * PITCH + d);
+        const T* x = from + (i64)(first + row) * row_step + d;
+        u16* to = into + row * PITCH + d;
         if (is_whole(x, m)) {
-            *to = *(const uint4*)x;
+            copy_async<16>(to, x);
         } else {
-            Chunk c;
-            EACH_OF_CHUNK(j) c.x[j] = j < m ? get(x, j) : 0.0f;
-            store((T*)to, c, CHUNK);
+#pragma unroll 1
+            for (int j = 0; j < CHUNK; j++) to[j] = j < m ? x[j].bits : 0;
         }
     }
 }
 
-// c += a b for the 16 rows of this warp, with the columns 16 k .. 16 k + 16 of a in `left` and b in a tile: its
+// c += a b for the rows of this warp, with the columns 16 k .. 16 k + 16 of a in `left` and b in a tile: its
 // rows are those of b, or with IS_ROWS the columns.
-template <bool IS_ROWS>
-__device__ void multiply_part(float c[GROUPS][4], const unsigned* left, const u16* b, int k) {
+template <bool IS_ROWS, int M>
+__device__ void multiply_part(Result<M>& c, const unsigned left[M][4], const u16* b, int k) {
     int row = lane() % 8, near = lane() / 8 % 2 * 8, far = lane() / 16 * 8;
     const u16* at = IS_ROWS ? b + (far + row) * PITCH + k * 16 + near : b + (k * 16 + near + row) * PITCH + far;
 #pragma unroll
     for (int group = 0; group < GROUPS; group += 2) {
         unsigned right[4];
         load_matrices<!IS_ROWS>(right, at + group * 8 * (IS_ROWS ? PITCH : 1));
-        mma(c[group], left, right);
-        mma(c[group + 1], left, right + 2);
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            mma(c.x[m][group], left[m], right);
+            mma(c.x[m][group + 1], left[m], right + 2);
+        }
     }
 }
 
-// c = a b^T, for the 16 rows of this warp in a.
-__device__ void multiply(float c[GROUPS][4], const u16* a, const u16* b) {
-#pragma unroll
-    for (int group = 0; group < GROUPS; group++)
-        for (int i = 0; i < 4; i++) c[group][i] = 0.0f;
-    const u16* at = a + (warp() * 16 + lane() % 16) * PITCH + lane() / 16 * 8;
+// a b^T, for the rows of this warp in a.
+template <int M> __device__ Result<M> multiply(const u16* a, const u16* b) {
+    Result<M> c = {};
+    const u16* at = a + (warp() * M * 16 + lane() % 16) * PITCH + lane() / 16 * 8;
 #pragma unroll
     for (int k = 0; k < TILE / 16; k++) {
-        unsigned left[4];
-        load_matrices<false>(left, at + k * 16);
-        multiply_part<true>(c, left, b, k);
+        unsigned left[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) load_matrices<false>(left[m], at + m * 16 * PITCH + k * 16);
+        multiply_part<true, M>(c, left, b, k);
     }
+    return c;
 }
 
 // c += a b, for a that this warp holds as a result.
-__device__ void add_product(float c[GROUPS][4], const float a[GROUPS][4], const u16* b) {
+template <int M> __device__ void add_product(Result<M>& c, const Result<M>& a, const u16* b) {
 #pragma unroll
     for (int k = 0; k < TILE / 16; k++) {
-        const float *first = a[2 * k], *second = a[2 * k + 1];
-        unsigned left[4] = {pack(first[0], first[1]), pack(first[2], first[3]), pack(second[0], second[1]),
-                            pack(second[2], second[3])};
-        multiply_part<false>(c, left, b, k);
+        unsigned left[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float* pair = a.x[m][2 * k + i / 2] + i % 2 * 2;
+                left[m][i] = pack(pair[0], pair[1]);
+            }
+        multiply_part<false, M>(c, left, b, k);
     }
 }
 
-// The rows of this warp that lie before `context`, from a result.
-__device__ void store_tile(T* to, i64 row_step, const float c[GROUPS][4], const float* scales, int row, int context,
+// Rows of this warp that lie before `context`, from a result, by way of the same rows of tiles that no other warp reads.
+// The block's first row is given.
+template <int M>
+__device__ void store_rows(T* to, int row_step, Result<M>& c, const float* scales, u16* by, int first, int context,
                            int dim) {
+    int mine = warp() * M * 16;
+    EACH_ROW(r)
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+        for (int j = 0; j < COLUMNS; j += 2)
+            *(unsigned*)(by + (mine + lane() / 4 + 8 * r) * PITCH + column(j)) =
+                pack(scales[r] * c.at(r, j), scales[r] * c.at(r, j + 1));
+    __syncwarp();
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int d = group * 8 + lane() % 4 * 2 + i;
-                if (row + 8 * half < context && d < dim)
-                    put(to, (row + 8 * half) * row_step + d, scales[half] * c[group][2 * half + i]);
-            }
+    for (int part = 0; part < M * 4; part++) {
+        int row = mine + part * 4 + lane() / 8, d = lane() % 8 * CHUNK;
+        int m = first + row < context ? chunk_len(d, dim) : 0;
+        T* x = to + (i64)(first + row) * row_step + d;
+        const u16* from = by + row * PITCH + d;
+        if (is_whole(x, m)) {
+            *(uint4*)x = *(const uint4*)from;
+        } else {
+#pragma unroll 1
+            for (int j = 0; j < m; j++) x[j].bits = from[j];
+        }
+    }
 }
+
+// A bit for each of this lane's columns of a row: whether the weight is kept. The number of column 0's is given, and
+// that from one to the next.
+__device__ unsigned kept_columns(const Drop& by, i64 number, i64 step) {
+    unsigned bits = 0;
+#pragma unroll 1
+    for (int j = 0; j < COLUMNS; j++) {
+        unsigned long long at = by.first + (unsigned long long)(number + column(j) * step);
+        bits |= (unsigned)(threefry(by.key_0, by.key_1, at) >= by.threshold) << j;
+    }
+    return bits;
+}
+#define IS_KEPT(bits, j) ((bits) >> (j) & 1)
 
 GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, const unsigned* lengths, int context, int heads,
                        int dim, float scale, DROP_ARGS) {
+    const int M = QUERIES, N_OWN = M * TILE;
     Drop by = DROP;
     extern __shared__ __align__(16) float shared[];
-    u16 *q = (u16*)shared, *k = q + TILE * PITCH, *v = k + TILE * PITCH;
+    Tile *q = (Tile*)shared, *k = q + M, *v = k + 2;
     int hidden = heads * dim, sample = blockIdx.x / heads, head = blockIdx.x % heads;
     i64 rows = (i64)sample * context;
     const T* from = qkv + rows * 3 * hidden + head * dim;
-    int first = (gridDim.y - 1 - blockIdx.y) * TILE; // the longest rows begin first
-    int row = first + warp() * 16 + lane() / 4;
-    load_tile(q, from, 3 * hidden, first, context, dim);
-    int end = min(n_keys(lengths, sample, first + TILE - 1), context);
-    float sums[GROUPS][4] = {}, top[2] = {-INFINITY, -INFINITY}, total[2] = {};
-    for (int start = 0; start < end; start += TILE) {
-        __syncthreads();
-        load_tile(k, from + hidden, 3 * hidden, start, context, dim);
-        load_tile(v, from + 2 * hidden, 3 * hidden, start, context, dim);
-        __syncthreads();
-        float p[GROUPS][4];
-        multiply(p, q, k);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int n = min(n_keys(lengths, sample, row + 8 * half), context);
-            // Every row sees the first key of every tile it comes to.
-            float higher = top[half], sum = 0.0f;
-#pragma unroll
-            for (int group = 0; group < GROUPS; group++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    bool is_seen = start + group * 8 + lane() % 4 * 2 + i < n;
-                    float* x = &p[group][2 * half + i];
-                    *x = is_seen ? scale * LOG2_E * *x : -INFINITY;
-                    higher = fmaxf(higher, *x);
-                }
+    int first = (gridDim.y - 1 - blockIdx.y) * N_OWN; // the longest rows begin first
+    int row = first + warp() * M * 16 + lane() / 4, last = first + (warp() + 1) * M * 16 - 1;
+    auto load = [&](int start, int into) {
+        load_tile(k[into], from + hidden, 3 * hidden, start, context, dim);
+        load_tile(v[into], from + 2 * hidden, 3 * hidden, start, context, dim);
+    };
+    for (int m = 0; m < M; m++) load_tile(q[m], from, 3 * hidden, first + m * TILE, context, dim);
+    load(0, 0);
+    int end = min(n_keys(lengths, sample, first + N_OWN - 1), context);
+    float unit = scale * LOG2_E, top[2 * M], total[2 * M] = {};
+    EACH_ROW(r) top[r] = -INFINITY;
+    Result<M> sums = {};
+    for (int start = 0, now = 0; start < end; start += TILE, now ^= 1) {
+        wait_for_copies();
+        __syncthreads(); // the tile is there for all, and none still reads the one before
+        if (start + TILE < end) load(start + TILE, now ^ 1);
+        if (start >= n_keys(lengths, sample, last)) continue;
+        Result<M> p = multiply<M>(q[0], k[now]);
+        EACH_ROW(r) {
+            int n = min(n_keys(lengths, sample, row + 8 * r), context);
+            if (start + TILE > n) EACH_COLUMN(j) if (start + column(j) >= n) p.at(r, j) = -INFINITY;
+            float higher = top[r], sum = 0.0f; // of the first key at least, which every row sees
+            EACH_COLUMN(j) higher = fmaxf(higher, p.at(r, j));
             higher = quad_max(higher);
-            float shrink = exp2f(top[half] - higher);
-#pragma unroll
-            for (int group = 0; group < GROUPS; group++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float* x = &p[group][2 * half + i];
-                    sum += *x = exp2f(*x - higher);
-                    sums[group][2 * half + i] *= shrink;
-                }
-            top[half] = higher;
-            total[half] = total[half] * shrink + quad_sum(sum);
-            i64 at = (rows + row + 8 * half) * heads + head;
-#pragma unroll
-            for (int group = 0; group < GROUPS; group++)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    p[group][2 * half + i] *= factor(by, at, context, start + group * 8 + lane() % 4 * 2 + i);
+            float shrink = power_of_two(unit * (top[r] - higher)), highest = unit * higher;
+            EACH_COLUMN(j) {
+                sum += p.at(r, j) = power_of_two(unit * p.at(r, j) - highest);
+                sums.at(r, j) *= shrink;
+            }
+            top[r] = higher;
+            total[r] = total[r] * shrink + quad_sum(sum);
+            if (by.threshold == 0) continue;
+            unsigned kept = kept_columns(by, ((rows + row + 8 * r) * heads + head) * context + start, 1);
+            EACH_COLUMN(j) if (!IS_KEPT(kept, j)) p.at(r, j) = 0.0f;
         }
-        add_product(sums, p, v);
+        add_product(sums, p, v[now]);
     }
-    float scales[2] = {1.0f / total[0], 1.0f / total[1]};
-    store_tile(out + rows * hidden + head * dim, hidden, sums, scales, row, context, dim);
-    for (int half = 0; half < 2; half++)
-        if (lane() % 4 == 0 && row + 8 * half < context)
-            log_sum[(rows + row + 8 * half) * heads + head] = top[half] / LOG2_E + logf(total[half]);
+    float scales[2 * M];
+    EACH_ROW(r) scales[r] = by.scale / total[r];
+    store_rows(out + rows * hidden + head * dim, hidden, sums, scales, q[0], first, context, dim);
+    EACH_ROW(r)
+        if (lane() % 4 == 0 && row + 8 * r < context)
+            log_sum[(rows + row + 8 * r) * heads + head] = scale * top[r] + logf(total[r]);
 }
 
-// The gradient of the queries: 64 queries, tiles of keys.
+// The gradient of the queries: tiles of keys.
 GLOBAL tiled_attention_dq(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
                           const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
+    const int M = QUERIES, N_OWN = M * TILE;
     Drop by = DROP;
     extern __shared__ __align__(16) float shared[];
-    u16 *q = (u16*)shared, *d = q + TILE * PITCH, *k = d + TILE * PITCH, *v = k + TILE * PITCH;
-    int hidden = heads * dim, sample = blockIdx.x / heads, head = blockIdx.x % heads;
-    i64 rows = (i64)sample * context;
-    const T* from = qkv + rows * 3 * hidden + head * dim;
-    int first = (gridDim.y - 1 - blockIdx.y) * TILE, row = first + warp() * 16 + lane() / 4;
-    load_tile(q, from, 3 * hidden, first, context, dim);
-    load_tile(d, dy + rows * hidden + head * dim, hidden, first, context, dim);
-    int end = min(n_keys(lengths, sample, first + TILE - 1), context);
-    float sums[GROUPS][4] = {};
-    for (int start = 0; start < end; start += TILE) {
-        __syncthreads();
-        load_tile(k, from + hidden, 3 * hidden, start, context, dim);
-        load_tile(v, from + 2 * hidden, 3 * hidden, start, context, dim);
-        __syncthreads();
-        float s[GROUPS][4], dp[GROUPS][4];
-        multiply(s, q, k);
-        multiply(dp, d, v);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int query = row + 8 * half;
-            int n = query < context ? min(n_keys(lengths, sample, query), context) : 0;
-            i64 at = (rows + min(query, context - 1)) * heads + head;
-#pragma unroll
-            for (int group = 0; group < GROUPS; group++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    int key = start + group * 8 + lane() % 4 * 2 + i;
-                    float *x = &s[group][2 * half + i], dx = dp[group][2 * half + i] * factor(by, at, context, key);
-                    *x = key < n ? exp2f(scale * LOG2_E * *x - log_sum[at] * LOG2_E) * (dx - delta[at]) : 0.0f;
-                }
-        }
-        add_product(sums, s, k);
-    }
-    float scales[2] = {scale, scale};
-    store_tile(d_qkv + rows * 3 * hidden + head * dim, 3 * hidden, sums, scales, row, context, dim);
-}
-
-// The gradients of keys and values: 64 keys, tiles of queries. Scores are transposed: a row to a key.
-GLOBAL tiled_attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
-                           const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
-    Drop by = DROP;
-    extern __shared__ __align__(16) float shared[];
-    u16 *k = (u16*)shared, *v = k + TILE * PITCH, *q = v + TILE * PITCH, *d = q + TILE * PITCH;
+    Tile *q = (Tile*)shared, *d = q + M, *k = d + M, *v = k + 2;
     int hidden = heads * dim, sample = blockIdx.x / heads, head = blockIdx.x % heads;
     i64 rows = (i64)sample * context;
     const T *from = qkv + rows * 3 * hidden + head * dim, *dy_from = dy + rows * hidden + head * dim;
-    int first = blockIdx.y * TILE, row = first + warp() * 16 + lane() / 4;
-    load_tile(k, from + hidden, 3 * hidden, first, context, dim);
-    load_tile(v, from + 2 * hidden, 3 * hidden, first, context, dim);
-    float dk[GROUPS][4] = {}, dv[GROUPS][4] = {};
-    // Keys that no row sees have no gradient; without lengths earlier rows see none of these.
-    int end = lengths && first >= (int)lengths[sample] ? 0 : context;
-    for (int start = lengths ? 0 : first; start < end; start += TILE) {
-        __syncthreads();
-        load_tile(q, from, 3 * hidden, start, context, dim);
-        load_tile(d, dy_from, hidden, start, context, dim);
-        __syncthreads();
-        float p[GROUPS][4], ds[GROUPS][4];
-        multiply(p, k, q);
-        multiply(ds, v, d);
-#pragma unroll
-        for (int group = 0; group < GROUPS; group++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int query = start + group * 8 + lane() % 4 * 2 + i;
-                i64 at = (rows + min(query, context - 1)) * heads + head;
-                int n = query < context ? n_keys(lengths, sample, query) : 0;
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    float *x = &p[group][2 * half + i], *dx = &ds[group][2 * half + i];
-                    *x = row + 8 * half < n ? exp2f(scale * LOG2_E * *x - log_sum[at] * LOG2_E) : 0.0f;
-                    float kept = factor(by, at, context, row + 8 * half);
-                    *dx = *x > 0.0f ? *x * (kept * *dx - delta[at]) : 0.0f;
-                    *x *= kept;
-                }
-            }
-        add_product(dk, ds, q);
-        add_product(dv, p, d);
+    int first = (gridDim.y - 1 - blockIdx.y) * N_OWN;
+    int row = first + warp() * M * 16 + lane() / 4, last = first + (warp() + 1) * M * 16 - 1;
+    auto load = [&](int start, int into) {
+        load_tile(k[into], from + hidden, 3 * hidden, start, context, dim);
+        load_tile(v[into], from + 2 * hidden, 3 * hidden, start, context, dim);
+    };
+    for (int m = 0; m < M; m++) {
+        load_tile(q[m], from, 3 * hidden, first + m * TILE, context, dim);
+        load_tile(d[m], dy_from, hidden, first + m * TILE, context, dim);
     }
-    float scales[2] = {scale, scale}, ones[2] = {1.0f, 1.0f};
+    load(0, 0);
+    float unit = scale * LOG2_E, highest[2 * M], deltas[2 * M];
+    EACH_ROW(r) {
+        i64 at = (rows + min(row + 8 * r, context - 1)) * heads + head;
+        highest[r] = LOG2_E * log_sum[at];
+        deltas[r] = delta[at];
+    }
+    int end = min(n_keys(lengths, sample, first + N_OWN - 1), context);
+    Result<M> sums = {};
+    for (int start = 0, now = 0; start < end; start += TILE, now ^= 1) {
+        wait_for_copies();
+        __syncthreads();
+        if (start + TILE < end) load(start + TILE, now ^ 1);
+        if (start >= n_keys(lengths, sample, last)) continue;
+        Result<M> s = multiply<M>(q[0], k[now]), dp = multiply<M>(d[0], v[now]);
+        EACH_ROW(r) {
+            int n = min(n_keys(lengths, sample, row + 8 * r), context);
+            if (start + TILE > n) EACH_COLUMN(j) if (start + column(j) >= n) s.at(r, j) = -INFINITY;
+            if (by.threshold) {
+                unsigned kept = kept_columns(by, ((rows + row + 8 * r) * heads + head) * context + start, 1);
+                EACH_COLUMN(j) dp.at(r, j) = IS_KEPT(kept, j) ? by.scale * dp.at(r, j) : 0.0f;
+            }
+            EACH_COLUMN(j)
+                s.at(r, j) = power_of_two(unit * s.at(r, j) - highest[r]) * (dp.at(r, j) - deltas[r]);
+        }
+        add_product(sums, s, k[now]);
+    }
+    float scales[2 * M];
+    EACH_ROW(r) scales[r] = scale;
+    store_rows(d_qkv + rows * 3 * hidden + head * dim, 3 * hidden, sums, scales, q[0], first, context, dim);
+}
+
+// The gradients of keys and values: tiles of queries. Scores are transposed: a row to a key.
+GLOBAL tiled_attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
+                           const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
+    const int M = KEYS, N_OWN = M * TILE;
+    Drop by = DROP;
+    extern __shared__ __align__(16) float shared[];
+    Tile *k = (Tile*)shared, *v = k + M, *q = v + M, *d = q + 2;
+    float *log_sums = (float*)(d + 2), *deltas = log_sums + 2 * TILE;
+    int hidden = heads * dim, sample = blockIdx.x / heads, head = blockIdx.x % heads;
+    i64 rows = (i64)sample * context;
+    const T *from = qkv + rows * 3 * hidden + head * dim, *dy_from = dy + rows * hidden + head * dim;
+    int first = blockIdx.y * N_OWN, row = first + warp() * M * 16 + lane() / 4;
+    auto load = [&](int start, int into) {
+        load_tile(q[into], from, 3 * hidden, start, context, dim);
+        load_tile(d[into], dy_from, hidden, start, context, dim);
+        int query = start + threadIdx.x % TILE, to = into * TILE + threadIdx.x % TILE;
+        bool is_delta = threadIdx.x >= TILE;
+        float* number = (is_delta ? deltas : log_sums) + to;
+        // Queries that are not there give no weight to any key.
+        if (query < context) copy_async<4>(number, (is_delta ? delta : log_sum) + (rows + query) * heads + head);
+        else *number = is_delta ? 0.0f : INFINITY;
+    };
+    // Keys that no row sees have no gradient; without lengths earlier rows see none of these.
+    int begin = lengths ? 0 : first, end = lengths && first >= (int)lengths[sample] ? 0 : context;
+    if (begin < end) {
+        for (int m = 0; m < M; m++) {
+            load_tile(k[m], from + hidden, 3 * hidden, first + m * TILE, context, dim);
+            load_tile(v[m], from + 2 * hidden, 3 * hidden, first + m * TILE, context, dim);
+        }
+        load(begin, 0);
+    }
+    float unit = scale * LOG2_E;
+    Result<M> dk = {}, dv = {};
+    for (int start = begin, now = 0; start < end; start += TILE, now ^= 1) {
+        wait_for_copies();
+        __syncthreads();
+        if (start + TILE < end) load(start + TILE, now ^ 1);
+        Result<M> p = multiply<M>(k[0], q[now]), ds = multiply<M>(v[0], d[now]);
+        EACH_ROW(r) {
+            int key = row + 8 * r;
+            // Without lengths a key is seen by itself and by those behind it.
+            int seen_from = !lengths ? key : key < (int)lengths[sample] ? 0 : context;
+            if (start < seen_from) EACH_COLUMN(j) if (start + column(j) < seen_from) p.at(r, j) = -INFINITY;
+            unsigned kept = ~0u;
+            if (by.threshold) {
+                kept = kept_columns(by, ((rows + start) * heads + head) * context + key, (i64)heads * context);
+                EACH_COLUMN(j) ds.at(r, j) = IS_KEPT(kept, j) ? by.scale * ds.at(r, j) : 0.0f;
+            }
+            EACH_COLUMN(j) {
+                int query = now * TILE + column(j);
+                p.at(r, j) = power_of_two(unit * p.at(r, j) - LOG2_E * log_sums[query]);
+                ds.at(r, j) = p.at(r, j) * (ds.at(r, j) - deltas[query]);
+            }
+            if (by.threshold) EACH_COLUMN(j) if (!IS_KEPT(kept, j)) p.at(r, j) = 0.0f;
+        }
+        add_product(dk, ds, q[now]);
+        add_product(dv, p, d[now]);
+    }
+    float scales[2 * M], kept_scales[2 * M];
+    EACH_ROW(r) {
+        scales[r] = scale;
+        kept_scales[r] = by.scale;
+    }
     T* to = d_qkv + rows * 3 * hidden + head * dim;
-    store_tile(to + hidden, 3 * hidden, dk, scales, row, context, dim);
-    store_tile(to + 2 * hidden, 3 * hidden, dv, ones, row, context, dim);
+    store_rows(to + hidden, 3 * hidden, dk, scales, k[0], first, context, dim);
+    store_rows(to + 2 * hidden, 3 * hidden, dv, kept_scales, v[0], first, context, dim);
 }

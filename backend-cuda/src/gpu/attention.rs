@@ -4,11 +4,14 @@ use chimera_core::kernels::{Dropout, Mask, Result};
 
 use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 
-/// Rows that a block has of its own, and its threads.
+/// Rows that a block of the generic kernels has of its own, and the threads of any.
 const OWN: usize = 16;
 const THREADS: usize = 128;
 /// Rows of a tile for tensor cores, and the most features of a head there.
 const TILE: usize = 64;
+/// Rows that a block has of its own there.
+const QUERIES: usize = 2 * TILE;
+const KEYS: usize = TILE;
 /// Bytes of a tile, whose rows are padded.
 const TILE_BYTES: usize = TILE * 72 * 2;
 /// Features of a head that the registers of a warp hold.
@@ -45,8 +48,8 @@ impl<D: Driver> Gpu<D> {
             threshold,
             scale,
         ];
-        let (kernel, shared) = sizes.forward();
-        self.run_shared(kernel, sizes.grid, THREADS, shared, &args)?;
+        let Launch { kernel, own, shared } = sizes.forward();
+        self.run_shared(kernel, sizes.grid(own), THREADS, shared, &args)?;
         Ok((out, log_sum))
     }
 
@@ -87,8 +90,8 @@ impl<D: Driver> Gpu<D> {
             threshold,
             scale,
         ];
-        for (kernel, shared) in sizes.backward() {
-            self.run_shared(kernel, sizes.grid, THREADS, shared, &args)?;
+        for Launch { kernel, own, shared } in sizes.backward() {
+            self.run_shared(kernel, sizes.grid(own), THREADS, shared, &args)?;
         }
         Ok(d_qkv)
     }
@@ -108,11 +111,9 @@ impl<D: Driver> Gpu<D> {
                 format!("heads of {dim} features, at most {MOST_FEATURES}: choose more heads");
             return Err(self.failed("attention", reason));
         }
-        let samples = qkv.n_rows() / context;
+        let n_heads = qkv.n_rows() / context * heads;
         let is_tiled = self.activations == Element::Bf16 && dim <= TILE;
-        // Tiles go down: there a grid has 65,535 at most.
-        let grid = [samples * heads, context.div_ceil(if is_tiled { TILE } else { OWN })];
-        Ok(Sizes { dim, scale: 1.0 / (dim as f64).sqrt(), grid, is_tiled })
+        Ok(Sizes { dim, scale: 1.0 / (dim as f64).sqrt(), n_heads, context, is_tiled })
     }
 }
 
@@ -131,31 +132,53 @@ fn dropout<M>(by: Option<&Dropout>) -> [Arg<'static, M>; 5] {
 struct Sizes {
     dim: usize,
     scale: f64,
-    grid: [usize; 2],
+    /// Of all samples.
+    n_heads: usize,
+    context: usize,
     /// Whether tensor cores do it.
     is_tiled: bool,
 }
 
+struct Launch {
+    kernel: &'static str,
+    /// Rows that a block has of its own.
+    own: usize,
+    /// Bytes of shared memory.
+    shared: usize,
+}
+
 impl Sizes {
-    /// The kernel, and its shared memory.
-    fn forward(&self) -> (&'static str, usize) {
+    fn forward(&self) -> Launch {
         match self.is_tiled {
-            true => ("tiled_attention", 3 * TILE_BYTES),
-            false => ("attention", self.shared(1)),
+            true => tiled("tiled_attention", QUERIES, 1, 0),
+            false => self.generic("attention", 1),
         }
     }
 
-    fn backward(&self) -> [(&'static str, usize); 2] {
+    fn backward(&self) -> [Launch; 2] {
         match self.is_tiled {
-            true => {
-                [("tiled_attention_dq", 4 * TILE_BYTES), ("tiled_attention_dkv", 4 * TILE_BYTES)]
-            }
-            false => [("attention_dq", self.shared(2)), ("attention_dkv", self.shared(2))],
+            true => [
+                tiled("tiled_attention_dq", QUERIES, 2, 0),
+                tiled("tiled_attention_dkv", KEYS, 2, 2),
+            ],
+            false => [self.generic("attention_dq", 2), self.generic("attention_dkv", 2)],
         }
     }
 
-    /// Bytes of so many matrices of own rows, and of two tiles whose rows are padded by one.
-    fn shared(&self, own: usize) -> usize {
-        (own * OWN * self.dim + 2 * WARP * (self.dim + 1)) * size_of::<f32>()
+    /// Own matrices, and two tiles whose rows are padded by one.
+    fn generic(&self, kernel: &'static str, n_own: usize) -> Launch {
+        let floats = n_own * OWN * self.dim + 2 * WARP * (self.dim + 1);
+        Launch { kernel, own: OWN, shared: floats * size_of::<f32>() }
     }
+
+    /// Rows go down: there a grid has 65,535 blocks at most.
+    fn grid(&self, own: usize) -> [usize; 2] {
+        [self.n_heads, self.context.div_ceil(own)]
+    }
+}
+
+/// Own matrices, and two tiles and so many numbers for each of their rows: these, and those that come next.
+fn tiled(kernel: &'static str, own: usize, n_own: usize, numbers: usize) -> Launch {
+    let next = 2 * (2 * TILE_BYTES + numbers * TILE * size_of::<f32>());
+    Launch { kernel, own, shared: n_own * own / TILE * TILE_BYTES + next }
 }

@@ -1,9 +1,10 @@
 // Runs CUDA C on the processor, put before the kernels' text: blocks one after another, each thread of a
-// block a fiber that runs until a barrier or a shuffle. Every other launch takes blocks and threads backwards, so
-// that a result that hangs on their order differs from call to call. Shared memory holds what is no number
-// when a block begins.
+// block a fiber that runs until a barrier or a shuffle, and each warp as far ahead of the next as barriers let it. Every
+// other launch takes blocks, warps and threads backwards, so that a result that hangs on their order differs from call to
+// call. Shared memory holds what is no number when a block begins.
 
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,7 +20,7 @@ static Extent gridDim, blockDim, blockIdx, threadIdx;
 
 #define EMULATED
 #define __global__
-#define __device__ static
+#define __device__ inline
 #define __shared__ static __attribute__((section("shared_memory")))
 #define __launch_bounds__(...)
 using std::min;
@@ -96,34 +97,45 @@ static __attribute__((noipa)) void resume(int thread) {
     begin(fiber);
 }
 
-// Releases the threads from `first` on if all n wait for the same; false if some wait for something else.
+// Lets the n threads from `first` on run again if all wait for the same, and says whether they do.
 static bool release(int first, int n, State state) {
-    int waiting = 0;
-    for (int i = first; i < first + n; i++) waiting += states[i] == state;
-    if (waiting < n) return waiting == 0;
+    for (int i = first; i < first + n; i++)
+        if (states[i] != state) return false;
     for (int i = first; i < first + n; i++) states[i] = RUNS;
     return true;
 }
 
+// As far as a warp comes without the others.
+static void run_warp(int first, bool is_backwards) {
+    do {
+        for (int i = 0; i < WARP_SIZE; i++) {
+            int thread = first + (is_backwards ? WARP_SIZE - 1 - i : i);
+            if (states[thread] == RUNS) resume(thread);
+        }
+    } while (release(first, WARP_SIZE, AT_WARP));
+}
+
+// Copies that a thread has begun. Each is done when its thread waits, no earlier; until then its place holds what is no
+// number.
+struct Copy { void* into; const void* from; size_t bytes; };
+static std::vector<Copy> copies[MAX_THREADS];
+
 static bool run_block(bool is_backwards) {
     int n = blockDim.x;
     for (int i = 0; i < n; i++) states[i] = RUNS;
-    while (true) {
-        bool any = false;
-        for (int i = 0; i < n; i++) {
-            int thread = is_backwards ? n - 1 - i : i;
-            if (states[thread] != RUNS) continue;
-            resume(thread);
-            any = true;
-        }
-        if (!any) break;
-        for (int first = 0; first < n; first += WARP_SIZE) release(first, WARP_SIZE, AT_WARP);
-        release(0, n, AT_BLOCK);
-    }
+    do {
+        for (int i = 0; i < n; i += WARP_SIZE) run_warp(is_backwards ? n - WARP_SIZE - i : i, is_backwards);
+    } while (release(0, n, AT_BLOCK));
     for (int i = 0; i < n; i++)
         if (states[i] != DONE) {
             for (Fiber& fiber : fibers) fiber.has_begun = false; // it is in the middle of something
             fault = "some threads of a block wait at a barrier or a shuffle that others do not come to";
+            return false;
+        }
+    for (int i = 0; i < n; i++)
+        if (!copies[i].empty()) {
+            copies[i].clear();
+            fault = "a block ends before copies that it began";
             return false;
         }
     return true;
@@ -196,6 +208,21 @@ template <bool IS_TRANSPOSED> static void load_matrices(unsigned* into, const un
     }
     wait(AT_WARP);
 }
+
+template <int BYTES> static void copy_async(void* into, const void* from) {
+    if ((uintptr_t(into) | uintptr_t(from)) % BYTES) {
+        fprintf(stderr, "a copy of %d bytes lies on no such boundary\n", BYTES);
+        abort();
+    }
+    memset(into, 0xff, BYTES);
+    emulation::copies[emulation::running].push_back({into, from, BYTES});
+}
+static void wait_for_copies() {
+    auto& mine = emulation::copies[emulation::running];
+    for (auto& copy : mine) memcpy(copy.into, copy.from, copy.bytes);
+    mine.clear();
+}
+static float power_of_two(float x) { return exp2f(x); }
 
 // Dynamic shared memory: the largest that a block of a GPU can have, but 16 KiB for the rest.
 static char dynamic_shared[211 * 1024] __attribute__((aligned(128)));
