@@ -11,9 +11,11 @@ mod lane;
 mod memory;
 mod product;
 mod staging;
+mod start;
+mod usage;
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,14 +23,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use chimera_core::kernels::{Clock, DeviceError, Result};
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::{CudaContext, sys};
+use cudarc::driver::sys;
 
 pub use compile::compile;
 pub use device::{Device, count, devices, libraries};
 pub use lane::SideStream;
 pub use memory::Memory;
+pub use usage::Usage;
 
-use super::{Arg, Driver, Element, Launch, Piece, Product, kernels, source};
+use super::{Arg, Driver, Launch, Piece, Product};
 use clock::StreamClock;
 use memory::{Held, Stream};
 use product::Blas;
@@ -72,117 +75,7 @@ impl Drop for Inner {
     }
 }
 
-/// What a stream has done, and the memory of its GPU.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Usage {
-    /// Kernels and matrix products started.
-    pub n_launches: u64,
-    /// Times that the host waited for the device.
-    pub n_waits: u64,
-    /// Bytes in use by all streams of the GPU.
-    pub used_bytes: u64,
-    /// The most there were.
-    pub peak_bytes: u64,
-    /// Bytes that the pool holds, in use or not: if they do not grow, nothing was allocated.
-    pub reserved_bytes: u64,
-}
-
 impl Cuda {
-    /// A stream of its own on GPU number `ordinal`, with the kernels for such activations.
-    ///
-    /// # Errors
-    /// If the machine lacks the driver, the GPU, cuBLAS or NVRTC.
-    pub fn new(ordinal: usize, activations: Element) -> Result<Self> {
-        let n = count()?;
-        let at = format!("cuda:{ordinal}");
-        let on_device = |op: &'static str| {
-            let at = at.clone();
-            move |e: DriverError| failed(&at, op, said(&e))
-        };
-        if ordinal >= n {
-            let reason = format!("this machine has {n} GPU(s); they are numbered from 0");
-            return Err(failed(&at, "start", reason));
-        }
-        let context = CudaContext::new(ordinal).map_err(on_device("start"))?;
-        let title = context.name().map_err(on_device("start"))?;
-        let (major, minor) = context.compute_capability().map_err(on_device("start"))?;
-        let name = format!("{at} ({title}, sm_{major}{minor})");
-        let image = compile::cached(&format!("sm_{major}{minor}"), activations)
-            .map_err(|reason| failed(&name, "compilation of kernels", reason))?;
-        let streams = || Ok([context.new_stream()?, context.new_stream()?]);
-        let [stream, freeing] =
-            streams().map_err(on_device("new stream"))?.map(|stream| Stream(stream, ordinal));
-        let functions =
-            load(&context, &image, activations).map_err(on_device("loading of kernels"))?;
-        let blas = Blas::new(&stream).map_err(|reason| failed(&name, "start of cuBLAS", reason))?;
-        let staging = Staging::new(&stream).map_err(on_device("pinned memory"))?;
-        let pool = pool(&context).map_err(on_device("memory pool"))?;
-        Ok(Self(Arc::new(Inner {
-            name,
-            stream,
-            freeing,
-            functions,
-            blas: Mutex::new(blas),
-            staging: Mutex::new(staging),
-            pool,
-            held: Arc::default(),
-            n_launches: AtomicU64::new(0),
-            n_waits: AtomicU64::new(0),
-            n_done: AtomicU64::new(0),
-        })))
-    }
-
-    /// What has been done so far.
-    ///
-    /// # Errors
-    /// If the driver does not say.
-    pub fn usage(&self) -> Result<Usage> {
-        use sys::CUmemPool_attribute_enum as Attribute;
-        let read = |attribute| {
-            let mut value = 0u64;
-            // SAFETY: the pool is the device's own, and these attributes are 64 bits.
-            let got = unsafe {
-                result::mem_pool::get_attribute(self.0.pool, attribute, (&raw mut value).cast())
-            };
-            self.named("memory pool", got).map(|()| value)
-        };
-        Ok(Usage {
-            n_launches: self.0.n_launches.load(Ordering::Relaxed),
-            n_waits: self.0.n_waits.load(Ordering::Relaxed),
-            used_bytes: read(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
-            peak_bytes: read(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
-            reserved_bytes: read(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
-        })
-    }
-
-    /// Bytes of the GPU's memory that nobody uses.
-    ///
-    /// # Errors
-    /// If the driver does not say.
-    pub fn free_bytes(&self) -> Result<u64> {
-        self.bind()?;
-        self.named("memory", result::mem_get_info()).map(|(free, _)| free as u64)
-    }
-
-    /// The most bytes that tensors of this stream took, scratch memory included.
-    pub fn held_peak(&self) -> u64 {
-        self.0.held.peak()
-    }
-
-    /// Lets [`Usage::peak_bytes`] and [`held_peak`](Self::held_peak) begin anew.
-    ///
-    /// # Errors
-    /// If the driver does not do so.
-    pub fn reset_peak(&self) -> Result<()> {
-        self.0.held.reset_peak();
-        let mut zero = 0u64;
-        let high = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-        // SAFETY: the pool is the device's own, and this attribute is 64 bits.
-        let set =
-            unsafe { result::mem_pool::set_attribute(self.0.pool, high, (&raw mut zero).cast()) };
-        self.named("memory pool", set)
-    }
-
     /// Counts times that the host waited for all that the stream has to do.
     fn waited(&self, times: u64) {
         self.0.n_waits.fetch_add(times, Ordering::Relaxed);
@@ -398,48 +291,6 @@ impl Cuda {
                 address
             }
         })
-    }
-}
-
-/// The kernels of an image, by name, each with as much shared memory as a block can have. The image stays
-/// loaded for as long as the process lives.
-fn load(
-    context: &CudaContext,
-    image: &[u8],
-    activations: Element,
-) -> std::result::Result<HashMap<String, sys::CUfunction>, DriverError> {
-    use sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as MOST;
-    use sys::CUfunction_attribute_enum as Attribute;
-    // SAFETY: the image is a whole one of NVRTC, and the context is current.
-    unsafe {
-        let module = result::module::load_data(image.as_ptr().cast())?;
-        let most = result::device::get_attribute(context.cu_device(), MOST)?;
-        let function = |name: &str| {
-            let terminated = CString::new(name).unwrap_or_default();
-            let function = result::module::get_function(module, terminated)?;
-            let own = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-            let own = result::function::get_function_attribute(function, own)?;
-            let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            result::function::set_function_attribute(function, dynamic, most - own)?;
-            Ok((name.to_string(), function))
-        };
-        kernels(&source(activations)).map(function).collect()
-    }
-}
-
-/// The device's pool, which from now on keeps what it has, and lets no stream wait for another one to get
-/// memory: NCCL's may stand still until this rank sends what comes next.
-fn pool(context: &CudaContext) -> std::result::Result<sys::CUmemoryPool, DriverError> {
-    use sys::CUmemPool_attribute_enum as Attribute;
-    let (mut keep, mut never) = (u64::MAX, 0i32);
-    // SAFETY: the device is the context's, and the attributes are of 64 and 32 bits.
-    unsafe {
-        let pool = result::device::get_default_mem_pool(context.cu_device())?;
-        let threshold = Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        result::mem_pool::set_attribute(pool, threshold, (&raw mut keep).cast())?;
-        let waits = Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
-        result::mem_pool::set_attribute(pool, waits, (&raw mut never).cast())?;
-        Ok(pool)
     }
 }
 
