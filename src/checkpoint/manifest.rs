@@ -9,6 +9,7 @@ use chimera_core::model::ModelConfig;
 use serde::{Deserialize, Serialize};
 
 use super::{Unusable, no_manifest};
+use crate::data::Digest;
 use crate::files::text_at_most;
 
 /// The file that makes a folder a checkpoint, written last.
@@ -36,6 +37,9 @@ pub struct Manifest {
     pub samples_per_step: u64,
     /// BLAKE3 of the samples of the next step: where the training stands in which data.
     pub next_samples: String,
+    /// The data; earlier programs did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Digest>,
     /// All settings, as TOML values.
     pub settings: BTreeMap<String, String>,
     /// What a search found as its schedule, if one did, as JSON: another search may find another.

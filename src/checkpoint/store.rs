@@ -129,7 +129,7 @@ impl Store {
                 Ok(checkpoint) => return Ok((Some(checkpoint), newer)),
                 Err(error) => {
                     let unusable: Unusable = error.downcast()?;
-                    tell(&format!("cannot be resumed from: {unusable}"));
+                    tell(&format!("this checkpoint cannot be used: {unusable}"));
                     newer.push(entry.folder);
                     broken = broken.or(Some(unusable));
                 }

@@ -1,7 +1,7 @@
 //! `chimera eval`: how well a trained model foresees a text.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
@@ -63,11 +63,11 @@ impl Eval {
             warn_of_bytes(of_data.as_ref(), loaded.model.config.vocab);
         }
         let device = Opened::open(self.device, 0, Precision::F32)?;
-        device.run(Evaluation { eval: &self, read: loaded.model })
+        device.run(Evaluation { eval: &self, place: loaded.place, read: loaded.model })
     }
 
     /// Every token from those before it.
-    fn foresee<K: Kernels>(&self, kernels: K, read: Pretrained) -> Result<()> {
+    fn foresee<K: Kernels>(&self, kernels: K, read: Pretrained, place: &Path) -> Result<()> {
         let tokens = data::read(&self.data, read.config.vocab)?;
         let context = self.context.unwrap_or(read.config.context);
         let stride = self.stride.unwrap_or(context);
@@ -82,7 +82,7 @@ impl Eval {
         ensure!(score.loss.is_finite(), "the loss is not finite: the model overflows on this text");
         if self.json {
             let report = json!({
-                "loss": score.loss, "perplexity": score.perplexity(), "tokens": score.n_targets,
+                "model": place, "loss": score.loss, "perplexity": score.perplexity(), "tokens": score.n_targets,
                 "context": context, "stride": stride, "seconds": seconds,
             });
             return print(format!("{report:#}"));
@@ -98,7 +98,7 @@ impl Eval {
     }
 
     /// Masked tokens from those around them.
-    fn guess<K: Kernels>(&self, kernels: K, read: Pretrained) -> Result<()> {
+    fn guess<K: Kernels>(&self, kernels: K, read: Pretrained, place: &Path) -> Result<()> {
         ensure!(
             self.context.is_none() && self.stride.is_none(),
             "a BERT guesses in samples of its own context: leave --context and --stride out"
@@ -117,7 +117,7 @@ impl Eval {
         let masked = score.n_samples * score.n_masked as u64;
         if self.json {
             let report = json!({
-                "loss": loss, "masked_loss": score.masked_loss, "pair_loss": score.pair_loss,
+                "model": place, "loss": loss, "masked_loss": score.masked_loss, "pair_loss": score.pair_loss,
                 "pairs_right": score.pairs_right, "masked": masked, "pairs": score.n_samples,
                 "context": read.config.context, "seconds": seconds,
             });
@@ -137,6 +137,7 @@ impl Eval {
 /// What a device makes of the text.
 struct Evaluation<'e> {
     eval: &'e Eval,
+    place: PathBuf,
     read: Pretrained,
 }
 
@@ -146,8 +147,8 @@ impl Compute for Evaluation<'_> {
     fn on<K: Kernels>(self, devices: &[K]) -> Self::Output {
         let kernels = devices[0].clone();
         match self.read.config.architecture {
-            Architecture::Gpt2 => self.eval.foresee(kernels, self.read),
-            Architecture::Bert => self.eval.guess(kernels, self.read),
+            Architecture::Gpt2 => self.eval.foresee(kernels, self.read, &self.place),
+            Architecture::Bert => self.eval.guess(kernels, self.read, &self.place),
         }
     }
 }

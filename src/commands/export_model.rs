@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use chimera::save::{prepare, save, save_tokenizer};
+use chimera::save::prepare;
 use clap::{Args, ValueEnum};
 
 use super::{model, print};
@@ -34,11 +34,7 @@ impl Export {
         let Format::Hf = self.format;
         let loaded = model::load(&self.model)?;
         prepare(&self.out, false)?;
-        let model = &loaded.model;
-        let path = save(&self.out, &model.config, &model.dropout, &model.weights)?;
-        if let Some(tokenizer) = loaded.tokenizer_file()? {
-            save_tokenizer(&self.out, &tokenizer)?;
-        }
-        print(format!("wrote {}: {} parameters", path.display(), model.config.n_params()))
+        let path = loaded.save(&self.out)?;
+        print(format!("wrote {}: {} parameters", path.display(), loaded.model.config.n_params()))
     }
 }

@@ -7,15 +7,17 @@ use chimera::checkpoint::{Checkpoint, MANIFEST, Store};
 use chimera::core::model::Cut;
 use chimera::data::{tokenizer_file_of, tokenizer_of};
 use chimera::hf::{self, DropoutRates, Pretrained};
-use chimera::save::TOKENIZER;
+use chimera::save::{TOKENIZER, save, save_tokenizer};
 use chimera::tokenizer::Tokenizer;
 use serde::Deserialize;
 
-use super::{require_folder, warn};
+use super::{require_folder, tell, warn};
 
 /// A trained model, and where its text came from.
 pub(super) struct Loaded {
     pub(super) model: Pretrained,
+    /// Its folder; of a run the checkpoint's.
+    pub(super) place: PathBuf,
     text: Text,
 }
 
@@ -27,7 +29,7 @@ enum Text {
     Data(Vec<PathBuf>),
 }
 
-/// Reads a model. Of a run it is the newest checkpoint that is whole.
+/// Reads a model. Of a run it is the newest checkpoint that is whole, which is told.
 pub(super) fn load(dir: &Path) -> Result<Loaded> {
     require_folder(dir)?;
     if dir.join(MANIFEST).exists() {
@@ -37,6 +39,7 @@ pub(super) fn load(dir: &Path) -> Result<Loaded> {
     if !dir.join("config.json").exists() && !store.entries().unwrap_or_default().is_empty() {
         let newest = store.readable(&warn)?;
         let newest = newest.with_context(|| format!("{} holds no checkpoint", dir.display()))?;
+        tell(format_args!("model: {}", newest.path().display()));
         return of_checkpoint(&newest);
     }
     ensure!(
@@ -44,7 +47,8 @@ pub(super) fn load(dir: &Path) -> Result<Loaded> {
         "{} is a run that kept no weights: train with --save DIR, or with --save-every N for checkpoints",
         dir.display()
     );
-    Ok(Loaded { model: hf::read(dir)?, text: Text::Folder(dir.to_path_buf()) })
+    let place = dir.to_path_buf();
+    Ok(Loaded { model: hf::read(dir)?, place: place.clone(), text: Text::Folder(place) })
 }
 
 fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
@@ -63,7 +67,7 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
     }
     let Settings { data } =
         toml::from_str(&format!("data = {}", manifest.setting("data").with_context(place)?))?;
-    Ok(Loaded { model, text: Text::Data(data) })
+    Ok(Loaded { model, place: checkpoint.path().to_path_buf(), text: Text::Data(data) })
 }
 
 impl Loaded {
@@ -84,6 +88,17 @@ impl Loaded {
             tokenizer.vocab()
         );
         Ok(Some(tokenizer))
+    }
+
+    /// Writes it into a folder as other programs read it, with its tokenizer if it has a file of that. Returns the
+    /// file of the weights.
+    pub(super) fn save(&self, dir: &Path) -> Result<PathBuf> {
+        let Pretrained { config, dropout, weights } = &self.model;
+        let path = save(dir, config, dropout, weights)?;
+        if let Some(tokenizer) = self.tokenizer_file()? {
+            save_tokenizer(dir, &tokenizer)?;
+        }
+        Ok(path)
     }
 
     /// The tokenizer that the model came with, if it did.

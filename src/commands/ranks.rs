@@ -158,8 +158,8 @@ fn as_rank(
         together(comm, opened.map_err(|e| e.into_fault(me).into()), patience)?;
     }
     if run.first_step() == run.config().steps {
-        say_if_lead("nothing is left to train: raise --steps to go on");
-        return Ok(());
+        let work = is_lead.then_some(|| train.conclude_trained(&run, &folder, &say));
+        return conclude(comm, &run, known, work);
     }
     run.save_into(store(&folder), warn);
     let _ = known.explain.set(run.explain_in(&folder));

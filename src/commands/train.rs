@@ -16,16 +16,17 @@ use chimera::data::tokenizer_file_of;
 use chimera::device::Opened;
 use chimera::hf::DropoutRates;
 use chimera::launch::Transport;
-use chimera::save::{save, save_tokenizer};
+use chimera::save::{prepare, save, save_tokenizer};
 use chimera::settings::{Config, Layers};
 use chimera::training::{
     Folder, Metrics, Place, Prometheus, Run, Slow, Trained, flops_per_token, measured_peak,
 };
 use clap::{Args, Parser};
+use serde_json::json;
 
 use super::outcome::Outcome;
 use super::progress::{Progress, Say};
-use super::{ranks, tell, warn, warn_of_bytes};
+use super::{model, print, ranks, tell, warn, warn_of_bytes};
 
 /// Trains a GPT-2 or a BERT; without any option a small GPT-2, on the project's own text, through a Chimera pipeline
 #[derive(Args)]
@@ -75,8 +76,7 @@ impl Train {
         let checkpoint = place.checkpoint(run.config(), &warn, open)?;
         resume(&mut run, checkpoint, &|line| say.line(line))?;
         if run.first_step() == run.config().steps {
-            say.line("nothing is left to train: raise --steps to go on");
-            return Ok(());
+            return self.conclude_trained(&run, place.path(), &say);
         }
         run.save_into(place.store(), warn);
         let prometheus = listen(run.config())?;
@@ -107,6 +107,10 @@ impl Train {
         go: impl FnOnce(&mut Observe<'_>) -> Result<Trained>,
     ) -> Result<(Trained, f64)> {
         say.line(&headline(run));
+        let Config { save, save_every, .. } = run.config();
+        if save.is_none() && *save_every == 0 {
+            say.line("the weights are not kept: --save DIR keeps them, and --save-every N saves checkpoints");
+        }
         if let Some(report) = run.search() {
             say.line(&report.to_string());
         }
@@ -144,6 +148,20 @@ impl Train {
         Ok((trained?, began.elapsed().as_secs_f64()))
     }
 
+    /// Concludes a run that had all its steps before: what is to be saved is in its checkpoint.
+    pub(super) fn conclude_trained(&self, run: &Run, folder: &Path, say: &Say) -> Result<()> {
+        say.line("nothing is left to train: raise --steps to go on");
+        if let (Some(dir), Some(checkpoint)) = (&run.config().save, run.begins_at()) {
+            prepare(dir, true)?;
+            let path = model::load(checkpoint)?.save(dir)?;
+            say.line(&format!("weights: {}", path.display()));
+        }
+        if self.json {
+            print(format!("{:#}", json!({ "run": folder, "steps": run.first_step() })))?;
+        }
+        Ok(())
+    }
+
     /// Saves what was trained, and shows it if the run is done.
     pub(super) fn conclude(
         &self,
@@ -164,8 +182,6 @@ impl Train {
                 save_tokenizer(dir, &file)?;
             }
             say.line(&format!("weights: {}", path.display()));
-        } else if trained.checkpoint.is_none() {
-            say.line("the weights are not kept: --save DIR keeps them, and --save-every N saves checkpoints");
         }
         if let Some(checkpoint) = &trained.checkpoint {
             say.line(&format!("checkpoint: {}", checkpoint.display()));

@@ -3,6 +3,7 @@
 //! Which sample is seen when follows from (seed, number of the sample since the start of the training)
 //! alone, so that the global batch is the same however it is spread over micro-batches, pipes and groups.
 
+mod digest;
 mod draw;
 mod error;
 mod marks;
@@ -22,6 +23,7 @@ use chimera_core::model::{Architecture, ModelConfig};
 use crate::corpus;
 use crate::tokenizer::Tokenizer;
 
+pub use digest::Digest;
 pub use error::DataError;
 pub use marks::Marks;
 pub use masked::Pairs;
@@ -125,6 +127,14 @@ impl Corpus {
     /// Number of tokens to validate with.
     pub fn n_validation(&self) -> usize {
         self.tokens.len() - self.n_train
+    }
+
+    /// Which data it is.
+    ///
+    /// # Errors
+    /// If a file cannot be read any more.
+    pub fn digest(&self) -> io::Result<Digest> {
+        Digest::of(&self.tokens)
     }
 
     /// Number of samples of an epoch: windows that lie side by side in the part to train on.

@@ -7,6 +7,7 @@ use chimera_core::model::{Architecture, ModelConfig};
 use serde::Deserialize;
 
 use super::{CONFIG, bert, gpt2};
+use crate::checkpoint::{MANIFEST, Store};
 use crate::files::read_at_most;
 
 /// Larger files are refused before they are read.
@@ -44,6 +45,12 @@ impl DropoutRates {
 /// What is neither a GPT-2 nor a BERT as this project computes them is refused with the key that says so.
 pub fn read_config(dir: &Path) -> Result<(ModelConfig, DropoutRates)> {
     let path = dir.join(CONFIG);
+    let has_checkpoints = dir.join(MANIFEST).exists() || Store::of(dir).folder().exists();
+    ensure!(
+        path.exists() || !has_checkpoints,
+        "{} holds checkpoints, not a model: `chimera export` makes one of them",
+        dir.display()
+    );
     ensure!(
         path.exists(),
         "{} has no {CONFIG}: name the folder of a model, of `train --save` or of Hugging Face",

@@ -138,10 +138,10 @@ impl Place {
                 behind(&metrics_path, first)
                     .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
             } else {
-                fresh_file(&metrics_path)?
+                fresh_file(&metrics_path, config.metrics.as_ref().map_or("--out", |_| "--metrics"))?
             };
             if let Some(trace) = config.trace.as_deref().filter(|_| !traced_before) {
-                fresh_file(trace).inspect_err(|_| {
+                fresh_file(trace, "--trace").inspect_err(|_| {
                     let _ = if goes_on { Ok(()) } else { remove_file(&metrics_path) };
                 })?;
             }
@@ -161,8 +161,7 @@ impl Place {
             remove_errors(path)?;
             open()
         } else {
-            let fresh = fresh_file(&shown);
-            let written = hint_of_resuming(fresh, path)?.write_all(settings.as_bytes());
+            let written = fresh_settings(&shown, &self.store())?.write_all(settings.as_bytes());
             written.map_err(|e| io_fault("settings", &shown, &e))?;
             open().inspect_err(|_| {
                 let _ = remove_file(&shown); // it would mark the folder as taken
@@ -223,8 +222,8 @@ pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
     Ok(written.map_err(|e| io_fault("file", &path, &e))?)
 }
 
-/// A file of a run: one that is there belongs to another run, or to somebody else.
-fn fresh_file(path: &Path) -> Result<File> {
+/// A file of a run, in which an option puts it: one that is there belongs to another run, or to somebody else.
+fn fresh_file(path: &Path, option: &str) -> Result<File> {
     let created = OpenOptions::new().write(true).create_new(true).open(path);
     let is_device = || std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir());
     match created {
@@ -234,23 +233,25 @@ fn fresh_file(path: &Path) -> Result<File> {
         opened => opened,
     }
     .map_err(|e| {
-        let hint = match e.kind() {
-            ErrorKind::AlreadyExists => {
-                ": is it of another run? choose another --out, --metrics or --trace"
-            }
-            _ => "",
+        let taken = e.kind() == ErrorKind::AlreadyExists;
+        let hint = if taken {
+            format!(": is it of another run? choose another {option}")
+        } else {
+            String::new()
         };
         anyhow::Error::new(e).context(format!("cannot write {}{hint}", path.display()))
     })
 }
 
-/// Who wanted to go on with the run in `folder`, or to begin it anew, is told how.
-fn hint_of_resuming(config: Result<File>, folder: &Path) -> Result<File> {
-    let has_any = || Store::of(folder).entries().is_ok_and(|entries| !entries.is_empty());
-    config.map_err(|error| match has_any() {
-        true => error.context("this run has checkpoints: --resume auto goes on with it"),
-        false => error,
-    })
+/// The file that marks a folder as a run's. Who wanted to go on with the one that is there is told how.
+fn fresh_settings(path: &Path, store: &Store) -> Result<File> {
+    let has_any = store.entries().is_ok_and(|entries| !entries.is_empty());
+    ensure!(
+        !(has_any && path.exists()),
+        "{} is a run with checkpoints: --resume auto goes on with it; or choose another --out",
+        path.parent().unwrap_or(path).display()
+    );
+    fresh_file(path, "--out")
 }
 
 /// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.

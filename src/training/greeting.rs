@@ -3,6 +3,7 @@
 use chimera_core::engine::Fields;
 
 use super::Run;
+use crate::data::Digest;
 use crate::settings::{Config, Settings};
 use crate::timetable::is_file;
 
@@ -56,8 +57,11 @@ impl Run {
             add("last program", last.fingerprint());
         }
         add("first step", self.first_step().to_string());
-        let n_tokens = self.corpus.n_train() + self.corpus.n_validation();
-        add("data", format!("{n_tokens} tokens, {}", self.samples_of(self.first_step())));
+        let data = match self.corpus.digest() {
+            Ok(Digest { tokens, blake3 }) => format!("{tokens} tokens, {blake3}"),
+            Err(error) => format!("unreadable: {error}"),
+        };
+        add("data", format!("{data}, {}", self.samples_of(self.first_step())));
         add("initial weights", self.weights_hash());
         fields
     }

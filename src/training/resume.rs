@@ -1,7 +1,7 @@
 //! Going on from a checkpoint: what may be different then, and what must not.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
 use chimera_core::engine::{Counts, Data};
@@ -109,16 +109,14 @@ impl Run {
             let product = "width * micro-batches * micro-batch-size";
             conflicts.push(format!("{product}: {was} in the checkpoint, {is} now"));
         }
-        if conflicts.is_empty() && self.samples_of(manifest.step) != manifest.next_samples {
+        if let Some(other) = self.other_data(manifest).filter(|_| conflicts.is_empty()) {
             let hint = match self.plan.config.data.is_empty() {
                 true => {
                     "; the project's own text changes with its versions: name files with --data"
                 }
                 false => "",
             };
-            let step = manifest.step;
-            conflicts
-                .push(format!("data: other samples in step {step} than in the checkpoint{hint}"));
+            conflicts.push(format!("data: {other}{hint}"));
         }
         if !conflicts.is_empty() {
             bail!("{place} is of another training:\n  {}", conflicts.join("\n  "));
@@ -158,6 +156,11 @@ impl Run {
         self.start.as_ref().map_or(0, |checkpoint| checkpoint.manifest().step)
     }
 
+    /// The checkpoint that it goes on from.
+    pub fn begins_at(&self) -> Option<&Path> {
+        self.start.as_ref().map(Checkpoint::path)
+    }
+
     pub(super) fn samples(&self) -> Samples<'_> {
         let (seed, per_step) = (self.plan.config.seed, self.samples_per_step());
         let n_targets = self.model().predictions(self.plan.config.context);
@@ -174,9 +177,28 @@ impl Run {
             skipped: counts.skipped,
             samples_per_step: self.samples_per_step(),
             next_samples: self.samples_of(step),
+            data: self.corpus.digest().ok(),
             settings: settings(self.config()),
             timetable: self.plan.found.as_ref().map(to_json),
             shards: Vec::new(),
+        }
+    }
+
+    /// In what the data differs from that of a checkpoint, if it does.
+    fn other_data(&self, manifest: &Manifest) -> Option<String> {
+        let now = self.corpus.digest().ok();
+        match &manifest.data {
+            Some(was) if now.as_ref().is_some_and(|now| now.tokens != was.tokens) => {
+                let n_now = now.map_or(0, |now| now.tokens);
+                Some(format!("{} tokens in the checkpoint, {n_now} now", was.tokens))
+            }
+            Some(was) if now.as_ref() != Some(was) => {
+                Some("other tokens than in the checkpoint".into())
+            }
+            _ if self.samples_of(manifest.step) != manifest.next_samples => {
+                Some(format!("other samples in step {} than in the checkpoint", manifest.step))
+            }
+            _ => None,
         }
     }
 

@@ -24,6 +24,7 @@ fn manifest(step: u64) -> Manifest {
         skipped: 0,
         samples_per_step: 1,
         next_samples: String::new(),
+        data: None,
         settings: Default::default(),
         timetable: None,
         shards: Vec::new(),

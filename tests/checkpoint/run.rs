@@ -116,6 +116,68 @@ fn a_second_job_in_a_folder_is_refused() {
     );
 }
 
+/// Whose end or whose `--save` came too late loses nothing by starting the line again.
+#[test]
+fn a_run_that_has_its_steps_still_saves() {
+    let folder = folder();
+    let [run, saved] = ["run", "saved"].map(|name| folder.path().join(name));
+    assert_eq!(chimera(&line(&folder, "run", "--steps 4 --save-every 2")).code, Some(0));
+    let again = format!("--steps 4 --resume auto --json --save {}", saved.display());
+    let ran = chimera(&line(&folder, "run", &again));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let summary: Value = serde_json::from_str(&ran.stdout).expect("a summary");
+    assert_eq!((summary["run"].as_str(), summary["steps"].as_u64()), (run.to_str(), Some(4)));
+    let exported = folder.path().join("exported");
+    let export = format!("export {} --out {}", run.display(), exported.display());
+    let export = chimera(&export);
+    assert_eq!(export.stderr, format!("model: {}\n", at(&run, 4).display()));
+    let weights = |dir: &Path| std::fs::read(dir.join("model.safetensors")).expect("weights");
+    assert!(weights(&saved) == weights(&exported));
+    // What is measured in place of the newest is told.
+    write(at(&run, 4).join("shard-0000.safetensors"), "short").expect("written");
+    let data = text(&folder);
+    let eval = format!("eval --model {} --data {} --json", run.display(), data.display());
+    let ran = chimera(&eval);
+    let report: Value = serde_json::from_str(&ran.stdout).expect("a report");
+    assert_eq!(report["model"].as_str(), at(&run, 2).to_str());
+    assert!(ran.stderr.contains("this checkpoint cannot be used: "), "{}", ran.stderr);
+}
+
+/// Text that was added to leaves most samples where they were, but it is other data.
+#[test]
+fn data_that_grew_is_refused() {
+    let folder = folder();
+    let (data, run) = (text(&folder), folder.path().join("run"));
+    let train = |steps: u32| {
+        let model = MODEL.replace("--steps 6", "");
+        let (data, run) = (data.display(), run.display());
+        chimera(&format!(
+            "train {model} --depth 2 --data {data} --out {run} --steps {steps} --save-every 2 --resume auto"
+        ))
+    };
+    assert_eq!(train(2).code, Some(0));
+    let was = read_to_string(&data).expect("a text");
+    write(&data, format!("{was}.")).expect("written");
+    let ran = train(4);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let told = format!("data: {} tokens in the checkpoint, {} now", was.len(), was.len() + 1);
+    assert!(ran.stderr.contains(&told), "{}", ran.stderr);
+    // Not a byte of it may be another.
+    write(&data, was.replacen('e', "f", 1)).expect("written");
+    let ran = train(4);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("data: other tokens than in the checkpoint"), "{}", ran.stderr);
+    write(&data, was).expect("written");
+    let init = chimera(&format!("train --init {} --data {}", run.display(), data.display()));
+    assert_eq!(init.code, Some(2), "{}", init.stderr);
+    assert!(
+        init.stderr.contains("holds checkpoints, not a model: `chimera export` makes one"),
+        "{}",
+        init.stderr
+    );
+    assert_eq!(train(4).code, Some(0));
+}
+
 #[test]
 fn what_cannot_be_resumed_is_refused() {
     let folder = folder();
@@ -129,8 +191,11 @@ fn what_cannot_be_resumed_is_refused() {
         (format!("--steps 9 --resume {}", run.display()), 4, "did you mean "),
         (format!("--steps 9 --resume {}", path(3)), 2, "holds a newer checkpoint than"),
         ("--steps 9 --seed 5 --resume auto".into(), 2, "seed: 1 in the checkpoint, 5 now"),
-        ("--steps 9".into(), 2, "is it of another run?"),
-        ("--steps 9".into(), 2, "this run has checkpoints: --resume auto goes on with it"),
+        (
+            "--steps 9".into(),
+            2,
+            " is a run with checkpoints: --resume auto goes on with it; or choose another --out",
+        ),
     ] {
         let ran = go(&options);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), ""), "{options}: {}", ran.stderr);
