@@ -54,10 +54,11 @@ impl Plan {
             flops: self.flops,
             network: self.links.network(1, n_ranks),
         };
-        let choice = choose(&self.layers.resolve()?, self.batch as usize, &cluster)?;
+        let top = self.top as usize;
+        let choice = choose(&self.layers.resolve()?, self.batch as usize, &cluster, top)?;
         let Some(best) = choice.candidates.first() else { bail!(self.too_large(&choice)) };
         let command = self.command(best);
-        let top = choice.candidates.iter().take(self.top as usize);
+        let top = choice.candidates.iter().take(top);
         if self.json {
             let ways = top.map(|way| self.way(way)).collect::<Vec<_>>();
             let figures = json!({
@@ -66,13 +67,15 @@ impl Plan {
             });
             return print(format!("{figures:#}"));
         }
+        let is_foreseen = top.clone().any(|way| !way.is_simulated);
         let mut text = table(top.map(cells));
         let _ = write!(
             text,
-            "\n{} way(s) fit into {} GiB a rank, {} tried do not; times are without the optimizer's update\n\n{command}",
+            "\n{} way(s) fit into {} GiB a rank, {} tried do not; times are without the optimizer's update{}\n\n{command}",
             choice.candidates.len(),
             gib(self.memory.0),
             choice.n_too_large,
+            if is_foreseen { "; with ~ they are foreseen from shorter steps" } else { "" },
         );
         print(text)
     }
@@ -85,14 +88,15 @@ impl Plan {
     }
 
     fn way(&self, way: &Candidate) -> Value {
-        let Candidate { config, need, step_s, bubble_ratio } = way;
+        let Candidate { config, need, step_s, bubble_ratio, is_simulated } = way;
         let Need { state, copy, residuals, working } = need;
         json!({
             "step_s": step_s, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
             "bytes": {"state": state, "copy": copy, "residuals": residuals, "working": working, "total": need.total()},
             "width": config.width, "depth": config.depth, "schedule": config.schedule, "scaling": way.scaling(),
             "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
-            "recompute": way.recompute(), "shard_optimizer": config.shard_optimizer, "command": self.command(way),
+            "recompute": way.recompute(), "shard_optimizer": config.shard_optimizer, "simulated": is_simulated,
+            "command": self.command(way),
         })
     }
 
@@ -121,7 +125,7 @@ fn cells(way: &Candidate) -> [String; HEADS.len()] {
         scaling => format!("{} {scaling}", config.schedule),
     };
     [
-        figure(way.step_s),
+        format!("{}{}", if way.is_simulated { "" } else { "~" }, figure(way.step_s)),
         format!("{:.0}", way.tokens_per_s()),
         format!("{:.3}", way.bubble_ratio),
         gib(way.need.total()),

@@ -1,20 +1,11 @@
 //! What one way to train takes: the memory of a rank and the time of a step, before anything runs.
 
-use anyhow::{Result, ensure};
-use chimera_core::analyze::{Costs, Network, NetworkCosts, StageCosts, UniformCosts, simulate};
-use chimera_core::ids::{PipeId, StageId};
+use chimera_core::analyze::Network;
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::Scaling;
-use chimera_core::stage::Param;
-use chimera_core::update::Update;
 
-use super::fit::{self, Need};
-use super::plan::{Plan, costs_by_flops};
-use crate::device::Device;
+use super::fit::Need;
 use crate::settings::{Config, Settings};
-
-/// Of an element of a gradient, whatever activations are made of.
-const GRADIENT_BYTES: f64 = 4.0;
 
 /// The ranks there are, all alike.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -40,6 +31,8 @@ pub struct Candidate {
     pub step_s: f64,
     /// Idle time of the pipeline.
     pub bubble_ratio: f64,
+    /// Whether all of the step was simulated; else time and memory are foreseen from shorter steps.
+    pub is_simulated: bool,
 }
 
 impl Candidate {
@@ -91,73 +84,9 @@ pub(super) enum Outcome {
     TooLarge(Config, Need),
 }
 
-/// Proves it, foresees its memory, and simulates it if that is there. The optimizer is shared out only where it has to
-/// be, unless `config` says so or `is_sharing_free` does not: owners of tensors take their time, which is not simulated.
-pub(super) fn outcome(config: Config, is_sharing_free: bool, cluster: &Cluster) -> Result<Outcome> {
-    let mut plan = Plan::elsewhere(config)?;
-    let Config { width, depth, .. } = plan.config;
-    let network = Network { width, ..cluster.network };
-    let is_synchronous = plan.program.window().update() == Update::Flush;
-    ensure!(is_synchronous, no_flush(&plan.config.schedule));
-    ensure!(
-        network.fits(depth),
-        "groups of {depth} workers would lie on nodes of {} ranks in different ways: choose a divisor or a multiple of \
-         {depth}",
-        network.ranks_per_node
-    );
-    let mut need = hungriest(&plan);
-    if need.total() > cluster.memory && is_sharing_free && !plan.config.shard_optimizer {
-        let Plan { config, model, cuts, memory, program, .. } = &mut plan;
-        config.shard_optimizer = true;
-        plan.needs = fit::needs(config, model, cuts, memory, program);
-        need = hungriest(&plan);
-    }
-    if need.total() > cluster.memory {
-        return Ok(Outcome::TooLarge(plan.config, need));
-    }
-    let (step_s, bubble_ratio) = simulated(&plan, network, cluster.flops);
-    Ok(Outcome::Fits(Candidate { config: plan.config, need, step_s, bubble_ratio }))
-}
-
 /// Why an asynchronous schedule is none to choose from.
 pub(super) fn no_flush(schedule: &str) -> String {
     format!(
         "schedule {schedule} has no flush, and so no step that takes a time of its own: choose a synchronous schedule"
     )
-}
-
-/// What the rank needs that needs most. Checkpoints are written from the host's memory, which is no GPU's.
-fn hungriest(plan: &Plan) -> Need {
-    let on_device = |(need, device): (&Need, &Device)| match device {
-        Device::Cpu => *need,
-        _ => Need { copy: 0.0, ..*need },
-    };
-    let needs = plan.needs.iter().zip(&plan.devices).map(on_device);
-    needs.max_by(|a, b| a.total().total_cmp(&b.total())).unwrap_or_default()
-}
-
-/// The time of a step, and the bubble ratio.
-fn simulated(plan: &Plan, network: Network, flops: f64) -> (f64, f64) {
-    let Plan { config, model, cuts, memory, program, .. } = plan;
-    let is_selective = |stage: StageId| {
-        let mut pipes = (0..program.placement().n_pipes() as u16).map(PipeId);
-        pipes.any(|pipe| program.rules().is_selective(pipe, stage))
-    };
-    let size = config.micro_batch_size as f64;
-    let units = program.units_per_micro();
-    let stages = costs_by_flops(model, config.context, cuts, flops / size, is_selective);
-    let compute = stages.into_iter().map(|stage: UniformCosts| stage.per_units(units)).collect();
-    let activations: Vec<f64> = memory.iter().map(|stage| stage.sample.output * size).collect();
-    let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();
-    let gradients = |params: &Vec<Param>, tied: bool| -> Vec<f64> {
-        let tensors = params.iter().filter(|param| param.tied == tied);
-        tensors.map(|param| param.n_elements() as f64 * GRADIENT_BYTES).collect()
-    };
-    let own: Vec<Vec<f64>> = params.iter().map(|params| gradients(params, false)).collect();
-    let tied = params.first().map_or(Vec::new(), |first| gradients(first, true));
-    let (compute, placement) = (StageCosts::new(compute), program.placement());
-    let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations)
-        .with_sums(program, &own, &tied);
-    let timeline = simulate(program, &costs);
-    (timeline.makespan() + costs.agree(), timeline.bubble_ratio())
 }

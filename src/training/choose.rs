@@ -8,8 +8,9 @@ use chimera_core::schedule::{SCHEDULES, Scaling, Schedule, Shape, find};
 use chimera_core::update::Update;
 use rayon::prelude::*;
 
-use super::candidate::{Candidate, Cluster, Outcome, no_flush, outcome};
+use super::candidate::{Candidate, Cluster, Outcome, no_flush};
 use super::fit::Need;
+use super::foresee::{Family, MOST_SIMULATED};
 use crate::auto::AUTO;
 use crate::settings::{Config, Origin};
 
@@ -17,15 +18,18 @@ use crate::settings::{Config, Origin};
 /// where memory asks for smaller ones.
 const MICRO_BATCHES_PER_WORKER: usize = 32;
 
-/// The most cells of a timetable of forwards that are tried: to prove longer ones takes too long for a choice.
-const MOST_CELLS: usize = 1 << 15;
+/// The most cells of a timetable of forwards that are tried: longer ones take training itself too long to prove.
+const MOST_CELLS: usize = 1 << 18;
+
+/// By how much of its time a way may be faster than it was foreseen to be.
+const DOUBT: f64 = 0.05;
 
 /// By what they compute again.
 const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
 /// What a choice came to.
 pub struct Choice {
-    /// The ways that fit, the fastest first.
+    /// The ways that fit, the fastest first. Behind those that were asked for, long ones are as they are foreseen.
     pub candidates: Vec<Candidate>,
     /// How many more were tried, which need more memory than there is.
     pub n_too_large: usize,
@@ -34,11 +38,25 @@ pub struct Choice {
 }
 
 /// Tries every way to train steps of `batch` samples on `cluster`: widths and depths, schedules, sizes of
-/// micro-batches, recomputation, the optimizer whole or shared out. What was said in `said` stays as it is.
+/// micro-batches, recomputation, the optimizer whole or shared out. What was said in `said` stays as it is. The `top`
+/// fastest are simulated as a whole, but for those that are too long for it.
 ///
 /// # Errors
 /// If there is no such way, whatever the memory.
-pub fn choose(said: &Config, batch: usize, cluster: &Cluster) -> Result<Choice> {
+pub fn choose(said: &Config, batch: usize, cluster: &Cluster, top: usize) -> Result<Choice> {
+    let is_sharing_free = is_free(said, "shard-optimizer") && !said.mpi_allreduce;
+    let mut choice = first_choice(said, batch, cluster, || Family::new(cluster, is_sharing_free))?;
+    choice.settle(top, || Family::simulated(cluster, is_sharing_free));
+    Ok(choice)
+}
+
+/// The choice among ways of which each `family` is looked at by itself.
+fn first_choice<'c>(
+    said: &Config,
+    batch: usize,
+    cluster: &'c Cluster,
+    family: impl Fn() -> Family<'c> + Sync,
+) -> Result<Choice> {
     said.model().validate()?;
     ensure!(
         said.schedule != AUTO || is_free(said, "schedule"),
@@ -54,8 +72,7 @@ pub fn choose(said: &Config, batch: usize, cluster: &Cluster) -> Result<Choice> 
         cluster.n_ranks,
         said.layers
     );
-    let is_sharing_free = is_free(said, "shard-optimizer") && !said.mpi_allreduce;
-    let try_all = |ways: Vec<Config>| tried(ways, is_sharing_free, cluster);
+    let try_all = |ways: Vec<Config>| tried(ways, family(), cluster);
     let outcomes: Vec<Result<Outcome>> = ways.into_par_iter().flat_map_iter(try_all).collect();
     let mut choice = Choice { candidates: Vec::new(), n_too_large: 0, leanest: None };
     let mut refusal: Option<Error> = None;
@@ -70,24 +87,53 @@ pub fn choose(said: &Config, batch: usize, cluster: &Cluster) -> Result<Choice> 
     if let Some(refusal) = refusal.filter(|_| choice.is_empty()) {
         return Err(refusal).context("no way to train is left; of the first");
     }
-    choice.candidates.sort_by(|a, b| {
-        // Of ways that take as long up to rounding, a short pipeline and a whole optimizer are the simplest, and few
-        // large products are faster than many small ones.
-        let step = |candidate: &Candidate| candidate.step_s as f32;
-        let plain = |c: &Candidate| {
-            let Config { depth, shard_optimizer, micro_batch_size, .. } = c.config;
-            (depth, shard_optimizer, Reverse(micro_batch_size))
-        };
-        let bytes = |candidate: &Candidate| candidate.need.total();
-        let fastest = step(a).total_cmp(&step(b));
-        fastest.then(plain(a).cmp(&plain(b))).then(bytes(a).total_cmp(&bytes(b)))
-    });
+    choice.sort();
     Ok(choice)
 }
 
 impl Choice {
     fn is_empty(&self) -> bool {
         self.candidates.is_empty() && self.n_too_large == 0
+    }
+
+    fn sort(&mut self) {
+        self.candidates.sort_by(|a, b| {
+            // Of ways that take as long up to rounding, a short pipeline and a whole optimizer are the simplest, and few
+            // large products are faster than many small ones.
+            let step = |candidate: &Candidate| candidate.step_s as f32;
+            let plain = |c: &Candidate| {
+                let Config { depth, shard_optimizer, micro_batch_size, .. } = c.config;
+                (depth, shard_optimizer, Reverse(micro_batch_size))
+            };
+            let bytes = |candidate: &Candidate| candidate.need.total();
+            let fastest = step(a).total_cmp(&step(b));
+            fastest.then(plain(a).cmp(&plain(b))).then(bytes(a).total_cmp(&bytes(b)))
+        });
+    }
+
+    /// Simulates what is foreseen of the `top` fastest, until nothing foreseen could be among them.
+    fn settle<'c>(&mut self, top: usize, family: impl Fn() -> Family<'c> + Sync) {
+        while let Some(slowest) = self.candidates.iter().take(top).next_back() {
+            let limit = slowest.step_s * (1.0 + DOUBT);
+            let is_open = |c: &mut Candidate| {
+                let n_cells = c.config.micro_batches * c.config.depth;
+                !c.is_simulated && n_cells <= MOST_SIMULATED && c.step_s <= limit
+            };
+            let open: Vec<Candidate> = self.candidates.extract_if(.., is_open).collect();
+            if open.is_empty() {
+                return;
+            }
+            let simulated: Vec<Result<Outcome>> =
+                open.into_par_iter().map(|open| family().outcome(open.config)).collect();
+            for outcome in simulated {
+                match outcome {
+                    Ok(Outcome::Fits(candidate)) => self.candidates.push(candidate),
+                    Ok(Outcome::TooLarge(config, need)) => self.too_large(config, need),
+                    Err(_) => {}
+                }
+            }
+            self.sort();
+        }
     }
 
     fn too_large(&mut self, config: Config, need: Need) {
@@ -142,7 +188,7 @@ fn ways(said: &Config, batch: usize, cluster: &Cluster) -> Vec<Vec<Config>> {
 
 /// What became of ways as [`ways`] puts them together, but for those that can only be worse: who has the memory does not
 /// recompute.
-fn tried(ways: Vec<Config>, is_sharing_free: bool, cluster: &Cluster) -> Vec<Result<Outcome>> {
+fn tried(ways: Vec<Config>, mut family: Family, cluster: &Cluster) -> Vec<Result<Outcome>> {
     let mut outcomes = Vec::new();
     let (mut fits, mut is_hopeless, mut left) = (None, false, ways.len());
     for way in ways {
@@ -152,7 +198,7 @@ fn tried(ways: Vec<Config>, is_sharing_free: bool, cluster: &Cluster) -> Vec<Res
         if fits.is_some_and(|fits| fits == n || fits >= most) || is_hopeless && left > 0 {
             continue;
         }
-        let outcome = outcome(way, is_sharing_free, cluster);
+        let outcome = family.outcome(way);
         match &outcome {
             Ok(Outcome::Fits(_)) => fits = Some(n),
             Ok(Outcome::TooLarge(_, need)) => is_hopeless |= need.state > cluster.memory,
@@ -222,7 +268,7 @@ mod tests {
     }
 
     fn chosen(layers: &Layers, batch: usize, cluster: &Cluster) -> Choice {
-        choose(&layers.resolve().unwrap(), batch, cluster).unwrap()
+        choose(&layers.resolve().unwrap(), batch, cluster, 10).unwrap()
     }
 
     fn shape(candidate: &Candidate) -> (usize, usize, usize) {
@@ -286,6 +332,55 @@ mod tests {
         assert_eq!(shared.step_s, whole.step_s);
     }
 
+    /// What was known before steps were foreseen: to simulate all is the measure.
+    #[test]
+    fn foreseeing_changes_no_choice() {
+        let mut slow = cluster(4, PLENTY);
+        slow.network = Network {
+            ranks_per_node: 2,
+            inside: Link { alpha: 1e-6, beta: 1e-9 },
+            between: Link { alpha: 1e-5, beta: 2e-8 },
+            ..slow.network
+        };
+        let (config, mut n_foreseen) = (small().resolve().unwrap(), 0);
+        let simulated = |batch: usize, cluster: &Cluster| {
+            first_choice(&config, batch, cluster, || Family::simulated(cluster, true)).unwrap()
+        };
+        // With plenty, and with hardly more than the leanest needs.
+        for (batch, is_scarce) in [(256, false), (256, true), (360, false), (512, true)] {
+            let totals = simulated(batch, &slow).candidates.into_iter().map(|c| c.need.total());
+            let least = totals.fold(f64::INFINITY, f64::min);
+            let memory = if is_scarce { least * 1.3 } else { PLENTY };
+            let cluster = Cluster { memory, ..slow };
+            let (all, choice) =
+                (simulated(batch, &cluster), choose(&config, batch, &cluster, 10).unwrap());
+            assert!(choice.candidates.len() >= 10, "{batch} {memory}");
+            assert_eq!(all.candidates[..10], choice.candidates[..10], "{batch} {memory}");
+            let counts = |choice: &Choice| (choice.candidates.len(), choice.n_too_large);
+            assert_eq!(counts(&all), counts(&choice), "{batch} {memory}");
+            n_foreseen += choice.candidates.iter().filter(|c| !c.is_simulated).count();
+        }
+        assert!(n_foreseen > 10, "{n_foreseen}");
+    }
+
+    #[test]
+    fn the_longest_steps_are_foreseen() {
+        let settings = Settings {
+            depth: Some(2),
+            schedule: Some("dapple".into()),
+            micro_batch_size: Some(1),
+            ..small().settings
+        };
+        let layers = Layers { config: None, settings };
+        let step = |batch: usize| {
+            let choice = chosen(&layers, batch, &cluster(2, PLENTY));
+            (choice.candidates[0].is_simulated, choice.candidates[0].step_s)
+        };
+        let ((is_simulated, short), (is_long_simulated, long)) = (step(1 << 14), step(1 << 17));
+        assert!(is_simulated && !is_long_simulated);
+        assert!((long / short / 8.0 - 1.0).abs() < 1e-3, "{short} {long}");
+    }
+
     #[test]
     fn what_was_said_stays() {
         let settings = Settings {
@@ -309,7 +404,7 @@ mod tests {
     fn what_cannot_be_is_refused() {
         let refusal = |settings: Settings, ranks: usize, batch: usize| {
             let layers = Layers { config: None, settings };
-            let refusal = choose(&layers.resolve().unwrap(), batch, &cluster(ranks, PLENTY));
+            let refusal = choose(&layers.resolve().unwrap(), batch, &cluster(ranks, PLENTY), 10);
             format!("{:#}", refusal.err().unwrap())
         };
         assert!(refusal(small().settings, 7, 8).contains("no way to train a model of 6 layers"));

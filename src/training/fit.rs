@@ -117,7 +117,29 @@ fn refuse(config: &Config, need: &Need, free: f64, limit: &str, place: &str) -> 
     Ok(())
 }
 
-/// What each worker of a group needs; what is the run's alone is shared out among them.
+/// By worker: the most bytes at once, whatever the weights.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Peaks {
+    /// Of what is kept for backwards.
+    pub(super) kept: Vec<f64>,
+    /// Of that and what an op uses while it runs.
+    pub(super) used: Vec<f64>,
+}
+
+impl Peaks {
+    /// Those of a program.
+    pub(super) fn of(config: &Config, memory: &[Memory], program: &Program) -> Peaks {
+        let units = program.units_per_micro() as usize;
+        let samples = (config.micro_batch_size / units) as f64;
+        let by_sample: Vec<StageBytes> = memory.iter().map(|stage| stage.sample).collect();
+        Peaks {
+            kept: peak_bytes(program, &by_sample, samples),
+            used: peak_working_bytes(program, &by_sample, samples),
+        }
+    }
+}
+
+/// What each worker of a group needs.
 pub(super) fn needs(
     config: &Config,
     model: &ModelConfig,
@@ -125,11 +147,19 @@ pub(super) fn needs(
     memory: &[Memory],
     program: &Program,
 ) -> Vec<Need> {
-    let units = program.units_per_micro() as usize;
-    let samples = (config.micro_batch_size / units) as f64;
-    let by_sample: Vec<StageBytes> = memory.iter().map(|stage| stage.sample).collect();
-    let kept = peak_bytes(program, &by_sample, samples);
-    let used = peak_working_bytes(program, &by_sample, samples);
+    needs_at(config, model, cuts, memory, program, &Peaks::of(config, memory, program))
+}
+
+/// The same where workers come to these peaks; what is the run's alone is shared out among them. Of the program no more
+/// is read than who holds what.
+pub(super) fn needs_at(
+    config: &Config,
+    model: &ModelConfig,
+    cuts: &[Cut],
+    memory: &[Memory],
+    program: &Program,
+    peaks: &Peaks,
+) -> Vec<Need> {
     let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();
     let n_workers = program.rows().len();
     let mut moments = vec![0.0; n_workers];
@@ -155,7 +185,8 @@ pub(super) fn needs(
         let working = used.max(sums[w]) - residuals;
         Need { state: state + moments[w], copy: copy * share, residuals, working }
     };
-    kept.into_iter().zip(used).enumerate().map(need).collect()
+    let Peaks { kept, used } = peaks;
+    kept.iter().copied().zip(used.iter().copied()).enumerate().map(need).collect()
 }
 
 /// By worker: the bytes that sums of gradients take beside the gradients, when residuals are gone.

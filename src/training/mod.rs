@@ -6,6 +6,7 @@ mod choose;
 mod fit;
 mod flops;
 mod folder;
+mod foresee;
 mod free;
 mod greeting;
 mod initial;

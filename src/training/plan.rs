@@ -49,16 +49,24 @@ impl Plan {
     /// With the timetable that a search has `found`, if it was elsewhere.
     pub(super) fn with(config: Config, found: Option<Timetable>) -> Result<Plan> {
         let devices = Device::list(&config.device, config.depth)?;
-        Plan::on(devices, config, found)
+        Plan::on(devices, config, |config, window| {
+            found.map_or_else(|| order(config, window), Ordered::found)
+        })
     }
 
-    /// What another machine would train: its devices need not be in this build.
-    pub(super) fn elsewhere(config: Config) -> Result<Plan> {
+    /// What another machine would train by a [`timetable`]: its devices need not be in this build.
+    pub(super) fn elsewhere(config: Config, timetable: Timetable) -> Result<Plan> {
         let devices = Device::named(&config.device, config.depth)?;
-        Plan::on(devices, config, None)
+        Plan::on(devices, config, |config, _| {
+            Ok(Ordered { timetable, passes: passes(config)?, search: None })
+        })
     }
 
-    fn on(devices: Vec<Device>, config: Config, found: Option<Timetable>) -> Result<Plan> {
+    fn on(
+        devices: Vec<Device>,
+        config: Config,
+        order: impl FnOnce(&Config, u32) -> Result<Ordered>,
+    ) -> Result<Plan> {
         devices.iter().try_for_each(|device| config.precision.check(*device))?;
         ensure!(
             config.min_lr <= config.lr,
@@ -70,14 +78,9 @@ impl Plan {
         model.validate()?;
         let training = training(&config);
         let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
-        let order = || order(&config, window);
-        let Ordered { timetable, passes, search } = found.map_or_else(order, Ordered::found)?;
+        let Ordered { timetable, passes, search } = order(&config, window)?;
         let found = (config.schedule == AUTO).then(|| timetable.clone());
-        ensure!(
-            config.micro_batch_size.is_multiple_of(timetable.units_per_micro as usize),
-            "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
-            config.micro_batch_size
-        );
+        can_be_cut(&config, timetable.units_per_micro)?;
         let cuts = cut(&model, timetable.placement.n_stages())?;
         let program = prove(&config, &model, &training, timetable, passes)?;
         let is_synchronous = program.window().update() == Update::Flush;
@@ -189,14 +192,34 @@ impl Ordered {
     }
 }
 
-/// What the settings name, of a window of so many steps if it is asynchronous.
-fn order(config: &Config, window: u32) -> Result<Ordered> {
+/// What the settings name, but for the passes, which another recomputation alone makes others.
+pub(super) fn timetable(config: &Config) -> Result<Timetable> {
+    Ok(order(config, config.window)?.timetable)
+}
+
+/// Refuses micro-batches that cannot be cut into so many units.
+pub(super) fn can_be_cut(config: &Config, units_per_micro: u32) -> Result<()> {
+    ensure!(
+        config.micro_batch_size.is_multiple_of(units_per_micro as usize),
+        "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
+        config.micro_batch_size
+    );
+    Ok(())
+}
+
+fn passes(config: &Config) -> Result<Passes> {
     let Config { recompute, hoist, split_backward, .. } = *config;
     let passes = Passes { recompute, hoist, split_backward };
     ensure!(
         !passes.move_nothing(),
         "hoist {hoist} moves recomputations: choose recompute full or selective too"
     );
+    Ok(passes)
+}
+
+/// What the settings name, of a window of so many steps if it is asynchronous.
+fn order(config: &Config, window: u32) -> Result<Ordered> {
+    let passes = passes(config)?;
     if is_file(&config.schedule) {
         let timetable = read(Path::new(&config.schedule))?;
         let counts = (timetable.rows.len(), timetable.micro_batches_per_step() as usize);

@@ -61,6 +61,19 @@ fn what_was_said_is_not_chosen() {
     check(command);
 }
 
+/// Too long to be simulated, and told so.
+#[test]
+fn the_longest_steps_are_marked() {
+    let job = "plan --ranks 2 --batch 65536 --depth 2 --micro-batch-size 1 --schedule zb-h1 --flops 1e11 --memory 1GiB";
+    let ran = chimera(job);
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert!(ran.stdout.contains(" ~") && ran.stdout.contains("with ~ they are foreseen"));
+    let ran = chimera(&format!("{job} --json"));
+    let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let (foreseen, n) = (&plan["ways"][0]["simulated"], &plan["ways"][0]["micro_batches"]);
+    assert_eq!((foreseen.as_bool(), n.as_u64()), (Some(false), Some(65536)));
+}
+
 /// Devices may be those of a machine that this is not.
 #[test]
 fn a_gpu_can_be_planned_for_where_there_is_none() {
