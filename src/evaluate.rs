@@ -152,11 +152,18 @@ impl<K: Kernels> Model<K> {
         }
     }
 
-    /// Continues `prompt` by `count` tokens, the same for the same seed.
+    /// Continues `prompt` by `count` tokens, the same for the same seed. `drawn` hears of each at once; its error
+    /// ends the text.
     ///
     /// Each token is a forward pass over the last `context` tokens at most: nothing is kept from one to the
     /// next.
-    pub fn sample(&self, prompt: &[u32], count: usize, how: &Sampling) -> Result<Vec<u32>> {
+    pub fn sample(
+        &self,
+        prompt: &[u32],
+        count: usize,
+        how: &Sampling,
+        mut drawn: impl FnMut(u32) -> Result<()>,
+    ) -> Result<Vec<u32>> {
         ensure!(!prompt.is_empty(), "the prompt is empty: give at least one token");
         let mut ids = prompt.to_vec();
         let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
@@ -164,7 +171,9 @@ impl<K: Kernels> Model<K> {
             let input = &ids[ids.len().saturating_sub(self.config.context)..];
             let logits = self.logits(input, 1)?;
             let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-            ids.push(draw(&logits, how, uniform));
+            let id = draw(&logits, how, uniform);
+            ids.push(id);
+            drawn(id)?;
         }
         Ok(ids)
     }

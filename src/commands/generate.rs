@@ -1,5 +1,6 @@
 //! `chimera generate`: text from a trained model.
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -7,7 +8,7 @@ use chimera::core::kernels::Kernels;
 use chimera::device::{Compute, Device, Opened, Precision};
 use chimera::evaluate::{Model, Sampling, must_foresee};
 use chimera::hf::Pretrained;
-use chimera::tokenizer::Tokenizer;
+use chimera::tokenizer::{Stream, Tokenizer};
 use clap::Args;
 use serde_json::json;
 
@@ -67,17 +68,18 @@ impl Generate {
             seed: self.seed,
         };
         let device = Opened::open(self.device, 0, Precision::F32)?;
-        let ids = device.run(Continue { read, prompt: &prompt, count: self.tokens, how: &how })?;
-        let text = match &tokenizer {
-            Some(tokenizer) => tokenizer.decode(&ids),
-            None => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
-        };
+        let text = (!self.json).then(|| Text::new(tokenizer.as_ref()));
+        let ids =
+            device.run(Continue { read, prompt: &prompt, count: self.tokens, how: &how, text })?;
         if self.json {
+            let text = match &tokenizer {
+                Some(tokenizer) => tokenizer.decode(&ids),
+                None => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
+            };
             let (prompt, added) = ids.split_at(prompt.len());
-            return print(format!("{:#}", json!({ "prompt": prompt, "ids": added, "text": text })));
+            print(format!("{:#}", json!({ "prompt": prompt, "ids": added, "text": text })))?;
         }
-        // A terminal obeys control characters.
-        print(text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}"))
+        Ok(())
     }
 }
 
@@ -87,16 +89,62 @@ struct Continue<'g> {
     prompt: &'g [u32],
     count: usize,
     how: &'g Sampling,
+    /// What is shown under way.
+    text: Option<Text<'g>>,
 }
 
 impl Compute for Continue<'_> {
     type Output = Result<Vec<u32>>;
 
-    fn on<K: Kernels>(self, devices: &[K]) -> Self::Output {
+    fn on<K: Kernels>(mut self, devices: &[K]) -> Self::Output {
         let Pretrained { config, weights, .. } = self.read;
         let model = Model::new(devices[0].clone(), &config, &weights)?;
         drop(weights);
-        model.sample(self.prompt, self.count, self.how)
+        let mut show = |ids: &[u32]| self.text.as_mut().map_or(Ok(()), |text| text.push(ids));
+        show(self.prompt)?;
+        let ids = model.sample(self.prompt, self.count, self.how, |id| show(&[id]))?;
+        self.text.map_or(Ok(()), Text::end)?;
+        Ok(ids)
+    }
+}
+
+/// The text on standard output, as far as it is known.
+struct Text<'t> {
+    /// `None` where ids are shown as numbers.
+    stream: Option<Stream<'t>>,
+    /// What is not written yet: blanks, which are left out at the end.
+    blanks: String,
+}
+
+impl<'t> Text<'t> {
+    fn new(tokenizer: Option<&'t Tokenizer>) -> Text<'t> {
+        Text { stream: tokenizer.map(Stream::new), blanks: String::new() }
+    }
+
+    fn push(&mut self, ids: &[u32]) -> Result<()> {
+        let text = match &mut self.stream {
+            Some(stream) => stream.push(ids),
+            None => ids.iter().map(|id| format!("{id} ")).collect(),
+        };
+        self.write(&text)
+    }
+
+    fn write(&mut self, text: &str) -> Result<()> {
+        // A terminal obeys control characters.
+        let shown = text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}");
+        self.blanks += &shown;
+        let end = self.blanks.trim_end().len();
+        let mut out = std::io::stdout().lock();
+        out.write_all(&self.blanks.as_bytes()[..end])?;
+        out.flush()?; // a line may take long
+        self.blanks.drain(..end);
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<()> {
+        let rest = self.stream.take().map(Stream::rest).unwrap_or_default();
+        self.write(&rest)?;
+        print("")
     }
 }
 

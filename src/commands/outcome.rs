@@ -81,7 +81,7 @@ impl Outcome<'_> {
         }
         let how =
             Sampling { temperature: 0.8, seed: self.run.config().seed, ..Sampling::default() };
-        let ids = model.sample(&prompt, count, &how)?;
+        let ids = model.sample(&prompt, count, &how, |_| Ok(()))?;
         self.say.line("sample:");
         for line in tokenizer.decode(&ids).trim().lines() {
             self.say.line(&format!("  | {}", line.replace(char::is_control, " ")));

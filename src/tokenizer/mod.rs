@@ -1,6 +1,7 @@
 //! From text to token ids and back.
 
 mod pieces;
+mod stream;
 
 use std::panic::{UnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use serde::de::IgnoredAny;
 use tiktoken_rs::{CoreBPE, r50k_base_singleton};
 
 pub use pieces::pieces;
+pub use stream::Stream;
 
 use crate::files::read_at_most;
 
@@ -140,17 +142,23 @@ impl Tokenizer {
 
     /// The text of ids. What is no UTF-8 becomes `�`, and ids that are not in the vocabulary are left out.
     pub fn decode(&self, ids: &[u32]) -> String {
-        let bytes: Vec<u8> = match self {
-            Tokenizer::Bytes => ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect(),
+        match (self.bytes(ids), self) {
+            (Some(bytes), _) => String::from_utf8_lossy(&bytes).into_owned(),
+            (None, Tokenizer::File(tokenizer)) => tokenizer.decode(ids, false).unwrap_or_default(),
+            (None, _) => String::new(),
+        }
+    }
+
+    /// The bytes of ids, one after another, where each stands for some whatever is beside it.
+    fn bytes(&self, ids: &[u32]) -> Option<Vec<u8>> {
+        match self {
+            Tokenizer::Bytes => Some(ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect()),
             Tokenizer::Gpt2 => {
                 let bytes = ids.iter().filter_map(|id| gpt2().decode_bytes(&[*id]).ok());
-                bytes.flatten().collect()
+                Some(bytes.flatten().collect())
             }
-            Tokenizer::File(tokenizer) => {
-                return tokenizer.decode(ids, false).unwrap_or_default();
-            }
-        };
-        String::from_utf8_lossy(&bytes).into_owned()
+            Tokenizer::File(_) => None,
+        }
     }
 }
 

@@ -1,11 +1,12 @@
 //! `chimera generate`, `eval` and `export`, as a user runs them.
 
 use std::fs::{read, write};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use super::{expected, fixture, model};
-use crate::command::{chimera, folder, text};
+use crate::command::{chimera, folder, start, text};
 use chimera::hf;
 
 fn json(line: &str) -> Value {
@@ -189,6 +190,32 @@ fn a_trained_model_writes_and_is_measured() {
     let ran = chimera(&generate);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(ran.stdout.starts_with("the pipe"), "{}", ran.stdout);
+
+    // What is shown bit by bit is the text of all tokens, bytes that are none included.
+    for seed in 1..5 {
+        let draw = format!("{generate} --temperature 3 --seed {seed}");
+        let whole = json(&format!("{draw} --json"));
+        let shown = whole["text"].as_str().expect("a text");
+        let shown = shown.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}");
+        assert_eq!(chimera(&draw).stdout, format!("{}\n", shown.trim_end()));
+    }
+}
+
+#[test]
+fn tokens_are_shown_as_they_are_drawn() {
+    let generate = format!("generate --model {} --prompt 1", fixture("tied").display());
+    let mut running = start(&format!("{generate} --tokens 10000000"));
+    let shown = running.output.path().join("stdout");
+    let since = Instant::now();
+    while std::fs::metadata(&shown).expect("a file").len() < 40 {
+        assert!(since.elapsed() < Duration::from_secs(60), "nothing is shown");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    running.child.kill().expect("killed");
+    let shown = running.end().stdout;
+    let all = chimera(&format!("{generate} --tokens 40")).stdout;
+    let n = shown.len().min(all.len()) - 1;
+    assert_eq!(shown[..n], all[..n]);
 }
 
 /// Its vocabulary alone would tell of GPT-2's tokens.
