@@ -82,6 +82,9 @@ fn verdict(file: &Path) -> Result<String> {
     for data in config.data.iter().filter(|data| !data.exists()) {
         warn(&format!("{}: there is no {}", file.display(), data.display()));
     }
+    if let Err(unknown) = config.must_know_vocab() {
+        warn(&format!("{unknown}; the figures are for vocab {}", config.vocab));
+    }
     let plan = Plan::make(config).with_context(|| file.display().to_string())?;
     Ok(format!(
         "{}: sound: {} on {width} x {depth} worker(s), proven with {} message(s) per channel; {} \

@@ -54,8 +54,10 @@ impl Plan {
             flops: self.flops,
             network: self.links.network(1, n_ranks),
         };
+        let said = self.layers.resolve()?;
+        said.must_know_vocab()?;
         let top = self.top as usize;
-        let choice = choose(&self.layers.resolve()?, self.batch as usize, &cluster, top)?;
+        let choice = choose(&said, self.batch as usize, &cluster, top)?;
         let Some(best) = choice.candidates.first() else { bail!(self.too_large(&choice)) };
         let command = self.command(best);
         let top = choice.candidates.iter().take(top);

@@ -28,7 +28,7 @@ pub use error::DataError;
 pub use marks::Marks;
 pub use masked::Pairs;
 pub use prepare::prepare;
-pub use prepared::{Kind, Prepared, Source, tokenizer_file_of, tokenizer_of};
+pub use prepared::{Kind, Prepared, Source, missing_ids, tokenizer_file_of, tokenizer_of};
 pub use tokens::Tokens;
 
 use masked::Masking;

@@ -70,6 +70,12 @@ pub fn tokenizer_file_of(files: &[PathBuf]) -> Result<Option<PathBuf>, DataError
     Ok(file.map(|(data, _)| tokenizer_beside(data)))
 }
 
+/// The first of `files` that would have token ids, but is not here.
+pub fn missing_ids(files: &[PathBuf]) -> Option<&Path> {
+    let missing = files.iter().find(|file| Width::of(file) != Width::U8 && !file.exists());
+    missing.map(PathBuf::as_path)
+}
+
 impl Prepared {
     pub(super) fn new(tokenizer: &Tokenizer, tokens: u64, sources: Vec<Source>) -> Prepared {
         let vocab = tokenizer.vocab();

@@ -15,7 +15,9 @@ use chimera_core::schedule::Scaling;
 use serde::{Deserialize, Deserializer};
 use toml::Value;
 
+use super::SettingsError;
 use crate::auto::Where;
+use crate::data::missing_ids;
 use crate::device::Precision;
 use crate::launch::Transport;
 
@@ -181,6 +183,22 @@ impl Config {
     /// The value of `key` and where it came from; `None` if nothing was said and nothing is meant.
     pub fn value(&self, key: &str) -> Option<(&Value, &Origin)> {
         self.entries.get(key).map(|(value, origin)| (value, origin))
+    }
+
+    /// Refuses the vocabulary of a preset where that of the data goes before it, but the data is not here.
+    ///
+    /// # Errors
+    /// [`SettingsError`], which names the data.
+    pub fn must_know_vocab(&self) -> Result<(), SettingsError> {
+        let of_preset = |(_, origin): &(_, &Origin)| matches!(origin, Origin::Preset(_));
+        let is_open = self.value("vocab").as_ref().is_some_and(of_preset);
+        let Some(path) = missing_ids(&self.data).filter(|_| is_open) else { return Ok(()) };
+        let place = self.value("data").map(|(_, origin)| origin.to_string()).unwrap_or_default();
+        let message = format!(
+            "the vocabulary follows from {}, which is not here: say `vocab`, or run where the data is",
+            path.display()
+        );
+        Err(SettingsError { place, message })
     }
 
     /// How long ranks wait for each other.

@@ -74,6 +74,15 @@ fn the_longest_steps_are_marked() {
     assert_eq!((foreseen.as_bool(), n.as_u64()), (Some(false), Some(65536)));
 }
 
+/// Nor need the data be there, if what the model knows is said.
+#[test]
+fn data_may_be_elsewhere() {
+    for options in ["--data none.bin --vocab 512", "--data none.txt"] {
+        let ran = chimera(&format!("{JOB} --memory 1GiB --depth 2 {options}"));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{options}");
+    }
+}
+
 /// Devices may be those of a machine that this is not.
 #[test]
 fn a_gpu_can_be_planned_for_where_there_is_none() {
@@ -95,6 +104,10 @@ fn what_cannot_be_planned_is_refused() {
         ("--memory 1GiB --schedule pipedream", "choose a synchronous schedule"),
         ("--memory 1GiB --depth 3", "leave no way to train"),
         ("--memory 1GiB --heads 5", "heads"),
+        (
+            "--memory 1GiB --data none.bin",
+            "the vocabulary follows from none.bin, which is not here",
+        ),
         ("--memory 24Gigs", "such as 24GiB"),
     ] {
         let ran = chimera(&format!("{JOB} {options}"));
