@@ -74,6 +74,14 @@ impl Plan {
             config.min_lr,
             config.lr
         );
+        let (steps, traced) = (config.steps, &config.trace_steps.0);
+        ensure!(
+            config.trace.is_none() || traced.start < steps,
+            "trace-steps {}..{} begins after the last step: steps is {steps}; choose a range that begins at {} or before",
+            traced.start,
+            traced.end,
+            steps - 1
+        );
         let model = config.model();
         model.validate()?;
         let training = training(&config);

@@ -95,3 +95,20 @@ fn a_trace_is_written_once_and_refused_where_a_file_is() {
         assert!(ran.stderr.contains("a range of steps such as 1..11"), "{}", ran.stderr);
     }
 }
+
+#[test]
+fn a_trace_that_would_be_empty_is_refused() {
+    for (options, refused) in [
+        ("--trace-steps 50..60", "trace-steps 50..60 begins after the last step: steps is 5"),
+        ("--trace-steps 5..6", "trace-steps 5..6 begins after the last step"),
+        ("--steps 1", "trace-steps 1..11 begins after the last step: steps is 1"),
+    ] {
+        let model = MODEL.replace("--steps 5", "");
+        let steps = if options.contains("--steps") { "" } else { "--steps 5" };
+        let ran = chimera(&format!("train {model} {steps} --trace t.json {options}"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}");
+        assert!(ran.stderr.contains(refused), "{}", ran.stderr);
+    }
+    // Without a trace, its steps are none of a run's concern.
+    prepare(&format!("{MODEL} --trace-steps 50..60"));
+}
