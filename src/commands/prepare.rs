@@ -1,9 +1,9 @@
 //! `chimera prepare`: text to token ids.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use chimera::data::prepare;
+use chimera::data::{STANDARD_INPUT, discard, prepare};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -12,7 +12,7 @@ use super::print;
 /// Cuts text into tokens to train on, and writes their ids and, beside them, what they are
 #[derive(Args)]
 pub(crate) struct Prepare {
-    /// Text files, in order
+    /// Text files, in order; `-` is standard input
     #[arg(value_name = "TEXT", required = true)]
     texts: Vec<PathBuf>,
     /// bytes, gpt2 (whose vocabulary is built in) or a `tokenizer.json` file
@@ -25,13 +25,21 @@ pub(crate) struct Prepare {
 
 impl Prepare {
     pub(crate) fn run(self) -> Result<()> {
-        let sizes = self.texts.iter().filter_map(|path| Some(path.metadata().ok()?.len()));
-        let bar = ProgressBar::new(sizes.sum()); // hidden where there is no terminal
+        let size = |path: &PathBuf| Some(path.metadata().ok()?.len());
+        let bar = match self.texts.iter().any(|path| path == Path::new(STANDARD_INPUT)) {
+            true => ProgressBar::no_length(),
+            false => ProgressBar::new(self.texts.iter().filter_map(size).sum()),
+        }; // hidden where there is no terminal
         if let Ok(style) =
             ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes} {bytes_per_sec} eta {eta}")
         {
             bar.set_style(style);
         }
+        let out = self.out.clone();
+        ctrlc::set_handler(move || {
+            discard(&out);
+            std::process::exit(130);
+        })?;
         let prepared = prepare(&self.texts, &self.tokenizer, &self.out, |bytes| bar.inc(bytes));
         bar.finish_and_clear();
         let prepared = prepared?;

@@ -27,7 +27,7 @@ pub use digest::Digest;
 pub use error::DataError;
 pub use marks::Marks;
 pub use masked::Pairs;
-pub use prepare::prepare;
+pub use prepare::{STANDARD_INPUT, discard, prepare};
 pub use prepared::{Kind, Prepared, Source, missing_ids, tokenizer_file_of, tokenizer_of};
 pub use tokens::Tokens;
 

@@ -1,22 +1,25 @@
 //! From text to a file of token ids.
 
 use std::fs::{File, copy, remove_file, rename};
-use std::io::{BufWriter, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
 use rayon::prelude::*;
 
 use super::DataError;
-use super::prepared::{Prepared, Source, beside, tokenizer_beside};
+use super::prepared::{Prepared, Source, beside, is_prepared, tokenizer_beside};
 use super::width::Width;
+use crate::files::disk::part_of;
 use crate::files::io_fault;
 use crate::tokenizer::{Tokenizer, TokenizerError, pieces};
 
 /// Bytes of text that are encoded at once, by all threads.
 const BLOCK: u64 = 4 << 20;
+/// The text that standard input is.
+pub const STANDARD_INPUT: &str = "-";
 
-/// Writes the token ids of `texts`, one after another, to `out`, and beside it what they are: which
+/// Writes the token ids of `texts`, one after another (`-` is standard input), to `out`, and beside it what they are: which
 /// tokenizer of which vocabulary, and the tokenizer itself if it is a file. `progress` is told of every
 /// few bytes of text that are done.
 ///
@@ -47,7 +50,7 @@ pub fn prepare(
     for path in texts {
         check(path)?;
     }
-    let part = out.with_added_extension("part");
+    let part = part_of(out);
     let written = Writer::create(&part, width).and_then(|mut writer| {
         let mut sources = Vec::new();
         for path in texts {
@@ -64,20 +67,43 @@ pub fn prepare(
         Ok(prepared)
     });
     if written.is_err() {
-        for path in [&part, &described, &copied] {
-            let _ = remove_file(path); // the error that counts is the first
-        }
+        discard(out);
     }
     written
 }
 
+/// Removes what a [`prepare`] of `out` has written, if it is not done: another thread may call this before it ends
+/// the process.
+pub fn discard(out: &Path) {
+    // Without this file the data can no more become whole. Where it is gone, the data is whole, or none of it there.
+    if remove_file(part_of(out)).is_ok() {
+        for path in [beside(out), tokenizer_beside(out)] {
+            let _ = remove_file(path); // often not there yet
+        }
+    }
+}
+
 fn check(path: &Path) -> Result<(), DataError> {
+    if path == Path::new(STANDARD_INPUT) {
+        return Ok(());
+    }
     let path = path.to_path_buf();
+    if is_prepared(&path) {
+        let reason = "it is prepared already: train on it, or name the texts that it was made of";
+        return Err(DataError::Prepared { path, reason: reason.into() });
+    }
     match path.metadata() {
         Err(reason) => Err(DataError::Unreadable { path, reason }),
         Ok(metadata) if !metadata.is_file() => Err(DataError::NotAFile { path }),
         Ok(metadata) if metadata.len() == 0 => Err(DataError::Empty { path }),
         Ok(_) => Ok(()),
+    }
+}
+
+fn open(text: &Path) -> io::Result<Box<dyn Read>> {
+    match text == Path::new(STANDARD_INPUT) {
+        true => Ok(Box::new(io::stdin())),
+        false => Ok(Box::new(File::open(text)?)),
     }
 }
 
@@ -105,10 +131,10 @@ impl<'p> Writer<'p> {
         progress: &mut impl FnMut(u64),
     ) -> Result<u64> {
         let unreadable = |reason| DataError::Unreadable { path: path.to_path_buf(), reason };
-        let file = File::open(path).map_err(unreadable)?;
+        let mut text = open(path).map_err(unreadable)?;
         let (mut left, mut done, mut is_last) = (Vec::new(), 0, false);
         while !is_last {
-            let n = (&file).take(BLOCK).read_to_end(&mut left).map_err(unreadable)? as u64;
+            let n = text.by_ref().take(BLOCK).read_to_end(&mut left).map_err(unreadable)? as u64;
             is_last = n < BLOCK;
             let n_encoded = match tokenizer {
                 Tokenizer::Bytes => {
@@ -121,7 +147,10 @@ impl<'p> Writer<'p> {
             done += n_encoded as u64;
             progress(n);
         }
-        Ok(done)
+        match done {
+            0 => Err(DataError::Empty { path: path.to_path_buf() }.into()),
+            _ => Ok(done),
+        }
     }
 
     /// Appends the ids of the bytes from `start` of a text on; returns of how many of them. The rest ends

@@ -185,6 +185,11 @@ impl Prepared {
     }
 }
 
+/// Whether a file has token ids that are described.
+pub(super) fn is_prepared(data: &Path) -> bool {
+    Width::of(data) != Width::U8 && beside(data).exists()
+}
+
 /// Where the description of a data file is.
 pub(super) fn beside(data: &Path) -> PathBuf {
     with(data, ".json")

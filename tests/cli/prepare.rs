@@ -1,11 +1,15 @@
 //! `chimera prepare`, and training on what it makes.
 
 use std::fs::{create_dir, read, read_dir, read_to_string, write};
+use std::io::Write;
 use std::path::Path;
+use std::process::{ChildStdin, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::command::{Ran, chimera, folder, text};
+use crate::command::{Ran, Running, chimera, folder, start_with, text};
 
 const MODEL: &str =
     "train --layers 2 --depth 2 --hidden 4 --heads 1 --context 4 --steps 2 --threads 1";
@@ -106,6 +110,7 @@ fn what_cannot_be_prepared_leaves_nothing() {
     write(folder.path().join("bad.json"), b"{\"model\": 3}").expect("a file");
     write(folder.path().join("taken.bin"), b"mine").expect("a file");
     create_dir(folder.path().join("dir")).expect("a folder");
+    succeed(&format!("prepare {text} --out {place}/done.bin"));
     let out = format!("--out {place}/out.bin");
     for (line, hint) in [
         (format!("{place}/none {out}"), "No such file"),
@@ -117,11 +122,55 @@ fn what_cannot_be_prepared_leaves_nothing() {
         (format!("{text} --out {place}/taken.bin"), "is there already"),
         (format!("{text} --out {place}/out.txt"), "must end in .bin"),
         (format!("{text} --out {place}/dir/none/out.bin"), "cannot write"),
+        (format!("{text} {place}/done.bin {out}"), "done.bin: it is prepared already"),
         (String::new(), "required"),
     ] {
         refuse(&format!("prepare {line}"), hint, folder.path());
     }
     succeed(&format!("prepare {place}/latin --tokenizer bytes {out}"));
+}
+
+/// `prepare` with an open standard input.
+fn start_reading(line: &str) -> (Running, ChildStdin) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_chimera"));
+    command.stdin(Stdio::piped());
+    let mut running = start_with(command, &format!("prepare - {line}"));
+    let stdin = running.child.stdin.take().expect("an input");
+    (running, stdin)
+}
+
+#[test]
+fn standard_input_is_a_text() {
+    let folder = folder();
+    let (text, place) = (text(&folder), folder.path().display());
+    succeed(&format!("prepare {} --tokenizer gpt2 --out {place}/a.bin", text.display()));
+    let (running, mut stdin) = start_reading(&format!("--tokenizer gpt2 --out {place}/b.bin"));
+    stdin.write_all(&read(&text).expect("a text")).expect("written");
+    drop(stdin);
+    let ran = running.wait();
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let data = |name: &str| read(folder.path().join(name)).expect("data");
+    assert_eq!(data("a.bin"), data("b.bin"));
+    let (running, _) = start_reading(&format!("--out {place}/c.bin"));
+    let ran = running.wait();
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("data file - is empty"), "{}", ran.stderr);
+    assert!(!folder.path().join("c.bin.part").exists());
+}
+
+#[test]
+fn an_interrupt_leaves_nothing() {
+    let folder = folder();
+    let (running, _stdin) = start_reading(&format!("--out {}/a.bin", folder.path().display()));
+    let since = Instant::now();
+    while !folder.path().join("a.bin.part").exists() {
+        assert!(since.elapsed() < Duration::from_secs(60), "nothing is written");
+        sleep(Duration::from_millis(2));
+    }
+    let pid = running.child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().expect("kill").success());
+    assert_eq!(running.wait().code, Some(130));
+    assert_eq!(read_dir(folder.path()).expect("a folder").count(), 0);
 }
 
 #[test]
