@@ -44,11 +44,12 @@ impl Entry {
         Ok(entries)
     }
 
-    /// A file, or a name with options, which go before those of `shape`.
+    /// A file, which has its own shape, or a name with options, which go before those of `shape`.
     pub(super) fn parse(text: &str, shape: ShapeArgs) -> Result<Entry> {
         let file = text.trim();
         if is_file(file) {
-            let words = Words { name: file.to_string(), shape };
+            let mut words = Words::try_parse_from(["--", file])?;
+            words.shape.passes = shape.passes;
             return Ok(Entry { label: file.to_string(), words });
         }
         let label = text.split_whitespace().collect::<Vec<_>>().join(" ");

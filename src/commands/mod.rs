@@ -1,4 +1,4 @@
-//! The subcommands, one file each, and what several of them share: shapes, `costs`, the
+//! The subcommands, one file each, and what several of them share: the `shape`, `costs`, the
 //! `network`, the `entry` of a comparison.
 
 mod checkpoint;
@@ -30,6 +30,7 @@ mod ranks;
 mod schedule;
 mod scheduled;
 mod selftest;
+mod shape;
 mod shell;
 mod simulate;
 mod slurm;
@@ -43,13 +44,11 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use chimera::auto::Where;
-use chimera::core::lower::{Hoist, Passes, Recompute};
 use chimera::core::render::significant;
-use chimera::core::schedule::{Scaling, Shape};
 use chimera::files;
 use chimera::tokenizer::Tokenizer;
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
+use shape::{PassArgs, ShapeArgs};
 
 /// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
 /// pipelines and other schedules, proven, simulated, drawn and run.
@@ -103,103 +102,6 @@ impl Cli {
             Command::Selftest(selftest) => selftest.run(),
             Command::Completions(completions) => completions.run(),
             Command::Man(man) => man.run(),
-        }
-    }
-}
-
-/// The shape of a schedule and what is done to it, as every subcommand about schedules spells it.
-#[derive(Args, Clone, Copy, PartialEq)]
-#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
-struct ShapeArgs {
-    /// Workers of the pipeline group, D
-    #[arg(long, value_name = "D", default_value_t = 4)]
-    depth: usize,
-    /// Micro-batches of a step, N [default: D]
-    #[arg(long, value_name = "N")]
-    micro_batches: Option<u32>,
-    /// Pipes of Chimera, or of `auto` on mirrored ones, 2f
-    #[arg(long, value_name = "2f", default_value_t = 2)]
-    pipes: usize,
-    /// Stages per worker of an interleaved schedule, or of `auto` on interleaved ones, v
-    #[arg(long, value_name = "v", default_value_t = 2)]
-    chunks: usize,
-    /// Chimera with more micro-batches than workers: direct, doubling or halving; `auto` reads whether they
-    /// are halved
-    #[arg(long, value_name = "MODE", default_value = "direct")]
-    scaling: Scaling,
-    /// Forwards, and then backwards, in turn of 1F1B, k (kFkB)
-    #[arg(long, value_name = "k", default_value_t = 1)]
-    in_turn: u32,
-    /// Waves of Hanayo, or of `auto` on waves
-    #[arg(long, value_name = "WAVES", default_value_t = 2)]
-    waves: usize,
-    /// The most micro-batches on their way in each direction of MixPipe, K
-    #[arg(long, value_name = "K")]
-    in_flight: Option<u32>,
-    /// Steps between the flushes of an asynchronous schedule, T
-    #[arg(long, value_name = "T", default_value_t = 2)]
-    window: u32,
-    /// Where `auto` searches: line, interleaved, v, wave or mirrored
-    #[arg(long, value_name = "NAME", default_value = "mirrored")]
-    placement: Where,
-    /// Seconds that `auto` may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = costs::number)]
-    search_time: f64,
-    /// Key of the random draws of `auto`
-    #[arg(long, value_name = "SEED", default_value_t = 1)]
-    search_seed: u64,
-    #[command(flatten)]
-    passes: PassArgs,
-}
-
-/// What is done to a schedule.
-#[derive(Args, Clone, Copy, PartialEq)]
-struct PassArgs {
-    /// What forwards keep: none (all residuals, nothing is recomputed), full (recompute all from the
-    /// input) or selective (recompute what is cheap)
-    #[arg(long, value_name = "MODE", default_value = "none")]
-    recompute: Recompute,
-    /// Cells by which recomputations run before their backwards, auto for the shortest step within
-    /// `--memory-cap`, or on-demand to wait for the gradient first
-    #[arg(long, value_name = "CELLS", default_value = "0")]
-    hoist: Hoist,
-    /// Splits backwards; weight halves go into idle time
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value = "false",
-        action = ArgAction::Set
-    )]
-    split_backward: bool,
-}
-
-impl PassArgs {
-    fn passes(self) -> Result<Passes> {
-        let PassArgs { recompute, hoist, split_backward } = self;
-        let passes = Passes { recompute, hoist, split_backward };
-        ensure!(
-            !passes.move_nothing(),
-            "--hoist {hoist} moves recomputations: say --recompute full or selective too"
-        );
-        Ok(passes)
-    }
-}
-
-impl ShapeArgs {
-    fn shape(self) -> Shape {
-        let as_many = u32::try_from(self.depth).unwrap_or(u32::MAX);
-        Shape {
-            n_pipes: self.pipes,
-            n_chunks: self.chunks,
-            scaling: self.scaling,
-            n_in_turn: self.in_turn,
-            n_waves: self.waves,
-            in_flight: self.in_flight,
-            window: self.window,
-            ..Shape::new(self.depth, self.micro_batches.unwrap_or(as_many))
         }
     }
 }

@@ -79,7 +79,9 @@ impl<C: Costs> Scheduled<C> {
             return Ok(Scheduled { timetable, search: Some(report), how, costs });
         }
         let timetable = if name == "-" || is_file(name) {
-            read(Path::new(name))?
+            let timetable = read(Path::new(name))?;
+            args.fit(name, &timetable)?;
+            timetable
         } else {
             let known = find(name).map_err(|unknown| anyhow!("{unknown}, {AUTO}"))?;
             known.timetable(&args.shape())?
@@ -115,8 +117,8 @@ fn found<C: Costs>(
 ) -> Result<(Timetable, Report)> {
     let how = Search {
         max_peak: costs.lowering().max_peak,
-        time_limit: Duration::from_secs_f64(args.search_time),
-        seed: args.search_seed,
+        time_limit: Duration::from_secs_f64(args.search_time()),
+        seed: args.search_seed(),
         ..Search::default()
     };
     let passes = args.passes.passes()?;
@@ -126,7 +128,7 @@ fn found<C: Costs>(
     }
     let bar = ProgressBar::new_spinner();
     bar.set_style(ProgressStyle::with_template("{msg} {elapsed}")?);
-    let found = auto(args.placement, &args.shape(), passes, &how, stages, |progress| {
+    let found = auto(args.placement(), &args.shape(), passes, &how, stages, |progress| {
         bar.set_message(Report { progress: *progress, like: None }.to_string());
         bar.tick();
     });

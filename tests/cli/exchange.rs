@@ -177,6 +177,37 @@ fn a_file_trains_as_the_schedule_it_was_exported_from() {
     }
 }
 
+/// What a file has may be said again, and nothing else.
+#[test]
+fn a_file_has_its_shape() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    for (name, own, others) in [
+        ("chimera", "--depth 4 --micro-batches 4 --pipes 2 --chunks 1", "--pipes 4"),
+        ("interleaved", "--chunks 2 --window 1", "--chunks 3"),
+        ("hanayo", "--waves 2", "--waves 1"),
+        ("pipedream", "--micro-batches 4 --window 2", "--window 3"),
+    ] {
+        let path = at(&format!("{name}.json"));
+        ok(&format!("schedule export {name} --format json --out {path}"));
+        let figures = ok(&format!("simulate {name}"));
+        assert_eq!(ok(&format!("simulate {path} {own}")), figures);
+        for command in ["simulate", "schedule show", "schedule export --format svg"] {
+            let refusal = refused(&format!("{command} {path} {others}"), 2);
+            let hint = format!("but the timetable in {path} has ");
+            assert!(refusal.contains(&hint), "{refusal}");
+            let refusal = refused(&format!("{command} {path} --depth 8 --micro-batches 32"), 2);
+            let hint =
+                format!("`depth` is 8, but the timetable in {path} has 4: leave `depth` out");
+            assert!(refusal.contains(&hint), "{refusal}");
+        }
+        for option in ["--scaling halving", "--in-turn 2", "--in-flight 3", "--placement line"] {
+            let refusal = refused(&format!("simulate {path} {option}"), 2);
+            assert!(refusal.contains(" is made: leave `"), "{refusal}");
+        }
+    }
+}
+
 #[test]
 fn depth_and_micro_batches_follow_from_the_file() {
     let folder = folder();
