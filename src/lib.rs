@@ -15,6 +15,7 @@ pub mod files;
 pub mod hf;
 pub mod launch;
 pub mod save;
+pub mod schedules;
 pub mod selftest;
 pub mod settings;
 pub mod timetable;

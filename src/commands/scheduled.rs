@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use chimera::auto::{AUTO, AutoError, Report, auto};
 use chimera::core::analyze::{Costs, NetworkCosts, Refusal, StageCosts, Timeline, simulate};
 use chimera::core::lower::{Hoist, Lowering, Program, lower_at};
-use chimera::core::schedule::find;
 use chimera::core::search::Search;
 use chimera::core::timetable::Timetable;
+use chimera::schedules::named;
 use chimera::timetable::{is_file, read};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -83,8 +83,7 @@ impl<C: Costs> Scheduled<C> {
             args.fit(name, &timetable)?;
             timetable
         } else {
-            let known = find(name).map_err(|unknown| anyhow!("{unknown}, {AUTO}"))?;
-            known.timetable(&args.shape())?
+            named(name)?.timetable(&args.shape())?
         };
         let costs_of_stages = stages(&timetable)?;
         let passes = args.passes.passes()?;

@@ -6,13 +6,14 @@ use std::net::SocketAddr;
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::{Architecture, PRESETS};
-use chimera_core::schedule::{SCHEDULES, Scaling};
+use chimera_core::schedule::Scaling;
 use toml::{Table, Value};
 
 use super::{Settings, StepRange};
-use crate::auto::{AUTO, Where};
+use crate::auto::Where;
 use crate::device::Precision;
 use crate::launch::Transport;
+use crate::schedules;
 use crate::timetable::is_file;
 
 /// `value` as the settings hold it, or why `key` cannot have it.
@@ -33,6 +34,11 @@ pub(super) fn check(key: &str, value: Value) -> Result<Value, String> {
     let mut table = Table::try_from(typed).map_err(|e| format!("`{key}`: {e}"))?;
     let value = table.remove(key).ok_or_else(|| format!("`{key}` has no value"))?;
     if !allowed.holds(&value) {
+        if let (Allowed::Schedule(_), Some(name)) = (&allowed, value.as_str())
+            && let Some(meant) = schedules::meant(name)
+        {
+            return Err(format!("`{key}` is {value}: {meant}"));
+        }
         return Err(format!("`{key}` is {value}; it must be {allowed}"));
     }
     Ok(value)
@@ -44,6 +50,16 @@ pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Opt
     candidates.min_by_key(|candidate| {
         (!candidate.contains(&word), strsim::damerau_levenshtein(&word, candidate))
     })
+}
+
+/// The nearest candidate, if it is so like `word` that it can be what was meant.
+pub(crate) fn near<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let near = nearest(word, candidates)?;
+    let word = word.to_lowercase().replace('_', "-");
+    let n_letters = word.chars().count();
+    let is_part = n_letters > 2 && near.contains(&word);
+    let is_like = || strsim::damerau_levenshtein(&word, near) <= n_letters.div_ceil(3);
+    (is_part || is_like()).then_some(near)
 }
 
 /// The values of one key.
@@ -88,10 +104,7 @@ impl Allowed {
             "placement" => OneOf(Where::ALL.map(|(name, _)| name).to_vec()),
             "model" => OneOf(Architecture::ALL.map(|(name, _)| name).to_vec()),
             "preset" => OneOf(PRESETS.iter().map(|preset| preset.name).collect()),
-            "schedule" => {
-                let names = SCHEDULES.iter().map(|s| [&[s.name()], s.aliases()].concat());
-                Schedule(names.flatten().chain([AUTO]).collect())
-            }
+            "schedule" => Schedule(schedules::names()),
             "scaling" => OneOf(Scaling::ALL.map(|(name, _)| name).to_vec()),
             "recompute" => OneOf(Recompute::ALL.map(|(name, _)| name).to_vec()),
             "hoist" => Hoisting,

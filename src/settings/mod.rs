@@ -16,6 +16,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Value;
 
+pub(crate) use check::near;
 pub use check::nearest;
 pub use config::{Config, Origin, StepRange};
 

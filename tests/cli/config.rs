@@ -61,7 +61,7 @@ fn refusals_name_file_and_line_and_what_would_do() {
         ("depth = 'four'", "run.toml:1: `depth`: invalid type: string \"four\""),
         (
             "schedule = 'chimaera'",
-            "run.toml:1: `schedule` is \"chimaera\"; it must be one of gpipe,",
+            "run.toml:1: `schedule` is \"chimaera\": did you mean `chimera`?",
         ),
         (
             "sync = 'never'",

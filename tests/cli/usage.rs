@@ -45,7 +45,9 @@ fn shapes_that_no_schedule_has() {
     refuse("--micro-batches 0", "`micro-batches` is 0; it must be a whole number from 1");
     refuse("--micro-batches -4", "`micro-batches` is -4;");
     refuse("--width 0", "`width` is 0;");
-    refuse("--schedule chimaera", "it must be one of gpipe, dapple,");
+    refuse("--schedule chimaera", "`schedule` is \"chimaera\": did you mean `chimera`?");
+    refuse("--schedule zbv", "did you mean `zb-v`?");
+    refuse("--schedule nothing", "it must be one of gpipe, dapple,");
     refuse("--scaling tripling", "it must be one of direct, doubling, halving");
     refuse("--scaling halving --micro-batch-size 3", "choose an even one");
     for subcommand in ["simulate chimera", "schedule show chimera"] {
@@ -85,16 +87,19 @@ fn shapes_that_no_schedule_has() {
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{line}");
         assert!(ran.stderr.contains(hint), "{line}: {}", ran.stderr);
     }
-    let unknown = chimera("simulate chimaera");
-    assert!(unknown.stderr.contains(", 1f1b"), "{}", unknown.stderr);
-    assert_eq!(unknown.code, Some(2));
-    assert!(
-        unknown.stderr.contains(
-            "choose one of gpipe, dapple, gems, chimera, interleaved, zb-h1, zb-h2, zb-v"
+    for (line, hint) in [
+        ("simulate chimer", "unknown schedule `chimer`: did you mean `chimera`?"),
+        ("schedule show 1fb1", "unknown schedule `1fb1`: did you mean `1f1b`?"),
+        ("schedule compare gpipe 1fb1", "unknown schedule `1fb1`: did you mean `1f1b`?"),
+        (
+            "simulate nothing",
+            "choose one of gpipe, dapple, 1f1b, gems, chimera, interleaved, zb-h1",
         ),
-        "{}",
-        unknown.stderr
-    );
+    ] {
+        let unknown = chimera(line);
+        assert_eq!((unknown.code, unknown.stdout.as_str()), (Some(2), ""), "{line}");
+        assert!(unknown.stderr.contains(hint), "{line}: {}", unknown.stderr);
+    }
 }
 
 #[test]
