@@ -22,7 +22,7 @@ pub(super) struct Entry {
 }
 
 #[derive(Parser, PartialEq)]
-#[command(no_binary_name = true, disable_help_flag = true)]
+#[command(no_binary_name = true, disable_help_flag = true, args_override_self = true)]
 struct Words {
     name: String,
     #[command(flatten)]

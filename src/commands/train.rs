@@ -40,7 +40,7 @@ pub(crate) struct Train {
 
 /// Trains with the timetable in FILE
 #[derive(Parser)]
-#[command(bin_name = "chimera schedule import FILE --run")]
+#[command(bin_name = "chimera schedule import FILE --run", args_override_self = true)]
 struct Line {
     #[command(flatten)]
     train: Train,

@@ -51,7 +51,7 @@ pub struct Layers {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Settings {
     /// Text files (bytes are tokens), or `.bin` files of u16 token ids, `.u32.bin` of u32 ids, as
-    /// `chimera prepare` makes them
+    /// `chimera prepare` makes them; given again, it adds files
     /// [default: this project's own text]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Option<Vec<PathBuf>>,

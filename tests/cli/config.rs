@@ -47,6 +47,31 @@ fn the_command_line_wins_and_origins_are_told() {
     assert_eq!(shown["schedule"]["origin"], "default");
 }
 
+/// As in scripts whose options stand before the user's.
+#[test]
+fn of_an_option_that_is_given_again_the_last_counts() {
+    let options =
+        "--depth 2 --tied --schedule gems --json --data a --depth 8 --tied false --data b c --json";
+    let shown = show("", options);
+    let shown: Value = serde_json::from_str(&shown.stdout).expect("JSON");
+    assert_eq!((&shown["depth"]["value"], &shown["tied"]["value"]), (&8.into(), &false.into()));
+    assert_eq!(shown["data"]["value"], serde_json::json!(["a", "b", "c"]));
+    for (line, same) in [
+        (
+            "simulate gems --depth 2 --split-backward --depth 4 --json --json",
+            "gems --split-backward --json",
+        ),
+        ("schedule compare --depth 2 --depth 4 \"chimera --pipes 2 --pipes 4\"", ""),
+    ] {
+        let again = chimera(line);
+        assert_eq!((again.code, again.stderr.as_str()), (Some(0), ""), "{line}");
+        if !same.is_empty() {
+            assert_eq!(again.stdout, chimera(&format!("simulate {same}")).stdout);
+        }
+    }
+    assert!(chimera("simulate gems dapple").stderr.contains("unexpected argument 'dapple'"));
+}
+
 #[test]
 fn refusals_name_file_and_line_and_what_would_do() {
     for (text, refusal) in [
