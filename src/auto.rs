@@ -9,7 +9,7 @@ use chimera_core::lower::Passes;
 use chimera_core::names::by_name;
 use chimera_core::placement::Placement;
 use chimera_core::render::significant;
-use chimera_core::schedule::{MAX_DEPTH, Scaling, Shape};
+use chimera_core::schedule::{MAX_DEPTH, Parameter, Scaling, Shape};
 use chimera_core::search::{Allowed, Found, Progress, Search, shortest};
 use chimera_core::timetable::Timetable;
 
@@ -69,6 +69,17 @@ impl Where {
         ("wave", Where::Wave),
         ("mirrored", Where::Mirrored),
     ];
+
+    /// What the search reads of a shape there, beside depth and micro-batches; of the scaling whether
+    /// micro-batches are halved.
+    pub fn reads(self) -> &'static [Parameter] {
+        match self {
+            Where::Line | Where::V => &[Parameter::Scaling],
+            Where::Interleaved => &[Parameter::Scaling, Parameter::Chunks],
+            Where::Wave => &[Parameter::Scaling, Parameter::Waves],
+            Where::Mirrored => &[Parameter::Scaling, Parameter::Pipes],
+        }
+    }
 
     fn placement(self, shape: &Shape) -> Result<Placement, AutoError> {
         let Shape { depth, n_micro_batches, n_pipes, n_chunks, n_waves, .. } = *shape;
@@ -176,5 +187,26 @@ impl fmt::Display for Report {
         }
         write!(f, "{n_orders} order(s) tried")?;
         self.like.as_ref().map_or(Ok(()), |schedule| write!(f, "; it is {schedule}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placements_read_what_they_say() {
+        let plain = Shape::new(4, 4);
+        for (name, place) in Where::ALL {
+            for (parameter, other) in [
+                (Parameter::Pipes, Shape { n_pipes: 4, ..plain }),
+                (Parameter::Chunks, Shape { n_chunks: 3, ..plain }),
+                (Parameter::Waves, Shape { n_waves: 3, ..plain }),
+                (Parameter::InTurn, Shape { n_in_turn: 3, ..plain }),
+            ] {
+                let is_read = place.placement(&plain) != place.placement(&other);
+                assert_eq!(is_read, place.reads().contains(&parameter), "{name} and {parameter:?}");
+            }
+        }
     }
 }

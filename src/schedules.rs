@@ -1,9 +1,14 @@
-//! What goes by the name of a schedule on the command line and in settings: those of the table, and `auto`.
+//! What goes by the name of a schedule on the command line and in settings, and which options it reads: those of the
+//! table, `auto`, files.
 
-use chimera_core::schedule::{SCHEDULES, Schedule, find};
+use chimera_core::schedule::{Parameter, SCHEDULES, Schedule, find};
 
-use crate::auto::AUTO;
+use crate::auto::{AUTO, Where};
 use crate::settings::near;
+use crate::timetable::is_file;
+
+/// Options of the search alone.
+const OF_AUTO: [&str; 3] = ["placement", "search-time", "search-seed"];
 
 /// All names, aliases after the name that they stand for, `auto` last.
 pub fn names() -> Vec<&'static str> {
@@ -34,9 +39,85 @@ pub(crate) fn meant(name: &str) -> Option<String> {
     Some(format!("did you mean `{near}`? `chimera schedule list` has them all"))
 }
 
+/// What to tell of those options `given`, by their names, that have no effect on a schedule, or on `auto` at `place`.
+/// Options that shape no schedule pass.
+pub fn unread<'a>(
+    schedule: &str,
+    place: Where,
+    given: impl IntoIterator<Item = &'a str>,
+) -> Vec<String> {
+    let (label, reads) = match named(schedule) {
+        _ if schedule == AUTO => (format!("{AUTO} on {place}"), place.reads()),
+        Ok(known) => (schedule.to_string(), known.reads()),
+        Err(_) if is_file(schedule) => (schedule.to_string(), &[][..]),
+        Err(_) => return Vec::new(),
+    };
+    let tell = |option| {
+        let others = match Parameter::named(option) {
+            Some(parameter) if !reads.contains(&parameter) => readers(parameter),
+            None if OF_AUTO.contains(&option) && schedule != AUTO => vec![AUTO.to_string()],
+            _ => return None,
+        };
+        let (verb, others) = (if others.len() == 1 { "does" } else { "do" }, listed(&others));
+        Some(format!("`{option}` has no effect: {label} does not read it, {others} {verb}"))
+    };
+    given.into_iter().filter_map(tell).collect()
+}
+
+/// Who reads a parameter.
+fn readers(parameter: Parameter) -> Vec<String> {
+    let schedules = SCHEDULES.iter().filter(|schedule| schedule.reads().contains(&parameter));
+    let mut readers: Vec<_> = schedules.map(|schedule| schedule.name().to_string()).collect();
+    let places = Where::ALL.iter().filter(|(_, place)| place.reads().contains(&parameter));
+    let places: Vec<_> = places.map(|(name, _)| format!("{AUTO} on {name}")).collect();
+    match places.len() == Where::ALL.len() {
+        true => readers.push(AUTO.to_string()),
+        false => readers.extend(places),
+    }
+    readers
+}
+
+/// `a, b and c`.
+fn listed(words: &[String]) -> String {
+    match words {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_no_effect_is_told_with_who_reads_it() {
+        let told = |schedule, place, given: &str| unread(schedule, place, given.split(' '));
+        assert_eq!(
+            told("1f1b", Where::Line, "depth in-turn pipes search-time hidden window"),
+            [
+                "`pipes` has no effect: 1f1b does not read it, chimera and auto on mirrored do",
+                "`search-time` has no effect: 1f1b does not read it, auto does",
+                "`window` has no effect: 1f1b does not read it, pipedream and pipedream-2bw do",
+            ]
+        );
+        assert_eq!(
+            told(AUTO, Where::Wave, "waves scaling placement pipes"),
+            [
+                "`pipes` has no effect: auto on wave does not read it, chimera and auto on mirrored do"
+            ]
+        );
+        assert_eq!(
+            told("mine.csv", Where::Line, "micro-batches scaling"),
+            ["`scaling` has no effect: mine.csv does not read it, chimera and auto do"]
+        );
+        assert!(told("nothing", Where::Line, "pipes").is_empty());
+        for schedule in SCHEDULES {
+            let names = Parameter::ALL.iter().filter(|(_, p)| schedule.reads().contains(p));
+            let own = names.map(|(name, _)| *name);
+            assert!(unread(schedule.name(), Where::Line, own).is_empty(), "{}", schedule.name());
+        }
+    }
 
     #[test]
     fn a_misspelt_name_is_told_the_nearest() {

@@ -25,6 +25,7 @@ use chimera::training::{PATIENCE, Place, Run, checkpoint_as, share};
 
 use super::ends::{Known, close, end_if_over, end_now, fail, fault_of, start, stuck, within};
 use super::progress::Say;
+use super::shape::warn_of_unread;
 #[cfg(all(unix, debug_assertions))]
 use super::strike;
 use super::train::{Train, listen, resume, stop_on_signal};
@@ -123,6 +124,7 @@ fn as_rank(
     let mut run = together(comm, run, patience)?;
     let say = Say { to_stderr: train.json };
     if is_lead {
+        warn_of_unread(run.config());
         say.line(&format!("{n_ranks} ranks over MPI ({}; {why})", Mpi::library()));
     }
     #[cfg(feature = "nccl")]

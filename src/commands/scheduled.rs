@@ -28,12 +28,14 @@ pub(super) struct Scheduled<C = StageCosts> {
 
 impl Scheduled {
     /// What `name` stands for: a schedule at a shape, `auto`, or a file (`-` is standard input); its
-    /// stages cost what `costs` says of each.
+    /// stages cost what `costs` says of each. Warns of options that it does not read.
     pub(super) fn of(name: &str, shape: ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
-        Scheduled::with(name, shape, costs, &|timetable| costs.of_stages(timetable))
+        let plan = Scheduled::with(name, shape, costs, &|timetable| costs.of_stages(timetable))?;
+        shape.warn_of_unread(name);
+        Ok(plan)
     }
 
-    /// The same with the costs of a model, cut into as many stages as there are.
+    /// The same, without a warning, with the costs of a model, cut into as many stages as there are.
     pub(super) fn of_model(name: &str, shape: ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
         Scheduled::with(name, shape, costs, &|timetable| costs.of_model(timetable))
     }
@@ -52,7 +54,7 @@ impl Scheduled {
 }
 
 impl Scheduled<NetworkCosts<StageCosts>> {
-    /// What `name` stands for where messages take what they take on a network, and sums start when it says.
+    /// The same where messages take what they take on a network, and sums start when it says.
     pub(super) fn on(
         network: &NetworkArgs,
         name: &str,
@@ -62,6 +64,7 @@ impl Scheduled<NetworkCosts<StageCosts>> {
         let plan = Scheduled::with(name, shape, costs, &|timetable| {
             network.of_messages(timetable, costs.of_stages(timetable)?)
         })?;
+        shape.warn_of_unread(name);
         Ok(Scheduled { how: Lowering { sync: network.sync, ..plan.how }, ..plan })
     }
 }

@@ -6,9 +6,12 @@ use chimera::core::lower::{Hoist, Passes, Recompute};
 use chimera::core::placement::Placement;
 use chimera::core::schedule::{Scaling, Shape};
 use chimera::core::timetable::Timetable;
+use chimera::schedules::unread;
+use chimera::settings::{Config, Origin, Settings};
+use chimera::timetable::is_file;
 use clap::{ArgAction, Args};
 
-use super::costs;
+use super::{costs, warn};
 
 /// Workers where nothing is said.
 const DEPTH: usize = 4;
@@ -109,6 +112,15 @@ impl ShapeArgs {
         Ok(())
     }
 
+    /// Warns of options that were given and that `schedule` does not read; those beside a file have to [`fit`](Self::fit).
+    pub(super) fn warn_of_unread(self, schedule: &str) {
+        if is_file(schedule) {
+            return;
+        }
+        let given = self.given().into_iter().map(|(option, _)| option);
+        unread(schedule, self.placement(), given).iter().for_each(|told| warn(told));
+    }
+
     /// The options that were given, with their values.
     fn given(self) -> Vec<(&'static str, String)> {
         fn text<T: ToString>(value: Option<T>) -> Option<String> {
@@ -148,6 +160,14 @@ fn value_in(timetable: &Timetable, option: &str) -> Option<String> {
         _ => return None,
     };
     Some(has.to_string())
+}
+
+/// Warns of options of the command line that the schedule of a run does not read. One worker has no schedule.
+pub(super) fn warn_of_unread(config: &Config) {
+    let keys = Settings::keys();
+    let is_said = |key: &&str| matches!(config.value(key), Some((_, Origin::CommandLine)));
+    let given = keys.iter().map(String::as_str).filter(is_said).filter(|_| config.depth > 1);
+    unread(&config.schedule, config.placement, given).iter().for_each(|told| warn(told));
 }
 
 /// What is done to a schedule.

@@ -26,6 +26,7 @@ use serde_json::json;
 
 use super::outcome::Outcome;
 use super::progress::{Progress, Say};
+use super::shape::warn_of_unread;
 use super::{model, print, ranks, tell, warn, warn_of_bytes};
 
 /// Trains a GPT-2 or a BERT; without any option a small GPT-2, on the project's own text, through a Chimera pipeline
@@ -69,6 +70,7 @@ impl Train {
             "mpi-allreduce is MPI's, and here workers are threads: start ranks with mpirun or srun, or leave it out"
         );
         let mut run = Run::prepare(config)?;
+        warn_of_unread(run.config());
         let stop = stop_on_signal(|| true)?;
         let say = Say { to_stderr: self.json };
         let place = Place::claim(run.config())?;

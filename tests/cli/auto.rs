@@ -51,7 +51,7 @@ fn nothing_of_the_table_is_better() {
     for (placement, schedules) in [
         ("--placement line", ["gpipe", "dapple"].as_slice()),
         ("--placement line --split-backward", &["zb-h1", "zb-h2", "dapple", "gpipe"]),
-        ("--placement v --split-backward --chunks 2", &["zb-v", "v-half", "v-min", "dualpipe-v"]),
+        ("--placement v --split-backward", &["zb-v", "v-half", "v-min", "dualpipe-v"]),
         ("--placement interleaved", &["interleaved"]),
         ("--placement wave --waves 1", &["hanayo"]),
         ("--placement mirrored", &["chimera", "mixpipe", "gems", "chimera --scaling doubling"]),

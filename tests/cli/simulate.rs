@@ -14,6 +14,28 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
+/// Options that the schedule does not read are warned of, once each; what it reads is not.
+#[test]
+fn what_has_no_effect_is_warned_of() {
+    for (line, options) in [
+        ("simulate 1f1b --in-turn 2 --depth 4", ""),
+        ("simulate 1f1b --window 0", "window"),
+        ("schedule show 1f1b --chunks 3 --pipes 4 --json", "pipes chunks"),
+        ("schedule export gems --format svg --search-time 1", "search-time"),
+        ("simulate auto --placement line --scaling halving --waves 3 --search-time 0", "waves"),
+        ("schedule compare 1f1b --pipes 4", ""),
+    ] {
+        let ran = chimera(line);
+        assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
+        let warned =
+            |told: &str, option| told.starts_with(&format!("warning: `{option}` has no effect: "));
+        let (told, options): (Vec<_>, Vec<_>) =
+            (ran.stderr.lines().collect(), options.split_whitespace().collect());
+        assert_eq!(told.len(), options.len(), "{line}: {}", ran.stderr);
+        assert!(told.iter().zip(options).all(|(told, option)| warned(told, option)), "{told:?}");
+    }
+}
+
 /// The published makespans.
 #[test]
 fn makespans_are_those_of_the_papers() {

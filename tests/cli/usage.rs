@@ -169,6 +169,20 @@ fn train(folder: &TempDir, out: &Path, more: &str) -> Ran {
     chimera(&format!("train {model} --data {} --out {out} {more}", data.display()))
 }
 
+/// Of options of the command line alone: a file may serve several schedules.
+#[test]
+fn options_without_effect_are_warned_of() {
+    let folder = folder();
+    let settings = file(&folder, "run.toml", b"schedule = '1f1b'\nwaves = 3");
+    let out = folder.path().join("run");
+    let ran = train(&folder, &out, &format!("--config {settings} --pipes 4 --in-turn 1"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let told: Vec<_> = ran.stderr.lines().filter(|line| line.starts_with("warning: ")).collect();
+    let wanted =
+        "warning: `pipes` has no effect: 1f1b does not read it, chimera and auto on mirrored do";
+    assert_eq!(told, [wanted]);
+}
+
 #[test]
 fn a_folder_holds_one_run() {
     let folder = folder();

@@ -1,7 +1,7 @@
 //! Chimera: 2f pipes in opposite directions whose bubbles fill each other.
 
 use super::grid::Grid;
-use super::{Scaling, Schedule, Shape, Source, Unfit};
+use super::{Parameter, Scaling, Schedule, Shape, Source, Unfit};
 use crate::op::{Kind, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -22,6 +22,10 @@ impl Schedule for Chimera {
             paper: "Li & Hoefler, Chimera, SC 2021, arXiv 2107.06925",
             place: "figures 3, 6, 7 and 8",
         }
+    }
+
+    fn reads(&self) -> &'static [Parameter] {
+        &[Parameter::Pipes, Parameter::Scaling]
     }
 
     fn variants(&self) -> &'static [&'static str] {

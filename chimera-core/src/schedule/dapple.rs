@@ -1,7 +1,7 @@
 //! DAPPLE: one forward, one backward (1F1B), with a flush at the end of the step.
 
 use super::grid::Grid;
-use super::{Schedule, Shape, Source, Unfit};
+use super::{Parameter, Schedule, Shape, Source, Unfit};
 use crate::op::{Kind, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -26,6 +26,10 @@ impl Schedule for Dapple {
 
     fn source(&self) -> Source {
         Source { paper: "Fan et al., DAPPLE, PPoPP 2021, arXiv 2007.01045", place: "figure 3b" }
+    }
+
+    fn reads(&self) -> &'static [Parameter] {
+        &[Parameter::InTurn]
     }
 
     /// Larger groups.

@@ -1,7 +1,7 @@
 //! Hanayo: one pipe that goes back and forth over the workers in waves.
 
 use super::greedy::Greedy;
-use super::{Schedule, Shape, Source, Unfit};
+use super::{Parameter, Schedule, Shape, Source, Unfit};
 use crate::costs::UniformCosts;
 use crate::order::Limits;
 use crate::placement::Placement;
@@ -20,6 +20,10 @@ impl Schedule for Hanayo {
 
     fn source(&self) -> Source {
         Source { paper: "Liu et al., Hanayo, SC 2023, arXiv 2308.15762", place: "figure 6" }
+    }
+
+    fn reads(&self) -> &'static [Parameter] {
+        &[Parameter::Waves]
     }
 
     fn variants(&self) -> &'static [&'static str] {

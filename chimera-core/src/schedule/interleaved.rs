@@ -2,7 +2,7 @@
 
 use super::phases::Next::{B, F};
 use super::phases::{self, Lane, Row};
-use super::{Schedule, Shape, Source, Unfit};
+use super::{Parameter, Schedule, Shape, Source, Unfit};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
@@ -22,6 +22,10 @@ impl Schedule for Interleaved {
             paper: "Narayanan et al., Megatron-LM, SC 2021, arXiv 2104.04473",
             place: "figure 4, section 2.2",
         }
+    }
+
+    fn reads(&self) -> &'static [Parameter] {
+        &[Parameter::Chunks]
     }
 
     /// Forwards go by groups of D micro-batches, each through all chunks before the next group begins;

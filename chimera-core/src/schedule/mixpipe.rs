@@ -1,7 +1,7 @@
 //! MixPipe: Chimera's placement with a chosen number of micro-batches on their way in each direction.
 
 use super::greedy::Greedy;
-use super::{Schedule, Shape, Source, Unfit};
+use super::{Parameter, Schedule, Shape, Source, Unfit};
 use crate::costs::UniformCosts;
 use crate::order::Limits;
 use crate::placement::Placement;
@@ -23,6 +23,10 @@ impl Schedule for MixPipe {
 
     fn source(&self) -> Source {
         Source { paper: "Zhang et al., MixPipe, DAC 2023", place: "section III" }
+    }
+
+    fn reads(&self) -> &'static [Parameter] {
+        &[Parameter::InFlight]
     }
 
     /// From half to twice as many as there are workers.

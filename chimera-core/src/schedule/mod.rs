@@ -16,6 +16,7 @@ mod grid;
 mod hanayo;
 mod interleaved;
 mod mixpipe;
+mod parameter;
 mod phases;
 mod pipedream;
 mod pipedream_2bw;
@@ -27,6 +28,8 @@ mod zb_v;
 
 use std::fmt;
 use std::str::FromStr;
+
+pub use parameter::Parameter;
 
 use crate::names::by_name;
 use crate::timetable::Timetable;
@@ -73,6 +76,11 @@ pub trait Schedule: Sync {
     /// Where it was published.
     fn source(&self) -> Source;
 
+    /// What it reads of a [`Shape`] beside depth and micro-batches.
+    fn reads(&self) -> &'static [Parameter] {
+        &[]
+    }
+
     /// The options, as on the command line, with which it is listed where schedules are compared.
     fn variants(&self) -> &'static [&'static str] {
         &[""]
@@ -97,27 +105,26 @@ pub struct Source {
     pub place: &'static str,
 }
 
-/// For what a timetable is asked.
+/// For what a timetable is asked. [`Schedule::reads`] says who reads what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Workers of the pipeline group, D.
     pub depth: usize,
     /// Micro-batches of a step, N.
     pub n_micro_batches: u32,
-    /// Number of pipes, 2f; read by Chimera and by the search of an order.
+    /// Number of pipes, 2f.
     pub n_pipes: usize,
-    /// Stages per worker, v; read by interleaved schedules and by the search.
+    /// Stages per worker, v.
     pub n_chunks: usize,
-    /// How Chimera scales to more than D micro-batches; the search reads whether they are halved.
+    /// How to go on after D micro-batches.
     pub scaling: Scaling,
-    /// Forwards, and then backwards, in turn, k; read by 1F1B alone.
+    /// Forwards, and then backwards, in turn, k.
     pub n_in_turn: u32,
-    /// Waves of two chunks per worker; read by Hanayo and by the search.
+    /// Waves of two chunks per worker.
     pub n_waves: usize,
-    /// The most micro-batches on their way in each direction, K; read by MixPipe alone, which chooses if
-    /// there is none.
+    /// The most micro-batches on their way in each direction, K; `None` leaves it to the schedule.
     pub in_flight: Option<u32>,
-    /// Steps without a flush between them, T; read by asynchronous schedules alone.
+    /// Steps without a flush between them, T.
     pub window: u32,
 }
 

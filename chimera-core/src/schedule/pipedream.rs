@@ -1,7 +1,7 @@
 //! PipeDream: 1F1B without a flush, an update after every micro-batch.
 
 use super::grid::Grid;
-use super::{MAX_OPS, Schedule, Shape, Source, Unfit};
+use super::{MAX_OPS, Parameter, Schedule, Shape, Source, Unfit};
 use crate::op::{Kind, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -23,6 +23,10 @@ impl Schedule for PipeDream {
             paper: "Narayanan et al., PipeDream, SOSP 2019, arXiv 1806.03377",
             place: "figure 4, section 3.3",
         }
+    }
+
+    fn reads(&self) -> &'static [Parameter] {
+        &[Parameter::Window]
     }
 
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {

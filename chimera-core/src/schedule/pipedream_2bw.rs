@@ -1,7 +1,7 @@
 //! PipeDream-2BW: 1F1B without a flush, an update per step, two versions of the weights.
 
 use super::pipedream::without_flush;
-use super::{Schedule, Shape, Source, Unfit};
+use super::{Parameter, Schedule, Shape, Source, Unfit};
 use crate::timetable::Timetable;
 use crate::update::Update;
 
@@ -22,6 +22,10 @@ impl Schedule for PipeDream2Bw {
                     arXiv 2006.09503",
             place: "figure 3, section 3.1",
         }
+    }
+
+    fn reads(&self) -> &'static [Parameter] {
+        &[Parameter::Window]
     }
 
     /// PipeDream's order. With N >= D the last backward of a step stands before the first forward of
