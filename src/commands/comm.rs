@@ -18,6 +18,8 @@ const SIZES: [usize; 8] = [4, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1
 const N_ROUNDS: usize = 7;
 /// Bytes of one round.
 const ROUND_BYTES: usize = 1 << 26;
+/// A message of the most bytes that takes longer than one of the fewest by less than this part says nothing about bytes.
+const NOISE: f64 = 0.05;
 /// For a message to come.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -54,9 +56,11 @@ pub(crate) struct Bench {
 pub(super) struct Report {
     transport: String,
     ranks: u32,
+    /// Whether messages are handed over and not copied, so that this measures no network.
+    handed_over: bool,
     /// Latency: a message of 4 bytes takes as long.
     alpha_s: f64,
-    /// What every byte of a large message adds.
+    /// What every byte of a large message adds; 0 where size costs nothing.
     beta_s_per_byte: f64,
     /// One way, between ranks 0 and 1.
     messages: Vec<Timed>,
@@ -84,7 +88,7 @@ impl Bench {
                 let rank = comm.rank();
                 measure(comm, "threads").map_err(|e| e.into_fault(rank))
             });
-            ranks?.into_iter().next().flatten()
+            ranks?.into_iter().next().flatten().map(Report::between_threads)
         };
         let Some(report) = report else { return Ok(()) };
         if self.json {
@@ -95,9 +99,18 @@ impl Bench {
 }
 
 impl Report {
+    /// Between threads size costs nothing: what differs is noise.
+    fn between_threads(self) -> Report {
+        Report { handed_over: true, beta_s_per_byte: 0.0, ..self }
+    }
+
     fn table(&self) -> String {
+        let how = match self.handed_over {
+            true => ": messages are handed over, not copied, so this measures no network",
+            false => "",
+        };
         let mut lines = vec![
-            format!("{}, {} ranks", self.transport, self.ranks),
+            format!("{}, {} ranks{how}", self.transport, self.ranks),
             match self.beta_s_per_byte {
                 0.0 => format!("alpha {:.2} us, whatever the size", self.alpha_s * 1e6),
                 beta => {
@@ -109,9 +122,12 @@ impl Report {
         let rows = self.messages.iter().zip(&self.sums);
         lines.extend(rows.map(|(message, sum)| {
             let Timed { bytes, seconds } = message;
-            let rate = *bytes as f64 / seconds * 1e-9;
+            let rate = match self.handed_over {
+                true => "-".to_string(),
+                false => format!("{:.2}", *bytes as f64 / seconds * 1e-9),
+            };
             let (message, sum) = (seconds * 1e6, sum.seconds * 1e6);
-            format!("{bytes:>9} {message:>12.2} {rate:>8.2} {sum:>12.2}")
+            format!("{bytes:>9} {message:>12.2} {rate:>8} {sum:>12.2}")
         }));
         lines.join("\n")
     }
@@ -132,14 +148,22 @@ pub(super) fn measure(
     let report = Report {
         transport: transport.to_string(),
         ranks: bench.comm.n_ranks(),
+        handed_over: false,
         alpha_s: first.seconds,
-        // Less than nothing is noise: between threads a tensor is handed over, and its size costs nothing.
-        beta_s_per_byte: ((last.seconds - first.seconds) / (last.bytes - first.bytes) as f64)
-            .max(0.0),
+        beta_s_per_byte: slope(first, last),
         messages,
         sums,
     };
     Ok((bench.comm.rank() == Rank(0)).then_some(report))
+}
+
+/// Seconds that every byte adds.
+fn slope(first: Timed, last: Timed) -> f64 {
+    let more = last.seconds - first.seconds;
+    match more > NOISE * first.seconds {
+        true => more / (last.bytes - first.bytes) as f64,
+        false => 0.0,
+    }
 }
 
 struct Measured<'c> {
@@ -229,4 +253,38 @@ fn zeros(n: usize) -> Host {
 
 fn deadline() -> Instant {
     Instant::now() + PATIENCE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: Timed = Timed { bytes: 4, seconds: 3e-6 };
+
+    #[test]
+    fn what_is_less_than_noise_is_no_slope() {
+        for (seconds, beta) in [(3.1e-6, 0.0), (2e-6, 0.0), (3e-6 + 1e-3, 1e-6)] {
+            let slope = slope(FIRST, Timed { bytes: 1004, seconds });
+            assert!((slope - beta).abs() < 1e-12, "{seconds}: {slope}");
+        }
+    }
+
+    #[test]
+    fn a_table_tells_what_is_no_network() {
+        let report = || Report {
+            transport: "one".into(),
+            ranks: 2,
+            handed_over: false,
+            alpha_s: 3e-6,
+            beta_s_per_byte: 1e-9,
+            messages: vec![FIRST],
+            sums: vec![FIRST],
+        };
+        let copied = report().table();
+        assert!(copied.starts_with("one, 2 ranks\nalpha 3.00 us, 1/beta 1.0 GB/s\n"), "{copied}");
+        assert!(copied.ends_with("3.00     0.00         3.00"), "{copied}");
+        let handed_over = report().between_threads().table();
+        assert!(handed_over.contains("measures no network\nalpha 3.00 us, whatever the size\n"));
+        assert!(handed_over.ends_with("3.00        -         3.00"), "{handed_over}");
+    }
 }

@@ -99,6 +99,7 @@ fn what_comm_bench_measures_between_threads_is_a_link() {
         assert!(timed.len() == 8 && timed.iter().all(|one| one["seconds"].as_f64() > Some(0.0)));
     }
     assert_eq!(report["alpha_s"], report["messages"][0]["seconds"]);
+    assert_eq!((&report["beta_s_per_byte"], &report["handed_over"]), (&json!(0.0), &json!(true)));
     let folder = folder();
     let file = folder.path().join("threads.json");
     write(&file, &ran.stdout).expect("a report");
