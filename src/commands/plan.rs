@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::str::FromStr;
 
 use anyhow::{Result, bail};
-use chimera::core::render::significant;
+use chimera::core::render::{significant, size};
 use chimera::settings::{Config, Layers};
 use chimera::training::{Candidate, Choice, Cluster, Need, choose};
 use clap::Args;
@@ -73,9 +73,9 @@ impl Plan {
         let mut text = table(top.map(cells));
         let _ = write!(
             text,
-            "\n{} way(s) fit into {} GiB a rank, {} tried do not; times are without the optimizer's update{}\n\n{command}",
+            "\n{} way(s) fit into {} a rank, {} tried do not; times are without the optimizer's update{}\n\n{command}",
             choice.candidates.len(),
-            gib(self.memory.0),
+            size(self.memory.0),
             choice.n_too_large,
             if is_foreseen { "; with ~ they are foreseen from shorter steps" } else { "" },
         );
@@ -104,17 +104,17 @@ impl Plan {
 
     /// Why there is nothing to show.
     fn too_large(&self, choice: &Choice) -> String {
-        let memory = gib(self.memory.0);
+        let memory = size(self.memory.0);
         let Some((config, need)) = &choice.leanest else {
-            return format!("no way to train fits into {memory} GiB a rank");
+            return format!("no way to train fits into {memory} a rank");
         };
         let Config { width, depth, schedule, micro_batch_size, .. } = config;
         format!(
-            "none of {} ways to train fits into {memory} GiB a rank: the leanest, {schedule} with width {width}, depth \
-             {depth} and micro-batch-size {micro_batch_size}, needs {} GiB on its hungriest rank ({need}); choose more \
+            "none of {} ways to train fits into {memory} a rank: the leanest, {schedule} with width {width}, depth \
+             {depth} and micro-batch-size {micro_batch_size}, needs {} on its hungriest rank ({need}); choose more \
              ranks, a smaller context or model, on GPUs precision bf16, or leave settings open that you gave",
             choice.n_too_large,
-            gib(need.total()),
+            size(need.total()),
         )
     }
 }

@@ -10,6 +10,7 @@ use chimera_core::engine::owned_elements;
 use chimera_core::ids::{BucketId, StageId, WorkerId};
 use chimera_core::lower::{Program, Recompute};
 use chimera_core::model::{Cut, Memory, ModelConfig, memory};
+use chimera_core::render::size;
 use chimera_core::stage::Param;
 
 use super::Plan;
@@ -65,19 +66,15 @@ impl Add for Need {
 
 impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.1} GiB for weights, gradients and moments", gib(self.state))?;
+        write!(f, "{} for weights, gradients and moments", size(self.state))?;
         if self.copy > 0.0 {
-            write!(
-                f,
-                ", {:.1} GiB for the copy that checkpoints are written from",
-                gib(self.copy)
-            )?;
+            write!(f, ", {} for the copy that checkpoints are written from", size(self.copy))?;
         }
         write!(
             f,
-            ", {:.1} GiB for residuals and {:.1} GiB for logits and gradients of the op that runs",
-            gib(self.residuals),
-            gib(self.working)
+            ", {} for residuals and {} for logits and gradients of the op that runs",
+            size(self.residuals),
+            size(self.working)
         )
     }
 }
@@ -109,9 +106,9 @@ pub(super) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
 fn refuse(config: &Config, need: &Need, free: f64, limit: &str, place: &str) -> Result<()> {
     ensure!(
         need.total() <= free,
-        "the run needs {need} on {place}, but {:.1} GiB are free{limit}: choose {}fewer layers, a smaller preset or \
+        "the run needs {need} on {place}, but {} are free{limit}: choose {}fewer layers, a smaller preset or \
          width, fewer pipes, or a smaller micro-batch-size",
-        gib(free),
+        size(free),
         if config.recompute == Recompute::None { "recompute full, " } else { "" },
     );
     Ok(())
@@ -211,10 +208,6 @@ pub(super) fn memory_of(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> V
     let of = |cut| memory(model, cut, config.context, drops, bytes);
     // A sample as long as the context is one that every model has.
     cuts.iter().map(|cut| of(cut).unwrap_or_default()).collect()
-}
-
-fn gib(bytes: f64) -> f64 {
-    bytes / f64::from(1u32 << 30)
 }
 
 #[cfg(test)]

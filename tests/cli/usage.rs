@@ -111,7 +111,7 @@ fn models_that_cannot_be_built_or_cut() {
     refuse("--vocab 0", "`vocab` is 0;");
     refuse("--lr -0.1", "`lr` is -0.1;");
     refuse("--lr nan", "`lr` is nan;");
-    refuse("--layers 10000 --hidden 100000 --heads 1", "GiB are free: choose ");
+    refuse("--layers 10000 --hidden 100000 --heads 1", "iB are free: choose ");
 }
 
 #[test]

@@ -158,9 +158,26 @@ pub fn significant(x: f64, digits: usize) -> String {
     trimmed(&format!("{x:.decimals$}"))
 }
 
+/// So many bytes, in the largest unit of which there is one.
+pub fn size(bytes: f64) -> String {
+    let units = [("GiB", 1u32 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    let fits = |(_, unit): &(&str, u32)| bytes.abs() >= f64::from(*unit);
+    match units.into_iter().find(fits) {
+        Some((name, unit)) => format!("{} {name}", significant(bytes / f64::from(unit), 3)),
+        None => format!("{bytes:.0} B"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_in_a_unit_of_which_there_is_one() {
+        let sizes = [0.0, 1.0, 2048.0, 1e6, 40.0 * 1048576.0, 355.62e9, 25769803776.0].map(size);
+        let wanted = ["0 B", "1 B", "2 KiB", "977 KiB", "40 MiB", "331 GiB", "24 GiB"];
+        assert_eq!(sizes, wanted);
+    }
 
     #[test]
     fn numbers_are_short() {
