@@ -194,10 +194,13 @@ fn a_folder_holds_one_run() {
     let before = read();
     assert!(before.0.is_some() && before.1.is_some());
     let other = folder.path().join("other");
-    for (out, more) in [(&out, ""), (&out, "--metrics new"), (&other, &elsewhere)] {
+    for (out, more, option) in
+        [(&out, "", "--out"), (&out, "--metrics new", "--out"), (&other, &elsewhere, "--metrics")]
+    {
+        let hint = format!("another run? choose another {option}: ");
         let again = train(&folder, out, more);
         assert_eq!((again.code, again.stdout.as_str()), (Some(2), ""), "{more}");
-        assert!(again.stderr.contains("another run? choose another --out"), "{}", again.stderr);
+        assert!(again.stderr.contains(&hint), "{}", again.stderr);
     }
     assert!(read() == before, "the first run is overwritten");
     assert_eq!(train(&folder, &other, "").code, Some(0));
