@@ -17,6 +17,7 @@ mod width;
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use chimera_core::model::{Architecture, ModelConfig};
 
@@ -72,6 +73,7 @@ pub struct Corpus {
     window: usize,
     /// What becomes of a window in a BERT's samples.
     masking: Option<Masking>,
+    digest: OnceLock<Digest>,
 }
 
 impl Corpus {
@@ -111,7 +113,8 @@ impl Corpus {
             return Err(DataError::Short { tokens: tokens.len(), context, needed });
         }
         let n_train = tokens.len() - (tokens.len() / 10).max(least);
-        Ok(Corpus { tokens, tokenizer: None, n_train, window, masking: None })
+        let digest = OnceLock::new();
+        Ok(Corpus { tokens, tokenizer: None, n_train, window, masking: None, digest })
     }
 
     /// What the ids stand for, where that is known.
@@ -129,12 +132,16 @@ impl Corpus {
         self.tokens.len() - self.n_train
     }
 
-    /// Which data it is.
+    /// Which data it is, or was when this was first asked: every checkpoint wants to know, and files may be far away.
     ///
     /// # Errors
     /// If a file cannot be read any more.
-    pub fn digest(&self) -> io::Result<Digest> {
-        Digest::of(&self.tokens)
+    pub fn digest(&self) -> io::Result<&Digest> {
+        if let Some(known) = self.digest.get() {
+            return Ok(known);
+        }
+        let digest = Digest::of(&self.tokens)?;
+        Ok(self.digest.get_or_init(|| digest))
     }
 
     /// Number of samples of an epoch: windows that lie side by side in the part to train on.

@@ -177,7 +177,7 @@ impl Run {
             skipped: counts.skipped,
             samples_per_step: self.samples_per_step(),
             next_samples: self.samples_of(step),
-            data: self.corpus.digest().ok(),
+            data: self.corpus.digest().ok().cloned(),
             settings: settings(self.config()),
             timetable: self.plan.found.as_ref().map(to_json),
             shards: Vec::new(),
@@ -188,13 +188,12 @@ impl Run {
     fn other_data(&self, manifest: &Manifest) -> Option<String> {
         let now = self.corpus.digest().ok();
         match &manifest.data {
-            Some(was) if now.as_ref().is_some_and(|now| now.tokens != was.tokens) => {
-                let n_now = now.map_or(0, |now| now.tokens);
-                Some(format!("{} tokens in the checkpoint, {n_now} now", was.tokens))
-            }
-            Some(was) if now.as_ref() != Some(was) => {
-                Some("other tokens than in the checkpoint".into())
-            }
+            Some(was) if now != Some(was) => Some(match now {
+                Some(now) if now.tokens != was.tokens => {
+                    format!("{} tokens in the checkpoint, {} now", was.tokens, now.tokens)
+                }
+                _ => "other tokens than in the checkpoint".into(),
+            }),
             _ if self.samples_of(manifest.step) != manifest.next_samples => {
                 Some(format!("other samples in step {} than in the checkpoint", manifest.step))
             }
