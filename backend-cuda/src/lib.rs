@@ -74,6 +74,10 @@ impl Kernels for Candle {
         self.named("rows", tensor.narrow(0, start, len))
     }
 
+    fn reshape(&self, tensor: &Tensor, shape: &[usize]) -> Result<Tensor> {
+        self.named("reshape", tensor.reshape(shape))
+    }
+
     fn join(&self, tensors: &[&Tensor]) -> Result<Tensor> {
         self.named("join", cpu::join(tensors))
     }

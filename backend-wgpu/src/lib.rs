@@ -108,6 +108,10 @@ impl Kernels for Wgpu {
         Ok(tensor.rows(start, len))
     }
 
+    fn reshape(&self, tensor: &Tensor, shape: &[usize]) -> Result<Tensor> {
+        Ok(tensor.reshape(shape))
+    }
+
     fn join(&self, tensors: &[&Tensor]) -> Result<Tensor> {
         self.gpu.join(tensors)
     }

@@ -58,6 +58,17 @@ impl Tensor {
         rows
     }
 
+    /// Its elements in other extents.
+    pub(crate) fn reshape(&self, shape: &[usize]) -> Tensor {
+        assert_eq!(
+            shape.iter().product::<usize>(),
+            self.n_elements(),
+            "{:?} as {shape:?}",
+            self.shape
+        );
+        Tensor { shape: shape.to_vec(), ..self.clone() }
+    }
+
     /// Some of its elements, row-major.
     pub(crate) fn slice(&self, start: usize, len: usize) -> Slice<'_> {
         assert!(start + len <= self.n_elements(), "{start} + {len} of {:?}", self.shape);

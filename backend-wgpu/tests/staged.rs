@@ -1,24 +1,27 @@
 //! Tensors of an adapter over a transport of the host's.
 
 use chimera_backend_wgpu::{Options, adapters};
-use chimera_core::comm::{Comm, Host, HostStaged, Tag, Threads, What, conformance};
+use chimera_core::comm::{Comm, Host, HostStaged, Tag, Threads, conformance};
 use chimera_core::engine::run_threads;
-use chimera_core::ids::{Rank, StageId};
+use chimera_core::ids::Rank;
 use chimera_core::kernels::Kernels;
 
 #[test]
 fn messages_of_an_adapter_conform() {
     let adapter = adapters().into_iter().next().expect("an adapter");
     let k = adapter.open(Options::default()).expect("it opens");
-    let tensor = |n: u32| k.upload(&[1], &[n as f32]).expect("it fits");
-    let number = |t: &_| k.download(t).expect("it is there")[0] as u32;
+    let to = |host: Host| k.upload(&host.shape, &host.data).expect("it fits");
+    let from = |tensor: &_| Host {
+        shape: k.shape(tensor),
+        data: k.download(tensor).expect("it is there"),
+    };
     let ran = run_threads(3, |comm: &mut Threads<Host>| {
-        conformance::run(&mut HostStaged::new(k.clone(), comm), tensor, number);
+        conformance::run(&mut HostStaged::new(k.clone(), comm), to, from);
         Ok(())
     });
     ran.expect("it conforms");
     let aborted = run_threads(2, |comm: &mut Threads<Host>| {
-        conformance::run_abort(&mut HostStaged::new(k.clone(), comm), tensor);
+        conformance::run_abort(&mut HostStaged::new(k.clone(), comm), to);
         Ok(())
     });
     aborted.expect("it conforms");
@@ -30,7 +33,7 @@ fn a_message_is_what_was_sent() {
     let adapter = adapters().into_iter().next().expect("an adapter");
     let k = adapter.open(Options::default()).expect("it opens");
     let n = 1 << 16;
-    let tag = |step| Tag { step, what: What::Weight { stage: StageId(0), tensor: 0 } };
+    let tag = |step| Tag::private(0, step);
     let ran = run_threads(1, |comm: &mut Threads<Host>| {
         let mut comm = HostStaged::new(k.clone(), comm);
         let ones = k.upload(&[n], &vec![1.0; n]).expect("it fits");
@@ -41,8 +44,8 @@ fn a_message_is_what_was_sent() {
         }
         for step in 0..20 {
             let soon = std::time::Instant::now() + std::time::Duration::from_secs(60);
-            let taken = comm.take(Rank(0), tag(step), soon).expect("it comes");
-            let taken = k.download(&taken).expect("it is there");
+            let received = comm.recv(Rank(0), tag(step), soon).expect("it comes");
+            let taken = k.download(&received).expect("it is there");
             assert!(taken.iter().all(|x| *x == (step + 1) as f32), "{step}: {}", taken[0]);
         }
         Ok(())

@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::analyze::{Refusal, UniformCosts, peak_working_bytes};
-use crate::comm::{Comm, CommError, Threads};
+use crate::comm::{Comm, CommError, Endpoint, Threads};
 use crate::engine::{Data, Job, Patience, Training, Worker, run_threads};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId, WorkerId};

@@ -5,6 +5,7 @@
 //! from), [`lower`] (the only way to a runnable program) and [`engine`] (which runs one).
 
 pub mod analyze;
+mod collective;
 pub mod comm;
 mod costs;
 pub mod effects;
@@ -26,6 +27,7 @@ pub mod render;
 mod residuals;
 pub mod schedule;
 pub mod search;
+mod shards;
 pub mod stage;
 pub mod timetable;
 pub mod update;

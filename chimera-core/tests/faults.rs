@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, Tag, Threads, What, threads};
+use chimera_core::comm::{Endpoint, Payload, Tag, Threads, all_gather, threads};
 use chimera_core::engine::{NonFinite, Worker, handshake, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -66,7 +66,8 @@ fn chimera() -> Run {
 /// Strikes the messages of `rank` about tokens, in the third step.
 fn on(rank: u32, fate: Fate) -> impl Fn(Rank, Tag) -> Fate + Copy + Send + Sync {
     move |from, tag| {
-        let is_struck = from == Rank(rank) && tag.step == 2 && matches!(tag.what, What::Token(_));
+        let is_struck =
+            from == Rank(rank) && tag.step() == 2 && matches!(tag.payload(), Payload::Token(_));
         if is_struck { fate } else { Fate::Arrives }
     }
 }
@@ -99,8 +100,8 @@ fn a_lost_message_is_named_when_patience_ends() {
 fn a_lost_part_of_a_sum_is_named() {
     let run = Run { width: 2, shape: Shape::new(1, 1), ..two_workers() };
     let is_struck = AtomicBool::new(false);
-    let end = fail(&run, |from, tag| match tag.what {
-        What::Part { .. } if from == Rank(1) && tag.step == 2 => {
+    let end = fail(&run, |from, tag| match tag.payload() {
+        Payload::Gradients { .. } if from == Rank(1) && tag.step() == 2 => {
             match is_struck.swap(true, Ordering::Relaxed) {
                 false => Fate::IsLost,
                 true => Fate::Arrives,
@@ -111,7 +112,7 @@ fn a_lost_part_of_a_sum_is_named() {
     let fault = &end.reported;
     assert_eq!((fault.class, fault.rank, fault.peer), (Class::Timeout, Rank(0), Some(Rank(1))));
     assert_eq!(fault.step, Some(2));
-    assert!(fault.message.contains(" s for gradient "), "{fault}");
+    assert!(fault.message.contains(" s for gradients of bucket 0 from rank 1"), "{fault}");
     let op = fault.op.as_deref().unwrap_or_default();
     assert!(op.starts_with("reduction of "), "{fault}");
     assert!(fault.message.ends_with(" waits for the sum of bucket 0: lost on the way"), "{fault}");
@@ -143,7 +144,7 @@ fn a_stalled_rank_is_named() {
 
 #[test]
 fn the_first_step_is_given_more_time() {
-    let slow = |from: Rank, tag: Tag| match (from, tag.step) {
+    let slow = |from: Rank, tag: Tag| match (from, tag.step()) {
         (Rank(1), 0) => Fate::Stalls(Duration::from_secs(2)),
         _ => Fate::Arrives,
     };
@@ -206,8 +207,10 @@ fn a_value_that_is_not_finite_stops_all_ranks_before_the_step() {
 fn a_value_that_is_not_finite_stops_a_window_at_its_step() {
     for schedule in ["pipedream", "pipedream-2bw"] {
         let run = Run::new(schedule, Shape { window: 3, ..Shape::new(2, 2) });
-        let end = fail(&run, |from, tag| match tag.what {
-            What::Token(token) if from == Rank(0) && (tag.step, token.span.start) == (3, 2) => {
+        let end = fail(&run, |from, tag| match tag.payload() {
+            Payload::Token(token)
+                if from == Rank(0) && (tag.step(), token.span.start) == (3, 2) =>
+            {
                 Fate::IsNaN
             }
             _ => Fate::Arrives,
@@ -248,8 +251,7 @@ fn ranks_of_different_runs_end_before_the_first_step() {
         run_threads::<(), ()>(4, move |comm| {
             let deadline = Instant::now() + Duration::from_secs(60);
             match comm.rank() {
-                Rank(2) => comm
-                    .exchange(&value(Rank(2)), deadline)
+                Rank(2) => all_gather(comm, &value(Rank(2)), deadline)
                     .map(drop)
                     .map_err(|e| Fault::new(Class::Internal, Rank(2), e.to_string())),
                 rank => {
@@ -289,16 +291,18 @@ fn what_is_of_another_shape_is_refused_before_use() {
     );
     let run = Run { width: 2, shape: Shape::new(1, 1), ..two_workers() };
     for is_part in [true, false] {
-        let end = fail(&run, |from, tag| match tag.what {
-            What::Part { .. } if is_part && from == Rank(0) && tag.step == 2 => Fate::IsShort,
-            What::Sum { .. } if !is_part && from == Rank(0) && tag.step == 2 => Fate::IsShort,
+        let end = fail(&run, |from, tag| match tag.payload() {
+            Payload::Gradients { .. } if is_part && from == Rank(0) && tag.step() == 2 => {
+                Fate::IsShort
+            }
+            Payload::Sums { .. } if !is_part && from == Rank(0) && tag.step() == 2 => Fate::IsShort,
             _ => Fate::Arrives,
         });
         let fault = &end.reported;
         assert_eq!((fault.class, fault.rank), (Class::Mismatch, Rank(1)), "{fault}");
         assert!(fault.message.starts_with("rank 0 sent "), "{fault}");
         assert!(
-            fault.message.contains("gradient ") && fault.message.contains(", not ["),
+            fault.message.contains("gradients of bucket 0 ") && fault.message.contains(", not ["),
             "{fault}"
         );
     }
@@ -323,8 +327,8 @@ fn a_step_that_is_not_finite_can_be_skipped() {
 #[test]
 fn twenty_steps_in_a_row_are_too_many_to_skip() {
     let run = Run { non_finite: NonFinite::Skip, ..Run::new("gpipe", Shape::new(2, 1)) };
-    let fate = |_: Rank, tag: Tag| match tag.what {
-        What::Token(_) if tag.step != 2 => Fate::IsNaN,
+    let fate = |_: Rank, tag: Tag| match tag.payload() {
+        Payload::Token(_) if tag.step() != 2 => Fate::IsNaN,
         _ => Fate::Arrives,
     };
     let ran = execute(&run, &timetable(&run), |job, inner, stage| {
@@ -367,7 +371,7 @@ fn an_asynchronous_schedule_skips_nothing() {
 fn replicas_that_differ_are_found_with_their_tensor() {
     let run = Run { clip: None, ..Run::new("chimera", Shape::new(2, 2)) };
     let is_struck = |from, tag: Tag| {
-        from == Rank(0) && tag.step == 1 && matches!(tag.what, What::Sum { slice: 0, .. })
+        from == Rank(0) && tag.step() == 1 && matches!(tag.payload(), Payload::Sums { .. })
     };
     for strikes in [false, true] {
         let fate = |from, tag| match strikes && is_struck(from, tag) {

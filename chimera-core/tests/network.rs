@@ -39,15 +39,15 @@ fn two_by_two(ranks_per_node: usize) -> (f64, f64) {
 #[test]
 fn two_groups_take_what_was_computed_by_hand() {
     // F, a message of 1 + 4/2, F, B, a message, B end at 12; the part and the sum take 1 + 6/2 each.
-    assert_eq!(two_by_two(4), (12.0 + 8.0, 3.0));
+    assert_eq!(two_by_two(4), (12.0 + 8.0, 2.0));
     // A group to a node: sums of 2 + 6 each way go between nodes. That of stage 1 begins at 7 and has the link
     // for 6 each way, so that of stage 0 begins at 19 and not at 12.
-    assert_eq!(two_by_two(2), (19.0 + 16.0, 1.0 + 2.0 * 2.0));
+    assert_eq!(two_by_two(2), (19.0 + 16.0, 2.0 * 2.0));
     // A rank to a node: nothing is shared, and messages go between nodes too.
-    assert_eq!(two_by_two(1), (18.0 + 16.0, 3.0 * 2.0));
+    assert_eq!(two_by_two(1), (18.0 + 16.0, 2.0 * 2.0));
 }
 
-/// By the largest owner: small tensors stay whole, so some own nothing; large ones are shared out.
+/// A small bucket has one owner; a large one is shared out, among many ranks by halves.
 #[test]
 fn a_sum_takes_as_long_as_its_busiest_port() {
     let program = program("dapple", &Shape::new(1, 1));
@@ -57,13 +57,15 @@ fn a_sum_takes_as_long_as_its_busiest_port() {
         costs.reduce(BucketId(0))
     };
     assert_eq!(sum(1, &[12.0]), 0.0);
-    assert_eq!(sum(4, &[3.0; 4]), 2.0 * 9.0);
+    assert_eq!(sum(4, &[3.0; 4]), 2.0 * 3.0 * 12.0);
     assert_eq!(sum(4, &[12.0]), 2.0 * 3.0 * 12.0);
-    assert_eq!(sum(128, &[4.0, 4.0, 3.0, 1.0]), 2.0 * 127.0 * 4.0);
-    let slice = 4096.0;
-    assert_eq!(sum(4, &[16.0 * slice]), 2.0 * 3.0 * 4.0 * slice);
-    assert_eq!(sum(4, &[2.0 * slice, 6.0 * slice]), 2.0 * 3.0 * 2.0 * slice);
-    assert_eq!(sum(128, &[16.0 * slice]), 2.0 * 127.0 * slice);
+    assert_eq!(sum(128, &[4.0, 4.0, 3.0, 1.0]), 2.0 * 7.0 * 12.0);
+    let unit = 4096.0;
+    assert_eq!(sum(4, &[16.0 * unit]), 2.0 * 3.0 * 4.0 * unit);
+    assert_eq!(sum(4, &[2.0 * unit, 6.0 * unit]), 2.0 * 3.0 * 2.0 * unit);
+    // Halves of 8, 4, 2 and 1 units, and three rounds in which one of two has one.
+    assert_eq!(sum(128, &[16.0 * unit]), 2.0 * (8.0 + 4.0 + 2.0 + 1.0 + 3.0) * unit);
+    assert_eq!(sum(128, &[128.0 * unit]), 2.0 * 127.0 * unit);
 }
 
 /// Eight replicas on two nodes, each the owner of a tensor: four send half of all they have to the other node.
@@ -91,12 +93,12 @@ fn the_ranks_of_a_node_share_its_link() {
     let program = program("dapple", &Shape::new(1, 1));
     let sum = |ranks_per_node| {
         let network = network(8, ranks_per_node, Link::default(), link(0.0, 1.0));
-        let traffic = traffic(&program, 0.0, &[1.0; 8]);
+        let traffic = traffic(&program, 0.0, &[4096.0; 8]);
         NetworkCosts::new(COMPUTE, network, &program, &traffic).reduce(BucketId(0))
     };
     assert_eq!(sum(8), 0.0);
-    assert_eq!(sum(4), 2.0 * 4.0 * 4.0);
-    assert_eq!(sum(1), 2.0 * 7.0);
+    assert_eq!(sum(4), 2.0 * 4.0 * 4.0 * 4096.0);
+    assert_eq!(sum(1), 2.0 * 7.0 * 4096.0);
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! How the engine uses MPI.
 
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, CommError, Host, Position, Tag};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
+use rustc_hash::FxHashMap;
 
 use crate::letter::Letter;
 use crate::letters::Letters;
@@ -16,74 +18,12 @@ use crate::{LAST_WORDS, Mpi};
 /// A rank that did not look for so long was itself stopped, perhaps with its machine: the time is not its peers'.
 const SUSPENDED: Duration = Duration::from_secs(1);
 
-impl Comm<Host> for Mpi {
-    fn rank(&self) -> Rank {
-        self.me
-    }
-
-    fn n_ranks(&self) -> u32 {
-        self.n_ranks
-    }
-
-    fn send(&mut self, to: Rank, tag: Tag, tensor: Host) -> Result<(), CommError> {
-        if to == self.me {
-            self.shared.letters().file_own(to, tag, tensor);
-            return Ok(());
-        }
-        self.post_letter(to, Letter::Tensor(tag, tensor))
-    }
-
-    fn post(&mut self, _: Rank, _: Tag) -> Result<(), CommError> {
-        Ok(()) // every message is received as soon as it is announced
-    }
-
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<Host>, CommError> {
-        let look = |letters: &mut Letters| match &letters.ended {
-            Some(error) => Err(error.clone()),
-            None => Ok(letters.tensors.remove(&(from, tag))),
-        };
-        let found = look(&mut self.shared.letters())?;
-        if found.is_some() || self.shared.progress() != Progress::Moved {
-            return Ok(found);
-        }
-        look(&mut self.shared.letters())
-    }
-
-    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Host, CommError> {
-        let what = || tag.what.to_string();
-        self.wait(from, &what, deadline, |letters| letters.tensors.remove(&(from, tag)))
-    }
-
-    fn has_sum(&self, members: &[Rank]) -> bool {
-        self.shared.sums().contains(&sorted(members))
-    }
-
-    fn sum(&mut self, members: &[Rank], tag: Tag, tensor: Host) -> Result<(), CommError> {
-        self.wake(self.shared.sum(&sorted(members), Letter::Tensor(tag, tensor))?);
-        Ok(())
-    }
-
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
-        let number = self.n_exchanges;
-        self.n_exchanges += 1;
-        for to in self.others() {
-            self.post_letter(to, Letter::Bytes(number, bytes.to_vec()))?;
-        }
-        let what = || "its part of the agreement".to_string();
-        let part = |from| match from == self.me {
-            true => Ok(bytes.to_vec()),
-            false => {
-                self.wait(from, &what, deadline, |letters| letters.bytes.remove(&(from, number)))
-            }
-        };
-        (0..self.n_ranks).map(Rank).map(part).collect()
-    }
-
-    fn publish(&mut self, position: Position) {
+impl Liveness for Mpi {
+    fn report_progress(&mut self, position: Position) {
         self.shared.publish(position);
     }
 
-    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+    fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
         let number = self.n_questions;
         self.n_questions += 1;
         for to in self.others() {
@@ -110,6 +50,42 @@ impl Comm<Host> for Mpi {
             rest.after(progress);
         }
     }
+}
+
+impl Endpoint for Mpi {
+    fn rank(&self) -> Rank {
+        self.me
+    }
+
+    fn n_ranks(&self) -> u32 {
+        self.n_ranks
+    }
+
+    fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
+        let number = next(&mut self.n_bytes_sent, to);
+        if to == self.me {
+            self.shared.letters().bytes.insert((to, number), bytes);
+            return Ok(());
+        }
+        self.post_letter(to, Letter::Bytes(number, bytes))
+    }
+
+    fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
+        let number = self.n_bytes_received.get(&from).copied().unwrap_or(0);
+        let found = self.look(|letters| letters.bytes.remove(&(from, number)))?;
+        if found.is_some() {
+            next(&mut self.n_bytes_received, from);
+        }
+        Ok(found)
+    }
+
+    fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
+        let number = self.n_bytes_received.get(&from).copied().unwrap_or(0);
+        let look = |letters: &mut Letters| letters.bytes.remove(&(from, number));
+        let bytes = self.wait(from, &"control data", deadline, look)?;
+        next(&mut self.n_bytes_received, from);
+        Ok(bytes)
+    }
 
     fn abort(&mut self, cause: &Fault) {
         let cause = self.shared.letters().abort(cause);
@@ -126,12 +102,59 @@ impl Comm<Host> for Mpi {
     }
 }
 
+impl Comm<Host> for Mpi {
+    fn send(&mut self, to: Rank, tag: Tag, tensor: Host) -> Result<(), CommError> {
+        if to == self.me {
+            self.shared.letters().file_own(to, tag, tensor);
+            return Ok(());
+        }
+        self.post_letter(to, Letter::Tensor(tag, tensor))
+    }
+
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Host>, CommError> {
+        self.look(|letters| letters.tensors.remove(&(from, tag)))
+    }
+
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Host, CommError> {
+        self.wait(from, &tag, deadline, |letters| letters.tensors.remove(&(from, tag)))
+    }
+
+    fn has_all_reduce(&self, members: &[Rank]) -> bool {
+        self.shared.sums().contains(&sorted(members))
+    }
+
+    fn all_reduce(&mut self, members: &[Rank], tag: Tag, tensor: Host) -> Result<(), CommError> {
+        self.wake(self.shared.sum(&sorted(members), Letter::Tensor(tag, tensor))?);
+        Ok(())
+    }
+}
+
+/// The next number of what goes to or comes from a rank.
+fn next(numbers: &mut FxHashMap<Rank, u64>, rank: Rank) -> u64 {
+    let next = numbers.entry(rank).or_default();
+    *next += 1;
+    *next - 1
+}
+
 impl Mpi {
+    /// What `look` finds now, or when MPI has proceeded once.
+    fn look<R>(&self, look: impl Fn(&mut Letters) -> Option<R>) -> Result<Option<R>, CommError> {
+        let look = |letters: &mut Letters| match &letters.ended {
+            Some(error) => Err(error.clone()),
+            None => Ok(look(letters)),
+        };
+        let found = look(&mut self.shared.letters())?;
+        if found.is_some() || self.shared.progress() != Progress::Moved {
+            return Ok(found);
+        }
+        look(&mut self.shared.letters())
+    }
+
     /// Waits until `look` finds something that `from` sends.
     fn wait<R>(
         &self,
         from: Rank,
-        what: &dyn Fn() -> String,
+        what: &dyn Display,
         deadline: Instant,
         look: impl Fn(&mut Letters) -> Option<R>,
     ) -> Result<R, CommError> {
@@ -150,10 +173,10 @@ impl Mpi {
                     return Ok(found);
                 }
                 if letters.gone.contains(&from) || letters.dead.contains(&from) {
-                    return Err(CommError::Lost { from, what: what() });
+                    return Err(CommError::Lost { from, what: what.to_string() });
                 }
                 if let Some(dead) = letters.dead.first() {
-                    let what = format!("all that it had to; {} of {from} was waited for", what());
+                    let what = format!("all that it had to; {what} of {from} was waited for");
                     return Err(CommError::Lost { from: *dead, what });
                 }
             }
@@ -167,7 +190,11 @@ impl Mpi {
                     deadline += since; // what has come meanwhile must be looked at first
                 }
                 if now >= deadline {
-                    return Err(CommError::Timeout { from, what: what(), waited: now - began });
+                    return Err(CommError::Timeout {
+                        from,
+                        what: what.to_string(),
+                        waited: now - began,
+                    });
                 }
             }
             rest.after(progress);

@@ -43,11 +43,11 @@ impl Letters {
         let twice = match Letter::from_words(words)? {
             Letter::Tensor(tag, host) => {
                 let earlier = self.tensors.insert((from, tag), host);
-                earlier.map(|_| format!("{} a second time", tag.what))
+                earlier.map(|_| format!("{tag} a second time"))
             }
             Letter::Bytes(number, bytes) => {
                 let earlier = self.bytes.insert((from, number), bytes);
-                earlier.map(|_| "its part of an exchange a second time".into())
+                earlier.map(|_| "control data a second time".into())
             }
             Letter::Ask(number) => {
                 self.asked.push((from, number));

@@ -32,9 +32,10 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, CommError};
+use chimera_core::comm::{CommError, all_gather};
 use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
+use rustc_hash::FxHashMap;
 
 use letter::Letter;
 pub use lookout::Lookout;
@@ -55,7 +56,9 @@ pub struct Mpi {
     shared: Arc<Shared>,
     watched: Arc<Watched>,
     tending: Option<JoinHandle<()>>,
-    n_exchanges: u64,
+    /// Control data so far, by receiver and by sender.
+    n_bytes_sent: FxHashMap<Rank, u64>,
+    n_bytes_received: FxHashMap<Rank, u64>,
     n_questions: u64,
 }
 
@@ -72,12 +75,13 @@ impl Mpi {
             shared,
             watched: Arc::default(),
             tending: None,
-            n_exchanges: 0,
+            n_bytes_sent: FxHashMap::default(),
+            n_bytes_received: FxHashMap::default(),
             n_questions: 0,
         };
         let failed = |reason: String| CommError::Failed(reason);
         let own = serde_json::to_vec(&Process::me()).map_err(|e| failed(e.to_string()))?;
-        let all = mpi.exchange(&own, Instant::now() + patience)?;
+        let all = all_gather(&mut mpi, &own, Instant::now() + patience)?;
         let read = |(from, bytes): (u32, &Vec<u8>)| {
             let unreadable = |e: serde_json::Error| CommError::Unreadable {
                 from: Rank(from),

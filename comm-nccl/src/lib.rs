@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use chimera_backend_cuda::gpu::{Driver, Gpu, Lane, Tensor};
-use chimera_core::comm::{Comm, CommError, Host, Position, Tag};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag, all_gather};
 use chimera_core::engine::Patience;
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
@@ -33,7 +33,7 @@ pub use library::Library;
 use communicator::Communicator;
 use library::UniqueId;
 use order::{LEAD, Message, Order};
-use said::{Header, Line, bytes};
+use said::{Header, Line};
 use watch::Watched;
 
 /// One rank's end. It is left by [`close`](Nccl::close), together with the other ranks.
@@ -53,7 +53,6 @@ pub struct Nccl<D: Driver, C: Comm<Host>> {
     headers: FxHashMap<(Rank, Tag), Header>,
     /// What this rank sent to itself.
     own: FxHashMap<Tag, Tensor<D::Memory>>,
-    n_exchanges: u64,
 }
 
 impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
@@ -74,7 +73,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let (me, n_ranks) = (control.rank(), control.n_ranks());
         let own = (me == LEAD).then(|| Communicator::unique_id(&library)).transpose();
         let said = own.as_ref().ok().and_then(Option::as_ref).map_or(&[][..], |id| &id.0);
-        let all = control.exchange(said, deadline)?;
+        let all = all_gather(&mut control, said, deadline)?;
         own?;
         let id = all.first().and_then(|id| id.as_slice().try_into().ok()).map(UniqueId);
         let id = id.ok_or_else(|| CommError::Failed("rank 0 cannot start NCCL".into()))?;
@@ -96,7 +95,6 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
             inbox: FxHashMap::default(),
             headers: FxHashMap::default(),
             own: FxHashMap::default(),
-            n_exchanges: 0,
         })
     }
 
@@ -113,7 +111,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         }
         for from in self.others() {
             self.until(deadline, from, "its good-bye", |nccl| {
-                nccl.control.try_take(from, Line::Bye.tag(0))
+                nccl.control.try_recv(from, Line::Bye.tag(0))
             })?;
         }
         self.until(deadline, LEAD, "the device", |nccl| Ok(nccl.watched.is_idle().then_some(())))?;
@@ -130,7 +128,17 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
     }
 }
 
-impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
+impl<D: Driver, C: Comm<Host>> Liveness for Nccl<D, C> {
+    fn report_progress(&mut self, position: Position) {
+        self.control.report_progress(position);
+    }
+
+    fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+        self.control.query_progress(deadline)
+    }
+}
+
+impl<D: Driver, C: Comm<Host>> Endpoint for Nccl<D, C> {
     fn rank(&self) -> Rank {
         self.control.rank()
     }
@@ -139,6 +147,28 @@ impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
         self.control.n_ranks()
     }
 
+    fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
+        self.control.send_bytes(to, bytes)
+    }
+
+    fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
+        self.progress()?;
+        self.control.try_recv_bytes(from)
+    }
+
+    /// Messages go on while this rank waits: rank 0 decides on all of them.
+    fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
+        self.allow(deadline);
+        self.until(deadline, from, "control data", |nccl| nccl.control.try_recv_bytes(from))
+    }
+
+    fn abort(&mut self, cause: &Fault) {
+        self.control.abort(cause);
+        self.watched.communicator.abort();
+    }
+}
+
+impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
     fn send(&mut self, to: Rank, tag: Tag, tensor: Tensor<D::Memory>) -> Result<(), CommError> {
         let from = self.rank();
         if to == from {
@@ -161,60 +191,23 @@ impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
         }
     }
 
-    fn post(&mut self, _: Rank, _: Tag) -> Result<(), CommError> {
-        Ok(()) // every message is received when its turn comes
-    }
-
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<Tensor<D::Memory>>, CommError> {
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Tensor<D::Memory>>, CommError> {
         self.progress()?;
         self.look(from, tag)
     }
 
-    fn take(
+    fn recv(
         &mut self,
         from: Rank,
         tag: Tag,
         deadline: Instant,
     ) -> Result<Tensor<D::Memory>, CommError> {
         self.allow(deadline);
-        self.until(deadline, from, tag.what, |nccl| nccl.look(from, tag))
+        self.until(deadline, from, tag, |nccl| nccl.look(from, tag))
     }
 
-    fn has_sum(&self, _: &[Rank]) -> bool {
+    fn has_all_reduce(&self, _: &[Rank]) -> bool {
         false
-    }
-
-    fn exchange(&mut self, own: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
-        self.allow(deadline);
-        let (me, tag) = (self.rank(), Line::Bytes.tag(self.n_exchanges));
-        self.n_exchanges += 1;
-        for to in self.others() {
-            self.control.send(to, tag, Host::of_bytes(own))?;
-        }
-        let mut all = Vec::with_capacity(self.n_ranks() as usize);
-        for from in self.ranks() {
-            if from == me {
-                all.push(own.to_vec());
-                continue;
-            }
-            let what = "its part of the agreement";
-            let said = self.until(deadline, from, what, |n| n.control.try_take(from, tag))?;
-            all.push(bytes(from, said)?);
-        }
-        Ok(all)
-    }
-
-    fn publish(&mut self, position: Position) {
-        self.control.publish(position);
-    }
-
-    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
-        self.control.positions(deadline)
-    }
-
-    fn abort(&mut self, cause: &Fault) {
-        self.control.abort(cause);
-        self.watched.communicator.abort();
     }
 }
 

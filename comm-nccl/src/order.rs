@@ -70,7 +70,7 @@ impl Order {
         if self.me == LEAD {
             self.hear(control)?;
         } else {
-            while let Some(told) = control.try_take(LEAD, Line::Next.tag(self.n_heard))? {
+            while let Some(told) = control.try_recv(LEAD, Line::Next.tag(self.n_heard))? {
                 self.n_heard += 1;
                 let [from, to, number, bytes] = exactly(LEAD, told)?;
                 let (from, to) = (rank(LEAD, from)?, rank(LEAD, to)?);
@@ -84,7 +84,7 @@ impl Order {
     fn hear(&mut self, control: &mut impl Comm<Host>) -> Result<(), CommError> {
         for from in (1..self.n_ranks).map(Rank) {
             while let Some(said) =
-                control.try_take(from, Line::Announced.tag(self.n_from[from.index()]))?
+                control.try_recv(from, Line::Announced.tag(self.n_from[from.index()]))?
             {
                 self.n_from[from.index()] += 1;
                 let [to, number, bytes] = exactly(from, said)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chimera_backend_cuda::gpu::{Driver, Element, Lane, Tensor};
-use chimera_core::comm::{Comm, CommError, Host, Tag};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag};
 use chimera_core::engine::Patience;
 use chimera_core::ids::Rank;
 
@@ -41,7 +41,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
                 at.address = at.address.wrapping_byte_add(own.start);
                 watched.communicator.message(Way::To, to.0, at, own.len(), deadline, &is_over)
             })?;
-            (to, tag.what.to_string(), taken?)
+            (to, tag.to_string(), taken?)
         } else {
             let large = |_| unreadable(from, format!("a message of {bytes} bytes"));
             let bytes = usize::try_from(bytes).map_err(large)?;
@@ -74,7 +74,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
             return Ok(self.own.remove(&tag));
         }
         if !self.headers.contains_key(&(from, tag)) {
-            let Some(said) = self.control.try_take(from, tag)? else { return Ok(None) };
+            let Some(said) = self.control.try_recv(from, tag)? else { return Ok(None) };
             self.headers.insert((from, tag), Header::read(from, said)?);
         }
         let Header { number, element, ref shape } = self.headers[&(from, tag)];
@@ -130,7 +130,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
 
     /// Whether the other transport still has a rank, and nobody has given up.
     fn living(&mut self, rank: Rank) -> Result<(), CommError> {
-        match self.control.take(rank, Line::Silence.tag(0), Instant::now()) {
+        match self.control.recv(rank, Line::Silence.tag(0), Instant::now()) {
             Err(CommError::Timeout { .. }) | Ok(_) => Ok(()),
             Err(error) => Err(error),
         }

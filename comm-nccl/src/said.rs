@@ -1,18 +1,17 @@
 //! What the other transport carries for this one: on which lines, and how numbers become tensors of it.
 
 use chimera_backend_cuda::gpu::Element;
-use chimera_core::comm::{CommError, Host, Tag, What};
+use chimera_core::comm::{CommError, Host, Tag};
 use chimera_core::ids::Rank;
 
-/// What the transport says to itself over the other one is on one of these lines.
+/// The channels of control data over the other transport. They begin high, so that who uses this transport has the low
+/// ones.
 #[derive(Clone, Copy)]
 pub(crate) enum Line {
     /// Messages that a rank is to send, to rank 0.
-    Announced,
+    Announced = 0xf0,
     /// What is next, from rank 0.
     Next,
-    /// A rank's part of an exchange.
-    Bytes,
     /// A rank leaves.
     Bye,
     /// Nobody says anything on it: asked only whether a rank still lives.
@@ -21,7 +20,7 @@ pub(crate) enum Line {
 
 impl Line {
     pub(crate) fn tag(self, number: u64) -> Tag {
-        Tag { step: number, what: What::Aside { line: self as u8 } }
+        Tag::private(self as u8, number)
     }
 }
 
@@ -80,7 +79,7 @@ pub(crate) fn exactly<const N: usize>(from: Rank, said: Host) -> Result<[u64; N]
 }
 
 /// The bytes that `from` said.
-pub(crate) fn bytes(from: Rank, said: Host) -> Result<Vec<u8>, CommError> {
+fn bytes(from: Rank, said: Host) -> Result<Vec<u8>, CommError> {
     said.into_bytes().ok_or_else(|| unreadable(from, "bytes of another length than they say"))
 }
 

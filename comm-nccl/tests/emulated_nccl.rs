@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use chimera_backend_cuda::gpu::cuda::Cuda;
 use chimera_backend_cuda::gpu::{Element, Gpu};
 use chimera_comm_nccl::{Library, Nccl};
-use chimera_core::comm::{Comm, CommError, Host, Tag, Threads, What, conformance, threads};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag, Threads, conformance, threads};
 use chimera_core::engine::Patience;
 use chimera_core::equivalence::{Run, RunError};
 use chimera_core::fault::Class;
-use chimera_core::ids::{BucketId, Rank};
+use chimera_core::ids::Rank;
 use chimera_core::kernels::Kernels;
 use chimera_core::kernels::reference::Reference;
 use chimera_core::lower::Recompute;
@@ -29,10 +29,13 @@ type End = Nccl<Cuda, Threads<Host>>;
 fn ranks_conform() {
     for n in 1..=4 {
         on_ranks(n, Element::F32, |kernels, mut end| {
-            let tensor = |i: u32| kernels.upload(&[1], &[f32::from_bits(i)]).expect("uploaded");
-            let number = |tensor: &_| kernels.download(tensor).expect("downloaded")[0].to_bits();
-            conformance::run(&mut end, tensor, number);
-            conformance::run_abort(&mut end, tensor);
+            let to = |host: Host| kernels.upload(&host.shape, &host.data).expect("uploaded");
+            let from = |tensor: &_| Host {
+                shape: kernels.shape(tensor),
+                data: kernels.download(tensor).expect("downloaded"),
+            };
+            conformance::run(&mut end, to, from);
+            conformance::run_abort(&mut end, to);
         });
     }
 }
@@ -109,8 +112,8 @@ fn a_rank_that_stands_still_is_named() {
         let outcome = match end.rank() {
             Rank(1) => Ok(None),
             // It decides what is next.
-            Rank(0) => end.take(Rank(1), tag(1), within(500)).map(Some),
-            _ => end.take(Rank(1), tag(0), within(200)).map(Some),
+            Rank(0) => end.recv(Rank(1), tag(1), within(500)).map(Some),
+            _ => end.recv(Rank(1), tag(0), within(200)).map(Some),
         };
         given_up.wait();
         outcome.err()
@@ -133,7 +136,7 @@ fn what_is_sent_is_taken_after_a_deadline() {
             announced.wait();
         } else {
             announced.wait();
-            let taken = end.take(Rank(1), tag(0), Instant::now()).expect("taken");
+            let taken = end.recv(Rank(1), tag(0), Instant::now()).expect("taken");
             assert_eq!(kernels.download(&taken).expect("downloaded"), [1.0, 2.0]);
         }
         end.close(soon()).expect("all leave");
@@ -178,7 +181,7 @@ fn soon() -> Instant {
 }
 
 fn tag(step: u64) -> Tag {
-    Tag { step, what: What::Sum { bucket: BucketId(0), slice: 0 } }
+    Tag::private(0x80, step)
 }
 
 /// Runs `body` on every rank, a thread each, and returns what they return.

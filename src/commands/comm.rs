@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use chimera::core::comm::{Comm, CommError, Host, Tag, Threads, What};
+use chimera::core::comm::{Comm, CommError, Endpoint, Host, Tag, Threads, all_gather};
 use chimera::core::engine::run_threads;
-use chimera::core::ids::{BucketId, Rank};
+use chimera::core::ids::Rank;
 use chimera::launch::Transport;
 use clap::Subcommand;
 use serde::Serialize;
@@ -182,10 +182,10 @@ impl Measured<'_> {
             match me.0 {
                 0 => {
                     bench.comm.send(Rank(1), there, std::mem::take(&mut host))?;
-                    host = bench.comm.take(Rank(1), there, deadline())?;
+                    host = bench.comm.recv(Rank(1), there, deadline())?;
                 }
                 1 => {
-                    let host = bench.comm.take(Rank(0), there, deadline())?;
+                    let host = bench.comm.recv(Rank(0), there, deadline())?;
                     bench.comm.send(Rank(0), there, host)?;
                 }
                 _ => {}
@@ -207,7 +207,7 @@ impl Measured<'_> {
             }
             let mut sum = zeros(share);
             for from in others() {
-                let part = bench.comm.take(from, part, deadline())?;
+                let part = bench.comm.recv(from, part, deadline())?;
                 sum.data.iter_mut().zip(&part.data).for_each(|(sum, part)| *sum += part);
             }
             for to in others() {
@@ -215,7 +215,7 @@ impl Measured<'_> {
                 copy.data.copy_from_slice(&sum.data);
                 bench.comm.send(to, whole, copy)?;
             }
-            others().try_for_each(|from| bench.comm.take(from, whole, deadline()).map(drop))
+            others().try_for_each(|from| bench.comm.recv(from, whole, deadline()).map(drop))
         })
     }
 
@@ -228,7 +228,7 @@ impl Measured<'_> {
         let n = (ROUND_BYTES / bytes).clamp(20, 2000);
         let mut seconds = Vec::new();
         for _ in 0..N_ROUNDS {
-            self.comm.exchange(&[], deadline())?;
+            all_gather(&mut *self.comm, &[], deadline())?;
             let start = Instant::now();
             for _ in 0..n {
                 self.number += 1;
@@ -240,8 +240,8 @@ impl Measured<'_> {
         Ok(seconds[N_ROUNDS / 2])
     }
 
-    fn tag(&self, slice: u32) -> Tag {
-        Tag { step: self.number, what: What::Sum { bucket: BucketId(0), slice } }
+    fn tag(&self, channel: u8) -> Tag {
+        Tag::private(channel, self.number)
     }
 }
 

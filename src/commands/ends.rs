@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use chimera::core::comm::{Comm, CommError, Host};
-use chimera::core::engine::unexchanged;
+use chimera::core::comm::{CommError, Endpoint};
+use chimera::core::engine::ungathered;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
 use chimera::launch::Launch;
@@ -54,13 +54,13 @@ pub(super) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
 }
 
 /// Ends the process while some of its work goes on, which the others learn.
-pub(super) fn end_now(comm: &mut impl Comm<Host>, fault: &Fault, known: &Known) -> ! {
+pub(super) fn end_now(comm: &mut impl Endpoint, fault: &Fault, known: &Known) -> ! {
     announce(comm, fault, fault, known);
     std::process::exit(fault.class.code().into())
 }
 
 /// Tells the other ranks, the folder of the run, and from one rank whoever started it.
-fn announce(comm: &mut impl Comm<Host>, fault: &Fault, error: impl Display, known: &Known) {
+fn announce(comm: &mut impl Endpoint, fault: &Fault, error: impl Display, known: &Known) {
     let me = comm.rank();
     comm.abort(fault);
     note(me, fault, known);
@@ -124,7 +124,7 @@ pub(super) fn close(mpi: &mut Mpi, patience: Duration, known: &Arc<Known>) -> Re
     let me = mpi.rank();
     let never = stuck(me, "MPI does not end, though all ranks have left: one is stopped", known);
     let closed = within(patience.saturating_mul(2), None, never, || mpi.close(patience));
-    closed.map_err(|e| unexchanged(mpi, e))
+    closed.map_err(|e| ungathered(mpi, e))
 }
 
 /// Gives up when `work` takes longer, or the job is over: MPI itself cannot be told how long to wait where all ranks

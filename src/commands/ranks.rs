@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use chimera::checkpoint::Store;
-use chimera::core::comm::{Comm, CommError, Host};
+use chimera::core::comm::{Comm, CommError, Endpoint, Host};
 use chimera::core::engine::{Patience, panicked};
 use chimera::core::fault::Class;
 use chimera::core::ids::{BucketId, Rank};
@@ -196,7 +196,7 @@ fn store(folder: &Path) -> Store {
 /// Lets the lead conclude, however long that takes, and makes its outcome that of all: meanwhile it tells the
 /// others now and then that it is there.
 fn conclude(
-    comm: &mut impl Comm<Host>,
+    comm: &mut impl Endpoint,
     run: &Run,
     known: &Known,
     work: Option<impl FnOnce() -> Result<()> + Send>,
@@ -257,7 +257,7 @@ fn check(config: &Config, n_ranks: usize) -> Result<()> {
 }
 
 /// What all ranks come to: an error of any is an error of all, the first rank's.
-fn together<T>(comm: &mut impl Comm<Host>, outcome: Result<T>, patience: Duration) -> Result<T> {
+fn together<T>(comm: &mut impl Endpoint, outcome: Result<T>, patience: Duration) -> Result<T> {
     let me = comm.rank();
     let own = outcome.as_ref().err().map(|error| fault_of(error, me));
     let first = share(comm, &own, patience)?.into_iter().flatten().next();

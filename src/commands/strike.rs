@@ -1,4 +1,4 @@
-//! Where a test has a rank struck by a signal, or panic: at an instruction, behind a message, before an exchange, at a
+//! Where a test has a rank struck by a signal, or panic: at an instruction, behind a message, in an all-gather, at a
 //! change of the file system.
 //!
 //! The environment says which rank, by what and where, such as `CHIMERA_STRIKE="2 KILL at 3.7 FILE"`; FILE is made
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use chimera::checkpoint::Disk;
-use chimera::core::comm::{Comm, CommError, Host, Position, Tag};
+use chimera::core::comm::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
 use chimera::core::fault::Fault;
 use chimera::core::ids::Rank;
 use chimera::launch::Launch;
@@ -67,17 +67,17 @@ pub(super) fn disk() -> Disk {
 }
 
 /// A transport that strikes: `at STEP.INSTRUCTION` before an instruction; counted from there, or from the
-/// `start`, `sent PLACE N` behind a message and `exchange PLACE N` before an exchange.
+/// `start`, `sent PLACE N` behind a message and `gather PLACE N` before a message of an all-gather.
 pub(super) struct Struck<'c> {
     inner: &'c mut dyn Comm<Host>,
     position: Position,
     n_sent: u32,
-    n_exchanges: u32,
+    n_gathered: u32,
 }
 
 impl<'c> Struck<'c> {
     pub(super) fn new(inner: &'c mut dyn Comm<Host>) -> Struck<'c> {
-        Struck { inner, position: Position::Start, n_sent: 0, n_exchanges: 0 }
+        Struck { inner, position: Position::Start, n_sent: 0, n_gathered: 0 }
     }
 
     fn place(&self) -> String {
@@ -86,9 +86,26 @@ impl<'c> Struck<'c> {
             Position::At { step, instr } => format!("{step}.{instr}"),
         }
     }
+
+    fn sent(&mut self) {
+        at(|| format!("sent {} {}", self.place(), self.n_sent));
+        self.n_sent += 1;
+    }
 }
 
-impl Comm<Host> for Struck<'_> {
+impl Liveness for Struck<'_> {
+    fn report_progress(&mut self, position: Position) {
+        self.inner.report_progress(position);
+        (self.position, self.n_sent, self.n_gathered) = (position, 0, 0);
+        at(|| format!("at {}", self.place()));
+    }
+
+    fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+        self.inner.query_progress(deadline)
+    }
+}
+
+impl Endpoint for Struck<'_> {
     fn rank(&self) -> Rank {
         self.inner.rank()
     }
@@ -97,53 +114,47 @@ impl Comm<Host> for Struck<'_> {
         self.inner.n_ranks()
     }
 
-    fn send(&mut self, to: Rank, tag: Tag, tensor: Host) -> Result<(), CommError> {
-        self.inner.send(to, tag, tensor)?;
-        at(|| format!("sent {} {}", self.place(), self.n_sent));
-        self.n_sent += 1;
-        Ok(())
+    fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
+        at(|| format!("gather {} {}", self.place(), self.n_gathered));
+        self.n_gathered += 1;
+        self.inner.send_bytes(to, bytes)
     }
 
-    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError> {
-        self.inner.post(from, tag)
+    fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
+        self.inner.try_recv_bytes(from)
     }
 
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<Host>, CommError> {
-        self.inner.try_take(from, tag)
-    }
-
-    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Host, CommError> {
-        self.inner.take(from, tag, deadline)
-    }
-
-    fn has_sum(&self, members: &[Rank]) -> bool {
-        self.inner.has_sum(members)
-    }
-
-    fn sum(&mut self, members: &[Rank], tag: Tag, tensor: Host) -> Result<(), CommError> {
-        self.inner.sum(members, tag, tensor)?;
-        at(|| format!("sent {} {}", self.place(), self.n_sent));
-        self.n_sent += 1;
-        Ok(())
-    }
-
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
-        at(|| format!("exchange {} {}", self.place(), self.n_exchanges));
-        self.n_exchanges += 1;
-        self.inner.exchange(bytes, deadline)
-    }
-
-    fn publish(&mut self, position: Position) {
-        self.inner.publish(position);
-        (self.position, self.n_sent, self.n_exchanges) = (position, 0, 0);
-        at(|| format!("at {}", self.place()));
-    }
-
-    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
-        self.inner.positions(deadline)
+    fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
+        self.inner.recv_bytes(from, deadline)
     }
 
     fn abort(&mut self, cause: &Fault) {
         self.inner.abort(cause);
+    }
+}
+
+impl Comm<Host> for Struck<'_> {
+    fn send(&mut self, to: Rank, tag: Tag, tensor: Host) -> Result<(), CommError> {
+        self.inner.send(to, tag, tensor)?;
+        self.sent();
+        Ok(())
+    }
+
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Host>, CommError> {
+        self.inner.try_recv(from, tag)
+    }
+
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Host, CommError> {
+        self.inner.recv(from, tag, deadline)
+    }
+
+    fn has_all_reduce(&self, members: &[Rank]) -> bool {
+        self.inner.has_all_reduce(members)
+    }
+
+    fn all_reduce(&mut self, members: &[Rank], tag: Tag, tensor: Host) -> Result<(), CommError> {
+        self.inner.all_reduce(members, tag, tensor)?;
+        self.sent();
+        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
 use chimera_comm_nccl::{Library, Nccl};
-use chimera_core::comm::{Comm, Host, Threads, conformance, threads};
+use chimera_core::comm::{Endpoint, Host, Threads, conformance, threads};
 use chimera_core::engine::Patience;
 use chimera_core::equivalence::RunError;
 use chimera_core::kernels::Kernels;
@@ -37,9 +37,12 @@ pub(super) fn ranks(suite: &mut Suite, devices: &Devices) {
             continue;
         }
         let conform = on_ranks(&library, &gpus[..n], |gpu, end| {
-            let tensor = |i: u32| gpu.upload(&[1], &[i as f32]).expect("uploaded");
-            let number = |tensor: &_| gpu.download(tensor).expect("downloaded")[0] as u32;
-            conformance::run(end, tensor, number);
+            let to = |host: Host| gpu.upload(&host.shape, &host.data).expect("uploaded");
+            let from = |tensor: &_| Host {
+                shape: gpu.shape(tensor),
+                data: gpu.download(tensor).expect("downloaded"),
+            };
+            conformance::run(end, to, from);
             Ok(())
         });
         let failure = conform.iter().find_map(|rank| rank.as_ref().err());

@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Result;
-use chimera_core::comm::{Comm, Host, Threads};
+use chimera_core::comm::{Endpoint, Host, Threads};
 use chimera_core::engine::{Job, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use chimera_core::analyze::{Event, Wait};
-use chimera_core::comm::{Comm, CommError, Host, HostStaged};
-use chimera_core::engine::{Job, Patience, StepReport, Worker, handshake, unexchanged};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host, HostStaged, all_gather};
+use chimera_core::engine::{Job, Patience, StepReport, Worker, handshake, ungathered};
 use chimera_core::exchange::{from_json, to_json};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -109,7 +109,7 @@ impl Run {
     ///
     /// # Errors
     /// A [`Fault`] that names each field in which they differ.
-    pub fn agree_on_settings(config: &Config, comm: &mut impl Comm<Host>) -> Result<(), Fault> {
+    pub fn agree_on_settings(config: &Config, comm: &mut impl Endpoint) -> Result<(), Fault> {
         let deadline = Instant::now() + config.patience().first_step;
         handshake(comm, &greeting::settings(config), deadline)
     }
@@ -118,7 +118,7 @@ impl Run {
     ///
     /// # Errors
     /// A [`Fault`] that names each field in which they differ, or the devices that may not share a stage.
-    pub fn agree(&self, comm: &mut impl Comm<Host>) -> Result<()> {
+    pub fn agree(&self, comm: &mut impl Endpoint) -> Result<()> {
         let patience = self.config().patience().first_step;
         handshake(comm, &self.greeting(), Instant::now() + patience)?;
         let models = share(comm, &self.devices.models(), patience)?.concat();
@@ -155,17 +155,18 @@ where
 /// # Errors
 /// When `patience` ends, the fault names the rank that does not answer, or else the one that was waited for.
 pub fn share<T: Serialize + DeserializeOwned>(
-    comm: &mut impl Comm<Host>,
+    comm: &mut impl Endpoint,
     own: &T,
     patience: Duration,
 ) -> Result<Vec<T>, Fault> {
     let rank = comm.rank();
     let own = serde_json::to_vec(own).map_err(|e| unreadable(rank, &e))?;
-    let all = comm.exchange(&own, Instant::now() + patience);
-    let all = all.map_err(|e| unexchanged(comm, e))?;
-    all.iter()
-        .map(|bytes| serde_json::from_slice(bytes).map_err(|e| unreadable(rank, &e)))
-        .collect()
+    let all = all_gather(comm, &own, Instant::now() + patience);
+    let all = all.map_err(|e| ungathered(comm, e))?;
+    let read = |(from, bytes): (u32, &Vec<u8>)| {
+        serde_json::from_slice(bytes).map_err(|e| unreadable(Rank(from), &e))
+    };
+    (0..).zip(&all).map(read).collect()
 }
 
 /// Exchanges of checkpoints.
@@ -205,6 +206,8 @@ where
     Ok(())
 }
 
-fn unreadable(rank: Rank, error: &serde_json::Error) -> Fault {
-    Fault::new(Class::Mismatch, rank, format!("a rank sent what cannot be read: {error}"))
+fn unreadable(from: Rank, error: &serde_json::Error) -> Fault {
+    let message =
+        format!("{from} sent what cannot be read: {error}; start the same version on all ranks");
+    Fault { peer: Some(from), ..Fault::new(Class::Mismatch, from, message) }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
-use chimera_core::comm::{Comm, Host};
+use chimera_core::comm::Endpoint;
 use chimera_core::fault::Fault;
 
 use super::{Place, share};
@@ -18,7 +18,7 @@ use crate::settings::Config;
 /// Those of [`Place::checkpoint`], on rank 0, and a [`Fault`] if a rank is lost.
 pub fn checkpoint_as(
     config: &Config,
-    comm: &mut impl Comm<Host>,
+    comm: &mut impl Endpoint,
     place: Option<&Place>,
     tell: &dyn Fn(&str),
 ) -> Result<Option<Checkpoint>> {
@@ -42,7 +42,7 @@ pub fn checkpoint_as(
 
 /// The checkpoint that all are to open, which rank 0 says, or that there is no more.
 fn named(
-    comm: &mut impl Comm<Host>,
+    comm: &mut impl Endpoint,
     path: Option<&Path>,
     patience: Duration,
 ) -> Result<Option<PathBuf>, Fault> {
@@ -51,7 +51,7 @@ fn named(
 
 /// Opens it together with all others, as all find it.
 fn open(
-    comm: &mut impl Comm<Host>,
+    comm: &mut impl Endpoint,
     path: &Path,
     patience: Duration,
 ) -> Result<Result<Checkpoint, Unusable>, Fault> {

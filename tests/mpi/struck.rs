@@ -51,7 +51,7 @@ fn index(rank: usize, is_it: fn(&Instr) -> bool) -> usize {
 fn a_struck_rank_is_named_and_the_run_goes_on() {
     let sends = |rank| format!("sent 3.{} 0", index(rank, |i| matches!(i, Instr::Send(..))));
     let sums = |rank| format!("sent 3.{} 0", index(rank, |i| matches!(i, Instr::Reduce(_))));
-    let agrees = |rank| format!("exchange 3.{} 0", index(rank, |i| *i == Instr::Agree));
+    let agrees = |rank| format!("gather 3.{} 1", index(rank, |i| *i == Instr::Agree));
     let steps = |rank| format!("at 3.{}", index(rank, |i| matches!(i, Instr::Step(_))));
     let folder = folder();
     let line = |name: &str| {

@@ -15,7 +15,7 @@ use chimera_core::schedule::{Shape, find};
 
 use crate::command::root;
 use crate::mpi;
-use crate::struck::{Blow, Case, Ended, Site};
+use crate::struck::{Blow, Case, Ended, N_ROUNDS, Site};
 
 /// Workers, and micro-batches.
 const N: usize = 4;
@@ -133,7 +133,7 @@ impl Point {
 /// The rows of the table, in the order of a run.
 const PLACES: [&str; 16] = [
     "start-up, before MPI",
-    "start-up, an exchange",
+    "start-up, an all-gather",
     "before a forward",
     "before a backward",
     "before a message is sent",
@@ -159,9 +159,9 @@ fn points() -> Result<Vec<Point>> {
             points.push(Point { rank, nth, place, words, is_open });
         };
         add("start-up, before MPI", "start".into(), false);
-        add("start-up, an exchange", "met".into(), false);
-        for n in 0..16 {
-            add("start-up, an exchange", format!("exchange start {n}"), true);
+        add("start-up, an all-gather", "met".into(), false);
+        for n in 0..16 * N_ROUNDS {
+            add("start-up, an all-gather", format!("gather start {n}"), true);
         }
         for (i, instr) in row.iter().enumerate() {
             let (before, within) = match instr {
@@ -190,19 +190,21 @@ fn points() -> Result<Vec<Point>> {
                 add("while parts of a sum are sent", format!("sent {STEP}.{i} {n}"), true);
             }
             if *instr == Instr::Agree {
-                add("in the agreement", format!("exchange {STEP}.{i} 0"), false);
+                for n in 0..N_ROUNDS {
+                    add("in the agreement", format!("gather {STEP}.{i} {n}"), false);
+                }
             }
         }
         let end = row.len();
         add("between two steps", format!("at {STEP}.{end}"), false);
-        for n in 0..4 {
-            add("while a checkpoint is written", format!("exchange {STEP}.{end} {n}"), true);
+        for n in 0..4 * N_ROUNDS {
+            add("while a checkpoint is written", format!("gather {STEP}.{end} {n}"), true);
         }
         for n in 0..if rank == 0 { 32 } else { 12 } {
             add("while a checkpoint is written", format!("disk {n}"), true);
         }
-        for n in 0..10 {
-            add("shutdown", format!("exchange {LAST}.{end} {n}"), true);
+        for n in 0..10 * N_ROUNDS {
+            add("shutdown", format!("gather {LAST}.{end} {n}"), true);
         }
         add("shutdown", "leave".into(), false);
         add("shutdown", "left".into(), false);
@@ -243,7 +245,7 @@ const HEAD: &str = "# When a rank is killed, stopped, or panics
 Made by `cargo xtask kill-sweep`. Four ranks train under Open MPI by Chimera (D = 4, N = 4, six steps, a checkpoint
 after every two, `--timeout 3`, `--start-timeout 6`), and one of them sends itself SIGKILL or SIGSTOP: at every
 instruction of the fourth step, behind every message between stages and the parts of sums in it, at every change of
-the file system by a save, and at every exchange of start-up, agreement, saves and shutdown, each on all ranks; and at
+the file system by a save, and at every message of the all-gathers of start-up, agreement, saves and shutdown, each on all ranks; and at
 every instruction it panics. In every case
 
 - the launcher returns within a minute, and not with 0;

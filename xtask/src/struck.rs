@@ -20,8 +20,10 @@ const OPTIONS: &str = "--depth 4 --micro-batches 4 --layers 4 --hidden 32 --head
      --micro-batch-size 2 --threads 1 --steps 6 --save-every 2 --resume auto --timeout 3 --start-timeout 6";
 const N_RANKS: usize = 4;
 const N_STEPS: usize = 6;
-/// Exchanges of the start before the one that tells the folder of the run.
+/// All-gathers of the start before the one that tells the folder of the run.
 const N_BEFORE_FOLDER: usize = 5;
+/// Messages that a rank sends in an all-gather of all ranks.
+pub(crate) const N_ROUNDS: usize = N_RANKS.ilog2() as usize;
 /// A run that is not over then hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -93,10 +95,10 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// Whether the ranks do not know the folder of the run yet: it is the sixth thing they exchange.
+    /// Whether the ranks do not know the folder of the run yet: it is the sixth thing they gather.
     fn is_early(&self) -> bool {
-        let early =
-            |point: &str| (0..=N_BEFORE_FOLDER).any(|n| format!("exchange start {n}") == point);
+        let n_early = (N_BEFORE_FOLDER + 1) * N_ROUNDS;
+        let early = |point: &str| (0..n_early).any(|n| format!("gather start {n}") == point);
         matches!(self.point.as_str(), "start" | "met") || early(&self.point)
     }
 

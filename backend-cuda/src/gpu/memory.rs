@@ -112,6 +112,18 @@ impl<D: Driver> Gpu<D> {
         view
     }
 
+    /// The elements of a tensor, whose rows lie together, in other extents.
+    pub(super) fn reshaped(
+        &self,
+        tensor: &Tensor<D::Memory>,
+        shape: &[usize],
+    ) -> Tensor<D::Memory> {
+        let n: usize = shape.iter().product();
+        assert!(tensor.is_packed() && n == tensor.len(), "{tensor:?} as {shape:?}");
+        let pitch = shape.iter().skip(1).product();
+        Tensor { shape: shape.to_vec(), pitch, ..tensor.clone() }
+    }
+
     /// `tensor` in memory of this device.
     pub(super) fn adopted(&self, tensor: Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
         Ok(match self.driver.adopt(&tensor.buffer.memory, tensor.bytes())? {

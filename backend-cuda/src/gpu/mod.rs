@@ -100,6 +100,10 @@ impl<D: Driver> Kernels for Gpu<D> {
         Ok(self.view_rows(tensor, start, len))
     }
 
+    fn reshape(&self, tensor: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor> {
+        Ok(self.reshaped(tensor, shape))
+    }
+
     fn join(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor> {
         self.joined(tensors)
     }

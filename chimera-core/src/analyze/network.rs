@@ -4,21 +4,21 @@
 //! says what its messages and sums cost while all others have theirs.
 //!
 //! Every rank has a port, and every node a link to all others. A message takes `alpha`, and `beta` for each
-//! byte (Hockney, Parallel Computing 20, 1994). Messages of a pipeline have the network to themselves. A sum goes as
-//! [`engine`](crate::engine)'s do: replicas share all rows out, send each slice to its owner, and owners send the sums
-//! back.
-//! Either way takes as long as the busiest port sends or receives, or the busiest link between nodes. Ports
-//! and links are full duplex; what a node's ranks send to other nodes shares its link, within a sum and
-//! between sums.
+//! byte (Hockney, Parallel Computing 20, 1994). Messages of a pipeline have the network to themselves. A reduction goes
+//! round by round, as the module `collective` says. Each round takes as long as the busiest port sends or receives,
+//! or the busiest link between nodes. Ports and links are full duplex; what a node's ranks send to other nodes
+//! shares its link, within a reduction and between reductions.
 
 use rustc_hash::FxHashMap;
 
+use crate::collective::{self, n_core, rounds};
 use crate::costs::Costs;
 use crate::effects::{Token, TokenKind};
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::lower::{Program, slices};
+use crate::lower::Program;
 use crate::op::Op;
 use crate::placement::Placement;
+use crate::shards::{UNIT, even_shares};
 
 /// What a message costs, in the unit of the costs.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -188,14 +188,14 @@ impl<C: Costs> Costs for NetworkCosts<C> {
         &self.sum_of(bucket).links
     }
 
-    /// Each rank sends a record of a few words to every other.
+    /// An all-gather of a few words, in rounds; in each of them some neighbours are on different nodes, unless all
+    /// ranks are on one.
     fn agree(&self) -> f64 {
         let n_ranks = self.network.width * self.placement.n_workers();
-        let inside = self.network.ranks_per_node.min(n_ranks);
-        let records = |link: Link, n: usize| link.takes(n as f64, 0.0);
-        self.compute.agree()
-            + records(self.network.inside, inside.saturating_sub(1))
-            + records(self.network.between, n_ranks - inside)
+        let n_rounds = n_ranks.next_power_of_two().ilog2();
+        let is_one_node = n_ranks <= self.network.ranks_per_node;
+        let link = if is_one_node { self.network.inside } else { self.network.between };
+        self.compute.agree() + f64::from(n_rounds) * link.takes(1.0, 0.0)
     }
 
     fn step(&self, bucket: BucketId) -> f64 {
@@ -203,60 +203,78 @@ impl<C: Costs> Costs for NetworkCosts<C> {
     }
 }
 
-/// Bytes of gradients and how many slices they are in, as owned by some replicas.
+/// What a port or a link of a node has to carry in one round, in either direction.
 #[derive(Clone, Copy, Default)]
-struct Owned {
-    n_slices: f64,
-    bytes: f64,
-    n_replicas: f64,
+struct Load {
+    out: f64,
+    into: f64,
 }
 
-impl Owned {
-    fn add(&mut self, other: Owned) {
-        self.n_slices += other.n_slices;
-        self.bytes += other.bytes;
-        self.n_replicas += other.n_replicas;
+impl Load {
+    fn busy(self) -> f64 {
+        self.out.max(self.into)
     }
 }
 
 impl Network {
-    /// A sum of tensors of these sizes over `replicas`.
+    /// A reduction of tensors of these sizes over `replicas`.
     fn sum(&self, replicas: &[Rank], tensors: &[f64], placement: &Placement) -> Sum {
-        let mut owned = vec![Owned { n_replicas: 1.0, ..Owned::default() }; replicas.len()];
-        // Rows are far smaller than slices.
-        let sizes: Vec<_> = tensors.iter().map(|bytes| (bytes.round() as usize, 1)).collect();
-        for slice in slices(&sizes, replicas.len()).iter().flatten() {
-            let bytes = slice.rows.len() as f64;
-            owned[slice.owner].add(Owned { n_slices: 1.0, bytes, n_replicas: 0.0 });
+        let n = replicas.len();
+        let n_bytes = tensors.iter().sum::<f64>().round() as usize;
+        let shares = even_shares(n_bytes, n_core(n).max(1), UNIT * size_of::<f32>());
+        // By position: the bytes before it. Members that do not add own none.
+        let mut before = vec![0.0];
+        for member in collective::segments(n) {
+            let share = shares.get(member).map_or(0, |share| share.len());
+            before.push(before[before.len() - 1] + share as f64);
         }
-        let (mut nodes, mut all) = (FxHashMap::<usize, Owned>::default(), Owned::default());
-        for (rank, owned) in replicas.iter().zip(&owned) {
-            nodes.entry(self.node(*rank)).or_default().add(*owned);
-            all.add(*owned);
-        }
-        let port = |(rank, owned): (&Rank, &Owned)| {
-            let node = nodes[&self.node(*rank)];
-            let (near, far) = (node.n_replicas - 1.0, all.n_replicas - node.n_replicas);
-            let sends = self.inside.takes(node.n_slices - owned.n_slices, node.bytes - owned.bytes)
-                + self.between.takes(all.n_slices - node.n_slices, all.bytes - node.bytes);
-            let receives = self.inside.takes(near * owned.n_slices, near * owned.bytes)
-                + self.between.takes(far * owned.n_slices, far * owned.bytes);
-            2.0 * sends.max(receives)
-        };
-        let mut takes = replicas.iter().zip(&owned).map(port).fold(0.0, f64::max);
+        let bytes =
+            |part: &collective::Part| before[part.segments.end] - before[part.segments.start];
         let n_nodes = placement.n_workers().div_ceil(self.ranks_per_node);
-        let mut links: FxHashMap<usize, f64> = FxHashMap::default();
-        for (number, node) in &nodes {
-            let sends = node.n_replicas * (all.bytes - node.bytes);
-            let receives = (all.n_replicas - node.n_replicas) * node.bytes;
-            let busy = 2.0 * self.between.beta * sends.max(receives);
-            // All groups have a sum at once: what holds for one node holds for all in its place.
-            let link = links.entry(number % n_nodes).or_default();
-            *link = link.max(busy);
-            takes = takes.max(busy);
+        let (mut takes, mut links) = (0.0, FxHashMap::<usize, f64>::default());
+        let plans: Vec<_> = (0..n).map(|me| aligned(rounds(n, me, false), n, me)).collect();
+        for round in 0..plans.iter().map(Vec::len).max().unwrap_or(0) {
+            let mut ports = vec![Load::default(); n];
+            let mut nodes = FxHashMap::<usize, Load>::default();
+            for (me, plan) in plans.iter().enumerate() {
+                let parts = plan.get(round).into_iter().flatten();
+                for part in parts.filter(|part| bytes(part) > 0.0) {
+                    let (from, to) = (self.node(replicas[me]), self.node(replicas[part.peer]));
+                    let time = self.link(from, to).takes(1.0, bytes(part));
+                    ports[me].out += time;
+                    ports[part.peer].into += time;
+                    if from != to {
+                        let time = self.between.beta * bytes(part);
+                        nodes.entry(from).or_default().out += time;
+                        nodes.entry(to).or_default().into += time;
+                    }
+                }
+            }
+            let slowest = ports.iter().chain(nodes.values()).map(|load| load.busy());
+            takes += slowest.fold(0.0, f64::max);
+            let mut of_round = FxHashMap::<usize, f64>::default();
+            for (number, load) in nodes {
+                // All groups have a sum at once: what holds for one node holds for all in its place.
+                let link = of_round.entry(number % n_nodes).or_default();
+                *link = link.max(load.busy());
+            }
+            for (link, busy) in of_round {
+                *links.entry(link).or_default() += busy;
+            }
         }
         let mut links: Vec<_> = links.into_iter().filter(|(_, busy)| *busy > 0.0).collect();
         links.sort_by_key(|(link, _)| *link);
         Sum { takes, links }
     }
+}
+
+/// What a member sends, by round. Only some members have the first and the last round, in which the others give and
+/// are given theirs.
+fn aligned(rounds: Vec<collective::Round>, n: usize, me: usize) -> Vec<Vec<collective::Part>> {
+    let (core, is_recursive) = (n_core(n), n > collective::MOST_DIRECT);
+    let mut sends: Vec<_> = rounds.into_iter().map(|round| round.sends).collect();
+    if is_recursive && core < n && me < core && me + core >= n {
+        sends.insert(0, Vec::new());
+    }
+    sends
 }

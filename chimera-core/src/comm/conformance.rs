@@ -1,116 +1,236 @@
 //! The suite that every transport calls.
 //!
-//! [`run`] is called on every rank at once, each with its own end; it panics where the transport does
-//! not do what [`Comm`] says. [`run_abort`] comes last, since it ends the transport's use.
+//! [`run`] is called on every rank at once, each with its own end; it panics where the transport does not do what
+//! [`Comm`], [`Endpoint`](super::Endpoint) and [`Liveness`](super::Liveness) say. [`run_abort`] or [`run_loss`] comes
+//! last, since each ends the transport's use.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-use super::{Comm, CommError, Position, Tag, What};
+use super::{Comm, CommError, Host, Payload, Position, Tag, all_gather};
 use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, PipeId, Rank, StageId};
 use crate::op::Span;
 
-/// Checks messages and exchanges. `tensor` makes a tensor from a number, `number` reads it back.
-pub fn run<T>(comm: &mut impl Comm<T>, tensor: impl Fn(u32) -> T, number: impl Fn(&T) -> u32) {
-    let Suite { me, n } = Suite::of(comm);
-    assert!(me.0 < n, "rank {me:?} of {n}");
-    let all = || (0..n).map(Rank);
-    let code = |from: Rank, to: Rank, i: u32| (from.0 * n + to.0) * 100 + i;
+/// Elements of messages around the limits of eager protocols, and of one of 64 MiB in f32.
+const SIZES: [usize; 9] = [0, 1, 1000, 1008, 1024, 4097, 65_536, 3_000_001, 1 << 24];
 
-    // Everyone sends to everyone, itself included, before anyone takes: sends do not block.
-    for to in all() {
-        for i in 0..20 {
-            comm.send(to, tag(0, i), tensor(code(me, to, i))).expect("send");
-        }
-    }
-    // Tags are taken in any order, posted or not.
-    for from in all() {
-        for i in (0..20).rev() {
-            if i % 2 == 0 {
-                comm.post(from, tag(0, i)).expect("post");
-            }
-            let got = comm.take(from, tag(0, i), soon()).expect("take");
-            assert_eq!(number(&got), code(from, me, i), "message {i} from {from}");
-        }
-    }
-
-    // The same token of another step, and other kinds of message, are other messages.
-    let (right, left) = (Rank((me.0 + 1) % n), Rank((me.0 + n - 1) % n));
-    let bucket = BucketId(3);
-    let others = [
-        tag(1, 0),
-        tag(2, 0),
-        Tag { step: 1, what: What::Part { bucket, slice: 0 } },
-        Tag { step: 1, what: What::Sum { bucket, slice: 0 } },
-    ];
-    for (i, tag) in (0..4).zip(others) {
-        comm.send(right, tag, tensor(i)).expect("send");
-    }
-    for (i, tag) in (0..4).zip(others).rev() {
-        let mut taken = None;
-        let deadline = soon();
-        while taken.is_none() && Instant::now() < deadline {
-            taken = comm.try_take(left, tag).expect("try_take");
-        }
-        assert_eq!(taken.as_ref().map(&number), Some(i), "{tag:?} from {left}");
-        assert!(comm.try_take(left, tag).expect("try_take").is_none(), "{tag:?} came twice");
-    }
-
-    // Exchanges keep their order and may differ in length.
-    for round in 0..5u8 {
-        let mine = vec![round; me.index() + usize::from(round)];
-        let got = comm.exchange(&mine, soon()).expect("exchange");
-        let want: Vec<_> = (0..n as usize).map(|r| vec![round; r + usize::from(round)]).collect();
-        assert_eq!(got, want, "exchange {round}");
-    }
-
-    // Everyone learns where everyone is.
-    let at = |rank: u32| Position::At { step: 3, instr: 7 * rank + 1 };
-    comm.publish(Position::At { step: 2, instr: 9 });
-    comm.publish(at(me.0));
-    comm.exchange(&[], soon()).expect("exchange");
-    let want: Vec<_> = (0..n).map(|rank| Some(at(rank))).collect();
-    assert_eq!(comm.positions(soon()), want);
-    comm.exchange(&[], soon()).expect("exchange");
-
-    // What nobody sends does not come, and the error says what it was.
-    let never = comm.take(left, tag(9, 9), Instant::now() + Duration::from_millis(20)).err();
-    assert!(
-        matches!(&never, Some(CommError::Timeout { from, what, .. }) if *from == left && what.contains("micro-batch 9")),
-        "{never:?}"
-    );
-    comm.exchange(&[], soon()).expect("the last exchange");
+/// Checks messages, control data and progress reports. `to` makes a tensor of numbers, `from` reads them back; the
+/// numbers are whole and below 256, so that any type of element holds them.
+pub fn run<T>(comm: &mut impl Comm<T>, to: impl Fn(Host) -> T, from: impl Fn(&T) -> Host) {
+    let mut suite = Suite { me: comm.rank(), n: comm.n_ranks(), comm, to, from };
+    assert!(suite.me.0 < suite.n, "{} of {}", suite.me, suite.n);
+    suite.sends_do_not_block();
+    suite.tags_are_told_apart();
+    suite.sizes_and_shapes_arrive();
+    suite.bytes_keep_their_order();
+    suite.progress_is_known();
+    suite.what_is_not_sent_does_not_come();
+    suite.meet();
 }
 
 /// Checks that an abort by the last rank ends every other rank's wait with its cause.
-pub fn run_abort<T: Debug>(comm: &mut impl Comm<T>, tensor: impl Fn(u32) -> T) {
-    let Suite { me, n } = Suite::of(comm);
-    let last = Rank(n - 1);
+pub fn run_abort<T: Debug>(comm: &mut impl Comm<T>, to: impl Fn(Host) -> T) {
+    let (me, last) = (comm.rank(), Rank(comm.n_ranks() - 1));
     let cause = Fault::new(Class::NonFinite, last, "as an example");
     // The others say that they have nothing else to wait for.
-    comm.send(last, tag(7, 7), tensor(0)).expect("send");
+    comm.send(last, tag(7, 7), to(number(0))).expect("send");
     if me == last {
-        for from in (0..n).map(Rank) {
-            comm.take(from, tag(7, 7), soon()).expect("take");
+        for from in (0..comm.n_ranks()).map(Rank) {
+            comm.recv(from, tag(7, 7), soon()).expect("recv");
         }
         comm.abort(&cause);
         comm.abort(&Fault::new(Class::Io, last, "a later cause"));
     }
-    let ended = comm.take(last, tag(8, 8), soon()).err();
+    let ended = comm.recv(last, tag(8, 8), soon()).err();
+    assert_eq!(ended, Some(CommError::Aborted(cause.clone())), "{me}");
+    let ended = comm.recv_bytes(last, soon()).err();
     assert_eq!(ended, Some(CommError::Aborted(cause)), "{me}");
 }
 
-struct Suite {
-    me: Rank,
-    n: u32,
+/// Checks that the others learn it when the last rank leaves: the caller drops its end when this returns. What it has
+/// sent before still arrives, and a wait for more names it.
+pub fn run_loss<T: Debug>(mut comm: impl Comm<T>, to: impl Fn(Host) -> T) {
+    let (me, last) = (comm.rank(), Rank(comm.n_ranks() - 1));
+    if me == last {
+        for peer in (0..last.0).map(Rank) {
+            comm.send(peer, tag(7, 7), to(number(7))).expect("send");
+        }
+        return;
+    }
+    comm.recv(last, tag(7, 7), soon()).expect("what was sent before");
+    let lost = comm.recv(last, tag(8, 8), soon()).err();
+    assert!(matches!(&lost, Some(CommError::Lost { from, .. }) if *from == last), "{lost:?}");
+    let lost = comm.recv_bytes(last, soon()).err();
+    assert!(matches!(&lost, Some(CommError::Lost { from, .. }) if *from == last), "{lost:?}");
 }
 
-impl Suite {
-    fn of<T>(comm: &impl Comm<T>) -> Suite {
-        Suite { me: comm.rank(), n: comm.n_ranks() }
+struct Suite<'c, C, To, From> {
+    comm: &'c mut C,
+    me: Rank,
+    n: u32,
+    to: To,
+    from: From,
+}
+
+impl<C, To, From> Suite<'_, C, To, From> {
+    fn right(&self) -> Rank {
+        Rank((self.me.0 + 1) % self.n)
     }
+
+    fn left(&self) -> Rank {
+        Rank((self.me.0 + self.n - 1) % self.n)
+    }
+
+    fn all(&self) -> impl Iterator<Item = Rank> + use<C, To, From> {
+        (0..self.n).map(Rank)
+    }
+
+    /// Everyone sends to everyone, itself included, before anyone receives; tags are received in any order.
+    fn sends_do_not_block<T>(&mut self)
+    where
+        C: Comm<T>,
+        To: Fn(Host) -> T,
+        From: Fn(&T) -> Host,
+    {
+        let (me, n) = (self.me, self.n);
+        let code = |from: Rank, to: Rank, i: u32| number((from.0 * n + to.0) * 20 + i);
+        for to in self.all() {
+            for i in 0..20 {
+                self.comm.send(to, tag(0, i), (self.to)(code(me, to, i))).expect("send");
+            }
+        }
+        for from in self.all() {
+            for i in (0..20).rev() {
+                let got = self.comm.recv(from, tag(0, i), soon()).expect("recv");
+                assert_eq!((self.from)(&got), code(from, me, i), "message {i} from {from}");
+            }
+        }
+    }
+
+    /// Another step, kind or number makes another message.
+    fn tags_are_told_apart<T>(&mut self)
+    where
+        C: Comm<T>,
+        To: Fn(Host) -> T,
+        From: Fn(&T) -> Host,
+    {
+        let (right, left, bucket) = (self.right(), self.left(), BucketId(3));
+        let tags = [
+            tag(1, 0),
+            tag(2, 0),
+            Tag::new(1, Payload::Gradients { bucket }),
+            Tag::new(1, Payload::Sums { bucket }),
+            Tag::new(1, Payload::Sums { bucket: BucketId(4) }),
+            Tag::private(1, 1),
+        ];
+        for (i, tag) in (0..).zip(tags) {
+            self.comm.send(right, tag, (self.to)(number(i))).expect("send");
+        }
+        for (i, tag) in (0..).zip(tags).collect::<Vec<_>>().into_iter().rev() {
+            let (mut received, deadline) = (None, soon());
+            while received.is_none() && Instant::now() < deadline {
+                received = self.comm.try_recv(left, tag).expect("try_recv");
+            }
+            let received = received.as_ref().map(&self.from);
+            assert_eq!(received, Some(number(i)), "{tag:?} from {left}");
+            let again = self.comm.try_recv(left, tag).expect("try_recv");
+            assert!(again.is_none(), "{tag:?} came twice");
+        }
+    }
+
+    /// Tensors without elements, of odd and of large sizes, and of several extents, in both directions at once.
+    fn sizes_and_shapes_arrive<T>(&mut self)
+    where
+        C: Comm<T>,
+        To: Fn(Host) -> T,
+        From: Fn(&T) -> Host,
+    {
+        let (me, right, left) = (self.me, self.right(), self.left());
+        let value = |from: Rank, i: usize| ((from.index() * 31 + i) % 251) as f32;
+        let shapes = SIZES.iter().map(|n| vec![*n, 1]).chain([vec![7], vec![2, 3, 5]]);
+        for (nth, shape) in (0..).zip(shapes) {
+            let n = shape.iter().product();
+            let data = (0..n).map(|i| value(me, i)).collect();
+            let sent =
+                self.comm.send(right, tag(3, nth), (self.to)(Host { shape: shape.clone(), data }));
+            sent.expect("send");
+            let received = self.comm.recv(left, tag(3, nth), soon()).expect("recv");
+            let Host { shape: got, data } = (self.from)(&received);
+            assert_eq!((got, data.len()), (shape, n));
+            assert!(data.iter().enumerate().all(|(i, x)| *x == value(left, i)), "{n} elements");
+        }
+    }
+
+    /// Control data of one sender comes in order, whatever its length; collectives rely on it.
+    fn bytes_keep_their_order<T>(&mut self)
+    where
+        C: Comm<T>,
+    {
+        let (me, right, left) = (self.me, self.right(), self.left());
+        let bytes = |from: Rank, i: usize| vec![from.0 as u8 ^ i as u8; [70_001, 0, 5, 1, 900][i]];
+        for i in 0..5 {
+            self.comm.send_bytes(right, bytes(me, i)).expect("send_bytes");
+        }
+        let (mut received, deadline) = (None, soon());
+        while received.is_none() && Instant::now() < deadline {
+            received = self.comm.try_recv_bytes(left).expect("try_recv_bytes");
+        }
+        assert!(received == Some(bytes(left, 0)), "the first control data from {left}");
+        for i in 1..5 {
+            let got = self.comm.recv_bytes(left, soon()).expect("recv_bytes");
+            assert!(got == bytes(left, i), "control data {i} from {left}");
+        }
+        for round in 0..5u8 {
+            let mine = vec![round; me.index() + usize::from(round)];
+            let got = all_gather(self.comm, &mine, soon()).expect("all_gather");
+            let want = self.all().map(|r| vec![round; r.index() + usize::from(round)]);
+            assert!(got.into_iter().eq(want), "all-gather {round}");
+        }
+    }
+
+    /// Everyone learns where everyone is, from transports that can tell.
+    fn progress_is_known<T>(&mut self)
+    where
+        C: Comm<T>,
+    {
+        let at = |rank: Rank| Position::At { step: 3, instr: 7 * rank.0 + 1 };
+        self.comm.report_progress(Position::At { step: 2, instr: 9 });
+        self.comm.report_progress(at(self.me));
+        self.meet();
+        let known = self.comm.query_progress(soon());
+        let want: Vec<_> = self.all().map(|rank| Some(at(rank))).collect();
+        assert!(known.is_empty() || known == want, "{known:?}");
+        self.meet();
+    }
+
+    /// A wait ends in time, and its error says what was not sent.
+    fn what_is_not_sent_does_not_come<T>(&mut self)
+    where
+        C: Comm<T>,
+    {
+        let (left, deadline) = (self.left(), Instant::now() + Duration::from_millis(20));
+        let never = self.comm.recv(left, tag(9, 9), deadline).err();
+        assert!(
+            matches!(&never, Some(CommError::Timeout { from, what, .. })
+                if *from == left && what.contains("micro-batch 9")),
+            "{never:?}"
+        );
+    }
+
+    fn meet<T>(&mut self)
+    where
+        C: Comm<T>,
+    {
+        all_gather(self.comm, &[], soon()).expect("all_gather");
+    }
+}
+
+/// A tensor of one element, by which a message is known.
+fn number(i: u32) -> Host {
+    let digit = |n: u32| ((i >> n) & 0xff) as f32;
+    Host { shape: vec![1, 3], data: vec![digit(0), digit(8), digit(16)] }
 }
 
 fn soon() -> Instant {
@@ -119,5 +239,5 @@ fn soon() -> Instant {
 
 fn tag(step: u64, unit: u32) -> Tag {
     let (pipe, stage, span) = (PipeId(0), StageId(0), Span::one(unit));
-    Tag { step, what: What::Token(Token { kind: TokenKind::Activation, pipe, stage, span }) }
+    Tag::new(step, Payload::Token(Token { kind: TokenKind::Activation, pipe, stage, span }))
 }

@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::{Comm, CommError, Position, Tag};
-use crate::fault::Fault;
+use super::{Comm, CommError, Endpoint, Tag, Wrap};
 use crate::ids::Rank;
 
 /// Delays every tensor by a time that depends on its tag, so that messages of different channels
@@ -31,32 +30,37 @@ impl<T, C: Comm<Stamped<T>>, F: Fn(Tag) -> Duration> Delayed<T, C, F> {
     }
 }
 
+impl<T, C, F> Wrap for Delayed<T, C, F>
+where
+    T: Send,
+    C: Endpoint,
+    F: Send,
+{
+    type Inner = C;
+
+    fn inner(&self) -> &C {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut C {
+        &mut self.inner
+    }
+}
+
 impl<T, C, F> Comm<T> for Delayed<T, C, F>
 where
     T: Send,
     C: Comm<Stamped<T>>,
     F: Fn(Tag) -> Duration + Send,
 {
-    fn rank(&self) -> Rank {
-        self.inner.rank()
-    }
-
-    fn n_ranks(&self) -> u32 {
-        self.inner.n_ranks()
-    }
-
     fn send(&mut self, to: Rank, tag: Tag, tensor: T) -> Result<(), CommError> {
         let due = Instant::now() + (self.delay)(tag);
         self.inner.send(to, tag, Stamped { tensor, due })
     }
 
-    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError> {
-        self.inner.post(from, tag)
-    }
-
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
         let here = match self.early.remove(&(from, tag)) {
-            None => self.inner.try_take(from, tag)?,
+            None => self.inner.try_recv(from, tag)?,
             early => early,
         };
         match here {
@@ -68,38 +72,22 @@ where
         }
     }
 
-    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
         let began = Instant::now();
         let message = match self.early.remove(&(from, tag)) {
-            None => self.inner.take(from, tag, deadline)?,
+            None => self.inner.recv(from, tag, deadline)?,
             Some(early) => early,
         };
         std::thread::sleep(message.due.min(deadline).saturating_duration_since(Instant::now()));
         if message.due > deadline {
             self.early.insert((from, tag), message);
-            let what = tag.what.to_string();
-            return Err(CommError::Timeout { from, what, waited: began.elapsed() });
+            let waited = began.elapsed();
+            return Err(CommError::Timeout { from, what: tag.to_string(), waited });
         }
         Ok(message.tensor)
     }
 
-    fn has_sum(&self, _: &[Rank]) -> bool {
+    fn has_all_reduce(&self, _: &[Rank]) -> bool {
         false
-    }
-
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
-        self.inner.exchange(bytes, deadline)
-    }
-
-    fn publish(&mut self, position: Position) {
-        self.inner.publish(position);
-    }
-
-    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
-        self.inner.positions(deadline)
-    }
-
-    fn abort(&mut self, cause: &Fault) {
-        self.inner.abort(cause);
     }
 }

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::{Comm, CommError, Position, Tag};
-use crate::fault::Fault;
+use super::{Comm, CommError, Tag, Wrap};
 use crate::ids::Rank;
 use crate::kernels::{Fetch, Kernels};
 
@@ -115,15 +114,27 @@ impl<K: Kernels, C: Comm<Host>> Drop for HostStaged<K, C> {
     }
 }
 
+impl<K: Kernels, C: Comm<Host>> Wrap for HostStaged<K, C> {
+    type Inner = C;
+
+    fn inner(&self) -> &C {
+        &self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut C {
+        &mut self.inner
+    }
+
+    fn flush(&mut self) -> Result<(), CommError> {
+        self.forward(true)
+    }
+
+    fn discard(&mut self) {
+        self.outgoing.clear();
+    }
+}
+
 impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
-    fn rank(&self) -> Rank {
-        self.inner.rank()
-    }
-
-    fn n_ranks(&self) -> u32 {
-        self.inner.n_ranks()
-    }
-
     fn send(&mut self, to: Rank, tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
         if let Some(fetch) = self.kernels.fetch(&tensor)? {
             let shape = self.kernels.shape(&tensor);
@@ -134,50 +145,33 @@ impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
         self.inner.send(to, tag, host)
     }
 
-    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError> {
-        self.inner.post(from, tag)
-    }
-
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<K::Tensor>, CommError> {
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<K::Tensor>, CommError> {
         self.forward(false)?;
-        let taken = self.inner.try_take(from, tag)?;
-        taken.map(|host| self.to_device(host)).transpose()
+        let received = self.inner.try_recv(from, tag)?;
+        received.map(|host| self.to_device(host)).transpose()
     }
 
-    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<K::Tensor, CommError> {
-        if let Some(taken) = self.try_take(from, tag)? {
-            return Ok(taken);
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<K::Tensor, CommError> {
+        if let Some(received) = self.try_recv(from, tag)? {
+            return Ok(received);
         }
-        self.forward(true)?;
-        let host = self.inner.take(from, tag, deadline)?;
+        self.flush()?;
+        let host = self.inner.recv(from, tag, deadline)?;
         self.to_device(host)
     }
 
-    fn has_sum(&self, members: &[Rank]) -> bool {
-        self.inner.has_sum(members)
+    fn has_all_reduce(&self, members: &[Rank]) -> bool {
+        self.inner.has_all_reduce(members)
     }
 
-    fn sum(&mut self, members: &[Rank], tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
+    fn all_reduce(
+        &mut self,
+        members: &[Rank],
+        tag: Tag,
+        tensor: K::Tensor,
+    ) -> Result<(), CommError> {
         let host = self.to_host(&tensor)?;
-        self.inner.sum(members, tag, host)
-    }
-
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
-        self.forward(true)?;
-        self.inner.exchange(bytes, deadline)
-    }
-
-    fn publish(&mut self, position: Position) {
-        self.inner.publish(position);
-    }
-
-    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
-        self.inner.positions(deadline)
-    }
-
-    fn abort(&mut self, cause: &Fault) {
-        self.outgoing.clear();
-        self.inner.abort(cause);
+        self.inner.all_reduce(members, tag, host)
     }
 }
 

@@ -1,113 +1,35 @@
 //! How ranks exchange tensors.
 //!
-//! The trait is small: point-to-point messages that never block the sender, one exchange of a few
-//! bytes among all ranks, and an abort. Sums over replicas are made of these messages by the
-//! [engine](crate::engine), in a fixed order, so every transport gives the same bits; a transport may offer a
-//! sum of its own, for those who ask for it.
+//! A transport does three things, each a small trait: it carries tensors from rank to rank ([`Comm`]), it carries
+//! control data and ends the run ([`Endpoint`]), and it tells where ranks are when something is wrong
+//! ([`Liveness`]). Sending never blocks. Collectives are made of these messages, by [`all_gather`] and by the
+//! [engine](crate::engine)'s reductions, in a fixed order, so every transport gives the same bits; a transport may
+//! offer an all-reduce of its own, for those who ask for it.
 //!
 //! [`conformance`] is the suite that every transport calls.
 
+mod all_gather;
 pub mod conformance;
 mod delayed;
 mod host;
 mod position;
+mod tag;
 mod threads;
+mod wrap;
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
+pub use all_gather::all_gather;
 pub use delayed::{Delayed, Stamped};
 pub use host::{Host, HostStaged};
 pub use position::Position;
+pub use tag::{Payload, Tag};
 pub use threads::{Threads, threads};
+pub use wrap::Wrap;
 
-use crate::effects::Token;
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, Rank, StageId};
+use crate::ids::Rank;
 use crate::kernels::DeviceError;
-
-/// What a message is about. A (sender, receiver, tag) is used once.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Tag {
-    /// The step it belongs to, the first of a window; for parts of sums, the number of the update.
-    pub step: u64,
-    /// What it carries.
-    pub what: What,
-}
-
-/// What a message carries.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum What {
-    /// The value of a token.
-    Token(Token),
-    /// One replica's part of the sum of a slice of the gradients of a bucket, to the owner of the slice.
-    Part {
-        /// The bucket.
-        bucket: BucketId,
-        /// Number of the slice in the bucket.
-        slice: u32,
-    },
-    /// The sum, from the owner to the other replicas.
-    Sum {
-        /// The bucket.
-        bucket: BucketId,
-        /// Number of the slice in the bucket.
-        slice: u32,
-    },
-    /// The weights of the `tensor`-th tensor of a bucket after its update, from its owner to the other
-    /// replicas.
-    Updated {
-        /// The bucket.
-        bucket: BucketId,
-        /// Index of the tensor in the bucket.
-        tensor: u32,
-    },
-    /// What a stage makes of a sample that is not trained on.
-    Evaluated {
-        /// Number of the sample.
-        sample: u64,
-        /// The stage.
-        stage: StageId,
-    },
-    /// Weights of a stage, to rank 0.
-    Weight {
-        /// The stage.
-        stage: StageId,
-        /// Index of the parameter.
-        tensor: u32,
-    },
-    /// What a transport that is made of another one tells itself over that; `step` counts.
-    Aside {
-        /// What it is about.
-        line: u8,
-    },
-}
-
-impl fmt::Display for What {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            What::Token(token) => write!(f, "{token}"),
-            What::Part { bucket, slice } => write!(f, "gradient slice {slice} of {bucket}"),
-            What::Sum { bucket, slice } => {
-                write!(f, "the summed gradient slice {slice} of {bucket}")
-            }
-            What::Updated { bucket, tensor } => {
-                write!(f, "the updated tensor {tensor} of {bucket}")
-            }
-            What::Evaluated { sample, stage } => {
-                write!(f, "validation sample {sample} behind {stage}")
-            }
-            What::Weight { stage, tensor } => write!(f, "weights {tensor} of {stage}"),
-            What::Aside { line } => write!(f, "what the transport has to say on line {line}"),
-        }
-    }
-}
-
-impl fmt::Debug for What {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
 
 /// Why a message did not come.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -170,99 +92,83 @@ impl CommError {
     }
 }
 
-/// One rank's end of a transport.
-pub trait Comm<T>: Send {
+/// Where ranks are: asked when a wait has been too long, to find out which rank is to blame.
+pub trait Liveness: Send {
+    /// Lets other ranks learn where this one is. Called before every instruction, so it must cost no more than a
+    /// store to memory; whatever answers for the rank reads it from there, while the rank computes.
+    fn report_progress(&mut self, _position: Position) {}
+
+    /// Where every rank was when it last reported, by rank; `None` for ranks that do not answer until `deadline`,
+    /// because they are stopped, or gone. Empty if the transport cannot tell. Asked when something is wrong, an
+    /// abort included.
+    fn query_progress(&mut self, _deadline: Instant) -> Vec<Option<Position>> {
+        Vec::new()
+    }
+}
+
+/// One rank's end of a transport, as far as it carries no tensors.
+pub trait Endpoint: Liveness {
     /// This rank.
     fn rank(&self) -> Rank;
 
     /// Number of ranks.
     fn n_ranks(&self) -> u32;
 
-    /// Puts a tensor on its way and returns at once. The tensor may share memory with clones that the
-    /// sender keeps, so neither side may write to it.
-    fn send(&mut self, to: Rank, tag: Tag, tensor: T) -> Result<(), CommError>;
+    /// Sends control data, and returns at once. What one rank sends to another arrives in order.
+    fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError>;
 
-    /// Announces that a message will be taken, so that it can travel straight to where it is wanted.
-    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError>;
+    /// Receives the next control data of `from`, if it is there.
+    fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError>;
 
-    /// Takes a message if it is there.
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError>;
-
-    /// Takes a message, waiting for it until `deadline`.
-    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError>;
-
-    /// Whether the transport is to sum over these ranks by itself.
-    fn has_sum(&self, members: &[Rank]) -> bool;
-
-    /// Starts the transport's own sum of `tensor` over `members`, this rank among them, if it has one. All of
-    /// them start their sums in one order, and each takes it from itself, by this tag.
-    fn sum(&mut self, _members: &[Rank], _tag: Tag, _tensor: T) -> Result<(), CommError> {
-        Err(CommError::Failed("it has no sum of its own".into()))
-    }
-
-    /// Gives `bytes` to every rank and returns those of all ranks, by rank. All ranks call it in the
-    /// same order.
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError>;
-
-    /// Lets other ranks learn where this one is. Called before every instruction, so it must cost no more
-    /// than a store to memory; whatever answers for the rank reads it from there, while the rank computes.
-    fn publish(&mut self, position: Position);
-
-    /// Where every rank was when it last said so, by rank; `None` for those that do not answer until
-    /// `deadline`, because they are stopped, or gone. Asked when something is wrong, abort included.
-    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>>;
+    /// Receives the next control data of `from`, waiting for it until `deadline`.
+    fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError>;
 
     /// Makes every wait of every rank end with [`CommError::Aborted`]. The first cause stands.
     fn abort(&mut self, cause: &Fault);
 }
 
-/// A borrowed end is an end, so that wrappers can be put around it.
+/// One rank's end of a transport of tensors.
+pub trait Comm<T>: Endpoint {
+    /// Puts a tensor on its way and returns at once. The tensor may share memory with clones that the
+    /// sender keeps, so neither side may write to it.
+    fn send(&mut self, to: Rank, tag: Tag, tensor: T) -> Result<(), CommError>;
+
+    /// Receives a message if it is there.
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError>;
+
+    /// Receives a message, waiting for it until `deadline`.
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError>;
+
+    /// Whether the transport is to reduce over these ranks by itself. There is no default, so that no wrapper
+    /// hides the all-reduce of what it wraps.
+    fn has_all_reduce(&self, members: &[Rank]) -> bool;
+
+    /// Starts the transport's own sum of `tensor` over `members`, this rank among them, if it has one. All of
+    /// them start their sums in one order, and each receives it from itself, by this tag.
+    fn all_reduce(&mut self, _members: &[Rank], _tag: Tag, _tensor: T) -> Result<(), CommError> {
+        Err(CommError::Failed("the transport has no all-reduce of its own".into()))
+    }
+}
+
+/// A borrowed end carries tensors too.
 impl<T, C: Comm<T> + ?Sized> Comm<T> for &mut C {
-    fn rank(&self) -> Rank {
-        (**self).rank()
-    }
-
-    fn n_ranks(&self) -> u32 {
-        (**self).n_ranks()
-    }
-
     fn send(&mut self, to: Rank, tag: Tag, tensor: T) -> Result<(), CommError> {
         (**self).send(to, tag, tensor)
     }
 
-    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError> {
-        (**self).post(from, tag)
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
+        (**self).try_recv(from, tag)
     }
 
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
-        (**self).try_take(from, tag)
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
+        (**self).recv(from, tag, deadline)
     }
 
-    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
-        (**self).take(from, tag, deadline)
+    fn has_all_reduce(&self, members: &[Rank]) -> bool {
+        (**self).has_all_reduce(members)
     }
 
-    fn has_sum(&self, members: &[Rank]) -> bool {
-        (**self).has_sum(members)
-    }
-
-    fn sum(&mut self, members: &[Rank], tag: Tag, tensor: T) -> Result<(), CommError> {
-        (**self).sum(members, tag, tensor)
-    }
-
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
-        (**self).exchange(bytes, deadline)
-    }
-
-    fn publish(&mut self, position: Position) {
-        (**self).publish(position);
-    }
-
-    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
-        (**self).positions(deadline)
-    }
-
-    fn abort(&mut self, cause: &Fault) {
-        (**self).abort(cause);
+    fn all_reduce(&mut self, members: &[Rank], tag: Tag, tensor: T) -> Result<(), CommError> {
+        (**self).all_reduce(members, tag, tensor)
     }
 }

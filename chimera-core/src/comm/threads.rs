@@ -1,12 +1,14 @@
 //! The transport of ranks that are threads of one process: messages are moved, not copied.
 
+use std::collections::VecDeque;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::{Comm, CommError, Position, Tag};
+use super::{Comm, CommError, Endpoint, Liveness, Position, Tag};
 use crate::fault::Fault;
 use crate::ids::Rank;
 
@@ -17,7 +19,7 @@ pub fn threads<T: Send>(n_ranks: u32) -> Vec<Threads<T>> {
         abort: Mutex::new(None),
         positions: (0..n_ranks).map(|_| AtomicU64::new(Position::Start.to_bits())).collect(),
     });
-    let end = |rank| Threads { rank: Rank(rank), shared: Arc::clone(&shared), n_exchanges: 0 };
+    let end = |rank| Threads { rank: Rank(rank), shared: Arc::clone(&shared) };
     (0..n_ranks).map(end).collect()
 }
 
@@ -25,7 +27,6 @@ pub fn threads<T: Send>(n_ranks: u32) -> Vec<Threads<T>> {
 pub struct Threads<T> {
     rank: Rank,
     shared: Arc<Shared<T>>,
-    n_exchanges: u64,
 }
 
 struct Shared<T> {
@@ -35,27 +36,34 @@ struct Shared<T> {
 }
 
 struct Mailbox<T> {
-    letters: Mutex<Letters<T>>,
+    inbox: Mutex<Inbox<T>>,
     arrived: Condvar,
 }
 
-struct Letters<T> {
+/// What has come for a rank and was not received yet.
+struct Inbox<T> {
     tensors: FxHashMap<(Rank, Tag), T>,
-    bytes: FxHashMap<(Rank, u64), Vec<u8>>,
+    bytes: FxHashMap<Rank, VecDeque<Vec<u8>>>,
     /// Ranks that ended.
     gone: Vec<Rank>,
     is_aborted: bool,
 }
 
+impl<T> Inbox<T> {
+    fn next_bytes(&mut self, from: Rank) -> Option<Vec<u8>> {
+        self.bytes.get_mut(&from)?.pop_front()
+    }
+}
+
 impl<T> Default for Mailbox<T> {
     fn default() -> Mailbox<T> {
-        let letters = Letters {
+        let inbox = Inbox {
             tensors: FxHashMap::default(),
             bytes: FxHashMap::default(),
             gone: Vec::new(),
             is_aborted: false,
         };
-        Mailbox { letters: Mutex::new(letters), arrived: Condvar::new() }
+        Mailbox { inbox: Mutex::new(inbox), arrived: Condvar::new() }
     }
 }
 
@@ -65,8 +73,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<T> Mailbox<T> {
-    fn put(&self, change: impl FnOnce(&mut Letters<T>)) {
-        change(&mut lock(&self.letters));
+    fn put(&self, change: impl FnOnce(&mut Inbox<T>)) {
+        change(&mut lock(&self.inbox));
         self.arrived.notify_all();
     }
 }
@@ -80,33 +88,43 @@ impl<T> Threads<T> {
             .ok_or_else(|| CommError::Failed(format!("{of} is not one of the {n} ranks")))
     }
 
+    /// What `look` finds in this rank's mailbox now.
+    fn look<R>(&self, look: impl Fn(&mut Inbox<T>) -> Option<R>) -> Result<Option<R>, CommError> {
+        let mut inbox = lock(&self.mailbox(self.rank)?.inbox);
+        if inbox.is_aborted { Err(self.aborted()) } else { Ok(look(&mut inbox)) }
+    }
+
     /// Waits until `look` finds something in this rank's mailbox.
     fn wait<R>(
         &self,
         from: Rank,
-        what: &dyn Fn() -> String,
+        what: &dyn Display,
         deadline: Instant,
-        look: impl Fn(&mut Letters<T>) -> Option<R>,
+        look: impl Fn(&mut Inbox<T>) -> Option<R>,
     ) -> Result<R, CommError> {
         let began = Instant::now();
         let mailbox = self.mailbox(self.rank)?;
-        let mut letters = lock(&mailbox.letters);
+        let mut inbox = lock(&mailbox.inbox);
         loop {
-            if letters.is_aborted {
+            if inbox.is_aborted {
                 return Err(self.aborted());
             }
-            if let Some(found) = look(&mut letters) {
+            if let Some(found) = look(&mut inbox) {
                 return Ok(found);
             }
-            if letters.gone.contains(&from) {
-                return Err(CommError::Lost { from, what: what() });
+            if inbox.gone.contains(&from) {
+                return Err(CommError::Lost { from, what: what.to_string() });
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left == Duration::ZERO {
-                return Err(CommError::Timeout { from, what: what(), waited: began.elapsed() });
+                return Err(CommError::Timeout {
+                    from,
+                    what: what.to_string(),
+                    waited: began.elapsed(),
+                });
             }
-            let waited = mailbox.arrived.wait_timeout(letters, left);
-            letters = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = mailbox.arrived.wait_timeout(inbox, left);
+            inbox = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -118,7 +136,20 @@ impl<T> Threads<T> {
     }
 }
 
-impl<T: Send> Comm<T> for Threads<T> {
+impl<T: Send> Liveness for Threads<T> {
+    fn report_progress(&mut self, position: Position) {
+        if let Some(mine) = self.shared.positions.get(self.rank.index()) {
+            mine.store(position.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    fn query_progress(&mut self, _: Instant) -> Vec<Option<Position>> {
+        let all = self.shared.positions.iter();
+        all.map(|bits| Some(Position::from_bits(bits.load(Ordering::Relaxed)))).collect()
+    }
+}
+
+impl<T: Send> Endpoint for Threads<T> {
     fn rank(&self) -> Rank {
         self.rank
     }
@@ -127,76 +158,55 @@ impl<T: Send> Comm<T> for Threads<T> {
         self.shared.mailboxes.len() as u32
     }
 
-    fn send(&mut self, to: Rank, tag: Tag, tensor: T) -> Result<(), CommError> {
+    fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
         let from = self.rank;
-        self.mailbox(to)?.put(|letters| {
-            let earlier = letters.tensors.insert((from, tag), tensor);
-            assert!(earlier.is_none(), "{from} sent {tag:?} to {to} twice");
-        });
+        self.mailbox(to)?.put(|inbox| inbox.bytes.entry(from).or_default().push_back(bytes));
         Ok(())
     }
 
-    fn post(&mut self, _: Rank, _: Tag) -> Result<(), CommError> {
-        Ok(()) // every message already goes straight to its receiver's mailbox
+    fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
+        self.look(|inbox| inbox.next_bytes(from))
     }
 
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
-        let mut letters = lock(&self.mailbox(self.rank)?.letters);
-        if letters.is_aborted {
-            Err(self.aborted())
-        } else {
-            Ok(letters.tensors.remove(&(from, tag)))
-        }
-    }
-
-    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
-        self.wait(from, &|| tag.what.to_string(), deadline, |letters| {
-            letters.tensors.remove(&(from, tag))
-        })
-    }
-
-    fn has_sum(&self, _: &[Rank]) -> bool {
-        false
-    }
-
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
-        let (from, number) = (self.rank, self.n_exchanges);
-        self.n_exchanges += 1;
-        for mailbox in &self.shared.mailboxes {
-            mailbox.put(|letters| {
-                letters.bytes.insert((from, number), bytes.to_vec());
-            });
-        }
-        let what = || "its part of the agreement".to_string();
-        (0..self.n_ranks())
-            .map(Rank)
-            .map(|r| self.wait(r, &what, deadline, |letters| letters.bytes.remove(&(r, number))))
-            .collect()
-    }
-
-    fn publish(&mut self, position: Position) {
-        if let Some(mine) = self.shared.positions.get(self.rank.index()) {
-            mine.store(position.to_bits(), Ordering::Relaxed);
-        }
-    }
-
-    fn positions(&mut self, _: Instant) -> Vec<Option<Position>> {
-        let all = self.shared.positions.iter();
-        all.map(|bits| Some(Position::from_bits(bits.load(Ordering::Relaxed)))).collect()
+    fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
+        self.wait(from, &"control data", deadline, |inbox| inbox.next_bytes(from))
     }
 
     fn abort(&mut self, cause: &Fault) {
         lock(&self.shared.abort).get_or_insert_with(|| cause.clone());
         for mailbox in &self.shared.mailboxes {
-            mailbox.put(|letters| letters.is_aborted = true);
+            mailbox.put(|inbox| inbox.is_aborted = true);
         }
+    }
+}
+
+impl<T: Send> Comm<T> for Threads<T> {
+    fn send(&mut self, to: Rank, tag: Tag, tensor: T) -> Result<(), CommError> {
+        let from = self.rank;
+        self.mailbox(to)?.put(|inbox| {
+            let earlier = inbox.tensors.insert((from, tag), tensor);
+            assert!(earlier.is_none(), "{from} sent {tag:?} to {to} twice");
+        });
+        Ok(())
+    }
+
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
+        self.look(|inbox| inbox.tensors.remove(&(from, tag)))
+    }
+
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
+        self.wait(from, &tag, deadline, |inbox| inbox.tensors.remove(&(from, tag)))
+    }
+
+    fn has_all_reduce(&self, _: &[Rank]) -> bool {
+        false
     }
 }
 
 impl<T> Drop for Threads<T> {
     fn drop(&mut self) {
         for mailbox in &self.shared.mailboxes {
-            mailbox.put(|letters| letters.gone.push(self.rank));
+            mailbox.put(|inbox| inbox.gone.push(self.rank));
         }
     }
 }

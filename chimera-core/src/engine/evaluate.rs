@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::Data;
 use super::worker::Worker;
 use crate::analyze::Need;
-use crate::comm::{Comm, Tag, What};
+use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::fault::{Class, Fault};
 use crate::ids::{PipeId, StageId};
 use crate::kernels::Kernels;
@@ -54,9 +54,8 @@ where
         let placement = world.job.program.placement();
         let pipe = (sample / world.job.width as u64) % placement.n_pipes() as u64;
         let at = |stage: usize| placement.worker(PipeId(pipe as u16), StageId(stage as u16));
-        let tag = |stage: usize| Tag {
-            step,
-            what: What::Evaluated { sample, stage: StageId(stage as u16) },
+        let tag = |stage: usize| {
+            Tag::new(step, Payload::Evaluated { sample, stage: StageId(stage as u16) })
         };
         let (mut input, mut target) = (Vec::new(), Vec::new());
         let read = data.sample(step, sample, &mut input, &mut target);
@@ -71,11 +70,11 @@ where
             if stage > 0 && at(stage - 1) != me {
                 let (from, deadline) =
                     (world.rank_of(at(stage - 1), world.group), world.deadline());
-                let taken = world.comm.take(from, tag(stage - 1), deadline);
-                let taken = world.on_wait("evaluation", Need::Other, taken)?;
+                let received = world.comm.recv(from, tag(stage - 1), deadline);
+                let received = world.on_wait("evaluation", Need::Other, received)?;
                 let stage_id = StageId(stage as u16);
-                world.check_shape(from, stage_id, 1, tag(stage - 1).what, &taken)?;
-                carried = Some(taken);
+                world.check_shape(from, stage_id, 1, tag(stage - 1), &received)?;
+                carried = Some(received);
             }
             let held = world.held(StageId(stage as u16));
             let output = held.stage.forward(&held.weights, &micro, carried.take());

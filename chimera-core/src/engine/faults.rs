@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::sums::SumError;
+use super::reduction::ReduceError;
 use super::world::World;
 use crate::analyze::{Need, Scene};
-use crate::comm::{Comm, CommError, Position};
+use crate::comm::{Comm, CommError, Endpoint, Liveness, Position};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, Rank, StageId};
 use crate::kernels::{DeviceError, Kernels};
@@ -90,7 +90,7 @@ where
 
     /// Where all ranks are.
     fn positions(&mut self) -> Vec<Option<Position>> {
-        let mut positions = self.comm.positions(Instant::now() + ANSWER);
+        let mut positions = self.comm.query_progress(Instant::now() + ANSWER);
         positions.resize(self.comm.n_ranks() as usize, None);
         positions
     }
@@ -115,14 +115,14 @@ where
     pub(super) fn on_sum<T>(
         &mut self,
         bucket: BucketId,
-        result: Result<T, SumError>,
+        result: Result<T, ReduceError>,
     ) -> Result<T, Fault> {
         let op = format!("reduction of {bucket}");
         match result {
             Ok(sums) => Ok(sums),
-            Err(SumError::Comm(error, need)) => self.on_wait(op, need, Err(error)),
-            Err(SumError::Device(error)) => self.on_device(op, Err(error)),
-            Err(SumError::Shape { from, what, expected, got }) => {
+            Err(ReduceError::Comm(error, need)) => self.on_wait(op, need, Err(error)),
+            Err(ReduceError::Device(error)) => self.on_device(op, Err(error)),
+            Err(ReduceError::Shape { from, what, expected, got }) => {
                 Err(self.at(shape_fault(self.comm.rank(), from, &what, &expected, &got), op))
             }
         }

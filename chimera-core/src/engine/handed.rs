@@ -3,8 +3,7 @@
 
 use std::time::Instant;
 
-use crate::comm::{Comm, CommError, Position, Tag};
-use crate::fault::Fault;
+use crate::comm::{Comm, CommError, Endpoint, Tag, Wrap};
 use crate::ids::Rank;
 use crate::kernels::Kernels;
 
@@ -19,58 +18,47 @@ impl<K, C> Handed<K, C> {
     }
 }
 
+impl<K: Kernels, C: Endpoint> Wrap for Handed<K, C> {
+    type Inner = C;
+
+    fn inner(&self) -> &C {
+        &self.comm
+    }
+
+    fn inner_mut(&mut self) -> &mut C {
+        &mut self.comm
+    }
+}
+
 impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
-    fn rank(&self) -> Rank {
-        self.comm.rank()
-    }
-
-    fn n_ranks(&self) -> u32 {
-        self.comm.n_ranks()
-    }
-
     fn send(&mut self, to: Rank, tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
         self.kernels.hand_over(&tensor)?;
         self.comm.send(to, tag, tensor)
     }
 
-    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError> {
-        self.comm.post(from, tag)
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<K::Tensor>, CommError> {
+        let received = self.comm.try_recv(from, tag)?;
+        Ok(received.map(|tensor| self.kernels.take_over(tensor)).transpose()?)
     }
 
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<K::Tensor>, CommError> {
-        let taken = self.comm.try_take(from, tag)?;
-        Ok(taken.map(|tensor| self.kernels.take_over(tensor)).transpose()?)
-    }
-
-    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<K::Tensor, CommError> {
-        let taken = self.kernels.take_over(self.comm.take(from, tag, deadline)?)?;
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<K::Tensor, CommError> {
+        let received = self.kernels.take_over(self.comm.recv(from, tag, deadline)?)?;
         // Who waits here has nothing else to do until it is there; who only looked has.
-        self.kernels.wait_for(&taken)?;
-        Ok(taken)
+        self.kernels.wait_for(&received)?;
+        Ok(received)
     }
 
-    fn has_sum(&self, members: &[Rank]) -> bool {
-        self.comm.has_sum(members)
+    fn has_all_reduce(&self, members: &[Rank]) -> bool {
+        self.comm.has_all_reduce(members)
     }
 
-    fn sum(&mut self, members: &[Rank], tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
+    fn all_reduce(
+        &mut self,
+        members: &[Rank],
+        tag: Tag,
+        tensor: K::Tensor,
+    ) -> Result<(), CommError> {
         self.kernels.hand_over(&tensor)?;
-        self.comm.sum(members, tag, tensor)
-    }
-
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
-        self.comm.exchange(bytes, deadline)
-    }
-
-    fn publish(&mut self, position: Position) {
-        self.comm.publish(position);
-    }
-
-    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
-        self.comm.positions(deadline)
-    }
-
-    fn abort(&mut self, cause: &Fault) {
-        self.comm.abort(cause);
+        self.comm.all_reduce(members, tag, tensor)
     }
 }

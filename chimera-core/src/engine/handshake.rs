@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::faults::ANSWER;
-use crate::comm::{Comm, CommError};
+use crate::comm::{CommError, Endpoint, all_gather};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, listed};
 
@@ -14,16 +14,16 @@ pub type Fields = Vec<(String, String)>;
 ///
 /// # Errors
 /// [`Class::Mismatch`] names every field that is not the same on all ranks, with the ranks of each value.
-pub fn handshake<T>(
-    comm: &mut impl Comm<T>,
+pub fn handshake(
+    comm: &mut impl Endpoint,
     fields: &Fields,
     deadline: Instant,
 ) -> Result<(), Fault> {
     let rank = comm.rank();
     let bytes = serde_json::to_vec(fields);
     let bytes = bytes.map_err(|e| Fault::new(Class::Internal, rank, e.to_string()))?;
-    let records = comm.exchange(&bytes, deadline);
-    let records = records.map_err(|e| unexchanged(comm, e))?;
+    let records = all_gather(comm, &bytes, deadline);
+    let records = records.map_err(|e| ungathered(comm, e))?;
     let mut all: Vec<Fields> = Vec::with_capacity(records.len());
     for (from, record) in (0..).map(Rank).zip(&records) {
         all.push(serde_json::from_slice(record).map_err(|_| {
@@ -38,14 +38,15 @@ pub fn handshake<T>(
     Err(Fault { peer: Some(Rank(other as u32)), ..fault })
 }
 
-/// A failed exchange outside of the training, where all wait for all: who is silent keeps everyone waiting.
-pub fn unexchanged<T>(comm: &mut impl Comm<T>, error: CommError) -> Fault {
+/// The fault of an all-gather that failed outside of the training, where all wait for all: a rank that does not answer
+/// keeps everyone waiting.
+pub fn ungathered(comm: &mut impl Endpoint, error: CommError) -> Fault {
     let is_late = matches!(error, CommError::Timeout { .. });
     let fault = error.into_fault(comm.rank());
     if !is_late {
         return fault;
     }
-    let positions = comm.positions(Instant::now() + ANSWER);
+    let positions = comm.query_progress(Instant::now() + ANSWER);
     let silent = (0..).map(Rank).zip(positions).find(|(_, position)| position.is_none());
     match silent {
         Some((silent, _)) => {

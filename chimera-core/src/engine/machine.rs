@@ -1,18 +1,19 @@
 //! The machine whose tokens carry tensors.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::agreement::{Agreed, Culprit};
 use super::ops::Value;
 use super::optimizer::{MOST_SKIPPED, NonFinite, Step};
+use super::reduction::Reduction;
 use super::shards::of_bucket;
-use super::sums::Reduction;
 use super::world::{Held, Places, Since, World, held_mut};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Awaited, Work};
-use crate::comm::{Comm, CommError, Tag, What};
+use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};
 use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, ChannelId, Rank, StageId, WorkerId};
@@ -72,7 +73,7 @@ where
         value: Value<S>,
     ) -> Result<(), Fault> {
         let to = self.rank_of(self.job.program.channels()[channel.index()].to, self.group);
-        let tag = Tag { step: self.step, what: What::Token(token) };
+        let tag = Tag::new(self.step, Payload::Token(token));
         let sent = self.comm.send(to, tag, value.tensor());
         self.on_wire(token, sent)
     }
@@ -84,25 +85,17 @@ where
         channel: ChannelId,
     ) -> Result<Poll<Value<S>>, Fault> {
         let from = self.rank_of(self.job.program.channels()[channel.index()].from, self.group);
-        let tag = |token| Tag { step: self.step, what: What::Token(token) };
-        let (now, ahead) = (tag(token), self.job.program.channel_bound() as usize);
-        let next = self.expected[channel.index()].get(ahead).copied().map(tag);
         let start = self.now();
-        let taken = self.take(from, now)?;
+        let received = self.recv_tensor(from, Tag::new(self.step, Payload::Token(token)))?;
         self.waited(worker, Awaited::Message(token), start);
-        let taken = self.on_wait(token, Need::Token(token), taken)?;
+        let received = self.on_wait(token, Need::Token(token), received)?;
         let stage = match token.kind {
             TokenKind::Activation => StageId(token.stage.0 + 1),
             _ => StageId(token.stage.0.saturating_sub(1)), // of the stage whose output's gradient it is
         };
         let unit = self.job.micro_batch_size / self.job.program.units_per_micro() as usize;
-        self.check_shape(from, stage, usize::from(token.span.len) * unit, token, &taken)?;
-        self.expected[channel.index()].pop_front();
-        if let Some(next) = next {
-            let posted = self.comm.post(from, next);
-            self.on_wire(token, posted)?;
-        }
-        Ok(Poll::Ready(Value::Tensor(taken)))
+        self.check_shape(from, stage, usize::from(token.span.len) * unit, token, &received)?;
+        Ok(Poll::Ready(Value::Tensor(received)))
     }
 
     fn reduce(&mut self, _: WorkerId, bucket: BucketId) -> Result<(), Fault> {
@@ -115,10 +108,10 @@ where
         let keeps_sums = self.job.training.shard_optimizer;
         let start = self.now();
         let number = self.sum_number(bucket);
-        let World { kernels, comm, slices, .. } = &mut *self;
-        let slices = of_bucket(slices, bucket);
+        let World { kernels, comm, buffers, .. } = &mut *self;
+        let buffer = Arc::clone(of_bucket(buffers, bucket));
         let sum =
-            Reduction::start(kernels, comm, number, bucket, members, slices, keeps_sums, parts);
+            Reduction::start(kernels, comm, number, bucket, members, buffer, keeps_sums, parts);
         let sum = self.on_wire(format!("reduction of {bucket}"), sum)?;
         self.under_way.push((bucket, sum, start));
         Ok(())
@@ -147,7 +140,7 @@ where
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Fault> {
         let record = self.own_record()?;
         let (start, deadline) = (self.now(), self.deadline());
-        let records = self.comm.exchange(&record.to_bytes(), deadline);
+        let records = all_gather(&mut self.comm, &record.to_bytes(), deadline);
         self.waited(worker, Awaited::Agreement, start);
         let records = self.on_wait("agreement", Need::Record, records)?;
         let rank = self.comm.rank();
@@ -250,21 +243,21 @@ where
         Fault { step, ..Fault::new(Class::NonFinite, rank, message) }
     }
 
-    /// Takes a message; sums under way go on while it waits.
-    fn take(&mut self, from: Rank, tag: Tag) -> Result<Result<S::Tensor, CommError>, Fault> {
+    /// Receives a message; sums under way go on while it waits.
+    fn recv_tensor(&mut self, from: Rank, tag: Tag) -> Result<Result<S::Tensor, CommError>, Fault> {
         let (began, deadline) = (Instant::now(), self.deadline());
         let mut left = deadline.saturating_duration_since(began);
         // The first step has a patience of its own, and some transports know it by the deadline alone.
         while self.agreed.is_some() && left > TURN && self.is_summing() {
-            match self.comm.take(from, tag, Instant::now() + TURN) {
+            match self.comm.recv(from, tag, Instant::now() + TURN) {
                 // Not by the clock: a rank that was stopped has not waited.
                 Err(CommError::Timeout { .. }) => left -= TURN,
-                taken => return Ok(taken),
+                received => return Ok(received),
             }
             self.poll_sums()?;
         }
-        let taken = self.comm.take(from, tag, Instant::now() + left);
-        Ok(taken.map_err(|error| match error {
+        let received = self.comm.recv(from, tag, Instant::now() + left);
+        Ok(received.map_err(|error| match error {
             CommError::Timeout { from, what, .. } => {
                 CommError::Timeout { from, what, waited: began.elapsed() }
             }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::world::{Held, Weights, World, held_mut};
-use crate::comm::Comm;
+use crate::comm::{Comm, Endpoint};
 use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
 use crate::kernels::Kernels;

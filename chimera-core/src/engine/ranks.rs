@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::comm::{Comm, Threads, threads};
+use crate::comm::{Endpoint, Threads, threads};
 use crate::fault::{Class, Fault};
 use crate::ids::Rank;
 
@@ -77,16 +77,18 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::comm::{CommError, Delayed, Host, HostStaged, Stamped, Tag, conformance};
+    use crate::comm::{
+        CommError, Delayed, Host, HostStaged, Stamped, Tag, all_gather, conformance,
+    };
     use crate::kernels::Kernels;
     use crate::kernels::reference::Reference;
 
     #[test]
     fn threads_conform() {
         for n in [1, 2, 5] {
-            let ran = run_threads::<u32, ()>(n, |comm| {
-                conformance::run(comm, |i| i, |i| *i);
-                conformance::run_abort(comm, |i| i);
+            let ran = run_threads::<Host, ()>(n, |comm| {
+                conformance::run(comm, |host| host, Host::clone);
+                conformance::run_abort(comm, |host| host);
                 Ok(())
             });
             assert_eq!(ran.map(|all| all.len()), Ok(n as usize));
@@ -94,12 +96,21 @@ mod tests {
     }
 
     #[test]
+    fn threads_learn_who_left() {
+        std::thread::scope(|scope| {
+            for comm in threads::<Host>(3) {
+                scope.spawn(|| conformance::run_loss(comm, |host| host));
+            }
+        });
+    }
+
+    #[test]
     fn delayed_messages_conform() {
-        run_threads::<Stamped<u32>, ()>(3, |comm| {
-            let jitter = |tag: Tag| Duration::from_micros(tag.step * 100);
+        run_threads::<Stamped<Host>, ()>(3, |comm| {
+            let jitter = |tag: Tag| Duration::from_micros(tag.step() * 100);
             let mut delayed = Delayed::new(comm, jitter);
-            conformance::run(&mut delayed, |i| i, |i| *i);
-            conformance::run_abort(&mut delayed, |i| i);
+            conformance::run(&mut delayed, |host| host, Host::clone);
+            conformance::run_abort(&mut delayed, |host| host);
             Ok(())
         })
         .expect("all ranks conform");
@@ -107,14 +118,14 @@ mod tests {
 
     #[test]
     fn tensors_of_a_device_conform_on_a_transport_of_host_tensors() {
-        let tensor = |i: u32| Reference.upload(&[1, 2], &[i as f32, 0.5]).expect("a tensor");
+        let to = |host: Host| Reference.upload(&host.shape, &host.data).expect("a tensor");
         run_threads::<Host, ()>(3, |comm| {
             let mut staged = HostStaged::new(Reference, comm);
-            conformance::run(&mut staged, tensor, |t| {
-                assert_eq!((t.shape.as_slice(), t.data[1]), ([1, 2].as_slice(), 0.5));
-                t.data[0] as u32
+            conformance::run(&mut staged, to, |tensor| Host {
+                shape: tensor.shape.clone(),
+                data: Reference.download(tensor).expect("values"),
             });
-            conformance::run_abort(&mut staged, tensor);
+            conformance::run_abort(&mut staged, to);
             Ok(())
         })
         .expect("all ranks conform");
@@ -128,7 +139,7 @@ mod tests {
                 panic!("on purpose");
             }
             let deadline = Instant::now() + Duration::from_secs(60);
-            match comm.exchange(&[], deadline) {
+            match all_gather(comm, &[], deadline) {
                 Err(CommError::Aborted(cause)) => Err(cause),
                 other => panic!("{other:?}"),
             }

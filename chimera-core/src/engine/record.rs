@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::agreement::{Record, Totals};
 use super::world::World;
-use crate::comm::Comm;
+use crate::comm::{Comm, Endpoint};
 use crate::fault::Fault;
 use crate::ids::{BucketId, StageId};
 use crate::kernels::Kernels;

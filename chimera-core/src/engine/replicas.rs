@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Worker;
 use super::handshake::Fields;
 use crate::analyze::Need;
-use crate::comm::Comm;
+use crate::comm::{Comm, Endpoint, all_gather};
 use crate::fault::{Class, Fault};
 use crate::ids::Rank;
 use crate::kernels::Kernels;
@@ -40,7 +40,7 @@ where
         let mine = serde_json::to_vec(&mine);
         let mine = mine.map_err(|e| Fault::new(Class::Internal, rank, e.to_string()))?;
         let deadline = world.deadline();
-        let all = world.comm.exchange(&mine, deadline);
+        let all = all_gather(&mut world.comm, &mine, deadline);
         let all = world.on_wait("comparison of replicas", Need::Other, all)?;
         world.since_agreed.leave_out(began);
         let mut known: BTreeMap<String, (Rank, String)> = BTreeMap::new();

@@ -1,16 +1,18 @@
 //! Which rank owns which tensor: it counts the norm of its gradient, and where the optimizer is shared out it alone
-//! has the sum of all replicas' gradients and updates the tensor. Elsewhere replicas share sums out by rows.
+//! has the sum of all replicas' gradients and updates the tensor. Elsewhere replicas have even shares of all gradients.
 
 use std::sync::Arc;
 
 use super::faults::shape_fault;
+use super::layout::Layout;
 use super::world::{Places, World, copy, held_mut};
 use crate::analyze::{Awaited, Need};
-use crate::comm::{Comm, Tag, What};
+use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::fault::Fault;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::kernels::Kernels;
-use crate::lower::{Program, Slice, shared_out, slices};
+use crate::lower::Program;
+use crate::shards::assign_whole;
 use crate::stage::{Param, Stage};
 
 /// By bucket of an update and tensor: where a worker that holds these stages keeps it. A bucket of one
@@ -48,50 +50,48 @@ pub(super) fn owners<'p>(
 ) -> Vec<Vec<Rank>> {
     let of = |(bucket, tensors): (u32, &Vec<Places>)| {
         let members = program.replicas(width, BucketId(bucket));
-        let owners = whole(&extents(tensors, &params), members.len());
+        let owners = assign_whole(&sizes(&shapes(tensors, &params)), members.len());
         owners.into_iter().map(|member| members[member]).collect()
     };
     (0..).zip(layout).map(of).collect()
 }
 
-/// Likewise: which of its rows each replica adds up. All of them are the owner's where it keeps the sum.
-pub(super) fn sliced<'p>(
+/// By bucket of an update: how its gradients lie in the buffer that is reduced. With `keeps_sums` each replica has the
+/// tensors that it owns, else an even share.
+pub(super) fn buffers<'p>(
     program: &Program,
     width: usize,
     layout: &[Vec<Places>],
     params: impl Fn(StageId) -> Option<&'p [Param]>,
     keeps_sums: bool,
-) -> Vec<Vec<Vec<Slice>>> {
+) -> Vec<Arc<Layout>> {
     let of = |(bucket, tensors): (u32, &Vec<Places>)| {
         let n_members = program.replicas(width, BucketId(bucket)).len();
-        let extents = extents(tensors, &params);
-        if !keeps_sums {
-            return slices(&extents, n_members);
-        }
-        let owners = whole(&extents, n_members).into_iter().zip(extents);
-        owners.map(|(owner, (n_rows, _))| vec![Slice { rows: 0..n_rows, owner }]).collect()
+        let shapes = shapes(tensors, &params);
+        Arc::new(match keeps_sums {
+            true => {
+                Layout::owned(shapes.clone(), &assign_whole(&sizes(&shapes), n_members), n_members)
+            }
+            false => Layout::shared(shapes, n_members),
+        })
     };
     (0..).zip(layout).map(of).collect()
 }
 
-/// The owner of each whole tensor, as an index into the replicas.
-fn whole(extents: &[(usize, usize)], n_members: usize) -> Vec<usize> {
-    let sizes: Vec<usize> = extents.iter().map(|(n_rows, bytes)| n_rows * bytes).collect();
-    shared_out(&sizes, n_members)
-}
-
-/// The rows of each tensor, and the bytes of one.
-fn extents<'p>(
+/// The extents of each tensor.
+fn shapes<'p>(
     tensors: &[Places],
     params: impl Fn(StageId) -> Option<&'p [Param]>,
-) -> Vec<(usize, usize)> {
+) -> Vec<Vec<usize>> {
     let of = |places: &Places| {
         let (stage, index) = *places.first()?;
-        let shape = &params(stage)?.get(index)?.shape;
-        let n_rows = shape.first().copied().unwrap_or(1);
-        Some((n_rows, shape.iter().skip(1).product::<usize>() * size_of::<f32>()))
+        Some(params(stage)?.get(index)?.shape.clone())
     };
     tensors.iter().map(|places| of(places).unwrap_or_default()).collect()
+}
+
+fn sizes(shapes: &[Vec<usize>]) -> Vec<usize> {
+    shapes.iter().map(|shape| shape.iter().product()).collect()
 }
 
 /// What a list by bucket of an update has of a bucket of any update.
@@ -129,13 +129,13 @@ where
         let others = self.job.program.replicas(self.job.width, bucket);
         let others: Vec<Rank> = others.into_iter().filter(|m| *m != rank).collect();
         for (tensor, _) in (0..).zip(self.owned(bucket)).filter(|(_, owner)| *owner == rank) {
-            let tag = Tag { step, what: What::Updated { bucket, tensor } };
+            let tag = Tag::new(step, Payload::Updated { bucket, tensor });
             let (stage, index) = self.places(bucket)[tensor as usize][0];
             for &to in &others {
                 let weight = copy(&self.kernels, &self.held(stage).weights[index]);
-                let weight = self.on_device(tag.what, weight)?;
+                let weight = self.on_device(tag, weight)?;
                 let sent = self.comm.send(to, tag, weight);
-                self.on_wire(tag.what, sent)?;
+                self.on_wire(tag, sent)?;
             }
         }
         Ok(())
@@ -151,22 +151,22 @@ where
         for bucket in (0..self.layout.len() as u32).map(BucketId) {
             let step = self.sum_number(bucket);
             for (tensor, owner) in (0..).zip(self.owned(bucket)).filter(|(_, o)| *o != rank) {
-                let tag = Tag { step, what: What::Updated { bucket, tensor } };
+                let tag = Tag::new(step, Payload::Updated { bucket, tensor });
                 let (start, deadline) = (self.now(), self.deadline());
-                let taken = self.comm.take(owner, tag, deadline);
+                let received = self.comm.recv(owner, tag, deadline);
                 self.waited(worker, Awaited::Weights(bucket), start);
-                let taken = self.on_wait(tag.what, Need::Other, taken)?;
+                let received = self.on_wait(tag, Need::Other, received)?;
                 let places = self.places(bucket)[tensor as usize].clone();
                 let (stage, index) = places[0];
                 let expected = self.held(stage).stage.params()[index].shape.clone();
-                let got = self.kernels.shape(&taken);
+                let got = self.kernels.shape(&received);
                 if got != expected {
-                    let fault = shape_fault(rank, owner, &tag.what, &expected, &got);
-                    return Err(self.at(fault, tag.what));
+                    let fault = shape_fault(rank, owner, &tag, &expected, &got);
+                    return Err(self.at(fault, tag));
                 }
                 for (stage, index) in places {
                     let held = held_mut(&mut self.held, stage);
-                    Arc::make_mut(&mut held.weights)[index] = taken.clone();
+                    Arc::make_mut(&mut held.weights)[index] = received.clone();
                 }
             }
         }

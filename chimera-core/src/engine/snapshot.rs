@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::Worker;
 use super::world::World;
 use crate::analyze::Need;
-use crate::comm::{Comm, Tag, What};
+use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::kernels::Kernels;
@@ -86,9 +86,8 @@ where
         let list: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
         let lists = self.exchange("the end", &list)?;
         let (me, lead) = (self.world.comm.rank(), Rank(0));
-        let tag = |(stage, index): (StageId, usize)| Tag {
-            step,
-            what: What::Weight { stage, tensor: index as u32 },
+        let tag = |(stage, index): (StageId, usize)| {
+            Tag::new(step, Payload::Weight { stage, tensor: index as u32 })
         };
         for place in mine {
             let tensor = self.world.held(place.0).weights[place.1].clone();
@@ -99,7 +98,7 @@ where
         for (from, list) in (0..).map(Rank).zip(lists).filter(|_| me == lead) {
             for place in places(&list) {
                 let deadline = self.world.deadline();
-                let tensor = self.world.comm.take(from, tag(place), deadline);
+                let tensor = self.world.comm.recv(from, tag(place), deadline);
                 let tensor = self.world.on_wait("the end", Need::Other, tensor)?;
                 all.push((place, self.download(&tensor)?));
             }

@@ -1,6 +1,5 @@
 //! One rank's row, again and again.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,17 +7,17 @@ use super::Job;
 use super::agreement::{Load, Totals};
 use super::handed::Handed;
 use super::recent::Recent;
-use super::shards::{layout, owners, sliced};
+use super::shards::{buffers, layout, owners};
 use super::timing::Timing;
 use super::world::{Held, ResidualBytes, Since, World, held_mut};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
-use crate::comm::{Comm, Position};
+use crate::comm::{Comm, Endpoint, Liveness, Position, all_gather};
 use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
 use crate::interp::{Progress, Row, Stop};
 use crate::kernels::Kernels;
-use crate::lower::{Instr, Program};
+use crate::lower::Program;
 use crate::model::initial;
 use crate::stage::{Param, Stage};
 
@@ -99,7 +98,7 @@ where
         let layout = layout(job.program, params);
         let owners = owners(job.program, job.width, &layout, params);
         let keeps_sums = job.training.shard_optimizer;
-        let slices = sliced(job.program, job.width, &layout, params, keeps_sums);
+        let buffers = buffers(job.program, job.width, &layout, params, keeps_sums);
         let n_places: usize = layout.iter().flatten().map(Vec::len).sum();
         let n_params: usize = held.iter().flatten().map(|h| h.stage.params().len()).sum();
         if n_places != n_params {
@@ -116,7 +115,6 @@ where
         }
         let clock = kernels.clock().map_err(|e| e.into_fault(rank))?;
         let world = World {
-            expected: Vec::new(),
             step: 0,
             n_updates: 0,
             under_way: Vec::new(),
@@ -136,7 +134,7 @@ where
             held,
             layout,
             owners,
-            slices,
+            buffers,
         };
         Ok(Worker { world, me })
     }
@@ -145,11 +143,11 @@ where
     pub fn run(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
         let program = self.world.job.program;
         let instrs = &program.rows()[self.me.index()];
-        self.begin(first, instrs).map_err(|f| Fault { step: Some(first), ..f })?;
+        self.begin(first).map_err(|f| Fault { step: Some(first), ..f })?;
         let mut row = Row::new(self.me);
         loop {
             let instr = row.position() as u32;
-            self.world.comm.publish(Position::At { step: first, instr });
+            self.world.comm.report_progress(Position::At { step: first, instr });
             match row.advance(instrs, program.rules(), &mut self.world) {
                 Ok(Progress::Ran) => {}
                 Ok(Progress::Ended) => break,
@@ -210,7 +208,7 @@ where
     /// order. `what` says what for. The time that it takes belongs to no step.
     pub fn exchange(&mut self, what: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
         let (began, deadline) = (Instant::now(), self.world.deadline());
-        let all = self.world.comm.exchange(bytes, deadline);
+        let all = all_gather(&mut self.world.comm, bytes, deadline);
         self.world.since_agreed.leave_out(began);
         self.world.on_wait(what, Need::Other, all)
     }
@@ -235,8 +233,8 @@ where
         Some((held.stage.params(), &held.weights, &held.grads))
     }
 
-    /// Clears what the last run left and announces the messages of this one.
-    fn begin(&mut self, first: u64, instrs: &[Instr]) -> Result<(), Fault> {
+    /// Clears what the last run left.
+    fn begin(&mut self, first: u64) -> Result<(), Fault> {
         let world = &mut self.world;
         world.step = first;
         world.losses.clear();
@@ -247,13 +245,7 @@ where
             (held.n_updates, held.previous) = (0, None);
             held.clear_gradients(&world.kernels).map_err(|e| e.into_fault(rank))?;
         }
-        world.expected = vec![VecDeque::new(); world.job.program.channels().len()];
-        for instr in instrs {
-            if let Instr::Recv(token, channel) = instr {
-                world.expected[channel.index()].push_back(*token);
-            }
-        }
-        world.post_ahead()
+        Ok(())
     }
 
     fn reports(&self, first: u64) -> Result<Vec<StepReport>, Fault> {

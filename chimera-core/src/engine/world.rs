@@ -1,23 +1,20 @@
 //! What one rank has: its stages with their weights, its wires, and where it stands in a step.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::agreement::Agreed;
 use super::handed::Handed;
+use super::layout::Layout;
 use super::optimizer::Step;
+use super::reduction::Reduction;
 use super::shards::of_bucket;
-use super::sums::Reduction;
 use super::timing::{Moment, Timing};
 use super::{Job, Patience};
 use crate::analyze::timeline::{Awaited, Work};
-use crate::comm::{Comm, Tag, What};
-use crate::effects::Token;
-use crate::fault::Fault;
+use crate::comm::Comm;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::kernels::{DeviceError, Kernels, Updated};
-use crate::lower::Slice;
 use crate::op::Op;
 use crate::stage::Stage;
 use crate::update::Update;
@@ -54,10 +51,8 @@ pub(super) struct World<'j, S: Stage, K, C> {
     pub(super) layout: Vec<Vec<Places>>,
     /// Likewise: which replica owns the tensor.
     pub(super) owners: Vec<Vec<Rank>>,
-    /// Likewise: which replica adds up which rows of its gradient.
-    pub(super) slices: Vec<Vec<Vec<Slice>>>,
-    /// By channel: the tokens still to come that this worker receives, in order.
-    pub(super) expected: Vec<VecDeque<Token>>,
+    /// By bucket of an update: how its gradients lie in the buffer that is reduced.
+    pub(super) buffers: Vec<Arc<Layout>>,
     /// The first step of the program.
     pub(super) step: u64,
     /// Updates of every weight before the program.
@@ -160,20 +155,6 @@ where
     pub(super) fn deadline(&self) -> Instant {
         let Patience { first_step, later } = self.job.patience;
         Instant::now() + if self.agreed.is_none() { first_step } else { later }
-    }
-
-    /// Announces the first messages of every channel, as many as the channel must be able to hold.
-    pub(super) fn post_ahead(&mut self) -> Result<(), Fault> {
-        let n_ahead = self.job.program.channel_bound() as usize;
-        for (c, tokens) in self.expected.iter().enumerate() {
-            let from = self.job.program.channels()[c].from;
-            let from = self.rank_of(from, self.group);
-            for &token in tokens.iter().take(n_ahead) {
-                let tag = Tag { step: self.step, what: What::Token(token) };
-                self.comm.post(from, tag).map_err(|e| e.into_fault(self.comm.rank()))?;
-            }
-        }
-        Ok(())
     }
 
     pub(super) fn now(&mut self) -> Moment {

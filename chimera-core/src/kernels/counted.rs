@@ -172,6 +172,12 @@ impl Kernels for Counted {
         Ok(view)
     }
 
+    fn reshape(&self, tensor: &Extents, shape: &[usize]) -> Result<Extents> {
+        let mut view = tensor.clone();
+        view.shape = shape.to_vec();
+        Ok(view)
+    }
+
     fn join(&self, tensors: &[&Extents]) -> Result<Extents> {
         let mut shape = tensors[0].shape.clone();
         shape[0] = tensors.iter().map(|tensor| tensor.shape[0]).sum();

@@ -148,6 +148,9 @@ pub trait Kernels: Clone + Send + Sync + 'static {
     /// The rows `start .. start + len` of the first dimension.
     fn rows(&self, tensor: &Self::Tensor, start: usize, len: usize) -> Result<Self::Tensor>;
 
+    /// The elements of a tensor in other extents, as many; it may share memory with the tensor.
+    fn reshape(&self, tensor: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor>;
+
     /// The rows of some tensors, at least one and as wide as each other, one below the other, with memory of their
     /// own.
     fn join(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor>;

@@ -5,14 +5,12 @@
 
 mod hoist;
 mod messages;
-mod owners;
 mod program;
 mod recompute;
 mod split;
 mod sync;
 
 pub use hoist::Hoist;
-pub(crate) use owners::{Slice, shared_out, slices};
 pub use program::{Bucket, Channel, Instr, Program};
 pub use recompute::{Recompute, recompute};
 pub use split::split_backward;

@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, CommError, Position, Tag, Threads};
-use chimera_core::fault::Fault;
+use chimera_core::comm::{Comm, CommError, Endpoint, Tag, Threads, Wrap};
 use chimera_core::ids::Rank;
 use chimera_core::kernels::reference::Tensor;
 
@@ -31,15 +30,19 @@ pub(crate) struct Faulty<'c, F> {
     pub(crate) fate: F,
 }
 
+impl<F: Send> Wrap for Faulty<'_, F> {
+    type Inner = Threads<Tensor>;
+
+    fn inner(&self) -> &Threads<Tensor> {
+        self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Threads<Tensor> {
+        self.inner
+    }
+}
+
 impl<F: Fn(Rank, Tag) -> Fate + Send> Comm<Tensor> for Faulty<'_, F> {
-    fn rank(&self) -> Rank {
-        self.inner.rank()
-    }
-
-    fn n_ranks(&self) -> u32 {
-        self.inner.n_ranks()
-    }
-
     fn send(&mut self, to: Rank, tag: Tag, mut tensor: Tensor) -> Result<(), CommError> {
         match (self.fate)(self.rank(), tag) {
             Fate::Arrives => {}
@@ -59,35 +62,15 @@ impl<F: Fn(Rank, Tag) -> Fate + Send> Comm<Tensor> for Faulty<'_, F> {
         self.inner.send(to, tag, tensor)
     }
 
-    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError> {
-        self.inner.post(from, tag)
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Tensor>, CommError> {
+        self.inner.try_recv(from, tag)
     }
 
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<Tensor>, CommError> {
-        self.inner.try_take(from, tag)
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Tensor, CommError> {
+        self.inner.recv(from, tag, deadline)
     }
 
-    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Tensor, CommError> {
-        self.inner.take(from, tag, deadline)
-    }
-
-    fn has_sum(&self, _: &[Rank]) -> bool {
+    fn has_all_reduce(&self, _: &[Rank]) -> bool {
         false
-    }
-
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
-        self.inner.exchange(bytes, deadline)
-    }
-
-    fn publish(&mut self, position: Position) {
-        self.inner.publish(position);
-    }
-
-    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
-        self.inner.positions(deadline)
-    }
-
-    fn abort(&mut self, cause: &Fault) {
-        self.inner.abort(cause);
     }
 }

@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, CommError, Position, Tag, Threads, What};
+use chimera_core::comm::{Comm, CommError, Payload, Tag, Threads, Wrap};
 use chimera_core::effects::TokenKind;
-use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use chimera_core::kernels::reference::Tensor;
 
@@ -18,66 +17,51 @@ pub(crate) struct Withheld<'c> {
 
 impl Withheld<'_> {
     fn is_withheld(&self, tag: Tag) -> bool {
-        let is_gradient = matches!(tag.what, What::Token(t) if t.kind == TokenKind::Gradient);
-        let is_summing = self.parted == Some(tag.step) && self.summed != Some(tag.step);
+        let is_gradient =
+            matches!(tag.payload(), Payload::Token(t) if t.kind == TokenKind::Gradient);
+        let is_summing = self.parted == Some(tag.step()) && self.summed != Some(tag.step());
         // The first step waits without a break.
-        tag.step > 0 && is_gradient && is_summing
+        tag.step() > 0 && is_gradient && is_summing
+    }
+}
+
+impl Wrap for Withheld<'_> {
+    type Inner = Threads<Tensor>;
+
+    fn inner(&self) -> &Threads<Tensor> {
+        self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Threads<Tensor> {
+        self.inner
     }
 }
 
 impl Comm<Tensor> for Withheld<'_> {
-    fn rank(&self) -> Rank {
-        self.inner.rank()
-    }
-
-    fn n_ranks(&self) -> u32 {
-        self.inner.n_ranks()
-    }
-
     fn send(&mut self, to: Rank, tag: Tag, tensor: Tensor) -> Result<(), CommError> {
-        match tag.what {
-            What::Part { .. } => self.parted = Some(tag.step),
-            What::Sum { .. } => self.summed = Some(tag.step),
+        match tag.payload() {
+            Payload::Gradients { .. } => self.parted = Some(tag.step()),
+            Payload::Sums { .. } => self.summed = Some(tag.step()),
             _ => {}
         }
         self.inner.send(to, tag, tensor)
     }
 
-    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError> {
-        self.inner.post(from, tag)
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Tensor>, CommError> {
+        if self.is_withheld(tag) { Ok(None) } else { self.inner.try_recv(from, tag) }
     }
 
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<Tensor>, CommError> {
-        if self.is_withheld(tag) { Ok(None) } else { self.inner.try_take(from, tag) }
-    }
-
-    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Tensor, CommError> {
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Tensor, CommError> {
         if self.is_withheld(tag) {
             self.n_withheld += 1;
             std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
-            let what = tag.what.to_string();
+            let what = tag.to_string();
             return Err(CommError::Timeout { from, what, waited: Duration::ZERO });
         }
-        self.inner.take(from, tag, deadline)
+        self.inner.recv(from, tag, deadline)
     }
 
-    fn has_sum(&self, _: &[Rank]) -> bool {
+    fn has_all_reduce(&self, _: &[Rank]) -> bool {
         false
-    }
-
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
-        self.inner.exchange(bytes, deadline)
-    }
-
-    fn publish(&mut self, position: Position) {
-        self.inner.publish(position);
-    }
-
-    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
-        self.inner.positions(deadline)
-    }
-
-    fn abort(&mut self, cause: &Fault) {
-        self.inner.abort(cause);
     }
 }

@@ -46,6 +46,22 @@ pub(super) fn rows<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     Ok(())
 }
 
+pub(super) fn reshape<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+    for (from, to) in [(&[60][..], &[3, 4, 5][..]), (&[6, 10], &[60]), (&[12, 5], &[4, 15])] {
+        let x = trials.normal(from);
+        trial!(trials, format!("to {to:?} from"), [x], [], |k| [k.reshape(x, to)?]);
+        // Of rows, and what comes of it is added to.
+        trial!(trials, format!("rows, to {to:?} from"), [x], [], |k| {
+            let joined = k.join(&[x, x])?;
+            let second = k.rows(&joined, from[0], from[0])?;
+            let mut sum = k.join(&[&k.reshape(&second, to)?])?;
+            k.accumulate(&mut sum, &k.reshape(x, to)?)?;
+            [sum]
+        });
+    }
+    Ok(())
+}
+
 pub(super) fn join<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     let k = trials.kernels;
     for rest in [&[][..], &[1], &[7], &[3, 5], &[1031]] {

@@ -58,10 +58,11 @@ pub fn run_rounded<K: Kernels>(kernels: &K, tolerance: f64, round: fn(f32) -> f3
 
 /// One case per function of [`Kernels`], in its order, and the head of a model, where several work together.
 pub fn cases<K: Kernels>() -> Vec<Case<K>> {
-    let table: [(&'static str, fn(&mut Trials<'_, K>) -> Outcome); 24] = [
+    let table: [(&'static str, fn(&mut Trials<'_, K>) -> Outcome); 25] = [
         ("upload", memory::upload),
         ("zeros", memory::zeros),
         ("rows", memory::rows),
+        ("reshape", memory::reshape),
         ("join", memory::join),
         ("accumulate", memory::accumulate),
         ("squared_norms", pointwise::squared_norms),

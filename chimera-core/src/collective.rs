@@ -1,0 +1,216 @@
+//! Who sends what to whom in a reduction over replicas.
+//!
+//! What is reduced lies in one buffer, which is cut into a segment for each member. Up to [`MOST_DIRECT`] members
+//! each send every other one its segment, the owners add them in the order of members, and send the sums back. More
+//! members halve and double recursively (Rabenseifner, ICCS 2004): in each round a member sends one half of what it
+//! still has to one partner and adds the other half, until it has the sum of its own segment; then the rounds run
+//! backwards, with sums. Members beyond the largest power of two give theirs to a partner first, and are given the
+//! sums last. So the messages of a member grow with the logarithm of the members, and every element is added along
+//! one fixed tree over the members, whatever the transport, and wherever its segment is cut.
+
+use std::ops::Range;
+
+/// So many members reduce directly, in the order of members.
+pub(crate) const MOST_DIRECT: usize = 8;
+
+/// What one member does at once: all its sends, then all its receives.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Round {
+    /// Whether what is received is added, in the order of members and this one among them, or is a sum already.
+    pub(crate) adds: bool,
+    pub(crate) sends: Vec<Part>,
+    pub(crate) recvs: Vec<Part>,
+}
+
+/// Segments that go between this member and another one. In a round that adds, a member keeps nothing of what it
+/// sends, and all that it receives is of the same segments, which are what it keeps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Part {
+    pub(crate) peer: usize,
+    /// Positions in the [order](segments) of segments.
+    pub(crate) segments: Range<usize>,
+}
+
+/// The members by the position of their segments in the buffer.
+pub(crate) fn segments(n_members: usize) -> Vec<usize> {
+    let core = n_core(n_members);
+    (0..core).flat_map(|i| [i, i + core]).filter(|i| *i < n_members).collect()
+}
+
+/// How many members add: the others have a partner that adds for them.
+pub(crate) fn n_core(n_members: usize) -> usize {
+    match n_members {
+        0..=MOST_DIRECT => n_members,
+        _ => 1 << n_members.ilog2(),
+    }
+}
+
+/// The rounds of member `me`. Where owners keep the sums, none are sent back.
+pub(crate) fn rounds(n_members: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
+    match n_members {
+        0 | 1 => Vec::new(),
+        2..=MOST_DIRECT => direct(n_members, me, keeps_sums),
+        _ => recursive(n_members, me, keeps_sums),
+    }
+}
+
+fn direct(n: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
+    // Each begins with the member behind it, so that not all send to one at once.
+    let others: Vec<usize> = (1..n).map(|behind| (me + behind) % n).collect();
+    let own = |peer: &usize| Part { peer: *peer, segments: me..me + 1 };
+    let theirs = |peer: &usize| Part { peer: *peer, segments: *peer..*peer + 1 };
+    let gather = Round {
+        adds: false,
+        sends: others.iter().map(own).collect(),
+        recvs: others.iter().map(theirs).collect(),
+    };
+    let scatter = Round { adds: true, sends: gather.recvs.clone(), recvs: gather.sends.clone() };
+    if keeps_sums { vec![scatter] } else { vec![scatter, gather] }
+}
+
+fn recursive(n: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
+    let core = n_core(n);
+    let extra = n - core;
+    // Where the segments of the core's members begin: each is followed by that of the member it adds for.
+    let position = |member: usize| member + member.min(extra);
+    let part = |peer: usize, members: Range<usize>| Part {
+        peer,
+        segments: position(members.start)..position(members.end),
+    };
+    let round = |adds, sends, recvs| Round { adds, sends, recvs };
+    let of_extra = |peer: usize, member: usize| {
+        let at = position(member);
+        let segments = if keeps_sums { at + 1..at + 2 } else { 0..n };
+        Part { peer, segments }
+    };
+    if me >= core {
+        let partner = me - core;
+        return vec![
+            round(true, vec![part(partner, 0..core)], Vec::new()),
+            round(false, Vec::new(), vec![of_extra(partner, partner)]),
+        ];
+    }
+    let mut rounds = Vec::new();
+    if me < extra {
+        rounds.push(round(true, Vec::new(), vec![part(me + core, 0..core)]));
+    }
+    let (mut mine, mut doubling) = (0..core, Vec::new());
+    while mine.len() > 1 {
+        let middle = mine.start + mine.len() / 2;
+        let (lower, upper) = (mine.start..middle, middle..mine.end);
+        let (kept, given) = if me < middle { (lower, upper) } else { (upper, lower) };
+        let partner = me ^ kept.len();
+        rounds.push(round(
+            true,
+            vec![part(partner, given.clone())],
+            vec![part(partner, kept.clone())],
+        ));
+        doubling.push(round(false, vec![part(partner, kept.clone())], vec![part(partner, given)]));
+        mine = kept;
+    }
+    if !keeps_sums {
+        rounds.extend(doubling.into_iter().rev());
+    }
+    if me < extra {
+        rounds.push(round(false, vec![of_extra(me + core, me)], Vec::new()));
+    }
+    rounds
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// By segment: what a member has of it, as the tree of additions that made it.
+    type Held = Vec<Option<String>>;
+
+    /// Runs the rounds of all members; what each has in the end.
+    fn run(n: usize, keeps_sums: bool) -> Vec<Held> {
+        let plans: Vec<_> = (0..n).map(|me| rounds(n, me, keeps_sums)).collect();
+        let mut held: Vec<Held> = (0..n).map(|me| vec![Some(format!("{me}")); n]).collect();
+        let (mut at, mut sent) = (vec![0; n], vec![false; n]);
+        let mut wire: HashMap<(usize, usize, bool), Vec<Held>> = HashMap::new();
+        while (0..n).any(|me| at[me] < plans[me].len()) {
+            let mut has_moved = false;
+            for me in 0..n {
+                let Some(round) = plans[me].get(at[me]) else { continue };
+                if !sent[me] {
+                    for Part { peer, segments } in &round.sends {
+                        let part = held[me][segments.clone()].to_vec();
+                        assert!(part.iter().all(Option::is_some), "{me} of {n} sends what it has");
+                        wire.entry((me, *peer, round.adds)).or_default().push(part);
+                        if round.adds {
+                            held[me][segments.clone()].fill(None);
+                        }
+                    }
+                    (sent[me], has_moved) = (true, true);
+                }
+                let is_here = |part: &Part| {
+                    wire.get(&(part.peer, me, round.adds)).is_some_and(|parts| !parts.is_empty())
+                };
+                if !round.recvs.iter().all(is_here) {
+                    continue;
+                }
+                for segment in 0..n {
+                    let recvs = round.recvs.iter().filter(|part| part.segments.contains(&segment));
+                    let theirs = recvs.map(|Part { peer, segments }| {
+                        let parts = &wire[&(*peer, me, round.adds)][0];
+                        (*peer, parts[segment - segments.start].clone().unwrap())
+                    });
+                    let mut terms: Vec<_> = theirs.collect();
+                    if terms.is_empty() {
+                        continue;
+                    }
+                    let own = held[me][segment].take().filter(|_| round.adds);
+                    terms.extend(own.map(|own| (me, own)));
+                    terms.sort();
+                    let sum = terms.into_iter().map(|(_, term)| term);
+                    held[me][segment] = sum.reduce(|sum, term| format!("({sum}+{term})"));
+                }
+                for Part { peer, .. } in &round.recvs {
+                    wire.get_mut(&(*peer, me, round.adds)).unwrap().remove(0);
+                }
+                (at[me], sent[me], has_moved) = (at[me] + 1, false, true);
+            }
+            assert!(has_moved, "{n} members wait for each other");
+        }
+        assert!(wire.values().all(Vec::is_empty), "{n}: all that is sent is received");
+        held
+    }
+
+    #[test]
+    fn all_members_have_all_sums_along_one_tree() {
+        for n in (2..=40).chain([64, 100, 128]) {
+            let all = run(n, false);
+            let tree = all[0][0].clone().expect("a sum");
+            let terms = tree.split(|c: char| !c.is_ascii_digit()).filter(|term| !term.is_empty());
+            assert_eq!(terms.count(), n);
+            if n <= MOST_DIRECT {
+                let in_order = (1..n).fold("0".to_string(), |sum, m| format!("({sum}+{m})"));
+                assert_eq!(tree, in_order);
+            }
+            assert!(all.iter().flatten().all(|sum| *sum == Some(tree.clone())));
+        }
+    }
+
+    #[test]
+    fn owners_keep_the_sums_of_their_segments() {
+        for n in [2, 5, 8, 9, 13, 16, 33] {
+            let (kept, all) = (run(n, true), run(n, false));
+            for (position, owner) in segments(n).into_iter().enumerate() {
+                assert_eq!(kept[owner][position], all[owner][position], "{owner} of {n}");
+            }
+        }
+    }
+
+    #[test]
+    fn messages_grow_with_the_logarithm_of_the_members() {
+        for (n, most) in [(8, 14), (16, 8), (64, 12), (256, 16), (1024, 20), (1000, 19)] {
+            let n_messages =
+                |me| rounds(n, me, false).iter().map(|round| round.sends.len()).sum::<usize>();
+            assert_eq!((0..n).map(n_messages).max(), Some(most), "{n} members");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! The name of a message between two ranks.
+
+use std::fmt;
+
+use crate::effects::{Token, TokenKind};
+use crate::ids::{BucketId, PipeId, StageId};
+use crate::op::Span;
+
+/// Names a message: each (sender, receiver, tag) is used once.
+///
+/// A transport compares tags and carries their [bytes](Tag::to_bytes). Only the engine knows what they stand for;
+/// in errors they [display](fmt::Display) as what was to be received.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tag {
+    step: u64,
+    payload: Payload,
+}
+
+/// What a message carries.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Payload {
+    /// The value of a token.
+    Token(Token),
+    /// Gradients, for another replica to add. In one reduction a rank sends them to another one once at most.
+    Gradients {
+        /// The bucket that is reduced.
+        bucket: BucketId,
+    },
+    /// Sums of gradients over all replicas. In one reduction a rank sends them to another one once at most.
+    Sums {
+        /// The bucket that is reduced.
+        bucket: BucketId,
+    },
+    /// Weights of a bucket's tensor after its update, from the replica that updates it to the others.
+    Updated {
+        /// The bucket.
+        bucket: BucketId,
+        /// Index of the tensor in the bucket.
+        tensor: u32,
+    },
+    /// The activation of a sample that is evaluated and not trained on.
+    Evaluated {
+        /// Number of the sample.
+        sample: u64,
+        /// The stage behind which it was made.
+        stage: StageId,
+    },
+    /// Weights of a stage, for rank 0.
+    Weight {
+        /// The stage.
+        stage: StageId,
+        /// Index of the parameter.
+        tensor: u32,
+    },
+    /// Control data of a transport that stands on another transport.
+    Private {
+        /// What the transport uses it for.
+        channel: u8,
+    },
+}
+
+impl Tag {
+    /// Length of a tag as bytes.
+    pub const N_BYTES: usize = 24;
+
+    /// Names what is carried for a step. `step` is the first of a window; for reductions it is the number of the
+    /// update.
+    pub const fn new(step: u64, payload: Payload) -> Tag {
+        Tag { step, payload }
+    }
+
+    /// Names a message that a transport sends over another one for its own use, which `channel` and `number` tell
+    /// from its others.
+    pub const fn private(channel: u8, number: u64) -> Tag {
+        Tag { step: number, payload: Payload::Private { channel } }
+    }
+
+    /// The step that the message belongs to, or the number of a private one.
+    pub fn step(self) -> u64 {
+        self.step
+    }
+
+    /// What the message carries.
+    pub fn payload(self) -> Payload {
+        self.payload
+    }
+
+    /// The tag as bytes, the same on every machine.
+    pub fn to_bytes(self) -> [u8; Tag::N_BYTES] {
+        let (code, [x, y, z]) = encode(self.payload);
+        let words = [code, self.step as u32, (self.step >> 32) as u32, x, y, z];
+        let mut bytes = [0; Tag::N_BYTES];
+        for (four, word) in bytes.chunks_exact_mut(4).zip(words) {
+            four.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The tag that gave these bytes; `None` if no tag gives them.
+    pub fn from_bytes(bytes: [u8; Tag::N_BYTES]) -> Option<Tag> {
+        let (words, _) = bytes.as_chunks();
+        let [code, low, high, x, y, z] = [0, 1, 2, 3, 4, 5].map(|i| u32::from_le_bytes(words[i]));
+        let payload = decode(code, [x, y, z])?;
+        Some(Tag { step: u64::from(low) | u64::from(high) << 32, payload })
+    }
+}
+
+const GRADIENTS: u32 = 16;
+const SUMS: u32 = 17;
+const UPDATED: u32 = 18;
+const EVALUATED: u32 = 19;
+const WEIGHT: u32 = 20;
+const PRIVATE: u32 = 21;
+
+/// Kinds of tokens by their codes.
+const TOKENS: [TokenKind; 6] = [
+    TokenKind::Activation,
+    TokenKind::Gradient,
+    TokenKind::Saved,
+    TokenKind::Kept,
+    TokenKind::Deferred,
+    TokenKind::Version,
+];
+
+fn encode(payload: Payload) -> (u32, [u32; 3]) {
+    match payload {
+        Payload::Token(Token { kind, pipe, stage, span }) => {
+            let code = TOKENS.iter().position(|known| *known == kind).unwrap_or(TOKENS.len());
+            let place = u32::from(pipe.0) << 16 | u32::from(stage.0);
+            (code as u32, [place, span.start, span.len.into()])
+        }
+        Payload::Gradients { bucket } => (GRADIENTS, [bucket.0, 0, 0]),
+        Payload::Sums { bucket } => (SUMS, [bucket.0, 0, 0]),
+        Payload::Updated { bucket, tensor } => (UPDATED, [bucket.0, tensor, 0]),
+        Payload::Evaluated { sample, stage } => {
+            (EVALUATED, [stage.0.into(), sample as u32, (sample >> 32) as u32])
+        }
+        Payload::Weight { stage, tensor } => (WEIGHT, [stage.0.into(), tensor, 0]),
+        Payload::Private { channel } => (PRIVATE, [channel.into(), 0, 0]),
+    }
+}
+
+fn decode(code: u32, [x, y, z]: [u32; 3]) -> Option<Payload> {
+    let stage = || u16::try_from(x).ok().map(StageId);
+    let payload = match code {
+        GRADIENTS => Payload::Gradients { bucket: BucketId(x) },
+        SUMS => Payload::Sums { bucket: BucketId(x) },
+        UPDATED => Payload::Updated { bucket: BucketId(x), tensor: y },
+        EVALUATED => {
+            let sample = u64::from(y) | u64::from(z) << 32;
+            Payload::Evaluated { sample, stage: stage()? }
+        }
+        WEIGHT => Payload::Weight { stage: stage()?, tensor: y },
+        PRIVATE => Payload::Private { channel: u8::try_from(x).ok()? },
+        _ => {
+            let kind = *TOKENS.get(code as usize)?;
+            let (pipe, stage) = (PipeId((x >> 16) as u16), StageId(x as u16)); // a half each
+            let span = Span { start: y, len: u16::try_from(z).ok()? };
+            Payload::Token(Token { kind, pipe, stage, span })
+        }
+    };
+    // One tag has one form: words that a payload does not use are zero.
+    (encode(payload).1 == [x, y, z]).then_some(payload)
+}
+
+impl fmt::Display for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Payload::Token(token) => write!(f, "{token}"),
+            Payload::Gradients { bucket } => write!(f, "gradients of {bucket}"),
+            Payload::Sums { bucket } => write!(f, "summed gradients of {bucket}"),
+            Payload::Updated { bucket, tensor } => {
+                write!(f, "the updated tensor {tensor} of {bucket}")
+            }
+            Payload::Evaluated { sample, stage } => {
+                write!(f, "validation sample {sample} behind {stage}")
+            }
+            Payload::Weight { stage, tensor } => write!(f, "weights {tensor} of {stage}"),
+            Payload::Private { channel } => write!(f, "control data of channel {channel}"),
+        }
+    }
+}
+
+impl fmt::Debug for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.payload, f)
+    }
+}
+
+impl fmt::Debug for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}: {}", self.step, self.payload)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<Tag> {
+        let (bucket, stage) = (BucketId(70_000), StageId(7));
+        let token = |kind| {
+            let span = Span { start: u32::MAX, len: 2 };
+            Payload::Token(Token { kind, pipe: PipeId(3), stage: StageId(0xfffe), span })
+        };
+        let others = [
+            Payload::Gradients { bucket },
+            Payload::Sums { bucket },
+            Payload::Updated { bucket, tensor: 3 },
+            Payload::Evaluated { sample: u64::MAX - 1, stage },
+            Payload::Weight { stage, tensor: 5 },
+            Payload::Private { channel: 3 },
+        ];
+        let payloads = TOKENS.map(token).into_iter().chain(others);
+        payloads.flat_map(|payload| [0, 1 << 40].map(|step| Tag::new(step, payload))).collect()
+    }
+
+    #[test]
+    fn tags_survive_as_bytes() {
+        for tag in all() {
+            assert_eq!(Tag::from_bytes(tag.to_bytes()), Some(tag));
+        }
+    }
+
+    /// Bytes that no tag gives are refused, so that two forms of one tag cannot be taken for two tags.
+    #[test]
+    fn other_bytes_are_no_tag() {
+        let refused = |mut bytes: [u8; Tag::N_BYTES], at: usize, byte: u8| {
+            bytes[at] = byte;
+            Tag::from_bytes(bytes).is_none()
+        };
+        let private = Tag::private(3, 0).to_bytes();
+        assert!(refused(private, 0, 99) && refused(private, 13, 1) && refused(private, 20, 1));
+        let stage = StageId(7);
+        assert!(refused(Tag::new(0, Payload::Weight { stage, tensor: 0 }).to_bytes(), 14, 1));
+        assert!(refused(all()[0].to_bytes(), 22, 1), "a span of 65,538 units");
+    }
+}

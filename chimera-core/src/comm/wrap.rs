@@ -1,0 +1,79 @@
+//! What a transport around another one need not write again.
+
+use std::time::Instant;
+
+use super::{CommError, Endpoint, Liveness, Position};
+use crate::fault::Fault;
+use crate::ids::Rank;
+
+/// A transport that stands on another one of the same ranks. It is an [`Endpoint`] by that one, and writes only what
+/// it does to tensors.
+pub trait Wrap: Send {
+    /// The transport below.
+    type Inner: Endpoint + ?Sized;
+
+    /// The transport below.
+    fn inner(&self) -> &Self::Inner;
+
+    /// The transport below, for use.
+    fn inner_mut(&mut self) -> &mut Self::Inner;
+
+    /// Called before a wait: what this rank still keeps back must go first, or others may wait for it.
+    fn flush(&mut self) -> Result<(), CommError> {
+        Ok(())
+    }
+
+    /// Called before an abort: what this rank still keeps back need not go any more.
+    fn discard(&mut self) {}
+}
+
+impl<W: Wrap + ?Sized> Liveness for W {
+    fn report_progress(&mut self, position: Position) {
+        self.inner_mut().report_progress(position);
+    }
+
+    fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+        self.inner_mut().query_progress(deadline)
+    }
+}
+
+impl<W: Wrap + ?Sized> Endpoint for W {
+    fn rank(&self) -> Rank {
+        self.inner().rank()
+    }
+
+    fn n_ranks(&self) -> u32 {
+        self.inner().n_ranks()
+    }
+
+    fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
+        self.inner_mut().send_bytes(to, bytes)
+    }
+
+    fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
+        self.inner_mut().try_recv_bytes(from)
+    }
+
+    fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
+        self.flush()?;
+        self.inner_mut().recv_bytes(from, deadline)
+    }
+
+    fn abort(&mut self, cause: &Fault) {
+        self.discard();
+        self.inner_mut().abort(cause);
+    }
+}
+
+/// A borrowed end is an end, so that wrappers can be put around it.
+impl<C: Endpoint + ?Sized> Wrap for &mut C {
+    type Inner = C;
+
+    fn inner(&self) -> &C {
+        self
+    }
+
+    fn inner_mut(&mut self) -> &mut C {
+        self
+    }
+}

@@ -1,0 +1,160 @@
+//! Where the tensors of a bucket lie in the one buffer that is reduced.
+
+use std::ops::Range;
+
+use crate::collective::{n_core, segments};
+use crate::kernels::{Kernels, Result};
+use crate::shards::{UNIT, even_shares};
+
+/// Each tensor begins at a multiple of so many elements, for kernels that load several at once.
+const ALIGNMENT: usize = 64;
+
+/// The tensors of a bucket, one behind the other, and the segment of each replica.
+pub(super) struct Layout {
+    shapes: Vec<Vec<usize>>,
+    /// By tensor: its elements in the buffer.
+    places: Vec<Range<usize>>,
+    /// Tensors in the order in which they lie.
+    order: Vec<usize>,
+    n_elements: usize,
+    /// By position, as in [`segments`].
+    segments: Vec<Range<usize>>,
+}
+
+impl Layout {
+    /// A buffer of which each replica that adds has an even share.
+    pub(super) fn shared(shapes: Vec<Vec<usize>>, n_members: usize) -> Layout {
+        let order = (0..shapes.len()).collect();
+        let mut layout = Layout::of(shapes, order);
+        let shares = even_shares(layout.n_elements, n_core(n_members), UNIT);
+        let end = layout.n_elements..layout.n_elements;
+        let share = |member| shares.get(member).cloned().unwrap_or(end.clone());
+        layout.segments = segments(n_members).into_iter().map(share).collect();
+        // A member without a share stands between two that have theirs.
+        let mut start = 0;
+        for segment in &mut layout.segments {
+            if segment.start == segment.end {
+                *segment = start..start;
+            }
+            start = segment.end;
+        }
+        layout
+    }
+
+    /// A buffer of which each replica has the tensors that it owns.
+    pub(super) fn owned(shapes: Vec<Vec<usize>>, owners: &[usize], n_members: usize) -> Layout {
+        let members = segments(n_members);
+        let of_member = |member: usize| (0..owners.len()).filter(move |t| owners[*t] == member);
+        let order = members.iter().flat_map(|member| of_member(*member)).collect();
+        let mut layout = Layout::of(shapes, order);
+        let mut start = 0;
+        for member in members {
+            let ends = of_member(member).map(|tensor| layout.end_of(tensor));
+            let end = ends.max().unwrap_or(start);
+            layout.segments.push(start..end);
+            start = end;
+        }
+        layout
+    }
+
+    fn of(shapes: Vec<Vec<usize>>, order: Vec<usize>) -> Layout {
+        let mut places = vec![0..0; shapes.len()];
+        let mut n_elements = 0;
+        for tensor in &order {
+            let n: usize = shapes[*tensor].iter().product();
+            places[*tensor] = n_elements..n_elements + n;
+            n_elements = (n_elements + n).next_multiple_of(ALIGNMENT);
+        }
+        Layout { shapes, places, order, n_elements, segments: Vec::new() }
+    }
+
+    /// Where the next tensor may begin.
+    fn end_of(&self, tensor: usize) -> usize {
+        self.places[tensor].end.next_multiple_of(ALIGNMENT)
+    }
+
+    /// Elements of the whole buffer.
+    pub(super) fn n_elements(&self) -> usize {
+        self.n_elements
+    }
+
+    /// Extents of the tensors.
+    pub(super) fn shapes(&self) -> &[Vec<usize>] {
+        &self.shapes
+    }
+
+    /// Where a tensor lies in the buffer.
+    pub(super) fn place(&self, tensor: usize) -> &Range<usize> {
+        &self.places[tensor]
+    }
+
+    /// Where segments at these positions lie in the buffer.
+    pub(super) fn elements(&self, segments: &Range<usize>) -> Range<usize> {
+        match self.segments.get(segments.clone()) {
+            Some([first, .., last]) => first.start..last.end,
+            Some([one]) => one.clone(),
+            _ => 0..0,
+        }
+    }
+
+    /// The buffer with these values of its tensors.
+    pub(super) fn fill<K: Kernels>(&self, kernels: &K, tensors: &[K::Tensor]) -> Result<K::Tensor> {
+        let gap = kernels.zeros(&[ALIGNMENT])?;
+        let mut pieces = Vec::with_capacity(2 * tensors.len());
+        for &tensor in &self.order {
+            let n = self.places[tensor].len();
+            if n > 0 {
+                pieces.push(kernels.reshape(&tensors[tensor], &[n])?);
+            }
+            let n_gap = self.end_of(tensor) - self.places[tensor].end;
+            if n_gap > 0 {
+                pieces.push(kernels.rows(&gap, 0, n_gap)?);
+            }
+        }
+        match pieces.len() {
+            0 => kernels.zeros(&[0]),
+            1 => Ok(pieces.remove(0)),
+            _ => kernels.join(&pieces.iter().collect::<Vec<_>>()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shapes() -> Vec<Vec<usize>> {
+        vec![vec![3000, 3], vec![5], vec![1100], vec![40, 30, 2], vec![]]
+    }
+
+    #[test]
+    fn tensors_are_aligned_and_segments_cover_the_buffer() {
+        for n_members in 1..40 {
+            let owners: Vec<usize> = (0..5).map(|tensor| tensor * 7 % n_members).collect();
+            let owned = Layout::owned(shapes(), &owners, n_members);
+            for layout in [Layout::shared(shapes(), n_members), owned] {
+                let n_elements = 9024 + 64 + 1152 + 2432 + 64;
+                assert_eq!(layout.n_elements(), n_elements);
+                assert!(layout.places.iter().all(|place| place.start % ALIGNMENT == 0));
+                let mut start = 0;
+                for segment in &layout.segments {
+                    assert_eq!((segment.start, segment.end >= start), (start, true));
+                    start = segment.end;
+                }
+                assert_eq!((start, layout.segments.len()), (n_elements, n_members));
+                assert_eq!(layout.elements(&(0..n_members)), 0..n_elements);
+            }
+        }
+    }
+
+    #[test]
+    fn owners_have_their_tensors() {
+        let owners = [0, 10, 2, 10, 3];
+        let layout = Layout::owned(shapes(), &owners, 11);
+        for (tensor, owner) in owners.into_iter().enumerate() {
+            let position = segments(11).iter().position(|member| *member == owner).unwrap();
+            let (place, segment) = (layout.place(tensor), &layout.segments[position]);
+            assert!(segment.start <= place.start && place.end <= segment.end);
+        }
+    }
+}
