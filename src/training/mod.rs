@@ -47,7 +47,7 @@ use chimera_core::model::ModelConfig;
 use chimera_core::timetable::Timetable;
 
 pub use candidate::{Candidate, Cluster};
-pub use choose::{Choice, choose};
+pub use choose::{Choice, Effort, choose};
 pub use fit::Need;
 pub use flops::{flops_per_token, measured_peak};
 pub use folder::{Folder, Place, write_error};
