@@ -13,10 +13,20 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> std::process::ExitCode {
     #[cfg(feature = "nccl")]
     settle_cuda();
+    #[cfg(unix)]
+    catch_file_size_limit();
     match commands::Cli::parse().run() {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => exit::report(&error),
     }
+}
+
+/// Makes a file that outgrows `ulimit -f` an error of writing, which is reported as any other, where its signal would
+/// end the process without a word.
+#[cfg(unix)]
+fn catch_file_size_limit() {
+    let caught = std::sync::Arc::default(); // nobody asks: the write fails too
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, caught);
 }
 
 /// What CUDA and NCCL read when they are opened, unless the environment says otherwise. Kernels of NCCL wait on

@@ -5,8 +5,7 @@ use std::fs::create_dir_all;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use chimera_core::fault::{Class, Fault};
-use chimera_core::ids::Rank;
+use chimera_core::fault::Fault;
 use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 
@@ -14,6 +13,7 @@ use crate::files::disk::Disk;
 use crate::files::tensors::{self, Named};
 use crate::files::{io_fault, prepare_dir, write};
 use crate::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, twin};
+use crate::tokenizer;
 
 /// What turns text into the tokens of the model.
 pub const TOKENIZER: &str = "tokenizer.json";
@@ -72,11 +72,7 @@ pub fn save(
 /// # Errors
 /// A [`Fault`], with the file.
 pub fn save_tokenizer(dir: &Path, from: &Path) -> Result<(), Fault> {
-    let content = std::fs::read(from).map_err(|e| {
-        let message = format!("cannot read tokenizer {}: {e}", from.display());
-        Fault::new(Class::Io, Rank(0), message)
-    })?;
-    publish(dir, TOKENIZER, &content)
+    tokenizer::copy(from, &dir.join(TOKENIZER))
 }
 
 /// Writes the file `name` of `dir` whole, in the place of one that is there.
@@ -87,6 +83,7 @@ fn publish(dir: &Path, name: &str, content: &[u8]) -> Result<(), Fault> {
 
 #[cfg(test)]
 mod tests {
+    use chimera_core::fault::Class;
     use chimera_core::model::Architecture;
     use chimera_core::stage::Init;
     use safetensors::SafeTensors;

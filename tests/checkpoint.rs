@@ -3,6 +3,8 @@
 
 #[path = "checkpoint/broken.rs"]
 mod broken;
+#[path = "checkpoint/folder.rs"]
+mod folder;
 #[path = "checkpoint/foreign.rs"]
 mod foreign;
 #[path = "checkpoint/formats.rs"]

@@ -13,6 +13,8 @@ mod costs;
 mod docs;
 #[path = "cli/exchange.rs"]
 mod exchange;
+#[path = "cli/files.rs"]
+mod files;
 #[path = "cli/gpu.rs"]
 mod gpu;
 #[path = "cli/hostile.rs"]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Unusable, no_manifest};
 use crate::data::Digest;
-use crate::files::text_at_most;
+use crate::files::text_regular;
 
 /// The file that makes a folder a checkpoint, written last.
 pub const MANIFEST: &str = "manifest.json";
@@ -107,7 +107,7 @@ impl Manifest {
             return Err(Unusable::new(folder, no_manifest(folder)));
         }
         let unusable = |reason: String| Unusable::new(&path, reason);
-        let text = text_at_most(&path, MAX_BYTES).map_err(|e| unusable(e.to_string()))?;
+        let text = text_regular(&path, MAX_BYTES).map_err(|e| unusable(e.to_string()))?;
         let text = text.ok_or_else(|| unusable(format!("it is longer than {MAX_BYTES} bytes")))?;
         let manifest = Manifest::parse(&text).map_err(unusable)?;
         for shard in &manifest.shards {

@@ -175,8 +175,8 @@ impl Store {
                 self.disk.create_dir(&self.folder)?;
                 self.folder.parent().map_or(Ok(()), |run| self.disk.sync_dir(run))?;
             }
-            if folder.exists() {
-                self.disk.remove_dir(&folder)?; // an interrupted save
+            if folder.symlink_metadata().is_ok() {
+                self.disk.remove_dir(&folder)?; // an interrupted save, or a link that leads nowhere
             }
             self.disk.create_dir(&folder)
         };
@@ -228,7 +228,8 @@ impl Store {
         tensors::fault("checkpoint", &self.folder_of(step), error, "no checkpoint is saved")
     }
 
-    /// Removes what is older than the last checkpoints, and interrupted saves before them.
+    /// Removes what is older than the last checkpoints, and interrupted saves before them. Of a symbolic link only
+    /// the link goes.
     fn prune(&self) -> io::Result<()> {
         let entries = self.entries()?;
         let mut whole = entries.iter().rev().filter(|entry| entry.is_whole).map(|entry| entry.step);
@@ -239,7 +240,7 @@ impl Store {
             false => entry.step < newest,
         };
         for Entry { folder, is_whole, .. } in entries.iter().filter(is_old) {
-            if *is_whole {
+            if *is_whole && !folder.is_symlink() {
                 self.disk.remove_file(&folder.join(MANIFEST))?; // half a checkpoint must not pass for one
             }
             self.disk.remove_dir(folder)?;

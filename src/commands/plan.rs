@@ -2,23 +2,29 @@
 
 use std::fmt::Write;
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use chimera::core::render::{significant, size};
-use chimera::settings::{Config, Layers};
-use chimera::training::{Candidate, Choice, Cluster, Need, choose};
+use chimera::settings::{Config, Layers, Origin, Settings};
+use chimera::training::{Candidate, Choice, Cluster, Effort, Need, choose};
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::network::LinkArgs;
+use super::progress::bar;
 use super::{figure, print};
+
+/// Seconds that a choice takes at most, unless `--search-time` says how many.
+const SECONDS: f64 = 60.0;
 
 const HEADS: [&str; 11] =
     ["s a step", "tokens/s", "bubble", "GiB", "W", "D", "schedule", "B", "N", "recompute", "shard"];
 
 /// Chooses width, depth, schedule, micro-batches, recomputation and sharding for a model on so many ranks: of all
 /// ways whose hungriest rank has the memory, those with the shortest simulated step, without the optimizer.
-/// What the options of `train` or a file say stays as they say
+/// What the options of `train` or a file say stays as they say. After `--search-time` (60 s) the best found so far is
+/// shown
 #[derive(Args)]
 pub(crate) struct Plan {
     /// Ranks there are, W x D
@@ -57,7 +63,19 @@ impl Plan {
         let said = self.layers.resolve()?;
         said.must_know_vocab()?;
         let top = self.top as usize;
-        let choice = choose(&said, self.batch as usize, &cluster, top)?;
+        let seconds = match said.value("search-time") {
+            Some((_, origin)) if *origin != Origin::Default => said.search_time,
+            _ => SECONDS,
+        };
+        let bar = bar("groups of ways tried");
+        let observe = |n_tried: usize, n_groups: usize| {
+            bar.set_length(n_groups as u64);
+            bar.set_position(n_tried as u64);
+        };
+        let effort = Effort { time_limit: Duration::from_secs_f64(seconds), observe: &observe };
+        let choice = choose(&said, self.batch as usize, &cluster, top, &effort);
+        bar.finish_and_clear();
+        let choice = choice?;
         let Some(best) = choice.candidates.first() else { bail!(self.too_large(&choice)) };
         let command = self.command(best);
         let top = choice.candidates.iter().take(top);
@@ -65,6 +83,7 @@ impl Plan {
             let ways = top.map(|way| self.way(way)).collect::<Vec<_>>();
             let figures = json!({
                 "ways": ways, "n_fit": choice.candidates.len(), "n_too_large": choice.n_too_large,
+                "n_left_out": choice.n_left_out,
                 "command": command,
             });
             return print(format!("{figures:#}"));
@@ -73,19 +92,29 @@ impl Plan {
         let mut text = table(top.map(cells));
         let _ = write!(
             text,
-            "\n{} way(s) fit into {} a rank, {} tried do not; times are without the optimizer's update{}\n\n{command}",
+            "\n{} way(s) fit into {} a rank, {} tried do not; times are without the optimizer's update{}",
             choice.candidates.len(),
             size(self.memory.0),
             choice.n_too_large,
             if is_foreseen { "; with ~ they are foreseen from shorter steps" } else { "" },
         );
-        print(text)
+        if choice.n_left_out > 0 {
+            let n = choice.n_left_out;
+            let _ = write!(
+                text,
+                "\nstopped after {seconds} s with {n} way(s) not tried to the end: this is the best found so far, and a \
+                 larger --search-time may find better"
+            );
+        }
+        print(format!("{text}\n\n{command}"))
     }
 
     /// What trains like this.
     fn command(&self, way: &Candidate) -> String {
         let Layers { config, settings } = &*self.layers;
-        let layers = Layers { config: config.clone(), settings: way.settings(settings) };
+        // The time was for this choice.
+        let settings = Settings { search_time: None, ..way.settings(settings) };
+        let layers = Layers { config: config.clone(), settings };
         format!("chimera train {}", layers.options())
     }
 

@@ -1,6 +1,7 @@
 //! What a training run says on the terminal.
 
 use std::io::{IsTerminal, Write};
+use std::time::Duration;
 
 use chimera::training::{Metrics, Run};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -9,6 +10,30 @@ use super::warn;
 
 /// Lines about steps that a whole run prints.
 const N_LINES: u64 = 30;
+/// Between two drawings of what has no steps.
+const TICK: Duration = Duration::from_millis(200);
+
+/// A bar of `what` is counted, where standard error is a terminal.
+pub(super) fn bar(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new(0).with_message(what);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}, {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(TICK);
+    bar
+}
+
+/// Does `work`, and shows meanwhile on a terminal what is done, and for how long.
+pub(super) fn spin<T>(what: &'static str, work: impl FnOnce() -> T) -> T {
+    let bar = ProgressBar::new_spinner().with_message(what);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}, {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(TICK);
+    let done = work();
+    bar.finish_and_clear();
+    done
+}
 
 /// Standard output, or standard error where that is taken by JSON.
 pub(super) struct Say {

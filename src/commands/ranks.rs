@@ -160,7 +160,7 @@ fn as_rank(
         together(comm, opened.map_err(|e| e.into_fault(me).into()), patience)?;
     }
     if run.first_step() == run.config().steps {
-        let work = is_lead.then_some(|| train.conclude_trained(&run, &folder, &say));
+        let work = place.as_ref().map(|place| || train.conclude_trained(&run, place, &say));
         return conclude(comm, &run, known, work);
     }
     run.save_into(store(&folder), warn);
@@ -168,7 +168,7 @@ fn as_rank(
 
     let begun = place.map(|place| {
         let prometheus = listen(run.config())?;
-        Ok((place.begin(run.config(), run.first_step())?, prometheus))
+        Ok((place.begin(run.config(), run.first_step(), &warn)?, prometheus))
     });
     let Some((mut folder, prometheus)) = together(comm, begun.transpose(), patience)? else {
         run.train_as(comm, stop, why_over, |_| Ok(()))?;

@@ -15,6 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::costs::CostArgs;
 use super::network::NetworkArgs;
+use super::progress::spin;
 use super::{PassArgs, ShapeArgs};
 
 /// A timetable after its passes, ready to be proven and simulated.
@@ -86,7 +87,8 @@ impl<C: Costs> Scheduled<C> {
             args.fit(name, &timetable)?;
             timetable
         } else {
-            named(name)?.timetable(&args.shape())?
+            let schedule = named(name)?;
+            spin("making the schedule", || schedule.timetable(&args.shape()))?
         };
         let costs_of_stages = stages(&timetable)?;
         let passes = args.passes.passes()?;
@@ -97,7 +99,7 @@ impl<C: Costs> Scheduled<C> {
 
     /// Proves it.
     pub(super) fn prove(&self) -> Result<Program, Refusal> {
-        lower_at(&self.timetable, &self.how, &self.costs)
+        spin("proving the schedule", || lower_at(&self.timetable, &self.how, &self.costs))
     }
 
     /// What its stages cost.
@@ -107,7 +109,7 @@ impl<C: Costs> Scheduled<C> {
 
     /// When everything happens.
     pub(super) fn simulate(&self, program: &Program) -> Timeline {
-        simulate(program, &self.costs)
+        spin("simulating the schedule", || simulate(program, &self.costs))
     }
 }
 

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::costs::CostArgs;
 use super::network::NetworkArgs;
+use super::progress::spin;
 use super::scheduled::Scheduled;
 use super::{ShapeArgs, figure, print};
 
@@ -38,7 +39,7 @@ impl Simulate {
         let plan = Scheduled::on(&self.network, &self.name, self.shape, &self.costs)?;
         let program = plan.prove()?;
         let costs = self.network.with_sums(plan.costs().clone(), &program)?;
-        let timeline = simulate(&program, &costs);
+        let timeline = spin("simulating the schedule", || simulate(&program, &costs));
         let sync = Synchronised::of(&timeline, &costs);
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
         let kept = peak_kept(&program);

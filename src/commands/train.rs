@@ -78,22 +78,26 @@ impl Train {
         let checkpoint = place.checkpoint(run.config(), &warn, open)?;
         resume(&mut run, checkpoint, &|line| say.line(line))?;
         if run.first_step() == run.config().steps {
-            return self.conclude_trained(&run, place.path(), &say);
+            return self.conclude_trained(&run, &place, &say);
         }
         run.save_into(place.store(), warn);
         let prometheus = listen(run.config())?;
-        let mut folder = place.begin(run.config(), run.first_step())?;
-        run.explain_in(folder.path());
+        let mut folder = place.begin(run.config(), run.first_step(), &warn)?;
+        let explain = run.explain_in(folder.path());
         let trained = self.train(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
             run.train(&stop, observe)
         });
+        let has_failed = trained.is_err();
         let outcome = trained.and_then(|trained| self.conclude(&run, &folder, trained, &say));
         if let Err(error) = &outcome
             && let Some(fault) = error.downcast_ref::<Fault>()
             && fault.class != Class::Requeue
-            && let Err(also) = folder.write_error(fault)
         {
-            tell(format_args!("{also:#}")); // the error that counts is the first
+            let explained = || if has_failed { explain.write_all() } else { Ok(()) };
+            for also in [folder.write_error(fault), explained()].into_iter().filter_map(Result::err)
+            {
+                tell(format_args!("{also:#}")); // the error that counts is the first
+            }
         }
         say.line(&format!("run: {}", folder.path().display()));
         outcome
@@ -151,15 +155,16 @@ impl Train {
     }
 
     /// Concludes a run that had all its steps before: what is to be saved is in its checkpoint.
-    pub(super) fn conclude_trained(&self, run: &Run, folder: &Path, say: &Say) -> Result<()> {
+    pub(super) fn conclude_trained(&self, run: &Run, place: &Place, say: &Say) -> Result<()> {
         say.line("nothing is left to train: raise --steps to go on");
+        place.remove_errors()?;
         if let (Some(dir), Some(checkpoint)) = (&run.config().save, run.begins_at()) {
             prepare(dir, true)?;
             let path = model::load(checkpoint)?.save(dir)?;
             say.line(&format!("weights: {}", path.display()));
         }
         if self.json {
-            print(format!("{:#}", json!({ "run": folder, "steps": run.first_step() })))?;
+            print(format!("{:#}", json!({ "run": place.path(), "steps": run.first_step() })))?;
         }
         Ok(())
     }

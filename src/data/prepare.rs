@@ -1,6 +1,6 @@
 //! From text to a file of token ids.
 
-use std::fs::{File, copy, remove_file, rename};
+use std::fs::{File, remove_file, rename};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -11,8 +11,8 @@ use super::DataError;
 use super::prepared::{Prepared, Source, beside, is_prepared, tokenizer_beside};
 use super::width::Width;
 use crate::files::disk::part_of;
-use crate::files::io_fault;
-use crate::tokenizer::{Tokenizer, TokenizerError, pieces};
+use crate::files::{self, io_fault, open_regular};
+use crate::tokenizer::{self, Tokenizer, TokenizerError, pieces};
 
 /// Bytes of text that are encoded at once, by all threads.
 const BLOCK: u64 = 4 << 20;
@@ -59,10 +59,11 @@ pub fn prepare(
         }
         let prepared = Prepared::new(&tokenizer, writer.finish()?, sources);
         if let Tokenizer::File(_) = tokenizer {
-            copy(by_name, &copied).map_err(|e| io_fault("tokenizer", &copied, &e))?;
+            tokenizer::copy(Path::new(by_name), &copied)?;
         }
         let text = format!("{}\n", serde_json::to_string_pretty(&prepared)?);
-        std::fs::write(&described, text).map_err(|e| io_fault("data", &described, &e))?;
+        let written = files::write(&described, text.as_bytes());
+        written.map_err(|e| io_fault("data", &described, &e))?;
         rename(&part, out).map_err(|e| io_fault("data", out, &e))?;
         Ok(prepared)
     });
@@ -78,7 +79,8 @@ pub fn discard(out: &Path) {
     // Without this file the data can no more become whole. Where it is gone, the data is whole, or none of it there.
     if remove_file(part_of(out)).is_ok() {
         for path in [beside(out), tokenizer_beside(out)] {
-            let _ = remove_file(path); // often not there yet
+            let _ = remove_file(part_of(&path)); // often not there
+            let _ = remove_file(path);
         }
     }
 }
@@ -103,7 +105,7 @@ fn check(path: &Path) -> Result<(), DataError> {
 fn open(text: &Path) -> io::Result<Box<dyn Read>> {
     match text == Path::new(STANDARD_INPUT) {
         true => Ok(Box::new(io::stdin())),
-        false => Ok(Box::new(File::open(text)?)),
+        false => Ok(Box::new(open_regular(text)?)),
     }
 }
 
@@ -117,7 +119,7 @@ struct Writer<'p> {
 
 impl<'p> Writer<'p> {
     fn create(path: &'p Path, width: Width) -> Result<Writer<'p>> {
-        match File::create(path) {
+        match files::replace(path) {
             Ok(file) => Ok(Writer { path, file: BufWriter::new(file), width, n_tokens: 0 }),
             Err(e) => bail!("cannot write {}: {e}", path.display()),
         }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::DataError;
 use super::width::Width;
-use crate::files::text_at_most;
-use crate::tokenizer::Tokenizer;
+use crate::files::{read_regular, text_regular};
+use crate::tokenizer::{self, Tokenizer};
 
 /// The format that is written; later ones are refused.
 const FORMAT: u32 = 1;
@@ -123,7 +123,7 @@ impl Prepared {
     fn beside(data: &Path) -> Result<Option<Prepared>, DataError> {
         let path = beside(data);
         let refuse = |reason: String| DataError::Prepared { path: path.clone(), reason };
-        let text = match text_at_most(&path, MAX_BYTES) {
+        let text = match text_regular(&path, MAX_BYTES) {
             Ok(Some(text)) => text,
             Ok(None) => return Err(refuse(format!("it is larger than {MAX_BYTES} bytes"))),
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
@@ -197,7 +197,7 @@ pub(super) fn beside(data: &Path) -> PathBuf {
 
 /// Whether two files can be read and hold the same.
 fn same_content(one: &Path, other: &Path) -> bool {
-    let read = |path: &Path| std::fs::read(path).ok();
+    let read = |path: &Path| read_regular(path, tokenizer::MAX_BYTES).ok().flatten();
     read(one).is_some_and(|content| read(other) == Some(content))
 }
 

@@ -138,14 +138,15 @@ impl Tokens {
 impl Part {
     fn open(path: &Path, width: Width, start: usize) -> Result<Part, DataError> {
         let (path, width) = (path.to_path_buf(), width.bytes());
-        let opened = path.metadata().and_then(|metadata| Ok((metadata, File::open(&path)?)));
+        // Looked at before it is opened: opening a FIFO waits for a writer.
+        let opened = match path.metadata() {
+            Ok(metadata) if !metadata.is_file() => return Err(DataError::NotAFile { path }),
+            looked_at => looked_at.and_then(|metadata| Ok((metadata, File::open(&path)?))),
+        };
         let (metadata, file) = match opened {
             Ok(opened) => opened,
             Err(reason) => return Err(DataError::Unreadable { path, reason }),
         };
-        if !metadata.is_file() {
-            return Err(DataError::NotAFile { path });
-        }
         let bytes = metadata.len();
         if bytes == 0 {
             return Err(DataError::Empty { path });

@@ -51,7 +51,7 @@ impl Disk {
         part: &Path,
         fill: impl FnOnce(&mut dyn Write) -> Result<()>,
     ) -> Result<Written> {
-        let file = self.pass("create", part, || File::create(part))?;
+        let file = self.pass("create", part, || super::replace(part))?;
         let out = Out { disk: self, path: part, file, bytes: 0, hasher: blake3::Hasher::new() };
         let mut out = BufWriter::with_capacity(CHUNK, out);
         fill(&mut out)?;

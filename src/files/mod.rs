@@ -1,23 +1,49 @@
 //! How files are read and written here: none is read without a limit, none is found half written.
+//!
+//! What a user names to be read once (settings, a schedule) may be a pipe. What is found in a folder, or read more
+//! than once, must be a regular file: a FIFO would block for ever, a device might never end.
 
 pub(crate) mod disk;
 pub(crate) mod tensors;
 
-use std::fs::{File, create_dir_all, remove_file};
+use std::fs::{File, OpenOptions, create_dir_all, remove_file};
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
-/// The content of a file, or `None` if it is longer than `most` bytes; then no more of it was read.
+/// Opens a regular file for reading; anything else is refused at once.
+pub fn open_regular(path: &Path) -> Result<File> {
+    match path.metadata()?.is_file() {
+        true => File::open(path),
+        false => Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file")),
+    }
+}
+
+/// The content of a regular file, or `None` if it is longer than `most` bytes.
+pub fn read_regular(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
+    at_most(open_regular(path)?, most)
+}
+
+/// The text of a regular file, which must be UTF-8, or `None` if it is longer than `most` bytes.
+pub fn text_regular(path: &Path, most: u64) -> Result<Option<String>> {
+    text(read_regular(path, most)?)
+}
+
+/// The content of a file or pipe, or `None` if it is longer than `most` bytes; then no more of it was read.
 pub fn read_at_most(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     at_most(File::open(path)?, most)
 }
 
-/// The same of a file that must be UTF-8.
+/// The text of a file or pipe, which must be UTF-8, or `None` if it is longer than `most` bytes.
 pub fn text_at_most(path: &Path, most: u64) -> Result<Option<String>> {
-    let text = read_at_most(path, most)?.map(String::from_utf8).transpose();
+    text(read_at_most(path, most)?)
+}
+
+fn text(bytes: Option<Vec<u8>>) -> Result<Option<String>> {
+    let text = bytes.map(String::from_utf8).transpose();
     text.map_err(|e| Error::new(ErrorKind::InvalidData, e))
 }
 
@@ -35,10 +61,29 @@ pub fn write(path: &Path, content: &[u8]) -> Result<()> {
 
 /// Makes a folder, and makes sure that files can be written there.
 pub(crate) fn prepare_dir(dir: &Path) -> Result<()> {
-    let probe = dir.join("probe.part");
     create_dir_all(dir)?;
-    File::create(&probe)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let probe = dir.join(format!(".probe-{}-{}", std::process::id(), now.as_nanos()));
+    OpenOptions::new().write(true).create_new(true).open(&probe)?;
     remove_file(&probe)
+}
+
+/// An empty file in the place of one that is there; a link is replaced, and what it leads to is left alone.
+pub(crate) fn replace(path: &Path) -> Result<File> {
+    match remove_file(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+        _ => OpenOptions::new().write(true).create_new(true).open(path),
+    }
+}
+
+/// Makes opening fail where the path itself is a symbolic link.
+pub(crate) fn no_follow(options: &mut OpenOptions) -> &mut OpenOptions {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        options,
+        rustix::fs::OFlags::NOFOLLOW.bits() as i32,
+    );
+    options
 }
 
 /// The fault of a file that failed while a run was under way.

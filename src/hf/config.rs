@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{CONFIG, bert, gpt2};
 use crate::checkpoint::{MANIFEST, Store};
-use crate::files::read_at_most;
+use crate::files::read_regular;
 
 /// Larger files are refused before they are read.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
@@ -63,9 +63,7 @@ pub fn read_config(dir: &Path) -> Result<(ModelConfig, DropoutRates)> {
 /// The content of a file of at most `most` bytes.
 pub(super) fn read_small(path: &Path, most: u64) -> Result<Vec<u8>> {
     let place = || format!("cannot read {}", path.display());
-    let metadata = path.metadata().with_context(place)?;
-    ensure!(metadata.is_file(), "{} is not a regular file", path.display());
-    let bytes = read_at_most(path, most).with_context(place)?;
+    let bytes = read_regular(path, most).with_context(place)?;
     bytes.with_context(|| format!("{} is larger than {most} bytes", path.display()))
 }
 

@@ -1,5 +1,6 @@
 //! Which values each key may have.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -16,32 +17,46 @@ use crate::launch::Transport;
 use crate::schedules;
 use crate::timetable::is_file;
 
+/// Characters of a refused text that are shown.
+const SHOWN: usize = 200;
+
 /// `value` as the settings hold it, or why `key` cannot have it.
 pub(super) fn check(key: &str, value: Value) -> Result<Value, String> {
     let keys = Settings::keys();
     if !keys.iter().any(|known| known == key) {
-        return Err(match nearest(key, keys.iter().map(String::as_str)) {
+        let meant = nearest(key, keys.iter().map(String::as_str));
+        return Err(match meant.filter(|_| key.len() <= SHOWN) {
             Some(near) => format!("unknown key `{key}`: did you mean `{near}`?"),
-            None => format!("unknown key `{key}`"),
+            None => format!("unknown key `{}`", shown(key)),
         });
     }
     let allowed = Allowed::of(key);
     let typed = Table::from_iter([(key.to_owned(), value)]).try_into::<Settings>();
     let typed = typed.map_err(|e| match &allowed {
-        Allowed::Any => format!("`{key}`: {}", e.message()),
-        allowed => format!("`{key}`: {}; it must be {allowed}", e.message()),
+        Allowed::Any => format!("`{key}`: {}", shown(e.message())),
+        allowed => format!("`{key}`: {}; it must be {allowed}", shown(e.message())),
     })?;
     let mut table = Table::try_from(typed).map_err(|e| format!("`{key}`: {e}"))?;
     let value = table.remove(key).ok_or_else(|| format!("`{key}` has no value"))?;
     if !allowed.holds(&value) {
         if let (Allowed::Schedule(_), Some(name)) = (&allowed, value.as_str())
+            && name.len() <= SHOWN
             && let Some(meant) = schedules::meant(name)
         {
             return Err(format!("`{key}` is {value}: {meant}"));
         }
-        return Err(format!("`{key}` is {value}; it must be {allowed}"));
+        let value = value.to_string();
+        return Err(format!("`{key}` is {}; it must be {allowed}", shown(&value)));
     }
     Ok(value)
+}
+
+/// A text, of a long one the beginning.
+fn shown(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
+        None => text.into(),
+    }
 }
 
 /// The candidate that `word` most likely meant.
@@ -71,6 +86,7 @@ enum Allowed {
     Hoisting,
     Steps,
     Loopback,
+    Resume,
     Any,
 }
 
@@ -114,6 +130,7 @@ impl Allowed {
             "non-finite" => OneOf(NonFinite::ALL.map(|(name, _)| name).to_vec()),
             "trace-steps" => Steps,
             "prometheus" => Loopback,
+            "resume" => Resume,
             "precision" => OneOf(Precision::ALL.map(|(name, _)| name).to_vec()),
             "sync" => OneOf(Sync::ALL.map(|(name, _)| name).to_vec()),
             _ => Any,
@@ -133,6 +150,7 @@ impl Allowed {
             (Allowed::Loopback, Value::String(text)) => {
                 text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
             }
+            (Allowed::Resume, Value::String(text)) => !text.is_empty(),
             (allowed, _) => matches!(allowed, Allowed::Any),
         }
     }
@@ -156,6 +174,7 @@ impl fmt::Display for Allowed {
             Allowed::Loopback => {
                 write!(f, "an address of this machine alone, such as 127.0.0.1:9464")
             }
+            Allowed::Resume => write!(f, "auto or the folder of a checkpoint"),
             Allowed::Any => write!(f, "anything"),
         }
     }

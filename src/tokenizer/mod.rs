@@ -3,20 +3,23 @@
 mod pieces;
 mod stream;
 
+use std::io::Error;
 use std::panic::{UnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
 use serde::de::IgnoredAny;
 use tiktoken_rs::{CoreBPE, r50k_base_singleton};
 
 pub use pieces::pieces;
 pub use stream::Stream;
 
-use crate::files::read_at_most;
+use crate::files::{self, read_regular};
 
 /// Larger `tokenizer.json` files are refused before they are read.
-const MAX_BYTES: u64 = 128 << 20;
+pub(crate) const MAX_BYTES: u64 = 128 << 20;
 /// The most ids that a vocabulary may have, as for the setting `vocab`.
 const MAX_VOCAB: usize = 1 << 24;
 
@@ -78,7 +81,7 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`. Its truncation and padding are left aside: they are for batches.
     pub fn read(path: &Path) -> Result<Tokenizer, TokenizerError> {
         let path = path.to_path_buf();
-        let bytes = match read_at_most(&path, MAX_BYTES) {
+        let bytes = match read_regular(&path, MAX_BYTES) {
             Err(reason) => return Err(TokenizerError::Unreadable { path, reason }),
             Ok(None) => return Err(TokenizerError::Large { path }),
             Ok(Some(bytes)) => bytes,
@@ -160,6 +163,22 @@ impl Tokenizer {
             Tokenizer::File(_) => None,
         }
     }
+}
+
+/// Copies a `tokenizer.json`.
+///
+/// # Errors
+/// A [`Fault`], with the file that cannot be read or written.
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), Fault> {
+    let read = read_regular(from, MAX_BYTES).and_then(|content| {
+        let too_large = || Error::other(format!("it is larger than {MAX_BYTES} bytes"));
+        content.ok_or_else(too_large)
+    });
+    let content = read.map_err(|e| {
+        let message = format!("cannot read tokenizer {}: {e}", from.display());
+        Fault::new(Class::Io, Rank(0), message)
+    })?;
+    files::write(to, &content).map_err(|e| files::io_fault("tokenizer", to, &e))
 }
 
 fn gpt2() -> &'static CoreBPE {

@@ -1,6 +1,8 @@
 //! Which way to train takes least time on the ranks there are, of all that fit into their memory.
 
 use std::cmp::Reverse;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, ensure};
 use chimera_core::lower::Recompute;
@@ -27,6 +29,34 @@ const DOUBT: f64 = 0.05;
 /// By what they compute again.
 const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
+/// How long a choice may take, and who follows it.
+pub struct Effort<'e> {
+    /// When it ends with the best it has found; one way that is being tried is tried to its end.
+    pub time_limit: Duration,
+    /// Told how many groups of ways have been tried, of how many.
+    pub observe: &'e (dyn Fn(usize, usize) + Sync),
+}
+
+/// How far a choice is.
+struct Watched<'e> {
+    deadline: Option<Instant>,
+    observe: &'e (dyn Fn(usize, usize) + Sync),
+    n_tried: AtomicUsize,
+    n_left_out: AtomicUsize,
+}
+
+impl<'e> Watched<'e> {
+    fn begin(effort: &Effort<'e>) -> Watched<'e> {
+        let (n_tried, n_left_out) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let deadline = Instant::now().checked_add(effort.time_limit);
+        Watched { deadline, observe: effort.observe, n_tried, n_left_out }
+    }
+
+    fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+}
+
 /// What a choice came to.
 pub struct Choice {
     /// The ways that fit, the fastest first. Behind those that were asked for, long ones are as they are foreseen.
@@ -35,18 +65,35 @@ pub struct Choice {
     pub n_too_large: usize,
     /// The one of these that needs least, and what that is.
     pub leanest: Option<(Config, Need)>,
+    /// How many were left out, or left as they are foreseen, when the time was over.
+    pub n_left_out: usize,
 }
 
 /// Tries every way to train steps of `batch` samples on `cluster`: widths and depths, schedules, sizes of
 /// micro-batches, recomputation, the optimizer whole or shared out. What was said in `said` stays as it is. The `top`
-/// fastest are simulated as a whole, but for those that are too long for it.
+/// fastest are simulated as a whole, but for those that are too long for it. When the time of `effort` is over, the
+/// best of what was tried counts.
 ///
 /// # Errors
-/// If there is no such way, whatever the memory.
-pub fn choose(said: &Config, batch: usize, cluster: &Cluster, top: usize) -> Result<Choice> {
+/// If there is no such way, whatever the memory, or none was tried in time.
+pub fn choose(
+    said: &Config,
+    batch: usize,
+    cluster: &Cluster,
+    top: usize,
+    effort: &Effort<'_>,
+) -> Result<Choice> {
+    let watched = Watched::begin(effort);
     let is_sharing_free = is_free(said, "shard-optimizer") && !said.mpi_allreduce;
-    let mut choice = first_choice(said, batch, cluster, || Family::new(cluster, is_sharing_free))?;
-    choice.settle(top, || Family::simulated(cluster, is_sharing_free));
+    let family = || Family::new(cluster, is_sharing_free);
+    let mut choice = first_choice(said, batch, cluster, &watched, family)?;
+    choice.settle(top, &watched, || Family::simulated(cluster, is_sharing_free));
+    choice.n_left_out = watched.n_left_out.into_inner();
+    ensure!(
+        !choice.is_empty(),
+        "no way to train was tried within {} s: choose a larger --search-time, or say more of the way",
+        effort.time_limit.as_secs_f64()
+    );
     Ok(choice)
 }
 
@@ -55,6 +102,7 @@ fn first_choice<'c>(
     said: &Config,
     batch: usize,
     cluster: &'c Cluster,
+    watched: &Watched<'_>,
     family: impl Fn() -> Family<'c> + Sync,
 ) -> Result<Choice> {
     said.model().validate()?;
@@ -72,9 +120,15 @@ fn first_choice<'c>(
         cluster.n_ranks,
         said.layers
     );
-    let try_all = |ways: Vec<Config>| tried(ways, family(), cluster);
+    let n_groups = ways.len();
+    let try_all = |ways: Vec<Config>| {
+        let outcomes = tried(ways, family(), cluster, watched);
+        (watched.observe)(watched.n_tried.fetch_add(1, Ordering::Relaxed) + 1, n_groups);
+        outcomes
+    };
     let outcomes: Vec<Result<Outcome>> = ways.into_par_iter().flat_map_iter(try_all).collect();
-    let mut choice = Choice { candidates: Vec::new(), n_too_large: 0, leanest: None };
+    let mut choice =
+        Choice { candidates: Vec::new(), n_too_large: 0, leanest: None, n_left_out: 0 };
     let mut refusal: Option<Error> = None;
     for outcome in outcomes {
         match outcome {
@@ -111,8 +165,13 @@ impl Choice {
         });
     }
 
-    /// Simulates what is foreseen of the `top` fastest, until nothing foreseen could be among them.
-    fn settle<'c>(&mut self, top: usize, family: impl Fn() -> Family<'c> + Sync) {
+    /// Simulates what is foreseen of the `top` fastest, until nothing foreseen could be among them or the time is over.
+    fn settle<'c>(
+        &mut self,
+        top: usize,
+        watched: &Watched<'_>,
+        family: impl Fn() -> Family<'c> + Sync,
+    ) {
         while let Some(slowest) = self.candidates.iter().take(top).next_back() {
             let limit = slowest.step_s * (1.0 + DOUBT);
             let is_open = |c: &mut Candidate| {
@@ -123,8 +182,14 @@ impl Choice {
             if open.is_empty() {
                 return;
             }
-            let simulated: Vec<Result<Outcome>> =
-                open.into_par_iter().map(|open| family().outcome(open.config)).collect();
+            let simulate = |open: Candidate| match watched.is_over() {
+                false => family().outcome(open.config),
+                true => {
+                    watched.n_left_out.fetch_add(1, Ordering::Relaxed);
+                    Ok(Outcome::Fits(open))
+                }
+            };
+            let simulated: Vec<Result<Outcome>> = open.into_par_iter().map(simulate).collect();
             for outcome in simulated {
                 match outcome {
                     Ok(Outcome::Fits(candidate)) => self.candidates.push(candidate),
@@ -133,6 +198,9 @@ impl Choice {
                 }
             }
             self.sort();
+            if watched.is_over() {
+                return;
+            }
         }
     }
 
@@ -188,7 +256,12 @@ fn ways(said: &Config, batch: usize, cluster: &Cluster) -> Vec<Vec<Config>> {
 
 /// What became of ways as [`ways`] puts them together, but for those that can only be worse: who has the memory does not
 /// recompute.
-fn tried(ways: Vec<Config>, mut family: Family, cluster: &Cluster) -> Vec<Result<Outcome>> {
+fn tried(
+    ways: Vec<Config>,
+    mut family: Family,
+    cluster: &Cluster,
+    watched: &Watched<'_>,
+) -> Vec<Result<Outcome>> {
     let mut outcomes = Vec::new();
     let (mut fits, mut is_hopeless, mut left) = (None, false, ways.len());
     for way in ways {
@@ -196,6 +269,10 @@ fn tried(ways: Vec<Config>, mut family: Family, cluster: &Cluster) -> Vec<Result
         let (n, most) = (way.micro_batches, MICRO_BATCHES_PER_WORKER * way.depth);
         // The last is the leanest.
         if fits.is_some_and(|fits| fits == n || fits >= most) || is_hopeless && left > 0 {
+            continue;
+        }
+        if watched.is_over() {
+            watched.n_left_out.fetch_add(1, Ordering::Relaxed);
             continue;
         }
         let outcome = family.outcome(way);

@@ -1,25 +1,27 @@
 //! The folder of a run: settings, metrics, and what went wrong.
 
 use std::fs::{
-    File, OpenOptions, create_dir, create_dir_all, read_dir, remove_dir, remove_file, rename, write,
+    File, OpenOptions, create_dir, create_dir_all, read_dir, remove_dir, remove_file, rename,
 };
-use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Seek, SeekFrom, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
-use serde::Deserialize;
 use serde_json::json;
 
 use super::lock::Lock;
 use super::resume::conflicts;
 use super::tensorboard::EventFile;
-use super::{Metrics, io_fault};
+use super::{Metrics, history, io_fault};
 use crate::checkpoint::{AUTO, Checkpoint, Entry, Open, Store};
 use crate::files::disk::part_of;
-use crate::files::{self, prepare_dir};
+use crate::files::{self, prepare_dir, replace, text_regular};
 use crate::settings::Config;
+
+/// Longer settings are not those of a run.
+const MAX_SETTINGS: u64 = 16 << 20;
 
 /// Where one run writes.
 pub struct Folder {
@@ -102,9 +104,20 @@ impl Place {
         Store::of(&self.path)
     }
 
+    fn is_held(&self) -> bool {
+        self.lock.as_ref().is_some_and(Lock::is_held)
+    }
+
+    /// Removes what ranks wrote of an earlier end of the run: why they failed, and what they did before it.
+    pub fn remove_errors(&self) -> Result<()> {
+        let place =
+            || format!("cannot remove the errors of an earlier run in {}", self.path.display());
+        remove_errors(&self.path).with_context(place)
+    }
+
     /// Writes `config.toml` and begins the metrics; those of a run that is resumed, or that was to be but
-    /// has nothing to be resumed from, go on behind step `first`.
-    pub fn begin(self, config: &Config, first: u64) -> Result<Folder> {
+    /// has nothing to be resumed from, go on behind step `first`. `warn` is told of metrics that are lost.
+    pub fn begin(self, config: &Config, first: u64, warn: &dyn Fn(&str)) -> Result<Folder> {
         let path = &self.path;
         let shown = path.join("config.toml");
         let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
@@ -119,8 +132,11 @@ impl Place {
                 conflicts.join("\n  ")
             );
         }
-        let trace_before = before.as_ref().and_then(|before| before.get("trace")?.as_str());
-        let traced_before = goes_on && trace_before.map(Path::new) == config.trace.as_deref();
+        let path_before = |key| before.as_ref().and_then(|before| before.get(key)?.as_str());
+        let traced_before =
+            goes_on && path_before("trace").map(Path::new) == config.trace.as_deref();
+        let had_metrics =
+            first > 0 && path_before("metrics").map(Path::new) == config.metrics.as_deref();
         let open = || -> Result<_> {
             if let Some(dir) = &config.save {
                 crate::save::prepare(dir, config.resume.is_some())?;
@@ -135,8 +151,14 @@ impl Place {
             });
             let events = events.transpose()?;
             let metrics = if goes_on {
-                behind(&metrics_path, first)
-                    .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
+                Behind {
+                    path: &metrics_path,
+                    first,
+                    is_named: config.metrics.is_some(),
+                    had_metrics,
+                }
+                .open(warn)
+                .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
             } else {
                 fresh_file(&metrics_path, config.metrics.as_ref().map_or("--out", |_| "--metrics"))?
             };
@@ -158,16 +180,16 @@ impl Place {
         let opened = if goes_on {
             let written = files::write(&shown, settings.as_bytes());
             written.map_err(|e| io_fault("settings", &shown, &e))?;
-            remove_errors(path)?;
             open()
         } else {
             let written = fresh_settings(&shown, &self.store())?.write_all(settings.as_bytes());
-            written.map_err(|e| io_fault("settings", &shown, &e))?;
-            open().inspect_err(|_| {
+            let written = written.map_err(|e| io_fault("settings", &shown, &e).into());
+            written.and_then(|()| open()).inspect_err(|_| {
                 let _ = remove_file(&shown); // it would mark the folder as taken
             })
         };
         let (metrics, events) = opened?;
+        self.remove_errors()?;
         Ok(Folder { place: self, metrics: BufWriter::new(metrics), metrics_path, events })
     }
 }
@@ -175,7 +197,7 @@ impl Place {
 impl Folder {
     /// The folder of a run that begins at its start.
     pub fn create(config: &Config) -> Result<Folder> {
-        Place::claim(config)?.begin(config, 0)
+        Place::claim(config)?.begin(config, 0, &|_| ())
     }
 
     /// Where it is.
@@ -184,7 +206,12 @@ impl Folder {
     }
 
     /// Adds a step to the metrics.
+    ///
+    /// # Errors
+    /// If that cannot be written, or the folder is no more the one that this run began in: what is saved next might
+    /// belong to another run.
     pub fn record(&mut self, metrics: &Metrics) -> Result<()> {
+        self.check()?;
         let text = serde_json::to_string(metrics)?;
         let written = writeln!(self.metrics, "{text}").and_then(|()| self.metrics.flush());
         written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?;
@@ -194,15 +221,36 @@ impl Folder {
         Ok(())
     }
 
-    /// Writes another file into the folder.
-    pub fn write(&self, name: &str, content: &str) -> Result<()> {
-        let path = self.path().join(name);
-        Ok(write(&path, content).map_err(|e| io_fault("file", &path, &e))?)
+    /// Whether the folder is still the one that this run began in.
+    fn check(&self) -> Result<()> {
+        let lost = || {
+            io_fault(
+                "into",
+                self.path(),
+                &"the folder was removed, moved or replaced while the run trained",
+            )
+        };
+        Ok(self.place.is_held().then_some(()).ok_or_else(lost)?)
     }
 
-    /// Writes `error.<rank>.json`.
+    /// Writes another file into the folder.
+    pub fn write(&self, name: &str, content: &str) -> Result<()> {
+        self.check()?;
+        let path = self.path().join(name);
+        Ok(files::write(&path, content.as_bytes()).map_err(|e| io_fault("file", &path, &e))?)
+    }
+
+    /// Writes `error.<rank>.json`, unless the folder is no more that of this run. On a full disk it takes the room
+    /// of the lock.
     pub fn write_error(&self, fault: &Fault) -> Result<()> {
-        write_error(self.path(), fault.rank, fault)
+        if !self.place.is_held() {
+            return Ok(());
+        }
+        let write = || write_error(self.path(), fault.rank, fault);
+        write().or_else(|_| {
+            self.place.lock.as_ref().map(Lock::free_room);
+            write()
+        })
     }
 }
 
@@ -218,7 +266,13 @@ pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
     let path = folder.join(format!("error.{}.json", rank.0));
     // Who reads it while this rank is killed finds all of it or nothing. A disk that is slow must not hold it up.
     let part = part_of(&path);
-    let written = write(&part, format!("{error:#}\n")).and_then(|()| rename(&part, &path));
+    let write = || {
+        replace(&part)?.write_all(format!("{error:#}\n").as_bytes())?;
+        rename(&part, &path)
+    };
+    let written = write().inspect_err(|_| {
+        let _ = remove_file(&part); // the error that counts is the first
+    });
     Ok(written.map_err(|e| io_fault("file", &path, &e))?)
 }
 
@@ -265,46 +319,69 @@ fn is_own(config: &Config, folder: &Path) -> bool {
 
 /// What a run's `config.toml` says, if it can be read.
 fn settings_in(path: &Path) -> Option<toml::Table> {
-    std::fs::read_to_string(path).ok()?.parse().ok()
+    text_regular(path, MAX_SETTINGS).ok()??.parse().ok()
 }
 
-/// Metrics that end with the last whole line of a step before `first`.
-fn behind(path: &Path, first: u64) -> Result<File> {
-    #[derive(Deserialize)]
-    struct Step {
-        step: u64,
-    }
-    let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
-    let (mut end, mut line) = (0, String::new());
-    let mut lines = BufReader::new(&file);
-    while lines.read_line(&mut line)? > 0 {
-        let step = serde_json::from_str(&line).map(|Step { step }| step);
-        let is_foreign = end == 0 && line.ends_with('\n') && step.is_err();
-        ensure!(!is_foreign, "its first line is no metrics of a step: it is not of this run");
-        if !line.ends_with('\n') || !step.is_ok_and(|step| step < first) {
-            break;
+/// Metrics that are to go on behind a checkpoint.
+struct Behind<'b> {
+    path: &'b Path,
+    /// The step that comes next.
+    first: u64,
+    /// Whether a user named the file.
+    is_named: bool,
+    /// Whether the run wrote to this file before.
+    had_metrics: bool,
+}
+
+impl Behind<'_> {
+    /// Cuts the file to what is sound of the steps before, and opens it; `warn` is told of what is lost.
+    fn open(&self, warn: &dyn Fn(&str)) -> Result<File> {
+        let Behind { path, first, is_named, had_metrics } = *self;
+        let place = path.display();
+        match history::before(path, first, is_named)? {
+            None if had_metrics && !path.exists() => {
+                warn(&format!("{place} is missing: it begins anew at step {first}"))
+            }
+            None => {}
+            Some(kept) => {
+                ensure!(
+                    !kept.is_foreign(),
+                    "no line of it is metrics of a step: it is not of this run; remove it, or choose another --metrics"
+                );
+                kept.cut(path, is_named)?;
+                if kept.n_damaged > 0 {
+                    let n = kept.n_damaged;
+                    warn(&format!(
+                        "{place}: {n} line(s) that are no metrics of a step are dropped"
+                    ));
+                }
+                let missing = kept.missing(first);
+                if had_metrics && !missing.is_empty() {
+                    let (from, to) = (missing.start, missing.end - 1);
+                    warn(&format!("{place} lacks the metrics of steps {from} to {to}"));
+                }
+            }
         }
-        end += line.len() as u64;
-        line.clear();
+        Ok(history::open(path, is_named)?)
     }
-    if file.metadata()?.is_file() {
-        file.set_len(end)?;
-    }
-    file.seek(SeekFrom::End(0))?;
-    Ok(file)
 }
 
-/// Removes what ranks said of an earlier end of the run, and of what they did before it.
-fn remove_errors(path: &Path) -> Result<()> {
-    for entry in read_dir(path)? {
-        let file = entry?.path();
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let is_error = name.starts_with("error.") && name.contains(".json");
-        if is_error || (name.starts_with("ops.") && name.ends_with(".jsonl")) {
-            remove_file(&file)?;
+fn remove_errors(folder: &Path) -> std::io::Result<()> {
+    for entry in read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(is_of_a_failure) {
+            remove_file(entry.path())?;
         }
     }
     Ok(())
+}
+
+/// Whether a file is `error.<rank>.json`, such a file half written, or `ops.<rank>.jsonl`.
+fn is_of_a_failure(name: &str) -> bool {
+    let name = name.strip_suffix(".part").unwrap_or(name);
+    let error = name.strip_prefix("error.").and_then(|name| name.strip_suffix(".json"));
+    let ops = name.strip_prefix("ops.").and_then(|name| name.strip_suffix(".jsonl"));
+    error.or(ops).is_some_and(|rank| rank.parse::<u32>().is_ok())
 }
 
 /// The first folder `0001`, `0002`, … of `parent` that is not there yet.

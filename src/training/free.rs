@@ -4,8 +4,12 @@
 //! its control group and of those above it count too (version 2: `memory.max`; version 1:
 //! `memory.limit_in_bytes`).
 
-use std::fs::read_to_string;
 use std::path::Path;
+
+use crate::files::text_regular;
+
+/// The system's files are far shorter.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Memory that can be had without swapping.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -18,14 +22,14 @@ pub(super) struct Free {
 /// Where the system below `root` tells; none does but Linux.
 pub(super) fn free_memory(root: &Path) -> Option<Free> {
     let of_machine = Free { bytes: available(root)?, by_limit: false };
-    let groups = read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let groups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
     let limited = groups.lines().filter_map(|line| within_limits(root, line));
     let limited = limited.map(|bytes| Free { bytes, by_limit: true });
     limited.chain([of_machine]).min_by(|a, b| a.bytes.total_cmp(&b.bytes))
 }
 
 fn available(root: &Path) -> Option<f64> {
-    let text = read_to_string(root.join("proc/meminfo")).ok()?;
+    let text = read(&root.join("proc/meminfo"))?;
     Some(field(&text, "MemAvailable:")? * 1024.0)
 }
 
@@ -43,7 +47,7 @@ fn within_limits(root: &Path, line: &str) -> Option<f64> {
         _ => return None,
     };
     let left = |folder: &Path| {
-        let read = |name: &str| read_to_string(folder.join(name)).ok();
+        let read = |name: &str| read(&folder.join(name));
         let number = |name: &str| read(name)?.trim().parse::<f64>().ok(); // no limit is no number
         // Pages of files are given back when they are needed.
         let reclaimable = read("memory.stat").and_then(|text| field(&text, cache)).unwrap_or(0.0);
@@ -53,6 +57,10 @@ fn within_limits(root: &Path, line: &str) -> Option<f64> {
     let path = Path::new(path.trim_start_matches('/'));
     let all = path.ancestors().filter_map(|group| left(&root.join(mount).join(group)));
     all.min_by(f64::total_cmp)
+}
+
+fn read(path: &Path) -> Option<String> {
+    text_regular(path, MAX_BYTES).ok().flatten()
 }
 
 /// The number behind a word at the start of a line.

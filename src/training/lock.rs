@@ -1,12 +1,14 @@
 //! One run per folder at a time.
 
-use std::fs::{File, OpenOptions, TryLockError, read_to_string, remove_file};
+use std::fs::{File, OpenOptions, TryLockError, remove_file};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
+
+use crate::files::{no_follow, open_regular, text_regular};
 
 /// Larger locks are not ours.
 const MAX_BYTES: u64 = 1 << 12;
@@ -17,7 +19,7 @@ const MAX_BYTES: u64 = 1 << 12;
 /// systems that know locks, those of dead hosts too). Its content only tells who it is.
 pub(super) struct Lock {
     path: PathBuf,
-    _file: File,
+    file: File,
 }
 
 /// Who holds a lock.
@@ -39,13 +41,13 @@ impl Lock {
         let place = || format!("cannot write {}", path.display());
         loop {
             let mut open = OpenOptions::new();
-            let mut file = open
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&path)
-                .with_context(place)?;
+            open.read(true).write(true).create(true).truncate(false);
+            let mut file = no_follow(&mut open).open(&path).with_context(place)?;
+            ensure!(
+                file.metadata().with_context(place)?.is_file(),
+                "{} is not a regular file",
+                path.display()
+            );
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => bail!(
@@ -59,16 +61,41 @@ impl Lock {
             let me = serde_json::to_string(&Holder::me())?;
             file.set_len(0).and_then(|()| file.write_all(me.as_bytes())).with_context(place)?;
             // The last holder may have removed the file after it was opened here.
-            if read_to_string(&path).is_ok_and(|text| text == me) {
-                return Ok(Lock { path, _file: file });
+            if is_at(&file, &path) {
+                return Ok(Lock { path, file });
             }
         }
     }
+
+    /// Whether the folder is still there, and nobody has replaced it.
+    pub(super) fn is_held(&self) -> bool {
+        is_at(&self.file, &self.path)
+    }
+
+    /// Gives the room that the lock takes on a full disk to another small file.
+    pub(super) fn free_room(&self) {
+        let _ = self.file.set_len(0); // who has the lock is known by the lock, not by what it says
+    }
+}
+
+/// Whether an open file is the one of this name.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id = |found: std::io::Result<std::fs::Metadata>| found.ok().map(|m| (m.dev(), m.ino()));
+    let held = id(file.metadata());
+    held.is_some() && held == id(path.symlink_metadata())
+}
+
+/// Whether a file of this name is there: an open file cannot be replaced.
+#[cfg(not(unix))]
+fn is_at(_: &File, path: &Path) -> bool {
+    path.is_file()
 }
 
 /// Whether a run is at work in a folder. One of another machine is taken to be if it has not said otherwise.
 pub fn is_at_work(folder: &Path) -> bool {
-    let holder = File::open(folder.join("lock")).ok().and_then(|mut file| holder(&mut file));
+    let holder = open_regular(&folder.join("lock")).ok().and_then(|mut file| holder(&mut file));
     // Trying the lock itself could take it from a run that begins at this moment.
     let is_dead = |holder: &Holder| {
         let processes = Path::new("/proc");
@@ -81,13 +108,15 @@ pub fn is_at_work(folder: &Path) -> bool {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        let _ = remove_file(&self.path);
+        if self.is_held() {
+            let _ = remove_file(&self.path);
+        }
     }
 }
 
 impl Holder {
     fn me() -> Holder {
-        let host = read_to_string("/proc/sys/kernel/hostname").ok();
+        let host = text_regular(Path::new("/proc/sys/kernel/hostname"), MAX_BYTES).ok().flatten();
         let host = host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Holder {

@@ -13,6 +13,7 @@ use humantime::format_rfc3339_millis;
 
 use super::trained::RankTrained;
 use super::{Run, io_fault};
+use crate::files::no_follow;
 
 /// The log of a rank, if one is wanted.
 pub(super) struct Log {
@@ -26,7 +27,7 @@ impl Log {
         let path = folder.join(format!("rank.{}.log", rank.0));
         let open = || {
             create_dir_all(folder)?;
-            OpenOptions::new().create(true).append(true).open(&path)
+            no_follow(OpenOptions::new().create(true).append(true)).open(&path)
         };
         let out = open().map_err(|e| Fault { rank, ..io_fault("log", &path, &e) })?;
         let mut log = Log { out: Some(out) };

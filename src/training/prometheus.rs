@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{Read, Result, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,10 @@ use super::Metrics;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longer requests are not read to their end.
 const MAX_REQUEST: usize = 8 << 10;
+/// Clients that are answered at once; more are turned away.
+const MAX_CLIENTS: usize = 256;
+/// Of a thread that answers one.
+const STACK_BYTES: usize = 128 << 10;
 
 /// Serves `GET /metrics` until it is dropped.
 pub struct Prometheus {
@@ -24,6 +28,7 @@ pub struct Prometheus {
 struct Shared {
     page: Mutex<String>,
     is_over: AtomicBool,
+    n_clients: AtomicUsize,
 }
 
 impl Prometheus {
@@ -39,7 +44,7 @@ impl Prometheus {
                     break;
                 }
                 // A client that goes away or keeps silent is its own loss.
-                let _ = client.and_then(|client| answer(client, &served.page));
+                let _ = client.and_then(|client| serve(client, &served));
             }
         })?;
         Ok(Prometheus { address, shared })
@@ -61,6 +66,22 @@ impl Drop for Prometheus {
         self.shared.is_over.store(true, Ordering::Relaxed);
         let _ = TcpStream::connect_timeout(&self.address, PATIENCE); // wakes the listener
     }
+}
+
+/// Answers a client in a thread of its own, so that none has to wait for another.
+fn serve(client: TcpStream, shared: &Arc<Shared>) -> Result<()> {
+    if shared.n_clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
+        shared.n_clients.fetch_sub(1, Ordering::Relaxed);
+        return Ok(());
+    }
+    let served = Arc::clone(shared);
+    let answered = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
+        let _ = answer(client, &served.page);
+        served.n_clients.fetch_sub(1, Ordering::Relaxed);
+    });
+    answered.map(drop).inspect_err(|_| {
+        shared.n_clients.fetch_sub(1, Ordering::Relaxed);
+    })
 }
 
 fn answer(mut client: TcpStream, page: &Mutex<String>) -> Result<()> {
@@ -151,5 +172,17 @@ mod tests {
         }
         assert!(!said.contains("validation"), "{said}");
         assert!(get(address, "/").starts_with("HTTP/1.1 404 "));
+    }
+
+    #[test]
+    fn silent_clients_delay_no_other() {
+        let prometheus = Prometheus::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = prometheus.address();
+        let silent: Vec<_> = (0..60).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let began = Instant::now();
+        assert!(get(address, "/metrics").starts_with("HTTP/1.1 200 OK"));
+        // One after another they would take two seconds each.
+        assert!(began.elapsed() < PATIENCE * 30, "{:?}", began.elapsed());
+        drop(silent);
     }
 }

@@ -84,11 +84,6 @@ impl Run {
         let trained = catch_unwind(AssertUnwindSafe(|| {
             Steps { run: self, worker: &mut worker, rank, watch, log: &mut log }.train(&stages)
         }));
-        if !matches!(trained, Ok(Ok(_)))
-            && let Some(explain) = &self.explain
-        {
-            let _ = explain.write(rank); // that it cannot be written is nothing beside the fault
-        }
         match &trained {
             Ok(trained) => log.end(trained.as_ref()),
             Err(panic) => log.line(panicked(rank, &**panic)),

@@ -1,7 +1,7 @@
 //! What the ranks of a failed run did last, as files.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::remove_file;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -13,8 +13,10 @@ use chimera_core::ids::Rank;
 use serde_json::json;
 
 use super::io_fault;
+use crate::files::replace;
 
-/// Writes down what the ranks of this process did last: each once, from whichever thread sees the fault first.
+/// Writes down what the ranks of this process did last, each once. It comes after the error file, which needs less
+/// room on a full disk and less time before a launcher kills.
 pub struct Explain {
     folder: PathBuf,
     ranks: Mutex<BTreeMap<Rank, Recent>>,
@@ -36,11 +38,21 @@ impl Explain {
         let Some(recent) = recent else { return Ok(()) };
         let path = self.folder.join(format!("ops.{}.jsonl", rank.0));
         let create = || {
-            let mut out = BufWriter::new(File::create(&path)?);
+            let mut out = BufWriter::new(replace(&path)?);
             recent.all().iter().try_for_each(|did| writeln!(out, "{}", line(did)))?;
             out.flush()
         };
-        Ok(create().map_err(|e| io_fault("file", &path, &e))?)
+        let written = create().inspect_err(|_| {
+            let _ = remove_file(&path); // half of it would mislead
+        });
+        Ok(written.map_err(|e| io_fault("file", &path, &e))?)
+    }
+
+    /// Writes `ops.<rank>.jsonl` of every rank of this process.
+    pub fn write_all(&self) -> Result<()> {
+        let ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        let ranks: Vec<Rank> = ranks.keys().copied().collect();
+        ranks.into_iter().try_for_each(|rank| self.write(rank))
     }
 }
 

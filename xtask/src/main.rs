@@ -21,6 +21,8 @@ mod pytorch;
 mod slurm;
 mod struck;
 mod sweep;
+mod targets;
+mod torture;
 mod transformers;
 mod wgpu;
 
@@ -58,6 +60,10 @@ enum Chore {
     Oracle,
     /// Fuzzes the readers of files
     Fuzz(fuzz::Args),
+    /// Random commands on bad, odd and hostile input, which must end soon, within bounds and in words; needs bash
+    Torture(torture::Args),
+    /// Type-checks the command with wgpu for Windows and macOS; needs rustup, or the targets
+    Targets,
     /// PyTorch's runtime executes our exports; loss and gradients are compared
     Pytorch(pytorch::Args),
     /// Hugging Face's transformers reads our GPT-2 and we read its; logits are compared
@@ -100,6 +106,8 @@ fn main() -> anyhow::Result<()> {
         Chore::Sweep(args) => sweep::run(&args),
         Chore::Oracle => oracle::test(),
         Chore::Fuzz(args) => fuzz::run(&args),
+        Chore::Torture(args) => torture::run(&args),
+        Chore::Targets => targets::run(),
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
         Chore::Mpi(args) => mpi::run(&args),

@@ -1,14 +1,17 @@
 //! Reading what a run writes while it writes it.
 
-use std::fs::{File, read_dir, read_to_string};
-use std::io::{Read, Seek, SeekFrom};
+use std::fs::read_dir;
+use std::io::{BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use chimera::training::{Metrics, is_at_work};
+use chimera::files::{open_regular, text_regular};
+use chimera::training::{Lines, Metrics, is_at_work};
 
 /// Steps over which speed is averaged.
 const N_RECENT: usize = 20;
+/// Longer settings or error files are not those of a run.
+const MAX_BYTES: u64 = 16 << 20;
 
 /// A run and what is known of it.
 pub(super) struct Followed {
@@ -25,6 +28,8 @@ pub(super) struct Followed {
     pub(super) tokens_per_s: Vec<u64>,
     step_s: Vec<f64>,
     pub(super) last: Option<Metrics>,
+    /// Lines of the metrics that are left out: they are no step, or none that comes after the one before.
+    pub(super) n_damaged: usize,
     pub(super) state: State,
 }
 
@@ -40,13 +45,15 @@ pub(super) enum State {
 impl Followed {
     pub(super) fn open(folder: &Path) -> Result<Followed> {
         let settings = folder.join("config.toml");
-        let text = read_to_string(&settings).with_context(|| {
+        let text = text_regular(&settings, MAX_BYTES).with_context(|| {
             format!(
                 "cannot read {}: {} is not the folder of a run",
                 settings.display(),
                 folder.display()
             )
         })?;
+        let too_long = || format!("{} is larger than {MAX_BYTES} bytes", settings.display());
+        let text = text.with_context(too_long)?;
         let settings: toml::Table =
             text.parse().with_context(|| format!("cannot read {}", settings.display()))?;
         let steps = settings.get("steps").and_then(toml::Value::as_integer);
@@ -61,6 +68,7 @@ impl Followed {
             tokens_per_s: Vec::new(),
             step_s: Vec::new(),
             last: None,
+            n_damaged: 0,
             state: State::AtWork,
         })
     }
@@ -73,8 +81,7 @@ impl Followed {
     /// has cut some off.
     pub(super) fn read(&mut self) -> Result<()> {
         self.state = state(&self.folder);
-        let mut text = String::new();
-        let mut file = File::open(&self.metrics).with_context(|| {
+        let mut file = open_regular(&self.metrics).with_context(|| {
             let hint = match self.metrics.is_relative() && !self.metrics.exists() {
                 true => ": follow the run from the folder in which it was started",
                 false => "",
@@ -85,32 +92,35 @@ impl Followed {
             *self = Followed { state: self.state.clone(), ..Followed::open(&self.folder)? };
         }
         file.seek(SeekFrom::Start(self.n_read))?;
-        file.read_to_string(&mut text)?;
-        let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
-        for line in whole.lines() {
-            let metrics: Metrics = serde_json::from_str(line)
-                .with_context(|| format!("{}: no metrics of a step", self.metrics.display()))?;
-            self.add(metrics)?;
+        let mut lines = Lines::of(BufReader::new(file));
+        while let Some(line) = lines.next_line()? {
+            self.n_read += line.len() as u64;
+            let last = self.last.as_ref().map(|last| last.step);
+            match serde_json::from_slice(line) {
+                Ok(Metrics { step, .. }) if last.is_some_and(|last| last >= step) => {
+                    self.n_damaged += 1;
+                }
+                Ok(metrics) => self.add(metrics),
+                Err(_) => self.n_damaged += 1,
+            }
         }
-        self.n_read += whole.len() as u64;
+        ensure!(
+            self.last.is_some() || self.n_damaged == 0,
+            "{}: no metrics of a step",
+            self.metrics.display()
+        );
         Ok(())
     }
 
-    fn add(&mut self, metrics: Metrics) -> Result<()> {
-        let (step, before) = (metrics.step, self.last.as_ref().map(|last| last.step));
-        ensure!(
-            before.is_none_or(|before| before < step),
-            "{}: step {step} does not come after the one before it",
-            self.metrics.display()
-        );
-        let finite = |loss: &f64| loss.is_finite(); // a step may have been skipped
-        let point = |loss| (step as f64, loss);
-        self.losses.extend(Some(metrics.loss).filter(finite).map(point));
-        self.validations.extend(metrics.validation_loss.filter(finite).map(point));
+    fn add(&mut self, metrics: Metrics) {
+        // A step may have been skipped; and what no f32 can be would leave the curve no bounds.
+        let sound = |loss: &f64| loss.abs() <= f64::from(f32::MAX);
+        let point = |loss| (metrics.step as f64, loss);
+        self.losses.extend(Some(metrics.loss).filter(sound).map(point));
+        self.validations.extend(metrics.validation_loss.filter(sound).map(point));
         self.tokens_per_s.push(metrics.tokens_per_s as u64);
         self.step_s.push(metrics.step_s);
         self.last = Some(metrics);
-        Ok(())
     }
 
     /// Seconds until the last step, at the speed of the last ones.
@@ -133,7 +143,7 @@ fn state(folder: &Path) -> State {
     };
     let error = files.map(|file| file.path()).filter(is_error).min();
     let Some(error) = error else { return State::Over };
-    let text = read_to_string(error).unwrap_or_default();
+    let text = text_regular(&error, MAX_BYTES).ok().flatten().unwrap_or_default();
     let error: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     State::Failed(error["message"].as_str().unwrap_or("for an unknown reason").to_string())
 }

@@ -9,9 +9,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{EnterAlternateScreen, size};
+use ratatui::layout::Rect;
+use ratatui::{Terminal, TerminalOptions, Viewport};
 
 use follow::Followed;
 
@@ -19,6 +22,8 @@ use follow::Followed;
 const PERIOD: Duration = Duration::from_millis(500);
 /// Size of a picture that is printed.
 const PRINTED: (u16, u16) = (100, 30);
+/// Columns and rows that are drawn at most: a terminal may claim 65,535 of each, which no memory holds.
+const LARGEST: (u16, u16) = (1000, 400);
 
 /// Follows a run in the terminal: loss, tokens per second, and bubble and memory of each rank; q quits
 #[derive(Args)]
@@ -38,15 +43,30 @@ impl Top {
         if self.once || !stdout().is_terminal() {
             return super::print(picture(&run)?);
         }
-        let mut terminal = ratatui::try_init().context("cannot draw on this terminal")?;
-        let outcome = follow(&mut terminal, &mut run);
+        let viewport = Viewport::Fixed(area()?);
+        let terminal = ratatui::try_init_with_options(TerminalOptions { viewport });
+        let mut terminal = terminal.context("cannot draw on this terminal")?;
+        let entered = execute!(stdout(), EnterAlternateScreen);
+        let outcome = entered.map_err(Into::into).and_then(|()| follow(&mut terminal, &mut run));
         ratatui::restore();
         outcome
     }
 }
 
+/// What is drawn of the terminal.
+fn area() -> Result<Rect> {
+    let (width, height) = size().context("the size of this terminal is not known")?;
+    Ok(Rect::new(0, 0, width.min(LARGEST.0), height.min(LARGEST.1)))
+}
+
 fn follow(terminal: &mut ratatui::DefaultTerminal, run: &mut Followed) -> Result<()> {
+    let mut drawn = area()?;
     loop {
+        let now = area()?;
+        if now != drawn {
+            terminal.resize(now)?;
+            drawn = now;
+        }
         terminal.draw(|frame| view::draw(frame, run))?;
         if event::poll(PERIOD)?
             && let Event::Key(key) = event::read()?

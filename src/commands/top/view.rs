@@ -58,7 +58,11 @@ fn headline(run: &Followed) -> String {
         (State::Over, _) => "over".to_string(),
         (State::Failed(why), _) => format!("failed: {why}"),
     };
-    format!("{}  {step}  {state}", run.folder().display())
+    let damaged = match run.n_damaged {
+        0 => String::new(),
+        n => format!("  ({n} damaged line(s) of metrics left out)"),
+    };
+    format!("{}  {step}  {state}{damaged}", run.folder().display())
 }
 
 fn numbers(last: &Metrics) -> String {

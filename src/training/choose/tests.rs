@@ -5,6 +5,7 @@ use crate::settings::{Layers, Settings};
 use crate::training::Plan;
 
 const PLENTY: f64 = 1e15;
+const PATIENT: Effort<'static> = Effort { time_limit: Duration::MAX, observe: &|_, _| () };
 
 fn small() -> Layers {
     let settings = Settings {
@@ -24,7 +25,7 @@ fn cluster(n_ranks: usize, memory: f64) -> Cluster {
 }
 
 fn chosen(layers: &Layers, batch: usize, cluster: &Cluster) -> Choice {
-    choose(&layers.resolve().unwrap(), batch, cluster, 10).unwrap()
+    choose(&layers.resolve().unwrap(), batch, cluster, 10, &PATIENT).unwrap()
 }
 
 fn shape(candidate: &Candidate) -> (usize, usize, usize) {
@@ -100,7 +101,9 @@ fn foreseeing_changes_no_choice() {
     };
     let (config, mut n_foreseen) = (small().resolve().unwrap(), 0);
     let simulated = |batch: usize, cluster: &Cluster| {
-        first_choice(&config, batch, cluster, || Family::simulated(cluster, true)).unwrap()
+        let watched = Watched::begin(&PATIENT);
+        first_choice(&config, batch, cluster, &watched, || Family::simulated(cluster, true))
+            .unwrap()
     };
     // With plenty, and with hardly more than the leanest needs.
     for (batch, is_scarce) in [(256, false), (256, true), (360, false), (512, true)] {
@@ -109,7 +112,7 @@ fn foreseeing_changes_no_choice() {
         let memory = if is_scarce { least * 1.3 } else { PLENTY };
         let cluster = Cluster { memory, ..slow };
         let (all, choice) =
-            (simulated(batch, &cluster), choose(&config, batch, &cluster, 10).unwrap());
+            (simulated(batch, &cluster), choose(&config, batch, &cluster, 10, &PATIENT).unwrap());
         assert!(choice.candidates.len() >= 10, "{batch} {memory}");
         assert_eq!(all.candidates[..10], choice.candidates[..10], "{batch} {memory}");
         let counts = |choice: &Choice| (choice.candidates.len(), choice.n_too_large);
@@ -160,7 +163,8 @@ fn what_was_said_stays() {
 fn what_cannot_be_is_refused() {
     let refusal = |settings: Settings, ranks: usize, batch: usize| {
         let layers = Layers { config: None, settings };
-        let refusal = choose(&layers.resolve().unwrap(), batch, &cluster(ranks, PLENTY), 10);
+        let refusal =
+            choose(&layers.resolve().unwrap(), batch, &cluster(ranks, PLENTY), 10, &PATIENT);
         format!("{:#}", refusal.err().unwrap())
     };
     assert!(refusal(small().settings, 7, 8).contains("no way to train a model of 6 layers"));
@@ -189,4 +193,12 @@ fn options_lead_to_the_way_that_they_stand_for() {
         assert_eq!(devices, 4);
         assert!(plan.need().total() <= 4.0 * candidate.need.total() * 1.0001);
     }
+}
+
+#[test]
+fn without_time_nothing_is_chosen_and_said_so() {
+    let effort = Effort { time_limit: Duration::ZERO, ..PATIENT };
+    let refusal = choose(&small().resolve().unwrap(), 16, &cluster(4, PLENTY), 10, &effort);
+    let refusal = refusal.err().unwrap().to_string();
+    assert!(refusal.contains("choose a larger --search-time"), "{refusal}");
 }

@@ -1,0 +1,198 @@
+//! The folder of a run in the hands of others: what is damaged, left over, linked, or gone.
+#![cfg(unix)]
+
+use std::fs::{self, create_dir, read_dir, read_to_string, remove_dir_all, rename, write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::{MODEL, at};
+use crate::command::{Ran, chimera, folder, start, text};
+
+fn line(place: &TempDir, options: &str) -> String {
+    let (data, out, model) = (text(place), run(place), MODEL.replace("--steps 6", ""));
+    format!("train {model} --depth 2 --data {} --out {} {options}", data.display(), out.display())
+}
+
+fn run(place: &TempDir) -> PathBuf {
+    place.path().join("run")
+}
+
+fn train(place: &TempDir, options: &str) -> Ran {
+    let ran = chimera(&line(place, options));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    ran
+}
+
+fn steps(run: &Path) -> Vec<u64> {
+    let text = read_to_string(run.join("metrics.jsonl")).expect("metrics");
+    let step = |line: &str| {
+        serde_json::from_str::<serde_json::Value>(line).expect("JSON")["step"].as_u64()
+    };
+    text.lines().map(|line| step(line).expect("a step")).collect()
+}
+
+fn wait_for(what: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !what() {
+        assert!(Instant::now() < deadline, "it never happens");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A run that begins, goes on, or has nothing left to train is no failed one.
+#[test]
+fn errors_of_an_earlier_end_do_not_outlive_it() {
+    let place = folder();
+    let fail = || {
+        for name in ["error.0.json", "error.3.json.part", "ops.1.jsonl"] {
+            write(run(&place).join(name), r#"{"message": "old"}"#).expect("a file");
+        }
+    };
+    let head = || {
+        chimera(&format!("top {}", run(&place).display())).stdout.lines().next().map(str::to_owned)
+    };
+    create_dir(run(&place)).expect("a folder");
+    write(run(&place).join("error.notes.json"), "a user's own").expect("a file");
+    for options in ["", "--resume auto --steps 9", "--resume auto --steps 9"] {
+        fail();
+        train(&place, &format!("--steps 6 --save-every 3 {options}"));
+        let head = head().expect("a line");
+        assert!(head.ends_with(" over"), "{options}: {head}");
+        let names =
+            read_dir(run(&place)).expect("a folder").map(|entry| entry.expect("one").file_name());
+        let left: Vec<_> = names.filter_map(|name| name.into_string().ok()).collect();
+        assert!(
+            !left
+                .iter()
+                .any(|name| name.contains(".0.") || name.contains(".3.") || name.contains(".1.")),
+            "{left:?}"
+        );
+        assert!(left.contains(&"error.notes.json".into()), "{left:?}");
+    }
+}
+
+#[test]
+fn sound_metrics_outlive_damaged_ones() {
+    let place = folder();
+    let metrics = run(&place).join("metrics.jsonl");
+    train(&place, "--steps 6 --save-every 3");
+    let whole = fs::read(&metrics).expect("metrics");
+    let lines: Vec<&[u8]> = whole.split_inclusive(|byte| *byte == b'\n').collect();
+    let torn =
+        [lines[0], b"[torn\n", lines[2], b"\xff\xfe\0\n", &lines[4..].concat(), b"\xff"].concat();
+    write(&metrics, torn).expect("written");
+    let top = chimera(&format!("top {}", run(&place).display()));
+    assert!(
+        top.stdout.contains("step 6 of 6  over  (2 damaged line(s)"),
+        "{} {}",
+        top.stdout,
+        top.stderr
+    );
+    let ran = train(&place, "--steps 8 --save-every 3 --resume auto");
+    assert_eq!(steps(&run(&place)), [0, 2, 4, 5, 6, 7]);
+    let told = format!(
+        "warning: {}: 2 line(s) that are no metrics of a step are dropped",
+        metrics.display()
+    );
+    assert!(ran.stderr.contains(&told), "{}", ran.stderr);
+    // A tail that a loss of power may leave.
+    write(&metrics, [&lines[..3].concat(), &b"\0\0\0\xff"[..]].concat()).expect("written");
+    let ran = train(&place, "--steps 9 --save-every 3 --resume auto");
+    assert!(ran.stderr.contains("lacks the metrics of steps 3 to 7"), "{}", ran.stderr);
+    fs::remove_file(&metrics).expect("a file");
+    let ran = train(&place, "--steps 10 --save-every 3 --resume auto");
+    assert!(ran.stderr.contains("is missing: it begins anew at step 9"), "{}", ran.stderr);
+    assert_eq!(steps(&run(&place)), [9]);
+    write(&metrics, "a user's notes\n").expect("written");
+    let refused = chimera(&line(&place, "--steps 11 --save-every 3 --resume auto"));
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("it is not of this run"), "{}", refused.stderr);
+}
+
+#[test]
+fn a_folder_that_is_taken_away_ends_the_run() {
+    for save in ["--save-every 2", ""] {
+        let place = folder();
+        let running = start(&line(&place, &format!("--steps 1000000 {save}")));
+        wait_for(|| run(&place).join("metrics.jsonl").exists());
+        rename(run(&place), place.path().join("moved")).expect("renamed");
+        let ran = running.wait();
+        assert_eq!(ran.code, Some(9), "{}", ran.stderr);
+        assert!(ran.stderr.contains("removed, moved or replaced"), "{}", ran.stderr);
+    }
+}
+
+/// The run that began in the new folder is the only one that writes into it.
+#[test]
+fn a_folder_that_is_replaced_belongs_to_the_other_run() {
+    let place = folder();
+    let running = start(&line(&place, "--steps 1000000 --save-every 1"));
+    wait_for(|| run(&place).join("metrics.jsonl").exists());
+    rename(run(&place), place.path().join("moved")).expect("renamed");
+    create_dir(run(&place)).expect("a folder");
+    write(run(&place).join("lock"), "of another run").expect("a lock");
+    let ran = running.wait();
+    assert_eq!(ran.code, Some(9), "{}", ran.stderr);
+    let names: Vec<_> =
+        read_dir(run(&place)).expect("a folder").map(|e| e.expect("one").file_name()).collect();
+    assert!(names.contains(&"lock".into()) && !names.contains(&"error.0.json".into()), "{names:?}");
+}
+
+/// Only the link goes when its turn to be pruned has come.
+#[test]
+fn an_archive_behind_a_link_is_not_pruned() {
+    let place = folder();
+    train(&place, "--steps 2 --save-every 1");
+    let archive = place.path().join("archive");
+    rename(at(&run(&place), 1), &archive).expect("renamed");
+    symlink(&archive, at(&run(&place), 1)).expect("a link");
+    train(&place, "--steps 6 --save-every 1 --resume auto");
+    assert!(!at(&run(&place), 1).is_symlink());
+    assert!(
+        archive.join("manifest.json").is_file() && archive.join("shard-0000.safetensors").is_file()
+    );
+}
+
+/// In its own folder a run writes what it made; what links lead to stays as it is.
+#[test]
+fn links_in_the_folder_of_a_run_are_not_written_through() {
+    let place = folder();
+    let victim = place.path().join("victim");
+    let (log, weights) = (place.path().join("log"), place.path().join("weights"));
+    let link = |path: PathBuf| {
+        let _ = fs::remove_file(&path);
+        symlink(&victim, path).expect("a link");
+    };
+    write(&victim, "precious").expect("a file");
+    for dir in [&log, &weights] {
+        create_dir(dir).expect("a folder");
+        write(dir.join("probe.part"), "a user's own").expect("a file");
+    }
+    train(&place, "--steps 2 --save-every 1");
+    for name in ["pipeline.svg", "config.toml.part", "ops.0.jsonl"] {
+        link(run(&place).join(name));
+    }
+    link(weights.join("model.safetensors.part"));
+    let places = format!("--save {} --log {}", weights.display(), log.display());
+    train(&place, &format!("--steps 4 --save-every 1 --resume auto {places}"));
+    assert_eq!(read_to_string(&victim).expect("a file"), "precious");
+    for dir in [&log, &weights] {
+        assert_eq!(read_to_string(dir.join("probe.part")).expect("a file"), "a user's own");
+    }
+    for name in ["lock", "metrics.jsonl"] {
+        link(run(&place).join(name));
+        let refused = chimera(&line(&place, "--steps 6 --save-every 1 --resume auto"));
+        assert_eq!(refused.code, Some(2), "{name}: {}", refused.stderr);
+        assert_eq!(read_to_string(&victim).expect("a file"), "precious", "{name}");
+        fs::remove_file(run(&place).join(name)).expect("a link");
+    }
+    link(log.join("rank.0.log"));
+    let refused =
+        chimera(&line(&place, &format!("--steps 6 --save-every 1 --resume auto {places}")));
+    assert_eq!(refused.code, Some(9), "{}", refused.stderr);
+    assert_eq!(read_to_string(&victim).expect("a file"), "precious");
+    remove_dir_all(run(&place)).expect("a folder");
+}

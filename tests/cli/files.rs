@@ -1,0 +1,159 @@
+//! Files that are no regular files, or have no end: no command waits for them or reads them whole.
+#![cfg(target_os = "linux")]
+
+use std::fs::{File, create_dir_all, remove_file, write};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use crate::command::{chimera, folder, text};
+
+const MODEL: &str =
+    "--layers 2 --hidden 16 --heads 2 --context 16 --depth 2 --micro-batches 2 --threads 1";
+
+fn fifo(path: &Path) {
+    let _ = remove_file(path);
+    assert!(Command::new("mkfifo").arg(path).status().is_ok_and(|status| status.success()));
+}
+
+/// A file that no memory holds.
+fn sparse(path: &Path) {
+    let _ = remove_file(path);
+    File::create(path).and_then(|file| file.set_len(1 << 40)).expect("a file of holes");
+}
+
+fn endless(path: &Path) {
+    let _ = remove_file(path);
+    symlink("/dev/zero", path).expect("a link");
+}
+
+/// Runs a command with little memory, which must end soon and in words.
+fn refused(line: &str, code: i32, hint: &str) {
+    let command = format!("ulimit -v 3000000; exec {} {line}", env!("CARGO_BIN_EXE_chimera"));
+    let out = Command::new("timeout").args(["60", "bash", "-c", &command]).output().expect("bash");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(code), "{line}: {said}");
+    assert!(said.contains(hint) && said.len() < 2000, "{line}: {said}");
+}
+
+#[test]
+fn data_must_be_a_regular_file() {
+    let folder = folder();
+    let data = folder.path().join("data.bin");
+    let tiny = format!("train {MODEL} --steps 1 --data {}", data.display());
+    for (name, make) in [("FIFO", fifo as fn(&Path)), ("/dev/zero", endless)] {
+        make(&data);
+        refused(
+            &format!("{tiny} --out {}", folder.path().join("out").display()),
+            2,
+            "not a regular file",
+        );
+        refused(
+            &format!("prepare {} --out {}/x.bin", data.display(), folder.path().display()),
+            2,
+            "not a regular file",
+        );
+        assert!(!folder.path().join("out/metrics.jsonl").exists(), "{name}");
+    }
+}
+
+#[test]
+fn the_files_of_a_model_must_be_regular_and_have_an_end() {
+    let folder = folder();
+    let (data, model) = (text(&folder), folder.path().join("model"));
+    let at = model.display();
+    let trained =
+        chimera(&format!("train {MODEL} --steps 1 --data {} --save {at}", data.display()));
+    assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+    let tokenizer = model.join("tokenizer.json");
+    let to = folder.path().join("to");
+    for (make, hint) in [
+        (fifo as fn(&Path), "not a regular file"),
+        (endless, "not a regular file"),
+        (sparse, "is larger than"),
+    ] {
+        make(&tokenizer);
+        refused(&format!("generate --model {at} --prompt x"), 2, hint);
+        refused(&format!("eval --model {at} --data {}", data.display()), 2, hint);
+        refused(&format!("export {at} --out {}", to.display()), 9, hint);
+        let _ = std::fs::remove_dir_all(&to);
+    }
+    let checkpoint = folder.path().join("run/checkpoints/step-00000001");
+    create_dir_all(&checkpoint).expect("a folder");
+    for make in [fifo, endless] {
+        make(&checkpoint.join("manifest.json"));
+        refused(
+            &format!("export {} --out {}", checkpoint.display(), to.display()),
+            4,
+            "not a regular file",
+        );
+    }
+}
+
+#[test]
+fn a_run_is_followed_in_regular_files_alone() {
+    let folder = folder();
+    let run = folder.path();
+    let top = format!("top --once {}", run.display());
+    for name in ["config.toml", "metrics.jsonl"] {
+        for make in [fifo as fn(&Path), endless, sparse] {
+            write(run.join("config.toml"), "steps = 3\n").expect("settings");
+            write(run.join("metrics.jsonl"), "").expect("metrics");
+            make(&run.join(name));
+            if name == "metrics.jsonl"
+                && std::fs::metadata(run.join(name)).is_ok_and(|found| found.is_file())
+            {
+                assert_eq!(chimera(&top).code, Some(0), "holes are no line yet");
+            } else {
+                refused(&top, 2, name);
+            }
+            remove_file(run.join(name)).expect("a file");
+        }
+    }
+    write(run.join("config.toml"), "steps = 3\n").expect("settings");
+    write(run.join("metrics.jsonl"), "").expect("metrics");
+    for (nth, make) in [fifo as fn(&Path), endless, sparse].into_iter().enumerate() {
+        make(&run.join("error.0.json"));
+        let shown = chimera(&top);
+        assert!(shown.stdout.contains("failed: for an unknown reason"), "{nth}: {}", shown.stdout);
+        make(&run.join("lock"));
+        assert_eq!(chimera(&top).code, Some(0), "{nth}");
+        remove_file(run.join("lock")).expect("a file");
+    }
+}
+
+/// What is read once may come from another program.
+#[test]
+fn settings_and_schedules_may_be_pipes() {
+    for line in [
+        "config check <(echo 'depth = 2')",
+        "schedule check - < <(\"$0\" schedule show gpipe --format json)",
+    ] {
+        let mut bash = Command::new("bash");
+        let command = format!("exec \"$0\" {line}");
+        let out =
+            bash.args(["-c", &command, env!("CARGO_BIN_EXE_chimera")]).output().expect("bash");
+        assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+}
+
+#[test]
+fn what_is_refused_is_not_echoed_whole() {
+    let folder = folder();
+    let file = folder.path().join("run.toml");
+    let long = "x".repeat(500_000);
+    for text in [
+        format!("schedule = '{long}'"),
+        format!("width = '{long}'"),
+        format!("{long} = 1"),
+        format!("hoist = '{long}'"),
+    ] {
+        write(&file, text).expect("a file");
+        refused(&format!("config check {}", file.display()), 2, "…");
+    }
+    refused(
+        "train --resume '' --out x",
+        2,
+        "`resume` is \"\"; it must be auto or the folder of a checkpoint",
+    );
+}

@@ -1,0 +1,77 @@
+//! Trainings that are killed and stopped at random moments, and go on as if they had never been.
+
+use std::fs::read_to_string;
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use serde_json::Value;
+
+use super::Attempt;
+use super::fixtures::TINY;
+use super::process::words;
+
+const STEPS: u64 = 60;
+/// Milliseconds within which a signal comes.
+const SOON: usize = 900;
+
+/// Interrupts one training up to five times; it must end with the numbers of one that was never interrupted.
+pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
+    attempt.fixtures.copy(&["text"], &attempt.folder)?;
+    let schedule = attempt.random.of(&["chimera", "1f1b", "zb-h1", "gpipe"]);
+    let every = 1 + attempt.random.below(5);
+    let line = |out: &str| {
+        let run = format!(
+            "--data text --schedule {schedule} --steps {STEPS} --save-every {every} --out {out}"
+        );
+        words(&format!("train {TINY} {run} --resume auto"))
+    };
+    attempt.run(&line("whole"))?;
+    for _ in 0..1 + attempt.random.below(5) {
+        let signal = attempt.random.of(&["KILL", "KILL", "TERM", "INT", "STOP"]);
+        let wait = Duration::from_millis(attempt.random.below(SOON) as u64);
+        attempt.n_commands += 1;
+        let child = attempt.limits.start(&line("broken"), &attempt.folder)?;
+        sleep(wait);
+        let send = |signal: &str| {
+            Command::new("kill").args(["-s", signal, &child.id().to_string()]).output()
+        };
+        send(signal)?;
+        if signal == "STOP" {
+            sleep(Duration::from_millis(100));
+            send("CONT")?;
+        }
+        let outcome = attempt.limits.end(child, &attempt.folder)?;
+        if signal != "KILL" {
+            let after_handlers = wait.as_millis() > 500; // before that a signal ends a process as it always does
+            ensure!(
+                !after_handlers || outcome.check().is_ok(),
+                "after {signal}: {:?}",
+                outcome.check()
+            );
+        }
+    }
+    let ended = attempt.run(&line("broken"))?;
+    ensure!(ended.is_success(), "it cannot go on");
+    let (whole, broken) =
+        (numbers(&attempt.folder.join("whole"))?, numbers(&attempt.folder.join("broken"))?);
+    ensure!(
+        whole.len() as u64 == STEPS && whole == broken,
+        "the numbers differ: {} steps, {}",
+        whole.len(),
+        broken.len()
+    );
+    Ok(())
+}
+
+/// Loss, norm and learning rate of every step, as they are written.
+fn numbers(run: &Path) -> Result<Vec<[Value; 4]>> {
+    let text = read_to_string(run.join("metrics.jsonl"))?;
+    let line = |line: &str| -> Result<[Value; 4]> {
+        let line: Value = serde_json::from_str(line)?;
+        Ok(["step", "loss", "grad_norm", "lr"].map(|key| line[key].clone()))
+    };
+    text.lines().map(line).collect()
+}
