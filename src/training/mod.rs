@@ -48,7 +48,7 @@ use chimera_core::timetable::Timetable;
 pub use candidate::{Candidate, Cluster};
 pub use choose::{Choice, choose};
 pub use fit::Need;
-pub use flops::{flops_per_token, measured_peak};
+pub use flops::flops_per_token;
 pub use folder::{Folder, Place, write_error};
 use initial::Initial;
 pub use lock::is_at_work;
