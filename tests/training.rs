@@ -11,6 +11,9 @@ mod equivalence;
 mod evaluation;
 #[path = "training/files.rs"]
 mod files;
+#[cfg(target_os = "linux")]
+#[path = "training/memory.rs"]
+mod memory;
 #[path = "training/sinks.rs"]
 mod sinks;
 #[path = "training/trace.rs"]

@@ -10,6 +10,8 @@
 mod cpu;
 pub mod gpu;
 
+pub use cpu::measured_peak;
+
 use candle_core::{Device, Tensor};
 use chimera_core::kernels::{
     Activation, AdamW, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd, Updated,

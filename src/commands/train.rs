@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use chimera::candle::measured_peak;
 use chimera::checkpoint::Checkpoint;
 use chimera::core::engine::StepReport;
 use chimera::core::fault::{Class, Fault};
@@ -18,9 +19,7 @@ use chimera::hf::DropoutRates;
 use chimera::launch::Transport;
 use chimera::save::{prepare, save, save_tokenizer};
 use chimera::settings::{Config, Layers};
-use chimera::training::{
-    Folder, Metrics, Place, Prometheus, Run, Slow, Trained, flops_per_token, measured_peak,
-};
+use chimera::training::{Folder, Metrics, Place, Prometheus, Run, Slow, Trained, flops_per_token};
 use clap::{Args, Parser};
 use serde_json::json;
 
@@ -249,7 +248,7 @@ fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
         None if !run.devices().one().is_some_and(Opened::is_host) => return Ok(None),
         None => {
             let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-            measured_peak(cores.min(n_workers * config.threads))?
+            cores.min(n_workers * config.threads) as f64 * measured_peak()
         }
     };
     Ok(Some(peak / flops_per_token(run.model())))

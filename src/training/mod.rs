@@ -49,7 +49,7 @@ use chimera_core::timetable::Timetable;
 pub use candidate::{Candidate, Cluster};
 pub use choose::{Choice, Effort, choose};
 pub use fit::Need;
-pub use flops::{flops_per_token, measured_peak};
+pub use flops::flops_per_token;
 pub use folder::{Folder, Place, write_error};
 pub use history::Lines;
 use initial::Initial;

@@ -39,15 +39,24 @@ impl Piece for Drop<'_> {
     fn run(self) {
         let Drop { y, x, by, residual } = self;
         let scale = by.scale() as f32;
-        let x = x.iter().enumerate();
-        let kept = x.map(|(i, x)| if by.keeps(i as u64) { x * scale } else { 0.0 });
+        let each = y.iter_mut().zip(x).enumerate();
         match residual {
-            None => y.iter_mut().zip(kept).for_each(|(y, x)| _ = y.write(x)),
+            None => {
+                for (i, (y, &x)) in each {
+                    y.write(kept(&by, i, x, scale));
+                }
+            }
             Some(residual) => {
-                for ((y, x), residual) in y.iter_mut().zip(kept).zip(residual) {
-                    y.write(x + residual);
+                for ((i, (y, &x)), residual) in each.zip(residual) {
+                    y.write(kept(&by, i, x, scale) + residual);
                 }
             }
         }
     }
+}
+
+/// Element `i`, whose value is `x`, after the choice.
+#[inline(always)]
+fn kept(by: &Dropout, i: usize, x: f32, scale: f32) -> f32 {
+    if by.keeps(i as u64) { x * scale } else { 0.0 }
 }

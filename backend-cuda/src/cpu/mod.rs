@@ -15,11 +15,14 @@ pub(crate) mod linear;
 mod math;
 mod matmul;
 mod memory;
+mod peak;
 pub(crate) mod sgd;
 pub(crate) mod sums;
 
 use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
+
+pub use peak::measured_peak;
 
 /// Appends the elements of `tensor`, row-major.
 pub(crate) fn copy_into(tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {

@@ -1,0 +1,40 @@
+//! What the processor can do at most.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Sums that grow side by side: enough to hide how long an addition takes, few enough for the registers.
+const CHAINS: usize = if cfg!(target_arch = "aarch64") { 24 } else { 12 };
+const STEPS: usize = 4_000;
+const TRIES: usize = 1_000;
+
+/// Floating-point operations per second, in f32, that one thread reaches at best: fused multiply-adds of the widest
+/// vectors, on registers alone. It is measured in tens of milliseconds, as the best of many short tries, so that other
+/// work of the machine does not count.
+pub fn measured_peak() -> f64 {
+    struct Peak;
+
+    impl pulp::WithSimd for Peak {
+        type Output = f64;
+
+        #[inline(always)]
+        fn with_simd<S: pulp::Simd>(self, simd: S) -> f64 {
+            let half = simd.splat_f32s(black_box(0.5));
+            let mut best = f64::INFINITY;
+            for _ in 0..TRIES {
+                let mut sums = black_box([half; CHAINS]);
+                let start = Instant::now();
+                for _ in 0..STEPS {
+                    for sum in &mut sums {
+                        *sum = simd.mul_add_f32s(*sum, half, half);
+                    }
+                }
+                black_box(sums);
+                best = best.min(start.elapsed().as_secs_f64());
+            }
+            (2 * S::F32_LANES * CHAINS * STEPS) as f64 / best
+        }
+    }
+
+    pulp::Arch::new().dispatch(Peak)
+}
