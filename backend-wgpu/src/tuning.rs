@@ -50,7 +50,7 @@ impl Product {
         let (info, limits) = (adapter.get_info(), adapter.limits());
         let has_tiles = |side: u32| {
             limits.max_compute_invocations_per_workgroup >= 256
-                && limits.max_compute_workgroup_storage_size >= 2 * 16 * 4 * side
+                && limits.max_compute_workgroup_storage_size >= 2 * 16 * 4 * (side + 4)
         };
         match self {
             Product::Registers => true,
@@ -99,7 +99,11 @@ impl Target {
 impl Tuning {
     pub(crate) fn of(target: Target, product: Option<Product>, adapter: &wgpu::Adapter) -> Tuning {
         let product = product.unwrap_or(Product::likely(target, adapter));
-        let storage = adapter.limits().max_compute_workgroup_storage_size;
+        Tuning::sized(target, product, adapter.limits().max_compute_workgroup_storage_size)
+    }
+
+    /// For a device with `storage` bytes of workgroup memory.
+    pub(crate) fn sized(target: Target, product: Product, storage: u32) -> Tuning {
         match target {
             Target::Software => Tuning {
                 group: 64,

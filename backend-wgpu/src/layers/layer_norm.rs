@@ -32,7 +32,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &FORWARD,
-                    constants: self.row_constants(),
+                    constants: self.tuning().row_constants(),
                     operands: &[y.all(), stats.all(), x.all(), gain.all(), bias.all()],
                     numbers: &[number(len), number(width), (epsilon as f32).to_bits()],
                     groups: self.row_grid(len),
@@ -62,7 +62,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &BACKWARD_INPUT,
-                    constants: self.row_constants(),
+                    constants: self.tuning().row_constants(),
                     operands: &[dx.all(), dy.all(), x.all(), stats.all(), gain.all(), around],
                     numbers: &[number(len), number(width), residual.is_some().into()],
                     groups: self.row_grid(len),
@@ -90,7 +90,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &BACKWARD_WEIGHT,
-                    constants: self.row_constants(),
+                    constants: self.tuning().row_constants(),
                     operands: &[parts.all(), dy.all(), x.all(), stats.all()],
                     numbers: &[block.len(), width, CHUNK].map(number),
                     groups: [number(width).div_ceil(self.tuning().row_group), number(n_chunks), 1],

@@ -68,6 +68,24 @@ impl Way {
         };
         Way { kernel, group, block, tile }
     }
+
+    /// For operands that lie transposed or not.
+    fn constants(&self, a_is_across: bool, b_is_across: bool) -> Constants {
+        vec![
+            ("GROUP", self.group),
+            ("BLOCK", self.block),
+            ("A_ACROSS", a_is_across.into()),
+            ("B_ACROSS", b_is_across.into()),
+        ]
+    }
+}
+
+/// The sources of all products, with the constants that they are given.
+#[cfg(test)]
+pub(super) fn sources() -> impl Iterator<Item = (&'static crate::shader::Source, Constants)> {
+    let ways = Product::ALL.map(|(_, product)| Way::of(product)).into_iter();
+    let across = [(false, false), (false, true), (true, false), (true, true)];
+    ways.flat_map(move |way| across.map(|(a, b)| (way.kernel.source, way.constants(a, b))))
 }
 
 /// What is done with a product beside storing it.
@@ -172,18 +190,12 @@ impl Gpu {
         let extents = [rows.len(), columns.len(), inner.len()].map(number);
         let steps = [c, a.tensor, b.tensor].map(|matrix| number(matrix.width()));
         let flags = [with.adds, bias.is_some(), residual.is_some()].map(u32::from);
-        let Way { kernel, group, block, tile } = Way::of(self.tuning().product);
-        let constants: Constants = vec![
-            ("GROUP", group),
-            ("BLOCK", block),
-            ("A_ACROSS", a.is_across.into()),
-            ("B_ACROSS", b.is_across.into()),
-        ];
+        let way = Way::of(self.tuning().product);
         self.run(
             op,
             &Call {
-                kernel,
-                constants,
+                kernel: way.kernel,
+                constants: way.constants(a.is_across, b.is_across),
                 operands: &[
                     Matrix::new(c).block(rows, columns),
                     a.block(rows, inner),
@@ -192,7 +204,7 @@ impl Gpu {
                     residual.unwrap_or(self.nothing()),
                 ],
                 numbers: &[&extents[..], &steps, &flags].concat(),
-                groups: [extents[1].div_ceil(tile[0]), extents[0].div_ceil(tile[1]), 1],
+                groups: [extents[1].div_ceil(way.tile[0]), extents[0].div_ceil(way.tile[1]), 1],
             },
         )
     }

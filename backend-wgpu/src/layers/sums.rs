@@ -72,7 +72,7 @@ impl Gpu {
             op,
             &Call {
                 kernel,
-                constants: self.element_constants(),
+                constants: self.tuning().element_constants(),
                 operands: &[parts, x],
                 numbers: &[number(x.len), number(parts.len)],
                 groups: self.element_grid(parts.len),
@@ -114,7 +114,7 @@ impl Gpu {
             op,
             &Call {
                 kernel: &COLUMNS,
-                constants: self.element_constants(),
+                constants: self.tuning().element_constants(),
                 operands: &[out, x],
                 numbers: &[rows, width, step, chunk, by.adds.into()],
                 groups: [groups, rows.div_ceil(chunk), 1],
