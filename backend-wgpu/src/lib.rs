@@ -15,6 +15,7 @@ mod adapter;
 mod clock;
 mod fastest;
 mod fetched;
+mod freivalds;
 mod gpu;
 mod layers;
 mod pool;
@@ -32,7 +33,7 @@ use chimera_core::kernels::{
 pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
 pub use fastest::Speeds;
 pub use tensor::Tensor;
-pub use tuning::{Product, Target};
+pub use tuning::{Product, Products, Target};
 
 use clock::QueueClock;
 use fetched::Fetched;

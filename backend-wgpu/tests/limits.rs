@@ -93,7 +93,8 @@ fn a_table_larger_than_a_binding_serves_every_layer() {
 fn more_rows_than_there_are_workgroups_for_are_multiplied() {
     const ROWS: usize = 4 * 65_535 + 6;
     let adapter = adapters().into_iter().next().expect("an adapter");
-    let options = Options { poison: true, product: Some(Product::Registers), ..Options::default() };
+    let options =
+        Options { poison: true, product: Some(Product::Registers.into()), ..Options::default() };
     let k = adapter.open(options).expect("it opens");
     let data = values(ROWS);
     let [x, w] = [k.upload(&[ROWS, 1], &data).unwrap(), k.upload(&[1, 1], &[2.0]).unwrap()];

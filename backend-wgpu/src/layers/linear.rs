@@ -158,9 +158,9 @@ impl Gpu {
         *of_a = a.tensor.width().max(*of_a);
         let of_b = if b.is_across { &mut by_n } else { &mut by_depth };
         *of_b = b.tensor.width().max(*of_b);
-        let tile = Way::of(self.tuning().product).tile;
+        let way = Way::of(self.tuning().products.of(m, n));
         let [most_columns, most_rows] =
-            tile.map(|side| (self.max_groups() as usize).saturating_mul(side as usize));
+            way.tile.map(|side| (self.max_groups() as usize).saturating_mul(side as usize));
         for rows in self.blocks(op, m, by_m, 1)?.flat_map(|rows| cut(rows, most_rows)) {
             let columns = self.blocks(op, n, by_n, 1)?;
             for columns in columns.flat_map(|columns| cut(columns, most_columns)) {
@@ -170,7 +170,7 @@ impl Gpu {
                         0 => with,
                         _ => With { adds: true, ..With::default() },
                     };
-                    self.multiply(op, c, [a, b], [&rows, &columns, &inner], with)?;
+                    self.multiply(op, &way, c, [a, b], [&rows, &columns, &inner], with)?;
                 }
             }
         }
@@ -180,6 +180,7 @@ impl Gpu {
     fn multiply(
         &self,
         op: &'static str,
+        way: &Way,
         c: &Tensor,
         [a, b]: [Matrix<'_>; 2],
         [rows, columns, inner]: [&Range<usize>; 3],
@@ -190,7 +191,6 @@ impl Gpu {
         let extents = [rows.len(), columns.len(), inner.len()].map(number);
         let steps = [c, a.tensor, b.tensor].map(|matrix| number(matrix.width()));
         let flags = [with.adds, bias.is_some(), residual.is_some()].map(u32::from);
-        let way = Way::of(self.tuning().product);
         self.run(
             op,
             &Call {

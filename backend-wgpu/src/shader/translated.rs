@@ -95,7 +95,7 @@ fn repetitions_are_written_out() {
 fn used() -> Vec<(&'static Source, Constants)> {
     let mut used = Vec::new();
     for target in [Target::Software, Target::Gpu] {
-        used.extend(layers::sources(&Tuning::sized(target, Product::Registers, STORAGE)));
+        used.extend(layers::sources(&Tuning::sized(target, Product::Registers.into(), STORAGE)));
     }
     for source in ALL {
         assert!(used.iter().any(|(used, _)| used.name == source.name), "{}", source.name);
