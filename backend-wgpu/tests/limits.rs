@@ -104,6 +104,23 @@ fn more_rows_than_there_are_workgroups_for_are_multiplied() {
     assert!(y.iter().zip(&data).all(|(y, x)| *y == 3.0 * x + 1.0));
 }
 
+/// And as many of 64 rows whose sums are added up.
+#[test]
+fn more_rows_than_there_are_workgroups_for_are_summed() {
+    const ROWS: usize = 64 * 65_535 + 6;
+    let k = open();
+    let data: Vec<f32> = (0..ROWS).map(|i| (i * 7919 % 5) as f32 - 2.0).collect();
+    let x = k.upload(&[ROWS, 1], &data).unwrap();
+    let stats = k.upload(&[ROWS, 2], &[0.0, 1.0].repeat(ROWS)).unwrap();
+    let [mut d_gain, mut d_bias] = [(); 2].map(|()| k.zeros(&[1]).unwrap());
+    k.layer_norm_dw(&x, &x, &stats, &mut d_gain, &mut d_bias).unwrap();
+    let [mut dw, mut d_linear] = [k.zeros(&[1, 1]).unwrap(), k.zeros(&[1]).unwrap()];
+    k.linear_dw(&x, &x, Layout::InOut, &mut dw, Some(&mut d_linear)).unwrap();
+    let sums = k.download_all(&[&d_gain, &d_bias, &dw, &d_linear]).unwrap().concat();
+    let (sum, squares) = (data.iter().sum::<f32>(), data.iter().map(|x| x * x).sum::<f32>());
+    assert_eq!(sums, [squares, sum, squares, sum]);
+}
+
 #[test]
 fn a_tensor_that_no_memory_holds_is_out_of_memory() {
     let k = open();

@@ -2,7 +2,7 @@
 
 use chimera_core::kernels::Result;
 
-use super::{CHUNK, number};
+use super::{CHUNK, cut, number};
 use crate::gpu::{Call, Gpu};
 use crate::shader::{Kernel, LAYER_NORM};
 use crate::tensor::Tensor;
@@ -82,7 +82,8 @@ impl Gpu {
     ) -> Result<()> {
         let op = "layer_norm_dw";
         let (rows, width) = (x.n_rows(), x.width());
-        for block in self.blocks(op, rows, width, 1)? {
+        let most = self.most_chunked_rows();
+        for block in self.blocks(op, rows, width, 1)?.flat_map(|block| cut(block, most)) {
             let [dy, x, stats] = [dy, x, stats].map(|t| t.rows(block.start, block.len()));
             let n_chunks = block.len().div_ceil(CHUNK);
             let parts = self.tensor(op, &[n_chunks, 2 * width])?;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use chimera_core::kernels::{Layout, Result};
 
-use super::number;
+use super::{cut, number};
 use crate::gpu::{Call, Gpu};
 use crate::shader::{Constants, Kernel, LINEAR, LINEAR_SUBGROUPS};
 use crate::tensor::{Slice, Tensor};
@@ -16,6 +16,9 @@ static SUBGROUPS: Kernel =
     Kernel { source: &LINEAR_SUBGROUPS, entry: "subgroups", n_written: 1, n_read: 4, n_numbers: 9 };
 static TILES: Kernel =
     Kernel { source: &LINEAR, entry: "tiles", n_written: 1, n_read: 4, n_numbers: 9 };
+
+/// Terms of a sum in one call: llvmpipe ends every loop after 65,535 rounds.
+const MOST_TERMS: usize = 65_535;
 
 /// A matrix as it lies in memory, or its transpose.
 #[derive(Clone, Copy)]
@@ -164,7 +167,8 @@ impl Gpu {
         for rows in self.blocks(op, m, by_m, 1)?.flat_map(|rows| cut(rows, most_rows)) {
             let columns = self.blocks(op, n, by_n, 1)?;
             for columns in columns.flat_map(|columns| cut(columns, most_columns)) {
-                for inner in self.blocks(op, depth, by_depth, 1)? {
+                let inner = self.blocks(op, depth, by_depth, 1)?;
+                for inner in inner.flat_map(|inner| cut(inner, MOST_TERMS)) {
                     // Bias and residual come with the first part of a sum.
                     let with = match inner.start {
                         0 => with,
@@ -216,10 +220,4 @@ fn in_out(w: &Tensor, layout: Layout) -> Matrix<'_> {
         Layout::InOut => Matrix::new(w),
         Layout::OutIn => Matrix::new(w).t(),
     }
-}
-
-/// Cuts rows or columns, of which the workgroups along one dimension compute `most`.
-fn cut(all: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let Range { start, end } = all;
-    (start..end).step_by(most).map(move |start| start..end.min(start + most))
 }

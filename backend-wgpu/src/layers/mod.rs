@@ -11,6 +11,8 @@ mod optimizer;
 mod pointwise;
 mod sums;
 
+use std::ops::Range;
+
 use crate::gpu::Gpu;
 use crate::shader::Constants;
 use crate::tuning::Tuning;
@@ -36,11 +38,22 @@ impl Gpu {
         self.grid(n.div_ceil(self.tuning().group as usize))
     }
 
+    /// Rows of which each [`CHUNK`] takes a workgroup's number along one dimension, at most.
+    fn most_chunked_rows(&self) -> usize {
+        (self.max_groups() as usize).saturating_mul(CHUNK)
+    }
+
     /// Workgroups for `n` rows.
     fn row_grid(&self, n: usize) -> [u32; 3] {
         let per_group = self.tuning().row_group / self.tuning().lanes;
         self.grid(n.div_ceil(per_group as usize))
     }
+}
+
+/// Cuts rows or columns, of which the workgroups along one dimension compute `most`.
+fn cut(all: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let Range { start, end } = all;
+    (start..end).step_by(most).map(move |start| start..end.min(start + most))
 }
 
 /// A kernel's immediates are 32 bits each.
