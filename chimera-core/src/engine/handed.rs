@@ -1,5 +1,5 @@
-//! The transport as a rank on a device sees it: what it gives away is marked as ready on its device, and
-//! what it takes is brought to it.
+//! The transport as a rank on a device sees it: what it gives away is marked as ready on its device, what it takes is
+//! brought to it, and the device begins what it was asked for before the rank waits.
 
 use std::time::Instant;
 
@@ -43,6 +43,7 @@ impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
     }
 
     fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<K::Tensor, CommError> {
+        self.kernels.flush()?;
         let taken = self.kernels.take_over(self.comm.take(from, tag, deadline)?)?;
         // Who waits here has nothing else to do until it is there; who only looked has.
         self.kernels.wait_for(&taken)?;
@@ -59,6 +60,7 @@ impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
     }
 
     fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
+        self.kernels.flush()?;
         self.comm.exchange(bytes, deadline)
     }
 
