@@ -14,7 +14,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let adapter = adapters.get(number).ok_or("there is no such adapter")?;
     println!("{adapter}");
     for product in adapter.products() {
-        let k = adapter.open(Options { product: Some(product), ..Options::default() })?;
+        let k = adapter.open(Options { product: Some(product.into()), ..Options::default() })?;
         println!("products by {product}:");
         for size in [256, 512, 1024] {
             let speed = 2.0 * (size as f64).powi(3) / multiply(&k, size)? / 1e9;

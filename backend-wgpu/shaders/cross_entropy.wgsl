@@ -22,6 +22,14 @@ fn join(a: vec2<f32>, b: vec2<f32>) -> vec2<f32> {
     return vec2(largest, a.y * exp1(a.x - largest) + b.y * exp1(b.x - largest));
 }
 
+/// A logit of the row that begins at `at`, and behind its end one that weighs nothing.
+fn logit(at: u32, i: u32) -> f32 {
+    if i >= by.vocab {
+        return LOWEST;
+    }
+    return logits[at + i];
+}
+
 @compute @workgroup_size(GROUP)
 fn cross_entropy(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -38,12 +46,9 @@ fn cross_entropy(
     var largest = LOWEST;
     var sums = vec4(0.0);
     for (var i = lane; i < by.vocab; i += 4u * LANES) {
-        var four = vec4(LOWEST);
-        for (var j = 0u; j < 4u; j++) {
-            if i + j * LANES < by.vocab {
-                four[j] = logits[at + i + j * LANES];
-            }
-        }
+        let four = vec4(
+            logit(at, i), logit(at, i + LANES), logit(at, i + 2u * LANES), logit(at, i + 3u * LANES),
+        );
         let next = max(largest, max4(four));
         sums = sums * exp1(largest - next) + exp4(four - next);
         largest = next;

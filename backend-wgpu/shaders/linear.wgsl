@@ -102,14 +102,19 @@ fn registers(
     store8(row + 3u, column, c30, c31);
 }
 
-// In tiles of workgroup memory: 16 x 16 invocations with BLOCK x BLOCK elements each.
+// In tiles of workgroup memory: 16 x 16 invocations, each with squares of 4 x 4 elements, BLOCK / 4 in a row and
+// in a column, that lie 64 apart.
+//
+// A tile has DEPTH lines along k, each of TILE elements of a's rows or b's columns. Lines are one vector longer than
+// that, so that vectors one below the other lie in different banks. Vectors of workgroup memory are written whole:
+// a write to one component may touch the others, which belong to other invocations.
 
 const TILE = 16u * BLOCK;
 const DEPTH = 16u;
-const QUADS = BLOCK / 4u;
+const LINE = TILE / 4u + 1u;
 
-var<workgroup> a_tile: array<vec4<f32>, DEPTH * TILE / 4>;
-var<workgroup> b_tile: array<vec4<f32>, DEPTH * TILE / 4>;
+var<workgroup> a_tile: array<vec4<f32>, DEPTH * LINE>;
+var<workgroup> b_tile: array<vec4<f32>, DEPTH * LINE>;
 
 fn a_element(row: u32, k: u32) -> f32 {
     if row >= by.m || k >= by.k {
@@ -125,6 +130,53 @@ fn b_element(k: u32, column: u32) -> f32 {
     return b[by.b_at + select(k * by.b_step + column, column * by.b_step + k, B_ACROSS == 1u)];
 }
 
+/// The vector of a tile (x) and its line (y) that an invocation brings: neighbours bring neighbours in memory.
+fn brought(number: u32, lies_along_k: bool) -> vec2<u32> {
+    const VECTORS = TILE / 4u;
+    return select(
+        vec2(number % VECTORS, number / VECTORS), vec2(number / DEPTH, number % DEPTH), lies_along_k,
+    );
+}
+
+fn bring(number: u32, row: u32, column: u32, start: u32) {
+    let a_at = brought(number, A_ACROSS == 0u);
+    let i = row + 4u * a_at.x;
+    let a_k = start + a_at.y;
+    a_tile[a_at.y * LINE + a_at.x] = vec4(
+        a_element(i, a_k), a_element(i + 1u, a_k), a_element(i + 2u, a_k), a_element(i + 3u, a_k),
+    );
+    let b_at = brought(number, B_ACROSS == 1u);
+    let j = column + 4u * b_at.x;
+    let b_k = start + b_at.y;
+    b_tile[b_at.y * LINE + b_at.x] = vec4(
+        b_element(b_k, j), b_element(b_k, j + 1u), b_element(b_k, j + 2u), b_element(b_k, j + 3u),
+    );
+}
+
+/// The rows of 4 x 4 elements.
+struct Square { r0: vec4<f32>, r1: vec4<f32>, r2: vec4<f32>, r3: vec4<f32> }
+
+fn add_outer(sums: ptr<function, Square>, left: vec4<f32>, right: vec4<f32>) {
+    (*sums).r0 = fma(vec4(left.x), right, (*sums).r0);
+    (*sums).r1 = fma(vec4(left.y), right, (*sums).r1);
+    (*sums).r2 = fma(vec4(left.z), right, (*sums).r2);
+    (*sums).r3 = fma(vec4(left.w), right, (*sums).r3);
+}
+
+fn store_square(row: u32, column: u32, sums: Square) {
+    store_four(row, column, sums.r0);
+    store_four(row + 1u, column, sums.r1);
+    store_four(row + 2u, column, sums.r2);
+    store_four(row + 3u, column, sums.r3);
+}
+
+fn store_four(row: u32, column: u32, sums: vec4<f32>) {
+    store(row, column, sums.x);
+    store(row, column + 1u, sums.y);
+    store(row, column + 2u, sums.z);
+    store(row, column + 3u, sums.w);
+}
+
 @compute @workgroup_size(256)
 fn tiles(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -132,46 +184,40 @@ fn tiles(
 ) {
     let row = group.y * TILE;
     let column = group.x * TILE;
-    // Each invocation brings BLOCK elements of each tile; neighbours bring neighbours in memory.
-    let across = vec2(invocation % TILE, invocation / TILE * BLOCK);
-    let along = vec2(invocation / DEPTH * BLOCK, invocation % DEPTH);
-    let from_a = select(along, across, A_ACROSS == 1u);
-    let from_b = select(across, along, B_ACROSS == 1u);
     let place = vec2(invocation % 16u, invocation / 16u);
-
-    var sums: array<vec4<f32>, BLOCK * QUADS>;
+    var sums00 = Square();
+    var sums01 = Square();
+    var sums10 = Square();
+    var sums11 = Square();
     for (var start = 0u; start < by.k; start += DEPTH) {
-        for (var i = 0u; i < BLOCK; i++) {
-            let at_a = from_a + select(vec2(i, 0u), vec2(0u, i), A_ACROSS == 1u);
-            let at_b = from_b + select(vec2(0u, i), vec2(i, 0u), B_ACROSS == 1u);
-            a_tile[(at_a.y * TILE + at_a.x) / 4u][at_a.x % 4u] = a_element(row + at_a.x, start + at_a.y);
-            b_tile[(at_b.y * TILE + at_b.x) / 4u][at_b.x % 4u] = b_element(start + at_b.y, column + at_b.x);
+        bring(invocation, row, column, start);
+        if BLOCK == 8u {
+            bring(invocation + 256u, row, column, start);
         }
         workgroupBarrier();
-        for (var k = 0u; k < DEPTH; k++) {
-            let at_a = k * TILE / 4u + place.y * QUADS;
-            let at_b = k * TILE / 4u + place.x * QUADS;
-            var right: array<vec4<f32>, QUADS>;
-            for (var q = 0u; q < QUADS; q++) {
-                right[q] = b_tile[at_b + q];
-            }
-            for (var p = 0u; p < QUADS; p++) {
-                let left = a_tile[at_a + p];
-                let at = 4u * p * QUADS;
-                for (var q = 0u; q < QUADS; q++) {
-                    sums[at + q] = fma(vec4(left.x), right[q], sums[at + q]);
-                    sums[at + QUADS + q] = fma(vec4(left.y), right[q], sums[at + QUADS + q]);
-                    sums[at + 2u * QUADS + q] = fma(vec4(left.z), right[q], sums[at + 2u * QUADS + q]);
-                    sums[at + 3u * QUADS + q] = fma(vec4(left.w), right[q], sums[at + 3u * QUADS + q]);
+        for (var line = 0u; line < DEPTH * LINE; line += 4u * LINE) {
+            // repeat k 4
+            {
+                let left = a_tile[line + {k}u * LINE + place.y];
+                let right = b_tile[line + {k}u * LINE + place.x];
+                add_outer(&sums00, left, right);
+                if BLOCK == 8u {
+                    let lower = a_tile[line + {k}u * LINE + place.y + 16u];
+                    let farther = b_tile[line + {k}u * LINE + place.x + 16u];
+                    add_outer(&sums01, left, farther);
+                    add_outer(&sums10, lower, right);
+                    add_outer(&sums11, lower, farther);
                 }
             }
+            // end
         }
         workgroupBarrier();
     }
-    let to = vec2(column, row) + place * BLOCK;
-    for (var i = 0u; i < BLOCK; i++) {
-        for (var j = 0u; j < BLOCK; j++) {
-            store(to.y + i, to.x + j, sums[i * QUADS + j / 4u][j % 4u]);
-        }
+    let at = vec2(column, row) + 4u * place;
+    store_square(at.y, at.x, sums00);
+    if BLOCK == 8u {
+        store_square(at.y, at.x + 64u, sums01);
+        store_square(at.y + 64u, at.x, sums10);
+        store_square(at.y + 64u, at.x + 64u, sums11);
     }
 }

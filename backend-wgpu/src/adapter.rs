@@ -9,7 +9,7 @@ use wgpu::{
 
 use crate::Wgpu;
 use crate::gpu::{Gpu, Limits, TIMESTAMPS};
-use crate::tuning::{Product, Target, Tuning};
+use crate::tuning::{Product, Products, Target, Tuning};
 
 /// Bytes of immediates that the kernels take at most.
 const IMMEDIATE_BYTES: u32 = 128;
@@ -59,8 +59,8 @@ pub struct Options {
     pub max_binding: Option<u64>,
     /// Uses kernels for this, whatever the device is.
     pub target: Option<Target>,
-    /// Multiplies matrices like this; otherwise what is likely the fastest on a device of this kind.
-    pub product: Option<Product>,
+    /// Multiplies matrices like this; otherwise as is likely the fastest on a device of this kind.
+    pub product: Option<Products>,
 }
 
 /// What a device is used for where it has it.
@@ -70,8 +70,8 @@ const OPTIONAL: Features = Features::SUBGROUP.union(TIMESTAMPS);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot open {adapter}: {reason}")]
 pub struct OpenError {
-    adapter: String,
-    reason: String,
+    pub(crate) adapter: String,
+    pub(crate) reason: String,
 }
 
 impl Adapter {

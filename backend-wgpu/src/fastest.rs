@@ -10,19 +10,21 @@ use std::time::{Duration, Instant};
 use chimera_core::kernels::{Kernels, Layout, Result};
 
 use crate::adapter::{Adapter, OpenError, Options};
+use crate::freivalds::{Integers, checked};
 use crate::shader::{LINEAR, LINEAR_SUBGROUPS};
-use crate::tuning::Product;
+use crate::tuning::{Product, Products, Size};
 
-/// Rows and columns of the matrices that are multiplied.
-const SIZE: usize = 512;
 /// A measurement takes at least so long.
 const ENOUGH: Duration = Duration::from_millis(30);
+/// A size is not measured if one product of it is expected to take longer, in seconds.
+const MOST_S: f64 = 0.25;
 /// Bytes of what is kept, at most.
 const MAX_BYTES: u64 = 1 << 10;
 
-/// How fast each way to multiply matrices is on an adapter, in GFLOP/s.
+/// How fast each way to multiply matrices is on an adapter, in GFLOP/s at each [`Size`]; `None` where it was not
+/// measured, or is wrong.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Speeds(Vec<(Product, f64)>);
+pub struct Speeds(Vec<(Product, [Option<f64>; 3])>);
 
 impl Adapter {
     /// The speeds of its matrix products: those that were kept, or else measured now and kept, in
@@ -70,67 +72,132 @@ impl Adapter {
     }
 
     fn measure(&self) -> std::result::Result<Speeds, OpenError> {
-        let speed = |product| {
-            let k = self.open(Options { product: Some(product), ..Options::default() })?;
-            // What fails is not fast; it will say so if nothing else is there.
-            Ok((product, gflops(&k).unwrap_or(0.0)))
+        let open = |product: Product| {
+            let product_only = Options { product: Some(product.into()), ..Options::default() };
+            Ok((product, self.open(product_only)?))
         };
-        self.products().into_iter().map(speed).collect::<std::result::Result<_, _>>().map(Speeds)
+        let devices = self.products().into_iter().map(open);
+        let devices = devices.collect::<std::result::Result<Vec<_>, OpenError>>()?;
+        let mut trouble = "no matrix product gives what the processor gives".to_owned();
+        let mut speeds = Speeds(Vec::new());
+        for (product, k) in &devices {
+            let all = speeds_of(k).unwrap_or_else(|error| {
+                trouble = error.to_string();
+                [None; 3]
+            });
+            speeds.0.push((*product, all));
+        }
+        // What is chosen has to be right for gradients too.
+        while let Some(best) = speeds.best() {
+            let chosen = devices.iter().filter(|(product, _)| best.0.contains(product));
+            let wrong = chosen.filter(|(_, k)| !has_right_gradients(k).unwrap_or(false));
+            let wrong: Vec<Product> = wrong.map(|(product, _)| *product).collect();
+            if wrong.is_empty() {
+                return Ok(speeds);
+            }
+            let dropped = speeds.0.iter_mut().filter(|(product, _)| wrong.contains(product));
+            dropped.for_each(|(_, all)| *all = [None; 3]);
+        }
+        let reason = format!("{trouble}: update its driver, or choose another device");
+        Err(OpenError { adapter: self.model(), reason })
     }
 }
 
-/// GFLOP/s of a product of square matrices.
-fn gflops<K: Kernels>(k: &K) -> Result<f64> {
-    let values: Vec<f32> = (0..SIZE * SIZE).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect();
-    let a = k.upload(&[SIZE, SIZE], &values)?;
-    let run = |n: u32| -> Result<Duration> {
+/// The speeds of a device's product at each size, as far as it is right.
+fn speeds_of<K: Kernels>(k: &K) -> Result<[Option<f64>; 3]> {
+    let mut speeds = [None; 3];
+    for size in Size::ALL {
+        let flops = size.extents().map(|extent| extent as f64).iter().product::<f64>() * 2.0;
+        if speeds[0].is_some_and(|gflops: f64| flops * 1e-9 > MOST_S * gflops) {
+            continue;
+        }
+        let Some(product_s) = seconds(k, size.extents())? else { return Ok([None; 3]) };
+        speeds[size as usize] = Some(flops * 1e-9 / product_s);
+    }
+    Ok(speeds)
+}
+
+/// How long a product takes; `None` if it is wrong.
+fn seconds<K: Kernels>(k: &K, [m, depth, n]: [usize; 3]) -> Result<Option<f64>> {
+    let (a, b) = (Integers::some(m, depth, 1), Integers::some(depth, n, 2));
+    let [on_a, on_b] = [&a, &b].map(|x| x.upload(k));
+    let (on_a, on_b) = (on_a?, on_b?);
+    let run = |n: u32| -> Result<(K::Tensor, Duration)> {
         let start = Instant::now();
         for _ in 1..n {
-            k.linear(&a, &a, Layout::InOut, None, None)?;
+            k.linear(&on_a, &on_b, Layout::InOut, None, None)?;
         }
-        let last = k.linear(&a, &a, Layout::InOut, None, None)?;
+        let last = k.linear(&on_a, &on_b, Layout::InOut, None, None)?;
         k.download(&k.rows(&last, 0, 1)?)?;
-        Ok(start.elapsed())
+        Ok((last, start.elapsed()))
     };
-    run(1)?; // makes the pipeline
+    let (first, _) = run(1)?; // makes the pipeline
+    if !checked(k, &first, n, |v| a.times(&b.times(v)))? {
+        return Ok(None);
+    }
     let mut n = 1;
     loop {
-        let took = run(n)?;
+        let (_, took) = run(n)?;
         if took >= ENOUGH || n >= 1 << 16 {
-            return Ok(f64::from(n) * 2e-9 * (SIZE as f64).powi(3) / took.as_secs_f64());
+            return Ok(Some(took.as_secs_f64() / f64::from(n)));
         }
         n *= 2;
     }
 }
 
+/// Whether the products with transposed operands are right, also where tiles are not full.
+fn has_right_gradients<K: Kernels>(k: &K) -> Result<bool> {
+    let [m, depth, n] = [131, 67, 259];
+    let (x, dy, w) =
+        (Integers::some(m, depth, 3), Integers::some(m, n, 4), Integers::some(depth, n, 5));
+    let (on_x, on_dy, on_w) = (x.upload(k)?, dy.upload(k)?, w.upload(k)?);
+    let dx = k.linear_dx(&on_dy, &on_w, Layout::InOut)?;
+    let mut dw = k.zeros(&[depth, n])?;
+    k.linear_dw(&on_x, &on_dy, Layout::InOut, &mut dw, None)?;
+    Ok(checked(k, &dx, depth, |v| dy.times(&w.across_times(v)))?
+        && checked(k, &dw, n, |v| x.across_times(&dy.times(v)))?)
+}
+
 impl Speeds {
-    /// The fastest.
-    pub fn best(&self) -> Option<Product> {
-        self.0.iter().max_by(|a, b| a.1.total_cmp(&b.1)).map(|(product, _)| *product)
+    /// The fastest at each size; at one that was not measured, that of the first. `None` if there is none.
+    pub fn best(&self) -> Option<Products> {
+        let fastest = |size: Size| {
+            let speeds =
+                self.0.iter().filter_map(|(product, all)| Some((product, all[size as usize]?)));
+            speeds.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(product, _)| *product)
+        };
+        let [small, large, skinny] = Size::ALL.map(fastest);
+        let small = small?;
+        Some(Products([small, large.unwrap_or(small), skinny.unwrap_or(small)]))
     }
 
-    /// Those in a file, if it has one for each of `products` and no other.
+    /// The speeds in a file, if it has those of each of `products` and no other.
     fn read(file: &Path, products: &[Product]) -> Option<Speeds> {
         let text = io::read_to_string(File::open(file).ok()?.take(MAX_BYTES)).ok()?;
-        let parse = |line: &str| {
-            let (speed, name) = line.split_once(' ')?;
-            let speed = speed.parse::<f64>().ok().filter(|speed| speed.is_finite())?;
-            let (_, product) = Product::ALL.into_iter().find(|(known, _)| *known == name)?;
-            Some((product, speed))
+        let speed = |text: &str| match text {
+            "-" => Some(None),
+            _ => text.parse::<f64>().ok().filter(|speed| speed.is_finite()).map(Some),
         };
-        let speeds: Vec<(Product, f64)> = text.lines().map(parse).collect::<Option<_>>()?;
-        speeds
-            .iter()
-            .map(|(product, _)| *product)
-            .eq(products.iter().copied())
-            .then_some(Speeds(speeds))
+        let parse = |line: &str| {
+            let (all, name) = line.split_once(' ')?;
+            let all = all.split('/').map(speed).collect::<Option<Vec<_>>>()?;
+            let (_, product) = Product::ALL.into_iter().find(|(known, _)| *known == name)?;
+            Some((product, all.try_into().ok()?))
+        };
+        let speeds = Speeds(text.lines().map(parse).collect::<Option<_>>()?);
+        let is_complete = speeds.0.iter().map(|(product, _)| product).eq(products);
+        (is_complete && speeds.best().is_some()).then_some(speeds)
     }
 }
 
-/// A line each: GFLOP/s, and the name.
+/// A line each: GFLOP/s at each size, and the name.
 impl fmt::Display for Speeds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|(product, speed)| writeln!(f, "{speed:.1} {product}"))
+        let speed =
+            |speed: Option<f64>| speed.map_or("-".to_owned(), |speed| format!("{speed:.1}"));
+        self.0
+            .iter()
+            .try_for_each(|(product, all)| writeln!(f, "{} {product}", all.map(speed).join("/")))
     }
 }
 
@@ -147,7 +214,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let cache = folder.path().join("not/yet/there");
         let measured = adapter.speeds_in(&cache).expect("it opens").expect("it is kept");
-        assert!(measured.0.iter().all(|(_, speed)| *speed > 0.0), "{measured}");
+        assert!(measured.0.iter().all(|(_, all)| all[0].is_some_and(|s| s > 0.0)), "{measured}");
         let file =
             fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
         let [file] = &file[..] else { panic!("{file:?}") };
@@ -155,18 +222,33 @@ mod tests {
 
         // What is there is believed, unless it is damaged.
         let other = measured.0.iter().map(|(product, _)| match product {
-            Product::Registers => (*product, 9e9),
-            _ => (*product, 1.0),
+            Product::Registers => (*product, [Some(9e9), None, Some(1.0)]),
+            _ => (*product, [Some(1.0), None, Some(2.0)]),
         });
         let other = Speeds(other.collect());
         fs::write(file, other.to_string()).unwrap();
         assert_eq!(adapter.speeds_in(&cache).unwrap(), Some(other));
-        for damaged in ["", "1.0 registers\n", "NaN registers\n1.0 tiles\n", "1.0"] {
+        for damaged in ["", "1.0/-/- registers\n", "NaN/1.0/1.0 registers\n", "1.0/- tiles", "1.0"]
+        {
             fs::write(file, damaged).unwrap();
             let again = adapter.speeds_in(&cache).unwrap().expect("it is kept");
             assert_eq!(fs::read_to_string(file).unwrap(), again.to_string(), "{damaged:?}");
             assert_eq!(again.0.len(), adapter.products().len());
         }
+    }
+
+    #[test]
+    fn each_size_has_its_fastest_and_what_is_wrong_is_none() {
+        let speeds = Speeds(vec![
+            (Product::Registers, [Some(3.0), Some(1.0), None]),
+            (Product::Tiles, [Some(2.0), Some(4.0), None]),
+            (Product::WideTiles, [None; 3]),
+        ]);
+        let best = speeds.best().expect("one is right");
+        assert_eq!(best.0, [Product::Registers, Product::Tiles, Product::Registers]);
+        assert_eq!(best.to_string(), "registers (512), tiles (2048), registers (32 x 2048)");
+        assert_eq!([best.of(65, 2048), best.of(1024, 1024)], [Product::Registers, Product::Tiles]);
+        assert_eq!(Speeds(vec![(Product::Tiles, [None; 3])]).best(), None);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //!
 //! One WGSL file per layer lies in `shaders`; what differs between devices is a few constants at their
 //! head. Calls are recorded into one stream per device, in the order in which they are made by whatever
-//! thread, and submitted together: when results are read back, or when enough have gathered. So several
+//! thread, and submitted together: when results are read back, when a rank is to wait, or when enough have gathered. So
+//! several
 //! workers can share a device and hand each other tensors, which need no copy. Nothing is read back but by
 //! [`download`](Kernels::download).
 //!
@@ -15,6 +16,7 @@ mod adapter;
 mod clock;
 mod fastest;
 mod fetched;
+mod freivalds;
 mod gpu;
 mod layers;
 mod pool;
@@ -22,6 +24,8 @@ mod shader;
 mod stream;
 mod tensor;
 mod tuning;
+#[cfg(test)]
+mod waits;
 
 use std::sync::Arc;
 
@@ -32,7 +36,7 @@ use chimera_core::kernels::{
 pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
 pub use fastest::Speeds;
 pub use tensor::Tensor;
-pub use tuning::{Product, Target};
+pub use tuning::{Product, Products, Target};
 
 use clock::QueueClock;
 use fetched::Fetched;
@@ -87,6 +91,10 @@ impl Kernels for Wgpu {
 
     fn fetch(&self, tensor: &Tensor) -> Result<Option<Box<dyn Fetch>>> {
         Ok(Some(Box::new(self.gpu.fetch(tensor)?)))
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.gpu.flush()
     }
 
     fn clock(&self) -> Result<Option<Box<dyn Clock>>> {

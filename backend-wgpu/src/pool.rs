@@ -61,6 +61,11 @@ impl Pool {
         self.submissions.fetch_add(1, Ordering::AcqRel);
     }
 
+    #[cfg(test)]
+    pub(crate) fn n_submissions(&self) -> u64 {
+        self.submissions.load(Ordering::Acquire)
+    }
+
     fn free(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Vec<Free>>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }

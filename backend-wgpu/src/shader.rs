@@ -22,19 +22,23 @@ pub(crate) struct Kernel {
     pub(crate) n_numbers: usize,
 }
 
-/// What stands at the head of a source.
+/// What stands at the head of a source, and what its repetitions count.
 pub(crate) type Constants = Vec<(&'static str, u32)>;
 
 macro_rules! sources {
-    ($($name:ident $file:literal $(+ $more:literal)?),* $(,)?) => {
+    ($($name:ident $file:literal $(+ $more:literal)*),* $(,)?) => {
         $(pub(crate) static $name: Source = Source {
             name: $file,
             texts: &[
                 include_str!("../shaders/common.wgsl"),
                 include_str!(concat!("../shaders/", $file, ".wgsl")),
-                $(include_str!(concat!("../shaders/", $more, ".wgsl")),)?
+                $(include_str!(concat!("../shaders/", $more, ".wgsl")),)*
             ],
         };)*
+
+        /// Every source.
+        #[cfg(test)]
+        static ALL: &[&Source] = &[$(&$name),*];
     };
 }
 
@@ -118,12 +122,36 @@ impl Pipeline {
     }
 }
 
+/// The WGSL of a source. Translators bound loops and check what is indexed in them, so compilers do not unroll them
+/// and keep arrays in memory. What has to stay in registers is therefore written out: lines between `// repeat i N` and
+/// `// end` are repeated for each number below N, a constant or a number, in the place of `{i}`.
 fn text(source: &Source, constants: &Constants) -> String {
     let mut text = String::new();
     for (name, value) in constants {
         let _ = writeln!(text, "const {name} = {value}u;"); // writing to a string does not fail
     }
-    text + &source.texts.concat()
+    let whole = source.texts.concat();
+    let mut lines = whole.lines();
+    while let Some(line) = lines.next() {
+        let Some((name, count)) = repetition(line, constants) else {
+            text.extend([line, "\n"]);
+            continue;
+        };
+        let body: Vec<&str> = lines.by_ref().take_while(|line| line.trim() != "// end").collect();
+        for i in 0..count {
+            text += &body.join("\n").replace(&format!("{{{name}}}"), &i.to_string());
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// Name and count of a repetition that begins in a line.
+fn repetition<'a>(line: &'a str, constants: &Constants) -> Option<(&'a str, u32)> {
+    let (name, count) = line.trim().strip_prefix("// repeat ")?.split_once(' ')?;
+    let constant = constants.iter().find(|(known, _)| *known == count);
+    let count = constant.map(|(_, value)| *value).or_else(|| count.parse().ok());
+    Some((name, count.unwrap_or_else(|| panic!("{line:?} counts no constant"))))
 }
 
 fn binding(index: usize, read_only: bool) -> wgpu::BindGroupLayoutEntry {
@@ -138,3 +166,6 @@ fn binding(index: usize, read_only: bool) -> wgpu::BindGroupLayoutEntry {
         count: None,
     }
 }
+
+#[cfg(test)]
+mod translated;

@@ -8,6 +8,8 @@ pub(crate) struct Stream {
     pass: Option<ComputePass<'static>>,
     encoder: Option<CommandEncoder>,
     n_dispatches: usize,
+    /// Bytes that were written since the last submission, which keeps copies of them.
+    staged: u64,
 }
 
 impl Stream {
@@ -31,10 +33,21 @@ impl Stream {
         self.n_dispatches
     }
 
+    /// Whether anything is recorded.
+    pub(crate) fn is_recording(&self) -> bool {
+        self.encoder.is_some()
+    }
+
+    /// Counts bytes that were written, and returns those since the last submission.
+    pub(crate) fn stage(&mut self, bytes: usize) -> u64 {
+        self.staged += bytes as u64;
+        self.staged
+    }
+
     /// Takes what is recorded.
     pub(crate) fn finish(&mut self) -> Option<wgpu::CommandBuffer> {
         self.pass = None;
-        self.n_dispatches = 0;
+        (self.n_dispatches, self.staged) = (0, 0);
         self.encoder.take().map(CommandEncoder::finish)
     }
 }

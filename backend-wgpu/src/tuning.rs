@@ -13,8 +13,8 @@ pub(crate) struct Tuning {
     pub(crate) row_group: u32,
     /// How many of them share a row.
     pub(crate) lanes: u32,
-    /// The matrix product.
-    pub(crate) product: Product,
+    /// The matrix products.
+    pub(crate) products: Products,
     /// Invocations of a workgroup of attention, one query or key each.
     pub(crate) queries: u32,
     /// Bytes of workgroup memory for tiles of attention; 0 to read them from the tensors.
@@ -50,7 +50,7 @@ impl Product {
         let (info, limits) = (adapter.get_info(), adapter.limits());
         let has_tiles = |side: u32| {
             limits.max_compute_invocations_per_workgroup >= 256
-                && limits.max_compute_workgroup_storage_size >= 2 * 16 * 4 * side
+                && limits.max_compute_workgroup_storage_size >= 2 * 16 * 4 * (side + 4)
         };
         match self {
             Product::Registers => true,
@@ -80,6 +80,67 @@ impl fmt::Display for Product {
     }
 }
 
+/// Classes of the sizes of matrix products, which unlike kernels serve best.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Size {
+    /// Too few elements for large tiles to fill a GPU.
+    Small,
+    /// Enough of them.
+    Large,
+    /// Fewer rows or columns than a tile has.
+    Skinny,
+}
+
+impl Size {
+    pub(crate) const ALL: [Size; 3] = [Size::Small, Size::Large, Size::Skinny];
+
+    /// The class of a product of `m` rows and `n` columns.
+    fn of(m: usize, n: usize) -> Size {
+        match m.saturating_mul(n) {
+            _ if m.min(n) <= 64 => Size::Skinny,
+            elements if elements < 1 << 20 => Size::Small,
+            _ => Size::Large,
+        }
+    }
+
+    /// Rows, length of sums and columns of the product that is measured for it.
+    pub(crate) fn extents(self) -> [usize; 3] {
+        match self {
+            Size::Small => [512; 3],
+            Size::Large => [2048; 3],
+            Size::Skinny => [32, 2048, 2048],
+        }
+    }
+}
+
+/// The matrix product of each size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Products(pub(crate) [Product; 3]);
+
+impl Products {
+    /// The product for a result of `m` rows and `n` columns.
+    pub(crate) fn of(self, m: usize, n: usize) -> Product {
+        self.0[Size::of(m, n) as usize]
+    }
+}
+
+impl From<Product> for Products {
+    fn from(product: Product) -> Products {
+        Products([product; 3])
+    }
+}
+
+/// The name of the only one, or of each with the size that it was measured at.
+impl fmt::Display for Products {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [small, large, skinny] = self.0;
+        if small == large && small == skinny {
+            return small.fmt(f);
+        }
+        write!(f, "{small} (512), {large} (2048), {skinny} (32 x 2048)")
+    }
+}
+
 /// What kernels are written for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
@@ -97,15 +158,23 @@ impl Target {
 }
 
 impl Tuning {
-    pub(crate) fn of(target: Target, product: Option<Product>, adapter: &wgpu::Adapter) -> Tuning {
-        let product = product.unwrap_or(Product::likely(target, adapter));
-        let storage = adapter.limits().max_compute_workgroup_storage_size;
+    pub(crate) fn of(
+        target: Target,
+        products: Option<Products>,
+        adapter: &wgpu::Adapter,
+    ) -> Tuning {
+        let products = products.unwrap_or_else(|| Product::likely(target, adapter).into());
+        Tuning::sized(target, products, adapter.limits().max_compute_workgroup_storage_size)
+    }
+
+    /// For a device with `storage` bytes of workgroup memory.
+    pub(crate) fn sized(target: Target, products: Products, storage: u32) -> Tuning {
         match target {
             Target::Software => Tuning {
                 group: 64,
                 row_group: 8,
                 lanes: 1,
-                product,
+                products,
                 queries: 8,
                 tile_bytes: 0,
                 batch: 256,
@@ -114,7 +183,7 @@ impl Tuning {
                 group: 256,
                 row_group: 256,
                 lanes: 64,
-                product,
+                products,
                 queries: 64,
                 tile_bytes: storage.min(16 << 10),
                 batch: 64,

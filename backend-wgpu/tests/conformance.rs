@@ -50,7 +50,7 @@ fn kernels_for_gpus_conform() {
 fn all_products_conform() {
     let of_targets = [Product::Subgroups, Product::Tiles];
     for product in adapter().products().into_iter().filter(|p| !of_targets.contains(p)) {
-        let options = Options { poison: true, product: Some(product), ..Options::default() };
+        let options = Options { poison: true, product: Some(product.into()), ..Options::default() };
         run_some(&open(options), |name| name.starts_with("linear"));
     }
 }
@@ -63,7 +63,7 @@ fn all_products_give_the_same_bits() {
         (0..count).map(|i| ((i * 7919 + seed) % 1009) as f32 / 503.0 - 1.0).collect()
     };
     let products = adapter().products().into_iter().map(|product| {
-        let k = open(Options { product: Some(product), ..Options::default() });
+        let k = open(Options { product: Some(product.into()), ..Options::default() });
         let [x, dy, w] = [[m, inner], [m, n], [inner, n]].map(|shape| {
             k.upload(&shape, &values(shape[0] * shape[1], shape[0])).expect("it fits")
         });

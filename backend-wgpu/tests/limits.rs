@@ -93,7 +93,8 @@ fn a_table_larger_than_a_binding_serves_every_layer() {
 fn more_rows_than_there_are_workgroups_for_are_multiplied() {
     const ROWS: usize = 4 * 65_535 + 6;
     let adapter = adapters().into_iter().next().expect("an adapter");
-    let options = Options { poison: true, product: Some(Product::Registers), ..Options::default() };
+    let options =
+        Options { poison: true, product: Some(Product::Registers.into()), ..Options::default() };
     let k = adapter.open(options).expect("it opens");
     let data = values(ROWS);
     let [x, w] = [k.upload(&[ROWS, 1], &data).unwrap(), k.upload(&[1, 1], &[2.0]).unwrap()];
@@ -101,6 +102,23 @@ fn more_rows_than_there_are_workgroups_for_are_multiplied() {
     let y = k.linear(&x, &w, Layout::InOut, Some(&bias), Some(&x)).unwrap();
     let y = k.download(&y).unwrap();
     assert!(y.iter().zip(&data).all(|(y, x)| *y == 3.0 * x + 1.0));
+}
+
+/// And as many of 64 rows whose sums are added up.
+#[test]
+fn more_rows_than_there_are_workgroups_for_are_summed() {
+    const ROWS: usize = 64 * 65_535 + 6;
+    let k = open();
+    let data: Vec<f32> = (0..ROWS).map(|i| (i * 7919 % 5) as f32 - 2.0).collect();
+    let x = k.upload(&[ROWS, 1], &data).unwrap();
+    let stats = k.upload(&[ROWS, 2], &[0.0, 1.0].repeat(ROWS)).unwrap();
+    let [mut d_gain, mut d_bias] = [(); 2].map(|()| k.zeros(&[1]).unwrap());
+    k.layer_norm_dw(&x, &x, &stats, &mut d_gain, &mut d_bias).unwrap();
+    let [mut dw, mut d_linear] = [k.zeros(&[1, 1]).unwrap(), k.zeros(&[1]).unwrap()];
+    k.linear_dw(&x, &x, Layout::InOut, &mut dw, Some(&mut d_linear)).unwrap();
+    let sums = k.download_all(&[&d_gain, &d_bias, &dw, &d_linear]).unwrap().concat();
+    let (sum, squares) = (data.iter().sum::<f32>(), data.iter().map(|x| x * x).sum::<f32>());
+    assert_eq!(sums, [squares, sum, squares, sum]);
 }
 
 #[test]

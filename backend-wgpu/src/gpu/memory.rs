@@ -14,6 +14,9 @@ use crate::tensor::{Slice, Tensor};
 const USAGES: BufferUsages =
     BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
+/// Bytes that are written between two submissions, at most twice: each keeps copies of them in the host's memory.
+const PIECE: usize = 64 << 20;
+
 impl Gpu {
     /// A result to be: memory of its own, with whatever is in it.
     pub(crate) fn tensor(&self, op: &'static str, shape: &[usize]) -> Result<Tensor> {
@@ -31,8 +34,14 @@ impl Gpu {
         if memory.is_awaited() {
             self.submit(&mut self.stream());
         }
-        self.queue.write_buffer(memory.buffer(), 0, bytes);
-        self.check(op)?;
+        for (n, piece) in bytes.chunks(PIECE).enumerate() {
+            self.queue.write_buffer(memory.buffer(), (n * PIECE) as u64, piece);
+            self.check_asked(op, piece.len() as u64)?;
+            let mut stream = self.stream();
+            if stream.stage(piece.len()) >= PIECE as u64 {
+                self.submit(&mut stream);
+            }
+        }
         Ok(memory)
     }
 

@@ -32,12 +32,28 @@ pub(crate) struct Gpu {
     tuning: Tuning,
     /// Whether fresh results are filled with NaN.
     poison: bool,
-    trouble: Arc<OnceLock<String>>,
+    trouble: Arc<OnceLock<Trouble>>,
     pipelines: Pipelines,
     pool: Arc<Pool>,
     stream: Mutex<Stream>,
     /// Bound in the place of operands that are not given.
     nothing: Memory,
+}
+
+/// What a device reports after the call that it comes from.
+#[derive(Debug)]
+enum Trouble {
+    OutOfMemory,
+    Failed(String),
+}
+
+impl Trouble {
+    fn of(error: &wgpu::Error) -> Trouble {
+        match error {
+            wgpu::Error::OutOfMemory { .. } => Trouble::OutOfMemory,
+            other => Trouble::Failed(other.to_string()),
+        }
+    }
 }
 
 /// What a kernel can be given.
@@ -75,11 +91,12 @@ impl Gpu {
         let trouble = Arc::new(OnceLock::new());
         let first = Arc::clone(&trouble);
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
-            let _ = first.set(error.to_string()); // the first cause stands
+            let _ = first.set(Trouble::of(&error)); // the first cause stands
         }));
         let first = Arc::clone(&trouble);
         device.set_device_lost_callback(move |reason, message| {
-            let _ = first.set(format!("the device was lost ({reason:?}): {message}"));
+            let reason = format!("the device was lost ({reason:?}): {message}");
+            let _ = first.set(Trouble::Failed(reason));
         });
         let pool = Arc::new(Pool::default());
         let nothing = pool.own(memory::buffer(&device, Pool::size(ELEMENT)));
@@ -109,6 +126,17 @@ impl Gpu {
 
     pub(crate) fn tuning(&self) -> &Tuning {
         &self.tuning
+    }
+
+    /// Kernels that are recorded but not submitted.
+    #[cfg(test)]
+    pub(crate) fn n_recorded(&self) -> usize {
+        self.stream().n_dispatches()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     /// Records a kernel.
@@ -157,11 +185,30 @@ impl Gpu {
         self.check(op)
     }
 
+    /// Submits what is recorded.
+    pub(crate) fn flush(&self) -> Result<()> {
+        let mut stream = self.stream();
+        if stream.is_recording() {
+            self.submit(&mut stream);
+        }
+        drop(stream);
+        self.check("flush")
+    }
+
     /// Fails if the device has reported anything.
     fn check(&self, op: &'static str) -> Result<()> {
+        self.check_asked(op, 0)
+    }
+
+    /// Fails if the device has reported anything, after a call that takes so much memory of it.
+    fn check_asked(&self, op: &'static str, asked_bytes: u64) -> Result<()> {
         match self.trouble.get() {
             None => Ok(()),
-            Some(reason) => Err(self.failed(op, reason.clone())),
+            Some(Trouble::OutOfMemory) => {
+                let (device, what) = (self.name.clone(), format!("{op} or work before it"));
+                Err(DeviceError::OutOfMemory { device, what, asked_bytes })
+            }
+            Some(Trouble::Failed(reason)) => Err(self.failed(op, reason.clone())),
         }
     }
 
@@ -170,8 +217,12 @@ impl Gpu {
     }
 
     fn submit(&self, stream: &mut Stream) -> Option<wgpu::SubmissionIndex> {
-        let commands = stream.finish()?;
-        let submission = self.queue.submit([commands]);
+        let is_staged = stream.stage(0) > 0;
+        let commands = stream.finish();
+        if commands.is_none() && !is_staged {
+            return None;
+        }
+        let submission = self.queue.submit(commands);
         self.pool.submitted();
         Some(submission)
     }
@@ -179,8 +230,10 @@ impl Gpu {
 
 #[cfg(test)]
 mod tests {
+    use chimera_core::fault::Class;
     use chimera_core::kernels::{DeviceError, Kernels};
 
+    use super::Trouble;
     use crate::{Options, adapters};
 
     #[test]
@@ -198,5 +251,30 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(k.zeros(&[3]).is_err());
+    }
+    /// Drivers also run out of memory in writes and submissions, which tell nobody who waits.
+    #[test]
+    fn memory_that_ends_between_calls_is_out_of_memory() {
+        let adapter = adapters().into_iter().next().expect("an adapter");
+        let k = adapter.open(Options::default()).expect("it opens");
+        let full = wgpu::Error::OutOfMemory { source: "all is taken".into() };
+        k.gpu.trouble.set(Trouble::of(&full)).expect("all was well");
+        let error = k.upload(&[2], &[1.0, 2.0]).unwrap_err();
+        assert_eq!(error.class(), Class::OutOfMemory);
+        assert!(error.to_string().contains("no room for upload"), "{error}");
+    }
+
+    #[test]
+    fn uploads_are_submitted_in_pieces() {
+        let adapter = adapters().into_iter().next().expect("an adapter");
+        let k = adapter.open(Options::default()).expect("it opens");
+        let data: Vec<f32> = (0..40 << 20).map(|i| i as f32).collect();
+        let [small, large] = [&data[..1 << 20], &data[..]];
+        let submissions = || k.gpu.pool.n_submissions();
+        let kept: Vec<_> = (0..16).map(|_| k.upload(&[small.len()], small).unwrap()).collect();
+        assert_eq!(submissions(), 1, "16 times 4 MiB");
+        let all = k.upload(&[large.len()], large).unwrap();
+        assert_eq!(submissions(), 3, "64, 64 and 32 MiB");
+        assert!(k.download(&all).unwrap() == large && k.download(&kept[15]).unwrap() == small);
     }
 }

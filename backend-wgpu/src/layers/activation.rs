@@ -5,6 +5,7 @@ use chimera_core::kernels::{Activation, Result};
 use crate::gpu::Gpu;
 use crate::shader::{ACTIVATION, Constants, Kernel};
 use crate::tensor::Tensor;
+use crate::tuning::Tuning;
 
 static FORWARD: Kernel =
     Kernel { source: &ACTIVATION, entry: "forward", n_written: 1, n_read: 1, n_numbers: 1 };
@@ -15,7 +16,7 @@ impl Gpu {
     pub(crate) fn activation(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
         let op = "activation";
         let y = self.tensor(op, x.shape())?;
-        self.each_by(op, &FORWARD, self.constants_of(f), &[&y, x], &[])?;
+        self.each_by(op, &FORWARD, self.tuning().activation_constants(f), &[&y, x], &[])?;
         Ok(y)
     }
 
@@ -27,11 +28,13 @@ impl Gpu {
     ) -> Result<(Tensor, Tensor)> {
         let op = "activation_dx";
         let (dx, y) = (self.tensor(op, x.shape())?, self.tensor(op, x.shape())?);
-        self.each_by(op, &BACKWARD, self.constants_of(f), &[&dx, &y, dy, x], &[])?;
+        self.each_by(op, &BACKWARD, self.tuning().activation_constants(f), &[&dx, &y, dy, x], &[])?;
         Ok((dx, y))
     }
+}
 
-    fn constants_of(&self, f: Activation) -> Constants {
+impl Tuning {
+    pub(super) fn activation_constants(&self, f: Activation) -> Constants {
         let function = match f {
             Activation::GeluTanh => 0,
             Activation::Gelu => 1,

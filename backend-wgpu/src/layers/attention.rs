@@ -8,6 +8,7 @@ use super::number;
 use crate::gpu::{Call, Gpu};
 use crate::shader::{ATTENTION, Constants, Kernel};
 use crate::tensor::{Slice, Tensor};
+use crate::tuning::Tuning;
 
 static FORWARD: Kernel =
     Kernel { source: &ATTENTION, entry: "forward", n_written: 2, n_read: 2, n_numbers: 10 };
@@ -57,7 +58,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &FORWARD,
-                    constants: self.attention_constants(by),
+                    constants: self.tuning().attention_constants(by.dim),
                     operands: &[out.all(), log_sum.all(), qkv.all(), lengths],
                     numbers: &by.numbers(mask, drop, block.start),
                     groups: self.attention_grid(by, block.len()),
@@ -93,7 +94,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &WEIGH,
-                    constants: self.attention_constants(by),
+                    constants: self.tuning().attention_constants(by.dim),
                     operands: &[products.all(), dy.all(), out.all()],
                     numbers: &[number(n)],
                     groups: self.grid(n.div_ceil(self.tuning().queries as usize)),
@@ -105,7 +106,7 @@ impl Gpu {
                     op,
                     &Call {
                         kernel,
-                        constants: self.attention_constants(by),
+                        constants: self.tuning().attention_constants(by.dim),
                         operands: &[&[d_qkv.all()][..], &read].concat(),
                         numbers: &by.numbers(mask, drop, start),
                         groups: self.attention_grid(by, len),
@@ -152,17 +153,19 @@ impl Gpu {
         }))
     }
 
-    fn attention_constants(&self, by: Heads) -> Constants {
-        let tuning = self.tuning();
-        // Two tiles of rows of a head.
-        let row_bytes = 2 * 4 * number(by.dim).max(1);
-        let tile = (tuning.tile_bytes / row_bytes / 4 * 4).min(MAX_TILE);
-        vec![("QUERIES", tuning.queries), ("DIM", number(by.dim)), ("TILE", tile)]
-    }
-
     fn attention_grid(&self, by: Heads, rows: usize) -> [u32; 3] {
         let queries = number(by.context).div_ceil(self.tuning().queries);
         [queries, number(by.heads), number(rows / by.context.max(1))]
+    }
+}
+
+impl Tuning {
+    /// For heads with `dim` features.
+    pub(super) fn attention_constants(&self, dim: usize) -> Constants {
+        // Two tiles of rows of a head.
+        let row_bytes = 2 * 4 * number(dim).max(1);
+        let tile = (self.tile_bytes / row_bytes / 4 * 4).min(MAX_TILE);
+        vec![("QUERIES", self.queries), ("DIM", number(dim)), ("TILE", tile)]
     }
 }
 

@@ -36,7 +36,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &KERNEL,
-                    constants: self.row_constants(),
+                    constants: self.tuning().row_constants(),
                     operands: &[logits.all(), losses.all(), targets.all()],
                     numbers: &[number(len), number(vocab), (scale as f32).to_bits()],
                     groups: self.row_grid(len),

@@ -38,7 +38,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &KERNEL,
-                    constants: self.element_constants(),
+                    constants: self.tuning().element_constants(),
                     operands: &[&[y.slice(start, len)][..], &read].concat(),
                     numbers: &numbers,
                     groups: self.element_grid(len),

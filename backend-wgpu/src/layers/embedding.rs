@@ -43,7 +43,7 @@ impl Gpu {
                         op,
                         &Call {
                             kernel: &FORWARD,
-                            constants: self.element_constants(),
+                            constants: self.tuning().element_constants(),
                             operands: &[y.all(), tokens.all(), positions.all(), ids.all()],
                             numbers: &[
                                 block.len(),
@@ -89,7 +89,7 @@ impl Gpu {
                     op,
                     &Call {
                         kernel: &TOKENS,
-                        constants: self.element_constants(),
+                        constants: self.tuning().element_constants(),
                         operands: &[d_tokens.all(), dy.all(), on_device.all()],
                         numbers: &[hidden, end - first, first, known.start, starts, ids]
                             .map(number),
@@ -104,7 +104,7 @@ impl Gpu {
                     op,
                     &Call {
                         kernel: &POSITIONS,
-                        constants: self.element_constants(),
+                        constants: self.tuning().element_constants(),
                         operands: &[d_positions.all(), dy.all()],
                         numbers: &[block.len(), hidden, context, block.start, first, n].map(number),
                         groups: self.element_grid(n * hidden),

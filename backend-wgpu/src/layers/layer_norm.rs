@@ -2,7 +2,7 @@
 
 use chimera_core::kernels::Result;
 
-use super::{CHUNK, number};
+use super::{CHUNK, cut, number};
 use crate::gpu::{Call, Gpu};
 use crate::shader::{Kernel, LAYER_NORM};
 use crate::tensor::Tensor;
@@ -32,7 +32,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &FORWARD,
-                    constants: self.row_constants(),
+                    constants: self.tuning().row_constants(),
                     operands: &[y.all(), stats.all(), x.all(), gain.all(), bias.all()],
                     numbers: &[number(len), number(width), (epsilon as f32).to_bits()],
                     groups: self.row_grid(len),
@@ -62,7 +62,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &BACKWARD_INPUT,
-                    constants: self.row_constants(),
+                    constants: self.tuning().row_constants(),
                     operands: &[dx.all(), dy.all(), x.all(), stats.all(), gain.all(), around],
                     numbers: &[number(len), number(width), residual.is_some().into()],
                     groups: self.row_grid(len),
@@ -82,7 +82,8 @@ impl Gpu {
     ) -> Result<()> {
         let op = "layer_norm_dw";
         let (rows, width) = (x.n_rows(), x.width());
-        for block in self.blocks(op, rows, width, 1)? {
+        let most = self.most_chunked_rows();
+        for block in self.blocks(op, rows, width, 1)?.flat_map(|block| cut(block, most)) {
             let [dy, x, stats] = [dy, x, stats].map(|t| t.rows(block.start, block.len()));
             let n_chunks = block.len().div_ceil(CHUNK);
             let parts = self.tensor(op, &[n_chunks, 2 * width])?;
@@ -90,7 +91,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &BACKWARD_WEIGHT,
-                    constants: self.row_constants(),
+                    constants: self.tuning().row_constants(),
                     operands: &[parts.all(), dy.all(), x.all(), stats.all()],
                     numbers: &[block.len(), width, CHUNK].map(number),
                     groups: [number(width).div_ceil(self.tuning().row_group), number(n_chunks), 1],

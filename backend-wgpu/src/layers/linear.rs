@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use chimera_core::kernels::{Layout, Result};
 
-use super::number;
+use super::{cut, number};
 use crate::gpu::{Call, Gpu};
 use crate::shader::{Constants, Kernel, LINEAR, LINEAR_SUBGROUPS};
 use crate::tensor::{Slice, Tensor};
@@ -16,6 +16,9 @@ static SUBGROUPS: Kernel =
     Kernel { source: &LINEAR_SUBGROUPS, entry: "subgroups", n_written: 1, n_read: 4, n_numbers: 9 };
 static TILES: Kernel =
     Kernel { source: &LINEAR, entry: "tiles", n_written: 1, n_read: 4, n_numbers: 9 };
+
+/// Terms of a sum in one call: llvmpipe ends every loop after 65,535 rounds.
+const MOST_TERMS: usize = 65_535;
 
 /// A matrix as it lies in memory, or its transpose.
 #[derive(Clone, Copy)]
@@ -68,6 +71,24 @@ impl Way {
         };
         Way { kernel, group, block, tile }
     }
+
+    /// For operands that lie transposed or not.
+    fn constants(&self, a_is_across: bool, b_is_across: bool) -> Constants {
+        vec![
+            ("GROUP", self.group),
+            ("BLOCK", self.block),
+            ("A_ACROSS", a_is_across.into()),
+            ("B_ACROSS", b_is_across.into()),
+        ]
+    }
+}
+
+/// The sources of all products, with the constants that they are given.
+#[cfg(test)]
+pub(super) fn sources() -> impl Iterator<Item = (&'static crate::shader::Source, Constants)> {
+    let ways = Product::ALL.map(|(_, product)| Way::of(product)).into_iter();
+    let across = [(false, false), (false, true), (true, false), (true, true)];
+    ways.flat_map(move |way| across.map(|(a, b)| (way.kernel.source, way.constants(a, b))))
 }
 
 /// What is done with a product beside storing it.
@@ -140,19 +161,20 @@ impl Gpu {
         *of_a = a.tensor.width().max(*of_a);
         let of_b = if b.is_across { &mut by_n } else { &mut by_depth };
         *of_b = b.tensor.width().max(*of_b);
-        let tile = Way::of(self.tuning().product).tile;
+        let way = Way::of(self.tuning().products.of(m, n));
         let [most_columns, most_rows] =
-            tile.map(|side| (self.max_groups() as usize).saturating_mul(side as usize));
+            way.tile.map(|side| (self.max_groups() as usize).saturating_mul(side as usize));
         for rows in self.blocks(op, m, by_m, 1)?.flat_map(|rows| cut(rows, most_rows)) {
             let columns = self.blocks(op, n, by_n, 1)?;
             for columns in columns.flat_map(|columns| cut(columns, most_columns)) {
-                for inner in self.blocks(op, depth, by_depth, 1)? {
+                let inner = self.blocks(op, depth, by_depth, 1)?;
+                for inner in inner.flat_map(|inner| cut(inner, MOST_TERMS)) {
                     // Bias and residual come with the first part of a sum.
                     let with = match inner.start {
                         0 => with,
                         _ => With { adds: true, ..With::default() },
                     };
-                    self.multiply(op, c, [a, b], [&rows, &columns, &inner], with)?;
+                    self.multiply(op, &way, c, [a, b], [&rows, &columns, &inner], with)?;
                 }
             }
         }
@@ -162,6 +184,7 @@ impl Gpu {
     fn multiply(
         &self,
         op: &'static str,
+        way: &Way,
         c: &Tensor,
         [a, b]: [Matrix<'_>; 2],
         [rows, columns, inner]: [&Range<usize>; 3],
@@ -172,18 +195,11 @@ impl Gpu {
         let extents = [rows.len(), columns.len(), inner.len()].map(number);
         let steps = [c, a.tensor, b.tensor].map(|matrix| number(matrix.width()));
         let flags = [with.adds, bias.is_some(), residual.is_some()].map(u32::from);
-        let Way { kernel, group, block, tile } = Way::of(self.tuning().product);
-        let constants: Constants = vec![
-            ("GROUP", group),
-            ("BLOCK", block),
-            ("A_ACROSS", a.is_across.into()),
-            ("B_ACROSS", b.is_across.into()),
-        ];
         self.run(
             op,
             &Call {
-                kernel,
-                constants,
+                kernel: way.kernel,
+                constants: way.constants(a.is_across, b.is_across),
                 operands: &[
                     Matrix::new(c).block(rows, columns),
                     a.block(rows, inner),
@@ -192,7 +208,7 @@ impl Gpu {
                     residual.unwrap_or(self.nothing()),
                 ],
                 numbers: &[&extents[..], &steps, &flags].concat(),
-                groups: [extents[1].div_ceil(tile[0]), extents[0].div_ceil(tile[1]), 1],
+                groups: [extents[1].div_ceil(way.tile[0]), extents[0].div_ceil(way.tile[1]), 1],
             },
         )
     }
@@ -204,10 +220,4 @@ fn in_out(w: &Tensor, layout: Layout) -> Matrix<'_> {
         Layout::InOut => Matrix::new(w),
         Layout::OutIn => Matrix::new(w).t(),
     }
-}
-
-/// Cuts rows or columns, of which the workgroups along one dimension compute `most`.
-fn cut(all: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let Range { start, end } = all;
-    (start..end).step_by(most).map(move |start| start..end.min(start + most))
 }

@@ -11,26 +11,36 @@ mod optimizer;
 mod pointwise;
 mod sums;
 
+use std::ops::Range;
+
 use crate::gpu::Gpu;
 use crate::shader::Constants;
+use crate::tuning::Tuning;
 
 /// Rows that are summed by themselves before their sums are, which keeps rounding small and a device busy.
 const CHUNK: usize = 64;
 
-impl Gpu {
+impl Tuning {
     /// Of kernels that work on elements.
     fn element_constants(&self) -> Constants {
-        vec![("GROUP", self.tuning().group)]
+        vec![("GROUP", self.group)]
     }
 
     /// Of kernels that work on rows.
     fn row_constants(&self) -> Constants {
-        vec![("GROUP", self.tuning().row_group), ("LANES", self.tuning().lanes)]
+        vec![("GROUP", self.row_group), ("LANES", self.lanes)]
     }
+}
 
+impl Gpu {
     /// Workgroups for `n` elements.
     fn element_grid(&self, n: usize) -> [u32; 3] {
         self.grid(n.div_ceil(self.tuning().group as usize))
+    }
+
+    /// Rows of which each [`CHUNK`] takes a workgroup's number along one dimension, at most.
+    fn most_chunked_rows(&self) -> usize {
+        (self.max_groups() as usize).saturating_mul(CHUNK)
     }
 
     /// Workgroups for `n` rows.
@@ -40,7 +50,30 @@ impl Gpu {
     }
 }
 
+/// Cuts rows or columns, of which the workgroups along one dimension compute `most`.
+fn cut(all: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let Range { start, end } = all;
+    (start..end).step_by(most).map(move |start| start..end.min(start + most))
+}
+
 /// A kernel's immediates are 32 bits each.
 fn number(n: usize) -> u32 {
     n as u32
+}
+
+/// The sources of all layers, with the constants that they may be given.
+#[cfg(test)]
+pub(crate) fn sources(tuning: &Tuning) -> Vec<(&'static crate::shader::Source, Constants)> {
+    use crate::shader::*;
+    use chimera_core::kernels::Activation;
+    let of_elements = [&DROPOUT, &EMBEDDING, &OPTIMIZER, &POINTWISE, &SUMS];
+    let of_rows = [&CROSS_ENTROPY, &LAYER_NORM];
+    let of_elements = of_elements.map(|source| (source, tuning.element_constants()));
+    let of_rows = of_rows.map(|source| (source, tuning.row_constants()));
+    let functions = [Activation::GeluTanh, Activation::Gelu, Activation::Tanh];
+    let functions = functions.map(|f| (&ACTIVATION, tuning.activation_constants(f)));
+    let dims = [1, 3, 4, 6, 16, 64, 80, 128, 256];
+    let attention = dims.map(|dim| (&ATTENTION, tuning.attention_constants(dim)));
+    let sources = of_elements.into_iter().chain(of_rows).chain(functions).chain(attention);
+    sources.chain(linear::sources()).collect()
 }

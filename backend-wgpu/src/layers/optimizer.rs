@@ -35,7 +35,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &TRUST,
-                    constants: self.element_constants(),
+                    constants: self.tuning().element_constants(),
                     operands: &[w, direction, norms.slice(0, 1), norms.slice(1, 1)],
                     numbers: &[number(len), (by.lr as f32).to_bits()],
                     groups: self.element_grid(len),

@@ -30,7 +30,7 @@ impl Gpu {
         operands: &[&Tensor],
         numbers: &[u32],
     ) -> Result<()> {
-        self.each_by(op, kernel, self.element_constants(), operands, numbers)
+        self.each_by(op, kernel, self.tuning().element_constants(), operands, numbers)
     }
 
     /// [`each`](Gpu::each) with other constants.

@@ -2,7 +2,7 @@
 
 use chimera_core::kernels::Result;
 
-use super::{CHUNK, number};
+use super::{CHUNK, cut, number};
 use crate::gpu::{Call, Gpu};
 use crate::shader::{Kernel, SUMS};
 use crate::tensor::{Slice, Tensor};
@@ -72,7 +72,7 @@ impl Gpu {
             op,
             &Call {
                 kernel,
-                constants: self.element_constants(),
+                constants: self.tuning().element_constants(),
                 operands: &[parts, x],
                 numbers: &[number(x.len), number(parts.len)],
                 groups: self.element_grid(parts.len),
@@ -82,8 +82,8 @@ impl Gpu {
 
     /// Adds the sum of each column of `x: [rows, width]` to `into: [width]`.
     pub(super) fn add_columns(&self, op: &'static str, into: &Tensor, x: &Tensor) -> Result<()> {
-        let width = x.width();
-        for block in self.blocks(op, x.n_rows(), width, 1)? {
+        let (width, most) = (x.width(), self.most_chunked_rows());
+        for block in self.blocks(op, x.n_rows(), width, 1)?.flat_map(|block| cut(block, most)) {
             let x = x.rows(block.start, block.len());
             let n_chunks = block.len().div_ceil(CHUNK);
             let parts = self.tensor(op, &[n_chunks, width])?;
@@ -114,7 +114,7 @@ impl Gpu {
             op,
             &Call {
                 kernel: &COLUMNS,
-                constants: self.element_constants(),
+                constants: self.tuning().element_constants(),
                 operands: &[out, x],
                 numbers: &[rows, width, step, chunk, by.adds.into()],
                 groups: [groups, rows.div_ceil(chunk), 1],

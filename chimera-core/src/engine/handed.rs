@@ -28,6 +28,11 @@ impl<K: Kernels, C: Endpoint> Wrap for Handed<K, C> {
     fn inner_mut(&mut self) -> &mut C {
         &mut self.comm
     }
+
+    /// A device works on what it was asked for while its rank waits.
+    fn flush(&mut self) -> Result<(), CommError> {
+        Ok(self.kernels.flush()?)
+    }
 }
 
 impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
@@ -42,6 +47,7 @@ impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
     }
 
     fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<K::Tensor, CommError> {
+        self.flush()?;
         let received = self.kernels.take_over(self.comm.recv(from, tag, deadline)?)?;
         // Who waits here has nothing else to do until it is there; who only looked has.
         self.kernels.wait_for(&received)?;

@@ -35,13 +35,13 @@ use crate::ids::Rank;
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The device has no memory left.
-    #[error("out of memory on {device}: {asked_bytes} bytes asked for {what}")]
+    #[error("out of memory on {device}: {} for {what}", asked(.asked_bytes))]
     OutOfMemory {
         /// The device, in words.
         device: String,
         /// What the memory was for.
         what: String,
-        /// How much was asked for.
+        /// How much was asked for; 0 if the device does not say.
         asked_bytes: u64,
     },
     /// The device or its library reported a failure.
@@ -54,6 +54,10 @@ pub enum DeviceError {
         /// What the library said.
         reason: String,
     },
+}
+
+fn asked(bytes: &u64) -> String {
+    if *bytes == 0 { "no room".into() } else { format!("{bytes} bytes asked") }
 }
 
 impl DeviceError {
@@ -126,6 +130,12 @@ pub trait Kernels: Clone + Send + Sync + 'static {
     /// [`download`](Kernels::download) of several tensors, for devices that can be waited for once.
     fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Vec<f32>>> {
         tensors.iter().map(|tensor| self.download(tensor)).collect()
+    }
+
+    /// Begins everything that was asked of the device so far. The engine calls this before it waits for other ranks,
+    /// on devices that gather work before they begin it.
+    fn flush(&self) -> Result<()> {
+        Ok(())
     }
 
     /// A clock, of devices whose functions return before their work is done.
