@@ -3,9 +3,8 @@
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, CommError, Host, HostStaged, Position, Tag, Threads};
+use chimera_core::comm::{Comm, CommError, Host, HostStaged, Tag, Threads, Wrap};
 use chimera_core::engine::{Data, Job, Patience, Training, Worker, run_threads};
-use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use chimera_core::lower::{Lowering, lower};
 use chimera_core::model::{Architecture, Gpt2Stage, ModelConfig, cut};
@@ -31,51 +30,39 @@ impl Watched<'_> {
     }
 }
 
-impl Comm<Host> for &mut Watched<'_> {
-    fn rank(&self) -> Rank {
-        self.inner.rank()
+impl Wrap for Watched<'_> {
+    type Inner = Threads<Host>;
+
+    fn inner(&self) -> &Threads<Host> {
+        self.inner
     }
 
-    fn n_ranks(&self) -> u32 {
-        self.inner.n_ranks()
+    fn inner_mut(&mut self) -> &mut Threads<Host> {
+        self.inner
     }
 
+    fn flush(&mut self) -> Result<(), CommError> {
+        self.look();
+        Ok(())
+    }
+}
+
+impl Comm<Host> for Watched<'_> {
     fn send(&mut self, to: Rank, tag: Tag, tensor: Host) -> Result<(), CommError> {
         self.inner.send(to, tag, tensor)
     }
 
-    fn post(&mut self, from: Rank, tag: Tag) -> Result<(), CommError> {
-        self.inner.post(from, tag)
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Host>, CommError> {
+        self.inner.try_recv(from, tag)
     }
 
-    fn try_take(&mut self, from: Rank, tag: Tag) -> Result<Option<Host>, CommError> {
-        self.inner.try_take(from, tag)
-    }
-
-    fn take(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Host, CommError> {
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Host, CommError> {
         self.look();
-        self.inner.take(from, tag, deadline)
+        self.inner.recv(from, tag, deadline)
     }
 
-    fn has_sum(&self, members: &[Rank]) -> bool {
-        self.inner.has_sum(members)
-    }
-
-    fn exchange(&mut self, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, CommError> {
-        self.look();
-        self.inner.exchange(bytes, deadline)
-    }
-
-    fn publish(&mut self, position: Position) {
-        self.inner.publish(position);
-    }
-
-    fn positions(&mut self, deadline: Instant) -> Vec<Option<Position>> {
-        self.inner.positions(deadline)
-    }
-
-    fn abort(&mut self, cause: &Fault) {
-        self.inner.abort(cause);
+    fn has_all_reduce(&self, members: &[Rank]) -> bool {
+        self.inner.has_all_reduce(members)
     }
 }
 

@@ -83,7 +83,7 @@ impl Run {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use chimera_core::comm::Comm;
+    use chimera_core::comm::Endpoint;
     use chimera_core::engine::{handshake, run_threads};
     use chimera_core::fault::{Class, Fault};
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use chimera::checkpoint::{Checkpoint, Disk, MANIFEST, Store};
-use chimera::core::comm::{Comm, Host};
+use chimera::core::comm::{Endpoint, Host};
 use chimera::core::engine::run_threads;
 use chimera::core::ids::Rank;
 use chimera::training::{Place, checkpoint_as};
