@@ -28,7 +28,7 @@ use super::progress::{Progress, Say};
 use super::shape::warn_of_unread;
 use super::{model, print, ranks, tell, warn, warn_of_bytes};
 
-/// Trains a GPT-2 or a BERT; without any option a small GPT-2, on the project's own text, through a Chimera pipeline
+/// Trains a GPT-2 or a BERT; without any option a small GPT-2, on a built-in text, through a Chimera pipeline
 #[derive(Args)]
 pub(crate) struct Train {
     #[command(flatten)]

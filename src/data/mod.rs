@@ -77,7 +77,7 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// The data of `files` in order, or the project's own text if there are none.
+    /// The data of `files` in order, or the built-in text if there are none.
     ///
     /// A file is text, of which each byte is a token, unless its name ends in `.bin` (little-endian
     /// u16 ids) or `.u32.bin` (u32). Every id must be in the vocabulary of `model`, which says too what samples
@@ -284,10 +284,10 @@ mod tests {
     }
 
     #[test]
-    fn without_files_the_project_is_the_text() {
+    fn without_files_the_built_in_text_is_read() {
         let tiny = &Preset::named("tiny").unwrap().config;
         let corpus = Corpus::open(&[], tiny).unwrap();
-        assert!(corpus.n_train() > 10_000);
+        assert_eq!(corpus.n_train() + corpus.n_validation(), corpus::TEXT.len());
         assert!(matches!(corpus.tokenizer(), Some(Tokenizer::Bytes)));
         assert!(Corpus::open(&[], &ModelConfig { vocab: 64, ..tiny.clone() }).is_err());
     }

@@ -168,7 +168,7 @@ impl Part {
 
     fn path(&self) -> &Path {
         match &self.place {
-            Place::Memory(_) => Path::new("(the project's own text)"),
+            Place::Memory(_) => Path::new("(the built-in text)"),
             Place::File(path, _) => path,
         }
     }

@@ -28,7 +28,7 @@ use crate::launch::Transport;
 #[derive(Deserialize, Clone, PartialEq, Debug)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Config {
-    /// Text or token files, in order; none means the project's own text.
+    /// Text or token files, in order; none means the built-in text.
     pub data: Vec<PathBuf>,
     /// Name of the schedule, or an alias, or the file of a timetable.
     pub schedule: String,

@@ -52,7 +52,7 @@ pub struct Layers {
 pub struct Settings {
     /// Text files (bytes are tokens), or `.bin` files of u16 token ids, `.u32.bin` of u32 ids, as
     /// `chimera prepare` makes them; given again, it adds files
-    /// [default: this project's own text]
+    /// [default: the built-in text, the New Testament in English]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Option<Vec<PathBuf>>,
     /// Pipeline schedule: a name from `chimera schedule list` (`auto` searches), or a timetable in a `.csv` or `.json` file,

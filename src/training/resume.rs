@@ -110,13 +110,7 @@ impl Run {
             conflicts.push(format!("{product}: {was} in the checkpoint, {is} now"));
         }
         if let Some(other) = self.other_data(manifest).filter(|_| conflicts.is_empty()) {
-            let hint = match self.plan.config.data.is_empty() {
-                true => {
-                    "; the project's own text changes with its versions: name files with --data"
-                }
-                false => "",
-            };
-            conflicts.push(format!("data: {other}{hint}"));
+            conflicts.push(format!("data: {other}"));
         }
         if !conflicts.is_empty() {
             bail!("{place} is of another training:\n  {}", conflicts.join("\n  "));

@@ -123,7 +123,7 @@ fn settings_that_differ_are_told() {
     train("--depth 1 --save-every 3", None, whole.path(), Disk::default()).expect("trains");
     let open = || Checkpoint::open(&at(whole.path(), 3)).expect("a checkpoint");
     let text = whole.path().join("text.txt");
-    std::fs::write(&text, "another text than the project's own. ".repeat(99)).expect("a file");
+    std::fs::write(&text, "another text than the built-in one. ".repeat(99)).expect("a file");
     let data = format!("--data {}", text.display());
     for (options, lines) in [
         ("--seed 2", &["seed: 1 in the checkpoint, 2 now"][..]),

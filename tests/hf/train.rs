@@ -199,5 +199,5 @@ fn sizes_come_from_the_model_and_others_are_refused() {
         "{said}"
     );
     let said = refusal(&format!("{init} --depth 2"));
-    assert!(said.contains("the vocabulary has 20 ids"), "the project's text is bytes: {said}");
+    assert!(said.contains("the vocabulary has 20 ids"), "the built-in text is bytes: {said}");
 }
