@@ -76,7 +76,9 @@ impl Plan {
         let choice = choose(&said, self.batch as usize, &cluster, top, &effort);
         bar.finish_and_clear();
         let choice = choice?;
-        let Some(best) = choice.candidates.first() else { bail!(self.too_large(&choice)) };
+        let Some(best) = choice.candidates.first() else {
+            bail!("{}{}", self.too_large(&choice), untried(&choice, seconds))
+        };
         let command = self.command(best);
         let top = choice.candidates.iter().take(top);
         if self.json {
@@ -98,14 +100,7 @@ impl Plan {
             choice.n_too_large,
             if is_foreseen { "; with ~ they are foreseen from shorter steps" } else { "" },
         );
-        if choice.n_left_out > 0 {
-            let n = choice.n_left_out;
-            let _ = write!(
-                text,
-                "\nstopped after {seconds} s with {n} way(s) not tried to the end: this is the best found so far, and a \
-                 larger --search-time may find better"
-            );
-        }
+        text.push_str(&untried(&choice, seconds));
         print(format!("{text}\n\n{command}"))
     }
 
@@ -145,6 +140,17 @@ impl Plan {
             choice.n_too_large,
             size(need.total()),
         )
+    }
+}
+
+/// What was left out when the time was over, in words.
+fn untried(choice: &Choice, seconds: f64) -> String {
+    match choice.n_left_out {
+        0 => String::new(),
+        n => format!(
+            "\nstopped after {seconds} s with {n} way(s) not tried to the end: this is the best found so far, and a \
+             larger --search-time may find better"
+        ),
     }
 }
 

@@ -71,7 +71,7 @@ pub(crate) fn prepare_dir(dir: &Path) -> Result<()> {
 /// An empty file in the place of one that is there; a link is replaced, and what it leads to is left alone.
 pub(crate) fn replace(path: &Path) -> Result<File> {
     match remove_file(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
         _ => OpenOptions::new().write(true).create_new(true).open(path),
     }
 }

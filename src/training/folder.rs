@@ -376,12 +376,19 @@ fn remove_errors(folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether a file is `error.<rank>.json`, such a file half written, or `ops.<rank>.jsonl`.
+/// Whether a file is `error.<rank>.json`.
+pub fn is_error(name: &str) -> bool {
+    is_of_a_rank(name, "error.", ".json")
+}
+
+/// Whether a file is an error's, also half written, or `ops.<rank>.jsonl`.
 fn is_of_a_failure(name: &str) -> bool {
-    let name = name.strip_suffix(".part").unwrap_or(name);
-    let error = name.strip_prefix("error.").and_then(|name| name.strip_suffix(".json"));
-    let ops = name.strip_prefix("ops.").and_then(|name| name.strip_suffix(".jsonl"));
-    error.or(ops).is_some_and(|rank| rank.parse::<u32>().is_ok())
+    is_error(name.strip_suffix(".part").unwrap_or(name)) || is_of_a_rank(name, "ops.", ".jsonl")
+}
+
+fn is_of_a_rank(name: &str, start: &str, end: &str) -> bool {
+    let rank = name.strip_prefix(start).and_then(|name| name.strip_suffix(end));
+    rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
 }
 
 /// The first folder `0001`, `0002`, … of `parent` that is not there yet.

@@ -50,7 +50,7 @@ pub use candidate::{Candidate, Cluster};
 pub use choose::{Choice, Effort, choose};
 pub use fit::Need;
 pub use flops::flops_per_token;
-pub use folder::{Folder, Place, write_error};
+pub use folder::{Folder, Place, is_error, write_error};
 pub use history::Lines;
 use initial::Initial;
 pub use lock::is_at_work;

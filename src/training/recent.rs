@@ -50,8 +50,9 @@ impl Explain {
 
     /// Writes `ops.<rank>.jsonl` of every rank of this process.
     pub fn write_all(&self) -> Result<()> {
-        let ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
-        let ranks: Vec<Rank> = ranks.keys().copied().collect();
+        let known = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        let ranks: Vec<Rank> = known.keys().copied().collect();
+        drop(known); // to write takes it again
         ranks.into_iter().try_for_each(|rank| self.write(rank))
     }
 }

@@ -196,3 +196,25 @@ fn links_in_the_folder_of_a_run_are_not_written_through() {
     assert_eq!(read_to_string(&victim).expect("a file"), "precious");
     remove_dir_all(run(&place)).expect("a folder");
 }
+
+/// Neither a signal nor half an error file.
+#[test]
+fn a_file_beyond_the_limit_of_the_shell_is_an_error_like_a_full_disk() {
+    let place = folder();
+    let train = line(&place, "--steps 1000000 --metrics metrics");
+    let command = format!(
+        "cd {}; ulimit -f 8; exec {} {train}",
+        place.path().display(),
+        env!("CARGO_BIN_EXE_chimera")
+    );
+    let out = std::process::Command::new("bash").args(["-c", &command]).output().expect("bash");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(9), "{said}");
+    assert!(said.contains("cannot write metrics metrics: File too large"), "{said}");
+    let error = read_to_string(run(&place).join("error.0.json")).expect("an error file");
+    assert!(
+        serde_json::from_str::<serde_json::Value>(&error).is_ok_and(|error| error["code"] == 9),
+        "{error}"
+    );
+    assert!(!run(&place).join("error.0.json.part").exists());
+}

@@ -115,3 +115,13 @@ fn what_cannot_be_planned_is_refused() {
         assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
     }
 }
+
+/// A choice that is stopped says so, and what it has not tried.
+#[test]
+fn a_plan_that_runs_out_of_time_says_so() {
+    let ran = chimera(&format!(
+        "{JOB} --memory 1GiB --batch 4096 --ranks 64 --layers 64 --search-time 0"
+    ));
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
+    assert!(ran.stderr.contains("choose a larger --search-time"), "{}", ran.stderr);
+}

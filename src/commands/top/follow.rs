@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use chimera::files::{open_regular, text_regular};
-use chimera::training::{Lines, Metrics, is_at_work};
+use chimera::training::{Lines, Metrics, is_at_work, is_error};
 
 /// Steps over which speed is averaged.
 const N_RECENT: usize = 20;
@@ -137,10 +137,8 @@ fn state(folder: &Path) -> State {
         return State::AtWork;
     }
     let files = read_dir(folder).into_iter().flatten().flatten();
-    let is_error = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        name.starts_with("error.") && name.ends_with(".json")
-    };
+    let is_error =
+        |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(is_error);
     let error = files.map(|file| file.path()).filter(is_error).min();
     let Some(error) = error else { return State::Over };
     let text = text_regular(&error, MAX_BYTES).ok().flatten().unwrap_or_default();

@@ -69,7 +69,7 @@ const KINDS: [Kind; 5] = [
 struct Attempt<'a> {
     random: Random,
     fixtures: &'a Fixtures,
-    limits: &'a Limits,
+    limits: Limits,
     /// Its own folder, in which its commands run.
     folder: PathBuf,
     n_commands: u64,
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(case) = args.case {
         let (kind, outcome, _) = attempt(args.seed, case, &fixtures, &limits);
         eprintln!("case {case} is of {}", kind.name);
-        return outcome;
+        return outcome.map_err(|error| anyhow::anyhow!(causes(&error)));
     }
     let (next, began) = (AtomicU64::new(0), Instant::now());
     let (counts, failures) = (Mutex::new(BTreeMap::<_, Count>::new()), Mutex::new(Vec::new()));
@@ -116,7 +116,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                     }
                     if let (Err(error), Ok(mut failures)) = (outcome, failures.lock()) {
                         let seed = args.seed;
-                        eprintln!("FAILED: --seed {seed} --case {case} ({}): {error:#}", kind.name);
+                        eprintln!(
+                            "FAILED: --seed {seed} --case {case} ({}): {}",
+                            kind.name,
+                            causes(&error)
+                        );
                         failures.push(case);
                     }
                 }
@@ -128,6 +132,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         0 => Ok(()),
         n => bail!("{n} case(s) failed; repeat each with the --seed and --case above"),
     }
+}
+
+/// An error with its causes, and without where in this program it was noticed.
+fn causes(error: &anyhow::Error) -> String {
+    let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
+    causes.join(": ")
 }
 
 fn report(counts: &BTreeMap<&str, Count>, took: Duration) {
@@ -152,6 +162,7 @@ fn attempt(seed: u64, case: u64, fixtures: &Fixtures, limits: &Limits) -> (Kind,
     let attempted = || -> Result<()> {
         let folder = tempfile::Builder::new().prefix(&format!("torture-{case}-")).tempdir()?;
         let path = folder.path().to_path_buf();
+        let limits = limits.clone();
         let mut attempt = Attempt { random, fixtures, limits, folder: path, n_commands: 0 };
         let outcome = (kind.attempt)(&mut attempt);
         n_commands = attempt.n_commands;

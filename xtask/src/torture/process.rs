@@ -17,6 +17,7 @@ const LONGEST_MESSAGE: usize = 20_000;
 const LOOK: Duration = Duration::from_millis(3);
 
 /// What every command must keep to.
+#[derive(Clone)]
 pub(super) struct Limits {
     pub(super) program: PathBuf,
     pub(super) patience: Duration,
@@ -72,6 +73,17 @@ impl Outcome {
     /// Whether it came to its end without an error.
     pub(super) fn is_success(&self) -> bool {
         self.status.is_some_and(|status| status.success())
+    }
+
+    /// Whether a signal of the three that are sent ended it.
+    pub(super) fn was_killed(&self) -> bool {
+        #[cfg(unix)]
+        return self.status.is_some_and(|status| {
+            let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+            matches!(signal, Some(2 | 9 | 15))
+        });
+        #[cfg(not(unix))]
+        self.status.is_some_and(|status| !status.success())
     }
 
     /// Refuses hangs, panics, deaths, codes that are not documented, and refusals without words or with too many.
