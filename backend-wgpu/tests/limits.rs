@@ -171,18 +171,22 @@ fn a_device_tells_how_long_its_work_took() {
     let mut clock = k.clock().unwrap().expect("timestamps");
     assert!(clock.ages().unwrap().is_empty());
     let began = Instant::now();
+    let (mut sum, one) = (k.zeros(&[1]).unwrap(), k.upload(&[1], &[1.0]).unwrap());
     for _ in 0..300 {
         clock.mark();
+        k.accumulate(&mut sum, &one).unwrap();
     }
+    clock.mark();
     clock.mark();
     let y = k.linear(&x, &x, Layout::InOut, None, None).unwrap();
     clock.mark();
     let ages = clock.ages().unwrap();
     let passed = began.elapsed().as_secs_f64();
-    assert_eq!(ages.len(), 302);
-    assert!(ages.is_sorted_by(|a, b| a >= b) && ages[0] <= passed && ages[301] >= 0.0, "{ages:?}");
-    let (idle, busy) = (ages[299] - ages[300], ages[300] - ages[301]);
+    assert_eq!(ages.len(), 303);
+    assert!(ages.is_sorted_by(|a, b| a >= b) && ages[0] <= passed && ages[302] >= 0.0, "{ages:?}");
+    let (idle, busy) = (ages[299] - ages[300], ages[301] - ages[302]);
     assert!(busy > 10.0 * idle, "a product takes {busy} s, nothing {idle} s");
+    assert_eq!(ages[300], ages[301], "nothing was asked for between them");
     assert!(clock.ages().unwrap().is_empty());
     drop(y);
 }
