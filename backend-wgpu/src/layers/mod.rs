@@ -73,7 +73,9 @@ pub(crate) fn sources(tuning: &Tuning) -> Vec<(&'static crate::shader::Source, C
     let functions = [Activation::GeluTanh, Activation::Gelu, Activation::Tanh];
     let functions = functions.map(|f| (&ACTIVATION, tuning.activation_constants(f)));
     let dims = [1, 3, 4, 6, 16, 64, 80, 128, 256];
-    let attention = dims.map(|dim| (&ATTENTION, tuning.attention_constants(dim)));
+    let attention = [&ATTENTION_FORWARD, &ATTENTION_BACKWARD]
+        .into_iter()
+        .flat_map(|source| dims.map(|dim| (source, tuning.attention_constants(dim))));
     let sources = of_elements.into_iter().chain(of_rows).chain(functions).chain(attention);
     sources.chain(linear::sources()).collect()
 }
