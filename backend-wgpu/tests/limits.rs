@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use chimera_backend_wgpu::{Options, Product, Wgpu, adapters};
-use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout, Updated};
+use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout, Mask, Updated};
 
 /// GPT-2's table of tokens: 147 MiB, where software Vulkan binds 128 at once.
 const TABLE: [usize; 2] = [50_257, 768];
@@ -121,6 +121,19 @@ fn more_rows_than_there_are_workgroups_for_are_summed() {
     assert_eq!(sums, [squares, sum, squares, sum]);
 }
 
+/// llvmpipe ends the loops of an invocation after 65,535 rounds in all.
+#[test]
+fn a_vocabulary_of_more_tokens_than_loops_have_rounds_has_gradients() {
+    const VOCAB: usize = 2 * 65_534;
+    let k = open();
+    let logits = k.upload(&[1, VOCAB], &vec![0.0; VOCAB]).unwrap();
+    let (_, d_logits) = k.cross_entropy(logits, &[VOCAB as u32 - 1], 1.0).unwrap();
+    let d_logits = k.download(&d_logits).unwrap();
+    let (target, others) = d_logits.split_last().unwrap();
+    assert!((*target + 1.0).abs() < 1e-5, "{target}");
+    assert!(others.iter().all(|d| (d * VOCAB as f32 - 1.0).abs() < 1e-4));
+}
+
 #[test]
 fn a_tensor_that_no_memory_holds_is_out_of_memory() {
     let k = open();
@@ -148,6 +161,24 @@ fn a_row_that_cannot_be_bound_is_named() {
         refusal.contains("layer_norm failed") && refusal.contains("row(s) of 300"),
         "{refusal}"
     );
+}
+
+#[test]
+fn loops_of_more_rounds_than_llvmpipe_makes_are_refused() {
+    let k = open();
+    if !k.device().contains("llvmpipe") {
+        return;
+    }
+    let qkv = k.zeros(&[65_536, 3 * 16]).unwrap();
+    let too_long = k.attention(&qkv, 1, 65_536, Mask::Causal, None).unwrap_err().to_string();
+    assert!(
+        too_long.contains("attention failed") && too_long.contains("after 65535"),
+        "{too_long}"
+    );
+    k.attention(&qkv, 1, 16_384, Mask::Causal, None).map(drop).expect("few enough");
+    let logits = k.zeros(&[1, 2 * 65_534 + 1]).unwrap();
+    let too_large = k.cross_entropy(logits, &[0], 1.0).unwrap_err().to_string();
+    assert!(too_large.contains("after 65535"), "{too_large}");
 }
 
 #[test]

@@ -142,6 +142,10 @@ impl Gpu {
         qkv: &Tensor,
         by: Heads,
     ) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
+        // A round for four rows of the sample, and twice one for each of their vectors.
+        let quads = by.dim.div_ceil(4);
+        let rounds = by.context.div_ceil(4) * (1 + 2 * quads) + 2 * quads;
+        self.check_rounds(op, rounds)?;
         // A sample takes a workgroup's number along one dimension.
         let most = self.max_groups() as usize * by.context;
         let blocks = self.blocks(op, qkv.n_rows(), qkv.width(), by.context)?;

@@ -13,12 +13,17 @@ mod sums;
 
 use std::ops::Range;
 
+use chimera_core::kernels::Result;
+
 use crate::gpu::Gpu;
 use crate::shader::Constants;
 use crate::tuning::Tuning;
 
 /// Rows that are summed by themselves before their sums are, which keeps rounding small and a device busy.
 const CHUNK: usize = 64;
+
+/// Rounds that the loops of an invocation make together: llvmpipe ends them there, without a word.
+const MAX_ROUNDS: usize = 65_535;
 
 impl Tuning {
     /// Of kernels that work on elements.
@@ -33,6 +38,18 @@ impl Tuning {
 }
 
 impl Gpu {
+    /// Refuses a kernel whose loops make more rounds than the device lets them.
+    fn check_rounds(&self, op: &'static str, rounds: usize) -> Result<()> {
+        if rounds <= MAX_ROUNDS || !self.name().contains("llvmpipe") {
+            return Ok(());
+        }
+        let reason = format!(
+            "its loops take {rounds} rounds, and llvmpipe ends them after {MAX_ROUNDS}: shorten the context or \
+             the vocabulary, or choose another device"
+        );
+        Err(self.failed(op, reason))
+    }
+
     /// Workgroups for `n` elements.
     fn element_grid(&self, n: usize) -> [u32; 3] {
         self.grid(n.div_ceil(self.tuning().group as usize))
