@@ -30,6 +30,12 @@ fn logit(at: u32, i: u32) -> f32 {
     return logits[at + i];
 }
 
+fn store(at: u32, i: u32, gradient: f32) {
+    if i < by.vocab {
+        logits[at + i] = gradient;
+    }
+}
+
 @compute @workgroup_size(GROUP)
 fn cross_entropy(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -69,12 +75,14 @@ fn cross_entropy(
         return;
     }
     let factor = by.scale / part.y;
-    for (var i = lane; i < by.vocab; i += LANES) {
-        var gradient = exp1(logits[at + i] - part.x) * factor;
-        if i == target_id {
-            gradient -= by.scale;
-        }
-        logits[at + i] = gradient;
+    for (var i = lane; i < by.vocab; i += 4u * LANES) {
+        let ids = vec4(i, i + LANES, i + 2u * LANES, i + 3u * LANES);
+        let four = vec4(logit(at, ids.x), logit(at, ids.y), logit(at, ids.z), logit(at, ids.w));
+        let gradient = exp4(four - part.x) * factor - select(vec4(0.0), vec4(by.scale), ids == vec4(target_id));
+        store(at, ids.x, gradient.x);
+        store(at, ids.y, gradient.y);
+        store(at, ids.z, gradient.z);
+        store(at, ids.w, gradient.w);
     }
     if lane == 0u {
         losses[by.losses_at + row] = by.scale * (log1(part.y) + (part.x - target_logit));

@@ -198,12 +198,12 @@ fn tiles(
         for (var line = 0u; line < DEPTH * LINE; line += 4u * LINE) {
             // repeat k 4
             {
-                let left = a_tile[line + {k}u * LINE + place.y];
-                let right = b_tile[line + {k}u * LINE + place.x];
+                let left = a_tile[line + {k} * LINE + place.y];
+                let right = b_tile[line + {k} * LINE + place.x];
                 add_outer(&sums00, left, right);
                 if BLOCK == 8u {
-                    let lower = a_tile[line + {k}u * LINE + place.y + 16u];
-                    let farther = b_tile[line + {k}u * LINE + place.x + 16u];
+                    let lower = a_tile[line + {k} * LINE + place.y + 16u];
+                    let farther = b_tile[line + {k} * LINE + place.x + 16u];
                     add_outer(&sums01, left, farther);
                     add_outer(&sums10, lower, right);
                     add_outer(&sums11, lower, farther);

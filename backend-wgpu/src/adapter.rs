@@ -9,6 +9,7 @@ use wgpu::{
 
 use crate::Wgpu;
 use crate::gpu::{Gpu, Limits, TIMESTAMPS};
+use crate::stream::IN_PASSES;
 use crate::tuning::{Product, Products, Target, Tuning};
 
 /// Bytes of immediates that the kernels take at most.
@@ -64,7 +65,7 @@ pub struct Options {
 }
 
 /// What a device is used for where it has it.
-const OPTIONAL: Features = Features::SUBGROUP.union(TIMESTAMPS);
+const OPTIONAL: Features = Features::SUBGROUP.union(TIMESTAMPS).union(IN_PASSES);
 
 /// Why an adapter cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

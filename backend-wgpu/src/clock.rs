@@ -6,37 +6,53 @@ use chimera_core::kernels::{Clock, Result};
 
 use crate::gpu::Gpu;
 
-/// A clock of one device.
+/// A clock of one device. Marks with no work between them share a timestamp.
 pub(crate) struct QueueClock {
     gpu: Arc<Gpu>,
     sets: Vec<wgpu::QuerySet>,
-    n_marks: usize,
+    n_stamps: usize,
+    /// The timestamp of each mark.
+    marks: Vec<usize>,
 }
 
-/// Marks of a set.
-pub(crate) const MARKS: u32 = 256;
+/// Timestamps of a set.
+pub(crate) const STAMPS: u32 = 256;
 
 impl QueueClock {
     pub(crate) fn new(gpu: Arc<Gpu>) -> QueueClock {
-        QueueClock { gpu, sets: Vec::new(), n_marks: 0 }
+        QueueClock { gpu, sets: Vec::new(), n_stamps: 0, marks: Vec::new() }
     }
+
+    fn is_at_last(&self) -> bool {
+        let Some(last) = self.n_stamps.checked_sub(1) else { return false };
+        let (set, index) = place(last);
+        self.gpu.is_at(&self.sets[set], index)
+    }
+}
+
+/// The set of a timestamp, and its number there.
+fn place(stamp: usize) -> (usize, u32) {
+    (stamp / STAMPS as usize, stamp as u32 % STAMPS)
 }
 
 impl Clock for QueueClock {
     fn mark(&mut self) {
-        let (set, index) = (self.n_marks / MARKS as usize, self.n_marks as u32 % MARKS);
-        if set == self.sets.len() {
-            self.sets.push(self.gpu.marks());
+        if !self.is_at_last() {
+            let (set, index) = place(self.n_stamps);
+            if set == self.sets.len() {
+                self.sets.push(self.gpu.stamps());
+            }
+            self.gpu.mark(&self.sets[set], index);
+            self.n_stamps += 1;
         }
-        self.gpu.mark(&self.sets[set], index);
-        self.n_marks += 1;
+        self.marks.push(self.n_stamps - 1);
     }
 
     fn ages(&mut self) -> Result<Vec<f64>> {
         self.mark();
-        let n = std::mem::take(&mut self.n_marks);
+        let (n, marks) = (std::mem::take(&mut self.n_stamps), std::mem::take(&mut self.marks));
         let seconds = self.gpu.marked(&self.sets, n)?;
-        let (now, marks) = seconds.split_last().unwrap_or((&0.0, &[]));
-        Ok(marks.iter().map(|mark| now - mark).collect())
+        let (now, marks) = marks.split_last().map_or((0.0, &[][..]), |(now, m)| (seconds[*now], m));
+        Ok(marks.iter().map(|mark| now - seconds[*mark]).collect())
     }
 }

@@ -44,7 +44,8 @@ macro_rules! sources {
 
 sources!(
     ACTIVATION "activation",
-    ATTENTION "attention" + "threefry",
+    ATTENTION_BACKWARD "attention_backward" + "attention" + "threefry",
+    ATTENTION_FORWARD "attention_forward" + "attention" + "threefry",
     CROSS_ENTROPY "cross_entropy",
     DROPOUT "dropout" + "threefry",
     EMBEDDING "embedding",
@@ -124,7 +125,8 @@ impl Pipeline {
 
 /// The WGSL of a source. Translators bound loops and check what is indexed in them, so compilers do not unroll them
 /// and keep arrays in memory. What has to stay in registers is therefore written out: lines between `// repeat i N` and
-/// `// end` are repeated for each number below N, a constant or a number, in the place of `{i}`.
+/// `// end` are repeated for each number below N, a constant or a number, in the place of `{i}`. With a constant
+/// `UNROLL` of 0 they become a loop, which compiles sooner where registers are few anyway.
 fn text(source: &Source, constants: &Constants) -> String {
     let mut text = String::new();
     for (name, value) in constants {
@@ -138,9 +140,15 @@ fn text(source: &Source, constants: &Constants) -> String {
             continue;
         };
         let body: Vec<&str> = lines.by_ref().take_while(|line| line.trim() != "// end").collect();
+        let body = |value: &str| body.join("\n").replace(&format!("{{{name}}}"), value);
+        if constants.contains(&("UNROLL", 0)) {
+            let each = body(name);
+            let _ =
+                writeln!(text, "for (var {name} = 0u; {name} < {count}u; {name}++) {{\n{each}\n}}");
+            continue;
+        }
         for i in 0..count {
-            text += &body.join("\n").replace(&format!("{{{name}}}"), &i.to_string());
-            text.push('\n');
+            text.extend([&body(&format!("{i}u")), "\n"]);
         }
     }
     text

@@ -1,6 +1,12 @@
 //! Commands on their way to the device.
 
-use wgpu::{CommandEncoder, CommandEncoderDescriptor, ComputePass, ComputePassDescriptor};
+use wgpu::{
+    CommandEncoder, CommandEncoderDescriptor, ComputePass, ComputePassDescriptor, Features,
+    QuerySet,
+};
+
+/// What a device must have for timestamps between kernels.
+pub(crate) const IN_PASSES: Features = Features::TIMESTAMP_QUERY_INSIDE_PASSES;
 
 /// Commands that are recorded but not submitted.
 #[derive(Debug, Default)]
@@ -10,12 +16,15 @@ pub(crate) struct Stream {
     n_dispatches: usize,
     /// Bytes that were written since the last submission, which keeps copies of them.
     staged: u64,
+    /// The timestamp behind which nothing is recorded yet.
+    last_mark: Option<(QuerySet, u32)>,
 }
 
 impl Stream {
     /// Where kernels are recorded.
     pub(crate) fn pass(&mut self, device: &wgpu::Device) -> &mut ComputePass<'static> {
         self.n_dispatches += 1;
+        self.last_mark = None;
         let encoder = self.encoder.get_or_insert_with(|| encoder(device));
         self.pass.get_or_insert_with(|| {
             encoder.begin_compute_pass(&ComputePassDescriptor::default()).forget_lifetime()
@@ -24,8 +33,22 @@ impl Stream {
 
     /// Where copies are recorded.
     pub(crate) fn encoder(&mut self, device: &wgpu::Device) -> &mut CommandEncoder {
-        self.pass = None;
+        (self.pass, self.last_mark) = (None, None);
         self.encoder.get_or_insert_with(|| encoder(device))
+    }
+
+    /// Records a timestamp; between kernels, where the device can write it there.
+    pub(crate) fn mark(&mut self, device: &wgpu::Device, set: &QuerySet, index: u32) {
+        match &mut self.pass {
+            Some(pass) if device.features().contains(IN_PASSES) => pass.write_timestamp(set, index),
+            _ => self.encoder(device).write_timestamp(set, index),
+        }
+        self.last_mark = Some((set.clone(), index));
+    }
+
+    /// Whether nothing was recorded behind a timestamp, nor was it submitted.
+    pub(crate) fn is_at(&self, set: &QuerySet, index: u32) -> bool {
+        self.last_mark.as_ref().is_some_and(|(at, i)| (at, *i) == (set, index))
     }
 
     /// Kernels recorded since the last submission.
@@ -46,7 +69,7 @@ impl Stream {
 
     /// Takes what is recorded.
     pub(crate) fn finish(&mut self) -> Option<wgpu::CommandBuffer> {
-        self.pass = None;
+        (self.pass, self.last_mark) = (None, None);
         (self.n_dispatches, self.staged) = (0, 0);
         self.encoder.take().map(CommandEncoder::finish)
     }

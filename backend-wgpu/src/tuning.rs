@@ -19,6 +19,8 @@ pub(crate) struct Tuning {
     pub(crate) queries: u32,
     /// Bytes of workgroup memory for tiles of attention; 0 to read them from the tensors.
     pub(crate) tile_bytes: u32,
+    /// Whether attention's loops over features are written out, for registers that hold them.
+    pub(crate) unroll: bool,
     /// Kernels of one submission, at most.
     pub(crate) batch: usize,
 }
@@ -177,6 +179,7 @@ impl Tuning {
                 products,
                 queries: 8,
                 tile_bytes: 0,
+                unroll: false,
                 batch: 256,
             },
             Target::Gpu => Tuning {
@@ -186,6 +189,7 @@ impl Tuning {
                 products,
                 queries: 64,
                 tile_bytes: storage.min(16 << 10),
+                unroll: true,
                 batch: 64,
             },
         }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use chimera_backend_wgpu::{Options, Product, Wgpu, adapters};
-use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout, Updated};
+use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout, Mask, Updated};
 
 /// GPT-2's table of tokens: 147 MiB, where software Vulkan binds 128 at once.
 const TABLE: [usize; 2] = [50_257, 768];
@@ -121,6 +121,19 @@ fn more_rows_than_there_are_workgroups_for_are_summed() {
     assert_eq!(sums, [squares, sum, squares, sum]);
 }
 
+/// llvmpipe ends the loops of an invocation after 65,535 rounds in all.
+#[test]
+fn a_vocabulary_of_more_tokens_than_loops_have_rounds_has_gradients() {
+    const VOCAB: usize = 2 * 65_534;
+    let k = open();
+    let logits = k.upload(&[1, VOCAB], &vec![0.0; VOCAB]).unwrap();
+    let (_, d_logits) = k.cross_entropy(logits, &[VOCAB as u32 - 1], 1.0).unwrap();
+    let d_logits = k.download(&d_logits).unwrap();
+    let (target, others) = d_logits.split_last().unwrap();
+    assert!((*target + 1.0).abs() < 1e-5, "{target}");
+    assert!(others.iter().all(|d| (d * VOCAB as f32 - 1.0).abs() < 1e-4));
+}
+
 #[test]
 fn a_tensor_that_no_memory_holds_is_out_of_memory() {
     let k = open();
@@ -151,6 +164,24 @@ fn a_row_that_cannot_be_bound_is_named() {
 }
 
 #[test]
+fn loops_of_more_rounds_than_llvmpipe_makes_are_refused() {
+    let k = open();
+    if !k.device().contains("llvmpipe") {
+        return;
+    }
+    let qkv = k.zeros(&[65_536, 3 * 16]).unwrap();
+    let too_long = k.attention(&qkv, 1, 65_536, Mask::Causal, None).unwrap_err().to_string();
+    assert!(
+        too_long.contains("attention failed") && too_long.contains("after 65535"),
+        "{too_long}"
+    );
+    k.attention(&qkv, 1, 16_384, Mask::Causal, None).map(drop).expect("few enough");
+    let logits = k.zeros(&[1, 2 * 65_534 + 1]).unwrap();
+    let too_large = k.cross_entropy(logits, &[0], 1.0).unwrap_err().to_string();
+    assert!(too_large.contains("after 65535"), "{too_large}");
+}
+
+#[test]
 fn nothing_is_no_error() {
     let k = open();
     let mut nothing = k.zeros(&[0]).unwrap();
@@ -171,18 +202,22 @@ fn a_device_tells_how_long_its_work_took() {
     let mut clock = k.clock().unwrap().expect("timestamps");
     assert!(clock.ages().unwrap().is_empty());
     let began = Instant::now();
+    let (mut sum, one) = (k.zeros(&[1]).unwrap(), k.upload(&[1], &[1.0]).unwrap());
     for _ in 0..300 {
         clock.mark();
+        k.accumulate(&mut sum, &one).unwrap();
     }
+    clock.mark();
     clock.mark();
     let y = k.linear(&x, &x, Layout::InOut, None, None).unwrap();
     clock.mark();
     let ages = clock.ages().unwrap();
     let passed = began.elapsed().as_secs_f64();
-    assert_eq!(ages.len(), 302);
-    assert!(ages.is_sorted_by(|a, b| a >= b) && ages[0] <= passed && ages[301] >= 0.0, "{ages:?}");
-    let (idle, busy) = (ages[299] - ages[300], ages[300] - ages[301]);
+    assert_eq!(ages.len(), 303);
+    assert!(ages.is_sorted_by(|a, b| a >= b) && ages[0] <= passed && ages[302] >= 0.0, "{ages:?}");
+    let (idle, busy) = (ages[299] - ages[300], ages[301] - ages[302]);
     assert!(busy > 10.0 * idle, "a product takes {busy} s, nothing {idle} s");
+    assert_eq!(ages[300], ages[301], "nothing was asked for between them");
     assert!(clock.ages().unwrap().is_empty());
     drop(y);
 }

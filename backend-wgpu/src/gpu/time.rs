@@ -6,7 +6,7 @@ use chimera_core::kernels::Result;
 use wgpu::{BufferUsages, Features, QuerySet, QuerySetDescriptor, QueryType};
 
 use super::Gpu;
-use crate::clock::MARKS;
+use crate::clock::STAMPS;
 
 const OP: &str = "clock";
 /// Bytes of a timestamp.
@@ -20,23 +20,28 @@ impl Gpu {
         self.device.features().contains(TIMESTAMPS)
     }
 
-    /// Room for [`MARKS`] timestamps.
-    pub(crate) fn marks(&self) -> QuerySet {
+    /// Room for [`STAMPS`] timestamps.
+    pub(crate) fn stamps(&self) -> QuerySet {
         self.device.create_query_set(&QuerySetDescriptor {
             label: None,
             ty: QueryType::Timestamp,
-            count: MARKS,
+            count: STAMPS,
         })
     }
 
     /// Lets the device write its time behind all that is recorded.
     pub(crate) fn mark(&self, set: &QuerySet, index: u32) {
-        self.stream().encoder(&self.device).write_timestamp(set, index);
+        self.stream().mark(&self.device, set, index);
+    }
+
+    /// Whether nothing was recorded since a timestamp, nor was it submitted.
+    pub(crate) fn is_at(&self, set: &QuerySet, index: u32) -> bool {
+        self.stream().is_at(set, index)
     }
 
     /// The first `n` timestamps, in seconds from some point on; waits for them.
     pub(crate) fn marked(self: &Arc<Gpu>, sets: &[QuerySet], n: usize) -> Result<Vec<f64>> {
-        let size = sets.len() as u64 * u64::from(MARKS) * TICKS;
+        let size = sets.len() as u64 * u64::from(STAMPS) * TICKS;
         let resolved = BufferUsages::QUERY_RESOLVE | BufferUsages::COPY_SRC;
         let resolved = self.allocate(OP, size, resolved)?;
         let staging = self.allocate(OP, size, BufferUsages::MAP_READ | BufferUsages::COPY_DST)?;
@@ -45,11 +50,11 @@ impl Gpu {
             let encoder = stream.encoder(&self.device);
             let (mut left, mut start) = (n as u32, 0);
             for set in sets {
-                let here = left.min(MARKS);
+                let here = left.min(STAMPS);
                 if here > 0 {
                     encoder.resolve_query_set(set, 0..here, &resolved, start);
                 }
-                (left, start) = (left - here, start + u64::from(MARKS) * TICKS);
+                (left, start) = (left - here, start + u64::from(STAMPS) * TICKS);
             }
             encoder.copy_buffer_to_buffer(&resolved, 0, &staging, 0, size);
             self.submit(&mut stream)

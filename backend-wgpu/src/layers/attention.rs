@@ -6,23 +6,21 @@ use chimera_core::kernels::{Dropout, Mask, Result};
 
 use super::number;
 use crate::gpu::{Call, Gpu};
-use crate::shader::{ATTENTION, Constants, Kernel};
+use crate::shader::{ATTENTION_BACKWARD, ATTENTION_FORWARD, Constants, Kernel};
 use crate::tensor::{Slice, Tensor};
 use crate::tuning::Tuning;
 
 static FORWARD: Kernel =
-    Kernel { source: &ATTENTION, entry: "forward", n_written: 2, n_read: 2, n_numbers: 10 };
+    Kernel { source: &ATTENTION_FORWARD, entry: "forward", n_written: 2, n_read: 2, n_numbers: 10 };
 static WEIGH: Kernel =
-    Kernel { source: &ATTENTION, entry: "weigh", n_written: 1, n_read: 2, n_numbers: 1 };
-static BACKWARD_QUERIES: Kernel = Kernel {
-    source: &ATTENTION,
-    entry: "backward_queries",
-    n_written: 1,
-    n_read: 5,
-    n_numbers: 10,
-};
-static BACKWARD_KEYS: Kernel =
-    Kernel { source: &ATTENTION, entry: "backward_keys", n_written: 1, n_read: 5, n_numbers: 10 };
+    Kernel { source: &ATTENTION_BACKWARD, entry: "weigh", n_written: 1, n_read: 2, n_numbers: 1 };
+static BACKWARD_QUERIES: Kernel = backward("backward_queries");
+static BACKWARD_KEYS: Kernel = backward("backward_keys");
+static BACKWARD_VALUES: Kernel = backward("backward_values");
+
+const fn backward(entry: &'static str) -> Kernel {
+    Kernel { source: &ATTENTION_BACKWARD, entry, n_written: 1, n_read: 5, n_numbers: 10 }
+}
 
 /// Rows of a tile at most.
 const MAX_TILE: u32 = 32;
@@ -100,7 +98,7 @@ impl Gpu {
                     groups: self.grid(n.div_ceil(self.tuning().queries as usize)),
                 },
             )?;
-            for kernel in [&BACKWARD_QUERIES, &BACKWARD_KEYS] {
+            for kernel in [&BACKWARD_QUERIES, &BACKWARD_KEYS, &BACKWARD_VALUES] {
                 let read = [qkv.all(), dy.all(), log_sum.all(), products.all(), lengths];
                 self.run(
                     op,
@@ -144,6 +142,10 @@ impl Gpu {
         qkv: &Tensor,
         by: Heads,
     ) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
+        // A round for four rows of the sample, and twice one for each of their vectors.
+        let quads = by.dim.div_ceil(4);
+        let rounds = by.context.div_ceil(4) * (1 + 2 * quads) + 2 * quads;
+        self.check_rounds(op, rounds)?;
         // A sample takes a workgroup's number along one dimension.
         let most = self.max_groups() as usize * by.context;
         let blocks = self.blocks(op, qkv.n_rows(), qkv.width(), by.context)?;
@@ -162,10 +164,17 @@ impl Gpu {
 impl Tuning {
     /// For heads with `dim` features.
     pub(super) fn attention_constants(&self, dim: usize) -> Constants {
+        let quads = number(dim).div_ceil(4).max(1);
         // Two tiles of rows of a head.
-        let row_bytes = 2 * 4 * number(dim).max(1);
+        let row_bytes = 2 * 16 * quads;
         let tile = (self.tile_bytes / row_bytes / 4 * 4).min(MAX_TILE);
-        vec![("QUERIES", self.queries), ("DIM", number(dim)), ("TILE", tile)]
+        vec![
+            ("QUERIES", self.queries),
+            ("DIM", number(dim)),
+            ("QUADS", quads),
+            ("TILE", tile),
+            ("UNROLL", self.unroll.into()),
+        ]
     }
 }
 

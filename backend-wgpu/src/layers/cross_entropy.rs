@@ -26,6 +26,7 @@ impl Gpu {
         let op = "cross_entropy";
         let (rows, vocab) = (logits.n_rows(), logits.width());
         assert_eq!(rows, targets.len(), "{op}");
+        self.check_rounds(op, 2 * vocab.div_ceil(4 * self.tuning().lanes as usize))?;
         let targets = self.upload_ids(op, targets)?;
         let losses = self.tensor(op, &[rows])?;
         for block in self.blocks(op, rows, vocab, 1)? {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use chimera_core::kernels::{Layout, Result};
 
-use super::{cut, number};
+use super::{MAX_ROUNDS, cut, number};
 use crate::gpu::{Call, Gpu};
 use crate::shader::{Constants, Kernel, LINEAR, LINEAR_SUBGROUPS};
 use crate::tensor::{Slice, Tensor};
@@ -16,9 +16,6 @@ static SUBGROUPS: Kernel =
     Kernel { source: &LINEAR_SUBGROUPS, entry: "subgroups", n_written: 1, n_read: 4, n_numbers: 9 };
 static TILES: Kernel =
     Kernel { source: &LINEAR, entry: "tiles", n_written: 1, n_read: 4, n_numbers: 9 };
-
-/// Terms of a sum in one call: llvmpipe ends every loop after 65,535 rounds.
-const MOST_TERMS: usize = 65_535;
 
 /// A matrix as it lies in memory, or its transpose.
 #[derive(Clone, Copy)]
@@ -168,7 +165,7 @@ impl Gpu {
             let columns = self.blocks(op, n, by_n, 1)?;
             for columns in columns.flat_map(|columns| cut(columns, most_columns)) {
                 let inner = self.blocks(op, depth, by_depth, 1)?;
-                for inner in inner.flat_map(|inner| cut(inner, MOST_TERMS)) {
+                for inner in inner.flat_map(|inner| cut(inner, MAX_ROUNDS)) {
                     // Bias and residual come with the first part of a sum.
                     let with = match inner.start {
                         0 => with,

@@ -13,12 +13,17 @@ mod sums;
 
 use std::ops::Range;
 
+use chimera_core::kernels::Result;
+
 use crate::gpu::Gpu;
 use crate::shader::Constants;
 use crate::tuning::Tuning;
 
 /// Rows that are summed by themselves before their sums are, which keeps rounding small and a device busy.
 const CHUNK: usize = 64;
+
+/// Rounds that the loops of an invocation make together: llvmpipe ends them there, without a word.
+const MAX_ROUNDS: usize = 65_535;
 
 impl Tuning {
     /// Of kernels that work on elements.
@@ -33,6 +38,18 @@ impl Tuning {
 }
 
 impl Gpu {
+    /// Refuses a kernel whose loops make more rounds than the device lets them.
+    fn check_rounds(&self, op: &'static str, rounds: usize) -> Result<()> {
+        if rounds <= MAX_ROUNDS || !self.name().contains("llvmpipe") {
+            return Ok(());
+        }
+        let reason = format!(
+            "its loops take {rounds} rounds, and llvmpipe ends them after {MAX_ROUNDS}: shorten the context or \
+             the vocabulary, or choose another device"
+        );
+        Err(self.failed(op, reason))
+    }
+
     /// Workgroups for `n` elements.
     fn element_grid(&self, n: usize) -> [u32; 3] {
         self.grid(n.div_ceil(self.tuning().group as usize))
@@ -73,7 +90,9 @@ pub(crate) fn sources(tuning: &Tuning) -> Vec<(&'static crate::shader::Source, C
     let functions = [Activation::GeluTanh, Activation::Gelu, Activation::Tanh];
     let functions = functions.map(|f| (&ACTIVATION, tuning.activation_constants(f)));
     let dims = [1, 3, 4, 6, 16, 64, 80, 128, 256];
-    let attention = dims.map(|dim| (&ATTENTION, tuning.attention_constants(dim)));
+    let attention = [&ATTENTION_FORWARD, &ATTENTION_BACKWARD]
+        .into_iter()
+        .flat_map(|source| dims.map(|dim| (source, tuning.attention_constants(dim))));
     let sources = of_elements.into_iter().chain(of_rows).chain(functions).chain(attention);
     sources.chain(linear::sources()).collect()
 }

@@ -86,9 +86,14 @@ fn a_write_to_a_component_is_found() {
 #[test]
 fn repetitions_are_written_out() {
     static SOURCE: Source =
-        Source { name: "some", texts: &["a\n  // repeat i N\n  b{i}\n  c{i}\n  // end\nd\n"] };
-    let expected = "const N = 2u;\na\n  b0\n  c0\n  b1\n  c1\nd\n";
+        Source { name: "some", texts: &["a\n  // repeat i N\n  b[{i}]\n  c{i}\n  // end\nd\n"] };
+    let expected = "const N = 2u;\na\n  b[0u]\n  c0u\n  b[1u]\n  c1u\nd\n";
     assert_eq!(text(&SOURCE, &vec![("N", 2)]), expected);
+    let looped = text(&SOURCE, &vec![("N", 2), ("UNROLL", 0)]);
+    assert!(
+        looped.ends_with("a\nfor (var i = 0u; i < 2u; i++) {\n  b[i]\n  ci\n}\nd\n"),
+        "{looped}"
+    );
 }
 
 /// Every source, with the constants that the layers may give it.
