@@ -199,6 +199,6 @@ mod tests {
         let mut words = tensor(&[1], &[1.0]).into_words().expect("sendable");
         words[1 + HEAD + 1] = f32::from_bits(2);
         assert_eq!(Letter::from_words(words), Err("its 1 elements are not of shape [2]".into()));
-        assert!(tensor(&vec![1; MAX_DIMS + 1], &[1.0]).into_words().is_err());
+        assert!(tensor(&[1; MAX_DIMS + 1], &[1.0]).into_words().is_err());
     }
 }
