@@ -21,7 +21,7 @@ const MOST_S: f64 = 0.25;
 /// Bytes of what is kept, at most.
 const MAX_BYTES: u64 = 1 << 10;
 
-/// How fast each way to multiply matrices is on an adapter, in GFLOP/s at each [`Size`]; `None` where it was not
+/// How fast each way to multiply matrices is on an adapter, in GFLOP/s at each size; `None` where it was not
 /// measured, or is wrong.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Speeds(Vec<(Product, [Option<f64>; 3])>);
