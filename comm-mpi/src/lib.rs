@@ -10,15 +10,26 @@
 //! MPI itself, and a message costs no change of threads. Every message is received as soon as it is
 //! announced, into memory of its own.
 //!
-//! A process that dies is noticed by its peers on the same machine, within a quarter of a second; waits for
-//! whatever rank then end with [`CommError::Lost`], which names the dead one. One that dies on another
-//! machine is the launcher's to tell.
+//! A process that dies is noticed by its peers on the same host, within a quarter of a second, and by those on
+//! other hosts, within a second or two, over connections of their own. Waits for whatever rank then end with
+//! [`CommError::Lost`], which names the dead one.
+//!
+//! MPI is reached by rsmpi (the crate `mpi`). Its safe layer starts MPI and makes communicators and groups; messages
+//! and sums use its `ffi`, for three reasons. A safe request borrows its buffer within a scope, while a message
+//! here owns its memory and outlives the call that sends it. A safe request that is dropped before it is complete
+//! panics or blocks. And return codes are discarded, while here each failure ends the waits with its cause. A
+//! `Universe` is never dropped: that calls `MPI_Finalize`, which blocks a rank that unwinds from a panic until all
+//! others end too.
 
 #![allow(unsafe_code)] // MPI is C; see `wire`
 
 mod comm;
+mod door;
+mod handles;
 mod letter;
 mod letters;
+mod limit;
+mod links;
 mod lookout;
 mod peers;
 mod shared;
@@ -37,9 +48,14 @@ use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
 
+use door::Door;
 use letter::Letter;
+pub use limit::Limit;
+use links::Links;
 pub use lookout::Lookout;
-use peers::{Process, Watched};
+use peers::{Process, Watched, firsts};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use shared::{Progress, Shared};
 pub use sums::Sums;
 use tend::Rest;
@@ -64,8 +80,8 @@ pub struct Mpi {
 
 impl Mpi {
     /// Starts MPI and meets all other ranks, for which it waits so long; once in a process, which its launcher has
-    /// started with them.
-    pub fn start(patience: Duration) -> Result<Mpi, CommError> {
+    /// started with them. Whoever calls is warned if deaths on other hosts would not be noticed.
+    pub fn start(patience: Duration, warn: fn(&str)) -> Result<Mpi, CommError> {
         let wire = Wire::open().map_err(CommError::Failed)?;
         let (me, n_ranks) = (wire.me, wire.n_ranks);
         let shared = Arc::new(Shared::new(wire));
@@ -79,33 +95,67 @@ impl Mpi {
             n_bytes_received: FxHashMap::default(),
             n_questions: 0,
         };
-        let failed = |reason: String| CommError::Failed(reason);
-        let own = serde_json::to_vec(&Process::me()).map_err(|e| failed(e.to_string()))?;
-        let all = all_gather(&mut mpi, &own, Instant::now() + patience)?;
-        let read = |(from, bytes): (u32, &Vec<u8>)| {
-            let unreadable = |e: serde_json::Error| CommError::Unreadable {
-                from: Rank(from),
-                reason: e.to_string(),
-            };
-            serde_json::from_slice(bytes).map_err(unreadable)
-        };
-        let all = (0..).zip(&all).map(read).collect::<Result<Vec<Process>, _>>()?;
-        mpi.watched = Arc::new(Watched::of(me, &all));
+        let deadline = Instant::now() + patience;
+        let all = mpi.share(&Process::me(), deadline)?;
+        let links = mpi.open_links(&firsts(&all), deadline, warn)?;
+        mpi.watched = Arc::new(Watched::of(me, &all, links));
         let (shared, watched) = (Arc::clone(&mpi.shared), Arc::clone(&mpi.watched));
         let tending = Builder::new().name("mpi".into()).spawn(move || tend::run(&shared, &watched));
-        mpi.tending = Some(tending.map_err(|e| failed(format!("cannot start a thread: {e}")))?);
+        mpi.tending = Some(tending.map_err(no_thread)?);
         Ok(mpi)
+    }
+
+    /// Connects the hosts, by the first rank of each rank's, if there are several.
+    fn open_links(
+        &mut self,
+        firsts: &[Rank],
+        deadline: Instant,
+        warn: fn(&str),
+    ) -> Result<Option<Links>, CommError> {
+        let Some(parents) = links::parents(firsts) else { return Ok(None) };
+        let me = self.me;
+        let is_parent =
+            parents.iter().enumerate().any(|(rank, to)| *to == me && rank != me.index());
+        let opened = is_parent.then(Door::open).transpose();
+        let (own, listener) = opened.map(Option::unzip).unwrap_or_else(|error| {
+            warn(&format!("{me} cannot listen for ranks of other hosts: {error}"));
+            (None, None)
+        });
+        let doors = self.share(&own.unwrap_or_else(Door::closed), deadline)?;
+        Links::open(me, &parents, doors, listener, warn).map(Some).map_err(no_thread)
+    }
+
+    /// What every rank says, by rank.
+    fn share<T: Serialize + DeserializeOwned>(
+        &mut self,
+        own: &T,
+        deadline: Instant,
+    ) -> Result<Vec<T>, CommError> {
+        let own = serde_json::to_vec(own).map_err(|e| CommError::Failed(e.to_string()))?;
+        let all = all_gather(self, &own, deadline)?;
+        let read = |(from, bytes): (u32, &Vec<u8>)| {
+            serde_json::from_slice(bytes).map_err(|error| CommError::Unreadable {
+                from: Rank(from),
+                reason: error.to_string(),
+            })
+        };
+        (0..).zip(&all).map(read).collect()
     }
 
     /// The library in words, such as `Open MPI v4.1.4`.
     pub fn library() -> String {
-        let text = words::library();
+        let text = mpi::environment::library_version().unwrap_or_default();
         text.split(['\n', ','])
             .next()
             .unwrap_or_default()
             .split_whitespace()
             .collect::<Vec<_>>()
             .join(" ")
+    }
+
+    /// Says how long messages may be.
+    pub fn limit(&self) -> Limit {
+        Limit(Arc::clone(&self.shared))
     }
 
     /// Lets MPI sum by itself.
@@ -203,4 +253,8 @@ impl Drop for Mpi {
             self.end_job(Class::Internal.code());
         }
     }
+}
+
+fn no_thread(error: std::io::Error) -> CommError {
+    CommError::Failed(format!("cannot start a thread: {error}"))
 }

@@ -24,7 +24,7 @@ impl Lookout {
             return Some(error.clone());
         }
         let known = letters.dead.first().copied();
-        let found = || self.watched.dead().find(|rank| !letters.gone.contains(rank));
+        let found = || self.watched.ended().into_iter().find(|rank| !letters.gone.contains(rank));
         let from = known.or_else(found)?;
         Some(CommError::Lost { from, what: format!("all that {} needs", self.me) })
     }

@@ -1,21 +1,22 @@
-//! Which processes of this machine are still there.
+//! Which ranks' processes have ended.
 //!
-//! MPI 3 does not say that a peer has died: waits for it never end. The system does.
+//! MPI 3 does not say that a peer has died: waits for it never end. The system says so of the processes of this host,
+//! and [connections](crate::links) of those of other hosts.
 
+use std::collections::HashMap;
 use std::fs::{read_link, read_to_string};
 
 use chimera_core::ids::Rank;
 use serde::{Deserialize, Serialize};
 
-/// Peers of this machine that one rank looks at every time, and as many of the others, in turn: all are looked
-/// after, and on a machine with many a look costs no more.
-const N_AT_ONCE: usize = 8;
+use crate::handles::Handle;
+use crate::links::Links;
 
 /// A process, so that its peers can look after it.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 pub(crate) struct Process {
     /// The running system and its namespace of processes; empty if that is unknown.
-    machine: String,
+    host: String,
     pid: u32,
     /// When it began, which tells it from a later one of the same number.
     start: String,
@@ -27,11 +28,11 @@ impl Process {
         let pid = std::process::id();
         let boot = read_to_string("/proc/sys/kernel/random/boot_id");
         let space = read_link("/proc/self/ns/pid");
-        let machine = match (boot, space) {
+        let host = match (boot, space) {
             (Ok(boot), Ok(space)) => format!("{} {}", boot.trim(), space.display()),
             _ => String::new(),
         };
-        Process { machine, pid, start: start(pid).unwrap_or_default() }
+        Process { host, pid, start: start(pid).unwrap_or_default() }
     }
 
     fn is_alive(&self) -> bool {
@@ -51,46 +52,66 @@ fn start(pid: u32) -> Option<String> {
     fields.nth(18).map(str::to_owned) // field 22 of proc(5)
 }
 
-/// The peers that this rank looks after: those of the same machine, the next first.
+/// The first rank of each rank's host. A process whose host is unknown is alone on it.
+pub(crate) fn firsts(all: &[Process]) -> Vec<Rank> {
+    let mut known = HashMap::new();
+    let first = |(rank, process): (Rank, &Process)| match process.host.as_str() {
+        "" => rank,
+        host => *known.entry(host.to_owned()).or_insert(rank),
+    };
+    (0..).map(Rank).zip(all).map(first).collect()
+}
+
+/// Sees which ranks' processes have ended.
 #[derive(Default)]
 pub(crate) struct Watched {
-    peers: Vec<(Rank, Process)>,
+    /// Processes of this host.
+    handles: Vec<(Rank, Handle)>,
+    /// Processes of this host for which the system has no handle: they are looked up by their numbers.
+    listed: Vec<(Rank, Process)>,
+    /// To other hosts, if there are any.
+    links: Option<Links>,
 }
 
 impl Watched {
-    /// Those of `all` that `me` looks after.
-    pub(crate) fn of(me: Rank, all: &[Process]) -> Watched {
-        let Some(own) = all.get(me.index()) else { return Watched { peers: Vec::new() } };
-        let ranks = (0..all.len() as u32).map(Rank).zip(all);
-        let (before, after): (Vec<_>, Vec<_>) = ranks
-            .filter(|(rank, process)| *rank != me && process.machine == own.machine)
-            .partition(|(rank, _)| *rank < me);
-        let next = after.into_iter().chain(before);
-        let peers = next.map(|(rank, process)| (rank, process.clone()));
-        Watched { peers: if own.machine.is_empty() { Vec::new() } else { peers.collect() } }
+    /// Watches the processes on the host of `me` among `all`, and the others by `links`.
+    pub(crate) fn of(me: Rank, all: &[Process], links: Option<Links>) -> Watched {
+        let mut watched = Watched { links, ..Watched::default() };
+        let firsts = firsts(all);
+        for ((rank, process), first) in (0..).map(Rank).zip(all).zip(&firsts) {
+            if rank != me && firsts.get(me.index()) == Some(first) {
+                watched.watch(rank, process);
+            }
+        }
+        watched
     }
 
-    /// Those that have ended.
-    pub(crate) fn dead(&self) -> impl Iterator<Item = Rank> {
-        self.missing(self.peers.iter())
+    fn watch(&mut self, rank: Rank, process: &Process) {
+        match Handle::open(process.pid) {
+            // It was there before the handle was opened and is there after it, so the handle is its own.
+            Some(handle) if process.is_alive() => self.handles.push((rank, handle)),
+            _ => self.listed.push((rank, process.clone())),
+        }
     }
 
-    /// Of the next peers, of those whose turn it is at the `nth` look, and of `suspects`, those that have ended.
-    pub(crate) fn dead_at(&self, nth: usize, suspects: &[Rank]) -> impl Iterator<Item = Rank> {
-        let (next, others) = self.peers.split_at(self.peers.len().min(N_AT_ONCE));
-        let n_turns = others.len().div_ceil(N_AT_ONCE).max(1);
-        let turn = others.chunks(N_AT_ONCE).nth(nth % n_turns).unwrap_or_default();
-        let is_suspect = |peer: &&(Rank, Process)| suspects.contains(&peer.0);
-        let looked_at = next.iter().chain(turn);
-        let suspected = others.iter().filter(is_suspect).filter(|peer| !turn.contains(peer));
-        self.missing(looked_at.chain(suspected))
+    /// The ranks whose processes have ended, those of this host first.
+    pub(crate) fn ended(&self) -> Vec<Rank> {
+        let have_ended = Handle::have_ended(self.handles.iter().map(|(_, handle)| handle));
+        let handled = self.handles.iter().zip(have_ended).filter(|(_, has_ended)| *has_ended);
+        let listed = self.listed.iter().filter(|(_, process)| !process.is_alive());
+        let mut ended: Vec<_> = handled.map(|((rank, _), _)| *rank).collect();
+        ended.extend(listed.map(|(rank, _)| *rank));
+        let elsewhere = self.links.iter().flat_map(Links::ended);
+        let elsewhere: Vec<_> = elsewhere.filter(|rank| !ended.contains(rank)).collect();
+        ended.extend(elsewhere);
+        ended
     }
 
-    fn missing<'p>(
-        &self,
-        peers: impl Iterator<Item = &'p (Rank, Process)>,
-    ) -> impl Iterator<Item = Rank> {
-        peers.filter(|(_, process)| !process.is_alive()).map(|(rank, _)| *rank)
+    /// Lets the ranks of other hosts know who has died.
+    pub(crate) fn tell(&self, dead: &[Rank]) {
+        if let Some(links) = &self.links {
+            links.tell(dead);
+        }
     }
 }
 
@@ -100,45 +121,53 @@ mod tests {
 
     use super::*;
 
+    /// Waits until `watched` sees that rank 0 has ended.
+    fn wait_for_end(watched: &Watched) {
+        while watched.ended().is_empty() {
+            std::thread::yield_now();
+        }
+        assert_eq!(watched.ended(), [Rank(0)]);
+    }
+
     #[test]
     fn a_dead_process_is_noticed_even_before_it_is_buried() {
         let me = Process::me();
-        if me.machine.is_empty() {
+        if me.host.is_empty() {
             return; // not Linux
         }
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("a process");
         let pid = child.id();
         let other = Process { pid, start: start(pid).expect("alive"), ..me.clone() };
-        let elsewhere = Process { machine: "x".into(), pid: 1, start: String::new() };
-        let watched = Watched::of(Rank(1), &[other.clone(), me.clone(), elsewhere]);
-        assert_eq!(watched.peers, [(Rank(0), other)]);
-        assert_eq!(watched.dead().next(), None);
+        let elsewhere = Process { host: "x".into(), pid: 1, start: String::new() };
+        let watched = Watched::of(Rank(1), &[other.clone(), me.clone(), elsewhere], None);
+        let by_number = Watched { listed: vec![(Rank(0), other.clone())], ..Watched::default() };
+        assert_eq!((watched.ended(), by_number.ended()), (vec![], vec![]));
+        assert_eq!(watched.handles.len() + watched.listed.len(), 1);
         child.kill().expect("killed");
-        while watched.dead().next().is_none() {
-            std::thread::yield_now();
-        }
+        wait_for_end(&watched);
+        wait_for_end(&by_number);
         child.wait().expect("buried");
-        assert_eq!(watched.dead().collect::<Vec<_>>(), [Rank(0)]);
+        assert_eq!((watched.ended(), by_number.ended()), (vec![Rank(0)], vec![Rank(0)]));
+        // It is too late for a handle.
+        assert_eq!(Watched::of(Rank(1), &[other, me.clone()], None).ended(), [Rank(0)]);
         assert!(me.is_alive() && !Process { start: "1".into(), ..me }.is_alive());
     }
 
+    /// Another process may have the number of one that has ended.
     #[test]
-    fn all_are_watched_the_next_few_at_every_look() {
-        let dead = Process { machine: "m".into(), pid: 0, start: String::new() };
-        let watched = Watched::of(Rank(17), &vec![dead; 30]);
-        let at = |nth, suspects: &[u32]| -> Vec<u32> {
-            let suspects: Vec<Rank> = suspects.iter().copied().map(Rank).collect();
-            watched.dead_at(nth, &suspects).map(|rank| rank.0).collect()
-        };
-        let next: Vec<u32> = (18..26).collect();
-        assert_eq!(at(0, &[]), [&next[..], &[26, 27, 28, 29, 0, 1, 2, 3]].concat());
-        assert_eq!(at(2, &[18, 3]), [&next[..], &[12, 13, 14, 15, 16, 3]].concat());
-        assert_eq!(at(3, &[3]), at(0, &[]));
-        assert_eq!(watched.dead().count(), 29);
-        let few = Watched::of(
-            Rank(0),
-            &watched.peers.iter().map(|(_, p)| p.clone()).take(3).collect::<Vec<_>>(),
-        );
-        assert_eq!(few.dead_at(7, &[]).map(|rank| rank.0).collect::<Vec<_>>(), [1, 2]);
+    fn a_number_is_not_enough() {
+        let me = Process::me();
+        if me.host.is_empty() {
+            return; // not Linux
+        }
+        let earlier = Process { start: "1".into(), ..me.clone() };
+        assert_eq!(Watched::of(Rank(1), &[earlier, me], None).ended(), [Rank(0)]);
+    }
+
+    #[test]
+    fn each_host_has_a_first_rank() {
+        let on = |host: &str| Process { host: host.into(), pid: 1, start: String::new() };
+        let all = ["a", "b", "b", "", "a", ""].map(on);
+        assert_eq!(firsts(&all), [0, 1, 1, 3, 0, 5].map(Rank));
     }
 }

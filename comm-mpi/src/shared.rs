@@ -77,10 +77,11 @@ impl Shared {
         Ok(self.put(To::Sum(members.to_vec()), words))
     }
 
-    /// Lets MPI make a communicator for sums over `members`. All ranks do so in the same order, and it waits for
-    /// them.
+    /// Lets MPI make a communicator for sums over `members`, if this rank is one of them. They do so in the same order,
+    /// and it waits for them.
     pub(crate) fn open_sums(&self, members: Vec<Rank>) -> Result<(), CommError> {
         match &mut *lock(&self.wire) {
+            Some(wire) if !members.contains(&wire.me) => {}
             Some(wire) => {
                 // Others may still wait for what is in the outbox, and would never come to meet this rank.
                 self.post(wire).map_err(CommError::Failed)?;
@@ -90,6 +91,13 @@ impl Shared {
         }
         self.sums().push(members);
         Ok(())
+    }
+
+    /// Takes messages with tensors of up to so many elements.
+    pub(crate) fn expect_tensors(&self, n_elements: usize) {
+        if let Some(wire) = &mut *lock(&self.wire) {
+            wire.expect(n_elements);
+        }
     }
 
     /// Those over whom MPI sums, each sorted.
@@ -110,7 +118,15 @@ impl Shared {
         let Some(mut wire) = self.try_wire() else { return Progress::Busy };
         self.with(&mut wire, |wire| {
             self.post(wire)?;
-            let moved = wire.progress(|from, words| lock(&self.letters).take(from, words))?;
+            let moved = wire.progress(|from, received| {
+                let mut letters = lock(&self.letters);
+                match received {
+                    Ok(words) => letters.take(from, words),
+                    Err(reason) => {
+                        letters.ended.get_or_insert(CommError::Unreadable { from, reason });
+                    }
+                }
+            })?;
             let mut letters = lock(&self.letters);
             let letters = &mut *letters;
             for (to, number) in letters.asked.drain(..) {

@@ -11,8 +11,8 @@ use crate::shared::Shared;
 pub struct Sums(pub(crate) Arc<Shared>);
 
 impl Sums {
-    /// Prepares the sums over each of `groups`. All ranks call it with the same, before any is summed over, and it
-    /// waits for them, however long that takes.
+    /// Prepares the sums over each of `groups`. The ranks of a group meet for it, however long that takes, before it is
+    /// summed over; two groups with several ranks in common are in one order for all of these.
     ///
     /// # Errors
     /// If MPI refuses.

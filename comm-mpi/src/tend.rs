@@ -17,7 +17,7 @@ const STAND_BY: Duration = Duration::from_micros(300);
 /// Tends MPI until it is over.
 pub(crate) fn run(shared: &Shared, watched: &Watched) {
     let mut rest = Rest::before(0, 32, Duration::from_micros(320));
-    let (mut watch_next, mut missing, mut n_looks) = (Instant::now() + WATCH, Vec::new(), 0);
+    let (mut watch_next, mut missing) = (Instant::now() + WATCH, Vec::new());
     while !shared.is_over.load(Ordering::Acquire) {
         if shared.is_waiting.load(Ordering::Relaxed) {
             thread::park_timeout(STAND_BY);
@@ -25,28 +25,28 @@ pub(crate) fn run(shared: &Shared, watched: &Watched) {
             rest.after(shared.progress());
         }
         if Instant::now() >= watch_next {
-            let found: Vec<_> = watched.dead_at(n_looks, &missing).collect();
+            let found = watched.ended();
             // What they said last comes first: a good-bye, or why the job is over.
             while !found.is_empty() && shared.progress() == Progress::Moved {}
-            note_dead(shared, &found, &missing);
-            (missing, n_looks) = (found, n_looks + 1);
+            watched.tell(&note_dead(shared, &found, &missing));
+            missing = found;
             watch_next = Instant::now() + WATCH;
         }
     }
 }
 
-/// Notes as dead who is missing now and was before.
-fn note_dead(shared: &Shared, missing: &[Rank], before: &[Rank]) {
+/// Notes as dead who is missing now and was before, and returns those that were not noted yet.
+fn note_dead(shared: &Shared, missing: &[Rank], before: &[Rank]) -> Vec<Rank> {
     if missing.is_empty() {
-        return;
+        return Vec::new();
     }
     let mut letters = shared.letters();
-    let letters = &mut *letters;
-    for rank in before.iter().filter(|rank| missing.contains(rank)) {
-        if !letters.gone.contains(rank) && !letters.dead.contains(rank) {
-            letters.dead.push(*rank);
-        }
-    }
+    let is_dead = |rank: &&Rank| {
+        missing.contains(rank) && !letters.gone.contains(rank) && !letters.dead.contains(rank)
+    };
+    let dead: Vec<_> = before.iter().filter(is_dead).copied().collect();
+    letters.dead.extend(&dead);
+    dead
 }
 
 /// What a thread does between two looks at MPI, more restful the longer nothing happens: it spins, lets

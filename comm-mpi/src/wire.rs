@@ -3,6 +3,7 @@
 //! What the `unsafe` blocks rely on:
 //! - *One thread at a time.* MPI is initialised for `MPI_THREAD_SERIALIZED`. Every call but the first is a
 //!   method of [`Wire`], of which there is one and which lives in a mutex.
+//! - *Communicators last.* None is freed before [`Wire::close`], after which there is no wire, or the end of the process.
 //! - *Buffers outlive requests.* A message under way is a [`Flight`], which owns its memory; it is removed
 //!   only when MPI says that its request is complete. A wire that is dropped before leaks what is under way,
 //!   since MPI may still write to it.
@@ -10,23 +11,31 @@
 //!   wrote is read.
 
 use std::ffi::c_int;
-use std::mem::{MaybeUninit, forget};
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::mem::{ManuallyDrop, MaybeUninit, forget};
 
 use chimera_core::ids::Rank;
-use mpi_sys as ffi;
+use mpi::environment::{Threading, initialize_with_threading};
+use mpi::ffi;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::{AsRaw, Communicator, FromRaw, Group};
 
 use crate::words::{Failure, check};
 
 /// All messages have the same tag; what they are, they say themselves.
 const TAG: c_int = 0;
 
+/// Messages that are begun to be received at one look.
+const BATCH: usize = 32;
+/// Words that any message may have: rank 0 may find a schedule for all, before it is known how large tensors are.
+const ALWAYS_EXPECTED: usize = (64 << 20) / size_of::<f32>();
+
 /// This process's end of MPI.
 pub(crate) struct Wire {
-    comm: ffi::MPI_Comm,
+    comm: ManuallyDrop<SimpleCommunicator>,
     /// Communicators for sums, by their ranks.
-    groups: Vec<(Vec<Rank>, ffi::MPI_Comm)>,
+    groups: Vec<(Vec<Rank>, ManuallyDrop<SimpleCommunicator>)>,
+    /// Words of the longest message that is received.
+    longest: usize,
     pub(crate) me: Rank,
     pub(crate) n_ranks: u32,
     /// Beside `flights`, as MPI wants them.
@@ -39,6 +48,9 @@ pub(crate) struct Wire {
 
 // SAFETY: handles of MPI belong to the process, not to a thread.
 unsafe impl Send for Wire {}
+
+/// A message's words, or why it is refused.
+pub(crate) type Received = Result<Vec<f32>, String>;
 
 /// A message under way, with its memory.
 struct Flight {
@@ -64,41 +76,31 @@ impl Flight {
 impl Wire {
     /// Initialises MPI, which is possible once in a process.
     pub(crate) fn open() -> Result<Wire, Failure> {
-        static OPENED: AtomicBool = AtomicBool::new(false);
-        if OPENED.swap(true, Ordering::SeqCst) {
-            return Err("MPI was started before in this process".into());
-        }
-        let (mut provided, mut me, mut n_ranks) = (0, 0, 0);
-        // SAFETY: called once. Without arguments is allowed since MPI 2.
-        check("MPI_Init_thread", unsafe {
-            let wanted = ffi::RSMPI_THREAD_SERIALIZED;
-            ffi::MPI_Init_thread(null_mut(), null_mut(), wanted, &mut provided)
-        })?;
-        // SAFETY: reads a constant.
-        if provided < unsafe { ffi::RSMPI_THREAD_SERIALIZED } {
+        let opened = initialize_with_threading(Threading::Serialized);
+        let (universe, level) = opened.ok_or("MPI was started before in this process")?;
+        let universe = ManuallyDrop::new(universe);
+        if level < Threading::Serialized {
             return Err("this MPI cannot be called by one thread after another".into());
         }
-        let mut comm = MaybeUninit::uninit();
-        // SAFETY: MPI is initialised; the pointers are to locals; `comm` is read after a successful call.
-        unsafe {
-            // A communicator of its own, so that nobody else's messages are taken for ours.
-            check("MPI_Comm_dup", ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, comm.as_mut_ptr()))?;
-            let comm = comm.assume_init();
-            let returns = ffi::RSMPI_ERRORS_RETURN;
-            check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(comm, returns))?;
-            check("MPI_Comm_rank", ffi::MPI_Comm_rank(comm, &mut me))?;
-            check("MPI_Comm_size", ffi::MPI_Comm_size(comm, &mut n_ranks))?;
-            Ok(Wire {
-                comm,
-                groups: Vec::new(),
-                me: Rank(me as u32),
-                n_ranks: n_ranks as u32,
-                requests: Vec::new(),
-                flights: Vec::new(),
-                completed: Vec::new(),
-                statuses: Vec::new(),
-            })
-        }
+        // A communicator of its own, so that nobody else's messages are taken for ours.
+        let comm = ManuallyDrop::new(universe.world().duplicate());
+        return_errors(&comm)?;
+        Ok(Wire {
+            groups: Vec::new(),
+            longest: ALWAYS_EXPECTED,
+            me: Rank(comm.rank() as u32),
+            n_ranks: comm.size() as u32,
+            comm,
+            requests: Vec::new(),
+            flights: Vec::new(),
+            completed: Vec::new(),
+            statuses: Vec::new(),
+        })
+    }
+
+    /// Receives messages of up to so many words more than are always expected.
+    pub(crate) fn expect(&mut self, n_words: usize) {
+        self.longest = ALWAYS_EXPECTED.saturating_add(n_words);
     }
 
     /// Puts words on their way.
@@ -110,30 +112,29 @@ impl Wire {
         let request = unsafe {
             let (from, kind) = (words.as_ptr().cast(), ffi::RSMPI_FLOAT);
             let to = to.0 as c_int;
-            let sent = ffi::MPI_Isend(from, count, kind, to, TAG, self.comm, request.as_mut_ptr());
-            check("MPI_Isend", sent)?;
+            let (comm, request_at) = (self.comm.as_raw(), request.as_mut_ptr());
+            check("MPI_Isend", ffi::MPI_Isend(from, count, kind, to, TAG, comm, request_at))?;
             request.assume_init()
         };
         let flight = Flight { peer: to, words, incoming: None, _part: Vec::new() };
         self.fly(request, flight).map(drop)
     }
 
-    /// Makes a communicator for sums over `members`; all ranks of the job call it with the same, also those that
-    /// are none of them.
+    /// Makes a communicator for sums over `members`, each of which calls it with the same.
     pub(crate) fn open_sums(&mut self, members: &[Rank]) -> Result<(), Failure> {
-        let is_member = members.contains(&self.me);
-        // SAFETY: reads a constant.
-        let color = if is_member { 0 } else { unsafe { ffi::RSMPI_UNDEFINED } };
+        let ranks: Vec<_> = members.iter().map(|rank| rank.0 as c_int).collect();
+        let group = self.comm.group().include(&ranks);
         let mut comm = MaybeUninit::uninit();
-        // SAFETY: the pointer is to a local, which is read after a successful call.
+        // SAFETY: the pointer is to a local, which is read after a successful call; what it then holds is a
+        // communicator, since this rank is a member, and nobody else has it.
         let comm = unsafe {
-            let (key, to) = (self.me.0 as c_int, comm.as_mut_ptr());
-            check("MPI_Comm_split", ffi::MPI_Comm_split(self.comm, color, key, to))?;
-            comm.assume_init()
+            let (all, to) = (self.comm.as_raw(), comm.as_mut_ptr());
+            let made = ffi::MPI_Comm_create_group(all, group.as_raw(), TAG, to);
+            check("MPI_Comm_create_group", made)?;
+            ManuallyDrop::new(SimpleCommunicator::from_raw(comm.assume_init()))
         };
-        if is_member {
-            self.groups.push((members.to_vec(), comm));
-        }
+        return_errors(&comm)?;
+        self.groups.push((members.to_vec(), comm));
         Ok(())
     }
 
@@ -145,7 +146,7 @@ impl Wire {
         part: Vec<f32>,
     ) -> Result<(), Failure> {
         let group = self.groups.iter().find(|(ranks, _)| ranks == members);
-        let comm = group.ok_or("a sum over ranks that have not met for it")?.1;
+        let comm = group.ok_or("a sum over ranks that have not met for it")?.1.as_raw();
         let count =
             c_int::try_from(n).map_err(|_| format!("{n} words are too many for one sum"))?;
         let mut words = part.clone();
@@ -168,14 +169,17 @@ impl Wire {
         Ok(())
     }
 
-    /// Lets MPI proceed: begins to receive a message that has been announced, and gives what is complete to
-    /// `take`. Returns whether anything happened; then more may have been announced.
+    /// Lets MPI proceed: begins to receive messages that have been announced, and gives `take` what is complete, or
+    /// why a message is refused. Returns whether anything happened; then more may have been announced.
     pub(crate) fn progress(
         &mut self,
-        mut take: impl FnMut(Rank, Vec<f32>),
+        mut take: impl FnMut(Rank, Received),
     ) -> Result<bool, Failure> {
-        let has_begun = self.receive_next(&mut take)?;
-        Ok(self.complete(&mut take)? || has_begun)
+        let mut n_begun = 0;
+        while n_begun < BATCH && self.receive_next(&mut take)? {
+            n_begun += 1;
+        }
+        Ok(self.complete(&mut take)? || n_begun > 0)
     }
 
     /// Whether messages or sums are under way.
@@ -193,15 +197,17 @@ impl Wire {
         self.flights.iter().any(|f| f.incoming.is_some() && f.peer == peer)
     }
 
-    /// Begins to receive one message, if there is one; a short one comes at once.
-    fn receive_next(&mut self, take: &mut impl FnMut(Rank, Vec<f32>)) -> Result<bool, Failure> {
+    /// Begins to receive one message, if there is one; a short one comes at once. One that is refused is never
+    /// received, so the run must end.
+    fn receive_next(&mut self, take: &mut impl FnMut(Rank, Received)) -> Result<bool, Failure> {
         let (mut flag, mut count) = (0, 0);
         let (mut message, mut status) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: `message` and `status` are read only if MPI says that it wrote them.
         let (mut message, status) = unsafe {
             let any = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG);
             let (to, how) = (message.as_mut_ptr(), status.as_mut_ptr());
-            check("MPI_Improbe", ffi::MPI_Improbe(any.0, any.1, self.comm, &mut flag, to, how))?;
+            let comm = self.comm.as_raw();
+            check("MPI_Improbe", ffi::MPI_Improbe(any.0, any.1, comm, &mut flag, to, how))?;
             if flag == 0 {
                 return Ok(false);
             }
@@ -212,12 +218,13 @@ impl Wire {
             ffi::MPI_Get_count(&status, ffi::RSMPI_FLOAT, &mut count)
         })?;
         let peer = Rank(status.MPI_SOURCE as u32);
-        let n = usize::try_from(count)
-            .map_err(|_| format!("{peer} sent a message that is not made of whole words"))?;
-        let mut words: Vec<f32> = Vec::new();
-        words
-            .try_reserve_exact(n)
-            .map_err(|e| format!("no memory for a message of {n} words from {peer}: {e}"))?;
+        let mut words = match self.room(count) {
+            Ok(words) => words,
+            Err(reason) => {
+                take(peer, Err(reason));
+                return Ok(true);
+            }
+        };
         let mut request = MaybeUninit::uninit();
         // SAFETY: there is room for `n` words, which lives in the flight until the request is complete.
         let request = unsafe {
@@ -226,12 +233,26 @@ impl Wire {
             check("MPI_Imrecv", taken)?;
             request.assume_init()
         };
-        if let Some(Flight { peer, words, .. }) =
-            self.fly(request, Flight { peer, words, incoming: Some(n), _part: Vec::new() })?
-        {
-            take(peer, words);
+        if let Some(Flight { peer, words, .. }) = self.fly(
+            request,
+            Flight { peer, words, incoming: Some(count as usize), _part: Vec::new() },
+        )? {
+            take(peer, Ok(words));
         }
         Ok(true)
+    }
+
+    /// Memory for a message of `count` words, if one that long is expected.
+    fn room(&self, count: c_int) -> Received {
+        let n = usize::try_from(count).map_err(|_| "it is not made of whole words")?;
+        if n > self.longest {
+            let mib = |n: usize| n as f64 * size_of::<f32>() as f64 / f64::from(1 << 20);
+            let (is, may_be) = (mib(n), mib(self.longest));
+            return Err(format!("it has {is:.1} MiB, where {may_be:.1} MiB are the most expected"));
+        }
+        let mut words = Vec::new();
+        words.try_reserve_exact(n).map_err(|e| format!("no memory for its {n} words: {e}"))?;
+        Ok(words)
     }
 
     /// Keeps a message that is under way; returns one that needs no more, as MPI's short ones do.
@@ -252,7 +273,7 @@ impl Wire {
     }
 
     /// Removes what is complete; what came goes to `take`.
-    fn complete(&mut self, take: &mut impl FnMut(Rank, Vec<f32>)) -> Result<bool, Failure> {
+    fn complete(&mut self, take: &mut impl FnMut(Rank, Received)) -> Result<bool, Failure> {
         let n = self.requests.len();
         if n == 0 {
             return Ok(false);
@@ -275,7 +296,7 @@ impl Wire {
             let Flight { peer, words, incoming, .. } =
                 self.flights.swap_remove(*index as usize).landed();
             if incoming.is_some() {
-                take(peer, words);
+                take(peer, Ok(words));
             }
         }
         Ok(n_completed > 0)
@@ -291,9 +312,8 @@ impl Wire {
     }
 
     /// Ends all ranks at once.
-    pub(crate) fn abort(&self, code: u8) {
-        // SAFETY: MPI may be called. (It does not return.)
-        unsafe { ffi::MPI_Abort(self.comm, code.into()) };
+    pub(crate) fn abort(&self, code: u8) -> ! {
+        self.comm.abort(code.into());
     }
 }
 
@@ -301,4 +321,12 @@ impl Drop for Wire {
     fn drop(&mut self) {
         forget(std::mem::take(&mut self.flights)); // see above
     }
+}
+
+/// Lets calls on `comm` return an error instead of ending the job.
+fn return_errors(comm: &SimpleCommunicator) -> Result<(), Failure> {
+    // SAFETY: the handle is a communicator's, and the other one a constant.
+    check("MPI_Comm_set_errhandler", unsafe {
+        ffi::MPI_Comm_set_errhandler(comm.as_raw(), ffi::RSMPI_ERRORS_RETURN)
+    })
 }

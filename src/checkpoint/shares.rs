@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use chimera_core::comm::CommError;
 use chimera_core::engine::Snapshot;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -167,9 +168,14 @@ impl<'s> Shares<'s> {
         let fault = |class, message: String| Fault::new(class, self.rank, message);
         let own = serde_json::to_vec(own).map_err(|e| fault(Class::Internal, e.to_string()))?;
         let all = exchange(&own)?;
-        let all: Result<Vec<T>, _> =
-            all.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
-        all.map_err(|e| fault(Class::Mismatch, format!("a rank sent what cannot be read: {e}")))
+        let read = |(from, bytes): (u32, &Vec<u8>)| {
+            serde_json::from_slice(bytes).map_err(|error| {
+                let unreadable =
+                    CommError::Unreadable { from: Rank(from), reason: error.to_string() };
+                unreadable.into_fault(self.rank)
+            })
+        };
+        (0..).zip(&all).map(read).collect()
     }
 }
 

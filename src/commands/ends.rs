@@ -17,7 +17,7 @@ use chimera::mpi::{Lookout, Mpi};
 use chimera::training::{Explain, write_error};
 
 use super::ranks::LEAD;
-use super::tell;
+use super::{tell, warn};
 use crate::exit;
 
 /// For all to write down why a run failed.
@@ -116,7 +116,7 @@ pub(super) fn start(patience: Duration) -> Result<Mpi, Fault> {
         tell(format_args!("error: {}: {why}", me()));
         std::process::exit(Class::Timeout.code().into());
     };
-    within(patience, None, never, || Mpi::start(patience)).map_err(|e| e.into_fault(me()))
+    within(patience, None, never, || Mpi::start(patience, warn)).map_err(|e| e.into_fault(me()))
 }
 
 /// Ends MPI, when all have left.

@@ -19,7 +19,7 @@ use chimera::core::fault::Class;
 use chimera::core::ids::{BucketId, Rank};
 use chimera::device::Precision;
 use chimera::launch::{Transport, layouts};
-use chimera::mpi::{Lookout, Mpi, Sums};
+use chimera::mpi::{Limit, Lookout, Mpi, Sums};
 use chimera::settings::Config;
 use chimera::training::{PATIENCE, Place, Run, checkpoint_as, share};
 
@@ -47,6 +47,7 @@ struct Job<'j> {
     why: &'j str,
     lookout: Lookout,
     sums: Sums,
+    limit: Limit,
     /// Whether a signal asks for the end.
     stop: &'j AtomicBool,
     known: &'j Arc<Known>,
@@ -64,7 +65,8 @@ pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
         end_if_over(me, &lookout, &watched);
         me == LEAD
     })?;
-    let job = Job { why, lookout: mpi.lookout(), sums: mpi.sums(), stop: &stop, known: &known };
+    let (lookout, sums, limit) = (mpi.lookout(), mpi.sums(), mpi.limit());
+    let job = Job { why, lookout, sums, limit, stop: &stop, known: &known };
     let work = AssertUnwindSafe(|| {
         #[cfg(all(unix, debug_assertions))]
         let mut mpi = strike::Struck::new(&mut mpi);
@@ -110,7 +112,7 @@ fn as_rank(
     mut comm: &mut dyn Comm<Host>,
     job: Job,
 ) -> Result<()> {
-    let Job { why, lookout, sums, stop, known } = job;
+    let Job { why, lookout, sums, limit, stop, known } = job;
     let watching = lookout.clone();
     let why_over = move || watching.why_over();
     let (is_lead, n_ranks) = (comm.rank() == LEAD, comm.n_ranks());
@@ -121,6 +123,9 @@ fn as_rank(
     let agreed = Run::agree_on_settings(&config, comm).map_err(anyhow::Error::from);
     together(comm, agreed, patience)?;
     let run = Run::prepare_as(config, comm);
+    if let Ok(run) = &run {
+        limit.expect_tensors(run.longest_tensor());
+    }
     let mut run = together(comm, run, patience)?;
     let say = Say { to_stderr: train.json };
     if is_lead {

@@ -72,12 +72,14 @@ impl Slurm {
         head.extend(self.nodes.map(|n| format!("--nodes={n}")));
         head.extend(self.partition.map(|name| format!("--partition={name}")));
         head.extend(self.gpus_per_rank.map(|n| format!("--gpus-per-task={n}")));
+        // After the first rank has ended, the others have half a minute: enough to name one that died, and to end with
+        // 75. (`--kill-on-bad-exit` would kill ranks that are about to, and srun would say 137.)
         let head: String = head.iter().map(|option| format!("#SBATCH {option}\n")).collect();
         print(format!(
             "#!/bin/sh\n\
              # {} x {} worker(s); submit it where the files that {file} names are.\n\
              {head}\n\
-             srun --mpi={} --cpus-per-task={threads} --cpu-bind=cores \\\n  \
+             srun --mpi={} --wait=30 --cpus-per-task={threads} --cpu-bind=cores \\\n  \
              chimera train --config {} --transport mpi --threads {threads} --resume auto\n\
              code=$?\n\
              # 75: saved before the time was over.\n\

@@ -126,6 +126,11 @@ impl Run {
         Ok(run)
     }
 
+    /// Elements of the longest tensor that ranks send each other, or a few more.
+    pub fn longest_tensor(&self) -> usize {
+        self.plan.longest_tensor()
+    }
+
     /// The settings.
     pub fn config(&self) -> &Config {
         &self.plan.config

@@ -7,10 +7,11 @@ use anyhow::{Result, ensure};
 use chimera_core::analyze::{StageCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training};
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Lowering, Passes, Program, Recompute, lower_at};
+use chimera_core::lower::{Instr, Lowering, Passes, Program, Recompute, lower_at};
 use chimera_core::model::{Cut, Memory, ModelConfig, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::search::Search;
+use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 
@@ -135,6 +136,25 @@ impl Plan {
     /// What each worker does in a step, or in a window of steps.
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// Elements of the longest tensor that ranks send each other: of an activation, or of all gradients of a stage, each
+    /// of which begins at a multiple of 64.
+    pub(super) fn longest_tensor(&self) -> usize {
+        let programs = [&self.program].into_iter().chain(&self.last);
+        let samples = |program: &Program| {
+            let unit = self.config.micro_batch_size / program.units_per_micro() as usize;
+            let units = |instr: &Instr| match instr {
+                Instr::Recv(token, _) => usize::from(token.span.len),
+                _ => 0,
+            };
+            program.rows().iter().flatten().map(units).max().unwrap_or(0) * unit
+        };
+        let n_samples = programs.map(samples).max().unwrap_or(0);
+        let padded = |param: &Param| param.n_elements().next_multiple_of(64);
+        let weights = |cut| self.model.params(cut).iter().map(padded).sum();
+        let weights = self.cuts.iter().map(weights).max().unwrap_or(0);
+        weights.max(n_samples * self.config.context * self.model.hidden)
     }
 
     /// The memory it will need.

@@ -160,13 +160,10 @@ pub fn share<T: Serialize + DeserializeOwned>(
     patience: Duration,
 ) -> Result<Vec<T>, Fault> {
     let rank = comm.rank();
-    let own = serde_json::to_vec(own).map_err(|e| unreadable(rank, &e))?;
+    let own = serde_json::to_vec(own).map_err(|e| unwritable(rank, &e))?;
     let all = all_gather(comm, &own, Instant::now() + patience);
     let all = all.map_err(|e| ungathered(comm, e))?;
-    let read = |(from, bytes): (u32, &Vec<u8>)| {
-        serde_json::from_slice(bytes).map_err(|e| unreadable(Rank(from), &e))
-    };
-    (0..).zip(&all).map(read).collect()
+    (0..).map(Rank).zip(&all).map(|(from, bytes)| read_from(from, bytes, rank)).collect()
 }
 
 /// Exchanges of checkpoints.
@@ -195,19 +192,22 @@ where
     C: Comm<K::Tensor>,
 {
     let own = serde_json::to_vec(&worker.timeline()?);
-    let own = own.map_err(|e| unreadable(me, &e))?;
+    let own = own.map_err(|e| unwritable(me, &e))?;
     let all = worker.exchange("trace", &own)?;
     for (rank, bytes) in (0..).map(Rank).zip(all).filter(|_| me == Rank(0)) {
-        let (events, waits): (Vec<Event>, Vec<Wait>) =
-            serde_json::from_slice(&bytes).map_err(|e| unreadable(rank, &e))?;
+        let (events, waits): (Vec<Event>, Vec<Wait>) = read_from(rank, &bytes, me)?;
         let steps = steps.clone();
         recorder.add(&Did { rank, program, steps, events: &events, waits: &waits })?;
     }
     Ok(())
 }
 
-fn unreadable(from: Rank, error: &serde_json::Error) -> Fault {
-    let message =
-        format!("{from} sent what cannot be read: {error}; start the same version on all ranks");
-    Fault { peer: Some(from), ..Fault::new(Class::Mismatch, from, message) }
+/// Reads on rank `me` what `from` has sent.
+fn read_from<T: DeserializeOwned>(from: Rank, bytes: &[u8], me: Rank) -> Result<T, Fault> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| CommError::Unreadable { from, reason: error.to_string() }.into_fault(me))
+}
+
+fn unwritable(rank: Rank, error: &serde_json::Error) -> Fault {
+    Fault::new(Class::Internal, rank, format!("what it has to say cannot be written: {error}"))
 }

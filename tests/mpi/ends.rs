@@ -94,6 +94,16 @@ fn what_fails_at_the_end_fails_on_all_ranks() {
     assert_eq!(ran.stderr.matches("cannot write").count(), 1, "{}", ran.stderr);
 }
 
+/// A rank that runs another command is named by those that do not understand it.
+#[test]
+fn a_rank_with_another_command_is_named() {
+    let folder = folder();
+    let line = options(&folder, "run", "--depth 2");
+    let ran = ranks(1, &format!("{line} : -n 1 {CHIMERA} comm bench"));
+    assert_eq!(ran.code, Some(10), "{}", ran.stderr);
+    assert!(ran.stderr.contains("rank 1 sent what cannot be read"), "{}", ran.stderr);
+}
+
 /// Settings are compared before a rank does anything by them.
 #[test]
 fn ranks_with_other_settings_say_which() {

@@ -15,13 +15,16 @@ use chimera_core::schedule::{Shape, find};
 
 use crate::command::root;
 use crate::mpi;
-use crate::struck::{Blow, Case, Ended, N_ROUNDS, Site};
+use crate::struck::{Blow, Case, Ended, N_ROUNDS, Setting, Site};
 
 /// Workers, and micro-batches.
 const N: usize = 4;
 /// The step that is struck, from 0; the run has saved after two steps, and saves again after four and six.
 const STEP: u64 = 3;
 const LAST: u64 = 5;
+const TIMEOUTS: &str = "--timeout 3 --start-timeout 6";
+/// In this time a death is known to all ranks of a machine.
+const SOON: Duration = Duration::from_secs(1);
 
 /// What is swept.
 #[derive(clap::Args)]
@@ -42,7 +45,9 @@ pub(crate) struct Args {
 
 /// Strikes every point, and writes docs/reliability.md.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let site = Site::build(mpi::build(false)?)?;
+    let built = mpi::build(false)?;
+    let setting = Setting { soon: SOON, timeouts: TIMEOUTS, environment: Vec::new() };
+    let site = Site::build(&built.launcher, &built.program, setting)?;
     let only = args.only.as_deref().unwrap_or_default();
     let all: Vec<_> = points()?.into_iter().filter(|p| p.is_of(only)).collect();
     let mut seen = [0usize; PLACES.len() + 1];

@@ -13,6 +13,7 @@ mod cuda;
 mod features;
 mod fuzz;
 mod gallery;
+mod hosts;
 mod kill_sweep;
 mod mpi;
 mod nccl;
@@ -70,6 +71,8 @@ enum Chore {
     Transformers(transformers::Args),
     /// The transport over MPI: lints, conformance, and training under mpirun; installs MPI where it may
     Mpi(mpi::Args),
+    /// Ranks over MPI on two hosts, which are namespaces made here as root: one is killed or stopped; many train
+    Hosts(hosts::Args),
     /// Kills and stops each rank of a run over MPI everywhere, lets it panic, and writes docs/reliability.md
     KillSweep(kill_sweep::Args),
     /// Training under a SLURM of one node, started here as root: by srun, and by a job that is queued again
@@ -111,6 +114,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
         Chore::Mpi(args) => mpi::run(&args),
+        Chore::Hosts(args) => hosts::run(&args),
         Chore::KillSweep(args) => kill_sweep::run(&args),
         Chore::Slurm => slurm::run(),
         Chore::Wgpu => wgpu::run(),

@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let library = if args.mpich { MPICH } else { OPEN_MPI };
     let (compiler, launcher) = library.find()?;
     // Bindings are made at build time, and cargo does not notice another library.
-    run_command(&mut cargo(["clean", "--package", "mpi-sys"]))?;
+    run_command(&mut cargo(["clean", "--package", "mpi-sys", "--package", "mpi"]))?;
     lint("chimera/mpi", Some(&compiler))?;
     let mut docs = cargo(["doc", "--no-deps", "--workspace", "--features", "chimera/mpi"]);
     run_command(docs.envs([("RUSTDOCFLAGS", "-D warnings"), ("MPICC", &compiler)]))?;
@@ -62,6 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         run_command(&mut launch(&launcher, n, &conformance))?;
     }
     run_command(&mut tests.command("comm-mpi", "chimera_comm_mpi")?)?;
+    run_command(tests.command("comm-mpi", "limits")?.env("MPIRUN", &launcher))?;
     let mut training = tests.command(PROGRAM, "mpi")?;
     run_command(training.args(["--skip", ADAPTERS]).env("MPIRUN", &launcher))
 }

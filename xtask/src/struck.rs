@@ -13,11 +13,11 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::mpi::{Built, launch};
+use crate::mpi::launch;
 
 /// Four ranks of Chimera, whose messages are larger than what MPI sends without being asked.
 const OPTIONS: &str = "--depth 4 --micro-batches 4 --layers 4 --hidden 32 --heads 2 --context 64 \
-     --micro-batch-size 2 --threads 1 --steps 6 --save-every 2 --resume auto --timeout 3 --start-timeout 6";
+     --micro-batch-size 2 --threads 1 --steps 6 --save-every 2 --resume auto";
 const N_RANKS: usize = 4;
 const N_STEPS: usize = 6;
 /// All-gathers of the start before the one that tells the folder of the run.
@@ -54,11 +54,6 @@ impl Blow {
             Blow::Stop => "does not answer",
             Blow::Panic => "panicked: struck",
         }
-    }
-
-    /// In this time the others have written down what they saw; one that is stopped is waited for.
-    fn patience(self) -> Option<Duration> {
-        (self != Blow::Stop).then_some(Duration::from_secs(1))
     }
 }
 
@@ -121,15 +116,27 @@ pub(crate) struct Site {
     data: TempDir,
     /// The losses of an undisturbed run.
     losses: Vec<String>,
+    setting: Setting,
+}
+
+/// What runs differ in from place to place.
+pub(crate) struct Setting {
+    /// In this time the others have written down what they saw; one that is stopped is waited for.
+    pub(crate) soon: Duration,
+    /// Options for how long ranks are waited for.
+    pub(crate) timeouts: &'static str,
+    /// What the launcher is told.
+    pub(crate) environment: Vec<(&'static str, PathBuf)>,
 }
 
 impl Site {
-    pub(crate) fn build(Built { launcher, program, .. }: Built) -> Result<Site> {
+    pub(crate) fn build(launcher: &str, program: &Path, setting: Setting) -> Result<Site> {
         let data = TempDir::new()?;
         let text: String =
             (0..2000u32).map(|i| format!("{} ", i.wrapping_mul(2654435761) >> 20)).collect();
         fs::write(data.path().join("text"), text)?;
-        let mut site = Site { launcher, program, data, losses: Vec::new() };
+        let (launcher, program) = (launcher.to_string(), program.to_path_buf());
+        let mut site = Site { launcher, program, data, losses: Vec::new(), setting };
         let folder = TempDir::new()?;
         let code = wait(site.start(folder.path(), None)?)?;
         ensure!(code == Some(0), "the undisturbed run ends with {code:?}: {}", said(folder.path()));
@@ -166,7 +173,7 @@ impl Site {
             let expected = (Some(case.blow.code().into()), Some(case.rank as u64));
             ensure!(named == expected, "rank {rank} says {error}");
             let took = written.duration_since(struck).unwrap_or_default();
-            let is_soon = case.blow.patience().is_none_or(|patience| took < patience);
+            let is_soon = case.blow == Blow::Stop || took < self.setting.soon;
             ensure!(is_soon, "rank {rank} says so after {took:?}");
             detections.push(took);
         }
@@ -210,11 +217,13 @@ impl Site {
         let out = folder.join("run");
         let mut command = launch(&self.launcher, &N_RANKS.to_string(), &self.program);
         command.arg("train").args(OPTIONS.split_whitespace());
+        command.args(self.setting.timeouts.split_whitespace());
         command.arg("--data").arg(self.data.path().join("text")).arg("--out").arg(out);
         // What the launcher and its library leave is told from what others leave.
         let places = ["tmp", "shm"].map(|name| folder.join(name));
         places.iter().try_for_each(fs::create_dir_all)?;
         command.env("TMPDIR", &places[0]).env("OMPI_MCA_btl_vader_backing_directory", &places[1]);
+        command.envs(self.setting.environment.iter().cloned());
         if let Some(Case { rank, blow, point }) = case {
             let file = folder.join("struck");
             command.env("CHIMERA_STRIKE", format!("{rank} {blow} {point} {}", file.display()));

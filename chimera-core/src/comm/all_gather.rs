@@ -25,22 +25,50 @@ pub fn all_gather(
     while (known.len() as u32) < n_ranks {
         let distance = known.len() as u32;
         let n = distance.min(n_ranks - distance);
-        comm.send_bytes(Rank((me + n_ranks - distance) % n_ranks), pack(&known[..n as usize]))?;
-        let from = Rank((me + distance) % n_ranks);
-        let packed = comm.recv_bytes(from, deadline)?;
-        let parts = unpack(&packed, n as usize).ok_or_else(|| CommError::Unreadable {
-            from,
-            reason: format!("{} bytes that are not those of {n} rank(s)", packed.len()),
-        })?;
+        send(comm, Rank((me + n_ranks - distance) % n_ranks), &known[..n as usize])?;
+        let parts = recv(comm, Rank((me + distance) % n_ranks), n as usize, deadline)?;
         known.extend(parts);
     }
     known.rotate_right(me as usize);
     Ok(known)
 }
 
-/// Each part with its length before it.
+/// The longest message: what many ranks say together may be longer than a transport takes from anyone.
+const MESSAGE: usize = 16 << 20;
+/// Bytes of a length.
+const LENGTH: usize = size_of::<u64>();
+
+/// Sends parts, in as many messages as they need.
+fn send(comm: &mut (impl Endpoint + ?Sized), to: Rank, parts: &[Vec<u8>]) -> Result<(), CommError> {
+    pack(parts).chunks(MESSAGE).try_for_each(|chunk| comm.send_bytes(to, chunk.to_vec()))
+}
+
+/// Receives `n` parts.
+fn recv(
+    comm: &mut (impl Endpoint + ?Sized),
+    from: Rank,
+    n: usize,
+    deadline: Instant,
+) -> Result<Vec<Vec<u8>>, CommError> {
+    let mut packed = comm.recv_bytes(from, deadline)?;
+    while length(&packed).is_some_and(|(length, rest)| (rest.len() as u64) < length) {
+        let more = comm.recv_bytes(from, deadline)?;
+        if more.is_empty() {
+            break; // it will not become more
+        }
+        packed.extend(more);
+    }
+    unpack(&packed, n).ok_or_else(|| CommError::Unreadable {
+        from,
+        reason: format!("{} bytes that are not those of {n} rank(s)", packed.len()),
+    })
+}
+
+/// The length of all that follows, then each part with its length before it.
 fn pack(parts: &[Vec<u8>]) -> Vec<u8> {
-    let mut packed = Vec::with_capacity(parts.iter().map(|part| part.len() + 8).sum());
+    let n: usize = parts.iter().map(|part| LENGTH + part.len()).sum();
+    let mut packed = Vec::with_capacity(LENGTH + n);
+    packed.extend((n as u64).to_le_bytes());
     for part in parts {
         packed.extend((part.len() as u64).to_le_bytes());
         packed.extend(part);
@@ -49,16 +77,22 @@ fn pack(parts: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// The parts of which [`pack`] made these bytes, if they are `n`.
-fn unpack(mut packed: &[u8], n: usize) -> Option<Vec<Vec<u8>>> {
+fn unpack(packed: &[u8], n: usize) -> Option<Vec<Vec<u8>>> {
+    let (_, mut rest) = length(packed).filter(|(length, rest)| rest.len() as u64 == *length)?;
     let mut parts = Vec::with_capacity(n);
     for _ in 0..n {
-        let (length, rest) = packed.split_first_chunk()?;
-        let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-        let (part, rest) = rest.split_at_checked(length)?;
+        let (length, behind) = length(rest)?;
+        let (part, behind) = behind.split_at_checked(usize::try_from(length).ok()?)?;
         parts.push(part.to_vec());
-        packed = rest;
+        rest = behind;
     }
-    packed.is_empty().then_some(parts)
+    rest.is_empty().then_some(parts)
+}
+
+/// The length at the start of some bytes, and what follows it.
+fn length(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (length, rest) = bytes.split_first_chunk()?;
+    Some((u64::from_le_bytes(*length), rest))
 }
 
 #[cfg(test)]
@@ -134,11 +168,27 @@ mod tests {
         }
     }
 
+    /// What all say together is longer than one message.
+    #[test]
+    fn long_parts_come_in_several_messages() {
+        let part = |rank: Rank| vec![rank.0 as u8; MESSAGE / 3 * (1 + rank.index())];
+        thread::scope(|scope| {
+            for mut comm in threads::<()>(5) {
+                scope.spawn(move || {
+                    let deadline = Instant::now() + Duration::from_secs(60);
+                    let all =
+                        all_gather(&mut comm, &part(comm.rank()), deadline).expect("gathered");
+                    assert!(all.into_iter().eq((0..5).map(|rank| part(Rank(rank)))));
+                });
+            }
+        });
+    }
+
     #[test]
     fn bytes_that_are_not_of_so_many_ranks_are_refused() {
         let packed = pack(&[vec![1, 2], vec![]]);
         assert_eq!(unpack(&packed, 2), Some(vec![vec![1, 2], vec![]]));
-        for other in [&packed[..17], &[&packed[..], &[0]].concat(), &[0xff; 8]] {
+        for other in [&packed[..25], &[&packed[..], &[0]].concat(), &[0xff; 8], &[1; 5]] {
             assert_eq!(unpack(other, 2), None);
         }
         assert_eq!(unpack(&packed, 1), None);

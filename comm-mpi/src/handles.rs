@@ -1,0 +1,50 @@
+//! Handles that Linux keeps for processes: a handle stays with its process, whatever becomes of the number.
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::os::fd::OwnedFd;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+    /// A handle for a process.
+    pub(crate) struct Handle(OwnedFd);
+
+    impl Handle {
+        /// Opens a handle for the process `pid`, if there is one, and the system has handles (Linux 5.3).
+        pub(crate) fn open(pid: u32) -> Option<Handle> {
+            let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+            pidfd_open(pid, PidfdFlags::empty()).ok().map(Handle)
+        }
+
+        /// Whether the process of each handle has ended, for which the system is asked once.
+        pub(crate) fn have_ended<'h>(handles: impl Iterator<Item = &'h Handle>) -> Vec<bool> {
+            let mut all: Vec<_> =
+                handles.map(|handle| PollFd::new(&handle.0, PollFlags::IN)).collect();
+            // A look that a signal interrupts has seen nothing; the next one will.
+            let n_ended = poll(&mut all, Some(&Timespec::default())).unwrap_or(0);
+            all.iter().map(|fd| n_ended > 0 && fd.revents().contains(PollFlags::IN)).collect()
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod elsewhere {
+    /// Other systems have no handles.
+    pub(crate) enum Handle {}
+
+    impl Handle {
+        pub(crate) fn open(_pid: u32) -> Option<Handle> {
+            None
+        }
+
+        pub(crate) fn have_ended<'h>(handles: impl Iterator<Item = &'h Handle>) -> Vec<bool> {
+            handles.map(|handle| match *handle {}).collect()
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) use elsewhere::Handle;
+#[cfg(target_os = "linux")]
+pub(crate) use linux::Handle;

@@ -1,0 +1,123 @@
+//! Ranks on two hosts: network namespaces of this machine, each with processes and a host name of its own.
+//!
+//! A third holds the network between them, and the launcher, as a cluster's login node does. All of them end with
+//! the chore.
+
+use std::env::current_exe;
+use std::fs::{Permissions, set_permissions, write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use crate::command::{install, read, run as run_command};
+use crate::mpi::{self, Built, launch};
+use crate::struck::{Blow, Case, Setting, Site};
+
+/// In this time a death is known on the other host.
+const SOON: Duration = Duration::from_secs(5);
+/// Long enough for busy machines.
+const TIMEOUTS: &str = "--timeout 8 --start-timeout 60";
+/// A namespace of each kind, which ends with its first process.
+const OWN: [&str; 6] = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
+
+/// Two hosts, and a network between them and the launcher.
+const NETWORK: &str = "
+mkdir -p /run/netns
+mount -t tmpfs none /run/netns
+ip link set lo up
+ip link add hosts type bridge
+ip addr add 10.77.0.254/24 dev hosts
+ip link set hosts up
+for n in 1 2; do
+  ip netns add 10.77.0.$n
+  ip link add to$n type veth peer name eth0 netns 10.77.0.$n
+  ip link set to$n master hosts up
+  ip -n 10.77.0.$n link set lo up
+  ip -n 10.77.0.$n addr add 10.77.0.$n/24 dev eth0
+  ip -n 10.77.0.$n link set eth0 up
+done";
+
+/// Starts a command on a host, as ssh would.
+const AGENT: &str = "#!/bin/sh
+host=$1; shift
+exec ip netns exec \"$host\" unshare --uts --pid --fork --kill-child --mount-proc \\
+  sh -c \"hostname host-${host##*.}; $*\"
+";
+
+/// Ranks on each host, who is struck, and by what.
+const CASES: [([usize; 2], usize, Blow); 6] = [
+    ([3, 1], 3, Blow::Kill), // nobody is left on its host
+    ([1, 3], 0, Blow::Kill), // all hosts are connected to it
+    ([1, 3], 1, Blow::Kill), // its host is connected through it
+    ([1, 3], 2, Blow::Kill),
+    ([3, 1], 3, Blow::Stop),
+    ([1, 3], 0, Blow::Stop),
+];
+
+/// Many ranks, of a model that is as small as they allow.
+const N_MANY: &str = "64";
+const MANY: &str = "--schedule dapple --width 8 --depth 8 --micro-batches 8 --layers 8 --hidden 16 --heads 2 \
+     --context 16 --micro-batch-size 1 --threads 1 --steps 3 --start-timeout 600 --timeout 600";
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The launcher and the command, where the chore has started itself again in namespaces of its own
+    #[arg(long, num_args = 2, hide = true)]
+    within: Vec<String>,
+}
+
+/// Kills and stops ranks on two hosts, and lets many train there.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let [launcher, program] = args.within.as_slice() else { return enter() };
+    let setup = TempDir::new()?;
+    let mut network = Command::new("sh");
+    read(network.args(["-ec", NETWORK])).context("the kernel makes no network of two hosts")?;
+    let agent = setup.path().join("agent");
+    write(&agent, AGENT)?;
+    set_permissions(&agent, Permissions::from_mode(0o755))?;
+    let (launcher, program) = (launcher.as_str(), Path::new(program));
+    for (slots, rank, blow) in CASES {
+        let environment = hosts(setup.path(), slots)?;
+        let setting = Setting { soon: SOON, timeouts: TIMEOUTS, environment };
+        let site = Site::build(launcher, program, setting)?;
+        let case = Case { rank, blow, point: "at 3.5".into() };
+        let ended = site.strike(&case).with_context(|| format!("{slots:?}: {case}"))?;
+        let ended = ended.with_context(|| format!("{case} is never reached"))?;
+        eprintln!("{slots:?} ranks: {case}: named after {:.2?}", ended.detections);
+    }
+    let data = setup.path().join("text");
+    write(&data, "Many ranks train with few words. ".repeat(400))?;
+    let mut many = launch(launcher, N_MANY, program);
+    many.arg("train").args(MANY.split_whitespace()).arg("--data").arg(&data);
+    many.arg("--out").arg(setup.path().join("many"));
+    many.envs(hosts(setup.path(), [32, 32])?).env("MPIEXEC_TIMEOUT", "900");
+    run_command(&mut many)
+}
+
+/// Starts the chore again where it may do as it likes with the network.
+fn enter() -> Result<()> {
+    if read(Command::new("ip").arg("-V")).is_err() {
+        install(&["iproute2"])?;
+    }
+    read(Command::new("unshare").args(OWN).arg("true"))
+        .context("two hosts need namespaces: run it as root, and in a container with privileges")?;
+    let Built { launcher, program, .. } = mpi::build(false)?;
+    let mut within = Command::new("unshare");
+    within.args(OWN).arg(current_exe()?).args(["hosts", "--within", &launcher]);
+    run_command(within.arg(program))
+}
+
+/// Has Open MPI start so many ranks on each host.
+fn hosts(setup: &Path, slots: [usize; 2]) -> Result<Vec<(&'static str, PathBuf)>> {
+    let file = setup.join("hosts");
+    write(&file, format!("10.77.0.1 slots={}\n10.77.0.2 slots={}\n", slots[0], slots[1]))?;
+    Ok(vec![
+        ("OMPI_MCA_orte_default_hostfile", file),
+        ("OMPI_MCA_plm_rsh_agent", setup.join("agent")),
+        ("OMPI_MCA_orte_leave_session_attached", "1".into()), // a host ends with its daemon
+    ])
+}
