@@ -137,7 +137,7 @@ mod tests {
         }
         for name in ["", "nothing", "x", "schedule"] {
             let unknown = named(name).err().expect("no schedule").to_string();
-            assert!(unknown.contains(": choose one of gpipe, dapple, 1f1b, "), "{unknown}");
+            assert!(unknown.contains(": choose one of gpipe, 1f1b, dapple, "), "{unknown}");
             assert!(unknown.ends_with(", auto"), "{unknown}");
         }
     }

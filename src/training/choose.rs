@@ -214,7 +214,7 @@ fn orders(depth: usize, said: &Config) -> Vec<(String, Scaling)> {
     let names = match is_free(said, "schedule") {
         false => vec![said.schedule.clone()],
         // One worker has nothing to order.
-        true if depth == 1 => vec!["dapple".to_string()],
+        true if depth == 1 => vec!["1f1b".to_string()],
         true => SCHEDULES.iter().filter(is_synchronous).map(|s| s.name().to_string()).collect(),
     };
     let mut orders = Vec::new();

@@ -249,7 +249,7 @@ fn order(config: &Config, window: u32) -> Result<Ordered> {
         ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
     };
     // One worker has no pipeline to schedule: it alternates forward and backward.
-    let schedule = if config.depth == 1 { "dapple" } else { &config.schedule };
+    let schedule = if config.depth == 1 { "1f1b" } else { &config.schedule };
     if schedule == AUTO {
         return searched(config, &shape, passes);
     }
@@ -341,7 +341,7 @@ mod tests {
         let of = |recompute: &str| {
             let settings = Settings {
                 recompute: Some(recompute.into()),
-                schedule: Some("dapple".into()),
+                schedule: Some("1f1b".into()),
                 depth: Some(2),
                 layers: Some(2),
                 hidden: Some(64),
@@ -353,7 +353,7 @@ mod tests {
             let block = 24.0 * 64.0 * 64.0 + 4.0 * 128.0 * 64.0;
             let model = ModelConfig { vocab: block as usize / 64, ..config.model() };
             let shape = Shape::new(2, 2);
-            let timetable = find("dapple").unwrap().timetable(&shape).unwrap();
+            let timetable = find("1f1b").unwrap().timetable(&shape).unwrap();
             let costs = costs(&config, &model, &timetable).unwrap();
             move |kind, stage: u16| {
                 let op = Op::new(kind, PipeId(0), StageId(stage), 0);

@@ -145,7 +145,7 @@ fn a_sound_file_is_proven_without_its_data() {
         "{first}"
     );
     assert!(first.contains("; 956352 parameters; needs 29.2 MiB for weights"), "{first}");
-    assert!(second.starts_with("1.toml: sound: dapple on 64 x 4 worker(s)"), "{second}");
+    assert!(second.starts_with("1.toml: sound: 1f1b on 64 x 4 worker(s)"), "{second}");
 }
 
 #[test]
