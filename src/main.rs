@@ -3,8 +3,6 @@
 mod commands;
 mod exit;
 
-use clap::Parser;
-
 /// Buffers of a training step are large and short-lived; the system's allocator gives each back to the
 /// kernel and pays for its pages again.
 #[global_allocator]
@@ -13,7 +11,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> std::process::ExitCode {
     #[cfg(feature = "nccl")]
     settle_cuda();
-    match commands::Cli::parse().run() {
+    match commands::Cli::read().run() {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => exit::report(&error),
     }

@@ -5,13 +5,18 @@ use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 use chimera::core::analyze::{Link, Network, NetworkCosts, StageCosts};
-use chimera::core::lower::{Program, Sync};
+use chimera::core::lower::Program;
 use chimera::core::timetable::Timetable;
 use chimera::files::text_at_most;
+use chimera::settings::{Config, SettingsError};
 use clap::Args;
 use serde::Deserialize;
 
 use super::costs::{PerStage, number};
+use super::shape::JobArgs;
+
+/// The most pipelines side by side.
+const MAX_WIDTH: usize = 65_535;
 
 /// Longer reports are refused before they are read.
 const MAX_BYTES: u64 = 1 << 20;
@@ -49,9 +54,8 @@ impl LinkArgs {
 #[derive(Args, Clone)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 pub(super) struct NetworkArgs {
-    /// Pipeline groups, W: rank `group * D + worker` is on node `rank / R`
-    #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
-    width: u32,
+    #[command(flatten)]
+    job: JobArgs,
     #[command(flatten)]
     links: LinkArgs,
     /// Bytes that a stage gives the next for a micro-batch, as a number or a list
@@ -63,9 +67,6 @@ pub(super) struct NetworkArgs {
     /// How these bytes fall into tensors: the default is a transformer block's
     #[arg(long, value_name = "PARTS", default_value = "4,4,3,1")]
     tensors: PerStage,
-    /// When reductions start: at-end, eager or eager-opt
-    #[arg(long, value_name = "POLICY", default_value = "eager-opt")]
-    pub(super) sync: Sync,
 }
 
 impl NetworkArgs {
@@ -77,7 +78,9 @@ impl NetworkArgs {
     ) -> Result<NetworkCosts<StageCosts>> {
         let placement = &timetable.placement;
         let (depth, n_stages) = (placement.n_workers(), placement.n_stages());
-        let network = self.links.network(self.width(), self.width() * depth);
+        let width = self.job()?.width;
+        ensure!((1..=MAX_WIDTH).contains(&width), "--width {width} is not in 1..={MAX_WIDTH}");
+        let network = self.links.network(width, width * depth);
         ensure!(
             network.fits(depth),
             "--ranks-per-node {}: groups of {depth} workers would lie on the nodes in different ways; choose a \
@@ -107,9 +110,9 @@ impl NetworkArgs {
         Ok(messages.with_sums(program, &gradients, &[]))
     }
 
-    /// Pipeline groups, W.
-    pub(super) fn width(&self) -> usize {
-        self.width as usize
+    /// The job, as its options say.
+    pub(super) fn job(&self) -> Result<Config, SettingsError> {
+        self.job.0.drawn()
     }
 }
 

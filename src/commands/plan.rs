@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Result, bail};
 use chimera::core::render::{significant, size};
+use chimera::outside::OnDisk;
 use chimera::settings::{Config, Layers};
 use chimera::training::{Candidate, Choice, Cluster, Need, choose};
 use clap::Args;
@@ -54,7 +55,7 @@ impl Plan {
             flops: self.flops,
             network: self.links.network(1, n_ranks),
         };
-        let said = self.layers.resolve()?;
+        let said = self.layers.resolve(&OnDisk)?;
         said.must_know_vocab()?;
         let top = self.top as usize;
         let choice = choose(&said, self.batch as usize, &cluster, top)?;
@@ -95,7 +96,7 @@ impl Plan {
         json!({
             "step_s": step_s, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
             "bytes": {"state": state, "copy": copy, "residuals": residuals, "working": working, "total": need.total()},
-            "width": config.width, "depth": config.depth, "schedule": config.schedule, "scaling": way.scaling(),
+            "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(), "scaling": way.scaling(),
             "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
             "recompute": way.recompute(), "shard_optimizer": config.shard_optimizer, "simulated": is_simulated,
             "command": self.command(way),
@@ -123,7 +124,7 @@ impl Plan {
 fn cells(way: &Candidate) -> [String; HEADS.len()] {
     let config = &way.config;
     let schedule = match way.scaling() {
-        "direct" => config.schedule.clone(),
+        "direct" => config.schedule.to_string(),
         scaling => format!("{} {scaling}", config.schedule),
     };
     [

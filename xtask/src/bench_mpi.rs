@@ -25,7 +25,7 @@ const STEPS: [(&str, &str); 4] = [
     ("chimera", "at-end"),
     ("chimera", "eager"),
     ("chimera", "eager-opt"),
-    ("dapple", "eager-opt"),
+    ("1f1b", "eager-opt"),
 ];
 /// Steps that are not measured.
 const N_WARM_UP: usize = 2;
