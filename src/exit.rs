@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use chimera::auto::AutoError;
 use chimera::checkpoint::Unusable;
 use chimera::core::analyze::Refusal;
 use chimera::core::exchange::ReadError;
 use chimera::core::fault::{Class, Fault};
 use chimera::core::kernels::DeviceError;
+use chimera::core::search::AutoError;
 
 use crate::commands::tell;
 

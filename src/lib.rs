@@ -5,7 +5,6 @@
 //! the `chimera` command that other programs may want: settings, data and tokenizers, evaluation,
 //! saving, checkpoints, Hugging Face's files.
 
-pub mod auto;
 pub mod checkpoint;
 pub mod corpus;
 pub mod data;
@@ -14,6 +13,8 @@ pub mod evaluate;
 pub mod files;
 pub mod hf;
 pub mod launch;
+mod near;
+pub mod outside;
 pub mod save;
 pub mod schedules;
 pub mod selftest;

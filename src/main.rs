@@ -5,7 +5,6 @@ mod exit;
 
 use std::ffi::c_long;
 
-use clap::Parser;
 use libmimalloc_sys::{mi_option_set_default, mi_option_t};
 
 /// Buffers of a training step are large and short-lived; the system's allocator gives each back to the
@@ -19,7 +18,7 @@ fn main() -> std::process::ExitCode {
     settle_cuda();
     #[cfg(unix)]
     catch_file_size_limit();
-    match commands::Cli::parse().run() {
+    match commands::Cli::read().run() {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => exit::report(&error),
     }

@@ -1,27 +1,88 @@
 //! What goes by the name of a schedule on the command line and in settings, and which options it reads: those of the
 //! table, `auto`, files.
 
-use chimera_core::schedule::{Parameter, SCHEDULES, Schedule, find};
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
 
-use crate::auto::{AUTO, Where};
-use crate::settings::near;
-use crate::timetable::is_file;
+use chimera_core::exchange::ReadError;
+use chimera_core::request::{Request, Source};
+use chimera_core::schedule::{Parameter, SCHEDULES, Schedule, find};
+use chimera_core::search::{AUTO, Where};
+
+use crate::near::near;
+use crate::settings::Config;
+use crate::timetable::{is_file, read};
+
+/// What a single worker is trained by: it has no pipeline to schedule, and alternates forward and backward.
+pub const ALONE: &str = "1f1b";
 
 /// Options of the search alone.
 const OF_AUTO: [&str; 3] = ["placement", "search-time", "search-seed"];
+
+/// What goes by the name of a schedule.
+#[derive(Clone)]
+pub enum Named {
+    /// A schedule of the table.
+    Schedule(&'static dyn Schedule),
+    /// The timetable in a file.
+    File(PathBuf),
+    /// The shortest order that a search finds.
+    Auto,
+}
+
+impl FromStr for Named {
+    type Err = Unknown;
+
+    fn from_str(name: &str) -> Result<Named, Unknown> {
+        match find(name) {
+            Ok(schedule) => Ok(Named::Schedule(schedule)),
+            Err(_) if name.eq_ignore_ascii_case(AUTO) => Ok(Named::Auto),
+            Err(_) if is_file(name) => Ok(Named::File(name.into())),
+            Err(_) => Err(Unknown(name.to_string())),
+        }
+    }
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Named::Schedule(schedule) => f.pad(schedule.name()),
+            Named::File(path) => path.display().fmt(f),
+            Named::Auto => f.pad(AUTO),
+        }
+    }
+}
+
+impl fmt::Debug for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl PartialEq for Named {
+    fn eq(&self, other: &Named) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+/// What settings ask for. A timetable in a file is read.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn request(config: &Config) -> Result<Request<'static>, ReadError> {
+    let source = match &config.schedule {
+        Named::Schedule(schedule) => Source::Schedule(*schedule),
+        Named::File(path) => Source::Timetable(read(path)?),
+        Named::Auto => Source::Search(config.placement, config.search()),
+    };
+    Ok(Request { source, shape: config.shape(), passes: config.passes() })
+}
 
 /// All names, aliases after the name that they stand for, `auto` last.
 pub fn names() -> Vec<&'static str> {
     let names = SCHEDULES.iter().map(|s| [&[s.name()], s.aliases()].concat());
     names.flatten().chain([AUTO]).collect()
-}
-
-/// The schedule of the table with a name or alias.
-///
-/// # Errors
-/// [`Unknown`].
-pub fn named(name: &str) -> Result<&'static dyn Schedule, Unknown> {
-    find(name).map_err(|_| Unknown(name.to_string()))
 }
 
 /// A name that no schedule has.
@@ -42,20 +103,19 @@ pub(crate) fn meant(name: &str) -> Option<String> {
 /// What to tell of those options `given`, by their names, that have no effect on a schedule, or on `auto` at `place`.
 /// Options that shape no schedule pass.
 pub fn unread<'a>(
-    schedule: &str,
+    schedule: &Named,
     place: Where,
     given: impl IntoIterator<Item = &'a str>,
 ) -> Vec<String> {
-    let (label, reads) = match named(schedule) {
-        _ if schedule == AUTO => (format!("{AUTO} on {place}"), place.reads()),
-        Ok(known) => (schedule.to_string(), known.reads()),
-        Err(_) if is_file(schedule) => (schedule.to_string(), &[][..]),
-        Err(_) => return Vec::new(),
+    let (label, reads) = match schedule {
+        Named::Auto => (format!("{AUTO} on {place}"), place.reads()),
+        Named::Schedule(known) => (known.name().to_string(), known.reads()),
+        Named::File(path) => (path.display().to_string(), &[][..]),
     };
     let tell = |option| {
         let others = match Parameter::named(option) {
             Some(parameter) if !reads.contains(&parameter) => readers(parameter),
-            None if OF_AUTO.contains(&option) && schedule != AUTO => vec![AUTO.to_string()],
+            None if OF_AUTO.contains(&option) && *schedule != Named::Auto => vec![AUTO.to_string()],
             _ => return None,
         };
         let (verb, others) = (if others.len() == 1 { "does" } else { "do" }, listed(&others));
@@ -92,7 +152,8 @@ mod tests {
 
     #[test]
     fn what_has_no_effect_is_told_with_who_reads_it() {
-        let told = |schedule, place, given: &str| unread(schedule, place, given.split(' '));
+        let named = |name: &str| name.parse::<Named>().expect("known");
+        let told = |schedule, place, given: &str| unread(&named(schedule), place, given.split(' '));
         assert_eq!(
             told("1f1b", Where::Line, "depth in-turn pipes search-time hidden window"),
             [
@@ -111,11 +172,11 @@ mod tests {
             told("mine.csv", Where::Line, "micro-batches scaling"),
             ["`scaling` has no effect: mine.csv does not read it, chimera and auto do"]
         );
-        assert!(told("nothing", Where::Line, "pipes").is_empty());
         for schedule in SCHEDULES {
             let names = Parameter::ALL.iter().filter(|(_, p)| schedule.reads().contains(p));
             let own = names.map(|(name, _)| *name);
-            assert!(unread(schedule.name(), Where::Line, own).is_empty(), "{}", schedule.name());
+            let known = Named::Schedule(*schedule);
+            assert!(unread(&known, Where::Line, own).is_empty(), "{known}");
         }
     }
 
@@ -131,13 +192,13 @@ mod tests {
             ("dapel", "dapple"),
             ("atuo", "auto"),
         ] {
-            let unknown = named(name).err().expect("no schedule").to_string();
+            let unknown = name.parse::<Named>().err().expect("no schedule").to_string();
             let hint = format!("unknown schedule `{name}`: did you mean `{meant}`? ");
             assert!(unknown.starts_with(&hint), "{unknown}");
         }
         for name in ["", "nothing", "x", "schedule"] {
-            let unknown = named(name).err().expect("no schedule").to_string();
-            assert!(unknown.contains(": choose one of gpipe, dapple, 1f1b, "), "{unknown}");
+            let unknown = name.parse::<Named>().err().expect("no schedule").to_string();
+            assert!(unknown.contains(": choose one of gpipe, 1f1b, dapple, "), "{unknown}");
             assert!(unknown.ends_with(", auto"), "{unknown}");
         }
     }

@@ -26,9 +26,9 @@ use std::sync::atomic::AtomicBool;
 
 use chimera::checkpoint::{Checkpoint, Disk, Store};
 use chimera::core::engine::StepReport;
+use chimera::outside::OnDisk;
 use chimera::settings::{Config, Layers};
 use chimera::training::{Run, Trained};
-use clap::{Args, Command, FromArgMatches};
 
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 \
                      --micro-batches 4 --steps 6 --threads 1";
@@ -40,12 +40,8 @@ fn prepare(options: &str) -> Run {
 
 /// The settings that these options make.
 fn config(options: &str) -> Config {
-    let command =
-        Layers::augment_args(Command::new("train").no_binary_name(true).args_override_self(true));
-    let matches = command
-        .try_get_matches_from(format!("{MODEL} {options}").split_whitespace().map(str::to_owned));
-    let layers = matches.and_then(|found| Layers::from_arg_matches(&found));
-    layers.expect("options").resolve().expect("settings")
+    let layers = Layers::parse(&format!("{MODEL} {options}")).expect("options");
+    layers.resolve(&OnDisk).expect("settings")
 }
 
 /// Trains in this process, from a checkpoint if one is given, and saves into the folder of a run.

@@ -25,9 +25,9 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 use chimera::core::engine::StepReport;
+use chimera::outside::OnDisk;
 use chimera::settings::Layers;
 use chimera::training::{Run, Trained};
-use clap::{Args, Command, FromArgMatches};
 
 /// A model small enough to be trained hundreds of times.
 const MODEL: &str =
@@ -35,10 +35,8 @@ const MODEL: &str =
 
 /// The run that `chimera train` would make of these options.
 fn prepare(options: &str) -> Run {
-    let command = Layers::augment_args(Command::new("train").no_binary_name(true));
-    let matches = command.try_get_matches_from(options.split_whitespace());
-    let layers = matches.and_then(|found| Layers::from_arg_matches(&found));
-    let config = layers.expect("options").resolve().expect("settings");
+    let layers = Layers::parse(options).expect("options");
+    let config = layers.resolve(&OnDisk).expect("settings");
     Run::prepare(config).unwrap_or_else(|refusal| panic!("{options}: {refusal}"))
 }
 

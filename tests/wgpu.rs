@@ -8,9 +8,9 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 use chimera::core::engine::StepReport;
+use chimera::outside::OnDisk;
 use chimera::settings::Layers;
 use chimera::training::Run;
-use clap::{Args, Command, FromArgMatches};
 
 use command::{chimera, folder, text};
 
@@ -19,11 +19,8 @@ const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch
                      --micro-batches 4 --threads 1";
 
 fn prepare(options: &str) -> anyhow::Result<Run> {
-    let command = Layers::augment_args(Command::new("train").no_binary_name(true));
-    let options = format!("{MODEL} --steps 4 {options}");
-    let matches = command.try_get_matches_from(options.split_whitespace());
-    let layers = matches.and_then(|found| Layers::from_arg_matches(&found));
-    Run::prepare(layers.expect("options").resolve()?)
+    let layers = Layers::parse(&format!("{MODEL} --steps 4 {options}")).expect("options");
+    Run::prepare(layers.resolve(&OnDisk)?)
 }
 
 fn train(options: &str) -> Vec<StepReport> {

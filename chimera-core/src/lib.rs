@@ -24,6 +24,7 @@ pub mod op;
 mod order;
 pub mod placement;
 pub mod render;
+pub mod request;
 mod residuals;
 pub mod schedule;
 pub mod search;

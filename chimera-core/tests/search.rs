@@ -57,7 +57,7 @@ fn mirrored_pipes_come_to_the_bound() {
 fn of_orders_as_short_the_one_that_holds_least_is_found() {
     let costs = UniformCosts::new(1.0, 2.0, 0.0);
     let found = find(starts(&Placement::line(8), 32, WHOLE), costs, &within(32.0, 100));
-    assert_eq!((found.timetable.schedule.as_str(), found.progress.makespan), ("dapple", 117.0));
+    assert_eq!((found.timetable.schedule.as_str(), found.progress.makespan), ("1f1b", 117.0));
 }
 
 /// Recomputed right before their backwards, both hold one micro-batch's residuals; GPipe keeps 32 inputs.
@@ -69,7 +69,7 @@ fn of_orders_that_hold_as_much_the_one_that_keeps_least_is_found() {
         let how = within(max_peak, 100);
         let found = shortest(&Placement::line(8), 32, allowed, &how, &costs, &mut |_| ());
         let found = found.expect("no cost fails").expect("an order that fits");
-        assert_eq!((found.timetable.schedule.as_str(), found.progress.makespan), ("dapple", 149.0));
+        assert_eq!((found.timetable.schedule.as_str(), found.progress.makespan), ("1f1b", 149.0));
         let program = lower(&found.timetable, &Lowering::default()).expect("proven");
         assert_eq!((program.peak(), most(&peak_kept(&program))), (1.0, wanted));
     }
@@ -153,7 +153,7 @@ fn a_search_without_time_ends_with_the_first_that_fits() {
     assert_eq!(found.progress.lower_bound, 0.0);
     // GPipe holds all, and is not what fits.
     let found = search(WHOLE);
-    assert_eq!((found.timetable.schedule.as_str(), found.progress.n_orders), ("dapple", 0));
+    assert_eq!((found.timetable.schedule.as_str(), found.progress.n_orders), ("1f1b", 0));
 }
 
 /// The slow stage is the bound: it should never wait.

@@ -5,12 +5,14 @@ use std::fmt::Write;
 use anyhow::Result;
 use chimera::core::fault::Class;
 use chimera::core::render::svg::{self, Compared};
+use chimera::core::schedule::Shape;
 use clap::Args;
 use serde_json::json;
 
 use super::costs::CostArgs;
 use super::entry::{Entry, Run, why_not};
 use super::schedule::Format;
+use super::shape::NameParser;
 use super::{ShapeArgs, figure, print};
 use crate::exit::{self, Several};
 
@@ -22,6 +24,7 @@ use crate::exit::{self, Several};
 pub(super) struct Compare {
     /// Schedules, each perhaps with options of its own, such as "chimera --scaling doubling", or files of
     /// timetables (`.json`, `.csv`); all if none is named
+    #[arg(value_parser = NameParser, hide_possible_values = true)]
     names: Vec<String>,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -45,6 +48,7 @@ const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose
 
 /// Schedules that ran, the fastest first, and those that could not.
 pub(super) struct Comparison {
+    shape: Shape,
     pub(super) runs: Vec<Run>,
     pub(super) refused: Vec<(String, String)>,
     /// The class of what was left out: a schedule that is refused tells more than a shape that is not there.
@@ -56,37 +60,32 @@ pub(super) struct Comparison {
 impl Compare {
     pub(super) fn run(self) -> Result<()> {
         let entries = match &self.names[..] {
-            [] => Entry::all(self.shape)?,
-            names => names.iter().map(|n| Entry::parse(n, self.shape)).collect::<Result<_>>()?,
+            [] => Entry::all(&self.shape)?,
+            names => names.iter().map(|n| Entry::parse(n, &self.shape)).collect::<Result<_>>()?,
         };
-        let comparison = Comparison::of(&entries, self.shape, &self.costs)?;
+        let comparison = Comparison::of(&entries, &self.shape, &self.costs)?;
         if comparison.runs.is_empty() {
             let message = format!("nothing to compare:{}", comparison.refusals());
             return Err(Several { class: comparison.class, message }.into());
         }
         if self.json || self.format == Format::Json {
-            return print(format!("{:#}", comparison.json(self.shape)));
+            return print(format!("{:#}", comparison.json()));
         }
         if self.format == Format::Svg {
-            return print(comparison.svg(&title(self.shape)));
+            return print(comparison.svg(&comparison.title()));
         }
         print(comparison.text())
     }
 }
 
-/// A title such as `Schedules at D = 4, N = 8`.
-pub(super) fn title(shape: ShapeArgs) -> String {
-    let shape = shape.shape();
-    format!("Schedules at D = {}, N = {}", shape.depth, shape.n_micro_batches)
-}
-
 impl Comparison {
     /// Runs all `entries` at one shape.
-    pub(super) fn of(entries: &[Entry], shape: ShapeArgs, costs: &CostArgs) -> Result<Comparison> {
+    pub(super) fn of(entries: &[Entry], args: &ShapeArgs, costs: &CostArgs) -> Result<Comparison> {
+        let shape = args.0.drawn()?.shape();
         let (mut runs, mut refused, mut class) = (Vec::new(), Vec::new(), Class::Usage);
         for entry in entries {
             match entry.run(costs) {
-                Ok(run) => match run.other_shape(shape) {
+                Ok(run) => match run.other_shape(&shape) {
                     Some(other) => refused.push((run.label, other)),
                     None => runs.push(run),
                 },
@@ -101,13 +100,18 @@ impl Comparison {
                 },
             }
         }
-        let one_in_turn = Entry::parse("1f1b --in-turn 1", shape)?;
+        let one_in_turn = Entry::parse("1f1b --in-turn 1", args)?;
         let baseline = one_in_turn.run(&costs.without_cap()).ok().map(|run| run.makespan());
         runs.sort_by(|a, b| {
             let by = |of: fn(&Run) -> f64| of(a).total_cmp(&of(b));
             by(Run::makespan).then(by(Run::peak))
         });
-        Ok(Comparison { runs, refused, class, baseline })
+        Ok(Comparison { shape, runs, refused, class, baseline })
+    }
+
+    /// A title such as `Schedules at D = 4, N = 8`.
+    pub(super) fn title(&self) -> String {
+        format!("Schedules at D = {}, N = {}", self.shape.depth, self.shape.n_micro_batches)
     }
 
     fn text(&self) -> String {
@@ -133,7 +137,7 @@ impl Comparison {
         self.refused.iter().map(|(label, reason)| format!("\n{label}: {reason}")).collect()
     }
 
-    fn json(&self, shape: ShapeArgs) -> serde_json::Value {
+    fn json(&self) -> serde_json::Value {
         let run = |run: &Run| {
             json!({
                 "name": run.label, "makespan": run.makespan(),
@@ -143,9 +147,8 @@ impl Comparison {
             })
         };
         let refused = |(name, reason): &(String, String)| json!({"name": name, "reason": reason});
-        let shape = shape.shape();
         json!({
-            "depth": shape.depth, "micro_batches": shape.n_micro_batches,
+            "depth": self.shape.depth, "micro_batches": self.shape.n_micro_batches,
             "schedules": self.runs.iter().map(run).collect::<Vec<_>>(),
             "left_out": self.refused.iter().map(refused).collect::<Vec<_>>(),
         })

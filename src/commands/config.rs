@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use chimera::settings::{Layers, Settings};
+use chimera::outside::OnDisk;
+use chimera::settings::{Layers, Settings, markdown};
 use chimera::training::Plan;
 use clap::{Args, Subcommand};
 
@@ -20,7 +21,12 @@ pub(crate) struct Config {
 enum Command {
     Show(Show),
     Check(Check),
+    Options(Options),
 }
+
+/// Prints the table of all options as Markdown: name, default and meaning
+#[derive(Args)]
+struct Options {}
 
 /// Prints every key with its value and where it came from, as TOML that reads back
 #[derive(Args)]
@@ -46,13 +52,14 @@ impl Config {
         match self.command {
             Command::Show(show) => show.run(),
             Command::Check(check) => check.run(),
+            Command::Options(Options {}) => print(markdown()),
         }
     }
 }
 
 impl Show {
     fn run(self) -> Result<()> {
-        let config = self.layers.resolve()?;
+        let config = self.layers.resolve(&OnDisk)?;
         print(if self.json { format!("{:#}", config.to_json()) } else { config.to_toml() })
     }
 }
@@ -77,7 +84,7 @@ impl Check {
 /// What a sound file describes.
 fn verdict(file: &Path) -> Result<String> {
     let layers = Layers { config: Some(file.to_path_buf()), settings: Settings::default() };
-    let config = layers.resolve()?;
+    let config = layers.resolve(&OnDisk)?;
     let (width, depth) = (config.width, config.depth);
     for data in config.data.iter().filter(|data| !data.exists()) {
         warn(&format!("{}: there is no {}", file.display(), data.display()));

@@ -4,9 +4,10 @@ use std::str::FromStr;
 
 use anyhow::{Result, bail};
 use chimera::core::analyze::{StageCosts, UniformCosts};
-use chimera::core::lower::Lowering;
 use chimera::core::timetable::Timetable;
 use clap::Args;
+
+use super::shape::MemoryArgs;
 
 /// The costs of stages, in any unit of time, and the memory there is.
 #[derive(Args, Clone)]
@@ -34,20 +35,14 @@ pub(super) struct CostArgs {
     /// Time of a message between workers
     #[arg(long, value_name = "C", default_value = "0")]
     message: PerStage,
-    /// The most micro-batches whose residuals a worker may hold
-    #[arg(long, value_name = "M", value_parser = number)]
-    memory_cap: Option<f64>,
+    #[command(flatten)]
+    pub(super) memory: MemoryArgs,
 }
 
 impl CostArgs {
-    /// How to lower what is only simulated.
-    pub(super) fn lowering(&self) -> Lowering {
-        Lowering { max_peak: self.memory_cap, ..Lowering::default() }
-    }
-
     /// The same costs with memory for everything.
     pub(super) fn without_cap(&self) -> CostArgs {
-        CostArgs { memory_cap: None, ..self.clone() }
+        CostArgs { memory: MemoryArgs::default(), ..self.clone() }
     }
 
     /// Those of the timetable's stages.

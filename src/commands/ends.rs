@@ -37,6 +37,17 @@ pub(super) struct Known {
     pub(super) explain: OnceLock<Arc<Explain>>,
     /// Set by who writes it down: the first cause counts.
     noted: AtomicBool,
+    /// Set by who prints it.
+    told: AtomicBool,
+}
+
+impl Known {
+    /// Prints why the run ends, once.
+    fn tell(&self, error: impl Display) {
+        if !self.told.swap(true, Ordering::Relaxed) {
+            tell(format_args!("error: {error}"));
+        }
+    }
 }
 
 /// Tells all others why, writes it down, and ends the process when all have had time to do the same.
@@ -67,7 +78,7 @@ fn announce(comm: &mut impl Endpoint, fault: &Fault, error: impl Display, known:
     // If the lead is gone, whoever noticed speaks for it.
     let is_lead_gone = matches!(fault.class, Class::PeerLost | Class::Timeout);
     if me == LEAD || is_lead_gone && fault.peer == Some(LEAD) && fault.rank == me {
-        tell(format_args!("error: {error}"));
+        known.tell(error);
     }
     if fault.class == Class::PeerLost {
         thread::sleep(TO_NOTICE); // soon after the first has ended, a launcher kills the others
@@ -84,6 +95,9 @@ pub(super) fn end_if_over(me: Rank, lookout: &Lookout, known: &Known) {
     if let Some(why) = lookout.why_over() {
         let fault = why.into_fault(me);
         note(me, &fault, known);
+        if me == LEAD {
+            known.tell(&fault);
+        }
         thread::sleep(TO_NOTICE);
         std::process::exit(fault.class.code().into());
     }

@@ -1,14 +1,13 @@
 //! Schedules side by side, on one model: what `compare` and the gallery show.
 
 use anyhow::{Result, anyhow};
-use chimera::auto::AutoError;
 use chimera::core::analyze::{Refusal, Timeline};
 use chimera::core::ids::StageId;
 use chimera::core::lower::Program;
-use chimera::core::schedule::{SCHEDULES, Unfit};
+use chimera::core::schedule::{SCHEDULES, Shape, Unfit};
+use chimera::core::search::AutoError;
 use chimera::timetable::is_file;
-use clap::builder::Resettable;
-use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser};
+use clap::Parser;
 
 use super::ShapeArgs;
 use super::costs::CostArgs;
@@ -31,7 +30,7 @@ struct Words {
 
 impl Entry {
     /// Every schedule and variant, each once.
-    pub(super) fn all(shape: ShapeArgs) -> Result<Vec<Entry>> {
+    pub(super) fn all(shape: &ShapeArgs) -> Result<Vec<Entry>> {
         let mut entries: Vec<Entry> = Vec::new();
         for schedule in SCHEDULES {
             for options in schedule.variants() {
@@ -45,41 +44,26 @@ impl Entry {
     }
 
     /// A file, which has its own shape, or a name with options, which go before those of `shape`.
-    pub(super) fn parse(text: &str, shape: ShapeArgs) -> Result<Entry> {
+    pub(super) fn parse(text: &str, shape: &ShapeArgs) -> Result<Entry> {
         let file = text.trim();
         if is_file(file) {
             let mut words = Words::try_parse_from(["--", file])?;
-            words.shape.passes = shape.passes;
+            words.shape = shape.passes();
             return Ok(Entry { label: file.to_string(), words });
         }
         let label = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let command = Words::command_for_update().mut_args(without_default);
-        let mut words = Words { name: String::new(), shape };
-        command
-            .try_get_matches_from(label.split(' '))
-            .and_then(|mut given| words.update_from_arg_matches_mut(&mut given))
+        let words = Words::try_parse_from(label.split(' '))
             .map_err(|error| anyhow!("`{text}`: {}", in_one_line(&error)))?;
-        Ok(Entry { label, words })
+        let shape = ShapeArgs(words.shape.0.over(&shape.0));
+        Ok(Entry { label, words: Words { shape, ..words } })
     }
 
     /// Proves and simulates it, with the costs of a D-th of the model.
     pub(super) fn run(&self, costs: &CostArgs) -> Result<Run> {
-        let plan = Scheduled::of_model(&self.words.name, self.words.shape, costs)?;
+        let plan = Scheduled::of_model(&self.words.name, &self.words.shape, costs)?;
         let program = plan.prove()?;
         let timeline = plan.simulate(&program);
         Ok(Run { label: self.label.clone(), program, timeline })
-    }
-}
-
-/// An option that changes nothing unless it is given.
-fn without_default(arg: Arg) -> Arg {
-    match arg.get_action() {
-        ArgAction::SetTrue => arg
-            .action(ArgAction::Set)
-            .num_args(0..=1)
-            .require_equals(true)
-            .default_missing_value("true"),
-        _ => arg.default_value(Resettable::Reset),
     }
 }
 
@@ -129,8 +113,7 @@ impl Run {
     }
 
     /// In words, if it is not what `shape` says.
-    pub(super) fn other_shape(&self, shape: ShapeArgs) -> Option<String> {
-        let shape = shape.shape();
+    pub(super) fn other_shape(&self, shape: &Shape) -> Option<String> {
         let n = self.program.n_micro_batches() / self.program.window().n_steps();
         let d = self.program.placement().n_workers();
         let is_other = (d, n) != (shape.depth, shape.n_micro_batches);
@@ -156,37 +139,18 @@ mod tests {
     #[test]
     fn own_options_go_before_those_of_all() {
         let all = shape("--depth 8 --pipes 4");
-        let entry = Entry::parse(" chimera  --scaling halving ", all).expect("an entry");
+        let entry = Entry::parse(" chimera  --scaling halving ", &all).expect("an entry");
         assert_eq!(entry.label, "chimera --scaling halving");
         assert!(entry.words.shape == shape("--depth 8 --pipes 4 --scaling halving"));
-        let entry = Entry::parse("chimera --pipes 2 --depth 4", all).expect("an entry");
+        let entry = Entry::parse("chimera --pipes 2 --depth 4", &all).expect("an entry");
         assert!(entry.words.shape == shape("--pipes 2 --depth 4"));
-        assert!(Entry::parse("chimera --pipe 2", all).is_err());
-    }
-
-    #[test]
-    fn a_flag_that_is_not_given_stays_as_it_is() {
-        #[derive(Parser)]
-        #[command(no_binary_name = true)]
-        struct Flags {
-            #[arg(long)]
-            on: bool,
-        }
-        for (was, words, is) in
-            [(true, "", true), (false, "", false), (false, "--on", true), (true, "--on", true)]
-        {
-            let command = Flags::command_for_update().mut_args(without_default);
-            let mut given = command.try_get_matches_from(words.split_whitespace()).expect("flags");
-            let mut flags = Flags { on: was };
-            flags.update_from_arg_matches_mut(&mut given).expect("flags");
-            assert_eq!(flags.on, is, "{was} {words}");
-        }
+        assert!(Entry::parse("chimera --pipe 2", &all).is_err());
     }
 
     #[test]
     fn every_variant_of_the_table_is_listed_once() {
         let n_variants: usize = SCHEDULES.iter().map(|s| s.variants().len()).sum();
-        assert_eq!(Entry::all(shape("")).expect("entries").len(), n_variants);
-        assert_eq!(Entry::all(shape("--pipes 4")).expect("entries").len(), n_variants - 1);
+        assert_eq!(Entry::all(&shape("")).expect("entries").len(), n_variants);
+        assert_eq!(Entry::all(&shape("--pipes 4")).expect("entries").len(), n_variants - 1);
     }
 }

@@ -14,12 +14,14 @@ use clap::{Args, ValueEnum};
 use super::costs::CostArgs;
 use super::schedule::title;
 use super::scheduled::Scheduled;
+use super::shape::NameParser;
 use super::{ShapeArgs, print, write_whole};
 
 /// Writes a schedule in a form that other programs read
 #[derive(Args)]
 pub(super) struct Export {
     /// Name of the schedule, or a timetable in a `.json` or `.csv` file
+    #[arg(value_parser = NameParser, hide_possible_values = true)]
     name: String,
     /// What to write
     #[arg(long)]
@@ -61,7 +63,7 @@ pub(super) struct To {
 
 impl Export {
     pub(super) fn run(self) -> Result<()> {
-        let plan = Scheduled::of(&self.name, self.shape, &self.costs)?;
+        let plan = Scheduled::of(&self.name, &self.shape, &self.costs)?;
         let program = plan.prove()?;
         self.to.write(&plan, &program, self.format)
     }

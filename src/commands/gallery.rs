@@ -8,7 +8,7 @@ use chimera::core::render::svg;
 use chimera::core::schedule::find;
 use clap::{Args, Parser};
 
-use super::compare::{Comparison, HEADS, figures, title};
+use super::compare::{Comparison, HEADS, figures};
 use super::costs::CostArgs;
 use super::entry::{Entry, Run};
 use super::{ShapeArgs, write_whole};
@@ -49,13 +49,13 @@ impl Gallery {
         std::fs::create_dir_all(&self.out)
             .with_context(|| format!("cannot make {}", self.out.display()))?;
         let setting = Setting::try_parse_from(SHAPE.split(' '))?;
-        let entries = Entry::all(setting.shape)?;
-        let comparison = Comparison::of(&entries, setting.shape, &setting.costs)?;
+        let entries = Entry::all(&setting.shape)?;
+        let comparison = Comparison::of(&entries, &setting.shape, &setting.costs)?;
         let elsewhere = setting.elsewhere(&comparison)?;
         for run in comparison.runs.iter().chain(&elsewhere) {
             write(&file(run), svg::timeline(&run.timeline, &caption(run)))?;
         }
-        write("comparison.svg", comparison.svg(&title(setting.shape)))?;
+        write("comparison.svg", comparison.svg(&comparison.title()))?;
         write("1f1b-and-chimera.svg", setting.frontispiece()?)?;
         write("README.md", page(&comparison, &elsewhere)?)
     }
@@ -76,7 +76,7 @@ impl Setting {
     }
 
     fn run(&self, label: &str) -> Result<Run> {
-        Entry::parse(label, self.shape)?.run(&self.costs)
+        Entry::parse(label, &self.shape)?.run(&self.costs)
     }
 
     /// 1F1B above Chimera, on one scale: the picture of the README.

@@ -39,7 +39,7 @@ impl Import {
         if let Some(options) = self.run {
             return Train::with_schedule(self.file, options).run(); // which proves it
         }
-        let (plan, program) = proven(&self.file, self.passes, &self.costs)?;
+        let (plan, program) = proven(&self.file, &self.passes, &self.costs)?;
         match self.format {
             Some(format) => self.to.write(&plan, &program, format),
             None => print(proof(&program, &plan.simulate(&program))),

@@ -11,6 +11,7 @@ mod devices;
 mod ends;
 mod entry;
 mod eval;
+mod examples;
 mod export;
 mod export_model;
 mod gallery;
@@ -39,6 +40,7 @@ mod strike;
 mod top;
 mod train;
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::Write;
 use std::path::Path;
@@ -47,7 +49,7 @@ use anyhow::{Context, Result, ensure};
 use chimera::core::render::significant;
 use chimera::files;
 use chimera::tokenizer::Tokenizer;
-use clap::{Parser, Subcommand};
+use clap::{FromArgMatches, Parser, Subcommand};
 use shape::{PassArgs, ShapeArgs};
 
 /// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
@@ -82,6 +84,13 @@ enum Command {
 }
 
 impl Cli {
+    /// Reads the command line; exits where it is wrong, or asks for help.
+    pub(crate) fn read() -> Cli {
+        let words = std::env::args_os().map(with_dashes);
+        let mut matches = examples::command().get_matches_from(words);
+        Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit())
+    }
+
     /// Does what the command line says.
     pub(crate) fn run(self) -> Result<()> {
         match self.command {
@@ -103,6 +112,16 @@ impl Cli {
             Command::Completions(completions) => completions.run(),
             Command::Man(man) => man.run(),
         }
+    }
+}
+
+/// An option whose parts are parted by `-`, where they may be by `_`.
+fn with_dashes(word: OsString) -> OsString {
+    let Some(option) = word.to_str().filter(|word| word.starts_with("--")) else { return word };
+    let (name, value) = option.split_at(option.find('=').unwrap_or(option.len()));
+    match name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)) {
+        true => format!("{}{value}", name.replace('_', "-")).into(),
+        false => word,
     }
 }
 

@@ -5,13 +5,18 @@ use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 use chimera::core::analyze::{Link, Network, NetworkCosts, StageCosts};
-use chimera::core::lower::{Program, Sync};
+use chimera::core::lower::Program;
 use chimera::core::timetable::Timetable;
 use chimera::files::text_at_most;
+use chimera::settings::{Config, SettingsError};
 use clap::Args;
 use serde::Deserialize;
 
 use super::costs::{PerStage, number};
+use super::shape::JobArgs;
+
+/// The most pipelines side by side.
+const MAX_WIDTH: usize = 65_535;
 
 /// Longer reports are refused before they are read.
 const MAX_BYTES: u64 = 1 << 20;
@@ -49,9 +54,8 @@ impl LinkArgs {
 #[derive(Args, Clone)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 pub(super) struct NetworkArgs {
-    /// Pipeline groups, W: rank `group * D + worker` is on node `rank / R`
-    #[arg(long, value_name = "W", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
-    width: u32,
+    #[command(flatten)]
+    job: JobArgs,
     #[command(flatten)]
     links: LinkArgs,
     /// Bytes that a stage gives the next for a micro-batch, as a number or a list
@@ -60,12 +64,6 @@ pub(super) struct NetworkArgs {
     /// Bytes of the gradients of a stage, as a number or a list
     #[arg(long, value_name = "BYTES", default_value = "0")]
     gradient_bytes: PerStage,
-    /// How these bytes fall into tensors: the default is a transformer block's
-    #[arg(long, value_name = "PARTS", default_value = "4,4,3,1")]
-    tensors: PerStage,
-    /// When reductions start: at-end, eager or eager-opt
-    #[arg(long, value_name = "POLICY", default_value = "eager-opt")]
-    pub(super) sync: Sync,
 }
 
 impl NetworkArgs {
@@ -77,7 +75,9 @@ impl NetworkArgs {
     ) -> Result<NetworkCosts<StageCosts>> {
         let placement = &timetable.placement;
         let (depth, n_stages) = (placement.n_workers(), placement.n_stages());
-        let network = self.links.network(self.width(), self.width() * depth);
+        let width = self.job()?.width;
+        ensure!((1..=MAX_WIDTH).contains(&width), "--width {width} is not in 1..={MAX_WIDTH}");
+        let network = self.links.network(width, width * depth);
         ensure!(
             network.fits(depth),
             "--ranks-per-node {}: groups of {depth} workers would lie on the nodes in different ways; choose a \
@@ -100,16 +100,13 @@ impl NetworkArgs {
         let n_stages = program.placement().n_stages();
         let why = format!("{} has {n_stages} stages", program.schedule());
         self.gradient_bytes.check("--gradient-bytes", n_stages, &why)?;
-        let whole: f64 = self.tensors.0.iter().sum();
-        ensure!(whole > 0.0, "--tensors: at least one part must be more than nothing");
-        let tensors = |bytes: f64| self.tensors.0.iter().map(|part| bytes * part / whole).collect();
-        let gradients: Vec<_> = (0..n_stages).map(|s| tensors(self.gradient_bytes.at(s))).collect();
+        let gradients: Vec<_> = (0..n_stages).map(|s| vec![self.gradient_bytes.at(s)]).collect();
         Ok(messages.with_sums(program, &gradients, &[]))
     }
 
-    /// Pipeline groups, W.
-    pub(super) fn width(&self) -> usize {
-        self.width as usize
+    /// The job, as its options say.
+    pub(super) fn job(&self) -> Result<Config, SettingsError> {
+        self.job.0.drawn()
     }
 }
 

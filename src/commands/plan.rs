@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use chimera::core::render::{significant, size};
-use chimera::settings::{Config, Layers, Origin, Settings};
+use chimera::outside::OnDisk;
+use chimera::settings::{Config, Layers, Origin};
 use chimera::training::{Candidate, Choice, Cluster, Effort, Need, choose};
 use clap::Args;
 use serde_json::{Value, json};
@@ -60,7 +61,7 @@ impl Plan {
             flops: self.flops,
             network: self.links.network(1, n_ranks),
         };
-        let said = self.layers.resolve()?;
+        let said = self.layers.resolve(&OnDisk)?;
         said.must_know_vocab()?;
         let top = self.top as usize;
         let seconds = match said.value("search-time") {
@@ -108,7 +109,7 @@ impl Plan {
     fn command(&self, way: &Candidate) -> String {
         let Layers { config, settings } = &*self.layers;
         // The time was for this choice.
-        let settings = Settings { search_time: None, ..way.settings(settings) };
+        let settings = way.settings(settings).without("search-time");
         let layers = Layers { config: config.clone(), settings };
         format!("chimera train {}", layers.options())
     }
@@ -119,7 +120,7 @@ impl Plan {
         json!({
             "step_s": step_s, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
             "bytes": {"state": state, "copy": copy, "residuals": residuals, "working": working, "total": need.total()},
-            "width": config.width, "depth": config.depth, "schedule": config.schedule, "scaling": way.scaling(),
+            "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(), "scaling": way.scaling(),
             "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
             "recompute": way.recompute(), "shard_optimizer": config.shard_optimizer, "simulated": is_simulated,
             "command": self.command(way),
@@ -158,7 +159,7 @@ fn untried(choice: &Choice, seconds: f64) -> String {
 fn cells(way: &Candidate) -> [String; HEADS.len()] {
     let config = &way.config;
     let schedule = match way.scaling() {
-        "direct" => config.schedule.clone(),
+        "direct" => config.schedule.to_string(),
         scaling => format!("{} {scaling}", config.schedule),
     };
     [

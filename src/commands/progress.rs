@@ -11,7 +11,7 @@ use super::warn;
 /// Lines about steps that a whole run prints.
 const N_LINES: u64 = 30;
 /// Between two drawings of what has no steps.
-const TICK: Duration = Duration::from_millis(200);
+pub(super) const TICK: Duration = Duration::from_millis(200);
 
 /// A bar of `what` is counted, where standard error is a terminal.
 pub(super) fn bar(what: &'static str) -> ProgressBar {

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use chimera::auto::{ABOUT, AUTO};
 use chimera::core::analyze::{Timeline, prove_in_one_order};
 use chimera::core::exchange::{self, ReadError};
 use chimera::core::lower::Program;
 use chimera::core::render::{svg, text};
 use chimera::core::schedule::{self, SCHEDULES};
+use chimera::core::search::{ABOUT, AUTO};
 use chimera::core::timetable::Timetable;
 use chimera::timetable::read;
 use clap::{Args, Subcommand, ValueEnum};
@@ -16,6 +16,7 @@ use serde_json::json;
 
 use super::costs::CostArgs;
 use super::scheduled::Scheduled;
+use super::shape::NameParser;
 use super::simulate::summary;
 use super::{PassArgs, ShapeArgs, compare, export, gallery, import, print};
 
@@ -49,6 +50,7 @@ struct List {
 #[derive(Args)]
 struct Show {
     /// Name of the schedule, or a timetable in a `.json` or `.csv` file
+    #[arg(value_parser = NameParser, hide_possible_values = true)]
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -126,7 +128,7 @@ impl List {
 
 impl Show {
     fn run(self) -> Result<()> {
-        let plan = Scheduled::of(&self.name, self.shape, &self.costs)?;
+        let plan = Scheduled::of(&self.name, &self.shape, &self.costs)?;
         if self.json || self.format == Format::Json {
             return print(exchange::to_json(&plan.timetable));
         }
@@ -144,7 +146,7 @@ impl Show {
 
 impl Check {
     fn run(self) -> Result<()> {
-        let (plan, program) = proven(&self.file, self.passes, &self.costs)?;
+        let (plan, program) = proven(&self.file, &self.passes, &self.costs)?;
         if self.one_order {
             prove_in_one_order(&program).with_context(|| self.file.display().to_string())?;
         }
@@ -167,7 +169,7 @@ impl Check {
 /// The timetable in a file, which any refusal names.
 pub(super) fn proven(
     file: &Path,
-    passes: PassArgs,
+    passes: &PassArgs,
     costs: &CostArgs,
 ) -> Result<(Scheduled, Program)> {
     let timetable = match read(file) {

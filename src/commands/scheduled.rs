@@ -1,21 +1,20 @@
 //! A schedule as options describe it: a timetable, what passes make of it, and what its stages cost.
 
-use std::path::Path;
-use std::time::Duration;
+use std::path::PathBuf;
 
 use anyhow::Result;
-use chimera::auto::{AUTO, AutoError, Report, auto};
 use chimera::core::analyze::{Costs, NetworkCosts, Refusal, StageCosts, Timeline, simulate};
-use chimera::core::lower::{Hoist, Lowering, Program, lower_at};
-use chimera::core::search::Search;
+use chimera::core::lower::{Lowering, Program, lower_at};
+use chimera::core::request::{Request, Source};
+use chimera::core::search::{Progress, Report};
 use chimera::core::timetable::Timetable;
-use chimera::schedules::named;
-use chimera::timetable::{is_file, read};
+use chimera::schedules::{Named, request};
+use chimera::settings::Config;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::costs::CostArgs;
 use super::network::NetworkArgs;
-use super::progress::spin;
+use super::progress::{TICK, spin};
 use super::{PassArgs, ShapeArgs};
 
 /// A timetable after its passes, ready to be proven and simulated.
@@ -30,71 +29,81 @@ pub(super) struct Scheduled<C = StageCosts> {
 impl Scheduled {
     /// What `name` stands for: a schedule at a shape, `auto`, or a file (`-` is standard input); its
     /// stages cost what `costs` says of each. Warns of options that it does not read.
-    pub(super) fn of(name: &str, shape: ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
-        let plan = Scheduled::with(name, shape, costs, &|timetable| costs.of_stages(timetable))?;
-        shape.warn_of_unread(name);
+    pub(super) fn of(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
+        let config = drawn(name, shape, costs)?;
+        let plan = Scheduled::with(&config, shape, &|timetable| costs.of_stages(timetable))?;
+        shape.warn_of_unread(&config);
         Ok(plan)
     }
 
-    /// The same, without a warning, with the costs of a model, cut into as many stages as there are.
-    pub(super) fn of_model(name: &str, shape: ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
-        Scheduled::with(name, shape, costs, &|timetable| costs.of_model(timetable))
+    /// What `name` stands for, without a warning, with the costs of a model, cut into as many stages as there are.
+    pub(super) fn of_model(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
+        let config = drawn(name, shape, costs)?;
+        Scheduled::with(&config, shape, &|timetable| costs.of_model(timetable))
     }
 
     /// A timetable from elsewhere.
     pub(super) fn of_timetable(
         timetable: Timetable,
-        passes: PassArgs,
+        passes: &PassArgs,
         costs: &CostArgs,
     ) -> Result<Scheduled> {
-        let stages = costs.of_stages(&timetable)?;
-        let how = costs.lowering();
-        let timetable = passes.passes()?.apply(timetable, &how, &stages)?;
-        Ok(Scheduled { timetable, search: None, how, costs: stages })
+        let config = passes.0.over(&costs.memory.0).drawn()?;
+        let (source, shape) = (Source::Timetable(timetable), config.shape());
+        let request = Request { source, shape, passes: config.passes() };
+        Scheduled::made(&config, request, &|timetable| costs.of_stages(timetable))
     }
 }
 
 impl Scheduled<NetworkCosts<StageCosts>> {
-    /// The same where messages take what they take on a network, and sums start when it says.
+    /// What `name` stands for, where messages take what they take on a network, and sums start when it says.
     pub(super) fn on(
         network: &NetworkArgs,
         name: &str,
-        shape: ShapeArgs,
+        shape: &ShapeArgs,
         costs: &CostArgs,
     ) -> Result<Self> {
-        let plan = Scheduled::with(name, shape, costs, &|timetable| {
+        let mut config = drawn(name, shape, costs)?;
+        config.sync = network.job()?.sync;
+        let plan = Scheduled::with(&config, shape, &|timetable| {
             network.of_messages(timetable, costs.of_stages(timetable)?)
         })?;
-        shape.warn_of_unread(name);
-        Ok(Scheduled { how: Lowering { sync: network.sync, ..plan.how }, ..plan })
+        shape.warn_of_unread(&config);
+        Ok(plan)
     }
 }
 
 impl<C: Costs> Scheduled<C> {
     fn with(
-        name: &str,
-        args: ShapeArgs,
-        costs: &CostArgs,
-        stages: &dyn Fn(&Timetable) -> Result<C>,
+        config: &Config,
+        shape: &ShapeArgs,
+        costs: &impl Fn(&Timetable) -> Result<C>,
     ) -> Result<Scheduled<C>> {
-        if name == AUTO {
-            let (timetable, report) = found(args, costs, stages)?;
-            let (how, costs) = (costs.lowering(), stages(&timetable)?);
-            return Ok(Scheduled { timetable, search: Some(report), how, costs });
+        let request = request(config)?;
+        if let Source::Timetable(timetable) = &request.source {
+            shape.fit(&config.schedule, timetable)?;
         }
-        let timetable = if name == "-" || is_file(name) {
-            let timetable = read(Path::new(name))?;
-            args.fit(name, &timetable)?;
-            timetable
-        } else {
-            let schedule = named(name)?;
-            spin("making the schedule", || schedule.timetable(&args.shape()))?
-        };
-        let costs_of_stages = stages(&timetable)?;
-        let passes = args.passes.passes()?;
-        let how = costs.lowering();
-        let timetable = passes.apply(timetable, &how, &costs_of_stages)?;
-        Ok(Scheduled { timetable, search: None, how, costs: costs_of_stages })
+        Scheduled::made(config, request, costs)
+    }
+
+    fn made(
+        config: &Config,
+        request: Request,
+        costs: &impl Fn(&Timetable) -> Result<C>,
+    ) -> Result<Scheduled<C>> {
+        let how =
+            Lowering { sync: config.sync, max_peak: config.memory_cap, ..Lowering::default() };
+        let bar = ProgressBar::new_spinner();
+        bar.set_style(ProgressStyle::with_template("{msg} {elapsed}")?);
+        bar.set_message("making the schedule");
+        bar.enable_steady_tick(TICK);
+        let ordered = request.timetable(costs, &mut |progress: &Progress| {
+            bar.set_message(Report { progress: *progress, like: None }.to_string());
+        });
+        bar.finish_and_clear();
+        let ordered = ordered?;
+        let (costs, search) = (costs(&ordered.timetable)?, ordered.search.clone());
+        Ok(Scheduled { timetable: ordered.passed(&how, &costs)?, search, how, costs })
     }
 
     /// Proves it.
@@ -113,29 +122,13 @@ impl<C: Costs> Scheduled<C> {
     }
 }
 
-/// Searches, with its progress on the terminal.
-fn found<C: Costs>(
-    args: ShapeArgs,
-    costs: &CostArgs,
-    stages: &dyn Fn(&Timetable) -> Result<C>,
-) -> Result<(Timetable, Report)> {
-    let how = Search {
-        max_peak: costs.lowering().max_peak,
-        time_limit: Duration::from_secs_f64(args.search_time()),
-        seed: args.search_seed(),
-        ..Search::default()
+/// What options say of the schedule with a name, or in a file.
+fn drawn(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Config> {
+    let schedule = match name {
+        "-" => Named::File(PathBuf::from(name)),
+        name => name.parse()?,
     };
-    let passes = args.passes.passes()?;
-    if !matches!(passes.hoist, Hoist::By(0) | Hoist::Auto) {
-        let reason = format!("it recomputes wherever is best: leave --hoist {} out", passes.hoist);
-        return Err(AutoError::Unfit(reason).into());
-    }
-    let bar = ProgressBar::new_spinner();
-    bar.set_style(ProgressStyle::with_template("{msg} {elapsed}")?);
-    let found = auto(args.placement(), &args.shape(), passes, &how, stages, |progress| {
-        bar.set_message(Report { progress: *progress, like: None }.to_string());
-        bar.tick();
-    });
-    bar.finish_and_clear();
-    found
+    let mut config = shape.0.over(&costs.memory.0).drawn()?;
+    config.schedule = schedule;
+    Ok(config)
 }

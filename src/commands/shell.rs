@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
-use super::{Cli, print};
+use super::examples::command;
+use super::print;
 
 /// Prints completions for a shell, for example into ~/.local/share/bash-completion/completions/chimera
 #[derive(Args)]
@@ -26,7 +27,7 @@ pub(crate) struct Man {
 impl Completions {
     pub(crate) fn run(self) -> Result<()> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "chimera", &mut script);
+        clap_complete::generate(self.shell, &mut command(), "chimera", &mut script);
         print(String::from_utf8_lossy(&script))
     }
 }
@@ -35,7 +36,7 @@ impl Man {
     pub(crate) fn run(self) -> Result<()> {
         let write = || {
             std::fs::create_dir_all(&self.folder)?;
-            clap_mangen::generate_to(Cli::command(), &self.folder)
+            clap_mangen::generate_to(command(), &self.folder)
         };
         write().with_context(|| format!("cannot write manual pages to {}", self.folder.display()))
     }

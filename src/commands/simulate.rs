@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use chimera::auto::Report;
 use chimera::core::analyze::{Costs, Event, Timeline, Work, peak_kept, simulate};
 use chimera::core::lower::Program;
+use chimera::core::search::Report;
 use chimera::core::update::Update;
 use clap::Args;
 use serde_json::json;
@@ -14,6 +14,7 @@ use super::costs::CostArgs;
 use super::network::NetworkArgs;
 use super::progress::spin;
 use super::scheduled::Scheduled;
+use super::shape::NameParser;
 use super::{ShapeArgs, figure, print};
 
 /// Simulates one step of a schedule, or the window of an asynchronous one, on a network if one is described,
@@ -21,7 +22,7 @@ use super::{ShapeArgs, figure, print};
 #[derive(Args)]
 pub(crate) struct Simulate {
     /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
-    #[arg(default_value = "chimera")]
+    #[arg(default_value = "chimera", value_parser = NameParser, hide_possible_values = true)]
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -36,7 +37,7 @@ pub(crate) struct Simulate {
 
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
-        let plan = Scheduled::on(&self.network, &self.name, self.shape, &self.costs)?;
+        let plan = Scheduled::on(&self.network, &self.name, &self.shape, &self.costs)?;
         let program = plan.prove()?;
         let costs = self.network.with_sums(plan.costs().clone(), &program)?;
         let timeline = spin("simulating the schedule", || simulate(&program, &costs));
@@ -96,7 +97,7 @@ impl Simulate {
         }
         if sync.sums + sync.agreement > 0.0 {
             let Synchronised { sums, exposed, agreement } = sync;
-            let ranks = self.network.width() * busy.len();
+            let ranks = self.network.job()?.width * busy.len();
             let step = makespan + agreement;
             write!(
                 text,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use chimera::outside::OnDisk;
 use chimera::settings::{Layers, Settings};
 use clap::Args;
 
@@ -52,7 +53,7 @@ impl Slurm {
             format!("{file:?} cannot stand in a batch script: rename it")
         })?;
         let settings = Settings::default();
-        let config = Layers { config: Some(self.config.clone()), settings }.resolve()?;
+        let config = Layers { config: Some(self.config.clone()), settings }.resolve(&OnDisk)?;
         // srun takes it from the job no longer (SLURM 22.05), and ranks would share out the cores by themselves.
         let threads = config.threads;
         ensure!(

@@ -17,6 +17,7 @@ use chimera::data::tokenizer_file_of;
 use chimera::device::Opened;
 use chimera::hf::DropoutRates;
 use chimera::launch::Transport;
+use chimera::outside::OnDisk;
 use chimera::save::{prepare, save, save_tokenizer};
 use chimera::settings::{Config, Layers};
 use chimera::training::{Folder, Metrics, Place, Prometheus, Run, Slow, Trained, flops_per_token};
@@ -54,7 +55,7 @@ impl Train {
     }
 
     pub(crate) fn run(self) -> Result<()> {
-        let config = self.layers.resolve();
+        let config = self.layers.resolve(&OnDisk);
         let transport = config.as_ref().map_or(Transport::Auto, |config| config.transport);
         match transport.choose()? {
             (true, why) => ranks::run(&self, config, &why),

@@ -4,49 +4,51 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 
-use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
-use chimera_core::lower::{Hoist, Recompute, Sync};
-use chimera_core::model::{Architecture, PRESETS};
-use chimera_core::schedule::Scaling;
-use toml::{Table, Value};
+use chimera_core::lower::Hoist;
+use toml::Value;
 
-use super::{Settings, StepRange};
-use crate::auto::Where;
-use crate::device::Precision;
-use crate::launch::Transport;
-use crate::schedules;
-use crate::timetable::is_file;
+use super::value::Kind;
+use super::{OPTIONS, Opt, StepRange, peers};
+use crate::near::nearest;
+use crate::schedules::{self, Named};
 
 /// Characters of a refused text that are shown.
 const SHOWN: usize = 200;
 
-/// `value` as the settings hold it, or why `key` cannot have it.
-pub(super) fn check(key: &str, value: Value) -> Result<Value, String> {
-    let keys = Settings::keys();
-    if !keys.iter().any(|known| known == key) {
-        let meant = nearest(key, keys.iter().map(String::as_str));
-        return Err(match meant.filter(|_| key.len() <= SHOWN) {
+/// The option with a name, ours or another program's, whose parts `-` or `_` may part.
+pub(super) fn option(key: &str) -> Result<&'static Opt, String> {
+    let name = key.replace('_', "-");
+    let is_named = |o: &&Opt| o.name == name || peers::names(o.name).contains(&name.as_str());
+    OPTIONS.iter().find(is_named).ok_or_else(|| {
+        if let Some(hint) = peers::absent(&name) {
+            return format!("`{key}` is no key: {hint}");
+        }
+        let meant = (key.len() <= SHOWN).then(|| OPTIONS.iter().map(|option| option.name));
+        match meant.and_then(|names| nearest(key, names)) {
             Some(near) => format!("unknown key `{key}`: did you mean `{near}`?"),
             None => format!("unknown key `{}`", shown(key)),
-        });
-    }
-    let allowed = Allowed::of(key);
-    let typed = Table::from_iter([(key.to_owned(), value)]).try_into::<Settings>();
-    let typed = typed.map_err(|e| match &allowed {
-        Allowed::Any => format!("`{key}`: {}", shown(e.message())),
-        allowed => format!("`{key}`: {}; it must be {allowed}", shown(e.message())),
+        }
+    })
+}
+
+/// `value` as the settings hold it, or why the option cannot have it.
+pub(super) fn check(option: &Opt, value: Value) -> Result<Value, String> {
+    let Opt { name: key, kind, .. } = option;
+    let value = kind.typed(value).map_err(|error| match kind {
+        Kind::Flag | Kind::Text(_) | Kind::Path | Kind::Paths => {
+            format!("`{key}`: {}", shown(&error))
+        }
+        _ => format!("`{key}`: {}; it must be {kind}", shown(&error)),
     })?;
-    let mut table = Table::try_from(typed).map_err(|e| format!("`{key}`: {e}"))?;
-    let value = table.remove(key).ok_or_else(|| format!("`{key}` has no value"))?;
-    if !allowed.holds(&value) {
-        if let (Allowed::Schedule(_), Some(name)) = (&allowed, value.as_str())
+    if !kind.holds(&value) {
+        if let (Kind::Schedule, Some(name)) = (kind, value.as_str())
             && name.len() <= SHOWN
             && let Some(meant) = schedules::meant(name)
         {
             return Err(format!("`{key}` is {value}: {meant}"));
         }
         let value = value.to_string();
-        return Err(format!("`{key}` is {}; it must be {allowed}", shown(&value)));
+        return Err(format!("`{key}` is {}; it must be {kind}", shown(&value)));
     }
     Ok(value)
 }
@@ -59,123 +61,47 @@ fn shown(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The candidate that `word` most likely meant.
-pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let word = word.to_lowercase().replace('_', "-");
-    candidates.min_by_key(|candidate| {
-        (!candidate.contains(&word), strsim::damerau_levenshtein(&word, candidate))
-    })
-}
-
-/// The nearest candidate, if it is so like `word` that it can be what was meant.
-pub(crate) fn near<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let near = nearest(word, candidates)?;
-    let word = word.to_lowercase().replace('_', "-");
-    let n_letters = word.chars().count();
-    let is_part = n_letters > 2 && near.contains(&word);
-    let is_like = || strsim::damerau_levenshtein(&word, near) <= n_letters.div_ceil(3);
-    (is_part || is_like()).then_some(near)
-}
-
-/// The values of one key.
-enum Allowed {
-    Whole(i64, i64),
-    Real(f64, f64),
-    OneOf(Vec<&'static str>),
-    Schedule(Vec<&'static str>),
-    Hoisting,
-    Steps,
-    Loopback,
-    Resume,
-    Any,
-}
-
-impl Allowed {
-    fn of(key: &str) -> Allowed {
-        use Allowed::*;
-        match key {
-            "depth" | "width" | "pipes" | "chunks" | "waves" => Whole(1, 1 << 13),
-            "micro-batches" | "micro-batch-size" | "in-turn" | "in-flight" | "window" => {
-                Whole(1, 1 << 20)
-            }
-            "layers" => Whole(1, 1 << 14),
-            "hidden" | "heads" => Whole(1, 1 << 20),
-            "context" | "vocab" => Whole(1, 1 << 24),
-            "steps" => Whole(1, 1 << 40),
-            "eval-every" => Whole(0, 1 << 40),
-            "peak-flops" => Real(1.0, 1e30),
-            "warmup" | "save-every" | "check-replicas" => Whole(0, 1 << 40),
-            "keep" => Whole(2, 1 << 20),
-            "threads" => Whole(1, 1 << 10),
-            "seed" => Whole(0, i64::MAX),
-            "lr" | "min-lr" => Real(0.0, 1e30),
-            "beta1" | "beta2" | "momentum" => Real(0.0, 0.999_999),
-            "eps" => Real(1e-30, 1.0),
-            "dropout" => Real(0.0, 0.9),
-            "weight-decay" => Real(0.0, 1.0),
-            "clip" => Real(0.0, 1e9),
-            "memory-cap" => Real(0.0, 1e6),
-            "timeout" | "start-timeout" => Real(0.001, 1e6),
-            "search-time" => Real(0.0, 1e6),
-            "placement" => OneOf(Where::ALL.map(|(name, _)| name).to_vec()),
-            "model" => OneOf(Architecture::ALL.map(|(name, _)| name).to_vec()),
-            "preset" => OneOf(PRESETS.iter().map(|preset| preset.name).collect()),
-            "schedule" => Schedule(schedules::names()),
-            "scaling" => OneOf(Scaling::ALL.map(|(name, _)| name).to_vec()),
-            "recompute" => OneOf(Recompute::ALL.map(|(name, _)| name).to_vec()),
-            "hoist" => Hoisting,
-            "transport" => OneOf(Transport::ALL.map(|(name, _)| name).to_vec()),
-            "optimizer" => OneOf(Optimizer::ALL.map(|(name, _)| name).to_vec()),
-            "lr-schedule" => OneOf(LrSchedule::ALL.map(|(name, _)| name).to_vec()),
-            "non-finite" => OneOf(NonFinite::ALL.map(|(name, _)| name).to_vec()),
-            "trace-steps" => Steps,
-            "prometheus" => Loopback,
-            "resume" => Resume,
-            "precision" => OneOf(Precision::ALL.map(|(name, _)| name).to_vec()),
-            "sync" => OneOf(Sync::ALL.map(|(name, _)| name).to_vec()),
-            _ => Any,
-        }
-    }
-
-    fn holds(&self, value: &Value) -> bool {
+impl Kind {
+    /// Whether a value of this kind is in its range.
+    pub(super) fn holds(&self, value: &Value) -> bool {
         match (self, value) {
-            (Allowed::Whole(least, most), Value::Integer(n)) => (least..=most).contains(&n),
-            (Allowed::Real(least, most), Value::Float(x)) => (least..=most).contains(&x),
-            (Allowed::OneOf(names), Value::String(name)) => names.contains(&name.as_str()),
-            (Allowed::Schedule(names), Value::String(name)) => {
-                names.contains(&name.as_str()) || is_file(name)
-            }
-            (Allowed::Hoisting, Value::String(text)) => text.parse::<Hoist>().is_ok(),
-            (Allowed::Steps, Value::String(text)) => text.parse::<StepRange>().is_ok(),
-            (Allowed::Loopback, Value::String(text)) => {
+            (Kind::Whole(least, most), Value::Integer(n)) => (least..=most).contains(&n),
+            (Kind::Real(least, most), Value::Float(x)) => (least..=most).contains(&x),
+            (Kind::Words(words), Value::String(word)) => words().contains(&word.as_str()),
+            (Kind::Schedule, Value::String(name)) => name.parse::<Named>().is_ok(),
+            (Kind::Hoist, Value::String(text)) => text.parse::<Hoist>().is_ok(),
+            (Kind::Steps, Value::String(text)) => text.parse::<StepRange>().is_ok(),
+            (Kind::Loopback, Value::String(text)) => {
                 text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
             }
-            (Allowed::Resume, Value::String(text)) => !text.is_empty(),
-            (allowed, _) => matches!(allowed, Allowed::Any),
+            (Kind::Text(_), Value::String(text)) => !text.is_empty(),
+            (kind, _) => matches!(kind, Kind::Flag | Kind::Path | Kind::Paths),
         }
     }
 }
 
-impl fmt::Display for Allowed {
+impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Allowed::Whole(0, i64::MAX) => write!(f, "a whole number from 0 to 2^63 - 1"),
-            Allowed::Whole(least, most) => write!(f, "a whole number from {least} to {most}"),
-            Allowed::Real(least, most) if *most > 1e3 => {
+            Kind::Whole(0, i64::MAX) => write!(f, "a whole number from 0 to 2^63 - 1"),
+            Kind::Whole(least, most) => write!(f, "a whole number from {least} to {most}"),
+            Kind::Real(least, most) if *most > 1e3 => {
                 write!(f, "a number from {least} to {most:e}")
             }
-            Allowed::Real(least, most) => write!(f, "a number from {least} to {most}"),
-            Allowed::OneOf(names) => write!(f, "one of {}", names.join(", ")),
-            Allowed::Schedule(names) => {
-                write!(f, "one of {}, or a file that ends in .csv or .json", names.join(", "))
+            Kind::Real(least, most) => write!(f, "a number from {least} to {most}"),
+            Kind::Words(words) => write!(f, "one of {}", words().join(", ")),
+            Kind::Schedule => {
+                let names = schedules::names().join(", ");
+                write!(f, "one of {names}, or a file that ends in .csv or .json")
             }
-            Allowed::Hoisting => write!(f, "on-demand, auto or a number of cells"),
-            Allowed::Steps => write!(f, "a range of steps such as 1..11"),
-            Allowed::Loopback => {
+            Kind::Hoist => write!(f, "on-demand, auto or a number of cells"),
+            Kind::Steps => write!(f, "a range of steps such as 1..11"),
+            Kind::Loopback => {
                 write!(f, "an address of this machine alone, such as 127.0.0.1:9464")
             }
-            Allowed::Resume => write!(f, "auto or the folder of a checkpoint"),
-            Allowed::Any => write!(f, "anything"),
+            Kind::Flag => write!(f, "true or false"),
+            Kind::Text(_) => write!(f, "a text that is not empty"),
+            Kind::Path | Kind::Paths => write!(f, "a path"),
         }
     }
 }
@@ -184,11 +110,14 @@ impl fmt::Display for Allowed {
 mod tests {
     use super::*;
 
+    fn check(key: &str, value: Value) -> Result<Value, String> {
+        super::check(option(key)?, value)
+    }
+
     #[test]
     fn a_misspelt_key_names_the_nearest() {
         for (key, meant) in [
             ("dept", "depth"),
-            ("micro_batches", "micro-batches"),
             ("microbatches", "micro-batches"),
             ("batch-size", "micro-batch-size"),
             ("weigth-decay", "weight-decay"),
@@ -196,6 +125,19 @@ mod tests {
             let refusal = check(key, Value::Integer(1)).unwrap_err();
             assert_eq!(refusal, format!("unknown key `{key}`: did you mean `{meant}`?"));
         }
+    }
+
+    #[test]
+    fn names_of_other_programs_and_underscores_are_known() {
+        for (key, own) in [
+            ("micro_batches", "micro-batches"),
+            ("seq_len", "context"),
+            ("pipeline_parallel_degree", "depth"),
+        ] {
+            assert_eq!(option(key).unwrap().name, own);
+        }
+        let refusal = option("tensor_parallel_degree").unwrap_err();
+        assert!(refusal.starts_with("`tensor_parallel_degree` is no key: "), "{refusal}");
     }
 
     #[test]

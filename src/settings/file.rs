@@ -1,28 +1,26 @@
 //! Reading TOML files of settings, and those they extend.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use toml::Table;
-use toml::de::DeTable;
+use toml::de::{DeString, DeTable};
+use toml::{Spanned, Table, Value};
 
-use super::SettingsError;
-use super::check::check;
-use super::config::{Entries, Origin};
-use crate::files::text_at_most;
+use super::check::{check, option};
+use super::config::Entries;
+use super::{Origin, Outside, SettingsError};
 
-/// Larger files are refused before they are read.
-const MAX_BYTES: u64 = 1 << 20;
 /// Longest chain of files that extend each other.
 const MAX_CHAIN: usize = 16;
 
 /// The entries of the file at `path` over those of the files it extends.
-pub(super) fn load(path: &Path) -> Result<Entries, SettingsError> {
+pub(super) fn load(path: &Path, outside: &dyn Outside) -> Result<Entries, SettingsError> {
     let mut entries = Entries::new();
     let mut seen: Vec<PathBuf> = Vec::new();
     let mut next = Some((path.to_path_buf(), "--config".to_owned()));
     while let Some((path, asked_by)) = next {
         let refuse = |message: String| SettingsError { place: asked_by.clone(), message };
-        let identity = path.canonicalize().unwrap_or_else(|_| path.clone()); // a pipe has none
+        let identity = outside.identity(&path);
         if seen.contains(&identity) {
             return Err(refuse(format!("`extends` runs in a circle through {}", path.display())));
         }
@@ -30,7 +28,7 @@ pub(super) fn load(path: &Path) -> Result<Entries, SettingsError> {
             return Err(refuse(format!("`extends` chains more than {MAX_CHAIN} files")));
         }
         seen.push(identity);
-        let text = read(&path).map_err(refuse)?;
+        let text = outside.settings(&path).map_err(refuse)?;
         let layer = parse(&path, &text)?;
         for (key, value) in layer.entries {
             entries.entry(key).or_insert(value); // the extending file was read before
@@ -53,32 +51,45 @@ fn parse(path: &Path, text: &str) -> Result<Layer, SettingsError> {
         message: e.message().to_owned(),
     };
     let spans = DeTable::parse(text).map_err(syntax)?;
-    let mut values: Table = toml::from_str(text).map_err(syntax)?;
+    let values: Table = toml::from_str(text).map_err(syntax)?;
     let mut layer = Layer { entries: Entries::new(), extends: None };
-    for key in spans.get_ref().keys() {
-        let line = line(key.span().start);
+    for (key, span, value) in keys(spans.get_ref(), values) {
+        let line = line(span.start);
         let place = place(path, line);
         let refuse = |message: String| SettingsError { place: place.clone(), message };
-        let Some(value) = values.remove(key.get_ref().as_ref()) else {
-            continue;
-        };
-        if key.get_ref() == "extends" {
+        if key == "extends" {
             let base = value.as_str().ok_or_else(|| refuse("`extends` must be a path".into()))?;
             let folder = path.parent().unwrap_or(Path::new(""));
             layer.extends = Some((folder.join(base), place));
             continue;
         }
-        let key = key.get_ref().to_string();
-        let value = check(&key, value).map_err(refuse)?;
-        layer.entries.insert(key, (value, Origin::File(path.to_path_buf(), line)));
+        let option = option(&key).map_err(refuse)?;
+        let value = check(option, value).map_err(refuse)?;
+        let origin = Origin::File(path.to_path_buf(), line);
+        if layer.entries.insert(option.name, (value, origin)).is_some() {
+            return Err(refuse(format!("`{}` is said twice", option.name)));
+        }
     }
     Ok(layer)
 }
 
-fn read(path: &Path) -> Result<String, String> {
-    let text = text_at_most(path, MAX_BYTES);
-    let text = text.map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-    text.ok_or_else(|| format!("{} is larger than {MAX_BYTES} bytes", path.display()))
+/// Keys with their places and values; sections only group them.
+fn keys(spans: &DeTable, mut values: Table) -> Vec<(String, Range<usize>, Value)> {
+    let mut keys = Vec::new();
+    for (key, inner) in spans.iter() {
+        match (values.remove(key.get_ref().as_ref()), inner.get_ref().as_table()) {
+            (Some(Value::Table(mut values)), Some(section)) => {
+                let key = |key: &Spanned<DeString>| {
+                    let value = values.remove(key.get_ref().as_ref())?;
+                    Some((key.get_ref().to_string(), key.span(), value))
+                };
+                keys.extend(section.keys().filter_map(key));
+            }
+            (Some(value), _) => keys.push((key.get_ref().to_string(), key.span(), value)),
+            (None, _) => {}
+        }
+    }
+    keys
 }
 
 fn place(path: &Path, line: usize) -> String {
@@ -91,9 +102,13 @@ mod tests {
 
     use proptest::prelude::*;
     use tempfile::TempDir;
-    use toml::Value;
 
     use super::*;
+    use crate::outside::OnDisk;
+
+    fn load(path: &Path) -> Result<Entries, SettingsError> {
+        super::load(path, &OnDisk)
+    }
 
     fn folder(files: &[(&str, &str)]) -> TempDir {
         let folder = TempDir::new().unwrap();
@@ -123,17 +138,32 @@ mod tests {
         assert_eq!(
             entries.into_iter().collect::<Vec<_>>(),
             [
-                ("depth".to_owned(), (Value::Integer(2), at("run.toml", 3))),
-                ("seed".to_owned(), (Value::Integer(7), at("root.toml", 2))),
-                ("steps".to_owned(), (Value::Integer(5), at("base.toml", 4))),
+                ("depth", (Value::Integer(2), at("run.toml", 3))),
+                ("seed", (Value::Integer(7), at("root.toml", 2))),
+                ("steps", (Value::Integer(5), at("base.toml", 4))),
             ]
         );
     }
 
     #[test]
+    fn sections_only_group_keys() {
+        let text = "steps = 6\n[training]\nmicro_batches = 4\n\n[parallelism]\ndepth = 2";
+        let folder = folder(&[("run.toml", text)]);
+        let entries = load(&folder.path().join("run.toml")).unwrap();
+        let lines = entries.into_iter().map(|(key, (_, origin))| match origin {
+            Origin::File(_, line) => (key, line),
+            other => panic!("{other}"),
+        });
+        assert_eq!(lines.collect::<Vec<_>>(), [("depth", 6), ("micro-batches", 3), ("steps", 1)]);
+    }
+
+    #[test]
     fn refusals_name_the_line() {
         for (text, line) in [
-            ("a.b = 1", "1: unknown key `a`: did you mean `data`?"),
+            ("a.b = 1", "1: unknown key `b`: did you mean `vocab`?"),
+            ("[a]\nb.c = 1", "2: unknown key `b`: did you mean `vocab`?"),
+            ("[a]\nsteps = 5\n[b]\nsteps = 6", "4: `steps` is said twice"),
+            ("seq_len = 8\ncontext = 8", "2: `context` is said twice"),
             (
                 "depth = 4\nmicro-batch = 2",
                 "2: unknown key `micro-batch`: did you mean `micro-batches`?",

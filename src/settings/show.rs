@@ -3,17 +3,22 @@
 use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
-use toml::Table;
 
-use super::{Config, Layers, Settings};
+use super::{Config, Layers, OPTIONS, Origin};
 
 impl Config {
+    /// All keys that have a value, with it and where it came from.
+    fn said(&self) -> impl Iterator<Item = (&'static str, toml::Value, &Origin)> {
+        OPTIONS.iter().filter_map(|option| {
+            let (value, origin) = self.value(option.name)?;
+            Some((option.name, value, origin))
+        })
+    }
+
     /// All values as TOML that reads back to the same configuration, each with its origin.
     pub fn to_toml(&self) -> String {
-        let keys = Settings::keys();
-        let said = keys.iter().filter_map(|key| Some((key, self.value(key)?)));
-        let lines: Vec<_> =
-            said.map(|(key, (value, origin))| (format!("{key} = {value}"), origin)).collect();
+        let lines = self.said().map(|(key, value, origin)| (format!("{key} = {value}"), origin));
+        let lines: Vec<_> = lines.collect();
         let width = lines.iter().map(|(line, _)| line.chars().count().min(32)).max().unwrap_or(0);
         let mut text = String::new();
         for (line, origin) in lines {
@@ -26,11 +31,8 @@ impl Config {
 
     /// All values by key, each as `{"value": …, "origin": …}`.
     pub fn to_json(&self) -> Value {
-        let keys = Settings::keys().into_iter();
-        let said = keys.filter_map(|key| {
-            let (value, origin) = self.value(&key)?;
-            let entry = json!({ "value": value, "origin": origin.to_string() });
-            Some((key, entry))
+        let said = self.said().map(|(key, value, origin)| {
+            (key.to_string(), json!({ "value": value, "origin": origin.to_string() }))
         });
         Value::Object(Map::from_iter(said))
     }
@@ -39,13 +41,11 @@ impl Config {
 impl Layers {
     /// The options that say the same to a shell.
     pub fn options(&self) -> String {
-        let said = Table::try_from(&self.settings).unwrap_or_default();
         let mut options = String::new();
         if let Some(file) = &self.config {
             let _ = write!(options, " --config {}", word(&file.display().to_string()));
         }
-        for key in Settings::keys() {
-            let Some(value) = said.get(&key) else { continue };
+        for (key, value) in self.settings.iter() {
             let _ = write!(options, " --{key}");
             let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
             for value in values {
@@ -66,54 +66,72 @@ fn word(text: &str) -> String {
     }
 }
 
+/// The table of options as Markdown: name, default and meaning, under their headings.
+pub fn markdown() -> String {
+    let mut page = String::new();
+    for (nth, option) in OPTIONS.iter().enumerate() {
+        if nth == 0 || OPTIONS[nth - 1].heading != option.heading {
+            let _ = write!(
+                page,
+                "\n**{}**\n\n| key | default | meaning |\n|---|---|---|\n",
+                option.heading
+            );
+        }
+        let see = option.more().map(|see| format!(": [more]({see})")).unwrap_or_default();
+        let _ = writeln!(
+            page,
+            "| `{}` | {} | {}{see} |",
+            option.name,
+            option.default(false),
+            option.about().replace('|', "\\|")
+        );
+    }
+    page
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
 
     use super::*;
+    use crate::outside::OnDisk;
 
     fn values(config: &Config) -> Config {
-        Config { entries: Default::default(), ..config.clone() }
+        Config { origins: Default::default(), ..config.clone() }
+    }
+
+    fn layers(options: &str) -> Layers {
+        Layers::parse(options).unwrap()
     }
 
     #[test]
     fn what_is_shown_reads_back() {
-        let settings = Settings {
-            data: Some(vec!["a b".into(), "c\n\"d\"".into()]),
-            lr: Some(0.1 + 0.2),
-            seed: Some(i64::MAX),
-            out: Some("runs/x".into()),
-            ..Settings::default()
-        };
-        let first = Layers { config: None, settings }.resolve().unwrap();
+        let mut first = layers("--lr 0.30000000000000004 --seed 9223372036854775807 --out runs/x");
+        let files = ["a b", "c\n\"d\""].map(toml::Value::from).to_vec();
+        first.settings = first.settings.with("data", files);
+        let first = first.resolve(&OnDisk).unwrap();
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("shown\n.toml");
         fs::write(&path, first.to_toml()).unwrap();
-        let again = Layers { config: Some(path.clone()), ..Layers::default() }.resolve().unwrap();
+        let shown = Layers { config: Some(path.clone()), ..Layers::default() };
+        let again = shown.resolve(&OnDisk).unwrap();
         assert_eq!(values(&again), values(&first));
         fs::write(&path, again.to_toml()).unwrap();
-        let thrice = Layers { config: Some(path), ..Layers::default() }.resolve().unwrap();
-        assert_eq!(values(&thrice), values(&first));
+        assert_eq!(values(&shown.resolve(&OnDisk).unwrap()), values(&first));
     }
 
     #[test]
     fn options_are_words_of_a_shell() {
-        let settings = Settings {
-            data: Some(vec!["a b".into(), "it's".into()]),
-            depth: Some(2),
-            tied: Some(true),
-            lr: Some(1e-3),
-            ..Settings::default()
-        };
-        let layers = Layers { config: Some("run.toml".into()), settings };
+        let mut layers = layers("--tied --lr 1e-3 --depth 2 --config run.toml");
+        let files = ["a b", "it's"].map(toml::Value::from).to_vec();
+        layers.settings = layers.settings.with("data", files);
         let wanted = r"--config run.toml --data 'a b' 'it'\''s' --depth 2 --tied true --lr 0.001";
         assert_eq!(layers.options(), wanted);
     }
 
     #[test]
     fn origins_stand_beside_values() {
-        let settings = Settings { depth: Some(2), ..Settings::default() };
-        let config = Layers { config: None, settings }.resolve().unwrap();
+        let config = layers("--depth 2").resolve(&OnDisk).unwrap();
         let shown = config.to_toml();
         assert!(shown.contains("\ndepth = 2 "), "{shown}");
         let line = |key: &str| shown.lines().find(|line| line.starts_with(key)).unwrap();

@@ -23,7 +23,7 @@ pub(super) fn check(program: &Program, config: &Config, models: &[String]) -> Re
         let stages: Vec<String> = bucket.stages.iter().map(StageId::to_string).collect();
         bail!(
             "{} has replicas on {} and {}, which round differently, so they would not stay equal: give these \
-             workers like devices, choose a schedule with one replica of each stage (dapple, zb-h1) and width 1, \
+             workers like devices, choose a schedule with one replica of each stage (1f1b, zb-h1) and width 1, \
              or shard-optimizer true, with which one replica updates for all",
             stages.join(" with "),
             named(first),

@@ -5,6 +5,7 @@ use chimera_core::lower::Recompute;
 use chimera_core::schedule::Scaling;
 
 use super::fit::Need;
+use crate::schedules::Named;
 use crate::settings::{Config, Settings};
 
 /// The ranks there are, all alike.
@@ -45,21 +46,20 @@ impl Candidate {
 
     /// What is to be said for it on top of what was `said`.
     pub fn settings(&self, said: &Settings) -> Settings {
-        let (config, said) = (&self.config, said.clone());
-        let count = |n: usize| i64::try_from(n).ok();
-        let is_scaled = config.scaling != Scaling::Direct;
-        let is_recomputed = config.recompute != Recompute::None;
-        Settings {
-            width: count(config.width),
-            depth: count(config.depth),
-            schedule: Some(config.schedule.clone()),
-            micro_batches: count(config.micro_batches),
-            micro_batch_size: count(config.micro_batch_size),
-            scaling: is_scaled.then(|| self.scaling().to_string()).or(said.scaling),
-            recompute: is_recomputed.then(|| self.recompute().to_string()).or(said.recompute),
-            shard_optimizer: config.shard_optimizer.then_some(true).or(said.shard_optimizer),
-            ..said
-        }
+        let config = &self.config;
+        let chosen = [
+            ("width", true),
+            ("depth", true),
+            ("schedule", true),
+            ("micro-batches", true),
+            ("micro-batch-size", true),
+            ("scaling", config.scaling != Scaling::Direct),
+            ("recompute", config.recompute != Recompute::None),
+            ("shard-optimizer", config.shard_optimizer),
+        ];
+        let chosen = chosen.into_iter().filter(|(_, is_told)| *is_told);
+        let values = chosen.filter_map(|(key, _)| Some((key, config.value(key)?.0)));
+        values.fold(said.clone(), |settings, (key, value)| settings.with(key, value))
     }
 
     /// How its schedule scales, by name.
@@ -85,7 +85,7 @@ pub(super) enum Outcome {
 }
 
 /// Why an asynchronous schedule is none to choose from.
-pub(super) fn no_flush(schedule: &str) -> String {
+pub(super) fn no_flush(schedule: &Named) -> String {
     format!(
         "schedule {schedule} has no flush, and so no step that takes a time of its own: choose a synchronous schedule"
     )

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Error, Result, ensure};
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::{SCHEDULES, Scaling, Schedule, Shape, find};
+use chimera_core::search::AUTO;
 use chimera_core::update::Update;
 use rayon::prelude::*;
 
 use super::candidate::{Candidate, Cluster, Outcome, no_flush};
 use super::fit::Need;
 use super::foresee::{Family, MOST_SIMULATED};
-use crate::auto::AUTO;
+use crate::schedules::{ALONE, Named};
 use crate::settings::{Config, Origin};
 
 /// A pipeline with so many micro-batches for each worker idles for some hundredths of a step at most: more are only tried
@@ -107,11 +108,12 @@ fn first_choice<'c>(
 ) -> Result<Choice> {
     said.model().validate()?;
     ensure!(
-        said.schedule != AUTO || is_free(said, "schedule"),
+        said.schedule != Named::Auto || is_free(said, "schedule"),
         "schedule {AUTO} would search for every candidate: leave it out, or name a schedule"
     );
-    let known = find(&said.schedule).ok().filter(|_| !is_free(said, "schedule"));
-    ensure!(known.is_none_or(|schedule| is_synchronous(&&schedule)), no_flush(&said.schedule));
+    if let Named::Schedule(schedule) = said.schedule {
+        ensure!(is_free(said, "schedule") || is_synchronous(&schedule), no_flush(&said.schedule));
+    }
     let ways = ways(said, batch, cluster);
     ensure!(
         !ways.is_empty(),
@@ -287,18 +289,25 @@ fn tried(
 }
 
 /// The schedules that there are at a depth, each with how it scales.
-fn orders(depth: usize, said: &Config) -> Vec<(String, Scaling)> {
+fn orders(depth: usize, said: &Config) -> Vec<(Named, Scaling)> {
     let names = match is_free(said, "schedule") {
         false => vec![said.schedule.clone()],
         // One worker has nothing to order.
-        true if depth == 1 => vec!["dapple".to_string()],
-        true => SCHEDULES.iter().filter(is_synchronous).map(|s| s.name().to_string()).collect(),
+        true if depth == 1 => find(ALONE).map(Named::Schedule).into_iter().collect(),
+        true => {
+            let schedules = SCHEDULES.iter().copied().filter(is_synchronous);
+            schedules.map(Named::Schedule).collect()
+        }
     };
     let mut orders = Vec::new();
     for name in names {
-        let scaled = find(&name).ok().filter(|_| is_free(said, "scaling"));
-        let scaled = scaled.map(|schedule| schedule.parameters(Shape::new(depth, 2)));
-        let others = scaled.into_iter().flatten().map(|(shape, _)| shape.scaling);
+        let scaled = match &name {
+            Named::Schedule(schedule) if is_free(said, "scaling") => {
+                schedule.parameters(Shape::new(depth, 2))
+            }
+            _ => Vec::new(),
+        };
+        let others = scaled.into_iter().map(|(shape, _)| shape.scaling);
         let others = others.filter(|scaling| *scaling != said.scaling);
         orders.extend(
             [said.scaling].into_iter().chain(others).map(|scaling| (name.clone(), scaling)),
@@ -308,7 +317,7 @@ fn orders(depth: usize, said: &Config) -> Vec<(String, Scaling)> {
 }
 
 /// Whether it updates at a flush, as its smallest timetable tells.
-fn is_synchronous(schedule: &&&dyn Schedule) -> bool {
+fn is_synchronous(schedule: &&'static dyn Schedule) -> bool {
     let timetable = schedule.timetable(&Shape::new(2, 4));
     timetable.is_ok_and(|timetable| timetable.update == Update::Flush)
 }

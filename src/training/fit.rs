@@ -217,7 +217,8 @@ mod tests {
     use chimera_core::model::cut;
 
     use super::*;
-    use crate::settings::{Layers, Settings};
+    use crate::outside::OnDisk;
+    use crate::settings::Layers;
     use crate::training::Run;
 
     /// What is foreseen is what the engine then measures, to the byte.
@@ -236,26 +237,16 @@ mod tests {
             let shard_optimizer = ["dapple", "dualpipe", "chimera"].contains(&schedule);
             for recompute in ["none", "selective", "full"] {
                 for (split_backward, scaling) in [(false, "doubling"), (true, "halving")] {
-                    let settings = Settings {
-                        model: Some(model.into()),
-                        schedule: Some(schedule.into()),
-                        scaling: Some(scaling.into()),
-                        recompute: Some(recompute.into()),
-                        split_backward: Some(split_backward),
-                        shard_optimizer: Some(shard_optimizer && split_backward),
-                        width: Some(if shard_optimizer { 2 } else { 1 }),
-                        tied: Some(recompute == "full"),
-                        depth: Some(2),
-                        layers: Some(5),
-                        hidden: Some(8),
-                        heads: Some(2),
-                        context: Some(12),
-                        steps: Some(1),
-                        threads: Some(1),
-                        ..Settings::default()
-                    };
-                    let layers = Layers { config: None, settings };
-                    let run = Run::prepare(layers.resolve().unwrap()).unwrap();
+                    let (width, is_sharded) =
+                        (1 + usize::from(shard_optimizer), shard_optimizer && split_backward);
+                    let layers = Layers::parse(&format!(
+                        "--model {model} --schedule {schedule} --scaling {scaling} --recompute {recompute} \
+                         --split-backward {split_backward} --shard-optimizer {is_sharded} --width {width} \
+                         --tied {} --depth 2 --layers 5 --hidden 8 --heads 2 --context 12 --steps 1 --threads 1",
+                        recompute == "full"
+                    ));
+                    let config = layers.unwrap().resolve(&OnDisk).unwrap();
+                    let run = Run::prepare(config).unwrap();
                     let mut bytes = 0;
                     let observe = |report: &chimera_core::engine::StepReport| {
                         bytes = report.bytes();

@@ -21,8 +21,8 @@ use super::candidate::{Candidate, Cluster, Outcome, no_flush};
 use super::fit::{Need, Peaks, needs_at};
 use super::plan::{Plan, can_be_cut, costs_by_flops, timetable};
 use crate::device::Device;
+use crate::schedules::Named;
 use crate::settings::Config;
-use crate::timetable::is_file;
 
 /// The most cells of a timetable of forwards that are simulated: to prove longer ones takes too long for a choice.
 pub(super) const MOST_SIMULATED: usize = 1 << 15;
@@ -200,7 +200,7 @@ impl<'c> Family<'c> {
 /// which are on their way at once are not many more. `None` where steps cannot be longer or shorter.
 fn round(way: &Config) -> Option<usize> {
     let Config { depth, in_turn, in_flight, memory_cap, schedule, .. } = way;
-    let is_free = !is_file(schedule) && memory_cap.is_none();
+    let is_free = !matches!(schedule, Named::File(_)) && memory_cap.is_none();
     let flown = (in_flight.unwrap_or(1) as usize).div_ceil(*depth).max(1);
     is_free.then(|| 2 * depth * (*in_turn).max(1) as usize * flown)
 }

@@ -4,41 +4,18 @@ use chimera_core::engine::Fields;
 
 use super::Run;
 use crate::data::Digest;
-use crate::settings::{Config, Settings};
-use crate::timetable::is_file;
-
-/// Settings that a rank may have of its own, or that are compared by what they lead to: the program, the
-/// samples, the weights, the sizes of the model.
-const OWN: &[&str] = &[
-    "data",
-    "preset",
-    "init",
-    "search-time",
-    "threads",
-    "timeout",
-    "start-timeout",
-    "out",
-    "metrics",
-    "log",
-    "trace",
-    "peak-flops",
-    "tensorboard",
-    "prometheus",
-    "save",
-    "keep",
-    "resume",
-    "schedule",
-];
+use crate::schedules::Named;
+use crate::settings::{Config, OPTIONS};
 
 /// Version and settings that all ranks must have in common; what they lead to, [`Run::greeting`] adds.
 pub(super) fn settings(config: &Config) -> Fields {
     let mut fields: Fields = vec![("version".into(), env!("CARGO_PKG_VERSION").into())];
     let mut add = |name: &str, value: String| fields.push((name.into(), value));
-    for key in Settings::keys() {
-        let by_name = key == "schedule" && !is_file(&config.schedule);
-        if by_name || !OWN.contains(&key.as_str()) {
-            let value = config.value(&key).map(|(value, _)| value.to_string());
-            add(&key, value.unwrap_or_else(|| "none".into()));
+    let is_named = !matches!(config.schedule, Named::File(_));
+    for option in OPTIONS {
+        if !option.is_own || option.name == "schedule" && is_named {
+            let value = config.value(option.name).map(|(value, _)| value.to_string());
+            add(option.name, value.unwrap_or_else(|| "none".into()));
         }
     }
     add("traced", config.trace.is_some().to_string()); // all ranks tell what they did
@@ -88,22 +65,17 @@ mod tests {
     use chimera_core::fault::{Class, Fault};
 
     use super::*;
+    use crate::outside::OnDisk;
     use crate::settings::Layers;
 
-    fn run(settings: Settings) -> Run {
-        let settings = Settings {
-            layers: Some(4),
-            hidden: Some(8),
-            heads: Some(2),
-            context: Some(8),
-            depth: Some(2),
-            ..settings
-        };
-        Run::prepare(Layers { config: None, settings }.resolve().unwrap()).unwrap()
+    fn run(options: &str) -> Run {
+        let small = "--layers 4 --hidden 8 --heads 2 --context 8 --depth 2";
+        let layers = Layers::parse(&format!("{small} {options}")).unwrap();
+        Run::prepare(layers.resolve(&OnDisk).unwrap()).unwrap()
     }
 
-    /// Rank 0 runs with the settings of `one`, rank 1 with those of `other`.
-    fn meet(one: Settings, other: Settings) -> Result<(), Fault> {
+    /// Rank 0 runs with the options of `one`, rank 1 with those of `other`.
+    fn meet(one: &str, other: &str) -> Result<(), Fault> {
         let runs = [run(one), run(other)];
         let met = run_threads::<(), ()>(2, |comm| {
             let run = &runs[comm.rank().index()];
@@ -114,8 +86,7 @@ mod tests {
 
     #[test]
     fn what_differs_is_told_field_by_field() {
-        let other = Settings { micro_batches: Some(16), seed: Some(2), ..Settings::default() };
-        let fault = meet(Settings::default(), other).unwrap_err();
+        let fault = meet("", "--micro-batches 16 --seed 2").unwrap_err();
         assert_eq!((fault.class, fault.class.code()), (Class::Mismatch, 10));
         let mut lines = fault.message.lines();
         assert_eq!(lines.next(), Some("the ranks are not of one run:"));
@@ -127,18 +98,6 @@ mod tests {
 
     #[test]
     fn ranks_may_have_places_and_threads_of_their_own() {
-        let other = Settings {
-            threads: Some(3),
-            out: Some("elsewhere".into()),
-            timeout: Some(7.0),
-            ..Settings::default()
-        };
-        assert_eq!(meet(Settings::default(), other), Ok(()));
-    }
-
-    #[test]
-    fn every_key_that_is_named_is_one() {
-        let keys = Settings::keys();
-        assert!(OWN.iter().all(|key| keys.iter().any(|known| known == key)));
+        assert_eq!(meet("", "--threads 3 --out elsewhere --timeout 7"), Ok(()));
     }
 }

@@ -44,6 +44,7 @@ use chimera_core::ids::Rank;
 use chimera_core::kernels::Kernels;
 use chimera_core::lower::Program;
 use chimera_core::model::ModelConfig;
+use chimera_core::search::Report;
 use chimera_core::timetable::Timetable;
 
 pub use candidate::{Candidate, Cluster};
@@ -69,7 +70,6 @@ pub use trained::Trained;
 use trained::{RankTrained, merge};
 pub use verify::checkpoint_as;
 
-use crate::auto::Report;
 use crate::checkpoint::{Checkpoint, Saver};
 use crate::data::{Batch, Corpus};
 use crate::device::{Compute, Devices, Opened};

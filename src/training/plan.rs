@@ -1,25 +1,22 @@
 //! What the settings describe: a model cut into stages, a proven program, and the memory it will need.
 
-use std::path::Path;
-use std::time::Duration;
-
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{StageCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training};
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Instr, Lowering, Passes, Program, Recompute, lower_at};
+use chimera_core::lower::{Instr, Lowering, Passes, Program, Recompute};
 use chimera_core::model::{Cut, Memory, ModelConfig, cut};
-use chimera_core::schedule::{Shape, find};
-use chimera_core::search::Search;
+use chimera_core::request::{Ordered, Request, Source};
+use chimera_core::schedule::find;
+use chimera_core::search::Report;
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 
 use super::fit::{self, Need};
-use crate::auto::{AUTO, Report, auto};
 use crate::device::Device;
+use crate::schedules::{self, ALONE, Named};
 use crate::settings::Config;
-use crate::timetable::{is_file, read};
 
 /// All of a run but its data.
 pub struct Plan {
@@ -50,8 +47,10 @@ impl Plan {
     /// With the timetable that a search has `found`, if it was elsewhere.
     pub(super) fn with(config: Config, found: Option<Timetable>) -> Result<Plan> {
         let devices = Device::list(&config.device, config.depth)?;
-        Plan::on(devices, config, |config, window| {
-            found.map_or_else(|| order(config, window), Ordered::found)
+        Plan::on(devices, config, |config, window| match found {
+            // A search's timetable is as the passes would make it.
+            Some(timetable) => Ok(Ordered { timetable, passes: Passes::default(), search: None }),
+            None => order(config, window),
         })
     }
 
@@ -59,7 +58,8 @@ impl Plan {
     pub(super) fn elsewhere(config: Config, timetable: Timetable) -> Result<Plan> {
         let devices = Device::named(&config.device, config.depth)?;
         Plan::on(devices, config, |config, _| {
-            Ok(Ordered { timetable, passes: passes(config)?, search: None })
+            let source = Source::Timetable(timetable);
+            ordered(config, Request { source, shape: config.shape(), passes: config.passes() })
         })
     }
 
@@ -87,11 +87,12 @@ impl Plan {
         model.validate()?;
         let training = training(&config);
         let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
-        let Ordered { timetable, passes, search } = order(&config, window)?;
-        let found = (config.schedule == AUTO).then(|| timetable.clone());
+        let ordered = order(&config, window)?;
+        let (timetable, search) = (&ordered.timetable, ordered.search.clone());
+        let found = (config.schedule == Named::Auto).then(|| timetable.clone());
         can_be_cut(&config, timetable.units_per_micro)?;
         let cuts = cut(&model, timetable.placement.n_stages())?;
-        let program = prove(&config, &model, &training, timetable, passes)?;
+        let program = prove(&config, &model, &training, ordered)?;
         let is_synchronous = program.window().update() == Update::Flush;
         ensure!(
             config.non_finite == NonFinite::Stop || is_synchronous && config.check_finite,
@@ -171,14 +172,14 @@ impl Plan {
         let n_left = (to_do % u64::from(window)) as u32;
         self.last = None;
         if n_left > 0 {
-            let Ordered { timetable, passes, .. } = order(&self.config, n_left)?;
+            let ordered = order(&self.config, n_left)?;
             ensure!(
-                timetable.update.n_steps().max(1) == n_left,
+                ordered.timetable.update.n_steps().max(1) == n_left,
                 "{schedule} has a window of {window} steps, but {to_do} steps are to be trained from step {first} \
                  on: choose --steps so that they are whole windows"
             );
             let Plan { config, model, training, .. } = &*self;
-            self.last = Some(prove(config, model, training, timetable, passes)?);
+            self.last = Some(prove(config, model, training, ordered)?);
         }
         Ok(())
     }
@@ -205,21 +206,6 @@ fn training(config: &Config) -> Training {
     }
 }
 
-/// A timetable, and the passes that it still needs.
-struct Ordered {
-    timetable: Timetable,
-    passes: Passes,
-    /// What the search for it came to, if there was one.
-    search: Option<Report>,
-}
-
-impl Ordered {
-    /// What a search elsewhere found, with the passes applied.
-    fn found(timetable: Timetable) -> Result<Ordered> {
-        Ok(Ordered { timetable, passes: Passes::default(), search: None })
-    }
-}
-
 /// What the settings name, but for the passes, which another recomputation alone makes others.
 pub(super) fn timetable(config: &Config) -> Result<Timetable> {
     Ok(order(config, config.window)?.timetable)
@@ -235,59 +221,32 @@ pub(super) fn can_be_cut(config: &Config, units_per_micro: u32) -> Result<()> {
     Ok(())
 }
 
-fn passes(config: &Config) -> Result<Passes> {
-    let Config { recompute, hoist, split_backward, .. } = *config;
-    let passes = Passes { recompute, hoist, split_backward };
-    ensure!(
-        !passes.move_nothing(),
-        "hoist {hoist} moves recomputations: choose recompute full or selective too"
-    );
-    Ok(passes)
-}
-
-/// What the settings name, of a window of so many steps if it is asynchronous.
-fn order(config: &Config, window: u32) -> Result<Ordered> {
-    let passes = passes(config)?;
-    if is_file(&config.schedule) {
-        let timetable = read(Path::new(&config.schedule))?;
+/// What the settings ask for, of a window of so many steps if it is asynchronous.
+fn request(config: &Config, window: u32) -> Result<Request<'static>> {
+    let mut request = schedules::request(config)?;
+    request.shape.window = window;
+    if let Source::Timetable(timetable) = &request.source {
         let counts = (timetable.rows.len(), timetable.micro_batches_per_step() as usize);
         ensure!(
             counts == (config.depth, config.micro_batches),
             "{} was changed while it was read",
             config.schedule
         );
-        return Ok(Ordered { timetable, passes, search: None });
+    } else if config.depth == 1 {
+        request.source = Source::Schedule(find(ALONE)?);
     }
-    let shape = Shape {
-        n_pipes: config.pipes,
-        n_chunks: config.chunks,
-        scaling: config.scaling,
-        n_in_turn: config.in_turn,
-        n_waves: config.waves,
-        in_flight: config.in_flight,
-        window,
-        ..Shape::new(config.depth, u32::try_from(config.micro_batches)?)
-    };
-    // One worker has no pipeline to schedule: it alternates forward and backward.
-    let schedule = if config.depth == 1 { "dapple" } else { &config.schedule };
-    if schedule == AUTO {
-        return searched(config, &shape, passes);
-    }
-    Ok(Ordered { timetable: find(schedule)?.timetable(&shape)?, passes, search: None })
+    Ok(request)
 }
 
-/// What a search finds, the passes applied. Every rank of a run gets the same one unless time runs out.
-fn searched(config: &Config, shape: &Shape, passes: Passes) -> Result<Ordered> {
-    let how = Search {
-        max_peak: config.memory_cap,
-        time_limit: Duration::from_secs_f64(config.search_time),
-        seed: config.seed,
-        ..Search::default()
-    };
+/// The timetable that the settings ask for, of a window of so many steps if it is asynchronous. Every rank of a run
+/// gets the same one unless a search runs out of time.
+fn order(config: &Config, window: u32) -> Result<Ordered> {
+    ordered(config, request(config, window)?)
+}
+
+fn ordered(config: &Config, request: Request) -> Result<Ordered> {
     let model = config.model();
-    let costs = |timetable: &Timetable| costs(config, &model, timetable);
-    let (timetable, report) = auto(config.placement, shape, passes, &how, costs, |_| ())?;
-    Ok(Ordered { timetable, passes: Passes::default(), search: Some(report) })
+    request.timetable(&|timetable| costs(config, &model, timetable), &mut |_| ())
 }
 
 /// What stages cost, by their products: a forward of the mean stage takes 1, and a backward two forwards.
@@ -325,15 +284,14 @@ pub(super) fn costs_by_flops(
     (0..).zip(cuts).map(stage).collect()
 }
 
-/// The program of a timetable.
+/// The proven program of a timetable.
 fn prove(
     config: &Config,
     model: &ModelConfig,
     training: &Training,
-    timetable: Timetable,
-    passes: Passes,
+    ordered: Ordered,
 ) -> Result<Program> {
-    let n_stages = timetable.placement.n_stages();
+    let n_stages = ordered.timetable.placement.n_stages();
     let ends = vec![StageId(0), StageId(n_stages as u16 - 1)];
     let how = Lowering {
         sync: config.sync,
@@ -341,9 +299,8 @@ fn prove(
         tied: if config.tied && n_stages > 1 { vec![ends] } else { Vec::new() },
         max_peak: config.memory_cap,
     };
-    let costs = costs(config, model, &timetable)?;
-    let timetable = passes.apply(timetable, &how, &costs)?;
-    Ok(lower_at(&timetable, &how, &costs)?)
+    let costs = costs(config, model, &ordered.timetable)?;
+    Ok(ordered.program(&how, &costs)?)
 }
 
 #[cfg(test)]
@@ -351,29 +308,24 @@ mod tests {
     use chimera_core::analyze::Costs;
     use chimera_core::ids::{PipeId, WorkerId};
     use chimera_core::op::{Kind, Op};
+    use chimera_core::schedule::Shape;
 
     use super::*;
-    use crate::settings::{Layers, Settings};
+    use crate::outside::OnDisk;
+    use crate::settings::Layers;
 
     /// The head of so large a vocabulary is worth two blocks.
     #[test]
     fn stages_cost_what_their_products_take() {
         let of = |recompute: &str| {
-            let settings = Settings {
-                recompute: Some(recompute.into()),
-                schedule: Some("dapple".into()),
-                depth: Some(2),
-                layers: Some(2),
-                hidden: Some(64),
-                heads: Some(4),
-                context: Some(128),
-                ..Settings::default()
-            };
-            let config = Layers { config: None, settings }.resolve().unwrap();
+            let options =
+                "--schedule 1f1b --depth 2 --layers 2 --hidden 64 --heads 4 --context 128";
+            let layers = Layers::parse(&format!("{options} --recompute {recompute}")).unwrap();
+            let config = layers.resolve(&OnDisk).unwrap();
             let block = 24.0 * 64.0 * 64.0 + 4.0 * 128.0 * 64.0;
             let model = ModelConfig { vocab: block as usize / 64, ..config.model() };
             let shape = Shape::new(2, 2);
-            let timetable = find("dapple").unwrap().timetable(&shape).unwrap();
+            let timetable = find("1f1b").unwrap().timetable(&shape).unwrap();
             let costs = costs(&config, &model, &timetable).unwrap();
             move |kind, stage: u16| {
                 let op = Op::new(kind, PipeId(0), StageId(stage), 0);

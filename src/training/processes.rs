@@ -21,9 +21,9 @@ use super::rank::Watch;
 use super::trace::{Did, Recorder};
 use super::trained::{RankTrained, merge};
 use super::{Here, Run, Trained, alike, compute_threads, greeting};
-use crate::auto::AUTO;
 use crate::device::Compute;
 use crate::launch::Launch;
+use crate::schedules::Named;
 use crate::settings::Config;
 
 /// For ranks to come to the same point while nobody knows the settings.
@@ -39,7 +39,7 @@ impl Run {
         let local = launch.and_then(|launch| launch.local).map_or(rank.index(), |n| n as usize);
         let here =
             Here { part: n_local.map_or(1.0, f64::from) / n_ranks, own: Some((rank, local)) };
-        if config.schedule != AUTO || config.depth == 1 {
+        if config.schedule != Named::Auto || config.depth == 1 {
             return Run::prepare_with(config, None, here);
         }
         let is_lead = comm.rank() == Rank(0);

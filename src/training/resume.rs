@@ -10,78 +10,8 @@ use chimera_core::timetable::Timetable;
 
 use super::{Initial, Plan, Run, Samples};
 use crate::checkpoint::{Checkpoint, FORMAT, Manifest, Saver, Store, foreseen};
-use crate::settings::{Config, Settings};
+use crate::settings::{Config, OPTIONS, Opt, Resume};
 
-/// Settings without which it would be another training.
-const FIXED: &[&str] =
-    &["model", "layers", "hidden", "heads", "context", "vocab", "tied", "seed", "optimizer"];
-/// Settings that decide how and where, but not what is trained. `data` is compared by its content,
-/// micro-batches by the samples of a step.
-const FREE: &[&str] = &[
-    "init",
-    "placement",
-    "search-time",
-    "data",
-    "schedule",
-    "depth",
-    "width",
-    "pipes",
-    "chunks",
-    "scaling",
-    "in-turn",
-    "waves",
-    "in-flight",
-    "recompute",
-    "hoist",
-    "split-backward",
-    "memory-cap",
-    "window",
-    "micro-batches",
-    "micro-batch-size",
-    "preset",
-    "sync",
-    "shard-optimizer",
-    "mpi-allreduce",
-    "device",
-    "precision",
-    "transport",
-    "threads",
-    "timeout",
-    "start-timeout",
-    "out",
-    "metrics",
-    "trace",
-    "trace-steps",
-    "eval-every",
-    "peak-flops",
-    "log",
-    "tensorboard",
-    "prometheus",
-    "save",
-    "save-every",
-    "keep",
-    "resume",
-    "check-finite",
-    "non-finite",
-    "check-replicas",
-];
-/// Settings on which hangs what a search for a schedule finds.
-const SEARCHED: &[&str] = &[
-    "schedule",
-    "depth",
-    "micro-batches",
-    "pipes",
-    "chunks",
-    "scaling",
-    "in-turn",
-    "waves",
-    "placement",
-    "search-time",
-    "recompute",
-    "hoist",
-    "split-backward",
-    "memory-cap",
-];
 /// What held before there were such keys.
 const EARLIER: &[(&str, &str)] = &[("model", "\"gpt2\""), ("dropout", "0.0")];
 /// The most samples that the hash of a step covers.
@@ -102,8 +32,12 @@ impl Run {
         let manifest = checkpoint.manifest();
         let place = checkpoint.path().display();
         let now = settings(self.config());
-        let changed = |key: &str| change(key, &manifest.settings, &now, "in the checkpoint");
-        let mut conflicts: Vec<String> = FIXED.iter().filter_map(|key| changed(key)).collect();
+        let changed = |resume: Resume| {
+            let options = OPTIONS.iter().filter(move |option| option.resume == resume);
+            let change = |o: &Opt| change(o.name, &manifest.settings, &now, "in the checkpoint");
+            options.filter_map(change).collect::<Vec<String>>()
+        };
+        let mut conflicts = changed(Resume::Fixed);
         let (was, is) = (manifest.samples_per_step, self.samples_per_step());
         if was != is {
             let product = "width * micro-batches * micro-batch-size";
@@ -120,9 +54,7 @@ impl Run {
             "{place} has {} steps already: choose --steps above that",
             manifest.step
         );
-        let other = now.keys().filter(|key| !FIXED.contains(&key.as_str()));
-        let other = other.filter(|key| !FREE.contains(&key.as_str()));
-        let notes = other.filter_map(|key| changed(key)).collect();
+        let notes = changed(Resume::Told);
         let found = found(manifest, &now)?;
         if found.is_some() && found != self.plan.found {
             self.plan = Plan::with(self.plan.config.clone(), found)?;
@@ -230,8 +162,8 @@ pub(super) fn kept(config: &Config) -> Result<Option<Timetable>> {
 /// What a search found before a checkpoint, if the settings `now` are those on which it hung.
 fn found(manifest: &Manifest, now: &BTreeMap<String, String>) -> Result<Option<Timetable>> {
     let Some(found) = &manifest.timetable else { return Ok(None) };
-    let is_other = |key: &str| change(key, &manifest.settings, now, "").is_some();
-    match SEARCHED.iter().any(|key| is_other(key)) {
+    let is_other = |o: &Opt| o.is_searched && change(o.name, &manifest.settings, now, "").is_some();
+    match OPTIONS.iter().any(is_other) {
         true => Ok(None),
         false => Ok(Some(from_json(found.as_bytes())?)),
     }
@@ -242,7 +174,8 @@ fn found(manifest: &Manifest, now: &BTreeMap<String, String>) -> Result<Option<T
 pub(super) fn conflicts(was: &toml::Table, config: &Config) -> Vec<String> {
     let was = was.iter().map(|(key, value)| (key.clone(), value.to_string())).collect();
     let now = settings(config);
-    FIXED.iter().filter_map(|key| change(key, &was, &now, "there")).collect()
+    let fixed = OPTIONS.iter().filter(|option| option.resume == Resume::Fixed);
+    fixed.filter_map(|option| change(option.name, &was, &now, "there")).collect()
 }
 
 /// How a setting differs, in words, if it does.
@@ -263,12 +196,11 @@ fn change(
 
 /// All settings, as TOML values.
 fn settings(config: &Config) -> BTreeMap<String, String> {
-    let keys = Settings::keys().into_iter();
-    keys.filter_map(|key| {
-        let value = config.value(&key)?.0.to_string();
-        Some((key, value))
-    })
-    .collect()
+    let said = OPTIONS.iter().filter_map(|option| {
+        let (value, _) = config.value(option.name)?;
+        Some((option.name.to_string(), value.to_string()))
+    });
+    said.collect()
 }
 
 #[cfg(test)]
@@ -280,14 +212,8 @@ mod tests {
 
     use super::super::Here;
     use super::*;
+    use crate::outside::OnDisk;
     use crate::settings::Layers;
-
-    #[test]
-    fn every_key_that_is_named_is_one() {
-        let keys = Settings::keys();
-        let named = FIXED.iter().chain(FREE).chain(SEARCHED);
-        assert!(named.into_iter().all(|key| keys.iter().any(|known| known == key)));
-    }
 
     /// Another search might find another.
     #[test]
@@ -295,24 +221,15 @@ mod tests {
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("checkpoints/step-00000001");
         let prepare = |search_time: f64, found, resume: Option<&Path>| {
-            let settings = Settings {
-                schedule: Some("auto".into()),
-                resume: resume.map(|path| path.display().to_string()),
-                search_time: Some(search_time),
-                steps: Some(2),
-                save_every: Some(1),
-                depth: Some(2),
-                layers: Some(2),
-                hidden: Some(8),
-                heads: Some(2),
-                context: Some(8),
-                micro_batches: Some(4),
-                threads: Some(1),
-                ..Settings::default()
-            };
-            let layers = Layers { config: None, settings };
+            let resume = resume.map(|path| format!("--resume {}", path.display()));
+            let layers = Layers::parse(&format!(
+                "--schedule auto --depth 2 --layers 2 --hidden 8 --heads 2 --context 8 --micro-batches 4 --steps 2 \
+                 --save-every 1 --threads 1 --search-time {search_time} {}",
+                resume.unwrap_or_default()
+            ));
+            let config = layers.unwrap().resolve(&OnDisk).unwrap();
             let here = Here { part: 1.0, own: None };
-            Run::prepare_with(layers.resolve().unwrap(), found, here).unwrap()
+            Run::prepare_with(config, found, here).unwrap()
         };
         let gpipe = find("gpipe").unwrap().timetable(&Shape::new(2, 4)).unwrap();
         let mut run = prepare(0.1, Some(gpipe), None);

@@ -57,7 +57,7 @@ fn figures_are_those_of_the_papers() {
     assert_eq!((&all["depth"], &all["micro_batches"]), (&4.into(), &8.into()));
     for (name, makespan, peak, copies, messages) in [
         ("gpipe", 33.0, 8.0, 1, 48),
-        ("dapple", 33.0, 4.0, 1, 48),
+        ("1f1b", 33.0, 4.0, 1, 48),
         ("gems", 75.0, 1.0, 2, 48),
         ("zb-h1", 27.0, 4.0, 1, 48),
         ("chimera", 30.0, 4.0, 2, 48),
@@ -158,7 +158,7 @@ fn what_does_not_fit_into_memory_is_left_out() {
     }
     let (_, gpipe) = reasons.iter().find(|(name, _)| *name == "gpipe").expect("left out");
     assert!(gpipe.starts_with("worker 0, cell 4: it holds the residuals of 5 micro-batches"));
-    assert_eq!(entry(&capped, "dapple")["speed_up"], 1.0);
+    assert_eq!(entry(&capped, "1f1b")["speed_up"], 1.0);
     // Speed-up is over 1F1B even where 1F1B itself would not fit.
     let tight = json("--micro-batches 8 --memory-cap 1");
     assert_eq!(entry(&tight, "gems")["speed_up"], 33.0 / 75.0);

@@ -77,8 +77,8 @@ fn refusals_name_file_and_line_and_what_would_do() {
     for (text, refusal) in [
         ("depth = 4\n\ndepht = 8\n", "run.toml:3: unknown key `depht`: did you mean `depth`?"),
         (
-            "micro_batches = 8",
-            "run.toml:1: unknown key `micro_batches`: did you mean `micro-batches`?",
+            "tensor_parallel_degree = 8",
+            "run.toml:1: `tensor_parallel_degree` is no key: there is no tensor",
         ),
         ("\nsteps = 0", "run.toml:2: `steps` is 0; it must be a whole number from 1"),
         ("lr = -1", "run.toml:1: `lr` is -1.0; it must be a number from 0"),
@@ -101,6 +101,18 @@ fn refusals_name_file_and_line_and_what_would_do() {
             assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{text}");
             assert!(ran.stderr.starts_with(&format!("error: {refusal}")), "{}", ran.stderr);
         }
+    }
+}
+
+/// As users of other programs write them.
+#[test]
+fn underscores_sections_and_other_names_are_read() {
+    let text = "[training]\nmicro_batches = 6\nseq_len = 32\n[parallelism]\nschedule = 'GPipe'\n";
+    let shown = show(text, "--pipeline_parallel_size=2 --dp 3").stdout;
+    for pair in
+        ["micro-batches = 6", "context = 32", "schedule = \"gpipe\"", "depth = 2", "width = 3"]
+    {
+        assert!(pairs(&shown).iter().any(|p| p == pair), "{shown}");
     }
 }
 
@@ -145,7 +157,7 @@ fn a_sound_file_is_proven_without_its_data() {
         "{first}"
     );
     assert!(first.contains("; 956352 parameters; needs 29.2 MiB for weights"), "{first}");
-    assert!(second.starts_with("1.toml: sound: dapple on 64 x 4 worker(s)"), "{second}");
+    assert!(second.starts_with("1.toml: sound: 1f1b on 64 x 4 worker(s)"), "{second}");
 }
 
 #[test]

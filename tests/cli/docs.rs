@@ -1,4 +1,4 @@
-//! What docs/schedules.md shows is what the command prints.
+//! What docs/schedules.md and the table of options show is what the command prints.
 
 use std::fs::write;
 
@@ -69,4 +69,13 @@ fn the_page_shows_what_the_command_prints() {
         n_shown += 1;
     }
     assert!(n_shown > 10, "{n_shown}");
+}
+
+/// The table of options stands between two marks.
+#[test]
+fn the_table_of_options_is_that_of_the_command() {
+    let page = include_str!("../../docs/training.md");
+    let table = page.split("<!-- options -->").nth(1).expect("two marks");
+    let printed = chimera("config options").stdout;
+    assert_eq!(table.trim(), printed.trim(), "put in what `chimera config options` prints");
 }

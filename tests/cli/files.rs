@@ -154,6 +154,6 @@ fn what_is_refused_is_not_echoed_whole() {
     refused(
         "train --resume '' --out x",
         2,
-        "`resume` is \"\"; it must be auto or the folder of a checkpoint",
+        "`resume` is \"\"; it must be a text that is not empty",
     );
 }

@@ -16,18 +16,15 @@ fn simulate(line: &str) -> Value {
 #[test]
 fn nodes_links_and_bytes_are_those_that_were_said() {
     let job = "dapple --depth 2 --micro-batches 1 --width 2 --inside 1,0.5 --between 2,1 --sync eager \
-               --activation-bytes 4 --gradient-bytes 6 --tensors 1";
+               --activation-bytes 4 --gradient-bytes 6";
     for (nodes, makespan, agreement) in
-        [("", 20.0, 3.0), ("--ranks-per-node 2", 35.0, 5.0), ("--ranks-per-node 1", 34.0, 6.0)]
+        [("", 20.0, 2.0), ("--ranks-per-node 2", 35.0, 4.0), ("--ranks-per-node 1", 34.0, 4.0)]
     {
         let simulated = simulate(&format!("{job} {nodes}"));
         assert_eq!(simulated["makespan"], makespan, "{nodes}");
         assert_eq!(simulated["agreement"], agreement, "{nodes}");
         assert_eq!(simulated["step"], makespan + agreement, "{nodes}");
     }
-    let one = simulate(&job.replace("--tensors 1", "--tensors 1,1"));
-    // Each stage's gradient in two halves: the sums of both halves run at once.
-    assert_eq!((one["sums"].as_f64(), one["sums_exposed"].as_f64()), (Some(5.0), Some(5.0)));
 }
 
 /// What orders depend on is what messages take, whether a network says it or `--message` does.
@@ -121,7 +118,7 @@ fn a_job_of_two_thousand_ranks_is_simulated() {
     let ran = chimera(
         "simulate --width 64 --depth 32 --micro-batches 64 --forward 0.02 --backward 0.04 \
          --ranks-per-node 8 --inside 5e-6,5e-12 --between 1e-5,4e-11 \
-         --activation-bytes 8e6 --gradient-bytes 1e8 --tensors 1,1,1,1,1,1,1,1",
+         --activation-bytes 8e6 --gradient-bytes 1e8",
     );
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(ran.stdout);
@@ -134,7 +131,6 @@ fn what_is_no_network_is_refused() {
         ("--gradient-bytes 1,2", "--gradient-bytes has 2 numbers, but chimera has 4 stages"),
         ("--inside 1", "neither two numbers such as 1e-6,1e-10 nor a file"),
         ("--inside 1,-1", "`-1` is not a number"),
-        ("--tensors 0", "--tensors: at least one part"),
         ("--width 0", "0 is not in 1..=65535"),
     ] {
         let ran = chimera(&format!("simulate chimera {options}"));

@@ -70,7 +70,7 @@ fn list_begins_each_line_with_a_name() {
     let all = json("schedule list --json");
     let in_json = all.as_array().expect("a list").iter();
     assert!(in_json.map(|s| s["name"].as_str()).eq(names));
-    assert_eq!(all[1]["aliases"][0], "1f1b");
+    assert_eq!(all[1]["aliases"][0], "dapple");
 }
 
 #[test]

@@ -17,6 +17,28 @@ fn completions_know_every_subcommand_and_option() {
 }
 
 #[test]
+fn completions_know_values() {
+    for shell in ["bash", "zsh", "fish"] {
+        let ran = chimera(&format!("completions {shell}"));
+        for word in ["lamb", "eager-opt", "gpt2-1558m", "zb-h1", "wgpu", "halving"] {
+            assert!(ran.stdout.contains(word), "{shell}: {word}");
+        }
+    }
+}
+
+#[test]
+fn help_stands_under_headings_and_lists_presets() {
+    let help = chimera("train --help").stdout;
+    assert!(help.starts_with("Examples:\n"), "{help}");
+    for line in ["Schedule:", "Model:", "Optimizer:", "Devices:", "Checkpoints:"] {
+        assert!(help.lines().any(|l| l == line), "{line}: {help}");
+    }
+    for preset in ["tiny", "gpt2-1558m", "bert-48"] {
+        assert!(help.contains(preset), "{help}");
+    }
+}
+
+#[test]
 fn every_subcommand_has_a_manual_page() {
     let folder = folder();
     let man = folder.path().join("share/man1");

@@ -142,7 +142,7 @@ fn a_table_is_printed_for_people() {
 #[test]
 fn small_times_are_not_rounded_away() {
     let ran = chimera("simulate dapple --depth 2 --forward 1e-7 --backward 2.5e-7");
-    assert!(ran.stdout.starts_with("dapple: makespan 1.05e-6,"), "{}", ran.stdout);
+    assert!(ran.stdout.starts_with("1f1b: makespan 1.05e-6,"), "{}", ran.stdout);
     let worker = ran.stdout.lines().find(|line| line.trim().starts_with("0 ")).expect("a worker");
     let figures: Vec<&str> = worker.split_whitespace().collect();
     assert_eq!(figures, ["0", "7e-7", "3.5e-7", "2"]);

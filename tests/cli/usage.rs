@@ -47,7 +47,7 @@ fn shapes_that_no_schedule_has() {
     refuse("--width 0", "`width` is 0;");
     refuse("--schedule chimaera", "`schedule` is \"chimaera\": did you mean `chimera`?");
     refuse("--schedule zbv", "did you mean `zb-v`?");
-    refuse("--schedule nothing", "it must be one of gpipe, dapple,");
+    refuse("--schedule nothing", "it must be one of gpipe, 1f1b,");
     refuse("--scaling tripling", "it must be one of direct, doubling, halving");
     refuse("--scaling halving --micro-batch-size 3", "choose an even one");
     for subcommand in ["simulate chimera", "schedule show chimera"] {
@@ -93,7 +93,7 @@ fn shapes_that_no_schedule_has() {
         ("schedule compare gpipe 1fb1", "unknown schedule `1fb1`: did you mean `1f1b`?"),
         (
             "simulate nothing",
-            "choose one of gpipe, dapple, 1f1b, gems, chimera, interleaved, zb-h1",
+            "choose one of gpipe, 1f1b, dapple, gems, chimera, interleaved, Interleaved1F1B, zb-h1",
         ),
     ] {
         let unknown = chimera(line);

@@ -21,12 +21,8 @@ const N_ROUNDS: usize = 5;
 const MODEL: &str = "--layers 8 --hidden 256 --heads 8 --context 256 --micro-batches 8 --micro-batch-size 4 --depth 2 \
      --threads 1 --steps 12";
 /// Schedules, and when sums begin.
-const STEPS: [(&str, &str); 4] = [
-    ("chimera", "at-end"),
-    ("chimera", "eager"),
-    ("chimera", "eager-opt"),
-    ("dapple", "eager-opt"),
-];
+const STEPS: [(&str, &str); 4] =
+    [("chimera", "at-end"), ("chimera", "eager"), ("chimera", "eager-opt"), ("1f1b", "eager-opt")];
 /// Steps that are not measured.
 const N_WARM_UP: usize = 2;
 

@@ -74,11 +74,11 @@ enum Trainer {
 const RUNS: [Run; 7] = [
     run_of("chimera, 2 workers", Trainer::Chimera, "chimera", 2, 1),
     run_of("torch 1F1B, 2 processes", Trainer::Torch, "1F1B", 2, 1),
-    run_of("dapple, 2 workers", Trainer::Chimera, "dapple", 2, 1),
+    run_of("1f1b, 2 workers", Trainer::Chimera, "1f1b", 2, 1),
     run_of("torch, 2 threads", Trainer::Torch, "1F1B", 1, 2),
-    run_of("1 worker, 2 threads", Trainer::Chimera, "dapple", 1, 2),
+    run_of("1 worker, 2 threads", Trainer::Chimera, "1f1b", 1, 2),
     run_of("torch, 1 thread", Trainer::Torch, "1F1B", 1, 1),
-    run_of("1 worker, 1 thread", Trainer::Chimera, "dapple", 1, 1),
+    run_of("1 worker, 1 thread", Trainer::Chimera, "1f1b", 1, 1),
 ];
 
 const fn run_of(

@@ -175,9 +175,9 @@ mod tests {
         thread::scope(|scope| {
             for mut comm in threads::<()>(5) {
                 scope.spawn(move || {
-                    let deadline = Instant::now() + Duration::from_secs(60);
-                    let all =
-                        all_gather(&mut comm, &part(comm.rank()), deadline).expect("gathered");
+                    let (own, deadline) =
+                        (part(comm.rank()), Instant::now() + Duration::from_secs(60));
+                    let all = all_gather(&mut comm, &own, deadline).expect("gathered");
                     assert!(all.into_iter().eq((0..5).map(|rank| part(Rank(rank)))));
                 });
             }

@@ -1,4 +1,4 @@
-//! DAPPLE: one forward, one backward (1F1B), with a flush at the end of the step.
+//! 1F1B: one forward, one backward, with a flush at the end of the step, as in DAPPLE.
 
 use super::grid::Grid;
 use super::{Parameter, Schedule, Shape, Source, Unfit};
@@ -13,11 +13,11 @@ const MOST_IN_TURN: u32 = 8;
 
 impl Schedule for Dapple {
     fn name(&self) -> &'static str {
-        "dapple"
+        "1f1b"
     }
 
     fn aliases(&self) -> &'static [&'static str] {
-        &["1f1b"]
+        &["dapple"]
     }
 
     fn about(&self) -> &'static str {

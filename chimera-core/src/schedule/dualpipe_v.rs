@@ -13,6 +13,10 @@ impl Schedule for DualPipeV {
         "dualpipe-v"
     }
 
+    fn aliases(&self) -> &'static [&'static str] {
+        &["DualPipeV"]
+    }
+
     fn about(&self) -> &'static str {
         "DualPipe folded into a V: two chunks per worker in place of two copies of the weights"
     }

@@ -13,6 +13,10 @@ impl Schedule for Interleaved {
         "interleaved"
     }
 
+    fn aliases(&self) -> &'static [&'static str] {
+        &["Interleaved1F1B"]
+    }
+
     fn about(&self) -> &'static str {
         "1F1B with v chunks per worker; the bubbles divided by v, v times the messages"
     }

@@ -20,6 +20,7 @@ mod parameter;
 mod phases;
 mod pipedream;
 mod pipedream_2bw;
+mod registry;
 mod v_half;
 mod v_min;
 mod zb_h1;
@@ -30,42 +31,17 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use parameter::Parameter;
+pub use registry::{SCHEDULES, Schedules, UnknownSchedule, find};
 
 use crate::names::by_name;
 use crate::timetable::Timetable;
 
-/// Every schedule, in the order in which they are listed.
-pub const SCHEDULES: &[&dyn Schedule] = &[
-    &gpipe::GPipe,
-    &dapple::Dapple,
-    &gems::Gems,
-    &chimera::Chimera,
-    &interleaved::Interleaved,
-    &zb_h1::ZbH1,
-    &zb_h2::ZbH2,
-    &zb_v::ZbV,
-    &v_half::VHalf,
-    &v_min::VMin,
-    &hanayo::Hanayo,
-    &dualpipe::DualPipe,
-    &dualpipe_v::DualPipeV,
-    &mixpipe::MixPipe,
-    &pipedream::PipeDream,
-    &pipedream_2bw::PipeDream2Bw,
-];
-
-/// The schedule of a name or alias.
-pub fn find(name: &str) -> Result<&'static dyn Schedule, UnknownSchedule> {
-    let named = |s: &&&dyn Schedule| s.name() == name || s.aliases().contains(&name);
-    SCHEDULES.iter().find(named).copied().ok_or_else(|| UnknownSchedule(name.to_string()))
-}
-
 /// A formula for timetables.
 pub trait Schedule: Sync {
-    /// Its name on the command line.
+    /// Its name on the command line, in lower case.
     fn name(&self) -> &'static str;
 
-    /// Other names it is known by.
+    /// Other names it is known by, PyTorch's among them. Names are found in upper and lower case alike.
     fn aliases(&self) -> &'static [&'static str] {
         &[]
     }
@@ -286,15 +262,4 @@ impl fmt::Display for Unfit {
         write!(f, "{} does not fit: {}", self.schedule, self.reason)?;
         if self.nearest.is_empty() { Ok(()) } else { write!(f, "; nearest: {}", self.nearest) }
     }
-}
-
-/// A name that no schedule has.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("unknown schedule `{0}`: choose one of {names}", names = names())]
-pub struct UnknownSchedule(pub String);
-
-fn names() -> String {
-    let names = SCHEDULES.iter().map(|s| s.name());
-    let aliases = SCHEDULES.iter().flat_map(|s| s.aliases()).copied();
-    names.chain(aliases).collect::<Vec<_>>().join(", ")
 }

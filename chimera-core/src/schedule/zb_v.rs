@@ -11,6 +11,10 @@ impl Schedule for ZbV {
         "zb-v"
     }
 
+    fn aliases(&self) -> &'static [&'static str] {
+        &["ZBVZeroBubble"]
+    }
+
     fn about(&self) -> &'static str {
         "a V of two chunks per worker, backwards split; no bubble inside, 1F1B's residuals"
     }

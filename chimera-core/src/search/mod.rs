@@ -1,10 +1,12 @@
 //! The search for the shortest order of a step's ops: where it begins, how it improves an order, and the
-//! whole way from a placement.
+//! whole way from a placement. [`auto`] is that way for a shape.
 
+mod auto;
 mod improve;
 mod shortest;
 mod starts;
 
+pub use auto::{ABOUT, AUTO, AutoError, Report, Where, auto};
 pub use improve::{Found, Progress, Search, search};
 pub use shortest::shortest;
 pub use starts::{Allowed, starts};

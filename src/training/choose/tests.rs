@@ -1,21 +1,15 @@
 use chimera_core::analyze::{Link, Network};
 
 use super::*;
-use crate::settings::{Layers, Settings};
+use crate::outside::OnDisk;
+use crate::settings::Layers;
 use crate::training::Plan;
 
 const PLENTY: f64 = 1e15;
 const PATIENT: Effort<'static> = Effort { time_limit: Duration::MAX, observe: &|_, _| () };
 
-fn small() -> Layers {
-    let settings = Settings {
-        layers: Some(6),
-        hidden: Some(32),
-        heads: Some(2),
-        context: Some(16),
-        ..Settings::default()
-    };
-    Layers { config: None, settings }
+fn small(options: &str) -> Layers {
+    Layers::parse(&format!("--layers 6 --hidden 32 --heads 2 --context 16 {options}")).unwrap()
 }
 
 fn cluster(n_ranks: usize, memory: f64) -> Cluster {
@@ -25,7 +19,7 @@ fn cluster(n_ranks: usize, memory: f64) -> Cluster {
 }
 
 fn chosen(layers: &Layers, batch: usize, cluster: &Cluster) -> Choice {
-    choose(&layers.resolve().unwrap(), batch, cluster, 10, &PATIENT).unwrap()
+    choose(&layers.resolve(&OnDisk).unwrap(), batch, cluster, 10, &PATIENT).unwrap()
 }
 
 fn shape(candidate: &Candidate) -> (usize, usize, usize) {
@@ -35,7 +29,7 @@ fn shape(candidate: &Candidate) -> (usize, usize, usize) {
 
 #[test]
 fn one_rank_trains_alone_for_as_long_as_its_products_take() {
-    let best = &chosen(&small(), 12, &cluster(1, PLENTY)).candidates[0];
+    let best = &chosen(&small(""), 12, &cluster(1, PLENTY)).candidates[0];
     assert_eq!(shape(best), (1, 1, 12));
     let model = best.config.model();
     let whole = chimera_core::model::Cut::whole(&model);
@@ -46,7 +40,7 @@ fn one_rank_trains_alone_for_as_long_as_its_products_take() {
 
 #[test]
 fn with_a_free_network_and_memory_for_all_groups_have_no_pipeline() {
-    assert_eq!(shape(&chosen(&small(), 16, &cluster(4, PLENTY)).candidates[0]), (4, 1, 4));
+    assert_eq!(shape(&chosen(&small(""), 16, &cluster(4, PLENTY)).candidates[0]), (4, 1, 4));
 }
 
 /// Gradients of all weights on a slow network take longer than the bubbles of a pipeline.
@@ -54,20 +48,20 @@ fn with_a_free_network_and_memory_for_all_groups_have_no_pipeline() {
 fn a_slow_network_asks_for_a_pipeline() {
     let mut cluster = cluster(4, PLENTY);
     cluster.network.inside = Link { alpha: 0.0, beta: 1e-6 };
-    let best = &chosen(&small(), 16, &cluster).candidates[0];
+    let best = &chosen(&small(""), 16, &cluster).candidates[0];
     assert!(best.config.depth > 1, "{best:?}");
 }
 
 #[test]
 fn nothing_needs_more_than_there_is() {
-    let all = chosen(&small(), 16, &cluster(4, PLENTY));
+    let all = chosen(&small(""), 16, &cluster(4, PLENTY));
     let totals = || all.candidates.iter().map(|candidate| candidate.need.total());
     let memory = totals().fold(f64::INFINITY, f64::min) * 1.3;
-    let some = chosen(&small(), 16, &cluster(4, memory));
+    let some = chosen(&small(""), 16, &cluster(4, memory));
     assert!(some.candidates.iter().all(|candidate| candidate.need.total() <= memory));
     assert!(some.candidates.iter().all(|candidate| candidate.config.depth > 1));
     assert!(some.n_too_large > 0 && !some.candidates.is_empty());
-    let none = chosen(&small(), 16, &cluster(4, 1e3));
+    let none = chosen(&small(""), 16, &cluster(4, 1e3));
     assert!(none.candidates.is_empty());
     let (_, need) = none.leanest.unwrap();
     // With less memory the optimizer is shared out.
@@ -77,11 +71,7 @@ fn nothing_needs_more_than_there_is() {
 /// What is shared out is what fits in no other way.
 #[test]
 fn the_optimizer_is_shared_out_where_it_has_to_be() {
-    let way = |memory| {
-        let settings =
-            Settings { width: Some(4), recompute: Some("full".into()), ..small().settings };
-        chosen(&Layers { config: None, settings }, 4, &cluster(4, memory))
-    };
+    let way = |memory| chosen(&small("--width 4 --recompute full"), 4, &cluster(4, memory));
     let whole = &way(PLENTY).candidates[0];
     assert!(!whole.config.shard_optimizer);
     let shared = &way(whole.need.total() - 1.0).candidates[0];
@@ -99,7 +89,7 @@ fn foreseeing_changes_no_choice() {
         between: Link { alpha: 1e-5, beta: 2e-8 },
         ..slow.network
     };
-    let (config, mut n_foreseen) = (small().resolve().unwrap(), 0);
+    let (config, mut n_foreseen) = (small("").resolve(&OnDisk).unwrap(), 0);
     let simulated = |batch: usize, cluster: &Cluster| {
         let watched = Watched::begin(&PATIENT);
         first_choice(&config, batch, cluster, &watched, || Family::simulated(cluster, true))
@@ -124,13 +114,7 @@ fn foreseeing_changes_no_choice() {
 
 #[test]
 fn the_longest_steps_are_foreseen() {
-    let settings = Settings {
-        depth: Some(2),
-        schedule: Some("dapple".into()),
-        micro_batch_size: Some(1),
-        ..small().settings
-    };
-    let layers = Layers { config: None, settings };
+    let layers = small("--depth 2 --schedule 1f1b --micro-batch-size 1");
     let step = |batch: usize| {
         let choice = chosen(&layers, batch, &cluster(2, PLENTY));
         (choice.candidates[0].is_simulated, choice.candidates[0].step_s)
@@ -142,18 +126,12 @@ fn the_longest_steps_are_foreseen() {
 
 #[test]
 fn what_was_said_stays() {
-    let settings = Settings {
-        depth: Some(2),
-        schedule: Some("chimera".into()),
-        micro_batch_size: Some(2),
-        recompute: Some("selective".into()),
-        ..small().settings
-    };
-    let choice = chosen(&Layers { config: None, settings }, 16, &cluster(4, PLENTY));
+    let layers = small("--depth 2 --schedule chimera --micro-batch-size 2 --recompute selective");
+    let choice = chosen(&layers, 16, &cluster(4, PLENTY));
     // Direct, doubling and halving.
     assert_eq!(choice.candidates.len(), 3);
     for candidate in &choice.candidates {
-        let is_chimera = candidate.config.schedule == "chimera";
+        let is_chimera = candidate.config.schedule.to_string() == "chimera";
         assert!(is_chimera && candidate.recompute() == "selective", "{candidate:?}");
         assert_eq!(shape(candidate), (2, 2, 2));
     }
@@ -161,33 +139,29 @@ fn what_was_said_stays() {
 
 #[test]
 fn what_cannot_be_is_refused() {
-    let refusal = |settings: Settings, ranks: usize, batch: usize| {
-        let layers = Layers { config: None, settings };
-        let refusal =
-            choose(&layers.resolve().unwrap(), batch, &cluster(ranks, PLENTY), 10, &PATIENT);
+    let refusal = |options: &str, ranks: usize, batch: usize| {
+        let config = small(options).resolve(&OnDisk).unwrap();
+        let refusal = choose(&config, batch, &cluster(ranks, PLENTY), 10, &PATIENT);
         format!("{:#}", refusal.err().unwrap())
     };
-    assert!(refusal(small().settings, 7, 8).contains("no way to train a model of 6 layers"));
+    assert!(refusal("", 7, 8).contains("no way to train a model of 6 layers"));
     for (schedule, hint) in [("auto", "leave it out"), ("pipedream", "has no flush")] {
-        let schedule = Some(schedule.to_string());
-        let settings = Settings { schedule, depth: Some(2), tied: Some(false), ..small().settings };
-        let refusal = refusal(settings, 4, 16);
+        let refusal = refusal(&format!("--schedule {schedule} --depth 2 --tied false"), 4, 16);
         assert!(refusal.contains(hint), "{refusal}");
     }
-    let settings = Settings { min_lr: Some(1.0), lr: Some(0.5), ..small().settings };
-    assert!(refusal(settings, 4, 16).contains("min-lr 1 is above"));
+    assert!(refusal("--min-lr 1 --lr 0.5", 4, 16).contains("min-lr 1 is above"));
 }
 
 /// Every way can be said as options, and means the same then.
 #[test]
 fn options_lead_to_the_way_that_they_stand_for() {
-    let small = small();
+    let small = small("");
     let memory = chosen(&small, 16, &cluster(4, PLENTY)).candidates[0].need.total();
     let choice = chosen(&small, 16, &cluster(4, memory * 0.5));
     assert!(choice.candidates.iter().any(|candidate| candidate.config.shard_optimizer));
     for candidate in &choice.candidates {
         let settings = candidate.settings(&small.settings);
-        let config = Layers { config: None, settings }.resolve().unwrap();
+        let config = Layers { config: None, settings }.resolve(&OnDisk).unwrap();
         let plan = Plan::make(config).unwrap();
         let devices = candidate.config.width * candidate.config.depth;
         assert_eq!(devices, 4);
@@ -198,7 +172,8 @@ fn options_lead_to_the_way_that_they_stand_for() {
 #[test]
 fn without_time_nothing_is_chosen_and_said_so() {
     let effort = Effort { time_limit: Duration::ZERO, ..PATIENT };
-    let refusal = choose(&small().resolve().unwrap(), 16, &cluster(4, PLENTY), 10, &effort);
+    let refusal =
+        choose(&small("").resolve(&OnDisk).unwrap(), 16, &cluster(4, PLENTY), 10, &effort);
     let refusal = refusal.err().unwrap().to_string();
     assert!(refusal.contains("choose a larger --search-time"), "{refusal}");
 }

@@ -3,22 +3,15 @@ use chimera_core::lower::Recompute;
 use chimera_core::schedule::{SCHEDULES, Scaling};
 
 use super::*;
-use crate::settings::{Layers, Settings};
+use crate::outside::OnDisk;
+use crate::settings::Layers;
 
 fn way(schedule: &str, depth: usize, micro_batches: usize) -> Config {
-    let settings = Settings {
-        schedule: Some(schedule.into()),
-        layers: Some(16),
-        hidden: Some(16),
-        heads: Some(2),
-        context: Some(8),
-        depth: i64::try_from(depth).ok(),
-        micro_batches: i64::try_from(micro_batches).ok(),
-        micro_batch_size: Some(2),
-        width: Some(2),
-        ..Settings::default()
-    };
-    Layers { config: None, settings }.resolve().unwrap()
+    let layers = Layers::parse(&format!(
+        "--schedule {schedule} --layers 16 --hidden 16 --heads 2 --context 8 --depth {depth} --width 2 \
+         --micro-batches {micro_batches} --micro-batch-size 2"
+    ));
+    layers.unwrap().resolve(&OnDisk).unwrap()
 }
 
 fn cluster(depth: usize, beta: f64) -> Cluster {

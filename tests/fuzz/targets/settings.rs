@@ -4,18 +4,19 @@
 
 use std::fs::write;
 
-use chimera::settings::{Config, Layers, Settings};
+use chimera::outside::OnDisk;
+use chimera::settings::{Config, Layers, OPTIONS};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run.toml");
     write(&path, bytes).expect("a file");
     let layers = Layers { config: Some(path.clone()), ..Layers::default() };
-    let Ok(config) = layers.resolve() else { return };
+    let Ok(config) = layers.resolve(&OnDisk) else { return };
     write(&path, config.to_toml()).expect("a file");
-    let again = layers.resolve().expect("what is shown is read");
-    for key in Settings::keys() {
-        let value = |config: &Config| config.value(&key).map(|(value, _)| value.to_string());
-        assert_eq!(value(&again), value(&config), "{key}");
+    let again = layers.resolve(&OnDisk).expect("what is shown is read");
+    for option in OPTIONS {
+        let value = |config: &Config| config.value(option.name).map(|(value, _)| value.to_string());
+        assert_eq!(value(&again), value(&config), "{}", option.name);
     }
 });

@@ -1,17 +1,16 @@
-//! `auto`: the schedule that a search finds on a placement.
+//! `auto`: the schedule that a search finds on a placement, by name.
 
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::Result;
-use chimera_core::analyze::Costs;
-use chimera_core::lower::Passes;
-use chimera_core::names::by_name;
-use chimera_core::placement::Placement;
-use chimera_core::render::significant;
-use chimera_core::schedule::{MAX_DEPTH, Parameter, Scaling, Shape};
-use chimera_core::search::{Allowed, Found, Progress, Search, shortest};
-use chimera_core::timetable::Timetable;
+use super::{Allowed, Found, Progress, Search, shortest};
+use crate::analyze::Costs;
+use crate::lower::{Hoist, Passes};
+use crate::names::by_name;
+use crate::placement::Placement;
+use crate::render::significant;
+use crate::schedule::{MAX_DEPTH, Parameter, Scaling, Shape};
+use crate::timetable::Timetable;
 
 /// The name that stands for a search wherever a schedule is named.
 pub const AUTO: &str = "auto";
@@ -152,22 +151,27 @@ impl fmt::Display for Where {
 /// `observe` is told now and then.
 ///
 /// # Errors
-/// [`AutoError`], if there is no such placement, or no order keeps to the limit; those of `costs`.
-pub fn auto<C: Costs>(
+/// [`AutoError`], if there is no such placement, no order keeps to the limit, or `passes` say where
+/// recomputations stand; those of `costs`.
+pub fn auto<C: Costs, E: From<AutoError>>(
     place: Where,
     shape: &Shape,
     passes: Passes,
     how: &Search,
-    costs: impl Fn(&Timetable) -> Result<C>,
-    mut observe: impl FnMut(&Progress),
-) -> Result<(Timetable, Report)> {
+    costs: &impl Fn(&Timetable) -> Result<C, E>,
+    observe: &mut dyn FnMut(&Progress),
+) -> Result<(Timetable, Report), E> {
+    if !matches!(passes.hoist, Hoist::By(0) | Hoist::Auto) {
+        let reason = format!("it recomputes wherever is best: leave --hoist {} out", passes.hoist);
+        return Err(AutoError::Unfit(reason).into());
+    }
     let allowed = Allowed {
         split_backwards: passes.split_backward,
         halved_micro_batches: shape.scaling == Scaling::Halving,
         recompute: passes.recompute,
     };
     let (placement, n) = (place.placement(shape)?, shape.n_micro_batches);
-    let found = shortest(&placement, n, allowed, how, &costs, &mut observe)?;
+    let found = shortest(&placement, n, allowed, how, costs, observe)?;
     let Found { timetable, progress } =
         found.ok_or(AutoError::Memory(how.max_peak.unwrap_or(f64::INFINITY)))?;
     let like = (timetable.schedule != AUTO).then(|| timetable.schedule.clone());

@@ -1,0 +1,138 @@
+//! From a request to a timetable and to a program: the one way for whoever draws, simulates or trains.
+
+use crate::analyze::{Costs, Refusal};
+use crate::lower::{Hoist, Lowering, Passes, Program, lower_at};
+use crate::schedule::{Schedule, Shape, Unfit};
+use crate::search::{AutoError, Progress, Report, Search, Where, auto};
+use crate::timetable::Timetable;
+
+/// What is asked for.
+pub struct Request<'s> {
+    /// Where the timetable comes from.
+    pub source: Source<'s>,
+    /// Its shape; a [`Source::Timetable`] has its own.
+    pub shape: Shape,
+    /// What is done to it.
+    pub passes: Passes,
+}
+
+/// Where a timetable comes from.
+pub enum Source<'s> {
+    /// A schedule, ours or a caller's.
+    Schedule(&'s dyn Schedule),
+    /// A timetable from a file, or from an earlier search.
+    Timetable(Timetable),
+    /// The shortest order that a search finds on a placement.
+    Search(Where, Search),
+}
+
+/// A timetable, and the passes that it still needs.
+pub struct Ordered {
+    /// The timetable, before its passes.
+    pub timetable: Timetable,
+    /// None after a search, whose timetable is as the passes would make it.
+    pub passes: Passes,
+    /// What the search came to, if there was one.
+    pub search: Option<Report>,
+}
+
+/// Recomputations are to be moved where there are none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("hoist {0} moves recomputations: choose recompute full or selective too")]
+pub struct MovesNothing(pub Hoist);
+
+impl Request<'_> {
+    /// The timetable that is asked for. A search goes by `costs`, and `observe` is told of it.
+    ///
+    /// # Errors
+    /// [`MovesNothing`], [`Unfit`] or [`AutoError`], and those of `costs`.
+    pub fn timetable<C: Costs, E>(
+        self,
+        costs: &impl Fn(&Timetable) -> Result<C, E>,
+        observe: &mut dyn FnMut(&Progress),
+    ) -> Result<Ordered, E>
+    where
+        E: From<MovesNothing> + From<Unfit> + From<AutoError>,
+    {
+        let Request { source, shape, passes } = self;
+        if passes.move_nothing() {
+            return Err(MovesNothing(passes.hoist).into());
+        }
+        let timetable = match source {
+            Source::Schedule(schedule) => schedule.timetable(&shape)?,
+            Source::Timetable(timetable) => timetable,
+            Source::Search(place, how) => {
+                let (timetable, report) = auto(place, &shape, passes, &how, costs, observe)?;
+                let passes = Passes::default();
+                return Ok(Ordered { timetable, passes, search: Some(report) });
+            }
+        };
+        Ok(Ordered { timetable, passes, search: None })
+    }
+}
+
+impl Ordered {
+    /// The timetable after its passes.
+    ///
+    /// # Errors
+    /// If it is not sound.
+    pub fn passed(self, how: &Lowering, costs: &impl Costs) -> Result<Timetable, Refusal> {
+        self.passes.apply(self.timetable, how, costs)
+    }
+
+    /// The proven program of the timetable after its passes.
+    ///
+    /// # Errors
+    /// If it is not sound.
+    pub fn program(self, how: &Lowering, costs: &impl Costs) -> Result<Program, Refusal> {
+        lower_at(&self.passed(how, costs)?, how, costs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use super::*;
+    use crate::analyze::UniformCosts;
+    use crate::lower::Recompute;
+    use crate::schedule::find;
+    use crate::search::AUTO;
+
+    fn ordered(source: Source, passes: Passes) -> Result<Ordered, Box<dyn Error>> {
+        let request = Request { source, shape: Shape::new(2, 4), passes };
+        request.timetable(&|_| Ok(UniformCosts::EQUAL), &mut |_| ())
+    }
+
+    #[test]
+    fn every_source_leads_to_a_program() {
+        let passes = Passes { recompute: Recompute::Full, ..Passes::default() };
+        let gpipe = || Source::Schedule(find("gpipe").expect("known"));
+        let made = ordered(gpipe(), passes).expect("fits");
+        let again = Source::Timetable(made.timetable.clone());
+        let search = Search { n_orders: 10, ..Search::default() };
+        for (source, schedule, are_left) in [
+            (gpipe(), "gpipe", true),
+            (again, "gpipe", true),
+            (Source::Search(Where::Line, search), AUTO, false),
+        ] {
+            let ordered = ordered(source, passes).expect("fits");
+            assert_eq!(ordered.passes == passes, are_left, "{schedule}");
+            assert_eq!(ordered.search.is_none(), are_left, "{schedule}");
+            let program = ordered.program(&Lowering::default(), &UniformCosts::EQUAL);
+            assert_eq!(program.expect("proven").schedule(), schedule);
+        }
+    }
+
+    #[test]
+    fn passes_that_do_nothing_are_refused() {
+        let hoisted = Passes { hoist: Hoist::By(3), ..Passes::default() };
+        let gpipe = Source::Schedule(find("gpipe").expect("known"));
+        let refusal = ordered(gpipe, hoisted).err().expect("refused").to_string();
+        assert_eq!(refusal, "hoist 3 moves recomputations: choose recompute full or selective too");
+        let both = Passes { recompute: Recompute::Full, ..hoisted };
+        let search = Source::Search(Where::Line, Search::default());
+        let refusal = ordered(search, both).err().expect("refused").to_string();
+        assert!(refusal.ends_with("leave --hoist 3 out"), "{refusal}");
+    }
+}

@@ -1,0 +1,22 @@
+//! Which word was meant.
+
+/// The candidate that `word` most likely meant.
+pub(crate) fn nearest<'a>(
+    word: &str,
+    candidates: impl Iterator<Item = &'a str>,
+) -> Option<&'a str> {
+    let word = word.to_lowercase().replace('_', "-");
+    candidates.min_by_key(|candidate| {
+        (!candidate.contains(&word), strsim::damerau_levenshtein(&word, candidate))
+    })
+}
+
+/// The nearest candidate, if it is so like `word` that it can be what was meant.
+pub(crate) fn near<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let near = nearest(word, candidates)?;
+    let word = word.to_lowercase().replace('_', "-");
+    let n_letters = word.chars().count();
+    let is_part = n_letters > 2 && near.contains(&word);
+    let is_like = || strsim::damerau_levenshtein(&word, near) <= n_letters.div_ceil(3);
+    (is_part || is_like()).then_some(near)
+}

@@ -1,0 +1,177 @@
+//! What settings take from outside: files, the environment, the machine.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use chimera_core::model::ModelConfig;
+use chimera_core::timetable::Timetable;
+use toml::Value;
+
+use super::check::{check, option};
+use super::config::Entries;
+use super::{Origin, SettingsError};
+use crate::schedules::Named;
+
+/// Where settings that follow from files and from the machine are asked for.
+pub trait Outside {
+    /// The text of a file of settings.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    fn settings(&self, path: &Path) -> Result<String, String>;
+
+    /// What a path stands for, the same for every way to write it.
+    fn identity(&self, path: &Path) -> PathBuf;
+
+    /// The timetable in a file.
+    ///
+    /// # Errors
+    /// If there is none.
+    fn timetable(&self, path: &Path) -> Result<Timetable>;
+
+    /// What a run that begins with the model in `init` begins with: where `resume` names a checkpoint of `out` or
+    /// another, that goes before the model, which may be gone.
+    ///
+    /// # Errors
+    /// If that cannot be read.
+    fn start(&self, init: &Path, resume: Option<&str>, out: Option<&Path>) -> Result<Start>;
+
+    /// How many ids prepared data has, with the marks of a BERT or without, and the file and the tokenizer that say so.
+    ///
+    /// # Errors
+    /// If its description cannot be read.
+    fn ids(&self, data: &[PathBuf], is_bert: bool) -> Result<Option<(PathBuf, String, usize)>>;
+
+    /// CPU threads of each of so many workers.
+    fn threads(&self, n_workers: i64) -> i64;
+}
+
+/// A model to begin with.
+pub struct Start {
+    /// The folder that says so.
+    pub origin: Origin,
+    /// Its sizes.
+    pub model: ModelConfig,
+    /// Its rate of dropout; `None` if it has several.
+    pub dropout: Option<f64>,
+}
+
+/// Takes depth and micro-batches from the schedule if it is in a file; refuses others that were said.
+pub(super) fn timetable(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
+    let name = text(merged, "schedule").map(str::parse);
+    let Some(Ok(Named::File(path))) = name else { return Ok(()) };
+    let timetable = outside.timetable(&path)?;
+    let n_micro_batches = timetable.micro_batches_per_step();
+    let counts = [
+        ("depth", Value::Integer(timetable.rows.len() as i64)),
+        ("micro-batches", Value::Integer(i64::from(n_micro_batches))),
+    ];
+    let what = format!("the timetable in {}", path.display());
+    follow(merged, counts, &Origin::Timetable(path), &what)
+}
+
+/// Takes the sizes of the model to begin with, if there is one, and refuses others that were said; takes its rate of
+/// dropout where none was said.
+pub(super) fn model(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
+    let Some(dir) = text(merged, "init") else { return Ok(()) };
+    let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
+    let Start { origin, model, dropout } = outside.start(Path::new(dir), resume, out)?;
+    let what = match &origin {
+        Origin::Model(dir) => format!("the model in {}", dir.display()),
+        origin => format!("the {origin}"),
+    };
+    follow(merged, super::resolve::sizes(&model), &origin, &what)?;
+    if matches!(merged.get("dropout"), None | Some((_, Origin::Default))) {
+        let several =
+            "its config.json has several rates of dropout, and training here one: choose --dropout";
+        let refusal = |message| SettingsError { place: origin.to_string(), message };
+        let rate = dropout.ok_or_else(|| refusal(several.into()))?;
+        let rate = option("dropout").and_then(|option| check(option, Value::Float(rate)));
+        merged.insert("dropout", (rate.map_err(refusal)?, origin));
+    }
+    Ok(())
+}
+
+/// Takes the vocabulary from prepared data; refuses a smaller one that was said. (A larger one wastes rows,
+/// which some devices like.)
+pub(super) fn data(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
+    let files = merged.get("data").and_then(|(files, _)| files.as_array());
+    let files = files.into_iter().flatten().filter_map(Value::as_str);
+    let files: Vec<PathBuf> = files.map(PathBuf::from).collect();
+    let is_bert = text(merged, "model") == Some("bert");
+    let Some((path, tokenizer, n_ids)) = outside.ids(&files, is_bert)? else { return Ok(()) };
+    let n_ids = n_ids as i64;
+    match merged.get("vocab") {
+        Some((Value::Integer(said), place)) if !matches!(place, Origin::Preset(_)) => {
+            if *said < n_ids {
+                let message = format!(
+                    "`vocab` is {said}, but the data {} has the {n_ids} ids of {tokenizer}: leave `vocab` out",
+                    path.display(),
+                );
+                return Err(SettingsError { place: place.to_string(), message }.into());
+            }
+        }
+        _ => {
+            merged.insert("vocab", (Value::Integer(n_ids), Origin::Data(path)));
+        }
+    }
+    Ok(())
+}
+
+/// Takes values from `what`, over defaults and presets; refuses others that were said.
+fn follow(
+    merged: &mut Entries,
+    values: impl IntoIterator<Item = (&'static str, Value)>,
+    origin: &Origin,
+    what: &str,
+) -> Result<()> {
+    for (key, value) in values {
+        let value = option(key).and_then(|option| check(option, value));
+        let refusal = |place: &Origin, message| SettingsError { place: place.to_string(), message };
+        let value = value.map_err(|message| refusal(origin, message))?;
+        match merged.get(key) {
+            Some((said, place))
+                if !matches!(place, Origin::Default | Origin::Preset(_)) && *said != value =>
+            {
+                let message =
+                    format!("`{key}` is {said}, but {what} has {value}: leave `{key}` out");
+                return Err(refusal(place, message).into());
+            }
+            _ => merged.insert(key, (value, origin.clone())),
+        };
+    }
+    Ok(())
+}
+
+fn text<'e>(merged: &'e Entries, key: &str) -> Option<&'e str> {
+    merged.get(key).and_then(|(value, _)| value.as_str())
+}
+
+/// Nothing outside: settings that name no file.
+pub struct Nothing;
+
+impl Outside for Nothing {
+    fn settings(&self, path: &Path) -> Result<String, String> {
+        Err(format!("{} is not to be read here", path.display()))
+    }
+
+    fn identity(&self, path: &Path) -> PathBuf {
+        path.to_path_buf()
+    }
+
+    fn timetable(&self, path: &Path) -> Result<Timetable> {
+        anyhow::bail!("{} is not to be read here", path.display())
+    }
+
+    fn start(&self, init: &Path, _: Option<&str>, _: Option<&Path>) -> Result<Start> {
+        anyhow::bail!("{} is not to be read here", init.display())
+    }
+
+    fn ids(&self, _: &[PathBuf], _: bool) -> Result<Option<(PathBuf, String, usize)>> {
+        Ok(None)
+    }
+
+    fn threads(&self, _: i64) -> i64 {
+        1
+    }
+}

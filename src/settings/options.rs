@@ -1,0 +1,263 @@
+//! The table of all options: each a row, with its type, range, default and help, and what it means to a run that goes on
+//! from a checkpoint. Command line, TOML keys, [`Config`], checks and documentation follow from it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
+use chimera_core::lower::{Hoist, Recompute, Sync};
+use chimera_core::model::{Architecture, PRESETS};
+use chimera_core::schedule::Scaling;
+use chimera_core::search::Where;
+use toml::Value;
+
+use super::config::Entries;
+use super::option::Drawn::{Job, Memory, Passes, Shape};
+use super::value::Setting;
+use super::{Opt, Origin, StepRange};
+use crate::device::Precision;
+use crate::launch::Transport;
+use crate::schedules::Named;
+
+/// Makes [`OPTIONS`] and [`Config`] of rows.
+macro_rules! options {
+    ($($heading:literal { $(
+        $(#[doc = $help:literal])+
+        $name:literal $field:ident: $type:ty = [$($details:tt)*];
+    )+ })+) => {
+        /// All options, in the order of the help text.
+        pub static OPTIONS: &[Opt] = &[$($(
+            Opt::new::<$type>($heading, $name, concat!($($help),+)).$($details)*
+        ),+),+];
+
+        /// The settings of a run: every key has its value, and each value is in its range.
+        ///
+        /// What values mean together (whether `heads` divides `hidden`, whether a schedule has such a shape)
+        /// is for the model and the schedule to say.
+        #[derive(Clone, PartialEq, Debug)]
+        pub struct Config {
+            $($( $(#[doc = $help])+ pub $field: $type, )+)+
+            /// Where values came from.
+            pub(super) origins: BTreeMap<&'static str, Origin>,
+        }
+
+        impl Config {
+            /// The settings that `entries` say, or which key says something wrong.
+            pub(super) fn of(entries: Entries) -> Result<Config, (&'static str, String)> {
+                Ok(Config {
+                    $($( $field: read(&entries, $name)?, )+)+
+                    origins: entries.into_iter().map(|(key, (_, origin))| (key, origin)).collect(),
+                })
+            }
+
+            /// The value of `key` and where it came from; `None` if nothing was said and nothing is meant.
+            pub fn value(&self, key: &str) -> Option<(Value, &Origin)> {
+                let value = match key {
+                    $($( $name => self.$field.write(), )+)+
+                    _ => None,
+                };
+                Some((value?, self.origins.get(key).unwrap_or(&Origin::Default)))
+            }
+        }
+    };
+}
+
+fn read<T: Setting>(entries: &Entries, key: &'static str) -> Result<T, (&'static str, String)> {
+    match entries.get(key) {
+        Some((value, _)) => T::read(value).map_err(|message| (key, message)),
+        None => T::unset().ok_or_else(|| (key, format!("`{key}` has no value"))),
+    }
+}
+
+fn presets() -> Vec<&'static str> {
+    PRESETS.iter().map(|preset| preset.name).collect()
+}
+
+options! {
+    "Data" {
+        /// Text files, whose bytes are tokens, or files of token ids as `chimera prepare` makes them (`.bin` of u16,
+        /// `.u32.bin` of u32); may be repeated
+        "data" data: Vec<PathBuf> = [value("PATH").follows("the built-in text").own().see("#data")];
+    }
+    "Schedule" {
+        /// Pipeline schedule: a name from `chimera schedule list`, `auto` to search for one, or a timetable in a `.csv`
+        /// or `.json` file, which sets `depth` and `micro-batches`
+        "schedule" schedule: Named = [value("NAME|FILE").is("chimera").own().searched().see("schedules.md#exchange")];
+        /// Workers per pipeline, D; 1 trains without a pipeline
+        "depth" depth: usize =
+            [value("D").also("pipeline-parallel size").whole(1, 1 << 13).is("4").free().searched().drawn(Shape)];
+        /// Pipelines side by side, W
+        "width" width: usize =
+            [value("W").also("data-parallel size").whole(1, 1 << 13).is("1").free().drawn(Job)];
+        /// Micro-batches per pipeline and step, N
+        "micro-batches" micro_batches: usize =
+            [value("N").also("gradient accumulation steps").whole(1, 1 << 20).is("8").free().searched().drawn(Shape)
+                .drawn_follows("D")];
+        /// Samples per micro-batch, B; `scaling` halving needs an even number
+        "micro-batch-size" micro_batch_size: usize = [value("B").whole(1, 1 << 20).is("4").free()];
+        /// Pipes of `chimera`, or of `auto` on mirrored pipes, 2f
+        "pipes" pipes: usize = [value("2f").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
+        /// Stages per worker of `interleaved`, or of `auto` on interleaved stages, v
+        "chunks" chunks: usize =
+            [value("v").also("virtual pipeline stages").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
+        /// How `chimera` schedules more micro-batches than workers: direct, doubling or halving; `auto` reads whether
+        /// micro-batches are halved
+        "scaling" scaling: Scaling = [value("MODE").is("direct").free().searched().drawn(Shape)];
+        /// Forwards in turn, and then backwards, of `1f1b`, k
+        "in-turn" in_turn: u32 =
+            [value("k").also("kFkB").whole(1, 1 << 20).is("1").free().searched().drawn(Shape)];
+        /// Waves of `hanayo`, or of `auto` on waves
+        "waves" waves: usize = [value("WAVES").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
+        /// Most micro-batches in flight in each direction of `mixpipe`, K
+        "in-flight" in_flight: Option<u32> =
+            [value("K").whole(1, 1 << 20).follows("D/2 + 1").free().drawn(Shape)];
+        /// Steps between the flushes of an asynchronous schedule, T
+        "window" window: u32 = [value("T").whole(1, 1 << 20).is("4").free().drawn(Shape).drawn_is("2")];
+        /// Placement on which `auto` searches: line, interleaved, v, wave or mirrored
+        "placement" placement: Where =
+            [is("mirrored").free().searched().drawn(Shape).see("schedules.md#auto-the-shortest-order")];
+        /// Seconds that `auto` may search; `plan` takes 60 for all that it tries, unless told otherwise
+        "search-time" search_time: f64 =
+            [value("SECONDS").real(0.0, 1e6).is("10.0").own().searched().drawn(Shape)];
+        /// Random seed of the search of `auto`
+        "search-seed" search_seed: Option<u64> =
+            [value("SEED").whole(0, i64::MAX).follows("`seed`").free().searched().drawn(Shape).drawn_follows("1")];
+    }
+    "Passes and memory" {
+        /// What forwards keep for backwards: none (all activations, nothing is recomputed), full (only the input of a
+        /// stage) or selective (recompute what is cheap)
+        "recompute" recompute: Recompute =
+            [value("MODE").also("activation checkpointing").is("none").free().searched().drawn(Passes)
+                .see("#recomputation")];
+        /// How many cells before its backward a recomputation runs, auto for the shortest step within `memory-cap`, or
+        /// on-demand to wait for the gradient first
+        "hoist" hoist: Hoist =
+            [value("CELLS").is("0").free().searched().drawn(Passes).see("schedules.md#splitting-and-recomputing")];
+        /// Split backwards, and move the halves for weight gradients into idle time
+        "split-backward" split_backward: bool = [value("BOOL").is("false").free().searched().drawn(Passes)];
+        /// Most micro-batches whose activations a worker may hold; schedules that hold more are refused
+        "memory-cap" memory_cap: Option<f64> =
+            [value("M").real(0.0, 1e6).follows("no limit").free().searched().drawn(Memory)];
+    }
+    "Model" {
+        /// Architecture: gpt2 predicts the next token, bert masked ones
+        "model" architecture: Architecture = [follows("from the preset").fixed().see("#bert")];
+        /// Model and its sizes by name, which the other options of the model override
+        "preset" preset: String = [words(presets).is("tiny").own()];
+        /// Directory of a model to begin with, from Hugging Face or `--save`; its sizes take the place of the preset's.
+        /// Not needed to resume
+        "init" init: Option<PathBuf> = [value("DIR").follows("random weights").own().see("#models-in-and-out")];
+        /// Transformer layers
+        "layers" layers: usize = [value("COUNT").whole(1, 1 << 14).follows("from the preset").fixed()];
+        /// Features per token; `heads` must divide them
+        "hidden" hidden: usize = [value("SIZE").whole(1, 1 << 20).follows("from the preset").fixed()];
+        /// Attention heads
+        "heads" heads: usize = [value("COUNT").whole(1, 1 << 20).follows("from the preset").fixed()];
+        /// Tokens per sample
+        "context" context: usize =
+            [value("TOKENS").also("sequence length").whole(1, 1 << 24).follows("from the preset").fixed()];
+        /// Number of token ids; text needs 256, and a bert four more
+        "vocab" vocab: usize =
+            [value("COUNT").whole(1, 1 << 24).follows("from prepared data, or the preset").fixed()];
+        /// Whether the output head shares the token embedding
+        "tied" tied: bool = [value("BOOL").follows("from the preset").fixed()];
+        /// Probability of dropping an element of the embedding, of what layers add to it, or of attention's weights
+        "dropout" dropout: f64 = [value("RATE").real(0.0, 0.9).follows("from `init`, else 0.0").see("#dropout")];
+    }
+    "Optimizer" {
+        /// Optimizer steps
+        "steps" steps: u64 = [value("COUNT").whole(1, 1 << 40).is("300")];
+        /// Optimizer: adamw, lamb or sgd
+        "optimizer" optimizer: Optimizer = [is("adamw").fixed().see("#optimizers")];
+        /// Peak learning rate
+        "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden")];
+        /// Steps of linear learning-rate warm-up
+        "warmup" warmup: u64 = [value("STEPS").whole(0, 1 << 40).follows("a tenth of `steps`, at least 1")];
+        /// Decay of the learning rate after the warm-up: cosine, linear or constant
+        "lr-schedule" lr_schedule: LrSchedule = [is("cosine")];
+        /// Final learning rate
+        "min-lr" min_lr: f64 = [value("RATE").real(0.0, 1e30).follows("a tenth of `lr`")];
+        /// Decay rate of the first moment of adamw and lamb
+        "beta1" beta1: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9")];
+        /// Decay rate of the second moment of adamw and lamb
+        "beta2" beta2: f64 = [value("RATE").real(0.0, 0.999_999).is("0.95")];
+        /// Term that adamw and lamb add to the root of the second moment
+        "eps" eps: f64 = [value("EPS").real(1e-30, 1.0).is("1e-8")];
+        /// Momentum of sgd
+        "momentum" momentum: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9")];
+        /// Decoupled weight decay, of matrices and embeddings
+        "weight-decay" weight_decay: f64 = [value("RATE").real(0.0, 1.0).is("0.1")];
+        /// Largest global gradient norm; larger gradients are scaled down, 0 turns clipping off
+        "clip" clip: f64 = [value("NORM").also("gradient clipping").real(0.0, 1e9).is("1.0")];
+        /// Check that loss and gradients are finite before they change the weights
+        "check-finite" check_finite: bool = [value("BOOL").is("true").free()];
+        /// What to do when a step's loss or gradient is not finite: stop the run, or skip the step
+        "non-finite" non_finite: NonFinite = [is("stop").free()];
+        /// Random seed of weights, batches and samples
+        "seed" seed: u64 = [value("SEED").whole(0, i64::MAX).is("1").fixed()];
+    }
+    "Data parallelism" {
+        /// When gradients are reduced over replicas: at-end, eager or eager-opt
+        "sync" sync: Sync =
+            [value("POLICY").is("eager-opt").free().drawn(Job).see("schedules.md#when-gradients-are-summed")];
+        /// Shard the optimizer over the replicas of each tensor: one keeps its moments, updates it, and sends the
+        /// weights to the others
+        "shard-optimizer" shard_optimizer: bool =
+            [value("BOOL").also("ZeRO stage 1").is("false").free().see("#sharing-the-optimizer-out")];
+        /// Reduce gradients by MPI's own all-reduce, which rounds differently from threads
+        "mpi-allreduce" mpi_allreduce: bool = [value("BOOL").is("false").free().see("distributed.md#sums-by-mpi")];
+        /// Steps between comparisons of the weights of all replicas; 0 for none
+        "check-replicas" check_replicas: u64 = [value("STEPS").whole(0, 1 << 40).is("1000").free()];
+    }
+    "Devices" {
+        /// Device of the workers: cpu, cuda, cuda:N, wgpu or wgpu:N, or a list with one for each worker of a pipeline
+        "device" device: String =
+            [value("DEVICE").such_as(&["cpu", "cuda", "cuda:0", "wgpu", "wgpu:0"]).is("cpu").free().see("gpu.md")];
+        /// Number format of activations: f32, or bf16 on CUDA; weights and sums are f32
+        "precision" precision: Precision = [value("FORMAT").is("f32").free()];
+        /// How workers communicate: threads of this process, mpi (processes that mpirun or srun started), nccl (such
+        /// processes with an NVIDIA GPU each), or auto for mpi where there are such processes
+        "transport" transport: Transport = [is("auto").free().see("distributed.md")];
+        /// CPU threads per worker
+        "threads" threads: usize =
+            [value("COUNT").whole(1, 1 << 10).follows("the cores of the machine / its workers, at least 1").own()];
+        /// Timeout in seconds after which a worker that waits for a message gives up
+        "timeout" timeout: f64 = [value("SECONDS").real(0.001, 1e6).is("100.0").own()];
+        /// Timeout in seconds until the first step completes, if longer than `timeout`
+        "start-timeout" start_timeout: f64 = [value("SECONDS").real(0.001, 1e6).is("300.0").own()];
+        /// Peak FLOP/s of a worker's device, for `mfu`
+        "peak-flops" peak_flops: Option<f64> =
+            [value("FLOPS").real(1.0, 1e30).follows("measured at the start").own()];
+    }
+    "Output" {
+        /// Directory of the run
+        "out" out: Option<PathBuf> = [value("DIR").follows("the next free of runs/0001, runs/0002, …").own()];
+        /// File for the metrics, one JSON object per step
+        "metrics" metrics: Option<PathBuf> =
+            [value("FILE").follows("metrics.jsonl in the directory of the run").own()];
+        /// Steps between evaluations on the validation text; 0 evaluates only at the end
+        "eval-every" eval_every: u64 = [value("STEPS").whole(0, 1 << 40).is("0").free().see("#evaluation")];
+        /// File for a trace of all workers, for ui.perfetto.dev
+        "trace" trace: Option<PathBuf> = [value("FILE").own().see("#traces")];
+        /// Steps that the trace shows, from A to before B
+        "trace-steps" trace_steps: StepRange = [value("A..B").is("1..11").free()];
+        /// Directory for a log of each rank, `rank.<rank>.log`
+        "log" log: Option<PathBuf> = [value("DIR").own()];
+        /// Directory for event files that TensorBoard reads
+        "tensorboard" tensorboard: Option<PathBuf> = [value("DIR").own()];
+        /// Address of this machine where Prometheus can scrape the last step, such as 127.0.0.1:9464
+        "prometheus" prometheus: Option<SocketAddr> = [value("ADDRESS").own()];
+    }
+    "Checkpoints" {
+        /// Directory for the trained weights, as safetensors
+        "save" save: Option<PathBuf> = [value("DIR").follows("not saved").own()];
+        /// Steps between checkpoints, and one at the end; 0 saves one only when a run is stopped
+        "save-every" save_every: u64 = [value("STEPS").whole(0, 1 << 40).is("0").free().see("#checkpoints")];
+        /// Number of the newest checkpoints to keep
+        "keep" keep: usize = [value("COUNT").whole(2, 1 << 20).is("2").own()];
+        /// Checkpoint to resume from: `auto` for the newest usable one of `out`, or its directory
+        "resume" resume: Option<String> =
+            [value("auto|PATH").such_as(&["auto"]).follows("from the start").own()];
+    }
+}

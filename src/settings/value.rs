@@ -1,0 +1,202 @@
+//! How the values of options are written, in TOML and on the command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
+use chimera_core::lower::{Hoist, Recompute, Sync};
+use chimera_core::model::Architecture;
+use chimera_core::schedule::Scaling;
+use chimera_core::search::Where;
+use toml::Value;
+
+use super::StepRange;
+use crate::device::Precision;
+use crate::launch::Transport;
+use crate::schedules::{Named, names};
+
+/// Which values an option may have.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    /// Whole numbers from one to another.
+    Whole(i64, i64),
+    /// Numbers from one to another.
+    Real(f64, f64),
+    /// True or false.
+    Flag,
+    /// One of some words.
+    Words(fn() -> Vec<&'static str>),
+    /// Any text, such as one of these.
+    Text(&'static [&'static str]),
+    /// A file or folder.
+    Path,
+    /// Files.
+    Paths,
+    /// A schedule's name, or a file.
+    Schedule,
+    /// A word, or a number of cells.
+    Hoist,
+    /// A range of steps.
+    Steps,
+    /// An address of this machine.
+    Loopback,
+}
+
+impl Kind {
+    /// The value that a word of the command line says; one path of several. Its range is not checked.
+    pub(super) fn parse(self, word: &str) -> Result<Value, String> {
+        fn of<T: FromStr<Err: ToString> + Into<Value>>(word: &str) -> Result<Value, String> {
+            word.trim().parse::<T>().map(Into::into).map_err(|error| error.to_string())
+        }
+        match self {
+            Kind::Whole(..) => of::<i64>(word),
+            Kind::Real(..) => of::<f64>(word),
+            Kind::Flag => of::<bool>(word),
+            _ => Ok(Value::String(word.to_string())),
+        }
+    }
+
+    /// `value` as a value of this kind, whatever its range, if it is one: whole numbers are numbers too.
+    pub(super) fn typed(self, value: Value) -> Result<Value, String> {
+        let typed = match self {
+            Kind::Whole(..) => value.try_into::<i64>().map(Value::from),
+            Kind::Real(..) => value.try_into::<f64>().map(Value::from),
+            Kind::Flag => value.try_into::<bool>().map(Value::from),
+            Kind::Paths => value.try_into::<Vec<String>>().map(Value::from),
+            Kind::Hoist => match value {
+                Value::Integer(cells) => Ok(Value::String(cells.to_string())),
+                Value::String(word) => Ok(Value::String(word)),
+                other => return Err(format!("{} is no word and no number", other.type_str())),
+            },
+            _ => value.try_into::<String>().map(Value::from),
+        };
+        typed.map_err(|error| error.message().to_string())
+    }
+
+    /// Words that a value can be, or can begin with.
+    pub fn examples(self) -> Vec<&'static str> {
+        match self {
+            Kind::Flag => vec!["true", "false"],
+            Kind::Words(words) => words(),
+            Kind::Text(examples) => examples.to_vec(),
+            Kind::Schedule => names(),
+            Kind::Hoist => vec!["on-demand", "auto", "0"],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A type of values.
+pub(super) trait Setting: Sized {
+    const KIND: Kind;
+
+    fn read(value: &Value) -> Result<Self, String>;
+
+    /// `None` where nothing holds.
+    fn write(&self) -> Option<Value>;
+
+    /// What it is where nothing is said, if that can be.
+    fn unset() -> Option<Self> {
+        None
+    }
+}
+
+impl<T: Setting> Setting for Option<T> {
+    const KIND: Kind = T::KIND;
+
+    fn read(value: &Value) -> Result<Self, String> {
+        T::read(value).map(Some)
+    }
+
+    fn write(&self) -> Option<Value> {
+        self.as_ref()?.write()
+    }
+
+    fn unset() -> Option<Self> {
+        Some(None)
+    }
+}
+
+/// Types that TOML has.
+macro_rules! plain {
+    ($($type:ty = $kind:expr, $write:expr;)+) => {$(
+        impl Setting for $type {
+            const KIND: Kind = $kind;
+
+            fn read(value: &Value) -> Result<Self, String> {
+                value.clone().try_into().map_err(|error| error.message().to_string())
+            }
+
+            fn write(&self) -> Option<Value> {
+                let write: fn(&$type) -> Value = $write;
+                Some(write(self))
+            }
+        }
+    )+};
+}
+
+fn whole(n: impl TryInto<i64>) -> Value {
+    Value::Integer(n.try_into().unwrap_or(i64::MAX))
+}
+
+fn text(path: &PathBuf) -> Value {
+    Value::String(path.display().to_string())
+}
+
+plain! {
+    usize = Kind::Whole(0, i64::MAX), |n| whole(*n);
+    u32 = Kind::Whole(0, u32::MAX as i64), |n| whole(*n);
+    u64 = Kind::Whole(0, i64::MAX), |n| whole(*n);
+    f64 = Kind::Real(0.0, f64::MAX), |x| Value::Float(*x);
+    bool = Kind::Flag, |flag| Value::Boolean(*flag);
+    String = Kind::Text(&[]), |text| Value::String(text.clone());
+    PathBuf = Kind::Path, text;
+    Vec<PathBuf> = Kind::Paths, |paths| Value::Array(paths.iter().map(text).collect());
+}
+
+/// Types that are written as text.
+macro_rules! texts {
+    ($($type:ty = $kind:expr;)+) => {$(
+        impl Setting for $type {
+            const KIND: Kind = $kind;
+
+            fn read(value: &Value) -> Result<Self, String> {
+                let text = value.as_str().unwrap_or_default();
+                text.parse().map_err(|error: <$type as FromStr>::Err| error.to_string())
+            }
+
+            fn write(&self) -> Option<Value> {
+                Some(Value::String(self.to_string()))
+            }
+        }
+    )+};
+}
+
+texts! {
+    Named = Kind::Schedule;
+    Hoist = Kind::Hoist;
+    StepRange = Kind::Steps;
+    SocketAddr = Kind::Loopback;
+}
+
+/// Types whose values have names.
+macro_rules! words {
+    ($($type:ty),+) => {$(
+        impl Setting for $type {
+            const KIND: Kind = Kind::Words(|| <$type>::ALL.map(|(name, _)| name).to_vec());
+
+            fn read(value: &Value) -> Result<Self, String> {
+                value.as_str().unwrap_or_default().parse()
+            }
+
+            fn write(&self) -> Option<Value> {
+                let mut all = <$type>::ALL.iter();
+                all.find(|(_, value)| value == self).map(|(name, _)| Value::String((*name).into()))
+            }
+        }
+    )+};
+}
+
+words!(Architecture, LrSchedule, NonFinite, Optimizer, Precision, Recompute, Scaling, Sync);
+words!(Transport, Where);
