@@ -5,13 +5,18 @@ use std::str::FromStr;
 use anyhow::{Result, bail};
 use chimera::core::analyze::{StageCosts, UniformCosts};
 use chimera::core::timetable::Timetable;
-use clap::Args;
+use clap::{ArgGroup, Args};
 
 use super::shape::MemoryArgs;
+
+/// The options that are times. (A group with others in it has no members of its own.)
+const TIMES: [&str; 7] =
+    ["forward", "backward", "input", "weight", "pair", "recompute_time", "message"];
 
 /// The costs of stages, in any unit of time, and the memory there is.
 #[derive(Args, Clone)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
+#[command(group(ArgGroup::new("times").multiple(true).args(TIMES)))]
 pub(super) struct CostArgs {
     /// Time of a forward of one micro-batch on one stage; this and all other times are a number, or a list
     /// with one for each stage, such as 1,1,2,1

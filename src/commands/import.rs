@@ -30,7 +30,7 @@ pub(super) struct Import {
     costs: CostArgs,
     /// Trains with it; options of `chimera train` follow, and none stand before
     #[arg(long, value_name = "OPTION", num_args = 0.., allow_hyphen_values = true)]
-    #[arg(conflicts_with_all = ["format", "out", "pipe", "PassArgs", "CostArgs"])]
+    #[arg(conflicts_with_all = ["format", "out", "pipe", "PassArgs", "times", "MemoryArgs"])]
     run: Option<Vec<OsString>>,
 }
 

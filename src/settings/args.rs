@@ -61,22 +61,23 @@ impl TypedValueParser for Word {
     ) -> Result<Value, Error> {
         let Word { option, is_drawn } = self.clone();
         let parse = move |word: &str| -> Result<Value, String> {
-            let value = option.kind.parse(word)?;
-            if is_drawn {
-                if matches!(option.kind, Kind::Real(..)) && !option.kind.holds(&value) {
-                    return Err(format!("`{word}` is not {}", option.kind));
-                }
-                option.read(&value)?;
+            let refuse = || format!("`{word}` is not {}", option.kind);
+            let value = option.kind.parse(word).ok_or_else(refuse)?;
+            match option.kind {
+                _ if !is_drawn => Ok(value),
+                Kind::Real(..) if !option.kind.holds(&value) => Err(refuse()),
+                _ => option.read(&value).map(|()| value),
             }
-            Ok(value)
         };
         parse.parse_ref(command, arg, word)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         let examples = self.option.kind.examples();
-        let values = examples.into_iter().map(PossibleValue::new);
-        (values.len() > 0).then(|| Box::new(values) as Box<dyn Iterator<Item = _>>)
+        match examples.is_empty() {
+            true => None,
+            false => Some(Box::new(examples.into_iter().map(PossibleValue::new))),
+        }
     }
 }
 

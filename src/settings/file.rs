@@ -73,7 +73,7 @@ fn parse(path: &Path, text: &str) -> Result<Layer, SettingsError> {
     Ok(layer)
 }
 
-/// Keys with their places and values; sections only group them.
+/// Keys with their places and values, in the order of the text; sections only group them.
 fn keys(spans: &DeTable, mut values: Table) -> Vec<(String, Range<usize>, Value)> {
     let mut keys = Vec::new();
     for (key, inner) in spans.iter() {
@@ -89,6 +89,7 @@ fn keys(spans: &DeTable, mut values: Table) -> Vec<(String, Range<usize>, Value)
             (None, _) => {}
         }
     }
+    keys.sort_by_key(|(_, span, _)| span.start);
     keys
 }
 

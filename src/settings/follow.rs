@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use chimera_core::model::ModelConfig;
 use chimera_core::timetable::Timetable;
 use toml::Value;
@@ -12,38 +12,50 @@ use super::config::Entries;
 use super::{Origin, SettingsError};
 use crate::schedules::Named;
 
-/// Where settings that follow from files and from the machine are asked for.
+/// Where settings that follow from files and from the machine are asked for. By default there is nothing.
 pub trait Outside {
     /// The text of a file of settings.
     ///
     /// # Errors
     /// Why it cannot be read.
-    fn settings(&self, path: &Path) -> Result<String, String>;
+    fn settings(&self, path: &Path) -> Result<String, String> {
+        unread(path).map_err(|error| error.to_string())
+    }
 
     /// What a path stands for, the same for every way to write it.
-    fn identity(&self, path: &Path) -> PathBuf;
+    fn identity(&self, path: &Path) -> PathBuf {
+        path.to_path_buf()
+    }
 
     /// The timetable in a file.
     ///
     /// # Errors
     /// If there is none.
-    fn timetable(&self, path: &Path) -> Result<Timetable>;
+    fn timetable(&self, path: &Path) -> Result<Timetable> {
+        unread(path)
+    }
 
     /// What a run that begins with the model in `init` begins with: where `resume` names a checkpoint of `out` or
     /// another, that goes before the model, which may be gone.
     ///
     /// # Errors
     /// If that cannot be read.
-    fn start(&self, init: &Path, resume: Option<&str>, out: Option<&Path>) -> Result<Start>;
+    fn start(&self, init: &Path, _resume: Option<&str>, _out: Option<&Path>) -> Result<Start> {
+        unread(init)
+    }
 
     /// How many ids prepared data has, with the marks of a BERT or without, and the file and the tokenizer that say so.
     ///
     /// # Errors
     /// If its description cannot be read.
-    fn ids(&self, data: &[PathBuf], is_bert: bool) -> Result<Option<(PathBuf, String, usize)>>;
+    fn ids(&self, _data: &[PathBuf], _is_bert: bool) -> Result<Option<(PathBuf, String, usize)>> {
+        Ok(None)
+    }
 
     /// CPU threads of each of so many workers.
-    fn threads(&self, n_workers: i64) -> i64;
+    fn threads(&self, _n_workers: i64) -> i64 {
+        1
+    }
 }
 
 /// A model to begin with.
@@ -147,31 +159,12 @@ fn text<'e>(merged: &'e Entries, key: &str) -> Option<&'e str> {
     merged.get(key).and_then(|(value, _)| value.as_str())
 }
 
-/// Nothing outside: settings that name no file.
+/// Nothing outside, for settings that name no file.
 pub struct Nothing;
 
-impl Outside for Nothing {
-    fn settings(&self, path: &Path) -> Result<String, String> {
-        Err(format!("{} is not to be read here", path.display()))
-    }
+impl Outside for Nothing {}
 
-    fn identity(&self, path: &Path) -> PathBuf {
-        path.to_path_buf()
-    }
-
-    fn timetable(&self, path: &Path) -> Result<Timetable> {
-        anyhow::bail!("{} is not to be read here", path.display())
-    }
-
-    fn start(&self, init: &Path, _: Option<&str>, _: Option<&Path>) -> Result<Start> {
-        anyhow::bail!("{} is not to be read here", init.display())
-    }
-
-    fn ids(&self, _: &[PathBuf], _: bool) -> Result<Option<(PathBuf, String, usize)>> {
-        Ok(None)
-    }
-
-    fn threads(&self, _: i64) -> i64 {
-        1
-    }
+/// What there is not, where nothing is read.
+fn unread<T>(path: &Path) -> Result<T> {
+    bail!("{} is not read here", path.display())
 }

@@ -177,7 +177,7 @@ impl Opt {
         let help = self.help.trim();
         match self.also {
             "" => help.to_string(),
-            also => format!("{help} ({also})"),
+            also => format!("{help}. Also called {also}"),
         }
     }
 
@@ -199,7 +199,7 @@ impl Opt {
     pub(super) fn default_value(&self, is_drawn: bool) -> Option<Value> {
         match (self.fallback(is_drawn), self.kind) {
             (_, Kind::Paths) => Some(Value::Array(Vec::new())),
-            (Fallback::Is(text), kind) => kind.parse(text).ok(),
+            (Fallback::Is(text), kind) => kind.parse(text),
             _ => None,
         }
     }

@@ -1,7 +1,7 @@
 //! How the values of options are written, in TOML and on the command line.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
@@ -45,15 +45,12 @@ pub enum Kind {
 
 impl Kind {
     /// The value that a word of the command line says; one path of several. Its range is not checked.
-    pub(super) fn parse(self, word: &str) -> Result<Value, String> {
-        fn of<T: FromStr<Err: ToString> + Into<Value>>(word: &str) -> Result<Value, String> {
-            word.trim().parse::<T>().map(Into::into).map_err(|error| error.to_string())
-        }
+    pub(super) fn parse(self, word: &str) -> Option<Value> {
         match self {
-            Kind::Whole(..) => of::<i64>(word),
-            Kind::Real(..) => of::<f64>(word),
-            Kind::Flag => of::<bool>(word),
-            _ => Ok(Value::String(word.to_string())),
+            Kind::Whole(..) => word.trim().parse().ok().map(Value::Integer),
+            Kind::Real(..) => word.trim().parse().ok().map(Value::Float),
+            Kind::Flag => word.parse().ok().map(Value::Boolean),
+            _ => Some(Value::String(word.to_string())),
         }
     }
 
@@ -140,7 +137,7 @@ fn whole(n: impl TryInto<i64>) -> Value {
     Value::Integer(n.try_into().unwrap_or(i64::MAX))
 }
 
-fn text(path: &PathBuf) -> Value {
+fn text(path: &Path) -> Value {
     Value::String(path.display().to_string())
 }
 
@@ -151,8 +148,8 @@ plain! {
     f64 = Kind::Real(0.0, f64::MAX), |x| Value::Float(*x);
     bool = Kind::Flag, |flag| Value::Boolean(*flag);
     String = Kind::Text(&[]), |text| Value::String(text.clone());
-    PathBuf = Kind::Path, text;
-    Vec<PathBuf> = Kind::Paths, |paths| Value::Array(paths.iter().map(text).collect());
+    PathBuf = Kind::Path, |path| text(path);
+    Vec<PathBuf> = Kind::Paths, |paths| Value::Array(paths.iter().map(|path| text(path)).collect());
 }
 
 /// Types that are written as text.

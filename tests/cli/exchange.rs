@@ -32,7 +32,7 @@ fn refused(line: &str, code: i32) -> String {
 #[test]
 fn one_pipe_is_one_file_and_keeps_its_figures() {
     let folder = folder();
-    for name in ["gpipe", "dapple", "interleaved", "zb-h1"] {
+    for name in ["gpipe", "1f1b", "interleaved", "zb-h1"] {
         let csv = ok(&format!("schedule export {name} --micro-batches 8 --format pytorch-csv"));
         let path = file(&folder, &format!("{name}.csv"), &csv);
         assert_eq!(csv.lines().count(), 4);

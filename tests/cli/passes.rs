@@ -109,7 +109,7 @@ fn there_is_nothing_to_hoist_without_recomputation() {
     for hoist in ["3", "auto"] {
         let ran = chimera(&format!("simulate gpipe --hoist {hoist}"));
         assert_eq!(ran.code, Some(2), "{}", ran.stdout);
-        assert!(ran.stderr.contains("say --recompute full or selective too"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("choose recompute full or selective too"), "{}", ran.stderr);
     }
     let unknown = chimera("simulate nothing");
     assert!(
