@@ -54,7 +54,8 @@ impl Run {
             "{place} has {} steps already: choose --steps above that",
             manifest.step
         );
-        let notes = changed(Resume::Told);
+        let mut notes = changed(Resume::Told);
+        notes.sort();
         let found = found(manifest, &now)?;
         if found.is_some() && found != self.plan.found {
             self.plan = Plan::with(self.plan.config.clone(), found)?;
