@@ -192,12 +192,12 @@ mod tests {
             ("dapel", "dapple"),
             ("atuo", "auto"),
         ] {
-            let unknown = name.parse::<Named>().err().expect("no schedule").to_string();
+            let unknown = name.parse::<Named>().expect_err("no schedule").to_string();
             let hint = format!("unknown schedule `{name}`: did you mean `{meant}`? ");
             assert!(unknown.starts_with(&hint), "{unknown}");
         }
         for name in ["", "nothing", "x", "schedule"] {
-            let unknown = name.parse::<Named>().err().expect("no schedule").to_string();
+            let unknown = name.parse::<Named>().expect_err("no schedule").to_string();
             assert!(unknown.contains(": choose one of gpipe, 1f1b, dapple, "), "{unknown}");
             assert!(unknown.ends_with(", auto"), "{unknown}");
         }
