@@ -34,8 +34,8 @@ fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
         .prop_map(|(depth, n, n_waves)| ("hanayo", Shape { n_waves, ..Shape::new(depth, n) }));
     let mixpipe = (1usize..=16, 1u32..=40, prop::option::of(1u32..=20))
         .prop_map(|(depth, n, in_flight)| ("mixpipe", Shape { in_flight, ..Shape::new(depth, n) }));
-    let dapple = (1usize..=16, 1u32..=40, 1u32..=6)
-        .prop_map(|(depth, n, n_in_turn)| ("dapple", Shape { n_in_turn, ..Shape::new(depth, n) }));
+    let one_f_one_b = (1usize..=16, 1u32..=40, 1u32..=6)
+        .prop_map(|(depth, n, n_in_turn)| ("1f1b", Shape { n_in_turn, ..Shape::new(depth, n) }));
     let dual = (any::<bool>(), 1usize..=8, 0u32..=16).prop_map(|(is_folded, half, more)| {
         let n = 2 * half as u32 + more;
         match is_folded {
@@ -52,7 +52,7 @@ fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
             if double { ("pipedream-2bw", depth as u32 + more) } else { ("pipedream", more + 1) };
         (name, Shape { window, ..Shape::new(depth, n) })
     });
-    prop_oneof![chimera, others, dapple, interleaved, dual, hanayo, mixpipe, asynchronous]
+    prop_oneof![chimera, others, one_f_one_b, interleaved, dual, hanayo, mixpipe, asynchronous]
 }
 
 #[test]

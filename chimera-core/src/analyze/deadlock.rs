@@ -80,7 +80,7 @@ mod tests {
         let (line, drawing) = refusal.split_once('\n').unwrap();
         assert_eq!(
             line,
-            "dapple is not a safe schedule: worker 40, cell 1: deadlock: worker 40 waits at cell 1 for \
+            "1f1b is not a safe schedule: worker 40, cell 1: deadlock: worker 40 waits at cell 1 for \
              gradient(pipe 0, stage 41, micro-batch 0) from worker 41; worker 41 waits at cell 1 for \
              activation(pipe 0, stage 40, micro-batch 1) from worker 40"
         );
