@@ -1,6 +1,6 @@
 //! Chimera's messages over MPI.
 //!
-//! [`Mpi`] is one process's end of a job that `mpirun` or `srun` started: a [`Comm`] of host tensors
+//! [`Mpi`] is one process's end of a job that `mpirun` or `srun` started: a [`Comm`](chimera_core::comm::Comm) of host tensors
 //! (`HostStaged` makes it one of a device's). Nothing of MPI is used but non-blocking messages, and its own sums
 //! where they are asked for ([`Sums`]), so any library that can be called by one thread after another
 //! (`MPI_THREAD_SERIALIZED`) will do.

@@ -16,6 +16,7 @@ fn main() {
         Mpi::start(Duration::from_secs(60), |warning| eprintln!("{warning}")).expect("MPI starts");
     let (me, n) = (mpi.rank(), mpi.n_ranks());
     assert!(n > 1, "this test is one of the ranks that mpirun starts: cargo xtask mpi");
+    mpi.limit().expect_tensors(1 << 24); // the suite's longest
     conformance::run(&mut mpi, |host| host, Host::clone);
     messages_proceed_while_nobody_asks(&mut mpi);
     large_all_gathers(&mut mpi);
