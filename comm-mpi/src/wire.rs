@@ -23,6 +23,8 @@ use crate::words::{Failure, check};
 
 /// All messages have the same tag; what they are, they say themselves.
 const TAG: c_int = 0;
+/// Where ranks meet for a communicator, MPI itself may send messages with the tag that it is given for that.
+const MEETING: c_int = 1;
 
 /// Messages that are begun to be received at one look.
 const BATCH: usize = 32;
@@ -129,7 +131,7 @@ impl Wire {
         // communicator, since this rank is a member, and nobody else has it.
         let comm = unsafe {
             let (all, to) = (self.comm.as_raw(), comm.as_mut_ptr());
-            let made = ffi::MPI_Comm_create_group(all, group.as_raw(), TAG, to);
+            let made = ffi::MPI_Comm_create_group(all, group.as_raw(), MEETING, to);
             check("MPI_Comm_create_group", made)?;
             ManuallyDrop::new(SimpleCommunicator::from_raw(comm.assume_init()))
         };
@@ -204,10 +206,10 @@ impl Wire {
         let (mut message, mut status) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: `message` and `status` are read only if MPI says that it wrote them.
         let (mut message, status) = unsafe {
-            let any = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG);
+            let any = ffi::RSMPI_ANY_SOURCE;
             let (to, how) = (message.as_mut_ptr(), status.as_mut_ptr());
             let comm = self.comm.as_raw();
-            check("MPI_Improbe", ffi::MPI_Improbe(any.0, any.1, comm, &mut flag, to, how))?;
+            check("MPI_Improbe", ffi::MPI_Improbe(any, TAG, comm, &mut flag, to, how))?;
             if flag == 0 {
                 return Ok(false);
             }
