@@ -12,7 +12,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::analyze::{Refusal, UniformCosts, peak_working_bytes};
 use crate::comm::{Comm, CommError, Endpoint, Threads};
-use crate::engine::{Data, Job, Patience, Training, Worker, run_threads};
+use crate::engine::{Job, Patience, Training, Worker, run_threads};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId, WorkerId};
 use crate::kernels::{DeviceError, Kernels};
@@ -21,7 +21,7 @@ use crate::model::{
     Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError, cut, memory, unpadded,
 };
 use crate::schedule::{Shape, Unfit, UnknownSchedule, find};
-use crate::stage::{Param, Stage};
+use crate::stage::{Data, Param, Stage};
 
 /// What to train, and how.
 #[derive(Clone, Debug)]
@@ -155,7 +155,7 @@ impl Run {
         }
     }
 
-    fn train_stages<K: Kernels, S: Stage<Tensor = K::Tensor> + Clone>(
+    fn train_stages<K: Kernels, S: Stage<Tensor = K::Tensor, Item = u32> + Clone>(
         &self,
         job: Job<'_>,
         kernels: K,
@@ -164,7 +164,7 @@ impl Run {
     ) -> Result<Trained, RunError> {
         let cuts = cut(&self.model, job.program.placement().n_stages())?;
         let stages = cuts.into_iter().map(stage).collect::<Result<Vec<_>, _>>()?;
-        let stage = |id: StageId| stages[id.index()].clone();
+        let stage = |id: StageId| Ok(stages[id.index()].clone());
         let mut worker = Worker::new(job, kernels, comm, stage)?;
         let mut trained = Trained::default();
         let mut step = 0;

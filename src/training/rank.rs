@@ -68,14 +68,14 @@ impl Run {
     ) -> Result<RankTrained, Fault>
     where
         K: Kernels,
-        S: Stage<Tensor = K::Tensor> + Clone,
+        S: Stage<Tensor = K::Tensor, Item = u32> + Clone,
         O: FnMut(&StepReport) -> Result<()>,
     {
         let rank = comm.rank();
         handshake(comm, &watch.greeting, Instant::now() + job.patience.first_step)?;
         let stages: Result<Vec<S>, _> = self.plan.cuts.iter().cloned().map(stage).collect();
         let stages = stages.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))?;
-        let stage = |id: StageId| stages[id.index()].clone();
+        let stage = |id: StageId| Ok(stages[id.index()].clone());
         let mut worker = Worker::new(job, kernels, comm, stage)?;
         if let Some(explain) = &self.explain {
             explain.follow(rank, worker.recent().clone());

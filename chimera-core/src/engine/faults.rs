@@ -8,7 +8,7 @@ use super::world::World;
 use crate::analyze::{Need, Scene};
 use crate::comm::{Comm, CommError, Endpoint, Liveness, Position};
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, Rank, StageId};
+use crate::ids::{BucketId, Rank};
 use crate::kernels::{DeviceError, Kernels};
 use crate::stage::Stage;
 
@@ -95,21 +95,22 @@ where
         positions
     }
 
-    /// Refuses what a peer sent for a stage if it is not of the shape that so many samples have.
+    /// Refuses what a peer sent if it is not of the shape that its stage names.
     pub(super) fn check_shape(
         &self,
         from: Rank,
-        stage: StageId,
-        samples: usize,
+        expected: Option<Vec<usize>>,
         what: impl fmt::Display,
         tensor: &S::Tensor,
     ) -> Result<(), Fault> {
-        let expected = self.held(stage).stage.passed(samples);
         let got = self.kernels.shape(tensor);
-        if got == expected {
-            return Ok(());
+        match expected.filter(|expected| *expected != got) {
+            None => Ok(()),
+            Some(expected) => {
+                let fault = shape_fault(self.comm.rank(), from, &what, &expected, &got);
+                Err(self.at(fault, what))
+            }
         }
-        Err(self.at(shape_fault(self.comm.rank(), from, &what, &expected, &got), what))
     }
 
     pub(super) fn on_sum<T>(

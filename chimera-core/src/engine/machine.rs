@@ -89,12 +89,16 @@ where
         let received = self.recv_tensor(from, Tag::new(self.step, Payload::Token(token)))?;
         self.waited(worker, Awaited::Message(token), start);
         let received = self.on_wait(token, Need::Token(token), received)?;
-        let stage = match token.kind {
-            TokenKind::Activation => StageId(token.stage.0 + 1),
-            _ => StageId(token.stage.0.saturating_sub(1)), // of the stage whose output's gradient it is
-        };
         let unit = self.job.micro_batch_size / self.job.program.units_per_micro() as usize;
-        self.check_shape(from, stage, usize::from(token.span.len) * unit, token, &received)?;
+        let samples = usize::from(token.span.len) * unit;
+        let expected = match token.kind {
+            TokenKind::Activation => {
+                self.held(StageId(token.stage.0 + 1)).stage.input_shape(samples)
+            }
+            // A gradient has the number of the stage that made it, from the gradient of the output before it.
+            _ => self.held(StageId(token.stage.0.saturating_sub(1))).stage.output_shape(samples),
+        };
+        self.check_shape(from, expected, token, &received)?;
         Ok(Poll::Ready(Value::Tensor(received)))
     }
 

@@ -14,12 +14,12 @@ use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
 use crate::comm::{Comm, Endpoint, Liveness, Position, all_gather};
 use crate::fault::{Class, Fault};
-use crate::ids::{StageId, WorkerId};
+use crate::ids::{PipeId, StageId, WorkerId};
 use crate::interp::{Progress, Row, Stop};
 use crate::kernels::Kernels;
 use crate::lower::Program;
-use crate::model::initial;
-use crate::stage::{Param, Stage};
+
+use crate::stage::{Param, Stage, initial};
 
 /// What all ranks know after a step; the same bits on every rank.
 #[derive(Clone, PartialEq, Debug)]
@@ -77,11 +77,15 @@ where
     C: Comm<K::Tensor>,
 {
     /// Makes the rank that `comm` is, with initial weights. `stage` makes the stages it holds.
+    ///
+    /// # Errors
+    /// If parts of the job do not agree, if `stage` fails, if a stage cannot do what the program asks of it, or if the
+    /// device has no memory for the weights.
     pub fn new(
-        job: Job<'j>,
+        job: Job<'j, S::Item>,
         kernels: K,
         comm: C,
-        mut stage: impl FnMut(StageId) -> S,
+        mut stage: impl FnMut(StageId) -> Result<S, Fault>,
     ) -> Result<Worker<'j, S, K, C>, Fault> {
         if let Some(conflict) = job.conflict(comm.n_ranks()) {
             return Err(Fault::new(Class::Usage, comm.rank(), conflict));
@@ -91,7 +95,11 @@ where
         let (group, me) = (rank.index() / depth, WorkerId((rank.index() % depth) as u16));
         let mut held: Vec<Option<Held<S>>> = (0..placement.n_stages()).map(|_| None).collect();
         for id in placement.stages_of(me) {
-            let made = hold(stage(id), &kernels, job.training.seed);
+            let stage = stage(id)?;
+            if let Some(reason) = unable(&stage, id, job.program) {
+                return Err(Fault::new(Class::Usage, rank, reason));
+            }
+            let made = hold(stage, &kernels, job.training.seed);
             held[id.index()] = Some(made.map_err(|e| e.into_fault(rank))?);
         }
         let params = |stage: StageId| held[stage.index()].as_ref().map(|h| h.stage.params());
@@ -272,6 +280,20 @@ where
         };
         Ok(agreed.steps.iter().enumerate().map(report).collect())
     }
+}
+
+/// Why a stage cannot run its ops of a program, if it cannot.
+fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String> {
+    let (rules, pipes) = (program.rules(), (0..program.placement().n_pipes() as u16).map(PipeId));
+    let mut is_selective =
+        pipes.map(|pipe| rules.is_recomputed(pipe, id) && rules.is_selective(pipe, id));
+    let is_selective = is_selective.any(|is_selective| is_selective);
+    (is_selective && !stage.has_selective_recompute()).then(|| {
+        format!(
+            "{id} has no selective recomputation, which the program asks for: recompute it in full \
+             or not at all, or give it `Stage::select` and `Stage::restore`"
+        )
+    })
 }
 
 fn hold<S, K>(stage: S, kernels: &K, seed: u64) -> Result<Held<S>, crate::kernels::DeviceError>

@@ -41,7 +41,7 @@ pub(super) type Places = Vec<(StageId, usize)>;
 
 /// One rank's world.
 pub(super) struct World<'j, S: Stage, K, C> {
-    pub(super) job: Job<'j>,
+    pub(super) job: Job<'j, S::Item>,
     pub(super) kernels: K,
     pub(super) comm: Handed<K, C>,
     pub(super) group: usize,

@@ -47,7 +47,7 @@ pub fn memory(
     Ok(counted.unwrap_or_default())
 }
 
-fn count<S: Stage<Tensor = Extents>>(
+fn count<S: Stage<Tensor = Extents, Item = u32>>(
     k: &Counted,
     stage: &S,
     cut: &Cut,
@@ -58,7 +58,8 @@ fn count<S: Stage<Tensor = Extents>>(
     let tensors = || stage.params().iter().map(|p| k.zeros(&p.shape)).collect::<Result<Vec<_>>>();
     let (w, mut grads) = (tensors()?, tensors()?);
     // What passes between stages is an activation.
-    let activation = || k.activation(&k.zeros(&stage.passed(1))?, Activation::Tanh);
+    let activation =
+        || k.activation(&k.zeros(&stage.input_shape(1).unwrap_or_default())?, Activation::Tanh);
     let x = || if cut.first { Ok(None) } else { activation().map(Some) };
     let forward = |x| -> Result<_> {
         let (output, saved) = stage.forward(&w, &micro, x)?;

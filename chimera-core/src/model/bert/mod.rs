@@ -9,6 +9,7 @@ pub(super) mod tensors;
 
 use std::ops::Range;
 
+use super::kept::Kept;
 use super::parts::{bytes, part};
 use super::pass::{Pass, Rate};
 use super::{Cut, ModelConfig, ModelError};
@@ -139,20 +140,24 @@ impl<K: Kernels> BertStage<K> {
 
 impl<K: Kernels> Stage for BertStage<K> {
     type Tensor = K::Tensor;
-    type Saved = BertSaved<K::Tensor>;
-    type Selected = BertSelected<K::Tensor>;
+    type Item = u32;
+    type Saved = Kept<BertSaved<K::Tensor>, BertSelected<K::Tensor>>;
     type Deferred = BertDeferred<K::Tensor>;
 
     fn params(&self) -> &[Param] {
         &self.params
     }
 
-    fn passed(&self, samples: usize) -> Vec<usize> {
-        vec![samples * self.form.sequence, self.hidden]
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        Some(vec![samples * self.form.sequence, self.hidden])
+    }
+
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        self.input_shape(samples)
     }
 
     /// Every stage has to know what is padding.
-    fn reads_samples(&self) -> bool {
+    fn needs_inputs(&self) -> bool {
         true
     }
 
@@ -161,11 +166,13 @@ impl<K: Kernels> Stage for BertStage<K> {
         w: &[K::Tensor],
         micro: &Micro<'_>,
         x: Option<K::Tensor>,
-    ) -> Result<(Output<K::Tensor>, BertSaved<K::Tensor>)> {
+    ) -> Result<(Output<K::Tensor>, Self::Saved)> {
         let (k, (x, saved)) = (&self.kernels, self.through(w, micro, x)?);
-        let Some(head) = &saved.head else { return Ok((Output::Activation(x), saved)) };
+        let Some(head) = &saved.head else {
+            return Ok((Output::Activation(x), Kept::Whole(saved)));
+        };
         let output = head::output(k, &self.head(w), self.form, micro, head)?;
-        Ok((output, saved))
+        Ok((output, Kept::Whole(saved)))
     }
 
     fn recompute(
@@ -173,43 +180,50 @@ impl<K: Kernels> Stage for BertStage<K> {
         w: &[K::Tensor],
         micro: &Micro<'_>,
         x: Option<K::Tensor>,
-    ) -> Result<BertSaved<K::Tensor>> {
-        Ok(self.through(w, micro, x)?.1)
+    ) -> Result<Self::Saved> {
+        Ok(Kept::Whole(self.through(w, micro, x)?.1))
     }
 
-    fn select(&self, saved: BertSaved<K::Tensor>) -> BertSelected<K::Tensor> {
-        BertSelected {
+    fn has_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn select(&self, saved: Self::Saved) -> Self::Saved {
+        let saved = saved.whole();
+        Kept::Selected(BertSelected {
             embedding: saved.embedding.map(embedding::Saved::select),
             blocks: saved.blocks.into_iter().map(block::Saved::select).collect(),
             head: saved.head.map(head::Saved::select),
-        }
+        })
     }
 
     fn restore(
         &self,
         w: &[K::Tensor],
         _: &Micro<'_>,
-        selected: BertSelected<K::Tensor>,
-    ) -> Result<BertSaved<K::Tensor>> {
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        let selected = selected.selected();
         let k = &self.kernels;
         let embedding = selected.embedding.map(|sum| embedding::restore(k, self.embedding(w), sum));
         let blocks = w[self.blocks()].as_chunks().0.iter().zip(selected.blocks);
         let blocks = blocks.map(|(w, selected)| block::restore(k, w, selected));
         let head = selected.head.map(|selected| head::restore(k, &self.head(w), selected));
-        Ok(BertSaved {
+        Ok(Kept::Whole(BertSaved {
             embedding: embedding.transpose()?,
             blocks: blocks.collect::<Result<_>>()?,
             head: head.transpose()?,
-        })
+        }))
     }
 
     fn backward_input(
         &self,
         w: &[K::Tensor],
         micro: &Micro<'_>,
-        saved: BertSaved<K::Tensor>,
+        saved: Self::Saved,
         mut dy: K::Tensor,
     ) -> Result<(Option<K::Tensor>, BertDeferred<K::Tensor>)> {
+        let saved = saved.whole();
         let lengths = self.form.lengths(micro);
         let pass = self.pass(&lengths, micro);
         let mut head = None;
@@ -263,33 +277,33 @@ impl<K: Kernels> Stage for BertStage<K> {
         Ok(())
     }
 
-    fn split_saved(
-        &self,
-        saved: BertSaved<K::Tensor>,
-        parts: usize,
-    ) -> Result<Vec<BertSaved<K::Tensor>>> {
-        let k = &self.kernels;
-        (0..parts).map(|n| saved.map(|tensor| part(k, tensor, n, parts))).collect()
+    fn can_split_saved(&self) -> bool {
+        true
     }
 
-    fn split_tensor(&self, tensor: K::Tensor, parts: usize) -> Result<Vec<K::Tensor>> {
-        (0..parts).map(|n| part(&self.kernels, &tensor, n, parts)).collect()
+    fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
+        let (k, saved) = (&self.kernels, saved.whole());
+        let part = |n| saved.map(|tensor| part(k, tensor, n, parts)).map(Kept::Whole);
+        (0..parts).map(part).collect()
     }
 
-    fn saved_bytes(&self, saved: &BertSaved<K::Tensor>) -> u64 {
-        let mut sum = 0;
-        // Infallible, as the closure is.
-        let _ = saved.map(|tensor| {
-            sum += bytes(&self.kernels, [tensor]);
-            Ok(())
-        });
-        sum
-    }
-
-    fn selected_bytes(&self, selected: &BertSelected<K::Tensor>) -> u64 {
-        let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
-        let head = selected.head.iter().flat_map(head::Selected::tensors);
-        bytes(&self.kernels, blocks.chain(head).chain(&selected.embedding))
+    fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
+        match saved {
+            Kept::Whole(saved) => {
+                let mut sum = 0;
+                // Infallible, as the closure is.
+                let _ = saved.map(|tensor| {
+                    sum += bytes(&self.kernels, [tensor]);
+                    Ok(())
+                });
+                sum
+            }
+            Kept::Selected(selected) => {
+                let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
+                let head = selected.head.iter().flat_map(head::Selected::tensors);
+                bytes(&self.kernels, blocks.chain(head).chain(&selected.embedding))
+            }
+        }
     }
 
     fn deferred_bytes(&self, deferred: &BertDeferred<K::Tensor>) -> u64 {

@@ -5,6 +5,7 @@ pub(super) mod tensors;
 
 use std::ops::Range;
 
+use super::kept::Kept;
 use super::operands::{Linear, Norm};
 use super::parts::{bytes, part};
 use super::pass::{EMBEDDED, Pass, Rate};
@@ -132,19 +133,23 @@ impl<K: Kernels> Gpt2Stage<K> {
 
 impl<K: Kernels> Stage for Gpt2Stage<K> {
     type Tensor = K::Tensor;
-    type Saved = Gpt2Saved<K::Tensor>;
-    type Selected = Gpt2Selected<K::Tensor>;
+    type Item = u32;
+    type Saved = Kept<Gpt2Saved<K::Tensor>, Gpt2Selected<K::Tensor>>;
     type Deferred = Gpt2Deferred<K::Tensor>;
 
     fn params(&self) -> &[Param] {
         &self.params
     }
 
-    fn passed(&self, samples: usize) -> Vec<usize> {
-        vec![samples * self.sequence, self.hidden]
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        Some(vec![samples * self.sequence, self.hidden])
     }
 
-    fn reads_samples(&self) -> bool {
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        self.input_shape(samples)
+    }
+
+    fn needs_inputs(&self) -> bool {
         self.cut.first || self.cut.last
     }
 
@@ -153,15 +158,17 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
         w: &[K::Tensor],
         micro: &Micro<'_>,
         x: Option<K::Tensor>,
-    ) -> Result<(Output<K::Tensor>, Gpt2Saved<K::Tensor>)> {
+    ) -> Result<(Output<K::Tensor>, Self::Saved)> {
         let (k, (x, saved)) = (&self.kernels, self.through(w, micro, x)?);
-        let Some(head) = &saved.head else { return Ok((Output::Activation(x), saved)) };
+        let Some(head) = &saved.head else {
+            return Ok((Output::Activation(x), Kept::Whole(saved)));
+        };
         let logits = k.linear(&head.normed, &w[self.head], Layout::OutIn, None, None)?;
         if micro.target.is_empty() {
-            return Ok((Output::Activation(logits), saved));
+            return Ok((Output::Activation(logits), Kept::Whole(saved)));
         }
         let (loss, grad) = k.cross_entropy(logits, micro.target, micro.loss_scale)?;
-        Ok((Output::Loss { loss, grad }, saved))
+        Ok((Output::Loss { loss, grad }, Kept::Whole(saved)))
     }
 
     fn recompute(
@@ -169,37 +176,44 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
         w: &[K::Tensor],
         micro: &Micro<'_>,
         x: Option<K::Tensor>,
-    ) -> Result<Gpt2Saved<K::Tensor>> {
-        Ok(self.through(w, micro, x)?.1)
+    ) -> Result<Self::Saved> {
+        Ok(Kept::Whole(self.through(w, micro, x)?.1))
     }
 
-    fn select(&self, saved: Gpt2Saved<K::Tensor>) -> Gpt2Selected<K::Tensor> {
+    fn has_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn select(&self, saved: Self::Saved) -> Self::Saved {
+        let saved = saved.whole();
         let blocks = saved.blocks.into_iter().map(block::Saved::select).collect();
-        Gpt2Selected { blocks, head: saved.head.map(|head| head.x) }
+        Kept::Selected(Gpt2Selected { blocks, head: saved.head.map(|head| head.x) })
     }
 
     fn restore(
         &self,
         w: &[K::Tensor],
         _: &Micro<'_>,
-        selected: Gpt2Selected<K::Tensor>,
-    ) -> Result<Gpt2Saved<K::Tensor>> {
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        let selected = selected.selected();
         let weights = w[self.blocks()].as_chunks().0.iter();
         let blocks = weights.zip(selected.blocks);
         let blocks = blocks.map(|(w, selected)| block::restore(&self.kernels, w, selected));
-        Ok(Gpt2Saved {
+        Ok(Kept::Whole(Gpt2Saved {
             blocks: blocks.collect::<Result<_>>()?,
             head: selected.head.map(|x| self.norm_head(w, x)).transpose()?,
-        })
+        }))
     }
 
     fn backward_input(
         &self,
         w: &[K::Tensor],
         micro: &Micro<'_>,
-        saved: Gpt2Saved<K::Tensor>,
+        saved: Self::Saved,
         mut dy: K::Tensor,
     ) -> Result<(Option<K::Tensor>, Gpt2Deferred<K::Tensor>)> {
+        let saved = saved.whole();
         let (k, pass) = (&self.kernels, self.pass(micro));
         let mut head = None;
         if let Some(SavedHead { x, stats, normed }) = saved.head {
@@ -252,32 +266,32 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
         Ok(())
     }
 
-    fn split_saved(
-        &self,
-        saved: Gpt2Saved<K::Tensor>,
-        parts: usize,
-    ) -> Result<Vec<Gpt2Saved<K::Tensor>>> {
-        let k = &self.kernels;
-        (0..parts).map(|n| saved.map(|tensor| part(k, tensor, n, parts))).collect()
+    fn can_split_saved(&self) -> bool {
+        true
     }
 
-    fn split_tensor(&self, tensor: K::Tensor, parts: usize) -> Result<Vec<K::Tensor>> {
-        (0..parts).map(|n| part(&self.kernels, &tensor, n, parts)).collect()
+    fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
+        let (k, saved) = (&self.kernels, saved.whole());
+        let part = |n| saved.map(|tensor| part(k, tensor, n, parts)).map(Kept::Whole);
+        (0..parts).map(part).collect()
     }
 
-    fn saved_bytes(&self, saved: &Gpt2Saved<K::Tensor>) -> u64 {
-        let mut sum = 0;
-        // Infallible, as the closure is.
-        let _ = saved.map(|tensor| {
-            sum += bytes(&self.kernels, [tensor]);
-            Ok(())
-        });
-        sum
-    }
-
-    fn selected_bytes(&self, selected: &Gpt2Selected<K::Tensor>) -> u64 {
-        let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
-        bytes(&self.kernels, blocks.chain(&selected.head))
+    fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
+        match saved {
+            Kept::Whole(saved) => {
+                let mut sum = 0;
+                // Infallible, as the closure is.
+                let _ = saved.map(|tensor| {
+                    sum += bytes(&self.kernels, [tensor]);
+                    Ok(())
+                });
+                sum
+            }
+            Kept::Selected(selected) => {
+                let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
+                bytes(&self.kernels, blocks.chain(&selected.head))
+            }
+        }
     }
 
     fn deferred_bytes(&self, deferred: &Gpt2Deferred<K::Tensor>) -> u64 {
