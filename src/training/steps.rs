@@ -33,7 +33,7 @@ pub(super) struct Steps<'s, 'r, S: Stage, K, C, O> {
 
 impl<'r, S, K, C, O> Steps<'_, 'r, S, K, C, O>
 where
-    S: Stage<Tensor = K::Tensor>,
+    S: Stage<Tensor = K::Tensor, Item = u32>,
     K: Kernels,
     C: Comm<K::Tensor>,
     O: FnMut(&StepReport) -> Result<()>,
