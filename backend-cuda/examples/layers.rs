@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use chimera_backend_cuda::{Candle, measured_peak};
-use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result, Updated};
+use chimera_core::device::{AdamW, Device, Result, Updated};
+use chimera_core::layers::{Activation, Dropout, Layers, Layout, Mask};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

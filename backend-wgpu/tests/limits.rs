@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use chimera_backend_wgpu::{Options, Product, Wgpu, adapters};
-use chimera_core::kernels::{AdamW, DeviceError, Kernels, Layout, Mask, Updated};
+use chimera_core::device::{AdamW, Device, DeviceError, Updated};
+use chimera_core::layers::{Layers, Layout, Mask};
 
 /// GPT-2's table of tokens: 147 MiB, where software Vulkan binds 128 at once.
 const TABLE: [usize; 2] = [50_257, 768];
@@ -166,7 +167,7 @@ fn a_row_that_cannot_be_bound_is_named() {
 #[test]
 fn loops_of_more_rounds_than_llvmpipe_makes_are_refused() {
     let k = open();
-    if !k.device().contains("llvmpipe") {
+    if !k.name().contains("llvmpipe") {
         return;
     }
     let qkv = k.zeros(&[65_536, 3 * 16]).unwrap();

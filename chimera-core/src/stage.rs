@@ -1,6 +1,6 @@
 //! The seam between a model and the engine.
 
-use crate::kernels::Result;
+use crate::device::Result;
 
 /// One micro-batch (or unit of one) as a stage sees it.
 #[derive(Clone, Copy, Debug)]

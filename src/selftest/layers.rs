@@ -2,26 +2,27 @@
 
 use std::time::Instant;
 
-use chimera_core::kernels::{Activation, AdamW, Kernels, Layout, Mask, Updated};
+use chimera_core::device::{AdamW, Updated};
+use chimera_core::layers::{Activation, Layers, Layout, Mask};
 use chimera_core::model::ModelConfig;
 
 use super::size::Sizes;
 use super::suite::Suite;
 use crate::device::Compute;
 
-pub(super) struct Layers<'s>(pub(super) &'s mut Suite);
+pub(super) struct LayerSpeeds<'s>(pub(super) &'s mut Suite);
 
-impl Compute for Layers<'_> {
+impl Compute for LayerSpeeds<'_> {
     type Output = ();
 
-    fn on<K: Kernels>(self, by_rank: &[K]) {
+    fn on<K: Layers>(self, by_rank: &[K]) {
         if let Err(e) = layers(self.0, &by_rank[0]) {
             self.0.fail("layers", &e);
         }
     }
 }
 
-fn layers<K: Kernels>(suite: &mut Suite, k: &K) -> chimera_core::kernels::Result<()> {
+fn layers<K: Layers>(suite: &mut Suite, k: &K) -> chimera_core::device::Result<()> {
     let Sizes { model, micro_batch_size, least, .. } = suite.size.sizes();
     let ModelConfig { hidden, heads, context, vocab, .. } = model;
     let rows = context * micro_batch_size;
@@ -125,11 +126,11 @@ fn layers<K: Kernels>(suite: &mut Suite, k: &K) -> chimera_core::kernels::Result
 }
 
 /// Seconds of one call, over as many as take a while.
-fn time<K: Kernels>(
+fn time<K: Layers>(
     k: &K,
     least: f64,
-    mut call: impl FnMut() -> chimera_core::kernels::Result<K::Tensor>,
-) -> chimera_core::kernels::Result<f64> {
+    mut call: impl FnMut() -> chimera_core::device::Result<K::Tensor>,
+) -> chimera_core::device::Result<f64> {
     let finish = |last: K::Tensor| k.download(&k.rows(&last, 0, 1)?); // waits for all before it
     finish(call()?)?;
     let mut n = 1;

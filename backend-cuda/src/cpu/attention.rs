@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::slice;
 
 use candle_core::{Result, Tensor};
-use chimera_core::kernels::{Dropout, Mask};
+use chimera_core::layers::{Dropout, Mask};
 
 use super::math::{LANES, exp, exp_sum, max, sum};
 use super::matmul::{Matrix, Parallelism, matmul};

@@ -1,6 +1,7 @@
 //! Attention: grids and shared memory of the kernels in `kernels/attention.cu` and `tensor_cores.cu`.
 
-use chimera_core::kernels::{Dropout, Mask, Result};
+use chimera_core::device::Result;
+use chimera_core::layers::{Dropout, Mask};
 
 use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use chimera_core::kernels::{Dropout, Mask, Result};
+use chimera_core::device::Result;
+use chimera_core::layers::{Dropout, Mask};
 
 use super::number;
 use crate::gpu::{Call, Gpu};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::collective::{n_core, segments};
-use crate::kernels::{Kernels, Result};
+use crate::device::{Device, Result};
 use crate::shards::{UNIT, even_shares};
 
 /// Each tensor begins at a multiple of so many elements, for kernels that load several at once.
@@ -98,23 +98,23 @@ impl Layout {
     }
 
     /// The buffer with these values of its tensors.
-    pub(super) fn fill<K: Kernels>(&self, kernels: &K, tensors: &[K::Tensor]) -> Result<K::Tensor> {
-        let gap = kernels.zeros(&[ALIGNMENT])?;
+    pub(super) fn fill<D: Device>(&self, device: &D, tensors: &[D::Tensor]) -> Result<D::Tensor> {
+        let gap = device.zeros(&[ALIGNMENT])?;
         let mut pieces = Vec::with_capacity(2 * tensors.len());
         for &tensor in &self.order {
             let n = self.places[tensor].len();
             if n > 0 {
-                pieces.push(kernels.reshape(&tensors[tensor], &[n])?);
+                pieces.push(device.reshape(&tensors[tensor], &[n])?);
             }
             let n_gap = self.end_of(tensor) - self.places[tensor].end;
             if n_gap > 0 {
-                pieces.push(kernels.rows(&gap, 0, n_gap)?);
+                pieces.push(device.rows(&gap, 0, n_gap)?);
             }
         }
         match pieces.len() {
-            0 => kernels.zeros(&[0]),
+            0 => device.zeros(&[0]),
             1 => Ok(pieces.remove(0)),
-            _ => kernels.join(&pieces.iter().collect::<Vec<_>>()),
+            _ => device.join(&pieces.iter().collect::<Vec<_>>()),
         }
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::world::{Held, Weights, World, held_mut};
 use crate::comm::{Comm, Endpoint};
+use crate::device::Device;
 use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
-use crate::kernels::Kernels;
 use crate::op::{Kind, Op};
 use crate::stage::{Micro, Output, Stage};
 
@@ -27,11 +27,11 @@ pub(super) enum Value<S: Stage> {
     Version(Weights<S>),
 }
 
-impl<S, K, C> World<'_, S, K, C>
+impl<S, D, C> World<'_, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     /// Runs one op on the values it eats; returns those it makes, in the order of its effects.
     pub(super) fn run_op(
@@ -125,7 +125,7 @@ where
     fn kept_versions<I: IntoIterator<Item = Weights<S>>>(
         &self,
         weights: I,
-    ) -> impl Iterator<Item = Value<S>> + use<S, K, C, I> {
+    ) -> impl Iterator<Item = Value<S>> + use<S, D, C, I> {
         let keeps = self.job.program.rules().keeps_versions();
         weights.into_iter().filter(move |_| keeps).map(Value::Version)
     }
@@ -201,7 +201,7 @@ where
                 Value::Saved(saved) => stage().saved_bytes(saved),
                 Value::Selected(selected) => stage().selected_bytes(selected),
                 Value::Deferred(deferred) => stage().deferred_bytes(deferred),
-                Value::Tensor(input) if token.kind == TokenKind::Kept => self.kernels.bytes(input),
+                Value::Tensor(input) if token.kind == TokenKind::Kept => self.device.bytes(input),
                 Value::Tensor(_) | Value::Nothing | Value::Version(_) => 0,
             }
         };
@@ -246,7 +246,7 @@ struct Batch {
 }
 
 impl Batch {
-    fn micro<S: Stage, K, C>(&self, world: &World<'_, S, K, C>) -> Micro<'_> {
+    fn micro<S: Stage, D, C>(&self, world: &World<'_, S, D, C>) -> Micro<'_> {
         let job = &world.job;
         let n_micros = job.program.window().units_per_update() / job.program.units_per_micro();
         let n_samples = job.width as u64 * u64::from(n_micros) * job.micro_batch_size as u64;

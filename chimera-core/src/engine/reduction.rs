@@ -15,8 +15,8 @@ use super::layout::Layout;
 use crate::analyze::Need;
 use crate::collective::{Part, Round, rounds, segments};
 use crate::comm::{Comm, CommError, Payload, Tag};
+use crate::device::{Device, DeviceError};
 use crate::ids::{BucketId, Rank};
-use crate::kernels::{DeviceError, Kernels};
 
 /// Why a reduction failed.
 #[derive(Debug)]
@@ -68,8 +68,8 @@ struct Held<T> {
 impl<T: Clone + Send> Reduction<T> {
     /// Starts the reduction of `parts`, this rank's gradients, which lie in the buffer as `layout` says. With
     /// `keeps_sums` each sum stays with its owner.
-    pub(super) fn start<K, C>(
-        kernels: &K,
+    pub(super) fn start<D, C>(
+        device: &D,
         comm: &mut C,
         step: u64,
         bucket: BucketId,
@@ -79,13 +79,13 @@ impl<T: Clone + Send> Reduction<T> {
         parts: Vec<T>,
     ) -> Result<Reduction<T>, CommError>
     where
-        K: Kernels<Tensor = T>,
+        D: Device<Tensor = T>,
         C: Comm<T>,
     {
         let (rank, n) = (comm.rank(), members.len());
         let me = members.iter().position(|member| *member == rank);
         let me = me.unwrap_or_else(|| panic!("{rank} reduces {bucket} and is no member"));
-        let buffer = layout.fill(kernels, &parts)?;
+        let buffer = layout.fill(device, &parts)?;
         drop(parts);
         let (all, elements) = (0..n, 0..layout.n_elements());
         let (rounds, held) = if !keeps_sums && comm.has_all_reduce(&members) {
@@ -109,17 +109,17 @@ impl<T: Clone + Send> Reduction<T> {
             n_added: 0,
             keeps_sums,
         };
-        reduction.send(kernels, comm)?;
+        reduction.send(device, comm)?;
         Ok(reduction)
     }
 
     /// Gets as far as it can without waiting.
-    pub(super) fn poll<K, C>(&mut self, kernels: &K, comm: &mut C) -> Result<(), ReduceError>
+    pub(super) fn poll<D, C>(&mut self, device: &D, comm: &mut C) -> Result<(), ReduceError>
     where
-        K: Kernels<Tensor = T>,
+        D: Device<Tensor = T>,
         C: Comm<T>,
     {
-        self.advance(kernels, comm, |comm, from, tag| comm.try_recv(from, tag))
+        self.advance(device, comm, |comm, from, tag| comm.try_recv(from, tag))
     }
 
     /// Whether nothing is left to wait for.
@@ -129,17 +129,17 @@ impl<T: Clone + Send> Reduction<T> {
 
     /// Waits for all sums until `deadline`; `None` for those that others keep. They may share memory with
     /// the other members' copies.
-    pub(super) fn finish<K, C>(
+    pub(super) fn finish<D, C>(
         mut self,
-        kernels: &K,
+        device: &D,
         comm: &mut C,
         deadline: Instant,
     ) -> Result<Vec<Option<T>>, ReduceError>
     where
-        K: Kernels<Tensor = T>,
+        D: Device<Tensor = T>,
         C: Comm<T>,
     {
-        self.advance(kernels, comm, |comm, from, tag| comm.recv(from, tag, deadline).map(Some))?;
+        self.advance(device, comm, |comm, from, tag| comm.recv(from, tag, deadline).map(Some))?;
         let own = segments(self.members.len()).iter().position(|member| *member == self.me);
         let own = own.map_or(0..0, |position| self.layout.elements(&(position..position + 1)));
         let shapes = self.layout.shapes().iter().enumerate();
@@ -150,51 +150,51 @@ impl<T: Clone + Send> Reduction<T> {
                 return Ok(None);
             }
             if place.is_empty() {
-                return kernels.zeros(shape).map(Some);
+                return device.zeros(shape).map(Some);
             }
-            kernels.reshape(&self.cut(kernels, place)?, shape).map(Some)
+            device.reshape(&self.cut(device, place)?, shape).map(Some)
         });
         Ok(sums.collect::<Result<_, DeviceError>>()?)
     }
 
     /// Receives what the round under way waits for, and begins the next one, until something is not there.
-    fn advance<K, C>(
+    fn advance<D, C>(
         &mut self,
-        kernels: &K,
+        device: &D,
         comm: &mut C,
         recv: impl Fn(&mut C, Rank, Tag) -> Result<Option<T>, CommError>,
     ) -> Result<(), ReduceError>
     where
-        K: Kernels<Tensor = T>,
+        D: Device<Tensor = T>,
         C: Comm<T>,
     {
         while let Some(round) = self.rounds.get(self.at) {
             let (adds, recvs) = (round.adds, round.recvs.clone());
             let is_here = match adds {
-                true => self.add(kernels, comm, &recv, &recvs)?,
-                false => self.gather(kernels, comm, &recv, &recvs)?,
+                true => self.add(device, comm, &recv, &recvs)?,
+                false => self.gather(device, comm, &recv, &recvs)?,
             };
             if !is_here {
                 return Ok(());
             }
             self.at += 1;
-            let sent = self.send(kernels, comm);
+            let sent = self.send(device, comm);
             sent.map_err(|e| ReduceError::Comm(e, Need::Other))?;
         }
         Ok(())
     }
 
     /// Sends what the round that begins says. Of a round that adds this rank keeps what it is to add to.
-    fn send<K, C>(&mut self, kernels: &K, comm: &mut C) -> Result<(), CommError>
+    fn send<D, C>(&mut self, device: &D, comm: &mut C) -> Result<(), CommError>
     where
-        K: Kernels<Tensor = T>,
+        D: Device<Tensor = T>,
         C: Comm<T>,
     {
         let Some(round) = self.rounds.get(self.at) else { return Ok(()) };
         for Part { peer, segments } in &round.sends {
             let elements = self.layout.elements(segments);
             if !elements.is_empty() {
-                let part = self.cut(kernels, &elements)?;
+                let part = self.cut(device, &elements)?;
                 comm.send(self.members[*peer], self.tag(round.adds), part)?;
             }
         }
@@ -206,7 +206,7 @@ impl<T: Clone + Send> Reduction<T> {
                     if elements.is_empty() {
                         Vec::new()
                     } else {
-                        let tensor = self.cut(kernels, &elements)?;
+                        let tensor = self.cut(device, &elements)?;
                         vec![Held { segments, elements, tensor }]
                     }
                 }
@@ -218,15 +218,15 @@ impl<T: Clone + Send> Reduction<T> {
 
     /// Adds what the members send to what this rank holds, in the order of members and as far as it is there; whether
     /// that is all.
-    fn add<K, C>(
+    fn add<D, C>(
         &mut self,
-        kernels: &K,
+        device: &D,
         comm: &mut C,
         recv: &impl Fn(&mut C, Rank, Tag) -> Result<Option<T>, CommError>,
         recvs: &[Part],
     ) -> Result<bool, ReduceError>
     where
-        K: Kernels<Tensor = T>,
+        D: Device<Tensor = T>,
         C: Comm<T>,
     {
         let Some(elements) = self.held.first().map(|held| held.elements.clone()) else {
@@ -237,13 +237,13 @@ impl<T: Clone + Send> Reduction<T> {
         while let Some(&member) = adding.get(self.n_added) {
             let part = match member == self.me {
                 true => Some(self.held[0].tensor.clone()),
-                false => self.recv(kernels, comm, recv, member, elements.len())?,
+                false => self.recv(device, comm, recv, member, elements.len())?,
             };
             let Some(part) = part else { return Ok(false) };
             match &mut self.sum {
-                Some(sum) => kernels.accumulate(sum, &part)?,
+                Some(sum) => device.accumulate(sum, &part)?,
                 // Others may still read the memory of the part.
-                None => self.sum = Some(kernels.join(&[&part])?),
+                None => self.sum = Some(device.join(&[&part])?),
             }
             self.n_added += 1;
         }
@@ -255,15 +255,15 @@ impl<T: Clone + Send> Reduction<T> {
     }
 
     /// Receives sums, as far as they are there; whether those are all.
-    fn gather<K, C>(
+    fn gather<D, C>(
         &mut self,
-        kernels: &K,
+        device: &D,
         comm: &mut C,
         recv: &impl Fn(&mut C, Rank, Tag) -> Result<Option<T>, CommError>,
         recvs: &[Part],
     ) -> Result<bool, ReduceError>
     where
-        K: Kernels<Tensor = T>,
+        D: Device<Tensor = T>,
         C: Comm<T>,
     {
         let mut is_all = true;
@@ -272,7 +272,7 @@ impl<T: Clone + Send> Reduction<T> {
             if elements.is_empty() || self.held.iter().any(|held| held.segments == *segments) {
                 continue;
             }
-            match self.recv(kernels, comm, recv, *peer, elements.len())? {
+            match self.recv(device, comm, recv, *peer, elements.len())? {
                 Some(tensor) => {
                     let at = self.held.partition_point(|held| held.elements.start < elements.start);
                     self.held.insert(at, Held { segments: segments.clone(), elements, tensor });
@@ -284,16 +284,16 @@ impl<T: Clone + Send> Reduction<T> {
     }
 
     /// What a member sends in the round under way, if it is there.
-    fn recv<K, C>(
+    fn recv<D, C>(
         &self,
-        kernels: &K,
+        device: &D,
         comm: &mut C,
         recv: &impl Fn(&mut C, Rank, Tag) -> Result<Option<T>, CommError>,
         member: usize,
         n_elements: usize,
     ) -> Result<Option<T>, ReduceError>
     where
-        K: Kernels<Tensor = T>,
+        D: Device<Tensor = T>,
         C: Comm<T>,
     {
         let (from, tag) = (self.members[member], self.tag(self.rounds[self.at].adds));
@@ -304,7 +304,7 @@ impl<T: Clone + Send> Reduction<T> {
             Need::Sum(self.bucket)
         };
         let received = recv(comm, from, tag).map_err(|e| ReduceError::Comm(e, need))?;
-        let got = received.as_ref().map(|tensor| kernels.shape(tensor));
+        let got = received.as_ref().map(|tensor| device.shape(tensor));
         match got.filter(|got| *got != [n_elements]) {
             Some(got) => {
                 let (what, expected) = (tag.payload(), vec![n_elements]);
@@ -321,9 +321,9 @@ impl<T: Clone + Send> Reduction<T> {
     }
 
     /// These elements of the buffer, which this rank holds.
-    fn cut<K: Kernels<Tensor = T>>(
+    fn cut<D: Device<Tensor = T>>(
         &self,
-        kernels: &K,
+        device: &D,
         elements: &Range<usize>,
     ) -> Result<T, DeviceError> {
         let mut parts = Vec::new();
@@ -331,14 +331,14 @@ impl<T: Clone + Send> Reduction<T> {
             let (start, end) = (elements.start.max(own.start), elements.end.min(own.end));
             match start < end {
                 true if own.start == start && own.end == end => parts.push(tensor.clone()),
-                true => parts.push(kernels.rows(tensor, start - own.start, end - start)?),
+                true => parts.push(device.rows(tensor, start - own.start, end - start)?),
                 false => {}
             }
         }
         match parts.len() {
             0 => panic!("elements {elements:?} of {} are not held", self.bucket),
             1 => Ok(parts.remove(0)),
-            _ => kernels.join(&parts.iter().collect::<Vec<_>>()),
+            _ => device.join(&parts.iter().collect::<Vec<_>>()),
         }
     }
 }
@@ -350,7 +350,7 @@ mod tests {
     use super::*;
     use crate::collective::MOST_DIRECT;
     use crate::comm::{Delayed, Endpoint, threads};
-    use crate::kernels::reference::{Reference, Tensor};
+    use crate::device::reference::{Reference, Tensor};
 
     const SHAPES: [&[usize]; 5] = [&[3000, 3], &[5], &[1100], &[40, 30, 2], &[0, 3]];
 
@@ -373,16 +373,17 @@ mod tests {
             let rank: Rank = comm.rank();
             // Not in the order of ranks.
             let members = (1..n).chain([0]).map(Rank).collect();
-            let (k, bucket, layout) = (&Reference, BucketId(3), Arc::clone(&layout));
+            let (device, bucket, layout) = (&Reference, BucketId(3), Arc::clone(&layout));
             let parts = parts(rank.0);
-            let sum = Reduction::start(k, &mut comm, 7, bucket, members, layout, keeps_sums, parts);
+            let sum =
+                Reduction::start(device, &mut comm, 7, bucket, members, layout, keeps_sums, parts);
             let mut sum = sum.expect("started");
             for _ in 0..3 {
-                sum.poll(k, &mut comm).expect("no rank fails");
+                sum.poll(device, &mut comm).expect("no rank fails");
                 std::thread::sleep(Duration::from_millis(3));
             }
             let deadline = Instant::now() + Duration::from_secs(60);
-            sum.finish(k, &mut comm, deadline).expect("no rank fails")
+            sum.finish(device, &mut comm, deadline).expect("no rank fails")
         };
         std::thread::scope(|scope| {
             let members = threads(n).into_iter().map(|comm| scope.spawn(move || member(comm)));

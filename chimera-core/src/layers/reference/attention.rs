@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::kernels::{Dropout, Mask};
+use crate::layers::{Dropout, Mask};
 
-use super::tensor::{Tensor, add, dot, log_sum_exp};
+use crate::device::reference::{Tensor, add, dot, log_sum_exp};
 
 /// For each sample, head and row t: `out[t] = Σ p[u] v[u]` over the rows u that t sees, where
 /// `p = f exp(s - log_sum)`, `s[u] = q[t]·k[u] / √d` and `log_sum = log Σ exp s[u]`; `f[u]` is the factor of the

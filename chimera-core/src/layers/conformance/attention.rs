@@ -2,10 +2,10 @@
 
 use rand::Rng;
 
-use super::Outcome;
-use super::trials::{Trials, rounded, trial};
-use crate::kernels::reference::{Reference, Tensor};
-use crate::kernels::{Dropout, Kernels, Mask};
+use crate::device::conformance::Outcome;
+use crate::device::conformance::trials::{Trials, rounded, trial};
+use crate::device::reference::{Reference, Tensor};
+use crate::layers::{Dropout, Layers, Mask};
 
 /// `[samples, context, heads, features per head]`
 const ATTENTIONS: [[usize; 4]; 11] = [
@@ -24,7 +24,7 @@ const ATTENTIONS: [[usize; 4]; 11] = [
 
 /// Queries, keys and values: ordinary, and with scores so large that their exponentials overflow. The
 /// large ones are small multiples of 3, so that f32 has the scores exactly.
-fn to_attend<K: Kernels>(trials: &mut Trials<'_, K>, [s, c, h, d]: [usize; 4]) -> Vec<Tensor> {
+fn to_attend<D: Layers>(trials: &mut Trials<'_, D>, [s, c, h, d]: [usize; 4]) -> Vec<Tensor> {
     let shape = [s * c, 3 * h * d];
     let mut all = vec![trials.normal(&shape)];
     if d == 16 {
@@ -56,7 +56,7 @@ fn cases(
     all.into_iter().filter(move |(.., drop)| drop.is_none() || context < 100)
 }
 
-pub(super) fn attention<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+pub(super) fn attention<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for extents @ [_, context, heads, _] in ATTENTIONS {
         let lengths = lengths(extents);
         for qkv in to_attend(trials, extents) {
@@ -67,8 +67,8 @@ pub(super) fn attention<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
                     format!("{heads} heads, {name} context {context}"),
                     [qkv],
                     [],
-                    |k| {
-                        let (out, log_sum) = k.attention(qkv, heads, context, mask, drop)?;
+                    |device| {
+                        let (out, log_sum) = device.attention(qkv, heads, context, mask, drop)?;
                         [out, log_sum]
                     }
                 );
@@ -78,7 +78,7 @@ pub(super) fn attention<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn attention_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
+pub(super) fn attention_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for extents @ [_, context, heads, _] in ATTENTIONS {
         let lengths = lengths(extents);
         for qkv in to_attend(trials, extents) {
@@ -88,8 +88,8 @@ pub(super) fn attention_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
                 let [out, log_sum] = [rounded(out), rounded(log_sum)];
                 let dy = trials.normal(&out.shape);
                 let label = format!("{heads} heads, {name} context {context}");
-                trial!(trials, label, [dy, qkv, out, log_sum], [], |k| {
-                    [k.attention_dx(dy, qkv, out, log_sum, heads, context, mask, drop)?]
+                trial!(trials, label, [dy, qkv, out, log_sum], [], |device| {
+                    [device.attention_dx(dy, qkv, out, log_sum, heads, context, mask, drop)?]
                 });
             }
         }

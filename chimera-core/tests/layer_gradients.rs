@@ -1,8 +1,9 @@
 //! Every backward function of the reference kernels against finite differences of its forward one, in
 //! f64; and the values that no difference can check, by hand.
 
-use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Sgd, Updated};
+use chimera_core::device::reference::{Reference, Tensor};
+use chimera_core::device::{AdamW, Device, Sgd, Updated};
+use chimera_core::layers::{Activation, Dropout, Layers, Layout, Mask};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
