@@ -14,7 +14,7 @@ pub use cpu::measured_peak;
 
 use candle_core::Tensor;
 use chimera_core::device::{AdamW, Device, DeviceError, Result, Sgd, Updated};
-use chimera_core::layers::{Activation, Dropout, Layers, Layout, Mask};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
 
 /// A device of candle.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ impl Device for Candle {
         self.named("download", flat)
     }
 
-    fn from_vec(&self, shape: &[usize], data: Vec<f32>) -> Result<Tensor> {
+    fn upload_vec(&self, shape: &[usize], data: Vec<f32>) -> Result<Tensor> {
         self.named("upload", Tensor::from_vec(data, shape, &self.device))
     }
 
@@ -205,15 +205,8 @@ impl Layers for Candle {
         self.named("dropout", cpu::dropout::forward(x, by, residual))
     }
 
-    fn attention(
-        &self,
-        qkv: &Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
-    ) -> Result<(Tensor, Tensor)> {
-        self.named("attention", cpu::attention::forward(qkv, heads, context, mask, drop))
+    fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
+        self.named("attention", cpu::attention::forward(qkv, by))
     }
 
     fn attention_dx(
@@ -222,12 +215,9 @@ impl Layers for Candle {
         qkv: &Tensor,
         out: &Tensor,
         log_sum: &Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<Tensor> {
-        let dx = cpu::attention::backward(dy, qkv, out, log_sum, heads, context, mask, drop);
+        let dx = cpu::attention::backward(dy, qkv, out, log_sum, by);
         self.named("attention_dx", dx)
     }
 

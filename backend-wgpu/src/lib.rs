@@ -29,7 +29,7 @@ mod waits;
 use std::sync::Arc;
 
 use chimera_core::device::{AdamW, Clock, Device, Fetch, Result, Sgd, Updated};
-use chimera_core::layers::{Activation, Dropout, Layers, Layout, Mask};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
 
 pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
 pub use fastest::Speeds;
@@ -235,15 +235,8 @@ impl Layers for Wgpu {
         self.gpu.dropout(x, by, residual)
     }
 
-    fn attention(
-        &self,
-        qkv: &Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
-    ) -> Result<(Tensor, Tensor)> {
-        self.gpu.attention(qkv, heads, context, mask, drop)
+    fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
+        self.gpu.attention(qkv, by)
     }
 
     fn attention_dx(
@@ -252,12 +245,9 @@ impl Layers for Wgpu {
         qkv: &Tensor,
         out: &Tensor,
         log_sum: &Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<Tensor> {
-        self.gpu.attention_dx(dy, qkv, out, log_sum, heads, context, mask, drop)
+        self.gpu.attention_dx(dy, qkv, out, log_sum, by)
     }
 
     fn cross_entropy(

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use chimera_core::device::conformance::Case;
 use chimera_core::device::reference::Tensor;
 use chimera_core::device::{Result, Updated};
-use chimera_core::layers::{Activation, Dropout, Mask};
+use chimera_core::layers::{Activation, Attention, Dropout, Mask};
 use chimera_core::{device, layers};
 
 #[test]
@@ -161,22 +161,18 @@ impl Faulty {
         }
     }
 
-    /// The mask, or one without padding: `all` rows.
-    fn seen<'m>(&self, mask: Mask<'m>, all: &'m [u32]) -> Mask<'m> {
-        match mask {
+    /// Attention without padding, to `all` rows, with no weights dropped, or others.
+    fn seen<'m>(&self, by: &Attention<'m>, all: &'m [u32]) -> Attention<'m> {
+        let mask = match by.mask {
             Mask::Lengths(_) if self.has(Fault::PaddingSeen) => Mask::Lengths(all),
             mask => mask,
-        }
-    }
-
-    /// Which weights of attention are dropped, if it does not forget that, or the numbers' upper words.
-    fn choice(&self, drop: Option<&Dropout>) -> Option<Dropout> {
-        drop.filter(|_| !self.has(Fault::WeightsStay)).map(|by| {
-            match self.has(Fault::WeightsWrap) {
-                true => self.wrapped(by),
-                false => *by,
-            }
-        })
+        };
+        let dropout = by.dropout.filter(|_| !self.has(Fault::WeightsStay));
+        let dropout = dropout.map(|by| match self.has(Fault::WeightsWrap) {
+            true => self.wrapped(&by),
+            false => by,
+        });
+        Attention { mask, dropout, ..*by }
     }
 
     /// As if the counter's upper word stayed where it begins.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use chimera_core::device::{AdamW, Updated};
-use chimera_core::layers::{Activation, Layers, Layout, Mask};
+use chimera_core::layers::{Activation, Attention, Layers, Layout};
 use chimera_core::model::ModelConfig;
 
 use super::size::Sizes;
@@ -57,14 +57,13 @@ fn layers<K: Layers>(suite: &mut Suite, k: &K) -> chimera_core::device::Result<(
     })?;
     suite.measure(&format!("linear_dw {shape}"), product / seconds * 1e-12, "TFLOP/s");
 
-    let (out, log_sum) = k.attention(&qkv, heads, context, Mask::Causal, None)?;
+    let causal = Attention::causal(heads, context);
+    let (out, log_sum) = k.attention(&qkv, &causal)?;
     // Half of all pairs see each other; two products forwards, five backwards.
     let pairs = 2.0 * (rows * context / 2 * hidden) as f64;
-    let seconds = time(k, least, || Ok(k.attention(&qkv, heads, context, Mask::Causal, None)?.0))?;
+    let seconds = time(k, least, || Ok(k.attention(&qkv, &causal)?.0))?;
     suite.measure("attention", 2.0 * pairs / seconds * 1e-12, "TFLOP/s");
-    let seconds = time(k, least, || {
-        k.attention_dx(&one, &qkv, &out, &log_sum, heads, context, Mask::Causal, None)
-    })?;
+    let seconds = time(k, least, || k.attention_dx(&one, &qkv, &out, &log_sum, &causal))?;
     suite.measure("attention_dx", 5.0 * pairs / seconds * 1e-12, "TFLOP/s");
 
     let (_, stats) = k.layer_norm(&one, &gain, &gain, 1e-5)?;

@@ -22,7 +22,7 @@ mod sums;
 mod tensor;
 
 use chimera_core::device::{AdamW, Clock, Device, DeviceError, Result, Sgd, Updated};
-use chimera_core::layers::{Activation, Dropout, Layers, Layout, Mask};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
 
 pub use driver::{Arg, At, Driver, Lane, Launch, Operand, Piece, Place, Product, kernels, source};
 pub use tensor::{Element, Tensor};
@@ -250,12 +250,9 @@ impl<D: Driver> Layers for Gpu<D> {
     fn attention(
         &self,
         qkv: &Self::Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<(Self::Tensor, Self::Tensor)> {
-        self.attend(qkv, heads, context, mask, drop)
+        self.attend(qkv, by)
     }
 
     fn attention_dx(
@@ -264,12 +261,9 @@ impl<D: Driver> Layers for Gpu<D> {
         qkv: &Self::Tensor,
         out: &Self::Tensor,
         log_sum: &Self::Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<Self::Tensor> {
-        self.attend_backward(dy, qkv, out, log_sum, heads, context, mask, drop)
+        self.attend_backward(dy, qkv, out, log_sum, by)
     }
 
     fn cross_entropy(

@@ -81,7 +81,7 @@ impl<D: Device, C: Comm<Host>> HostStaged<D, C> {
     }
 
     fn to_device(&self, Host { shape, data }: Host) -> Result<D::Tensor, CommError> {
-        Ok(self.device.from_vec(&shape, data)?)
+        Ok(self.device.upload_vec(&shape, data)?)
     }
 
     /// Sends what has come to the host; all of it, if that is `awaited`.

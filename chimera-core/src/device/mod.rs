@@ -99,7 +99,7 @@ pub trait Device: Clone + Send + Sync + 'static {
     }
 
     /// [`upload`](Device::upload) of values that may be kept, for devices whose memory is the host's.
-    fn from_vec(&self, shape: &[usize], data: Vec<f32>) -> Result<Self::Tensor> {
+    fn upload_vec(&self, shape: &[usize], data: Vec<f32>) -> Result<Self::Tensor> {
         self.upload(shape, &data)
     }
 

@@ -19,6 +19,7 @@ pub(super) struct Layout {
     n_elements: usize,
     /// By position, as in [`segments`].
     segments: Vec<Range<usize>>,
+    keeps_sums: bool,
 }
 
 impl Layout {
@@ -41,12 +42,12 @@ impl Layout {
         layout
     }
 
-    /// A buffer of which each replica has the tensors that it owns.
+    /// A buffer of which each replica has the tensors that it owns, and keeps their sums.
     pub(super) fn owned(shapes: Vec<Vec<usize>>, owners: &[usize], n_members: usize) -> Layout {
         let members = segments(n_members);
         let of_member = |member: usize| (0..owners.len()).filter(move |t| owners[*t] == member);
         let order = members.iter().flat_map(|member| of_member(*member)).collect();
-        let mut layout = Layout::of(shapes, order);
+        let mut layout = Layout { keeps_sums: true, ..Layout::of(shapes, order) };
         let mut start = 0;
         for member in members {
             let ends = of_member(member).map(|tensor| layout.end_of(tensor));
@@ -65,7 +66,7 @@ impl Layout {
             places[*tensor] = n_elements..n_elements + n;
             n_elements = (n_elements + n).next_multiple_of(ALIGNMENT);
         }
-        Layout { shapes, places, order, n_elements, segments: Vec::new() }
+        Layout { shapes, places, order, n_elements, segments: Vec::new(), keeps_sums: false }
     }
 
     /// Where the next tensor may begin.
@@ -76,6 +77,11 @@ impl Layout {
     /// Elements of the whole buffer.
     pub(super) fn n_elements(&self) -> usize {
         self.n_elements
+    }
+
+    /// Whether the sum of each tensor stays with the replica that owns it.
+    pub(super) fn keeps_sums(&self) -> bool {
+        self.keeps_sums
     }
 
     /// Extents of the tensors.

@@ -105,13 +105,11 @@ where
         let parts = parts.collect();
         let parts = self.on_device(format!("reduction of {bucket}"), parts)?;
         let members = self.job.program.replicas(self.job.width, bucket);
-        let keeps_sums = self.job.training.shard_optimizer;
         let start = self.now();
         let number = self.sum_number(bucket);
         let World { device, comm, buffers, .. } = &mut *self;
         let buffer = Arc::clone(of_bucket(buffers, bucket));
-        let sum =
-            Reduction::start(device, comm, number, bucket, members, buffer, keeps_sums, parts);
+        let sum = Reduction::start(device, comm, number, bucket, members, buffer, parts);
         let sum = self.on_wire(format!("reduction of {bucket}"), sum)?;
         self.under_way.push((bucket, sum, start));
         Ok(())

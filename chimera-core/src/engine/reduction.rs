@@ -55,7 +55,6 @@ pub(super) struct Reduction<T> {
     /// In a round that adds: the sum of the first members, and how many they are.
     sum: Option<T>,
     n_added: usize,
-    keeps_sums: bool,
 }
 
 /// A part of the buffer.
@@ -66,8 +65,7 @@ struct Held<T> {
 }
 
 impl<T: Clone + Send> Reduction<T> {
-    /// Starts the reduction of `parts`, this rank's gradients, which lie in the buffer as `layout` says. With
-    /// `keeps_sums` each sum stays with its owner.
+    /// Starts the reduction of `parts`, this rank's gradients, which lie in the buffer as `layout` says.
     pub(super) fn start<D, C>(
         device: &D,
         comm: &mut C,
@@ -75,7 +73,6 @@ impl<T: Clone + Send> Reduction<T> {
         bucket: BucketId,
         members: Vec<Rank>,
         layout: Arc<Layout>,
-        keeps_sums: bool,
         parts: Vec<T>,
     ) -> Result<Reduction<T>, CommError>
     where
@@ -88,13 +85,13 @@ impl<T: Clone + Send> Reduction<T> {
         let buffer = layout.fill(device, &parts)?;
         drop(parts);
         let (all, elements) = (0..n, 0..layout.n_elements());
-        let (rounds, held) = if !keeps_sums && comm.has_all_reduce(&members) {
+        let (rounds, held) = if !layout.keeps_sums() && comm.has_all_reduce(&members) {
             comm.all_reduce(&members, Tag::new(step, Payload::Sums { bucket }), buffer)?;
             let from_itself = Part { peer: me, segments: all };
             (vec![Round { recvs: vec![from_itself], ..Round::default() }], Vec::new())
         } else {
             let whole = Held { segments: all, elements, tensor: buffer };
-            (rounds(n, me, keeps_sums), vec![whole])
+            (rounds(n, me, layout.keeps_sums()), vec![whole])
         };
         let mut reduction = Reduction {
             bucket,
@@ -107,7 +104,6 @@ impl<T: Clone + Send> Reduction<T> {
             held,
             sum: None,
             n_added: 0,
-            keeps_sums,
         };
         reduction.send(device, comm)?;
         Ok(reduction)
@@ -146,7 +142,7 @@ impl<T: Clone + Send> Reduction<T> {
         let sums = shapes.map(|(tensor, shape)| {
             let place = self.layout.place(tensor);
             let is_kept = own.start <= place.start && place.end <= own.end;
-            if self.keeps_sums && !is_kept {
+            if self.layout.keeps_sums() && !is_kept {
                 return Ok(None);
             }
             if place.is_empty() {
@@ -365,7 +361,7 @@ mod tests {
     }
 
     /// The sums of all members, whose messages take some time.
-    fn reduced(n: u32, layout: Layout, keeps_sums: bool) -> Vec<Vec<Option<Tensor>>> {
+    fn reduced(n: u32, layout: Layout) -> Vec<Vec<Option<Tensor>>> {
         let layout = Arc::new(layout);
         let delay = |tag: Tag| Duration::from_millis(format!("{tag:?}").len() as u64 * 7 % 20);
         let member = |comm| {
@@ -375,8 +371,7 @@ mod tests {
             let members = (1..n).chain([0]).map(Rank).collect();
             let (device, bucket, layout) = (&Reference, BucketId(3), Arc::clone(&layout));
             let parts = parts(rank.0);
-            let sum =
-                Reduction::start(device, &mut comm, 7, bucket, members, layout, keeps_sums, parts);
+            let sum = Reduction::start(device, &mut comm, 7, bucket, members, layout, parts);
             let mut sum = sum.expect("started");
             for _ in 0..3 {
                 sum.poll(device, &mut comm).expect("no rank fails");
@@ -424,12 +419,12 @@ mod tests {
     fn sums_have_the_bits_of_one_order_or_tree() {
         for n in [1, 2, 3, 4, 5, 8, 9, 13, 16, 33] {
             let expected = expected(n);
-            for sums in reduced(n, Layout::shared(shapes(), n as usize), false) {
+            for sums in reduced(n, Layout::shared(shapes(), n as usize)) {
                 let sums: Vec<_> = sums.into_iter().flatten().collect();
                 assert!(sums == expected, "{n} members");
             }
             let owners = [0, 1, 2, 3, 4].map(|tensor| (tensor * 5 + 1) % n as usize);
-            let kept = reduced(n, Layout::owned(shapes(), &owners, n as usize), true);
+            let kept = reduced(n, Layout::owned(shapes(), &owners, n as usize));
             for (tensor, expected) in expected.iter().enumerate().filter(|(t, _)| *t < 4) {
                 let mut sums = kept.iter().filter_map(|sums| sums[tensor].as_ref());
                 assert!(sums.next() == Some(expected) && sums.next().is_none(), "{n} members");

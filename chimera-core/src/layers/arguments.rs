@@ -1,5 +1,7 @@
 //! What layers take beside tensors.
 
+use super::Dropout;
+
 /// How the matrix of a linear layer lies in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
@@ -20,7 +22,34 @@ pub enum Activation {
     Tanh,
 }
 
-/// Which keys the rows of a sample see in [`Layers::attention`](super::Layers::attention).
+/// How rows attend to each other in [`Layers::attention`](super::Layers::attention).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Attention<'m> {
+    /// Into how many heads queries, keys and values are split.
+    pub heads: usize,
+    /// Rows of a sample.
+    pub context: usize,
+    /// Which keys the rows of a sample see.
+    pub mask: Mask<'m>,
+    /// Which weights of the softmax are dropped, numbered as [`weight`](Attention::weight) says.
+    pub dropout: Option<Dropout>,
+}
+
+impl Attention<'_> {
+    /// Each row sees those of its sample up to itself, and nothing is dropped.
+    pub fn causal(heads: usize, context: usize) -> Attention<'static> {
+        Attention { heads, context, mask: Mask::Causal, dropout: None }
+    }
+
+    /// The number of the weight that row `row` of all samples gives the first key of its sample in head `head`.
+    /// Those of the other keys follow, whether the row sees them or not.
+    #[inline(always)]
+    pub fn weight(&self, row: usize, head: usize) -> u64 {
+        (row as u64 * self.heads as u64 + head as u64) * self.context as u64
+    }
+}
+
+/// Which keys the rows of a sample see in [`Attention`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mask<'m> {
     /// Each row those up to itself.

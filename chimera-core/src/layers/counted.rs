@@ -1,6 +1,6 @@
 //! The memory that layers take on a GPU: results, f32 or bf16, operands that are cast, and scratch.
 
-use super::{Activation, Dropout, Layers, Layout, Mask};
+use super::{Activation, Attention, Dropout, Layers, Layout};
 use crate::device::counted::{WIDE, elements};
 use crate::device::{Counted, Extents, Result};
 
@@ -122,17 +122,10 @@ impl Layers for Counted {
         Ok(self.activation_of(&x.shape))
     }
 
-    fn attention(
-        &self,
-        qkv: &Extents,
-        heads: usize,
-        _: usize,
-        _: Mask<'_>,
-        _: Option<&Dropout>,
-    ) -> Result<(Extents, Extents)> {
+    fn attention(&self, qkv: &Extents, by: &Attention<'_>) -> Result<(Extents, Extents)> {
         let rows = qkv.shape[0];
         let mixed = self.activation_of(&[rows, qkv.width() / 3]);
-        Ok((mixed, self.of(&[rows, heads], WIDE)))
+        Ok((mixed, self.of(&[rows, by.heads], WIDE)))
     }
 
     fn attention_dx(
@@ -141,10 +134,7 @@ impl Layers for Counted {
         qkv: &Extents,
         _: &Extents,
         log_sum: &Extents,
-        _: usize,
-        _: usize,
-        _: Mask<'_>,
-        _: Option<&Dropout>,
+        _: &Attention<'_>,
     ) -> Result<Extents> {
         self.cast(dy);
         let _means = self.of(&log_sum.shape, WIDE);

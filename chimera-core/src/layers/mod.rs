@@ -20,7 +20,7 @@ mod counted;
 mod dropout;
 mod reference;
 
-pub use arguments::{Activation, Layout, Mask};
+pub use arguments::{Activation, Attention, Layout, Mask};
 pub use dropout::{Dropout, threefry};
 
 use crate::device::{Device, Result};
@@ -128,18 +128,14 @@ pub trait Layers: Device {
         residual: Option<&Self::Tensor>,
     ) -> Result<Self::Tensor>;
 
-    /// Self-attention of each sample of `context` rows on its own, scaled by `1/√(hidden/heads)`: every
-    /// row queries the keys that `mask` lets it see. `drop` drops weights of the softmax, which are numbered as
-    /// [`Dropout::weight`] says.
+    /// Self-attention of each sample on its own, scaled by `1/√(hidden/heads)`: every row queries the keys that the
+    /// mask lets it see.
     /// `qkv: [rows, 3 hidden]` holds queries, keys, values side by side, each split into heads.
     /// Returns the mixed values `[rows, hidden]` and the log-sum-exp of the scores `[rows, heads]`.
     fn attention(
         &self,
         qkv: &Self::Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<(Self::Tensor, Self::Tensor)>;
 
     /// The gradient of [`attention`](Layers::attention)'s `qkv`; `out` and `log_sum` are its results.
@@ -149,10 +145,7 @@ pub trait Layers: Device {
         qkv: &Self::Tensor,
         out: &Self::Tensor,
         log_sum: &Self::Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<Self::Tensor>;
 
     /// Softmax cross-entropy of `logits: [rows, vocab]` against `targets` (one class per row), forward

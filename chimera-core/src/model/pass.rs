@@ -1,7 +1,7 @@
 //! What a block needs beside its weights and its input.
 
 use crate::device::Result;
-use crate::layers::{Dropout, Layers, Layout, Mask};
+use crate::layers::{Attention, Dropout, Layers, Layout};
 use crate::stage::Micro;
 
 /// The dropout of a model: none, unless a stage is told otherwise.
@@ -29,12 +29,8 @@ const ATTENTION: u64 = 1 << 32;
 pub(super) struct Pass<'p, D> {
     /// The device.
     pub(super) device: &'p D,
-    /// Heads per row.
-    pub(super) heads: usize,
-    /// Rows per sample.
-    pub(super) sequence: usize,
-    /// Who sees whom.
-    pub(super) mask: Mask<'p>,
+    /// How rows attend to each other, without dropout.
+    attention: Attention<'p>,
     /// The dropout of layer 0 from the micro-batch's first row on, per feature of a row; `None` if nothing
     /// is dropped.
     dropout: Option<(Rate, u64, u64)>,
@@ -43,16 +39,14 @@ pub(super) struct Pass<'p, D> {
 impl<'p, D: Layers> Pass<'p, D> {
     pub(super) fn new(
         device: &'p D,
-        heads: usize,
-        sequence: usize,
-        mask: Mask<'p>,
+        attention: Attention<'p>,
         rate: Rate,
         micro: &Micro<'_>,
     ) -> Self {
-        let first_row = micro.sample * sequence as u64;
+        let first_row = micro.sample * attention.context as u64;
         let drops = micro.training && rate.rate > 0.0;
         let dropout = drops.then_some((rate, micro.step, first_row));
-        Pass { device, heads, sequence, mask, dropout }
+        Pass { device, attention, dropout }
     }
 
     /// `dropout(x w + bias) + residual`, with the dropout of `layer`.
@@ -89,8 +83,7 @@ impl<'p, D: Layers> Pass<'p, D> {
         block: usize,
         qkv: &D::Tensor,
     ) -> Result<(D::Tensor, D::Tensor)> {
-        let drop = self.attention_dropout(block);
-        self.device.attention(qkv, self.heads, self.sequence, self.mask, drop.as_ref())
+        self.device.attention(qkv, &self.attention_of(block))
     }
 
     /// The gradient of its `qkv`.
@@ -102,19 +95,19 @@ impl<'p, D: Layers> Pass<'p, D> {
         out: &D::Tensor,
         log_sum: &D::Tensor,
     ) -> Result<D::Tensor> {
-        let (device, drop) = (self.device, self.attention_dropout(block));
-        let Pass { heads, sequence, mask, .. } = *self;
-        device.attention_dx(dy, qkv, out, log_sum, heads, sequence, mask, drop.as_ref())
+        self.device.attention_dx(dy, qkv, out, log_sum, &self.attention_of(block))
     }
 
-    /// That of the weights of attention.
-    fn attention_dropout(&self, block: usize) -> Option<Dropout> {
-        let (Rate { rate, seed }, step, first_row) = self.dropout?;
-        let first = first_row * (self.heads * self.sequence) as u64;
-        Some(Dropout::new(rate, seed, step, ATTENTION + block as u64, first))
+    /// How rows attend to each other in block `block`, with the dropout of its weights.
+    fn attention_of(&self, block: usize) -> Attention<'p> {
+        let dropout = self.dropout.map(|(Rate { rate, seed }, step, first_row)| {
+            let first = first_row * self.attention.weight(1, 0);
+            Dropout::new(rate, seed, step, ATTENTION + block as u64, first)
+        });
+        Attention { dropout, ..self.attention }
     }
 
-    /// That of `layer` on the rows of the micro-batch, as wide as `like`.
+    /// The dropout of `layer` on the rows of the micro-batch, as wide as `like`.
     fn dropout(&self, layer: u64, like: &D::Tensor) -> Option<Dropout> {
         let (Rate { rate, seed }, step, first_row) = self.dropout?;
         let width: usize = self.device.shape(like)[1..].iter().product();

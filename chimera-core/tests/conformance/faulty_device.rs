@@ -67,7 +67,7 @@ impl Device for Faulty {
         }))
     }
 
-    fn from_vec(&self, shape: &[usize], mut data: Vec<f32>) -> Result<Shared> {
+    fn upload_vec(&self, shape: &[usize], mut data: Vec<f32>) -> Result<Shared> {
         if self.has(Fault::VecReversed) {
             data.reverse();
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use chimera_core::device::Result;
 use chimera_core::device::reference::Reference;
-use chimera_core::layers::{Activation, Dropout, Layers, Layout, Mask};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Mask};
 
 use super::{Fault, Faulty, Shared, read, share};
 
@@ -166,22 +166,14 @@ impl Layers for Faulty {
         Reference.dropout(&read(x), &by, residual.map(read).as_ref()).map(share)
     }
 
-    fn attention(
-        &self,
-        qkv: &Shared,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
-    ) -> Result<(Shared, Shared)> {
+    fn attention(&self, qkv: &Shared, by: &Attention<'_>) -> Result<(Shared, Shared)> {
         let qkv = read(qkv);
         // Causal rows as one sample: they see those of the samples before theirs.
-        let mixed = self.has(Fault::SamplesMixed) && mask == Mask::Causal;
-        let context = if mixed { qkv.n_rows() } else { context };
+        let mixed = self.has(Fault::SamplesMixed) && by.mask == Mask::Causal;
+        let context = if mixed { qkv.n_rows() } else { by.context };
         let all = vec![context as u32; qkv.n_rows() / context];
-        let mask = self.seen(mask, &all);
-        let (out, log_sum) =
-            Reference.attention(&qkv, heads, context, mask, self.choice(drop).as_ref())?;
+        let by = Attention { context, ..self.seen(by, &all) };
+        let (out, log_sum) = Reference.attention(&qkv, &by)?;
         Ok((share(out), share(log_sum)))
     }
 
@@ -191,17 +183,12 @@ impl Layers for Faulty {
         qkv: &Shared,
         out: &Shared,
         log_sum: &Shared,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<Shared> {
         let (dy, qkv, out, log_sum) = (read(dy), read(qkv), read(out), read(log_sum));
-        let all = vec![context as u32; qkv.n_rows() / context];
-        let (mask, drop) = (self.seen(mask, &all), self.choice(drop));
-        Reference
-            .attention_dx(&dy, &qkv, &out, &log_sum, heads, context, mask, drop.as_ref())
-            .map(share)
+        let all = vec![by.context as u32; qkv.n_rows() / by.context];
+        let by = self.seen(by, &all);
+        Reference.attention_dx(&dy, &qkv, &out, &log_sum, &by).map(share)
     }
 
     fn cross_entropy(

@@ -17,7 +17,7 @@ pub(super) fn upload<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let element = device.bytes(&device.zeros(&[1])?);
     for (shape, data) in odd.into_iter().chain(other.collect::<Vec<_>>()) {
         let at = format!("{shape:?}");
-        for tensor in [device.upload(shape, &data)?, device.from_vec(shape, data.clone())?] {
+        for tensor in [device.upload(shape, &data)?, device.upload_vec(shape, data.clone())?] {
             trials.require(device.shape(&tensor) == shape, &at, "another shape")?;
             let same = is_same(&device.download(&tensor)?, &data);
             trials.require(same, &at, "download gives other bits than upload was given")?;

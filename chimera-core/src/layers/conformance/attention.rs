@@ -5,7 +5,7 @@ use rand::Rng;
 use crate::device::conformance::Outcome;
 use crate::device::conformance::trials::{Trials, rounded, trial};
 use crate::device::reference::{Reference, Tensor};
-use crate::layers::{Dropout, Layers, Mask};
+use crate::layers::{Attention, Dropout, Layers, Mask};
 
 /// `[samples, context, heads, features per head]`
 const ATTENTIONS: [[usize; 4]; 11] = [
@@ -42,9 +42,9 @@ fn lengths([samples, context, ..]: [usize; 4]) -> Vec<u32> {
 /// Who sees whom, and which weights are dropped: none, and, but in the longest contexts, some whose numbers
 /// begin below 2^32 and end beyond.
 fn cases(
+    [_, context, heads, _]: [usize; 4],
     lengths: &[u32],
-    context: usize,
-) -> impl Iterator<Item = (&'static str, Mask<'_>, Option<Dropout>)> {
+) -> impl Iterator<Item = (String, Attention<'_>)> {
     let drop = Some(Dropout::new(0.3, 1, 2, 3, u64::from(u32::MAX) - 20));
     let padded = Mask::Lengths(lengths);
     let all = [
@@ -53,25 +53,22 @@ fn cases(
         ("causal and dropped", Mask::Causal, drop),
         ("padded and dropped", padded, drop),
     ];
-    all.into_iter().filter(move |(.., drop)| drop.is_none() || context < 100)
+    let short = all.into_iter().filter(move |(.., drop)| drop.is_none() || context < 100);
+    short.map(move |(name, mask, dropout)| {
+        let label = format!("{heads} heads, {name} context {context}");
+        (label, Attention { heads, context, mask, dropout })
+    })
 }
 
 pub(super) fn attention<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
-    for extents @ [_, context, heads, _] in ATTENTIONS {
+    for extents in ATTENTIONS {
         let lengths = lengths(extents);
         for qkv in to_attend(trials, extents) {
-            for (name, mask, drop) in cases(&lengths, context) {
-                let drop = drop.as_ref();
-                trial!(
-                    trials,
-                    format!("{heads} heads, {name} context {context}"),
-                    [qkv],
-                    [],
-                    |device| {
-                        let (out, log_sum) = device.attention(qkv, heads, context, mask, drop)?;
-                        [out, log_sum]
-                    }
-                );
+            for (label, by) in cases(extents, &lengths) {
+                trial!(trials, label, [qkv], [], |device| {
+                    let (out, log_sum) = device.attention(qkv, &by)?;
+                    [out, log_sum]
+                });
             }
         }
     }
@@ -79,17 +76,15 @@ pub(super) fn attention<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
 }
 
 pub(super) fn attention_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
-    for extents @ [_, context, heads, _] in ATTENTIONS {
+    for extents in ATTENTIONS {
         let lengths = lengths(extents);
         for qkv in to_attend(trials, extents) {
-            for (name, mask, drop) in cases(&lengths, context) {
-                let drop = drop.as_ref();
-                let (out, log_sum) = Reference.attention(&qkv, heads, context, mask, drop)?;
+            for (label, by) in cases(extents, &lengths) {
+                let (out, log_sum) = Reference.attention(&qkv, &by)?;
                 let [out, log_sum] = [rounded(out), rounded(log_sum)];
                 let dy = trials.normal(&out.shape);
-                let label = format!("{heads} heads, {name} context {context}");
                 trial!(trials, label, [dy, qkv, out, log_sum], [], |device| {
-                    [device.attention_dx(dy, qkv, out, log_sum, heads, context, mask, drop)?]
+                    [device.attention_dx(dy, qkv, out, log_sum, &by)?]
                 });
             }
         }

@@ -3,7 +3,7 @@
 mod activation;
 mod attention;
 
-use super::{Activation, Dropout, Layers, Layout, Mask};
+use super::{Activation, Attention, Dropout, Layers, Layout};
 use crate::device::Result;
 use crate::device::reference::{Reference, Tensor, add, dot, log_sum_exp};
 
@@ -198,15 +198,8 @@ impl Layers for Reference {
         Ok(y)
     }
 
-    fn attention(
-        &self,
-        qkv: &Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
-    ) -> Result<(Tensor, Tensor)> {
-        Ok(attention::forward(qkv, heads, context, mask, drop))
+    fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
+        Ok(attention::forward(qkv, by))
     }
 
     fn attention_dx(
@@ -215,12 +208,9 @@ impl Layers for Reference {
         qkv: &Tensor,
         out: &Tensor,
         log_sum: &Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<Tensor> {
-        Ok(attention::backward(dy, qkv, out, log_sum, heads, context, mask, drop))
+        Ok(attention::backward(dy, qkv, out, log_sum, by))
     }
 
     /// `loss = scale Σᵣ (log Σ_c exp logits[r, c] - logits[r, targets[r]])`,

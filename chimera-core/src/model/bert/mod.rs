@@ -13,7 +13,7 @@ use super::parts::{bytes, part};
 use super::pass::{Pass, Rate};
 use super::{Cut, ModelConfig, ModelError};
 use crate::device::Result;
-use crate::layers::{Layers, Layout, Mask};
+use crate::layers::{Attention, Layers, Layout, Mask};
 use crate::stage::{Micro, Output, Param, Stage};
 
 use sample::Form;
@@ -87,8 +87,9 @@ impl<D: Layers> BertStage<D> {
     }
 
     fn pass<'p>(&'p self, lengths: &'p [u32], micro: &Micro<'_>) -> Pass<'p, D> {
-        let (heads, sequence) = (self.heads, self.form.sequence);
-        Pass::new(&self.device, heads, sequence, Mask::Lengths(lengths), self.dropout, micro)
+        let (mask, context) = (Mask::Lengths(lengths), self.form.sequence);
+        let attention = Attention { heads: self.heads, context, mask, dropout: None };
+        Pass::new(&self.device, attention, self.dropout, micro)
     }
 
     /// The tensors of the blocks.

@@ -10,7 +10,7 @@ use super::parts::{bytes, part};
 use super::pass::{EMBEDDED, Pass, Rate};
 use super::{Cut, ModelConfig, ModelError};
 use crate::device::Result;
-use crate::layers::{Layers, Layout, Mask};
+use crate::layers::{Attention, Layers, Layout};
 use crate::stage::{Micro, Output, Param, Stage};
 
 /// One stage of a GPT-2 on the device of `D`.
@@ -85,8 +85,8 @@ impl<D: Layers> Gpt2Stage<D> {
     }
 
     fn pass(&self, micro: &Micro<'_>) -> Pass<'_, D> {
-        let (heads, sequence) = (self.heads, self.sequence);
-        Pass::new(&self.device, heads, sequence, Mask::Causal, self.dropout, micro)
+        let attention = Attention::causal(self.heads, self.sequence);
+        Pass::new(&self.device, attention, self.dropout, micro)
     }
 
     /// The tensors of the blocks.
