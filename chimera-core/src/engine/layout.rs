@@ -84,14 +84,9 @@ impl Layout {
         self.keeps_sums
     }
 
-    /// Extents of the tensors.
-    pub(super) fn shapes(&self) -> &[Vec<usize>] {
-        &self.shapes
-    }
-
-    /// Where a tensor lies in the buffer.
-    pub(super) fn place(&self, tensor: usize) -> &Range<usize> {
-        &self.places[tensor]
+    /// Where each tensor lies in the buffer, and its extents.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = (&Range<usize>, &[usize])> {
+        self.places.iter().zip(self.shapes.iter().map(Vec::as_slice))
     }
 
     /// Where segments at these positions lie in the buffer.
@@ -103,25 +98,55 @@ impl Layout {
         }
     }
 
-    /// The buffer with these values of its tensors.
-    pub(super) fn fill<D: Device>(&self, device: &D, tensors: &[D::Tensor]) -> Result<D::Tensor> {
-        let gap = device.zeros(&[ALIGNMENT])?;
-        let mut pieces = Vec::with_capacity(2 * tensors.len());
+    /// The buffer, of which each tensor and each gap between two is a piece.
+    pub(super) fn pieces<D: Device>(
+        &self,
+        device: &D,
+        tensors: Vec<D::Tensor>,
+    ) -> Result<Vec<Piece<D::Tensor>>> {
+        let mut pieces = Vec::with_capacity(tensors.len());
         for &tensor in &self.order {
-            let n = self.places[tensor].len();
-            if n > 0 {
-                pieces.push(device.reshape(&tensors[tensor], &[n])?);
+            let place = self.places[tensor].clone();
+            let gap = place.end..self.end_of(tensor);
+            if !place.is_empty() {
+                let tensor = device.reshape(&tensors[tensor], &[place.len()])?;
+                pieces.push(Piece { elements: place, tensor });
             }
-            let n_gap = self.end_of(tensor) - self.places[tensor].end;
-            if n_gap > 0 {
-                pieces.push(device.rows(&gap, 0, n_gap)?);
+            if !gap.is_empty() {
+                pieces.push(Piece { tensor: device.zeros(&[gap.len()])?, elements: gap });
             }
         }
-        match pieces.len() {
-            0 => device.zeros(&[0]),
-            1 => Ok(pieces.remove(0)),
-            _ => device.join(&pieces.iter().collect::<Vec<_>>()),
+        Ok(pieces)
+    }
+}
+
+/// Elements of the buffer, as a tensor of one extent.
+pub(super) struct Piece<T> {
+    pub(super) elements: Range<usize>,
+    pub(super) tensor: T,
+}
+
+/// These elements of the buffer, which lie in some pieces of it.
+pub(super) fn cut<D: Device>(
+    device: &D,
+    pieces: &[Piece<D::Tensor>],
+    elements: &Range<usize>,
+) -> Result<D::Tensor> {
+    let mut parts = Vec::new();
+    for Piece { elements: own, tensor } in pieces {
+        let (start, end) = (elements.start.max(own.start), elements.end.min(own.end));
+        if start < end {
+            let is_whole = end - start == own.len();
+            parts.push(match is_whole {
+                true => tensor.clone(),
+                false => device.rows(tensor, start - own.start, end - start)?,
+            });
         }
+    }
+    match parts.len() {
+        0 => device.zeros(&[0]),
+        1 => Ok(parts.remove(0)),
+        _ => device.join(&parts.iter().collect::<Vec<_>>()),
     }
 }
 
@@ -159,7 +184,7 @@ mod tests {
         let layout = Layout::owned(shapes(), &owners, 11);
         for (tensor, owner) in owners.into_iter().enumerate() {
             let position = segments(11).iter().position(|member| *member == owner).unwrap();
-            let (place, segment) = (layout.place(tensor), &layout.segments[position]);
+            let (place, segment) = (&layout.places[tensor], &layout.segments[position]);
             assert!(segment.start <= place.start && place.end <= segment.end);
         }
     }
