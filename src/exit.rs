@@ -4,9 +4,9 @@ use std::process::ExitCode;
 
 use chimera::checkpoint::Unusable;
 use chimera::core::analyze::Refusal;
+use chimera::core::device::DeviceError;
 use chimera::core::exchange::ReadError;
 use chimera::core::fault::{Class, Fault};
-use chimera::core::kernels::DeviceError;
 use chimera::core::search::AutoError;
 
 use crate::commands::tell;

@@ -21,7 +21,7 @@ const N_RANKS: u32 = 2;
 struct Watched<'c> {
     k: Wgpu,
     inner: &'c mut Threads<Host>,
-    /// Kernels that were recorded and not submitted, by wait.
+    /// Layers that were recorded and not submitted, by wait.
     left: Vec<usize>,
 }
 

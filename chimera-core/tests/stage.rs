@@ -3,8 +3,8 @@
 
 use std::cell::RefCell;
 
-use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
+use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, cut};
 use chimera_core::stage::{
     Autograd, Data, Differentiable, Init, Micro, Output, Param, Stage, conformance,

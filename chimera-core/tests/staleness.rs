@@ -2,9 +2,9 @@
 
 mod training;
 
+use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::engine::Optimizer;
-use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::kernels::{AdamW, Kernels, Sgd, Updated};
+use chimera_core::device::{AdamW, Device, Sgd, Updated};
 use chimera_core::model::{Gpt2Stage, cut};
 use chimera_core::schedule::Shape;
 use chimera_core::stage::{Data, Micro, Output, Stage, initial};

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use chimera::core::kernels::Kernels;
+use chimera::core::layers::Layers;
 use chimera::device::{Compute, Device, Opened, Precision};
 use chimera::evaluate::{Model, Sampling, must_foresee};
 use chimera::hf::Pretrained;
@@ -96,7 +96,7 @@ struct Continue<'g> {
 impl Compute for Continue<'_> {
     type Output = Result<Vec<u32>>;
 
-    fn on<K: Kernels>(mut self, devices: &[K]) -> Self::Output {
+    fn on<K: Layers>(mut self, devices: &[K]) -> Self::Output {
         let Pretrained { config, weights, .. } = self.read;
         let model = Model::new(devices[0].clone(), &config, &weights)?;
         drop(weights);

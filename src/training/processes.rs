@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail};
 use chimera_core::analyze::{Event, Wait};
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, HostStaged, all_gather};
+use chimera_core::device::Device;
 use chimera_core::engine::{Job, Patience, StepReport, Worker, handshake, ungathered};
 use chimera_core::exchange::{from_json, to_json};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::kernels::Kernels;
+use chimera_core::layers::Layers;
 use chimera_core::lower::Program;
 use chimera_core::stage::Stage;
 use serde::Serialize;
@@ -141,7 +142,7 @@ where
 {
     type Output = Result<RankTrained, Fault>;
 
-    fn on<K: Kernels>(self, devices: &[K]) -> Self::Output {
+    fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
         let none = || Fault::new(Class::Internal, self.comm.rank(), "a rank has no device");
         let kernels = devices.first().ok_or_else(none)?.clone();
         let pool = compute_threads(self.run.config().threads, self.comm.rank())?;
@@ -172,7 +173,7 @@ pub(super) fn exchange<'w, S, K, C>(
 ) -> impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'w
 where
     S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
+    K: Device,
     C: Comm<K::Tensor>,
 {
     |bytes| worker.exchange("checkpoint", bytes)
@@ -188,7 +189,7 @@ pub(super) fn record<'p, S, K, C>(
 ) -> Result<(), Fault>
 where
     S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
+    K: Device,
     C: Comm<K::Tensor>,
 {
     let own = serde_json::to_vec(&worker.timeline()?);

@@ -9,7 +9,7 @@ use chimera_core::comm::Comm;
 use chimera_core::engine::{Fields, Job, StepReport, Worker, handshake, panicked};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::StageId;
-use chimera_core::kernels::Kernels;
+use chimera_core::layers::Layers;
 use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelError};
 use chimera_core::stage::Stage;
 
@@ -41,7 +41,7 @@ impl Run {
         watch: &Watch<'r, O>,
     ) -> Result<RankTrained, Fault>
     where
-        K: Kernels,
+        K: Layers,
         O: FnMut(&StepReport) -> Result<()>,
     {
         let (model, rate, seed) = (self.model(), self.config().dropout, self.config().seed);
@@ -67,7 +67,7 @@ impl Run {
         stage: impl Fn(Cut) -> Result<S, ModelError>,
     ) -> Result<RankTrained, Fault>
     where
-        K: Kernels,
+        K: Layers,
         S: Stage<Tensor = K::Tensor, Item = u32> + Clone,
         O: FnMut(&StepReport) -> Result<()>,
     {

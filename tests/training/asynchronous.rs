@@ -8,8 +8,7 @@ use chimera::candle::Candle;
 use chimera::core::comm::Threads;
 use chimera::core::engine::{Job, Patience, Training, Worker, run_threads};
 use chimera::core::ids::StageId;
-use chimera::core::kernels::Kernels;
-use chimera::core::kernels::reference::Reference;
+use chimera::core::layers::Layers;
 use chimera::core::lower::{Lowering, lower};
 use chimera::core::model::{Architecture, Gpt2Stage, ModelConfig, cut};
 use chimera::core::schedule::{Shape, find};
@@ -41,7 +40,7 @@ impl Data for Counting {
 }
 
 /// Losses of six steps, two programs of three, on a device.
-fn losses<K: Kernels>(kernels: &K, schedule: &str, shape: Shape, width: usize) -> Vec<f64> {
+fn losses<K: Layers>(kernels: &K, schedule: &str, shape: Shape, width: usize) -> Vec<f64> {
     let config = ModelConfig {
         architecture: Architecture::Gpt2,
         layers: 4,

@@ -8,16 +8,16 @@ use std::time::Instant;
 use super::worker::Worker;
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
+use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{PipeId, StageId};
-use crate::kernels::Kernels;
 use crate::stage::{Data, Micro, Output, Stage};
 
-impl<S, K, C> Worker<'_, S, K, C>
+impl<S, D, C> Worker<'_, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     /// Mean loss of the present weights over all targets of samples `0..n_samples` of `data`, in nats: the
     /// same bits on every rank. All ranks call it after the same `step`.
@@ -84,7 +84,7 @@ where
             let output = held.stage.forward(&held.weights, &micro, carried.take());
             match world.on_device("evaluation", output)?.0 {
                 Output::Loss { loss: scaled, .. } => {
-                    let values = world.kernels.download(&scaled);
+                    let values = world.device.download(&scaled);
                     let values = world.on_device("evaluation", values)?;
                     loss = Some(values.into_iter().map(f64::from).sum());
                 }

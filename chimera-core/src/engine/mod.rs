@@ -10,9 +10,9 @@
 //! several, in which every micro-batch reads the version of the weights that its rule names.
 
 mod agreement;
+mod device_comm;
 mod evaluate;
 mod faults;
-mod handed;
 mod handshake;
 mod layout;
 mod machine;

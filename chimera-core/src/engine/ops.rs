@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::world::{Held, Weights, World, held_mut};
 use crate::comm::{Comm, Endpoint};
+use crate::device::Device;
 use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
-use crate::kernels::Kernels;
 use crate::op::{Kind, Op};
 use crate::stage::{Micro, Output, Stage};
 
@@ -25,11 +25,11 @@ pub(super) enum Value<S: Stage> {
     Version(Weights<S>),
 }
 
-impl<S, K, C> World<'_, S, K, C>
+impl<S, D, C> World<'_, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     /// Runs one op on the values it eats; returns those it makes, in the order of its effects.
     pub(super) fn run_op(
@@ -132,7 +132,7 @@ where
     fn kept_versions<I: IntoIterator<Item = Weights<S>>>(
         &self,
         weights: I,
-    ) -> impl Iterator<Item = Value<S>> + use<S, K, C, I> {
+    ) -> impl Iterator<Item = Value<S>> + use<S, D, C, I> {
         let keeps = self.job.program.rules().keeps_versions();
         weights.into_iter().filter(move |_| keeps).map(Value::Version)
     }
@@ -192,7 +192,7 @@ where
         if parts == 1 {
             return Ok(vec![tensor]);
         }
-        let shape = self.kernels.shape(&tensor);
+        let shape = self.device.shape(&tensor);
         let rows = shape.first().copied().unwrap_or(0);
         if !rows.is_multiple_of(parts) {
             let message = format!(
@@ -202,7 +202,7 @@ where
             return Err(self.at(Fault::new(Class::Usage, self.comm.rank(), message), op));
         }
         let len = rows / parts;
-        let cut = (0..parts).map(|part| self.kernels.rows(&tensor, part * len, len));
+        let cut = (0..parts).map(|part| self.device.rows(&tensor, part * len, len));
         self.on_device(op, cut.collect())
     }
 
@@ -225,7 +225,7 @@ where
         let joined = match parts.len() {
             0 => return Ok(Vec::new()),
             1 => Ok(parts.remove(0)),
-            _ => self.kernels.join(&parts.iter().collect::<Vec<_>>()),
+            _ => self.device.join(&parts.iter().collect::<Vec<_>>()),
         };
         Ok(vec![Value::Tensor(self.on_device(op, joined)?)])
     }
@@ -244,7 +244,7 @@ where
             match value {
                 Value::Saved(saved) => stage().saved_bytes(saved),
                 Value::Deferred(deferred) => stage().deferred_bytes(deferred),
-                Value::Tensor(input) if token.kind == TokenKind::Kept => self.kernels.bytes(input),
+                Value::Tensor(input) if token.kind == TokenKind::Kept => self.device.bytes(input),
                 Value::Tensor(_) | Value::Nothing | Value::Version(_) => 0,
             }
         };
@@ -289,7 +289,7 @@ struct Batch<I> {
 }
 
 impl<I> Batch<I> {
-    fn micro<S: Stage<Item = I>, K, C>(&self, world: &World<'_, S, K, C>) -> Micro<'_, I> {
+    fn micro<S: Stage<Item = I>, D, C>(&self, world: &World<'_, S, D, C>) -> Micro<'_, I> {
         let job = &world.job;
         let n_micros = job.program.window().units_per_update() / job.program.units_per_micro();
         let n_samples = job.width as u64 * u64::from(n_micros) * job.micro_batch_size as u64;

@@ -2,7 +2,7 @@
 //!
 //! A model is a configuration ([`ModelConfig`], or a row of [`PRESETS`]). [`cut`] divides its chain
 //! `embedding, block, …, block, head` into contiguous pieces of equal cost, and [`Gpt2Stage`] or
-//! [`BertStage`] runs one piece on any [`Kernels`](crate::kernels::Kernels). [`initial`](crate::stage::initial) draws the weights per named
+//! [`BertStage`] runs one piece on any [`Layers`](crate::layers::Layers). [`initial`](crate::stage::initial) draws the weights per named
 //! tensor, so that a model is the same however it is cut.
 //!
 //! Models are written with whole layers and hand-written gradients, not on autograd: a pipeline needs

@@ -1,7 +1,7 @@
 //! Stages of frameworks that differentiate by themselves.
 
 use super::{Micro, Output, Param, Stage};
-use crate::kernels::{Kernels, Result};
+use crate::device::{Device, Result};
 
 /// A piece of a model in a framework with automatic differentiation: a forward pass, and its vector-Jacobian product.
 ///
@@ -64,7 +64,7 @@ impl<A, D> Autograd<A, D> {
 impl<A, D> Stage for Autograd<A, D>
 where
     A: Differentiable<Tensor = D::Tensor>,
-    D: Kernels,
+    D: Device,
 {
     type Tensor = A::Tensor;
     type Item = A::Item;

@@ -6,7 +6,7 @@
 //! keeps nothing between two calls.
 
 use super::{Data, Micro, Output, Param, Stage, initial};
-use crate::kernels::Kernels;
+use crate::device::Device;
 
 /// Samples of a step that the suite reads.
 const SAMPLES: usize = 4;
@@ -24,7 +24,7 @@ const SEED: u64 = 11;
 /// If a law is broken; the message says which.
 pub fn all<D, S>(device: &D, stages: impl Fn() -> Vec<S>, data: &dyn Data<S::Item>)
 where
-    D: Kernels,
+    D: Device,
     S: Stage<Tensor = D::Tensor>,
 {
     let chain = || Chain::new(device, stages(), data);
@@ -40,7 +40,7 @@ where
 }
 
 /// Stages with their weights, and samples.
-struct Chain<'c, D: Kernels, S: Stage> {
+struct Chain<'c, D: Device, S: Stage> {
     device: &'c D,
     stages: Vec<S>,
     weights: Vec<Vec<D::Tensor>>,
@@ -60,7 +60,7 @@ struct Forward<S: Stage> {
     stages: Vec<(Option<S::Tensor>, S::Saved)>,
 }
 
-impl<'c, D: Kernels, S: Stage<Tensor = D::Tensor>> Chain<'c, D, S> {
+impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Chain<'c, D, S> {
     fn new(device: &'c D, stages: Vec<S>, data: &dyn Data<S::Item>) -> Self {
         assert!(!stages.is_empty(), "a model has at least one stage");
         let samples = (0..SAMPLES).map(|sample| {
@@ -338,7 +338,7 @@ impl<'c, D: Kernels, S: Stage<Tensor = D::Tensor>> Chain<'c, D, S> {
 /// A stage that kept weights of an earlier call would use them instead of those it is given.
 fn keeps_nothing<'c, D, S>(chain: impl Fn() -> Chain<'c, D, S>)
 where
-    D: Kernels,
+    D: Device,
     S: Stage<Tensor = D::Tensor>,
 {
     let mut used = chain();

@@ -15,7 +15,7 @@ pub use autograd::{Autograd, Differentiable};
 pub use init::initial;
 pub use param::{Init, Param};
 
-use crate::kernels::{DeviceError, Result};
+use crate::device::{DeviceError, Result};
 
 /// One micro-batch, or a part of one, as a stage sees it.
 #[derive(Clone, Copy, Debug)]

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use chimera_core::kernels::Kernels;
-use chimera_core::kernels::reference::Reference;
+use chimera_core::device::reference::Reference;
+use chimera_core::device::Device;
 use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, cut};
 use chimera_core::stage::{Init, Micro, Output, Param, Stage, initial};
 
-pub(crate) type Tensor = <Reference as Kernels>::Tensor;
+pub(crate) type Tensor = <Reference as Device>::Tensor;
 /// Weights or gradients by name, so that one map serves every cut.
 pub(crate) type Named = BTreeMap<String, Tensor>;
 

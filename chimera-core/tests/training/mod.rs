@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use chimera_core::analyze::UniformCosts;
 use chimera_core::comm::{Comm, Delayed, Tag, Threads};
+use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::engine::{Job, NonFinite, Optimizer, Patience, Training, Worker, run_threads};
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
-use chimera_core::kernels::reference::{Reference, Tensor};
 use chimera_core::lower::{Lowering, Passes, Sync, lower};
 use chimera_core::model::{Architecture, BertStage, Gpt2Stage, ModelConfig, cut};
 use chimera_core::schedule::{Shape, find};

@@ -1,45 +1,4 @@
-//! What layers take beside tensors.
-
-/// How the matrix of a linear layer lies in memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Layout {
-    /// `[inputs, outputs]`, as GPT-2 keeps its projections (`Conv1D`).
-    InOut,
-    /// `[outputs, inputs]`, as an output head that is also an embedding table.
-    OutIn,
-}
-
-/// A function of [`Kernels::activation`](super::Kernels::activation).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Activation {
-    /// `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, GPT-2's GELU.
-    GeluTanh,
-    /// `x/2 (1 + erf(x/√2))`, BERT's GELU (Hendrycks & Gimpel, 2016).
-    Gelu,
-    /// The hyperbolic tangent.
-    Tanh,
-}
-
-/// Which keys the rows of a sample see in [`Kernels::attention`](super::Kernels::attention).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mask<'m> {
-    /// Each row those up to itself.
-    Causal,
-    /// Every row of sample `s` the first `lengths[s]`, at least one and at most the context: the others
-    /// are padding. Rows of padding query like any other; nothing reads what they get.
-    Lengths(&'m [u32]),
-}
-
-impl Mask<'_> {
-    /// How many keys row `row` of sample `sample` sees: the first of that sample.
-    #[inline(always)]
-    pub fn n_keys(self, sample: usize, row: usize) -> usize {
-        match self {
-            Mask::Causal => row + 1,
-            Mask::Lengths(lengths) => lengths[sample] as usize,
-        }
-    }
-}
+//! What optimizers take.
 
 /// A tensor of weights to be updated.
 #[derive(Debug)]

@@ -45,24 +45,24 @@ impl Tensor {
         &mut self.data[r * width..][..width]
     }
 
-    pub(super) fn map(&self, f: impl Fn(f64) -> f64) -> Self {
+    pub(crate) fn map(&self, f: impl Fn(f64) -> f64) -> Self {
         Tensor::new(&self.shape, self.data.iter().map(|&x| f(x)).collect())
     }
 }
 
 /// `log Σ exp x`, moved by the maximum so that nothing overflows.
-pub(super) fn log_sum_exp(x: impl Iterator<Item = f64> + Clone) -> f64 {
+pub(crate) fn log_sum_exp(x: impl Iterator<Item = f64> + Clone) -> f64 {
     let max = x.clone().fold(f64::NEG_INFINITY, f64::max);
     max + x.map(|x| (x - max).exp()).sum::<f64>().ln()
 }
 
-pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len(), "dot");
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 /// `into += factor x`
-pub(super) fn add(into: &mut [f64], factor: f64, x: &[f64]) {
+pub(crate) fn add(into: &mut [f64], factor: f64, x: &[f64]) {
     assert_eq!(into.len(), x.len(), "add");
     for (into, x) in into.iter_mut().zip(x) {
         *into += factor * x;

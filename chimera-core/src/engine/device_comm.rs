@@ -4,21 +4,21 @@
 use std::time::Instant;
 
 use crate::comm::{Comm, CommError, Endpoint, Tag, Wrap};
+use crate::device::Device;
 use crate::ids::Rank;
-use crate::kernels::Kernels;
 
-pub(super) struct Handed<K, C> {
-    kernels: K,
+pub(super) struct DeviceComm<D, C> {
+    device: D,
     comm: C,
 }
 
-impl<K, C> Handed<K, C> {
-    pub(super) fn new(kernels: K, comm: C) -> Self {
-        Handed { kernels, comm }
+impl<D, C> DeviceComm<D, C> {
+    pub(super) fn new(device: D, comm: C) -> Self {
+        DeviceComm { device, comm }
     }
 }
 
-impl<K: Kernels, C: Endpoint> Wrap for Handed<K, C> {
+impl<D: Device, C: Endpoint> Wrap for DeviceComm<D, C> {
     type Inner = C;
 
     fn inner(&self) -> &C {
@@ -31,26 +31,26 @@ impl<K: Kernels, C: Endpoint> Wrap for Handed<K, C> {
 
     /// A device works on what it was asked for while its rank waits.
     fn flush(&mut self) -> Result<(), CommError> {
-        Ok(self.kernels.flush()?)
+        Ok(self.device.flush()?)
     }
 }
 
-impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
-    fn send(&mut self, to: Rank, tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
-        self.kernels.hand_over(&tensor)?;
+impl<D: Device, C: Comm<D::Tensor>> Comm<D::Tensor> for DeviceComm<D, C> {
+    fn send(&mut self, to: Rank, tag: Tag, tensor: D::Tensor) -> Result<(), CommError> {
+        self.device.record_ready(&tensor)?;
         self.comm.send(to, tag, tensor)
     }
 
-    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<K::Tensor>, CommError> {
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<D::Tensor>, CommError> {
         let received = self.comm.try_recv(from, tag)?;
-        Ok(received.map(|tensor| self.kernels.take_over(tensor)).transpose()?)
+        Ok(received.map(|tensor| self.device.import(tensor)).transpose()?)
     }
 
-    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<K::Tensor, CommError> {
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<D::Tensor, CommError> {
         self.flush()?;
-        let received = self.kernels.take_over(self.comm.recv(from, tag, deadline)?)?;
+        let received = self.device.import(self.comm.recv(from, tag, deadline)?)?;
         // Who waits here has nothing else to do until it is there; who only looked has.
-        self.kernels.wait_for(&received)?;
+        self.device.wait_ready(&received)?;
         Ok(received)
     }
 
@@ -62,9 +62,9 @@ impl<K: Kernels, C: Comm<K::Tensor>> Comm<K::Tensor> for Handed<K, C> {
         &mut self,
         members: &[Rank],
         tag: Tag,
-        tensor: K::Tensor,
+        tensor: D::Tensor,
     ) -> Result<(), CommError> {
-        self.kernels.hand_over(&tensor)?;
+        self.device.record_ready(&tensor)?;
         self.comm.all_reduce(members, tag, tensor)
     }
 }

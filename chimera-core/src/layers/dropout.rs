@@ -47,13 +47,6 @@ impl Dropout {
     pub fn factor(&self, i: u64) -> f64 {
         if self.keeps(i) { self.scale() } else { 0.0 }
     }
-
-    /// The number of the weight that row `row` of all samples, in head `head` of `heads`, gives the first of the
-    /// `context` keys of its sample. Those of the other keys follow, whether the row sees them or not.
-    #[inline(always)]
-    pub fn weight(row: usize, head: usize, heads: usize, context: usize) -> u64 {
-        (row as u64 * heads as u64 + head as u64) * context as u64
-    }
 }
 
 /// The block `counter` of the stream `key`: Threefry-2x32 with 20 rounds (Salmon et al., 2011, "Parallel

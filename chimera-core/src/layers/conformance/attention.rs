@@ -2,10 +2,10 @@
 
 use rand::Rng;
 
-use super::Outcome;
-use super::trials::{Trials, rounded, trial};
-use crate::kernels::reference::{Reference, Tensor};
-use crate::kernels::{Dropout, Kernels, Mask};
+use crate::device::conformance::Outcome;
+use crate::device::conformance::trials::{Trials, rounded, trial};
+use crate::device::reference::{Reference, Tensor};
+use crate::layers::{Attention, Dropout, Layers, Mask};
 
 /// `[samples, context, heads, features per head]`
 const ATTENTIONS: [[usize; 4]; 11] = [
@@ -24,7 +24,7 @@ const ATTENTIONS: [[usize; 4]; 11] = [
 
 /// Queries, keys and values: ordinary, and with scores so large that their exponentials overflow. The
 /// large ones are small multiples of 3, so that f32 has the scores exactly.
-fn to_attend<K: Kernels>(trials: &mut Trials<'_, K>, [s, c, h, d]: [usize; 4]) -> Vec<Tensor> {
+fn to_attend<D: Layers>(trials: &mut Trials<'_, D>, [s, c, h, d]: [usize; 4]) -> Vec<Tensor> {
     let shape = [s * c, 3 * h * d];
     let mut all = vec![trials.normal(&shape)];
     if d == 16 {
@@ -42,9 +42,9 @@ fn lengths([samples, context, ..]: [usize; 4]) -> Vec<u32> {
 /// Who sees whom, and which weights are dropped: none, and, but in the longest contexts, some whose numbers
 /// begin below 2^32 and end beyond.
 fn cases(
+    [_, context, heads, _]: [usize; 4],
     lengths: &[u32],
-    context: usize,
-) -> impl Iterator<Item = (&'static str, Mask<'_>, Option<Dropout>)> {
+) -> impl Iterator<Item = (String, Attention<'_>)> {
     let drop = Some(Dropout::new(0.3, 1, 2, 3, u64::from(u32::MAX) - 20));
     let padded = Mask::Lengths(lengths);
     let all = [
@@ -53,43 +53,38 @@ fn cases(
         ("causal and dropped", Mask::Causal, drop),
         ("padded and dropped", padded, drop),
     ];
-    all.into_iter().filter(move |(.., drop)| drop.is_none() || context < 100)
+    let short = all.into_iter().filter(move |(.., drop)| drop.is_none() || context < 100);
+    short.map(move |(name, mask, dropout)| {
+        let label = format!("{heads} heads, {name} context {context}");
+        (label, Attention { heads, context, mask, dropout })
+    })
 }
 
-pub(super) fn attention<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
-    for extents @ [_, context, heads, _] in ATTENTIONS {
+pub(super) fn attention<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for extents in ATTENTIONS {
         let lengths = lengths(extents);
         for qkv in to_attend(trials, extents) {
-            for (name, mask, drop) in cases(&lengths, context) {
-                let drop = drop.as_ref();
-                trial!(
-                    trials,
-                    format!("{heads} heads, {name} context {context}"),
-                    [qkv],
-                    [],
-                    |k| {
-                        let (out, log_sum) = k.attention(qkv, heads, context, mask, drop)?;
-                        [out, log_sum]
-                    }
-                );
+            for (label, by) in cases(extents, &lengths) {
+                trial!(trials, label, [qkv], [], |device| {
+                    let (out, log_sum) = device.attention(qkv, &by)?;
+                    [out, log_sum]
+                });
             }
         }
     }
     Ok(())
 }
 
-pub(super) fn attention_dx<K: Kernels>(trials: &mut Trials<'_, K>) -> Outcome {
-    for extents @ [_, context, heads, _] in ATTENTIONS {
+pub(super) fn attention_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for extents in ATTENTIONS {
         let lengths = lengths(extents);
         for qkv in to_attend(trials, extents) {
-            for (name, mask, drop) in cases(&lengths, context) {
-                let drop = drop.as_ref();
-                let (out, log_sum) = Reference.attention(&qkv, heads, context, mask, drop)?;
+            for (label, by) in cases(extents, &lengths) {
+                let (out, log_sum) = Reference.attention(&qkv, &by)?;
                 let [out, log_sum] = [rounded(out), rounded(log_sum)];
                 let dy = trials.normal(&out.shape);
-                let label = format!("{heads} heads, {name} context {context}");
-                trial!(trials, label, [dy, qkv, out, log_sum], [], |k| {
-                    [k.attention_dx(dy, qkv, out, log_sum, heads, context, mask, drop)?]
+                trial!(trials, label, [dy, qkv, out, log_sum], [], |device| {
+                    [device.attention_dx(dy, qkv, out, log_sum, &by)?]
                 });
             }
         }

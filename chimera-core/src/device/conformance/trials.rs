@@ -5,44 +5,44 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 
 use super::{Failure, Outcome, Worst};
-use crate::kernels::reference::{Reference, Tensor};
-use crate::kernels::{Kernels, Result};
+use crate::device::reference::{Reference, Tensor};
+use crate::device::{Device, Result};
 
 /// A case under way. Host tensors hold values that f32 has exactly.
-pub(super) struct Trials<'k, K: Kernels> {
-    pub(super) kernels: &'k K,
+pub(crate) struct Trials<'k, D: Device> {
+    pub(crate) device: &'k D,
     /// What operands are made to hold.
     round: fn(f32) -> f32,
     rng: ChaCha8Rng,
-    pub(super) worst: Worst,
+    pub(crate) worst: Worst,
 }
 
-/// `trial!(trials, "label", [operands], [accumulators], |kernels| results)`: the host tensors so named
+/// `trial!(trials, "label", [operands], [accumulators], |device| results)`: the host tensors so named
 /// are, in the last part, tensors of the device under trial and then of the reference.
 macro_rules! trial {
-    ($trials:expr, $label:expr, [$($x:ident),*], [$($into:ident),*], |$k:ident| $results:expr) => {
+    ($trials:expr, $label:expr, [$($x:ident),*], [$($into:ident),*], |$device:ident| $results:expr) => {
         $trials.compare(
             &$label,
             [$(&$x),*],
             [$(&$into),*],
-            |$k, [$($x),*], [$($into),*]| Ok($results),
-            |$k, [$($x),*], [$($into),*]| Ok($results),
+            |$device, [$($x),*], [$($into),*]| Ok($results),
+            |$device, [$($x),*], [$($into),*]| Ok($results),
         )?
     };
 }
-pub(super) use trial;
+pub(crate) use trial;
 
-impl<'k, K: Kernels> Trials<'k, K> {
-    pub(super) fn begin(kernels: &'k K, round: fn(f32) -> f32) -> Self {
-        Trials { kernels, round, rng: ChaCha8Rng::seed_from_u64(0), worst: Worst::default() }
+impl<'k, D: Device> Trials<'k, D> {
+    pub(crate) fn begin(device: &'k D, round: fn(f32) -> f32) -> Self {
+        Trials { device, round, rng: ChaCha8Rng::seed_from_u64(0), worst: Worst::default() }
     }
 
     /// Standard normal elements.
-    pub(super) fn normal(&mut self, shape: &[usize]) -> Tensor {
+    pub(crate) fn normal(&mut self, shape: &[usize]) -> Tensor {
         self.draw(shape, |rng| rng.sample(StandardNormal))
     }
 
-    pub(super) fn draw(
+    pub(crate) fn draw(
         &mut self,
         shape: &[usize],
         element: impl Fn(&mut ChaCha8Rng) -> f32,
@@ -53,23 +53,23 @@ impl<'k, K: Kernels> Trials<'k, K> {
     }
 
     /// Classes below `n_classes`; every other one is class 0, so that there are repetitions.
-    pub(super) fn classes(&mut self, n: usize, n_classes: u32) -> Vec<u32> {
+    pub(crate) fn classes(&mut self, n: usize, n_classes: u32) -> Vec<u32> {
         let mut any = || self.rng.random_range(0..n_classes);
         (0..n).map(|i| if i % 2 == 0 { any() } else { 0 }).collect()
     }
 
-    pub(super) fn require(&self, holds: bool, at: &str, what: &str) -> Outcome {
+    pub(crate) fn require(&self, holds: bool, at: &str, what: &str) -> Outcome {
         let broken = || Failure::Broken { at: at.to_string(), what: what.to_string() };
         holds.then_some(()).ok_or_else(broken)
     }
 
     /// One trial, see [`trial!`].
-    pub(super) fn compare<const N: usize, const M: usize, const R: usize>(
+    pub(crate) fn compare<const N: usize, const M: usize, const R: usize>(
         &mut self,
         label: &str,
         operands: [&Tensor; N],
         accumulators: [&Tensor; M],
-        device: impl Fn(&K, [&K::Tensor; N], [&mut K::Tensor; M]) -> Result<[K::Tensor; R]>,
+        act: impl Fn(&D, [&D::Tensor; N], [&mut D::Tensor; M]) -> Result<[D::Tensor; R]>,
         oracle: impl Fn(&Reference, [&Tensor; N], [&mut Tensor; M]) -> Result<[Tensor; R]>,
     ) -> Outcome {
         let mut operands = operands.map(Tensor::clone);
@@ -83,12 +83,12 @@ impl<'k, K: Kernels> Trials<'k, K> {
 
         for placement in [Placement::Whole, Placement::Rows] {
             let at = describe(label, placement, &operands, &accumulators);
-            let first = self.call(&at, placement, operands, accumulators, &device)?;
-            let second = self.call(&at, placement, operands, accumulators, &device)?;
+            let first = self.call(&at, placement, operands, accumulators, &act)?;
+            let second = self.call(&at, placement, operands, accumulators, &act)?;
             for (i, expected) in expected.iter().enumerate() {
                 let at = format!("result {i} of {at}");
                 let (got, again) = (&first[i], &second[i]);
-                let same = bits(&got.data) == bits(&again.data);
+                let same = is_same(&got.data, &again.data);
                 self.require(same, &at, "a second call gives other bits")?;
                 let shapes = format!("shape {:?} instead of {:?}", got.shape, expected.shape);
                 self.require(got.shape == expected.shape, &at, &shapes)?;
@@ -108,7 +108,7 @@ impl<'k, K: Kernels> Trials<'k, K> {
         placement: Placement,
         operands: [&Tensor; N],
         accumulators: [&Tensor; M],
-        device: impl Fn(&K, [&K::Tensor; N], [&mut K::Tensor; M]) -> Result<[K::Tensor; R]>,
+        act: impl Fn(&D, [&D::Tensor; N], [&mut D::Tensor; M]) -> Result<[D::Tensor; R]>,
     ) -> std::result::Result<Vec<Readback>, Failure> {
         let mut wholes = Vec::with_capacity(N);
         let mut placed = Vec::with_capacity(N);
@@ -117,7 +117,7 @@ impl<'k, K: Kernels> Trials<'k, K> {
             let uploaded = self.upload(&whole)?;
             placed.push(match placement {
                 Placement::Whole => uploaded.clone(),
-                Placement::Rows => self.kernels.rows(&uploaded, start, operand.n_rows())?,
+                Placement::Rows => self.device.rows(&uploaded, start, operand.n_rows())?,
             });
             wholes.push((whole, uploaded));
         }
@@ -127,28 +127,28 @@ impl<'k, K: Kernels> Trials<'k, K> {
         }
 
         let mut sums_mut = sums.iter_mut();
-        let results = device(
-            self.kernels,
+        let results = act(
+            self.device,
             std::array::from_fn(|i| &placed[i]),
             std::array::from_fn(|_| sums_mut.next().expect("M accumulators")),
         )?;
 
         for (i, (whole, uploaded)) in wholes.iter().enumerate() {
-            let kept = bits(&self.kernels.download(uploaded)?) == bits(&f32s(whole));
+            let kept = is_same(&self.device.download(uploaded)?, &f32s(whole));
             self.require(kept, at, &format!("operand {i} was written to"))?;
         }
         let results = results.iter().chain(&sums);
         results.map(|tensor| self.read(tensor)).collect()
     }
 
-    fn read(&self, tensor: &K::Tensor) -> std::result::Result<Readback, Failure> {
-        let shape = self.kernels.shape(tensor);
-        let data = self.kernels.download(tensor)?;
+    fn read(&self, tensor: &D::Tensor) -> std::result::Result<Readback, Failure> {
+        let shape = self.device.shape(tensor);
+        let data = self.device.download(tensor)?;
         Ok(Readback { shape, data })
     }
 
-    fn upload(&self, tensor: &Tensor) -> Result<K::Tensor> {
-        self.kernels.upload(&tensor.shape, &f32s(tensor))
+    fn upload(&self, tensor: &Tensor) -> Result<D::Tensor> {
+        self.device.upload(&tensor.shape, &f32s(tensor))
     }
 }
 
@@ -205,18 +205,23 @@ fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
 }
 
 /// The nearest values that f32 has.
-pub(super) fn rounded(mut tensor: Tensor) -> Tensor {
+pub(crate) fn rounded(mut tensor: Tensor) -> Tensor {
     for x in &mut tensor.data {
         *x = f64::from(*x as f32);
     }
     tensor
 }
 
-pub(super) fn f32s(tensor: &Tensor) -> Vec<f32> {
+pub(crate) fn f32s(tensor: &Tensor) -> Vec<f32> {
     tensor.data.iter().map(|&x| x as f32).collect()
 }
 
-pub(super) fn bits(data: &[f32]) -> Vec<u32> {
+/// Whether two copies have the same bits.
+pub(crate) fn is_same(a: &[f32], b: &[f32]) -> bool {
+    bits(a) == bits(b)
+}
+
+fn bits(data: &[f32]) -> Vec<u32> {
     data.iter().map(|x| x.to_bits()).collect()
 }
 

@@ -1,8 +1,9 @@
 //! Every backward function of the reference kernels against finite differences of its forward one, in
 //! f64; and the values that no difference can check, by hand.
 
-use chimera_core::kernels::reference::{Reference, Tensor};
-use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Sgd, Updated};
+use chimera_core::device::reference::{Reference, Tensor};
+use chimera_core::device::{AdamW, Device, Sgd, Updated};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Mask};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
@@ -115,14 +116,13 @@ fn attention() {
     for (samples, context, heads, features) in [(1, 1, 1, 1), (2, 5, 3, 2), (1, 4, 6, 1)] {
         for mask in [Mask::Causal, Mask::Lengths(&[context as u32, 2][..samples])] {
             let hidden = heads * features;
-            for drop in [None, Some(&Dropout::new(0.4, 1, 2, 3, 4))] {
+            for dropout in [None, Some(Dropout::new(0.4, 1, 2, 3, 4))] {
+                let by = Attention { heads, context, mask, dropout };
                 let qkv = draw.normal(&[samples * context, 3 * hidden]);
                 let dy = draw.normal(&[samples * context, hidden]);
-                let attend =
-                    |qkv: &Tensor| Reference.attention(qkv, heads, context, mask, drop).unwrap();
+                let attend = |qkv: &Tensor| Reference.attention(qkv, &by).unwrap();
                 let (out, log_sum) = attend(&qkv);
-                let d_qkv =
-                    Reference.attention_dx(&dy, &qkv, &out, &log_sum, heads, context, mask, drop);
+                let d_qkv = Reference.attention_dx(&dy, &qkv, &out, &log_sum, &by);
                 assert_gradient(&d_qkv.unwrap(), &zeros(&qkv), &qkv, |qkv| {
                     dot(&dy, &attend(qkv).0)
                 });
@@ -159,12 +159,12 @@ fn cross_entropy_of_equal_logits_is_the_log_of_the_classes() {
 #[test]
 fn attention_sees_its_own_sample_up_to_itself() {
     let mut draw = Draw::begin();
-    let (heads, context, changed) = (2, 4, 6);
+    let (by, changed) = (Attention::causal(2, 4), 6);
     let qkv = draw.normal(&[12, 3 * 6]);
     let mut other = qkv.clone();
     other.row_mut(changed).copy_from_slice(&draw.normal(&[18]).data);
-    let (out, _) = Reference.attention(&qkv, heads, context, Mask::Causal, None).unwrap();
-    let (other_out, _) = Reference.attention(&other, heads, context, Mask::Causal, None).unwrap();
+    let (out, _) = Reference.attention(&qkv, &by).unwrap();
+    let (other_out, _) = Reference.attention(&other, &by).unwrap();
     for r in 0..12 {
         // Row 6 is third of the second sample: the fourth sees it too.
         assert_eq!(out.row(r) != other_out.row(r), [6, 7].contains(&r), "row {r}");
@@ -174,15 +174,14 @@ fn attention_sees_its_own_sample_up_to_itself() {
 #[test]
 fn attention_sees_no_padding() {
     let mut draw = Draw::begin();
-    let (heads, context, lengths) = (2, 4, [4, 2, 1]);
+    let (context, lengths) = (4, [4, 2, 1]);
+    let by = Attention { mask: Mask::Lengths(&lengths), ..Attention::causal(2, context) };
     let qkv = draw.normal(&[12, 3 * 6]);
     for changed in 0..12 {
         let mut other = qkv.clone();
         // Keys and values alone: a row's own query is read by itself.
         other.row_mut(changed)[6..].copy_from_slice(&draw.normal(&[12]).data);
-        let attend = |qkv| {
-            Reference.attention(qkv, heads, context, Mask::Lengths(&lengths), None).unwrap().0
-        };
+        let attend = |qkv| Reference.attention(qkv, &by).unwrap().0;
         let [out, other] = [attend(&qkv), attend(&other)];
         let is_padding = changed % context >= lengths[changed / context] as usize;
         for r in 0..12 {
@@ -197,7 +196,7 @@ fn attention_of_equal_keys_is_the_mean_of_the_values() {
     // One head of one feature; keys are 0, so all scores are.
     let rows = [[5.0, 0.0, 1.0], [-2.0, 0.0, 3.0], [7.0, 0.0, 8.0]];
     let qkv = Tensor::new(&[3, 3], rows.concat());
-    let (out, log_sum) = Reference.attention(&qkv, 1, 3, Mask::Causal, None).unwrap();
+    let (out, log_sum) = Reference.attention(&qkv, &Attention::causal(1, 3)).unwrap();
     assert_close(&out, &Tensor::new(&[3, 1], vec![1.0, 2.0, 4.0]), 1e-15);
     let logs = vec![0.0, 2f64.ln(), 3f64.ln()];
     assert_close(&log_sum, &Tensor::new(&[3, 1], logs), 1e-15);
@@ -208,9 +207,9 @@ fn attention_divides_scores_by_the_root_of_features_per_head() {
     // The first row's only score is its log-sum: (1 2 3 4)·(1 1 1 1)/√4.
     let qkv = [[1.0, 2.0, 3.0, 4.0], [1.0; 4], [0.0; 4]].concat();
     let qkv = Tensor::new(&[1, 12], qkv);
-    let (_, log_sum) = Reference.attention(&qkv, 1, 1, Mask::Causal, None).unwrap();
+    let (_, log_sum) = Reference.attention(&qkv, &Attention::causal(1, 1)).unwrap();
     assert_eq!(log_sum.data, [5.0]);
-    let (_, log_sum) = Reference.attention(&qkv, 4, 1, Mask::Causal, None).unwrap();
+    let (_, log_sum) = Reference.attention(&qkv, &Attention::causal(4, 1)).unwrap();
     assert_eq!(log_sum.data, [1.0, 2.0, 3.0, 4.0]);
 }
 

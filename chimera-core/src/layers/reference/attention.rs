@@ -2,29 +2,22 @@
 
 use std::ops::Range;
 
-use crate::kernels::{Dropout, Mask};
-
-use super::tensor::{Tensor, add, dot, log_sum_exp};
+use crate::device::reference::{Tensor, add, dot, log_sum_exp};
+use crate::layers::Attention;
 
 /// For each sample, head and row t: `out[t] = Σ p[u] v[u]` over the rows u that t sees, where
 /// `p = f exp(s - log_sum)`, `s[u] = q[t]·k[u] / √d` and `log_sum = log Σ exp s[u]`; `f[u]` is the factor of the
 /// dropout
-pub(super) fn forward(
-    qkv: &Tensor,
-    heads: usize,
-    context: usize,
-    mask: Mask<'_>,
-    drop: Option<&Dropout>,
-) -> (Tensor, Tensor) {
+pub(super) fn forward(qkv: &Tensor, by: &Attention<'_>) -> (Tensor, Tensor) {
     let mut out = Tensor::zeros(&[qkv.n_rows(), qkv.width() / 3]);
-    let mut log_sum = Tensor::zeros(&[qkv.n_rows(), heads]);
+    let mut log_sum = Tensor::zeros(&[qkv.n_rows(), by.heads]);
     for t in 0..qkv.n_rows() {
-        for head in 0..heads {
-            let [q, _, v] = parts(qkv, heads, head);
-            let scores = scores(qkv, heads, head, t, seen(context, mask, t));
+        for head in 0..by.heads {
+            let [q, _, v] = parts(qkv, by.heads, head);
+            let scores = scores(qkv, by, head, t);
             let sum = log_sum_exp(scores.iter().map(|&(_, s)| s));
             for (key, (u, s)) in (0..).zip(scores) {
-                let p = (s - sum).exp() * factor(drop, t, head, heads, context, key);
+                let p = (s - sum).exp() * factor(by, t, head, key);
                 add(&mut out.row_mut(t)[q.clone()], p, &qkv.row(u)[v.clone()]);
             }
             log_sum.row_mut(t)[head] = sum;
@@ -40,21 +33,18 @@ pub(super) fn backward(
     qkv: &Tensor,
     out: &Tensor,
     log_sum: &Tensor,
-    heads: usize,
-    context: usize,
-    mask: Mask<'_>,
-    drop: Option<&Dropout>,
+    by: &Attention<'_>,
 ) -> Tensor {
     let mut d_qkv = Tensor::zeros(&qkv.shape);
     for t in 0..qkv.n_rows() {
-        for head in 0..heads {
-            let [q, k, v] = parts(qkv, heads, head);
+        for head in 0..by.heads {
+            let [q, k, v] = parts(qkv, by.heads, head);
             let dy = &dy.row(t)[q.clone()];
             let dy_out = dot(dy, &out.row(t)[q.clone()]);
-            let scores = scores(qkv, heads, head, t, seen(context, mask, t));
+            let scores = scores(qkv, by, head, t);
             for (key, (u, s)) in (0..).zip(scores) {
                 let p = (s - log_sum.row(t)[head]).exp();
-                let f = factor(drop, t, head, heads, context, key);
+                let f = factor(by, t, head, key);
                 let dp = f * dot(dy, &qkv.row(u)[v.clone()]);
                 let ds = p * (dp - dy_out) / (q.len() as f64).sqrt();
                 add(&mut d_qkv.row_mut(t)[q.clone()], ds, &qkv.row(u)[k.clone()]);
@@ -67,15 +57,8 @@ pub(super) fn backward(
 }
 
 /// What the weight of row `t` for a key of its sample is multiplied by.
-fn factor(
-    drop: Option<&Dropout>,
-    t: usize,
-    head: usize,
-    heads: usize,
-    context: usize,
-    key: u64,
-) -> f64 {
-    drop.map_or(1.0, |drop| drop.factor(Dropout::weight(t, head, heads, context) + key))
+fn factor(by: &Attention<'_>, t: usize, head: usize, key: u64) -> f64 {
+    by.dropout.map_or(1.0, |dropout| dropout.factor(by.weight(t, head) + key))
 }
 
 /// Where the query, key and value of a head lie in a row of `qkv`. The query's place is also that of
@@ -86,23 +69,12 @@ fn parts(qkv: &Tensor, heads: usize, head: usize) -> [Range<usize>; 3] {
     [0, 1, 2].map(|part| part * hidden + head * d..part * hidden + (head + 1) * d)
 }
 
-/// The rows that row `t` sees, of its sample.
-fn seen(context: usize, mask: Mask<'_>, t: usize) -> Range<usize> {
-    let (sample, row) = (t / context, t % context);
-    let first = sample * context;
-    first..first + mask.n_keys(sample, row)
-}
-
-/// `(u, q[t]·k[u] / √d)` for the rows `u` that row `t` sees.
-fn scores(
-    qkv: &Tensor,
-    heads: usize,
-    head: usize,
-    t: usize,
-    seen: Range<usize>,
-) -> Vec<(usize, f64)> {
-    let [q, k, _] = parts(qkv, heads, head);
+/// `(u, q[t]·k[u] / √d)` for the rows `u` of its sample that row `t` sees.
+fn scores(qkv: &Tensor, by: &Attention<'_>, head: usize, t: usize) -> Vec<(usize, f64)> {
+    let (sample, row) = (t / by.context, t % by.context);
+    let start = sample * by.context;
+    let [q, k, _] = parts(qkv, by.heads, head);
     let scale = 1.0 / (q.len() as f64).sqrt();
     let score = |u| scale * dot(&qkv.row(t)[q.clone()], &qkv.row(u)[k.clone()]);
-    seen.map(|u| (u, score(u))).collect()
+    (start..start + by.mask.n_keys(sample, row)).map(|u| (u, score(u))).collect()
 }

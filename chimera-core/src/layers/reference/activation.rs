@@ -2,7 +2,7 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-use crate::kernels::Activation;
+use crate::layers::Activation;
 
 const GELU_CUBIC: f64 = 0.044715;
 
