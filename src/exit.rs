@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use chimera::checkpoint::Unusable;
 use chimera::core::analyze::Refusal;
-use chimera::core::exchange::ReadError;
 use chimera::core::fault::{Class, Fault};
+use chimera::core::interchange::ReadError;
 use chimera::core::kernels::DeviceError;
 use chimera::core::search::AutoError;
 

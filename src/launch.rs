@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Result, bail};
-use chimera_core::names::by_name;
+use chimera_core::notation::by_name;
 
 /// How workers reach each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use chimera_core::exchange::ReadError;
+use chimera_core::interchange::ReadError;
 use chimera_core::request::{Request, Source};
 use chimera_core::schedule::{Parameter, SCHEDULES, Schedule, find};
 use chimera_core::search::{AUTO, Where};

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use chimera_core::exchange::json::{MAX_BYTES, MAX_NAME};
-use chimera_core::exchange::{ReadError, from_csv, from_json};
+use chimera_core::interchange::json::{MAX_BYTES, MAX_NAME};
+use chimera_core::interchange::{ReadError, from_csv, from_json};
 use chimera_core::timetable::Timetable;
 
 use crate::files::{at_most, read_at_most};

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use anyhow::{Result, bail};
-use chimera::core::analyze::{StageCosts, UniformCosts};
+use chimera::core::costs::{StageCosts, UniformCosts};
 use chimera::core::timetable::Timetable;
 use clap::{ArgGroup, Args};
 

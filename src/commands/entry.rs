@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow};
 use chimera::core::analyze::{Refusal, Timeline};
 use chimera::core::ids::StageId;
-use chimera::core::lower::Program;
+use chimera::core::program::Program;
 use chimera::core::schedule::{SCHEDULES, Shape, Unfit};
 use chimera::core::search::AutoError;
 use chimera::timetable::is_file;

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use chimera::core::exchange::{to_csv, to_json};
 use chimera::core::ids::PipeId;
-use chimera::core::lower::Program;
+use chimera::core::interchange::{to_csv, to_json};
+use chimera::core::program::Program;
 use chimera::core::render::{chrome, html, svg};
 use chimera::core::timetable::Timetable;
 use clap::{Args, ValueEnum};

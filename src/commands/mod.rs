@@ -46,7 +46,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use chimera::core::render::significant;
+use chimera::core::notation::significant;
 use chimera::files;
 use chimera::tokenizer::Tokenizer;
 use clap::{FromArgMatches, Parser, Subcommand};

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
-use chimera::core::analyze::{Link, Network, NetworkCosts, StageCosts};
-use chimera::core::lower::Program;
+use chimera::core::analyze::{Link, Network, NetworkCosts};
+use chimera::core::costs::StageCosts;
+use chimera::core::program::Program;
 use chimera::core::timetable::Timetable;
 use chimera::files::text_at_most;
 use chimera::settings::{Config, SettingsError};

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use chimera::core::render::{significant, size};
+use chimera::core::notation::{significant, size};
 use chimera::outside::OnDisk;
 use chimera::settings::{Config, Layers, Origin};
 use chimera::training::{Candidate, Choice, Cluster, Effort, Need, choose};

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use chimera::core::analyze::{Timeline, prove_in_one_order};
-use chimera::core::exchange::{self, ReadError};
-use chimera::core::lower::Program;
+use chimera::core::interchange::{self, ReadError};
+use chimera::core::program::Program;
 use chimera::core::render::{svg, text};
 use chimera::core::schedule::{self, SCHEDULES};
 use chimera::core::search::{ABOUT, AUTO};
@@ -130,7 +130,7 @@ impl Show {
     fn run(self) -> Result<()> {
         let plan = Scheduled::of(&self.name, &self.shape, &self.costs)?;
         if self.json || self.format == Format::Json {
-            return print(exchange::to_json(&plan.timetable));
+            return print(interchange::to_json(&plan.timetable));
         }
         let program = plan.prove()?;
         let timeline = plan.simulate(&program);

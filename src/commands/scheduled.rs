@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use chimera::core::analyze::{Costs, NetworkCosts, Refusal, StageCosts, Timeline, simulate};
-use chimera::core::lower::{Lowering, Program, lower_at};
+use chimera::core::analyze::{NetworkCosts, Refusal, Timeline, simulate};
+use chimera::core::costs::{Costs, StageCosts};
+use chimera::core::lower::{Lowering, lower_at};
+use chimera::core::program::Program;
 use chimera::core::request::{Request, Source};
 use chimera::core::search::{Progress, Report};
 use chimera::core::timetable::Timetable;

@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use chimera::core::analyze::{Costs, Event, Timeline, Work, peak_kept, simulate};
-use chimera::core::lower::Program;
+use chimera::core::analyze::{Event, Timeline, Work, peak_kept, simulate};
+use chimera::core::costs::Costs;
+use chimera::core::program::Program;
 use chimera::core::search::Report;
 use chimera::core::update::Update;
 use clap::Args;

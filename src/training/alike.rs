@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use chimera_core::ids::{StageId, WorkerId};
-use chimera_core::lower::Program;
+use chimera_core::program::Program;
 
 use crate::settings::Config;
 

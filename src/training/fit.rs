@@ -5,12 +5,14 @@ use std::ops::Add;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::{StageBytes, peak_bytes, peak_working_bytes};
+use chimera_core::analyze::{peak_bytes, peak_working_bytes};
+use chimera_core::costs::StageBytes;
 use chimera_core::engine::owned_elements;
 use chimera_core::ids::{BucketId, StageId, WorkerId};
-use chimera_core::lower::{Program, Recompute};
+use chimera_core::lower::Recompute;
 use chimera_core::model::{Cut, Memory, ModelConfig, memory};
-use chimera_core::render::size;
+use chimera_core::notation::size;
+use chimera_core::program::Program;
 use chimera_core::stage::Param;
 
 use super::Plan;

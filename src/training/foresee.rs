@@ -10,7 +10,8 @@
 use std::rc::Rc;
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::{Costs, Network, NetworkCosts, StageCosts, UniformCosts, simulate};
+use chimera_core::analyze::{Network, NetworkCosts, simulate};
+use chimera_core::costs::{Costs, StageCosts, UniformCosts};
 use chimera_core::ids::{PipeId, StageId};
 use chimera_core::model::cut;
 use chimera_core::stage::Param;

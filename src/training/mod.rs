@@ -42,8 +42,8 @@ use chimera_core::engine::{Job, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::kernels::Kernels;
-use chimera_core::lower::Program;
 use chimera_core::model::ModelConfig;
+use chimera_core::program::Program;
 use chimera_core::search::Report;
 use chimera_core::timetable::Timetable;
 

@@ -1,11 +1,12 @@
 //! What the settings describe: a model cut into stages, a proven program, and the memory it will need.
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::{StageCosts, UniformCosts};
+use chimera_core::costs::{StageCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training};
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Instr, Lowering, Passes, Program, Recompute};
+use chimera_core::lower::{Lowering, Passes, Recompute};
 use chimera_core::model::{Cut, Memory, ModelConfig, cut};
+use chimera_core::program::{Instr, Program};
 use chimera_core::request::{Ordered, Request, Source};
 use chimera_core::schedule::find;
 use chimera_core::search::Report;
@@ -305,7 +306,7 @@ fn prove(
 
 #[cfg(test)]
 mod tests {
-    use chimera_core::analyze::Costs;
+    use chimera_core::costs::Costs;
     use chimera_core::ids::{PipeId, WorkerId};
     use chimera_core::op::{Kind, Op};
     use chimera_core::schedule::Shape;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
 use chimera_core::engine::{Counts, Data};
-use chimera_core::exchange::{from_json, to_json};
+use chimera_core::interchange::{from_json, to_json};
 use chimera_core::timetable::Timetable;
 
 use super::{Initial, Plan, Run, Samples};

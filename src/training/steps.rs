@@ -8,7 +8,7 @@ use chimera_core::engine::{StepReport, Worker};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::kernels::Kernels;
-use chimera_core::lower::Program;
+use chimera_core::program::Program;
 use chimera_core::stage::{Param, Stage};
 use chimera_core::update::Update;
 

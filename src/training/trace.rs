@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use chimera_core::analyze::{Event, Timeline, Wait};
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
-use chimera_core::lower::Program;
+use chimera_core::program::Program;
 use chimera_core::render::chrome::{self, Ran};
 
 use super::io_fault;

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use chimera_core::analyze::{Event, MeasuredCosts, Timeline, simulate};
 use chimera_core::engine::StepReport;
 use chimera_core::fault::Fault;
-use chimera_core::lower::Program;
+use chimera_core::program::Program;
 use chimera_core::stage::Param;
 
 /// What a run leaves.

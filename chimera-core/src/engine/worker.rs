@@ -17,8 +17,8 @@ use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
 use crate::interp::{Progress, Row, Stop};
 use crate::kernels::Kernels;
-use crate::lower::Program;
 use crate::model::initial;
+use crate::program::Program;
 use crate::stage::{Param, Stage};
 
 /// What all ranks know after a step; the same bits on every rank.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
+use super::form::MAX_COUNT;
 use super::json::*;
 use crate::ids::{PipeId, StageId};
 use crate::lower::{Lowering, lower};

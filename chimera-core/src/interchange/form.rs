@@ -9,9 +9,11 @@ use std::marker::PhantomData;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use super::json::MAX_COUNT;
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Cell, Kind, Op, Span};
+
+/// Most workers, stages and pipes of a file: as many as ids can tell apart.
+pub(super) const MAX_COUNT: usize = u16::MAX as usize;
 
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -73,7 +73,7 @@ impl Bucket {
 }
 
 /// What every worker of a pipeline group does in one step, or in the steps of an asynchronous window.
-/// Made by [`lower`](super::lower()) only.
+/// Made by [`lower`](crate::lower::lower()) only.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Program {
     pub(crate) schedule: String,

@@ -22,7 +22,7 @@
 
 use std::fmt::Write;
 
-use super::form::{File, Object, Rule};
+use super::form::{File, MAX_COUNT, Object, Rule};
 use crate::effects::Rules;
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Cell, Op};
@@ -32,8 +32,6 @@ use crate::update::Update;
 
 /// Longest file that is read, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
-/// Most workers, stages and pipes of a file: as many as ids can tell apart.
-pub const MAX_COUNT: usize = u16::MAX as usize;
 /// Longest name of a schedule, in bytes.
 pub const MAX_NAME: usize = 256;
 /// Most units that a micro-batch is cut into.

@@ -2,8 +2,9 @@
 //! `0B` of no micro-batch.
 
 use super::action;
-use crate::exchange::json::{MAX_BYTES, MAX_COUNT, ReadError};
 use crate::ids::{StageId, WorkerId};
+use crate::interchange::form::MAX_COUNT;
+use crate::interchange::json::{MAX_BYTES, ReadError};
 use crate::op::{Cell, Kind, Op};
 use crate::placement::Placement;
 use crate::timetable::Timetable;

@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::exchange::json::{MAX_BYTES, MAX_COUNT, ReadError};
 use crate::ids::StageId;
+use crate::interchange::form::MAX_COUNT;
+use crate::interchange::json::{MAX_BYTES, ReadError};
 use crate::lower::{Lowering, lower};
 use crate::op::{Kind, Span};
 use crate::schedule::{Scaling, Shape, find};
