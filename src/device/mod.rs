@@ -5,6 +5,7 @@
 mod cuda;
 mod listing;
 mod opened;
+pub mod selftest;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 

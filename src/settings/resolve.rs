@@ -137,7 +137,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::outside::OnDisk;
+    use crate::run::outside::OnDisk;
 
     fn resolve(file: &str, options: &str) -> Result<Config> {
         let folder = tempfile::TempDir::new().unwrap();

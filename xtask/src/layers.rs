@@ -18,45 +18,51 @@ struct Stack {
     modules: &'static [&'static str],
 }
 
-const STACKS: [Stack; 1] = [Stack {
-    sources: "chimera-core/src",
-    modules: &[
-        // What a schedule says.
-        "ids",
-        "op",
-        "placement",
-        "update",
-        "timetable",
-        "notation",
-        // What it means.
-        "effects",
-        "ledger",
-        "residuals",
-        "costs",
-        "program",
-        "interp",
-        // What carries it out.
-        "fault",
-        "collective",
-        "shards",
-        "kernels",
-        "comm",
-        // How it is made, proven and shown.
-        "order",
-        "schedule",
-        "analyze",
-        "lower",
-        "search",
-        "request",
-        "interchange",
-        "render",
-        // How it trains.
-        "stage",
-        "model",
-        "engine",
-        "equivalence",
-    ],
-}];
+const STACKS: [Stack; 2] = [
+    Stack {
+        sources: "chimera-core/src",
+        modules: &[
+            // What a schedule says.
+            "ids",
+            "op",
+            "placement",
+            "update",
+            "timetable",
+            "notation",
+            // What it means.
+            "effects",
+            "ledger",
+            "residuals",
+            "costs",
+            "program",
+            "interp",
+            // What carries it out.
+            "fault",
+            "collective",
+            "shards",
+            "kernels",
+            "comm",
+            // How it is made, proven and shown.
+            "order",
+            "schedule",
+            "analyze",
+            "lower",
+            "search",
+            "request",
+            "interchange",
+            "render",
+            // How it trains.
+            "stage",
+            "model",
+            "engine",
+            "equivalence",
+        ],
+    },
+    Stack {
+        sources: "src",
+        modules: &["device", "settings", "formats", "data", "plan", "observe", "run", "cli"],
+    },
+];
 
 /// Refuses any use of a module by one below it.
 pub(crate) fn run() -> Result<()> {
@@ -65,7 +71,7 @@ pub(crate) fn run() -> Result<()> {
         let sources = read(&root().join(stack.sources))?;
         let arrows = arrows(&sources)?;
         refusals.extend(unplaced(&stack, &sources)?);
-        refusals.extend(arrows.iter().filter_map(|arrow| upward(&stack, arrow)));
+        refusals.extend(arrows.iter().filter_map(|arrow| refusal(&stack, arrow)));
         let n_modules = stack.modules.len();
         eprintln!("{}: {} arrows between {n_modules} modules", stack.sources, arrows.len());
     }
@@ -114,17 +120,20 @@ fn read(folder: &Path) -> Result<Vec<Source>> {
 }
 
 /// What is wrong with an arrow, unless it points down.
-fn upward(stack: &Stack, arrow: &Arrow) -> Option<String> {
+fn refusal(stack: &Stack, arrow: &Arrow) -> Option<String> {
     let height = |module: &str| stack.modules.iter().position(|name| *name == module);
     let Arrow { file, line, from, to } = arrow;
-    (height(from)? < height(to)?).then(|| {
-        format!(
-            "{}/{}:{line}: `{from}` uses `{to}`, which stands above it: move what is used into `{from}` or below, or \
-             what uses it into `{to}` or above",
-            stack.sources,
-            file.display(),
-        )
-    })
+    let place = format!("{}/{}:{line}", stack.sources, file.display());
+    match (height(from)?, height(to)) {
+        (from, Some(to)) if to <= from => None,
+        (_, Some(_)) => Some(format!(
+            "{place}: `{from}` uses `{to}`, which stands above it: move what is used into `{from}` or below, or what \
+             uses it into `{to}` or above"
+        )),
+        (_, None) => Some(format!(
+            "{place}: `{from}` uses `{to}` of the crate's root, which is no module of the stack: name its module or crate"
+        )),
+    }
 }
 
 /// Modules that the crate has and the list has not, and the other way round.
@@ -299,9 +308,14 @@ mod tests {
     fn an_arrow_upward_is_refused_and_one_downward_is_not() {
         let refused = |path, text| {
             let arrows = arrows(&[source(path, text)]).unwrap();
-            arrows.iter().find_map(|arrow| upward(&STACK, arrow))
+            arrows.iter().find_map(|arrow| refusal(&STACK, arrow))
         };
         assert_eq!(refused("high/mod.rs", "use crate::low::Thing;"), None);
+        assert!(
+            refused("high.rs", "use crate::Thing;")
+                .unwrap()
+                .contains("`Thing` of the crate's root")
+        );
         assert_eq!(
             refused("low/part.rs", "\nuse crate::middle::Thing;").unwrap(),
             "src/low/part.rs:2: `low` uses `middle`, which stands above it: move what is used into `low` or below, \

@@ -29,7 +29,23 @@ impl ModelConfig {
         cut.blocks.len() as f64 * self.block_flops(sequence) + head
     }
 
-    /// What selective recomputation computes again of them: of each block the product into the MLP, and of
+    /// Floating-point operations of the model for one token, forward and backward: `6 N + 6 L d (T + 1)` for a
+    /// GPT of N parameters that multiply (a table of embeddings is only looked up; the head counts, tied or not), L
+    /// layers, d features and T tokens per sample, of which a token sees `(T + 1) / 2` on average. Recomputation does
+    /// not count. (Chowdhery et al., PaLM, 2022, appendix B, count `12 L d T`, as if attention were not causal.) A BERT
+    /// sees all tokens and predicts few, so it takes three times what its forward pass does.
+    pub fn flops_per_token(&self) -> f64 {
+        if self.architecture == Architecture::Bert {
+            let whole = Cut::whole(self);
+            return 3.0 * self.forward_flops(&whole, self.context) / self.context as f64;
+        }
+        let [layers, hidden, context, vocab] =
+            [self.layers, self.hidden, self.context, self.vocab].map(|n| n as f64);
+        let looked_up = (context + if self.tied { 0.0 } else { vocab }) * hidden;
+        6.0 * (self.n_params() as f64 - looked_up) + 6.0 * layers * hidden * (context + 1.0)
+    }
+
+    /// What selective recomputation computes again of a forward pass: of each block the product into the MLP, and of
     /// a BERT's heads pooler and transform.
     pub fn selective_flops(&self, cut: &Cut, sequence: usize) -> f64 {
         let square = 2.0 * (self.hidden as f64).powi(2);
@@ -114,5 +130,32 @@ mod tests {
         let blocks = 5.0 * 3.0 * (24.0 * 1e4 + 4.0 * 5.0 * 100.0);
         let heads = 2.0 * 100.0 * (100.0 + 11.0) + 2.0 * 100.0 * 102.0;
         assert_eq!(bert.forward_flops(&whole, 5), blocks + heads);
+    }
+
+    /// By hand, from the products of a block, the head and attention.
+    #[test]
+    fn flops_are_those_of_all_products() {
+        let model = ModelConfig {
+            architecture: Architecture::Gpt2,
+            layers: 3,
+            hidden: 8,
+            heads: 2,
+            context: 5,
+            vocab: 11,
+            tied: false,
+        };
+        let block = 8.0 * 24.0 + 8.0 * 8.0 + 2.0 * 8.0 * 32.0;
+        let vectors = 3.0 * (13.0 * 8.0) + 2.0 * 8.0; // biases and norms
+        let products = 2.0 * (3.0 * block + 8.0 * 11.0 + vectors);
+        // Query by key, and weight by value: the five tokens see 1, 2, 3, 4 and 5.
+        let attention = 3.0 * 2.0 * (2.0 * (15.0 / 5.0) * 8.0);
+        assert_eq!(model.flops_per_token(), 3.0 * (products + attention));
+        let tied = ModelConfig { tied: true, ..model.clone() };
+        assert_eq!(tied.flops_per_token(), model.flops_per_token());
+        // One of the five tokens is predicted, through a transform; pooler and classes are one row.
+        let bert = ModelConfig { architecture: Architecture::Bert, ..model };
+        let blocks = 5.0 * 2.0 * 3.0 * block + 5.0 * 3.0 * 2.0 * (2.0 * 5.0 * 8.0);
+        let heads = 2.0 * (8.0 * 8.0 + 8.0 * 11.0) + 2.0 * (8.0 * 8.0 + 8.0 * 2.0);
+        assert_eq!(bert.flops_per_token(), 3.0 * (blocks + heads) / 5.0);
     }
 }
