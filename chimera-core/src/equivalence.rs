@@ -10,17 +10,19 @@ use std::time::Instant;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::analyze::{Refusal, UniformCosts, peak_working_bytes};
+use crate::analyze::{Refusal, peak_working_bytes};
 use crate::comm::{Comm, CommError, Endpoint, Threads};
+use crate::costs::UniformCosts;
 use crate::device::DeviceError;
 use crate::engine::{Job, Patience, Training, Worker, run_threads};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId, WorkerId};
 use crate::layers::Layers;
-use crate::lower::{Lowering, Passes, Program, Recompute, lower};
+use crate::lower::{Lowering, Passes, Recompute, lower};
 use crate::model::{
     Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError, cut, memory, unpadded,
 };
+use crate::program::Program;
 use crate::schedule::{Shape, Unfit, UnknownSchedule, find};
 use crate::stage::{Data, Param, Stage};
 

@@ -7,7 +7,7 @@ mod chain;
 use chain::{
     Bert, Chain, Gpt2, Model, PREDICTIONS, SAMPLES, SEQUENCE, VOCAB, assert_close, config,
 };
-use chimera_core::analyze::StageBytes;
+use chimera_core::costs::StageBytes;
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;
 use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, cut, memory};

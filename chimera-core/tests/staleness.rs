@@ -3,8 +3,8 @@
 mod training;
 
 use chimera_core::device::reference::{Reference, Tensor};
-use chimera_core::engine::Optimizer;
 use chimera_core::device::{AdamW, Device, Sgd, Updated};
+use chimera_core::engine::Optimizer;
 use chimera_core::model::{Gpt2Stage, cut};
 use chimera_core::schedule::Shape;
 use chimera_core::stage::{Data, Micro, Output, Stage, initial};

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use chimera::candle::Candle;
 use chimera::core::comm::Threads;
+use chimera::core::device::reference::Reference;
 use chimera::core::engine::{Job, Patience, Training, Worker, run_threads};
 use chimera::core::ids::StageId;
 use chimera::core::layers::Layers;

@@ -41,7 +41,7 @@ pub use shards::owned_elements;
 pub use snapshot::{Counts, Snapshot};
 pub use worker::{StepReport, Worker};
 
-use crate::lower::Program;
+use crate::program::Program;
 use crate::stage::Data;
 use crate::update::Update;
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use super::faults::shape_fault;
 use super::layout::Layout;
-use super::world::{Places, World, copy, held_mut};
+use super::world::{Places, World, copy, held_mut, of_bucket};
 use crate::analyze::{Awaited, Need};
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
 use crate::fault::Fault;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::lower::Program;
+use crate::program::Program;
 use crate::shards::assign_whole;
 use crate::stage::{Param, Stage};
 
@@ -92,11 +92,6 @@ fn shapes<'p>(
 
 fn sizes(shapes: &[Vec<usize>]) -> Vec<usize> {
     shapes.iter().map(|shape| shape.iter().product()).collect()
-}
-
-/// What a list by bucket of an update has of a bucket of any update.
-pub(super) fn of_bucket<T>(list: &[T], bucket: BucketId) -> &T {
-    &list[bucket.index() % list.len()]
 }
 
 /// Elements of the tensors that each rank owns, by rank, of stages with these parameters. Each of its

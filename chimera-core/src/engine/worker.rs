@@ -17,8 +17,7 @@ use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::interp::{Progress, Row, Stop};
-use crate::lower::Program;
-
+use crate::program::Program;
 use crate::stage::{Param, Stage, initial};
 
 /// What all ranks know after a step; the same bits on every rank.

@@ -8,7 +8,6 @@ use super::device_comm::DeviceComm;
 use super::layout::Layout;
 use super::optimizer::Step;
 use super::reduction::Reduction;
-use super::shards::of_bucket;
 use super::timing::{Moment, Timing};
 use super::{Job, Patience};
 use crate::analyze::timeline::{Awaited, Work};
@@ -238,4 +237,9 @@ pub(super) fn copy<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tenso
 
 pub(super) fn held_mut<S: Stage>(held: &mut [Option<Held<S>>], stage: StageId) -> &mut Held<S> {
     held[stage.index()].as_mut().unwrap_or_else(|| panic!("{stage} is not on this worker"))
+}
+
+/// What a list by bucket of an update has of a bucket of any update.
+pub(super) fn of_bucket<T>(list: &[T], bucket: BucketId) -> &T {
+    &list[bucket.index() % list.len()]
 }

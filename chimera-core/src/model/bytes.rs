@@ -1,7 +1,7 @@
 //! How much memory the passes of a stage take: they run once, for one sample, on a device that only counts.
 
 use super::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError};
-use crate::analyze::StageBytes;
+use crate::costs::StageBytes;
 use crate::device::{Counted, Device, Extents, Result};
 use crate::layers::{Activation, Layers};
 use crate::stage::{Micro, Output, Stage};

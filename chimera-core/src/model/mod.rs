@@ -19,12 +19,13 @@ mod operands;
 mod parts;
 mod pass;
 mod presets;
+mod sizes;
 
 pub(crate) use bert::unpadded;
 pub use bert::{BertDeferred, BertSaved, BertSelected, BertStage};
 pub use bytes::{Memory, memory};
-pub use config::{Architecture, ModelConfig, ModelError};
-pub use cut::{Cut, cut};
+pub use config::{Architecture, Cut, ModelConfig, ModelError};
+pub use cut::cut;
 pub use gpt2::{Gpt2Deferred, Gpt2Saved, Gpt2Selected, Gpt2Stage};
 pub use kept::Kept;
 pub use presets::{PRESETS, Preset};

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use chimera_core::device::reference::Reference;
 use chimera_core::device::Device;
+use chimera_core::device::reference::Reference;
 use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, cut};
 use chimera_core::stage::{Init, Micro, Output, Param, Stage, initial};
 

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use chimera_core::analyze::UniformCosts;
 use chimera_core::comm::{Comm, Delayed, Tag, Threads};
+use chimera_core::costs::UniformCosts;
 use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::engine::{Job, NonFinite, Optimizer, Patience, Training, Worker, run_threads};
 use chimera_core::fault::Fault;

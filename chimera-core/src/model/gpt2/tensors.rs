@@ -1,7 +1,6 @@
 //! The tensors of a GPT-2, and the work of its head.
 
-use super::super::config::{DEVIATION, ModelConfig, param};
-use super::super::cut::Cut;
+use super::super::config::{Cut, DEVIATION, ModelConfig, param};
 use super::block;
 use crate::stage::{Init, Param};
 
