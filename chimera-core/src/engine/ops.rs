@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::world::{Held, Weights, World, held_mut};
+use super::stages::{Held, Weights};
+use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
 use crate::effects::{Token, TokenKind};
@@ -27,12 +28,7 @@ pub(super) enum Value<S: Stage> {
     Version(Weights<S>),
 }
 
-impl<S, D, C> World<'_, S, D, C>
-where
-    S: Stage<Tensor = D::Tensor>,
-    D: Device,
-    C: Comm<D::Tensor>,
-{
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Runs one op on the values it eats; returns those it makes, in the order of its effects.
     pub(super) fn run_op(
         &mut self,
@@ -71,13 +67,13 @@ where
         let mut made = match output {
             Output::Activation(y) => vec![Value::Tensor(y)],
             Output::Loss { loss, grad } => {
-                self.losses.push((*op, loss));
+                self.steps.losses.push((*op, loss));
                 self.split(op, grad)?
             }
         };
         match kept {
             _ if !keeps_input => {
-                let stage = &self.held(op.stage).stage;
+                let stage = &self.stages.held(op.stage).stage;
                 let keep = |saved| match is_recomputed {
                     true => Value::Selected(stage.select(saved)),
                     false => Value::Saved(saved),
@@ -116,7 +112,7 @@ where
     fn versions(&self, op: &Op, eaten: &mut VecDeque<Value<S>>) -> Vec<Weights<S>> {
         let n_versions = eaten.iter().filter(|v| matches!(v, Value::Version(_))).count();
         if n_versions == 0 {
-            return units(op).map(|_| Arc::clone(&self.held(op.stage).weights)).collect();
+            return units(op).map(|_| Arc::clone(&self.stages.held(op.stage).weights)).collect();
         }
         eaten.split_off(eaten.len() - n_versions).into_iter().map(Value::version).collect()
     }
@@ -137,12 +133,12 @@ where
         batch: &Batch,
         x: Option<S::Tensor>,
     ) -> Result<(Output<S::Tensor>, S::Saved), Fault> {
-        let result = self.held(op.stage).stage.forward(weights, &batch.micro(self), x);
+        let result = self.stages.held(op.stage).stage.forward(weights, &batch.micro(self), x);
         self.on_device(op, result)
     }
 
     fn recompute(&self, op: &Op, weights: &Weights<S>, kept: Value<S>) -> Result<S::Saved, Fault> {
-        let (batch, stage) = (self.batch(op)?, &self.held(op.stage).stage);
+        let (batch, stage) = (self.batch(op)?, &self.stages.held(op.stage).stage);
         let micro = batch.micro(self);
         let result = match kept {
             Value::Selected(selected) => stage.restore(weights, &micro, selected),
@@ -159,7 +155,7 @@ where
         dy: S::Tensor,
     ) -> Result<(Option<S::Tensor>, S::Deferred), Fault> {
         let batch = self.batch(op)?;
-        let stage = &self.held(op.stage).stage;
+        let stage = &self.stages.held(op.stage).stage;
         let result = stage.backward_input(weights, &batch.micro(self), saved, dy);
         self.on_device(op, result)
     }
@@ -167,21 +163,21 @@ where
     fn backward_weight(&mut self, op: &Op, deferred: S::Deferred) -> Result<(), Fault> {
         let batch = self.batch(op)?;
         let micro = batch.micro(self);
-        let Held { stage, grads, .. } = held_mut(&mut self.held, op.stage);
+        let Held { stage, grads, .. } = self.stages.held_mut(op.stage);
         let result = stage.backward_weight(&micro, deferred, grads);
         self.on_device(op, result)
     }
 
     fn split_saved(&self, op: &Op, saved: S::Saved) -> Result<Vec<S::Saved>, Fault> {
         let parts = usize::from(op.span.len);
-        let stage = &self.held(op.stage).stage;
+        let stage = &self.stages.held(op.stage).stage;
         let split = if parts == 1 { Ok(vec![saved]) } else { stage.split_saved(saved, parts) };
         self.on_device(op, split)
     }
 
     fn split(&self, op: &Op, tensor: S::Tensor) -> Result<Vec<Value<S>>, Fault> {
         let parts = usize::from(op.span.len);
-        let stage = &self.held(op.stage).stage;
+        let stage = &self.stages.held(op.stage).stage;
         let split = if parts == 1 { Ok(vec![tensor]) } else { stage.split_tensor(tensor, parts) };
         Ok(self.on_device(op, split)?.into_iter().map(Value::Tensor).collect())
     }
@@ -196,7 +192,7 @@ where
         S: 'v,
     {
         let bytes = |(token, value): (&Token, &Value<S>)| {
-            let stage = || &self.held(token.stage).stage;
+            let stage = || &self.stages.held(token.stage).stage;
             match value {
                 Value::Saved(saved) => stage().saved_bytes(saved),
                 Value::Selected(selected) => stage().selected_bytes(selected),
@@ -216,9 +212,9 @@ where
         let n_units = program.window().units_per_step();
         let unit = u64::from(op.span.start % n_units);
         let first = (self.group as u64 * u64::from(n_units) + unit) * unit_samples;
-        let step = self.step + u64::from(program.window().step_of(op.span));
+        let step = self.steps.first + u64::from(program.window().step_of(op.span));
         let (mut input, mut target) = (Vec::new(), Vec::new());
-        if self.held(op.stage).stage.reads_samples() {
+        if self.stages.held(op.stage).stage.reads_samples() {
             for sample in first..first + unit_samples * u64::from(op.span.len) {
                 let read = self.job.data.sample(step, sample, &mut input, &mut target);
                 read.map_err(|e| {
@@ -246,8 +242,8 @@ struct Batch {
 }
 
 impl Batch {
-    fn micro<S: Stage, D, C>(&self, world: &World<'_, S, D, C>) -> Micro<'_> {
-        let job = &world.job;
+    fn micro<S: Stage, D, C>(&self, state: &State<'_, S, D, C>) -> Micro<'_> {
+        let job = &state.job;
         let n_micros = job.program.window().units_per_update() / job.program.units_per_micro();
         let n_samples = job.width as u64 * u64::from(n_micros) * job.micro_batch_size as u64;
         Micro {
