@@ -22,12 +22,15 @@ mod ranks;
 mod recent;
 mod record;
 mod reduction;
+mod reductions;
 mod replicas;
 mod shards;
 mod snapshot;
+mod stages;
+mod state;
+mod sync;
 mod timing;
 mod worker;
-mod world;
 
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -39,6 +42,7 @@ pub use ranks::{panicked, run_threads};
 pub use recent::{Did, Doing, Recent};
 pub use shards::owned_elements;
 pub use snapshot::{Counts, Snapshot};
+pub use state::StageOn;
 pub use worker::{StepReport, Worker};
 
 use crate::program::Program;
