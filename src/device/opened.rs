@@ -12,8 +12,7 @@ use chimera_core::kernels::Kernels;
 #[cfg(feature = "cuda")]
 use super::cuda;
 #[cfg(feature = "wgpu")]
-use super::wgpu;
-use super::{Device, Precision};
+use super::{Device, Precision, wgpu};
 
 /// A device that is open. Clones share it.
 #[derive(Clone, Debug)]

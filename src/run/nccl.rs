@@ -10,8 +10,8 @@ use chimera_core::engine::{Job, StepReport};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
-use super::rank::Watch;
 use super::trained::RankTrained;
+use super::watch::Watch;
 use super::{Run, compute_threads};
 use crate::device::Opened;
 
