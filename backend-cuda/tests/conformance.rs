@@ -1,6 +1,6 @@
 //! The suite that every device passes, with one thread and with several.
 
-use chimera_backend_cuda::Candle;
+use chimera_backend_candle::Candle;
 use chimera_core::kernels::conformance;
 use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 

@@ -1,9 +1,9 @@
 //! Devices that are open, with the kernels of each.
 
 use anyhow::{Result, bail};
-use chimera_backend_cuda::Candle;
+use chimera_backend_candle::Candle;
 #[cfg(feature = "cuda")]
-use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
+use chimera_backend_candle::gpu::{Gpu, cuda::Cuda};
 #[cfg(feature = "wgpu")]
 use chimera_backend_wgpu::Wgpu;
 use chimera_core::ids::Rank;
@@ -12,7 +12,8 @@ use chimera_core::kernels::Kernels;
 #[cfg(feature = "cuda")]
 use super::cuda;
 #[cfg(feature = "wgpu")]
-use super::{Device, Precision, wgpu};
+use super::wgpu;
+use super::{Device, Precision};
 
 /// A device that is open. Clones share it.
 #[derive(Clone, Debug)]

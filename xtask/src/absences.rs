@@ -22,13 +22,14 @@ const DEVICES: [&str; 12] = [
     "wgpu-hal",
 ];
 /// What core must not know: devices' tensors, the command line, files of settings.
-const OUTSIDE_CORE: [&str; 5] = ["candle-core", "chimera", "chimera-backend-cuda", "clap", "toml"];
+const OUTSIDE_CORE: [&str; 5] =
+    ["candle-core", "chimera", "chimera-backend-candle", "clap", "toml"];
 /// What backends must not know.
 const OUTSIDE_BACKENDS: [&str; 3] = ["chimera", "clap", "toml"];
 
 /// What transports must not know.
 const OUTSIDE_TRANSPORTS: [&str; 5] =
-    ["candle-core", "chimera", "chimera-backend-cuda", "clap", "toml"];
+    ["candle-core", "chimera", "chimera-backend-candle", "clap", "toml"];
 
 /// What only the command needs, and the library without default features must not contain.
 const COMMAND: [&str; 10] = [
@@ -49,12 +50,12 @@ const ABSENCES: [(&str, &[&str]); 9] = [
     ("chimera", &DEVICES),
     ("chimera-core", &DEVICES),
     ("chimera-core", &OUTSIDE_CORE),
-    ("chimera-backend-cuda", &DEVICES),
-    ("chimera-backend-cuda", &OUTSIDE_BACKENDS),
+    ("chimera-backend-candle", &DEVICES),
+    ("chimera-backend-candle", &OUTSIDE_BACKENDS),
     ("chimera-comm-mpi", &OUTSIDE_TRANSPORTS),
     ("chimera-comm-nccl", &OUTSIDE_BACKENDS),
     ("chimera-backend-wgpu", &OUTSIDE_BACKENDS),
-    ("chimera-backend-wgpu", &["candle-core", "chimera-backend-cuda"]),
+    ("chimera-backend-wgpu", &["candle-core", "chimera-backend-candle"]),
 ];
 
 /// Refuses any dependency that the table forbids.

@@ -1,7 +1,7 @@
 //! What a training has come to, as it is shown at its end.
 
 use anyhow::Result;
-use chimera_backend_cuda::Candle;
+use chimera_backend_candle::Candle;
 use chimera_core::analyze::Timeline;
 use chimera_core::model::Architecture;
 use chimera_core::render::{svg, text};

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use chimera_backend_cuda::measured_peak;
+use chimera_backend_candle::measured_peak;
 use chimera_core::engine::StepReport;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
