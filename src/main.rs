@@ -37,7 +37,7 @@ fn keep_memory() {
     unsafe { mi_option_set_default(PURGE_DELAY, NEVER) };
 }
 
-/// What CUDA and NCCL read when they are opened, unless the environment says otherwise. Kernels of NCCL wait on
+/// What CUDA and NCCL read when they are opened, unless the environment says otherwise. Layers of NCCL wait on
 /// the device for those of other ranks, so nothing that these wait for may come behind them: neither in a
 /// hardware queue that several streams share, nor because a kernel is loaded at its first use. And ranks that
 /// are threads must not read each other's memory, which their GPUs do not open to one another.

@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use chimera_backend_candle::{Candle, measured_peak};
-use chimera_core::kernels::{Activation, AdamW, Dropout, Kernels, Layout, Mask, Result, Updated};
+use chimera_core::device::{AdamW, Device, Result, Updated};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -80,15 +81,14 @@ fn report(size: &Size, peak: f64) -> Result<()> {
 
     let qkv = tensor(rows, 3 * hidden)?;
     let dy = tensor(rows, hidden)?;
-    let (out, log_sum) = k.attention(&qkv, heads, context, Mask::Causal, None)?;
+    let causal = Attention::causal(heads, context);
+    let (out, log_sum) = k.attention(&qkv, &causal)?;
     // Half of the scores are forbidden; 2 products forward, 5 backward.
     let product = (rows * context * hidden) as f64;
     flops += 7.0 * product;
-    layer_s += gflops("attention", 2.0 * product, || {
-        k.attention(&qkv, heads, context, Mask::Causal, None).map(drop)
-    })?;
+    layer_s += gflops("attention", 2.0 * product, || k.attention(&qkv, &causal).map(drop))?;
     layer_s += gflops("attention_dx", 5.0 * product, || {
-        k.attention_dx(&dy, &qkv, &out, &log_sum, heads, context, Mask::Causal, None).map(drop)
+        k.attention_dx(&dy, &qkv, &out, &log_sum, &causal).map(drop)
     })?;
 
     let x = tensor(rows, hidden)?;

@@ -1,4 +1,4 @@
-//! Chimera's [`Kernels`] on the CPU, with candle's tensors ([`Candle`]), and on NVIDIA GPUs ([`gpu`]).
+//! Chimera's [`Device`] and [`Layers`] on the CPU, with candle's tensors ([`Candle`]), and on NVIDIA GPUs ([`gpu`]).
 //!
 //! Candle holds the memory and names the device; the layers are written here, since composing them
 //! from tensor primitives costs a pass over memory per primitive, and since candle's own fused ones
@@ -12,36 +12,35 @@ pub mod gpu;
 
 pub use cpu::measured_peak;
 
-use candle_core::{Device, Tensor};
-use chimera_core::kernels::{
-    Activation, AdamW, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd, Updated,
-};
+use candle_core::Tensor;
+use chimera_core::device::{AdamW, Device, DeviceError, Result, Sgd, Updated};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
 
 /// A device of candle.
 #[derive(Clone, Debug)]
 pub struct Candle {
-    device: Device,
+    device: candle_core::Device,
 }
 
 impl Candle {
     /// The processor and its memory.
     pub fn cpu() -> Self {
-        Self { device: Device::Cpu }
+        Self { device: candle_core::Device::Cpu }
     }
 
     fn named<T>(&self, op: &'static str, result: candle_core::Result<T>) -> Result<T> {
         result.map_err(|error| DeviceError::Failed {
-            device: self.device(),
+            device: self.name(),
             op,
             reason: error.to_string(),
         })
     }
 }
 
-impl Kernels for Candle {
+impl Device for Candle {
     type Tensor = Tensor;
 
-    fn device(&self) -> String {
+    fn name(&self) -> String {
         format!("{:?}", self.device.location()).to_lowercase()
     }
 
@@ -54,7 +53,7 @@ impl Kernels for Candle {
         self.named("download", flat)
     }
 
-    fn adopt(&self, shape: &[usize], data: Vec<f32>) -> Result<Tensor> {
+    fn upload_vec(&self, shape: &[usize], data: Vec<f32>) -> Result<Tensor> {
         self.named("upload", Tensor::from_vec(data, shape, &self.device))
     }
 
@@ -92,6 +91,23 @@ impl Kernels for Candle {
         self.named("squared_norms", cpu::sums::squared_norms(tensors))
     }
 
+    fn adamw(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
+        self.named(
+            "adamw",
+            tensors.iter_mut().try_for_each(|tensor| cpu::adamw::update(tensor, by)),
+        )
+    }
+
+    fn lamb(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
+        self.named("lamb", tensors.iter_mut().try_for_each(|tensor| cpu::lamb::update(tensor, by)))
+    }
+
+    fn sgd(&self, tensors: &mut [Updated<'_, Tensor>], by: &Sgd) -> Result<()> {
+        self.named("sgd", tensors.iter_mut().try_for_each(|tensor| cpu::sgd::update(tensor, by)))
+    }
+}
+
+impl Layers for Candle {
     fn embedding(
         &self,
         ids: &[u32],
@@ -189,15 +205,8 @@ impl Kernels for Candle {
         self.named("dropout", cpu::dropout::forward(x, by, residual))
     }
 
-    fn attention(
-        &self,
-        qkv: &Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
-    ) -> Result<(Tensor, Tensor)> {
-        self.named("attention", cpu::attention::forward(qkv, heads, context, mask, drop))
+    fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
+        self.named("attention", cpu::attention::forward(qkv, by))
     }
 
     fn attention_dx(
@@ -206,12 +215,9 @@ impl Kernels for Candle {
         qkv: &Tensor,
         out: &Tensor,
         log_sum: &Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<Tensor> {
-        let dx = cpu::attention::backward(dy, qkv, out, log_sum, heads, context, mask, drop);
+        let dx = cpu::attention::backward(dy, qkv, out, log_sum, by);
         self.named("attention_dx", dx)
     }
 
@@ -223,20 +229,5 @@ impl Kernels for Candle {
     ) -> Result<(Tensor, Tensor)> {
         let loss = cpu::cross_entropy::both(logits, targets, scale);
         self.named("cross_entropy", loss)
-    }
-
-    fn adamw(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
-        self.named(
-            "adamw",
-            tensors.iter_mut().try_for_each(|tensor| cpu::adamw::update(tensor, by)),
-        )
-    }
-
-    fn lamb(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
-        self.named("lamb", tensors.iter_mut().try_for_each(|tensor| cpu::lamb::update(tensor, by)))
-    }
-
-    fn sgd(&self, tensors: &mut [Updated<'_, Tensor>], by: &Sgd) -> Result<()> {
-        self.named("sgd", tensors.iter_mut().try_for_each(|tensor| cpu::sgd::update(tensor, by)))
     }
 }

@@ -1,7 +1,7 @@
-//! The suite that every device passes, with one thread and with several.
+//! The suites that every device passes, with one thread and with several.
 
 use chimera_backend_candle::Candle;
-use chimera_core::kernels::conformance;
+use chimera_core::{device, layers};
 use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 
 /// Relative to the f64 reference; f32 has 7 digits, and sums lose one or two.
@@ -19,6 +19,9 @@ fn two_threads_conform() -> Result<(), ThreadPoolBuildError> {
 
 fn run(threads: usize) -> Result<(), ThreadPoolBuildError> {
     let pool = ThreadPoolBuilder::new().num_threads(threads).build()?;
-    pool.install(|| conformance::run(&Candle::cpu(), TOLERANCE));
+    pool.install(|| {
+        device::conformance::run(&Candle::cpu(), TOLERANCE);
+        layers::conformance::run(&Candle::cpu(), TOLERANCE);
+    });
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The backend for NVIDIA GPUs on emulated ones: the suite that every device passes, and training.
+//! The backend for NVIDIA GPUs on emulated ones: the suites that every device passes, and training.
 
 #![allow(unsafe_code)] // opening the emulated libraries
 
@@ -7,23 +7,27 @@ mod emulated;
 mod memory;
 
 use chimera_backend_candle::gpu::Element;
+use chimera_core::device::reference::Reference;
 use chimera_core::equivalence::{Run, RunError};
 use chimera_core::ids::Rank;
-use chimera_core::kernels::conformance;
-use chimera_core::kernels::reference::Reference;
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
+use chimera_core::{device, layers};
 
 #[test]
 fn f32_conforms() {
-    conformance::run(&emulated::gpu(0, Element::F32), 1e-5);
+    let gpu = emulated::gpu(0, Element::F32);
+    device::conformance::run(&gpu, 1e-5);
+    layers::conformance::run(&gpu, 1e-5);
 }
 
 #[test]
 fn bf16_conforms() {
     let round = |x| half::bf16::from_f32(x).to_f32();
-    conformance::run_rounded(&emulated::gpu(0, Element::Bf16), 1e-2, round);
+    let gpu = emulated::gpu(0, Element::Bf16);
+    device::conformance::run(&gpu, 1e-5); // weights, gradients and moments stay f32
+    layers::conformance::run_rounded(&gpu, 1e-2, round);
 }
 
 #[test]

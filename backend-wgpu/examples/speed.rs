@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use chimera_backend_wgpu::{Options, Tensor, Wgpu, adapters};
-use chimera_core::kernels::{Activation, Kernels, Layout, Result, Sgd, Updated};
+use chimera_core::device::{Device, Result, Sgd, Updated};
+use chimera_core::layers::{Activation, Layers, Layout};
 
 /// Repetitions of which the best counts.
 const REPETITIONS: usize = 5;

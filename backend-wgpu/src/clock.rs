@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use chimera_core::kernels::{Clock, Result};
+use chimera_core::device::{Clock, Result};
 
 use crate::gpu::Gpu;
 

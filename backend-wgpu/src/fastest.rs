@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use chimera_core::kernels::{Kernels, Layout, Result};
+use chimera_core::device::Result;
+use chimera_core::layers::{Layers, Layout};
 
 use crate::adapter::{Adapter, OpenError, Options};
 use crate::freivalds::{Integers, checked};
@@ -104,7 +105,7 @@ impl Adapter {
 }
 
 /// The speeds of a device's product at each size, as far as it is right.
-fn speeds_of<K: Kernels>(k: &K) -> Result<[Option<f64>; 3]> {
+fn speeds_of<K: Layers>(k: &K) -> Result<[Option<f64>; 3]> {
     let mut speeds = [None; 3];
     for size in Size::ALL {
         let flops = size.extents().map(|extent| extent as f64).iter().product::<f64>() * 2.0;
@@ -118,7 +119,7 @@ fn speeds_of<K: Kernels>(k: &K) -> Result<[Option<f64>; 3]> {
 }
 
 /// How long a product takes; `None` if it is wrong.
-fn seconds<K: Kernels>(k: &K, [m, depth, n]: [usize; 3]) -> Result<Option<f64>> {
+fn seconds<K: Layers>(k: &K, [m, depth, n]: [usize; 3]) -> Result<Option<f64>> {
     let (a, b) = (Integers::some(m, depth, 1), Integers::some(depth, n, 2));
     let [on_a, on_b] = [&a, &b].map(|x| x.upload(k));
     let (on_a, on_b) = (on_a?, on_b?);
@@ -146,7 +147,7 @@ fn seconds<K: Kernels>(k: &K, [m, depth, n]: [usize; 3]) -> Result<Option<f64>> 
 }
 
 /// Whether the products with transposed operands are right, also where tiles are not full.
-fn has_right_gradients<K: Kernels>(k: &K) -> Result<bool> {
+fn has_right_gradients<K: Layers>(k: &K) -> Result<bool> {
     let [m, depth, n] = [131, 67, 259];
     let (x, dy, w) =
         (Integers::some(m, depth, 3), Integers::some(m, n, 4), Integers::some(depth, n, 5));

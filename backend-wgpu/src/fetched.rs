@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
-use chimera_core::kernels::{Fetch, Result};
+use chimera_core::device::{Fetch, Result};
 use wgpu::{BufferAsyncError, PollType, SubmissionIndex};
 
 use crate::gpu::Gpu;

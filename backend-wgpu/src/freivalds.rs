@@ -1,7 +1,8 @@
 //! Whether a device multiplies right: `c = a b` if `c v = a (b v)` for a random vector (Freivalds, 1977), which the
 //! host finds in the time of reading the matrices. Integers keep all sums exact, so one wrong element shows.
 
-use chimera_core::kernels::{Kernels, Result};
+use chimera_core::device::Result;
+use chimera_core::layers::Layers;
 
 /// A matrix of small integers.
 pub(crate) struct Integers {
@@ -17,7 +18,7 @@ impl Integers {
         Integers { rows, columns, elements }
     }
 
-    pub(crate) fn upload<K: Kernels>(&self, k: &K) -> Result<K::Tensor> {
+    pub(crate) fn upload<K: Layers>(&self, k: &K) -> Result<K::Tensor> {
         k.upload(&[self.rows, self.columns], &self.elements)
     }
 
@@ -38,7 +39,7 @@ impl Integers {
 }
 
 /// Whether `product`, with so many columns, is the matrix by which `times` multiplies a vector.
-pub(crate) fn checked<K: Kernels>(
+pub(crate) fn checked<K: Layers>(
     k: &K,
     product: &K::Tensor,
     columns: usize,
@@ -61,8 +62,9 @@ fn random(i: usize, seed: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use chimera_core::kernels::reference::Reference;
-    use chimera_core::kernels::{Kernels, Layout};
+    use chimera_core::device::Device;
+    use chimera_core::device::reference::Reference;
+    use chimera_core::layers::{Layers, Layout};
 
     use super::{Integers, checked};
 

@@ -1,16 +1,15 @@
-//! Chimera's [`Kernels`] as compute shaders: any GPU that Vulkan, Metal or DX12 reaches, and none at all
+//! Chimera's [`Device`] and [`Layers`] as compute shaders: any GPU that Vulkan, Metal or DX12 reaches, and none at all
 //! through a software Vulkan.
 //!
 //! One WGSL file per layer lies in `shaders`; what differs between devices is a few constants at their
 //! head. Calls are recorded into one stream per device, in the order in which they are made by whatever
 //! thread, and submitted together: when results are read back, when a rank is to wait, or when enough have gathered. So
-//! several
-//! workers can share a device and hand each other tensors, which need no copy. Nothing is read back but by
-//! [`download`](Kernels::download).
+//! several workers can share a device and hand each other tensors, which need no copy. Nothing is read back but by
+//! [`download`](Device::download).
 //!
 //! Sums have one order and there are no atomics, so the same call gives the same bits. Tensors larger than
 //! the device binds at once are worked on in blocks of rows. What the device reports (out of memory, lost,
-//! a call it refuses) becomes a [`DeviceError`](chimera_core::kernels::DeviceError) of the next call that can tell.
+//! a call it refuses) becomes a [`DeviceError`](chimera_core::device::DeviceError) of the next call that can tell.
 
 mod adapter;
 mod clock;
@@ -29,9 +28,8 @@ mod waits;
 
 use std::sync::Arc;
 
-use chimera_core::kernels::{
-    Activation, AdamW, Clock, Dropout, Fetch, Kernels, Layout, Mask, Result, Sgd, Updated,
-};
+use chimera_core::device::{AdamW, Clock, Device, Fetch, Result, Sgd, Updated};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
 
 pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
 pub use fastest::Speeds;
@@ -55,10 +53,10 @@ impl Wgpu {
     }
 }
 
-impl Kernels for Wgpu {
+impl Device for Wgpu {
     type Tensor = Tensor;
 
-    fn device(&self) -> String {
+    fn name(&self) -> String {
         self.gpu.name().into()
     }
 
@@ -132,6 +130,20 @@ impl Kernels for Wgpu {
         self.gpu.squared_norms("squared_norms", tensors)
     }
 
+    fn adamw(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
+        tensors.iter().try_for_each(|tensor| self.gpu.adamw(tensor, by))
+    }
+
+    fn lamb(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
+        tensors.iter().try_for_each(|tensor| self.gpu.lamb(tensor, by))
+    }
+
+    fn sgd(&self, tensors: &mut [Updated<'_, Tensor>], by: &Sgd) -> Result<()> {
+        tensors.iter().try_for_each(|tensor| self.gpu.sgd(tensor, by))
+    }
+}
+
+impl Layers for Wgpu {
     fn embedding(
         &self,
         ids: &[u32],
@@ -223,15 +235,8 @@ impl Kernels for Wgpu {
         self.gpu.dropout(x, by, residual)
     }
 
-    fn attention(
-        &self,
-        qkv: &Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
-    ) -> Result<(Tensor, Tensor)> {
-        self.gpu.attention(qkv, heads, context, mask, drop)
+    fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
+        self.gpu.attention(qkv, by)
     }
 
     fn attention_dx(
@@ -240,12 +245,9 @@ impl Kernels for Wgpu {
         qkv: &Tensor,
         out: &Tensor,
         log_sum: &Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<Tensor> {
-        self.gpu.attention_dx(dy, qkv, out, log_sum, heads, context, mask, drop)
+        self.gpu.attention_dx(dy, qkv, out, log_sum, by)
     }
 
     fn cross_entropy(
@@ -255,17 +257,5 @@ impl Kernels for Wgpu {
         scale: f64,
     ) -> Result<(Tensor, Tensor)> {
         self.gpu.cross_entropy(logits, targets, scale)
-    }
-
-    fn adamw(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
-        tensors.iter().try_for_each(|tensor| self.gpu.adamw(tensor, by))
-    }
-
-    fn lamb(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
-        tensors.iter().try_for_each(|tensor| self.gpu.lamb(tensor, by))
-    }
-
-    fn sgd(&self, tensors: &mut [Updated<'_, Tensor>], by: &Sgd) -> Result<()> {
-        tensors.iter().try_for_each(|tensor| self.gpu.sgd(tensor, by))
     }
 }

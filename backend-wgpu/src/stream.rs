@@ -51,7 +51,7 @@ impl Stream {
         self.last_mark.as_ref().is_some_and(|(at, i)| (at, *i) == (set, index))
     }
 
-    /// Kernels recorded since the last submission.
+    /// Layers recorded since the last submission.
     pub(crate) fn n_dispatches(&self) -> usize {
         self.n_dispatches
     }

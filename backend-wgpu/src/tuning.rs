@@ -21,7 +21,7 @@ pub(crate) struct Tuning {
     pub(crate) tile_bytes: u32,
     /// Whether attention's loops over features are written out, for registers that hold them.
     pub(crate) unroll: bool,
-    /// Kernels of one submission, at most.
+    /// Layers of one submission, at most.
     pub(crate) batch: usize,
 }
 

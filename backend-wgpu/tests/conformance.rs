@@ -1,8 +1,9 @@
-//! The suite that every device passes, on whatever adapter is first.
+//! The suites that every device passes, on whatever adapter is first.
 
 use chimera_backend_wgpu::{Adapter, Options, Product, Target, Wgpu, adapters};
-use chimera_core::kernels::conformance::{self, cases};
-use chimera_core::kernels::{Kernels, Layout};
+use chimera_core::device::Device;
+use chimera_core::layers::{Layers, Layout};
+use chimera_core::{device, layers};
 
 /// Relative to the f64 reference; f32 has 7 digits, and sums lose one or two.
 const TOLERANCE: f64 = 1e-5;
@@ -19,15 +20,15 @@ fn open(options: Options) -> Wgpu {
 /// Results are poisoned, so that what a kernel leaves out shows.
 fn run(target: Target, max_binding: Option<u64>) {
     let target = Some(target);
-    conformance::run(
-        &open(Options { poison: true, max_binding, target, product: None }),
-        TOLERANCE,
-    );
+    let device = open(Options { poison: true, max_binding, target, product: None });
+    device::conformance::run(&device, TOLERANCE);
+    layers::conformance::run(&device, TOLERANCE);
 }
 
 /// Some of its cases, by name.
 fn run_some(device: &Wgpu, is_meant: impl Fn(&str) -> bool) {
-    for case in cases().iter().filter(|case| is_meant(case.name)) {
+    let cases = device::conformance::cases().into_iter().chain(layers::conformance::cases());
+    for case in cases.filter(|case| is_meant(case.name)) {
         match case.check(device, |x| x) {
             Ok(worst) => assert!(worst.error <= TOLERANCE, "{}: {worst}", case.name),
             Err(failure) => panic!("{}: {failure}", case.name),

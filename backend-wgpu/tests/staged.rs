@@ -2,9 +2,9 @@
 
 use chimera_backend_wgpu::{Options, adapters};
 use chimera_core::comm::{Comm, Host, HostStaged, Tag, Threads, conformance};
+use chimera_core::device::Device;
 use chimera_core::engine::run_threads;
 use chimera_core::ids::Rank;
-use chimera_core::kernels::Kernels;
 
 #[test]
 fn messages_of_an_adapter_conform() {

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use chimera_backend_wgpu::{Options, Target, validated_adapters};
-use chimera_core::kernels::conformance;
+use chimera_core::{device, layers};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 /// Warnings and errors; that a layer is not installed is one too, which wgpu tells in passing.
@@ -37,7 +37,9 @@ fn kernels_are_valid() {
     let adapter = adapters.first().expect("an adapter; Debian has one in mesa-vulkan-drivers");
     for target in [Target::Software, Target::Gpu] {
         let options = Options { target: Some(target), ..Options::default() };
-        conformance::run(&adapter.open(options).expect("it opens"), 1e-5);
+        let device = adapter.open(options).expect("it opens");
+        device::conformance::run(&device, 1e-5);
+        layers::conformance::run(&device, 1e-5);
     }
     let messages = MESSAGES.0.lock().unwrap();
     assert!(messages.is_empty(), "install vulkan-validationlayers, or:\n{}", messages.join("\n"));

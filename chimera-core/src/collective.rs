@@ -10,20 +10,20 @@
 
 use std::ops::Range;
 
-/// So many members reduce directly, in the order of members.
+/// The most members that reduce directly, in their own order.
 pub(crate) const MOST_DIRECT: usize = 8;
 
-/// What one member does at once: all its sends, then all its receives.
+/// What one member does at once: all its sends, then all its receives, in order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Round {
-    /// Whether what is received is added, in the order of members and this one among them, or is a sum already.
-    pub(crate) adds: bool,
+    /// The segments that the member keeps and adds up; `None` where it receives sums.
+    pub(crate) adds_up: Option<Range<usize>>,
     pub(crate) sends: Vec<Part>,
+    /// By member. Where it adds up, its own part is among them, at its place in the sum.
     pub(crate) recvs: Vec<Part>,
 }
 
-/// Segments that go between this member and another one. In a round that adds, a member keeps nothing of what it
-/// sends, and all that it receives is of the same segments, which are what it keeps.
+/// Segments that go between this member and another one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Part {
     pub(crate) peer: usize,
@@ -55,16 +55,20 @@ pub(crate) fn rounds(n_members: usize, me: usize, keeps_sums: bool) -> Vec<Round
 }
 
 fn direct(n: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
-    // Each begins with the member behind it, so that not all send to one at once.
-    let others: Vec<usize> = (1..n).map(|behind| (me + behind) % n).collect();
-    let own = |peer: &usize| Part { peer: *peer, segments: me..me + 1 };
-    let theirs = |peer: &usize| Part { peer: *peer, segments: *peer..*peer + 1 };
-    let gather = Round {
-        adds: false,
-        sends: others.iter().map(own).collect(),
-        recvs: others.iter().map(theirs).collect(),
+    let own = |peer: usize| Part { peer, segments: me..me + 1 };
+    let theirs = |peer: usize| Part { peer, segments: peer..peer + 1 };
+    // Each sends to the member behind it first, so that not all send to one at once.
+    let to = || (1..n).map(|behind| (me + behind) % n);
+    let scatter = Round {
+        adds_up: Some(me..me + 1),
+        sends: to().map(theirs).collect(),
+        recvs: (0..n).map(own).collect(),
     };
-    let scatter = Round { adds: true, sends: gather.recvs.clone(), recvs: gather.sends.clone() };
+    let gather = Round {
+        adds_up: None,
+        sends: to().map(own).collect(),
+        recvs: (0..n).filter(|peer| *peer != me).map(theirs).collect(),
+    };
     if keeps_sums { vec![scatter] } else { vec![scatter, gather] }
 }
 
@@ -73,26 +77,28 @@ fn recursive(n: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
     let extra = n - core;
     // Where the segments of the core's members begin: each is followed by that of the member it adds for.
     let position = |member: usize| member + member.min(extra);
-    let part = |peer: usize, members: Range<usize>| Part {
-        peer,
-        segments: position(members.start)..position(members.end),
+    let among = |members: &Range<usize>| position(members.start)..position(members.end);
+    let part = |peer: usize, members: &Range<usize>| vec![Part { peer, segments: among(members) }];
+    let added = |peer: usize, members: &Range<usize>| {
+        [me.min(peer), me.max(peer)].map(|peer| Part { peer, segments: among(members) }).to_vec()
     };
-    let round = |adds, sends, recvs| Round { adds, sends, recvs };
     let of_extra = |peer: usize, member: usize| {
         let at = position(member);
         let segments = if keeps_sums { at + 1..at + 2 } else { 0..n };
-        Part { peer, segments }
+        vec![Part { peer, segments }]
     };
     if me >= core {
         let partner = me - core;
         return vec![
-            round(true, vec![part(partner, 0..core)], Vec::new()),
-            round(false, Vec::new(), vec![of_extra(partner, partner)]),
+            Round { adds_up: Some(0..0), sends: part(partner, &(0..core)), recvs: Vec::new() },
+            Round { recvs: of_extra(partner, partner), ..Round::default() },
         ];
     }
     let mut rounds = Vec::new();
-    if me < extra {
-        rounds.push(round(true, Vec::new(), vec![part(me + core, 0..core)]));
+    if extra > 0 {
+        // Members without an extra one wait as well, so that all are in the same round.
+        let recvs = if me < extra { added(me + core, &(0..core)) } else { Vec::new() };
+        rounds.push(Round { adds_up: Some(0..n), sends: Vec::new(), recvs });
     }
     let (mut mine, mut doubling) = (0..core, Vec::new());
     while mine.len() > 1 {
@@ -100,19 +106,23 @@ fn recursive(n: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
         let (lower, upper) = (mine.start..middle, middle..mine.end);
         let (kept, given) = if me < middle { (lower, upper) } else { (upper, lower) };
         let partner = me ^ kept.len();
-        rounds.push(round(
-            true,
-            vec![part(partner, given.clone())],
-            vec![part(partner, kept.clone())],
-        ));
-        doubling.push(round(false, vec![part(partner, kept.clone())], vec![part(partner, given)]));
+        rounds.push(Round {
+            adds_up: Some(among(&kept)),
+            sends: part(partner, &given),
+            recvs: added(partner, &kept),
+        });
+        doubling.push(Round {
+            adds_up: None,
+            sends: part(partner, &kept),
+            recvs: part(partner, &given),
+        });
         mine = kept;
     }
     if !keeps_sums {
         rounds.extend(doubling.into_iter().rev());
     }
     if me < extra {
-        rounds.push(round(false, vec![of_extra(me + core, me)], Vec::new()));
+        rounds.push(Round { sends: of_extra(me + core, me), ..Round::default() });
     }
     rounds
 }
@@ -140,37 +150,37 @@ mod tests {
                     for Part { peer, segments } in &round.sends {
                         let part = held[me][segments.clone()].to_vec();
                         assert!(part.iter().all(Option::is_some), "{me} of {n} sends what it has");
-                        wire.entry((me, *peer, round.adds)).or_default().push(part);
-                        if round.adds {
+                        let adds = round.adds_up.is_some();
+                        wire.entry((me, *peer, adds)).or_default().push(part);
+                        if adds {
                             held[me][segments.clone()].fill(None);
                         }
                     }
                     (sent[me], has_moved) = (true, true);
                 }
-                let is_here = |part: &Part| {
-                    wire.get(&(part.peer, me, round.adds)).is_some_and(|parts| !parts.is_empty())
+                let adds = round.adds_up.is_some();
+                let others: Vec<_> = round.recvs.iter().filter(|part| part.peer != me).collect();
+                let is_here = |part: &&Part| {
+                    wire.get(&(part.peer, me, adds)).is_some_and(|parts| !parts.is_empty())
                 };
-                if !round.recvs.iter().all(is_here) {
+                if !others.iter().all(is_here) {
                     continue;
                 }
                 for segment in 0..n {
                     let recvs = round.recvs.iter().filter(|part| part.segments.contains(&segment));
-                    let theirs = recvs.map(|Part { peer, segments }| {
-                        let parts = &wire[&(*peer, me, round.adds)][0];
-                        (*peer, parts[segment - segments.start].clone().unwrap())
+                    let terms = recvs.map(|Part { peer, segments }| match *peer == me {
+                        true => held[me][segment].clone().unwrap(),
+                        false => {
+                            let parts = &wire[&(*peer, me, adds)][0];
+                            parts[segment - segments.start].clone().unwrap()
+                        }
                     });
-                    let mut terms: Vec<_> = theirs.collect();
-                    if terms.is_empty() {
-                        continue;
+                    if let Some(sum) = terms.reduce(|sum, term| format!("({sum}+{term})")) {
+                        held[me][segment] = Some(sum);
                     }
-                    let own = held[me][segment].take().filter(|_| round.adds);
-                    terms.extend(own.map(|own| (me, own)));
-                    terms.sort();
-                    let sum = terms.into_iter().map(|(_, term)| term);
-                    held[me][segment] = sum.reduce(|sum, term| format!("({sum}+{term})"));
                 }
-                for Part { peer, .. } in &round.recvs {
-                    wire.get_mut(&(*peer, me, round.adds)).unwrap().remove(0);
+                for Part { peer, .. } in others {
+                    wire.get_mut(&(*peer, me, adds)).unwrap().remove(0);
                 }
                 (at[me], sent[me], has_moved) = (at[me] + 1, false, true);
             }

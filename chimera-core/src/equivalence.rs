@@ -1,5 +1,5 @@
 //! A training of random tokens, small or large, that every device must do as the
-//! [`Reference`](crate::kernels::reference) does: the whole of schedule, engine, model and kernels.
+//! [`Reference`](crate::device::reference) does: the whole of schedule, engine, model and layers.
 //!
 //! Losses on a device are compared with those on another, of another schedule or of one worker. What random
 //! tokens teach is little, but their losses hang on every weight and gradient.
@@ -13,17 +13,18 @@ use rand_chacha::ChaCha8Rng;
 use crate::analyze::{Refusal, peak_working_bytes};
 use crate::comm::{Comm, CommError, Endpoint, Threads};
 use crate::costs::UniformCosts;
-use crate::engine::{Data, Job, Patience, Training, Worker, run_threads};
+use crate::device::DeviceError;
+use crate::engine::{Job, Patience, Training, Worker, run_threads};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId, WorkerId};
-use crate::kernels::{DeviceError, Kernels};
+use crate::layers::Layers;
 use crate::lower::{Lowering, Passes, Recompute, lower};
 use crate::model::{
     Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError, cut, memory, unpadded,
 };
 use crate::program::Program;
 use crate::schedule::{Shape, Unfit, UnknownSchedule, find};
-use crate::stage::{Param, Stage};
+use crate::stage::{Data, Param, Stage};
 
 /// What to train, and how.
 #[derive(Clone, Debug)]
@@ -78,13 +79,13 @@ pub enum RunError {
 }
 
 impl Run {
-    /// Trains with a worker to a thread; `device` makes the kernels of each.
+    /// Trains with a worker to a thread; `open` opens the device of each.
     ///
     /// # Errors
     /// If the schedule or the model does not fit, or a rank fails.
-    pub fn train<K: Kernels>(
+    pub fn train<D: Layers>(
         &self,
-        device: impl Fn(Rank) -> Result<K, DeviceError> + Sync,
+        open: impl Fn(Rank) -> Result<D, DeviceError> + Sync,
     ) -> Result<Trained, RunError> {
         let n_ranks = self.shape.depth as u32;
         let on_rank = |error: RunError, rank| match error {
@@ -92,10 +93,10 @@ impl Run {
             other => Fault::new(Class::Usage, rank, other.to_string()),
         };
         self.program()?; // a refusal is no rank's
-        let ranks = run_threads(n_ranks, |comm: &mut Threads<K::Tensor>| {
+        let ranks = run_threads(n_ranks, |comm: &mut Threads<D::Tensor>| {
             let rank = comm.rank();
-            let kernels = device(rank).map_err(|e| CommError::from(e).into_fault(rank))?;
-            self.train_as(kernels, comm).map_err(|error| on_rank(error, rank))
+            let device = open(rank).map_err(|e| CommError::from(e).into_fault(rank))?;
+            self.train_as(device, comm).map_err(|error| on_rank(error, rank))
         })?;
         Ok(ranks.into_iter().next().unwrap_or_default())
     }
@@ -129,10 +130,10 @@ impl Run {
     ///
     /// # Errors
     /// If the schedule or the model does not fit, or a rank fails.
-    pub fn train_as<K: Kernels>(
+    pub fn train_as<D: Layers>(
         &self,
-        kernels: K,
-        comm: &mut impl Comm<K::Tensor>,
+        device: D,
+        comm: &mut impl Comm<D::Tensor>,
     ) -> Result<Trained, RunError> {
         let (training, program) = self.program()?;
         let (stop, tokens) = (AtomicBool::new(false), Tokens(&self.model));
@@ -146,28 +147,28 @@ impl Run {
             stop: &stop,
             epoch: Instant::now(),
         };
-        let (model, sequence, k) = (&self.model, self.model.context, kernels.clone());
+        let (model, sequence, on) = (&self.model, self.model.context, device.clone());
         match model.architecture {
-            Architecture::Gpt2 => self.train_stages(job, kernels, comm, |cut| {
-                Gpt2Stage::new(k.clone(), model, sequence, cut)
+            Architecture::Gpt2 => self.train_stages(job, device, comm, |cut| {
+                Gpt2Stage::new(on.clone(), model, sequence, cut)
             }),
-            Architecture::Bert => self.train_stages(job, kernels, comm, |cut| {
-                BertStage::new(k.clone(), model, sequence, model.predictions(sequence), cut)
+            Architecture::Bert => self.train_stages(job, device, comm, |cut| {
+                BertStage::new(on.clone(), model, sequence, model.predictions(sequence), cut)
             }),
         }
     }
 
-    fn train_stages<K: Kernels, S: Stage<Tensor = K::Tensor> + Clone>(
+    fn train_stages<D: Layers, S: Stage<Tensor = D::Tensor, Item = u32> + Clone>(
         &self,
         job: Job<'_>,
-        kernels: K,
-        comm: &mut impl Comm<K::Tensor>,
+        device: D,
+        comm: &mut impl Comm<D::Tensor>,
         stage: impl Fn(Cut) -> Result<S, ModelError>,
     ) -> Result<Trained, RunError> {
         let cuts = cut(&self.model, job.program.placement().n_stages())?;
         let stages = cuts.into_iter().map(stage).collect::<Result<Vec<_>, _>>()?;
-        let stage = |id: StageId| stages[id.index()].clone();
-        let mut worker = Worker::new(job, kernels, comm, stage)?;
+        let stage = |id: StageId| Ok(stages[id.index()].clone());
+        let mut worker = Worker::new(job, device, comm, stage)?;
         let mut trained = Trained::default();
         let mut step = 0;
         while step < self.steps {
@@ -232,7 +233,7 @@ impl Data for Tokens<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::reference::Reference;
+    use crate::device::reference::Reference;
 
     #[test]
     fn a_pipeline_trains_as_one_worker() {

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::{Endpoint, Payload, Tag, Threads, all_gather, threads};
+use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::engine::{NonFinite, Worker, handshake, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::kernels::reference::{Reference, Tensor};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
 use training::faulty::{Fate, Faulty};

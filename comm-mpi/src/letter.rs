@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(refused(&|w| w.truncate(3)), "it is shorter than a footer");
         assert_eq!(refused(&set(n - FOOTER, MARK + 1)), "it is not of this version of chimera");
         assert_eq!(refused(&|w| *w = w.split_off(1)), "it has another length than it says");
-        assert_eq!(refused(&set(n - FOOTER + 1, TENSOR)), "its tag cannot be read");
+        assert_eq!(refused(&set(n - FOOTER + 1, TENSOR)), "its 4 elements are not of shape []");
         assert_eq!(refused(&set(n - FOOTER + 1, 99)), "it is of kind 99");
         let mut words = tensor(&[1], &[1.0]).into_words().expect("sendable");
         words[1 + HEAD + 1] = f32::from_bits(2);

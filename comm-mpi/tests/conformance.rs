@@ -7,9 +7,9 @@ use chimera_comm_mpi::Mpi;
 use chimera_core::comm::{
     Comm, CommError, Endpoint, Host, HostStaged, Tag, all_gather, conformance,
 };
+use chimera_core::device::Device;
 use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
-use chimera_core::kernels::Kernels;
 
 fn main() {
     let mut mpi =
@@ -68,7 +68,7 @@ fn staged(mpi: &mut Mpi) {
     let mut comm = HostStaged::new(kernels.clone(), &mut *mpi);
     let of = kernels.clone();
     let to = move |host: Host| of.upload(&host.shape, &host.data).expect("a tensor");
-    let from = move |tensor: &<Candle as Kernels>::Tensor| Host {
+    let from = move |tensor: &<Candle as Device>::Tensor| Host {
         shape: kernels.shape(tensor),
         data: kernels.download(tensor).expect("values"),
     };

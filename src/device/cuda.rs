@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow, ensure};
 use chimera_backend_candle::gpu::cuda::{self, Cuda, Device};
 use chimera_backend_candle::gpu::{Element, Gpu};
-use chimera_core::kernels::DeviceError;
+use chimera_core::device::DeviceError;
 
 pub(super) use chimera_backend_candle::gpu::cuda::libraries;
 

@@ -6,8 +6,9 @@ use chimera_backend_candle::Candle;
 use chimera_backend_candle::gpu::{Gpu, cuda::Cuda};
 #[cfg(feature = "wgpu")]
 use chimera_backend_wgpu::Wgpu;
+use chimera_core::device::Device as _;
 use chimera_core::ids::Rank;
-use chimera_core::kernels::Kernels;
+use chimera_core::layers::Layers;
 
 #[cfg(feature = "cuda")]
 use super::cuda;
@@ -35,7 +36,7 @@ enum Backend {
 /// What devices that count have done and used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
-    /// Kernels and matrix products started.
+    /// Layers and matrix products started.
     pub n_launches: u64,
     /// Times that the host waited for a device.
     pub n_waits: u64,
@@ -51,7 +52,7 @@ pub trait Compute {
     type Output;
 
     /// Does it, with the kernels of each rank: at least one.
-    fn on<K: Kernels>(self, by_rank: &[K]) -> Self::Output;
+    fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output;
 }
 
 impl Opened {
@@ -63,11 +64,11 @@ impl Opened {
     /// The device in words.
     pub fn name(&self) -> String {
         match &self.kernels {
-            Backend::Candle(kernels) => kernels.device(),
+            Backend::Candle(kernels) => kernels.name(),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(kernels) => kernels.device(),
+            Backend::Cuda(kernels) => kernels.name(),
             #[cfg(feature = "wgpu")]
-            Backend::Wgpu(kernels) => kernels.device(),
+            Backend::Wgpu(kernels) => kernels.name(),
         }
     }
 
@@ -77,7 +78,7 @@ impl Opened {
             Backend::Candle(_) => "cpu".into(),
             #[cfg(feature = "cuda")]
             Backend::Cuda(kernels) => {
-                let name = kernels.device(); // begins with the number
+                let name = kernels.name(); // begins with the number
                 format!("cuda {}", name.split_once(' ').map_or("", |(_, model)| model))
             }
             #[cfg(feature = "wgpu")]

@@ -4,7 +4,7 @@ mod bert;
 mod sampling;
 
 use anyhow::{Result, anyhow, ensure};
-use chimera_core::kernels::Kernels;
+use chimera_core::layers::Layers;
 use chimera_core::model::{Architecture, Cut, Gpt2Stage, ModelConfig};
 use chimera_core::stage::{Micro, Output, Param, Stage};
 use rand_chacha::ChaCha8Rng;
@@ -17,7 +17,7 @@ pub use sampling::Sampling;
 use sampling::draw;
 
 /// A whole GPT-2 on one device, in two parts: of a long text the head is asked for some rows alone.
-pub struct Model<K: Kernels> {
+pub struct Model<K: Layers> {
     kernels: K,
     config: ModelConfig,
     body: Vec<K::Tensor>,
@@ -49,7 +49,7 @@ pub fn must_foresee(config: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
-impl<K: Kernels> Model<K> {
+impl<K: Layers> Model<K> {
     /// Puts the tensors of a model onto a device; each parameter of the model must be among them.
     ///
     /// # Errors
@@ -195,7 +195,7 @@ impl<K: Kernels> Model<K> {
 }
 
 /// The tensors of `params` on a device: those that are there already, by name, or by their values.
-fn upload<K: Kernels>(
+fn upload<K: Layers>(
     kernels: &K,
     params: Vec<Param>,
     tensors: &[(Param, Vec<f32>)],

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use chimera_core::analyze::{Event, Wait};
 use chimera_core::comm::{Comm, CommError, Endpoint, all_gather};
+use chimera_core::device::Device;
 use chimera_core::engine::{Worker, ungathered};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::kernels::Kernels;
 use chimera_core::program::Program;
 use chimera_core::stage::Stage;
 use serde::Serialize;
@@ -38,7 +38,7 @@ pub(super) fn exchange<'w, S, K, C>(
 ) -> impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'w
 where
     S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
+    K: Device,
     C: Comm<K::Tensor>,
 {
     |bytes| worker.exchange("checkpoint", bytes)
@@ -54,7 +54,7 @@ pub(super) fn record<'p, S, K, C>(
 ) -> Result<(), Fault>
 where
     S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
+    K: Device,
     C: Comm<K::Tensor>,
 {
     let own = serde_json::to_vec(&worker.timeline()?);

@@ -33,7 +33,7 @@ use chimera_core::comm::{Endpoint, Host, Threads};
 use chimera_core::engine::{Job, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::kernels::Kernels;
+use chimera_core::layers::Layers;
 use chimera_core::model::ModelConfig;
 use chimera_core::program::Program;
 use chimera_core::search::Report;
@@ -246,7 +246,7 @@ struct OnThreads<'r, 'w, O> {
 impl<O: FnMut(&StepReport) -> Result<()> + Send> Compute for OnThreads<'_, '_, O> {
     type Output = Result<Vec<RankTrained>, Fault>;
 
-    fn on<K: Kernels>(self, by_rank: &[K]) -> Self::Output {
+    fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
         let Config { width, depth, threads, .. } = *self.run.config();
         run_threads((width * depth) as u32, |comm: &mut Threads<K::Tensor>| {
             let rank = comm.rank();

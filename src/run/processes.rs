@@ -9,7 +9,7 @@ use chimera_core::engine::{Job, Patience, StepReport, handshake};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::interchange::{from_json, to_json};
-use chimera_core::kernels::Kernels;
+use chimera_core::layers::Layers;
 
 use super::gather::share;
 use super::launch::Launch;
@@ -135,7 +135,7 @@ where
 {
     type Output = Result<RankTrained, Fault>;
 
-    fn on<K: Kernels>(self, devices: &[K]) -> Self::Output {
+    fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
         let none = || Fault::new(Class::Internal, self.comm.rank(), "a rank has no device");
         let kernels = devices.first().ok_or_else(none)?.clone();
         let pool = compute_threads(self.run.config().threads, self.comm.rank())?;

@@ -8,7 +8,7 @@ use chimera_core::comm::Comm;
 use chimera_core::engine::{Job, StepReport, Worker, handshake, panicked};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::StageId;
-use chimera_core::kernels::Kernels;
+use chimera_core::layers::Layers;
 use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelError};
 use chimera_core::stage::Stage;
 
@@ -28,7 +28,7 @@ impl Run {
         watch: &Watch<'r, O>,
     ) -> Result<RankTrained, Fault>
     where
-        K: Kernels,
+        K: Layers,
         O: FnMut(&StepReport) -> Result<()>,
     {
         let (model, rate, seed) = (self.model(), self.config().dropout, self.config().seed);
@@ -54,15 +54,15 @@ impl Run {
         stage: impl Fn(Cut) -> Result<S, ModelError>,
     ) -> Result<RankTrained, Fault>
     where
-        K: Kernels,
-        S: Stage<Tensor = K::Tensor> + Clone,
+        K: Layers,
+        S: Stage<Tensor = K::Tensor, Item = u32> + Clone,
         O: FnMut(&StepReport) -> Result<()>,
     {
         let rank = comm.rank();
         handshake(comm, &watch.greeting, Instant::now() + job.patience.first_step)?;
         let stages: Result<Vec<S>, _> = self.plan.cuts.iter().cloned().map(stage).collect();
         let stages = stages.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))?;
-        let stage = |id: StageId| stages[id.index()].clone();
+        let stage = |id: StageId| Ok(stages[id.index()].clone());
         let mut worker = Worker::new(job, kernels, comm, stage)?;
         if let Some(explain) = &self.explain {
             explain.follow(rank, worker.recent().clone());

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
-use chimera_core::engine::{Counts, Data};
+use chimera_core::engine::Counts;
 use chimera_core::interchange::{from_json, to_json};
+use chimera_core::stage::Data;
 use chimera_core::timetable::Timetable;
 
 use super::{Initial, Run, Samples};

@@ -2,7 +2,7 @@
 
 use std::io::Result;
 
-use chimera_core::engine::Data;
+use chimera_core::stage::Data;
 
 use crate::data::{Batch, Corpus};
 

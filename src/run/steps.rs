@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use anyhow::Result;
 use chimera_core::comm::Comm;
+use chimera_core::device::Device;
 use chimera_core::engine::{StepReport, Worker};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::kernels::Kernels;
 use chimera_core::program::Program;
 use chimera_core::stage::{Param, Stage};
 use chimera_core::update::Update;
@@ -32,8 +32,8 @@ pub(super) struct Steps<'s, 'r, S: Stage, K, C, O> {
 
 impl<'r, S, K, C, O> Steps<'_, 'r, S, K, C, O>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
+    S: Stage<Tensor = K::Tensor, Item = u32>,
+    K: Device,
     C: Comm<K::Tensor>,
     O: FnMut(&StepReport) -> Result<()>,
 {

@@ -40,7 +40,8 @@ const STACKS: [Stack; 2] = [
             "fault",
             "collective",
             "shards",
-            "kernels",
+            "device",
+            "layers",
             "comm",
             // How it is made, proven and shown.
             "order",

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 use candle_core::{Result, Tensor};
-use chimera_core::kernels::Activation;
+use chimera_core::layers::Activation;
 
 use super::math::exp;
 use super::memory::{Output, values};

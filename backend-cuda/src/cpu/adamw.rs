@@ -1,7 +1,7 @@
 //! AdamW: one pass over weights, gradient and moments.
 
 use candle_core::{Result, Tensor};
-use chimera_core::kernels::{AdamW, Updated};
+use chimera_core::device::{AdamW, Updated};
 
 use super::memory::{update as change, values};
 use super::{PIECE, Piece, run_all};

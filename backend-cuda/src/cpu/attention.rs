@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::slice;
 
 use candle_core::{Result, Tensor};
-use chimera_core::kernels::{Dropout, Mask};
+use chimera_core::layers::{Attention, Dropout};
 
 use super::math::{LANES, exp, exp_sum, max, sum};
 use super::matmul::{Matrix, Parallelism, matmul};
@@ -22,29 +22,21 @@ thread_local! {
     static SCRATCH: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-pub(crate) fn forward(
-    qkv: &Tensor,
-    heads: usize,
-    context: usize,
-    mask: Mask<'_>,
-    drop: Option<&Dropout>,
-) -> Result<(Tensor, Tensor)> {
+pub(crate) fn forward(qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
     let (rows, width) = qkv.dims2()?;
     let hidden = width / 3;
     let qkv = values(qkv)?;
     let mut out = Output::new(rows * hidden);
-    let mut log_sum = Output::new(rows * heads);
+    let mut log_sum = Output::new(rows * by.heads);
     let places = (out.place(), log_sum.place());
-    run_all((0..rows / context * heads).map(|part| Forward {
-        head: Head::new(part, hidden, heads, context),
-        mask,
-        drop,
+    run_all((0..rows / by.context * by.heads).map(|part| Forward {
+        head: Head::new(part, hidden, by),
         qkv: &qkv,
         out: places.0,
         log_sum: places.1,
     }));
     // SAFETY: the heads of all samples wrote all elements of both.
-    unsafe { Ok((out.written((rows, hidden))?, log_sum.written((rows, heads))?)) }
+    unsafe { Ok((out.written((rows, hidden))?, log_sum.written((rows, by.heads))?)) }
 }
 
 pub(crate) fn backward(
@@ -52,19 +44,14 @@ pub(crate) fn backward(
     qkv: &Tensor,
     out: &Tensor,
     log_sum: &Tensor,
-    heads: usize,
-    context: usize,
-    mask: Mask<'_>,
-    drop: Option<&Dropout>,
+    by: &Attention<'_>,
 ) -> Result<Tensor> {
     let (rows, width) = qkv.dims2()?;
     let (dy, qkv, out, log_sum) = (values(dy)?, values(qkv)?, values(out)?, values(log_sum)?);
     let mut d_qkv = Output::new(rows * width);
     let place = d_qkv.place();
-    run_all((0..rows / context * heads).map(|part| Backward {
-        head: Head::new(part, width / 3, heads, context),
-        mask,
-        drop,
+    run_all((0..rows / by.context * by.heads).map(|part| Backward {
+        head: Head::new(part, width / 3, by),
         dy: &dy,
         qkv: &qkv,
         out: &out,
@@ -77,33 +64,26 @@ pub(crate) fn backward(
 
 /// One head of one sample: where its elements lie.
 #[derive(Clone, Copy)]
-struct Head {
+struct Head<'a> {
+    by: &'a Attention<'a>,
     /// The first row of the sample.
     row: usize,
     head: usize,
     hidden: usize,
-    heads: usize,
-    context: usize,
     /// Features of a head.
     dim: usize,
 }
 
-impl Head {
-    fn new(part: usize, hidden: usize, heads: usize, context: usize) -> Self {
-        Self {
-            row: part / heads * context,
-            head: part % heads,
-            hidden,
-            heads,
-            context,
-            dim: hidden / heads,
-        }
+impl<'a> Head<'a> {
+    fn new(part: usize, hidden: usize, by: &'a Attention<'a>) -> Self {
+        let (row, head) = (part / by.heads * by.context, part % by.heads);
+        Self { by, row, head, hidden, dim: hidden / by.heads }
     }
 
     /// How many keys row `row` of the sample sees.
     #[inline(always)]
-    fn n_keys(self, mask: Mask<'_>, row: usize) -> usize {
-        mask.n_keys(self.row / self.context, row)
+    fn n_keys(self, row: usize) -> usize {
+        self.by.mask.n_keys(self.row / self.by.context, row)
     }
 
     fn scale(self) -> f32 {
@@ -122,19 +102,19 @@ impl Head {
 
     /// Where the log-sum-exp of row `row` lies.
     fn log_sum(self, row: usize) -> usize {
-        (self.row + row) * self.heads + self.head
+        (self.row + row) * self.by.heads + self.head
     }
 
-    /// `by` from the first weight of row `row` on.
+    /// The dropout of the weights of row `row`, from its first on.
     #[inline(always)]
-    fn of_row(self, by: &Dropout, row: usize) -> Dropout {
-        let first = Dropout::weight(self.row + row, self.head, self.heads, self.context);
-        Dropout { first: by.first.wrapping_add(first), ..*by }
+    fn dropout(self, row: usize) -> Option<Dropout> {
+        let first = self.by.weight(self.row + row, self.head);
+        self.by.dropout.map(|drop| Dropout { first: drop.first.wrapping_add(first), ..drop })
     }
 
     /// How many elements of `qkv` each of its three parts has here.
     fn size(self) -> usize {
-        self.context * self.dim
+        self.by.context * self.dim
     }
 
     /// Copies a part of `qkv` to consecutive rows: rows of a power-of-two width would fall on the
@@ -149,9 +129,7 @@ impl Head {
 }
 
 struct Forward<'a> {
-    head: Head,
-    mask: Mask<'a>,
-    drop: Option<&'a Dropout>,
+    head: Head<'a>,
     qkv: &'a [f32],
     out: Place,
     log_sum: Place,
@@ -161,7 +139,7 @@ impl Piece for Forward<'_> {
     #[inline(always)]
     fn run(self) {
         let head = self.head;
-        let Head { context, dim, .. } = head;
+        let (context, dim) = (head.by.context, head.dim);
         let mut scratch = scratch(3 * head.size() + BLOCK * context);
         let (q, rest) = scratch.split_at_mut(head.size());
         let (k, rest) = rest.split_at_mut(head.size());
@@ -171,7 +149,7 @@ impl Piece for Forward<'_> {
         head.gather(v, self.qkv, 2);
         for start in (0..context).step_by(BLOCK) {
             let n = BLOCK.min(context - start);
-            let end = head.n_keys(self.mask, start + n - 1);
+            let end = head.n_keys(start + n - 1);
             let scores = &mut scores[..n * end];
             let queries = Matrix::new(&q[start * dim..], n, dim, dim);
             let (keys, values) = (Matrix::new(k, end, dim, dim), Matrix::new(v, end, dim, dim));
@@ -179,11 +157,11 @@ impl Piece for Forward<'_> {
             unsafe { product(scores.as_mut_ptr(), end, false, 1.0, queries, keys.t()) };
             let mut sums = [0.0; BLOCK];
             for (i, row) in scores.chunks_exact_mut(end).enumerate() {
-                let live = head.n_keys(self.mask, start + i);
+                let live = head.n_keys(start + i);
                 let (sum, log_sum) = softmax(row, live, head.scale());
                 sums[i] = sum;
-                if let Some(by) = self.drop {
-                    drop_weights(&mut row[..live], &head.of_row(by, start + i));
+                if let Some(by) = head.dropout(start + i) {
+                    drop_weights(&mut row[..live], &by);
                 }
                 let at = self.log_sum.at(head.log_sum(start + i));
                 // SAFETY: inside of the result, and nobody else writes this head's elements.
@@ -206,9 +184,7 @@ impl Piece for Forward<'_> {
 /// With `p` the softmax, `f` the factors of the dropout, `dp = f dy vᵀ` and `ds = p (dp - Σ dy out)`:
 /// `dv = (f p)ᵀ dy`, `dq = ds k` and `dk = dsᵀ q`, the last two times the scale.
 struct Backward<'a> {
-    head: Head,
-    mask: Mask<'a>,
-    drop: Option<&'a Dropout>,
+    head: Head<'a>,
     dy: &'a [f32],
     qkv: &'a [f32],
     out: &'a [f32],
@@ -220,7 +196,7 @@ impl Piece for Backward<'_> {
     #[inline(always)]
     fn run(self) {
         let head = self.head;
-        let Head { context, dim, .. } = head;
+        let (context, dim) = (head.by.context, head.dim);
         let mut scratch = scratch(3 * head.size() + 2 * BLOCK * context);
         let (q, rest) = scratch.split_at_mut(head.size());
         let (k, rest) = rest.split_at_mut(head.size());
@@ -232,7 +208,7 @@ impl Piece for Backward<'_> {
         // From the last block on: it reaches all keys that any does, so it writes what the others add to.
         for start in (0..context).step_by(BLOCK).rev() {
             let n = BLOCK.min(context - start);
-            let end = head.n_keys(self.mask, start + n - 1);
+            let end = head.n_keys(start + n - 1);
             let (p, ds) = (&mut p[..n * end], &mut ds[..n * end]);
             let queries = Matrix::new(&q[start * dim..], n, dim, dim);
             let (keys, values) = (Matrix::new(k, end, dim, dim), Matrix::new(v, end, dim, dim));
@@ -258,7 +234,7 @@ impl Piece for Backward<'_> {
                 product(dv, step, add, 1.0, p.t(), dy);
             }
         }
-        for row in head.n_keys(self.mask, context - 1)..context {
+        for row in head.n_keys(context - 1)..context {
             for part in [1, 2] {
                 let unseen = self.d_qkv.at(head.qkv(part, row));
                 // SAFETY: inside of the result, and this head's; no product has written here.
@@ -279,10 +255,10 @@ impl Backward<'_> {
         let mean = sum([dy, out], |[dy, out]| dy * out);
         let log_sum = self.log_sum[head.log_sum(row)];
         let scale = head.scale();
-        let live = head.n_keys(self.mask, row);
+        let live = head.n_keys(row);
         let vectors = live.next_multiple_of(LANES).min(p.len());
         let each = p[..vectors].iter_mut().zip(&mut ds[..vectors]);
-        match self.drop {
+        match head.dropout(row) {
             None => {
                 for (p, ds) in each {
                     *p = exp(p.mul_add(scale, -log_sum));
@@ -290,7 +266,7 @@ impl Backward<'_> {
                 }
             }
             Some(by) => {
-                let (by, kept) = (head.of_row(by, row), by.scale() as f32);
+                let kept = by.scale() as f32;
                 for (key, (p, ds)) in each.enumerate() {
                     let factor = if by.keeps(key as u64) { kept } else { 0.0 };
                     *p = exp(p.mul_add(scale, -log_sum));

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use candle_core::{Result, Tensor};
-use chimera_core::kernels::Dropout;
+use chimera_core::layers::Dropout;
 
 use super::memory::{Output, values};
 use super::{PIECE, Piece, run_all};

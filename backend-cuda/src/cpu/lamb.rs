@@ -1,7 +1,7 @@
 //! LAMB: a pass that moves the moments and sums the norms, then one that moves the weights.
 
 use candle_core::{Result, Tensor};
-use chimera_core::kernels::{AdamW, Updated};
+use chimera_core::device::{AdamW, Updated};
 
 use super::math::LANES;
 use super::memory::{update as change, values};

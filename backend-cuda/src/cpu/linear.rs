@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use candle_core::{Result, Tensor};
-use chimera_core::kernels::Layout;
+use chimera_core::layers::Layout;
 
 use super::matmul::{Matrix, all_threads, matmul};
 use super::memory::{Output, update, values};

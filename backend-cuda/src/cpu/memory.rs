@@ -21,6 +21,9 @@ pub(super) fn values(tensor: &Tensor) -> Result<impl Deref<Target = [f32]> + '_>
 
 /// Lets `f` change the elements of `tensor`. Only for tensors that came as `&mut`: clones see it.
 pub(super) fn update(tensor: &Tensor, f: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
+    if tensor.elem_count() == 0 {
+        return f(&mut []); // candle takes the strides of an empty tensor for repeated elements
+    }
     tensor.inplace_op1(&Update(Cell::new(Some(f))))
 }
 

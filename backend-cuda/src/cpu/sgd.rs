@@ -1,7 +1,7 @@
 //! Gradient descent with momentum: one pass over weights, gradient and momentum.
 
 use candle_core::{Result, Tensor};
-use chimera_core::kernels::{Sgd, Updated};
+use chimera_core::device::{Sgd, Updated};
 
 use super::memory::{update as change, values};
 use super::{PIECE, Piece, run_all};

@@ -1,6 +1,7 @@
 //! Attention: grids and shared memory of the kernels in `kernels/attention.cu` and `tensor_cores.cu`.
 
-use chimera_core::kernels::{Dropout, Mask, Result};
+use chimera_core::device::Result;
+use chimera_core::layers::{Attention, Dropout, Mask};
 
 use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 
@@ -21,25 +22,22 @@ impl<D: Driver> Gpu<D> {
     pub(super) fn attend(
         &self,
         qkv: &Tensor<D::Memory>,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
         let qkv = self.cast(qkv)?;
-        let sizes = self.sizes(&qkv, heads, context)?;
+        let sizes = self.sizes(&qkv, by)?;
         let rows = qkv.n_rows();
-        let lengths = self.lengths(mask)?;
-        let out = self.activation_of(&[rows, heads * sizes.dim])?;
-        let log_sum = self.empty(&[rows, heads], Element::F32)?;
-        let [key_0, key_1, first, threshold, scale] = dropout(drop);
+        let lengths = self.lengths(by.mask)?;
+        let out = self.activation_of(&[rows, by.heads * sizes.dim])?;
+        let log_sum = self.empty(&[rows, by.heads], Element::F32)?;
+        let [key_0, key_1, first, threshold, scale] = dropout(by.dropout.as_ref());
         let args = [
             qkv.read(),
             out.write(),
             log_sum.write(),
             lengths.as_ref().map_or(Arg::Null, |lengths| Arg::Read(lengths, 0)),
-            int(context),
-            int(heads),
+            int(by.context),
+            int(by.heads),
             int(sizes.dim),
             float(sizes.scale),
             key_0,
@@ -59,20 +57,17 @@ impl<D: Driver> Gpu<D> {
         qkv: &Tensor<D::Memory>,
         out: &Tensor<D::Memory>,
         log_sum: &Tensor<D::Memory>,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<Tensor<D::Memory>> {
         let (dy, qkv, out) = (self.cast(dy)?, self.cast(qkv)?, self.cast(out)?);
-        let sizes = self.sizes(&qkv, heads, context)?;
-        let n = qkv.n_rows() * heads;
+        let sizes = self.sizes(&qkv, by)?;
+        let n = qkv.n_rows() * by.heads;
         let delta = self.allocate(n * size_of::<f32>())?;
         let args = [dy.read(), out.read(), Arg::Write(&delta, 0), long(n), int(sizes.dim)];
         self.run("attention_delta", [n.div_ceil(BLOCK / WARP), 1], BLOCK, &args)?;
-        let lengths = self.lengths(mask)?;
+        let lengths = self.lengths(by.mask)?;
         let d_qkv = self.activation_of(&qkv.shape)?;
-        let [key_0, key_1, first, threshold, scale] = dropout(drop);
+        let [key_0, key_1, first, threshold, scale] = dropout(by.dropout.as_ref());
         let args = [
             dy.read(),
             qkv.read(),
@@ -80,8 +75,8 @@ impl<D: Driver> Gpu<D> {
             Arg::Read(&delta, 0),
             d_qkv.write(),
             lengths.as_ref().map_or(Arg::Null, |lengths| Arg::Read(lengths, 0)),
-            int(context),
-            int(heads),
+            int(by.context),
+            int(by.heads),
             int(sizes.dim),
             float(sizes.scale),
             key_0,
@@ -104,7 +99,8 @@ impl<D: Driver> Gpu<D> {
         }
     }
 
-    fn sizes(&self, qkv: &Tensor<D::Memory>, heads: usize, context: usize) -> Result<Sizes> {
+    fn sizes(&self, qkv: &Tensor<D::Memory>, by: &Attention<'_>) -> Result<Sizes> {
+        let Attention { heads, context, .. } = *by;
         let dim = qkv.width() / 3 / heads;
         if dim > MOST_FEATURES {
             let reason =

@@ -1,6 +1,6 @@
 //! The loss and its gradient, which takes the memory of the logits.
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 
 use super::sums::Parts;
 use super::{Arg, Driver, Gpu, Tensor, float, int};

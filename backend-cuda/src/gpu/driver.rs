@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 use std::ops::Range;
 
-use chimera_core::kernels::{Clock, Result};
+use chimera_core::device::{Clock, Result};
 
 use super::Element;
 
@@ -48,7 +48,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
     type Lane: Lane<Memory = Self::Memory>;
 
     /// The device, in words.
-    fn device(&self) -> String;
+    fn name(&self) -> String;
 
     /// Memory with nothing in particular in it, on a boundary of at least 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Self::Memory>;
@@ -74,13 +74,14 @@ pub trait Driver: Clone + Send + Sync + 'static {
     fn multiply(&self, product: &Product<'_, Self::Memory>) -> Result<()>;
 
     /// Marks `memory` as ready from here on for drivers of other ranks.
-    fn publish(&self, memory: &Self::Memory) -> Result<()>;
+    fn record_ready(&self, memory: &Self::Memory) -> Result<()>;
 
-    /// Lets work from here on begin when what was [published](Driver::publish) is there.
-    fn wait_for(&self, memory: &Self::Memory) -> Result<()>;
+    /// Makes work from here on wait until `memory` is [ready](Driver::record_ready).
+    fn wait_ready(&self, memory: &Self::Memory) -> Result<()>;
 
-    /// Memory of this device with these bytes of `memory`, if it lies on another one.
-    fn adopt(&self, memory: &Self::Memory, bytes: Range<usize>) -> Result<Option<Self::Memory>>;
+    /// Copies these bytes of `memory` to this device if they lie on another one, else takes `memory` for its own.
+    fn peer_copy(&self, memory: &Self::Memory, bytes: Range<usize>)
+    -> Result<Option<Self::Memory>>;
 
     /// The clock of this driver's work, where there is one.
     fn clock(&self) -> Result<Option<Box<dyn Clock>>>;

@@ -1,7 +1,7 @@
 //! Embedding. Backwards, the host sorts the rows by token, so that one block adds up the rows of a token in
 //! their order: the same bits every time, and no atomics.
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 
 use super::{Arg, BLOCK, Driver, Gpu, Tensor, int, long};
 

@@ -1,6 +1,6 @@
 //! Layer norm, a warp to each row.
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 
 use super::sums::Ranges;
 use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};

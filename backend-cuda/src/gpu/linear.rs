@@ -1,6 +1,7 @@
 //! Linear layers: the library's matrix product, and one pass for bias and residual together.
 
-use chimera_core::kernels::{Layout, Result};
+use chimera_core::device::Result;
+use chimera_core::layers::Layout;
 
 use super::{Arg, BLOCK, CHUNK, Driver, Gpu, Operand, Product, Tensor, int};
 

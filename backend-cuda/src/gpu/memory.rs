@@ -1,6 +1,6 @@
 //! Making tensors, and copying them to and from the host.
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 
 use super::tensor::Cast;
 use super::{BLOCK, Driver, Element, Gpu, Piece, Tensor, int, long};
@@ -125,8 +125,8 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// `tensor` in memory of this device.
-    pub(super) fn adopted(&self, tensor: Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
-        Ok(match self.driver.adopt(&tensor.buffer.memory, tensor.bytes())? {
+    pub(super) fn imported(&self, tensor: Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
+        Ok(match self.driver.peer_copy(&tensor.buffer.memory, tensor.bytes())? {
             Some(memory) => Tensor::of(memory, tensor.element, tensor.shape),
             None => tensor,
         })

@@ -1,4 +1,4 @@
-//! [`Kernels`] on a GPU: the project's own CUDA kernels (`kernels/*.cu`) and matrix products of the
+//! [`Device`] and [`Layers`] on a GPU: the project's own CUDA kernels (`kernels/*.cu`) and matrix products of the
 //! vendor's library, behind the trait [`Driver`].
 //!
 //! With bf16 activations and their gradients are bf16, as are the operands of matrix products; weights,
@@ -21,9 +21,8 @@ mod pointwise;
 mod sums;
 mod tensor;
 
-use chimera_core::kernels::{
-    Activation, AdamW, Clock, DeviceError, Dropout, Kernels, Layout, Mask, Result, Sgd, Updated,
-};
+use chimera_core::device::{AdamW, Clock, Device, DeviceError, Result, Sgd, Updated};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
 
 pub use driver::{Arg, At, Driver, Lane, Launch, Operand, Piece, Place, Product, kernels, source};
 pub use tensor::{Element, Tensor};
@@ -61,11 +60,11 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-impl<D: Driver> Kernels for Gpu<D> {
+impl<D: Driver> Device for Gpu<D> {
     type Tensor = Tensor<D::Memory>;
 
-    fn device(&self) -> String {
-        self.driver.device()
+    fn name(&self) -> String {
+        self.driver.name()
     }
 
     fn upload(&self, shape: &[usize], data: &[f32]) -> Result<Self::Tensor> {
@@ -108,16 +107,16 @@ impl<D: Driver> Kernels for Gpu<D> {
         self.joined(tensors)
     }
 
-    fn hand_over(&self, tensor: &Self::Tensor) -> Result<()> {
-        self.driver.publish(&tensor.buffer.memory)
+    fn record_ready(&self, tensor: &Self::Tensor) -> Result<()> {
+        self.driver.record_ready(&tensor.buffer.memory)
     }
 
-    fn take_over(&self, tensor: Self::Tensor) -> Result<Self::Tensor> {
-        self.adopted(tensor)
+    fn import(&self, tensor: Self::Tensor) -> Result<Self::Tensor> {
+        self.imported(tensor)
     }
 
-    fn wait_for(&self, tensor: &Self::Tensor) -> Result<()> {
-        self.driver.wait_for(&tensor.buffer.memory)
+    fn wait_ready(&self, tensor: &Self::Tensor) -> Result<()> {
+        self.driver.wait_ready(&tensor.buffer.memory)
     }
 
     fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()> {
@@ -128,6 +127,20 @@ impl<D: Driver> Kernels for Gpu<D> {
         self.sums_of_squares(tensors)
     }
 
+    fn adamw(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
+        self.adamw_update(tensors, by)
+    }
+
+    fn lamb(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
+        tensors.iter().try_for_each(|tensor| self.lamb_update(tensor, by))
+    }
+
+    fn sgd(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &Sgd) -> Result<()> {
+        self.sgd_update(tensors, by)
+    }
+}
+
+impl<D: Driver> Layers for Gpu<D> {
     fn embedding(
         &self,
         ids: &[u32],
@@ -237,12 +250,9 @@ impl<D: Driver> Kernels for Gpu<D> {
     fn attention(
         &self,
         qkv: &Self::Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<(Self::Tensor, Self::Tensor)> {
-        self.attend(qkv, heads, context, mask, drop)
+        self.attend(qkv, by)
     }
 
     fn attention_dx(
@@ -251,12 +261,9 @@ impl<D: Driver> Kernels for Gpu<D> {
         qkv: &Self::Tensor,
         out: &Self::Tensor,
         log_sum: &Self::Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<Self::Tensor> {
-        self.attend_backward(dy, qkv, out, log_sum, heads, context, mask, drop)
+        self.attend_backward(dy, qkv, out, log_sum, by)
     }
 
     fn cross_entropy(
@@ -266,18 +273,6 @@ impl<D: Driver> Kernels for Gpu<D> {
         scale: f64,
     ) -> Result<(Self::Tensor, Self::Tensor)> {
         self.loss(logits, targets, scale)
-    }
-
-    fn adamw(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
-        self.adamw_update(tensors, by)
-    }
-
-    fn lamb(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
-        tensors.iter().try_for_each(|tensor| self.lamb_update(tensor, by))
-    }
-
-    fn sgd(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &Sgd) -> Result<()> {
-        self.sgd_update(tensors, by)
     }
 }
 
@@ -312,7 +307,7 @@ impl<D: Driver> Gpu<D> {
     }
 
     fn failed(&self, op: &'static str, reason: impl Into<String>) -> DeviceError {
-        DeviceError::Failed { device: self.driver.device(), op, reason: reason.into() }
+        DeviceError::Failed { device: self.driver.name(), op, reason: reason.into() }
     }
 }
 

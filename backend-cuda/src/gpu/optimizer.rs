@@ -1,6 +1,6 @@
 //! Updates of weights. Constants are worked out in f64 on the host.
 
-use chimera_core::kernels::{AdamW, Result, Sgd, Updated};
+use chimera_core::device::{AdamW, Result, Sgd, Updated};
 
 use super::{Arg, BLOCK, CHUNK, Driver, Element, Gpu, Tensor, float, int, long};
 

@@ -4,7 +4,7 @@
 //! on the device, by an event, never on the host. Within one stream there is nothing to wait for, and then
 //! no event is made.
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 
 /// A queue of work on a device.
 pub(super) trait Line: Clone + PartialEq {
@@ -27,7 +27,7 @@ pub(super) struct Users<L: Line> {
 /// The last use by one line.
 struct Use<L: Line> {
     by: L,
-    /// After it; made when somebody first asks, or by [`Users::publish`].
+    /// After it; made when somebody first asks, or by [`Users::record_ready`].
     done: Option<L::Event>,
 }
 
@@ -74,7 +74,7 @@ impl<L: Line> Users<L> {
     }
 
     /// Marks what `line` wrote as ready, so that others need not wait for what it does next.
-    pub(super) fn publish(&mut self, line: &L) -> Result<()> {
+    pub(super) fn record_ready(&mut self, line: &L) -> Result<()> {
         if self.writer.by == *line && self.writer.done.is_none() {
             self.writer.done = Some(line.record()?);
         }
@@ -171,7 +171,7 @@ mod tests {
                         written = now;
                         read.clear();
                     }
-                    _ => users.publish(line).unwrap(),
+                    _ => users.record_ready(line).unwrap(),
                 }
             }
             let freeing = Clock { number: 1, clocks };
@@ -187,7 +187,7 @@ mod tests {
         let [a, b] = [0, 1].map(|number| Clock { number, clocks: clocks.clone() });
         let mut users = Users::new(&a);
         a.work();
-        users.publish(&a).unwrap();
+        users.record_ready(&a).unwrap();
         a.work();
         users.read(&b).unwrap();
         assert_eq!(b.work().1, [1, 1, 0]);

@@ -1,6 +1,7 @@
 //! Elements on their own.
 
-use chimera_core::kernels::{Activation, Dropout, Result};
+use chimera_core::device::Result;
+use chimera_core::layers::{Activation, Dropout};
 
 use super::{Arg, BLOCK, CHUNK, Driver, Element, Gpu, Tensor, float, int, long};
 

@@ -1,6 +1,6 @@
 //! Sums of squares and of columns.
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 
 use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, int, long};
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 
 use super::{ELEMENT, Gpu};
 use crate::tensor::Slice;

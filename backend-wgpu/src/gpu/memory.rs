@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use chimera_core::kernels::{DeviceError, Result};
+use chimera_core::device::{DeviceError, Result};
 use wgpu::{BufferDescriptor, BufferUsages, ErrorFilter, MapMode, PollType, SubmissionIndex};
 
 use super::{ELEMENT, Gpu};

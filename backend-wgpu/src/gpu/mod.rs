@@ -6,7 +6,7 @@ mod time;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use chimera_core::kernels::{DeviceError, Result};
+use chimera_core::device::{DeviceError, Result};
 use wgpu::PollType;
 
 pub(crate) use time::TIMESTAMPS;
@@ -128,7 +128,7 @@ impl Gpu {
         &self.tuning
     }
 
-    /// Kernels that are recorded but not submitted.
+    /// Layers that are recorded but not submitted.
     #[cfg(test)]
     pub(crate) fn n_recorded(&self) -> usize {
         self.stream().n_dispatches()
@@ -230,8 +230,8 @@ impl Gpu {
 
 #[cfg(test)]
 mod tests {
+    use chimera_core::device::{Device, DeviceError};
     use chimera_core::fault::Class;
-    use chimera_core::kernels::{DeviceError, Kernels};
 
     use super::Trouble;
     use crate::{Options, adapters};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 use wgpu::{BufferUsages, Features, QuerySet, QuerySetDescriptor, QueryType};
 
 use super::Gpu;

@@ -1,6 +1,7 @@
 //! Functions of each element.
 
-use chimera_core::kernels::{Activation, Result};
+use chimera_core::device::Result;
+use chimera_core::layers::Activation;
 
 use crate::gpu::Gpu;
 use crate::shader::{ACTIVATION, Constants, Kernel};

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use chimera_core::kernels::{Dropout, Mask, Result};
+use chimera_core::device::Result;
+use chimera_core::layers::{Attention, Dropout, Mask};
 
 use super::number;
 use crate::gpu::{Call, Gpu};
@@ -25,30 +26,22 @@ const fn backward(entry: &'static str) -> Kernel {
 /// Rows of a tile at most.
 const MAX_TILE: u32 = 32;
 
-/// How rows are divided into samples and heads.
+/// How rows attend to each other, in heads of so many features.
 #[derive(Clone, Copy)]
-struct Heads {
-    heads: usize,
-    context: usize,
+struct Heads<'a> {
+    by: &'a Attention<'a>,
     /// Features of a head.
     dim: usize,
 }
 
 impl Gpu {
-    pub(crate) fn attention(
-        &self,
-        qkv: &Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
-    ) -> Result<(Tensor, Tensor)> {
+    pub(crate) fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
         let op = "attention";
-        let (rows, by) = (qkv.n_rows(), Heads::of(qkv, heads, context));
-        let lengths = self.lengths(op, mask)?;
-        let out = self.tensor(op, &[rows, heads * by.dim])?;
-        let log_sum = self.tensor(op, &[rows, heads])?;
-        for block in self.samples(op, qkv, by)? {
+        let (rows, heads) = (qkv.n_rows(), Heads::of(qkv, by));
+        let lengths = self.lengths(op, by.mask)?;
+        let out = self.tensor(op, &[rows, by.heads * heads.dim])?;
+        let log_sum = self.tensor(op, &[rows, by.heads])?;
+        for block in self.samples(op, qkv, heads)? {
             let lengths = self.lengths_of(&lengths, by, &block);
             let [out, log_sum, qkv] =
                 [&out, &log_sum, qkv].map(|t| t.rows(block.start, block.len()));
@@ -56,9 +49,9 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &FORWARD,
-                    constants: self.tuning().attention_constants(by.dim),
+                    constants: self.tuning().attention_constants(heads.dim),
                     operands: &[out.all(), log_sum.all(), qkv.all(), lengths],
-                    numbers: &by.numbers(mask, drop, block.start),
+                    numbers: &heads.numbers(block.start),
                     groups: self.attention_grid(by, block.len()),
                 },
             )?;
@@ -72,27 +65,24 @@ impl Gpu {
         qkv: &Tensor,
         out: &Tensor,
         log_sum: &Tensor,
-        heads: usize,
-        context: usize,
-        mask: Mask<'_>,
-        drop: Option<&Dropout>,
+        by: &Attention<'_>,
     ) -> Result<Tensor> {
         let op = "attention_dx";
-        let (rows, by) = (qkv.n_rows(), Heads::of(qkv, heads, context));
-        let lengths = self.lengths(op, mask)?;
+        let (rows, heads) = (qkv.n_rows(), Heads::of(qkv, by));
+        let lengths = self.lengths(op, by.mask)?;
         let d_qkv = self.tensor(op, &[rows, qkv.width()])?;
-        for block in self.samples(op, qkv, by)? {
+        for block in self.samples(op, qkv, heads)? {
             let (start, len) = (block.start, block.len());
             let lengths = self.lengths_of(&lengths, by, &block);
             let [d_qkv, dy, qkv] = [&d_qkv, dy, qkv].map(|t| t.rows(start, len));
             let [out, log_sum] = [out, log_sum].map(|t| t.rows(start, len));
-            let products = self.tensor(op, &[len, heads])?;
+            let products = self.tensor(op, &[len, by.heads])?;
             let n = products.n_elements();
             self.run(
                 op,
                 &Call {
                     kernel: &WEIGH,
-                    constants: self.tuning().attention_constants(by.dim),
+                    constants: self.tuning().attention_constants(heads.dim),
                     operands: &[products.all(), dy.all(), out.all()],
                     numbers: &[number(n)],
                     groups: self.grid(n.div_ceil(self.tuning().queries as usize)),
@@ -104,9 +94,9 @@ impl Gpu {
                     op,
                     &Call {
                         kernel,
-                        constants: self.tuning().attention_constants(by.dim),
+                        constants: self.tuning().attention_constants(heads.dim),
                         operands: &[&[d_qkv.all()][..], &read].concat(),
-                        numbers: &by.numbers(mask, drop, start),
+                        numbers: &heads.numbers(start),
                         groups: self.attention_grid(by, len),
                     },
                 )?;
@@ -127,7 +117,7 @@ impl Gpu {
     fn lengths_of<'a>(
         &'a self,
         lengths: &'a Option<Tensor>,
-        by: Heads,
+        by: &Attention<'_>,
         block: &Range<usize>,
     ) -> Slice<'a> {
         let of_block =
@@ -140,10 +130,10 @@ impl Gpu {
         &self,
         op: &'static str,
         qkv: &Tensor,
-        by: Heads,
+        Heads { by, dim }: Heads<'_>,
     ) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
         // A round for four rows of the sample, and twice one for each of their vectors.
-        let quads = by.dim.div_ceil(4);
+        let quads = dim.div_ceil(4);
         let rounds = by.context.div_ceil(4) * (1 + 2 * quads) + 2 * quads;
         self.check_rounds(op, rounds)?;
         // A sample takes a workgroup's number along one dimension.
@@ -155,7 +145,7 @@ impl Gpu {
         }))
     }
 
-    fn attention_grid(&self, by: Heads, rows: usize) -> [u32; 3] {
+    fn attention_grid(&self, by: &Attention<'_>, rows: usize) -> [u32; 3] {
         let queries = number(by.context).div_ceil(self.tuning().queries);
         [queries, number(by.heads), number(rows / by.context.max(1))]
     }
@@ -178,20 +168,21 @@ impl Tuning {
     }
 }
 
-impl Heads {
-    fn of(qkv: &Tensor, heads: usize, context: usize) -> Heads {
-        Heads { heads, context, dim: qkv.width() / 3 / heads }
+impl<'a> Heads<'a> {
+    fn of(qkv: &Tensor, by: &'a Attention<'a>) -> Heads<'a> {
+        Heads { by, dim: qkv.width() / 3 / by.heads }
     }
 
     /// Of a call for the rows from `row` on.
-    fn numbers(self, mask: Mask<'_>, drop: Option<&Dropout>, row: usize) -> [u32; 10] {
-        let scale = 1.0 / (self.dim as f32).sqrt();
-        let is_causal = mask == Mask::Causal;
-        let drop = drop.unwrap_or(&Dropout::NONE);
-        let first = drop.first.wrapping_add(Dropout::weight(row, 0, self.heads, self.context));
+    fn numbers(self, row: usize) -> [u32; 10] {
+        let Heads { by, dim } = self;
+        let scale = 1.0 / (dim as f32).sqrt();
+        let is_causal = by.mask == Mask::Causal;
+        let drop = by.dropout.unwrap_or(Dropout::NONE);
+        let first = drop.first.wrapping_add(by.weight(row, 0));
         [
-            number(self.heads),
-            number(self.context),
+            number(by.heads),
+            number(by.context),
             scale.to_bits(),
             is_causal.into(),
             drop.key[0],

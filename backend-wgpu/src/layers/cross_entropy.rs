@@ -1,6 +1,6 @@
 //! Softmax cross-entropy.
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 
 use super::number;
 use crate::gpu::{Call, Gpu};

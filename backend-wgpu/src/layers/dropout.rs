@@ -1,6 +1,7 @@
 //! Dropout.
 
-use chimera_core::kernels::{Dropout, Result};
+use chimera_core::device::Result;
+use chimera_core::layers::Dropout;
 
 use super::number;
 use crate::gpu::{Call, Gpu};

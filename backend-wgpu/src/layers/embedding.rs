@@ -1,6 +1,6 @@
 //! The token and position tables.
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 
 use super::number;
 use crate::gpu::{Call, Gpu};

@@ -1,6 +1,6 @@
 //! Layer norm.
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 
 use super::{CHUNK, cut, number};
 use crate::gpu::{Call, Gpu};

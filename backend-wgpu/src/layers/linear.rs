@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use chimera_core::kernels::{Layout, Result};
+use chimera_core::device::Result;
+use chimera_core::layers::Layout;
 
 use super::{MAX_ROUNDS, cut, number};
 use crate::gpu::{Call, Gpu};

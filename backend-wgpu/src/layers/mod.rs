@@ -13,7 +13,7 @@ mod sums;
 
 use std::ops::Range;
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 
 use crate::gpu::Gpu;
 use crate::shader::Constants;
@@ -82,7 +82,7 @@ fn number(n: usize) -> u32 {
 #[cfg(test)]
 pub(crate) fn sources(tuning: &Tuning) -> Vec<(&'static crate::shader::Source, Constants)> {
     use crate::shader::*;
-    use chimera_core::kernels::Activation;
+    use chimera_core::layers::Activation;
     let of_elements = [&DROPOUT, &EMBEDDING, &OPTIMIZER, &POINTWISE, &SUMS];
     let of_rows = [&CROSS_ENTROPY, &LAYER_NORM];
     let of_elements = of_elements.map(|source| (source, tuning.element_constants()));

@@ -1,6 +1,6 @@
 //! Updates of weights.
 
-use chimera_core::kernels::{AdamW, Result, Sgd, Updated};
+use chimera_core::device::{AdamW, Result, Sgd, Updated};
 
 use super::number;
 use crate::gpu::{Call, Gpu};

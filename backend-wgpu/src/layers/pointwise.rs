@@ -1,6 +1,6 @@
 //! Elements on their own.
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 
 use super::number;
 use crate::gpu::{Call, Gpu};

@@ -232,13 +232,13 @@ impl Network {
             |part: &collective::Part| before[part.segments.end] - before[part.segments.start];
         let n_nodes = placement.n_workers().div_ceil(self.ranks_per_node);
         let (mut takes, mut links) = (0.0, FxHashMap::<usize, f64>::default());
-        let plans: Vec<_> = (0..n).map(|me| aligned(rounds(n, me, false), n, me)).collect();
+        let plans: Vec<_> = (0..n).map(|me| rounds(n, me, false)).collect();
         for round in 0..plans.iter().map(Vec::len).max().unwrap_or(0) {
             let mut ports = vec![Load::default(); n];
             let mut nodes = FxHashMap::<usize, Load>::default();
             for (me, plan) in plans.iter().enumerate() {
-                let parts = plan.get(round).into_iter().flatten();
-                for part in parts.filter(|part| bytes(part) > 0.0) {
+                let parts = plan.get(round).map_or(&[][..], |round| &round.sends);
+                for part in parts.iter().filter(|part| bytes(part) > 0.0) {
                     let (from, to) = (self.node(replicas[me]), self.node(replicas[part.peer]));
                     let time = self.link(from, to).takes(1.0, bytes(part));
                     ports[me].out += time;
@@ -266,15 +266,4 @@ impl Network {
         links.sort_by_key(|(link, _)| *link);
         Sum { takes, links }
     }
-}
-
-/// What a member sends, by round. Only some members have the first and the last round, in which the others give and
-/// are given theirs.
-fn aligned(rounds: Vec<collective::Round>, n: usize, me: usize) -> Vec<Vec<collective::Part>> {
-    let (core, is_recursive) = (n_core(n), n > collective::MOST_DIRECT);
-    let mut sends: Vec<_> = rounds.into_iter().map(|round| round.sends).collect();
-    if is_recursive && core < n && me < core && me + core >= n {
-        sends.insert(0, Vec::new());
-    }
-    sends
 }

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::{Comm, CommError, Tag, Wrap};
+use crate::device::{Device, Fetch};
 use crate::ids::Rank;
-use crate::kernels::{Fetch, Kernels};
 
 /// A tensor in host memory, as transports between processes carry it.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -51,10 +51,10 @@ const WORD: usize = size_of::<f32>();
 /// Carries the tensors of a device over a transport of [`Host`] tensors: what is sent is copied to the host,
 /// once, and what comes is handed to the device.
 ///
-/// A device that can [fetch](Kernels::fetch) works on while it is copied. Such a message goes on its way when
+/// A device that can [fetch](Device::fetch) works on while it is copied. Such a message goes on its way when
 /// the next one is sent or looked for, and at the latest when this rank waits.
-pub struct HostStaged<K: Kernels, C: Comm<Host>> {
-    kernels: K,
+pub struct HostStaged<D: Device, C: Comm<Host>> {
+    device: D,
     inner: C,
     /// Messages on their way to the host, in order.
     outgoing: VecDeque<Outgoing>,
@@ -67,21 +67,21 @@ struct Outgoing {
     fetch: Box<dyn Fetch>,
 }
 
-impl<K: Kernels, C: Comm<Host>> HostStaged<K, C> {
-    /// Carries tensors of `kernels` over `inner`.
-    pub fn new(kernels: K, inner: C) -> HostStaged<K, C> {
-        HostStaged { kernels, inner, outgoing: VecDeque::new() }
+impl<D: Device, C: Comm<Host>> HostStaged<D, C> {
+    /// Carries tensors of `device` over `inner`.
+    pub fn new(device: D, inner: C) -> HostStaged<D, C> {
+        HostStaged { device, inner, outgoing: VecDeque::new() }
     }
 
-    fn to_host(&self, tensor: &K::Tensor) -> Result<Host, CommError> {
-        let shape = self.kernels.shape(tensor);
+    fn to_host(&self, tensor: &D::Tensor) -> Result<Host, CommError> {
+        let shape = self.device.shape(tensor);
         let mut data = room(&shape);
-        self.kernels.download_into(tensor, &mut data)?;
+        self.device.download_into(tensor, &mut data)?;
         Ok(Host { shape, data })
     }
 
-    fn to_device(&self, Host { shape, data }: Host) -> Result<K::Tensor, CommError> {
-        Ok(self.kernels.adopt(&shape, data)?)
+    fn to_device(&self, Host { shape, data }: Host) -> Result<D::Tensor, CommError> {
+        Ok(self.device.upload_vec(&shape, data)?)
     }
 
     /// Sends what has come to the host; all of it, if that is `awaited`.
@@ -105,7 +105,7 @@ fn room(shape: &[usize]) -> Vec<f32> {
     Vec::with_capacity(shape.iter().product::<usize>() + Host::ROOM)
 }
 
-impl<K: Kernels, C: Comm<Host>> Drop for HostStaged<K, C> {
+impl<D: Device, C: Comm<Host>> Drop for HostStaged<D, C> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             // Whoever waits for what cannot be sent learns it from the transport.
@@ -114,7 +114,7 @@ impl<K: Kernels, C: Comm<Host>> Drop for HostStaged<K, C> {
     }
 }
 
-impl<K: Kernels, C: Comm<Host>> Wrap for HostStaged<K, C> {
+impl<D: Device, C: Comm<Host>> Wrap for HostStaged<D, C> {
     type Inner = C;
 
     fn inner(&self) -> &C {
@@ -134,10 +134,10 @@ impl<K: Kernels, C: Comm<Host>> Wrap for HostStaged<K, C> {
     }
 }
 
-impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
-    fn send(&mut self, to: Rank, tag: Tag, tensor: K::Tensor) -> Result<(), CommError> {
-        if let Some(fetch) = self.kernels.fetch(&tensor)? {
-            let shape = self.kernels.shape(&tensor);
+impl<D: Device, C: Comm<Host>> Comm<D::Tensor> for HostStaged<D, C> {
+    fn send(&mut self, to: Rank, tag: Tag, tensor: D::Tensor) -> Result<(), CommError> {
+        if let Some(fetch) = self.device.fetch(&tensor)? {
+            let shape = self.device.shape(&tensor);
             self.outgoing.push_back(Outgoing { to, tag, shape, fetch });
             return self.forward(false);
         }
@@ -145,13 +145,13 @@ impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
         self.inner.send(to, tag, host)
     }
 
-    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<K::Tensor>, CommError> {
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<D::Tensor>, CommError> {
         self.forward(false)?;
         let received = self.inner.try_recv(from, tag)?;
         received.map(|host| self.to_device(host)).transpose()
     }
 
-    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<K::Tensor, CommError> {
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<D::Tensor, CommError> {
         if let Some(received) = self.try_recv(from, tag)? {
             return Ok(received);
         }
@@ -168,7 +168,7 @@ impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
         &mut self,
         members: &[Rank],
         tag: Tag,
-        tensor: K::Tensor,
+        tensor: D::Tensor,
     ) -> Result<(), CommError> {
         let host = self.to_host(&tensor)?;
         self.inner.all_reduce(members, tag, host)
@@ -178,9 +178,9 @@ impl<K: Kernels, C: Comm<Host>> Comm<K::Tensor> for HostStaged<K, C> {
 #[cfg(test)]
 mod tests {
     use super::{CommError, Host};
+    use crate::device::DeviceError;
     use crate::fault::Class;
     use crate::ids::Rank;
-    use crate::kernels::DeviceError;
 
     #[test]
     fn a_message_that_no_memory_holds_is_out_of_memory() {

@@ -27,9 +27,9 @@ pub use tag::{Payload, Tag};
 pub use threads::{Threads, threads};
 pub use wrap::Wrap;
 
+use crate::device::DeviceError;
 use crate::fault::{Class, Fault};
 use crate::ids::Rank;
-use crate::kernels::DeviceError;
 
 /// Why a message did not come.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]

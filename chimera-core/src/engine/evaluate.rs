@@ -5,24 +5,28 @@
 
 use std::time::Instant;
 
-use super::Data;
 use super::worker::Worker;
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
+use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{PipeId, StageId};
-use crate::kernels::Kernels;
-use crate::stage::{Micro, Output, Stage};
+use crate::stage::{Data, Micro, Output, Stage};
 
-impl<S, K, C> Worker<'_, S, K, C>
+impl<S, D, C> Worker<'_, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     /// Mean loss of the present weights over all targets of samples `0..n_samples` of `data`, in nats: the
     /// same bits on every rank. All ranks call it after the same `step`.
-    pub fn evaluate(&mut self, step: u64, data: &dyn Data, n_samples: u64) -> Result<f64, Fault> {
+    pub fn evaluate(
+        &mut self,
+        step: u64,
+        data: &dyn Data<S::Item>,
+        n_samples: u64,
+    ) -> Result<f64, Fault> {
         let scale = 1.0 / (n_samples * data.n_targets() as u64) as f64;
         let (began, mut own) = (Instant::now(), Vec::new());
         for sample in (self.world.group as u64..n_samples).step_by(self.world.job.width) {
@@ -46,7 +50,7 @@ where
     fn evaluate_sample(
         &mut self,
         step: u64,
-        data: &dyn Data,
+        data: &dyn Data<S::Item>,
         sample: u64,
         loss_scale: f64,
     ) -> Result<Option<f64>, Fault> {
@@ -72,15 +76,15 @@ where
                     (world.rank_of(at(stage - 1), world.group), world.deadline());
                 let received = world.comm.recv(from, tag(stage - 1), deadline);
                 let received = world.on_wait("evaluation", Need::Other, received)?;
-                let stage_id = StageId(stage as u16);
-                world.check_shape(from, stage_id, 1, tag(stage - 1), &received)?;
+                let expected = world.held(StageId(stage as u16)).stage.input_shape(1);
+                world.check_shape(from, expected, tag(stage - 1), &received)?;
                 carried = Some(received);
             }
             let held = world.held(StageId(stage as u16));
             let output = held.stage.forward(&held.weights, &micro, carried.take());
             match world.on_device("evaluation", output)?.0 {
                 Output::Loss { loss: scaled, .. } => {
-                    let values = world.kernels.download(&scaled);
+                    let values = world.device.download(&scaled);
                     let values = world.on_device("evaluation", values)?;
                     loss = Some(values.into_iter().map(f64::from).sum());
                 }

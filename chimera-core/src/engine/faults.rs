@@ -7,9 +7,9 @@ use super::reduction::ReduceError;
 use super::world::World;
 use crate::analyze::{Need, Scene};
 use crate::comm::{Comm, CommError, Endpoint, Liveness, Position};
+use crate::device::{Device, DeviceError};
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, Rank, StageId};
-use crate::kernels::{DeviceError, Kernels};
+use crate::ids::{BucketId, Rank};
 use crate::stage::Stage;
 
 /// How long other ranks may take to say where they are.
@@ -18,11 +18,11 @@ pub(super) const ANSWER: Duration = Duration::from_secs(1);
 /// After it a rank that goes on is elsewhere.
 const MOMENT: Duration = Duration::from_millis(100);
 
-impl<S, K, C> World<'_, S, K, C>
+impl<S, D, C> World<'_, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     pub(super) fn at(&self, fault: Fault, op: impl ToString) -> Fault {
         Fault {
@@ -95,21 +95,22 @@ where
         positions
     }
 
-    /// Refuses what a peer sent for a stage if it is not of the shape that so many samples have.
+    /// Refuses what a peer sent if it is not of the shape that its stage names.
     pub(super) fn check_shape(
         &self,
         from: Rank,
-        stage: StageId,
-        samples: usize,
+        expected: Option<Vec<usize>>,
         what: impl fmt::Display,
         tensor: &S::Tensor,
     ) -> Result<(), Fault> {
-        let expected = self.held(stage).stage.passed(samples);
-        let got = self.kernels.shape(tensor);
-        if got == expected {
-            return Ok(());
+        let got = self.device.shape(tensor);
+        match expected.filter(|expected| *expected != got) {
+            None => Ok(()),
+            Some(expected) => {
+                let fault = shape_fault(self.comm.rank(), from, &what, &expected, &got);
+                Err(self.at(fault, what))
+            }
         }
-        Err(self.at(shape_fault(self.comm.rank(), from, &what, &expected, &got), what))
     }
 
     pub(super) fn on_sum<T>(

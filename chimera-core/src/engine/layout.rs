@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::collective::{n_core, segments};
-use crate::kernels::{Kernels, Result};
+use crate::device::{Device, Result};
 use crate::shards::{UNIT, even_shares};
 
 /// Each tensor begins at a multiple of so many elements, for kernels that load several at once.
@@ -19,6 +19,7 @@ pub(super) struct Layout {
     n_elements: usize,
     /// By position, as in [`segments`].
     segments: Vec<Range<usize>>,
+    keeps_sums: bool,
 }
 
 impl Layout {
@@ -41,12 +42,12 @@ impl Layout {
         layout
     }
 
-    /// A buffer of which each replica has the tensors that it owns.
+    /// A buffer of which each replica has the tensors that it owns, and keeps their sums.
     pub(super) fn owned(shapes: Vec<Vec<usize>>, owners: &[usize], n_members: usize) -> Layout {
         let members = segments(n_members);
         let of_member = |member: usize| (0..owners.len()).filter(move |t| owners[*t] == member);
         let order = members.iter().flat_map(|member| of_member(*member)).collect();
-        let mut layout = Layout::of(shapes, order);
+        let mut layout = Layout { keeps_sums: true, ..Layout::of(shapes, order) };
         let mut start = 0;
         for member in members {
             let ends = of_member(member).map(|tensor| layout.end_of(tensor));
@@ -65,7 +66,7 @@ impl Layout {
             places[*tensor] = n_elements..n_elements + n;
             n_elements = (n_elements + n).next_multiple_of(ALIGNMENT);
         }
-        Layout { shapes, places, order, n_elements, segments: Vec::new() }
+        Layout { shapes, places, order, n_elements, segments: Vec::new(), keeps_sums: false }
     }
 
     /// Where the next tensor may begin.
@@ -78,14 +79,14 @@ impl Layout {
         self.n_elements
     }
 
-    /// Extents of the tensors.
-    pub(super) fn shapes(&self) -> &[Vec<usize>] {
-        &self.shapes
+    /// Whether the sum of each tensor stays with the replica that owns it.
+    pub(super) fn keeps_sums(&self) -> bool {
+        self.keeps_sums
     }
 
-    /// Where a tensor lies in the buffer.
-    pub(super) fn place(&self, tensor: usize) -> &Range<usize> {
-        &self.places[tensor]
+    /// Where each tensor lies in the buffer, and its extents.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = (&Range<usize>, &[usize])> {
+        self.places.iter().zip(self.shapes.iter().map(Vec::as_slice))
     }
 
     /// Where segments at these positions lie in the buffer.
@@ -97,25 +98,55 @@ impl Layout {
         }
     }
 
-    /// The buffer with these values of its tensors.
-    pub(super) fn fill<K: Kernels>(&self, kernels: &K, tensors: &[K::Tensor]) -> Result<K::Tensor> {
-        let gap = kernels.zeros(&[ALIGNMENT])?;
-        let mut pieces = Vec::with_capacity(2 * tensors.len());
+    /// The buffer, of which each tensor and each gap between two is a piece.
+    pub(super) fn pieces<D: Device>(
+        &self,
+        device: &D,
+        tensors: Vec<D::Tensor>,
+    ) -> Result<Vec<Piece<D::Tensor>>> {
+        let mut pieces = Vec::with_capacity(tensors.len());
         for &tensor in &self.order {
-            let n = self.places[tensor].len();
-            if n > 0 {
-                pieces.push(kernels.reshape(&tensors[tensor], &[n])?);
+            let place = self.places[tensor].clone();
+            let gap = place.end..self.end_of(tensor);
+            if !place.is_empty() {
+                let tensor = device.reshape(&tensors[tensor], &[place.len()])?;
+                pieces.push(Piece { elements: place, tensor });
             }
-            let n_gap = self.end_of(tensor) - self.places[tensor].end;
-            if n_gap > 0 {
-                pieces.push(kernels.rows(&gap, 0, n_gap)?);
+            if !gap.is_empty() {
+                pieces.push(Piece { tensor: device.zeros(&[gap.len()])?, elements: gap });
             }
         }
-        match pieces.len() {
-            0 => kernels.zeros(&[0]),
-            1 => Ok(pieces.remove(0)),
-            _ => kernels.join(&pieces.iter().collect::<Vec<_>>()),
+        Ok(pieces)
+    }
+}
+
+/// Elements of the buffer, as a tensor of one extent.
+pub(super) struct Piece<T> {
+    pub(super) elements: Range<usize>,
+    pub(super) tensor: T,
+}
+
+/// These elements of the buffer, which lie in some pieces of it.
+pub(super) fn cut<D: Device>(
+    device: &D,
+    pieces: &[Piece<D::Tensor>],
+    elements: &Range<usize>,
+) -> Result<D::Tensor> {
+    let mut parts = Vec::new();
+    for Piece { elements: own, tensor } in pieces {
+        let (start, end) = (elements.start.max(own.start), elements.end.min(own.end));
+        if start < end {
+            let is_whole = end - start == own.len();
+            parts.push(match is_whole {
+                true => tensor.clone(),
+                false => device.rows(tensor, start - own.start, end - start)?,
+            });
         }
+    }
+    match parts.len() {
+        0 => device.zeros(&[0]),
+        1 => Ok(parts.remove(0)),
+        _ => device.join(&parts.iter().collect::<Vec<_>>()),
     }
 }
 
@@ -153,7 +184,7 @@ mod tests {
         let layout = Layout::owned(shapes(), &owners, 11);
         for (tensor, owner) in owners.into_iter().enumerate() {
             let position = segments(11).iter().position(|member| *member == owner).unwrap();
-            let (place, segment) = (layout.place(tensor), &layout.segments[position]);
+            let (place, segment) = (&layout.places[tensor], &layout.segments[position]);
             assert!(segment.start <= place.start && place.end <= segment.end);
         }
     }

@@ -13,11 +13,11 @@ use super::world::{Held, Places, Since, World, held_mut, of_bucket};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};
+use crate::device::{Device, DeviceError};
 use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, ChannelId, Rank, StageId, WorkerId};
 use crate::interp::{Machine, Values};
-use crate::kernels::{DeviceError, Kernels};
 use crate::op::Cell;
 use crate::program::Bucket;
 use crate::stage::Stage;
@@ -26,11 +26,11 @@ use crate::update::Update;
 /// For how long a message is waited for between two looks at the sums under way.
 const TURN: Duration = Duration::from_millis(5);
 
-impl<S, K, C> Machine for World<'_, S, K, C>
+impl<S, D, C> Machine for World<'_, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     type Value = Value<S>;
     type Error = Fault;
@@ -88,29 +88,31 @@ where
         let received = self.recv_tensor(from, Tag::new(self.step, Payload::Token(token)))?;
         self.waited(worker, Awaited::Message(token), start);
         let received = self.on_wait(token, Need::Token(token), received)?;
-        let stage = match token.kind {
-            TokenKind::Activation => StageId(token.stage.0 + 1),
-            _ => StageId(token.stage.0.saturating_sub(1)), // of the stage whose output's gradient it is
-        };
         let unit = self.job.micro_batch_size / self.job.program.units_per_micro() as usize;
-        self.check_shape(from, stage, usize::from(token.span.len) * unit, token, &received)?;
+        let samples = usize::from(token.span.len) * unit;
+        let expected = match token.kind {
+            TokenKind::Activation => {
+                self.held(StageId(token.stage.0 + 1)).stage.input_shape(samples)
+            }
+            // A gradient has the number of the stage that made it, from the gradient of the output before it.
+            _ => self.held(StageId(token.stage.0.saturating_sub(1))).stage.output_shape(samples),
+        };
+        self.check_shape(from, expected, token, &received)?;
         Ok(Poll::Ready(Value::Tensor(received)))
     }
 
     fn reduce(&mut self, _: WorkerId, bucket: BucketId) -> Result<(), Fault> {
-        let World { layout, held, kernels, .. } = &mut *self;
+        let World { layout, held, device, .. } = &mut *self;
         let places = of_bucket(layout, bucket);
-        let parts = places.iter().map(|places| own_part(kernels, held, places));
+        let parts = places.iter().map(|places| own_part(device, held, places));
         let parts = parts.collect();
         let parts = self.on_device(format!("reduction of {bucket}"), parts)?;
         let members = self.job.program.replicas(self.job.width, bucket);
-        let keeps_sums = self.job.training.shard_optimizer;
         let start = self.now();
         let number = self.sum_number(bucket);
-        let World { kernels, comm, buffers, .. } = &mut *self;
+        let World { device, comm, buffers, .. } = &mut *self;
         let buffer = Arc::clone(of_bucket(buffers, bucket));
-        let sum =
-            Reduction::start(kernels, comm, number, bucket, members, buffer, keeps_sums, parts);
+        let sum = Reduction::start(device, comm, number, bucket, members, buffer, parts);
         let sum = self.on_wire(format!("reduction of {bucket}"), sum)?;
         self.under_way.push((bucket, sum, start));
         Ok(())
@@ -123,7 +125,7 @@ where
         let (_, sum, start) = self.under_way.remove(at);
         let deadline = self.deadline();
         let waits_from = self.now();
-        let sums = sum.finish(&self.kernels, &mut self.comm, deadline);
+        let sums = sum.finish(&self.device, &mut self.comm, deadline);
         self.waited(worker, Awaited::Sum(bucket), waits_from);
         let sums = self.on_sum(bucket, sums)?;
         let places = of_bucket(&self.layout, bucket).iter().zip(sums);
@@ -184,15 +186,15 @@ where
         let grad_scale = training.grad_scale(norm);
         let is_last = update + 1 == window.n_updates();
         let keeps_previous = matches!(window.update(), Update::DoubleBuffer { .. }) && !is_last;
-        let World { layout, held, kernels, step: first, .. } = &mut *self;
+        let World { layout, held, device, step: first, .. } = &mut *self;
         let by = Step { training, step: *first + u64::from(step), update: number, grad_scale };
         let places = of_bucket(layout, bucket);
         let updated = stages.iter().try_for_each(|stage| {
             let Some(held) = &mut held[stage.index()] else { return Ok(()) };
             let mine = places.iter().flatten().filter(|(s, _)| s == stage).map(|(_, index)| *index);
-            held.update(kernels, mine, keeps_previous, &by)?;
+            held.update(device, mine, keeps_previous, &by)?;
             held.n_updates = update + 1;
-            if is_last { Ok(()) } else { held.clear_gradients(kernels) }
+            if is_last { Ok(()) } else { held.clear_gradients(device) }
         });
         self.on_device(format!("update of {bucket}"), updated)?;
         if job.training.shard_optimizer {
@@ -203,11 +205,11 @@ where
     }
 }
 
-impl<S, K, C> World<'_, S, K, C>
+impl<S, D, C> World<'_, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     /// The norm of a stage's gradients, for an update that waits for nobody.
     fn norm_alone(&mut self, bucket: BucketId, step: usize) -> Result<f64, Fault> {
@@ -269,28 +271,28 @@ where
     }
 
     fn poll_sums(&mut self) -> Result<(), Fault> {
-        let World { under_way, kernels, comm, .. } = &mut *self;
+        let World { under_way, device, comm, .. } = &mut *self;
         let polled = under_way.iter_mut().try_for_each(|(bucket, sum, _)| {
-            sum.poll(kernels, comm).map_err(|error| (*bucket, error))
+            sum.poll(device, comm).map_err(|error| (*bucket, error))
         });
         polled.or_else(|(bucket, error)| self.on_sum(bucket, Err(error)))
     }
 }
 
 /// This rank's part of a sum: the gradients of all its places, of which it lets go.
-fn own_part<S: Stage<Tensor = K::Tensor>, K: Kernels>(
-    kernels: &K,
+fn own_part<S: Stage<Tensor = D::Tensor>, D: Device>(
+    device: &D,
     held: &mut [Option<Held<S>>],
     places: &Places,
-) -> Result<K::Tensor, DeviceError> {
-    let mut sum = kernels.zeros(&[0])?;
+) -> Result<D::Tensor, DeviceError> {
+    let mut sum = device.zeros(&[0])?;
     for (n, &(stage, index)) in places.iter().enumerate() {
-        let none = kernels.zeros(&[0])?;
+        let none = device.zeros(&[0])?;
         let part = std::mem::replace(&mut held_mut(held, stage).grads[index], none);
         if n == 0 {
             sum = part;
         } else {
-            kernels.accumulate(&mut sum, &part)?;
+            device.accumulate(&mut sum, &part)?;
         }
     }
     Ok(sum)

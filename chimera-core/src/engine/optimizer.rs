@@ -3,7 +3,7 @@
 use std::f64::consts::PI;
 use std::str::FromStr;
 
-use crate::kernels::{AdamW, Kernels, Result, Sgd, Updated};
+use crate::device::{AdamW, Device, Result, Sgd, Updated};
 use crate::notation::by_name;
 use crate::stage::Param;
 
@@ -189,20 +189,20 @@ pub(super) struct Step<'t> {
 
 impl Step<'_> {
     /// Updates tensors, each of which is all of its parameter.
-    pub(super) fn update<'t, K: Kernels>(
+    pub(super) fn update<'t, D: Device>(
         &self,
-        kernels: &K,
-        tensors: impl Iterator<Item = (&'t Param, Updated<'t, K::Tensor>)>,
+        device: &D,
+        tensors: impl Iterator<Item = (&'t Param, Updated<'t, D::Tensor>)>,
     ) -> Result<()> {
         let (decaying, others): (Vec<_>, Vec<_>) = tensors.partition(|(param, _)| param.decay);
-        self.update_all(kernels, decaying, self.training.weight_decay)?;
-        self.update_all(kernels, others, 0.0)
+        self.update_all(device, decaying, self.training.weight_decay)?;
+        self.update_all(device, others, 0.0)
     }
 
-    fn update_all<K: Kernels>(
+    fn update_all<D: Device>(
         &self,
-        kernels: &K,
-        tensors: Vec<(&Param, Updated<'_, K::Tensor>)>,
+        device: &D,
+        tensors: Vec<(&Param, Updated<'_, D::Tensor>)>,
         weight_decay: f64,
     ) -> Result<()> {
         let &Step { training, step, update, grad_scale } = self;
@@ -211,10 +211,10 @@ impl Step<'_> {
         let by = AdamW { lr, beta1, beta2, eps, weight_decay, update, grad_scale };
         let mut tensors: Vec<_> = tensors.into_iter().map(|(_, tensor)| tensor).collect();
         match optimizer {
-            Optimizer::AdamW => kernels.adamw(&mut tensors, &by),
-            Optimizer::Lamb => kernels.lamb(&mut tensors, &by),
+            Optimizer::AdamW => device.adamw(&mut tensors, &by),
+            Optimizer::Lamb => device.lamb(&mut tensors, &by),
             Optimizer::Sgd => {
-                kernels.sgd(&mut tensors, &Sgd { lr, momentum, weight_decay, grad_scale })
+                device.sgd(&mut tensors, &Sgd { lr, momentum, weight_decay, grad_scale })
             }
         }
     }

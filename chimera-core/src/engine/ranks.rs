@@ -80,8 +80,8 @@ mod tests {
     use crate::comm::{
         CommError, Delayed, Host, HostStaged, Stamped, Tag, all_gather, conformance,
     };
-    use crate::kernels::Kernels;
-    use crate::kernels::reference::Reference;
+    use crate::device::Device;
+    use crate::device::reference::Reference;
 
     #[test]
     fn threads_conform() {

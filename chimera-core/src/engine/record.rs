@@ -5,16 +5,16 @@ use std::sync::atomic::Ordering;
 use super::agreement::{Record, Totals};
 use super::world::World;
 use crate::comm::{Comm, Endpoint};
+use crate::device::Device;
 use crate::fault::Fault;
 use crate::ids::{BucketId, StageId};
-use crate::kernels::Kernels;
 use crate::stage::Stage;
 
-impl<S, K, C> World<'_, S, K, C>
+impl<S, D, C> World<'_, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     /// This rank's part of the agreement.
     pub(super) fn own_record(&mut self) -> Result<Record, Fault> {
@@ -98,7 +98,7 @@ where
     /// The squared norms of gradients, on the device.
     fn norms(&self, places: &[(StageId, usize)]) -> Result<S::Tensor, Fault> {
         let grads: Vec<_> = places.iter().map(|(s, index)| &self.held(*s).grads[*index]).collect();
-        self.on_device("gradient norms", self.kernels.squared_norms(&grads))
+        self.on_device("gradient norms", self.device.squared_norms(&grads))
     }
 
     fn add_norm(
@@ -118,7 +118,7 @@ where
     /// All elements, one tensor after the other.
     fn numbers<'t>(&self, tensors: impl Iterator<Item = &'t S::Tensor>) -> Result<Vec<f64>, Fault> {
         let tensors: Vec<&S::Tensor> = tensors.collect();
-        let values = self.on_device("download", self.kernels.download_all(&tensors))?;
+        let values = self.on_device("download", self.device.download_all(&tensors))?;
         Ok(values.iter().flatten().map(|v| f64::from(*v)).collect())
     }
 

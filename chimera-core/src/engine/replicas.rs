@@ -7,16 +7,16 @@ use super::Worker;
 use super::handshake::Fields;
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, all_gather};
+use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::Rank;
-use crate::kernels::Kernels;
 use crate::stage::Stage;
 
-impl<S, K, C> Worker<'_, S, K, C>
+impl<S, D, C> Worker<'_, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     /// Compares the weights of all replicas by their hashes; all ranks call it at the same time. Moments
     /// need no look: where they differ, so do weights after the next update.

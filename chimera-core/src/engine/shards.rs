@@ -8,9 +8,9 @@ use super::layout::Layout;
 use super::world::{Places, World, copy, held_mut, of_bucket};
 use crate::analyze::{Awaited, Need};
 use crate::comm::{Comm, Endpoint, Payload, Tag};
+use crate::device::Device;
 use crate::fault::Fault;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::kernels::Kernels;
 use crate::program::Program;
 use crate::shards::assign_whole;
 use crate::stage::{Param, Stage};
@@ -112,11 +112,11 @@ pub fn owned_elements(program: &Program, width: usize, params: &[Vec<Param>]) ->
     (0..(width * placement.n_workers()) as u32).map(Rank).map(of).collect()
 }
 
-impl<S, K, C> World<'_, S, K, C>
+impl<S, D, C> World<'_, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     /// Sends the tensors that this rank has updated to the other replicas.
     pub(super) fn give_weights(&mut self, bucket: BucketId) -> Result<(), Fault> {
@@ -127,7 +127,7 @@ where
             let tag = Tag::new(step, Payload::Updated { bucket, tensor });
             let (stage, index) = self.places(bucket)[tensor as usize][0];
             for &to in &others {
-                let weight = copy(&self.kernels, &self.held(stage).weights[index]);
+                let weight = copy(&self.device, &self.held(stage).weights[index]);
                 let weight = self.on_device(tag, weight)?;
                 let sent = self.comm.send(to, tag, weight);
                 self.on_wire(tag, sent)?;
@@ -154,7 +154,7 @@ where
                 let places = self.places(bucket)[tensor as usize].clone();
                 let (stage, index) = places[0];
                 let expected = self.held(stage).stage.params()[index].shape.clone();
-                let got = self.kernels.shape(&received);
+                let got = self.device.shape(&received);
                 if got != expected {
                     let fault = shape_fault(rank, owner, &tag, &expected, &got);
                     return Err(self.at(fault, tag));

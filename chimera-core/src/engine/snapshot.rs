@@ -10,9 +10,9 @@ use super::Worker;
 use super::world::World;
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
+use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
-use crate::kernels::Kernels;
 use crate::stage::{Param, Stage};
 
 /// A tensor of the model and what the optimizer keeps of it, each row-major.
@@ -35,11 +35,11 @@ pub struct Counts {
     pub skipped: u64,
 }
 
-impl<S, K, C> Worker<'_, S, K, C>
+impl<S, D, C> Worker<'_, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     /// So far.
     pub fn counts(&self) -> Counts {
@@ -115,7 +115,7 @@ where
     ) -> Result<(), Fault> {
         (self.world.n_updates, self.world.n_skipped) = (counts.updates, counts.skipped);
         let rank = self.world.comm.rank();
-        let kernels = self.world.kernels.clone();
+        let device = self.world.device.clone();
         for held in self.world.held.iter_mut().flatten() {
             let (mut weights, mut moments) = (Vec::new(), Vec::new());
             for (param, held) in held.stage.params().iter().zip(&held.moments) {
@@ -126,7 +126,7 @@ where
                         let message = format!("{name} has {n} values, not {}", param.n_elements());
                         return Err(Fault::new(Class::Checkpoint, rank, message));
                     }
-                    let tensor = kernels.upload(&param.shape, values);
+                    let tensor = device.upload(&param.shape, values);
                     tensor.map_err(|e| e.into_fault(rank))
                 };
                 weights.push(upload(&given.weights)?);
@@ -158,16 +158,16 @@ where
     }
 
     /// A tensor's values, in the place of those of `into`.
-    fn copy(&self, tensor: &K::Tensor, mut into: Vec<f32>) -> Result<Vec<f32>, Fault> {
+    fn copy(&self, tensor: &D::Tensor, mut into: Vec<f32>) -> Result<Vec<f32>, Fault> {
         let rank = self.world.comm.rank();
         into.clear();
-        let copied = self.world.kernels.download_into(tensor, &mut into);
+        let copied = self.world.device.download_into(tensor, &mut into);
         copied.map(|()| into).map_err(|e| e.into_fault(rank))
     }
 
-    pub(super) fn download(&self, tensor: &K::Tensor) -> Result<Vec<f32>, Fault> {
+    pub(super) fn download(&self, tensor: &D::Tensor) -> Result<Vec<f32>, Fault> {
         let rank = self.world.comm.rank();
-        self.world.kernels.download(tensor).map_err(|e| e.into_fault(rank))
+        self.world.device.download(tensor).map_err(|e| e.into_fault(rank))
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::recent::{Did, Doing, Recent};
 use crate::analyze::timeline::{Awaited, Event, Wait, Work};
+use crate::device::{Clock, Result};
 use crate::ids::WorkerId;
-use crate::kernels::{Clock, Result};
 
 /// Times of one rank, in seconds since the job's epoch.
 pub(super) struct Timing {

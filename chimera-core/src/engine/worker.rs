@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Job;
 use super::agreement::{Load, Totals};
-use super::handed::Handed;
+use super::device_comm::DeviceComm;
 use super::recent::Recent;
 use super::shards::{buffers, layout, owners};
 use super::timing::Timing;
@@ -13,13 +13,12 @@ use super::world::{Held, ResidualBytes, Since, World, held_mut};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
 use crate::comm::{Comm, Endpoint, Liveness, Position, all_gather};
+use crate::device::Device;
 use crate::fault::{Class, Fault};
-use crate::ids::{StageId, WorkerId};
+use crate::ids::{PipeId, StageId, WorkerId};
 use crate::interp::{Progress, Row, Stop};
-use crate::kernels::Kernels;
-use crate::model::initial;
 use crate::program::Program;
-use crate::stage::{Param, Stage};
+use crate::stage::{Param, Stage, initial};
 
 /// What all ranks know after a step; the same bits on every rank.
 #[derive(Clone, PartialEq, Debug)]
@@ -65,24 +64,28 @@ impl StepReport {
 }
 
 /// The engine of one rank.
-pub struct Worker<'j, S: Stage, K, C> {
-    pub(super) world: World<'j, S, K, C>,
+pub struct Worker<'j, S: Stage, D, C> {
+    pub(super) world: World<'j, S, D, C>,
     pub(super) me: WorkerId,
 }
 
-impl<'j, S, K, C> Worker<'j, S, K, C>
+impl<'j, S, D, C> Worker<'j, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     /// Makes the rank that `comm` is, with initial weights. `stage` makes the stages it holds.
+    ///
+    /// # Errors
+    /// If parts of the job do not agree, if `stage` fails, if a stage cannot do what the program asks of it, or if the
+    /// device has no memory for the weights.
     pub fn new(
-        job: Job<'j>,
-        kernels: K,
+        job: Job<'j, S::Item>,
+        device: D,
         comm: C,
-        mut stage: impl FnMut(StageId) -> S,
-    ) -> Result<Worker<'j, S, K, C>, Fault> {
+        mut stage: impl FnMut(StageId) -> Result<S, Fault>,
+    ) -> Result<Worker<'j, S, D, C>, Fault> {
         if let Some(conflict) = job.conflict(comm.n_ranks()) {
             return Err(Fault::new(Class::Usage, comm.rank(), conflict));
         }
@@ -91,7 +94,11 @@ where
         let (group, me) = (rank.index() / depth, WorkerId((rank.index() % depth) as u16));
         let mut held: Vec<Option<Held<S>>> = (0..placement.n_stages()).map(|_| None).collect();
         for id in placement.stages_of(me) {
-            let made = hold(stage(id), &kernels, job.training.seed);
+            let stage = stage(id)?;
+            if let Some(reason) = unable(&stage, id, job.program) {
+                return Err(Fault::new(Class::Usage, rank, reason));
+            }
+            let made = hold(stage, &device, job.training.seed);
             held[id.index()] = Some(made.map_err(|e| e.into_fault(rank))?);
         }
         let params = |stage: StageId| held[stage.index()].as_ref().map(|h| h.stage.params());
@@ -108,12 +115,12 @@ where
         for (places, owner) in layout.iter().flatten().zip(owners.iter().flatten()) {
             if *owner == rank || !job.training.shard_optimizer {
                 for &(stage, index) in places {
-                    let made = held_mut(&mut held, stage).begin_moments(&kernels, index);
+                    let made = held_mut(&mut held, stage).begin_moments(&device, index);
                     made.map_err(|e| e.into_fault(rank))?;
                 }
             }
         }
-        let clock = kernels.clock().map_err(|e| e.into_fault(rank))?;
+        let clock = device.clock().map_err(|e| e.into_fault(rank))?;
         let world = World {
             step: 0,
             n_updates: 0,
@@ -128,8 +135,8 @@ where
             n_skipped: 0,
             skipped_in_a_row: 0,
             job,
-            comm: Handed::new(kernels.clone(), comm),
-            kernels,
+            comm: DeviceComm::new(device.clone(), comm),
+            device,
             group,
             held,
             layout,
@@ -192,11 +199,11 @@ where
         &mut self,
         values: impl Fn(&Param) -> Result<Vec<f32>, Fault>,
     ) -> Result<(), Fault> {
-        let World { held, kernels, comm, .. } = &mut self.world;
+        let World { held, device, comm, .. } = &mut self.world;
         for held in held.iter_mut().flatten() {
             let mut weights = (*held.weights).clone();
             for (weight, param) in weights.iter_mut().zip(held.stage.params()) {
-                let made = kernels.upload(&param.shape, &values(param)?);
+                let made = device.upload(&param.shape, &values(param)?);
                 *weight = made.map_err(|e| e.into_fault(comm.rank()))?;
             }
             held.weights = Arc::new(weights);
@@ -243,7 +250,7 @@ where
         world.squared_norms = vec![0.0; world.job.program.window().n_steps() as usize];
         for held in world.held.iter_mut().flatten() {
             (held.n_updates, held.previous) = (0, None);
-            held.clear_gradients(&world.kernels).map_err(|e| e.into_fault(rank))?;
+            held.clear_gradients(&world.device).map_err(|e| e.into_fault(rank))?;
         }
         Ok(())
     }
@@ -274,17 +281,31 @@ where
     }
 }
 
-fn hold<S, K>(stage: S, kernels: &K, seed: u64) -> Result<Held<S>, crate::kernels::DeviceError>
+/// Why a stage cannot run its ops of a program, if it cannot.
+fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String> {
+    let (rules, pipes) = (program.rules(), (0..program.placement().n_pipes() as u16).map(PipeId));
+    let mut is_selective =
+        pipes.map(|pipe| rules.is_recomputed(pipe, id) && rules.is_selective(pipe, id));
+    let is_selective = is_selective.any(|is_selective| is_selective);
+    (is_selective && !stage.has_selective_recompute()).then(|| {
+        format!(
+            "{id} has no selective recomputation, which the program asks for: recompute it in full \
+             or not at all, or give it `Stage::select` and `Stage::restore`"
+        )
+    })
+}
+
+fn hold<S, D>(stage: S, device: &D, seed: u64) -> Result<Held<S>, crate::device::DeviceError>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
 {
     let params = stage.params();
-    let each = |make: &dyn Fn(&Param) -> crate::kernels::Result<K::Tensor>| {
+    let each = |make: &dyn Fn(&Param) -> crate::device::Result<D::Tensor>| {
         params.iter().map(make).collect::<Result<Vec<_>, _>>()
     };
-    let weights = each(&|p| kernels.upload(&p.shape, &initial(p, seed)))?;
-    let grads = each(&|p| kernels.zeros(&p.shape))?;
+    let weights = each(&|p| device.upload(&p.shape, &initial(p, seed)))?;
+    let grads = each(&|p| device.zeros(&p.shape))?;
     let moments = params.iter().map(|_| None).collect();
     Ok(Held { weights: Arc::new(weights), previous: None, n_updates: 0, grads, moments, stage })
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::agreement::Agreed;
-use super::handed::Handed;
+use super::device_comm::DeviceComm;
 use super::layout::Layout;
 use super::optimizer::Step;
 use super::reduction::Reduction;
@@ -12,8 +12,8 @@ use super::timing::{Moment, Timing};
 use super::{Job, Patience};
 use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::Comm;
+use crate::device::{Device, DeviceError, Updated};
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::kernels::{DeviceError, Kernels, Updated};
 use crate::op::Op;
 use crate::stage::Stage;
 use crate::update::Update;
@@ -39,10 +39,10 @@ pub(super) type Weights<S> = Arc<Vec<<S as Stage>::Tensor>>;
 pub(super) type Places = Vec<(StageId, usize)>;
 
 /// One rank's world.
-pub(super) struct World<'j, S: Stage, K, C> {
-    pub(super) job: Job<'j>,
-    pub(super) kernels: K,
-    pub(super) comm: Handed<K, C>,
+pub(super) struct World<'j, S: Stage, D, C> {
+    pub(super) job: Job<'j, S::Item>,
+    pub(super) device: D,
+    pub(super) comm: DeviceComm<D, C>,
     pub(super) group: usize,
     /// By stage; `None` where another worker holds it.
     pub(super) held: Vec<Option<Held<S>>>,
@@ -105,11 +105,11 @@ impl Since {
     }
 }
 
-impl<S, K, C> World<'_, S, K, C>
+impl<S, D, C> World<'_, S, D, C>
 where
-    S: Stage<Tensor = K::Tensor>,
-    K: Kernels,
-    C: Comm<K::Tensor>,
+    S: Stage<Tensor = D::Tensor>,
+    D: Device,
+    C: Comm<D::Tensor>,
 {
     /// The rank of a worker of a group.
     pub(super) fn rank_of(&self, worker: WorkerId, group: usize) -> Rank {
@@ -177,40 +177,40 @@ where
 
 impl<S: Stage> Held<S> {
     /// Moments of zeros for a tensor that this rank updates.
-    pub(super) fn begin_moments<K: Kernels<Tensor = S::Tensor>>(
+    pub(super) fn begin_moments<D: Device<Tensor = S::Tensor>>(
         &mut self,
-        kernels: &K,
+        device: &D,
         index: usize,
     ) -> Result<(), DeviceError> {
         let shape = &self.stage.params()[index].shape;
-        self.moments[index] = Some([kernels.zeros(shape)?, kernels.zeros(shape)?]);
+        self.moments[index] = Some([device.zeros(shape)?, device.zeros(shape)?]);
         Ok(())
     }
 
     /// Zeros for the gradients of the next update. Never cleared in place: the sums of the last may be
     /// shared with other ranks.
-    pub(super) fn clear_gradients<K: Kernels<Tensor = S::Tensor>>(
+    pub(super) fn clear_gradients<D: Device<Tensor = S::Tensor>>(
         &mut self,
-        kernels: &K,
+        device: &D,
     ) -> Result<(), DeviceError> {
         for (grad, param) in self.grads.iter_mut().zip(self.stage.params()) {
-            *grad = kernels.zeros(&param.shape)?;
+            *grad = device.zeros(&param.shape)?;
         }
         Ok(())
     }
 
     /// Updates those of some tensors that are this rank's to update, which makes the next version of the weights:
     /// in place, unless the present one is still to be read. With `keeps_previous` it is, by forwards to come.
-    pub(super) fn update<K: Kernels<Tensor = S::Tensor>>(
+    pub(super) fn update<D: Device<Tensor = S::Tensor>>(
         &mut self,
-        kernels: &K,
+        device: &D,
         indices: impl Iterator<Item = usize>,
         keeps_previous: bool,
         step: &Step<'_>,
     ) -> Result<(), DeviceError> {
         self.previous = keeps_previous.then(|| Arc::clone(&self.weights));
         if Arc::get_mut(&mut self.weights).is_none() {
-            let copies = self.weights.iter().map(|w| copy(kernels, w));
+            let copies = self.weights.iter().map(|w| copy(device, w));
             self.weights = Arc::new(copies.collect::<Result<_, _>>()?);
         }
         let mut is_mine = vec![false; self.grads.len()];
@@ -219,7 +219,7 @@ impl<S: Stage> Held<S> {
         let all = weights.zip(&mut self.moments).zip(self.grads.iter().zip(self.stage.params()));
         let tensors = all.zip(is_mine).filter(|(_, is_mine)| *is_mine);
         step.update(
-            kernels,
+            device,
             tensors.filter_map(|(((w, moments), (g, param)), _)| {
                 let [m, v] = moments.as_mut()?;
                 Some((param, Updated { w, g, m, v }))
@@ -229,9 +229,9 @@ impl<S: Stage> Held<S> {
 }
 
 /// Clones of a device's tensors share memory, which updates write to.
-pub(super) fn copy<K: Kernels>(kernels: &K, tensor: &K::Tensor) -> Result<K::Tensor, DeviceError> {
-    let mut copy = kernels.zeros(&kernels.shape(tensor))?;
-    kernels.accumulate(&mut copy, tensor)?;
+pub(super) fn copy<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tensor, DeviceError> {
+    let mut copy = device.zeros(&device.shape(tensor))?;
+    device.accumulate(&mut copy, tensor)?;
     Ok(copy)
 }
 

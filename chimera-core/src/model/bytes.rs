@@ -2,7 +2,8 @@
 
 use super::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError};
 use crate::costs::StageBytes;
-use crate::kernels::{Activation, Counted, Extents, Kernels, Result};
+use crate::device::{Counted, Device, Extents, Result};
+use crate::layers::{Activation, Layers};
 use crate::stage::{Micro, Output, Stage};
 
 /// Dropped or not, whatever the probability.
@@ -29,36 +30,40 @@ pub fn memory(
     drops: bool,
     activation_bytes: u64,
 ) -> std::result::Result<Memory, ModelError> {
-    let (k, rate) = (Counted::new(activation_bytes), if drops { RATE } else { 0.0 });
+    let (device, rate) = (Counted::new(activation_bytes), if drops { RATE } else { 0.0 });
     let tokens = vec![0; sequence];
     let counted = match config.architecture {
         Architecture::Gpt2 => {
-            let stage = Gpt2Stage::new(k.clone(), config, sequence, cut.clone())?;
-            count(&k, &stage.with_dropout(rate, 0), cut, &tokens, &tokens)
+            let stage = Gpt2Stage::new(device.clone(), config, sequence, cut.clone())?;
+            count(&device, &stage.with_dropout(rate, 0), cut, &tokens, &tokens)
         }
         Architecture::Bert => {
             let predictions = config.predictions(sequence);
-            let stage = BertStage::new(k.clone(), config, sequence, predictions, cut.clone())?;
+            let stage = BertStage::new(device.clone(), config, sequence, predictions, cut.clone())?;
             let (input, target) = (super::unpadded(&tokens, predictions), vec![0; predictions + 1]);
-            count(&k, &stage.with_dropout(rate, 0), cut, &input, &target)
+            count(&device, &stage.with_dropout(rate, 0), cut, &input, &target)
         }
     };
     // It has no memory that could run out.
     Ok(counted.unwrap_or_default())
 }
 
-fn count<S: Stage<Tensor = Extents>>(
-    k: &Counted,
+fn count<S: Stage<Tensor = Extents, Item = u32>>(
+    device: &Counted,
     stage: &S,
     cut: &Cut,
     input: &[u32],
     target: &[u32],
 ) -> Result<Memory> {
     let micro = Micro { step: 0, sample: 0, input, target, loss_scale: 1.0, training: true };
-    let tensors = || stage.params().iter().map(|p| k.zeros(&p.shape)).collect::<Result<Vec<_>>>();
+    let tensors =
+        || stage.params().iter().map(|p| device.zeros(&p.shape)).collect::<Result<Vec<_>>>();
     let (w, mut grads) = (tensors()?, tensors()?);
     // What passes between stages is an activation.
-    let activation = || k.activation(&k.zeros(&stage.passed(1))?, Activation::Tanh);
+    let activation = || {
+        device
+            .activation(&device.zeros(&stage.input_shape(1).unwrap_or_default())?, Activation::Tanh)
+    };
     let x = || if cut.first { Ok(None) } else { activation().map(Some) };
     let forward = |x| -> Result<_> {
         let (output, saved) = stage.forward(&w, &micro, x)?;
@@ -72,45 +77,45 @@ fn count<S: Stage<Tensor = Extents>>(
     let operands = w.iter().map(Extents::cast_bytes).sum::<u64>();
 
     let mut sample = StageBytes::default();
-    let start = k.used();
+    let start = device.used();
     let kept = x()?;
-    sample.input = (k.used() - start) as f64;
-    let (most, result) = k.during(|| forward(kept.clone()));
+    sample.input = (device.used() - start) as f64;
+    let (most, result) = device.during(|| forward(kept.clone()));
     sample.forward = most as f64;
     let (y, saved) = result?;
     drop(kept);
-    let all = k.used();
+    let all = device.used();
     drop(y);
-    sample.saved = (k.used() - start) as f64;
-    sample.output = (all - k.used()) as f64;
+    sample.saved = (device.used() - start) as f64;
+    sample.output = (all - device.used()) as f64;
     let selected = stage.select(saved);
-    sample.selected = (k.used() - start) as f64;
-    let (most, saved) = k.during(|| stage.restore(&w, &micro, selected));
+    sample.selected = (device.used() - start) as f64;
+    let (most, saved) = device.during(|| stage.restore(&w, &micro, selected));
     sample.restore = most as f64;
     drop(saved);
 
     let kept = x()?;
-    let (most, saved) = k.during(|| stage.recompute(&w, &micro, kept));
+    let (most, saved) = device.during(|| stage.recompute(&w, &micro, kept));
     sample.recompute = most as f64;
     drop(saved);
 
     let (y, saved) = forward(x()?)?;
     let dy = gradient(y)?;
-    let (most, result) = k.during(|| stage.backward_input(&w, &micro, saved, dy));
+    let (most, result) = device.during(|| stage.backward_input(&w, &micro, saved, dy));
     sample.backward_input = most as f64;
     let (dx, deferred) = result?;
-    let all = k.used();
+    let all = device.used();
     drop(dx);
-    sample.deferred = (k.used() - start) as f64;
-    sample.gradient = (all - k.used()) as f64;
-    let (most, result) = k.during(|| stage.backward_weight(&micro, deferred, &mut grads));
+    sample.deferred = (device.used() - start) as f64;
+    sample.gradient = (all - device.used()) as f64;
+    let (most, result) = device.during(|| stage.backward_weight(&micro, deferred, &mut grads));
     sample.backward_weight = most as f64;
     result?;
 
     // The gradient of the input is there until the end of the whole.
     let (y, saved) = forward(x()?)?;
     let dy = gradient(y)?;
-    let (most, result) = k.during(|| {
+    let (most, result) = device.during(|| {
         let (dx, deferred) = stage.backward_input(&w, &micro, saved, dy)?;
         stage.backward_weight(&micro, deferred, &mut grads)?;
         Ok(dx)

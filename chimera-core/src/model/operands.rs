@@ -1,6 +1,7 @@
 //! What the weight half of a backward pass multiplies, layer by layer.
 
-use crate::kernels::{Kernels, Layout, Result};
+use crate::device::Result;
+use crate::layers::{Layers, Layout};
 
 /// The operands of a layer norm's weight gradient.
 #[derive(Debug)]
@@ -24,13 +25,13 @@ impl<T> Norm<T> {
     }
 
     /// Adds the gradients of gain and bias; the operands are given back at once.
-    pub(super) fn add<K: Kernels<Tensor = T>>(
+    pub(super) fn add<D: Layers<Tensor = T>>(
         self,
-        k: &K,
+        device: &D,
         d_gain: &mut T,
         d_bias: &mut T,
     ) -> Result<()> {
-        k.layer_norm_dw(&self.dy, &self.x, &self.stats, d_gain, d_bias)
+        device.layer_norm_dw(&self.dy, &self.x, &self.stats, d_gain, d_bias)
     }
 }
 
@@ -41,13 +42,13 @@ impl<T> Linear<T> {
     }
 
     /// Adds the gradients of matrix and bias; the operands are given back at once.
-    pub(super) fn add<K: Kernels<Tensor = T>>(
+    pub(super) fn add<D: Layers<Tensor = T>>(
         self,
-        k: &K,
+        device: &D,
         layout: Layout,
         dw: &mut T,
         d_bias: &mut T,
     ) -> Result<()> {
-        k.linear_dw(&self.x, &self.dy, layout, dw, Some(d_bias))
+        device.linear_dw(&self.x, &self.dy, layout, dw, Some(d_bias))
     }
 }

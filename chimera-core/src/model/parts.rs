@@ -1,24 +1,25 @@
 //! The tensors that a stage keeps: their size, and their parts.
 
-use crate::kernels::{Kernels, Result};
+use crate::device::Result;
+use crate::layers::Layers;
 
 /// Device memory of tensors.
-pub(super) fn bytes<'t, K: Kernels>(
-    k: &K,
-    tensors: impl IntoIterator<Item = &'t K::Tensor>,
+pub(super) fn bytes<'t, D: Layers>(
+    device: &D,
+    tensors: impl IntoIterator<Item = &'t D::Tensor>,
 ) -> u64 {
-    tensors.into_iter().map(|tensor| k.bytes(tensor)).sum()
+    tensors.into_iter().map(|tensor| device.bytes(tensor)).sum()
 }
 
 /// Part `part` of `parts` of a tensor that has as many rows of every sample.
-pub(super) fn part<K: Kernels>(
-    k: &K,
-    tensor: &K::Tensor,
+pub(super) fn part<D: Layers>(
+    device: &D,
+    tensor: &D::Tensor,
     part: usize,
     parts: usize,
-) -> Result<K::Tensor> {
-    let rows = k.shape(tensor)[0];
+) -> Result<D::Tensor> {
+    let rows = device.shape(tensor)[0];
     assert!(rows.is_multiple_of(parts), "{rows} rows do not divide into {parts} parts");
     let len = rows / parts;
-    k.rows(tensor, part * len, len)
+    device.rows(tensor, part * len, len)
 }

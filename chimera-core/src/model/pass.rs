@@ -1,6 +1,7 @@
 //! What a block needs beside its weights and its input.
 
-use crate::kernels::{Dropout, Kernels, Layout, Mask, Result};
+use crate::device::Result;
+use crate::layers::{Attention, Dropout, Layers, Layout};
 use crate::stage::Micro;
 
 /// The dropout of a model: none, unless a stage is told otherwise.
@@ -25,60 +26,54 @@ pub(super) fn projections(block: usize) -> [u64; 2] {
 const ATTENTION: u64 = 1 << 32;
 
 /// One micro-batch on its way through the layers of a stage, forward or backward.
-pub(super) struct Pass<'p, K> {
+pub(super) struct Pass<'p, D> {
     /// The device.
-    pub(super) kernels: &'p K,
-    /// Heads per row.
-    pub(super) heads: usize,
-    /// Rows per sample.
-    pub(super) sequence: usize,
-    /// Who sees whom.
-    pub(super) mask: Mask<'p>,
+    pub(super) device: &'p D,
+    /// How rows attend to each other, without dropout.
+    attention: Attention<'p>,
     /// The dropout of layer 0 from the micro-batch's first row on, per feature of a row; `None` if nothing
     /// is dropped.
     dropout: Option<(Rate, u64, u64)>,
 }
 
-impl<'p, K: Kernels> Pass<'p, K> {
+impl<'p, D: Layers> Pass<'p, D> {
     pub(super) fn new(
-        kernels: &'p K,
-        heads: usize,
-        sequence: usize,
-        mask: Mask<'p>,
+        device: &'p D,
+        attention: Attention<'p>,
         rate: Rate,
         micro: &Micro<'_>,
     ) -> Self {
-        let first_row = micro.sample * sequence as u64;
+        let first_row = micro.sample * attention.context as u64;
         let drops = micro.training && rate.rate > 0.0;
         let dropout = drops.then_some((rate, micro.step, first_row));
-        Pass { kernels, heads, sequence, mask, dropout }
+        Pass { device, attention, dropout }
     }
 
     /// `dropout(x w + bias) + residual`, with the dropout of `layer`.
     pub(super) fn linear(
         &self,
         layer: u64,
-        x: &K::Tensor,
-        w: &K::Tensor,
+        x: &D::Tensor,
+        w: &D::Tensor,
         layout: Layout,
-        bias: &K::Tensor,
-        residual: &K::Tensor,
-    ) -> Result<K::Tensor> {
-        let k = self.kernels;
+        bias: &D::Tensor,
+        residual: &D::Tensor,
+    ) -> Result<D::Tensor> {
+        let device = self.device;
         match self.dropout(layer, residual) {
-            None => k.linear(x, w, layout, Some(bias), Some(residual)),
+            None => device.linear(x, w, layout, Some(bias), Some(residual)),
             Some(by) => {
-                let y = k.linear(x, w, layout, Some(bias), None)?;
-                k.dropout(&y, &by, Some(residual))
+                let y = device.linear(x, w, layout, Some(bias), None)?;
+                device.dropout(&y, &by, Some(residual))
             }
         }
     }
 
     /// The dropout of `layer` on its output, or on the gradient of its output.
-    pub(super) fn dropped(&self, layer: u64, x: &K::Tensor) -> Result<K::Tensor> {
+    pub(super) fn dropped(&self, layer: u64, x: &D::Tensor) -> Result<D::Tensor> {
         match self.dropout(layer, x) {
             None => Ok(x.clone()),
-            Some(by) => self.kernels.dropout(x, &by, None),
+            Some(by) => self.device.dropout(x, &by, None),
         }
     }
 
@@ -86,37 +81,36 @@ impl<'p, K: Kernels> Pass<'p, K> {
     pub(super) fn attention(
         &self,
         block: usize,
-        qkv: &K::Tensor,
-    ) -> Result<(K::Tensor, K::Tensor)> {
-        let drop = self.attention_dropout(block);
-        self.kernels.attention(qkv, self.heads, self.sequence, self.mask, drop.as_ref())
+        qkv: &D::Tensor,
+    ) -> Result<(D::Tensor, D::Tensor)> {
+        self.device.attention(qkv, &self.attention_of(block))
     }
 
     /// The gradient of its `qkv`.
     pub(super) fn attention_dx(
         &self,
         block: usize,
-        dy: &K::Tensor,
-        qkv: &K::Tensor,
-        out: &K::Tensor,
-        log_sum: &K::Tensor,
-    ) -> Result<K::Tensor> {
-        let (k, drop) = (self.kernels, self.attention_dropout(block));
-        let Pass { heads, sequence, mask, .. } = *self;
-        k.attention_dx(dy, qkv, out, log_sum, heads, sequence, mask, drop.as_ref())
+        dy: &D::Tensor,
+        qkv: &D::Tensor,
+        out: &D::Tensor,
+        log_sum: &D::Tensor,
+    ) -> Result<D::Tensor> {
+        self.device.attention_dx(dy, qkv, out, log_sum, &self.attention_of(block))
     }
 
-    /// That of the weights of attention.
-    fn attention_dropout(&self, block: usize) -> Option<Dropout> {
-        let (Rate { rate, seed }, step, first_row) = self.dropout?;
-        let first = first_row * (self.heads * self.sequence) as u64;
-        Some(Dropout::new(rate, seed, step, ATTENTION + block as u64, first))
+    /// How rows attend to each other in block `block`, with the dropout of its weights.
+    fn attention_of(&self, block: usize) -> Attention<'p> {
+        let dropout = self.dropout.map(|(Rate { rate, seed }, step, first_row)| {
+            let first = first_row * self.attention.weight(1, 0);
+            Dropout::new(rate, seed, step, ATTENTION + block as u64, first)
+        });
+        Attention { dropout, ..self.attention }
     }
 
-    /// That of `layer` on the rows of the micro-batch, as wide as `like`.
-    fn dropout(&self, layer: u64, like: &K::Tensor) -> Option<Dropout> {
+    /// The dropout of `layer` on the rows of the micro-batch, as wide as `like`.
+    fn dropout(&self, layer: u64, like: &D::Tensor) -> Option<Dropout> {
         let (Rate { rate, seed }, step, first_row) = self.dropout?;
-        let width: usize = self.kernels.shape(like)[1..].iter().product();
+        let width: usize = self.device.shape(like)[1..].iter().product();
         Some(Dropout::new(rate, seed, step, layer, first_row * width as u64))
     }
 }

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::{Comm, CommError, Endpoint, Tag, Threads, Wrap};
+use chimera_core::device::reference::Tensor;
 use chimera_core::ids::Rank;
-use chimera_core::kernels::reference::Tensor;
 
 /// Before a message is lost, so that its receiver has waited for longer than its sender will wait for
 /// the consequences.

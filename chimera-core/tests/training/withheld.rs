@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::{Comm, CommError, Payload, Tag, Threads, Wrap};
+use chimera_core::device::reference::Tensor;
 use chimera_core::effects::TokenKind;
 use chimera_core::ids::Rank;
-use chimera_core::kernels::reference::Tensor;
 
 pub(crate) struct Withheld<'c> {
     pub(crate) inner: &'c mut Threads<Tensor>,

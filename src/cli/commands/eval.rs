@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use chimera_core::kernels::Kernels;
+use chimera_core::layers::Layers;
 use chimera_core::model::Architecture;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -69,7 +69,7 @@ impl Eval {
     }
 
     /// Every token from those before it.
-    fn foresee<K: Kernels>(&self, kernels: K, read: Pretrained, place: &Path) -> Result<()> {
+    fn foresee<K: Layers>(&self, kernels: K, read: Pretrained, place: &Path) -> Result<()> {
         let tokens = data::read(&self.data, read.config.vocab)?;
         let context = self.context.unwrap_or(read.config.context);
         let stride = self.stride.unwrap_or(context);
@@ -100,7 +100,7 @@ impl Eval {
     }
 
     /// Masked tokens from those around them.
-    fn guess<K: Kernels>(&self, kernels: K, read: Pretrained, place: &Path) -> Result<()> {
+    fn guess<K: Layers>(&self, kernels: K, read: Pretrained, place: &Path) -> Result<()> {
         ensure!(
             self.context.is_none() && self.stride.is_none(),
             "a BERT guesses in samples of its own context: leave --context and --stride out"
@@ -146,7 +146,7 @@ struct Evaluation<'e> {
 impl Compute for Evaluation<'_> {
     type Output = Result<()>;
 
-    fn on<K: Kernels>(self, devices: &[K]) -> Self::Output {
+    fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
         let kernels = devices[0].clone();
         match self.read.config.architecture {
             Architecture::Gpt2 => self.eval.foresee(kernels, self.read, &self.place),

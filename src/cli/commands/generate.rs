@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use chimera_core::kernels::Kernels;
+use chimera_core::layers::Layers;
 use clap::Args;
 use serde_json::json;
 
@@ -97,7 +97,7 @@ struct Continue<'g> {
 impl Compute for Continue<'_> {
     type Output = Result<Vec<u32>>;
 
-    fn on<K: Kernels>(mut self, devices: &[K]) -> Self::Output {
+    fn on<K: Layers>(mut self, devices: &[K]) -> Self::Output {
         let Pretrained { config, weights, .. } = self.read;
         let model = Model::new(devices[0].clone(), &config, &weights)?;
         drop(weights);

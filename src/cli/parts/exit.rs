@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use chimera_core::analyze::Refusal;
+use chimera_core::device::DeviceError;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::interchange::ReadError;
-use chimera_core::kernels::DeviceError;
 use chimera_core::search::AutoError;
 
 use crate::cli::parts::console::tell;

@@ -1,8 +1,9 @@
 //! What must hold on every device: its kernels compute what the reference does, and training learns as on the CPU.
 
 use chimera_backend_candle::Candle;
+use chimera_core::device::DeviceError;
 use chimera_core::equivalence::Run;
-use chimera_core::kernels::{DeviceError, Kernels, conformance};
+use chimera_core::layers::Layers;
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
@@ -16,13 +17,14 @@ pub(super) struct Conformance<'s>(pub(super) &'s mut Suite);
 impl Compute for Conformance<'_> {
     type Output = ();
 
-    fn on<K: Kernels>(self, by_rank: &[K]) {
+    fn on<K: Layers>(self, by_rank: &[K]) {
         let suite = self.0;
         let (limit, round): (f64, fn(f32) -> f32) = match suite.precision {
             Precision::F32 => (1e-5, |x| x),
             Precision::Bf16 => (1e-2, |x| half::bf16::from_f32(x).to_f32()),
         };
-        for case in conformance::cases::<K>() {
+        let of_device = chimera_core::device::conformance::cases::<K>();
+        for case in of_device.into_iter().chain(chimera_core::layers::conformance::cases()) {
             let (value, at) = match case.check(&by_rank[0], round) {
                 Ok(worst) => (worst.error, worst.at),
                 Err(failure) => (f64::INFINITY, failure.to_string()),
@@ -38,7 +40,7 @@ pub(super) struct Equivalence<'s>(pub(super) &'s mut Suite);
 impl Compute for Equivalence<'_> {
     type Output = ();
 
-    fn on<K: Kernels>(self, by_rank: &[K]) {
+    fn on<K: Layers>(self, by_rank: &[K]) {
         let suite = self.0;
         let what = "training on the CPU";
         let Some(expected) = suite.train(what, &small("dapple", 1), &[Candle::cpu()]) else {
@@ -74,7 +76,7 @@ pub(super) struct OutOfMemory<'s>(pub(super) &'s mut Suite);
 impl Compute for OutOfMemory<'_> {
     type Output = ();
 
-    fn on<K: Kernels>(self, by_rank: &[K]) {
+    fn on<K: Layers>(self, by_rank: &[K]) {
         let k = &by_rank[0];
         let refused = k.zeros(&[1 << 42]);
         let still = k.zeros(&[1 << 10]).and_then(|zeros| k.download(&zeros));

@@ -2,26 +2,27 @@
 
 use std::time::Instant;
 
-use chimera_core::kernels::{Activation, AdamW, Kernels, Layout, Mask, Updated};
+use chimera_core::device::{AdamW, Updated};
+use chimera_core::layers::{Activation, Attention, Layers, Layout};
 use chimera_core::model::ModelConfig;
 
 use super::size::Sizes;
 use super::suite::Suite;
 use crate::device::Compute;
 
-pub(super) struct Layers<'s>(pub(super) &'s mut Suite);
+pub(super) struct LayerSpeeds<'s>(pub(super) &'s mut Suite);
 
-impl Compute for Layers<'_> {
+impl Compute for LayerSpeeds<'_> {
     type Output = ();
 
-    fn on<K: Kernels>(self, by_rank: &[K]) {
+    fn on<K: Layers>(self, by_rank: &[K]) {
         if let Err(e) = layers(self.0, &by_rank[0]) {
             self.0.fail("layers", &e);
         }
     }
 }
 
-fn layers<K: Kernels>(suite: &mut Suite, k: &K) -> chimera_core::kernels::Result<()> {
+fn layers<K: Layers>(suite: &mut Suite, k: &K) -> chimera_core::device::Result<()> {
     let Sizes { model, micro_batch_size, least, .. } = suite.size.sizes();
     let ModelConfig { hidden, heads, context, vocab, .. } = model;
     let rows = context * micro_batch_size;
@@ -56,14 +57,13 @@ fn layers<K: Kernels>(suite: &mut Suite, k: &K) -> chimera_core::kernels::Result
     })?;
     suite.measure(&format!("linear_dw {shape}"), product / seconds * 1e-12, "TFLOP/s");
 
-    let (out, log_sum) = k.attention(&qkv, heads, context, Mask::Causal, None)?;
+    let causal = Attention::causal(heads, context);
+    let (out, log_sum) = k.attention(&qkv, &causal)?;
     // Half of all pairs see each other; two products forwards, five backwards.
     let pairs = 2.0 * (rows * context / 2 * hidden) as f64;
-    let seconds = time(k, least, || Ok(k.attention(&qkv, heads, context, Mask::Causal, None)?.0))?;
+    let seconds = time(k, least, || Ok(k.attention(&qkv, &causal)?.0))?;
     suite.measure("attention", 2.0 * pairs / seconds * 1e-12, "TFLOP/s");
-    let seconds = time(k, least, || {
-        k.attention_dx(&one, &qkv, &out, &log_sum, heads, context, Mask::Causal, None)
-    })?;
+    let seconds = time(k, least, || k.attention_dx(&one, &qkv, &out, &log_sum, &causal))?;
     suite.measure("attention_dx", 5.0 * pairs / seconds * 1e-12, "TFLOP/s");
 
     let (_, stats) = k.layer_norm(&one, &gain, &gain, 1e-5)?;
@@ -125,11 +125,11 @@ fn layers<K: Kernels>(suite: &mut Suite, k: &K) -> chimera_core::kernels::Result
 }
 
 /// Seconds of one call, over as many as take a while.
-fn time<K: Kernels>(
+fn time<K: Layers>(
     k: &K,
     least: f64,
-    mut call: impl FnMut() -> chimera_core::kernels::Result<K::Tensor>,
-) -> chimera_core::kernels::Result<f64> {
+    mut call: impl FnMut() -> chimera_core::device::Result<K::Tensor>,
+) -> chimera_core::device::Result<f64> {
     let finish = |last: K::Tensor| k.download(&k.rows(&last, 0, 1)?); // waits for all before it
     finish(call()?)?;
     let mut n = 1;

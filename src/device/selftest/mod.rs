@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use self::conformance::{Conformance, Equivalence, OutOfMemory};
-use self::layers::Layers;
+use self::layers::LayerSpeeds;
 use self::report::Found;
 use self::steps::{Memory, Steps};
 use self::suite::Suite;
@@ -183,7 +183,7 @@ fn training(mut suite: Suite, devices: &Devices) {
 }
 
 fn layers_of(mut suite: Suite, devices: &Devices) {
-    let done = devices.run(Layers(&mut suite));
+    let done = devices.run(LayerSpeeds(&mut suite));
     suite.done(done);
 }
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use chimera_backend_candle::gpu::{Gpu, cuda::Cuda};
 use chimera_comm_nccl::{Library, Nccl};
 use chimera_core::comm::{Endpoint, Host, Threads, conformance, threads};
+use chimera_core::device::Device as _;
 use chimera_core::engine::Patience;
 use chimera_core::equivalence::RunError;
-use chimera_core::kernels::Kernels;
 
 use super::conformance::small;
 use super::suite::Suite;

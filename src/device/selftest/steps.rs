@@ -1,7 +1,7 @@
 //! Steps of GPT-2: how fast they are and what they use.
 
 use chimera_core::equivalence::Run;
-use chimera_core::kernels::Kernels;
+use chimera_core::layers::Layers;
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::Shape;
 
@@ -21,7 +21,7 @@ pub(super) struct Steps<'s> {
 impl Compute for Steps<'_> {
     type Output = ();
 
-    fn on<K: Kernels>(self, by_rank: &[K]) {
+    fn on<K: Layers>(self, by_rank: &[K]) {
         let Steps { suite, devices } = self;
         let Sizes { model, micro_batch_size, steps, .. } = suite.size.sizes();
         // Without tensor cores they take many times as long.
@@ -53,7 +53,7 @@ impl Compute for Steps<'_> {
             seconds.sort_by(f64::total_cmp);
             let median = seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN);
             suite.measure(&format!("step of {what}"), tokens / median, "tokens/s");
-            let name = by_rank[0].device();
+            let name = by_rank[0].name();
             if let Some(peak) = peak_flops(&name, suite.precision).filter(|_| depth == 1) {
                 let share = run.model.flops_per_token() * tokens / median / peak;
                 suite.measure(&format!("share of peak flops of {what}"), 100.0 * share, "%");
@@ -94,7 +94,7 @@ pub(super) struct Memory<'s> {
 impl Compute for Memory<'_> {
     type Output = ();
 
-    fn on<K: Kernels>(self, by_rank: &[K]) {
+    fn on<K: Layers>(self, by_rank: &[K]) {
         let Memory { suite, devices } = self;
         let Sizes { model, micro_batch_size, .. } = suite.size.sizes();
         let activation_bytes = suite.precision.activation_bytes();

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 
 use anyhow::Result;
 use chimera_core::equivalence::{Run, Trained};
-use chimera_core::kernels::Kernels;
+use chimera_core::layers::Layers;
 
 use super::report::{Check, Found, Measurement};
 use super::size::Size;
@@ -64,7 +64,7 @@ impl Suite {
     }
 
     /// The losses of a run, or a failed check.
-    pub(super) fn train<K: Kernels>(
+    pub(super) fn train<K: Layers>(
         &mut self,
         what: &str,
         run: &Run,

@@ -1,7 +1,7 @@
 //! What a trained BERT makes of pairs of segments.
 
 use anyhow::{Result, anyhow, ensure};
-use chimera_core::kernels::Kernels;
+use chimera_core::layers::Layers;
 use chimera_core::model::{Architecture, BertStage, Cut, ModelConfig};
 use chimera_core::stage::{Micro, Output, Param, Stage};
 
@@ -9,7 +9,7 @@ use super::upload;
 use crate::data::{Batch, Pairs};
 
 /// A whole BERT on one device.
-pub struct Bert<K: Kernels> {
+pub struct Bert<K: Layers> {
     kernels: K,
     config: ModelConfig,
     weights: Vec<K::Tensor>,
@@ -30,7 +30,7 @@ pub struct PairScore {
     pub pairs_right: f64,
 }
 
-impl<K: Kernels> Bert<K> {
+impl<K: Layers> Bert<K> {
     /// Puts the tensors of a model onto a device; each parameter of the model must be among them.
     ///
     /// # Errors

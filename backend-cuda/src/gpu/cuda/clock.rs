@@ -1,6 +1,6 @@
 //! The time of a stream's work, told by events.
 
-use chimera_core::kernels::{Clock, Result};
+use chimera_core::device::{Clock, Result};
 use cudarc::driver::CudaEvent;
 use cudarc::driver::result::{DriverError, event};
 use cudarc::driver::sys::CUevent_flags;

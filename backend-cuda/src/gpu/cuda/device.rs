@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 

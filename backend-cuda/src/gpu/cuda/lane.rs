@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 use cudarc::driver::CudaEvent;
 use cudarc::driver::result::DriverError;
 
@@ -52,7 +52,7 @@ impl Lane for SideStream {
         memory.write(&self.stream)?;
         self.enter()?;
         let result = act(self.at(memory));
-        memory.publish(&self.stream)?;
+        memory.record_ready(&self.stream)?;
         Ok(result)
     }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use chimera_core::kernels::{DeviceError, Result};
+use chimera_core::device::{DeviceError, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 
@@ -135,8 +135,8 @@ impl Memory {
     }
 
     /// After `stream` wrote what others will read.
-    pub(super) fn publish(&self, stream: &Stream) -> Result<()> {
-        lock(&self.users).publish(stream)
+    pub(super) fn record_ready(&self, stream: &Stream) -> Result<()> {
+        lock(&self.users).record_ready(stream)
     }
 }
 

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use chimera_core::kernels::{Clock, DeviceError, Result};
+use chimera_core::device::{Clock, DeviceError, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
@@ -110,7 +110,7 @@ impl Driver for Cuda {
     type Memory = Memory;
     type Lane = SideStream;
 
-    fn device(&self) -> String {
+    fn name(&self) -> String {
         self.0.name.clone()
     }
 
@@ -214,17 +214,17 @@ impl Driver for Cuda {
         done.map_err(|reason| failed(&self.0.name, "matrix product", reason))
     }
 
-    fn publish(&self, memory: &Memory) -> Result<()> {
+    fn record_ready(&self, memory: &Memory) -> Result<()> {
         self.bind()?;
         memory.belong(None);
-        memory.publish(&self.0.stream)
+        memory.record_ready(&self.0.stream)
     }
 
-    fn wait_for(&self, memory: &Memory) -> Result<()> {
+    fn wait_ready(&self, memory: &Memory) -> Result<()> {
         memory.read(&self.0.stream)
     }
 
-    fn adopt(&self, memory: &Memory, bytes: Range<usize>) -> Result<Option<Memory>> {
+    fn peer_copy(&self, memory: &Memory, bytes: Range<usize>) -> Result<Option<Memory>> {
         if memory.ordinal() == self.0.stream.1 {
             memory.belong(Some(&self.0.held));
             return Ok(None);

@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, sys};
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use chimera_core::kernels::Result;
+use chimera_core::device::Result;
 use cudarc::driver::{result, sys};
 
 use super::Cuda;
@@ -10,7 +10,7 @@ use super::Cuda;
 /// What a stream has done, and the memory of its GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
-    /// Kernels and matrix products started.
+    /// Layers and matrix products started.
     pub n_launches: u64,
     /// Times that the host waited for the device.
     pub n_waits: u64,

@@ -4,7 +4,8 @@
 use super::super::operands::{Linear, Norm};
 use super::super::pass::{Pass, projections};
 use super::EPSILON;
-use crate::kernels::{Activation, Kernels, Layout, Result};
+use crate::device::Result;
+use crate::layers::{Activation, Layers, Layout};
 
 /// Weight tensors of a block.
 pub(super) const TENSORS: usize = 12;
@@ -86,12 +87,12 @@ impl<T> Deferred<T> {
 }
 
 /// From `x: [rows, hidden]` to the output of block `block`, of the same shape.
-pub(super) fn forward<K: Kernels>(
-    pass: &Pass<'_, K>,
+pub(super) fn forward<D: Layers>(
+    pass: &Pass<'_, D>,
     block: usize,
-    w: &[K::Tensor; TENSORS],
-    x: K::Tensor,
-) -> Result<(K::Tensor, Saved<K::Tensor>)> {
+    w: &[D::Tensor; TENSORS],
+    x: D::Tensor,
+) -> Result<(D::Tensor, Saved<D::Tensor>)> {
     let [
         qkv,
         qkv_bias,
@@ -106,62 +107,62 @@ pub(super) fn forward<K: Kernels>(
         norm_2,
         norm_2_bias,
     ] = w;
-    let (k, [drop_out, drop_mlp]) = (pass.kernels, projections(block));
+    let (device, [drop_out, drop_mlp]) = (pass.device, projections(block));
 
-    let qkv = k.linear(&x, qkv, Layout::OutIn, Some(qkv_bias), None)?;
+    let qkv = device.linear(&x, qkv, Layout::OutIn, Some(qkv_bias), None)?;
     let (mixed, log_sum) = pass.attention(block, &qkv)?;
     let sum_1 = pass.linear(drop_out, &mixed, out, Layout::OutIn, out_bias, &x)?;
-    let (mid, stats_1) = k.layer_norm(&sum_1, norm_1, norm_1_bias, EPSILON)?;
+    let (mid, stats_1) = device.layer_norm(&sum_1, norm_1, norm_1_bias, EPSILON)?;
 
-    let fc = k.linear(&mid, fc, Layout::OutIn, Some(fc_bias), None)?;
-    let gelu = k.activation(&fc, Activation::Gelu)?;
+    let fc = device.linear(&mid, fc, Layout::OutIn, Some(fc_bias), None)?;
+    let gelu = device.activation(&fc, Activation::Gelu)?;
     let sum_2 = pass.linear(drop_mlp, &gelu, proj, Layout::OutIn, proj_bias, &mid)?;
-    let (y, stats_2) = k.layer_norm(&sum_2, norm_2, norm_2_bias, EPSILON)?;
+    let (y, stats_2) = device.layer_norm(&sum_2, norm_2, norm_2_bias, EPSILON)?;
 
     let selected = Selected { x, qkv, mixed, log_sum, sum_1, sum_2 };
     Ok((y, Saved { selected, stats_1, mid, fc, stats_2 }))
 }
 
 /// What the forward pass saved, to the bit.
-pub(super) fn restore<K: Kernels>(
-    k: &K,
-    w: &[K::Tensor; TENSORS],
-    selected: Selected<K::Tensor>,
-) -> Result<Saved<K::Tensor>> {
+pub(super) fn restore<D: Layers>(
+    device: &D,
+    w: &[D::Tensor; TENSORS],
+    selected: Selected<D::Tensor>,
+) -> Result<Saved<D::Tensor>> {
     let [_, _, _, _, norm_1, norm_1_bias, fc, fc_bias, _, _, norm_2, norm_2_bias] = w;
-    let (mid, stats_1) = k.layer_norm(&selected.sum_1, norm_1, norm_1_bias, EPSILON)?;
-    let fc = k.linear(&mid, fc, Layout::OutIn, Some(fc_bias), None)?;
-    let (_, stats_2) = k.layer_norm(&selected.sum_2, norm_2, norm_2_bias, EPSILON)?;
+    let (mid, stats_1) = device.layer_norm(&selected.sum_1, norm_1, norm_1_bias, EPSILON)?;
+    let fc = device.linear(&mid, fc, Layout::OutIn, Some(fc_bias), None)?;
+    let (_, stats_2) = device.layer_norm(&selected.sum_2, norm_2, norm_2_bias, EPSILON)?;
     Ok(Saved { selected, stats_1, mid, fc, stats_2 })
 }
 
 /// From the gradient of the output to that of the input.
-pub(super) fn backward_input<K: Kernels>(
-    pass: &Pass<'_, K>,
+pub(super) fn backward_input<D: Layers>(
+    pass: &Pass<'_, D>,
     block: usize,
-    w: &[K::Tensor; TENSORS],
-    saved: Saved<K::Tensor>,
-    dy: K::Tensor,
-) -> Result<(K::Tensor, Deferred<K::Tensor>)> {
+    w: &[D::Tensor; TENSORS],
+    saved: Saved<D::Tensor>,
+    dy: D::Tensor,
+) -> Result<(D::Tensor, Deferred<D::Tensor>)> {
     let [qkv_w, _, out, _, norm_1, _, fc_w, _, proj, _, norm_2, _] = w;
-    let (k, [drop_out, drop_mlp]) = (pass.kernels, projections(block));
-    let linear_dx = |dy, w| k.linear_dx(dy, w, Layout::OutIn);
+    let (device, [drop_out, drop_mlp]) = (pass.device, projections(block));
+    let linear_dx = |dy, w| device.linear_dx(dy, w, Layout::OutIn);
 
     let Saved { selected, stats_1, mid, fc, stats_2 } = saved;
     let Selected { x, qkv, mixed, log_sum, sum_1, sum_2 } = selected;
-    let d_sum_2 = k.layer_norm_dx(&dy, &sum_2, &stats_2, norm_2, None)?;
+    let d_sum_2 = device.layer_norm_dx(&dy, &sum_2, &stats_2, norm_2, None)?;
     let d_mlp = pass.dropped(drop_mlp, &d_sum_2)?;
     let d_gelu = linear_dx(&d_mlp, proj)?;
-    let (d_fc, gelu) = k.activation_dx(&d_gelu, &fc, Activation::Gelu)?;
+    let (d_fc, gelu) = device.activation_dx(&d_gelu, &fc, Activation::Gelu)?;
     let mut d_mid = linear_dx(&d_fc, fc_w)?;
-    k.accumulate(&mut d_mid, &d_sum_2)?;
+    device.accumulate(&mut d_mid, &d_sum_2)?;
 
-    let d_sum_1 = k.layer_norm_dx(&d_mid, &sum_1, &stats_1, norm_1, None)?;
+    let d_sum_1 = device.layer_norm_dx(&d_mid, &sum_1, &stats_1, norm_1, None)?;
     let d_out = pass.dropped(drop_out, &d_sum_1)?;
     let d_mixed = linear_dx(&d_out, out)?;
     let d_qkv = pass.attention_dx(block, &d_mixed, &qkv, &mixed, &log_sum)?;
     let mut dx = linear_dx(&d_qkv, qkv_w)?;
-    k.accumulate(&mut dx, &d_sum_1)?;
+    device.accumulate(&mut dx, &d_sum_1)?;
 
     let deferred = Deferred {
         qkv: Linear { x, dy: d_qkv },
@@ -175,10 +176,10 @@ pub(super) fn backward_input<K: Kernels>(
 }
 
 /// Adds the gradients of the weights to `into`.
-pub(super) fn backward_weight<K: Kernels>(
-    k: &K,
-    deferred: Deferred<K::Tensor>,
-    into: &mut [K::Tensor; TENSORS],
+pub(super) fn backward_weight<D: Layers>(
+    device: &D,
+    deferred: Deferred<D::Tensor>,
+    into: &mut [D::Tensor; TENSORS],
 ) -> Result<()> {
     let [
         qkv,
@@ -195,10 +196,10 @@ pub(super) fn backward_weight<K: Kernels>(
         norm_2_bias,
     ] = into;
     let at = Layout::OutIn;
-    deferred.norm_2.add(k, norm_2, norm_2_bias)?;
-    deferred.proj.add(k, at, proj, proj_bias)?;
-    deferred.fc.add(k, at, fc, fc_bias)?;
-    deferred.norm_1.add(k, norm_1, norm_1_bias)?;
-    deferred.out.add(k, at, out, out_bias)?;
-    deferred.qkv.add(k, at, qkv, qkv_bias)
+    deferred.norm_2.add(device, norm_2, norm_2_bias)?;
+    deferred.proj.add(device, at, proj, proj_bias)?;
+    deferred.fc.add(device, at, fc, fc_bias)?;
+    deferred.norm_1.add(device, norm_1, norm_1_bias)?;
+    deferred.out.add(device, at, out, out_bias)?;
+    deferred.qkv.add(device, at, qkv, qkv_bias)
 }

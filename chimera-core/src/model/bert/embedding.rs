@@ -4,7 +4,8 @@ use super::super::operands::Norm;
 use super::super::pass::{EMBEDDED, Pass};
 use super::EPSILON;
 use super::sample::Form;
-use crate::kernels::{Kernels, Layout, Result};
+use crate::device::Result;
+use crate::layers::{Layers, Layout};
 use crate::stage::Micro;
 
 /// Weight tensors of the embedding: three tables, and a norm.
@@ -44,62 +45,63 @@ impl<T> Deferred<T> {
 }
 
 /// The first block's input, `[rows, hidden]`.
-pub(super) fn forward<K: Kernels>(
-    pass: &Pass<'_, K>,
-    w: &[K::Tensor; TENSORS],
+pub(super) fn forward<D: Layers>(
+    pass: &Pass<'_, D>,
+    w: &[D::Tensor; TENSORS],
     form: Form,
     micro: &Micro<'_>,
-) -> Result<(K::Tensor, Saved<K::Tensor>)> {
+) -> Result<(D::Tensor, Saved<D::Tensor>)> {
     let [words, positions, segments, gain, bias] = w;
-    let k = pass.kernels;
-    let sum = k.embedding(&form.ids(micro), form.sequence, words, positions)?;
+    let device = pass.device;
+    let sum = device.embedding(&form.ids(micro), form.sequence, words, positions)?;
     // Two rows: a product with ones and zeros is as good as a look-up.
-    let sum = k.linear(&columns(k, form, micro)?, segments, Layout::InOut, None, Some(&sum))?;
-    let (normed, stats) = k.layer_norm(&sum, gain, bias, EPSILON)?;
+    let sum =
+        device.linear(&columns(device, form, micro)?, segments, Layout::InOut, None, Some(&sum))?;
+    let (normed, stats) = device.layer_norm(&sum, gain, bias, EPSILON)?;
     Ok((pass.dropped(EMBEDDED, &normed)?, Saved { sum, stats }))
 }
 
 /// What the forward pass saved, to the bit.
-pub(super) fn restore<K: Kernels>(
-    k: &K,
-    w: &[K::Tensor; TENSORS],
-    sum: K::Tensor,
-) -> Result<Saved<K::Tensor>> {
+pub(super) fn restore<D: Layers>(
+    device: &D,
+    w: &[D::Tensor; TENSORS],
+    sum: D::Tensor,
+) -> Result<Saved<D::Tensor>> {
     let [_, _, _, gain, bias] = w;
-    let (_, stats) = k.layer_norm(&sum, gain, bias, EPSILON)?;
+    let (_, stats) = device.layer_norm(&sum, gain, bias, EPSILON)?;
     Ok(Saved { sum, stats })
 }
 
 /// From the gradient of the first block's input to that of the sum.
-pub(super) fn backward_input<K: Kernels>(
-    pass: &Pass<'_, K>,
-    w: &[K::Tensor; TENSORS],
-    saved: Saved<K::Tensor>,
-    dy: K::Tensor,
-) -> Result<Deferred<K::Tensor>> {
+pub(super) fn backward_input<D: Layers>(
+    pass: &Pass<'_, D>,
+    w: &[D::Tensor; TENSORS],
+    saved: Saved<D::Tensor>,
+    dy: D::Tensor,
+) -> Result<Deferred<D::Tensor>> {
     let [_, _, _, gain, _] = w;
     let dy = pass.dropped(EMBEDDED, &dy)?;
-    let d_sum = pass.kernels.layer_norm_dx(&dy, &saved.sum, &saved.stats, gain, None)?;
+    let d_sum = pass.device.layer_norm_dx(&dy, &saved.sum, &saved.stats, gain, None)?;
     Ok(Deferred { norm: Norm { dy, x: saved.sum, stats: saved.stats }, d_sum })
 }
 
 /// Adds the gradients of the weights to `into`.
-pub(super) fn backward_weight<K: Kernels>(
-    k: &K,
+pub(super) fn backward_weight<D: Layers>(
+    device: &D,
     form: Form,
     micro: &Micro<'_>,
-    deferred: Deferred<K::Tensor>,
-    into: &mut [K::Tensor; TENSORS],
+    deferred: Deferred<D::Tensor>,
+    into: &mut [D::Tensor; TENSORS],
 ) -> Result<()> {
     let [words, positions, segments, gain, bias] = into;
     let Deferred { norm, d_sum } = deferred;
-    norm.add(k, gain, bias)?;
-    k.linear_dw(&columns(k, form, micro)?, &d_sum, Layout::InOut, segments, None)?;
-    k.embedding_dw(&form.ids(micro), form.sequence, &d_sum, words, positions)
+    norm.add(device, gain, bias)?;
+    device.linear_dw(&columns(device, form, micro)?, &d_sum, Layout::InOut, segments, None)?;
+    device.embedding_dw(&form.ids(micro), form.sequence, &d_sum, words, positions)
 }
 
 /// `[rows, 2]`: the column of the row's segment is 1.
-fn columns<K: Kernels>(k: &K, form: Form, micro: &Micro<'_>) -> Result<K::Tensor> {
+fn columns<D: Layers>(device: &D, form: Form, micro: &Micro<'_>) -> Result<D::Tensor> {
     let columns = form.segments(micro);
-    k.upload(&[columns.len() / 2, 2], &columns)
+    device.upload(&[columns.len() / 2, 2], &columns)
 }

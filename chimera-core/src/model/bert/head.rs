@@ -7,7 +7,8 @@ use super::super::operands::{Linear, Norm};
 use super::super::pass::Pass;
 use super::EPSILON;
 use super::sample::Form;
-use crate::kernels::{Activation, Kernels, Layout, Result};
+use crate::device::Result;
+use crate::layers::{Activation, Layers, Layout};
 use crate::stage::{Micro, Output};
 
 /// Weight tensors of the heads beside the decoder's matrix.
@@ -85,14 +86,14 @@ pub(super) struct Weights<'w, T> {
 }
 
 /// Picks the rows of the last block's output `x: [rows, hidden]` that the heads read.
-pub(super) fn select<K: Kernels>(
-    k: &K,
+pub(super) fn select<D: Layers>(
+    device: &D,
     form: Form,
     micro: &Micro<'_>,
-    x: &K::Tensor,
-) -> Result<Selected<K::Tensor>> {
-    let nothing = k.zeros(&[1, k.shape(x)[1]])?;
-    let gather = |rows: Vec<u32>| k.embedding(&rows, 1, x, &nothing);
+    x: &D::Tensor,
+) -> Result<Selected<D::Tensor>> {
+    let nothing = device.zeros(&[1, device.shape(x)[1]])?;
+    let gather = |rows: Vec<u32>| device.embedding(&rows, 1, x, &nothing);
     Ok(Selected {
         first: gather(form.first_rows(micro))?,
         predicted: gather(form.predicted(micro))?,
@@ -100,87 +101,89 @@ pub(super) fn select<K: Kernels>(
 }
 
 /// What the backward pass needs, from the rows that the heads read.
-pub(super) fn restore<K: Kernels>(
-    k: &K,
-    w: &Weights<'_, K::Tensor>,
-    selected: Selected<K::Tensor>,
-) -> Result<Saved<K::Tensor>> {
+pub(super) fn restore<D: Layers>(
+    device: &D,
+    w: &Weights<'_, D::Tensor>,
+    selected: Selected<D::Tensor>,
+) -> Result<Saved<D::Tensor>> {
     let [pooler, pooler_bias, _, _, transform, transform_bias, gain, bias, _] = w.tensors;
-    let pooled = k.linear(&selected.first, pooler, Layout::OutIn, Some(pooler_bias), None)?;
+    let pooled = device.linear(&selected.first, pooler, Layout::OutIn, Some(pooler_bias), None)?;
     let at = Layout::OutIn;
-    let transformed = k.linear(&selected.predicted, transform, at, Some(transform_bias), None)?;
-    let gelu = k.activation(&transformed, Activation::Gelu)?;
-    let (normed, stats) = k.layer_norm(&gelu, gain, bias, EPSILON)?;
+    let transformed =
+        device.linear(&selected.predicted, transform, at, Some(transform_bias), None)?;
+    let gelu = device.activation(&transformed, Activation::Gelu)?;
+    let (normed, stats) = device.layer_norm(&gelu, gain, bias, EPSILON)?;
     Ok(Saved { selected, pooled, transformed, gelu, stats, normed })
 }
 
 /// The loss and the gradient of the predictions' logits; without targets, these logits.
-pub(super) fn output<K: Kernels>(
-    k: &K,
-    w: &Weights<'_, K::Tensor>,
+pub(super) fn output<D: Layers>(
+    device: &D,
+    w: &Weights<'_, D::Tensor>,
     form: Form,
     micro: &Micro<'_>,
-    saved: &Saved<K::Tensor>,
-) -> Result<Output<K::Tensor>> {
+    saved: &Saved<D::Tensor>,
+) -> Result<Output<D::Tensor>> {
     let bias = &w.tensors[TENSORS - 1];
-    let logits = k.linear(&saved.normed, w.decoder, Layout::OutIn, Some(bias), None)?;
+    let logits = device.linear(&saved.normed, w.decoder, Layout::OutIn, Some(bias), None)?;
     if micro.target.is_empty() {
         return Ok(Output::Activation(logits));
     }
     let (ids, _) = form.targets(micro);
-    let (mut loss, grad) = k.cross_entropy(logits, &ids, micro.loss_scale)?;
-    let next = follow(k, w, form, micro, &k.activation(&saved.pooled, Activation::Tanh)?)?;
-    k.accumulate(&mut loss, &next.0)?;
+    let (mut loss, grad) = device.cross_entropy(logits, &ids, micro.loss_scale)?;
+    let next =
+        follow(device, w, form, micro, &device.activation(&saved.pooled, Activation::Tanh)?)?;
+    device.accumulate(&mut loss, &next.0)?;
     Ok(Output::Loss { loss, grad })
 }
 
 /// Loss and gradient of the classes of `pooled: [samples, hidden]`. They are so few that the backward pass
 /// makes them again: an [`Output`] has room for one gradient.
-fn follow<K: Kernels>(
-    k: &K,
-    w: &Weights<'_, K::Tensor>,
+fn follow<D: Layers>(
+    device: &D,
+    w: &Weights<'_, D::Tensor>,
     form: Form,
     micro: &Micro<'_>,
-    pooled: &K::Tensor,
-) -> Result<(K::Tensor, K::Tensor)> {
+    pooled: &D::Tensor,
+) -> Result<(D::Tensor, D::Tensor)> {
     let [_, _, next, next_bias, ..] = w.tensors;
-    let logits = k.linear(pooled, next, Layout::OutIn, Some(next_bias), None)?;
+    let logits = device.linear(pooled, next, Layout::OutIn, Some(next_bias), None)?;
     let (_, classes) = form.targets(micro);
     // The mean over samples, each of which has as many predictions.
-    k.cross_entropy(logits, &classes, micro.loss_scale * form.predictions as f64)
+    device.cross_entropy(logits, &classes, micro.loss_scale * form.predictions as f64)
 }
 
 /// From the gradient of the logits to that of the last block's output.
-pub(super) fn backward_input<K: Kernels>(
-    pass: &Pass<'_, K>,
-    w: &Weights<'_, K::Tensor>,
+pub(super) fn backward_input<D: Layers>(
+    pass: &Pass<'_, D>,
+    w: &Weights<'_, D::Tensor>,
     form: Form,
     micro: &Micro<'_>,
-    saved: Saved<K::Tensor>,
-    dy: K::Tensor,
-) -> Result<(K::Tensor, Deferred<K::Tensor>)> {
-    let k = pass.kernels;
+    saved: Saved<D::Tensor>,
+    dy: D::Tensor,
+) -> Result<(D::Tensor, Deferred<D::Tensor>)> {
+    let device = pass.device;
     let [pooler, _, next, _, transform, _, gain, _, _] = w.tensors;
-    let linear_dx = |dy, w| k.linear_dx(dy, w, Layout::OutIn);
+    let linear_dx = |dy, w| device.linear_dx(dy, w, Layout::OutIn);
     let Saved { selected, pooled, transformed, gelu, stats, normed } = saved;
     let Selected { first, predicted } = selected;
 
     let d_normed = linear_dx(&dy, w.decoder)?;
-    let d_gelu = k.layer_norm_dx(&d_normed, &gelu, &stats, gain, None)?;
-    let (d_transformed, _) = k.activation_dx(&d_gelu, &transformed, Activation::Gelu)?;
+    let d_gelu = device.layer_norm_dx(&d_normed, &gelu, &stats, gain, None)?;
+    let (d_transformed, _) = device.activation_dx(&d_gelu, &transformed, Activation::Gelu)?;
     let d_predicted = linear_dx(&d_transformed, transform)?;
 
-    let tanh = k.activation(&pooled, Activation::Tanh)?;
-    let (_, d_classes) = follow(k, w, form, micro, &tanh)?;
+    let tanh = device.activation(&pooled, Activation::Tanh)?;
+    let (_, d_classes) = follow(device, w, form, micro, &tanh)?;
     let (d_pooled, _) =
-        k.activation_dx(&linear_dx(&d_classes, next)?, &pooled, Activation::Tanh)?;
+        device.activation_dx(&linear_dx(&d_classes, next)?, &pooled, Activation::Tanh)?;
     let d_first = linear_dx(&d_pooled, pooler)?;
 
     let n_rows = form.first_rows(micro).len() * form.sequence;
-    let hidden = k.shape(&d_first)[1];
-    let (mut dx, mut nothing) = (k.zeros(&[n_rows, hidden])?, k.zeros(&[1, hidden])?);
-    k.embedding_dw(&form.predicted(micro), 1, &d_predicted, &mut dx, &mut nothing)?;
-    k.embedding_dw(&form.first_rows(micro), 1, &d_first, &mut dx, &mut nothing)?;
+    let hidden = device.shape(&d_first)[1];
+    let (mut dx, mut nothing) = (device.zeros(&[n_rows, hidden])?, device.zeros(&[1, hidden])?);
+    device.embedding_dw(&form.predicted(micro), 1, &d_predicted, &mut dx, &mut nothing)?;
+    device.embedding_dw(&form.first_rows(micro), 1, &d_first, &mut dx, &mut nothing)?;
 
     let deferred = Deferred {
         pooler: Linear { x: first, dy: d_pooled },
@@ -193,16 +196,16 @@ pub(super) fn backward_input<K: Kernels>(
 }
 
 /// Adds the gradients of all but the decoder's matrix to `into`; returns the operands of that one.
-pub(super) fn backward_weight<K: Kernels>(
-    k: &K,
-    deferred: Deferred<K::Tensor>,
-    into: &mut [K::Tensor; TENSORS],
-) -> Result<Linear<K::Tensor>> {
+pub(super) fn backward_weight<D: Layers>(
+    device: &D,
+    deferred: Deferred<D::Tensor>,
+    into: &mut [D::Tensor; TENSORS],
+) -> Result<Linear<D::Tensor>> {
     let [pooler, pooler_bias, next, next_bias, transform, transform_bias, gain, bias, _] = into;
     let at = Layout::OutIn;
-    deferred.pooler.add(k, at, pooler, pooler_bias)?;
-    deferred.next.add(k, at, next, next_bias)?;
-    deferred.transform.add(k, at, transform, transform_bias)?;
-    deferred.norm.add(k, gain, bias)?;
+    deferred.pooler.add(device, at, pooler, pooler_bias)?;
+    deferred.next.add(device, at, next, next_bias)?;
+    deferred.transform.add(device, at, transform, transform_bias)?;
+    deferred.norm.add(device, gain, bias)?;
     Ok(deferred.decoder)
 }

@@ -9,10 +9,12 @@ pub(super) mod tensors;
 
 use std::ops::Range;
 
+use super::kept::Kept;
 use super::parts::{bytes, part};
 use super::pass::{Pass, Rate};
 use super::{Cut, ModelConfig, ModelError};
-use crate::kernels::{Kernels, Layout, Mask, Result};
+use crate::device::Result;
+use crate::layers::{Attention, Layers, Layout, Mask};
 use crate::stage::{Micro, Output, Param, Stage};
 
 use sample::Form;
@@ -22,10 +24,10 @@ pub(crate) use sample::unpadded;
 /// What the layer norms of BERT add to the variance.
 const EPSILON: f64 = 1e-12;
 
-/// One stage of a BERT on the device of `K`.
+/// One stage of a BERT on the device of `D`.
 #[derive(Clone, Debug)]
-pub struct BertStage<K> {
-    kernels: K,
+pub struct BertStage<D> {
+    device: D,
     cut: Cut,
     heads: usize,
     hidden: usize,
@@ -61,11 +63,11 @@ pub struct BertDeferred<T> {
     embedding: Option<embedding::Deferred<T>>,
 }
 
-impl<K: Kernels> BertStage<K> {
+impl<D: Layers> BertStage<D> {
     /// The stage `cut` of `config`, for samples of `sequence` tokens, of which `predictions` are predicted:
     /// usually `config.context`, or fewer, and [`ModelConfig::predictions`] of that.
     pub fn new(
-        kernels: K,
+        device: D,
         config: &ModelConfig,
         sequence: usize,
         predictions: usize,
@@ -76,7 +78,7 @@ impl<K: Kernels> BertStage<K> {
         let decoder = if config.tied && cut.first { 0 } else { params.len() - 1 };
         let form = Form { sequence, predictions };
         let (heads, hidden, dropout) = (config.heads, config.hidden, Rate::default());
-        Ok(Self { kernels, cut, heads, hidden, form, dropout, params, decoder })
+        Ok(Self { device, cut, heads, hidden, form, dropout, params, decoder })
     }
 
     /// Drops elements of the embedding and of what blocks add to it, with probability `rate`, while
@@ -85,9 +87,10 @@ impl<K: Kernels> BertStage<K> {
         Self { dropout: Rate { rate, seed }, ..self }
     }
 
-    fn pass<'p>(&'p self, lengths: &'p [u32], micro: &Micro<'_>) -> Pass<'p, K> {
-        let (heads, sequence) = (self.heads, self.form.sequence);
-        Pass::new(&self.kernels, heads, sequence, Mask::Lengths(lengths), self.dropout, micro)
+    fn pass<'p>(&'p self, lengths: &'p [u32], micro: &Micro<'_>) -> Pass<'p, D> {
+        let (mask, context) = (Mask::Lengths(lengths), self.form.sequence);
+        let attention = Attention { heads: self.heads, context, mask, dropout: None };
+        Pass::new(&self.device, attention, self.dropout, micro)
     }
 
     /// The tensors of the blocks.
@@ -97,23 +100,23 @@ impl<K: Kernels> BertStage<K> {
     }
 
     /// The tensors of the heads, but for the decoder's matrix.
-    fn head<'w>(&self, w: &'w [K::Tensor]) -> head::Weights<'w, K::Tensor> {
+    fn head<'w>(&self, w: &'w [D::Tensor]) -> head::Weights<'w, D::Tensor> {
         let tensors = w[self.blocks().end..].first_chunk().expect("tensors of the heads");
         head::Weights { tensors, decoder: &w[self.decoder] }
     }
 
-    fn embedding<'w>(&self, w: &'w [K::Tensor]) -> &'w [K::Tensor; embedding::TENSORS] {
+    fn embedding<'w>(&self, w: &'w [D::Tensor]) -> &'w [D::Tensor; embedding::TENSORS] {
         w.first_chunk().expect("tensors of the embedding")
     }
 
     /// From the stage's input through its blocks: the last one's output, and the residuals.
     fn through(
         &self,
-        w: &[K::Tensor],
+        w: &[D::Tensor],
         micro: &Micro<'_>,
-        x: Option<K::Tensor>,
-    ) -> Result<(K::Tensor, BertSaved<K::Tensor>)> {
-        let (k, lengths) = (&self.kernels, self.form.lengths(micro));
+        x: Option<D::Tensor>,
+    ) -> Result<(D::Tensor, BertSaved<D::Tensor>)> {
+        let (device, lengths) = (&self.device, self.form.lengths(micro));
         let pass = self.pass(&lengths, micro);
         assert_eq!(x.is_none(), self.cut.first, "only the first stage has no x");
         let (mut x, embedding) = match x {
@@ -131,85 +134,100 @@ impl<K: Kernels> BertStage<K> {
             blocks.push(saved);
             x = y;
         }
-        let head = |x| head::restore(k, &self.head(w), head::select(k, self.form, micro, x)?);
+        let head =
+            |x| head::restore(device, &self.head(w), head::select(device, self.form, micro, x)?);
         let head = self.cut.last.then(|| head(&x)).transpose()?;
         Ok((x, BertSaved { embedding, blocks, head }))
     }
 }
 
-impl<K: Kernels> Stage for BertStage<K> {
-    type Tensor = K::Tensor;
-    type Saved = BertSaved<K::Tensor>;
-    type Selected = BertSelected<K::Tensor>;
-    type Deferred = BertDeferred<K::Tensor>;
+impl<D: Layers> Stage for BertStage<D> {
+    type Tensor = D::Tensor;
+    type Item = u32;
+    type Saved = Kept<BertSaved<D::Tensor>, BertSelected<D::Tensor>>;
+    type Deferred = BertDeferred<D::Tensor>;
 
     fn params(&self) -> &[Param] {
         &self.params
     }
 
-    fn passed(&self, samples: usize) -> Vec<usize> {
-        vec![samples * self.form.sequence, self.hidden]
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        Some(vec![samples * self.form.sequence, self.hidden])
+    }
+
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        self.input_shape(samples)
     }
 
     /// Every stage has to know what is padding.
-    fn reads_samples(&self) -> bool {
+    fn needs_inputs(&self) -> bool {
         true
     }
 
     fn forward(
         &self,
-        w: &[K::Tensor],
+        w: &[D::Tensor],
         micro: &Micro<'_>,
-        x: Option<K::Tensor>,
-    ) -> Result<(Output<K::Tensor>, BertSaved<K::Tensor>)> {
-        let (k, (x, saved)) = (&self.kernels, self.through(w, micro, x)?);
-        let Some(head) = &saved.head else { return Ok((Output::Activation(x), saved)) };
-        let output = head::output(k, &self.head(w), self.form, micro, head)?;
-        Ok((output, saved))
+        x: Option<D::Tensor>,
+    ) -> Result<(Output<D::Tensor>, Self::Saved)> {
+        let (device, (x, saved)) = (&self.device, self.through(w, micro, x)?);
+        let Some(head) = &saved.head else {
+            return Ok((Output::Activation(x), Kept::Whole(saved)));
+        };
+        let output = head::output(device, &self.head(w), self.form, micro, head)?;
+        Ok((output, Kept::Whole(saved)))
     }
 
     fn recompute(
         &self,
-        w: &[K::Tensor],
+        w: &[D::Tensor],
         micro: &Micro<'_>,
-        x: Option<K::Tensor>,
-    ) -> Result<BertSaved<K::Tensor>> {
-        Ok(self.through(w, micro, x)?.1)
+        x: Option<D::Tensor>,
+    ) -> Result<Self::Saved> {
+        Ok(Kept::Whole(self.through(w, micro, x)?.1))
     }
 
-    fn select(&self, saved: BertSaved<K::Tensor>) -> BertSelected<K::Tensor> {
-        BertSelected {
+    fn has_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn select(&self, saved: Self::Saved) -> Self::Saved {
+        let saved = saved.whole();
+        Kept::Selected(BertSelected {
             embedding: saved.embedding.map(embedding::Saved::select),
             blocks: saved.blocks.into_iter().map(block::Saved::select).collect(),
             head: saved.head.map(head::Saved::select),
-        }
+        })
     }
 
     fn restore(
         &self,
-        w: &[K::Tensor],
+        w: &[D::Tensor],
         _: &Micro<'_>,
-        selected: BertSelected<K::Tensor>,
-    ) -> Result<BertSaved<K::Tensor>> {
-        let k = &self.kernels;
-        let embedding = selected.embedding.map(|sum| embedding::restore(k, self.embedding(w), sum));
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        let selected = selected.selected();
+        let device = &self.device;
+        let embedding =
+            selected.embedding.map(|sum| embedding::restore(device, self.embedding(w), sum));
         let blocks = w[self.blocks()].as_chunks().0.iter().zip(selected.blocks);
-        let blocks = blocks.map(|(w, selected)| block::restore(k, w, selected));
-        let head = selected.head.map(|selected| head::restore(k, &self.head(w), selected));
-        Ok(BertSaved {
+        let blocks = blocks.map(|(w, selected)| block::restore(device, w, selected));
+        let head = selected.head.map(|selected| head::restore(device, &self.head(w), selected));
+        Ok(Kept::Whole(BertSaved {
             embedding: embedding.transpose()?,
             blocks: blocks.collect::<Result<_>>()?,
             head: head.transpose()?,
-        })
+        }))
     }
 
     fn backward_input(
         &self,
-        w: &[K::Tensor],
+        w: &[D::Tensor],
         micro: &Micro<'_>,
-        saved: BertSaved<K::Tensor>,
-        mut dy: K::Tensor,
-    ) -> Result<(Option<K::Tensor>, BertDeferred<K::Tensor>)> {
+        saved: Self::Saved,
+        mut dy: D::Tensor,
+    ) -> Result<(Option<D::Tensor>, BertDeferred<D::Tensor>)> {
+        let saved = saved.whole();
         let lengths = self.form.lengths(micro);
         let pass = self.pass(&lengths, micro);
         let mut head = None;
@@ -241,62 +259,62 @@ impl<K: Kernels> Stage for BertStage<K> {
     fn backward_weight(
         &self,
         micro: &Micro<'_>,
-        deferred: BertDeferred<K::Tensor>,
-        into: &mut [K::Tensor],
+        deferred: BertDeferred<D::Tensor>,
+        into: &mut [D::Tensor],
     ) -> Result<()> {
-        let (k, end) = (&self.kernels, self.blocks().end);
+        let (device, end) = (&self.device, self.blocks().end);
         if let Some(deferred) = deferred.head {
             let tensors = into[end..].first_chunk_mut().expect("tensors of the heads");
-            let linear = head::backward_weight(k, deferred, tensors)?;
+            let linear = head::backward_weight(device, deferred, tensors)?;
             let places = [self.decoder, end + head::TENSORS - 1];
             let [decoder, bias] = into.get_disjoint_mut(places).expect("two tensors");
-            linear.add(k, Layout::OutIn, decoder, bias)?;
+            linear.add(device, Layout::OutIn, decoder, bias)?;
         }
         let blocks = into[self.blocks()].as_chunks_mut().0;
         for (into, deferred) in blocks.iter_mut().rev().zip(deferred.blocks) {
-            block::backward_weight(k, deferred, into)?;
+            block::backward_weight(device, deferred, into)?;
         }
         if let Some(deferred) = deferred.embedding {
             let tensors = into.first_chunk_mut().expect("tensors of the embedding");
-            embedding::backward_weight(k, self.form, micro, deferred, tensors)?;
+            embedding::backward_weight(device, self.form, micro, deferred, tensors)?;
         }
         Ok(())
     }
 
-    fn split_saved(
-        &self,
-        saved: BertSaved<K::Tensor>,
-        parts: usize,
-    ) -> Result<Vec<BertSaved<K::Tensor>>> {
-        let k = &self.kernels;
-        (0..parts).map(|n| saved.map(|tensor| part(k, tensor, n, parts))).collect()
+    fn can_split_saved(&self) -> bool {
+        true
     }
 
-    fn split_tensor(&self, tensor: K::Tensor, parts: usize) -> Result<Vec<K::Tensor>> {
-        (0..parts).map(|n| part(&self.kernels, &tensor, n, parts)).collect()
+    fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
+        let (device, saved) = (&self.device, saved.whole());
+        let part = |n| saved.map(|tensor| part(device, tensor, n, parts)).map(Kept::Whole);
+        (0..parts).map(part).collect()
     }
 
-    fn saved_bytes(&self, saved: &BertSaved<K::Tensor>) -> u64 {
-        let mut sum = 0;
-        // Infallible, as the closure is.
-        let _ = saved.map(|tensor| {
-            sum += bytes(&self.kernels, [tensor]);
-            Ok(())
-        });
-        sum
+    fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
+        match saved {
+            Kept::Whole(saved) => {
+                let mut sum = 0;
+                // Infallible, as the closure is.
+                let _ = saved.map(|tensor| {
+                    sum += bytes(&self.device, [tensor]);
+                    Ok(())
+                });
+                sum
+            }
+            Kept::Selected(selected) => {
+                let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
+                let head = selected.head.iter().flat_map(head::Selected::tensors);
+                bytes(&self.device, blocks.chain(head).chain(&selected.embedding))
+            }
+        }
     }
 
-    fn selected_bytes(&self, selected: &BertSelected<K::Tensor>) -> u64 {
-        let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
-        let head = selected.head.iter().flat_map(head::Selected::tensors);
-        bytes(&self.kernels, blocks.chain(head).chain(&selected.embedding))
-    }
-
-    fn deferred_bytes(&self, deferred: &BertDeferred<K::Tensor>) -> u64 {
+    fn deferred_bytes(&self, deferred: &BertDeferred<D::Tensor>) -> u64 {
         let head = deferred.head.iter().flat_map(head::Deferred::tensors);
         let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
         let embedding = deferred.embedding.iter().flat_map(embedding::Deferred::tensors);
-        bytes(&self.kernels, blocks.chain(head).chain(embedding))
+        bytes(&self.device, blocks.chain(head).chain(embedding))
     }
 }
 

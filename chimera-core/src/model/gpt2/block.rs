@@ -2,7 +2,8 @@
 
 use super::super::operands::{Linear, Norm};
 use super::super::pass::{Pass, projections};
-use crate::kernels::{Activation, Kernels, Layout, Result};
+use crate::device::Result;
+use crate::layers::{Activation, Layers, Layout};
 
 /// Weight tensors of a block.
 pub(super) const TENSORS: usize = 12;
@@ -87,12 +88,12 @@ impl<T> Deferred<T> {
 }
 
 /// From `x: [rows, hidden]` to the output of block `block`, of the same shape.
-pub(super) fn forward<K: Kernels>(
-    pass: &Pass<'_, K>,
+pub(super) fn forward<D: Layers>(
+    pass: &Pass<'_, D>,
     block: usize,
-    w: &[K::Tensor; TENSORS],
-    x: K::Tensor,
-) -> Result<(K::Tensor, Saved<K::Tensor>)> {
+    w: &[D::Tensor; TENSORS],
+    x: D::Tensor,
+) -> Result<(D::Tensor, Saved<D::Tensor>)> {
     let [
         ln_1,
         ln_1_bias,
@@ -107,18 +108,18 @@ pub(super) fn forward<K: Kernels>(
         mlp_proj,
         mlp_proj_bias,
     ] = w;
-    let (k, [drop_attn, drop_mlp]) = (pass.kernels, projections(block));
-    let linear = |x, w, bias| k.linear(x, w, Layout::InOut, Some(bias), None);
+    let (device, [drop_attn, drop_mlp]) = (pass.device, projections(block));
+    let linear = |x, w, bias| device.linear(x, w, Layout::InOut, Some(bias), None);
     let add = |drop, x, w, bias, to| pass.linear(drop, x, w, Layout::InOut, bias, to);
 
-    let (norm_1, stats_1) = k.layer_norm(&x, ln_1, ln_1_bias, EPSILON)?;
+    let (norm_1, stats_1) = device.layer_norm(&x, ln_1, ln_1_bias, EPSILON)?;
     let qkv = linear(&norm_1, attn, attn_bias)?;
     let (mixed, log_sum) = pass.attention(block, &qkv)?;
     let mid = add(drop_attn, &mixed, attn_proj, attn_proj_bias, &x)?;
 
-    let (norm_2, stats_2) = k.layer_norm(&mid, ln_2, ln_2_bias, EPSILON)?;
+    let (norm_2, stats_2) = device.layer_norm(&mid, ln_2, ln_2_bias, EPSILON)?;
     let fc = linear(&norm_2, fc, fc_bias)?;
-    let gelu = k.activation(&fc, Activation::GeluTanh)?;
+    let gelu = device.activation(&fc, Activation::GeluTanh)?;
     let y = add(drop_mlp, &gelu, mlp_proj, mlp_proj_bias, &mid)?;
 
     let selected = Selected { x, qkv, mixed, log_sum, mid };
@@ -126,42 +127,42 @@ pub(super) fn forward<K: Kernels>(
 }
 
 /// What the forward pass saved, to the bit.
-pub(super) fn restore<K: Kernels>(
-    k: &K,
-    w: &[K::Tensor; TENSORS],
-    selected: Selected<K::Tensor>,
-) -> Result<Saved<K::Tensor>> {
+pub(super) fn restore<D: Layers>(
+    device: &D,
+    w: &[D::Tensor; TENSORS],
+    selected: Selected<D::Tensor>,
+) -> Result<Saved<D::Tensor>> {
     let [ln_1, ln_1_bias, _, _, _, _, ln_2, ln_2_bias, fc, fc_bias, _, _] = w;
-    let (norm_1, stats_1) = k.layer_norm(&selected.x, ln_1, ln_1_bias, EPSILON)?;
-    let (norm_2, stats_2) = k.layer_norm(&selected.mid, ln_2, ln_2_bias, EPSILON)?;
-    let fc = k.linear(&norm_2, fc, Layout::InOut, Some(fc_bias), None)?;
+    let (norm_1, stats_1) = device.layer_norm(&selected.x, ln_1, ln_1_bias, EPSILON)?;
+    let (norm_2, stats_2) = device.layer_norm(&selected.mid, ln_2, ln_2_bias, EPSILON)?;
+    let fc = device.linear(&norm_2, fc, Layout::InOut, Some(fc_bias), None)?;
     Ok(Saved { selected, stats_1, norm_1, stats_2, norm_2, fc })
 }
 
 /// From the gradient of the output to that of the input.
-pub(super) fn backward_input<K: Kernels>(
-    pass: &Pass<'_, K>,
+pub(super) fn backward_input<D: Layers>(
+    pass: &Pass<'_, D>,
     block: usize,
-    w: &[K::Tensor; TENSORS],
-    saved: Saved<K::Tensor>,
-    dy: K::Tensor,
-) -> Result<(K::Tensor, Deferred<K::Tensor>)> {
+    w: &[D::Tensor; TENSORS],
+    saved: Saved<D::Tensor>,
+    dy: D::Tensor,
+) -> Result<(D::Tensor, Deferred<D::Tensor>)> {
     let [ln_1, _, attn, _, attn_proj, _, ln_2, _, fc, _, mlp_proj, _] = w;
-    let (k, [drop_attn, drop_mlp]) = (pass.kernels, projections(block));
-    let linear_dx = |dy, w| k.linear_dx(dy, w, Layout::InOut);
+    let (device, [drop_attn, drop_mlp]) = (pass.device, projections(block));
+    let linear_dx = |dy, w| device.linear_dx(dy, w, Layout::InOut);
 
     let Selected { x, qkv, mixed, log_sum, mid } = saved.selected;
     let d_mlp = pass.dropped(drop_mlp, &dy)?;
     let d_gelu = linear_dx(&d_mlp, mlp_proj)?;
-    let (d_fc, gelu) = k.activation_dx(&d_gelu, &saved.fc, Activation::GeluTanh)?;
+    let (d_fc, gelu) = device.activation_dx(&d_gelu, &saved.fc, Activation::GeluTanh)?;
     let d_norm_2 = linear_dx(&d_fc, fc)?;
-    let d_mid = k.layer_norm_dx(&d_norm_2, &mid, &saved.stats_2, ln_2, Some(&dy))?;
+    let d_mid = device.layer_norm_dx(&d_norm_2, &mid, &saved.stats_2, ln_2, Some(&dy))?;
 
     let d_attn = pass.dropped(drop_attn, &d_mid)?;
     let d_mixed = linear_dx(&d_attn, attn_proj)?;
     let d_qkv = pass.attention_dx(block, &d_mixed, &qkv, &mixed, &log_sum)?;
     let d_norm_1 = linear_dx(&d_qkv, attn)?;
-    let dx = k.layer_norm_dx(&d_norm_1, &x, &saved.stats_1, ln_1, Some(&d_mid))?;
+    let dx = device.layer_norm_dx(&d_norm_1, &x, &saved.stats_1, ln_1, Some(&d_mid))?;
 
     let deferred = Deferred {
         ln_1: Norm { dy: d_norm_1, x, stats: saved.stats_1 },
@@ -175,10 +176,10 @@ pub(super) fn backward_input<K: Kernels>(
 }
 
 /// Adds the gradients of the weights to `into`.
-pub(super) fn backward_weight<K: Kernels>(
-    k: &K,
-    deferred: Deferred<K::Tensor>,
-    into: &mut [K::Tensor; TENSORS],
+pub(super) fn backward_weight<D: Layers>(
+    device: &D,
+    deferred: Deferred<D::Tensor>,
+    into: &mut [D::Tensor; TENSORS],
 ) -> Result<()> {
     let [
         ln_1,
@@ -195,10 +196,10 @@ pub(super) fn backward_weight<K: Kernels>(
         mlp_proj_bias,
     ] = into;
     let at = Layout::InOut;
-    deferred.mlp_proj.add(k, at, mlp_proj, mlp_proj_bias)?;
-    deferred.fc.add(k, at, fc, fc_bias)?;
-    deferred.ln_2.add(k, ln_2, ln_2_bias)?;
-    deferred.attn_proj.add(k, at, attn_proj, attn_proj_bias)?;
-    deferred.attn.add(k, at, attn, attn_bias)?;
-    deferred.ln_1.add(k, ln_1, ln_1_bias)
+    deferred.mlp_proj.add(device, at, mlp_proj, mlp_proj_bias)?;
+    deferred.fc.add(device, at, fc, fc_bias)?;
+    deferred.ln_2.add(device, ln_2, ln_2_bias)?;
+    deferred.attn_proj.add(device, at, attn_proj, attn_proj_bias)?;
+    deferred.attn.add(device, at, attn, attn_bias)?;
+    deferred.ln_1.add(device, ln_1, ln_1_bias)
 }

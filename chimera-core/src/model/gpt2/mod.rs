@@ -5,17 +5,19 @@ pub(super) mod tensors;
 
 use std::ops::Range;
 
+use super::kept::Kept;
 use super::operands::{Linear, Norm};
 use super::parts::{bytes, part};
 use super::pass::{EMBEDDED, Pass, Rate};
 use super::{Cut, ModelConfig, ModelError};
-use crate::kernels::{Kernels, Layout, Mask, Result};
+use crate::device::Result;
+use crate::layers::{Attention, Layers, Layout};
 use crate::stage::{Micro, Output, Param, Stage};
 
-/// One stage of a GPT-2 on the device of `K`.
+/// One stage of a GPT-2 on the device of `D`.
 #[derive(Clone, Debug)]
-pub struct Gpt2Stage<K> {
-    kernels: K,
+pub struct Gpt2Stage<D> {
+    device: D,
     cut: Cut,
     heads: usize,
     sequence: usize,
@@ -61,11 +63,11 @@ struct SavedHead<T> {
 /// Tensors before the blocks of a first stage: the token and the position table.
 const EMBEDDING: usize = 2;
 
-impl<K: Kernels> Gpt2Stage<K> {
+impl<D: Layers> Gpt2Stage<D> {
     /// The stage `cut` of `config`, for samples of `sequence` tokens each: usually `config.context`,
     /// or fewer.
     pub fn new(
-        kernels: K,
+        device: D,
         config: &ModelConfig,
         sequence: usize,
         cut: Cut,
@@ -74,7 +76,7 @@ impl<K: Kernels> Gpt2Stage<K> {
         let params = tensors::params(config, &cut);
         let head = if config.tied && cut.first { 0 } else { params.len() - 1 };
         let (heads, hidden, dropout) = (config.heads, config.hidden, Rate::default());
-        Ok(Self { kernels, cut, heads, sequence, hidden, dropout, params, head })
+        Ok(Self { device, cut, heads, sequence, hidden, dropout, params, head })
     }
 
     /// Drops elements of the embedding and of what blocks add to it, with probability `rate`, while
@@ -83,9 +85,9 @@ impl<K: Kernels> Gpt2Stage<K> {
         Self { dropout: Rate { rate, seed }, ..self }
     }
 
-    fn pass(&self, micro: &Micro<'_>) -> Pass<'_, K> {
-        let (heads, sequence) = (self.heads, self.sequence);
-        Pass::new(&self.kernels, heads, sequence, Mask::Causal, self.dropout, micro)
+    fn pass(&self, micro: &Micro<'_>) -> Pass<'_, D> {
+        let attention = Attention::causal(self.heads, self.sequence);
+        Pass::new(&self.device, attention, self.dropout, micro)
     }
 
     /// The tensors of the blocks.
@@ -95,24 +97,23 @@ impl<K: Kernels> Gpt2Stage<K> {
     }
 
     /// The input of the head with its norm.
-    fn norm_head(&self, w: &[K::Tensor], x: K::Tensor) -> Result<SavedHead<K::Tensor>> {
+    fn norm_head(&self, w: &[D::Tensor], x: D::Tensor) -> Result<SavedHead<D::Tensor>> {
         let norm = self.blocks().end;
-        let (normed, stats) =
-            self.kernels.layer_norm(&x, &w[norm], &w[norm + 1], block::EPSILON)?;
+        let (normed, stats) = self.device.layer_norm(&x, &w[norm], &w[norm + 1], block::EPSILON)?;
         Ok(SavedHead { x, stats, normed })
     }
 
     /// From the stage's input through its blocks: the last one's output, and the residuals.
     fn through(
         &self,
-        w: &[K::Tensor],
+        w: &[D::Tensor],
         micro: &Micro<'_>,
-        x: Option<K::Tensor>,
-    ) -> Result<(K::Tensor, Gpt2Saved<K::Tensor>)> {
-        let k = &self.kernels;
+        x: Option<D::Tensor>,
+    ) -> Result<(D::Tensor, Gpt2Saved<D::Tensor>)> {
+        let device = &self.device;
         let pass = self.pass(micro);
         let embed = || {
-            let x = k.embedding(micro.input, self.sequence, &w[0], &w[1])?;
+            let x = device.embedding(micro.input, self.sequence, &w[0], &w[1])?;
             pass.dropped(EMBEDDED, &x)
         };
         assert_eq!(x.is_none(), self.cut.first, "only the first stage has no x");
@@ -130,82 +131,95 @@ impl<K: Kernels> Gpt2Stage<K> {
     }
 }
 
-impl<K: Kernels> Stage for Gpt2Stage<K> {
-    type Tensor = K::Tensor;
-    type Saved = Gpt2Saved<K::Tensor>;
-    type Selected = Gpt2Selected<K::Tensor>;
-    type Deferred = Gpt2Deferred<K::Tensor>;
+impl<D: Layers> Stage for Gpt2Stage<D> {
+    type Tensor = D::Tensor;
+    type Item = u32;
+    type Saved = Kept<Gpt2Saved<D::Tensor>, Gpt2Selected<D::Tensor>>;
+    type Deferred = Gpt2Deferred<D::Tensor>;
 
     fn params(&self) -> &[Param] {
         &self.params
     }
 
-    fn passed(&self, samples: usize) -> Vec<usize> {
-        vec![samples * self.sequence, self.hidden]
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        Some(vec![samples * self.sequence, self.hidden])
     }
 
-    fn reads_samples(&self) -> bool {
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        self.input_shape(samples)
+    }
+
+    fn needs_inputs(&self) -> bool {
         self.cut.first || self.cut.last
     }
 
     fn forward(
         &self,
-        w: &[K::Tensor],
+        w: &[D::Tensor],
         micro: &Micro<'_>,
-        x: Option<K::Tensor>,
-    ) -> Result<(Output<K::Tensor>, Gpt2Saved<K::Tensor>)> {
-        let (k, (x, saved)) = (&self.kernels, self.through(w, micro, x)?);
-        let Some(head) = &saved.head else { return Ok((Output::Activation(x), saved)) };
-        let logits = k.linear(&head.normed, &w[self.head], Layout::OutIn, None, None)?;
+        x: Option<D::Tensor>,
+    ) -> Result<(Output<D::Tensor>, Self::Saved)> {
+        let (device, (x, saved)) = (&self.device, self.through(w, micro, x)?);
+        let Some(head) = &saved.head else {
+            return Ok((Output::Activation(x), Kept::Whole(saved)));
+        };
+        let logits = device.linear(&head.normed, &w[self.head], Layout::OutIn, None, None)?;
         if micro.target.is_empty() {
-            return Ok((Output::Activation(logits), saved));
+            return Ok((Output::Activation(logits), Kept::Whole(saved)));
         }
-        let (loss, grad) = k.cross_entropy(logits, micro.target, micro.loss_scale)?;
-        Ok((Output::Loss { loss, grad }, saved))
+        let (loss, grad) = device.cross_entropy(logits, micro.target, micro.loss_scale)?;
+        Ok((Output::Loss { loss, grad }, Kept::Whole(saved)))
     }
 
     fn recompute(
         &self,
-        w: &[K::Tensor],
+        w: &[D::Tensor],
         micro: &Micro<'_>,
-        x: Option<K::Tensor>,
-    ) -> Result<Gpt2Saved<K::Tensor>> {
-        Ok(self.through(w, micro, x)?.1)
+        x: Option<D::Tensor>,
+    ) -> Result<Self::Saved> {
+        Ok(Kept::Whole(self.through(w, micro, x)?.1))
     }
 
-    fn select(&self, saved: Gpt2Saved<K::Tensor>) -> Gpt2Selected<K::Tensor> {
+    fn has_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn select(&self, saved: Self::Saved) -> Self::Saved {
+        let saved = saved.whole();
         let blocks = saved.blocks.into_iter().map(block::Saved::select).collect();
-        Gpt2Selected { blocks, head: saved.head.map(|head| head.x) }
+        Kept::Selected(Gpt2Selected { blocks, head: saved.head.map(|head| head.x) })
     }
 
     fn restore(
         &self,
-        w: &[K::Tensor],
+        w: &[D::Tensor],
         _: &Micro<'_>,
-        selected: Gpt2Selected<K::Tensor>,
-    ) -> Result<Gpt2Saved<K::Tensor>> {
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        let selected = selected.selected();
         let weights = w[self.blocks()].as_chunks().0.iter();
         let blocks = weights.zip(selected.blocks);
-        let blocks = blocks.map(|(w, selected)| block::restore(&self.kernels, w, selected));
-        Ok(Gpt2Saved {
+        let blocks = blocks.map(|(w, selected)| block::restore(&self.device, w, selected));
+        Ok(Kept::Whole(Gpt2Saved {
             blocks: blocks.collect::<Result<_>>()?,
             head: selected.head.map(|x| self.norm_head(w, x)).transpose()?,
-        })
+        }))
     }
 
     fn backward_input(
         &self,
-        w: &[K::Tensor],
+        w: &[D::Tensor],
         micro: &Micro<'_>,
-        saved: Gpt2Saved<K::Tensor>,
-        mut dy: K::Tensor,
-    ) -> Result<(Option<K::Tensor>, Gpt2Deferred<K::Tensor>)> {
-        let (k, pass) = (&self.kernels, self.pass(micro));
+        saved: Self::Saved,
+        mut dy: D::Tensor,
+    ) -> Result<(Option<D::Tensor>, Gpt2Deferred<D::Tensor>)> {
+        let saved = saved.whole();
+        let (device, pass) = (&self.device, self.pass(micro));
         let mut head = None;
         if let Some(SavedHead { x, stats, normed }) = saved.head {
-            let d_normed = k.linear_dx(&dy, &w[self.head], Layout::OutIn)?;
+            let d_normed = device.linear_dx(&dy, &w[self.head], Layout::OutIn)?;
             let gain = &w[self.blocks().end];
-            let dx = k.layer_norm_dx(&d_normed, &x, &stats, gain, None)?;
+            let dx = device.layer_norm_dx(&d_normed, &x, &stats, gain, None)?;
             let norm = Norm { dy: d_normed, x, stats };
             head = Some((norm, Linear { x: normed, dy }));
             dy = dx;
@@ -231,62 +245,62 @@ impl<K: Kernels> Stage for Gpt2Stage<K> {
     fn backward_weight(
         &self,
         micro: &Micro<'_>,
-        deferred: Gpt2Deferred<K::Tensor>,
-        into: &mut [K::Tensor],
+        deferred: Gpt2Deferred<D::Tensor>,
+        into: &mut [D::Tensor],
     ) -> Result<()> {
-        let k = &self.kernels;
+        let device = &self.device;
         if let Some((norm, linear)) = deferred.head {
             let head = &mut into[self.head];
-            k.linear_dw(&linear.x, &linear.dy, Layout::OutIn, head, None)?;
+            device.linear_dw(&linear.x, &linear.dy, Layout::OutIn, head, None)?;
             let (gain, bias) = into[self.blocks().end..].split_at_mut(1);
-            k.layer_norm_dw(&norm.dy, &norm.x, &norm.stats, &mut gain[0], &mut bias[0])?;
+            device.layer_norm_dw(&norm.dy, &norm.x, &norm.stats, &mut gain[0], &mut bias[0])?;
         }
         let blocks = into[self.blocks()].as_chunks_mut().0;
         for (into, deferred) in blocks.iter_mut().rev().zip(deferred.blocks) {
-            block::backward_weight(k, deferred, into)?;
+            block::backward_weight(device, deferred, into)?;
         }
         if let Some(dy) = deferred.embedding {
             let ([tokens, positions], _) = into.split_first_chunk_mut().expect("two tables");
-            k.embedding_dw(micro.input, self.sequence, &dy, tokens, positions)?;
+            device.embedding_dw(micro.input, self.sequence, &dy, tokens, positions)?;
         }
         Ok(())
     }
 
-    fn split_saved(
-        &self,
-        saved: Gpt2Saved<K::Tensor>,
-        parts: usize,
-    ) -> Result<Vec<Gpt2Saved<K::Tensor>>> {
-        let k = &self.kernels;
-        (0..parts).map(|n| saved.map(|tensor| part(k, tensor, n, parts))).collect()
+    fn can_split_saved(&self) -> bool {
+        true
     }
 
-    fn split_tensor(&self, tensor: K::Tensor, parts: usize) -> Result<Vec<K::Tensor>> {
-        (0..parts).map(|n| part(&self.kernels, &tensor, n, parts)).collect()
+    fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
+        let (device, saved) = (&self.device, saved.whole());
+        let part = |n| saved.map(|tensor| part(device, tensor, n, parts)).map(Kept::Whole);
+        (0..parts).map(part).collect()
     }
 
-    fn saved_bytes(&self, saved: &Gpt2Saved<K::Tensor>) -> u64 {
-        let mut sum = 0;
-        // Infallible, as the closure is.
-        let _ = saved.map(|tensor| {
-            sum += bytes(&self.kernels, [tensor]);
-            Ok(())
-        });
-        sum
+    fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
+        match saved {
+            Kept::Whole(saved) => {
+                let mut sum = 0;
+                // Infallible, as the closure is.
+                let _ = saved.map(|tensor| {
+                    sum += bytes(&self.device, [tensor]);
+                    Ok(())
+                });
+                sum
+            }
+            Kept::Selected(selected) => {
+                let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
+                bytes(&self.device, blocks.chain(&selected.head))
+            }
+        }
     }
 
-    fn selected_bytes(&self, selected: &Gpt2Selected<K::Tensor>) -> u64 {
-        let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
-        bytes(&self.kernels, blocks.chain(&selected.head))
-    }
-
-    fn deferred_bytes(&self, deferred: &Gpt2Deferred<K::Tensor>) -> u64 {
+    fn deferred_bytes(&self, deferred: &Gpt2Deferred<D::Tensor>) -> u64 {
         let head = deferred
             .head
             .iter()
             .flat_map(|(norm, linear)| norm.tensors().into_iter().chain(linear.tensors()));
         let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
-        bytes(&self.kernels, blocks.chain(head).chain(&deferred.embedding))
+        bytes(&self.device, blocks.chain(head).chain(&deferred.embedding))
     }
 }
 

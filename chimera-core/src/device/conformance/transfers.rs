@@ -1,0 +1,132 @@
+//! Between host and device, and between ranks.
+
+use super::trials::{Trials, f32s, is_same};
+use super::{EMPTY, LARGE, Outcome};
+use crate::device::{Device, Result};
+
+/// Extents of tensors that are copied.
+const COPIED: [&[usize]; 4] = [&[1], &[33], &[5, 3], LARGE];
+
+pub(super) fn upload<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
+    let device = trials.device;
+    let mut data = f32s(&trials.normal(&[2, 3, 5]));
+    data[..5].copy_from_slice(&[-0.0, 1e-40, f32::MAX, f32::NEG_INFINITY, f32::NAN]);
+    let odd = [&[30][..], &[1, 30], &[15, 2], &[2, 3, 5]].map(|shape| (shape, data.clone()));
+    let other = [&EMPTY[..], &COPIED].concat();
+    let other = other.into_iter().map(|shape| (shape, f32s(&trials.normal(shape))));
+    let element = device.bytes(&device.zeros(&[1])?);
+    for (shape, data) in odd.into_iter().chain(other.collect::<Vec<_>>()) {
+        let at = format!("{shape:?}");
+        for tensor in [device.upload(shape, &data)?, device.upload_vec(shape, data.clone())?] {
+            trials.require(device.shape(&tensor) == shape, &at, "another shape")?;
+            let same = is_same(&device.download(&tensor)?, &data);
+            trials.require(same, &at, "download gives other bits than upload was given")?;
+            let bytes = device.bytes(&tensor);
+            let is_right = bytes == element * data.len() as u64;
+            trials.require(is_right, &at, &format!("{bytes} bytes, {element} an element"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies are put behind what is there; those of rows and of empty tensors too.
+pub(super) fn download_into<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
+    let device = trials.device;
+    let data = f32s(&trials.normal(&[11, 7]));
+    let whole = device.upload(&[11, 7], &data)?;
+    let (mut got, mut expected) = (vec![7.0], vec![7.0]);
+    for (start, len) in [(0, 11), (3, 4), (10, 1), (11, 0)] {
+        device.download_into(&device.rows(&whole, start, len)?, &mut got)?;
+        expected.extend(&data[7 * start..7 * (start + len)]);
+        let at = format!("{len} rows from {start} behind others");
+        trials.require(is_same(&got, &expected), &at, "other bits than those of the rows")?;
+    }
+    Ok(())
+}
+
+pub(super) fn download_all<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
+    let device = trials.device;
+    trials.require(device.download_all(&[])?.is_empty(), "no tensors", "something comes")?;
+    let shapes = [&COPIED[..], &EMPTY, &COPIED[..2]].concat();
+    let data: Vec<Vec<f32>> = shapes.iter().map(|shape| f32s(&trials.normal(shape))).collect();
+    let tensors = shapes.iter().zip(&data).map(|(shape, data)| device.upload(shape, data));
+    let tensors = tensors.collect::<Result<Vec<_>>>()?;
+    let got = device.download_all(&tensors.iter().collect::<Vec<_>>())?;
+    let same = got.len() == data.len() && got.iter().zip(&data).all(|(x, y)| is_same(x, y));
+    trials.require(same, "several tensors", "other bits than those of each")
+}
+
+/// A copy under way is of the tensor as it was when the copy began.
+pub(super) fn fetch<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
+    let device = trials.device;
+    for shape in [&COPIED[..], &EMPTY].concat() {
+        let data = f32s(&trials.normal(shape));
+        let mut tensor = device.upload(shape, &data)?;
+        let ones = device.upload(shape, &vec![1.0; data.len()])?;
+        let fetches = [device.fetch(&tensor)?, device.fetch(&tensor)?];
+        device.accumulate(&mut tensor, &ones)?;
+        for (number, fetch) in fetches.into_iter().enumerate() {
+            let Some(mut fetch) = fetch else { continue };
+            if number == 1 {
+                fetch.is_there()?; // asking changes nothing
+            }
+            let mut got = Vec::new();
+            fetch.finish(&mut got)?;
+            let same = is_same(&got, &data);
+            trials.require(same, &format!("{shape:?}"), "other bits than when it began")?;
+        }
+    }
+    Ok(())
+}
+
+/// A tensor is added to on another thread, and comes back.
+pub(super) fn import<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
+    let device = trials.device;
+    for shape in [&COPIED[..], &EMPTY].concat() {
+        let data = f32s(&trials.normal(shape));
+        let tensor = device.join(&[&device.upload(shape, &data)?])?;
+        device.record_ready(&tensor)?;
+        let elsewhere = device.clone();
+        let added = std::thread::scope(|scope| {
+            let added = scope.spawn(move || doubled(&elsewhere, tensor));
+            added.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        let sum = device.import(added?)?;
+        device.wait_ready(&sum)?;
+        let twice: Vec<f32> = data.iter().map(|x| x + x).collect();
+        let same = device.shape(&sum) == shape && is_same(&device.download(&sum)?, &twice);
+        trials.require(same, &format!("{shape:?} of another thread"), "is not the sum")?;
+    }
+    Ok(())
+}
+
+/// Twice a tensor of another rank, to be given away.
+fn doubled<D: Device>(device: &D, tensor: D::Tensor) -> Result<D::Tensor> {
+    let tensor = device.import(tensor)?;
+    device.wait_ready(&tensor)?;
+    let mut sum = device.join(&[&tensor])?;
+    device.accumulate(&mut sum, &tensor)?;
+    device.record_ready(&sum)?;
+    device.flush()?;
+    Ok(sum)
+}
+
+/// Marks come in order, each once.
+pub(super) fn clock<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
+    let device = trials.device;
+    let Some(mut clock) = device.clock()? else { return Ok(()) };
+    let x = device.upload(&[130, 257], &f32s(&trials.normal(&[130, 257])))?;
+    let mut sum = device.zeros(&[130, 257])?;
+    for n_marks in [1, 3] {
+        for _ in 0..n_marks {
+            device.accumulate(&mut sum, &x)?;
+            clock.mark();
+        }
+        device.accumulate(&mut sum, &x)?;
+        let ages = clock.ages()?;
+        let (at, told) = (format!("{n_marks} mark(s)"), format!("{ages:?} seconds ago"));
+        let is_sound = ages.len() == n_marks && ages.iter().all(|age| age.is_finite());
+        trials.require(is_sound && ages.is_sorted_by(|a, b| a >= b), &at, &told)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! A device that computes nothing and counts the memory that its tensors would take.
+//!
+//! A stage runs on it as on any other, so whatever it holds at once is counted, be it kept for long or dropped a
+//! line later; no formula has to follow what the models do. What layers take is beside
+//! [`Layers`](crate::layers::Layers).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{AdamW, Device, Result, Sgd, Updated};
+
+/// Bytes of an f32.
+pub(crate) const WIDE: u64 = 4;
+
+/// The device. Clones count together.
+#[derive(Clone, Debug)]
+pub struct Counted {
+    used: Arc<Mutex<Used>>,
+    /// Bytes of an element of an activation.
+    pub(crate) activation: u64,
+}
+
+/// Bytes, of which the largest models that settings allow have more than 64 bits count.
+#[derive(Debug, Default)]
+struct Used {
+    now: u128,
+    peak: u128,
+}
+
+/// A tensor's extents, and the memory that it shares with clones and views.
+#[derive(Clone, Debug)]
+pub struct Extents {
+    pub(crate) shape: Vec<usize>,
+    pub(crate) element: u64,
+    memory: Arc<Memory>,
+}
+
+#[derive(Debug)]
+struct Memory {
+    bytes: u64,
+    /// Whether an activation was made of it, which is kept beside it.
+    is_cast: AtomicBool,
+    used: Arc<Mutex<Used>>,
+}
+
+impl Counted {
+    /// A device whose activations have so many bytes an element: 4, or 2 for bf16.
+    pub fn new(activation: u64) -> Counted {
+        Counted { used: Arc::default(), activation }
+    }
+
+    /// Bytes in use.
+    pub fn used(&self) -> u128 {
+        of(&self.used).now
+    }
+
+    /// The most bytes that are in use at once while `act` runs, beyond those before, and what it returns.
+    pub fn during<R>(&self, act: impl FnOnce() -> R) -> (u128, R) {
+        let before = self.used();
+        of(&self.used).peak = before;
+        let result = act();
+        (of(&self.used).peak - before, result)
+    }
+
+    pub(crate) fn of(&self, shape: &[usize], element: u64) -> Extents {
+        let bytes = elements(shape) * element;
+        of(&self.used).add(bytes);
+        let memory = Memory { bytes, is_cast: false.into(), used: Arc::clone(&self.used) };
+        Extents { shape: shape.to_vec(), element, memory: Arc::new(memory) }
+    }
+
+    pub(crate) fn activation_of(&self, shape: &[usize]) -> Extents {
+        self.of(shape, self.activation)
+    }
+
+    /// Scratch memory of so many bytes.
+    pub(crate) fn scratch(&self, bytes: usize) -> Extents {
+        self.of(&[bytes], 1)
+    }
+
+    /// `x` as an activation, which is kept as long as `x` is.
+    pub(crate) fn cast(&self, x: &Extents) {
+        if x.element != self.activation && !x.memory.is_cast.swap(true, Ordering::Relaxed) {
+            of(&self.used).add(x.memory.cast_bytes());
+        }
+    }
+}
+
+impl Extents {
+    pub(crate) fn width(&self) -> usize {
+        self.shape.iter().skip(1).product()
+    }
+
+    /// Bytes of the activation that was made of it.
+    pub fn cast_bytes(&self) -> u64 {
+        match self.memory.is_cast.load(Ordering::Relaxed) {
+            true => self.memory.cast_bytes(),
+            false => 0,
+        }
+    }
+}
+
+impl Memory {
+    /// bf16 beside f32: an activation of another size there is not.
+    fn cast_bytes(&self) -> u64 {
+        self.bytes / 2
+    }
+}
+
+impl Used {
+    fn add(&mut self, bytes: u64) {
+        self.now += u128::from(bytes);
+        self.peak = self.peak.max(self.now);
+    }
+}
+
+fn of(used: &Mutex<Used>) -> MutexGuard<'_, Used> {
+    used.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let cast = if *self.is_cast.get_mut() { self.cast_bytes() } else { 0 };
+        of(&self.used).now -= u128::from(self.bytes + cast);
+    }
+}
+
+pub(crate) fn elements(shape: &[usize]) -> u64 {
+    shape.iter().map(|extent| *extent as u64).product()
+}
+
+impl Device for Counted {
+    type Tensor = Extents;
+
+    fn name(&self) -> String {
+        "no device".into()
+    }
+
+    fn upload(&self, shape: &[usize], _: &[f32]) -> Result<Extents> {
+        Ok(self.of(shape, WIDE))
+    }
+
+    /// Zeros: there are no numbers.
+    fn download(&self, tensor: &Extents) -> Result<Vec<f32>> {
+        Ok(vec![0.0; elements(&tensor.shape) as usize])
+    }
+
+    fn zeros(&self, shape: &[usize]) -> Result<Extents> {
+        Ok(self.of(shape, WIDE))
+    }
+
+    fn shape(&self, tensor: &Extents) -> Vec<usize> {
+        tensor.shape.clone()
+    }
+
+    fn bytes(&self, tensor: &Extents) -> u64 {
+        elements(&tensor.shape) * tensor.element
+    }
+
+    fn rows(&self, tensor: &Extents, _: usize, len: usize) -> Result<Extents> {
+        let mut view = tensor.clone();
+        view.shape[0] = len;
+        Ok(view)
+    }
+
+    fn reshape(&self, tensor: &Extents, shape: &[usize]) -> Result<Extents> {
+        let mut view = tensor.clone();
+        view.shape = shape.to_vec();
+        Ok(view)
+    }
+
+    fn join(&self, tensors: &[&Extents]) -> Result<Extents> {
+        let mut shape = tensors[0].shape.clone();
+        shape[0] = tensors.iter().map(|tensor| tensor.shape[0]).sum();
+        Ok(self.of(&shape, WIDE))
+    }
+
+    fn accumulate(&self, _: &mut Extents, _: &Extents) -> Result<()> {
+        Ok(())
+    }
+
+    fn squared_norms(&self, tensors: &[&Extents]) -> Result<Extents> {
+        Ok(self.of(&[tensors.len()], WIDE))
+    }
+
+    fn adamw(&self, _: &mut [Updated<'_, Extents>], _: &AdamW) -> Result<()> {
+        Ok(())
+    }
+
+    fn lamb(&self, _: &mut [Updated<'_, Extents>], _: &AdamW) -> Result<()> {
+        Ok(())
+    }
+
+    fn sgd(&self, _: &mut [Updated<'_, Extents>], _: &Sgd) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,51 @@
+//! What goes wrong on a device.
+
+use crate::fault::{Class, Fault};
+use crate::ids::Rank;
+
+/// What went wrong on a device.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The device has no memory left.
+    #[error("out of memory on {device}: {} for {what}", asked(.asked_bytes))]
+    OutOfMemory {
+        /// The device, in words.
+        device: String,
+        /// What the memory was for.
+        what: String,
+        /// How much was asked for; 0 if the device does not say.
+        asked_bytes: u64,
+    },
+    /// The device or its library reported a failure.
+    #[error("{op} failed on {device}: {reason}")]
+    Failed {
+        /// The device, in words.
+        device: String,
+        /// The operation.
+        op: &'static str,
+        /// What the library said.
+        reason: String,
+    },
+}
+
+fn asked(bytes: &u64) -> String {
+    if *bytes == 0 { "no room".into() } else { format!("{bytes} bytes asked") }
+}
+
+impl DeviceError {
+    /// What ends a run, as `rank` sees it.
+    pub fn into_fault(self, rank: Rank) -> Fault {
+        Fault::new(self.class(), rank, self.to_string())
+    }
+
+    /// What kind of failure it is.
+    pub fn class(&self) -> Class {
+        match self {
+            DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
+            DeviceError::Failed { .. } => Class::Internal,
+        }
+    }
+}
+
+/// What every function of a device returns.
+pub type Result<T> = std::result::Result<T, DeviceError>;

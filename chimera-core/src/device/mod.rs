@@ -1,0 +1,149 @@
+//! What a device must be able to do for the engine: keep tensors, move them, add them and update weights.
+//!
+//! The engine, reductions, checkpoints and transports ask for [`Device`] alone, so a framework that brings stages of
+//! its own implements nothing else. What the models here compute with is [`Layers`](crate::layers::Layers), above it.
+//!
+//! Conventions, for all functions:
+//! - Tensors are row-major. An extent may be 0.
+//! - A tensor passed by `&` is never changed. A tensor passed by `&mut` is an accumulator owned by
+//!   the caller alone: implementations may write into its memory, so a caller must not hold clones.
+//! - Results are deterministic: the same call with the same bits gives the same bits.
+//! - Shapes are checked by the callers in this crate; a wrong one is a bug and may panic.
+//!
+//! [`mod@reference`] is the slow, clear implementation in f64, the oracle of every backend;
+//! [`conformance`] is the suite that every backend calls. [`Counted`] computes nothing: it counts memory.
+
+pub mod conformance;
+pub(crate) mod counted;
+mod error;
+mod optimizers;
+pub mod reference;
+
+pub use counted::{Counted, Extents};
+pub use error::{DeviceError, Result};
+pub use optimizers::{AdamW, Sgd, Updated};
+
+/// A copy to the host that is under way while the device works on.
+pub trait Fetch: Send {
+    /// Whether it is there.
+    fn is_there(&mut self) -> Result<bool>;
+
+    /// Waits for it, and puts it behind what `into` holds.
+    fn finish(self: Box<Self>, into: &mut Vec<f32>) -> Result<()>;
+}
+
+/// The clock of a device that works on its own.
+pub trait Clock: Send {
+    /// Marks this point of the work that was asked for so far. A device that fails to says so in
+    /// [`ages`](Clock::ages).
+    fn mark(&mut self);
+
+    /// How many seconds ago the device came to each mark, in order. Waits for the last, and forgets them.
+    fn ages(&mut self) -> Result<Vec<f64>>;
+}
+
+/// Memory, sums and updates of weights, see the [module](self).
+///
+/// The first thirteen functions and the type are required. Each of the others has a default, for devices that gain
+/// nothing by it.
+pub trait Device: Clone + Send + Sync + 'static {
+    /// A tensor in the device's memory. Clones share that memory.
+    type Tensor: Clone + Send + Sync + 'static;
+
+    /// The device, in words.
+    fn name(&self) -> String;
+
+    /// Copies `data`, row-major, to the device.
+    fn upload(&self, shape: &[usize], data: &[f32]) -> Result<Self::Tensor>;
+
+    /// Copies a tensor to the host, row-major; waits for the device.
+    fn download(&self, tensor: &Self::Tensor) -> Result<Vec<f32>>;
+
+    /// A tensor of zeros, with memory of its own.
+    fn zeros(&self, shape: &[usize]) -> Result<Self::Tensor>;
+
+    /// The extents of a tensor.
+    fn shape(&self, tensor: &Self::Tensor) -> Vec<usize>;
+
+    /// The rows `start .. start + len` of the first dimension; they may share memory with the tensor.
+    fn rows(&self, tensor: &Self::Tensor, start: usize, len: usize) -> Result<Self::Tensor>;
+
+    /// The elements of a tensor in other extents, as many; it may share memory with the tensor.
+    fn reshape(&self, tensor: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor>;
+
+    /// The rows of some tensors, at least one and as wide as each other, one below the other, with memory of their
+    /// own.
+    fn join(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor>;
+
+    /// `into += x`, element by element.
+    fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()>;
+
+    /// The sums of squares of some tensors: `[tensors.len()]`. Not finite if any element of a tensor is not. The
+    /// bits of each are its tensor's alone, whatever the others are.
+    fn squared_norms(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor>;
+
+    /// One AdamW update of each tensor. The bits of each are its own, whatever the others are; so with the
+    /// optimizers below.
+    fn adamw(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()>;
+
+    /// One LAMB update of each tensor, whole ones: the norm of each sets the length of its step.
+    fn lamb(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()>;
+
+    /// One update of each tensor by gradient descent, with the momentum `m`; `v` stays as it is.
+    fn sgd(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &Sgd) -> Result<()>;
+
+    /// Bytes of the elements of a tensor: four of each, unless the device says otherwise.
+    fn bytes(&self, tensor: &Self::Tensor) -> u64 {
+        let elements: usize = self.shape(tensor).iter().product();
+        elements as u64 * size_of::<f32>() as u64
+    }
+
+    /// [`upload`](Device::upload) of values that may be kept, for devices whose memory is the host's.
+    fn upload_vec(&self, shape: &[usize], data: Vec<f32>) -> Result<Self::Tensor> {
+        self.upload(shape, &data)
+    }
+
+    /// [`download`](Device::download) behind what `into` holds, for devices that can write there at once.
+    fn download_into(&self, tensor: &Self::Tensor, into: &mut Vec<f32>) -> Result<()> {
+        into.extend(self.download(tensor)?);
+        Ok(())
+    }
+
+    /// [`download`](Device::download) of several tensors, for devices that can be waited for once.
+    fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Vec<f32>>> {
+        tensors.iter().map(|tensor| self.download(tensor)).collect()
+    }
+
+    /// Begins a [`download`](Device::download) of a tensor as it is now, on devices on which this gains time.
+    fn fetch(&self, _tensor: &Self::Tensor) -> Result<Option<Box<dyn Fetch>>> {
+        Ok(None)
+    }
+
+    /// Marks `tensor` as ready behind the work that was asked for so far, before it goes to another rank in this
+    /// process. A device that works on its own records an event.
+    fn record_ready(&self, _tensor: &Self::Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    /// Brings a tensor that another rank in this process made to this device, if it lies elsewhere.
+    fn import(&self, tensor: Self::Tensor) -> Result<Self::Tensor> {
+        Ok(tensor)
+    }
+
+    /// Makes work that is asked for from here on wait until a tensor of another rank is
+    /// [ready](Device::record_ready).
+    fn wait_ready(&self, _tensor: &Self::Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    /// Begins everything that was asked of the device so far. The engine calls this before it waits for other ranks,
+    /// on devices that gather work before they begin it.
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// A clock, of devices whose functions return before their work is done.
+    fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
+        Ok(None)
+    }
+}

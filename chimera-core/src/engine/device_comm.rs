@@ -1,0 +1,70 @@
+//! The transport as a rank on a device sees it: what it gives away is marked as ready on its device, and
+//! what it takes is brought to it.
+
+use std::time::Instant;
+
+use crate::comm::{Comm, CommError, Endpoint, Tag, Wrap};
+use crate::device::Device;
+use crate::ids::Rank;
+
+pub(super) struct DeviceComm<D, C> {
+    device: D,
+    comm: C,
+}
+
+impl<D, C> DeviceComm<D, C> {
+    pub(super) fn new(device: D, comm: C) -> Self {
+        DeviceComm { device, comm }
+    }
+}
+
+impl<D: Device, C: Endpoint> Wrap for DeviceComm<D, C> {
+    type Inner = C;
+
+    fn inner(&self) -> &C {
+        &self.comm
+    }
+
+    fn inner_mut(&mut self) -> &mut C {
+        &mut self.comm
+    }
+
+    /// A device works on what it was asked for while its rank waits.
+    fn flush(&mut self) -> Result<(), CommError> {
+        Ok(self.device.flush()?)
+    }
+}
+
+impl<D: Device, C: Comm<D::Tensor>> Comm<D::Tensor> for DeviceComm<D, C> {
+    fn send(&mut self, to: Rank, tag: Tag, tensor: D::Tensor) -> Result<(), CommError> {
+        self.device.record_ready(&tensor)?;
+        self.comm.send(to, tag, tensor)
+    }
+
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<D::Tensor>, CommError> {
+        let received = self.comm.try_recv(from, tag)?;
+        Ok(received.map(|tensor| self.device.import(tensor)).transpose()?)
+    }
+
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<D::Tensor, CommError> {
+        self.flush()?;
+        let received = self.device.import(self.comm.recv(from, tag, deadline)?)?;
+        // Who waits here has nothing else to do until it is there; who only looked has.
+        self.device.wait_ready(&received)?;
+        Ok(received)
+    }
+
+    fn has_all_reduce(&self, members: &[Rank]) -> bool {
+        self.comm.has_all_reduce(members)
+    }
+
+    fn all_reduce(
+        &mut self,
+        members: &[Rank],
+        tag: Tag,
+        tensor: D::Tensor,
+    ) -> Result<(), CommError> {
+        self.device.record_ready(&tensor)?;
+        self.comm.all_reduce(members, tag, tensor)
+    }
+}

@@ -1,0 +1,93 @@
+//! Attention, with few and many heads, short and long contexts.
+
+use rand::Rng;
+
+use crate::device::conformance::Outcome;
+use crate::device::conformance::trials::{Trials, rounded, trial};
+use crate::device::reference::{Reference, Tensor};
+use crate::layers::{Attention, Dropout, Layers, Mask};
+
+/// `[samples, context, heads, features per head]`
+const ATTENTIONS: [[usize; 4]; 11] = [
+    [1, 1, 1, 1],
+    [3, 1, 2, 5],
+    [2, 7, 3, 4],
+    [2, 5, 6, 1],
+    [1, 33, 1, 17],
+    [2, 64, 4, 8],
+    [3, 16, 2, 16],
+    [1, 130, 2, 20],
+    [1, 67, 1, 64],
+    [1, 35, 1, 70],
+    [5, 130, 2, 3],
+];
+
+/// Queries, keys and values: ordinary, and with scores so large that their exponentials overflow. The
+/// large ones are small multiples of 3, so that f32 has the scores exactly.
+fn to_attend<D: Layers>(trials: &mut Trials<'_, D>, [s, c, h, d]: [usize; 4]) -> Vec<Tensor> {
+    let shape = [s * c, 3 * h * d];
+    let mut all = vec![trials.normal(&shape)];
+    if d == 16 {
+        all.push(trials.draw(&shape, |rng| 3.0 * rng.random_range(-3..=3) as f32));
+    }
+    all
+}
+
+/// Lengths of samples: all, one, and something between, in turn.
+fn lengths([samples, context, ..]: [usize; 4]) -> Vec<u32> {
+    let of = |s: usize| [context, 1, context.div_ceil(2), context - context / 3][s % 4] as u32;
+    (0..samples).map(|s| of(s + context)).collect()
+}
+
+/// Who sees whom, and which weights are dropped: none, and, but in the longest contexts, some whose numbers
+/// begin below 2^32 and end beyond.
+fn cases(
+    [_, context, heads, _]: [usize; 4],
+    lengths: &[u32],
+) -> impl Iterator<Item = (String, Attention<'_>)> {
+    let drop = Some(Dropout::new(0.3, 1, 2, 3, u64::from(u32::MAX) - 20));
+    let padded = Mask::Lengths(lengths);
+    let all = [
+        ("causal", Mask::Causal, None),
+        ("padded", padded, None),
+        ("causal and dropped", Mask::Causal, drop),
+        ("padded and dropped", padded, drop),
+    ];
+    let short = all.into_iter().filter(move |(.., drop)| drop.is_none() || context < 100);
+    short.map(move |(name, mask, dropout)| {
+        let label = format!("{heads} heads, {name} context {context}");
+        (label, Attention { heads, context, mask, dropout })
+    })
+}
+
+pub(super) fn attention<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for extents in ATTENTIONS {
+        let lengths = lengths(extents);
+        for qkv in to_attend(trials, extents) {
+            for (label, by) in cases(extents, &lengths) {
+                trial!(trials, label, [qkv], [], |device| {
+                    let (out, log_sum) = device.attention(qkv, &by)?;
+                    [out, log_sum]
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn attention_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for extents in ATTENTIONS {
+        let lengths = lengths(extents);
+        for qkv in to_attend(trials, extents) {
+            for (label, by) in cases(extents, &lengths) {
+                let (out, log_sum) = Reference.attention(&qkv, &by)?;
+                let [out, log_sum] = [rounded(out), rounded(log_sum)];
+                let dy = trials.normal(&out.shape);
+                trial!(trials, label, [dy, qkv, out, log_sum], [], |device| {
+                    [device.attention_dx(dy, qkv, out, log_sum, &by)?]
+                });
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! Rows on their own: normalisation and loss, where careless formulas cancel or overflow.
+
+use rand::Rng;
+
+use crate::device::Device;
+use crate::device::conformance::Outcome;
+use crate::device::conformance::trials::{Trials, rounded, trial};
+use crate::device::reference::{Reference, Tensor};
+use crate::layers::{Layers, Layout};
+
+const MATRICES: [[usize; 2]; 6] = [[1, 1], [1, 130], [3, 2], [17, 1], [5, 33], [130, 257]];
+
+/// Rows to normalise: ordinary; of less variance than epsilon; of none; and far from zero, where
+/// `mean(x²) - mean(x)²` cancels.
+fn to_normalise<D: Layers>(trials: &mut Trials<'_, D>, shape: [usize; 2]) -> [Tensor; 4] {
+    [(1.0, 0.0), (1e-3, 0.0), (0.0, 2.0), (1.0, 30.0)].map(|(deviation, mean)| {
+        trials.draw(&shape, |rng| mean + deviation * rng.random_range(-2.0..2.0f32))
+    })
+}
+
+pub(super) fn layer_norm<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for shape in MATRICES {
+        let [gain, bias] = [(); 2].map(|()| trials.normal(&shape[1..]));
+        for x in to_normalise(trials, shape) {
+            for epsilon in [1e-5, 1e-2] {
+                trial!(trials, format!("epsilon {epsilon}"), [x, gain, bias], [], |device| {
+                    let (y, stats) = device.layer_norm(x, gain, bias, epsilon)?;
+                    [y, stats]
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn layer_norm_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for shape in MATRICES {
+        let gain = trials.normal(&shape[1..]);
+        for x in to_normalise(trials, shape) {
+            let stats = rounded(Reference.layer_norm(&x, &gain, &gain, 1e-5)?.1);
+            let [dy, residual] = [(); 2].map(|()| trials.normal(&shape));
+            trial!(trials, "with residual", [dy, x, stats, gain, residual], [], |device| [
+                device.layer_norm_dx(dy, x, stats, gain, Some(residual))?
+            ]);
+            // One or two features leave nothing but rounding to compare.
+            if shape[1] > 2 {
+                trial!(trials, "", [dy, x, stats, gain], [], |device| {
+                    [device.layer_norm_dx(dy, x, stats, gain, None)?]
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn layer_norm_dw<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for shape in MATRICES {
+        let [d_gain, d_bias] = [(); 2].map(|()| trials.normal(&shape[1..]));
+        for x in to_normalise(trials, shape) {
+            let stats = rounded(Reference.layer_norm(&x, &d_gain, &d_bias, 1e-5)?.1);
+            let dy = trials.normal(&shape);
+            trial!(trials, "", [dy, x, stats], [d_gain, d_bias], |device| {
+                device.layer_norm_dw(dy, x, stats, d_gain, d_bias)?;
+                []
+            });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn cross_entropy<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for shape @ [rows, vocab] in [[1, 2], [5, 7], [17, 33], [130, 257], [3, 1031]] {
+        for largest in [3.0, 1e4] {
+            let x = trials.draw(&shape, |rng| rng.random_range(-largest..largest));
+            let targets = trials.classes(rows, vocab as u32);
+            trial!(trials, format!("logits up to {largest}"), [x], [], |device| {
+                // The call may take the memory of its logits.
+                let mut logits = device.zeros(&shape)?;
+                device.accumulate(&mut logits, x)?;
+                let (loss, gradient) = device.cross_entropy(logits, &targets, 0.7)?;
+                [loss, gradient]
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The loss of a linear layer and the gradients behind it, for vocabularies as odd as GPT-2's 50,257: a device may
+/// keep their logits in a form of its own.
+pub(super) fn head<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for [rows, hidden, vocab] in [[5, 8, 19], [66, 16, 131]] {
+        let [x, w, bias] = [vec![rows, hidden], vec![vocab, hidden], vec![vocab]]
+            .map(|shape| trials.draw(&shape, |rng| rng.random_range(-0.5..0.5f32)));
+        let [dw, d_bias] = [vec![vocab, hidden], vec![vocab]].map(|shape| trials.normal(&shape));
+        let targets = trials.classes(rows, vocab as u32);
+        trial!(trials, format!("{vocab} classes"), [x, w, bias], [dw, d_bias], |device| {
+            let logits = device.linear(x, w, Layout::OutIn, Some(bias), None)?;
+            let (loss, dy) = device.cross_entropy(logits, &targets, 0.7)?;
+            let part = device.linear_dx(&device.rows(&dy, 2, rows - 2)?, w, Layout::OutIn)?;
+            device.linear_dw(x, &dy, Layout::OutIn, dw, Some(d_bias))?;
+            [loss, device.linear_dx(&dy, w, Layout::OutIn)?, part, dy]
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! The memory that layers take on a GPU: results, f32 or bf16, operands that are cast, and scratch.
+
+use super::{Activation, Attention, Dropout, Layers, Layout};
+use crate::device::counted::{WIDE, elements};
+use crate::device::{Counted, Extents, Result};
+
+/// Rows of which a sum of columns is made at a time, and the columns of a result whose rows lie apart come in
+/// multiples of so many: see the GPU's `sums` and `memory`.
+const RANGE: usize = 128;
+const PITCH: usize = 64;
+
+impl Layers for Counted {
+    fn embedding(&self, ids: &[u32], _: usize, tokens: &Extents, _: &Extents) -> Result<Extents> {
+        let y = self.activation_of(&[ids.len(), tokens.width()]);
+        let _wide = (tokens.element != WIDE).then(|| self.of(&tokens.shape, WIDE));
+        let _ids = self.scratch(size_of_val(ids));
+        Ok(y)
+    }
+
+    fn embedding_dw(
+        &self,
+        ids: &[u32],
+        _: usize,
+        dy: &Extents,
+        _: &mut Extents,
+        _: &mut Extents,
+    ) -> Result<()> {
+        self.cast(dy);
+        self.scratch(3 * size_of_val(ids));
+        Ok(())
+    }
+
+    fn linear(
+        &self,
+        x: &Extents,
+        w: &Extents,
+        layout: Layout,
+        _: Option<&Extents>,
+        residual: Option<&Extents>,
+    ) -> Result<Extents> {
+        [Some(x), Some(w), residual].into_iter().flatten().for_each(|operand| self.cast(operand));
+        let (rows, outputs) = (x.shape[0], outputs(w, layout));
+        let lies_apart = residual.is_none() && self.activation != WIDE && outputs % 8 != 0;
+        let pitch = if lies_apart { outputs.next_multiple_of(PITCH) } else { outputs };
+        let mut y = self.activation_of(&[rows, pitch]);
+        y.shape[1] = outputs;
+        Ok(y)
+    }
+
+    fn linear_dx(&self, dy: &Extents, w: &Extents, layout: Layout) -> Result<Extents> {
+        [dy, w].into_iter().for_each(|operand| self.cast(operand));
+        let inputs = elements(&w.shape) as usize / outputs(w, layout).max(1);
+        Ok(self.activation_of(&[dy.shape[0], inputs]))
+    }
+
+    fn linear_dw(
+        &self,
+        x: &Extents,
+        dy: &Extents,
+        _: Layout,
+        _: &mut Extents,
+        d_bias: Option<&mut Extents>,
+    ) -> Result<()> {
+        [x, dy].into_iter().for_each(|operand| self.cast(operand));
+        d_bias.map(|_| sums(self, dy));
+        Ok(())
+    }
+
+    fn layer_norm(
+        &self,
+        x: &Extents,
+        _: &Extents,
+        _: &Extents,
+        _: f64,
+    ) -> Result<(Extents, Extents)> {
+        self.cast(x);
+        Ok((self.activation_of(&x.shape), self.of(&[x.shape[0], 2], WIDE)))
+    }
+
+    fn layer_norm_dx(
+        &self,
+        dy: &Extents,
+        x: &Extents,
+        _: &Extents,
+        _: &Extents,
+        residual: Option<&Extents>,
+    ) -> Result<Extents> {
+        [Some(dy), Some(x), residual].into_iter().flatten().for_each(|operand| self.cast(operand));
+        Ok(self.activation_of(&x.shape))
+    }
+
+    fn layer_norm_dw(
+        &self,
+        dy: &Extents,
+        x: &Extents,
+        _: &Extents,
+        _: &mut Extents,
+        _: &mut Extents,
+    ) -> Result<()> {
+        [dy, x].into_iter().for_each(|operand| self.cast(operand));
+        let _gains_and_biases = [(); 2].map(|()| sums(self, x));
+        Ok(())
+    }
+
+    fn activation(&self, x: &Extents, _: Activation) -> Result<Extents> {
+        self.cast(x);
+        Ok(self.activation_of(&x.shape))
+    }
+
+    fn activation_dx(
+        &self,
+        dy: &Extents,
+        x: &Extents,
+        _: Activation,
+    ) -> Result<(Extents, Extents)> {
+        [dy, x].into_iter().for_each(|operand| self.cast(operand));
+        Ok((self.activation_of(&x.shape), self.activation_of(&x.shape)))
+    }
+
+    fn dropout(&self, x: &Extents, _: &Dropout, residual: Option<&Extents>) -> Result<Extents> {
+        [Some(x), residual].into_iter().flatten().for_each(|operand| self.cast(operand));
+        Ok(self.activation_of(&x.shape))
+    }
+
+    fn attention(&self, qkv: &Extents, by: &Attention<'_>) -> Result<(Extents, Extents)> {
+        let rows = qkv.shape[0];
+        let mixed = self.activation_of(&[rows, qkv.width() / 3]);
+        Ok((mixed, self.of(&[rows, by.heads], WIDE)))
+    }
+
+    fn attention_dx(
+        &self,
+        dy: &Extents,
+        qkv: &Extents,
+        _: &Extents,
+        log_sum: &Extents,
+        _: &Attention<'_>,
+    ) -> Result<Extents> {
+        self.cast(dy);
+        let _means = self.of(&log_sum.shape, WIDE);
+        Ok(self.activation_of(&qkv.shape))
+    }
+
+    fn cross_entropy(
+        &self,
+        logits: Extents,
+        targets: &[u32],
+        _: f64,
+    ) -> Result<(Extents, Extents)> {
+        let _targets_and_losses =
+            self.scratch((size_of::<u32>() + size_of::<f64>()) * targets.len());
+        Ok((self.of(&[1], WIDE), logits))
+    }
+}
+
+fn outputs(w: &Extents, layout: Layout) -> usize {
+    match layout {
+        Layout::InOut => w.width(),
+        Layout::OutIn => w.shape[0],
+    }
+}
+
+/// Room for sums over ranges of rows.
+fn sums(device: &Counted, x: &Extents) -> Extents {
+    device.of(&[x.shape[0].div_ceil(RANGE), x.width()], WIDE)
+}

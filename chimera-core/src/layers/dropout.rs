@@ -1,0 +1,119 @@
+//! Which elements are dropped: a function of numbers alone, so no mask is ever stored or sent.
+
+/// A choice of elements to drop (Srivastava et al., 2014), the same wherever and however often it is
+/// made: element `i` of a tensor, row-major, is element `first + i` of the stream `key`.
+///
+/// So a micro-batch that is cut into units, computed again or moved to another worker sees the same choice, as
+/// long as `first` counts from a place that all agree on.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Dropout {
+    /// Probability of being dropped, at least 0 and below 1.
+    pub rate: f64,
+    /// The stream, see [`threefry`].
+    pub key: [u32; 2],
+    /// Number of the tensor's first element in the stream.
+    pub first: u64,
+}
+
+impl Dropout {
+    /// Drops nothing.
+    pub const NONE: Dropout = Dropout { rate: 0.0, key: [0; 2], first: 0 };
+
+    /// The stream of `layer` in step `step` of the run with `seed`, from its element `first` on.
+    pub fn new(rate: f64, seed: u64, step: u64, layer: u64, first: u64) -> Dropout {
+        let key = [seed, step, layer].into_iter().fold([0; 2], |key, n| threefry(key, words(n)));
+        Dropout { rate, key, first }
+    }
+
+    /// An element is kept if the first word of its block is not below this.
+    #[inline(always)]
+    pub fn threshold(&self) -> u32 {
+        (self.rate * 2f64.powi(32)) as u32
+    }
+
+    /// What kept elements are multiplied by, so that the expectation stays.
+    pub fn scale(&self) -> f64 {
+        1.0 / (1.0 - self.rate)
+    }
+
+    /// Whether element `i` of the tensor is kept.
+    #[inline(always)]
+    pub fn keeps(&self, i: u64) -> bool {
+        threefry(self.key, words(self.first.wrapping_add(i)))[0] >= self.threshold()
+    }
+
+    /// What element `i` of the tensor is multiplied by.
+    #[inline(always)]
+    pub fn factor(&self, i: u64) -> f64 {
+        if self.keeps(i) { self.scale() } else { 0.0 }
+    }
+}
+
+/// The block `counter` of the stream `key`: Threefry-2x32 with 20 rounds (Salmon et al., 2011, "Parallel
+/// random numbers: as easy as 1, 2, 3"). It takes no more than additions, rotations and exclusive ors of
+/// 32 bits, which every device has.
+#[inline(always)]
+pub fn threefry(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
+    const ROTATIONS: [[u32; 4]; 2] = [[13, 15, 26, 6], [17, 29, 16, 24]];
+    let keys = [key[0], key[1], 0x1BD1_1BDA ^ key[0] ^ key[1]];
+    let [mut a, mut b] = [counter[0].wrapping_add(keys[0]), counter[1].wrapping_add(keys[1])];
+    for four in 0..5 {
+        for rotation in ROTATIONS[four % 2] {
+            a = a.wrapping_add(b);
+            b = b.rotate_left(rotation) ^ a;
+        }
+        a = a.wrapping_add(keys[(four + 1) % 3]);
+        b = b.wrapping_add(keys[(four + 2) % 3]).wrapping_add(four as u32 + 1);
+    }
+    [a, b]
+}
+
+/// The low word first.
+#[inline(always)]
+fn words(n: u64) -> [u32; 2] {
+    [n as u32, (n >> 32) as u32]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threefry_gives_the_published_blocks() {
+        // The known answers of Random123, `threefry2x32 20`.
+        let (ones, pi) = ([u32::MAX; 2], [0x243f_6a88, 0x85a3_08d3]);
+        assert_eq!(threefry([0; 2], [0; 2]), [0x6b20_0159, 0x99ba_4efe]);
+        assert_eq!(threefry(ones, ones), [0x1cb9_96fc, 0xbb00_2be7]);
+        assert_eq!(threefry([0x1319_8a2e, 0x0370_7344], pi), [0xc492_3a9c, 0x483d_f7a0]);
+    }
+
+    #[test]
+    fn as_many_are_dropped_as_asked() {
+        for rate in [0.0, 0.1, 0.5, 0.9] {
+            let by = Dropout::new(rate, 7, 3, 2, 0);
+            let n = 100_000;
+            let dropped = (0..n).filter(|&i| !by.keeps(i)).count() as f64 / n as f64;
+            let deviation = (rate * (1.0 - rate) / n as f64).sqrt();
+            assert!((dropped - rate).abs() <= 4.0 * deviation, "{dropped} of {rate}");
+        }
+    }
+
+    #[test]
+    fn seed_step_and_layer_choose_and_first_moves_along() {
+        let kept = |by: Dropout| (0..64).map(|i| by.keeps(i)).collect::<Vec<_>>();
+        let by = Dropout::new(0.5, 1, 2, 3, 4);
+        for other in [
+            Dropout::new(0.5, 0, 2, 3, 4),
+            Dropout::new(0.5, 1, 0, 3, 4),
+            Dropout::new(0.5, 1, 2, 0, 4),
+            Dropout::new(0.5, 2, 1, 3, 4),
+        ] {
+            assert_ne!(kept(other), kept(by));
+        }
+        let later = Dropout { first: by.first + 10, ..by };
+        assert!((0..100).all(|i| later.keeps(i) == by.keeps(i + 10)));
+        // Past the end of the lower word too.
+        let far = Dropout { first: u64::from(u32::MAX), ..by };
+        assert_ne!(kept(Dropout { first: 0, ..far }), kept(Dropout { first: 1 << 32, ..far }));
+    }
+}
