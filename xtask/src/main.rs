@@ -50,7 +50,7 @@ enum Chore {
     Docs,
     /// Proof that no crate depends on what it must not
     Absences,
-    /// Proof that no module uses one that stands above it
+    /// Proof that no module uses one that stands above it, and that none of a folder is in a circle
     Layers,
     /// Draws every schedule into docs/gallery
     Gallery {
