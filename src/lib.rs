@@ -15,7 +15,7 @@ pub mod plan;
 pub mod run;
 pub mod settings;
 
-pub use chimera_backend_cuda as candle;
+pub use chimera_backend_candle as candle;
 #[cfg(feature = "wgpu")]
 pub use chimera_backend_wgpu as wgpu;
 #[cfg(feature = "mpi")]

@@ -1,10 +1,10 @@
 //! Compiles the kernels for the chips that are named, without a GPU, and prints what each kernel needs:
-//! `cargo run -p chimera-backend-cuda --features cuda --example compile -- sm_90 sm_80`.
+//! `cargo run -p chimera-backend-candle --features cuda --example compile -- sm_90 sm_80`.
 
 use std::process::ExitCode;
 
-use chimera_backend_cuda::gpu::Element;
-use chimera_backend_cuda::gpu::cuda::compile;
+use chimera_backend_candle::gpu::Element;
+use chimera_backend_candle::gpu::cuda::compile;
 
 fn main() -> ExitCode {
     for chip in std::env::args().skip(1) {

@@ -6,7 +6,7 @@ mod emulated;
 #[path = "emulated/memory.rs"]
 mod memory;
 
-use chimera_backend_cuda::gpu::Element;
+use chimera_backend_candle::gpu::Element;
 use chimera_core::device::reference::Reference;
 use chimera_core::equivalence::{Run, RunError};
 use chimera_core::ids::Rank;

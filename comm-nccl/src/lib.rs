@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use chimera_backend_cuda::gpu::{Driver, Gpu, Lane, Tensor};
+use chimera_backend_candle::gpu::{Driver, Gpu, Lane, Tensor};
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag, all_gather};
 use chimera_core::engine::Patience;
 use chimera_core::fault::Fault;

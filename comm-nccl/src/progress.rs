@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chimera_backend_cuda::gpu::{Driver, Element, Lane, Tensor};
+use chimera_backend_candle::gpu::{Driver, Element, Lane, Tensor};
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag};
 use chimera_core::engine::Patience;
 use chimera_core::ids::Rank;

@@ -1,6 +1,6 @@
 //! What the other transport carries for this one: on which lines, and how numbers become tensors of it.
 
-use chimera_backend_cuda::gpu::Element;
+use chimera_backend_candle::gpu::Element;
 use chimera_core::comm::{CommError, Host, Tag};
 use chimera_core::ids::Rank;
 

@@ -9,8 +9,8 @@ mod emulated;
 use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
-use chimera_backend_cuda::gpu::cuda::Cuda;
-use chimera_backend_cuda::gpu::{Element, Gpu};
+use chimera_backend_candle::gpu::cuda::Cuda;
+use chimera_backend_candle::gpu::{Element, Gpu};
 use chimera_comm_nccl::{Library, Nccl};
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag, Threads, conformance, threads};
 use chimera_core::device::Device;

@@ -1,4 +1,4 @@
-//! The `chimera` command: [`commands`] are its subcommands, a file each, and [`parts`] what several of them share.
+//! The `chimera` command: `commands` are its subcommands, a file each, and `parts` what several of them share.
 
 mod commands;
 mod examples;

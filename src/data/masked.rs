@@ -10,16 +10,8 @@ use std::path::PathBuf;
 
 use chimera_core::model::ModelConfig;
 
-use super::draw::Draw;
-use super::marks::{MARKS, Marks};
-use super::prepared::beside;
+use super::draw::Masking;
 use super::{Batch, DataError, Tokens, tokenizer_of};
-use crate::data::tokenizer::Tokenizer;
-
-/// Tokens of a sample that are no text: one before the segments, and one after each.
-const N_MARKS: usize = 3;
-/// The least context: two segments of a token each, also in a sample of half the length.
-const LEAST_CONTEXT: usize = 8;
 
 /// A text that nothing is trained on, all of it cut into samples.
 #[derive(Debug)]
@@ -57,74 +49,13 @@ impl Pairs {
     }
 }
 
-/// How windows of a text become samples.
-#[derive(Clone, Debug)]
-pub(super) struct Masking {
-    pub(super) marks: Marks,
-    /// The ids of the text are below.
-    pub(super) n_ids: usize,
-    /// Number of all ids.
-    vocab: usize,
-    /// Whether the tokenizer is known.
-    is_known: bool,
-    pub(super) context: usize,
-    pub(super) predictions: usize,
-}
-
-impl Masking {
-    /// For texts of `tokenizer`; of an unknown one, the last ids of the model are no text.
-    pub(super) fn new(
-        model: &ModelConfig,
-        tokenizer: Option<&Tokenizer>,
-    ) -> Result<Masking, DataError> {
-        let (vocab, context) = (model.vocab, model.context);
-        let unknown = || Marks::after(vocab.saturating_sub(MARKS));
-        let marks = tokenizer.map_or_else(unknown, Marks::of);
-        let n_ids = tokenizer.map_or(marks.pad as usize, Tokenizer::vocab);
-        let needed = marks.vocab(n_ids);
-        if needed > vocab {
-            return Err(DataError::Marks { vocab, needed });
-        }
-        if context < LEAST_CONTEXT {
-            return Err(DataError::Context { context, least: LEAST_CONTEXT });
-        }
-        let (is_known, predictions) = (tokenizer.is_some(), model.predictions(context));
-        Ok(Masking { marks, n_ids, vocab, is_known, context, predictions })
-    }
-
-    /// Refuses ids that are no text.
-    pub(super) fn check(&self, tokens: &mut Tokens) -> Result<(), DataError> {
-        let &Masking { n_ids, vocab, is_known, .. } = self;
-        tokens.check(n_ids).map_err(|error| match error {
-            DataError::Vocabulary { path, position, id, .. } if is_known => {
-                let reason = format!(
-                    "its tokenizer has {n_ids} ids, but token {position} of the data has id {id}: prepare the \
-                     data again"
-                );
-                DataError::Prepared { path: beside(&path), reason }
-            }
-            DataError::Vocabulary { path, position, id, highest, .. } => {
-                DataError::MarksVocabulary { path, position, id, vocab, highest }
-            }
-            other => other,
-        })
-    }
-
-    /// Tokens of text in a sample.
-    pub(super) fn window(&self) -> usize {
-        self.context - N_MARKS
-    }
-
-    /// The draws for one sample.
-    pub(super) fn draw(&self, seed: u64, sample: u64) -> Draw<'_> {
-        Draw::new(self, seed, sample)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use chimera_core::model::{Architecture, Preset};
 
+    use super::super::draw::LEAST_CONTEXT;
+    use super::super::marks::Marks;
+    use super::super::tokenizer::Tokenizer;
     use super::*;
     use crate::data::{Corpus, Tokens};
 

@@ -32,7 +32,7 @@ pub use prepare::{STANDARD_INPUT, discard, prepare};
 pub use prepared::{Kind, Prepared, Source, missing_ids, tokenizer_file_of, tokenizer_of};
 pub use tokens::Tokens;
 
-use masked::Masking;
+use draw::Masking;
 use permutation::Permutation;
 use tokenizer::Tokenizer;
 

@@ -1,11 +1,11 @@
 //! GPUs of CUDA by number.
 
 use anyhow::{Result, anyhow, ensure};
-use chimera_backend_cuda::gpu::cuda::{self, Cuda, Device};
-use chimera_backend_cuda::gpu::{Element, Gpu};
+use chimera_backend_candle::gpu::cuda::{self, Cuda, Device};
+use chimera_backend_candle::gpu::{Element, Gpu};
 use chimera_core::device::DeviceError;
 
-pub(super) use chimera_backend_cuda::gpu::cuda::libraries;
+pub(super) use chimera_backend_candle::gpu::cuda::libraries;
 
 use super::Precision;
 

@@ -1,9 +1,9 @@
 //! Devices that are open, with the kernels of each.
 
 use anyhow::{Result, bail};
-use chimera_backend_cuda::Candle;
+use chimera_backend_candle::Candle;
 #[cfg(feature = "cuda")]
-use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
+use chimera_backend_candle::gpu::{Gpu, cuda::Cuda};
 #[cfg(feature = "wgpu")]
 use chimera_backend_wgpu::Wgpu;
 use chimera_core::device::Device as _;

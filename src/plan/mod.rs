@@ -1,5 +1,5 @@
 //! What the settings describe: a model cut into stages, a proven program, and the memory it will need.
-//! Of all ways to train on some ranks, [`choose`] takes the one with the shortest step.
+//! Of all ways to train on some ranks, [`choose()`] takes the one with the shortest step.
 
 mod candidate;
 mod choose;

@@ -5,6 +5,7 @@ pub mod evaluate;
 mod fit;
 mod folder;
 mod free;
+mod gather;
 mod greeting;
 mod initial;
 pub mod launch;
@@ -19,6 +20,7 @@ mod samples;
 mod steps;
 mod trained;
 mod verify;
+mod watch;
 
 use std::io;
 use std::path::Path;
@@ -38,16 +40,17 @@ use chimera_core::search::Report;
 use chimera_core::timetable::Timetable;
 
 pub use folder::{Folder, Place, is_error, write_error};
+pub use gather::share;
 use initial::Initial;
 pub use lock::is_at_work;
 use processes::AsRank;
-pub use processes::{PATIENCE, share};
-use rank::Watch;
+pub use processes::PATIENCE;
 use resume::kept;
 use samples::{HeldOut, Samples};
 pub use trained::Trained;
 use trained::{RankTrained, merge};
 pub use verify::checkpoint_as;
+use watch::Watch;
 
 use crate::data::{Batch, Corpus};
 use crate::device::{Compute, Devices, Opened};

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use chimera_backend_cuda::gpu::{Gpu, cuda::Cuda};
+use chimera_backend_candle::gpu::{Gpu, cuda::Cuda};
 use chimera_comm_nccl::{Library, Nccl};
 use chimera_core::comm::{Comm, CommError, Host};
 use chimera_core::engine::{Job, StepReport};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
-use super::rank::Watch;
 use super::trained::RankTrained;
+use super::watch::Watch;
 use super::{Run, compute_threads};
 use crate::device::Opened;
 

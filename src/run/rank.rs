@@ -1,12 +1,11 @@
 //! One rank of a run.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::Result;
 use chimera_core::comm::Comm;
-use chimera_core::engine::{Fields, Job, StepReport, Worker, handshake, panicked};
+use chimera_core::engine::{Job, StepReport, Worker, handshake, panicked};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::StageId;
 use chimera_core::layers::Layers;
@@ -14,21 +13,10 @@ use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelError};
 use chimera_core::stage::Stage;
 
 use super::Run;
-use super::samples::HeldOut;
 use super::steps::Steps;
 use super::trained::RankTrained;
-use crate::observe::{Log, Recorder};
-
-/// What is done with a run besides training.
-pub(super) struct Watch<'r, O> {
-    /// What all ranks must have in common.
-    pub(super) greeting: Fields,
-    pub(super) observe: Mutex<O>,
-    pub(super) held_out: HeldOut,
-    pub(super) recorder: Option<Recorder<'r>>,
-    /// Whether each rank is a process, which knows nothing of the others but by messages.
-    pub(super) by_processes: bool,
-}
+use super::watch::Watch;
+use crate::observe::Log;
 
 impl Run {
     /// Trains the row of the rank that `comm` is an end of.

@@ -12,9 +12,9 @@ use chimera_core::program::Program;
 use chimera_core::stage::{Param, Stage};
 use chimera_core::update::Update;
 
-use super::rank::Watch;
 use super::trained::RankTrained;
-use super::{Run, processes};
+use super::watch::Watch;
+use super::{Run, gather};
 use crate::formats::checkpoint::{Shares, State};
 use crate::observe::{Did, Log};
 
@@ -75,7 +75,7 @@ where
             self.save(&State { began, step, is_done, is_last, is_skipped }, &mut shares)?;
         }
         if let Some(shares) = shares {
-            trained.saved = shares.finish(&mut processes::exchange(self.worker))?;
+            trained.saved = shares.finish(&mut gather::exchange(self.worker))?;
         }
         trained.weights = self.weights(stages, n_steps)?;
         Ok(trained)
@@ -114,7 +114,7 @@ where
             && let Some(shares) = shares.take()
         {
             // All ranks have agreed on it, so all can finish what they save. The fault counts.
-            let _ = shares.finish(&mut processes::exchange(self.worker));
+            let _ = shares.finish(&mut gather::exchange(self.worker));
         }
         let mut reports = ran?;
         if let Some(at) = reports.iter().rposition(|report| self.is_evaluated(report.step)) {
@@ -151,7 +151,7 @@ where
         let recorder = self.watch.recorder.as_ref().filter(|recorder| recorder.wants(&steps));
         let Some(recorder) = recorder else { return Ok(()) };
         if self.watch.by_processes {
-            return processes::record(self.worker, self.rank, recorder, program, steps);
+            return gather::record(self.worker, self.rank, recorder, program, steps);
         }
         let (events, waits) = self.worker.timeline()?;
         recorder.add(&Did { rank: self.rank, program, steps, events, waits })
@@ -168,11 +168,11 @@ where
         let manifest = || self.run.manifest(state.step, counts);
         if let Some(shares) = shares {
             if is_due {
-                let spent = shares.spent(&mut processes::exchange(self.worker))?;
+                let spent = shares.spent(&mut gather::exchange(self.worker))?;
                 let part = self.worker.snapshot(spent)?;
-                shares.begin(&mut processes::exchange(self.worker), state, manifest(), part)?;
+                shares.begin(&mut gather::exchange(self.worker), state, manifest(), part)?;
             }
-            shares.poll(&mut processes::exchange(self.worker))?;
+            shares.poll(&mut gather::exchange(self.worker))?;
         } else if is_due {
             let n_ranks = self.run.config().width * self.run.config().depth;
             let part = |spent| self.worker.snapshot(spent);

@@ -1,10 +1,5 @@
 //! Resolved settings.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::ops::Range;
-use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use chimera_core::engine::Patience;
@@ -12,7 +7,6 @@ use chimera_core::lower::Passes;
 use chimera_core::model::ModelConfig;
 use chimera_core::schedule::Shape;
 use chimera_core::search::Search;
-use toml::Value;
 
 use super::Config;
 
@@ -65,67 +59,6 @@ impl Config {
             context: self.context,
             vocab: self.vocab,
             tied: self.tied,
-        }
-    }
-}
-
-/// Some steps, at least one, written `A..B`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct StepRange(pub Range<u64>);
-
-impl FromStr for StepRange {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<StepRange, String> {
-        let ends = text.split_once("..").map(|(a, b)| (a.trim().parse(), b.trim().parse()));
-        match ends {
-            Some((Ok(from), Ok(to))) if from < to => Ok(StepRange(from..to)),
-            _ => Err(format!("{text} is no range of steps such as 1..11")),
-        }
-    }
-}
-
-/// Value and origin by key.
-pub(super) type Entries = BTreeMap<&'static str, (Value, Origin)>;
-
-impl fmt::Display for StepRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}..{}", self.0.start, self.0.end)
-    }
-}
-
-/// Where a value came from.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Origin {
-    /// Nothing else was said.
-    Default,
-    /// The preset of this name.
-    Preset(String),
-    /// A file, and the line of the key.
-    File(PathBuf, usize),
-    /// An option of the command.
-    CommandLine,
-    /// The timetable in this file.
-    Timetable(PathBuf),
-    /// The model in this folder.
-    Model(PathBuf),
-    /// The checkpoint in this folder.
-    Checkpoint(PathBuf),
-    /// The description of this data file.
-    Data(PathBuf),
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Origin::Default => write!(f, "default"),
-            Origin::Preset(name) => write!(f, "preset {name}"),
-            Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
-            Origin::CommandLine => write!(f, "command line"),
-            Origin::Timetable(path) => write!(f, "timetable {}", path.display()),
-            Origin::Model(dir) => write!(f, "model {}", dir.display()),
-            Origin::Checkpoint(dir) => write!(f, "checkpoint {}", dir.display()),
-            Origin::Data(path) => write!(f, "data {}", path.display()),
         }
     }
 }

@@ -7,7 +7,7 @@ use toml::de::{DeString, DeTable};
 use toml::{Spanned, Table, Value};
 
 use super::check::{check, option};
-use super::config::Entries;
+use super::origin::Entries;
 use super::{Origin, Outside, SettingsError};
 
 /// Longest chain of files that extend each other.

@@ -1,72 +1,15 @@
-//! What settings take from outside: files, the environment, the machine.
+//! Settings that follow from what they name: a timetable, a model, data.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
-use chimera_core::model::ModelConfig;
-use chimera_core::timetable::Timetable;
+use anyhow::Result;
+use chimera_core::model::{Architecture, ModelConfig};
 use toml::Value;
 
 use super::check::{check, option};
-use super::config::Entries;
-use super::{Origin, SettingsError};
+use super::origin::Entries;
+use super::{Origin, Outside, SettingsError, Start};
 use crate::settings::schedules::Named;
-
-/// Where settings that follow from files and from the machine are asked for. By default there is nothing.
-pub trait Outside {
-    /// The text of a file of settings.
-    ///
-    /// # Errors
-    /// Why it cannot be read.
-    fn settings(&self, path: &Path) -> Result<String, String> {
-        unread(path).map_err(|error| error.to_string())
-    }
-
-    /// What a path stands for, the same for every way to write it.
-    fn identity(&self, path: &Path) -> PathBuf {
-        path.to_path_buf()
-    }
-
-    /// The timetable in a file.
-    ///
-    /// # Errors
-    /// If there is none.
-    fn timetable(&self, path: &Path) -> Result<Timetable> {
-        unread(path)
-    }
-
-    /// What a run that begins with the model in `init` begins with: where `resume` names a checkpoint of `out` or
-    /// another, that goes before the model, which may be gone.
-    ///
-    /// # Errors
-    /// If that cannot be read.
-    fn start(&self, init: &Path, _resume: Option<&str>, _out: Option<&Path>) -> Result<Start> {
-        unread(init)
-    }
-
-    /// How many ids prepared data has, with the marks of a BERT or without, and the file and the tokenizer that say so.
-    ///
-    /// # Errors
-    /// If its description cannot be read.
-    fn ids(&self, _data: &[PathBuf], _is_bert: bool) -> Result<Option<(PathBuf, String, usize)>> {
-        Ok(None)
-    }
-
-    /// CPU threads of each of so many workers.
-    fn threads(&self, _n_workers: i64) -> i64 {
-        1
-    }
-}
-
-/// A model to begin with.
-pub struct Start {
-    /// The folder that says so.
-    pub origin: Origin,
-    /// Its sizes.
-    pub model: ModelConfig,
-    /// Its rate of dropout; `None` if it has several.
-    pub dropout: Option<f64>,
-}
 
 /// Takes depth and micro-batches from the schedule if it is in a file; refuses others that were said.
 pub(super) fn timetable(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
@@ -92,7 +35,7 @@ pub(super) fn model(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
         Origin::Model(dir) => format!("the model in {}", dir.display()),
         origin => format!("the {origin}"),
     };
-    follow(merged, super::resolve::sizes(&model), &origin, &what)?;
+    follow(merged, sizes(&model), &origin, &what)?;
     if matches!(merged.get("dropout"), None | Some((_, Origin::Default))) {
         let several =
             "its config.json has several rates of dropout, and training here one: choose --dropout";
@@ -159,12 +102,18 @@ fn text<'e>(merged: &'e Entries, key: &str) -> Option<&'e str> {
     merged.get(key).and_then(|(value, _)| value.as_str())
 }
 
-/// Nothing outside, for settings that name no file.
-pub struct Nothing;
-
-impl Outside for Nothing {}
-
-/// What there is not, where nothing is read.
-fn unread<T>(path: &Path) -> Result<T> {
-    bail!("{} is not read here", path.display())
+/// What a model is, by key.
+pub(super) fn sizes(config: &ModelConfig) -> [(&'static str, Value); 7] {
+    let whole = |n: usize| Value::Integer(n as i64);
+    let names = Architecture::ALL.into_iter();
+    let name = names.filter(|(_, architecture)| *architecture == config.architecture);
+    [
+        ("model", Value::String(name.map(|(name, _)| name).collect())),
+        ("layers", whole(config.layers)),
+        ("hidden", whole(config.hidden)),
+        ("heads", whole(config.heads)),
+        ("context", whole(config.context)),
+        ("vocab", whole(config.vocab)),
+        ("tied", Value::Boolean(config.tied)),
+    ]
 }

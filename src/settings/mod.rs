@@ -14,6 +14,8 @@ mod follow;
 mod near;
 mod option;
 mod options;
+mod origin;
+mod outside;
 mod peers;
 mod resolve;
 pub mod schedules;
@@ -28,13 +30,13 @@ use toml::Value;
 
 #[cfg(feature = "cli")]
 pub use args::options_of;
-pub use config::{Origin, StepRange};
-pub use follow::{Nothing, Outside, Start};
 pub use option::{Drawn, Opt, Resume};
 pub use options::{Config, OPTIONS};
+pub use origin::Origin;
+pub use outside::{Nothing, Outside, Start};
 pub use show::markdown;
 pub use transport::Transport;
-pub use value::Kind;
+pub use value::{Kind, StepRange};
 
 /// Why settings cannot be used (exit code 2).
 #[derive(thiserror::Error, Clone, PartialEq, Debug)]

@@ -208,8 +208,8 @@ impl Opt {
         self.drawn_default.filter(|_| is_drawn).unwrap_or(self.default)
     }
 
-    /// Refuses what its type cannot hold.
-    pub(super) fn read(&self, value: &Value) -> Result<(), String> {
+    /// Refuses a value that the type of the option cannot hold.
+    pub fn read(&self, value: &Value) -> Result<(), String> {
         (self.read)(value)
     }
 }

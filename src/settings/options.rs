@@ -12,8 +12,8 @@ use chimera_core::schedule::Scaling;
 use chimera_core::search::Where;
 use toml::Value;
 
-use super::config::Entries;
 use super::option::Drawn::{Job, Memory, Passes, Shape};
+use super::origin::Entries;
 use super::value::Setting;
 use super::{Opt, Origin, StepRange};
 use crate::device::Precision;

@@ -1,11 +1,12 @@
 //! Merging the layers of settings.
 
 use anyhow::Result;
-use chimera_core::model::{Architecture, ModelConfig, PRESETS, Preset};
+use chimera_core::model::{PRESETS, Preset};
 use toml::Value;
 
 use super::check::check;
-use super::config::Entries;
+use super::follow::sizes;
+use super::origin::Entries;
 use super::{
     Config, Layers, Nothing, OPTIONS, Origin, Outside, Settings, SettingsError, file, follow,
 };
@@ -92,22 +93,6 @@ fn defaults(is_drawn: bool) -> Entries {
     OPTIONS.iter().filter_map(default).collect()
 }
 
-/// What a model is, by key.
-pub(super) fn sizes(config: &ModelConfig) -> [(&'static str, Value); 7] {
-    let whole = |n: usize| Value::Integer(n as i64);
-    let names = Architecture::ALL.into_iter();
-    let name = names.filter(|(_, architecture)| *architecture == config.architecture);
-    [
-        ("model", Value::String(name.map(|(name, _)| name).collect())),
-        ("layers", whole(config.layers)),
-        ("hidden", whole(config.hidden)),
-        ("heads", whole(config.heads)),
-        ("context", whole(config.context)),
-        ("vocab", whole(config.vocab)),
-        ("tied", Value::Boolean(config.tied)),
-    ]
-}
-
 /// The defaults that follow from other settings.
 fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value); 5] {
     let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
@@ -135,6 +120,8 @@ fn refusal(origin: Origin, message: String) -> SettingsError {
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use chimera_core::model::Architecture;
 
     use super::*;
     use crate::run::outside::OnDisk;

@@ -1,6 +1,8 @@
 //! How the values of options are written, in TOML and on the command line.
 
+use std::fmt;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -11,7 +13,6 @@ use chimera_core::schedule::Scaling;
 use chimera_core::search::Where;
 use toml::Value;
 
-use super::StepRange;
 use crate::device::Precision;
 use crate::settings::Transport;
 use crate::settings::schedules::{Named, names};
@@ -197,3 +198,25 @@ macro_rules! words {
 
 words!(Architecture, LrSchedule, NonFinite, Optimizer, Precision, Recompute, Scaling, Sync);
 words!(Transport, Where);
+
+/// Some steps, at least one, written `A..B`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StepRange(pub Range<u64>);
+
+impl FromStr for StepRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<StepRange, String> {
+        let ends = text.split_once("..").map(|(a, b)| (a.trim().parse(), b.trim().parse()));
+        match ends {
+            Some((Ok(from), Ok(to))) if from < to => Ok(StepRange(from..to)),
+            _ => Err(format!("{text} is no range of steps such as 1..11")),
+        }
+    }
+}
+
+impl fmt::Display for StepRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{}", self.0.start, self.0.end)
+    }
+}

@@ -118,6 +118,7 @@ fn models_that_cannot_be_built_or_cut() {
 fn devices_and_options_that_are_not_there() {
     refuse("--device tpu9", "unknown device `tpu9`: choose cpu, cuda");
     refuse("--device cpu,cpu --depth 4", "2 devices for 4 worker(s)");
+    #[cfg(not(feature = "cuda"))]
     refuse("--device cuda:1", "not in this build: install chimera with `--features cuda`");
     #[cfg(not(feature = "wgpu"))]
     refuse("--device wgpu", "not in this build: install chimera with `--features wgpu`");

@@ -22,47 +22,69 @@ const DEVICES: [&str; 12] = [
     "wgpu-hal",
 ];
 /// What core must not know: devices' tensors, the command line, files of settings.
-const OUTSIDE_CORE: [&str; 5] = ["candle-core", "chimera", "chimera-backend-cuda", "clap", "toml"];
+const OUTSIDE_CORE: [&str; 5] =
+    ["candle-core", "chimera", "chimera-backend-candle", "clap", "toml"];
 /// What backends must not know.
 const OUTSIDE_BACKENDS: [&str; 3] = ["chimera", "clap", "toml"];
 
 /// What transports must not know.
 const OUTSIDE_TRANSPORTS: [&str; 5] =
-    ["candle-core", "chimera", "chimera-backend-cuda", "clap", "toml"];
+    ["candle-core", "chimera", "chimera-backend-candle", "clap", "toml"];
+
+/// What only the command needs, and the library without default features must not contain.
+const COMMAND: [&str; 10] = [
+    "clap",
+    "clap_complete",
+    "clap_mangen",
+    "ctrlc",
+    "indicatif",
+    "libmimalloc-sys",
+    "mimalloc",
+    "ratatui",
+    "signal-hook",
+    "tiktoken-rs",
+];
 
 /// Package and what its default build must not contain.
 const ABSENCES: [(&str, &[&str]); 9] = [
     ("chimera", &DEVICES),
     ("chimera-core", &DEVICES),
     ("chimera-core", &OUTSIDE_CORE),
-    ("chimera-backend-cuda", &DEVICES),
-    ("chimera-backend-cuda", &OUTSIDE_BACKENDS),
+    ("chimera-backend-candle", &DEVICES),
+    ("chimera-backend-candle", &OUTSIDE_BACKENDS),
     ("chimera-comm-mpi", &OUTSIDE_TRANSPORTS),
     ("chimera-comm-nccl", &OUTSIDE_BACKENDS),
     ("chimera-backend-wgpu", &OUTSIDE_BACKENDS),
-    ("chimera-backend-wgpu", &["candle-core", "chimera-backend-cuda"]),
+    ("chimera-backend-wgpu", &["candle-core", "chimera-backend-candle"]),
 ];
 
 /// Refuses any dependency that the table forbids.
 pub(crate) fn run() -> Result<()> {
     for (package, forbidden) in ABSENCES {
-        let present = dependencies(package)?;
-        let found: Vec<_> = forbidden.iter().filter(|name| present.contains(**name)).collect();
-        if let Some(name) = found.first() {
-            bail!(
-                "{package} depends on {found:?}; find out why: \
-                 cargo tree --package {package} --edges normal --invert {name}"
-            );
-        }
-        eprintln!("{package}: none of {}", forbidden.join(", "));
+        refuse(package, &[], forbidden)?;
     }
+    refuse("chimera", &["--no-default-features"], &COMMAND)
+}
+
+/// Refuses any of `forbidden` in a build of `package` with these flags.
+fn refuse(package: &str, flags: &[&str], forbidden: &[&str]) -> Result<()> {
+    let present = dependencies(package, flags)?;
+    let found: Vec<_> = forbidden.iter().filter(|name| present.contains(**name)).collect();
+    let build = [&[package], flags].concat().join(" ");
+    if let Some(name) = found.first() {
+        bail!(
+            "{package} depends on {found:?}; find out why: \
+             cargo tree --package {build} --edges normal --invert {name}"
+        );
+    }
+    eprintln!("{build}: none of {}", forbidden.join(", "));
     Ok(())
 }
 
-/// Names of all crates that the default build of `package` links, apart from itself.
-fn dependencies(package: &str) -> Result<BTreeSet<String>> {
+/// Names of all crates that a build of `package` with these flags links, apart from itself.
+fn dependencies(package: &str, flags: &[&str]) -> Result<BTreeSet<String>> {
     let args = ["tree", "--package", package, "--edges", "normal", "--prefix", "none"];
-    let tree = read(&mut cargo(args))?;
+    let tree = read(cargo(args).args(flags))?;
     let names = tree.lines().filter_map(|line| line.split_whitespace().next());
     Ok(names.filter(|name| *name != package).map(str::to_owned).collect())
 }
@@ -73,7 +95,7 @@ mod tests {
 
     #[test]
     fn dependencies_are_found() {
-        let found = dependencies("xtask").unwrap();
+        let found = dependencies("xtask", &[]).unwrap();
         assert!(found.contains("clap") && found.contains("serde_core"));
         assert!(!found.contains("xtask"));
     }

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::command::{cargo, read, run as run_command};
-use crate::features::lint;
+use crate::features::{lint, lint_library};
 use crate::mpi::{self, TRANSPORT};
 use crate::{absences, cuda, gallery, layers, outside, wgpu};
 
@@ -43,9 +43,10 @@ pub(crate) fn format() -> Result<()> {
     run_command(&mut cargo(["fmt", "--all", "--check"]))
 }
 
-/// Runs clippy on every target; warnings are errors.
+/// Runs clippy on every target, and on the library without the command; warnings are errors.
 pub(crate) fn clippy() -> Result<()> {
-    lint("", None)
+    lint("", None)?;
+    lint_library()
 }
 
 /// Runs all tests but those that need Vulkan, with further arguments for `cargo test`.

@@ -43,7 +43,7 @@ pub(crate) fn check() -> Result<()> {
     let tests = Tests::build(&compiler)?;
     let cache = target()?.join("cuda/emulated"); // of kernels, which are not for the user's
     let emulated = [
-        ("backend-cuda", "chimera_backend_cuda"),
+        ("backend-cuda", "chimera_backend_candle"),
         ("backend-cuda", "emulated_gpu"),
         ("comm-nccl", "chimera_comm_nccl"),
         ("comm-nccl", "emulated_nccl"),
@@ -61,7 +61,7 @@ pub(crate) fn build(args: &Args) -> Result<()> {
     if args.check {
         return check();
     }
-    let options = ["run", "--quiet", "--package", "chimera-backend-cuda", "--features", "cuda"];
+    let options = ["run", "--quiet", "--package", "chimera-backend-candle", "--features", "cuda"];
     let mut compiler = cargo(options);
     compiler.args(["--example", "compile", "--"]);
     compile(compiler, &args.chips)?;

@@ -44,6 +44,12 @@ pub(crate) fn lint(features: &str, mpi_compiler: Option<&str>) -> Result<()> {
     run(clippy.args(["--", "-D", "warnings"]))
 }
 
+/// Runs clippy on the library without what only the command needs; warnings are errors.
+pub(crate) fn lint_library() -> Result<()> {
+    let library = ["clippy", "--package", "chimera", "--lib", "--no-default-features"];
+    run(cargo(library).args(["--", "-D", "warnings"]))
+}
+
 /// The programs that test what the default build leaves out.
 pub(crate) struct Tests(Programs);
 

@@ -51,7 +51,7 @@ enum Chore {
     Docs,
     /// Proof that no crate depends on what it must not
     Absences,
-    /// Proof that no module uses one that stands above it
+    /// Proof that no module uses one that stands above it, and that none of a folder is in a circle
     Layers,
     /// Tests of a crate outside of the workspace: a device and a model of its own, in few lines
     Outside,

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::{fs, mem, process};
 
-use chimera_backend_cuda::gpu::cuda::Cuda;
-use chimera_backend_cuda::gpu::{Element, Gpu};
+use chimera_backend_candle::gpu::cuda::Cuda;
+use chimera_backend_candle::gpu::{Element, Gpu};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 /// A stream of the GPU of this number, whose memory holds no numbers before it is written.

@@ -3,11 +3,11 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use crate::formats::checkpoint::{Checkpoint as Opened, Manifest, Store};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 
 use crate::cli::parts::console::{print, require_folder};
+use crate::formats::checkpoint::{Checkpoint as Opened, Manifest, Store};
 
 /// Lists, verifies and exports the checkpoints of a run
 #[derive(Args)]

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::settings::Transport;
 use anyhow::{Result, ensure};
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag, Threads, all_gather};
 use chimera_core::engine::run_threads;
@@ -10,7 +9,8 @@ use chimera_core::ids::Rank;
 use clap::Subcommand;
 use serde::Serialize;
 
-use crate::cli::commands::ranks;
+use crate::cli::commands::train::ranks;
+use crate::settings::Transport;
 
 /// Bytes that are measured.
 const SIZES: [usize; 8] = [4, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];

@@ -9,13 +9,12 @@ use chimera_core::schedule::Shape;
 use clap::Args;
 use serde_json::json;
 
-use crate::cli::commands::schedule::Format;
 use crate::cli::parts::console::{figure, print};
 use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::drawing::Format;
 use crate::cli::parts::entry::{Entry, Run, why_not};
 use crate::cli::parts::exit::{self, Several};
-use crate::cli::parts::shape::NameParser;
-use crate::cli::parts::shape::ShapeArgs;
+use crate::cli::parts::shape::{NameParser, ShapeArgs};
 
 /// Compares all schedules, or those named, on one model
 ///

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::plan::Plan;
-use crate::run::outside::OnDisk;
-use crate::settings::{Layers, Settings, markdown};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 
 use crate::cli::parts::console::{print, tell, warn};
+use crate::plan::Plan;
+use crate::run::outside::OnDisk;
+use crate::settings::{Layers, Settings, markdown};
 
 /// Shows or checks the settings of a run
 #[derive(Args)]

@@ -1,8 +1,9 @@
 //! `chimera devices`: what `--device` can name on this machine.
 
-use crate::device::available;
 use anyhow::Result;
 use clap::Args;
+
+use crate::device::available;
 
 /// Lists the devices of this machine that this build can train on
 #[derive(Args)]

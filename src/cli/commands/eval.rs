@@ -4,11 +4,6 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::data::tokenizer::Tokenizer;
-use crate::data::{self, Pairs, tokenizer_of};
-use crate::device::{Compute, Device, Opened, Precision};
-use crate::formats::hf::Pretrained;
-use crate::run::evaluate::{Bert, Model};
 use anyhow::{Result, ensure};
 use chimera_core::layers::Layers;
 use chimera_core::model::Architecture;
@@ -19,6 +14,11 @@ use serde_json::json;
 use crate::cli::parts::console::print;
 use crate::cli::parts::model;
 use crate::cli::parts::model::warn_of_bytes;
+use crate::data::tokenizer::Tokenizer;
+use crate::data::{self, Pairs, tokenizer_of};
+use crate::device::{Compute, Device, Opened, Precision};
+use crate::formats::hf::Pretrained;
+use crate::run::evaluate::{Bert, Model};
 
 /// Measures loss and perplexity of a trained model on whole files
 #[derive(Args)]

@@ -11,12 +11,11 @@ use chimera_core::render::{chrome, html, svg};
 use chimera_core::timetable::Timetable;
 use clap::{Args, ValueEnum};
 
-use crate::cli::commands::schedule::title;
 use crate::cli::parts::console::{print, write_whole};
 use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::drawing::title;
 use crate::cli::parts::scheduled::Scheduled;
-use crate::cli::parts::shape::NameParser;
-use crate::cli::parts::shape::ShapeArgs;
+use crate::cli::parts::shape::{NameParser, ShapeArgs};
 
 /// Writes a schedule in a form that other programs read
 #[derive(Args)]

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use crate::formats::save::prepare;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::cli::parts::console::print;
 use crate::cli::parts::model;
+use crate::formats::save::prepare;
 
 /// Writes a trained model for other programs
 #[derive(Args)]

@@ -3,10 +3,6 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use crate::data::tokenizer::{Stream, Tokenizer};
-use crate::device::{Compute, Device, Opened, Precision};
-use crate::formats::hf::Pretrained;
-use crate::run::evaluate::{Model, Sampling, must_foresee};
 use anyhow::{Context, Result, ensure};
 use chimera_core::layers::Layers;
 use clap::Args;
@@ -14,6 +10,10 @@ use serde_json::json;
 
 use crate::cli::parts::console::print;
 use crate::cli::parts::model;
+use crate::data::tokenizer::{Stream, Tokenizer};
+use crate::device::{Compute, Device, Opened, Precision};
+use crate::formats::hf::Pretrained;
+use crate::run::evaluate::{Model, Sampling, must_foresee};
 
 /// Continues a text with a trained model
 #[derive(Args)]

@@ -8,10 +8,10 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::cli::commands::export::{Format, To};
-use crate::cli::commands::schedule::{proof, proven};
 use crate::cli::commands::train::Train;
 use crate::cli::parts::console::print;
 use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::proof::{proof, proven};
 use crate::cli::parts::shape::PassArgs;
 
 /// Proves a timetable from a file, as `check` does; with --format writes it, with --run trains with it

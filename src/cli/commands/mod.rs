@@ -13,11 +13,6 @@ pub(crate) mod generate;
 mod import;
 pub(crate) mod plan;
 pub(crate) mod prepare;
-#[cfg(feature = "mpi")]
-mod ranks;
-#[cfg(not(feature = "mpi"))]
-#[path = "no_ranks.rs"]
-mod ranks;
 pub(crate) mod schedule;
 pub(crate) mod selftest;
 pub(crate) mod shell;

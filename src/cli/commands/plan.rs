@@ -4,9 +4,6 @@ use std::fmt::Write;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::plan::{Candidate, Choice, Cluster, Effort, Need, choose};
-use crate::run::outside::OnDisk;
-use crate::settings::{Config, Layers, Origin};
 use anyhow::{Result, bail};
 use chimera_core::notation::{significant, size};
 use clap::Args;
@@ -15,6 +12,9 @@ use serde_json::{Value, json};
 use crate::cli::parts::console::{figure, print};
 use crate::cli::parts::network::LinkArgs;
 use crate::cli::parts::progress::bar;
+use crate::plan::{Candidate, Choice, Cluster, Effort, Need, choose};
+use crate::run::outside::OnDisk;
+use crate::settings::{Config, Layers, Origin};
 
 /// Seconds that a choice takes at most, unless `--search-time` says how many.
 const SECONDS: f64 = 60.0;

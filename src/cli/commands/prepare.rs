@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::data::{STANDARD_INPUT, discard, prepare};
 use anyhow::Result;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::parts::console::print;
+use crate::data::{STANDARD_INPUT, discard, prepare};
 
 /// Cuts text into tokens to train on, and writes their ids and, beside them, what they are
 #[derive(Args)]

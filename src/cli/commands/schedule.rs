@@ -1,26 +1,23 @@
 //! `chimera schedule`: the schedules there are, what they look like, and whether a file is one.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use crate::formats::timetable::read;
 use anyhow::{Context, Result};
-use chimera_core::analyze::{Timeline, prove_in_one_order};
-use chimera_core::interchange::{self, ReadError};
-use chimera_core::program::Program;
+use chimera_core::analyze::prove_in_one_order;
+use chimera_core::interchange::{self};
 use chimera_core::render::{svg, text};
 use chimera_core::schedule::{self, SCHEDULES};
 use chimera_core::search::{ABOUT, AUTO};
-use chimera_core::timetable::Timetable;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::cli::commands::simulate::summary;
 use crate::cli::commands::{compare, export, gallery, import};
 use crate::cli::parts::console::print;
 use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::drawing::{Format, title};
+use crate::cli::parts::proof::{proof, proven, summary};
 use crate::cli::parts::scheduled::Scheduled;
-use crate::cli::parts::shape::NameParser;
-use crate::cli::parts::shape::{PassArgs, ShapeArgs};
+use crate::cli::parts::shape::{NameParser, PassArgs, ShapeArgs};
 
 /// Lists, draws and checks schedules
 #[derive(Args)]
@@ -64,14 +61,6 @@ struct Show {
     /// The same as `--format json`
     #[arg(long)]
     json: bool,
-}
-
-/// How a drawing or a comparison is printed.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    Text,
-    Svg,
-    Json,
 }
 
 /// Proves a timetable from a file, or says what is wrong with it (exit code 3)
@@ -165,43 +154,5 @@ impl Check {
             return print(format!("{proof:#}"));
         }
         print(proof(&program, &timeline))
-    }
-}
-
-/// The timetable in a file, which any refusal names.
-pub(crate) fn proven(
-    file: &Path,
-    passes: &PassArgs,
-    costs: &CostArgs,
-) -> Result<(Scheduled, Program)> {
-    let timetable = match read(file) {
-        Err(unreadable @ ReadError::Unreadable { .. }) => return Err(unreadable.into()),
-        read => read.map_err(anyhow::Error::from),
-    };
-    let prove = |timetable| {
-        let plan = Scheduled::of_timetable(timetable, passes, costs)?;
-        let program = plan.prove()?;
-        Ok((plan, program))
-    };
-    timetable.and_then(prove).with_context(|| file.display().to_string())
-}
-
-/// What has been proven of a program, and its figures.
-pub(crate) fn proof(program: &Program, timeline: &Timeline) -> String {
-    format!(
-        "proven safe: every pass once, no deadlock with {} message(s) per channel, reductions in one \
-         order\n{}",
-        program.channel_bound(),
-        summary(program, timeline),
-    )
-}
-
-/// A title such as `chimera, D = 4, N = 8`.
-pub(crate) fn title(timetable: &Timetable) -> String {
-    let (d, n) = (timetable.rows.len(), timetable.micro_batches_per_step());
-    let title = format!("{}, D = {d}, N = {n}", timetable.schedule);
-    match timetable.update.n_steps() {
-        0 | 1 => title,
-        steps => format!("{title}, {steps} steps"),
     }
 }

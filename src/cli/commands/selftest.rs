@@ -4,14 +4,14 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::device::Device;
-use crate::device::selftest::{Check, Options, Size, run};
 use anyhow::{Context, Result, anyhow};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use clap::{Args, ValueEnum};
 
 use crate::cli::parts::console::print;
+use crate::device::Device;
+use crate::device::selftest::{Check, Options, Size, run};
 
 /// Tries every kernel and whole trainings on a device against the CPU, and measures it
 ///

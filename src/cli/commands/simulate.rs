@@ -5,7 +5,6 @@ use std::fmt::Write;
 use anyhow::Result;
 use chimera_core::analyze::{Event, Timeline, Work, peak_kept, simulate};
 use chimera_core::costs::Costs;
-use chimera_core::program::Program;
 use chimera_core::search::Report;
 use chimera_core::update::Update;
 use clap::Args;
@@ -15,9 +14,9 @@ use crate::cli::parts::console::{figure, print};
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::network::NetworkArgs;
 use crate::cli::parts::progress::spin;
+use crate::cli::parts::proof::summary;
 use crate::cli::parts::scheduled::Scheduled;
-use crate::cli::parts::shape::NameParser;
-use crate::cli::parts::shape::ShapeArgs;
+use crate::cli::parts::shape::{NameParser, ShapeArgs};
 
 /// Simulates one step of a schedule, or the window of an asynchronous one, on a network if one is described,
 /// without the optimizer
@@ -134,28 +133,4 @@ impl Synchronised {
         let sums = sums.into_iter().fold(0.0, f64::max);
         Synchronised { sums, exposed: last - last_op, agreement: costs.agree() }
     }
-}
-
-/// One line about a simulated step or window.
-pub(crate) fn summary(program: &Program, timeline: &Timeline) -> String {
-    let peak = program.peak();
-    let makespan = figure(timeline.makespan());
-    let steps = match program.window().n_steps() {
-        1 => String::new(),
-        n => format!(" of {n} steps"),
-    };
-    let kept = match peak_kept(program).into_iter().fold(0.0, f64::max) {
-        0.0 => String::new(),
-        most => format!("kept inputs of at most {most}, "),
-    };
-    let versions = match program.weight_versions().iter().max() {
-        None | Some(1) => String::new(),
-        Some(most) => format!("at most {most} versions of the weights, "),
-    };
-    format!(
-        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {kept}{versions}{} messages",
-        program.schedule(),
-        timeline.bubble_ratio(),
-        program.n_messages(),
-    )
 }

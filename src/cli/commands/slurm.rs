@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use crate::run::outside::OnDisk;
-use crate::settings::{Layers, Settings};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::cli::parts::console::print;
+use crate::run::outside::OnDisk;
+use crate::settings::{Layers, Settings};
 
 /// Prints a batch script for SLURM that trains with a file of settings as processes, one rank each: it stops
 /// with a checkpoint before its time is over, queues itself again, and goes on

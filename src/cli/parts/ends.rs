@@ -8,9 +8,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::observe::Explain;
-use crate::run::launch::Launch;
-use crate::run::write_error;
 use chimera_comm_mpi::{Lookout, Mpi};
 use chimera_core::comm::{CommError, Endpoint};
 use chimera_core::engine::ungathered;
@@ -19,6 +16,9 @@ use chimera_core::ids::Rank;
 
 use crate::cli::parts::console::{tell, warn};
 use crate::cli::parts::exit;
+use crate::observe::Explain;
+use crate::run::launch::Launch;
+use crate::run::write_error;
 
 /// The rank that prints.
 pub(crate) const LEAD: Rank = Rank(0);

@@ -1,6 +1,5 @@
 //! Schedules side by side, on one model: what `compare` and the gallery show.
 
-use crate::settings::schedules::is_file;
 use anyhow::{Result, anyhow};
 use chimera_core::analyze::{Refusal, Timeline};
 use chimera_core::ids::StageId;
@@ -12,6 +11,7 @@ use clap::Parser;
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::scheduled::Scheduled;
 use crate::cli::parts::shape::ShapeArgs;
+use crate::settings::schedules::is_file;
 
 /// A schedule at a shape.
 pub(crate) struct Entry {

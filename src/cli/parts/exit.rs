@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use crate::formats::checkpoint::Unusable;
 use chimera_core::analyze::Refusal;
 use chimera_core::device::DeviceError;
 use chimera_core::fault::{Class, Fault};
@@ -10,6 +9,7 @@ use chimera_core::interchange::ReadError;
 use chimera_core::search::AutoError;
 
 use crate::cli::parts::console::tell;
+use crate::formats::checkpoint::Unusable;
 
 /// Prints an error with its causes on standard error and returns its exit code.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {

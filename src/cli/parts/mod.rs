@@ -2,6 +2,7 @@
 
 pub(crate) mod console;
 pub(crate) mod costs;
+pub(crate) mod drawing;
 #[cfg(feature = "mpi")]
 pub(crate) mod ends;
 pub(crate) mod entry;
@@ -10,6 +11,7 @@ pub(crate) mod model;
 pub(crate) mod network;
 pub(crate) mod outcome;
 pub(crate) mod progress;
+pub(crate) mod proof;
 pub(crate) mod scheduled;
 pub(crate) mod shape;
 #[cfg(all(feature = "mpi", unix, debug_assertions))]

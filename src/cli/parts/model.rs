@@ -2,17 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::data::tokenizer::Tokenizer;
-use crate::data::tokenizer::{TOKENIZER, save_tokenizer};
-use crate::data::{tokenizer_file_of, tokenizer_of};
-use crate::formats::checkpoint::{Checkpoint, MANIFEST, Store};
-use crate::formats::hf::{self, DropoutRates, Pretrained};
-use crate::formats::save::save;
 use anyhow::{Context, Result, ensure};
 use chimera_core::model::Cut;
 use serde::Deserialize;
 
 use crate::cli::parts::console::{require_folder, tell, warn};
+use crate::data::tokenizer::{TOKENIZER, Tokenizer, save_tokenizer};
+use crate::data::{tokenizer_file_of, tokenizer_of};
+use crate::formats::checkpoint::{Checkpoint, MANIFEST, Store};
+use crate::formats::hf::{self, DropoutRates, Pretrained};
+use crate::formats::save::save;
 
 /// A trained model, and where its text came from.
 pub(crate) struct Loaded {

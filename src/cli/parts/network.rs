@@ -3,8 +3,6 @@
 use std::path::Path;
 use std::str::FromStr;
 
-use crate::formats::files::text_at_most;
-use crate::settings::{Config, SettingsError};
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{Link, Network, NetworkCosts};
 use chimera_core::costs::StageCosts;
@@ -15,6 +13,8 @@ use serde::Deserialize;
 
 use crate::cli::parts::costs::{PerStage, number};
 use crate::cli::parts::shape::JobArgs;
+use crate::formats::files::text_at_most;
+use crate::settings::{Config, SettingsError};
 
 /// The most pipelines side by side.
 const MAX_WIDTH: usize = 65_535;

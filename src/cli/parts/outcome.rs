@@ -1,16 +1,16 @@
 //! What a training has come to, as it is shown at its end.
 
-use crate::data::tokenizer::Tokenizer;
-use crate::run::evaluate::{Bert, Model, Sampling};
-use crate::run::{Folder, Run, Trained};
 use anyhow::Result;
-use chimera_backend_cuda::Candle;
+use chimera_backend_candle::Candle;
 use chimera_core::analyze::Timeline;
 use chimera_core::model::Architecture;
 use chimera_core::render::{svg, text};
 use serde_json::json;
 
 use crate::cli::parts::progress::Say;
+use crate::data::tokenizer::Tokenizer;
+use crate::run::evaluate::{Bert, Model, Sampling};
+use crate::run::{Folder, Run, Trained};
 
 /// Characters or so of text that a trained model writes at the end.
 const N_SAMPLE: usize = 240;

@@ -3,11 +3,11 @@
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use crate::observe::Metrics;
-use crate::run::Run;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::parts::console::warn;
+use crate::observe::Metrics;
+use crate::run::Run;
 
 /// Lines about steps that a whole run prints.
 const N_LINES: u64 = 30;

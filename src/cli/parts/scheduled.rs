@@ -2,9 +2,6 @@
 
 use std::path::PathBuf;
 
-use crate::plan::request;
-use crate::settings::Config;
-use crate::settings::schedules::Named;
 use anyhow::Result;
 use chimera_core::analyze::{NetworkCosts, Refusal, Timeline, simulate};
 use chimera_core::costs::{Costs, StageCosts};
@@ -19,6 +16,9 @@ use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::network::NetworkArgs;
 use crate::cli::parts::progress::{TICK, spin};
 use crate::cli::parts::shape::{PassArgs, ShapeArgs};
+use crate::plan::request;
+use crate::settings::Config;
+use crate::settings::schedules::Named;
 
 /// A timetable after its passes, ready to be proven and simulated.
 pub(crate) struct Scheduled<C = StageCosts> {

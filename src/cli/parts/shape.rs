@@ -2,8 +2,6 @@
 
 use std::ffi::OsStr;
 
-use crate::settings::schedules::{Named, names, unread};
-use crate::settings::{Config, Drawn, OPTIONS, Origin, Settings, options_of};
 use anyhow::{Result, bail, ensure};
 use chimera_core::placement::Placement;
 use chimera_core::timetable::Timetable;
@@ -11,6 +9,8 @@ use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches};
 
 use crate::cli::parts::console::warn;
+use crate::settings::schedules::{Named, names, unread};
+use crate::settings::{Config, Drawn, OPTIONS, Origin, Settings, options_of};
 
 /// Reads the name of a schedule or of a file as it is, and knows the names that there are.
 #[derive(Clone)]

@@ -12,12 +12,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use crate::formats::checkpoint::Disk;
-use crate::run::launch::Launch;
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use nix::sys::signal::{Signal, raise};
+
+use crate::formats::checkpoint::Disk;
+use crate::run::launch::Launch;
 
 /// By what and where.
 struct Plan {

@@ -1,6 +1,6 @@
 //! What must hold on every device: its kernels compute what the reference does, and training learns as on the CPU.
 
-use chimera_backend_cuda::Candle;
+use chimera_backend_candle::Candle;
 use chimera_core::device::DeviceError;
 use chimera_core::equivalence::Run;
 use chimera_core::layers::Layers;

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use chimera_core::engine::Snapshot;
-use chimera_core::fault::{Class, Fault};
+use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 
+use super::store::writer_died;
 use super::{Manifest, Store};
 
 /// Of a writer, where a thread at work has 0 and the least is 19.
@@ -139,10 +140,6 @@ pub(super) fn begin_writer<T: Send + 'static>(
         let _ = rustix::process::nice(NICENESS); // without it the training is only slower
         write()
     })
-}
-
-pub(super) fn writer_died() -> Fault {
-    Fault::new(Class::Internal, Rank(0), "the writer of checkpoints died")
 }
 
 fn goes_on(fault: &Fault) -> String {

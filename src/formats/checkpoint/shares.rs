@@ -13,7 +13,8 @@ use chimera_core::ids::Rank;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::saver::{begin_writer, writer_died};
+use super::saver::begin_writer;
+use super::store::writer_died;
 use super::{Manifest, Saver, Shard, State};
 
 /// How often ranks that wait for a save tell each other so.

@@ -7,9 +7,9 @@ use std::thread;
 
 use anyhow::Result;
 use chimera_core::engine::Snapshot;
-use chimera_core::fault::Fault;
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
 
-use super::saver::writer_died;
 use super::{Checkpoint, Disk, MANIFEST, Manifest, Open, Shard, Unusable, moment};
 use crate::formats::files::io_fault;
 use crate::formats::files::tensors::{self, Named};
@@ -272,4 +272,8 @@ fn write_shard(disk: &Disk, folder: &Path, nth: usize, part: &[Snapshot]) -> io:
     });
     let written = tensors::write(disk, &folder.join(&file), named.collect(), None)?;
     Ok(Shard { file, bytes: written.bytes, blake3: written.blake3 })
+}
+
+pub(super) fn writer_died() -> Fault {
+    Fault::new(Class::Internal, Rank(0), "the writer of checkpoints died")
 }

@@ -5,7 +5,7 @@ use chimera_core::model::{Architecture, ModelConfig};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::DropoutRates;
+use super::dropout::DropoutRates;
 
 /// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
 #[derive(Deserialize)]

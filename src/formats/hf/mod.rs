@@ -8,13 +8,15 @@
 
 mod bert;
 mod config;
+mod dropout;
 mod files;
 mod gpt2;
 mod names;
 mod read;
 mod shard;
 
-pub use config::{DropoutRates, read_config};
+pub use config::read_config;
+pub use dropout::DropoutRates;
 pub use read::{Pretrained, Source, read};
 
 pub(crate) use config::to_json;

@@ -9,7 +9,8 @@ use chimera_core::model::{Architecture, Cut, ModelConfig};
 use chimera_core::stage::Param;
 use safetensors::tensor::TensorInfo;
 
-use super::config::{DropoutRates, read_config};
+use super::config::read_config;
+use super::dropout::DropoutRates;
 use super::files::shards;
 use super::names::{copies, from_hf, parts, twin};
 use super::shard::Shard;

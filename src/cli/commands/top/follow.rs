@@ -4,10 +4,11 @@ use std::fs::read_dir;
 use std::io::{BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result, ensure};
+
 use crate::formats::files::{open_regular, text_regular};
 use crate::observe::{Lines, Metrics};
 use crate::run::{is_at_work, is_error};
-use anyhow::{Context, Result, ensure};
 
 /// Steps over which speed is averaged.
 const N_RECENT: usize = 20;

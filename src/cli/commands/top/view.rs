@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::observe::{Metrics, RankMetrics};
 use indicatif::HumanDuration;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -11,6 +10,7 @@ use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, LineGauge, Paragraph, Sparkline};
 
 use super::follow::{Followed, State};
+use crate::observe::{Metrics, RankMetrics};
 
 /// Rows of the part about speed.
 const SPEED: u16 = 4;

@@ -1,10 +1,10 @@
 //! In place of `ranks`, in a build without MPI.
 
-use crate::settings::Config;
 use anyhow::{Result, bail};
 use chimera_core::comm::{Comm, CommError, Host};
 
 use crate::cli::commands::train::Train;
+use crate::settings::Config;
 
 /// What ranks do with a transport of this name; rank 0 has a result.
 pub(crate) type Work<T> = dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, CommError>;

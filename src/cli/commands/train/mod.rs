@@ -1,11 +1,32 @@
 //! `chimera train`: progress on the terminal around a [`Run`].
 
+#[cfg(feature = "mpi")]
+pub(crate) mod ranks;
+#[cfg(not(feature = "mpi"))]
+#[path = "no_ranks.rs"]
+pub(crate) mod ranks;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use anyhow::{Context, Result, ensure};
+use chimera_backend_candle::measured_peak;
+use chimera_core::engine::StepReport;
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+use chimera_core::model::Architecture;
+use clap::{Args, Parser};
+use serde_json::json;
+
+use crate::cli::parts::console::{print, tell, warn};
+use crate::cli::parts::model;
+use crate::cli::parts::model::warn_of_bytes;
+use crate::cli::parts::outcome::Outcome;
+use crate::cli::parts::progress::{Progress, Say};
+use crate::cli::parts::shape::warn_of_unread;
 use crate::data::tokenizer::save_tokenizer;
 use crate::data::tokenizer_file_of;
 use crate::device::Opened;
@@ -15,24 +36,7 @@ use crate::formats::save::{prepare, save};
 use crate::observe::{Metrics, Prometheus, Slow};
 use crate::run::outside::OnDisk;
 use crate::run::{Folder, Place, Run, Trained};
-use crate::settings::Transport;
-use crate::settings::{Config, Layers};
-use anyhow::{Context, Result, ensure};
-use chimera_backend_cuda::measured_peak;
-use chimera_core::engine::StepReport;
-use chimera_core::fault::{Class, Fault};
-use chimera_core::ids::Rank;
-use chimera_core::model::Architecture;
-use clap::{Args, Parser};
-use serde_json::json;
-
-use crate::cli::commands::ranks;
-use crate::cli::parts::console::{print, tell, warn};
-use crate::cli::parts::model;
-use crate::cli::parts::model::warn_of_bytes;
-use crate::cli::parts::outcome::Outcome;
-use crate::cli::parts::progress::{Progress, Say};
-use crate::cli::parts::shape::warn_of_unread;
+use crate::settings::{Config, Layers, Transport};
 
 /// Trains a GPT-2 or a BERT; without any option a small GPT-2, on a built-in text, through a Chimera pipeline
 #[derive(Args)]

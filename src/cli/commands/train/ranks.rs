@@ -11,12 +11,6 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::device::Precision;
-use crate::formats::checkpoint::Store;
-use crate::run::launch::layouts;
-use crate::run::{PATIENCE, Place, Run, checkpoint_as, share};
-use crate::settings::Config;
-use crate::settings::Transport;
 use anyhow::{Context, Result, ensure};
 use chimera_comm_mpi::{Limit, Lookout, Mpi, Sums};
 use chimera_core::comm::{Comm, CommError, Endpoint, Host};
@@ -33,6 +27,11 @@ use crate::cli::parts::progress::Say;
 use crate::cli::parts::shape::warn_of_unread;
 #[cfg(all(unix, debug_assertions))]
 use crate::cli::parts::strike;
+use crate::device::Precision;
+use crate::formats::checkpoint::Store;
+use crate::run::launch::layouts;
+use crate::run::{PATIENCE, Place, Run, checkpoint_as, share};
+use crate::settings::{Config, Transport};
 
 /// For all to leave, where there are no settings that say so.
 const TO_LEAVE: Duration = Duration::from_secs(60);

@@ -1,0 +1,66 @@
+//! What is proven of a timetable, and its figures.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use chimera_core::analyze::{Timeline, peak_kept};
+use chimera_core::interchange::ReadError;
+use chimera_core::program::Program;
+
+use super::console::figure;
+use super::costs::CostArgs;
+use super::scheduled::Scheduled;
+use super::shape::PassArgs;
+use crate::formats::timetable::read;
+
+/// The timetable in a file, which any refusal names.
+pub(crate) fn proven(
+    file: &Path,
+    passes: &PassArgs,
+    costs: &CostArgs,
+) -> Result<(Scheduled, Program)> {
+    let timetable = match read(file) {
+        Err(unreadable @ ReadError::Unreadable { .. }) => return Err(unreadable.into()),
+        read => read.map_err(anyhow::Error::from),
+    };
+    let prove = |timetable| {
+        let plan = Scheduled::of_timetable(timetable, passes, costs)?;
+        let program = plan.prove()?;
+        Ok((plan, program))
+    };
+    timetable.and_then(prove).with_context(|| file.display().to_string())
+}
+
+/// What has been proven of a program, and its figures.
+pub(crate) fn proof(program: &Program, timeline: &Timeline) -> String {
+    format!(
+        "proven safe: every pass once, no deadlock with {} message(s) per channel, reductions in one \
+         order\n{}",
+        program.channel_bound(),
+        summary(program, timeline),
+    )
+}
+
+/// One line about a simulated step or window.
+pub(crate) fn summary(program: &Program, timeline: &Timeline) -> String {
+    let peak = program.peak();
+    let makespan = figure(timeline.makespan());
+    let steps = match program.window().n_steps() {
+        1 => String::new(),
+        n => format!(" of {n} steps"),
+    };
+    let kept = match peak_kept(program).into_iter().fold(0.0, f64::max) {
+        0.0 => String::new(),
+        most => format!("kept inputs of at most {most}, "),
+    };
+    let versions = match program.weight_versions().iter().max() {
+        None | Some(1) => String::new(),
+        Some(most) => format!("at most {most} versions of the weights, "),
+    };
+    format!(
+        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {kept}{versions}{} messages",
+        program.schedule(),
+        timeline.bubble_ratio(),
+        program.n_messages(),
+    )
+}

@@ -1,0 +1,79 @@
+//! What ranks that are processes tell each other beside the training itself.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use chimera_core::analyze::{Event, Wait};
+use chimera_core::comm::{Comm, CommError, Endpoint, all_gather};
+use chimera_core::device::Device;
+use chimera_core::engine::{Worker, ungathered};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+use chimera_core::program::Program;
+use chimera_core::stage::Stage;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::observe::{Did, Recorder};
+
+/// What every rank says, by rank; before or after the training.
+///
+/// # Errors
+/// When `patience` ends, the fault names the rank that does not answer, or else the one that was waited for.
+pub fn share<T: Serialize + DeserializeOwned>(
+    comm: &mut impl Endpoint,
+    own: &T,
+    patience: Duration,
+) -> Result<Vec<T>, Fault> {
+    let rank = comm.rank();
+    let own = serde_json::to_vec(own).map_err(|e| unwritable(rank, &e))?;
+    let all = all_gather(comm, &own, Instant::now() + patience);
+    let all = all.map_err(|e| ungathered(comm, e))?;
+    (0..).map(Rank).zip(&all).map(|(from, bytes)| read_from(from, bytes, rank)).collect()
+}
+
+/// Exchanges of checkpoints.
+pub(super) fn exchange<'w, S, K, C>(
+    worker: &'w mut Worker<'_, S, K, C>,
+) -> impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'w
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Device,
+    C: Comm<K::Tensor>,
+{
+    |bytes| worker.exchange("checkpoint", bytes)
+}
+
+/// Tells rank 0's recorder of every rank; all ranks call it.
+pub(super) fn record<'p, S, K, C>(
+    worker: &mut Worker<'_, S, K, C>,
+    me: Rank,
+    recorder: &Recorder<'p>,
+    program: &'p Program,
+    steps: Range<u64>,
+) -> Result<(), Fault>
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Device,
+    C: Comm<K::Tensor>,
+{
+    let own = serde_json::to_vec(&worker.timeline()?);
+    let own = own.map_err(|e| unwritable(me, &e))?;
+    let all = worker.exchange("trace", &own)?;
+    for (rank, bytes) in (0..).map(Rank).zip(all).filter(|_| me == Rank(0)) {
+        let (events, waits): (Vec<Event>, Vec<Wait>) = read_from(rank, &bytes, me)?;
+        let steps = steps.clone();
+        recorder.add(&Did { rank, program, steps, events: &events, waits: &waits })?;
+    }
+    Ok(())
+}
+
+/// Reads on rank `me` what `from` has sent.
+fn read_from<T: DeserializeOwned>(from: Rank, bytes: &[u8], me: Rank) -> Result<T, Fault> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| CommError::Unreadable { from, reason: error.to_string() }.into_fault(me))
+}
+
+fn unwritable(rank: Rank, error: &serde_json::Error) -> Fault {
+    Fault::new(Class::Internal, rank, format!("what it has to say cannot be written: {error}"))
+}

@@ -1,0 +1,46 @@
+//! Where the values of settings come from.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use toml::Value;
+
+/// Value and origin by key.
+pub(super) type Entries = BTreeMap<&'static str, (Value, Origin)>;
+
+/// Where a value came from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// Nothing else was said.
+    Default,
+    /// The preset of this name.
+    Preset(String),
+    /// A file, and the line of the key.
+    File(PathBuf, usize),
+    /// An option of the command.
+    CommandLine,
+    /// The timetable in this file.
+    Timetable(PathBuf),
+    /// The model in this folder.
+    Model(PathBuf),
+    /// The checkpoint in this folder.
+    Checkpoint(PathBuf),
+    /// The description of this data file.
+    Data(PathBuf),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => write!(f, "default"),
+            Origin::Preset(name) => write!(f, "preset {name}"),
+            Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Origin::CommandLine => write!(f, "command line"),
+            Origin::Timetable(path) => write!(f, "timetable {}", path.display()),
+            Origin::Model(dir) => write!(f, "model {}", dir.display()),
+            Origin::Checkpoint(dir) => write!(f, "checkpoint {}", dir.display()),
+            Origin::Data(path) => write!(f, "data {}", path.display()),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Which paths a source file names, read from its tokens: those in macros count, and those in comments, documentation and
+//! code of tests do not.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow};
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
+/// A source file: its path below the crate's sources, and its text.
+pub(super) struct Source {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
+}
+
+/// A path that begins at the crate's root or at a parent, as it stands in a file.
+pub(super) struct Use {
+    pub(super) file: PathBuf,
+    pub(super) line: usize,
+    /// The module that names it.
+    pub(super) from: Vec<String>,
+    /// What it names, from the crate's root on.
+    pub(super) path: Vec<String>,
+}
+
+/// All Rust files below a folder but those of tests.
+pub(super) fn read(folder: &Path) -> Result<Vec<Source>> {
+    let mut sources = Vec::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(next) = folders.pop() {
+        for entry in
+            fs::read_dir(&next).with_context(|| format!("cannot list {}", next.display()))?
+        {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs")
+                && !path.ends_with("tests.rs")
+            {
+                let text = fs::read_to_string(&path)?;
+                sources.push(Source { path: path.strip_prefix(folder)?.to_path_buf(), text });
+            }
+        }
+    }
+    sources.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(sources)
+}
+
+/// All paths of all files, in order of files and lines.
+pub(super) fn all_uses(sources: &[Source]) -> Result<Vec<Use>> {
+    let mut all = Vec::new();
+    for source in sources {
+        let (from, mut paths) = (module(&source.path), Vec::new());
+        uses(tokens(source)?, &from, &mut paths);
+        let file = &source.path;
+        all.extend(paths.into_iter().map(|(line, path)| Use {
+            file: file.clone(),
+            line,
+            from: from.clone(),
+            path,
+        }));
+    }
+    Ok(all)
+}
+
+/// Names of the modules that a file declares, but those for tests.
+pub(super) fn declared(source: &Source) -> Result<BTreeSet<String>> {
+    let tokens: Vec<_> = tokens(source)?.into_iter().collect();
+    let mut modules = BTreeSet::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        if is_for_tests(&tokens[at..]) {
+            at += item(&tokens[at..]);
+        } else {
+            if is(tokens.get(at), "mod") {
+                modules.extend(tokens.get(at + 1).map(ToString::to_string));
+            }
+            at += 1;
+        }
+    }
+    Ok(modules)
+}
+
+/// The path of the module that a file is.
+pub(super) fn module(file: &Path) -> Vec<String> {
+    let names = file.with_extension("");
+    let names = names.iter().map(|name| name.to_string_lossy().into_owned());
+    names.filter(|name| !["mod", "lib", "main"].contains(&name.as_str())).collect()
+}
+
+fn tokens(source: &Source) -> Result<TokenStream> {
+    let tokens = source.text.parse();
+    tokens.map_err(|error| anyhow!("{}: not Rust: {error}", source.path.display()))
+}
+
+/// Collects line and path of all that `tokens` in `module` name from the crate's root on, or from a parent.
+fn uses(tokens: TokenStream, module: &[String], found: &mut Vec<(usize, Vec<String>)>) {
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    let mut at = 0;
+    while at < tokens.len() {
+        let rest = &tokens[at..];
+        if is_for_tests(rest) {
+            at += item(rest);
+            continue;
+        }
+        if let [TokenTree::Ident(word), TokenTree::Ident(name), TokenTree::Group(body), ..] = rest
+            && word == "mod"
+        {
+            uses(body.stream(), &[module, &[name.to_string()]].concat(), found);
+            at += 3;
+            continue;
+        }
+        match &tokens[at] {
+            TokenTree::Ident(word) if word == "crate" => tree(&rest[1..], &[], found),
+            TokenTree::Ident(word)
+                if word == "super" && !(at > 0 && is(tokens.get(at - 1), ":")) =>
+            {
+                tree(rest, module, found);
+            }
+            TokenTree::Group(group) => uses(group.stream(), module, found),
+            _ => {}
+        }
+        at += 1;
+    }
+}
+
+/// Collects the paths of a tree that follows `base`: `::a::{b, c::d}`, or `super::a`.
+fn tree(tokens: &[TokenTree], base: &[String], found: &mut Vec<(usize, Vec<String>)>) {
+    let tokens = if is_path(tokens) { &tokens[2..] } else { tokens };
+    match tokens.first() {
+        Some(TokenTree::Ident(word)) if word == "super" => {
+            let parent = &base[..base.len().saturating_sub(1)];
+            tree(&tokens[1..], parent, found);
+        }
+        Some(TokenTree::Ident(name)) => {
+            let path = [base, &[name.to_string()]].concat();
+            match is_path(&tokens[1..]) {
+                true => tree(&tokens[1..], &path, found),
+                false => found.push((name.span().start().line, path)),
+            }
+        }
+        Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => {
+            let inner: Vec<_> = group.stream().into_iter().collect();
+            inner.split(|token| is(Some(token), ",")).for_each(|branch| tree(branch, base, found));
+        }
+        Some(token) if !base.is_empty() => found.push((token.span().start().line, base.to_vec())),
+        _ => {}
+    }
+}
+
+/// Whether tokens begin with `::`.
+fn is_path(tokens: &[TokenTree]) -> bool {
+    is(tokens.first(), ":") && is(tokens.get(1), ":")
+}
+
+fn is(token: Option<&TokenTree>, text: &str) -> bool {
+    token.is_some_and(|token| token.to_string() == text)
+}
+
+/// Whether tokens begin with an attribute by which what follows is built for tests alone.
+fn is_for_tests(tokens: &[TokenTree]) -> bool {
+    let [sign, TokenTree::Group(attribute), ..] = tokens else { return false };
+    let words = attribute.stream().to_string().replace(' ', "");
+    is(Some(sign), "#") && (words == "cfg(test)" || words.starts_with("cfg(all(test,"))
+}
+
+/// The length of the item at the head of `tokens`, its attributes included.
+fn item(tokens: &[TokenTree]) -> usize {
+    let is_statement = tokens.iter().find_map(|token| match token.to_string().as_str() {
+        "use" | "const" | "static" | "type" => Some(true),
+        "mod" | "fn" | "impl" | "struct" | "enum" | "trait" => Some(false),
+        _ => None,
+    });
+    let ends = |token: &TokenTree| match token {
+        TokenTree::Group(group) => {
+            is_statement != Some(true) && group.delimiter() == Delimiter::Brace
+        }
+        _ => is(Some(token), ";"),
+    };
+    tokens.iter().position(ends).map_or(tokens.len(), |end| end + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lines and top-level modules of what a file names, but its own.
+    fn targets(path: &str, text: &str) -> Vec<(usize, String)> {
+        let uses = all_uses(&[Source { path: path.into(), text: text.into() }]).unwrap();
+        let others = uses.into_iter().filter(|other| other.path[0] != other.from[0]);
+        others.map(|mut other| (other.line, other.path.swap_remove(0))).collect()
+    }
+
+    #[test]
+    fn groups_parents_macros_and_inline_modules_are_followed() {
+        let text =
+            "use crate::{\n    low::{self, a},\n    middle as m,\n};\nfn f() { g!(crate::low::b) }";
+        let wanted = [(2, "low"), (2, "low"), (3, "middle"), (5, "low")];
+        assert_eq!(targets("high.rs", text), wanted.map(|(line, to)| (line, to.to_string())));
+        assert_eq!(targets("high/part.rs", "use super::super::low::a;"), [(1, "low".into())]);
+        assert_eq!(
+            targets("high.rs", "mod part { use super::super::low::*; }"),
+            [(1, "low".into())]
+        );
+        let inside = "use super::part; pub(super) use self::a; pub(crate) fn f() {}";
+        assert_eq!(targets("high/mod.rs", inside), [(1, "part".into())]);
+    }
+
+    #[test]
+    fn comments_and_code_of_tests_do_not_count() {
+        let text = "//! [`a`](crate::high::a)\n#[cfg(test)]\nuse crate::high::{a};\n\
+                    #[cfg(test)]\n#[allow(unused)]\nmod tests { use crate::high::b; }\nuse crate::low::c;";
+        assert_eq!(targets("middle.rs", text), [(7, "low".into())]);
+    }
+}
