@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use chimera::candle::Candle;
 use chimera::core::model::Architecture;
-use chimera::evaluate::{Bert, Model};
-use chimera::hf;
+use chimera::formats::hf;
+use chimera::run::evaluate::{Bert, Model};
 
 fn main() -> Result<()> {
     let mut words = std::env::args().skip(1);

@@ -5,23 +5,15 @@
 //! the `chimera` command that other programs may want: settings, data and tokenizers, evaluation,
 //! saving, checkpoints, Hugging Face's files.
 
-pub mod checkpoint;
-pub mod corpus;
+#[cfg(feature = "cli")]
+pub mod cli;
 pub mod data;
 pub mod device;
-pub mod evaluate;
-pub mod files;
-pub mod hf;
-pub mod launch;
-mod near;
-pub mod outside;
-pub mod save;
-pub mod schedules;
-pub mod selftest;
+pub mod formats;
+pub mod observe;
+pub mod plan;
+pub mod run;
 pub mod settings;
-pub mod timetable;
-pub mod tokenizer;
-pub mod training;
 
 pub use chimera_backend_cuda as candle;
 #[cfg(feature = "wgpu")]

@@ -1,8 +1,5 @@
 //! The `chimera` command.
 
-mod commands;
-mod exit;
-
 use std::ffi::c_long;
 
 use libmimalloc_sys::{mi_option_set_default, mi_option_t};
@@ -18,10 +15,7 @@ fn main() -> std::process::ExitCode {
     settle_cuda();
     #[cfg(unix)]
     catch_file_size_limit();
-    match commands::Cli::read().run() {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(error) => exit::report(&error),
-    }
+    chimera::cli::main()
 }
 
 /// Makes a file that outgrows `ulimit -f` an error of writing, which is reported as any other, where its signal would

@@ -24,11 +24,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use chimera::checkpoint::{Checkpoint, Disk, Store};
 use chimera::core::engine::StepReport;
-use chimera::outside::OnDisk;
+use chimera::formats::checkpoint::{Checkpoint, Disk, Store};
+use chimera::run::outside::OnDisk;
+use chimera::run::{Run, Trained};
 use chimera::settings::{Config, Layers};
-use chimera::training::{Run, Trained};
 
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 \
                      --micro-batches 4 --steps 6 --threads 1";

@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 
 use chimera::candle::Candle;
 use chimera::core::model::{Architecture, ModelConfig};
-use chimera::evaluate::Model;
-use chimera::hf::{Pretrained, read};
-use chimera::save::save;
+use chimera::formats::hf::{Pretrained, read};
+use chimera::formats::save::save;
+use chimera::run::evaluate::Model;
 use serde::Deserialize;
 
 use command::folder;

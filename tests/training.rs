@@ -25,9 +25,9 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 use chimera::core::engine::StepReport;
-use chimera::outside::OnDisk;
+use chimera::run::outside::OnDisk;
+use chimera::run::{Run, Trained};
 use chimera::settings::Layers;
-use chimera::training::{Run, Trained};
 
 /// A model small enough to be trained hundreds of times.
 const MODEL: &str =

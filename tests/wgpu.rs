@@ -8,9 +8,9 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 use chimera::core::engine::StepReport;
-use chimera::outside::OnDisk;
+use chimera::run::Run;
+use chimera::run::outside::OnDisk;
 use chimera::settings::Layers;
-use chimera::training::Run;
 
 use command::{chimera, folder, text};
 

@@ -4,11 +4,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::{Comm, CommError, Host, HostStaged, Tag, Threads, Wrap};
-use chimera_core::engine::{Data, Job, Patience, Training, Worker, run_threads};
+use chimera_core::engine::{Job, Patience, Training, Worker, run_threads};
 use chimera_core::ids::Rank;
 use chimera_core::lower::{Lowering, lower};
 use chimera_core::model::{Architecture, Gpt2Stage, ModelConfig, cut};
 use chimera_core::schedule::{Shape, find};
+use chimera_core::stage::Data;
 
 use crate::{Options, Wgpu, adapters};
 
@@ -121,7 +122,7 @@ fn nothing_lies_unsubmitted_while_a_rank_waits() {
         let mut worker =
             Worker::new(job, k.clone(), HostStaged::new(k.clone(), &mut watched), |id| {
                 let stage = Gpt2Stage::new(k.clone(), &model, CONTEXT, cuts[id.index()].clone());
-                stage.expect("a stage")
+                Ok(stage.expect("a stage"))
             })?;
         worker.run(0)?;
         worker.run(1)?;

@@ -1,6 +1,6 @@
-//! How long everything takes, before anything has run.
+//! How long everything takes and how many bytes it takes, before anything has run.
 
-use crate::effects::Token;
+use crate::effects::{Rules, Token};
 use crate::ids::{BucketId, StageId, WorkerId};
 use crate::op::{Cell, Kind, Op};
 
@@ -193,5 +193,58 @@ impl Costs for StageCosts {
 
     fn message(&self, token: &Token) -> f64 {
         self.of(token.stage).message
+    }
+}
+
+/// Bytes of what one sample leaves at a stage, and of what its ops use while they run.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct StageBytes {
+    /// Residuals.
+    pub saved: f64,
+    /// The part of them that selective recomputation keeps.
+    pub selected: f64,
+    /// The input, which full recomputation keeps. None of the first stage: its ids come with the micro-batch.
+    pub input: f64,
+    /// What the weight half of a backward needs of its input half.
+    pub deferred: f64,
+    /// What the forward makes: the next stage's input, or the gradient that the loss begins with.
+    pub output: f64,
+    /// What the backward makes: the gradient of the input.
+    pub gradient: f64,
+    /// By kind of op: the most that is used at once while it runs, beyond what was there before.
+    pub forward: f64,
+    /// As `forward`.
+    pub recompute: f64,
+    /// As `forward`, of a recomputation from selected residuals.
+    pub restore: f64,
+    /// As `forward`.
+    pub backward: f64,
+    /// As `forward`.
+    pub backward_input: f64,
+    /// As `forward`.
+    pub backward_weight: f64,
+}
+
+impl StageBytes {
+    /// Of what is kept of a sample for a recomputation.
+    pub(crate) fn kept(&self, rules: &Rules, token: &Token) -> f64 {
+        if rules.is_selective(token.pipe, token.stage) { self.selected } else { self.input }
+    }
+
+    /// While an op on some units runs, of which each has so many samples.
+    pub(crate) fn working(&self, rules: &Rules, op: &Op, samples: f64) -> f64 {
+        let (unit, left) = match op.kind {
+            // All units at once.
+            Kind::Forward => return self.forward * samples * f64::from(op.span.len),
+            Kind::Recompute if rules.is_selective(op.pipe, op.stage) => {
+                (self.restore, self.saved - self.selected)
+            }
+            Kind::Recompute => (self.recompute, self.saved - self.input),
+            Kind::Backward => (self.backward, 0.0),
+            Kind::BackwardInput => (self.backward_input, self.deferred - self.saved),
+            Kind::BackwardWeight => (self.backward_weight, 0.0),
+        };
+        // One unit after another, on top of what those before left.
+        (unit + left.max(0.0) * f64::from(op.span.len.saturating_sub(1))) * samples
     }
 }

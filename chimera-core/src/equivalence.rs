@@ -10,19 +10,21 @@ use std::time::Instant;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::analyze::{Refusal, UniformCosts, peak_working_bytes};
+use crate::analyze::{Refusal, peak_working_bytes};
 use crate::comm::{Comm, CommError, Endpoint, Threads};
+use crate::costs::UniformCosts;
 use crate::device::DeviceError;
-use crate::engine::{Data, Job, Patience, Training, Worker, run_threads};
+use crate::engine::{Job, Patience, Training, Worker, run_threads};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId, WorkerId};
 use crate::layers::Layers;
-use crate::lower::{Lowering, Passes, Program, Recompute, lower};
+use crate::lower::{Lowering, Passes, Recompute, lower};
 use crate::model::{
     Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError, cut, memory, unpadded,
 };
+use crate::program::Program;
 use crate::schedule::{Shape, Unfit, UnknownSchedule, find};
-use crate::stage::{Param, Stage};
+use crate::stage::{Data, Param, Stage};
 
 /// What to train, and how.
 #[derive(Clone, Debug)]
@@ -156,7 +158,7 @@ impl Run {
         }
     }
 
-    fn train_stages<D: Layers, S: Stage<Tensor = D::Tensor> + Clone>(
+    fn train_stages<D: Layers, S: Stage<Tensor = D::Tensor, Item = u32> + Clone>(
         &self,
         job: Job<'_>,
         device: D,
@@ -165,7 +167,7 @@ impl Run {
     ) -> Result<Trained, RunError> {
         let cuts = cut(&self.model, job.program.placement().n_stages())?;
         let stages = cuts.into_iter().map(stage).collect::<Result<Vec<_>, _>>()?;
-        let stage = |id: StageId| stages[id.index()].clone();
+        let stage = |id: StageId| Ok(stages[id.index()].clone());
         let mut worker = Worker::new(job, device, comm, stage)?;
         let mut trained = Trained::default();
         let mut step = 0;

@@ -53,7 +53,7 @@ id!(
     BucketId, u32, "bucket"
 );
 id!(
-    /// Index into [`Program::channels`](crate::lower::Program::channels).
+    /// Index into [`Program::channels`](crate::program::Program::channels).
     ChannelId, u32, "channel"
 );
 

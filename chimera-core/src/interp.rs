@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 use crate::effects::{Rules, Token};
 use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::ledger::Ledger;
-use crate::lower::{Instr, Program};
 use crate::op::Cell;
+use crate::program::{Instr, Program};
 
 /// A few values, in the order of the tokens they belong to.
 pub type Values<V> = SmallVec<[V; 4]>;

@@ -1,7 +1,9 @@
 //! From a request to a timetable and to a program: the one way for whoever draws, simulates or trains.
 
-use crate::analyze::{Costs, Refusal};
-use crate::lower::{Hoist, Lowering, Passes, Program, lower_at};
+use crate::analyze::Refusal;
+use crate::costs::Costs;
+use crate::lower::{Hoist, Lowering, Passes, lower_at};
+use crate::program::Program;
 use crate::schedule::{Schedule, Shape, Unfit};
 use crate::search::{AutoError, Progress, Report, Search, Where, auto};
 use crate::timetable::Timetable;
@@ -94,7 +96,7 @@ mod tests {
     use std::error::Error;
 
     use super::*;
-    use crate::analyze::UniformCosts;
+    use crate::costs::UniformCosts;
     use crate::lower::Recompute;
     use crate::schedule::find;
     use crate::search::AUTO;

@@ -1,7 +1,6 @@
 //! When weights are updated, and which version of them a pass reads.
 
 use crate::op::Span;
-use crate::timetable::Timetable;
 
 /// The rule by which a timetable updates weights.
 ///
@@ -47,17 +46,16 @@ pub struct Window {
 }
 
 impl Window {
-    /// The window of a timetable; `None` unless its micro-batches make whole steps.
-    pub fn of(timetable: &Timetable) -> Option<Window> {
-        let (update, n_micros) = (timetable.update, timetable.n_micro_batches);
+    /// The window of `n_micro_batches`, each of so many units; `None` unless they make whole steps.
+    pub fn new(update: Update, n_micro_batches: u32, units_per_micro: u32) -> Option<Window> {
         let n_steps = update.n_steps();
-        if n_steps == 0 || !n_micros.is_multiple_of(n_steps) {
+        if n_steps == 0 || !n_micro_batches.is_multiple_of(n_steps) {
             return None;
         }
-        let units = |micros: u32| micros.saturating_mul(timetable.units_per_micro).max(1);
-        let micros_per_step = n_micros / n_steps;
+        let units = |micros: u32| micros.saturating_mul(units_per_micro).max(1);
+        let micros_per_step = n_micro_batches / n_steps;
         let (micros_per_update, n_updates) = match update {
-            Update::Stash { .. } => (1, n_micros),
+            Update::Stash { .. } => (1, n_micro_batches),
             Update::Flush | Update::DoubleBuffer { .. } => (micros_per_step, n_steps),
         };
         let (units_per_step, units_per_update) = (units(micros_per_step), units(micros_per_update));

@@ -11,8 +11,9 @@ mod programs;
 mod v;
 
 use chimera_core::analyze::Timeline;
-use chimera_core::lower::{Lowering, Program, Sync, lower};
+use chimera_core::lower::{Lowering, Sync, lower};
 use chimera_core::op::Cell;
+use chimera_core::program::Program;
 use chimera_core::schedule::{Scaling, Shape};
 use programs::{makespan, program, timetable};
 

@@ -1,9 +1,11 @@
 //! Costs that differ from stage to stage, and those of pairs: what a step takes is what was said.
 
-use chimera_core::analyze::{StageCosts, UniformCosts, simulate};
+use chimera_core::analyze::simulate;
+use chimera_core::costs::{StageCosts, UniformCosts};
 use chimera_core::ids::{PipeId, StageId};
-use chimera_core::lower::{Lowering, Program, lower};
+use chimera_core::lower::{Lowering, lower};
 use chimera_core::op::{Cell, Kind, Op};
+use chimera_core::program::Program;
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
 use proptest::prelude::*;

@@ -1,6 +1,7 @@
 //! Input → drawing: every schedule as the papers draw it.
 
-use chimera_core::analyze::{UniformCosts, simulate};
+use chimera_core::analyze::simulate;
+use chimera_core::costs::UniformCosts;
 use chimera_core::lower::{Lowering, Sync, lower};
 use chimera_core::render::text;
 use chimera_core::schedule::{Scaling, Shape, find};

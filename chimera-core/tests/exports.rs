@@ -1,7 +1,7 @@
 //! Golden files: schedules as PyTorch reads them.
 
-use chimera_core::exchange::to_csv;
 use chimera_core::ids::PipeId;
+use chimera_core::interchange::to_csv;
 use chimera_core::schedule::{Shape, find};
 
 fn csv(schedule: &str, shape: Shape, pipe: u16) -> String {

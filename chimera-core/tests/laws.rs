@@ -4,11 +4,13 @@ mod programs;
 
 use std::collections::{HashMap, HashSet};
 
-use chimera_core::analyze::{UniformCosts, prove_in_one_order, simulate};
-use chimera_core::exchange::{csv, from_csv, from_json, to_csv, to_json};
+use chimera_core::analyze::{prove_in_one_order, simulate};
+use chimera_core::costs::UniformCosts;
 use chimera_core::ids::{PipeId, WorkerId};
-use chimera_core::lower::{Instr, Lowering, Program, Sync, lower};
+use chimera_core::interchange::{csv, from_csv, from_json, to_csv, to_json};
+use chimera_core::lower::{Lowering, Sync, lower};
 use chimera_core::op::{Cell, Kind, Op};
+use chimera_core::program::{Instr, Program};
 use chimera_core::schedule::{SCHEDULES, Scaling, Shape};
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;

@@ -4,7 +4,7 @@ mod training;
 
 use std::collections::{HashMap, HashSet};
 
-use chimera_core::analyze::UniformCosts;
+use chimera_core::costs::UniformCosts;
 use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower};
 use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::schedule::{Scaling, Shape, find};

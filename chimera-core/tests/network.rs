@@ -1,8 +1,10 @@
 //! Messages and sums on a network: costs by hand, and what holds for all.
 
-use chimera_core::analyze::{Costs, Link, Network, NetworkCosts, Traffic, UniformCosts, simulate};
+use chimera_core::analyze::{Link, Network, NetworkCosts, Traffic, simulate};
+use chimera_core::costs::{Costs, UniformCosts};
 use chimera_core::ids::{BucketId, StageId};
-use chimera_core::lower::{Lowering, Program, Sync, lower};
+use chimera_core::lower::{Lowering, Sync, lower};
+use chimera_core::program::Program;
 use chimera_core::schedule::{SCHEDULES, Shape, find};
 use proptest::prelude::*;
 

@@ -99,8 +99,8 @@ impl Device for Own {
     fn lamb(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
         for Updated { w, g, m, v } in tensors {
             let decay = by.weight_decay as f32;
-            let d = direction(g, m, v, by).into_iter().zip(w.data().iter());
-            let d: Vec<f32> = d.map(|(u, w)| u + decay * w).collect();
+            let mut d = direction(g, m, v, by);
+            d.iter_mut().zip(&*w.data()).for_each(|(d, w)| *d += decay * w);
             let norms = (w.squared_norm().sqrt(), d.iter().map(|d| f64::from(*d).powi(2)).sum());
             let ratio = match norms {
                 (w_norm, d_squared) if w_norm > 0.0 && d_squared > 0.0 => {

@@ -1,11 +1,11 @@
 //! What holds for split backwards and recomputation, whatever the schedule.
 
-use chimera_core::analyze::{Timeline, UniformCosts, peak_kept, simulate};
+use chimera_core::analyze::{Timeline, peak_kept, simulate};
+use chimera_core::costs::UniformCosts;
 use chimera_core::ids::WorkerId;
-use chimera_core::lower::{
-    Hoist, Lowering, Passes, Program, Recompute, lower, recompute, split_backward,
-};
+use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower, recompute, split_backward};
 use chimera_core::op::{Cell, Kind, Op};
+use chimera_core::program::Program;
 use chimera_core::render::text;
 use chimera_core::schedule::{SCHEDULES, Scaling, Shape, find};
 use chimera_core::timetable::Timetable;

@@ -3,7 +3,8 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use chimera_core::analyze::{StageCosts, UniformCosts, peak_kept, simulate};
+use chimera_core::analyze::{peak_kept, simulate};
+use chimera_core::costs::{StageCosts, UniformCosts};
 use chimera_core::lower::{Hoist, Lowering, Recompute, lower, recompute};
 use chimera_core::placement::Placement;
 use chimera_core::search::{Allowed, Found, Search, search, shortest, starts};

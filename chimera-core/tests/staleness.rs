@@ -4,10 +4,10 @@ mod training;
 
 use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::device::{AdamW, Device, Sgd, Updated};
-use chimera_core::engine::{Data, Optimizer};
-use chimera_core::model::{Gpt2Stage, cut, initial};
+use chimera_core::engine::Optimizer;
+use chimera_core::model::{Gpt2Stage, cut};
 use chimera_core::schedule::Shape;
-use chimera_core::stage::{Micro, Output, Stage};
+use chimera_core::stage::{Data, Micro, Output, Stage, initial};
 use training::{CONTEXT, Digits, N_STEPS, Outcome, Run, config, train};
 
 /// The version that stage `s` reads for micro-batch `m` of a window, as a number of updates.

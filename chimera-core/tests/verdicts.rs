@@ -4,7 +4,8 @@ use chimera_core::analyze::verdict::Kind;
 use chimera_core::analyze::{Need, Scene};
 use chimera_core::comm::Position;
 use chimera_core::ids::{BucketId, Rank, WorkerId};
-use chimera_core::lower::{Instr, Lowering, Program, Sync, lower};
+use chimera_core::lower::{Lowering, Sync, lower};
+use chimera_core::program::{Instr, Program};
 use chimera_core::schedule::{Shape, find};
 
 const STEP: u64 = 7;

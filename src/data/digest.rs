@@ -1,27 +1,17 @@
-//! Which data a run is trained on, in a few words.
+//! What tells the data of a run from other data.
 
 use std::io;
 
-use serde::{Deserialize, Serialize};
-
 use super::Tokens;
+use crate::formats::checkpoint::Digest;
 
 /// Pieces of long data that are looked at, and the ids of each.
 const N_PIECES: usize = 1024;
 const PIECE: usize = 1024;
 
-/// What tells data from other data: how many ids there are, and which. Of more than a million those of pieces that
-/// lie evenly from the first to the last, so data that is larger than memory takes no longer.
-#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub struct Digest {
-    /// Number of ids.
-    pub tokens: u64,
-    /// BLAKE3 of them, as little-endian u32.
-    pub blake3: String,
-}
-
 impl Digest {
-    /// That of `tokens`.
+    /// The digest of `tokens`. Of more than a million it hashes those of pieces that lie evenly from the first to the
+    /// last, so data that is larger than memory takes no longer.
     ///
     /// # Errors
     /// If a file cannot be read any more, or now has an id that is none.

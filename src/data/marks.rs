@@ -1,6 +1,6 @@
 //! The ids that a BERT's samples have beside those of the text.
 
-use crate::tokenizer::Tokenizer;
+use crate::data::tokenizer::Tokenizer;
 
 /// Ids of a vocabulary that are no text.
 pub(super) const MARKS: usize = 4;

@@ -14,7 +14,7 @@ use super::draw::Draw;
 use super::marks::{MARKS, Marks};
 use super::prepared::beside;
 use super::{Batch, DataError, Tokens, tokenizer_of};
-use crate::tokenizer::Tokenizer;
+use crate::data::tokenizer::Tokenizer;
 
 /// Tokens of a sample that are no text: one before the segments, and one after each.
 const N_MARKS: usize = 3;

@@ -3,6 +3,7 @@
 //! Which sample is seen when follows from (seed, number of the sample since the start of the training)
 //! alone, so that the global batch is the same however it is spread over micro-batches, pipes and groups.
 
+pub mod corpus;
 mod digest;
 mod draw;
 mod error;
@@ -11,6 +12,7 @@ mod masked;
 mod permutation;
 mod prepare;
 mod prepared;
+pub mod tokenizer;
 mod tokens;
 mod width;
 
@@ -21,10 +23,8 @@ use std::sync::OnceLock;
 
 use chimera_core::model::{Architecture, ModelConfig};
 
-use crate::corpus;
-use crate::tokenizer::Tokenizer;
+use crate::formats::checkpoint::Digest;
 
-pub use digest::Digest;
 pub use error::DataError;
 pub use marks::Marks;
 pub use masked::Pairs;
@@ -34,6 +34,7 @@ pub use tokens::Tokens;
 
 use masked::Masking;
 use permutation::Permutation;
+use tokenizer::Tokenizer;
 
 /// Samples side by side, one after another, each as long as the others.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]

@@ -10,9 +10,9 @@ use rayon::prelude::*;
 use super::DataError;
 use super::prepared::{Prepared, Source, beside, is_prepared, tokenizer_beside};
 use super::width::Width;
-use crate::files::disk::part_of;
-use crate::files::{self, io_fault, open_regular};
-use crate::tokenizer::{self, Tokenizer, TokenizerError, pieces};
+use crate::data::tokenizer::{self, Tokenizer, TokenizerError, pieces};
+use crate::formats::files::disk::part_of;
+use crate::formats::files::{self, io_fault, open_regular};
 
 /// Bytes of text that are encoded at once, by all threads.
 const BLOCK: u64 = 4 << 20;

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::DataError;
 use super::width::Width;
-use crate::files::{read_regular, text_regular};
-use crate::tokenizer::{self, Tokenizer};
+use crate::data::tokenizer::{self, Tokenizer};
+use crate::formats::files::{read_regular, text_regular};
 
 /// The format that is written; later ones are refused.
 const FORMAT: u32 = 1;

@@ -1,16 +1,10 @@
 //! What `chimera devices` lists.
 
-use std::path::Path;
-
 use super::Device;
 #[cfg(feature = "cuda")]
 use super::cuda;
 #[cfg(feature = "wgpu")]
 use super::wgpu;
-use crate::files::text_regular;
-
-/// What the system says of many thousand cores is shorter.
-const MAX_BYTES: u64 = 64 << 20;
 
 /// What `--device` can name on this machine, in words, and what it would take for the others.
 pub fn available() -> Vec<String> {
@@ -39,8 +33,7 @@ pub fn available() -> Vec<String> {
 /// The processor's name, cores and vectors.
 fn processor() -> String {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let known =
-        text_regular(Path::new("/proc/cpuinfo"), MAX_BYTES).ok().flatten().unwrap_or_default();
+    let known = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = known.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let name = named.map_or(std::env::consts::ARCH, |(_, name)| name);
     format!("{name}, {cores} core(s), {}; kernels in f32", vectors())

@@ -5,6 +5,7 @@
 mod cuda;
 mod listing;
 mod opened;
+pub mod selftest;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
@@ -12,7 +13,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
-use chimera_core::names::by_name;
+use chimera_core::notation::by_name;
 
 pub use listing::available;
 pub use opened::{Compute, Devices, Opened, Usage};

@@ -9,8 +9,8 @@ use toml::Value;
 
 use super::value::Kind;
 use super::{OPTIONS, Opt, StepRange, peers};
-use crate::near::nearest;
-use crate::schedules::{self, Named};
+use crate::settings::near::nearest;
+use crate::settings::schedules::{self, Named};
 
 /// Characters of a refused text that are shown.
 const SHOWN: usize = 200;

@@ -105,7 +105,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::outside::OnDisk;
+    use crate::run::outside::OnDisk;
 
     fn load(path: &Path) -> Result<Entries, SettingsError> {
         super::load(path, &OnDisk)

@@ -10,7 +10,7 @@ use toml::Value;
 use super::check::{check, option};
 use super::config::Entries;
 use super::{Origin, SettingsError};
-use crate::schedules::Named;
+use crate::settings::schedules::Named;
 
 /// Where settings that follow from files and from the machine are asked for. By default there is nothing.
 pub trait Outside {

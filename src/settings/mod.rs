@@ -5,16 +5,20 @@
 //! remembers where each value came from; `chimera config show` prints that. It opens no file itself: what files and
 //! the environment say, it asks of [`Outside`].
 
+#[cfg(feature = "cli")]
 mod args;
 mod check;
 mod config;
 mod file;
 mod follow;
+mod near;
 mod option;
 mod options;
 mod peers;
 mod resolve;
+pub mod schedules;
 mod show;
+mod transport;
 mod value;
 
 use std::collections::BTreeMap;
@@ -22,12 +26,14 @@ use std::path::PathBuf;
 
 use toml::Value;
 
+#[cfg(feature = "cli")]
 pub use args::options_of;
 pub use config::{Origin, StepRange};
 pub use follow::{Nothing, Outside, Start};
 pub use option::{Drawn, Opt, Resume};
 pub use options::{Config, OPTIONS};
 pub use show::markdown;
+pub use transport::Transport;
 pub use value::Kind;
 
 /// Why settings cannot be used (exit code 2).

@@ -17,8 +17,8 @@ use super::option::Drawn::{Job, Memory, Passes, Shape};
 use super::value::Setting;
 use super::{Opt, Origin, StepRange};
 use crate::device::Precision;
-use crate::launch::Transport;
-use crate::schedules::Named;
+use crate::settings::Transport;
+use crate::settings::schedules::Named;
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
 macro_rules! options {

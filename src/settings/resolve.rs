@@ -14,7 +14,7 @@ impl Layers {
     /// Merges the layers and checks every value. What files and the machine say is asked of `outside`.
     ///
     /// # Errors
-    /// [`SettingsError`], or those of `outside`: [`ReadError`](chimera_core::exchange::ReadError) if the schedule is
+    /// [`SettingsError`], or those of `outside`: [`ReadError`](chimera_core::interchange::ReadError) if the schedule is
     /// in a file that cannot be read, [`DataError`](crate::data::DataError) if the description of prepared data is, or
     /// what is wrong with the model to begin with.
     pub fn resolve(&self, outside: &dyn Outside) -> Result<Config> {
@@ -137,7 +137,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::outside::OnDisk;
+    use crate::run::outside::OnDisk;
 
     fn resolve(file: &str, options: &str) -> Result<Config> {
         let folder = tempfile::TempDir::new().unwrap();

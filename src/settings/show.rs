@@ -94,7 +94,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::outside::OnDisk;
+    use crate::run::outside::OnDisk;
 
     fn values(config: &Config) -> Config {
         Config { origins: Default::default(), ..config.clone() }

@@ -13,8 +13,8 @@ use toml::Value;
 
 use super::StepRange;
 use crate::device::Precision;
-use crate::launch::Transport;
-use crate::schedules::{Named, names};
+use crate::settings::Transport;
+use crate::settings::schedules::{Named, names};
 
 /// Which values an option may have.
 #[derive(Clone, Copy)]

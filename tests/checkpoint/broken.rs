@@ -4,11 +4,11 @@ use std::fs::{read, read_to_string, remove_file, rename, write};
 use std::path::Path;
 use std::sync::Mutex;
 
-use chimera::checkpoint::{Checkpoint, Disk, MANIFEST, Store};
 use chimera::core::comm::{Endpoint, Host};
 use chimera::core::engine::run_threads;
 use chimera::core::ids::Rank;
-use chimera::training::{Place, checkpoint_as};
+use chimera::formats::checkpoint::{Checkpoint, Disk, MANIFEST, Store};
+use chimera::run::{Place, checkpoint_as};
 use tempfile::TempDir;
 
 use super::{at, config, train};

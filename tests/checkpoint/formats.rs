@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use chimera::checkpoint::{Checkpoint, Disk};
 use chimera::core::engine::Counts;
+use chimera::formats::checkpoint::{Checkpoint, Disk};
 
 use super::{prepare, train};
 use crate::command::{chimera, folder};

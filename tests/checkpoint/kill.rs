@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
-use chimera::checkpoint::{Checkpoint, Disk, FORMAT, Manifest, Store};
 use chimera::core::engine::Snapshot;
 use chimera::core::fault::Class;
 use chimera::core::stage::{Init, Param};
+use chimera::formats::checkpoint::{Checkpoint, Disk, FORMAT, Manifest, Store};
 
 use super::{at, train};
 use crate::command::folder;

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
-use chimera::checkpoint::{Checkpoint, Disk, Store};
 use chimera::core::comm::Host;
 use chimera::core::engine::{StepReport, run_threads};
 use chimera::core::fault::{Class, Fault};
-use chimera::training::Trained;
+use chimera::formats::checkpoint::{Checkpoint, Disk, Store};
+use chimera::run::Trained;
 
 use super::{at, numbers, prepare};
 use crate::command::folder;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use chimera::checkpoint::{Checkpoint, Disk};
-use chimera::training::Trained;
+use chimera::formats::checkpoint::{Checkpoint, Disk};
+use chimera::run::Trained;
 
 use super::{at, numbers, prepare, train};
 use crate::command::{chimera, folder};

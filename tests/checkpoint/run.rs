@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use chimera::checkpoint::{Checkpoint, Store};
+use chimera::formats::checkpoint::{Checkpoint, Store};
 use serde_json::Value;
 
 use super::{MODEL, at};

@@ -91,7 +91,7 @@ fn ids_are_those_of_the_text() {
     let bytes = read(folder.path().join("a.bin")).expect("data");
     let ids: Vec<u32> =
         bytes.as_chunks().0.iter().map(|id| u32::from(u16::from_le_bytes(*id))).collect();
-    let gpt2 = chimera::tokenizer::Tokenizer::Gpt2;
+    let gpt2 = chimera::data::tokenizer::Tokenizer::Gpt2;
     assert!(gpt2.decode(&ids) == text, "the text comes back");
     assert!(ids == gpt2.encode(&text).expect("ids"), "blocks do not show");
     succeed(&format!("prepare {place}/text --out {place}/b.bin"));

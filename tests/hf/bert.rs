@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use chimera::candle::Candle;
 use chimera::core::model::{Architecture, ModelConfig};
-use chimera::evaluate::{Bert, Model};
-use chimera::hf::read;
-use chimera::save::save;
+use chimera::formats::hf::read;
+use chimera::formats::save::save;
+use chimera::run::evaluate::{Bert, Model};
 
 use serde_json::Value;
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{expected, fixture, model};
 use crate::command::{chimera, folder, start, text};
-use chimera::hf;
+use chimera::formats::hf;
 
 fn json(line: &str) -> Value {
     let ran = chimera(line);

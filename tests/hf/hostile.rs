@@ -3,7 +3,7 @@
 use std::fs::{copy, read, read_dir, read_to_string, remove_file, write};
 use std::path::PathBuf;
 
-use chimera::hf;
+use chimera::formats::hf;
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use serde_json::{Value, json};

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::fixture;
 use crate::command::{chimera, folder};
-use chimera::hf::{DropoutRates, read};
+use chimera::formats::hf::{DropoutRates, read};
 
 /// Ids that the fixtures know.
 fn data(folder: &TempDir) -> String {

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use chimera::core::lower::{Instr, Lowering, Sync, lower};
+use chimera::core::lower::{Lowering, Sync, lower};
+use chimera::core::program::Instr;
 use chimera::core::schedule::{Shape, find};
 
 use crate::command::{folder, start_with};

@@ -7,12 +7,13 @@ use std::time::Instant;
 use chimera::candle::Candle;
 use chimera::core::comm::Threads;
 use chimera::core::device::reference::Reference;
-use chimera::core::engine::{Data, Job, Patience, Training, Worker, run_threads};
+use chimera::core::engine::{Job, Patience, Training, Worker, run_threads};
 use chimera::core::ids::StageId;
 use chimera::core::layers::Layers;
 use chimera::core::lower::{Lowering, lower};
 use chimera::core::model::{Architecture, Gpt2Stage, ModelConfig, cut};
 use chimera::core::schedule::{Shape, find};
+use chimera::core::stage::Data;
 
 use super::equivalence::{Oracle, are_close};
 use super::{MODEL, prepare, train};
@@ -77,7 +78,8 @@ fn losses<K: Layers>(kernels: &K, schedule: &str, shape: Shape, width: usize) ->
     let cuts = cut(&config, shape.depth).expect("cut");
     let ran = run_threads((width * shape.depth) as u32, |comm: &mut Threads<_>| {
         let stage = |id: StageId| {
-            Gpt2Stage::new(kernels.clone(), &config, 8, cuts[id.index()].clone()).expect("stage")
+            let cut = cuts[id.index()].clone();
+            Ok(Gpt2Stage::new(kernels.clone(), &config, 8, cut).expect("stage"))
         };
         let mut worker = Worker::new(job, kernels.clone(), comm, stage)?;
         let mut losses = worker.run(0)?;

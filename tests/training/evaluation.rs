@@ -1,7 +1,7 @@
 //! `--eval-every`: the loss on the validation text while training.
 
 use chimera::candle::Candle;
-use chimera::evaluate::{Bert, Model};
+use chimera::run::evaluate::{Bert, Model};
 
 use super::{MODEL, prepare, train};
 use crate::command::{chimera, folder, text};

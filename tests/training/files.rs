@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use chimera::core::engine::{Load, StepReport};
-use chimera::training::{Folder, Metrics};
+use chimera::observe::Metrics;
+use chimera::run::Folder;
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 

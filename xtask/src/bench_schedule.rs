@@ -4,7 +4,8 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use chimera_core::analyze::{UniformCosts, simulate};
+use chimera_core::analyze::simulate;
+use chimera_core::costs::UniformCosts;
 use chimera_core::lower::{Lowering, lower};
 use chimera_core::placement::Placement;
 use chimera_core::schedule::{SCHEDULES, Schedule, Shape, find};

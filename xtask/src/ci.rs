@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::command::{cargo, read, run as run_command};
 use crate::features::lint;
 use crate::mpi::{self, TRANSPORT};
-use crate::{absences, cuda, gallery, wgpu};
+use crate::{absences, cuda, gallery, layers, wgpu};
 
 /// The chores of CI, in order.
 const CHORES: &[(&str, fn() -> Result<()>)] = &[
@@ -19,6 +19,7 @@ const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("test", || test(&[])),
     ("docs", docs),
     ("absences", absences::run),
+    ("layers", layers::run),
     ("gallery", || gallery::run(true)),
     ("mpi", || mpi::run(&mpi::Args::default())),
     ("wgpu", wgpu::run),

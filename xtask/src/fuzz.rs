@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use chimera_core::exchange::{to_csv, to_json};
 use chimera_core::ids::PipeId;
+use chimera_core::interchange::{to_csv, to_json};
 use chimera_core::schedule::{SCHEDULES, Shape};
 use chimera_core::timetable::Timetable;
 

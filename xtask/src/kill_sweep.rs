@@ -9,8 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use chimera_core::lower::{Instr, Lowering, Program, Sync, lower};
+use chimera_core::lower::{Lowering, Sync, lower};
 use chimera_core::op::{Cell, Kind};
+use chimera_core::program::{Instr, Program};
 use chimera_core::schedule::{Shape, find};
 
 use crate::command::root;

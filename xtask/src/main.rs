@@ -15,6 +15,7 @@ mod fuzz;
 mod gallery;
 mod hosts;
 mod kill_sweep;
+mod layers;
 mod mpi;
 mod nccl;
 mod oracle;
@@ -49,6 +50,8 @@ enum Chore {
     Docs,
     /// Proof that no crate depends on what it must not
     Absences,
+    /// Proof that no module uses one that stands above it
+    Layers,
     /// Draws every schedule into docs/gallery
     Gallery {
         /// Only says which drawings are not up to date
@@ -105,6 +108,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Test { args } => ci::test(&args),
         Chore::Docs => ci::docs(),
         Chore::Absences => absences::run(),
+        Chore::Layers => layers::run(),
         Chore::Gallery { check } => gallery::run(check),
         Chore::Sweep(args) => sweep::run(&args),
         Chore::Oracle => oracle::test(),

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use chimera_core::exchange::{csv, from_csv, to_csv};
 use chimera_core::ids::PipeId;
+use chimera_core::interchange::{csv, from_csv, to_csv};
 use chimera_core::lower::{Lowering, lower};
 use chimera_core::schedule::{SCHEDULES, Scaling, Schedule, Shape, find};
 use serde_json::Value;

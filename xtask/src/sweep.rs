@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use chimera_core::analyze::{UniformCosts, simulate};
-use chimera_core::exchange::to_json;
+use chimera_core::analyze::simulate;
+use chimera_core::costs::UniformCosts;
+use chimera_core::interchange::to_json;
 use chimera_core::lower::{Lowering, lower};
 use chimera_core::placement::Placement;
 use chimera_core::search::{Allowed, Search, shortest, starts};

@@ -16,14 +16,13 @@ use std::task::Poll;
 use rustc_hash::FxHashMap;
 
 use super::deadlock::deadlock;
-use super::refusal::{Reason, Refusal};
+use super::refusal::{Reason, Refusal, refusal};
 use super::versions::Versions;
 use crate::effects::Token;
 use crate::ids::{BucketId, ChannelId, StageId, WorkerId};
 use crate::interp::{Group, Machine, Row, Stop, Values};
-use crate::lower::{Bucket, Instr, Program};
 use crate::op::{Cell, Op};
-use crate::render::text;
+use crate::program::{Bucket, Instr, Program};
 use crate::residuals::{Residuals, is_within};
 use crate::update::Update;
 
@@ -91,30 +90,6 @@ fn interpret<'p>(program: &'p Program, mut machine: Checker<'p>) -> Result<Check
         return Err(refusal(program, Some(at), Reason::LeftOver(token)));
     }
     Ok(machine)
-}
-
-/// A refusal at an instruction, drawn with the cell that it belongs to.
-pub(super) fn refusal(program: &Program, at: Option<(WorkerId, usize)>, reason: Reason) -> Refusal {
-    let at =
-        at.map(|(worker, position)| (worker, cell_index(&program.rows[worker.index()], position)));
-    let drawing = at.map(|(worker, cell)| {
-        let cells = program.rows[worker.index()].iter().filter_map(|instr| match instr {
-            Instr::Run(cell) => Some(*cell),
-            _ => None,
-        });
-        text::marked_row(&cells.collect::<Vec<_>>(), cell)
-    });
-    let schedule = program.schedule.clone();
-    Refusal { schedule, at, reason, drawing: drawing.unwrap_or_default() }
-}
-
-/// The cell that the instruction at `position` belongs to: receives to the next, all else to the last.
-pub(super) fn cell_index(row: &[Instr], position: usize) -> usize {
-    let n_before = row[..position].iter().filter(|i| matches!(i, Instr::Run(_))).count();
-    match row.get(position) {
-        Some(Instr::Run(_) | Instr::Recv(..)) => n_before,
-        _ => n_before.saturating_sub(1),
-    }
 }
 
 /// Position of the instruction of worker `w` that leaves `token` behind.

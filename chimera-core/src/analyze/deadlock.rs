@@ -1,9 +1,8 @@
 //! Who waits for whom, where no row can move.
 
-use super::check::{cell_index, refusal};
-use super::refusal::{Reason, Refusal};
+use super::refusal::{Reason, Refusal, cell_index, refusal};
 use crate::ids::WorkerId;
-use crate::lower::{Instr, Program};
+use crate::program::{Instr, Program};
 
 /// The refusal of a program whose workers are stuck at `positions` of their rows, with all the room in
 /// channels that they want: it names those of one cycle and marks the first. All others wait for these.

@@ -1,63 +1,11 @@
 //! How much memory each worker needs for backwards to come, and while an op runs.
 
+use crate::costs::StageBytes;
 use crate::effects::{Rules, Token, TokenKind};
 use crate::ids::WorkerId;
-use crate::lower::{Instr, Program};
-use crate::op::{Cell, Kind, Op};
+use crate::op::Cell;
+use crate::program::{Instr, Program};
 use crate::residuals::{Held, Residuals, change, rounded};
-
-/// Bytes of what one sample leaves at a stage, and of what its ops use while they run.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct StageBytes {
-    /// Residuals.
-    pub saved: f64,
-    /// The part of them that selective recomputation keeps.
-    pub selected: f64,
-    /// The input, which full recomputation keeps. None of the first stage: its ids come with the micro-batch.
-    pub input: f64,
-    /// What the weight half of a backward needs of its input half.
-    pub deferred: f64,
-    /// What the forward makes: the next stage's input, or the gradient that the loss begins with.
-    pub output: f64,
-    /// What the backward makes: the gradient of the input.
-    pub gradient: f64,
-    /// By kind of op: the most that is used at once while it runs, beyond what was there before.
-    pub forward: f64,
-    /// As `forward`.
-    pub recompute: f64,
-    /// As `forward`, of a recomputation from selected residuals.
-    pub restore: f64,
-    /// As `forward`.
-    pub backward: f64,
-    /// As `forward`.
-    pub backward_input: f64,
-    /// As `forward`.
-    pub backward_weight: f64,
-}
-
-impl StageBytes {
-    /// Of what is kept of a sample for a recomputation.
-    fn kept(&self, rules: &Rules, token: &Token) -> f64 {
-        if rules.is_selective(token.pipe, token.stage) { self.selected } else { self.input }
-    }
-
-    /// While an op on some units runs, of which each has so many samples.
-    fn working(&self, rules: &Rules, op: &Op, samples: f64) -> f64 {
-        let (unit, left) = match op.kind {
-            // All units at once.
-            Kind::Forward => return self.forward * samples * f64::from(op.span.len),
-            Kind::Recompute if rules.is_selective(op.pipe, op.stage) => {
-                (self.restore, self.saved - self.selected)
-            }
-            Kind::Recompute => (self.recompute, self.saved - self.input),
-            Kind::Backward => (self.backward, 0.0),
-            Kind::BackwardInput => (self.backward_input, self.deferred - self.saved),
-            Kind::BackwardWeight => (self.backward_weight, 0.0),
-        };
-        // One unit after another, on top of what those before left.
-        (unit + left.max(0.0) * f64::from(op.span.len.saturating_sub(1))) * samples
-    }
-}
 
 /// The most bytes that each worker of `program` holds at once of kept values (residuals, kept inputs, deferred
 /// weight work), where a unit of a micro-batch has so many samples.

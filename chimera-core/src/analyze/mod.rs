@@ -14,12 +14,10 @@ pub mod verdict;
 pub(crate) mod versions;
 
 pub use measured::MeasuredCosts;
-pub use memory::{StageBytes, peak_bytes, peak_kept, peak_working_bytes};
+pub use memory::{peak_bytes, peak_kept, peak_working_bytes};
 pub use network::{Link, Network, NetworkCosts, Traffic};
 pub use one_order::{Together, prove_in_one_order};
 pub use refusal::{Reason, Refusal};
 pub use simulate::simulate;
 pub use timeline::{Awaited, Event, Timeline, Wait, Work};
 pub use verdict::{Need, Scene, Verdict};
-
-pub use crate::costs::{Costs, StageCosts, UniformCosts};

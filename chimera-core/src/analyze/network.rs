@@ -15,9 +15,9 @@ use crate::collective::{self, n_core, rounds};
 use crate::costs::Costs;
 use crate::effects::{Token, TokenKind};
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::lower::Program;
 use crate::op::Op;
 use crate::placement::Placement;
+use crate::program::Program;
 use crate::shards::{UNIT, even_shares};
 
 /// What a message costs, in the unit of the costs.

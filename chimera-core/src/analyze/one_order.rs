@@ -8,13 +8,13 @@
 
 use rustc_hash::FxHashMap;
 
-use super::check::refusal;
-use super::refusal::{Reason, Refusal};
+use super::refusal::{Reason, Refusal, refusal};
+use super::simulate;
 use super::timeline::Work;
-use super::{UniformCosts, simulate};
+use crate::costs::UniformCosts;
 use crate::effects::Token;
 use crate::ids::{BucketId, WorkerId};
-use crate::lower::{Instr, Program};
+use crate::program::{Instr, Program};
 
 /// What several workers do together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -4,7 +4,9 @@ use std::fmt;
 
 use crate::effects::Token;
 use crate::ids::{StageId, WorkerId};
+use crate::notation::marked_row;
 use crate::op::Op;
+use crate::program::{Instr, Program};
 
 /// Why a timetable cannot become a program.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -150,4 +152,28 @@ pub enum Reason {
         /// The limit.
         limit: f64,
     },
+}
+
+/// A refusal at an instruction, drawn with the cell that it belongs to.
+pub(super) fn refusal(program: &Program, at: Option<(WorkerId, usize)>, reason: Reason) -> Refusal {
+    let at =
+        at.map(|(worker, position)| (worker, cell_index(&program.rows[worker.index()], position)));
+    let drawing = at.map(|(worker, cell)| {
+        let cells = program.rows[worker.index()].iter().filter_map(|instr| match instr {
+            Instr::Run(cell) => Some(*cell),
+            _ => None,
+        });
+        marked_row(&cells.collect::<Vec<_>>(), cell)
+    });
+    let schedule = program.schedule.clone();
+    Refusal { schedule, at, reason, drawing: drawing.unwrap_or_default() }
+}
+
+/// The cell that the instruction at `position` belongs to: receives to the next, all else to the last.
+pub(super) fn cell_index(row: &[Instr], position: usize) -> usize {
+    let n_before = row[..position].iter().filter(|i| matches!(i, Instr::Run(_))).count();
+    match row.get(position) {
+        Some(Instr::Run(_) | Instr::Recv(..)) => n_before,
+        _ => n_before.saturating_sub(1),
+    }
 }

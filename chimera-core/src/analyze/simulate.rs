@@ -10,8 +10,8 @@ use crate::costs::Costs;
 use crate::effects::Token;
 use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::interp::{Group, Machine, Values};
-use crate::lower::Program;
 use crate::op::Cell;
+use crate::program::Program;
 
 /// When everything happens if each worker does its row as early as it can.
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {

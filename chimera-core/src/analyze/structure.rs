@@ -3,8 +3,8 @@
 
 use super::refusal::{Reason, Refusal};
 use crate::ids::{PipeId, StageId, WorkerId};
+use crate::notation::marked_row;
 use crate::op::{Kind, Op};
-use crate::render::text;
 use crate::timetable::Timetable;
 use crate::update::{Update, Window};
 
@@ -16,7 +16,9 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     if rows != workers {
         return refuse(Reason::Rows { rows, workers });
     }
-    let Some(window) = Window::of(timetable) else {
+    let Some(window) =
+        Window::new(timetable.update, timetable.n_micro_batches, timetable.units_per_micro)
+    else {
         let (n_micro_batches, n_steps) = (timetable.n_micro_batches, timetable.update.n_steps());
         return refuse(Reason::Window { n_micro_batches, n_steps });
     };
@@ -88,7 +90,7 @@ fn well_formed(
 }
 
 fn refusal(timetable: &Timetable, at: Option<(WorkerId, usize)>, reason: Reason) -> Refusal {
-    let drawing = at.map(|(worker, cell)| text::marked_row(timetable.row(worker), cell));
+    let drawing = at.map(|(worker, cell)| marked_row(timetable.row(worker), cell));
     let schedule = timetable.schedule.clone();
     Refusal { schedule, at, reason, drawing: drawing.unwrap_or_default() }
 }

@@ -123,7 +123,7 @@ impl Timeline {
     }
 }
 
-/// A cell among ranks; [`exchange`](crate::exchange) has a form for people.
+/// A cell among ranks; [`exchange`](crate::interchange) has a form for people.
 mod ops {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -123,7 +123,8 @@ impl Versions {
 mod tests {
     use super::super::check::{prove, tests::window};
     use super::*;
-    use crate::lower::{Instr, Lowering, lower};
+    use crate::lower::{Lowering, lower};
+    use crate::program::Instr;
     use crate::schedule::{Shape, find};
     use crate::timetable::Timetable;
 

@@ -5,7 +5,6 @@
 
 use std::time::Instant;
 
-use super::Data;
 use super::state::StageOn;
 use super::worker::Worker;
 use crate::analyze::Need;
@@ -13,12 +12,17 @@ use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{PipeId, StageId};
-use crate::stage::{Micro, Output};
+use crate::stage::{Data, Micro, Output};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// Mean loss of the present weights over all targets of samples `0..n_samples` of `data`, in nats: the
     /// same bits on every rank. All ranks call it after the same `step`.
-    pub fn evaluate(&mut self, step: u64, data: &dyn Data, n_samples: u64) -> Result<f64, Fault> {
+    pub fn evaluate(
+        &mut self,
+        step: u64,
+        data: &dyn Data<S::Item>,
+        n_samples: u64,
+    ) -> Result<f64, Fault> {
         let scale = 1.0 / (n_samples * data.n_targets() as u64) as f64;
         let (began, mut own) = (Instant::now(), Vec::new());
         for sample in (self.state.group as u64..n_samples).step_by(self.state.job.width) {
@@ -42,7 +46,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     fn evaluate_sample(
         &mut self,
         step: u64,
-        data: &dyn Data,
+        data: &dyn Data<S::Item>,
         sample: u64,
         loss_scale: f64,
     ) -> Result<Option<f64>, Fault> {
@@ -68,8 +72,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
                     (state.rank_of(at(stage - 1), state.group), state.deadline());
                 let received = state.comm.recv(from, tag(stage - 1), deadline);
                 let received = state.on_wait("evaluation", Need::Other, received)?;
-                let stage_id = StageId(stage as u16);
-                state.check_shape(from, stage_id, 1, tag(stage - 1), &received)?;
+                let expected = state.stages.held(StageId(stage as u16)).stage.input_shape(1);
+                state.check_shape(from, expected, tag(stage - 1), &received)?;
                 carried = Some(received);
             }
             let held = state.stages.held(StageId(stage as u16));

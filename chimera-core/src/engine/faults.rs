@@ -9,7 +9,7 @@ use crate::analyze::{Need, Scene};
 use crate::comm::{Comm, CommError, Endpoint, Liveness, Position};
 use crate::device::{Device, DeviceError};
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, Rank, StageId};
+use crate::ids::{BucketId, Rank};
 
 /// How long other ranks may take to say where they are.
 pub(super) const ANSWER: Duration = Duration::from_secs(1);
@@ -89,21 +89,22 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         positions
     }
 
-    /// Refuses what a peer sent for a stage if it is not of the shape that so many samples have.
+    /// Refuses what a peer sent if it is not of the shape that its stage names.
     pub(super) fn check_shape(
         &self,
         from: Rank,
-        stage: StageId,
-        samples: usize,
+        expected: Option<Vec<usize>>,
         what: impl fmt::Display,
         tensor: &S::Tensor,
     ) -> Result<(), Fault> {
-        let expected = self.stages.held(stage).stage.passed(samples);
         let got = self.device.shape(tensor);
-        if got == expected {
-            return Ok(());
+        match expected.filter(|expected| *expected != got) {
+            None => Ok(()),
+            Some(expected) => {
+                let fault = shape_fault(self.comm.rank(), from, &what, &expected, &got);
+                Err(self.at(fault, what))
+            }
         }
-        Err(self.at(shape_fault(self.comm.rank(), from, &what, &expected, &got), what))
     }
 
     pub(super) fn on_sum<T>(

@@ -18,8 +18,8 @@ use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, ChannelId, Rank, StageId, WorkerId};
 use crate::interp::{Machine, Values};
-use crate::lower::Bucket;
 use crate::op::Cell;
+use crate::program::Bucket;
 use crate::update::Update;
 
 /// For how long a message is waited for between two looks at the sums under way.
@@ -82,12 +82,15 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let received = self.recv_tensor(from, Tag::new(self.steps.first, Payload::Token(token)))?;
         self.waited(worker, Awaited::Message(token), start);
         let received = self.on_wait(token, Need::Token(token), received)?;
-        let stage = match token.kind {
-            TokenKind::Activation => StageId(token.stage.0 + 1),
-            _ => StageId(token.stage.0.saturating_sub(1)), // of the stage whose output's gradient it is
-        };
         let unit = self.job.micro_batch_size / self.job.program.units_per_micro() as usize;
-        self.check_shape(from, stage, usize::from(token.span.len) * unit, token, &received)?;
+        let samples = usize::from(token.span.len) * unit;
+        let stage = |stage| &self.stages.held(StageId(stage)).stage;
+        let expected = match token.kind {
+            TokenKind::Activation => stage(token.stage.0 + 1).input_shape(samples),
+            // A gradient has the number of the stage that made it, from the gradient of the output before it.
+            _ => stage(token.stage.0.saturating_sub(1)).output_shape(samples),
+        };
+        self.check_shape(from, expected, token, &received)?;
         Ok(Poll::Ready(Value::Tensor(received)))
     }
 

@@ -30,6 +30,7 @@ mod stages;
 mod state;
 mod sync;
 mod timing;
+mod updated;
 mod worker;
 
 use std::sync::atomic::AtomicBool;
@@ -45,12 +46,12 @@ pub use snapshot::{Counts, Snapshot};
 pub use state::StageOn;
 pub use worker::{StepReport, Worker};
 
-use crate::lower::Program;
+use crate::program::Program;
+use crate::stage::Data;
 use crate::update::Update;
 
 /// Everything that all ranks of a run have in common.
-#[derive(Clone, Copy)]
-pub struct Job<'j> {
+pub struct Job<'j, I = u32> {
     /// What each worker of a pipeline group does.
     pub program: &'j Program,
     /// Number of pipeline groups, W.
@@ -60,7 +61,7 @@ pub struct Job<'j> {
     /// Optimizer and its schedule.
     pub training: &'j Training,
     /// Where samples come from.
-    pub data: &'j dyn Data,
+    pub data: &'j dyn Data<I>,
     /// How long to wait for a peer.
     pub patience: Patience,
     /// Set from outside to end the run at a step boundary that all ranks agree on.
@@ -69,7 +70,15 @@ pub struct Job<'j> {
     pub epoch: Instant,
 }
 
-impl Job<'_> {
+impl<I> Clone for Job<'_, I> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<I> Copy for Job<'_, I> {}
+
+impl<I> Job<'_, I> {
     /// What cannot be trained: `None` if all parts of the job agree.
     fn conflict(&self, n_ranks: u32) -> Option<String> {
         let (program, depth) = (self.program, self.program.placement().n_workers());
@@ -116,22 +125,4 @@ impl Default for Patience {
     fn default() -> Patience {
         Patience { first_step: Duration::from_secs(300), later: Duration::from_secs(100) }
     }
-}
-
-/// Where samples come from. The same (step, sample) always gives the same sample, on every rank.
-pub trait Data: Sync {
-    /// Appends the input ids and target ids of sample number `sample` of `step`'s global batch.
-    ///
-    /// # Errors
-    /// If it cannot be read: the run ends.
-    fn sample(
-        &self,
-        step: u64,
-        sample: u64,
-        input: &mut Vec<u32>,
-        target: &mut Vec<u32>,
-    ) -> std::io::Result<()>;
-
-    /// Number of targets of each sample.
-    fn n_targets(&self) -> usize;
 }

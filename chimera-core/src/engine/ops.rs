@@ -18,10 +18,8 @@ pub(super) enum Value<S: Stage> {
     Tensor(S::Tensor),
     /// The kept input of the first stage: its ids come with the micro-batch.
     Nothing,
-    /// Residuals.
+    /// Saved activations, whole or selected.
     Saved(S::Saved),
-    /// The part of the residuals that was kept.
-    Selected(S::Selected),
     /// Deferred weight work.
     Deferred(S::Deferred),
     /// A version of the stage's weights.
@@ -58,31 +56,40 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     fn run_forward(&mut self, op: &Op, x: Option<S::Tensor>) -> Result<Vec<Value<S>>, Fault> {
         let rules = self.job.program.rules();
         let is_recomputed = rules.is_recomputed(op.pipe, op.stage);
-        let is_selective = rules.is_selective(op.pipe, op.stage);
-        let keeps_input = is_recomputed && !is_selective;
-        let kept = if keeps_input { x.clone() } else { None };
+        let is_selective = is_recomputed && rules.is_selective(op.pipe, op.stage);
         let weights = Arc::clone(self.version(op));
-        let batch = self.batch(op)?;
-        let (output, saved) = self.forward(op, &weights, &batch, x)?;
-        let mut made = match output {
-            Output::Activation(y) => vec![Value::Tensor(y)],
-            Output::Loss { loss, grad } => {
-                self.steps.losses.push((*op, loss));
-                self.split(op, grad)?
-            }
+        let stage = &self.stages.held(op.stage).stage;
+        // A stage that cannot cut what it saves saves it part by part.
+        let parts: Vec<Op> = match stage.can_split_saved() {
+            true => vec![*op],
+            false => units(op).collect(),
         };
-        match kept {
-            _ if !keeps_input => {
-                let stage = &self.stages.held(op.stage).stage;
-                let keep = |saved| match is_recomputed {
-                    true => Value::Selected(stage.select(saved)),
-                    false => Value::Saved(saved),
-                };
-                made.extend(self.split_saved(op, saved)?.into_iter().map(keep));
+        let inputs = self.split_input(op, x, parts.len())?;
+        let (mut outputs, mut grads, mut saved) = (Vec::new(), Vec::new(), Vec::new());
+        for (part, x) in parts.iter().zip(inputs) {
+            let kept = x.clone();
+            let batch = self.batch(part)?;
+            let (output, of_part) = self.forward(part, &weights, &batch, x)?;
+            match output {
+                Output::Activation(y) => outputs.push(y),
+                Output::Loss { loss, grad } => {
+                    self.steps.losses.push((*part, loss));
+                    grads.extend(self.split(part, grad)?.into_iter().map(Value::Tensor));
+                }
             }
-            Some(x) => made.extend(self.split(op, x)?),
-            None => made.extend(units(op).map(|_| Value::Nothing)),
+            if is_recomputed && !is_selective {
+                let kept = self.split_input(part, kept, usize::from(part.span.len))?;
+                saved.extend(kept.into_iter().map(|x| x.map_or(Value::Nothing, Value::Tensor)));
+                continue;
+            }
+            let stage = &self.stages.held(op.stage).stage;
+            let keep = |saved| if is_selective { stage.select(saved) } else { saved };
+            let of_units = self.split_saved(part, of_part)?.into_iter();
+            saved.extend(of_units.map(|saved| Value::Saved(keep(saved))));
         }
+        let mut made = self.joined(op, outputs)?;
+        made.extend(grads);
+        made.extend(saved);
         made.extend(self.kept_versions(units(op).map(|_| Arc::clone(&weights))));
         Ok(made)
     }
@@ -130,7 +137,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         &self,
         op: &Op,
         weights: &Weights<S>,
-        batch: &Batch,
+        batch: &Batch<S::Item>,
         x: Option<S::Tensor>,
     ) -> Result<(Output<S::Tensor>, S::Saved), Fault> {
         let result = self.stages.held(op.stage).stage.forward(weights, &batch.micro(self), x);
@@ -141,7 +148,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let (batch, stage) = (self.batch(op)?, &self.stages.held(op.stage).stage);
         let micro = batch.micro(self);
         let result = match kept {
-            Value::Selected(selected) => stage.restore(weights, &micro, selected),
+            Value::Saved(selected) => stage.restore(weights, &micro, selected),
             kept => stage.recompute(weights, &micro, kept.input()),
         };
         self.on_device(op, result)
@@ -175,11 +182,48 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_device(op, split)
     }
 
-    fn split(&self, op: &Op, tensor: S::Tensor) -> Result<Vec<Value<S>>, Fault> {
+    /// Cuts a tensor into those of an op's units, along its first extent.
+    fn split(&self, op: &Op, tensor: S::Tensor) -> Result<Vec<S::Tensor>, Fault> {
         let parts = usize::from(op.span.len);
-        let stage = &self.stages.held(op.stage).stage;
-        let split = if parts == 1 { Ok(vec![tensor]) } else { stage.split_tensor(tensor, parts) };
-        Ok(self.on_device(op, split)?.into_iter().map(Value::Tensor).collect())
+        if parts == 1 {
+            return Ok(vec![tensor]);
+        }
+        let shape = self.device.shape(&tensor);
+        let rows = shape.first().copied().unwrap_or(0);
+        if !rows.is_multiple_of(parts) {
+            let message = format!(
+                "a tensor of shape {shape:?} cannot be cut into {parts} parts of equally many \
+                 samples: the first extent of what a stage gives has to count samples"
+            );
+            return Err(self.at(Fault::new(Class::Usage, self.comm.rank(), message), op));
+        }
+        let len = rows / parts;
+        let cut = (0..parts).map(|part| self.device.rows(&tensor, part * len, len));
+        self.on_device(op, cut.collect())
+    }
+
+    /// The inputs of `parts` equal parts of an op; the first stage has none.
+    fn split_input(
+        &self,
+        op: &Op,
+        x: Option<S::Tensor>,
+        parts: usize,
+    ) -> Result<Vec<Option<S::Tensor>>, Fault> {
+        match x {
+            Some(x) if parts > 1 => Ok(self.split(op, x)?.into_iter().map(Some).collect()),
+            Some(x) => Ok(vec![Some(x)]),
+            None => Ok((0..parts).map(|_| None).collect()),
+        }
+    }
+
+    /// The activation of an op, of its parts; the last stage has none.
+    fn joined(&self, op: &Op, mut parts: Vec<S::Tensor>) -> Result<Vec<Value<S>>, Fault> {
+        let joined = match parts.len() {
+            0 => return Ok(Vec::new()),
+            1 => Ok(parts.remove(0)),
+            _ => self.device.join(&parts.iter().collect::<Vec<_>>()),
+        };
+        Ok(vec![Value::Tensor(self.on_device(op, joined)?)])
     }
 
     /// Bytes that `values` keep for backwards to come.
@@ -195,7 +239,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             let stage = || &self.stages.held(token.stage).stage;
             match value {
                 Value::Saved(saved) => stage().saved_bytes(saved),
-                Value::Selected(selected) => stage().selected_bytes(selected),
                 Value::Deferred(deferred) => stage().deferred_bytes(deferred),
                 Value::Tensor(input) if token.kind == TokenKind::Kept => self.device.bytes(input),
                 Value::Tensor(_) | Value::Nothing | Value::Version(_) => 0,
@@ -206,7 +249,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
     /// The samples of an op: number `(group*N + m)*B + i` of its step's global batch for sample `i` of
     /// the step's micro-batch `m`.
-    fn batch(&self, op: &Op) -> Result<Batch, Fault> {
+    fn batch(&self, op: &Op) -> Result<Batch<S::Item>, Fault> {
         let program = self.job.program;
         let unit_samples = self.job.micro_batch_size as u64 / u64::from(program.units_per_micro());
         let n_units = program.window().units_per_step();
@@ -214,7 +257,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let first = (self.group as u64 * u64::from(n_units) + unit) * unit_samples;
         let step = self.steps.first + u64::from(program.window().step_of(op.span));
         let (mut input, mut target) = (Vec::new(), Vec::new());
-        if self.stages.held(op.stage).stage.reads_samples() {
+        if self.stages.held(op.stage).stage.needs_inputs() {
             for sample in first..first + unit_samples * u64::from(op.span.len) {
                 let read = self.job.data.sample(step, sample, &mut input, &mut target);
                 read.map_err(|e| {
@@ -233,16 +276,16 @@ fn units(op: &Op) -> impl Iterator<Item = Op> + use<> {
     span.units().map(move |u| Op::new(kind, pipe, stage, u))
 }
 
-/// The ids of an op's samples.
-struct Batch {
+/// The samples of an op.
+struct Batch<I> {
     step: u64,
     sample: u64,
-    input: Vec<u32>,
-    target: Vec<u32>,
+    input: Vec<I>,
+    target: Vec<I>,
 }
 
-impl Batch {
-    fn micro<S: Stage, D, C>(&self, state: &State<'_, S, D, C>) -> Micro<'_> {
+impl<I> Batch<I> {
+    fn micro<S: Stage<Item = I>, D, C>(&self, state: &State<'_, S, D, C>) -> Micro<'_, I> {
         let job = &state.job;
         let n_micros = job.program.window().units_per_update() / job.program.units_per_micro();
         let n_samples = job.width as u64 * u64::from(n_micros) * job.micro_batch_size as u64;
@@ -277,7 +320,7 @@ impl<S: Stage> Value<S> {
     fn saved(self) -> S::Saved {
         match self {
             Value::Saved(saved) => saved,
-            other => panic!("residuals were expected, not {}", other.name()),
+            other => panic!("saved activations were expected, not {}", other.name()),
         }
     }
 
@@ -299,8 +342,7 @@ impl<S: Stage> Value<S> {
         match self {
             Value::Tensor(_) => "a tensor",
             Value::Nothing => "nothing",
-            Value::Saved(_) => "residuals",
-            Value::Selected(_) => "a part of residuals",
+            Value::Saved(_) => "saved activations",
             Value::Deferred(_) => "deferred weight work",
             Value::Version(_) => "a version of the weights",
         }

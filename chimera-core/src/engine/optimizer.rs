@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 use std::str::FromStr;
 
 use crate::device::{AdamW, Device, Result, Sgd, Updated};
-use crate::names::by_name;
+use crate::notation::by_name;
 use crate::stage::Param;
 
 /// What turns a gradient into a step.

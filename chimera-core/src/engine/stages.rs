@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::Job;
 use super::optimizer::Step;
-use super::shards::{layout, of_bucket, owners};
+use super::shards::{Places, layout, of_bucket, owners};
 use crate::device::{Device, DeviceError, Result, Updated};
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::model::initial;
+use crate::ids::{BucketId, PipeId, Rank, StageId, WorkerId};
 use crate::op::Op;
-use crate::stage::{Param, Stage};
+use crate::program::Program;
+use crate::stage::{Param, Stage, initial};
 use crate::update::{Update, Window};
 
 /// A stage with its weights, gradients and moments, in the order of its parameters.
@@ -29,10 +29,6 @@ pub(super) struct Held<S: Stage> {
 /// One version of a stage's weights, which lives as long as somebody has to read it.
 pub(super) type Weights<S> = Arc<Vec<<S as Stage>::Tensor>>;
 
-/// Where a rank keeps one tensor of a bucket: stage and index of the parameter. A tied tensor may have
-/// two places on one rank.
-pub(super) type Places = Vec<(StageId, usize)>;
-
 /// The stages that a rank holds, and where their tensors are.
 pub(super) struct Stages<S: Stage> {
     /// By stage; `None` where another worker holds it.
@@ -46,16 +42,20 @@ pub(super) struct Stages<S: Stage> {
 impl<S: Stage> Stages<S> {
     /// The stages of worker `me`, which `stage` makes, with initial weights.
     pub(super) fn new<D: Device<Tensor = S::Tensor>>(
-        job: &Job<'_>,
+        job: &Job<'_, S::Item>,
         device: &D,
         (rank, me): (Rank, WorkerId),
-        mut stage: impl FnMut(StageId) -> S,
+        mut stage: impl FnMut(StageId) -> std::result::Result<S, Fault>,
     ) -> std::result::Result<Self, Fault> {
         let on_device = |e: DeviceError| e.into_fault(rank);
         let placement = job.program.placement();
         let mut held: Vec<Option<Held<S>>> = (0..placement.n_stages()).map(|_| None).collect();
         for id in placement.stages_of(me) {
-            let made = Held::new(stage(id), device, job.training.seed);
+            let stage = stage(id)?;
+            if let Some(reason) = unable(&stage, id, job.program) {
+                return Err(Fault::new(Class::Usage, rank, reason));
+            }
+            let made = Held::new(stage, device, job.training.seed);
             held[id.index()] = Some(made.map_err(on_device)?);
         }
         let params = |stage: StageId| held[stage.index()].as_ref().map(|h| h.stage.params());
@@ -270,6 +270,20 @@ impl<S: Stage> Held<S> {
             }),
         )
     }
+}
+
+/// Why a stage cannot run its ops of a program, if it cannot.
+fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String> {
+    let (rules, pipes) = (program.rules(), (0..program.placement().n_pipes() as u16).map(PipeId));
+    let mut is_selective =
+        pipes.map(|pipe| rules.is_recomputed(pipe, id) && rules.is_selective(pipe, id));
+    let is_selective = is_selective.any(|is_selective| is_selective);
+    (is_selective && !stage.has_selective_recompute()).then(|| {
+        format!(
+            "{id} has no selective recomputation, which the program asks for: recompute it in full \
+             or not at all, or give it `Stage::select` and `Stage::restore`"
+        )
+    })
 }
 
 /// Clones of a device's tensors share memory, which updates write to.

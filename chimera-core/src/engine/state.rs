@@ -23,7 +23,7 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> StageOn<D> for S {}
 
 /// The state of one rank.
 pub(super) struct State<'j, S: Stage, D, C> {
-    pub(super) job: Job<'j>,
+    pub(super) job: Job<'j, S::Item>,
     pub(super) group: usize,
     pub(super) device: D,
     pub(super) comm: DeviceComm<D, C>,

@@ -20,7 +20,7 @@ use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
 use crate::interp::{Progress, Row, Stop};
-use crate::lower::Program;
+use crate::program::Program;
 use crate::stage::{Param, Stage};
 
 /// What all ranks know after a step; the same bits on every rank.
@@ -74,11 +74,15 @@ pub struct Worker<'j, S: Stage, D, C> {
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     /// Makes the rank that `comm` is, with initial weights. `stage` makes the stages it holds.
+    ///
+    /// # Errors
+    /// If parts of the job do not agree, if `stage` fails, if a stage cannot do what the program asks of it, or if the
+    /// device has no memory for the weights.
     pub fn new(
-        job: Job<'j>,
+        job: Job<'j, S::Item>,
         device: D,
         comm: C,
-        stage: impl FnMut(StageId) -> S,
+        stage: impl FnMut(StageId) -> Result<S, Fault>,
     ) -> Result<Worker<'j, S, D, C>, Fault> {
         if let Some(conflict) = job.conflict(comm.n_ranks()) {
             return Err(Fault::new(Class::Usage, comm.rank(), conflict));

@@ -3,11 +3,11 @@
 
 use rustc_hash::FxHashMap;
 
-use super::{Channel, Instr};
 use crate::effects::{Rules, Token, TokenKind};
 use crate::ids::{ChannelId, StageId};
 use crate::op::{Cell, Kind};
 use crate::placement::Placement;
+use crate::program::{Channel, Instr};
 use crate::timetable::Timetable;
 
 /// The rows of `timetable` with sends and receives, and the channels they use, in order of first use.

@@ -5,24 +5,22 @@
 
 mod hoist;
 mod messages;
-mod program;
 mod recompute;
 mod split;
 mod sync;
 
 pub use hoist::Hoist;
-pub use program::{Bucket, Channel, Instr, Program};
 pub use recompute::{Recompute, recompute};
 pub use split::split_backward;
 pub use sync::Sync;
 
-use crate::analyze::{
-    Costs, Refusal, Timeline, UniformCosts, check, peak_kept, simulate, structure,
-};
+use crate::analyze::{Refusal, Timeline, check, peak_kept, simulate, structure};
+use crate::costs::{Costs, UniformCosts};
 use crate::effects::Rules;
 use crate::ids::StageId;
 use crate::op::Kind;
 use crate::order::Merit;
+use crate::program::Program;
 use crate::timetable::Timetable;
 use crate::update::Update;
 

@@ -4,10 +4,11 @@ use std::str::FromStr;
 
 use super::hoist::{Hoist, hoisted, shortest};
 use super::{Lowering, rehearse};
-use crate::analyze::{Costs, Refusal};
+use crate::analyze::Refusal;
+use crate::costs::Costs;
 use crate::effects::Rules;
 use crate::ids::{PipeId, StageId};
-use crate::names::by_name;
+use crate::notation::by_name;
 use crate::op::{Kind, Op};
 use crate::order::makespan;
 use crate::timetable::Timetable;
@@ -101,8 +102,8 @@ fn insert(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyze::UniformCosts;
-    use crate::exchange::{from_json, to_json};
+    use crate::costs::UniformCosts;
+    use crate::interchange::{from_json, to_json};
     use crate::schedule::{Shape, find};
 
     fn figures(hoist: Hoist, max_peak: Option<f64>) -> (f64, f64) {

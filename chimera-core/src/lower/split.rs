@@ -4,7 +4,8 @@
 use std::collections::VecDeque;
 
 use super::{Lowering, Rehearsal, rehearse};
-use crate::analyze::{Costs, Refusal, Timeline, Work};
+use crate::analyze::{Refusal, Timeline, Work};
+use crate::costs::Costs;
 use crate::costs::is_shorter;
 use crate::effects::Rules;
 use crate::ids::WorkerId;

@@ -4,12 +4,13 @@ use std::str::FromStr;
 
 use rustc_hash::FxHashMap;
 
-use super::{Bucket, Instr, Lowering, Program};
+use super::Lowering;
 use crate::analyze::timeline::{Timeline, Work};
 use crate::costs::is_shorter;
 use crate::ids::{BucketId, StageId};
-use crate::names::by_name;
+use crate::notation::by_name;
 use crate::placement::Placement;
+use crate::program::{Bucket, Instr, Program};
 use crate::update::{Update, Window};
 
 /// When a worker starts the reduction of a bucket (Li & Hoefler, SC'21, section 3.2).

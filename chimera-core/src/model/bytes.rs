@@ -1,7 +1,7 @@
 //! How much memory the passes of a stage take: they run once, for one sample, on a device that only counts.
 
 use super::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError};
-use crate::analyze::StageBytes;
+use crate::costs::StageBytes;
 use crate::device::{Counted, Device, Extents, Result};
 use crate::layers::{Activation, Layers};
 use crate::stage::{Micro, Output, Stage};
@@ -48,7 +48,7 @@ pub fn memory(
     Ok(counted.unwrap_or_default())
 }
 
-fn count<S: Stage<Tensor = Extents>>(
+fn count<S: Stage<Tensor = Extents, Item = u32>>(
     device: &Counted,
     stage: &S,
     cut: &Cut,
@@ -60,7 +60,10 @@ fn count<S: Stage<Tensor = Extents>>(
         || stage.params().iter().map(|p| device.zeros(&p.shape)).collect::<Result<Vec<_>>>();
     let (w, mut grads) = (tensors()?, tensors()?);
     // What passes between stages is an activation.
-    let activation = || device.activation(&device.zeros(&stage.passed(1))?, Activation::Tanh);
+    let activation = || {
+        device
+            .activation(&device.zeros(&stage.input_shape(1).unwrap_or_default())?, Activation::Tanh)
+    };
     let x = || if cut.first { Ok(None) } else { activation().map(Some) };
     let forward = |x| -> Result<_> {
         let (output, saved) = stage.forward(&w, &micro, x)?;

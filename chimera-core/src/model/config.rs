@@ -1,12 +1,10 @@
-//! What a model is made of: its layers, their sizes, its work.
+//! What a model is made of: its layers and their sizes, and the pieces it can be cut into.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
-use super::Cut;
-use super::bert::tensors as bert;
-use super::gpt2::tensors as gpt2;
-use crate::names::by_name;
+use crate::notation::by_name;
 use crate::stage::{Init, Param};
 
 /// Why a model cannot be made as asked.
@@ -149,22 +147,6 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Number of parameters; a tied table counts once.
-    pub fn n_params(&self) -> u64 {
-        match self.architecture {
-            Architecture::Gpt2 => gpt2::n_params(self),
-            Architecture::Bert => bert::n_params(self),
-        }
-    }
-
-    /// The tensors of the stage `cut`, in the order in which it holds them.
-    pub fn params(&self, cut: &Cut) -> Vec<Param> {
-        match self.architecture {
-            Architecture::Gpt2 => gpt2::params(self, cut),
-            Architecture::Bert => bert::params(self, cut),
-        }
-    }
-
     /// How many tokens of a sample of `sequence` are predicted: all by a GPT-2, 15 % by a BERT.
     pub fn predictions(&self, sequence: usize) -> usize {
         match self.architecture {
@@ -173,41 +155,27 @@ impl ModelConfig {
         }
     }
 
-    /// Floating-point operations of one sample's forward pass through `cut`: matrix products and
-    /// attention, a multiply-add counted as two, attention without the saving of causality.
-    pub fn forward_flops(&self, cut: &Cut, sequence: usize) -> f64 {
-        let head = if cut.last { self.head_flops(sequence) } else { 0.0 };
-        cut.blocks.len() as f64 * self.block_flops(sequence) + head
-    }
-
-    /// What selective recomputation computes again of them: of each block the product into the MLP, and of
-    /// a BERT's heads pooler and transform.
-    pub fn selective_flops(&self, cut: &Cut, sequence: usize) -> f64 {
-        let square = 2.0 * (self.hidden as f64).powi(2);
-        let heads = match self.architecture {
-            Architecture::Bert if cut.last => square * (1 + self.predictions(sequence)) as f64,
-            _ => 0.0,
-        };
-        cut.blocks.len() as f64 * sequence as f64 * 4.0 * square + heads
-    }
-
-    /// Forward work of one block on a sample of `sequence` tokens.
-    pub(super) fn block_flops(&self, sequence: usize) -> f64 {
-        let (hidden, sequence) = (self.hidden as f64, sequence as f64);
-        sequence * (24.0 * hidden * hidden + 4.0 * sequence * hidden)
-    }
-
-    /// Forward work of the head on a sample of `sequence` tokens.
-    pub(super) fn head_flops(&self, sequence: usize) -> f64 {
-        match self.architecture {
-            Architecture::Gpt2 => gpt2::head_flops(self, sequence),
-            Architecture::Bert => bert::head_flops(self, sequence),
-        }
-    }
-
     /// Whether `cut` is one of two stages that share the token table.
     pub(super) fn shares_table(&self, cut: &Cut) -> bool {
         self.tied && !(cut.first && cut.last)
+    }
+}
+
+/// One contiguous piece of the chain `embedding, block 0, …, block layers-1, head`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// The transformer blocks of the piece.
+    pub blocks: Range<usize>,
+    /// Whether the embedding is part of it.
+    pub first: bool,
+    /// Whether the final norm and the head are part of it.
+    pub last: bool,
+}
+
+impl Cut {
+    /// All of a model.
+    pub fn whole(config: &ModelConfig) -> Cut {
+        Cut { blocks: 0..config.layers, first: true, last: true }
     }
 }
 
@@ -230,7 +198,6 @@ fn divisors(n: usize, wanted: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cut;
     use super::*;
 
     fn config() -> ModelConfig {
@@ -244,49 +211,6 @@ mod tests {
             vocab: 11,
             tied: false,
         }
-    }
-
-    #[test]
-    fn the_count_is_the_sum_of_the_tensors() {
-        for (_, architecture) in Architecture::ALL {
-            for tied in [false, true] {
-                let config = ModelConfig { architecture, tied, ..config() };
-                let cut = cut(&config, 1).unwrap();
-                let params = config.params(&cut[0]);
-                let sum: usize = params.iter().map(Param::n_elements).sum();
-                assert_eq!(sum as u64, config.n_params());
-                assert!(params.iter().all(|p| !p.tied));
-            }
-        }
-    }
-
-    #[test]
-    fn a_tied_table_is_on_the_first_and_the_last_stage() {
-        let names = ["wte.weight", "embeddings.word_embeddings.weight"];
-        for ((_, architecture), name) in Architecture::ALL.into_iter().zip(names) {
-            let config = ModelConfig { architecture, tied: true, ..config() };
-            let stages: Vec<_> =
-                cut(&config, 3).unwrap().iter().map(|cut| config.params(cut)).collect();
-            let table = |stage: usize| stages[stage].iter().find(|p| p.tied);
-            assert_eq!(table(0), stages[0].first());
-            assert_eq!(table(1), None);
-            assert_eq!(table(2), table(0));
-            assert_eq!(table(0).unwrap().name, name);
-        }
-    }
-
-    #[test]
-    fn work_is_counted_per_sample() {
-        let config = config();
-        let whole = Cut::whole(&config);
-        let per_token = 3.0 * (24.0 * 1e4 + 4.0 * 5.0 * 100.0) + 2.0 * 100.0 * 11.0;
-        assert_eq!(config.forward_flops(&whole, 5), 5.0 * per_token);
-        // One of five tokens is predicted, through a transform; the pooler and its classes are one row.
-        let bert = ModelConfig { architecture: Architecture::Bert, ..config };
-        assert_eq!(bert.predictions(5), 1);
-        let blocks = 5.0 * 3.0 * (24.0 * 1e4 + 4.0 * 5.0 * 100.0);
-        let heads = 2.0 * 100.0 * (100.0 + 11.0) + 2.0 * 100.0 * 102.0;
-        assert_eq!(bert.forward_flops(&whole, 5), blocks + heads);
     }
 
     #[test]

@@ -1,26 +1,6 @@
 //! Cutting a model into the stages of a pipeline.
 
-use std::ops::Range;
-
-use super::{ModelConfig, ModelError};
-
-/// One contiguous piece of the chain `embedding, block 0, …, block layers-1, head`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// The transformer blocks of the piece.
-    pub blocks: Range<usize>,
-    /// Whether the embedding is part of it.
-    pub first: bool,
-    /// Whether the final norm and the head are part of it.
-    pub last: bool,
-}
-
-impl Cut {
-    /// All of a model.
-    pub fn whole(config: &ModelConfig) -> Cut {
-        Cut { blocks: 0..config.layers, first: true, last: true }
-    }
-}
+use super::{Cut, ModelConfig, ModelError};
 
 /// Cuts a model into `n_stages` pieces whose most expensive one is as cheap as possible, each with at
 /// least one block.

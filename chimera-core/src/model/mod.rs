@@ -2,7 +2,7 @@
 //!
 //! A model is a configuration ([`ModelConfig`], or a row of [`PRESETS`]). [`cut`] divides its chain
 //! `embedding, block, …, block, head` into contiguous pieces of equal cost, and [`Gpt2Stage`] or
-//! [`BertStage`] runs one piece on any [`Layers`](crate::layers::Layers). [`initial`] draws the weights per named
+//! [`BertStage`] runs one piece on any [`Layers`](crate::layers::Layers). [`initial`](crate::stage::initial) draws the weights per named
 //! tensor, so that a model is the same however it is cut.
 //!
 //! Models are written with whole layers and hand-written gradients, not on autograd: a pipeline needs
@@ -14,17 +14,18 @@ mod bytes;
 mod config;
 mod cut;
 mod gpt2;
-mod init;
+mod kept;
 mod operands;
 mod parts;
 mod pass;
 mod presets;
+mod sizes;
 
 pub(crate) use bert::unpadded;
 pub use bert::{BertDeferred, BertSaved, BertSelected, BertStage};
 pub use bytes::{Memory, memory};
-pub use config::{Architecture, ModelConfig, ModelError};
-pub use cut::{Cut, cut};
+pub use config::{Architecture, Cut, ModelConfig, ModelError};
+pub use cut::cut;
 pub use gpt2::{Gpt2Deferred, Gpt2Saved, Gpt2Selected, Gpt2Stage};
-pub use init::initial;
+pub use kept::Kept;
 pub use presets::{PRESETS, Preset};

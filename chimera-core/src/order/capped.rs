@@ -161,7 +161,7 @@ fn delay(makers: &mut [Job], made: f64, eaters: &[Job], eaten: f64, max_peak: f6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyze::UniformCosts;
+    use crate::costs::UniformCosts;
     use crate::order::unordered;
     use crate::placement::Placement;
 

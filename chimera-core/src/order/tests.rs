@@ -6,11 +6,13 @@ use super::capped::capped_bound;
 use super::graph::unordered;
 use super::justify::justified;
 use super::list::{Keys, Limits, Order, list};
-use crate::analyze::{UniformCosts, peak_kept, simulate};
+use crate::analyze::{peak_kept, simulate};
+use crate::costs::UniformCosts;
 use crate::ids::{PipeId, StageId};
-use crate::lower::{Hoist, Lowering, Program, Recompute, Sync, lower, recompute};
+use crate::lower::{Hoist, Lowering, Recompute, Sync, lower, recompute};
 use crate::op::{Cell, Kind, Op};
 use crate::placement::Placement;
+use crate::program::Program;
 use crate::schedule::{Shape, find};
 use crate::timetable::Timetable;
 

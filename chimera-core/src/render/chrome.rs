@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::rows;
 use crate::analyze::{Event, Timeline, Wait, Work};
 use crate::effects::{Token, TokenKind};
-use crate::lower::Program;
 use crate::op::{Kind, Op};
+use crate::program::Program;
 
 /// Of a unit of time, in the unit of the format.
 const MICROSECONDS: f64 = 1e6;
@@ -213,7 +213,8 @@ fn message(kind: TokenKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyze::{Costs, UniformCosts, simulate};
+    use crate::analyze::simulate;
+    use crate::costs::{Costs, UniformCosts};
     use crate::ids::{BucketId, WorkerId};
     use crate::lower::{Lowering, lower};
     use crate::schedule::{SCHEDULES, Shape, find};
@@ -255,7 +256,7 @@ mod tests {
                 events.iter().filter(of).count()
             };
             let cells = program.rows().iter().flatten();
-            let n_cells = cells.filter(|i| matches!(i, crate::lower::Instr::Run(_))).count();
+            let n_cells = cells.filter(|i| matches!(i, crate::program::Instr::Run(_))).count();
             assert_eq!(count("X", "forward") + count("X", "backward"), n_cells);
             assert_eq!(count("s", "message"), program.n_messages(), "{}", schedule.name());
             assert_eq!(count("f", "message"), program.n_messages(), "{}", schedule.name());

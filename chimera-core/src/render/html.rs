@@ -7,7 +7,7 @@ use super::xml::Escaped;
 use super::{number, svg};
 use crate::analyze::Timeline;
 use crate::ids::WorkerId;
-use crate::lower::Program;
+use crate::program::Program;
 
 const STYLE: &str = "
 body { max-width: 60em; margin: 2em auto; padding: 0 1em; color: #1c2733; background: #ffffff;
@@ -76,7 +76,8 @@ fn workers(program: &Program, timeline: &Timeline) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyze::{UniformCosts, simulate};
+    use crate::analyze::simulate;
+    use crate::costs::UniformCosts;
     use crate::lower::{Lowering, lower};
     use crate::schedule::{Shape, find};
 

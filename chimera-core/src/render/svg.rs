@@ -14,7 +14,7 @@ use std::fmt::Write;
 use super::legend::Legend;
 use super::palette::{Paint, style};
 use super::xml::{Area, Escaped, rect, text, vertical};
-use super::{Labels, Row, n_pipes, number, rows};
+use super::{Row, n_pipes, number, row_labels, rows, work_label};
 use crate::analyze::{Event, Timeline, Work};
 use crate::op::Cell;
 
@@ -138,7 +138,7 @@ impl Sheet {
     }
 
     fn row(&mut self, row: &Row, n_pipes: usize, height: f64, lane: f64) {
-        let labels = Labels::of_events(&row.compute);
+        let labels = row_labels(&row.compute);
         for run in self.runs(&row.compute) {
             let (event, area) = (run.first, run.area(self.y, height));
             match event.work {
@@ -150,7 +150,7 @@ impl Sheet {
                         self.block(half, Paint::of(op, n_pipes), event, &labels.micro_batches(op));
                     }
                 }
-                work => self.block(area, Paint::Step, event, &labels.work(work)),
+                work => self.block(area, Paint::Step, event, &work_label(&labels, work)),
             }
         }
         let mut y = self.y + height + 1.0;

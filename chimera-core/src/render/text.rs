@@ -6,14 +6,11 @@
 //! optimizer's update of bucket 2. Sums of gradients, `g2`, stand on lines of their own below the
 //! worker, since they run beside its row.
 
-mod row;
-
 use std::fmt::Write;
 
-pub use row::marked_row;
-
-use super::{Labels, goes_up, n_pipes, number, rows};
+use super::{goes_up, n_pipes, number, row_labels, rows, work_label};
 use crate::analyze::{Event, Timeline, Work};
+use crate::notation::Labels;
 use crate::op::{Cell, Kind};
 
 /// Drawings with more columns than this are scaled, since nobody reads them column by column.
@@ -47,13 +44,13 @@ pub fn scaled(timeline: &Timeline, width: usize) -> String {
     let mut picture = Picture::new(timeline.n_workers);
     let n_pipes = n_pipes(timeline);
     for (worker, row) in rows(timeline).iter().enumerate() {
-        let labels = Labels::of_events(&row.compute);
+        let labels = row_labels(&row.compute);
         let line = |events: &[&Event]| {
             let mut line = String::new();
             let mut at = 0;
             for block in blocks(events, unit, width) {
                 line.extend(std::iter::repeat_n('.', block.from - at));
-                let label = labels.work(block.event.work);
+                let label = work_label(&labels, block.event.work);
                 let room = block.to - block.from;
                 let shown = if label.len() < room { label.as_str() } else { "" };
                 line.push_str(shown);
@@ -110,7 +107,7 @@ impl Picture {
 
 fn columns(timeline: &Timeline, unit: f64) -> String {
     let rows = rows(timeline);
-    let labels: Vec<Labels> = rows.iter().map(|row| Labels::of_events(&row.compute)).collect();
+    let labels: Vec<Labels> = rows.iter().map(|row| row_labels(&row.compute)).collect();
     let n_columns = (timeline.makespan() / unit).round() as usize;
     // A label of work that lasts k columns may be as wide as they and the gaps between them.
     let width = rows
@@ -118,7 +115,7 @@ fn columns(timeline: &Timeline, unit: f64) -> String {
         .zip(&labels)
         .flat_map(|(row, labels)| {
             let events = row.compute.iter().chain(row.reductions.iter().flatten());
-            events.map(move |e| (labels.work(e.work).len(), (e.end - e.start) / unit))
+            events.map(move |e| (work_label(labels, e.work).len(), (e.end - e.start) / unit))
         })
         .map(|(len, lasts)| (len + 1).div_ceil(lasts.round().max(1.0) as usize) - 1)
         .fold(1, usize::max);
@@ -132,7 +129,7 @@ fn columns(timeline: &Timeline, unit: f64) -> String {
                 line.push_str(&format!("{idle:width$} ").repeat(block.from - at));
                 let n_columns = block.to - block.from;
                 let len = (width + 1) * n_columns - 1;
-                let label = labels.work(block.event.work);
+                let label = work_label(labels, block.event.work);
                 let _ = match n_columns {
                     1 => write!(line, "{label:len$} "),
                     _ => write!(line, "{label:-<len$} "),

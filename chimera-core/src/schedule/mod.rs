@@ -33,7 +33,7 @@ use std::str::FromStr;
 pub use parameter::Parameter;
 pub use registry::{SCHEDULES, Schedules, UnknownSchedule, find};
 
-use crate::names::by_name;
+use crate::notation::by_name;
 use crate::timetable::Timetable;
 
 /// A formula for timetables.

@@ -122,7 +122,7 @@ impl Row {
 mod tests {
     use super::Next::*;
     use super::*;
-    use crate::render::text::marked_row;
+    use crate::notation::marked_row;
 
     #[test]
     fn a_lane_that_has_run_out_leaves_its_place_empty() {

@@ -4,11 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::{Allowed, Found, Progress, Search, shortest};
-use crate::analyze::Costs;
+use crate::costs::Costs;
 use crate::lower::{Hoist, Passes};
-use crate::names::by_name;
+use crate::notation::by_name;
+use crate::notation::significant;
 use crate::placement::Placement;
-use crate::render::significant;
 use crate::schedule::{MAX_DEPTH, Parameter, Scaling, Shape};
 use crate::timetable::Timetable;
 

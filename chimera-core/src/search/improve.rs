@@ -11,7 +11,8 @@ use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
 use crate::analyze::structure;
-use crate::analyze::{Costs, Timeline, Work, simulate};
+use crate::analyze::{Timeline, Work, simulate};
+use crate::costs::Costs;
 use crate::costs::is_shorter;
 use crate::lower::{Lowering, Sync, lower, merit};
 use crate::op::{Cell, Op};

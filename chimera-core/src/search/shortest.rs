@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use super::improve::{Found, Hunt, Progress, Search};
 use super::starts::{Allowed, each};
-use crate::analyze::{Costs, Refusal};
+use crate::analyze::Refusal;
+use crate::costs::Costs;
 use crate::lower::{Hoist, Lowering, Recompute, recompute, split_backward};
 use crate::op::{Cell, Kind, Op, Span};
 use crate::placement::Placement;
@@ -183,7 +184,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::analyze::{UniformCosts, simulate};
+    use crate::analyze::simulate;
+    use crate::costs::UniformCosts;
     use crate::lower::lower;
 
     #[test]

@@ -1,6 +1,7 @@
 //! Pipes without a flush.
 
-use chimera_core::analyze::{Event, UniformCosts, Work, simulate};
+use chimera_core::analyze::{Event, Work, simulate};
+use chimera_core::costs::UniformCosts;
 use chimera_core::lower::Sync;
 use chimera_core::op::{Kind, Op};
 use chimera_core::schedule::Shape;

@@ -1,6 +1,7 @@
 //! One pipe, in which each worker holds one stage, or several one after another.
 
-use chimera_core::analyze::{UniformCosts, simulate};
+use chimera_core::analyze::simulate;
+use chimera_core::costs::UniformCosts;
 use chimera_core::lower::Sync;
 use chimera_core::schedule::Shape;
 

@@ -1,9 +1,11 @@
 //! Pipes in both directions.
 
-use chimera_core::analyze::{Costs, UniformCosts, simulate};
+use chimera_core::analyze::simulate;
+use chimera_core::costs::{Costs, UniformCosts};
 use chimera_core::ids::WorkerId;
-use chimera_core::lower::{Instr, Sync};
+use chimera_core::lower::Sync;
 use chimera_core::op::Op;
+use chimera_core::program::Instr;
 use chimera_core::schedule::{Scaling, Shape};
 
 use super::peaks;

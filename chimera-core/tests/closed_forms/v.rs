@@ -1,6 +1,7 @@
 //! One pipe that goes there and back.
 
-use chimera_core::analyze::{UniformCosts, simulate};
+use chimera_core::analyze::simulate;
+use chimera_core::costs::UniformCosts;
 use chimera_core::lower::Sync;
 use chimera_core::schedule::Shape;
 

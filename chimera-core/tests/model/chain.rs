@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;
-use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, cut, initial};
-use chimera_core::stage::{Init, Micro, Output, Param, Stage};
+use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, cut};
+use chimera_core::stage::{Init, Micro, Output, Param, Stage, initial};
 
 pub(crate) type Tensor = <Reference as Device>::Tensor;
 /// Weights or gradients by name, so that one map serves every cut.
@@ -22,7 +22,7 @@ pub(crate) const PREDICTIONS: usize = 1;
 pub(crate) const VOCAB: u32 = 11;
 
 /// The stages of a model, and samples for it.
-pub(crate) trait Model: Stage<Tensor = Tensor> + Sized {
+pub(crate) trait Model: Stage<Tensor = Tensor, Item = u32> + Sized {
     const ARCHITECTURE: Architecture;
     /// Numbers of a sample's input and target.
     const EXTENTS: [usize; 2];

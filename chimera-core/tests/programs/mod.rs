@@ -1,7 +1,9 @@
 //! Schedules of the table as programs.
 
-use chimera_core::analyze::{UniformCosts, simulate};
-use chimera_core::lower::{Lowering, Program, Sync, lower};
+use chimera_core::analyze::simulate;
+use chimera_core::costs::UniformCosts;
+use chimera_core::lower::{Lowering, Sync, lower};
+use chimera_core::program::Program;
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
 

@@ -9,18 +9,16 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use chimera_core::analyze::UniformCosts;
 use chimera_core::comm::{Comm, Delayed, Tag, Threads};
+use chimera_core::costs::UniformCosts;
 use chimera_core::device::reference::{Reference, Tensor};
-use chimera_core::engine::{
-    Data, Job, NonFinite, Optimizer, Patience, Training, Worker, run_threads,
-};
+use chimera_core::engine::{Job, NonFinite, Optimizer, Patience, Training, Worker, run_threads};
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Sync, lower};
 use chimera_core::model::{Architecture, BertStage, Gpt2Stage, ModelConfig, cut};
 use chimera_core::schedule::{Shape, find};
-use chimera_core::stage::Stage;
+use chimera_core::stage::{Data, Stage};
 use chimera_core::timetable::Timetable;
 
 pub(crate) const N_STEPS: u64 = 5;
@@ -183,11 +181,11 @@ pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcom
     }
 }
 
-fn train_stages<S: Stage<Tensor = Tensor>>(
+fn train_stages<S: Stage<Tensor = Tensor, Item = u32>>(
     run: &Run,
     timetable: &Timetable,
     data: &dyn Data,
-    stage: impl Fn(StageId) -> S + std::marker::Sync,
+    stage: impl Fn(StageId) -> Result<S, Fault> + std::marker::Sync,
 ) -> Result<Outcome, Fault> {
     let outcomes = if run.is_delayed {
         let rank = |job: Job<'_>, comm: &mut _| body(job, Delayed::new(comm, jitter), &stage);
@@ -199,18 +197,25 @@ fn train_stages<S: Stage<Tensor = Tensor>>(
 }
 
 /// What makes the stages of a run.
-pub(crate) type Stages<'s> = dyn Fn(StageId) -> Gpt2Stage<Reference> + std::marker::Sync + 's;
+pub(crate) type Stages<'s> =
+    dyn Fn(StageId) -> Result<Gpt2Stage<Reference>, Fault> + std::marker::Sync + 's;
 
-fn gpt2(run: &Run, timetable: &Timetable) -> impl Fn(StageId) -> Gpt2Stage<Reference> {
+fn gpt2(
+    run: &Run,
+    timetable: &Timetable,
+) -> impl Fn(StageId) -> Result<Gpt2Stage<Reference>, Fault> {
     let (config, rate, seed) = (config(run.tied), run.dropout, run.training().seed);
     let cuts = cut(&config, timetable.placement.n_stages()).expect("cut");
     move |id| {
         let stage = Gpt2Stage::new(Reference, &config, CONTEXT, cuts[id.index()].clone());
-        stage.expect("stage").with_dropout(rate, seed)
+        Ok(stage.expect("stage").with_dropout(rate, seed))
     }
 }
 
-fn bert(run: &Run, timetable: &Timetable) -> impl Fn(StageId) -> BertStage<Reference> {
+fn bert(
+    run: &Run,
+    timetable: &Timetable,
+) -> impl Fn(StageId) -> Result<BertStage<Reference>, Fault> {
     let (architecture, context) = (Architecture::Bert, SEQUENCE);
     let config = ModelConfig { architecture, context, ..config(run.tied) };
     let (rate, seed) = (run.dropout, run.training().seed);
@@ -218,7 +223,7 @@ fn bert(run: &Run, timetable: &Timetable) -> impl Fn(StageId) -> BertStage<Refer
     move |id| {
         let (cut, predictions) = (cuts[id.index()].clone(), PREDICTIONS as usize);
         let stage = BertStage::new(Reference, &config, SEQUENCE, predictions, cut);
-        stage.expect("stage").with_dropout(rate, seed)
+        Ok(stage.expect("stage").with_dropout(rate, seed))
     }
 }
 
@@ -264,10 +269,10 @@ fn ranks<T: Send, R: Send>(
 }
 
 /// One rank: trains, and keeps gradients and weights of every run.
-pub(crate) fn body<S: Stage<Tensor = Tensor>, C: Comm<Tensor>>(
+pub(crate) fn body<S: Stage<Tensor = Tensor, Item = u32>, C: Comm<Tensor>>(
     job: Job<'_>,
     comm: C,
-    stage: &(impl Fn(StageId) -> S + ?Sized),
+    stage: &(impl Fn(StageId) -> Result<S, Fault> + ?Sized),
 ) -> Result<Outcome, Fault> {
     let mut worker = Worker::new(job, Reference, comm, stage)?;
     let mut outcome = Outcome::default();

@@ -4,7 +4,7 @@
 
 use std::fs::write;
 
-use chimera::hf::read_config;
+use chimera::formats::hf::read_config;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let folder = tempfile::tempdir().expect("a folder");

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use chimera::core::exchange::{from_csv, to_csv};
+use chimera::core::interchange::{from_csv, to_csv};
 use chimera::core::ids::PipeId;
 use chimera::core::lower::{Lowering, lower};
 

@@ -4,7 +4,7 @@
 
 use std::fs::write;
 
-use chimera::hf;
+use chimera::formats::hf;
 
 const FILES: [(&str, &[u8]); 4] = [
     ("config.json", include_bytes!("../../fixtures/gpt2/bf16-sharded/config.json")),

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use chimera::core::exchange::{from_csv, from_json, to_csv, to_json};
+use chimera::core::interchange::{from_csv, from_json, to_csv, to_json};
 use chimera::core::ids::PipeId;
 use chimera::core::lower::{Lowering, lower};
 

@@ -4,7 +4,7 @@
 
 use std::fs::write;
 
-use chimera::checkpoint::Checkpoint;
+use chimera::formats::checkpoint::Checkpoint;
 
 libfuzzer_sys::fuzz_target!(|rest: &[u8]| {
     let folder = tempfile::tempdir().expect("a folder");

@@ -4,7 +4,7 @@
 
 use std::fs::write;
 
-use chimera::outside::OnDisk;
+use chimera::run::outside::OnDisk;
 use chimera::settings::{Config, Layers, OPTIONS};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -5,7 +5,7 @@
 
 use std::fs::write;
 
-use chimera::checkpoint::Checkpoint;
+use chimera::formats::checkpoint::Checkpoint;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let folder = tempfile::tempdir().expect("a folder");

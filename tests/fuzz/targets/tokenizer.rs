@@ -4,7 +4,7 @@
 
 use std::fs::write;
 
-use chimera::tokenizer::Tokenizer;
+use chimera::data::tokenizer::Tokenizer;
 
 // The library panics on some files, which reading survives: only a panic that gets here counts.
 libfuzzer_sys::fuzz_target!(init: std::panic::set_hook(Box::new(|_| {})), |bytes: &[u8]| {

@@ -4,7 +4,7 @@
 
 use std::fs::write;
 
-use chimera::hf;
+use chimera::formats::hf;
 
 const CONFIG: &str = include_str!("../../fixtures/gpt2/tied/config.json");
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail};
-use chimera_core::analyze::{Costs, UniformCosts};
+use chimera_core::costs::{Costs, UniformCosts};
 use chimera_core::effects::{Rules, Token, TokenKind};
 use chimera_core::ids::{PipeId, StageId, WorkerId};
 use chimera_core::op::{Cell, Kind, Op};

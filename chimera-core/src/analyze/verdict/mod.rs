@@ -18,7 +18,7 @@ use std::fmt;
 use crate::comm::Position;
 use crate::effects::Token;
 use crate::ids::{BucketId, Rank, WorkerId};
-use crate::lower::{Instr, Program};
+use crate::program::{Instr, Program};
 
 /// What is known when a wait has lasted too long.
 #[derive(Clone, Debug)]

@@ -9,6 +9,7 @@ pub(super) mod tensors;
 
 use std::ops::Range;
 
+use super::kept::Kept;
 use super::parts::{bytes, part};
 use super::pass::{Pass, Rate};
 use super::{Cut, ModelConfig, ModelError};
@@ -142,20 +143,24 @@ impl<D: Layers> BertStage<D> {
 
 impl<D: Layers> Stage for BertStage<D> {
     type Tensor = D::Tensor;
-    type Saved = BertSaved<D::Tensor>;
-    type Selected = BertSelected<D::Tensor>;
+    type Item = u32;
+    type Saved = Kept<BertSaved<D::Tensor>, BertSelected<D::Tensor>>;
     type Deferred = BertDeferred<D::Tensor>;
 
     fn params(&self) -> &[Param] {
         &self.params
     }
 
-    fn passed(&self, samples: usize) -> Vec<usize> {
-        vec![samples * self.form.sequence, self.hidden]
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        Some(vec![samples * self.form.sequence, self.hidden])
+    }
+
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        self.input_shape(samples)
     }
 
     /// Every stage has to know what is padding.
-    fn reads_samples(&self) -> bool {
+    fn needs_inputs(&self) -> bool {
         true
     }
 
@@ -164,11 +169,13 @@ impl<D: Layers> Stage for BertStage<D> {
         w: &[D::Tensor],
         micro: &Micro<'_>,
         x: Option<D::Tensor>,
-    ) -> Result<(Output<D::Tensor>, BertSaved<D::Tensor>)> {
+    ) -> Result<(Output<D::Tensor>, Self::Saved)> {
         let (device, (x, saved)) = (&self.device, self.through(w, micro, x)?);
-        let Some(head) = &saved.head else { return Ok((Output::Activation(x), saved)) };
+        let Some(head) = &saved.head else {
+            return Ok((Output::Activation(x), Kept::Whole(saved)));
+        };
         let output = head::output(device, &self.head(w), self.form, micro, head)?;
-        Ok((output, saved))
+        Ok((output, Kept::Whole(saved)))
     }
 
     fn recompute(
@@ -176,44 +183,51 @@ impl<D: Layers> Stage for BertStage<D> {
         w: &[D::Tensor],
         micro: &Micro<'_>,
         x: Option<D::Tensor>,
-    ) -> Result<BertSaved<D::Tensor>> {
-        Ok(self.through(w, micro, x)?.1)
+    ) -> Result<Self::Saved> {
+        Ok(Kept::Whole(self.through(w, micro, x)?.1))
     }
 
-    fn select(&self, saved: BertSaved<D::Tensor>) -> BertSelected<D::Tensor> {
-        BertSelected {
+    fn has_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn select(&self, saved: Self::Saved) -> Self::Saved {
+        let saved = saved.whole();
+        Kept::Selected(BertSelected {
             embedding: saved.embedding.map(embedding::Saved::select),
             blocks: saved.blocks.into_iter().map(block::Saved::select).collect(),
             head: saved.head.map(head::Saved::select),
-        }
+        })
     }
 
     fn restore(
         &self,
         w: &[D::Tensor],
         _: &Micro<'_>,
-        selected: BertSelected<D::Tensor>,
-    ) -> Result<BertSaved<D::Tensor>> {
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        let selected = selected.selected();
         let device = &self.device;
         let embedding =
             selected.embedding.map(|sum| embedding::restore(device, self.embedding(w), sum));
         let blocks = w[self.blocks()].as_chunks().0.iter().zip(selected.blocks);
         let blocks = blocks.map(|(w, selected)| block::restore(device, w, selected));
         let head = selected.head.map(|selected| head::restore(device, &self.head(w), selected));
-        Ok(BertSaved {
+        Ok(Kept::Whole(BertSaved {
             embedding: embedding.transpose()?,
             blocks: blocks.collect::<Result<_>>()?,
             head: head.transpose()?,
-        })
+        }))
     }
 
     fn backward_input(
         &self,
         w: &[D::Tensor],
         micro: &Micro<'_>,
-        saved: BertSaved<D::Tensor>,
+        saved: Self::Saved,
         mut dy: D::Tensor,
     ) -> Result<(Option<D::Tensor>, BertDeferred<D::Tensor>)> {
+        let saved = saved.whole();
         let lengths = self.form.lengths(micro);
         let pass = self.pass(&lengths, micro);
         let mut head = None;
@@ -267,33 +281,33 @@ impl<D: Layers> Stage for BertStage<D> {
         Ok(())
     }
 
-    fn split_saved(
-        &self,
-        saved: BertSaved<D::Tensor>,
-        parts: usize,
-    ) -> Result<Vec<BertSaved<D::Tensor>>> {
-        let device = &self.device;
-        (0..parts).map(|n| saved.map(|tensor| part(device, tensor, n, parts))).collect()
+    fn can_split_saved(&self) -> bool {
+        true
     }
 
-    fn split_tensor(&self, tensor: D::Tensor, parts: usize) -> Result<Vec<D::Tensor>> {
-        (0..parts).map(|n| part(&self.device, &tensor, n, parts)).collect()
+    fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
+        let (device, saved) = (&self.device, saved.whole());
+        let part = |n| saved.map(|tensor| part(device, tensor, n, parts)).map(Kept::Whole);
+        (0..parts).map(part).collect()
     }
 
-    fn saved_bytes(&self, saved: &BertSaved<D::Tensor>) -> u64 {
-        let mut sum = 0;
-        // Infallible, as the closure is.
-        let _ = saved.map(|tensor| {
-            sum += bytes(&self.device, [tensor]);
-            Ok(())
-        });
-        sum
-    }
-
-    fn selected_bytes(&self, selected: &BertSelected<D::Tensor>) -> u64 {
-        let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
-        let head = selected.head.iter().flat_map(head::Selected::tensors);
-        bytes(&self.device, blocks.chain(head).chain(&selected.embedding))
+    fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
+        match saved {
+            Kept::Whole(saved) => {
+                let mut sum = 0;
+                // Infallible, as the closure is.
+                let _ = saved.map(|tensor| {
+                    sum += bytes(&self.device, [tensor]);
+                    Ok(())
+                });
+                sum
+            }
+            Kept::Selected(selected) => {
+                let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
+                let head = selected.head.iter().flat_map(head::Selected::tensors);
+                bytes(&self.device, blocks.chain(head).chain(&selected.embedding))
+            }
+        }
     }
 
     fn deferred_bytes(&self, deferred: &BertDeferred<D::Tensor>) -> u64 {

@@ -1,7 +1,6 @@
 //! The tensors of a BERT, and the work of its heads.
 
-use super::super::config::{DEVIATION, ModelConfig, param};
-use super::super::cut::Cut;
+use super::super::config::{Cut, DEVIATION, ModelConfig, param};
 use super::block;
 use super::head;
 use crate::stage::{Init, Param};

@@ -5,6 +5,7 @@ pub(super) mod tensors;
 
 use std::ops::Range;
 
+use super::kept::Kept;
 use super::operands::{Linear, Norm};
 use super::parts::{bytes, part};
 use super::pass::{EMBEDDED, Pass, Rate};
@@ -132,19 +133,23 @@ impl<D: Layers> Gpt2Stage<D> {
 
 impl<D: Layers> Stage for Gpt2Stage<D> {
     type Tensor = D::Tensor;
-    type Saved = Gpt2Saved<D::Tensor>;
-    type Selected = Gpt2Selected<D::Tensor>;
+    type Item = u32;
+    type Saved = Kept<Gpt2Saved<D::Tensor>, Gpt2Selected<D::Tensor>>;
     type Deferred = Gpt2Deferred<D::Tensor>;
 
     fn params(&self) -> &[Param] {
         &self.params
     }
 
-    fn passed(&self, samples: usize) -> Vec<usize> {
-        vec![samples * self.sequence, self.hidden]
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        Some(vec![samples * self.sequence, self.hidden])
     }
 
-    fn reads_samples(&self) -> bool {
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        self.input_shape(samples)
+    }
+
+    fn needs_inputs(&self) -> bool {
         self.cut.first || self.cut.last
     }
 
@@ -153,15 +158,17 @@ impl<D: Layers> Stage for Gpt2Stage<D> {
         w: &[D::Tensor],
         micro: &Micro<'_>,
         x: Option<D::Tensor>,
-    ) -> Result<(Output<D::Tensor>, Gpt2Saved<D::Tensor>)> {
+    ) -> Result<(Output<D::Tensor>, Self::Saved)> {
         let (device, (x, saved)) = (&self.device, self.through(w, micro, x)?);
-        let Some(head) = &saved.head else { return Ok((Output::Activation(x), saved)) };
+        let Some(head) = &saved.head else {
+            return Ok((Output::Activation(x), Kept::Whole(saved)));
+        };
         let logits = device.linear(&head.normed, &w[self.head], Layout::OutIn, None, None)?;
         if micro.target.is_empty() {
-            return Ok((Output::Activation(logits), saved));
+            return Ok((Output::Activation(logits), Kept::Whole(saved)));
         }
         let (loss, grad) = device.cross_entropy(logits, micro.target, micro.loss_scale)?;
-        Ok((Output::Loss { loss, grad }, saved))
+        Ok((Output::Loss { loss, grad }, Kept::Whole(saved)))
     }
 
     fn recompute(
@@ -169,37 +176,44 @@ impl<D: Layers> Stage for Gpt2Stage<D> {
         w: &[D::Tensor],
         micro: &Micro<'_>,
         x: Option<D::Tensor>,
-    ) -> Result<Gpt2Saved<D::Tensor>> {
-        Ok(self.through(w, micro, x)?.1)
+    ) -> Result<Self::Saved> {
+        Ok(Kept::Whole(self.through(w, micro, x)?.1))
     }
 
-    fn select(&self, saved: Gpt2Saved<D::Tensor>) -> Gpt2Selected<D::Tensor> {
+    fn has_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn select(&self, saved: Self::Saved) -> Self::Saved {
+        let saved = saved.whole();
         let blocks = saved.blocks.into_iter().map(block::Saved::select).collect();
-        Gpt2Selected { blocks, head: saved.head.map(|head| head.x) }
+        Kept::Selected(Gpt2Selected { blocks, head: saved.head.map(|head| head.x) })
     }
 
     fn restore(
         &self,
         w: &[D::Tensor],
         _: &Micro<'_>,
-        selected: Gpt2Selected<D::Tensor>,
-    ) -> Result<Gpt2Saved<D::Tensor>> {
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        let selected = selected.selected();
         let weights = w[self.blocks()].as_chunks().0.iter();
         let blocks = weights.zip(selected.blocks);
         let blocks = blocks.map(|(w, selected)| block::restore(&self.device, w, selected));
-        Ok(Gpt2Saved {
+        Ok(Kept::Whole(Gpt2Saved {
             blocks: blocks.collect::<Result<_>>()?,
             head: selected.head.map(|x| self.norm_head(w, x)).transpose()?,
-        })
+        }))
     }
 
     fn backward_input(
         &self,
         w: &[D::Tensor],
         micro: &Micro<'_>,
-        saved: Gpt2Saved<D::Tensor>,
+        saved: Self::Saved,
         mut dy: D::Tensor,
     ) -> Result<(Option<D::Tensor>, Gpt2Deferred<D::Tensor>)> {
+        let saved = saved.whole();
         let (device, pass) = (&self.device, self.pass(micro));
         let mut head = None;
         if let Some(SavedHead { x, stats, normed }) = saved.head {
@@ -252,32 +266,32 @@ impl<D: Layers> Stage for Gpt2Stage<D> {
         Ok(())
     }
 
-    fn split_saved(
-        &self,
-        saved: Gpt2Saved<D::Tensor>,
-        parts: usize,
-    ) -> Result<Vec<Gpt2Saved<D::Tensor>>> {
-        let device = &self.device;
-        (0..parts).map(|n| saved.map(|tensor| part(device, tensor, n, parts))).collect()
+    fn can_split_saved(&self) -> bool {
+        true
     }
 
-    fn split_tensor(&self, tensor: D::Tensor, parts: usize) -> Result<Vec<D::Tensor>> {
-        (0..parts).map(|n| part(&self.device, &tensor, n, parts)).collect()
+    fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
+        let (device, saved) = (&self.device, saved.whole());
+        let part = |n| saved.map(|tensor| part(device, tensor, n, parts)).map(Kept::Whole);
+        (0..parts).map(part).collect()
     }
 
-    fn saved_bytes(&self, saved: &Gpt2Saved<D::Tensor>) -> u64 {
-        let mut sum = 0;
-        // Infallible, as the closure is.
-        let _ = saved.map(|tensor| {
-            sum += bytes(&self.device, [tensor]);
-            Ok(())
-        });
-        sum
-    }
-
-    fn selected_bytes(&self, selected: &Gpt2Selected<D::Tensor>) -> u64 {
-        let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
-        bytes(&self.device, blocks.chain(&selected.head))
+    fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
+        match saved {
+            Kept::Whole(saved) => {
+                let mut sum = 0;
+                // Infallible, as the closure is.
+                let _ = saved.map(|tensor| {
+                    sum += bytes(&self.device, [tensor]);
+                    Ok(())
+                });
+                sum
+            }
+            Kept::Selected(selected) => {
+                let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
+                bytes(&self.device, blocks.chain(&selected.head))
+            }
+        }
     }
 
     fn deferred_bytes(&self, deferred: &Gpt2Deferred<D::Tensor>) -> u64 {

@@ -1,7 +1,6 @@
 //! The tensors of a GPT-2, and the work of its head.
 
-use super::super::config::{DEVIATION, ModelConfig, param};
-use super::super::cut::Cut;
+use super::super::config::{Cut, DEVIATION, ModelConfig, param};
 use super::block;
 use crate::stage::{Init, Param};
 
@@ -18,14 +17,14 @@ pub(in super::super) fn n_params(config: &ModelConfig) -> u64 {
 /// Initial values as published: normal 0.02, and `0.02 / √(2 layers)` for the projections that end
 /// on the residual path. Weight decay on matrices alone.
 pub(in super::super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
-    let (hidden, normal) = (config.hidden, Init::Normal(DEVIATION));
+    let (hidden, normal) = (config.hidden, || Init::Normal(DEVIATION));
     let shared = config.shares_table(cut);
     let tokens =
-        Param { tied: shared, ..param("wte.weight".into(), &[config.vocab, hidden], normal) };
+        Param { tied: shared, ..param("wte.weight".into(), &[config.vocab, hidden], normal()) };
     let mut params = Vec::new();
     if cut.first {
         params.push(tokens.clone());
-        params.push(param("wpe.weight".into(), &[config.context, hidden], normal));
+        params.push(param("wpe.weight".into(), &[config.context, hidden], normal()));
     }
     for block in cut.blocks.clone() {
         params.extend(block_params(config, block));
@@ -34,7 +33,7 @@ pub(in super::super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
         params.push(param("ln_f.weight".into(), &[hidden], Init::Ones));
         params.push(param("ln_f.bias".into(), &[hidden], Init::Zeros));
         if !config.tied {
-            let head = param("lm_head.weight".into(), &[config.vocab, hidden], normal);
+            let head = param("lm_head.weight".into(), &[config.vocab, hidden], normal());
             params.push(head);
         } else if shared {
             params.push(tokens);
@@ -50,21 +49,21 @@ pub(in super::super) fn head_flops(config: &ModelConfig, sequence: usize) -> f64
 
 fn block_params(config: &ModelConfig, block: usize) -> [Param; block::TENSORS] {
     let h = config.hidden;
-    let normal = Init::Normal(DEVIATION);
-    let residual = Init::Normal(DEVIATION / (2.0 * config.layers as f64).sqrt());
+    let normal = || Init::Normal(DEVIATION);
+    let residual = || Init::Normal(DEVIATION / (2.0 * config.layers as f64).sqrt());
     let tensor = |name, shape: &[usize], init| param(format!("h.{block}.{name}"), shape, init);
     [
         tensor("ln_1.weight", &[h], Init::Ones),
         tensor("ln_1.bias", &[h], Init::Zeros),
-        tensor("attn.c_attn.weight", &[h, 3 * h], normal),
+        tensor("attn.c_attn.weight", &[h, 3 * h], normal()),
         tensor("attn.c_attn.bias", &[3 * h], Init::Zeros),
-        tensor("attn.c_proj.weight", &[h, h], residual),
+        tensor("attn.c_proj.weight", &[h, h], residual()),
         tensor("attn.c_proj.bias", &[h], Init::Zeros),
         tensor("ln_2.weight", &[h], Init::Ones),
         tensor("ln_2.bias", &[h], Init::Zeros),
-        tensor("mlp.c_fc.weight", &[h, 4 * h], normal),
+        tensor("mlp.c_fc.weight", &[h, 4 * h], normal()),
         tensor("mlp.c_fc.bias", &[4 * h], Init::Zeros),
-        tensor("mlp.c_proj.weight", &[4 * h, h], residual),
+        tensor("mlp.c_proj.weight", &[4 * h, h], residual()),
         tensor("mlp.c_proj.bias", &[h], Init::Zeros),
     ]
 }

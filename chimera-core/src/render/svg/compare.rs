@@ -155,7 +155,7 @@ mod tests {
     fn timeline(name: &str) -> Timeline {
         let timetable = find(name).expect("known").timetable(&Shape::new(4, 4)).expect("fits");
         let program = lower(&timetable, &Lowering::default()).expect("proven");
-        crate::analyze::simulate(&program, &crate::analyze::UniformCosts::new(1.0, 2.0, 0.0))
+        crate::analyze::simulate(&program, &crate::costs::UniformCosts::new(1.0, 2.0, 0.0))
     }
 
     #[test]

@@ -1,0 +1,194 @@
+//! Reading PyTorch's CSV, more strictly than PyTorch does: it takes `0F1junk` for `0F1` and `0BW0` for
+//! `0B` of no micro-batch.
+
+use super::action;
+use crate::ids::{StageId, WorkerId};
+use crate::interchange::form::MAX_COUNT;
+use crate::interchange::json::{MAX_BYTES, ReadError};
+use crate::op::{Cell, Kind, Op};
+use crate::placement::Placement;
+use crate::timetable::Timetable;
+
+/// Most actions of a file: an action takes less room in a file than in memory.
+const MAX_ACTIONS: usize = 1 << 22;
+
+/// The timetable that `bytes` hold, of one pipe, to be known as `schedule`.
+///
+/// A byte order mark, either end of line, blanks around a cell and quotes around a whole cell are taken,
+/// as spreadsheets write them.
+///
+/// # Errors
+/// If the file is too long or is not such a CSV; if a stage is on two ranks or on none; if a micro-batch
+/// has not exactly one forward on every stage. Whether the rest is a sound schedule is for the checker
+/// to say.
+pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
+    if bytes.len() > MAX_BYTES {
+        return Err(ReadError::TooLong);
+    }
+    let text = std::str::from_utf8(bytes).map_err(|e| ReadError::Form(e.to_string()))?;
+    let mut sheet = Sheet::default();
+    for line in text.strip_prefix('\u{feff}').unwrap_or(text).lines() {
+        sheet.row(line)?;
+    }
+    let workers = sheet.workers()?;
+    let n_micro_batches = sheet.micro_batches(&workers)?;
+    let n_rows = sheet.rows.len();
+    let placement = Placement::new(n_rows, vec![workers])
+        .ok_or_else(|| ReadError::Form("the file has no action".into()))?;
+    Ok(Timetable::new(schedule, placement, n_micro_batches, sheet.rows))
+}
+
+/// Where an action stands, counted from 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    row: usize,
+    column: usize,
+}
+
+impl Place {
+    fn refuse(self, reason: impl Into<String>) -> ReadError {
+        ReadError::Value { path: self.to_string(), reason: reason.into() }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "row {} (rank {}), column {}", self.row + 1, self.row, self.column + 1)
+    }
+}
+
+/// What has been read.
+#[derive(Default)]
+struct Sheet {
+    rows: Vec<Vec<Cell>>,
+    /// Where each row ends.
+    ends: Vec<Place>,
+    /// Where each stage was first seen.
+    stages: Vec<Option<Place>>,
+    /// Every forward's stage and micro-batch, and where it is.
+    forwards: Vec<(StageId, u32, Place)>,
+    /// The backward with the greatest micro-batch.
+    last_backward: Option<(u32, Place)>,
+    n_actions: usize,
+}
+
+impl Sheet {
+    fn row(&mut self, line: &str) -> Result<(), ReadError> {
+        let row = self.rows.len();
+        let mut place = Place { row, column: 0 };
+        if row == MAX_COUNT {
+            return Err(place.refuse(format!("more than {MAX_COUNT} rows")));
+        }
+        let mut cells = Vec::new();
+        for (column, text) in line.split(',').enumerate() {
+            place.column = column;
+            let text = text.trim_matches([' ', '\t']);
+            let quoted = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+            let text = quoted.map_or(text, |text| text.trim_matches([' ', '\t']));
+            if text.is_empty() {
+                continue;
+            }
+            let cell = action::read(text)
+                .map_err(|reason| place.refuse(format!("`{}`: {reason}", shown(text))))?;
+            cell.ops().try_for_each(|op| self.op(op, place))?;
+            cells.push(cell);
+        }
+        if cells.is_empty() {
+            return Err(place.refuse("the row has no action: write one row per rank, none empty"));
+        }
+        self.rows.push(cells);
+        self.ends.push(Place { column: place.column + 1, ..place });
+        Ok(())
+    }
+
+    fn op(&mut self, op: Op, place: Place) -> Result<(), ReadError> {
+        self.n_actions += 1;
+        if self.n_actions > MAX_ACTIONS {
+            return Err(place.refuse(format!("more than {MAX_ACTIONS} actions")));
+        }
+        let stage = op.stage.index();
+        if stage >= MAX_COUNT {
+            return Err(place.refuse(format!("stage {stage} is not below {MAX_COUNT}")));
+        }
+        if stage >= self.stages.len() {
+            self.stages.resize(stage + 1, None);
+        }
+        let first = *self.stages[stage].get_or_insert(place);
+        if first.row != place.row {
+            let reason = format!(
+                "stage {stage} is on rank {} already, at {first}; a stage is on one rank, and a \
+                 bidirectional schedule has one file per direction",
+                first.row
+            );
+            return Err(place.refuse(reason));
+        }
+        let micro_batch = op.span.start;
+        if op.kind == Kind::Forward {
+            self.forwards.push((op.stage, micro_batch, place));
+        } else if self.last_backward.is_none_or(|(greatest, _)| greatest < micro_batch) {
+            self.last_backward = Some((micro_batch, place));
+        }
+        Ok(())
+    }
+
+    /// The worker of each stage.
+    fn workers(&self) -> Result<Vec<WorkerId>, ReadError> {
+        let absent = |stage: usize| {
+            let reason = format!("stage {stage} is on no rank, but {} is", self.stages.len() - 1);
+            match self.ends.last() {
+                Some(end) => end.refuse(reason),
+                None => ReadError::Form(reason),
+            }
+        };
+        let worker = |(stage, place): (usize, &Option<Place>)| match place {
+            Some(place) => Ok(WorkerId(place.row as u16)),
+            None => Err(absent(stage)),
+        };
+        self.stages.iter().enumerate().map(worker).collect()
+    }
+
+    /// The number of micro-batches, each of which has one forward on every stage.
+    fn micro_batches(&mut self, workers: &[WorkerId]) -> Result<u32, ReadError> {
+        self.forwards.sort_unstable();
+        let last = self.forwards.iter().max_by_key(|(_, micro_batch, _)| *micro_batch).copied();
+        let n = last.map_or(0, |(_, micro_batch, _)| micro_batch + 1);
+        if let Some((micro_batch, place)) =
+            self.last_backward.filter(|(greatest, _)| *greatest >= n)
+        {
+            return Err(place.refuse(format!("micro-batch {micro_batch} has no forward")));
+        }
+        let mut found = self.forwards.iter().peekable();
+        for (stage, worker) in workers.iter().enumerate() {
+            let stage = StageId(stage as u16);
+            for wanted in 0..n {
+                match found.next_if(|(s, m, _)| *s == stage && *m <= wanted) {
+                    Some((_, m, _)) if *m == wanted => {}
+                    Some((_, m, place)) => {
+                        return Err(place.refuse(format!("a second {}F{m}", stage.0)));
+                    }
+                    None => {
+                        let reason = format!(
+                            "{}F{wanted} is missing: each of the micro-batches 0 to {} goes forward \
+                             through every stage",
+                            stage.0,
+                            n - 1
+                        );
+                        return Err(self.ends[worker.index()].refuse(reason));
+                    }
+                }
+            }
+            if let Some((_, m, place)) = found.next_if(|(s, ..)| *s == stage) {
+                return Err(place.refuse(format!("a second {}F{m}", stage.0)));
+            }
+        }
+        Ok(n)
+    }
+}
+
+/// `text` cut short, without what could confuse a terminal.
+fn shown(text: &str) -> String {
+    let most = 40;
+    let end = if text.chars().nth(most).is_some() { "…" } else { "" };
+    let start = text.chars().take(most).map(|c| if c.is_control() { '\u{fffd}' } else { c });
+    start.collect::<String>() + end
+}

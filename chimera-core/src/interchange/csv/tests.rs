@@ -1,0 +1,234 @@
+//! Round trips and files that must be refused.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::ids::StageId;
+use crate::interchange::form::MAX_COUNT;
+use crate::interchange::json::{MAX_BYTES, ReadError};
+use crate::lower::{Lowering, lower};
+use crate::op::{Kind, Span};
+use crate::schedule::{Scaling, Shape, find};
+
+const GOOD: &str = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1I1,1W1\n";
+
+fn read(text: &str) -> Result<Timetable, ReadError> {
+    from_csv(text.as_bytes(), "mine")
+}
+
+fn refusal(text: &str) -> String {
+    read(text).unwrap_err().to_string()
+}
+
+fn csv(schedule: &str, shape: Shape, pipe: u16) -> Result<String, String> {
+    let timetable = find(schedule).unwrap().timetable(&shape).unwrap();
+    to_csv(&timetable, PipeId(pipe)).map_err(|e| e.to_string())
+}
+
+#[test]
+fn what_is_read_is_written_again_and_proven() {
+    let timetable = read(GOOD).unwrap();
+    assert_eq!((timetable.n_micro_batches, timetable.placement.n_stages()), (2, 2));
+    assert_eq!(to_csv(&timetable, PipeId(0)).unwrap(), GOOD);
+    lower(&timetable, &Lowering::default()).unwrap();
+}
+
+#[test]
+fn what_spreadsheets_and_pytorch_write_is_read() {
+    let same = read(GOOD).unwrap();
+    for text in [
+        "\u{feff}0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1I1,1W1\r\n",
+        ",0F0,0F1,,,0B0,0B1,\n,,1F0,1B0,1F1,1I1,1W1",
+        "\"0F0\",\"0F1\",0B0,0B1,\"\"\n 1F0 ,\t1B0,1F1,\" 1I1 \",1W1\n",
+        "00F0,0F01,0B0,0B1\n1F0,1B0,1F1,1I1,1W1\n",
+    ] {
+        assert_eq!(read(text).unwrap(), same, "{text}");
+    }
+}
+
+#[test]
+fn a_pair_is_one_cell() {
+    let text = "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n";
+    let timetable = read(text).unwrap();
+    let op = |kind, unit| Op { kind, pipe: PipeId(0), stage: StageId(0), span: Span::one(unit) };
+    assert_eq!(timetable.rows[0][1], Cell::Pair(op(Kind::Forward, 1), op(Kind::Backward, 0)));
+    assert_eq!(to_csv(&timetable, PipeId(0)).unwrap(), text);
+    assert_eq!(read("0F0,( 0F1 ; 0B0 )OVERLAP_F_B,0B1\n").unwrap(), timetable);
+}
+
+#[test]
+fn one_wrong_thing_is_named_with_row_and_column() {
+    for (from, to, refused) in [
+        (
+            "0F1",
+            "0F1junk",
+            "row 1 (rank 0), column 2: `0F1junk`: something stands behind the action",
+        ),
+        ("0F1", "0F1 0B0", "row 1 (rank 0), column 2: `0F1 0B0`: something stands behind"),
+        ("0B0", "0BW0", "row 1 (rank 0), column 3: `0BW0`: unknown type: choose F, B, I or W"),
+        ("0B0", "0b0", "column 3: `0b0`: unknown type"),
+        ("0B0", "0R0", "column 3: `0R0`: unknown type"),
+        ("0B0", "0", "column 3: `0`: unknown type"),
+        ("0B0", "0SEND_F0", "SEND_F is communication, which follows by itself: use `compute_only`"),
+        (
+            "1B0",
+            "1B",
+            "row 2 (rank 1), column 2: `1B`: the micro-batch is missing: write stage, type",
+        ),
+        ("1B0", "B0", "column 2: `B0`: the stage is missing"),
+        ("1B0", "-1B0", "`-1B0`: the stage is missing"),
+        ("1B0", "+1B0", "`+1B0`: the stage is missing"),
+        ("1B0", "1B-0", "`1B-0`: unknown type"),
+        ("1B0", "1 B0", "`1 B0`: unknown type"),
+        ("1B0", "\u{661}B0", "`\u{661}B0`: the stage is missing"),
+        ("1B0", "1B4294967295", "`1B4294967295`: the micro-batch is too large"),
+        ("1B0", "1B99999999999999999999999", "the micro-batch is too large"),
+        ("1B0", "70000B0", "the stage is too large"),
+        ("1B0", "65535B0", "row 2 (rank 1), column 2: stage 65535 is not below 65535"),
+        ("1B0", "99999999999999999999B0", "the stage is too large"),
+        ("1B0", "1B0\u{1b}[31m", "`1B0\u{fffd}[31m`: something stands behind"),
+        ("1B0", "1B\0", "`1B\u{fffd}`: unknown type"),
+        ("1F1", "\"1F1", "`\"1F1`: the stage is missing"),
+        ("1F1", "1F1\r1B1", "something stands behind"),
+        ("1B0", "(1F1;1B0", "the `)` is missing"),
+        ("1B0", "(1F1;1B0)", "a pair ends in `)OVERLAP_F_B`"),
+        ("1B0", "(1F1;1B0)OVERLAP_F_Bx", "a pair ends in"),
+        ("1B0", "(1F1)OVERLAP_F_B", "a pair has two actions"),
+        ("1B0", "(1F1;1B0;1B1)OVERLAP_F_B", "a pair has two actions"),
+        ("1B0", "(1F1;1W0)OVERLAP_F_B", "a pair is of one F and one B or I"),
+        ("1B0", "(1F1;)OVERLAP_F_B", "the stage is missing"),
+        ("1B0", "((1F1;1B0)OVERLAP_F_B;1W0)OVERLAP_F_B", "a pair ends in"),
+        (
+            "1B0",
+            "0B0",
+            "row 2 (rank 1), column 2: stage 0 is on rank 0 already, at row 1 (rank 0), column 1; a \
+             stage is on one rank, and a bidirectional schedule has one file per direction",
+        ),
+        ("1B0", "3B0", "row 2 (rank 1), column 6: stage 2 is on no rank, but 3 is"),
+        ("1B0", "1B7", "row 2 (rank 1), column 2: micro-batch 7 has no forward"),
+        ("1F1", "1F0", "row 2 (rank 1), column 3: a second 1F0"),
+        ("0F1", "0F0", "row 1 (rank 0), column 2: a second 0F0"),
+        ("1F1", "", "row 2 (rank 1), column 6: 1F1 is missing: each of the micro-batches 0 to 1"),
+        (
+            "0F1",
+            "0F4000000000",
+            "row 1 (rank 0), column 5: 0F1 is missing: each of the micro-batches",
+        ),
+        ("0F0,0F1,0B0,0B1\n", "\n", "row 1 (rank 0), column 1: the row has no action"),
+        ("1W1\n", "1W1\n\n", "row 3 (rank 2), column 1: the row has no action"),
+    ] {
+        let bad = GOOD.replacen(from, to, 1);
+        assert_ne!(bad, GOOD, "{from}");
+        let refusal = refusal(&bad);
+        assert!(refusal.contains(refused), "{to}: {refusal}");
+    }
+}
+
+#[test]
+fn what_cannot_be_said_is_refused() {
+    let halving = Shape { scaling: Scaling::Halving, ..Shape::new(4, 4) };
+    assert_eq!(
+        csv("chimera", halving, 0).unwrap_err(),
+        "chimera cannot be written as PyTorch's CSV: its micro-batches are cut into 2; JSON holds every \
+         timetable"
+    );
+    assert!(
+        csv("chimera", Shape::new(4, 1), 1).unwrap_err().contains("no micro-batch goes through")
+    );
+    let mut timetable = read(GOOD).unwrap();
+    timetable.rows[0].remove(3);
+    let row = &mut timetable.rows[0];
+    let Cell::One(op) = row[2] else { panic!("{row:?}") };
+    row[2] = Op { span: Span { len: 2, ..op.span }, ..op }.into();
+    assert!(to_csv(&timetable, PipeId(0)).unwrap_err().reason.contains("several micro-batches"));
+    timetable.rows[0][2] = Op { kind: Kind::Recompute, ..op }.into();
+    assert!(to_csv(&timetable, PipeId(0)).unwrap_err().reason.contains("no word for R("));
+    timetable.rows[0][2] = Cell::Pair(op, op);
+    assert!(to_csv(&timetable, PipeId(0)).unwrap_err().reason.contains("a forward and a backward"));
+    timetable.rows[0].clear();
+    assert!(
+        to_csv(&timetable, PipeId(0)).unwrap_err().reason.contains("worker 0 has nothing to do")
+    );
+}
+
+#[test]
+fn hostile_files_are_refused() {
+    for bad in ["", "\n", ",", "\u{feff}", "null", "{}", "0B0", "0W0", "(", ")"] {
+        refusal(bad);
+    }
+    assert!(from_csv(b"0F0,0B0,\xff", "x").is_err());
+    assert!(matches!(from_csv(&vec![b' '; MAX_BYTES + 1], "x"), Err(ReadError::TooLong)));
+    let many_rows: String = (0..=MAX_COUNT).map(|row| format!("{row}F0,{row}B0\n")).collect();
+    assert!(refusal(&many_rows).contains("row 65536 (rank 65535), column 1: more than 65535 rows"));
+    for long in ["0", "F", "(", "\"", ","] {
+        assert!(refusal(&long.repeat(1 << 20)).len() < 300);
+    }
+    assert!(refusal(&"0F0,".repeat((1 << 22) + 1)).contains("more than 4194304 actions"));
+}
+
+#[test]
+fn truncations_are_refused_here_or_by_the_proof() {
+    let first_row = GOOD.find('\n').unwrap(); // whole in itself: the schedule of one worker
+    for end in (0..GOOD.trim_end().len()).filter(|end| !(first_row..first_row + 2).contains(end)) {
+        let proven = read(&GOOD[..end]).is_ok_and(|t| lower(&t, &Lowering::default()).is_ok());
+        assert!(!proven, "{end} bytes");
+    }
+}
+
+/// Timetables of one pipe whose forwards are complete; the order is anyone's.
+fn any_timetable() -> impl Strategy<Value = Timetable> {
+    (1..5usize, 1..3usize, 1..5u32).prop_flat_map(|(depth, chunks, n)| {
+        let placement = crate::placement::Placement::interleaved(depth, chunks);
+        let row = move |worker| {
+            let stages = placement_stages(depth, chunks, worker);
+            let op = |kind, stage, m| Op { kind, pipe: PipeId(0), stage, span: Span::one(m) };
+            let cells: Vec<Cell> = stages
+                .into_iter()
+                .flat_map(|stage| {
+                    (0..n).flat_map(move |m| {
+                        let back = op(Kind::Backward, stage, m);
+                        let halves = [Kind::BackwardInput, Kind::BackwardWeight];
+                        let halves = halves.map(|kind| Cell::One(op(kind, stage, n - 1 - m)));
+                        let forward = op(Kind::Forward, stage, m);
+                        let first = match m % 2 {
+                            0 => Cell::One(forward),
+                            _ => Cell::Pair(forward, back),
+                        };
+                        [first].into_iter().chain(halves)
+                    })
+                })
+                .collect();
+            Just(cells).prop_shuffle()
+        };
+        let rows: Vec<_> = (0..depth).map(row).collect();
+        rows.prop_map(move |rows| Timetable::new("mine", placement.clone(), n, rows))
+    })
+}
+
+fn placement_stages(depth: usize, chunks: usize, worker: usize) -> Vec<StageId> {
+    (0..chunks).map(|c| StageId((c * depth + worker) as u16)).collect()
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_back(timetable in any_timetable()) {
+        let csv = to_csv(&timetable, PipeId(0)).unwrap();
+        prop_assert_eq!(read(&csv).unwrap(), timetable);
+    }
+
+    #[test]
+    fn no_byte_makes_it_panic(at in 0..GOOD.len(), byte: u8) {
+        let mut bytes = GOOD.as_bytes().to_vec();
+        bytes[at] = byte;
+        let _ = from_csv(&bytes, "x");
+    }
+
+    /// Whatever is accepted can be written, and reads back to the same.
+    #[test]
+    fn accepted_text_has_one_meaning(text in "(([01][FBIW][01],?){1,5}\n){1,3}") {
+        if let Ok(timetable) = read(&text) {
+            let csv = to_csv(&timetable, PipeId(0)).unwrap();
+            prop_assert_eq!(read(&csv).unwrap(), timetable);
+        }
+    }
+}

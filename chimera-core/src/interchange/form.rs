@@ -1,0 +1,216 @@
+//! The form of a timetable's JSON, checked while it is read.
+//!
+//! Lists are given up at their first bad item: one of `{}` would otherwise take many times the memory
+//! of the file before it is refused.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use crate::ids::{PipeId, StageId, WorkerId};
+use crate::op::{Cell, Kind, Op, Span};
+
+/// Most workers, stages and pipes of a file: as many as ids can tell apart.
+pub(super) const MAX_COUNT: usize = u16::MAX as usize;
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    pub(super) schedule: String,
+    pub(super) depth: usize,
+    pub(super) stages: usize,
+    pub(super) pipes: usize,
+    pub(super) micro_batches: u32,
+    #[serde(default = "whole")]
+    pub(super) unit: f64,
+    #[serde(default)]
+    pub(super) selective: Vec<(PipeId, StageId)>,
+    #[serde(default)]
+    pub(super) on_demand: bool,
+    #[serde(default)]
+    pub(super) update: Rule,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) steps: Option<u32>,
+    #[serde(deserialize_with = "at_most_max_count")]
+    pub(super) placement: Vec<Vec<WorkerId>>,
+    #[serde(deserialize_with = "at_most_max_count")]
+    pub(super) rows: Vec<Vec<Cell>>,
+}
+
+/// The name of an [`Update`](crate::update::Update).
+#[derive(Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Rule {
+    #[default]
+    Flush,
+    Stash,
+    DoubleBuffer,
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawCell {
+    #[serde(default, deserialize_with = "present")]
+    kind: Option<Letter>,
+    #[serde(default, deserialize_with = "present")]
+    pipe: Option<PipeId>,
+    #[serde(default, deserialize_with = "present")]
+    stage: Option<StageId>,
+    #[serde(default, deserialize_with = "present")]
+    micro_batches: Option<Ids>,
+    #[serde(default, deserialize_with = "present")]
+    pair: Option<(Object<RawOp>, Object<RawOp>)>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawOp {
+    kind: Letter,
+    pipe: PipeId,
+    stage: StageId,
+    micro_batches: Ids,
+}
+
+impl From<RawOp> for Op {
+    fn from(raw: RawOp) -> Op {
+        Op { kind: raw.kind.0, pipe: raw.pipe, stage: raw.stage, span: raw.micro_batches.0 }
+    }
+}
+
+impl<'de> Deserialize<'de> for Cell {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Cell, D::Error> {
+        match Object::deserialize(deserializer)?.0 {
+            RawCell {
+                kind: Some(kind),
+                pipe: Some(pipe),
+                stage: Some(stage),
+                micro_batches: Some(micro_batches),
+                pair: None,
+            } => Ok(Cell::One(RawOp { kind, pipe, stage, micro_batches }.into())),
+            RawCell {
+                kind: None,
+                pipe: None,
+                stage: None,
+                micro_batches: None,
+                pair: Some((a, b)),
+            } => Ok(Cell::Pair(a.0.into(), b.0.into())),
+            _ => Err(D::Error::custom(
+                "a cell has `kind`, `pipe`, `stage` and `micro_batches`, or `pair` alone",
+            )),
+        }
+    }
+}
+
+/// A `T` written as an object; serde would take a list of its fields as well.
+pub(super) struct Object<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+    }
+}
+
+struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = Object<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Object<T>, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
+    }
+}
+
+/// A field that may be absent, but not null.
+fn present<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    T::deserialize(deserializer).map(Some)
+}
+
+struct Letter(Kind);
+
+impl<'de> Deserialize<'de> for Letter {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Letter, D::Error> {
+        let letter = String::deserialize(deserializer)?;
+        let unknown = || D::Error::unknown_variant(&letter, &["F", "B", "I", "W", "R"]);
+        Kind::from_letter(&letter).map(Letter).ok_or_else(unknown)
+    }
+}
+
+/// Micro-batch ids, each one more than the one before.
+struct Ids(Span);
+
+impl<'de> Deserialize<'de> for Ids {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Ids, D::Error> {
+        deserializer.deserialize_seq(IdsVisitor).map(Ids)
+    }
+}
+
+struct IdsVisitor;
+
+impl<'de> Visitor<'de> for IdsVisitor {
+    type Value = Span;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("micro-batch ids, ascending without gaps")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut ids: A) -> Result<Span, A::Error> {
+        let first = ids.next_element()?;
+        let mut span = Span::one(first.ok_or_else(|| A::Error::invalid_length(0, &self))?);
+        while let Some(id) = ids.next_element::<u32>()? {
+            let next = span.start.checked_add(u32::from(span.len));
+            if next != Some(id) {
+                return Err(A::Error::custom(format!(
+                    "micro-batch {id} does not follow the one before"
+                )));
+            }
+            let len = span.len.checked_add(1);
+            span.len =
+                len.ok_or_else(|| A::Error::custom("more than 65535 micro-batches in one op"))?;
+        }
+        Ok(span)
+    }
+}
+
+/// A list that is given up as soon as it is longer than [`MAX_COUNT`].
+fn at_most_max_count<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct AtMost<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for AtMost<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "at most {MAX_COUNT} lists")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
+            let mut list = Vec::new();
+            while let Some(item) = items.next_element()? {
+                if list.len() == MAX_COUNT {
+                    return Err(A::Error::invalid_length(MAX_COUNT + 1, &self));
+                }
+                list.push(item);
+            }
+            Ok(list)
+        }
+    }
+
+    deserializer.deserialize_seq(AtMost(PhantomData))
+}

@@ -1,0 +1,161 @@
+//! The tensors and the work of a model, whatever its architecture.
+
+use super::bert::tensors as bert;
+use super::gpt2::tensors as gpt2;
+use super::{Architecture, Cut, ModelConfig};
+use crate::stage::Param;
+
+impl ModelConfig {
+    /// Number of parameters; a tied table counts once.
+    pub fn n_params(&self) -> u64 {
+        match self.architecture {
+            Architecture::Gpt2 => gpt2::n_params(self),
+            Architecture::Bert => bert::n_params(self),
+        }
+    }
+
+    /// The tensors of the stage `cut`, in the order in which it holds them.
+    pub fn params(&self, cut: &Cut) -> Vec<Param> {
+        match self.architecture {
+            Architecture::Gpt2 => gpt2::params(self, cut),
+            Architecture::Bert => bert::params(self, cut),
+        }
+    }
+
+    /// Floating-point operations of one sample's forward pass through `cut`: matrix products and
+    /// attention, a multiply-add counted as two, attention without the saving of causality.
+    pub fn forward_flops(&self, cut: &Cut, sequence: usize) -> f64 {
+        let head = if cut.last { self.head_flops(sequence) } else { 0.0 };
+        cut.blocks.len() as f64 * self.block_flops(sequence) + head
+    }
+
+    /// Floating-point operations of the model for one token, forward and backward: `6 N + 6 L d (T + 1)` for a
+    /// GPT of N parameters that multiply (a table of embeddings is only looked up; the head counts, tied or not), L
+    /// layers, d features and T tokens per sample, of which a token sees `(T + 1) / 2` on average. Recomputation does
+    /// not count. (Chowdhery et al., PaLM, 2022, appendix B, count `12 L d T`, as if attention were not causal.) A BERT
+    /// sees all tokens and predicts few, so it takes three times what its forward pass does.
+    pub fn flops_per_token(&self) -> f64 {
+        if self.architecture == Architecture::Bert {
+            let whole = Cut::whole(self);
+            return 3.0 * self.forward_flops(&whole, self.context) / self.context as f64;
+        }
+        let [layers, hidden, context, vocab] =
+            [self.layers, self.hidden, self.context, self.vocab].map(|n| n as f64);
+        let looked_up = (context + if self.tied { 0.0 } else { vocab }) * hidden;
+        6.0 * (self.n_params() as f64 - looked_up) + 6.0 * layers * hidden * (context + 1.0)
+    }
+
+    /// What selective recomputation computes again of a forward pass: of each block the product into the MLP, and of
+    /// a BERT's heads pooler and transform.
+    pub fn selective_flops(&self, cut: &Cut, sequence: usize) -> f64 {
+        let square = 2.0 * (self.hidden as f64).powi(2);
+        let heads = match self.architecture {
+            Architecture::Bert if cut.last => square * (1 + self.predictions(sequence)) as f64,
+            _ => 0.0,
+        };
+        cut.blocks.len() as f64 * sequence as f64 * 4.0 * square + heads
+    }
+
+    /// Forward work of one block on a sample of `sequence` tokens.
+    pub(super) fn block_flops(&self, sequence: usize) -> f64 {
+        let (hidden, sequence) = (self.hidden as f64, sequence as f64);
+        sequence * (24.0 * hidden * hidden + 4.0 * sequence * hidden)
+    }
+
+    /// Forward work of the head on a sample of `sequence` tokens.
+    pub(super) fn head_flops(&self, sequence: usize) -> f64 {
+        match self.architecture {
+            Architecture::Gpt2 => gpt2::head_flops(self, sequence),
+            Architecture::Bert => bert::head_flops(self, sequence),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cut;
+    use super::*;
+
+    fn config() -> ModelConfig {
+        let architecture = Architecture::Gpt2;
+        ModelConfig {
+            architecture,
+            layers: 3,
+            hidden: 100,
+            heads: 5,
+            context: 7,
+            vocab: 11,
+            tied: false,
+        }
+    }
+
+    #[test]
+    fn the_count_is_the_sum_of_the_tensors() {
+        for (_, architecture) in Architecture::ALL {
+            for tied in [false, true] {
+                let config = ModelConfig { architecture, tied, ..config() };
+                let cut = cut(&config, 1).unwrap();
+                let params = config.params(&cut[0]);
+                let sum: usize = params.iter().map(Param::n_elements).sum();
+                assert_eq!(sum as u64, config.n_params());
+                assert!(params.iter().all(|p| !p.tied));
+            }
+        }
+    }
+
+    #[test]
+    fn a_tied_table_is_on_the_first_and_the_last_stage() {
+        let names = ["wte.weight", "embeddings.word_embeddings.weight"];
+        for ((_, architecture), name) in Architecture::ALL.into_iter().zip(names) {
+            let config = ModelConfig { architecture, tied: true, ..config() };
+            let stages: Vec<_> =
+                cut(&config, 3).unwrap().iter().map(|cut| config.params(cut)).collect();
+            let table = |stage: usize| stages[stage].iter().find(|p| p.tied);
+            assert_eq!(table(0), stages[0].first());
+            assert_eq!(table(1), None);
+            assert_eq!(table(2), table(0));
+            assert_eq!(table(0).unwrap().name, name);
+        }
+    }
+
+    #[test]
+    fn work_is_counted_per_sample() {
+        let config = config();
+        let whole = Cut::whole(&config);
+        let per_token = 3.0 * (24.0 * 1e4 + 4.0 * 5.0 * 100.0) + 2.0 * 100.0 * 11.0;
+        assert_eq!(config.forward_flops(&whole, 5), 5.0 * per_token);
+        // One of five tokens is predicted, through a transform; the pooler and its classes are one row.
+        let bert = ModelConfig { architecture: Architecture::Bert, ..config };
+        assert_eq!(bert.predictions(5), 1);
+        let blocks = 5.0 * 3.0 * (24.0 * 1e4 + 4.0 * 5.0 * 100.0);
+        let heads = 2.0 * 100.0 * (100.0 + 11.0) + 2.0 * 100.0 * 102.0;
+        assert_eq!(bert.forward_flops(&whole, 5), blocks + heads);
+    }
+
+    /// By hand, from the products of a block, the head and attention.
+    #[test]
+    fn flops_are_those_of_all_products() {
+        let model = ModelConfig {
+            architecture: Architecture::Gpt2,
+            layers: 3,
+            hidden: 8,
+            heads: 2,
+            context: 5,
+            vocab: 11,
+            tied: false,
+        };
+        let block = 8.0 * 24.0 + 8.0 * 8.0 + 2.0 * 8.0 * 32.0;
+        let vectors = 3.0 * (13.0 * 8.0) + 2.0 * 8.0; // biases and norms
+        let products = 2.0 * (3.0 * block + 8.0 * 11.0 + vectors);
+        // Query by key, and weight by value: the five tokens see 1, 2, 3, 4 and 5.
+        let attention = 3.0 * 2.0 * (2.0 * (15.0 / 5.0) * 8.0);
+        assert_eq!(model.flops_per_token(), 3.0 * (products + attention));
+        let tied = ModelConfig { tied: true, ..model.clone() };
+        assert_eq!(tied.flops_per_token(), model.flops_per_token());
+        // One of the five tokens is predicted, through a transform; pooler and classes are one row.
+        let bert = ModelConfig { architecture: Architecture::Bert, ..model };
+        let blocks = 5.0 * 2.0 * 3.0 * block + 5.0 * 3.0 * 2.0 * (2.0 * 5.0 * 8.0);
+        let heads = 2.0 * (8.0 * 8.0 + 8.0 * 11.0) + 2.0 * (8.0 * 8.0 + 8.0 * 2.0);
+        assert_eq!(bert.flops_per_token(), 3.0 * (blocks + heads) / 5.0);
+    }
+}

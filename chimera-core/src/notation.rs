@@ -1,0 +1,187 @@
+//! How people write and read ops, cells and rows, numbers, and values that have names.
+
+use std::collections::BTreeSet;
+
+use crate::ids::{PipeId, StageId};
+use crate::op::{Cell, Kind, Op};
+
+/// How the ops of one row are written.
+///
+/// A micro-batch id belongs to one pipe, so it says which pipe is meant. The stage is left out too,
+/// unless the row has several stages of one pipe: they are then told apart by a letter, `a` first.
+pub(crate) struct Labels {
+    stages: BTreeSet<(PipeId, StageId)>,
+    lettered: bool,
+}
+
+impl Labels {
+    pub(crate) fn new(cells: impl Iterator<Item = Cell>) -> Labels {
+        let stages: BTreeSet<_> =
+            cells.flat_map(|cell| cell.ops()).map(|op| (op.pipe, op.stage)).collect();
+        let pipes: BTreeSet<_> = stages.iter().map(|&(pipe, _)| pipe).collect();
+        let lettered = stages.len() > pipes.len();
+        Labels { stages, lettered }
+    }
+
+    /// Micro-batches of `op`, after the letter of its stage: `3`, `b3`, `0-1`.
+    pub(crate) fn micro_batches(&self, op: Op) -> String {
+        if !self.lettered {
+            return op.span.to_string();
+        }
+        let before = (op.pipe, StageId(0))..(op.pipe, op.stage);
+        let nth = self.stages.range(before).count();
+        match u8::try_from(nth) {
+            Ok(nth @ 0..26) => format!("{}{}", char::from(b'a' + nth), op.span),
+            _ => format!("{}:{}", op.stage.0, op.span),
+        }
+    }
+
+    /// `op` with the mark of its kind: `3` forward, `3'` backward, `3i` and `3w` its halves, `3r`
+    /// recompute.
+    pub(crate) fn op(&self, op: Op) -> String {
+        let mark = match op.kind {
+            Kind::Forward => "",
+            Kind::Backward => "'",
+            Kind::BackwardInput => "i",
+            Kind::BackwardWeight => "w",
+            Kind::Recompute => "r",
+        };
+        self.micro_batches(op) + mark
+    }
+
+    /// The ops of `cell`, a pair as `3+1'`.
+    pub(crate) fn cell(&self, cell: Cell) -> String {
+        let ops: Vec<String> = cell.ops().map(|op| self.op(op)).collect();
+        ops.join("+")
+    }
+}
+
+/// How much of a row is shown on each side of a marked cell, in characters.
+const MARK_CONTEXT: usize = 36;
+
+/// A row of cells with a line of carets below the one at `at`, and only the cells around it if the row
+/// is long. `at` may be the row's length: the end of the row is marked.
+///
+/// ```text
+/// … 2 2' 3 3' 0' 1'
+///          ^^
+/// ```
+pub fn marked_row(row: &[Cell], at: usize) -> String {
+    let labels = Labels::new(row.iter().copied());
+    let labels: Vec<String> = row.iter().map(|&cell| labels.cell(cell)).collect();
+    let at = at.min(labels.len());
+    let fits = |label: &&String, room: &mut usize| {
+        let left = room.checked_sub(label.len() + 1);
+        *room = left.unwrap_or(0);
+        left.is_some()
+    };
+    let mut room = MARK_CONTEXT;
+    let before = labels[..at].iter().rev().take_while(|l| fits(l, &mut room)).count();
+    let mut room = MARK_CONTEXT;
+    let after = labels[at..].iter().skip(1).take_while(|l| fits(l, &mut room)).count();
+
+    let (from, to) = (at - before, (at + 1 + after).min(labels.len()));
+    let mut line = String::from(if from > 0 { "… " } else { "" });
+    let mut mark = String::new();
+    for (i, label) in labels.iter().enumerate().take(to).skip(from) {
+        if i == at {
+            mark = " ".repeat(line.chars().count()) + &"^".repeat(label.len());
+        }
+        line.push_str(label);
+        line.push(' ');
+    }
+    if at == labels.len() {
+        mark = " ".repeat(line.chars().count()) + "^";
+    }
+    line.push_str(if to < labels.len() { "…" } else { "" });
+    format!("{}\n{mark}", line.trim_end())
+}
+
+/// The value of `name` in a table such as [`Scaling::ALL`](crate::schedule::Scaling::ALL).
+///
+/// # Errors
+/// Says that the name of `what` is unknown, and which there are.
+pub fn by_name<T: Copy>(what: &str, name: &str, all: &[(&'static str, T)]) -> Result<T, String> {
+    let known = all.iter().find(|(n, _)| *n == name);
+    known.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|(n, _)| *n).collect();
+        format!("unknown {what} `{name}`: choose one of {}", names.join(", "))
+    })
+}
+
+/// `x` with so many significant digits and no trailing zeros, in any unit: what would begin with many zeros
+/// is written in powers of ten.
+pub fn significant(x: f64, digits: usize) -> String {
+    if x == 0.0 || !x.is_finite() {
+        return if x == 0.0 { "0".into() } else { x.to_string() };
+    }
+    let trimmed = |number: &str| match number.contains('.') {
+        true => number.trim_end_matches('0').trim_end_matches('.').to_string(),
+        false => number.to_string(),
+    };
+    let magnitude = x.abs().log10().floor() as i32;
+    if magnitude < -4 {
+        let text = format!("{x:.*e}", digits.saturating_sub(1));
+        let (mantissa, power) = text.split_once('e').unwrap_or((&text, "0"));
+        return format!("{}e{power}", trimmed(mantissa));
+    }
+    let decimals = usize::try_from(digits as i32 - 1 - magnitude).unwrap_or(0);
+    trimmed(&format!("{x:.decimals$}"))
+}
+
+/// So many bytes, in the largest unit of which there is one.
+pub fn size(bytes: f64) -> String {
+    let units = [("GiB", 1u32 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    let fits = |(_, unit): &(&str, u32)| bytes.abs() >= f64::from(*unit);
+    match units.into_iter().find(fits) {
+        Some((name, unit)) => format!("{} {name}", significant(bytes / f64::from(unit), 3)),
+        None => format!("{bytes:.0} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_marked_cell_has_carets() {
+        let op = |kind, unit| Cell::One(Op::new(kind, PipeId(0), StageId(0), unit));
+        let row: Vec<Cell> =
+            (0..40).flat_map(|unit| [op(Kind::Forward, unit), op(Kind::Backward, unit)]).collect();
+        assert_eq!(marked_row(&row[..4], 1), "0 0' 1 1'\n  ^^");
+        assert_eq!(marked_row(&row[..4], 4), "0 0' 1 1'\n          ^");
+        assert_eq!(marked_row(&[], 7), "\n^");
+        assert_eq!(
+            marked_row(&row, 41),
+            "… 15' 16 16' 17 17' 18 18' 19 19' 20 20' 21 21' 22 22' 23 23' 24 24' 25 25' …\n\
+             \u{20}                                    ^^^"
+        );
+    }
+
+    #[test]
+    fn several_stages_of_a_pipe_get_letters() {
+        let op = |stage, unit| Op::new(Kind::Backward, PipeId(0), StageId(stage), unit);
+        let label = |ops: &[Op], op: Op| Labels::new(ops.iter().map(|&op| op.into())).op(op);
+        assert_eq!(label(&[op(1, 0), op(1, 3)], op(1, 3)), "3'");
+        assert_eq!(label(&[op(1, 0), op(5, 3)], op(5, 3)), "b3'");
+        let many: Vec<Op> = (0..30).map(|stage| op(stage, 0)).collect();
+        assert_eq!(label(&many, op(29, 3)), "29:3'");
+    }
+
+    #[test]
+    fn sizes_are_in_a_unit_of_which_there_is_one() {
+        let sizes = [0.0, 1.0, 2048.0, 1e6, 40.0 * 1048576.0, 355.62e9, 25769803776.0].map(size);
+        let wanted = ["0 B", "1 B", "2 KiB", "977 KiB", "40 MiB", "331 GiB", "24 GiB"];
+        assert_eq!(sizes, wanted);
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let written = [0.0, 16.0, 12345.0, 1.0 / 3.0, 0.00123456, 0.1 + 0.2, f64::NAN]
+            .map(|x| significant(x, 4));
+        assert_eq!(written, ["0", "16", "12345", "0.3333", "0.001235", "0.3", "NaN"]);
+        let times = [3e-7, 1.23456789e-8, 1e-300, 999_999.6, -2.0 / 3.0];
+        let written = times.map(|x| significant(x, 6));
+        assert_eq!(written, ["3e-7", "1.23457e-8", "1e-300", "1000000", "-0.666667"]);
+    }
+}

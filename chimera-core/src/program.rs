@@ -1,0 +1,200 @@
+//! A lowered, proven timetable.
+
+use std::fmt;
+
+use rustc_hash::FxHashMap;
+
+use crate::effects::{Rules, Token, TokenKind};
+use crate::ids::{BucketId, ChannelId, PipeId, Rank, StageId, WorkerId};
+use crate::op::Cell;
+use crate::placement::Placement;
+use crate::update::Window;
+
+/// One instruction of a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Instr {
+    /// Compute.
+    Run(Cell),
+    /// Put a token on its way; never waits for the receiver to take it.
+    Send(Token, ChannelId),
+    /// Wait for a token.
+    Recv(Token, ChannelId),
+    /// Start to sum a bucket's gradients over its replicas.
+    Reduce(BucketId),
+    /// Wait for that sum.
+    Await(BucketId),
+    /// One small exchange of all ranks: gradient norm, finite flag, loss, stop flag.
+    Agree,
+    /// Update the weights of a bucket.
+    Step(BucketId),
+}
+
+/// A stream of messages that keep their order; nothing is said across channels.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Channel {
+    /// Who sends.
+    pub from: WorkerId,
+    /// Who receives.
+    pub to: WorkerId,
+    /// Whose tokens.
+    pub pipe: PipeId,
+    /// Between which stages: boundary `b` lies between stages `b - 1` and `b`.
+    pub boundary: StageId,
+    /// [`TokenKind::Activation`] or [`TokenKind::Gradient`].
+    pub kind: TokenKind,
+}
+
+/// A set of gradients of one update that are summed over the same replicas together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bucket {
+    /// The stages whose tensors it holds: one, or those that share a tied tensor (which then is all
+    /// that the bucket holds).
+    pub stages: Vec<StageId>,
+    /// The replicas within a pipeline group, in order of their pipes. In a job of several groups the
+    /// replicas are these of group 0, then these of group 1, and so on.
+    pub members: Vec<WorkerId>,
+    /// The update that the gradients are for, from the start of the window; 0 in synchronous schedules.
+    pub update: u32,
+    /// Place in the one order in which every worker starts its reductions.
+    pub order: u32,
+}
+
+impl Bucket {
+    /// Those that the gradients of a stage and an update are in.
+    pub(crate) fn by_stage(buckets: &[Bucket]) -> FxHashMap<(StageId, u32), Vec<BucketId>> {
+        let mut by_stage: FxHashMap<_, Vec<_>> = FxHashMap::default();
+        for (b, bucket) in (0..).map(BucketId).zip(buckets) {
+            for stage in &bucket.stages {
+                by_stage.entry((*stage, bucket.update)).or_default().push(b);
+            }
+        }
+        by_stage
+    }
+}
+
+/// What every worker of a pipeline group does in one step, or in the steps of an asynchronous window.
+/// Made by [`lower`](crate::lower::lower()) only.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Program {
+    pub(crate) schedule: String,
+    pub(crate) placement: Placement,
+    pub(crate) n_micro_batches: u32,
+    pub(crate) units_per_micro: u32,
+    pub(crate) window: Window,
+    pub(crate) rules: Rules,
+    pub(crate) channels: Vec<Channel>,
+    pub(crate) buckets: Vec<Bucket>,
+    pub(crate) rows: Vec<Vec<Instr>>,
+    pub(crate) channel_bound: u32,
+    pub(crate) peaks: Vec<f64>,
+    pub(crate) weight_versions: Vec<u32>,
+    pub(crate) has_barrier: bool,
+}
+
+impl Program {
+    /// Name of the schedule, for people; nothing depends on it.
+    pub fn schedule(&self) -> &str {
+        &self.schedule
+    }
+
+    /// Who holds which stage.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// Number of micro-batches, N times the steps of the window.
+    pub fn n_micro_batches(&self) -> u32 {
+        self.n_micro_batches
+    }
+
+    /// Into how many units a micro-batch is cut.
+    pub fn units_per_micro(&self) -> u32 {
+        self.units_per_micro
+    }
+
+    /// How micro-batches fall into steps and updates.
+    pub fn window(&self) -> &Window {
+        &self.window
+    }
+
+    /// What each op eats and makes.
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// All channels that messages use.
+    pub fn channels(&self) -> &[Channel] {
+        &self.channels
+    }
+
+    /// All buckets, update by update: one per stage, then the tied ones.
+    pub fn buckets(&self) -> &[Bucket] {
+        &self.buckets
+    }
+
+    /// The buckets of one update; those of update `u` have the same stages and members, and follow each
+    /// other `u` times as many further on.
+    pub fn buckets_of_update(&self) -> &[Bucket] {
+        &self.buckets[..self.buckets.len() / self.window.n_updates().max(1) as usize]
+    }
+
+    /// The replicas of a bucket in a job of `width` groups: those of group 0 by pipe, then those of group 1,
+    /// and so on.
+    pub fn replicas(&self, width: usize, bucket: BucketId) -> Vec<Rank> {
+        let workers = &self.buckets[bucket.index()].members;
+        let of = |group| workers.iter().map(move |w| self.placement.rank(group, *w));
+        (0..width).flat_map(of).collect()
+    }
+
+    /// What each worker does, in order.
+    pub fn rows(&self) -> &[Vec<Instr>] {
+        &self.rows
+    }
+
+    /// How many messages every channel must be able to hold, so that no send has to wait for ever:
+    /// the least number that suffices.
+    pub fn channel_bound(&self) -> u32 {
+        self.channel_bound
+    }
+
+    /// The most micro-batches whose residuals each worker holds at once.
+    pub fn peaks(&self) -> &[f64] {
+        &self.peaks
+    }
+
+    /// The most micro-batches whose residuals any worker holds at once.
+    pub fn peak(&self) -> f64 {
+        self.peaks.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// The most versions of the weights of a stage that each worker holds at once; 1 in synchronous
+    /// schedules.
+    pub fn weight_versions(&self) -> &[u32] {
+        &self.weight_versions
+    }
+
+    /// Whether optimizer steps wait for the agreement of all ranks.
+    pub fn has_barrier(&self) -> bool {
+        self.has_barrier
+    }
+
+    /// BLAKE3 of all that it says, so that ranks can compare theirs.
+    pub fn fingerprint(&self) -> String {
+        struct Hashed(blake3::Hasher);
+        impl fmt::Write for Hashed {
+            fn write_str(&mut self, text: &str) -> fmt::Result {
+                self.0.update(text.as_bytes());
+                Ok(())
+            }
+        }
+        let mut hashed = Hashed(blake3::Hasher::new());
+        // Its parts are lists in a fixed order, so equal programs read the same.
+        let _ = fmt::Write::write_fmt(&mut hashed, format_args!("{self:?}"));
+        hashed.0.finalize().to_string()
+    }
+
+    /// Number of messages.
+    pub fn n_messages(&self) -> usize {
+        self.rows.iter().flatten().filter(|i| matches!(i, Instr::Send(..))).count()
+    }
+}

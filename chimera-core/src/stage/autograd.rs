@@ -1,0 +1,120 @@
+//! Stages of frameworks that differentiate by themselves.
+
+use super::{Micro, Output, Param, Stage};
+use crate::device::{Device, Result};
+
+/// A piece of a model in a framework with automatic differentiation: a forward pass, and its vector-Jacobian product.
+///
+/// [`Autograd`] makes a [`Stage`] of it. The whole backward pass runs where a schedule has the input half, and the
+/// gradients of the weights wait for the weight half.
+pub trait Differentiable: Send {
+    /// Activations, gradients and weights.
+    type Tensor: Clone + Send;
+    /// One number of a sample.
+    type Item: Copy + Send + Sync + 'static;
+    /// What the framework recorded in a forward pass.
+    type Graph: Send;
+
+    /// The parameters, in the order of `w` below.
+    fn params(&self) -> &[Param];
+
+    /// Runs the stage on `x`, the previous stage's activation (`None` for the first stage). The last stage, given
+    /// targets, returns its loss times [`loss_scale`](Micro::loss_scale), and as `grad` whatever
+    /// [`vjp`](Differentiable::vjp) takes for it, such as a one.
+    fn forward(
+        &self,
+        w: &[Self::Tensor],
+        micro: &Micro<'_, Self::Item>,
+        x: Option<Self::Tensor>,
+    ) -> Result<(Output<Self::Tensor>, Self::Graph)>;
+
+    /// The vector-Jacobian product: from the gradient `dy` of the output to the gradient of the input (`None` for the
+    /// first stage), and those of the weights, one for each parameter, in order.
+    fn vjp(
+        &self,
+        graph: Self::Graph,
+        dy: Self::Tensor,
+    ) -> Result<(Option<Self::Tensor>, Vec<Self::Tensor>)>;
+
+    /// Whether the stage reads [`Micro::input`] or [`Micro::target`]; if not, no samples are read for it.
+    fn needs_inputs(&self) -> bool {
+        true
+    }
+
+    /// Device memory that a graph holds, in bytes, if the framework says it.
+    fn graph_bytes(&self, _graph: &Self::Graph) -> u64 {
+        0
+    }
+}
+
+/// The stage of a [`Differentiable`] on a device.
+#[derive(Clone, Debug)]
+pub struct Autograd<A, D> {
+    differentiable: A,
+    device: D,
+}
+
+impl<A, D> Autograd<A, D> {
+    /// A stage on `device`, which adds the gradients.
+    pub fn new(differentiable: A, device: D) -> Autograd<A, D> {
+        Autograd { differentiable, device }
+    }
+}
+
+impl<A, D> Stage for Autograd<A, D>
+where
+    A: Differentiable<Tensor = D::Tensor>,
+    D: Device,
+{
+    type Tensor = A::Tensor;
+    type Item = A::Item;
+    type Saved = A::Graph;
+    /// Gradients of the weights.
+    type Deferred = Vec<A::Tensor>;
+
+    fn params(&self) -> &[Param] {
+        self.differentiable.params()
+    }
+
+    fn forward(
+        &self,
+        w: &[A::Tensor],
+        micro: &Micro<'_, A::Item>,
+        x: Option<A::Tensor>,
+    ) -> Result<(Output<A::Tensor>, A::Graph)> {
+        self.differentiable.forward(w, micro, x)
+    }
+
+    fn backward_input(
+        &self,
+        _: &[A::Tensor],
+        _: &Micro<'_, A::Item>,
+        graph: A::Graph,
+        dy: A::Tensor,
+    ) -> Result<(Option<A::Tensor>, Vec<A::Tensor>)> {
+        self.differentiable.vjp(graph, dy)
+    }
+
+    fn backward_weight(
+        &self,
+        _: &Micro<'_, A::Item>,
+        gradients: Vec<A::Tensor>,
+        into: &mut [A::Tensor],
+    ) -> Result<()> {
+        assert_eq!(gradients.len(), into.len(), "a gradient for each parameter");
+        let mut pairs = into.iter_mut().zip(&gradients);
+        pairs.try_for_each(|(into, gradient)| self.device.accumulate(into, gradient))
+    }
+
+    fn needs_inputs(&self) -> bool {
+        self.differentiable.needs_inputs()
+    }
+
+    fn saved_bytes(&self, graph: &A::Graph) -> u64 {
+        self.differentiable.graph_bytes(graph)
+    }
+
+    fn deferred_bytes(&self, gradients: &Vec<A::Tensor>) -> u64 {
+        gradients.iter().map(|gradient| self.device.bytes(gradient)).sum()
+    }
+}

@@ -1,0 +1,289 @@
+//! The seam between a model and the engine: a [`Stage`] is one piece of a model, and [`Data`] is where samples
+//! come from.
+//!
+//! A stage has four required functions: its parameters, a forward pass, and the two halves of a backward pass, that
+//! of the input and that of the weights. Everything else has a default, which is always correct and at times slower.
+//! A framework with automatic differentiation implements [`Differentiable`] instead, a forward pass and a
+//! vector-Jacobian product, and [`Autograd`] makes a stage of it. [`conformance`] is the suite that every stage calls.
+
+mod autograd;
+pub mod conformance;
+mod init;
+mod param;
+
+pub use autograd::{Autograd, Differentiable};
+pub use init::initial;
+pub use param::{Init, Param};
+
+use crate::device::{DeviceError, Result};
+
+/// One micro-batch, or a part of one, as a stage sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Micro<'a, I = u32> {
+    /// Number of the step, from 0. With `sample` it keys whatever a stage draws at random.
+    pub step: u64,
+    /// Number of the first sample within the global batch of the step.
+    pub sample: u64,
+    /// The inputs of all samples, one sample after another. Empty for a stage that does not
+    /// [need inputs](Stage::needs_inputs).
+    pub input: &'a [I],
+    /// The targets of all samples, one sample after another; read by the last stage alone. Empty when only outputs
+    /// are wanted.
+    pub target: &'a [I],
+    /// Factor of the summed loss: one over the number of targets of the global batch.
+    pub loss_scale: f64,
+    /// Whether the micro-batch is trained on; dropout and the like are off in an evaluation.
+    pub training: bool,
+}
+
+/// Result of a forward pass.
+#[derive(Clone, Debug)]
+pub enum Output<T> {
+    /// Input of the next stage; from the last stage, without targets, the model's output.
+    Activation(T),
+    /// From the last stage, given targets: the scaled loss (`[1]`) and what its
+    /// [`backward_input`](Stage::backward_input) takes as `dy`.
+    Loss {
+        /// Loss of the micro-batch times [`loss_scale`](Micro::loss_scale).
+        loss: T,
+        /// Gradient of that loss, wherever in the last stage it is cheapest to begin.
+        grad: T,
+    },
+}
+
+/// Source of samples. A (step, sample) always gives the same sample, on every rank.
+///
+/// `I` is the type of a sample's numbers: `u32` for the ids of tokens, `f32` or `f64` for measured values.
+pub trait Data<I = u32>: Sync {
+    /// Appends the inputs and targets of sample number `sample` of `step`'s global batch.
+    ///
+    /// # Errors
+    /// If the sample cannot be read: the run ends.
+    fn sample(
+        &self,
+        step: u64,
+        sample: u64,
+        input: &mut Vec<I>,
+        target: &mut Vec<I>,
+    ) -> std::io::Result<()>;
+
+    /// Number of targets of each sample: the loss of a step is the mean over the targets of its samples.
+    fn n_targets(&self) -> usize;
+}
+
+/// One piece of a model.
+///
+/// A stage keeps nothing between two calls: weights come in as an argument, saved activations go out as a value and
+/// come back by move. So weight versions, recomputation and memory accounting belong to the engine, once.
+/// A clone of a weight must not outlive the saved activations that it is part of, since updates write in place.
+///
+/// The first extent of every activation counts samples, or rows of samples: the engine cuts activations and their
+/// gradients into parts of equally many samples, and joins such parts, along it.
+pub trait Stage: Send {
+    /// Activations, gradients and weights.
+    type Tensor: Clone + Send;
+    /// One number of a sample.
+    type Item: Copy + Send + Sync + 'static;
+    /// What the backward pass needs of the forward pass.
+    type Saved: Send;
+    /// What the weight half of the backward pass needs of the input half.
+    type Deferred: Send;
+
+    /// The parameters, in the order in which `w` and `into` below hold their tensors.
+    fn params(&self) -> &[Param];
+
+    /// Runs the stage on `x`, the previous stage's activation (`None` for the first stage).
+    fn forward(
+        &self,
+        w: &[Self::Tensor],
+        micro: &Micro<'_, Self::Item>,
+        x: Option<Self::Tensor>,
+    ) -> Result<(Output<Self::Tensor>, Self::Saved)>;
+
+    /// From the gradient `dy` of the output to the gradient of the input (`None` for the first stage).
+    fn backward_input(
+        &self,
+        w: &[Self::Tensor],
+        micro: &Micro<'_, Self::Item>,
+        saved: Self::Saved,
+        dy: Self::Tensor,
+    ) -> Result<(Option<Self::Tensor>, Self::Deferred)>;
+
+    /// **Adds** the gradients of the weights to `into`.
+    fn backward_weight(
+        &self,
+        micro: &Micro<'_, Self::Item>,
+        deferred: Self::Deferred,
+        into: &mut [Self::Tensor],
+    ) -> Result<()>;
+
+    /// Whether the stage reads [`Micro::input`] or [`Micro::target`]; if not, no samples are read for it.
+    fn needs_inputs(&self) -> bool {
+        true
+    }
+
+    /// Extents of the activation that the stage takes for a number of samples, against which the engine checks what
+    /// another rank sends; `None` checks nothing.
+    fn input_shape(&self, _samples: usize) -> Option<Vec<usize>> {
+        None
+    }
+
+    /// Extents of the activation that the stage gives for a number of samples; `None` checks nothing.
+    fn output_shape(&self, _samples: usize) -> Option<Vec<usize>> {
+        None
+    }
+
+    /// Makes the saved activations again, to the bit, without the output (full recomputation).
+    fn recompute(
+        &self,
+        w: &[Self::Tensor],
+        micro: &Micro<'_, Self::Item>,
+        x: Option<Self::Tensor>,
+    ) -> Result<Self::Saved> {
+        Ok(self.forward(w, micro, x)?.1)
+    }
+
+    /// Whether [`select`](Stage::select) and [`restore`](Stage::restore) are there. A program with selective
+    /// recomputation is refused for a stage without them.
+    fn has_selective_recompute(&self) -> bool {
+        false
+    }
+
+    /// Drops those saved activations that are cheap to compute again.
+    fn select(&self, saved: Self::Saved) -> Self::Saved {
+        saved
+    }
+
+    /// Computes again, to the bit, what [`select`](Stage::select) dropped.
+    fn restore(
+        &self,
+        _w: &[Self::Tensor],
+        _micro: &Micro<'_, Self::Item>,
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        Ok(selected)
+    }
+
+    /// Whether [`split_saved`](Stage::split_saved) is there. For a stage without it the engine runs a forward over
+    /// several parts, as of backward halving and forward doubling, part by part.
+    fn can_split_saved(&self) -> bool {
+        false
+    }
+
+    /// Cuts saved activations into `parts` of equally many samples, in order.
+    fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
+        match parts {
+            1 => Ok(vec![saved]),
+            _ => Err(DeviceError::Failed {
+                device: "the stage".into(),
+                op: "split_saved",
+                reason: "it has no such function".into(),
+            }),
+        }
+    }
+
+    /// Device memory that `saved` holds, in bytes, whole or [selected](Stage::select). Reports of activation memory
+    /// leave out a stage that does not say it.
+    fn saved_bytes(&self, _saved: &Self::Saved) -> u64 {
+        0
+    }
+
+    /// Device memory that `deferred` holds, in bytes. Reports of activation memory leave out a stage that does not
+    /// say it.
+    fn deferred_bytes(&self, _deferred: &Self::Deferred) -> u64 {
+        0
+    }
+}
+
+impl<S: Stage + ?Sized> Stage for Box<S> {
+    type Tensor = S::Tensor;
+    type Item = S::Item;
+    type Saved = S::Saved;
+    type Deferred = S::Deferred;
+
+    fn params(&self) -> &[Param] {
+        (**self).params()
+    }
+
+    fn forward(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        x: Option<S::Tensor>,
+    ) -> Result<(Output<S::Tensor>, S::Saved)> {
+        (**self).forward(w, micro, x)
+    }
+
+    fn backward_input(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        saved: S::Saved,
+        dy: S::Tensor,
+    ) -> Result<(Option<S::Tensor>, S::Deferred)> {
+        (**self).backward_input(w, micro, saved, dy)
+    }
+
+    fn backward_weight(
+        &self,
+        micro: &Micro<'_, S::Item>,
+        deferred: S::Deferred,
+        into: &mut [S::Tensor],
+    ) -> Result<()> {
+        (**self).backward_weight(micro, deferred, into)
+    }
+
+    fn needs_inputs(&self) -> bool {
+        (**self).needs_inputs()
+    }
+
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        (**self).input_shape(samples)
+    }
+
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        (**self).output_shape(samples)
+    }
+
+    fn recompute(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        x: Option<S::Tensor>,
+    ) -> Result<S::Saved> {
+        (**self).recompute(w, micro, x)
+    }
+
+    fn has_selective_recompute(&self) -> bool {
+        (**self).has_selective_recompute()
+    }
+
+    fn select(&self, saved: S::Saved) -> S::Saved {
+        (**self).select(saved)
+    }
+
+    fn restore(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        selected: S::Saved,
+    ) -> Result<S::Saved> {
+        (**self).restore(w, micro, selected)
+    }
+
+    fn can_split_saved(&self) -> bool {
+        (**self).can_split_saved()
+    }
+
+    fn split_saved(&self, saved: S::Saved, parts: usize) -> Result<Vec<S::Saved>> {
+        (**self).split_saved(saved, parts)
+    }
+
+    fn saved_bytes(&self, saved: &S::Saved) -> u64 {
+        (**self).saved_bytes(saved)
+    }
+
+    fn deferred_bytes(&self, deferred: &S::Deferred) -> u64 {
+        (**self).deferred_bytes(deferred)
+    }
+}

@@ -1,0 +1,87 @@
+//! `chimera checkpoint`: looks at checkpoints, proves them whole, takes weights out of them.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use crate::formats::checkpoint::{Checkpoint as Opened, Manifest, Store};
+use anyhow::{Context, Result, ensure};
+use clap::{Args, Subcommand};
+
+use crate::cli::parts::console::{print, require_folder};
+
+/// Lists, verifies and exports the checkpoints of a run
+#[derive(Args)]
+pub(crate) struct Checkpoint {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Lists the checkpoints of a run, the oldest first
+    Ls {
+        /// Folder of the run
+        run: PathBuf,
+    },
+    /// Reads all of a checkpoint and compares it with the hashes of its manifest; exit code 4 if it
+    /// cannot be used
+    Verify {
+        /// Folder of the checkpoint
+        checkpoint: PathBuf,
+    },
+    /// Writes the weights of a checkpoint as one safetensors file
+    Export {
+        /// Folder of the checkpoint
+        checkpoint: PathBuf,
+        /// The file; it must not be there yet
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+    },
+}
+
+impl Checkpoint {
+    pub(crate) fn run(self) -> Result<()> {
+        match self.command {
+            Command::Ls { run } => list(run),
+            Command::Verify { checkpoint } => {
+                let checkpoint = Opened::open(&checkpoint)?;
+                let Manifest { step, shards, .. } = checkpoint.manifest();
+                let n_tensors = checkpoint.shapes().len();
+                let (mib, n_files) = (mib(checkpoint.manifest()), shards.len());
+                let path = checkpoint.path().display();
+                print(format!(
+                    "{path}: step {step}, {n_tensors} tensors in {n_files} file(s), {mib:.1} MiB, all as written"
+                ))
+            }
+            Command::Export { checkpoint, out } => {
+                ensure!(!out.exists(), "{} is there already: choose another --out", out.display());
+                let checkpoint = Opened::open(&checkpoint)?;
+                let written = checkpoint.export(&out)?;
+                print(format!("weights: {}, {} bytes", out.display(), written.bytes))
+            }
+        }
+    }
+}
+
+fn list(run: PathBuf) -> Result<()> {
+    let place = || format!("cannot read {}", run.display());
+    require_folder(&run)?;
+    let entries = Store::of(&run).entries().with_context(place)?;
+    ensure!(!entries.is_empty(), "{} holds no checkpoints", run.display());
+    let mut table = format!("{:>8}  {:>9}  {:>5}  path\n", "step", "MiB", "files");
+    for entry in entries {
+        let path = entry.path();
+        let cells = match Manifest::read(&path) {
+            Ok(manifest) => format!("{:>9.1}  {:>5}", mib(&manifest), manifest.shards.len()),
+            Err(_) if !entry.is_whole => format!("{:>16}", "not finished"),
+            Err(_) => format!("{:>16}", "cannot be used"),
+        };
+        writeln!(table, "{:>8}  {cells}  {}", entry.step, path.display())?;
+    }
+    print(table)
+}
+
+fn mib(manifest: &Manifest) -> f64 {
+    let bytes: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
+    bytes as f64 / f64::from(1u32 << 20)
+}

@@ -1,0 +1,290 @@
+//! `chimera comm bench`: what messages and sums cost on a transport.
+
+use std::time::{Duration, Instant};
+
+use crate::settings::Transport;
+use anyhow::{Result, ensure};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag, Threads, all_gather};
+use chimera_core::engine::run_threads;
+use chimera_core::ids::Rank;
+use clap::Subcommand;
+use serde::Serialize;
+
+use crate::cli::commands::ranks;
+
+/// Bytes that are measured.
+const SIZES: [usize; 8] = [4, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
+/// Each size is measured so often; the median counts.
+const N_ROUNDS: usize = 7;
+/// Bytes of one round.
+const ROUND_BYTES: usize = 1 << 26;
+/// A message of the most bytes that takes longer than one of the fewest by less than this part says nothing about bytes.
+const NOISE: f64 = 0.05;
+/// For a message to come.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Measures how workers reach each other
+#[derive(Subcommand)]
+pub(crate) enum CommCommand {
+    /// Times of messages between two ranks, and of sums over all, by size
+    Bench(Bench),
+}
+
+impl CommCommand {
+    pub(crate) fn run(self) -> Result<()> {
+        let CommCommand::Bench(bench) = self;
+        bench.run()
+    }
+}
+
+/// Measures a transport: under mpirun or srun MPI, else threads.
+#[derive(clap::Args)]
+pub(crate) struct Bench {
+    /// threads, mpi, or auto for mpi where a launcher has started several processes
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    transport: Transport,
+    /// Ranks that are threads
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=256))]
+    ranks: u32,
+    /// Prints JSON: `alpha_s` and `beta_s_per_byte` of messages, and all times in seconds
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was measured.
+#[derive(Serialize)]
+pub(crate) struct Report {
+    transport: String,
+    ranks: u32,
+    /// Whether messages are handed over and not copied, so that this measures no network.
+    handed_over: bool,
+    /// Latency: a message of 4 bytes takes as long.
+    alpha_s: f64,
+    /// What every byte of a large message adds; 0 where size costs nothing.
+    beta_s_per_byte: f64,
+    /// One way, between ranks 0 and 1.
+    messages: Vec<Timed>,
+    /// The same sum on all ranks: each owns a share, adds it up in order of rank, and sends it to all.
+    sums: Vec<Timed>,
+}
+
+#[derive(Serialize, Clone, Copy)]
+struct Timed {
+    bytes: usize,
+    seconds: f64,
+}
+
+impl Bench {
+    fn run(self) -> Result<()> {
+        ensure!(
+            self.transport != Transport::Nccl,
+            "this measures the host's tensors, which NCCL does not carry: choose mpi or threads"
+        );
+        let (is_mpi, _) = self.transport.choose()?;
+        let report = if is_mpi {
+            ranks::with(&measure)?
+        } else {
+            let ranks = run_threads(self.ranks, |comm: &mut Threads<Host>| {
+                let rank = comm.rank();
+                measure(comm, "threads").map_err(|e| e.into_fault(rank))
+            });
+            ranks?.into_iter().next().flatten().map(Report::between_threads)
+        };
+        let Some(report) = report else { return Ok(()) };
+        if self.json {
+            return crate::cli::parts::console::print(serde_json::to_string_pretty(&report)?);
+        }
+        crate::cli::parts::console::print(report.table())
+    }
+}
+
+impl Report {
+    /// Between threads size costs nothing: what differs is noise.
+    fn between_threads(self) -> Report {
+        Report { handed_over: true, beta_s_per_byte: 0.0, ..self }
+    }
+
+    fn table(&self) -> String {
+        let how = match self.handed_over {
+            true => ": messages are handed over, not copied, so this measures no network",
+            false => "",
+        };
+        let mut lines = vec![
+            format!("{}, {} ranks{how}", self.transport, self.ranks),
+            match self.beta_s_per_byte {
+                0.0 => format!("alpha {:.2} us, whatever the size", self.alpha_s * 1e6),
+                beta => {
+                    format!("alpha {:.2} us, 1/beta {:.1} GB/s", self.alpha_s * 1e6, 1e-9 / beta)
+                }
+            },
+            format!("{:>9} {:>12} {:>8} {:>12}", "bytes", "message us", "GB/s", "sum us"),
+        ];
+        let rows = self.messages.iter().zip(&self.sums);
+        lines.extend(rows.map(|(message, sum)| {
+            let Timed { bytes, seconds } = message;
+            let rate = match self.handed_over {
+                true => "-".to_string(),
+                false => format!("{:.2}", *bytes as f64 / seconds * 1e-9),
+            };
+            let (message, sum) = (seconds * 1e6, sum.seconds * 1e6);
+            format!("{bytes:>9} {message:>12.2} {rate:>8} {sum:>12.2}")
+        }));
+        lines.join("\n")
+    }
+}
+
+/// Measures on every rank; rank 0 reports.
+pub(crate) fn measure(
+    comm: &mut dyn Comm<Host>,
+    transport: &str,
+) -> Result<Option<Report>, CommError> {
+    let mut bench = Measured { number: 0, comm };
+    let (mut messages, mut sums) = (Vec::new(), Vec::new());
+    for bytes in SIZES {
+        messages.push(Timed { bytes, seconds: bench.message(bytes)? });
+        sums.push(Timed { bytes, seconds: bench.sum(bytes)? });
+    }
+    let [first, .., last] = messages[..] else { return Ok(None) };
+    let report = Report {
+        transport: transport.to_string(),
+        ranks: bench.comm.n_ranks(),
+        handed_over: false,
+        alpha_s: first.seconds,
+        beta_s_per_byte: slope(first, last),
+        messages,
+        sums,
+    };
+    Ok((bench.comm.rank() == Rank(0)).then_some(report))
+}
+
+/// Seconds that every byte adds.
+fn slope(first: Timed, last: Timed) -> f64 {
+    let more = last.seconds - first.seconds;
+    match more > NOISE * first.seconds {
+        true => more / (last.bytes - first.bytes) as f64,
+        false => 0.0,
+    }
+}
+
+struct Measured<'c> {
+    comm: &'c mut dyn Comm<Host>,
+    /// Of the last message; none has the same twice.
+    number: u64,
+}
+
+impl Measured<'_> {
+    /// Seconds of one message, half of there and back.
+    fn message(&mut self, bytes: usize) -> Result<f64, CommError> {
+        let me = self.comm.rank();
+        let mut host = zeros(bytes / 4);
+        self.median(bytes, |bench| {
+            let there = bench.tag(0);
+            match me.0 {
+                0 => {
+                    bench.comm.send(Rank(1), there, std::mem::take(&mut host))?;
+                    host = bench.comm.recv(Rank(1), there, deadline())?;
+                }
+                1 => {
+                    let host = bench.comm.recv(Rank(0), there, deadline())?;
+                    bench.comm.send(Rank(0), there, host)?;
+                }
+                _ => {}
+            }
+            Ok(())
+        })
+        .map(|seconds| seconds / 2.0)
+    }
+
+    /// Seconds of one sum over all ranks.
+    fn sum(&mut self, bytes: usize) -> Result<f64, CommError> {
+        let (me, n) = (self.comm.rank().0, self.comm.n_ranks());
+        let share = (bytes / 4).div_ceil(n as usize);
+        self.median(bytes, |bench| {
+            let others = || (0..n).filter(|rank| *rank != me).map(Rank);
+            let (part, whole) = (bench.tag(0), bench.tag(1));
+            for to in others() {
+                bench.comm.send(to, part, zeros(share))?;
+            }
+            let mut sum = zeros(share);
+            for from in others() {
+                let part = bench.comm.recv(from, part, deadline())?;
+                sum.data.iter_mut().zip(&part.data).for_each(|(sum, part)| *sum += part);
+            }
+            for to in others() {
+                let mut copy = zeros(share);
+                copy.data.copy_from_slice(&sum.data);
+                bench.comm.send(to, whole, copy)?;
+            }
+            others().try_for_each(|from| bench.comm.recv(from, whole, deadline()).map(drop))
+        })
+    }
+
+    /// The median over rounds of the seconds that `once` takes; all ranks begin a round together.
+    fn median(
+        &mut self,
+        bytes: usize,
+        mut once: impl FnMut(&mut Self) -> Result<(), CommError>,
+    ) -> Result<f64, CommError> {
+        let n = (ROUND_BYTES / bytes).clamp(20, 2000);
+        let mut seconds = Vec::new();
+        for _ in 0..N_ROUNDS {
+            all_gather(&mut *self.comm, &[], deadline())?;
+            let start = Instant::now();
+            for _ in 0..n {
+                self.number += 1;
+                once(self)?;
+            }
+            seconds.push(start.elapsed().as_secs_f64() / n as f64);
+        }
+        seconds.sort_by(f64::total_cmp);
+        Ok(seconds[N_ROUNDS / 2])
+    }
+
+    fn tag(&self, channel: u8) -> Tag {
+        Tag::private(channel, self.number)
+    }
+}
+
+fn zeros(n: usize) -> Host {
+    let mut data = Vec::with_capacity(n + Host::ROOM);
+    data.resize(n, 0.0);
+    Host { shape: vec![n], data }
+}
+
+fn deadline() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: Timed = Timed { bytes: 4, seconds: 3e-6 };
+
+    #[test]
+    fn what_is_less_than_noise_is_no_slope() {
+        for (seconds, beta) in [(3.1e-6, 0.0), (2e-6, 0.0), (3e-6 + 1e-3, 1e-6)] {
+            let slope = slope(FIRST, Timed { bytes: 1004, seconds });
+            assert!((slope - beta).abs() < 1e-12, "{seconds}: {slope}");
+        }
+    }
+
+    #[test]
+    fn a_table_tells_what_is_no_network() {
+        let report = || Report {
+            transport: "one".into(),
+            ranks: 2,
+            handed_over: false,
+            alpha_s: 3e-6,
+            beta_s_per_byte: 1e-9,
+            messages: vec![FIRST],
+            sums: vec![FIRST],
+        };
+        let copied = report().table();
+        assert!(copied.starts_with("one, 2 ranks\nalpha 3.00 us, 1/beta 1.0 GB/s\n"), "{copied}");
+        assert!(copied.ends_with("3.00     0.00         3.00"), "{copied}");
+        let handed_over = report().between_threads().table();
+        assert!(handed_over.contains("measures no network\nalpha 3.00 us, whatever the size\n"));
+        assert!(handed_over.ends_with("3.00        -         3.00"), "{handed_over}");
+    }
+}

@@ -1,0 +1,193 @@
+//! `chimera schedule compare`: schedules side by side, at one shape and cost.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use chimera_core::fault::Class;
+use chimera_core::render::svg::{self, Compared};
+use chimera_core::schedule::Shape;
+use clap::Args;
+use serde_json::json;
+
+use crate::cli::commands::schedule::Format;
+use crate::cli::parts::console::{figure, print};
+use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::entry::{Entry, Run, why_not};
+use crate::cli::parts::exit::{self, Several};
+use crate::cli::parts::shape::NameParser;
+use crate::cli::parts::shape::ShapeArgs;
+
+/// Compares all schedules, or those named, on one model
+///
+/// Costs are those of a D-th of the model, and lists have D numbers: a schedule with v stages per worker cuts
+/// each D-th into v, so that all do the same work; only messages cost the same for all. Sorted by makespan.
+#[derive(Args)]
+pub(crate) struct Compare {
+    /// Schedules, each perhaps with options of its own, such as "chimera --scaling doubling", or files of
+    /// timetables (`.json`, `.csv`); all if none is named
+    #[arg(value_parser = NameParser, hide_possible_values = true)]
+    names: Vec<String>,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    costs: CostArgs,
+    /// What to print
+    #[arg(long, default_value = "text")]
+    format: Format,
+    /// The same as `--format json`
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is told of each schedule.
+pub(crate) const HEADS: [&str; 6] =
+    ["makespan", "speed-up", "bubble ratio", "peak", "copies", "messages"];
+
+/// What the words at the heads mean.
+const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose residuals a worker \
+                     holds; copies are those of the weights. All schedules cut the same model.";
+
+/// Schedules that ran, the fastest first, and those that could not.
+pub(crate) struct Comparison {
+    shape: Shape,
+    pub(crate) runs: Vec<Run>,
+    pub(crate) refused: Vec<(String, String)>,
+    /// The class of what was left out: a schedule that is refused tells more than a shape that is not there.
+    class: Class,
+    /// The makespan of 1F1B, which speed-up is over.
+    pub(crate) baseline: Option<f64>,
+}
+
+impl Compare {
+    pub(crate) fn run(self) -> Result<()> {
+        let entries = match &self.names[..] {
+            [] => Entry::all(&self.shape)?,
+            names => names.iter().map(|n| Entry::parse(n, &self.shape)).collect::<Result<_>>()?,
+        };
+        let comparison = Comparison::of(&entries, &self.shape, &self.costs)?;
+        if comparison.runs.is_empty() {
+            let message = format!("nothing to compare:{}", comparison.refusals());
+            return Err(Several { class: comparison.class, message }.into());
+        }
+        if self.json || self.format == Format::Json {
+            return print(format!("{:#}", comparison.json()));
+        }
+        if self.format == Format::Svg {
+            return print(comparison.svg(&comparison.title()));
+        }
+        print(comparison.text())
+    }
+}
+
+impl Comparison {
+    /// Runs all `entries` at one shape.
+    pub(crate) fn of(entries: &[Entry], args: &ShapeArgs, costs: &CostArgs) -> Result<Comparison> {
+        let shape = args.0.drawn()?.shape();
+        let (mut runs, mut refused, mut class) = (Vec::new(), Vec::new(), Class::Usage);
+        for entry in entries {
+            match entry.run(costs) {
+                Ok(run) => match run.other_shape(&shape) {
+                    Some(other) => refused.push((run.label, other)),
+                    None => runs.push(run),
+                },
+                Err(error) => match why_not(&error) {
+                    Some(reason) => {
+                        if exit::class(&error) == Class::Schedule {
+                            class = Class::Schedule;
+                        }
+                        refused.push((entry.label.clone(), reason));
+                    }
+                    None => return Err(error),
+                },
+            }
+        }
+        let one_in_turn = Entry::parse("1f1b --in-turn 1", args)?;
+        let baseline = one_in_turn.run(&costs.without_cap()).ok().map(|run| run.makespan());
+        runs.sort_by(|a, b| {
+            let by = |of: fn(&Run) -> f64| of(a).total_cmp(&of(b));
+            by(Run::makespan).then(by(Run::peak))
+        });
+        Ok(Comparison { shape, runs, refused, class, baseline })
+    }
+
+    /// A title such as `Schedules at D = 4, N = 8`.
+    pub(crate) fn title(&self) -> String {
+        format!("Schedules at D = {}, N = {}", self.shape.depth, self.shape.n_micro_batches)
+    }
+
+    fn text(&self) -> String {
+        let table: Vec<_> =
+            self.runs.iter().map(|run| (&run.label, figures(run, self.baseline))).collect();
+        let longest = table.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+        let mut text = format!("{:longest$}", "");
+        text.extend(HEADS.iter().map(|head| format!("  {head:>8}")));
+        for (label, figures) in table {
+            let _ = write!(text, "\n{label:longest$}");
+            let columns = HEADS.iter().zip(figures);
+            text.extend(
+                columns.map(|(head, x)| format!("  {x:>width$}", width = head.len().max(8))),
+            );
+        }
+        if !self.refused.is_empty() {
+            let _ = write!(text, "\n\nleft out:{}", self.refusals());
+        }
+        text
+    }
+
+    fn refusals(&self) -> String {
+        self.refused.iter().map(|(label, reason)| format!("\n{label}: {reason}")).collect()
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let run = |run: &Run| {
+            json!({
+                "name": run.label, "makespan": run.makespan(),
+                "speed_up": self.baseline.and_then(|makespan| run.speed_up(makespan)),
+                "bubble_ratio": run.timeline.bubble_ratio(), "peak_micro_batches": run.peak(),
+                "weight_copies": run.weight_copies(), "messages": run.n_messages(),
+            })
+        };
+        let refused = |(name, reason): &(String, String)| json!({"name": name, "reason": reason});
+        json!({
+            "depth": self.shape.depth, "micro_batches": self.shape.n_micro_batches,
+            "schedules": self.runs.iter().map(run).collect::<Vec<_>>(),
+            "left_out": self.refused.iter().map(refused).collect::<Vec<_>>(),
+        })
+    }
+
+    /// The same with the timelines.
+    pub(crate) fn svg(&self, title: &str) -> String {
+        let names: Vec<String> = self.runs.iter().map(drawn).collect();
+        let entries: Vec<Compared> = (self.runs.iter().zip(&names))
+            .map(|(run, name)| Compared {
+                name,
+                figures: figures(run, self.baseline)[1..].to_vec(), // the makespan stands where time ends
+                timeline: &run.timeline,
+            })
+            .collect();
+        let left_out =
+            self.refused.iter().map(|(name, reason)| format!("left out: {name}: {reason}"));
+        svg::compare((title, ABOUT), &HEADS[1..], &entries, &left_out.collect::<Vec<_>>())
+    }
+}
+
+/// The name of a run, and of how many steps its drawing is, where figures are those of one.
+fn drawn(run: &Run) -> String {
+    match run.program.window().n_steps() {
+        1 => run.label.clone(),
+        n => format!("{} ({n} steps)", run.label),
+    }
+}
+
+/// The columns of [`HEADS`]; speed-up is over one that takes `baseline`.
+pub(crate) fn figures(run: &Run, baseline: Option<f64>) -> [String; HEADS.len()] {
+    let speed_up = baseline.and_then(|baseline| run.speed_up(baseline));
+    [
+        figure(run.makespan()),
+        speed_up.map_or("-".to_string(), |ratio| format!("{ratio:.3}")),
+        format!("{:.3}", run.timeline.bubble_ratio()),
+        figure(run.peak()),
+        run.weight_copies().to_string(),
+        run.n_messages().to_string(),
+    ]
+}

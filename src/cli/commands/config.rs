@@ -1,0 +1,105 @@
+//! `chimera config`: what a run would be trained with.
+
+use std::path::{Path, PathBuf};
+
+use crate::plan::Plan;
+use crate::run::outside::OnDisk;
+use crate::settings::{Layers, Settings, markdown};
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+
+use crate::cli::parts::console::{print, tell, warn};
+
+/// Shows or checks the settings of a run
+#[derive(Args)]
+pub(crate) struct Config {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Show(Show),
+    Check(Check),
+    Options(Options),
+}
+
+/// Prints the table of all options as Markdown: name, default and meaning
+#[derive(Args)]
+struct Options {}
+
+/// Prints every key with its value and where it came from, as TOML that reads back
+#[derive(Args)]
+struct Show {
+    #[command(flatten)]
+    layers: Box<Layers>,
+    /// Prints JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Checks files of settings without data and without training: every key, the model, the schedule, which
+/// is proven, and the memory it will need. The exit code is that of the last file refused
+#[derive(Args)]
+struct Check {
+    /// TOML files, as `chimera train --config` takes them
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+}
+
+impl Config {
+    pub(crate) fn run(self) -> Result<()> {
+        match self.command {
+            Command::Show(show) => show.run(),
+            Command::Check(check) => check.run(),
+            Command::Options(Options {}) => print(markdown()),
+        }
+    }
+}
+
+impl Show {
+    fn run(self) -> Result<()> {
+        let config = self.layers.resolve(&OnDisk)?;
+        print(if self.json { format!("{:#}", config.to_json()) } else { config.to_toml() })
+    }
+}
+
+impl Check {
+    fn run(self) -> Result<()> {
+        let mut outcome = Ok(());
+        for file in &self.files {
+            match verdict(file) {
+                Ok(line) => print(line)?,
+                Err(refusal) => {
+                    if let Err(earlier) = std::mem::replace(&mut outcome, Err(refusal)) {
+                        tell(format_args!("error: {earlier:#}"));
+                    }
+                }
+            }
+        }
+        outcome
+    }
+}
+
+/// What a sound file describes.
+fn verdict(file: &Path) -> Result<String> {
+    let layers = Layers { config: Some(file.to_path_buf()), settings: Settings::default() };
+    let config = layers.resolve(&OnDisk)?;
+    let (width, depth) = (config.width, config.depth);
+    for data in config.data.iter().filter(|data| !data.exists()) {
+        warn(&format!("{}: there is no {}", file.display(), data.display()));
+    }
+    if let Err(unknown) = config.must_know_vocab() {
+        warn(&format!("{unknown}; the figures are for vocab {}", config.vocab));
+    }
+    let plan = Plan::make(config).with_context(|| file.display().to_string())?;
+    Ok(format!(
+        "{}: sound: {} on {width} x {depth} worker(s), proven with {} message(s) per channel; {} \
+         parameters; needs {}",
+        file.display(),
+        plan.program().schedule(),
+        plan.program().channel_bound(),
+        plan.model().n_params(),
+        plan.need(),
+    ))
+}

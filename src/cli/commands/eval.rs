@@ -1,0 +1,168 @@
+//! `chimera eval`: how well a trained model foresees a text.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use crate::data::tokenizer::Tokenizer;
+use crate::data::{self, Pairs, tokenizer_of};
+use crate::device::{Compute, Device, Opened, Precision};
+use crate::formats::hf::Pretrained;
+use crate::run::evaluate::{Bert, Model};
+use anyhow::{Result, ensure};
+use chimera_core::layers::Layers;
+use chimera_core::model::Architecture;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use crate::cli::parts::console::print;
+use crate::cli::parts::model;
+use crate::cli::parts::model::warn_of_bytes;
+
+/// Measures loss and perplexity of a trained model on whole files
+#[derive(Args)]
+pub(crate) struct Eval {
+    /// Folder of the model: of `train --save`, of Hugging Face (config.json, model.safetensors), of a run with
+    /// checkpoints, or a checkpoint
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// Text files (bytes are tokens), or `.bin` files of u16 token ids, `.u32.bin` of u32 ids
+    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
+    data: Vec<PathBuf>,
+    /// Tokens of a window [default: the model's context]
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
+    /// Tokens from one window to the next; fewer give each token more before it, and take longer
+    /// [default: a whole window]
+    #[arg(long, value_name = "TOKENS")]
+    stride: Option<usize>,
+    /// Key of what a BERT is to guess
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
+    /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: Device,
+    /// Prints JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Eval {
+    pub(crate) fn run(self) -> Result<()> {
+        let loaded = model::load(&self.model)?;
+        let of_data = tokenizer_of(&self.data).ok().flatten();
+        let own = loaded.own_tokenizer()?;
+        ensure!(
+            !matches!(
+                (&of_data, &own),
+                (Some(Tokenizer::Bytes), Some(Tokenizer::Gpt2 | Tokenizer::File(_)))
+            ),
+            "the model was trained on tokens, not on bytes: make tokens of the text first, with `chimera prepare \
+             --tokenizer …`"
+        );
+        if own.is_none() {
+            warn_of_bytes(of_data.as_ref(), loaded.model.config.vocab);
+        }
+        let device = Opened::open(self.device, 0, Precision::F32)?;
+        device.run(Evaluation { eval: &self, place: loaded.place, read: loaded.model })
+    }
+
+    /// Every token from those before it.
+    fn foresee<K: Layers>(&self, kernels: K, read: Pretrained, place: &Path) -> Result<()> {
+        let tokens = data::read(&self.data, read.config.vocab)?;
+        let context = self.context.unwrap_or(read.config.context);
+        let stride = self.stride.unwrap_or(context);
+        let model = Model::new(kernels, &read.config, &read.weights)?;
+        drop(read.weights);
+
+        let bar = bar(tokens.len() as u64, "tokens");
+        let began = Instant::now();
+        let score = model.score(&tokens, context, stride, |done| bar.set_position(done as u64));
+        bar.finish_and_clear();
+        let (score, seconds) = (score?, began.elapsed().as_secs_f64());
+        ensure!(score.loss.is_finite(), "the loss is not finite: the model overflows on this text");
+        if self.json {
+            let report = json!({
+                "model": place, "loss": score.loss, "perplexity": score.perplexity(), "tokens": score.n_targets,
+                "context": context, "stride": stride, "seconds": seconds,
+            });
+            return print(format!("{report:#}"));
+        }
+        print(format!(
+            "loss {:.4} nats per token, perplexity {:.3}, over {} tokens in windows of {context}, stride \
+             {stride} ({:.0} tokens/s)",
+            score.loss,
+            score.perplexity(),
+            score.n_targets,
+            score.n_targets as f64 / seconds,
+        ))
+    }
+
+    /// Masked tokens from those around them.
+    fn guess<K: Layers>(&self, kernels: K, read: Pretrained, place: &Path) -> Result<()> {
+        ensure!(
+            self.context.is_none() && self.stride.is_none(),
+            "a BERT guesses in samples of its own context: leave --context and --stride out"
+        );
+        let pairs = Pairs::open(&self.data, &read.config)?;
+        let model = Bert::new(kernels, &read.config, &read.weights)?;
+        drop(read.weights);
+
+        let bar = bar(pairs.n_samples(), "pairs");
+        let began = Instant::now();
+        let score = model.score(&pairs, self.seed, |done| bar.set_position(done));
+        bar.finish_and_clear();
+        let (score, seconds) = (score?, began.elapsed().as_secs_f64());
+        let loss = score.masked_loss + score.pair_loss;
+        ensure!(loss.is_finite(), "the loss is not finite: the model overflows on this text");
+        let masked = score.n_samples * score.n_masked as u64;
+        if self.json {
+            let report = json!({
+                "model": place, "loss": loss, "masked_loss": score.masked_loss, "pair_loss": score.pair_loss,
+                "pairs_right": score.pairs_right, "masked": masked, "pairs": score.n_samples,
+                "context": read.config.context, "seconds": seconds,
+            });
+            return print(format!("{report:#}"));
+        }
+        print(format!(
+            "loss {:.4} nats per masked token, over {masked}; {:.4} per pair, over {}, of which {:.1} % are told \
+             rightly",
+            score.masked_loss,
+            score.pair_loss,
+            score.n_samples,
+            100.0 * score.pairs_right,
+        ))
+    }
+}
+
+/// What a device makes of the text.
+struct Evaluation<'e> {
+    eval: &'e Eval,
+    place: PathBuf,
+    read: Pretrained,
+}
+
+impl Compute for Evaluation<'_> {
+    type Output = Result<()>;
+
+    fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
+        let kernels = devices[0].clone();
+        match self.read.config.architecture {
+            Architecture::Gpt2 => self.eval.foresee(kernels, self.read, &self.place),
+            Architecture::Bert => self.eval.guess(kernels, self.read, &self.place),
+        }
+    }
+}
+
+fn bar(len: u64, what: &str) -> ProgressBar {
+    let bar = match std::io::stderr().is_terminal() {
+        true => ProgressBar::new(len),
+        false => ProgressBar::hidden(),
+    };
+    let template = format!("{{bar:30}} {{pos}}/{{len}} {what}, eta {{eta}}");
+    if let Ok(style) = ProgressStyle::with_template(&template) {
+        bar.set_style(style);
+    }
+    bar
+}

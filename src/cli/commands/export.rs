@@ -1,0 +1,136 @@
+//! `chimera schedule export`: timetables and timelines for other programs.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use chimera_core::ids::PipeId;
+use chimera_core::interchange::{to_csv, to_json};
+use chimera_core::program::Program;
+use chimera_core::render::{chrome, html, svg};
+use chimera_core::timetable::Timetable;
+use clap::{Args, ValueEnum};
+
+use crate::cli::commands::schedule::title;
+use crate::cli::parts::console::{print, write_whole};
+use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::scheduled::Scheduled;
+use crate::cli::parts::shape::NameParser;
+use crate::cli::parts::shape::ShapeArgs;
+
+/// Writes a schedule in a form that other programs read
+#[derive(Args)]
+pub(crate) struct Export {
+    /// Name of the schedule, or a timetable in a `.json` or `.csv` file
+    #[arg(value_parser = NameParser, hide_possible_values = true)]
+    name: String,
+    /// What to write
+    #[arg(long)]
+    format: Format,
+    #[command(flatten)]
+    to: To,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    costs: CostArgs,
+}
+
+/// What a timetable can be written as.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// The timetable, whole
+    Json,
+    /// One pipe, as PyTorch's pipelining runtime loads it (`compute_only`)
+    PytorchCsv,
+    /// The simulated step as a trace for ui.perfetto.dev or chrome://tracing
+    Chrome,
+    /// The simulated step, drawn
+    Svg,
+    /// A page with the drawing and the figures
+    Html,
+}
+
+/// Where to write.
+#[derive(Args)]
+pub(crate) struct To {
+    /// The file [default: standard output]. Of several pipes, `pytorch-csv` writes FILE.pipe0.csv and
+    /// so on
+    #[arg(long, value_name = "FILE", requires = "format")]
+    out: Option<PathBuf>,
+    /// The pipe that `pytorch-csv` writes [default: all of them]
+    #[arg(long, value_name = "PIPE", requires = "format")]
+    pipe: Option<u16>,
+}
+
+impl Export {
+    pub(crate) fn run(self) -> Result<()> {
+        let plan = Scheduled::of(&self.name, &self.shape, &self.costs)?;
+        let program = plan.prove()?;
+        self.to.write(&plan, &program, self.format)
+    }
+}
+
+impl To {
+    /// Writes a timetable and what has been proven of it.
+    pub(crate) fn write(self, plan: &Scheduled, program: &Program, format: Format) -> Result<()> {
+        let timetable = &plan.timetable;
+        if format == Format::PytorchCsv {
+            return self.write_csv(timetable);
+        }
+        if self.pipe.is_some() {
+            bail!("--pipe is for --format pytorch-csv; the other formats hold all pipes");
+        }
+        if format == Format::Json {
+            return deliver(self.out.as_deref(), &to_json(timetable));
+        }
+        let timeline = plan.simulate(program);
+        let text = match format {
+            Format::Chrome => chrome::trace(program, &timeline),
+            Format::Html => html::page(program, &timeline, &title(timetable)),
+            _ => svg::timeline(&timeline, &title(timetable)),
+        };
+        deliver(self.out.as_deref(), &text)
+    }
+
+    /// Writes the pipes that have micro-batches, each into a file.
+    fn write_csv(self, timetable: &Timetable) -> Result<()> {
+        let pipes: BTreeSet<PipeId> = timetable.ops().map(|op| op.pipe).collect();
+        let choice = pipes.iter().map(|pipe| pipe.0.to_string()).collect::<Vec<_>>().join(", ");
+        let one = match self.pipe {
+            Some(pipe) => Some(PipeId(pipe)),
+            None => pipes.first().copied().filter(|_| pipes.len() == 1),
+        };
+        match (one, self.out) {
+            (Some(pipe), _) if !pipes.contains(&pipe) => {
+                bail!("no micro-batch goes through {pipe}: choose one of --pipe {choice}")
+            }
+            (Some(pipe), out) => deliver(out.as_deref(), &to_csv(timetable, pipe)?),
+            (None, None) => bail!(
+                "the micro-batches of {} go through {} pipes, and PyTorch's CSV holds one: choose one of \
+                 --pipe {choice}, or name a file with --out and get one for each",
+                timetable.schedule,
+                pipes.len()
+            ),
+            (None, Some(out)) => pipes.into_iter().try_for_each(|pipe| {
+                deliver(Some(&of_pipe(&out, pipe)), &to_csv(timetable, pipe)?)
+            }),
+        }
+    }
+}
+
+/// `a.pipe0.csv` for `a.csv` or `a`.
+fn of_pipe(out: &Path, PipeId(pipe): PipeId) -> PathBuf {
+    let ends = out.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv"));
+    let mut file = if ends { out.with_extension("") } else { out.to_path_buf() }.into_os_string();
+    file.push(format!(".pipe{pipe}.csv"));
+    file.into()
+}
+
+/// Writes `text` into a file, and says so, or on standard output.
+fn deliver(out: Option<&Path>, text: &str) -> Result<()> {
+    let Some(out) = out else {
+        return print(text);
+    };
+    write_whole(out, text)?;
+    print(format!("wrote {}", out.display()))
+}

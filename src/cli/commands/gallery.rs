@@ -1,0 +1,150 @@
+//! `chimera schedule gallery`: every schedule drawn, for docs/gallery.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use chimera_core::render::svg;
+use chimera_core::schedule::find;
+use clap::{Args, Parser};
+
+use crate::cli::commands::compare::{Comparison, HEADS, figures};
+use crate::cli::parts::console::write_whole;
+use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::entry::{Entry, Run};
+use crate::cli::parts::shape::ShapeArgs;
+
+/// The shape of all drawings but those of schedules that it does not fit.
+const SHAPE: &str = "--depth 4 --micro-batches 8";
+/// Where those are drawn: at the first of these that fits.
+const ELSEWHERE: [&str; 5] = [
+    "--micro-batches 4",
+    "--micro-batches 12",
+    "--micro-batches 16",
+    "--depth 8 --micro-batches 16",
+    "--depth 2 --micro-batches 4",
+];
+/// What is drawn beside what `compare` shows.
+const MORE: [&str; 1] = ["chimera --micro-batches 4"];
+
+/// Draws every schedule into a folder, with a page that compares them
+#[derive(Args)]
+pub(crate) struct Gallery {
+    /// The folder; it is made if it is not there
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct Setting {
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    costs: CostArgs,
+}
+
+impl Gallery {
+    pub(crate) fn run(self) -> Result<()> {
+        let write = |name: &str, content: String| write_whole(&self.out.join(name), &content);
+        std::fs::create_dir_all(&self.out)
+            .with_context(|| format!("cannot make {}", self.out.display()))?;
+        let setting = Setting::try_parse_from(SHAPE.split(' '))?;
+        let entries = Entry::all(&setting.shape)?;
+        let comparison = Comparison::of(&entries, &setting.shape, &setting.costs)?;
+        let elsewhere = setting.elsewhere(&comparison)?;
+        for run in comparison.runs.iter().chain(&elsewhere) {
+            write(&file(run), svg::timeline(&run.timeline, &caption(run)))?;
+        }
+        write("comparison.svg", comparison.svg(&comparison.title()))?;
+        write("1f1b-and-chimera.svg", setting.frontispiece()?)?;
+        write("README.md", page(&comparison, &elsewhere)?)
+    }
+}
+
+impl Setting {
+    /// What is drawn at other shapes.
+    fn elsewhere(&self, comparison: &Comparison) -> Result<Vec<Run>> {
+        let mut runs = Vec::new();
+        for (label, _) in &comparison.refused {
+            let mut entries = ELSEWHERE.iter().map(|shape| self.run(&format!("{label} {shape}")));
+            runs.extend(entries.find_map(Result::ok));
+        }
+        for label in MORE {
+            runs.push(self.run(label)?);
+        }
+        Ok(runs)
+    }
+
+    fn run(&self, label: &str) -> Result<Run> {
+        Entry::parse(label, &self.shape)?.run(&self.costs)
+    }
+
+    /// 1F1B above Chimera, on one scale: the picture of the README.
+    fn frontispiece(&self) -> Result<String> {
+        let (one, two) =
+            (self.run("1f1b --micro-batches 4")?, self.run("chimera --micro-batches 4")?);
+        let panels =
+            [("1F1B, D = 4, N = 4", &one.timeline), ("Chimera, D = 4, N = 4", &two.timeline)];
+        Ok(svg::stack(&panels))
+    }
+}
+
+fn page(comparison: &Comparison, elsewhere: &[Run]) -> Result<String> {
+    let mut page = String::from(
+        "# Gallery\n\n\
+         Every schedule, executed as early as possible with B = 2 F and free messages, without gradient\n\
+         synchronisation, on one model: the forward of a D-th of it takes 1. Speed-up is over 1F1B at D = 4,\n\
+         N = 8; peak is the most micro-batches whose residuals a worker holds, copies those of the weights.\n\
+         Drawn by `cargo xtask gallery`.\n\n\
+         ![All schedules on one scale of time](comparison.svg)\n\n",
+    );
+    writeln!(
+        page,
+        "| schedule | D | N | {} |\n|---|---|---{}|",
+        HEADS.join(" | "),
+        "|--:".repeat(HEADS.len())
+    )?;
+    let rows = comparison.runs.iter().map(|run| (run, comparison.baseline));
+    // Speed-up compares what has the same shape alone.
+    for (run, baseline) in rows.chain(elsewhere.iter().map(|run| (run, None))) {
+        let (name, (d, n)) = (slug(&run.label), shape(run));
+        let figures = figures(run, baseline).join(" | ");
+        writeln!(page, "| [{}](#{name}) | {d} | {n} | {figures} |", run.label)?;
+    }
+    for (label, reason) in &comparison.refused {
+        writeln!(page, "\n`{label}` does not fit D = 4, N = 8: {reason}.")?;
+    }
+    for run in comparison.runs.iter().chain(elsewhere) {
+        let schedule = find(run.program.schedule())?;
+        let (name, source) = (slug(&run.label), schedule.source());
+        writeln!(
+            page,
+            "\n## {name}\n\n{}. {}, {}.\n\n![{}]({})",
+            schedule.about(),
+            source.paper,
+            source.place,
+            caption(run),
+            file(run)
+        )?;
+    }
+    Ok(page)
+}
+
+fn caption(run: &Run) -> String {
+    let (d, n) = shape(run);
+    format!("{}, D = {d}, N = {n}, B = 2 F", run.label)
+}
+
+fn shape(run: &Run) -> (usize, u32) {
+    (run.program.placement().n_workers(), run.program.n_micro_batches())
+}
+
+fn file(run: &Run) -> String {
+    slug(&run.label) + ".svg"
+}
+
+/// A label as the name of a file and of a section.
+fn slug(label: &str) -> String {
+    label.replace(" --", "-").replace(' ', "-")
+}

@@ -1,0 +1,49 @@
+//! `chimera schedule import`: a timetable from elsewhere, proven, and on request converted or trained
+//! with.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::cli::commands::export::{Format, To};
+use crate::cli::commands::schedule::{proof, proven};
+use crate::cli::commands::train::Train;
+use crate::cli::parts::console::print;
+use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::shape::PassArgs;
+
+/// Proves a timetable from a file, as `check` does; with --format writes it, with --run trains with it
+#[derive(Args)]
+pub(crate) struct Import {
+    /// The file: PyTorch's CSV (`compute_only`) if it ends in `.csv`, else JSON; `-` is JSON on standard
+    /// input
+    file: PathBuf,
+    /// What to write it as, once it is proven
+    #[arg(long)]
+    format: Option<Format>,
+    #[command(flatten)]
+    to: To,
+    #[command(flatten)]
+    passes: PassArgs,
+    #[command(flatten)]
+    costs: CostArgs,
+    /// Trains with it; options of `chimera train` follow, and none stand before
+    #[arg(long, value_name = "OPTION", num_args = 0.., allow_hyphen_values = true)]
+    #[arg(conflicts_with_all = ["format", "out", "pipe", "PassArgs", "times", "MemoryArgs"])]
+    run: Option<Vec<OsString>>,
+}
+
+impl Import {
+    pub(crate) fn run(self) -> Result<()> {
+        if let Some(options) = self.run {
+            return Train::with_schedule(self.file, options).run(); // which proves it
+        }
+        let (plan, program) = proven(&self.file, &self.passes, &self.costs)?;
+        match self.format {
+            Some(format) => self.to.write(&plan, &program, format),
+            None => print(proof(&program, &plan.simulate(&program))),
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! The subcommands.
+
+pub(crate) mod checkpoint;
+pub(crate) mod comm;
+mod compare;
+pub(crate) mod config;
+pub(crate) mod devices;
+pub(crate) mod eval;
+mod export;
+pub(crate) mod export_model;
+mod gallery;
+pub(crate) mod generate;
+mod import;
+pub(crate) mod plan;
+pub(crate) mod prepare;
+#[cfg(feature = "mpi")]
+mod ranks;
+#[cfg(not(feature = "mpi"))]
+#[path = "no_ranks.rs"]
+mod ranks;
+pub(crate) mod schedule;
+pub(crate) mod selftest;
+pub(crate) mod shell;
+pub(crate) mod simulate;
+pub(crate) mod slurm;
+pub(crate) mod top;
+pub(crate) mod train;

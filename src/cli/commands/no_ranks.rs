@@ -1,0 +1,20 @@
+//! In place of `ranks`, in a build without MPI.
+
+use crate::settings::Config;
+use anyhow::{Result, bail};
+use chimera_core::comm::{Comm, CommError, Host};
+
+use crate::cli::commands::train::Train;
+
+/// What ranks do with a transport of this name; rank 0 has a result.
+pub(crate) type Work<T> = dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, CommError>;
+
+/// Never called: a build without MPI refuses that transport.
+pub(crate) fn with<T>(_: &Work<T>) -> Result<Option<T>> {
+    bail!("this build has no MPI")
+}
+
+/// Never called either.
+pub(crate) fn run(_: &Train, _: Result<Config>, why: &str) -> Result<()> {
+    bail!("this build has no MPI ({why})")
+}

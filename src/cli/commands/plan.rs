@@ -1,0 +1,258 @@
+//! `chimera plan`: how to train a model on the ranks there are.
+
+use std::fmt::Write;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::plan::{Candidate, Choice, Cluster, Effort, Need, choose};
+use crate::run::outside::OnDisk;
+use crate::settings::{Config, Layers, Origin};
+use anyhow::{Result, bail};
+use chimera_core::notation::{significant, size};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::cli::parts::console::{figure, print};
+use crate::cli::parts::network::LinkArgs;
+use crate::cli::parts::progress::bar;
+
+/// Seconds that a choice takes at most, unless `--search-time` says how many.
+const SECONDS: f64 = 60.0;
+
+const HEADS: [&str; 11] =
+    ["s a step", "tokens/s", "bubble", "GiB", "W", "D", "schedule", "B", "N", "recompute", "shard"];
+
+/// Chooses width, depth, schedule, micro-batches, recomputation and sharding for a model on so many ranks: of all
+/// ways whose hungriest rank has the memory, those with the shortest simulated step, without the optimizer.
+/// What the options of `train` or a file say stays as they say. After `--search-time` (60 s) the best found so far is
+/// shown
+#[derive(Args)]
+pub(crate) struct Plan {
+    /// Ranks there are, W x D
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    ranks: u32,
+    /// Samples of a step, W x N x B
+    #[arg(long, value_name = "SAMPLES", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    batch: u32,
+    /// Memory of a rank, such as 24GiB or 80GB; without a unit, bytes
+    #[arg(long, value_name = "SIZE")]
+    memory: Size,
+    /// Floating-point operations per second of a rank that its training makes use of
+    #[arg(long, value_name = "FLOPS", value_parser = positive)]
+    flops: f64,
+    #[command(flatten)]
+    links: LinkArgs,
+    /// How many ways are shown
+    #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    top: u32,
+    #[command(flatten)]
+    layers: Box<Layers>,
+    /// Prints JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Plan {
+    pub(crate) fn run(self) -> Result<()> {
+        let n_ranks = self.ranks as usize;
+        let cluster = Cluster {
+            n_ranks,
+            memory: self.memory.0,
+            flops: self.flops,
+            network: self.links.network(1, n_ranks),
+        };
+        let said = self.layers.resolve(&OnDisk)?;
+        said.must_know_vocab()?;
+        let top = self.top as usize;
+        let seconds = match said.value("search-time") {
+            Some((_, origin)) if *origin != Origin::Default => said.search_time,
+            _ => SECONDS,
+        };
+        let bar = bar("groups of ways tried");
+        let observe = |n_tried: usize, n_groups: usize| {
+            bar.set_length(n_groups as u64);
+            bar.set_position(n_tried as u64);
+        };
+        let effort = Effort { time_limit: Duration::from_secs_f64(seconds), observe: &observe };
+        let choice = choose(&said, self.batch as usize, &cluster, top, &effort);
+        bar.finish_and_clear();
+        let choice = choice?;
+        let Some(best) = choice.candidates.first() else {
+            bail!("{}{}", self.too_large(&choice), untried(&choice, seconds))
+        };
+        let command = self.command(best);
+        let top = choice.candidates.iter().take(top);
+        if self.json {
+            let ways = top.map(|way| self.way(way)).collect::<Vec<_>>();
+            let figures = json!({
+                "ways": ways, "n_fit": choice.candidates.len(), "n_too_large": choice.n_too_large,
+                "n_left_out": choice.n_left_out,
+                "command": command,
+            });
+            return print(format!("{figures:#}"));
+        }
+        let is_foreseen = top.clone().any(|way| !way.is_simulated);
+        let mut text = table(top.map(cells));
+        let _ = write!(
+            text,
+            "\n{} way(s) fit into {} a rank, {} tried do not; times are without the optimizer's update{}",
+            choice.candidates.len(),
+            size(self.memory.0),
+            choice.n_too_large,
+            if is_foreseen { "; with ~ they are foreseen from shorter steps" } else { "" },
+        );
+        text.push_str(&untried(&choice, seconds));
+        print(format!("{text}\n\n{command}"))
+    }
+
+    /// What trains like this.
+    fn command(&self, way: &Candidate) -> String {
+        let Layers { config, settings } = &*self.layers;
+        // The time was for this choice.
+        let settings = way.settings(settings).without("search-time");
+        let layers = Layers { config: config.clone(), settings };
+        format!("chimera train {}", layers.options())
+    }
+
+    fn way(&self, way: &Candidate) -> Value {
+        let Candidate { config, need, step_s, bubble_ratio, is_simulated } = way;
+        let Need { state, copy, residuals, working } = need;
+        json!({
+            "step_s": step_s, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
+            "bytes": {"state": state, "copy": copy, "residuals": residuals, "working": working, "total": need.total()},
+            "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(), "scaling": way.scaling(),
+            "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
+            "recompute": way.recompute(), "shard_optimizer": config.shard_optimizer, "simulated": is_simulated,
+            "command": self.command(way),
+        })
+    }
+
+    /// Why there is nothing to show.
+    fn too_large(&self, choice: &Choice) -> String {
+        let memory = size(self.memory.0);
+        let Some((config, need)) = &choice.leanest else {
+            return format!("no way to train fits into {memory} a rank");
+        };
+        let Config { width, depth, schedule, micro_batch_size, .. } = config;
+        format!(
+            "none of {} ways to train fits into {memory} a rank: the leanest, {schedule} with width {width}, depth \
+             {depth} and micro-batch-size {micro_batch_size}, needs {} on its hungriest rank ({need}); choose more \
+             ranks, a smaller context or model, on GPUs precision bf16, or leave settings open that you gave",
+            choice.n_too_large,
+            size(need.total()),
+        )
+    }
+}
+
+/// What was left out when the time was over, in words.
+fn untried(choice: &Choice, seconds: f64) -> String {
+    match choice.n_left_out {
+        0 => String::new(),
+        n => format!(
+            "\nstopped after {seconds} s with {n} way(s) not tried to the end: this is the best found so far, and a \
+             larger --search-time may find better"
+        ),
+    }
+}
+
+/// A line of the table.
+fn cells(way: &Candidate) -> [String; HEADS.len()] {
+    let config = &way.config;
+    let schedule = match way.scaling() {
+        "direct" => config.schedule.to_string(),
+        scaling => format!("{} {scaling}", config.schedule),
+    };
+    [
+        format!("{}{}", if way.is_simulated { "" } else { "~" }, figure(way.step_s)),
+        format!("{:.0}", way.tokens_per_s()),
+        format!("{:.3}", way.bubble_ratio),
+        gib(way.need.total()),
+        config.width.to_string(),
+        config.depth.to_string(),
+        schedule,
+        config.micro_batch_size.to_string(),
+        config.micro_batches.to_string(),
+        way.recompute().to_string(),
+        if config.shard_optimizer { "yes" } else { "no" }.to_string(),
+    ]
+}
+
+/// Columns as wide as their longest cell; numbers stand right, words left.
+fn table(lines: impl Iterator<Item = [String; HEADS.len()]>) -> String {
+    let lines: Vec<_> = [HEADS.map(String::from)].into_iter().chain(lines).collect();
+    let longest = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
+    let widths: [usize; HEADS.len()] = std::array::from_fn(longest);
+    let mut text = String::new();
+    for line in &lines {
+        let columns = line.iter().zip(widths).zip(HEADS).map(|((cell, width), head)| match head {
+            "schedule" | "recompute" | "shard" => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        text.push_str(columns.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn gib(bytes: f64) -> String {
+    significant(bytes / f64::from(1u32 << 30), 3)
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(x) if (1.0..=1e30).contains(&x) => Ok(x),
+        _ => Err(format!("`{text}` is not a number from 1 to 1e30")),
+    }
+}
+
+/// Bytes, written with a unit or without.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Size(f64);
+
+const UNITS: [(&str, f64); 9] = [
+    ("KiB", 1024.0),
+    ("MiB", 1_048_576.0),
+    ("GiB", 1_073_741_824.0),
+    ("TiB", 1_099_511_627_776.0),
+    ("kB", 1e3),
+    ("MB", 1e6),
+    ("GB", 1e9),
+    ("TB", 1e12),
+    ("", 1.0),
+];
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        let mut units = UNITS.iter().filter_map(|(unit, bytes)| {
+            let number = text.trim().strip_suffix(unit)?.trim_end();
+            Some(number.parse::<f64>().ok()? * bytes)
+        });
+        let bytes = units.next().filter(|bytes| (1.0..=1e18).contains(bytes));
+        bytes.map(Size).ok_or_else(|| {
+            format!("`{text}` is not a size from 1 to 1e18 bytes, such as 24GiB, 80GB or 512MiB")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_a_number_with_a_unit_or_none() {
+        for (text, bytes) in [
+            ("512", 512.0),
+            ("24GiB", 24.0 * f64::from(1 << 30)),
+            ("1.5 GB", 1.5e9),
+            ("80MB", 8e7),
+            ("2KiB", 2048.0),
+        ] {
+            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
+        }
+        for text in ["", "GiB", "-1GiB", "24gib", "24G", "0", "nan", "infGB", "1e30"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! `chimera schedule`: the schedules there are, what they look like, and whether a file is one.
+
+use std::path::{Path, PathBuf};
+
+use crate::formats::timetable::read;
+use anyhow::{Context, Result};
+use chimera_core::analyze::{Timeline, prove_in_one_order};
+use chimera_core::interchange::{self, ReadError};
+use chimera_core::program::Program;
+use chimera_core::render::{svg, text};
+use chimera_core::schedule::{self, SCHEDULES};
+use chimera_core::search::{ABOUT, AUTO};
+use chimera_core::timetable::Timetable;
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::json;
+
+use crate::cli::commands::simulate::summary;
+use crate::cli::commands::{compare, export, gallery, import};
+use crate::cli::parts::console::print;
+use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::scheduled::Scheduled;
+use crate::cli::parts::shape::NameParser;
+use crate::cli::parts::shape::{PassArgs, ShapeArgs};
+
+/// Lists, draws and checks schedules
+#[derive(Args)]
+pub(crate) struct Schedule {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    List(List),
+    Show(Show),
+    Check(Check),
+    Compare(compare::Compare),
+    Export(export::Export),
+    Import(import::Import),
+    Gallery(gallery::Gallery),
+}
+
+/// Lists all schedules, the name first on each line
+#[derive(Args)]
+struct List {
+    /// Prints JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Draws a schedule
+#[derive(Args)]
+struct Show {
+    /// Name of the schedule, or a timetable in a `.json` or `.csv` file
+    #[arg(value_parser = NameParser, hide_possible_values = true)]
+    name: String,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    costs: CostArgs,
+    /// What to print; json is the timetable that `check` reads
+    #[arg(long, default_value = "text")]
+    format: Format,
+    /// The same as `--format json`
+    #[arg(long)]
+    json: bool,
+}
+
+/// How a drawing or a comparison is printed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    Text,
+    Svg,
+    Json,
+}
+
+/// Proves a timetable from a file, or says what is wrong with it (exit code 3)
+#[derive(Args)]
+struct Check {
+    /// The file: PyTorch's CSV (`compute_only`) if it ends in `.csv`, else JSON; `-` is JSON on standard
+    /// input
+    file: PathBuf,
+    #[command(flatten)]
+    passes: PassArgs,
+    #[command(flatten)]
+    costs: CostArgs,
+    /// Proves too that there is one order of all messages and reductions that every device can keep, as NCCL needs
+    #[arg(long)]
+    one_order: bool,
+    /// Prints JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Schedule {
+    pub(crate) fn run(self) -> Result<()> {
+        match self.command {
+            Command::List(list) => list.run(),
+            Command::Show(show) => show.run(),
+            Command::Check(check) => check.run(),
+            Command::Compare(compare) => compare.run(),
+            Command::Export(export) => export.run(),
+            Command::Import(import) => import.run(),
+            Command::Gallery(gallery) => gallery.run(),
+        }
+    }
+}
+
+impl List {
+    fn run(self) -> Result<()> {
+        if self.json {
+            let entry = |s: &&dyn schedule::Schedule| {
+                let (source, aliases) = (s.source(), s.aliases());
+                json!({"name": s.name(), "aliases": aliases, "about": s.about(),
+                       "paper": source.paper, "place": source.place})
+            };
+            let auto = json!({"name": AUTO, "about": ABOUT});
+            let all: Vec<_> = SCHEDULES.iter().map(entry).chain([auto]).collect();
+            return print(format!("{:#}", json!(all)));
+        }
+        let width = SCHEDULES.iter().map(|s| s.name().len()).max().unwrap_or(0);
+        let line = |s: &&dyn schedule::Schedule| {
+            let aliases: String = s.aliases().iter().map(|a| format!(" (also {a})")).collect();
+            format!("{:<width$}  {}{aliases} [{}]\n", s.name(), s.about(), s.source().paper)
+        };
+        let auto = format!("{AUTO:<width$}  {ABOUT}");
+        print(SCHEDULES.iter().map(line).chain([auto]).collect::<String>())
+    }
+}
+
+impl Show {
+    fn run(self) -> Result<()> {
+        let plan = Scheduled::of(&self.name, &self.shape, &self.costs)?;
+        if self.json || self.format == Format::Json {
+            return print(interchange::to_json(&plan.timetable));
+        }
+        let program = plan.prove()?;
+        let timeline = plan.simulate(&program);
+        if self.format == Format::Svg {
+            return print(svg::timeline(&timeline, &title(&plan.timetable)));
+        }
+        let drawing = text::timeline(&timeline);
+        let search = plan.search.map(|report| format!("\n{report}"));
+        let search = search.unwrap_or_default();
+        print(format!("{}\n{}{search}", drawing.trim_end(), summary(&program, &timeline)))
+    }
+}
+
+impl Check {
+    fn run(self) -> Result<()> {
+        let (plan, program) = proven(&self.file, &self.passes, &self.costs)?;
+        if self.one_order {
+            prove_in_one_order(&program).with_context(|| self.file.display().to_string())?;
+        }
+        let (timetable, timeline) = (&plan.timetable, plan.simulate(&program));
+        if self.json {
+            let proof = json!({
+                "schedule": timetable.schedule, "proven": true, "depth": timetable.rows.len(),
+                "stages": program.placement().n_stages(), "micro_batches": timetable.n_micro_batches,
+                "steps": program.window().n_steps(), "weight_versions": program.weight_versions(),
+                "messages": program.n_messages(), "channel_bound": program.channel_bound(),
+                "peak_micro_batches": program.peaks(), "makespan": timeline.makespan(),
+                "bubble_ratio": timeline.bubble_ratio(),
+            });
+            return print(format!("{proof:#}"));
+        }
+        print(proof(&program, &timeline))
+    }
+}
+
+/// The timetable in a file, which any refusal names.
+pub(crate) fn proven(
+    file: &Path,
+    passes: &PassArgs,
+    costs: &CostArgs,
+) -> Result<(Scheduled, Program)> {
+    let timetable = match read(file) {
+        Err(unreadable @ ReadError::Unreadable { .. }) => return Err(unreadable.into()),
+        read => read.map_err(anyhow::Error::from),
+    };
+    let prove = |timetable| {
+        let plan = Scheduled::of_timetable(timetable, passes, costs)?;
+        let program = plan.prove()?;
+        Ok((plan, program))
+    };
+    timetable.and_then(prove).with_context(|| file.display().to_string())
+}
+
+/// What has been proven of a program, and its figures.
+pub(crate) fn proof(program: &Program, timeline: &Timeline) -> String {
+    format!(
+        "proven safe: every pass once, no deadlock with {} message(s) per channel, reductions in one \
+         order\n{}",
+        program.channel_bound(),
+        summary(program, timeline),
+    )
+}
+
+/// A title such as `chimera, D = 4, N = 8`.
+pub(crate) fn title(timetable: &Timetable) -> String {
+    let (d, n) = (timetable.rows.len(), timetable.micro_batches_per_step());
+    let title = format!("{}, D = {d}, N = {n}", timetable.schedule);
+    match timetable.update.n_steps() {
+        0 | 1 => title,
+        steps => format!("{title}, {steps} steps"),
+    }
+}

@@ -1,0 +1,79 @@
+//! `chimera selftest`: whether a device computes as it must, and how fast.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::device::selftest::{Check, Options, Size, run};
+use anyhow::{Context, Result, anyhow};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+use clap::{Args, ValueEnum};
+
+use crate::cli::parts::console::print;
+
+/// Tries every kernel and whole trainings on a device against the CPU, and measures it
+///
+/// Layers are held to a reference in f64 (1e-5 in f32, 1e-2 in bf16), losses of pipelines to those of one
+/// worker on the CPU (1e-4, 1e-2). It needs this program and the device alone.
+#[derive(Args)]
+pub(crate) struct Selftest {
+    /// The device: cpu, cuda, cuda:N, wgpu or wgpu:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: Device,
+    /// Size of what is measured [default: full on CUDA, else small]
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Measured>,
+    /// Tries only this part, such as `kernels` or `steps bf16`; may be given several times
+    #[arg(long = "part", value_name = "NAME")]
+    parts: Vec<String>,
+    /// Seconds for all of it; what is not done by then fails
+    #[arg(long, value_name = "SECONDS", default_value_t = 540.0)]
+    time: f64,
+    /// Writes everything found to a file too, after each part
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Measured {
+    /// Seconds on any processor
+    Small,
+    /// GPT-2 with 124 million parameters
+    Full,
+}
+
+impl Selftest {
+    pub(crate) fn run(self) -> Result<()> {
+        let size = match (self.size, self.device) {
+            (Some(Measured::Full), _) | (None, Device::Cuda(_)) => Size::Full,
+            (Some(Measured::Small) | None, _) => Size::Small,
+        };
+        let mut written = Ok(());
+        let time = Duration::try_from_secs_f64(self.time)?;
+        let options = Options { parts: self.parts, device: self.device, size, time };
+        let say = |line: &str| {
+            if written.is_ok() {
+                written = print(format!("{line}\n"));
+            }
+        };
+        let report = run(&options, say, |report| match &self.json {
+            None => Ok(()),
+            Some(file) => {
+                let json = serde_json::to_string_pretty(report)? + "\n";
+                fs::write(file, json).with_context(|| format!("cannot write {}", file.display()))
+            }
+        })?;
+        written?;
+        let n_failed = report.checks.iter().filter(|check| !check.passes()).count();
+        let n = report.checks.len();
+        if n_failed > 0 {
+            let failed: Vec<&str> =
+                report.checks.iter().filter(|c| !Check::passes(c)).map(|c| &*c.what).collect();
+            let message = format!("{n_failed} of {n} checks failed: {}", failed.join("; "));
+            return Err(anyhow!(Fault::new(Class::Internal, Rank(0), message)));
+        }
+        print(format!("{}: all {n} checks passed\n", report.device))
+    }
+}

@@ -1,0 +1,161 @@
+//! `chimera simulate`: how long a step takes, before anything runs.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use chimera_core::analyze::{Event, Timeline, Work, peak_kept, simulate};
+use chimera_core::costs::Costs;
+use chimera_core::program::Program;
+use chimera_core::search::Report;
+use chimera_core::update::Update;
+use clap::Args;
+use serde_json::json;
+
+use crate::cli::parts::console::{figure, print};
+use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::network::NetworkArgs;
+use crate::cli::parts::progress::spin;
+use crate::cli::parts::scheduled::Scheduled;
+use crate::cli::parts::shape::NameParser;
+use crate::cli::parts::shape::ShapeArgs;
+
+/// Simulates one step of a schedule, or the window of an asynchronous one, on a network if one is described,
+/// without the optimizer
+#[derive(Args)]
+pub(crate) struct Simulate {
+    /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
+    #[arg(default_value = "chimera", value_parser = NameParser, hide_possible_values = true)]
+    name: String,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    #[command(flatten)]
+    costs: CostArgs,
+    #[command(flatten)]
+    network: NetworkArgs,
+    /// Prints JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Simulate {
+    pub(crate) fn run(self) -> Result<()> {
+        let plan = Scheduled::on(&self.network, &self.name, &self.shape, &self.costs)?;
+        let program = plan.prove()?;
+        let costs = self.network.with_sums(plan.costs().clone(), &program)?;
+        let timeline = spin("simulating the schedule", || simulate(&program, &costs));
+        let sync = Synchronised::of(&timeline, &costs);
+        let (makespan, busy) = (timeline.makespan(), timeline.busy());
+        let kept = peak_kept(&program);
+        let is_recomputed = kept.iter().any(|kept| *kept > 0.0);
+        let workers = busy.iter().zip(program.peaks()).zip(kept);
+        if self.json {
+            let worker = |((busy, peak), kept): ((&f64, &f64), f64)| {
+                let mut worker =
+                    json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});
+                if is_recomputed {
+                    worker["peak_kept_inputs"] = json!(kept);
+                }
+                worker
+            };
+            let mut figures = json!({
+                "makespan": makespan,
+                "bubble_ratio": timeline.bubble_ratio(),
+                "step": makespan + sync.agreement,
+                "sums": sync.sums,
+                "sums_exposed": sync.exposed,
+                "agreement": sync.agreement,
+                "workers": workers.map(worker).collect::<Vec<_>>(),
+            });
+            if let Some(Report { progress, like }) = &plan.search {
+                figures["search"] = json!({"lower_bound": progress.lower_bound,
+                                           "orders": progress.n_orders, "schedule": like});
+            }
+            if program.window().update() != Update::Flush {
+                figures["steps"] = json!(program.window().n_steps());
+                figures["weight_versions"] = json!(program.weight_versions());
+            }
+            return print(format!("{figures:#}"));
+        }
+        let mut text = summary(&program, &timeline);
+        text.push_str("\nworker      busy      idle  peak micro-batches");
+        text.push_str(if is_recomputed { "  kept inputs\n" } else { "\n" });
+        for (w, ((busy, peak), kept)) in workers.enumerate() {
+            let (busy, idle) = (figure(*busy), figure(makespan - busy));
+            write!(text, "{w:>6} {busy:>9} {idle:>9}  {peak:>18}")?;
+            if is_recomputed {
+                write!(text, "  {kept:>11}")?;
+            }
+            text.push('\n');
+        }
+        let path = timeline.critical_path();
+        let n_ops = |event: &&Event| match event.work {
+            Work::Cell(cell) => cell.ops().count(),
+            Work::Reduce(_) | Work::Step(_) => 0,
+        };
+        let on_path: usize = path.iter().map(n_ops).sum();
+        write!(text, "critical path: {on_path} of {} ops", plan.timetable.n_ops())?;
+        if let Some(report) = &plan.search {
+            write!(text, "\n{report}")?;
+        }
+        if sync.sums + sync.agreement > 0.0 {
+            let Synchronised { sums, exposed, agreement } = sync;
+            let ranks = self.network.job()?.width * busy.len();
+            let step = makespan + agreement;
+            write!(
+                text,
+                "\n{ranks} ranks: step {step:.6}; sums of a worker {sums:.6}, the last sum ends {exposed:.6} after \
+                 the last op; agreement {agreement:.6}"
+            )?;
+        }
+        print(text)
+    }
+}
+
+/// What ranks spend on gradients and on agreeing.
+struct Synchronised {
+    /// Of the worker with the most: its sums.
+    sums: f64,
+    /// How long after all compute the last sum of any worker ends.
+    exposed: f64,
+    agreement: f64,
+}
+
+impl Synchronised {
+    fn of(timeline: &Timeline, costs: &impl Costs) -> Synchronised {
+        let mut sums = vec![0.0; timeline.n_workers];
+        let (mut last_op, mut last) = (0.0f64, 0.0f64);
+        for event in &timeline.events {
+            last = last.max(event.end);
+            match event.work {
+                Work::Reduce(_) => sums[event.worker.index()] += event.end - event.start,
+                Work::Cell(_) | Work::Step(_) => last_op = last_op.max(event.end),
+            }
+        }
+        let sums = sums.into_iter().fold(0.0, f64::max);
+        Synchronised { sums, exposed: last - last_op, agreement: costs.agree() }
+    }
+}
+
+/// One line about a simulated step or window.
+pub(crate) fn summary(program: &Program, timeline: &Timeline) -> String {
+    let peak = program.peak();
+    let makespan = figure(timeline.makespan());
+    let steps = match program.window().n_steps() {
+        1 => String::new(),
+        n => format!(" of {n} steps"),
+    };
+    let kept = match peak_kept(program).into_iter().fold(0.0, f64::max) {
+        0.0 => String::new(),
+        most => format!("kept inputs of at most {most}, "),
+    };
+    let versions = match program.weight_versions().iter().max() {
+        None | Some(1) => String::new(),
+        Some(most) => format!("at most {most} versions of the weights, "),
+    };
+    format!(
+        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {kept}{versions}{} messages",
+        program.schedule(),
+        timeline.bubble_ratio(),
+        program.n_messages(),
+    )
+}

@@ -1,0 +1,148 @@
+//! Reading what a run writes while it writes it.
+
+use std::fs::read_dir;
+use std::io::{BufReader, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use crate::formats::files::{open_regular, text_regular};
+use crate::observe::{Lines, Metrics};
+use crate::run::{is_at_work, is_error};
+use anyhow::{Context, Result, ensure};
+
+/// Steps over which speed is averaged.
+const N_RECENT: usize = 20;
+/// Longer settings or error files are not those of a run.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// A run and what is known of it.
+pub(crate) struct Followed {
+    folder: PathBuf,
+    metrics: PathBuf,
+    /// Bytes of the metrics that have been read; they end with a line.
+    n_read: u64,
+    pub(crate) n_steps: Option<u64>,
+    /// Step and loss.
+    pub(crate) losses: Vec<(f64, f64)>,
+    /// Step and loss on text that is not trained on.
+    pub(crate) validations: Vec<(f64, f64)>,
+    /// Of each step.
+    pub(crate) tokens_per_s: Vec<u64>,
+    step_s: Vec<f64>,
+    pub(crate) last: Option<Metrics>,
+    /// Lines of the metrics that are left out: they are no step, or none that comes after the one before.
+    pub(crate) n_damaged: usize,
+    pub(crate) state: State,
+}
+
+/// Whether a run is at work.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum State {
+    AtWork,
+    Over,
+    /// For this reason.
+    Failed(String),
+}
+
+impl Followed {
+    pub(crate) fn open(folder: &Path) -> Result<Followed> {
+        let settings = folder.join("config.toml");
+        let text = text_regular(&settings, MAX_BYTES).with_context(|| {
+            format!(
+                "cannot read {}: {} is not the folder of a run",
+                settings.display(),
+                folder.display()
+            )
+        })?;
+        let too_long = || format!("{} is larger than {MAX_BYTES} bytes", settings.display());
+        let text = text.with_context(too_long)?;
+        let settings: toml::Table =
+            text.parse().with_context(|| format!("cannot read {}", settings.display()))?;
+        let steps = settings.get("steps").and_then(toml::Value::as_integer);
+        let metrics = settings.get("metrics").and_then(toml::Value::as_str);
+        Ok(Followed {
+            folder: folder.to_path_buf(),
+            metrics: metrics.map_or_else(|| folder.join("metrics.jsonl"), PathBuf::from),
+            n_read: 0,
+            n_steps: steps.and_then(|steps| u64::try_from(steps).ok()),
+            losses: Vec::new(),
+            validations: Vec::new(),
+            tokens_per_s: Vec::new(),
+            step_s: Vec::new(),
+            last: None,
+            n_damaged: 0,
+            state: State::AtWork,
+        })
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Reads the lines that were written since the last call; from the start where a run that was resumed
+    /// has cut some off.
+    pub(crate) fn read(&mut self) -> Result<()> {
+        self.state = state(&self.folder);
+        let mut file = open_regular(&self.metrics).with_context(|| {
+            let hint = match self.metrics.is_relative() && !self.metrics.exists() {
+                true => ": follow the run from the folder in which it was started",
+                false => "",
+            };
+            format!("cannot read {}{hint}", self.metrics.display())
+        })?;
+        if file.metadata()?.len() < self.n_read {
+            *self = Followed { state: self.state.clone(), ..Followed::open(&self.folder)? };
+        }
+        file.seek(SeekFrom::Start(self.n_read))?;
+        let mut lines = Lines::of(BufReader::new(file));
+        while let Some(line) = lines.next_line()? {
+            self.n_read += line.len() as u64;
+            let last = self.last.as_ref().map(|last| last.step);
+            match serde_json::from_slice(line) {
+                Ok(Metrics { step, .. }) if last.is_some_and(|last| last >= step) => {
+                    self.n_damaged += 1;
+                }
+                Ok(metrics) => self.add(metrics),
+                Err(_) => self.n_damaged += 1,
+            }
+        }
+        ensure!(
+            self.last.is_some() || self.n_damaged == 0,
+            "{}: no metrics of a step",
+            self.metrics.display()
+        );
+        Ok(())
+    }
+
+    fn add(&mut self, metrics: Metrics) {
+        // A step may have been skipped; and what no f32 can be would leave the curve no bounds.
+        let sound = |loss: &f64| loss.abs() <= f64::from(f32::MAX);
+        let point = |loss| (metrics.step as f64, loss);
+        self.losses.extend(Some(metrics.loss).filter(sound).map(point));
+        self.validations.extend(metrics.validation_loss.filter(sound).map(point));
+        self.tokens_per_s.push(metrics.tokens_per_s as u64);
+        self.step_s.push(metrics.step_s);
+        self.last = Some(metrics);
+    }
+
+    /// Seconds until the last step, at the speed of the last ones.
+    pub(crate) fn seconds_left(&self) -> Option<f64> {
+        let n_left = self.n_steps?.saturating_sub(self.last.as_ref()?.step.saturating_add(1));
+        let recent = &self.step_s[self.step_s.len().saturating_sub(N_RECENT)..];
+        Some(n_left as f64 * recent.iter().sum::<f64>() / recent.len() as f64)
+    }
+}
+
+/// A run that failed leaves an error.
+fn state(folder: &Path) -> State {
+    if is_at_work(folder) {
+        return State::AtWork;
+    }
+    let files = read_dir(folder).into_iter().flatten().flatten();
+    let is_error =
+        |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(is_error);
+    let error = files.map(|file| file.path()).filter(is_error).min();
+    let Some(error) = error else { return State::Over };
+    let text = text_regular(&error, MAX_BYTES).ok().flatten().unwrap_or_default();
+    let error: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    State::Failed(error["message"].as_str().unwrap_or("for an unknown reason").to_string())
+}

@@ -1,0 +1,120 @@
+//! What is shown of a run.
+
+use std::time::Duration;
+
+use crate::observe::{Metrics, RankMetrics};
+use indicatif::HumanDuration;
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Style};
+use ratatui::symbols::Marker;
+use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, LineGauge, Paragraph, Sparkline};
+
+use super::follow::{Followed, State};
+
+/// Rows of the part about speed.
+const SPEED: u16 = 4;
+/// Rows that the curve needs at least.
+const CURVE: u16 = 8;
+
+pub(crate) fn draw(frame: &mut Frame, run: &Followed) {
+    let Some(last) = &run.last else {
+        frame
+            .render_widget(Paragraph::new(format!("{}\nno step yet", headline(run))), frame.area());
+        return;
+    };
+    let n_ranks = u16::try_from(last.ranks.len()).unwrap_or(u16::MAX);
+    let rows = [
+        Constraint::Length(2),
+        Constraint::Min(CURVE),
+        Constraint::Length(SPEED),
+        Constraint::Max(n_ranks.saturating_add(2)),
+    ];
+    let [head, curve, speed, ranks] = Layout::vertical(rows).areas(frame.area());
+    frame.render_widget(Paragraph::new(format!("{}\n{}", headline(run), numbers(last))), head);
+    losses(frame, run, curve);
+    let title = format!(" tokens/s: {:.0} ", last.tokens_per_s);
+    let n_shown = usize::from(speed.width.saturating_sub(2));
+    let recent = &run.tokens_per_s[run.tokens_per_s.len().saturating_sub(n_shown)..];
+    let line = Sparkline::default().data(recent).style(Style::new().fg(Color::Cyan));
+    frame.render_widget(line.block(Block::bordered().title(title)), speed);
+    loads(frame, &last.ranks, ranks);
+}
+
+fn headline(run: &Followed) -> String {
+    let n_done = run.last.as_ref().map_or(0, |last| last.step.saturating_add(1));
+    let step = match (n_done, run.n_steps) {
+        (0, _) => String::new(),
+        (n, Some(all)) => format!("step {n} of {all}"),
+        (n, None) => format!("step {n}"),
+    };
+    let left = run.seconds_left().and_then(|s| Duration::try_from_secs_f64(s).ok());
+    let state = match (&run.state, left) {
+        (State::AtWork, Some(left)) => format!("at work, {:#} left", HumanDuration(left)),
+        (State::AtWork, None) => "at work".to_string(),
+        (State::Over, _) if run.n_steps.is_some_and(|all| n_done < all) => {
+            "ended before its last step".to_string()
+        }
+        (State::Over, _) => "over".to_string(),
+        (State::Failed(why), _) => format!("failed: {why}"),
+    };
+    let damaged = match run.n_damaged {
+        0 => String::new(),
+        n => format!("  ({n} damaged line(s) of metrics left out)"),
+    };
+    format!("{}  {step}  {state}{damaged}", run.folder().display())
+}
+
+fn numbers(last: &Metrics) -> String {
+    let mfu = last.mfu.map_or(String::new(), |mfu| format!("  mfu {mfu:.3}"));
+    format!(
+        "loss {:.4}  grad norm {:.3}  lr {:.2e}  bubble {:.3}  {:.0} MiB{mfu}",
+        last.loss,
+        last.grad_norm,
+        last.lr,
+        last.bubble_ratio,
+        mib(last.bytes)
+    )
+}
+
+/// The loss over all steps, and on text that is not trained on.
+fn losses(frame: &mut Frame, run: &Followed, area: Rect) {
+    let all = run.losses.iter().chain(&run.validations);
+    let (low, high) = all.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), (_, loss)| {
+        (low.min(*loss), high.max(*loss))
+    });
+    let (low, high) = if low <= high { (low, high) } else { (0.0, 1.0) };
+    let (first, last) = (run.losses.first(), run.losses.last());
+    let ends = [first, last].map(|point| point.map_or(0.0, |(step, _)| *step));
+    let curve = |name: &'static str, points, color| {
+        let curve = Dataset::default().name(name).marker(Marker::Braille);
+        curve.graph_type(GraphType::Line).style(Style::new().fg(color)).data(points)
+    };
+    let mut curves = vec![curve("loss", &run.losses, Color::Yellow)];
+    if !run.validations.is_empty() {
+        curves.push(curve("validation", &run.validations, Color::Green));
+    }
+    let x = Axis::default().bounds(ends).labels(ends.map(|step| format!("{step:.0}")));
+    let y = Axis::default().bounds([low, high]).labels([low, high].map(|l| format!("{l:.3}")));
+    let chart = Chart::new(curves).x_axis(x).y_axis(y);
+    frame.render_widget(chart.block(Block::bordered().title(" loss ")), area);
+}
+
+/// A line per rank: how long it was idle, and what it holds.
+fn loads(frame: &mut Frame, ranks: &[RankMetrics], area: Rect) {
+    let block = Block::bordered().title(" bubble and memory of each rank ");
+    let inside = block.inner(area);
+    frame.render_widget(block, area);
+    for (rank, (load, row)) in ranks.iter().zip(inside.rows()).enumerate() {
+        let label = format!("{rank:>3}  {:.3}  {:>6.0} MiB ", load.bubble_ratio, mib(load.bytes));
+        let gauge = LineGauge::default().ratio(load.bubble_ratio.clamp(0.0, 1.0)).label(label);
+        frame.render_widget(
+            gauge.filled_symbol("█").unfilled_symbol("░").filled_style(Style::new().fg(Color::Red)),
+            row,
+        );
+    }
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1u32 << 20)
+}

@@ -1,0 +1,322 @@
+//! `chimera train`: progress on the terminal around a [`Run`].
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use crate::data::tokenizer::save_tokenizer;
+use crate::data::tokenizer_file_of;
+use crate::device::Opened;
+use crate::formats::checkpoint::Checkpoint;
+use crate::formats::hf::DropoutRates;
+use crate::formats::save::{prepare, save};
+use crate::observe::{Metrics, Prometheus, Slow};
+use crate::run::outside::OnDisk;
+use crate::run::{Folder, Place, Run, Trained};
+use crate::settings::Transport;
+use crate::settings::{Config, Layers};
+use anyhow::{Context, Result, ensure};
+use chimera_backend_cuda::measured_peak;
+use chimera_core::engine::StepReport;
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+use chimera_core::model::Architecture;
+use clap::{Args, Parser};
+use serde_json::json;
+
+use crate::cli::commands::ranks;
+use crate::cli::parts::console::{print, tell, warn};
+use crate::cli::parts::model;
+use crate::cli::parts::model::warn_of_bytes;
+use crate::cli::parts::outcome::Outcome;
+use crate::cli::parts::progress::{Progress, Say};
+use crate::cli::parts::shape::warn_of_unread;
+
+/// Trains a GPT-2 or a BERT; without any option a small GPT-2, on a built-in text, through a Chimera pipeline
+#[derive(Args)]
+pub(crate) struct Train {
+    #[command(flatten)]
+    layers: Box<Layers>,
+    /// Prints a summary as JSON on standard output, and all else on standard error
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Trains with the timetable in FILE
+#[derive(Parser)]
+#[command(bin_name = "chimera schedule import FILE --run", args_override_self = true)]
+struct Line {
+    #[command(flatten)]
+    train: Train,
+}
+
+impl Train {
+    /// Training with the timetable of a file; exits if `options` are not its options.
+    pub(crate) fn with_schedule(file: PathBuf, options: Vec<OsString>) -> Train {
+        let schedule = ["chimera train".into(), "--schedule".into(), file.into_os_string()];
+        Line::parse_from(schedule.into_iter().chain(options)).train
+    }
+
+    pub(crate) fn run(self) -> Result<()> {
+        let config = self.layers.resolve(&OnDisk);
+        let transport = config.as_ref().map_or(Transport::Auto, |config| config.transport);
+        match transport.choose()? {
+            (true, why) => ranks::run(&self, config, &why),
+            (false, _) => self.run_alone(config?),
+        }
+    }
+
+    /// With all workers in this process.
+    fn run_alone(&self, config: Config) -> Result<()> {
+        ensure!(
+            !config.mpi_allreduce,
+            "mpi-allreduce is MPI's, and here workers are threads: start ranks with mpirun or srun, or leave it out"
+        );
+        let mut run = Run::prepare(config)?;
+        warn_of_unread(run.config());
+        let stop = stop_on_signal(|| true)?;
+        let say = Say { to_stderr: self.json };
+        let place = Place::claim(run.config())?;
+        let open = &mut |path: &Path| Ok(Checkpoint::open(path)?);
+        let checkpoint = place.checkpoint(run.config(), &warn, open)?;
+        resume(&mut run, checkpoint, &|line| say.line(line))?;
+        if run.first_step() == run.config().steps {
+            return self.conclude_trained(&run, &place, &say);
+        }
+        run.save_into(place.store(), warn);
+        let prometheus = listen(run.config())?;
+        let mut folder = place.begin(run.config(), run.first_step(), &warn)?;
+        let explain = run.explain_in(folder.path());
+        let trained = self.train(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
+            run.train(&stop, observe)
+        });
+        let has_failed = trained.is_err();
+        let outcome = trained.and_then(|trained| self.conclude(&run, &folder, trained, &say));
+        if let Err(error) = &outcome
+            && let Some(fault) = error.downcast_ref::<Fault>()
+            && fault.class != Class::Requeue
+        {
+            let explained = || if has_failed { explain.write_all() } else { Ok(()) };
+            for also in [folder.write_error(fault), explained()].into_iter().filter_map(Result::err)
+            {
+                tell(format_args!("{also:#}")); // the error that counts is the first
+            }
+        }
+        say.line(&format!("run: {}", folder.path().display()));
+        outcome
+    }
+
+    /// Trains by `go`, which tells of every step. Returns how many seconds that took, too.
+    pub(crate) fn train(
+        &self,
+        run: &Run,
+        folder: &mut Folder,
+        prometheus: Option<&Prometheus>,
+        say: &Say,
+        go: impl FnOnce(&mut Observe<'_>) -> Result<Trained>,
+    ) -> Result<(Trained, f64)> {
+        say.line(&headline(run));
+        let Config { save, save_every, .. } = run.config();
+        if save.is_none() && *save_every == 0 {
+            say.line("the weights are not kept: --save DIR keeps them, and --save-every N saves checkpoints");
+        }
+        if let Some(report) = run.search() {
+            say.line(&report.to_string());
+        }
+        if let Some(hint) = shared_cores(run) {
+            say.line(&hint);
+        }
+        if run.config().init.is_some() {
+            warn_of_bytes(run.corpus().tokenizer(), run.model().vocab);
+        }
+        if let Some(prometheus) = prometheus {
+            say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
+        }
+        let full = full_tokens_per_s(run)?;
+        let (mut progress, mut slow) = (Progress::new(run, say), Slow::default());
+        let began = Instant::now();
+        let trained = go(&mut |report| {
+            let mut metrics = Metrics::of(report, run.tokens_per_step(), full);
+            if run.model().architecture == Architecture::Bert {
+                metrics.perplexity = None; // its loss is of two kinds
+            }
+            folder.record(&metrics)?;
+            if let Some(why) = &report.skipped {
+                progress.warn(&format!("step {} made no update: {why}", report.step));
+            }
+            if let Some(told) = slow.notice(report) {
+                progress.warn(&told);
+            }
+            if let Some(prometheus) = prometheus {
+                prometheus.show(&metrics);
+            }
+            progress.step(&metrics);
+            Ok(())
+        });
+        progress.finish();
+        Ok((trained?, began.elapsed().as_secs_f64()))
+    }
+
+    /// Concludes a run that had all its steps before: what is to be saved is in its checkpoint.
+    pub(crate) fn conclude_trained(&self, run: &Run, place: &Place, say: &Say) -> Result<()> {
+        say.line("nothing is left to train: raise --steps to go on");
+        place.remove_errors()?;
+        if let (Some(dir), Some(checkpoint)) = (&run.config().save, run.begins_at()) {
+            prepare(dir, true)?;
+            let path = model::load(checkpoint)?.save(dir)?;
+            say.line(&format!("weights: {}", path.display()));
+        }
+        if self.json {
+            print(format!("{:#}", json!({ "run": place.path(), "steps": run.first_step() })))?;
+        }
+        Ok(())
+    }
+
+    /// Saves what was trained, and shows it if the run is done.
+    pub(crate) fn conclude(
+        &self,
+        run: &Run,
+        folder: &Folder,
+        (trained, seconds): (Trained, f64),
+        say: &Say,
+    ) -> Result<()> {
+        let is_done = trained.last.step + 1 == run.config().steps;
+        if let Some(dir) = &run.config().save {
+            let dropout = DropoutRates::all(run.config().dropout);
+            let save = |dir: &Path| save(dir, run.model(), &dropout, &trained.weights);
+            let path = save(dir).map_err(|e| match save(&folder.path().join("weights")) {
+                Ok(path) => e.context(format!("the weights are in {}", path.display())),
+                Err(_) => e,
+            })?;
+            if let Some(file) = tokenizer_file_of(&run.config().data)? {
+                save_tokenizer(dir, &file)?;
+            }
+            say.line(&format!("weights: {}", path.display()));
+        }
+        if let Some(checkpoint) = &trained.checkpoint {
+            say.line(&format!("checkpoint: {}", checkpoint.display()));
+        }
+        if let Some(fault) = trained.unwritten {
+            return Err(fault.into());
+        }
+        if !is_done {
+            let message = format!(
+                "stopped on request after this step; --out {} --resume auto goes on",
+                folder.path().display()
+            );
+            let fault = Fault::new(Class::Requeue, Rank(0), message);
+            return Err(Fault { step: Some(trained.last.step), ..fault }.into());
+        }
+        Outcome { run, folder, say, json: self.json }.show(&trained, seconds)
+    }
+}
+
+/// What is told of each step.
+pub(crate) type Observe<'o> = dyn FnMut(&StepReport) -> Result<()> + Send + 'o;
+
+/// Where Prometheus can scrape, if the settings want it.
+pub(crate) fn listen(config: &Config) -> Result<Option<Prometheus>> {
+    let listen = |address| {
+        Prometheus::listen(address).with_context(|| format!("cannot listen at {address}"))
+    };
+    config.prometheus.map(listen).transpose()
+}
+
+/// Begins where a checkpoint ends, if there is one, and says so.
+pub(crate) fn resume(
+    run: &mut Run,
+    checkpoint: Option<Checkpoint>,
+    say: &dyn Fn(&str),
+) -> Result<()> {
+    let path = checkpoint.as_ref().map(|checkpoint| checkpoint.path().display().to_string());
+    let changes = run.resume(checkpoint)?;
+    match path {
+        Some(path) => say(&format!("resumes from {path}: step {} is next", run.first_step())),
+        None if run.config().resume.is_some() => {
+            say("no checkpoint was ever finished here: training begins at the start");
+        }
+        None => {}
+    }
+    for change in changes {
+        say(&format!("  from here on, {change}"));
+    }
+    Ok(())
+}
+
+/// Tokens per second that the devices of a run could train at their peak, if that is said or can be measured.
+fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
+    let config = run.config();
+    let n_workers = config.width * config.depth;
+    let peak = match config.peak_flops {
+        Some(of_a_worker) => of_a_worker * n_workers as f64,
+        None if !run.devices().one().is_some_and(Opened::is_host) => return Ok(None),
+        None => {
+            let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+            cores.min(n_workers * config.threads) as f64 * measured_peak()
+        }
+    };
+    Ok(Some(peak / run.model().flops_per_token()))
+}
+
+fn headline(run: &Run) -> String {
+    let (config, program) = (run.config(), run.program());
+    let schedule = match program.window().n_steps() {
+        _ if config.depth == 1 => "one worker".to_string(),
+        1 => program.schedule().to_string(),
+        n => format!("{}, a flush every {n} steps", program.schedule()),
+    };
+    format!(
+        "{} parameters, {} tokens of text; {schedule}, {} x {} worker(s) {}, \
+         {} micro-batches of {} x {} tokens",
+        run.model().n_params(),
+        run.corpus().n_train(),
+        config.width,
+        config.depth,
+        workers_of(run),
+        config.micro_batches,
+        config.micro_batch_size,
+        config.context,
+    )
+}
+
+/// What workers compute with.
+fn workers_of(run: &Run) -> String {
+    match run.devices().one() {
+        Some(device) if device.is_host() => format!("with {} thread(s) each", run.config().threads),
+        Some(device) => format!("on {}", device.name()),
+        None => format!("on {}", run.config().device),
+    }
+}
+
+/// What to know of a measured bubble when workers have to wait for cores.
+fn shared_cores(run: &Run) -> Option<String> {
+    let config = run.config();
+    if !run.devices().one().is_some_and(Opened::is_host) {
+        return None;
+    }
+    let cores = std::thread::available_parallelism().ok()?.get();
+    let threads = config.width * config.depth * config.threads;
+    let hint = format!(
+        "{threads} threads share {cores} core(s): workers wait for cores too, and the bubble shows it"
+    );
+    (threads > cores).then_some(hint)
+}
+
+/// A flag that the first SIGINT or SIGTERM sets, after `look`, which says whether this process tells so; a second
+/// one ends the process at once, saving nothing.
+pub(crate) fn stop_on_signal(look: impl Fn() -> bool + Send + 'static) -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        let tells = look();
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        if tells {
+            tell("stopping at the end of this step; once more to stop at once");
+        }
+    })?;
+    Ok(stop)
+}

@@ -1,0 +1,186 @@
+//! How a rank of a job ends where something failed: with the first cause, its error file, and its exit code.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::observe::Explain;
+use crate::run::launch::Launch;
+use crate::run::write_error;
+use chimera_comm_mpi::{Lookout, Mpi};
+use chimera_core::comm::{CommError, Endpoint};
+use chimera_core::engine::ungathered;
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+
+use crate::cli::parts::console::{tell, warn};
+use crate::cli::parts::exit;
+
+/// The rank that prints.
+pub(crate) const LEAD: Rank = Rank(0);
+
+/// For all to write down why a run failed.
+const TO_FAIL: Duration = Duration::from_secs(2);
+/// How often a meeting of all ranks is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// From the launcher's signal after a death, for the cause to come: a launcher may kill soon.
+const TO_HEAR: Duration = Duration::from_millis(20);
+/// For all to notice a death by themselves, and to write down what they did.
+const TO_NOTICE: Duration = Duration::from_millis(280);
+
+/// What is told of this rank where it ends, as far as it is known.
+#[derive(Default)]
+pub(crate) struct Known {
+    /// The folder of the run.
+    pub(crate) folder: OnceLock<PathBuf>,
+    pub(crate) explain: OnceLock<Arc<Explain>>,
+    /// Set by who writes it down: the first cause counts.
+    noted: AtomicBool,
+    /// Set by who prints it.
+    told: AtomicBool,
+}
+
+impl Known {
+    /// Prints why the run ends, once.
+    fn tell(&self, error: impl Display) {
+        if !self.told.swap(true, Ordering::Relaxed) {
+            tell(format_args!("error: {error}"));
+        }
+    }
+}
+
+/// Tells all others why, writes it down, and ends the process when all have had time to do the same.
+pub(crate) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
+    let fault = fault_of(error, mpi.rank());
+    announce(&mut mpi, &fault, format_args!("{error:#}"), known);
+    let code = fault.class.code();
+    let never_ends = move |_| std::process::exit(code.into());
+    if let Err(CommError::Timeout { .. }) =
+        within(TO_FAIL * 2, None, never_ends, || mpi.close(TO_FAIL))
+    {
+        mpi.end_job(code); // somebody hangs
+    }
+    std::process::exit(code.into())
+}
+
+/// Ends the process while some of its work goes on, which the others learn.
+pub(crate) fn end_now(comm: &mut impl Endpoint, fault: &Fault, known: &Known) -> ! {
+    announce(comm, fault, fault, known);
+    std::process::exit(fault.class.code().into())
+}
+
+/// Tells the other ranks, the folder of the run, and from one rank whoever started it.
+fn announce(comm: &mut impl Endpoint, fault: &Fault, error: impl Display, known: &Known) {
+    let me = comm.rank();
+    comm.abort(fault);
+    note(me, fault, known);
+    // If the lead is gone, whoever noticed speaks for it.
+    let is_lead_gone = matches!(fault.class, Class::PeerLost | Class::Timeout);
+    if me == LEAD || is_lead_gone && fault.peer == Some(LEAD) && fault.rank == me {
+        known.tell(error);
+    }
+    if fault.class == Class::PeerLost {
+        thread::sleep(TO_NOTICE); // soon after the first has ended, a launcher kills the others
+    }
+}
+
+/// After the end of a rank the launcher sends a signal, and soon kills whoever is left: also those that compute,
+/// and have not seen yet why all is over.
+pub(crate) fn end_if_over(me: Rank, lookout: &Lookout, known: &Known) {
+    if lookout.why_over().is_none() {
+        return;
+    }
+    thread::sleep(TO_HEAR);
+    if let Some(why) = lookout.why_over() {
+        let fault = why.into_fault(me);
+        note(me, &fault, known);
+        if me == LEAD {
+            known.tell(&fault);
+        }
+        thread::sleep(TO_NOTICE);
+        std::process::exit(fault.class.code().into());
+    }
+}
+
+/// Writes the error file of this rank, if the run has a folder, and then what it did last.
+fn note(me: Rank, fault: &Fault, known: &Known) {
+    let Some(folder) = known.folder.get() else { return };
+    if known.noted.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let explain = || known.explain.get().map_or(Ok(()), |explain| explain.write(me));
+    for also in [write_error(folder, me, fault), explain()].into_iter().filter_map(Result::err) {
+        tell(format_args!("{also:#}")); // the error that counts is the first
+    }
+}
+
+pub(crate) fn fault_of(error: &anyhow::Error, me: Rank) -> Fault {
+    match error.downcast_ref::<Fault>() {
+        Some(fault) => fault.clone(),
+        None => Fault::new(exit::class(error), me, format!("{error:#}")),
+    }
+}
+
+/// Starts MPI.
+pub(crate) fn start(patience: Duration) -> Result<Mpi, Fault> {
+    let me = || Launch::found().map_or(LEAD, |launch| Rank(launch.rank));
+    let never = move |_| {
+        let why = "MPI does not start: a rank is stopped, or was never started (--start-timeout)";
+        tell(format_args!("error: {}: {why}", me()));
+        std::process::exit(Class::Timeout.code().into());
+    };
+    within(patience, None, never, || Mpi::start(patience, warn)).map_err(|e| e.into_fault(me()))
+}
+
+/// Ends MPI, when all have left.
+pub(crate) fn close(mpi: &mut Mpi, patience: Duration, known: &Arc<Known>) -> Result<(), Fault> {
+    let me = mpi.rank();
+    let never = stuck(me, "MPI does not end, though all ranks have left: one is stopped", known);
+    let closed = within(patience.saturating_mul(2), None, never, || mpi.close(patience));
+    closed.map_err(|e| ungathered(mpi, e))
+}
+
+/// Gives up when `work` takes longer, or the job is over: MPI itself cannot be told how long to wait where all ranks
+/// meet.
+pub(crate) fn within<T>(
+    patience: Duration,
+    lookout: Option<Lookout>,
+    give_up: impl FnOnce(Option<CommError>) + Send + 'static,
+    work: impl FnOnce() -> T,
+) -> T {
+    let (done, is_done) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        let began = Instant::now();
+        while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            let why_over = lookout.as_ref().and_then(Lookout::why_over);
+            if why_over.is_some() || began.elapsed() >= patience {
+                return give_up(why_over);
+            }
+        }
+    });
+    let result = work();
+    drop(done);
+    result
+}
+
+/// What ends this process once some meeting of all ranks was waited for too long, or in vain.
+pub(crate) fn stuck(
+    me: Rank,
+    why: &'static str,
+    known: &Arc<Known>,
+) -> impl FnOnce(Option<CommError>) + Send + use<> {
+    let known = Arc::clone(known);
+    move |why_over| {
+        let fault = match why_over {
+            Some(error) => error.into_fault(me),
+            None => Fault::new(Class::Timeout, me, why),
+        };
+        note(me, &fault, &known);
+        tell(format_args!("error: {fault}"));
+        std::process::exit(fault.class.code().into());
+    }
+}

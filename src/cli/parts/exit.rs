@@ -1,0 +1,56 @@
+//! Exit codes: what each kind of error is to a script.
+
+use std::process::ExitCode;
+
+use crate::formats::checkpoint::Unusable;
+use chimera_core::analyze::Refusal;
+use chimera_core::device::DeviceError;
+use chimera_core::fault::{Class, Fault};
+use chimera_core::interchange::ReadError;
+use chimera_core::search::AutoError;
+
+use crate::cli::parts::console::tell;
+
+/// Prints an error with its causes on standard error and returns its exit code.
+pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
+    let is_broken_pipe = error.chain().any(|cause| {
+        let io = cause.downcast_ref::<std::io::Error>();
+        io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    });
+    if is_broken_pipe {
+        return ExitCode::SUCCESS; // whoever read us has seen enough
+    }
+    tell(format_args!("error: {error:#}"));
+    ExitCode::from(class(error).code())
+}
+
+/// An error that stands for several.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Several {
+    pub(crate) class: Class,
+    pub(crate) message: String,
+}
+
+/// The class of an error: that of the fault that ended a run, of a refused schedule or checkpoint, of a
+/// device that failed; all else is wrong usage.
+pub(crate) fn class(error: &anyhow::Error) -> Class {
+    error.chain().find_map(class_of).unwrap_or(Class::Usage)
+}
+
+fn class_of(cause: &(dyn std::error::Error + 'static)) -> Option<Class> {
+    if let Some(fault) = cause.downcast_ref::<Fault>() {
+        return Some(fault.class);
+    }
+    if let Some(several) = cause.downcast_ref::<Several>() {
+        return Some(several.class);
+    }
+    let is_too_large = matches!(cause.downcast_ref(), Some(AutoError::Memory(_)));
+    if cause.is::<Refusal>() || cause.is::<ReadError>() || is_too_large {
+        return Some(Class::Schedule);
+    }
+    if cause.is::<Unusable>() {
+        return Some(Class::Checkpoint);
+    }
+    cause.downcast_ref::<DeviceError>().map(DeviceError::class)
+}

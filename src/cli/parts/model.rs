@@ -1,0 +1,132 @@
+//! The trained model that a command is given: a folder of Hugging Face, a run, or one of its checkpoints.
+
+use std::path::{Path, PathBuf};
+
+use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::{TOKENIZER, save_tokenizer};
+use crate::data::{tokenizer_file_of, tokenizer_of};
+use crate::formats::checkpoint::{Checkpoint, MANIFEST, Store};
+use crate::formats::hf::{self, DropoutRates, Pretrained};
+use crate::formats::save::save;
+use anyhow::{Context, Result, ensure};
+use chimera_core::model::Cut;
+use serde::Deserialize;
+
+use crate::cli::parts::console::{require_folder, tell, warn};
+
+/// A trained model, and where its text came from.
+pub(crate) struct Loaded {
+    pub(crate) model: Pretrained,
+    /// Its folder; of a run the checkpoint's.
+    pub(crate) place: PathBuf,
+    text: Text,
+}
+
+/// What tells how a model's text is cut into tokens.
+enum Text {
+    /// The folder of the model, which may have a `tokenizer.json`.
+    Folder(PathBuf),
+    /// The files that it was trained on.
+    Data(Vec<PathBuf>),
+}
+
+/// Reads a model. Of a run it is the newest checkpoint that is whole, which is told.
+pub(crate) fn load(dir: &Path) -> Result<Loaded> {
+    require_folder(dir)?;
+    if dir.join(MANIFEST).exists() {
+        return of_checkpoint(&Checkpoint::open(dir)?);
+    }
+    let store = Store::of(dir);
+    if !dir.join("config.json").exists() && !store.entries().unwrap_or_default().is_empty() {
+        let newest = store.readable(&warn)?;
+        let newest = newest.with_context(|| format!("{} holds no checkpoint", dir.display()))?;
+        tell(format_args!("model: {}", newest.path().display()));
+        return of_checkpoint(&newest);
+    }
+    ensure!(
+        dir.join("config.json").exists() || !dir.join("config.toml").exists(),
+        "{} is a run that kept no weights: train with --save DIR, or with --save-every N for checkpoints",
+        dir.display()
+    );
+    let place = dir.to_path_buf();
+    Ok(Loaded { model: hf::read(dir)?, place: place.clone(), text: Text::Folder(place) })
+}
+
+fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
+    let (manifest, place) = (checkpoint.manifest(), || checkpoint.path().display().to_string());
+    let (config, dropout) = manifest.model().with_context(place)?;
+    let params = config.params(&Cut::whole(&config));
+    let weights = params.into_iter().map(|param| {
+        let values = checkpoint.weights(&param.name, &param.shape)?;
+        Ok((param, values))
+    });
+    let weights = weights.collect::<Result<_>>()?;
+    let model = Pretrained { config, dropout: DropoutRates::all(dropout), weights };
+    #[derive(Deserialize)]
+    struct Settings {
+        data: Vec<PathBuf>,
+    }
+    let Settings { data } =
+        toml::from_str(&format!("data = {}", manifest.setting("data").with_context(place)?))?;
+    Ok(Loaded { model, place: checkpoint.path().to_path_buf(), text: Text::Data(data) })
+}
+
+impl Loaded {
+    /// What turns text into the tokens of the model and back: what `named` says, else what the model came with,
+    /// else what the size of its vocabulary tells. `None` if tokens are written as ids.
+    pub(crate) fn tokenizer(&self, named: Option<&str>) -> Result<Option<Tokenizer>> {
+        let vocab = self.model.config.vocab;
+        let tokenizer = match named {
+            Some("ids") => return Ok(None),
+            Some(name) => Some(Tokenizer::named(name)?),
+            None => self.own_tokenizer()?,
+        };
+        let usual = || Tokenizer::of_vocab(vocab);
+        let Some(tokenizer) = tokenizer.or_else(usual) else { return Ok(None) };
+        ensure!(
+            tokenizer.vocab() <= vocab,
+            "the tokenizer has {} ids, but the model knows {vocab}: name the one it was trained with",
+            tokenizer.vocab()
+        );
+        Ok(Some(tokenizer))
+    }
+
+    /// Writes it into a folder as other programs read it, with its tokenizer if it has a file of that. Returns the
+    /// file of the weights.
+    pub(crate) fn save(&self, dir: &Path) -> Result<PathBuf> {
+        let Pretrained { config, dropout, weights } = &self.model;
+        let path = save(dir, config, dropout, weights)?;
+        if let Some(tokenizer) = self.tokenizer_file()? {
+            save_tokenizer(dir, &tokenizer)?;
+        }
+        Ok(path)
+    }
+
+    /// The tokenizer that the model came with, if it did.
+    pub(crate) fn own_tokenizer(&self) -> Result<Option<Tokenizer>> {
+        match &self.text {
+            Text::Folder(_) => {
+                Ok(self.tokenizer_file()?.map(|file| Tokenizer::read(&file)).transpose()?)
+            }
+            Text::Data(files) => Ok(tokenizer_of(files)?),
+        }
+    }
+
+    /// The model's `tokenizer.json`, if it came with one.
+    pub(crate) fn tokenizer_file(&self) -> Result<Option<PathBuf>> {
+        match &self.text {
+            Text::Folder(dir) => Ok(Some(dir.join(TOKENIZER)).filter(|file| file.exists())),
+            Text::Data(files) => Ok(tokenizer_file_of(files)?.filter(|file| file.exists())),
+        }
+    }
+}
+
+/// Warns where bytes are given to a model that knows as many ids as GPT-2's tokenizer has.
+pub(crate) fn warn_of_bytes(data: Option<&Tokenizer>, vocab: usize) {
+    if let (Some(Tokenizer::Bytes), Some(Tokenizer::Gpt2)) = (data, Tokenizer::of_vocab(vocab)) {
+        warn(&format!(
+            "the data is bytes, but a model of {vocab} ids was likely trained on GPT-2's tokens: `chimera prepare \
+             --tokenizer gpt2` makes them"
+        ));
+    }
+}

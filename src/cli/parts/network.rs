@@ -1,0 +1,162 @@
+//! The network between the ranks of a job, on the command line.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use crate::formats::files::text_at_most;
+use crate::settings::{Config, SettingsError};
+use anyhow::{Result, ensure};
+use chimera_core::analyze::{Link, Network, NetworkCosts};
+use chimera_core::costs::StageCosts;
+use chimera_core::program::Program;
+use chimera_core::timetable::Timetable;
+use clap::Args;
+use serde::Deserialize;
+
+use crate::cli::parts::costs::{PerStage, number};
+use crate::cli::parts::shape::JobArgs;
+
+/// The most pipelines side by side.
+const MAX_WIDTH: usize = 65_535;
+
+/// Longer reports are refused before they are read.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Nodes and links. Without links, messages and sums take no time.
+#[derive(Args, Clone)]
+#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
+pub(crate) struct LinkArgs {
+    /// Ranks of a node, R: D must be a multiple of it, or it one of D [default: all]
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..))]
+    ranks_per_node: Option<u32>,
+    /// Between ranks of a node: time of a message and of each byte, such as 1e-6,1e-10, or the file of a
+    /// `chimera comm bench --json`, in seconds [default: 0,0]
+    #[arg(long, value_name = "ALPHA,BETA|FILE")]
+    inside: Option<Wire>,
+    /// Between nodes, whose ranks share it [default: as inside]
+    #[arg(long, value_name = "ALPHA,BETA|FILE")]
+    between: Option<Wire>,
+}
+
+impl LinkArgs {
+    /// What they say of a job of so many ranks in `width` groups.
+    pub(crate) fn network(&self, width: usize, n_ranks: usize) -> Network {
+        let inside = self.inside.unwrap_or_default().0;
+        Network {
+            width,
+            ranks_per_node: self.ranks_per_node.map_or(n_ranks, |n| n as usize),
+            inside,
+            between: self.between.map_or(inside, |wire| wire.0),
+        }
+    }
+}
+
+/// Ranks, nodes and links, and what travels.
+#[derive(Args, Clone)]
+#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
+pub(crate) struct NetworkArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    #[command(flatten)]
+    links: LinkArgs,
+    /// Bytes that a stage gives the next for a micro-batch, as a number or a list
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    activation_bytes: PerStage,
+    /// Bytes of the gradients of a stage, as a number or a list
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    gradient_bytes: PerStage,
+}
+
+impl NetworkArgs {
+    /// What compute and messages of a timetable cost on it.
+    pub(crate) fn of_messages(
+        &self,
+        timetable: &Timetable,
+        compute: StageCosts,
+    ) -> Result<NetworkCosts<StageCosts>> {
+        let placement = &timetable.placement;
+        let (depth, n_stages) = (placement.n_workers(), placement.n_stages());
+        let width = self.job()?.width;
+        ensure!((1..=MAX_WIDTH).contains(&width), "--width {width} is not in 1..={MAX_WIDTH}");
+        let network = self.links.network(width, width * depth);
+        ensure!(
+            network.fits(depth),
+            "--ranks-per-node {}: groups of {depth} workers would lie on the nodes in different ways; choose a \
+             divisor or a multiple of {depth}",
+            network.ranks_per_node
+        );
+        let why = format!("{} has {n_stages} stages", timetable.schedule);
+        self.activation_bytes.check("--activation-bytes", n_stages, &why)?;
+        let activations: Vec<f64> = (0..n_stages).map(|s| self.activation_bytes.at(s)).collect();
+        let units = timetable.units_per_micro;
+        Ok(NetworkCosts::of_messages(compute, network, placement, units, &activations))
+    }
+
+    /// These, and what the sums of `program` cost.
+    pub(crate) fn with_sums(
+        &self,
+        messages: NetworkCosts<StageCosts>,
+        program: &Program,
+    ) -> Result<NetworkCosts<StageCosts>> {
+        let n_stages = program.placement().n_stages();
+        let why = format!("{} has {n_stages} stages", program.schedule());
+        self.gradient_bytes.check("--gradient-bytes", n_stages, &why)?;
+        let gradients: Vec<_> = (0..n_stages).map(|s| vec![self.gradient_bytes.at(s)]).collect();
+        Ok(messages.with_sums(program, &gradients, &[]))
+    }
+
+    /// The job, as its options say.
+    pub(crate) fn job(&self) -> Result<Config, SettingsError> {
+        self.job.0.drawn()
+    }
+}
+
+/// A link as two numbers, or as it was measured.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+struct Wire(Link);
+
+/// What is read of a report of `chimera comm bench`.
+#[derive(Deserialize)]
+struct Measured {
+    alpha_s: f64,
+    beta_s_per_byte: f64,
+}
+
+impl FromStr for Wire {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Wire, String> {
+        if let Some((alpha, beta)) = text.split_once(',').filter(|_| !Path::new(text).exists()) {
+            return Ok(Wire(Link { alpha: number(alpha)?, beta: number(beta)? }));
+        }
+        let file = text_at_most(Path::new(text), MAX_BYTES).map_err(|e| {
+            format!("neither two numbers such as 1e-6,1e-10 nor a file that can be read: {e}")
+        })?;
+        let file = file
+            .ok_or_else(|| format!("longer than the {MAX_BYTES} bytes that a report can have"))?;
+        let Measured { alpha_s: alpha, beta_s_per_byte: beta } = serde_json::from_str(&file)
+            .map_err(|e| format!("not what `chimera comm bench --json` prints: {e}"))?;
+        let is_sound = [alpha, beta].iter().all(|x| (0.0..=1e12).contains(x));
+        is_sound.then_some(Wire(Link { alpha, beta })).ok_or_else(|| {
+            format!(
+                "`alpha_s` is {alpha} and `beta_s_per_byte` {beta}: measure again, with less noise"
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_two_numbers() {
+        assert_eq!("1e-6, 2".parse(), Ok(Wire(Link { alpha: 1e-6, beta: 2.0 })));
+        for (bad, named) in
+            [("1", "neither"), ("1,2,3", "`2,3`"), ("-1,2", "`-1`"), ("", "neither")]
+        {
+            let error = bad.parse::<Wire>().expect_err(bad);
+            assert!(error.starts_with(named), "{error}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What a training has come to, as it is shown at its end.
+
+use crate::data::tokenizer::Tokenizer;
+use crate::run::evaluate::{Bert, Model, Sampling};
+use crate::run::{Folder, Run, Trained};
+use anyhow::Result;
+use chimera_backend_cuda::Candle;
+use chimera_core::analyze::Timeline;
+use chimera_core::model::Architecture;
+use chimera_core::render::{svg, text};
+use serde_json::json;
+
+use crate::cli::parts::progress::Say;
+
+/// Characters or so of text that a trained model writes at the end.
+const N_SAMPLE: usize = 240;
+/// Characters or so of a token that is more than a byte.
+const TOKEN_CHARS: usize = 4;
+
+/// A run that is done.
+pub(crate) struct Outcome<'r> {
+    pub(crate) run: &'r Run,
+    pub(crate) folder: &'r Folder,
+    pub(crate) say: &'r Say,
+    /// Whether a summary goes to standard output as JSON.
+    pub(crate) json: bool,
+}
+
+impl Outcome<'_> {
+    /// Validation loss, a sample, and the measured pipeline.
+    pub(crate) fn show(&self, trained: &Trained, seconds: f64) -> Result<()> {
+        let Outcome { run, folder, say, .. } = *self;
+        let (validation_loss, perplexity) = match run.model().architecture {
+            Architecture::Gpt2 => {
+                let model = Model::new(Candle::cpu(), run.model(), &trained.weights)?;
+                let loss = model.loss(&run.validation()?)?;
+                let perplexity = loss.exp();
+                say.line(&format!(
+                    "validation loss {loss:.4} nats per token, perplexity {perplexity:.2}, after \
+                     {seconds:.1} s of training"
+                ));
+                if let Some(tokenizer) = run.corpus().tokenizer() {
+                    self.sample(&model, tokenizer)?;
+                }
+                (loss, Some(perplexity))
+            }
+            Architecture::Bert => {
+                let model = Bert::new(Candle::cpu(), run.model(), &trained.weights)?;
+                let loss = model.loss(&run.validation()?)?;
+                say.line(&format!(
+                    "validation loss {loss:.4} nats, per masked token and per pair, after {seconds:.1} s of \
+                     training"
+                ));
+                (loss, None)
+            }
+        };
+        let overhead = trained.overhead(run.program());
+        if let Some(timeline) = trained.timelines.last() {
+            self.draw(timeline, overhead)?;
+        }
+        if self.json {
+            let summary = json!({
+                "run": folder.path(), "steps": trained.last.step + 1, "loss": trained.last.loss,
+                "validation_loss": validation_loss, "perplexity": perplexity, "seconds": seconds,
+                "bubble_ratio": trained.last.bubble_ratio(), "measured_over_simulated": overhead,
+            });
+            crate::cli::parts::console::print(format!("{summary:#}"))?;
+        }
+        Ok(())
+    }
+
+    /// A text that begins after a line break.
+    fn sample(&self, model: &Model<Candle>, tokenizer: &Tokenizer) -> Result<()> {
+        let count = match tokenizer {
+            Tokenizer::Bytes => N_SAMPLE,
+            _ => N_SAMPLE / TOKEN_CHARS,
+        };
+        let mut prompt = tokenizer.encode("\n")?;
+        if prompt.is_empty() {
+            prompt.push(0); // to some tokenizers a line break is nothing
+        }
+        let how =
+            Sampling { temperature: 0.8, seed: self.run.config().seed, ..Sampling::default() };
+        let ids = model.sample(&prompt, count, &how, |_| Ok(()))?;
+        self.say.line("sample:");
+        for line in tokenizer.decode(&ids).trim().lines() {
+            self.say.line(&format!("  | {}", line.replace(char::is_control, " ")));
+        }
+        Ok(())
+    }
+
+    /// The pipeline as it ran, here and in the folder.
+    fn draw(&self, timeline: &Timeline, overhead: Option<f64>) -> Result<()> {
+        let Outcome { run, folder, say, .. } = *self;
+        let (name, d) = (run.program().schedule(), run.config().depth);
+        let what = match run.program().window().n_steps() {
+            1 => "the last step".to_string(),
+            n => format!("the last window of {n} steps"),
+        };
+        let workers = if d == 1 { "one worker".into() } else { format!("{d} workers") };
+        say.line(&format!("{what} as it ran ({name}, {workers}, {:.3} s):", timeline.makespan()));
+        for line in text::scaled(timeline, 96).lines() {
+            say.line(&format!("  {line}"));
+        }
+        if let Some(overhead) = overhead {
+            say.line(&format!(
+                "the last steps took {overhead:.3} times what the schedule makes of their measured ops"
+            ));
+        }
+        let title = format!("{name}, {workers}, {what} as it ran, in seconds");
+        folder.write("pipeline.svg", &svg::timeline(timeline, &title))
+    }
+}

@@ -1,0 +1,137 @@
+//! A schedule as options describe it: a timetable, what passes make of it, and what its stages cost.
+
+use std::path::PathBuf;
+
+use crate::plan::request;
+use crate::settings::Config;
+use crate::settings::schedules::Named;
+use anyhow::Result;
+use chimera_core::analyze::{NetworkCosts, Refusal, Timeline, simulate};
+use chimera_core::costs::{Costs, StageCosts};
+use chimera_core::lower::{Lowering, lower_at};
+use chimera_core::program::Program;
+use chimera_core::request::{Request, Source};
+use chimera_core::search::{Progress, Report};
+use chimera_core::timetable::Timetable;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::network::NetworkArgs;
+use crate::cli::parts::progress::{TICK, spin};
+use crate::cli::parts::shape::{PassArgs, ShapeArgs};
+
+/// A timetable after its passes, ready to be proven and simulated.
+pub(crate) struct Scheduled<C = StageCosts> {
+    pub(crate) timetable: Timetable,
+    /// What the search came to, if it is one's.
+    pub(crate) search: Option<Report>,
+    how: Lowering,
+    costs: C,
+}
+
+impl Scheduled {
+    /// What `name` stands for: a schedule at a shape, `auto`, or a file (`-` is standard input); its
+    /// stages cost what `costs` says of each. Warns of options that it does not read.
+    pub(crate) fn of(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
+        let config = drawn(name, shape, costs)?;
+        let plan = Scheduled::with(&config, shape, &|timetable| costs.of_stages(timetable))?;
+        shape.warn_of_unread(&config);
+        Ok(plan)
+    }
+
+    /// What `name` stands for, without a warning, with the costs of a model, cut into as many stages as there are.
+    pub(crate) fn of_model(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
+        let config = drawn(name, shape, costs)?;
+        Scheduled::with(&config, shape, &|timetable| costs.of_model(timetable))
+    }
+
+    /// A timetable from elsewhere.
+    pub(crate) fn of_timetable(
+        timetable: Timetable,
+        passes: &PassArgs,
+        costs: &CostArgs,
+    ) -> Result<Scheduled> {
+        let config = passes.0.over(&costs.memory.0).drawn()?;
+        let (source, shape) = (Source::Timetable(timetable), config.shape());
+        let request = Request { source, shape, passes: config.passes() };
+        Scheduled::made(&config, request, &|timetable| costs.of_stages(timetable))
+    }
+}
+
+impl Scheduled<NetworkCosts<StageCosts>> {
+    /// What `name` stands for, where messages take what they take on a network, and sums start when it says.
+    pub(crate) fn on(
+        network: &NetworkArgs,
+        name: &str,
+        shape: &ShapeArgs,
+        costs: &CostArgs,
+    ) -> Result<Self> {
+        let mut config = drawn(name, shape, costs)?;
+        config.sync = network.job()?.sync;
+        let plan = Scheduled::with(&config, shape, &|timetable| {
+            network.of_messages(timetable, costs.of_stages(timetable)?)
+        })?;
+        shape.warn_of_unread(&config);
+        Ok(plan)
+    }
+}
+
+impl<C: Costs> Scheduled<C> {
+    fn with(
+        config: &Config,
+        shape: &ShapeArgs,
+        costs: &impl Fn(&Timetable) -> Result<C>,
+    ) -> Result<Scheduled<C>> {
+        let request = request(config)?;
+        if let Source::Timetable(timetable) = &request.source {
+            shape.fit(&config.schedule, timetable)?;
+        }
+        Scheduled::made(config, request, costs)
+    }
+
+    fn made(
+        config: &Config,
+        request: Request,
+        costs: &impl Fn(&Timetable) -> Result<C>,
+    ) -> Result<Scheduled<C>> {
+        let how =
+            Lowering { sync: config.sync, max_peak: config.memory_cap, ..Lowering::default() };
+        let bar = ProgressBar::new_spinner();
+        bar.set_style(ProgressStyle::with_template("{msg} {elapsed}")?);
+        bar.set_message("making the schedule");
+        bar.enable_steady_tick(TICK);
+        let ordered = request.timetable(costs, &mut |progress: &Progress| {
+            bar.set_message(Report { progress: *progress, like: None }.to_string());
+        });
+        bar.finish_and_clear();
+        let ordered = ordered?;
+        let (costs, search) = (costs(&ordered.timetable)?, ordered.search.clone());
+        Ok(Scheduled { timetable: ordered.passed(&how, &costs)?, search, how, costs })
+    }
+
+    /// Proves it.
+    pub(crate) fn prove(&self) -> Result<Program, Refusal> {
+        spin("proving the schedule", || lower_at(&self.timetable, &self.how, &self.costs))
+    }
+
+    /// What its stages cost.
+    pub(crate) fn costs(&self) -> &C {
+        &self.costs
+    }
+
+    /// When everything happens.
+    pub(crate) fn simulate(&self, program: &Program) -> Timeline {
+        spin("simulating the schedule", || simulate(program, &self.costs))
+    }
+}
+
+/// What options say of the schedule with a name, or in a file.
+fn drawn(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Config> {
+    let schedule = match name {
+        "-" => Named::File(PathBuf::from(name)),
+        name => name.parse()?,
+    };
+    let mut config = shape.0.over(&costs.memory.0).drawn()?;
+    config.schedule = schedule;
+    Ok(config)
+}

@@ -1,0 +1,151 @@
+//! Options of the table that commands about schedules have, and what they say together.
+
+use std::ffi::OsStr;
+
+use crate::settings::schedules::{Named, names, unread};
+use crate::settings::{Config, Drawn, OPTIONS, Origin, Settings, options_of};
+use anyhow::{Result, bail, ensure};
+use chimera_core::placement::Placement;
+use chimera_core::timetable::Timetable;
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches};
+
+use crate::cli::parts::console::warn;
+
+/// Reads the name of a schedule or of a file as it is, and knows the names that there are.
+#[derive(Clone)]
+pub(crate) struct NameParser;
+
+impl TypedValueParser for NameParser {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        word: &OsStr,
+    ) -> Result<String, Error> {
+        StringValueParser::new().parse_ref(command, arg, word)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(names().into_iter().map(PossibleValue::new)))
+    }
+}
+
+/// Makes arguments of groups of options. What is not given is not there, so that what was given can be told from
+/// what holds anyway.
+macro_rules! groups {
+    ($(#[$doc:meta] $name:ident: $($group:ident),+;)+) => {$(
+        #[$doc]
+        #[derive(Clone, Default, PartialEq)]
+        pub(crate) struct $name(pub(crate) Settings);
+
+        impl Args for $name {
+            fn augment_args(command: Command) -> Command {
+                options_of(command, stringify!($name), &[$(Drawn::$group),+])
+            }
+
+            fn augment_args_for_update(command: Command) -> Command {
+                Self::augment_args(command)
+            }
+        }
+
+        impl FromArgMatches for $name {
+            fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+                Ok($name(Settings::of_groups(matches, &[$(Drawn::$group),+])))
+            }
+
+            /// What is given goes before what was.
+            fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+                self.0 = Self::from_arg_matches(matches)?.0.over(&self.0);
+                Ok(())
+            }
+        }
+    )+};
+}
+
+groups! {
+    /// The shape of a schedule and the passes over it.
+    ShapeArgs: Shape, Passes;
+    /// The passes alone, of a timetable that has its shape.
+    PassArgs: Passes;
+    /// The limit on memory.
+    MemoryArgs: Memory;
+    /// Pipelines side by side, and how they reduce gradients.
+    JobArgs: Job;
+}
+
+impl ShapeArgs {
+    /// The options of the passes among these.
+    pub(crate) fn passes(&self) -> ShapeArgs {
+        let is_pass =
+            |key: &str| OPTIONS.iter().any(|o| o.name == key && o.drawn == Some(Drawn::Passes));
+        let passes = self.0.iter().filter(|(key, _)| is_pass(key));
+        let passes = passes.map(|(key, value)| (key, value.clone()));
+        ShapeArgs(passes.fold(Settings::default(), |all, (key, value)| all.with(key, value)))
+    }
+
+    /// Refuses what was given beside a file but is not so in its timetable, which has its shape.
+    pub(crate) fn fit(&self, file: &Named, timetable: &Timetable) -> Result<()> {
+        let place = match file.to_string() {
+            file if file == "-" => "on standard input".to_string(),
+            file => format!("in {file}"),
+        };
+        for (option, given) in self.of_shape() {
+            let Some(has) = value_in(timetable, option) else {
+                bail!(
+                    "`{option}` is {given}, but the order of the timetable {place} is made: leave `{option}` out"
+                );
+            };
+            ensure!(
+                given == has,
+                "`{option}` is {given}, but the timetable {place} has {has}: leave `{option}` out"
+            );
+        }
+        Ok(())
+    }
+
+    /// Warns of options that were given and that the schedule does not read; those beside a file have to
+    /// [`fit`](Self::fit).
+    pub(crate) fn warn_of_unread(&self, config: &Config) {
+        if matches!(config.schedule, Named::File(_)) {
+            return;
+        }
+        let given = self.of_shape().map(|(option, _)| option);
+        unread(&config.schedule, config.placement, given).iter().for_each(|told| warn(told));
+    }
+
+    /// The options of the shape that were given, with their values.
+    fn of_shape(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let passes = self.passes().0;
+        let is_pass = move |key| passes.iter().any(|(pass, _)| pass == key);
+        let given = self.0.iter().filter(move |(key, _)| !is_pass(*key));
+        given.map(|(key, value)| (key, value.as_str().map_or(value.to_string(), str::to_owned)))
+    }
+}
+
+/// What a timetable has for an option, if it can be told.
+fn value_in(timetable: &Timetable, option: &str) -> Option<String> {
+    let placement = &timetable.placement;
+    let depth = placement.n_workers();
+    let chunks = placement.n_stages() / depth;
+    let has = match option {
+        "depth" => depth,
+        "micro-batches" => timetable.micro_batches_per_step() as usize,
+        "pipes" => placement.n_pipes(),
+        "chunks" => chunks,
+        "waves" if chunks > 0 && *placement == Placement::wave(depth, chunks) => chunks / 2,
+        "window" => timetable.update.n_steps() as usize,
+        _ => return None,
+    };
+    Some(has.to_string())
+}
+
+/// Warns of options of the command line that the schedule of a run does not read. One worker has no schedule.
+pub(crate) fn warn_of_unread(config: &Config) {
+    let keys = OPTIONS.iter().map(|option| option.name);
+    let is_said = |key: &&str| matches!(config.value(key), Some((_, Origin::CommandLine)));
+    let given = keys.filter(is_said).filter(|_| config.depth > 1);
+    unread(&config.schedule, config.placement, given).iter().for_each(|told| warn(told));
+}

@@ -1,0 +1,160 @@
+//! Where a test has a rank struck by a signal, or panic: at an instruction, behind a message, in an all-gather, at a
+//! change of the file system.
+//!
+//! The environment says which rank, by what and where, such as `CHIMERA_STRIKE="2 KILL at 3.7 FILE"`; FILE is made
+//! at that moment. Only builds with debug assertions hold this module: in others the transport and the disk are
+//! as they are.
+
+use std::env;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use crate::formats::checkpoint::Disk;
+use crate::run::launch::Launch;
+use chimera_core::comm::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
+use chimera_core::fault::Fault;
+use chimera_core::ids::Rank;
+use nix::sys::signal::{Signal, raise};
+
+/// By what and where.
+struct Plan {
+    /// None for a panic.
+    signal: Option<Signal>,
+    point: String,
+    file: PathBuf,
+}
+
+/// What the environment says.
+fn plan() -> Option<&'static Plan> {
+    static PLAN: OnceLock<Option<Plan>> = OnceLock::new();
+    let read = || {
+        let text = env::var("CHIMERA_STRIKE").ok()?;
+        let (rank, rest) = text.split_once(' ')?;
+        Launch::found().filter(|launch| launch.rank.to_string() == rank)?;
+        let (signal, rest) = rest.split_once(' ')?;
+        let (point, file) = rest.rsplit_once(' ')?;
+        let signal = match signal {
+            "PANIC" => None,
+            name => Some(format!("SIG{name}").parse().ok()?),
+        };
+        Some(Plan { signal, point: point.into(), file: file.into() })
+    };
+    PLAN.get_or_init(read).as_ref()
+}
+
+/// Here this rank is struck, if that is the `point` of the test.
+pub(crate) fn at(point: impl FnOnce() -> String) {
+    if let Some(plan) = plan()
+        && plan.point == point()
+    {
+        let _ = File::create(&plan.file);
+        let Some(signal) = plan.signal else { panic!("struck") };
+        let _ = raise(signal);
+    }
+}
+
+/// The disk of checkpoints, which strikes before its changes: `disk 0` and so on.
+pub(crate) fn disk() -> Disk {
+    let n_changes = AtomicU32::new(0);
+    Disk::gated(move |_, _| {
+        let n = n_changes.fetch_add(1, Ordering::Relaxed);
+        at(|| format!("disk {n}"));
+        Ok(())
+    })
+}
+
+/// A transport that strikes: `at STEP.INSTRUCTION` before an instruction; counted from there, or from the
+/// `start`, `sent PLACE N` behind a message and `gather PLACE N` before a message of an all-gather.
+pub(crate) struct Struck<'c> {
+    inner: &'c mut dyn Comm<Host>,
+    position: Position,
+    n_sent: u32,
+    n_gathered: u32,
+}
+
+impl<'c> Struck<'c> {
+    pub(crate) fn new(inner: &'c mut dyn Comm<Host>) -> Struck<'c> {
+        Struck { inner, position: Position::Start, n_sent: 0, n_gathered: 0 }
+    }
+
+    fn place(&self) -> String {
+        match self.position {
+            Position::Start => "start".into(),
+            Position::At { step, instr } => format!("{step}.{instr}"),
+        }
+    }
+
+    fn sent(&mut self) {
+        at(|| format!("sent {} {}", self.place(), self.n_sent));
+        self.n_sent += 1;
+    }
+}
+
+impl Liveness for Struck<'_> {
+    fn report_progress(&mut self, position: Position) {
+        self.inner.report_progress(position);
+        (self.position, self.n_sent, self.n_gathered) = (position, 0, 0);
+        at(|| format!("at {}", self.place()));
+    }
+
+    fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+        self.inner.query_progress(deadline)
+    }
+}
+
+impl Endpoint for Struck<'_> {
+    fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+
+    fn n_ranks(&self) -> u32 {
+        self.inner.n_ranks()
+    }
+
+    fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
+        at(|| format!("gather {} {}", self.place(), self.n_gathered));
+        self.n_gathered += 1;
+        self.inner.send_bytes(to, bytes)
+    }
+
+    fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
+        self.inner.try_recv_bytes(from)
+    }
+
+    fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
+        self.inner.recv_bytes(from, deadline)
+    }
+
+    fn abort(&mut self, cause: &Fault) {
+        self.inner.abort(cause);
+    }
+}
+
+impl Comm<Host> for Struck<'_> {
+    fn send(&mut self, to: Rank, tag: Tag, tensor: Host) -> Result<(), CommError> {
+        self.inner.send(to, tag, tensor)?;
+        self.sent();
+        Ok(())
+    }
+
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Host>, CommError> {
+        self.inner.try_recv(from, tag)
+    }
+
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Host, CommError> {
+        self.inner.recv(from, tag, deadline)
+    }
+
+    fn has_all_reduce(&self, members: &[Rank]) -> bool {
+        self.inner.has_all_reduce(members)
+    }
+
+    fn all_reduce(&mut self, members: &[Rank], tag: Tag, tensor: Host) -> Result<(), CommError> {
+        self.inner.all_reduce(members, tag, tensor)?;
+        self.sent();
+        Ok(())
+    }
+}

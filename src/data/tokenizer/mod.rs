@@ -1,0 +1,294 @@
+//! From text to token ids and back.
+
+mod gpt2;
+mod pieces;
+mod stream;
+
+use std::io::Error;
+use std::panic::{UnwindSafe, catch_unwind, set_hook, take_hook};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+use serde::de::IgnoredAny;
+
+pub use pieces::pieces;
+pub use stream::Stream;
+
+use crate::formats::files::{self, read_regular};
+
+/// What turns text into the tokens of the model.
+pub const TOKENIZER: &str = "tokenizer.json";
+
+/// Larger `tokenizer.json` files are refused before they are read.
+pub(crate) const MAX_BYTES: u64 = 128 << 20;
+/// The most ids that a vocabulary may have, as for the setting `vocab`.
+const MAX_VOCAB: usize = 1 << 24;
+
+/// Why there is no such tokenizer (exit code 2).
+#[derive(thiserror::Error, Debug)]
+pub enum TokenizerError {
+    /// Neither a name nor a file.
+    #[error("unknown tokenizer `{0}`: choose bytes, gpt2 or a tokenizer.json file")]
+    Unknown(String),
+    /// The file system refuses.
+    #[error("cannot read tokenizer {}: {reason}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: std::io::Error,
+    },
+    /// More than a tokenizer has.
+    #[error("tokenizer {} is larger than {MAX_BYTES} bytes", path.display())]
+    Large {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Not in the format of Hugging Face's `tokenizers`.
+    #[error("{} is no tokenizer.json: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What the reader says.
+        reason: String,
+    },
+    /// The vocabulary of GPT-2 is not in this build.
+    #[error(
+        "this build has no tokenizer of GPT-2: build with `--features tiktoken`, or name its tokenizer.json file"
+    )]
+    NotBuilt,
+    /// The tokenizer cannot express a text.
+    #[error("the tokenizer cannot encode this text: {0}")]
+    Encode(String),
+}
+
+/// A way to cut text into tokens.
+#[derive(Clone, Debug)]
+pub enum Tokenizer {
+    /// Each byte of UTF-8 is an id.
+    Bytes,
+    /// GPT-2's byte-pair encoding (Radford et al., 2019), whose vocabulary is built in.
+    Gpt2,
+    /// What a `tokenizer.json` of Hugging Face's `tokenizers` says.
+    File(Arc<tokenizers::Tokenizer>),
+}
+
+impl Tokenizer {
+    /// The tokenizer of this name: `bytes`, `gpt2`, or the path of a file that ends in `.json`.
+    pub fn named(name: &str) -> Result<Tokenizer, TokenizerError> {
+        match name {
+            "bytes" => Ok(Tokenizer::Bytes),
+            "gpt2" => Ok(Tokenizer::Gpt2),
+            path if path.ends_with(".json") => Tokenizer::read(Path::new(path)),
+            _ => Err(TokenizerError::Unknown(name.to_string())),
+        }
+    }
+
+    /// Reads a `tokenizer.json`. Its truncation and padding are left aside: they are for batches.
+    pub fn read(path: &Path) -> Result<Tokenizer, TokenizerError> {
+        let path = path.to_path_buf();
+        let bytes = match read_regular(&path, MAX_BYTES) {
+            Err(reason) => return Err(TokenizerError::Unreadable { path, reason }),
+            Ok(None) => return Err(TokenizerError::Large { path }),
+            Ok(Some(bytes)) => bytes,
+        };
+        let malformed = |reason: String| TokenizerError::Malformed { path: path.clone(), reason };
+        // The library panics on some files: on what is no JSON, for one.
+        serde_json::from_slice::<IgnoredAny>(&bytes).map_err(|e| malformed(e.to_string()))?;
+        let parsed = silently(|| tokenizers::Tokenizer::from_bytes(&bytes));
+        let parsed = parsed.ok_or_else(|| malformed("it is inconsistent".into()))?;
+        let mut tokenizer = parsed.map_err(|e| malformed(e.to_string()))?;
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|e| malformed(e.to_string()))?;
+        let tokenizer = Tokenizer::File(Arc::new(tokenizer));
+        match tokenizer.vocab() {
+            0 => Err(malformed("its vocabulary is empty".into())),
+            n if n > MAX_VOCAB => Err(malformed(format!("it has ids of {MAX_VOCAB} and above"))),
+            _ => Ok(tokenizer),
+        }
+    }
+
+    /// The usual tokenizer of so many ids.
+    pub fn of_vocab(vocab: usize) -> Option<Tokenizer> {
+        [Tokenizer::Bytes, Tokenizer::Gpt2].into_iter().find(|usual| usual.vocab() == vocab)
+    }
+
+    /// Number of ids: all that [`encode`](Tokenizer::encode) gives are below.
+    pub fn vocab(&self) -> usize {
+        match self {
+            Tokenizer::Bytes => 256,
+            Tokenizer::Gpt2 => 50_257,
+            Tokenizer::File(tokenizer) => {
+                let ids = tokenizer.get_vocab(true).into_values();
+                ids.max().map_or(0, |highest| highest as usize + 1)
+            }
+        }
+    }
+
+    /// The id of a token that stands for no text, such as `[MASK]`, if there is one.
+    pub fn special(&self, token: &str) -> Option<u32> {
+        match self {
+            Tokenizer::Bytes | Tokenizer::Gpt2 => None,
+            Tokenizer::File(tokenizer) => tokenizer.token_to_id(token),
+        }
+    }
+
+    /// The ids of a text. Markers such as `<|endoftext|>` are not added; in the text they are read as
+    /// text, or as the file has it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        match self {
+            Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Tokenizer::Gpt2 => gpt2::encode(text),
+            Tokenizer::File(tokenizer) => match tokenizer.encode_fast(text, false) {
+                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+                Err(error) => Err(TokenizerError::Encode(error.to_string())),
+            },
+        }
+    }
+
+    /// The text of ids. What is no UTF-8 becomes `�`, and ids that are not in the vocabulary are left out.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        match (self.bytes(ids), self) {
+            (Some(bytes), _) => String::from_utf8_lossy(&bytes).into_owned(),
+            (None, Tokenizer::File(tokenizer)) => tokenizer.decode(ids, false).unwrap_or_default(),
+            (None, _) => String::new(),
+        }
+    }
+
+    /// The bytes of ids, one after another, where each stands for some whatever is beside it.
+    fn bytes(&self, ids: &[u32]) -> Option<Vec<u8>> {
+        match self {
+            Tokenizer::Bytes => Some(ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect()),
+            Tokenizer::Gpt2 => Some(gpt2::bytes(ids)),
+            Tokenizer::File(_) => None,
+        }
+    }
+}
+
+/// Puts a copy of the `tokenizer.json` at `from` beside the model in `dir`, where others look for it.
+///
+/// # Errors
+/// A [`Fault`], with the file.
+pub fn save_tokenizer(dir: &Path, from: &Path) -> Result<(), Fault> {
+    copy(from, &dir.join(TOKENIZER))
+}
+
+/// Copies a `tokenizer.json`.
+///
+/// # Errors
+/// A [`Fault`], with the file that cannot be read or written.
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), Fault> {
+    let read = read_regular(from, MAX_BYTES).and_then(|content| {
+        let too_large = || Error::other(format!("it is larger than {MAX_BYTES} bytes"));
+        content.ok_or_else(too_large)
+    });
+    let content = read.map_err(|e| {
+        let message = format!("cannot read tokenizer {}: {e}", from.display());
+        Fault::new(Class::Io, Rank(0), message)
+    })?;
+    files::write(to, &content).map_err(|e| files::io_fault("tokenizer", to, &e))
+}
+
+/// What `work` gives unless it panics, which nobody is told.
+fn silently<T>(work: impl FnOnce() -> T + UnwindSafe) -> Option<T> {
+    static HOOK: Mutex<()> = Mutex::new(()); // one at a time, or hooks were put back in another order
+    let _own = HOOK.lock().unwrap_or_else(PoisonError::into_inner);
+    let hook = take_hook();
+    set_hook(Box::new(|_| ()));
+    let done = catch_unwind(work).ok();
+    set_hook(hook);
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A tokenizer of words, `[UNK]` for others.
+    pub(crate) const WORDS: &str = r#"{
+        "version": "1.0", "truncation": {"direction": "Right", "max_length": 2,
+        "strategy": "LongestFirst", "stride": 0}, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+        "decoder": null, "model": {"type": "WordLevel", "unk_token": "[UNK]",
+        "vocab": {"[UNK]": 0, "pipe": 1, "stage": 2, "worker": 7}}}"#;
+
+    fn read(content: &[u8]) -> Result<Tokenizer, String> {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        fs::write(&path, content).unwrap();
+        let place = format!("{}/", folder.path().display());
+        Tokenizer::read(&path).map_err(|e| e.to_string().replace(&place, ""))
+    }
+
+    #[test]
+    fn ids_of_gpt2() {
+        // As OpenAI's encoder has them.
+        let ids = Tokenizer::Gpt2.encode("Hello world").unwrap();
+        assert_eq!(ids, [15496, 995]);
+        assert_eq!(Tokenizer::Gpt2.decode(&[50256, 60_000, 995]), "<|endoftext|> world");
+        assert_eq!(Tokenizer::Gpt2.encode("<|endoftext|>").unwrap().len(), 7);
+    }
+
+    #[test]
+    fn a_file_says_what_is_a_token() {
+        let words = read(WORDS.as_bytes()).unwrap();
+        assert_eq!(words.vocab(), 8);
+        assert_eq!(words.encode("pipe stage, worker").unwrap(), [1, 2, 0, 7]);
+        assert_eq!(words.decode(&[2, 5, 1]), "stage pipe");
+    }
+
+    #[test]
+    fn hostile_files_are_refused() {
+        let wide = WORDS.replace("7}", "4294967295}");
+        let nested =
+            |key: &str| format!("{{\"{key}\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+        let no_json = WORDS.replace("\"decoder\": null", "\"decoder\": Null");
+        for (content, hint) in [
+            ("", "tokenizer.json is no tokenizer.json: EOF"),
+            ("{}", "is no tokenizer.json: "),
+            (&WORDS[..200], "is no tokenizer.json: EOF"),
+            (&wide, "it has ids of 16777216 and above"),
+            (&nested("model"), "recursion limit"),
+            (&nested("decoder"), "it is inconsistent"),
+            (&no_json, "expected value"),
+            ("{\"version\": \"1.0\", \"model\": {}}", "is no tokenizer.json: "),
+        ] {
+            let refusal = read(content.as_bytes()).unwrap_err();
+            assert!(refusal.contains(hint) && refusal.len() < 400, "{hint}: {refusal}");
+        }
+        let empty = WORDS.replace(r#"{"[UNK]": 0, "pipe": 1, "stage": 2, "worker": 7}"#, "{}");
+        assert!(read(empty.as_bytes()).is_err());
+        assert!(Tokenizer::named("gpt3").unwrap_err().to_string().contains("choose bytes, gpt2"));
+        assert!(Tokenizer::named("none.json").unwrap_err().to_string().contains("No such file"));
+        let sparse = tempfile::TempDir::new().unwrap();
+        let path = sparse.path().join("tokenizer.json");
+        if fs::File::create(&path).unwrap().set_len(1 << 40).is_ok() {
+            assert!(Tokenizer::read(&path).unwrap_err().to_string().contains("is larger than"));
+        }
+    }
+
+    #[test]
+    fn long_runs_are_encoded() {
+        for text in [" ".repeat(3 << 20) + "x", "a".repeat(200_000), "\n".repeat(200_000)] {
+            let ids = Tokenizer::Gpt2.encode(&text).unwrap();
+            assert!(Tokenizer::Gpt2.decode(&ids) == text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn text_comes_back(text in "\\PC*|(?s).*|[a-z \\n\\t]{0,400}") {
+            for tokenizer in [Tokenizer::Bytes, Tokenizer::Gpt2] {
+                let ids = tokenizer.encode(&text).unwrap();
+                prop_assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab()));
+                prop_assert_eq!(tokenizer.decode(&ids), text.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Steps of GPT-2: how fast they are and what they use.
+
+use chimera_core::equivalence::Run;
+use chimera_core::layers::Layers;
+use chimera_core::lower::Recompute;
+use chimera_core::schedule::Shape;
+
+use super::DEPTH;
+use super::size::Sizes;
+use super::suite::Suite;
+use crate::device::{Compute, Devices, Precision};
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Steps of one worker, and of pipelines that do the same work.
+pub(super) struct Steps<'s> {
+    pub(super) suite: &'s mut Suite,
+    pub(super) devices: &'s Devices,
+}
+
+impl Compute for Steps<'_> {
+    type Output = ();
+
+    fn on<K: Layers>(self, by_rank: &[K]) {
+        let Steps { suite, devices } = self;
+        let Sizes { model, micro_batch_size, steps, .. } = suite.size.sizes();
+        // Without tensor cores they take many times as long.
+        let steps = if suite.precision == Precision::F32 { steps / 2 } else { steps };
+        let n_micro_batches = 2 * DEPTH as u32;
+        let tokens = (micro_batch_size * n_micro_batches as usize * model.context) as f64;
+        let mut alone = None;
+        for (schedule, depth) in [("dapple", 1), ("1f1b", DEPTH), ("chimera", DEPTH)] {
+            let what = format!("{schedule} with {depth} worker(s)");
+            let (shape, model) = (Shape::new(depth, n_micro_batches), model.clone());
+            let recompute = Recompute::None;
+            let warm = Run {
+                schedule,
+                shape,
+                model,
+                recompute,
+                split_backward: false,
+                micro_batch_size,
+                steps: 3,
+            };
+            if suite.train(&what, &warm, by_rank).is_none() {
+                continue;
+            }
+            devices.reset_peak();
+            let before = devices.usage();
+            let run = Run { steps, ..warm };
+            let Some(mut trained) = suite.train(&what, &run, by_rank) else { continue };
+            let mut seconds = trained.seconds.split_off(1);
+            seconds.sort_by(f64::total_cmp);
+            let median = seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN);
+            suite.measure(&format!("step of {what}"), tokens / median, "tokens/s");
+            let name = by_rank[0].name();
+            if let Some(peak) = peak_flops(&name, suite.precision).filter(|_| depth == 1) {
+                let share = run.model.flops_per_token() * tokens / median / peak;
+                suite.measure(&format!("share of peak flops of {what}"), 100.0 * share, "%");
+            }
+            match alone {
+                None => alone = Some(median),
+                Some(alone) => {
+                    suite.measure(&format!("{what} / one worker"), median / alone, "times");
+                }
+            }
+            if let (Some(before), Some(after)) = (before, devices.usage()) {
+                let peak = after.peak_bytes as f64 / GIB;
+                suite.measure(&format!("peak memory of {what}"), peak, "GiB");
+                // When a stream may take what another gave back depends on how their threads run.
+                let grown = after.reserved_bytes.saturating_sub(before.reserved_bytes) as f64;
+                let share = grown / before.reserved_bytes as f64;
+                suite.check(
+                    format!("memory allocated by {what}"),
+                    share,
+                    0.05,
+                    format!("{grown} bytes"),
+                );
+                let waits = (after.n_waits - before.n_waits) as f64 / steps as f64;
+                suite.measure(&format!("host waits per step of {what}"), waits, "times");
+                let launches = (after.n_launches - before.n_launches) as f64 / steps as f64;
+                suite.measure(&format!("launches per step of {what}"), launches, "times");
+            }
+        }
+    }
+}
+
+/// Memory of schedules and of recomputation, beside what the memory model says of them.
+pub(super) struct Memory<'s> {
+    pub(super) suite: &'s mut Suite,
+    pub(super) devices: &'s Devices,
+}
+
+impl Compute for Memory<'_> {
+    type Output = ();
+
+    fn on<K: Layers>(self, by_rank: &[K]) {
+        let Memory { suite, devices } = self;
+        let Sizes { model, micro_batch_size, .. } = suite.size.sizes();
+        let activation_bytes = suite.precision.activation_bytes();
+        for (schedule, recompute) in [
+            ("1f1b", Recompute::None),
+            ("chimera", Recompute::None),
+            ("1f1b", Recompute::Full),
+            ("chimera", Recompute::Full),
+        ] {
+            let what = format!("{schedule}, recompute {recompute:?}").to_lowercase();
+            let (shape, model) = (Shape::new(DEPTH, 2 * DEPTH as u32), model.clone());
+            devices.reset_peak();
+            let split_backward = false;
+            let run = Run {
+                schedule,
+                shape,
+                model,
+                recompute,
+                split_backward,
+                micro_batch_size,
+                steps: 2,
+            };
+            let Ok(foreseen) = run.foreseen(activation_bytes) else { continue };
+            if suite.train(&what, &run, by_rank).is_none() {
+                continue;
+            }
+            let Some(peaks) = devices.peaks() else { return };
+            let (mut worst, mut at) = (0.0, String::new());
+            for (rank, (held, foreseen)) in peaks.iter().zip(foreseen).enumerate() {
+                let [held, foreseen] = [*held as f64 / GIB, foreseen / GIB];
+                suite.measure(&format!("memory of rank {rank}, {what}"), held, "GiB");
+                suite.measure(&format!("by the model, rank {rank}, {what}"), foreseen, "GiB");
+                let error = (held - foreseen).abs() / foreseen;
+                if error > worst {
+                    at = format!("{held:.3} GiB on rank {rank}, {foreseen:.3} by the model");
+                    worst = error;
+                }
+            }
+            suite.check(format!("memory of {what} beside the model"), worst, 0.05, at);
+        }
+    }
+}
+
+/// What a GPU of this name can do with dense matrices, in FLOP/s, by its data sheet.
+fn peak_flops(name: &str, precision: Precision) -> Option<f64> {
+    let known = [("H200", 989.5e12), ("H100", 989.5e12), ("A100", 312e12)];
+    let (_, peak) = known.into_iter().find(|(part, _)| name.contains(part))?;
+    (precision == Precision::Bf16).then_some(peak)
+}

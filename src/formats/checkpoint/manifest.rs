@@ -1,0 +1,153 @@
+//! What a checkpoint says of itself.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use chimera_core::engine::Counts;
+use chimera_core::model::ModelConfig;
+use serde::{Deserialize, Serialize};
+
+use super::{Unusable, no_manifest};
+use crate::formats::files::text_regular;
+
+/// The file that makes a folder a checkpoint, written last.
+pub const MANIFEST: &str = "manifest.json";
+/// The format that this program writes, and the newest it reads.
+pub const FORMAT: u32 = 1;
+/// Longer manifests are refused before they are read.
+const MAX_BYTES: u64 = 1 << 24;
+
+/// What tells data from other data: how many ids there are, and which.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Digest {
+    /// Number of ids.
+    pub tokens: u64,
+    /// BLAKE3 of them, as little-endian u32.
+    pub blake3: String,
+}
+
+/// Where a training stands, and the files that hold its tensors.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub struct Manifest {
+    /// Version of the format.
+    pub format: u32,
+    /// The program that wrote it.
+    pub written_by: String,
+    /// Steps that were trained, which is the number of the next.
+    pub step: u64,
+    /// Updates of every weight, which the optimizer's bias correction counts.
+    pub updates: u64,
+    /// Steps whose gradient was thrown away; earlier programs did not say.
+    #[serde(default)]
+    pub skipped: u64,
+    /// Samples of a step.
+    pub samples_per_step: u64,
+    /// BLAKE3 of the samples of the next step: where the training stands in which data.
+    pub next_samples: String,
+    /// The data; earlier programs did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Digest>,
+    /// All settings, as TOML values.
+    pub settings: BTreeMap<String, String>,
+    /// What a search found as its schedule, if one did, as JSON: another search may find another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timetable: Option<String>,
+    /// The files of tensors.
+    pub shards: Vec<Shard>,
+}
+
+/// A file of tensors.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub struct Shard {
+    /// Its name, within the folder.
+    pub file: String,
+    /// Its size.
+    pub bytes: u64,
+    /// BLAKE3 of its content.
+    pub blake3: String,
+}
+
+impl Manifest {
+    /// What the training had counted.
+    pub fn counts(&self) -> Counts {
+        Counts { updates: self.updates, skipped: self.skipped }
+    }
+
+    /// A setting, as TOML.
+    pub fn setting(&self, key: &str) -> Result<&str> {
+        self.settings
+            .get(key)
+            .map(String::as_str)
+            .with_context(|| format!("its settings lack {key}"))
+    }
+
+    /// What is trained, and the rate of dropout.
+    pub fn model(&self) -> Result<(ModelConfig, f64)> {
+        let size = |key| Ok::<_, anyhow::Error>(self.setting(key)?.parse::<usize>()?);
+        // Before there was another, or dropout, there were no such settings.
+        let architecture = self.settings.get("model").map_or("gpt2", |name| name.trim_matches('"'));
+        let dropout = self.settings.get("dropout").map_or(Ok(0.0), |rate| rate.parse())?;
+        let model = ModelConfig {
+            architecture: architecture.parse().map_err(anyhow::Error::msg)?,
+            layers: size("layers")?,
+            hidden: size("hidden")?,
+            heads: size("heads")?,
+            context: size("context")?,
+            vocab: size("vocab")?,
+            tied: self.setting("tied")? == "true",
+        };
+        model.validate()?;
+        Ok((model, dropout))
+    }
+
+    /// As text, whose second line holds the hash of all that follows.
+    pub(super) fn to_text(&self) -> serde_json::Result<String> {
+        let text = serde_json::to_string_pretty(self)?;
+        let rest = text.strip_prefix("{\n").unwrap_or(&text);
+        Ok(format!("{HEAD}{}{NECK}{rest}\n", blake3::hash(format!("{rest}\n").as_bytes())))
+    }
+
+    /// Reads and checks that of the checkpoint in `folder`.
+    pub fn read(folder: &Path) -> Result<Manifest, Unusable> {
+        let path = folder.join(MANIFEST);
+        if !path.exists() {
+            return Err(Unusable::new(folder, no_manifest(folder)));
+        }
+        let unusable = |reason: String| Unusable::new(&path, reason);
+        let text = text_regular(&path, MAX_BYTES).map_err(|e| unusable(e.to_string()))?;
+        let text = text.ok_or_else(|| unusable(format!("it is longer than {MAX_BYTES} bytes")))?;
+        let manifest = Manifest::parse(&text).map_err(unusable)?;
+        for shard in &manifest.shards {
+            let is_plain = Path::new(&shard.file).file_name() == Some(shard.file.as_ref());
+            if !is_plain || shard.file.contains('\\') {
+                return Err(unusable(format!("`{}` is no plain name of a file", shard.file)));
+            }
+        }
+        Ok(manifest)
+    }
+
+    fn parse(text: &str) -> Result<Manifest, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            format: u32,
+        }
+        let Version { format } =
+            serde_json::from_str(text).map_err(|e| format!("it cannot be read: {e}"))?;
+        if format > FORMAT {
+            return Err(format!(
+                "it has format {format}, and this program reads up to {FORMAT}: use the version of \
+                 chimera that wrote it, or a newer one"
+            ));
+        }
+        let sealed = text.strip_prefix(HEAD).and_then(|text| text.split_once(NECK));
+        let (hash, rest) = sealed.ok_or("it does not begin with its hash")?;
+        if blake3::hash(rest.as_bytes()).to_string() != hash {
+            return Err("its content is not what was written: the hash differs".into());
+        }
+        serde_json::from_str(text).map_err(|e| format!("it cannot be read: {e}"))
+    }
+}
+
+const HEAD: &str = "{\n  \"blake3\": \"";
+const NECK: &str = "\",\n";

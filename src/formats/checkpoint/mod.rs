@@ -1,0 +1,199 @@
+//! Checkpoints: where a training stands, on disk, so that it goes on as if it had never been interrupted.
+//!
+//! A checkpoint is a folder of safetensors files and a manifest. Each worker that holds the first replica
+//! of a tensor writes it, with its moments, under the tensor's name (`wte.weight`, `wte.weight.m`,
+//! `wte.weight.v`), so that it opens under any D, W and schedule. The manifest names every file with size
+//! and hash and is published last: a folder without one is a save that was interrupted.
+
+mod manifest;
+mod saver;
+mod shares;
+mod store;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, symlink_metadata};
+use std::path::{Path, PathBuf};
+
+use chimera_core::engine::Snapshot;
+use chimera_core::stage::Param;
+use safetensors::tensor::Dtype;
+use serde::{Deserialize, Serialize};
+
+pub use crate::formats::files::disk::{Disk, Written};
+pub use manifest::{Digest, FORMAT, MANIFEST, Manifest, Shard};
+pub use saver::{Saver, State};
+pub use shares::{Exchange, Shares};
+pub use store::{Entry, Store};
+
+pub(crate) use crate::formats::files::tensors::bytes;
+
+use crate::formats::files::io_fault;
+use crate::formats::files::tensors::{self, Named, TensorFile};
+
+/// The value of `resume` that takes the newest checkpoint of a run.
+pub const AUTO: &str = "auto";
+
+/// What the checkpoint says of itself from which a run in `out` will go on, if it can be used: of `resume`, or
+/// the newest. It may turn out that it cannot, and that an older one is taken.
+pub fn foreseen(resume: &str, out: Option<&Path>) -> Result<Option<(PathBuf, Manifest)>, Unusable> {
+    let read = |path: PathBuf| Manifest::read(&path).map(|manifest| (path, manifest));
+    if resume != AUTO {
+        return read(resume.into()).map(Some);
+    }
+    let entries = out.and_then(|out| Store::of(out).entries().ok()).unwrap_or_default();
+    let mut whole = entries.iter().rev().filter(|entry| entry.is_whole);
+    Ok(whole.find_map(|entry| read(entry.path()).ok()))
+}
+
+/// Why a checkpoint cannot be used (exit code 4).
+#[derive(thiserror::Error, Serialize, Deserialize, Clone, PartialEq, Debug)]
+#[error("{}: {reason}", path.display())]
+pub struct Unusable {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+impl Unusable {
+    fn new(path: &Path, reason: impl Into<String>) -> Unusable {
+        Unusable { path: path.to_path_buf(), reason: reason.into() }
+    }
+}
+
+/// Opens the checkpoint in a folder; an error that is not [`Unusable`] ends the search for another.
+pub type Open<'o> = dyn FnMut(&Path) -> anyhow::Result<Checkpoint> + 'o;
+
+/// A checkpoint whose every byte was found to be what was written, by this process or those that it is opened
+/// together with.
+pub struct Checkpoint {
+    path: PathBuf,
+    manifest: Manifest,
+    files: Vec<TensorFile>,
+    /// By name of a tensor: its file.
+    index: HashMap<String, usize>,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in a folder, and reads all of it once to verify it.
+    pub fn open(path: &Path) -> Result<Checkpoint, Unusable> {
+        Checkpoint::open_part(path, 0, 1)
+    }
+
+    /// The same by the `nth` of `n` processes, each of which reads every `n`th file, and of the others the headers.
+    pub fn open_part(path: &Path, nth: usize, n: usize) -> Result<Checkpoint, Unusable> {
+        let manifest = Manifest::read(path)?;
+        let mut files = Vec::new();
+        for (at, shard) in manifest.shards.iter().enumerate() {
+            files.push(verify(&path.join(&shard.file), shard, at % n == nth)?);
+        }
+        let mut index = HashMap::new();
+        for (nth, file) in files.iter().enumerate() {
+            index.extend(file.tensors().map(|(name, _)| (name, nth)));
+        }
+        Ok(Checkpoint { path: path.to_path_buf(), manifest, files, index })
+    }
+
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it says of itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Name and extents of every tensor of the model.
+    pub fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
+        let all = self.files.iter().flat_map(TensorFile::tensors);
+        let all = all.filter(|(name, _)| self.index.contains_key(&moment(name, 0)));
+        all.map(|(name, tensor)| (name, tensor.shape.clone())).collect()
+    }
+
+    /// The weights of a tensor of this shape, row-major.
+    pub fn weights(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Unusable> {
+        let lacks = || Unusable::new(&self.path, format!("it lacks {name}"));
+        let nth = *self.index.get(name).ok_or_else(lacks)?;
+        values(&self.files[nth], name, shape)
+    }
+
+    /// A tensor with its moments.
+    pub fn tensor(&self, param: &Param) -> Result<Snapshot, Unusable> {
+        let Param { name, shape, .. } = param;
+        Ok(Snapshot {
+            param: param.clone(),
+            weights: self.weights(name, shape)?,
+            moments: [
+                self.weights(&moment(name, 0), shape)?,
+                self.weights(&moment(name, 1), shape)?,
+            ],
+        })
+    }
+
+    /// Writes the weights alone, as one safetensors file that any other program reads.
+    pub fn export(&self, to: &Path) -> anyhow::Result<Written> {
+        let shapes = self.shapes();
+        let mut values = Vec::new();
+        for (name, shape) in &shapes {
+            values.push(self.weights(name, shape)?);
+        }
+        let named = shapes.into_iter().zip(&values);
+        let named = named.map(|((name, shape), values)| Named { name, shape, values });
+        let written = tensors::write(&Disk::default(), to, named.collect(), None);
+        Ok(written.map_err(|e| io_fault("weights", to, &e))?)
+    }
+}
+
+/// The values of a tensor, whose type and shape must be these.
+fn values(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Vec<f32>, Unusable> {
+    let unusable = |reason: String| Unusable::new(file.path(), reason);
+    let tensor = file.tensor(name).ok_or_else(|| unusable(format!("{name} is not there")))?;
+    if tensor.dtype != Dtype::F32 || tensor.shape != shape {
+        let found = format!("{name} is {:?} of shape {:?}", tensor.dtype, tensor.shape);
+        return Err(unusable(format!("{found}, not F32 of shape {shape:?}")));
+    }
+    file.values(tensor, f32::from_le_bytes).map_err(|e| unusable(format!("{name}: {e}")))
+}
+
+/// The name of a tensor's first or second moment.
+fn moment(name: &str, nth: usize) -> String {
+    format!("{name}.{}", ["m", "v"][nth])
+}
+
+/// Checks size and header of a file, and its hash if it is to be read.
+fn verify(path: &Path, shard: &Shard, is_read: bool) -> Result<TensorFile, Unusable> {
+    let unusable = |reason: String| Unusable::new(path, reason);
+    let found = symlink_metadata(path).map_err(|e| unusable(e.to_string()))?;
+    if !found.is_file() {
+        return Err(unusable("it is not a regular file".into()));
+    }
+    if found.len() != shard.bytes {
+        let (found, meant) = (found.len(), shard.bytes);
+        return Err(unusable(format!("it has {found} bytes, but the manifest says {meant}")));
+    }
+    if is_read {
+        let mut hasher = blake3::Hasher::new();
+        let hashed = File::open(path).and_then(|file| hasher.update_reader(file).map(|_| ()));
+        hashed.map_err(|e| unusable(e.to_string()))?;
+        if hasher.finalize().to_string() != shard.blake3 {
+            return Err(unusable("its content is not what was written: the hash differs".into()));
+        }
+    }
+    TensorFile::open(path).map_err(unusable)
+}
+
+/// Whether a folder has the name of a checkpoint.
+fn is_step(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-"))
+}
+
+fn no_manifest(path: &Path) -> String {
+    match Store::of(path).entries().ok().and_then(|entries| entries.last().map(Entry::path)) {
+        Some(newest) => format!("it is no checkpoint: did you mean {}?", newest.display()),
+        None if !path.exists() => "there is no such folder".into(),
+        None if !path.is_dir() => "it is a file: name a folder".into(),
+        None if is_step(path) => format!("it has no {MANIFEST}: its save was interrupted"),
+        None => format!("it has no {MANIFEST}: it is neither a checkpoint nor a run with one"),
+    }
+}

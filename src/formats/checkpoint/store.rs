@@ -1,0 +1,275 @@
+//! The checkpoints of a run.
+
+use std::fs::read_dir;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use anyhow::Result;
+use chimera_core::engine::Snapshot;
+use chimera_core::fault::Fault;
+
+use super::saver::writer_died;
+use super::{Checkpoint, Disk, MANIFEST, Manifest, Open, Shard, Unusable, moment};
+use crate::formats::files::io_fault;
+use crate::formats::files::tensors::{self, Named};
+
+/// Checkpoints that are kept at least, so that there is always one that is not being written.
+const MIN_KEPT: usize = 2;
+
+/// The folder `checkpoints` of a run.
+#[derive(Clone)]
+pub struct Store {
+    folder: PathBuf,
+    keep: usize,
+    disk: Disk,
+}
+
+/// A folder of a store.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Entry {
+    folder: PathBuf,
+    /// Steps that were trained.
+    pub step: u64,
+    /// Whether it has a manifest; without one its save was interrupted.
+    pub is_whole: bool,
+}
+
+impl Entry {
+    /// Its folder.
+    pub fn path(&self) -> PathBuf {
+        self.folder.clone()
+    }
+}
+
+impl Store {
+    /// That of the run in `run`.
+    pub fn of(run: &Path) -> Store {
+        Store { folder: run.join("checkpoints"), keep: MIN_KEPT, disk: Disk::default() }
+    }
+
+    /// Keeps the last `keep` checkpoints, at least two.
+    pub fn keeping(self, keep: usize) -> Store {
+        Store { keep: keep.max(MIN_KEPT), ..self }
+    }
+
+    /// Writes to another disk.
+    pub fn on(self, disk: Disk) -> Store {
+        Store { disk, ..self }
+    }
+
+    /// All there is, the oldest first.
+    pub fn entries(&self) -> io::Result<Vec<Entry>> {
+        let found = match read_dir(&self.folder) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            found => found?,
+        };
+        let mut entries = Vec::new();
+        for found in found {
+            let folder = found?.path();
+            let name = folder.file_name().and_then(|name| name.to_str());
+            let step = name.and_then(|name| name.strip_prefix("step-")?.parse().ok());
+            if let Some(step) = step.filter(|step| folder == self.folder_of(*step)) {
+                entries.push(Entry { is_whole: folder.join(MANIFEST).exists(), folder, step });
+            }
+        }
+        entries.sort_by_key(|entry| entry.step);
+        Ok(entries)
+    }
+
+    /// The newest checkpoint that can be used; those that cannot are put aside, of which `tell` is told, and
+    /// what interrupted saves left is removed. `None` if none was ever finished.
+    ///
+    /// # Errors
+    /// If there are checkpoints, but none can be used.
+    pub fn newest(&self, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>> {
+        self.newest_by(tell, &mut |path| Ok(Checkpoint::open(path)?))
+    }
+
+    /// The same, where `open` opens them.
+    pub fn newest_by(
+        &self,
+        tell: &dyn Fn(&str),
+        open: &mut Open<'_>,
+    ) -> Result<Option<Checkpoint>> {
+        let searched = self.search(tell, open).map_err(|error| match error.downcast() {
+            Ok(Unusable { path, reason }) => {
+                let none = "no checkpoint of this run can be used, and without --resume it must not begin \
+                            again in this folder";
+                Unusable { path, reason: format!("{reason}; {none}") }.into()
+            }
+            Err(other) => other,
+        });
+        let (found, newer) = searched?;
+        for folder in newer.iter().filter(|_| found.is_some()) {
+            self.put_aside(folder, tell);
+        }
+        for Entry { folder, .. } in self.entries().into_iter().flatten().filter(|e| !e.is_whole) {
+            let _ = self.disk.remove_dir(&folder); // the next save tries it again
+        }
+        Ok(found)
+    }
+
+    /// The same for who only reads: nothing is put aside.
+    pub fn readable(&self, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>> {
+        Ok(self.search(tell, &mut |path| Ok(Checkpoint::open(path)?))?.0)
+    }
+
+    /// The newest checkpoint that can be used, and the folders of newer ones.
+    fn search(
+        &self,
+        tell: &dyn Fn(&str),
+        open: &mut Open<'_>,
+    ) -> Result<(Option<Checkpoint>, Vec<PathBuf>)> {
+        let entries = self.entries().map_err(|e| Unusable::new(&self.folder, e.to_string()))?;
+        let mut broken: Option<Unusable> = None;
+        let mut newer = Vec::new();
+        for entry in entries.into_iter().rev().filter(|entry| entry.is_whole) {
+            match open(&entry.folder) {
+                Ok(checkpoint) => return Ok((Some(checkpoint), newer)),
+                Err(error) => {
+                    let unusable: Unusable = error.downcast()?;
+                    tell(&format!("this checkpoint cannot be used: {unusable}"));
+                    newer.push(entry.folder);
+                    broken = broken.or(Some(unusable));
+                }
+            }
+        }
+        broken.map_or(Ok((None, newer)), |unusable| Err(unusable.into()))
+    }
+
+    /// Where its checkpoints are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Writes a checkpoint: one file for the tensors of each part that has any, then the manifest, of which
+    /// `manifest` lacks the files. Older ones are removed when it is published, and not before.
+    ///
+    /// # Errors
+    /// If a value is not finite, or the files cannot be written; what was written of them is removed.
+    pub fn save(&self, manifest: Manifest, parts: &[Vec<Snapshot>]) -> Result<PathBuf, Fault> {
+        let step = manifest.step;
+        self.begin(step)?;
+        let shards = thread::scope(|scope| {
+            let write = |(nth, part)| scope.spawn(move || self.write(step, nth, part));
+            let writers: Vec<_> = parts.iter().map(Vec::as_slice).enumerate().map(write).collect();
+            let died = |_| Err(writer_died());
+            let ends = writers.into_iter().map(|writer| writer.join().unwrap_or_else(died));
+            ends.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>()
+        });
+        match shards {
+            Ok(shards) => self.publish(Manifest { shards, ..manifest }),
+            Err(fault) => {
+                self.discard(step);
+                Err(fault)
+            }
+        }
+    }
+
+    /// Makes the folder of a checkpoint, before its files are written.
+    pub(super) fn begin(&self, step: u64) -> Result<(), Fault> {
+        let folder = self.folder_of(step);
+        let make = || {
+            if !self.folder.exists() {
+                self.disk.create_dir(&self.folder)?;
+                self.folder.parent().map_or(Ok(()), |run| self.disk.sync_dir(run))?;
+            }
+            if folder.symlink_metadata().is_ok() {
+                self.disk.remove_dir(&folder)?; // an interrupted save, or a link that leads nowhere
+            }
+            self.disk.create_dir(&folder)
+        };
+        let made: io::Result<()> = make();
+        made.map_err(|e| {
+            self.discard(step);
+            self.fault(step, &e)
+        })
+    }
+
+    /// Writes the file of one part, if it has any tensors.
+    pub(super) fn write(
+        &self,
+        step: u64,
+        nth: usize,
+        part: &[Snapshot],
+    ) -> Result<Option<Shard>, Fault> {
+        if part.is_empty() {
+            return Ok(None);
+        }
+        let written = write_shard(&self.disk, &self.folder_of(step), nth, part);
+        written.map(Some).map_err(|e| self.fault(step, &e))
+    }
+
+    /// Makes a checkpoint of the files that have been written, which `manifest` names, and removes older ones.
+    pub(super) fn publish(&self, manifest: Manifest) -> Result<PathBuf, Fault> {
+        let step = manifest.step;
+        let folder = self.folder_of(step);
+        let publish = || {
+            let text = manifest.to_text()?;
+            self.disk.write(&folder.join(MANIFEST), |out| out.write_all(text.as_bytes()))?;
+            self.disk.sync_dir(&folder)?;
+            self.disk.sync_dir(&self.folder)
+        };
+        publish().map_err(|e: io::Error| {
+            self.discard(step);
+            self.fault(step, &e)
+        })?;
+        self.prune().map_err(|e| io_fault("checkpoints", &self.folder, &e))?;
+        Ok(folder)
+    }
+
+    /// Removes the files of a checkpoint that cannot be finished.
+    pub(super) fn discard(&self, step: u64) {
+        let _ = self.disk.remove_dir(&self.folder_of(step)); // the error that counts is the first
+    }
+
+    fn fault(&self, step: u64, error: &io::Error) -> Fault {
+        tensors::fault("checkpoint", &self.folder_of(step), error, "no checkpoint is saved")
+    }
+
+    /// Removes what is older than the last checkpoints, and interrupted saves before them. Of a symbolic link only
+    /// the link goes.
+    fn prune(&self) -> io::Result<()> {
+        let entries = self.entries()?;
+        let mut whole = entries.iter().rev().filter(|entry| entry.is_whole).map(|entry| entry.step);
+        let newest = whole.next().unwrap_or(0);
+        let oldest = whole.nth(self.keep - 2).unwrap_or(0);
+        let is_old = |entry: &&Entry| match entry.is_whole {
+            true => entry.step < oldest,
+            false => entry.step < newest,
+        };
+        for Entry { folder, is_whole, .. } in entries.iter().filter(is_old) {
+            if *is_whole && !folder.is_symlink() {
+                self.disk.remove_file(&folder.join(MANIFEST))?; // half a checkpoint must not pass for one
+            }
+            self.disk.remove_dir(folder)?;
+        }
+        Ok(())
+    }
+
+    /// Renames a checkpoint that cannot be used, so that it neither counts as kept nor stands in the way.
+    fn put_aside(&self, folder: &Path, tell: &dyn Fn(&str)) {
+        let aside = folder.with_extension("broken");
+        let _ = self.disk.remove_dir(&aside);
+        tell(&match self.disk.rename(folder, &aside) {
+            Ok(()) => format!("{} is put aside as {}", folder.display(), aside.display()),
+            Err(e) => format!("{} cannot be put aside: {e}", folder.display()),
+        });
+    }
+
+    fn folder_of(&self, step: u64) -> PathBuf {
+        self.folder.join(format!("step-{step:08}"))
+    }
+}
+
+fn write_shard(disk: &Disk, folder: &Path, nth: usize, part: &[Snapshot]) -> io::Result<Shard> {
+    let file = format!("shard-{nth:04}.safetensors");
+    let named = part.iter().flat_map(|Snapshot { param, weights, moments: [m, v] }| {
+        let names = [param.name.clone(), moment(&param.name, 0), moment(&param.name, 1)];
+        let each = names.into_iter().zip([weights, m, v]);
+        each.map(|(name, values)| Named { name, shape: param.shape.clone(), values })
+    });
+    let written = tensors::write(disk, &folder.join(&file), named.collect(), None)?;
+    Ok(Shard { file, bytes: written.bytes, blake3: written.blake3 })
+}

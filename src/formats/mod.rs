@@ -1,0 +1,8 @@
+//! The formats of files: how any file is read and written ([`files`]), and what is in those of timetables, of models of
+//! Hugging Face, and of checkpoints.
+
+pub mod checkpoint;
+pub mod files;
+pub mod hf;
+pub mod save;
+pub mod timetable;

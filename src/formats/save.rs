@@ -1,0 +1,122 @@
+//! Trained weights on disk, as Hugging Face keeps them.
+
+use std::collections::HashMap;
+use std::fs::create_dir_all;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use chimera_core::fault::Fault;
+use chimera_core::model::ModelConfig;
+use chimera_core::stage::Param;
+
+use crate::formats::files::disk::Disk;
+use crate::formats::files::tensors::{self, Named};
+use crate::formats::files::{io_fault, prepare_dir, write};
+use crate::formats::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, twin};
+
+/// Makes `dir` and makes sure that files can be written there, so that a run does not learn at its end
+/// that its weights have no place. A model that is there already gives way only to a run that `goes_on`.
+pub fn prepare(dir: &Path, goes_on: bool) -> Result<()> {
+    let is_taken = [WEIGHTS, CONFIG].iter().any(|name| dir.join(name).is_file());
+    ensure!(
+        goes_on || !is_taken,
+        "{} holds a model already: choose another folder, or remove it",
+        dir.display()
+    );
+    prepare_dir(dir).with_context(|| format!("cannot save into {}", dir.display()))
+}
+
+/// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a model in f32: other
+/// programs read such a folder and go on training at the same rates of dropout, and [`hf::read`](crate::formats::hf::read)
+/// reads it. Each file is complete or not there; weights that are not finite are refused.
+///
+/// # Errors
+/// A [`Fault`], with the file.
+pub fn save(
+    dir: &Path,
+    model: &ModelConfig,
+    dropout: &DropoutRates,
+    weights: &[(Param, Vec<f32>)],
+) -> Result<PathBuf> {
+    let path = dir.join(WEIGHTS);
+    create_dir_all(dir).map_err(|e| io_fault("weights", &path, &e))?;
+    let mut tensors = Vec::new();
+    for (param, values) in weights {
+        let row = values.len() / param.shape.first().map_or(1, |rows| (*rows).max(1));
+        for (name, rows) in parts(param) {
+            let mut shape = param.shape.clone();
+            shape[0] = rows.len();
+            let values = &values[rows.start * row..rows.end * row];
+            tensors.push(Named { name: to_hf(model.architecture, &name), shape, values });
+        }
+    }
+    if let Some((name, ours)) = twin(model)
+        && let Some(Named { shape, values, .. }) = tensors.iter().find(|tensor| tensor.name == ours)
+    {
+        tensors.push(Named { name: name.to_owned(), shape: shape.clone(), values });
+    }
+    // Some versions of transformers refuse files that do not say so.
+    let format = HashMap::from([("format".into(), "pt".into())]);
+    let written = tensors::write(&Disk::default(), &path, tensors, Some(format));
+    written.map_err(|e| tensors::fault("weights", &path, &e, "the weights are not saved"))?;
+    publish(dir, CONFIG, to_json(model, dropout).as_bytes())?;
+    Ok(path)
+}
+
+/// Writes the file `name` of `dir` whole, in the place of one that is there.
+fn publish(dir: &Path, name: &str, content: &[u8]) -> Result<(), Fault> {
+    let path = dir.join(name);
+    write(&path, content).map_err(|e| io_fault("model", &path, &e))
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::fault::Class;
+    use chimera_core::model::Architecture;
+    use chimera_core::stage::Init;
+    use safetensors::SafeTensors;
+
+    use super::*;
+
+    const MODEL: ModelConfig = ModelConfig {
+        architecture: Architecture::Gpt2,
+        layers: 1,
+        hidden: 2,
+        heads: 1,
+        context: 1,
+        vocab: 1,
+        tied: false,
+    };
+
+    fn param(name: &str) -> Param {
+        let (name, shape) = (name.to_string(), vec![2]);
+        Param { name, shape, init: Init::Zeros, decay: false, tied: false }
+    }
+
+    #[test]
+    fn weights_read_back_and_unsound_ones_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("weights");
+        let values = [vec![1.0, -0.5], vec![f32::MIN_POSITIVE, 3.0]];
+        let weights =
+            [(param("a"), values[0].clone()), (param("lm_head.weight"), values[1].clone())];
+        let bytes =
+            std::fs::read(save(&dir, &MODEL, &DropoutRates::all(0.0), &weights).unwrap()).unwrap();
+        let read = SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(
+            read.tensor("transformer.a").unwrap().data(),
+            [1.0f32.to_le_bytes(), (-0.5f32).to_le_bytes()].concat()
+        );
+        assert_eq!(read.tensor("lm_head.weight").unwrap().shape(), [2]);
+        let names = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        assert_eq!(names, ["config.json", "model.safetensors"]);
+
+        let unsound = [(param("c"), vec![1.0, f32::NAN])];
+        let (other, rates) = (folder.path().join("other"), DropoutRates::all(0.0));
+        let refusal = save(&other, &MODEL, &rates, &unsound).unwrap_err();
+        assert_eq!(refusal.downcast_ref::<Fault>().map(|f| f.class), Some(Class::NonFinite));
+        assert_eq!(std::fs::read_dir(&other).unwrap().count(), 0);
+    }
+}

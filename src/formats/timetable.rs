@@ -1,0 +1,51 @@
+//! Timetables in files: JSON, or PyTorch's CSV if the name ends in `.csv`.
+
+use std::path::Path;
+
+use chimera_core::interchange::json::{MAX_BYTES, MAX_NAME};
+use chimera_core::interchange::{ReadError, from_csv, from_json};
+use chimera_core::timetable::Timetable;
+
+use crate::formats::files::{at_most, read_at_most};
+
+/// Reads a file; `-` is JSON on standard input. One from a CSV is named after its file.
+///
+/// # Errors
+/// If the file cannot be read, is longer than a timetable may be, or is none.
+pub fn read(file: &Path) -> Result<Timetable, ReadError> {
+    let most = MAX_BYTES as u64;
+    let content = match file == Path::new("-") {
+        true => at_most(std::io::stdin(), most),
+        false => read_at_most(file, most),
+    };
+    let content = content.map_err(|error| ReadError::Unreadable {
+        path: file.display().to_string(),
+        reason: error.to_string(),
+    })?;
+    let bytes = content.ok_or(ReadError::TooLong)?;
+    match file.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv")) {
+        true => from_csv(&bytes, &name(file)),
+        false => from_json(&bytes),
+    }
+}
+
+/// A name that JSON may hold too.
+fn name(file: &Path) -> String {
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let mut name: String = stem.replace(char::is_control, "?");
+    name.truncate(name.floor_char_boundary(MAX_NAME));
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_file_is_a_name_of_a_schedule() {
+        assert_eq!(name(Path::new("x/mine.v2.csv")), "mine.v2");
+        assert_eq!(name(Path::new("a\n\u{1b}b.csv")), "a??b");
+        let long = format!("{}.csv", "é".repeat(300));
+        assert_eq!(name(Path::new(&long)).len(), MAX_NAME);
+    }
+}

@@ -1,0 +1,163 @@
+//! The metrics of a run as they are read again: what is damaged is left out, and no line is read without a limit.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Result, Seek, SeekFrom, copy};
+use std::ops::Range;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::formats::files::disk::Disk;
+use crate::formats::files::{no_follow, open_regular};
+
+/// Longer lines are no metrics: a hundred thousand ranks fill a third of it.
+const MAX_LINE: u64 = 16 << 20;
+
+/// A reader of whole lines, up to the first that is longer than metrics are.
+pub struct Lines<R> {
+    from: R,
+    line: Vec<u8>,
+}
+
+impl<R: BufRead> Lines<R> {
+    /// Reads the lines of `from`.
+    pub fn of(from: R) -> Lines<R> {
+        Lines { from, line: Vec::new() }
+    }
+
+    /// The next line with its end; `None` if what is left is no whole line.
+    pub fn next_line(&mut self) -> Result<Option<&[u8]>> {
+        self.line.clear();
+        self.from.by_ref().take(MAX_LINE).read_until(b'\n', &mut self.line)?;
+        Ok(self.line.ends_with(b"\n").then_some(&self.line))
+    }
+}
+
+/// What the metrics of a run have of the steps before a checkpoint.
+#[derive(Default, PartialEq, Debug)]
+pub(crate) struct Kept {
+    /// Bytes of the lines that are kept, in order; they end with a line.
+    ranges: Vec<Range<u64>>,
+    /// The last step of them.
+    last: Option<u64>,
+    /// Lines before the checkpoint that are not metrics of a step, or of one that comes too late.
+    pub(crate) n_damaged: usize,
+}
+
+impl Kept {
+    /// Finds the lines of steps before `first`.
+    fn of(from: impl BufRead, first: u64) -> Result<Kept> {
+        #[derive(Deserialize)]
+        struct Step {
+            step: u64,
+        }
+        let (mut kept, mut lines) = (Kept::default(), Lines::of(from));
+        let mut start = 0;
+        while let Some(line) = lines.next_line()? {
+            let end = start + line.len() as u64;
+            match serde_json::from_slice(line) {
+                Ok(Step { step }) if step >= first => break,
+                Ok(Step { step }) if kept.last.is_none_or(|last| last < step) => {
+                    kept.last = Some(step);
+                    match kept.ranges.last_mut() {
+                        Some(range) if range.end == start => range.end = end,
+                        _ => kept.ranges.push(start..end),
+                    }
+                }
+                _ => kept.n_damaged += 1,
+            }
+            start = end;
+        }
+        Ok(kept)
+    }
+
+    /// Whether no line is metrics of a step, though there are lines.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.ranges.is_empty() && self.n_damaged > 0
+    }
+
+    /// The steps before `first` whose metrics are missing at the end.
+    pub(crate) fn missing(&self, first: u64) -> Range<u64> {
+        self.last.map_or(0, |last| last + 1)..first
+    }
+
+    /// Cuts the file at `path` to these lines. A link is followed if a user named it.
+    pub(crate) fn cut(&self, path: &Path, is_named: bool) -> Result<()> {
+        let file = options(is_named).write(true).open(path)?;
+        match &self.ranges[..] {
+            [] => file.set_len(0),
+            [all] if all.start == 0 => file.set_len(all.end),
+            ranges => {
+                let mut file = open_regular(path)?;
+                let written = Disk::default().write(&path.canonicalize()?, |out| {
+                    for Range { start, end } in ranges {
+                        file.seek(SeekFrom::Start(*start))?;
+                        copy(&mut (&file).take(end - start), out)?;
+                    }
+                    Ok(())
+                });
+                written.map(drop)
+            }
+        }
+    }
+}
+
+/// The metrics at `path` of the steps before `first`; `None` if there is no such file, or it is a device or pipe that
+/// a user named.
+pub(crate) fn before(path: &Path, first: u64, is_named: bool) -> Result<Option<Kept>> {
+    match path.metadata() {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Ok(found) if is_named && !found.is_file() => Ok(None),
+        _ => Kept::of(BufReader::new(open_regular(path)?), first).map(Some),
+    }
+}
+
+/// Opens metrics to add lines. A link is followed if a user named it.
+pub(crate) fn open(path: &Path, is_named: bool) -> Result<File> {
+    options(is_named).append(true).create(true).open(path)
+}
+
+fn options(is_named: bool) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    if !is_named {
+        no_follow(&mut options);
+    }
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(text: &[u8], first: u64) -> (Vec<u8>, Kept) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        std::fs::write(&path, text).unwrap();
+        let kept = before(&path, first, false).unwrap().unwrap();
+        kept.cut(&path, false).unwrap();
+        (std::fs::read(&path).unwrap(), kept)
+    }
+
+    #[test]
+    fn sound_lines_before_the_checkpoint_are_kept() {
+        let line = |step: u64| format!("{{\"step\":{step}}}\n");
+        let steps = |steps: &[u64]| steps.iter().map(|step| line(*step)).collect::<String>();
+        let all = steps(&[0, 1, 2, 3, 4]);
+        for (text, first, expected, n_damaged) in [
+            (all.clone(), 3, steps(&[0, 1, 2]), 0),
+            (all.clone(), 5, all.clone(), 0),
+            (all.clone() + "{\"step\":5", 9, all.clone(), 0),
+            (all.replace("{\"step\":2", "[\"step\":2"), 4, steps(&[0, 1, 3]), 1),
+            (all.replace("{\"step\":0", "\u{0}"), 4, steps(&[1, 2, 3]), 1),
+            (steps(&[0, 1, 1, 0, 2]), 4, steps(&[0, 1, 2]), 2),
+            (String::new(), 4, String::new(), 0),
+        ] {
+            let (content, kept) = kept(text.as_bytes(), first);
+            assert_eq!(String::from_utf8(content).unwrap(), expected, "{text}");
+            assert_eq!(kept.n_damaged, n_damaged, "{text}");
+        }
+        let bytes = [line(0).as_bytes(), b"\xff\n", line(1).as_bytes(), b"\xff\0"].concat();
+        let (content, kept) = kept(&bytes, 4);
+        assert_eq!((content, kept.missing(4)), (steps(&[0, 1]).into_bytes(), 2..4));
+    }
+}

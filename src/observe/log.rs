@@ -1,0 +1,88 @@
+//! What one rank tells of a run in a file of its own: what it holds, how each step went here, how it ended.
+
+use std::fmt::Display;
+use std::fs::{File, OpenOptions, create_dir_all};
+use std::io::Write;
+use std::path::Path;
+use std::time::SystemTime;
+
+use chimera_core::analyze::{Event, Wait};
+use chimera_core::engine::StepReport;
+use chimera_core::fault::Fault;
+use chimera_core::ids::{Rank, StageId};
+use chimera_core::program::Program;
+use humantime::format_rfc3339_millis;
+
+use crate::formats::files::{io_fault, no_follow};
+
+/// The log of a rank, if one is wanted.
+pub(crate) struct Log {
+    out: Option<File>,
+}
+
+impl Log {
+    /// Opens `rank.<rank>.log` in `folder`, if there is one; a run that goes on from step `first` goes on with it.
+    pub(crate) fn open(
+        folder: Option<&Path>,
+        program: &Program,
+        rank: Rank,
+        first: u64,
+    ) -> Result<Log, Fault> {
+        let Some(folder) = folder else { return Ok(Log { out: None }) };
+        let path = folder.join(format!("rank.{}.log", rank.0));
+        let open = || {
+            create_dir_all(folder)?;
+            no_follow(OpenOptions::new().create(true).append(true)).open(&path)
+        };
+        let out = open().map_err(|e| Fault { rank, ..io_fault("log", &path, &e) })?;
+        let mut log = Log { out: Some(out) };
+        let placement = program.placement();
+        let (group, worker) = placement.group_and_worker(rank);
+        let stages: Vec<_> = placement.stages_of(worker).iter().map(StageId::to_string).collect();
+        log.line(format_args!(
+            "process {} is {rank}: {worker} of group {group}, {}, {}; step {} is next",
+            std::process::id(),
+            stages.join(" and "),
+            program.schedule(),
+            first
+        ));
+        Ok(log)
+    }
+
+    /// Whether anybody reads it.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.out.is_some()
+    }
+
+    /// The steps of a run of the program, and what this rank waited for in it.
+    pub(crate) fn steps(&mut self, reports: &[StepReport], events: &[Event], waits: &[Wait]) {
+        for StepReport { step, loss, step_s, .. } in reports {
+            self.line(format_args!("step {step}: loss {loss:.6}, {step_s:.4} s"));
+        }
+        let seconds = |wait: &Wait| wait.end - wait.start;
+        let waited: f64 = waits.iter().map(seconds).sum();
+        let longest = waits.iter().max_by(|a, b| seconds(a).total_cmp(&seconds(b)));
+        let longest = longest.map(|w| format!(", {:.4} s for {}", seconds(w), w.awaited));
+        self.line(format_args!(
+            "  here {} ops and sums, and {waited:.4} s of waiting{}",
+            events.len(),
+            longest.unwrap_or_default()
+        ));
+    }
+
+    /// How the rank ended: on request, with all steps trained, or by a fault.
+    pub(crate) fn end(&mut self, on_request: Result<bool, &Fault>) {
+        match on_request {
+            Ok(true) => self.line("stopped on request"),
+            Ok(false) => self.line("all is trained"),
+            Err(fault) => self.line(fault),
+        }
+    }
+
+    /// A line. One that cannot be written is no reason to end a training.
+    pub(crate) fn line(&mut self, text: impl Display) {
+        if let Some(out) = &mut self.out {
+            let _ = writeln!(out, "{} {text}", format_rfc3339_millis(SystemTime::now()));
+        }
+    }
+}

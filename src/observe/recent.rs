@@ -1,0 +1,67 @@
+//! What the ranks of a failed run did last, as files.
+
+use std::collections::BTreeMap;
+use std::fs::remove_file;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::Result;
+use chimera_core::analyze::Work;
+use chimera_core::engine::{Did, Doing, Recent};
+use chimera_core::ids::Rank;
+use serde_json::json;
+
+use crate::formats::files::{io_fault, replace};
+
+/// Writes down what the ranks of this process did last, each once. It comes after the error file, which needs less
+/// room on a full disk and less time before a launcher kills.
+pub struct Explain {
+    folder: PathBuf,
+    ranks: Mutex<BTreeMap<Rank, Recent>>,
+}
+
+impl Explain {
+    pub(crate) fn into(folder: &Path) -> Explain {
+        Explain { folder: folder.to_path_buf(), ranks: Mutex::default() }
+    }
+
+    pub(crate) fn follow(&self, rank: Rank, recent: Recent) {
+        self.ranks.lock().unwrap_or_else(PoisonError::into_inner).insert(rank, recent);
+    }
+
+    /// Writes `ops.<rank>.jsonl`: a line for each op, sum, update and wait, with its start and end in seconds
+    /// since the training began. Nothing for a rank that has not begun, or whose file is written.
+    pub fn write(&self, rank: Rank) -> Result<()> {
+        let recent = self.ranks.lock().unwrap_or_else(PoisonError::into_inner).remove(&rank);
+        let Some(recent) = recent else { return Ok(()) };
+        let path = self.folder.join(format!("ops.{}.jsonl", rank.0));
+        let create = || {
+            let mut out = BufWriter::new(replace(&path)?);
+            recent.all().iter().try_for_each(|did| writeln!(out, "{}", line(did)))?;
+            out.flush()
+        };
+        let written = create().inspect_err(|_| {
+            let _ = remove_file(&path); // half of it would mislead
+        });
+        Ok(written.map_err(|e| io_fault("file", &path, &e))?)
+    }
+
+    /// Writes `ops.<rank>.jsonl` of every rank of this process.
+    pub fn write_all(&self) -> Result<()> {
+        let known = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        let ranks: Vec<Rank> = known.keys().copied().collect();
+        drop(known); // to write takes it again
+        ranks.into_iter().try_for_each(|rank| self.write(rank))
+    }
+}
+
+fn line(Did { step, what, start, end }: &Did) -> serde_json::Value {
+    let (kind, what) = match what {
+        Doing::Work(Work::Cell(cell)) => ("op", cell.to_string()),
+        Doing::Work(Work::Reduce(bucket)) => ("sum", bucket.to_string()),
+        Doing::Work(Work::Step(bucket)) => ("update", bucket.to_string()),
+        Doing::Wait(awaited) => ("wait", awaited.to_string()),
+    };
+    json!({"step": step, kind: what, "start": start, "end": end})
+}

@@ -1,0 +1,92 @@
+//! What one way to train takes: the memory of a rank and the time of a step, before anything runs.
+
+use chimera_core::analyze::Network;
+use chimera_core::lower::Recompute;
+use chimera_core::schedule::Scaling;
+
+use super::need::Need;
+use crate::settings::schedules::Named;
+use crate::settings::{Config, Settings};
+
+/// The ranks there are, all alike.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Cluster {
+    /// Ranks, W x D.
+    pub n_ranks: usize,
+    /// Bytes of the memory of each.
+    pub memory: f64,
+    /// Floating-point operations per second of each.
+    pub flops: f64,
+    /// Nodes and links. Its width is not read: every candidate has its own.
+    pub network: Network,
+}
+
+/// A way to train.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Candidate {
+    /// All settings.
+    pub config: Config,
+    /// Of the rank that needs most.
+    pub need: Need,
+    /// What a step takes, without the optimizer's update.
+    pub step_s: f64,
+    /// Idle time of the pipeline.
+    pub bubble_ratio: f64,
+    /// Whether all of the step was simulated; else time and memory are foreseen from shorter steps.
+    pub is_simulated: bool,
+}
+
+impl Candidate {
+    /// Tokens trained on per second.
+    pub fn tokens_per_s(&self) -> f64 {
+        let Config { width, micro_batches, micro_batch_size, context, .. } = self.config;
+        [width, micro_batches, micro_batch_size, context].map(|n| n as f64).iter().product::<f64>()
+            / self.step_s
+    }
+
+    /// What is to be said for it on top of what was `said`.
+    pub fn settings(&self, said: &Settings) -> Settings {
+        let config = &self.config;
+        let chosen = [
+            ("width", true),
+            ("depth", true),
+            ("schedule", true),
+            ("micro-batches", true),
+            ("micro-batch-size", true),
+            ("scaling", config.scaling != Scaling::Direct),
+            ("recompute", config.recompute != Recompute::None),
+            ("shard-optimizer", config.shard_optimizer),
+        ];
+        let chosen = chosen.into_iter().filter(|(_, is_told)| *is_told);
+        let values = chosen.filter_map(|(key, _)| Some((key, config.value(key)?.0)));
+        values.fold(said.clone(), |settings, (key, value)| settings.with(key, value))
+    }
+
+    /// How its schedule scales, by name.
+    pub fn scaling(&self) -> &'static str {
+        name(&Scaling::ALL, self.config.scaling)
+    }
+
+    /// What its forwards keep, by name.
+    pub fn recompute(&self) -> &'static str {
+        name(&Recompute::ALL, self.config.recompute)
+    }
+}
+
+fn name<T: Copy + PartialEq>(all: &[(&'static str, T)], value: T) -> &'static str {
+    all.iter().find(|(_, one)| *one == value).map_or("", |(name, _)| name)
+}
+
+/// What became of a way to train.
+pub(super) enum Outcome {
+    Fits(Candidate),
+    /// What its hungriest rank needs at least.
+    TooLarge(Config, Need),
+}
+
+/// Why an asynchronous schedule is none to choose from.
+pub(super) fn no_flush(schedule: &Named) -> String {
+    format!(
+        "schedule {schedule} has no flush, and so no step that takes a time of its own: choose a synchronous schedule"
+    )
+}

@@ -1,0 +1,330 @@
+//! Which way to train takes least time on the ranks there are, of all that fit into their memory.
+
+use std::cmp::Reverse;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Error, Result, ensure};
+use chimera_core::lower::Recompute;
+use chimera_core::schedule::{SCHEDULES, Scaling, Schedule, Shape, find};
+use chimera_core::search::AUTO;
+use chimera_core::update::Update;
+use rayon::prelude::*;
+
+use super::candidate::{Candidate, Cluster, Outcome, no_flush};
+use super::foresee::{Family, MOST_SIMULATED};
+use super::need::Need;
+use crate::settings::schedules::{ALONE, Named};
+use crate::settings::{Config, Origin};
+
+/// A pipeline with so many micro-batches for each worker idles for some hundredths of a step at most: more are only tried
+/// where memory asks for smaller ones.
+const MICRO_BATCHES_PER_WORKER: usize = 32;
+
+/// The most cells of a timetable of forwards that are tried: longer ones take training itself too long to prove.
+const MOST_CELLS: usize = 1 << 18;
+
+/// By how much of its time a way may be faster than it was foreseen to be.
+const DOUBT: f64 = 0.05;
+
+/// By what they compute again.
+const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+
+/// How long a choice may take, and who follows it.
+pub struct Effort<'e> {
+    /// When it ends with the best it has found; one way that is being tried is tried to its end.
+    pub time_limit: Duration,
+    /// Told how many groups of ways have been tried, of how many.
+    pub observe: &'e (dyn Fn(usize, usize) + Sync),
+}
+
+/// How far a choice is.
+struct Watched<'e> {
+    deadline: Option<Instant>,
+    observe: &'e (dyn Fn(usize, usize) + Sync),
+    n_tried: AtomicUsize,
+    n_left_out: AtomicUsize,
+}
+
+impl<'e> Watched<'e> {
+    fn begin(effort: &Effort<'e>) -> Watched<'e> {
+        let (n_tried, n_left_out) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let deadline = Instant::now().checked_add(effort.time_limit);
+        Watched { deadline, observe: effort.observe, n_tried, n_left_out }
+    }
+
+    fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+}
+
+/// What a choice came to.
+pub struct Choice {
+    /// The ways that fit, the fastest first. Behind those that were asked for, long ones are as they are foreseen.
+    pub candidates: Vec<Candidate>,
+    /// How many more were tried, which need more memory than there is.
+    pub n_too_large: usize,
+    /// The one of these that needs least, and what that is.
+    pub leanest: Option<(Config, Need)>,
+    /// How many were left out, or left as they are foreseen, when the time was over.
+    pub n_left_out: usize,
+}
+
+/// Tries every way to train steps of `batch` samples on `cluster`: widths and depths, schedules, sizes of
+/// micro-batches, recomputation, the optimizer whole or shared out. What was said in `said` stays as it is. The `top`
+/// fastest are simulated as a whole, but for those that are too long for it. When the time of `effort` is over, the
+/// best of what was tried counts.
+///
+/// # Errors
+/// If there is no such way, whatever the memory, or none was tried in time.
+pub fn choose(
+    said: &Config,
+    batch: usize,
+    cluster: &Cluster,
+    top: usize,
+    effort: &Effort<'_>,
+) -> Result<Choice> {
+    let watched = Watched::begin(effort);
+    let is_sharing_free = is_free(said, "shard-optimizer") && !said.mpi_allreduce;
+    let family = || Family::new(cluster, is_sharing_free);
+    let mut choice = first_choice(said, batch, cluster, &watched, family)?;
+    choice.settle(top, &watched, || Family::simulated(cluster, is_sharing_free));
+    choice.n_left_out = watched.n_left_out.into_inner();
+    ensure!(
+        !choice.is_empty(),
+        "no way to train was tried within {} s: choose a larger --search-time, or say more of the way",
+        effort.time_limit.as_secs_f64()
+    );
+    Ok(choice)
+}
+
+/// The choice among ways of which each `family` is looked at by itself.
+fn first_choice<'c>(
+    said: &Config,
+    batch: usize,
+    cluster: &'c Cluster,
+    watched: &Watched<'_>,
+    family: impl Fn() -> Family<'c> + Sync,
+) -> Result<Choice> {
+    said.model().validate()?;
+    ensure!(
+        said.schedule != Named::Auto || is_free(said, "schedule"),
+        "schedule {AUTO} would search for every candidate: leave it out, or name a schedule"
+    );
+    if let Named::Schedule(schedule) = said.schedule {
+        ensure!(is_free(said, "schedule") || is_synchronous(&schedule), no_flush(&said.schedule));
+    }
+    let ways = ways(said, batch, cluster);
+    ensure!(
+        !ways.is_empty(),
+        "{} rank(s) and a batch of {batch} leave no way to train a model of {} layers: W x D must be the ranks, W x B x \
+         N the batch, D at most the layers, and N x D at most {MOST_CELLS}, with what was said of them",
+        cluster.n_ranks,
+        said.layers
+    );
+    let n_groups = ways.len();
+    let try_all = |ways: Vec<Config>| {
+        let outcomes = tried(ways, family(), cluster, watched);
+        (watched.observe)(watched.n_tried.fetch_add(1, Ordering::Relaxed) + 1, n_groups);
+        outcomes
+    };
+    let outcomes: Vec<Result<Outcome>> = ways.into_par_iter().flat_map_iter(try_all).collect();
+    let mut choice =
+        Choice { candidates: Vec::new(), n_too_large: 0, leanest: None, n_left_out: 0 };
+    let mut refusal: Option<Error> = None;
+    for outcome in outcomes {
+        match outcome {
+            Ok(Outcome::Fits(candidate)) => choice.candidates.push(candidate),
+            Ok(Outcome::TooLarge(config, need)) => choice.too_large(config, need),
+            // Many schedules do not have all shapes: that is told only where nothing else is left.
+            Err(error) => refusal = refusal.or(Some(error)),
+        }
+    }
+    if let Some(refusal) = refusal.filter(|_| choice.is_empty()) {
+        return Err(refusal).context("no way to train is left; of the first");
+    }
+    choice.sort();
+    Ok(choice)
+}
+
+impl Choice {
+    fn is_empty(&self) -> bool {
+        self.candidates.is_empty() && self.n_too_large == 0
+    }
+
+    fn sort(&mut self) {
+        self.candidates.sort_by(|a, b| {
+            // Of ways that take as long up to rounding, a short pipeline and a whole optimizer are the simplest, and few
+            // large products are faster than many small ones.
+            let step = |candidate: &Candidate| candidate.step_s as f32;
+            let plain = |c: &Candidate| {
+                let Config { depth, shard_optimizer, micro_batch_size, .. } = c.config;
+                (depth, shard_optimizer, Reverse(micro_batch_size))
+            };
+            let bytes = |candidate: &Candidate| candidate.need.total();
+            let fastest = step(a).total_cmp(&step(b));
+            fastest.then(plain(a).cmp(&plain(b))).then(bytes(a).total_cmp(&bytes(b)))
+        });
+    }
+
+    /// Simulates what is foreseen of the `top` fastest, until nothing foreseen could be among them or the time is over.
+    fn settle<'c>(
+        &mut self,
+        top: usize,
+        watched: &Watched<'_>,
+        family: impl Fn() -> Family<'c> + Sync,
+    ) {
+        while let Some(slowest) = self.candidates.iter().take(top).next_back() {
+            let limit = slowest.step_s * (1.0 + DOUBT);
+            let is_open = |c: &mut Candidate| {
+                let n_cells = c.config.micro_batches * c.config.depth;
+                !c.is_simulated && n_cells <= MOST_SIMULATED && c.step_s <= limit
+            };
+            let open: Vec<Candidate> = self.candidates.extract_if(.., is_open).collect();
+            if open.is_empty() {
+                return;
+            }
+            let simulate = |open: Candidate| match watched.is_over() {
+                false => family().outcome(open.config),
+                true => {
+                    watched.n_left_out.fetch_add(1, Ordering::Relaxed);
+                    Ok(Outcome::Fits(open))
+                }
+            };
+            let simulated: Vec<Result<Outcome>> = open.into_par_iter().map(simulate).collect();
+            for outcome in simulated {
+                match outcome {
+                    Ok(Outcome::Fits(candidate)) => self.candidates.push(candidate),
+                    Ok(Outcome::TooLarge(config, need)) => self.too_large(config, need),
+                    Err(_) => {}
+                }
+            }
+            self.sort();
+            if watched.is_over() {
+                return;
+            }
+        }
+    }
+
+    fn too_large(&mut self, config: Config, need: Need) {
+        self.n_too_large += 1;
+        if self.leanest.as_ref().is_none_or(|(_, least)| need.total() < least.total()) {
+            self.leanest = Some((config, need));
+        }
+    }
+}
+
+/// Whether nobody said what `key` is to be.
+fn is_free(said: &Config, key: &str) -> bool {
+    said.value(key).is_none_or(|(_, origin)| *origin == Origin::Default)
+}
+
+/// All ways that have the ranks and the batch, those together that differ in micro-batches and recomputation alone: the
+/// largest micro-batches first, and of these what recomputes least. Schedules are not asked whether they have the shape.
+fn ways(said: &Config, batch: usize, cluster: &Cluster) -> Vec<Vec<Config>> {
+    let keeps = |key: &str, is_said: bool| is_said || is_free(said, key);
+    let mut ways = Vec::new();
+    for width in divisors(cluster.n_ranks).filter(|width| batch.is_multiple_of(*width)) {
+        let (depth, samples) = (cluster.n_ranks / width, batch / width);
+        let is_kept = keeps("width", width == said.width) && keeps("depth", depth == said.depth);
+        if !is_kept || depth > said.layers {
+            continue;
+        }
+        for (schedule, scaling) in orders(depth, said) {
+            let of_size = |size: usize| {
+                RECOMPUTES.map(|recompute| {
+                    let mut way = said.clone();
+                    (way.width, way.depth) = (width, depth);
+                    (way.micro_batch_size, way.micro_batches) = (size, samples / size);
+                    (way.scaling, way.recompute) = (scaling, recompute);
+                    way.schedule.clone_from(&schedule);
+                    way
+                })
+            };
+            let is_kept = |way: &Config| {
+                way.micro_batches * depth <= MOST_CELLS
+                    && keeps("micro-batch-size", way.micro_batch_size == said.micro_batch_size)
+                    && keeps("micro-batches", way.micro_batches == said.micro_batches)
+                    && keeps("recompute", way.recompute == said.recompute)
+                    && (scaling == said.scaling || way.micro_batches > depth)
+            };
+            let sizes = divisors(samples).collect::<Vec<_>>().into_iter().rev();
+            ways.push(sizes.flat_map(of_size).filter(is_kept).collect());
+        }
+    }
+    ways.retain(|ways: &Vec<Config>| !ways.is_empty());
+    ways
+}
+
+/// What became of ways as [`ways`] puts them together, but for those that can only be worse: who has the memory does not
+/// recompute.
+fn tried(
+    ways: Vec<Config>,
+    mut family: Family,
+    cluster: &Cluster,
+    watched: &Watched<'_>,
+) -> Vec<Result<Outcome>> {
+    let mut outcomes = Vec::new();
+    let (mut fits, mut is_hopeless, mut left) = (None, false, ways.len());
+    for way in ways {
+        left -= 1;
+        let (n, most) = (way.micro_batches, MICRO_BATCHES_PER_WORKER * way.depth);
+        // The last is the leanest.
+        if fits.is_some_and(|fits| fits == n || fits >= most) || is_hopeless && left > 0 {
+            continue;
+        }
+        if watched.is_over() {
+            watched.n_left_out.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
+        let outcome = family.outcome(way);
+        match &outcome {
+            Ok(Outcome::Fits(_)) => fits = Some(n),
+            Ok(Outcome::TooLarge(_, need)) => is_hopeless |= need.state > cluster.memory,
+            Err(_) => {}
+        }
+        outcomes.push(outcome);
+    }
+    outcomes
+}
+
+/// The schedules that there are at a depth, each with how it scales.
+fn orders(depth: usize, said: &Config) -> Vec<(Named, Scaling)> {
+    let names = match is_free(said, "schedule") {
+        false => vec![said.schedule.clone()],
+        // One worker has nothing to order.
+        true if depth == 1 => find(ALONE).map(Named::Schedule).into_iter().collect(),
+        true => {
+            let schedules = SCHEDULES.iter().copied().filter(is_synchronous);
+            schedules.map(Named::Schedule).collect()
+        }
+    };
+    let mut orders = Vec::new();
+    for name in names {
+        let scaled = match &name {
+            Named::Schedule(schedule) if is_free(said, "scaling") => {
+                schedule.parameters(Shape::new(depth, 2))
+            }
+            _ => Vec::new(),
+        };
+        let others = scaled.into_iter().map(|(shape, _)| shape.scaling);
+        let others = others.filter(|scaling| *scaling != said.scaling);
+        orders.extend(
+            [said.scaling].into_iter().chain(others).map(|scaling| (name.clone(), scaling)),
+        );
+    }
+    orders
+}
+
+/// Whether it updates at a flush, as its smallest timetable tells.
+fn is_synchronous(schedule: &&'static dyn Schedule) -> bool {
+    let timetable = schedule.timetable(&Shape::new(2, 4));
+    timetable.is_ok_and(|timetable| timetable.update == Update::Flush)
+}
+
+fn divisors(n: usize) -> impl Iterator<Item = usize> {
+    (1..=n).filter(move |divisor| n.is_multiple_of(*divisor))
+}
+
+#[cfg(test)]
+mod tests;

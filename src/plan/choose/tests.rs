@@ -1,0 +1,179 @@
+use chimera_core::analyze::{Link, Network};
+
+use super::*;
+use crate::plan::Plan;
+use crate::run::outside::OnDisk;
+use crate::settings::Layers;
+
+const PLENTY: f64 = 1e15;
+const PATIENT: Effort<'static> = Effort { time_limit: Duration::MAX, observe: &|_, _| () };
+
+fn small(options: &str) -> Layers {
+    Layers::parse(&format!("--layers 6 --hidden 32 --heads 2 --context 16 {options}")).unwrap()
+}
+
+fn cluster(n_ranks: usize, memory: f64) -> Cluster {
+    let free = Link::default();
+    let network = Network { width: 1, ranks_per_node: n_ranks, inside: free, between: free };
+    Cluster { n_ranks, memory, flops: 1e9, network }
+}
+
+fn chosen(layers: &Layers, batch: usize, cluster: &Cluster) -> Choice {
+    choose(&layers.resolve(&OnDisk).unwrap(), batch, cluster, 10, &PATIENT).unwrap()
+}
+
+fn shape(candidate: &Candidate) -> (usize, usize, usize) {
+    let Config { width, depth, micro_batch_size, .. } = candidate.config;
+    (width, depth, micro_batch_size)
+}
+
+#[test]
+fn one_rank_trains_alone_for_as_long_as_its_products_take() {
+    let best = &chosen(&small(""), 12, &cluster(1, PLENTY)).candidates[0];
+    assert_eq!(shape(best), (1, 1, 12));
+    let model = best.config.model();
+    let whole = chimera_core::model::Cut::whole(&model);
+    let flops = 3.0 * 12.0 * model.forward_flops(&whole, model.context);
+    assert!((best.step_s - flops / 1e9).abs() < 1e-9 * best.step_s);
+    assert_eq!((best.bubble_ratio, best.recompute()), (0.0, "none"));
+}
+
+#[test]
+fn with_a_free_network_and_memory_for_all_groups_have_no_pipeline() {
+    assert_eq!(shape(&chosen(&small(""), 16, &cluster(4, PLENTY)).candidates[0]), (4, 1, 4));
+}
+
+/// Gradients of all weights on a slow network take longer than the bubbles of a pipeline.
+#[test]
+fn a_slow_network_asks_for_a_pipeline() {
+    let mut cluster = cluster(4, PLENTY);
+    cluster.network.inside = Link { alpha: 0.0, beta: 1e-6 };
+    let best = &chosen(&small(""), 16, &cluster).candidates[0];
+    assert!(best.config.depth > 1, "{best:?}");
+}
+
+#[test]
+fn nothing_needs_more_than_there_is() {
+    let all = chosen(&small(""), 16, &cluster(4, PLENTY));
+    let totals = || all.candidates.iter().map(|candidate| candidate.need.total());
+    let memory = totals().fold(f64::INFINITY, f64::min) * 1.3;
+    let some = chosen(&small(""), 16, &cluster(4, memory));
+    assert!(some.candidates.iter().all(|candidate| candidate.need.total() <= memory));
+    assert!(some.candidates.iter().all(|candidate| candidate.config.depth > 1));
+    assert!(some.n_too_large > 0 && !some.candidates.is_empty());
+    let none = chosen(&small(""), 16, &cluster(4, 1e3));
+    assert!(none.candidates.is_empty());
+    let (_, need) = none.leanest.unwrap();
+    // With less memory the optimizer is shared out.
+    assert!(need.total() <= totals().fold(f64::INFINITY, f64::min));
+}
+
+/// What is shared out is what fits in no other way.
+#[test]
+fn the_optimizer_is_shared_out_where_it_has_to_be() {
+    let way = |memory| chosen(&small("--width 4 --recompute full"), 4, &cluster(4, memory));
+    let whole = &way(PLENTY).candidates[0];
+    assert!(!whole.config.shard_optimizer);
+    let shared = &way(whole.need.total() - 1.0).candidates[0];
+    assert!(shared.config.shard_optimizer && shared.need.total() < whole.need.total());
+    assert_eq!(shared.step_s, whole.step_s);
+}
+
+/// What was known before steps were foreseen: to simulate all is the measure.
+#[test]
+fn foreseeing_changes_no_choice() {
+    let mut slow = cluster(4, PLENTY);
+    slow.network = Network {
+        ranks_per_node: 2,
+        inside: Link { alpha: 1e-6, beta: 1e-9 },
+        between: Link { alpha: 1e-5, beta: 2e-8 },
+        ..slow.network
+    };
+    let (config, mut n_foreseen) = (small("").resolve(&OnDisk).unwrap(), 0);
+    let simulated = |batch: usize, cluster: &Cluster| {
+        let watched = Watched::begin(&PATIENT);
+        first_choice(&config, batch, cluster, &watched, || Family::simulated(cluster, true))
+            .unwrap()
+    };
+    // With plenty, and with hardly more than the leanest needs.
+    for (batch, is_scarce) in [(256, false), (256, true), (360, false), (512, true)] {
+        let totals = simulated(batch, &slow).candidates.into_iter().map(|c| c.need.total());
+        let least = totals.fold(f64::INFINITY, f64::min);
+        let memory = if is_scarce { least * 1.3 } else { PLENTY };
+        let cluster = Cluster { memory, ..slow };
+        let (all, choice) =
+            (simulated(batch, &cluster), choose(&config, batch, &cluster, 10, &PATIENT).unwrap());
+        assert!(choice.candidates.len() >= 10, "{batch} {memory}");
+        assert_eq!(all.candidates[..10], choice.candidates[..10], "{batch} {memory}");
+        let counts = |choice: &Choice| (choice.candidates.len(), choice.n_too_large);
+        assert_eq!(counts(&all), counts(&choice), "{batch} {memory}");
+        n_foreseen += choice.candidates.iter().filter(|c| !c.is_simulated).count();
+    }
+    assert!(n_foreseen > 10, "{n_foreseen}");
+}
+
+#[test]
+fn the_longest_steps_are_foreseen() {
+    let layers = small("--depth 2 --schedule 1f1b --micro-batch-size 1");
+    let step = |batch: usize| {
+        let choice = chosen(&layers, batch, &cluster(2, PLENTY));
+        (choice.candidates[0].is_simulated, choice.candidates[0].step_s)
+    };
+    let ((is_simulated, short), (is_long_simulated, long)) = (step(1 << 14), step(1 << 17));
+    assert!(is_simulated && !is_long_simulated);
+    assert!((long / short / 8.0 - 1.0).abs() < 1e-3, "{short} {long}");
+}
+
+#[test]
+fn what_was_said_stays() {
+    let layers = small("--depth 2 --schedule chimera --micro-batch-size 2 --recompute selective");
+    let choice = chosen(&layers, 16, &cluster(4, PLENTY));
+    // Direct, doubling and halving.
+    assert_eq!(choice.candidates.len(), 3);
+    for candidate in &choice.candidates {
+        let is_chimera = candidate.config.schedule.to_string() == "chimera";
+        assert!(is_chimera && candidate.recompute() == "selective", "{candidate:?}");
+        assert_eq!(shape(candidate), (2, 2, 2));
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let refusal = |options: &str, ranks: usize, batch: usize| {
+        let config = small(options).resolve(&OnDisk).unwrap();
+        let refusal = choose(&config, batch, &cluster(ranks, PLENTY), 10, &PATIENT);
+        format!("{:#}", refusal.err().unwrap())
+    };
+    assert!(refusal("", 7, 8).contains("no way to train a model of 6 layers"));
+    for (schedule, hint) in [("auto", "leave it out"), ("pipedream", "has no flush")] {
+        let refusal = refusal(&format!("--schedule {schedule} --depth 2 --tied false"), 4, 16);
+        assert!(refusal.contains(hint), "{refusal}");
+    }
+    assert!(refusal("--min-lr 1 --lr 0.5", 4, 16).contains("min-lr 1 is above"));
+}
+
+/// Every way can be said as options, and means the same then.
+#[test]
+fn options_lead_to_the_way_that_they_stand_for() {
+    let small = small("");
+    let memory = chosen(&small, 16, &cluster(4, PLENTY)).candidates[0].need.total();
+    let choice = chosen(&small, 16, &cluster(4, memory * 0.5));
+    assert!(choice.candidates.iter().any(|candidate| candidate.config.shard_optimizer));
+    for candidate in &choice.candidates {
+        let settings = candidate.settings(&small.settings);
+        let config = Layers { config: None, settings }.resolve(&OnDisk).unwrap();
+        let plan = Plan::make(config).unwrap();
+        let devices = candidate.config.width * candidate.config.depth;
+        assert_eq!(devices, 4);
+        assert!(plan.need().total() <= 4.0 * candidate.need.total() * 1.0001);
+    }
+}
+
+#[test]
+fn without_time_nothing_is_chosen_and_said_so() {
+    let effort = Effort { time_limit: Duration::ZERO, ..PATIENT };
+    let refusal =
+        choose(&small("").resolve(&OnDisk).unwrap(), 16, &cluster(4, PLENTY), 10, &effort);
+    let refusal = refusal.err().unwrap().to_string();
+    assert!(refusal.contains("choose a larger --search-time"), "{refusal}");
+}

@@ -1,0 +1,275 @@
+//! What a long step takes, as shorter ones of its schedule tell.
+//!
+//! Once a pipeline is full, a further round of micro-batches takes as long as the one before, and as much more memory. So
+//! of a step with very many micro-batches only a few rounds are proven and simulated: where three steps, each a round
+//! longer than the one before, grow evenly in time and in every worker's bytes, longer ones go on like that. No schedule
+//! promises it, and those that are a rule of preference stray by some hundredths of the time: the tests say by how many at
+//! most. So what counts is simulated as a whole in the end. Of a step whose time does not grow evenly no more is foreseen
+//! than that a further round takes its busiest worker's time; one whose memory does not is simulated at once.
+
+use std::rc::Rc;
+
+use anyhow::{Result, ensure};
+use chimera_core::analyze::{Network, NetworkCosts, simulate};
+use chimera_core::costs::{Costs, StageCosts, UniformCosts};
+use chimera_core::ids::{PipeId, StageId};
+use chimera_core::model::cut;
+use chimera_core::stage::Param;
+use chimera_core::timetable::Timetable;
+use chimera_core::update::Update;
+
+use super::candidate::{Candidate, Cluster, Outcome, no_flush};
+use super::need::{Need, Peaks, needs_at};
+use super::{Plan, can_be_cut, costs_by_flops, timetable};
+use crate::device::Device;
+use crate::settings::Config;
+use crate::settings::schedules::Named;
+
+/// The most cells of a timetable of forwards that are simulated: to prove longer ones takes too long for a choice.
+pub(super) const MOST_SIMULATED: usize = 1 << 15;
+
+/// The most forwards of a step that is foreseen: there are schedules that refuse more.
+const MOST_FORWARDS: usize = 1 << 21;
+
+/// Rounds of the longest step that others are foreseen from; those that have fewer are simulated as a whole.
+const MOST_ROUNDS: usize = 4;
+
+/// Of an element of a gradient, whatever activations are made of.
+const GRADIENT_BYTES: f64 = 4.0;
+
+/// Ways that differ in micro-batches and recomputation alone: they share timetables and programs.
+pub(super) struct Family<'c> {
+    cluster: &'c Cluster,
+    is_sharing_free: bool,
+    foresees: bool,
+    /// Once a timetable was made: they are the same number in all.
+    n_stages: Option<usize>,
+    timetables: Vec<(usize, Timetable)>,
+    plans: Vec<Rc<Plan>>,
+}
+
+/// What a step takes in time.
+struct Taken {
+    makespan: f64,
+    agree: f64,
+    /// By worker.
+    busy: Vec<f64>,
+}
+
+impl<'c> Family<'c> {
+    /// A family whose long steps are foreseen. The optimizer is shared out only where it has to be, unless a way says so
+    /// or `is_sharing_free` does not: owners of tensors take their time, which is not simulated.
+    pub(super) fn new(cluster: &'c Cluster, is_sharing_free: bool) -> Family<'c> {
+        let (timetables, plans) = (Vec::new(), Vec::new());
+        Family { cluster, is_sharing_free, foresees: true, n_stages: None, timetables, plans }
+    }
+
+    /// One whose steps are all simulated.
+    pub(super) fn simulated(cluster: &'c Cluster, is_sharing_free: bool) -> Family<'c> {
+        Family { foresees: false, ..Family::new(cluster, is_sharing_free) }
+    }
+
+    /// Proves a way, or shorter ones of its kind, foresees its memory, and if that is there its time.
+    pub(super) fn outcome(&mut self, way: Config) -> Result<Outcome> {
+        if self.foresees
+            && let Some(foreseen) = self.foreseen(&way)?
+        {
+            return Ok(foreseen);
+        }
+        let (n, depth) = (way.micro_batches, way.depth);
+        ensure!(
+            n * depth <= MOST_SIMULATED,
+            "schedule {} has no even steps from which {n} micro-batches of depth {depth} could be foreseen: choose at \
+             most {}",
+            way.schedule,
+            MOST_SIMULATED / depth
+        );
+        let plan = self.plan(&way, n)?;
+        let peaks = Peaks::of(&way, &plan.memory, &plan.program);
+        let (way, need) = self.need(way, &plan, &peaks);
+        if need.total() > self.cluster.memory {
+            return Ok(Outcome::TooLarge(way, need));
+        }
+        let taken = taken(&plan, &way, self.cluster);
+        Ok(Outcome::Fits(candidate(way, need, &taken, true)))
+    }
+
+    /// What shorter steps tell of a way, if it is long and they tell enough.
+    fn foreseen(&mut self, way: &Config) -> Result<Option<Outcome>> {
+        let n = way.micro_batches;
+        let Some(round) = round(way).filter(|round| n / round >= MOST_ROUNDS) else {
+            return Ok(None);
+        };
+        let (mut plans, mut peaks) = (Vec::<Rc<Plan>>::new(), Vec::<Peaks>::new());
+        let mut last = None;
+        for rounds in 1..=MOST_ROUNDS {
+            // Some schedules do not have the shortest.
+            let Ok(plan) = self.plan(way, n % round + rounds * round) else { continue };
+            if plan.cuts.len() * n > MOST_FORWARDS {
+                return Ok(None);
+            }
+            peaks.push(Peaks::of(way, &plan.memory, &plan.program));
+            plans.push(plan);
+            let ([.., a, b, c], [.., first, second, third]) = (&peaks[..], &plans[..]) else {
+                continue;
+            };
+            if !are_even([&a.kept, &b.kept, &c.kept]) || !are_even([&a.used, &b.used, &c.used]) {
+                continue;
+            }
+            let more = (n - third.config.micro_batches) as f64 / round as f64;
+            let (way, need) = self.need(way.clone(), third, &further(b, c, more));
+            if need.total() > self.cluster.memory {
+                return Ok(Some(Outcome::TooLarge(way, need)));
+            }
+            let [a, b, c] = [first, second, third].map(|plan| taken(plan, &way, self.cluster));
+            let is_even = are_even([&[a.makespan], &[b.makespan], &[c.makespan]]);
+            let busy = further_by(&b.busy, &c.busy, more);
+            let by_round = busy.iter().zip(&c.busy).map(|(far, near)| far - near);
+            let makespan = match is_even {
+                true => c.makespan + more * (c.makespan - b.makespan),
+                false => c.makespan + by_round.fold(0.0, f64::max),
+            };
+            let candidate = candidate(way, need, &Taken { makespan, busy, ..c }, false);
+            if is_even {
+                return Ok(Some(Outcome::Fits(candidate)));
+            }
+            last = Some(candidate);
+        }
+        // What strays is shown to nobody before it is simulated.
+        Ok(last.filter(|_| n * way.depth <= MOST_SIMULATED).map(Outcome::Fits))
+    }
+
+    /// That of a way with `n` micro-batches.
+    fn plan(&mut self, way: &Config, n: usize) -> Result<Rc<Plan>> {
+        let is_its =
+            |p: &&Rc<Plan>| p.config.micro_batches == n && p.config.recompute == way.recompute;
+        if let Some(plan) = self.plans.iter().find(is_its) {
+            can_be_cut(way, plan.program.units_per_micro())?;
+            return Ok(Rc::clone(plan));
+        }
+        let mut config = way.clone();
+        config.micro_batches = n;
+        let timetable = self.timetable(&config)?;
+        let plan = Rc::new(Plan::elsewhere(config, timetable)?);
+        let Config { depth, width, schedule, .. } = way;
+        ensure!(plan.program.window().update() == Update::Flush, no_flush(schedule));
+        let network = Network { width: *width, ..self.cluster.network };
+        ensure!(
+            network.fits(*depth),
+            "groups of {depth} workers would lie on nodes of {} ranks in different ways: choose a divisor or a multiple of \
+             {depth}",
+            network.ranks_per_node
+        );
+        if is_short(way, n) {
+            self.plans.push(Rc::clone(&plan));
+        }
+        Ok(plan)
+    }
+
+    /// That of a way, before it recomputes. Of the long ones the last is kept.
+    fn timetable(&mut self, way: &Config) -> Result<Timetable> {
+        let n = way.micro_batches;
+        if let Some((_, timetable)) = self.timetables.iter().find(|(known, _)| *known == n) {
+            return Ok(timetable.clone());
+        }
+        if let Some(n_stages) = self.n_stages {
+            // Refused at once, since the longest timetables take seconds.
+            cut(&way.model(), n_stages)?;
+        }
+        let timetable = timetable(way)?;
+        self.n_stages = Some(timetable.placement.n_stages());
+        self.timetables.retain(|(n, _)| is_short(way, *n));
+        self.timetables.push((n, timetable.clone()));
+        Ok(timetable)
+    }
+
+    /// What the hungriest rank needs where workers come to these peaks, with a shared-out optimizer if it has to be.
+    fn need(&self, mut way: Config, plan: &Plan, peaks: &Peaks) -> (Config, Need) {
+        let Plan { model, cuts, memory, program, .. } = plan;
+        let needs =
+            |way: &Config| hungriest(plan, &needs_at(way, model, cuts, memory, program, peaks));
+        let mut need = needs(&way);
+        if need.total() > self.cluster.memory && self.is_sharing_free && !way.shard_optimizer {
+            way.shard_optimizer = true;
+            need = needs(&way);
+        }
+        (way, need)
+    }
+}
+
+/// Micro-batches of a round: so many that every schedule has any whole number of rounds more if it has some, and that all
+/// which are on their way at once are not many more. `None` where steps cannot be longer or shorter.
+fn round(way: &Config) -> Option<usize> {
+    let Config { depth, in_turn, in_flight, memory_cap, schedule, .. } = way;
+    let is_free = !matches!(schedule, Named::File(_)) && memory_cap.is_none();
+    let flown = (in_flight.unwrap_or(1) as usize).div_ceil(*depth).max(1);
+    is_free.then(|| 2 * depth * (*in_turn).max(1) as usize * flown)
+}
+
+/// Whether `n` micro-batches are so few that others of the way's family can be foreseen from them.
+fn is_short(way: &Config, n: usize) -> bool {
+    round(way).is_some_and(|round| n / round <= MOST_ROUNDS)
+}
+
+/// Whether from each to the next they grow by the same, up to rounding.
+fn are_even([a, b, c]: [&[f64]; 3]) -> bool {
+    let is_even = |((a, b), c): ((&f64, &f64), &f64)| ((c - b) - (b - a)).abs() <= 1e-9 * c.abs();
+    a.iter().zip(b).zip(c).all(is_even)
+}
+
+/// Where `more` further steps lead, each like that from `a` to `b`.
+fn further(a: &Peaks, b: &Peaks, more: f64) -> Peaks {
+    Peaks { kept: further_by(&a.kept, &b.kept, more), used: further_by(&a.used, &b.used, more) }
+}
+
+fn further_by(a: &[f64], b: &[f64], more: f64) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| b + more * (b - a)).collect()
+}
+
+fn candidate(config: Config, need: Need, taken: &Taken, is_simulated: bool) -> Candidate {
+    let Taken { makespan, agree, busy } = taken;
+    let total = makespan * busy.len() as f64;
+    let idle = 1.0 - busy.iter().sum::<f64>() / total;
+    let bubble_ratio = if total > 0.0 { idle } else { 0.0 };
+    Candidate { config, need, step_s: makespan + agree, bubble_ratio, is_simulated }
+}
+
+/// That of the rank that needs most. Checkpoints are written from the host's memory, which is no GPU's.
+fn hungriest(plan: &Plan, needs: &[Need]) -> Need {
+    let on_device = |(need, device): (&Need, &Device)| match device {
+        Device::Cpu => *need,
+        _ => Need { copy: 0.0, ..*need },
+    };
+    let needs = needs.iter().zip(&plan.devices).map(on_device);
+    needs.max_by(|a, b| a.total().total_cmp(&b.total())).unwrap_or_default()
+}
+
+/// By simulation of a plan, with the micro-batches of a way.
+fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Taken {
+    let Plan { model, cuts, memory, program, .. } = plan;
+    let is_selective = |stage: StageId| {
+        let mut pipes = (0..program.placement().n_pipes() as u16).map(PipeId);
+        pipes.any(|pipe| program.rules().is_selective(pipe, stage))
+    };
+    let size = way.micro_batch_size as f64;
+    let units = program.units_per_micro();
+    let stages = costs_by_flops(model, way.context, cuts, cluster.flops / size, is_selective);
+    let compute = stages.into_iter().map(|stage: UniformCosts| stage.per_units(units)).collect();
+    let activations: Vec<f64> = memory.iter().map(|stage| stage.sample.output * size).collect();
+    let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();
+    let gradients = |params: &Vec<Param>, tied: bool| -> Vec<f64> {
+        let tensors = params.iter().filter(|param| param.tied == tied);
+        tensors.map(|param| param.n_elements() as f64 * GRADIENT_BYTES).collect()
+    };
+    let own: Vec<Vec<f64>> = params.iter().map(|params| gradients(params, false)).collect();
+    let tied = params.first().map_or(Vec::new(), |first| gradients(first, true));
+    let (compute, placement) = (StageCosts::new(compute), program.placement());
+    let network = Network { width: way.width, ..cluster.network };
+    let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations)
+        .with_sums(program, &own, &tied);
+    let timeline = simulate(program, &costs);
+    Taken { makespan: timeline.makespan(), agree: costs.agree(), busy: timeline.busy() }
+}
+
+#[cfg(test)]
+mod tests;

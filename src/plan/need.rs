@@ -1,0 +1,229 @@
+//! The memory that each worker of a run needs.
+
+use std::fmt;
+use std::ops::Add;
+
+use chimera_core::analyze::{peak_bytes, peak_working_bytes};
+use chimera_core::costs::StageBytes;
+use chimera_core::engine::owned_elements;
+use chimera_core::ids::{BucketId, StageId, WorkerId};
+use chimera_core::model::{Cut, Memory, ModelConfig, memory};
+use chimera_core::notation::size;
+use chimera_core::program::Program;
+use chimera_core::stage::Param;
+
+use crate::settings::Config;
+
+/// What a run or a part of its workers needs, in bytes.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Need {
+    /// Weights in all their versions, gradients and two moments, four bytes an element each; with bf16 also weights as
+    /// operands of products, two bytes an element.
+    pub state: f64,
+    /// Weights and two moments, from which a checkpoint is written while training goes on.
+    pub copy: f64,
+    /// What workers keep for backwards at once: residuals, inputs to recompute from, deferred weight work.
+    pub residuals: f64,
+    /// What is there beside them while the op that needs most runs: what its layers make, gradients among them, and
+    /// logits until their backward.
+    pub working: f64,
+}
+
+impl Need {
+    /// That of a part of all workers.
+    pub(crate) fn times(self, part: f64) -> Need {
+        let Need { state, copy, residuals, working } = self;
+        Need {
+            state: state * part,
+            copy: copy * part,
+            residuals: residuals * part,
+            working: working * part,
+        }
+    }
+
+    /// All of it.
+    pub fn total(&self) -> f64 {
+        self.state + self.copy + self.residuals + self.working
+    }
+}
+
+impl Add for Need {
+    type Output = Need;
+
+    fn add(self, other: Need) -> Need {
+        Need {
+            state: self.state + other.state,
+            copy: self.copy + other.copy,
+            residuals: self.residuals + other.residuals,
+            working: self.working + other.working,
+        }
+    }
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} for weights, gradients and moments", size(self.state))?;
+        if self.copy > 0.0 {
+            write!(f, ", {} for the copy that checkpoints are written from", size(self.copy))?;
+        }
+        write!(
+            f,
+            ", {} for residuals and {} for logits and gradients of the op that runs",
+            size(self.residuals),
+            size(self.working)
+        )
+    }
+}
+
+/// By worker: the most bytes at once, whatever the weights.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Peaks {
+    /// Of what is kept for backwards.
+    pub(super) kept: Vec<f64>,
+    /// Of that and what an op uses while it runs.
+    pub(super) used: Vec<f64>,
+}
+
+impl Peaks {
+    /// Those of a program.
+    pub(super) fn of(config: &Config, memory: &[Memory], program: &Program) -> Peaks {
+        let units = program.units_per_micro() as usize;
+        let samples = (config.micro_batch_size / units) as f64;
+        let by_sample: Vec<StageBytes> = memory.iter().map(|stage| stage.sample).collect();
+        Peaks {
+            kept: peak_bytes(program, &by_sample, samples),
+            used: peak_working_bytes(program, &by_sample, samples),
+        }
+    }
+}
+
+/// What each worker of a group needs.
+pub(super) fn needs(
+    config: &Config,
+    model: &ModelConfig,
+    cuts: &[Cut],
+    memory: &[Memory],
+    program: &Program,
+) -> Vec<Need> {
+    needs_at(config, model, cuts, memory, program, &Peaks::of(config, memory, program))
+}
+
+/// The same where workers come to these peaks; what is the run's alone is shared out among them. Of the program no more
+/// is read than who holds what.
+pub(super) fn needs_at(
+    config: &Config,
+    model: &ModelConfig,
+    cuts: &[Cut],
+    memory: &[Memory],
+    program: &Program,
+    peaks: &Peaks,
+) -> Vec<Need> {
+    let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();
+    let n_workers = program.rows().len();
+    let mut moments = vec![0.0; n_workers];
+    if config.shard_optimizer {
+        let owned = owned_elements(program, config.width, &params);
+        for (rank, elements) in owned.into_iter().enumerate() {
+            moments[rank % n_workers] += elements as f64 * 8.0 / config.width as f64;
+        }
+    }
+    let sums = sums(config, program, &params);
+    let width = config.width as f64;
+    let n_params = model.n_params() as f64;
+    let copy = if config.save_every > 0 { n_params * 12.0 } else { 0.0 };
+    let share = 1.0 / (n_workers as f64 * width);
+    let need = |(w, (residuals, used)): (usize, (f64, f64))| {
+        let worker = WorkerId(w as u16);
+        let versions = f64::from(program.weight_versions()[w]);
+        let copies = versions + if config.shard_optimizer { 1.0 } else { 3.0 };
+        let stages = program.placement().stages_of(worker);
+        let held = |s: &StageId| params[s.index()].iter().map(Param::n_elements).sum::<usize>();
+        let operands = |s: &StageId| memory[s.index()].operands * versions;
+        let state = stages.iter().map(|s| held(s) as f64 * copies * 4.0 + operands(s)).sum::<f64>();
+        let working = used.max(sums[w]) - residuals;
+        Need { state: state + moments[w], copy: copy * share, residuals, working }
+    };
+    let Peaks { kept, used } = peaks;
+    kept.iter().copied().zip(used.iter().copied()).enumerate().map(need).collect()
+}
+
+/// By worker: the bytes that sums of gradients take beside the gradients, when residuals are gone.
+fn sums(config: &Config, program: &Program, params: &[Vec<Param>]) -> Vec<f64> {
+    let mut sums = vec![0.0; program.rows().len()];
+    for (number, bucket) in (0..).map(BucketId).zip(program.buckets_of_update()) {
+        let n_replicas = program.replicas(config.width, number).len();
+        let Some(stage) = bucket.stages.first().filter(|_| n_replicas > 1) else { continue };
+        let is_its = |param: &&Param| param.tied == (bucket.stages.len() > 1);
+        let tensors = params[stage.index()].iter().filter(is_its);
+        let bytes = tensors.map(|param| param.n_elements() as f64 * 4.0).sum::<f64>();
+        // Where the optimizer is shared out, so are the sums.
+        let part = if config.shard_optimizer { bytes / n_replicas as f64 } else { bytes };
+        bucket.members.iter().for_each(|worker| sums[worker.index()] += part);
+    }
+    sums
+}
+
+/// What every stage takes where activations have the size that the precision asks for.
+pub(super) fn memory_of(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<Memory> {
+    let (drops, bytes) = (config.dropout > 0.0, config.precision.activation_bytes());
+    let of = |cut| memory(model, cut, config.context, drops, bytes);
+    // A sample as long as the context is one that every model has.
+    cuts.iter().map(|cut| of(cut).unwrap_or_default()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use chimera_core::model::cut;
+
+    use super::*;
+    use crate::run::Run;
+    use crate::run::outside::OnDisk;
+    use crate::settings::Layers;
+
+    /// What is foreseen is what the engine then measures, to the byte.
+    #[test]
+    fn the_need_is_what_a_run_takes() {
+        for (model, schedule) in [
+            ("gpt2", "gpipe"),
+            ("gpt2", "dapple"),
+            ("gpt2", "interleaved"),
+            ("gpt2", "zb-h1"),
+            ("gpt2", "dualpipe"),
+            ("gpt2", "chimera"),
+            ("bert", "dapple"),
+            ("bert", "chimera"),
+        ] {
+            let shard_optimizer = ["dapple", "dualpipe", "chimera"].contains(&schedule);
+            for recompute in ["none", "selective", "full"] {
+                for (split_backward, scaling) in [(false, "doubling"), (true, "halving")] {
+                    let (width, is_sharded) =
+                        (1 + usize::from(shard_optimizer), shard_optimizer && split_backward);
+                    let layers = Layers::parse(&format!(
+                        "--model {model} --schedule {schedule} --scaling {scaling} --recompute {recompute} \
+                         --split-backward {split_backward} --shard-optimizer {is_sharded} --width {width} \
+                         --tied {} --depth 2 --layers 5 --hidden 8 --heads 2 --context 12 --steps 1 --threads 1",
+                        recompute == "full"
+                    ));
+                    let config = layers.unwrap().resolve(&OnDisk).unwrap();
+                    let run = Run::prepare(config).unwrap();
+                    let mut bytes = 0;
+                    let observe = |report: &chimera_core::engine::StepReport| {
+                        bytes = report.bytes();
+                        Ok(())
+                    };
+                    run.train(&AtomicBool::new(false), observe).unwrap();
+                    let n_stages = run.program().placement().n_stages();
+                    let cuts = cut(run.model(), n_stages).unwrap();
+                    let memory = memory_of(run.config(), run.model(), &cuts);
+                    let needs = needs(run.config(), run.model(), &cuts, &memory, run.program());
+                    let width = run.config().width as f64;
+                    let need = needs.into_iter().fold(Need::default(), Need::add).times(width);
+                    let case = format!("{model} {schedule} {recompute} {split_backward}");
+                    assert_eq!((need.state + need.residuals).round() as u64, bytes, "{case}");
+                }
+            }
+        }
+    }
+}

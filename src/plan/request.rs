@@ -1,0 +1,40 @@
+//! From settings to what is asked for: a schedule, the timetable in a file, or a search.
+
+use anyhow::{Result, ensure};
+use chimera_core::interchange::ReadError;
+use chimera_core::request::{Request, Source};
+use chimera_core::schedule::find;
+
+use crate::formats::timetable::read;
+use crate::settings::Config;
+use crate::settings::schedules::{ALONE, Named};
+
+/// What settings ask for. A timetable in a file is read.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn request(config: &Config) -> Result<Request<'static>, ReadError> {
+    let source = match &config.schedule {
+        Named::Schedule(schedule) => Source::Schedule(*schedule),
+        Named::File(path) => Source::Timetable(read(path)?),
+        Named::Auto => Source::Search(config.placement, config.search()),
+    };
+    Ok(Request { source, shape: config.shape(), passes: config.passes() })
+}
+
+/// What the settings ask for, of a window of so many steps if it is asynchronous.
+pub(super) fn request_of_window(config: &Config, window: u32) -> Result<Request<'static>> {
+    let mut request = request(config)?;
+    request.shape.window = window;
+    if let Source::Timetable(timetable) = &request.source {
+        let counts = (timetable.rows.len(), timetable.micro_batches_per_step() as usize);
+        ensure!(
+            counts == (config.depth, config.micro_batches),
+            "{} was changed while it was read",
+            config.schedule
+        );
+    } else if config.depth == 1 {
+        request.source = Source::Schedule(find(ALONE)?);
+    }
+    Ok(request)
+}

@@ -1,0 +1,48 @@
+//! Refusing a run that cannot fit into memory before it starts to fill it.
+
+use std::ops::Add;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use chimera_core::lower::Recompute;
+use chimera_core::notation::size;
+
+use super::free::free_memory;
+use crate::device::{Device, Devices};
+use crate::plan::{Need, Plan};
+use crate::settings::Config;
+
+/// Refuses a run that needs more than the memory that is free, with this part of its ranks on this host.
+pub(super) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
+    let (config, workers) = (&plan.config, plan.needs.iter().zip(&plan.devices));
+    let on_host = workers.map(|(need, device)| match device {
+        Device::Cpu => *need,
+        _ => Need { copy: need.copy, ..Need::default() },
+    });
+    let need = on_host.fold(Need::default(), Need::add).times(config.width as f64 * here);
+    if let Some(free) = free_memory(Path::new("/")) {
+        let limit =
+            if free.by_limit { " within the memory limit of its control group" } else { "" };
+        refuse(config, &need, free.bytes, limit, "this host")?;
+    }
+    for (device, ranks) in devices.shared() {
+        let of = |rank: &usize| plan.needs[rank % plan.needs.len()];
+        let need = ranks.iter().map(of).fold(Need::default(), Need::add);
+        if let Some(free) = device.free_bytes() {
+            let need = Need { copy: 0.0, ..need }; // checkpoints are written from the host's memory
+            refuse(config, &need, free as f64, "", &device.name())?;
+        }
+    }
+    Ok(())
+}
+
+fn refuse(config: &Config, need: &Need, free: f64, limit: &str, place: &str) -> Result<()> {
+    ensure!(
+        need.total() <= free,
+        "the run needs {need} on {place}, but {} are free{limit}: choose {}fewer layers, a smaller preset or \
+         width, fewer pipes, or a smaller micro-batch-size",
+        size(free),
+        if config.recompute == Recompute::None { "recompute full, " } else { "" },
+    );
+    Ok(())
+}

@@ -1,0 +1,407 @@
+//! The folder of a run: settings, metrics, and what went wrong.
+
+use std::fs::{
+    File, OpenOptions, create_dir, create_dir_all, read_dir, remove_dir, remove_file, rename,
+};
+use std::io::{BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use chimera_core::fault::Fault;
+use chimera_core::ids::Rank;
+use serde_json::json;
+
+use super::lock::Lock;
+use super::resume::conflicts;
+use crate::formats::checkpoint::{AUTO, Checkpoint, Entry, Open, Store};
+use crate::formats::files::disk::part_of;
+use crate::formats::files::{self, io_fault, prepare_dir, replace, text_regular};
+use crate::observe::{EventFile, Metrics, history};
+use crate::settings::Config;
+
+/// Longer settings are not those of a run.
+const MAX_SETTINGS: u64 = 16 << 20;
+
+/// Where one run writes.
+pub struct Folder {
+    place: Place,
+    metrics: BufWriter<File>,
+    metrics_path: PathBuf,
+    events: Option<EventFile>,
+}
+
+/// The folder of a run that is about to begin, which nobody else can write into.
+pub struct Place {
+    path: PathBuf,
+    is_fresh: bool,
+    /// There until the place is given up.
+    lock: Option<Lock>,
+}
+
+impl Drop for Place {
+    /// A fresh folder in which nothing was begun goes.
+    fn drop(&mut self) {
+        drop(self.lock.take());
+        if self.is_fresh {
+            let _ = remove_dir(&self.path); // which removes none that holds anything
+        }
+    }
+}
+
+impl Place {
+    /// Makes the folder that `config` names, or a fresh one under `runs/`, and locks it.
+    pub fn claim(config: &Config) -> Result<Place> {
+        let is_auto = config.resume.as_deref() == Some(AUTO);
+        ensure!(
+            !is_auto || config.out.is_some(),
+            "resume auto needs the folder of the run: name it with --out"
+        );
+        let path = match &config.out {
+            Some(out) => {
+                create_dir_all(out)
+                    .with_context(|| format!("cannot make folder {}", out.display()))?;
+                out.clone()
+            }
+            None => fresh(Path::new("runs"))?,
+        };
+        let lock = Some(Lock::take(&path)?);
+        Ok(Place { path, is_fresh: config.out.is_none(), lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The checkpoint that `config` wants to go on from; `None` if it wants none, or takes whatever is
+    /// there and none was ever finished. `tell` is told of those that cannot be used; `open` opens them.
+    pub fn checkpoint(
+        &self,
+        config: &Config,
+        tell: &dyn Fn(&str),
+        open: &mut Open<'_>,
+    ) -> Result<Option<Checkpoint>> {
+        let Some(resume) = &config.resume else { return Ok(None) };
+        if resume == AUTO {
+            return self.store().newest_by(tell, open);
+        }
+        let checkpoint = open(Path::new(resume))?;
+        let step = checkpoint.manifest().step;
+        let newest = self.store().entries()?.into_iter().rfind(|entry| entry.is_whole);
+        if let Some(newest) = newest.filter(|newest| newest.step > step) {
+            bail!(
+                "{} holds a newer checkpoint than {resume}, of step {}: choose another --out, or remove it",
+                self.path.display(),
+                newest.step
+            );
+        }
+        Ok(Some(checkpoint))
+    }
+
+    /// Where its checkpoints are.
+    pub fn store(&self) -> Store {
+        Store::of(&self.path)
+    }
+
+    fn is_held(&self) -> bool {
+        self.lock.as_ref().is_some_and(Lock::is_held)
+    }
+
+    /// Removes what ranks wrote of an earlier end of the run: why they failed, and what they did before it.
+    pub fn remove_errors(&self) -> Result<()> {
+        let place =
+            || format!("cannot remove the errors of an earlier run in {}", self.path.display());
+        remove_errors(&self.path).with_context(place)
+    }
+
+    /// Writes `config.toml` and begins the metrics; those of a run that is resumed, or that was to be but
+    /// has nothing to be resumed from, go on behind step `first`. `warn` is told of metrics that are lost.
+    pub fn begin(self, config: &Config, first: u64, warn: &dyn Fn(&str)) -> Result<Folder> {
+        let path = &self.path;
+        let shown = path.join("config.toml");
+        let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
+        let goes_on = shown.exists() && is_own(config, path);
+        let before = if goes_on { settings_in(&shown) } else { None };
+        if let Some(before) = before.as_ref().filter(|_| first == 0) {
+            let conflicts = conflicts(before, config);
+            ensure!(
+                conflicts.is_empty(),
+                "{} holds another run, without a checkpoint: choose another --out, or remove it\n  {}",
+                path.display(),
+                conflicts.join("\n  ")
+            );
+        }
+        let path_before = |key| before.as_ref().and_then(|before| before.get(key)?.as_str());
+        let traced_before =
+            goes_on && path_before("trace").map(Path::new) == config.trace.as_deref();
+        let had_metrics =
+            first > 0 && path_before("metrics").map(Path::new) == config.metrics.as_deref();
+        let open = || -> Result<_> {
+            if let Some(dir) = &config.save {
+                crate::formats::save::prepare(dir, config.resume.is_some())?;
+            }
+            if let Some(dir) = &config.log {
+                let place = || format!("cannot write a log into {}", dir.display());
+                prepare_dir(dir).with_context(place)?;
+            }
+            let events = config.tensorboard.as_deref().map(|dir| {
+                EventFile::create(dir, first)
+                    .with_context(|| format!("cannot write event files to {}", dir.display()))
+            });
+            let events = events.transpose()?;
+            let metrics = if goes_on {
+                Behind {
+                    path: &metrics_path,
+                    first,
+                    is_named: config.metrics.is_some(),
+                    had_metrics,
+                }
+                .open(warn)
+                .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
+            } else {
+                fresh_file(&metrics_path, config.metrics.as_ref().map_or("--out", |_| "--metrics"))?
+            };
+            if let Some(trace) = config.trace.as_deref().filter(|_| !traced_before) {
+                fresh_file(trace, "--trace").inspect_err(|_| {
+                    let _ = if goes_on { Ok(()) } else { remove_file(&metrics_path) };
+                })?;
+            }
+            Ok((metrics, events))
+        };
+        let is_fresh = config.resume.is_none() && !shown.exists();
+        let has_checkpoints = |entries: Vec<Entry>| entries.iter().any(|entry| entry.is_whole);
+        ensure!(
+            !is_fresh || !self.store().entries().is_ok_and(has_checkpoints),
+            "{} holds checkpoints: --resume auto goes on with them; or choose another --out, or remove them",
+            path.display()
+        );
+        let settings = config.to_toml();
+        let opened = if goes_on {
+            let written = files::write(&shown, settings.as_bytes());
+            written.map_err(|e| io_fault("settings", &shown, &e))?;
+            open()
+        } else {
+            let written = fresh_settings(&shown, &self.store())?.write_all(settings.as_bytes());
+            let written = written.map_err(|e| io_fault("settings", &shown, &e).into());
+            written.and_then(|()| open()).inspect_err(|_| {
+                let _ = remove_file(&shown); // it would mark the folder as taken
+            })
+        };
+        let (metrics, events) = opened?;
+        self.remove_errors()?;
+        Ok(Folder { place: self, metrics: BufWriter::new(metrics), metrics_path, events })
+    }
+}
+
+impl Folder {
+    /// The folder of a run that begins at its start.
+    pub fn create(config: &Config) -> Result<Folder> {
+        Place::claim(config)?.begin(config, 0, &|_| ())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.place.path
+    }
+
+    /// Adds a step to the metrics.
+    ///
+    /// # Errors
+    /// If that cannot be written, or the folder is no more the one that this run began in: what is saved next might
+    /// belong to another run.
+    pub fn record(&mut self, metrics: &Metrics) -> Result<()> {
+        self.check()?;
+        let text = serde_json::to_string(metrics)?;
+        let written = writeln!(self.metrics, "{text}").and_then(|()| self.metrics.flush());
+        written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?;
+        if let Some(events) = &mut self.events {
+            events.record(metrics).map_err(|e| io_fault("events", events.path(), &e))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the folder is still the one that this run began in.
+    fn check(&self) -> Result<()> {
+        let lost = || {
+            io_fault(
+                "into",
+                self.path(),
+                &"the folder was removed, moved or replaced while the run trained",
+            )
+        };
+        Ok(self.place.is_held().then_some(()).ok_or_else(lost)?)
+    }
+
+    /// Writes another file into the folder.
+    pub fn write(&self, name: &str, content: &str) -> Result<()> {
+        self.check()?;
+        let path = self.path().join(name);
+        Ok(files::write(&path, content.as_bytes()).map_err(|e| io_fault("file", &path, &e))?)
+    }
+
+    /// Writes `error.<rank>.json`, unless the folder is no more that of this run. On a full disk it takes the room
+    /// of the lock.
+    pub fn write_error(&self, fault: &Fault) -> Result<()> {
+        if !self.place.is_held() {
+            return Ok(());
+        }
+        let write = || write_error(self.path(), fault.rank, fault);
+        write().or_else(|_| {
+            self.place.lock.as_ref().map(Lock::free_room);
+            write()
+        })
+    }
+}
+
+/// Writes `error.<rank>.json` into the folder of a run: why this process, which is `rank`, ends. The cause may
+/// lie with another rank, which is then its peer.
+pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
+    let message = if fault.rank == rank { fault.message.clone() } else { fault.to_string() };
+    let peer = fault.peer.or_else(|| (fault.rank != rank).then_some(fault.rank));
+    let error = json!({
+        "rank": rank, "pid": std::process::id(), "code": fault.class.code(), "class": fault.class,
+        "step": fault.step, "op": fault.op, "peer": peer, "message": message,
+    });
+    let path = folder.join(format!("error.{}.json", rank.0));
+    // Who reads it while this rank is killed finds all of it or nothing. A disk that is slow must not hold it up.
+    let part = part_of(&path);
+    let write = || {
+        replace(&part)?.write_all(format!("{error:#}\n").as_bytes())?;
+        rename(&part, &path)
+    };
+    let written = write().inspect_err(|_| {
+        let _ = remove_file(&part); // the error that counts is the first
+    });
+    Ok(written.map_err(|e| io_fault("file", &path, &e))?)
+}
+
+/// A file of a run, in which an option puts it: one that is there belongs to another run, or to somebody else.
+fn fresh_file(path: &Path, option: &str) -> Result<File> {
+    let created = OpenOptions::new().write(true).create_new(true).open(path);
+    let is_device = || std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir());
+    match created {
+        Err(e) if e.kind() == ErrorKind::AlreadyExists && is_device() => {
+            OpenOptions::new().write(true).open(path)
+        }
+        opened => opened,
+    }
+    .map_err(|e| {
+        let taken = e.kind() == ErrorKind::AlreadyExists;
+        let hint = if taken {
+            format!(": is it of another run? choose another {option}")
+        } else {
+            String::new()
+        };
+        anyhow::Error::new(e).context(format!("cannot write {}{hint}", path.display()))
+    })
+}
+
+/// The file that marks a folder as a run's. Who wanted to go on with the one that is there is told how.
+fn fresh_settings(path: &Path, store: &Store) -> Result<File> {
+    let has_any = store.entries().is_ok_and(|entries| !entries.is_empty());
+    ensure!(
+        !(has_any && path.exists()),
+        "{} is a run with checkpoints: --resume auto goes on with it; or choose another --out",
+        path.parent().unwrap_or(path).display()
+    );
+    fresh_file(path, "--out")
+}
+
+/// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.
+fn is_own(config: &Config, folder: &Path) -> bool {
+    config.resume.as_deref().is_some_and(|resume| {
+        let whole = |path: &Path| path.canonicalize().ok();
+        let holder = Path::new(resume).parent().and_then(whole);
+        resume == AUTO || (holder.is_some() && holder == whole(Store::of(folder).folder()))
+    })
+}
+
+/// What a run's `config.toml` says, if it can be read.
+fn settings_in(path: &Path) -> Option<toml::Table> {
+    text_regular(path, MAX_SETTINGS).ok()??.parse().ok()
+}
+
+/// Metrics that are to go on behind a checkpoint.
+struct Behind<'b> {
+    path: &'b Path,
+    /// The step that comes next.
+    first: u64,
+    /// Whether a user named the file.
+    is_named: bool,
+    /// Whether the run wrote to this file before.
+    had_metrics: bool,
+}
+
+impl Behind<'_> {
+    /// Cuts the file to what is sound of the steps before, and opens it; `warn` is told of what is lost.
+    fn open(&self, warn: &dyn Fn(&str)) -> Result<File> {
+        let Behind { path, first, is_named, had_metrics } = *self;
+        let place = path.display();
+        match history::before(path, first, is_named)? {
+            None if had_metrics && !path.exists() => {
+                warn(&format!("{place} is missing: it begins anew at step {first}"))
+            }
+            None => {}
+            Some(kept) => {
+                ensure!(
+                    !kept.is_foreign(),
+                    "no line of it is metrics of a step: it is not of this run; remove it, or choose another --metrics"
+                );
+                kept.cut(path, is_named)?;
+                if kept.n_damaged > 0 {
+                    let n = kept.n_damaged;
+                    warn(&format!(
+                        "{place}: {n} line(s) that are no metrics of a step are dropped"
+                    ));
+                }
+                let missing = kept.missing(first);
+                if had_metrics && !missing.is_empty() {
+                    let (from, to) = (missing.start, missing.end - 1);
+                    warn(&format!("{place} lacks the metrics of steps {from} to {to}"));
+                }
+            }
+        }
+        Ok(history::open(path, is_named)?)
+    }
+}
+
+fn remove_errors(folder: &Path) -> std::io::Result<()> {
+    for entry in read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(is_of_a_failure) {
+            remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a file is `error.<rank>.json`.
+pub fn is_error(name: &str) -> bool {
+    is_of_a_rank(name, "error.", ".json")
+}
+
+/// Whether a file is an error's, also half written, or `ops.<rank>.jsonl`.
+fn is_of_a_failure(name: &str) -> bool {
+    is_error(name.strip_suffix(".part").unwrap_or(name)) || is_of_a_rank(name, "ops.", ".jsonl")
+}
+
+fn is_of_a_rank(name: &str, start: &str, end: &str) -> bool {
+    let rank = name.strip_prefix(start).and_then(|name| name.strip_suffix(end));
+    rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
+}
+
+/// The first folder `0001`, `0002`, … of `parent` that is not there yet.
+fn fresh(parent: &Path) -> Result<PathBuf> {
+    create_dir_all(parent).with_context(|| format!("cannot make folder {}", parent.display()))?;
+    for number in 1..100_000 {
+        let path = parent.join(format!("{number:04}"));
+        match create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) => {
+                return Err(e).with_context(|| format!("cannot make folder {}", path.display()));
+            }
+        }
+    }
+    bail!("{} is full: name a folder with --out", parent.display())
+}

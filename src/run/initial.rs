@@ -1,0 +1,61 @@
+//! The weights of a model that a run begins with. They stay on disk: each rank reads those of its stages.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use chimera_core::model::ModelConfig;
+use chimera_core::stage::Param;
+
+use crate::formats::checkpoint::bytes;
+use crate::formats::hf::Source;
+
+/// A model to begin with, all of which has been read once.
+pub(super) struct Initial {
+    dir: String,
+    source: Source,
+    /// BLAKE3 of the values, by name.
+    hashes: BTreeMap<String, blake3::Hash>,
+}
+
+impl Initial {
+    /// The model in `dir`, which must be of these sizes.
+    ///
+    /// # Errors
+    /// Whatever of it cannot be used.
+    pub(super) fn open(dir: &Path, model: &ModelConfig) -> Result<Initial> {
+        let source = Source::open(dir)?;
+        let dir = dir.display().to_string();
+        ensure!(source.config() == model, "{}", changed(&dir));
+        let hash = |param: &Param| {
+            let values = source.values(&param.name)?;
+            Ok((param.name.clone(), blake3::hash(&bytes(&values))))
+        };
+        let hashes = source.params().map(hash).collect::<Result<_>>()?;
+        Ok(Initial { dir, source, hashes })
+    }
+
+    /// BLAKE3 of all of it.
+    pub(super) fn hash(&self) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        for (name, hash) in &self.hashes {
+            hasher.update(name.as_bytes()).update(hash.as_bytes());
+        }
+        hasher.finalize()
+    }
+
+    /// The values of a parameter, row-major.
+    ///
+    /// # Errors
+    /// If they cannot be read any more, or are others by now.
+    pub(super) fn values(&self, param: &Param) -> Result<Vec<f32>> {
+        let values = self.source.values(&param.name)?;
+        let hash = blake3::hash(&bytes(&values));
+        ensure!(self.hashes.get(&param.name) == Some(&hash), "{}", changed(&self.dir));
+        Ok(values)
+    }
+}
+
+fn changed(dir: &str) -> String {
+    format!("{dir} was changed while it was read")
+}

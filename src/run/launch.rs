@@ -1,0 +1,158 @@
+//! Whether this process is alone, or one of those that a launcher such as mpirun started.
+
+use std::fmt;
+
+use anyhow::{Result, bail};
+
+use crate::settings::Transport;
+
+impl Transport {
+    /// Whether ranks are processes, and why.
+    ///
+    /// # Errors
+    /// If they are, and this build has no MPI, or no NCCL where that is wanted.
+    pub fn choose(self) -> Result<(bool, String)> {
+        if self == Transport::Nccl && !cfg!(feature = "nccl") {
+            bail!(
+                "this build has no NCCL: build with `--features nccl,mpi`, or choose another transport"
+            );
+        }
+        self.choose_for(Launch::found(), cfg!(feature = "mpi"))
+    }
+
+    fn choose_for(self, launch: Option<Launch>, has_mpi: bool) -> Result<(bool, String)> {
+        let launched = launch.filter(|launch| launch.n_ranks > 1);
+        let why = match (self, &launched) {
+            (Transport::Threads, _) => return Ok((false, "as --transport says".into())),
+            (Transport::Auto, None) => {
+                return Ok((false, "no launcher has started several processes".into()));
+            }
+            (Transport::Mpi | Transport::Nccl, _) => "as --transport says".to_string(),
+            (Transport::Auto, Some(launch)) => launch.to_string(),
+        };
+        if !has_mpi {
+            let found = launched.map(|launch| format!("; found: {launch}")).unwrap_or_default();
+            bail!(
+                "this build has no MPI{found}: build with `--features mpi` (it needs an MPI library and \
+                 libclang), or choose --transport threads"
+            );
+        }
+        Ok((true, why))
+    }
+}
+
+/// What a launcher says to the processes that it starts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Launch {
+    /// The launcher, in words.
+    pub launcher: &'static str,
+    /// The variable that tells of it.
+    pub variable: &'static str,
+    /// Processes of the job.
+    pub n_ranks: u32,
+    /// This one among them.
+    pub rank: u32,
+    /// Those of this machine, if it says so.
+    pub n_local: Option<u32>,
+    /// This one's number among them, if it says so.
+    pub local: Option<u32>,
+}
+
+/// Launchers by their variables: number of ranks, rank, and the same within this machine. The first that is
+/// complete counts: what starts processes within an allocation of SLURM is closer than SLURM.
+const LAUNCHERS: [(&str, [&str; 4]); 3] = [
+    (
+        "Open MPI",
+        [
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+        ],
+    ),
+    ("MPICH or PMI", ["PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"]),
+    (
+        "SLURM's srun",
+        ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", "SLURM_LOCALID"],
+    ),
+];
+
+impl Launch {
+    /// What the environment of this process says.
+    pub fn found() -> Option<Launch> {
+        Launch::of(|name| std::env::var(name).ok())
+    }
+
+    fn of(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
+        let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
+        LAUNCHERS.into_iter().find_map(|(launcher, [size, rank, local_size, local_rank])| {
+            let n_ranks = number(size)?;
+            let rank = number(rank).filter(|rank| *rank < n_ranks)?;
+            let n_local = number(local_size).filter(|n| (1..=n_ranks).contains(n));
+            let local = number(local_rank).filter(|local| *local < n_ranks);
+            Some(Launch { launcher, variable: size, n_ranks, rank, n_local, local })
+        })
+    }
+}
+
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Launch { launcher, variable, n_ranks, .. } = self;
+        write!(f, "{launcher} says {variable}={n_ranks}")
+    }
+}
+
+/// The pairs of width and depth that make so many ranks.
+pub fn layouts(n_ranks: usize) -> Vec<(usize, usize)> {
+    (1..=n_ranks).filter(|w| n_ranks.is_multiple_of(*w)).map(|w| (w, n_ranks / w)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(variables: &str) -> Option<Launch> {
+        Launch::of(|name| {
+            let pairs = variables.split_whitespace().filter_map(|pair| pair.split_once('='));
+            pairs.rev().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
+        })
+    }
+
+    #[test]
+    fn launchers_are_told_apart() {
+        let open_mpi = "OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_SIZE=4 \
+                        OMPI_COMM_WORLD_LOCAL_RANK=1";
+        let srun = "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 SLURM_NTASKS_PER_NODE=2";
+        let found = launch(&format!("{srun} {open_mpi}")).expect("a launcher");
+        assert_eq!((found.n_ranks, found.rank), (8, 3));
+        assert_eq!((found.n_local, found.local), (Some(4), Some(1)));
+        assert_eq!(found.to_string(), "Open MPI says OMPI_COMM_WORLD_SIZE=8");
+        let found = launch(srun).expect("a launcher");
+        assert_eq!((found.launcher, found.n_ranks, found.n_local), ("SLURM's srun", 4, Some(2)));
+        let found = launch("PMI_SIZE=2 PMI_RANK=1").expect("a launcher");
+        assert_eq!((found.launcher, found.n_local), ("MPICH or PMI", None));
+        for none in ["", "PMI_SIZE=2", "PMI_SIZE=2 PMI_RANK=2", "PMI_SIZE=x PMI_RANK=0"] {
+            assert_eq!(launch(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn auto_follows_the_launcher() {
+        let launched = launch("PMI_SIZE=2 PMI_RANK=1");
+        let chosen = |transport: Transport, launch: &Option<Launch>| {
+            transport.choose_for(launch.clone(), true).expect("there is MPI").0
+        };
+        assert!(chosen(Transport::Auto, &launched) && !chosen(Transport::Auto, &None));
+        assert!(!chosen(Transport::Auto, &launch("PMI_SIZE=1 PMI_RANK=0")));
+        assert!(chosen(Transport::Mpi, &None) && !chosen(Transport::Threads, &launched));
+        let refusal = Transport::Auto.choose_for(launched, false).expect_err("no MPI").to_string();
+        assert!(refusal.contains("found: MPICH or PMI says PMI_SIZE=2: build with"), "{refusal}");
+        assert!(Transport::Threads.choose_for(None, false).is_ok());
+    }
+
+    #[test]
+    fn layouts_are_all_there_are() {
+        assert_eq!(layouts(8), [(1, 8), (2, 4), (4, 2), (8, 1)]);
+        assert_eq!(layouts(7), [(1, 7), (7, 1)]);
+    }
+}

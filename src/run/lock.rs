@@ -1,0 +1,163 @@
+//! One run per folder at a time.
+
+use std::fs::{File, OpenOptions, TryLockError, remove_file};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::formats::files::{no_follow, open_regular, text_regular};
+
+/// Larger locks are not ours.
+const MAX_BYTES: u64 = 1 << 12;
+
+/// The right to write into a folder, until it is dropped or its process ends, however that happens.
+///
+/// The file `lock` is locked by the system, which forgets the locks of dead processes (on network file
+/// systems that know locks, those of dead hosts too). Its content only tells who it is.
+pub(super) struct Lock {
+    path: PathBuf,
+    file: File,
+}
+
+/// Who holds a lock.
+#[derive(Serialize, Deserialize, PartialEq, Debug)]
+struct Holder {
+    pid: u32,
+    host: String,
+    /// Nanoseconds since 1970.
+    since: u64,
+}
+
+impl Lock {
+    /// Takes the lock of a folder, also over from a process that is dead.
+    ///
+    /// # Errors
+    /// If another run has it, which is named.
+    pub(super) fn take(folder: &Path) -> Result<Lock> {
+        let path = folder.join("lock");
+        let place = || format!("cannot write {}", path.display());
+        loop {
+            let mut open = OpenOptions::new();
+            open.read(true).write(true).create(true).truncate(false);
+            let mut file = no_follow(&mut open).open(&path).with_context(place)?;
+            ensure!(
+                file.metadata().with_context(place)?.is_file(),
+                "{} is not a regular file",
+                path.display()
+            );
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => bail!(
+                    "{} is in use by {}: choose another --out",
+                    folder.display(),
+                    holder(&mut file).map_or("another run".into(), |holder| holder.to_string())
+                ),
+                // A file system without locks.
+                Err(TryLockError::Error(e)) => return Err(e).with_context(place),
+            }
+            let me = serde_json::to_string(&Holder::me())?;
+            file.set_len(0).and_then(|()| file.write_all(me.as_bytes())).with_context(place)?;
+            // The last holder may have removed the file after it was opened here.
+            if is_at(&file, &path) {
+                return Ok(Lock { path, file });
+            }
+        }
+    }
+
+    /// Whether the folder is still there, and nobody has replaced it.
+    pub(super) fn is_held(&self) -> bool {
+        is_at(&self.file, &self.path)
+    }
+
+    /// Gives the room that the lock takes on a full disk to another small file.
+    pub(super) fn free_room(&self) {
+        let _ = self.file.set_len(0); // who has the lock is known by the lock, not by what it says
+    }
+}
+
+/// Whether an open file is the one of this name.
+#[cfg(unix)]
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id = |found: std::io::Result<std::fs::Metadata>| found.ok().map(|m| (m.dev(), m.ino()));
+    let held = id(file.metadata());
+    held.is_some() && held == id(path.symlink_metadata())
+}
+
+/// Whether a file of this name is there: an open file cannot be replaced.
+#[cfg(not(unix))]
+fn is_at(_: &File, path: &Path) -> bool {
+    path.is_file()
+}
+
+/// Whether a run is at work in a folder. One of another machine is taken to be if it has not said otherwise.
+pub fn is_at_work(folder: &Path) -> bool {
+    let holder = open_regular(&folder.join("lock")).ok().and_then(|mut file| holder(&mut file));
+    // Trying the lock itself could take it from a run that begins at this moment.
+    let is_dead = |holder: &Holder| {
+        let processes = Path::new("/proc");
+        holder.host == Holder::me().host
+            && processes.join("self").exists()
+            && !processes.join(holder.pid.to_string()).exists()
+    };
+    holder.is_some_and(|holder| !is_dead(&holder))
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if self.is_held() {
+            let _ = remove_file(&self.path);
+        }
+    }
+}
+
+impl Holder {
+    fn me() -> Holder {
+        let host = text_regular(Path::new("/proc/sys/kernel/hostname"), MAX_BYTES).ok().flatten();
+        let host = host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Holder {
+            pid: std::process::id(),
+            host: host.trim().to_string(),
+            since: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let since = UNIX_EPOCH.checked_add(Duration::from_nanos(self.since));
+        let age = since.and_then(|since| since.elapsed().ok()).unwrap_or_default();
+        write!(f, "process {} on host {}, which began {} s ago", self.pid, self.host, age.as_secs())
+    }
+}
+
+fn holder(file: &mut File) -> Option<Holder> {
+    let mut text = String::new();
+    file.rewind().ok()?;
+    file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_has_one_lock_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Lock::take(folder.path()).unwrap();
+        let refusal = Lock::take(folder.path()).err().unwrap().to_string();
+        let me = format!("is in use by process {} on host ", std::process::id());
+        assert!(refusal.contains(&me), "{refusal}");
+        drop(first);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        // What a dead process left is no lock.
+        std::fs::write(folder.path().join("lock"), "{\"pid\":1,\"host\":\"x\",\"since\":0}")
+            .unwrap();
+        drop(Lock::take(folder.path()).unwrap());
+    }
+}

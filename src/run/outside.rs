@@ -1,0 +1,87 @@
+//! What settings take from this machine: its files, its environment, its cores.
+
+use std::path::{Path, PathBuf};
+use std::thread::available_parallelism;
+
+use anyhow::{Context, Result};
+use chimera_core::timetable::Timetable;
+
+use super::launch::Launch;
+use crate::data::{Marks, Prepared, missing_ids};
+use crate::formats::checkpoint::foreseen;
+use crate::formats::files::text_at_most;
+use crate::formats::hf::read_config;
+use crate::formats::timetable::read;
+use crate::settings::{Config, Origin, Outside, SettingsError, Start};
+
+/// Larger files of settings are refused before they are read.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// This machine.
+pub struct OnDisk;
+
+impl Outside for OnDisk {
+    fn settings(&self, path: &Path) -> Result<String, String> {
+        let text = text_at_most(path, MAX_BYTES);
+        let text = text.map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+        text.ok_or_else(|| format!("{} is larger than {MAX_BYTES} bytes", path.display()))
+    }
+
+    fn identity(&self, path: &Path) -> PathBuf {
+        path.canonicalize().unwrap_or_else(|_| path.to_path_buf()) // a pipe has none
+    }
+
+    fn timetable(&self, path: &Path) -> Result<Timetable> {
+        read(path).with_context(|| format!("timetable {}", path.display()))
+    }
+
+    fn start(&self, init: &Path, resume: Option<&str>, out: Option<&Path>) -> Result<Start> {
+        let resumed = resume.map(|resume| foreseen(resume, out)).transpose()?.flatten();
+        let (origin, model, dropout) = match resumed {
+            Some((path, manifest)) => {
+                let origin = Origin::Checkpoint(path);
+                let (model, dropout) = manifest.model().with_context(|| origin.to_string())?;
+                (origin, model, Some(dropout))
+            }
+            None => {
+                let origin = Origin::Model(init.to_path_buf());
+                let (model, dropout) = read_config(init).with_context(|| origin.to_string())?;
+                (origin, model, dropout.one())
+            }
+        };
+        Ok(Start { origin, model, dropout })
+    }
+
+    fn ids(&self, data: &[PathBuf], is_bert: bool) -> Result<Option<(PathBuf, String, usize)>> {
+        let Some((path, prepared)) = Prepared::of(data)? else { return Ok(None) };
+        let n_ids = match is_bert {
+            true => Marks::of(&prepared.tokenizer(path)?).vocab(prepared.vocab),
+            false => prepared.vocab,
+        };
+        Ok(Some((path.to_path_buf(), prepared.name().to_string(), n_ids)))
+    }
+
+    fn threads(&self, n_workers: i64) -> i64 {
+        let cores = available_parallelism().map_or(1, |n| n.get() as i64);
+        let neighbours = Launch::found().and_then(|launch| launch.n_local).map(i64::from);
+        cores / neighbours.unwrap_or(n_workers).max(1)
+    }
+}
+
+impl Config {
+    /// Refuses the vocabulary of a preset where that of the data goes before it, but the data is not here.
+    ///
+    /// # Errors
+    /// [`SettingsError`], which names the data.
+    pub fn must_know_vocab(&self) -> Result<(), SettingsError> {
+        let origin = |key| self.value(key).map(|(_, origin)| origin);
+        let is_open = matches!(origin("vocab"), Some(Origin::Preset(_)));
+        let Some(path) = missing_ids(&self.data).filter(|_| is_open) else { return Ok(()) };
+        let place = origin("data").map(Origin::to_string).unwrap_or_default();
+        let message = format!(
+            "the vocabulary follows from {}, which is not here: say `vocab`, or run where the data is",
+            path.display()
+        );
+        Err(SettingsError { place, message })
+    }
+}

@@ -1,0 +1,214 @@
+//! A run whose ranks are processes: what they have to tell each other beside the training itself.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail};
+use chimera_core::analyze::{Event, Wait};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host, HostStaged, all_gather};
+use chimera_core::device::Device;
+use chimera_core::engine::{Job, Patience, StepReport, Worker, handshake, ungathered};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+use chimera_core::interchange::{from_json, to_json};
+use chimera_core::layers::Layers;
+use chimera_core::program::Program;
+use chimera_core::stage::Stage;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::launch::Launch;
+use super::rank::Watch;
+use super::trained::{RankTrained, merge};
+use super::{Here, Run, Trained, alike, compute_threads, greeting};
+use crate::device::Compute;
+use crate::observe::{Did, Recorder};
+use crate::settings::Config;
+use crate::settings::schedules::Named;
+
+/// For ranks to come to the same point while nobody knows the settings.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+
+impl Run {
+    /// Like [`prepare`](Run::prepare), on all ranks of a job: where a search finds the schedule, rank 0 searches
+    /// for all, since time may run out at another point elsewhere.
+    pub fn prepare_as(config: Config, comm: &mut impl Comm<Host>) -> Result<Run> {
+        let (n_ranks, rank) = (f64::from(comm.n_ranks()), comm.rank());
+        let launch = Launch::found();
+        let n_local = launch.as_ref().and_then(|launch| launch.n_local);
+        let local = launch.and_then(|launch| launch.local).map_or(rank.index(), |n| n as usize);
+        let here =
+            Here { part: n_local.map_or(1.0, f64::from) / n_ranks, own: Some((rank, local)) };
+        if config.schedule != Named::Auto || config.depth == 1 {
+            return Run::prepare_with(config, None, here);
+        }
+        let is_lead = comm.rank() == Rank(0);
+        let own = is_lead.then(|| Run::prepare_with(config.clone(), None, here));
+        let found = own.as_ref().and_then(|run| run.as_ref().ok()?.plan.found.as_ref());
+        let search = Duration::try_from_secs_f64(config.search_time)?;
+        let found = share(comm, &found.map(to_json), search + config.patience().first_step)?;
+        match (own, found.into_iter().next().flatten()) {
+            (Some(own), _) => own,
+            (None, Some(text)) => {
+                Run::prepare_with(config, Some(from_json(text.as_bytes())?), here)
+            }
+            (None, None) => bail!("rank 0 found no timetable"),
+        }
+    }
+
+    /// Trains the row of the rank that `comm` is an end of; all ranks of the job call it. Otherwise like
+    /// [`train`](Run::train): rank 0 observes, and gets what the run leaves. `why_over` is asked from another
+    /// thread whether the job has failed.
+    pub fn train_as(
+        &self,
+        comm: &mut impl Comm<Host>,
+        stop: &AtomicBool,
+        why_over: impl Fn() -> Option<CommError> + Send + 'static,
+        observe: impl FnMut(&StepReport) -> Result<()> + Send,
+    ) -> Result<Option<Trained>> {
+        let rank = comm.rank();
+        let samples = self.samples();
+        let watch = Watch { by_processes: true, ..self.watch(observe)? };
+        let device = self.devices.by_rank().first();
+        let device = device.ok_or_else(|| anyhow!("{rank} has no device"))?;
+        let Patience { first_step, later } = self.config().patience();
+        share(comm, &(), first_step)?; // clocks begin when all are here
+        let job = self.job(&samples, stop);
+        let ran = match self.config().transport {
+            #[cfg(feature = "nccl")]
+            crate::settings::Transport::Nccl => {
+                self.train_over_nccl(job, device, comm, why_over, &watch)
+            }
+            _ => {
+                drop(why_over); // over MPI alone all waits are MPI's
+                device.run(AsRank { run: self, job, comm, watch: &watch })
+            }
+        };
+        let traced = watch.recorder.filter(|_| rank == Rank(0)).map_or(Ok(()), |r| r.finish());
+        let mut trained = ran?;
+        let saved = trained.saved.take();
+        let events = share(comm, &trained.events, later)?;
+        if rank != Rank(0) {
+            return Ok(None);
+        }
+        let mut ranks: Vec<_> = events.into_iter().map(RankTrained::did).collect();
+        for (of, trained) in (0..).zip(&mut ranks) {
+            let depth = self.config().depth;
+            if trained.events.iter().flatten().any(|e| e.worker.index() != of % depth) {
+                let message = format!("rank {of} sent what another worker did");
+                return Err(Fault::new(Class::Mismatch, rank, message).into());
+            }
+        }
+        if let Some(first) = ranks.first_mut() {
+            *first = trained;
+        }
+        Ok(Some(merge(ranks)?.with(saved, traced)))
+    }
+
+    /// Compares the settings of the ranks, before they do anything by them.
+    ///
+    /// # Errors
+    /// A [`Fault`] that names each field in which they differ.
+    pub fn agree_on_settings(config: &Config, comm: &mut impl Endpoint) -> Result<(), Fault> {
+        let deadline = Instant::now() + config.patience().first_step;
+        handshake(comm, &greeting::settings(config), deadline)
+    }
+
+    /// Compares what the ranks are about to train, and on what, before anything is written.
+    ///
+    /// # Errors
+    /// A [`Fault`] that names each field in which they differ, or the devices that may not share a stage.
+    pub fn agree(&self, comm: &mut impl Endpoint) -> Result<()> {
+        let patience = self.config().patience().first_step;
+        handshake(comm, &self.greeting(), Instant::now() + patience)?;
+        let models = share(comm, &self.devices.models(), patience)?.concat();
+        alike::check(self.program(), self.config(), &models)
+    }
+}
+
+/// Training by one rank, on its device, over a transport of host tensors.
+pub(super) struct AsRank<'r, 'w, O, C> {
+    pub(super) run: &'r Run,
+    pub(super) job: Job<'r>,
+    pub(super) comm: &'w mut C,
+    pub(super) watch: &'w Watch<'r, O>,
+}
+
+impl<O, C> Compute for AsRank<'_, '_, O, C>
+where
+    O: FnMut(&StepReport) -> Result<()> + Send,
+    C: Comm<Host>,
+{
+    type Output = Result<RankTrained, Fault>;
+
+    fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
+        let none = || Fault::new(Class::Internal, self.comm.rank(), "a rank has no device");
+        let kernels = devices.first().ok_or_else(none)?.clone();
+        let pool = compute_threads(self.run.config().threads, self.comm.rank())?;
+        let mut staged = HostStaged::new(kernels.clone(), self.comm);
+        pool.install(|| self.run.train_rank(self.job, kernels, &mut staged, self.watch))
+    }
+}
+
+/// What every rank says, by rank; before or after the training.
+///
+/// # Errors
+/// When `patience` ends, the fault names the rank that does not answer, or else the one that was waited for.
+pub fn share<T: Serialize + DeserializeOwned>(
+    comm: &mut impl Endpoint,
+    own: &T,
+    patience: Duration,
+) -> Result<Vec<T>, Fault> {
+    let rank = comm.rank();
+    let own = serde_json::to_vec(own).map_err(|e| unwritable(rank, &e))?;
+    let all = all_gather(comm, &own, Instant::now() + patience);
+    let all = all.map_err(|e| ungathered(comm, e))?;
+    (0..).map(Rank).zip(&all).map(|(from, bytes)| read_from(from, bytes, rank)).collect()
+}
+
+/// Exchanges of checkpoints.
+pub(super) fn exchange<'w, S, K, C>(
+    worker: &'w mut Worker<'_, S, K, C>,
+) -> impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'w
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Device,
+    C: Comm<K::Tensor>,
+{
+    |bytes| worker.exchange("checkpoint", bytes)
+}
+
+/// Tells rank 0's recorder of every rank; all ranks call it.
+pub(super) fn record<'p, S, K, C>(
+    worker: &mut Worker<'_, S, K, C>,
+    me: Rank,
+    recorder: &Recorder<'p>,
+    program: &'p Program,
+    steps: Range<u64>,
+) -> Result<(), Fault>
+where
+    S: Stage<Tensor = K::Tensor>,
+    K: Device,
+    C: Comm<K::Tensor>,
+{
+    let own = serde_json::to_vec(&worker.timeline()?);
+    let own = own.map_err(|e| unwritable(me, &e))?;
+    let all = worker.exchange("trace", &own)?;
+    for (rank, bytes) in (0..).map(Rank).zip(all).filter(|_| me == Rank(0)) {
+        let (events, waits): (Vec<Event>, Vec<Wait>) = read_from(rank, &bytes, me)?;
+        let steps = steps.clone();
+        recorder.add(&Did { rank, program, steps, events: &events, waits: &waits })?;
+    }
+    Ok(())
+}
+
+/// Reads on rank `me` what `from` has sent.
+fn read_from<T: DeserializeOwned>(from: Rank, bytes: &[u8], me: Rank) -> Result<T, Fault> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| CommError::Unreadable { from, reason: error.to_string() }.into_fault(me))
+}
+
+fn unwritable(rank: Rank, error: &serde_json::Error) -> Fault {
+    Fault::new(Class::Internal, rank, format!("what it has to say cannot be written: {error}"))
+}

@@ -1,0 +1,253 @@
+//! Going on from a checkpoint: what may be different then, and what must not.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail, ensure};
+use chimera_core::engine::Counts;
+use chimera_core::interchange::{from_json, to_json};
+use chimera_core::stage::Data;
+use chimera_core::timetable::Timetable;
+
+use super::{Initial, Run, Samples};
+use crate::formats::checkpoint::{Checkpoint, FORMAT, Manifest, Saver, Store, foreseen};
+use crate::plan::Plan;
+use crate::settings::{Config, OPTIONS, Opt, Resume};
+
+/// What held before there were such keys.
+const EARLIER: &[(&str, &str)] = &[("model", "\"gpt2\""), ("dropout", "0.0")];
+/// The most samples that the hash of a step covers.
+const N_HASHED: u64 = 64;
+
+impl Run {
+    /// Begins where a checkpoint ends, or else at the start. Returns, in words, the settings that change from
+    /// there on.
+    ///
+    /// # Errors
+    /// If it is of another training: other sizes, seed or data, or another number of samples per step.
+    pub fn resume(&mut self, checkpoint: Option<Checkpoint>) -> Result<Vec<String>> {
+        let Some(checkpoint) = checkpoint else {
+            self.plan.begin(0)?;
+            self.open_initial()?;
+            return Ok(Vec::new());
+        };
+        let manifest = checkpoint.manifest();
+        let place = checkpoint.path().display();
+        let now = settings(self.config());
+        let changed = |resume: Resume| {
+            let options = OPTIONS.iter().filter(move |option| option.resume == resume);
+            let change = |o: &Opt| change(o.name, &manifest.settings, &now, "in the checkpoint");
+            options.filter_map(change).collect::<Vec<String>>()
+        };
+        let mut conflicts = changed(Resume::Fixed);
+        let (was, is) = (manifest.samples_per_step, self.samples_per_step());
+        if was != is {
+            let product = "width * micro-batches * micro-batch-size";
+            conflicts.push(format!("{product}: {was} in the checkpoint, {is} now"));
+        }
+        if let Some(other) = self.other_data(manifest).filter(|_| conflicts.is_empty()) {
+            conflicts.push(format!("data: {other}"));
+        }
+        if !conflicts.is_empty() {
+            bail!("{place} is of another training:\n  {}", conflicts.join("\n  "));
+        }
+        ensure!(
+            manifest.step <= self.plan.config.steps,
+            "{place} has {} steps already: choose --steps above that",
+            manifest.step
+        );
+        let mut notes = changed(Resume::Told);
+        notes.sort();
+        let found = found(manifest, &now)?;
+        if found.is_some() && found != self.plan.found {
+            self.plan = Plan::with(self.plan.config.clone(), found)?;
+        }
+        self.plan.begin(manifest.step)?;
+        (self.start, self.initial) = (Some(checkpoint), None);
+        Ok(notes)
+    }
+
+    /// Opens the model to begin with, if the settings name one.
+    pub(super) fn open_initial(&mut self) -> Result<()> {
+        let open = |dir: &PathBuf| Initial::open(dir, &self.plan.model);
+        self.initial = self.plan.config.init.as_ref().map(open).transpose()?;
+        Ok(())
+    }
+
+    /// Saves checkpoints as the settings say; `warn` is told what could not be saved on the way.
+    pub fn save_into(&mut self, store: Store, warn: impl Fn(&str) + Send + Sync + 'static) {
+        let store = store.keeping(self.plan.config.keep);
+        self.saver = Some(Saver::new(store, self.plan.config.save_every, warn));
+    }
+
+    /// The first step that is trained.
+    pub fn first_step(&self) -> u64 {
+        self.start.as_ref().map_or(0, |checkpoint| checkpoint.manifest().step)
+    }
+
+    /// The checkpoint that it goes on from.
+    pub fn begins_at(&self) -> Option<&Path> {
+        self.start.as_ref().map(Checkpoint::path)
+    }
+
+    pub(super) fn samples(&self) -> Samples<'_> {
+        let (seed, per_step) = (self.plan.config.seed, self.samples_per_step());
+        let n_targets = self.model().predictions(self.plan.config.context);
+        Samples { corpus: &self.corpus, seed, n_targets, per_step }
+    }
+
+    /// The manifest of a checkpoint after so many steps and updates, but for its files.
+    pub(super) fn manifest(&self, step: u64, counts: Counts) -> Manifest {
+        Manifest {
+            format: FORMAT,
+            written_by: format!("chimera {}", env!("CARGO_PKG_VERSION")),
+            step,
+            updates: counts.updates,
+            skipped: counts.skipped,
+            samples_per_step: self.samples_per_step(),
+            next_samples: self.samples_of(step),
+            data: self.corpus.digest().ok().cloned(),
+            settings: settings(self.config()),
+            timetable: self.plan.found.as_ref().map(to_json),
+            shards: Vec::new(),
+        }
+    }
+
+    /// In what the data differs from that of a checkpoint, if it does.
+    fn other_data(&self, manifest: &Manifest) -> Option<String> {
+        let now = self.corpus.digest().ok();
+        match &manifest.data {
+            Some(was) if now != Some(was) => Some(match now {
+                Some(now) if now.tokens != was.tokens => {
+                    format!("{} tokens in the checkpoint, {} now", was.tokens, now.tokens)
+                }
+                _ => "other tokens than in the checkpoint".into(),
+            }),
+            _ if self.samples_of(manifest.step) != manifest.next_samples => {
+                Some(format!("other samples in step {} than in the checkpoint", manifest.step))
+            }
+            _ => None,
+        }
+    }
+
+    fn samples_per_step(&self) -> u64 {
+        self.tokens_per_step() / self.plan.config.context.max(1) as u64
+    }
+
+    /// BLAKE3 of a step's first samples.
+    pub(super) fn samples_of(&self, step: u64) -> String {
+        let (mut input, mut target) = (Vec::new(), Vec::new());
+        let mut hasher = blake3::Hasher::new();
+        for sample in 0..self.samples_per_step().min(N_HASHED) {
+            input.clear();
+            target.clear();
+            // No data is like data that cannot be read; a run that needs it ends by itself.
+            if let Err(error) = self.samples().sample(step, sample, &mut input, &mut target) {
+                return format!("unreadable: {error}");
+            }
+            input.iter().chain(&target).for_each(|id| {
+                hasher.update(&id.to_le_bytes());
+            });
+        }
+        hasher.finalize().to_string()
+    }
+}
+
+/// What a search has found for the run that is to go on, so that it need not search again.
+pub(super) fn kept(config: &Config) -> Result<Option<Timetable>> {
+    let Some(resume) = &config.resume else { return Ok(None) };
+    match foreseen(resume, config.out.as_deref())? {
+        Some((_, manifest)) => found(&manifest, &settings(config)),
+        None => Ok(None),
+    }
+}
+
+/// What a search found before a checkpoint, if the settings `now` are those on which it hung.
+fn found(manifest: &Manifest, now: &BTreeMap<String, String>) -> Result<Option<Timetable>> {
+    let Some(found) = &manifest.timetable else { return Ok(None) };
+    let is_other = |o: &Opt| o.is_searched && change(o.name, &manifest.settings, now, "").is_some();
+    match OPTIONS.iter().any(is_other) {
+        true => Ok(None),
+        false => Ok(Some(from_json(found.as_bytes())?)),
+    }
+}
+
+/// The settings without which a run would be another training, in which it differs from that with the settings
+/// `was`, in words.
+pub(super) fn conflicts(was: &toml::Table, config: &Config) -> Vec<String> {
+    let was = was.iter().map(|(key, value)| (key.clone(), value.to_string())).collect();
+    let now = settings(config);
+    let fixed = OPTIONS.iter().filter(|option| option.resume == Resume::Fixed);
+    fixed.filter_map(|option| change(option.name, &was, &now, "there")).collect()
+}
+
+/// How a setting differs, in words, if it does.
+fn change(
+    key: &str,
+    was: &BTreeMap<String, String>,
+    now: &BTreeMap<String, String>,
+    where_it_was: &str,
+) -> Option<String> {
+    let of = |settings: &BTreeMap<String, String>| {
+        let earlier = || EARLIER.iter().find(|(of, _)| *of == key);
+        settings.get(key).cloned().or_else(|| earlier().map(|(_, was)| was.to_string()))
+    };
+    let (was, is) = (of(was), of(now));
+    let text = |value: Option<String>| value.unwrap_or_else(|| "not set".into());
+    (was != is).then(|| format!("{key}: {} {where_it_was}, {} now", text(was), text(is)))
+}
+
+/// All settings, as TOML values.
+fn settings(config: &Config) -> BTreeMap<String, String> {
+    let said = OPTIONS.iter().filter_map(|option| {
+        let (value, _) = config.value(option.name)?;
+        Some((option.name.to_string(), value.to_string()))
+    });
+    said.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::atomic::AtomicBool;
+
+    use chimera_core::schedule::{Shape, find};
+
+    use super::*;
+    use crate::run::Here;
+    use crate::run::outside::OnDisk;
+    use crate::settings::Layers;
+
+    /// Another search might find another.
+    #[test]
+    fn the_timetable_that_was_found_goes_on() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("checkpoints/step-00000001");
+        let prepare = |search_time: f64, found, resume: Option<&Path>| {
+            let resume = resume.map(|path| format!("--resume {}", path.display()));
+            let layers = Layers::parse(&format!(
+                "--schedule auto --depth 2 --layers 2 --hidden 8 --heads 2 --context 8 --micro-batches 4 --steps 2 \
+                 --save-every 1 --threads 1 --search-time {search_time} {}",
+                resume.unwrap_or_default()
+            ));
+            let config = layers.unwrap().resolve(&OnDisk).unwrap();
+            let here = Here { part: 1.0, own: None };
+            Run::prepare_with(config, found, here).unwrap()
+        };
+        let gpipe = find("gpipe").unwrap().timetable(&Shape::new(2, 4)).unwrap();
+        let mut run = prepare(0.1, Some(gpipe), None);
+        run.save_into(Store::of(folder.path()), |_| ());
+        run.train(&AtomicBool::new(false), |_| Ok(())).unwrap();
+        for is_foreseen in [true, false] {
+            let resumed = |search_time| {
+                let mut run = prepare(search_time, None, is_foreseen.then_some(&path));
+                let has_searched = run.search().is_some();
+                run.resume(Some(Checkpoint::open(&path).unwrap())).unwrap();
+                (run.program().fingerprint(), has_searched)
+            };
+            assert_eq!(resumed(0.1), (run.program().fingerprint(), !is_foreseen));
+            let (other, has_searched) = resumed(0.2);
+            assert!(has_searched && other != run.program().fingerprint());
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The steps of one rank, and what is done between them: evaluating, telling, tracing, saving.
+
+use std::ops::Range;
+
+use anyhow::Result;
+use chimera_core::comm::Comm;
+use chimera_core::device::Device;
+use chimera_core::engine::{StepReport, Worker};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+use chimera_core::program::Program;
+use chimera_core::stage::{Param, Stage};
+use chimera_core::update::Update;
+
+use super::rank::Watch;
+use super::trained::RankTrained;
+use super::{Run, processes};
+use crate::formats::checkpoint::{Shares, State};
+use crate::observe::{Did, Log};
+
+/// The last runs of the program whose timelines are kept.
+const N_TIMELINES: u64 = 10;
+
+/// One rank at its steps.
+pub(super) struct Steps<'s, 'r, S: Stage, K, C, O> {
+    pub(super) run: &'r Run,
+    pub(super) worker: &'s mut Worker<'r, S, K, C>,
+    pub(super) rank: Rank,
+    pub(super) watch: &'s Watch<'r, O>,
+    pub(super) log: &'s mut Log,
+}
+
+impl<'r, S, K, C, O> Steps<'_, 'r, S, K, C, O>
+where
+    S: Stage<Tensor = K::Tensor, Item = u32>,
+    K: Device,
+    C: Comm<K::Tensor>,
+    O: FnMut(&StepReport) -> Result<()>,
+{
+    /// All steps from where the run begins.
+    pub(super) fn train(mut self, stages: &[S]) -> Result<RankTrained, Fault> {
+        self.begin()?;
+        let (run, rank) = (self.run, self.rank);
+        let n_steps = run.config().steps;
+        let saver = run.saver.as_ref().filter(|_| self.watch.by_processes);
+        let mut shares = saver.map(|saver| Shares::of(saver, rank));
+        let mut trained = RankTrained::default();
+        let (mut step, mut stop) = (run.first_step(), false);
+        while step < n_steps && !stop {
+            let began = step;
+            let is_whole = n_steps - step >= u64::from(run.program().window().n_steps());
+            let mut program = run.program();
+            if let Some(last) = run.plan.last.as_ref().filter(|_| !is_whole) {
+                self.worker.set_program(last)?;
+                program = last;
+            }
+            let mut is_skipped = false;
+            for report in self.run(program, step, &mut shares)? {
+                (step, stop) = (report.step + 1, report.stop);
+                is_skipped = report.skipped.is_some();
+                trained.last = Some(report);
+            }
+            let every = run.config().check_replicas;
+            if every > 0 && step / every > began / every {
+                self.worker.check_replicas()?;
+            }
+            self.trace(program, began..step)?;
+            let is_near_end = n_steps - step < N_TIMELINES * (step - began);
+            if rank.index() < program.placement().n_workers() && is_whole && is_near_end {
+                let (events, _) = self.worker.timeline()?;
+                trained.events.push(events.to_vec());
+            }
+            let is_done = step == n_steps;
+            let is_last = is_done || stop;
+            self.save(&State { began, step, is_done, is_last, is_skipped }, &mut shares)?;
+        }
+        if let Some(shares) = shares {
+            trained.saved = shares.finish(&mut processes::exchange(self.worker))?;
+        }
+        trained.weights = self.weights(stages, n_steps)?;
+        Ok(trained)
+    }
+
+    /// Takes the weights to begin with, unless they are drawn at random.
+    fn begin(&mut self) -> Result<(), Fault> {
+        let (run, rank) = (self.run, self.rank);
+        if let Some(initial) = &run.initial {
+            let unread = |e: anyhow::Error| Fault::new(Class::Io, rank, format!("{e:#}"));
+            self.worker.set_weights(|param| initial.values(param).map_err(unread))?;
+        }
+        if let Some(checkpoint) = &run.start {
+            self.worker.restore(checkpoint.manifest().counts(), |param| {
+                let tensor = checkpoint.tensor(param);
+                tensor.map_err(|e| Fault::new(Class::Checkpoint, rank, e.to_string()))
+            })?;
+        }
+        match run.config().check_replicas {
+            0 => Ok(()),
+            _ => self.worker.check_replicas(),
+        }
+    }
+
+    /// Runs the program once, from `step`; tells of its steps.
+    fn run(
+        &mut self,
+        program: &Program,
+        step: u64,
+        shares: &mut Option<Shares<'r>>,
+    ) -> Result<Vec<StepReport>, Fault> {
+        let ran = self.worker.run(step);
+        if let Err(fault) = &ran
+            && fault.class == Class::NonFinite
+            && program.window().update() == Update::Flush
+            && let Some(shares) = shares.take()
+        {
+            // All ranks have agreed on it, so all can finish what they save. The fault counts.
+            let _ = shares.finish(&mut processes::exchange(self.worker));
+        }
+        let mut reports = ran?;
+        if let Some(at) = reports.iter().rposition(|report| self.is_evaluated(report.step)) {
+            let (report, held_out) = (&mut reports[at], &self.watch.held_out);
+            let n_samples = held_out.batch.n_samples as u64;
+            let loss = self.worker.evaluate(report.step, held_out, n_samples)?;
+            report.validation_loss = Some(loss);
+        }
+        if self.log.is_kept() {
+            let (events, waits) = self.worker.timeline()?;
+            self.log.steps(&reports, events, waits);
+        }
+        if self.rank == Rank(0)
+            && let Ok(mut observe) = self.watch.observe.lock()
+        {
+            for report in &reports {
+                observe(report).map_err(|e| match e.downcast::<Fault>() {
+                    Ok(fault) => Fault { step: Some(report.step), ..fault },
+                    Err(e) => Fault::new(Class::Io, self.rank, format!("{e:#}")),
+                })?;
+            }
+        }
+        Ok(reports)
+    }
+
+    /// Whether the weights are evaluated after `step`.
+    fn is_evaluated(&self, step: u64) -> bool {
+        let every = self.run.config().eval_every;
+        every > 0 && (step + 1).is_multiple_of(every)
+    }
+
+    /// Tells the trace what was done in `steps`, if there is one.
+    fn trace(&mut self, program: &'r Program, steps: Range<u64>) -> Result<(), Fault> {
+        let recorder = self.watch.recorder.as_ref().filter(|recorder| recorder.wants(&steps));
+        let Some(recorder) = recorder else { return Ok(()) };
+        if self.watch.by_processes {
+            return processes::record(self.worker, self.rank, recorder, program, steps);
+        }
+        let (events, waits) = self.worker.timeline()?;
+        recorder.add(&Did { rank: self.rank, program, steps, events, waits })
+    }
+
+    /// Begins a checkpoint if one is due, and goes on with one that is under way.
+    fn save(&mut self, state: &State, shares: &mut Option<Shares<'r>>) -> Result<(), Fault> {
+        let Some(saver) = &self.run.saver else { return Ok(()) };
+        let is_due = saver.is_due(state);
+        if is_due {
+            self.log.line(format_args!("a checkpoint is begun: step {} is next", state.step));
+        }
+        let counts = self.worker.counts();
+        let manifest = || self.run.manifest(state.step, counts);
+        if let Some(shares) = shares {
+            if is_due {
+                let spent = shares.spent(&mut processes::exchange(self.worker))?;
+                let part = self.worker.snapshot(spent)?;
+                shares.begin(&mut processes::exchange(self.worker), state, manifest(), part)?;
+            }
+            shares.poll(&mut processes::exchange(self.worker))?;
+        } else if is_due {
+            let n_ranks = self.run.config().width * self.run.config().depth;
+            let part = |spent| self.worker.snapshot(spent);
+            saver.save(state, manifest, n_ranks, self.rank, part)?;
+        }
+        Ok(())
+    }
+
+    /// The weights of the whole model, on rank 0.
+    fn weights(&mut self, stages: &[S], step: u64) -> Result<Vec<(Param, Vec<f32>)>, Fault> {
+        let mut weights = Vec::new();
+        for ((stage, index), values) in self.worker.gather_weights(step)? {
+            let params = stages.get(stage.index()).map(Stage::params).unwrap_or_default();
+            let sized = |param: &&Param| param.n_elements() == values.len();
+            let param = params.get(index).filter(sized).ok_or_else(|| {
+                let message = format!("a rank sent {} values for {stage}", values.len());
+                Fault::new(Class::Mismatch, self.rank, message)
+            })?;
+            weights.push((param.clone(), values));
+        }
+        Ok(weights)
+    }
+}

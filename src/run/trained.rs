@@ -1,0 +1,93 @@
+//! What a run leaves.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use chimera_core::analyze::{Event, MeasuredCosts, Timeline, simulate};
+use chimera_core::engine::StepReport;
+use chimera_core::fault::Fault;
+use chimera_core::program::Program;
+use chimera_core::stage::Param;
+
+/// What a run leaves.
+pub struct Trained {
+    /// Every tensor by its parameter, in order of the stages.
+    pub weights: Vec<(Param, Vec<f32>)>,
+    /// The last step's report.
+    pub last: StepReport,
+    /// What the workers of the first group did in the last runs of the program, each from its own start.
+    pub timelines: Vec<Timeline>,
+    /// The last checkpoint, if the run saves any.
+    pub checkpoint: Option<PathBuf>,
+    /// Why that, or the trace, could not be written: the weights are there all the same.
+    pub unwritten: Option<Fault>,
+}
+
+/// How the last save ended, if there was one.
+pub(super) type Saved = Option<Result<PathBuf, Fault>>;
+
+impl Trained {
+    /// With what was written beside the training, or why it was not.
+    pub(super) fn with(mut self, saved: Saved, traced: Result<(), Fault>) -> Trained {
+        let (checkpoint, unsaved) = match saved {
+            Some(Ok(checkpoint)) => (Some(checkpoint), None),
+            Some(Err(fault)) => (None, Some(fault)),
+            None => (None, None),
+        };
+        self.checkpoint = checkpoint;
+        self.unwritten = unsaved.or(traced.err());
+        self
+    }
+
+    /// Measured makespan over the makespan that the measured ops would have without any overhead: the
+    /// median over the last steps.
+    pub fn overhead(&self, program: &Program) -> Option<f64> {
+        let ratio =
+            |t: &Timeline| t.makespan() / simulate(program, &MeasuredCosts::of(t)).makespan();
+        let mut ratios: Vec<f64> =
+            self.timelines.iter().map(ratio).filter(|r| r.is_finite()).collect();
+        ratios.sort_by(f64::total_cmp);
+        ratios.get(ratios.len() / 2).copied()
+    }
+}
+
+/// What one rank leaves.
+#[derive(Default)]
+pub(super) struct RankTrained {
+    pub(super) last: Option<StepReport>,
+    pub(super) weights: Vec<(Param, Vec<f32>)>,
+    /// Those of the first group, by run of the program.
+    pub(super) events: Vec<Vec<Event>>,
+    /// Of ranks that save together.
+    pub(super) saved: Saved,
+}
+
+impl RankTrained {
+    /// Of another process, which says only what it did.
+    pub(super) fn did(events: Vec<Vec<Event>>) -> RankTrained {
+        RankTrained { events, ..RankTrained::default() }
+    }
+}
+
+pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
+    let last = ranks.first().and_then(|r| r.last.clone());
+    let Some(last) = last else { bail!("no step was trained") };
+    let n_timelines = ranks.first().map_or(0, |r| r.events.len());
+    let mut timelines = vec![Timeline::default(); n_timelines];
+    let mut weights = Vec::new();
+    for rank in ranks {
+        for (timeline, events) in timelines.iter_mut().zip(rank.events) {
+            timeline.n_workers += 1;
+            timeline.events.extend(events);
+        }
+        weights.extend(rank.weights);
+    }
+    for timeline in &mut timelines {
+        let start = timeline.events.iter().map(|e| e.start).fold(f64::INFINITY, f64::min);
+        for event in &mut timeline.events {
+            event.start -= start;
+            event.end -= start;
+        }
+    }
+    Ok(Trained { weights, last, timelines, checkpoint: None, unwritten: None })
+}
