@@ -14,6 +14,7 @@ mod device_comm;
 mod evaluate;
 mod faults;
 mod handshake;
+mod held;
 mod layout;
 mod machine;
 mod ops;

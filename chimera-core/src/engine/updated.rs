@@ -1,7 +1,7 @@
 //! Weights that one replica updates and the others take, where the optimizer is shared out.
 
 use super::faults::shape_fault;
-use super::stages::copy;
+use super::held::copy;
 use super::state::{StageOn, State};
 use crate::analyze::{Awaited, Need};
 use crate::comm::{Comm, Endpoint, Payload, Tag};
