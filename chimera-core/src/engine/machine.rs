@@ -84,16 +84,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let received = self.on_wait(token, Need::Token(token), received)?;
         let unit = self.job.micro_batch_size / self.job.program.units_per_micro() as usize;
         let samples = usize::from(token.span.len) * unit;
+        let stage = |stage| &self.stages.held(StageId(stage)).stage;
         let expected = match token.kind {
-            TokenKind::Activation => {
-                self.stages.held(StageId(token.stage.0 + 1)).stage.input_shape(samples)
-            }
+            TokenKind::Activation => stage(token.stage.0 + 1).input_shape(samples),
             // A gradient has the number of the stage that made it, from the gradient of the output before it.
-            _ => self
-                .stages
-                .held(StageId(token.stage.0.saturating_sub(1)))
-                .stage
-                .output_shape(samples),
+            _ => stage(token.stage.0.saturating_sub(1)).output_shape(samples),
         };
         self.check_shape(from, expected, token, &received)?;
         Ok(Poll::Ready(Value::Tensor(received)))

@@ -14,6 +14,7 @@ mod device_comm;
 mod evaluate;
 mod faults;
 mod handshake;
+mod held;
 mod layout;
 mod machine;
 mod ops;
@@ -30,6 +31,7 @@ mod stages;
 mod state;
 mod sync;
 mod timing;
+mod updated;
 mod worker;
 
 use std::sync::atomic::AtomicBool;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::layout::Layout;
 use super::reduction::{ReduceError, Reduction};
-use super::stages::of_bucket;
+use super::shards::of_bucket;
 use super::timing::Moment;
 use crate::comm::Comm;
 use crate::device::Device;

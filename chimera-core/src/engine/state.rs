@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use super::device_comm::DeviceComm;
+use super::held::Weights;
 use super::reductions::Reductions;
-use super::stages::{Stages, Weights};
+use super::stages::Stages;
 use super::sync::StepSync;
 use super::timing::{Moment, Timing};
 use super::{Job, Patience};
