@@ -4,9 +4,6 @@
 //! Losses on a device are compared with those on another, of another schedule or of one worker. What random
 //! tokens teach is little, but their losses hang on every weight and gradient.
 
-use std::sync::atomic::AtomicBool;
-use std::time::Instant;
-
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -14,17 +11,16 @@ use crate::analyze::{Refusal, peak_working_bytes};
 use crate::comm::{Comm, CommError, Endpoint, Threads};
 use crate::costs::UniformCosts;
 use crate::device::DeviceError;
-use crate::engine::{Job, Patience, Training, Worker, run_threads};
+use crate::engine::{Training, run_threads};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId, WorkerId};
 use crate::layers::Layers;
 use crate::lower::{Lowering, Passes, Recompute, lower};
-use crate::model::{
-    Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError, cut, memory, unpadded,
-};
+use crate::model::{DropoutRate, ModelConfig, ModelError, cut, memory, stage};
 use crate::program::Program;
 use crate::schedule::{Shape, Unfit, UnknownSchedule, find};
-use crate::stage::{Data, Param, Stage};
+use crate::stage::{Data, Param};
+use crate::trainer::Trainer;
 
 /// What to train, and how.
 #[derive(Clone, Debug)]
@@ -136,49 +132,22 @@ impl Run {
         comm: &mut impl Comm<D::Tensor>,
     ) -> Result<Trained, RunError> {
         let (training, program) = self.program()?;
-        let (stop, tokens) = (AtomicBool::new(false), Tokens(&self.model));
-        let job = Job {
-            program: &program,
-            width: 1,
-            micro_batch_size: self.micro_batch_size,
-            training: &training,
-            data: &tokens,
-            patience: Patience::default(),
-            stop: &stop,
-            epoch: Instant::now(),
+        let tokens = Tokens(&self.model);
+        let (model, rank) = (&self.model, comm.rank());
+        let cuts = cut(model, program.placement().n_stages())?;
+        let make = |id: StageId| {
+            let cut = cuts[id.index()].clone();
+            let made = stage(device.clone(), model, model.context, DropoutRate::default(), cut);
+            made.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))
         };
-        let (model, sequence, on) = (&self.model, self.model.context, device.clone());
-        match model.architecture {
-            Architecture::Gpt2 => self.train_stages(job, device, comm, |cut| {
-                Gpt2Stage::new(on.clone(), model, sequence, cut)
-            }),
-            Architecture::Bert => self.train_stages(job, device, comm, |cut| {
-                BertStage::new(on.clone(), model, sequence, model.predictions(sequence), cut)
-            }),
-        }
-    }
-
-    fn train_stages<D: Layers, S: Stage<Tensor = D::Tensor, Item = u32> + Clone>(
-        &self,
-        job: Job<'_>,
-        device: D,
-        comm: &mut impl Comm<D::Tensor>,
-        stage: impl Fn(Cut) -> Result<S, ModelError>,
-    ) -> Result<Trained, RunError> {
-        let cuts = cut(&self.model, job.program.placement().n_stages())?;
-        let stages = cuts.into_iter().map(stage).collect::<Result<Vec<_>, _>>()?;
-        let stage = |id: StageId| Ok(stages[id.index()].clone());
-        let mut worker = Worker::new(job, device, comm, stage)?;
+        let trainer = Trainer::new(&program, &tokens).training(training);
+        let trainer = trainer.micro_batch_size(self.micro_batch_size);
         let mut trained = Trained::default();
-        let mut step = 0;
-        while step < self.steps {
-            for report in worker.run(step)? {
-                trained.losses.push(report.loss);
-                trained.norms.push(report.grad_norm);
-                trained.seconds.push(report.step_s);
-                trained.bytes = report.ranks.iter().map(|rank| rank.bytes).collect();
-                step = report.step + 1;
-            }
+        for report in trainer.on_rank(comm, device.clone(), make)?.reports {
+            trained.losses.push(report.loss);
+            trained.norms.push(report.grad_norm);
+            trained.seconds.push(report.step_s);
+            trained.bytes = report.ranks.iter().map(|rank| rank.bytes).collect();
         }
         Ok(trained)
     }
@@ -206,22 +175,13 @@ impl Data for Tokens<'_> {
         input: &mut Vec<u32>,
         target: &mut Vec<u32>,
     ) -> std::io::Result<()> {
-        let ModelConfig { architecture, vocab, context, .. } = *self.0;
+        let ModelConfig { vocab, context, .. } = *self.0;
         let mut rng = ChaCha8Rng::seed_from_u64(step << 32 | sample);
         let mut token = || rng.random_range(0..vocab as u32);
-        let tokens: Vec<u32> = (0..=context).map(|_| token()).collect();
-        let predictions = self.n_targets();
-        match architecture {
-            Architecture::Gpt2 => {
-                input.extend(&tokens[..context]);
-                target.extend(&tokens[1..]);
-            }
-            Architecture::Bert => {
-                input.extend(unpadded(&tokens[..context], predictions));
-                target.extend(&tokens[..predictions]);
-                target.push(tokens[context] % 2);
-            }
-        }
+        let tokens: Vec<u32> = (0..context).map(|_| token()).collect();
+        let (inputs, targets) = self.0.sample(&tokens, token());
+        input.extend(inputs);
+        target.extend(targets);
         Ok(())
     }
 
@@ -234,6 +194,7 @@ impl Data for Tokens<'_> {
 mod tests {
     use super::*;
     use crate::device::reference::Reference;
+    use crate::model::Architecture;
 
     #[test]
     fn a_pipeline_trains_as_one_worker() {

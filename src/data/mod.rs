@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use chimera_core::model::{Architecture, ModelConfig};
+use chimera_core::model::{ModelConfig, Objective};
 
 use crate::formats::checkpoint::Digest;
 
@@ -89,9 +89,9 @@ impl Corpus {
             files => Tokens::open(files)?,
         };
         let tokenizer = tokenizer_of(files)?;
-        let masking = match model.architecture {
-            Architecture::Gpt2 => None,
-            Architecture::Bert => Some(Masking::new(model, tokenizer.as_ref())?),
+        let masking = match model.objective() {
+            Objective::NextToken => None,
+            Objective::MaskedTokens => Some(Masking::new(model, tokenizer.as_ref())?),
         };
         match &masking {
             None => tokens.check(model.vocab)?,

@@ -5,8 +5,8 @@ mod sampling;
 
 use anyhow::{Result, anyhow, ensure};
 use chimera_core::layers::Layers;
-use chimera_core::model::{Architecture, Cut, Gpt2Stage, ModelConfig};
-use chimera_core::stage::{Micro, Output, Param, Stage};
+use chimera_core::model::{Cut, DropoutRate, ModelConfig, Objective, stage};
+use chimera_core::stage::{AnyStage, Micro, Output, Param};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
@@ -16,7 +16,7 @@ pub use bert::{Bert, PairScore};
 pub use sampling::Sampling;
 use sampling::draw;
 
-/// A whole GPT-2 on one device, in two parts: of a long text the head is asked for some rows alone.
+/// A whole model that predicts the next token, on one device, in two parts: of a long text the head is asked for some rows alone.
 pub struct Model<K: Layers> {
     kernels: K,
     config: ModelConfig,
@@ -43,8 +43,9 @@ impl Score {
 /// Refuses a model that cannot tell what follows a text.
 pub fn must_foresee(config: &ModelConfig) -> Result<()> {
     ensure!(
-        config.architecture == Architecture::Gpt2,
-        "the model is a BERT, which predicts masked tokens: a GPT-2 is needed to foresee and continue text"
+        config.objective() == Objective::NextToken,
+        "the model is a {}, which predicts masked tokens: a GPT-2 is needed to foresee and continue text",
+        config.architecture
     );
     Ok(())
 }
@@ -53,7 +54,7 @@ impl<K: Layers> Model<K> {
     /// Puts the tensors of a model onto a device; each parameter of the model must be among them.
     ///
     /// # Errors
-    /// If one is missing, or the model is no GPT-2.
+    /// If one is missing, or the model does not predict the next token.
     pub fn new(
         kernels: K,
         config: &ModelConfig,
@@ -179,9 +180,9 @@ impl<K: Layers> Model<K> {
     }
 
     /// The last rows of what the body makes of one sample, and the head for so many.
-    fn last_rows(&self, input: &[u32], n_rows: usize) -> Result<(Gpt2Stage<K>, K::Tensor)> {
+    fn last_rows(&self, input: &[u32], n_rows: usize) -> Result<(AnyStage<K::Tensor>, K::Tensor)> {
         let (k, config) = (&self.kernels, &self.config);
-        let stage = |sequence, cut| Gpt2Stage::new(k.clone(), config, sequence, cut);
+        let stage = |sequence, cut| stage(k.clone(), config, sequence, DropoutRate::default(), cut);
         let micro =
             Micro { step: 0, sample: 0, input, target: &[], loss_scale: 1.0, training: false };
         let body = stage(input.len(), body(config))?;

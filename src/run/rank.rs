@@ -9,8 +9,7 @@ use chimera_core::engine::{Job, StepReport, Worker, handshake, panicked};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::StageId;
 use chimera_core::layers::Layers;
-use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelError};
-use chimera_core::stage::Stage;
+use chimera_core::model::{DropoutRate, stage};
 
 use super::Run;
 use super::steps::Steps;
@@ -31,46 +30,23 @@ impl Run {
         K: Layers,
         O: FnMut(&StepReport) -> Result<()>,
     {
-        let (model, rate, seed) = (self.model(), self.config().dropout, self.config().seed);
-        let (k, sequence) = (kernels.clone(), model.context);
-        match model.architecture {
-            Architecture::Gpt2 => self.train_stages(job, kernels, comm, watch, |cut| {
-                Ok(Gpt2Stage::new(k.clone(), model, sequence, cut)?.with_dropout(rate, seed))
-            }),
-            Architecture::Bert => self.train_stages(job, kernels, comm, watch, |cut| {
-                let predictions = model.predictions(sequence);
-                let stage = BertStage::new(k.clone(), model, sequence, predictions, cut)?;
-                Ok(stage.with_dropout(rate, seed))
-            }),
-        }
-    }
-
-    fn train_stages<'r, K, S, O>(
-        &'r self,
-        job: Job<'r>,
-        kernels: K,
-        comm: &mut impl Comm<K::Tensor>,
-        watch: &Watch<'r, O>,
-        stage: impl Fn(Cut) -> Result<S, ModelError>,
-    ) -> Result<RankTrained, Fault>
-    where
-        K: Layers,
-        S: Stage<Tensor = K::Tensor, Item = u32> + Clone,
-        O: FnMut(&StepReport) -> Result<()>,
-    {
         let rank = comm.rank();
         handshake(comm, &watch.greeting, Instant::now() + job.patience.first_step)?;
-        let stages: Result<Vec<S>, _> = self.plan.cuts.iter().cloned().map(stage).collect();
-        let stages = stages.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))?;
-        let stage = |id: StageId| Ok(stages[id.index()].clone());
-        let mut worker = Worker::new(job, kernels, comm, stage)?;
+        let model = self.model();
+        let dropout = DropoutRate { rate: self.config().dropout, seed: self.config().seed };
+        let stage = |id: StageId| {
+            let cut = self.plan.cuts[id.index()].clone();
+            let made = stage(kernels.clone(), model, model.context, dropout, cut);
+            made.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))
+        };
+        let mut worker = Worker::new(job, kernels.clone(), comm, stage)?;
         if let Some(explain) = &self.explain {
             explain.follow(rank, worker.recent().clone());
         }
         let mut log =
             Log::open(self.config().log.as_deref(), self.program(), rank, self.first_step())?;
         let trained = catch_unwind(AssertUnwindSafe(|| {
-            Steps { run: self, worker: &mut worker, rank, watch, log: &mut log }.train(&stages)
+            Steps { run: self, worker: &mut worker, rank, watch, log: &mut log }.train()
         }));
         match &trained {
             Ok(trained) => {

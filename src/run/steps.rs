@@ -38,7 +38,7 @@ where
     O: FnMut(&StepReport) -> Result<()>,
 {
     /// All steps from where the run begins.
-    pub(super) fn train(mut self, stages: &[S]) -> Result<RankTrained, Fault> {
+    pub(super) fn train(mut self) -> Result<RankTrained, Fault> {
         self.begin()?;
         let (run, rank) = (self.run, self.rank);
         let n_steps = run.config().steps;
@@ -77,7 +77,7 @@ where
         if let Some(shares) = shares {
             trained.saved = shares.finish(&mut gather::exchange(self.worker))?;
         }
-        trained.weights = self.weights(stages, n_steps)?;
+        trained.weights = self.weights(n_steps)?;
         Ok(trained)
     }
 
@@ -182,12 +182,14 @@ where
     }
 
     /// The weights of the whole model, on rank 0.
-    fn weights(&mut self, stages: &[S], step: u64) -> Result<Vec<(Param, Vec<f32>)>, Fault> {
+    fn weights(&mut self, step: u64) -> Result<Vec<(Param, Vec<f32>)>, Fault> {
+        let run = self.run;
+        let params: Vec<_> = run.plan.cuts.iter().map(|cut| run.model().params(cut)).collect();
         let mut weights = Vec::new();
         for ((stage, index), values) in self.worker.gather_weights(step)? {
-            let params = stages.get(stage.index()).map(Stage::params).unwrap_or_default();
+            let param = params.get(stage.index()).and_then(|params| params.get(index));
             let sized = |param: &&Param| param.n_elements() == values.len();
-            let param = params.get(index).filter(sized).ok_or_else(|| {
+            let param = param.filter(sized).ok_or_else(|| {
                 let message = format!("a rank sent {} values for {stage}", values.len());
                 Fault::new(Class::Mismatch, self.rank, message)
             })?;

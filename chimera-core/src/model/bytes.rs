@@ -1,6 +1,6 @@
 //! How much memory the passes of a stage take: they run once, for one sample, on a device that only counts.
 
-use super::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, ModelError};
+use super::{Cut, DropoutRate, ModelConfig, ModelError, stage};
 use crate::costs::StageBytes;
 use crate::device::{Counted, Device, Extents, Result};
 use crate::layers::{Activation, Layers};
@@ -31,19 +31,10 @@ pub fn memory(
     activation_bytes: u64,
 ) -> std::result::Result<Memory, ModelError> {
     let (device, rate) = (Counted::new(activation_bytes), if drops { RATE } else { 0.0 });
-    let tokens = vec![0; sequence];
-    let counted = match config.architecture {
-        Architecture::Gpt2 => {
-            let stage = Gpt2Stage::new(device.clone(), config, sequence, cut.clone())?;
-            count(&device, &stage.with_dropout(rate, 0), cut, &tokens, &tokens)
-        }
-        Architecture::Bert => {
-            let predictions = config.predictions(sequence);
-            let stage = BertStage::new(device.clone(), config, sequence, predictions, cut.clone())?;
-            let (input, target) = (super::unpadded(&tokens, predictions), vec![0; predictions + 1]);
-            count(&device, &stage.with_dropout(rate, 0), cut, &input, &target)
-        }
-    };
+    let (input, target) = config.sample(&vec![0; sequence], 0);
+    let dropout = DropoutRate { rate, seed: 0 };
+    let stage = stage(device.clone(), config, sequence, dropout, cut.clone())?;
+    let counted = count(&device, &stage, cut, &input, &target);
     // It has no memory that could run out.
     Ok(counted.unwrap_or_default())
 }
@@ -135,6 +126,7 @@ fn of_output(output: Output<Extents>) -> Extents {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Architecture;
     use super::*;
 
     #[test]

@@ -1,10 +1,8 @@
 //! What a model is made of: its layers and their sizes, and the pieces it can be cut into.
 
-use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
 
-use crate::notation::by_name;
+use super::{Architecture, Objective};
 use crate::stage::{Init, Param};
 
 /// Why a model cannot be made as asked.
@@ -56,39 +54,6 @@ pub enum ModelError {
         /// Layers of the model.
         layers: usize,
     },
-}
-
-/// What the layers of a model are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Architecture {
-    /// Pre-norm blocks that see what was before, predicting the next token (Radford et al., 2019).
-    Gpt2,
-    /// Post-norm blocks that see both ways, predicting masked tokens and whether the second of two
-    /// segments follows the first (Devlin et al., 2018).
-    Bert,
-}
-
-impl Architecture {
-    /// All, by the name that users type.
-    pub const ALL: [(&'static str, Architecture); 2] =
-        [("gpt2", Architecture::Gpt2), ("bert", Architecture::Bert)];
-}
-
-impl fmt::Display for Architecture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Architecture::Gpt2 => "GPT-2",
-            Architecture::Bert => "BERT",
-        })
-    }
-}
-
-impl FromStr for Architecture {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Architecture, String> {
-        by_name("model", name, &Architecture::ALL)
-    }
 }
 
 /// A model: its layers and their sizes.
@@ -147,12 +112,19 @@ impl ModelConfig {
         Ok(())
     }
 
+    /// What the model is trained to predict.
+    pub fn objective(&self) -> Objective {
+        self.architecture.family().objective()
+    }
+
     /// How many tokens of a sample of `sequence` are predicted: all by a GPT-2, 15 % by a BERT.
     pub fn predictions(&self, sequence: usize) -> usize {
-        match self.architecture {
-            Architecture::Gpt2 => sequence,
-            Architecture::Bert => ((3 * sequence + 10) / 20).max(1),
-        }
+        self.architecture.family().predictions(sequence)
+    }
+
+    /// A sample of these tokens without padding, and its targets: `next` is what follows the last token.
+    pub fn sample(&self, tokens: &[u32], next: u32) -> (Vec<u32>, Vec<u32>) {
+        self.architecture.family().sample(tokens, next)
     }
 
     /// Whether `cut` is one of two stages that share the token table.

@@ -1,17 +1,9 @@
 //! What a block needs beside its weights and its input.
 
+use super::family::DropoutRate;
 use crate::device::Result;
 use crate::layers::{Attention, Dropout, Layers, Layout};
 use crate::stage::Micro;
-
-/// The dropout of a model: none, unless a stage is told otherwise.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(super) struct Rate {
-    /// Probability of being dropped.
-    pub(super) rate: f64,
-    /// With step, layer and sample it decides which elements are.
-    pub(super) seed: u64,
-}
 
 /// The layer of the dropout behind the embedding.
 pub(super) const EMBEDDED: u64 = 0;
@@ -33,14 +25,14 @@ pub(super) struct Pass<'p, D> {
     attention: Attention<'p>,
     /// The dropout of layer 0 from the micro-batch's first row on, per feature of a row; `None` if nothing
     /// is dropped.
-    dropout: Option<(Rate, u64, u64)>,
+    dropout: Option<(DropoutRate, u64, u64)>,
 }
 
 impl<'p, D: Layers> Pass<'p, D> {
     pub(super) fn new(
         device: &'p D,
         attention: Attention<'p>,
-        rate: Rate,
+        rate: DropoutRate,
         micro: &Micro<'_>,
     ) -> Self {
         let first_row = micro.sample * attention.context as u64;
@@ -100,7 +92,7 @@ impl<'p, D: Layers> Pass<'p, D> {
 
     /// How rows attend to each other in block `block`, with the dropout of its weights.
     fn attention_of(&self, block: usize) -> Attention<'p> {
-        let dropout = self.dropout.map(|(Rate { rate, seed }, step, first_row)| {
+        let dropout = self.dropout.map(|(DropoutRate { rate, seed }, step, first_row)| {
             let first = first_row * self.attention.weight(1, 0);
             Dropout::new(rate, seed, step, ATTENTION + block as u64, first)
         });
@@ -109,7 +101,7 @@ impl<'p, D: Layers> Pass<'p, D> {
 
     /// The dropout of `layer` on the rows of the micro-batch, as wide as `like`.
     fn dropout(&self, layer: u64, like: &D::Tensor) -> Option<Dropout> {
-        let (Rate { rate, seed }, step, first_row) = self.dropout?;
+        let (DropoutRate { rate, seed }, step, first_row) = self.dropout?;
         let width: usize = self.device.shape(like)[1..].iter().product();
         Some(Dropout::new(rate, seed, step, layer, first_row * width as u64))
     }

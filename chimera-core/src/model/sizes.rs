@@ -1,25 +1,17 @@
 //! The tensors and the work of a model, whatever its architecture.
 
-use super::bert::tensors as bert;
-use super::gpt2::tensors as gpt2;
-use super::{Architecture, Cut, ModelConfig};
+use super::{Cut, ModelConfig, Objective};
 use crate::stage::Param;
 
 impl ModelConfig {
     /// Number of parameters; a tied table counts once.
     pub fn n_params(&self) -> u64 {
-        match self.architecture {
-            Architecture::Gpt2 => gpt2::n_params(self),
-            Architecture::Bert => bert::n_params(self),
-        }
+        self.architecture.family().n_params(self)
     }
 
     /// The tensors of the stage `cut`, in the order in which it holds them.
     pub fn params(&self, cut: &Cut) -> Vec<Param> {
-        match self.architecture {
-            Architecture::Gpt2 => gpt2::params(self, cut),
-            Architecture::Bert => bert::params(self, cut),
-        }
+        self.architecture.family().params(self, cut)
     }
 
     /// Floating-point operations of one sample's forward pass through `cut`: matrix products and
@@ -35,7 +27,7 @@ impl ModelConfig {
     /// not count. (Chowdhery et al., PaLM, 2022, appendix B, count `12 L d T`, as if attention were not causal.) A BERT
     /// sees all tokens and predicts few, so it takes three times what its forward pass does.
     pub fn flops_per_token(&self) -> f64 {
-        if self.architecture == Architecture::Bert {
+        if self.objective() == Objective::MaskedTokens {
             let whole = Cut::whole(self);
             return 3.0 * self.forward_flops(&whole, self.context) / self.context as f64;
         }
@@ -49,10 +41,8 @@ impl ModelConfig {
     /// a BERT's heads pooler and transform.
     pub fn selective_flops(&self, cut: &Cut, sequence: usize) -> f64 {
         let square = 2.0 * (self.hidden as f64).powi(2);
-        let heads = match self.architecture {
-            Architecture::Bert if cut.last => square * (1 + self.predictions(sequence)) as f64,
-            _ => 0.0,
-        };
+        let family = self.architecture.family();
+        let heads = if cut.last { family.selective_head_flops(self, sequence) } else { 0.0 };
         cut.blocks.len() as f64 * sequence as f64 * 4.0 * square + heads
     }
 
@@ -64,15 +54,13 @@ impl ModelConfig {
 
     /// Forward work of the head on a sample of `sequence` tokens.
     pub(super) fn head_flops(&self, sequence: usize) -> f64 {
-        match self.architecture {
-            Architecture::Gpt2 => gpt2::head_flops(self, sequence),
-            Architecture::Bert => bert::head_flops(self, sequence),
-        }
+        self.architecture.family().head_flops(self, sequence)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Architecture;
     use super::super::cut;
     use super::*;
 

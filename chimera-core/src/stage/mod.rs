@@ -8,10 +8,12 @@
 
 mod autograd;
 pub mod conformance;
+mod erased;
 mod init;
 mod param;
 
 pub use autograd::{Autograd, Differentiable};
+pub use erased::{AnyStage, AnyValue, erase};
 pub use init::initial;
 pub use param::{Init, Param};
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use chimera_core::layers::Layers;
-use chimera_core::model::Architecture;
+use chimera_core::model::Objective;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -148,9 +148,9 @@ impl Compute for Evaluation<'_> {
 
     fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
         let kernels = devices[0].clone();
-        match self.read.config.architecture {
-            Architecture::Gpt2 => self.eval.foresee(kernels, self.read, &self.place),
-            Architecture::Bert => self.eval.guess(kernels, self.read, &self.place),
+        match self.read.config.objective() {
+            Objective::NextToken => self.eval.foresee(kernels, self.read, &self.place),
+            Objective::MaskedTokens => self.eval.guess(kernels, self.read, &self.place),
         }
     }
 }

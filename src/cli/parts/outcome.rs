@@ -3,7 +3,7 @@
 use anyhow::Result;
 use chimera_backend_candle::Candle;
 use chimera_core::analyze::Timeline;
-use chimera_core::model::Architecture;
+use chimera_core::model::Objective;
 use chimera_core::render::{svg, text};
 use serde_json::json;
 
@@ -30,8 +30,8 @@ impl Outcome<'_> {
     /// Validation loss, a sample, and the measured pipeline.
     pub(crate) fn show(&self, trained: &Trained, seconds: f64) -> Result<()> {
         let Outcome { run, folder, say, .. } = *self;
-        let (validation_loss, perplexity) = match run.model().architecture {
-            Architecture::Gpt2 => {
+        let (validation_loss, perplexity) = match run.model().objective() {
+            Objective::NextToken => {
                 let model = Model::new(Candle::cpu(), run.model(), &trained.weights)?;
                 let loss = model.loss(&run.validation()?)?;
                 let perplexity = loss.exp();
@@ -44,7 +44,7 @@ impl Outcome<'_> {
                 }
                 (loss, Some(perplexity))
             }
-            Architecture::Bert => {
+            Objective::MaskedTokens => {
                 let model = Bert::new(Candle::cpu(), run.model(), &trained.weights)?;
                 let loss = model.loss(&run.validation()?)?;
                 say.line(&format!(

@@ -6,6 +6,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::dropout::DropoutRates;
+use super::format::Format;
+
+/// How Hugging Face writes the model.
+pub(super) const FORMAT: Format =
+    Format { model_type: "bert", parse, to_json, from_hf, to_hf, copies, twin: twin };
 
 /// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
 #[derive(Deserialize)]
@@ -64,7 +69,7 @@ fn absolute() -> String {
 ///
 /// # Errors
 /// What is not a BERT as this project computes it is refused with the key that says so.
-pub(super) fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
+fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     let keys: Keys = serde_json::from_slice(text)?;
     // Where it is absent, `transformers` takes 3072, whatever the other sizes.
     let inner = keys.intermediate_size.unwrap_or(3072);
@@ -104,7 +109,7 @@ pub(super) fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
 }
 
 /// `config.json` of a model. Without the id of padding in BERT's vocabulary, unless it has that vocabulary.
-pub(super) fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
+fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
     let pad = if config.vocab == 30522 { json!(0) } else { Value::Null };
     let keys = json!({
         "architectures": ["BertForPreTraining"],
@@ -140,7 +145,7 @@ const HEADS: &str = "cls.";
 const POSITIONS: &str = "embeddings.position_ids";
 
 /// Our name of a tensor, or `None` if it is no weight. Google's own names of a norm's weights are known too.
-pub(super) fn from_hf(name: &str) -> Option<String> {
+fn from_hf(name: &str) -> Option<String> {
     let name = name.strip_prefix(BODY).unwrap_or(name);
     let old = |old: &str, new: &str| Some(format!("{}{new}", name.strip_suffix(old)?));
     let modern = || old("LayerNorm.gamma", "LayerNorm.weight");
@@ -149,7 +154,7 @@ pub(super) fn from_hf(name: &str) -> Option<String> {
 }
 
 /// The name of a tensor in a model with heads.
-pub(super) fn to_hf(name: &str) -> String {
+fn to_hf(name: &str) -> String {
     if name.starts_with(HEADS) { name.to_owned() } else { format!("{BODY}{name}") }
 }
 
@@ -157,13 +162,13 @@ pub(super) fn to_hf(name: &str) -> String {
 const BIAS: (&str, &str) = ("cls.predictions.decoder.bias", "cls.predictions.bias");
 
 /// Tensors that may be there too, and which of ours they are.
-pub(super) fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {
+fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {
     let decoder = ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight");
     if config.tied { vec![BIAS, decoder] } else { Vec::new() }
 }
 
 /// A tensor that is read for one of ours if it is there, and written beside it.
-pub(super) fn twin(config: &ModelConfig) -> Option<(&'static str, &'static str)> {
+fn twin(config: &ModelConfig) -> Option<(&'static str, &'static str)> {
     (!config.tied).then_some(BIAS)
 }
 

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use chimera_core::model::{Architecture, ModelConfig};
+use chimera_core::model::ModelConfig;
 use serde::Deserialize;
 
+use super::CONFIG;
 use super::dropout::DropoutRates;
-use super::{CONFIG, bert, gpt2};
+use super::table::{FORMATS, format};
 use crate::formats::checkpoint::{MANIFEST, Store};
 use crate::formats::files::read_regular;
 
@@ -17,7 +18,7 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// The model in `dir`, and what is dropped when it is trained.
 ///
 /// # Errors
-/// What is neither a GPT-2 nor a BERT as this project computes them is refused with the key that says so.
+/// A model that this project does not compute is refused with the key that says so.
 pub fn read_config(dir: &Path) -> Result<(ModelConfig, DropoutRates)> {
     let path = dir.join(CONFIG);
     let has_checkpoints = dir.join(MANIFEST).exists() || Store::of(dir).folder().exists();
@@ -49,21 +50,19 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
         model_type: Option<String>,
     }
     let Keys { model_type } = serde_json::from_slice(text)?;
-    match model_type.as_deref() {
-        None | Some("gpt2") => gpt2::parse(text),
-        Some("bert") => bert::parse(text),
-        Some(other) => {
-            bail!("`model_type` is {other:?}, but the models here are \"gpt2\" and \"bert\"")
+    let Some(name) = model_type else { return (FORMATS[0].parse)(text) };
+    match FORMATS.iter().find(|format| format.model_type == name) {
+        Some(format) => (format.parse)(text),
+        None => {
+            let names = FORMATS.map(|format| format!("{:?}", format.model_type));
+            bail!("`model_type` is {name:?}, but the models here are {}", names.join(" and "))
         }
     }
 }
 
 /// `config.json` of a model.
 pub(crate) fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
-    match config.architecture {
-        Architecture::Gpt2 => gpt2::to_json(config, dropout),
-        Architecture::Bert => bert::to_json(config, dropout),
-    }
+    (format(config.architecture).to_json)(config, dropout)
 }
 
 #[cfg(test)]

@@ -7,6 +7,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::dropout::DropoutRates;
+use super::format::Format;
+
+/// How Hugging Face writes the model.
+pub(super) const FORMAT: Format =
+    Format { model_type: "gpt2", parse, to_json, from_hf, to_hf, copies, twin: |_| None };
 
 /// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
 #[derive(Deserialize)]
@@ -57,7 +62,7 @@ fn usual() -> f64 {
 ///
 /// # Errors
 /// What is not a GPT-2 as this project computes it is refused with the key that says so.
-pub(super) fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
+fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     let keys: Keys = serde_json::from_slice(text)?;
     let gelu = ["gelu_new", "gelu_pytorch_tanh"].contains(&keys.activation_function.as_str());
     let inner = keys.n_inner.is_none_or(|inner| Some(inner) == keys.n_embd.checked_mul(4));
@@ -101,7 +106,7 @@ pub(super) fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
 
 /// `config.json` of a model. Without the ids of GPT-2's vocabulary that begin and end a text, unless it has
 /// that vocabulary.
-pub(super) fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
+fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
     let end = if config.vocab == 50257 { json!(50256) } else { Value::Null };
     let keys = json!({
         "architectures": ["GPT2LMHeadModel"],
@@ -136,18 +141,18 @@ const HEAD: &str = "lm_head.weight";
 const CONSTANTS: [&str; 2] = [".attn.bias", ".attn.masked_bias"];
 
 /// Our name of a tensor, or `None` if it is no weight.
-pub(super) fn from_hf(name: &str) -> Option<String> {
+fn from_hf(name: &str) -> Option<String> {
     let is_constant = CONSTANTS.iter().any(|constant| name.ends_with(constant));
     (!is_constant).then(|| name.strip_prefix(BODY).unwrap_or(name).to_owned())
 }
 
 /// The name of a tensor in a model with a head.
-pub(super) fn to_hf(name: &str) -> String {
+fn to_hf(name: &str) -> String {
     if name == HEAD { name.to_owned() } else { format!("{BODY}{name}") }
 }
 
 /// Tensors that may be there too, and which of ours they are.
-pub(super) fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {
+fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {
     if config.tied { vec![(HEAD, "wte.weight")] } else { Vec::new() }
 }
 

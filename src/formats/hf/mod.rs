@@ -10,10 +10,12 @@ mod bert;
 mod config;
 mod dropout;
 mod files;
+mod format;
 mod gpt2;
 mod names;
 mod read;
 mod shard;
+mod table;
 
 pub use config::read_config;
 pub use dropout::DropoutRates;

@@ -12,8 +12,9 @@ use safetensors::tensor::TensorInfo;
 use super::config::read_config;
 use super::dropout::DropoutRates;
 use super::files::shards;
-use super::names::{copies, from_hf, parts, twin};
+use super::names::{parts, twin};
 use super::shard::Shard;
+use super::table::format;
 
 /// The most names that a refusal lists.
 const N_NAMED: usize = 3;
@@ -79,7 +80,7 @@ impl Source {
         let (config, dropout) = read_config(dir)?;
         let params = config.params(&Cut::whole(&config));
         let mut places = places(config.architecture, shards(dir)?)?;
-        let copies = copies(&config).into_iter();
+        let copies = (format(config.architecture).copies)(&config).into_iter();
         let copies: Vec<(&str, Place)> =
             copies.filter_map(|(name, ours)| Some((ours, places.remove(name)?))).collect();
         if let Some((name, ours)) = twin(&config)
@@ -184,7 +185,7 @@ fn places(architecture: Architecture, shards: Vec<Shard>) -> Result<BTreeMap<Str
     let mut places: BTreeMap<String, Place> = BTreeMap::new();
     for shard in shards.into_iter().map(Arc::new) {
         for (name, tensor) in shard.tensors() {
-            let Some(ours) = from_hf(architecture, &name) else { continue };
+            let Some(ours) = (format(architecture).from_hf)(&name) else { continue };
             let (at, tensor) = (Arc::clone(&shard), tensor.clone());
             let place = Place { shard: at, name: name.clone(), tensor };
             if let Some(other) = places.insert(ours, place) {

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, anyhow, ensure};
 use chimera_core::layers::Layers;
-use chimera_core::model::{Architecture, BertStage, Cut, ModelConfig};
+use chimera_core::model::{BertStage, Cut, ModelConfig, Objective};
 use chimera_core::stage::{Micro, Output, Param, Stage};
 
 use super::upload;
@@ -36,7 +36,7 @@ impl<K: Layers> Bert<K> {
     /// # Errors
     /// If one is missing, or the model is no BERT.
     pub fn new(kernels: K, config: &ModelConfig, tensors: &[(Param, Vec<f32>)]) -> Result<Bert<K>> {
-        ensure!(config.architecture == Architecture::Bert, "the model is no BERT");
+        ensure!(config.objective() == Objective::MaskedTokens, "the model is no BERT");
         let weights = upload(&kernels, config.params(&Cut::whole(config)), tensors, &[])?;
         let weights = weights.into_iter().map(|(_, tensor)| tensor).collect();
         Ok(Bert { kernels, config: config.clone(), weights })

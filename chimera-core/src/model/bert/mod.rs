@@ -5,21 +5,20 @@ mod block;
 mod embedding;
 mod head;
 mod sample;
-pub(super) mod tensors;
+mod tensors;
 
 use std::ops::Range;
 
+use super::family::{self, DropoutRate, Objective};
 use super::kept::Kept;
 use super::parts::{bytes, part};
-use super::pass::{Pass, Rate};
+use super::pass::Pass;
 use super::{Cut, ModelConfig, ModelError};
 use crate::device::Result;
 use crate::layers::{Attention, Layers, Layout, Mask};
 use crate::stage::{Micro, Output, Param, Stage};
 
 use sample::Form;
-
-pub(crate) use sample::unpadded;
 
 /// What the layer norms of BERT add to the variance.
 const EPSILON: f64 = 1e-12;
@@ -32,7 +31,7 @@ pub struct BertStage<D> {
     heads: usize,
     hidden: usize,
     form: Form,
-    dropout: Rate,
+    dropout: DropoutRate,
     params: Vec<Param>,
     /// Where the decoder's matrix lies among the weights: the word table itself if tied and at hand.
     decoder: usize,
@@ -77,14 +76,14 @@ impl<D: Layers> BertStage<D> {
         let params = tensors::params(config, &cut);
         let decoder = if config.tied && cut.first { 0 } else { params.len() - 1 };
         let form = Form { sequence, predictions };
-        let (heads, hidden, dropout) = (config.heads, config.hidden, Rate::default());
+        let (heads, hidden, dropout) = (config.heads, config.hidden, DropoutRate::default());
         Ok(Self { device, cut, heads, hidden, form, dropout, params, decoder })
     }
 
     /// Drops elements of the embedding and of what blocks add to it, with probability `rate`, while
     /// training.
     pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
-        Self { dropout: Rate { rate, seed }, ..self }
+        Self { dropout: DropoutRate { rate, seed }, ..self }
     }
 
     fn pass<'p>(&'p self, lengths: &'p [u32], micro: &Micro<'_>) -> Pass<'p, D> {
@@ -139,6 +138,57 @@ impl<D: Layers> BertStage<D> {
         let head = self.cut.last.then(|| head(&x)).transpose()?;
         Ok((x, BertSaved { embedding, blocks, head }))
     }
+}
+
+/// What all BERTs have in common.
+pub(super) struct Family;
+
+impl family::Family for Family {
+    fn title(&self) -> &'static str {
+        "BERT"
+    }
+
+    fn objective(&self) -> Objective {
+        Objective::MaskedTokens
+    }
+
+    fn n_params(&self, config: &ModelConfig) -> u64 {
+        tensors::n_params(config)
+    }
+
+    fn params(&self, config: &ModelConfig, cut: &Cut) -> Vec<Param> {
+        tensors::params(config, cut)
+    }
+
+    fn head_flops(&self, config: &ModelConfig, sequence: usize) -> f64 {
+        tensors::head_flops(config, sequence)
+    }
+
+    /// The products of pooler and transform.
+    fn selective_head_flops(&self, config: &ModelConfig, sequence: usize) -> f64 {
+        2.0 * (config.hidden as f64).powi(2) * (1 + self.predictions(sequence)) as f64
+    }
+
+    fn predictions(&self, sequence: usize) -> usize {
+        ((3 * sequence + 10) / 20).max(1)
+    }
+
+    fn sample(&self, tokens: &[u32], next: u32) -> (Vec<u32>, Vec<u32>) {
+        let predictions = self.predictions(tokens.len());
+        let predicted = tokens.iter().take(predictions).copied();
+        (sample::unpadded(tokens, predictions), predicted.chain([next % 2]).collect())
+    }
+}
+
+pub(super) fn stage<D: Layers>(
+    device: D,
+    config: &ModelConfig,
+    sequence: usize,
+    dropout: DropoutRate,
+    cut: Cut,
+) -> std::result::Result<BertStage<D>, ModelError> {
+    let predictions = config.predictions(sequence);
+    Ok(BertStage { dropout, ..BertStage::new(device, config, sequence, predictions, cut)? })
 }
 
 impl<D: Layers> Stage for BertStage<D> {

@@ -19,7 +19,7 @@ const COUNTS: usize = 2;
 
 /// The input of a sample without padding: the second segment is from the middle on, and the first positions are
 /// predicted.
-pub(crate) fn unpadded(tokens: &[u32], predictions: usize) -> Vec<u32> {
+pub(super) fn unpadded(tokens: &[u32], predictions: usize) -> Vec<u32> {
     let counts: [u32; COUNTS] = [tokens.len() as u32, tokens.len() as u32 / 2];
     [&counts[..], &(0..predictions as u32).collect::<Vec<_>>(), tokens].concat()
 }

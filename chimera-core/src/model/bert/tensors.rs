@@ -6,7 +6,7 @@ use super::head;
 use crate::stage::{Init, Param};
 
 /// Number of parameters; a tied table counts once.
-pub(in super::super) fn n_params(config: &ModelConfig) -> u64 {
+pub(super) fn n_params(config: &ModelConfig) -> u64 {
     let [layers, hidden, context, vocab] =
         [config.layers, config.hidden, config.context, config.vocab].map(|n| n as u64);
     let tables = if config.tied { 1 } else { 2 };
@@ -21,7 +21,7 @@ pub(in super::super) fn n_params(config: &ModelConfig) -> u64 {
 /// its prefix; but queries, keys and values are one matrix, `qkv`.
 ///
 /// Initial values as published: normal 0.02. Weight decay on matrices alone.
-pub(in super::super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
+pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
     let shared = config.shares_table(cut);
     let table = |name: &str, rows| {
         param(format!("embeddings.{name}.weight"), &[rows, config.hidden], Init::Normal(DEVIATION))
@@ -50,7 +50,7 @@ pub(in super::super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
 }
 
 /// Forward work of the heads on a sample of `sequence` tokens.
-pub(in super::super) fn head_flops(config: &ModelConfig, sequence: usize) -> f64 {
+pub(super) fn head_flops(config: &ModelConfig, sequence: usize) -> f64 {
     let (hidden, vocab) = (config.hidden as f64, config.vocab as f64);
     let per_prediction = 2.0 * hidden * (hidden + vocab);
     config.predictions(sequence) as f64 * per_prediction + 2.0 * hidden * (hidden + 2.0)

@@ -1,14 +1,15 @@
 //! GPT-2 as pipeline stages: learned positions, pre-norm blocks, GELU, an output head without bias.
 
 mod block;
-pub(super) mod tensors;
+mod tensors;
 
 use std::ops::Range;
 
+use super::family::{self, DropoutRate, Objective};
 use super::kept::Kept;
 use super::operands::{Linear, Norm};
 use super::parts::{bytes, part};
-use super::pass::{EMBEDDED, Pass, Rate};
+use super::pass::{EMBEDDED, Pass};
 use super::{Cut, ModelConfig, ModelError};
 use crate::device::Result;
 use crate::layers::{Attention, Layers, Layout};
@@ -22,7 +23,7 @@ pub struct Gpt2Stage<D> {
     heads: usize,
     sequence: usize,
     hidden: usize,
-    dropout: Rate,
+    dropout: DropoutRate,
     params: Vec<Param>,
     /// Where the head's matrix lies among the weights: the token table itself if tied and at hand.
     head: usize,
@@ -75,14 +76,14 @@ impl<D: Layers> Gpt2Stage<D> {
         config.check_sequence(sequence)?;
         let params = tensors::params(config, &cut);
         let head = if config.tied && cut.first { 0 } else { params.len() - 1 };
-        let (heads, hidden, dropout) = (config.heads, config.hidden, Rate::default());
+        let (heads, hidden, dropout) = (config.heads, config.hidden, DropoutRate::default());
         Ok(Self { device, cut, heads, sequence, hidden, dropout, params, head })
     }
 
     /// Drops elements of the embedding and of what blocks add to it, with probability `rate`, while
     /// training.
     pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
-        Self { dropout: Rate { rate, seed }, ..self }
+        Self { dropout: DropoutRate { rate, seed }, ..self }
     }
 
     fn pass(&self, micro: &Micro<'_>) -> Pass<'_, D> {
@@ -129,6 +130,50 @@ impl<D: Layers> Gpt2Stage<D> {
         let head = self.cut.last.then(|| self.norm_head(w, x.clone())).transpose()?;
         Ok((x, Gpt2Saved { blocks, head }))
     }
+}
+
+/// What all GPT-2s have in common.
+pub(super) struct Family;
+
+impl family::Family for Family {
+    fn title(&self) -> &'static str {
+        "GPT-2"
+    }
+
+    fn objective(&self) -> Objective {
+        Objective::NextToken
+    }
+
+    fn n_params(&self, config: &ModelConfig) -> u64 {
+        tensors::n_params(config)
+    }
+
+    fn params(&self, config: &ModelConfig, cut: &Cut) -> Vec<Param> {
+        tensors::params(config, cut)
+    }
+
+    fn head_flops(&self, config: &ModelConfig, sequence: usize) -> f64 {
+        tensors::head_flops(config, sequence)
+    }
+
+    fn predictions(&self, sequence: usize) -> usize {
+        sequence
+    }
+
+    fn sample(&self, tokens: &[u32], next: u32) -> (Vec<u32>, Vec<u32>) {
+        let follow = tokens.iter().skip(1).copied();
+        (tokens.to_vec(), follow.chain([next]).take(tokens.len()).collect())
+    }
+}
+
+pub(super) fn stage<D: Layers>(
+    device: D,
+    config: &ModelConfig,
+    sequence: usize,
+    dropout: DropoutRate,
+    cut: Cut,
+) -> std::result::Result<Gpt2Stage<D>, ModelError> {
+    Ok(Gpt2Stage { dropout, ..Gpt2Stage::new(device, config, sequence, cut)? })
 }
 
 impl<D: Layers> Stage for Gpt2Stage<D> {

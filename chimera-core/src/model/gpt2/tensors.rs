@@ -5,7 +5,7 @@ use super::block;
 use crate::stage::{Init, Param};
 
 /// Number of parameters; a tied table counts once.
-pub(in super::super) fn n_params(config: &ModelConfig) -> u64 {
+pub(super) fn n_params(config: &ModelConfig) -> u64 {
     let [layers, hidden, context, vocab] =
         [config.layers, config.hidden, config.context, config.vocab].map(|n| n as u64);
     let tables = if config.tied { 1 } else { 2 };
@@ -16,7 +16,7 @@ pub(in super::super) fn n_params(config: &ModelConfig) -> u64 {
 ///
 /// Initial values as published: normal 0.02, and `0.02 / √(2 layers)` for the projections that end
 /// on the residual path. Weight decay on matrices alone.
-pub(in super::super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
+pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
     let (hidden, normal) = (config.hidden, || Init::Normal(DEVIATION));
     let shared = config.shares_table(cut);
     let tokens =
@@ -43,7 +43,7 @@ pub(in super::super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
 }
 
 /// Forward work of the head on a sample of `sequence` tokens.
-pub(in super::super) fn head_flops(config: &ModelConfig, sequence: usize) -> f64 {
+pub(super) fn head_flops(config: &ModelConfig, sequence: usize) -> f64 {
     2.0 * config.hidden as f64 * config.vocab as f64 * sequence as f64
 }
 

@@ -17,7 +17,7 @@ use chimera_backend_candle::measured_peak;
 use chimera_core::engine::StepReport;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::model::Architecture;
+use chimera_core::model::Objective;
 use clap::{Args, Parser};
 use serde_json::json;
 
@@ -143,7 +143,7 @@ impl Train {
         let began = Instant::now();
         let trained = go(&mut |report| {
             let mut metrics = Metrics::of(report, run.tokens_per_step(), full);
-            if run.model().architecture == Architecture::Bert {
+            if run.model().objective() == Objective::MaskedTokens {
                 metrics.perplexity = None; // its loss is of two kinds
             }
             folder.record(&metrics)?;

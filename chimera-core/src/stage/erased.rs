@@ -1,0 +1,131 @@
+//! Stages of different types as one type.
+
+use std::any::Any;
+
+use super::{Micro, Output, Param, Stage};
+use crate::device::Result;
+
+/// A stage of any type, whose tensors are `T` and whose samples are of `I`.
+pub type AnyStage<T, I = u32> =
+    Box<dyn Stage<Tensor = T, Item = I, Saved = AnyValue, Deferred = AnyValue> + Sync>;
+
+/// Saved activations or deferred weight work of some stage.
+pub type AnyValue = Box<dyn Any + Send>;
+
+/// Forgets the type of a stage, so that the stages of a model may differ in it.
+pub fn erase<S>(stage: S) -> AnyStage<S::Tensor, S::Item>
+where
+    S: Stage<Saved: 'static, Deferred: 'static> + Sync + 'static,
+{
+    Box::new(Erased(stage))
+}
+
+struct Erased<S>(S);
+
+/// The engine gives a stage what the stage made, so a value of another type is a bug.
+fn own<T: 'static>(value: AnyValue) -> T {
+    match value.downcast() {
+        Ok(value) => *value,
+        Err(_) => panic!("a stage was given what another stage made"),
+    }
+}
+
+fn own_ref<T: 'static>(value: &AnyValue) -> &T {
+    value.downcast_ref().unwrap_or_else(|| panic!("a stage was given what another stage made"))
+}
+
+impl<S: Stage<Saved: 'static, Deferred: 'static>> Stage for Erased<S> {
+    type Tensor = S::Tensor;
+    type Item = S::Item;
+    type Saved = AnyValue;
+    type Deferred = AnyValue;
+
+    fn params(&self) -> &[Param] {
+        self.0.params()
+    }
+
+    fn forward(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        x: Option<S::Tensor>,
+    ) -> Result<(Output<S::Tensor>, AnyValue)> {
+        let (output, saved) = self.0.forward(w, micro, x)?;
+        Ok((output, Box::new(saved)))
+    }
+
+    fn backward_input(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        saved: AnyValue,
+        dy: S::Tensor,
+    ) -> Result<(Option<S::Tensor>, AnyValue)> {
+        let (dx, deferred) = self.0.backward_input(w, micro, own(saved), dy)?;
+        Ok((dx, Box::new(deferred)))
+    }
+
+    fn backward_weight(
+        &self,
+        micro: &Micro<'_, S::Item>,
+        deferred: AnyValue,
+        into: &mut [S::Tensor],
+    ) -> Result<()> {
+        self.0.backward_weight(micro, own(deferred), into)
+    }
+
+    fn needs_inputs(&self) -> bool {
+        self.0.needs_inputs()
+    }
+
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        self.0.input_shape(samples)
+    }
+
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        self.0.output_shape(samples)
+    }
+
+    fn recompute(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        x: Option<S::Tensor>,
+    ) -> Result<AnyValue> {
+        Ok(Box::new(self.0.recompute(w, micro, x)?))
+    }
+
+    fn has_selective_recompute(&self) -> bool {
+        self.0.has_selective_recompute()
+    }
+
+    fn select(&self, saved: AnyValue) -> AnyValue {
+        Box::new(self.0.select(own(saved)))
+    }
+
+    fn restore(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        selected: AnyValue,
+    ) -> Result<AnyValue> {
+        Ok(Box::new(self.0.restore(w, micro, own(selected))?))
+    }
+
+    fn can_split_saved(&self) -> bool {
+        self.0.can_split_saved()
+    }
+
+    fn split_saved(&self, saved: AnyValue, parts: usize) -> Result<Vec<AnyValue>> {
+        let parts = self.0.split_saved(own(saved), parts)?;
+        Ok(parts.into_iter().map(|part| Box::new(part) as AnyValue).collect())
+    }
+
+    fn saved_bytes(&self, saved: &AnyValue) -> u64 {
+        self.0.saved_bytes(own_ref(saved))
+    }
+
+    fn deferred_bytes(&self, deferred: &AnyValue) -> u64 {
+        self.0.deferred_bytes(own_ref(deferred))
+    }
+}
