@@ -33,4 +33,5 @@ pub mod search;
 mod shards;
 pub mod stage;
 pub mod timetable;
+pub mod trainer;
 pub mod update;

@@ -19,6 +19,7 @@ mod layers;
 mod mpi;
 mod nccl;
 mod oracle;
+mod outside;
 mod pytorch;
 mod slurm;
 mod struck;
@@ -52,6 +53,8 @@ enum Chore {
     Absences,
     /// Proof that no module uses one that stands above it, and that none of a folder is in a circle
     Layers,
+    /// Tests of a crate outside of the workspace: a device and a model of its own, in few lines
+    Outside,
     /// Draws every schedule into docs/gallery
     Gallery {
         /// Only says which drawings are not up to date
@@ -109,6 +112,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Docs => ci::docs(),
         Chore::Absences => absences::run(),
         Chore::Layers => layers::run(),
+        Chore::Outside => outside::run(),
         Chore::Gallery { check } => gallery::run(check),
         Chore::Sweep(args) => sweep::run(&args),
         Chore::Oracle => oracle::test(),

@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn uses_that_conflict_are_ordered() {
-        // All programs of six steps: who, and whether it reads, writes or publishes.
+        // All programs of six steps: who, and whether it reads, writes or marks as ready.
         for program in 0..9u32.pow(6) {
             let clocks = Rc::new(RefCell::new([[0; 3]; 3]));
             let lines: [Clock; 3] =

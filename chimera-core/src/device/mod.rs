@@ -22,6 +22,7 @@ pub mod reference;
 pub use counted::{Counted, Extents};
 pub use error::{DeviceError, Result};
 pub use optimizers::{AdamW, Sgd, Updated};
+use reference::Reference;
 
 /// A copy to the host that is under way while the device works on.
 pub trait Fetch: Send {
@@ -44,7 +45,7 @@ pub trait Clock: Send {
 
 /// Memory, sums and updates of weights, see the [module](self).
 ///
-/// The first thirteen functions and the type are required. Each of the others has a default, for devices that gain
+/// The first ten functions and the type are required. Each of the others has a default, for devices that gain
 /// nothing by it.
 pub trait Device: Clone + Send + Sync + 'static {
     /// A tensor in the device's memory. Clones share that memory.
@@ -82,15 +83,21 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// bits of each are its tensor's alone, whatever the others are.
     fn squared_norms(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor>;
 
-    /// One AdamW update of each tensor. The bits of each are its own, whatever the others are; so with the
-    /// optimizers below.
-    fn adamw(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()>;
+    /// One AdamW update of each tensor, on the host in f32 unless the device has its own. The bits of each tensor are
+    /// its own, whatever the others are; so with the optimizers below.
+    fn adamw(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
+        optimizers::on_host(self, tensors, |tensors| Reference.adamw(tensors, by))
+    }
 
     /// One LAMB update of each tensor, whole ones: the norm of each sets the length of its step.
-    fn lamb(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()>;
+    fn lamb(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
+        optimizers::on_host(self, tensors, |tensors| Reference.lamb(tensors, by))
+    }
 
     /// One update of each tensor by gradient descent, with the momentum `m`; `v` stays as it is.
-    fn sgd(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &Sgd) -> Result<()>;
+    fn sgd(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &Sgd) -> Result<()> {
+        optimizers::on_host(self, tensors, |tensors| Reference.sgd(tensors, by))
+    }
 
     /// Bytes of the elements of a tensor: four of each, unless the device says otherwise.
     fn bytes(&self, tensor: &Self::Tensor) -> u64 {

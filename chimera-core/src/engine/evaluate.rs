@@ -5,20 +5,16 @@
 
 use std::time::Instant;
 
+use super::state::StageOn;
 use super::worker::Worker;
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{PipeId, StageId};
-use crate::stage::{Data, Micro, Output, Stage};
+use crate::stage::{Data, Micro, Output};
 
-impl<S, D, C> Worker<'_, S, D, C>
-where
-    S: Stage<Tensor = D::Tensor>,
-    D: Device,
-    C: Comm<D::Tensor>,
-{
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// Mean loss of the present weights over all targets of samples `0..n_samples` of `data`, in nats: the
     /// same bits on every rank. All ranks call it after the same `step`.
     pub fn evaluate(
@@ -29,19 +25,19 @@ where
     ) -> Result<f64, Fault> {
         let scale = 1.0 / (n_samples * data.n_targets() as u64) as f64;
         let (began, mut own) = (Instant::now(), Vec::new());
-        for sample in (self.world.group as u64..n_samples).step_by(self.world.job.width) {
+        for sample in (self.state.group as u64..n_samples).step_by(self.state.job.width) {
             if let Some(loss) = self.evaluate_sample(step, data, sample, scale)? {
                 own.extend(sample.to_le_bytes());
                 own.extend(loss.to_le_bytes());
             }
         }
-        self.world.since_agreed.leave_out(began);
+        self.state.timing.since.leave_out(began);
         let all = self.exchange("evaluation", &own)?;
         let mut losses: Vec<(u64, f64)> = all.iter().flat_map(|bytes| losses(bytes)).collect();
         losses.sort_by_key(|(sample, _)| *sample);
         if !losses.iter().map(|(sample, _)| *sample).eq(0..n_samples) {
             let message = "the ranks evaluated other samples than they should have";
-            return Err(Fault::new(Class::Mismatch, self.world.comm.rank(), message));
+            return Err(Fault::new(Class::Mismatch, self.state.comm.rank(), message));
         }
         Ok(losses.into_iter().map(|(_, loss)| loss).sum())
     }
@@ -54,9 +50,9 @@ where
         sample: u64,
         loss_scale: f64,
     ) -> Result<Option<f64>, Fault> {
-        let (me, world) = (self.me, &mut self.world);
-        let placement = world.job.program.placement();
-        let pipe = (sample / world.job.width as u64) % placement.n_pipes() as u64;
+        let (me, state) = (self.me, &mut self.state);
+        let placement = state.job.program.placement();
+        let pipe = (sample / state.job.width as u64) % placement.n_pipes() as u64;
         let at = |stage: usize| placement.worker(PipeId(pipe as u16), StageId(stage as u16));
         let tag = |stage: usize| {
             Tag::new(step, Payload::Evaluated { sample, stage: StageId(stage as u16) })
@@ -64,7 +60,7 @@ where
         let (mut input, mut target) = (Vec::new(), Vec::new());
         let read = data.sample(step, sample, &mut input, &mut target);
         read.map_err(|e| {
-            let fault = Fault::new(Class::Io, world.comm.rank(), e.to_string());
+            let fault = Fault::new(Class::Io, state.comm.rank(), e.to_string());
             Fault { step: Some(step), ..fault }
         })?;
         let micro =
@@ -73,27 +69,27 @@ where
         for stage in (0..placement.n_stages()).filter(|stage| at(*stage) == me) {
             if stage > 0 && at(stage - 1) != me {
                 let (from, deadline) =
-                    (world.rank_of(at(stage - 1), world.group), world.deadline());
-                let received = world.comm.recv(from, tag(stage - 1), deadline);
-                let received = world.on_wait("evaluation", Need::Other, received)?;
-                let expected = world.held(StageId(stage as u16)).stage.input_shape(1);
-                world.check_shape(from, expected, tag(stage - 1), &received)?;
+                    (state.rank_of(at(stage - 1), state.group), state.deadline());
+                let received = state.comm.recv(from, tag(stage - 1), deadline);
+                let received = state.on_wait("evaluation", Need::Other, received)?;
+                let expected = state.stages.held(StageId(stage as u16)).stage.input_shape(1);
+                state.check_shape(from, expected, tag(stage - 1), &received)?;
                 carried = Some(received);
             }
-            let held = world.held(StageId(stage as u16));
+            let held = state.stages.held(StageId(stage as u16));
             let output = held.stage.forward(&held.weights, &micro, carried.take());
-            match world.on_device("evaluation", output)?.0 {
+            match state.on_device("evaluation", output)?.0 {
                 Output::Loss { loss: scaled, .. } => {
-                    let values = world.device.download(&scaled);
-                    let values = world.on_device("evaluation", values)?;
+                    let values = state.device.download(&scaled);
+                    let values = state.on_device("evaluation", values)?;
                     loss = Some(values.into_iter().map(f64::from).sum());
                 }
                 Output::Activation(x)
                     if stage + 1 < placement.n_stages() && at(stage + 1) != me =>
                 {
-                    let to = world.rank_of(at(stage + 1), world.group);
-                    let sent = world.comm.send(to, tag(stage), x);
-                    world.on_wire("evaluation", sent)?;
+                    let to = state.rank_of(at(stage + 1), state.group);
+                    let sent = state.comm.send(to, tag(stage), x);
+                    state.on_wire("evaluation", sent)?;
                 }
                 Output::Activation(x) => carried = Some(x),
             }

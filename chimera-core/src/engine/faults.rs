@@ -4,13 +4,12 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::reduction::ReduceError;
-use super::world::World;
+use super::state::{StageOn, State};
 use crate::analyze::{Need, Scene};
 use crate::comm::{Comm, CommError, Endpoint, Liveness, Position};
 use crate::device::{Device, DeviceError};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, Rank};
-use crate::stage::Stage;
 
 /// How long other ranks may take to say where they are.
 pub(super) const ANSWER: Duration = Duration::from_secs(1);
@@ -18,15 +17,10 @@ pub(super) const ANSWER: Duration = Duration::from_secs(1);
 /// After it a rank that goes on is elsewhere.
 const MOMENT: Duration = Duration::from_millis(100);
 
-impl<S, D, C> World<'_, S, D, C>
-where
-    S: Stage<Tensor = D::Tensor>,
-    D: Device,
-    C: Comm<D::Tensor>,
-{
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(super) fn at(&self, fault: Fault, op: impl ToString) -> Fault {
         Fault {
-            step: fault.step.or(Some(self.step)),
+            step: fault.step.or(Some(self.steps.first)),
             op: fault.op.or(Some(op.to_string())),
             ..fault
         }
@@ -55,7 +49,7 @@ where
     fn explained(&self, mut fault: Fault) -> Fault {
         if fault.class == Class::OutOfMemory {
             let mut held = self.state_bytes().to_vec();
-            held.push(("residuals", self.residuals.held));
+            held.push(("residuals", self.steps.residuals.held));
             held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
             let mib = |bytes: u64| bytes as f64 / f64::from(1u32 << 20);
             let held = held.iter().map(|(what, bytes)| format!("{what} {:.1} MiB", mib(*bytes)));
@@ -68,7 +62,7 @@ where
         fault
     }
 
-    /// As [`on_wire`](World::on_wire), of a wait for what is needed: one that lasted too long is explained.
+    /// As [`on_wire`](State::on_wire), of a wait for what is needed: one that lasted too long is explained.
     pub(super) fn on_wait<T>(
         &mut self,
         op: impl ToString,
@@ -76,7 +70,7 @@ where
         result: Result<T, CommError>,
     ) -> Result<T, Fault> {
         let Err(CommError::Timeout { from, .. }) = result else { return self.on_wire(op, result) };
-        let (program, step, by) = (self.job.program, self.step, self.comm.rank());
+        let (program, step, by) = (self.job.program, self.steps.first, self.comm.rank());
         let earlier = self.positions();
         std::thread::sleep(MOMENT);
         let positions = self.positions();

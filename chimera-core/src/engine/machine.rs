@@ -1,7 +1,6 @@
 //! The machine whose tokens carry tensors.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -9,29 +8,24 @@ use super::agreement::{Agreed, Culprit};
 use super::ops::Value;
 use super::optimizer::{MOST_SKIPPED, NonFinite, Step};
 use super::reduction::Reduction;
-use super::world::{Held, Places, Since, World, held_mut, of_bucket};
+use super::state::{StageOn, State};
+use super::timing::Since;
 use crate::analyze::Need;
 use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};
-use crate::device::{Device, DeviceError};
+use crate::device::Device;
 use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, ChannelId, Rank, StageId, WorkerId};
 use crate::interp::{Machine, Values};
 use crate::op::Cell;
 use crate::program::Bucket;
-use crate::stage::Stage;
 use crate::update::Update;
 
 /// For how long a message is waited for between two looks at the sums under way.
 const TURN: Duration = Duration::from_millis(5);
 
-impl<S, D, C> Machine for World<'_, S, D, C>
-where
-    S: Stage<Tensor = D::Tensor>,
-    D: Device,
-    C: Comm<D::Tensor>,
-{
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C> {
     type Value = Value<S>;
     type Error = Fault;
 
@@ -51,7 +45,7 @@ where
             let freed = self.kept_bytes(&effects.eats, mine.iter());
             let makes = self.run_op(&op, mine)?;
             let added = self.kept_bytes(&effects.makes, makes.iter());
-            self.residuals.change(added, freed);
+            self.steps.residuals.change(added, freed);
             made.extend(makes);
         }
         self.record(worker, Work::Cell(*cell), start);
@@ -72,7 +66,7 @@ where
         value: Value<S>,
     ) -> Result<(), Fault> {
         let to = self.rank_of(self.job.program.channels()[channel.index()].to, self.group);
-        let tag = Tag::new(self.step, Payload::Token(token));
+        let tag = Tag::new(self.steps.first, Payload::Token(token));
         let sent = self.comm.send(to, tag, value.tensor());
         self.on_wire(token, sent)
     }
@@ -85,55 +79,43 @@ where
     ) -> Result<Poll<Value<S>>, Fault> {
         let from = self.rank_of(self.job.program.channels()[channel.index()].from, self.group);
         let start = self.now();
-        let received = self.recv_tensor(from, Tag::new(self.step, Payload::Token(token)))?;
+        let received = self.recv_tensor(from, Tag::new(self.steps.first, Payload::Token(token)))?;
         self.waited(worker, Awaited::Message(token), start);
         let received = self.on_wait(token, Need::Token(token), received)?;
         let unit = self.job.micro_batch_size / self.job.program.units_per_micro() as usize;
         let samples = usize::from(token.span.len) * unit;
+        let stage = |stage| &self.stages.held(StageId(stage)).stage;
         let expected = match token.kind {
-            TokenKind::Activation => {
-                self.held(StageId(token.stage.0 + 1)).stage.input_shape(samples)
-            }
+            TokenKind::Activation => stage(token.stage.0 + 1).input_shape(samples),
             // A gradient has the number of the stage that made it, from the gradient of the output before it.
-            _ => self.held(StageId(token.stage.0.saturating_sub(1))).stage.output_shape(samples),
+            _ => stage(token.stage.0.saturating_sub(1)).output_shape(samples),
         };
         self.check_shape(from, expected, token, &received)?;
         Ok(Poll::Ready(Value::Tensor(received)))
     }
 
     fn reduce(&mut self, _: WorkerId, bucket: BucketId) -> Result<(), Fault> {
-        let World { layout, held, device, .. } = &mut *self;
-        let places = of_bucket(layout, bucket);
-        let parts = places.iter().map(|places| own_part(device, held, places));
-        let parts = parts.collect();
-        let parts = self.on_device(format!("reduction of {bucket}"), parts)?;
+        let op = || format!("reduction of {bucket}");
+        let parts = self.stages.take_gradients(&self.device, bucket);
+        let parts = self.on_device(op(), parts)?;
         let members = self.job.program.replicas(self.job.width, bucket);
-        let start = self.now();
-        let number = self.sum_number(bucket);
-        let World { device, comm, buffers, .. } = &mut *self;
-        let buffer = Arc::clone(of_bucket(buffers, bucket));
+        let (start, number) = (self.now(), self.sum_number(bucket));
+        let buffer = self.reductions.buffer(bucket);
+        let State { device, comm, .. } = &mut *self;
         let sum = Reduction::start(device, comm, number, bucket, members, buffer, parts);
-        let sum = self.on_wire(format!("reduction of {bucket}"), sum)?;
-        self.under_way.push((bucket, sum, start));
+        let sum = self.on_wire(op(), sum)?;
+        self.reductions.push(bucket, sum, start);
         Ok(())
     }
 
     fn await_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Result<Poll<()>, Fault> {
-        let Some(at) = self.under_way.iter().position(|(b, ..)| *b == bucket) else {
-            panic!("{bucket} is awaited before its reduction");
-        };
-        let (_, sum, start) = self.under_way.remove(at);
+        let (sum, start) = self.reductions.take(bucket);
         let deadline = self.deadline();
         let waits_from = self.now();
         let sums = sum.finish(&self.device, &mut self.comm, deadline);
         self.waited(worker, Awaited::Sum(bucket), waits_from);
         let sums = self.on_sum(bucket, sums)?;
-        let places = of_bucket(&self.layout, bucket).iter().zip(sums);
-        for (places, sum) in places.filter_map(|(places, sum)| Some((places, sum?))) {
-            for &(stage, index) in places {
-                held_mut(&mut self.held, stage).grads[index] = sum.clone();
-            }
-        }
+        self.stages.put_sums(bucket, sums);
         self.record(worker, Work::Reduce(bucket), start);
         Ok(Poll::Ready(()))
     }
@@ -145,31 +127,28 @@ where
         self.waited(worker, Awaited::Agreement, start);
         let records = self.on_wait("agreement", Need::Record, records)?;
         let rank = self.comm.rank();
-        let n_steps = self.squared_norms.len();
+        let n_steps = self.steps.squared_norms.len();
         let agreed = Agreed::of(&records, n_steps).map_err(|from| Fault {
             peer: Some(from),
             ..Fault::new(Class::Mismatch, rank, format!("{from} sent a record that cannot be read"))
         })?;
-        self.since_agreed = Since::now();
+        self.timing.since = Since::now();
         let culprit = agreed.culprit.clone().filter(|_| self.job.training.check_finite);
-        self.skipped = None;
         let Some(Culprit { rank, what, step }) = culprit else {
-            self.skipped_in_a_row = 0;
-            self.agreed = Some(agreed);
+            self.sync.update(agreed);
             return Ok(Poll::Ready(()));
         };
-        (self.n_skipped, self.skipped_in_a_row) = (self.n_skipped + 1, self.skipped_in_a_row + 1);
+        self.sync.count_skipped();
         let goes_on = self.job.training.non_finite == NonFinite::Skip;
-        if !goes_on || self.skipped_in_a_row == MOST_SKIPPED {
+        if !goes_on || self.sync.n_skipped_in_a_row() == MOST_SKIPPED {
             return Err(self.not_finite(rank, &what, step));
         }
-        self.skipped = Some(format!("{what} is not finite on {rank}"));
-        self.agreed = Some(agreed);
+        self.sync.skip(agreed, format!("{what} is not finite on {rank}"));
         Ok(Poll::Ready(()))
     }
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Fault> {
-        if self.skipped.is_some() {
+        if self.sync.skipped().is_some() {
             return Ok(());
         }
         let start = self.now();
@@ -177,7 +156,7 @@ where
         let (window, Bucket { stages, update, .. }) =
             (job.program.window(), &job.program.buckets()[bucket.index()]);
         let step = update / window.updates_per_step();
-        let norm = match &self.agreed {
+        let norm = match self.sync.agreed() {
             _ if self.is_asynchronous() => self.norm_alone(bucket, step as usize)?,
             Some(agreed) => agreed.steps[0].grad_norm(),
             None => 0.0,
@@ -186,13 +165,13 @@ where
         let grad_scale = training.grad_scale(norm);
         let is_last = update + 1 == window.n_updates();
         let keeps_previous = matches!(window.update(), Update::DoubleBuffer { .. }) && !is_last;
-        let World { layout, held, device, step: first, .. } = &mut *self;
-        let by = Step { training, step: *first + u64::from(step), update: number, grad_scale };
-        let places = of_bucket(layout, bucket);
+        let first = self.steps.first;
+        let by = Step { training, step: first + u64::from(step), update: number, grad_scale };
         let updated = stages.iter().try_for_each(|stage| {
-            let Some(held) = &mut held[stage.index()] else { return Ok(()) };
-            let mine = places.iter().flatten().filter(|(s, _)| s == stage).map(|(_, index)| *index);
-            held.update(device, mine, keeps_previous, &by)?;
+            let State { stages, device, .. } = &mut *self;
+            let Some(held) = stages.update(device, bucket, *stage, keeps_previous, &by)? else {
+                return Ok(());
+            };
             held.n_updates = update + 1;
             if is_last { Ok(()) } else { held.clear_gradients(device) }
         });
@@ -205,12 +184,7 @@ where
     }
 }
 
-impl<S, D, C> World<'_, S, D, C>
-where
-    S: Stage<Tensor = D::Tensor>,
-    D: Device,
-    C: Comm<D::Tensor>,
-{
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// The norm of a stage's gradients, for an update that waits for nobody.
     fn norm_alone(&mut self, bucket: BucketId, step: usize) -> Result<f64, Fault> {
         let (training, window) = (self.job.training, self.job.program.window());
@@ -224,7 +198,7 @@ where
             return Err(self.not_finite(self.comm.rank(), &culprit, step));
         }
         if counts {
-            self.squared_norms[step] += squared / f64::from(window.updates_per_step());
+            self.steps.squared_norms[step] += squared / f64::from(window.updates_per_step());
         }
         Ok(squared.sqrt())
     }
@@ -234,13 +208,13 @@ where
             false => "; the weights are those of the last sound step",
             true => "", // other stages may have updated theirs
         };
-        let again = match self.skipped_in_a_row {
+        let again = match self.sync.n_skipped_in_a_row() {
             0 | 1 => String::new(),
             n => format!(" for the {n}th step in a row"),
         };
         let message =
             format!("{culprit} is not finite{again}{weights}. Lower --lr, or clip with --clip");
-        let step = Some(self.step + step as u64);
+        let step = Some(self.steps.first + step as u64);
         Fault { step, ..Fault::new(Class::NonFinite, rank, message) }
     }
 
@@ -249,7 +223,7 @@ where
         let (began, deadline) = (Instant::now(), self.deadline());
         let mut left = deadline.saturating_duration_since(began);
         // The first step has a patience of its own, and some transports know it by the deadline alone.
-        while self.agreed.is_some() && left > TURN && self.is_summing() {
+        while !self.sync.is_first() && left > TURN && self.reductions.is_summing() {
             match self.comm.recv(from, tag, Instant::now() + TURN) {
                 // Not by the clock: a rank that was stopped has not waited.
                 Err(CommError::Timeout { .. }) => left -= TURN,
@@ -266,34 +240,8 @@ where
         }))
     }
 
-    fn is_summing(&self) -> bool {
-        self.under_way.iter().any(|(_, sum, _)| !sum.is_done())
-    }
-
     fn poll_sums(&mut self) -> Result<(), Fault> {
-        let World { under_way, device, comm, .. } = &mut *self;
-        let polled = under_way.iter_mut().try_for_each(|(bucket, sum, _)| {
-            sum.poll(device, comm).map_err(|error| (*bucket, error))
-        });
+        let polled = self.reductions.poll(&self.device, &mut self.comm);
         polled.or_else(|(bucket, error)| self.on_sum(bucket, Err(error)))
     }
-}
-
-/// This rank's part of a sum: the gradients of all its places, of which it lets go.
-fn own_part<S: Stage<Tensor = D::Tensor>, D: Device>(
-    device: &D,
-    held: &mut [Option<Held<S>>],
-    places: &Places,
-) -> Result<D::Tensor, DeviceError> {
-    let mut sum = device.zeros(&[0])?;
-    for (n, &(stage, index)) in places.iter().enumerate() {
-        let none = device.zeros(&[0])?;
-        let part = std::mem::replace(&mut held_mut(held, stage).grads[index], none);
-        if n == 0 {
-            sum = part;
-        } else {
-            device.accumulate(&mut sum, &part)?;
-        }
-    }
-    Ok(sum)
 }

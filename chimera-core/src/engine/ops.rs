@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::world::{Held, Weights, World, held_mut};
+use super::held::{Held, Weights};
+use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
 use crate::effects::{Token, TokenKind};
@@ -25,12 +26,7 @@ pub(super) enum Value<S: Stage> {
     Version(Weights<S>),
 }
 
-impl<S, D, C> World<'_, S, D, C>
-where
-    S: Stage<Tensor = D::Tensor>,
-    D: Device,
-    C: Comm<D::Tensor>,
-{
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Runs one op on the values it eats; returns those it makes, in the order of its effects.
     pub(super) fn run_op(
         &mut self,
@@ -62,7 +58,7 @@ where
         let is_recomputed = rules.is_recomputed(op.pipe, op.stage);
         let is_selective = is_recomputed && rules.is_selective(op.pipe, op.stage);
         let weights = Arc::clone(self.version(op));
-        let stage = &self.held(op.stage).stage;
+        let stage = &self.stages.held(op.stage).stage;
         // A stage that cannot cut what it saves saves it part by part.
         let parts: Vec<Op> = match stage.can_split_saved() {
             true => vec![*op],
@@ -77,7 +73,7 @@ where
             match output {
                 Output::Activation(y) => outputs.push(y),
                 Output::Loss { loss, grad } => {
-                    self.losses.push((*part, loss));
+                    self.steps.losses.push((*part, loss));
                     grads.extend(self.split(part, grad)?.into_iter().map(Value::Tensor));
                 }
             }
@@ -86,7 +82,7 @@ where
                 saved.extend(kept.into_iter().map(|x| x.map_or(Value::Nothing, Value::Tensor)));
                 continue;
             }
-            let stage = &self.held(op.stage).stage;
+            let stage = &self.stages.held(op.stage).stage;
             let keep = |saved| if is_selective { stage.select(saved) } else { saved };
             let of_units = self.split_saved(part, of_part)?.into_iter();
             saved.extend(of_units.map(|saved| Value::Saved(keep(saved))));
@@ -123,7 +119,7 @@ where
     fn versions(&self, op: &Op, eaten: &mut VecDeque<Value<S>>) -> Vec<Weights<S>> {
         let n_versions = eaten.iter().filter(|v| matches!(v, Value::Version(_))).count();
         if n_versions == 0 {
-            return units(op).map(|_| Arc::clone(&self.held(op.stage).weights)).collect();
+            return units(op).map(|_| Arc::clone(&self.stages.held(op.stage).weights)).collect();
         }
         eaten.split_off(eaten.len() - n_versions).into_iter().map(Value::version).collect()
     }
@@ -144,12 +140,12 @@ where
         batch: &Batch<S::Item>,
         x: Option<S::Tensor>,
     ) -> Result<(Output<S::Tensor>, S::Saved), Fault> {
-        let result = self.held(op.stage).stage.forward(weights, &batch.micro(self), x);
+        let result = self.stages.held(op.stage).stage.forward(weights, &batch.micro(self), x);
         self.on_device(op, result)
     }
 
     fn recompute(&self, op: &Op, weights: &Weights<S>, kept: Value<S>) -> Result<S::Saved, Fault> {
-        let (batch, stage) = (self.batch(op)?, &self.held(op.stage).stage);
+        let (batch, stage) = (self.batch(op)?, &self.stages.held(op.stage).stage);
         let micro = batch.micro(self);
         let result = match kept {
             Value::Saved(selected) => stage.restore(weights, &micro, selected),
@@ -166,7 +162,7 @@ where
         dy: S::Tensor,
     ) -> Result<(Option<S::Tensor>, S::Deferred), Fault> {
         let batch = self.batch(op)?;
-        let stage = &self.held(op.stage).stage;
+        let stage = &self.stages.held(op.stage).stage;
         let result = stage.backward_input(weights, &batch.micro(self), saved, dy);
         self.on_device(op, result)
     }
@@ -174,14 +170,14 @@ where
     fn backward_weight(&mut self, op: &Op, deferred: S::Deferred) -> Result<(), Fault> {
         let batch = self.batch(op)?;
         let micro = batch.micro(self);
-        let Held { stage, grads, .. } = held_mut(&mut self.held, op.stage);
+        let Held { stage, grads, .. } = self.stages.held_mut(op.stage);
         let result = stage.backward_weight(&micro, deferred, grads);
         self.on_device(op, result)
     }
 
     fn split_saved(&self, op: &Op, saved: S::Saved) -> Result<Vec<S::Saved>, Fault> {
         let parts = usize::from(op.span.len);
-        let stage = &self.held(op.stage).stage;
+        let stage = &self.stages.held(op.stage).stage;
         let split = if parts == 1 { Ok(vec![saved]) } else { stage.split_saved(saved, parts) };
         self.on_device(op, split)
     }
@@ -240,7 +236,7 @@ where
         S: 'v,
     {
         let bytes = |(token, value): (&Token, &Value<S>)| {
-            let stage = || &self.held(token.stage).stage;
+            let stage = || &self.stages.held(token.stage).stage;
             match value {
                 Value::Saved(saved) => stage().saved_bytes(saved),
                 Value::Deferred(deferred) => stage().deferred_bytes(deferred),
@@ -259,9 +255,9 @@ where
         let n_units = program.window().units_per_step();
         let unit = u64::from(op.span.start % n_units);
         let first = (self.group as u64 * u64::from(n_units) + unit) * unit_samples;
-        let step = self.step + u64::from(program.window().step_of(op.span));
+        let step = self.steps.first + u64::from(program.window().step_of(op.span));
         let (mut input, mut target) = (Vec::new(), Vec::new());
-        if self.held(op.stage).stage.needs_inputs() {
+        if self.stages.held(op.stage).stage.needs_inputs() {
             for sample in first..first + unit_samples * u64::from(op.span.len) {
                 let read = self.job.data.sample(step, sample, &mut input, &mut target);
                 read.map_err(|e| {
@@ -289,8 +285,8 @@ struct Batch<I> {
 }
 
 impl<I> Batch<I> {
-    fn micro<S: Stage<Item = I>, D, C>(&self, world: &World<'_, S, D, C>) -> Micro<'_, I> {
-        let job = &world.job;
+    fn micro<S: Stage<Item = I>, D, C>(&self, state: &State<'_, S, D, C>) -> Micro<'_, I> {
+        let job = &state.job;
         let n_micros = job.program.window().units_per_update() / job.program.units_per_micro();
         let n_samples = job.width as u64 * u64::from(n_micros) * job.micro_batch_size as u64;
         Micro {

@@ -3,52 +3,45 @@
 use std::sync::atomic::Ordering;
 
 use super::agreement::{Record, Totals};
-use super::world::World;
+use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
 use crate::fault::Fault;
 use crate::ids::{BucketId, StageId};
-use crate::stage::Stage;
 
-impl<S, D, C> World<'_, S, D, C>
-where
-    S: Stage<Tensor = D::Tensor>,
-    D: Device,
-    C: Comm<D::Tensor>,
-{
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// This rank's part of the agreement.
     pub(super) fn own_record(&mut self) -> Result<Record, Fault> {
         let start = self.now();
         let window = self.job.program.window();
         let totals = |squared_norm: &f64| Totals { loss: 0.0, squared_norm: *squared_norm };
         let mut record = Record {
-            steps: self.squared_norms.iter().map(totals).collect(),
-            copy_s: self.since_agreed.copy_s,
+            steps: self.steps.squared_norms.iter().map(totals).collect(),
+            copy_s: self.timing.since.copy_s,
             bytes: self.bytes() as f64,
             stop: self.job.stop.load(Ordering::Relaxed),
             ..Record::default()
         };
-        let n_buckets = if self.is_asynchronous() { 0 } else { self.layout.len() as u32 };
         // The owner has the sum, whether it shares it or not.
         let owns = |bucket: BucketId, tensor: usize| {
-            self.owners[bucket.index()][tensor] == self.comm.rank()
+            self.stages.owners(bucket)[tensor] == self.comm.rank()
         };
-        let places: Vec<_> = (0..n_buckets)
-            .map(BucketId)
+        let buckets = self.stages.buckets().filter(|_| !self.is_asynchronous());
+        let places: Vec<_> = buckets
             .flat_map(|bucket| self.summed(bucket, move |tensor| owns(bucket, tensor)))
             .collect();
         let norms = self.norms(&places)?;
         // The only wait of a step for the device.
-        let losses = self.losses.iter().map(|(_, loss)| loss);
+        let losses = self.steps.losses.iter().map(|(_, loss)| loss);
         let numbers = self.numbers(losses.chain([&norms]))?;
         // A device that works on its own has done the step's compute, and can tell when.
         self.timing.computed(start);
         let settled = self.timing.settle();
         self.on_device("clock", settled)?;
         record.busy_s = self.timing.take_busy_s();
-        record.span_s = self.since_agreed.start.elapsed().as_secs_f64();
-        let (losses, squares) = numbers.split_at(self.losses.len());
-        for ((op, _), &loss) in self.losses.iter().zip(losses) {
+        record.span_s = self.timing.since.start.elapsed().as_secs_f64();
+        let (losses, squares) = numbers.split_at(self.steps.losses.len());
+        for ((op, _), &loss) in self.steps.losses.iter().zip(losses) {
             if !loss.is_finite() && record.culprit.is_empty() {
                 record.culprit = format!("the loss of {op}");
             }
@@ -90,14 +83,15 @@ where
         bucket: BucketId,
         counted: impl Fn(usize) -> bool,
     ) -> impl Iterator<Item = (StageId, usize)> {
-        let tensors = self.places(bucket).iter().enumerate();
+        let tensors = self.stages.places(bucket).iter().enumerate();
         let counted = tensors.filter(move |(tensor, _)| counted(*tensor));
         counted.filter_map(|(_, places)| places.first().copied())
     }
 
     /// The squared norms of gradients, on the device.
     fn norms(&self, places: &[(StageId, usize)]) -> Result<S::Tensor, Fault> {
-        let grads: Vec<_> = places.iter().map(|(s, index)| &self.held(*s).grads[*index]).collect();
+        let grads: Vec<_> =
+            places.iter().map(|(s, index)| &self.stages.held(*s).grads[*index]).collect();
         self.on_device("gradient norms", self.device.squared_norms(&grads))
     }
 
@@ -109,7 +103,7 @@ where
         culprit: &mut String,
     ) {
         if !square.is_finite() && culprit.is_empty() {
-            let name = &self.held(stage).stage.params()[index].name;
+            let name = &self.stages.held(stage).stage.params()[index].name;
             *culprit = format!("the gradient of {name} ({stage})");
         }
         *sum += square;
@@ -125,24 +119,13 @@ where
     /// Bytes of weights in all their versions, gradients and moments, and of what is kept for backwards at
     /// its peak.
     fn bytes(&self) -> u64 {
-        self.state_bytes().iter().map(|(_, bytes)| bytes).sum::<u64>() + self.residuals.peak
+        self.state_bytes().iter().map(|(_, bytes)| bytes).sum::<u64>() + self.steps.residuals.peak
     }
 
     /// Bytes of what a rank holds all the time.
     pub(super) fn state_bytes(&self) -> [(&'static str, u64); 3] {
         let (_, me) = self.job.program.placement().group_and_worker(self.comm.rank());
         let n_versions = u64::from(self.job.program.weight_versions()[me.index()]);
-        let (mut elements, mut updated) = (0, 0);
-        for held in self.held.iter().flatten() {
-            for (param, moments) in held.stage.params().iter().zip(&held.moments) {
-                elements += param.n_elements() as u64;
-                updated += if moments.is_some() { param.n_elements() as u64 } else { 0 };
-            }
-        }
-        [
-            ("weights", 4 * elements * n_versions),
-            ("gradients", 4 * elements),
-            ("moments", 8 * updated),
-        ]
+        self.stages.bytes(n_versions)
     }
 }

@@ -3,17 +3,15 @@
 
 use std::sync::Arc;
 
-use super::faults::shape_fault;
 use super::layout::Layout;
-use super::world::{Places, World, copy, held_mut, of_bucket};
-use crate::analyze::{Awaited, Need};
-use crate::comm::{Comm, Endpoint, Payload, Tag};
-use crate::device::Device;
-use crate::fault::Fault;
-use crate::ids::{BucketId, Rank, StageId, WorkerId};
+use crate::ids::{BucketId, Rank, StageId};
 use crate::program::Program;
 use crate::shards::assign_whole;
-use crate::stage::{Param, Stage};
+use crate::stage::Param;
+
+/// Where a rank keeps one tensor of a bucket: stage and index of the parameter. A tied tensor may have
+/// two places on one rank.
+pub(super) type Places = Vec<(StageId, usize)>;
 
 /// By bucket of an update and tensor: where a worker that holds these stages keeps it. A bucket of one
 /// stage holds its tensors of its own, one of several stages those they share, by name.
@@ -94,6 +92,11 @@ fn sizes(shapes: &[Vec<usize>]) -> Vec<usize> {
     shapes.iter().map(|shape| shape.iter().product()).collect()
 }
 
+/// What a list by bucket of an update has of a bucket of any update.
+pub(super) fn of_bucket<T>(list: &[T], bucket: BucketId) -> &T {
+    &list[bucket.index() % list.len()]
+}
+
 /// Elements of the tensors that each rank owns, by rank, of stages with these parameters. Each of its
 /// places counts.
 pub fn owned_elements(program: &Program, width: usize, params: &[Vec<Param>]) -> Vec<u64> {
@@ -110,66 +113,4 @@ pub fn owned_elements(program: &Program, width: usize, params: &[Vec<Param>]) ->
         places.map(|(stage, index)| params[stage.index()][*index].n_elements() as u64).sum()
     };
     (0..(width * placement.n_workers()) as u32).map(Rank).map(of).collect()
-}
-
-impl<S, D, C> World<'_, S, D, C>
-where
-    S: Stage<Tensor = D::Tensor>,
-    D: Device,
-    C: Comm<D::Tensor>,
-{
-    /// Sends the tensors that this rank has updated to the other replicas.
-    pub(super) fn give_weights(&mut self, bucket: BucketId) -> Result<(), Fault> {
-        let (rank, step) = (self.comm.rank(), self.sum_number(bucket));
-        let others = self.job.program.replicas(self.job.width, bucket);
-        let others: Vec<Rank> = others.into_iter().filter(|m| *m != rank).collect();
-        for (tensor, _) in (0..).zip(self.owned(bucket)).filter(|(_, owner)| *owner == rank) {
-            let tag = Tag::new(step, Payload::Updated { bucket, tensor });
-            let (stage, index) = self.places(bucket)[tensor as usize][0];
-            for &to in &others {
-                let weight = copy(&self.device, &self.held(stage).weights[index]);
-                let weight = self.on_device(tag, weight)?;
-                let sent = self.comm.send(to, tag, weight);
-                self.on_wire(tag, sent)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits for the tensors that other replicas have updated. Only behind the row, so that replicas with
-    /// their updates in another order do not wait for each other.
-    pub(super) fn take_weights(&mut self, worker: WorkerId) -> Result<(), Fault> {
-        if !self.job.training.shard_optimizer || self.skipped.is_some() {
-            return Ok(());
-        }
-        let rank = self.comm.rank();
-        for bucket in (0..self.layout.len() as u32).map(BucketId) {
-            let step = self.sum_number(bucket);
-            for (tensor, owner) in (0..).zip(self.owned(bucket)).filter(|(_, o)| *o != rank) {
-                let tag = Tag::new(step, Payload::Updated { bucket, tensor });
-                let (start, deadline) = (self.now(), self.deadline());
-                let received = self.comm.recv(owner, tag, deadline);
-                self.waited(worker, Awaited::Weights(bucket), start);
-                let received = self.on_wait(tag, Need::Other, received)?;
-                let places = self.places(bucket)[tensor as usize].clone();
-                let (stage, index) = places[0];
-                let expected = self.held(stage).stage.params()[index].shape.clone();
-                let got = self.device.shape(&received);
-                if got != expected {
-                    let fault = shape_fault(rank, owner, &tag, &expected, &got);
-                    return Err(self.at(fault, tag));
-                }
-                for (stage, index) in places {
-                    let held = held_mut(&mut self.held, stage);
-                    Arc::make_mut(&mut held.weights)[index] = received.clone();
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The owners of a bucket's tensors.
-    fn owned(&self, bucket: BucketId) -> Vec<Rank> {
-        of_bucket(&self.owners, bucket).clone()
-    }
 }

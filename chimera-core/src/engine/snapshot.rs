@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Worker;
-use super::world::World;
+use super::state::StageOn;
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
-use crate::stage::{Param, Stage};
+use crate::stage::Param;
 
 /// A tensor of the model and what the optimizer keeps of it, each row-major.
 #[derive(Clone, PartialEq, Debug)]
@@ -35,15 +35,10 @@ pub struct Counts {
     pub skipped: u64,
 }
 
-impl<S, D, C> Worker<'_, S, D, C>
-where
-    S: Stage<Tensor = D::Tensor>,
-    D: Device,
-    C: Comm<D::Tensor>,
-{
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// So far.
     pub fn counts(&self) -> Counts {
-        Counts { updates: self.world.n_updates, skipped: self.world.n_skipped }
+        Counts { updates: self.state.steps.n_updates, skipped: self.state.sync.n_skipped() }
     }
 
     /// The tensors of which this rank is the first replica, or which it alone updates, so that all ranks
@@ -53,7 +48,7 @@ where
         let start = Instant::now();
         let mut spent = spent.into_iter();
         let take = |(stage, index): (StageId, usize)| {
-            let held = self.world.held(stage);
+            let held = self.state.stages.held(stage);
             let [m, v] = held.moments[index].as_ref()?;
             let memory =
                 spent.next().map(|Snapshot { weights, moments: [m, v], .. }| [weights, m, v]);
@@ -67,11 +62,11 @@ where
             };
             Some(take())
         };
-        let taken = match self.world.job.training.shard_optimizer {
-            true => self.owned().filter_map(take).collect(),
+        let taken = match self.state.job.training.shard_optimizer {
+            true => self.state.stages.owned_by(self.state.comm.rank()).filter_map(take).collect(),
             false => self.first_replicas().filter_map(take).collect(),
         };
-        self.world.since_agreed.copy_s += start.elapsed().as_secs_f64();
+        self.state.timing.since.copy_s += start.elapsed().as_secs_f64();
         taken
     }
 
@@ -85,21 +80,21 @@ where
         let words = mine.iter().flat_map(|(stage, index)| [u32::from(stage.0), *index as u32]);
         let list: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
         let lists = self.exchange("the end", &list)?;
-        let (me, lead) = (self.world.comm.rank(), Rank(0));
+        let (me, lead) = (self.state.comm.rank(), Rank(0));
         let tag = |(stage, index): (StageId, usize)| {
             Tag::new(step, Payload::Weight { stage, tensor: index as u32 })
         };
         for place in mine {
-            let tensor = self.world.held(place.0).weights[place.1].clone();
-            let sent = self.world.comm.send(lead, tag(place), tensor);
-            self.world.on_wire("the end", sent)?;
+            let tensor = self.state.stages.held(place.0).weights[place.1].clone();
+            let sent = self.state.comm.send(lead, tag(place), tensor);
+            self.state.on_wire("the end", sent)?;
         }
         let mut all = Vec::new();
         for (from, list) in (0..).map(Rank).zip(lists).filter(|_| me == lead) {
             for place in places(&list) {
-                let deadline = self.world.deadline();
-                let tensor = self.world.comm.recv(from, tag(place), deadline);
-                let tensor = self.world.on_wait("the end", Need::Other, tensor)?;
+                let deadline = self.state.deadline();
+                let tensor = self.state.comm.recv(from, tag(place), deadline);
+                let tensor = self.state.on_wait("the end", Need::Other, tensor)?;
                 all.push((place, self.download(&tensor)?));
             }
         }
@@ -113,10 +108,11 @@ where
         counts: Counts,
         tensor: impl Fn(&Param) -> Result<Snapshot, Fault>,
     ) -> Result<(), Fault> {
-        (self.world.n_updates, self.world.n_skipped) = (counts.updates, counts.skipped);
-        let rank = self.world.comm.rank();
-        let device = self.world.device.clone();
-        for held in self.world.held.iter_mut().flatten() {
+        self.state.steps.n_updates = counts.updates;
+        self.state.sync.restore(counts.skipped);
+        let rank = self.state.comm.rank();
+        let device = self.state.device.clone();
+        for held in self.state.stages.iter_mut() {
             let (mut weights, mut moments) = (Vec::new(), Vec::new());
             for (param, held) in held.stage.params().iter().zip(&held.moments) {
                 let given = tensor(param)?;
@@ -142,32 +138,24 @@ where
 
     /// Stage and index of every tensor of which this rank is the first replica.
     fn first_replicas(&self) -> impl Iterator<Item = (StageId, usize)> {
-        let buckets = self.world.job.program.buckets_of_update().iter().zip(&self.world.layout);
-        let is_first = self.world.group == 0;
+        let buckets =
+            self.state.job.program.buckets_of_update().iter().zip(self.state.stages.layout());
+        let is_first = self.state.group == 0;
         let mine = buckets.filter(move |(b, _)| is_first && b.members.first() == Some(&self.me));
         mine.flat_map(|(_, tensors)| tensors.iter().filter_map(|places| places.first().copied()))
     }
 
-    /// Stage and index of every tensor that this rank owns, at the first of its places.
-    fn owned(&self) -> impl Iterator<Item = (StageId, usize)> {
-        let World { layout, owners, comm, .. } = &self.world;
-        let rank = comm.rank();
-        let tensors = layout.iter().flatten().zip(owners.iter().flatten());
-        let mine = tensors.filter(move |(_, owner)| **owner == rank);
-        mine.filter_map(|(places, _)| places.first().copied())
-    }
-
     /// A tensor's values, in the place of those of `into`.
     fn copy(&self, tensor: &D::Tensor, mut into: Vec<f32>) -> Result<Vec<f32>, Fault> {
-        let rank = self.world.comm.rank();
+        let rank = self.state.comm.rank();
         into.clear();
-        let copied = self.world.device.download_into(tensor, &mut into);
+        let copied = self.state.device.download_into(tensor, &mut into);
         copied.map(|()| into).map_err(|e| e.into_fault(rank))
     }
 
     pub(super) fn download(&self, tensor: &D::Tensor) -> Result<Vec<f32>, Fault> {
-        let rank = self.world.comm.rank();
-        self.world.device.download(tensor).map_err(|e| e.into_fault(rank))
+        let rank = self.state.comm.rank();
+        self.state.device.download(tensor).map_err(|e| e.into_fault(rank))
     }
 }
 

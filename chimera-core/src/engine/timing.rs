@@ -11,7 +11,7 @@ use crate::ids::WorkerId;
 /// Times of one rank, in seconds since the job's epoch.
 pub(super) struct Timing {
     epoch: Instant,
-    clock: Option<Box<dyn Clock>>,
+    marks: Marks,
     pub(super) events: Vec<Event>,
     pub(super) waits: Vec<Wait>,
     /// By the host's clock.
@@ -20,11 +20,37 @@ pub(super) struct Timing {
     busy_s: f64,
     /// What has only the host's times so far.
     unsettled: Vec<Unsettled>,
-    /// Marks so far.
-    n_marks: usize,
+    pub(super) since: Since,
+}
+
+/// The marks of a device's clock, if it has one.
+#[derive(Default)]
+struct Marks {
+    clock: Option<Box<dyn Clock>>,
+    /// So far.
+    n: usize,
     /// What the clock told of marks, from number `first_told` on.
     told: Vec<f64>,
     first_told: usize,
+}
+
+/// Time since the last agreement.
+pub(super) struct Since {
+    pub(super) start: Instant,
+    /// Seconds of copying the state to the host.
+    pub(super) copy_s: f64,
+}
+
+impl Since {
+    /// None has passed yet.
+    pub(super) fn now() -> Since {
+        Since { start: Instant::now(), copy_s: 0.0 }
+    }
+
+    /// Takes what has lasted since `began` for no part of a step.
+    pub(super) fn leave_out(&mut self, began: Instant) {
+        self.start += began.elapsed();
+    }
 }
 
 /// A point in time; of a device with a clock, the one at which it comes to this point of its work.
@@ -55,15 +81,13 @@ impl Timing {
     pub(super) fn new(epoch: Instant, clock: Option<Box<dyn Clock>>) -> Timing {
         Timing {
             epoch,
-            clock,
+            marks: Marks { clock, ..Marks::default() },
             events: Vec::new(),
             waits: Vec::new(),
             recent: Recent::default(),
             busy_s: 0.0,
             unsettled: Vec::new(),
-            n_marks: 0,
-            told: Vec::new(),
-            first_told: 0,
+            since: Since::now(),
         }
     }
 
@@ -72,16 +96,12 @@ impl Timing {
         self.events.clear();
         self.waits.clear();
         self.unsettled.iter_mut().for_each(|unsettled| unsettled.of = Of::Other);
-        self.first_told += self.told.len();
-        self.told.clear();
+        self.marks.forget();
     }
 
     pub(super) fn now(&mut self) -> Moment {
-        if let Some(clock) = &mut self.clock {
-            clock.mark();
-            self.n_marks += 1;
-        }
-        Moment { host_s: self.epoch.elapsed().as_secs_f64(), mark: self.n_marks.saturating_sub(1) }
+        let mark = self.marks.mark();
+        Moment { host_s: self.epoch.elapsed().as_secs_f64(), mark }
     }
 
     /// Notes work that is done now.
@@ -110,7 +130,7 @@ impl Timing {
     }
 
     fn add(&mut self, start: Moment, end: Moment, of: Of, is_compute: bool) {
-        if self.clock.is_some() {
+        if self.marks.clock.is_some() {
             self.unsettled.push(Unsettled { start, end, of, is_compute });
         } else if is_compute {
             self.busy_s += end.host_s - start.host_s;
@@ -119,14 +139,14 @@ impl Timing {
 
     /// Waits until the device has done all so far, and takes its times.
     pub(super) fn settle(&mut self) -> Result<()> {
-        let Some(clock) = self.clock.as_mut().filter(|_| !self.unsettled.is_empty()) else {
+        let Some(clock) = self.marks.clock.as_mut().filter(|_| !self.unsettled.is_empty()) else {
             return Ok(());
         };
         let ages = clock.ages()?;
         let now = self.epoch.elapsed().as_secs_f64();
-        self.told.extend(ages.into_iter().map(|age| now - age));
+        self.marks.told.extend(ages.into_iter().map(|age| now - age));
         for Unsettled { start, end, of, is_compute } in std::mem::take(&mut self.unsettled) {
-            let (start, end) = (self.time(start), self.time(end));
+            let (start, end) = (self.marks.time(start), self.marks.time(end));
             if is_compute {
                 self.busy_s += end - start;
             }
@@ -139,14 +159,32 @@ impl Timing {
         Ok(())
     }
 
-    fn time(&self, moment: Moment) -> f64 {
-        let told = moment.mark.checked_sub(self.first_told).and_then(|at| self.told.get(at));
-        told.copied().unwrap_or(moment.host_s)
-    }
-
     /// Seconds of compute, as far as settled, since this was last asked.
     pub(super) fn take_busy_s(&mut self) -> f64 {
         std::mem::take(&mut self.busy_s)
+    }
+}
+
+impl Marks {
+    /// Marks this point of the device's work; returns the mark's number.
+    fn mark(&mut self) -> usize {
+        if let Some(clock) = &mut self.clock {
+            clock.mark();
+            self.n += 1;
+        }
+        self.n.saturating_sub(1)
+    }
+
+    /// Forgets the times that were told.
+    fn forget(&mut self) {
+        self.first_told += self.told.len();
+        self.told.clear();
+    }
+
+    /// The clock's time of a moment, or the host's where none was told.
+    fn time(&self, moment: Moment) -> f64 {
+        let told = moment.mark.checked_sub(self.first_told).and_then(|at| self.told.get(at));
+        told.copied().unwrap_or(moment.host_s)
     }
 }
 

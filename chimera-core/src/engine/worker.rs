@@ -7,18 +7,21 @@ use super::Job;
 use super::agreement::{Load, Totals};
 use super::device_comm::DeviceComm;
 use super::recent::Recent;
-use super::shards::{buffers, layout, owners};
+use super::reductions::Reductions;
+use super::shards::buffers;
+use super::stages::Stages;
+use super::state::{StageOn, State, Steps};
+use super::sync::StepSync;
 use super::timing::Timing;
-use super::world::{Held, ResidualBytes, Since, World, held_mut};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
 use crate::comm::{Comm, Endpoint, Liveness, Position, all_gather};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
-use crate::ids::{PipeId, StageId, WorkerId};
+use crate::ids::{StageId, WorkerId};
 use crate::interp::{Progress, Row, Stop};
 use crate::program::Program;
-use crate::stage::{Param, Stage, initial};
+use crate::stage::{Param, Stage};
 
 /// What all ranks know after a step; the same bits on every rank.
 #[derive(Clone, PartialEq, Debug)]
@@ -65,16 +68,11 @@ impl StepReport {
 
 /// The engine of one rank.
 pub struct Worker<'j, S: Stage, D, C> {
-    pub(super) world: World<'j, S, D, C>,
+    pub(super) state: State<'j, S, D, C>,
     pub(super) me: WorkerId,
 }
 
-impl<'j, S, D, C> Worker<'j, S, D, C>
-where
-    S: Stage<Tensor = D::Tensor>,
-    D: Device,
-    C: Comm<D::Tensor>,
-{
+impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     /// Makes the rank that `comm` is, with initial weights. `stage` makes the stages it holds.
     ///
     /// # Errors
@@ -84,7 +82,7 @@ where
         job: Job<'j, S::Item>,
         device: D,
         comm: C,
-        mut stage: impl FnMut(StageId) -> Result<S, Fault>,
+        stage: impl FnMut(StageId) -> Result<S, Fault>,
     ) -> Result<Worker<'j, S, D, C>, Fault> {
         if let Some(conflict) = job.conflict(comm.n_ranks()) {
             return Err(Fault::new(Class::Usage, comm.rank(), conflict));
@@ -92,70 +90,35 @@ where
         let placement = job.program.placement();
         let (rank, depth) = (comm.rank(), placement.n_workers());
         let (group, me) = (rank.index() / depth, WorkerId((rank.index() % depth) as u16));
-        let mut held: Vec<Option<Held<S>>> = (0..placement.n_stages()).map(|_| None).collect();
-        for id in placement.stages_of(me) {
-            let stage = stage(id)?;
-            if let Some(reason) = unable(&stage, id, job.program) {
-                return Err(Fault::new(Class::Usage, rank, reason));
-            }
-            let made = hold(stage, &device, job.training.seed);
-            held[id.index()] = Some(made.map_err(|e| e.into_fault(rank))?);
-        }
-        let params = |stage: StageId| held[stage.index()].as_ref().map(|h| h.stage.params());
-        let layout = layout(job.program, params);
-        let owners = owners(job.program, job.width, &layout, params);
+        let stages = Stages::new(&job, &device, (rank, me), stage)?;
+        let params = |stage| stages.find(stage).map(|held| held.stage.params());
         let keeps_sums = job.training.shard_optimizer;
-        let buffers = buffers(job.program, job.width, &layout, params, keeps_sums);
-        let n_places: usize = layout.iter().flatten().map(Vec::len).sum();
-        let n_params: usize = held.iter().flatten().map(|h| h.stage.params().len()).sum();
-        if n_places != n_params {
-            let message = "a tied tensor is in no bucket: name its stages in Lowering::tied";
-            return Err(Fault::new(Class::Usage, rank, message));
-        }
-        for (places, owner) in layout.iter().flatten().zip(owners.iter().flatten()) {
-            if *owner == rank || !job.training.shard_optimizer {
-                for &(stage, index) in places {
-                    let made = held_mut(&mut held, stage).begin_moments(&device, index);
-                    made.map_err(|e| e.into_fault(rank))?;
-                }
-            }
-        }
+        let buffers = buffers(job.program, job.width, stages.layout(), params, keeps_sums);
         let clock = device.clock().map_err(|e| e.into_fault(rank))?;
-        let world = World {
-            step: 0,
-            n_updates: 0,
-            under_way: Vec::new(),
-            losses: Vec::new(),
-            squared_norms: Vec::new(),
-            residuals: ResidualBytes::default(),
-            timing: Timing::new(job.epoch, clock),
-            since_agreed: Since::now(),
-            agreed: None,
-            skipped: None,
-            n_skipped: 0,
-            skipped_in_a_row: 0,
+        let state = State {
             job,
+            group,
             comm: DeviceComm::new(device.clone(), comm),
             device,
-            group,
-            held,
-            layout,
-            owners,
-            buffers,
+            stages,
+            reductions: Reductions::new(buffers),
+            steps: Steps::new(),
+            sync: StepSync::default(),
+            timing: Timing::new(job.epoch, clock),
         };
-        Ok(Worker { world, me })
+        Ok(Worker { state, me })
     }
 
     /// Trains the steps of the program, `first` and those that follow it: one, or those of a window.
     pub fn run(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
-        let program = self.world.job.program;
+        let program = self.state.job.program;
         let instrs = &program.rows()[self.me.index()];
         self.begin(first).map_err(|f| Fault { step: Some(first), ..f })?;
         let mut row = Row::new(self.me);
         loop {
             let instr = row.position() as u32;
-            self.world.comm.report_progress(Position::At { step: first, instr });
-            match row.advance(instrs, program.rules(), &mut self.world) {
+            self.state.comm.report_progress(Position::At { step: first, instr });
+            match row.advance(instrs, program.rules(), &mut self.state) {
                 Ok(Progress::Ran) => {}
                 Ok(Progress::Ended) => break,
                 Ok(Progress::Blocked) => panic!("the engine waits inside its instructions"),
@@ -165,16 +128,16 @@ where
                 }
             }
         }
-        self.world.take_weights(self.me)?;
-        if self.world.skipped.is_none() {
-            self.world.n_updates += u64::from(program.window().n_updates());
+        self.state.take_weights(self.me)?;
+        if self.state.sync.skipped().is_none() {
+            self.state.steps.n_updates += u64::from(program.window().n_updates());
         }
         self.reports(first)
     }
 
     /// Goes on with another program of the same placement.
     pub fn set_program(&mut self, program: &'j Program) -> Result<(), Fault> {
-        let World { job, comm, .. } = &mut self.world;
+        let State { job, comm, .. } = &mut self.state;
         let next = Job { program, ..*job };
         let members = |program: &Program| -> Vec<_> {
             let buckets = program.buckets_of_update().iter();
@@ -199,8 +162,8 @@ where
         &mut self,
         values: impl Fn(&Param) -> Result<Vec<f32>, Fault>,
     ) -> Result<(), Fault> {
-        let World { held, device, comm, .. } = &mut self.world;
-        for held in held.iter_mut().flatten() {
+        let State { stages, device, comm, .. } = &mut self.state;
+        for held in stages.iter_mut() {
             let mut weights = (*held.weights).clone();
             for (weight, param) in weights.iter_mut().zip(held.stage.params()) {
                 let made = device.upload(&param.shape, &values(param)?);
@@ -214,50 +177,48 @@ where
     /// Gives `bytes` to every rank and returns those of all, by rank: between two runs, on all ranks in the same
     /// order. `what` says what for. The time that it takes belongs to no step.
     pub fn exchange(&mut self, what: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
-        let (began, deadline) = (Instant::now(), self.world.deadline());
-        let all = all_gather(&mut self.world.comm, bytes, deadline);
-        self.world.since_agreed.leave_out(began);
-        self.world.on_wait(what, Need::Other, all)
+        let (began, deadline) = (Instant::now(), self.state.deadline());
+        let all = all_gather(&mut self.state.comm, bytes, deadline);
+        self.state.timing.since.leave_out(began);
+        self.state.on_wait(what, Need::Other, all)
     }
 
     /// Start and end of everything the last run did on this rank, and when it waited, in order, in seconds since the
     /// job's epoch. Waits for a device that works on its own, and gives its times.
     pub fn timeline(&mut self) -> Result<(&[Event], &[Wait]), Fault> {
-        let settled = self.world.timing.settle();
-        self.world.on_device("clock", settled)?;
-        Ok((&self.world.timing.events, &self.world.timing.waits))
+        let settled = self.state.timing.settle();
+        self.state.on_device("clock", settled)?;
+        Ok((&self.state.timing.events, &self.state.timing.waits))
     }
 
     /// The last things this rank did, over all runs, by the host's clock.
     pub fn recent(&self) -> &Recent {
-        &self.world.timing.recent
+        &self.state.timing.recent
     }
 
     /// The parameters, weights and last summed gradients of a stage this rank holds; the gradients are empty
     /// where another rank keeps the sum.
     pub fn held(&self, stage: StageId) -> Option<(&[Param], &[S::Tensor], &[S::Tensor])> {
-        let held = self.world.held.get(stage.index())?.as_ref()?;
+        let held = self.state.stages.find(stage)?;
         Some((held.stage.params(), &held.weights, &held.grads))
     }
 
     /// Clears what the last run left.
     fn begin(&mut self, first: u64) -> Result<(), Fault> {
-        let world = &mut self.world;
-        world.step = first;
-        world.losses.clear();
-        world.timing.clear();
-        let rank = world.comm.rank();
-        world.squared_norms = vec![0.0; world.job.program.window().n_steps() as usize];
-        for held in world.held.iter_mut().flatten() {
+        let state = &mut self.state;
+        state.timing.clear();
+        let rank = state.comm.rank();
+        state.steps.begin(first, state.job.program.window().n_steps() as usize);
+        for held in state.stages.iter_mut() {
             (held.n_updates, held.previous) = (0, None);
-            held.clear_gradients(&world.device).map_err(|e| e.into_fault(rank))?;
+            held.clear_gradients(&state.device).map_err(|e| e.into_fault(rank))?;
         }
         Ok(())
     }
 
     fn reports(&self, first: u64) -> Result<Vec<StepReport>, Fault> {
-        let World { agreed, comm, job, skipped, n_skipped, .. } = &self.world;
-        let agreed = agreed.as_ref().ok_or_else(|| {
+        let State { sync, comm, job, .. } = &self.state;
+        let agreed = sync.agreed().ok_or_else(|| {
             Fault::new(Class::Internal, comm.rank(), "the program ends without an agreement")
         })?;
         let n_steps = agreed.steps.len();
@@ -272,40 +233,11 @@ where
                 copy_s: agreed.copy_s / n_steps as f64,
                 ranks: agreed.ranks.clone(),
                 validation_loss: None,
-                skipped: skipped.clone(),
-                n_skipped: *n_skipped,
+                skipped: sync.skipped().map(str::to_owned),
+                n_skipped: sync.n_skipped(),
                 stop: agreed.stop && index + 1 == n_steps,
             }
         };
         Ok(agreed.steps.iter().enumerate().map(report).collect())
     }
-}
-
-/// Why a stage cannot run its ops of a program, if it cannot.
-fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String> {
-    let (rules, pipes) = (program.rules(), (0..program.placement().n_pipes() as u16).map(PipeId));
-    let mut is_selective =
-        pipes.map(|pipe| rules.is_recomputed(pipe, id) && rules.is_selective(pipe, id));
-    let is_selective = is_selective.any(|is_selective| is_selective);
-    (is_selective && !stage.has_selective_recompute()).then(|| {
-        format!(
-            "{id} has no selective recomputation, which the program asks for: recompute it in full \
-             or not at all, or give it `Stage::select` and `Stage::restore`"
-        )
-    })
-}
-
-fn hold<S, D>(stage: S, device: &D, seed: u64) -> Result<Held<S>, crate::device::DeviceError>
-where
-    S: Stage<Tensor = D::Tensor>,
-    D: Device,
-{
-    let params = stage.params();
-    let each = |make: &dyn Fn(&Param) -> crate::device::Result<D::Tensor>| {
-        params.iter().map(make).collect::<Result<Vec<_>, _>>()
-    };
-    let weights = each(&|p| device.upload(&p.shape, &initial(p, seed)))?;
-    let grads = each(&|p| device.zeros(&p.shape))?;
-    let moments = params.iter().map(|_| None).collect();
-    Ok(Held { weights: Arc::new(weights), previous: None, n_updates: 0, grads, moments, stage })
 }

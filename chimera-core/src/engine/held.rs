@@ -1,0 +1,99 @@
+//! One stage with its weights, gradients and moments.
+
+use std::sync::Arc;
+
+use super::optimizer::Step;
+use crate::device::{Device, Result, Updated};
+use crate::stage::{Param, Stage, initial};
+
+/// A stage with its weights, gradients and moments, in the order of its parameters.
+pub(super) struct Held<S: Stage> {
+    pub(super) stage: S,
+    pub(super) weights: Weights<S>,
+    /// The version before, in a double buffer.
+    pub(super) previous: Option<Weights<S>>,
+    /// Updates since the start of the program.
+    pub(super) n_updates: u32,
+    pub(super) grads: Vec<S::Tensor>,
+    /// `None` where another rank updates the tensor.
+    pub(super) moments: Vec<Option<[S::Tensor; 2]>>,
+}
+
+/// One version of a stage's weights, which lives as long as somebody has to read it.
+pub(super) type Weights<S> = Arc<Vec<<S as Stage>::Tensor>>;
+
+impl<S: Stage> Held<S> {
+    /// A stage with initial weights.
+    pub(super) fn new<D: Device<Tensor = S::Tensor>>(
+        stage: S,
+        device: &D,
+        seed: u64,
+    ) -> Result<Held<S>> {
+        let params = stage.params();
+        let each = |make: &dyn Fn(&Param) -> Result<S::Tensor>| {
+            params.iter().map(make).collect::<Result<Vec<_>>>()
+        };
+        let weights = each(&|p| device.upload(&p.shape, &initial(p, seed)))?;
+        let grads = each(&|p| device.zeros(&p.shape))?;
+        let moments = params.iter().map(|_| None).collect();
+        Ok(Held { weights: Arc::new(weights), previous: None, n_updates: 0, grads, moments, stage })
+    }
+
+    /// Moments of zeros for a tensor that this rank updates.
+    pub(super) fn begin_moments<D: Device<Tensor = S::Tensor>>(
+        &mut self,
+        device: &D,
+        index: usize,
+    ) -> Result<()> {
+        let shape = &self.stage.params()[index].shape;
+        self.moments[index] = Some([device.zeros(shape)?, device.zeros(shape)?]);
+        Ok(())
+    }
+
+    /// Zeros for the gradients of the next update. Never cleared in place: the sums of the last may be
+    /// shared with other ranks.
+    pub(super) fn clear_gradients<D: Device<Tensor = S::Tensor>>(
+        &mut self,
+        device: &D,
+    ) -> Result<()> {
+        for (grad, param) in self.grads.iter_mut().zip(self.stage.params()) {
+            *grad = device.zeros(&param.shape)?;
+        }
+        Ok(())
+    }
+
+    /// Updates those of some tensors that are this rank's to update, which makes the next version of the weights:
+    /// in place, unless the present one is still to be read. With `keeps_previous` it is, by forwards to come.
+    pub(super) fn update<D: Device<Tensor = S::Tensor>>(
+        &mut self,
+        device: &D,
+        indices: impl Iterator<Item = usize>,
+        keeps_previous: bool,
+        step: &Step<'_>,
+    ) -> Result<()> {
+        self.previous = keeps_previous.then(|| Arc::clone(&self.weights));
+        if Arc::get_mut(&mut self.weights).is_none() {
+            let copies = self.weights.iter().map(|w| copy(device, w));
+            self.weights = Arc::new(copies.collect::<Result<_>>()?);
+        }
+        let mut is_mine = vec![false; self.grads.len()];
+        indices.for_each(|index| is_mine[index] = true);
+        let weights = Arc::make_mut(&mut self.weights).iter_mut();
+        let all = weights.zip(&mut self.moments).zip(self.grads.iter().zip(self.stage.params()));
+        let tensors = all.zip(is_mine).filter(|(_, is_mine)| *is_mine);
+        step.update(
+            device,
+            tensors.filter_map(|(((w, moments), (g, param)), _)| {
+                let [m, v] = moments.as_mut()?;
+                Some((param, Updated { w, g, m, v }))
+            }),
+        )
+    }
+}
+
+/// Clones of a device's tensors share memory, which updates write to.
+pub(super) fn copy<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tensor> {
+    let mut copy = device.zeros(&device.shape(tensor))?;
+    device.accumulate(&mut copy, tensor)?;
+    Ok(copy)
+}

@@ -1,0 +1,230 @@
+//! The stages of one rank, with their weights, gradients and moments.
+
+use std::sync::Arc;
+
+use super::Job;
+use super::held::{Held, Weights};
+use super::optimizer::Step;
+use super::shards::{Places, layout, of_bucket, owners};
+use crate::device::{Device, DeviceError, Result};
+use crate::fault::{Class, Fault};
+use crate::ids::{BucketId, PipeId, Rank, StageId, WorkerId};
+use crate::op::Op;
+use crate::program::Program;
+use crate::stage::Stage;
+use crate::update::{Update, Window};
+
+/// The stages that a rank holds, and where their tensors are.
+pub(super) struct Stages<S: Stage> {
+    /// By stage; `None` where another worker holds it.
+    held: Vec<Option<Held<S>>>,
+    /// By bucket of an update and tensor.
+    layout: Vec<Vec<Places>>,
+    /// By bucket of an update and tensor: which replica owns it.
+    owners: Vec<Vec<Rank>>,
+}
+
+impl<S: Stage> Stages<S> {
+    /// The stages of worker `me`, which `stage` makes, with initial weights.
+    pub(super) fn new<D: Device<Tensor = S::Tensor>>(
+        job: &Job<'_, S::Item>,
+        device: &D,
+        (rank, me): (Rank, WorkerId),
+        mut stage: impl FnMut(StageId) -> std::result::Result<S, Fault>,
+    ) -> std::result::Result<Self, Fault> {
+        let on_device = |e: DeviceError| e.into_fault(rank);
+        let placement = job.program.placement();
+        let mut held: Vec<Option<Held<S>>> = (0..placement.n_stages()).map(|_| None).collect();
+        for id in placement.stages_of(me) {
+            let stage = stage(id)?;
+            if let Some(reason) = unable(&stage, id, job.program) {
+                return Err(Fault::new(Class::Usage, rank, reason));
+            }
+            let made = Held::new(stage, device, job.training.seed);
+            held[id.index()] = Some(made.map_err(on_device)?);
+        }
+        let params = |stage: StageId| held[stage.index()].as_ref().map(|h| h.stage.params());
+        let layout = layout(job.program, params);
+        let owners = owners(job.program, job.width, &layout, params);
+        let mut stages = Stages { held, layout, owners };
+        let n_places: usize = stages.layout.iter().flatten().map(Vec::len).sum();
+        let n_params: usize = stages.iter().map(|h| h.stage.params().len()).sum();
+        if n_places != n_params {
+            let message = "a tied tensor is in no bucket: name its stages in Lowering::tied";
+            return Err(Fault::new(Class::Usage, rank, message));
+        }
+        let Stages { held, layout, owners } = &mut stages;
+        for (places, owner) in layout.iter().flatten().zip(owners.iter().flatten()) {
+            if *owner == rank || !job.training.shard_optimizer {
+                for &(stage, index) in places {
+                    held_mut(held, stage).begin_moments(device, index).map_err(on_device)?;
+                }
+            }
+        }
+        Ok(stages)
+    }
+
+    /// All that are here.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Held<S>> {
+        self.held.iter().flatten()
+    }
+
+    /// All that are here.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Held<S>> {
+        self.held.iter_mut().flatten()
+    }
+
+    /// A stage, if it is here.
+    pub(super) fn find(&self, stage: StageId) -> Option<&Held<S>> {
+        self.held.get(stage.index())?.as_ref()
+    }
+
+    /// The proof places every op where its stage is, so a stage that is not here is a bug.
+    pub(super) fn held(&self, stage: StageId) -> &Held<S> {
+        self.find(stage).unwrap_or_else(|| panic!("{stage} is not on this worker"))
+    }
+
+    /// As [`held`](Stages::held).
+    pub(super) fn held_mut(&mut self, stage: StageId) -> &mut Held<S> {
+        held_mut(&mut self.held, stage)
+    }
+
+    /// Buckets of an update.
+    pub(super) fn buckets(&self) -> impl Iterator<Item = BucketId> + use<S> {
+        (0..self.layout.len() as u32).map(BucketId)
+    }
+
+    /// Where this rank keeps the tensors of all buckets of an update.
+    pub(super) fn layout(&self) -> &[Vec<Places>] {
+        &self.layout
+    }
+
+    /// Where this rank keeps the tensors of a bucket.
+    pub(super) fn places(&self, bucket: BucketId) -> &[Places] {
+        of_bucket::<Vec<_>>(&self.layout, bucket)
+    }
+
+    /// The owners of a bucket's tensors.
+    pub(super) fn owners(&self, bucket: BucketId) -> &[Rank] {
+        of_bucket::<Vec<_>>(&self.owners, bucket)
+    }
+
+    /// Stage and index of every tensor that `rank` owns, at the first of its places.
+    pub(super) fn owned_by(&self, rank: Rank) -> impl Iterator<Item = (StageId, usize)> {
+        let tensors = self.layout.iter().flatten().zip(self.owners.iter().flatten());
+        let mine = tensors.filter(move |(_, owner)| **owner == rank);
+        mine.filter_map(|(places, _)| places.first().copied())
+    }
+
+    /// The version of the weights that a forward reads: the newest, or the one that the rule of the
+    /// double buffer names even where a newer one is there.
+    pub(super) fn version(&self, op: &Op, window: &Window) -> &Weights<S> {
+        let held = self.held(op.stage);
+        let version = match window.update() {
+            Update::Flush | Update::Stash { .. } => held.n_updates,
+            Update::DoubleBuffer { .. } => window.update_of(op.span).saturating_sub(1),
+        };
+        if version == held.n_updates {
+            return &held.weights;
+        }
+        held.previous.as_ref().unwrap_or_else(|| panic!("{op} finds no version {version}"))
+    }
+
+    /// This rank's parts of a bucket's sums: the gradients of all places of each tensor, of which it lets go.
+    pub(super) fn take_gradients<D: Device<Tensor = S::Tensor>>(
+        &mut self,
+        device: &D,
+        bucket: BucketId,
+    ) -> Result<Vec<S::Tensor>> {
+        let places = of_bucket(&self.layout, bucket);
+        places.iter().map(|places| own_part(device, &mut self.held, places)).collect()
+    }
+
+    /// Updates those tensors of a bucket and a stage that are this rank's to update, see [`Held::update`]. Returns the
+    /// stage, if it is here.
+    pub(super) fn update<D: Device<Tensor = S::Tensor>>(
+        &mut self,
+        device: &D,
+        bucket: BucketId,
+        stage: StageId,
+        keeps_previous: bool,
+        step: &Step<'_>,
+    ) -> Result<Option<&mut Held<S>>> {
+        let Some(held) = &mut self.held[stage.index()] else { return Ok(None) };
+        let places = of_bucket(&self.layout, bucket).iter().flatten();
+        let mine = places.filter(|(s, _)| *s == stage).map(|(_, index)| *index);
+        held.update(device, mine, keeps_previous, step)?;
+        Ok(Some(held))
+    }
+
+    /// Puts the sums of a bucket's tensors in the place of their gradients; `None` where another rank has it.
+    pub(super) fn put_sums(&mut self, bucket: BucketId, sums: Vec<Option<S::Tensor>>) {
+        let places = of_bucket(&self.layout, bucket).iter().zip(sums);
+        for (places, sum) in places.filter_map(|(places, sum)| Some((places, sum?))) {
+            for &(stage, index) in places {
+                held_mut(&mut self.held, stage).grads[index] = sum.clone();
+            }
+        }
+    }
+
+    /// Puts a tensor that its owner updated in the place of the weights.
+    pub(super) fn put_weight(&mut self, places: &Places, weight: &S::Tensor) {
+        for &(stage, index) in places {
+            let held = held_mut(&mut self.held, stage);
+            Arc::make_mut(&mut held.weights)[index] = weight.clone();
+        }
+    }
+
+    /// Bytes of what a rank holds all the time, with so many versions of its weights.
+    pub(super) fn bytes(&self, n_versions: u64) -> [(&'static str, u64); 3] {
+        let (mut elements, mut updated) = (0, 0);
+        for held in self.iter() {
+            for (param, moments) in held.stage.params().iter().zip(&held.moments) {
+                elements += param.n_elements() as u64;
+                updated += if moments.is_some() { param.n_elements() as u64 } else { 0 };
+            }
+        }
+        [
+            ("weights", 4 * elements * n_versions),
+            ("gradients", 4 * elements),
+            ("moments", 8 * updated),
+        ]
+    }
+}
+
+/// Why a stage cannot run its ops of a program, if it cannot.
+fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String> {
+    let (rules, pipes) = (program.rules(), (0..program.placement().n_pipes() as u16).map(PipeId));
+    let mut is_selective =
+        pipes.map(|pipe| rules.is_recomputed(pipe, id) && rules.is_selective(pipe, id));
+    let is_selective = is_selective.any(|is_selective| is_selective);
+    (is_selective && !stage.has_selective_recompute()).then(|| {
+        format!(
+            "{id} has no selective recomputation, which the program asks for: recompute it in full \
+             or not at all, or give it `Stage::select` and `Stage::restore`"
+        )
+    })
+}
+
+fn held_mut<S: Stage>(held: &mut [Option<Held<S>>], stage: StageId) -> &mut Held<S> {
+    held[stage.index()].as_mut().unwrap_or_else(|| panic!("{stage} is not on this worker"))
+}
+
+/// This rank's part of a sum: the gradients of all its places, of which it lets go.
+fn own_part<S: Stage<Tensor = D::Tensor>, D: Device>(
+    device: &D,
+    held: &mut [Option<Held<S>>],
+    places: &Places,
+) -> Result<D::Tensor> {
+    let mut sum = device.zeros(&[0])?;
+    for (n, &(stage, index)) in places.iter().enumerate() {
+        let none = device.zeros(&[0])?;
+        let part = std::mem::replace(&mut held_mut(held, stage).grads[index], none);
+        if n == 0 {
+            sum = part;
+        } else {
+            device.accumulate(&mut sum, &part)?;
+        }
+    }
+    Ok(sum)
+}

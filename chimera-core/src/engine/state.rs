@@ -1,0 +1,130 @@
+//! What one rank has: its stages, its device and wires, and where it stands in a step.
+
+use std::time::Instant;
+
+use super::device_comm::DeviceComm;
+use super::held::Weights;
+use super::reductions::Reductions;
+use super::stages::Stages;
+use super::sync::StepSync;
+use super::timing::{Moment, Timing};
+use super::{Job, Patience};
+use crate::analyze::{Awaited, Work};
+use crate::comm::Comm;
+use crate::device::Device;
+use crate::ids::{BucketId, Rank, WorkerId};
+use crate::op::Op;
+use crate::stage::Stage;
+use crate::update::Update;
+
+/// A stage whose tensors are those of the device `D`.
+pub trait StageOn<D: Device>: Stage<Tensor = D::Tensor> {}
+
+impl<D: Device, S: Stage<Tensor = D::Tensor>> StageOn<D> for S {}
+
+/// The state of one rank.
+pub(super) struct State<'j, S: Stage, D, C> {
+    pub(super) job: Job<'j, S::Item>,
+    pub(super) group: usize,
+    pub(super) device: D,
+    pub(super) comm: DeviceComm<D, C>,
+    pub(super) stages: Stages<S>,
+    pub(super) reductions: Reductions<S::Tensor>,
+    pub(super) steps: Steps<S::Tensor>,
+    pub(super) sync: StepSync,
+    pub(super) timing: Timing,
+}
+
+/// The steps of the program under way.
+pub(super) struct Steps<T> {
+    /// The first one.
+    pub(super) first: u64,
+    /// Updates of every weight before the program.
+    pub(super) n_updates: u64,
+    pub(super) losses: Vec<(Op, T)>,
+    /// By step: squared norms of the gradients of updates that wait for no agreement.
+    pub(super) squared_norms: Vec<f64>,
+    pub(super) residuals: ResidualBytes,
+}
+
+impl<T> Steps<T> {
+    /// None yet.
+    pub(super) fn new() -> Self {
+        Steps {
+            first: 0,
+            n_updates: 0,
+            losses: Vec::new(),
+            squared_norms: Vec::new(),
+            residuals: ResidualBytes::default(),
+        }
+    }
+
+    /// Forgets the last program for one that begins with the step `first` and has `n_steps`.
+    pub(super) fn begin(&mut self, first: u64, n_steps: usize) {
+        self.first = first;
+        self.losses.clear();
+        self.squared_norms = vec![0.0; n_steps];
+    }
+}
+
+/// Bytes of what is kept for backwards to come: residuals, kept inputs, deferred weight work.
+#[derive(Default)]
+pub(super) struct ResidualBytes {
+    pub(super) held: u64,
+    pub(super) peak: u64,
+}
+
+impl ResidualBytes {
+    /// After an op that made and ate so much.
+    pub(super) fn change(&mut self, added: u64, freed: u64) {
+        self.held = self.held + added - freed;
+        self.peak = self.peak.max(self.held);
+    }
+}
+
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
+    /// The rank of a worker of a group.
+    pub(super) fn rank_of(&self, worker: WorkerId, group: usize) -> Rank {
+        self.job.program.placement().rank(group, worker)
+    }
+
+    /// Whether updates are made while other micro-batches are on their way.
+    pub(super) fn is_asynchronous(&self) -> bool {
+        self.job.program.window().update() != Update::Flush
+    }
+
+    /// Number of a bucket's update since the start of the training.
+    pub(super) fn update_number(&self, bucket: BucketId) -> u64 {
+        self.steps.n_updates + u64::from(self.job.program.buckets()[bucket.index()].update)
+    }
+
+    /// Number of a bucket's sum, which is its own even where updates are skipped.
+    pub(super) fn sum_number(&self, bucket: BucketId) -> u64 {
+        let n_updates = u64::from(self.job.program.window().updates_per_step());
+        self.steps.first * n_updates + u64::from(self.job.program.buckets()[bucket.index()].update)
+    }
+
+    /// The version of the weights that a forward reads.
+    pub(super) fn version(&self, op: &Op) -> &Weights<S> {
+        self.stages.version(op, self.job.program.window())
+    }
+
+    /// When a wait that begins now lasts too long.
+    pub(super) fn deadline(&self) -> Instant {
+        let Patience { first_step, later } = self.job.patience;
+        Instant::now() + if self.sync.is_first() { first_step } else { later }
+    }
+
+    pub(super) fn now(&mut self) -> Moment {
+        self.timing.now()
+    }
+
+    pub(super) fn record(&mut self, worker: WorkerId, work: Work, start: Moment) {
+        self.timing.worked(self.steps.first, worker, work, start);
+    }
+
+    /// Notes that the worker waited from `start` until now.
+    pub(super) fn waited(&mut self, worker: WorkerId, awaited: Awaited, start: Moment) {
+        self.timing.waited(self.steps.first, worker, awaited, start);
+    }
+}

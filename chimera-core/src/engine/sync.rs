@@ -1,0 +1,63 @@
+//! What all ranks concluded at the end of a program, and whether its gradient is used.
+
+use super::agreement::Agreed;
+
+/// What ranks agreed on so far.
+#[derive(Default)]
+pub(super) struct StepSync {
+    agreed: Option<Agreed>,
+    /// Why the step under way makes no update, if it does not.
+    skipped: Option<String>,
+    /// Steps that made none.
+    n_skipped: u64,
+    n_skipped_in_a_row: u64,
+}
+
+impl StepSync {
+    /// Whether ranks have not agreed on anything yet.
+    pub(super) fn is_first(&self) -> bool {
+        self.agreed.is_none()
+    }
+
+    /// The last agreement.
+    pub(super) fn agreed(&self) -> Option<&Agreed> {
+        self.agreed.as_ref()
+    }
+
+    /// Why the step under way makes no update, if it does not.
+    pub(super) fn skipped(&self) -> Option<&str> {
+        self.skipped.as_deref()
+    }
+
+    /// Steps that made no update.
+    pub(super) fn n_skipped(&self) -> u64 {
+        self.n_skipped
+    }
+
+    /// Steps that made no update, the last ones in a row.
+    pub(super) fn n_skipped_in_a_row(&self) -> u64 {
+        self.n_skipped_in_a_row
+    }
+
+    /// Goes on from a training that skipped so many steps.
+    pub(super) fn restore(&mut self, n_skipped: u64) {
+        self.n_skipped = n_skipped;
+    }
+
+    /// Takes a step that makes its update.
+    pub(super) fn update(&mut self, agreed: Agreed) {
+        (self.agreed, self.skipped, self.n_skipped_in_a_row) = (Some(agreed), None, 0);
+    }
+
+    /// Counts a step that makes none.
+    pub(super) fn count_skipped(&mut self) {
+        self.skipped = None;
+        self.n_skipped += 1;
+        self.n_skipped_in_a_row += 1;
+    }
+
+    /// Takes a step that makes no update, for this reason.
+    pub(super) fn skip(&mut self, agreed: Agreed, why: String) {
+        (self.agreed, self.skipped) = (Some(agreed), Some(why));
+    }
+}

@@ -1,0 +1,64 @@
+//! Weights that one replica updates and the others take, where the optimizer is shared out.
+
+use super::faults::shape_fault;
+use super::held::copy;
+use super::state::{StageOn, State};
+use crate::analyze::{Awaited, Need};
+use crate::comm::{Comm, Endpoint, Payload, Tag};
+use crate::device::Device;
+use crate::fault::Fault;
+use crate::ids::{BucketId, Rank, WorkerId};
+
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
+    /// Sends the tensors that this rank has updated to the other replicas.
+    pub(super) fn give_weights(&mut self, bucket: BucketId) -> Result<(), Fault> {
+        let (rank, step) = (self.comm.rank(), self.sum_number(bucket));
+        let others = self.job.program.replicas(self.job.width, bucket);
+        let others: Vec<Rank> = others.into_iter().filter(|m| *m != rank).collect();
+        for (tensor, _) in (0..).zip(self.owned(bucket)).filter(|(_, owner)| *owner == rank) {
+            let tag = Tag::new(step, Payload::Updated { bucket, tensor });
+            let (stage, index) = self.stages.places(bucket)[tensor as usize][0];
+            for &to in &others {
+                let weight = copy(&self.device, &self.stages.held(stage).weights[index]);
+                let weight = self.on_device(tag, weight)?;
+                let sent = self.comm.send(to, tag, weight);
+                self.on_wire(tag, sent)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the tensors that other replicas have updated. Only behind the row, so that replicas with
+    /// their updates in another order do not wait for each other.
+    pub(super) fn take_weights(&mut self, worker: WorkerId) -> Result<(), Fault> {
+        if !self.job.training.shard_optimizer || self.sync.skipped().is_some() {
+            return Ok(());
+        }
+        let rank = self.comm.rank();
+        for bucket in self.stages.buckets() {
+            let step = self.sum_number(bucket);
+            for (tensor, owner) in (0..).zip(self.owned(bucket)).filter(|(_, o)| *o != rank) {
+                let tag = Tag::new(step, Payload::Updated { bucket, tensor });
+                let (start, deadline) = (self.now(), self.deadline());
+                let received = self.comm.recv(owner, tag, deadline);
+                self.waited(worker, Awaited::Weights(bucket), start);
+                let received = self.on_wait(tag, Need::Other, received)?;
+                let places = self.stages.places(bucket)[tensor as usize].clone();
+                let (stage, index) = places[0];
+                let expected = self.stages.held(stage).stage.params()[index].shape.clone();
+                let got = self.device.shape(&received);
+                if got != expected {
+                    let fault = shape_fault(rank, owner, &tag, &expected, &got);
+                    return Err(self.at(fault, tag));
+                }
+                self.stages.put_weight(&places, &received);
+            }
+        }
+        Ok(())
+    }
+
+    /// The owners of a bucket's tensors.
+    fn owned(&self, bucket: BucketId) -> Vec<Rank> {
+        self.stages.owners(bucket).to_vec()
+    }
+}

@@ -1,0 +1,158 @@
+//! Trains the stages of any model with any program: on threads of this process, or one rank over a given transport.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use crate::comm::{Comm, Endpoint, Threads};
+use crate::device::{Device, DeviceError};
+use crate::engine::{Job, Patience, StepReport, Training, Worker, run_threads};
+use crate::fault::{Class, Fault};
+use crate::ids::{Rank, StageId};
+use crate::program::Program;
+use crate::stage::{Data, Stage};
+
+/// A training: what runs, on what, and how.
+///
+/// The defaults are one pipeline group, micro-batches of one sample, and [`Training::default`].
+pub struct Trainer<'t, I = u32> {
+    program: &'t Program,
+    data: &'t dyn Data<I>,
+    training: Training,
+    width: usize,
+    micro_batch_size: usize,
+    patience: Patience,
+    stop: Option<&'t AtomicBool>,
+    observe: Option<Observer<'t>>,
+}
+
+type Observer<'t> = &'t (dyn Fn(&StepReport) + Sync);
+
+/// What a training leaves.
+#[derive(Clone, Debug)]
+pub struct Trained<T> {
+    /// Reports of all steps, in order.
+    pub reports: Vec<StepReport>,
+    /// Weights by name of their parameter: of all stages after [`Trainer::on_threads`], of those that the rank holds
+    /// after [`Trainer::on_rank`].
+    pub weights: BTreeMap<String, T>,
+}
+
+impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
+    /// Trains `program` on samples of `data`.
+    pub fn new(program: &'t Program, data: &'t dyn Data<I>) -> Self {
+        Trainer {
+            program,
+            data,
+            training: Training::default(),
+            width: 1,
+            micro_batch_size: 1,
+            patience: Patience::default(),
+            stop: None,
+            observe: None,
+        }
+    }
+
+    /// Sets seed, number of steps, optimizer and learning rates.
+    pub fn training(self, training: Training) -> Self {
+        Trainer { training, ..self }
+    }
+
+    /// Sets the number of pipeline groups (data-parallel size), W.
+    pub fn width(self, width: usize) -> Self {
+        Trainer { width, ..self }
+    }
+
+    /// Sets the number of samples of a micro-batch, B.
+    pub fn micro_batch_size(self, micro_batch_size: usize) -> Self {
+        Trainer { micro_batch_size, ..self }
+    }
+
+    /// Sets how long a rank waits for a peer before it calls the peer lost.
+    pub fn patience(self, patience: Patience) -> Self {
+        Trainer { patience, ..self }
+    }
+
+    /// Sets a flag that ends the training, once it is true, at a step boundary that all ranks agree on.
+    pub fn stop_when(self, stop: &'t AtomicBool) -> Self {
+        Trainer { stop: Some(stop), ..self }
+    }
+
+    /// Calls `observe` on rank 0 after every step.
+    pub fn on_step(self, observe: Observer<'t>) -> Self {
+        Trainer { observe: Some(observe), ..self }
+    }
+
+    /// Trains with a thread to each rank; `device` opens the device of a rank, and `stage` makes a stage on it.
+    ///
+    /// # Errors
+    /// The first cause for which a rank failed.
+    pub fn on_threads<S, D>(
+        &self,
+        device: impl Fn(Rank) -> Result<D, DeviceError> + Sync,
+        stage: impl Fn(&D, StageId) -> Result<S, Fault> + Sync,
+    ) -> Result<Trained<D::Tensor>, Fault>
+    where
+        S: Stage<Tensor = D::Tensor, Item = I>,
+        D: Device,
+    {
+        let n_ranks = self.width.saturating_mul(self.program.placement().n_workers());
+        let n_ranks = u32::try_from(n_ranks).map_err(|_| {
+            Fault::new(Class::Usage, Rank(0), format!("{n_ranks} ranks are too many"))
+        })?;
+        let ranks = run_threads(n_ranks, |comm: &mut Threads<D::Tensor>| {
+            let device = device(comm.rank()).map_err(|e| e.into_fault(comm.rank()))?;
+            self.on_rank(comm, device.clone(), |id| stage(&device, id))
+        })?;
+        let joined = ranks.into_iter().reduce(|mut all, other| {
+            all.weights.extend(other.weights);
+            all
+        });
+        Ok(joined.unwrap_or_else(|| Trained { reports: Vec::new(), weights: BTreeMap::new() }))
+    }
+
+    /// Trains the rank that `comm` is; `stage` makes the stages that it holds.
+    ///
+    /// # Errors
+    /// If parts of the training do not fit each other, or this rank or another one fails.
+    pub fn on_rank<S, D, C>(
+        &self,
+        comm: C,
+        device: D,
+        stage: impl FnMut(StageId) -> Result<S, Fault>,
+    ) -> Result<Trained<D::Tensor>, Fault>
+    where
+        S: Stage<Tensor = D::Tensor, Item = I>,
+        D: Device,
+        C: Comm<D::Tensor>,
+    {
+        let goes_on = AtomicBool::new(false);
+        let job = Job {
+            program: self.program,
+            width: self.width,
+            micro_batch_size: self.micro_batch_size,
+            training: &self.training,
+            data: self.data,
+            patience: self.patience,
+            stop: self.stop.unwrap_or(&goes_on),
+            epoch: Instant::now(),
+        };
+        let is_first = comm.rank() == Rank(0);
+        let mut worker = Worker::new(job, device, comm, stage)?;
+        let (mut reports, mut stops) = (Vec::new(), false);
+        while (reports.len() as u64) < self.training.steps && !stops {
+            for report in worker.run(reports.len() as u64)? {
+                if let Some(observe) = self.observe.filter(|_| is_first) {
+                    observe(&report);
+                }
+                stops = report.stop;
+                reports.push(report);
+            }
+        }
+        let stages = (0..self.program.placement().n_stages()).map(|id| StageId(id as u16));
+        let held = stages.filter_map(|id| worker.held(id)).flat_map(|(params, weights, _)| {
+            params.iter().map(|param| param.name.clone()).zip(weights.iter().cloned())
+        });
+        Ok(Trained { reports, weights: held.collect() })
+    }
+}
