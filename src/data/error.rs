@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::marks::MARKS;
-use crate::data::tokenizer::TokenizerError;
+use super::tokenizer::TokenizerError;
 
 /// Why data cannot be trained on (exit code 2).
 #[derive(thiserror::Error, Debug)]

@@ -1,6 +1,6 @@
 //! The ids that a BERT's samples have beside those of the text.
 
-use crate::data::tokenizer::Tokenizer;
+use super::tokenizer::Tokenizer;
 
 /// Ids of a vocabulary that are no text.
 pub(super) const MARKS: usize = 4;

@@ -9,8 +9,8 @@ use rayon::prelude::*;
 
 use super::DataError;
 use super::prepared::{Prepared, Source, beside, is_prepared, tokenizer_beside};
+use super::tokenizer::{self, Tokenizer, TokenizerError, pieces};
 use super::width::Width;
-use crate::data::tokenizer::{self, Tokenizer, TokenizerError, pieces};
 use crate::formats::files::disk::part_of;
 use crate::formats::files::{self, io_fault, open_regular};
 

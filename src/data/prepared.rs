@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
+use super::tokenizer::{self, Tokenizer};
 use super::width::Width;
-use crate::data::tokenizer::{self, Tokenizer};
 use crate::formats::files::{read_regular, text_regular};
 
 /// The format that is written; later ones are refused.

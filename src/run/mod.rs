@@ -1,4 +1,4 @@
-//! One training run on this machine: from settings to trained weights.
+//! Running: a training from settings to trained weights, over threads or processes, and the evaluation of a model.
 
 mod alike;
 pub mod evaluate;

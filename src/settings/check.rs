@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use chimera_core::lower::Hoist;
 use toml::Value;
 
+use super::near::nearest;
+use super::schedules::{self, Named};
 use super::value::Kind;
 use super::{OPTIONS, Opt, StepRange, peers};
-use crate::settings::near::nearest;
-use crate::settings::schedules::{self, Named};
 
 /// Characters of a refused text that are shown.
 const SHOWN: usize = 200;

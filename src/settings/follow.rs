@@ -8,8 +8,8 @@ use toml::Value;
 
 use super::check::{check, option};
 use super::origin::Entries;
+use super::schedules::Named;
 use super::{Origin, Outside, SettingsError, Start};
-use crate::settings::schedules::Named;
 
 /// Takes depth and micro-batches from the schedule if it is in a file; refuses others that were said.
 pub(super) fn timetable(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {

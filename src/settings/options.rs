@@ -14,11 +14,10 @@ use toml::Value;
 
 use super::option::Drawn::{Job, Memory, Passes, Shape};
 use super::origin::Entries;
+use super::schedules::Named;
 use super::value::Setting;
-use super::{Opt, Origin, StepRange};
+use super::{Opt, Origin, StepRange, Transport};
 use crate::device::Precision;
-use crate::settings::Transport;
-use crate::settings::schedules::Named;
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
 macro_rules! options {

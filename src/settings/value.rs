@@ -13,9 +13,9 @@ use chimera_core::schedule::Scaling;
 use chimera_core::search::Where;
 use toml::Value;
 
+use super::Transport;
+use super::schedules::{Named, names};
 use crate::device::Precision;
-use crate::settings::Transport;
-use crate::settings::schedules::{Named, names};
 
 /// Which values an option may have.
 #[derive(Clone, Copy)]

@@ -16,6 +16,7 @@
 pub mod conformance;
 pub(crate) mod counted;
 mod error;
+mod on_host;
 mod optimizers;
 pub mod reference;
 
@@ -86,17 +87,17 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// One AdamW update of each tensor, on the host in f32 unless the device has its own. The bits of each tensor are
     /// its own, whatever the others are; so with the optimizers below.
     fn adamw(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
-        optimizers::on_host(self, tensors, |tensors| Reference.adamw(tensors, by))
+        on_host::update(self, tensors, |tensors| Reference.adamw(tensors, by))
     }
 
     /// One LAMB update of each tensor, whole ones: the norm of each sets the length of its step.
     fn lamb(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
-        optimizers::on_host(self, tensors, |tensors| Reference.lamb(tensors, by))
+        on_host::update(self, tensors, |tensors| Reference.lamb(tensors, by))
     }
 
     /// One update of each tensor by gradient descent, with the momentum `m`; `v` stays as it is.
     fn sgd(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &Sgd) -> Result<()> {
-        optimizers::on_host(self, tensors, |tensors| Reference.sgd(tensors, by))
+        on_host::update(self, tensors, |tensors| Reference.sgd(tensors, by))
     }
 
     /// Bytes of the elements of a tensor: four of each, unless the device says otherwise.

@@ -2,8 +2,8 @@
 
 #![no_main]
 
-use chimera::core::interchange::{from_csv, to_csv};
 use chimera::core::ids::PipeId;
+use chimera::core::interchange::{from_csv, to_csv};
 use chimera::core::lower::{Lowering, lower};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

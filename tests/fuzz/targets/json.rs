@@ -2,8 +2,8 @@
 
 #![no_main]
 
-use chimera::core::interchange::{from_csv, from_json, to_csv, to_json};
 use chimera::core::ids::PipeId;
+use chimera::core::interchange::{from_csv, from_json, to_csv, to_json};
 use chimera::core::lower::{Lowering, lower};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

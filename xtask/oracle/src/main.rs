@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use chimera_core::costs::UniformCosts;
 use chimera_core::analyze::simulate;
+use chimera_core::costs::UniformCosts;
 use chimera_core::interchange::from_json;
 use chimera_core::lower::{Lowering, lower};
 use chimera_core::timetable::Timetable;

@@ -1,6 +1,6 @@
-use chimera_core::search::{Allowed, Search, search, starts};
 use chimera_core::placement::Placement;
 use chimera_core::schedule::{Shape, find};
+use chimera_core::search::{Allowed, Search, search, starts};
 
 use super::*;
 

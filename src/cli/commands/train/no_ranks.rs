@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use chimera_core::comm::{Comm, CommError, Host};
 
-use crate::cli::commands::train::Train;
+use super::Train;
 use crate::settings::Config;
 
 /// What ranks do with a transport of this name; rank 0 has a result.

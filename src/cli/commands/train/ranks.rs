@@ -18,7 +18,7 @@ use chimera_core::engine::{Patience, panicked};
 use chimera_core::fault::Class;
 use chimera_core::ids::{BucketId, Rank};
 
-use crate::cli::commands::train::{Train, listen, resume, stop_on_signal};
+use super::{Train, listen, resume, stop_on_signal};
 use crate::cli::parts::console::warn;
 use crate::cli::parts::ends::{
     Known, LEAD, close, end_if_over, end_now, fail, fault_of, start, stuck, within,
