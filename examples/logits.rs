@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use chimera::candle::Candle;
-use chimera::core::model::Architecture;
+use chimera::core::model::Objective;
 use chimera::formats::hf;
 use chimera::run::evaluate::{Bert, Model};
 
@@ -15,12 +15,12 @@ fn main() -> Result<()> {
     let dir = PathBuf::from(words.next().context("usage: logits DIR ID...")?);
     let ids = words.map(|word| word.parse()).collect::<Result<Vec<u32>, _>>()?;
     let read = hf::read(&dir)?;
-    let logits = match read.config.architecture {
-        Architecture::Gpt2 => {
+    let logits = match read.config.objective() {
+        Objective::NextToken => {
             let model = Model::new(Candle::cpu(), &read.config, &read.weights)?;
             model.logits(&ids, ids.len())?
         }
-        Architecture::Bert => {
+        Objective::MaskedTokens => {
             let model = Bert::new(Candle::cpu(), &read.config, &read.weights)?;
             let second = ids.len() / 2;
             let mut logits = model.logits(&ids, second)?;

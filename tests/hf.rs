@@ -60,7 +60,7 @@ fn logits_are_those_of_transformers() {
         let gpt2 = read(&fixture(kind)).expect(kind);
         let tied = kind != "bf16-sharded";
         let sizes = ModelConfig {
-            architecture: Architecture::Gpt2,
+            architecture: Architecture::GPT2,
             layers: 2,
             hidden: 8,
             heads: 2,

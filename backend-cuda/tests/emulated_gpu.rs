@@ -42,10 +42,12 @@ fn bf16_trains_beside_the_reference() -> Result<(), RunError> {
 
 /// Schedules with a worker to a thread, each with a stream of its own: on one GPU, and on two in turn.
 fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
-    use Architecture::{Bert, Gpt2};
-    for (schedule, depth, architecture) in
-        [("dapple", 1, Gpt2), ("1f1b", 2, Gpt2), ("chimera", 2, Bert), ("chimera", 4, Gpt2)]
-    {
+    for (schedule, depth, architecture) in [
+        ("dapple", 1, Architecture::GPT2),
+        ("1f1b", 2, Architecture::GPT2),
+        ("chimera", 2, Architecture::BERT),
+        ("chimera", 4, Architecture::GPT2),
+    ] {
         let mut run = run(schedule, depth);
         run.model.architecture = architecture;
         let expected = run.train(|_| Ok(Reference))?.losses;
@@ -65,7 +67,7 @@ fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
 
 fn run(schedule: &'static str, depth: usize) -> Run {
     let model = ModelConfig {
-        architecture: Architecture::Gpt2,
+        architecture: Architecture::GPT2,
         layers: 4,
         hidden: 8,
         heads: 2,

@@ -95,7 +95,7 @@ fn nothing_lies_unsubmitted_while_a_rank_waits() {
     let timetable = find("zb-h1").expect("known").timetable(&shape).expect("it fits");
     let program = lower(&timetable, &Lowering::default()).expect("it is sound");
     let model = ModelConfig {
-        architecture: Architecture::Gpt2,
+        architecture: Architecture::GPT2,
         layers: 2,
         hidden: 4,
         heads: 2,

@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn a_pipeline_trains_as_one_worker() {
         let model = ModelConfig {
-            architecture: Architecture::Gpt2,
+            architecture: Architecture::GPT2,
             layers: 4,
             hidden: 8,
             heads: 2,

@@ -244,7 +244,7 @@ fn recomputing_trains_as_one_worker_wherever_it_stands() {
 fn a_bert_trains_as_one_worker() {
     for (n, run) in each_schedule().into_iter().enumerate() {
         let passes = Passes { split_backward: n % 2 == 1, ..Passes::default() };
-        let architecture = Architecture::Bert;
+        let architecture = Architecture::BERT;
         assert_equivalent(&Run { architecture, tied: n % 3 > 0, passes, ..run });
     }
 }
@@ -254,7 +254,7 @@ fn a_bert_trains_as_one_worker() {
 #[test]
 fn dropped_elements_are_the_same_everywhere() {
     let mut n = 0;
-    for (_, architecture) in Architecture::ALL {
+    for architecture in Architecture::ALL {
         for run in each_schedule() {
             n += 1;
             let recompute = [Recompute::None, Recompute::Selective, Recompute::Full][n % 3];

@@ -137,7 +137,7 @@ fn a_fresh_model_knows_nothing() {
         let chance = (config.vocab as f64).ln();
         assert!((loss - chance).abs() < deviation, "{loss}");
 
-        let config = ModelConfig { architecture: Architecture::Bert, ..config };
+        let config = ModelConfig { architecture: Architecture::BERT, ..config };
         let (loss, _) = Chain::<Bert>::make(&config, 1, 0.0).train();
         assert!((loss - chance - 2f64.ln()).abs() < deviation, "{loss}");
     }

@@ -163,7 +163,7 @@ fn a_missing_library_is_said() {
 
 fn model() -> ModelConfig {
     ModelConfig {
-        architecture: Architecture::Gpt2,
+        architecture: Architecture::GPT2,
         layers: 8,
         hidden: 8,
         heads: 2,

@@ -190,7 +190,7 @@ mod tests {
             refusal(ModelConfig { context: 7, ..model.clone() }),
             "a BERT's samples are two segments and three marks: choose context 8 or more, not 7"
         );
-        assert_eq!(model.architecture, Architecture::Bert);
+        assert_eq!(model.architecture, Architecture::BERT);
     }
 
     #[test]

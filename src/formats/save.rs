@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     const MODEL: ModelConfig = ModelConfig {
-        architecture: Architecture::Gpt2,
+        architecture: Architecture::GPT2,
         layers: 1,
         hidden: 2,
         heads: 1,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use chimera_core::model::{Architecture, ModelConfig};
+use chimera_core::model::ModelConfig;
 use toml::Value;
 
 use super::check::{check, option};
@@ -105,10 +105,8 @@ fn text<'e>(merged: &'e Entries, key: &str) -> Option<&'e str> {
 /// What a model is, by key.
 pub(super) fn sizes(config: &ModelConfig) -> [(&'static str, Value); 7] {
     let whole = |n: usize| Value::Integer(n as i64);
-    let names = Architecture::ALL.into_iter();
-    let name = names.filter(|(_, architecture)| *architecture == config.architecture);
     [
-        ("model", Value::String(name.map(|(name, _)| name).collect())),
+        ("model", Value::String(config.architecture.name().into())),
         ("layers", whole(config.layers)),
         ("hidden", whole(config.hidden)),
         ("heads", whole(config.heads)),

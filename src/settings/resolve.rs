@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_bert_has_a_preset_of_its_own() {
         let config = resolve("hidden = 48", "--model bert").unwrap();
-        assert_eq!(config.model().architecture, Architecture::Bert);
+        assert_eq!(config.model().architecture, Architecture::BERT);
         assert_eq!((config.preset.as_str(), config.hidden, config.vocab), ("bert-tiny", 48, 260));
         let config = resolve("preset = 'bert-base'", "").unwrap();
         assert_eq!(config.model().n_params(), 110_106_428);

@@ -178,6 +178,18 @@ texts! {
     SocketAddr = Kind::Loopback;
 }
 
+impl Setting for Architecture {
+    const KIND: Kind = Kind::Words(|| Architecture::ALL.map(Architecture::name).to_vec());
+
+    fn read(value: &Value) -> Result<Self, String> {
+        value.as_str().unwrap_or_default().parse()
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::String(self.name().into()))
+    }
+}
+
 /// Types whose values have names.
 macro_rules! words {
     ($($type:ty),+) => {$(
@@ -196,7 +208,7 @@ macro_rules! words {
     )+};
 }
 
-words!(Architecture, LrSchedule, NonFinite, Optimizer, Precision, Recompute, Scaling, Sync);
+words!(LrSchedule, NonFinite, Optimizer, Precision, Recompute, Scaling, Sync);
 words!(Transport, Where);
 
 /// Some steps, at least one, written `A..B`.

@@ -27,7 +27,7 @@ fn both_heads_are_those_of_transformers() {
         let Expected { ids, logits } = expected_in(&fixture(kind));
         let bert = read(&fixture(kind)).expect(kind);
         let sizes = ModelConfig {
-            architecture: Architecture::Bert,
+            architecture: Architecture::BERT,
             layers: 2,
             hidden: 8,
             heads: 2,

@@ -43,7 +43,7 @@ impl Data for Counting {
 /// Losses of six steps, two programs of three, on a device.
 fn losses<K: Layers>(kernels: &K, schedule: &str, shape: Shape, width: usize) -> Vec<f64> {
     let config = ModelConfig {
-        architecture: Architecture::Gpt2,
+        architecture: Architecture::GPT2,
         layers: 4,
         hidden: 16,
         heads: 2,

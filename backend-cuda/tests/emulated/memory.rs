@@ -44,7 +44,7 @@ fn are_foreseen(element: Element, cases: &[Case]) -> Result<(), RunError> {
     // Tensor cores take their time to emulate.
     let layers = if element == Element::Bf16 { 2 } else { 4 };
     for (schedule, depth, recompute, split_backward) in cases.iter().copied() {
-        for ((_, architecture), (hidden, context, vocab)) in
+        for (architecture, (hidden, context, vocab)) in
             Architecture::ALL.into_iter().zip([(8, 12, 309), (16, 16, 17)])
         {
             let model =

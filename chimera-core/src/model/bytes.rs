@@ -1,6 +1,8 @@
 //! How much memory the passes of a stage take: they run once, for one sample, on a device that only counts.
 
-use super::{Cut, DropoutRate, ModelConfig, ModelError, stage};
+use super::config::{Cut, DropoutRate, ModelConfig};
+use super::error::ModelError;
+use super::table::stage;
 use crate::costs::StageBytes;
 use crate::device::{Counted, Device, Extents, Result};
 use crate::layers::{Activation, Layers};
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn the_largest_model_is_counted() {
-        for (_, architecture) in Architecture::ALL {
+        for architecture in Architecture::ALL {
             let (layers, hidden, heads) = (1 << 14, 1 << 20, 1 << 20);
             let (context, vocab) = (1 << 24, 1 << 24);
             let config =
@@ -145,7 +147,7 @@ mod tests {
     #[test]
     fn bf16_halves_activations_and_adds_operands() {
         let config = ModelConfig {
-            architecture: Architecture::Gpt2,
+            architecture: Architecture::GPT2,
             layers: 2,
             hidden: 16,
             heads: 2,

@@ -1,60 +1,10 @@
 //! What a model is made of: its layers and their sizes, and the pieces it can be cut into.
 
+use std::fmt;
 use std::ops::Range;
 
-use super::{Architecture, Objective};
+use super::error::ModelError;
 use crate::stage::{Init, Param};
-
-/// Why a model cannot be made as asked.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub enum ModelError {
-    /// A size is zero.
-    #[error("{what} is 0: choose at least 1")]
-    Zero {
-        /// The size.
-        what: &'static str,
-    },
-    /// A size is beyond anything that could run.
-    #[error("{what} is {value}: choose at most {most}")]
-    TooLarge {
-        /// The size.
-        what: &'static str,
-        /// What was asked for.
-        value: usize,
-        /// The limit.
-        most: usize,
-    },
-    /// The heads do not divide the hidden size.
-    #[error("hidden {hidden} is not divisible by heads {heads}: choose heads from {}", divisors(*.hidden, *.heads))]
-    Heads {
-        /// The hidden size.
-        hidden: usize,
-        /// The number of attention heads.
-        heads: usize,
-    },
-    /// A sequence does not fit into the position table.
-    #[error(
-        "a sequence of {sequence} tokens is longer than the context of {context}: \
-         shorten the sequence or choose context {sequence}"
-    )]
-    Sequence {
-        /// Tokens per sample.
-        sequence: usize,
-        /// Rows of the position table.
-        context: usize,
-    },
-    /// There are not enough layers for the stages.
-    #[error(
-        "{stages} stages are more than the model's {layers} layer(s), and each holds at least one: choose at least \
-         {stages} layers, or fewer stages: a smaller depth, fewer chunks or waves"
-    )]
-    Stages {
-        /// Stages asked for.
-        stages: usize,
-        /// Layers of the model.
-        layers: usize,
-    },
-}
 
 /// A model: its layers and their sizes.
 #[derive(Clone, Debug, PartialEq)]
@@ -114,17 +64,17 @@ impl ModelConfig {
 
     /// What the model is trained to predict.
     pub fn objective(&self) -> Objective {
-        self.architecture.family().objective()
+        self.architecture.0.objective()
     }
 
     /// How many tokens of a sample of `sequence` are predicted: all by a GPT-2, 15 % by a BERT.
     pub fn predictions(&self, sequence: usize) -> usize {
-        self.architecture.family().predictions(sequence)
+        self.architecture.0.predictions(sequence)
     }
 
     /// A sample of these tokens without padding, and its targets: `next` is what follows the last token.
     pub fn sample(&self, tokens: &[u32], next: u32) -> (Vec<u32>, Vec<u32>) {
-        self.architecture.family().sample(tokens, next)
+        self.architecture.0.sample(tokens, next)
     }
 
     /// Whether `cut` is one of two stages that share the token table.
@@ -151,6 +101,87 @@ impl Cut {
     }
 }
 
+/// What the layers of a model are: one of the table of models.
+#[derive(Clone, Copy)]
+pub struct Architecture(pub(super) &'static dyn Family);
+
+/// What the models of an architecture have in common, beside their stages.
+pub(super) trait Family: Sync {
+    /// Name that users type.
+    fn name(&self) -> &'static str;
+
+    /// Name in texts.
+    fn title(&self) -> &'static str;
+
+    /// What the model is trained to predict.
+    fn objective(&self) -> Objective;
+
+    /// Number of parameters; a tied table counts once.
+    fn n_params(&self, config: &ModelConfig) -> u64;
+
+    /// The tensors of a stage, in the order in which it holds them.
+    fn params(&self, config: &ModelConfig, cut: &Cut) -> Vec<Param>;
+
+    /// Forward work of the head on a sample of `sequence` tokens.
+    fn head_flops(&self, config: &ModelConfig, sequence: usize) -> f64;
+
+    /// Forward work of the head that selective recomputation does again.
+    fn selective_head_flops(&self, _config: &ModelConfig, _sequence: usize) -> f64 {
+        0.0
+    }
+
+    /// How many tokens of a sample of `sequence` are predicted.
+    fn predictions(&self, sequence: usize) -> usize;
+
+    /// A sample of these tokens, and its targets: `next` is what follows the last one.
+    fn sample(&self, tokens: &[u32], next: u32) -> (Vec<u32>, Vec<u32>);
+}
+
+/// What a model is trained to predict, which decides what its samples are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Objective {
+    /// The next token, from those before it.
+    NextToken,
+    /// Masked tokens from those around them, and whether the second of two segments follows the first.
+    MaskedTokens,
+}
+
+/// The dropout of a model while it is trained. The default drops nothing.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct DropoutRate {
+    /// Probability of an element to be dropped.
+    pub rate: f64,
+    /// Decides, with step, layer and sample, which elements are dropped.
+    pub seed: u64,
+}
+
+impl Architecture {
+    /// Name that users type.
+    pub fn name(self) -> &'static str {
+        self.0.name()
+    }
+}
+
+impl PartialEq for Architecture {
+    fn eq(&self, other: &Architecture) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Architecture {}
+
+impl fmt::Debug for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.title())
+    }
+}
+
 /// Standard deviation of initial weights.
 pub(super) const DEVIATION: f64 = 0.02;
 
@@ -158,22 +189,12 @@ pub(super) fn param(name: String, shape: &[usize], init: Init) -> Param {
     Param { name, shape: shape.to_vec(), init, decay: shape.len() >= 2, tied: false }
 }
 
-/// The divisors of `n` nearest to `wanted`, as a list in words.
-fn divisors(n: usize, wanted: usize) -> String {
-    let mut divisors: Vec<usize> = (1..=n).filter(|&d| n.is_multiple_of(d)).collect();
-    divisors.sort_by_key(|d| d.abs_diff(wanted));
-    divisors.truncate(8);
-    divisors.sort();
-    let words: Vec<String> = divisors.iter().map(usize::to_string).collect();
-    words.join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn config() -> ModelConfig {
-        let architecture = Architecture::Gpt2;
+        let architecture = Architecture::GPT2;
         ModelConfig {
             architecture,
             layers: 3,
@@ -187,7 +208,7 @@ mod tests {
 
     #[test]
     fn fifteen_of_a_hundred_tokens_are_predicted() {
-        let bert = ModelConfig { architecture: Architecture::Bert, ..config() };
+        let bert = ModelConfig { architecture: Architecture::BERT, ..config() };
         let predictions = [1, 3, 10, 20, 100, 128, 512].map(|sequence| bert.predictions(sequence));
         assert_eq!(predictions, [1, 1, 2, 3, 15, 19, 77]);
     }

@@ -1,6 +1,7 @@
 //! Cutting a model into the stages of a pipeline.
 
-use super::{Cut, ModelConfig, ModelError};
+use super::config::{Cut, ModelConfig};
+use super::error::ModelError;
 
 /// Cuts a model into `n_stages` pieces whose most expensive one is as cheap as possible, each with at
 /// least one block.
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     fn config(layers: usize, vocab: usize) -> ModelConfig {
-        let architecture = Architecture::Gpt2;
+        let architecture = Architecture::GPT2;
         ModelConfig { architecture, layers, hidden: 16, heads: 2, context: 8, vocab, tied: false }
     }
 
@@ -79,7 +80,7 @@ mod tests {
     #[test]
     fn a_large_vocabulary_counts() {
         let gpt2_64 = ModelConfig {
-            architecture: Architecture::Gpt2,
+            architecture: Architecture::GPT2,
             layers: 64,
             hidden: 1280,
             heads: 20,

@@ -1,6 +1,6 @@
 //! What a block needs beside its weights and its input.
 
-use super::family::DropoutRate;
+use super::config::DropoutRate;
 use crate::device::Result;
 use crate::layers::{Attention, Dropout, Layers, Layout};
 use crate::stage::Micro;

@@ -1,6 +1,6 @@
 //! Models by name.
 
-use super::{Architecture, ModelConfig};
+use super::config::{Architecture, ModelConfig};
 
 /// A model with a name.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,7 +83,7 @@ const fn gpt2(
     vocab: usize,
     tied: bool,
 ) -> ModelConfig {
-    let architecture = Architecture::Gpt2;
+    let architecture = Architecture::GPT2;
     ModelConfig { architecture, layers, hidden, heads, context, vocab, tied }
 }
 
@@ -95,7 +95,7 @@ const fn bert(
     vocab: usize,
     tied: bool,
 ) -> ModelConfig {
-    let architecture = Architecture::Bert;
+    let architecture = Architecture::BERT;
     ModelConfig { architecture, layers, hidden, heads, context, vocab, tied }
 }
 

@@ -1,17 +1,17 @@
 //! The tensors and the work of a model, whatever its architecture.
 
-use super::{Cut, ModelConfig, Objective};
+use super::config::{Cut, ModelConfig, Objective};
 use crate::stage::Param;
 
 impl ModelConfig {
     /// Number of parameters; a tied table counts once.
     pub fn n_params(&self) -> u64 {
-        self.architecture.family().n_params(self)
+        self.architecture.0.n_params(self)
     }
 
     /// The tensors of the stage `cut`, in the order in which it holds them.
     pub fn params(&self, cut: &Cut) -> Vec<Param> {
-        self.architecture.family().params(self, cut)
+        self.architecture.0.params(self, cut)
     }
 
     /// Floating-point operations of one sample's forward pass through `cut`: matrix products and
@@ -41,7 +41,7 @@ impl ModelConfig {
     /// a BERT's heads pooler and transform.
     pub fn selective_flops(&self, cut: &Cut, sequence: usize) -> f64 {
         let square = 2.0 * (self.hidden as f64).powi(2);
-        let family = self.architecture.family();
+        let family = self.architecture.0;
         let heads = if cut.last { family.selective_head_flops(self, sequence) } else { 0.0 };
         cut.blocks.len() as f64 * sequence as f64 * 4.0 * square + heads
     }
@@ -54,7 +54,7 @@ impl ModelConfig {
 
     /// Forward work of the head on a sample of `sequence` tokens.
     pub(super) fn head_flops(&self, sequence: usize) -> f64 {
-        self.architecture.family().head_flops(self, sequence)
+        self.architecture.0.head_flops(self, sequence)
     }
 }
 
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     fn config() -> ModelConfig {
-        let architecture = Architecture::Gpt2;
+        let architecture = Architecture::GPT2;
         ModelConfig {
             architecture,
             layers: 3,
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_count_is_the_sum_of_the_tensors() {
-        for (_, architecture) in Architecture::ALL {
+        for architecture in Architecture::ALL {
             for tied in [false, true] {
                 let config = ModelConfig { architecture, tied, ..config() };
                 let cut = cut(&config, 1).unwrap();
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn a_tied_table_is_on_the_first_and_the_last_stage() {
         let names = ["wte.weight", "embeddings.word_embeddings.weight"];
-        for ((_, architecture), name) in Architecture::ALL.into_iter().zip(names) {
+        for (architecture, name) in Architecture::ALL.into_iter().zip(names) {
             let config = ModelConfig { architecture, tied: true, ..config() };
             let stages: Vec<_> =
                 cut(&config, 3).unwrap().iter().map(|cut| config.params(cut)).collect();
@@ -113,7 +113,7 @@ mod tests {
         let per_token = 3.0 * (24.0 * 1e4 + 4.0 * 5.0 * 100.0) + 2.0 * 100.0 * 11.0;
         assert_eq!(config.forward_flops(&whole, 5), 5.0 * per_token);
         // One of five tokens is predicted, through a transform; the pooler and its classes are one row.
-        let bert = ModelConfig { architecture: Architecture::Bert, ..config };
+        let bert = ModelConfig { architecture: Architecture::BERT, ..config };
         assert_eq!(bert.predictions(5), 1);
         let blocks = 5.0 * 3.0 * (24.0 * 1e4 + 4.0 * 5.0 * 100.0);
         let heads = 2.0 * 100.0 * (100.0 + 11.0) + 2.0 * 100.0 * 102.0;
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn flops_are_those_of_all_products() {
         let model = ModelConfig {
-            architecture: Architecture::Gpt2,
+            architecture: Architecture::GPT2,
             layers: 3,
             hidden: 8,
             heads: 2,
@@ -141,7 +141,7 @@ mod tests {
         let tied = ModelConfig { tied: true, ..model.clone() };
         assert_eq!(tied.flops_per_token(), model.flops_per_token());
         // One of the five tokens is predicted, through a transform; pooler and classes are one row.
-        let bert = ModelConfig { architecture: Architecture::Bert, ..model };
+        let bert = ModelConfig { architecture: Architecture::BERT, ..model };
         let blocks = 5.0 * 2.0 * 3.0 * block + 5.0 * 3.0 * 2.0 * (2.0 * 5.0 * 8.0);
         let heads = 2.0 * (8.0 * 8.0 + 8.0 * 11.0) + 2.0 * (8.0 * 8.0 + 8.0 * 2.0);
         assert_eq!(bert.flops_per_token(), 3.0 * (blocks + heads) / 5.0);

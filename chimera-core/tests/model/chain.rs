@@ -35,7 +35,7 @@ pub(crate) trait Model: Stage<Tensor = Tensor, Item = u32> + Sized {
 }
 
 impl Model for Gpt2 {
-    const ARCHITECTURE: Architecture = Architecture::Gpt2;
+    const ARCHITECTURE: Architecture = Architecture::GPT2;
     const EXTENTS: [usize; 2] = [SEQUENCE; 2];
     const N_TARGETS: usize = SEQUENCE;
 
@@ -53,7 +53,7 @@ impl Model for Gpt2 {
 }
 
 impl Model for Bert {
-    const ARCHITECTURE: Architecture = Architecture::Bert;
+    const ARCHITECTURE: Architecture = Architecture::BERT;
     const EXTENTS: [usize; 2] = [2 + PREDICTIONS + SEQUENCE, PREDICTIONS + 1];
     const N_TARGETS: usize = PREDICTIONS;
 

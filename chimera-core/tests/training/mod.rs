@@ -57,7 +57,7 @@ impl Run {
             check_finite: true,
             non_finite: NonFinite::Stop,
             shard_optimizer: false,
-            architecture: Architecture::Gpt2,
+            architecture: Architecture::GPT2,
             tied: false,
             dropout: 0.0,
             passes: Passes::default(),
@@ -161,7 +161,7 @@ impl Data for Masked {
 }
 
 pub(crate) fn config(tied: bool) -> ModelConfig {
-    let (architecture, vocab) = (Architecture::Gpt2, VOCAB as usize);
+    let (architecture, vocab) = (Architecture::GPT2, VOCAB as usize);
     ModelConfig { architecture, layers: 8, hidden: 4, heads: 2, context: CONTEXT, vocab, tied }
 }
 
@@ -176,8 +176,8 @@ pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
 /// Trains with a timetable that need not be what the run's schedule makes of its shape.
 pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcome, Fault> {
     match run.architecture {
-        Architecture::Gpt2 => train_stages(run, timetable, &Digits, gpt2(run, timetable)),
-        Architecture::Bert => train_stages(run, timetable, &Masked, bert(run, timetable)),
+        Architecture::GPT2 => train_stages(run, timetable, &Digits, gpt2(run, timetable)),
+        Architecture::BERT => train_stages(run, timetable, &Masked, bert(run, timetable)),
     }
 }
 
@@ -216,7 +216,7 @@ fn bert(
     run: &Run,
     timetable: &Timetable,
 ) -> impl Fn(StageId) -> Result<BertStage<Reference>, Fault> {
-    let (architecture, context) = (Architecture::Bert, SEQUENCE);
+    let (architecture, context) = (Architecture::BERT, SEQUENCE);
     let config = ModelConfig { architecture, context, ..config(run.tied) };
     let (rate, seed) = (run.dropout, run.training().seed);
     let cuts = cut(&config, timetable.placement.n_stages()).expect("cut");

@@ -58,7 +58,7 @@ impl Compute for Equivalence<'_> {
 /// A training that every device does in seconds.
 pub(super) fn small(schedule: &'static str, depth: usize) -> Run {
     let model = ModelConfig {
-        architecture: Architecture::Gpt2,
+        architecture: Architecture::GPT2,
         layers: 4,
         hidden: 64,
         heads: 4,

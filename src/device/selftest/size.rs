@@ -27,7 +27,7 @@ impl Size {
             Size::Full => (12, 768, 12, 1024, 50304, 8, 12, 0.2),
         };
         let model = ModelConfig {
-            architecture: Architecture::Gpt2,
+            architecture: Architecture::GPT2,
             layers,
             hidden,
             heads,

@@ -95,7 +95,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
         ensure!(fits, "`{key}` is {found}, but the model here is a BERT with {wanted}");
     }
     let config = ModelConfig {
-        architecture: Architecture::Bert,
+        architecture: Architecture::BERT,
         layers: keys.num_hidden_layers,
         hidden: keys.hidden_size,
         heads: keys.num_attention_heads,
@@ -182,7 +182,7 @@ mod tests {
     const RATES: DropoutRates = DropoutRates { embedding: 0.25, residual: 0.25, attention: 0.5 };
 
     fn sizes() -> ModelConfig {
-        let architecture = Architecture::Bert;
+        let architecture = Architecture::BERT;
         ModelConfig {
             architecture,
             layers: 2,

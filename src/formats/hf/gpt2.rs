@@ -87,7 +87,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
         ensure!(fits, "`{key}` is {found}, but the model here is a GPT-2 with {wanted}");
     }
     let config = ModelConfig {
-        architecture: Architecture::Gpt2,
+        architecture: Architecture::GPT2,
         layers: keys.n_layer,
         hidden: keys.n_embd,
         heads: keys.n_head,
@@ -165,7 +165,7 @@ mod tests {
     const RATES: DropoutRates = DropoutRates { embedding: 0.0, residual: 0.25, attention: 0.5 };
 
     fn sizes() -> ModelConfig {
-        let architecture = Architecture::Gpt2;
+        let architecture = Architecture::GPT2;
         ModelConfig {
             architecture,
             layers: 2,

@@ -10,7 +10,8 @@ pub(super) const FORMATS: [&Format; Architecture::ALL.len()] = [&gpt2::FORMAT, &
 
 /// The format of an architecture, which stands where the architecture does.
 pub(super) fn format(architecture: Architecture) -> &'static Format {
-    FORMATS[architecture as usize]
+    let at = Architecture::ALL.iter().position(|other| *other == architecture);
+    FORMATS[at.unwrap_or_default()]
 }
 
 #[cfg(test)]
@@ -19,7 +20,7 @@ mod tests {
 
     #[test]
     fn formats_stand_where_their_architectures_do() {
-        let names = Architecture::ALL.map(|(name, _)| name);
+        let names = Architecture::ALL.map(Architecture::name);
         assert_eq!(FORMATS.map(|format| format.model_type), names);
     }
 }

@@ -9,11 +9,12 @@ mod tensors;
 
 use std::ops::Range;
 
-use super::family::{self, DropoutRate, Objective};
+use super::config::{self, Cut, DropoutRate, ModelConfig, Objective};
+use super::error::ModelError;
 use super::kept::Kept;
 use super::parts::{bytes, part};
 use super::pass::Pass;
-use super::{Cut, ModelConfig, ModelError};
+
 use crate::device::Result;
 use crate::layers::{Attention, Layers, Layout, Mask};
 use crate::stage::{Micro, Output, Param, Stage};
@@ -143,7 +144,11 @@ impl<D: Layers> BertStage<D> {
 /// What all BERTs have in common.
 pub(super) struct Family;
 
-impl family::Family for Family {
+impl config::Family for Family {
+    fn name(&self) -> &'static str {
+        "bert"
+    }
+
     fn title(&self) -> &'static str {
         "BERT"
     }
@@ -187,7 +192,7 @@ pub(super) fn stage<D: Layers>(
     dropout: DropoutRate,
     cut: Cut,
 ) -> std::result::Result<BertStage<D>, ModelError> {
-    let predictions = config.predictions(sequence);
+    let predictions = config::Family::predictions(&Family, sequence);
     Ok(BertStage { dropout, ..BertStage::new(device, config, sequence, predictions, cut)? })
 }
 

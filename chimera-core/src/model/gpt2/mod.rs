@@ -5,12 +5,13 @@ mod tensors;
 
 use std::ops::Range;
 
-use super::family::{self, DropoutRate, Objective};
+use super::config::{self, Cut, DropoutRate, ModelConfig, Objective};
+use super::error::ModelError;
 use super::kept::Kept;
 use super::operands::{Linear, Norm};
 use super::parts::{bytes, part};
 use super::pass::{EMBEDDED, Pass};
-use super::{Cut, ModelConfig, ModelError};
+
 use crate::device::Result;
 use crate::layers::{Attention, Layers, Layout};
 use crate::stage::{Micro, Output, Param, Stage};
@@ -135,7 +136,11 @@ impl<D: Layers> Gpt2Stage<D> {
 /// What all GPT-2s have in common.
 pub(super) struct Family;
 
-impl family::Family for Family {
+impl config::Family for Family {
+    fn name(&self) -> &'static str {
+        "gpt2"
+    }
+
     fn title(&self) -> &'static str {
         "GPT-2"
     }
