@@ -175,9 +175,9 @@ pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
 
 /// Trains with a timetable that need not be what the run's schedule makes of its shape.
 pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcome, Fault> {
-    match run.architecture {
-        Architecture::GPT2 => train_stages(run, timetable, &Digits, gpt2(run, timetable)),
-        Architecture::BERT => train_stages(run, timetable, &Masked, bert(run, timetable)),
+    match run.architecture == Architecture::BERT {
+        false => train_stages(run, timetable, &Digits, gpt2(run, timetable)),
+        true => train_stages(run, timetable, &Masked, bert(run, timetable)),
     }
 }
 
