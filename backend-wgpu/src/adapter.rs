@@ -20,7 +20,7 @@ pub fn adapters() -> Vec<Adapter> {
     find(InstanceFlags::empty())
 }
 
-/// The same, with the validation layers of their drivers on; what these object to goes to `log`.
+/// Adapters with the validation layers of their drivers on; what these object to goes to `log`.
 pub fn validated_adapters() -> Vec<Adapter> {
     find(InstanceFlags::VALIDATION)
 }

@@ -46,7 +46,7 @@ fn kernels_for_gpus_conform() {
     run(Target::Gpu, None);
 }
 
-/// Those that the others do not run.
+/// Kernels that the other tests do not run.
 #[test]
 fn all_products_conform() {
     let of_targets = [Product::Subgroups, Product::Tiles];

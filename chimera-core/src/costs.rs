@@ -92,7 +92,7 @@ impl UniformCosts {
         }
     }
 
-    /// The same costs for micro-batches that are cut into `units` units.
+    /// Divides the costs for micro-batches that are cut into `units` units.
     pub const fn per_units(self, units: u32) -> UniformCosts {
         UniformCosts { units_per_micro: units, ..self }
     }

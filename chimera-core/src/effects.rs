@@ -88,7 +88,7 @@ pub struct Rules {
     n_stages: u16,
     /// `(pipe, stage)` whose forwards keep their input instead of their residuals, sorted.
     recomputed: Vec<(PipeId, StageId)>,
-    /// Those that keep a part of their residuals instead, sorted.
+    /// `(pipe, stage)` whose forwards keep a part of their saved activations, sorted.
     selective: Vec<(PipeId, StageId)>,
     /// Whether weights may change between a forward and its backward.
     keeps_versions: bool,

@@ -129,7 +129,7 @@ pub fn significant(x: f64, digits: usize) -> String {
     trimmed(&format!("{x:.decimals$}"))
 }
 
-/// So many bytes, in the largest unit of which there is one.
+/// Writes a number of bytes in the largest unit that fits: KiB, MiB or GiB.
 pub fn size(bytes: f64) -> String {
     let units = [("GiB", 1u32 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     let fits = |(_, unit): &(&str, u32)| bytes.abs() >= f64::from(*unit);

@@ -151,7 +151,7 @@ impl Cell {
         std::iter::once(first).chain(second)
     }
 
-    /// The same cell of other ops.
+    /// Replaces the ops of a cell.
     pub fn map(self, mut other: impl FnMut(Op) -> Op) -> Cell {
         match self {
             Cell::One(op) => Cell::One(other(op)),

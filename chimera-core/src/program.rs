@@ -60,7 +60,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Those that the gradients of a stage and an update are in.
+    /// Finds the buckets that hold the gradients of each stage and update.
     pub(crate) fn by_stage(buckets: &[Bucket]) -> FxHashMap<(StageId, u32), Vec<BucketId>> {
         let mut by_stage: FxHashMap<_, Vec<_>> = FxHashMap::default();
         for (b, bucket) in (0..).map(BucketId).zip(buckets) {

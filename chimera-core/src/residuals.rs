@@ -39,7 +39,7 @@ impl Residuals {
         self.count(worker, cell, rules, &[TokenKind::Saved, TokenKind::Deferred])
     }
 
-    /// The same of what forwards keep for recomputations: the unit is what they keep of one micro-batch.
+    /// How a cell changes what forwards keep for recomputations, in units of what they keep of one micro-batch.
     pub(crate) fn kept_change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> (f64, f64) {
         self.count(worker, cell, rules, &[TokenKind::Kept])
     }

@@ -19,7 +19,7 @@ pub(crate) struct Shared {
     /// Messages for MPI, put here so that a sender does not wait while the other thread moves a large one.
     outbox: Mutex<VecDeque<(To, Vec<f32>)>>,
     letters: Mutex<Letters>,
-    /// Those over whom MPI sums, each sorted.
+    /// Groups of ranks over which MPI sums, each sorted.
     sums: Mutex<Vec<Vec<Rank>>>,
     /// Where the engine is, for others who ask.
     position: AtomicU64,
@@ -100,7 +100,7 @@ impl Shared {
         }
     }
 
-    /// Those over whom MPI sums, each sorted.
+    /// Groups of ranks over which MPI sums, each sorted.
     pub(crate) fn sums(&self) -> MutexGuard<'_, Vec<Vec<Rank>>> {
         lock(&self.sums)
     }

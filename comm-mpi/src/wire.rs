@@ -65,7 +65,7 @@ struct Flight {
 }
 
 impl Flight {
-    /// The same when MPI has said that its request is complete.
+    /// Marks the request as one that MPI has said is complete.
     fn landed(mut self) -> Flight {
         if let Some(n) = self.incoming {
             // SAFETY: there was room for `n` words, and MPI has written them.

@@ -62,7 +62,7 @@ fn large_all_gathers(mpi: &mut Mpi) {
     assert_eq!(got, (0..n).map(|rank| part(Rank(rank))).collect::<Vec<_>>());
 }
 
-/// The same suite on the tensors of a device.
+/// The suite on the tensors of a device.
 fn staged(mpi: &mut Mpi) {
     let kernels = Candle::cpu();
     let mut comm = HostStaged::new(kernels.clone(), &mut *mpi);

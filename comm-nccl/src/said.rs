@@ -69,7 +69,7 @@ fn numbers(from: Rank, said: Host) -> Result<Vec<u64>, CommError> {
     Ok(numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
 }
 
-/// So many of them.
+/// Decodes `N` numbers.
 pub(crate) fn exactly<const N: usize>(from: Rank, said: Host) -> Result<[u64; N], CommError> {
     let numbers = numbers(from, said)?;
     let other = |numbers: Vec<u64>| {

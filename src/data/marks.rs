@@ -15,7 +15,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Those that the tokenizer knows, or the four ids after its last.
+    /// Special tokens that the tokenizer knows, or the four ids after its last.
     pub fn of(tokenizer: &Tokenizer) -> Marks {
         let known = |token| tokenizer.special(token);
         match (known("[PAD]"), known("[CLS]"), known("[SEP]"), known("[MASK]")) {

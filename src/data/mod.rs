@@ -72,7 +72,7 @@ pub struct Corpus {
     n_train: usize,
     /// Tokens of a window.
     window: usize,
-    /// What becomes of a window in a BERT's samples.
+    /// How a BERT's samples are drawn from a window.
     masking: Option<Masking>,
     digest: OnceLock<Digest>,
 }

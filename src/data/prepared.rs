@@ -38,7 +38,7 @@ pub enum Kind {
     Bytes,
     /// GPT-2's.
     Gpt2,
-    /// That of the `tokenizer.json` which was copied to `data.bin.tokenizer.json`.
+    /// The `tokenizer.json` that was copied to `data.bin.tokenizer.json`.
     File,
 }
 

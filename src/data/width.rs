@@ -12,7 +12,7 @@ pub(super) enum Width {
 }
 
 impl Width {
-    /// That of a file, by its name.
+    /// Width of a file's ids, by the file's name.
     pub(super) fn of(path: &Path) -> Width {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         match name.strip_suffix(".bin") {

@@ -72,7 +72,7 @@ impl Device {
         devices.iter().try_for_each(Device::is_built).map(|()| devices)
     }
 
-    /// The same, in this build or not.
+    /// Parses a list of devices, in this build or not.
     pub(crate) fn named(text: &str, depth: usize) -> Result<Vec<Device>> {
         let each = text.split(',').map(|name| name.trim().parse());
         let mut devices: Vec<Device> =

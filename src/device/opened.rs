@@ -156,7 +156,7 @@ impl Devices {
         all
     }
 
-    /// That of one rank alone, whose peers are other processes.
+    /// Device of one rank alone, whose peers are other processes.
     pub fn only(rank: Rank, opened: Opened) -> Devices {
         Devices { first: rank.index(), by_rank: vec![opened] }
     }
@@ -185,7 +185,7 @@ impl Devices {
         Ok(device.run(compute))
     }
 
-    /// The same devices, which fill memory with what is no number before it is written, if they can.
+    /// Makes devices fill memory with values that are not numbers before it is written, if they can.
     pub fn poisoned(&self) -> Devices {
         let poisoned = |opened: &Opened| Opened {
             device: opened.device,
@@ -259,7 +259,7 @@ impl Devices {
         self.by_rank.iter().all(|opened| opened.device == first.device).then_some(first)
     }
 
-    /// That of each rank of this process.
+    /// Device of each rank of this process.
     pub fn by_rank(&self) -> &[Opened] {
         &self.by_rank
     }

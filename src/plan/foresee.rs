@@ -139,7 +139,7 @@ impl<'c> Family<'c> {
         Ok(last.filter(|_| n * way.depth <= MOST_SIMULATED).map(Outcome::Fits))
     }
 
-    /// That of a way with `n` micro-batches.
+    /// Plan of a configuration with `n` micro-batches.
     fn plan(&mut self, way: &Config, n: usize) -> Result<Rc<Plan>> {
         let is_its =
             |p: &&Rc<Plan>| p.config.micro_batches == n && p.config.recompute == way.recompute;
@@ -166,7 +166,7 @@ impl<'c> Family<'c> {
         Ok(plan)
     }
 
-    /// That of a way, before it recomputes. Of the long ones the last is kept.
+    /// Timetable of a configuration before it recomputes. Only the last of the long ones is kept.
     fn timetable(&mut self, way: &Config) -> Result<Timetable> {
         let n = way.micro_batches;
         if let Some((_, timetable)) = self.timetables.iter().find(|(known, _)| *known == n) {
@@ -234,7 +234,7 @@ fn candidate(config: Config, need: Need, taken: &Taken, is_simulated: bool) -> C
     Candidate { config, need, step_s: makespan + agree, bubble_ratio, is_simulated }
 }
 
-/// That of the rank that needs most. Checkpoints are written from the host's memory, which is no GPU's.
+/// Memory of the rank that needs most. Checkpoints are written from the host's memory, not a GPU's.
 fn hungriest(plan: &Plan, needs: &[Need]) -> Need {
     let on_device = |(need, device): (&Need, &Device)| match device {
         Device::Cpu => *need,

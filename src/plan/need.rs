@@ -30,7 +30,7 @@ pub struct Need {
 }
 
 impl Need {
-    /// That of a part of all workers.
+    /// Memory of a part of all workers.
     pub(crate) fn times(self, part: f64) -> Need {
         let Need { state, copy, residuals, working } = self;
         Need {
@@ -85,7 +85,7 @@ pub(super) struct Peaks {
 }
 
 impl Peaks {
-    /// Those of a program.
+    /// Peaks of a program.
     pub(super) fn of(config: &Config, memory: &[Memory], program: &Program) -> Peaks {
         let units = program.units_per_micro() as usize;
         let samples = (config.micro_batch_size / units) as f64;
@@ -108,8 +108,8 @@ pub(super) fn needs(
     needs_at(config, model, cuts, memory, program, &Peaks::of(config, memory, program))
 }
 
-/// The same where workers come to these peaks; what is the run's alone is shared out among them. Of the program no more
-/// is read than who holds what.
+/// Memory of workers that come to these peaks; what the run needs once is shared out among them. The program only says
+/// who holds what.
 pub(super) fn needs_at(
     config: &Config,
     model: &ModelConfig,

@@ -52,7 +52,7 @@ pub struct Launch {
     pub n_ranks: u32,
     /// This one among them.
     pub rank: u32,
-    /// Those of this machine, if it says so.
+    /// Ranks on this machine, if the launcher says so.
     pub n_local: Option<u32>,
     /// This one's number among them, if it says so.
     pub local: Option<u32>,

@@ -56,7 +56,7 @@ impl Trained {
 pub(super) struct RankTrained {
     pub(super) last: Option<StepReport>,
     pub(super) weights: Vec<(Param, Vec<f32>)>,
-    /// Those of the first group, by run of the program.
+    /// Events of the first group, by run of the program.
     pub(super) events: Vec<Vec<Event>>,
     /// Of ranks that save together.
     pub(super) saved: Saved,

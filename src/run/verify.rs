@@ -15,7 +15,7 @@ use crate::settings::Config;
 /// is none to use.
 ///
 /// # Errors
-/// Those of [`Place::checkpoint`], on rank 0, and a [`Fault`] if a rank is lost.
+/// Errors of [`Place::checkpoint`], on rank 0, and a [`Fault`] if a rank is lost.
 pub fn checkpoint_as(
     config: &Config,
     comm: &mut impl Endpoint,

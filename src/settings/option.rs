@@ -142,7 +142,7 @@ impl Opt {
         Opt { resume: Resume::Fixed, ..self }
     }
 
-    /// The same training with any value.
+    /// Marks an option that does not change the training, so that a resume may change it.
     pub(super) const fn free(self) -> Opt {
         Opt { resume: Resume::Free, ..self }
     }

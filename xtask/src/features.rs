@@ -65,7 +65,7 @@ impl Tests {
         self.0.program(folder, target)
     }
 
-    /// The same as a command, in the folder of its crate as `cargo test` starts it.
+    /// A test binary as a command, in the folder of its crate as `cargo test` starts it.
     pub(crate) fn command(&self, folder: Folder, target: &str) -> Result<Command> {
         let mut command = Command::new(self.program(folder, target)?);
         command.current_dir(root().join(folder));

@@ -93,7 +93,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
 /// A queue into which a library such as NCCL puts its own work, in order with the work of drivers on the same
 /// memory.
 pub trait Lane: Send + Sync + 'static {
-    /// That of the driver.
+    /// Memory of the driver.
     type Memory;
     /// A mark behind the work so far.
     type Mark: Send + 'static;

@@ -113,7 +113,7 @@ impl Gpu {
         }
     }
 
-    /// Those of the samples that a block of rows is.
+    /// Lengths of the samples in a block of rows.
     fn lengths_of<'a>(
         &'a self,
         lengths: &'a Option<Tensor>,

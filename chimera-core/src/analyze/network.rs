@@ -131,7 +131,7 @@ impl<C: Costs> NetworkCosts<C> {
         }
     }
 
-    /// The same, and what the sums of `program` cost, of gradients as in [`Traffic`].
+    /// Costs of messages, and of the reductions of `program`, of gradients as in [`Traffic`].
     ///
     /// # Panics
     /// Unless `gradients` has an entry for each stage.

@@ -33,12 +33,12 @@ impl FromStr for Optimizer {
     }
 }
 
-/// What becomes of a step whose loss or gradient is not finite.
+/// What to do when a step's loss or gradient is not finite.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NonFinite {
-    /// It ends the run.
+    /// Ends the run.
     Stop,
-    /// Its gradient is thrown away, and training goes on with the next step, but for the twentieth in a row.
+    /// Throws the gradient away and goes on with the next step; the twentieth such step in a row ends the run.
     Skip,
 }
 
@@ -119,7 +119,7 @@ pub struct Training {
     pub clip: Option<f64>,
     /// Whether a loss or gradient that is not finite is kept from the weights.
     pub check_finite: bool,
-    /// What then becomes of the step.
+    /// What to do with such a step.
     pub non_finite: NonFinite,
     /// Whether each tensor is updated by one of its replicas alone, which gives its weights to the others
     /// and alone keeps moments.

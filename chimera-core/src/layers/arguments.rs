@@ -42,7 +42,7 @@ impl Attention<'_> {
     }
 
     /// The number of the weight that row `row` of all samples gives the first key of its sample in head `head`.
-    /// Those of the other keys follow, whether the row sees them or not.
+    /// The numbers of the other keys follow, whether the row sees them or not.
     #[inline(always)]
     pub fn weight(&self, row: usize, head: usize) -> u64 {
         (row as u64 * self.heads as u64 + head as u64) * self.context as u64

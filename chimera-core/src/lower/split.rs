@@ -123,7 +123,7 @@ fn starts(rows: &[Vec<Split>], timeline: &Timeline) -> Vec<Vec<f64>> {
 enum Fit {
     /// Weight halves that are done when it ends.
     Whole,
-    /// Those that at least begin in it.
+    /// Ops that at least begin in it.
     Some,
 }
 

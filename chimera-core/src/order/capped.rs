@@ -77,9 +77,9 @@ fn waits(graph: &Graph, max_peak: f64) -> Option<Vec<(u32, u32)>> {
 /// how many residuals.
 #[derive(Default)]
 struct Lane {
-    /// Those that add.
+    /// Ops that add memory.
     makers: Vec<(Kind, u32, f64)>,
-    /// Those that free.
+    /// Ops that free memory.
     eaters: Vec<(Kind, u32, f64)>,
     /// Either are of two kinds, of which nobody knows the order, or in pairs.
     is_mixed: bool,
@@ -102,9 +102,9 @@ impl Job {
 /// The jobs of a worker.
 #[derive(Clone, Debug, Default)]
 struct Worker {
-    /// Those that add residuals, and how many.
+    /// Jobs that add saved activations, and how many.
     makers: Vec<(Job, f64)>,
-    /// Those that free residuals, and how many.
+    /// Jobs that free saved activations, and how many.
     eaters: Vec<(Job, f64)>,
     others: Vec<Job>,
     /// Some do both.

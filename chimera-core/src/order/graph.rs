@@ -186,7 +186,7 @@ impl Graph {
         }
     }
 
-    /// The same graph with more edges: the second node of each waits for the first.
+    /// Adds edges to the graph: the second node of each waits for the first.
     pub(crate) fn with(&self, more: &[(u32, u32)]) -> Graph {
         let edges = |from: usize| {
             self.succs(from).iter().map(move |edge| (from as u32, edge.node, edge.lag))
@@ -211,7 +211,7 @@ impl Graph {
         self.succs.get(node)
     }
 
-    /// The same graph with time running backwards.
+    /// Reverses the graph, as if time ran backwards.
     pub(crate) fn reversed(&self) -> Graph {
         let mut nodes = self.nodes.clone();
         for node in &mut nodes {

@@ -68,7 +68,7 @@ impl Order {
         self.rows.iter().map(span).fold(0.0, f64::max)
     }
 
-    /// The same order with every cell as early as it can be. `placed` has all cells in an order in which
+    /// Moves every cell of an order to its earliest time. `placed` has all cells in an order in which
     /// none waits for a later one.
     fn hastened(mut self, graph: &Graph, placed: &[u32]) -> Order {
         let mut free = vec![0.0f64; graph.n_workers];

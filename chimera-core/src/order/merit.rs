@@ -15,7 +15,7 @@ pub(crate) struct Merit {
 }
 
 impl Merit {
-    /// That of no order at all.
+    /// Objective value of an empty order.
     pub(crate) const NONE: Merit =
         Merit { makespan: f64::INFINITY, peak: f64::INFINITY, kept: f64::INFINITY };
 

@@ -12,7 +12,7 @@ const DOWN: [[&str; 4]; 4] = [
     ["#dccff5", "#b49de4", "#8763c9", "#5f3ba0"],
     ["#cbe7bd", "#92c980", "#5a9c44", "#3a7224"],
 ];
-/// The same of the pipes that go up.
+/// Colours of the pipes that go up.
 const UP: [[&str; 4]; 4] = [
     ["#ffdcb8", "#f7b173", "#e07c30", "#b5520f"],
     ["#fbcdd0", "#ee919b", "#d44f60", "#a32c42"],
@@ -69,7 +69,7 @@ pub(super) enum Paint {
 }
 
 impl Paint {
-    /// That of an op where there are `n_pipes`.
+    /// Paint of an op where there are `n_pipes`.
     pub(super) fn of(op: Op, n_pipes: usize) -> Paint {
         let nth = op.pipe.0;
         let way = match goes_up(op.pipe, n_pipes) {

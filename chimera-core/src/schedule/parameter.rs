@@ -31,7 +31,7 @@ impl Parameter {
         ("window", Parameter::Window),
     ];
 
-    /// That of a name on the command line.
+    /// Finds the parameter by its name on the command line.
     pub fn named(name: &str) -> Option<Parameter> {
         Parameter::ALL.into_iter().find(|(n, _)| *n == name).map(|(_, parameter)| parameter)
     }

@@ -20,7 +20,7 @@ use crate::timetable::Timetable;
 /// moves find in the whole. That they found nothing yet ends nothing: the rest may.
 ///
 /// # Errors
-/// Those of `costs`. `Ok(None)` if not even one order keeps to the limit.
+/// Errors of `costs`. `Ok(None)` if no order keeps to the limit.
 pub fn shortest<C: Costs, E>(
     placement: &Placement,
     n_micro_batches: u32,

@@ -64,7 +64,7 @@ pub(crate) struct Report {
     beta_s_per_byte: f64,
     /// One way, between ranks 0 and 1.
     messages: Vec<Timed>,
-    /// The same sum on all ranks: each owns a share, adds it up in order of rank, and sends it to all.
+    /// Times of an all-reduce: each rank owns a share, adds it up in order of rank, and sends it to all.
     sums: Vec<Timed>,
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct Compare {
     /// What to print
     #[arg(long, default_value = "text")]
     format: Format,
-    /// The same as `--format json`
+    /// Print JSON, as `--format json` does
     #[arg(long)]
     json: bool,
 }
@@ -154,7 +154,7 @@ impl Comparison {
         })
     }
 
-    /// The same with the timelines.
+    /// Draws the table with its timelines.
     pub(crate) fn svg(&self, title: &str) -> String {
         let names: Vec<String> = self.runs.iter().map(drawn).collect();
         let entries: Vec<Compared> = (self.runs.iter().zip(&names))

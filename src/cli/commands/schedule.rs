@@ -58,7 +58,7 @@ struct Show {
     /// What to print; json is the timetable that `check` reads
     #[arg(long, default_value = "text")]
     format: Format,
-    /// The same as `--format json`
+    /// Print JSON, as `--format json` does
     #[arg(long)]
     json: bool,
 }

@@ -45,19 +45,19 @@ pub(crate) struct CostArgs {
 }
 
 impl CostArgs {
-    /// The same costs with memory for everything.
+    /// Removes the limit of memory.
     pub(crate) fn without_cap(&self) -> CostArgs {
         CostArgs { memory: MemoryArgs::default(), ..self.clone() }
     }
 
-    /// Those of the timetable's stages.
+    /// Costs of the timetable's stages.
     pub(crate) fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts> {
         let n_stages = timetable.placement.n_stages();
         self.check(n_stages, &format!("{} has {n_stages} stages", timetable.schedule))?;
         Ok(stage_costs(timetable, (0..n_stages).map(|s| self.at(s))))
     }
 
-    /// Those of a model each D-th of which has these costs, in however many stages.
+    /// Costs of the stages of a model, of which each D-th part has the given costs.
     pub(crate) fn of_model(&self, timetable: &Timetable) -> Result<StageCosts> {
         let placement = &timetable.placement;
         let (d, n_stages) = (placement.n_workers(), placement.n_stages());
@@ -65,8 +65,8 @@ impl CostArgs {
         Ok(stage_costs(timetable, (0..n_stages).map(|s| self.of_share(s, n_stages, d))))
     }
 
-    /// Those of the stage `s` of `n_stages` that cut a model of `d` parts: of each part as much as lies in
-    /// the stage.
+    /// Costs of stage `s` of `n_stages` that cut a model of `d` parts: of each part as much as lies in the
+    /// stage.
     fn of_share(&self, s: usize, n_stages: usize, d: usize) -> UniformCosts {
         // Both in units of which the model has `n_stages * d`.
         let (from, to) = (s * d, (s + 1) * d);

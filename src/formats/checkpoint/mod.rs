@@ -80,7 +80,8 @@ impl Checkpoint {
         Checkpoint::open_part(path, 0, 1)
     }
 
-    /// The same by the `nth` of `n` processes, each of which reads every `n`th file, and of the others the headers.
+    /// Opens a checkpoint as the `nth` of `n` processes, each of which reads every `n`th file whole and of the others the
+    /// headers.
     pub fn open_part(path: &Path, nth: usize, n: usize) -> Result<Checkpoint, Unusable> {
         let manifest = Manifest::read(path)?;
         let mut files = Vec::new();

@@ -43,7 +43,7 @@ impl Entry {
 }
 
 impl Store {
-    /// That of the run in `run`.
+    /// Store of the run in `run`.
     pub fn of(run: &Path) -> Store {
         Store { folder: run.join("checkpoints"), keep: MIN_KEPT, disk: Disk::default() }
     }
@@ -86,7 +86,7 @@ impl Store {
         self.newest_by(tell, &mut |path| Ok(Checkpoint::open(path)?))
     }
 
-    /// The same, where `open` opens them.
+    /// Finds the newest sound checkpoint, where `open` opens each.
     pub fn newest_by(
         &self,
         tell: &dyn Fn(&str),
@@ -110,7 +110,7 @@ impl Store {
         Ok(found)
     }
 
-    /// The same for who only reads: nothing is put aside.
+    /// Finds the newest sound checkpoint for a reader: nothing is put aside.
     pub fn readable(&self, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>> {
         Ok(self.search(tell, &mut |path| Ok(Checkpoint::open(path)?))?.0)
     }

@@ -10,7 +10,7 @@ use super::format::Format;
 
 /// How Hugging Face writes the model.
 pub(super) const FORMAT: Format =
-    Format { model_type: "bert", parse, to_json, from_hf, to_hf, copies, twin: twin };
+    Format { model_type: "bert", parse, to_json, from_hf, to_hf, copies, twin };
 
 /// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
 #[derive(Deserialize)]

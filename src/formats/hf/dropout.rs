@@ -15,7 +15,7 @@ impl DropoutRates {
     /// What `transformers` takes where `config.json` says nothing.
     pub(super) const USUAL: f64 = 0.1;
 
-    /// The same everywhere, as training here has it.
+    /// One rate everywhere, as training here has it.
     pub fn all(rate: f64) -> DropoutRates {
         DropoutRates { embedding: rate, residual: rate, attention: rate }
     }

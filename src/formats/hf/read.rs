@@ -33,7 +33,7 @@ pub struct Pretrained {
 /// Reads the model in the folder `dir`.
 ///
 /// # Errors
-/// Those of [`Source`].
+/// Errors of [`Source`].
 pub fn read(dir: &Path) -> Result<Pretrained> {
     let source = Source::open(dir)?;
     let params = source.params().cloned().collect::<Vec<_>>().into_iter();

@@ -42,7 +42,7 @@ pub struct Problem {
 impl Problem {
     /// The ops of `timetable` under a limit of memory.
     ///
-    /// Those of one kind, pipe and stage keep the order of their micro-batches, and nothing is lost by
+    /// Ops of one kind, pipe and stage keep the order of their micro-batches, and nothing is lost by
     /// it. In any order of all ops, let the first forward of a stage to start be that of the first
     /// micro-batch, and so on, for each kind, pipe and stage. Workers are as busy as before and hold as
     /// much. The k-th of a stage to start still starts after the k-th of the stage before has ended: k of
