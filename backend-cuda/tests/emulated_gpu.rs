@@ -7,9 +7,14 @@ mod emulated;
 mod memory;
 
 use chimera_backend_candle::gpu::Element;
+use chimera_core::comm::{Endpoint, Host, HostStaged, Threads};
 use chimera_core::device::reference::Reference;
+use chimera_core::device::{Device, Dtype};
+use chimera_core::engine::run_threads;
 use chimera_core::equivalence::{Run, RunError};
+use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
+use chimera_core::layers::{Activation, Layers};
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
@@ -38,6 +43,32 @@ fn f32_trains_as_the_reference() -> Result<(), RunError> {
 #[test]
 fn bf16_trains_beside_the_reference() -> Result<(), RunError> {
     trains(Element::Bf16, 1e-2)
+}
+
+/// Activations in bf16 keep their bits on the way through the host, as they go over MPI.
+#[test]
+fn bf16_is_sent_in_its_own_type() -> Result<(), RunError> {
+    let gpu = emulated::gpu(0, Element::Bf16);
+    let values: Vec<f32> = (0..9).map(|i| 0.37 * i as f32).collect();
+    let x = gpu.upload(&[3, 3], &values).expect("room");
+    let y = gpu.activation(&x, Activation::Tanh).expect("an activation");
+    let mut words = Vec::new();
+    gpu.download_words(&y, &mut words).expect("words");
+    assert_eq!((gpu.dtype(&y), words.len()), (Dtype::Bf16, 5));
+    let came = gpu.upload_words(&[3, 3], Dtype::Bf16, words).expect("a tensor");
+    assert_eq!((gpu.dtype(&came), gpu.bytes(&came)), (Dtype::Bf16, 18));
+    assert_eq!(gpu.download(&came), gpu.download(&y));
+
+    let run = run("chimera", 2);
+    let direct = run.train(|_| Ok(emulated::gpu(0, Element::Bf16)))?.losses;
+    let staged = run_threads(2, |comm: &mut Threads<Host>| {
+        let gpu = emulated::gpu(0, Element::Bf16);
+        let rank = comm.rank();
+        let trained = run.train_as(gpu.clone(), &mut HostStaged::new(gpu, comm));
+        trained.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))
+    })?;
+    assert_eq!(staged[0].losses, direct);
+    Ok(())
 }
 
 /// Schedules with a worker to a thread, each with a stream of its own: on one GPU, and on two in turn.

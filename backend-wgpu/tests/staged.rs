@@ -11,10 +11,7 @@ fn messages_of_an_adapter_conform() {
     let adapter = adapters().into_iter().next().expect("an adapter");
     let k = adapter.open(Options::default()).expect("it opens");
     let to = |host: Host| k.upload(&host.shape, &host.data).expect("it fits");
-    let from = |tensor: &_| Host {
-        shape: k.shape(tensor),
-        data: k.download(tensor).expect("it is there"),
-    };
+    let from = |tensor: &_| Host::new(k.shape(tensor), k.download(tensor).expect("it is there"));
     let ran = run_threads(3, |comm: &mut Threads<Host>| {
         conformance::run(&mut HostStaged::new(k.clone(), comm), to, from);
         Ok(())

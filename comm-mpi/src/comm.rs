@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
+use chimera_core::device::{DeviceError, Dtype};
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
@@ -124,6 +125,11 @@ impl Comm<Host> for Mpi {
     }
 
     fn all_reduce(&mut self, members: &[Rank], tag: Tag, tensor: Host) -> Result<(), CommError> {
+        if tensor.dtype != Dtype::F32 {
+            let reason = format!("MPI adds f32 here, not {:?}", tensor.dtype);
+            let (device, op) = (Mpi::library(), "all_reduce");
+            return Err(DeviceError::Failed { device, op, reason }.into());
+        }
         self.wake(self.shared.sum(&sorted(members), Letter::Tensor(tag, tensor))?);
         Ok(())
     }

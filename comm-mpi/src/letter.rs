@@ -5,6 +5,7 @@
 //! no copy: the sender's memory has room for it, and the receiver cuts it off.
 
 use chimera_core::comm::{Host, Tag};
+use chimera_core::device::Dtype;
 use chimera_core::fault::Fault;
 
 /// A message between two ranks.
@@ -25,7 +26,7 @@ pub(crate) enum Letter {
 }
 
 /// Begins a footer, and changes with its form.
-const MARK: u32 = 0x4348_4d03;
+const MARK: u32 = 0x4348_4d04;
 /// Words of a tag.
 const TAG: usize = Tag::N_BYTES / WORD;
 /// Words of a footer before the extents: mark, code, and a tag or two numbers.
@@ -36,6 +37,9 @@ pub(crate) const FOOTER: usize = Host::ROOM;
 const MAX_DIMS: usize = FOOTER - HEAD - 1;
 /// Bytes of a word.
 const WORD: usize = size_of::<f32>();
+
+/// Of a message that is no tensor.
+const NO_SHAPE: (&[usize], Dtype) = (&[], Dtype::F32);
 
 const TENSOR: u32 = 1;
 const BYTES: u32 = 32;
@@ -48,11 +52,11 @@ impl Letter {
     /// As words; an error says why it cannot be sent.
     pub(crate) fn into_words(self) -> Result<Vec<f32>, String> {
         let of_bytes = |code, number, bytes: &[u8]| {
-            sealed(Host::of_bytes(bytes).data, &[], code, numbers(number, 0))
+            sealed(Host::of_bytes(bytes).data, NO_SHAPE, code, numbers(number, 0))
         };
         match self {
-            Letter::Tensor(tag, Host { shape, data }) => {
-                sealed(data, &shape, TENSOR, tag.to_bytes())
+            Letter::Tensor(tag, Host { shape, dtype, data }) => {
+                sealed(data, (&shape, dtype), TENSOR, tag.to_bytes())
             }
             Letter::Bytes(number, bytes) => of_bytes(BYTES, number, &bytes),
             Letter::Abort(fault) => {
@@ -62,7 +66,7 @@ impl Letter {
             Letter::Bye => of_bytes(BYE, 0, &[]),
             Letter::Ask(number) => of_bytes(ASK, number, &[]),
             Letter::Where(number, bits) => {
-                sealed(Vec::with_capacity(FOOTER), &[], WHERE, numbers(number, bits))
+                sealed(Vec::with_capacity(FOOTER), NO_SHAPE, WHERE, numbers(number, bits))
             }
         }
     }
@@ -95,14 +99,16 @@ impl Letter {
                     four.copy_from_slice(&word.to_le_bytes());
                 }
                 let tag = Tag::from_bytes(tag).ok_or("its tag cannot be read")?;
-                let dims = footer[HEAD + 1..].get(..footer[HEAD] as usize);
+                let (n_dims, code) = (footer[HEAD] & 0xffff, (footer[HEAD] >> 16) as u16);
+                let dtype = Dtype::from_code(code).ok_or("its elements are of an unknown type")?;
+                let dims = footer[HEAD + 1..].get(..n_dims as usize);
                 let shape: Vec<_> =
                     dims.ok_or("it has too many extents")?.iter().map(|d| *d as usize).collect();
                 let n_elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-                if n_elements != Some(n) {
-                    return Err(format!("its {n} elements are not of shape {shape:?}"));
+                if n_elements.and_then(|n| dtype.n_words(n)) != Some(n) {
+                    return Err(format!("its {n} words are not {dtype:?} of shape {shape:?}"));
                 }
-                Ok(Letter::Tensor(tag, Host { shape, data }))
+                Ok(Letter::Tensor(tag, Host { shape, dtype, data }))
             }
             code => Err(format!("it is of kind {code}")),
         }
@@ -120,7 +126,7 @@ fn numbers(first: u64, second: u64) -> [u8; Tag::N_BYTES] {
 /// Elements with their footer behind them.
 fn sealed(
     mut data: Vec<f32>,
-    shape: &[usize],
+    (shape, dtype): (&[usize], Dtype),
     code: u32,
     tag: [u8; Tag::N_BYTES],
 ) -> Result<Vec<f32>, String> {
@@ -134,7 +140,7 @@ fn sealed(
     if !fits {
         return Err(format!("a tensor of shape {shape:?} has too many or too large extents"));
     }
-    footer[HEAD] = shape.len() as u32;
+    footer[HEAD] = shape.len() as u32 | u32::from(dtype.code()) << 16;
     for (word, extent) in footer[HEAD + 1..].iter_mut().zip(shape) {
         *word = *extent as u32;
     }
@@ -143,7 +149,7 @@ fn sealed(
 }
 
 fn bytes(data: Vec<f32>) -> Result<Vec<u8>, String> {
-    let bytes = Host { shape: vec![data.len()], data }.into_bytes();
+    let bytes = Host::new([data.len()], data).into_bytes();
     bytes.ok_or_else(|| "it has another length than it says".into())
 }
 
@@ -155,7 +161,7 @@ mod tests {
     use super::*;
 
     fn tensor(shape: &[usize], data: &[f32]) -> Letter {
-        Letter::Tensor(Tag::private(3, 1 << 40), Host { shape: shape.into(), data: data.into() })
+        Letter::Tensor(Tag::private(3, 1 << 40), Host::new(shape, data.into()))
     }
 
     #[test]
@@ -163,6 +169,10 @@ mod tests {
         let data = [1.5, -0.0, f32::INFINITY, f32::MIN_POSITIVE, 0.0, 7.0];
         let mut letters = vec![Letter::Bye, Letter::Ask(3), Letter::Where(4, u64::MAX - 1)];
         letters.extend([tensor(&[3, 2, 1], &data), tensor(&[], &[4.0]), tensor(&[0, 5], &[])]);
+        let tag = Tag::private(3, 7);
+        let half = Host { shape: vec![3, 1], dtype: Dtype::Bf16, data: vec![1.5, -2.0] };
+        let double = Host { shape: vec![1], dtype: Dtype::F64, data: vec![1.5, -2.0] };
+        letters.extend([half, double].map(|host| Letter::Tensor(tag, host)));
         letters.extend((0..9).map(|n| Letter::Bytes(n, vec![250 + n as u8 % 6; n as usize])));
         letters.push(Letter::Abort(Fault::new(Class::Io, Rank(4), "é")));
         for letter in letters {
@@ -194,11 +204,14 @@ mod tests {
         assert_eq!(refused(&|w| w.truncate(3)), "it is shorter than a footer");
         assert_eq!(refused(&set(n - FOOTER, MARK + 1)), "it is not of this version of chimera");
         assert_eq!(refused(&|w| *w = w.split_off(1)), "it has another length than it says");
-        assert_eq!(refused(&set(n - FOOTER + 1, TENSOR)), "its 4 elements are not of shape []");
+        assert_eq!(refused(&set(n - FOOTER + 1, TENSOR)), "its 4 words are not F32 of shape []");
         assert_eq!(refused(&set(n - FOOTER + 1, 99)), "it is of kind 99");
         let mut words = tensor(&[1], &[1.0]).into_words().expect("sendable");
         words[1 + HEAD + 1] = f32::from_bits(2);
-        assert_eq!(Letter::from_words(words), Err("its 1 elements are not of shape [2]".into()));
+        assert_eq!(Letter::from_words(words), Err("its 1 words are not F32 of shape [2]".into()));
+        let mut words = tensor(&[1], &[1.0]).into_words().expect("sendable");
+        words[1 + HEAD] = f32::from_bits(1 | 9 << 16);
+        assert_eq!(Letter::from_words(words), Err("its elements are of an unknown type".into()));
         assert!(tensor(&[1; MAX_DIMS + 1], &[1.0]).into_words().is_err());
     }
 }

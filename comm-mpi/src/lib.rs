@@ -43,7 +43,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{CommError, all_gather};
+use chimera_core::comm::{CommError, all_gather_json};
 use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
@@ -54,8 +54,6 @@ pub use limit::Limit;
 use links::Links;
 pub use lookout::Lookout;
 use peers::{Process, Watched, firsts};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use shared::{Progress, Shared};
 pub use sums::Sums;
 use tend::Rest;
@@ -96,7 +94,7 @@ impl Mpi {
             n_questions: 0,
         };
         let deadline = Instant::now() + patience;
-        let all = mpi.share(&Process::me(), deadline)?;
+        let all = all_gather_json(&mut mpi, &Process::me(), deadline)?;
         let links = mpi.open_links(&firsts(&all), deadline, warn)?;
         mpi.watched = Arc::new(Watched::of(me, &all, links));
         let (shared, watched) = (Arc::clone(&mpi.shared), Arc::clone(&mpi.watched));
@@ -121,25 +119,8 @@ impl Mpi {
             warn(&format!("{me} cannot listen for ranks of other hosts: {error}"));
             (None, None)
         });
-        let doors = self.share(&own.unwrap_or_else(Door::closed), deadline)?;
+        let doors = all_gather_json(self, &own.unwrap_or_else(Door::closed), deadline)?;
         Links::open(me, &parents, doors, listener, warn).map(Some).map_err(no_thread)
-    }
-
-    /// What every rank says, by rank.
-    fn share<T: Serialize + DeserializeOwned>(
-        &mut self,
-        own: &T,
-        deadline: Instant,
-    ) -> Result<Vec<T>, CommError> {
-        let own = serde_json::to_vec(own).map_err(|e| CommError::Failed(e.to_string()))?;
-        let all = all_gather(self, &own, deadline)?;
-        let read = |(from, bytes): (u32, &Vec<u8>)| {
-            serde_json::from_slice(bytes).map_err(|error| CommError::Unreadable {
-                from: Rank(from),
-                reason: error.to_string(),
-            })
-        };
-        (0..).zip(&all).map(read).collect()
     }
 
     /// The library in words, such as `Open MPI v4.1.4`.

@@ -47,7 +47,7 @@ fn tag(channel: u8, number: u64) -> Tag {
 fn messages_proceed_while_nobody_asks(mpi: &mut Mpi) {
     let (me, n) = (mpi.rank().0, mpi.n_ranks());
     let (right, left) = (Rank((me + 1) % n), Rank((me + n - 1) % n));
-    let host = Host { shape: vec![1 << 20], data: vec![me as f32; 1 << 20] };
+    let host = Host::new([1 << 20], vec![me as f32; 1 << 20]);
     all_gather(mpi, &[], soon()).expect("all_gather");
     mpi.send(right, tag(101, 0), host).expect("send");
     std::thread::sleep(Duration::from_millis(500));
@@ -68,9 +68,8 @@ fn staged(mpi: &mut Mpi) {
     let mut comm = HostStaged::new(kernels.clone(), &mut *mpi);
     let of = kernels.clone();
     let to = move |host: Host| of.upload(&host.shape, &host.data).expect("a tensor");
-    let from = move |tensor: &<Candle as Device>::Tensor| Host {
-        shape: kernels.shape(tensor),
-        data: kernels.download(tensor).expect("values"),
+    let from = move |tensor: &<Candle as Device>::Tensor| {
+        Host::new(kernels.shape(tensor), kernels.download(tensor).expect("values"))
     };
     conformance::run(&mut comm, to, from);
 }
@@ -87,7 +86,7 @@ fn sums_of_mpi(mpi: &mut Mpi) {
         for (group, members) in (0..).zip(&mine) {
             assert!(mpi.has_all_reduce(members));
             let data = (0..size).map(|i| (me.index() + i) as f32).collect();
-            let host = Host { shape: vec![size], data };
+            let host = Host::new([size], data);
             mpi.all_reduce(members, tag(103 + group, nth), host).expect("a sum begins");
         }
     }

@@ -50,7 +50,7 @@ fn as_rank() {
     mpi.limit().expect_tensors(expected);
     let deadline = Instant::now() + patience;
     if mpi.rank() == Rank(0) {
-        let host = Host { shape: vec![LONG], data: vec![1.5; LONG] };
+        let host = Host::new([LONG], vec![1.5; LONG]);
         mpi.send(Rank(1), TAG, host).expect("sent");
         let _ = all_gather(&mut mpi, &[], deadline); // until the other has looked
         exit(0)

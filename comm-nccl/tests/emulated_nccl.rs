@@ -30,9 +30,8 @@ fn ranks_conform() {
     for n in 1..=4 {
         on_ranks(n, Element::F32, |kernels, mut end| {
             let to = |host: Host| kernels.upload(&host.shape, &host.data).expect("uploaded");
-            let from = |tensor: &_| Host {
-                shape: kernels.shape(tensor),
-                data: kernels.download(tensor).expect("downloaded"),
+            let from = |tensor: &_| {
+                Host::new(kernels.shape(tensor), kernels.download(tensor).expect("downloaded"))
             };
             conformance::run(&mut end, to, from);
             conformance::run_abort(&mut end, to);

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use chimera_core::analyze::{Event, Wait};
-use chimera_core::comm::{Comm, CommError, Endpoint, all_gather};
+use chimera_core::comm::{Comm, CommError, Endpoint, all_gather_json};
 use chimera_core::device::Device;
 use chimera_core::engine::{Worker, ungathered};
 use chimera_core::fault::{Class, Fault};
@@ -25,15 +25,12 @@ pub fn share<T: Serialize + DeserializeOwned>(
     own: &T,
     patience: Duration,
 ) -> Result<Vec<T>, Fault> {
-    let rank = comm.rank();
-    let own = serde_json::to_vec(own).map_err(|e| unwritable(rank, &e))?;
-    let all = all_gather(comm, &own, Instant::now() + patience);
-    let all = all.map_err(|e| ungathered(comm, e))?;
-    (0..).map(Rank).zip(&all).map(|(from, bytes)| read_from(from, bytes, rank)).collect()
+    let all = all_gather_json(comm, own, Instant::now() + patience);
+    all.map_err(|error| ungathered(comm, error))
 }
 
-/// Exchanges of checkpoints.
-pub(super) fn exchange<'w, S, K, C>(
+/// The all-gather that checkpoints use.
+pub(super) fn all_gather<'w, S, K, C>(
     worker: &'w mut Worker<'_, S, K, C>,
 ) -> impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'w
 where
@@ -41,7 +38,7 @@ where
     K: Device,
     C: Comm<K::Tensor>,
 {
-    |bytes| worker.exchange("checkpoint", bytes)
+    |bytes| worker.all_gather("checkpoint", bytes)
 }
 
 /// Tells rank 0's recorder of every rank; all ranks call it.
@@ -59,7 +56,7 @@ where
 {
     let own = serde_json::to_vec(&worker.timeline()?);
     let own = own.map_err(|e| unwritable(me, &e))?;
-    let all = worker.exchange("trace", &own)?;
+    let all = worker.all_gather("trace", &own)?;
     for (rank, bytes) in (0..).map(Rank).zip(all).filter(|_| me == Rank(0)) {
         let (events, waits): (Vec<Event>, Vec<Wait>) = read_from(rank, &bytes, me)?;
         let steps = steps.clone();

@@ -75,7 +75,7 @@ where
             self.save(&State { began, step, is_done, is_last, is_skipped }, &mut shares)?;
         }
         if let Some(shares) = shares {
-            trained.saved = shares.finish(&mut gather::exchange(self.worker))?;
+            trained.saved = shares.finish(&mut gather::all_gather(self.worker))?;
         }
         trained.weights = self.weights(n_steps)?;
         Ok(trained)
@@ -114,7 +114,7 @@ where
             && let Some(shares) = shares.take()
         {
             // All ranks have agreed on it, so all can finish what they save. The fault counts.
-            let _ = shares.finish(&mut gather::exchange(self.worker));
+            let _ = shares.finish(&mut gather::all_gather(self.worker));
         }
         let mut reports = ran?;
         if let Some(at) = reports.iter().rposition(|report| self.is_evaluated(report.step)) {
@@ -168,11 +168,11 @@ where
         let manifest = || self.run.manifest(state.step, counts);
         if let Some(shares) = shares {
             if is_due {
-                let spent = shares.spent(&mut gather::exchange(self.worker))?;
+                let spent = shares.spent(&mut gather::all_gather(self.worker))?;
                 let part = self.worker.snapshot(spent)?;
-                shares.begin(&mut gather::exchange(self.worker), state, manifest(), part)?;
+                shares.begin(&mut gather::all_gather(self.worker), state, manifest(), part)?;
             }
-            shares.poll(&mut gather::exchange(self.worker))?;
+            shares.poll(&mut gather::all_gather(self.worker))?;
         } else if is_due {
             let n_ranks = self.run.config().width * self.run.config().depth;
             let part = |spent| self.worker.snapshot(spent);

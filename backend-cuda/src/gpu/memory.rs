@@ -71,10 +71,32 @@ impl<D: Driver> Gpu<D> {
     }
 
     pub(super) fn downloaded(&self, tensor: &Tensor<D::Memory>) -> Result<Vec<f32>> {
+        Ok(numbers(tensor.element, &self.bytes_of(tensor)?))
+    }
+
+    /// The elements of a tensor, one behind the other.
+    pub(super) fn bytes_of(&self, tensor: &Tensor<D::Memory>) -> Result<Vec<u8>> {
         let tensor = self.packed(tensor)?;
         let mut bytes = vec![0; tensor.bytes().len()];
         self.driver.read(&tensor.buffer.memory, tensor.bytes().start, &mut bytes)?;
-        Ok(numbers(tensor.element, &bytes))
+        Ok(bytes)
+    }
+
+    /// An activation in bf16, two to a word.
+    pub(super) fn uploaded_bf16(
+        &self,
+        shape: &[usize],
+        words: &[f32],
+    ) -> Result<Tensor<D::Memory>> {
+        let tensor = self.empty(shape, Element::Bf16)?;
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        if bytes.len() < tensor.bytes().len() {
+            let reason = format!("{} words for bf16 of the shape {shape:?}", words.len());
+            return Err(self.failed("upload", reason));
+        }
+        bytes.truncate(tensor.bytes().len());
+        self.driver.write(&tensor.buffer.memory, &bytes)?;
+        Ok(tensor)
     }
 
     pub(super) fn downloaded_all(&self, tensors: &[&Tensor<D::Memory>]) -> Result<Vec<Vec<f32>>> {

@@ -21,7 +21,7 @@ mod pointwise;
 mod sums;
 mod tensor;
 
-use chimera_core::device::{AdamW, Clock, Device, DeviceError, Result, Sgd, Updated};
+use chimera_core::device::{AdamW, Clock, Device, DeviceError, Dtype, Result, Sgd, Updated};
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
 
 pub use driver::{Arg, At, Driver, Lane, Launch, Operand, Piece, Place, Product, kernels, source};
@@ -73,6 +73,25 @@ impl<D: Driver> Device for Gpu<D> {
 
     fn download(&self, tensor: &Self::Tensor) -> Result<Vec<f32>> {
         self.downloaded(tensor)
+    }
+
+    fn dtype(&self, tensor: &Self::Tensor) -> Dtype {
+        match tensor.element {
+            Element::F32 => Dtype::F32,
+            Element::Bf16 => Dtype::Bf16,
+        }
+    }
+
+    fn download_words(&self, tensor: &Self::Tensor, into: &mut Vec<f32>) -> Result<()> {
+        into.extend(Dtype::words(&self.bytes_of(tensor)?));
+        Ok(())
+    }
+
+    fn upload_words(&self, shape: &[usize], dtype: Dtype, words: Vec<f32>) -> Result<Self::Tensor> {
+        match dtype {
+            Dtype::Bf16 if self.activations == Element::Bf16 => self.uploaded_bf16(shape, &words),
+            dtype => self.uploaded(shape, &dtype.to_f32(words, shape.iter().product())),
+        }
     }
 
     fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Vec<f32>>> {

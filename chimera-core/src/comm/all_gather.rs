@@ -2,6 +2,9 @@
 
 use std::time::Instant;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use super::{CommError, Endpoint};
 use crate::ids::Rank;
 
@@ -31,6 +34,27 @@ pub fn all_gather(
     }
     known.rotate_right(me as usize);
     Ok(known)
+}
+
+/// Gives a value to every rank, as JSON, and returns those of all ranks, by rank.
+///
+/// # Errors
+/// The errors of [`all_gather`], and [`CommError::Unreadable`] if a rank gives something else.
+pub fn all_gather_json<T: Serialize + DeserializeOwned>(
+    comm: &mut (impl Endpoint + ?Sized),
+    own: &T,
+    deadline: Instant,
+) -> Result<Vec<T>, CommError> {
+    let own = serde_json::to_vec(own).map_err(|e| CommError::Failed(e.to_string()))?;
+    let all = all_gather(comm, &own, deadline)?;
+    let read = |(from, bytes): (u32, &Vec<u8>)| {
+        let unreadable = |error: serde_json::Error| CommError::Unreadable {
+            from: Rank(from),
+            reason: error.to_string(),
+        };
+        serde_json::from_slice(bytes).map_err(unreadable)
+    };
+    (0..).zip(&all).map(read).collect()
 }
 
 /// The longest message: what many ranks say together may be longer than a transport takes from anyone.

@@ -154,10 +154,10 @@ impl<C, To, From> Suite<'_, C, To, From> {
             let n = shape.iter().product();
             let data = (0..n).map(|i| value(me, i)).collect();
             let sent =
-                self.comm.send(right, tag(3, nth), (self.to)(Host { shape: shape.clone(), data }));
+                self.comm.send(right, tag(3, nth), (self.to)(Host::new(shape.clone(), data)));
             sent.expect("send");
             let received = self.comm.recv(left, tag(3, nth), soon()).expect("recv");
-            let Host { shape: got, data } = (self.from)(&received);
+            let Host { shape: got, data, .. } = (self.from)(&received);
             assert_eq!((got, data.len()), (shape, n));
             assert!(data.iter().enumerate().all(|(i, x)| *x == value(left, i)), "{n} elements");
         }
@@ -230,7 +230,7 @@ impl<C, To, From> Suite<'_, C, To, From> {
 /// A tensor of one element, by which a message is known.
 fn number(i: u32) -> Host {
     let digit = |n: u32| ((i >> n) & 0xff) as f32;
-    Host { shape: vec![1, 3], data: vec![digit(0), digit(8), digit(16)] }
+    Host::new([1, 3], vec![digit(0), digit(8), digit(16)])
 }
 
 fn soon() -> Instant {

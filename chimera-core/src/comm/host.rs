@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::{Comm, CommError, Tag, Wrap};
-use crate::device::{Device, Fetch};
+use crate::device::{Device, Dtype, Fetch};
 use crate::ids::Rank;
 
 /// A tensor in host memory, as transports between processes carry it.
@@ -12,11 +12,18 @@ use crate::ids::Rank;
 pub struct Host {
     /// Extents.
     pub shape: Vec<usize>,
-    /// Elements, row-major.
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Elements, row-major, as words of their type.
     pub data: Vec<f32>,
 }
 
 impl Host {
+    /// A tensor of f32.
+    pub fn new(shape: impl Into<Vec<usize>>, data: Vec<f32>) -> Host {
+        Host { shape: shape.into(), dtype: Dtype::F32, data }
+    }
+
     /// Elements for which there should be room behind `data`, so that a transport can say there what the
     /// tensor is without moving it.
     pub const ROOM: usize = 16;
@@ -31,7 +38,7 @@ impl Host {
             word[..chunk.len()].copy_from_slice(chunk);
             f32::from_le_bytes(word)
         }));
-        Host { shape: vec![data.len()], data }
+        Host::new([data.len()], data)
     }
 
     /// The bytes of which [`of_bytes`](Host::of_bytes) made this; `None` if it made something else.
@@ -64,6 +71,7 @@ struct Outgoing {
     to: Rank,
     tag: Tag,
     shape: Vec<usize>,
+    dtype: Dtype,
     fetch: Box<dyn Fetch>,
 }
 
@@ -74,14 +82,17 @@ impl<D: Device, C: Comm<Host>> HostStaged<D, C> {
     }
 
     fn to_host(&self, tensor: &D::Tensor) -> Result<Host, CommError> {
-        let shape = self.device.shape(tensor);
-        let mut data = room(&shape);
-        self.device.download_into(tensor, &mut data)?;
-        Ok(Host { shape, data })
+        let (shape, dtype) = (self.device.shape(tensor), self.device.dtype(tensor));
+        let mut data = room(&shape, dtype);
+        self.device.download_words(tensor, &mut data)?;
+        Ok(Host { shape, dtype, data })
     }
 
-    fn to_device(&self, Host { shape, data }: Host) -> Result<D::Tensor, CommError> {
-        Ok(self.device.upload_vec(&shape, data)?)
+    fn to_device(&self, Host { shape, dtype, data }: Host) -> Result<D::Tensor, CommError> {
+        Ok(match dtype {
+            Dtype::F32 => self.device.upload_vec(&shape, data)?,
+            dtype => self.device.upload_words(&shape, dtype, data)?,
+        })
     }
 
     /// Sends what has come to the host; all of it, if that is `awaited`.
@@ -91,18 +102,19 @@ impl<D: Device, C: Comm<Host>> HostStaged<D, C> {
                 self.outgoing.push_front(next);
                 break;
             }
-            let Outgoing { to, tag, shape, fetch } = next;
-            let mut data = room(&shape);
+            let Outgoing { to, tag, shape, dtype, fetch } = next;
+            let mut data = room(&shape, dtype);
             fetch.finish(&mut data)?;
-            self.inner.send(to, tag, Host { shape, data })?;
+            self.inner.send(to, tag, Host { shape, dtype, data })?;
         }
         Ok(())
     }
 }
 
 /// Memory for the elements of a tensor, and for a transport's own.
-fn room(shape: &[usize]) -> Vec<f32> {
-    Vec::with_capacity(shape.iter().product::<usize>() + Host::ROOM)
+fn room(shape: &[usize], dtype: Dtype) -> Vec<f32> {
+    let n_words = dtype.n_words(shape.iter().product());
+    Vec::with_capacity(n_words.unwrap_or_default() + Host::ROOM)
 }
 
 impl<D: Device, C: Comm<Host>> Drop for HostStaged<D, C> {
@@ -137,8 +149,8 @@ impl<D: Device, C: Comm<Host>> Wrap for HostStaged<D, C> {
 impl<D: Device, C: Comm<Host>> Comm<D::Tensor> for HostStaged<D, C> {
     fn send(&mut self, to: Rank, tag: Tag, tensor: D::Tensor) -> Result<(), CommError> {
         if let Some(fetch) = self.device.fetch(&tensor)? {
-            let shape = self.device.shape(&tensor);
-            self.outgoing.push_back(Outgoing { to, tag, shape, fetch });
+            let (shape, dtype) = (self.device.shape(&tensor), self.device.dtype(&tensor));
+            self.outgoing.push_back(Outgoing { to, tag, shape, dtype, fetch });
             return self.forward(false);
         }
         let host = self.to_host(&tensor)?;
@@ -199,7 +211,7 @@ mod tests {
         }
         let data = Host::of_bytes(&[7; 5]).data;
         for other in [&data[1..], &data[..3], &data[..1], &[]] {
-            assert_eq!(Host { shape: vec![other.len()], data: other.to_vec() }.into_bytes(), None);
+            assert_eq!(Host::new([other.len()], other.to_vec()).into_bytes(), None);
         }
     }
 }

@@ -19,7 +19,7 @@ mod wrap;
 
 use std::time::{Duration, Instant};
 
-pub use all_gather::all_gather;
+pub use all_gather::{all_gather, all_gather_json};
 pub use delayed::{Delayed, Stamped};
 pub use host::{Host, HostStaged};
 pub use position::Position;

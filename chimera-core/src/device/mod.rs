@@ -15,12 +15,14 @@
 
 pub mod conformance;
 pub(crate) mod counted;
+mod dtype;
 mod error;
 mod on_host;
 mod optimizers;
 pub mod reference;
 
 pub use counted::{Counted, Extents};
+pub use dtype::Dtype;
 pub use error::{DeviceError, Result};
 pub use optimizers::{AdamW, Sgd, Updated};
 use reference::Reference;
@@ -106,6 +108,22 @@ pub trait Device: Clone + Send + Sync + 'static {
         elements as u64 * size_of::<f32>() as u64
     }
 
+    /// Type of a tensor's elements, in which messages between processes carry it.
+    fn dtype(&self, _tensor: &Self::Tensor) -> Dtype {
+        Dtype::F32
+    }
+
+    /// Copies the elements of a tensor to the host as words of its [`Dtype`], behind what `into` holds. A device of
+    /// more types than f32 has its own.
+    fn download_words(&self, tensor: &Self::Tensor, into: &mut Vec<f32>) -> Result<()> {
+        self.download_into(tensor, into)
+    }
+
+    /// A tensor of words that another rank downloaded; its elements may become f32 here.
+    fn upload_words(&self, shape: &[usize], dtype: Dtype, words: Vec<f32>) -> Result<Self::Tensor> {
+        self.upload_vec(shape, dtype.to_f32(words, shape.iter().product()))
+    }
+
     /// [`upload`](Device::upload) of values that may be kept, for devices whose memory is the host's.
     fn upload_vec(&self, shape: &[usize], data: Vec<f32>) -> Result<Self::Tensor> {
         self.upload(shape, &data)
@@ -122,7 +140,8 @@ pub trait Device: Clone + Send + Sync + 'static {
         tensors.iter().map(|tensor| self.download(tensor)).collect()
     }
 
-    /// Begins a [`download`](Device::download) of a tensor as it is now, on devices on which this gains time.
+    /// Begins a [`download_words`](Device::download_words) of a tensor as it is now, on devices on which this gains
+    /// time.
     fn fetch(&self, _tensor: &Self::Tensor) -> Result<Option<Box<dyn Fetch>>> {
         Ok(None)
     }

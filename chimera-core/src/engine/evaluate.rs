@@ -32,7 +32,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             }
         }
         self.state.timing.since.leave_out(began);
-        let all = self.exchange("evaluation", &own)?;
+        let all = self.all_gather("evaluation", &own)?;
         let mut losses: Vec<(u64, f64)> = all.iter().flat_map(|bytes| losses(bytes)).collect();
         losses.sort_by_key(|(sample, _)| *sample);
         if !losses.iter().map(|(sample, _)| *sample).eq(0..n_samples) {

@@ -121,9 +121,8 @@ mod tests {
         let to = |host: Host| Reference.upload(&host.shape, &host.data).expect("a tensor");
         run_threads::<Host, ()>(3, |comm| {
             let mut staged = HostStaged::new(Reference, comm);
-            conformance::run(&mut staged, to, |tensor| Host {
-                shape: tensor.shape.clone(),
-                data: Reference.download(tensor).expect("values"),
+            conformance::run(&mut staged, to, |tensor| {
+                Host::new(tensor.shape.clone(), Reference.download(tensor).expect("values"))
             });
             conformance::run_abort(&mut staged, to);
             Ok(())

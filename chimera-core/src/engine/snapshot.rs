@@ -79,7 +79,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let mine: Vec<_> = self.first_replicas().collect();
         let words = mine.iter().flat_map(|(stage, index)| [u32::from(stage.0), *index as u32]);
         let list: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
-        let lists = self.exchange("the end", &list)?;
+        let lists = self.all_gather("the end", &list)?;
         let (me, lead) = (self.state.comm.rank(), Rank(0));
         let tag = |(stage, index): (StageId, usize)| {
             Tag::new(step, Payload::Weight { stage, tensor: index as u32 })

@@ -176,7 +176,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 
     /// Gives `bytes` to every rank and returns those of all, by rank: between two runs, on all ranks in the same
     /// order. `what` says what for. The time that it takes belongs to no step.
-    pub fn exchange(&mut self, what: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+    pub fn all_gather(&mut self, what: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
         let (began, deadline) = (Instant::now(), self.state.deadline());
         let all = all_gather(&mut self.state.comm, bytes, deadline);
         self.state.timing.since.leave_out(began);

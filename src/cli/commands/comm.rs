@@ -248,7 +248,7 @@ impl Measured<'_> {
 fn zeros(n: usize) -> Host {
     let mut data = Vec::with_capacity(n + Host::ROOM);
     data.resize(n, 0.0);
-    Host { shape: vec![n], data }
+    Host::new([n], data)
 }
 
 fn deadline() -> Instant {

@@ -38,9 +38,8 @@ pub(super) fn ranks(suite: &mut Suite, devices: &Devices) {
         }
         let conform = on_ranks(&library, &gpus[..n], |gpu, end| {
             let to = |host: Host| gpu.upload(&host.shape, &host.data).expect("uploaded");
-            let from = |tensor: &_| Host {
-                shape: gpu.shape(tensor),
-                data: gpu.download(tensor).expect("downloaded"),
+            let from = |tensor: &_| {
+                Host::new(gpu.shape(tensor), gpu.download(tensor).expect("downloaded"))
             };
             conformance::run(end, to, from);
             Ok(())

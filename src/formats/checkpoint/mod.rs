@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::formats::files::disk::{Disk, Written};
 pub use manifest::{Digest, FORMAT, MANIFEST, Manifest, Shard};
 pub use saver::{Saver, State};
-pub use shares::{Exchange, Shares};
+pub use shares::{AllGather, Shares};
 pub use store::{Entry, Store};
 
 pub(crate) use crate::formats::files::tensors::bytes;

@@ -21,7 +21,7 @@ use super::{Manifest, Saver, Shard, State};
 const TELL: Duration = Duration::from_secs(1);
 
 /// Gives bytes to every rank and returns those of all, by rank.
-pub type Exchange<'x> = dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'x;
+pub type AllGather<'x> = dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'x;
 
 /// One rank's share of the saving. All ranks call the same in the same order.
 pub struct Shares<'s> {
@@ -60,23 +60,23 @@ impl<'s> Shares<'s> {
     }
 
     /// The part of this rank in the save before, once that is done.
-    pub fn spent(&mut self, exchange: &mut Exchange<'_>) -> Result<Vec<Snapshot>, Fault> {
-        self.settle(exchange)?; // one copy at a time
+    pub fn spent(&mut self, all_gather: &mut AllGather<'_>) -> Result<Vec<Snapshot>, Fault> {
+        self.settle(all_gather)?; // one copy at a time
         Ok(take(&mut self.spent))
     }
 
     /// Begins a save, when the one before is done.
     pub fn begin(
         &mut self,
-        exchange: &mut Exchange<'_>,
+        all_gather: &mut AllGather<'_>,
         state: &State,
         manifest: Manifest,
         part: Vec<Snapshot>,
     ) -> Result<(), Fault> {
-        self.settle(exchange)?;
+        self.settle(all_gather)?;
         let (store, step, nth) = (self.saver.store().clone(), state.step, self.rank.index());
         let begun = if self.rank == Rank(0) { store.begin(step) } else { Ok(()) };
-        let begun: Vec<Result<(), Fault>> = self.share(exchange, &begun)?;
+        let begun: Vec<Result<(), Fault>> = self.share(all_gather, &begun)?;
         if let Some(fault) = begun.into_iter().find_map(Result::err) {
             self.end(state, Err(fault));
             return Ok(());
@@ -92,7 +92,7 @@ impl<'s> Shares<'s> {
     }
 
     /// Begins to publish the save under way if all have written their parts, beside the training too.
-    pub fn poll(&mut self, exchange: &mut Exchange<'_>) -> Result<(), Fault> {
+    pub fn poll(&mut self, all_gather: &mut AllGather<'_>) -> Result<(), Fault> {
         let Some(mut under_way) = self.under_way.take() else { return Ok(()) };
         if let Some(writer) = under_way.writer.take_if(|writer| writer.is_finished()) {
             let died = |_| (Status::Failed(writer_died()), Vec::new());
@@ -102,7 +102,7 @@ impl<'s> Shares<'s> {
             self.end(&under_way.state, publisher.join().unwrap_or_else(|_| Err(writer_died())));
             under_way.status = Status::Over;
         }
-        let all: Vec<Status> = self.share(exchange, &under_way.status)?;
+        let all: Vec<Status> = self.share(all_gather, &under_way.status)?;
         if all.iter().any(|status| matches!(status, Status::Over)) {
             return Ok(()); // how it ended, rank 0 says at the end
         }
@@ -130,22 +130,22 @@ impl<'s> Shares<'s> {
     /// If a rank is lost.
     pub fn finish(
         mut self,
-        exchange: &mut Exchange<'_>,
+        all_gather: &mut AllGather<'_>,
     ) -> Result<Option<Result<PathBuf, Fault>>, Fault> {
-        self.settle(exchange)?;
-        let last: Vec<Option<_>> = self.share(exchange, &self.last)?;
+        self.settle(all_gather)?;
+        let last: Vec<Option<_>> = self.share(all_gather, &self.last)?;
         Ok(last.into_iter().next().flatten())
     }
 
     /// Waits for the save under way, telling each other now and then that it is: no rank takes a slow disk
     /// for a lost peer.
-    pub fn settle(&mut self, exchange: &mut Exchange<'_>) -> Result<(), Fault> {
+    pub fn settle(&mut self, all_gather: &mut AllGather<'_>) -> Result<(), Fault> {
         while let Some(under_way) = &self.under_way {
             let told = Instant::now();
             while under_way.is_writing() && told.elapsed() < TELL {
                 thread::sleep(Duration::from_millis(2));
             }
-            self.poll(exchange)?;
+            self.poll(all_gather)?;
         }
         Ok(())
     }
@@ -163,12 +163,12 @@ impl<'s> Shares<'s> {
     /// What every rank says.
     fn share<T: Serialize + DeserializeOwned>(
         &self,
-        exchange: &mut Exchange<'_>,
+        all_gather: &mut AllGather<'_>,
         own: &T,
     ) -> Result<Vec<T>, Fault> {
         let fault = |class, message: String| Fault::new(class, self.rank, message);
         let own = serde_json::to_vec(own).map_err(|e| fault(Class::Internal, e.to_string()))?;
-        let all = exchange(&own)?;
+        let all = all_gather(&own)?;
         let read = |(from, bytes): (u32, &Vec<u8>)| {
             serde_json::from_slice(bytes).map_err(|error| {
                 let unreadable =

@@ -36,10 +36,11 @@ pub fn run<D: Device>(device: &D, tolerance: f64) {
 
 /// One case per function that the engine uses.
 pub fn cases<D: Device>() -> Vec<Case<D>> {
-    let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 15] = [
+    let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 16] = [
         ("upload", transfers::upload),
         ("download_into", transfers::download_into),
         ("download_all", transfers::download_all),
+        ("upload_words", transfers::words),
         ("fetch", transfers::fetch),
         ("import", transfers::import),
         ("clock", transfers::clock),

@@ -56,6 +56,29 @@ pub(super) fn download_all<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     trials.require(same, "several tensors", "other bits than those of each")
 }
 
+/// A tensor that goes as words of its type comes back.
+pub(super) fn words<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
+    let device = trials.device;
+    for shape in [&COPIED[..], &EMPTY].concat() {
+        let data = f32s(&trials.normal(shape));
+        let tensor = device.upload(shape, &data)?;
+        let dtype = device.dtype(&tensor);
+        let mut words = vec![7.0];
+        device.download_words(&tensor, &mut words)?;
+        let is_behind = words.remove(0) == 7.0;
+        let n_words = dtype.n_words(data.len());
+        trials.require(
+            is_behind && Some(words.len()) == n_words,
+            &format!("{shape:?}"),
+            "words are missing",
+        )?;
+        let came = device.upload_words(shape, dtype, words)?;
+        let same = device.shape(&came) == *shape && is_same(&device.download(&came)?, &data);
+        trials.require(same, &format!("{shape:?}"), "other bits than were sent")?;
+    }
+    Ok(())
+}
+
 /// A copy under way is of the tensor as it was when the copy began.
 pub(super) fn fetch<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let device = trials.device;

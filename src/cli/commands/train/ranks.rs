@@ -27,7 +27,6 @@ use crate::cli::parts::progress::Say;
 use crate::cli::parts::shape::warn_of_unread;
 #[cfg(all(unix, debug_assertions))]
 use crate::cli::parts::strike;
-use crate::device::Precision;
 use crate::formats::checkpoint::Store;
 use crate::run::launch::layouts;
 use crate::run::{PATIENCE, Place, Run, checkpoint_as, share};
@@ -237,12 +236,8 @@ fn groups(run: &Run) -> Vec<Vec<Rank>> {
     buckets.map(|bucket| program.replicas(width, bucket)).collect()
 }
 
-/// Refuses a number of ranks that is not width times depth, and numbers that do not travel.
+/// Refuses a number of ranks that is not width times depth, and reductions that the transport has not.
 fn check(config: &Config, n_ranks: usize) -> Result<()> {
-    ensure!(
-        config.precision == Precision::F32 || config.transport == Transport::Nccl,
-        "MPI carries f32 between the ranks: choose --precision f32, or --transport nccl or threads"
-    );
     ensure!(
         !config.mpi_allreduce || config.transport != Transport::Nccl,
         "mpi-allreduce is MPI's, and tensors go over NCCL: choose --transport mpi, or leave it out"

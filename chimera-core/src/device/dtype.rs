@@ -1,0 +1,98 @@
+//! The type of a tensor's elements.
+
+/// The type of a tensor's elements, and how they lie in words of four bytes, which messages are made of.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub enum Dtype {
+    /// IEEE 754 single precision, one to a word.
+    #[default]
+    F32,
+    /// The upper half of a single-precision number, two to a word, the first in the lower half.
+    Bf16,
+    /// IEEE 754 double precision, two words each, the lower half first.
+    F64,
+}
+
+impl Dtype {
+    /// All types with their codes in messages.
+    const CODES: [(u16, Dtype); 3] = [(0, Dtype::F32), (1, Dtype::Bf16), (2, Dtype::F64)];
+
+    /// Code of the type in messages.
+    pub fn code(self) -> u16 {
+        Dtype::CODES.iter().find(|(_, dtype)| *dtype == self).map_or(0, |(code, _)| *code)
+    }
+
+    /// Type of a code, if there is one.
+    pub fn from_code(code: u16) -> Option<Dtype> {
+        Dtype::CODES.iter().find(|(known, _)| *known == code).map(|(_, dtype)| *dtype)
+    }
+
+    /// Words that hold `n_elements`, if they can be counted.
+    pub fn n_words(self, n_elements: usize) -> Option<usize> {
+        match self {
+            Dtype::F32 => Some(n_elements),
+            Dtype::Bf16 => Some(n_elements.div_ceil(2)),
+            Dtype::F64 => n_elements.checked_mul(2),
+        }
+    }
+
+    /// Words that hold the bytes of elements in the order of this machine; a last half word is filled up.
+    pub fn words(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+        bytes.chunks(WORD).map(|chunk| {
+            let mut word = [0; WORD];
+            word[..chunk.len()].copy_from_slice(chunk);
+            f32::from_ne_bytes(word)
+        })
+    }
+
+    /// The first `n_elements` of words, as f32.
+    pub fn to_f32(self, words: Vec<f32>, n_elements: usize) -> Vec<f32> {
+        let mut values: Vec<f32> = match self {
+            Dtype::F32 => words,
+            Dtype::Bf16 => words.iter().flat_map(|word| halves(word.to_bits())).collect(),
+            Dtype::F64 => words.as_chunks().0.iter().map(|pair| double(*pair) as f32).collect(),
+        };
+        values.truncate(n_elements);
+        values
+    }
+}
+
+/// Bytes of a word.
+const WORD: usize = size_of::<f32>();
+
+fn halves(word: u32) -> [f32; 2] {
+    [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]
+}
+
+fn double([lower, upper]: [f32; 2]) -> f64 {
+    f64::from_bits(u64::from(lower.to_bits()) | u64::from(upper.to_bits()) << 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_comes_back_by_its_code() {
+        for (code, dtype) in Dtype::CODES {
+            assert_eq!((dtype.code(), Dtype::from_code(code)), (code, Some(dtype)));
+        }
+        assert_eq!(Dtype::from_code(3), None);
+    }
+
+    /// The words are little-endian, as all machines that this is built for are.
+    #[test]
+    fn words_hold_elements() {
+        let exact = [1.5f32, -0.25, 3.0];
+        let bf16 = exact.map(|x| (x.to_bits() >> 16) as u16);
+        let bytes: Vec<u8> = bf16.iter().flat_map(|x| x.to_ne_bytes()).collect();
+        let words: Vec<f32> = Dtype::words(&bytes).collect();
+        assert_eq!(Some(words.len()), Dtype::Bf16.n_words(3));
+        assert_eq!(Dtype::Bf16.to_f32(words, 3), exact);
+        let bytes: Vec<u8> = exact.iter().flat_map(|x| f64::from(*x).to_ne_bytes()).collect();
+        let words: Vec<f32> = Dtype::words(&bytes).collect();
+        assert_eq!(Some(words.len()), Dtype::F64.n_words(3));
+        assert_eq!(Dtype::F64.to_f32(words, 3), exact);
+        assert_eq!(Dtype::F64.n_words(usize::MAX), None);
+    }
+}
