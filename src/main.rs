@@ -12,7 +12,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> std::process::ExitCode {
     keep_memory();
     #[cfg(feature = "nccl")]
-    settle_cuda();
+    set_cuda_environment();
     #[cfg(unix)]
     catch_file_size_limit();
     chimera::cli::main()
@@ -43,7 +43,7 @@ fn keep_memory() {
 /// are threads must not read each other's memory, which their GPUs do not open to one another.
 #[cfg(feature = "nccl")]
 #[expect(unsafe_code, reason = "the environment is the one way to say it")]
-fn settle_cuda() {
+fn set_cuda_environment() {
     let settings = [
         ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
         ("CUDA_MODULE_LOADING", "EAGER"),

@@ -1,7 +1,7 @@
 //! A rank that stops anywhere is named by every rank that then waits, however long the chain.
 
 use chimera_core::analyze::verdict::Kind;
-use chimera_core::analyze::{Need, Scene};
+use chimera_core::analyze::{HangReport, Need};
 use chimera_core::comm::Position;
 use chimera_core::ids::{BucketId, Rank, WorkerId};
 use chimera_core::lower::{Lowering, Sync, lower};
@@ -94,7 +94,7 @@ impl Stopped<'_> {
             positions[self.stop.0.index()] = None;
         }
         let (program, earlier) = (self.program, positions.clone());
-        let scene = Scene { program, step: STEP, positions, earlier };
+        let scene = HangReport { program, step: STEP, positions, earlier };
         let kind = if is_silent { Kind::Silent } else { Kind::Stalled };
         let mut n_waiting = 0;
         for rank in (0..self.at.len()).filter(|r| *r != self.stop.0.index()) {

@@ -9,11 +9,11 @@ use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
 
-use crate::letter::Letter;
-use crate::letters::Letters;
+use crate::mailbox::Mailbox;
+use crate::message::Message;
+use crate::progress::Backoff;
 use crate::shared::{Progress, Shared};
 use crate::sums::sorted;
-use crate::tend::Rest;
 use crate::{LAST_WORDS, Mpi};
 
 /// A rank that did not look for so long was itself stopped, perhaps with its machine: the time is not its peers'.
@@ -28,26 +28,26 @@ impl Liveness for Mpi {
         let number = self.n_questions;
         self.n_questions += 1;
         for to in self.others() {
-            let _ = self.post_letter(to, Letter::Ask(number)); // who is not asked does not answer
+            let _ = self.post_message(to, Message::Ask(number)); // who is not asked does not answer
         }
         let mut known = vec![None; self.n_ranks as usize];
         known[self.me.index()] = Some(self.shared.position());
-        let mut rest = Rest::before(64, 256, Duration::from_micros(50));
+        let mut rest = Backoff::before(64, 256, Duration::from_micros(50));
         loop {
             let progress = self.shared.progress();
-            let mut letters = self.shared.letters();
+            let mut mailbox = self.shared.mailbox();
             for from in self.others() {
-                let answer = letters.answers.remove(&(from, number));
+                let answer = mailbox.answers.remove(&(from, number));
                 known[from.index()] = known[from.index()].or(answer);
             }
             let is_silent =
-                |rank: &Rank| letters.gone.contains(rank) || letters.dead.contains(rank);
+                |rank: &Rank| mailbox.gone.contains(rank) || mailbox.dead.contains(rank);
             let mut waited_for =
                 self.others().filter(|rank| known[rank.index()].is_none() && !is_silent(rank));
             if waited_for.next().is_none() || Instant::now() >= deadline {
                 return known;
             }
-            drop(letters);
+            drop(mailbox);
             rest.after(progress);
         }
     }
@@ -65,15 +65,15 @@ impl Endpoint for Mpi {
     fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
         let number = next(&mut self.n_bytes_sent, to);
         if to == self.me {
-            self.shared.letters().bytes.insert((to, number), bytes);
+            self.shared.mailbox().bytes.insert((to, number), bytes);
             return Ok(());
         }
-        self.post_letter(to, Letter::Bytes(number, bytes))
+        self.post_message(to, Message::Bytes(number, bytes))
     }
 
     fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
         let number = self.n_bytes_received.get(&from).copied().unwrap_or(0);
-        let found = self.look(|letters| letters.bytes.remove(&(from, number)))?;
+        let found = self.look(|mailbox| mailbox.bytes.remove(&(from, number)))?;
         if found.is_some() {
             next(&mut self.n_bytes_received, from);
         }
@@ -82,21 +82,21 @@ impl Endpoint for Mpi {
 
     fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
         let number = self.n_bytes_received.get(&from).copied().unwrap_or(0);
-        let look = |letters: &mut Letters| letters.bytes.remove(&(from, number));
+        let look = |mailbox: &mut Mailbox| mailbox.bytes.remove(&(from, number));
         let bytes = self.wait(from, &"control data", deadline, look)?;
         next(&mut self.n_bytes_received, from);
         Ok(bytes)
     }
 
     fn abort(&mut self, cause: &Fault) {
-        let cause = self.shared.letters().abort(cause);
+        let cause = self.shared.mailbox().abort(cause);
         let Some(cause) = cause else { return };
         for to in self.others() {
-            let _ = self.post_letter(to, Letter::Abort(cause.clone())); // who can be told, is
+            let _ = self.post_message(to, Message::Abort(cause.clone())); // who can be told, is
         }
         // MPI has them when they are out of the outbox; whether a dead peer takes its own does not matter.
         let deadline = Instant::now() + LAST_WORDS;
-        let mut rest = Rest::before(0, 64, Duration::from_micros(50));
+        let mut rest = Backoff::before(0, 64, Duration::from_micros(50));
         while !self.shared.is_posted() && Instant::now() < deadline {
             rest.after(self.shared.progress());
         }
@@ -106,18 +106,18 @@ impl Endpoint for Mpi {
 impl Comm<Host> for Mpi {
     fn send(&mut self, to: Rank, tag: Tag, tensor: Host) -> Result<(), CommError> {
         if to == self.me {
-            self.shared.letters().file_own(to, tag, tensor);
+            self.shared.mailbox().file_own(to, tag, tensor);
             return Ok(());
         }
-        self.post_letter(to, Letter::Tensor(tag, tensor))
+        self.post_message(to, Message::Tensor(tag, tensor))
     }
 
     fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Host>, CommError> {
-        self.look(|letters| letters.tensors.remove(&(from, tag)))
+        self.look(|mailbox| mailbox.tensors.remove(&(from, tag)))
     }
 
     fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Host, CommError> {
-        self.wait(from, &tag, deadline, |letters| letters.tensors.remove(&(from, tag)))
+        self.wait(from, &tag, deadline, |mailbox| mailbox.tensors.remove(&(from, tag)))
     }
 
     fn has_all_reduce(&self, members: &[Rank]) -> bool {
@@ -130,7 +130,7 @@ impl Comm<Host> for Mpi {
             let (device, op) = (Mpi::library(), "all_reduce");
             return Err(DeviceError::Failed { device, op, reason }.into());
         }
-        self.wake(self.shared.sum(&sorted(members), Letter::Tensor(tag, tensor))?);
+        self.wake(self.shared.sum(&sorted(members), Message::Tensor(tag, tensor))?);
         Ok(())
     }
 }
@@ -144,16 +144,16 @@ fn next(numbers: &mut FxHashMap<Rank, u64>, rank: Rank) -> u64 {
 
 impl Mpi {
     /// What `look` finds now, or when MPI has proceeded once.
-    fn look<R>(&self, look: impl Fn(&mut Letters) -> Option<R>) -> Result<Option<R>, CommError> {
-        let look = |letters: &mut Letters| match &letters.ended {
+    fn look<R>(&self, look: impl Fn(&mut Mailbox) -> Option<R>) -> Result<Option<R>, CommError> {
+        let look = |mailbox: &mut Mailbox| match &mailbox.ended {
             Some(error) => Err(error.clone()),
-            None => Ok(look(letters)),
+            None => Ok(look(mailbox)),
         };
-        let found = look(&mut self.shared.letters())?;
+        let found = look(&mut self.shared.mailbox())?;
         if found.is_some() || self.shared.progress() != Progress::Moved {
             return Ok(found);
         }
-        look(&mut self.shared.letters())
+        look(&mut self.shared.mailbox())
     }
 
     /// Waits until `look` finds something that `from` sends.
@@ -162,26 +162,26 @@ impl Mpi {
         from: Rank,
         what: &dyn Display,
         deadline: Instant,
-        look: impl Fn(&mut Letters) -> Option<R>,
+        look: impl Fn(&mut Mailbox) -> Option<R>,
     ) -> Result<R, CommError> {
         let began = Instant::now();
         let (mut deadline, mut looked) = (deadline, began);
-        let mut rest = Rest::before(64, 256, Duration::from_micros(50));
+        let mut rest = Backoff::before(64, 256, Duration::from_micros(50));
         let shared = &self.shared;
         let _standing_by = StandingBy::of(shared);
         loop {
             {
-                let mut letters = shared.letters();
-                if let Some(error) = &letters.ended {
+                let mut mailbox = shared.mailbox();
+                if let Some(error) = &mailbox.ended {
                     return Err(error.clone());
                 }
-                if let Some(found) = look(&mut letters) {
+                if let Some(found) = look(&mut mailbox) {
                     return Ok(found);
                 }
-                if letters.gone.contains(&from) || letters.dead.contains(&from) {
+                if mailbox.gone.contains(&from) || mailbox.dead.contains(&from) {
                     return Err(CommError::Lost { from, what: what.to_string() });
                 }
-                if let Some(dead) = letters.dead.first() {
+                if let Some(dead) = mailbox.dead.first() {
                     let what = format!("all that it had to; {what} of {from} was waited for");
                     return Err(CommError::Lost { from: *dead, what });
                 }

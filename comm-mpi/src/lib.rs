@@ -25,18 +25,18 @@
 
 mod comm;
 mod door;
+mod endpoint;
+mod error;
 mod handles;
-mod letter;
-mod letters;
 mod limit;
 mod links;
-mod lookout;
+mod liveness;
+mod mailbox;
+mod message;
 mod peers;
+mod progress;
 mod shared;
 mod sums;
-mod tend;
-mod wire;
-mod words;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -49,15 +49,15 @@ use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
 
 use door::Door;
-use letter::Letter;
+use endpoint::MpiEndpoint;
 pub use limit::Limit;
 use links::Links;
-pub use lookout::Lookout;
+pub use liveness::LivenessMonitor;
+use message::Message;
 use peers::{Process, Watched, firsts};
+use progress::Backoff;
 use shared::{Progress, Shared};
 pub use sums::Sums;
-use tend::Rest;
-use wire::Wire;
 
 /// For the last words to all others, where a run fails.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -80,7 +80,7 @@ impl Mpi {
     /// Starts MPI and meets all other ranks, for which it waits so long; once in a process, which its launcher has
     /// started with them. Whoever calls is warned if deaths on other hosts would not be noticed.
     pub fn start(patience: Duration, warn: fn(&str)) -> Result<Mpi, CommError> {
-        let wire = Wire::open().map_err(CommError::Failed)?;
+        let wire = MpiEndpoint::open().map_err(CommError::Failed)?;
         let (me, n_ranks) = (wire.me, wire.n_ranks);
         let shared = Arc::new(Shared::new(wire));
         let mut mpi = Mpi {
@@ -98,7 +98,8 @@ impl Mpi {
         let links = mpi.open_links(&firsts(&all), deadline, warn)?;
         mpi.watched = Arc::new(Watched::of(me, &all, links));
         let (shared, watched) = (Arc::clone(&mpi.shared), Arc::clone(&mpi.watched));
-        let tending = Builder::new().name("mpi".into()).spawn(move || tend::run(&shared, &watched));
+        let tending =
+            Builder::new().name("mpi".into()).spawn(move || progress::run(&shared, &watched));
         mpi.tending = Some(tending.map_err(no_thread)?);
         Ok(mpi)
     }
@@ -145,9 +146,9 @@ impl Mpi {
     }
 
     /// Sees from other threads whether the job goes on.
-    pub fn lookout(&self) -> Lookout {
+    pub fn liveness(&self) -> LivenessMonitor {
         let (shared, watched) = (Arc::clone(&self.shared), Arc::clone(&self.watched));
-        Lookout { me: self.me, shared, watched }
+        LivenessMonitor { me: self.me, shared, watched }
     }
 
     /// Leaves the job when all ranks do, and waits for them for so long.
@@ -157,7 +158,7 @@ impl Mpi {
     pub fn close(&mut self, patience: Duration) -> Result<(), CommError> {
         let Some(tending) = self.tending.take() else { return Ok(()) };
         let deadline = Instant::now() + patience;
-        let said = self.others().try_for_each(|to| self.shared.send(to, Letter::Bye).map(drop));
+        let said = self.others().try_for_each(|to| self.shared.send(to, Message::Bye).map(drop));
         let left = said.and_then(|()| self.await_others(deadline));
         self.shared.is_over.store(true, Ordering::Release);
         tending.thread().unpark();
@@ -177,14 +178,14 @@ impl Mpi {
     /// Waits until all others that live have said good-bye, and have all that was sent to them.
     fn await_others(&self, deadline: Instant) -> Result<(), CommError> {
         let began = Instant::now();
-        let mut rest = Rest::before(64, 256, Duration::from_micros(50));
+        let mut rest = Backoff::before(64, 256, Duration::from_micros(50));
         loop {
             let progress = self.shared.progress();
             let (missing, dead) = {
-                let letters = self.shared.letters();
+                let mailbox = self.shared.mailbox();
                 let has_left =
-                    |rank: &Rank| letters.gone.contains(rank) || letters.dead.contains(rank);
-                (self.others().find(|rank| !has_left(rank)), letters.dead.first().copied())
+                    |rank: &Rank| mailbox.gone.contains(rank) || mailbox.dead.contains(rank);
+                (self.others().find(|rank| !has_left(rank)), mailbox.dead.first().copied())
             };
             let what = "its good-bye".to_string();
             match dead {
@@ -208,12 +209,12 @@ impl Mpi {
     }
 
     /// Sends, and wakes the thread that tends MPI if that is not all.
-    fn post_letter(&self, to: Rank, letter: Letter) -> Result<(), CommError> {
+    fn post_message(&self, to: Rank, message: Message) -> Result<(), CommError> {
         if to.0 >= self.n_ranks {
             let n = self.n_ranks;
             return Err(CommError::Failed(format!("{to} is not one of the {n} ranks")));
         }
-        self.wake(self.shared.send(to, letter)?);
+        self.wake(self.shared.send(to, message)?);
         Ok(())
     }
 

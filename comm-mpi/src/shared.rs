@@ -8,17 +8,17 @@ use std::time::Duration;
 use chimera_core::comm::{CommError, Position};
 use chimera_core::ids::Rank;
 
-use crate::letter::{FOOTER, Letter};
-use crate::letters::Letters;
-use crate::wire::Wire;
+use crate::endpoint::MpiEndpoint;
+use crate::mailbox::Mailbox;
+use crate::message::{FOOTER, Message};
 
 /// Whoever has the lock of the wire may call MPI; nobody waits for it, but for the end of all and to prepare sums
 /// before the first step. It is taken before the others, never while one of them is held.
 pub(crate) struct Shared {
-    wire: Mutex<Option<Wire>>,
+    wire: Mutex<Option<MpiEndpoint>>,
     /// Messages for MPI, put here so that a sender does not wait while the other thread moves a large one.
     outbox: Mutex<VecDeque<(To, Vec<f32>)>>,
-    letters: Mutex<Letters>,
+    mailbox: Mutex<Mailbox>,
     /// Groups of ranks over which MPI sums, each sorted.
     sums: Mutex<Vec<Vec<Rank>>>,
     /// Where the engine is, for others who ask.
@@ -31,7 +31,7 @@ pub(crate) struct Shared {
 
 /// What is to become of words in the outbox.
 enum To {
-    /// They are a letter.
+    /// They are a message.
     Rank(Rank),
     /// They are this rank's part of a sum over these, and a footer.
     Sum(Vec<Rank>),
@@ -49,11 +49,11 @@ pub(crate) enum Progress {
 }
 
 impl Shared {
-    pub(crate) fn new(wire: Wire) -> Shared {
+    pub(crate) fn new(wire: MpiEndpoint) -> Shared {
         Shared {
             wire: Mutex::new(Some(wire)),
             outbox: Mutex::default(),
-            letters: Mutex::default(),
+            mailbox: Mutex::default(),
             sums: Mutex::default(),
             position: AtomicU64::new(Position::Start.to_bits()),
             is_waiting: AtomicBool::new(false),
@@ -61,18 +61,18 @@ impl Shared {
         }
     }
 
-    pub(crate) fn letters(&self) -> MutexGuard<'_, Letters> {
-        lock(&self.letters)
+    pub(crate) fn mailbox(&self) -> MutexGuard<'_, Mailbox> {
+        lock(&self.mailbox)
     }
 
     /// Puts a message on its way; says what is left to be done for it.
-    pub(crate) fn send(&self, to: Rank, letter: Letter) -> Result<Progress, CommError> {
-        let words = letter.into_words().map_err(CommError::Failed)?;
+    pub(crate) fn send(&self, to: Rank, message: Message) -> Result<Progress, CommError> {
+        let words = message.into_words().map_err(CommError::Failed)?;
         Ok(self.put(To::Rank(to), words))
     }
 
-    /// Starts a sum over `members`; it comes as a letter of this rank to itself.
-    pub(crate) fn sum(&self, members: &[Rank], part: Letter) -> Result<Progress, CommError> {
+    /// Starts a sum over `members`; it comes as a message of this rank to itself.
+    pub(crate) fn sum(&self, members: &[Rank], part: Message) -> Result<Progress, CommError> {
         let words = part.into_words().map_err(CommError::Failed)?;
         Ok(self.put(To::Sum(members.to_vec()), words))
     }
@@ -119,24 +119,24 @@ impl Shared {
         self.with(&mut wire, |wire| {
             self.post(wire)?;
             let moved = wire.progress(|from, received| {
-                let mut letters = lock(&self.letters);
+                let mut mailbox = lock(&self.mailbox);
                 match received {
-                    Ok(words) => letters.take(from, words),
+                    Ok(words) => mailbox.take(from, words),
                     Err(reason) => {
-                        letters.ended.get_or_insert(CommError::Unreadable { from, reason });
+                        mailbox.ended.get_or_insert(CommError::Unreadable { from, reason });
                     }
                 }
             })?;
-            let mut letters = lock(&self.letters);
-            let letters = &mut *letters;
-            for (to, number) in letters.asked.drain(..) {
+            let mut mailbox = lock(&self.mailbox);
+            let mailbox = &mut *mailbox;
+            for (to, number) in mailbox.asked.drain(..) {
                 let position = self.position.load(Ordering::Relaxed);
-                wire.send(to, Letter::Where(number, position).into_words()?)?;
+                wire.send(to, Message::Where(number, position).into_words()?)?;
             }
-            letters.leaving.retain(|rank| {
+            mailbox.leaving.retain(|rank| {
                 let stays = wire.is_receiving_from(*rank);
                 if !stays {
-                    letters.gone.push(*rank);
+                    mailbox.gone.push(*rank);
                 }
                 stays
             });
@@ -152,11 +152,12 @@ impl Shared {
     /// Whether no message is under way to anyone, as far as is known while the other thread is not at work.
     pub(crate) fn is_idle(&self) -> bool {
         let wire = self.try_wire();
-        wire.is_some_and(|wire| !wire.as_ref().is_some_and(Wire::has_messages)) && self.is_posted()
+        wire.is_some_and(|wire| !wire.as_ref().is_some_and(MpiEndpoint::has_messages))
+            && self.is_posted()
     }
 
     /// The wire, for its end, when the other thread has let go of it.
-    pub(crate) fn take_wire(&self) -> Option<Wire> {
+    pub(crate) fn take_wire(&self) -> Option<MpiEndpoint> {
         lock(&self.wire).take()
     }
 
@@ -171,7 +172,7 @@ impl Shared {
     }
 
     /// Hands what waits in the outbox to MPI.
-    fn post(&self, wire: &mut Wire) -> Result<(), String> {
+    fn post(&self, wire: &mut MpiEndpoint) -> Result<(), String> {
         loop {
             let next = lock(&self.outbox).pop_front();
             match next {
@@ -187,8 +188,8 @@ impl Shared {
     /// Works on the wire; a failure ends all waits.
     fn with(
         &self,
-        wire: &mut Option<Wire>,
-        work: impl FnOnce(&mut Wire) -> Result<bool, String>,
+        wire: &mut Option<MpiEndpoint>,
+        work: impl FnOnce(&mut MpiEndpoint) -> Result<bool, String>,
     ) -> Progress {
         let Some(wire) = wire else { return Progress::Idle };
         match work(wire) {
@@ -196,13 +197,13 @@ impl Shared {
             Ok(false) if wire.is_busy() => Progress::Busy,
             Ok(false) => Progress::Idle,
             Err(reason) => {
-                lock(&self.letters).ended.get_or_insert(CommError::Failed(reason));
+                lock(&self.mailbox).ended.get_or_insert(CommError::Failed(reason));
                 Progress::Idle
             }
         }
     }
 
-    fn try_wire(&self) -> Option<MutexGuard<'_, Option<Wire>>> {
+    fn try_wire(&self) -> Option<MutexGuard<'_, Option<MpiEndpoint>>> {
         match self.wire.try_lock() {
             Ok(wire) => Some(wire),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),

@@ -24,7 +24,7 @@ fn main() {
     sums_of_mpi(&mut mpi);
     nobody_is_lost(&mut mpi);
     conformance::run_abort(&mut mpi, |host| host);
-    let why = mpi.lookout().why_over();
+    let why = mpi.liveness().why_over();
     assert!(
         matches!(&why, Some(CommError::Aborted(cause)) if cause.class == Class::NonFinite),
         "{why:?}"
@@ -108,6 +108,6 @@ fn nobody_is_lost(mpi: &mut Mpi) {
     let next = Rank((mpi.rank().0 + 1) % mpi.n_ranks());
     let late = mpi.recv(next, tag(102, 0), Instant::now() + Duration::from_millis(10));
     assert!(matches!(late, Err(CommError::Timeout { .. })), "{late:?}");
-    assert_eq!(mpi.lookout().why_over(), None);
+    assert_eq!(mpi.liveness().why_over(), None);
     all_gather(mpi, &[], soon()).expect("all_gather");
 }

@@ -11,10 +11,10 @@
 #![allow(unsafe_code)] // NCCL is C; see `library` and `communicator`
 
 mod communicator;
+mod control;
 mod library;
 mod order;
 mod progress;
-mod said;
 mod watch;
 
 use std::sync::Arc;
@@ -31,15 +31,15 @@ use rustc_hash::FxHashMap;
 pub use library::Library;
 
 use communicator::Communicator;
+use control::{Header, Line};
 use library::UniqueId;
-use order::{LEAD, Message, Order};
-use said::{Header, Line};
-use watch::Watched;
+use order::{Message, Order, ROOT};
+use watch::Watchdog;
 
 /// One rank's end. It is left by [`close`](Nccl::close), together with the other ranks.
 pub struct Nccl<D: Driver, C: Comm<Host>> {
     control: C,
-    watched: Arc<Watched<D::Lane>>,
+    watched: Arc<Watchdog<D::Lane>>,
     watching: Option<JoinHandle<()>>,
     patience: Patience,
     order: Order,
@@ -71,7 +71,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
     ) -> Result<Self, CommError> {
         let deadline = Instant::now() + patience.first_step;
         let (me, n_ranks) = (control.rank(), control.n_ranks());
-        let own = (me == LEAD).then(|| Communicator::unique_id(&library)).transpose();
+        let own = (me == ROOT).then(|| Communicator::unique_id(&library)).transpose();
         let said = own.as_ref().ok().and_then(Option::as_ref).map_or(&[][..], |id| &id.0);
         let all = all_gather(&mut control, said, deadline)?;
         own?;
@@ -80,7 +80,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let lane = gpu.driver().lane()?;
         lane.enter()?;
         let communicator = Communicator::new(library, id, me.0, n_ranks, deadline)?;
-        let watched = Arc::new(Watched::new(communicator, lane, patience.first_step));
+        let watched = Arc::new(Watchdog::new(communicator, lane, patience.first_step));
         let watching = watched.watch(why_over);
         let watching =
             watching.map_err(|e| CommError::Failed(format!("cannot start a thread: {e}")))?;
@@ -104,7 +104,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
     /// If a rank does not leave, or NCCL has failed.
     pub fn close(mut self, deadline: Instant) -> Result<(), CommError> {
         let said =
-            self.until(deadline, LEAD, "its turn", |nccl| Ok(nccl.outbox.is_empty().then_some(())));
+            self.until(deadline, ROOT, "its turn", |nccl| Ok(nccl.outbox.is_empty().then_some(())));
         said?;
         for to in self.others() {
             self.control.send(to, Line::Bye.tag(0), Host::of_bytes(&[]))?;
@@ -114,7 +114,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
                 nccl.control.try_recv(from, Line::Bye.tag(0))
             })?;
         }
-        self.until(deadline, LEAD, "the device", |nccl| Ok(nccl.watched.is_idle().then_some(())))?;
+        self.until(deadline, ROOT, "the device", |nccl| Ok(nccl.watched.is_idle().then_some(())))?;
         self.watched.communicator.close(deadline)
     }
 

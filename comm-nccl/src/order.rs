@@ -13,10 +13,10 @@ use std::collections::VecDeque;
 use chimera_core::comm::{Comm, CommError, Host};
 use chimera_core::ids::Rank;
 
-use crate::said::{Line, exactly, of_numbers, rank, unreadable};
+use crate::control::{Line, exactly, of_numbers, rank, unreadable};
 
 /// The rank that decides.
-pub(crate) const LEAD: Rank = Rank(0);
+pub(crate) const ROOT: Rank = Rank(0);
 
 /// A message between two ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct Order {
 
 impl Order {
     pub(crate) fn new(me: Rank, n_ranks: u32) -> Order {
-        let none = vec![0; if me == LEAD { n_ranks as usize } else { 0 }];
+        let none = vec![0; if me == ROOT { n_ranks as usize } else { 0 }];
         let (n_from, n_told) = (none.clone(), none);
         Order { me, n_ranks, n_announced: 0, n_heard: 0, n_from, n_told, next: VecDeque::new() }
     }
@@ -54,12 +54,12 @@ impl Order {
         control: &mut impl Comm<Host>,
         message: Message,
     ) -> Result<(), CommError> {
-        if self.me == LEAD {
+        if self.me == ROOT {
             return self.decide(control, message);
         }
         let tag = Line::Announced.tag(self.n_announced);
         self.n_announced += 1;
-        control.send(LEAD, tag, of_numbers(&[message.to.0.into(), message.number, message.bytes]))
+        control.send(ROOT, tag, of_numbers(&[message.to.0.into(), message.number, message.bytes]))
     }
 
     /// The next message that this rank is to issue, if it is known.
@@ -67,13 +67,13 @@ impl Order {
         &mut self,
         control: &mut impl Comm<Host>,
     ) -> Result<Option<Message>, CommError> {
-        if self.me == LEAD {
+        if self.me == ROOT {
             self.hear(control)?;
         } else {
-            while let Some(told) = control.try_recv(LEAD, Line::Next.tag(self.n_heard))? {
+            while let Some(told) = control.try_recv(ROOT, Line::Next.tag(self.n_heard))? {
                 self.n_heard += 1;
-                let [from, to, number, bytes] = exactly(LEAD, told)?;
-                let (from, to) = (rank(LEAD, from)?, rank(LEAD, to)?);
+                let [from, to, number, bytes] = exactly(ROOT, told)?;
+                let (from, to) = (rank(ROOT, from)?, rank(ROOT, to)?);
                 self.next.push_back(Message { from, to, number, bytes });
             }
         }

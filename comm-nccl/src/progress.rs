@@ -11,8 +11,8 @@ use chimera_core::ids::Rank;
 
 use crate::Nccl;
 use crate::communicator::Way;
-use crate::order::{LEAD, Message};
-use crate::said::{Header, Line, unreadable};
+use crate::control::{Header, Line, unreadable};
+use crate::order::{Message, ROOT};
 
 impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
     /// Issues all messages whose turn it is; returns whether there were any.
@@ -34,7 +34,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let began = Instant::now();
         let (peer, what, taken) = if from == self.rank() {
             let unknown =
-                || unreadable(LEAD, format!("message {number} to {to}, which is not there"));
+                || unreadable(ROOT, format!("message {number} to {to}, which is not there"));
             let (tag, tensor) = self.outbox.remove(&(to, number)).ok_or_else(unknown)?;
             let (own, memory) = (tensor.bytes(), tensor.memory());
             let taken = lane.reading(memory, |mut at| {

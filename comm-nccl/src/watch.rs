@@ -17,7 +17,7 @@ use crate::communicator::Communicator;
 const PERIOD: Duration = Duration::from_millis(20);
 
 /// What the engine's thread and the watching one share.
-pub(crate) struct Watched<L: Lane> {
+pub(crate) struct Watchdog<L: Lane> {
     pub(crate) communicator: Communicator,
     pub(crate) lane: L,
     under_way: Mutex<VecDeque<UnderWay<L::Mark>>>,
@@ -35,9 +35,9 @@ struct UnderWay<M> {
     done: M,
 }
 
-impl<L: Lane> Watched<L> {
-    pub(crate) fn new(communicator: Communicator, lane: L, patience: Duration) -> Watched<L> {
-        let watched = Watched {
+impl<L: Lane> Watchdog<L> {
+    pub(crate) fn new(communicator: Communicator, lane: L, patience: Duration) -> Watchdog<L> {
+        let watched = Watchdog {
             communicator,
             lane,
             under_way: Mutex::default(),

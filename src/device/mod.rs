@@ -16,7 +16,7 @@ use anyhow::{Result, ensure};
 use chimera_core::notation::by_name;
 
 pub use listing::available;
-pub use opened::{Compute, Devices, Opened, Usage};
+pub use opened::{Compute, Devices, OpenDevice, Usage};
 
 /// A device as `--device` names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -18,7 +18,7 @@ use super::{Device, Precision};
 
 /// A device that is open. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Opened {
+pub struct OpenDevice {
     /// With its number.
     device: Device,
     kernels: Backend,
@@ -55,9 +55,9 @@ pub trait Compute {
     fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output;
 }
 
-impl Opened {
+impl OpenDevice {
     /// Opens `device` for the `local`-th process or thread of this machine, which without a number takes the next.
-    pub fn open(device: Device, local: usize, precision: Precision) -> Result<Opened> {
+    pub fn open(device: Device, local: usize, precision: Precision) -> Result<OpenDevice> {
         open(numbered(device, local)?, precision)
     }
 
@@ -126,14 +126,14 @@ impl Opened {
 pub struct Devices {
     /// The first rank that is of this process.
     first: usize,
-    by_rank: Vec<Opened>,
+    by_rank: Vec<OpenDevice>,
 }
 
 impl Devices {
     /// Opens the devices of `width` groups whose workers have `devices`. Ranks of one device share it, but
     /// each has its own stream of a GPU of CUDA.
     pub fn open(devices: &[Device], width: usize, precision: Precision) -> Result<Devices> {
-        let mut by_rank: Vec<Opened> = Vec::new();
+        let mut by_rank: Vec<OpenDevice> = Vec::new();
         for (rank, device) in std::iter::repeat_n(devices, width).flatten().enumerate() {
             let device = numbered(*device, rank)?;
             let is_shared = !matches!(device, Device::Cuda(_));
@@ -145,8 +145,8 @@ impl Devices {
     }
 
     /// Each device once, with the ranks that share it.
-    pub fn shared(&self) -> Vec<(&Opened, Vec<usize>)> {
-        let mut all: Vec<(&Opened, Vec<usize>)> = Vec::new();
+    pub fn shared(&self) -> Vec<(&OpenDevice, Vec<usize>)> {
+        let mut all: Vec<(&OpenDevice, Vec<usize>)> = Vec::new();
         for (rank, opened) in (self.first..).zip(&self.by_rank) {
             match all.iter_mut().find(|(other, _)| other.device == opened.device) {
                 Some((_, ranks)) => ranks.push(rank),
@@ -157,7 +157,7 @@ impl Devices {
     }
 
     /// Device of one rank alone, whose peers are other processes.
-    pub fn only(rank: Rank, opened: Opened) -> Devices {
+    pub fn only(rank: Rank, opened: OpenDevice) -> Devices {
         Devices { first: rank.index(), by_rank: vec![opened] }
     }
 
@@ -187,7 +187,7 @@ impl Devices {
 
     /// Makes devices fill memory with values that are not numbers before it is written, if they can.
     pub fn poisoned(&self) -> Devices {
-        let poisoned = |opened: &Opened| Opened {
+        let poisoned = |opened: &OpenDevice| OpenDevice {
             device: opened.device,
             kernels: match opened.kernels.clone() {
                 #[cfg(feature = "cuda")]
@@ -246,7 +246,7 @@ impl Devices {
     /// The streams of all ranks, if all are of CUDA.
     #[cfg(feature = "cuda")]
     fn cuda(&self) -> Option<Vec<Gpu<Cuda>>> {
-        let gpu = |opened: &Opened| match &opened.kernels {
+        let gpu = |opened: &OpenDevice| match &opened.kernels {
             Backend::Cuda(gpu) => Some(gpu.clone()),
             _ => None,
         };
@@ -254,19 +254,19 @@ impl Devices {
     }
 
     /// The device of all ranks, if it is one.
-    pub fn one(&self) -> Option<&Opened> {
+    pub fn one(&self) -> Option<&OpenDevice> {
         let first = self.by_rank.first()?;
         self.by_rank.iter().all(|opened| opened.device == first.device).then_some(first)
     }
 
     /// Device of each rank of this process.
-    pub fn by_rank(&self) -> &[Opened] {
+    pub fn by_rank(&self) -> &[OpenDevice] {
         &self.by_rank
     }
 
     /// The model of each rank's.
     pub fn models(&self) -> Vec<String> {
-        self.by_rank.iter().map(Opened::model).collect()
+        self.by_rank.iter().map(OpenDevice::model).collect()
     }
 }
 
@@ -285,7 +285,7 @@ fn numbered(device: Device, local: usize) -> Result<Device> {
     })
 }
 
-fn open(device: Device, precision: Precision) -> Result<Opened> {
+fn open(device: Device, precision: Precision) -> Result<OpenDevice> {
     device.is_built()?;
     precision.check(device)?;
     let kernels = match device {
@@ -295,5 +295,5 @@ fn open(device: Device, precision: Precision) -> Result<Opened> {
         Device::Wgpu(number) => Backend::Wgpu(wgpu::open(number.unwrap_or(0))?),
         _ => Backend::Candle(Candle::cpu()),
     };
-    Ok(Opened { device, kernels })
+    Ok(OpenDevice { device, kernels })
 }

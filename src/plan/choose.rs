@@ -12,7 +12,7 @@ use chimera_core::update::Update;
 use rayon::prelude::*;
 
 use super::candidate::{Candidate, Cluster, Outcome, no_flush};
-use super::foresee::{Family, MOST_SIMULATED};
+use super::foresee::{ConfigGroup, MOST_SIMULATED};
 use super::need::Need;
 use crate::settings::schedules::{ALONE, Named};
 use crate::settings::{Config, Origin};
@@ -65,7 +65,7 @@ pub struct Choice {
     /// How many more were tried, which need more memory than there is.
     pub n_too_large: usize,
     /// The one of these that needs least, and what that is.
-    pub leanest: Option<(Config, Need)>,
+    pub smallest: Option<(Config, Need)>,
     /// How many were left out, or left as they are foreseen, when the time was over.
     pub n_left_out: usize,
 }
@@ -86,9 +86,9 @@ pub fn choose(
 ) -> Result<Choice> {
     let watched = Watched::begin(effort);
     let is_sharing_free = is_free(said, "shard-optimizer") && !said.mpi_allreduce;
-    let family = || Family::new(cluster, is_sharing_free);
-    let mut choice = first_choice(said, batch, cluster, &watched, family)?;
-    choice.settle(top, &watched, || Family::simulated(cluster, is_sharing_free));
+    let group = || ConfigGroup::new(cluster, is_sharing_free);
+    let mut choice = first_choice(said, batch, cluster, &watched, group)?;
+    choice.settle(top, &watched, || ConfigGroup::simulated(cluster, is_sharing_free));
     choice.n_left_out = watched.n_left_out.into_inner();
     ensure!(
         !choice.is_empty(),
@@ -98,13 +98,13 @@ pub fn choose(
     Ok(choice)
 }
 
-/// The choice among ways of which each `family` is looked at by itself.
+/// The choice among ways of which each `group` is looked at by itself.
 fn first_choice<'c>(
     said: &Config,
     batch: usize,
     cluster: &'c Cluster,
     watched: &Watched<'_>,
-    family: impl Fn() -> Family<'c> + Sync,
+    group: impl Fn() -> ConfigGroup<'c> + Sync,
 ) -> Result<Choice> {
     said.model().validate()?;
     ensure!(
@@ -124,13 +124,13 @@ fn first_choice<'c>(
     );
     let n_groups = ways.len();
     let try_all = |ways: Vec<Config>| {
-        let outcomes = tried(ways, family(), cluster, watched);
+        let outcomes = tried(ways, group(), cluster, watched);
         (watched.observe)(watched.n_tried.fetch_add(1, Ordering::Relaxed) + 1, n_groups);
         outcomes
     };
     let outcomes: Vec<Result<Outcome>> = ways.into_par_iter().flat_map_iter(try_all).collect();
     let mut choice =
-        Choice { candidates: Vec::new(), n_too_large: 0, leanest: None, n_left_out: 0 };
+        Choice { candidates: Vec::new(), n_too_large: 0, smallest: None, n_left_out: 0 };
     let mut refusal: Option<Error> = None;
     for outcome in outcomes {
         match outcome {
@@ -172,7 +172,7 @@ impl Choice {
         &mut self,
         top: usize,
         watched: &Watched<'_>,
-        family: impl Fn() -> Family<'c> + Sync,
+        group: impl Fn() -> ConfigGroup<'c> + Sync,
     ) {
         while let Some(slowest) = self.candidates.iter().take(top).next_back() {
             let limit = slowest.step_s * (1.0 + DOUBT);
@@ -185,7 +185,7 @@ impl Choice {
                 return;
             }
             let simulate = |open: Candidate| match watched.is_over() {
-                false => family().outcome(open.config),
+                false => group().outcome(open.config),
                 true => {
                     watched.n_left_out.fetch_add(1, Ordering::Relaxed);
                     Ok(Outcome::Fits(open))
@@ -208,8 +208,8 @@ impl Choice {
 
     fn too_large(&mut self, config: Config, need: Need) {
         self.n_too_large += 1;
-        if self.leanest.as_ref().is_none_or(|(_, least)| need.total() < least.total()) {
-            self.leanest = Some((config, need));
+        if self.smallest.as_ref().is_none_or(|(_, least)| need.total() < least.total()) {
+            self.smallest = Some((config, need));
         }
     }
 }
@@ -260,7 +260,7 @@ fn ways(said: &Config, batch: usize, cluster: &Cluster) -> Vec<Vec<Config>> {
 /// recompute.
 fn tried(
     ways: Vec<Config>,
-    mut family: Family,
+    mut group: ConfigGroup,
     cluster: &Cluster,
     watched: &Watched<'_>,
 ) -> Vec<Result<Outcome>> {
@@ -269,7 +269,7 @@ fn tried(
     for way in ways {
         left -= 1;
         let (n, most) = (way.micro_batches, MICRO_BATCHES_PER_WORKER * way.depth);
-        // The last is the leanest.
+        // The last is the smallest.
         if fits.is_some_and(|fits| fits == n || fits >= most) || is_hopeless && left > 0 {
             continue;
         }
@@ -277,7 +277,7 @@ fn tried(
             watched.n_left_out.fetch_add(1, Ordering::Relaxed);
             continue;
         }
-        let outcome = family.outcome(way);
+        let outcome = group.outcome(way);
         match &outcome {
             Ok(Outcome::Fits(_)) => fits = Some(n),
             Ok(Outcome::TooLarge(_, need)) => is_hopeless |= need.state > cluster.memory,

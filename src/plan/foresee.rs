@@ -38,7 +38,7 @@ const MOST_ROUNDS: usize = 4;
 const GRADIENT_BYTES: f64 = 4.0;
 
 /// Ways that differ in micro-batches and recomputation alone: they share timetables and programs.
-pub(super) struct Family<'c> {
+pub(super) struct ConfigGroup<'c> {
     cluster: &'c Cluster,
     is_sharing_free: bool,
     foresees: bool,
@@ -49,24 +49,24 @@ pub(super) struct Family<'c> {
 }
 
 /// What a step takes in time.
-struct Taken {
+struct StepTime {
     makespan: f64,
     agree: f64,
     /// By worker.
     busy: Vec<f64>,
 }
 
-impl<'c> Family<'c> {
-    /// A family whose long steps are foreseen. The optimizer is shared out only where it has to be, unless a way says so
+impl<'c> ConfigGroup<'c> {
+    /// A group whose long steps are foreseen. The optimizer is shared out only where it has to be, unless a way says so
     /// or `is_sharing_free` does not: owners of tensors take their time, which is not simulated.
-    pub(super) fn new(cluster: &'c Cluster, is_sharing_free: bool) -> Family<'c> {
+    pub(super) fn new(cluster: &'c Cluster, is_sharing_free: bool) -> ConfigGroup<'c> {
         let (timetables, plans) = (Vec::new(), Vec::new());
-        Family { cluster, is_sharing_free, foresees: true, n_stages: None, timetables, plans }
+        ConfigGroup { cluster, is_sharing_free, foresees: true, n_stages: None, timetables, plans }
     }
 
     /// One whose steps are all simulated.
-    pub(super) fn simulated(cluster: &'c Cluster, is_sharing_free: bool) -> Family<'c> {
-        Family { foresees: false, ..Family::new(cluster, is_sharing_free) }
+    pub(super) fn simulated(cluster: &'c Cluster, is_sharing_free: bool) -> ConfigGroup<'c> {
+        ConfigGroup { foresees: false, ..ConfigGroup::new(cluster, is_sharing_free) }
     }
 
     /// Proves a way, or shorter ones of its kind, foresees its memory, and if that is there its time.
@@ -129,7 +129,7 @@ impl<'c> Family<'c> {
                 true => c.makespan + more * (c.makespan - b.makespan),
                 false => c.makespan + by_round.fold(0.0, f64::max),
             };
-            let candidate = candidate(way, need, &Taken { makespan, busy, ..c }, false);
+            let candidate = candidate(way, need, &StepTime { makespan, busy, ..c }, false);
             if is_even {
                 return Ok(Some(Outcome::Fits(candidate)));
             }
@@ -183,11 +183,11 @@ impl<'c> Family<'c> {
         Ok(timetable)
     }
 
-    /// What the hungriest rank needs where workers come to these peaks, with a shared-out optimizer if it has to be.
+    /// What the peak_rank rank needs where workers come to these peaks, with a shared-out optimizer if it has to be.
     fn need(&self, mut way: Config, plan: &Plan, peaks: &Peaks) -> (Config, Need) {
         let Plan { model, cuts, memory, program, .. } = plan;
         let needs =
-            |way: &Config| hungriest(plan, &needs_at(way, model, cuts, memory, program, peaks));
+            |way: &Config| peak_rank(plan, &needs_at(way, model, cuts, memory, program, peaks));
         let mut need = needs(&way);
         if need.total() > self.cluster.memory && self.is_sharing_free && !way.shard_optimizer {
             way.shard_optimizer = true;
@@ -206,7 +206,7 @@ fn round(way: &Config) -> Option<usize> {
     is_free.then(|| 2 * depth * (*in_turn).max(1) as usize * flown)
 }
 
-/// Whether `n` micro-batches are so few that others of the way's family can be foreseen from them.
+/// Whether `n` micro-batches are so few that others of the way's group can be foreseen from them.
 fn is_short(way: &Config, n: usize) -> bool {
     round(way).is_some_and(|round| n / round <= MOST_ROUNDS)
 }
@@ -226,8 +226,8 @@ fn further_by(a: &[f64], b: &[f64], more: f64) -> Vec<f64> {
     a.iter().zip(b).map(|(a, b)| b + more * (b - a)).collect()
 }
 
-fn candidate(config: Config, need: Need, taken: &Taken, is_simulated: bool) -> Candidate {
-    let Taken { makespan, agree, busy } = taken;
+fn candidate(config: Config, need: Need, taken: &StepTime, is_simulated: bool) -> Candidate {
+    let StepTime { makespan, agree, busy } = taken;
     let total = makespan * busy.len() as f64;
     let idle = 1.0 - busy.iter().sum::<f64>() / total;
     let bubble_ratio = if total > 0.0 { idle } else { 0.0 };
@@ -235,7 +235,7 @@ fn candidate(config: Config, need: Need, taken: &Taken, is_simulated: bool) -> C
 }
 
 /// Memory of the rank that needs most. Checkpoints are written from the host's memory, not a GPU's.
-fn hungriest(plan: &Plan, needs: &[Need]) -> Need {
+fn peak_rank(plan: &Plan, needs: &[Need]) -> Need {
     let on_device = |(need, device): (&Need, &Device)| match device {
         Device::Cpu => *need,
         _ => Need { copy: 0.0, ..*need },
@@ -245,7 +245,7 @@ fn hungriest(plan: &Plan, needs: &[Need]) -> Need {
 }
 
 /// By simulation of a plan, with the micro-batches of a way.
-fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Taken {
+fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> StepTime {
     let Plan { model, cuts, memory, program, .. } = plan;
     let is_selective = |stage: StageId| {
         let mut pipes = (0..program.placement().n_pipes() as u16).map(PipeId);
@@ -268,7 +268,7 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Taken {
     let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations)
         .with_sums(program, &own, &tied);
     let timeline = simulate(program, &costs);
-    Taken { makespan: timeline.makespan(), agree: costs.agree(), busy: timeline.busy() }
+    StepTime { makespan: timeline.makespan(), agree: costs.agree(), busy: timeline.busy() }
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ pub use verify::checkpoint_as;
 use watch::Watch;
 
 use crate::data::{Batch, Corpus};
-use crate::device::{Compute, Devices, Opened};
+use crate::device::{Compute, Devices, OpenDevice};
 use crate::formats::checkpoint::{Checkpoint, Saver};
 use crate::observe::{Explain, Recorder};
 use crate::plan::Plan;
@@ -94,7 +94,7 @@ impl Run {
             None => Devices::open(&plan.devices, width, precision)?,
             Some((rank, local)) => {
                 let device = plan.devices[rank.index() % depth];
-                Devices::only(rank, Opened::open(device, local, precision)?)
+                Devices::only(rank, OpenDevice::open(device, local, precision)?)
             }
         };
         if here.own.is_none() {

@@ -13,14 +13,14 @@ use chimera_core::ids::Rank;
 use super::trained::RankTrained;
 use super::watch::Watch;
 use super::{Run, compute_threads};
-use crate::device::Opened;
+use crate::device::OpenDevice;
 
 impl Run {
     /// Trains the row of the rank that `comm` is an end of, on its GPU.
     pub(super) fn train_over_nccl<'r, O, C>(
         &'r self,
         job: Job<'r>,
-        device: &Opened,
+        device: &OpenDevice,
         comm: &mut C,
         why_over: impl Fn() -> Option<CommError> + Send + 'static,
         watch: &Watch<'r, O>,
@@ -58,7 +58,7 @@ fn open(rank: Rank) -> Result<Library, Fault> {
     Library::open().map_err(|reason| Fault::new(Class::Usage, rank, reason))
 }
 
-fn gpu(device: &Opened, rank: Rank) -> Result<Gpu<Cuda>, Fault> {
+fn gpu(device: &OpenDevice, rank: Rank) -> Result<Gpu<Cuda>, Fault> {
     let none = || {
         let name = device.name();
         let message = format!("NCCL is for GPUs of CUDA, not for {name}: choose --device cuda");

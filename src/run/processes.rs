@@ -36,8 +36,8 @@ impl Run {
         if config.schedule != Named::Auto || config.depth == 1 {
             return Run::prepare_with(config, None, here);
         }
-        let is_lead = comm.rank() == Rank(0);
-        let own = is_lead.then(|| Run::prepare_with(config.clone(), None, here));
+        let is_root = comm.rank() == Rank(0);
+        let own = is_root.then(|| Run::prepare_with(config.clone(), None, here));
         let found = own.as_ref().and_then(|run| run.as_ref().ok()?.plan.found.as_ref());
         let search = Duration::try_from_secs_f64(config.search_time)?;
         let found = share(comm, &found.map(to_json), search + config.patience().first_step)?;

@@ -98,8 +98,8 @@ fn a_gpu_can_be_planned_for_where_there_is_none() {
 #[test]
 fn what_cannot_be_planned_is_refused() {
     for (options, hint) in [
-        ("--memory 1MB", "the leanest, "),
-        ("--memory 1MB", "on its hungriest rank"),
+        ("--memory 1MB", "the smallest, "),
+        ("--memory 1MB", "on its peak rank"),
         ("--memory 1GiB --schedule auto", "leave it out, or name a schedule"),
         ("--memory 1GiB --schedule pipedream", "choose a synchronous schedule"),
         ("--memory 1GiB --depth 3", "leave no way to train"),

@@ -20,4 +20,4 @@ pub use one_order::{Together, prove_in_one_order};
 pub use refusal::{Reason, Refusal};
 pub use simulate::simulate;
 pub use timeline::{Awaited, Event, Timeline, Wait, Work};
-pub use verdict::{Need, Scene, Verdict};
+pub use verdict::{Diagnosis, HangReport, Need};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::reduction::ReduceError;
 use super::state::{StageOn, State};
-use crate::analyze::{Need, Scene};
+use crate::analyze::{HangReport, Need};
 use crate::comm::{Comm, CommError, Endpoint, Liveness, Position};
 use crate::device::{Device, DeviceError};
 use crate::fault::{Class, Fault};
@@ -74,7 +74,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let earlier = self.positions();
         std::thread::sleep(MOMENT);
         let positions = self.positions();
-        let verdict = Scene { program, step, positions, earlier }.verdict(by, from, need);
+        let verdict = HangReport { program, step, positions, earlier }.verdict(by, from, need);
         self.on_wire(op, result).map_err(|fault| Fault {
             peer: Some(verdict.rank),
             message: format!("{}{verdict}", fault.message),

@@ -78,7 +78,7 @@ pub fn search<C: Costs>(
     how: &Search,
     mut observe: impl FnMut(&Progress),
 ) -> Option<Found> {
-    let mut hunt = Hunt::new(how);
+    let mut hunt = SearchState::new(how);
     for (timetable, costs) in starts {
         if hunt.has_found() && hunt.is_late() {
             hunt.leave_out();
@@ -90,7 +90,7 @@ pub fn search<C: Costs>(
 }
 
 /// A search under way.
-pub(super) struct Hunt<'h> {
+pub(super) struct SearchState<'h> {
     how: &'h Search,
     lowering: Lowering,
     began: Instant,
@@ -101,10 +101,10 @@ pub(super) struct Hunt<'h> {
     pub(super) progress: Progress,
 }
 
-impl<'h> Hunt<'h> {
+impl<'h> SearchState<'h> {
     /// One that begins now.
-    pub(super) fn new(how: &'h Search) -> Hunt<'h> {
-        Hunt {
+    pub(super) fn new(how: &'h Search) -> SearchState<'h> {
+        SearchState {
             how,
             lowering: Lowering { sync: Sync::AtEnd, max_peak: how.max_peak, ..Lowering::default() },
             began: Instant::now(),

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::improve::{Found, Hunt, Progress, Search};
+use super::improve::{Found, Progress, Search, SearchState};
 use super::starts::{Allowed, each};
 use crate::analyze::Refusal;
 use crate::costs::Costs;
@@ -31,7 +31,7 @@ pub fn shortest<C: Costs, E>(
 ) -> Result<Option<Found>, E> {
     let began = Instant::now();
     let left = || how.time_limit.saturating_sub(began.elapsed());
-    let mut hunt = Hunt::new(how);
+    let mut hunt = SearchState::new(how);
     let (mut from, mut fitting) = (Vec::<(Timetable, C)>::new(), Vec::new());
     for timetable in each(placement, n_micro_batches, allowed) {
         if hunt.has_found() && left().is_zero() {
@@ -107,7 +107,7 @@ pub fn shortest<C: Costs, E>(
         lower_bound,
         ..*progress
     };
-    let mut hunt = Hunt::new(&rest); // it may be late, but begins with what was found
+    let mut hunt = SearchState::new(&rest); // it may be late, but begins with what was found
     for (timetable, cost) in &from {
         hunt.start(timetable, cost);
     }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 
 use crate::cli::parts::console::{print, require_folder};
-use crate::formats::checkpoint::{Checkpoint as Opened, Manifest, Store};
+use crate::formats::checkpoint::{Checkpoint as OpenDevice, Manifest, Store};
 
 /// Lists, verifies and exports the checkpoints of a run
 #[derive(Args)]
@@ -44,7 +44,7 @@ impl Checkpoint {
         match self.command {
             Command::Ls { run } => list(run),
             Command::Verify { checkpoint } => {
-                let checkpoint = Opened::open(&checkpoint)?;
+                let checkpoint = OpenDevice::open(&checkpoint)?;
                 let Manifest { step, shards, .. } = checkpoint.manifest();
                 let n_tensors = checkpoint.shapes().len();
                 let (mib, n_files) = (mib(checkpoint.manifest()), shards.len());
@@ -55,7 +55,7 @@ impl Checkpoint {
             }
             Command::Export { checkpoint, out } => {
                 ensure!(!out.exists(), "{} is there already: choose another --out", out.display());
-                let checkpoint = Opened::open(&checkpoint)?;
+                let checkpoint = OpenDevice::open(&checkpoint)?;
                 let written = checkpoint.export(&out)?;
                 print(format!("weights: {}, {} bytes", out.display(), written.bytes))
             }

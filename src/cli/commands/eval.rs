@@ -16,7 +16,7 @@ use crate::cli::parts::model;
 use crate::cli::parts::model::warn_of_bytes;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Pairs, tokenizer_of};
-use crate::device::{Compute, Device, Opened, Precision};
+use crate::device::{Compute, Device, OpenDevice, Precision};
 use crate::formats::hf::Pretrained;
 use crate::run::evaluate::{Bert, Model};
 
@@ -64,7 +64,7 @@ impl Eval {
         if own.is_none() {
             warn_of_bytes(of_data.as_ref(), loaded.model.config.vocab);
         }
-        let device = Opened::open(self.device, 0, Precision::F32)?;
+        let device = OpenDevice::open(self.device, 0, Precision::F32)?;
         device.run(Evaluation { eval: &self, place: loaded.place, read: loaded.model })
     }
 

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::cli::parts::console::print;
 use crate::cli::parts::model;
 use crate::data::tokenizer::{Stream, Tokenizer};
-use crate::device::{Compute, Device, Opened, Precision};
+use crate::device::{Compute, Device, OpenDevice, Precision};
 use crate::formats::hf::Pretrained;
 use crate::run::evaluate::{Model, Sampling, must_foresee};
 
@@ -68,7 +68,7 @@ impl Generate {
             top_p: self.top_p,
             seed: self.seed,
         };
-        let device = Opened::open(self.device, 0, Precision::F32)?;
+        let device = OpenDevice::open(self.device, 0, Precision::F32)?;
         let text = (!self.json).then(|| Text::new(tokenizer.as_ref()));
         let ids =
             device.run(Continue { read, prompt: &prompt, count: self.tokens, how: &how, text })?;

@@ -22,10 +22,10 @@ const SECONDS: f64 = 60.0;
 const HEADS: [&str; 11] =
     ["s a step", "tokens/s", "bubble", "GiB", "W", "D", "schedule", "B", "N", "recompute", "shard"];
 
-/// Chooses width, depth, schedule, micro-batches, recomputation and sharding for a model on so many ranks: of all
-/// ways whose hungriest rank has the memory, those with the shortest simulated step, without the optimizer.
-/// What the options of `train` or a file say stays as they say. After `--search-time` (60 s) the best found so far is
-/// shown
+/// Chooses width, depth, schedule, micro-batches, recomputation and sharding for a model on a number of ranks: the
+/// configurations that fit into memory on every rank, fastest simulated step first, without the optimizer's update.
+/// Options of `train` that are given, or that a file has, are not changed. After `--search-time` (60 s) the best found
+/// so far is shown
 #[derive(Args)]
 pub(crate) struct Plan {
     /// Ranks there are, W x D
@@ -130,13 +130,13 @@ impl Plan {
     /// Why there is nothing to show.
     fn too_large(&self, choice: &Choice) -> String {
         let memory = size(self.memory.0);
-        let Some((config, need)) = &choice.leanest else {
+        let Some((config, need)) = &choice.smallest else {
             return format!("no way to train fits into {memory} a rank");
         };
         let Config { width, depth, schedule, micro_batch_size, .. } = config;
         format!(
-            "none of {} ways to train fits into {memory} a rank: the leanest, {schedule} with width {width}, depth \
-             {depth} and micro-batch-size {micro_batch_size}, needs {} on its hungriest rank ({need}); choose more \
+            "none of {} ways to train fits into {memory} a rank: the smallest, {schedule} with width {width}, depth \
+             {depth} and micro-batch-size {micro_batch_size}, needs {} on its peak rank ({need}); choose more \
              ranks, a smaller context or model, on GPUs precision bf16, or leave settings open that you gave",
             choice.n_too_large,
             size(need.total()),

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use chimera_comm_mpi::{Lookout, Mpi};
+use chimera_comm_mpi::{LivenessMonitor, Mpi};
 use chimera_core::comm::{CommError, Endpoint};
 use chimera_core::engine::ungathered;
 use chimera_core::fault::{Class, Fault};
@@ -21,7 +21,7 @@ use crate::run::launch::Launch;
 use crate::run::write_error;
 
 /// The rank that prints.
-pub(crate) const LEAD: Rank = Rank(0);
+pub(crate) const ROOT: Rank = Rank(0);
 
 /// For all to write down why a run failed.
 const TO_FAIL: Duration = Duration::from_secs(2);
@@ -80,7 +80,7 @@ fn announce(comm: &mut impl Endpoint, fault: &Fault, error: impl Display, known:
     note(me, fault, known);
     // If the lead is gone, whoever noticed speaks for it.
     let is_lead_gone = matches!(fault.class, Class::PeerLost | Class::Timeout);
-    if me == LEAD || is_lead_gone && fault.peer == Some(LEAD) && fault.rank == me {
+    if me == ROOT || is_lead_gone && fault.peer == Some(ROOT) && fault.rank == me {
         known.tell(error);
     }
     if fault.class == Class::PeerLost {
@@ -90,15 +90,15 @@ fn announce(comm: &mut impl Endpoint, fault: &Fault, error: impl Display, known:
 
 /// After the end of a rank the launcher sends a signal, and soon kills whoever is left: also those that compute,
 /// and have not seen yet why all is over.
-pub(crate) fn end_if_over(me: Rank, lookout: &Lookout, known: &Known) {
-    if lookout.why_over().is_none() {
+pub(crate) fn end_if_over(me: Rank, liveness: &LivenessMonitor, known: &Known) {
+    if liveness.why_over().is_none() {
         return;
     }
     thread::sleep(TO_HEAR);
-    if let Some(why) = lookout.why_over() {
+    if let Some(why) = liveness.why_over() {
         let fault = why.into_fault(me);
         note(me, &fault, known);
-        if me == LEAD {
+        if me == ROOT {
             known.tell(&fault);
         }
         thread::sleep(TO_NOTICE);
@@ -127,7 +127,7 @@ pub(crate) fn fault_of(error: &anyhow::Error, me: Rank) -> Fault {
 
 /// Starts MPI.
 pub(crate) fn start(patience: Duration) -> Result<Mpi, Fault> {
-    let me = || Launch::found().map_or(LEAD, |launch| Rank(launch.rank));
+    let me = || Launch::found().map_or(ROOT, |launch| Rank(launch.rank));
     let never = move |_| {
         let why = "MPI does not start: a rank is stopped, or was never started (--start-timeout)";
         tell(format_args!("error: {}: {why}", me()));
@@ -148,7 +148,7 @@ pub(crate) fn close(mpi: &mut Mpi, patience: Duration, known: &Arc<Known>) -> Re
 /// meet.
 pub(crate) fn within<T>(
     patience: Duration,
-    lookout: Option<Lookout>,
+    liveness: Option<LivenessMonitor>,
     give_up: impl FnOnce(Option<CommError>) + Send + 'static,
     work: impl FnOnce() -> T,
 ) -> T {
@@ -156,7 +156,7 @@ pub(crate) fn within<T>(
     thread::spawn(move || {
         let began = Instant::now();
         while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-            let why_over = lookout.as_ref().and_then(Lookout::why_over);
+            let why_over = liveness.as_ref().and_then(LivenessMonitor::why_over);
             if why_over.is_some() || began.elapsed() >= patience {
                 return give_up(why_over);
             }

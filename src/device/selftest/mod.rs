@@ -20,7 +20,7 @@ use self::layers::LayerSpeeds;
 use self::report::Found;
 use self::steps::{Memory, Steps};
 use self::suite::Suite;
-use crate::device::{Device, Devices, Opened, Precision, available};
+use crate::device::{Device, Devices, OpenDevice, Precision, available};
 
 pub use self::report::{Check, Measurement, Report};
 pub use self::size::Size;
@@ -137,7 +137,7 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
     let f32 = open(Precision::F32)?;
     let part = |devices: &Devices, precision, name, seconds, act: fn(Suite, &Devices)| {
         let devices = devices.clone();
-        let device = devices.by_rank().first().map(Opened::name).unwrap_or_default();
+        let device = devices.by_rank().first().map(OpenDevice::name).unwrap_or_default();
         let limit = Duration::from_secs(match options.size {
             Size::Small => 600, // on any processor
             Size::Full => seconds,

@@ -63,7 +63,7 @@ fn nothing_needs_more_than_there_is() {
     assert!(some.n_too_large > 0 && !some.candidates.is_empty());
     let none = chosen(&small(""), 16, &cluster(4, 1e3));
     assert!(none.candidates.is_empty());
-    let (_, need) = none.leanest.unwrap();
+    let (_, need) = none.smallest.unwrap();
     // With less memory the optimizer is shared out.
     assert!(need.total() <= totals().fold(f64::INFINITY, f64::min));
 }
@@ -92,10 +92,10 @@ fn foreseeing_changes_no_choice() {
     let (config, mut n_foreseen) = (small("").resolve(&OnDisk).unwrap(), 0);
     let simulated = |batch: usize, cluster: &Cluster| {
         let watched = Watched::begin(&PATIENT);
-        first_choice(&config, batch, cluster, &watched, || Family::simulated(cluster, true))
+        first_choice(&config, batch, cluster, &watched, || ConfigGroup::simulated(cluster, true))
             .unwrap()
     };
-    // With plenty, and with hardly more than the leanest needs.
+    // With plenty, and with hardly more than the smallest needs.
     for (batch, is_scarce) in [(256, false), (256, true), (360, false), (512, true)] {
         let totals = simulated(batch, &slow).candidates.into_iter().map(|c| c.need.total());
         let least = totals.fold(f64::INFINITY, f64::min);

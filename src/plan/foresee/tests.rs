@@ -41,8 +41,8 @@ fn long_steps_are_what_shorter_ones_tell() {
                 let cluster = cluster(depth, beta);
                 let mut way = way(schedule, depth, n * depth + n % 2);
                 (way.scaling, way.recompute) = (scaling, recompute);
-                let foreseen = fits(Family::new(&cluster, true).outcome(way.clone()));
-                let simulated = fits(Family::simulated(&cluster, true).outcome(way));
+                let foreseen = fits(ConfigGroup::new(&cluster, true).outcome(way.clone()));
+                let simulated = fits(ConfigGroup::simulated(&cluster, true).outcome(way));
                 let Some((foreseen, simulated)) = foreseen.zip(simulated) else { continue };
                 let case = format!("{schedule} {scaling:?} {recompute:?} {depth} {n} {beta}");
                 n_foreseen += usize::from(!foreseen.is_simulated);
@@ -59,7 +59,7 @@ fn long_steps_are_what_shorter_ones_tell() {
 fn a_step_of_few_rounds_is_simulated() {
     let cluster = cluster(2, 0.0);
     for (n, is_simulated) in [(8, true), (15, true), (16, false), (17, false)] {
-        let outcome = Family::new(&cluster, true).outcome(way("dapple", 2, n));
+        let outcome = ConfigGroup::new(&cluster, true).outcome(way("dapple", 2, n));
         assert_eq!(fits(outcome).unwrap().is_simulated, is_simulated, "{n}");
     }
 }

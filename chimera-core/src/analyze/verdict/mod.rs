@@ -22,7 +22,7 @@ use crate::program::{Instr, Program};
 
 /// What is known when a wait has lasted too long.
 #[derive(Clone, Debug)]
-pub struct Scene<'p> {
+pub struct HangReport<'p> {
     /// What every pipeline group does.
     pub program: &'p Program,
     /// The first step of the run of it that is under way.
@@ -50,7 +50,7 @@ pub enum Need {
 
 /// Why the wait did not end.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Verdict {
+pub struct Diagnosis {
     /// Which kind of reason.
     pub kind: Kind,
     /// The rank that is the first not to advance; of a lost message, its sender.
@@ -85,7 +85,7 @@ enum Wait {
 }
 
 /// What the rank that was asked for does, from `; rank 2 …` or `, which waits for …` on.
-impl fmt::Display for Verdict {
+impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.words)
     }
@@ -103,13 +103,14 @@ impl fmt::Display for Need {
     }
 }
 
-impl Scene<'_> {
+impl HangReport<'_> {
     /// Why `by` waits in vain for what it needs of `from`, which is itself for a sum that the transport makes.
-    pub fn verdict(&self, by: Rank, from: Rank, need: Need) -> Verdict {
+    pub fn verdict(&self, by: Rank, from: Rank, need: Need) -> Diagnosis {
         let mut seen: Vec<Rank> = (from != by).then_some(by).into_iter().collect();
         let (mut rank, mut need, mut words) = (from, need, String::new());
         loop {
-            let end = |kind, what: String| Verdict { kind, rank, words: format!("{words}{what}") };
+            let end =
+                |kind, what: String| Diagnosis { kind, rank, words: format!("{words}{what}") };
             let moves = self.earlier.get(rank.index()) != self.positions.get(rank.index());
             let Some(position) = self.positions.get(rank.index()).copied().flatten() else {
                 let known = self.known(rank);

@@ -8,7 +8,7 @@ fn program(schedule: &str, shape: Shape) -> Program {
 }
 
 /// All ranks of one group, where each of these instructions is next.
-fn scene<'p>(program: &'p Program, at: &[Option<&str>]) -> Scene<'p> {
+fn scene<'p>(program: &'p Program, at: &[Option<&str>]) -> HangReport<'p> {
     let find = |(row, at): (&Vec<Instr>, &Option<&str>)| {
         let words = (*at)?;
         let is_it = |instr: &Instr| format!("{instr:?}").starts_with(words);
@@ -16,11 +16,11 @@ fn scene<'p>(program: &'p Program, at: &[Option<&str>]) -> Scene<'p> {
         Some(Position::At { step: 4, instr: instr as u32 })
     };
     let positions: Vec<_> = program.rows().iter().zip(at).map(find).collect();
-    Scene { program, step: 4, earlier: positions.clone(), positions }
+    HangReport { program, step: 4, earlier: positions.clone(), positions }
 }
 
 /// Rank 0 of 1F1B on three workers waits for the gradient of its last micro-batch.
-fn waits_in_line(last: [Option<&str>; 2]) -> Verdict {
+fn waits_in_line(last: [Option<&str>; 2]) -> Diagnosis {
     let program = program("dapple", Shape::new(3, 3));
     let need = "Recv(gradient(pipe 0, stage 1, micro-batch 1)";
     let scene = scene(&program, &[Some(need), last[0], last[1]]);
@@ -145,7 +145,7 @@ fn who_is_silent_keeps_all_waiting_between_steps() {
     let done =
         |rank: usize| Some(Position::At { step: 4, instr: program.rows()[rank].len() as u32 });
     let positions = vec![done(0), done(1), None];
-    let scene = Scene { program: &program, step: 4, earlier: positions.clone(), positions };
+    let scene = HangReport { program: &program, step: 4, earlier: positions.clone(), positions };
     let verdict = scene.verdict(Rank(0), Rank(1), Need::Other);
     assert_eq!((verdict.kind, verdict.rank), (Kind::Silent, Rank(2)), "{verdict}");
     assert!(verdict.to_string().starts_with(

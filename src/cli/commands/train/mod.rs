@@ -29,7 +29,7 @@ use crate::cli::parts::progress::{Progress, Say};
 use crate::cli::parts::shape::warn_of_unread;
 use crate::data::tokenizer::save_tokenizer;
 use crate::data::tokenizer_file_of;
-use crate::device::Opened;
+use crate::device::OpenDevice;
 use crate::formats::checkpoint::Checkpoint;
 use crate::formats::hf::DropoutRates;
 use crate::formats::save::{prepare, save};
@@ -255,7 +255,7 @@ fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
     let n_workers = config.width * config.depth;
     let peak = match config.peak_flops {
         Some(of_a_worker) => of_a_worker * n_workers as f64,
-        None if !run.devices().one().is_some_and(Opened::is_host) => return Ok(None),
+        None if !run.devices().one().is_some_and(OpenDevice::is_host) => return Ok(None),
         None => {
             let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
             cores.min(n_workers * config.threads) as f64 * measured_peak()
@@ -297,7 +297,7 @@ fn workers_of(run: &Run) -> String {
 /// What to know of a measured bubble when workers have to wait for cores.
 fn shared_cores(run: &Run) -> Option<String> {
     let config = run.config();
-    if !run.devices().one().is_some_and(Opened::is_host) {
+    if !run.devices().one().is_some_and(OpenDevice::is_host) {
         return None;
     }
     let cores = std::thread::available_parallelism().ok()?.get();

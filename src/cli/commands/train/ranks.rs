@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use chimera_comm_mpi::{Limit, Lookout, Mpi, Sums};
+use chimera_comm_mpi::{Limit, LivenessMonitor, Mpi, Sums};
 use chimera_core::comm::{Comm, CommError, Endpoint, Host};
 use chimera_core::engine::{Patience, panicked};
 use chimera_core::fault::Class;
@@ -21,7 +21,7 @@ use chimera_core::ids::{BucketId, Rank};
 use super::{Train, listen, resume, stop_on_signal};
 use crate::cli::parts::console::warn;
 use crate::cli::parts::ends::{
-    Known, LEAD, close, end_if_over, end_now, fail, fault_of, start, stuck, within,
+    Known, ROOT, close, end_if_over, end_now, fail, fault_of, start, stuck, within,
 };
 use crate::cli::parts::progress::Say;
 use crate::cli::parts::shape::warn_of_unread;
@@ -44,7 +44,7 @@ pub(crate) type Work<T> = dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>,
 struct Job<'j> {
     /// Why it is a rank, in words.
     why: &'j str,
-    lookout: Lookout,
+    liveness: LivenessMonitor,
     sums: Sums,
     limit: Limit,
     /// Whether a signal asks for the end.
@@ -59,13 +59,13 @@ pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     let mut mpi = start(patience.first_step)?;
     pass("met");
     let known = Arc::new(Known::default());
-    let (me, lookout, watched) = (mpi.rank(), mpi.lookout(), Arc::clone(&known));
+    let (me, liveness, watched) = (mpi.rank(), mpi.liveness(), Arc::clone(&known));
     let stop = stop_on_signal(move || {
-        end_if_over(me, &lookout, &watched);
-        me == LEAD
+        end_if_over(me, &liveness, &watched);
+        me == ROOT
     })?;
-    let (lookout, sums, limit) = (mpi.lookout(), mpi.sums(), mpi.limit());
-    let job = Job { why, lookout, sums, limit, stop: &stop, known: &known };
+    let (liveness, sums, limit) = (mpi.liveness(), mpi.sums(), mpi.limit());
+    let job = Job { why, liveness, sums, limit, stop: &stop, known: &known };
     let work = AssertUnwindSafe(|| {
         #[cfg(all(unix, debug_assertions))]
         let mut mpi = strike::Struck::new(&mut mpi);
@@ -82,7 +82,7 @@ pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     pass("left");
     match outcome {
         Err(error) if is_failed(&error) => fail(mpi, &error, &known),
-        Err(error) if me != LEAD => std::process::exit(fault_of(&error, me).class.code().into()),
+        Err(error) if me != ROOT => std::process::exit(fault_of(&error, me).class.code().into()),
         outcome => outcome,
     }
 }
@@ -111,10 +111,10 @@ fn as_rank(
     mut comm: &mut dyn Comm<Host>,
     job: Job,
 ) -> Result<()> {
-    let Job { why, lookout, sums, limit, stop, known } = job;
-    let watching = lookout.clone();
+    let Job { why, liveness, sums, limit, stop, known } = job;
+    let watching = liveness.clone();
     let why_over = move || watching.why_over();
-    let (is_lead, n_ranks) = (comm.rank() == LEAD, comm.n_ranks());
+    let (is_root, n_ranks) = (comm.rank() == ROOT, comm.n_ranks());
     let comm = &mut comm;
     let config = config.and_then(|config| check(&config, n_ranks as usize).map(|()| config));
     let patience = config.as_ref().map_or(PATIENCE, |config| config.patience().first_step);
@@ -127,7 +127,7 @@ fn as_rank(
     }
     let mut run = together(comm, run, patience)?;
     let say = Say { to_stderr: train.json };
-    if is_lead {
+    if is_root {
         warn_of_unread(run.config());
         say.line(&format!("{n_ranks} ranks over MPI ({}; {why})", Mpi::library()));
     }
@@ -135,24 +135,24 @@ fn as_rank(
     if run.config().transport == Transport::Nccl {
         let version = run.nccl(comm.rank()).map_err(anyhow::Error::from);
         let version = together(comm, version, patience)?;
-        if is_lead {
+        if is_root {
             say.line(&format!("tensors over NCCL {version}"));
         }
     }
 
-    let place = is_lead.then(|| Place::claim(run.config())).transpose();
+    let place = is_root.then(|| Place::claim(run.config())).transpose();
     let place = together(comm, place, patience)?;
     let folder = share(comm, &place.as_ref().map(|p| p.path().to_path_buf()), patience)?;
     let folder = folder.into_iter().next().flatten().context("rank 0 names no folder")?;
     let _ = known.folder.set(folder.clone());
     let checkpoint = checkpoint_as(run.config(), comm, place.as_ref(), &warn);
     let checkpoint = together(comm, checkpoint, patience)?;
-    let say_if_lead = |line: &str| {
-        if is_lead {
+    let say_if_root = |line: &str| {
+        if is_root {
             say.line(line);
         }
     };
-    let resumed = resume(&mut run, checkpoint, &say_if_lead);
+    let resumed = resume(&mut run, checkpoint, &say_if_root);
     together(comm, resumed, patience)?;
     let agreed = run.agree(comm);
     together(comm, agreed, patience)?;
@@ -160,7 +160,7 @@ fn as_rank(
         let me = comm.rank();
         pass("sums");
         let never = stuck(me, "the ranks do not meet for MPI's sums: one is stopped", known);
-        let opened = within(patience, Some(lookout), never, || sums.open(&groups(&run)));
+        let opened = within(patience, Some(liveness), never, || sums.open(&groups(&run)));
         together(comm, opened.map_err(|e| e.into_fault(me).into()), patience)?;
     }
     if run.first_step() == run.config().steps {

@@ -7,11 +7,11 @@ use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
 
-use crate::letter::Letter;
+use crate::message::Message;
 
 /// What has come and was not taken.
 #[derive(Default)]
-pub(crate) struct Letters {
+pub(crate) struct Mailbox {
     pub(crate) tensors: FxHashMap<(Rank, Tag), Host>,
     pub(crate) bytes: FxHashMap<(Rank, u64), Vec<u8>>,
     /// Ranks that send nothing more.
@@ -30,7 +30,7 @@ pub(crate) struct Letters {
     pub(crate) leaving: Vec<Rank>,
 }
 
-impl Letters {
+impl Mailbox {
     /// Files what came; what cannot be read ends all waits.
     pub(crate) fn take(&mut self, from: Rank, words: Vec<f32>) {
         if let Err(reason) = self.file(from, words) {
@@ -40,28 +40,28 @@ impl Letters {
 
     /// Puts what came where it is looked for.
     fn file(&mut self, from: Rank, words: Vec<f32>) -> Result<(), String> {
-        let twice = match Letter::from_words(words)? {
-            Letter::Tensor(tag, host) => {
+        let twice = match Message::from_words(words)? {
+            Message::Tensor(tag, host) => {
                 let earlier = self.tensors.insert((from, tag), host);
                 earlier.map(|_| format!("{tag} a second time"))
             }
-            Letter::Bytes(number, bytes) => {
+            Message::Bytes(number, bytes) => {
                 let earlier = self.bytes.insert((from, number), bytes);
                 earlier.map(|_| "control data a second time".into())
             }
-            Letter::Ask(number) => {
+            Message::Ask(number) => {
                 self.asked.push((from, number));
                 None
             }
-            Letter::Where(number, bits) => {
+            Message::Where(number, bits) => {
                 self.answers.insert((from, number), Position::from_bits(bits));
                 None
             }
-            Letter::Abort(cause) => {
+            Message::Abort(cause) => {
                 self.ended.get_or_insert(CommError::Aborted(cause));
                 None
             }
-            Letter::Bye => {
+            Message::Bye => {
                 self.leaving.push(from);
                 None
             }
@@ -96,11 +96,11 @@ mod tests {
     /// What another version sends ends all waits, as a mismatch and not as a fault of the transport.
     #[test]
     fn what_cannot_be_read_is_a_mismatch() {
-        let mut letters = Letters::default();
-        letters.take(Rank(2), Letter::Ask(1).into_words().expect("sendable"));
-        assert_eq!((letters.ended.clone(), letters.asked.len()), (None, 1));
-        letters.take(Rank(3), vec![1.5; 64]);
-        let fault = letters.ended.expect("an end").into_fault(Rank(0));
+        let mut mailbox = Mailbox::default();
+        mailbox.take(Rank(2), Message::Ask(1).into_words().expect("sendable"));
+        assert_eq!((mailbox.ended.clone(), mailbox.asked.len()), (None, 1));
+        mailbox.take(Rank(3), vec![1.5; 64]);
+        let fault = mailbox.ended.expect("an end").into_fault(Rank(0));
         assert_eq!(
             (fault.class, fault.class.code(), fault.peer),
             (Class::Mismatch, 10, Some(Rank(3)))

@@ -10,7 +10,7 @@ use chimera_core::fault::Fault;
 
 /// A message between two ranks.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Letter {
+pub(crate) enum Message {
     /// A tensor that the engine sends.
     Tensor(Tag, Host),
     /// Control data, with its number among those of sender and receiver.
@@ -48,31 +48,31 @@ const BYE: u32 = 34;
 const ASK: u32 = 35;
 const WHERE: u32 = 36;
 
-impl Letter {
+impl Message {
     /// As words; an error says why it cannot be sent.
     pub(crate) fn into_words(self) -> Result<Vec<f32>, String> {
         let of_bytes = |code, number, bytes: &[u8]| {
             sealed(Host::of_bytes(bytes).data, NO_SHAPE, code, numbers(number, 0))
         };
         match self {
-            Letter::Tensor(tag, Host { shape, dtype, data }) => {
+            Message::Tensor(tag, Host { shape, dtype, data }) => {
                 sealed(data, (&shape, dtype), TENSOR, tag.to_bytes())
             }
-            Letter::Bytes(number, bytes) => of_bytes(BYTES, number, &bytes),
-            Letter::Abort(fault) => {
+            Message::Bytes(number, bytes) => of_bytes(BYTES, number, &bytes),
+            Message::Abort(fault) => {
                 let text = serde_json::to_vec(&fault).map_err(|e| e.to_string())?;
                 of_bytes(ABORT, 0, &text)
             }
-            Letter::Bye => of_bytes(BYE, 0, &[]),
-            Letter::Ask(number) => of_bytes(ASK, number, &[]),
-            Letter::Where(number, bits) => {
+            Message::Bye => of_bytes(BYE, 0, &[]),
+            Message::Ask(number) => of_bytes(ASK, number, &[]),
+            Message::Where(number, bits) => {
                 sealed(Vec::with_capacity(FOOTER), NO_SHAPE, WHERE, numbers(number, bits))
             }
         }
     }
 
     /// What words say; an error says what is wrong with them.
-    pub(crate) fn from_words(mut data: Vec<f32>) -> Result<Letter, String> {
+    pub(crate) fn from_words(mut data: Vec<f32>) -> Result<Message, String> {
         let n = data.len().checked_sub(FOOTER).ok_or("it is shorter than a footer")?;
         let mut footer = [0; FOOTER];
         for (word, value) in footer.iter_mut().zip(&data[n..]) {
@@ -85,14 +85,14 @@ impl Letter {
         let wide = |at: usize| u64::from(footer[at]) | u64::from(footer[at + 1]) << 32;
         let (number, bits) = (wide(2), wide(4));
         match footer[1] {
-            BYTES => Ok(Letter::Bytes(number, bytes(data)?)),
+            BYTES => Ok(Message::Bytes(number, bytes(data)?)),
             ABORT => {
                 let fault = serde_json::from_slice(&bytes(data)?);
-                fault.map(Letter::Abort).map_err(|e| format!("its cause cannot be read: {e}"))
+                fault.map(Message::Abort).map_err(|e| format!("its cause cannot be read: {e}"))
             }
-            BYE => Ok(Letter::Bye),
-            ASK => Ok(Letter::Ask(number)),
-            WHERE => Ok(Letter::Where(number, bits)),
+            BYE => Ok(Message::Bye),
+            ASK => Ok(Message::Ask(number)),
+            WHERE => Ok(Message::Where(number, bits)),
             TENSOR => {
                 let mut tag = [0; Tag::N_BYTES];
                 for (four, word) in tag.chunks_exact_mut(WORD).zip(&footer[2..]) {
@@ -108,7 +108,7 @@ impl Letter {
                 if n_elements.and_then(|n| dtype.n_words(n)) != Some(n) {
                     return Err(format!("its {n} words are not {dtype:?} of shape {shape:?}"));
                 }
-                Ok(Letter::Tensor(tag, Host { shape, dtype, data }))
+                Ok(Message::Tensor(tag, Host { shape, dtype, data }))
             }
             code => Err(format!("it is of kind {code}")),
         }
@@ -160,24 +160,24 @@ mod tests {
 
     use super::*;
 
-    fn tensor(shape: &[usize], data: &[f32]) -> Letter {
-        Letter::Tensor(Tag::private(3, 1 << 40), Host::new(shape, data.into()))
+    fn tensor(shape: &[usize], data: &[f32]) -> Message {
+        Message::Tensor(Tag::private(3, 1 << 40), Host::new(shape, data.into()))
     }
 
     #[test]
     fn letters_survive_the_wire() {
         let data = [1.5, -0.0, f32::INFINITY, f32::MIN_POSITIVE, 0.0, 7.0];
-        let mut letters = vec![Letter::Bye, Letter::Ask(3), Letter::Where(4, u64::MAX - 1)];
-        letters.extend([tensor(&[3, 2, 1], &data), tensor(&[], &[4.0]), tensor(&[0, 5], &[])]);
+        let mut messages = vec![Message::Bye, Message::Ask(3), Message::Where(4, u64::MAX - 1)];
+        messages.extend([tensor(&[3, 2, 1], &data), tensor(&[], &[4.0]), tensor(&[0, 5], &[])]);
         let tag = Tag::private(3, 7);
         let half = Host { shape: vec![3, 1], dtype: Dtype::Bf16, data: vec![1.5, -2.0] };
         let double = Host { shape: vec![1], dtype: Dtype::F64, data: vec![1.5, -2.0] };
-        letters.extend([half, double].map(|host| Letter::Tensor(tag, host)));
-        letters.extend((0..9).map(|n| Letter::Bytes(n, vec![250 + n as u8 % 6; n as usize])));
-        letters.push(Letter::Abort(Fault::new(Class::Io, Rank(4), "é")));
-        for letter in letters {
-            let words = letter.clone().into_words().expect("sendable");
-            assert_eq!(Letter::from_words(words), Ok(letter));
+        messages.extend([half, double].map(|host| Message::Tensor(tag, host)));
+        messages.extend((0..9).map(|n| Message::Bytes(n, vec![250 + n as u8 % 6; n as usize])));
+        messages.push(Message::Abort(Fault::new(Class::Io, Rank(4), "é")));
+        for message in messages {
+            let words = message.clone().into_words().expect("sendable");
+            assert_eq!(Message::from_words(words), Ok(message));
         }
     }
 
@@ -186,17 +186,17 @@ mod tests {
     fn no_bit_is_lost() {
         let bits = [0x7fa0_0001u32, 0xffc1_2345, 1];
         let words = tensor(&[3], &bits.map(f32::from_bits)).into_words().expect("sendable");
-        let Ok(Letter::Tensor(_, host)) = Letter::from_words(words) else { panic!("a tensor") };
+        let Ok(Message::Tensor(_, host)) = Message::from_words(words) else { panic!("a tensor") };
         assert_eq!(host.data.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), bits);
     }
 
     #[test]
     fn what_is_no_letter_is_refused() {
-        let whole = Letter::Bytes(1, vec![1; 5]).into_words().expect("sendable");
+        let whole = Message::Bytes(1, vec![1; 5]).into_words().expect("sendable");
         let refused = |change: &dyn Fn(&mut Vec<f32>)| {
             let mut words = whole.clone();
             change(&mut words);
-            Letter::from_words(words).expect_err("refused")
+            Message::from_words(words).expect_err("refused")
         };
         let n = whole.len();
         let set =
@@ -208,10 +208,10 @@ mod tests {
         assert_eq!(refused(&set(n - FOOTER + 1, 99)), "it is of kind 99");
         let mut words = tensor(&[1], &[1.0]).into_words().expect("sendable");
         words[1 + HEAD + 1] = f32::from_bits(2);
-        assert_eq!(Letter::from_words(words), Err("its 1 words are not F32 of shape [2]".into()));
+        assert_eq!(Message::from_words(words), Err("its 1 words are not F32 of shape [2]".into()));
         let mut words = tensor(&[1], &[1.0]).into_words().expect("sendable");
         words[1 + HEAD] = f32::from_bits(1 | 9 << 16);
-        assert_eq!(Letter::from_words(words), Err("its elements are of an unknown type".into()));
+        assert_eq!(Message::from_words(words), Err("its elements are of an unknown type".into()));
         assert!(tensor(&[1; MAX_DIMS + 1], &[1.0]).into_words().is_err());
     }
 }

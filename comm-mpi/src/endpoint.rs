@@ -2,9 +2,9 @@
 //!
 //! What the `unsafe` blocks rely on:
 //! - *One thread at a time.* MPI is initialised for `MPI_THREAD_SERIALIZED`. Every call but the first is a
-//!   method of [`Wire`], of which there is one and which lives in a mutex.
-//! - *Communicators last.* None is freed before [`Wire::close`], after which there is no wire, or the end of the process.
-//! - *Buffers outlive requests.* A message under way is a [`Flight`], which owns its memory; it is removed
+//!   method of [`MpiEndpoint`], of which there is one and which lives in a mutex.
+//! - *Communicators last.* None is freed before [`MpiEndpoint::close`], after which there is no wire, or the end of the process.
+//! - *Buffers outlive requests.* A message under way is a [`PendingRequest`], which owns its memory; it is removed
 //!   only when MPI says that its request is complete. A wire that is dropped before leaks what is under way,
 //!   since MPI may still write to it.
 //! - *Results are written.* Every call's return code is checked under `MPI_ERRORS_RETURN` before what it
@@ -19,7 +19,7 @@ use mpi::ffi;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{AsRaw, Communicator, FromRaw, Group};
 
-use crate::words::{Failure, check};
+use crate::error::{Failure, check};
 
 /// All messages have the same tag; what they are, they say themselves.
 const TAG: c_int = 0;
@@ -32,7 +32,7 @@ const BATCH: usize = 32;
 const ALWAYS_EXPECTED: usize = (64 << 20) / size_of::<f32>();
 
 /// This process's end of MPI.
-pub(crate) struct Wire {
+pub(crate) struct MpiEndpoint {
     comm: ManuallyDrop<SimpleCommunicator>,
     /// Communicators for sums, by their ranks.
     groups: Vec<(Vec<Rank>, ManuallyDrop<SimpleCommunicator>)>,
@@ -40,22 +40,22 @@ pub(crate) struct Wire {
     longest: usize,
     pub(crate) me: Rank,
     pub(crate) n_ranks: u32,
-    /// Beside `flights`, as MPI wants them.
+    /// Beside `pending`, as MPI wants them.
     requests: Vec<ffi::MPI_Request>,
-    flights: Vec<Flight>,
+    pending: Vec<PendingRequest>,
     /// Where MPI writes which requests are complete.
     completed: Vec<c_int>,
     statuses: Vec<ffi::MPI_Status>,
 }
 
 // SAFETY: handles of MPI belong to the process, not to a thread.
-unsafe impl Send for Wire {}
+unsafe impl Send for MpiEndpoint {}
 
 /// A message's words, or why it is refused.
 pub(crate) type Received = Result<Vec<f32>, String>;
 
 /// A message under way, with its memory.
-struct Flight {
+struct PendingRequest {
     peer: Rank,
     words: Vec<f32>,
     /// How many words MPI writes; `None` if it reads them.
@@ -64,9 +64,9 @@ struct Flight {
     _part: Vec<f32>,
 }
 
-impl Flight {
+impl PendingRequest {
     /// Marks the request as one that MPI has said is complete.
-    fn landed(mut self) -> Flight {
+    fn completed(mut self) -> PendingRequest {
         if let Some(n) = self.incoming {
             // SAFETY: there was room for `n` words, and MPI has written them.
             unsafe { self.words.set_len(n) };
@@ -75,9 +75,9 @@ impl Flight {
     }
 }
 
-impl Wire {
+impl MpiEndpoint {
     /// Initialises MPI, which is possible once in a process.
-    pub(crate) fn open() -> Result<Wire, Failure> {
+    pub(crate) fn open() -> Result<MpiEndpoint, Failure> {
         let opened = initialize_with_threading(Threading::Serialized);
         let (universe, level) = opened.ok_or("MPI was started before in this process")?;
         let universe = ManuallyDrop::new(universe);
@@ -87,14 +87,14 @@ impl Wire {
         // A communicator of its own, so that nobody else's messages are taken for ours.
         let comm = ManuallyDrop::new(universe.world().duplicate());
         return_errors(&comm)?;
-        Ok(Wire {
+        Ok(MpiEndpoint {
             groups: Vec::new(),
             longest: ALWAYS_EXPECTED,
             me: Rank(comm.rank() as u32),
             n_ranks: comm.size() as u32,
             comm,
             requests: Vec::new(),
-            flights: Vec::new(),
+            pending: Vec::new(),
             completed: Vec::new(),
             statuses: Vec::new(),
         })
@@ -110,7 +110,7 @@ impl Wire {
         let count = c_int::try_from(words.len())
             .map_err(|_| format!("{} words are too many for one message", words.len()))?;
         let mut request = MaybeUninit::uninit();
-        // SAFETY: `words` lives in the flight until the request is complete, and nobody changes it.
+        // SAFETY: `words` lives in the pending request until the request is complete, and nobody changes it.
         let request = unsafe {
             let (from, kind) = (words.as_ptr().cast(), ffi::RSMPI_FLOAT);
             let to = to.0 as c_int;
@@ -118,8 +118,8 @@ impl Wire {
             check("MPI_Isend", ffi::MPI_Isend(from, count, kind, to, TAG, comm, request_at))?;
             request.assume_init()
         };
-        let flight = Flight { peer: to, words, incoming: None, _part: Vec::new() };
-        self.fly(request, flight).map(drop)
+        let pending = PendingRequest { peer: to, words, incoming: None, _part: Vec::new() };
+        self.track(request, pending).map(drop)
     }
 
     /// Makes a communicator for sums over `members`, each of which calls it with the same.
@@ -153,7 +153,7 @@ impl Wire {
             c_int::try_from(n).map_err(|_| format!("{n} words are too many for one sum"))?;
         let mut words = part.clone();
         let mut request = MaybeUninit::uninit();
-        // SAFETY: both have at least `n` words and live in the flight until the request is complete, and nobody
+        // SAFETY: both have at least `n` words and live in the pending request until the request is complete, and nobody
         // else touches them.
         let request = unsafe {
             let (from, to) = (part.as_ptr().cast(), words.as_mut_ptr().cast());
@@ -162,7 +162,7 @@ impl Wire {
             request.assume_init()
         };
         self.requests.push(request);
-        self.flights.push(Flight {
+        self.pending.push(PendingRequest {
             peer: self.me,
             incoming: Some(words.len()),
             words,
@@ -186,17 +186,17 @@ impl Wire {
 
     /// Whether messages or sums are under way.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.flights.is_empty()
+        !self.pending.is_empty()
     }
 
     /// Whether messages are under way: a sum that some never begin stays for ever.
     pub(crate) fn has_messages(&self) -> bool {
-        self.flights.iter().any(|flight| flight.peer != self.me)
+        self.pending.iter().any(|pending| pending.peer != self.me)
     }
 
     /// Whether a message from `peer` is under way.
     pub(crate) fn is_receiving_from(&self, peer: Rank) -> bool {
-        self.flights.iter().any(|f| f.incoming.is_some() && f.peer == peer)
+        self.pending.iter().any(|f| f.incoming.is_some() && f.peer == peer)
     }
 
     /// Begins to receive one message, if there is one; a short one comes at once. One that is refused is never
@@ -228,16 +228,16 @@ impl Wire {
             }
         };
         let mut request = MaybeUninit::uninit();
-        // SAFETY: there is room for `n` words, which lives in the flight until the request is complete.
+        // SAFETY: there is room for `n` words, which lives in the pending request until the request is complete.
         let request = unsafe {
             let (to, kind) = (words.as_mut_ptr().cast(), ffi::RSMPI_FLOAT);
             let taken = ffi::MPI_Imrecv(to, count, kind, &mut message, request.as_mut_ptr());
             check("MPI_Imrecv", taken)?;
             request.assume_init()
         };
-        if let Some(Flight { peer, words, .. }) = self.fly(
+        if let Some(PendingRequest { peer, words, .. }) = self.track(
             request,
-            Flight { peer, words, incoming: Some(count as usize), _part: Vec::new() },
+            PendingRequest { peer, words, incoming: Some(count as usize), _part: Vec::new() },
         )? {
             take(peer, Ok(words));
         }
@@ -258,20 +258,20 @@ impl Wire {
     }
 
     /// Keeps a message that is under way; returns one that needs no more, as MPI's short ones do.
-    fn fly(
+    fn track(
         &mut self,
         mut request: ffi::MPI_Request,
-        flight: Flight,
-    ) -> Result<Option<Flight>, Failure> {
+        pending: PendingRequest,
+    ) -> Result<Option<PendingRequest>, Failure> {
         let (mut flag, mut status) = (0, MaybeUninit::uninit());
-        // SAFETY: the flight holds the memory of the request. The status is not read.
+        // SAFETY: the pending request holds the memory of the request. The status is not read.
         let tested = unsafe { ffi::MPI_Test(&mut request, &mut flag, status.as_mut_ptr()) };
         if flag == 0 || tested != ffi::MPI_SUCCESS as c_int {
             self.requests.push(request);
-            self.flights.push(flight);
+            self.pending.push(pending);
             return check("MPI_Test", tested).map(|()| None);
         }
-        Ok(Some(flight.landed()))
+        Ok(Some(pending.completed()))
     }
 
     /// Removes what is complete; what came goes to `take`.
@@ -295,8 +295,8 @@ impl Wire {
         self.completed.sort_unstable_by_key(|index| std::cmp::Reverse(*index));
         for index in &self.completed {
             self.requests.swap_remove(*index as usize);
-            let Flight { peer, words, incoming, .. } =
-                self.flights.swap_remove(*index as usize).landed();
+            let PendingRequest { peer, words, incoming, .. } =
+                self.pending.swap_remove(*index as usize).completed();
             if incoming.is_some() {
                 take(peer, Ok(words));
             }
@@ -306,7 +306,7 @@ impl Wire {
 
     /// Ends MPI: waits until all ranks do. Nothing may be under way.
     pub(crate) fn close(self) -> Result<(), Failure> {
-        if !self.flights.is_empty() {
+        if !self.pending.is_empty() {
             return Err("messages are still under way".into());
         }
         // SAFETY: nothing is under way, and the wire is gone after this.
@@ -319,9 +319,9 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
+impl Drop for MpiEndpoint {
     fn drop(&mut self) {
-        forget(std::mem::take(&mut self.flights)); // see above
+        forget(std::mem::take(&mut self.pending)); // see above
     }
 }
 

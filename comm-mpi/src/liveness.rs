@@ -10,21 +10,21 @@ use crate::shared::Shared;
 
 /// Sees from any thread, such as a handler of signals, whether the job goes on.
 #[derive(Clone)]
-pub struct Lookout {
+pub struct LivenessMonitor {
     pub(crate) me: Rank,
     pub(crate) shared: Arc<Shared>,
     pub(crate) watched: Arc<Watched>,
 }
 
-impl Lookout {
+impl LivenessMonitor {
     /// Why the job is over, if a rank has said so or was found dead: the first cause that came here.
     pub fn why_over(&self) -> Option<CommError> {
-        let letters = self.shared.letters();
-        if let Some(error) = &letters.ended {
+        let mailbox = self.shared.mailbox();
+        if let Some(error) = &mailbox.ended {
             return Some(error.clone());
         }
-        let known = letters.dead.first().copied();
-        let found = || self.watched.ended().into_iter().find(|rank| !letters.gone.contains(rank));
+        let known = mailbox.dead.first().copied();
+        let found = || self.watched.ended().into_iter().find(|rank| !mailbox.gone.contains(rank));
         let from = known.or_else(found)?;
         Some(CommError::Lost { from, what: format!("all that {} needs", self.me) })
     }

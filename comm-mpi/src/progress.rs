@@ -16,7 +16,7 @@ const STAND_BY: Duration = Duration::from_micros(300);
 
 /// Tends MPI until it is over.
 pub(crate) fn run(shared: &Shared, watched: &Watched) {
-    let mut rest = Rest::before(0, 32, Duration::from_micros(320));
+    let mut rest = Backoff::before(0, 32, Duration::from_micros(320));
     let (mut watch_next, mut missing) = (Instant::now() + WATCH, Vec::new());
     while !shared.is_over.load(Ordering::Acquire) {
         if shared.is_waiting.load(Ordering::Relaxed) {
@@ -40,18 +40,18 @@ fn note_dead(shared: &Shared, missing: &[Rank], before: &[Rank]) -> Vec<Rank> {
     if missing.is_empty() {
         return Vec::new();
     }
-    let mut letters = shared.letters();
+    let mut mailbox = shared.mailbox();
     let is_dead = |rank: &&Rank| {
-        missing.contains(rank) && !letters.gone.contains(rank) && !letters.dead.contains(rank)
+        missing.contains(rank) && !mailbox.gone.contains(rank) && !mailbox.dead.contains(rank)
     };
     let dead: Vec<_> = before.iter().filter(is_dead).copied().collect();
-    letters.dead.extend(&dead);
+    mailbox.dead.extend(&dead);
     dead
 }
 
 /// What a thread does between two looks at MPI, more restful the longer nothing happens: it spins, lets
 /// others go first, then sleeps.
-pub(crate) struct Rest {
+pub(crate) struct Backoff {
     n_spins: u32,
     n_yields: u32,
     longest: Duration,
@@ -59,9 +59,9 @@ pub(crate) struct Rest {
     n: u32,
 }
 
-impl Rest {
-    pub(crate) fn before(n_spins: u32, n_yields: u32, longest: Duration) -> Rest {
-        Rest { n_spins, n_yields, longest, n: 0 }
+impl Backoff {
+    pub(crate) fn before(n_spins: u32, n_yields: u32, longest: Duration) -> Backoff {
+        Backoff { n_spins, n_yields, longest, n: 0 }
     }
 
     /// Whether the next rest is none, and takes no time to speak of.
