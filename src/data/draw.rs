@@ -7,8 +7,8 @@ use rand::seq::index;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::marks::{MARKS, Marks};
 use super::prepared::beside;
+use super::special_tokens::{MARKS, Marks};
 use super::tokenizer::Tokenizer;
 use super::{Batch, DataError, Tokens};
 

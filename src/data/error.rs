@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::marks::MARKS;
+use super::special_tokens::MARKS;
 use super::tokenizer::TokenizerError;
 
 /// Why data cannot be trained on (exit code 2).

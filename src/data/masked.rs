@@ -54,7 +54,7 @@ mod tests {
     use chimera_core::model::{Architecture, Preset};
 
     use super::super::draw::LEAST_CONTEXT;
-    use super::super::marks::Marks;
+    use super::super::special_tokens::Marks;
     use super::super::tokenizer::Tokenizer;
     use super::*;
     use crate::data::{Corpus, Tokens};

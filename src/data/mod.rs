@@ -7,11 +7,11 @@ pub mod corpus;
 mod digest;
 mod draw;
 mod error;
-mod marks;
 mod masked;
 mod permutation;
 mod prepare;
 mod prepared;
+mod special_tokens;
 pub mod tokenizer;
 mod tokens;
 mod width;
@@ -26,10 +26,10 @@ use chimera_core::model::{ModelConfig, Objective};
 use crate::formats::checkpoint::Digest;
 
 pub use error::DataError;
-pub use marks::Marks;
 pub use masked::Pairs;
 pub use prepare::{STANDARD_INPUT, discard, prepare};
 pub use prepared::{Kind, Prepared, Source, missing_ids, tokenizer_file_of, tokenizer_of};
+pub use special_tokens::Marks;
 pub use tokens::Tokens;
 
 use draw::Masking;

@@ -12,7 +12,7 @@ use chimera_core::update::Update;
 use rayon::prelude::*;
 
 use super::candidate::{Candidate, Cluster, Outcome, no_flush};
-use super::foresee::{ConfigGroup, MOST_SIMULATED};
+use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::need::Need;
 use crate::settings::schedules::{ALONE, Named};
 use crate::settings::{Config, Origin};

@@ -3,7 +3,7 @@
 
 mod candidate;
 mod choose;
-mod foresee;
+mod estimate;
 mod need;
 mod request;
 

@@ -1,20 +1,20 @@
 //! Running: a training from settings to trained weights, over threads or processes, and the evaluation of a model.
 
-mod alike;
+mod available_memory;
 pub mod evaluate;
-mod fit;
+mod fingerprint;
 mod folder;
-mod free;
 mod gather;
-mod greeting;
 mod initial;
 pub mod launch;
 mod lock;
+mod memory_check;
 #[cfg(feature = "nccl")]
 mod nccl;
 pub mod outside;
 mod processes;
 mod rank;
+mod replica_devices;
 mod resume;
 mod samples;
 mod steps;
@@ -98,9 +98,9 @@ impl Run {
             }
         };
         if here.own.is_none() {
-            alike::check(&plan.program, &plan.config, &devices.models())?;
+            replica_devices::check(&plan.program, &plan.config, &devices.models())?;
         }
-        fit::check(&plan, &devices, here.part)?;
+        memory_check::check(&plan, &devices, here.part)?;
         let (start, saver, explain, initial) = (None, None, None, None);
         let mut run = Run { plan, devices, corpus, start, saver, explain, initial };
         if run.config().resume.is_none() {
@@ -220,9 +220,9 @@ impl Run {
         // A run that is resumed behind them leaves the trace as it is.
         let trace = config.trace.as_deref().filter(|_| self.first_step() < steps.end);
         let recorder = trace.map(|path| Recorder::new(path, steps, config.width));
-        let greeting = self.greeting();
+        let fingerprint = self.fingerprint();
         let observe = Mutex::new(observe);
-        Ok(Watch { greeting, observe, held_out, recorder, by_processes: false })
+        Ok(Watch { fingerprint, observe, held_out, recorder, by_processes: false })
     }
 }
 

@@ -15,7 +15,7 @@ use super::gather::share;
 use super::launch::Launch;
 use super::trained::{RankTrained, merge};
 use super::watch::Watch;
-use super::{Here, Run, Trained, alike, compute_threads, greeting};
+use super::{Here, Run, Trained, compute_threads, fingerprint, replica_devices};
 use crate::device::Compute;
 use crate::settings::Config;
 use crate::settings::schedules::Named;
@@ -105,7 +105,7 @@ impl Run {
     /// A [`Fault`] that names each field in which they differ.
     pub fn agree_on_settings(config: &Config, comm: &mut impl Endpoint) -> Result<(), Fault> {
         let deadline = Instant::now() + config.patience().first_step;
-        handshake(comm, &greeting::settings(config), deadline)
+        handshake(comm, &fingerprint::settings(config), deadline)
     }
 
     /// Compares what the ranks are about to train, and on what, before anything is written.
@@ -114,9 +114,9 @@ impl Run {
     /// A [`Fault`] that names each field in which they differ, or the devices that may not share a stage.
     pub fn agree(&self, comm: &mut impl Endpoint) -> Result<()> {
         let patience = self.config().patience().first_step;
-        handshake(comm, &self.greeting(), Instant::now() + patience)?;
+        handshake(comm, &self.fingerprint(), Instant::now() + patience)?;
         let models = share(comm, &self.devices.models(), patience)?.concat();
-        alike::check(self.program(), self.config(), &models)
+        replica_devices::check(self.program(), self.config(), &models)
     }
 }
 

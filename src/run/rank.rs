@@ -31,7 +31,7 @@ impl Run {
         O: FnMut(&StepReport) -> Result<()>,
     {
         let rank = comm.rank();
-        handshake(comm, &watch.greeting, Instant::now() + job.patience.first_step)?;
+        handshake(comm, &watch.fingerprint, Instant::now() + job.patience.first_step)?;
         let model = self.model();
         let dropout = DropoutRate { rate: self.config().dropout, seed: self.config().seed };
         let stage = |id: StageId| {

@@ -10,7 +10,7 @@ use crate::observe::Recorder;
 /// What is done with a run besides training.
 pub(super) struct Watch<'r, O> {
     /// What all ranks must have in common.
-    pub(super) greeting: Fields,
+    pub(super) fingerprint: Fields,
     pub(super) observe: Mutex<O>,
     pub(super) held_out: HeldOut,
     pub(super) recorder: Option<Recorder<'r>>,

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::recent::{Did, Doing, Recent};
+use super::flight_recorder::{Did, Doing, FlightRecorder};
 use crate::analyze::timeline::{Awaited, Event, Wait, Work};
 use crate::device::{Clock, Result};
 use crate::ids::WorkerId;
@@ -15,7 +15,7 @@ pub(super) struct Timing {
     pub(super) events: Vec<Event>,
     pub(super) waits: Vec<Wait>,
     /// By the host's clock.
-    pub(super) recent: Recent,
+    pub(super) recent: FlightRecorder,
     /// Seconds of compute since they were last taken.
     busy_s: f64,
     /// What has only the host's times so far.
@@ -84,7 +84,7 @@ impl Timing {
             marks: Marks { clock, ..Marks::default() },
             events: Vec::new(),
             waits: Vec::new(),
-            recent: Recent::default(),
+            recent: FlightRecorder::default(),
             busy_s: 0.0,
             unsettled: Vec::new(),
             since: Since::now(),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Job;
 use super::agreement::{Load, Totals};
 use super::device_comm::DeviceComm;
-use super::recent::Recent;
+use super::flight_recorder::FlightRecorder;
 use super::reductions::Reductions;
 use super::shards::buffers;
 use super::stages::Stages;
@@ -192,7 +192,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     }
 
     /// The last things this rank did, over all runs, by the host's clock.
-    pub fn recent(&self) -> &Recent {
+    pub fn recent(&self) -> &FlightRecorder {
         &self.state.timing.recent
     }
 

@@ -3,10 +3,10 @@
 pub(crate) mod console;
 pub(crate) mod costs;
 pub(crate) mod drawing;
-#[cfg(feature = "mpi")]
-pub(crate) mod ends;
 pub(crate) mod entry;
 pub(crate) mod exit;
+#[cfg(all(feature = "mpi", unix, debug_assertions))]
+pub(crate) mod fault_injection;
 pub(crate) mod model;
 pub(crate) mod network;
 pub(crate) mod outcome;
@@ -14,5 +14,5 @@ pub(crate) mod progress;
 pub(crate) mod proof;
 pub(crate) mod scheduled;
 pub(crate) mod shape;
-#[cfg(all(feature = "mpi", unix, debug_assertions))]
-pub(crate) mod strike;
+#[cfg(feature = "mpi")]
+pub(crate) mod shutdown;

@@ -33,7 +33,7 @@ use crate::device::OpenDevice;
 use crate::formats::checkpoint::Checkpoint;
 use crate::formats::hf::DropoutRates;
 use crate::formats::save::{prepare, save};
-use crate::observe::{Metrics, Prometheus, Slow};
+use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::outside::OnDisk;
 use crate::run::{Folder, Place, Run, Trained};
 use crate::settings::{Config, Layers, Transport};
@@ -139,7 +139,7 @@ impl Train {
             say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
         }
         let full = full_tokens_per_s(run)?;
-        let (mut progress, mut slow) = (Progress::new(run, say), Slow::default());
+        let (mut progress, mut slow) = (Progress::new(run, say), Stragglers::default());
         let began = Instant::now();
         let trained = go(&mut |report| {
             let mut metrics = Metrics::of(report, run.tokens_per_step(), full);

@@ -20,13 +20,13 @@ use chimera_core::ids::{BucketId, Rank};
 
 use super::{Train, listen, resume, stop_on_signal};
 use crate::cli::parts::console::warn;
-use crate::cli::parts::ends::{
-    Known, ROOT, close, end_if_over, end_now, fail, fault_of, start, stuck, within,
-};
+#[cfg(all(unix, debug_assertions))]
+use crate::cli::parts::fault_injection;
 use crate::cli::parts::progress::Say;
 use crate::cli::parts::shape::warn_of_unread;
-#[cfg(all(unix, debug_assertions))]
-use crate::cli::parts::strike;
+use crate::cli::parts::shutdown::{
+    Known, ROOT, close, end_if_over, end_now, fail, fault_of, start, stuck, within,
+};
 use crate::formats::checkpoint::Store;
 use crate::run::launch::layouts;
 use crate::run::{PATIENCE, Place, Run, checkpoint_as, share};
@@ -68,7 +68,7 @@ pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     let job = Job { why, liveness, sums, limit, stop: &stop, known: &known };
     let work = AssertUnwindSafe(|| {
         #[cfg(all(unix, debug_assertions))]
-        let mut mpi = strike::Struck::new(&mut mpi);
+        let mut mpi = fault_injection::Struck::new(&mut mpi);
         as_rank(train, config, &mut mpi, job)
     });
     let outcome = catch_unwind(work).unwrap_or_else(|panic| Err(panicked(me, &*panic).into()));
@@ -90,7 +90,7 @@ pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
 /// A point at which tests strike.
 fn pass(point: &str) {
     #[cfg(all(unix, debug_assertions))]
-    strike::at(|| point.into());
+    fault_injection::at(|| point.into());
     let _ = point;
 }
 
@@ -192,7 +192,7 @@ fn as_rank(
 /// Where the run in `folder` saves.
 fn store(folder: &Path) -> Store {
     #[cfg(all(unix, debug_assertions))]
-    return Store::of(folder).on(strike::disk());
+    return Store::of(folder).on(fault_injection::disk());
     #[cfg(not(all(unix, debug_assertions)))]
     Store::of(folder)
 }

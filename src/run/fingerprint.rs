@@ -7,7 +7,7 @@ use crate::formats::checkpoint::Digest;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, OPTIONS};
 
-/// Version and settings that all ranks must have in common; what they lead to, [`Run::greeting`] adds.
+/// Version and settings that all ranks must have in common; what they lead to, [`Run::fingerprint`] adds.
 pub(super) fn settings(config: &Config) -> Fields {
     let mut fields: Fields = vec![("version".into(), env!("CARGO_PKG_VERSION").into())];
     let mut add = |name: &str, value: String| fields.push((name.into(), value));
@@ -24,7 +24,7 @@ pub(super) fn settings(config: &Config) -> Fields {
 
 impl Run {
     /// What all ranks tell each other before the first step.
-    pub(super) fn greeting(&self) -> Fields {
+    pub(super) fn fingerprint(&self) -> Fields {
         let config = self.config();
         let mut fields = settings(config);
         let mut add = |name: &str, value: String| fields.push((name.into(), value));
@@ -79,7 +79,7 @@ mod tests {
         let runs = [run(one), run(other)];
         let met = run_threads::<(), ()>(2, |comm| {
             let run = &runs[comm.rank().index()];
-            handshake(comm, &run.greeting(), Instant::now() + Duration::from_secs(60))
+            handshake(comm, &run.fingerprint(), Instant::now() + Duration::from_secs(60))
         });
         met.map(drop)
     }

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use chimera_core::lower::Recompute;
 use chimera_core::notation::size;
 
-use super::free::free_memory;
+use super::available_memory::free_memory;
 use crate::device::{Device, Devices};
 use crate::plan::{Need, Plan};
 use crate::settings::Config;

@@ -12,7 +12,7 @@ const SILENCE: u64 = 1000;
 
 /// Looks for ranks that are slow for many steps.
 #[derive(Default)]
-pub struct Slow {
+pub struct Stragglers {
     /// By rank: the last steps in a row in which it was slow.
     streaks: Vec<Streak>,
     /// The step before which nothing is told.
@@ -27,7 +27,7 @@ struct Streak {
     median_s: f64,
 }
 
-impl Slow {
+impl Stragglers {
     /// Takes the report of a step; what to tell, if anything.
     pub fn notice(&mut self, report: &StepReport) -> Option<String> {
         let busy = |load: &Load| report.step_s * (1.0 - load.bubble_ratio);
@@ -94,7 +94,7 @@ mod tests {
 
     /// The steps at which something is told.
     fn told<const N: usize>(steps: u64, of: impl Fn(u64) -> [f64; N]) -> Vec<(u64, String)> {
-        let mut slow = Slow::default();
+        let mut slow = Stragglers::default();
         let notice = |step| Some((step, slow.notice(&report(step, &of(step)))?));
         (0..steps).filter_map(notice).collect()
     }

@@ -32,11 +32,11 @@ pub enum Doing {
 
 /// The last 2,000 things a rank did. Clones are of the same rank: another thread may look while the rank is busy.
 #[derive(Clone, Default, Debug)]
-pub struct Recent {
+pub struct FlightRecorder {
     did: Arc<Mutex<VecDeque<Did>>>,
 }
 
-impl Recent {
+impl FlightRecorder {
     pub(super) fn add(&self, did: Did) {
         let mut all = self.did.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() == N_RECENT {
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn only_the_last_are_kept() {
-        let recent = Recent::default();
+        let recent = FlightRecorder::default();
         for step in 0..2100 {
             let what = Doing::Work(Work::Step(BucketId(0)));
             recent.add(Did { step, what, start: step as f64, end: step as f64 + 0.5 });

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 use chimera_core::analyze::Work;
-use chimera_core::engine::{Did, Doing, Recent};
+use chimera_core::engine::{Did, Doing, FlightRecorder};
 use chimera_core::ids::Rank;
 use serde_json::json;
 
@@ -18,7 +18,7 @@ use crate::formats::files::{io_fault, replace};
 /// room on a full disk and less time before a launcher kills.
 pub struct Explain {
     folder: PathBuf,
-    ranks: Mutex<BTreeMap<Rank, Recent>>,
+    ranks: Mutex<BTreeMap<Rank, FlightRecorder>>,
 }
 
 impl Explain {
@@ -26,7 +26,7 @@ impl Explain {
         Explain { folder: folder.to_path_buf(), ranks: Mutex::default() }
     }
 
-    pub(crate) fn follow(&self, rank: Rank, recent: Recent) {
+    pub(crate) fn follow(&self, rank: Rank, recent: FlightRecorder) {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner).insert(rank, recent);
     }
 
