@@ -62,7 +62,7 @@ fn operands_that_are_rows_are_tried_everywhere() {
     assert_eq!(failing(Fault::RowsFromTheStart), expected);
 }
 
-/// Those of both suites.
+/// Cases of both suites.
 fn cases() -> Vec<Case<Faulty>> {
     device::conformance::cases().into_iter().chain(layers::conformance::cases()).collect()
 }

@@ -203,7 +203,7 @@ fn split_backwards_train_as_one_worker() {
     }
 }
 
-/// The same kernels on the same inputs: every bit is as without recomputation, and memory is saved.
+/// Recomputation runs the same kernels on the same inputs: every bit is as without recomputation, and memory is saved.
 #[test]
 fn recomputing_changes_no_bit() {
     for run in each_schedule() {

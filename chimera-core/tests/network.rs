@@ -19,7 +19,7 @@ fn network(width: usize, ranks_per_node: usize, inside: Link, between: Link) -> 
     Network { width, ranks_per_node, inside, between }
 }
 
-/// The same for every stage.
+/// Traffic that is equal for every stage.
 fn traffic(program: &Program, activation: f64, tensors: &[f64]) -> Traffic {
     let n_stages = program.placement().n_stages();
     let gradients = vec![tensors.to_vec(); n_stages];

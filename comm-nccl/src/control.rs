@@ -38,10 +38,10 @@ impl Header {
         of_numbers(&[self.number, element].into_iter().chain(shape).collect::<Vec<_>>())
     }
 
-    /// What `from` said.
-    pub(crate) fn read(from: Rank, said: Host) -> Result<Header, CommError> {
-        let said = numbers(from, said)?;
-        let [number, element, ref extents @ ..] = said[..] else {
+    /// Reads what `from` sent.
+    pub(crate) fn read(from: Rank, message: Host) -> Result<Header, CommError> {
+        let message = numbers(from, message)?;
+        let [number, element, ref extents @ ..] = message[..] else {
             return Err(unreadable(from, "what a message is, without its number and type"));
         };
         let element = if element == 0 { Element::F32 } else { Element::Bf16 };
@@ -56,9 +56,9 @@ pub(crate) fn of_numbers(numbers: &[u64]) -> Host {
     Host::of_bytes(&numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<_>>())
 }
 
-/// The numbers that `from` said.
-fn numbers(from: Rank, said: Host) -> Result<Vec<u64>, CommError> {
-    let bytes = bytes(from, said)?;
+/// Reads the numbers that `from` sent.
+fn numbers(from: Rank, message: Host) -> Result<Vec<u64>, CommError> {
+    let bytes = bytes(from, message)?;
     let (numbers, rest) = bytes.as_chunks();
     if !rest.is_empty() {
         return Err(unreadable(
@@ -70,20 +70,20 @@ fn numbers(from: Rank, said: Host) -> Result<Vec<u64>, CommError> {
 }
 
 /// Decodes `N` numbers.
-pub(crate) fn exactly<const N: usize>(from: Rank, said: Host) -> Result<[u64; N], CommError> {
-    let numbers = numbers(from, said)?;
+pub(crate) fn exactly<const N: usize>(from: Rank, message: Host) -> Result<[u64; N], CommError> {
+    let numbers = numbers(from, message)?;
     let other = |numbers: Vec<u64>| {
         unreadable(from, format!("{} numbers where there should be {N}", numbers.len()))
     };
     numbers.try_into().map_err(other)
 }
 
-/// The bytes that `from` said.
-fn bytes(from: Rank, said: Host) -> Result<Vec<u8>, CommError> {
-    said.into_bytes().ok_or_else(|| unreadable(from, "bytes of another length than they say"))
+/// Reads the bytes that `from` sent.
+fn bytes(from: Rank, message: Host) -> Result<Vec<u8>, CommError> {
+    message.into_bytes().ok_or_else(|| unreadable(from, "bytes of another length than they say"))
 }
 
-/// The rank of a number that `from` said.
+/// Reads the rank of a number that `from` sent.
 pub(crate) fn rank(from: Rank, number: u64) -> Result<Rank, CommError> {
     u32::try_from(number).map(Rank).map_err(|_| unreadable(from, format!("rank {number}")))
 }

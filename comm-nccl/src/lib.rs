@@ -49,7 +49,7 @@ pub struct Nccl<D: Driver, C: Comm<Host>> {
     outbox: FxHashMap<(Rank, u64), (Tag, Tensor<D::Memory>)>,
     /// What has come and was not taken, by sender and number, with its bytes.
     inbox: FxHashMap<(Rank, u64), (D::Memory, usize)>,
-    /// What was said of messages that have not come.
+    /// Headers of messages that have not come.
     headers: FxHashMap<(Rank, Tag), Header>,
     /// What this rank sent to itself.
     own: FxHashMap<Tag, Tensor<D::Memory>>,
@@ -72,8 +72,8 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let deadline = Instant::now() + patience.first_step;
         let (me, n_ranks) = (control.rank(), control.n_ranks());
         let own = (me == ROOT).then(|| Communicator::unique_id(&library)).transpose();
-        let said = own.as_ref().ok().and_then(Option::as_ref).map_or(&[][..], |id| &id.0);
-        let all = all_gather(&mut control, said, deadline)?;
+        let message = own.as_ref().ok().and_then(Option::as_ref).map_or(&[][..], |id| &id.0);
+        let all = all_gather(&mut control, message, deadline)?;
         own?;
         let id = all.first().and_then(|id| id.as_slice().try_into().ok()).map(UniqueId);
         let id = id.ok_or_else(|| CommError::Failed("rank 0 cannot start NCCL".into()))?;
@@ -103,9 +103,9 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
     /// # Errors
     /// If a rank does not leave, or NCCL has failed.
     pub fn close(mut self, deadline: Instant) -> Result<(), CommError> {
-        let said =
+        let sent =
             self.until(deadline, ROOT, "its turn", |nccl| Ok(nccl.outbox.is_empty().then_some(())));
-        said?;
+        sent?;
         for to in self.others() {
             self.control.send(to, Line::Bye.tag(0), Host::of_bytes(&[]))?;
         }

@@ -83,11 +83,11 @@ impl Order {
     /// On rank 0: orders what was announced.
     fn hear(&mut self, control: &mut impl Comm<Host>) -> Result<(), CommError> {
         for from in (1..self.n_ranks).map(Rank) {
-            while let Some(said) =
+            while let Some(message) =
                 control.try_recv(from, Line::Announced.tag(self.n_from[from.index()]))?
             {
                 self.n_from[from.index()] += 1;
-                let [to, number, bytes] = exactly(from, said)?;
+                let [to, number, bytes] = exactly(from, message)?;
                 self.decide(control, Message { from, to: rank(from, to)?, number, bytes })?;
             }
         }

@@ -74,8 +74,8 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
             return Ok(self.own.remove(&tag));
         }
         if !self.headers.contains_key(&(from, tag)) {
-            let Some(said) = self.control.try_recv(from, tag)? else { return Ok(None) };
-            self.headers.insert((from, tag), Header::read(from, said)?);
+            let Some(message) = self.control.try_recv(from, tag)? else { return Ok(None) };
+            self.headers.insert((from, tag), Header::read(from, message)?);
         }
         let Header { number, element, ref shape } = self.headers[&(from, tag)];
         let Some(memory) = self.inbox.remove(&(from, number)) else { return Ok(None) };

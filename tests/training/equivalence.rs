@@ -143,7 +143,7 @@ fn split_backwards_and_recomputation() {
     }
 }
 
-/// The same kernels on the same inputs, whose residuals take less memory. Halves of micro-batches are
+/// Recomputation runs the same kernels on the same inputs, whose saved activations take less memory. Halves of micro-batches are
 /// recomputed in kernels of another size, which round otherwise.
 #[test]
 fn recomputation_changes_no_bit() {

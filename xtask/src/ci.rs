@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::command::{cargo, read, run as run_command};
 use crate::features::{lint, lint_library};
 use crate::mpi::{self, TRANSPORT};
-use crate::{absences, cuda, gallery, layers, outside, wgpu};
+use crate::{absences, cuda, gallery, layers, outside, wgpu, words};
 
 /// The chores of CI, in order.
 const CHORES: &[(&str, fn() -> Result<()>)] = &[
@@ -20,6 +20,7 @@ const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("docs", docs),
     ("absences", absences::run),
     ("layers", layers::run),
+    ("words", words::run),
     ("outside", outside::run),
     ("gallery", || gallery::run(true)),
     ("mpi", || mpi::run(&mpi::Args::default())),

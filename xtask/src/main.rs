@@ -28,6 +28,7 @@ mod targets;
 mod torture;
 mod transformers;
 mod wgpu;
+mod words;
 
 use clap::Parser;
 
@@ -53,6 +54,8 @@ enum Chore {
     Absences,
     /// Proof that no module uses one that stands above it, and that none of a folder is in a circle
     Layers,
+    /// Proof that doc comments stand alone and that retired identifiers stay away
+    Words,
     /// Tests of a crate outside of the workspace: a device and a model of its own, in few lines
     Outside,
     /// Draws every schedule into docs/gallery
@@ -112,6 +115,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Docs => ci::docs(),
         Chore::Absences => absences::run(),
         Chore::Layers => layers::run(),
+        Chore::Words => words::run(),
         Chore::Outside => outside::run(),
         Chore::Gallery { check } => gallery::run(check),
         Chore::Sweep(args) => sweep::run(&args),

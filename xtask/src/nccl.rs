@@ -21,7 +21,7 @@ pub(crate) fn check(path: Option<PathBuf>) -> Result<()> {
     run(cargo(options).arg(library))
 }
 
-/// That of the package, in target/cuda.
+/// Library of NCCL's package, in target/cuda.
 pub(crate) fn library() -> Result<PathBuf> {
     let site = target()?.join("cuda/nccl"); // of its own: pip replaces the folder that packages share
     install(&site, &[NCCL])?;

@@ -66,7 +66,7 @@ impl Run {
         }
     }
 
-    /// The same training on one worker, with one micro-batch.
+    /// This training on one worker, with one micro-batch.
     pub(crate) fn alone(&self) -> Run {
         let samples = self.width * self.shape.n_micro_batches as usize * self.micro_batch_size;
         Run {

@@ -1,0 +1,162 @@
+//! The project's words: doc comments stand alone, and identifiers that gave way to the field's words stay away.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::root;
+
+/// Folders with sources of the project.
+const SOURCES: [&str; 9] = [
+    "chimera-core",
+    "src",
+    "backend-cuda",
+    "backend-wgpu",
+    "comm-mpi",
+    "comm-nccl",
+    "xtask",
+    "tests",
+    "examples",
+];
+/// Openings of doc comments that lean on another comment: they mean nothing in a hover or in `--help | grep`.
+const LEANING: [&str; 8] = [
+    "That of ",
+    "Those ",
+    "Likewise",
+    "The same ",
+    "The same,",
+    "So many ",
+    "What becomes of ",
+    "As above",
+];
+/// Identifiers with the folder in which each must not stand, and the word for it.
+const RETIRED: &str = include_str!("../words.txt");
+
+/// Refuses doc comments that lean on others, and retired identifiers.
+pub(crate) fn run() -> Result<()> {
+    let retired = retired(RETIRED)?;
+    let (mut refusals, mut n_files) = (Vec::new(), 0);
+    for folder in SOURCES {
+        for path in rust_files(&root().join(folder))? {
+            let text = fs::read_to_string(&path)?;
+            let name = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
+            refusals.extend(refused(&name, &text, &retired));
+            n_files += 1;
+        }
+    }
+    match refusals.len() {
+        0 => eprintln!("{n_files} files use the project's words"),
+        n => bail!(
+            "{}\n{n} in all; words.txt in xtask has the retired identifiers",
+            refusals.join("\n")
+        ),
+    }
+    Ok(())
+}
+
+/// A line of the list: a folder, an identifier, and what to write instead.
+type Retired<'l> = (&'l str, &'l str, &'l str);
+
+fn retired(list: &str) -> Result<Vec<Retired<'_>>> {
+    let lines = list.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let (folder, rest) = line.split_once(' ').context("a folder, an identifier, a word")?;
+            let (identifier, word) =
+                rest.trim_start().split_once(' ').context("an identifier, a word")?;
+            Ok((folder, identifier, word.trim()))
+        })
+        .collect()
+}
+
+/// What a file is refused for, by line.
+fn refused(name: &str, text: &str, retired: &[Retired<'_>]) -> Vec<String> {
+    let mut refusals = Vec::new();
+    let here: Vec<_> = retired.iter().filter(|(folder, ..)| is_below(name, folder)).collect();
+    let mut is_inside = false;
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim_start();
+        let doc =
+            line.strip_prefix("///").or_else(|| line.strip_prefix("//!")).map(str::trim_start);
+        // Only the first line of a comment opens it.
+        let opening = doc
+            .filter(|_| !is_inside)
+            .and_then(|doc| LEANING.iter().find(|o| doc.starts_with(**o)));
+        is_inside = doc.is_some();
+        if let Some(opening) = opening {
+            let why = "leans on another comment: name the thing";
+            refusals.push(format!("{name}:{number}: `{}` {why}", opening.trim_end()));
+        }
+        let code = if doc.is_some() { "" } else { line.split("//").next().unwrap_or_default() };
+        for (_, identifier, word) in
+            here.iter().filter(|(_, identifier, _)| has_word(code, identifier))
+        {
+            refusals.push(format!("{name}:{number}: `{identifier}` is retired: {word}"));
+        }
+    }
+    refusals
+}
+
+fn is_below(name: &str, folder: &str) -> bool {
+    name.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// Whether an identifier stands in a line of code.
+fn has_word(code: &str, identifier: &str) -> bool {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == identifier)
+}
+
+/// All Rust files below a folder.
+fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let (mut files, mut folders) = (Vec::new(), vec![folder.to_path_buf()]);
+    while let Some(next) = folders.pop() {
+        let entries =
+            fs::read_dir(&next).with_context(|| format!("cannot list {}", next.display()))?;
+        for entry in entries {
+            let path = entry?.path();
+            let is_built = path.file_name().is_some_and(|name| name == "target");
+            if path.is_dir() && !is_built {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusals(text: &str) -> Vec<String> {
+        refused(
+            "src/a.rs",
+            text,
+            &retired("src  Letter  Message\nelsewhere  Box  crate\n").unwrap(),
+        )
+    }
+
+    #[test]
+    fn leaning_comments_are_refused() {
+        let refused = refusals(
+            "/// Those that wait.\nstruct A;\n/// Ranks.\n/// Those that wait come last.\nstruct B;",
+        );
+        assert_eq!(refused, ["src/a.rs:1: `Those` leans on another comment: name the thing"]);
+    }
+
+    #[test]
+    fn retired_identifiers_are_refused_where_they_stood() {
+        let refused =
+            refusals("let x: Letter = Box::new(y); // a Letter\n/// A Letter.\nlet Letters = 1;");
+        assert_eq!(refused, ["src/a.rs:1: `Letter` is retired: Message"]);
+    }
+
+    #[test]
+    fn the_list_can_be_read() {
+        assert!(retired(RETIRED).unwrap().len() > 20);
+        assert!(retired("one\n").is_err());
+    }
+}
