@@ -218,16 +218,19 @@ mod ranks {
     /// To the bit what threads do.
     #[test]
     fn they_train_as_threads() {
-        for options in [
-            "--schedule chimera",
-            "--schedule chimera --shard-optimizer",
-            "--schedule 1f1b --depth 2 --width 2 --precision bf16",
+        const IN_BF16: &str = "--schedule 1f1b --depth 2 --width 2 --precision bf16";
+        for (options, transport) in [
+            ("--schedule chimera", "nccl"),
+            ("--schedule chimera --shard-optimizer", "nccl"),
+            (IN_BF16, "nccl"),
+            (IN_BF16, "mpi"),
         ] {
             let options = format!("--device cuda {options}");
-            let over_nccl = format!("{options} --transport nccl");
-            let ranks = train(&over_nccl, |line| start(&[], line).wait());
+            let over = format!("{options} --transport {transport}");
+            let ranks = train(&over, |line| start(&[], line).wait());
             let Ran { stdout, stderr, .. } = &ranks.ran;
-            assert!(stdout.contains("NCCL 2.30.99"), "{stdout}{stderr}");
+            let is_over_nccl = stdout.contains("NCCL 2.30.99");
+            assert_eq!(is_over_nccl, transport == "nccl", "{stdout}{stderr}");
             let threads = train_on_gpus(&[GPUS], &options);
             for key in ["loss", "grad_norm"] {
                 assert_eq!(ranks.numbers(key), threads.numbers(key), "{options}");
