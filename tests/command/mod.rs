@@ -54,6 +54,9 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// No command of a test takes so long, not even one on emulated GPUs beside others.
+const HANGS: Duration = Duration::from_secs(240);
+
 impl Running {
     /// Waits for the end. No command may hang, whatever it is given, nor end in a panic.
     pub(crate) fn wait(self) -> Ran {
@@ -65,7 +68,7 @@ impl Running {
 
     /// Waits for the end, which may be a panic.
     pub(crate) fn end(mut self) -> Ran {
-        let deadline = Instant::now() + Duration::from_secs(100);
+        let deadline = Instant::now() + HANGS;
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 break status;
