@@ -20,8 +20,8 @@ fn faults_are_caught() {
     use Fault::*;
     for (fault, cases) in [
         (Nothing, &[][..]),
-        (VecReversed, &["upload"]),
-        (CopyOverwrites, &["download_into"]),
+        (VecReversed, &["upload", "upload_words"]),
+        (CopyOverwrites, &["download_into", "upload_words"]),
         (CopiesSwapped, &["download_all"]),
         (FetchedLate, &["fetch"]),
         (ImportEmpty, &["import"]),

@@ -56,25 +56,23 @@ pub(super) fn download_all<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     trials.require(same, "several tensors", "other bits than those of each")
 }
 
-/// A tensor that goes as words of its type comes back.
+/// Rows of a tensor that go as words of their type come back.
 pub(super) fn words<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let device = trials.device;
-    for shape in [&COPIED[..], &EMPTY].concat() {
-        let data = f32s(&trials.normal(shape));
-        let tensor = device.upload(shape, &data)?;
-        let dtype = device.dtype(&tensor);
+    let data = f32s(&trials.normal(&[11, 7]));
+    let whole = device.upload(&[11, 7], &data)?;
+    for (start, len) in [(0, 11), (3, 4), (10, 1), (11, 0)] {
+        let (at, rows) = (format!("{len} rows from {start}"), device.rows(&whole, start, len)?);
+        let dtype = device.dtype(&rows);
         let mut words = vec![7.0];
-        device.download_words(&tensor, &mut words)?;
+        device.download_words(&rows, &mut words)?;
         let is_behind = words.remove(0) == 7.0;
-        let n_words = dtype.n_words(data.len());
-        trials.require(
-            is_behind && Some(words.len()) == n_words,
-            &format!("{shape:?}"),
-            "words are missing",
-        )?;
-        let came = device.upload_words(shape, dtype, words)?;
-        let same = device.shape(&came) == *shape && is_same(&device.download(&came)?, &data);
-        trials.require(same, &format!("{shape:?}"), "other bits than were sent")?;
+        let is_whole = is_behind && Some(words.len()) == dtype.n_words(7 * len);
+        trials.require(is_whole, &at, "words are missing")?;
+        let came = device.upload_words(&[len, 7], dtype, words)?;
+        let is_right = device.shape(&came) == [len, 7]
+            && is_same(&device.download(&came)?, &data[7 * start..7 * (start + len)]);
+        trials.require(is_right, &at, "other bits than were sent")?;
     }
     Ok(())
 }
