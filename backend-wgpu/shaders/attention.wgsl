@@ -29,7 +29,7 @@ fn factor(by: By, row_and_head: u32, key: u32) -> f32 {
     return select(0.0, by.kept, word >= by.threshold);
 }
 
-/// Those of one row for four keys.
+/// The factors of one row for four keys.
 fn of_keys(by: By, row_and_head: u32, keys: vec4<u32>) -> vec4<f32> {
     return vec4(
         factor(by, row_and_head, keys.x), factor(by, row_and_head, keys.y),
@@ -37,7 +37,7 @@ fn of_keys(by: By, row_and_head: u32, keys: vec4<u32>) -> vec4<f32> {
     );
 }
 
-/// Those of four rows for one key.
+/// The factors of four rows for one key.
 fn of_rows(by: By, rows_and_head: vec4<u32>, key: u32) -> vec4<f32> {
     return vec4(
         factor(by, rows_and_head.x, key), factor(by, rows_and_head.y, key),

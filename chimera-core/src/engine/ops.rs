@@ -57,6 +57,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let rules = self.job.program.rules();
         let is_recomputed = rules.is_recomputed(op.pipe, op.stage);
         let is_selective = is_recomputed && rules.is_selective(op.pipe, op.stage);
+        let keeps_input = is_recomputed && !is_selective;
         let weights = Arc::clone(self.version(op));
         let stage = &self.stages.held(op.stage).stage;
         // A stage that cannot cut what it saves saves it part by part.
@@ -67,7 +68,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let inputs = self.split_input(op, x, parts.len())?;
         let (mut outputs, mut grads, mut saved) = (Vec::new(), Vec::new(), Vec::new());
         for (part, x) in parts.iter().zip(inputs) {
-            let kept = x.clone();
+            let kept = if keeps_input { x.clone() } else { None };
             let batch = self.batch(part)?;
             let (output, of_part) = self.forward(part, &weights, &batch, x)?;
             match output {
@@ -77,7 +78,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                     grads.extend(self.split(part, grad)?.into_iter().map(Value::Tensor));
                 }
             }
-            if is_recomputed && !is_selective {
+            if keeps_input {
                 let kept = self.split_input(part, kept, usize::from(part.span.len))?;
                 saved.extend(kept.into_iter().map(|x| x.map_or(Value::Nothing, Value::Tensor)));
                 continue;

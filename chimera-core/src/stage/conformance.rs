@@ -140,10 +140,8 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Chain<'c, D, S> {
             let (dx, rest) = result.unwrap_or_else(|e| panic!("stage {n} backward: {e}"));
             assert_eq!(dx.is_none(), n == 0, "all stages but the first give the input's gradient");
             self.has_shape(stage.input_shape(samples[1]), dx.as_ref(), n, "gradient");
-            (dy, deferred) = (dx, {
-                deferred.push(rest);
-                deferred
-            });
+            dy = dx;
+            deferred.push(rest);
         }
         deferred.reverse();
         deferred
