@@ -199,7 +199,7 @@ impl Costs for StageCosts {
 /// Bytes of what one sample leaves at a stage, and of what its ops use while they run.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StageBytes {
-    /// Residuals.
+    /// Saved activations.
     pub saved: f64,
     /// The part of them that selective recomputation keeps.
     pub selected: f64,
@@ -215,7 +215,7 @@ pub struct StageBytes {
     pub forward: f64,
     /// As `forward`.
     pub recompute: f64,
-    /// As `forward`, of a recomputation from selected residuals.
+    /// As `forward`, of a recomputation from selected saved activations.
     pub restore: f64,
     /// As `forward`.
     pub backward: f64,

@@ -22,10 +22,10 @@ pub enum TokenKind {
     /// The gradient of the input of a stage, eaten by the previous stage's backward. That of stage `S`
     /// is the loss's own, made by the forward of the last stage.
     Gradient,
-    /// The residuals of a forward, eaten by its backward.
+    /// The saved activations of a forward, eaten by its backward.
     Saved,
-    /// What a forward keeps so that a [`Kind::Recompute`] can make the residuals: its input, or a part of
-    /// the residuals (see [`Rules::is_selective`]).
+    /// What a forward keeps so that a [`Kind::Recompute`] can make the saved activations: its input, or a part of
+    /// the saved activations (see [`Rules::is_selective`]).
     Kept,
     /// What the weight half of a backward needs of its input half.
     Deferred,
@@ -55,8 +55,8 @@ impl fmt::Display for Token {
         let name = match self.kind {
             TokenKind::Activation => "activation",
             TokenKind::Gradient => "gradient",
-            TokenKind::Saved => "residuals",
-            TokenKind::Kept => "kept input",
+            TokenKind::Saved => "saved activations",
+            TokenKind::Kept => "checkpointed input",
             TokenKind::Deferred => "deferred weight work",
             TokenKind::Version => "weight version",
         };
@@ -86,7 +86,7 @@ pub struct Effects {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rules {
     n_stages: u16,
-    /// `(pipe, stage)` whose forwards keep their input instead of their residuals, sorted.
+    /// `(pipe, stage)` whose forwards keep their input instead of their saved activations, sorted.
     recomputed: Vec<(PipeId, StageId)>,
     /// `(pipe, stage)` whose forwards keep a part of their saved activations, sorted.
     selective: Vec<(PipeId, StageId)>,
@@ -116,7 +116,7 @@ impl Rules {
         self.recomputed.binary_search(&(pipe, stage)).is_ok()
     }
 
-    /// Whether a forward of `stage` keeps a part of its residuals, if it is recomputed at all.
+    /// Whether a forward of `stage` keeps a part of its saved activations, if it is recomputed at all.
     pub fn is_selective(&self, pipe: PipeId, stage: StageId) -> bool {
         self.selective.binary_search(&(pipe, stage)).is_ok()
     }
@@ -210,11 +210,11 @@ mod tests {
         let r = rules(3);
         assert_eq!(
             show(&r, Kind::Forward, 0, Span::one(4)),
-            "[] -> [activation(pipe 0, stage 0, micro-batch 4), residuals(pipe 0, stage 0, micro-batch 4)]"
+            "[] -> [activation(pipe 0, stage 0, micro-batch 4), saved activations(pipe 0, stage 0, micro-batch 4)]"
         );
         assert_eq!(
             show(&r, Kind::Backward, 0, Span::one(4)),
-            "[residuals(pipe 0, stage 0, micro-batch 4), gradient(pipe 0, stage 1, micro-batch 4)] -> []"
+            "[saved activations(pipe 0, stage 0, micro-batch 4), gradient(pipe 0, stage 1, micro-batch 4)] -> []"
         );
     }
 
@@ -232,7 +232,7 @@ mod tests {
             show(&r, Kind::Forward, 2, Span { start: 2, len: 2 }),
             "[activation(pipe 0, stage 1, micro-batch 2-3)] -> \
              [gradient(pipe 0, stage 3, micro-batch 2), gradient(pipe 0, stage 3, micro-batch 3), \
-             residuals(pipe 0, stage 2, micro-batch 2), residuals(pipe 0, stage 2, micro-batch 3)]"
+             saved activations(pipe 0, stage 2, micro-batch 2), saved activations(pipe 0, stage 2, micro-batch 3)]"
         );
     }
 
@@ -259,11 +259,11 @@ mod tests {
         let r = rules(3);
         assert!(
             show(&r, Kind::Forward, 1, Span::one(0))
-                .ends_with("kept input(pipe 0, stage 1, micro-batch 0)]")
+                .ends_with("checkpointed input(pipe 0, stage 1, micro-batch 0)]")
         );
         assert_eq!(
             show(&r, Kind::Recompute, 1, Span::one(0)),
-            "[kept input(pipe 0, stage 1, micro-batch 0)] -> [residuals(pipe 0, stage 1, micro-batch 0)]"
+            "[checkpointed input(pipe 0, stage 1, micro-batch 0)] -> [saved activations(pipe 0, stage 1, micro-batch 0)]"
         );
     }
 }

@@ -50,7 +50,7 @@ pub struct Trained {
     pub norms: Vec<f64>,
     /// How long each step took, in seconds, as its report has it.
     pub seconds: Vec<f64>,
-    /// By rank: bytes of weights, gradients, moments and residuals, by the memory model.
+    /// By rank: bytes of weights, gradients, moments and saved activations, by the memory model.
     pub bytes: Vec<u64>,
 }
 

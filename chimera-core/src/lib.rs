@@ -4,6 +4,7 @@
 //! Start at [`schedule`] (how schedules are made), [`effects`] (the one rule that everything follows
 //! from), [`lower`] (the only way to a runnable program) and [`engine`] (which runs one).
 
+mod activation_memory;
 pub mod analyze;
 mod collective;
 pub mod comm;
@@ -27,7 +28,6 @@ pub mod placement;
 pub mod program;
 pub mod render;
 pub mod request;
-mod residuals;
 pub mod schedule;
 pub mod search;
 mod shards;

@@ -17,7 +17,7 @@ pub enum Kind {
     BackwardInput,
     /// The half of the backward pass that adds to the gradient of the stage's weights.
     BackwardWeight,
-    /// The forward pass again, from the input that was kept, to make the residuals.
+    /// The forward pass again, from the input that was kept, to make the saved activations.
     Recompute,
 }
 
@@ -42,8 +42,8 @@ impl Kind {
         Kind::ALL.into_iter().find(|k| letter.chars().eq([k.letter()]))
     }
 
-    /// Whether the op needs the residuals of a forward.
-    pub fn eats_residuals(self) -> bool {
+    /// Whether the op needs the saved activations of a forward.
+    pub fn eats_saved(self) -> bool {
         matches!(self, Kind::Backward | Kind::BackwardInput)
     }
 

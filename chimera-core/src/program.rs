@@ -157,12 +157,12 @@ impl Program {
         self.channel_bound
     }
 
-    /// The most micro-batches whose residuals each worker holds at once.
+    /// The most micro-batches whose activations each worker holds at once.
     pub fn peaks(&self) -> &[f64] {
         &self.peaks
     }
 
-    /// The most micro-batches whose residuals any worker holds at once.
+    /// The most micro-batches whose activations any worker holds at once.
     pub fn peak(&self) -> f64 {
         self.peaks.iter().copied().fold(0.0, f64::max)
     }

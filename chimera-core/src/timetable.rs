@@ -23,7 +23,7 @@ pub struct Timetable {
     pub update: Update,
     /// What each worker does, in order.
     pub rows: Vec<Vec<Cell>>,
-    /// Stages of pipes whose forwards keep those residuals that are dear to make again, where others
+    /// Stages of pipes whose forwards keep those saved activations that are dear to make again, where others
     /// that are recomputed keep their input alone.
     pub selective: Vec<(PipeId, StageId)>,
     /// Whether a recomputation waits for what the cell behind it waits for, as in frameworks that
@@ -32,7 +32,7 @@ pub struct Timetable {
 }
 
 impl Timetable {
-    /// A synchronous timetable of whole micro-batches, which keeps all residuals.
+    /// A synchronous timetable of whole micro-batches, which keeps all saved activations.
     pub fn new(
         schedule: impl Into<String>,
         placement: Placement,

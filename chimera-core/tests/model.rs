@@ -218,7 +218,7 @@ fn without_targets_the_last_stage_gives_logits() {
 }
 
 #[test]
-fn residuals_are_counted_in_bytes() {
+fn activations_are_counted_in_bytes() {
     let config = config::<Gpt2>(false);
     let chain = Chain::<Gpt2>::make(&config, 1, 0.3);
     let (_, _, saved) = chain.forward(&chain.micro(0, 1));
@@ -242,7 +242,7 @@ fn residuals_are_counted_in_bytes() {
 
 /// What is foreseen is what stages hold, whatever the cut.
 #[test]
-fn residuals_of_every_stage_are_foreseen() {
+fn activations_of_every_stage_are_foreseen() {
     fn check<S: Model>(predictions: usize) {
         for n_stages in 1..=3 {
             let config = config::<S>(true);
@@ -269,7 +269,7 @@ fn residuals_of_every_stage_are_foreseen() {
     check::<Bert>(PREDICTIONS);
 }
 
-/// Gradients of residuals that were made again, in whole or in part, have the same bits.
+/// Gradients of saved activations that were made again, in whole or in part, have the same bits.
 fn what_is_selected_restores_the_rest<S: Model>(dropout: f64) {
     for n_stages in [1, 3] {
         let chain = Chain::<S>::make(&config::<S>(false), n_stages, 0.3).with_dropout(dropout);

@@ -184,7 +184,7 @@ fn split_backwards_of_one_pipe_have_their_closed_forms() {
             assert_eq!(split_of("gpipe", None), (gpipe, nf), "D={d} N={n}");
             let zb_h1 = if nf >= df { 3.0 * nf + df - 1.0 } else { 2.0 * df + 2.0 * nf - 1.0 };
             assert_eq!(split_of("dapple", None).0, zb_h1, "D={d} N={n}");
-            // With no more residuals than before, this is ZB-H1.
+            // With no more saved activations than before, this is ZB-H1.
             assert_eq!(split_of("dapple", Some(df)).0, zb_h1, "D={d} N={n}");
         }
     }
@@ -249,9 +249,9 @@ fn recomputing_on_demand_makes_backwards_longer() {
     }
 }
 
-/// Right before its backward, a recomputation is alone with its residuals.
+/// Right before its backward, a recomputation is alone with its saved activations.
 #[test]
-fn recomputing_leaves_one_micro_batch_of_residuals() {
+fn recomputing_leaves_one_micro_batch_of_activations() {
     for schedule in ["gpipe", "dapple", "gems", "chimera", "zb-h1"] {
         let again = recomputed(&timetable(schedule, &Shape::new(4, 8)), Hoist::By(0), None);
         let (program, _) = run(&again, &Lowering::default(), PLAIN);
@@ -262,9 +262,9 @@ fn recomputing_leaves_one_micro_batch_of_residuals() {
     assert_eq!(peak(&chunks), 0.5);
 }
 
-/// What forwards keep lives until the recomputation: as many inputs as there would be residuals without one.
+/// What forwards keep lives until the recomputation: as many inputs as there would be saved activations without one.
 #[test]
-fn inputs_are_kept_in_place_of_residuals() {
+fn inputs_are_kept_in_place_of_activations() {
     for schedule in ["gpipe", "dapple", "gems", "interleaved", "chimera", "dualpipe-v", "v-half"] {
         let t = timetable(schedule, &Shape::new(4, 8));
         let (plain, _) = run(&t, &Lowering::default(), PLAIN);
@@ -314,7 +314,7 @@ fn draw(
     let (program, timeline) = run(&t, &how, PLAIN);
     let joined = |peaks: &[f64]| peaks.iter().map(f64::to_string).collect::<Vec<_>>().join(" ");
     let kept = match hoist {
-        Some(_) => format!(", kept inputs {}", joined(&peak_kept(&program))),
+        Some(_) => format!(", checkpointed inputs {}", joined(&peak_kept(&program))),
         None => String::new(),
     };
     let drawing = text::timeline(&timeline);

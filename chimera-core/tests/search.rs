@@ -61,7 +61,7 @@ fn of_orders_as_short_the_one_that_holds_least_is_found() {
     assert_eq!((found.timetable.schedule.as_str(), found.progress.makespan), ("1f1b", 117.0));
 }
 
-/// Recomputed right before their backwards, both hold one micro-batch's residuals; GPipe keeps 32 inputs.
+/// Recomputed right before their backwards, both hold one micro-batch's saved activations; GPipe keeps 32 inputs.
 #[test]
 fn of_orders_that_hold_as_much_the_one_that_keeps_least_is_found() {
     let costs = |_: &Timetable| Ok::<_, Infallible>(UniformCosts::new(1.0, 2.0, 0.0));
@@ -184,7 +184,7 @@ fn placements() -> impl Strategy<Value = Placement> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever stages and pairs cost, and whether residuals are recomputed.
+    /// Whatever stages and pairs cost, and whether saved activations are recomputed.
     #[test]
     fn never_worse_than_any_start_nor_better_than_the_bound(
         placement in placements(),

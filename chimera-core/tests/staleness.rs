@@ -83,8 +83,8 @@ fn pass(pieces: &mut [Piece], micro: &Micro<'_>, group: usize, versions: &[usize
     let (mut x, mut saved, mut loss) = (None, Vec::new(), 0.0);
     for (piece, version) in pieces.iter().zip(versions) {
         let w = &piece.versions[*version];
-        let (output, residuals) = piece.stage.forward(w, micro, x.take()).expect("forward");
-        saved.push(residuals);
+        let (output, activations) = piece.stage.forward(w, micro, x.take()).expect("forward");
+        saved.push(activations);
         x = Some(match output {
             Output::Activation(y) => y,
             Output::Loss { loss: value, grad } => {

@@ -31,7 +31,7 @@ pub struct Metrics {
     /// Idle time over time times ranks.
     #[serde(deserialize_with = "number")]
     pub bubble_ratio: f64,
-    /// Bytes of weights, gradients, moments and residuals at their peak, over all ranks.
+    /// Bytes of weights, gradients, moments and saved activations at their peak, over all ranks.
     #[serde(default)]
     pub bytes: u64,
     /// Model FLOPs over what the workers' devices can do in that time, if that is known.
@@ -61,7 +61,7 @@ fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
 pub struct RankMetrics {
     /// Idle time over time.
     pub bubble_ratio: f64,
-    /// Bytes of weights, gradients, moments and residuals at their peak.
+    /// Bytes of weights, gradients, moments and saved activations at their peak.
     pub bytes: u64,
 }
 

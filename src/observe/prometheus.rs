@@ -119,7 +119,7 @@ fn page(metrics: &Metrics) -> String {
         ("step_seconds", "Time of the step", Some(metrics.step_s)),
         ("tokens_per_second", "Tokens trained per second", Some(metrics.tokens_per_s)),
         ("bubble_ratio", "Idle time over time times workers", Some(metrics.bubble_ratio)),
-        ("bytes", "Weights, gradients, moments and peak residuals", Some(metrics.bytes as f64)),
+        ("bytes", "Weights, gradients, moments and peak activations", Some(metrics.bytes as f64)),
         (
             "skipped_steps",
             "Steps whose gradient was not finite",

@@ -22,8 +22,8 @@ pub struct Need {
     pub state: f64,
     /// Weights and two moments, from which a checkpoint is written while training goes on.
     pub copy: f64,
-    /// What workers keep for backwards at once: residuals, inputs to recompute from, deferred weight work.
-    pub residuals: f64,
+    /// What workers keep for backwards at once: saved activations, inputs to recompute from, deferred weight work.
+    pub activations: f64,
     /// What is there beside them while the op that needs most runs: what its layers make, gradients among them, and
     /// logits until their backward.
     pub working: f64,
@@ -32,18 +32,18 @@ pub struct Need {
 impl Need {
     /// Memory of a part of all workers.
     pub(crate) fn times(self, part: f64) -> Need {
-        let Need { state, copy, residuals, working } = self;
+        let Need { state, copy, activations, working } = self;
         Need {
             state: state * part,
             copy: copy * part,
-            residuals: residuals * part,
+            activations: activations * part,
             working: working * part,
         }
     }
 
     /// All of it.
     pub fn total(&self) -> f64 {
-        self.state + self.copy + self.residuals + self.working
+        self.state + self.copy + self.activations + self.working
     }
 }
 
@@ -54,7 +54,7 @@ impl Add for Need {
         Need {
             state: self.state + other.state,
             copy: self.copy + other.copy,
-            residuals: self.residuals + other.residuals,
+            activations: self.activations + other.activations,
             working: self.working + other.working,
         }
     }
@@ -68,8 +68,8 @@ impl fmt::Display for Need {
         }
         write!(
             f,
-            ", {} for residuals and {} for logits and gradients of the op that runs",
-            size(self.residuals),
+            ", {} for saved activations and {} for logits and gradients of the op that runs",
+            size(self.activations),
             size(self.working)
         )
     }
@@ -132,7 +132,7 @@ pub(super) fn needs_at(
     let n_params = model.n_params() as f64;
     let copy = if config.save_every > 0 { n_params * 12.0 } else { 0.0 };
     let share = 1.0 / (n_workers as f64 * width);
-    let need = |(w, (residuals, used)): (usize, (f64, f64))| {
+    let need = |(w, (activations, used)): (usize, (f64, f64))| {
         let worker = WorkerId(w as u16);
         let versions = f64::from(program.weight_versions()[w]);
         let copies = versions + if config.shard_optimizer { 1.0 } else { 3.0 };
@@ -140,14 +140,14 @@ pub(super) fn needs_at(
         let held = |s: &StageId| params[s.index()].iter().map(Param::n_elements).sum::<usize>();
         let operands = |s: &StageId| memory[s.index()].operands * versions;
         let state = stages.iter().map(|s| held(s) as f64 * copies * 4.0 + operands(s)).sum::<f64>();
-        let working = used.max(sums[w]) - residuals;
-        Need { state: state + moments[w], copy: copy * share, residuals, working }
+        let working = used.max(sums[w]) - activations;
+        Need { state: state + moments[w], copy: copy * share, activations, working }
     };
     let Peaks { kept, used } = peaks;
     kept.iter().copied().zip(used.iter().copied()).enumerate().map(need).collect()
 }
 
-/// By worker: the bytes that sums of gradients take beside the gradients, when residuals are gone.
+/// By worker: the bytes that sums of gradients take beside the gradients, when saved activations are gone.
 fn sums(config: &Config, program: &Program, params: &[Vec<Param>]) -> Vec<f64> {
     let mut sums = vec![0.0; program.rows().len()];
     for (number, bucket) in (0..).map(BucketId).zip(program.buckets_of_update()) {
@@ -221,7 +221,7 @@ mod tests {
                     let width = run.config().width as f64;
                     let need = needs.into_iter().fold(Need::default(), Need::add).times(width);
                     let case = format!("{model} {schedule} {recompute} {split_backward}");
-                    assert_eq!((need.state + need.residuals).round() as u64, bytes, "{case}");
+                    assert_eq!((need.state + need.activations).round() as u64, bytes, "{case}");
                 }
             }
         }

@@ -102,7 +102,7 @@ fn what_cannot_be_searched_for_is_refused() {
         (
             "--memory-cap 0.5",
             3,
-            "no order was found that keeps to the residuals of 0.5 micro-batches",
+            "no order was found that keeps to the activations of 0.5 micro-batches",
         ),
         ("--pipes 3", 2, "they come in pairs"),
         ("--pipes 64", 2, "at most 4 down and 4 up"),

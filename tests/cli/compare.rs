@@ -157,7 +157,7 @@ fn what_does_not_fit_into_memory_is_left_out() {
         assert!(names.contains(&name), "{names:?}");
     }
     let (_, gpipe) = reasons.iter().find(|(name, _)| *name == "gpipe").expect("left out");
-    assert!(gpipe.starts_with("worker 0, cell 4: it holds the residuals of 5 micro-batches"));
+    assert!(gpipe.starts_with("worker 0, cell 4: it holds the activations of 5 micro-batches"));
     assert_eq!(entry(&capped, "1f1b")["speed_up"], 1.0);
     // Speed-up is over 1F1B even where 1F1B itself would not fit.
     let tight = json("--micro-batches 8 --memory-cap 1");
@@ -225,7 +225,7 @@ fn what_cannot_be_compared_is_refused() {
         ("missing.json", "missing.json: No such file"),
         (
             "--memory-cap 0",
-            "gpipe: worker 0, cell 0: it holds the residuals of 1 micro-batch at once",
+            "gpipe: worker 0, cell 0: it holds the activations of 1 micro-batch at once",
         ),
     ] {
         let ran = chimera(&format!("schedule compare {options}"));

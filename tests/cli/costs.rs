@@ -78,7 +78,7 @@ fn costs_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn more_residuals_than_the_cap_are_refused_where_they_are() {
+fn more_activations_than_the_cap_are_refused_where_they_are() {
     let folder = folder();
     let file = folder.path().join("chimera.json");
     let shown = chimera("schedule show chimera --json");
@@ -87,7 +87,7 @@ fn more_residuals_than_the_cap_are_refused_where_they_are() {
     for command in ["simulate chimera", "schedule show chimera", &check] {
         let ran = chimera(&format!("{command} --memory-cap 3.5"));
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(3), ""), "{}", ran.stderr);
-        let refused = "worker 2, cell 3: it holds the residuals of 4 micro-batches at once, more than \
+        let refused = "worker 2, cell 3: it holds the activations of 4 micro-batches at once, more than \
                        the limit of 3.5";
         assert!(ran.stderr.contains(refused) && ran.stderr.contains('^'), "{}", ran.stderr);
         assert_eq!(chimera(&format!("{command} --memory-cap 4")).code, Some(0));

@@ -35,14 +35,14 @@ fn makespans_are_those_of_the_rules() {
     }
 }
 
-/// The cap is of residuals; what forwards keep is counted beside them.
+/// The cap is of saved activations; what forwards keep is counted beside them.
 #[test]
 fn kept_inputs_are_told() {
     let ran = chimera("simulate gpipe --depth 2 --micro-batches 4 --recompute full --memory-cap 1");
-    let first = "gpipe: makespan 19, bubble ratio 0.1579, residuals of at most 1 micro-batch(es), \
-                 kept inputs of at most 4, 8 messages";
+    let first = "gpipe: makespan 19, bubble ratio 0.1579, peak activations of 1 micro-batch, \
+                 checkpointed inputs of at most 4, 8 messages";
     assert_eq!(ran.stdout.lines().next(), Some(first));
-    assert!(ran.stdout.lines().nth(1).is_some_and(|line| line.ends_with("  kept inputs")));
+    assert!(ran.stdout.lines().nth(1).is_some_and(|line| line.ends_with("  checkpointed inputs")));
     let ran = chimera("simulate 1f1b --depth 2 --micro-batches 4 --recompute selective --json");
     let simulated: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
     let kept = [0, 1].map(|w| &simulated["workers"][w]["peak_kept_inputs"]);

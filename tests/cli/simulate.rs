@@ -109,7 +109,7 @@ fn a_window_without_a_flush_tells_its_steps_and_versions() {
     assert_eq!(simulated["steps"], 5);
     assert_eq!(simulated["weight_versions"], serde_json::json!([3, 2, 1]));
     let ran = chimera("simulate pipedream-2bw --depth 3 --micro-batches 4 --window 4");
-    let words = "makespan 54 of 4 steps, bubble ratio 0.1111, residuals of at most 3 micro-batch(es), \
+    let words = "makespan 54 of 4 steps, bubble ratio 0.1111, peak activations of 3 micro-batches, \
                  at most 2 versions of the weights, 64 messages";
     assert!(ran.stdout.contains(words), "{}", ran.stdout);
 }

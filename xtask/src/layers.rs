@@ -32,7 +32,7 @@ const STACKS: [Stack; 2] = [
             // What it means.
             "effects",
             "ledger",
-            "residuals",
+            "activation_memory",
             "costs",
             "program",
             "interp",

@@ -4,7 +4,7 @@
 //! worker that holds the stage; every op finds the tokens it eats; the messages of each channel are
 //! received in the order they are sent; no worker waits for ever, with channels of bounded capacity;
 //! all workers start reductions in one order, each after the worker's last gradient and exactly once
-//! before its step; nothing is left over; residuals stay under a limit, if one is given.
+//! before its step; nothing is left over; saved activations stay under a limit, if one is given.
 //!
 //! Of an asynchronous window the same holds for every update. Proven are moreover: the gradients of one
 //! update are never mixed with another's; every backward reads the version of the weights that its
@@ -18,12 +18,12 @@ use rustc_hash::FxHashMap;
 use super::deadlock::deadlock;
 use super::refusal::{Reason, Refusal, refusal};
 use super::versions::Versions;
+use crate::activation_memory::{ActivationMemory, is_within};
 use crate::effects::Token;
 use crate::ids::{BucketId, ChannelId, StageId, WorkerId};
 use crate::interp::{Group, Machine, Row, Stop, Values};
 use crate::op::{Cell, Op};
 use crate::program::{Bucket, Instr, Program};
-use crate::residuals::{Residuals, is_within};
 use crate::update::Update;
 
 /// What the proof finds out by the way.
@@ -57,7 +57,7 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
     let one = || vec![1; program.rows.len()];
     Ok(Proof {
         channel_bound: machine.bound,
-        peaks: machine.residuals.peaks(),
+        peaks: machine.activations.peaks(),
         weight_versions: machine.versions.map_or_else(one, Versions::peaks),
     })
 }
@@ -125,7 +125,7 @@ struct Checker<'p> {
     buckets_of: FxHashMap<(StageId, u32), Vec<BucketId>>,
     workers: Vec<SyncState>,
     n_agreed: usize,
-    residuals: Residuals,
+    activations: ActivationMemory,
     /// Of an asynchronous program, once it has updates.
     versions: Option<Versions>,
 }
@@ -157,7 +157,7 @@ impl<'p> Checker<'p> {
             buckets_of: Bucket::by_stage(&program.buckets),
             workers: vec![SyncState::default(); program.rows.len()],
             n_agreed: 0,
-            residuals: Residuals::new(&program.placement, program.units_per_micro),
+            activations: ActivationMemory::new(&program.placement, program.units_per_micro),
             versions,
         }
     }
@@ -220,7 +220,7 @@ impl Machine for Checker<'_> {
                 self.add_gradient(worker, &op)?;
             }
         }
-        let peak = self.residuals.run(worker, cell, &self.program.rules);
+        let peak = self.activations.run(worker, cell, &self.program.rules);
         match self.max_peak {
             Some(limit) if !is_within(peak, self.max_peak) => Err(Reason::Memory { peak, limit }),
             _ => Ok(made),

@@ -1,13 +1,13 @@
 //! How much memory each worker needs for backwards to come, and while an op runs.
 
+use crate::activation_memory::{ActivationMemory, Held, change, rounded};
 use crate::costs::StageBytes;
 use crate::effects::{Rules, Token, TokenKind};
 use crate::ids::WorkerId;
 use crate::op::Cell;
 use crate::program::{Instr, Program};
-use crate::residuals::{Held, Residuals, change, rounded};
 
-/// The most bytes that each worker of `program` holds at once of kept values (residuals, kept inputs, deferred
+/// The most bytes that each worker of `program` holds at once of kept values (saved activations, checkpointed inputs, deferred
 /// weight work), where a unit of a micro-batch has so many samples.
 pub fn peak_bytes(program: &Program, stages: &[StageBytes], samples: f64) -> Vec<f64> {
     let size = |token: &Token| match token.kind {
@@ -66,10 +66,10 @@ fn token_bytes(rules: &Rules, stages: &[StageBytes], samples: f64, token: &Token
 }
 
 /// The most micro-batches of which each worker of `program` holds at once what forwards keep for
-/// recomputations, counted like residuals: with `v` stages of a pipe on a worker each counts `1/v`.
+/// recomputations, counted like saved activations: with `v` stages of a pipe on a worker each counts `1/v`.
 pub fn peak_kept(program: &Program) -> Vec<f64> {
-    let residuals = Residuals::new(program.placement(), program.units_per_micro());
-    let kept = |worker, cell: &Cell| residuals.kept_change(worker, cell, program.rules());
+    let activations = ActivationMemory::new(program.placement(), program.units_per_micro());
+    let kept = |worker, cell: &Cell| activations.kept_change(worker, cell, program.rules());
     most_held(program, kept).into_iter().map(rounded).collect()
 }
 

@@ -141,9 +141,9 @@ pub enum Reason {
     /// A reduction, agreement or step stands where it may not.
     #[error("{0}")]
     Synchronisation(String),
-    /// A worker holds more residuals than allowed.
+    /// A worker holds more saved activations than allowed.
     #[error(
-        "it holds the residuals of {peak} micro-batch{} at once, more than the limit of {limit}",
+        "it holds the activations of {peak} micro-batch{} at once, more than the limit of {limit}",
         if *peak == 1.0 { "" } else { "es" }
     )]
     Memory {

@@ -13,7 +13,7 @@ pub(super) struct Record {
     pub(super) copy_s: f64,
     /// Seconds since the last agreement.
     pub(super) span_s: f64,
-    /// Bytes of weights, gradients, moments and residuals at their peak.
+    /// Bytes of weights, gradients, moments and saved activations at their peak.
     pub(super) bytes: f64,
     /// Whether it was asked to stop.
     pub(super) stop: bool,
@@ -88,7 +88,7 @@ impl Record {
 pub struct Load {
     /// Idle time over time.
     pub bubble_ratio: f64,
-    /// Bytes of weights, gradients and moments, and of what is kept for backwards (residuals, inputs,
+    /// Bytes of weights, gradients and moments, and of what is kept for backwards (saved activations, inputs,
     /// deferred weight work) at its peak.
     pub bytes: u64,
 }

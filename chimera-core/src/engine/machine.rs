@@ -45,7 +45,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
             let freed = self.kept_bytes(&effects.eats, mine.iter());
             let makes = self.run_op(&op, mine)?;
             let added = self.kept_bytes(&effects.makes, makes.iter());
-            self.steps.residuals.change(added, freed);
+            self.steps.activations.change(added, freed);
             made.extend(makes);
         }
         self.record(worker, Work::Cell(*cell), start);

@@ -14,9 +14,9 @@ use crate::stage::{Micro, Output, Stage};
 
 /// What a live token carries.
 pub(super) enum Value<S: Stage> {
-    /// An activation, a gradient, or a kept input.
+    /// An activation, a gradient, or a checkpointed input.
     Tensor(S::Tensor),
-    /// The kept input of the first stage: its ids come with the micro-batch.
+    /// The checkpointed input of the first stage: its ids come with the micro-batch.
     Nothing,
     /// Saved activations, whole or selected.
     Saved(S::Saved),

@@ -119,7 +119,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Bytes of weights in all their versions, gradients and moments, and of what is kept for backwards at
     /// its peak.
     fn bytes(&self) -> u64 {
-        self.state_bytes().iter().map(|(_, bytes)| bytes).sum::<u64>() + self.steps.residuals.peak
+        self.state_bytes().iter().map(|(_, bytes)| bytes).sum::<u64>() + self.steps.activations.peak
     }
 
     /// Bytes of what a rank holds all the time.

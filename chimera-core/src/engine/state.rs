@@ -44,7 +44,7 @@ pub(super) struct Steps<T> {
     pub(super) losses: Vec<(Op, T)>,
     /// By step: squared norms of the gradients of updates that wait for no agreement.
     pub(super) squared_norms: Vec<f64>,
-    pub(super) residuals: ResidualBytes,
+    pub(super) activations: ActivationBytes,
 }
 
 impl<T> Steps<T> {
@@ -55,7 +55,7 @@ impl<T> Steps<T> {
             n_updates: 0,
             losses: Vec::new(),
             squared_norms: Vec::new(),
-            residuals: ResidualBytes::default(),
+            activations: ActivationBytes::default(),
         }
     }
 
@@ -67,14 +67,14 @@ impl<T> Steps<T> {
     }
 }
 
-/// Bytes of what is kept for backwards to come: residuals, kept inputs, deferred weight work.
+/// Bytes of what is kept for backwards to come: saved activations, checkpointed inputs, deferred weight work.
 #[derive(Default)]
-pub(super) struct ResidualBytes {
+pub(super) struct ActivationBytes {
     pub(super) held: u64,
     pub(super) peak: u64,
 }
 
-impl ResidualBytes {
+impl ActivationBytes {
     /// After an op that made and ate so much.
     pub(super) fn change(&mut self, added: u64, freed: u64) {
         self.held = self.held + added - freed;

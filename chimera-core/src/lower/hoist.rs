@@ -1,18 +1,18 @@
 //! Where recomputations stand.
 //!
-//! Right before its backward a recomputation holds residuals for as short as can be, and runs while
+//! Right before its backward a recomputation holds saved activations for as short as can be, and runs while
 //! the worker waits for the gradient. Where there is no such wait, it can be hoisted into an earlier one
-//! (Liu et al., Mario, PPoPP 2025), for which residuals are held longer.
+//! (Liu et al., Mario, PPoPP 2025), for which saved activations are held longer.
 
 use std::fmt;
 use std::iter::successors;
 use std::str::FromStr;
 
+use crate::activation_memory::{ActivationMemory, is_within};
 use crate::costs::is_shorter;
 use crate::effects::Rules;
 use crate::ids::WorkerId;
 use crate::op::{Cell, Kind, Op};
-use crate::residuals::{Residuals, is_within};
 use crate::timetable::Timetable;
 
 /// Where in a row a recomputation stands.
@@ -22,7 +22,7 @@ pub enum Hoist {
     /// (see [`Timetable::on_demand`]).
     OnDemand,
     /// Up to so many cells earlier than right before its backward: not before its forward, and not where
-    /// residuals would exceed [`Lowering::max_peak`](super::Lowering::max_peak).
+    /// saved activations would exceed [`Lowering::max_peak`](super::Lowering::max_peak).
     By(usize),
     /// By the number of cells, up to D, with the least makespan, and the least of several such, of those
     /// that are tried: 1, 2, 4 and so on, and then around the best.
@@ -75,7 +75,7 @@ pub(super) fn shortest(most: usize, takes: impl Fn(usize) -> f64) -> usize {
     best.0
 }
 
-/// A cell, and the residuals that the worker holds before it and most while it runs.
+/// A cell, and the saved activations that the worker holds before it and most while it runs.
 #[derive(Clone, Copy)]
 struct Counted {
     cell: Cell,
@@ -92,13 +92,13 @@ pub(super) fn hoisted(
     limit: Option<f64>,
 ) -> Timetable {
     let rules = Rules::of(timetable);
-    let residuals = Residuals::new(&timetable.placement, timetable.units_per_micro);
+    let activations = ActivationMemory::new(&timetable.placement, timetable.units_per_micro);
     let mut all = timetable.clone();
     for (w, row) in (0..).map(WorkerId).zip(&mut all.rows) {
         let mut now = 0.0;
         let mut counted: Vec<Counted> = Vec::with_capacity(row.len());
         for &cell in row.iter() {
-            let (more, less) = residuals.change(w, &cell, &rules);
+            let (more, less) = activations.change(w, &cell, &rules);
             counted.push(Counted { cell, before: now, most: now + more });
             now += more - less;
             if let Cell::One(op) = cell
@@ -113,8 +113,8 @@ pub(super) fn hoisted(
     all
 }
 
-/// Moves the last of `row`, the recomputation `op` of so many residuals, past up to `cells` cells.
-fn move_up(row: &mut [Counted], op: &Op, residuals: f64, cells: usize, limit: Option<f64>) {
+/// Moves the last of `row`, the recomputation `op`, which adds `activations`, past up to `cells` cells.
+fn move_up(row: &mut [Counted], op: &Op, activations: f64, cells: usize, limit: Option<f64>) {
     let mut at = row.len() - 1;
     for _ in 0..cells {
         let Some(passed) = at.checked_sub(1).map(|before| row[before]) else { return };
@@ -122,11 +122,12 @@ fn move_up(row: &mut [Counted], op: &Op, residuals: f64, cells: usize, limit: Op
             let overlaps = f.span.start < op.span.units().end && op.span.start < f.span.units().end;
             f.kind == Kind::Forward && (f.pipe, f.stage) == (op.pipe, op.stage) && overlaps
         };
-        if passed.cell.ops().any(makes_it) || !is_within(passed.most + residuals, limit) {
+        if passed.cell.ops().any(makes_it) || !is_within(passed.most + activations, limit) {
             return;
         }
-        let (before, most) = (passed.before, passed.before + residuals);
-        row[at] = Counted { before: before + residuals, most: passed.most + residuals, ..passed };
+        let (before, most) = (passed.before, passed.before + activations);
+        row[at] =
+            Counted { before: before + activations, most: passed.most + activations, ..passed };
         at -= 1;
         row[at] = Counted { cell: Cell::One(*op), before, most };
     }

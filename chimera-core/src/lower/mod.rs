@@ -35,7 +35,7 @@ pub struct Lowering {
     pub barrier: bool,
     /// Sets of stages that share tensors; each is a bucket over the workers of all of them.
     pub tied: Vec<Vec<StageId>>,
-    /// The most micro-batches whose residuals a worker may hold at once.
+    /// The most micro-batches whose activations a worker may hold at once.
     pub max_peak: Option<f64>,
 }
 
@@ -119,7 +119,7 @@ impl Passes {
 
     /// The timetable that they make of `timetable`. Idle time is that at `costs`.
     ///
-    /// Where `how` gives no limit, both passes together hold no more residuals than neither: who recomputes
+    /// Where `how` gives no limit, both passes together hold no more saved activations than neither: who recomputes
     /// has no memory to spare for weight halves.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The pass that recomputes residuals instead of keeping them.
+//! The pass that recomputes saved activations instead of keeping them.
 
 use std::str::FromStr;
 
@@ -16,12 +16,12 @@ use crate::timetable::Timetable;
 /// What a forward keeps for its backward.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Recompute {
-    /// All residuals.
+    /// All saved activations.
     #[default]
     None,
     /// Its input alone: everything is computed again.
     Full,
-    /// The residuals that are dear to compute; the others are computed again.
+    /// The saved activations that are dear to compute; the others are computed again.
     Selective,
 }
 
@@ -79,7 +79,7 @@ fn insert(
     for row in &mut all.rows {
         let cells = std::mem::take(row);
         for cell in cells {
-            let backwards = cell.ops().filter(|op| op.kind.eats_residuals());
+            let backwards = cell.ops().filter(|op| op.kind.eats_saved());
             for op in backwards.filter(|op| asked(op) != Recompute::None) {
                 row.push(Op { kind: Kind::Recompute, ..op }.into());
             }

@@ -4,13 +4,13 @@
 use std::collections::VecDeque;
 
 use super::{Lowering, Rehearsal, rehearse};
+use crate::activation_memory::{ActivationMemory, is_within};
 use crate::analyze::{Refusal, Timeline, Work};
 use crate::costs::Costs;
 use crate::costs::is_shorter;
 use crate::effects::Rules;
 use crate::ids::WorkerId;
 use crate::op::{Cell, Kind, Op};
-use crate::residuals::{Residuals, is_within};
 use crate::timetable::Timetable;
 use crate::update::Update;
 
@@ -18,7 +18,7 @@ use crate::update::Update;
 ///
 /// A weight half goes into idle time behind its input half, as there is when the timetable runs at
 /// `costs`; those that find none go to the end of the row. At these costs the makespan is never longer
-/// than before. Residuals are held until the weight half is done, so more may be held than before, but no
+/// than before. Saved activations are held until the weight half is done, so more may be held than before, but no
 /// more than makes it shorter; under [`Lowering::max_peak`] weight halves run as early as that asks for.
 /// An asynchronous timetable updates weights all along: there they stay right behind their input halves.
 /// Backwards that are split already stay where they are, and pairs that take less time than their ops
@@ -47,7 +47,7 @@ pub fn split_backward(
     let (_, late) = rehearsed(rows.iter().map(|row| at_end(row)).collect())?;
     let room = Room {
         rules: Rules::of(timetable),
-        residuals: Residuals::new(&timetable.placement, timetable.units_per_micro),
+        activations: ActivationMemory::new(&timetable.placement, timetable.units_per_micro),
         costs,
     };
     // Often there is something as short that holds no more than before.
@@ -130,7 +130,7 @@ enum Fit {
 /// What decides where weight halves go.
 struct Room<'c, C> {
     rules: Rules,
-    residuals: Residuals,
+    activations: ActivationMemory,
     costs: &'c C,
 }
 
@@ -148,7 +148,7 @@ impl<C: Costs> Room<'_, C> {
         let (mut filled, mut left) = (Vec::with_capacity(2 * row.len()), VecDeque::new());
         let (mut clock, mut held) = (0.0, 0.0);
         for (split, &start) in row.iter().zip(starts) {
-            let (more, less) = self.residuals.change(worker, &split.cell, &self.rules);
+            let (more, less) = self.activations.change(worker, &split.cell, &self.rules);
             while let Some(&half) = left.front() {
                 let takes = self.costs.op(worker, &half);
                 let is_over = !is_within(held + more, limit);
@@ -161,7 +161,7 @@ impl<C: Costs> Room<'_, C> {
                 }
                 left.pop_front();
                 let cell = Cell::One(half);
-                held -= self.residuals.change(worker, &cell, &self.rules).1;
+                held -= self.activations.change(worker, &cell, &self.rules).1;
                 clock += takes;
                 filled.push(cell);
             }

@@ -6,7 +6,7 @@
 //! tensor, so that a model is the same however it is cut.
 //!
 //! Models are written with whole layers and hand-written gradients, not on autograd: a pipeline needs
-//! the input half and the weight half of each backward pass apart, residuals that can be moved, split
+//! the input half and the weight half of each backward pass apart, saved activations that can be moved, split
 //! and counted, and weights as arguments. A transformer has few layers, so this costs one page.
 
 mod bert;

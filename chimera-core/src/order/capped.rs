@@ -4,14 +4,14 @@ use rustc_hash::FxHashMap;
 
 use super::bound::{lower_bound, one_machine};
 use super::graph::Graph;
+use crate::activation_memory::ROUNDING;
 use crate::ids::{PipeId, StageId};
 use crate::op::{Cell, Kind};
-use crate::residuals::ROUNDING;
 
 /// No order of the graph's cells whose workers hold at most `max_peak` has a smaller makespan.
 ///
 /// A forward waits for the backward of an earlier micro-batch of its stage if the stage alone would hold too
-/// much. And a worker that may hold K residuals starts its (K+k)-th forward when k backwards have ended,
+/// much. And a worker that may hold K saved activations starts its (K+k)-th forward when k backwards have ended,
 /// whichever they are. So its forwards are taken in the order of their starts, without names: the k-th
 /// starts after k forwards' heads, and after as many backwards' earliest ends as the limit asks for, and
 /// the longest tails are left to the first, since any other way to share them out takes longer. With time
@@ -44,22 +44,22 @@ fn waits(graph: &Graph, max_peak: f64) -> Option<Vec<(u32, u32)>> {
         for op in node.cell.ops() {
             let lane = lanes.entry((op.pipe, op.stage)).or_default();
             let Lane { makers, eaters, is_mixed } = lane;
-            let (list, residuals) = match (node.adds > 0.0, node.frees > 0.0) {
+            let (list, activations) = match (node.adds > 0.0, node.frees > 0.0) {
                 (true, _) => (makers, node.adds),
                 (_, true) => (eaters, node.frees),
                 _ => continue,
             };
             let same_kind = list.last().is_none_or(|(kind, ..)| *kind == op.kind);
             *is_mixed |= !same_kind || matches!(node.cell, Cell::Pair(..));
-            list.push((op.kind, id, residuals));
+            list.push((op.kind, id, activations));
         }
     }
     let mut waits = Vec::new();
     for Lane { makers, eaters, .. } in lanes.into_values().filter(|lane| !lane.is_mixed) {
         let (mut made, mut eaten, mut n_eaten) = (0.0, 0.0, 0);
-        for (_, maker, residuals) in makers {
+        for (_, maker, activations) in makers {
             let before = made;
-            made += residuals;
+            made += activations;
             while made - eaten > max_peak + ROUNDING {
                 eaten += eaters.get(n_eaten)?.2;
                 n_eaten += 1;
@@ -73,8 +73,8 @@ fn waits(graph: &Graph, max_peak: f64) -> Option<Vec<(u32, u32)>> {
     Some(waits)
 }
 
-/// The cells of a stage of a pipe that change the residuals of its worker, in their order: kind, node, and
-/// how many residuals.
+/// The cells of a stage of a pipe that change the saved activations of its worker, in their order: kind, node, and
+/// how many saved activations.
 #[derive(Default)]
 struct Lane {
     /// Ops that add memory.
@@ -131,14 +131,14 @@ impl Worker {
     }
 }
 
-/// How many residuals each of the jobs changes, if all change as many and take equally long.
+/// How many saved activations each of the jobs changes, if all change as many and take equally long.
 fn alike(jobs: &[(Job, f64)]) -> Option<f64> {
-    let (first, residuals) = jobs.first()?;
-    let same = |(job, n): &(Job, f64)| job.takes == first.takes && n == residuals;
-    jobs.iter().all(same).then_some(*residuals)
+    let (first, activations) = jobs.first()?;
+    let same = |(job, n): &(Job, f64)| job.takes == first.takes && n == activations;
+    jobs.iter().all(same).then_some(*activations)
 }
 
-/// Takes the names from `makers`, of which each adds `made` residuals, and lets them wait for `eaters`,
+/// Takes the names from `makers`, of which each adds `made` saved activations, and lets them wait for `eaters`,
 /// of which each frees `eaten`.
 fn delay(makers: &mut [Job], made: f64, eaters: &[Job], eaten: f64, max_peak: f64) {
     let mut heads: Vec<f64> = makers.iter().map(|job| job.head).collect();

@@ -2,12 +2,12 @@
 
 use rustc_hash::FxHashMap;
 
+use crate::activation_memory::ActivationMemory;
 use crate::costs::Costs;
 use crate::effects::{Rules, Token};
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Cell, Kind, Op};
 use crate::placement::Placement;
-use crate::residuals::Residuals;
 use crate::timetable::Timetable;
 
 /// Every op of a step, in no useful order: micro-batches take turns between the pipes, and each row has
@@ -44,13 +44,13 @@ pub(crate) struct Node {
     pub(crate) worker: u16,
     /// How long it takes.
     pub(crate) takes: f64,
-    /// Residuals that it adds while it runs, in micro-batches, and those it frees at its end.
+    /// Saved activations that it adds while it runs, in micro-batches, and those it frees at its end.
     pub(crate) adds: f64,
     pub(crate) frees: f64,
     /// What it keeps for recomputations, in micro-batches, and what it drops of that at its end.
     pub(crate) keeps: f64,
     pub(crate) drops: f64,
-    /// Whose residuals it adds, and whose it frees: those of a pair are of two micro-batches.
+    /// Whose saved activations it adds, and whose it frees: those of a pair are of two micro-batches.
     pub(crate) added: Owner,
     pub(crate) freed: Owner,
 }
@@ -129,7 +129,7 @@ impl Graph {
     /// The graph of a timetable whose cells take what `costs` says.
     pub(crate) fn of(timetable: &Timetable, costs: &impl Costs) -> Graph {
         let rules = Rules::of(timetable);
-        let residuals = Residuals::new(&timetable.placement, timetable.units_per_micro);
+        let activations = ActivationMemory::new(&timetable.placement, timetable.units_per_micro);
         let mut nodes = Vec::with_capacity(timetable.n_ops());
         let mut makers: FxHashMap<Token, u32> = FxHashMap::default();
         let mut lanes: FxHashMap<(Kind, PipeId, StageId), u32> = FxHashMap::default();
@@ -139,8 +139,8 @@ impl Graph {
                 let id = nodes.len() as u32;
                 let worker = WorkerId(w as u16);
                 let takes = costs.cell(worker, cell);
-                let (adds, frees) = residuals.change(worker, cell, &rules);
-                let (keeps, drops) = residuals.kept_change(worker, cell, &rules);
+                let (adds, frees) = activations.change(worker, cell, &rules);
+                let (keeps, drops) = activations.kept_change(worker, cell, &rules);
                 let (added, freed) = owners(cell, timetable.units_per_micro.max(1));
                 for op in cell.ops() {
                     if let Some(before) = lanes.insert((lane(op.kind), op.pipe, op.stage), id) {
@@ -255,7 +255,7 @@ pub(crate) fn makespan(timetable: &Timetable, costs: &impl Costs) -> f64 {
     heads.iter().zip(&graph.nodes).map(|(head, node)| head + node.takes).fold(0.0, f64::max)
 }
 
-/// Whose residuals a cell adds and whose it frees. A pair that does only one of these has it by its first
+/// Whose saved activations a cell adds and whose it frees. A pair that does only one of these has it by its first
 /// op, or by the forward.
 fn owners(cell: &Cell, units_per_micro: u32) -> (Owner, Owner) {
     let owner = |op: &Op| Owner { micro: op.span.start / units_per_micro, pipe: op.pipe.0 };

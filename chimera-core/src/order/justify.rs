@@ -54,7 +54,7 @@ fn again(
     list(graph, &Keys { urgency, releases, patience }, limits)
 }
 
-/// The earliest starts for cells that are wanted at `starts`. What adds residuals begins at most `slack`
+/// The earliest starts for cells that are wanted at `starts`. What adds saved activations begins at most `slack`
 /// sooner: begun whenever there is room, it would take the room that another needs later. What keeps
 /// something for a recomputation begins no sooner either: there is always room for it, so it would pile up.
 pub(crate) fn releases(graph: &Graph, starts: &[f64], slack: f64) -> Vec<f64> {

@@ -5,15 +5,15 @@ use std::collections::BinaryHeap;
 
 use super::graph::{Edge, Graph, Node};
 use super::merit::Merit;
+use crate::activation_memory::ROUNDING;
 use crate::op::Cell;
-use crate::residuals::ROUNDING;
 
 /// What orders must keep to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Limits {
-    /// The most micro-batches whose residuals a worker may hold.
+    /// The most micro-batches whose activations a worker may hold.
     pub(crate) worker: Option<f64>,
-    /// The most micro-batches of one pipe whose residuals a worker may hold.
+    /// The most micro-batches of one pipe whose activations a worker may hold.
     pub(crate) pipe: Option<f64>,
 }
 
@@ -139,7 +139,7 @@ struct State<'g> {
     makespan: f64,
 }
 
-/// Residuals of one worker.
+/// Saved activations of one worker.
 #[derive(Clone)]
 struct Room {
     held: f64,
@@ -155,7 +155,7 @@ struct Share {
     pipe: u16,
     /// Cells that it has not run here.
     n_left: u32,
-    /// Residuals that they will add.
+    /// Saved activations that they will add.
     wants: f64,
     holds: f64,
 }
@@ -176,7 +176,7 @@ impl Room {
         }
     }
 
-    /// Whether the residuals that `node` adds leave room enough for every micro-batch, one after another
+    /// Whether the saved activations that `node` adds leave room enough for every micro-batch, one after another
     /// as they come, to run to its end and give back what it holds (Dijkstra's banker).
     fn has_for(&self, node: &Node, limits: &Limits) -> bool {
         let leaves = |most: Option<f64>, held: f64, pipe: Option<u16>| {

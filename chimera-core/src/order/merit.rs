@@ -1,16 +1,16 @@
 //! Which of two orders is the better one.
 
+use crate::activation_memory::ROUNDING;
 use crate::costs::is_shorter;
-use crate::residuals::ROUNDING;
 
 /// What an order is judged by.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Merit {
     pub(crate) makespan: f64,
-    /// The most micro-batches whose residuals any worker holds.
+    /// The most micro-batches whose activations any worker holds.
     pub(crate) peak: f64,
     /// The most micro-batches of which any worker holds what forwards keep for recomputations. It says
-    /// nothing of bytes beside residuals, which hang on the model, and so comes last.
+    /// nothing of bytes beside saved activations, which hang on the model, and so comes last.
     pub(crate) kept: f64,
 }
 
@@ -19,7 +19,7 @@ impl Merit {
     pub(crate) const NONE: Merit =
         Merit { makespan: f64::INFINITY, peak: f64::INFINITY, kept: f64::INFINITY };
 
-    /// Whether it is shorter, or as short and holds fewer residuals, or as many and keeps less, by more
+    /// Whether it is shorter, or as short and holds fewer saved activations, or as many and keeps less, by more
     /// than rounding.
     pub(crate) fn is_better_than(&self, other: &Merit) -> bool {
         if is_shorter(self.makespan, other.makespan) || is_shorter(other.makespan, self.makespan) {

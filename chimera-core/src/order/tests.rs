@@ -66,7 +66,7 @@ fn cells_wait_for_tokens_and_for_those_before_them_in_their_lane() {
 }
 
 #[test]
-fn residuals_of_a_pair_are_of_two_micro_batches() {
+fn activations_of_a_pair_are_of_two_micro_batches() {
     let timetable = find("dualpipe").expect("known").timetable(&Shape::new(2, 4)).expect("fits");
     let graph = Graph::of(&timetable, &COSTS);
     for graph in [&graph, &graph.reversed()] {

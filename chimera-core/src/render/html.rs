@@ -56,7 +56,7 @@ fn figures(program: &Program, timeline: &Timeline) -> String {
 fn workers(program: &Program, timeline: &Timeline) -> String {
     let mut table = String::from(
         "<table>\n<tr><th>worker</th><th>stages</th><th>busy</th><th>idle</th>\
-         <th>residuals, micro-batches</th></tr>\n",
+         <th>activations, micro-batches</th></tr>\n",
     );
     let makespan = timeline.makespan();
     for (worker, (busy, peak)) in timeline.busy().iter().zip(program.peaks()).enumerate() {

@@ -21,7 +21,7 @@ impl Schedule for Dapple {
     }
 
     fn about(&self) -> &'static str {
-        "one forward, one backward; GPipe's bubbles with the residuals of at most D micro-batches"
+        "one forward, one backward; GPipe's bubbles with the peak activations of D micro-batches"
     }
 
     fn source(&self) -> Source {

@@ -14,7 +14,7 @@ impl Schedule for Gems {
     }
 
     fn about(&self) -> &'static str {
-        "two mirrored pipes in turn; holds the residuals of one micro-batch, mostly idle"
+        "two mirrored pipes in turn; holds the activations of one micro-batch, mostly idle"
     }
 
     fn source(&self) -> Source {

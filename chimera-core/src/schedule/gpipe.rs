@@ -14,7 +14,7 @@ impl Schedule for GPipe {
     }
 
     fn about(&self) -> &'static str {
-        "all forwards, then all backwards; holds the residuals of all N micro-batches"
+        "all forwards, then all backwards; holds the activations of all N micro-batches"
     }
 
     fn source(&self) -> Source {

@@ -30,7 +30,7 @@ impl Greedy {
     }
 
     /// The timetable in which every op has its slot, squeezed: scheduled anew from both ends, and so that
-    /// workers that begin early end early where that costs nothing. With a finite slack no op adds residuals
+    /// workers that begin early end early where that costs nothing. With a finite slack no op adds saved activations
     /// before its slot, nor, while it is squeezed, more than `slack` sooner than before.
     pub(super) fn squeezed(
         self,

@@ -213,7 +213,7 @@ pub enum Scaling {
     /// Units of D micro-batches one after another, the next filling the bubbles of the last.
     Direct,
     /// Two forwards run where the plain unit has one, so that a forward slot costs as much as a
-    /// backward. Twice the residuals.
+    /// backward. Twice the activation memory.
     Doubling,
     /// A forward takes a whole micro-batch and each backward half of one.
     Halving,

@@ -12,7 +12,7 @@ impl Schedule for VHalf {
     }
 
     fn about(&self) -> &'static str {
-        "a V of two chunks per worker, backwards split; half of 1F1B's residuals"
+        "a V of two chunks per worker, backwards split; half of 1F1B's activation memory"
     }
 
     fn source(&self) -> Source {

@@ -12,7 +12,7 @@ impl Schedule for VMin {
     }
 
     fn about(&self) -> &'static str {
-        "a V of two chunks per worker, backwards split; a third of 1F1B's residuals"
+        "a V of two chunks per worker, backwards split; a third of 1F1B's activation memory"
     }
 
     fn source(&self) -> Source {

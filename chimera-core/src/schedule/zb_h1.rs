@@ -14,7 +14,7 @@ impl Schedule for ZbH1 {
     }
 
     fn about(&self) -> &'static str {
-        "1F1B with split backwards, weight halves late; a third of the bubbles, same residuals"
+        "1F1B with split backwards, weight halves late; a third of the bubbles, same activation memory"
     }
 
     fn source(&self) -> Source {

@@ -12,7 +12,7 @@ impl Schedule for ZbH2 {
     }
 
     fn about(&self) -> &'static str {
-        "ZB-H1 with twice the warm-up; no bubble within a worker's row, twice the residuals"
+        "ZB-H1 with twice the warm-up; no bubble within a worker's row, twice the activation memory"
     }
 
     fn source(&self) -> Source {

@@ -16,7 +16,7 @@ impl Schedule for ZbV {
     }
 
     fn about(&self) -> &'static str {
-        "a V of two chunks per worker, backwards split; no bubble inside, 1F1B's residuals"
+        "a V of two chunks per worker, backwards split; no bubble inside, 1F1B's activation memory"
     }
 
     fn source(&self) -> Source {

@@ -29,7 +29,7 @@ pub enum AutoError {
     Unfit(String),
     /// No order keeps to the memory limit.
     #[error(
-        "auto does not fit: no order was found that keeps to the residuals of {0} micro-batches: choose a \
+        "auto does not fit: no order was found that keeps to the activations of {0} micro-batches: choose a \
          larger --memory-cap, or more --search-time if it is 1 or more"
     )]
     Memory(f64),
@@ -146,7 +146,7 @@ impl fmt::Display for Where {
 }
 
 /// The shortest order found for a shape: never longer than any schedule of the table on the same
-/// placement that keeps to the memory limit. Backwards are split, and residuals recomputed wherever in
+/// placement that keeps to the memory limit. Backwards are split, and saved activations recomputed wherever in
 /// the row that is best, if `passes` say so; micro-batches are halved if the shape's scaling is halving.
 /// `observe` is told now and then.
 ///

@@ -22,7 +22,7 @@ use crate::timetable::Timetable;
 /// What bounds a search.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Search {
-    /// The most micro-batches whose residuals a worker may hold.
+    /// The most micro-batches whose activations a worker may hold.
     pub max_peak: Option<f64>,
     /// How many orders are tried. The same number and seed give the same result, unless time runs out.
     pub n_orders: u64,
@@ -70,7 +70,7 @@ pub struct Found {
 }
 
 /// Searches for a shorter order of the ops of any one of `starts`, each with its costs, than those of
-/// `starts` themselves, and of equally short ones for that which holds the residuals of fewer
+/// `starts` themselves, and of equally short ones for that which holds the saved activations of fewer
 /// micro-batches, and of these for that which keeps less for recomputations. Never returns anything worse than the best start under the memory limit that there was
 /// time for; `None` if not even one order keeps to it. `observe` is told now and then, and of every gain.
 pub fn search<C: Costs>(
@@ -350,7 +350,7 @@ impl Problem {
 
 /// How many mean ops a worker waits for a more urgent one.
 const PATIENCES: [f64; 5] = [0.0, 0.0, 0.5, 1.0, 2.0];
-/// How many mean ops earlier than before an op may begin that adds residuals.
+/// How many mean ops earlier than before an op may begin that adds saved activations.
 const SLACKS: [f64; 5] = [0.0, 1.0, 2.0, 4.0, f64::INFINITY];
 /// By how many mean ops keys are moved.
 const SHIFTS: [f64; 6] = [0.0, 0.5, 1.0, 2.0, 4.0, 8.0];

@@ -50,7 +50,7 @@ fn interleaved_has_its_closed_form() {
     }
 }
 
-/// Groups of k micro-batches (kFkB) cost residuals and room in the channels, and where messages
+/// Groups of k micro-batches (kFkB) cost saved activations and room in the channels, and where messages
 /// are free gain nothing.
 #[test]
 fn dapple_by_groups_has_its_closed_forms() {

@@ -125,16 +125,16 @@ impl<S: Model> Chain<S> {
         params.map(|p| self.weights[&p.name].clone()).collect()
     }
 
-    /// The loss, what the last stage begins with, and each stage's residuals.
+    /// The loss, what the last stage begins with, and each stage's saved activations.
     pub(crate) fn forward(&self, micro: &Micro<'_>) -> (f64, Tensor, Vec<S::Saved>) {
         let mut x = None;
-        let mut residuals = Vec::new();
+        let mut activations = Vec::new();
         for stage in &self.stages {
             let (output, saved) = stage.forward(&self.weights_of(stage), micro, x).unwrap();
-            residuals.push(saved);
+            activations.push(saved);
             match output {
                 Output::Activation(y) => x = Some(y),
-                Output::Loss { loss, grad } => return (loss.data[0], grad, residuals),
+                Output::Loss { loss, grad } => return (loss.data[0], grad, activations),
             }
         }
         panic!("the last stage gives a loss")

@@ -43,7 +43,7 @@ pub(crate) const HEADS: [&str; 6] =
     ["makespan", "speed-up", "bubble ratio", "peak", "copies", "messages"];
 
 /// What the words at the heads mean.
-const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose residuals a worker \
+const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose activations a worker \
                      holds; copies are those of the weights. All schedules cut the same model.";
 
 /// Schedules that ran, the fastest first, and those that could not.

@@ -95,7 +95,7 @@ fn page(comparison: &Comparison, elsewhere: &[Run]) -> Result<String> {
         "# Gallery\n\n\
          Every schedule, executed as early as possible with B = 2 F and free messages, without gradient\n\
          synchronisation, on one model: the forward of a D-th of it takes 1. Speed-up is over 1F1B at D = 4,\n\
-         N = 8; peak is the most micro-batches whose residuals a worker holds, copies those of the weights.\n\
+         N = 8; peak is the most micro-batches whose activations a worker holds, copies those of the weights.\n\
          Drawn by `cargo xtask gallery`.\n\n\
          ![All schedules on one scale of time](comparison.svg)\n\n",
     );

@@ -116,10 +116,10 @@ impl Plan {
 
     fn way(&self, way: &Candidate) -> Value {
         let Candidate { config, need, step_s, bubble_ratio, is_simulated } = way;
-        let Need { state, copy, residuals, working } = need;
+        let Need { state, copy, activations, working } = need;
         json!({
             "step_s": step_s, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
-            "bytes": {"state": state, "copy": copy, "residuals": residuals, "working": working, "total": need.total()},
+            "bytes": {"state": state, "copy": copy, "residuals": activations, "working": working, "total": need.total()},
             "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(), "scaling": way.scaling(),
             "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
             "recompute": way.recompute(), "shard_optimizer": config.shard_optimizer, "simulated": is_simulated,

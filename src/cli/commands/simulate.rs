@@ -77,7 +77,7 @@ impl Simulate {
         }
         let mut text = summary(&program, &timeline);
         text.push_str("\nworker      busy      idle  peak micro-batches");
-        text.push_str(if is_recomputed { "  kept inputs\n" } else { "\n" });
+        text.push_str(if is_recomputed { "  checkpointed inputs\n" } else { "\n" });
         for (w, ((busy, peak), kept)) in workers.enumerate() {
             let (busy, idle) = (figure(*busy), figure(makespan - busy));
             write!(text, "{w:>6} {busy:>9} {idle:>9}  {peak:>18}")?;

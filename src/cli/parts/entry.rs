@@ -101,7 +101,7 @@ impl Run {
         self.program.n_messages() / self.program.window().n_steps() as usize
     }
 
-    /// The most micro-batches whose residuals a worker holds.
+    /// The most micro-batches whose activations a worker holds.
     pub(crate) fn peak(&self) -> f64 {
         self.program.peak()
     }

@@ -34,16 +34,14 @@ pub(crate) fn proven(
 /// What has been proven of a program, and its figures.
 pub(crate) fn proof(program: &Program, timeline: &Timeline) -> String {
     format!(
-        "proven safe: every pass once, no deadlock with {} message(s) per channel, reductions in one \
-         order\n{}",
-        program.channel_bound(),
+        "proven safe: every pass once, no deadlock with {} per channel, reductions in one order\n{}",
+        counted(f64::from(program.channel_bound()), "message", "s"),
         summary(program, timeline),
     )
 }
 
 /// One line about a simulated step or window.
 pub(crate) fn summary(program: &Program, timeline: &Timeline) -> String {
-    let peak = program.peak();
     let makespan = figure(timeline.makespan());
     let steps = match program.window().n_steps() {
         1 => String::new(),
@@ -51,16 +49,22 @@ pub(crate) fn summary(program: &Program, timeline: &Timeline) -> String {
     };
     let kept = match peak_kept(program).into_iter().fold(0.0, f64::max) {
         0.0 => String::new(),
-        most => format!("kept inputs of at most {most}, "),
+        most => format!("checkpointed inputs of at most {most}, "),
     };
     let versions = match program.weight_versions().iter().max() {
         None | Some(1) => String::new(),
         Some(most) => format!("at most {most} versions of the weights, "),
     };
     format!(
-        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, residuals of at most {peak} micro-batch(es), {kept}{versions}{} messages",
+        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, peak activations of {}, {kept}{versions}{}",
         program.schedule(),
         timeline.bubble_ratio(),
-        program.n_messages(),
+        counted(program.peak(), "micro-batch", "es"),
+        counted(program.n_messages() as f64, "message", "s"),
     )
+}
+
+/// `1 message`, `2 messages`.
+fn counted(n: f64, unit: &str, plural: &str) -> String {
+    format!("{n} {unit}{}", if n == 1.0 { "" } else { plural })
 }

@@ -34,7 +34,7 @@ struct Args {
     /// Cost of a message
     #[arg(long, default_value_t = 0.0)]
     message: f64,
-    /// The most micro-batches whose residuals a worker may hold
+    /// The most micro-batches whose activations a worker may hold
     #[arg(long)]
     memory_cap: f64,
     /// A makespan that is known to be too short

@@ -16,7 +16,7 @@ pub struct Job {
     pub worker: usize,
     /// In units.
     pub takes: i64,
-    /// Residuals that it adds from its start on, in micro-batches; those it frees at its end if negative.
+    /// Saved activations that it adds from its start on, in micro-batches; those it frees at its end if negative.
     pub holds: f64,
 }
 
@@ -64,7 +64,7 @@ impl Problem {
                     op: *op,
                     worker: w,
                     takes: whole(costs.op(WorkerId(w as u16), op)),
-                    holds: residuals(&rules, op) / chunks as f64,
+                    holds: activations(&rules, op) / chunks as f64,
                 });
             }
         }
@@ -137,8 +137,8 @@ fn raise(values: &mut [i64], edges: &[Edge], asks: impl Fn(&Edge, &[i64]) -> (us
     }
 }
 
-/// What an op adds to the residuals its worker holds, in micro-batches through one stage.
-fn residuals(rules: &Rules, op: &Op) -> f64 {
+/// What an op adds to the saved activations its worker holds, in micro-batches through one stage.
+fn activations(rules: &Rules, op: &Op) -> f64 {
     let effects = rules.effects(op);
     let count = |tokens: &[Token]| {
         let held = |t: &&Token| matches!(t.kind, TokenKind::Saved | TokenKind::Deferred);

@@ -127,7 +127,7 @@ impl Started {
         here.map(|(i, job)| self.by(i, t) - self.by(i, t - job.takes)).sum()
     }
 
-    /// The residuals that a worker holds from `t` to `t + 1`, and the most it may.
+    /// The saved activations that a worker holds from `t` to `t + 1`, and the most it may.
     fn held(&self, problem: &Problem, worker: usize, t: i64) -> Option<(Expression, f64)> {
         let here = || problem.jobs.iter().enumerate().filter(|(_, job)| job.worker == worker);
         let least = here().map(|(_, job)| job.holds.abs()).filter(|h| *h > 0.0);

@@ -109,7 +109,7 @@ impl<D: Layers> BertStage<D> {
         w.first_chunk().expect("tensors of the embedding")
     }
 
-    /// From the stage's input through its blocks: the last one's output, and the residuals.
+    /// From the stage's input through its blocks: the last one's output, and the saved activations.
     fn through(
         &self,
         w: &[D::Tensor],

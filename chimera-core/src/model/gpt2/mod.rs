@@ -105,7 +105,7 @@ impl<D: Layers> Gpt2Stage<D> {
         Ok(SavedHead { x, stats, normed })
     }
 
-    /// From the stage's input through its blocks: the last one's output, and the residuals.
+    /// From the stage's input through its blocks: the last one's output, and the saved activations.
     fn through(
         &self,
         w: &[D::Tensor],

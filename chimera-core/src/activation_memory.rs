@@ -9,20 +9,20 @@ use crate::ids::{PipeId, WorkerId};
 use crate::op::Cell;
 use crate::placement::Placement;
 
-/// Counts residuals, worker by worker, as cells run.
+/// Counts saved activations, worker by worker, as cells run.
 ///
 /// The unit is one micro-batch through all stages that a worker holds of one pipe: with `v` stages of a
-/// pipe on a worker each counts `1/v`. Deferred weight work counts like the residuals it came from;
-/// what a forward keeps for a recomputation is no residuals, and is counted apart.
+/// pipe on a worker each counts `1/v`. Deferred weight work counts like the saved activations it came from;
+/// what a forward keeps for a recomputation is counted apart.
 #[derive(Clone, Debug)]
-pub(crate) struct Residuals {
+pub(crate) struct ActivationMemory {
     /// By worker and pipe of its own: what one unit of one stage counts.
     weights: Vec<FxHashMap<PipeId, f64>>,
     held: Held,
 }
 
-impl Residuals {
-    pub(crate) fn new(placement: &Placement, units_per_micro: u32) -> Residuals {
+impl ActivationMemory {
+    pub(crate) fn new(placement: &Placement, units_per_micro: u32) -> ActivationMemory {
         let n_workers = placement.n_workers();
         let mut weights: Vec<FxHashMap<PipeId, f64>> = vec![FxHashMap::default(); n_workers];
         for (p, pipe) in (0..).map(PipeId).zip(placement.pipes()) {
@@ -31,7 +31,7 @@ impl Residuals {
             }
         }
         weights.iter_mut().flat_map(HashMap::values_mut).for_each(|n| *n = 1.0 / *n);
-        Residuals { weights, held: Held::new(n_workers) }
+        ActivationMemory { weights, held: Held::new(n_workers) }
     }
 
     /// What a cell adds while it runs, and what it frees at its end.
@@ -83,7 +83,7 @@ pub(crate) fn is_within(held: f64, limit: Option<f64>) -> bool {
 }
 
 /// What a cell adds and frees. What an op makes is there before what it eats is freed, but the halves of
-/// a split backward hand the same residuals on.
+/// a split backward hand the same saved activations on.
 pub(crate) fn change(cell: &Cell, rules: &Rules, size: impl Fn(&Token) -> f64) -> (f64, f64) {
     let (mut more, mut less) = (0.0, 0.0);
     for op in cell.ops() {
