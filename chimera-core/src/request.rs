@@ -1,10 +1,10 @@
 //! From a request to a timetable and to a program: the one way for whoever draws, simulates or trains.
 
-use crate::analyze::Refusal;
+use crate::analyze::{Refusal, simulate};
 use crate::costs::Costs;
 use crate::lower::{Hoist, Lowering, Passes, lower_at};
 use crate::program::Program;
-use crate::schedule::{Schedule, Shape, Unfit};
+use crate::schedule::{Parameter, Scaling, Schedule, Shape, Unfit};
 use crate::search::{AutoError, Progress, Report, Search, Where, auto};
 use crate::timetable::Timetable;
 
@@ -43,7 +43,46 @@ pub struct Ordered {
 #[error("hoist {0} moves recomputations: choose recompute full or selective too")]
 pub struct MovesNothing(pub Hoist);
 
+/// Ops of a step above which scalings are compared by a shorter one.
+const MAX_COMPARED: usize = 1 << 16;
+
 impl Request<'_> {
+    /// Gives a schedule that reads [`Shape::scaling`], and has more micro-batches than workers, the shorter of direct and
+    /// halving scaling by `costs`, direct if they take as long. Doubling, which holds twice the activations, is not
+    /// taken unasked.
+    ///
+    /// # Errors
+    /// Those of `costs`, and [`Unfit`] if the schedule has no such shape.
+    pub fn take_shorter_scaling<C: Costs, E: From<Unfit>>(
+        &mut self,
+        costs: &impl Fn(&Timetable) -> Result<C, E>,
+    ) -> Result<(), E> {
+        let Shape { depth, n_micro_batches: n, .. } = self.shape;
+        let reads = |schedule: &dyn Schedule| schedule.reads().contains(&Parameter::Scaling);
+        let schedule = match &self.source {
+            Source::Schedule(schedule) if reads(*schedule) && n as usize > depth => *schedule,
+            _ => return Ok(()),
+        };
+        // A long step repeats what a shorter one does.
+        let n_compared = match depth.saturating_mul(n as usize) {
+            n_ops if n_ops > MAX_COMPARED && n as usize > 6 * depth => {
+                4 * depth as u32 + n % (2 * depth as u32)
+            }
+            _ => n,
+        };
+        let makespan = |scaling| -> Result<f64, E> {
+            let shape = Shape { scaling, n_micro_batches: n_compared, ..self.shape };
+            let timetable = schedule.timetable(&shape)?;
+            let costs = costs(&timetable)?;
+            let ordered = Ordered { timetable, passes: self.passes, search: None };
+            let program = ordered.program(&Lowering::default(), &costs);
+            Ok(program.map_or(f64::INFINITY, |program| simulate(&program, &costs).makespan()))
+        };
+        let is_shorter = makespan(Scaling::Halving)? < makespan(Scaling::Direct)? * (1.0 - 1e-9);
+        self.shape.scaling = if is_shorter { Scaling::Halving } else { Scaling::Direct };
+        Ok(())
+    }
+
     /// The timetable that is asked for. A search goes by `costs`, and `observe` is told of it.
     ///
     /// # Errors
@@ -123,6 +162,27 @@ mod tests {
             assert_eq!(ordered.search.is_none(), are_left, "{schedule}");
             let program = ordered.program(&Lowering::default(), &UniformCosts::EQUAL);
             assert_eq!(program.expect("proven").schedule(), schedule);
+        }
+    }
+
+    #[test]
+    fn chimera_takes_the_shorter_scaling() {
+        let taken = |shape: Shape, costs: UniformCosts| {
+            let source = Source::Schedule(find("chimera").expect("known"));
+            let mut request = Request { source, shape, passes: Passes::default() };
+            let costs = |_: &Timetable| Ok::<_, Unfit>(costs);
+            request.take_shorter_scaling(&costs).expect("fits");
+            request.shape.scaling
+        };
+        let doubled = |shape| Shape { scaling: Scaling::Doubling, ..shape };
+        for (shape, costs, scaling) in [
+            (Shape::new(8, 32), UniformCosts::PRACTICAL, Scaling::Halving),
+            (Shape::new(8, 80_000), UniformCosts::PRACTICAL, Scaling::Halving),
+            (Shape::new(8, 32), UniformCosts::EQUAL, Scaling::Direct),
+            (Shape::new(2, 8), UniformCosts::PRACTICAL, Scaling::Direct),
+            (doubled(Shape::new(4, 4)), UniformCosts::PRACTICAL, Scaling::Doubling),
+        ] {
+            assert_eq!(taken(shape, costs), scaling, "{shape:?}");
         }
     }
 

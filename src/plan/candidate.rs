@@ -2,11 +2,11 @@
 
 use chimera_core::analyze::Network;
 use chimera_core::lower::Recompute;
-use chimera_core::schedule::Scaling;
+use chimera_core::schedule::Parameter;
 
 use super::need::Need;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Settings};
+use crate::settings::{Config, Scaling, Settings};
 
 /// The ranks there are, all alike.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -53,13 +53,18 @@ impl Candidate {
             ("schedule", true),
             ("micro-batches", true),
             ("micro-batch-size", true),
-            ("scaling", config.scaling != Scaling::Direct),
+            ("scaling", config.micro_batches > config.depth && self.reads_scaling()),
             ("recompute", config.recompute != Recompute::None),
             ("shard-optimizer", config.shard_optimizer),
         ];
         let chosen = chosen.into_iter().filter(|(_, is_told)| *is_told);
         let values = chosen.filter_map(|(key, _)| Some((key, config.value(key)?.0)));
         values.fold(said.clone(), |settings, (key, value)| settings.with(key, value))
+    }
+
+    fn reads_scaling(&self) -> bool {
+        let Config { schedule, depth, .. } = &self.config;
+        matches!(schedule, Named::Schedule(s) if *depth > 1 && s.reads().contains(&Parameter::Scaling))
     }
 
     /// How its schedule scales, by name.

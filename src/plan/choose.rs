@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, ensure};
 use chimera_core::lower::Recompute;
-use chimera_core::schedule::{SCHEDULES, Scaling, Schedule, Shape, find};
+use chimera_core::schedule::Scaling::Direct;
+use chimera_core::schedule::{SCHEDULES, Schedule, Shape, find};
 use chimera_core::search::AUTO;
 use chimera_core::update::Update;
 use rayon::prelude::*;
@@ -15,7 +16,7 @@ use super::candidate::{Candidate, Cluster, Outcome, no_flush};
 use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::need::Need;
 use crate::settings::schedules::{ALONE, Named};
-use crate::settings::{Config, Origin};
+use crate::settings::{Config, Origin, Scaling};
 
 /// A pipeline with so many micro-batches for each worker idles for some hundredths of a step at most: more are only tried
 /// where memory asks for smaller ones.
@@ -245,6 +246,7 @@ fn ways(said: &Config, batch: usize, cluster: &Cluster) -> Vec<Vec<Config>> {
             continue;
         }
         for (schedule, scaling) in orders(depth, said) {
+            let is_direct = scaling == Scaling::Is(Direct);
             let of_size = |size: usize| {
                 RECOMPUTES.map(|recompute| {
                     let mut way = said.clone();
@@ -260,7 +262,7 @@ fn ways(said: &Config, batch: usize, cluster: &Cluster) -> Vec<Vec<Config>> {
                     && keeps("micro-batch-size", way.micro_batch_size == said.micro_batch_size)
                     && keeps("micro-batches", way.micro_batches == said.micro_batches)
                     && keeps("recompute", way.recompute == said.recompute)
-                    && (scaling == said.scaling || way.micro_batches > depth)
+                    && (is_direct || scaling == said.scaling || way.micro_batches > depth)
             };
             let sizes = divisors(samples).collect::<Vec<_>>().into_iter().rev();
             ways.push(sizes.flat_map(of_size).filter(is_kept).collect());
@@ -313,21 +315,22 @@ fn orders(depth: usize, said: &Config) -> Vec<(Named, Scaling)> {
             schedules.map(Named::Schedule).collect()
         }
     };
-    let mut orders = Vec::new();
-    for name in names {
-        let scaled = match &name {
-            Named::Schedule(schedule) if is_free(said, "scaling") => {
-                schedule.parameters(Shape::new(depth, 2))
-            }
-            _ => Vec::new(),
-        };
-        let others = scaled.into_iter().map(|(shape, _)| shape.scaling);
-        let others = others.filter(|scaling| *scaling != said.scaling);
-        orders.extend(
-            [said.scaling].into_iter().chain(others).map(|scaling| (name.clone(), scaling)),
-        );
-    }
-    orders
+    let is_open = is_free(said, "scaling") || said.scaling == Scaling::Auto;
+    let scalings = |name: &Named| match name {
+        Named::Schedule(schedule) if is_open => {
+            let scaled = schedule.parameters(Shape::new(depth, 2)).into_iter();
+            let mut scalings = vec![Scaling::Is(Direct)];
+            scalings.extend(scaled.map(|(shape, _)| Scaling::Is(shape.scaling)));
+            scalings.dedup();
+            scalings
+        }
+        _ => vec![said.scaling],
+    };
+    let of_name = |name: Named| {
+        let scalings = scalings(&name).into_iter();
+        scalings.map(move |scaling| (name.clone(), scaling)).collect::<Vec<_>>()
+    };
+    names.into_iter().flat_map(of_name).collect()
 }
 
 /// Whether it updates at a flush, as its smallest timetable tells.

@@ -28,8 +28,8 @@ pub use request::request;
 use request::request_of_window;
 
 use crate::device::Device;
-use crate::settings::Config;
 use crate::settings::schedules::Named;
+use crate::settings::{Config, Scaling};
 
 /// All of a run but its data.
 pub struct Plan {
@@ -60,6 +60,7 @@ impl Plan {
     /// With the timetable that a search has `found`, if it was elsewhere.
     pub(crate) fn with(config: Config, found: Option<Timetable>) -> Result<Plan> {
         let devices = Device::list(&config.device, config.depth)?;
+        let config = with_scaling(config)?;
         Plan::on(devices, config, |config, window| match found {
             // A search's timetable is as the passes would make it.
             Some(timetable) => Ok(Ordered { timetable, passes: Passes::default(), search: None }),
@@ -222,6 +223,19 @@ fn training(config: &Config) -> Training {
 /// What the settings name, but for the passes, which another recomputation alone makes others.
 pub(crate) fn timetable(config: &Config) -> Result<Timetable> {
     Ok(order(config, config.window)?.timetable)
+}
+
+/// The settings with the scaling that `auto` stands for: the shorter one, among those that micro-batches can have.
+fn with_scaling(mut config: Config) -> Result<Config> {
+    if config.scaling == Scaling::Auto {
+        let model = config.model();
+        let mut request = request_of_window(&config, config.window)?;
+        if config.micro_batch_size.is_multiple_of(2) {
+            request.take_shorter_scaling(&|timetable| costs(&config, &model, timetable))?;
+        }
+        config.scaling = Scaling::Is(request.shape.scaling);
+    }
+    Ok(config)
 }
 
 /// Refuses micro-batches that cannot be cut into so many units.

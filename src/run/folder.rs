@@ -136,9 +136,8 @@ impl Place {
         let had_metrics =
             first > 0 && path_before("metrics").map(Path::new) == config.metrics.as_deref();
         let open = || -> Result<_> {
-            if let Some(dir) = config.weights_dir(path) {
-                let is_own = config.save.is_none();
-                crate::formats::save::prepare(&dir, is_own || config.resume.is_some())?;
+            if let Some(dir) = &config.save {
+                crate::formats::save::prepare(dir, config.resume.is_some())?;
             }
             if let Some(dir) = &config.log {
                 let place = || format!("cannot write a log into {}", dir.display());

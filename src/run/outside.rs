@@ -5,6 +5,7 @@ use std::thread::available_parallelism;
 
 use anyhow::{Context, Result};
 use chimera_core::timetable::Timetable;
+use toml::{Table, Value};
 
 use super::launch::Launch;
 use crate::data::{Marks, Prepared, missing_ids};
@@ -59,6 +60,18 @@ impl Outside for OnDisk {
             false => prepared.vocab,
         };
         Ok(Some((path.to_path_buf(), prepared.name().to_string(), n_ids)))
+    }
+
+    fn before(&self, option: &str, resume: &str, out: Option<&Path>) -> Option<Value> {
+        let (_, manifest) = foreseen(resume, out).ok()??;
+        let setting = format!("value = {}", manifest.setting(option).ok()?);
+        setting.parse::<Table>().ok()?.remove("value")
+    }
+
+    /// Launchers give ranks cores, or are told not to.
+    fn has_cores(&self, n_workers: i64) -> bool {
+        let is_launched = Launch::found().is_some_and(|launch| launch.n_ranks > 1);
+        is_launched || available_parallelism().map_or(1, |n| n.get() as i64) >= n_workers
     }
 
     fn threads(&self, n_workers: i64) -> i64 {

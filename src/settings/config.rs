@@ -22,7 +22,7 @@ impl Config {
             n_micro_batches: u32::try_from(self.micro_batches).unwrap_or(u32::MAX),
             n_pipes: self.pipes,
             n_chunks: self.chunks,
-            scaling: self.scaling,
+            scaling: self.scaling.of_shape(),
             n_in_turn: self.in_turn,
             n_waves: self.waves,
             in_flight: self.in_flight,

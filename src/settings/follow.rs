@@ -73,6 +73,22 @@ pub(super) fn data(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
     Ok(())
 }
 
+/// Where no scaling is said, takes that of the run that is to go on, so that it goes on with the same bits; else lets
+/// workers that share cores scale directly, since smaller ops only cost them time.
+pub(super) fn scaling(merged: &mut Entries, outside: &dyn Outside) {
+    if !matches!(merged.get("scaling"), Some((_, Origin::Default))) {
+        return;
+    }
+    let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
+    let before = resume.and_then(|resume| outside.before("scaling", resume, out));
+    let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
+    let n_workers = whole("depth").saturating_mul(whole("width"));
+    let shares = || text(merged, "device") == Some("cpu") && !outside.has_cores(n_workers);
+    if let Some(scaling) = before.or_else(|| shares().then(|| "direct".into())) {
+        merged.insert("scaling", (scaling, Origin::Default));
+    }
+}
+
 /// Takes values from `what`, over defaults and presets; refuses others that were said.
 fn follow(
     merged: &mut Entries,

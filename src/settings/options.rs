@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::{Architecture, PRESETS};
-use chimera_core::schedule::Scaling;
 use chimera_core::search::Where;
 use toml::Value;
 
@@ -16,7 +15,7 @@ use super::option::Drawn::{Job, Memory, Passes, Shape};
 use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
-use super::{Opt, Origin, StepRange, Transport};
+use super::{Opt, Origin, Scaling, StepRange, Transport};
 use crate::device::Precision;
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
@@ -100,9 +99,9 @@ options! {
         /// Stages per worker of `interleaved`, or of `auto` on interleaved stages, v
         "chunks" chunks: usize =
             [value("v").also("virtual pipeline stages").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
-        /// How `chimera` schedules more micro-batches than workers: direct, doubling or halving; `auto` reads whether
-        /// micro-batches are halved
-        "scaling" scaling: Scaling = [value("MODE").is("direct").free().searched().drawn(Shape)];
+        /// How `chimera` schedules more micro-batches than workers: direct, doubling, halving, or auto for the shorter of
+        /// direct and halving; the schedule `auto` reads whether micro-batches are halved
+        "scaling" scaling: Scaling = [value("MODE").is("auto").free().searched().drawn(Shape)];
         /// Forwards in turn, and then backwards, of `1f1b`, k
         "in-turn" in_turn: u32 =
             [value("k").also("kFkB").whole(1, 1 << 20).is("1").free().searched().drawn(Shape)];

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use chimera_core::model::ModelConfig;
 use chimera_core::timetable::Timetable;
+use toml::Value;
 
 use super::Origin;
 
@@ -46,6 +47,17 @@ pub trait Outside {
     /// If its description cannot be read.
     fn ids(&self, _data: &[PathBuf], _is_bert: bool) -> Result<Option<(PathBuf, String, usize)>> {
         Ok(None)
+    }
+
+    /// What a run that goes on from the checkpoint `resume`, perhaps of `out`, had for an option; `None` if there is no
+    /// checkpoint, or it cannot be read, which is for the run to say.
+    fn before(&self, _option: &str, _resume: &str, _out: Option<&Path>) -> Option<Value> {
+        None
+    }
+
+    /// Whether each of so many workers has a core of its own.
+    fn has_cores(&self, _n_workers: i64) -> bool {
+        true
     }
 
     /// CPU threads of each of so many workers.

@@ -39,6 +39,7 @@ impl Layers {
         follow::timetable(&mut merged, outside)?;
         follow::model(&mut merged, outside)?;
         follow::data(&mut merged, outside)?;
+        follow::scaling(&mut merged, outside);
         for (key, value) in following(&merged, outside) {
             merged.entry(key).or_insert((value, Origin::Default));
         }

@@ -9,12 +9,11 @@ use std::str::FromStr;
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::Architecture;
-use chimera_core::schedule::Scaling;
 use chimera_core::search::Where;
 use toml::Value;
 
-use super::Transport;
 use super::schedules::{Named, names};
+use super::{Scaling, Transport};
 use crate::device::Precision;
 
 /// Which values an option may have.

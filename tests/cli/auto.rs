@@ -54,11 +54,17 @@ fn nothing_of_the_table_is_better() {
         ("--placement v --split-backward", &["zb-v", "v-half", "v-min", "dualpipe-v"]),
         ("--placement interleaved", &["interleaved"]),
         ("--placement wave --waves 1", &["hanayo"]),
-        ("--placement mirrored", &["chimera", "mixpipe", "gems", "chimera --scaling doubling"]),
+        (
+            "--placement mirrored",
+            &["chimera --scaling direct", "mixpipe", "gems", "chimera --scaling doubling"],
+        ),
         ("--placement mirrored", &["mixpipe --in-flight 4", "mixpipe --in-flight 6"]),
-        ("--pipes 4", &["chimera"]),
+        ("--pipes 4", &["chimera --scaling direct"]),
         ("--placement line --recompute full", &["gpipe", "dapple", "dapple --hoist auto"]),
-        ("--recompute full --memory-cap 2", &["chimera", "chimera --hoist auto", "gems"]),
+        (
+            "--recompute full --memory-cap 2",
+            &["chimera --scaling direct", "chimera --scaling direct --hoist auto", "gems"],
+        ),
         ("--placement line --forward 3,1,1,2 --message 1", &["1f1b", "1f1b --in-turn 3"]),
         ("--placement v --split-backward --pair 2", &["dualpipe-v", "zb-v"]),
         (

@@ -79,3 +79,24 @@ fn the_table_of_options_is_that_of_the_command() {
     let printed = chimera("config options").stdout;
     assert_eq!(table.trim(), printed.trim(), "put in what `chimera config options` prints");
 }
+
+/// Every command of these pages, and those behind `mpirun`, is one that the command line understands.
+#[test]
+fn commands_of_the_pages_are_command_lines() {
+    let pages = [include_str!("../../README.md"), include_str!("../../docs/howto.md")];
+    let mut n_lines = 0;
+    for page in pages.map(|page| page.replace("\\\n", " ")) {
+        let code = page.split("```").skip(1).step_by(2);
+        for line in code.flat_map(str::lines).filter(|line| !line.starts_with('#')) {
+            let Some((before, words)) = line.split_once("chimera ") else { continue };
+            if !before.is_empty() && !before.starts_with("mpirun") && before != "$ " {
+                continue; // a drawing's title
+            }
+            let words = words.split(['#', '>', '|']).next().unwrap_or_default().replace(" … ", " ");
+            let ran = chimera(&format!("{} --help", words.trim()));
+            assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
+            n_lines += 1;
+        }
+    }
+    assert!(n_lines > 30, "{n_lines}");
+}

@@ -49,8 +49,8 @@ fn orders_are_made_for_the_network() {
 /// Where only messages make workers idle, they have the time to start sums early.
 #[test]
 fn sums_start_early_where_workers_wait_for_messages() {
-    let job = "chimera --pipes 8 --depth 8 --micro-batches 16 --message 0.3 --width 4 --ranks-per-node 1 \
-               --between 0,1e-9 --gradient-bytes 5e8";
+    let job = "chimera --scaling direct --pipes 8 --depth 8 --micro-batches 16 --message 0.3 --width 4 \
+               --ranks-per-node 1 --between 0,1e-9 --gradient-bytes 5e8";
     let [opt, eager, at_end] = ["eager-opt", "eager", "at-end"].map(|sync| {
         let simulated = simulate(&format!("{job} --sync {sync}"));
         simulated["makespan"].as_f64().expect("a time")

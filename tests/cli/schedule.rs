@@ -98,7 +98,7 @@ fn show_draws_svg() {
 
 #[test]
 fn shown_json_has_the_form_that_was_promised() {
-    let plain = timetable("chimera --pipes 4");
+    let plain = timetable("chimera --pipes 4 --scaling direct");
     for (key, count) in [("depth", 4), ("stages", 4), ("pipes", 4), ("micro_batches", 5)] {
         assert_eq!(plain[key], count, "{key}");
     }
@@ -235,7 +235,7 @@ fn a_gallery_has_a_drawing_of_every_schedule() {
     ok(&format!("schedule gallery --out {}", folder.path().join("g").display()));
     let page = std::fs::read_to_string(folder.path().join("g/README.md")).expect("a page");
     let mut names: Vec<String> = SCHEDULES.iter().map(|s| s.name().to_string()).collect();
-    names.extend(["comparison", "chimera-pipes-4", "chimera-scaling-halving"].map(String::from));
+    names.extend(["comparison", "chimera-pipes-4", "chimera-scaling-direct"].map(String::from));
     for name in names {
         assert!(page.contains(&format!("({name}.svg)")), "{name}: {page}");
         let svg = std::fs::read_to_string(folder.path().join(format!("g/{name}.svg")));

@@ -48,7 +48,7 @@ fn shapes_that_no_schedule_has() {
     refuse("--schedule chimaera", "`schedule` is \"chimaera\": did you mean `chimera`?");
     refuse("--schedule zbv", "did you mean `zb-v`?");
     refuse("--schedule nothing", "it must be one of gpipe, 1f1b,");
-    refuse("--scaling tripling", "it must be one of direct, doubling, halving");
+    refuse("--scaling tripling", "it must be one of auto, direct, doubling, halving");
     refuse("--scaling halving --micro-batch-size 3", "choose an even one");
     for subcommand in ["simulate chimera", "schedule show chimera"] {
         for (options, hint) in [

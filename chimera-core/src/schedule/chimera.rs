@@ -29,7 +29,7 @@ impl Schedule for Chimera {
     }
 
     fn variants(&self) -> &'static [&'static str] {
-        &["", "--pipes 4", "--scaling doubling", "--scaling halving"]
+        &["", "--pipes 4", "--scaling direct", "--scaling doubling", "--scaling halving"]
     }
 
     /// The other scalings.

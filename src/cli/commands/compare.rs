@@ -82,12 +82,15 @@ impl Comparison {
     /// Runs all `entries` at one shape.
     pub(crate) fn of(entries: &[Entry], args: &ShapeArgs, costs: &CostArgs) -> Result<Comparison> {
         let shape = args.0.drawn()?.shape();
-        let (mut runs, mut refused, mut class) = (Vec::new(), Vec::new(), Class::Usage);
+        let (mut runs, mut refused, mut class) = (Vec::<Run>::new(), Vec::new(), Class::Usage);
         for entry in entries {
             match entry.run(costs) {
                 Ok(run) => match run.other_shape(&shape) {
                     Some(other) => refused.push((run.label, other)),
-                    None => runs.push(run),
+                    None => match runs.iter().find(|other| other.is_like(&run)) {
+                        Some(other) => refused.push((run.label, format!("as {}", other.label))),
+                        None => runs.push(run),
+                    },
                 },
                 Err(error) => match why_not(&error) {
                     Some(reason) => {

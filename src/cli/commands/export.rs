@@ -63,7 +63,11 @@ pub(crate) struct To {
 
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
-        let plan = Scheduled::of(&self.name, &self.shape, &self.costs)?;
+        let of = match self.format {
+            Format::PytorchCsv => Scheduled::of_whole_micro_batches,
+            _ => Scheduled::of,
+        };
+        let plan = of(&self.name, &self.shape, &self.costs)?;
         let program = plan.prove()?;
         self.to.write(&plan, &program, self.format)
     }

@@ -91,6 +91,12 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// Whether it is the same program as another.
+    pub(crate) fn is_like(&self, other: &Run) -> bool {
+        let figures = |run: &Run| (run.program.schedule().to_string(), run.makespan(), run.peak());
+        figures(self) == figures(other) && self.program.fingerprint() == other.program.fingerprint()
+    }
+
     /// Of one step; of an asynchronous schedule, its share of the window.
     pub(crate) fn makespan(&self) -> f64 {
         self.timeline.makespan() / f64::from(self.program.window().n_steps())

@@ -43,6 +43,7 @@ pub(crate) fn proof(program: &Program, timeline: &Timeline) -> String {
 /// One line about a simulated step or window.
 pub(crate) fn summary(program: &Program, timeline: &Timeline) -> String {
     let makespan = figure(timeline.makespan());
+    let halved = if program.units_per_micro() > 1 { ", backwards halved" } else { "" };
     let steps = match program.window().n_steps() {
         1 => String::new(),
         n => format!(" of {n} steps"),
@@ -56,7 +57,7 @@ pub(crate) fn summary(program: &Program, timeline: &Timeline) -> String {
         Some(most) => format!("at most {most} versions of the weights, "),
     };
     format!(
-        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, peak activations of {}, {kept}{versions}{}",
+        "{}{halved}: makespan {makespan}{steps}, bubble ratio {:.4}, peak activations of {}, {kept}{versions}{}",
         program.schedule(),
         timeline.bubble_ratio(),
         counted(program.peak(), "micro-batch", "es"),

@@ -17,8 +17,8 @@ use crate::cli::parts::network::NetworkArgs;
 use crate::cli::parts::progress::{TICK, spin};
 use crate::cli::parts::shape::{PassArgs, ShapeArgs};
 use crate::plan::request;
-use crate::settings::Config;
 use crate::settings::schedules::Named;
+use crate::settings::{Config, Scaling};
 
 /// A timetable after its passes, ready to be proven and simulated.
 pub(crate) struct Scheduled<C = StageCosts> {
@@ -33,7 +33,21 @@ impl Scheduled {
     /// What `name` stands for: a schedule at a shape, `auto`, or a file (`-` is standard input); its
     /// stages cost what `costs` says of each. Warns of options that it does not read.
     pub(crate) fn of(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
-        let config = drawn(name, shape, costs)?;
+        Scheduled::drawn(drawn(name, shape, costs)?, shape, costs)
+    }
+
+    /// As [`of`](Self::of), where micro-batches are only cut if the options say so.
+    pub(crate) fn of_whole_micro_batches(
+        name: &str,
+        shape: &ShapeArgs,
+        costs: &CostArgs,
+    ) -> Result<Scheduled> {
+        let mut config = drawn(name, shape, costs)?;
+        config.scaling = Scaling::Is(config.scaling.of_shape());
+        Scheduled::drawn(config, shape, costs)
+    }
+
+    fn drawn(config: Config, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
         let plan = Scheduled::with(&config, shape, &|timetable| costs.of_stages(timetable))?;
         shape.warn_of_unread(&config);
         Ok(plan)
@@ -82,7 +96,10 @@ impl<C: Costs> Scheduled<C> {
         shape: &ShapeArgs,
         costs: &impl Fn(&Timetable) -> Result<C>,
     ) -> Result<Scheduled<C>> {
-        let request = request(config)?;
+        let mut request = request(config)?;
+        if config.scaling == Scaling::Auto {
+            request.take_shorter_scaling(costs)?;
+        }
         if let Source::Timetable(timetable) = &request.source {
             shape.fit(&config.schedule, timetable)?;
         }

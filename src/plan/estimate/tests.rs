@@ -2,6 +2,8 @@ use chimera_core::analyze::Link;
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::{SCHEDULES, Scaling};
 
+use crate::settings::Scaling::Is;
+
 use super::*;
 use crate::run::outside::OnDisk;
 use crate::settings::Layers;
@@ -40,7 +42,7 @@ fn long_steps_are_what_shorter_ones_tell() {
             for (beta, n) in [(0.0, 16), (3e-7, 16), (3e-7, 25), (1e-6, 40)] {
                 let cluster = cluster(depth, beta);
                 let mut way = way(schedule, depth, n * depth + n % 2);
-                (way.scaling, way.recompute) = (scaling, recompute);
+                (way.scaling, way.recompute) = (Is(scaling), recompute);
                 let foreseen = fits(ConfigGroup::new(&cluster, true).outcome(way.clone()));
                 let simulated = fits(ConfigGroup::simulated(&cluster, true).outcome(way));
                 let Some((foreseen, simulated)) = foreseen.zip(simulated) else { continue };
