@@ -16,7 +16,7 @@ use super::resume::conflicts;
 use crate::formats::checkpoint::{AUTO, Checkpoint, Entry, Open, Store};
 use crate::formats::files::disk::part_of;
 use crate::formats::files::{self, io_fault, prepare_dir, replace, text_regular};
-use crate::observe::{EventFile, Metrics, history};
+use crate::observe::{Best, EventFile, Metrics, history};
 use crate::settings::Config;
 
 /// Longer settings are not those of a run.
@@ -28,6 +28,7 @@ pub struct Folder {
     metrics: BufWriter<File>,
     metrics_path: PathBuf,
     events: Option<EventFile>,
+    best: Option<Best>,
 }
 
 /// The folder of a run that is about to begin, which nobody else can write into.
@@ -149,7 +150,7 @@ impl Place {
                     .with_context(|| format!("cannot write event files to {}", dir.display()))
             });
             let events = events.transpose()?;
-            let metrics = if goes_on {
+            let (metrics, best) = if goes_on {
                 Behind {
                     path: &metrics_path,
                     first,
@@ -159,14 +160,15 @@ impl Place {
                 .open(warn)
                 .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
             } else {
-                fresh_file(&metrics_path, config.metrics.as_ref().map_or("--out", |_| "--metrics"))?
+                let option = config.metrics.as_ref().map_or("--out", |_| "--metrics");
+                (fresh_file(&metrics_path, option)?, None)
             };
             if let Some(trace) = config.trace.as_deref().filter(|_| !traced_before) {
                 fresh_file(trace, "--trace").inspect_err(|_| {
                     let _ = if goes_on { Ok(()) } else { remove_file(&metrics_path) };
                 })?;
             }
-            Ok((metrics, events))
+            Ok((metrics, best, events))
         };
         let is_fresh = config.resume.is_none() && !shown.exists();
         let has_checkpoints = |entries: Vec<Entry>| entries.iter().any(|entry| entry.is_whole);
@@ -187,9 +189,9 @@ impl Place {
                 let _ = remove_file(&shown); // it would mark the folder as taken
             })
         };
-        let (metrics, events) = opened?;
+        let (metrics, best, events) = opened?;
         self.remove_errors()?;
-        Ok(Folder { place: self, metrics: BufWriter::new(metrics), metrics_path, events })
+        Ok(Folder { place: self, metrics: BufWriter::new(metrics), metrics_path, events, best })
     }
 }
 
@@ -214,10 +216,16 @@ impl Folder {
         let text = serde_json::to_string(metrics)?;
         let written = writeln!(self.metrics, "{text}").and_then(|()| self.metrics.flush());
         written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?;
+        self.best = Best::of(self.best, metrics.step, metrics.validation_loss);
         if let Some(events) = &mut self.events {
             events.record(metrics).map_err(|e| io_fault("events", events.path(), &e))?;
         }
         Ok(())
+    }
+
+    /// The best validation loss of the run, before it was resumed too.
+    pub fn best_validation(&self) -> Option<Best> {
+        self.best
     }
 
     /// Whether the folder is still the one that this run began in.
@@ -333,10 +341,12 @@ struct Behind<'b> {
 }
 
 impl Behind<'_> {
-    /// Cuts the file to what is sound of the steps before, and opens it; `warn` is told of what is lost.
-    fn open(&self, warn: &dyn Fn(&str)) -> Result<File> {
+    /// Cuts the file to what is sound of the steps before, and opens it; `warn` is told of what is lost. Returns the
+    /// best validation loss in it, too.
+    fn open(&self, warn: &dyn Fn(&str)) -> Result<(File, Option<Best>)> {
         let Behind { path, first, is_named, had_metrics } = *self;
         let place = path.display();
+        let mut best = None;
         match history::before(path, first, is_named)? {
             None if had_metrics && !path.exists() => {
                 warn(&format!("{place} is missing: it begins anew at step {first}"))
@@ -348,6 +358,7 @@ impl Behind<'_> {
                     "no line of it is metrics of a step: it is not of this run; remove it, or choose another --metrics"
                 );
                 kept.cut(path, is_named)?;
+                best = kept.best;
                 if kept.n_damaged > 0 {
                     let n = kept.n_damaged;
                     warn(&format!(
@@ -361,7 +372,7 @@ impl Behind<'_> {
                 }
             }
         }
-        Ok(history::open(path, is_named)?)
+        Ok((history::open(path, is_named)?, best))
     }
 }
 

@@ -28,7 +28,7 @@ const LARGEST: (u16, u16) = (1000, 400);
 /// Follows a run in the terminal: loss, tokens per second, and bubble and memory of each rank; q quits
 #[derive(Args)]
 pub(crate) struct Top {
-    /// Folder of the run, at work or over
+    /// Folder of the run, active or finished
     #[arg(value_name = "RUN")]
     run: PathBuf,
     /// Prints what there is once, as where standard output is no terminal

@@ -156,7 +156,7 @@ impl Train {
             if let Some(prometheus) = prometheus {
                 prometheus.show(&metrics);
             }
-            progress.step(&metrics);
+            progress.step(&metrics, folder.best_validation());
             Ok(())
         });
         progress.finish();
