@@ -160,11 +160,14 @@ impl Place {
                 .open(warn)
                 .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
             } else {
-                let option = config.metrics.as_ref().map_or("--out", |_| "--metrics");
-                (fresh_file(&metrics_path, option)?, None)
+                let metrics = match &config.metrics {
+                    Some(named) => named_file(named, warn)?,
+                    None => fresh_file(&metrics_path)?,
+                };
+                (metrics, None)
             };
             if let Some(trace) = config.trace.as_deref().filter(|_| !traced_before) {
-                fresh_file(trace, "--trace").inspect_err(|_| {
+                named_file(trace, warn).inspect_err(|_| {
                     let _ = if goes_on { Ok(()) } else { remove_file(&metrics_path) };
                 })?;
             }
@@ -283,25 +286,49 @@ pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
     Ok(written.map_err(|e| io_fault("file", &path, &e))?)
 }
 
-/// A file of a run, in which an option puts it: one that is there belongs to another run, or to somebody else.
-fn fresh_file(path: &Path, option: &str) -> Result<File> {
-    let created = OpenOptions::new().write(true).create_new(true).open(path);
-    let is_device = || std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir());
-    match created {
-        Err(e) if e.kind() == ErrorKind::AlreadyExists && is_device() => {
-            OpenOptions::new().write(true).open(path)
-        }
-        opened => opened,
-    }
-    .map_err(|e| {
-        let taken = e.kind() == ErrorKind::AlreadyExists;
-        let hint = if taken {
-            format!(": is it of another run? choose another {option}")
-        } else {
-            String::new()
+/// A file in the folder of a run: one that is there belongs to another run, or to somebody else.
+fn fresh_file(path: &Path) -> Result<File> {
+    File::create_new(path).map_err(|e| {
+        let hint = match e.kind() {
+            ErrorKind::AlreadyExists => ": is it of another run? choose another --out",
+            _ => "",
         };
         anyhow::Error::new(e).context(format!("cannot write {}{hint}", path.display()))
     })
+}
+
+/// Opens an empty file where a user wants one. A file that is there is kept under another name, which `warn` is told.
+fn named_file(path: &Path, warn: &dyn Fn(&str)) -> Result<File> {
+    let cannot = || format!("cannot write {}", path.display());
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_file() || found.is_symlink() && path.is_file() => {
+            let kept = set_aside(path).with_context(cannot)?;
+            warn(&format!("{} existed and is kept as {}", path.display(), kept.display()));
+            File::create_new(path).with_context(cannot)
+        }
+        Ok(_) => OpenOptions::new().write(true).open(path).with_context(cannot), // a device or a pipe
+        Err(_) => File::create_new(path).with_context(cannot),
+    }
+}
+
+/// Renames a file to the first free one of `path.1`, `path.2`, …, and returns that.
+fn set_aside(path: &Path) -> std::io::Result<PathBuf> {
+    for number in 1..100_000 {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{number}"));
+        let kept = PathBuf::from(name);
+        // An empty file holds the name, so that nobody else's is replaced.
+        match File::create_new(&kept) {
+            Ok(_) => {
+                return rename(path, &kept).map(|()| kept.clone()).inspect_err(|_| {
+                    let _ = remove_file(&kept);
+                });
+            }
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(ErrorKind::AlreadyExists.into())
 }
 
 /// The file that marks a folder as a run's. Who wanted to go on with the one that is there is told how.
@@ -312,7 +339,7 @@ fn fresh_settings(path: &Path, store: &Store) -> Result<File> {
         "{} is a run with checkpoints: --resume auto goes on with it; or choose another --out",
         path.parent().unwrap_or(path).display()
     );
-    fresh_file(path, "--out")
+    fresh_file(path)
 }
 
 /// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.
