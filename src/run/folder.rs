@@ -146,7 +146,7 @@ impl Place {
                 prepare_dir(dir).with_context(place)?;
             }
             let events = config.tensorboard.as_deref().map(|dir| {
-                EventFile::create(dir, first)
+                EventFile::create(dir, first, &config.to_toml())
                     .with_context(|| format!("cannot write event files to {}", dir.display()))
             });
             let events = events.transpose()?;
