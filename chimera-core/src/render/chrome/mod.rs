@@ -2,13 +2,16 @@
 //!
 //! The format is Google's "Trace Event Format". Each worker is a process: a thread for compute and
 //! threads beside it for sums of gradients. An arrow goes from the op that makes a token to the op that
-//! eats it, where these are on two workers. What ran is shown with what its workers waited for, and each
+//! eats it, where these are on two workers. Counters show what a worker holds, and messages under way to it. What ran is shown with what its workers waited for, and each
 //! run of the program as one slice around its parts. A unit of time is shown as a second, as which measured
 //! timelines mean it.
+
+mod counters;
 
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
+use self::counters::counters;
 use super::rows;
 use crate::analyze::{Event, Timeline, Wait, Work};
 use crate::effects::{Token, TokenKind};
@@ -25,7 +28,9 @@ pub fn trace(program: &Program, timeline: &Timeline) -> String {
         events.extend(process(worker, &format!("worker {worker}")));
     }
     events.extend(slices(timeline, 0));
-    events.extend(arrows(program, timeline, 0, 0));
+    let travels = travels(program, timeline);
+    events.extend(arrows(&travels, 0, 0));
+    events.extend(counters(program, timeline, &travels, 0));
     written(&events)
 }
 
@@ -54,9 +59,10 @@ pub fn training(runs: &[Ran<'_>]) -> String {
         events.extend(steps(timeline, waits, first, *step, program.window().n_steps()));
         events.extend(slices(timeline, first));
         events.extend(waits.iter().map(|wait| wait_slice(wait, first)));
-        let arrows = arrows(program, timeline, first, n_arrows);
-        n_arrows += arrows.len() / 2;
-        events.extend(arrows);
+        let travels = travels(program, timeline);
+        events.extend(arrows(&travels, first, n_arrows));
+        n_arrows += travels.len();
+        events.extend(counters(program, timeline, &travels, first));
     }
     ranks.sort();
     ranks.dedup();
@@ -168,39 +174,52 @@ fn category(kind: Kind) -> &'static str {
     }
 }
 
-/// For each token that travels, the beginning and the end of an arrow, numbered from `first_id`; `first` is
-/// the process of worker 0.
-fn arrows(program: &Program, timeline: &Timeline, first: usize, first_id: usize) -> Vec<Value> {
+/// A token on its way from the cell that makes it to the cell of another worker that eats it.
+struct Travel<'t> {
+    token: Token,
+    from: &'t Event,
+    to: &'t Event,
+}
+
+/// All tokens that travel, in the order of the cells that eat them.
+fn travels<'t>(program: &Program, timeline: &'t Timeline) -> Vec<Travel<'t>> {
     let rules = program.rules();
     let cells = timeline.events.iter().filter_map(|event| match event.work {
         Work::Cell(cell) if event.end > event.start => Some((event, rules.cell_effects(&cell))),
         _ => None,
     });
+    let cells: Vec<_> = cells.collect();
     let mut makers: FxHashMap<Token, &Event> = FxHashMap::default();
-    for (event, effects) in cells.clone() {
-        makers.extend(effects.makes.iter().map(|token| (*token, event)));
+    for (event, effects) in &cells {
+        makers.extend(effects.makes.iter().map(|token| (*token, *event)));
     }
-    let travels = |token: &Token, event: &Event| {
-        let from = makers.get(token).copied().filter(|from| from.worker != event.worker)?;
-        Some((*token, from))
-    };
-    let mut arrows = Vec::new();
-    for (event, effects) in cells {
-        for (token, from) in effects.eats.iter().filter_map(|token| travels(token, event)) {
-            // An arrow belongs to the slice that its end lies in, so it begins just before the end.
-            let leaves = from.end - (from.end - from.start) / 100.0;
-            let id = first_id + arrows.len() / 2;
-            let end = |phase: &str, at: &Event, time: f64| {
-                json!({
-                    "ph": phase, "bp": "e", "id": id, "name": message(token.kind), "cat": "message",
-                    "pid": first + at.worker.index(), "tid": 0, "ts": time * MICROSECONDS,
-                })
-            };
-            arrows.push(end("s", from, leaves));
-            arrows.push(end("f", event, event.start));
+    let mut travels = Vec::new();
+    for (to, effects) in cells {
+        for token in effects.eats {
+            let from = makers.get(&token).copied().filter(|from| from.worker != to.worker);
+            travels.extend(from.map(|from| Travel { token, from, to }));
         }
     }
-    arrows
+    travels
+}
+
+/// The beginning and the end of an arrow for each token that travels, numbered from `first_id`; `first` is the
+/// process of worker 0.
+fn arrows(travels: &[Travel<'_>], first: usize, first_id: usize) -> Vec<Value> {
+    let arrow = |(id, Travel { token, from, to }): (usize, &Travel<'_>)| {
+        // An arrow belongs to the slice that its end lies in, so it begins just before the end.
+        let leaves = from.end - (from.end - from.start) / 100.0;
+        let args = json!({
+            "pipe": token.pipe.0, "stage": token.stage.0, "micro_batches": token.span.to_string(),
+        });
+        [("s", *from, leaves), ("f", *to, to.start)].map(|(phase, at, time)| {
+            json!({
+                "ph": phase, "bp": "e", "id": id, "name": message(token.kind), "cat": "message",
+                "pid": first + at.worker.index(), "tid": 0, "ts": time * MICROSECONDS, "args": args,
+            })
+        })
+    };
+    (first_id..).zip(travels).flat_map(arrow).collect()
 }
 
 fn message(kind: TokenKind) -> &'static str {
@@ -231,13 +250,13 @@ mod tests {
         }
     }
 
-    fn events(program: &Program) -> Vec<Value> {
+    pub(super) fn events(program: &Program) -> Vec<Value> {
         let trace = trace(program, &simulate(program, &WithSums));
         let trace: Value = serde_json::from_str(&trace).unwrap();
         trace["traceEvents"].as_array().unwrap().clone()
     }
 
-    fn program(schedule: &str, shape: Shape) -> Program {
+    pub(super) fn program(schedule: &str, shape: Shape) -> Program {
         let timetable = find(schedule).unwrap().timetable(&shape).unwrap();
         lower(&timetable, &Lowering::default()).unwrap()
     }
