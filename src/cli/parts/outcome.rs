@@ -7,6 +7,7 @@ use chimera_core::model::Objective;
 use chimera_core::render::{svg, text};
 use serde_json::json;
 
+use crate::cli::parts::drawing::screen;
 use crate::cli::parts::progress::Say;
 use crate::data::tokenizer::Tokenizer;
 use crate::run::evaluate::{Bert, Model, Sampling};
@@ -99,7 +100,7 @@ impl Outcome<'_> {
         };
         let workers = if d == 1 { "one worker".into() } else { format!("{d} workers") };
         say.line(&format!("{what} as it ran ({name}, {workers}, {:.3} s):", timeline.makespan()));
-        for line in text::scaled(timeline, 96).lines() {
+        for line in text::scaled_on(timeline, 96, screen(say.to_stderr, 2)).lines() {
             say.line(&format!("  {line}"));
         }
         if let Some(overhead) = overhead {
