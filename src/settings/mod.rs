@@ -30,6 +30,7 @@ use toml::Value;
 
 #[cfg(feature = "cli")]
 pub use args::options_of;
+pub use config::MODEL;
 pub use option::{Drawn, Opt, Resume};
 pub use options::{Config, OPTIONS};
 pub use origin::Origin;
