@@ -3,11 +3,11 @@
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::{MICROSECONDS, Travel};
+use super::{MICROSECONDS, Told, Travel};
 use crate::activation_memory::{ActivationMemory, rounded};
+use crate::analyze::memory::kept_bytes_change;
 use crate::analyze::{Timeline, Work};
 use crate::ids::WorkerId;
-use crate::program::Program;
 
 /// A counter of each worker: how it changes, and when.
 struct Counter {
@@ -56,15 +56,17 @@ impl Counter {
     }
 }
 
-/// The counters of all workers in one run of `program`, whose tokens travel as `travels` says.
+/// The counters of all workers in one run of a program, whose tokens travel as `travels` says. Kept values are
+/// counted in bytes where sizes are known, or else in micro-batches.
 pub(super) fn counters(
-    program: &Program,
+    told: &Told<'_>,
     timeline: &Timeline,
     travels: &[Travel<'_>],
     first: usize,
 ) -> Vec<Value> {
-    let n_workers = timeline.n_workers;
-    let mut memory = Counter::new("activation memory", "micro-batches", n_workers);
+    let (program, n_workers) = (told.program, timeline.n_workers);
+    let unit = if told.sizes.is_some() { "bytes" } else { "micro-batches" };
+    let mut memory = Counter::new("activation memory", unit, n_workers);
     let mut inputs = Counter::new("checkpointed inputs", "micro-batches", n_workers);
     let mut in_flight = Counter::new("micro-batches in flight", "micro-batches", n_workers);
     let mut under_way = Counter::new("messages under way", "messages", n_workers);
@@ -73,10 +75,16 @@ pub(super) fn counters(
     let is_known = |worker: WorkerId| worker.index() < program.placement().n_workers();
     for event in timeline.events.iter().filter(|event| is_known(event.worker)) {
         let Work::Cell(cell) = event.work else { continue };
-        let changes = [
-            (&mut memory, activations.change(event.worker, &cell, program.rules())),
-            (&mut inputs, activations.kept_change(event.worker, &cell, program.rules())),
-        ];
+        let (held, kept) = match told.sizes {
+            Some(sizes) => {
+                (kept_bytes_change(program, &sizes.bytes, sizes.samples, &cell), (0.0, 0.0))
+            }
+            None => (
+                activations.change(event.worker, &cell, program.rules()),
+                activations.kept_change(event.worker, &cell, program.rules()),
+            ),
+        };
+        let changes = [(&mut memory, held), (&mut inputs, kept)];
         for (counter, (more, less)) in changes {
             counter.change(event.worker, event.start, more);
             counter.change(event.worker, event.end, -less);
