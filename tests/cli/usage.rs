@@ -226,8 +226,11 @@ fn metrics_and_traces_that_exist_are_kept() {
     assert_eq!((read("x.jsonl.2"), read("t.json.3").len() > 100), (before, true));
     let dir = folder.path().join("dir");
     create_dir(&dir).expect("a folder");
-    let refused =
-        train(&folder, &folder.path().join("third"), &format!("--trace {}", dir.display()));
+    let refused = train(
+        &folder,
+        &folder.path().join("third"),
+        &format!("--trace {} --trace-steps 0..1", dir.display()),
+    );
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     assert!(refused.stderr.contains("cannot write") && dir.is_dir(), "{}", refused.stderr);
 }

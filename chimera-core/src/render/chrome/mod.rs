@@ -342,7 +342,7 @@ mod tests {
         assert_eq!((flops("forward"), flops("backward")), (vec![40.0, 80.0], vec![80.0, 160.0]));
         let arrows = events.iter().filter(|e| e["ph"] == "s");
         let bytes: Vec<_> = arrows.map(|e| e["args"]["bytes"].as_f64().unwrap()).collect();
-        assert_eq!(bytes, [28.0, 20.0]);
+        assert_eq!(bytes, [20.0, 28.0]); // the activation, then the gradient
         let is_memory = |e: &&Value| e["ph"] == "C" && e["name"] == "activation memory";
         let held: Vec<_> =
             events.iter().filter(is_memory).map(|e| e["args"]["bytes"].as_f64().unwrap()).collect();
