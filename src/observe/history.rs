@@ -33,6 +33,24 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
+/// The least validation loss of a run so far.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Best {
+    /// Steps that were done.
+    pub n_steps: u64,
+    /// The loss, in nats.
+    pub loss: f64,
+}
+
+impl Best {
+    /// The better of what was known and what came after `step`.
+    pub(crate) fn of(before: Option<Best>, step: u64, loss: Option<f64>) -> Option<Best> {
+        let is_better = |loss: &f64| !before.is_some_and(|best| best.loss <= *loss);
+        let best = loss.filter(|loss| loss.is_finite()).filter(is_better);
+        best.map(|loss| Best { n_steps: step.saturating_add(1), loss }).or(before)
+    }
+}
+
 /// What the metrics of a run have of the steps before a checkpoint.
 #[derive(Default, PartialEq, Debug)]
 pub(crate) struct Kept {
@@ -40,6 +58,8 @@ pub(crate) struct Kept {
     ranges: Vec<Range<u64>>,
     /// The last step of them.
     last: Option<u64>,
+    /// The least validation loss of them.
+    pub(crate) best: Option<Best>,
     /// Lines before the checkpoint that are not metrics of a step, or of one that comes too late.
     pub(crate) n_damaged: usize,
 }
@@ -50,15 +70,17 @@ impl Kept {
         #[derive(Deserialize)]
         struct Step {
             step: u64,
+            validation_loss: Option<f64>,
         }
         let (mut kept, mut lines) = (Kept::default(), Lines::of(from));
         let mut start = 0;
         while let Some(line) = lines.next_line()? {
             let end = start + line.len() as u64;
             match serde_json::from_slice(line) {
-                Ok(Step { step }) if step >= first => break,
-                Ok(Step { step }) if kept.last.is_none_or(|last| last < step) => {
+                Ok(Step { step, .. }) if step >= first => break,
+                Ok(Step { step, validation_loss }) if kept.last.is_none_or(|last| last < step) => {
                     kept.last = Some(step);
+                    kept.best = Best::of(kept.best, step, validation_loss);
                     match kept.ranges.last_mut() {
                         Some(range) if range.end == start => range.end = end,
                         _ => kept.ranges.push(start..end),
@@ -159,5 +181,14 @@ mod tests {
         let bytes = [line(0).as_bytes(), b"\xff\n", line(1).as_bytes(), b"\xff\0"].concat();
         let (content, kept) = kept(&bytes, 4);
         assert_eq!((content, kept.missing(4)), (steps(&[0, 1]).into_bytes(), 2..4));
+    }
+
+    #[test]
+    fn the_best_validation_loss_before_the_checkpoint_is_known() {
+        let line = |(step, loss)| format!("{{\"step\":{step},\"validation_loss\":{loss}}}\n");
+        let losses = [(0, "3.0"), (1, "null"), (2, "2.5"), (3, "2.5"), (4, "2.75"), (5, "1.0")];
+        let text: String = losses.map(line).concat();
+        let (_, kept) = kept(text.as_bytes(), 5);
+        assert_eq!(kept.best, Some(Best { n_steps: 3, loss: 2.5 }));
     }
 }

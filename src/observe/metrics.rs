@@ -19,6 +19,9 @@ pub struct Metrics {
     pub lr: f64,
     /// Tokens of the global batch.
     pub tokens: u64,
+    /// Tokens of this and all earlier steps.
+    #[serde(default)]
+    pub tokens_seen: u64,
     /// Seconds.
     #[serde(deserialize_with = "number")]
     pub step_s: f64,
@@ -34,6 +37,9 @@ pub struct Metrics {
     /// Bytes of weights, gradients, moments and saved activations at their peak, over all ranks.
     #[serde(default)]
     pub bytes: u64,
+    /// Bytes of the rank that holds the most.
+    #[serde(default)]
+    pub max_rank_bytes: u64,
     /// Model FLOPs over what the workers' devices can do in that time, if that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
@@ -82,11 +88,13 @@ impl Metrics {
             grad_norm,
             lr,
             tokens,
+            tokens_seen: step.saturating_add(1).saturating_mul(tokens),
             step_s,
             copy_s: (report.copy_s > 0.0).then_some(report.copy_s),
             tokens_per_s,
             bubble_ratio: report.bubble_ratio(),
             bytes: report.bytes(),
+            max_rank_bytes: report.ranks.iter().map(|rank| rank.bytes).max().unwrap_or(0),
             mfu: full_tokens_per_s.map(|full| tokens_per_s / full),
             skipped: report.n_skipped,
             validation_loss: report.validation_loss,

@@ -10,7 +10,7 @@ mod tensorboard;
 mod trace;
 
 pub use flight_recorder::Explain;
-pub use history::Lines;
+pub use history::{Best, Lines};
 pub(crate) use log::Log;
 pub use metrics::{Metrics, RankMetrics};
 pub use prometheus::Prometheus;

@@ -1,7 +1,7 @@
 //! Event files that TensorBoard reads.
 //!
 //! A file is a row of TFRecords (length, its checksum, bytes, their checksum), each an `Event` message of
-//! TensorFlow's `event.proto`. Four kinds of fields are all that scalars need, so they are written here.
+//! TensorFlow's `event.proto`. Four kinds of fields are all that scalars and a text need, so they are written here.
 
 use std::fs::{File, OpenOptions, create_dir_all};
 use std::io::{Result, Write};
@@ -12,6 +12,10 @@ use super::Metrics;
 
 /// The status of a `SessionLog` that begins.
 const START: u64 = 1;
+/// The `DataType` of strings.
+const STRING: u64 = 7;
+/// More ranks have no scalars of their own, since each would be a chart.
+const MAX_RANKS: usize = 64;
 
 /// An event file under way.
 pub(crate) struct EventFile {
@@ -20,9 +24,10 @@ pub(crate) struct EventFile {
 }
 
 impl EventFile {
-    /// Makes an event file in `folder`, which is made if it is not there, of steps from `first` on. What other
-    /// files there say of these steps TensorBoard then leaves aside: a run that is resumed trains them again.
-    pub(crate) fn create(folder: &Path, first: u64) -> Result<EventFile> {
+    /// Makes an event file in `folder`, which is made if it is not there, of steps from `first` on, with the `settings`
+    /// of the run as a text. What other files there say of these steps TensorBoard then leaves aside: a run that is
+    /// resumed trains them again.
+    pub(crate) fn create(folder: &Path, first: u64, settings: &str) -> Result<EventFile> {
         create_dir_all(folder)?;
         let name = format!("events.out.tfevents.{:.0}.{}", now_s(), std::process::id());
         let path = folder.join(name);
@@ -33,6 +38,8 @@ impl EventFile {
             let start = bytes_field(7, &varint_field(1, START));
             events.write(&[varint_field(2, first), start].concat())?;
         }
+        let markdown = format!("```toml\n{}\n```", settings.trim_end());
+        events.summary(first, &text("config", &markdown))?;
         Ok(events)
     }
 
@@ -44,29 +51,53 @@ impl EventFile {
     /// Adds the scalars of a step.
     pub(crate) fn record(&mut self, metrics: &Metrics) -> Result<()> {
         let scalars = [
-            ("loss", Some(metrics.loss)),
-            ("grad_norm", Some(metrics.grad_norm)),
-            ("lr", Some(metrics.lr)),
-            ("tokens_per_s", Some(metrics.tokens_per_s)),
-            ("bubble_ratio", Some(metrics.bubble_ratio)),
-            ("bytes", Some(metrics.bytes as f64)),
-            ("skipped", (metrics.skipped > 0).then_some(metrics.skipped as f64)),
-            ("mfu", metrics.mfu),
-            ("validation_loss", metrics.validation_loss),
-            ("perplexity", metrics.perplexity),
+            ("train/loss", Some(metrics.loss)),
+            ("train/grad_norm", Some(metrics.grad_norm)),
+            ("train/lr", Some(metrics.lr)),
+            ("train/tokens", Some(metrics.tokens_seen as f64)),
+            ("train/skipped", (metrics.skipped > 0).then_some(metrics.skipped as f64)),
+            ("val/loss", metrics.validation_loss),
+            ("val/perplexity", metrics.perplexity),
+            ("perf/step_s", Some(metrics.step_s)),
+            ("perf/tokens_per_s", Some(metrics.tokens_per_s)),
+            ("perf/mfu", metrics.mfu),
+            ("perf/bubble_ratio", Some(metrics.bubble_ratio)),
+            ("perf/bytes", Some(metrics.bytes as f64)),
+            ("perf/max_rank_bytes", Some(metrics.max_rank_bytes as f64)),
         ];
-        let value = |(tag, value): (&str, Option<f64>)| {
-            let value = [bytes_field(1, tag.as_bytes()), float_field(2, value? as f32)].concat();
-            Some(bytes_field(1, &value))
-        };
-        let summary: Vec<u8> = scalars.into_iter().filter_map(value).flatten().collect();
-        let event = [varint_field(2, metrics.step), bytes_field(5, &summary)].concat();
-        self.write(&event)
+        let mut summary: Vec<u8> =
+            scalars.into_iter().filter_map(|(tag, x)| Some(scalar(tag, x?))).flatten().collect();
+        if metrics.ranks.len() <= MAX_RANKS {
+            for (rank, load) in metrics.ranks.iter().enumerate() {
+                summary.extend(scalar(&format!("bubble_ratio/rank_{rank}"), load.bubble_ratio));
+                summary.extend(scalar(&format!("bytes/rank_{rank}"), load.bytes as f64));
+            }
+        }
+        self.summary(metrics.step, &summary)
+    }
+
+    fn summary(&mut self, step: u64, values: &[u8]) -> Result<()> {
+        self.write(&[varint_field(2, step), bytes_field(5, values)].concat())
     }
 
     fn write(&mut self, event: &[u8]) -> Result<()> {
         self.file.write_all(&record(&[double_field(1, now_s()), event.to_vec()].concat()))
     }
+}
+
+/// A number as a value of a summary.
+fn scalar(tag: &str, value: f64) -> Vec<u8> {
+    bytes_field(1, &[bytes_field(1, tag.as_bytes()), float_field(2, value as f32)].concat())
+}
+
+/// A text in Markdown as a value of a summary: a tensor of one string, for the plugin `text`.
+fn text(tag: &str, markdown: &str) -> Vec<u8> {
+    let one = bytes_field(2, &[]); // a shape without dimensions
+    let tensor = [varint_field(1, STRING), one, bytes_field(8, markdown.as_bytes())].concat();
+    let plugin = bytes_field(1, &bytes_field(1, b"text"));
+    let value =
+        [bytes_field(1, tag.as_bytes()), bytes_field(8, &tensor), bytes_field(9, &plugin)].concat();
+    bytes_field(1, &value)
 }
 
 fn now_s() -> f64 {
@@ -120,10 +151,100 @@ mod tests {
     #[test]
     fn a_file_that_goes_on_says_from_where() {
         let folder = tempfile::TempDir::new().unwrap();
-        let events = EventFile::create(folder.path(), 300).unwrap();
+        let events = EventFile::create(folder.path(), 300, "").unwrap();
         let bytes = std::fs::read(events.path()).unwrap();
         let start = [0x10, 0xac, 0x02, 0x3a, 0x02, 0x08, 0x01];
         assert!(bytes.windows(start.len()).any(|window| window == start), "{bytes:?}");
+    }
+
+    /// The fields of a message: of 4 or 8 bytes or any number of them, or a varint as its own bytes.
+    fn fields(mut rest: &[u8]) -> Vec<(u64, Vec<u8>)> {
+        fn varint(rest: &mut &[u8]) -> u64 {
+            let n = rest.iter().take_while(|byte| **byte >= 0x80).count() + 1;
+            let (bytes, after) = rest.split_at(n);
+            *rest = after;
+            bytes.iter().rev().fold(0, |value, byte| value << 7 | u64::from(byte & 0x7f))
+        }
+        let mut fields = Vec::new();
+        while !rest.is_empty() {
+            let key = varint(&mut rest);
+            let n = match key & 7 {
+                0 => {
+                    fields.push((key >> 3, varint(&mut rest).to_le_bytes().to_vec()));
+                    continue;
+                }
+                1 => 8,
+                2 => varint(&mut rest) as usize,
+                5 => 4,
+                other => panic!("wire type {other}"),
+            };
+            let (bytes, after) = rest.split_at(n);
+            fields.push((key >> 3, bytes.to_vec()));
+            rest = after;
+        }
+        fields
+    }
+
+    fn field_of(message: &[u8], number: u64) -> Option<Vec<u8>> {
+        fields(message).into_iter().find(|(n, _)| *n == number).map(|(_, content)| content)
+    }
+
+    /// The tag and content of each value of the summaries in a file, with the step.
+    fn values(file: &[u8]) -> Vec<(u64, String, Vec<u8>)> {
+        let mut values = Vec::new();
+        let mut rest = file;
+        while let Some((length, after)) = rest.split_first_chunk::<8>() {
+            let (event, after) = after[4..].split_at(u64::from_le_bytes(*length) as usize);
+            rest = &after[4..];
+            let step = field_of(event, 2)
+                .map_or(0, |step| u64::from_le_bytes(step.try_into().expect("eight bytes")));
+            for (_, value) in field_of(event, 5).iter().flat_map(|summary| fields(summary)) {
+                let tag = String::from_utf8(field_of(&value, 1).unwrap()).unwrap();
+                values.push((step, tag, value));
+            }
+        }
+        values
+    }
+
+    #[test]
+    fn settings_are_a_text_and_metrics_are_grouped_scalars() {
+        let line = r#"{"step":7,"loss":2.5,"grad_norm":1.0,"lr":0.001,"tokens":8,"tokens_seen":64,
+            "step_s":0.5,"tokens_per_s":16.0,"bubble_ratio":0.25,"bytes":5,"max_rank_bytes":3,"validation_loss":2.0,
+            "ranks":[{"bubble_ratio":0.125,"bytes":2},{"bubble_ratio":0.375,"bytes":3}]}"#;
+        let folder = tempfile::TempDir::new().unwrap();
+        let mut events = EventFile::create(folder.path(), 7, "depth = 2\n").unwrap();
+        events.record(&serde_json::from_str(line).unwrap()).unwrap();
+        let values = values(&std::fs::read(events.path()).unwrap());
+        let (step, tag, config) = &values[0];
+        assert_eq!((*step, tag.as_str()), (7, "config"));
+        let tensor = field_of(config, 8).unwrap();
+        assert_eq!(field_of(&tensor, 8).unwrap(), b"```toml\ndepth = 2\n```");
+        let plugin = field_of(&field_of(config, 9).unwrap(), 1).unwrap();
+        assert_eq!(field_of(&plugin, 1).unwrap(), b"text");
+        let number = |content: Vec<u8>| f32::from_le_bytes(content.try_into().unwrap());
+        let scalars: Vec<(&str, f32)> = values[1..]
+            .iter()
+            .map(|(_, tag, value)| (tag.as_str(), number(field_of(value, 2).unwrap())))
+            .collect();
+        assert_eq!(
+            scalars,
+            [
+                ("train/loss", 2.5),
+                ("train/grad_norm", 1.0),
+                ("train/lr", 0.001),
+                ("train/tokens", 64.0),
+                ("val/loss", 2.0),
+                ("perf/step_s", 0.5),
+                ("perf/tokens_per_s", 16.0),
+                ("perf/bubble_ratio", 0.25),
+                ("perf/bytes", 5.0),
+                ("perf/max_rank_bytes", 3.0),
+                ("bubble_ratio/rank_0", 0.125),
+                ("bytes/rank_0", 2.0),
+                ("bubble_ratio/rank_1", 0.375),
+                ("bytes/rank_1", 3.0),
+            ]
+        );
     }
 
     /// As TensorFlow's own writer frames and encodes an event (of no time).

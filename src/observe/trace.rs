@@ -8,7 +8,7 @@ use chimera_core::analyze::{Event, Timeline, Wait};
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use chimera_core::program::Program;
-use chimera_core::render::chrome::{self, Ran};
+use chimera_core::render::chrome::{self, Ran, Sizes};
 
 use crate::formats::files::io_fault;
 
@@ -17,6 +17,7 @@ pub(crate) struct Recorder<'p> {
     path: &'p Path,
     steps: Range<u64>,
     width: usize,
+    sizes: Sizes,
     state: Mutex<State<'p>>,
 }
 
@@ -38,8 +39,13 @@ pub(crate) struct Did<'p, 'w> {
 }
 
 impl<'p> Recorder<'p> {
-    pub(crate) fn new(path: &'p Path, steps: Range<u64>, width: usize) -> Recorder<'p> {
-        Recorder { path, steps, width, state: Mutex::default() }
+    pub(crate) fn new(
+        path: &'p Path,
+        steps: Range<u64>,
+        width: usize,
+        sizes: Sizes,
+    ) -> Recorder<'p> {
+        Recorder { path, steps, width, sizes, state: Mutex::default() }
     }
 
     /// Whether what was done in these steps is shown.
@@ -75,7 +81,7 @@ impl<'p> Recorder<'p> {
 
     fn write(&self, state: &mut State<'_>) -> Result<(), Fault> {
         state.is_written = true;
-        let text = chrome::training(&std::mem::take(&mut state.runs));
+        let text = chrome::training(&std::mem::take(&mut state.runs), Some(&self.sizes));
         std::fs::write(self.path, text).map_err(|e| io_fault("trace", self.path, &e))
     }
 }

@@ -14,6 +14,7 @@ use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Recompute};
 use chimera_core::model::{Cut, Memory, ModelConfig, cut};
 use chimera_core::program::{Instr, Program};
+use chimera_core::render::chrome::Sizes;
 use chimera_core::request::{Ordered, Request, Source};
 use chimera_core::search::Report;
 use chimera_core::stage::Param;
@@ -55,6 +56,17 @@ impl Plan {
     /// Checks settings, model and schedule, which it proves, and foresees the memory. Reads no data.
     pub fn make(config: Config) -> Result<Plan> {
         Plan::with(config, None)
+    }
+
+    /// What a trace says of the model beside its timeline.
+    pub(crate) fn sizes(&self) -> Sizes {
+        let Plan { config, model, cuts, .. } = self;
+        let flops = cuts.iter().map(|cut| model.forward_flops(cut, config.context));
+        Sizes {
+            bytes: self.memory.iter().map(|stage| stage.sample).collect(),
+            forward_flops: flops.collect(),
+            samples: config.micro_batch_size as f64 / f64::from(self.program.units_per_micro()),
+        }
     }
 
     /// With the timetable that a search has `found`, if it was elsewhere.

@@ -15,7 +15,7 @@ use super::runs::{RUNS, fresh};
 use crate::formats::checkpoint::{AUTO, Checkpoint, Entry, Open, Store};
 use crate::formats::files::disk::part_of;
 use crate::formats::files::{self, io_fault, prepare_dir, replace, text_regular};
-use crate::observe::{EventFile, Metrics, history};
+use crate::observe::{Best, EventFile, Metrics, history};
 use crate::settings::Config;
 
 /// Longer settings are not those of a run.
@@ -27,6 +27,7 @@ pub struct Folder {
     metrics: BufWriter<File>,
     metrics_path: PathBuf,
     events: Option<EventFile>,
+    best: Option<Best>,
 }
 
 /// The folder of a run that is about to begin, which nobody else can write into.
@@ -144,11 +145,11 @@ impl Place {
                 prepare_dir(dir).with_context(place)?;
             }
             let events = config.tensorboard.as_deref().map(|dir| {
-                EventFile::create(dir, first)
+                EventFile::create(dir, first, &config.to_toml())
                     .with_context(|| format!("cannot write event files to {}", dir.display()))
             });
             let events = events.transpose()?;
-            let metrics = if goes_on {
+            let (metrics, best) = if goes_on {
                 Behind {
                     path: &metrics_path,
                     first,
@@ -158,14 +159,18 @@ impl Place {
                 .open(warn)
                 .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
             } else {
-                fresh_file(&metrics_path, config.metrics.as_ref().map_or("--out", |_| "--metrics"))?
+                let metrics = match &config.metrics {
+                    Some(named) => named_file(named, warn)?,
+                    None => fresh_file(&metrics_path)?,
+                };
+                (metrics, None)
             };
             if let Some(trace) = config.trace.as_deref().filter(|_| !traced_before) {
-                fresh_file(trace, "--trace").inspect_err(|_| {
+                named_file(trace, warn).inspect_err(|_| {
                     let _ = if goes_on { Ok(()) } else { remove_file(&metrics_path) };
                 })?;
             }
-            Ok((metrics, events))
+            Ok((metrics, best, events))
         };
         let is_fresh = config.resume.is_none() && !shown.exists();
         let has_checkpoints = |entries: Vec<Entry>| entries.iter().any(|entry| entry.is_whole);
@@ -186,9 +191,9 @@ impl Place {
                 let _ = remove_file(&shown); // it would mark the folder as taken
             })
         };
-        let (metrics, events) = opened?;
+        let (metrics, best, events) = opened?;
         self.remove_errors()?;
-        Ok(Folder { place: self, metrics: BufWriter::new(metrics), metrics_path, events })
+        Ok(Folder { place: self, metrics: BufWriter::new(metrics), metrics_path, events, best })
     }
 }
 
@@ -213,10 +218,16 @@ impl Folder {
         let text = serde_json::to_string(metrics)?;
         let written = writeln!(self.metrics, "{text}").and_then(|()| self.metrics.flush());
         written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?;
+        self.best = Best::of(self.best, metrics.step, metrics.validation_loss);
         if let Some(events) = &mut self.events {
             events.record(metrics).map_err(|e| io_fault("events", events.path(), &e))?;
         }
         Ok(())
+    }
+
+    /// The best validation loss of the run, before it was resumed too.
+    pub fn best_validation(&self) -> Option<Best> {
+        self.best
     }
 
     /// Whether the folder is still the one that this run began in.
@@ -274,25 +285,49 @@ pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
     Ok(written.map_err(|e| io_fault("file", &path, &e))?)
 }
 
-/// A file of a run, in which an option puts it: one that is there belongs to another run, or to somebody else.
-fn fresh_file(path: &Path, option: &str) -> Result<File> {
-    let created = OpenOptions::new().write(true).create_new(true).open(path);
-    let is_device = || std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir());
-    match created {
-        Err(e) if e.kind() == ErrorKind::AlreadyExists && is_device() => {
-            OpenOptions::new().write(true).open(path)
-        }
-        opened => opened,
-    }
-    .map_err(|e| {
-        let taken = e.kind() == ErrorKind::AlreadyExists;
-        let hint = if taken {
-            format!(": is it of another run? choose another {option}")
-        } else {
-            String::new()
+/// A file in the folder of a run: one that is there belongs to another run, or to somebody else.
+fn fresh_file(path: &Path) -> Result<File> {
+    File::create_new(path).map_err(|e| {
+        let hint = match e.kind() {
+            ErrorKind::AlreadyExists => ": is it of another run? choose another --out",
+            _ => "",
         };
         anyhow::Error::new(e).context(format!("cannot write {}{hint}", path.display()))
     })
+}
+
+/// Opens an empty file where a user wants one. A file that is there is kept under another name, which `warn` is told.
+fn named_file(path: &Path, warn: &dyn Fn(&str)) -> Result<File> {
+    let cannot = || format!("cannot write {}", path.display());
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_file() || found.is_symlink() && path.is_file() => {
+            let kept = set_aside(path).with_context(cannot)?;
+            warn(&format!("{} existed and is kept as {}", path.display(), kept.display()));
+            File::create_new(path).with_context(cannot)
+        }
+        Ok(_) => OpenOptions::new().write(true).open(path).with_context(cannot), // a device or a pipe
+        Err(_) => File::create_new(path).with_context(cannot),
+    }
+}
+
+/// Renames a file to the first free one of `path.1`, `path.2`, …, and returns that.
+fn set_aside(path: &Path) -> std::io::Result<PathBuf> {
+    for number in 1..100_000 {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{number}"));
+        let kept = PathBuf::from(name);
+        // An empty file holds the name, so that nobody else's is replaced.
+        match File::create_new(&kept) {
+            Ok(_) => {
+                return rename(path, &kept).map(|()| kept.clone()).inspect_err(|_| {
+                    let _ = remove_file(&kept);
+                });
+            }
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(ErrorKind::AlreadyExists.into())
 }
 
 /// The file that marks a folder as a run's. Who wanted to go on with the one that is there is told how.
@@ -303,7 +338,7 @@ fn fresh_settings(path: &Path, store: &Store) -> Result<File> {
         "{} is a run with checkpoints: --resume auto goes on with it; or choose another --out",
         path.parent().unwrap_or(path).display()
     );
-    fresh_file(path, "--out")
+    fresh_file(path)
 }
 
 /// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.
@@ -332,10 +367,12 @@ struct Behind<'b> {
 }
 
 impl Behind<'_> {
-    /// Cuts the file to what is sound of the steps before, and opens it; `warn` is told of what is lost.
-    fn open(&self, warn: &dyn Fn(&str)) -> Result<File> {
+    /// Cuts the file to what is sound of the steps before, and opens it; `warn` is told of what is lost. Returns the
+    /// best validation loss in it, too.
+    fn open(&self, warn: &dyn Fn(&str)) -> Result<(File, Option<Best>)> {
         let Behind { path, first, is_named, had_metrics } = *self;
         let place = path.display();
+        let mut best = None;
         match history::before(path, first, is_named)? {
             None if had_metrics && !path.exists() => {
                 warn(&format!("{place} is missing: it begins anew at step {first}"))
@@ -347,6 +384,7 @@ impl Behind<'_> {
                     "no line of it is metrics of a step: it is not of this run; remove it, or choose another --metrics"
                 );
                 kept.cut(path, is_named)?;
+                best = kept.best;
                 if kept.n_damaged > 0 {
                     let n = kept.n_damaged;
                     warn(&format!(
@@ -360,7 +398,7 @@ impl Behind<'_> {
                 }
             }
         }
-        Ok(history::open(path, is_named)?)
+        Ok((history::open(path, is_named)?, best))
     }
 }
 

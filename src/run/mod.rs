@@ -221,7 +221,8 @@ impl Run {
         let steps = config.trace_steps.0.clone();
         // A run that is resumed behind them leaves the trace as it is.
         let trace = config.trace.as_deref().filter(|_| self.first_step() < steps.end);
-        let recorder = trace.map(|path| Recorder::new(path, steps, config.width));
+        let recorder =
+            trace.map(|path| Recorder::new(path, steps, config.width, self.plan.sizes()));
         let fingerprint = self.fingerprint();
         let observe = Mutex::new(observe);
         Ok(Watch { fingerprint, observe, held_out, recorder, by_processes: false })

@@ -60,7 +60,7 @@ fn errors_of_an_earlier_end_do_not_outlive_it() {
         fail();
         train(&place, &format!("--steps 6 --save-every 3 {options}"));
         let head = head().expect("a line");
-        assert!(head.ends_with(" over"), "{options}: {head}");
+        assert!(head.ends_with(" finished"), "{options}: {head}");
         let names =
             read_dir(run(&place)).expect("a folder").map(|entry| entry.expect("one").file_name());
         let left: Vec<_> = names.filter_map(|name| name.into_string().ok()).collect();
@@ -86,7 +86,7 @@ fn sound_metrics_outlive_damaged_ones() {
     write(&metrics, torn).expect("written");
     let top = chimera(&format!("top {}", run(&place).display()));
     assert!(
-        top.stdout.contains("step 6 of 6  over  (2 damaged line(s)"),
+        top.stdout.contains("6 of 6 steps  finished  (2 damaged line(s)"),
         "{} {}",
         top.stdout,
         top.stderr

@@ -29,13 +29,15 @@ fn files_of_others_are_left_as_they_are() {
             [other.join("config.toml"), other.join("metrics.jsonl")],
         ),
         (format!("{on} --metrics {}", prose.display()), [prose.clone(), prose.clone()]),
-        (format!("{on} --trace {}", prose.display()), [prose.clone(), prose.clone()]),
     ] {
         let before = kept.clone().map(|file| read(file).expect("a file"));
         let ran = train(&options);
         assert_eq!(ran.code, Some(2), "{options}: {}", ran.stderr);
         assert_eq!(kept.map(|file| read(file).expect("a file")), before, "{options}");
     }
+    let before = read(&prose).expect("a file");
+    assert_eq!(train(&format!("{on} --trace {}", prose.display())).code, Some(0));
+    assert_eq!(read(at("prose.txt.1")).expect("a file"), before);
 }
 
 #[test]

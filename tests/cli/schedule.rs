@@ -88,6 +88,26 @@ fn show_draws_one_line_per_worker() {
 }
 
 #[test]
+fn pipes_have_colours_where_colours_are_wanted() {
+    let drawn = |variable: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_chimera"));
+        let command = command.args(["schedule", "show", "chimera", "--depth", "2"]);
+        let command = command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
+        let ran = command.env(variable, "1").output().expect("runs");
+        String::from_utf8(ran.stdout).expect("text")
+    };
+    let (plain, coloured) = (drawn("NO_COLOR"), drawn("CLICOLOR_FORCE"));
+    assert!(!plain.contains('\u{1b}'), "{plain}");
+    let cyan_and_yellow = ["\u{1b}[36m", "\u{1b}[33m"];
+    assert!(cyan_and_yellow.iter().all(|colour| coloured.contains(colour)), "{coloured}");
+    let mut bare = coloured.replace("\u{1b}[0m", "");
+    for colour in cyan_and_yellow {
+        bare = bare.replace(colour, "");
+    }
+    assert_eq!(bare, plain);
+}
+
+#[test]
 fn show_draws_svg() {
     for (name, n) in SHOWN {
         let svg = ok(&format!("schedule show {name} --depth 4 --micro-batches {n} --format svg"));

@@ -20,8 +20,9 @@ fn line(step: u64) -> String {
         _ => String::new(),
     };
     format!(
-        r#"{{"step":{step},"loss":{loss},"grad_norm":0.5,"lr":0.001,"tokens":1000,"step_s":0.5,"tokens_per_s":{}.0,"bubble_ratio":0.25,"bytes":3145728,{validation}"ranks":[{{"bubble_ratio":0.125,"bytes":1048576}},{{"bubble_ratio":0.375,"bytes":2097152}}]}}
+        r#"{{"step":{step},"loss":{loss},"grad_norm":0.5,"lr":0.001,"tokens":1000,"tokens_seen":{},"step_s":0.5,"tokens_per_s":{}.0,"bubble_ratio":0.25,"bytes":3145728,{validation}"ranks":[{{"bubble_ratio":0.125,"bytes":1048576}},{{"bubble_ratio":0.375,"bytes":2097152}}]}}
 "#,
+        (step + 1) * 1000,
         1000 + 40 * (step % 7)
     )
 }
@@ -40,16 +41,16 @@ fn loss_speed_and_ranks_are_drawn() {
 }
 
 #[test]
-fn a_run_is_at_work_over_or_failed() {
+fn a_run_is_running_finished_or_failed() {
     let folder = folder();
     let head = || top(folder.path()).lines().next().expect("a line").to_string();
     run(folder.path(), 0);
     assert!(top(folder.path()).contains("no step yet"));
     run(folder.path(), 40);
-    assert_eq!(head(), "RUN  step 40 of 40  over");
+    assert_eq!(head(), "RUN  40 of 40 steps  finished");
     let error = r#"{"rank": 1, "message": "a loss that is not finite"}"#;
     write(folder.path().join("error.1.json"), error).expect("an error");
-    assert_eq!(head(), "RUN  step 40 of 40  failed: a loss that is not finite");
+    assert_eq!(head(), "RUN  40 of 40 steps  failed: a loss that is not finite");
     remove_file(folder.path().join("error.1.json")).expect("a file");
     run(folder.path(), 30);
     let lock = |pid: u32| {
@@ -60,9 +61,9 @@ fn a_run_is_at_work_over_or_failed() {
     let metrics = folder.path().join("metrics.jsonl");
     let mut metrics = OpenOptions::new().append(true).open(metrics).expect("metrics");
     write!(metrics, r#"{{"step":30,"lo"#).expect("half a line");
-    assert_eq!(head(), "RUN  step 30 of 40  at work, 5s left");
+    assert_eq!(head(), "RUN  30 of 40 steps  running, 5 s left");
     lock(u32::MAX);
-    assert_eq!(head(), "RUN  step 30 of 40  ended before its last step");
+    assert_eq!(head(), "RUN  30 of 40 steps  stopped early");
 }
 
 /// This machine, as a lock names it.
@@ -80,11 +81,11 @@ fn whatever_numbers_there_are_it_is_drawn() {
     let huge = line(4).replace("\"step\":4", "\"step\":18446744073709551615");
     let huge = huge.replace("\"step_s\":0.5", "\"step_s\":1e300");
     for (content, said) in [
-        (line(0) + &skipped, "step 4 of 40"),
+        (line(0) + &skipped, "4 of 40 steps"),
         (skipped.clone(), "loss NaN"),
-        (line(0) + &huge, "step 18446744073709551615 of 40"),
-        (line(0) + &line(3).replace("2.75", "1e308"), "step 4 of 40"),
-        (line(0) + &line(3).replace("2.75", "-1e308") + &line(4), "step 5 of 40"),
+        (line(0) + &huge, "18446744073709551615 of 40 steps"),
+        (line(0) + &line(3).replace("2.75", "1e308"), "4 of 40 steps"),
+        (line(0) + &line(3).replace("2.75", "-1e308") + &line(4), "5 of 40 steps"),
         (line(3) + &line(2) + "nonsense\n" + &line(4), "(2 damaged line(s) of metrics left out)"),
     ] {
         write(&metrics, content).expect("metrics");

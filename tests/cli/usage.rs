@@ -194,17 +194,45 @@ fn a_folder_holds_one_run() {
     let read = || (std::fs::read(out.join("config.toml")).ok(), std::fs::read(&metrics).ok());
     let before = read();
     assert!(before.0.is_some() && before.1.is_some());
-    let other = folder.path().join("other");
-    for (out, more, option) in
-        [(&out, "", "--out"), (&out, "--metrics new", "--out"), (&other, &elsewhere, "--metrics")]
-    {
-        let hint = format!("another run? choose another {option}: ");
-        let again = train(&folder, out, more);
+    for more in ["", "--metrics new"] {
+        let again = train(&folder, &out, more);
         assert_eq!((again.code, again.stdout.as_str()), (Some(2), ""), "{more}");
-        assert!(again.stderr.contains(&hint), "{}", again.stderr);
+        let hint = "another run? choose another --out: ";
+        assert!(again.stderr.contains(hint), "{}", again.stderr);
     }
     assert!(read() == before, "the first run is overwritten");
-    assert_eq!(train(&folder, &other, "").code, Some(0));
+    assert_eq!(train(&folder, &folder.path().join("other"), "").code, Some(0));
+}
+
+#[test]
+fn metrics_and_traces_that_exist_are_kept() {
+    let folder = folder();
+    let (metrics, trace) = (folder.path().join("x.jsonl"), folder.path().join("t.json"));
+    let places =
+        format!("--metrics {} --trace {} --trace-steps 0..1", metrics.display(), trace.display());
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("a file");
+    std::fs::write(&metrics, "mine").expect("a file");
+    std::fs::write(folder.path().join("t.json.1"), "also mine").expect("a file");
+    std::fs::write(&trace, "mine").expect("a file");
+    let first = train(&folder, &folder.path().join("first"), &places);
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    let told = format!("warning: {0} existed and is kept as {0}.1", metrics.display());
+    assert!(first.stderr.contains(&told), "{}", first.stderr);
+    let kept = ["x.jsonl.1", "t.json.1", "t.json.2"].map(read);
+    assert_eq!(kept, ["mine", "also mine", "mine"]);
+    let before = read("x.jsonl");
+    assert!(before.starts_with("{\"step\":0,") && read("t.json").contains("traceEvents"));
+    assert_eq!(train(&folder, &folder.path().join("second"), &places).code, Some(0));
+    assert_eq!((read("x.jsonl.2"), read("t.json.3").len() > 100), (before, true));
+    let dir = folder.path().join("dir");
+    create_dir(&dir).expect("a folder");
+    let refused = train(
+        &folder,
+        &folder.path().join("third"),
+        &format!("--trace {} --trace-steps 0..1", dir.display()),
+    );
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("cannot write") && dir.is_dir(), "{}", refused.stderr);
 }
 
 #[test]

@@ -69,7 +69,7 @@ fn evaluations_stand_in_the_metrics_and_on_the_terminal() {
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let said = ran.stdout.lines().filter(|l| l.contains("validation loss")).count();
     assert_eq!(said, 3, "{}", ran.stdout);
-    assert!(ran.stdout.contains("step     3  validation loss "), "{}", ran.stdout);
+    assert!(ran.stdout.contains("after 4 steps: validation loss "), "{}", ran.stdout);
     let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");
     for (step, line) in metrics.lines().enumerate() {
         let line: serde_json::Value = serde_json::from_str(line).expect("JSON");

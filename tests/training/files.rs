@@ -14,16 +14,18 @@ use safetensors::{Dtype, SafeTensors};
 use super::{MODEL, prepare, train};
 use crate::command::{chimera, folder, text};
 
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 12] = [
     "step",
     "loss",
     "grad_norm",
     "lr",
     "tokens",
+    "tokens_seen",
     "step_s",
     "tokens_per_s",
     "bubble_ratio",
     "bytes",
+    "max_rank_bytes",
     "mfu",
 ];
 
@@ -60,9 +62,12 @@ fn metrics_hold_every_step_to_the_bit() {
     let metrics = out.join("metrics.jsonl");
     for (step, line) in lines(&metrics).iter().enumerate() {
         let number = |i: usize| line[i].parse::<f64>().expect("a number");
-        assert_eq!((&line[0], &line[4]), (&step.to_string(), &(2 * 3 * 2 * 16).to_string()));
-        assert_eq!(number(6), 192.0 / number(5), "tokens_per_s");
-        assert!((0.0..=1.0).contains(&number(7)), "bubble_ratio");
+        let tokens = 2 * 3 * 2 * 16;
+        assert_eq!((&line[0], &line[4]), (&step.to_string(), &tokens.to_string()));
+        assert_eq!(line[5], ((step + 1) * tokens).to_string(), "tokens_seen");
+        assert_eq!(number(7), 192.0 / number(6), "tokens_per_s");
+        assert!((0.0..=1.0).contains(&number(8)), "bubble_ratio");
+        assert!(number(10) > 0.0 && number(10) <= number(9), "max_rank_bytes");
     }
     let (reports, _) = train(&options);
     assert_eq!(reports.len(), 5);
@@ -181,7 +186,7 @@ fn a_run_ends_with_what_it_learnt() {
     let said = train("");
     let run = said.lines().last().and_then(|line| line.strip_prefix("run: "));
     assert!(run.is_some_and(|run| run.starts_with("runs/")), "{said}");
-    for part in ["step     0  loss ", "step     4  loss ", "validation loss ", "sample:", "  P3 "] {
+    for part in ["step 0  loss ", "step 4  loss ", "validation loss ", "sample:", "  P3 "] {
         assert!(said.contains(part), "{part}: {said}");
     }
     let out = folder.path().join("run");

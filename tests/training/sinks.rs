@@ -28,15 +28,16 @@ fn an_event_file_has_one_event_per_step() {
     let [file] = &files[..] else { panic!("{files:?}") };
     let bytes = std::fs::read(file).expect("events");
     let records = records(&bytes);
-    assert_eq!(records.len(), 1 + 5);
+    assert_eq!(records.len(), 2 + 5);
     let has =
         |record: &[u8], word: &str| record.windows(word.len()).any(|at| at == word.as_bytes());
     assert!(has(records[0], "brain.Event:2"));
-    for (step, record) in records[1..].iter().enumerate() {
-        for tag in ["loss", "tokens_per_s", "bubble_ratio", "mfu"] {
+    assert!(has(records[1], "config") && has(records[1], "micro-batches = "));
+    for (step, record) in records[2..].iter().enumerate() {
+        for tag in ["train/loss", "perf/tokens_per_s", "bytes/rank_1", "perf/mfu"] {
             assert!(has(record, tag), "{tag}");
         }
-        assert_eq!(has(record, "perplexity"), step == 4);
+        assert_eq!(has(record, "val/perplexity"), step == 4);
     }
 }
 

@@ -80,15 +80,7 @@ fn slices_of_a_thread_nest_and_arrows_lie_in_them() {
 }
 
 #[test]
-fn a_trace_is_written_once_and_refused_where_a_file_is() {
-    let folder = folder();
-    let (data, path) = (text(&folder), folder.path().join("trace.json"));
-    std::fs::write(&path, "mine").expect("a file");
-    let places = format!("--data {} --trace {}", data.display(), path.display());
-    let ran = chimera(&format!("train {MODEL} {places}"));
-    assert_eq!(ran.code, Some(2));
-    assert!(ran.stderr.contains("trace.json") && ran.stderr.contains("--trace"), "{}", ran.stderr);
-    assert_eq!(std::fs::read_to_string(&path).expect("a file"), "mine");
+fn what_is_no_range_of_steps_is_refused() {
     for range in ["3", "4..4", "5..2", "..3"] {
         let ran = chimera(&format!("train {MODEL} --trace t.json --trace-steps {range}"));
         assert_eq!(ran.code, Some(2), "{range}");

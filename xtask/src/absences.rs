@@ -32,7 +32,8 @@ const OUTSIDE_TRANSPORTS: [&str; 5] =
     ["candle-core", "chimera", "chimera-backend-candle", "clap", "toml"];
 
 /// What only the command needs, and the library without default features must not contain.
-const COMMAND: [&str; 10] = [
+const COMMAND: [&str; 11] = [
+    "anstream",
     "clap",
     "clap_complete",
     "clap_mangen",

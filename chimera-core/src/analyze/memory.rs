@@ -10,13 +10,23 @@ use crate::program::{Instr, Program};
 /// The most bytes that each worker of `program` holds at once of kept values (saved activations, checkpointed inputs, deferred
 /// weight work), where a unit of a micro-batch has so many samples.
 pub fn peak_bytes(program: &Program, stages: &[StageBytes], samples: f64) -> Vec<f64> {
+    most_held(program, |_, cell| kept_bytes_change(program, stages, samples, cell))
+}
+
+/// The bytes of kept values that a cell adds while it runs, and frees at its end.
+pub(crate) fn kept_bytes_change(
+    program: &Program,
+    stages: &[StageBytes],
+    samples: f64,
+    cell: &Cell,
+) -> (f64, f64) {
     let size = |token: &Token| match token.kind {
         TokenKind::Activation | TokenKind::Gradient | TokenKind::Version => 0.0,
         TokenKind::Saved | TokenKind::Kept | TokenKind::Deferred => {
             token_bytes(program.rules(), stages, samples, token)
         }
     };
-    most_held(program, |_, cell| change(cell, program.rules(), size))
+    change(cell, program.rules(), size)
 }
 
 /// The most bytes that each worker of `program` uses at once: kept values, activations and gradients until the next
@@ -48,7 +58,13 @@ pub fn peak_working_bytes(program: &Program, stages: &[StageBytes], samples: f64
     program.rows().iter().map(peak).collect()
 }
 
-fn token_bytes(rules: &Rules, stages: &[StageBytes], samples: f64, token: &Token) -> f64 {
+/// The bytes of a token, where a unit of a micro-batch has so many samples.
+pub(crate) fn token_bytes(
+    rules: &Rules,
+    stages: &[StageBytes],
+    samples: f64,
+    token: &Token,
+) -> f64 {
     let stage = stages.get(token.stage.index()).copied().unwrap_or_default();
     let sample = match token.kind {
         TokenKind::Activation => stage.output,

@@ -3,20 +3,35 @@
 //! In all of them `3` is the forward pass of micro-batch 3, `3'` its backward pass, `3i` and `3w` the
 //! input and weight halves of that, `3r` a recompute, `0-1` a span, `3+1'` a pair and `.` idle time. A
 //! worker with several stages of one pipe tells them apart by a letter: `a3`, `b3`. `u2` is the
-//! optimizer's update of bucket 2. Sums of gradients, `g2`, stand on lines of their own below the
-//! worker, since they run beside its row.
+//! optimizer's update of bucket 2. Gradient reductions, `g2`, run beside a worker's row: they share a line below it,
+//! which begins with `+` and is filled up with `+` while any of them runs.
 
 use std::fmt::Write;
 
-use super::{goes_up, n_pipes, number, row_labels, rows, work_label};
+use super::{Row, goes_up, n_pipes, number, row_labels, rows, work_label};
 use crate::analyze::{Event, Timeline, Work};
+use crate::ids::PipeId;
 use crate::notation::Labels;
-use crate::op::{Cell, Kind};
+use crate::op::{Cell, Kind, Op};
 
 /// Drawings with more columns than this are scaled, since nobody reads them column by column.
 const MAX_COLUMNS: usize = 2000;
 /// Width of a scaled drawing, in characters.
 const SCALED_WIDTH: usize = 100;
+
+/// What a drawing is shown on.
+#[derive(Clone, Copy)]
+pub struct Screen<'s> {
+    /// Characters side by side, if there is a limit.
+    pub width: Option<usize>,
+    /// Writes work of a pipe in its colour.
+    pub paint: &'s dyn Fn(PipeId, &str) -> String,
+}
+
+impl Screen<'_> {
+    /// No limit and no colours.
+    pub const PLAIN: Screen<'static> = Screen { width: None, paint: &|_, text| text.to_string() };
+}
 
 /// The timeline with one column per unit of time.
 ///
@@ -28,9 +43,14 @@ const SCALED_WIDTH: usize = 100;
 /// P1 . 0 0'- 1 1'- . .
 /// ```
 pub fn timeline(timeline: &Timeline) -> String {
+    timeline_on(timeline, Screen::PLAIN)
+}
+
+/// The [`timeline`] on a screen: what is wider is cut into bands of columns, one below the other.
+pub fn timeline_on(timeline: &Timeline, screen: Screen<'_>) -> String {
     match unit(timeline) {
-        Some(unit) => columns(timeline, unit),
-        None => scaled(timeline, SCALED_WIDTH),
+        Some(unit) => columns(timeline, unit, screen),
+        None => scaled_on(timeline, SCALED_WIDTH, screen),
     }
 }
 
@@ -39,38 +59,28 @@ pub fn timeline(timeline: &Timeline) -> String {
 /// Work is filled up with `-` (forward) and `=` (backward) on a pipe that goes down, `~` and `≈` on one
 /// that goes up, and named where there is room.
 pub fn scaled(timeline: &Timeline, width: usize) -> String {
+    scaled_on(timeline, width, Screen::PLAIN)
+}
+
+/// The [`scaled`] timeline on a screen, as wide as that is, or else of `width` characters.
+pub fn scaled_on(timeline: &Timeline, width: usize, screen: Screen<'_>) -> String {
     let makespan = timeline.makespan();
-    let unit = makespan / width as f64;
-    let mut picture = Picture::new(timeline.n_workers);
+    let mut picture = Picture::new(timeline.n_workers, screen);
+    let width = picture.room().unwrap_or(width);
     let n_pipes = n_pipes(timeline);
+    let scale = Scale { unit: makespan / width as f64, n_columns: width, column: 1 };
     for (worker, row) in rows(timeline).iter().enumerate() {
         let labels = row_labels(&row.compute);
-        let line = |events: &[&Event]| {
-            let mut line = String::new();
-            let mut at = 0;
-            for block in blocks(events, unit, width) {
-                line.extend(std::iter::repeat_n('.', block.from - at));
-                let label = work_label(&labels, block.event.work);
-                let room = block.to - block.from;
-                let shown = if label.len() < room { label.as_str() } else { "" };
-                line.push_str(shown);
-                line.extend(std::iter::repeat_n(
-                    fill(block.event.work, n_pipes),
-                    room - shown.len(),
-                ));
-                at = block.to;
-            }
-            line.extend(std::iter::repeat_n('.', width - at));
-            line
-        };
-        picture.line(worker, &line(&row.compute));
-        for lane in &row.reductions {
-            let lane = line(lane).replace('.', " ");
-            // Reductions too short for a column leave no line.
-            if !lane.trim().is_empty() {
-                picture.below(lane.trim_end());
-            }
+        let mut line = Line::default();
+        for block in scale.blocks(&row.compute) {
+            line.fill(block.from, '.');
+            let label = work_label(&labels, block.event.work);
+            let shown = if label.len() < block.to - block.from { label.as_str() } else { "" };
+            line.work(&block, shown, fill(block.event.work, n_pipes), block.to);
         }
+        line.fill(width, '.');
+        picture.worker(worker, &line.0);
+        picture.reductions(&scale.reductions(row, &labels).0);
     }
     let legend = match n_pipes {
         0 | 1 => "- forward, = backward",
@@ -84,28 +94,7 @@ pub fn scaled(timeline: &Timeline, width: usize) -> String {
     picture.text
 }
 
-/// Lines that begin with the worker's name, all as far in.
-struct Picture {
-    text: String,
-    margin: usize,
-}
-
-impl Picture {
-    fn new(n_workers: usize) -> Picture {
-        let last = n_workers.saturating_sub(1);
-        Picture { text: String::new(), margin: format!("P{last} ").len() }
-    }
-
-    fn line(&mut self, worker: usize, line: &str) {
-        let _ = writeln!(self.text, "{:margin$}{line}", format!("P{worker}"), margin = self.margin);
-    }
-
-    fn below(&mut self, line: &str) {
-        let _ = writeln!(self.text, "{:margin$}{line}", "", margin = self.margin);
-    }
-}
-
-fn columns(timeline: &Timeline, unit: f64) -> String {
+fn columns(timeline: &Timeline, unit: f64, screen: Screen<'_>) -> String {
     let rows = rows(timeline);
     let labels: Vec<Labels> = rows.iter().map(|row| row_labels(&row.compute)).collect();
     let n_columns = (timeline.makespan() / unit).round() as usize;
@@ -119,33 +108,175 @@ fn columns(timeline: &Timeline, unit: f64) -> String {
         })
         .map(|(len, lasts)| (len + 1).div_ceil(lasts.round().max(1.0) as usize) - 1)
         .fold(1, usize::max);
+    let scale = Scale { unit, n_columns, column: width + 1 };
+    let lines = rows.iter().zip(&labels);
+    let lines: Vec<[Line; 2]> = lines
+        .map(|(row, labels)| [scale.compute(row, labels), scale.reductions(row, labels)])
+        .collect();
 
-    let mut picture = Picture::new(timeline.n_workers);
-    for (worker, (row, labels)) in rows.iter().zip(&labels).enumerate() {
-        let line = |events: &[&Event], idle: &str| {
-            let mut line = String::new();
-            let mut at = 0;
-            for block in blocks(events, unit, n_columns) {
-                line.push_str(&format!("{idle:width$} ").repeat(block.from - at));
-                let n_columns = block.to - block.from;
-                let len = (width + 1) * n_columns - 1;
-                let label = work_label(labels, block.event.work);
-                let _ = match n_columns {
-                    1 => write!(line, "{label:len$} "),
-                    _ => write!(line, "{label:-<len$} "),
-                };
-                at = block.to;
-            }
-            line.push_str(&format!("{idle:width$} ").repeat(n_columns - at));
-            line.truncate(line.trim_end().len());
-            line
-        };
-        picture.line(worker, &line(&row.compute, "."));
-        for lane in &row.reductions {
-            picture.below(&line(lane, ""));
+    let mut picture = Picture::new(timeline.n_workers, screen);
+    // The last column needs no gap behind it.
+    let is_narrow = picture.room().is_some_and(|room| n_columns * scale.column > room + 1);
+    let of_a_band = match picture.room() {
+        Some(room) if is_narrow => (room / scale.column).max(1),
+        _ => n_columns.max(1),
+    };
+    for from in (0..n_columns.max(1)).step_by(of_a_band) {
+        let to = (from + of_a_band).min(n_columns);
+        if is_narrow {
+            let _ = writeln!(picture.text, "cells {} to {to} of {n_columns}:", from + 1);
+        }
+        for (worker, [compute, reductions]) in lines.iter().enumerate() {
+            let band = from * scale.column..to * scale.column;
+            picture.worker(worker, &compute.0[band.clone()]);
+            picture.reductions(&reductions.0[band]);
         }
     }
     picture.text
+}
+
+/// How time becomes characters.
+struct Scale {
+    /// Time of a column.
+    unit: f64,
+    n_columns: usize,
+    /// Characters of a column, with the gap behind it if it is of several.
+    column: usize,
+}
+
+impl Scale {
+    /// The columns of `events`, in order, without overlap and none beyond the last; those that round to
+    /// nothing are left out.
+    fn blocks<'a>(&self, events: &[&'a Event]) -> Vec<Block<'a>> {
+        let column = |time: f64| ((time / self.unit).round() as usize).min(self.n_columns);
+        let mut at = 0;
+        let mut blocks = Vec::new();
+        for &event in events {
+            let (from, to) = (column(event.start).max(at), column(event.end));
+            if from < to {
+                blocks.push(Block { event, from, to });
+                at = to;
+            }
+        }
+        blocks
+    }
+
+    /// A row of cells.
+    fn compute(&self, row: &Row<'_>, labels: &Labels) -> Line {
+        let idle = format!("{:width$}", '.', width = self.column);
+        let idle_to = |line: &mut Line, column: usize| {
+            while line.0.len() < column * self.column {
+                line.push(None, &idle);
+            }
+        };
+        let mut line = Line::default();
+        for block in self.blocks(&row.compute) {
+            idle_to(&mut line, block.from);
+            let with = if block.to - block.from == 1 { ' ' } else { '-' };
+            let label = work_label(labels, block.event.work);
+            line.work(&block, &label, with, block.to * self.column - 1);
+            line.push(None, " ");
+        }
+        idle_to(&mut line, self.n_columns);
+        line
+    }
+
+    /// The reductions of a worker, which may overlap.
+    fn reductions(&self, row: &Row<'_>, labels: &Labels) -> Line {
+        let mut line = vec![' '; self.n_columns * self.column];
+        let mut events: Vec<&Event> = row.reductions.iter().flatten().copied().collect();
+        events.sort_by(|a, b| a.start.total_cmp(&b.start));
+        let gap = usize::from(self.column > 1);
+        let span = |b: &Block<'_>| b.from * self.column..b.to * self.column - gap;
+        let blocks: Vec<_> = events.iter().flat_map(|event| self.blocks(&[*event])).collect();
+        for block in &blocks {
+            line[span(block)].fill('+');
+        }
+        let mut free = 0;
+        for block in &blocks {
+            let (label, span) = (work_label(labels, block.event.work), span(block));
+            let from = span.start.max(free);
+            if from + label.len() <= span.end {
+                for (at, letter) in line[from..].iter_mut().zip(label.chars()) {
+                    *at = letter;
+                }
+                free = from + label.len() + 1;
+            }
+        }
+        Line(line.into_iter().map(|letter| (letter, None)).collect())
+    }
+}
+
+/// An event in columns, `from..to`.
+struct Block<'a> {
+    event: &'a Event,
+    from: usize,
+    to: usize,
+}
+
+/// Characters, and which pipe each belongs to.
+#[derive(Default)]
+struct Line(Vec<(char, Option<PipeId>)>);
+
+impl Line {
+    fn push(&mut self, pipe: Option<PipeId>, text: &str) {
+        self.0.extend(text.chars().map(|letter| (letter, pipe)));
+    }
+
+    /// Repeats `with` up to a length.
+    fn fill(&mut self, to: usize, with: char) {
+        self.0.resize(self.0.len().max(to), (with, None));
+    }
+
+    /// Names work and fills it up to a length.
+    fn work(&mut self, block: &Block<'_>, label: &str, with: char, to: usize) {
+        let pipe = last_op(block.event.work).map(|op| op.pipe);
+        self.push(pipe, label);
+        self.0.resize(self.0.len().max(to), (with, pipe));
+    }
+}
+
+/// Lines that begin with the worker's name, all as far in.
+struct Picture<'s> {
+    text: String,
+    margin: usize,
+    screen: Screen<'s>,
+}
+
+impl<'s> Picture<'s> {
+    fn new(n_workers: usize, screen: Screen<'s>) -> Picture<'s> {
+        let last = n_workers.saturating_sub(1);
+        Picture { text: String::new(), margin: format!("P{last} ").len(), screen }
+    }
+
+    /// Characters of a line behind its margin, if there is a limit.
+    fn room(&self) -> Option<usize> {
+        self.screen.width.map(|width| width.saturating_sub(self.margin).max(1))
+    }
+
+    fn worker(&mut self, worker: usize, line: &[(char, Option<PipeId>)]) {
+        self.line(&format!("{:<margin$}", format!("P{worker}"), margin = self.margin), line);
+    }
+
+    /// A line of reductions, unless there is none.
+    fn reductions(&mut self, line: &[(char, Option<PipeId>)]) {
+        if line.iter().any(|(letter, _)| *letter != ' ') {
+            self.line(&format!("{:>margin$} ", '+', margin = self.margin - 1), line);
+        }
+    }
+
+    fn line(&mut self, name: &str, line: &[(char, Option<PipeId>)]) {
+        let end = line.iter().rposition(|(letter, _)| *letter != ' ').map_or(0, |last| last + 1);
+        self.text.push_str(if end == 0 { name.trim_end() } else { name });
+        for run in line[..end].chunk_by(|a, b| a.1 == b.1) {
+            let text: String = run.iter().map(|(letter, _)| letter).collect();
+            match run[0].1 {
+                Some(pipe) => self.text.push_str(&(self.screen.paint)(pipe, &text)),
+                None => self.text.push_str(&text),
+            }
+        }
+        self.text.push('\n');
+    }
 }
 
 /// The greatest unit of which all starts and ends are multiples, if it makes a drawing of at most
@@ -170,35 +301,16 @@ fn unit(timeline: &Timeline) -> Option<f64> {
     (unit >= least && unit > 0.0 && times().all(whole)).then_some(unit)
 }
 
-/// An event in columns, `from..to`.
-struct Block<'a> {
-    event: &'a Event,
-    from: usize,
-    to: usize,
-}
-
-/// The columns of `events`, in order, without overlap and none beyond `n_columns`; those that round to
-/// nothing are left out.
-fn blocks<'a>(events: &[&'a Event], unit: f64, n_columns: usize) -> Vec<Block<'a>> {
-    let column = |time: f64| ((time / unit).round() as usize).min(n_columns);
-    let mut at = 0;
-    let mut blocks = Vec::new();
-    for &event in events {
-        let (from, to) = (column(event.start).max(at), column(event.end));
-        if from < to {
-            blocks.push(Block { event, from, to });
-            at = to;
-        }
+/// The op that gives work its look.
+fn last_op(work: Work) -> Option<Op> {
+    match work {
+        Work::Cell(Cell::One(op) | Cell::Pair(_, op)) => Some(op),
+        Work::Reduce(_) | Work::Step(_) => None,
     }
-    blocks
 }
 
 fn fill(work: Work, n_pipes: usize) -> char {
-    let last = match work {
-        Work::Cell(Cell::One(op) | Cell::Pair(_, op)) => op,
-        Work::Reduce(_) => return '+',
-        Work::Step(_) => return '*',
-    };
+    let Some(last) = last_op(work) else { return '*' };
     let forward = matches!(last.kind, Kind::Forward | Kind::Recompute);
     match (goes_up(last.pipe, n_pipes), forward) {
         (false, true) => '-',
@@ -212,7 +324,7 @@ fn fill(work: Work, n_pipes: usize) -> char {
 mod tests {
     use super::*;
     use crate::ids::{BucketId, PipeId, StageId, WorkerId};
-    use crate::op::{Op, Span};
+    use crate::op::Span;
 
     /// The timeline of a picture with columns of `unit`, all of pipe 0 and stage 0.
     fn drawn(picture: &str, unit: f64) -> Timeline {
@@ -285,8 +397,7 @@ P1 . 0 0'- 1 1'- . .
             timeline(&all),
             "\
 P0 a0-1 b1r  b12i a3+b1'-------- a7w  u1
-                       g0-------
-                            g1-------
+ +                     g0+++g1+++++++
 "
         );
     }
@@ -307,6 +418,36 @@ P1 .....0---0'=======1---1'=======.........
 "
         );
         assert_eq!(timeline(&measured), scaled(&measured, SCALED_WIDTH));
+    }
+
+    #[test]
+    fn what_is_wider_than_the_screen_is_cut_into_bands() {
+        let drawing = drawn(ONE_F_ONE_B, 1.0);
+        let on = |width| timeline_on(&drawing, Screen { width: Some(width), ..Screen::PLAIN });
+        assert_eq!(on(20), ONE_F_ONE_B);
+        assert_eq!(
+            on(13),
+            "\
+cells 1 to 5 of 9:
+P0 0 1 . . 0'
+P1 . 0 0'- 1
+cells 6 to 9 of 9:
+P0 - . 1'-
+P1 1'- . .
+"
+        );
+        assert!(on(1).lines().filter(|line| line.starts_with("P0 ")).count() == 9);
+        let one_scaled =
+            |width| scaled_on(&drawing, 40, Screen { width: Some(width), ..Screen::PLAIN });
+        assert_eq!(one_scaled(43), scaled(&drawing, 40));
+    }
+
+    #[test]
+    fn work_is_painted_by_its_pipe() {
+        let paint = |pipe: PipeId, text: &str| format!("<{}:{text}>", pipe.0);
+        let painted =
+            timeline_on(&drawn("P0 0 . 0'-\n", 1.0), Screen { width: None, paint: &paint });
+        assert_eq!(painted, "P0 <0:0> . <0:0'->\n");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::cli::commands::{compare, export, gallery, import};
 use crate::cli::parts::console::print;
 use crate::cli::parts::costs::CostArgs;
-use crate::cli::parts::drawing::{Format, title};
+use crate::cli::parts::drawing::{Format, screen, title};
 use crate::cli::parts::proof::{proof, proven, summary};
 use crate::cli::parts::scheduled::Scheduled;
 use crate::cli::parts::shape::{NameParser, PassArgs, ShapeArgs};
@@ -128,7 +128,7 @@ impl Show {
         if self.format == Format::Svg {
             return print(svg::timeline(&timeline, &title(&plan.timetable)));
         }
-        let drawing = text::timeline(&timeline);
+        let drawing = text::timeline_on(&timeline, screen(false, 0));
         let search = plan.search.map(|report| format!("\n{report}"));
         let search = search.unwrap_or_default();
         print(format!("{}\n{}{search}", drawing.trim_end(), summary(&program, &timeline)))

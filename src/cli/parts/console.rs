@@ -27,6 +27,31 @@ pub(crate) fn figure(x: f64) -> String {
     significant(x, 6)
 }
 
+/// A number with so many decimals, or in powers of ten where it is too large or too small for that.
+pub(crate) fn fixed(x: f64, decimals: usize) -> String {
+    let is_small = x != 0.0 && x.abs() < 0.1f64.powi(decimals as i32);
+    if is_small || x.abs() >= 1e5 { format!("{x:.2e}") } else { format!("{x:.decimals$}") }
+}
+
+/// A large number with a letter: `152k`, `1.23M`.
+pub(crate) fn count(n: u64) -> String {
+    let units = [("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)];
+    match units.into_iter().find(|(_, unit)| n >= 10_000 && n as f64 >= *unit) {
+        Some((letter, unit)) => significant(n as f64 / unit, 3) + letter,
+        None => n.to_string(),
+    }
+}
+
+/// A time to wait, in the unit that suits it: `11 s`, `3 min`, `2.5 h`, `3.1 days`.
+pub(crate) fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 100.0 => format!("{s:.0} s"),
+        s if s < 100.0 * 60.0 => format!("{:.0} min", s / 60.0),
+        s if s < 48.0 * 3600.0 => format!("{:.1} h", s / 3600.0),
+        s => format!("{} days", fixed(s / 86400.0, 1)),
+    }
+}
+
 /// Writes a line to standard error, where `eprintln!` would panic when that is closed or full.
 pub(crate) fn tell(line: impl Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
@@ -51,5 +76,26 @@ pub(crate) fn quoted(word: impl Display) -> String {
     match !word.is_empty() && word.chars().all(is_plain) {
         true => word,
         false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_whatever_their_size() {
+        assert_eq!(
+            [0.0, 0.25, 99_999.0, 1e5, 2.5e-5, -3e7].map(|x| fixed(x, 3)),
+            ["0.000", "0.250", "99999.000", "1.00e5", "2.50e-5", "-3.00e7"]
+        );
+        assert_eq!(
+            [0, 9999, 10_000, 151_552, 1_234_567, 5_000_000_000].map(count),
+            ["0", "9999", "10k", "152k", "1.23M", "5B"]
+        );
+        assert_eq!(
+            [0.4, 99.0, 150.0, 9000.0, 400_000.0].map(duration),
+            ["0 s", "99 s", "2 min", "2.5 h", "4.6 days"]
+        );
     }
 }

@@ -1,7 +1,26 @@
 //! How drawings and comparisons of schedules are asked for and headed.
 
+use std::io::{IsTerminal, stderr, stdout};
+
+use anstream::{AutoStream, ColorChoice};
+use chimera_core::ids::PipeId;
+use chimera_core::render::text::Screen;
 use chimera_core::timetable::Timetable;
 use clap::ValueEnum;
+use clap::builder::styling::AnsiColor;
+use ratatui::crossterm::terminal;
+
+/// Colours of pipes, in order.
+const COLOURS: [AnsiColor; 6] = [
+    AnsiColor::Cyan,
+    AnsiColor::Yellow,
+    AnsiColor::Green,
+    AnsiColor::Magenta,
+    AnsiColor::Blue,
+    AnsiColor::Red,
+];
+/// A terminal may claim to be wider than anybody can see.
+const WIDEST: u16 = 1000;
 
 /// How a drawing or a comparison is printed.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -19,4 +38,24 @@ pub(crate) fn title(timetable: &Timetable) -> String {
         0 | 1 => title,
         steps => format!("{title}, {steps} steps"),
     }
+}
+
+/// What a drawing is shown on: standard output or standard error, less the columns of an indentation. It has a width
+/// if it is a terminal, and colours where help has them.
+pub(crate) fn screen(is_stderr: bool, indentation: usize) -> Screen<'static> {
+    let (is_terminal, colours) = match is_stderr {
+        true => (stderr().is_terminal(), AutoStream::choice(&stderr())),
+        false => (stdout().is_terminal(), AutoStream::choice(&stdout())),
+    };
+    let columns =
+        if is_terminal { terminal::size().ok().map(|(columns, _)| columns) } else { None };
+    let columns = columns.filter(|columns| *columns > 0).map(|n| usize::from(n.min(WIDEST)));
+    let width = columns.map(|columns| columns.saturating_sub(indentation));
+    let paint = if colours == ColorChoice::Never { Screen::PLAIN.paint } else { &painted };
+    Screen { width, paint }
+}
+
+fn painted(pipe: PipeId, text: &str) -> String {
+    let style = COLOURS[pipe.index() % COLOURS.len()].on_default();
+    format!("{style}{text}{style:#}")
 }

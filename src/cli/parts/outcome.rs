@@ -7,6 +7,7 @@ use chimera_core::model::Objective;
 use chimera_core::render::{svg, text};
 use serde_json::json;
 
+use crate::cli::parts::drawing::screen;
 use crate::cli::parts::progress::Say;
 use crate::data::tokenizer::Tokenizer;
 use crate::run::evaluate::{Bert, Model, Sampling};
@@ -99,15 +100,32 @@ impl Outcome<'_> {
         };
         let workers = if d == 1 { "one worker".into() } else { format!("{d} workers") };
         say.line(&format!("{what} as it ran ({name}, {workers}, {:.3} s):", timeline.makespan()));
-        for line in text::scaled(timeline, 96).lines() {
+        for line in text::scaled_on(timeline, 96, screen(say.to_stderr, 2)).lines() {
             say.line(&format!("  {line}"));
         }
         if let Some(overhead) = overhead {
-            say.line(&format!(
-                "the last steps took {overhead:.3} times what the schedule makes of their measured ops"
-            ));
+            say.line(&against_prediction(overhead));
         }
         let title = format!("{name}, {workers}, {what} as it ran, in seconds");
         folder.write("pipeline.svg", &svg::timeline(timeline, &title))
+    }
+}
+
+/// Says how much longer steps took than predicted, from the ratio of the two times.
+fn against_prediction(ratio: f64) -> String {
+    let percent = 100.0 * (ratio - 1.0).abs();
+    let how = if ratio < 1.0 { "less time" } else { "longer" };
+    format!("steps took {percent:.1} % {how} than the schedule predicts from measured op times")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_longer_or_shorter_than_predicted() {
+        let end = "than the schedule predicts from measured op times";
+        assert_eq!(against_prediction(1.069), format!("steps took 6.9 % longer {end}"));
+        assert_eq!(against_prediction(0.95), format!("steps took 5.0 % less time {end}"));
     }
 }

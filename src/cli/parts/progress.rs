@@ -1,12 +1,13 @@
 //! What a training run says on the terminal.
 
 use std::io::{IsTerminal, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use chimera_core::notation::size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::cli::parts::console::warn;
-use crate::observe::Metrics;
+use crate::cli::parts::console::{count, duration, fixed, warn};
+use crate::observe::{Best, Metrics};
 use crate::run::Run;
 
 /// Lines about steps that a whole run prints.
@@ -57,7 +58,9 @@ pub(crate) struct Progress<'s> {
     say: &'s Say,
     bar: ProgressBar,
     n_steps: u64,
+    first_step: u64,
     every: u64,
+    began: Instant,
 }
 
 impl<'s> Progress<'s> {
@@ -66,38 +69,37 @@ impl<'s> Progress<'s> {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
         };
-        let n_steps = run.config().steps;
+        let (n_steps, first_step) = (run.config().steps, run.first_step());
         let bar = ProgressBar::with_draw_target(Some(n_steps), target);
-        bar.set_position(run.first_step());
+        bar.set_position(first_step);
+        bar.reset_eta(); // the steps before were not done in no time
         if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta} left") {
             bar.set_style(style);
         }
-        Progress { say, bar, n_steps, every: n_steps.div_ceil(N_LINES).max(1) }
+        let every = n_steps.div_ceil(N_LINES).max(1);
+        Progress { say, bar, n_steps, first_step, every, began: Instant::now() }
     }
 
-    pub(crate) fn step(&mut self, metrics: &Metrics) {
+    pub(crate) fn step(&mut self, metrics: &Metrics, best: Option<Best>) {
         let Metrics { step, loss, tokens_per_s, .. } = *metrics;
-        let mfu = metrics.mfu.map_or(String::new(), |mfu| format!("  mfu {mfu:.3}"));
-        let line = format!(
-            "step {step:>5}  loss {loss:.4}  grad norm {:.3}  lr {:.2e}  {tokens_per_s:>6.0} tokens/s{mfu}  \
-             bubble {:.3}  {:>5.0} MiB",
-            metrics.grad_norm,
-            metrics.lr,
-            metrics.bubble_ratio,
-            metrics.bytes as f64 / f64::from(1u32 << 20),
-        );
         let is_last = step + 1 == self.n_steps;
         if step.is_multiple_of(self.every) || is_last {
+            let left = if self.bar.is_hidden() { self.left(step + 1) } else { String::new() };
+            let line = step_line(metrics, self.n_steps.to_string().len()) + &left;
             self.bar.suspend(|| self.say.line(&line));
         }
-        if let Some(loss) = metrics.validation_loss {
-            let perplexity = metrics.perplexity.map(|p| format!("  perplexity {p:.2}"));
-            let perplexity = perplexity.unwrap_or_default();
-            let line = format!("step {step:>5}  validation loss {loss:.4}{perplexity}");
+        if let Some(line) = validation_line(metrics, best) {
             self.bar.suspend(|| self.say.line(&line));
         }
-        self.bar.set_message(format!("loss {loss:.4} {tokens_per_s:.0} tokens/s"));
+        self.bar.set_message(format!("loss {} {tokens_per_s:.0} tokens/s", fixed(loss, 4)));
         self.bar.inc(1);
+    }
+
+    /// The time that is left when `n_done` steps are done, at the mean speed so far; nothing at the end.
+    fn left(&self, n_done: u64) -> String {
+        let (n_left, n_here) = (self.n_steps - n_done, n_done - self.first_step);
+        let seconds = self.began.elapsed().as_secs_f64() / n_here as f64 * n_left as f64;
+        if n_left == 0 { String::new() } else { format!("  {} left", duration(seconds)) }
     }
 
     pub(crate) fn warn(&self, problem: &str) {
@@ -106,5 +108,82 @@ impl<'s> Progress<'s> {
 
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// A step's numbers, its own with `width` digits.
+fn step_line(metrics: &Metrics, width: usize) -> String {
+    let mfu = metrics.mfu.map_or(String::new(), |mfu| format!("  mfu {:.0}%", 100.0 * mfu));
+    format!(
+        "step {:>width$}  loss {}  norm {}  lr {:.1e}  {:>5} tok  {:>5.0} tok/s  {:>4.0} ms{mfu}  bubble {:.0}%  {}",
+        metrics.step,
+        fixed(metrics.loss, 4),
+        fixed(metrics.grad_norm, 3),
+        metrics.lr,
+        count(metrics.tokens_seen),
+        metrics.tokens_per_s,
+        metrics.step_s * 1e3,
+        100.0 * metrics.bubble_ratio,
+        size(metrics.max_rank_bytes as f64),
+    )
+}
+
+/// The validation loss, if there is one, beside the `best` so far.
+fn validation_line(metrics: &Metrics, best: Option<Best>) -> Option<String> {
+    let (loss, n_steps) = (metrics.validation_loss?, metrics.step + 1);
+    let perplexity = metrics.perplexity.map(|p| format!("  perplexity {}", fixed(p, 2)));
+    let best = match best {
+        Some(best) if best.n_steps == n_steps => "  best so far".to_string(),
+        Some(Best { n_steps, loss }) => format!("  best {} after {n_steps} steps", fixed(loss, 4)),
+        None => String::new(),
+    };
+    let loss = fixed(loss, 4);
+    Some(format!(
+        "after {n_steps} steps: validation loss {loss}{}{best}",
+        perplexity.unwrap_or_default()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metrics() -> Metrics {
+        let line = r#"{"step":36,"loss":2.7937,"grad_norm":0.247,"lr":0.00053,"tokens":4096,
+            "tokens_seen":151552,"step_s":1.184,"tokens_per_s":3459.4,"bubble_ratio":0.258,
+            "bytes":98031616,"max_rank_bytes":25690112,"mfu":0.347,"validation_loss":2.5,"perplexity":12.18}"#;
+        serde_json::from_str(line).unwrap()
+    }
+
+    #[test]
+    fn a_step_is_told_in_a_line_of_a_terminal() {
+        let line = step_line(&metrics(), 3);
+        assert_eq!(
+            line,
+            "step  36  loss 2.7937  norm 0.247  lr 5.3e-4   152k tok   3459 tok/s  1184 ms  mfu 35%  \
+             bubble 26%  24.5 MiB"
+        );
+        assert!(line.len() < 110 && "  99 min left".len() + line.len() < 125);
+    }
+
+    #[test]
+    fn numbers_that_explode_stay_short() {
+        let metrics = Metrics { loss: 1.5e9, grad_norm: 27_340_184_899_267_048.0, ..metrics() };
+        let line = step_line(&metrics, 3);
+        assert!(line.contains("loss 1.50e9  norm 2.73e16  "), "{line}");
+        let none = Metrics { loss: f64::NAN, grad_norm: f64::INFINITY, ..metrics };
+        assert!(step_line(&none, 3).contains("loss NaN  norm inf  "));
+    }
+
+    #[test]
+    fn a_validation_loss_stands_beside_the_best_so_far() {
+        let told = |best| validation_line(&metrics(), best).unwrap();
+        let now = "after 37 steps: validation loss 2.5000  perplexity 12.18";
+        assert_eq!(told(Some(Best { n_steps: 37, loss: 2.5 })), format!("{now}  best so far"));
+        assert_eq!(
+            told(Some(Best { n_steps: 20, loss: 2.25 })),
+            format!("{now}  best 2.2500 after 20 steps")
+        );
+        assert_eq!(validation_line(&Metrics { validation_loss: None, ..metrics() }, None), None);
     }
 }

@@ -1,8 +1,5 @@
 //! What is shown of a run.
 
-use std::time::Duration;
-
-use indicatif::HumanDuration;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style};
@@ -10,6 +7,7 @@ use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, LineGauge, Paragraph, Sparkline};
 
 use super::follow::{Followed, State};
+use crate::cli::parts::console::{count, duration, fixed};
 use crate::observe::{Metrics, RankMetrics};
 
 /// Rows of the part about speed.
@@ -45,17 +43,17 @@ fn headline(run: &Followed) -> String {
     let n_done = run.last.as_ref().map_or(0, |last| last.step.saturating_add(1));
     let step = match (n_done, run.n_steps) {
         (0, _) => String::new(),
-        (n, Some(all)) => format!("step {n} of {all}"),
-        (n, None) => format!("step {n}"),
+        (n, Some(all)) => format!("{n} of {all} steps"),
+        (n, None) => format!("{n} steps"),
     };
-    let left = run.seconds_left().and_then(|s| Duration::try_from_secs_f64(s).ok());
+    let left = run.seconds_left().filter(|seconds| seconds.is_finite());
     let state = match (&run.state, left) {
-        (State::AtWork, Some(left)) => format!("at work, {:#} left", HumanDuration(left)),
-        (State::AtWork, None) => "at work".to_string(),
+        (State::AtWork, Some(left)) => format!("running, {} left", duration(left)),
+        (State::AtWork, None) => "running".to_string(),
         (State::Over, _) if run.n_steps.is_some_and(|all| n_done < all) => {
-            "ended before its last step".to_string()
+            "stopped early".to_string()
         }
-        (State::Over, _) => "over".to_string(),
+        (State::Over, _) => "finished".to_string(),
         (State::Failed(why), _) => format!("failed: {why}"),
     };
     let damaged = match run.n_damaged {
@@ -67,13 +65,18 @@ fn headline(run: &Followed) -> String {
 
 fn numbers(last: &Metrics) -> String {
     let mfu = last.mfu.map_or(String::new(), |mfu| format!("  mfu {mfu:.3}"));
+    let seen = match last.tokens_seen {
+        0 => String::new(), // not in every file
+        n => format!("  {} tokens", count(n)),
+    };
+    let most = last.ranks.iter().map(|rank| rank.bytes).max().unwrap_or(last.bytes);
     format!(
-        "loss {:.4}  grad norm {:.3}  lr {:.2e}  bubble {:.3}  {:.0} MiB{mfu}",
-        last.loss,
-        last.grad_norm,
+        "loss {}  grad norm {}  lr {:.2e}{seen}  bubble {:.3}  {:.0} MiB at most{mfu}",
+        fixed(last.loss, 4),
+        fixed(last.grad_norm, 3),
         last.lr,
         last.bubble_ratio,
-        mib(last.bytes)
+        mib(most)
     )
 }
 

@@ -127,7 +127,7 @@ impl Train {
             say.line(&report.to_string());
         }
         if let Some(hint) = shared_cores(run) {
-            say.line(&hint);
+            warn(&hint);
         }
         if run.config().init.is_some() {
             warn_of_bytes(run.corpus().tokenizer(), run.model().vocab);
@@ -153,7 +153,7 @@ impl Train {
             if let Some(prometheus) = prometheus {
                 prometheus.show(&metrics);
             }
-            progress.step(&metrics);
+            progress.step(&metrics, folder.best_validation());
             Ok(())
         });
         progress.finish();
@@ -315,7 +315,7 @@ fn workers_of(run: &Run) -> String {
     }
 }
 
-/// What to know of a measured bubble when workers have to wait for cores.
+/// A warning that workers have to wait for cores, if they are more.
 fn shared_cores(run: &Run) -> Option<String> {
     let config = run.config();
     if !run.devices().one().is_some_and(OpenDevice::is_host) {
@@ -323,9 +323,17 @@ fn shared_cores(run: &Run) -> Option<String> {
     }
     let cores = std::thread::available_parallelism().ok()?.get();
     let threads = config.width * config.depth * config.threads;
-    let hint = format!(
-        "{threads} threads share {cores} core(s): workers wait for cores too, and the bubble shows it"
-    );
+    let workers = match config.width * config.depth {
+        1 => "1 worker".to_string(),
+        n => format!("{n} workers"),
+    };
+    let of_each = match config.threads {
+        1 => String::new(),
+        n => format!(" of {n} threads each"),
+    };
+    let on = if cores == 1 { "1 core".to_string() } else { format!("{cores} cores") };
+    let hint =
+        format!("{workers}{of_each} on {on}; the bubble includes time spent waiting for a core");
     (threads > cores).then_some(hint)
 }
 

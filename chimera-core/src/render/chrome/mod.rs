@@ -2,16 +2,21 @@
 //!
 //! The format is Google's "Trace Event Format". Each worker is a process: a thread for compute and
 //! threads beside it for sums of gradients. An arrow goes from the op that makes a token to the op that
-//! eats it, where these are on two workers. What ran is shown with what its workers waited for, and each
+//! eats it, where these are on two workers. Counters show what a worker holds, and messages under way to it. What ran is shown with what its workers waited for, and each
 //! run of the program as one slice around its parts. A unit of time is shown as a second, as which measured
 //! timelines mean it.
+
+mod counters;
 
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
+use self::counters::counters;
 use super::rows;
+use crate::analyze::memory::token_bytes;
 use crate::analyze::{Event, Timeline, Wait, Work};
-use crate::effects::{Token, TokenKind};
+use crate::costs::StageBytes;
+use crate::effects::{Rules, Token, TokenKind};
 use crate::op::{Kind, Op};
 use crate::program::Program;
 
@@ -24,9 +29,37 @@ pub fn trace(program: &Program, timeline: &Timeline) -> String {
     for worker in 0..timeline.n_workers {
         events.extend(process(worker, &format!("worker {worker}")));
     }
-    events.extend(slices(timeline, 0));
-    events.extend(arrows(program, timeline, 0, 0));
+    let told = Told { program, sizes: None };
+    events.extend(slices(&told, timeline, 0));
+    let travels = travels(program, timeline);
+    events.extend(arrows(&told, &travels, 0, 0));
+    events.extend(counters(&told, timeline, &travels, 0));
     written(&events)
+}
+
+/// What a timeline does not say of the model that is trained.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Sizes {
+    /// Bytes of a sample, by stage.
+    pub bytes: Vec<StageBytes>,
+    /// Floating-point operations of a sample's forward, by stage.
+    pub forward_flops: Vec<f64>,
+    /// Samples of a unit of a micro-batch.
+    pub samples: f64,
+}
+
+impl Sizes {
+    /// Floating-point operations of an op: each half of a backward takes what its forward does. What a selective
+    /// recomputation leaves out is not known.
+    fn flops(&self, rules: &Rules, op: &Op) -> Option<f64> {
+        let forwards = match op.kind {
+            Kind::Recompute if rules.is_selective(op.pipe, op.stage) => return None,
+            Kind::Forward | Kind::BackwardInput | Kind::BackwardWeight | Kind::Recompute => 1.0,
+            Kind::Backward => 2.0,
+        };
+        let sample = self.forward_flops.get(op.stage.index())?;
+        Some(forwards * sample * self.samples * f64::from(op.span.len))
+    }
 }
 
 /// What one pipeline group did in one run of a program.
@@ -44,19 +77,27 @@ pub struct Ran<'p> {
     pub waits: Vec<Wait>,
 }
 
+/// What ran, and what is known of its sizes.
+struct Told<'t> {
+    program: &'t Program,
+    sizes: Option<&'t Sizes>,
+}
+
 /// The trace of a training: each rank is a process, and times are on one clock.
-pub fn training(runs: &[Ran<'_>]) -> String {
+pub fn training(runs: &[Ran<'_>], sizes: Option<&Sizes>) -> String {
     let mut ranks: Vec<(usize, usize, usize)> = Vec::new();
     let (mut events, mut n_arrows) = (Vec::new(), 0);
     for Ran { program, group, step, timeline, waits } in runs {
         let first = group * timeline.n_workers;
         ranks.extend((0..timeline.n_workers).map(|worker| (first + worker, *group, worker)));
         events.extend(steps(timeline, waits, first, *step, program.window().n_steps()));
-        events.extend(slices(timeline, first));
+        let told = Told { program, sizes };
+        events.extend(slices(&told, timeline, first));
         events.extend(waits.iter().map(|wait| wait_slice(wait, first)));
-        let arrows = arrows(program, timeline, first, n_arrows);
-        n_arrows += arrows.len() / 2;
-        events.extend(arrows);
+        let travels = travels(program, timeline);
+        events.extend(arrows(&told, &travels, first, n_arrows));
+        n_arrows += travels.len();
+        events.extend(counters(&told, timeline, &travels, first));
     }
     ranks.sort();
     ranks.dedup();
@@ -79,13 +120,13 @@ fn process(pid: usize, name: &str) -> [Value; 3] {
 }
 
 /// The work of all workers; `first` is the process of worker 0.
-fn slices(timeline: &Timeline, first: usize) -> Vec<Value> {
+fn slices(told: &Told<'_>, timeline: &Timeline, first: usize) -> Vec<Value> {
     let mut slices = Vec::new();
     for (pid, row) in (first..).zip(rows(timeline)) {
-        slices.extend(row.compute.iter().map(|event| slice(event, pid, 0)));
+        slices.extend(row.compute.iter().map(|event| slice(told, event, pid, 0)));
         for (lane, sums) in (1..).zip(&row.reductions) {
             slices.push(named("thread_name", pid, lane, "sums of gradients"));
-            slices.extend(sums.iter().map(|event| slice(event, pid, lane)));
+            slices.extend(sums.iter().map(|event| slice(told, event, pid, lane)));
         }
     }
     slices
@@ -135,11 +176,11 @@ fn named(what: &str, worker: usize, lane: usize, name: &str) -> Value {
     json!({"ph": "M", "name": what, "pid": worker, "tid": lane, "args": {"name": name}})
 }
 
-fn slice(event: &Event, pid: usize, lane: usize) -> Value {
+fn slice(told: &Told<'_>, event: &Event, pid: usize, lane: usize) -> Value {
     let (name, category, args) = match event.work {
         Work::Cell(cell) => {
             let names: Vec<String> = cell.ops().map(name).collect();
-            let args: Vec<Value> = cell.ops().map(op).collect();
+            let args: Vec<Value> = cell.ops().map(|one| op(told, one)).collect();
             let category = cell.ops().next().map_or("", |op| category(op.kind));
             (names.join("+"), category, json!({"ops": args}))
         }
@@ -155,9 +196,15 @@ fn name(op: Op) -> String {
     format!("{}{}", op.kind.letter(), op.span)
 }
 
-fn op(op: Op) -> Value {
+fn op(told: &Told<'_>, op: Op) -> Value {
     let kind = op.kind.letter().to_string();
-    json!({"kind": kind, "pipe": op.pipe.0, "stage": op.stage.0, "micro_batches": op.span.to_string()})
+    let mut args = json!({
+        "kind": kind, "pipe": op.pipe.0, "stage": op.stage.0, "micro_batches": op.span.to_string(),
+    });
+    if let Some(flops) = told.sizes.and_then(|sizes| sizes.flops(told.program.rules(), &op)) {
+        args["flops"] = json!(flops);
+    }
+    args
 }
 
 fn category(kind: Kind) -> &'static str {
@@ -168,39 +215,55 @@ fn category(kind: Kind) -> &'static str {
     }
 }
 
-/// For each token that travels, the beginning and the end of an arrow, numbered from `first_id`; `first` is
-/// the process of worker 0.
-fn arrows(program: &Program, timeline: &Timeline, first: usize, first_id: usize) -> Vec<Value> {
+/// A token on its way from the cell that makes it to the cell of another worker that eats it.
+struct Travel<'t> {
+    token: Token,
+    from: &'t Event,
+    to: &'t Event,
+}
+
+/// All tokens that travel, in the order of the cells that eat them.
+fn travels<'t>(program: &Program, timeline: &'t Timeline) -> Vec<Travel<'t>> {
     let rules = program.rules();
     let cells = timeline.events.iter().filter_map(|event| match event.work {
         Work::Cell(cell) if event.end > event.start => Some((event, rules.cell_effects(&cell))),
         _ => None,
     });
+    let cells: Vec<_> = cells.collect();
     let mut makers: FxHashMap<Token, &Event> = FxHashMap::default();
-    for (event, effects) in cells.clone() {
-        makers.extend(effects.makes.iter().map(|token| (*token, event)));
+    for (event, effects) in &cells {
+        makers.extend(effects.makes.iter().map(|token| (*token, *event)));
     }
-    let travels = |token: &Token, event: &Event| {
-        let from = makers.get(token).copied().filter(|from| from.worker != event.worker)?;
-        Some((*token, from))
-    };
-    let mut arrows = Vec::new();
-    for (event, effects) in cells {
-        for (token, from) in effects.eats.iter().filter_map(|token| travels(token, event)) {
-            // An arrow belongs to the slice that its end lies in, so it begins just before the end.
-            let leaves = from.end - (from.end - from.start) / 100.0;
-            let id = first_id + arrows.len() / 2;
-            let end = |phase: &str, at: &Event, time: f64| {
-                json!({
-                    "ph": phase, "bp": "e", "id": id, "name": message(token.kind), "cat": "message",
-                    "pid": first + at.worker.index(), "tid": 0, "ts": time * MICROSECONDS,
-                })
-            };
-            arrows.push(end("s", from, leaves));
-            arrows.push(end("f", event, event.start));
+    let mut travels = Vec::new();
+    for (to, effects) in cells {
+        for token in effects.eats {
+            let from = makers.get(&token).copied().filter(|from| from.worker != to.worker);
+            travels.extend(from.map(|from| Travel { token, from, to }));
         }
     }
-    arrows
+    travels
+}
+
+/// The beginning and the end of an arrow for each token that travels, numbered from `first_id`; `first` is the
+/// process of worker 0.
+fn arrows(told: &Told<'_>, travels: &[Travel<'_>], first: usize, first_id: usize) -> Vec<Value> {
+    let arrow = |(id, Travel { token, from, to }): (usize, &Travel<'_>)| {
+        // An arrow belongs to the slice that its end lies in, so it begins just before the end.
+        let leaves = from.end - (from.end - from.start) / 100.0;
+        let mut args = json!({
+            "pipe": token.pipe.0, "stage": token.stage.0, "micro_batches": token.span.to_string(),
+        });
+        if let Some(Sizes { bytes, samples, .. }) = told.sizes {
+            args["bytes"] = json!(token_bytes(told.program.rules(), bytes, *samples, token));
+        }
+        [("s", *from, leaves), ("f", *to, to.start)].map(|(phase, at, time)| {
+            json!({
+                "ph": phase, "bp": "e", "id": id, "name": message(token.kind), "cat": "message",
+                "pid": first + at.worker.index(), "tid": 0, "ts": time * MICROSECONDS, "args": args,
+            })
+        })
+    };
+    (first_id..).zip(travels).flat_map(arrow).collect()
 }
 
 fn message(kind: TokenKind) -> &'static str {
@@ -231,13 +294,13 @@ mod tests {
         }
     }
 
-    fn events(program: &Program) -> Vec<Value> {
+    pub(super) fn events(program: &Program) -> Vec<Value> {
         let trace = trace(program, &simulate(program, &WithSums));
         let trace: Value = serde_json::from_str(&trace).unwrap();
         trace["traceEvents"].as_array().unwrap().clone()
     }
 
-    fn program(schedule: &str, shape: Shape) -> Program {
+    pub(super) fn program(schedule: &str, shape: Shape) -> Program {
         let timetable = find(schedule).unwrap().timetable(&shape).unwrap();
         lower(&timetable, &Lowering::default()).unwrap()
     }
@@ -261,6 +324,29 @@ mod tests {
             assert_eq!(count("s", "message"), program.n_messages(), "{}", schedule.name());
             assert_eq!(count("f", "message"), program.n_messages(), "{}", schedule.name());
         }
+    }
+
+    #[test]
+    fn ops_have_flops_and_messages_bytes_where_sizes_are_known() {
+        let program = program("dapple", Shape::new(2, 1));
+        let timeline = simulate(&program, &WithSums);
+        let ran = Ran { program: &program, group: 0, step: 0, timeline, waits: Vec::new() };
+        let stage = StageBytes { saved: 3.0, output: 5.0, gradient: 7.0, ..StageBytes::default() };
+        let sizes = Sizes { bytes: vec![stage; 2], forward_flops: vec![10.0, 20.0], samples: 4.0 };
+        let trace: Value = serde_json::from_str(&training(&[ran], Some(&sizes))).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        let flops = |category: &str| {
+            let slices = events.iter().filter(|e| e["ph"] == "X" && e["cat"] == category);
+            slices.map(|e| e["args"]["ops"][0]["flops"].as_f64().unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!((flops("forward"), flops("backward")), (vec![40.0, 80.0], vec![80.0, 160.0]));
+        let arrows = events.iter().filter(|e| e["ph"] == "s");
+        let bytes: Vec<_> = arrows.map(|e| e["args"]["bytes"].as_f64().unwrap()).collect();
+        assert_eq!(bytes, [20.0, 28.0]); // the activation, then the gradient
+        let is_memory = |e: &&Value| e["ph"] == "C" && e["name"] == "activation memory";
+        let held: Vec<_> =
+            events.iter().filter(is_memory).map(|e| e["args"]["bytes"].as_f64().unwrap()).collect();
+        assert_eq!(held, [0.0, 12.0, 0.0, 0.0, 12.0, 0.0]);
     }
 
     #[test]

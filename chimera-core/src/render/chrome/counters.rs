@@ -1,0 +1,155 @@
+//! Counter tracks: what each worker holds over time, and what is under way to it.
+
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use super::{MICROSECONDS, Told, Travel};
+use crate::activation_memory::{ActivationMemory, rounded};
+use crate::analyze::memory::kept_bytes_change;
+use crate::analyze::{Timeline, Work};
+use crate::ids::WorkerId;
+
+/// A counter of each worker: how it changes, and when.
+struct Counter {
+    name: &'static str,
+    unit: &'static str,
+    changes: Vec<Vec<(f64, f64)>>,
+}
+
+impl Counter {
+    fn new(name: &'static str, unit: &'static str, n_workers: usize) -> Counter {
+        Counter { name, unit, changes: vec![Vec::new(); n_workers] }
+    }
+
+    /// Adds `amount` to the counter of a worker between two times.
+    fn add(&mut self, worker: WorkerId, (from, to): (f64, f64), amount: f64) {
+        self.change(worker, from, amount);
+        self.change(worker, to, -amount);
+    }
+
+    fn change(&mut self, worker: WorkerId, time: f64, by: f64) {
+        if let Some(changes) = self.changes.get_mut(worker.index()).filter(|_| by != 0.0) {
+            changes.push((time, by));
+        }
+    }
+
+    /// A zero at `start`, and an event at each time at which the counter of a worker changes; `first` is the process
+    /// of worker 0.
+    fn events(mut self, first: usize, start: f64) -> Vec<Value> {
+        let mut events = Vec::new();
+        for (pid, changes) in (first..).zip(&mut self.changes) {
+            let mut event = |time: f64, value: f64| {
+                events.push(json!({
+                    "ph": "C", "name": self.name, "pid": pid, "ts": time * MICROSECONDS,
+                    "args": {self.unit: rounded(value) + 0.0}, // no -0
+                }));
+            };
+            event(start, 0.0);
+            changes.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let mut now = 0.0;
+            for at_once in changes.chunk_by(|a, b| a.0 == b.0) {
+                now += at_once.iter().map(|(_, by)| by).sum::<f64>();
+                event(at_once[0].0, now);
+            }
+        }
+        events
+    }
+}
+
+/// The counters of all workers in one run of a program, whose tokens travel as `travels` says. Kept values are
+/// counted in bytes where sizes are known, or else in micro-batches.
+pub(super) fn counters(
+    told: &Told<'_>,
+    timeline: &Timeline,
+    travels: &[Travel<'_>],
+    first: usize,
+) -> Vec<Value> {
+    let (program, n_workers) = (told.program, timeline.n_workers);
+    let unit = if told.sizes.is_some() { "bytes" } else { "micro-batches" };
+    let mut memory = Counter::new("activation memory", unit, n_workers);
+    let mut inputs = Counter::new("checkpointed inputs", "micro-batches", n_workers);
+    let mut in_flight = Counter::new("micro-batches in flight", "micro-batches", n_workers);
+    let mut under_way = Counter::new("messages under way", "messages", n_workers);
+    let activations = ActivationMemory::new(program.placement(), program.units_per_micro());
+    let mut spans: FxHashMap<(WorkerId, u32), (f64, f64)> = FxHashMap::default();
+    let is_known = |worker: WorkerId| worker.index() < program.placement().n_workers();
+    for event in timeline.events.iter().filter(|event| is_known(event.worker)) {
+        let Work::Cell(cell) = event.work else { continue };
+        let (held, kept) = match told.sizes {
+            Some(sizes) => {
+                (kept_bytes_change(program, &sizes.bytes, sizes.samples, &cell), (0.0, 0.0))
+            }
+            None => (
+                activations.change(event.worker, &cell, program.rules()),
+                activations.kept_change(event.worker, &cell, program.rules()),
+            ),
+        };
+        let changes = [(&mut memory, held), (&mut inputs, kept)];
+        for (counter, (more, less)) in changes {
+            counter.change(event.worker, event.start, more);
+            counter.change(event.worker, event.end, -less);
+        }
+        for unit in cell.ops().flat_map(|op| op.span.units()) {
+            let span = spans.entry((event.worker, unit)).or_insert((event.start, event.end));
+            *span = (span.0.min(event.start), span.1.max(event.end));
+        }
+    }
+    let share = 1.0 / f64::from(program.units_per_micro());
+    for ((worker, _), span) in spans {
+        in_flight.add(worker, span, share);
+    }
+    for Travel { from, to, .. } in travels {
+        // Clocks of two processes may differ by more than a message takes.
+        under_way.add(to.worker, (from.end, to.start.max(from.end)), 1.0);
+    }
+    if inputs.changes.iter().all(Vec::is_empty) {
+        inputs.changes.clear();
+    }
+    let start = timeline.events.iter().map(|event| event.start).fold(f64::INFINITY, f64::min);
+    let all = [memory, inputs, in_flight, under_way].into_iter();
+    if start.is_finite() { all.flat_map(|c| c.events(first, start)).collect() } else { Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::tests::{events, program};
+    use super::*;
+    use crate::schedule::{SCHEDULES, Shape};
+
+    /// The values of each counter by process and name, in order of time.
+    fn tracks(events: &[Value]) -> BTreeMap<(u64, String), Vec<f64>> {
+        let mut tracks: BTreeMap<_, Vec<(f64, f64)>> = BTreeMap::new();
+        for event in events.iter().filter(|event| event["ph"] == "C") {
+            let name = event["name"].as_str().unwrap().to_string();
+            let value = event["args"].as_object().unwrap().values().next().unwrap().as_f64();
+            let track = tracks.entry((event["pid"].as_u64().unwrap(), name)).or_default();
+            track.push((event["ts"].as_f64().unwrap(), value.unwrap()));
+        }
+        let ordered = |mut track: Vec<(f64, f64)>| {
+            track.sort_by(|a, b| a.0.total_cmp(&b.0));
+            track.into_iter().map(|(_, value)| value).collect()
+        };
+        tracks.into_iter().map(|(key, track)| (key, ordered(track))).collect()
+    }
+
+    #[test]
+    fn counters_begin_and_end_at_zero_and_never_go_below_it() {
+        for schedule in SCHEDULES {
+            let (name, program) = (schedule.name(), program(schedule.name(), Shape::new(4, 8)));
+            let tracks = tracks(&events(&program));
+            assert_eq!(tracks.len(), 4 * 3, "{name}");
+            for (track, values) in &tracks {
+                assert!(values.iter().all(|value| *value >= 0.0), "{name}: {track:?} {values:?}");
+                let ends = (values.first(), values.last());
+                assert_eq!(ends, (Some(&0.0), Some(&0.0)), "{name}: {track:?} {values:?}");
+            }
+            for (worker, peak) in (0..).zip(program.peaks()) {
+                let highest = tracks[&(worker, "activation memory".to_string())].iter();
+                let highest = highest.copied().fold(0.0, f64::max);
+                assert!((highest - peak).abs() < 1e-5, "{name}: {highest}, not {peak}");
+            }
+        }
+    }
+}
