@@ -6,11 +6,7 @@ use anyhow::Result;
 use chimera_backend_candle::Candle;
 
 use super::backend::{Backend, Compute};
-#[cfg(feature = "cuda")]
-use super::cuda;
 use super::precision::Precision;
-#[cfg(feature = "wgpu")]
-use super::wgpu;
 
 /// Makes [`Kind`] and [`Kernels`] of a table: a kind, its kernels, its name, its precisions.
 macro_rules! kinds {
@@ -93,9 +89,9 @@ macro_rules! kinds {
 kinds! {
     Cpu(Candle), "cpu", [Precision::F32];
     #[cfg(feature = "cuda")]
-    Cuda(cuda::Stream), "cuda", [Precision::F32, Precision::Bf16];
+    Cuda(super::cuda::Stream), "cuda", [Precision::F32, Precision::Bf16];
     #[cfg(feature = "wgpu")]
-    Wgpu(wgpu::Wgpu), "wgpu", [Precision::F32];
+    Wgpu(super::wgpu::Wgpu), "wgpu", [Precision::F32];
 }
 
 /// How devices of a kind in this build are found and opened: see [`Backend`].
