@@ -10,9 +10,17 @@ use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 
 use crate::formats::files::disk::Disk;
-use crate::formats::files::tensors::{self, Named};
+use crate::formats::files::tensors::{self, Named, TensorFile};
 use crate::formats::files::{io_fault, prepare_dir, write};
 use crate::formats::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, twin};
+
+/// What the header of saved weights calls the number of steps that made them.
+const STEP: &str = "step";
+
+/// How many steps made the weights that a run saved in `dir`; `None` if there are none, or the file does not say.
+pub fn saved_step(dir: &Path) -> Option<u64> {
+    TensorFile::open(&dir.join(WEIGHTS)).ok()?.said(STEP)?.parse().ok()
+}
 
 /// Makes `dir` and makes sure that files can be written there, so that a run does not learn at its end
 /// that its weights have no place. A model that is there already gives way only to a run that `goes_on`.
@@ -28,7 +36,8 @@ pub fn prepare(dir: &Path, goes_on: bool) -> Result<()> {
 
 /// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a model in f32: other
 /// programs read such a folder and go on training at the same rates of dropout, and [`hf::read`](crate::formats::hf::read)
-/// reads it. Each file is complete or not there; weights that are not finite are refused.
+/// reads it. Each file is complete or not there; weights that are not finite are refused. Where `step` is given, the
+/// file says how many steps made the weights.
 ///
 /// # Errors
 /// A [`Fault`], with the file.
@@ -37,6 +46,7 @@ pub fn save(
     model: &ModelConfig,
     dropout: &DropoutRates,
     weights: &[(Param, Vec<f32>)],
+    step: Option<u64>,
 ) -> Result<PathBuf> {
     let path = dir.join(WEIGHTS);
     create_dir_all(dir).map_err(|e| io_fault("weights", &path, &e))?;
@@ -56,8 +66,9 @@ pub fn save(
         tensors.push(Named { name: name.to_owned(), shape: shape.clone(), values });
     }
     // Some versions of transformers refuse files that do not say so.
-    let format = HashMap::from([("format".into(), "pt".into())]);
-    let written = tensors::write(&Disk::default(), &path, tensors, Some(format));
+    let mut header = HashMap::from([("format".into(), "pt".into())]);
+    header.extend(step.map(|step| (STEP.into(), step.to_string())));
+    let written = tensors::write(&Disk::default(), &path, tensors, Some(header));
     written.map_err(|e| tensors::fault("weights", &path, &e, "the weights are not saved"))?;
     publish(dir, CONFIG, to_json(model, dropout).as_bytes())?;
     Ok(path)

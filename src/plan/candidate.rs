@@ -80,7 +80,7 @@ fn name<T: Copy + PartialEq>(all: &[(&'static str, T)], value: T) -> &'static st
 /// What became of a way to train.
 pub(super) enum Outcome {
     Fits(Candidate),
-    /// What its peak_rank rank needs at least.
+    /// What its peak rank needs at least.
     TooLarge(Config, Need),
 }
 

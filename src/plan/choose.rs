@@ -141,13 +141,27 @@ fn first_choice<'c>(
         }
     }
     if let Some(refusal) = refusal.filter(|_| choice.is_empty()) {
-        return Err(refusal).context("no way to train is left; of the first");
+        return Err(refusal).context("no configuration is valid; the first was rejected");
     }
     choice.sort();
     Ok(choice)
 }
 
 impl Choice {
+    /// The candidates without those that gain nothing over a simpler one: they take as long, up to rounding, and at
+    /// least as much memory.
+    pub fn distinct(&self) -> impl Iterator<Item = &Candidate> {
+        let mut last: Option<(f32, f64)> = None;
+        self.candidates.iter().filter(move |candidate| {
+            let (step, bytes) = (candidate.step_s as f32, candidate.need.total());
+            let is_new = last.is_none_or(|(of, least)| of != step || bytes < least);
+            if is_new {
+                last = Some((step, bytes));
+            }
+            is_new
+        })
+    }
+
     fn is_empty(&self) -> bool {
         self.candidates.is_empty() && self.n_too_large == 0
     }

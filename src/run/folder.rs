@@ -1,8 +1,6 @@
 //! The folder of a run: settings, metrics, and what went wrong.
 
-use std::fs::{
-    File, OpenOptions, create_dir, create_dir_all, read_dir, remove_dir, remove_file, rename,
-};
+use std::fs::{File, OpenOptions, create_dir_all, read_dir, remove_dir, remove_file, rename};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +11,7 @@ use serde_json::json;
 
 use super::lock::Lock;
 use super::resume::conflicts;
+use super::runs::{RUNS, fresh};
 use crate::formats::checkpoint::{AUTO, Checkpoint, Entry, Open, Store};
 use crate::formats::files::disk::part_of;
 use crate::formats::files::{self, io_fault, prepare_dir, replace, text_regular};
@@ -20,7 +19,7 @@ use crate::observe::{EventFile, Metrics, history};
 use crate::settings::Config;
 
 /// Longer settings are not those of a run.
-const MAX_SETTINGS: u64 = 16 << 20;
+pub const MAX_SETTINGS: u64 = 16 << 20;
 
 /// Where one run writes.
 pub struct Folder {
@@ -62,7 +61,7 @@ impl Place {
                     .with_context(|| format!("cannot make folder {}", out.display()))?;
                 out.clone()
             }
-            None => fresh(Path::new("runs"))?,
+            None => fresh(Path::new(RUNS))?,
         };
         let lock = Some(Lock::take(&path)?);
         Ok(Place { path, is_fresh: config.out.is_none(), lock })
@@ -137,8 +136,9 @@ impl Place {
         let had_metrics =
             first > 0 && path_before("metrics").map(Path::new) == config.metrics.as_deref();
         let open = || -> Result<_> {
-            if let Some(dir) = &config.save {
-                crate::formats::save::prepare(dir, config.resume.is_some())?;
+            if let Some(dir) = config.weights_dir(path) {
+                let is_own = config.save.is_none();
+                crate::formats::save::prepare(&dir, is_own || config.resume.is_some())?;
             }
             if let Some(dir) = &config.log {
                 let place = || format!("cannot write a log into {}", dir.display());
@@ -388,20 +388,4 @@ fn is_of_a_failure(name: &str) -> bool {
 fn is_of_a_rank(name: &str, start: &str, end: &str) -> bool {
     let rank = name.strip_prefix(start).and_then(|name| name.strip_suffix(end));
     rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
-}
-
-/// The first folder `0001`, `0002`, … of `parent` that is not there yet.
-fn fresh(parent: &Path) -> Result<PathBuf> {
-    create_dir_all(parent).with_context(|| format!("cannot make folder {}", parent.display()))?;
-    for number in 1..100_000 {
-        let path = parent.join(format!("{number:04}"));
-        match create_dir(&path) {
-            Ok(()) => return Ok(path),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-            Err(e) => {
-                return Err(e).with_context(|| format!("cannot make folder {}", path.display()));
-            }
-        }
-    }
-    bail!("{} is full: name a folder with --out", parent.display())
 }

@@ -1,5 +1,6 @@
 //! Resolved settings.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use chimera_core::engine::Patience;
@@ -9,6 +10,9 @@ use chimera_core::schedule::Shape;
 use chimera_core::search::Search;
 
 use super::Config;
+
+/// Folder of the trained weights within that of their run.
+pub const MODEL: &str = "model";
 
 impl Config {
     /// The shape of the schedule.
@@ -47,6 +51,12 @@ impl Config {
         let seconds = |s: f64| Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX);
         let later = seconds(self.timeout);
         Patience { first_step: later.max(seconds(self.start_timeout)), later }
+    }
+
+    /// Where the trained weights of the run in `folder` go, if they are kept.
+    pub fn weights_dir(&self, folder: &Path) -> Option<PathBuf> {
+        let own = || folder.join(MODEL);
+        (!self.no_save).then(|| self.save.clone().unwrap_or_else(own))
     }
 
     /// The model.

@@ -28,6 +28,7 @@ use std::path::PathBuf;
 
 use toml::Value;
 
+pub use config::MODEL;
 pub use option::{Drawn, Opt, Resume};
 pub use options::{Config, OPTIONS};
 pub use origin::Origin;

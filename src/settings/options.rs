@@ -250,7 +250,9 @@ options! {
     }
     "Checkpoints" {
         /// Directory for the trained weights, as safetensors
-        "save" save: Option<PathBuf> = [value("DIR").follows("not saved").own()];
+        "save" save: Option<PathBuf> = [value("DIR").follows("model in the directory of the run").own()];
+        /// Do not save the trained weights
+        "no-save" no_save: bool = [value("BOOL").is("false").own()];
         /// Steps between checkpoints, and one at the end; 0 saves one only when a run is stopped
         "save-every" save_every: u64 = [value("STEPS").whole(0, 1 << 40).is("0").free().see("#checkpoints")];
         /// Number of the newest checkpoints to keep

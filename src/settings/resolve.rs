@@ -42,7 +42,12 @@ impl Layers {
         for (key, value) in following(&merged, outside) {
             merged.entry(key).or_insert((value, Origin::Default));
         }
-        Ok(config(merged)?)
+        let config = config(merged)?;
+        if config.no_save && config.save.is_some() {
+            let message = "`no-save` contradicts `save`: leave one of them out".into();
+            return Err(refusal(config.origins["no-save"].clone(), message).into());
+        }
+        Ok(config)
     }
 }
 

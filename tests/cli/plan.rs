@@ -57,17 +57,35 @@ fn what_was_said_is_not_chosen() {
     let ran = chimera(&format!("{JOB} --memory 1GiB {said}"));
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
     let (table, command) = ran.stdout.trim().rsplit_once('\n').expect("lines");
-    assert!(table.contains("\n1 way(s) fit") && table.contains("chimera doubling"), "{table}");
+    assert!(
+        table.contains("\n1 configurations fit") && table.contains("chimera doubling"),
+        "{table}"
+    );
     check(command);
+}
+
+#[test]
+fn a_network_that_is_left_out_is_warned_of() {
+    let plan = |options: &str| {
+        let ran =
+            chimera(&format!("plan --ranks 16 --batch 128 --flops 1e14 --memory 24GiB {options}"));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran
+    };
+    let free = plan("--preset gpt2-1558m --top 1");
+    assert!(free.stderr.starts_with("warning: no link is given"), "{}", free.stderr);
+    assert!(free.stdout.contains("  data parallel  "), "{}", free.stdout);
+    assert_eq!(plan("--preset gpt2-124m --top 1 --inside 5e-6,5e-12").stderr, "");
 }
 
 /// Too long to be simulated, and told so.
 #[test]
 fn the_longest_steps_are_marked() {
-    let job = "plan --ranks 2 --batch 65536 --depth 2 --micro-batch-size 1 --schedule zb-h1 --flops 1e11 --memory 1GiB";
+    let job = "plan --ranks 2 --batch 65536 --depth 2 --micro-batch-size 1 --schedule zb-h1 --flops 1e11 --memory 1GiB \
+               --inside 0,0";
     let ran = chimera(job);
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
-    assert!(ran.stdout.contains(" ~") && ran.stdout.contains("with ~ they are foreseen"));
+    assert!(ran.stdout.contains(" ~") && ran.stdout.contains("with ~ they are estimated"));
     let ran = chimera(&format!("{job} --json"));
     let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
     let (foreseen, n) = (&plan["ways"][0]["simulated"], &plan["ways"][0]["micro_batches"]);

@@ -153,21 +153,56 @@ fn an_export_is_what_transformers_saves() {
 }
 
 #[test]
-fn a_run_that_kept_no_weights_is_told_as_such() {
+fn a_run_keeps_its_weights_and_says_what_is_next() {
     let folder = folder();
     let (text, run) = (folder.path().join("text.txt"), folder.path().join("run"));
     write(&text, "a text ".repeat(100)).expect("written");
-    let ran =
-        chimera(&format!("train --data {} --out {} --steps 1", text.display(), run.display()));
-    assert!(
-        ran.code == Some(0) && ran.stdout.contains("the weights are not kept: "),
-        "{}",
-        ran.stdout
-    );
+    let train = format!("train --data {} --out {} --steps 1", text.display(), run.display());
+    let ran = chimera(&train);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let next = ran.stdout.lines().last().and_then(|line| line.strip_prefix("next: chimera "));
+    let tried = chimera(&format!("{} --tokens 3", next.expect("a last line about what is next")));
+    assert!(tried.code == Some(0) && tried.stdout.starts_with("The"), "{}", tried.stderr);
+    assert!(tried.stderr.contains("run/model"), "{}", tried.stderr);
+}
+
+#[test]
+fn a_run_without_weights_is_told_as_such() {
+    let folder = folder();
+    let (text, run) = (folder.path().join("text.txt"), folder.path().join("run"));
+    write(&text, "a text ".repeat(100)).expect("written");
+    let train = format!("train --data {} --out {} --steps 1", text.display(), run.display());
+    let both = refusal(&format!("{train} --no-save --save {}", folder.path().display()));
+    assert!(both.contains("`no-save` contradicts `save`"), "{both}");
+    let ran = chimera(&format!("{train} --no-save"));
+    assert!(ran.code == Some(0) && !ran.stdout.contains("next: "), "{}", ran.stdout);
     let refused = refusal(&format!("generate --model {} --prompt a", run.display()));
-    assert!(refused.contains("is a run that kept no weights: train with --save DIR"), "{refused}");
+    assert!(
+        refused.contains("is a run without weights: name the folder of its --save"),
+        "{refused}"
+    );
     let refused = refusal(&format!("generate --model {} --prompt a", text.display()));
     assert!(refused.contains("text.txt is a file: name a folder"), "{refused}");
+}
+
+/// A checkpoint that is newer than the weights of an earlier end is what a run trained last.
+#[test]
+fn what_a_run_trained_last_is_its_model() {
+    let folder = folder();
+    let (text, run) = (folder.path().join("text.txt"), folder.path().join("run"));
+    write(&text, "a text ".repeat(100)).expect("written");
+    let (text, run) = (text.display(), run.display());
+    let train = |options: &str| {
+        let ran = chimera(&format!("train --data {text} --out {run} {options}"));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    };
+    let model = || chimera(&format!("generate --model {run} --prompt a --tokens 1")).stderr;
+    train("--steps 2 --save-every 2 --lr-schedule constant");
+    assert!(model().trim_end().ends_with("run/model"), "{}", model());
+    train("--steps 4 --save-every 2 --lr-schedule constant --resume auto --no-save");
+    assert!(model().trim_end().ends_with("step-00000004"), "{}", model());
+    train("--steps 4 --save-every 2 --lr-schedule constant --resume auto");
+    assert!(model().trim_end().ends_with("run/model"), "{}", model());
 }
 
 #[test]

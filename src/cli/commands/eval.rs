@@ -23,10 +23,10 @@ use crate::run::evaluate::{Bert, Model};
 /// Measures loss and perplexity of a trained model on whole files
 #[derive(Args)]
 pub(crate) struct Eval {
-    /// Folder of the model: of `train --save`, of Hugging Face (config.json, model.safetensors), of a run with
-    /// checkpoints, or a checkpoint
+    /// Folder of the model: a run, a checkpoint, or a folder of `train --save` or of Hugging Face (config.json,
+    /// model.safetensors) [default: the newest run in `runs` with a model]
     #[arg(long, value_name = "DIR")]
-    model: PathBuf,
+    model: Option<PathBuf>,
     /// Text files (bytes are tokens), or `.bin` files of u16 token ids, `.u32.bin` of u32 ids
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     data: Vec<PathBuf>,
@@ -50,7 +50,7 @@ pub(crate) struct Eval {
 
 impl Eval {
     pub(crate) fn run(self) -> Result<()> {
-        let loaded = model::load(&self.model)?;
+        let loaded = model::load(self.model.as_deref())?;
         let of_data = tokenizer_of(&self.data).ok().flatten();
         let own = loaded.own_tokenizer()?;
         ensure!(

@@ -12,8 +12,9 @@ use crate::formats::save::prepare;
 /// Writes a trained model for other programs
 #[derive(Args)]
 pub(crate) struct Export {
-    /// Folder of the model: of `train --save`, of Hugging Face, of a run with checkpoints, or a checkpoint
-    model: PathBuf,
+    /// Folder of the model: a run, a checkpoint, or a folder of `train --save` or of Hugging Face [default: the newest
+    /// run in `runs` with a model]
+    model: Option<PathBuf>,
     /// What to write
     #[arg(long, value_enum, default_value = "hf")]
     format: Format,
@@ -33,9 +34,9 @@ enum Format {
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
         let Format::Hf = self.format;
-        let loaded = model::load(&self.model)?;
+        let loaded = model::load(self.model.as_deref())?;
         prepare(&self.out, false)?;
-        let path = loaded.save(&self.out)?;
+        let path = loaded.save(&self.out, None)?;
         print(format!("wrote {}: {} parameters", path.display(), loaded.model.config.n_params()))
     }
 }

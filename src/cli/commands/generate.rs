@@ -18,10 +18,10 @@ use crate::run::evaluate::{Model, Sampling, must_foresee};
 /// Continues a text with a trained model
 #[derive(Args)]
 pub(crate) struct Generate {
-    /// Folder of the model: of `train --save`, of Hugging Face (config.json, model.safetensors), of a run with
-    /// checkpoints, or a checkpoint
+    /// Folder of the model: a run, a checkpoint, or a folder of `train --save` or of Hugging Face (config.json,
+    /// model.safetensors) [default: the newest run in `runs` with a model]
     #[arg(long, value_name = "DIR")]
-    model: PathBuf,
+    model: Option<PathBuf>,
     /// What is continued: text, or token ids where there is no tokenizer
     #[arg(long, value_name = "TEXT")]
     prompt: String,
@@ -56,7 +56,7 @@ pub(crate) struct Generate {
 
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
-        let loaded = model::load(&self.model)?;
+        let loaded = model::load(self.model.as_deref())?;
         must_foresee(&loaded.model.config)?;
         let tokenizer = loaded.tokenizer(self.tokenizer.as_deref())?;
         let read = loaded.model;

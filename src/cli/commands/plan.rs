@@ -9,7 +9,7 @@ use chimera_core::notation::{significant, size};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::cli::parts::console::{figure, print};
+use crate::cli::parts::console::{figure, print, warn};
 use crate::cli::parts::network::LinkArgs;
 use crate::cli::parts::progress::bar;
 use crate::plan::{Candidate, Choice, Cluster, Effort, Need, choose};
@@ -37,12 +37,12 @@ pub(crate) struct Plan {
     /// Memory of a rank, such as 24GiB or 80GB; without a unit, bytes
     #[arg(long, value_name = "SIZE")]
     memory: Size,
-    /// Floating-point operations per second of a rank that its training makes use of
+    /// Achievable FLOP/s of a rank, not the data sheet's peak
     #[arg(long, value_name = "FLOPS", value_parser = positive)]
     flops: f64,
     #[command(flatten)]
     links: LinkArgs,
-    /// How many ways are shown
+    /// How many configurations to show
     #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     top: u32,
     #[command(flatten)]
@@ -68,7 +68,7 @@ impl Plan {
             Some((_, origin)) if *origin != Origin::Default => said.search_time,
             _ => SECONDS,
         };
-        let bar = bar("groups of ways tried");
+        let bar = bar("groups of configurations tried");
         let observe = |n_tried: usize, n_groups: usize| {
             bar.set_length(n_groups as u64);
             bar.set_position(n_tried as u64);
@@ -80,8 +80,15 @@ impl Plan {
         let Some(best) = choice.candidates.first() else {
             bail!("{}{}", self.too_large(&choice), untried(&choice, seconds))
         };
+        if self.ranks > 1 && self.links.is_free() {
+            warn(
+                "no link is given, so messages and gradient reductions take no time, and data parallelism looks better \
+                 than it is: describe the links with --inside and --between",
+            );
+        }
         let command = self.command(best);
-        let top = choice.candidates.iter().take(top);
+        let n_distinct = choice.distinct().count();
+        let top = choice.distinct().take(top).collect::<Vec<_>>().into_iter();
         if self.json {
             let ways = top.map(|way| self.way(way)).collect::<Vec<_>>();
             let figures = json!({
@@ -95,12 +102,19 @@ impl Plan {
         let mut text = table(top.map(cells));
         let _ = write!(
             text,
-            "\n{} way(s) fit into {} a rank, {} tried do not; times are without the optimizer's update{}",
+            "\n{} configurations fit into {} a rank, {} do not; times are without the optimizer's update{}",
             choice.candidates.len(),
             size(self.memory.0),
             choice.n_too_large,
-            if is_foreseen { "; with ~ they are foreseen from shorter steps" } else { "" },
+            if is_foreseen { "; with ~ they are estimated from shorter steps" } else { "" },
         );
+        match choice.candidates.len() - n_distinct {
+            0 => {}
+            n => {
+                let _ =
+                    write!(text, "\n{n} are left out, as fast as a simpler one in no less memory");
+            }
+        }
         text.push_str(&untried(&choice, seconds));
         print(format!("{text}\n\n{command}"))
     }
@@ -131,11 +145,11 @@ impl Plan {
     fn too_large(&self, choice: &Choice) -> String {
         let memory = size(self.memory.0);
         let Some((config, need)) = &choice.smallest else {
-            return format!("no way to train fits into {memory} a rank");
+            return format!("no configuration fits into {memory} a rank");
         };
         let Config { width, depth, schedule, micro_batch_size, .. } = config;
         format!(
-            "none of {} ways to train fits into {memory} a rank: the smallest, {schedule} with width {width}, depth \
+            "none of {} configurations fits into {memory} a rank: the smallest, {schedule} with width {width}, depth \
              {depth} and micro-batch-size {micro_batch_size}, needs {} on its peak rank ({need}); choose more \
              ranks, a smaller context or model, on GPUs precision bf16, or leave settings open that you gave",
             choice.n_too_large,
@@ -149,7 +163,7 @@ fn untried(choice: &Choice, seconds: f64) -> String {
     match choice.n_left_out {
         0 => String::new(),
         n => format!(
-            "\nstopped after {seconds} s with {n} way(s) not tried to the end: this is the best found so far, and a \
+            "\nstopped after {seconds} s with {n} configurations not tried to the end: this is the best found so far, and a \
              larger --search-time may find better"
         ),
     }
@@ -159,6 +173,7 @@ fn untried(choice: &Choice, seconds: f64) -> String {
 fn cells(way: &Candidate) -> [String; HEADS.len()] {
     let config = &way.config;
     let schedule = match way.scaling() {
+        _ if config.depth == 1 => "data parallel".to_string(),
         "direct" => config.schedule.to_string(),
         scaling => format!("{} {scaling}", config.schedule),
     };

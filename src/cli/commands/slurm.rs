@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::cli::parts::console::print;
+use crate::cli::parts::console::{print, quoted};
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings};
 
@@ -92,9 +92,4 @@ impl Slurm {
             quoted(file),
         ))
     }
-}
-
-/// A word as the shell reads it back.
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
 }

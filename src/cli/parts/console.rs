@@ -43,3 +43,13 @@ pub(crate) fn print(report: impl AsRef<str>) -> Result<()> {
     out.write_all(report.as_ref().trim_end().as_bytes())?;
     Ok(out.write_all(b"\n").and_then(|()| out.flush())?)
 }
+
+/// A word as a POSIX shell reads it back.
+pub(crate) fn quoted(word: impl Display) -> String {
+    let word = word.to_string();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:@%".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}

@@ -11,7 +11,7 @@ use chimera_core::search::AutoError;
 use crate::cli::parts::console::tell;
 use crate::formats::checkpoint::Unusable;
 
-/// Prints an error with its causes on standard error and returns its exit code.
+/// Prints an error with its causes on standard error and returns its exit code. A stop on request is no error.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     let is_broken_pipe = error.chain().any(|cause| {
         let io = cause.downcast_ref::<std::io::Error>();
@@ -20,7 +20,10 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if is_broken_pipe {
         return ExitCode::SUCCESS; // whoever read us has seen enough
     }
-    tell(format_args!("error: {error:#}"));
+    match error.downcast_ref::<Fault>() {
+        Some(fault) if fault.class == Class::Requeue => tell(&fault.message),
+        _ => tell(format_args!("error: {error:#}")),
+    }
     ExitCode::from(class(error).code())
 }
 

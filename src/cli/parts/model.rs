@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use chimera_core::model::Cut;
 use serde::Deserialize;
 
@@ -10,8 +10,11 @@ use crate::cli::parts::console::{require_folder, tell, warn};
 use crate::data::tokenizer::{TOKENIZER, Tokenizer, save_tokenizer};
 use crate::data::{tokenizer_file_of, tokenizer_of};
 use crate::formats::checkpoint::{Checkpoint, MANIFEST, Store};
-use crate::formats::hf::{self, DropoutRates, Pretrained};
-use crate::formats::save::save;
+use crate::formats::files::text_regular;
+use crate::formats::hf::{self, CONFIG, DropoutRates, Pretrained};
+use crate::formats::save::{save, saved_step};
+use crate::run::{MAX_SETTINGS, RUNS, newest_first};
+use crate::settings::MODEL;
 
 /// A trained model, and where its text came from.
 pub(crate) struct Loaded {
@@ -29,24 +32,65 @@ enum Text {
     Data(Vec<PathBuf>),
 }
 
-/// Reads a model. Of a run it is the newest checkpoint that is whole, which is told.
-pub(crate) fn load(dir: &Path) -> Result<Loaded> {
+/// Reads the model in `dir`, or without one that of the newest run under `runs/` which has one. Of a run it is what it
+/// trained last: its weights, or a checkpoint of a later step. Which one is told.
+pub(crate) fn load(dir: Option<&Path>) -> Result<Loaded> {
+    let Some(dir) = dir else { return of_run(&newest_run()?) };
     require_folder(dir)?;
     if dir.join(MANIFEST).exists() {
         return of_checkpoint(&Checkpoint::open(dir)?);
     }
-    let store = Store::of(dir);
-    if !dir.join("config.json").exists() && !store.entries().unwrap_or_default().is_empty() {
-        let newest = store.readable(&warn)?;
-        let newest = newest.with_context(|| format!("{} holds no checkpoint", dir.display()))?;
-        tell(format_args!("model: {}", newest.path().display()));
-        return of_checkpoint(&newest);
+    match dir.join(CONFIG).exists() || !dir.join("config.toml").exists() {
+        true => of_folder(dir),
+        false => of_run(dir),
     }
-    ensure!(
-        dir.join("config.json").exists() || !dir.join("config.toml").exists(),
-        "{} is a run that kept no weights: train with --save DIR, or with --save-every N for checkpoints",
-        dir.display()
-    );
+}
+
+/// The newest run under `runs/` that has weights.
+fn newest_run() -> Result<PathBuf> {
+    let has_weights =
+        |run: &PathBuf| has_model(run) || !Store::of(run).entries().unwrap_or_default().is_empty();
+    let newest = newest_first(Path::new(RUNS)).into_iter().find(has_weights);
+    newest.with_context(|| {
+        format!("no run in {RUNS}/ has a model: train first, or name the folder of a model")
+    })
+}
+
+/// Whether a run saved the weights that it trained in its own folder.
+fn has_model(run: &Path) -> bool {
+    run.join(MODEL).join(CONFIG).exists()
+}
+
+fn of_run(run: &Path) -> Result<Loaded> {
+    let store = Store::of(run);
+    let newest = match store.entries().unwrap_or_default().is_empty() {
+        true => None,
+        false => store.readable(&warn)?,
+    };
+    let trained = has_model(run).then(|| run.join(MODEL));
+    let step = trained.as_deref().and_then(saved_step);
+    match (newest, trained) {
+        (Some(newest), trained) if trained.is_none() || Some(newest.manifest().step) > step => {
+            tell(format_args!("model: {}", newest.path().display()));
+            of_checkpoint(&newest)
+        }
+        (_, Some(trained)) => {
+            tell(format_args!("model: {}", trained.display()));
+            let place = || format!("settings of {}", run.display());
+            let settings =
+                text_regular(&run.join("config.toml"), MAX_SETTINGS).with_context(place)?;
+            let data =
+                settings.map(|settings| data_of(&settings)).transpose().with_context(place)?;
+            Ok(Loaded { text: Text::Data(data.unwrap_or_default()), ..of_folder(&trained)? })
+        }
+        _ => bail!(
+            "{} is a run without weights: name the folder of its --save, or train without --no-save",
+            run.display()
+        ),
+    }
+}
+
+fn of_folder(dir: &Path) -> Result<Loaded> {
     let place = dir.to_path_buf();
     Ok(Loaded { model: hf::read(dir)?, place: place.clone(), text: Text::Folder(place) })
 }
@@ -61,13 +105,17 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
     });
     let weights = weights.collect::<Result<_>>()?;
     let model = Pretrained { config, dropout: DropoutRates::all(dropout), weights };
+    let data = data_of(&format!("data = {}", manifest.setting("data").with_context(place)?))?;
+    Ok(Loaded { model, place: checkpoint.path().to_path_buf(), text: Text::Data(data) })
+}
+
+/// The files that a run is trained on, by its settings.
+fn data_of(settings: &str) -> Result<Vec<PathBuf>> {
     #[derive(Deserialize)]
     struct Settings {
         data: Vec<PathBuf>,
     }
-    let Settings { data } =
-        toml::from_str(&format!("data = {}", manifest.setting("data").with_context(place)?))?;
-    Ok(Loaded { model, place: checkpoint.path().to_path_buf(), text: Text::Data(data) })
+    Ok(toml::from_str::<Settings>(settings)?.data)
 }
 
 impl Loaded {
@@ -91,10 +139,10 @@ impl Loaded {
     }
 
     /// Writes it into a folder as other programs read it, with its tokenizer if it has a file of that. Returns the
-    /// file of the weights.
-    pub(crate) fn save(&self, dir: &Path) -> Result<PathBuf> {
+    /// file of the weights, which says after how many steps they are as they are if `step` does.
+    pub(crate) fn save(&self, dir: &Path, step: Option<u64>) -> Result<PathBuf> {
         let Pretrained { config, dropout, weights } = &self.model;
-        let path = save(dir, config, dropout, weights)?;
+        let path = save(dir, config, dropout, weights, step)?;
         if let Some(tokenizer) = self.tokenizer_file()? {
             save_tokenizer(dir, &tokenizer)?;
         }

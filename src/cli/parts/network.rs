@@ -39,6 +39,11 @@ pub(crate) struct LinkArgs {
 }
 
 impl LinkArgs {
+    /// Whether no link is described, so that messages and sums take no time.
+    pub(crate) fn is_free(&self) -> bool {
+        self.inside.is_none() && self.between.is_none()
+    }
+
     /// What they say of a job of so many ranks in `width` groups.
     pub(crate) fn network(&self, width: usize, n_ranks: usize) -> Network {
         let inside = self.inside.unwrap_or_default().0;

@@ -177,3 +177,18 @@ fn without_time_nothing_is_chosen_and_said_so() {
     let refusal = refusal.err().unwrap().to_string();
     assert!(refusal.contains("choose a larger --search-time"), "{refusal}");
 }
+
+#[test]
+fn what_is_left_out_gains_nothing_over_a_simpler_way() {
+    let all = chosen(&small(""), 16, &cluster(4, PLENTY));
+    let distinct: Vec<&Candidate> = all.distinct().collect();
+    assert!(distinct[0] == &all.candidates[0] && distinct.len() < all.candidates.len());
+    for left_out in all.candidates.iter().filter(|c| !distinct.contains(c)) {
+        let is_as_good = |kept: &&Candidate| {
+            kept.step_s as f32 == left_out.step_s as f32
+                && kept.need.total() <= left_out.need.total()
+                && kept.config.depth <= left_out.config.depth
+        };
+        assert!(distinct.iter().any(is_as_good), "{left_out:?}");
+    }
+}

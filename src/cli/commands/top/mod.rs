@@ -4,7 +4,7 @@ mod follow;
 mod view;
 
 use std::io::{IsTerminal, stdout};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -15,6 +15,8 @@ use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, size};
 use ratatui::layout::Rect;
 use ratatui::{Terminal, TerminalOptions, Viewport};
+
+use crate::run::{RUNS, newest_first};
 
 use follow::Followed;
 
@@ -28,9 +30,9 @@ const LARGEST: (u16, u16) = (1000, 400);
 /// Follows a run in the terminal: loss, tokens per second, and bubble and memory of each rank; q quits
 #[derive(Args)]
 pub(crate) struct Top {
-    /// Folder of the run, at work or over
+    /// Directory of the run, active or finished [default: the newest in `runs`]
     #[arg(value_name = "RUN")]
-    run: PathBuf,
+    run: Option<PathBuf>,
     /// Prints what there is once, as where standard output is no terminal
     #[arg(long)]
     once: bool,
@@ -38,7 +40,10 @@ pub(crate) struct Top {
 
 impl Top {
     pub(crate) fn run(self) -> Result<()> {
-        let mut run = Followed::open(&self.run)?;
+        let newest = || newest_first(Path::new(RUNS)).into_iter().next();
+        let path = self.run.or_else(newest);
+        let path = path.with_context(|| format!("there is no run in {RUNS}/: name its folder"))?;
+        let mut run = Followed::open(&path)?;
         run.read()?;
         if self.once || !stdout().is_terminal() {
             return crate::cli::parts::console::print(picture(&run)?);

@@ -2,6 +2,7 @@
 
 #[cfg_attr(not(feature = "mpi"), path = "no_ranks.rs")]
 pub(crate) mod ranks;
+mod suggest;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ use crate::formats::save::{prepare, save};
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::outside::OnDisk;
 use crate::run::{Folder, Place, Run, Trained};
-use crate::settings::{Config, Layers, Transport};
+use crate::settings::{Config, Layers, MODEL, Transport};
 
 /// Trains a GPT-2 or a BERT; without any option a small GPT-2, on a built-in text, through a Chimera pipeline
 #[derive(Args)]
@@ -105,7 +106,7 @@ impl Train {
                 tell(format_args!("{also:#}")); // the error that counts is the first
             }
         }
-        say.line(&format!("run: {}", folder.path().display()));
+        self.close(&run, folder.path(), &say, &outcome);
         outcome
     }
 
@@ -119,10 +120,6 @@ impl Train {
         go: impl FnOnce(&mut Observe<'_>) -> Result<Trained>,
     ) -> Result<(Trained, f64)> {
         say.line(&headline(run));
-        let Config { save, save_every, .. } = run.config();
-        if save.is_none() && *save_every == 0 {
-            say.line("the weights are not kept: --save DIR keeps them, and --save-every N saves checkpoints");
-        }
         if let Some(report) = run.search() {
             say.line(&report.to_string());
         }
@@ -164,9 +161,10 @@ impl Train {
     pub(crate) fn conclude_trained(&self, run: &Run, place: &Place, say: &Say) -> Result<()> {
         say.line("nothing is left to train: raise --steps to go on");
         place.remove_errors()?;
-        if let (Some(dir), Some(checkpoint)) = (&run.config().save, run.begins_at()) {
-            prepare(dir, true)?;
-            let path = model::load(checkpoint)?.save(dir)?;
+        let dir = run.config().weights_dir(place.path());
+        if let (Some(dir), Some(checkpoint)) = (dir, run.begins_at()) {
+            prepare(&dir, true)?;
+            let path = model::load(Some(checkpoint))?.save(&dir, Some(run.first_step()))?;
             say.line(&format!("weights: {}", path.display()));
         }
         if self.json {
@@ -183,17 +181,17 @@ impl Train {
         (trained, seconds): (Trained, f64),
         say: &Say,
     ) -> Result<()> {
-        let is_done = trained.last.step + 1 == run.config().steps;
-        if let Some(dir) = &run.config().save {
-            let dropout = DropoutRates::all(run.config().dropout);
-            let save = |dir: &Path| save(dir, run.model(), &dropout, &trained.weights);
-            let path = save(dir).map_err(|e| match save(&folder.path().join("weights")) {
-                Ok(path) => e.context(format!("the weights are in {}", path.display())),
-                Err(_) => e,
+        let (config, n_steps) = (run.config(), trained.last.step + 1);
+        let is_done = n_steps == config.steps;
+        // A run that is stopped has a checkpoint, and may have little time.
+        let is_saved = is_done || config.save.is_some();
+        if let Some(dir) = config.weights_dir(folder.path()).filter(|_| is_saved) {
+            let path = save_weights(run, &trained, &dir).map_err(|e| {
+                match save_weights(run, &trained, &folder.path().join(MODEL)) {
+                    Ok(path) => e.context(format!("the weights are in {}", path.display())),
+                    Err(_) => e,
+                }
             })?;
-            if let Some(file) = tokenizer_file_of(&run.config().data)? {
-                save_tokenizer(dir, &file)?;
-            }
             say.line(&format!("weights: {}", path.display()));
         }
         if let Some(checkpoint) = &trained.checkpoint {
@@ -204,14 +202,37 @@ impl Train {
         }
         if !is_done {
             let message = format!(
-                "stopped on request after this step; --out {} --resume auto goes on",
-                folder.path().display()
+                "stopped on request after step {}; resume with: {}",
+                trained.last.step,
+                suggest::to_resume(config, folder.path())
             );
             let fault = Fault::new(Class::Requeue, Rank(0), message);
             return Err(Fault { step: Some(trained.last.step), ..fault }.into());
         }
         Outcome { run, folder, say, json: self.json }.show(&trained, seconds)
     }
+
+    /// The last lines of a run: where it is, and what to do with it.
+    pub(crate) fn close(&self, run: &Run, folder: &Path, say: &Say, outcome: &Result<()>) {
+        say.line(&format!("run: {}", folder.display()));
+        let weights = run.config().weights_dir(folder);
+        if let (Ok(()), Some(dir)) = (outcome, weights) {
+            // A run is as good a name of its model as the folder within it.
+            let dir = if dir.starts_with(folder) { folder } else { &dir };
+            say.line(&format!("next: {}", suggest::to_try(run, dir)));
+        }
+    }
+}
+
+/// Saves the weights as other programs read them, with the tokenizer of the data if it has one.
+fn save_weights(run: &Run, trained: &Trained, dir: &Path) -> Result<PathBuf> {
+    let dropout = DropoutRates::all(run.config().dropout);
+    let step = Some(trained.last.step + 1);
+    let path = save(dir, run.model(), &dropout, &trained.weights, step)?;
+    if let Some(file) = tokenizer_file_of(&run.config().data)? {
+        save_tokenizer(dir, &file)?;
+    }
+    Ok(path)
 }
 
 /// What is told of each step.

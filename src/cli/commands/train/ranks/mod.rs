@@ -186,7 +186,7 @@ fn as_rank(
     let ended = trained.and_then(|trained| {
         conclude(comm, &run, known, Some(|| train.conclude(&run, &folder, trained, &say)))
     });
-    say.line(&format!("run: {}", folder.path().display()));
+    train.close(&run, folder.path(), &say, &ended);
     ended
 }
 
