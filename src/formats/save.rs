@@ -112,7 +112,8 @@ mod tests {
         let weights =
             [(param("a"), values[0].clone()), (param("lm_head.weight"), values[1].clone())];
         let bytes =
-            std::fs::read(save(&dir, &MODEL, &DropoutRates::all(0.0), &weights).unwrap()).unwrap();
+            std::fs::read(save(&dir, &MODEL, &DropoutRates::all(0.0), &weights, None).unwrap())
+                .unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(
             read.tensor("transformer.a").unwrap().data(),
@@ -126,7 +127,7 @@ mod tests {
 
         let unsound = [(param("c"), vec![1.0, f32::NAN])];
         let (other, rates) = (folder.path().join("other"), DropoutRates::all(0.0));
-        let refusal = save(&other, &MODEL, &rates, &unsound).unwrap_err();
+        let refusal = save(&other, &MODEL, &rates, &unsound, None).unwrap_err();
         assert_eq!(refusal.downcast_ref::<Fault>().map(|f| f.class), Some(Class::NonFinite));
         assert_eq!(std::fs::read_dir(&other).unwrap().count(), 0);
     }
