@@ -11,8 +11,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
     keep_memory();
-    #[cfg(feature = "nccl")]
-    set_cuda_environment();
+    if cfg!(feature = "nccl") {
+        set_cuda_environment();
+    }
     #[cfg(unix)]
     catch_file_size_limit();
     chimera::cli::main()
@@ -41,7 +42,6 @@ fn keep_memory() {
 /// the device for those of other ranks, so nothing that these wait for may come behind them: neither in a
 /// hardware queue that several streams share, nor because a kernel is loaded at its first use. And ranks that
 /// are threads must not read each other's memory, which their GPUs do not open to one another.
-#[cfg(feature = "nccl")]
 #[expect(unsafe_code, reason = "the environment is the one way to say it")]
 fn set_cuda_environment() {
     let settings = [

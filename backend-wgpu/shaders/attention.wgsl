@@ -7,7 +7,8 @@
 // where they lie.
 //
 // A workgroup goes through the rows that any of its invocations needs, four at a time; those that one of them
-// must not see weigh nothing there. This file is what the forward and the backward pass share; each declares `qkv`.
+// must not see weigh nothing there. This file is what the forward and the backward pass share; each declares `qkv`,
+// and `store` for a feature of its result.
 
 const LOWEST = -3.0e38;
 
@@ -95,6 +96,13 @@ fn qkv_quad(at: u32, quad: u32) -> vec4<f32> {
     return vec4(
         qkv_feature(at, i), qkv_feature(at, i + 1u), qkv_feature(at, i + 2u), qkv_feature(at, i + 3u),
     );
+}
+
+fn store_quad(at: u32, quad: u32, x: vec4<f32>) {
+    store(at, 4u * quad, x.x);
+    store(at, 4u * quad + 1u, x.y);
+    store(at, 4u * quad + 2u, x.z);
+    store(at, 4u * quad + 3u, x.w);
 }
 
 /// Brings the keys and values of the rows from `row` on.

@@ -59,13 +59,6 @@ fn store(at: u32, i: u32, x: f32) {
     }
 }
 
-fn store_quad(at: u32, quad: u32, x: vec4<f32>) {
-    store(at, 4u * quad, x.x);
-    store(at, 4u * quad + 1u, x.y);
-    store(at, 4u * quad + 2u, x.z);
-    store(at, 4u * quad + 3u, x.w);
-}
-
 @compute @workgroup_size(QUERIES)
 fn backward_queries(
     @builtin(workgroup_id) group: vec3<u32>,

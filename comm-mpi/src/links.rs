@@ -7,13 +7,14 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
 use chimera_core::ids::Rank;
 
 use crate::door::{Door, HELLO, Token, prepare, read_hello};
+use crate::shared::lock;
 
 /// For the ranks to be connected; then those that are not are reported.
 const TO_JOIN: Duration = Duration::from_secs(30);
@@ -263,11 +264,6 @@ impl Link {
             let _ = self.stream.write_all(&dead.0.to_le_bytes()); // its end is seen where it is read
         }
     }
-}
-
-/// A thread that panicked leaves nothing half-written behind the lock.
-fn lock(tree: &Mutex<Tree>) -> MutexGuard<'_, Tree> {
-    tree.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -224,7 +224,7 @@ impl Shared {
     }
 }
 
-/// A thread that panicked leaves nothing half-written behind these locks.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// A thread that panicked leaves nothing half-written behind a lock of this crate.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

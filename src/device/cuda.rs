@@ -1,35 +1,79 @@
 //! GPUs of CUDA by number.
 
 use anyhow::{Result, anyhow, ensure};
-use chimera_backend_candle::gpu::cuda::{self, Cuda, Device};
+use chimera_backend_candle::gpu::cuda::{self, Cuda};
 use chimera_backend_candle::gpu::{Element, Gpu};
-use chimera_core::device::DeviceError;
+use chimera_core::device::{Device, DeviceError};
 
-pub(super) use chimera_backend_candle::gpu::cuda::libraries;
+use super::backend::{Backend, Usage};
+use super::precision::Precision;
 
-use super::Precision;
+/// A stream of a GPU.
+pub(super) type Stream = Gpu<Cuda>;
 
-/// All that there are.
-pub(super) fn devices() -> Result<Vec<Device>> {
-    count()?;
-    cuda::devices().map_err(usage)
+impl Backend for Stream {
+    fn has_streams() -> bool {
+        true
+    }
+
+    fn list() -> Result<Vec<String>> {
+        count()?;
+        let gpus = cuda::devices().map_err(usage)?;
+        let gpus = gpus.iter().map(|gpu| format!("cuda:{}: {gpu}", gpu.ordinal));
+        Ok(gpus.chain([format!("cuda: {}", cuda::libraries())]).collect())
+    }
+
+    fn number(local: usize) -> Result<Option<usize>> {
+        Ok(Some(local % count()?))
+    }
+
+    fn open(number: usize, precision: Precision) -> Result<Stream> {
+        let activations = match precision {
+            Precision::F32 => Element::F32,
+            Precision::Bf16 => Element::Bf16,
+        };
+        let driver = Cuda::new(number, activations).map_err(usage)?;
+        Ok(Gpu::new(driver, activations))
+    }
+
+    fn poisoned(self) -> Stream {
+        Gpu::poisoned(self)
+    }
+
+    fn name(&self) -> String {
+        Device::name(self)
+    }
+
+    fn model(&self) -> String {
+        let name = Device::name(self); // begins with the number
+        format!("cuda {}", name.split_once(' ').map_or("", |(_, model)| model))
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.driver().free_bytes().ok()
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        let cuda::Usage { n_launches, n_waits, peak_bytes, reserved_bytes, .. } =
+            self.driver().usage().ok()?;
+        Some(Usage { n_launches, n_waits, peak_bytes, reserved_bytes })
+    }
+
+    fn held_peak(&self) -> Option<u64> {
+        Some(self.driver().held_peak())
+    }
+
+    fn reset_peak(&self) {
+        let reset = self.driver().reset_peak();
+        let _ = reset; // a device that fails shows it elsewhere
+    }
 }
 
-/// How many there are: one at least.
-pub(super) fn count() -> Result<usize> {
+/// How many GPUs there are: one at least.
+fn count() -> Result<usize> {
     let n = cuda::count().map_err(usage)?;
     ensure!(n > 0, "this machine has no GPU that CUDA can use");
     Ok(n)
-}
-
-/// A stream of its own on one.
-pub(super) fn open(number: usize, precision: Precision) -> Result<Gpu<Cuda>> {
-    let activations = match precision {
-        Precision::F32 => Element::F32,
-        Precision::Bf16 => Element::Bf16,
-    };
-    let driver = Cuda::new(number, activations).map_err(usage)?;
-    Ok(Gpu::new(driver, activations))
 }
 
 /// What a machine lacks before the start is a matter of its setup; only memory is not.

@@ -1,10 +1,13 @@
-//! The devices that workers compute on: the one place that knows which kinds there are, and which of them
-//! this build has.
+//! The devices that workers compute on. [`kinds`] is the table of them: each kind is a row there, and a file beside it
+//! that implements [`Backend`](backend::Backend).
 
+mod backend;
+mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod listing;
-mod opened;
+mod kinds;
+mod open;
+mod precision;
 pub mod selftest;
 #[cfg(feature = "wgpu")]
 mod wgpu;
@@ -12,64 +15,63 @@ mod wgpu;
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Result, ensure};
-use chimera_core::notation::by_name;
+use anyhow::{Context, Result, ensure};
 
-pub use listing::available;
-pub use opened::{Compute, Devices, OpenDevice, Usage};
+pub use backend::{Compute, Usage};
+use kinds::{Built, Kind};
+pub use open::{Devices, OpenDevice};
+pub use precision::Precision;
 
-/// A device as `--device` names it.
+/// A device as `--device` names it: a kind, and which one of that kind. Without a number each worker takes the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Device {
-    /// The processor.
-    Cpu,
-    /// A GPU through CUDA, by its number; without one, each worker takes the next.
-    Cuda(Option<usize>),
-    /// An adapter of wgpu, by its number; without one, each worker takes the next of the first one's model.
-    Wgpu(Option<usize>),
+pub struct Device {
+    kind: Kind,
+    number: Option<usize>,
 }
 
 impl FromStr for Device {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Device, String> {
-        let unknown =
-            || format!("unknown device `{text}`: choose cpu, cuda, cuda:N, wgpu or wgpu:N");
-        let (kind, number) = match text.split_once(':') {
+        let unknown = || format!("unknown device `{text}`: choose {}", choices());
+        let (name, number) = match text.split_once(':') {
             None => (text, None),
-            Some((kind, number)) => (kind, Some(number.parse().map_err(|_| unknown())?)),
+            Some((name, number)) => (name, Some(number.parse().map_err(|_| unknown())?)),
         };
-        match kind {
-            "cpu" if number.is_none() => Ok(Device::Cpu),
-            "cuda" => Ok(Device::Cuda(number)),
-            "wgpu" => Ok(Device::Wgpu(number)),
-            _ => Err(unknown()),
-        }
+        let is_named = |kind: &&Kind| kind.name() == name && !(kind.is_host() && number.is_some());
+        let kind = *Kind::ALL.iter().find(is_named).ok_or_else(unknown)?;
+        Ok(Device { kind, number })
     }
+}
+
+/// Every name that a device can have.
+fn choices() -> String {
+    let names = Kind::ALL.iter().map(|kind| match (kind.name(), kind.is_host()) {
+        (name, true) => name.to_string(),
+        (name, false) => format!("{name}, {name}:N"),
+    });
+    let names = names.collect::<Vec<_>>().join(", ");
+    names.rsplit_once(", ").map_or(names.clone(), |(first, last)| format!("{first} or {last}"))
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, number) = match self {
-            Device::Cpu => ("cpu", None),
-            Device::Cuda(number) => ("cuda", *number),
-            Device::Wgpu(number) => ("wgpu", *number),
-        };
-        match number {
-            None => f.write_str(kind),
-            Some(number) => write!(f, "{kind}:{number}"),
-        }
+        f.write_str(self.kind.name())?;
+        self.number.map_or(Ok(()), |number| write!(f, ":{number}"))
     }
 }
 
 impl Device {
+    /// The processor.
+    pub const CPU: Device = Device { kind: Kind::Cpu, number: None };
+
     /// The devices of the workers of a group of `depth`: one for all, or one each, separated by commas.
     ///
     /// # Errors
     /// If one is unknown or not in this build, or there are too many or too few.
     pub fn list(text: &str, depth: usize) -> Result<Vec<Device>> {
         let devices = Device::named(text, depth)?;
-        devices.iter().try_for_each(Device::is_built).map(|()| devices)
+        devices.iter().try_for_each(|device| device.built().map(drop)).map(|()| devices)
     }
 
     /// Parses a list of devices, in this build or not.
@@ -88,67 +90,68 @@ impl Device {
         Ok(devices)
     }
 
-    fn is_built(&self) -> Result<()> {
-        let (is_built, feature) = match self {
-            Device::Cpu => (true, "cpu"),
-            Device::Cuda(_) => (cfg!(feature = "cuda"), "cuda"),
-            Device::Wgpu(_) => (cfg!(feature = "wgpu"), "wgpu"),
-        };
+    /// Whether its tensors lie in the host's memory, which is then what can run out.
+    pub fn is_host(self) -> bool {
+        self.kind.is_host()
+    }
+
+    /// Whether activations can be made of these numbers.
+    pub fn has(self, precision: Precision) -> bool {
+        self.kind.precisions().contains(&precision)
+    }
+
+    /// Refuses a precision that the device does not have.
+    pub(crate) fn check(self, precision: Precision) -> Result<()> {
         ensure!(
-            is_built,
-            "device `{self}` is not in this build: install chimera with `--features {feature}`"
+            self.has(precision),
+            "precision {precision} is for CUDA alone, not for device `{self}`: choose f32"
         );
         Ok(())
     }
-}
 
-/// What activations are made of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Precision {
-    /// f32, like everything else.
-    F32,
-    /// bf16; weights, their gradients, moments and sums stay f32.
-    Bf16,
-}
+    /// The device with the number that the `local`-th worker of a machine takes, unless it has one.
+    fn numbered(self, local: usize) -> Result<Device> {
+        let number = match self.number {
+            None => (self.built()?.number)(local)?,
+            given => given,
+        };
+        Ok(Device { number, ..self })
+    }
 
-impl Precision {
-    /// By name.
-    pub const ALL: [(&'static str, Precision); 2] =
-        [("f32", Precision::F32), ("bf16", Precision::Bf16)];
+    /// Whether each rank has a stream of its own, so that tensors go from one device of this kind to another.
+    fn has_streams(self) -> bool {
+        self.kind.built().is_some_and(|built| (built.has_streams)())
+    }
 
-    /// Bytes of an element of an activation.
-    pub fn activation_bytes(self) -> u64 {
-        match self {
-            Precision::F32 => 4,
-            Precision::Bf16 => 2,
+    /// Whether ranks on this device and on `other` can hand each other tensors as they are.
+    fn shares_tensors(self, other: Device) -> bool {
+        self == other || (self.kind == other.kind && self.has_streams())
+    }
+
+    /// What `--device` can name of this kind on this machine, in words, or why there is none.
+    fn listing(self) -> Vec<String> {
+        let found = self.built().map(|built| (built.list)());
+        match found {
+            Ok(found) => found.unwrap_or_else(|none| vec![format!("{}: {none}", self.kind.name())]),
+            Err(refusal) => vec![refusal.to_string()],
         }
     }
 
-    /// Refuses it where `device` has no such numbers.
-    pub fn check(self, device: Device) -> Result<()> {
-        ensure!(
-            self == Precision::F32 || matches!(device, Device::Cuda(_)),
-            "precision bf16 is for CUDA alone, not for device `{device}`: choose f32"
-        );
-        Ok(())
-    }
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
+    fn built(self) -> Result<&'static Built> {
+        self.kind.built().with_context(|| {
+            let feature = self.kind.name();
+            format!(
+                "device `{self}` is not in this build: install chimera with `--features {feature}`"
+            )
         })
     }
 }
 
-impl FromStr for Precision {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Precision, String> {
-        by_name("precision", name, &Precision::ALL)
-    }
+/// What `--device` can name on this machine, in words, and what it would take for the others.
+pub fn available() -> Vec<String> {
+    let mut kinds = Kind::ALL.to_vec();
+    kinds.sort_by_key(|kind| kind.built().is_none());
+    kinds.into_iter().flat_map(|kind| Device { kind, number: None }.listing()).collect()
 }
 
 #[cfg(test)]
@@ -157,26 +160,28 @@ mod tests {
 
     #[test]
     fn names_are_parsed() {
-        for (text, device) in [
-            ("cpu", Device::Cpu),
-            ("cuda", Device::Cuda(None)),
-            ("wgpu", Device::Wgpu(None)),
-            ("wgpu:3", Device::Wgpu(Some(3))),
+        for (text, kind, number) in [
+            ("cpu", Kind::Cpu, None),
+            ("cuda", Kind::Cuda, None),
+            ("wgpu", Kind::Wgpu, None),
+            ("wgpu:3", Kind::Wgpu, Some(3)),
         ] {
+            let device = Device { kind, number };
             assert_eq!(text.parse(), Ok(device));
             assert_eq!(device.to_string(), text);
         }
         for text in ["", "gpu", "cpu:0", "wgpu:", "wgpu:-1", "cuda:x"] {
-            assert!(text.parse::<Device>().is_err(), "{text}");
+            let refusal = text.parse::<Device>().expect_err(text);
+            assert!(refusal.ends_with("choose cpu, cuda, cuda:N, wgpu or wgpu:N"), "{refusal}");
         }
     }
 
     #[test]
     fn one_device_serves_all_workers_or_each_has_its_own() {
-        assert_eq!(Device::list("cpu", 3).unwrap(), [Device::Cpu; 3]);
-        assert_eq!(Device::list("cpu, cpu", 2).unwrap(), [Device::Cpu; 2]);
+        assert_eq!(Device::list("cpu", 3).unwrap(), [Device::CPU; 3]);
+        assert_eq!(Device::list("cpu, cpu", 2).unwrap(), [Device::CPU; 2]);
         let refusal = Device::list("cpu,cpu", 3).unwrap_err().to_string();
         assert!(refusal.contains("2 devices for 3 worker(s)"), "{refusal}");
-        assert!(Devices::open(&[Device::Cpu; 2], 2, Precision::F32).unwrap().one().is_some());
+        assert!(Devices::open(&[Device::CPU; 2], 2, Precision::F32).unwrap().one().is_some());
     }
 }

@@ -1,10 +1,49 @@
 //! Adapters of wgpu by number.
 
 use anyhow::{Context, Result, ensure};
-use chimera_backend_wgpu::{Adapter, Options, Wgpu, adapters as find};
+pub(super) use chimera_backend_wgpu::Wgpu;
+use chimera_backend_wgpu::{Adapter, Options, adapters as find};
+use chimera_core::device::Device;
 
-/// All that there are.
-pub(super) fn adapters() -> Result<Vec<Adapter>> {
+use super::backend::Backend;
+use super::precision::Precision;
+
+impl Backend for Wgpu {
+    fn list() -> Result<Vec<String>> {
+        let line = |(number, adapter): (usize, &Adapter)| {
+            format!("wgpu:{number}: {adapter}\n{}", products(adapter))
+        };
+        Ok(adapters()?.iter().enumerate().map(line).collect())
+    }
+
+    /// Adapters of the first one's model are dealt out in turn. (A software Vulkan beside a GPU is none of them.)
+    fn number(local: usize) -> Result<Option<usize>> {
+        let models: Vec<String> = adapters()?.iter().map(Adapter::model).collect();
+        let alike: Vec<usize> = (0..models.len()).filter(|i| models[*i] == models[0]).collect();
+        Ok(Some(alike[local % alike.len()]))
+    }
+
+    fn open(number: usize, _: Precision) -> Result<Wgpu> {
+        let adapters = adapters()?;
+        let adapter = adapters.get(number).with_context(|| {
+            let n = adapters.len();
+            format!("there is no adapter wgpu:{number}: `chimera devices` lists the {n} there are")
+        })?;
+        let product = adapter.speeds()?.and_then(|speeds| speeds.best());
+        Ok(adapter.open(Options { product, ..Options::default() })?)
+    }
+
+    fn name(&self) -> String {
+        Device::name(self)
+    }
+
+    fn model(&self) -> String {
+        Wgpu::model(self).into()
+    }
+}
+
+/// All adapters: one at least.
+fn adapters() -> Result<Vec<Adapter>> {
     let adapters = find();
     ensure!(
         !adapters.is_empty(),
@@ -14,16 +53,8 @@ pub(super) fn adapters() -> Result<Vec<Adapter>> {
     Ok(adapters)
 }
 
-/// The number of the adapter that the `local`-th worker takes: adapters of the first one's model are dealt out
-/// in turn. (A software Vulkan beside a GPU is none of them.)
-pub(super) fn in_turn(local: usize) -> Result<usize> {
-    let models: Vec<String> = adapters()?.iter().map(Adapter::model).collect();
-    let alike: Vec<usize> = (0..models.len()).filter(|i| models[*i] == models[0]).collect();
-    Ok(alike[local % alike.len()])
-}
-
-/// Which matrix product it gets, and why, as a line of the listing.
-pub(super) fn products(adapter: &Adapter) -> String {
+/// Which matrix product an adapter gets, and why, as a line of the listing.
+fn products(adapter: &Adapter) -> String {
     match adapter.speeds() {
         Ok(Some(speeds)) => {
             let measured = speeds.to_string();
@@ -36,15 +67,4 @@ pub(super) fn products(adapter: &Adapter) -> String {
         }
         Err(error) => format!("  {error}"),
     }
-}
-
-/// Opens one.
-pub(super) fn open(number: usize) -> Result<Wgpu> {
-    let adapters = adapters()?;
-    let adapter = adapters.get(number).with_context(|| {
-        let n = adapters.len();
-        format!("there is no adapter wgpu:{number}: `chimera devices` lists the {n} there are")
-    })?;
-    let product = adapter.speeds()?.and_then(|speeds| speeds.best());
-    Ok(adapter.open(Options { product, ..Options::default() })?)
 }

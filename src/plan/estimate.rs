@@ -236,9 +236,9 @@ fn candidate(config: Config, need: Need, taken: &StepTime, is_simulated: bool) -
 
 /// Memory of the rank that needs most. Checkpoints are written from the host's memory, not a GPU's.
 fn peak_rank(plan: &Plan, needs: &[Need]) -> Need {
-    let on_device = |(need, device): (&Need, &Device)| match device {
-        Device::Cpu => *need,
-        _ => Need { copy: 0.0, ..*need },
+    let on_device = |(need, device): (&Need, &Device)| match device.is_host() {
+        true => *need,
+        false => Need { copy: 0.0, ..*need },
     };
     let needs = needs.iter().zip(&plan.devices).map(on_device);
     needs.max_by(|a, b| a.total().total_cmp(&b.total())).unwrap_or_default()

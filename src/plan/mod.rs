@@ -94,7 +94,7 @@ impl Plan {
         config: Config,
         order: impl FnOnce(&Config, u32) -> Result<Ordered>,
     ) -> Result<Plan> {
-        devices.iter().try_for_each(|device| config.precision.check(*device))?;
+        devices.iter().try_for_each(|device| device.check(config.precision))?;
         ensure!(
             config.min_lr <= config.lr,
             "min-lr {} is above lr {}: the learning rate falls",

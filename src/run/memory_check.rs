@@ -8,16 +8,16 @@ use chimera_core::lower::Recompute;
 use chimera_core::notation::size;
 
 use super::available_memory::free_memory;
-use crate::device::{Device, Devices};
+use crate::device::Devices;
 use crate::plan::{Need, Plan};
 use crate::settings::Config;
 
 /// Refuses a run that needs more than the memory that is free, with this part of its ranks on this host.
 pub(super) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
     let (config, workers) = (&plan.config, plan.needs.iter().zip(&plan.devices));
-    let on_host = workers.map(|(need, device)| match device {
-        Device::Cpu => *need,
-        _ => Need { copy: need.copy, ..Need::default() },
+    let on_host = workers.map(|(need, device)| match device.is_host() {
+        true => *need,
+        false => Need { copy: need.copy, ..Need::default() },
     });
     let need = on_host.fold(Need::default(), Need::add).times(config.width as f64 * here);
     if let Some(free) = free_memory(Path::new("/")) {

@@ -9,7 +9,7 @@ mod initial;
 pub mod launch;
 mod lock;
 mod memory_check;
-#[cfg(feature = "nccl")]
+#[cfg_attr(not(feature = "nccl"), path = "no_nccl.rs")]
 mod nccl;
 pub mod outside;
 mod processes;

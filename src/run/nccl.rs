@@ -64,5 +64,5 @@ fn gpu(device: &OpenDevice, rank: Rank) -> Result<Gpu<Cuda>, Fault> {
         let message = format!("NCCL is for GPUs of CUDA, not for {name}: choose --device cuda");
         Fault::new(Class::Usage, rank, message)
     };
-    device.cuda().cloned().ok_or_else(none)
+    device.kernels().cloned().ok_or_else(none)
 }

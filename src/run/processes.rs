@@ -17,8 +17,8 @@ use super::trained::{RankTrained, merge};
 use super::watch::Watch;
 use super::{Here, Run, Trained, compute_threads, fingerprint, replica_devices};
 use crate::device::Compute;
-use crate::settings::Config;
 use crate::settings::schedules::Named;
+use crate::settings::{Config, Transport};
 
 /// For ranks to come to the same point while nobody knows the settings.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -69,10 +69,7 @@ impl Run {
         share(comm, &(), first_step)?; // clocks begin when all are here
         let job = self.job(&samples, stop);
         let ran = match self.config().transport {
-            #[cfg(feature = "nccl")]
-            crate::settings::Transport::Nccl => {
-                self.train_over_nccl(job, device, comm, why_over, &watch)
-            }
+            Transport::Nccl => self.train_over_nccl(job, device, comm, why_over, &watch),
             _ => {
                 drop(why_over); // over MPI alone all waits are MPI's
                 device.run(AsRank { run: self, job, comm, watch: &watch })

@@ -7,7 +7,7 @@ use chimera_core::model::ModelConfig;
 use toml::Value;
 
 use super::check::{check, option};
-use super::origin::Entries;
+use super::origin::{Entries, text};
 use super::schedules::Named;
 use super::{Origin, Outside, SettingsError, Start};
 
@@ -112,10 +112,6 @@ fn follow(
         };
     }
     Ok(())
-}
-
-fn text<'e>(merged: &'e Entries, key: &str) -> Option<&'e str> {
-    merged.get(key).and_then(|(value, _)| value.as_str())
 }
 
 /// What a model is, by key.

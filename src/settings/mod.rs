@@ -6,7 +6,7 @@
 //! the environment say, it asks of [`Outside`].
 
 #[cfg(feature = "cli")]
-mod args;
+pub mod args;
 mod check;
 mod config;
 mod file;
@@ -29,8 +29,6 @@ use std::path::PathBuf;
 
 use toml::Value;
 
-#[cfg(feature = "cli")]
-pub use args::options_of;
 pub use config::MODEL;
 pub use option::{Drawn, Opt, Resume};
 pub use options::{Config, OPTIONS};

@@ -9,6 +9,11 @@ use toml::Value;
 /// Value and origin by key.
 pub(super) type Entries = BTreeMap<&'static str, (Value, Origin)>;
 
+/// The text that a key has, if it has one.
+pub(super) fn text<'e>(merged: &'e Entries, key: &str) -> Option<&'e str> {
+    merged.get(key).and_then(|(value, _)| value.as_str())
+}
+
 /// Where a value came from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Origin {

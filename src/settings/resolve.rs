@@ -6,7 +6,7 @@ use toml::Value;
 
 use super::check::check;
 use super::follow::sizes;
-use super::origin::Entries;
+use super::origin::{Entries, text};
 use super::{
     Config, Layers, Nothing, OPTIONS, Origin, Outside, Settings, SettingsError, file, follow,
 };
@@ -113,10 +113,6 @@ fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value);
         ("min-lr", Value::Float(0.1 * lr)),
         ("threads", Value::Integer(threads.clamp(1, 1 << 10))),
     ]
-}
-
-fn text<'e>(merged: &'e Entries, key: &str) -> Option<&'e str> {
-    merged.get(key).and_then(|(value, _)| value.as_str())
 }
 
 fn refusal(origin: Origin, message: String) -> SettingsError {

@@ -118,6 +118,17 @@ pub(crate) fn environment(folder: &Path) -> Result<PathBuf> {
     Ok(python)
 }
 
+/// All Rust files below `folder` but those of builds, sorted.
+pub(crate) fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = files(folder)?;
+    found.retain(|path| {
+        let below = path.strip_prefix(folder).unwrap_or(path);
+        path.extension().is_some_and(|end| end == "rs")
+            && !below.iter().any(|part| part == "target")
+    });
+    Ok(found)
+}
+
 /// All files below `folder`, sorted.
 pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();

@@ -1,11 +1,10 @@
 //! The project's words: doc comments stand alone, and identifiers that gave way to the field's words stay away.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::root;
+use crate::command::{root, rust_files};
 
 /// Folders with sources of the project.
 const SOURCES: [&str; 9] = [
@@ -105,26 +104,6 @@ fn is_below(name: &str, folder: &str) -> bool {
 /// Whether an identifier stands in a line of code.
 fn has_word(code: &str, identifier: &str) -> bool {
     code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == identifier)
-}
-
-/// All Rust files below a folder.
-fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let (mut files, mut folders) = (Vec::new(), vec![folder.to_path_buf()]);
-    while let Some(next) = folders.pop() {
-        let entries =
-            fs::read_dir(&next).with_context(|| format!("cannot list {}", next.display()))?;
-        for entry in entries {
-            let path = entry?.path();
-            let is_built = path.file_name().is_some_and(|name| name == "target");
-            if path.is_dir() && !is_built {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                files.push(path);
-            }
-        }
-    }
-    files.sort();
-    Ok(files)
 }
 
 #[cfg(test)]

@@ -74,7 +74,12 @@ struct Suite<'c, C, To, From> {
     from: From,
 }
 
-impl<C, To, From> Suite<'_, C, To, From> {
+impl<T, C, To, From> Suite<'_, C, To, From>
+where
+    C: Comm<T>,
+    To: Fn(Host) -> T,
+    From: Fn(&T) -> Host,
+{
     fn right(&self) -> Rank {
         Rank((self.me.0 + 1) % self.n)
     }
@@ -83,17 +88,12 @@ impl<C, To, From> Suite<'_, C, To, From> {
         Rank((self.me.0 + self.n - 1) % self.n)
     }
 
-    fn all(&self) -> impl Iterator<Item = Rank> + use<C, To, From> {
+    fn all(&self) -> impl Iterator<Item = Rank> + use<T, C, To, From> {
         (0..self.n).map(Rank)
     }
 
     /// Everyone sends to everyone, itself included, before anyone receives; tags are received in any order.
-    fn sends_do_not_block<T>(&mut self)
-    where
-        C: Comm<T>,
-        To: Fn(Host) -> T,
-        From: Fn(&T) -> Host,
-    {
+    fn sends_do_not_block(&mut self) {
         let (me, n) = (self.me, self.n);
         let code = |from: Rank, to: Rank, i: u32| number((from.0 * n + to.0) * 20 + i);
         for to in self.all() {
@@ -110,12 +110,7 @@ impl<C, To, From> Suite<'_, C, To, From> {
     }
 
     /// Another step, kind or number makes another message.
-    fn tags_are_told_apart<T>(&mut self)
-    where
-        C: Comm<T>,
-        To: Fn(Host) -> T,
-        From: Fn(&T) -> Host,
-    {
+    fn tags_are_told_apart(&mut self) {
         let (right, left, bucket) = (self.right(), self.left(), BucketId(3));
         let tags = [
             tag(1, 0),
@@ -141,12 +136,7 @@ impl<C, To, From> Suite<'_, C, To, From> {
     }
 
     /// Tensors without elements, of odd and of large sizes, and of several extents, in both directions at once.
-    fn sizes_and_shapes_arrive<T>(&mut self)
-    where
-        C: Comm<T>,
-        To: Fn(Host) -> T,
-        From: Fn(&T) -> Host,
-    {
+    fn sizes_and_shapes_arrive(&mut self) {
         let (me, right, left) = (self.me, self.right(), self.left());
         let value = |from: Rank, i: usize| ((from.index() * 31 + i) % 251) as f32;
         let shapes = SIZES.iter().map(|n| vec![*n, 1]).chain([vec![7], vec![2, 3, 5]]);
@@ -164,10 +154,7 @@ impl<C, To, From> Suite<'_, C, To, From> {
     }
 
     /// Control data of one sender comes in order, whatever its length; collectives rely on it.
-    fn bytes_keep_their_order<T>(&mut self)
-    where
-        C: Comm<T>,
-    {
+    fn bytes_keep_their_order(&mut self) {
         let (me, right, left) = (self.me, self.right(), self.left());
         let bytes = |from: Rank, i: usize| vec![from.0 as u8 ^ i as u8; [70_001, 0, 5, 1, 900][i]];
         for i in 0..5 {
@@ -191,10 +178,7 @@ impl<C, To, From> Suite<'_, C, To, From> {
     }
 
     /// Everyone learns where everyone is, from transports that can tell.
-    fn progress_is_known<T>(&mut self)
-    where
-        C: Comm<T>,
-    {
+    fn progress_is_known(&mut self) {
         let at = |rank: Rank| Position::At { step: 3, instr: 7 * rank.0 + 1 };
         self.comm.report_progress(Position::At { step: 2, instr: 9 });
         self.comm.report_progress(at(self.me));
@@ -206,10 +190,7 @@ impl<C, To, From> Suite<'_, C, To, From> {
     }
 
     /// A wait ends in time, and its error says what was not sent.
-    fn what_is_not_sent_does_not_come<T>(&mut self)
-    where
-        C: Comm<T>,
-    {
+    fn what_is_not_sent_does_not_come(&mut self) {
         let (left, deadline) = (self.left(), Instant::now() + Duration::from_millis(20));
         let never = self.comm.recv(left, tag(9, 9), deadline).err();
         assert!(
@@ -219,10 +200,7 @@ impl<C, To, From> Suite<'_, C, To, From> {
         );
     }
 
-    fn meet<T>(&mut self)
-    where
-        C: Comm<T>,
-    {
+    fn meet(&mut self) {
         all_gather(self.comm, &[], soon()).expect("all_gather");
     }
 }

@@ -1,5 +1,9 @@
 //! Saved activations, whole or what selective recomputation keeps of them.
 
+use super::parts::part;
+use crate::device::Result;
+use crate::layers::Layers;
+
 /// Saved activations of a stage, of which [`Stage::select`](crate::stage::Stage::select) makes a selection.
 #[derive(Debug)]
 pub enum Kept<W, S> {
@@ -7,6 +11,16 @@ pub enum Kept<W, S> {
     Whole(W),
     /// What the rest can be made from.
     Selected(S),
+}
+
+/// What holds tensors.
+pub(super) trait Tensors {
+    type Tensor;
+    /// The holder of something else in the place of each tensor.
+    type Of<U>;
+
+    /// Applies `f` to each tensor.
+    fn map<U>(&self, f: impl FnMut(&Self::Tensor) -> Result<U>) -> Result<Self::Of<U>>;
 }
 
 /// The engine restores what it selected before a backward pass, so the other variant is a bug.
@@ -23,5 +37,36 @@ impl<W, S> Kept<W, S> {
             Kept::Selected(selected) => selected,
             Kept::Whole(_) => panic!("saved activations were not selected"),
         }
+    }
+}
+
+impl<W, S> Kept<W, S> {
+    /// Parts of equal size, of whole saved activations whose tensors have as many rows of every sample.
+    pub(super) fn split<D: Layers>(self, device: &D, parts: usize) -> Result<Vec<Kept<W, S>>>
+    where
+        W: Tensors<Tensor = D::Tensor, Of<D::Tensor> = W>,
+    {
+        let saved = self.whole();
+        let part = |n| saved.map(|tensor| part(device, tensor, n, parts)).map(Kept::Whole);
+        (0..parts).map(part).collect()
+    }
+
+    /// Device memory of the tensors.
+    pub(super) fn bytes<D: Layers>(&self, device: &D) -> u64
+    where
+        W: Tensors<Tensor = D::Tensor>,
+        S: Tensors<Tensor = D::Tensor>,
+    {
+        let mut sum = 0;
+        let add = |tensor: &D::Tensor| {
+            sum += device.bytes(tensor);
+            Ok(())
+        };
+        let added = match self {
+            Kept::Whole(saved) => saved.map(add).map(drop),
+            Kept::Selected(selected) => selected.map(add).map(drop),
+        };
+        let _ = added; // infallible, as the closure is
+        sum
     }
 }

@@ -46,9 +46,10 @@ enum Measured {
 
 impl Selftest {
     pub(crate) fn run(self) -> Result<()> {
-        let size = match (self.size, self.device) {
-            (Some(Measured::Full), _) | (None, Device::Cuda(_)) => Size::Full,
-            (Some(Measured::Small) | None, _) => Size::Small,
+        let size = match self.size {
+            Some(Measured::Full) => Size::Full,
+            Some(Measured::Small) => Size::Small,
+            None => Size::of(self.device),
         };
         let mut written = Ok(());
         let time = Duration::try_from_secs_f64(self.time)?;

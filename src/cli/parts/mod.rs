@@ -5,8 +5,6 @@ pub(crate) mod costs;
 pub(crate) mod drawing;
 pub(crate) mod entry;
 pub(crate) mod exit;
-#[cfg(all(feature = "mpi", unix, debug_assertions))]
-pub(crate) mod fault_injection;
 pub(crate) mod model;
 pub(crate) mod network;
 pub(crate) mod outcome;
@@ -14,5 +12,3 @@ pub(crate) mod progress;
 pub(crate) mod proof;
 pub(crate) mod scheduled;
 pub(crate) mod shape;
-#[cfg(feature = "mpi")]
-pub(crate) mod shutdown;

@@ -9,8 +9,9 @@ use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches};
 
 use crate::cli::parts::console::warn;
+use crate::settings::args::options_of;
 use crate::settings::schedules::{Named, names, unread};
-use crate::settings::{Config, Drawn, OPTIONS, Origin, Settings, options_of};
+use crate::settings::{Config, Drawn, OPTIONS, Origin, Settings};
 
 /// Reads the name of a schedule or of a file as it is, and knows the names that there are.
 #[derive(Clone)]

@@ -1,33 +1,18 @@
-//! GPT-2's byte-pair encoding. Its vocabulary is in the build with the feature `tiktoken`.
+//! GPT-2's byte-pair encoding.
 
 use super::TokenizerError;
 
 /// The ids of a text. It is cut into pieces, since the library gives up on a million blanks in a row.
-#[cfg(feature = "tiktoken")]
 pub(super) fn encode(text: &str) -> Result<Vec<u32>, TokenizerError> {
     let pieces = super::pieces(text);
     Ok(pieces.flat_map(|piece| vocabulary().encode_ordinary(piece)).collect())
 }
 
 /// The bytes of ids, one after another; ids that are not in the vocabulary have none.
-#[cfg(feature = "tiktoken")]
 pub(super) fn bytes(ids: &[u32]) -> Vec<u8> {
     ids.iter().filter_map(|id| vocabulary().decode_bytes(&[*id]).ok()).flatten().collect()
 }
 
-#[cfg(feature = "tiktoken")]
 fn vocabulary() -> &'static tiktoken_rs::CoreBPE {
     tiktoken_rs::r50k_base_singleton() // its name is that of its 50k ranks; `gpt2` is the same
-}
-
-/// Refuses any text: the vocabulary is not in this build.
-#[cfg(not(feature = "tiktoken"))]
-pub(super) fn encode(_: &str) -> Result<Vec<u32>, TokenizerError> {
-    Err(TokenizerError::NotBuilt)
-}
-
-/// The mark of unreadable text for each id: the vocabulary is not in this build.
-#[cfg(not(feature = "tiktoken"))]
-pub(super) fn bytes(ids: &[u32]) -> Vec<u8> {
-    "\u{fffd}".repeat(ids.len()).into_bytes()
 }

@@ -1,5 +1,6 @@
 //! From text to token ids and back.
 
+#[cfg_attr(not(feature = "tiktoken"), path = "no_gpt2.rs")]
 mod gpt2;
 mod pieces;
 mod stream;

@@ -3,7 +3,7 @@
 
 mod conformance;
 mod layers;
-#[cfg(feature = "nccl")]
+#[cfg_attr(not(feature = "nccl"), path = "no_nccl.rs")]
 mod nccl;
 mod report;
 mod size;
@@ -20,7 +20,7 @@ use self::layers::LayerSpeeds;
 use self::report::Found;
 use self::steps::{Memory, Steps};
 use self::suite::Suite;
-use crate::device::{Device, Devices, OpenDevice, Precision, available};
+use crate::device::{Device, Devices, OpenDevice, Precision};
 
 pub use self::report::{Check, Measurement, Report};
 pub use self::size::Size;
@@ -67,9 +67,8 @@ pub fn run(
             all.iter().map(|p| format!("{} {}", p.name, p.precision)).collect();
         bail!("there is no part `{unknown}`: choose of {}", names.join(", "));
     }
-    if let Device::Cuda(_) = options.device {
-        let found = available().into_iter().filter(|line| line.starts_with("cuda"));
-        found.for_each(|line| report.add(Found::Note(line), &mut observe));
+    for line in options.device.listing() {
+        report.add(Found::Note(line), &mut observe);
     }
     let is_asked = |part: &Part| options.parts.iter().any(|name| part.is_called(name));
     for part in all.into_iter().filter(|part| options.parts.is_empty() || is_asked(part)) {
@@ -129,9 +128,9 @@ impl Part {
 
 /// All of them, in the order of their worth.
 fn parts(options: &Options) -> Result<Vec<Part>> {
-    let device = match options.device {
-        Device::Wgpu(None) => Device::Wgpu(Some(0)), // workers on several share no tensors
-        named => named,
+    let device = match options.device.has_streams() {
+        true => options.device,
+        false => options.device.numbered(0)?, // workers on several share no tensors
     };
     let open = |precision| Devices::open(&[device; DEPTH], 1, precision);
     let f32 = open(Precision::F32)?;
@@ -146,7 +145,7 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
         Part { name, device, precision, limit, act }
     };
     let on_f32 = |name, seconds, act| part(&f32, Precision::F32, name, seconds, act);
-    if !matches!(options.device, Device::Cuda(_)) {
+    if !device.has(Precision::Bf16) {
         return Ok(vec![
             on_f32("kernels", 600, kernels),
             on_f32("training", 600, training),
@@ -162,7 +161,6 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
         on_f32("training", 60, training),
         on_bf16("training", 60, training),
         on_bf16("steps", 120, steps_of),
-        #[cfg(feature = "nccl")]
         on_f32("NCCL", 120, |mut suite, devices| nccl::ranks(&mut suite, devices)),
         on_f32("memory", 90, memory_of),
         on_f32("out of memory", 20, out_of_memory),

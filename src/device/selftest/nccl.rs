@@ -26,8 +26,8 @@ pub(super) fn ranks(suite: &mut Suite, devices: &Devices) {
         }
         Err(reason) => return suite.note(&format!("NCCL is not tried: {reason}")),
     };
-    let gpus: Vec<_> =
-        devices.by_rank().iter().filter_map(|opened| opened.cuda().cloned()).collect();
+    let gpus: Vec<Gpu<Cuda>> =
+        devices.by_rank().iter().filter_map(|opened| opened.kernels().cloned()).collect();
     let is_shared = |n: usize| devices.shared().len() < n;
     for n in [1, 2, 4] {
         let what = format!("{n} rank(s) over NCCL");

@@ -2,6 +2,8 @@
 
 use chimera_core::model::{Architecture, ModelConfig};
 
+use crate::device::{Device, Precision};
+
 /// How large what is measured is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
@@ -9,6 +11,13 @@ pub enum Size {
     Small,
     /// What a GPU needs to show its speed: GPT-2 with 124 million parameters.
     Full,
+}
+
+impl Size {
+    /// The size that suits a device: GPUs with bf16 are the ones made for training.
+    pub fn of(device: Device) -> Size {
+        if device.has(Precision::Bf16) { Size::Full } else { Size::Small }
+    }
 }
 
 /// Sizes of what is measured.

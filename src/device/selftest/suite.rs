@@ -36,7 +36,6 @@ impl Suite {
         self.tell(Found::Measurement(Measurement { what, value, unit }));
     }
 
-    #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "only NCCL may be missing"))]
     pub(super) fn note(&mut self, note: &str) {
         self.tell(Found::Note(note.to_string()));
     }

@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
+use crate::command::rust_files;
 
 /// A source file: its path below the crate's sources, and its text.
 pub(super) struct Source {
@@ -26,25 +28,13 @@ pub(super) struct Use {
 
 /// All Rust files below a folder but those of tests.
 pub(super) fn read(folder: &Path) -> Result<Vec<Source>> {
-    let mut sources = Vec::new();
-    let mut folders = vec![folder.to_path_buf()];
-    while let Some(next) = folders.pop() {
-        for entry in
-            fs::read_dir(&next).with_context(|| format!("cannot list {}", next.display()))?
-        {
-            let path = entry?.path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs")
-                && !path.ends_with("tests.rs")
-            {
-                let text = fs::read_to_string(&path)?;
-                sources.push(Source { path: path.strip_prefix(folder)?.to_path_buf(), text });
-            }
-        }
-    }
-    sources.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(sources)
+    let mut files = rust_files(folder)?;
+    files.retain(|file| !file.ends_with("tests.rs"));
+    let source = |file: PathBuf| {
+        let text = fs::read_to_string(&file)?;
+        Ok(Source { path: file.strip_prefix(folder)?.to_path_buf(), text })
+    };
+    files.into_iter().map(source).collect()
 }
 
 /// All paths of all files, in order of files and lines.

@@ -46,17 +46,8 @@ pub(super) struct Deferred<T> {
 impl<T> Saved<T> {
     /// Applies `f` to each tensor.
     pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
-        let Selected { x, qkv, mixed, log_sum, sum_1, sum_2 } = &self.selected;
-        let selected = Selected {
-            x: f(x)?,
-            qkv: f(qkv)?,
-            mixed: f(mixed)?,
-            log_sum: f(log_sum)?,
-            sum_1: f(sum_1)?,
-            sum_2: f(sum_2)?,
-        };
         Ok(Saved {
-            selected,
+            selected: self.selected.map(&mut f)?,
             stats_1: f(&self.stats_1)?,
             mid: f(&self.mid)?,
             fc: f(&self.fc)?,
@@ -71,9 +62,16 @@ impl<T> Saved<T> {
 }
 
 impl<T> Selected<T> {
-    /// All tensors.
-    pub(super) fn tensors(&self) -> [&T; 6] {
-        [&self.x, &self.qkv, &self.mixed, &self.log_sum, &self.sum_1, &self.sum_2]
+    /// Applies `f` to each tensor.
+    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Selected<U>> {
+        Ok(Selected {
+            x: f(&self.x)?,
+            qkv: f(&self.qkv)?,
+            mixed: f(&self.mixed)?,
+            log_sum: f(&self.log_sum)?,
+            sum_1: f(&self.sum_1)?,
+            sum_2: f(&self.sum_2)?,
+        })
     }
 }
 

@@ -46,9 +46,8 @@ pub(super) struct Deferred<T> {
 impl<T> Saved<T> {
     /// Applies `f` to each tensor.
     pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
-        let Selected { first, predicted } = &self.selected;
         Ok(Saved {
-            selected: Selected { first: f(first)?, predicted: f(predicted)? },
+            selected: self.selected.map(&mut f)?,
             pooled: f(&self.pooled)?,
             transformed: f(&self.transformed)?,
             gelu: f(&self.gelu)?,
@@ -64,9 +63,9 @@ impl<T> Saved<T> {
 }
 
 impl<T> Selected<T> {
-    /// All tensors.
-    pub(super) fn tensors(&self) -> [&T; 2] {
-        [&self.first, &self.predicted]
+    /// Applies `f` to each tensor.
+    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Selected<U>> {
+        Ok(Selected { first: f(&self.first)?, predicted: f(&self.predicted)? })
     }
 }
 

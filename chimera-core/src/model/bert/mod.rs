@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use super::config::{self, Cut, DropoutRate, ModelConfig, Objective};
 use super::error::ModelError;
-use super::kept::Kept;
-use super::parts::{bytes, part};
+use super::kept::{Kept, Tensors};
+use super::parts::bytes;
 use super::pass::Pass;
 
 use crate::device::Result;
@@ -341,28 +341,11 @@ impl<D: Layers> Stage for BertStage<D> {
     }
 
     fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
-        let (device, saved) = (&self.device, saved.whole());
-        let part = |n| saved.map(|tensor| part(device, tensor, n, parts)).map(Kept::Whole);
-        (0..parts).map(part).collect()
+        saved.split(&self.device, parts)
     }
 
     fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
-        match saved {
-            Kept::Whole(saved) => {
-                let mut sum = 0;
-                // Infallible, as the closure is.
-                let _ = saved.map(|tensor| {
-                    sum += bytes(&self.device, [tensor]);
-                    Ok(())
-                });
-                sum
-            }
-            Kept::Selected(selected) => {
-                let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
-                let head = selected.head.iter().flat_map(head::Selected::tensors);
-                bytes(&self.device, blocks.chain(head).chain(&selected.embedding))
-            }
-        }
+        saved.bytes(&self.device)
     }
 
     fn deferred_bytes(&self, deferred: &BertDeferred<D::Tensor>) -> u64 {
@@ -373,14 +356,30 @@ impl<D: Layers> Stage for BertStage<D> {
     }
 }
 
-impl<T> BertSaved<T> {
-    /// Applies `f` to each tensor.
+impl<T> Tensors for BertSaved<T> {
+    type Tensor = T;
+    type Of<U> = BertSaved<U>;
+
     fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<BertSaved<U>> {
         let blocks = self.blocks.iter().map(|block| block.map(&mut f));
         Ok(BertSaved {
             blocks: blocks.collect::<Result<_>>()?,
             embedding: self.embedding.as_ref().map(|saved| saved.map(&mut f)).transpose()?,
             head: self.head.as_ref().map(|saved| saved.map(&mut f)).transpose()?,
+        })
+    }
+}
+
+impl<T> Tensors for BertSelected<T> {
+    type Tensor = T;
+    type Of<U> = BertSelected<U>;
+
+    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<BertSelected<U>> {
+        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
+        Ok(BertSelected {
+            blocks: blocks.collect::<Result<_>>()?,
+            embedding: self.embedding.as_ref().map(&mut f).transpose()?,
+            head: self.head.as_ref().map(|selected| selected.map(&mut f)).transpose()?,
         })
     }
 }

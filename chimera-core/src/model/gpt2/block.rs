@@ -47,16 +47,8 @@ pub(super) struct Deferred<T> {
 impl<T> Saved<T> {
     /// Applies `f` to each tensor.
     pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
-        let Selected { x, qkv, mixed, log_sum, mid } = &self.selected;
-        let selected = Selected {
-            x: f(x)?,
-            qkv: f(qkv)?,
-            mixed: f(mixed)?,
-            log_sum: f(log_sum)?,
-            mid: f(mid)?,
-        };
         Ok(Saved {
-            selected,
+            selected: self.selected.map(&mut f)?,
             stats_1: f(&self.stats_1)?,
             norm_1: f(&self.norm_1)?,
             stats_2: f(&self.stats_2)?,
@@ -72,9 +64,15 @@ impl<T> Saved<T> {
 }
 
 impl<T> Selected<T> {
-    /// All tensors.
-    pub(super) fn tensors(&self) -> [&T; 5] {
-        [&self.x, &self.qkv, &self.mixed, &self.log_sum, &self.mid]
+    /// Applies `f` to each tensor.
+    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Selected<U>> {
+        Ok(Selected {
+            x: f(&self.x)?,
+            qkv: f(&self.qkv)?,
+            mixed: f(&self.mixed)?,
+            log_sum: f(&self.log_sum)?,
+            mid: f(&self.mid)?,
+        })
     }
 }
 

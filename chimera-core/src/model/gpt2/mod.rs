@@ -7,9 +7,9 @@ use std::ops::Range;
 
 use super::config::{self, Cut, DropoutRate, ModelConfig, Objective};
 use super::error::ModelError;
-use super::kept::Kept;
+use super::kept::{Kept, Tensors};
 use super::operands::{Linear, Norm};
-use super::parts::{bytes, part};
+use super::parts::bytes;
 use super::pass::{EMBEDDED, Pass};
 
 use crate::device::Result;
@@ -321,27 +321,11 @@ impl<D: Layers> Stage for Gpt2Stage<D> {
     }
 
     fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
-        let (device, saved) = (&self.device, saved.whole());
-        let part = |n| saved.map(|tensor| part(device, tensor, n, parts)).map(Kept::Whole);
-        (0..parts).map(part).collect()
+        saved.split(&self.device, parts)
     }
 
     fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
-        match saved {
-            Kept::Whole(saved) => {
-                let mut sum = 0;
-                // Infallible, as the closure is.
-                let _ = saved.map(|tensor| {
-                    sum += bytes(&self.device, [tensor]);
-                    Ok(())
-                });
-                sum
-            }
-            Kept::Selected(selected) => {
-                let blocks = selected.blocks.iter().flat_map(block::Selected::tensors);
-                bytes(&self.device, blocks.chain(&selected.head))
-            }
-        }
+        saved.bytes(&self.device)
     }
 
     fn deferred_bytes(&self, deferred: &Gpt2Deferred<D::Tensor>) -> u64 {
@@ -354,8 +338,10 @@ impl<D: Layers> Stage for Gpt2Stage<D> {
     }
 }
 
-impl<T> Gpt2Saved<T> {
-    /// Applies `f` to each tensor.
+impl<T> Tensors for Gpt2Saved<T> {
+    type Tensor = T;
+    type Of<U> = Gpt2Saved<U>;
+
     fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Gpt2Saved<U>> {
         let head = match &self.head {
             Some(head) => {
@@ -365,5 +351,16 @@ impl<T> Gpt2Saved<T> {
         };
         let blocks = self.blocks.iter().map(|block| block.map(&mut f));
         Ok(Gpt2Saved { blocks: blocks.collect::<Result<_>>()?, head })
+    }
+}
+
+impl<T> Tensors for Gpt2Selected<T> {
+    type Tensor = T;
+    type Of<U> = Gpt2Selected<U>;
+
+    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Gpt2Selected<U>> {
+        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
+        let blocks = blocks.collect::<Result<_>>()?;
+        Ok(Gpt2Selected { blocks, head: self.head.as_ref().map(f).transpose()? })
     }
 }

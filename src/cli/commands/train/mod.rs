@@ -1,9 +1,6 @@
 //! `chimera train`: progress on the terminal around a [`Run`].
 
-#[cfg(feature = "mpi")]
-pub(crate) mod ranks;
-#[cfg(not(feature = "mpi"))]
-#[path = "no_ranks.rs"]
+#[cfg_attr(not(feature = "mpi"), path = "no_ranks.rs")]
 pub(crate) mod ranks;
 mod suggest;
 

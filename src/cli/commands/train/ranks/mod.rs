@@ -4,6 +4,10 @@
 //! the folder of the run, and concludes. What fails on one rank before the training ends all, before any
 //! writes; what fails later makes that rank's fault the cause of all.
 
+#[cfg(all(unix, debug_assertions))]
+mod fault_injection;
+mod shutdown;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,15 +22,13 @@ use chimera_core::engine::{Patience, panicked};
 use chimera_core::fault::Class;
 use chimera_core::ids::{BucketId, Rank};
 
-use super::{Train, listen, resume, stop_on_signal};
-use crate::cli::parts::console::warn;
-#[cfg(all(unix, debug_assertions))]
-use crate::cli::parts::fault_injection;
-use crate::cli::parts::progress::Say;
-use crate::cli::parts::shape::warn_of_unread;
-use crate::cli::parts::shutdown::{
+use self::shutdown::{
     Known, ROOT, close, end_if_over, end_now, fail, fault_of, start, stuck, within,
 };
+use super::{Train, listen, resume, stop_on_signal};
+use crate::cli::parts::console::warn;
+use crate::cli::parts::progress::Say;
+use crate::cli::parts::shape::warn_of_unread;
 use crate::formats::checkpoint::Store;
 use crate::run::launch::layouts;
 use crate::run::{PATIENCE, Place, Run, checkpoint_as, share};
@@ -131,7 +133,6 @@ fn as_rank(
         warn_of_unread(run.config());
         say.line(&format!("{n_ranks} ranks over MPI ({}; {why})", Mpi::library()));
     }
-    #[cfg(feature = "nccl")]
     if run.config().transport == Transport::Nccl {
         let version = run.nccl(comm.rank()).map_err(anyhow::Error::from);
         let version = together(comm, version, patience)?;

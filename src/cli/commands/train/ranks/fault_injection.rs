@@ -47,7 +47,7 @@ fn plan() -> Option<&'static Plan> {
 }
 
 /// Here this rank is struck, if that is the `point` of the test.
-pub(crate) fn at(point: impl FnOnce() -> String) {
+pub(super) fn at(point: impl FnOnce() -> String) {
     if let Some(plan) = plan()
         && plan.point == point()
     {
@@ -58,7 +58,7 @@ pub(crate) fn at(point: impl FnOnce() -> String) {
 }
 
 /// The disk of checkpoints, which strikes before its changes: `disk 0` and so on.
-pub(crate) fn disk() -> Disk {
+pub(super) fn disk() -> Disk {
     let n_changes = AtomicU32::new(0);
     Disk::gated(move |_, _| {
         let n = n_changes.fetch_add(1, Ordering::Relaxed);
@@ -69,7 +69,7 @@ pub(crate) fn disk() -> Disk {
 
 /// A transport that strikes: `at STEP.INSTRUCTION` before an instruction; counted from there, or from the
 /// `start`, `sent PLACE N` behind a message and `gather PLACE N` before a message of an all-gather.
-pub(crate) struct Struck<'c> {
+pub(super) struct Struck<'c> {
     inner: &'c mut dyn Comm<Host>,
     position: Position,
     n_sent: u32,
@@ -77,7 +77,7 @@ pub(crate) struct Struck<'c> {
 }
 
 impl<'c> Struck<'c> {
-    pub(crate) fn new(inner: &'c mut dyn Comm<Host>) -> Struck<'c> {
+    pub(super) fn new(inner: &'c mut dyn Comm<Host>) -> Struck<'c> {
         Struck { inner, position: Position::Start, n_sent: 0, n_gathered: 0 }
     }
 

@@ -21,7 +21,7 @@ use crate::run::launch::Launch;
 use crate::run::write_error;
 
 /// The rank that prints.
-pub(crate) const ROOT: Rank = Rank(0);
+pub(super) const ROOT: Rank = Rank(0);
 
 /// For all to write down why a run failed.
 const TO_FAIL: Duration = Duration::from_secs(2);
@@ -34,10 +34,10 @@ const TO_NOTICE: Duration = Duration::from_millis(280);
 
 /// What is told of this rank where it ends, as far as it is known.
 #[derive(Default)]
-pub(crate) struct Known {
+pub(super) struct Known {
     /// The folder of the run.
-    pub(crate) folder: OnceLock<PathBuf>,
-    pub(crate) explain: OnceLock<Arc<Explain>>,
+    pub(super) folder: OnceLock<PathBuf>,
+    pub(super) explain: OnceLock<Arc<Explain>>,
     /// Set by who writes it down: the first cause counts.
     noted: AtomicBool,
     /// Set by who prints it.
@@ -54,7 +54,7 @@ impl Known {
 }
 
 /// Tells all others why, writes it down, and ends the process when all have had time to do the same.
-pub(crate) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
+pub(super) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
     let fault = fault_of(error, mpi.rank());
     announce(&mut mpi, &fault, format_args!("{error:#}"), known);
     let code = fault.class.code();
@@ -68,7 +68,7 @@ pub(crate) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
 }
 
 /// Ends the process while some of its work goes on, which the others learn.
-pub(crate) fn end_now(comm: &mut impl Endpoint, fault: &Fault, known: &Known) -> ! {
+pub(super) fn end_now(comm: &mut impl Endpoint, fault: &Fault, known: &Known) -> ! {
     announce(comm, fault, fault, known);
     std::process::exit(fault.class.code().into())
 }
@@ -90,7 +90,7 @@ fn announce(comm: &mut impl Endpoint, fault: &Fault, error: impl Display, known:
 
 /// After the end of a rank the launcher sends a signal, and soon kills whoever is left: also those that compute,
 /// and have not seen yet why all is over.
-pub(crate) fn end_if_over(me: Rank, liveness: &LivenessMonitor, known: &Known) {
+pub(super) fn end_if_over(me: Rank, liveness: &LivenessMonitor, known: &Known) {
     if liveness.why_over().is_none() {
         return;
     }
@@ -118,7 +118,7 @@ fn note(me: Rank, fault: &Fault, known: &Known) {
     }
 }
 
-pub(crate) fn fault_of(error: &anyhow::Error, me: Rank) -> Fault {
+pub(super) fn fault_of(error: &anyhow::Error, me: Rank) -> Fault {
     match error.downcast_ref::<Fault>() {
         Some(fault) => fault.clone(),
         None => Fault::new(exit::class(error), me, format!("{error:#}")),
@@ -126,7 +126,7 @@ pub(crate) fn fault_of(error: &anyhow::Error, me: Rank) -> Fault {
 }
 
 /// Starts MPI.
-pub(crate) fn start(patience: Duration) -> Result<Mpi, Fault> {
+pub(super) fn start(patience: Duration) -> Result<Mpi, Fault> {
     let me = || Launch::found().map_or(ROOT, |launch| Rank(launch.rank));
     let never = move |_| {
         let why = "MPI does not start: a rank is stopped, or was never started (--start-timeout)";
@@ -137,7 +137,7 @@ pub(crate) fn start(patience: Duration) -> Result<Mpi, Fault> {
 }
 
 /// Ends MPI, when all have left.
-pub(crate) fn close(mpi: &mut Mpi, patience: Duration, known: &Arc<Known>) -> Result<(), Fault> {
+pub(super) fn close(mpi: &mut Mpi, patience: Duration, known: &Arc<Known>) -> Result<(), Fault> {
     let me = mpi.rank();
     let never = stuck(me, "MPI does not end, though all ranks have left: one is stopped", known);
     let closed = within(patience.saturating_mul(2), None, never, || mpi.close(patience));
@@ -146,7 +146,7 @@ pub(crate) fn close(mpi: &mut Mpi, patience: Duration, known: &Arc<Known>) -> Re
 
 /// Gives up when `work` takes longer, or the job is over: MPI itself cannot be told how long to wait where all ranks
 /// meet.
-pub(crate) fn within<T>(
+pub(super) fn within<T>(
     patience: Duration,
     liveness: Option<LivenessMonitor>,
     give_up: impl FnOnce(Option<CommError>) + Send + 'static,
@@ -168,7 +168,7 @@ pub(crate) fn within<T>(
 }
 
 /// What ends this process once some meeting of all ranks was waited for too long, or in vain.
-pub(crate) fn stuck(
+pub(super) fn stuck(
     me: Rank,
     why: &'static str,
     known: &Arc<Known>,

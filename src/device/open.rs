@@ -1,0 +1,174 @@
+//! Devices that are open, with the kernels of each.
+
+use anyhow::{Result, bail};
+use chimera_core::ids::Rank;
+
+use super::Device;
+use super::backend::{Compute, Usage};
+use super::kinds::Kernels;
+use super::precision::Precision;
+
+/// A device that is open. Clones share it.
+#[derive(Clone, Debug)]
+pub struct OpenDevice {
+    /// With its number.
+    device: Device,
+    kernels: Kernels,
+}
+
+impl OpenDevice {
+    /// Opens `device` for the `local`-th process or thread of this machine, which without a number takes the next.
+    pub fn open(device: Device, local: usize, precision: Precision) -> Result<OpenDevice> {
+        open(device.numbered(local)?, precision)
+    }
+
+    /// The device in words.
+    pub fn name(&self) -> String {
+        self.kernels.backend().name()
+    }
+
+    /// What it is, whatever its number: the same call gives the same bits on devices of one model.
+    pub fn model(&self) -> String {
+        self.kernels.backend().model()
+    }
+
+    /// Whether its tensors lie in the host's memory, which is then what can run out.
+    pub fn is_host(&self) -> bool {
+        self.device.is_host()
+    }
+
+    /// Bytes of its own memory that nobody uses, if it says so.
+    pub fn free_bytes(&self) -> Option<u64> {
+        self.kernels.backend().free_bytes()
+    }
+
+    /// Its kernels, if they are of this type.
+    pub fn kernels<K: 'static>(&self) -> Option<&K> {
+        self.kernels.of()
+    }
+
+    /// Does `compute` on it.
+    pub fn run<C: Compute>(&self, compute: C) -> C::Output {
+        self.kernels.run(std::iter::once(&self.kernels), compute)
+    }
+}
+
+fn open(device: Device, precision: Precision) -> Result<OpenDevice> {
+    let built = device.built()?;
+    device.check(precision)?;
+    let kernels = (built.open)(device.number.unwrap_or(0), precision)?;
+    Ok(OpenDevice { device, kernels })
+}
+
+/// The devices of some ranks of this process, open.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    /// The first rank that is of this process.
+    first: usize,
+    by_rank: Vec<OpenDevice>,
+}
+
+impl Devices {
+    /// Opens the devices of `width` groups whose workers have `devices`. Ranks of one device share it, but
+    /// each has its own stream of a GPU of CUDA.
+    pub fn open(devices: &[Device], width: usize, precision: Precision) -> Result<Devices> {
+        let mut by_rank: Vec<OpenDevice> = Vec::new();
+        for (rank, device) in std::iter::repeat_n(devices, width).flatten().enumerate() {
+            let device = device.numbered(rank)?;
+            let is_shared = |opened: &&OpenDevice| opened.device == device && !device.has_streams();
+            let found = by_rank.iter().find(is_shared).cloned();
+            by_rank.push(found.map_or_else(|| open(device, precision), Ok)?);
+        }
+        Ok(Devices { first: 0, by_rank })
+    }
+
+    /// Each device once, with the ranks that share it.
+    pub fn shared(&self) -> Vec<(&OpenDevice, Vec<usize>)> {
+        let mut all: Vec<(&OpenDevice, Vec<usize>)> = Vec::new();
+        for (rank, opened) in (self.first..).zip(&self.by_rank) {
+            match all.iter_mut().find(|(other, _)| other.device == opened.device) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => all.push((opened, vec![rank])),
+            }
+        }
+        all
+    }
+
+    /// Device of one rank alone, whose peers are other processes.
+    pub fn only(rank: Rank, opened: OpenDevice) -> Devices {
+        Devices { first: rank.index(), by_rank: vec![opened] }
+    }
+
+    /// Whether ranks can hand each other tensors as they are.
+    pub fn share_tensors(&self) -> bool {
+        self.by_rank.first().is_some_and(|first| {
+            self.by_rank.iter().all(|opened| opened.device.shares_tensors(first.device))
+        })
+    }
+
+    /// Does `compute` on all of them.
+    ///
+    /// # Errors
+    /// If they do not [share tensors](Devices::share_tensors).
+    pub fn run<C: Compute>(&self, compute: C) -> Result<C::Output> {
+        match self.by_rank.first() {
+            Some(first) if self.share_tensors() => {
+                let all = self.by_rank.iter().map(|opened| &opened.kernels);
+                Ok(first.kernels.run(all, compute))
+            }
+            _ => bail!("workers on several devices do not share tensors"),
+        }
+    }
+
+    /// Makes devices fill memory with values that are not numbers before it is written, if they can.
+    pub fn poisoned(&self) -> Devices {
+        let poisoned = |opened: &OpenDevice| OpenDevice {
+            device: opened.device,
+            kernels: opened.kernels.clone().poisoned(),
+        };
+        Devices { by_rank: self.by_rank.iter().map(poisoned).collect(), ..*self }
+    }
+
+    /// What all have done and used, if they count.
+    pub fn usage(&self) -> Option<Usage> {
+        let mut all = Usage::default();
+        let mut devices: Vec<Device> = Vec::new();
+        for opened in &self.by_rank {
+            let usage = opened.kernels.backend().usage()?;
+            all.n_launches += usage.n_launches;
+            all.n_waits += usage.n_waits;
+            all.peak_bytes = all.peak_bytes.max(usage.peak_bytes);
+            if !devices.contains(&opened.device) {
+                devices.push(opened.device);
+                all.reserved_bytes += usage.reserved_bytes;
+            }
+        }
+        Some(all)
+    }
+
+    /// Lets peaks begin anew.
+    pub fn reset_peak(&self) {
+        self.by_rank.iter().for_each(|opened| opened.kernels.backend().reset_peak());
+    }
+
+    /// The most bytes that each rank has held so far, if they are counted.
+    pub fn peaks(&self) -> Option<Vec<u64>> {
+        self.by_rank.iter().map(|opened| opened.kernels.backend().held_peak()).collect()
+    }
+
+    /// The device of all ranks, if it is one.
+    pub fn one(&self) -> Option<&OpenDevice> {
+        let first = self.by_rank.first()?;
+        self.by_rank.iter().all(|opened| opened.device == first.device).then_some(first)
+    }
+
+    /// Device of each rank of this process.
+    pub fn by_rank(&self) -> &[OpenDevice] {
+        &self.by_rank
+    }
+
+    /// The model of each rank's.
+    pub fn models(&self) -> Vec<String> {
+        self.by_rank.iter().map(OpenDevice::model).collect()
+    }
+}
