@@ -167,6 +167,7 @@ mod tests {
 
     #[test]
     fn chimera_takes_the_shorter_scaling() {
+        const TWICE: UniformCosts = UniformCosts::new(1.0, 2.0, 0.0);
         let taken = |shape: Shape, costs: UniformCosts| {
             let source = Source::Schedule(find("chimera").expect("known"));
             let mut request = Request { source, shape, passes: Passes::default() };
@@ -176,11 +177,11 @@ mod tests {
         };
         let doubled = |shape| Shape { scaling: Scaling::Doubling, ..shape };
         for (shape, costs, scaling) in [
-            (Shape::new(8, 32), UniformCosts::PRACTICAL, Scaling::Halving),
-            (Shape::new(8, 80_000), UniformCosts::PRACTICAL, Scaling::Halving),
+            (Shape::new(8, 32), TWICE, Scaling::Halving),
+            (Shape::new(8, 80_000), TWICE, Scaling::Halving),
             (Shape::new(8, 32), UniformCosts::EQUAL, Scaling::Direct),
-            (Shape::new(2, 8), UniformCosts::PRACTICAL, Scaling::Direct),
-            (doubled(Shape::new(4, 4)), UniformCosts::PRACTICAL, Scaling::Doubling),
+            (Shape::new(2, 8), TWICE, Scaling::Direct),
+            (doubled(Shape::new(4, 4)), TWICE, Scaling::Doubling),
         ] {
             assert_eq!(taken(shape, costs), scaling, "{shape:?}");
         }
