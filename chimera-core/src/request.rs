@@ -171,7 +171,7 @@ mod tests {
         let taken = |shape: Shape, costs: UniformCosts| {
             let source = Source::Schedule(find("chimera").expect("known"));
             let mut request = Request { source, shape, passes: Passes::default() };
-            let costs = |_: &Timetable| Ok::<_, Unfit>(costs);
+            let costs = |t: &Timetable| Ok::<_, Unfit>(costs.per_units(t.units_per_micro));
             request.take_shorter_scaling(&costs).expect("fits");
             request.shape.scaling
         };

@@ -42,6 +42,21 @@ fn halves_are_the_whole() {
     }
 }
 
+/// Whatever the default would be on this machine, a run goes on with the scaling that it had.
+#[test]
+fn a_resumed_run_keeps_its_scaling() {
+    for scaling in ["direct", "halving"] {
+        let (whole, half) = (folder(), folder());
+        let shape =
+            "--schedule chimera --depth 4 --micro-batches 8 --micro-batch-size 2 --save-every 3";
+        let first = format!("{shape} --scaling {scaling}");
+        let (all, _) = train(&first, None, whole.path(), Disk::default()).expect("trains");
+        let from = at(whole.path(), 3);
+        let (rest, _) = train(shape, Some(&from), half.path(), Disk::default()).expect("trains");
+        assert_eq!(numbers(&rest), numbers(&all[3..]), "{scaling}");
+    }
+}
+
 /// Who keeps the moments is no matter of the training.
 #[test]
 fn a_shared_out_optimizer_saves_and_opens_as_any_other() {

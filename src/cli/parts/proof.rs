@@ -43,7 +43,6 @@ pub(crate) fn proof(program: &Program, timeline: &Timeline) -> String {
 /// One line about a simulated step or window.
 pub(crate) fn summary(program: &Program, timeline: &Timeline) -> String {
     let makespan = figure(timeline.makespan());
-    let halved = if program.units_per_micro() > 1 { ", backwards halved" } else { "" };
     let steps = match program.window().n_steps() {
         1 => String::new(),
         n => format!(" of {n} steps"),
@@ -57,12 +56,18 @@ pub(crate) fn summary(program: &Program, timeline: &Timeline) -> String {
         Some(most) => format!("at most {most} versions of the weights, "),
     };
     format!(
-        "{}{halved}: makespan {makespan}{steps}, bubble ratio {:.4}, peak activations of {}, {kept}{versions}{}",
-        program.schedule(),
+        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, peak activations of {}, {kept}{versions}{}",
+        named(program),
         timeline.bubble_ratio(),
         counted(program.peak(), "micro-batch", "es"),
         counted(program.n_messages() as f64, "message", "s"),
     )
+}
+
+/// The name of the schedule, and whether its backwards are of half micro-batches.
+pub(crate) fn named(program: &Program) -> String {
+    let halved = if program.units_per_micro() > 1 { ", backwards halved" } else { "" };
+    format!("{}{halved}", program.schedule())
 }
 
 /// `1 message`, `2 messages`.

@@ -24,6 +24,7 @@ use crate::cli::parts::model;
 use crate::cli::parts::model::warn_of_bytes;
 use crate::cli::parts::outcome::Outcome;
 use crate::cli::parts::progress::{Progress, Say};
+use crate::cli::parts::proof::named;
 use crate::cli::parts::shape::warn_of_unread;
 use crate::data::tokenizer::save_tokenizer;
 use crate::data::tokenizer_file_of;
@@ -286,7 +287,7 @@ fn headline(run: &Run) -> String {
     let (config, program) = (run.config(), run.program());
     let schedule = match program.window().n_steps() {
         _ if config.depth == 1 => "one worker".to_string(),
-        1 => program.schedule().to_string(),
+        1 => named(program),
         n => format!("{}, a flush every {n} steps", program.schedule()),
     };
     format!(
