@@ -141,7 +141,7 @@ fn a_signal_ends_the_run_after_the_step_and_saves() {
         let ran = running.wait();
         assert_eq!(ran.code, Some(75), "{}", ran.stderr);
         let n_steps = place.losses().len();
-        let last = format!("step {}: stopped on request", n_steps - 1);
+        let last = format!("stopped on request after step {}", n_steps - 1);
         assert!((4..1_000_000).contains(&n_steps) && ran.stderr.contains(&last), "{}", ran.stderr);
         assert_eq!(place.n_saved(), 2);
         let weights = read(place.at("weights/model.safetensors")).expect("weights");
@@ -223,7 +223,7 @@ fn weights_that_cannot_be_saved_leave_no_part_behind() {
     let message = error["message"].as_str().unwrap_or_default();
     assert!(error["class"] == "io" && message.contains("model.safetensors"), "{message}");
     assert_eq!((place.n_saved(), place.losses().len()), (1, 2));
-    let kept = place.at("run/weights/model.safetensors");
+    let kept = place.at("run/model/model.safetensors");
     let told = format!("the weights are in {}", kept.display());
     assert!(kept.is_file() && ran.stderr.contains(&told), "{}", ran.stderr);
 }

@@ -10,16 +10,26 @@ use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 
 use crate::formats::files::disk::Disk;
-use crate::formats::files::tensors::{self, Named, TensorFile};
-use crate::formats::files::{io_fault, prepare_dir, write};
+use crate::formats::files::tensors::{self, Named};
+use crate::formats::files::{io_fault, prepare_dir, text_regular, write};
 use crate::formats::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, twin};
 
-/// What the header of saved weights calls the number of steps that made them.
-const STEP: &str = "step";
+/// The file in a run's own model that says how many steps made it.
+const STEPS: &str = "steps";
+/// More digits than a number of steps has.
+const MAX_DIGITS: u64 = 32;
 
-/// How many steps made the weights that a run saved in `dir`; `None` if there are none, or the file does not say.
-pub fn saved_step(dir: &Path) -> Option<u64> {
-    TensorFile::open(&dir.join(WEIGHTS)).ok()?.said(STEP)?.parse().ok()
+/// Says in `dir` after how many steps its weights are as they are.
+///
+/// # Errors
+/// A [`Fault`], with the file.
+pub fn write_steps(dir: &Path, n_steps: u64) -> Result<(), Fault> {
+    publish(dir, STEPS, format!("{n_steps}\n").as_bytes())
+}
+
+/// How many steps made the weights that a run saved in `dir`; `None` if nothing says so.
+pub fn saved_steps(dir: &Path) -> Option<u64> {
+    text_regular(&dir.join(STEPS), MAX_DIGITS).ok()??.trim().parse().ok()
 }
 
 /// Makes `dir` and makes sure that files can be written there, so that a run does not learn at its end
@@ -36,8 +46,7 @@ pub fn prepare(dir: &Path, goes_on: bool) -> Result<()> {
 
 /// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a model in f32: other
 /// programs read such a folder and go on training at the same rates of dropout, and [`hf::read`](crate::formats::hf::read)
-/// reads it. Each file is complete or not there; weights that are not finite are refused. Where `step` is given, the
-/// file says how many steps made the weights.
+/// reads it. Each file is complete or not there; weights that are not finite are refused.
 ///
 /// # Errors
 /// A [`Fault`], with the file.
@@ -46,7 +55,6 @@ pub fn save(
     model: &ModelConfig,
     dropout: &DropoutRates,
     weights: &[(Param, Vec<f32>)],
-    step: Option<u64>,
 ) -> Result<PathBuf> {
     let path = dir.join(WEIGHTS);
     create_dir_all(dir).map_err(|e| io_fault("weights", &path, &e))?;
@@ -66,9 +74,8 @@ pub fn save(
         tensors.push(Named { name: name.to_owned(), shape: shape.clone(), values });
     }
     // Some versions of transformers refuse files that do not say so.
-    let mut header = HashMap::from([("format".into(), "pt".into())]);
-    header.extend(step.map(|step| (STEP.into(), step.to_string())));
-    let written = tensors::write(&Disk::default(), &path, tensors, Some(header));
+    let format = HashMap::from([("format".into(), "pt".into())]);
+    let written = tensors::write(&Disk::default(), &path, tensors, Some(format));
     written.map_err(|e| tensors::fault("weights", &path, &e, "the weights are not saved"))?;
     publish(dir, CONFIG, to_json(model, dropout).as_bytes())?;
     Ok(path)
@@ -112,8 +119,7 @@ mod tests {
         let weights =
             [(param("a"), values[0].clone()), (param("lm_head.weight"), values[1].clone())];
         let bytes =
-            std::fs::read(save(&dir, &MODEL, &DropoutRates::all(0.0), &weights, None).unwrap())
-                .unwrap();
+            std::fs::read(save(&dir, &MODEL, &DropoutRates::all(0.0), &weights).unwrap()).unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(
             read.tensor("transformer.a").unwrap().data(),
@@ -127,7 +133,7 @@ mod tests {
 
         let unsound = [(param("c"), vec![1.0, f32::NAN])];
         let (other, rates) = (folder.path().join("other"), DropoutRates::all(0.0));
-        let refusal = save(&other, &MODEL, &rates, &unsound, None).unwrap_err();
+        let refusal = save(&other, &MODEL, &rates, &unsound).unwrap_err();
         assert_eq!(refusal.downcast_ref::<Fault>().map(|f| f.class), Some(Class::NonFinite));
         assert_eq!(std::fs::read_dir(&other).unwrap().count(), 0);
     }

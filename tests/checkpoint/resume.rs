@@ -52,7 +52,8 @@ fn a_resumed_run_keeps_its_scaling() {
         let first = format!("{shape} --scaling {scaling}");
         let (all, _) = train(&first, None, whole.path(), Disk::default()).expect("trains");
         let from = at(whole.path(), 3);
-        let (rest, _) = train(shape, Some(&from), half.path(), Disk::default()).expect("trains");
+        let again = format!("{shape} --resume {}", from.display());
+        let (rest, _) = train(&again, Some(&from), half.path(), Disk::default()).expect("trains");
         assert_eq!(numbers(&rest), numbers(&all[3..]), "{scaling}");
     }
 }

@@ -69,7 +69,7 @@ fn killed_jobs_train_as_one() {
         if name == "-TERM" {
             let n = losses(&run).len() as u64;
             assert!(Checkpoint::open(&at(&run, n)).is_ok(), "the step it was stopped after");
-            assert!(ran.stderr.contains("--resume auto goes on"), "{}", ran.stderr);
+            assert!(ran.stderr.contains("; resume with: chimera train "), "{}", ran.stderr);
         }
     }
     let ran = chimera(&line(&folder, "killed", options));
@@ -121,7 +121,7 @@ fn a_second_job_in_a_folder_is_refused() {
 fn a_run_that_has_its_steps_still_saves() {
     let folder = folder();
     let [run, saved] = ["run", "saved"].map(|name| folder.path().join(name));
-    assert_eq!(chimera(&line(&folder, "run", "--steps 4 --save-every 2")).code, Some(0));
+    assert_eq!(chimera(&line(&folder, "run", "--steps 4 --save-every 2 --no-save")).code, Some(0));
     let again = format!("--steps 4 --resume auto --json --save {}", saved.display());
     let ran = chimera(&line(&folder, "run", &again));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);

@@ -61,6 +61,7 @@ fn run(script: &str, folder: &Path) -> String {
 fn form(line: &str) -> String {
     let word = |word: &str| match word.contains(|c: char| c.is_ascii_digit()) {
         true => "#".to_string(),
+        false if word == "min" => "s".to_string(),
         false => word.to_string(),
     };
     line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")

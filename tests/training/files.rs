@@ -184,8 +184,11 @@ fn a_run_ends_with_what_it_learnt() {
         ran.stdout
     };
     let said = train("");
-    let run = said.lines().last().and_then(|line| line.strip_prefix("run: "));
-    assert!(run.is_some_and(|run| run.starts_with("runs/")), "{said}");
+    let mut last = said.lines().rev();
+    let next =
+        last.next().and_then(|line| line.strip_prefix("next: chimera generate --model runs/"));
+    let run = last.next().and_then(|line| line.strip_prefix("run: runs/"));
+    assert!(run.is_some_and(|run| next.is_some_and(|next| next.starts_with(run))), "{said}");
     for part in ["step 0  loss ", "step 4  loss ", "validation loss ", "sample:", "  P3 "] {
         assert!(said.contains(part), "{part}: {said}");
     }

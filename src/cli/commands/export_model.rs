@@ -36,7 +36,7 @@ impl Export {
         let Format::Hf = self.format;
         let loaded = model::load(self.model.as_deref())?;
         prepare(&self.out, false)?;
-        let path = loaded.save(&self.out, None)?;
+        let path = loaded.save(&self.out)?;
         print(format!("wrote {}: {} parameters", path.display(), loaded.model.config.n_params()))
     }
 }

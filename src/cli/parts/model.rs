@@ -12,7 +12,7 @@ use crate::data::{tokenizer_file_of, tokenizer_of};
 use crate::formats::checkpoint::{Checkpoint, MANIFEST, Store};
 use crate::formats::files::text_regular;
 use crate::formats::hf::{self, CONFIG, DropoutRates, Pretrained};
-use crate::formats::save::{save, saved_step};
+use crate::formats::save::{save, saved_steps};
 use crate::run::{MAX_SETTINGS, RUNS, newest_first};
 use crate::settings::MODEL;
 
@@ -68,7 +68,7 @@ fn of_run(run: &Path) -> Result<Loaded> {
         false => store.readable(&warn)?,
     };
     let trained = has_model(run).then(|| run.join(MODEL));
-    let step = trained.as_deref().and_then(saved_step);
+    let step = trained.as_deref().and_then(saved_steps);
     match (newest, trained) {
         (Some(newest), trained) if trained.is_none() || Some(newest.manifest().step) > step => {
             tell(format_args!("model: {}", newest.path().display()));
@@ -139,10 +139,10 @@ impl Loaded {
     }
 
     /// Writes it into a folder as other programs read it, with its tokenizer if it has a file of that. Returns the
-    /// file of the weights, which says after how many steps they are as they are if `step` does.
-    pub(crate) fn save(&self, dir: &Path, step: Option<u64>) -> Result<PathBuf> {
+    /// file of the weights.
+    pub(crate) fn save(&self, dir: &Path) -> Result<PathBuf> {
         let Pretrained { config, dropout, weights } = &self.model;
-        let path = save(dir, config, dropout, weights, step)?;
+        let path = save(dir, config, dropout, weights)?;
         if let Some(tokenizer) = self.tokenizer_file()? {
             save_tokenizer(dir, &tokenizer)?;
         }

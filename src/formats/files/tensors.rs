@@ -136,11 +136,6 @@ impl TensorFile {
         &self.path
     }
 
-    /// What the header says beside the tensors under `name`.
-    pub(crate) fn said(&self, name: &str) -> Option<&str> {
-        Some(self.header.metadata().as_ref()?.get(name)?.as_str())
-    }
-
     /// All tensors with their names, in the order of the file.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, &TensorInfo)> {
         let names = self.header.offset_keys().into_iter();

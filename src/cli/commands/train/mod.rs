@@ -31,7 +31,7 @@ use crate::data::tokenizer_file_of;
 use crate::device::OpenDevice;
 use crate::formats::checkpoint::Checkpoint;
 use crate::formats::hf::DropoutRates;
-use crate::formats::save::{prepare, save};
+use crate::formats::save::{prepare, save, write_steps};
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::outside::OnDisk;
 use crate::run::{Folder, Place, Run, Trained};
@@ -165,7 +165,10 @@ impl Train {
         let dir = run.config().weights_dir(place.path());
         if let (Some(dir), Some(checkpoint)) = (dir, run.begins_at()) {
             prepare(&dir, true)?;
-            let path = model::load(Some(checkpoint))?.save(&dir, Some(run.first_step()))?;
+            let path = model::load(Some(checkpoint))?.save(&dir)?;
+            if run.config().save.is_none() {
+                write_steps(&dir, run.first_step())?;
+            }
             say.line(&format!("weights: {}", path.display()));
         }
         if self.json {
@@ -182,25 +185,17 @@ impl Train {
         (trained, seconds): (Trained, f64),
         say: &Say,
     ) -> Result<()> {
-        let (config, n_steps) = (run.config(), trained.last.step + 1);
-        let is_done = n_steps == config.steps;
-        // A run that is stopped has a checkpoint, and may have little time.
-        let is_saved = is_done || config.save.is_some();
-        if let Some(dir) = config.weights_dir(folder.path()).filter(|_| is_saved) {
-            let path = save_weights(run, &trained, &dir).map_err(|e| {
-                match save_weights(run, &trained, &folder.path().join(MODEL)) {
-                    Ok(path) => e.context(format!("the weights are in {}", path.display())),
-                    Err(_) => e,
-                }
-            })?;
-            say.line(&format!("weights: {}", path.display()));
-        }
+        let config = run.config();
+        let is_done = trained.last.step + 1 == config.steps;
+        let saved = keep_weights(run, &trained, folder.path(), is_done, say);
         if let Some(checkpoint) = &trained.checkpoint {
             say.line(&format!("checkpoint: {}", checkpoint.display()));
         }
+        // What failed first counts.
         if let Some(fault) = trained.unwritten {
             return Err(fault.into());
         }
+        saved?;
         if !is_done {
             let message = format!(
                 "stopped on request after step {}; resume with: {}",
@@ -225,11 +220,34 @@ impl Train {
     }
 }
 
+/// Saves the weights of a run that is done, or that is to save them somewhere else than in its `folder`: one that is
+/// stopped has a checkpoint, and may have little time.
+fn keep_weights(
+    run: &Run,
+    trained: &Trained,
+    folder: &Path,
+    is_done: bool,
+    say: &Say,
+) -> Result<()> {
+    let is_saved = is_done || run.config().save.is_some();
+    let Some(dir) = run.config().weights_dir(folder).filter(|_| is_saved) else { return Ok(()) };
+    let path = save_weights(run, trained, &dir).map_err(|e| {
+        match save_weights(run, trained, &folder.join(MODEL)) {
+            Ok(path) => e.context(format!("the weights are in {}", path.display())),
+            Err(_) => e,
+        }
+    })?;
+    if run.config().save.is_none() {
+        write_steps(&dir, trained.last.step + 1)?;
+    }
+    say.line(&format!("weights: {}", path.display()));
+    Ok(())
+}
+
 /// Saves the weights as other programs read them, with the tokenizer of the data if it has one.
 fn save_weights(run: &Run, trained: &Trained, dir: &Path) -> Result<PathBuf> {
     let dropout = DropoutRates::all(run.config().dropout);
-    let step = Some(trained.last.step + 1);
-    let path = save(dir, run.model(), &dropout, &trained.weights, step)?;
+    let path = save(dir, run.model(), &dropout, &trained.weights)?;
     if let Some(file) = tokenizer_file_of(&run.config().data)? {
         save_tokenizer(dir, &file)?;
     }
