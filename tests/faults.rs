@@ -177,7 +177,7 @@ fn a_second_signal_ends_the_run_at_once() {
     let running = start(&place.line(long));
     wait_for(&running.output.path().join("stdout"), "parameters");
     signal(&running, "-TERM");
-    wait_for(&running.output.path().join("stderr"), "once more to stop at once");
+    wait_for(&running.output.path().join("stderr"), "press Ctrl-C again");
     let second = Instant::now();
     signal(&running, "-INT");
     let ran = running.wait();

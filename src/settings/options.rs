@@ -100,7 +100,8 @@ options! {
         "chunks" chunks: usize =
             [value("v").also("virtual pipeline stages").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
         /// How `chimera` schedules more micro-batches than workers: direct, doubling, halving, or auto for the shorter of
-        /// direct and halving; the schedule `auto` reads whether micro-batches are halved
+        /// direct and halving (in training direct where workers outnumber the cores); the schedule `auto` reads whether
+        /// micro-batches are halved
         "scaling" scaling: Scaling = [value("MODE").is("auto").free().searched().drawn(Shape)];
         /// Forwards in turn, and then backwards, of `1f1b`, k
         "in-turn" in_turn: u32 =

@@ -111,8 +111,10 @@ impl Plan {
         match choice.candidates.len() - n_distinct {
             0 => {}
             n => {
-                let _ =
-                    write!(text, "\n{n} are left out, as fast as a simpler one in no less memory");
+                let _ = write!(
+                    text,
+                    "\n{n} are omitted: a simpler configuration is as fast and needs no more memory"
+                );
             }
         }
         text.push_str(&untried(&choice, seconds));

@@ -26,7 +26,7 @@ const MAX_BYTES: u64 = 1 << 20;
 #[derive(Args, Clone)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 pub(crate) struct LinkArgs {
-    /// Ranks of a node, R: D must be a multiple of it, or it one of D [default: all]
+    /// Ranks of a node, R, which must divide D or be a multiple of it [default: all]
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..))]
     ranks_per_node: Option<u32>,
     /// Between ranks of a node: time of a message and of each byte, such as 1e-6,1e-10, or the file of a

@@ -364,7 +364,7 @@ pub(crate) fn stop_on_signal(look: impl Fn() -> bool + Send + 'static) -> Result
             std::process::exit(130);
         }
         if tells {
-            tell("stopping at the end of this step; once more to stop at once");
+            tell("stopping at the end of this step; press Ctrl-C again to stop immediately");
         }
     })?;
     Ok(stop)
