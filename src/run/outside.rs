@@ -68,10 +68,15 @@ impl Outside for OnDisk {
         setting.parse::<Table>().ok()?.remove("value")
     }
 
-    /// Launchers give ranks cores, or are told not to.
+    /// Ranks on several hosts are taken to have cores of their own: all ranks must come to the same answer.
     fn has_cores(&self, n_workers: i64) -> bool {
-        let is_launched = Launch::found().is_some_and(|launch| launch.n_ranks > 1);
-        is_launched || available_parallelism().map_or(1, |n| n.get() as i64) >= n_workers
+        match Launch::found().filter(|launch| launch.n_ranks > 1) {
+            None => available_parallelism().is_ok_and(|n| n.get() as i64 >= n_workers),
+            Some(launch) if launch.n_local == Some(launch.n_ranks) => {
+                processors().is_none_or(|n| n >= launch.n_ranks)
+            }
+            Some(_) => true,
+        }
     }
 
     fn threads(&self, n_workers: i64) -> i64 {
@@ -79,6 +84,16 @@ impl Outside for OnDisk {
         let neighbours = Launch::found().and_then(|launch| launch.n_local).map(i64::from);
         cores / neighbours.unwrap_or(n_workers).max(1)
     }
+}
+
+/// The processors of this host, whichever of them this process is bound to, if the host says so.
+fn processors() -> Option<u32> {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+    };
+    online.trim().split(',').map(count).sum()
 }
 
 impl Config {
