@@ -1,5 +1,5 @@
-//! The devices that workers compute on. [`kinds`] is the table of them: each kind is a row there, and a file beside it
-//! that implements [`Backend`](backend::Backend).
+//! The devices that workers compute on. `kinds` is the table of them: each kind is a row there, and a file beside it
+//! that implements `Backend`.
 
 mod backend;
 mod cpu;
