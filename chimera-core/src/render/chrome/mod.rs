@@ -3,8 +3,8 @@
 //! The format is Google's "Trace Event Format". Each worker is a process: a thread for compute and
 //! threads beside it for gradient reductions. An arrow goes from the op that makes a token to the op that
 //! eats it, where these are on two workers. Counters show what a worker holds, and messages under way to it.
-//! What ran is shown with what its workers run of the program as one slice around its parts. A unit of time
-//! is shown as a second, as which measured timelines mean it.
+//! What ran is shown with what its workers waited for, and each run of the program as one slice around its parts.
+//! A unit of time is shown as a second, as which measured timelines mean it.
 
 mod counters;
 
