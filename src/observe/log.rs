@@ -40,7 +40,7 @@ impl Log {
         let (group, worker) = placement.group_and_worker(rank);
         let stages: Vec<_> = placement.stages_of(worker).iter().map(StageId::to_string).collect();
         log.line(format_args!(
-            "process {} is {rank}: {worker} of group {group}, {}, {}; step {} is next",
+            "process {} is {rank}: {worker} of pipeline {group}, {}, {}; step {} is next",
             std::process::id(),
             stages.join(" and "),
             program.schedule(),
@@ -62,9 +62,9 @@ impl Log {
         let seconds = |wait: &Wait| wait.end - wait.start;
         let waited: f64 = waits.iter().map(seconds).sum();
         let longest = waits.iter().max_by(|a, b| seconds(a).total_cmp(&seconds(b)));
-        let longest = longest.map(|w| format!(", {:.4} s for {}", seconds(w), w.awaited));
+        let longest = longest.map(|w| format!(", longest {:.4} s for {}", seconds(w), w.awaited));
         self.line(format_args!(
-            "  here {} ops and sums, and {waited:.4} s of waiting{}",
+            "  here {} ops and gradient reductions; waited {waited:.4} s{}",
             events.len(),
             longest.unwrap_or_default()
         ));

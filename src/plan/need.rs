@@ -68,7 +68,7 @@ impl fmt::Display for Need {
         }
         write!(
             f,
-            ", {} for saved activations and {} for logits and gradients of the op that runs",
+            ", {} for saved activations and {} for logits and gradients of the running op",
             size(self.activations),
             size(self.working)
         )

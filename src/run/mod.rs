@@ -1,6 +1,7 @@
 //! Running: a training from settings to trained weights, over threads or processes, and the evaluation of a model.
 
 mod available_memory;
+mod earlier_files;
 pub mod evaluate;
 mod fingerprint;
 mod folder;

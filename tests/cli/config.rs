@@ -156,7 +156,10 @@ fn a_sound_file_is_proven_without_its_data() {
         first.starts_with("0.toml: sound: chimera on 1 x 4 worker(s), proven with 1 message(s)"),
         "{first}"
     );
-    assert!(first.contains("; 956352 parameters; needs 29.2 MiB for weights"), "{first}");
+    assert!(
+        first.contains("; 956352 parameters; all ranks together need 29.2 MiB for weights"),
+        "{first}"
+    );
     assert!(second.starts_with("1.toml: sound: 1f1b on 64 x 4 worker(s)"), "{second}");
 }
 

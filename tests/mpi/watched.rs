@@ -49,7 +49,7 @@ fn every_rank_logs() {
     for rank in 0..2 {
         let log = read_to_string(logs.join(format!("rank.{rank}.log"))).expect("a log");
         let of = |text: &str| log.lines().filter(|line| line.contains(text)).count();
-        let own = format!(" is rank {rank}: worker {rank} of group 0");
+        let own = format!(" is rank {rank}: worker {rank} of pipeline 0");
         for (text, n) in [
             (own.as_str(), 2),
             ("; step 0 is next", 1),

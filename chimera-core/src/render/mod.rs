@@ -7,6 +7,7 @@ pub mod chrome;
 pub mod html;
 mod legend;
 mod palette;
+pub mod screen;
 pub mod svg;
 pub mod text;
 mod xml;

@@ -8,6 +8,7 @@
 
 use std::fmt::Write;
 
+use super::screen::{Line, Picture, Screen};
 use super::{Row, goes_up, n_pipes, number, row_labels, rows, work_label};
 use crate::analyze::{Event, Timeline, Work};
 use crate::ids::PipeId;
@@ -18,20 +19,6 @@ use crate::op::{Cell, Kind, Op};
 const MAX_COLUMNS: usize = 2000;
 /// Width of a scaled drawing, in characters.
 const SCALED_WIDTH: usize = 100;
-
-/// What a drawing is shown on.
-#[derive(Clone, Copy)]
-pub struct Screen<'s> {
-    /// Characters side by side, if there is a limit.
-    pub width: Option<usize>,
-    /// Writes work of a pipe in its colour.
-    pub paint: &'s dyn Fn(PipeId, &str) -> String,
-}
-
-impl Screen<'_> {
-    /// No limit and no colours.
-    pub const PLAIN: Screen<'static> = Screen { width: None, paint: &|_, text| text.to_string() };
-}
 
 /// The timeline with one column per unit of time.
 ///
@@ -76,7 +63,7 @@ pub fn scaled_on(timeline: &Timeline, width: usize, screen: Screen<'_>) -> Strin
             line.fill(block.from, '.');
             let label = work_label(&labels, block.event.work);
             let shown = if label.len() < block.to - block.from { label.as_str() } else { "" };
-            line.work(&block, shown, fill(block.event.work, n_pipes), block.to);
+            line.work(block.pipe(), shown, fill(block.event.work, n_pipes), block.to);
         }
         line.fill(width, '.');
         picture.worker(worker, &line.0);
@@ -174,7 +161,7 @@ impl Scale {
             idle_to(&mut line, block.from);
             let with = if block.to - block.from == 1 { ' ' } else { '-' };
             let label = work_label(labels, block.event.work);
-            line.work(&block, &label, with, block.to * self.column - 1);
+            line.work(block.pipe(), &label, with, block.to * self.column - 1);
             line.push(None, " ");
         }
         idle_to(&mut line, self.n_columns);
@@ -214,68 +201,10 @@ struct Block<'a> {
     to: usize,
 }
 
-/// Characters, and which pipe each belongs to.
-#[derive(Default)]
-struct Line(Vec<(char, Option<PipeId>)>);
-
-impl Line {
-    fn push(&mut self, pipe: Option<PipeId>, text: &str) {
-        self.0.extend(text.chars().map(|letter| (letter, pipe)));
-    }
-
-    /// Repeats `with` up to a length.
-    fn fill(&mut self, to: usize, with: char) {
-        self.0.resize(self.0.len().max(to), (with, None));
-    }
-
-    /// Names work and fills it up to a length.
-    fn work(&mut self, block: &Block<'_>, label: &str, with: char, to: usize) {
-        let pipe = last_op(block.event.work).map(|op| op.pipe);
-        self.push(pipe, label);
-        self.0.resize(self.0.len().max(to), (with, pipe));
-    }
-}
-
-/// Lines that begin with the worker's name, all as far in.
-struct Picture<'s> {
-    text: String,
-    margin: usize,
-    screen: Screen<'s>,
-}
-
-impl<'s> Picture<'s> {
-    fn new(n_workers: usize, screen: Screen<'s>) -> Picture<'s> {
-        let last = n_workers.saturating_sub(1);
-        Picture { text: String::new(), margin: format!("P{last} ").len(), screen }
-    }
-
-    /// Characters of a line behind its margin, if there is a limit.
-    fn room(&self) -> Option<usize> {
-        self.screen.width.map(|width| width.saturating_sub(self.margin).max(1))
-    }
-
-    fn worker(&mut self, worker: usize, line: &[(char, Option<PipeId>)]) {
-        self.line(&format!("{:<margin$}", format!("P{worker}"), margin = self.margin), line);
-    }
-
-    /// A line of reductions, unless there is none.
-    fn reductions(&mut self, line: &[(char, Option<PipeId>)]) {
-        if line.iter().any(|(letter, _)| *letter != ' ') {
-            self.line(&format!("{:>margin$} ", '+', margin = self.margin - 1), line);
-        }
-    }
-
-    fn line(&mut self, name: &str, line: &[(char, Option<PipeId>)]) {
-        let end = line.iter().rposition(|(letter, _)| *letter != ' ').map_or(0, |last| last + 1);
-        self.text.push_str(if end == 0 { name.trim_end() } else { name });
-        for run in line[..end].chunk_by(|a, b| a.1 == b.1) {
-            let text: String = run.iter().map(|(letter, _)| letter).collect();
-            match run[0].1 {
-                Some(pipe) => self.text.push_str(&(self.screen.paint)(pipe, &text)),
-                None => self.text.push_str(&text),
-            }
-        }
-        self.text.push('\n');
+impl Block<'_> {
+    /// The pipe that its work belongs to.
+    fn pipe(&self) -> Option<PipeId> {
+        last_op(self.event.work).map(|op| op.pipe)
     }
 }
 

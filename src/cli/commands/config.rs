@@ -95,7 +95,7 @@ fn verdict(file: &Path) -> Result<String> {
     let plan = Plan::make(config).with_context(|| file.display().to_string())?;
     Ok(format!(
         "{}: sound: {} on {width} x {depth} worker(s), proven with {} message(s) per channel; {} \
-         parameters; needs {}",
+         parameters; all ranks together need {}",
         file.display(),
         plan.program().schedule(),
         plan.program().channel_bound(),

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, stderr, stdout};
 
 use anstream::{AutoStream, ColorChoice};
 use chimera_core::ids::PipeId;
-use chimera_core::render::text::Screen;
+use chimera_core::render::screen::Screen;
 use chimera_core::timetable::Timetable;
 use clap::ValueEnum;
 use clap::builder::styling::AnsiColor;

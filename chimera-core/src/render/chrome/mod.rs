@@ -1,10 +1,10 @@
 //! Timelines as traces that Perfetto (ui.perfetto.dev) and chrome://tracing show.
 //!
 //! The format is Google's "Trace Event Format". Each worker is a process: a thread for compute and
-//! threads beside it for sums of gradients. An arrow goes from the op that makes a token to the op that
-//! eats it, where these are on two workers. Counters show what a worker holds, and messages under way to it. What ran is shown with what its workers waited for, and each
-//! run of the program as one slice around its parts. A unit of time is shown as a second, as which measured
-//! timelines mean it.
+//! threads beside it for gradient reductions. An arrow goes from the op that makes a token to the op that
+//! eats it, where these are on two workers. Counters show what a worker holds, and messages under way to it.
+//! What ran is shown with what its workers waited for, and each run of the program as one slice around its parts.
+//! A unit of time is shown as a second, as which measured timelines mean it.
 
 mod counters;
 
@@ -125,7 +125,7 @@ fn slices(told: &Told<'_>, timeline: &Timeline, first: usize) -> Vec<Value> {
     for (pid, row) in (first..).zip(rows(timeline)) {
         slices.extend(row.compute.iter().map(|event| slice(told, event, pid, 0)));
         for (lane, sums) in (1..).zip(&row.reductions) {
-            slices.push(named("thread_name", pid, lane, "sums of gradients"));
+            slices.push(named("thread_name", pid, lane, "gradient reductions"));
             slices.extend(sums.iter().map(|event| slice(told, event, pid, lane)));
         }
     }
@@ -184,7 +184,9 @@ fn slice(told: &Told<'_>, event: &Event, pid: usize, lane: usize) -> Value {
             let category = cell.ops().next().map_or("", |op| category(op.kind));
             (names.join("+"), category, json!({"ops": args}))
         }
-        Work::Reduce(bucket) => (format!("sum {}", bucket.0), "sum", json!({"bucket": bucket.0})),
+        Work::Reduce(bucket) => {
+            (format!("reduce {}", bucket.0), "reduction", json!({"bucket": bucket.0}))
+        }
         Work::Step(bucket) => {
             (format!("update {}", bucket.0), "update", json!({"bucket": bucket.0}))
         }

@@ -1,0 +1,101 @@
+//! Files of a run that may be there before it: kept under another name, or gone on with.
+
+use std::fs::{File, OpenOptions, remove_file, rename};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::observe::{Best, history};
+
+/// A file in the folder of a run: one that is there belongs to another run, or to somebody else.
+pub(super) fn fresh_file(path: &Path) -> Result<File> {
+    File::create_new(path).map_err(|e| {
+        let hint = match e.kind() {
+            ErrorKind::AlreadyExists => ": is it of another run? choose another --out",
+            _ => "",
+        };
+        anyhow::Error::new(e).context(format!("cannot write {}{hint}", path.display()))
+    })
+}
+
+/// Opens an empty file where a user wants one. A file that is there is kept under another name, which `warn` is told.
+pub(super) fn named_file(path: &Path, warn: &dyn Fn(&str)) -> Result<File> {
+    let cannot = || format!("cannot write {}", path.display());
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_file() || found.is_symlink() && path.is_file() => {
+            let kept = set_aside(path).with_context(cannot)?;
+            warn(&format!("{} existed and is kept as {}", path.display(), kept.display()));
+            File::create_new(path).with_context(cannot)
+        }
+        Ok(_) => OpenOptions::new().write(true).open(path).with_context(cannot), // a device or a pipe
+        Err(_) => File::create_new(path).with_context(cannot),
+    }
+}
+
+/// Renames a file to the first free one of `path.1`, `path.2`, …, and returns that.
+fn set_aside(path: &Path) -> std::io::Result<PathBuf> {
+    for number in 1..100_000 {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{number}"));
+        let kept = PathBuf::from(name);
+        // An empty file holds the name, so that nobody else's is replaced.
+        match File::create_new(&kept) {
+            Ok(_) => {
+                return rename(path, &kept).map(|()| kept.clone()).inspect_err(|_| {
+                    let _ = remove_file(&kept);
+                });
+            }
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(ErrorKind::AlreadyExists.into())
+}
+
+/// Metrics that are to go on behind a checkpoint.
+pub(super) struct Behind<'b> {
+    pub(super) path: &'b Path,
+    /// The step that comes next.
+    pub(super) first: u64,
+    /// Whether a user named the file.
+    pub(super) is_named: bool,
+    /// Whether the run wrote to this file before.
+    pub(super) had_metrics: bool,
+}
+
+impl Behind<'_> {
+    /// Cuts the file to what is sound of the steps before, and opens it; `warn` is told of what is lost. Returns the
+    /// best validation loss in it, too.
+    pub(super) fn open(&self, warn: &dyn Fn(&str)) -> Result<(File, Option<Best>)> {
+        let Behind { path, first, is_named, had_metrics } = *self;
+        let place = path.display();
+        let mut best = None;
+        match history::before(path, first, is_named)? {
+            None if had_metrics && !path.exists() => {
+                warn(&format!("{place} is missing: it begins anew at step {first}"))
+            }
+            None => {}
+            Some(kept) => {
+                ensure!(
+                    !kept.is_foreign(),
+                    "no line of it is metrics of a step: it is not of this run; remove it, or choose another --metrics"
+                );
+                kept.cut(path, is_named)?;
+                best = kept.best;
+                if kept.n_damaged > 0 {
+                    let n = kept.n_damaged;
+                    warn(&format!(
+                        "{place}: {n} line(s) that are no metrics of a step are dropped"
+                    ));
+                }
+                let missing = kept.missing(first);
+                if had_metrics && !missing.is_empty() {
+                    let (from, to) = (missing.start, missing.end - 1);
+                    warn(&format!("{place} lacks the metrics of steps {from} to {to}"));
+                }
+            }
+        }
+        Ok((history::open(path, is_named)?, best))
+    }
+}
