@@ -55,7 +55,7 @@ fn every_rank_logs() {
             ("; step 0 is next", 1),
             (" step 0: loss ", 1),
             (" step 3: loss ", 1),
-            (" s of waiting", 4),
+            ("; waited ", 4),
             ("a checkpoint is begun: step 4 is next", 1),
             ("all is trained", 2),
         ] {
