@@ -28,7 +28,7 @@ mod waits;
 
 use std::sync::Arc;
 
-use chimera_core::device::{AdamW, Clock, Device, Fetch, Result, Sgd, Updated};
+use chimera_core::device::{AdamW, Clock, Device, Elements, Fetch, Result, Sgd, Updated};
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
 
 pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
@@ -76,13 +76,13 @@ impl Device for Wgpu {
         self.gpu.fetch(tensor)?.read(into)
     }
 
-    fn download_all(&self, tensors: &[&Tensor]) -> Result<Vec<Vec<f32>>> {
+    fn download_all(&self, tensors: &[&Tensor]) -> Result<Vec<Elements>> {
         // All are under way before the first is waited for.
         let fetched: Result<Vec<_>> = tensors.iter().map(|tensor| self.gpu.fetch(tensor)).collect();
         let read = |fetched: Fetched| {
             let mut data = Vec::new();
             fetched.read(&mut data)?;
-            Ok(data)
+            Ok(data.into())
         };
         fetched?.into_iter().map(read).collect()
     }

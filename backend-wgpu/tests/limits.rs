@@ -117,7 +117,8 @@ fn more_rows_than_there_are_workgroups_for_are_summed() {
     k.layer_norm_dw(&x, &x, &stats, &mut d_gain, &mut d_bias).unwrap();
     let [mut dw, mut d_linear] = [k.zeros(&[1, 1]).unwrap(), k.zeros(&[1]).unwrap()];
     k.linear_dw(&x, &x, Layout::InOut, &mut dw, Some(&mut d_linear)).unwrap();
-    let sums = k.download_all(&[&d_gain, &d_bias, &dw, &d_linear]).unwrap().concat();
+    let sums = k.download_all(&[&d_gain, &d_bias, &dw, &d_linear]).unwrap();
+    let sums: Vec<f32> = sums.into_iter().flat_map(|sum| sum.words).collect();
     let (sum, squares) = (data.iter().sum::<f32>(), data.iter().map(|x| x * x).sum::<f32>());
     assert_eq!(sums, [squares, sum, squares, sum]);
 }

@@ -20,7 +20,7 @@ use chimera_core::update::Update;
 
 use super::candidate::{Candidate, Cluster, Outcome, no_flush};
 use super::need::{Need, Peaks, needs_at};
-use super::{Plan, can_be_cut, costs_by_flops, timetable};
+use super::{Course, Plan, can_be_cut, costs_by_flops, timetable};
 use crate::device::Device;
 use crate::settings::Config;
 use crate::settings::schedules::Named;
@@ -85,7 +85,7 @@ impl<'c> ConfigGroup<'c> {
             MOST_SIMULATED / depth
         );
         let plan = self.plan(&way, n)?;
-        let peaks = Peaks::of(&way, &plan.memory, &plan.program);
+        let peaks = Peaks::of(&way, &plan.memory, &plan.course.program);
         let (way, need) = self.need(way, &plan, &peaks);
         if need.total() > self.cluster.memory {
             return Ok(Outcome::TooLarge(way, need));
@@ -108,7 +108,7 @@ impl<'c> ConfigGroup<'c> {
             if plan.cuts.len() * n > MOST_FORWARDS {
                 return Ok(None);
             }
-            peaks.push(Peaks::of(way, &plan.memory, &plan.program));
+            peaks.push(Peaks::of(way, &plan.memory, &plan.course.program));
             plans.push(plan);
             let ([.., a, b, c], [.., first, second, third]) = (&peaks[..], &plans[..]) else {
                 continue;
@@ -116,7 +116,7 @@ impl<'c> ConfigGroup<'c> {
             if !are_even([&a.kept, &b.kept, &c.kept]) || !are_even([&a.used, &b.used, &c.used]) {
                 continue;
             }
-            let more = (n - third.config.micro_batches) as f64 / round as f64;
+            let more = (n - third.course.config.micro_batches) as f64 / round as f64;
             let (way, need) = self.need(way.clone(), third, &further(b, c, more));
             if need.total() > self.cluster.memory {
                 return Ok(Some(Outcome::TooLarge(way, need)));
@@ -141,10 +141,11 @@ impl<'c> ConfigGroup<'c> {
 
     /// Plan of a configuration with `n` micro-batches.
     fn plan(&mut self, way: &Config, n: usize) -> Result<Rc<Plan>> {
-        let is_its =
-            |p: &&Rc<Plan>| p.config.micro_batches == n && p.config.recompute == way.recompute;
+        let is_its = |p: &&Rc<Plan>| {
+            p.course.config.micro_batches == n && p.course.config.recompute == way.recompute
+        };
         if let Some(plan) = self.plans.iter().find(is_its) {
-            can_be_cut(way, plan.program.units_per_micro())?;
+            can_be_cut(way, plan.course.program.units_per_micro())?;
             return Ok(Rc::clone(plan));
         }
         let mut config = way.clone();
@@ -152,7 +153,7 @@ impl<'c> ConfigGroup<'c> {
         let timetable = self.timetable(&config)?;
         let plan = Rc::new(Plan::elsewhere(config, timetable)?);
         let Config { depth, width, schedule, .. } = way;
-        ensure!(plan.program.window().update() == Update::Flush, no_flush(schedule));
+        ensure!(plan.course.program.window().update() == Update::Flush, no_flush(schedule));
         let network = Network { width: *width, ..self.cluster.network };
         ensure!(
             network.fits(*depth),
@@ -185,7 +186,7 @@ impl<'c> ConfigGroup<'c> {
 
     /// What the peak_rank rank needs where workers come to these peaks, with a shared-out optimizer if it has to be.
     fn need(&self, mut way: Config, plan: &Plan, peaks: &Peaks) -> (Config, Need) {
-        let Plan { model, cuts, memory, program, .. } = plan;
+        let Plan { course: Course { program, .. }, model, cuts, memory, .. } = plan;
         let needs =
             |way: &Config| peak_rank(plan, &needs_at(way, model, cuts, memory, program, peaks));
         let mut need = needs(&way);
@@ -246,7 +247,7 @@ fn peak_rank(plan: &Plan, needs: &[Need]) -> Need {
 
 /// By simulation of a plan, with the micro-batches of a way.
 fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> StepTime {
-    let Plan { model, cuts, memory, program, .. } = plan;
+    let Plan { course: Course { program, .. }, model, cuts, memory, .. } = plan;
     let is_selective = |stage: StageId| {
         let mut pipes = (0..program.placement().n_pipes() as u16).map(PipeId);
         pipes.any(|pipe| program.rules().is_selective(pipe, stage))

@@ -2,7 +2,7 @@
 
 use chimera_core::engine::Fields;
 
-use super::Run;
+use super::{Run, Subject};
 use crate::formats::checkpoint::Digest;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, OPTIONS};
@@ -22,7 +22,7 @@ pub(super) fn settings(config: &Config) -> Fields {
     fields
 }
 
-impl Run {
+impl<S: Subject> Run<S> {
     /// What all ranks tell each other before the first step.
     pub(super) fn fingerprint(&self) -> Fields {
         let config = self.config();
@@ -30,23 +30,30 @@ impl Run {
         let mut add = |name: &str, value: String| fields.push((name.into(), value));
         add("world", format!("{} groups of {} workers", config.width, config.depth));
         add("program", self.program().fingerprint());
-        if let Some(last) = &self.plan.last {
+        if let Some(last) = &self.course.last {
             add("last program", last.fingerprint());
         }
         add("first step", self.first_step().to_string());
-        let data = match self.corpus.digest() {
-            Ok(Digest { tokens, blake3 }) => format!("{tokens} tokens, {blake3}"),
-            Err(error) => format!("unreadable: {error}"),
-        };
-        add("data", format!("{data}, {}", self.samples_of(self.first_step())));
+        let samples = self.samples_of(self.first_step());
+        add(
+            "data",
+            match self.subject.digest() {
+                Some(Ok(Digest { tokens, blake3 })) => {
+                    format!("{tokens} tokens, {blake3}, {samples}")
+                }
+                Some(Err(error)) => format!("unreadable: {error}, {samples}"),
+                None => samples,
+            },
+        );
         add("initial weights", self.weights_hash());
+        fields.extend(self.subject.facts());
         fields
     }
 
     /// BLAKE3 of the weights that the run begins with; those drawn at random follow from the seed.
     fn weights_hash(&self) -> String {
         let Some(checkpoint) = &self.start else {
-            return self.initial.as_ref().map_or("drawn".into(), |i| i.hash().to_string());
+            return self.subject.initial_hash().unwrap_or_else(|| "drawn".into());
         };
         let mut hasher = blake3::Hasher::new();
         for shard in &checkpoint.manifest().shards {

@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use chimera_core::fault::Fault;
+use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use serde_json::json;
 
@@ -16,7 +16,7 @@ use super::runs::{RUNS, fresh};
 use crate::formats::checkpoint::{AUTO, Checkpoint, Entry, Open, Store};
 use crate::formats::files::disk::part_of;
 use crate::formats::files::{self, io_fault, prepare_dir, replace, text_regular};
-use crate::observe::{Best, EventFile, Metrics};
+use crate::observe::{Best, EventFile, Explain, Metrics};
 use crate::settings::Config;
 
 /// The file of a run's settings, which makes a folder a run.
@@ -250,6 +250,22 @@ impl Folder {
         self.check()?;
         let path = self.path().join(name);
         Ok(files::write(&path, content.as_bytes()).map_err(|e| io_fault("file", &path, &e))?)
+    }
+
+    /// Writes why a run failed, and what its ranks did before it; nothing of one that was stopped on request. Returns
+    /// what could not be written: the error that counts is the first.
+    pub fn write_failure(
+        &self,
+        error: &anyhow::Error,
+        explain: Option<&Explain>,
+    ) -> Vec<anyhow::Error> {
+        match error.downcast_ref::<Fault>() {
+            Some(fault) if fault.class != Class::Requeue => {
+                let explained = explain.map_or(Ok(()), Explain::write_all);
+                [self.write_error(fault), explained].into_iter().filter_map(Result::err).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// Writes `error.<rank>.json`, unless the folder is no more that of this run. On a full disk it takes the room

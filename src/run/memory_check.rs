@@ -14,7 +14,7 @@ use crate::settings::Config;
 
 /// Refuses a run that needs more than the memory that is free, with this part of its ranks on this host.
 pub(super) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
-    let (config, workers) = (&plan.config, plan.needs.iter().zip(&plan.devices));
+    let (config, workers) = (&plan.course.config, plan.needs.iter().zip(&plan.devices));
     let on_host = workers.map(|(need, device)| match device.is_host() {
         true => *need,
         false => Need { copy: need.copy, ..Need::default() },

@@ -6,6 +6,7 @@ pub mod evaluate;
 mod fingerprint;
 mod folder;
 mod gather;
+mod in_folder;
 mod initial;
 pub mod launch;
 mod lock;
@@ -13,6 +14,7 @@ mod memory_check;
 #[cfg_attr(not(feature = "nccl"), path = "no_nccl.rs")]
 mod nccl;
 pub mod outside;
+mod own;
 mod processes;
 mod rank;
 mod replica_devices;
@@ -20,7 +22,9 @@ mod resume;
 mod runs;
 mod samples;
 mod steps;
+mod subject;
 mod trained;
+mod transformer;
 mod verify;
 mod watch;
 
@@ -31,52 +35,48 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Result;
-use chimera_core::comm::{Endpoint, Host, Threads};
-use chimera_core::engine::{Job, StepReport, run_threads};
+use chimera_core::engine::{Job, StepReport};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::layers::Layers;
 use chimera_core::model::ModelConfig;
 use chimera_core::program::Program;
 use chimera_core::search::Report;
+use chimera_core::stage::Data;
 use chimera_core::timetable::Timetable;
 
 pub use folder::{Folder, Place, SETTINGS, is_error, settings_in, write_error};
 pub use gather::share;
-use initial::Initial;
 pub use lock::is_at_work;
-use processes::AsRank;
+pub use own::{Model, Own};
 pub use processes::PATIENCE;
 use resume::kept;
 pub use runs::{RUNS, newest_first};
-use samples::{HeldOut, Samples};
+pub use subject::Subject;
 pub use trained::Trained;
-use trained::{RankTrained, merge};
+use trained::merge;
+pub use transformer::Transformer;
 pub use verify::checkpoint_as;
 use watch::Watch;
 
 use crate::data::{Batch, Corpus};
-use crate::device::{Compute, Devices, OpenDevice};
+use crate::device::{Devices, OpenDevice};
 use crate::formats::checkpoint::{Checkpoint, Saver};
 use crate::observe::{Explain, Recorder};
-use crate::plan::Plan;
+use crate::plan::{Course, Plan};
 use crate::settings::Config;
 
 /// Windows of the validation text that are evaluated.
 const N_VALIDATION: usize = 64;
 
-/// A run that has been checked as far as can be before it starts.
-pub struct Run {
-    plan: Plan,
-    devices: Devices,
-    corpus: Corpus,
+/// A run that has been checked as far as can be before it starts: of a model on text, or of another [`Subject`].
+pub struct Run<S = Transformer> {
+    course: Course,
+    subject: S,
     /// Where it begins, if not at the start.
     start: Option<Checkpoint>,
     saver: Option<Saver>,
     /// Where each rank tells what it did last, if it fails.
     explain: Option<Arc<Explain>>,
-    /// What to begin with, unless weights are drawn at random or those of a checkpoint.
-    initial: Option<Initial>,
 }
 
 impl Run {
@@ -92,7 +92,7 @@ impl Run {
         let corpus = Corpus::open(&config.data, &config.model())?;
         let found = found.map_or_else(|| kept(&config), |found| Ok(Some(found)))?;
         let plan = Plan::with(config, found)?;
-        let Config { width, depth, precision, .. } = plan.config;
+        let Config { width, depth, precision, .. } = plan.course.config;
         let devices = match here.own {
             None => Devices::open(&plan.devices, width, precision)?,
             Some((rank, local)) => {
@@ -101,62 +101,62 @@ impl Run {
             }
         };
         if here.own.is_none() {
-            replica_devices::check(&plan.program, &plan.config, &devices.models())?;
+            let Course { program, config, .. } = &plan.course;
+            replica_devices::check(program, config, &devices.models())?;
         }
         memory_check::check(&plan, &devices, here.part)?;
-        let (start, saver, explain, initial) = (None, None, None, None);
-        let mut run = Run { plan, devices, corpus, start, saver, explain, initial };
-        if run.config().resume.is_none() {
-            run.open_initial()?;
-        }
-        Ok(run)
-    }
-
-    /// Elements of the longest tensor that ranks send each other, or a few more.
-    pub fn longest_tensor(&self) -> usize {
-        self.plan.longest_tensor()
-    }
-
-    /// The settings.
-    pub fn config(&self) -> &Config {
-        &self.plan.config
+        let Plan { course, model, cuts, memory, .. } = plan;
+        Run::of(course, Transformer { devices, model, cuts, memory, corpus, initial: None })
     }
 
     /// Where it computes.
     pub fn devices(&self) -> &Devices {
-        &self.devices
+        &self.subject.devices
     }
 
     /// The model.
     pub fn model(&self) -> &ModelConfig {
-        &self.plan.model
-    }
-
-    /// What each worker does in a step, or in a window of steps.
-    pub fn program(&self) -> &Program {
-        &self.plan.program
-    }
-
-    /// What the search for a schedule came to, if there was one.
-    pub fn search(&self) -> Option<&Report> {
-        self.plan.search.as_ref()
+        &self.subject.model
     }
 
     /// The text.
     pub fn corpus(&self) -> &Corpus {
-        &self.corpus
+        &self.subject.corpus
     }
 
     /// Windows of the text that is not trained on.
     pub fn validation(&self) -> io::Result<Batch> {
-        self.corpus.validation(N_VALIDATION)
+        self.corpus().validation(N_VALIDATION)
+    }
+}
+
+impl<S: Subject> Run<S> {
+    fn of(course: Course, subject: S) -> Result<Run<S>> {
+        let mut run = Run { course, subject, start: None, saver: None, explain: None };
+        if run.config().resume.is_none() {
+            run.subject.open_initial(&run.course.config)?;
+        }
+        Ok(run)
     }
 
-    /// Tokens of one step over all groups.
+    /// The settings.
+    pub fn config(&self) -> &Config {
+        &self.course.config
+    }
+
+    /// What each worker does in a step, or in a window of steps.
+    pub fn program(&self) -> &Program {
+        &self.course.program
+    }
+
+    /// What the search for a schedule came to, if there was one.
+    pub fn search(&self) -> Option<&Report> {
+        self.course.search.as_ref()
+    }
+
+    /// Tokens of one step over all groups; of a model that reads no text, targets.
     pub fn tokens_per_step(&self) -> u64 {
-        let Config { width, micro_batches, micro_batch_size, context, .. } = self.config();
-        let factors = [width, micro_batches, micro_batch_size, context];
-        factors.into_iter().fold(1, |n, factor| n.saturating_mul(*factor as u64))
+        self.course.samples_per_step().saturating_mul(self.subject.tokens_per_sample(self.config()))
     }
 
     /// Lets every rank of a run that fails write what it did last, as `ops.<rank>.jsonl` in this folder. Who ends
@@ -172,42 +172,22 @@ impl Run {
         stop: &AtomicBool,
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Trained> {
-        let samples = self.samples();
-        let job = self.job(&samples, stop);
+        let samples = self.subject.samples(&self.course);
         let watch = self.watch(observe)?;
-        let ranks = match self.devices.share_tensors() {
-            true => self.devices.run(OnThreads { run: self, job, watch: &watch })?,
-            false => self.train_staged(job, &watch),
-        };
+        let ranks = S::train_threads(self, self.job(&*samples, stop), &watch);
         // What a run that failed has saved and recorded is of use too.
         let saved = self.saver.as_ref().and_then(|saver| saver.finish().transpose());
         let traced = watch.recorder.map_or(Ok(()), |recorder| recorder.finish());
         Ok(merge(ranks?)?.with(saved, traced))
     }
 
-    /// Training with a thread for each rank, whose tensors go through the host from device to device.
-    fn train_staged<'r, O>(
-        &'r self,
-        job: Job<'r>,
-        watch: &Watch<'r, O>,
-    ) -> Result<Vec<RankTrained>, Fault>
-    where
-        O: FnMut(&StepReport) -> Result<()> + Send,
-    {
-        let by_rank = self.devices.by_rank();
-        run_threads(by_rank.len() as u32, |comm: &mut Threads<Host>| {
-            let device = &by_rank[comm.rank().index()];
-            device.run(AsRank { run: self, job, comm, watch })
-        })
-    }
-
-    fn job<'r>(&'r self, samples: &'r Samples<'_>, stop: &'r AtomicBool) -> Job<'r> {
+    fn job<'r>(&'r self, samples: &'r dyn Data<S::Item>, stop: &'r AtomicBool) -> Job<'r, S::Item> {
         let config = self.config();
         Job {
             program: self.program(),
             width: config.width,
             micro_batch_size: config.micro_batch_size,
-            training: &self.plan.training,
+            training: &self.course.training,
             data: samples,
             patience: config.patience(),
             stop,
@@ -215,15 +195,14 @@ impl Run {
         }
     }
 
-    fn watch<O>(&self, observe: O) -> Result<Watch<'_, O>> {
+    fn watch<O>(&self, observe: O) -> Result<Watch<'_, S::Item, O>> {
         let config = self.config();
-        let (batch, n_targets) = (self.validation()?, self.model().predictions(config.context));
-        let held_out = HeldOut { batch, n_targets };
+        let held_out = self.subject.held_out(&self.course)?;
         let steps = config.trace_steps.0.clone();
         // A run that is resumed behind them leaves the trace as it is.
         let trace = config.trace.as_deref().filter(|_| self.first_step() < steps.end);
-        let recorder =
-            trace.map(|path| Recorder::new(path, steps, config.width, self.plan.sizes()));
+        let sizes = || self.subject.sizes(&self.course);
+        let recorder = trace.map(|path| Recorder::new(path, steps, config.width, sizes()));
         let fingerprint = self.fingerprint();
         let observe = Mutex::new(observe);
         Ok(Watch { fingerprint, observe, held_out, recorder, by_processes: false })
@@ -238,27 +217,6 @@ struct Here {
     /// The one rank that is in this process, and its number among those of this host, unless all are in this
     /// process.
     own: Option<(Rank, usize)>,
-}
-
-/// Training with a thread for each rank.
-struct OnThreads<'r, 'w, O> {
-    run: &'r Run,
-    job: Job<'r>,
-    watch: &'w Watch<'r, O>,
-}
-
-impl<O: FnMut(&StepReport) -> Result<()> + Send> Compute for OnThreads<'_, '_, O> {
-    type Output = Result<Vec<RankTrained>, Fault>;
-
-    fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
-        let Config { width, depth, threads, .. } = *self.run.config();
-        run_threads((width * depth) as u32, |comm: &mut Threads<K::Tensor>| {
-            let rank = comm.rank();
-            let kernels = by_rank[rank.index() % by_rank.len()].clone();
-            let pool = compute_threads(threads, rank)?;
-            pool.install(|| self.run.train_rank(self.job, kernels, comm, self.watch))
-        })
-    }
 }
 
 /// The threads that a rank computes with.

@@ -23,7 +23,7 @@ impl Run {
         device: &OpenDevice,
         comm: &mut C,
         why_over: impl Fn() -> Option<CommError> + Send + 'static,
-        watch: &Watch<'r, O>,
+        watch: &Watch<'r, u32, O>,
     ) -> Result<RankTrained, Fault>
     where
         O: FnMut(&StepReport) -> anyhow::Result<()> + Send,
@@ -37,7 +37,7 @@ impl Run {
         let nccl = Nccl::start(Arc::new(library), &gpu, comm, patience, why_over);
         let mut nccl = nccl.map_err(on_wire)?;
         let pool = compute_threads(self.config().threads, rank)?;
-        let trained = pool.install(|| self.train_rank(job, gpu, &mut nccl, watch))?;
+        let trained = pool.install(|| self.train_on(job, gpu, &mut nccl, watch))?;
         nccl.close(Instant::now() + patience.later).map_err(on_wire)?;
         Ok(trained)
     }
@@ -47,7 +47,7 @@ impl Run {
     /// # Errors
     /// If this machine has no NCCL, or this rank no GPU.
     pub fn nccl(&self, rank: Rank) -> Result<String, Fault> {
-        let device = self.devices.by_rank().first();
+        let device = self.devices().by_rank().first();
         device.map(|device| gpu(device, rank)).transpose()?;
         let version = open(rank)?.version();
         version.map_err(|reason| Fault::new(Class::Usage, rank, reason))

@@ -18,7 +18,7 @@ impl Run {
         _: &OpenDevice,
         comm: &mut impl Comm<Host>,
         _: impl Fn() -> Option<CommError> + Send + 'static,
-        _: &Watch<'_, O>,
+        _: &Watch<'_, u32, O>,
     ) -> Result<RankTrained, Fault> {
         Err(not_built(comm.rank()))
     }

@@ -3,22 +3,20 @@
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, bail};
-use chimera_core::comm::{Comm, CommError, Endpoint, Host, HostStaged};
-use chimera_core::engine::{Job, Patience, StepReport, handshake};
+use anyhow::{Result, bail};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host};
+use chimera_core::engine::{Patience, StepReport, handshake};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::interchange::{from_json, to_json};
-use chimera_core::layers::Layers;
 
 use super::gather::share;
 use super::launch::Launch;
 use super::trained::{RankTrained, merge};
 use super::watch::Watch;
-use super::{Here, Run, Trained, compute_threads, fingerprint, replica_devices};
-use crate::device::Compute;
+use super::{Here, Run, Subject, Trained, fingerprint, replica_devices};
+use crate::settings::Config;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Transport};
 
 /// For ranks to come to the same point while nobody knows the settings.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -38,7 +36,7 @@ impl Run {
         }
         let is_root = comm.rank() == Rank(0);
         let own = is_root.then(|| Run::prepare_with(config.clone(), None, here));
-        let found = own.as_ref().and_then(|run| run.as_ref().ok()?.plan.found.as_ref());
+        let found = own.as_ref().and_then(|run| run.as_ref().ok()?.course.found.as_ref());
         let search = Duration::try_from_secs_f64(config.search_time)?;
         let found = share(comm, &found.map(to_json), search + config.patience().first_step)?;
         match (own, found.into_iter().next().flatten()) {
@@ -50,6 +48,17 @@ impl Run {
         }
     }
 
+    /// Compares the settings of the ranks, before they do anything by them.
+    ///
+    /// # Errors
+    /// A [`Fault`] that names each field in which they differ.
+    pub fn agree_on_settings(config: &Config, comm: &mut impl Endpoint) -> Result<(), Fault> {
+        let deadline = Instant::now() + config.patience().first_step;
+        handshake(comm, &fingerprint::settings(config), deadline)
+    }
+}
+
+impl<S: Subject> Run<S> {
     /// Trains the row of the rank that `comm` is an end of; all ranks of the job call it. Otherwise like
     /// [`train`](Run::train): rank 0 observes, and gets what the run leaves. `why_over` is asked from another
     /// thread whether the job has failed.
@@ -61,20 +70,12 @@ impl Run {
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Option<Trained>> {
         let rank = comm.rank();
-        let samples = self.samples();
+        let samples = self.subject.samples(&self.course);
         let watch = Watch { by_processes: true, ..self.watch(observe)? };
-        let device = self.devices.by_rank().first();
-        let device = device.ok_or_else(|| anyhow!("{rank} has no device"))?;
         let Patience { first_step, later } = self.config().patience();
         share(comm, &(), first_step)?; // clocks begin when all are here
-        let job = self.job(&samples, stop);
-        let ran = match self.config().transport {
-            Transport::Nccl => self.train_over_nccl(job, device, comm, why_over, &watch),
-            _ => {
-                drop(why_over); // over MPI alone all waits are MPI's
-                device.run(AsRank { run: self, job, comm, watch: &watch })
-            }
-        };
+        let job = self.job(&*samples, stop);
+        let ran = S::train_process(self, job, comm, why_over, &watch);
         let traced = watch.recorder.filter(|_| rank == Rank(0)).map_or(Ok(()), |r| r.finish());
         let mut trained = ran?;
         let saved = trained.saved.take();
@@ -96,15 +97,6 @@ impl Run {
         Ok(Some(merge(ranks)?.with(saved, traced)))
     }
 
-    /// Compares the settings of the ranks, before they do anything by them.
-    ///
-    /// # Errors
-    /// A [`Fault`] that names each field in which they differ.
-    pub fn agree_on_settings(config: &Config, comm: &mut impl Endpoint) -> Result<(), Fault> {
-        let deadline = Instant::now() + config.patience().first_step;
-        handshake(comm, &fingerprint::settings(config), deadline)
-    }
-
     /// Compares what the ranks are about to train, and on what, before anything is written.
     ///
     /// # Errors
@@ -112,31 +104,7 @@ impl Run {
     pub fn agree(&self, comm: &mut impl Endpoint) -> Result<()> {
         let patience = self.config().patience().first_step;
         handshake(comm, &self.fingerprint(), Instant::now() + patience)?;
-        let models = share(comm, &self.devices.models(), patience)?.concat();
+        let models = share(comm, &self.subject.device_models(), patience)?.concat();
         replica_devices::check(self.program(), self.config(), &models)
-    }
-}
-
-/// Training by one rank, on its device, over a transport of host tensors.
-pub(super) struct AsRank<'r, 'w, O, C> {
-    pub(super) run: &'r Run,
-    pub(super) job: Job<'r>,
-    pub(super) comm: &'w mut C,
-    pub(super) watch: &'w Watch<'r, O>,
-}
-
-impl<O, C> Compute for AsRank<'_, '_, O, C>
-where
-    O: FnMut(&StepReport) -> Result<()> + Send,
-    C: Comm<Host>,
-{
-    type Output = Result<RankTrained, Fault>;
-
-    fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
-        let none = || Fault::new(Class::Internal, self.comm.rank(), "a rank has no device");
-        let kernels = devices.first().ok_or_else(none)?.clone();
-        let pool = compute_threads(self.run.config().threads, self.comm.rank())?;
-        let mut staged = HostStaged::new(kernels.clone(), self.comm);
-        pool.install(|| self.run.train_rank(self.job, kernels, &mut staged, self.watch))
     }
 }

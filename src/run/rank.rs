@@ -5,41 +5,37 @@ use std::time::Instant;
 
 use anyhow::Result;
 use chimera_core::comm::Comm;
+use chimera_core::device::Device;
 use chimera_core::engine::{Job, StepReport, Worker, handshake, panicked};
-use chimera_core::fault::{Class, Fault};
+use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
-use chimera_core::layers::Layers;
-use chimera_core::model::{DropoutRate, stage};
+use chimera_core::stage::Stage;
 
 use super::Run;
 use super::steps::Steps;
+use super::subject::Subject;
 use super::trained::RankTrained;
 use super::watch::Watch;
 use crate::observe::Log;
 
-impl Run {
-    /// Trains the row of the rank that `comm` is an end of.
-    pub(super) fn train_rank<'r, K, O>(
+impl<S: Subject> Run<S> {
+    /// Trains the row of the rank that `comm` is an end of, on `device`; `stage` makes its stages.
+    pub(super) fn train_rank<'r, T, D, O>(
         &'r self,
-        job: Job<'r>,
-        kernels: K,
-        comm: &mut impl Comm<K::Tensor>,
-        watch: &Watch<'r, O>,
+        job: Job<'r, S::Item>,
+        device: D,
+        comm: &mut impl Comm<D::Tensor>,
+        watch: &Watch<'r, S::Item, O>,
+        stage: impl FnMut(StageId) -> Result<T, Fault>,
     ) -> Result<RankTrained, Fault>
     where
-        K: Layers,
+        T: Stage<Tensor = D::Tensor, Item = S::Item>,
+        D: Device,
         O: FnMut(&StepReport) -> Result<()>,
     {
         let rank = comm.rank();
         handshake(comm, &watch.fingerprint, Instant::now() + job.patience.first_step)?;
-        let model = self.model();
-        let dropout = DropoutRate { rate: self.config().dropout, seed: self.config().seed };
-        let stage = |id: StageId| {
-            let cut = self.plan.cuts[id.index()].clone();
-            let made = stage(kernels.clone(), model, model.context, dropout, cut);
-            made.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))
-        };
-        let mut worker = Worker::new(job, kernels.clone(), comm, stage)?;
+        let mut worker = Worker::new(job, device, comm, stage)?;
         if let Some(explain) = &self.explain {
             explain.follow(rank, worker.recent().clone());
         }

@@ -1,17 +1,15 @@
 //! Going on from a checkpoint: what may be different then, and what must not.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 use chimera_core::engine::Counts;
 use chimera_core::interchange::{from_json, to_json};
-use chimera_core::stage::Data;
 use chimera_core::timetable::Timetable;
 
-use super::{Initial, Run, Samples};
-use crate::formats::checkpoint::{Checkpoint, FORMAT, Manifest, Saver, Store, foreseen};
-use crate::plan::Plan;
+use super::{Run, Subject};
+use crate::formats::checkpoint::{Checkpoint, Digest, FORMAT, Manifest, Saver, Store, foreseen};
 use crate::settings::{Config, OPTIONS, Opt, Resume};
 
 /// What held before there were such keys.
@@ -19,7 +17,7 @@ const EARLIER: &[(&str, &str)] = &[("model", "\"gpt2\""), ("dropout", "0.0")];
 /// The most samples that the hash of a step covers.
 const N_HASHED: u64 = 64;
 
-impl Run {
+impl<S: Subject> Run<S> {
     /// Begins where a checkpoint ends, or else at the start. Returns, in words, the settings that change from
     /// there on.
     ///
@@ -27,8 +25,8 @@ impl Run {
     /// If it is of another training: other sizes, seed or data, or another number of samples per step.
     pub fn resume(&mut self, checkpoint: Option<Checkpoint>) -> Result<Vec<String>> {
         let Some(checkpoint) = checkpoint else {
-            self.plan.begin(0)?;
-            self.open_initial()?;
+            self.course.begin(0, self.subject.chain())?;
+            self.subject.open_initial(&self.course.config)?;
             return Ok(Vec::new());
         };
         let manifest = checkpoint.manifest();
@@ -40,7 +38,7 @@ impl Run {
             options.filter_map(change).collect::<Vec<String>>()
         };
         let mut conflicts = changed(Resume::Fixed);
-        let (was, is) = (manifest.samples_per_step, self.samples_per_step());
+        let (was, is) = (manifest.samples_per_step, self.course.samples_per_step());
         if was != is {
             let product = "width * micro-batches * micro-batch-size";
             conflicts.push(format!("{product}: {was} in the checkpoint, {is} now"));
@@ -52,32 +50,26 @@ impl Run {
             bail!("{place} is of another training:\n  {}", conflicts.join("\n  "));
         }
         ensure!(
-            manifest.step <= self.plan.config.steps,
+            manifest.step <= self.config().steps,
             "{place} has {} steps already: choose --steps above that",
             manifest.step
         );
         let mut notes = changed(Resume::Told);
         notes.sort();
         let found = found(manifest, &now)?;
-        if found.is_some() && found != self.plan.found {
-            self.plan = Plan::with(self.plan.config.clone(), found)?;
+        if found.is_some() && found != self.course.found {
+            self.course = self.subject.plan(self.config().clone(), found)?;
         }
-        self.plan.begin(manifest.step)?;
-        (self.start, self.initial) = (Some(checkpoint), None);
+        self.course.begin(manifest.step, self.subject.chain())?;
+        self.subject.drop_initial();
+        self.start = Some(checkpoint);
         Ok(notes)
-    }
-
-    /// Opens the model to begin with, if the settings name one.
-    pub(super) fn open_initial(&mut self) -> Result<()> {
-        let open = |dir: &PathBuf| Initial::open(dir, &self.plan.model);
-        self.initial = self.plan.config.init.as_ref().map(open).transpose()?;
-        Ok(())
     }
 
     /// Saves checkpoints as the settings say; `warn` is told what could not be saved on the way.
     pub fn save_into(&mut self, store: Store, warn: impl Fn(&str) + Send + Sync + 'static) {
-        let store = store.keeping(self.plan.config.keep);
-        self.saver = Some(Saver::new(store, self.plan.config.save_every, warn));
+        let store = store.keeping(self.course.config.keep);
+        self.saver = Some(Saver::new(store, self.course.config.save_every, warn));
     }
 
     /// The first step that is trained.
@@ -90,12 +82,6 @@ impl Run {
         self.start.as_ref().map(Checkpoint::path)
     }
 
-    pub(super) fn samples(&self) -> Samples<'_> {
-        let (seed, per_step) = (self.plan.config.seed, self.samples_per_step());
-        let n_targets = self.model().predictions(self.plan.config.context);
-        Samples { corpus: &self.corpus, seed, n_targets, per_step }
-    }
-
     /// The manifest of a checkpoint after so many steps and updates, but for its files.
     pub(super) fn manifest(&self, step: u64, counts: Counts) -> Manifest {
         Manifest {
@@ -104,18 +90,18 @@ impl Run {
             step,
             updates: counts.updates,
             skipped: counts.skipped,
-            samples_per_step: self.samples_per_step(),
+            samples_per_step: self.course.samples_per_step(),
             next_samples: self.samples_of(step),
-            data: self.corpus.digest().ok().cloned(),
+            data: self.digest().cloned(),
             settings: settings(self.config()),
-            timetable: self.plan.found.as_ref().map(to_json),
+            timetable: self.course.found.as_ref().map(to_json),
             shards: Vec::new(),
         }
     }
 
     /// In what the data differs from that of a checkpoint, if it does.
     fn other_data(&self, manifest: &Manifest) -> Option<String> {
-        let now = self.corpus.digest().ok();
+        let now = self.digest();
         match &manifest.data {
             Some(was) if now != Some(was) => Some(match now {
                 Some(now) if now.tokens != was.tokens => {
@@ -130,24 +116,25 @@ impl Run {
         }
     }
 
-    fn samples_per_step(&self) -> u64 {
-        self.tokens_per_step() / self.plan.config.context.max(1) as u64
+    /// Which data it is, as far as that can be told.
+    fn digest(&self) -> Option<&Digest> {
+        self.subject.digest()?.ok()
     }
 
     /// BLAKE3 of a step's first samples.
     pub(super) fn samples_of(&self, step: u64) -> String {
         let (mut input, mut target) = (Vec::new(), Vec::new());
+        let samples = self.subject.samples(&self.course);
         let mut hasher = blake3::Hasher::new();
-        for sample in 0..self.samples_per_step().min(N_HASHED) {
+        for sample in 0..self.course.samples_per_step().min(N_HASHED) {
             input.clear();
             target.clear();
             // No data is like data that cannot be read; a run that needs it ends by itself.
-            if let Err(error) = self.samples().sample(step, sample, &mut input, &mut target) {
+            if let Err(error) = samples.sample(step, sample, &mut input, &mut target) {
                 return format!("unreadable: {error}");
             }
-            input.iter().chain(&target).for_each(|id| {
-                hasher.update(&id.to_le_bytes());
-            });
+            S::hash(&input, &mut hasher);
+            S::hash(&target, &mut hasher);
         }
         hasher.finalize().to_string()
     }

@@ -36,12 +36,12 @@ impl Data for Samples<'_> {
 }
 
 /// What is evaluated on.
-pub(super) struct HeldOut {
+pub(super) struct HeldOutText {
     pub(super) batch: Batch,
     pub(super) n_targets: usize,
 }
 
-impl Data for HeldOut {
+impl Data for HeldOutText {
     fn sample(
         &self,
         _: u64,

@@ -12,8 +12,9 @@ use chimera_core::program::Program;
 use chimera_core::stage::{Param, Stage};
 use chimera_core::update::Update;
 
+use super::subject::Subject;
 use super::trained::RankTrained;
-use super::watch::Watch;
+use super::watch::{HeldOut, Watch};
 use super::{Run, gather};
 use crate::formats::checkpoint::{Shares, State};
 use crate::observe::{Did, Log};
@@ -22,19 +23,20 @@ use crate::observe::{Did, Log};
 const N_TIMELINES: u64 = 10;
 
 /// One rank at its steps.
-pub(super) struct Steps<'s, 'r, S: Stage, K, C, O> {
-    pub(super) run: &'r Run,
-    pub(super) worker: &'s mut Worker<'r, S, K, C>,
+pub(super) struct Steps<'s, 'r, S: Subject, T: Stage, D, C, O> {
+    pub(super) run: &'r Run<S>,
+    pub(super) worker: &'s mut Worker<'r, T, D, C>,
     pub(super) rank: Rank,
-    pub(super) watch: &'s Watch<'r, O>,
+    pub(super) watch: &'s Watch<'r, S::Item, O>,
     pub(super) log: &'s mut Log,
 }
 
-impl<'r, S, K, C, O> Steps<'_, 'r, S, K, C, O>
+impl<'r, S, T, D, C, O> Steps<'_, 'r, S, T, D, C, O>
 where
-    S: Stage<Tensor = K::Tensor, Item = u32>,
-    K: Device,
-    C: Comm<K::Tensor>,
+    S: Subject,
+    T: Stage<Tensor = D::Tensor, Item = S::Item>,
+    D: Device,
+    C: Comm<D::Tensor>,
     O: FnMut(&StepReport) -> Result<()>,
 {
     /// All steps from where the run begins.
@@ -50,7 +52,7 @@ where
             let began = step;
             let is_whole = n_steps - step >= u64::from(run.program().window().n_steps());
             let mut program = run.program();
-            if let Some(last) = run.plan.last.as_ref().filter(|_| !is_whole) {
+            if let Some(last) = run.course.last.as_ref().filter(|_| !is_whole) {
                 self.worker.set_program(last)?;
                 program = last;
             }
@@ -84,9 +86,11 @@ where
     /// Takes the weights to begin with, unless they are drawn at random.
     fn begin(&mut self) -> Result<(), Fault> {
         let (run, rank) = (self.run, self.rank);
-        if let Some(initial) = &run.initial {
+        if run.subject.initial_hash().is_some() {
             let unread = |e: anyhow::Error| Fault::new(Class::Io, rank, format!("{e:#}"));
-            self.worker.set_weights(|param| initial.values(param).map_err(unread))?;
+            self.worker.set_weights(|param| {
+                run.subject.initial(param).unwrap_or_else(|| Ok(Vec::new())).map_err(unread)
+            })?;
         }
         if let Some(checkpoint) = &run.start {
             self.worker.restore(checkpoint.manifest().counts(), |param| {
@@ -117,10 +121,11 @@ where
             let _ = shares.finish(&mut gather::all_gather(self.worker));
         }
         let mut reports = ran?;
-        if let Some(at) = reports.iter().rposition(|report| self.is_evaluated(report.step)) {
-            let (report, held_out) = (&mut reports[at], &self.watch.held_out);
-            let n_samples = held_out.batch.n_samples as u64;
-            let loss = self.worker.evaluate(report.step, held_out, n_samples)?;
+        if let Some(HeldOut { data, n_samples }) = &self.watch.held_out
+            && let Some(at) = reports.iter().rposition(|report| self.is_evaluated(report.step))
+        {
+            let report = &mut reports[at];
+            let loss = self.worker.evaluate(report.step, &**data, *n_samples)?;
             report.validation_loss = Some(loss);
         }
         if self.log.is_kept() {
@@ -183,8 +188,7 @@ where
 
     /// The weights of the whole model, on rank 0.
     fn weights(&mut self, step: u64) -> Result<Vec<(Param, Vec<f32>)>, Fault> {
-        let run = self.run;
-        let params: Vec<_> = run.plan.cuts.iter().map(|cut| run.model().params(cut)).collect();
+        let params = self.run.subject.params();
         let mut weights = Vec::new();
         for ((stage, index), elements) in self.worker.gather_weights(step)? {
             let param = params.get(stage.index()).and_then(|params| params.get(index));

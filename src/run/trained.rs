@@ -53,7 +53,7 @@ impl Trained {
 
 /// What one rank leaves.
 #[derive(Default)]
-pub(super) struct RankTrained {
+pub struct RankTrained {
     pub(super) last: Option<StepReport>,
     pub(super) weights: Vec<(Param, Vec<f32>)>,
     /// Events of the first group, by run of the program.

@@ -3,17 +3,23 @@
 use std::sync::Mutex;
 
 use chimera_core::engine::Fields;
+use chimera_core::stage::Data;
 
-use super::samples::HeldOut;
 use crate::observe::Recorder;
 
 /// What is done with a run besides training.
-pub(super) struct Watch<'r, O> {
+pub struct Watch<'r, I, O> {
     /// What all ranks must have in common.
     pub(super) fingerprint: Fields,
     pub(super) observe: Mutex<O>,
-    pub(super) held_out: HeldOut,
+    pub(super) held_out: Option<HeldOut<'r, I>>,
     pub(super) recorder: Option<Recorder<'r>>,
     /// Whether each rank is a process, which knows nothing of the others but by messages.
     pub(super) by_processes: bool,
+}
+
+/// Samples that are evaluated and not trained on.
+pub struct HeldOut<'r, I> {
+    pub(super) data: Box<dyn Data<I> + 'r>,
+    pub(super) n_samples: u64,
 }

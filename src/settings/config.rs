@@ -15,6 +15,11 @@ use super::Config;
 pub const MODEL: &str = "model";
 
 impl Config {
+    /// These settings for a caller's model of this name.
+    pub fn of_model(self, name: &str) -> Config {
+        Config { own_model: Some(name.into()), ..self }
+    }
+
     /// The shape of the schedule.
     pub fn shape(&self) -> Shape {
         Shape {

@@ -38,6 +38,8 @@ macro_rules! options {
             $($( $(#[doc = $help])+ pub $field: $type, )+)+
             /// Where values came from.
             pub(super) origins: BTreeMap<&'static str, Origin>,
+            /// Name of a caller's model, of which the options of ours say nothing.
+            pub(super) own_model: Option<String>,
         }
 
         impl Config {
@@ -46,11 +48,15 @@ macro_rules! options {
                 Ok(Config {
                     $($( $field: read(&entries, $name)?, )+)+
                     origins: entries.into_iter().map(|(key, (_, origin))| (key, origin)).collect(),
+                    own_model: None,
                 })
             }
 
             /// The value of `key` and where it came from; `None` if nothing was said and nothing is meant.
             pub fn value(&self, key: &str) -> Option<(Value, &Origin)> {
+                if let Some(name) = self.own_model.as_ref().filter(|_| is_of_our_models(key)) {
+                    return (key == "model").then(|| (name.as_str().into(), &Origin::Default));
+                }
                 let value = match key {
                     $($( $name => self.$field.write(), )+)+
                     _ => None,
@@ -66,6 +72,13 @@ fn read<T: Setting>(entries: &Entries, key: &'static str) -> Result<T, (&'static
         Some((value, _)) => T::read(value).map_err(|message| (key, message)),
         None => T::unset().ok_or_else(|| (key, format!("`{key}` has no value"))),
     }
+}
+
+/// Whether an option says something of the models here, their text or their devices.
+fn is_of_our_models(key: &str) -> bool {
+    let option = OPTIONS.iter().find(|option| option.name == key);
+    ["device", "precision", "peak-flops"].contains(&key)
+        || option.is_some_and(|option| ["Model", "Data"].contains(&option.heading))
 }
 
 fn presets() -> Vec<&'static str> {

@@ -21,7 +21,9 @@ mod pointwise;
 mod sums;
 mod tensor;
 
-use chimera_core::device::{AdamW, Clock, Device, DeviceError, Dtype, Result, Sgd, Updated};
+use chimera_core::device::{
+    AdamW, Clock, Device, DeviceError, Dtype, Elements, Result, Sgd, Updated,
+};
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
 
 pub use driver::{Arg, At, Driver, Lane, Launch, Operand, Piece, Place, Product, kernels, source};
@@ -94,8 +96,8 @@ impl<D: Driver> Device for Gpu<D> {
         }
     }
 
-    fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Vec<f32>>> {
-        self.downloaded_all(tensors)
+    fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Elements>> {
+        Ok(self.downloaded_all(tensors)?.into_iter().map(Elements::from).collect())
     }
 
     fn clock(&self) -> Result<Option<Box<dyn Clock>>> {

@@ -103,6 +103,28 @@ impl Elements {
     pub fn to_f32(self, n: usize) -> Vec<f32> {
         self.dtype.to_f32(self.words, n)
     }
+
+    /// The elements as f64, of which there are `n`: of every type to the bit.
+    pub fn to_f64(self, n: usize) -> Vec<f64> {
+        match self.dtype {
+            Dtype::F64 => self.words.as_chunks().0.iter().map(|pair| double(*pair)).collect(),
+            _ => self.to_f32(n).into_iter().map(f64::from).collect(),
+        }
+    }
+
+    /// Values as elements of f64 where that is asked for, else rounded to f32.
+    pub fn of_f64(dtype: Dtype, values: &[f64]) -> Elements {
+        let words = match dtype {
+            Dtype::F64 => values.iter().flat_map(|x| pair(x.to_bits())).collect(),
+            _ => values.iter().map(|x| *x as f32).collect(),
+        };
+        let dtype = if dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
+        Elements { dtype, words }
+    }
+}
+
+fn pair(bits: u64) -> [f32; 2] {
+    [bits as u32, (bits >> u32::BITS) as u32].map(f32::from_bits)
 }
 
 impl From<Vec<f32>> for Elements {

@@ -86,7 +86,7 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// bits of each are its tensor's alone, whatever the others are.
     fn squared_norms(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor>;
 
-    /// One AdamW update of each tensor, on the host in f32 unless the device has its own. The bits of each tensor are
+    /// One AdamW update of each tensor, on the host in f64 unless the device has its own. The bits of each tensor are
     /// its own, whatever the others are; so with the optimizers below.
     fn adamw(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
         on_host::update(self, tensors, |tensors| Reference.adamw(tensors, by))
@@ -135,9 +135,14 @@ pub trait Device: Clone + Send + Sync + 'static {
         Ok(())
     }
 
-    /// [`download`](Device::download) of several tensors, for devices that can be waited for once.
-    fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Vec<f32>>> {
-        tensors.iter().map(|tensor| self.download(tensor)).collect()
+    /// The elements of several tensors in their own types, for devices that can be waited for once.
+    fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Elements>> {
+        let elements = |tensor: &&Self::Tensor| {
+            let mut words = Vec::new();
+            self.download_words(tensor, &mut words)?;
+            Ok(Elements { dtype: self.dtype(tensor), words })
+        };
+        tensors.iter().map(elements).collect()
     }
 
     /// Begins a [`download_words`](Device::download_words) of a tensor as it is now, on devices on which this gains

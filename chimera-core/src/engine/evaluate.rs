@@ -80,9 +80,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             let output = held.stage.forward(&held.weights, &micro, carried.take());
             match state.on_device("evaluation", output)?.0 {
                 Output::Loss { loss: scaled, .. } => {
-                    let values = state.device.download(&scaled);
-                    let values = state.on_device("evaluation", values)?;
-                    loss = Some(values.into_iter().map(f64::from).sum());
+                    loss = Some(state.numbers([&scaled].into_iter())?.into_iter().sum());
                 }
                 Output::Activation(x)
                     if stage + 1 < placement.n_stages() && at(stage + 1) != me =>

@@ -110,10 +110,17 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// All elements, one tensor after the other.
-    fn numbers<'t>(&self, tensors: impl Iterator<Item = &'t S::Tensor>) -> Result<Vec<f64>, Fault> {
+    pub(super) fn numbers<'t>(
+        &self,
+        tensors: impl Iterator<Item = &'t S::Tensor>,
+    ) -> Result<Vec<f64>, Fault> {
         let tensors: Vec<&S::Tensor> = tensors.collect();
-        let values = self.on_device("download", self.device.download_all(&tensors))?;
-        Ok(values.iter().flatten().map(|v| f64::from(*v)).collect())
+        let all = self.on_device("download", self.device.download_all(&tensors))?;
+        let values = tensors
+            .iter()
+            .zip(all)
+            .map(|(tensor, elements)| elements.to_f64(self.device.shape(tensor).iter().product()));
+        Ok(values.flatten().collect())
     }
 
     /// Bytes of weights in all their versions, gradients and moments, and of what is kept for backwards at

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use chimera_core::device::reference::{Reference, Tensor};
-use chimera_core::device::{AdamW, Clock, Device, Fetch, Result, Sgd, Updated};
+use chimera_core::device::{AdamW, Clock, Device, Elements, Fetch, Result, Sgd, Updated};
 
 use super::{Fault, Faulty, Shared, read, share};
 
@@ -82,9 +82,9 @@ impl Device for Faulty {
         Ok(())
     }
 
-    fn download_all(&self, tensors: &[&Shared]) -> Result<Vec<Vec<f32>>> {
-        let all: Result<Vec<_>> = tensors.iter().map(|tensor| self.download(tensor)).collect();
-        let mut all = all?;
+    fn download_all(&self, tensors: &[&Shared]) -> Result<Vec<Elements>> {
+        let each = |tensor: &&Shared| Ok(self.download(tensor)?.into());
+        let mut all = tensors.iter().map(each).collect::<Result<Vec<_>>>()?;
         if self.has(Fault::CopiesSwapped) {
             all.reverse();
         }

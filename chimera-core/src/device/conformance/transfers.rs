@@ -52,6 +52,8 @@ pub(super) fn download_all<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let tensors = shapes.iter().zip(&data).map(|(shape, data)| device.upload(shape, data));
     let tensors = tensors.collect::<Result<Vec<_>>>()?;
     let got = device.download_all(&tensors.iter().collect::<Vec<_>>())?;
+    let got = got.into_iter().zip(&data).map(|(elements, data)| elements.to_f32(data.len()));
+    let got: Vec<_> = got.collect();
     let same = got.len() == data.len() && got.iter().zip(&data).all(|(x, y)| is_same(x, y));
     trials.require(same, "several tensors", "other bits than those of each")
 }

@@ -88,7 +88,7 @@ impl<'k, D: Device> Trials<'k, D> {
             for (i, expected) in expected.iter().enumerate() {
                 let at = format!("result {i} of {at}");
                 let (got, again) = (&first[i], &second[i]);
-                let same = is_same(&got.data, &again.data);
+                let same = got.bits() == again.bits();
                 self.require(same, &at, "a second call gives other bits")?;
                 let shapes = format!("shape {:?} instead of {:?}", got.shape, expected.shape);
                 self.require(got.shape == expected.shape, &at, &shapes)?;
@@ -143,8 +143,8 @@ impl<'k, D: Device> Trials<'k, D> {
 
     fn read(&self, tensor: &D::Tensor) -> std::result::Result<Readback, Failure> {
         let shape = self.device.shape(tensor);
-        let data = self.device.download(tensor)?;
-        Ok(Readback { shape, data })
+        let elements = self.device.download_all(&[tensor])?.into_iter().next().unwrap_or_default();
+        Ok(Readback { data: elements.to_f64(shape.iter().product()), shape })
     }
 
     fn upload(&self, tensor: &Tensor) -> Result<D::Tensor> {
@@ -155,7 +155,13 @@ impl<'k, D: Device> Trials<'k, D> {
 /// A tensor of the device, on the host.
 struct Readback {
     shape: Vec<usize>,
-    data: Vec<f32>,
+    data: Vec<f64>,
+}
+
+impl Readback {
+    fn bits(&self) -> Vec<u64> {
+        self.data.iter().map(|x| x.to_bits()).collect()
+    }
 }
 
 /// Where the operands of a trial lie.
@@ -194,13 +200,13 @@ fn describe(label: &str, placement: Placement, operands: &[&Tensor], into: &[&Te
 }
 
 /// See [`Worst::error`].
-fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
+fn relative_error(got: &[f64], expected: &[f64]) -> f64 {
     if got.iter().any(|x| !x.is_finite()) {
         return f64::INFINITY;
     }
     let magnitudes = expected.iter().map(|x| x.abs());
     let pairs = got.iter().zip(expected);
-    let differences = pairs.map(|(&got, x)| (f64::from(got) - x).abs());
+    let differences = pairs.map(|(got, x)| (got - x).abs());
     differences.fold(0.0, f64::max) / magnitudes.fold(f64::MIN_POSITIVE, f64::max)
 }
 
@@ -234,7 +240,7 @@ mod tests {
         assert_eq!(relative_error(&[1.0, -4.0], &[1.5, -4.0]), 0.125);
         assert_eq!(relative_error(&[0.0], &[0.0]), 0.0);
         assert!(relative_error(&[1e-9], &[0.0]) > 1.0);
-        for wrong in [f32::NAN, f32::INFINITY] {
+        for wrong in [f64::NAN, f64::INFINITY] {
             assert_eq!(relative_error(&[wrong, 0.0], &[1.0, 1.0]), f64::INFINITY);
             assert_eq!(relative_error(&[0.0, wrong], &[1.0, 1.0]), f64::INFINITY);
         }

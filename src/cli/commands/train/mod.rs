@@ -93,14 +93,9 @@ impl Train {
         });
         let has_failed = trained.is_err();
         let outcome = trained.and_then(|trained| self.conclude(&run, &folder, trained, &say));
-        if let Err(error) = &outcome
-            && let Some(fault) = error.downcast_ref::<Fault>()
-            && fault.class != Class::Requeue
-        {
-            let explained = || if has_failed { explain.write_all() } else { Ok(()) };
-            for also in [folder.write_error(fault), explained()].into_iter().filter_map(Result::err)
-            {
-                tell(format_args!("{also:#}")); // the error that counts is the first
+        if let Err(error) = &outcome {
+            for also in folder.write_failure(error, has_failed.then_some(&*explain)) {
+                tell(format_args!("{also:#}"));
             }
         }
         self.close(&run, folder.path(), &say, &outcome);

@@ -1,0 +1,133 @@
+//! A candle device as the engine wants it.
+
+use candle_core::{DType, Tensor};
+use chimera_core::device::{Device, DeviceError, Dtype, Elements, Result};
+
+/// A device of candle, on which all tensors are of one type.
+#[derive(Clone, Debug)]
+pub struct Candle {
+    device: candle_core::Device,
+    dtype: DType,
+}
+
+impl Candle {
+    /// Tensors of `dtype` on `device`.
+    pub fn new(device: candle_core::Device, dtype: DType) -> Candle {
+        Candle { device, dtype }
+    }
+
+    /// Tensors of `dtype` on the CPU.
+    pub fn cpu(dtype: DType) -> Candle {
+        Candle::new(candle_core::Device::Cpu, dtype)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &candle_core::Device {
+        &self.device
+    }
+
+    /// The type of its tensors.
+    pub fn tensor_dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The outcome of a candle function that the engine asked for as `op`.
+    pub(crate) fn ran<T>(&self, op: &'static str, result: candle_core::Result<T>) -> Result<T> {
+        result.map_err(|e| DeviceError::Failed { device: self.name(), op, reason: e.to_string() })
+    }
+}
+
+impl Device for Candle {
+    type Tensor = Tensor;
+
+    fn name(&self) -> String {
+        format!("candle's {:?} in {}", self.device.location(), self.dtype.as_str())
+    }
+
+    fn upload(&self, shape: &[usize], data: &[f32]) -> Result<Tensor> {
+        let tensor = Tensor::from_slice(data, shape, &self.device);
+        self.ran("upload", tensor.and_then(|tensor| tensor.to_dtype(self.dtype)))
+    }
+
+    fn download(&self, tensor: &Tensor) -> Result<Vec<f32>> {
+        let all = || tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1();
+        self.ran("download", all())
+    }
+
+    fn zeros(&self, shape: &[usize]) -> Result<Tensor> {
+        self.ran("zeros", Tensor::zeros(shape, self.dtype, &self.device))
+    }
+
+    fn shape(&self, tensor: &Tensor) -> Vec<usize> {
+        tensor.dims().to_vec()
+    }
+
+    fn rows(&self, tensor: &Tensor, start: usize, len: usize) -> Result<Tensor> {
+        self.ran("rows", tensor.narrow(0, start, len))
+    }
+
+    fn reshape(&self, tensor: &Tensor, shape: &[usize]) -> Result<Tensor> {
+        self.ran("reshape", tensor.reshape(shape))
+    }
+
+    fn join(&self, tensors: &[&Tensor]) -> Result<Tensor> {
+        match tensors {
+            [one] => self.ran("join", one.copy()), // concatenated, it would share its memory
+            all => self.ran("join", Tensor::cat(all, 0)),
+        }
+    }
+
+    fn accumulate(&self, into: &mut Tensor, x: &Tensor) -> Result<()> {
+        *into = self.ran("accumulate", &*into + x)?;
+        Ok(())
+    }
+
+    fn squared_norms(&self, tensors: &[&Tensor]) -> Result<Tensor> {
+        if tensors.is_empty() {
+            return self.zeros(&[0]);
+        }
+        let norms = || -> candle_core::Result<Tensor> {
+            let norms = tensors.iter().map(|tensor| tensor.sqr()?.sum_all());
+            Tensor::stack(&norms.collect::<candle_core::Result<Vec<_>>>()?, 0)
+        };
+        self.ran("squared_norms", norms())
+    }
+
+    fn bytes(&self, tensor: &Tensor) -> u64 {
+        (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64
+    }
+
+    fn dtype(&self, tensor: &Tensor) -> Dtype {
+        match tensor.dtype() {
+            DType::F64 => Dtype::F64,
+            DType::BF16 => Dtype::Bf16,
+            _ => Dtype::F32,
+        }
+    }
+
+    fn download_words(&self, tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {
+        let flat = self.ran("download_words", tensor.flatten_all())?;
+        match self.dtype(tensor) {
+            Dtype::F64 => {
+                let values: Vec<f64> = self.ran("download_words", flat.to_vec1())?;
+                into.extend(Elements::of_f64(Dtype::F64, &values).words);
+            }
+            Dtype::Bf16 => {
+                let values: Vec<half::bf16> = self.ran("download_words", flat.to_vec1())?;
+                let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_ne_bytes()).collect();
+                into.extend(Dtype::words(&bytes));
+            }
+            _ => into.extend(self.download(tensor)?),
+        }
+        Ok(())
+    }
+
+    fn upload_words(&self, shape: &[usize], dtype: Dtype, words: Vec<f32>) -> Result<Tensor> {
+        if dtype != Dtype::F64 {
+            return self.upload(shape, &dtype.to_f32(words, shape.iter().product()));
+        }
+        let values = Elements { dtype, words }.to_f64(shape.iter().product());
+        let tensor = Tensor::from_vec(values, shape, &self.device);
+        self.ran("upload_words", tensor.and_then(|tensor| tensor.to_dtype(self.dtype)))
+    }
+}

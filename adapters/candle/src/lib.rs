@@ -1,0 +1,12 @@
+//! Pipeline stages of candle modules: ordinary modules built from a `VarBuilder`, cut into pieces, and differentiated by
+//! candle itself.
+//!
+//! [`Candle`] is a device of candle in any type of floating-point numbers, as the engine wants it. A [`Piece`] says how a
+//! piece of the model is built and run, and [`stage`](stage()) makes a stage of it. Every op of a piece must have a
+//! backward in candle: `rms_norm_slow` and `rope_slow` have one, the fused ones have none.
+
+mod device;
+mod stage;
+
+pub use device::Candle;
+pub use stage::{CandleStage, Differentiated, Graph, Piece, Ran, stage};

@@ -1,0 +1,201 @@
+//! A piece of a candle model as a stage.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_nn::VarBuilder;
+use candle_nn::init::{Init as CandleInit, NormalOrUniform};
+use candle_nn::var_builder::SimpleBackend;
+use chimera_core::device::Result;
+use chimera_core::stage::{Autograd, Differentiable, Init, Micro, Output, Param};
+
+use crate::Candle;
+
+/// A piece of a model: some of its layers, as an ordinary candle module.
+pub trait Piece: Send {
+    /// One number of a sample.
+    type Item: Copy + Send + Sync + 'static;
+    /// The layers.
+    type Module;
+
+    /// Builds the layers of the tensors that `vb` gives by name, the same ones at each call. How each begins is what
+    /// the layers ask for, drawn from the seed of the training and the name; a tensor has weight decay if it is a
+    /// matrix.
+    fn build(&self, vb: VarBuilder<'_>) -> candle_core::Result<Self::Module>;
+
+    /// Runs the layers on `x`, the activation of the piece before, or on the inputs of the samples.
+    fn forward(
+        &self,
+        module: &Self::Module,
+        micro: &Micro<'_, Self::Item>,
+        x: Option<&Tensor>,
+    ) -> candle_core::Result<Ran>;
+}
+
+/// What a piece comes to.
+#[derive(Clone, Debug)]
+pub enum Ran {
+    /// The input of the next piece; from the last one, without targets, the model's output. Its first extent counts
+    /// samples, or rows of samples.
+    Activation(Tensor),
+    /// From the last piece, given targets: their loss, summed and times [`loss_scale`](Micro::loss_scale).
+    Loss(Tensor),
+}
+
+/// The stage of a [`Piece`].
+pub type CandleStage<P> = Autograd<Differentiated<P>, Candle>;
+
+/// Makes a stage of a piece, on a device.
+///
+/// # Errors
+/// If the piece cannot be built, or asks for a tensor of which no initial value can be drawn.
+pub fn stage<P: Piece>(candle: &Candle, piece: P) -> candle_core::Result<CandleStage<P>> {
+    let asked = Asked::default();
+    let vb = VarBuilder::from_backend(
+        Box::new(asked.clone()),
+        candle.tensor_dtype(),
+        candle.device().clone(),
+    );
+    piece.build(vb)?;
+    let params = std::mem::take(&mut *asked.0.lock().unwrap_or_else(PoisonError::into_inner));
+    Ok(Autograd::new(Differentiated { piece, params, candle: candle.clone() }, candle.clone()))
+}
+
+/// A piece that candle differentiates.
+#[derive(Debug)]
+pub struct Differentiated<P> {
+    piece: P,
+    params: Vec<Param>,
+    candle: Candle,
+}
+
+/// What candle recorded in a forward pass.
+#[derive(Debug)]
+pub struct Graph {
+    weights: Vec<Var>,
+    x: Option<Var>,
+    /// The output, of which `is_loss` says what it is.
+    y: Tensor,
+    is_loss: bool,
+}
+
+impl<P: Piece> Differentiated<P> {
+    fn run(
+        &self,
+        w: &[Tensor],
+        micro: &Micro<'_, P::Item>,
+        x: Option<Tensor>,
+    ) -> candle_core::Result<(Output<Tensor>, Graph)> {
+        // Copies: the engine writes into weights in place, and what was recorded must not change.
+        let weights: Vec<Var> =
+            w.iter().map(Var::from_tensor).collect::<candle_core::Result<_>>()?;
+        let x = x.as_ref().map(Var::from_tensor).transpose()?;
+        let names = self.params.iter().map(|param| param.name.clone());
+        let by_name = names.zip(weights.iter().map(|var| var.as_tensor().clone())).collect();
+        let (dtype, device) = (self.candle.tensor_dtype(), self.candle.device());
+        let module = self.piece.build(VarBuilder::from_tensors(by_name, dtype, device))?;
+        Ok(match self.piece.forward(&module, micro, x.as_ref().map(Var::as_tensor))? {
+            Ran::Activation(y) => {
+                let output = Output::Activation(y.detach());
+                (output, Graph { weights, x, y, is_loss: false })
+            }
+            Ran::Loss(y) => {
+                let loss = y.detach().reshape(1)?;
+                let grad = loss.ones_like()?;
+                (Output::Loss { loss, grad }, Graph { weights, x, y, is_loss: true })
+            }
+        })
+    }
+
+    fn differentiate(
+        &self,
+        Graph { weights, x, y, is_loss }: Graph,
+        dy: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Vec<Tensor>)> {
+        let mut gradients = match is_loss {
+            true => y.backward()?,
+            false => (&y * dy)?.sum_all()?.backward()?,
+        };
+        let mut of = |var: &Var| match gradients.remove(var) {
+            Some(gradient) => Ok(gradient),
+            None => var.zeros_like(), // the output does not depend on it
+        };
+        let dx = x.as_ref().map(&mut of).transpose()?;
+        Ok((dx, weights.iter().map(of).collect::<candle_core::Result<_>>()?))
+    }
+}
+
+impl<P: Piece> Differentiable for Differentiated<P> {
+    type Tensor = Tensor;
+    type Item = P::Item;
+    type Graph = Graph;
+
+    fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    fn forward(
+        &self,
+        w: &[Tensor],
+        micro: &Micro<'_, P::Item>,
+        x: Option<Tensor>,
+    ) -> Result<(Output<Tensor>, Graph)> {
+        self.candle.ran("forward", self.run(w, micro, x))
+    }
+
+    fn vjp(&self, graph: Graph, dy: Tensor) -> Result<(Option<Tensor>, Vec<Tensor>)> {
+        self.candle.ran("backward", self.differentiate(graph, &dy))
+    }
+}
+
+/// Notes which tensors a module asks for, and gives zeros.
+#[derive(Clone, Default)]
+struct Asked(Arc<Mutex<Vec<Param>>>);
+
+impl SimpleBackend for Asked {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: CandleInit,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked.iter().all(|param| param.name != name) {
+            asked.push(Param::new(name, shape.dims(), begin(name, &shape, init)?));
+        }
+        Tensor::zeros(shape, dtype, device)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+        candle_core::bail!("the shape of {name} is not said: ask for it with get")
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        let asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.iter().any(|param| param.name == name)
+    }
+}
+
+/// How the tensor `name` begins, by what candle says of it.
+fn begin(name: &str, shape: &Shape, init: CandleInit) -> candle_core::Result<Init> {
+    Ok(match init {
+        CandleInit::Const(0.0) => Init::Zeros,
+        CandleInit::Const(1.0) => Init::Ones,
+        CandleInit::Const(value) => Init::Values(vec![value as f32; shape.elem_count()].into()),
+        CandleInit::Randn { mean: 0.0, stdev } => Init::Normal(stdev),
+        CandleInit::Uniform { lo, up } if lo == -up => Init::Uniform(up),
+        CandleInit::Kaiming { dist, fan, non_linearity } => {
+            let deviation = non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
+            match dist {
+                NormalOrUniform::Normal => Init::Normal(deviation),
+                NormalOrUniform::Uniform => Init::Uniform(3f64.sqrt() * deviation),
+            }
+        }
+        other => candle_core::bail!(
+            "{name} is to begin with {other:?}: choose zeros, ones, a normal distribution of mean 0, or a uniform one \
+             about 0"
+        ),
+    })
+}

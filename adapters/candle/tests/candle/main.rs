@@ -1,0 +1,6 @@
+//! Candle's modules under pipeline schedules, against plain candle.
+
+mod llama;
+mod resume;
+mod schedules;
+mod suites;

@@ -1,0 +1,312 @@
+//! What a run does by its settings, whatever is trained: a proven program of steps, and how weights are updated.
+
+use anyhow::{Result, ensure};
+use chimera_core::costs::{StageCosts, UniformCosts};
+use chimera_core::engine::{NonFinite, Training};
+use chimera_core::ids::StageId;
+use chimera_core::lower::{Lowering, Passes, Recompute};
+use chimera_core::model::{Cut, ModelConfig, cut};
+use chimera_core::program::Program;
+use chimera_core::request::{Ordered, Request, Source};
+use chimera_core::search::Report;
+use chimera_core::timetable::Timetable;
+use chimera_core::update::Update;
+
+use super::request::request_of_window;
+use crate::settings::schedules::Named;
+use crate::settings::{Config, Scaling};
+
+/// Settings with the proven program that they lead to.
+pub struct Course {
+    pub(crate) config: Config,
+    pub(crate) program: Program,
+    /// The program of the steps at the end that do not make a whole window.
+    pub(crate) last: Option<Program>,
+    pub(crate) search: Option<Report>,
+    /// The timetable that a search found, here or elsewhere.
+    pub(crate) found: Option<Timetable>,
+    pub(crate) training: Training,
+}
+
+/// What a program depends on of the model that it trains.
+pub trait Chain {
+    /// What its stages cost, cut for a timetable.
+    fn costs(&self, config: &Config, timetable: &Timetable) -> Result<StageCosts>;
+
+    /// Groups of stages that share a tensor.
+    fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>>;
+}
+
+impl Course {
+    /// Checks settings and schedule, and proves the program. With the timetable that a search has `found`, if it was
+    /// elsewhere.
+    pub(crate) fn plan(
+        config: Config,
+        found: Option<Timetable>,
+        chain: &dyn Chain,
+    ) -> Result<Course> {
+        let config = with_scaling(config, chain)?;
+        Course::make(config, chain, |config, window| match found {
+            // A search's timetable is as the passes would make it.
+            Some(timetable) => Ok(Ordered { timetable, passes: Passes::default(), search: None }),
+            None => order(config, window, chain),
+        })
+    }
+
+    /// The course of another machine, by its [`timetable`].
+    pub(super) fn by(config: Config, timetable: Timetable, chain: &dyn Chain) -> Result<Course> {
+        Course::make(config, chain, |config, _| {
+            let source = Source::Timetable(timetable);
+            let request = Request { source, shape: config.shape(), passes: config.passes() };
+            ordered(config, request, chain)
+        })
+    }
+
+    fn make(
+        config: Config,
+        chain: &dyn Chain,
+        order: impl FnOnce(&Config, u32) -> Result<Ordered>,
+    ) -> Result<Course> {
+        ensure!(
+            config.min_lr <= config.lr,
+            "min-lr {} is above lr {}: the learning rate falls",
+            config.min_lr,
+            config.lr
+        );
+        let (steps, traced) = (config.steps, &config.trace_steps.0);
+        ensure!(
+            config.trace.is_none() || traced.start < steps,
+            "trace-steps {}..{} begins after the last step: steps is {steps}; choose a range that begins at {} or before",
+            traced.start,
+            traced.end,
+            steps - 1
+        );
+        let training = training(&config);
+        let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
+        let ordered = order(&config, window)?;
+        let (timetable, search) = (&ordered.timetable, ordered.search.clone());
+        let found = (config.schedule == Named::Auto).then(|| timetable.clone());
+        can_be_cut(&config, timetable.units_per_micro)?;
+        let program = prove(&config, chain, &training, ordered)?;
+        let is_synchronous = program.window().update() == Update::Flush;
+        ensure!(
+            config.non_finite == NonFinite::Stop || is_synchronous && config.check_finite,
+            "non-finite skip needs updates that wait for all workers, and a check: choose a synchronous \
+             schedule, and leave check-finite true"
+        );
+        ensure!(
+            !config.shard_optimizer || is_synchronous,
+            "shard-optimizer needs weights that nobody reads while they are updated: choose a synchronous \
+             schedule"
+        );
+        ensure!(
+            !config.shard_optimizer || !config.mpi_allreduce,
+            "shard-optimizer gives each sum to one replica, and mpi-allreduce to all: choose one of them"
+        );
+        let mut course = Course { config, program, last: None, search, found, training };
+        if course.config.resume.is_none() {
+            course.begin(0, chain)?;
+        }
+        Ok(course)
+    }
+
+    /// Stages of the placement.
+    pub(crate) fn n_stages(&self) -> usize {
+        self.program.placement().n_stages()
+    }
+
+    /// Samples of the global batch.
+    pub(crate) fn samples_per_step(&self) -> u64 {
+        let Config { width, micro_batches, micro_batch_size, .. } = self.config;
+        let factors = [width, micro_batches, micro_batch_size];
+        factors.into_iter().fold(1, |n, factor| n.saturating_mul(factor as u64))
+    }
+
+    /// Samples of a unit of a micro-batch.
+    pub(crate) fn samples_per_unit(&self) -> f64 {
+        self.config.micro_batch_size as f64 / f64::from(self.program.units_per_micro())
+    }
+
+    /// Makes step `first` the first, and a program of the steps that are then left over after whole windows.
+    pub(crate) fn begin(&mut self, first: u64, chain: &dyn Chain) -> Result<()> {
+        let Config { steps, schedule, .. } = &self.config;
+        let window = self.program.window().n_steps();
+        let to_do = steps.saturating_sub(first);
+        let n_left = (to_do % u64::from(window)) as u32;
+        self.last = None;
+        if n_left > 0 {
+            let ordered = order(&self.config, n_left, chain)?;
+            ensure!(
+                ordered.timetable.update.n_steps().max(1) == n_left,
+                "{schedule} has a window of {window} steps, but {to_do} steps are to be trained from step {first} \
+                 on: choose --steps so that they are whole windows"
+            );
+            self.last = Some(prove(&self.config, chain, &self.training, ordered)?);
+        }
+        Ok(())
+    }
+}
+
+impl Chain for ModelConfig {
+    /// By the products of stages: a forward of the mean stage takes 1, and a backward two forwards.
+    fn costs(&self, config: &Config, timetable: &Timetable) -> Result<StageCosts> {
+        let n_stages = timetable.placement.n_stages();
+        let cuts = cut(self, n_stages)?;
+        let flops = |cut: &Cut| self.forward_flops(cut, config.context);
+        let mean = cuts.iter().map(flops).sum::<f64>() / n_stages as f64;
+        let is_selective = |stage: StageId| {
+            let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
+            config.recompute == Recompute::Selective || stages.any(|selective| selective == stage)
+        };
+        let costs = costs_by_flops(self, config.context, &cuts, mean, is_selective);
+        let per_units = |stage: UniformCosts| stage.per_units(timetable.units_per_micro);
+        Ok(StageCosts::new(costs.into_iter().map(per_units).collect()))
+    }
+
+    fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>> {
+        let ends = vec![StageId(0), StageId(n_stages as u16 - 1)];
+        if self.tied && n_stages > 1 { vec![ends] } else { Vec::new() }
+    }
+}
+
+/// What stages cost where one unit of time is enough for so many floating-point operations of a sample.
+pub(crate) fn costs_by_flops(
+    model: &ModelConfig,
+    context: usize,
+    cuts: &[Cut],
+    flops: f64,
+    is_selective: impl Fn(StageId) -> bool,
+) -> Vec<UniformCosts> {
+    let stage = |(stage, cut): (u16, &Cut)| {
+        let forward = model.forward_flops(cut, context) / flops;
+        let costs = UniformCosts::new(forward, 2.0 * forward, 0.0);
+        let recompute = match is_selective(StageId(stage)) {
+            true => model.selective_flops(cut, context) / flops,
+            false => costs.recompute,
+        };
+        UniformCosts { recompute, ..costs }
+    };
+    (0..).zip(cuts).map(stage).collect()
+}
+
+fn training(config: &Config) -> Training {
+    Training {
+        seed: config.seed,
+        steps: config.steps,
+        optimizer: config.optimizer,
+        lr: config.lr,
+        min_lr: config.min_lr,
+        warmup: config.warmup,
+        lr_schedule: config.lr_schedule,
+        beta1: config.beta1,
+        beta2: config.beta2,
+        eps: config.eps,
+        momentum: config.momentum,
+        weight_decay: config.weight_decay,
+        clip: (config.clip > 0.0).then_some(config.clip),
+        check_finite: config.check_finite,
+        non_finite: config.non_finite,
+        shard_optimizer: config.shard_optimizer,
+    }
+}
+
+/// What the settings name, but for the passes, which another recomputation alone makes others.
+pub(crate) fn timetable(config: &Config) -> Result<Timetable> {
+    Ok(order(config, config.window, &config.model())?.timetable)
+}
+
+/// The settings with the scaling that `auto` stands for: the shorter one, among those that micro-batches can have.
+fn with_scaling(mut config: Config, chain: &dyn Chain) -> Result<Config> {
+    if config.scaling != Scaling::Auto {
+        return Ok(config);
+    }
+    config.scaling = Scaling::Is(config.shape().scaling);
+    if matches!(config.schedule, Named::Schedule(_)) && config.micro_batch_size.is_multiple_of(2) {
+        let mut request = request_of_window(&config, config.window)?;
+        request.take_shorter_scaling(&|timetable| chain.costs(&config, timetable))?;
+        config.scaling = Scaling::Is(request.shape.scaling);
+    }
+    Ok(config)
+}
+
+/// Refuses micro-batches that cannot be cut into so many units.
+pub(crate) fn can_be_cut(config: &Config, units_per_micro: u32) -> Result<()> {
+    ensure!(
+        config.micro_batch_size.is_multiple_of(units_per_micro as usize),
+        "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
+        config.micro_batch_size
+    );
+    Ok(())
+}
+
+/// The timetable that the settings ask for, of a window of so many steps if it is asynchronous. Every rank of a run
+/// gets the same one unless a search runs out of time.
+fn order(config: &Config, window: u32, chain: &dyn Chain) -> Result<Ordered> {
+    ordered(config, request_of_window(config, window)?, chain)
+}
+
+fn ordered(config: &Config, request: Request, chain: &dyn Chain) -> Result<Ordered> {
+    request.timetable(&|timetable| chain.costs(config, timetable), &mut |_| ())
+}
+
+/// The proven program of a timetable.
+fn prove(
+    config: &Config,
+    chain: &dyn Chain,
+    training: &Training,
+    ordered: Ordered,
+) -> Result<Program> {
+    let n_stages = ordered.timetable.placement.n_stages();
+    let how = Lowering {
+        sync: config.sync,
+        barrier: training.needs_barrier(),
+        tied: chain.tied(n_stages),
+        max_peak: config.memory_cap,
+    };
+    let costs = chain.costs(config, &ordered.timetable)?;
+    Ok(ordered.program(&how, &costs)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::costs::Costs;
+    use chimera_core::ids::{PipeId, WorkerId};
+    use chimera_core::op::{Kind, Op};
+    use chimera_core::schedule::{Shape, find};
+
+    use super::*;
+    use crate::run::outside::OnDisk;
+    use crate::settings::Layers;
+
+    /// The head of so large a vocabulary is worth two blocks.
+    #[test]
+    fn stages_cost_what_their_products_take() {
+        let of = |recompute: &str| {
+            let options =
+                "--schedule 1f1b --depth 2 --layers 2 --hidden 64 --heads 4 --context 128";
+            let layers = Layers::parse(&format!("{options} --recompute {recompute}")).unwrap();
+            let config = layers.resolve(&OnDisk).unwrap();
+            let block = 24.0 * 64.0 * 64.0 + 4.0 * 128.0 * 64.0;
+            let model = ModelConfig { vocab: block as usize / 64, ..config.model() };
+            let shape = Shape::new(2, 2);
+            let timetable = find("1f1b").unwrap().timetable(&shape).unwrap();
+            let costs = model.costs(&config, &timetable).unwrap();
+            move |kind, stage: u16| {
+                let op = Op::new(kind, PipeId(0), StageId(stage), 0);
+                costs.op(WorkerId(stage), &op)
+            }
+        };
+        let full = of("full");
+        // One block, and one with the head.
+        let wanted =
+            [(Kind::Forward, 0.5, 1.5), (Kind::Backward, 1.0, 3.0), (Kind::Recompute, 0.5, 1.5)];
+        for (kind, first, last) in wanted {
+            assert_eq!((full(kind, 0), full(kind, 1)), (first, last), "{kind:?}");
+        }
+        let selective = of("selective");
+        let part = 8.0 * 64.0 * 64.0 / (24.0 * 64.0 * 64.0 + 4.0 * 128.0 * 64.0);
+        for stage in 0..2 {
+            assert_eq!(selective(Kind::Recompute, stage), 0.5 * part);
+        }
+    }
+}

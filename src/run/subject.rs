@@ -1,0 +1,90 @@
+//! What a run trains, apart from how: stages on devices, and samples.
+
+use std::io;
+
+use anyhow::Result;
+use chimera_core::comm::{Comm, CommError, Host};
+use chimera_core::engine::{Fields, Job, StepReport};
+use chimera_core::fault::Fault;
+use chimera_core::render::chrome::Sizes;
+use chimera_core::stage::{Data, Param};
+use chimera_core::timetable::Timetable;
+
+use super::Run;
+use super::trained::RankTrained;
+use super::watch::{HeldOut, Watch};
+use crate::formats::checkpoint::Digest;
+use crate::plan::{Chain, Course};
+use crate::settings::Config;
+
+/// What a run trains: one of the models here ([`Transformer`](super::Transformer)), or a caller's
+/// ([`Own`](super::Own)).
+pub trait Subject: Sync + Sized {
+    /// One number of a sample.
+    type Item: Copy + Send + Sync + 'static;
+
+    /// Plans a training by these settings, with the timetable that a search has `found`, if it was elsewhere.
+    fn plan(&mut self, config: Config, found: Option<Timetable>) -> Result<Course>;
+
+    /// What its program depends on.
+    fn chain(&self) -> &dyn Chain;
+
+    /// The parameters of each stage.
+    fn params(&self) -> Vec<Vec<Param>>;
+
+    /// What is trained on.
+    fn samples<'s>(&'s self, course: &Course) -> Box<dyn Data<Self::Item> + 's>;
+
+    /// What is evaluated on, if anything.
+    fn held_out(&self, course: &Course) -> io::Result<Option<HeldOut<'_, Self::Item>>>;
+
+    /// Tokens of a sample; of a model that reads no text, targets.
+    fn tokens_per_sample(&self, config: &Config) -> u64;
+
+    /// Tells a hasher of numbers of a sample.
+    fn hash(items: &[Self::Item], hasher: &mut blake3::Hasher);
+
+    /// Which data it is, if that is known without reading samples.
+    fn digest(&self) -> Option<io::Result<&Digest>>;
+
+    /// What else all ranks must have in common.
+    fn facts(&self) -> Fields;
+
+    /// The devices of this process's ranks: replicas on devices of one name stay equal to the bit.
+    fn device_models(&self) -> Vec<String>;
+
+    /// What a trace says beside its timeline.
+    fn sizes(&self, course: &Course) -> Sizes;
+
+    /// Opens the weights to begin with, if the settings name some.
+    fn open_initial(&mut self, config: &Config) -> Result<()>;
+
+    /// Forgets them, where a checkpoint has others.
+    fn drop_initial(&mut self);
+
+    /// BLAKE3 of the weights to begin with, unless they are drawn at random.
+    fn initial_hash(&self) -> Option<String>;
+
+    /// The values to begin with of a parameter, unless they are drawn at random.
+    fn initial(&self, param: &Param) -> Option<Result<Vec<f32>>>;
+
+    /// Trains with a thread for each rank.
+    fn train_threads<'r, O>(
+        run: &'r Run<Self>,
+        job: Job<'r, Self::Item>,
+        watch: &Watch<'r, Self::Item, O>,
+    ) -> Result<Vec<RankTrained>>
+    where
+        O: FnMut(&StepReport) -> Result<()> + Send;
+
+    /// Trains the rank that `comm` is an end of. `why_over` is asked from another thread whether the job has failed.
+    fn train_process<'r, O>(
+        run: &'r Run<Self>,
+        job: Job<'r, Self::Item>,
+        comm: &mut impl Comm<Host>,
+        why_over: impl Fn() -> Option<CommError> + Send + 'static,
+        watch: &Watch<'r, Self::Item, O>,
+    ) -> Result<RankTrained, Fault>
+    where
+        O: FnMut(&StepReport) -> Result<()> + Send;
+}

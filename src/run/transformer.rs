@@ -1,0 +1,249 @@
+//! The models here on text: what a run of the command line trains.
+
+use std::io;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use chimera_core::comm::{Comm, CommError, Endpoint, Host, HostStaged, Threads};
+use chimera_core::engine::{Fields, Job, StepReport, run_threads};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::StageId;
+use chimera_core::layers::Layers;
+use chimera_core::model::{Cut, DropoutRate, Memory, ModelConfig, stage};
+use chimera_core::program::{Instr, Program};
+use chimera_core::render::chrome::Sizes;
+use chimera_core::stage::{Data, Param};
+use chimera_core::timetable::Timetable;
+
+use super::initial::Initial;
+use super::samples::{HeldOutText, Samples};
+use super::subject::Subject;
+use super::trained::RankTrained;
+use super::watch::{HeldOut, Watch};
+use super::{N_VALIDATION, Run, compute_threads};
+use crate::data::Corpus;
+use crate::device::{Compute, Devices};
+use crate::formats::checkpoint::Digest;
+use crate::plan::{Chain, Course, Plan};
+use crate::settings::{Config, Transport};
+
+/// A model of the [table](chimera_core::model), a text, and devices.
+pub struct Transformer {
+    pub(super) devices: Devices,
+    pub(super) model: ModelConfig,
+    pub(super) cuts: Vec<Cut>,
+    pub(super) memory: Vec<Memory>,
+    pub(super) corpus: Corpus,
+    /// What to begin with, unless weights are drawn at random or those of a checkpoint.
+    pub(super) initial: Option<Initial>,
+}
+
+impl Subject for Transformer {
+    type Item = u32;
+
+    fn plan(&mut self, config: Config, found: Option<Timetable>) -> Result<Course> {
+        let Plan { course, cuts, memory, .. } = Plan::with(config, found)?;
+        (self.cuts, self.memory) = (cuts, memory);
+        Ok(course)
+    }
+
+    fn chain(&self) -> &dyn Chain {
+        &self.model
+    }
+
+    fn params(&self) -> Vec<Vec<Param>> {
+        self.cuts.iter().map(|cut| self.model.params(cut)).collect()
+    }
+
+    fn samples<'s>(&'s self, course: &Course) -> Box<dyn Data + 's> {
+        let (seed, per_step) = (course.config.seed, course.samples_per_step());
+        let n_targets = self.model.predictions(course.config.context);
+        Box::new(Samples { corpus: &self.corpus, seed, n_targets, per_step })
+    }
+
+    fn held_out(&self, course: &Course) -> io::Result<Option<HeldOut<'_, u32>>> {
+        let batch = self.corpus.validation(N_VALIDATION)?;
+        let n_samples = batch.n_samples as u64;
+        let n_targets = self.model.predictions(course.config.context);
+        Ok(Some(HeldOut { data: Box::new(HeldOutText { batch, n_targets }), n_samples }))
+    }
+
+    fn tokens_per_sample(&self, config: &Config) -> u64 {
+        config.context as u64
+    }
+
+    fn hash(ids: &[u32], hasher: &mut blake3::Hasher) {
+        ids.iter().for_each(|id| {
+            hasher.update(&id.to_le_bytes());
+        });
+    }
+
+    fn digest(&self) -> Option<io::Result<&Digest>> {
+        Some(self.corpus.digest())
+    }
+
+    fn facts(&self) -> Fields {
+        Fields::new()
+    }
+
+    fn device_models(&self) -> Vec<String> {
+        self.devices.models()
+    }
+
+    fn sizes(&self, course: &Course) -> Sizes {
+        let flops = |cut| self.model.forward_flops(cut, course.config.context);
+        Sizes {
+            bytes: self.memory.iter().map(|stage| stage.sample).collect(),
+            forward_flops: self.cuts.iter().map(flops).collect(),
+            samples: course.samples_per_unit(),
+        }
+    }
+
+    fn open_initial(&mut self, config: &Config) -> Result<()> {
+        let open = |dir: &PathBuf| Initial::open(dir, &self.model);
+        self.initial = config.init.as_ref().map(open).transpose()?;
+        Ok(())
+    }
+
+    fn drop_initial(&mut self) {
+        self.initial = None;
+    }
+
+    fn initial_hash(&self) -> Option<String> {
+        self.initial.as_ref().map(|initial| initial.hash().to_string())
+    }
+
+    fn initial(&self, param: &Param) -> Option<Result<Vec<f32>>> {
+        self.initial.as_ref().map(|initial| initial.values(param))
+    }
+
+    fn train_threads<'r, O>(
+        run: &'r Run,
+        job: Job<'r>,
+        watch: &Watch<'r, u32, O>,
+    ) -> Result<Vec<RankTrained>>
+    where
+        O: FnMut(&StepReport) -> Result<()> + Send,
+    {
+        let devices = &run.subject.devices;
+        if devices.share_tensors() {
+            return Ok(devices.run(OnThreads { run, job, watch })??);
+        }
+        // Tensors go through the host from device to device.
+        let by_rank = devices.by_rank();
+        Ok(run_threads(by_rank.len() as u32, |comm: &mut Threads<Host>| {
+            let device = &by_rank[comm.rank().index()];
+            device.run(AsRank { run, job, comm, watch })
+        })?)
+    }
+
+    fn train_process<'r, O>(
+        run: &'r Run,
+        job: Job<'r>,
+        comm: &mut impl Comm<Host>,
+        why_over: impl Fn() -> Option<CommError> + Send + 'static,
+        watch: &Watch<'r, u32, O>,
+    ) -> Result<RankTrained, Fault>
+    where
+        O: FnMut(&StepReport) -> Result<()> + Send,
+    {
+        let rank = comm.rank();
+        let none = || Fault::new(Class::Internal, rank, "a rank has no device");
+        let device = run.subject.devices.by_rank().first().ok_or_else(none)?;
+        match run.config().transport {
+            Transport::Nccl => run.train_over_nccl(job, device, comm, why_over, watch),
+            _ => {
+                drop(why_over); // over MPI alone all waits are MPI's
+                device.run(AsRank { run, job, comm, watch })
+            }
+        }
+    }
+}
+
+impl Run {
+    /// Elements of the longest tensor that ranks send each other: of an activation, or of all gradients of a stage, each
+    /// of which begins at a multiple of 64.
+    pub fn longest_tensor(&self) -> usize {
+        let (Course { config, program, last, .. }, model) = (&self.course, self.model());
+        let samples = |program: &Program| {
+            let unit = config.micro_batch_size / program.units_per_micro() as usize;
+            let units = |instr: &Instr| match instr {
+                Instr::Recv(token, _) => usize::from(token.span.len),
+                _ => 0,
+            };
+            program.rows().iter().flatten().map(units).max().unwrap_or(0) * unit
+        };
+        let n_samples = [program].into_iter().chain(last).map(samples).max().unwrap_or(0);
+        let padded = |param: &Param| param.n_elements().next_multiple_of(64);
+        let weights =
+            self.subject.params().iter().map(|params| params.iter().map(padded).sum()).max();
+        weights.unwrap_or(0).max(n_samples * config.context * model.hidden)
+    }
+
+    /// Trains the row of the rank that `comm` is an end of, on `kernels`.
+    pub(super) fn train_on<'r, K, O>(
+        &'r self,
+        job: Job<'r>,
+        kernels: K,
+        comm: &mut impl Comm<K::Tensor>,
+        watch: &Watch<'r, u32, O>,
+    ) -> Result<RankTrained, Fault>
+    where
+        K: Layers,
+        O: FnMut(&StepReport) -> Result<()>,
+    {
+        let Transformer { model, cuts, .. } = &self.subject;
+        let dropout = DropoutRate { rate: self.config().dropout, seed: self.config().seed };
+        let (rank, device) = (comm.rank(), kernels.clone());
+        self.train_rank(job, kernels, comm, watch, |id: StageId| {
+            let made =
+                stage(device.clone(), model, model.context, dropout, cuts[id.index()].clone());
+            made.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))
+        })
+    }
+}
+
+/// Training with a thread for each rank.
+struct OnThreads<'r, 'w, O> {
+    run: &'r Run,
+    job: Job<'r>,
+    watch: &'w Watch<'r, u32, O>,
+}
+
+impl<O: FnMut(&StepReport) -> Result<()> + Send> Compute for OnThreads<'_, '_, O> {
+    type Output = Result<Vec<RankTrained>, Fault>;
+
+    fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
+        let Config { width, depth, threads, .. } = *self.run.config();
+        run_threads((width * depth) as u32, |comm: &mut Threads<K::Tensor>| {
+            let rank = comm.rank();
+            let kernels = by_rank[rank.index() % by_rank.len()].clone();
+            let pool = compute_threads(threads, rank)?;
+            pool.install(|| self.run.train_on(self.job, kernels, comm, self.watch))
+        })
+    }
+}
+
+/// Training by one rank, on its device, over a transport of host tensors.
+struct AsRank<'r, 'w, O, C> {
+    run: &'r Run,
+    job: Job<'r>,
+    comm: &'w mut C,
+    watch: &'w Watch<'r, u32, O>,
+}
+
+impl<O, C> Compute for AsRank<'_, '_, O, C>
+where
+    O: FnMut(&StepReport) -> Result<()> + Send,
+    C: Comm<Host>,
+{
+    type Output = Result<RankTrained, Fault>;
+
+    fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
+        let none = || Fault::new(Class::Internal, self.comm.rank(), "a rank has no device");
+        let kernels = devices.first().ok_or_else(none)?.clone();
+        let pool = compute_threads(self.run.config().threads, self.comm.rank())?;
+        let mut staged = HostStaged::new(kernels.clone(), self.comm);
+        pool.install(|| self.run.train_on(self.job, kernels, &mut staged, self.watch))
+    }
+}
