@@ -107,7 +107,7 @@ fn first_choice<'c>(
     watched: &Watched<'_>,
     group: impl Fn() -> ConfigGroup<'c> + Sync,
 ) -> Result<Choice> {
-    said.model().validate()?;
+    said.model().check_sequence(said.sequence)?;
     ensure!(
         said.schedule != Named::Auto || is_free(said, "schedule"),
         "schedule {AUTO} would search for every candidate: leave it out, or name a schedule"

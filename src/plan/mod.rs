@@ -61,7 +61,7 @@ impl Plan {
     /// What a trace says of the model beside its timeline.
     pub(crate) fn sizes(&self) -> Sizes {
         let Plan { config, model, cuts, .. } = self;
-        let flops = cuts.iter().map(|cut| model.forward_flops(cut, config.context));
+        let flops = cuts.iter().map(|cut| model.forward_flops(cut, config.sequence));
         Sizes {
             bytes: self.memory.iter().map(|stage| stage.sample).collect(),
             forward_flops: flops.collect(),
@@ -110,14 +110,14 @@ impl Plan {
             steps - 1
         );
         let model = config.model();
-        model.validate()?;
+        model.check_sequence(config.sequence)?;
         let training = training(&config);
         let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
         let ordered = order(&config, window)?;
         let (timetable, search) = (&ordered.timetable, ordered.search.clone());
         let found = (config.schedule == Named::Auto).then(|| timetable.clone());
         can_be_cut(&config, timetable.units_per_micro)?;
-        let cuts = cut(&model, timetable.placement.n_stages())?;
+        let cuts = cut(&model, config.sequence, timetable.placement.n_stages())?;
         let program = prove(&config, &model, &training, ordered)?;
         let is_synchronous = program.window().update() == Update::Flush;
         ensure!(
@@ -181,7 +181,7 @@ impl Plan {
         let padded = |param: &Param| param.n_elements().next_multiple_of(64);
         let weights = |cut| self.model.params(cut).iter().map(padded).sum();
         let weights = self.cuts.iter().map(weights).max().unwrap_or(0);
-        weights.max(n_samples * self.config.context * self.model.hidden)
+        weights.max(n_samples * self.config.sequence * self.model.hidden)
     }
 
     /// The memory it will need.
@@ -274,14 +274,14 @@ fn ordered(config: &Config, request: Request) -> Result<Ordered> {
 /// What stages cost, by their products: a forward of the mean stage takes 1, and a backward two forwards.
 fn costs(config: &Config, model: &ModelConfig, timetable: &Timetable) -> Result<StageCosts> {
     let n_stages = timetable.placement.n_stages();
-    let cuts = cut(model, n_stages)?;
-    let flops = |cut: &Cut| model.forward_flops(cut, config.context);
+    let cuts = cut(model, config.sequence, n_stages)?;
+    let flops = |cut: &Cut| model.forward_flops(cut, config.sequence);
     let mean = cuts.iter().map(flops).sum::<f64>() / n_stages as f64;
     let is_selective = |stage: StageId| {
         let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
         config.recompute == Recompute::Selective || stages.any(|selective| selective == stage)
     };
-    let costs = costs_by_flops(model, config.context, &cuts, mean, is_selective);
+    let costs = costs_by_flops(model, config.sequence, &cuts, mean, is_selective);
     let per_units = |stage: UniformCosts| stage.per_units(timetable.units_per_micro);
     Ok(StageCosts::new(costs.into_iter().map(per_units).collect()))
 }
@@ -289,16 +289,16 @@ fn costs(config: &Config, model: &ModelConfig, timetable: &Timetable) -> Result<
 /// What stages cost where one unit of time is enough for so many floating-point operations of a sample.
 pub(crate) fn costs_by_flops(
     model: &ModelConfig,
-    context: usize,
+    sequence: usize,
     cuts: &[Cut],
     flops: f64,
     is_selective: impl Fn(StageId) -> bool,
 ) -> Vec<UniformCosts> {
     let stage = |(stage, cut): (u16, &Cut)| {
-        let forward = model.forward_flops(cut, context) / flops;
+        let forward = model.forward_flops(cut, sequence) / flops;
         let costs = UniformCosts::new(forward, 2.0 * forward, 0.0);
         let recompute = match is_selective(StageId(stage)) {
-            true => model.selective_flops(cut, context) / flops,
+            true => model.selective_flops(cut, sequence) / flops,
             false => costs.recompute,
         };
         UniformCosts { recompute, ..costs }

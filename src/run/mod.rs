@@ -88,8 +88,9 @@ impl Run {
 
     /// With the timetable that a search has `found`, if it was elsewhere.
     fn prepare_with(config: Config, found: Option<Timetable>, here: Here) -> Result<Run> {
-        config.model().validate()?;
-        let corpus = Corpus::open(&config.data, &config.model())?;
+        let model = config.model();
+        model.check_sequence(config.sequence)?;
+        let corpus = Corpus::open(&config.data, &model, config.sequence)?;
         let found = found.map_or_else(|| kept(&config), |found| Ok(Some(found)))?;
         let plan = Plan::with(config, found)?;
         let Config { width, depth, precision, .. } = plan.config;
@@ -154,8 +155,8 @@ impl Run {
 
     /// Tokens of one step over all groups.
     pub fn tokens_per_step(&self) -> u64 {
-        let Config { width, micro_batches, micro_batch_size, context, .. } = self.config();
-        let factors = [width, micro_batches, micro_batch_size, context];
+        let Config { width, micro_batches, micro_batch_size, sequence, .. } = self.config();
+        let factors = [width, micro_batches, micro_batch_size, sequence];
         factors.into_iter().fold(1, |n, factor| n.saturating_mul(*factor as u64))
     }
 
@@ -217,7 +218,7 @@ impl Run {
 
     fn watch<O>(&self, observe: O) -> Result<Watch<'_, O>> {
         let config = self.config();
-        let (batch, n_targets) = (self.validation()?, self.model().predictions(config.context));
+        let (batch, n_targets) = (self.validation()?, self.model().predictions(config.sequence));
         let held_out = HeldOut { batch, n_targets };
         let steps = config.trace_steps.0.clone();
         // A run that is resumed behind them leaves the trace as it is.

@@ -32,11 +32,11 @@ impl Run {
     {
         let rank = comm.rank();
         handshake(comm, &watch.fingerprint, Instant::now() + job.patience.first_step)?;
-        let model = self.model();
+        let (model, sequence) = (self.model(), self.config().sequence);
         let dropout = DropoutRate { rate: self.config().dropout, seed: self.config().seed };
         let stage = |id: StageId| {
             let cut = self.plan.cuts[id.index()].clone();
-            let made = stage(kernels.clone(), model, model.context, dropout, cut);
+            let made = stage(kernels.clone(), model, sequence, dropout, cut);
             made.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))
         };
         let mut worker = Worker::new(job, kernels.clone(), comm, stage)?;

@@ -153,9 +153,12 @@ options! {
         "hidden" hidden: usize = [value("SIZE").whole(1, 1 << 20).follows("from the preset").fixed()];
         /// Attention heads
         "heads" heads: usize = [value("COUNT").whole(1, 1 << 20).follows("from the preset").fixed()];
-        /// Tokens per sample
-        "context" context: usize =
-            [value("TOKENS").also("sequence length").whole(1, 1 << 24).follows("from the preset").fixed()];
+        /// Longest sample, in tokens: the rows of the position table
+        "context" context: usize = [value("TOKENS").also("maximum position embeddings").whole(1, 1 << 24)
+            .follows("from the preset").fixed()];
+        /// Tokens per sample, at most `context`
+        "sequence" sequence: usize = [value("TOKENS").also("sequence length").whole(1, 1 << 24).follows("`context`").fixed()
+            .see("#samples-shorter-than-the-context")];
         /// Number of token ids; text needs 256, and a bert four more
         "vocab" vocab: usize =
             [value("COUNT").whole(1, 1 << 24).follows("from prepared data, or the preset").fixed()];

@@ -100,7 +100,7 @@ fn defaults(is_drawn: bool) -> Entries {
 }
 
 /// The defaults that follow from other settings.
-fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value); 5] {
+fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value); 6] {
     let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
     // Wider models want smaller steps; this gives GPT-2's 5e-4 at 768.
     let lr = merged.get("lr").and_then(|(value, _)| value.as_float());
@@ -108,6 +108,7 @@ fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value);
     let threads = outside.threads(whole("depth").saturating_mul(whole("width")));
     [
         ("dropout", Value::Float(0.0)),
+        ("sequence", Value::Integer(whole("context"))),
         ("warmup", Value::Integer((whole("steps") / 10).max(1))),
         ("lr", Value::Float(lr)),
         ("min-lr", Value::Float(0.1 * lr)),

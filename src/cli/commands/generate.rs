@@ -59,19 +59,24 @@ impl Generate {
         let loaded = model::load(self.model.as_deref())?;
         must_foresee(&loaded.model.config)?;
         let tokenizer = loaded.tokenizer(self.tokenizer.as_deref())?;
-        let read = loaded.model;
-        let vocab = read.config.vocab;
+        let vocab = loaded.model.config.vocab;
         let prompt = encode(&self.prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
         let how = Sampling {
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
             seed: self.seed,
+            window: Some(loaded.sequence),
         };
         let device = OpenDevice::open(self.device, 0, Precision::F32)?;
         let text = (!self.json).then(|| Text::new(tokenizer.as_ref()));
-        let ids =
-            device.run(Continue { read, prompt: &prompt, count: self.tokens, how: &how, text })?;
+        let ids = device.run(Continue {
+            read: loaded.model,
+            prompt: &prompt,
+            count: self.tokens,
+            how: &how,
+            text,
+        })?;
         if self.json {
             let text = match &tokenizer {
                 Some(tokenizer) => tokenizer.decode(&ids),

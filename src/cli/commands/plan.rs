@@ -153,7 +153,7 @@ impl Plan {
         format!(
             "none of {} configurations fits into {memory} a rank: the smallest, {schedule} with width {width}, depth \
              {depth} and micro-batch-size {micro_batch_size}, needs {} on its peak rank ({need}); choose more \
-             ranks, a smaller context or model, on GPUs precision bf16, or leave settings open that you gave",
+             ranks, a shorter sequence, a smaller model, on GPUs precision bf16, or leave settings open that you gave",
             choice.n_too_large,
             size(need.total()),
         )

@@ -21,6 +21,8 @@ pub(crate) struct Loaded {
     pub(crate) model: Pretrained,
     /// Its folder; of a run the checkpoint's.
     pub(crate) place: PathBuf,
+    /// Tokens of the samples that it was trained on: its context, unless its run says otherwise.
+    pub(crate) sequence: usize,
     text: Text,
 }
 
@@ -79,9 +81,14 @@ fn of_run(run: &Path) -> Result<Loaded> {
             let place = || format!("settings of {}", run.display());
             let settings =
                 text_regular(&run.join("config.toml"), MAX_SETTINGS).with_context(place)?;
-            let data =
-                settings.map(|settings| data_of(&settings)).transpose().with_context(place)?;
-            Ok(Loaded { text: Text::Data(data.unwrap_or_default()), ..of_folder(&trained)? })
+            let Settings { data, sequence } = settings
+                .map(|settings| settings_of(&settings))
+                .transpose()
+                .with_context(place)?
+                .unwrap_or_default();
+            let loaded = of_folder(&trained)?;
+            let sequence = sequence.unwrap_or(loaded.sequence);
+            Ok(Loaded { sequence, text: Text::Data(data), ..loaded })
         }
         _ => bail!(
             "{} is a run without weights: name the folder of its --save, or train without --no-save",
@@ -91,8 +98,9 @@ fn of_run(run: &Path) -> Result<Loaded> {
 }
 
 fn of_folder(dir: &Path) -> Result<Loaded> {
-    let place = dir.to_path_buf();
-    Ok(Loaded { model: hf::read(dir)?, place: place.clone(), text: Text::Folder(place) })
+    let (model, place) = (hf::read(dir)?, dir.to_path_buf());
+    let sequence = model.config.context;
+    Ok(Loaded { model, place: place.clone(), sequence, text: Text::Folder(place) })
 }
 
 fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
@@ -104,18 +112,24 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
         Ok((param, values))
     });
     let weights = weights.collect::<Result<_>>()?;
+    let data = format!("data = {}", manifest.setting("data").with_context(place)?);
+    let Settings { data, .. } = settings_of(&data)?;
+    let sequence = manifest.setting("sequence").ok().map(str::parse).transpose()?;
+    let sequence = sequence.unwrap_or(config.context);
     let model = Pretrained { config, dropout: DropoutRates::all(dropout), weights };
-    let data = data_of(&format!("data = {}", manifest.setting("data").with_context(place)?))?;
-    Ok(Loaded { model, place: checkpoint.path().to_path_buf(), text: Text::Data(data) })
+    let place = checkpoint.path().to_path_buf();
+    Ok(Loaded { model, place, sequence, text: Text::Data(data) })
 }
 
-/// The files that a run is trained on, by its settings.
-fn data_of(settings: &str) -> Result<Vec<PathBuf>> {
-    #[derive(Deserialize)]
-    struct Settings {
-        data: Vec<PathBuf>,
-    }
-    Ok(toml::from_str::<Settings>(settings)?.data)
+/// What a run says of the samples that it is trained on.
+#[derive(Deserialize, Default)]
+struct Settings {
+    data: Vec<PathBuf>,
+    sequence: Option<usize>,
+}
+
+fn settings_of(run: &str) -> Result<Settings> {
+    Ok(toml::from_str(run)?)
 }
 
 impl Loaded {

@@ -298,7 +298,7 @@ fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
             cores.min(n_workers * config.threads) as f64 * measured_peak()
         }
     };
-    Ok(Some(peak / run.model().flops_per_token()))
+    Ok(Some(peak / run.model().flops_per_token(run.config().sequence)))
 }
 
 fn headline(run: &Run) -> String {
@@ -318,7 +318,7 @@ fn headline(run: &Run) -> String {
         workers_of(run),
         config.micro_batches,
         config.micro_batch_size,
-        config.context,
+        config.sequence,
     )
 }
 
