@@ -110,7 +110,7 @@ fn underscores_sections_and_other_names_are_read() {
     let text = "[training]\nmicro_batches = 6\nseq_len = 32\n[parallelism]\nschedule = 'GPipe'\n";
     let shown = show(text, "--pipeline_parallel_size=2 --dp 3").stdout;
     for pair in
-        ["micro-batches = 6", "context = 32", "schedule = \"gpipe\"", "depth = 2", "width = 3"]
+        ["micro-batches = 6", "sequence = 32", "schedule = \"gpipe\"", "depth = 2", "width = 3"]
     {
         assert!(pairs(&shown).iter().any(|p| p == pair), "{shown}");
     }

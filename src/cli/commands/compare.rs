@@ -55,6 +55,8 @@ pub(crate) struct Comparison {
     class: Class,
     /// The makespan of 1F1B, which speed-up is over.
     pub(crate) baseline: Option<f64>,
+    /// What takes 1.
+    unit: &'static str,
 }
 
 impl Compare {
@@ -109,7 +111,7 @@ impl Comparison {
             let by = |of: fn(&Run) -> f64| of(a).total_cmp(&of(b));
             by(Run::makespan).then(by(Run::peak))
         });
-        Ok(Comparison { shape, runs, refused, class, baseline })
+        Ok(Comparison { shape, runs, refused, class, baseline, unit: costs.unit() })
     }
 
     /// A title such as `Schedules at D = 4, N = 8`.
@@ -130,6 +132,7 @@ impl Comparison {
                 columns.map(|(head, x)| format!("  {x:>width$}", width = head.len().max(8))),
             );
         }
+        let _ = write!(text, "\n\nunit of time: {}", self.unit);
         if !self.refused.is_empty() {
             let _ = write!(text, "\n\nleft out:{}", self.refusals());
         }
@@ -151,7 +154,7 @@ impl Comparison {
         };
         let refused = |(name, reason): &(String, String)| json!({"name": name, "reason": reason});
         json!({
-            "depth": self.shape.depth, "micro_batches": self.shape.n_micro_batches,
+            "unit": self.unit, "depth": self.shape.depth, "micro_batches": self.shape.n_micro_batches,
             "schedules": self.runs.iter().map(run).collect::<Vec<_>>(),
             "left_out": self.refused.iter().map(refused).collect::<Vec<_>>(),
         })

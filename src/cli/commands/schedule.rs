@@ -131,7 +131,11 @@ impl Show {
         let drawing = text::timeline_on(&timeline, screen(false, 0));
         let search = plan.search.map(|report| format!("\n{report}"));
         let search = search.unwrap_or_default();
-        print(format!("{}\n{}{search}", drawing.trim_end(), summary(&program, &timeline)))
+        print(format!(
+            "{}\n{}{search}",
+            drawing.trim_end(),
+            summary(&program, &timeline, &self.costs)
+        ))
     }
 }
 
@@ -149,10 +153,10 @@ impl Check {
                 "steps": program.window().n_steps(), "weight_versions": program.weight_versions(),
                 "messages": program.n_messages(), "channel_bound": program.channel_bound(),
                 "peak_micro_batches": program.peaks(), "makespan": timeline.makespan(),
-                "bubble_ratio": timeline.bubble_ratio(),
+                "bubble_ratio": timeline.bubble_ratio(), "unit": self.costs.unit(),
             });
             return print(format!("{proof:#}"));
         }
-        print(proof(&program, &timeline))
+        print(proof(&program, &timeline, &self.costs))
     }
 }

@@ -18,8 +18,10 @@ use crate::cli::parts::proof::summary;
 use crate::cli::parts::scheduled::Scheduled;
 use crate::cli::parts::shape::{NameParser, ShapeArgs};
 
-/// Simulates one step of a schedule, or the window of an asynchronous one, on a network if one is described,
-/// without the optimizer
+/// Simulates one step of a schedule
+///
+/// Of an asynchronous schedule it is one window. Messages and gradient reductions take time if a network is described; the
+/// optimizer is left out.
 #[derive(Args)]
 pub(crate) struct Simulate {
     /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
@@ -57,6 +59,7 @@ impl Simulate {
                 worker
             };
             let mut figures = json!({
+                "unit": self.costs.unit(),
                 "makespan": makespan,
                 "bubble_ratio": timeline.bubble_ratio(),
                 "step": makespan + sync.agreement,
@@ -75,7 +78,7 @@ impl Simulate {
             }
             return print(format!("{figures:#}"));
         }
-        let mut text = summary(&program, &timeline);
+        let mut text = summary(&program, &timeline, &self.costs);
         text.push_str("\nworker      busy      idle  peak micro-batches");
         text.push_str(if is_recomputed { "  checkpointed inputs\n" } else { "\n" });
         for (w, ((busy, peak), kept)) in workers.enumerate() {
