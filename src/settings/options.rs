@@ -16,7 +16,7 @@ use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
 use super::{Opt, Origin, Scaling, StepRange, Transport};
-use crate::device::Precision;
+use crate::device::{Device, Precision};
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
 macro_rules! options {
@@ -215,7 +215,7 @@ options! {
     "Devices" {
         /// Device of the workers: cpu, cuda, cuda:N, wgpu or wgpu:N, or a list with one for each worker of a pipeline
         "device" device: String =
-            [value("DEVICE").such_as(&["cpu", "cuda", "cuda:0", "wgpu", "wgpu:0"]).is("cpu").free().see("gpu.md")];
+            [value("DEVICE").such_as(Device::EXAMPLES).is("cpu").free().see("gpu.md")];
         /// Number format of activations: f32, or bf16 on CUDA; weights and sums are f32
         "precision" precision: Precision = [value("FORMAT").is("f32").free()];
         /// How workers communicate: threads of this process, mpi (processes that mpirun or srun started), nccl (such

@@ -38,7 +38,7 @@ const NAMES: &[(&str, &[&str])] = &[
 ];
 
 /// Names of what is no option here, each with what to do.
-pub(super) const ABSENT: &[(&[&str], &str)] = &[
+const ABSENT: &[(&[&str], &str)] = &[
     (
         &["tp", "tensor-parallel-size", "tensor-model-parallel-size", "tensor-parallel-degree"],
         "there is no tensor parallelism: cut the model by layers, with `depth`",

@@ -1,5 +1,6 @@
 //! `chimera comm bench`: what messages and sums cost on a transport.
 
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -10,6 +11,7 @@ use clap::Subcommand;
 use serde::Serialize;
 
 use crate::cli::commands::train::ranks;
+use crate::cli::parts::offered::offered;
 use crate::settings::Transport;
 
 /// Bytes that are measured.
@@ -42,6 +44,7 @@ impl CommCommand {
 pub(crate) struct Bench {
     /// threads, mpi, or auto for mpi where a launcher has started several processes
     #[arg(long, value_name = "NAME", default_value = "auto")]
+    #[arg(value_parser = offered(Transport::from_str, || vec!["auto", "threads", "mpi"]), hide_possible_values = true)]
     transport: Transport,
     /// Ranks that are threads
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=256))]

@@ -6,7 +6,7 @@ use anyhow::Result;
 use chimera_core::fault::Class;
 use chimera_core::render::svg::{self, Compared};
 use chimera_core::schedule::Shape;
-use clap::Args;
+use clap::{Args, ValueHint};
 use serde_json::json;
 
 use crate::cli::parts::console::{figure, print};
@@ -14,7 +14,7 @@ use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::drawing::Format;
 use crate::cli::parts::entry::{Entry, Run, why_not};
 use crate::cli::parts::exit::{self, Several};
-use crate::cli::parts::shape::{NameParser, ShapeArgs};
+use crate::cli::parts::shape::{ShapeArgs, schedule_name};
 
 /// Compares all schedules, or those named, on one model
 ///
@@ -24,7 +24,7 @@ use crate::cli::parts::shape::{NameParser, ShapeArgs};
 pub(crate) struct Compare {
     /// Schedules, each perhaps with options of its own, such as "chimera --scaling doubling", or files of
     /// timetables (`.json`, `.csv`); all if none is named
-    #[arg(value_parser = NameParser, hide_possible_values = true)]
+    #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     names: Vec<String>,
     #[command(flatten)]
     shape: ShapeArgs,

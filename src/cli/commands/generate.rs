@@ -2,14 +2,17 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use chimera_core::layers::Layers;
-use clap::Args;
+use clap::builder::StringValueParser;
+use clap::{Args, ValueHint};
 use serde_json::json;
 
 use crate::cli::parts::console::print;
 use crate::cli::parts::model;
+use crate::cli::parts::offered::offered;
 use crate::data::tokenizer::{Stream, Tokenizer};
 use crate::device::{Compute, Device, OpenDevice, Precision};
 use crate::formats::hf::Pretrained;
@@ -29,6 +32,8 @@ pub(crate) struct Generate {
     /// model, or that of the data which a checkpoint was trained on; else by the vocabulary: 256 is bytes, 50257
     /// gpt2, any other ids]
     #[arg(long, value_name = "NAME")]
+    #[arg(value_hint = ValueHint::AnyPath, hide_possible_values = true)]
+    #[arg(value_parser = offered(StringValueParser::new(), || vec!["bytes", "gpt2", "ids"]))]
     tokenizer: Option<String>,
     /// Number of tokens to add
     #[arg(long, value_name = "COUNT", default_value_t = 200)]
@@ -48,6 +53,7 @@ pub(crate) struct Generate {
     seed: u64,
     /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    #[arg(value_parser = offered(Device::from_str, || Device::EXAMPLES.to_vec()), hide_possible_values = true)]
     device: Device,
     /// Prints the ids too, as JSON
     #[arg(long)]

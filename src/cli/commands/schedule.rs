@@ -8,7 +8,7 @@ use chimera_core::interchange::{self};
 use chimera_core::render::{svg, text};
 use chimera_core::schedule::{self, SCHEDULES};
 use chimera_core::search::{ABOUT, AUTO};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
 
 use crate::cli::commands::{compare, export, gallery, import};
@@ -17,7 +17,7 @@ use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::drawing::{Format, screen, title};
 use crate::cli::parts::proof::{proof, proven, summary};
 use crate::cli::parts::scheduled::Scheduled;
-use crate::cli::parts::shape::{NameParser, PassArgs, ShapeArgs};
+use crate::cli::parts::shape::{PassArgs, ShapeArgs, schedule_name};
 
 /// Lists, draws and checks schedules
 #[derive(Args)]
@@ -49,7 +49,7 @@ struct List {
 #[derive(Args)]
 struct Show {
     /// Name of the schedule, or a timetable in a `.json` or `.csv` file
-    #[arg(value_parser = NameParser, hide_possible_values = true)]
+    #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,

@@ -7,7 +7,7 @@ use chimera_core::analyze::{Event, Timeline, Work, peak_kept, simulate};
 use chimera_core::costs::Costs;
 use chimera_core::search::Report;
 use chimera_core::update::Update;
-use clap::Args;
+use clap::{Args, ValueHint};
 use serde_json::json;
 
 use crate::cli::parts::console::{figure, print};
@@ -16,7 +16,7 @@ use crate::cli::parts::network::NetworkArgs;
 use crate::cli::parts::progress::spin;
 use crate::cli::parts::proof::summary;
 use crate::cli::parts::scheduled::Scheduled;
-use crate::cli::parts::shape::{NameParser, ShapeArgs};
+use crate::cli::parts::shape::{ShapeArgs, schedule_name};
 
 /// Simulates one step of a schedule
 ///
@@ -25,7 +25,7 @@ use crate::cli::parts::shape::{NameParser, ShapeArgs};
 #[derive(Args)]
 pub(crate) struct Simulate {
     /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
-    #[arg(default_value = "chimera", value_parser = NameParser, hide_possible_values = true)]
+    #[arg(default_value = "chimera", value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,

@@ -35,9 +35,12 @@ use crate::formats::save::{prepare, save, write_steps};
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::outside::OnDisk;
 use crate::run::{Folder, Place, Run, Trained};
+use crate::settings::args::explained;
 use crate::settings::{Config, Layers, MODEL, Transport};
 
-/// Trains a GPT-2 or a BERT; without any option a small GPT-2, on a built-in text, through a Chimera pipeline
+/// Trains a GPT-2 or a BERT
+///
+/// Without any option, trains a small GPT-2 on a built-in text through a Chimera pipeline of four workers.
 #[derive(Args)]
 pub(crate) struct Train {
     #[command(flatten)]
@@ -59,7 +62,8 @@ impl Train {
     /// Training with the timetable of a file; exits if `options` are not its options.
     pub(crate) fn with_schedule(file: PathBuf, options: Vec<OsString>) -> Train {
         let schedule = ["chimera train".into(), "--schedule".into(), file.into_os_string()];
-        Line::parse_from(schedule.into_iter().chain(options)).train
+        let line = Line::try_parse_from(schedule.into_iter().chain(options));
+        line.unwrap_or_else(|error| explained(error).exit()).train
     }
 
     pub(crate) fn run(self) -> Result<()> {
