@@ -54,7 +54,7 @@ pub enum DataError {
     /// An id that the model does not know.
     #[error(
         "data file {}: token {position} has id {id}, but the vocabulary has {vocab} ids: \
-         choose vocab {} or more",
+         choose vocab {} or more, or prepare the data with the tokenizer of the model",
         path.display(), u64::from(*highest) + 1
     )]
     Vocabulary {

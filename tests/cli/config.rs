@@ -194,3 +194,14 @@ fn every_file_is_checked_and_every_refusal_told() {
     assert_eq!(ran.code, Some(3), "{}", ran.stderr);
     assert_eq!(chimera("config check").code, Some(2));
 }
+
+/// What suits this machine is for the machine that trains to say.
+#[test]
+fn what_follows_from_the_machine_stays_open() {
+    let shown = show("", "--depth 8000").stdout; // more workers than cores
+    let line = shown.lines().find(|line| line.starts_with("scaling")).expect("a line");
+    assert!(line.starts_with("scaling = \"auto\" "), "{line}");
+    assert!(line.ends_with("# default; \"direct\" on this machine"), "{line}");
+    let shown = show("", "--depth 8000 --scaling doubling").stdout;
+    assert!(shown.lines().any(|line| line.starts_with("scaling = \"doubling\" ")), "{shown}");
+}

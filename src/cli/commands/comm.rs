@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Measures how workers reach each other
 #[derive(Subcommand)]
 pub(crate) enum CommCommand {
-    /// Times of messages between two ranks, and of sums over all, by size
+    /// Times messages between two ranks, and all-reduces over all
     Bench(Bench),
 }
 
@@ -120,7 +120,7 @@ impl Report {
                     format!("alpha {:.2} us, 1/beta {:.1} GB/s", self.alpha_s * 1e6, 1e-9 / beta)
                 }
             },
-            format!("{:>9} {:>12} {:>8} {:>12}", "bytes", "message us", "GB/s", "sum us"),
+            format!("{:>9} {:>12} {:>8} {:>13}", "bytes", "message us", "GB/s", "all-reduce us"),
         ];
         let rows = self.messages.iter().zip(&self.sums);
         lines.extend(rows.map(|(message, sum)| {
@@ -130,7 +130,7 @@ impl Report {
                 false => format!("{:.2}", *bytes as f64 / seconds * 1e-9),
             };
             let (message, sum) = (seconds * 1e6, sum.seconds * 1e6);
-            format!("{bytes:>9} {message:>12.2} {rate:>8} {sum:>12.2}")
+            format!("{bytes:>9} {message:>12.2} {rate:>8} {sum:>13.2}")
         }));
         lines.join("\n")
     }

@@ -18,10 +18,7 @@ use crate::cli::parts::proof::summary;
 use crate::cli::parts::scheduled::Scheduled;
 use crate::cli::parts::shape::{ShapeArgs, schedule_name};
 
-/// Simulates one step of a schedule
-///
-/// Of an asynchronous schedule it is one window. Messages and gradient reductions take time if a network is described; the
-/// optimizer is left out.
+/// Simulates one step of a schedule, or a window of an asynchronous one, without the optimizer
 #[derive(Args)]
 pub(crate) struct Simulate {
     /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
@@ -105,7 +102,7 @@ impl Simulate {
             let step = makespan + agreement;
             write!(
                 text,
-                "\n{ranks} ranks: step {step:.6}; sums of a worker {sums:.6}, the last sum ends {exposed:.6} after \
+                "\n{ranks} ranks: step {step:.6}; gradient reductions of a worker {sums:.6}, the last ends {exposed:.6} after \
                  the last op; agreement {agreement:.6}"
             )?;
         }

@@ -38,9 +38,7 @@ use crate::run::{Folder, Place, Run, Trained};
 use crate::settings::args::explained;
 use crate::settings::{Config, Layers, MODEL, Transport};
 
-/// Trains a GPT-2 or a BERT
-///
-/// Without any option, trains a small GPT-2 on a built-in text through a Chimera pipeline of four workers.
+/// Trains a GPT-2 or a BERT through a pipeline
 #[derive(Args)]
 pub(crate) struct Train {
     #[command(flatten)]
@@ -280,7 +278,7 @@ pub(crate) fn resume(
     match path {
         Some(path) => say(&format!("resumes from {path}: step {} is next", run.first_step())),
         None if run.config().resume.is_some() => {
-            say("no checkpoint was ever finished here: training begins at the start");
+            say("no finished checkpoint here: training starts from step 0");
         }
         None => {}
     }
