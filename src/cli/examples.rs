@@ -151,10 +151,7 @@ const EXAMPLES: &[(&str, Lines)] = &[
     ),
     (
         "checkpoint export",
-        &[(
-            "chimera checkpoint export runs/0001/checkpoints/step-00000100 --out weights.safetensors",
-            "weights alone",
-        )],
+        &[("chimera checkpoint export step-00000100 --out weights.safetensors", "weights alone")],
     ),
     (
         "comm bench",
@@ -171,7 +168,13 @@ const EXAMPLES: &[(&str, Lines)] = &[
     ("selftest", &[("chimera selftest --device cuda", "a GPU against the CPU")]),
     (
         "completions",
-        &[("chimera completions bash", "for bash"), ("chimera completions zsh", "for zsh")],
+        &[
+            (
+                "chimera completions bash > ~/.local/share/bash-completion/completions/chimera",
+                "for bash",
+            ),
+            ("chimera completions zsh > ~/.zfunc/_chimera", "for zsh"),
+        ],
     ),
     ("man", &[("chimera man ~/.local/share/man/man1", "where man finds them")]),
 ];
@@ -215,6 +218,8 @@ mod tests {
         for (path, lines) in EXAMPLES {
             for (line, _) in *lines {
                 assert!(line.starts_with(&format!("chimera {path}")), "{line}");
+                assert!(line.len() <= 78, "{line}");
+                let line = line.split(" > ").next().expect("a command");
                 let words = line.split('"').enumerate().flat_map(|(nth, part)| match nth % 2 {
                     0 => part.split_whitespace().collect(),
                     _ => vec![part],
@@ -239,6 +244,21 @@ mod tests {
             }
         }
         check(&command(), "");
+    }
+
+    #[test]
+    fn help_fits_eighty_columns() {
+        fn check(command: &mut Command) {
+            for help in [command.render_help(), command.render_long_help()] {
+                let help = help.to_string();
+                let long = help.lines().find(|line| line.chars().count() > 80);
+                assert!(long.is_none(), "{long:?}");
+            }
+            command.get_subcommands_mut().for_each(check);
+        }
+        let mut command = command().term_width(80);
+        command.build();
+        check(&mut command);
     }
 
     #[test]

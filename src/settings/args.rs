@@ -109,7 +109,7 @@ pub fn options_of(command: Command, name: &'static str, groups: &[Drawn]) -> Com
     let is_one = |option: &&Opt| option.drawn.is_some_and(|group| groups.contains(&group));
     let options = || OPTIONS.iter().filter(is_one);
     let group = ArgGroup::new(name).multiple(true).args(options().map(|option| option.name));
-    command.args(options().map(|option| option.arg(true))).group(group)
+    command.args(options().map(|option| option.arg(true))).group(group).next_line_help(true)
 }
 
 impl Args for Layers {
@@ -119,7 +119,8 @@ impl Args for Layers {
             .value_name("FILE")
             .value_parser(value_parser!(std::path::PathBuf))
             .help("TOML file of settings, with the names of these options as keys; `extends` names a file below it");
-        command.arg(config).args(OPTIONS.iter().map(|option| option.arg(false)))
+        let options = OPTIONS.iter().map(|option| option.arg(false));
+        command.arg(config).args(options).next_line_help(true)
     }
 
     fn augment_args_for_update(command: Command) -> Command {

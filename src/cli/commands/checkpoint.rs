@@ -23,9 +23,7 @@ enum Command {
         /// Folder of the run
         run: PathBuf,
     },
-    /// Compares all of a checkpoint with its hashes
-    ///
-    /// Reads every byte; the exit code is 4 if the checkpoint cannot be used.
+    /// Compares all of a checkpoint with its hashes; exit code 4 if it is damaged
     Verify {
         /// Folder of the checkpoint
         checkpoint: PathBuf,

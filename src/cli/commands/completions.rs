@@ -9,9 +9,7 @@ use clap_complete::Shell;
 use crate::cli::examples::command;
 use crate::cli::parts::console::print;
 
-/// Prints the completions of a shell
-///
-/// For example into ~/.local/share/bash-completion/completions/chimera
+/// Prints completions for a shell
 #[derive(Args)]
 pub(crate) struct Completions {
     /// The shell

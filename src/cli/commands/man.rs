@@ -11,9 +11,7 @@ use clap_mangen::roff::{Roff, bold, italic, roman};
 
 use crate::cli::examples::{command, examples};
 
-/// Writes the manual pages of all commands
-///
-/// For example into ~/.local/share/man/man1
+/// Writes the manual pages of all commands into a folder
 #[derive(Args)]
 pub(crate) struct Man {
     /// The folder, which is made if it is not there

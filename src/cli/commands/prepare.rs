@@ -11,9 +11,7 @@ use crate::cli::parts::console::print;
 use crate::cli::parts::offered::offered;
 use crate::data::{STANDARD_INPUT, discard, prepare};
 
-/// Cuts text into tokens to train on
-///
-/// Writes their ids and, beside them, a description of what they are.
+/// Cuts text into tokens to train on, and describes them in a file beside
 #[derive(Args)]
 pub(crate) struct Prepare {
     /// Text files, in order; `-` is standard input

@@ -63,7 +63,7 @@ struct Show {
     json: bool,
 }
 
-/// Proves a timetable from a file, or says what is wrong with it (exit code 3)
+/// Proves a timetable from a file, or says what is wrong; exit code 3
 #[derive(Args)]
 struct Check {
     /// The file: PyTorch's CSV (`compute_only`) if it ends in `.csv`, else JSON; `-` is JSON on standard

@@ -15,7 +15,7 @@ use crate::cli::parts::offered::offered;
 use crate::device::Device;
 use crate::device::selftest::{Check, Options, Size, run};
 
-/// Tries every kernel and whole trainings on a device against the CPU, and measures it
+/// Tries every kernel and whole trainings on a device, and measures it
 ///
 /// Layers are held to a reference in f64 (1e-5 in f32, 1e-2 in bf16), losses of pipelines to those of one
 /// worker on the CPU (1e-4, 1e-2). It needs this program and the device alone.
