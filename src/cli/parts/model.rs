@@ -4,16 +4,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::model::Cut;
-use serde::Deserialize;
+use toml::Value;
 
 use crate::cli::parts::console::{require_folder, tell, warn};
 use crate::data::tokenizer::{TOKENIZER, Tokenizer, save_tokenizer};
 use crate::data::{tokenizer_file_of, tokenizer_of};
 use crate::formats::checkpoint::{Checkpoint, MANIFEST, Store};
-use crate::formats::files::text_regular;
 use crate::formats::hf::{self, CONFIG, DropoutRates, Pretrained};
 use crate::formats::save::{save, saved_steps};
-use crate::run::{MAX_SETTINGS, RUNS, newest_first};
+use crate::run::{RUNS, SETTINGS, newest_first, settings_in};
 use crate::settings::MODEL;
 
 /// A trained model, and where its text came from.
@@ -42,7 +41,7 @@ pub(crate) fn load(dir: Option<&Path>) -> Result<Loaded> {
     if dir.join(MANIFEST).exists() {
         return of_checkpoint(&Checkpoint::open(dir)?);
     }
-    match dir.join(CONFIG).exists() || !dir.join("config.toml").exists() {
+    match dir.join(CONFIG).exists() || !dir.join(SETTINGS).exists() {
         true => of_folder(dir),
         false => of_run(dir),
     }
@@ -78,17 +77,12 @@ fn of_run(run: &Path) -> Result<Loaded> {
         }
         (_, Some(trained)) => {
             tell(format_args!("model: {}", trained.display()));
-            let place = || format!("settings of {}", run.display());
-            let settings =
-                text_regular(&run.join("config.toml"), MAX_SETTINGS).with_context(place)?;
-            let Settings { data, sequence } = settings
-                .map(|settings| settings_of(&settings))
-                .transpose()
-                .with_context(place)?
-                .unwrap_or_default();
+            let mut settings = settings_in(run)?;
+            let data = settings.remove("data").map(Value::try_into).transpose()?;
+            let sequence = settings.remove("sequence").map(Value::try_into).transpose()?;
             let loaded = of_folder(&trained)?;
             let sequence = sequence.unwrap_or(loaded.sequence);
-            Ok(Loaded { sequence, text: Text::Data(data), ..loaded })
+            Ok(Loaded { sequence, text: Text::Data(data.unwrap_or_default()), ..loaded })
         }
         _ => bail!(
             "{} is a run without weights: name the folder of its --save, or train without --no-save",
@@ -112,24 +106,12 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
         Ok((param, values))
     });
     let weights = weights.collect::<Result<_>>()?;
-    let data = format!("data = {}", manifest.setting("data").with_context(place)?);
-    let Settings { data, .. } = settings_of(&data)?;
     let sequence = manifest.setting("sequence").ok().map(str::parse).transpose()?;
     let sequence = sequence.unwrap_or(config.context);
     let model = Pretrained { config, dropout: DropoutRates::all(dropout), weights };
+    let data = manifest.value("data").and_then(|data| Ok(data.try_into()?)).with_context(place)?;
     let place = checkpoint.path().to_path_buf();
     Ok(Loaded { model, place, sequence, text: Text::Data(data) })
-}
-
-/// What a run says of the samples that it is trained on.
-#[derive(Deserialize, Default)]
-struct Settings {
-    data: Vec<PathBuf>,
-    sequence: Option<usize>,
-}
-
-fn settings_of(run: &str) -> Result<Settings> {
-    Ok(toml::from_str(run)?)
 }
 
 impl Loaded {
