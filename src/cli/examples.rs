@@ -120,12 +120,12 @@ const EXAMPLES: &[(&str, Lines)] = &[
         &[
             ("chimera plan --ranks 4 --batch 64 --memory 8GiB --flops 5e10", "for four CPU ranks"),
             (
-                "chimera plan --ranks 8 --batch 512 --memory 40GiB --flops 1.2e14 --preset gpt2-64",
+                "chimera plan --ranks 8 --batch 512 --memory 40GB --flops 1e14 --preset gpt2-64",
                 "for eight GPUs",
             ),
             (
-                "chimera plan --ranks 8 --batch 64 --memory 80GB --flops 4e14 --inside 5e-6,3e-12",
-                "with what messages take",
+                "chimera plan --ranks 8 --batch 64 --memory 8GB --flops 9e12 --inside 1e-5,1e-9",
+                "over a slow network",
             ),
         ],
     ),

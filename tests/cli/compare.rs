@@ -203,9 +203,13 @@ fn a_table_is_the_same_in_any_unit() {
 fn a_comparison_is_drawn() {
     let svg = compare("--micro-batches 8 --memory-cap 4 --format svg").stdout;
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
-    for text in
-        [">zb-h1<", ">--scaling direct<", "left out: gpipe: worker 0, cell 4", "D = 4, N = 8"]
-    {
+    for text in [
+        ">zb-h1<",
+        ">--scaling direct<",
+        "left out: gpipe: worker 0, cell 4",
+        "D = 4, N = 8",
+        "unit of time: a forward of a D-th of the model",
+    ] {
         assert!(svg.contains(text), "{text}");
     }
 }

@@ -10,7 +10,7 @@ use clap::{Args, ValueHint};
 use serde_json::json;
 
 use crate::cli::parts::console::{figure, print};
-use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::costs::{CostArgs, unit_line};
 use crate::cli::parts::drawing::Format;
 use crate::cli::parts::entry::{Entry, Run, why_not};
 use crate::cli::parts::exit::{self, Several};
@@ -132,7 +132,7 @@ impl Comparison {
                 columns.map(|(head, x)| format!("  {x:>width$}", width = head.len().max(8))),
             );
         }
-        let _ = write!(text, "\n\nunit of time: {}", self.unit);
+        let _ = write!(text, "\n\n{}", unit_line(self.unit));
         if !self.refused.is_empty() {
             let _ = write!(text, "\n\nleft out:{}", self.refusals());
         }
@@ -172,7 +172,8 @@ impl Comparison {
             .collect();
         let left_out =
             self.refused.iter().map(|(name, reason)| format!("left out: {name}: {reason}"));
-        svg::compare((title, ABOUT), &HEADS[1..], &entries, &left_out.collect::<Vec<_>>())
+        let notes = [unit_line(self.unit)].into_iter().chain(left_out);
+        svg::compare((title, ABOUT), &HEADS[1..], &entries, &notes.collect::<Vec<_>>())
     }
 }
 

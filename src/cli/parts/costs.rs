@@ -62,11 +62,6 @@ impl CostArgs {
         if are_given { GIVEN } else { UNIT }
     }
 
-    /// The unit in a line.
-    pub(crate) fn unit_line(&self) -> String {
-        format!("unit of time: {}", self.unit())
-    }
-
     /// Costs of the timetable's stages: of each as given, or shares of the model's.
     pub(crate) fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts> {
         if self.unit() == UNIT {
@@ -135,6 +130,11 @@ impl CostArgs {
             ..costs
         }
     }
+}
+
+/// What a report says of its unit of time.
+pub(crate) fn unit_line(unit: &str) -> String {
+    format!("unit of time: {unit}")
 }
 
 fn stage_costs(timetable: &Timetable, stages: impl Iterator<Item = UniformCosts>) -> StageCosts {

@@ -8,7 +8,7 @@ use chimera_core::interchange::ReadError;
 use chimera_core::program::Program;
 
 use super::console::{counted, figure};
-use super::costs::CostArgs;
+use super::costs::{CostArgs, unit_line};
 use super::scheduled::Scheduled;
 use super::shape::PassArgs;
 use crate::formats::timetable::read;
@@ -61,7 +61,7 @@ pub(crate) fn summary(program: &Program, timeline: &Timeline, costs: &CostArgs) 
         timeline.bubble_ratio(),
         counted(program.peak(), "micro-batch", "es"),
         counted(program.n_messages() as f64, "message", "s"),
-        costs.unit_line(),
+        unit_line(costs.unit()),
     )
 }
 
