@@ -61,7 +61,7 @@ impl Place {
         let text = read_to_string(self.at(&format!("run/ops.{rank}.jsonl"))).expect("a file");
         let did = |line: &str| {
             let line: Value = serde_json::from_str(line).expect("a whole line");
-            let kinds = ["op", "sum", "update", "wait"];
+            let kinds = ["op", "reduction", "update", "wait"];
             let kind = kinds.into_iter().find(|kind| line[kind].is_string()).expect("a kind");
             assert!(line["start"].as_f64() <= line["end"].as_f64(), "{line}");
             let step = line["step"].as_u64().expect("a step");
@@ -126,7 +126,7 @@ fn a_loss_that_is_not_finite_ends_the_run_before_it_is_recorded() {
             assert_eq!(*step, losses.len() as u64, "the step that failed");
             assert_eq!((kind.as_str(), what.as_str()), ("wait", "the agreement of all ranks"));
             let has = |kind| recent.iter().any(|(_, other, _)| other == kind);
-            assert!(["op", "sum", "update", "wait"].into_iter().all(has), "{recent:?}");
+            assert!(["op", "reduction", "update", "wait"].into_iter().all(has), "{recent:?}");
         }
     }
 }

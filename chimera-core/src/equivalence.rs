@@ -104,7 +104,7 @@ impl Run {
     /// If the schedule or the model does not fit.
     pub fn foreseen(&self, activation_bytes: u64) -> Result<Vec<f64>, RunError> {
         let (_, program) = self.program()?;
-        let cuts = cut(&self.model, program.placement().n_stages())?;
+        let cuts = cut(&self.model, self.model.context, program.placement().n_stages())?;
         let of = |cut| memory(&self.model, cut, self.model.context, false, activation_bytes);
         let stages = cuts.iter().map(of).collect::<Result<Vec<_>, _>>()?;
         let samples = self.micro_batch_size as f64 / f64::from(program.units_per_micro());
@@ -134,7 +134,7 @@ impl Run {
         let (training, program) = self.program()?;
         let tokens = Tokens(&self.model);
         let (model, rank) = (&self.model, comm.rank());
-        let cuts = cut(model, program.placement().n_stages())?;
+        let cuts = cut(model, model.context, program.placement().n_stages())?;
         let make = |id: StageId| {
             let cut = cuts[id.index()].clone();
             let made = stage(device.clone(), model, model.context, DropoutRate::default(), cut);

@@ -35,21 +35,24 @@ pub enum Class {
 }
 
 impl Class {
+    /// Every class, with its exit code and what that tells a script.
+    pub const ALL: [(Class, u8, &'static str); 11] = [
+        (Class::Usage, 2, "usage, settings, or data that cannot be trained on"),
+        (Class::Schedule, 3, "a schedule file that cannot be parsed or is not safe"),
+        (Class::Checkpoint, 4, "checkpoint unusable"),
+        (Class::PeerLost, 5, "a peer is gone"),
+        (Class::Timeout, 6, "a peer did not answer in time"),
+        (Class::NonFinite, 7, "a loss or gradient is not finite"),
+        (Class::OutOfMemory, 8, "out of memory"),
+        (Class::Io, 9, "files or disk failed while running"),
+        (Class::Mismatch, 10, "ranks disagree"),
+        (Class::Requeue, 75, "stopped on request, checkpoint saved"),
+        (Class::Internal, 101, "a bug, or a device that failed"),
+    ];
+
     /// The exit code of a rank that fails so.
     pub fn code(self) -> u8 {
-        match self {
-            Class::Usage => 2,
-            Class::Schedule => 3,
-            Class::Checkpoint => 4,
-            Class::PeerLost => 5,
-            Class::Timeout => 6,
-            Class::NonFinite => 7,
-            Class::OutOfMemory => 8,
-            Class::Io => 9,
-            Class::Mismatch => 10,
-            Class::Requeue => 75,
-            Class::Internal => 101,
-        }
+        Class::ALL.iter().find(|(class, ..)| *class == self).map_or(101, |(_, code, _)| *code)
     }
 }
 

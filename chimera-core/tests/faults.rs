@@ -115,7 +115,10 @@ fn a_lost_part_of_a_sum_is_named() {
     assert!(fault.message.contains(" s for gradients of bucket 0 from rank 1"), "{fault}");
     let op = fault.op.as_deref().unwrap_or_default();
     assert!(op.starts_with("reduction of "), "{fault}");
-    assert!(fault.message.ends_with(" waits for the sum of bucket 0: lost on the way"), "{fault}");
+    assert!(
+        fault.message.ends_with(" waits for the gradient reduction of bucket 0: lost on the way"),
+        "{fault}"
+    );
 }
 
 /// Whichever of many ranks loses patience first, all end with its word.

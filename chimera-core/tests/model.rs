@@ -247,7 +247,7 @@ fn activations_of_every_stage_are_foreseen() {
         for n_stages in 1..=3 {
             let config = config::<S>(true);
             let chain = Chain::<S>::make(&config, n_stages, 0.3);
-            let cuts = cut(&config, n_stages).unwrap();
+            let cuts = cut(&config, config.context, n_stages).unwrap();
             let sample = |cut| memory(&config, cut, SEQUENCE, false, 4).unwrap().sample;
             let bytes = |of_sample: f64| SAMPLES as u64 * of_sample as u64;
             let selected = chain.stages.iter().zip(chain.forward(&chain.micro(0, 1)).2);

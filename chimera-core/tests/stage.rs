@@ -25,11 +25,15 @@ fn models_conform() {
             };
             let gpt2 = config(Architecture::GPT2);
             let stage = |cut: Cut| Gpt2Stage::new(Reference, &gpt2, 4, cut).expect("a stage");
-            let stages = || cut(&gpt2, n_stages).expect("a cut").into_iter().map(stage).collect();
+            let stages = || {
+                cut(&gpt2, gpt2.context, n_stages).expect("a cut").into_iter().map(stage).collect()
+            };
             conformance::all(&Reference, stages, &Ids { is_bert: false });
             let bert = config(Architecture::BERT);
             let stage = |cut: Cut| BertStage::new(Reference, &bert, 4, 1, cut).expect("a stage");
-            let stages = || cut(&bert, n_stages).expect("a cut").into_iter().map(stage).collect();
+            let stages = || {
+                cut(&bert, bert.context, n_stages).expect("a cut").into_iter().map(stage).collect()
+            };
             conformance::all(&Reference, stages, &Ids { is_bert: true });
         }
     }

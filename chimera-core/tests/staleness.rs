@@ -64,7 +64,7 @@ impl Piece {
 
 fn pieces(run: &Run) -> Vec<Piece> {
     let config = config(false);
-    let cuts = cut(&config, run.shape.depth).expect("cut");
+    let cuts = cut(&config, config.context, run.shape.depth).expect("cut");
     let piece = |cut| {
         let stage = Gpt2Stage::new(Reference, &config, CONTEXT, cut).expect("stage");
         let seed = run.training().seed;

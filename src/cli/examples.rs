@@ -4,8 +4,11 @@ use clap::{Command, CommandFactory};
 
 use crate::cli::Cli;
 
-/// By subcommand: command lines, each with what it does.
-const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
+/// Command lines, each with what it does.
+type Lines = &'static [(&'static str, &'static str)];
+
+/// Examples by subcommand.
+const EXAMPLES: &[(&str, Lines)] = &[
     (
         "train",
         &[
@@ -17,6 +20,48 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             ("chimera train --config run.toml --resume auto", "go on from the newest checkpoint"),
         ],
     ),
+    (
+        "top",
+        &[
+            ("chimera top", "the newest run"),
+            ("chimera top runs/0001 --once", "what there is now, as text"),
+        ],
+    ),
+    (
+        "generate",
+        &[
+            ("chimera generate --prompt \"The \"", "the newest run"),
+            (
+                "chimera generate --model gpt2 --prompt \"Hello\" --top-k 40",
+                "a model of Hugging Face",
+            ),
+        ],
+    ),
+    (
+        "eval",
+        &[
+            ("chimera eval --data test.txt", "the newest run on a text"),
+            (
+                "chimera eval --model model --data test.bin --stride 64",
+                "each token from at least some before it",
+            ),
+        ],
+    ),
+    ("export", &[("chimera export --out model", "the newest run, for transformers")]),
+    (
+        "prepare",
+        &[
+            (
+                "chimera prepare book.txt --tokenizer gpt2 --out book.bin",
+                "GPT-2's tokens of a text",
+            ),
+            (
+                "chimera prepare a.txt b.txt --tokenizer tokenizer.json --out ab.u32.bin",
+                "with a tokenizer of your own",
+            ),
+        ],
+    ),
+    ("schedule list", &[("chimera schedule list", "names, and the papers they are from")]),
     (
         "schedule show",
         &[
@@ -49,6 +94,17 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
+        "schedule import",
+        &[
+            (
+                "chimera schedule import torch.csv --format json --out torch.json",
+                "a timetable of PyTorch as JSON",
+            ),
+            ("chimera schedule import torch.csv --run --data book.txt", "train with it"),
+        ],
+    ),
+    ("schedule gallery", &[("chimera schedule gallery --out gallery", "a page of drawings")]),
+    (
         "simulate",
         &[
             ("chimera simulate zb-h1 --micro-batches 16", "a step's time and memory"),
@@ -64,9 +120,12 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[
             ("chimera plan --ranks 4 --batch 64 --memory 8GiB --flops 5e10", "for four CPU ranks"),
             (
-                "chimera plan --ranks 8 --batch 512 --memory 40GiB --flops 1.2e14 --preset gpt2-1558m \
-                 --inside 5e-6,3.3e-12",
-                "for eight GPUs and a link between them",
+                "chimera plan --ranks 8 --batch 512 --memory 40GB --flops 1e14 --preset gpt2-64",
+                "for eight GPUs",
+            ),
+            (
+                "chimera plan --ranks 8 --batch 64 --memory 8GB --flops 9e12 --inside 1e-5,1e-9",
+                "over a slow network",
             ),
         ],
     ),
@@ -80,7 +139,55 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             ),
         ],
     ),
+    ("config check", &[("chimera config check run.toml", "whether a run would begin")]),
+    ("config options", &[("chimera config options", "every key, for your notes")]),
+    ("checkpoint ls", &[("chimera checkpoint ls runs/0001", "steps and sizes")]),
+    (
+        "checkpoint verify",
+        &[(
+            "chimera checkpoint verify runs/0001/checkpoints/step-00000100",
+            "whether every byte is as written",
+        )],
+    ),
+    (
+        "checkpoint export",
+        &[("chimera checkpoint export step-00000100 --out weights.safetensors", "weights alone")],
+    ),
+    (
+        "comm bench",
+        &[
+            ("chimera comm bench", "between threads"),
+            (
+                "chimera comm bench --transport mpi --json",
+                "between processes, for `simulate --inside`",
+            ),
+        ],
+    ),
+    ("slurm", &[("chimera slurm run.toml --nodes 4 --time 12:00:00", "a script for sbatch")]),
+    ("devices", &[("chimera devices", "what `--device` can name here")]),
+    ("selftest", &[("chimera selftest --device cuda", "a GPU against the CPU")]),
+    (
+        "completions",
+        &[
+            (
+                "chimera completions bash > ~/.local/share/bash-completion/completions/chimera",
+                "for bash",
+            ),
+            ("chimera completions zsh > ~/.zfunc/_chimera", "for zsh"),
+        ],
+    ),
+    ("man", &[("chimera man ~/.local/share/man/man1", "where man finds them")]),
 ];
+
+/// The examples of a command; of a group, the first one of each command in it.
+pub(crate) fn examples(path: &str) -> Vec<(&'static str, &'static str)> {
+    if let Some((_, lines)) = EXAMPLES.iter().find(|(of, _)| *of == path) {
+        return lines.to_vec();
+    }
+    let prefix = if path.is_empty() { String::new() } else { format!("{path} ") };
+    let within = EXAMPLES.iter().filter(|(of, _)| of.starts_with(&prefix));
+    within.filter_map(|(_, lines)| lines.first().copied()).collect()
+}
 
 /// The command with all subcommands, their help opening with examples.
 pub(crate) fn command() -> Command {
@@ -111,6 +218,8 @@ mod tests {
         for (path, lines) in EXAMPLES {
             for (line, _) in *lines {
                 assert!(line.starts_with(&format!("chimera {path}")), "{line}");
+                assert!(line.len() <= 78, "{line}");
+                let line = line.split(" > ").next().expect("a command");
                 let words = line.split('"').enumerate().flat_map(|(nth, part)| match nth % 2 {
                     0 => part.split_whitespace().collect(),
                     _ => vec![part],
@@ -123,6 +232,33 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        fn check(command: &Command, path: &str) {
+            let path = path.trim_start();
+            assert!(!examples(path).is_empty(), "{path}");
+            for sub in command.get_subcommands() {
+                check(sub, &format!("{path} {}", sub.get_name()));
+            }
+        }
+        check(&command(), "");
+    }
+
+    #[test]
+    fn help_fits_eighty_columns() {
+        fn check(command: &mut Command) {
+            for help in [command.render_help(), command.render_long_help()] {
+                let help = help.to_string();
+                let long = help.lines().find(|line| line.chars().count() > 80);
+                assert!(long.is_none(), "{long:?}");
+            }
+            command.get_subcommands_mut().for_each(check);
+        }
+        let mut command = command().term_width(80);
+        command.build();
+        check(&mut command);
     }
 
     #[test]

@@ -10,9 +10,11 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{FromArgMatches, Parser, Subcommand};
 use commands::{
-    checkpoint, comm, config, devices, eval, export_model, generate, plan, prepare, schedule,
-    selftest, shell, simulate, slurm, top, train,
+    checkpoint, comm, completions, config, devices, eval, export_model, generate, man, plan,
+    prepare, schedule, selftest, simulate, slurm, top, train,
 };
+
+use crate::settings::args::explained;
 
 /// Does what the command line of this process says; what goes wrong is printed, and tells in the exit code.
 pub fn main() -> ExitCode {
@@ -49,16 +51,17 @@ enum Command {
     Slurm(slurm::Slurm),
     Devices(devices::Devices),
     Selftest(selftest::Selftest),
-    Completions(shell::Completions),
-    Man(shell::Man),
+    Completions(completions::Completions),
+    Man(man::Man),
 }
 
 impl Cli {
     /// Reads the command line; exits where it is wrong, or asks for help.
     pub(crate) fn read() -> Cli {
         let words = std::env::args_os().map(with_dashes);
-        let mut matches = examples::command().get_matches_from(words);
-        Cli::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit())
+        let matches = examples::command().try_get_matches_from(words);
+        let cli = matches.and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches));
+        cli.unwrap_or_else(|error| explained(error).exit())
     }
 
     /// Does what the command line says.

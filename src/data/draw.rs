@@ -14,8 +14,8 @@ use super::{Batch, DataError, Tokens};
 
 /// Tokens of a sample that are no text: one before the segments, and one after each.
 const N_MARKS: usize = 3;
-/// The least context: two segments of a token each, also in a sample of half the length.
-pub(super) const LEAST_CONTEXT: usize = 8;
+/// The shortest sample: two segments of a token each, also in a sample of half the length.
+pub(super) const LEAST_SEQUENCE: usize = 8;
 /// Part of the samples that are shorter.
 const SHORT: f64 = 0.1;
 
@@ -29,17 +29,18 @@ pub(super) struct Masking {
     vocab: usize,
     /// Whether the tokenizer is known.
     is_known: bool,
-    pub(super) context: usize,
+    pub(super) sequence: usize,
     pub(super) predictions: usize,
 }
 
 impl Masking {
-    /// For texts of `tokenizer`; of an unknown one, the last ids of the model are no text.
+    /// For samples of `sequence` tokens, of texts of `tokenizer`; of an unknown one, the last ids of the model are no text.
     pub(super) fn new(
         model: &ModelConfig,
+        sequence: usize,
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Masking, DataError> {
-        let (vocab, context) = (model.vocab, model.context);
+        let vocab = model.vocab;
         let unknown = || Marks::after(vocab.saturating_sub(MARKS));
         let marks = tokenizer.map_or_else(unknown, Marks::of);
         let n_ids = tokenizer.map_or(marks.pad as usize, Tokenizer::vocab);
@@ -47,11 +48,11 @@ impl Masking {
         if needed > vocab {
             return Err(DataError::Marks { vocab, needed });
         }
-        if context < LEAST_CONTEXT {
-            return Err(DataError::Context { context, least: LEAST_CONTEXT });
+        if sequence < LEAST_SEQUENCE {
+            return Err(DataError::Sequence { sequence, least: LEAST_SEQUENCE });
         }
-        let (is_known, predictions) = (tokenizer.is_some(), model.predictions(context));
-        Ok(Masking { marks, n_ids, vocab, is_known, context, predictions })
+        let (is_known, predictions) = (tokenizer.is_some(), model.predictions(sequence));
+        Ok(Masking { marks, n_ids, vocab, is_known, sequence, predictions })
     }
 
     /// Refuses ids that are no text.
@@ -74,7 +75,7 @@ impl Masking {
 
     /// Tokens of text in a sample.
     pub(super) fn window(&self) -> usize {
-        self.context - N_MARKS
+        self.sequence - N_MARKS
     }
 
     /// The draws for one sample.
@@ -120,7 +121,7 @@ impl<'m> Draw<'m> {
             tokens.extend(&mut text, start..start + window)?;
         }
         let (text, other) = text.split_at(window);
-        let Masking { marks, context, predictions, .. } = *self.masking;
+        let Masking { marks, sequence, predictions, .. } = *self.masking;
         let rng = &mut self.rng;
         let len = match rng.random_bool(SHORT) {
             true => rng.random_range(text.len() / 2..=text.len()),
@@ -147,7 +148,7 @@ impl<'m> Draw<'m> {
         batch.input.extend([ids.len() as u32, first as u32 + 2]);
         batch.input.extend(places.iter().map(|place| *place as u32));
         batch.input.extend(&ids);
-        batch.input.extend((ids.len()..context).map(|_| marks.pad));
+        batch.input.extend((ids.len()..sequence).map(|_| marks.pad));
         batch.target.extend(hidden);
         batch.target.push(u32::from(text != other));
         Ok(())

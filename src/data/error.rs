@@ -54,7 +54,7 @@ pub enum DataError {
     /// An id that the model does not know.
     #[error(
         "data file {}: token {position} has id {id}, but the vocabulary has {vocab} ids: \
-         choose vocab {} or more",
+         choose vocab {} or more, or prepare the data with the tokenizer of the model",
         path.display(), u64::from(*highest) + 1
     )]
     Vocabulary {
@@ -120,13 +120,13 @@ pub enum DataError {
         /// Number of ids needed.
         needed: usize,
     },
-    /// A context without room for two segments and their marks.
+    /// Samples without room for two segments and their marks.
     #[error(
-        "a BERT's samples are two segments and three marks: choose context {least} or more, not {context}"
+        "a BERT's samples are two segments and three marks: choose sequence {least} or more, not {sequence}"
     )]
-    Context {
+    Sequence {
         /// Tokens per sample.
-        context: usize,
+        sequence: usize,
         /// The least.
         least: usize,
     },
@@ -140,7 +140,7 @@ pub enum DataError {
     },
     /// Not enough for one window to train on and one to validate with.
     #[error(
-        "the data has {tokens} tokens, but context {context} needs at least {needed}: {} to train \
+        "the data has {tokens} tokens, but sequence {sequence} needs at least {needed}: {} to train \
          on and as many to validate with",
         needed / 2
     )]
@@ -148,7 +148,7 @@ pub enum DataError {
         /// Tokens found.
         tokens: usize,
         /// Tokens per sample.
-        context: usize,
+        sequence: usize,
         /// Tokens needed.
         needed: usize,
     },

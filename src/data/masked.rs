@@ -1,8 +1,8 @@
 //! A BERT's samples: two segments of text, of which the second follows the first or is from elsewhere, and
 //! some of whose tokens are hidden (Devlin et al., 2018, sections 3.1 and A.2).
 //!
-//! A segment is any span of the text, not a sentence. Every sample has as many predictions, 15 % of the
-//! context, so that the mean over those of a batch is the mean over its samples, however they are spread over
+//! A segment is any span of the text, not a sentence. Every sample has as many predictions, 15 % of its
+//! tokens, so that the mean over those of a batch is the mean over its samples, however they are spread over
 //! workers. A tenth of the samples is shorter and ends in padding, so that a model learns to do without.
 
 use std::io;
@@ -21,10 +21,14 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// The data of `files` in order.
-    pub fn open(files: &[PathBuf], model: &ModelConfig) -> Result<Pairs, DataError> {
+    /// The data of `files` in order, for samples of `sequence` tokens.
+    pub fn open(
+        files: &[PathBuf],
+        model: &ModelConfig,
+        sequence: usize,
+    ) -> Result<Pairs, DataError> {
         let mut tokens = Tokens::open(files)?;
-        let masking = Masking::new(model, tokenizer_of(files)?.as_ref())?;
+        let masking = Masking::new(model, sequence, tokenizer_of(files)?.as_ref())?;
         masking.check(&mut tokens)?;
         let window = masking.window();
         match tokens.len() >= window {
@@ -36,6 +40,11 @@ impl Pairs {
     /// Number of samples: windows side by side.
     pub fn n_samples(&self) -> u64 {
         (self.tokens.len() / self.masking.window()) as u64
+    }
+
+    /// Masked tokens of a sample.
+    pub fn n_masked(&self) -> usize {
+        self.masking.predictions
     }
 
     /// Sample number `sample`, alone.
@@ -53,7 +62,7 @@ impl Pairs {
 mod tests {
     use chimera_core::model::{Architecture, Preset};
 
-    use super::super::draw::LEAST_CONTEXT;
+    use super::super::draw::LEAST_SEQUENCE;
     use super::super::special_tokens::Marks;
     use super::super::tokenizer::Tokenizer;
     use super::*;
@@ -72,7 +81,7 @@ mod tests {
     /// A text in which every token tells its place.
     fn counting() -> Corpus {
         let ids: Vec<u32> = (0..N_IDS as u32).collect();
-        let masking = Masking::new(&model(), None).unwrap();
+        let masking = Masking::new(&model(), CONTEXT, None).unwrap();
         let corpus = Corpus::from_tokens(Tokens::of_ids(&ids), masking.window()).unwrap();
         Corpus { masking: Some(masking), ..corpus }
     }
@@ -179,8 +188,9 @@ mod tests {
     #[test]
     fn a_model_without_room_is_refused() {
         let model = Preset::named("bert-tiny").unwrap().config.clone();
-        let refusal =
-            |model| Masking::new(&model, Some(&Tokenizer::Bytes)).unwrap_err().to_string();
+        let refusal = |model| {
+            Masking::new(&model, model.context, Some(&Tokenizer::Bytes)).unwrap_err().to_string()
+        };
         assert_eq!(
             refusal(ModelConfig { vocab: 259, ..model.clone() }),
             "the vocabulary has 259 ids, but a BERT needs 260: those of the text, and [PAD], [CLS], [SEP] and \
@@ -188,7 +198,7 @@ mod tests {
         );
         assert_eq!(
             refusal(ModelConfig { context: 7, ..model.clone() }),
-            "a BERT's samples are two segments and three marks: choose context 8 or more, not 7"
+            "a BERT's samples are two segments and three marks: choose sequence 8 or more, not 7"
         );
         assert_eq!(model.architecture, Architecture::BERT);
     }
@@ -196,13 +206,13 @@ mod tests {
     #[test]
     fn the_least_context_has_room() {
         let corpus = |context| {
-            let masking = Masking::new(&ModelConfig { context, ..model() }, None).unwrap();
+            let masking = Masking::new(&model(), context, None).unwrap();
             let ids: Vec<u32> = (0..300).collect();
             let corpus = Corpus::from_tokens(Tokens::of_ids(&ids), masking.window()).unwrap();
             Corpus { masking: Some(masking), ..corpus }
         };
-        for context in LEAST_CONTEXT..30 {
-            let predictions = ModelConfig { context, ..model() }.predictions(context);
+        for context in LEAST_SEQUENCE..30 {
+            let predictions = model().predictions(context);
             let batch = corpus(context).batch(1, 0..300).unwrap();
             assert_eq!(batch.input.len(), 300 * (2 + predictions + context));
             assert_eq!(batch.target.len(), 300 * (predictions + 1));

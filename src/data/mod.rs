@@ -41,7 +41,7 @@ use tokenizer::Tokenizer;
 pub struct Batch {
     /// How many.
     pub n_samples: usize,
-    /// What the model reads of each: `context` ids, or what stands before them in a BERT's sample too.
+    /// What the model reads of each: `sequence` ids, or what stands before them in a BERT's sample too.
     pub input: Vec<u32>,
     /// What it is to say: the token that comes next at each position, or those that are masked, and whether
     /// the second segment is from elsewhere.
@@ -78,12 +78,16 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// The data of `files` in order, or the built-in text if there are none.
+    /// The data of `files` in order, or the built-in text if there are none, for samples of `sequence` tokens.
     ///
     /// A file is text, of which each byte is a token, unless its name ends in `.bin` (little-endian
     /// u16 ids) or `.u32.bin` (u32). Every id must be in the vocabulary of `model`, which says too what samples
     /// are made of the text. Files are read where they lie, and may be larger than memory.
-    pub fn open(files: &[PathBuf], model: &ModelConfig) -> Result<Corpus, DataError> {
+    pub fn open(
+        files: &[PathBuf],
+        model: &ModelConfig,
+        sequence: usize,
+    ) -> Result<Corpus, DataError> {
         let mut tokens = match files {
             [] => Tokens::of_text(corpus::TEXT),
             files => Tokens::open(files)?,
@@ -91,27 +95,27 @@ impl Corpus {
         let tokenizer = tokenizer_of(files)?;
         let masking = match model.objective() {
             Objective::NextToken => None,
-            Objective::MaskedTokens => Some(Masking::new(model, tokenizer.as_ref())?),
+            Objective::MaskedTokens => Some(Masking::new(model, sequence, tokenizer.as_ref())?),
         };
         match &masking {
             None => tokens.check(model.vocab)?,
             Some(masking) => masking.check(&mut tokens)?,
         }
-        let window = masking.as_ref().map_or(model.context, Masking::window);
-        Ok(Corpus { tokenizer, masking, ..Corpus::split(tokens, window, model.context)? })
+        let window = masking.as_ref().map_or(sequence, Masking::window);
+        Ok(Corpus { tokenizer, masking, ..Corpus::split(tokens, window, sequence)? })
     }
 
     /// Splits `tokens` of an unknown tokenizer into a part to train on and one to validate with.
-    pub fn from_tokens(tokens: Tokens, context: usize) -> Result<Corpus, DataError> {
-        Corpus::split(tokens, context, context)
+    pub fn from_tokens(tokens: Tokens, sequence: usize) -> Result<Corpus, DataError> {
+        Corpus::split(tokens, sequence, sequence)
     }
 
-    /// In windows of `window` tokens, for a model of `context`.
-    fn split(tokens: Tokens, window: usize, context: usize) -> Result<Corpus, DataError> {
+    /// In windows of `window` tokens, for samples of `sequence`.
+    fn split(tokens: Tokens, window: usize, sequence: usize) -> Result<Corpus, DataError> {
         let least = window.saturating_add(1);
         let needed = least.saturating_mul(2);
         if tokens.len() < needed {
-            return Err(DataError::Short { tokens: tokens.len(), context, needed });
+            return Err(DataError::Short { tokens: tokens.len(), sequence, needed });
         }
         let n_train = tokens.len() - (tokens.len() / 10).max(least);
         let digest = OnceLock::new();
@@ -278,7 +282,7 @@ mod tests {
         let refusal = Corpus::from_tokens(Tokens::of_ids(&[0; 17]), 8).unwrap_err();
         assert_eq!(
             refusal.to_string(),
-            "the data has 17 tokens, but context 8 needs at least 18: 9 to train on and as many to \
+            "the data has 17 tokens, but sequence 8 needs at least 18: 9 to train on and as many to \
              validate with"
         );
         assert!(Corpus::from_tokens(Tokens::of_ids(&[0; 17]), usize::MAX).is_err());
@@ -287,9 +291,9 @@ mod tests {
     #[test]
     fn without_files_the_built_in_text_is_read() {
         let tiny = &Preset::named("tiny").unwrap().config;
-        let corpus = Corpus::open(&[], tiny).unwrap();
+        let corpus = Corpus::open(&[], tiny, tiny.context).unwrap();
         assert_eq!(corpus.n_train() + corpus.n_validation(), corpus::TEXT.len());
         assert!(matches!(corpus.tokenizer(), Some(Tokenizer::Bytes)));
-        assert!(Corpus::open(&[], &ModelConfig { vocab: 64, ..tiny.clone() }).is_err());
+        assert!(Corpus::open(&[], &ModelConfig { vocab: 64, ..tiny.clone() }, 128).is_err());
     }
 }

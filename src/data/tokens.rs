@@ -253,17 +253,17 @@ mod tests {
             (
                 &[("a.bin", &[9, 0]), ("b.bin", &[0, 0, 99, 0, 100, 0])],
                 "data file b.bin: token 2 has id 100, but the vocabulary has 100 ids: \
-                 choose vocab 101 or more",
+                 choose vocab 101 or more, or prepare the data with the tokenizer of the model",
             ),
             (
                 &[("a.txt", b"abz")],
                 "data file a.txt: token 2 has id 122, but the vocabulary has 100 ids: \
-                 choose vocab 123 or more",
+                 choose vocab 123 or more, or prepare the data with the tokenizer of the model",
             ),
             (
                 &[("far", &far)],
                 "data file far: token 150000 has id 100, but the vocabulary has 100 ids: \
-                 choose vocab 101 or more",
+                 choose vocab 101 or more, or prepare the data with the tokenizer of the model",
             ),
         ];
         for (files, refusal) in cases {

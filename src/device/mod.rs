@@ -29,6 +29,11 @@ pub struct Device {
     number: Option<usize>,
 }
 
+impl Device {
+    /// Names that a device can have.
+    pub const EXAMPLES: &[&str] = &["cpu", "cuda", "cuda:0", "wgpu", "wgpu:0"];
+}
+
 impl FromStr for Device {
     type Err = String;
 

@@ -59,7 +59,7 @@ impl Explain {
 fn line(Did { step, what, start, end }: &Did) -> serde_json::Value {
     let (kind, what) = match what {
         Doing::Work(Work::Cell(cell)) => ("op", cell.to_string()),
-        Doing::Work(Work::Reduce(bucket)) => ("sum", bucket.to_string()),
+        Doing::Work(Work::Reduce(bucket)) => ("reduction", bucket.to_string()),
         Doing::Work(Work::Step(bucket)) => ("update", bucket.to_string()),
         Doing::Wait(awaited) => ("wait", awaited.to_string()),
     };

@@ -39,8 +39,8 @@ pub struct Candidate {
 impl Candidate {
     /// Tokens trained on per second.
     pub fn tokens_per_s(&self) -> f64 {
-        let Config { width, micro_batches, micro_batch_size, context, .. } = self.config;
-        [width, micro_batches, micro_batch_size, context].map(|n| n as f64).iter().product::<f64>()
+        let Config { width, micro_batches, micro_batch_size, sequence, .. } = self.config;
+        [width, micro_batches, micro_batch_size, sequence].map(|n| n as f64).iter().product::<f64>()
             / self.step_s
     }
 

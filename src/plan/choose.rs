@@ -16,7 +16,7 @@ use super::candidate::{Candidate, Cluster, Outcome, no_flush};
 use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::need::Need;
 use crate::settings::schedules::{ALONE, Named};
-use crate::settings::{Config, Origin, Scaling};
+use crate::settings::{Config, Scaling};
 
 /// A pipeline with so many micro-batches for each worker idles for some hundredths of a step at most: more are only tried
 /// where memory asks for smaller ones.
@@ -107,7 +107,7 @@ fn first_choice<'c>(
     watched: &Watched<'_>,
     group: impl Fn() -> ConfigGroup<'c> + Sync,
 ) -> Result<Choice> {
-    said.model().validate()?;
+    said.model().check_sequence(said.sequence)?;
     ensure!(
         said.schedule != Named::Auto || is_free(said, "schedule"),
         "schedule {AUTO} would search for every candidate: leave it out, or name a schedule"
@@ -231,7 +231,7 @@ impl Choice {
 
 /// Whether nobody said what `key` is to be.
 fn is_free(said: &Config, key: &str) -> bool {
-    said.value(key).is_none_or(|(_, origin)| *origin == Origin::Default)
+    said.value(key).is_none_or(|(_, origin)| origin.is_default())
 }
 
 /// All ways that have the ranks and the batch, those together that differ in micro-batches and recomputation alone: the

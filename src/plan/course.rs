@@ -151,14 +151,14 @@ impl Chain for ModelConfig {
     /// By the products of stages: a forward of the mean stage takes 1, and a backward two forwards.
     fn costs(&self, config: &Config, timetable: &Timetable) -> Result<StageCosts> {
         let n_stages = timetable.placement.n_stages();
-        let cuts = cut(self, n_stages)?;
-        let flops = |cut: &Cut| self.forward_flops(cut, config.context);
+        let cuts = cut(self, config.sequence, n_stages)?;
+        let flops = |cut: &Cut| self.forward_flops(cut, config.sequence);
         let mean = cuts.iter().map(flops).sum::<f64>() / n_stages as f64;
         let is_selective = |stage: StageId| {
             let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
             config.recompute == Recompute::Selective || stages.any(|selective| selective == stage)
         };
-        let costs = costs_by_flops(self, config.context, &cuts, mean, is_selective);
+        let costs = costs_by_flops(self, config.sequence, &cuts, mean, is_selective);
         let per_units = |stage: UniformCosts| stage.per_units(timetable.units_per_micro);
         Ok(StageCosts::new(costs.into_iter().map(per_units).collect()))
     }
@@ -172,16 +172,16 @@ impl Chain for ModelConfig {
 /// What stages cost where one unit of time is enough for so many floating-point operations of a sample.
 pub(crate) fn costs_by_flops(
     model: &ModelConfig,
-    context: usize,
+    sequence: usize,
     cuts: &[Cut],
     flops: f64,
     is_selective: impl Fn(StageId) -> bool,
 ) -> Vec<UniformCosts> {
     let stage = |(stage, cut): (u16, &Cut)| {
-        let forward = model.forward_flops(cut, context) / flops;
+        let forward = model.forward_flops(cut, sequence) / flops;
         let costs = UniformCosts::new(forward, 2.0 * forward, 0.0);
         let recompute = match is_selective(StageId(stage)) {
-            true => model.selective_flops(cut, context) / flops,
+            true => model.selective_flops(cut, sequence) / flops,
             false => costs.recompute,
         };
         UniformCosts { recompute, ..costs }

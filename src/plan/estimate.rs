@@ -175,7 +175,7 @@ impl<'c> ConfigGroup<'c> {
         }
         if let Some(n_stages) = self.n_stages {
             // Refused at once, since the longest timetables take seconds.
-            cut(&way.model(), n_stages)?;
+            cut(&way.model(), way.sequence, n_stages)?;
         }
         let timetable = timetable(way)?;
         self.n_stages = Some(timetable.placement.n_stages());
@@ -254,7 +254,7 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> StepTime {
     };
     let size = way.micro_batch_size as f64;
     let units = program.units_per_micro();
-    let stages = costs_by_flops(model, way.context, cuts, cluster.flops / size, is_selective);
+    let stages = costs_by_flops(model, way.sequence, cuts, cluster.flops / size, is_selective);
     let compute = stages.into_iter().map(|stage: UniformCosts| stage.per_units(units)).collect();
     let activations: Vec<f64> = memory.iter().map(|stage| stage.sample.output * size).collect();
     let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();

@@ -62,10 +62,10 @@ impl Plan {
     ) -> Result<Plan> {
         devices.iter().try_for_each(|device| device.check(config.precision))?;
         let model = config.model();
-        model.validate()?;
+        model.check_sequence(config.sequence)?;
         let course = course(config, &model)?;
         let (config, program) = (&course.config, &course.program);
-        let cuts = cut(&model, course.n_stages())?;
+        let cuts = cut(&model, config.sequence, course.n_stages())?;
         let memory = memory_of(config, &model, &cuts);
         let needs = needs(config, &model, &cuts, &memory, program);
         Ok(Plan { course, devices, model, cuts, memory, needs })

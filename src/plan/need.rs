@@ -166,8 +166,8 @@ fn sums(config: &Config, program: &Program, params: &[Vec<Param>]) -> Vec<f64> {
 /// What every stage takes where activations have the size that the precision asks for.
 pub(super) fn memory_of(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<Memory> {
     let (drops, bytes) = (config.dropout > 0.0, config.precision.activation_bytes());
-    let of = |cut| memory(model, cut, config.context, drops, bytes);
-    // A sample as long as the context is one that every model has.
+    let of = |cut| memory(model, cut, config.sequence, drops, bytes);
+    // The length of samples is checked: it fits into the model's context.
     cuts.iter().map(|cut| of(cut).unwrap_or_default()).collect()
 }
 
@@ -203,8 +203,10 @@ mod tests {
                     let layers = Layers::parse(&format!(
                         "--model {model} --schedule {schedule} --scaling {scaling} --recompute {recompute} \
                          --split-backward {split_backward} --shard-optimizer {is_sharded} --width {width} \
-                         --tied {} --depth 2 --layers 5 --hidden 8 --heads 2 --context 12 --steps 1 --threads 1",
-                        recompute == "full"
+                         --tied {} --depth 2 --layers 5 --hidden 8 --heads 2 --context 12 --sequence {} --steps 1 \
+                         --threads 1",
+                        recompute == "full",
+                        if split_backward { 12 } else { 9 },
                     ));
                     let config = layers.unwrap().resolve(&OnDisk).unwrap();
                     let run = Run::prepare(config).unwrap();
@@ -215,7 +217,7 @@ mod tests {
                     };
                     run.train(&AtomicBool::new(false), observe).unwrap();
                     let n_stages = run.program().placement().n_stages();
-                    let cuts = cut(run.model(), n_stages).unwrap();
+                    let cuts = cut(run.model(), run.config().sequence, n_stages).unwrap();
                     let memory = memory_of(run.config(), run.model(), &cuts);
                     let needs = needs(run.config(), run.model(), &cuts, &memory, run.program());
                     let width = run.config().width as f64;

@@ -156,7 +156,7 @@ impl<K: Layers> Model<K> {
     /// Continues `prompt` by `count` tokens, the same for the same seed. `drawn` hears of each at once; its error
     /// ends the text.
     ///
-    /// Each token is a forward pass over the last `context` tokens at most: nothing is kept from one to the
+    /// Each token is a forward pass over the last tokens, at most a window of them: nothing is kept from one to the
     /// next.
     pub fn sample(
         &self,
@@ -168,8 +168,10 @@ impl<K: Layers> Model<K> {
         ensure!(!prompt.is_empty(), "the prompt is empty: give at least one token");
         let mut ids = prompt.to_vec();
         let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
+        let context = self.config.context;
+        let window = how.window.unwrap_or(context).clamp(1, context);
         for _ in 0..count {
-            let input = &ids[ids.len().saturating_sub(self.config.context)..];
+            let input = &ids[ids.len().saturating_sub(window)..];
             let logits = self.logits(input, 1)?;
             let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
             let id = draw(&logits, how, uniform);

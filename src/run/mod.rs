@@ -88,8 +88,9 @@ impl Run {
 
     /// With the timetable that a search has `found`, if it was elsewhere.
     fn prepare_with(config: Config, found: Option<Timetable>, here: Here) -> Result<Run> {
-        config.model().validate()?;
-        let corpus = Corpus::open(&config.data, &config.model())?;
+        let model = config.model();
+        model.check_sequence(config.sequence)?;
+        let corpus = Corpus::open(&config.data, &model, config.sequence)?;
         let found = found.map_or_else(|| kept(&config), |found| Ok(Some(found)))?;
         let plan = Plan::with(config, found)?;
         let Config { width, depth, precision, .. } = plan.course.config;

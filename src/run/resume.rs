@@ -14,6 +14,8 @@ use crate::settings::{Config, OPTIONS, Opt, Resume};
 
 /// What held before there were such keys.
 const EARLIER: &[(&str, &str)] = &[("model", "\"gpt2\""), ("dropout", "0.0")];
+/// A key whose value held for another before there was that one.
+const EARLIER_KEY: (&str, &str) = ("sequence", "context");
 /// The most samples that the hash of a step covers.
 const N_HASHED: u64 = 64;
 
@@ -177,7 +179,9 @@ fn change(
 ) -> Option<String> {
     let of = |settings: &BTreeMap<String, String>| {
         let earlier = || EARLIER.iter().find(|(of, _)| *of == key);
-        settings.get(key).cloned().or_else(|| earlier().map(|(_, was)| was.to_string()))
+        let (later, before) = EARLIER_KEY;
+        let value = settings.get(key).or_else(|| settings.get(before).filter(|_| key == later));
+        value.cloned().or_else(|| earlier().map(|(_, was)| was.to_string()))
     };
     let (was, is) = (of(was), of(now));
     let text = |value: Option<String>| value.unwrap_or_else(|| "not set".into());

@@ -57,19 +57,19 @@ impl Subject for Transformer {
 
     fn samples<'s>(&'s self, course: &Course) -> Box<dyn Data + 's> {
         let (seed, per_step) = (course.config.seed, course.samples_per_step());
-        let n_targets = self.model.predictions(course.config.context);
+        let n_targets = self.model.predictions(course.config.sequence);
         Box::new(Samples { corpus: &self.corpus, seed, n_targets, per_step })
     }
 
     fn held_out(&self, course: &Course) -> io::Result<Option<HeldOut<'_, u32>>> {
         let batch = self.corpus.validation(N_VALIDATION)?;
         let n_samples = batch.n_samples as u64;
-        let n_targets = self.model.predictions(course.config.context);
+        let n_targets = self.model.predictions(course.config.sequence);
         Ok(Some(HeldOut { data: Box::new(HeldOutText { batch, n_targets }), n_samples }))
     }
 
     fn tokens_per_sample(&self, config: &Config) -> u64 {
-        config.context as u64
+        config.sequence as u64
     }
 
     fn hash(ids: &[u32], hasher: &mut blake3::Hasher) {
@@ -91,7 +91,7 @@ impl Subject for Transformer {
     }
 
     fn sizes(&self, course: &Course) -> Sizes {
-        let flops = |cut| self.model.forward_flops(cut, course.config.context);
+        let flops = |cut| self.model.forward_flops(cut, course.config.sequence);
         Sizes {
             bytes: self.memory.iter().map(|stage| stage.sample).collect(),
             forward_flops: self.cuts.iter().map(flops).collect(),
@@ -177,7 +177,7 @@ impl Run {
         let padded = |param: &Param| param.n_elements().next_multiple_of(64);
         let weights =
             self.subject.params().iter().map(|params| params.iter().map(padded).sum()).max();
-        weights.unwrap_or(0).max(n_samples * config.context * model.hidden)
+        weights.unwrap_or(0).max(n_samples * config.sequence * model.hidden)
     }
 
     /// Trains the row of the rank that `comm` is an end of, on `kernels`.
@@ -193,11 +193,11 @@ impl Run {
         O: FnMut(&StepReport) -> Result<()>,
     {
         let Transformer { model, cuts, .. } = &self.subject;
-        let dropout = DropoutRate { rate: self.config().dropout, seed: self.config().seed };
+        let Config { dropout: rate, seed, sequence, .. } = *self.config();
+        let dropout = DropoutRate { rate, seed };
         let (rank, device) = (comm.rank(), kernels.clone());
         self.train_rank(job, kernels, comm, watch, |id: StageId| {
-            let made =
-                stage(device.clone(), model, model.context, dropout, cuts[id.index()].clone());
+            let made = stage(device.clone(), model, sequence, dropout, cuts[id.index()].clone());
             made.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))
         })
     }

@@ -3,12 +3,13 @@
 use std::ffi::OsStr;
 
 use clap::builder::{PossibleValue, TypedValueParser, ValueHint};
+use clap::error::{ContextKind, ContextValue};
 use clap::{
     Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, Error, FromArgMatches, value_parser,
 };
 use toml::Value;
 
-use super::peers::{ABSENT, absent, names};
+use super::peers::{absent, names};
 use super::{Drawn, Kind, Layers, OPTIONS, Opt, Settings};
 
 impl Opt {
@@ -108,7 +109,7 @@ pub fn options_of(command: Command, name: &'static str, groups: &[Drawn]) -> Com
     let is_one = |option: &&Opt| option.drawn.is_some_and(|group| groups.contains(&group));
     let options = || OPTIONS.iter().filter(is_one);
     let group = ArgGroup::new(name).multiple(true).args(options().map(|option| option.name));
-    command.args(options().map(|option| option.arg(true))).group(group)
+    command.args(options().map(|option| option.arg(true))).group(group).next_line_help(true)
 }
 
 impl Args for Layers {
@@ -118,8 +119,8 @@ impl Args for Layers {
             .value_name("FILE")
             .value_parser(value_parser!(std::path::PathBuf))
             .help("TOML file of settings, with the names of these options as keys; `extends` names a file below it");
-        let absent = ABSENT.iter().flat_map(|(names, _)| *names).map(|name| absent_arg(name));
-        command.arg(config).args(OPTIONS.iter().map(|option| option.arg(false))).args(absent)
+        let options = OPTIONS.iter().map(|option| option.arg(false));
+        command.arg(config).args(options).next_line_help(true)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -127,11 +128,22 @@ impl Args for Layers {
     }
 }
 
-/// An argument that is not there, and says what to do.
-fn absent_arg(name: &'static str) -> Arg {
-    let refuse = move |_: &str| Err::<Value, _>(absent(name).unwrap_or_default());
-    let arg = Arg::new(name).long(name).hide(true).num_args(0..=1).default_missing_value("");
-    arg.value_parser(refuse)
+/// Says what to do where an argument is another program's option that is none here.
+pub fn explained(error: Error) -> Error {
+    let hint = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(arg)) => absent(arg.trim_start_matches('-')),
+        _ => None,
+    };
+    match hint {
+        Some(hint) => Error::raw(error.kind(), format!("{}: {hint}\n", first_line(&error))),
+        None => error,
+    }
+}
+
+/// What an error says first, without the word for it.
+fn first_line(error: &Error) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_string()
 }
 
 impl FromArgMatches for Layers {
@@ -156,7 +168,8 @@ impl Layers {
     pub fn parse(words: &str) -> Result<Layers, Error> {
         let command = Command::new("train").no_binary_name(true).args_override_self(true);
         let words = words.split_whitespace().map(str::to_owned);
-        let matches = Layers::augment_args(command).try_get_matches_from(words)?;
+        let matches = Layers::augment_args(command).try_get_matches_from(words);
+        let matches = matches.map_err(explained)?;
         Layers::from_arg_matches(&matches)
     }
 }

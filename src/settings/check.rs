@@ -131,7 +131,7 @@ mod tests {
     fn names_of_other_programs_and_underscores_are_known() {
         for (key, own) in [
             ("micro_batches", "micro-batches"),
-            ("seq_len", "context"),
+            ("seq_len", "sequence"),
             ("pipeline_parallel_degree", "depth"),
         ] {
             assert_eq!(option(key).unwrap().name, own);

@@ -164,7 +164,7 @@ mod tests {
             ("a.b = 1", "1: unknown key `b`: did you mean `vocab`?"),
             ("[a]\nb.c = 1", "2: unknown key `b`: did you mean `vocab`?"),
             ("[a]\nsteps = 5\n[b]\nsteps = 6", "4: `steps` is said twice"),
-            ("seq_len = 8\ncontext = 8", "2: `context` is said twice"),
+            ("seq_len = 8\nsequence = 8", "2: `sequence` is said twice"),
             (
                 "depth = 4\nmicro-batch = 2",
                 "2: unknown key `micro-batch`: did you mean `micro-batches`?",

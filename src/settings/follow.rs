@@ -59,8 +59,14 @@ pub(super) fn data(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
     match merged.get("vocab") {
         Some((Value::Integer(said), place)) if !matches!(place, Origin::Preset(_)) => {
             if *said < n_ids {
+                let remedy = match place {
+                    Origin::Model(_) | Origin::Checkpoint(_) => {
+                        "prepare the data with the tokenizer of the model"
+                    }
+                    _ => "leave `vocab` out",
+                };
                 let message = format!(
-                    "`vocab` is {said}, but the data {} has the {n_ids} ids of {tokenizer}: leave `vocab` out",
+                    "`vocab` is {said}, but the data {} has the {n_ids} ids of {tokenizer}: {remedy}",
                     path.display(),
                 );
                 return Err(SettingsError { place: place.to_string(), message }.into());
@@ -84,8 +90,10 @@ pub(super) fn scaling(merged: &mut Entries, outside: &dyn Outside) {
     let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
     let n_workers = whole("depth").saturating_mul(whole("width"));
     let shares = || text(merged, "device") == Some("cpu") && !outside.has_cores(n_workers);
-    if let Some(scaling) = before.or_else(|| shares().then(|| "direct".into())) {
+    if let Some(scaling) = before {
         merged.insert("scaling", (scaling, Origin::Default));
+    } else if shares() {
+        merged.insert("scaling", ("direct".into(), Origin::Machine));
     }
 }
 

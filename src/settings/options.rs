@@ -16,7 +16,7 @@ use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
 use super::{Opt, Origin, Scaling, StepRange, Transport};
-use crate::device::Precision;
+use crate::device::{Device, Precision};
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
 macro_rules! options {
@@ -166,9 +166,12 @@ options! {
         "hidden" hidden: usize = [value("SIZE").whole(1, 1 << 20).follows("from the preset").fixed()];
         /// Attention heads
         "heads" heads: usize = [value("COUNT").whole(1, 1 << 20).follows("from the preset").fixed()];
-        /// Tokens per sample
-        "context" context: usize =
-            [value("TOKENS").also("sequence length").whole(1, 1 << 24).follows("from the preset").fixed()];
+        /// Longest sample, in tokens: the rows of the position table
+        "context" context: usize = [value("TOKENS").also("maximum position embeddings").whole(1, 1 << 24)
+            .follows("from the preset").fixed()];
+        /// Tokens per sample, at most `context`
+        "sequence" sequence: usize = [value("TOKENS").also("sequence length").whole(1, 1 << 24).follows("`context`").fixed()
+            .see("#samples-shorter-than-the-context")];
         /// Number of token ids; text needs 256, and a bert four more
         "vocab" vocab: usize =
             [value("COUNT").whole(1, 1 << 24).follows("from prepared data, or the preset").fixed()];
@@ -225,7 +228,7 @@ options! {
     "Devices" {
         /// Device of the workers: cpu, cuda, cuda:N, wgpu or wgpu:N, or a list with one for each worker of a pipeline
         "device" device: String =
-            [value("DEVICE").such_as(&["cpu", "cuda", "cuda:0", "wgpu", "wgpu:0"]).is("cpu").free().see("gpu.md")];
+            [value("DEVICE").such_as(Device::EXAMPLES).is("cpu").free().see("gpu.md")];
         /// Number format of activations: f32, or bf16 on CUDA; weights and sums are f32
         "precision" precision: Precision = [value("FORMAT").is("f32").free()];
         /// How workers communicate: threads of this process, mpi (processes that mpirun or srun started), nccl (such

@@ -19,6 +19,8 @@ pub(super) fn text<'e>(merged: &'e Entries, key: &str) -> Option<&'e str> {
 pub enum Origin {
     /// Nothing else was said.
     Default,
+    /// Nothing else was said, and it is what suits this machine where the default is `auto`.
+    Machine,
     /// The preset of this name.
     Preset(String),
     /// A file, and the line of the key.
@@ -35,10 +37,18 @@ pub enum Origin {
     Data(PathBuf),
 }
 
+impl Origin {
+    /// Whether nobody said the value.
+    pub fn is_default(&self) -> bool {
+        matches!(self, Origin::Default | Origin::Machine)
+    }
+}
+
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Origin::Default => write!(f, "default"),
+            Origin::Machine => write!(f, "default on this machine"),
             Origin::Preset(name) => write!(f, "preset {name}"),
             Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
             Origin::CommandLine => write!(f, "command line"),

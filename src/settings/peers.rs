@@ -18,7 +18,8 @@ const NAMES: &[(&str, &[&str])] = &[
     ("layers", &["num-layers", "n-layer"]),
     ("hidden", &["hidden-size", "n-embd"]),
     ("heads", &["num-attention-heads", "n-head"]),
-    ("context", &["seq-len", "seq-length", "block-size"]),
+    ("context", &["max-position-embeddings", "block-size"]),
+    ("sequence", &["seq-len", "seq-length"]),
     ("vocab", &["vocab-size"]),
     ("steps", &["max-steps", "max-iters", "train-iters"]),
     ("lr", &["learning-rate"]),
@@ -37,7 +38,7 @@ const NAMES: &[(&str, &[&str])] = &[
 ];
 
 /// Names of what is no option here, each with what to do.
-pub(super) const ABSENT: &[(&[&str], &str)] = &[
+const ABSENT: &[(&[&str], &str)] = &[
     (
         &["tp", "tensor-parallel-size", "tensor-model-parallel-size", "tensor-parallel-degree"],
         "there is no tensor parallelism: cut the model by layers, with `depth`",
@@ -86,7 +87,8 @@ mod tests {
             ("--pipeline-model-parallel-size 8", "--depth 8"),
             ("--gradient-accumulation-steps 4", "--micro-batches 4"),
             ("--num-layers 2 --hidden-size 8", "--layers 2 --hidden 8"),
-            ("--num-attention-heads 2 --seq-length 8", "--heads 2 --context 8"),
+            ("--num-attention-heads 2 --seq-length 8", "--heads 2 --sequence 8"),
+            ("--max-position-embeddings 8 --seq-len 4", "--context 8 --sequence 4"),
             ("--block-size 8 --n-embd 4", "--context 8 --hidden 4"),
             ("--train-iters 5 --lr-warmup-iters 2", "--steps 5 --warmup 2"),
             ("--max-steps 5 --clip-grad 2", "--steps 5 --clip 2"),

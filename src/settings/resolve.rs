@@ -100,7 +100,7 @@ fn defaults(is_drawn: bool) -> Entries {
 }
 
 /// The defaults that follow from other settings.
-fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value); 5] {
+fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value); 6] {
     let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
     // Wider models want smaller steps; this gives GPT-2's 5e-4 at 768.
     let lr = merged.get("lr").and_then(|(value, _)| value.as_float());
@@ -108,6 +108,7 @@ fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value);
     let threads = outside.threads(whole("depth").saturating_mul(whole("width")));
     [
         ("dropout", Value::Float(0.0)),
+        ("sequence", Value::Integer(whole("context"))),
         ("warmup", Value::Integer((whole("steps") / 10).max(1))),
         ("lr", Value::Float(lr)),
         ("min-lr", Value::Float(0.1 * lr)),
@@ -122,11 +123,13 @@ fn refusal(origin: Origin, message: String) -> SettingsError {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::{Path, PathBuf};
 
     use chimera_core::model::Architecture;
 
     use super::*;
     use crate::run::outside::OnDisk;
+    use crate::settings::Start;
 
     fn resolve(file: &str, options: &str) -> Result<Config> {
         let folder = tempfile::TempDir::new().unwrap();
@@ -172,6 +175,37 @@ mod tests {
         let refusal = resolve("", "--depth 0").unwrap_err().to_string();
         assert_eq!(refusal, "command line: `depth` is 0; it must be a whole number from 1 to 8192");
         assert!(resolve("", "--seed -1").is_err());
+    }
+
+    /// Ids of GPT-2's tokenizer, and a model of bytes.
+    struct OtherTokens;
+
+    impl Outside for OtherTokens {
+        fn start(&self, init: &Path, _: Option<&str>, _: Option<&Path>) -> Result<Start> {
+            let model = Preset::named("tiny").unwrap().config.clone();
+            Ok(Start { origin: Origin::Model(init.to_path_buf()), model, dropout: Some(0.0) })
+        }
+
+        fn ids(&self, data: &[PathBuf], _: bool) -> Result<Option<(PathBuf, String, usize)>> {
+            Ok(data.first().map(|path| (path.clone(), "gpt2".into(), 50257)))
+        }
+    }
+
+    #[test]
+    fn data_of_another_tokenizer_is_what_has_to_change() {
+        let refusal = |options: &str| {
+            let layers = Layers::parse(options).unwrap();
+            layers.resolve(&OtherTokens).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refusal("--init bytes --data ids.bin"),
+            "model bytes: `vocab` is 256, but the data ids.bin has the 50257 ids of gpt2: prepare the data with the \
+             tokenizer of the model"
+        );
+        assert_eq!(
+            refusal("--vocab 256 --data ids.bin"),
+            "command line: `vocab` is 256, but the data ids.bin has the 50257 ids of gpt2: leave `vocab` out"
+        );
     }
 
     #[test]

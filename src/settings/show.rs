@@ -15,27 +15,46 @@ impl Config {
         })
     }
 
-    /// All values as TOML that reads back to the same configuration, each with its origin.
-    pub fn to_toml(&self) -> String {
-        let lines = self.said().map(|(key, value, origin)| (format!("{key} = {value}"), origin));
-        let lines: Vec<_> = lines.collect();
-        let width = lines.iter().map(|(line, _)| line.chars().count().min(32)).max().unwrap_or(0);
-        let mut text = String::new();
-        for (line, origin) in lines {
-            // A path may hold what a comment must not.
-            let origin = origin.to_string().replace(char::is_control, "?");
-            let _ = writeln!(text, "{line:width$}  # {origin}");
-        }
-        text
+    /// All keys that have a value as a file should say them: what only suits this machine is `auto`, and its origin says
+    /// what that is here.
+    fn open(&self) -> impl Iterator<Item = (&'static str, toml::Value, String)> {
+        self.said().map(|(key, value, origin)| match origin {
+            Origin::Machine => (key, "auto".into(), format!("default; {value} on this machine")),
+            _ => (key, value, origin.to_string()),
+        })
     }
 
-    /// All values by key, each as `{"value": …, "origin": …}`.
+    /// All values as TOML that reads back to the same configuration, each with its origin.
+    pub fn to_toml(&self) -> String {
+        lines(self.said().map(|(key, value, origin)| (key, value, origin.to_string())))
+    }
+
+    /// The settings as TOML that reads back to the same configuration on any machine that resolves it alike.
+    pub fn to_open_toml(&self) -> String {
+        lines(self.open())
+    }
+
+    /// The settings by key, each as `{"value": …, "origin": …}`.
     pub fn to_json(&self) -> Value {
-        let said = self.said().map(|(key, value, origin)| {
-            (key.to_string(), json!({ "value": value, "origin": origin.to_string() }))
+        let said = self.open().map(|(key, value, origin)| {
+            (key.to_string(), json!({ "value": value, "origin": origin }))
         });
         Value::Object(Map::from_iter(said))
     }
+}
+
+/// Each key with its value, and its origin as a comment.
+fn lines(said: impl Iterator<Item = (&'static str, toml::Value, String)>) -> String {
+    let lines = said.map(|(key, value, origin)| (format!("{key} = {value}"), origin));
+    let lines: Vec<_> = lines.collect();
+    let width = lines.iter().map(|(line, _)| line.chars().count().min(32)).max().unwrap_or(0);
+    let mut text = String::new();
+    for (line, origin) in lines {
+        // A path may hold what a comment must not.
+        let origin = origin.replace(char::is_control, "?");
+        let _ = writeln!(text, "{line:width$}  # {origin}");
+    }
+    text
 }
 
 impl Layers {

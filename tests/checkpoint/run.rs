@@ -55,7 +55,7 @@ fn killed_jobs_train_as_one() {
     let options = "--steps 400 --save-every 3 --resume auto";
     let whole = chimera(&line(&folder, "whole", options));
     assert_eq!(whole.code, Some(0), "{}", whole.stderr);
-    assert!(whole.stdout.contains("training begins at the start"), "{}", whole.stdout);
+    assert!(whole.stdout.contains("training starts from step 0"), "{}", whole.stdout);
     let run = folder.path().join("killed");
     let metrics = run.join("metrics.jsonl");
     let n_lines = || read_to_string(&metrics).unwrap_or_default().lines().count();

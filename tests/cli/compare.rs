@@ -90,8 +90,9 @@ fn a_table_is_printed_for_people() {
     assert_eq!(rows[1], ["chimera", "26", "1.269", "0.077", "4", "2", "72"]);
     assert_eq!(rows[2][..5], ["chimera", "--scaling", "direct", "30", "1.100"]);
     assert_eq!(rows[3], ["dapple", "33", "1.000", "0.273", "4", "1", "48"]);
-    assert_eq!(rows.len(), 4);
-    let widths: Vec<usize> = table.lines().map(|line| line.chars().count()).collect();
+    assert_eq!(table.lines().last(), Some("unit of time: a forward of a D-th of the model"));
+    assert_eq!(rows.len(), 4 + 2);
+    let widths: Vec<usize> = table.lines().take(4).map(|line| line.chars().count()).collect();
     assert!(widths.iter().all(|width| *width == widths[0]), "{table}");
 }
 
@@ -202,9 +203,13 @@ fn a_table_is_the_same_in_any_unit() {
 fn a_comparison_is_drawn() {
     let svg = compare("--micro-batches 8 --memory-cap 4 --format svg").stdout;
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
-    for text in
-        [">zb-h1<", ">--scaling direct<", "left out: gpipe: worker 0, cell 4", "D = 4, N = 8"]
-    {
+    for text in [
+        ">zb-h1<",
+        ">--scaling direct<",
+        "left out: gpipe: worker 0, cell 4",
+        "D = 4, N = 8",
+        "unit of time: a forward of a D-th of the model",
+    ] {
         assert!(svg.contains(text), "{text}");
     }
 }

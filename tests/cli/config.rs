@@ -110,7 +110,7 @@ fn underscores_sections_and_other_names_are_read() {
     let text = "[training]\nmicro_batches = 6\nseq_len = 32\n[parallelism]\nschedule = 'GPipe'\n";
     let shown = show(text, "--pipeline_parallel_size=2 --dp 3").stdout;
     for pair in
-        ["micro-batches = 6", "context = 32", "schedule = \"gpipe\"", "depth = 2", "width = 3"]
+        ["micro-batches = 6", "sequence = 32", "schedule = \"gpipe\"", "depth = 2", "width = 3"]
     {
         assert!(pairs(&shown).iter().any(|p| p == pair), "{shown}");
     }
@@ -193,4 +193,15 @@ fn every_file_is_checked_and_every_refusal_told() {
     let ran = check(&["heads = 5", "schedule = 'gone.json'"]);
     assert_eq!(ran.code, Some(3), "{}", ran.stderr);
     assert_eq!(chimera("config check").code, Some(2));
+}
+
+/// What suits this machine is for the machine that trains to say.
+#[test]
+fn what_follows_from_the_machine_stays_open() {
+    let shown = show("", "--depth 8000").stdout; // more workers than cores
+    let line = shown.lines().find(|line| line.starts_with("scaling")).expect("a line");
+    assert!(line.starts_with("scaling = \"auto\" "), "{line}");
+    assert!(line.ends_with("# default; \"direct\" on this machine"), "{line}");
+    let shown = show("", "--depth 8000 --scaling doubling").stdout;
+    assert!(shown.lines().any(|line| line.starts_with("scaling = \"doubling\" ")), "{shown}");
 }

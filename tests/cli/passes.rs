@@ -42,7 +42,7 @@ fn kept_inputs_are_told() {
     let first = "gpipe: makespan 19, bubble ratio 0.1579, peak activations of 1 micro-batch, \
                  checkpointed inputs of at most 4, 8 messages";
     assert_eq!(ran.stdout.lines().next(), Some(first));
-    assert!(ran.stdout.lines().nth(1).is_some_and(|line| line.ends_with("  checkpointed inputs")));
+    assert!(ran.stdout.lines().nth(2).is_some_and(|line| line.ends_with("  checkpointed inputs")));
     let ran = chimera("simulate 1f1b --depth 2 --micro-batches 4 --recompute selective --json");
     let simulated: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
     let kept = [0, 1].map(|w| &simulated["workers"][w]["peak_kept_inputs"]);

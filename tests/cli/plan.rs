@@ -143,3 +143,18 @@ fn a_plan_that_runs_out_of_time_says_so() {
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
     assert!(ran.stderr.contains("choose a larger --search-time"), "{}", ran.stderr);
 }
+
+/// Ranks of several nodes have to be started there.
+#[test]
+fn a_plan_for_several_nodes_starts_their_ranks() {
+    let plan = "plan --ranks 4 --batch 8 --memory 8GiB --flops 1e12 --schedule 1f1b --depth 4";
+    let command = |options: &str| {
+        let printed = chimera(&format!("{plan} {options}")).stdout;
+        printed.lines().last().expect("a command").to_string()
+    };
+    let several = command("--ranks-per-node 2");
+    assert!(several.starts_with("mpirun -n 4 --map-by ppr:2:node chimera train "), "{several}");
+    for options in ["", "--ranks-per-node 4"] {
+        assert!(command(options).starts_with("chimera train "), "{options}");
+    }
+}

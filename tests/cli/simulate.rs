@@ -44,13 +44,16 @@ fn makespans_are_those_of_the_papers() {
         ("dapple --depth 4 --micro-batches 8", 33.0),
         ("1f1b --depth 4 --micro-batches 8", 33.0),
         ("gems --depth 4 --micro-batches 8", 75.0),
-        ("interleaved --depth 4 --micro-batches 8", 57.0),
+        ("interleaved --depth 4 --micro-batches 8", 28.5),
+        ("interleaved --depth 4 --micro-batches 8 --forward 1", 57.0),
+        ("zb-v --depth 4 --micro-batches 8", 25.5),
+        ("zb-v --depth 4 --micro-batches 8 --backward 2", 51.0),
         ("1f1b --depth 4 --micro-batches 8 --in-turn 4", 33.0),
         ("zb-h1 --depth 4 --micro-batches 8", 27.0),
         ("zb-h2 --depth 4 --micro-batches 8", 27.0),
         ("dualpipe --depth 4 --micro-batches 8", 26.0),
         ("dualpipe --depth 8 --micro-batches 20", 66.0),
-        ("dualpipe-v --depth 4 --micro-batches 10", 66.0),
+        ("dualpipe-v --depth 4 --micro-batches 10", 33.0),
         ("chimera --depth 4", 16.0),
         ("chimera --depth 8 --pipes 4", 28.0),
         ("chimera --depth 8 --pipes 8", 24.0),
@@ -64,6 +67,30 @@ fn makespans_are_those_of_the_papers() {
     ] {
         assert_eq!(number(&simulate(line)["makespan"]), makespan, "{line}");
     }
+}
+
+/// Where no time is given, all schedules of a shape cut the same model.
+#[test]
+fn one_unit_holds_for_all_that_print_times() {
+    const UNIT: &str = "a forward of a D-th of the model";
+    let shape = "--depth 4 --micro-batches 8";
+    let compared = chimera(&format!("schedule compare --json {shape}")).stdout;
+    let compared: Value = serde_json::from_str(&compared).expect("JSON");
+    assert_eq!(compared["unit"], UNIT);
+    for run in compared["schedules"].as_array().expect("schedules") {
+        let name = run["name"].as_str().expect("a name");
+        if name.starts_with("pipedream") {
+            continue; // a window of several steps
+        }
+        let simulated = simulate(&format!("{name} {shape}"));
+        assert_eq!((&simulated["unit"], &simulated["makespan"]), (&UNIT.into(), &run["makespan"]));
+        let shown = chimera(&format!("schedule show {name} {shape}")).stdout;
+        let makespan = number(&run["makespan"]);
+        assert!(shown.contains(&format!("makespan {makespan}, ")), "{shown}");
+        assert!(shown.ends_with(&format!("unit of time: {UNIT}\n")), "{shown}");
+    }
+    assert_eq!(simulate("zb-v --message 1")["unit"], "as given");
+    assert!(chimera("schedule show zb-v --forward 1").stdout.contains("unit of time: as given"));
 }
 
 #[test]
@@ -87,7 +114,16 @@ fn json_has_the_keys_that_were_promised() {
         let object = value.as_object().expect("an object");
         object.keys().cloned().collect() // sorted
     };
-    let own = ["agreement", "bubble_ratio", "makespan", "step", "sums", "sums_exposed", "workers"];
+    let own = [
+        "agreement",
+        "bubble_ratio",
+        "makespan",
+        "step",
+        "sums",
+        "sums_exposed",
+        "unit",
+        "workers",
+    ];
     assert_eq!(keys(&simulated), own);
     let workers = simulated["workers"].as_array().expect("workers");
     let mut idle = 0.0;
@@ -137,7 +173,7 @@ fn a_table_is_printed_for_people() {
     assert_eq!(ran.code, Some(0));
     assert!(ran.stdout.starts_with("chimera, backwards halved: makespan 26,"), "{}", ran.stdout);
     assert!(ran.stdout.contains("critical path"), "{}", ran.stdout);
-    assert_eq!(ran.stdout.lines().count(), 7, "{}", ran.stdout);
+    assert_eq!(ran.stdout.lines().count(), 8, "{}", ran.stdout);
 }
 
 #[test]

@@ -136,11 +136,11 @@ fn data_that_cannot_be_trained_on() {
     refuse(&format!("--data {}", folder.path().display()), "is not a regular file: name each file");
     refuse(&format!("--data {}", file(&folder, "empty", b"")), "empty is empty");
     let short = file(&folder, "short", &[b'a'; 33]);
-    refuse(&format!("--context 16 --data {short}"), "context 16 needs at least 34");
+    refuse(&format!("--context 16 --data {short}"), "sequence 16 needs at least 34");
     let good = text(&folder);
     refuse(&format!("--data {} {}", good.display(), file(&folder, "none", b"")), "none is empty");
     let short = file(&folder, "shorter", &[b'a'; 27]);
-    refuse(&format!("--model bert --context 16 --data {short}"), "context 16 needs at least 28");
+    refuse(&format!("--model bert --context 16 --data {short}"), "sequence 16 needs at least 28");
     refuse(&format!("--vocab 100 --data {}", good.display()), "choose vocab 120 or more");
 }
 

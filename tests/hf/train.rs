@@ -96,7 +96,7 @@ fn a_run_goes_on_without_the_model_that_it_began_with() {
         (read(&saved).expect("a model"), ran.stdout)
     };
     let (_, told) = train(2);
-    assert!(told.contains("no checkpoint was ever finished here"), "{told}");
+    assert!(told.contains("no finished checkpoint here"), "{told}");
     remove_dir_all(&model).expect("removed");
     let (trained, told) = train(4);
     assert!(told.contains("step 2 is next") && !told.contains("from here on, dropout"), "{told}");

@@ -75,7 +75,7 @@ fn losses<K: Layers>(kernels: &K, schedule: &str, shape: Shape, width: usize) ->
         stop: &stop,
         epoch: Instant::now(),
     };
-    let cuts = cut(&config, shape.depth).expect("cut");
+    let cuts = cut(&config, config.context, shape.depth).expect("cut");
     let ran = run_threads((width * shape.depth) as u32, |comm: &mut Threads<_>| {
         let stage = |id: StageId| {
             let cut = cuts[id.index()].clone();

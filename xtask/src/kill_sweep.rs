@@ -145,9 +145,9 @@ const PLACES: [&str; 16] = [
     "before a message is sent",
     "while a message is sent",
     "before a message is taken",
-    "before a sum is begun",
-    "while parts of a sum are sent",
-    "before a sum is taken",
+    "before a gradient reduction is begun",
+    "while parts of a gradient reduction are sent",
+    "before a gradient reduction is taken",
     "before the agreement",
     "in the agreement",
     "before the optimizer",
@@ -175,10 +175,11 @@ fn points() -> Result<Vec<Point>> {
                 Instr::Run(_) => ("before a backward", None),
                 Instr::Send(..) => ("before a message is sent", Some("while a message is sent")),
                 Instr::Recv(..) => ("before a message is taken", None),
-                Instr::Reduce(_) => {
-                    ("before a sum is begun", Some("while parts of a sum are sent"))
-                }
-                Instr::Await(_) => ("before a sum is taken", None),
+                Instr::Reduce(_) => (
+                    "before a gradient reduction is begun",
+                    Some("while parts of a gradient reduction are sent"),
+                ),
+                Instr::Await(_) => ("before a gradient reduction is taken", None),
                 Instr::Agree => ("before the agreement", None),
                 Instr::Step(_) => ("before the optimizer", None),
             };
@@ -193,7 +194,11 @@ fn points() -> Result<Vec<Point>> {
                 _ => 0..0,
             };
             for n in more {
-                add("while parts of a sum are sent", format!("sent {STEP}.{i} {n}"), true);
+                add(
+                    "while parts of a gradient reduction are sent",
+                    format!("sent {STEP}.{i} {n}"),
+                    true,
+                );
             }
             if *instr == Instr::Agree {
                 for n in 0..N_ROUNDS {

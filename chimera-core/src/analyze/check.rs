@@ -186,7 +186,7 @@ impl<'p> Checker<'p> {
     fn enter(&mut self, worker: WorkerId, bucket: BucketId, phase: Phase) -> Result<(), Reason> {
         let (before, what) = match phase {
             Phase::Started => (None, "reduction"),
-            Phase::Summed => (Some(Phase::Started), "wait for the sum"),
+            Phase::Summed => (Some(Phase::Started), "wait for the gradient reduction"),
             Phase::Stepped => (Some(Phase::Summed), "update"),
         };
         if self.workers[worker.index()].phases.insert(bucket, phase) != before {
@@ -280,7 +280,8 @@ impl Machine for Checker<'_> {
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Reason> {
         let progress = &mut self.workers[worker.index()];
         if self.program.has_barrier && progress.phases.values().any(|p| *p == Phase::Started) {
-            let reason = "the agreement comes before a sum that it needs".to_string();
+            let reason =
+                "the agreement comes before a gradient reduction that it needs".to_string();
             return Err(Reason::Synchronisation(reason));
         }
         if !std::mem::replace(&mut progress.has_agreed, true) {

@@ -47,7 +47,7 @@ fn wait(program: &Program, positions: &[usize], worker: WorkerId) -> Option<(Str
         Instr::Await(bucket) => {
             let mut members = program.buckets[bucket.index()].members.iter().copied();
             let behind = members.find(|member| is_behind(member, Instr::Reduce(bucket)))?;
-            Some((format!("the sum of {bucket} with {behind}"), behind))
+            Some((format!("the gradient reduction of {bucket} with {behind}"), behind))
         }
         instr @ Instr::Agree => {
             let behind = workers(program).find(|other| is_behind(other, instr))?;

@@ -53,7 +53,7 @@ impl fmt::Display for Awaited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Awaited::Message(token) => write!(f, "{token}"),
-            Awaited::Sum(bucket) => write!(f, "the sum of {bucket}"),
+            Awaited::Sum(bucket) => write!(f, "the gradient reduction of {bucket}"),
             Awaited::Agreement => write!(f, "the agreement of all ranks"),
             Awaited::Weights(bucket) => write!(f, "the weights of {bucket}"),
         }

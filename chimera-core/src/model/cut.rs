@@ -6,21 +6,21 @@ use super::error::ModelError;
 /// Cuts a model into `n_stages` pieces whose most expensive one is as cheap as possible, each with at
 /// least one block.
 ///
-/// The cost is the forward work on full samples; backward work is twice that everywhere. Blocks all
+/// The cost is the forward work on samples of `sequence` tokens; backward work is twice that everywhere. Blocks all
 /// cost the same, so giving each in turn to the cheapest stage is exact, and also leaves the rest as
 /// even as can be. Ties go to the later stage: earlier ones hold more micro-batches at a time, and
 /// the embedding, which has memory but next to no work.
-pub fn cut(config: &ModelConfig, n_stages: usize) -> Result<Vec<Cut>, ModelError> {
-    config.validate()?;
+pub fn cut(config: &ModelConfig, sequence: usize, n_stages: usize) -> Result<Vec<Cut>, ModelError> {
+    config.check_sequence(sequence)?;
     if n_stages == 0 {
         return Err(ModelError::Zero { what: "stages" });
     }
     if n_stages > config.layers {
         return Err(ModelError::Stages { stages: n_stages, layers: config.layers });
     }
-    let block = config.block_flops(config.context);
+    let block = config.block_flops(sequence);
     let cost = |stage: usize, blocks: usize| {
-        let head = if stage + 1 == n_stages { config.head_flops(config.context) } else { 0.0 };
+        let head = if stage + 1 == n_stages { config.head_flops(sequence) } else { 0.0 };
         blocks as f64 * block + head
     };
     let mut blocks = vec![1; n_stages];
@@ -49,7 +49,7 @@ mod tests {
     }
 
     fn sizes(config: &ModelConfig, n_stages: usize) -> Vec<usize> {
-        let cuts = cut(config, n_stages).unwrap();
+        let cuts = cut(config, config.context, n_stages).unwrap();
         assert_eq!(cuts[0].blocks.start, 0);
         assert_eq!(cuts[n_stages - 1].blocks.end, config.layers);
         assert!(cuts.windows(2).all(|c| c[0].blocks.end == c[1].blocks.start));
@@ -98,7 +98,7 @@ mod tests {
             for n_stages in 1..=layers {
                 for vocab in [1, 200, 500, 1_000, 10_000] {
                     let config = config(layers, vocab);
-                    let most = cut(&config, n_stages)
+                    let most = cut(&config, config.context, n_stages)
                         .unwrap()
                         .iter()
                         .map(|cut| config.forward_flops(cut, config.context))
@@ -114,12 +114,12 @@ mod tests {
     #[test]
     fn refusals_say_what_to_do() {
         assert_eq!(
-            cut(&config(4, 1), 8).unwrap_err().to_string(),
+            cut(&config(4, 1), 8, 8).unwrap_err().to_string(),
             "8 stages are more than the model's 4 layer(s), and each holds at least one: \
              choose at least 8 layers, or fewer stages: a smaller depth, fewer chunks or waves"
         );
         assert_eq!(
-            cut(&config(4, 1), 0).unwrap_err().to_string(),
+            cut(&config(4, 1), 8, 0).unwrap_err().to_string(),
             "stages is 0: choose at least 1"
         );
     }

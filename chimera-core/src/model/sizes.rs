@@ -21,20 +21,20 @@ impl ModelConfig {
         cut.blocks.len() as f64 * self.block_flops(sequence) + head
     }
 
-    /// Floating-point operations of the model for one token, forward and backward: `6 N + 6 L d (T + 1)` for a
+    /// Floating-point operations of the model for one token of samples of `sequence`, forward and backward: `6 N + 6 L d (T + 1)` for a
     /// GPT of N parameters that multiply (a table of embeddings is only looked up; the head counts, tied or not), L
     /// layers, d features and T tokens per sample, of which a token sees `(T + 1) / 2` on average. Recomputation does
     /// not count. (Chowdhery et al., PaLM, 2022, appendix B, count `12 L d T`, as if attention were not causal.) A BERT
     /// sees all tokens and predicts few, so it takes three times what its forward pass does.
-    pub fn flops_per_token(&self) -> f64 {
+    pub fn flops_per_token(&self, sequence: usize) -> f64 {
         if self.objective() == Objective::MaskedTokens {
             let whole = Cut::whole(self);
-            return 3.0 * self.forward_flops(&whole, self.context) / self.context as f64;
+            return 3.0 * self.forward_flops(&whole, sequence) / sequence as f64;
         }
         let [layers, hidden, context, vocab] =
             [self.layers, self.hidden, self.context, self.vocab].map(|n| n as f64);
         let looked_up = (context + if self.tied { 0.0 } else { vocab }) * hidden;
-        6.0 * (self.n_params() as f64 - looked_up) + 6.0 * layers * hidden * (context + 1.0)
+        6.0 * (self.n_params() as f64 - looked_up) + 6.0 * layers * hidden * (sequence as f64 + 1.0)
     }
 
     /// What selective recomputation computes again of a forward pass: of each block the product into the MLP, and of
@@ -82,7 +82,7 @@ mod tests {
         for architecture in Architecture::ALL {
             for tied in [false, true] {
                 let config = ModelConfig { architecture, tied, ..config() };
-                let cut = cut(&config, 1).unwrap();
+                let cut = cut(&config, 7, 1).unwrap();
                 let params = config.params(&cut[0]);
                 let sum: usize = params.iter().map(Param::n_elements).sum();
                 assert_eq!(sum as u64, config.n_params());
@@ -97,7 +97,7 @@ mod tests {
         for (architecture, name) in Architecture::ALL.into_iter().zip(names) {
             let config = ModelConfig { architecture, tied: true, ..config() };
             let stages: Vec<_> =
-                cut(&config, 3).unwrap().iter().map(|cut| config.params(cut)).collect();
+                cut(&config, 7, 3).unwrap().iter().map(|cut| config.params(cut)).collect();
             let table = |stage: usize| stages[stage].iter().find(|p| p.tied);
             assert_eq!(table(0), stages[0].first());
             assert_eq!(table(1), None);
@@ -137,13 +137,13 @@ mod tests {
         let products = 2.0 * (3.0 * block + 8.0 * 11.0 + vectors);
         // Query by key, and weight by value: the five tokens see 1, 2, 3, 4 and 5.
         let attention = 3.0 * 2.0 * (2.0 * (15.0 / 5.0) * 8.0);
-        assert_eq!(model.flops_per_token(), 3.0 * (products + attention));
+        assert_eq!(model.flops_per_token(5), 3.0 * (products + attention));
         let tied = ModelConfig { tied: true, ..model.clone() };
-        assert_eq!(tied.flops_per_token(), model.flops_per_token());
+        assert_eq!(tied.flops_per_token(5), model.flops_per_token(5));
         // One of the five tokens is predicted, through a transform; pooler and classes are one row.
         let bert = ModelConfig { architecture: Architecture::BERT, ..model };
         let blocks = 5.0 * 2.0 * 3.0 * block + 5.0 * 3.0 * 2.0 * (2.0 * 5.0 * 8.0);
         let heads = 2.0 * (8.0 * 8.0 + 8.0 * 11.0) + 2.0 * (8.0 * 8.0 + 8.0 * 2.0);
-        assert_eq!(bert.flops_per_token(), 3.0 * (blocks + heads) / 5.0);
+        assert_eq!(bert.flops_per_token(5), 3.0 * (blocks + heads) / 5.0);
     }
 }

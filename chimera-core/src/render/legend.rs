@@ -33,7 +33,7 @@ impl<'a> Legend<'a> {
             self.entry(used.iter().filter(of_kind), kind_name(kind));
         }
         for (paint, name) in
-            [(Paint::Step, "optimizer"), (Paint::Sum, "sum of gradients"), (Paint::Idle, "idle")]
+            [(Paint::Step, "optimizer"), (Paint::Sum, "gradient reduction"), (Paint::Idle, "idle")]
         {
             self.entry(used.get(&paint).into_iter(), name);
         }

@@ -277,7 +277,7 @@ fn tip(event: &Event) -> String {
     let (start, end) = (number(event.start), number(event.end));
     match event.work {
         Work::Cell(cell) => format!("{cell}: {start} to {end}"),
-        Work::Reduce(bucket) => format!("sum of {bucket}: {start} to {end}"),
+        Work::Reduce(bucket) => format!("gradient reduction of {bucket}: {start} to {end}"),
         Work::Step(bucket) => format!("update of {bucket}: {start} to {end}"),
     }
 }

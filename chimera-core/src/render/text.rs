@@ -71,11 +71,11 @@ pub fn scaled_on(timeline: &Timeline, width: usize, screen: Screen<'_>) -> Strin
     }
     let legend = match n_pipes {
         0 | 1 => "- forward, = backward",
-        _ => "- forward, = backward; upwards ~ forward, ≈ backward",
+        _ => "- forward, = backward, in the other direction ~ and ≈",
     };
     let _ = writeln!(
         picture.text,
-        "{legend}; + reduction, * update, . idle; {} in all",
+        "{legend}; + reduction, * update, . idle; total time {}",
         number(makespan)
     );
     picture.text
@@ -343,7 +343,7 @@ P0 a0-1 b1r  b12i a3+b1'-------- a7w  u1
             "\
 P0 0---.1---.........0'=======....1'=======
 P1 .....0---0'=======1---1'=======.........
-- forward, = backward; + reduction, * update, . idle; 0.09 in all
+- forward, = backward; + reduction, * update, . idle; total time 0.09
 "
         );
         assert_eq!(timeline(&measured), scaled(&measured, SCALED_WIDTH));

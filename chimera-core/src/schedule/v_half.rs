@@ -1,4 +1,4 @@
-//! V-Half: a V with split backwards that holds half of what 1F1B holds.
+//! V-Half: a V with split backwards that holds about half of what 1F1B holds, where workers are many.
 
 use super::building_block::{self, Offsets, PERIOD};
 use super::{Schedule, Shape, Source, Unfit};
@@ -12,7 +12,7 @@ impl Schedule for VHalf {
     }
 
     fn about(&self) -> &'static str {
-        "a V of two chunks per worker, backwards split; half of 1F1B's activation memory"
+        "a V of two chunks per worker, backwards split; towards half of 1F1B's activation memory as D grows"
     }
 
     fn source(&self) -> Source {

@@ -1,4 +1,4 @@
-//! V-Min: a V with split backwards that holds a third of what 1F1B holds.
+//! V-Min: a V with split backwards that holds about a third of what 1F1B holds, where workers are many.
 
 use super::building_block::{self, Offsets, PERIOD};
 use super::{Schedule, Shape, Source, Unfit};
@@ -12,7 +12,7 @@ impl Schedule for VMin {
     }
 
     fn about(&self) -> &'static str {
-        "a V of two chunks per worker, backwards split; a third of 1F1B's activation memory"
+        "a V of two chunks per worker, backwards split; towards a third of 1F1B's activation memory as D grows"
     }
 
     fn source(&self) -> Source {

@@ -187,7 +187,7 @@ impl fmt::Display for Report {
         } else {
             let above = if lower_bound > 0.0 { makespan / lower_bound - 1.0 } else { 0.0 };
             let (bound, above) = (significant(lower_bound, 6), (above * 100.0).max(0.0));
-            write!(f, "lower bound {bound}, {above:.1} % above it, ")?;
+            write!(f, "lower bound {bound} on this placement, {above:.1} % above it, ")?;
         }
         write!(f, "{n_orders} order(s) tried")?;
         self.like.as_ref().map_or(Ok(()), |schedule| write!(f, "; it is {schedule}"))

@@ -93,7 +93,7 @@ pub(crate) struct Chain<S> {
 impl<S: Model> Chain<S> {
     /// `noise` is added to the initial weights: at the start, most gradients are next to zero.
     pub(crate) fn make(config: &ModelConfig, n_stages: usize, noise: f64) -> Self {
-        let cuts = cut(config, n_stages).unwrap().into_iter();
+        let cuts = cut(config, config.context, n_stages).unwrap().into_iter();
         let stages: Vec<S> = cuts.map(|cut| S::make(config, cut)).collect();
         let params = stages.iter().flat_map(|stage| stage.params());
         let weights = params.map(|p| (p.name.clone(), weight(p, noise))).collect();

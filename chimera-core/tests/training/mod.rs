@@ -205,7 +205,7 @@ fn gpt2(
     timetable: &Timetable,
 ) -> impl Fn(StageId) -> Result<Gpt2Stage<Reference>, Fault> {
     let (config, rate, seed) = (config(run.tied), run.dropout, run.training().seed);
-    let cuts = cut(&config, timetable.placement.n_stages()).expect("cut");
+    let cuts = cut(&config, config.context, timetable.placement.n_stages()).expect("cut");
     move |id| {
         let stage = Gpt2Stage::new(Reference, &config, CONTEXT, cuts[id.index()].clone());
         Ok(stage.expect("stage").with_dropout(rate, seed))
@@ -219,7 +219,7 @@ fn bert(
     let (architecture, context) = (Architecture::BERT, SEQUENCE);
     let config = ModelConfig { architecture, context, ..config(run.tied) };
     let (rate, seed) = (run.dropout, run.training().seed);
-    let cuts = cut(&config, timetable.placement.n_stages()).expect("cut");
+    let cuts = cut(&config, config.context, timetable.placement.n_stages()).expect("cut");
     move |id| {
         let (cut, predictions) = (cuts[id.index()].clone(), PREDICTIONS as usize);
         let stage = BertStage::new(Reference, &config, SEQUENCE, predictions, cut);

@@ -23,8 +23,7 @@ enum Command {
         /// Folder of the run
         run: PathBuf,
     },
-    /// Reads all of a checkpoint and compares it with the hashes of its manifest; exit code 4 if it
-    /// cannot be used
+    /// Compares all of a checkpoint with its hashes; exit code 4 if it is damaged
     Verify {
         /// Folder of the checkpoint
         checkpoint: PathBuf,

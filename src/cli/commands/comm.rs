@@ -1,5 +1,6 @@
 //! `chimera comm bench`: what messages and sums cost on a transport.
 
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -10,6 +11,7 @@ use clap::Subcommand;
 use serde::Serialize;
 
 use crate::cli::commands::train::ranks;
+use crate::cli::parts::offered::offered;
 use crate::settings::Transport;
 
 /// Bytes that are measured.
@@ -26,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Measures how workers reach each other
 #[derive(Subcommand)]
 pub(crate) enum CommCommand {
-    /// Times of messages between two ranks, and of sums over all, by size
+    /// Times messages between two ranks, and all-reduces over all
     Bench(Bench),
 }
 
@@ -42,6 +44,7 @@ impl CommCommand {
 pub(crate) struct Bench {
     /// threads, mpi, or auto for mpi where a launcher has started several processes
     #[arg(long, value_name = "NAME", default_value = "auto")]
+    #[arg(value_parser = offered(Transport::from_str, || vec!["auto", "threads", "mpi"]), hide_possible_values = true)]
     transport: Transport,
     /// Ranks that are threads
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=256))]
@@ -117,7 +120,7 @@ impl Report {
                     format!("alpha {:.2} us, 1/beta {:.1} GB/s", self.alpha_s * 1e6, 1e-9 / beta)
                 }
             },
-            format!("{:>9} {:>12} {:>8} {:>12}", "bytes", "message us", "GB/s", "sum us"),
+            format!("{:>9} {:>12} {:>8} {:>13}", "bytes", "message us", "GB/s", "all-reduce us"),
         ];
         let rows = self.messages.iter().zip(&self.sums);
         lines.extend(rows.map(|(message, sum)| {
@@ -127,7 +130,7 @@ impl Report {
                 false => format!("{:.2}", *bytes as f64 / seconds * 1e-9),
             };
             let (message, sum) = (seconds * 1e6, sum.seconds * 1e6);
-            format!("{bytes:>9} {message:>12.2} {rate:>8} {sum:>12.2}")
+            format!("{bytes:>9} {message:>12.2} {rate:>8} {sum:>13.2}")
         }));
         lines.join("\n")
     }
@@ -282,9 +285,9 @@ mod tests {
         };
         let copied = report().table();
         assert!(copied.starts_with("one, 2 ranks\nalpha 3.00 us, 1/beta 1.0 GB/s\n"), "{copied}");
-        assert!(copied.ends_with("3.00     0.00         3.00"), "{copied}");
+        assert!(copied.ends_with("3.00     0.00          3.00"), "{copied}");
         let handed_over = report().between_threads().table();
         assert!(handed_over.contains("measures no network\nalpha 3.00 us, whatever the size\n"));
-        assert!(handed_over.ends_with("3.00        -         3.00"), "{handed_over}");
+        assert!(handed_over.ends_with("3.00        -          3.00"), "{handed_over}");
     }
 }

@@ -6,15 +6,15 @@ use anyhow::Result;
 use chimera_core::fault::Class;
 use chimera_core::render::svg::{self, Compared};
 use chimera_core::schedule::Shape;
-use clap::Args;
+use clap::{Args, ValueHint};
 use serde_json::json;
 
 use crate::cli::parts::console::{figure, print};
-use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::costs::{CostArgs, unit_line};
 use crate::cli::parts::drawing::Format;
 use crate::cli::parts::entry::{Entry, Run, why_not};
 use crate::cli::parts::exit::{self, Several};
-use crate::cli::parts::shape::{NameParser, ShapeArgs};
+use crate::cli::parts::shape::{ShapeArgs, schedule_name};
 
 /// Compares all schedules, or those named, on one model
 ///
@@ -24,7 +24,7 @@ use crate::cli::parts::shape::{NameParser, ShapeArgs};
 pub(crate) struct Compare {
     /// Schedules, each perhaps with options of its own, such as "chimera --scaling doubling", or files of
     /// timetables (`.json`, `.csv`); all if none is named
-    #[arg(value_parser = NameParser, hide_possible_values = true)]
+    #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     names: Vec<String>,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -55,6 +55,8 @@ pub(crate) struct Comparison {
     class: Class,
     /// The makespan of 1F1B, which speed-up is over.
     pub(crate) baseline: Option<f64>,
+    /// What takes 1.
+    unit: &'static str,
 }
 
 impl Compare {
@@ -109,7 +111,7 @@ impl Comparison {
             let by = |of: fn(&Run) -> f64| of(a).total_cmp(&of(b));
             by(Run::makespan).then(by(Run::peak))
         });
-        Ok(Comparison { shape, runs, refused, class, baseline })
+        Ok(Comparison { shape, runs, refused, class, baseline, unit: costs.unit() })
     }
 
     /// A title such as `Schedules at D = 4, N = 8`.
@@ -130,6 +132,7 @@ impl Comparison {
                 columns.map(|(head, x)| format!("  {x:>width$}", width = head.len().max(8))),
             );
         }
+        let _ = write!(text, "\n\n{}", unit_line(self.unit));
         if !self.refused.is_empty() {
             let _ = write!(text, "\n\nleft out:{}", self.refusals());
         }
@@ -151,7 +154,7 @@ impl Comparison {
         };
         let refused = |(name, reason): &(String, String)| json!({"name": name, "reason": reason});
         json!({
-            "depth": self.shape.depth, "micro_batches": self.shape.n_micro_batches,
+            "unit": self.unit, "depth": self.shape.depth, "micro_batches": self.shape.n_micro_batches,
             "schedules": self.runs.iter().map(run).collect::<Vec<_>>(),
             "left_out": self.refused.iter().map(refused).collect::<Vec<_>>(),
         })
@@ -169,7 +172,8 @@ impl Comparison {
             .collect();
         let left_out =
             self.refused.iter().map(|(name, reason)| format!("left out: {name}: {reason}"));
-        svg::compare((title, ABOUT), &HEADS[1..], &entries, &left_out.collect::<Vec<_>>())
+        let notes = [unit_line(self.unit)].into_iter().chain(left_out);
+        svg::compare((title, ABOUT), &HEADS[1..], &entries, &notes.collect::<Vec<_>>())
     }
 }
 

@@ -24,11 +24,11 @@ enum Command {
     Options(Options),
 }
 
-/// Prints the table of all options as Markdown: name, default and meaning
+/// Prints the table of all options as Markdown
 #[derive(Args)]
 struct Options {}
 
-/// Prints every key with its value and where it came from, as TOML that reads back
+/// Prints every key with its value and its origin, as TOML
 #[derive(Args)]
 struct Show {
     #[command(flatten)]
@@ -38,8 +38,7 @@ struct Show {
     json: bool,
 }
 
-/// Checks files of settings without data and without training: every key, the model, the schedule, which
-/// is proven, and the memory it will need. The exit code is that of the last file refused
+/// Checks settings, schedule and memory without data; the exit code is that of the last file refused
 #[derive(Args)]
 struct Check {
     /// TOML files, as `chimera train --config` takes them
@@ -60,7 +59,7 @@ impl Config {
 impl Show {
     fn run(self) -> Result<()> {
         let config = self.layers.resolve(&OnDisk)?;
-        print(if self.json { format!("{:#}", config.to_json()) } else { config.to_toml() })
+        print(if self.json { format!("{:#}", config.to_json()) } else { config.to_open_toml() })
     }
 }
 

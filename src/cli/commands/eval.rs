@@ -1,7 +1,8 @@
 //! `chimera eval`: how well a trained model foresees a text.
 
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
@@ -14,6 +15,7 @@ use serde_json::json;
 use crate::cli::parts::console::print;
 use crate::cli::parts::model;
 use crate::cli::parts::model::warn_of_bytes;
+use crate::cli::parts::offered::offered;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Pairs, tokenizer_of};
 use crate::device::{Compute, Device, OpenDevice, Precision};
@@ -30,7 +32,8 @@ pub(crate) struct Eval {
     /// Text files (bytes are tokens), or `.bin` files of u16 token ids, `.u32.bin` of u32 ids
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     data: Vec<PathBuf>,
-    /// Tokens of a window [default: the model's context]
+    /// Tokens of a window, or of a BERT's sample [default: the length of the samples that the run trained on, else the
+    /// model's context]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
     /// Tokens from one window to the next; fewer give each token more before it, and take longer
@@ -42,6 +45,7 @@ pub(crate) struct Eval {
     seed: u64,
     /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    #[arg(value_parser = offered(Device::from_str, || Device::EXAMPLES.to_vec()), hide_possible_values = true)]
     device: Device,
     /// Prints JSON
     #[arg(long)]
@@ -65,13 +69,14 @@ impl Eval {
             warn_of_bytes(of_data.as_ref(), loaded.model.config.vocab);
         }
         let device = OpenDevice::open(self.device, 0, Precision::F32)?;
-        device.run(Evaluation { eval: &self, place: loaded.place, read: loaded.model })
+        let context = self.context.unwrap_or(loaded.sequence);
+        device.run(Evaluation { eval: &self, place: loaded.place, context, read: loaded.model })
     }
 
     /// Every token from those before it.
-    fn foresee<K: Layers>(&self, kernels: K, read: Pretrained, place: &Path) -> Result<()> {
+    fn foresee<K: Layers>(&self, kernels: K, evaluation: Evaluation<'_>) -> Result<()> {
+        let Evaluation { place, context, read, .. } = evaluation;
         let tokens = data::read(&self.data, read.config.vocab)?;
-        let context = self.context.unwrap_or(read.config.context);
         let stride = self.stride.unwrap_or(context);
         let model = Model::new(kernels, &read.config, &read.weights)?;
         drop(read.weights);
@@ -100,12 +105,11 @@ impl Eval {
     }
 
     /// Masked tokens from those around them.
-    fn guess<K: Layers>(&self, kernels: K, read: Pretrained, place: &Path) -> Result<()> {
-        ensure!(
-            self.context.is_none() && self.stride.is_none(),
-            "a BERT guesses in samples of its own context: leave --context and --stride out"
-        );
-        let pairs = Pairs::open(&self.data, &read.config)?;
+    fn guess<K: Layers>(&self, kernels: K, evaluation: Evaluation<'_>) -> Result<()> {
+        let Evaluation { place, context, read, .. } = evaluation;
+        ensure!(self.stride.is_none(), "a BERT's samples lie side by side: leave --stride out");
+        read.config.check_sequence(context)?;
+        let pairs = Pairs::open(&self.data, &read.config, context)?;
         let model = Bert::new(kernels, &read.config, &read.weights)?;
         drop(read.weights);
 
@@ -121,7 +125,7 @@ impl Eval {
             let report = json!({
                 "model": place, "loss": loss, "masked_loss": score.masked_loss, "pair_loss": score.pair_loss,
                 "pairs_right": score.pairs_right, "masked": masked, "pairs": score.n_samples,
-                "context": read.config.context, "seconds": seconds,
+                "context": context, "seconds": seconds,
             });
             return print(format!("{report:#}"));
         }
@@ -140,6 +144,8 @@ impl Eval {
 struct Evaluation<'e> {
     eval: &'e Eval,
     place: PathBuf,
+    /// Tokens of a window or sample.
+    context: usize,
     read: Pretrained,
 }
 
@@ -149,8 +155,8 @@ impl Compute for Evaluation<'_> {
     fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
         let kernels = devices[0].clone();
         match self.read.config.objective() {
-            Objective::NextToken => self.eval.foresee(kernels, self.read, &self.place),
-            Objective::MaskedTokens => self.eval.guess(kernels, self.read, &self.place),
+            Objective::NextToken => self.eval.foresee(kernels, self),
+            Objective::MaskedTokens => self.eval.guess(kernels, self),
         }
     }
 }

@@ -9,19 +9,19 @@ use chimera_core::interchange::{to_csv, to_json};
 use chimera_core::program::Program;
 use chimera_core::render::{chrome, html, svg};
 use chimera_core::timetable::Timetable;
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, ValueHint};
 
 use crate::cli::parts::console::{print, write_whole};
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::drawing::title;
 use crate::cli::parts::scheduled::Scheduled;
-use crate::cli::parts::shape::{NameParser, ShapeArgs};
+use crate::cli::parts::shape::{ShapeArgs, schedule_name};
 
 /// Writes a schedule in a form that other programs read
 #[derive(Args)]
 pub(crate) struct Export {
     /// Name of the schedule, or a timetable in a `.json` or `.csv` file
-    #[arg(value_parser = NameParser, hide_possible_values = true)]
+    #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     name: String,
     /// What to write
     #[arg(long)]

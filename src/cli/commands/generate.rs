@@ -2,14 +2,17 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use chimera_core::layers::Layers;
-use clap::Args;
+use clap::builder::StringValueParser;
+use clap::{Args, ValueHint};
 use serde_json::json;
 
 use crate::cli::parts::console::print;
 use crate::cli::parts::model;
+use crate::cli::parts::offered::offered;
 use crate::data::tokenizer::{Stream, Tokenizer};
 use crate::device::{Compute, Device, OpenDevice, Precision};
 use crate::formats::hf::Pretrained;
@@ -29,6 +32,8 @@ pub(crate) struct Generate {
     /// model, or that of the data which a checkpoint was trained on; else by the vocabulary: 256 is bytes, 50257
     /// gpt2, any other ids]
     #[arg(long, value_name = "NAME")]
+    #[arg(value_hint = ValueHint::AnyPath, hide_possible_values = true)]
+    #[arg(value_parser = offered(StringValueParser::new(), || vec!["bytes", "gpt2", "ids"]))]
     tokenizer: Option<String>,
     /// Number of tokens to add
     #[arg(long, value_name = "COUNT", default_value_t = 200)]
@@ -48,6 +53,7 @@ pub(crate) struct Generate {
     seed: u64,
     /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    #[arg(value_parser = offered(Device::from_str, || Device::EXAMPLES.to_vec()), hide_possible_values = true)]
     device: Device,
     /// Prints the ids too, as JSON
     #[arg(long)]
@@ -59,19 +65,24 @@ impl Generate {
         let loaded = model::load(self.model.as_deref())?;
         must_foresee(&loaded.model.config)?;
         let tokenizer = loaded.tokenizer(self.tokenizer.as_deref())?;
-        let read = loaded.model;
-        let vocab = read.config.vocab;
+        let vocab = loaded.model.config.vocab;
         let prompt = encode(&self.prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
         let how = Sampling {
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
             seed: self.seed,
+            window: Some(loaded.sequence),
         };
         let device = OpenDevice::open(self.device, 0, Precision::F32)?;
         let text = (!self.json).then(|| Text::new(tokenizer.as_ref()));
-        let ids =
-            device.run(Continue { read, prompt: &prompt, count: self.tokens, how: &how, text })?;
+        let ids = device.run(Continue {
+            read: loaded.model,
+            prompt: &prompt,
+            count: self.tokens,
+            how: &how,
+            text,
+        })?;
         if self.json {
             let text = match &tokenizer {
                 Some(tokenizer) => tokenizer.decode(&ids),

@@ -14,7 +14,7 @@ use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::proof::{proof, proven};
 use crate::cli::parts::shape::PassArgs;
 
-/// Proves a timetable from a file, as `check` does; with --format writes it, with --run trains with it
+/// Proves a timetable from a file, to write it with --format or to train with it by --run
 #[derive(Args)]
 pub(crate) struct Import {
     /// The file: PyTorch's CSV (`compute_only`) if it ends in `.csv`, else JSON; `-` is JSON on standard
@@ -43,7 +43,7 @@ impl Import {
         let (plan, program) = proven(&self.file, &self.passes, &self.costs)?;
         match self.format {
             Some(format) => self.to.write(&plan, &program, format),
-            None => print(proof(&program, &plan.simulate(&program))),
+            None => print(proof(&program, &plan.simulate(&program), &self.costs)),
         }
     }
 }

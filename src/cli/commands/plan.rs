@@ -22,11 +22,13 @@ const SECONDS: f64 = 60.0;
 const HEADS: [&str; 11] =
     ["s a step", "tokens/s", "bubble", "GiB", "W", "D", "schedule", "B", "N", "recompute", "shard"];
 
-/// Chooses width, depth, schedule, micro-batches, recomputation and sharding for a model on a number of ranks: the
-/// configurations that fit into memory on every rank, fastest simulated step first, without the optimizer's update.
-/// Options of `train` that are given, or that a file has, are not changed. After `--search-time` (60 s) the best found
-/// so far is shown
+/// Finds the fastest configurations that fit into memory on every rank; options of `train` that are given, or that a
+/// file has, are kept
 #[derive(Args)]
+#[command(
+    override_usage = "chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --memory <SIZE>
+                    --flops <FLOPS>"
+)]
 pub(crate) struct Plan {
     /// Ranks there are, W x D
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=8192))]
@@ -42,7 +44,7 @@ pub(crate) struct Plan {
     flops: f64,
     #[command(flatten)]
     links: LinkArgs,
-    /// How many configurations to show
+    /// How many configurations to show, fastest simulated step first, without the optimizer's update
     #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     top: u32,
     #[command(flatten)]
@@ -127,7 +129,17 @@ impl Plan {
         // The time was for this choice.
         let settings = way.settings(settings).without("search-time");
         let layers = Layers { config: config.clone(), settings };
-        format!("chimera train {}", layers.options())
+        format!("{}chimera train {}", self.launcher(), layers.options())
+    }
+
+    /// What starts the ranks, where they are on several nodes: within one, workers are threads.
+    fn launcher(&self) -> String {
+        match self.links.ranks_per_node() {
+            Some(n) if n < self.ranks => {
+                format!("mpirun -n {} --map-by ppr:{n}:node ", self.ranks)
+            }
+            _ => String::new(),
+        }
     }
 
     fn way(&self, way: &Candidate) -> Value {
@@ -153,7 +165,7 @@ impl Plan {
         format!(
             "none of {} configurations fits into {memory} a rank: the smallest, {schedule} with width {width}, depth \
              {depth} and micro-batch-size {micro_batch_size}, needs {} on its peak rank ({need}); choose more \
-             ranks, a smaller context or model, on GPUs precision bf16, or leave settings open that you gave",
+             ranks, a shorter sequence, a smaller model, on GPUs precision bf16, or leave settings open that you gave",
             choice.n_too_large,
             size(need.total()),
         )

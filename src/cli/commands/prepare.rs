@@ -3,13 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use clap::Args;
+use clap::builder::StringValueParser;
+use clap::{Args, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::parts::console::print;
+use crate::cli::parts::offered::offered;
 use crate::data::{STANDARD_INPUT, discard, prepare};
 
-/// Cuts text into tokens to train on, and writes their ids and, beside them, what they are
+/// Cuts text into tokens to train on, and describes them in a file beside
 #[derive(Args)]
 pub(crate) struct Prepare {
     /// Text files, in order; `-` is standard input
@@ -17,6 +19,8 @@ pub(crate) struct Prepare {
     texts: Vec<PathBuf>,
     /// bytes, gpt2 (whose vocabulary is built in) or a `tokenizer.json` file
     #[arg(long, value_name = "NAME|FILE", default_value = "bytes")]
+    #[arg(value_hint = ValueHint::AnyPath, hide_possible_values = true)]
+    #[arg(value_parser = offered(StringValueParser::new(), || vec!["bytes", "gpt2"]))]
     tokenizer: String,
     /// Where to write: ids of two bytes into `.bin`, of four into `.u32.bin`
     #[arg(long, value_name = "FILE")]

@@ -8,7 +8,7 @@ use chimera_core::interchange::{self};
 use chimera_core::render::{svg, text};
 use chimera_core::schedule::{self, SCHEDULES};
 use chimera_core::search::{ABOUT, AUTO};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
 
 use crate::cli::commands::{compare, export, gallery, import};
@@ -17,7 +17,7 @@ use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::drawing::{Format, screen, title};
 use crate::cli::parts::proof::{proof, proven, summary};
 use crate::cli::parts::scheduled::Scheduled;
-use crate::cli::parts::shape::{NameParser, PassArgs, ShapeArgs};
+use crate::cli::parts::shape::{PassArgs, ShapeArgs, schedule_name};
 
 /// Lists, draws and checks schedules
 #[derive(Args)]
@@ -49,7 +49,7 @@ struct List {
 #[derive(Args)]
 struct Show {
     /// Name of the schedule, or a timetable in a `.json` or `.csv` file
-    #[arg(value_parser = NameParser, hide_possible_values = true)]
+    #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -63,7 +63,7 @@ struct Show {
     json: bool,
 }
 
-/// Proves a timetable from a file, or says what is wrong with it (exit code 3)
+/// Proves a timetable from a file, or says what is wrong; exit code 3
 #[derive(Args)]
 struct Check {
     /// The file: PyTorch's CSV (`compute_only`) if it ends in `.csv`, else JSON; `-` is JSON on standard
@@ -131,7 +131,11 @@ impl Show {
         let drawing = text::timeline_on(&timeline, screen(false, 0));
         let search = plan.search.map(|report| format!("\n{report}"));
         let search = search.unwrap_or_default();
-        print(format!("{}\n{}{search}", drawing.trim_end(), summary(&program, &timeline)))
+        print(format!(
+            "{}\n{}{search}",
+            drawing.trim_end(),
+            summary(&program, &timeline, &self.costs)
+        ))
     }
 }
 
@@ -149,10 +153,10 @@ impl Check {
                 "steps": program.window().n_steps(), "weight_versions": program.weight_versions(),
                 "messages": program.n_messages(), "channel_bound": program.channel_bound(),
                 "peak_micro_batches": program.peaks(), "makespan": timeline.makespan(),
-                "bubble_ratio": timeline.bubble_ratio(),
+                "bubble_ratio": timeline.bubble_ratio(), "unit": self.costs.unit(),
             });
             return print(format!("{proof:#}"));
         }
-        print(proof(&program, &timeline))
+        print(proof(&program, &timeline, &self.costs))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -10,10 +11,11 @@ use chimera_core::ids::Rank;
 use clap::{Args, ValueEnum};
 
 use crate::cli::parts::console::print;
+use crate::cli::parts::offered::offered;
 use crate::device::Device;
 use crate::device::selftest::{Check, Options, Size, run};
 
-/// Tries every kernel and whole trainings on a device against the CPU, and measures it
+/// Tries every kernel and whole trainings on a device, and measures it
 ///
 /// Layers are held to a reference in f64 (1e-5 in f32, 1e-2 in bf16), losses of pipelines to those of one
 /// worker on the CPU (1e-4, 1e-2). It needs this program and the device alone.
@@ -21,6 +23,7 @@ use crate::device::selftest::{Check, Options, Size, run};
 pub(crate) struct Selftest {
     /// The device: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    #[arg(value_parser = offered(Device::from_str, || Device::EXAMPLES.to_vec()), hide_possible_values = true)]
     device: Device,
     /// Size of what is measured [default: full on CUDA, else small]
     #[arg(long, value_name = "SIZE")]

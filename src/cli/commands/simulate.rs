@@ -7,7 +7,7 @@ use chimera_core::analyze::{Event, Timeline, Work, peak_kept, simulate};
 use chimera_core::costs::Costs;
 use chimera_core::search::Report;
 use chimera_core::update::Update;
-use clap::Args;
+use clap::{Args, ValueHint};
 use serde_json::json;
 
 use crate::cli::parts::console::{figure, print};
@@ -16,14 +16,13 @@ use crate::cli::parts::network::NetworkArgs;
 use crate::cli::parts::progress::spin;
 use crate::cli::parts::proof::summary;
 use crate::cli::parts::scheduled::Scheduled;
-use crate::cli::parts::shape::{NameParser, ShapeArgs};
+use crate::cli::parts::shape::{ShapeArgs, schedule_name};
 
-/// Simulates one step of a schedule, or the window of an asynchronous one, on a network if one is described,
-/// without the optimizer
+/// Simulates one step of a schedule, or a window of an asynchronous one, without the optimizer
 #[derive(Args)]
 pub(crate) struct Simulate {
     /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
-    #[arg(default_value = "chimera", value_parser = NameParser, hide_possible_values = true)]
+    #[arg(default_value = "chimera", value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     name: String,
     #[command(flatten)]
     shape: ShapeArgs,
@@ -57,6 +56,7 @@ impl Simulate {
                 worker
             };
             let mut figures = json!({
+                "unit": self.costs.unit(),
                 "makespan": makespan,
                 "bubble_ratio": timeline.bubble_ratio(),
                 "step": makespan + sync.agreement,
@@ -75,7 +75,7 @@ impl Simulate {
             }
             return print(format!("{figures:#}"));
         }
-        let mut text = summary(&program, &timeline);
+        let mut text = summary(&program, &timeline, &self.costs);
         text.push_str("\nworker      busy      idle  peak micro-batches");
         text.push_str(if is_recomputed { "  checkpointed inputs\n" } else { "\n" });
         for (w, ((busy, peak), kept)) in workers.enumerate() {
@@ -102,7 +102,7 @@ impl Simulate {
             let step = makespan + agreement;
             write!(
                 text,
-                "\n{ranks} ranks: step {step:.6}; sums of a worker {sums:.6}, the last sum ends {exposed:.6} after \
+                "\n{ranks} ranks: step {step:.6}; gradient reductions of a worker {sums:.6}, the last ends {exposed:.6} after \
                  the last op; agreement {agreement:.6}"
             )?;
         }

@@ -9,8 +9,7 @@ use crate::cli::parts::console::{print, quoted};
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings};
 
-/// Prints a batch script for SLURM that trains with a file of settings as processes, one rank each: it stops
-/// with a checkpoint before its time is over, queues itself again, and goes on
+/// Prints a batch script for SLURM, whose job saves a checkpoint before its time is over and queues itself again
 #[derive(Args)]
 pub(crate) struct Slurm {
     /// TOML file, as `chimera train --config` takes it; it must name `out` and `save-every`

@@ -13,15 +13,21 @@ use crate::cli::parts::shape::MemoryArgs;
 const TIMES: [&str; 7] =
     ["forward", "backward", "input", "weight", "pair", "recompute_time", "message"];
 
-/// The costs of stages, in any unit of time, and the memory there is.
+/// The unit where no time is given.
+const UNIT: &str = "a forward of a D-th of the model";
+/// The unit of times that are given.
+const GIVEN: &str = "as given";
+
+/// The costs of stages, in any unit of time, and the memory there is. Where no time is given, a forward of a D-th of the
+/// model takes 1, so that schedules with more stages than workers compare with others.
 #[derive(Args, Clone)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 #[command(group(ArgGroup::new("times").multiple(true).args(TIMES)))]
 pub(crate) struct CostArgs {
     /// Time of a forward of one micro-batch on one stage; this and all other times are a number, or a list
-    /// with one for each stage, such as 1,1,2,1
-    #[arg(long, value_name = "F", default_value = "1")]
-    forward: PerStage,
+    /// with one for each stage, such as 1,1,2,1 [default: 1, or if no time is given, 1 on a D-th of the model]
+    #[arg(long, value_name = "F")]
+    forward: Option<PerStage>,
     /// Time of a whole backward, half of it for each half [default: 2]
     #[arg(long, value_name = "B", conflicts_with_all = ["input", "weight"])]
     backward: Option<PerStage>,
@@ -37,9 +43,9 @@ pub(crate) struct CostArgs {
     /// Time of a recomputation [default: F]
     #[arg(long, value_name = "R")]
     recompute_time: Option<PerStage>,
-    /// Time of a message between workers
-    #[arg(long, value_name = "C", default_value = "0")]
-    message: PerStage,
+    /// Time of a message between workers [default: 0]
+    #[arg(long, value_name = "C")]
+    message: Option<PerStage>,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
 }
@@ -50,8 +56,17 @@ impl CostArgs {
         CostArgs { memory: MemoryArgs::default(), ..self.clone() }
     }
 
-    /// Costs of the timetable's stages.
+    /// What takes 1 in the times of a report.
+    pub(crate) fn unit(&self) -> &'static str {
+        let are_given = self.times().into_iter().any(|(_, times)| times.is_some());
+        if are_given { GIVEN } else { UNIT }
+    }
+
+    /// Costs of the timetable's stages: of each as given, or shares of the model's.
     pub(crate) fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts> {
+        if self.unit() == UNIT {
+            return self.of_model(timetable);
+        }
         let n_stages = timetable.placement.n_stages();
         self.check(n_stages, &format!("{} has {n_stages} stages", timetable.schedule))?;
         Ok(stage_costs(timetable, (0..n_stages).map(|s| self.at(s))))
@@ -80,26 +95,33 @@ impl CostArgs {
 
     /// Refuses a list that is not as long as there are stages.
     fn check(&self, n_stages: usize, why: &str) -> Result<()> {
-        let optional = [
-            ("--backward", &self.backward),
-            ("--input", &self.input),
-            ("--weight", &self.weight),
-            ("--pair", &self.pair),
-            ("--recompute-time", &self.recompute_time),
-        ];
-        let given = optional.into_iter().filter_map(|(name, list)| Some((name, list.as_ref()?)));
-        for (name, list) in
-            given.chain([("--forward", &self.forward), ("--message", &self.message)])
-        {
+        let given =
+            self.times().into_iter().filter_map(|(name, list)| Some((name, list.as_ref()?)));
+        for (name, list) in given {
             list.check(name, n_stages, why)?;
         }
         Ok(())
     }
 
+    /// The options that are times.
+    fn times(&self) -> [(&'static str, &Option<PerStage>); 7] {
+        [
+            ("--forward", &self.forward),
+            ("--backward", &self.backward),
+            ("--input", &self.input),
+            ("--weight", &self.weight),
+            ("--pair", &self.pair),
+            ("--recompute-time", &self.recompute_time),
+            ("--message", &self.message),
+        ]
+    }
+
     fn at(&self, stage: usize) -> UniformCosts {
         let at = |list: &Option<PerStage>| list.as_ref().map(|list| list.at(stage));
-        let backward = at(&self.backward).unwrap_or(2.0);
-        let costs = UniformCosts::new(self.forward.at(stage), backward, self.message.at(stage));
+        let [forward, backward, message] =
+            [(&self.forward, 1.0), (&self.backward, 2.0), (&self.message, 0.0)]
+                .map(|(times, default)| at(times).unwrap_or(default));
+        let costs = UniformCosts::new(forward, backward, message);
         UniformCosts {
             input: at(&self.input).unwrap_or(costs.input),
             weight: at(&self.weight).unwrap_or(costs.weight),
@@ -108,6 +130,11 @@ impl CostArgs {
             ..costs
         }
     }
+}
+
+/// What a report says of its unit of time.
+pub(crate) fn unit_line(unit: &str) -> String {
+    format!("unit of time: {unit}")
 }
 
 fn stage_costs(timetable: &Timetable, stages: impl Iterator<Item = UniformCosts>) -> StageCosts {

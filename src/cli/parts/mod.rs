@@ -7,6 +7,7 @@ pub(crate) mod entry;
 pub(crate) mod exit;
 pub(crate) mod model;
 pub(crate) mod network;
+pub(crate) mod offered;
 pub(crate) mod outcome;
 pub(crate) mod progress;
 pub(crate) mod proof;

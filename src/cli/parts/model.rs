@@ -20,6 +20,8 @@ pub(crate) struct Loaded {
     pub(crate) model: Pretrained,
     /// Its folder; of a run the checkpoint's.
     pub(crate) place: PathBuf,
+    /// Tokens of the samples that it was trained on: its context, unless its run says otherwise.
+    pub(crate) sequence: usize,
     text: Text,
 }
 
@@ -75,9 +77,12 @@ fn of_run(run: &Path) -> Result<Loaded> {
         }
         (_, Some(trained)) => {
             tell(format_args!("model: {}", trained.display()));
-            let data = settings_in(run)?.remove("data").map(Value::try_into);
-            let text = Text::Data(data.transpose()?.unwrap_or_default());
-            Ok(Loaded { text, ..of_folder(&trained)? })
+            let mut settings = settings_in(run)?;
+            let data = settings.remove("data").map(Value::try_into).transpose()?;
+            let sequence = settings.remove("sequence").map(Value::try_into).transpose()?;
+            let loaded = of_folder(&trained)?;
+            let sequence = sequence.unwrap_or(loaded.sequence);
+            Ok(Loaded { sequence, text: Text::Data(data.unwrap_or_default()), ..loaded })
         }
         _ => bail!(
             "{} is a run without weights: name the folder of its --save, or train without --no-save",
@@ -87,8 +92,9 @@ fn of_run(run: &Path) -> Result<Loaded> {
 }
 
 fn of_folder(dir: &Path) -> Result<Loaded> {
-    let place = dir.to_path_buf();
-    Ok(Loaded { model: hf::read(dir)?, place: place.clone(), text: Text::Folder(place) })
+    let (model, place) = (hf::read(dir)?, dir.to_path_buf());
+    let sequence = model.config.context;
+    Ok(Loaded { model, place: place.clone(), sequence, text: Text::Folder(place) })
 }
 
 fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
@@ -100,9 +106,12 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
         Ok((param, values))
     });
     let weights = weights.collect::<Result<_>>()?;
+    let sequence = manifest.setting("sequence").ok().map(str::parse).transpose()?;
+    let sequence = sequence.unwrap_or(config.context);
     let model = Pretrained { config, dropout: DropoutRates::all(dropout), weights };
     let data = manifest.value("data").and_then(|data| Ok(data.try_into()?)).with_context(place)?;
-    Ok(Loaded { model, place: checkpoint.path().to_path_buf(), text: Text::Data(data) })
+    let place = checkpoint.path().to_path_buf();
+    Ok(Loaded { model, place, sequence, text: Text::Data(data) })
 }
 
 impl Loaded {

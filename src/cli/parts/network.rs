@@ -44,6 +44,11 @@ impl LinkArgs {
         self.inside.is_none() && self.between.is_none()
     }
 
+    /// Ranks of a node, if that was said.
+    pub(crate) fn ranks_per_node(&self) -> Option<u32> {
+        self.ranks_per_node
+    }
+
     /// What they say of a job of so many ranks in `width` groups.
     pub(crate) fn network(&self, width: usize, n_ranks: usize) -> Network {
         let inside = self.inside.unwrap_or_default().0;

@@ -12,6 +12,7 @@ use crate::cli::parts::progress::Say;
 use crate::data::tokenizer::Tokenizer;
 use crate::run::evaluate::{Bert, Model, Sampling};
 use crate::run::{Folder, Run, Trained};
+use crate::settings::Config;
 
 /// Characters or so of text that a trained model writes at the end.
 const N_SAMPLE: usize = 240;
@@ -80,8 +81,9 @@ impl Outcome<'_> {
         if prompt.is_empty() {
             prompt.push(0); // to some tokenizers a line break is nothing
         }
+        let Config { seed, sequence, .. } = *self.run.config();
         let how =
-            Sampling { temperature: 0.8, seed: self.run.config().seed, ..Sampling::default() };
+            Sampling { temperature: 0.8, seed, window: Some(sequence), ..Sampling::default() };
         let ids = model.sample(&prompt, count, &how, |_| Ok(()))?;
         self.say.line("sample:");
         for line in tokenizer.decode(&ids).trim().lines() {

@@ -8,7 +8,7 @@ use chimera_core::interchange::ReadError;
 use chimera_core::program::Program;
 
 use super::console::{counted, figure};
-use super::costs::CostArgs;
+use super::costs::{CostArgs, unit_line};
 use super::scheduled::Scheduled;
 use super::shape::PassArgs;
 use crate::formats::timetable::read;
@@ -32,16 +32,16 @@ pub(crate) fn proven(
 }
 
 /// What has been proven of a program, and its figures.
-pub(crate) fn proof(program: &Program, timeline: &Timeline) -> String {
+pub(crate) fn proof(program: &Program, timeline: &Timeline, costs: &CostArgs) -> String {
     format!(
         "proven safe: every pass once, no deadlock with {} per channel, reductions in one order\n{}",
         counted(f64::from(program.channel_bound()), "message", "s"),
-        summary(program, timeline),
+        summary(program, timeline, costs),
     )
 }
 
-/// One line about a simulated step or window.
-pub(crate) fn summary(program: &Program, timeline: &Timeline) -> String {
+/// One line about a simulated step or window, and one about its unit of time.
+pub(crate) fn summary(program: &Program, timeline: &Timeline, costs: &CostArgs) -> String {
     let makespan = figure(timeline.makespan());
     let steps = match program.window().n_steps() {
         1 => String::new(),
@@ -56,11 +56,12 @@ pub(crate) fn summary(program: &Program, timeline: &Timeline) -> String {
         Some(most) => format!("at most {most} versions of the weights, "),
     };
     format!(
-        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, peak activations of {}, {kept}{versions}{}",
+        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, peak activations of {}, {kept}{versions}{}\n{}",
         named(program),
         timeline.bubble_ratio(),
         counted(program.peak(), "micro-batch", "es"),
         counted(program.n_messages() as f64, "message", "s"),
+        unit_line(costs.unit()),
     )
 }
 

@@ -1,37 +1,20 @@
 //! Options of the table that commands about schedules have, and what they say together.
 
-use std::ffi::OsStr;
-
 use anyhow::{Result, bail, ensure};
 use chimera_core::placement::Placement;
 use chimera_core::timetable::Timetable;
-use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
-use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches};
+use clap::builder::StringValueParser;
+use clap::{ArgMatches, Args, Command, Error, FromArgMatches};
 
 use crate::cli::parts::console::warn;
+use crate::cli::parts::offered::{Offered, offered};
 use crate::settings::args::options_of;
 use crate::settings::schedules::{Named, names, unread};
 use crate::settings::{Config, Drawn, OPTIONS, Origin, Settings};
 
-/// Reads the name of a schedule or of a file as it is, and knows the names that there are.
-#[derive(Clone)]
-pub(crate) struct NameParser;
-
-impl TypedValueParser for NameParser {
-    type Value = String;
-
-    fn parse_ref(
-        &self,
-        command: &Command,
-        arg: Option<&Arg>,
-        word: &OsStr,
-    ) -> Result<String, Error> {
-        StringValueParser::new().parse_ref(command, arg, word)
-    }
-
-    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(names().into_iter().map(PossibleValue::new)))
-    }
+/// Reads the name of a schedule or of a file as it is, and offers the names that there are.
+pub(crate) fn schedule_name() -> Offered<StringValueParser> {
+    offered(StringValueParser::new(), names)
 }
 
 /// Makes arguments of groups of options. What is not given is not there, so that what was given can be told from

@@ -55,7 +55,7 @@ impl Compute for Steps<'_> {
             suite.measure(&format!("step of {what}"), tokens / median, "tokens/s");
             let name = by_rank[0].name();
             if let Some(peak) = peak_flops(&name, suite.precision).filter(|_| depth == 1) {
-                let share = run.model.flops_per_token() * tokens / median / peak;
+                let share = run.model.flops_per_token(run.model.context) * tokens / median / peak;
                 suite.measure(&format!("share of peak flops of {what}"), 100.0 * share, "%");
             }
             match alone {

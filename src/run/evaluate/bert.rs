@@ -8,6 +8,9 @@ use chimera_core::stage::{Micro, Output, Param, Stage};
 use super::upload;
 use crate::data::{Batch, Pairs};
 
+/// Numbers of a sample before the positions of its masked tokens.
+const COUNTS: usize = 2;
+
 /// A whole BERT on one device.
 pub struct Bert<K: Layers> {
     kernels: K,
@@ -44,11 +47,9 @@ impl<K: Layers> Bert<K> {
 
     /// Mean loss over the masked tokens of a batch, plus that over its pairs, in nats, sample by sample.
     pub fn loss(&self, batch: &Batch) -> Result<f64> {
-        let context = self.config.context;
-        let predictions = self.config.predictions(context);
-        let stage = self.stage(context, predictions)?;
-        let scale = 1.0 / (batch.n_samples * predictions) as f64;
-        batch.samples().map(|(input, target)| self.sample_loss(&stage, input, target, scale)).sum()
+        let scale = |target: &[u32]| 1.0 / (batch.n_samples * n_masked(target)) as f64;
+        let loss = |(input, target)| self.sample_loss(input, target, scale(target));
+        batch.samples().map(loss).sum()
     }
 
     /// What the model makes of a text whose tokens are masked by draws from `seed`. `observe` hears how many
@@ -59,10 +60,7 @@ impl<K: Layers> Bert<K> {
         seed: u64,
         mut observe: impl FnMut(u64),
     ) -> Result<PairScore> {
-        let context = self.config.context;
-        let n_masked = self.config.predictions(context);
-        let stage = self.stage(context, n_masked)?;
-        let n_samples = pairs.n_samples();
+        let (n_samples, n_masked) = (pairs.n_samples(), pairs.n_masked());
         let mut score = PairScore { n_samples, n_masked, ..PairScore::default() };
         for sample in 0..n_samples {
             let mut batch = pairs.sample(seed, sample)?;
@@ -70,7 +68,7 @@ impl<K: Layers> Bert<K> {
                 if let Some(class) = batch.target.last_mut() {
                     *class ^= flip;
                 }
-                self.sample_loss(&stage, &batch.input, &batch.target, 1.0 / n_masked as f64)
+                self.sample_loss(&batch.input, &batch.target, 1.0 / n_masked as f64)
             };
             let right = loss(0)?;
             // The other class differs in the pair's loss alone, and the two have probability 1 together.
@@ -105,9 +103,8 @@ impl<K: Layers> Bert<K> {
 
     /// The logarithm of the odds that the second segment is from elsewhere.
     pub fn strangeness(&self, ids: &[u32], second: usize) -> Result<f64> {
-        let stage = self.stage(ids.len(), 1)?;
         let input = input(ids, second, 0..1);
-        let loss = |class| self.sample_loss(&stage, &input, &[0, class], 1.0);
+        let loss = |class| self.sample_loss(&input, &[0, class], 1.0);
         Ok(loss(0)? - loss(1)?) // what is masked costs the same in both
     }
 
@@ -116,13 +113,10 @@ impl<K: Layers> Bert<K> {
         Ok(BertStage::new(k, config, sequence, predictions, Cut::whole(config))?)
     }
 
-    fn sample_loss(
-        &self,
-        stage: &BertStage<K>,
-        input: &[u32],
-        target: &[u32],
-        loss_scale: f64,
-    ) -> Result<f64> {
+    fn sample_loss(&self, input: &[u32], target: &[u32], loss_scale: f64) -> Result<f64> {
+        let n_masked = n_masked(target);
+        let n_tokens = input.len().saturating_sub(COUNTS + n_masked);
+        let stage = self.stage(n_tokens, n_masked)?;
         match stage.forward(&self.weights, &micro(input, target, loss_scale), None)?.0 {
             Output::Loss { loss, .. } => {
                 Ok(self.kernels.download(&loss)?.iter().map(|l| f64::from(*l)).sum())
@@ -132,9 +126,14 @@ impl<K: Layers> Bert<K> {
     }
 }
 
+/// How many masked tokens a target has; its last number is the class of the pair.
+fn n_masked(target: &[u32]) -> usize {
+    target.len().saturating_sub(1)
+}
+
 /// A sample without padding.
 fn input(ids: &[u32], second: usize, predicted: impl Iterator<Item = u32>) -> Vec<u32> {
-    let counts = [ids.len() as u32, second as u32];
+    let counts: [u32; COUNTS] = [ids.len() as u32, second as u32];
     counts.into_iter().chain(predicted).chain(ids.iter().copied()).collect()
 }
 

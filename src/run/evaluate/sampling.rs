@@ -11,11 +11,13 @@ pub struct Sampling {
     pub top_p: f64,
     /// Key of the draws.
     pub seed: u64,
+    /// Most tokens that the next one is drawn from; without, the model's context.
+    pub window: Option<usize>,
 }
 
 impl Default for Sampling {
     fn default() -> Sampling {
-        Sampling { temperature: 1.0, top_k: None, top_p: 1.0, seed: 1 }
+        Sampling { temperature: 1.0, top_k: None, top_p: 1.0, seed: 1, window: None }
     }
 }
 

@@ -95,8 +95,8 @@ impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Need::Token(token) => write!(f, "{token}"),
-            Need::Part(bucket) => write!(f, "its part of the sum of {bucket}"),
-            Need::Sum(bucket) => write!(f, "the sum of {bucket}"),
+            Need::Part(bucket) => write!(f, "its part of the gradient reduction of {bucket}"),
+            Need::Sum(bucket) => write!(f, "the gradient reduction of {bucket}"),
             Need::Record => write!(f, "its part of the agreement"),
             Need::Other => write!(f, "something outside of the program"),
         }
@@ -283,8 +283,8 @@ impl HangReport<'_> {
             Some(Instr::Run(cell)) => format!("is in {cell}"),
             Some(Instr::Send(token, _)) => format!("is sending {token}"),
             Some(Instr::Recv(token, _)) => format!("waits for {token}"),
-            Some(Instr::Reduce(bucket)) => format!("begins the sum of {bucket}"),
-            Some(Instr::Await(bucket)) => format!("waits for the sum of {bucket}"),
+            Some(Instr::Reduce(bucket)) => format!("begins the gradient reduction of {bucket}"),
+            Some(Instr::Await(bucket)) => format!("waits for the gradient reduction of {bucket}"),
             Some(Instr::Agree) => "is in the agreement of all ranks".into(),
             Some(Instr::Step(bucket)) => format!("is updating {bucket}"),
             None => "is done with its row".into(),
@@ -298,7 +298,7 @@ impl HangReport<'_> {
             Some(Instr::Run(_)) => "in compute",
             Some(Instr::Step(_)) => "in the optimizer",
             Some(Instr::Send(..) | Instr::Recv(..)) => "in the transport",
-            Some(Instr::Reduce(_) | Instr::Await(_)) => "in a sum",
+            Some(Instr::Reduce(_) | Instr::Await(_)) => "in a gradient reduction",
             Some(Instr::Agree) => "in the agreement",
             None => "between steps",
         }

@@ -186,7 +186,10 @@ fn a_sum_of_the_transport_waits_for_who_has_not_begun_it() {
     };
     let silent = verdict(None);
     assert_eq!((silent.kind, silent.rank), (Kind::Silent, Rank(1)));
-    assert!(silent.to_string().starts_with(", which waits for its part of the sum of"), "{silent}");
+    assert!(
+        silent.to_string().starts_with(", which waits for its part of the gradient reduction of"),
+        "{silent}"
+    );
     let busy = verdict(Some("Run(F(pipe 0, stage 1, micro-batch 0))"));
     assert_eq!((busy.kind, busy.rank), (Kind::Stalled, Rank(1)));
 }

@@ -27,7 +27,7 @@ const PRINTED: (u16, u16) = (100, 30);
 /// Columns and rows that are drawn at most: a terminal may claim 65,535 of each, which no memory holds.
 const LARGEST: (u16, u16) = (1000, 400);
 
-/// Follows a run in the terminal: loss, tokens per second, and bubble and memory of each rank; q quits
+/// Follows a run in the terminal; q quits
 #[derive(Args)]
 pub(crate) struct Top {
     /// Directory of the run, active or finished [default: the newest in `runs`]

@@ -31,9 +31,10 @@ use crate::formats::checkpoint::Checkpoint;
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::outside::OnDisk;
 use crate::run::{Folder, Place, Run, Trained};
+use crate::settings::args::explained;
 use crate::settings::{Config, Layers, Transport};
 
-/// Trains a GPT-2 or a BERT; without any option a small GPT-2, on a built-in text, through a Chimera pipeline
+/// Trains a GPT-2 or a BERT through a pipeline
 #[derive(Args)]
 pub(crate) struct Train {
     #[command(flatten)]
@@ -55,7 +56,8 @@ impl Train {
     /// Training with the timetable of a file; exits if `options` are not its options.
     pub(crate) fn with_schedule(file: PathBuf, options: Vec<OsString>) -> Train {
         let schedule = ["chimera train".into(), "--schedule".into(), file.into_os_string()];
-        Line::parse_from(schedule.into_iter().chain(options)).train
+        let line = Line::try_parse_from(schedule.into_iter().chain(options));
+        line.unwrap_or_else(|error| explained(error).exit()).train
     }
 
     pub(crate) fn run(self) -> Result<()> {
@@ -224,7 +226,7 @@ pub(crate) fn resume(
     match path {
         Some(path) => say(&format!("resumes from {path}: step {} is next", run.first_step())),
         None if run.config().resume.is_some() => {
-            say("no checkpoint was ever finished here: training begins at the start");
+            say("no finished checkpoint here: training starts from step 0");
         }
         None => {}
     }
@@ -246,7 +248,7 @@ fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
             cores.min(n_workers * config.threads) as f64 * measured_peak()
         }
     };
-    Ok(Some(peak / run.model().flops_per_token()))
+    Ok(Some(peak / run.model().flops_per_token(run.config().sequence)))
 }
 
 fn headline(run: &Run) -> String {
@@ -266,7 +268,7 @@ fn headline(run: &Run) -> String {
         workers_of(run),
         config.micro_batches,
         config.micro_batch_size,
-        config.context,
+        config.sequence,
     )
 }
 

@@ -1,0 +1,139 @@
+//! `chimera man`: a manual page of each command, which has what its help says and what manuals have beside that.
+
+use std::fmt::Write;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use chimera_core::fault::Class;
+use clap::{Args, Command};
+use clap_mangen::roff::{Roff, bold, italic, roman};
+
+use crate::cli::examples::{command, examples};
+
+/// Writes the manual pages of all commands into a folder
+#[derive(Args)]
+pub(crate) struct Man {
+    /// The folder, which is made if it is not there
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+}
+
+/// The program that the pages are of.
+const VERSION: &str = concat!("chimera ", env!("CARGO_PKG_VERSION"));
+
+/// What `train` reads and writes in the directory of a run.
+const FILES: [(&str, &str); 7] = [
+    ("config.toml", "all settings as resolved, each with its origin; --config reads it back"),
+    ("metrics.jsonl", "one JSON object per step, unless --metrics names another file"),
+    ("pipeline.svg", "the last step as it ran; at the end"),
+    ("model", "the trained weights, unless --save names another directory; at the end"),
+    ("checkpoints", "what --resume goes on from"),
+    ("lock", "which process trains here; only while it does"),
+    ("error.<rank>.json", "why a rank ended the training"),
+];
+
+impl Man {
+    pub(crate) fn run(self) -> Result<()> {
+        let mut command = command().disable_help_subcommand(true);
+        command.build();
+        let write = || {
+            std::fs::create_dir_all(&self.folder)?;
+            write_pages(&command, "", &[], &self.folder)
+        };
+        write().with_context(|| format!("cannot write manual pages to {}", self.folder.display()))
+    }
+}
+
+/// Writes the pages of a command, which `path` leads to, and of all below it; `related` are the pages beside it.
+fn write_pages(command: &Command, path: &str, related: &[&str], folder: &Path) -> io::Result<()> {
+    let below: Vec<&Command> = command.get_subcommands().filter(|sub| !sub.is_hide_set()).collect();
+    let names: Vec<&str> = below.iter().map(|sub| name(sub)).collect();
+    for sub in below {
+        let beside = names.iter().copied().filter(|other| *other != name(sub));
+        let related: Vec<&str> = [name(command)].into_iter().chain(beside).collect();
+        write_pages(sub, format!("{path} {}", sub.get_name()).trim(), &related, folder)?;
+    }
+    let man = clap_mangen::Man::new(command.clone()).source(VERSION).manual("Chimera");
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    let mut page = String::from_utf8_lossy(&page).into_owned();
+    let related: Vec<&str> = related.iter().copied().chain(names).collect();
+    page.push_str(&sections(path, &related).to_roff());
+    std::fs::write(folder.join(man.get_filename()), ascii(&page))
+}
+
+fn name(command: &Command) -> &str {
+    command.get_display_name().unwrap_or_else(|| command.get_name())
+}
+
+/// The sections that help has not.
+fn sections(path: &str, related: &[&str]) -> Roff {
+    let mut roff = Roff::new();
+    roff.control("SH", ["EXIT STATUS"]);
+    let classes = Class::ALL.iter().map(|(_, code, about)| (*code, *about));
+    for (code, about) in [(0, "done")].into_iter().chain(classes) {
+        roff.control("TP", []).text([bold(code.to_string())]).text([roman(about)]);
+    }
+    if path == "train" {
+        roff.control("SH", ["FILES"]);
+        roff.text([roman(
+            "In the directory of a run, runs/0001, runs/0002, … unless --out names another:",
+        )]);
+        for (file, about) in FILES {
+            roff.control("TP", []).text([italic(file)]).text([roman(about)]);
+        }
+    }
+    let examples = examples(path);
+    if !examples.is_empty() {
+        roff.control("SH", ["EXAMPLES"]);
+    }
+    for (line, about) in examples {
+        roff.control("TP", []).text([bold(line)]).text([roman(about)]);
+    }
+    roff.control("SH", ["SEE ALSO"]);
+    let last = related.len().saturating_sub(1);
+    for (nth, name) in related.iter().enumerate() {
+        roff.control("BR", [*name, if nth < last { "(1)," } else { "(1)" }]);
+    }
+    roff
+}
+
+/// A page in ASCII, which every formatter reads.
+fn ascii(page: &str) -> String {
+    let mut text = String::with_capacity(page.len());
+    for letter in page.chars() {
+        match letter.is_ascii() {
+            true => text.push(letter),
+            false => {
+                let _ = write!(text, "\\[u{:04X}]", u32::from(letter));
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The section of docs/training.md on the folder of a run.
+    #[test]
+    fn files_are_those_that_the_documentation_lists() {
+        let page = include_str!("../../../docs/training.md");
+        let section = page.split("## The folder of a run\n").nth(1).expect("a section");
+        let rows = section.trim_start().split("\n\n").next().expect("a table").lines().skip(2);
+        let listed: Vec<&str> = rows.map(|row| row.split('`').nth(1).expect("a name")).collect();
+        assert_eq!(FILES.map(|(file, _)| file).to_vec(), listed);
+    }
+
+    /// The section of docs/training.md on exit codes.
+    #[test]
+    fn exit_codes_are_those_that_the_documentation_lists() {
+        let page = include_str!("../../../docs/training.md");
+        for (class, code, about) in Class::ALL {
+            assert_eq!(class.code(), code);
+            assert!(page.contains(&format!("\n| {code} | {about} |")), "{code}: {about}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Arguments that are read in some way, and for which shells offer words.
+
+use std::ffi::OsStr;
+
+use clap::builder::{PossibleValue, TypedValueParser};
+use clap::{Arg, Command, Error};
+
+/// A parser that knows words to begin with; it may read others too.
+#[derive(Clone)]
+pub(crate) struct Offered<P> {
+    parser: P,
+    words: fn() -> Vec<&'static str>,
+}
+
+/// Reads as `parser` does, and offers `words`.
+pub(crate) fn offered<P: TypedValueParser>(
+    parser: P,
+    words: fn() -> Vec<&'static str>,
+) -> Offered<P> {
+    Offered { parser, words }
+}
+
+impl<P: TypedValueParser> TypedValueParser for Offered<P> {
+    type Value = P::Value;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        word: &OsStr,
+    ) -> Result<P::Value, Error> {
+        self.parser.parse_ref(command, arg, word)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new((self.words)().into_iter().map(PossibleValue::new)))
+    }
+}
