@@ -13,6 +13,7 @@ mod memory_check;
 #[cfg_attr(not(feature = "nccl"), path = "no_nccl.rs")]
 mod nccl;
 pub mod outside;
+mod pace;
 mod processes;
 mod rank;
 mod replica_devices;
@@ -27,7 +28,7 @@ mod watch;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -45,6 +46,7 @@ pub use folder::{Folder, MAX_SETTINGS, Place, is_error, write_error};
 pub use gather::share;
 use initial::Initial;
 pub use lock::is_at_work;
+pub use pace::{Pace, WithinStep};
 use processes::AsRank;
 pub use processes::PATIENCE;
 use resume::kept;
@@ -75,6 +77,7 @@ pub struct Run {
     saver: Option<Saver>,
     /// Where each rank tells what it did last, if it fails.
     explain: Option<Arc<Explain>>,
+    pace: OnceLock<Arc<Pace>>,
     /// What to begin with, unless weights are drawn at random or those of a checkpoint.
     initial: Option<Initial>,
 }
@@ -105,7 +108,8 @@ impl Run {
         }
         memory_check::check(&plan, &devices, here.part)?;
         let (start, saver, explain, initial) = (None, None, None, None);
-        let mut run = Run { plan, devices, corpus, start, saver, explain, initial };
+        let pace = OnceLock::new();
+        let mut run = Run { plan, devices, corpus, start, saver, explain, pace, initial };
         if run.config().resume.is_none() {
             run.open_initial()?;
         }

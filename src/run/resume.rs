@@ -90,6 +90,13 @@ impl Run {
         self.start.as_ref().map(Checkpoint::path)
     }
 
+    /// Whether a run that stops before its first step leaves all that it needs to begin there again.
+    pub(super) fn can_begin_again(&self) -> bool {
+        self.saver
+            .as_ref()
+            .is_none_or(|saver| self.begins_at().is_none_or(|at| saver.store().holds(at)))
+    }
+
     pub(super) fn samples(&self) -> Samples<'_> {
         let (seed, per_step) = (self.plan.config.seed, self.samples_per_step());
         let n_targets = self.model().predictions(self.plan.config.context);

@@ -64,7 +64,7 @@ fn a_signal_to_all_ranks_saves_and_ends_all_with_75() {
     }
     let ran = running.wait();
     assert_eq!(exit_codes(&codes, 2), [Some(75), Some(75)], "{}", ran.stderr);
-    for told in ["stopping at the end of this step", "stopped on request"] {
+    for told in ["stopping: the step under way is discarded", "stopped on request"] {
         assert_eq!(ran.stderr.matches(told).count(), 1, "{}", ran.stderr);
     }
     assert!(errors(&out).is_empty());

@@ -12,3 +12,4 @@ pub(crate) mod progress;
 pub(crate) mod proof;
 pub(crate) mod scheduled;
 pub(crate) mod shape;
+pub(crate) mod within_step;

@@ -1,6 +1,7 @@
 //! What a training run says on the terminal.
 
 use std::io::{IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chimera_core::notation::size;
@@ -61,6 +62,8 @@ pub(crate) struct Progress<'s> {
     first_step: u64,
     every: u64,
     began: Instant,
+    /// What the bar says of the last step.
+    last: Mutex<String>,
 }
 
 impl<'s> Progress<'s> {
@@ -77,22 +80,46 @@ impl<'s> Progress<'s> {
             bar.set_style(style);
         }
         let every = n_steps.div_ceil(N_LINES).max(1);
-        Progress { say, bar, n_steps, first_step, every, began: Instant::now() }
+        let (began, last) = (Instant::now(), Mutex::default());
+        Progress { say, bar, n_steps, first_step, every, began, last }
     }
 
-    pub(crate) fn step(&mut self, metrics: &Metrics, best: Option<Best>) {
+    pub(crate) fn step(&self, metrics: &Metrics, best: Option<Best>) {
         let Metrics { step, loss, tokens_per_s, .. } = *metrics;
         let is_last = step + 1 == self.n_steps;
         if step.is_multiple_of(self.every) || is_last {
             let left = if self.bar.is_hidden() { self.left(step + 1) } else { String::new() };
             let line = step_line(metrics, self.n_steps.to_string().len()) + &left;
-            self.bar.suspend(|| self.say.line(&line));
+            self.line(&line);
         }
         if let Some(line) = validation_line(metrics, best) {
-            self.bar.suspend(|| self.say.line(&line));
+            self.line(&line);
         }
-        self.bar.set_message(format!("loss {} {tokens_per_s:.0} tokens/s", fixed(loss, 4)));
+        let message = format!("loss {} {tokens_per_s:.0} tokens/s", fixed(loss, 4));
+        self.bar.set_message(message.clone());
         self.bar.inc(1);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = message;
+    }
+
+    /// Shows how far the step under way is, behind what is known of the last one.
+    pub(crate) fn within(&self, done: &str) {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        self.bar.set_message(if last.is_empty() { done.into() } else { format!("{last}, {done}") });
+    }
+
+    /// The first step that this run trains.
+    pub(crate) fn first_step(&self) -> u64 {
+        self.first_step
+    }
+
+    /// Whether there is a bar.
+    pub(crate) fn is_on_terminal(&self) -> bool {
+        !self.bar.is_hidden()
+    }
+
+    /// A line that stays.
+    pub(crate) fn line(&self, text: &str) {
+        self.bar.suspend(|| self.say.line(text));
     }
 
     /// The time that is left when `n_done` steps are done, at the mean speed so far; nothing at the end.

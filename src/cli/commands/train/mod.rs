@@ -2,12 +2,11 @@
 
 #[cfg_attr(not(feature = "mpi"), path = "no_ranks.rs")]
 pub(crate) mod ranks;
+mod stop;
 mod suggest;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -19,6 +18,7 @@ use chimera_core::model::Objective;
 use clap::{Args, Parser};
 use serde_json::json;
 
+pub(crate) use self::stop::Stop;
 use crate::cli::parts::console::{print, tell, warn};
 use crate::cli::parts::model;
 use crate::cli::parts::model::warn_of_bytes;
@@ -26,6 +26,7 @@ use crate::cli::parts::outcome::Outcome;
 use crate::cli::parts::progress::{Progress, Say};
 use crate::cli::parts::proof::named;
 use crate::cli::parts::shape::warn_of_unread;
+use crate::cli::parts::within_step;
 use crate::data::tokenizer::save_tokenizer;
 use crate::data::tokenizer_file_of;
 use crate::device::OpenDevice;
@@ -79,7 +80,7 @@ impl Train {
         );
         let mut run = Run::prepare(config)?;
         warn_of_unread(run.config());
-        let stop = stop_on_signal(|| true)?;
+        let stop = Stop::on_signal(|| true)?;
         let say = Say { to_stderr: self.json };
         let place = Place::claim(run.config())?;
         let open = &mut |path: &Path| Ok(Checkpoint::open(path)?);
@@ -92,8 +93,9 @@ impl Train {
         let prometheus = listen(run.config())?;
         let mut folder = place.begin(run.config(), run.first_step(), &warn)?;
         let explain = run.explain_in(folder.path());
+        stop.concerns(&run, folder.path());
         let trained = self.train(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
-            run.train(&stop, observe)
+            run.train(stop.flag(), observe)
         });
         let has_failed = trained.is_err();
         let outcome = trained.and_then(|trained| self.conclude(&run, &folder, trained, &say));
@@ -134,9 +136,9 @@ impl Train {
             say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
         }
         let full = full_tokens_per_s(run)?;
-        let (mut progress, mut slow) = (Progress::new(run, say), Stragglers::default());
+        let (progress, mut slow) = (Progress::new(run, say), Stragglers::default());
         let began = Instant::now();
-        let trained = go(&mut |report| {
+        let mut observe = |report: &StepReport| {
             let mut metrics = Metrics::of(report, run.tokens_per_step(), full);
             if run.model().objective() == Objective::MaskedTokens {
                 metrics.perplexity = None; // its loss is of two kinds
@@ -153,7 +155,8 @@ impl Train {
             }
             progress.step(&metrics, folder.best_validation());
             Ok(())
-        });
+        };
+        let trained = within_step::show(run.pace().as_deref(), &progress, || go(&mut observe));
         progress.finish();
         Ok((trained?, began.elapsed().as_secs_f64()))
     }
@@ -186,7 +189,7 @@ impl Train {
         say: &Say,
     ) -> Result<()> {
         let config = run.config();
-        let is_done = trained.last.step + 1 == config.steps;
+        let is_done = trained.n_steps == config.steps;
         let saved = keep_weights(run, &trained, folder.path(), is_done, say);
         if let Some(checkpoint) = &trained.checkpoint {
             say.line(&format!("checkpoint: {}", checkpoint.display()));
@@ -197,13 +200,11 @@ impl Train {
         }
         saved?;
         if !is_done {
-            let message = format!(
-                "stopped on request after step {}; resume with: {}",
-                trained.last.step,
-                suggest::to_resume(config, folder.path())
-            );
+            let (n_steps, discarded) = (trained.n_steps, trained.has_discarded);
+            let message =
+                stop::stopped(n_steps, discarded, &suggest::to_resume(config, folder.path()));
             let fault = Fault::new(Class::Requeue, Rank(0), message);
-            return Err(Fault { step: Some(trained.last.step), ..fault }.into());
+            return Err(Fault { step: n_steps.checked_sub(1), ..fault }.into());
         }
         Outcome { run, folder, say, json: self.json }.show(&trained, seconds)
     }
@@ -229,7 +230,7 @@ fn keep_weights(
     is_done: bool,
     say: &Say,
 ) -> Result<()> {
-    let is_saved = is_done || run.config().save.is_some();
+    let is_saved = is_done || run.config().save.is_some() && trained.last.is_some();
     let Some(dir) = run.config().weights_dir(folder).filter(|_| is_saved) else { return Ok(()) };
     let path = save_weights(run, trained, &dir).map_err(|e| {
         match save_weights(run, trained, &folder.join(MODEL)) {
@@ -238,7 +239,7 @@ fn keep_weights(
         }
     })?;
     if run.config().save.is_none() {
-        write_steps(&dir, trained.last.step + 1)?;
+        write_steps(&dir, trained.n_steps)?;
     }
     say.line(&format!("weights: {}", path.display()));
     Ok(())
@@ -351,21 +352,4 @@ fn shared_cores(run: &Run) -> Option<String> {
     let hint =
         format!("{workers}{of_each} on {on}; the bubble includes time spent waiting for a core");
     (threads > cores).then_some(hint)
-}
-
-/// A flag that the first SIGINT or SIGTERM sets, after `look`, which says whether this process tells so; a second
-/// one ends the process at once, saving nothing.
-pub(crate) fn stop_on_signal(look: impl Fn() -> bool + Send + 'static) -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    ctrlc::set_handler(move || {
-        let tells = look();
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        if tells {
-            tell("stopping at the end of this step; press Ctrl-C again to stop immediately");
-        }
-    })?;
-    Ok(stop)
 }
