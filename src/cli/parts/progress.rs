@@ -1,6 +1,7 @@
 //! What a training run says on the terminal.
 
 use std::io::{IsTerminal, Write};
+use std::mem::replace;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,19 +20,21 @@ pub(crate) const TICK: Duration = Duration::from_millis(200);
 /// A bar of `what` is counted, where standard error is a terminal.
 pub(crate) fn bar(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new(0).with_message(what);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}, {elapsed}") {
-        bar.set_style(style);
-    }
+    style(&bar, "{bar:30} {pos}/{len} {msg}, {elapsed}");
     bar.enable_steady_tick(TICK);
     bar
+}
+
+fn style(bar: &ProgressBar, template: &str) {
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
 }
 
 /// Does `work`, and shows meanwhile on a terminal what is done, and for how long.
 pub(crate) fn spin<T>(what: &'static str, work: impl FnOnce() -> T) -> T {
     let bar = ProgressBar::new_spinner().with_message(what);
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}, {elapsed}") {
-        bar.set_style(style);
-    }
+    style(&bar, "{spinner} {msg}, {elapsed}");
     bar.enable_steady_tick(TICK);
     let done = work();
     bar.finish_and_clear();
@@ -76,9 +79,7 @@ impl<'s> Progress<'s> {
         let bar = ProgressBar::with_draw_target(Some(n_steps), target);
         bar.set_position(first_step);
         bar.reset_eta(); // the steps before were not done in no time
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta} left") {
-            bar.set_style(style);
-        }
+        style(&bar, "{bar:30} {pos}/{len} {msg}");
         let every = n_steps.div_ceil(N_LINES).max(1);
         let (began, last) = (Instant::now(), Mutex::default());
         Progress { say, bar, n_steps, first_step, every, began, last }
@@ -98,7 +99,10 @@ impl<'s> Progress<'s> {
         let message = format!("loss {} {tokens_per_s:.0} tokens/s", fixed(loss, 4));
         self.bar.set_message(message.clone());
         self.bar.inc(1);
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = message;
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if replace(&mut *last, message).is_empty() {
+            style(&self.bar, "{bar:30} {pos}/{len} {msg}, {eta} left"); // from the first step on it is known
+        }
     }
 
     /// Shows how far the step under way is, behind what is known of the last one.
@@ -112,8 +116,8 @@ impl<'s> Progress<'s> {
         self.first_step
     }
 
-    /// Whether there is a bar.
-    pub(crate) fn is_on_terminal(&self) -> bool {
+    /// Whether standard error is a terminal, with a bar on it.
+    pub(crate) fn has_bar(&self) -> bool {
         !self.bar.is_hidden()
     }
 
