@@ -52,7 +52,7 @@ impl Request<'_> {
     /// taken unasked.
     ///
     /// # Errors
-    /// Those of `costs`, and [`Unfit`] if the schedule has no such shape.
+    /// The errors of `costs`, and [`Unfit`] if the schedule has no such shape.
     pub fn take_shorter_scaling<C: Costs, E: From<Unfit>>(
         &mut self,
         costs: &impl Fn(&Timetable) -> Result<C, E>,

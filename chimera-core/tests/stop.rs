@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use chimera_core::comm::{Comm, CommError, Endpoint, Liveness, Position, Tag, Threads};
+use chimera_core::device::Elements;
 use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::engine::{Counts, Job, Snapshot, StepReport, Worker};
 use chimera_core::fault::Fault;
@@ -101,7 +102,7 @@ struct Left {
     /// Of all ranks.
     weights: Vec<Tensor>,
     /// Of the whole model, as rank 0 gathers them.
-    gathered: Vec<Vec<f32>>,
+    gathered: Vec<Elements>,
 }
 
 /// Who asks to stop, and where.

@@ -65,13 +65,13 @@ pub fn save(
             let mut shape = param.shape.clone();
             shape[0] = rows.len();
             let values = &values[rows.start * row..rows.end * row];
-            tensors.push(Named { name: to_hf(model.architecture, &name), shape, values });
+            tensors.push(Named::new(to_hf(model.architecture, &name), shape, values));
         }
     }
     if let Some((name, ours)) = twin(model)
-        && let Some(Named { shape, values, .. }) = tensors.iter().find(|tensor| tensor.name == ours)
+        && let Some(Named { shape, words, .. }) = tensors.iter().find(|tensor| tensor.name == ours)
     {
-        tensors.push(Named { name: name.to_owned(), shape: shape.clone(), values });
+        tensors.push(Named::new(name.to_owned(), shape.clone(), words));
     }
     // Some versions of transformers refuse files that do not say so.
     let format = HashMap::from([("format".into(), "pt".into())]);

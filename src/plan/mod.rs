@@ -239,12 +239,14 @@ pub(crate) fn timetable(config: &Config) -> Result<Timetable> {
 
 /// The settings with the scaling that `auto` stands for: the shorter one, among those that micro-batches can have.
 fn with_scaling(mut config: Config) -> Result<Config> {
-    if config.scaling == Scaling::Auto {
+    if config.scaling != Scaling::Auto {
+        return Ok(config);
+    }
+    config.scaling = Scaling::Is(config.shape().scaling);
+    if matches!(config.schedule, Named::Schedule(_)) && config.micro_batch_size.is_multiple_of(2) {
         let model = config.model();
         let mut request = request_of_window(&config, config.window)?;
-        if config.micro_batch_size.is_multiple_of(2) {
-            request.take_shorter_scaling(&|timetable| costs(&config, &model, timetable))?;
-        }
+        request.take_shorter_scaling(&|timetable| costs(&config, &model, timetable))?;
         config.scaling = Scaling::Is(request.shape.scaling);
     }
     Ok(config)

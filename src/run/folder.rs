@@ -19,8 +19,10 @@ use crate::formats::files::{self, io_fault, prepare_dir, replace, text_regular};
 use crate::observe::{Best, EventFile, Metrics};
 use crate::settings::Config;
 
-/// Longer settings are not those of a run.
-pub const MAX_SETTINGS: u64 = 16 << 20;
+/// The file of a run's settings, which makes a folder a run.
+pub const SETTINGS: &str = "config.toml";
+/// Longer files are not settings of a run.
+const MAX_SETTINGS: u64 = 16 << 20;
 
 /// Where one run writes.
 pub struct Folder {
@@ -119,10 +121,10 @@ impl Place {
     /// has nothing to be resumed from, go on behind step `first`. `warn` is told of metrics that are lost.
     pub fn begin(self, config: &Config, first: u64, warn: &dyn Fn(&str)) -> Result<Folder> {
         let path = &self.path;
-        let shown = path.join("config.toml");
+        let shown = path.join(SETTINGS);
         let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
         let goes_on = shown.exists() && is_own(config, path);
-        let before = if goes_on { settings_in(&shown) } else { None };
+        let before = if goes_on { settings_in(path).ok() } else { None };
         if let Some(before) = before.as_ref().filter(|_| first == 0) {
             let conflicts = conflicts(before, config);
             ensure!(
@@ -306,9 +308,14 @@ fn is_own(config: &Config, folder: &Path) -> bool {
     })
 }
 
-/// What a run's `config.toml` says, if it can be read.
-fn settings_in(path: &Path) -> Option<toml::Table> {
-    text_regular(path, MAX_SETTINGS).ok()??.parse().ok()
+/// The settings of the run in a folder.
+pub fn settings_in(folder: &Path) -> Result<toml::Table> {
+    let path = folder.join(SETTINGS);
+    let read = || -> Result<_> {
+        let text = text_regular(&path, MAX_SETTINGS)?;
+        Ok(text.with_context(|| format!("it is longer than {MAX_SETTINGS} bytes"))?.parse()?)
+    };
+    read().with_context(|| path.display().to_string())
 }
 
 fn remove_errors(folder: &Path) -> std::io::Result<()> {

@@ -42,7 +42,7 @@ use chimera_core::program::Program;
 use chimera_core::search::Report;
 use chimera_core::timetable::Timetable;
 
-pub use folder::{Folder, MAX_SETTINGS, Place, is_error, write_error};
+pub use folder::{Folder, Place, SETTINGS, is_error, settings_in, write_error};
 pub use gather::share;
 use initial::Initial;
 pub use lock::is_at_work;

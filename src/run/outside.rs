@@ -5,7 +5,7 @@ use std::thread::available_parallelism;
 
 use anyhow::{Context, Result};
 use chimera_core::timetable::Timetable;
-use toml::{Table, Value};
+use toml::Value;
 
 use super::launch::Launch;
 use crate::data::{Marks, Prepared, missing_ids};
@@ -64,8 +64,7 @@ impl Outside for OnDisk {
 
     fn before(&self, option: &str, resume: &str, out: Option<&Path>) -> Option<Value> {
         let (_, manifest) = foreseen(resume, out).ok()??;
-        let setting = format!("value = {}", manifest.setting(option).ok()?);
-        setting.parse::<Table>().ok()?.remove("value")
+        manifest.value(option).ok()
     }
 
     /// Ranks on several hosts are taken to have cores of their own: all ranks must come to the same answer.

@@ -215,14 +215,15 @@ where
         let run = self.run;
         let params: Vec<_> = run.plan.cuts.iter().map(|cut| run.model().params(cut)).collect();
         let mut weights = Vec::new();
-        for ((stage, index), values) in self.worker.gather_weights(step)? {
+        for ((stage, index), elements) in self.worker.gather_weights(step)? {
             let param = params.get(stage.index()).and_then(|params| params.get(index));
-            let sized = |param: &&Param| param.n_elements() == values.len();
+            let n_words = |param: &Param| elements.dtype.n_words(param.n_elements());
+            let sized = |param: &&Param| n_words(param) == Some(elements.words.len());
             let param = param.filter(sized).ok_or_else(|| {
-                let message = format!("a rank sent {} values for {stage}", values.len());
+                let message = format!("a rank sent {} words for {stage}", elements.words.len());
                 Fault::new(Class::Mismatch, self.rank, message)
             })?;
-            weights.push((param.clone(), values));
+            weights.push((param.clone(), elements.to_f32(param.n_elements())));
         }
         Ok(weights)
     }

@@ -34,8 +34,9 @@ fn manifest(step: u64) -> Manifest {
 fn tensor(name: &str, n: usize, value: f32) -> Snapshot {
     let (name, shape) = (name.to_string(), vec![n]);
     let param = Param { name, shape, init: Init::Zeros, decay: false, tied: false };
-    let moments = [vec![value + 1.0; n], vec![value + 2.0; n]];
-    Snapshot { param, weights: vec![value; n], moments }
+    let elements = |value| vec![value; n].into();
+    let moments = [value + 1.0, value + 2.0].map(elements);
+    Snapshot { param, weights: elements(value), moments }
 }
 
 /// Two files, one of several writes, and a rank without any.
@@ -221,7 +222,7 @@ fn values_that_are_not_finite_are_not_saved() {
     for at in 0..3 {
         let mut unsound = tensor("wte", 4, 1.0);
         let [m, v] = &mut unsound.moments;
-        [&mut unsound.weights, m, v][at][2] = f32::NAN;
+        [&mut unsound.weights, m, v][at].words[2] = f32::NAN;
         let fault = store.save(manifest(2), &[vec![unsound]]).expect_err("refused");
         let message =
             ["wte", "wte.m", "wte.v"][at].to_owned() + " is not finite: no checkpoint is saved";

@@ -4,6 +4,7 @@ use std::fs::{read, write};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tempfile::TempDir;
 
 use super::{expected, fixture, model};
 use crate::command::{chimera, folder, start, text};
@@ -152,13 +153,18 @@ fn an_export_is_what_transformers_saves() {
     assert!(bytes(&out) == bytes(&fixture("tied")));
 }
 
-#[test]
-fn a_run_keeps_its_weights_and_says_what_is_next() {
+/// A folder with a short text, and the place of a run that is trained on it.
+fn text_and_run() -> (TempDir, String, String) {
     let folder = folder();
     let (text, run) = (folder.path().join("text.txt"), folder.path().join("run"));
     write(&text, "a text ".repeat(100)).expect("written");
-    let train = format!("train --data {} --out {} --steps 1", text.display(), run.display());
-    let ran = chimera(&train);
+    (folder, text.display().to_string(), run.display().to_string())
+}
+
+#[test]
+fn a_run_keeps_its_weights_and_says_what_is_next() {
+    let (_folder, text, run) = text_and_run();
+    let ran = chimera(&format!("train --data {text} --out {run} --steps 1"));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let next = ran.stdout.lines().last().and_then(|line| line.strip_prefix("next: chimera "));
     let tried = chimera(&format!("{} --tokens 3", next.expect("a last line about what is next")));
@@ -168,30 +174,25 @@ fn a_run_keeps_its_weights_and_says_what_is_next() {
 
 #[test]
 fn a_run_without_weights_is_told_as_such() {
-    let folder = folder();
-    let (text, run) = (folder.path().join("text.txt"), folder.path().join("run"));
-    write(&text, "a text ".repeat(100)).expect("written");
-    let train = format!("train --data {} --out {} --steps 1", text.display(), run.display());
+    let (folder, text, run) = text_and_run();
+    let train = format!("train --data {text} --out {run} --steps 1");
     let both = refusal(&format!("{train} --no-save --save {}", folder.path().display()));
     assert!(both.contains("`no-save` contradicts `save`"), "{both}");
     let ran = chimera(&format!("{train} --no-save"));
     assert!(ran.code == Some(0) && !ran.stdout.contains("next: "), "{}", ran.stdout);
-    let refused = refusal(&format!("generate --model {} --prompt a", run.display()));
+    let refused = refusal(&format!("generate --model {run} --prompt a"));
     assert!(
         refused.contains("is a run without weights: name the folder of its --save"),
         "{refused}"
     );
-    let refused = refusal(&format!("generate --model {} --prompt a", text.display()));
+    let refused = refusal(&format!("generate --model {text} --prompt a"));
     assert!(refused.contains("text.txt is a file: name a folder"), "{refused}");
 }
 
 /// A checkpoint that is newer than the weights of an earlier end is what a run trained last.
 #[test]
 fn what_a_run_trained_last_is_its_model() {
-    let folder = folder();
-    let (text, run) = (folder.path().join("text.txt"), folder.path().join("run"));
-    write(&text, "a text ".repeat(100)).expect("written");
-    let (text, run) = (text.display(), run.display());
+    let (_folder, text, run) = text_and_run();
     let train = |options: &str| {
         let ran = chimera(&format!("train --data {text} --out {run} {options}"));
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);

@@ -36,6 +36,38 @@ impl Dtype {
         }
     }
 
+    /// Bytes of `n_elements`.
+    pub fn n_bytes(self, n_elements: usize) -> usize {
+        match self {
+            Dtype::F32 => 4 * n_elements,
+            Dtype::Bf16 => 2 * n_elements,
+            Dtype::F64 => 8 * n_elements,
+        }
+    }
+
+    /// Whether all elements in words are finite. It takes many at once: no branch depends on an element.
+    pub fn is_finite(self, words: &[f32]) -> bool {
+        const SIGN: u32 = 1 << 31;
+        // One more makes an exponent of ones overflow into the sign.
+        let overflow =
+            |bits: u32, mantissa_digits: u32| (bits & !SIGN) + (1 << (mantissa_digits - 1));
+        let single = |word: &f32| overflow(word.to_bits(), f32::MANTISSA_DIGITS);
+        let any = |all: u32, one: u32| all | one;
+        let overflows = match self {
+            Dtype::F32 => words.iter().map(single).fold(0, any),
+            Dtype::Bf16 => words
+                .iter()
+                .flat_map(|word| halves(word.to_bits()))
+                .fold(0, |all, half| any(all, single(&half))),
+            Dtype::F64 => {
+                let upper =
+                    |pair: &[f32; 2]| overflow(pair[1].to_bits(), f64::MANTISSA_DIGITS - u32::BITS);
+                words.as_chunks().0.iter().map(upper).fold(0, any)
+            }
+        };
+        overflows & SIGN == 0
+    }
+
     /// Words that hold the bytes of elements in the order of this machine; a last half word is filled up.
     pub fn words(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
         bytes.chunks(WORD).map(|chunk| {
@@ -54,6 +86,28 @@ impl Dtype {
         };
         values.truncate(n_elements);
         values
+    }
+}
+
+/// Elements of a tensor on the host, row-major, as words of their type.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct Elements {
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Words that hold them.
+    pub words: Vec<f32>,
+}
+
+impl Elements {
+    /// The elements as f32, of which there are `n`.
+    pub fn to_f32(self, n: usize) -> Vec<f32> {
+        self.dtype.to_f32(self.words, n)
+    }
+}
+
+impl From<Vec<f32>> for Elements {
+    fn from(words: Vec<f32>) -> Elements {
+        Elements { dtype: Dtype::F32, words }
     }
 }
 
@@ -94,5 +148,27 @@ mod tests {
         assert_eq!(Some(words.len()), Dtype::F64.n_words(3));
         assert_eq!(Dtype::F64.to_f32(words, 3), exact);
         assert_eq!(Dtype::F64.n_words(usize::MAX), None);
+    }
+
+    #[test]
+    fn what_is_not_finite_is_found_in_every_type() {
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            for x in [[0.0, f64::MAX], [bad, 1.0], [-1.0, bad]] {
+                let is_finite = x[0].is_finite() && x[1].is_finite();
+                let words: Vec<f32> = x
+                    .iter()
+                    .flat_map(|x| Dtype::words(&x.to_ne_bytes()).collect::<Vec<_>>())
+                    .collect();
+                assert_eq!(Dtype::F64.is_finite(&words), is_finite, "{x:?}");
+                let singles = x.map(|x| if x == f64::MAX { f32::MAX } else { x as f32 });
+                assert_eq!(Dtype::F32.is_finite(&singles), is_finite, "{x:?}");
+                let halves: Vec<u8> = singles
+                    .iter()
+                    .flat_map(|x| ((x.to_bits() >> 16) as u16).to_ne_bytes())
+                    .collect();
+                let words: Vec<f32> = Dtype::words(&halves).collect();
+                assert_eq!(Dtype::Bf16.is_finite(&words), is_finite, "{x:?}");
+            }
+        }
     }
 }

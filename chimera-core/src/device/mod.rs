@@ -22,7 +22,7 @@ mod optimizers;
 pub mod reference;
 
 pub use counted::{Counted, Extents};
-pub use dtype::Dtype;
+pub use dtype::{Dtype, Elements};
 pub use error::{DeviceError, Result};
 pub use optimizers::{AdamW, Sgd, Updated};
 use reference::Reference;

@@ -8,7 +8,7 @@ use super::handshake::Fields;
 use super::state::StageOn;
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, all_gather};
-use crate::device::Device;
+use crate::device::{Device, Elements};
 use crate::fault::{Class, Fault};
 use crate::ids::Rank;
 
@@ -25,7 +25,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         }
         for held in self.state.stages.iter() {
             for (param, weight) in held.stage.params().iter().zip(held.weights.iter()) {
-                let values = self.download(weight)?;
+                let values = self.copy(weight, Elements::default())?.words;
                 let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
                 mine.push((param.name.clone(), blake3::hash(&bytes).to_string()));
             }

@@ -10,20 +10,20 @@ use super::Worker;
 use super::state::StageOn;
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
-use crate::device::Device;
+use crate::device::{Device, Elements};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::stage::Param;
 
-/// A tensor of the model and what the optimizer keeps of it, each row-major.
+/// A tensor of the model and what the optimizer keeps of it, in the device's own types.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Snapshot {
     /// Name and shape.
     pub param: Param,
     /// Its weights.
-    pub weights: Vec<f32>,
+    pub weights: Elements,
     /// First and second moment of its gradient.
-    pub moments: [Vec<f32>; 2],
+    pub moments: [Elements; 2],
 }
 
 /// What a training has counted since its start.
@@ -75,7 +75,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     pub fn gather_weights(
         &mut self,
         step: u64,
-    ) -> Result<Vec<((StageId, usize), Vec<f32>)>, Fault> {
+    ) -> Result<Vec<((StageId, usize), Elements)>, Fault> {
         let mine: Vec<_> = self.first_replicas().collect();
         let words = mine.iter().flat_map(|(stage, index)| [u32::from(stage.0), *index as u32]);
         let list: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
@@ -95,7 +95,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
                 let deadline = self.state.deadline();
                 let tensor = self.state.comm.recv(from, tag(place), deadline);
                 let tensor = self.state.on_wait("the end", Need::Other, tensor)?;
-                all.push((place, self.download(&tensor)?));
+                all.push((place, self.copy(&tensor, Elements::default())?));
             }
         }
         Ok(all)
@@ -115,19 +115,22 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         for held in self.state.stages.iter_mut() {
             let (mut weights, mut moments) = (Vec::new(), Vec::new());
             for (param, held) in held.stage.params().iter().zip(&held.moments) {
-                let given = tensor(param)?;
-                let upload = |values: &[f32]| {
-                    if values.len() != param.n_elements() {
-                        let (name, n) = (&param.name, values.len());
-                        let message = format!("{name} has {n} values, not {}", param.n_elements());
+                let upload = |Elements { dtype, words }| {
+                    if dtype.n_words(param.n_elements()) != Some(words.len()) {
+                        let (name, n) = (&param.name, words.len());
+                        let message = format!(
+                            "{name} has {n} words of {dtype:?}, not {} elements",
+                            param.n_elements()
+                        );
                         return Err(Fault::new(Class::Checkpoint, rank, message));
                     }
-                    let tensor = device.upload(&param.shape, values);
+                    let tensor = device.upload_words(&param.shape, dtype, words);
                     tensor.map_err(|e| e.into_fault(rank))
                 };
-                weights.push(upload(&given.weights)?);
+                let Snapshot { weights: given, moments: [m, v], .. } = tensor(param)?;
+                weights.push(upload(given)?);
                 moments.push(match held {
-                    Some(_) => Some([upload(&given.moments[0])?, upload(&given.moments[1])?]),
+                    Some(_) => Some([upload(m)?, upload(v)?]),
                     None => None,
                 });
             }
@@ -145,17 +148,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         mine.flat_map(|(_, tensors)| tensors.iter().filter_map(|places| places.first().copied()))
     }
 
-    /// A tensor's values, in the place of those of `into`.
-    fn copy(&self, tensor: &D::Tensor, mut into: Vec<f32>) -> Result<Vec<f32>, Fault> {
-        let rank = self.state.comm.rank();
-        into.clear();
-        let copied = self.state.device.download_into(tensor, &mut into);
-        copied.map(|()| into).map_err(|e| e.into_fault(rank))
-    }
-
-    pub(super) fn download(&self, tensor: &D::Tensor) -> Result<Vec<f32>, Fault> {
-        let rank = self.state.comm.rank();
-        self.state.device.download(tensor).map_err(|e| e.into_fault(rank))
+    /// A tensor's elements, in the memory of others.
+    pub(super) fn copy(&self, tensor: &D::Tensor, others: Elements) -> Result<Elements, Fault> {
+        let (device, mut words) = (&self.state.device, others.words);
+        words.clear();
+        let copied = device.download_words(tensor, &mut words);
+        copied.map_err(|e| e.into_fault(self.state.comm.rank()))?;
+        Ok(Elements { dtype: device.dtype(tensor), words })
     }
 }
 

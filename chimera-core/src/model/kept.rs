@@ -23,8 +23,8 @@ pub(super) trait Tensors {
     fn map<U>(&self, f: impl FnMut(&Self::Tensor) -> Result<U>) -> Result<Self::Of<U>>;
 }
 
-/// The engine restores what it selected before a backward pass, so the other variant is a bug.
 impl<W, S> Kept<W, S> {
+    /// The whole ones: the engine restores what it selected before a backward pass, so the other variant is a bug.
     pub(super) fn whole(self) -> W {
         match self {
             Kept::Whole(saved) => saved,
@@ -32,15 +32,14 @@ impl<W, S> Kept<W, S> {
         }
     }
 
+    /// The selection, which is all that there is before it is restored.
     pub(super) fn selected(self) -> S {
         match self {
             Kept::Selected(selected) => selected,
             Kept::Whole(_) => panic!("saved activations were not selected"),
         }
     }
-}
 
-impl<W, S> Kept<W, S> {
     /// Parts of equal size, of whole saved activations whose tensors have as many rows of every sample.
     pub(super) fn split<D: Layers>(self, device: &D, parts: usize) -> Result<Vec<Kept<W, S>>>
     where

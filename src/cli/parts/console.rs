@@ -42,6 +42,11 @@ pub(crate) fn count(n: u64) -> String {
     }
 }
 
+/// `1 message`, `2 messages`.
+pub(crate) fn counted(n: f64, unit: &str, plural: &str) -> String {
+    format!("{n} {unit}{}", if n == 1.0 { "" } else { plural })
+}
+
 /// A time to wait, in the unit that suits it: `11 s`, `3 min`, `2.5 h`, `3.1 days`.
 pub(crate) fn duration(seconds: f64) -> String {
     match seconds {

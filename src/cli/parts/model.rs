@@ -4,16 +4,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::model::Cut;
-use serde::Deserialize;
+use toml::Value;
 
 use crate::cli::parts::console::{require_folder, tell, warn};
 use crate::data::tokenizer::{TOKENIZER, Tokenizer, save_tokenizer};
 use crate::data::{tokenizer_file_of, tokenizer_of};
 use crate::formats::checkpoint::{Checkpoint, MANIFEST, Store};
-use crate::formats::files::text_regular;
 use crate::formats::hf::{self, CONFIG, DropoutRates, Pretrained};
 use crate::formats::save::{save, saved_steps};
-use crate::run::{MAX_SETTINGS, RUNS, newest_first};
+use crate::run::{RUNS, SETTINGS, newest_first, settings_in};
 use crate::settings::MODEL;
 
 /// A trained model, and where its text came from.
@@ -40,7 +39,7 @@ pub(crate) fn load(dir: Option<&Path>) -> Result<Loaded> {
     if dir.join(MANIFEST).exists() {
         return of_checkpoint(&Checkpoint::open(dir)?);
     }
-    match dir.join(CONFIG).exists() || !dir.join("config.toml").exists() {
+    match dir.join(CONFIG).exists() || !dir.join(SETTINGS).exists() {
         true => of_folder(dir),
         false => of_run(dir),
     }
@@ -76,12 +75,9 @@ fn of_run(run: &Path) -> Result<Loaded> {
         }
         (_, Some(trained)) => {
             tell(format_args!("model: {}", trained.display()));
-            let place = || format!("settings of {}", run.display());
-            let settings =
-                text_regular(&run.join("config.toml"), MAX_SETTINGS).with_context(place)?;
-            let data =
-                settings.map(|settings| data_of(&settings)).transpose().with_context(place)?;
-            Ok(Loaded { text: Text::Data(data.unwrap_or_default()), ..of_folder(&trained)? })
+            let data = settings_in(run)?.remove("data").map(Value::try_into);
+            let text = Text::Data(data.transpose()?.unwrap_or_default());
+            Ok(Loaded { text, ..of_folder(&trained)? })
         }
         _ => bail!(
             "{} is a run without weights: name the folder of its --save, or train without --no-save",
@@ -105,17 +101,8 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
     });
     let weights = weights.collect::<Result<_>>()?;
     let model = Pretrained { config, dropout: DropoutRates::all(dropout), weights };
-    let data = data_of(&format!("data = {}", manifest.setting("data").with_context(place)?))?;
+    let data = manifest.value("data").and_then(|data| Ok(data.try_into()?)).with_context(place)?;
     Ok(Loaded { model, place: checkpoint.path().to_path_buf(), text: Text::Data(data) })
-}
-
-/// The files that a run is trained on, by its settings.
-fn data_of(settings: &str) -> Result<Vec<PathBuf>> {
-    #[derive(Deserialize)]
-    struct Settings {
-        data: Vec<PathBuf>,
-    }
-    Ok(toml::from_str::<Settings>(settings)?.data)
 }
 
 impl Loaded {

@@ -7,7 +7,7 @@ use chimera_core::analyze::{Timeline, peak_kept};
 use chimera_core::interchange::ReadError;
 use chimera_core::program::Program;
 
-use super::console::figure;
+use super::console::{counted, figure};
 use super::costs::CostArgs;
 use super::scheduled::Scheduled;
 use super::shape::PassArgs;
@@ -68,9 +68,4 @@ pub(crate) fn summary(program: &Program, timeline: &Timeline) -> String {
 pub(crate) fn named(program: &Program) -> String {
     let halved = if program.units_per_micro() > 1 { ", backwards halved" } else { "" };
     format!("{}{halved}", program.schedule())
-}
-
-/// `1 message`, `2 messages`.
-fn counted(n: f64, unit: &str, plural: &str) -> String {
-    format!("{n} {unit}{}", if n == 1.0 { "" } else { plural })
 }

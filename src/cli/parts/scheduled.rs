@@ -33,7 +33,7 @@ impl Scheduled {
     /// What `name` stands for: a schedule at a shape, `auto`, or a file (`-` is standard input); its
     /// stages cost what `costs` says of each. Warns of options that it does not read.
     pub(crate) fn of(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
-        Scheduled::drawn(drawn(name, shape, costs)?, shape, costs)
+        Scheduled::of_config(drawn(name, shape, costs)?, shape, costs)
     }
 
     /// As [`of`](Self::of), where micro-batches are only cut if the options say so.
@@ -44,10 +44,10 @@ impl Scheduled {
     ) -> Result<Scheduled> {
         let mut config = drawn(name, shape, costs)?;
         config.scaling = Scaling::Is(config.scaling.of_shape());
-        Scheduled::drawn(config, shape, costs)
+        Scheduled::of_config(config, shape, costs)
     }
 
-    fn drawn(config: Config, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
+    fn of_config(config: Config, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
         let plan = Scheduled::with(&config, shape, &|timetable| costs.of_stages(timetable))?;
         shape.warn_of_unread(&config);
         Ok(plan)

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use chimera_core::engine::Counts;
 use chimera_core::model::ModelConfig;
 use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
 
 use super::{Unusable, no_manifest};
 use crate::formats::files::text_regular;
@@ -80,6 +81,12 @@ impl Manifest {
             .get(key)
             .map(String::as_str)
             .with_context(|| format!("its settings lack {key}"))
+    }
+
+    /// A setting's value.
+    pub fn value(&self, key: &str) -> Result<Value> {
+        let table: Table = format!("value = {}", self.setting(key)?).parse()?;
+        Ok(table["value"].clone())
     }
 
     /// What is trained, and the rate of dropout.

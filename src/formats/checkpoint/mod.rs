@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, symlink_metadata};
 use std::path::{Path, PathBuf};
 
+use chimera_core::device::Elements;
 use chimera_core::engine::Snapshot;
 use chimera_core::stage::Param;
-use safetensors::tensor::Dtype;
 use serde::{Deserialize, Serialize};
 
 pub use crate::formats::files::disk::{Disk, Written};
@@ -114,9 +114,14 @@ impl Checkpoint {
 
     /// The weights of a tensor of this shape, row-major.
     pub fn weights(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Unusable> {
+        Ok(self.elements(name, shape)?.to_f32(shape.iter().product()))
+    }
+
+    /// The elements of a tensor of this shape, row-major, in the type that they were trained in.
+    pub fn elements(&self, name: &str, shape: &[usize]) -> Result<Elements, Unusable> {
         let lacks = || Unusable::new(&self.path, format!("it lacks {name}"));
         let nth = *self.index.get(name).ok_or_else(lacks)?;
-        values(&self.files[nth], name, shape)
+        elements(&self.files[nth], name, shape)
     }
 
     /// A tensor with its moments.
@@ -124,10 +129,10 @@ impl Checkpoint {
         let Param { name, shape, .. } = param;
         Ok(Snapshot {
             param: param.clone(),
-            weights: self.weights(name, shape)?,
+            weights: self.elements(name, shape)?,
             moments: [
-                self.weights(&moment(name, 0), shape)?,
-                self.weights(&moment(name, 1), shape)?,
+                self.elements(&moment(name, 0), shape)?,
+                self.elements(&moment(name, 1), shape)?,
             ],
         })
     }
@@ -137,24 +142,34 @@ impl Checkpoint {
         let shapes = self.shapes();
         let mut values = Vec::new();
         for (name, shape) in &shapes {
-            values.push(self.weights(name, shape)?);
+            values.push(self.elements(name, shape)?);
         }
         let named = shapes.into_iter().zip(&values);
-        let named = named.map(|((name, shape), values)| Named { name, shape, values });
+        let named = named.map(|((name, shape), Elements { dtype, words })| Named {
+            name,
+            shape,
+            dtype: *dtype,
+            words,
+        });
         let written = tensors::write(&Disk::default(), to, named.collect(), None);
         Ok(written.map_err(|e| io_fault("weights", to, &e))?)
     }
 }
 
-/// The values of a tensor, whose type and shape must be these.
-fn values(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Vec<f32>, Unusable> {
+/// The elements of a tensor, whose shape must be this.
+fn elements(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Elements, Unusable> {
     let unusable = |reason: String| Unusable::new(file.path(), reason);
     let tensor = file.tensor(name).ok_or_else(|| unusable(format!("{name} is not there")))?;
-    if tensor.dtype != Dtype::F32 || tensor.shape != shape {
-        let found = format!("{name} is {:?} of shape {:?}", tensor.dtype, tensor.shape);
-        return Err(unusable(format!("{found}, not F32 of shape {shape:?}")));
+    let found = || {
+        unusable(format!(
+            "{name} is {:?} of shape {:?}, not numbers of shape {shape:?}",
+            tensor.dtype, tensor.shape
+        ))
+    };
+    if tensor.shape != shape {
+        return Err(found());
     }
-    file.values(tensor, f32::from_le_bytes).map_err(|e| unusable(format!("{name}: {e}")))
+    file.elements(tensor).map_err(|e| unusable(format!("{name}: {e}")))?.ok_or_else(found)
 }
 
 /// The name of a tensor's first or second moment.

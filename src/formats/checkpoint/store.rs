@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::Result;
+use chimera_core::device::Elements;
 use chimera_core::engine::Snapshot;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -274,7 +275,12 @@ fn write_shard(disk: &Disk, folder: &Path, nth: usize, part: &[Snapshot]) -> io:
     let named = part.iter().flat_map(|Snapshot { param, weights, moments: [m, v] }| {
         let names = [param.name.clone(), moment(&param.name, 0), moment(&param.name, 1)];
         let each = names.into_iter().zip([weights, m, v]);
-        each.map(|(name, values)| Named { name, shape: param.shape.clone(), values })
+        each.map(|(name, Elements { dtype, words })| Named {
+            name,
+            shape: param.shape.clone(),
+            dtype: *dtype,
+            words,
+        })
     });
     let written = tensors::write(disk, &folder.join(&file), named.collect(), None)?;
     Ok(Shard { file, bytes: written.bytes, blake3: written.blake3 })

@@ -6,9 +6,10 @@ use std::fs::File;
 use std::io::{Error, Read, Result, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use chimera_core::device::{Dtype, Elements};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::disk::{CHUNK, Disk, Written};
 use super::io_fault;
@@ -18,11 +19,24 @@ const MAX_HEADER_BYTES: u64 = 1 << 26;
 /// What the length of the header takes.
 const LENGTH_BYTES: u64 = 8;
 
-/// A tensor to be written: its name, extents, and values, row-major.
+/// A tensor to be written: its name, extents, and elements, row-major.
 pub(crate) struct Named<'v> {
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
-    pub(crate) values: &'v [f32],
+    pub(crate) dtype: Dtype,
+    /// Words of that type.
+    pub(crate) words: &'v [f32],
+}
+
+impl<'v> Named<'v> {
+    /// A tensor of f32.
+    pub(crate) fn new(name: String, shape: Vec<usize>, words: &'v [f32]) -> Named<'v> {
+        Named { name, shape, dtype: Dtype::F32, words }
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.dtype.n_bytes(self.shape.iter().product())
+    }
 }
 
 /// A tensor that holds what no file may hold.
@@ -30,7 +44,7 @@ pub(crate) struct Named<'v> {
 #[error("{0} is not finite")]
 struct NotFinite(String);
 
-/// Writes f32 tensors in the order of their names, and what else the header is to say. All that is to be done with
+/// Writes tensors in the order of their names, and what else the header is to say. All that is to be done with
 /// a value is done while it is in the cache.
 ///
 /// # Errors
@@ -45,8 +59,8 @@ pub(crate) fn write(
     let mut end = 0;
     let infos = tensors.iter().map(|tensor| {
         let start = end;
-        end += size_of_val(tensor.values);
-        let (dtype, shape) = (Dtype::F32, tensor.shape.clone());
+        end += tensor.n_bytes();
+        let (dtype, shape) = (in_file(tensor.dtype), tensor.shape.clone());
         (tensor.name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
     });
     let header = Metadata::new(metadata, infos.collect()).map_err(Error::other)?;
@@ -56,11 +70,14 @@ pub(crate) fn write(
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for tensor in &tensors {
-            for values in tensor.values.chunks(CHUNK / size_of::<f32>()) {
-                if !is_finite(values) {
+            let mut left = tensor.n_bytes();
+            for words in tensor.words.chunks(CHUNK / size_of::<f32>()) {
+                if !tensor.dtype.is_finite(words) {
                     return Err(Error::other(NotFinite(tensor.name.clone())));
                 }
-                out.write_all(&bytes(values))?;
+                let bytes = bytes(words);
+                out.write_all(&bytes[..left.min(bytes.len())])?; // a last half word is filled up
+                left = left.saturating_sub(bytes.len());
             }
         }
         Ok(())
@@ -83,13 +100,13 @@ pub(crate) fn bytes(values: &[f32]) -> Cow<'_, [u8]> {
     }
 }
 
-/// Without a branch for each value, so that it takes many at once: one more makes an exponent of ones overflow
-/// into the sign.
-fn is_finite(values: &[f32]) -> bool {
-    const SIGN: u32 = 1 << 31;
-    const EXPONENT: u32 = 1 << (f32::MANTISSA_DIGITS - 1);
-    let overflow = |value: &f32| (value.to_bits() & !SIGN) + EXPONENT;
-    values.iter().map(overflow).fold(0, |any, one| any | one) & SIGN == 0
+/// A type of elements as safetensors calls it.
+fn in_file(dtype: Dtype) -> safetensors::Dtype {
+    match dtype {
+        Dtype::Bf16 => safetensors::Dtype::BF16,
+        Dtype::F64 => safetensors::Dtype::F64,
+        _ => safetensors::Dtype::F32,
+    }
 }
 
 /// A file whose header was read, and agrees with its size.
@@ -145,6 +162,26 @@ impl TensorFile {
     /// The tensor of this name.
     pub(crate) fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.header.info(name)
+    }
+
+    /// The elements of a tensor of this file, row-major; those of a type that a device computes in as they are, bf16
+    /// as f32.
+    ///
+    /// # Errors
+    /// If they cannot be read. `None` if they are of another type.
+    pub(crate) fn elements(&self, tensor: &TensorInfo) -> Result<Option<Elements>> {
+        Ok(Some(match tensor.dtype {
+            safetensors::Dtype::F32 => self.values(tensor, f32::from_le_bytes)?.into(),
+            safetensors::Dtype::BF16 => {
+                let upper = |half| f32::from_bits(u32::from(u16::from_le_bytes(half)) << u16::BITS);
+                self.values(tensor, upper)?.into()
+            }
+            safetensors::Dtype::F64 => {
+                let words = self.values(tensor, f32::from_le_bytes)?;
+                Elements { dtype: Dtype::F64, words }
+            }
+            _ => return Ok(None),
+        }))
     }
 
     /// The values of a tensor of this file, row-major, each from `WIDTH` bytes; piece by piece, so that they are

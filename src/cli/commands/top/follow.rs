@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::formats::files::{open_regular, text_regular};
 use crate::observe::{Lines, Metrics};
-use crate::run::{is_at_work, is_error};
+use crate::run::{is_at_work, is_error, settings_in};
 
 /// Steps over which speed is averaged.
 const N_RECENT: usize = 20;
@@ -46,18 +46,8 @@ pub(crate) enum State {
 
 impl Followed {
     pub(crate) fn open(folder: &Path) -> Result<Followed> {
-        let settings = folder.join("config.toml");
-        let text = text_regular(&settings, MAX_BYTES).with_context(|| {
-            format!(
-                "cannot read {}: {} is not the folder of a run",
-                settings.display(),
-                folder.display()
-            )
-        })?;
-        let too_long = || format!("{} is larger than {MAX_BYTES} bytes", settings.display());
-        let text = text.with_context(too_long)?;
-        let settings: toml::Table =
-            text.parse().with_context(|| format!("cannot read {}", settings.display()))?;
+        let not_a_run = || format!("{} is not the folder of a run", folder.display());
+        let settings = settings_in(folder).with_context(not_a_run)?;
         let steps = settings.get("steps").and_then(toml::Value::as_integer);
         let metrics = settings.get("metrics").and_then(toml::Value::as_str);
         Ok(Followed {

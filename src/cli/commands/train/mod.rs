@@ -4,6 +4,7 @@
 pub(crate) mod ranks;
 mod stop;
 mod suggest;
+mod weights;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -19,24 +20,19 @@ use clap::{Args, Parser};
 use serde_json::json;
 
 pub(crate) use self::stop::Stop;
-use crate::cli::parts::console::{print, tell, warn};
-use crate::cli::parts::model;
+use crate::cli::parts::console::{counted, print, tell, warn};
 use crate::cli::parts::model::warn_of_bytes;
 use crate::cli::parts::outcome::Outcome;
 use crate::cli::parts::progress::{Progress, Say};
 use crate::cli::parts::proof::named;
 use crate::cli::parts::shape::warn_of_unread;
 use crate::cli::parts::within_step;
-use crate::data::tokenizer::save_tokenizer;
-use crate::data::tokenizer_file_of;
 use crate::device::OpenDevice;
 use crate::formats::checkpoint::Checkpoint;
-use crate::formats::hf::DropoutRates;
-use crate::formats::save::{prepare, save, write_steps};
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::outside::OnDisk;
 use crate::run::{Folder, Place, Run, Trained};
-use crate::settings::{Config, Layers, MODEL, Transport};
+use crate::settings::{Config, Layers, Transport};
 
 /// Trains a GPT-2 or a BERT; without any option a small GPT-2, on a built-in text, through a Chimera pipeline
 #[derive(Args)]
@@ -165,15 +161,7 @@ impl Train {
     pub(crate) fn conclude_trained(&self, run: &Run, place: &Place, say: &Say) -> Result<()> {
         say.line("nothing is left to train: raise --steps to go on");
         place.remove_errors()?;
-        let dir = run.config().weights_dir(place.path());
-        if let (Some(dir), Some(checkpoint)) = (dir, run.begins_at()) {
-            prepare(&dir, true)?;
-            let path = model::load(Some(checkpoint))?.save(&dir)?;
-            if run.config().save.is_none() {
-                write_steps(&dir, run.first_step())?;
-            }
-            say.line(&format!("weights: {}", path.display()));
-        }
+        weights::keep_from_checkpoint(run, place.path(), say)?;
         if self.json {
             print(format!("{:#}", json!({ "run": place.path(), "steps": run.first_step() })))?;
         }
@@ -189,8 +177,7 @@ impl Train {
         say: &Say,
     ) -> Result<()> {
         let config = run.config();
-        let is_done = trained.n_steps == config.steps;
-        let saved = keep_weights(run, &trained, folder.path(), is_done, say);
+        let saved = weights::keep(run, &trained, folder.path(), say);
         if let Some(checkpoint) = &trained.checkpoint {
             say.line(&format!("checkpoint: {}", checkpoint.display()));
         }
@@ -199,7 +186,7 @@ impl Train {
             return Err(fault.into());
         }
         saved?;
-        if !is_done {
+        if trained.n_steps < config.steps {
             let (n_steps, discarded) = (trained.n_steps, trained.has_discarded);
             let message =
                 stop::stopped(n_steps, discarded, &suggest::to_resume(config, folder.path()));
@@ -219,40 +206,6 @@ impl Train {
             say.line(&format!("next: {}", suggest::to_try(run, dir)));
         }
     }
-}
-
-/// Saves the weights of a run that is done, or that is to save them somewhere else than in its `folder`: one that is
-/// stopped has a checkpoint, and may have little time.
-fn keep_weights(
-    run: &Run,
-    trained: &Trained,
-    folder: &Path,
-    is_done: bool,
-    say: &Say,
-) -> Result<()> {
-    let is_saved = is_done || run.config().save.is_some() && trained.last.is_some();
-    let Some(dir) = run.config().weights_dir(folder).filter(|_| is_saved) else { return Ok(()) };
-    let path = save_weights(run, trained, &dir).map_err(|e| {
-        match save_weights(run, trained, &folder.join(MODEL)) {
-            Ok(path) => e.context(format!("the weights are in {}", path.display())),
-            Err(_) => e,
-        }
-    })?;
-    if run.config().save.is_none() {
-        write_steps(&dir, trained.n_steps)?;
-    }
-    say.line(&format!("weights: {}", path.display()));
-    Ok(())
-}
-
-/// Saves the weights as other programs read them, with the tokenizer of the data if it has one.
-fn save_weights(run: &Run, trained: &Trained, dir: &Path) -> Result<PathBuf> {
-    let dropout = DropoutRates::all(run.config().dropout);
-    let path = save(dir, run.model(), &dropout, &trained.weights)?;
-    if let Some(file) = tokenizer_file_of(&run.config().data)? {
-        save_tokenizer(dir, &file)?;
-    }
-    Ok(path)
 }
 
 /// What is told of each step.
@@ -340,15 +293,12 @@ fn shared_cores(run: &Run) -> Option<String> {
     }
     let cores = std::thread::available_parallelism().ok()?.get();
     let threads = config.width * config.depth * config.threads;
-    let workers = match config.width * config.depth {
-        1 => "1 worker".to_string(),
-        n => format!("{n} workers"),
-    };
+    let workers = counted((config.width * config.depth) as f64, "worker", "s");
     let of_each = match config.threads {
         1 => String::new(),
         n => format!(" of {n} threads each"),
     };
-    let on = if cores == 1 { "1 core".to_string() } else { format!("{cores} cores") };
+    let on = counted(cores as f64, "core", "s");
     let hint =
         format!("{workers}{of_each} on {on}; the bubble includes time spent waiting for a core");
     (threads > cores).then_some(hint)

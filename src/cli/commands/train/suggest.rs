@@ -5,12 +5,12 @@ use std::path::Path;
 use chimera_core::model::Objective;
 
 use crate::cli::parts::console::quoted;
-use crate::run::Run;
+use crate::run::{Run, SETTINGS};
 use crate::settings::Config;
 
 /// The command that goes on with the run in `folder`.
 pub(super) fn to_resume(config: &Config, folder: &Path) -> String {
-    let settings = quoted(folder.join("config.toml").display());
+    let settings = quoted(folder.join(SETTINGS).display());
     let out = match &config.out {
         Some(_) => String::new(), // the settings name it
         None => format!(" --out {}", quoted(folder.display())),

@@ -1,0 +1,62 @@
+//! The weights that a run keeps where the settings say: by default in its own folder.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::cli::parts::model;
+use crate::cli::parts::progress::Say;
+use crate::data::tokenizer::save_tokenizer;
+use crate::data::tokenizer_file_of;
+use crate::formats::hf::DropoutRates;
+use crate::formats::save::{prepare, save, saved_steps, write_steps};
+use crate::run::{Run, Trained};
+use crate::settings::MODEL;
+
+/// Keeps what was trained. A run that was stopped keeps it only in a folder that its user named: it has a checkpoint,
+/// and may have little time.
+pub(super) fn keep(run: &Run, trained: &Trained, folder: &Path, say: &Say) -> Result<()> {
+    let config = run.config();
+    let (named, n_steps) = (config.save.is_some(), trained.n_steps);
+    let is_kept = n_steps == config.steps || named && trained.last.is_some();
+    let Some(dir) = config.weights_dir(folder).filter(|_| is_kept) else { return Ok(()) };
+    let path = write(run, trained, &dir).map_err(|e| {
+        let elsewhere = named.then(|| write(run, trained, &folder.join(MODEL)));
+        match elsewhere {
+            Some(Ok(path)) => e.context(format!("the weights are in {}", path.display())),
+            _ => e,
+        }
+    })?;
+    tell(run, &dir, &path, n_steps, say)
+}
+
+/// Keeps what the checkpoint holds at which a run began that has no step left, unless it was kept before.
+pub(super) fn keep_from_checkpoint(run: &Run, folder: &Path, say: &Say) -> Result<()> {
+    let dir = run.config().weights_dir(folder);
+    let (Some(dir), Some(checkpoint)) = (dir, run.begins_at()) else { return Ok(()) };
+    if saved_steps(&dir) == Some(run.first_step()) {
+        return Ok(());
+    }
+    prepare(&dir, true)?;
+    let path = model::load(Some(checkpoint))?.save(&dir)?;
+    tell(run, &dir, &path, run.first_step(), say)
+}
+
+/// Writes the weights as other programs read them, with the tokenizer of the data if it has one.
+fn write(run: &Run, trained: &Trained, dir: &Path) -> Result<PathBuf> {
+    let dropout = DropoutRates::all(run.config().dropout);
+    let path = save(dir, run.model(), &dropout, &trained.weights)?;
+    if let Some(file) = tokenizer_file_of(&run.config().data)? {
+        save_tokenizer(dir, &file)?;
+    }
+    Ok(path)
+}
+
+/// Says where the weights are, and in the run's own folder, beside them, after how many steps.
+fn tell(run: &Run, dir: &Path, path: &Path, n_steps: u64, say: &Say) -> Result<()> {
+    if run.config().save.is_none() {
+        write_steps(dir, n_steps)?;
+    }
+    say.line(&format!("weights: {}", path.display()));
+    Ok(())
+}
