@@ -170,12 +170,75 @@ fn a_stopped_run_has_trained_whole_steps() {
     assert!(weights(&place) == weights(&whole));
 }
 
+/// A signal within a step does not wait for its end: the checkpoint is of the step before, and a resume goes on to the
+/// same bits as a run that was never stopped.
+#[test]
+fn a_signal_within_a_step_discards_it() {
+    for (schedule, micro_batches) in [
+        ("gpipe --depth 2", 400),
+        ("1f1b --depth 4", 300),
+        ("chimera --pipes 2 --depth 4", 300),
+        ("zb-h1 --depth 2", 400),
+        ("chimera --pipes 2 --depth 2 --width 2 --shard-optimizer", 200),
+    ] {
+        let options = format!(
+            "--schedule {schedule} --micro-batches {micro_batches} --warmup 1000000 --resume auto"
+        );
+        let (place, whole) = (Place::new(), Place::new());
+        let running = start(&place.line(&format!("{options} --steps 1000000")));
+        wait_for(&place.at("run/metrics.jsonl"), "\"step\":1,");
+        signal(&running, "-TERM");
+        let ran = running.wait();
+        let n_steps = place.losses().len();
+        assert_eq!(ran.code, Some(75), "{schedule}: {}", ran.stderr);
+        assert!(ran.stderr.contains("stopping: the step under way is discarded"), "{}", ran.stderr);
+        let told = format!(
+            "stopped on request after step {}; step {n_steps} was under way and is discarded; resume with",
+            n_steps - 1
+        );
+        assert!(ran.stderr.contains(&told), "{schedule}: {}", ran.stderr);
+        let saved = read_dir(place.at("run/checkpoints")).expect("a folder").flatten();
+        let saved: Vec<_> = saved.map(|entry| entry.file_name()).collect();
+        assert_eq!(saved, [&*format!("step-{n_steps:08}")], "{schedule}");
+        let line = |place: &Place| place.line(&format!("{options} --steps {}", n_steps + 1));
+        for place in [&place, &whole] {
+            let ran = chimera(&line(place));
+            assert_eq!(ran.code, Some(0), "{schedule}: {}", ran.stderr);
+        }
+        assert_eq!(place.losses(), whole.losses(), "{schedule}");
+        let weights = |place: &Place| read(place.at("weights/model.safetensors")).expect("weights");
+        assert!(weights(&place) == weights(&whole), "{schedule}");
+    }
+}
+
+/// One that is stopped in its first step has nothing to save, and begins again.
+#[test]
+fn a_signal_within_the_first_step_saves_nothing() {
+    let place = Place::new();
+    let running = start(&place.line("--steps 1 --micro-batches 100000")); // minutes
+    wait_for(&running.output.path().join("stdout"), "parameters");
+    let first = Instant::now();
+    signal(&running, "-TERM");
+    let ran = running.wait();
+    assert!(first.elapsed() < Duration::from_secs(30), "{:?}", first.elapsed());
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    let told = "stopped on request before the first step was done; begin again with: chimera train";
+    assert!(ran.stderr.contains(told), "{}", ran.stderr);
+    assert!(
+        !place.at("run/checkpoints").exists()
+            && !place.at("weights").join("model.safetensors").exists()
+    );
+}
+
+/// Without the barrier a step that was begun changes weights, so the first signal waits for its end, which it says; a
+/// second one does not, and says what is left.
 #[test]
 fn a_second_signal_ends_the_run_at_once() {
     let place = Place::new();
-    let long = "--steps 1 --micro-batches 100000"; // one step of minutes
+    let long = "--steps 1 --micro-batches 100000 --clip 0 --check-finite false"; // one step of minutes
     let running = start(&place.line(long));
     wait_for(&running.output.path().join("stdout"), "parameters");
+    wait_for(&running.output.path().join("stdout"), "first step: about ");
     signal(&running, "-TERM");
     wait_for(&running.output.path().join("stderr"), "press Ctrl-C again");
     let second = Instant::now();
@@ -183,7 +246,26 @@ fn a_second_signal_ends_the_run_at_once() {
     let ran = running.wait();
     assert!(second.elapsed() < Duration::from_secs(5), "{:?}", second.elapsed());
     assert_eq!(ran.code, Some(130), "{}", ran.stderr);
+    assert!(ran.stderr.contains("stopping at the end of step 0, in about "), "{}", ran.stderr);
+    assert!(ran.stderr.contains(": without --clip and --check-finite weights"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("stopped immediately: there is no checkpoint"), "{}", ran.stderr);
     assert_eq!((place.losses().len(), place.n_saved()), (0, 0));
+}
+
+/// A step that is finished is, and the run then ends.
+#[test]
+fn a_signal_without_the_barrier_finishes_the_step() {
+    let place = Place::new();
+    let options =
+        "--clip 0 --check-finite false --micro-batches 300 --warmup 1000000 --save-every 1";
+    let running = start(&place.line(&format!("{options} --steps 1000000")));
+    wait_for(&place.at("run/metrics.jsonl"), "\"step\":1,");
+    signal(&running, "-TERM");
+    let ran = running.wait();
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    let told = format!("stopped on request after step {}; resume with", place.losses().len() - 1);
+    assert!(ran.stderr.contains(&told), "{}", ran.stderr);
+    assert!(ran.stderr.contains("stopping at the end of "), "{}", ran.stderr);
 }
 
 #[cfg(target_os = "linux")]

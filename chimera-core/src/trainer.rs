@@ -73,7 +73,8 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         Trainer { patience, ..self }
     }
 
-    /// Sets a flag that ends the training, once it is true, at a step boundary that all ranks agree on.
+    /// Sets a flag that ends the training, once it is true: the step under way is discarded on all ranks if the program has
+    /// the barrier and some rank has not come to its step sync, else it is finished.
     pub fn stop_when(self, stop: &'t AtomicBool) -> Self {
         Trainer { stop: Some(stop), ..self }
     }
@@ -141,7 +142,9 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         let mut worker = Worker::new(job, device, comm, stage)?;
         let (mut reports, mut stops) = (Vec::new(), false);
         while (reports.len() as u64) < self.training.steps && !stops {
-            for report in worker.run(reports.len() as u64)? {
+            let trained = worker.run(reports.len() as u64)?;
+            stops = trained.is_empty();
+            for report in trained {
                 if let Some(observe) = self.observe.filter(|_| is_first) {
                     observe(&report);
                 }

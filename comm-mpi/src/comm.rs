@@ -51,6 +51,20 @@ impl Liveness for Mpi {
             rest.after(progress);
         }
     }
+
+    /// Rank 0 passes it on, so that no two others need a connection for it.
+    fn request_stop(&mut self) {
+        if self.me != Rank(0) {
+            let _ = self.post_message(Rank(0), Message::Stop); // a failure ends all waits
+            return;
+        }
+        self.shared.mailbox().is_stopping = true;
+        self.wake(self.shared.progress());
+    }
+
+    fn stop_requested(&self) -> Option<bool> {
+        Some(self.shared.mailbox().is_stopping)
+    }
 }
 
 impl Endpoint for Mpi {

@@ -22,6 +22,10 @@ pub(crate) struct Mailbox {
     pub(crate) asked: Vec<(Rank, u64)>,
     /// Answers of others, by the number of the question.
     pub(crate) answers: FxHashMap<(Rank, u64), Position>,
+    /// Whether the run is to stop.
+    pub(crate) is_stopping: bool,
+    /// Whether rank 0 has told the others so.
+    pub(crate) has_passed_on: bool,
     /// Why all waits end.
     pub(crate) ended: Option<CommError>,
     /// Whether the others have been told.
@@ -59,6 +63,10 @@ impl Mailbox {
             }
             Message::Abort(cause) => {
                 self.ended.get_or_insert(CommError::Aborted(cause));
+                None
+            }
+            Message::Stop => {
+                self.is_stopping = true;
                 None
             }
             Message::Bye => {

@@ -21,12 +21,14 @@ pub(crate) enum Message {
     Where(u64, u64),
     /// The sender gives up.
     Abort(Fault),
+    /// The run is to stop: to rank 0 a wish, from rank 0 its word.
+    Stop,
     /// The sender sends nothing more.
     Bye,
 }
 
 /// Begins a footer, and changes with its form.
-const MARK: u32 = 0x4348_4d04;
+const MARK: u32 = 0x4348_4d05;
 /// Words of a tag.
 const TAG: usize = Tag::N_BYTES / WORD;
 /// Words of a footer before the extents: mark, code, and a tag or two numbers.
@@ -47,6 +49,7 @@ const ABORT: u32 = 33;
 const BYE: u32 = 34;
 const ASK: u32 = 35;
 const WHERE: u32 = 36;
+const STOP: u32 = 37;
 
 impl Message {
     /// As words; an error says why it cannot be sent.
@@ -63,6 +66,7 @@ impl Message {
                 let text = serde_json::to_vec(&fault).map_err(|e| e.to_string())?;
                 of_bytes(ABORT, 0, &text)
             }
+            Message::Stop => of_bytes(STOP, 0, &[]),
             Message::Bye => of_bytes(BYE, 0, &[]),
             Message::Ask(number) => of_bytes(ASK, number, &[]),
             Message::Where(number, bits) => {
@@ -90,6 +94,7 @@ impl Message {
                 let fault = serde_json::from_slice(&bytes(data)?);
                 fault.map(Message::Abort).map_err(|e| format!("its cause cannot be read: {e}"))
             }
+            STOP => Ok(Message::Stop),
             BYE => Ok(Message::Bye),
             ASK => Ok(Message::Ask(number)),
             WHERE => Ok(Message::Where(number, bits)),
@@ -167,7 +172,8 @@ mod tests {
     #[test]
     fn letters_survive_the_wire() {
         let data = [1.5, -0.0, f32::INFINITY, f32::MIN_POSITIVE, 0.0, 7.0];
-        let mut messages = vec![Message::Bye, Message::Ask(3), Message::Where(4, u64::MAX - 1)];
+        let mut messages = vec![Message::Stop, Message::Bye, Message::Ask(3)];
+        messages.push(Message::Where(4, u64::MAX - 1));
         messages.extend([tensor(&[3, 2, 1], &data), tensor(&[], &[4.0]), tensor(&[0, 5], &[])]);
         let tag = Tag::private(3, 7);
         let half = Host { shape: vec![3, 1], dtype: Dtype::Bf16, data: vec![1.5, -2.0] };

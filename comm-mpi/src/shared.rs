@@ -1,6 +1,7 @@
 //! What the engine's thread and the thread that tends MPI have in common.
 
 use std::collections::VecDeque;
+use std::mem::replace;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -132,6 +133,15 @@ impl Shared {
             for (to, number) in mailbox.asked.drain(..) {
                 let position = self.position.load(Ordering::Relaxed);
                 wire.send(to, Message::Where(number, position).into_words()?)?;
+            }
+            if mailbox.is_stopping
+                && wire.me == Rank(0)
+                && !replace(&mut mailbox.has_passed_on, true)
+            {
+                let has_left =
+                    |rank: &Rank| mailbox.gone.contains(rank) || mailbox.leaving.contains(rank);
+                let mut others = (1..wire.n_ranks).map(Rank).filter(|rank| !has_left(rank));
+                others.try_for_each(|to| wire.send(to, Message::Stop.into_words()?))?;
             }
             mailbox.leaving.retain(|rank| {
                 let stays = wire.is_receiving_from(*rank);

@@ -30,6 +30,11 @@ impl Explain {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner).insert(rank, recent);
     }
 
+    /// What a rank of this process did last, and where it is, unless that is written.
+    pub(crate) fn recorder(&self, rank: Rank) -> Option<FlightRecorder> {
+        self.ranks.lock().unwrap_or_else(PoisonError::into_inner).get(&rank).cloned()
+    }
+
     /// Writes `ops.<rank>.jsonl`: a line for each op, sum, update and wait, with its start and end in seconds
     /// since the training began. Nothing for a rank that has not begun, or whose file is written.
     pub fn write(&self, rank: Rank) -> Result<()> {

@@ -15,6 +15,7 @@ mod memory_check;
 mod nccl;
 pub mod outside;
 mod own;
+mod pace;
 mod processes;
 mod rank;
 mod replica_devices;
@@ -31,7 +32,7 @@ mod watch;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -48,6 +49,7 @@ pub use folder::{Folder, Place, SETTINGS, is_error, settings_in, write_error};
 pub use gather::share;
 pub use lock::is_at_work;
 pub use own::{Model, Own};
+pub use pace::{Pace, WithinStep};
 pub use processes::PATIENCE;
 use resume::kept;
 pub use runs::{RUNS, newest_first};
@@ -77,6 +79,7 @@ pub struct Run<S = Transformer> {
     saver: Option<Saver>,
     /// Where each rank tells what it did last, if it fails.
     explain: Option<Arc<Explain>>,
+    pace: OnceLock<Arc<Pace>>,
 }
 
 impl Run {
@@ -133,7 +136,8 @@ impl Run {
 
 impl<S: Subject> Run<S> {
     fn of(course: Course, subject: S) -> Result<Run<S>> {
-        let mut run = Run { course, subject, start: None, saver: None, explain: None };
+        let (start, saver, explain, pace) = (None, None, None, OnceLock::new());
+        let mut run = Run { course, subject, start, saver, explain, pace };
         if run.config().resume.is_none() {
             run.subject.open_initial(&run.course.config)?;
         }

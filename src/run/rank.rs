@@ -46,9 +46,8 @@ impl<S: Subject> Run<S> {
         }));
         match &trained {
             Ok(trained) => {
-                let on_request =
-                    |trained: &RankTrained| trained.last.as_ref().is_some_and(|last| last.stop);
-                log.end(trained.as_ref().map(on_request));
+                let is_stopped = |trained: &RankTrained| trained.n_steps < self.config().steps;
+                log.end(trained.as_ref().map(is_stopped));
             }
             Err(panic) => log.line(panicked(rank, &**panic)),
         }

@@ -84,6 +84,13 @@ impl<S: Subject> Run<S> {
         self.start.as_ref().map(Checkpoint::path)
     }
 
+    /// Whether a run that stops before its first step leaves all that it needs to begin there again.
+    pub(super) fn can_begin_again(&self) -> bool {
+        self.saver
+            .as_ref()
+            .is_none_or(|saver| self.begins_at().is_none_or(|at| saver.store().holds(at)))
+    }
+
     /// The manifest of a checkpoint after so many steps and updates, but for its files.
     pub(super) fn manifest(&self, step: u64, counts: Counts) -> Manifest {
         Manifest {

@@ -47,7 +47,7 @@ where
         let saver = run.saver.as_ref().filter(|_| self.watch.by_processes);
         let mut shares = saver.map(|saver| Shares::of(saver, rank));
         let mut trained = RankTrained::default();
-        let (mut step, mut stop) = (run.first_step(), false);
+        let (mut step, mut stop, mut saved) = (run.first_step(), false, None);
         while step < n_steps && !stop {
             let began = step;
             let is_whole = n_steps - step >= u64::from(run.program().window().n_steps());
@@ -57,7 +57,13 @@ where
                 program = last;
             }
             let mut is_skipped = false;
-            for report in self.run(program, step, &mut shares)? {
+            let reports = self.run(program, step, &mut shares)?;
+            if reports.is_empty() {
+                trained.has_discarded = self.worker.has_discarded();
+                self.save_stopped(step, saved, &mut shares)?;
+                break;
+            }
+            for report in reports {
                 (step, stop) = (report.step + 1, report.stop);
                 is_skipped = report.skipped.is_some();
                 trained.last = Some(report);
@@ -74,8 +80,11 @@ where
             }
             let is_done = step == n_steps;
             let is_last = is_done || stop;
-            self.save(&State { began, step, is_done, is_last, is_skipped }, &mut shares)?;
+            if self.save(&State { began, step, is_done, is_last, is_skipped }, &mut shares)? {
+                saved = Some(step);
+            }
         }
+        trained.n_steps = step;
         if let Some(shares) = shares {
             trained.saved = shares.finish(&mut gather::all_gather(self.worker))?;
         }
@@ -162,9 +171,29 @@ where
         recorder.add(&Did { rank: self.rank, program, steps, events, waits })
     }
 
-    /// Begins a checkpoint if one is due, and goes on with one that is under way.
-    fn save(&mut self, state: &State, shares: &mut Option<Shares<'r>>) -> Result<(), Fault> {
-        let Some(saver) = &self.run.saver else { return Ok(()) };
+    /// Saves a run that ends before `step`, unless that is what was `saved` last, or where the run has begun and can begin
+    /// again.
+    fn save_stopped(
+        &mut self,
+        step: u64,
+        saved: Option<u64>,
+        shares: &mut Option<Shares<'r>>,
+    ) -> Result<(), Fault> {
+        self.log.line(format_args!("the run is to stop: step {step} is not trained"));
+        let is_saved =
+            saved == Some(step) || step == self.run.first_step() && self.run.can_begin_again();
+        // Ranks may see other files.
+        let all = self.worker.all_gather("checkpoint", &[u8::from(is_saved)])?;
+        if all.first().is_some_and(|of_root| of_root == &[1]) {
+            return Ok(());
+        }
+        let (began, is_done, is_last, is_skipped) = (step, false, true, false);
+        self.save(&State { began, step, is_done, is_last, is_skipped }, shares).map(drop)
+    }
+
+    /// Begins a checkpoint if one is due, and goes on with one that is under way. Returns whether one was due.
+    fn save(&mut self, state: &State, shares: &mut Option<Shares<'r>>) -> Result<bool, Fault> {
+        let Some(saver) = &self.run.saver else { return Ok(false) };
         let is_due = saver.is_due(state);
         if is_due {
             self.log.line(format_args!("a checkpoint is begun: step {} is next", state.step));
@@ -183,7 +212,7 @@ where
             let part = |spent| self.worker.snapshot(spent);
             saver.save(state, manifest, n_ranks, self.rank, part)?;
         }
-        Ok(())
+        Ok(is_due)
     }
 
     /// The weights of the whole model, on rank 0.

@@ -13,8 +13,12 @@ use chimera_core::stage::Param;
 pub struct Trained {
     /// Every tensor by its parameter, in order of the stages.
     pub weights: Vec<(Param, Vec<f32>)>,
-    /// The last step's report.
-    pub last: StepReport,
+    /// Steps that the weights were trained for, those before this run included.
+    pub n_steps: u64,
+    /// The report of the last of them, if this run has trained any.
+    pub last: Option<StepReport>,
+    /// Whether a step was begun after them, and discarded when the run was stopped.
+    pub has_discarded: bool,
     /// What the workers of the first group did in the last runs of the program, each from its own start.
     pub timelines: Vec<Timeline>,
     /// The last checkpoint, if the run saves any.
@@ -54,7 +58,11 @@ impl Trained {
 /// What one rank leaves.
 #[derive(Default)]
 pub struct RankTrained {
+    /// Steps that the weights were trained for.
+    pub(super) n_steps: u64,
     pub(super) last: Option<StepReport>,
+    /// Whether a step was begun after them, and discarded.
+    pub(super) has_discarded: bool,
     pub(super) weights: Vec<(Param, Vec<f32>)>,
     /// Events of the first group, by run of the program.
     pub(super) events: Vec<Vec<Event>>,
@@ -70,8 +78,8 @@ impl RankTrained {
 }
 
 pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
-    let last = ranks.first().and_then(|r| r.last.clone());
-    let Some(last) = last else { bail!("no step was trained") };
+    let Some(first) = ranks.first() else { bail!("no rank was trained") };
+    let (n_steps, last, has_discarded) = (first.n_steps, first.last.clone(), first.has_discarded);
     let n_timelines = ranks.first().map_or(0, |r| r.events.len());
     let mut timelines = vec![Timeline::default(); n_timelines];
     let mut weights = Vec::new();
@@ -89,5 +97,6 @@ pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
             event.end -= start;
         }
     }
-    Ok(Trained { weights, last, timelines, checkpoint: None, unwritten: None })
+    let (checkpoint, unwritten) = (None, None);
+    Ok(Trained { weights, n_steps, last, has_discarded, timelines, checkpoint, unwritten })
 }

@@ -2,6 +2,7 @@
 
 use std::fs::{create_dir, create_dir_all, read_dir, read_to_string, write};
 use std::path::Path;
+use std::process::Command;
 
 use crate::command::{Running, chimera, folder, start_with};
 use crate::{CHIMERA, errors, launcher, losses, options, pid_of, ranks, signal, wait_for_steps};
@@ -34,11 +35,16 @@ fn what_does_not_fit_is_refused() {
 
 /// Starts ranks that leave their exit codes in `codes`, which a launcher makes one of.
 fn start_with_codes(n: usize, line: &str, codes: &Path) -> Running {
+    start_with(with_codes(n, codes), line)
+}
+
+/// The command for that.
+fn with_codes(n: usize, codes: &Path) -> Command {
     let mut command = launcher(n);
     // A trap for which the command is not interrupted, and which it does not inherit.
     let script = "trap : TERM INT; \"$@\"; echo $? > \"$CODES/$OMPI_COMM_WORLD_RANK$PMI_RANK\"";
     command.args(["sh", "-c", script, "sh", CHIMERA]).env("CODES", codes);
-    start_with(command, line)
+    command
 }
 
 /// By rank.
@@ -64,7 +70,7 @@ fn a_signal_to_all_ranks_saves_and_ends_all_with_75() {
     }
     let ran = running.wait();
     assert_eq!(exit_codes(&codes, 2), [Some(75), Some(75)], "{}", ran.stderr);
-    for told in ["stopping at the end of this step", "stopped on request"] {
+    for told in ["stopping: the step under way is discarded", "stopped on request"] {
         assert_eq!(ran.stderr.matches(told).count(), 1, "{}", ran.stderr);
     }
     assert!(errors(&out).is_empty());
@@ -75,6 +81,66 @@ fn a_signal_to_all_ranks_saves_and_ends_all_with_75() {
     assert_eq!(ranks(2, &line("run", n_steps + 3)).code, Some(0));
     assert_eq!(ranks(2, &line("whole", n_steps + 3)).code, Some(0));
     assert_eq!(losses(&out), losses(&folder.path().join("whole")));
+}
+
+/// One rank that is told to stop within a step tells all others: the step is discarded, and a resume is exact.
+#[test]
+fn a_signal_to_one_rank_discards_the_step_on_all() {
+    for (n, told, schedule) in [
+        (2, 1, "1f1b --depth 2 --micro-batches 300"),
+        (2, 0, "zb-h1 --depth 2 --micro-batches 300"),
+        (4, 3, "chimera --depth 2 --width 2 --shard-optimizer --micro-batches 100"),
+    ] {
+        let folder = folder();
+        let (out, codes) = (folder.path().join("run"), folder.path().join("codes"));
+        create_dir(&codes).expect("a folder");
+        let line = |name: &str, steps: usize| {
+            let all = format!("--schedule {schedule} --resume auto --warmup 1000000");
+            options(&folder, name, &all).replace("--steps 5", &format!("--steps {steps}"))
+        };
+        let mut command = with_codes(n, &codes);
+        let struck = format!("{told} TERM at 2.40 {}", folder.path().join("struck").display());
+        command.env("CHIMERA_STRIKE", struck);
+        let ran = start_with(command, &line("run", 1_000_000)).wait();
+        assert_eq!(exit_codes(&codes, n), vec![Some(75); n], "{schedule}: {}", ran.stderr);
+        let n_steps = losses(&out).len();
+        let stopped =
+            format!("after step {}; step {n_steps} was under way and is discarded", n_steps - 1);
+        assert_eq!(ran.stderr.matches(&stopped).count(), 1, "{schedule}: {}", ran.stderr);
+        assert!(errors(&out).is_empty());
+        let saved: Vec<_> =
+            read_dir(out.join("checkpoints")).expect("a folder").flatten().collect();
+        assert_eq!(saved.len(), 1);
+        assert!(saved[0].path().ends_with(format!("step-{n_steps:08}")), "{saved:?}");
+        for name in ["run", "whole"] {
+            let ran = ranks(n, &line(name, n_steps + 1));
+            assert_eq!(ran.code, Some(0), "{schedule}: {}", ran.stderr);
+        }
+        assert_eq!(losses(&out), losses(&folder.path().join("whole")), "{schedule}");
+    }
+}
+
+/// MPI's own sums cannot be left, so the step is finished.
+#[test]
+fn a_signal_among_sums_of_mpi_finishes_the_step() {
+    let folder = folder();
+    let (out, codes) = (folder.path().join("run"), folder.path().join("codes"));
+    create_dir(&codes).expect("a folder");
+    let all = "--schedule chimera --depth 2 --mpi-allreduce --micro-batches 200";
+    let line = options(&folder, "run", all).replace("--steps 5", "--steps 1000000");
+    let mut command = with_codes(2, &codes);
+    let struck = format!("0 TERM at 2.40 {}", folder.path().join("struck").display());
+    command.env("CHIMERA_STRIKE", struck);
+    let ran = start_with(command, &line).wait();
+    assert_eq!(exit_codes(&codes, 2), [Some(75), Some(75)], "{}", ran.stderr);
+    assert!(ran.stderr.contains("stopping at the end of step "), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("MPI's all-reduce has to be finished by all ranks"),
+        "{}",
+        ran.stderr
+    );
+    let stopped = format!("stopped on request after step {}; resume with", losses(&out).len() - 1);
+    assert!(ran.stderr.contains(&stopped), "{}", ran.stderr);
 }
 
 /// A lead that fails when all is trained does not leave the others with success.

@@ -1,7 +1,7 @@
 //! Training without a flush after every step: on candle as on the reference, and what a run says of it.
 
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use chimera::candle::Candle;
@@ -140,7 +140,8 @@ fn every_step_of_a_window_is_reported() {
             train(&format!("{options} --schedule {schedule} --window 3 --micro-batches 4"));
         let steps: Vec<_> = reports.iter().map(|r| (r.step, r.stop)).collect();
         assert_eq!(steps, (0..5).map(|step| (step, false)).collect::<Vec<_>>());
-        assert_eq!(trained.last, reports[4]);
+        assert_eq!(trained.last.as_ref(), reports.last());
+        assert_eq!((trained.n_steps, reports.len()), (5, 5));
         assert!(reports.iter().all(|r| r.loss > 0.0 && r.grad_norm > 0.0 && r.lr > 0.0));
         let cells = trained.timelines[0].events.len();
         assert!(trained.timelines.len() == 1 && cells >= 2 * 2 * 12, "one whole window of {cells}");
@@ -151,14 +152,30 @@ fn every_step_of_a_window_is_reported() {
 fn a_run_that_is_stopped_ends_with_its_window() {
     let folder = folder();
     let options = format!("{MODEL} --data {} --depth 2", text(&folder).display());
+    let options = options.replace("--steps 5", "--steps 8");
     let run = prepare(&format!("{options} --schedule pipedream --window 3"));
-    let steps = Mutex::new(Vec::new());
+    let (steps, stop) = (Mutex::new(Vec::new()), AtomicBool::new(false));
     let observe = |report: &chimera::core::engine::StepReport| {
+        stop.store(true, Ordering::Relaxed);
         steps.lock().expect("one writer").push((report.step, report.stop));
         Ok(())
     };
-    run.train(&AtomicBool::new(true), observe).expect("trains");
-    assert_eq!(steps.into_inner().expect("steps"), [(0, false), (1, false), (2, true)]);
+    let trained = run.train(&stop, observe).expect("trains");
+    assert_eq!((trained.n_steps, trained.has_discarded), (6, false));
+    let expected: Vec<_> = (0..6).map(|step| (step, step == 5)).collect();
+    assert_eq!(steps.into_inner().expect("steps"), expected);
+}
+
+/// A window cannot be discarded, but one that has not begun need not begin.
+#[test]
+fn no_window_is_begun_by_a_run_that_is_to_stop() {
+    let folder = folder();
+    let options = format!("{MODEL} --data {} --depth 2", text(&folder).display());
+    for schedule in ["pipedream --window 3", "dapple --clip 0 --check-finite false", "dapple"] {
+        let run = prepare(&format!("{options} --schedule {schedule}"));
+        let trained = run.train(&AtomicBool::new(true), |_| Ok(())).expect("trains nothing");
+        assert_eq!((trained.n_steps, trained.last), (0, None), "{schedule}");
+    }
 }
 
 #[test]

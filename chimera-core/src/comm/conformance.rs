@@ -28,6 +28,8 @@ pub fn run<T>(comm: &mut impl Comm<T>, to: impl Fn(Host) -> T, from: impl Fn(&T)
     suite.progress_is_known();
     suite.what_is_not_sent_does_not_come();
     suite.meet();
+    suite.a_stop_is_passed_on();
+    suite.meet();
 }
 
 /// Checks that an abort by the last rank ends every other rank's wait with its cause.
@@ -106,6 +108,23 @@ where
                 let got = self.comm.recv(from, tag(0, i), soon()).expect("recv");
                 assert_eq!((self.from)(&got), code(from, me, i), "message {i} from {from}");
             }
+        }
+    }
+
+    /// All learn that the last rank wants to stop, where the transport can tell; messages go on. It stays so, also for a
+    /// suite that is run again.
+    fn a_stop_is_passed_on(&mut self) {
+        if self.comm.stop_requested().is_none() {
+            return;
+        }
+        if self.me.0 + 1 == self.n {
+            self.comm.request_stop();
+            self.comm.request_stop();
+        }
+        let deadline = soon();
+        while self.comm.stop_requested() == Some(false) {
+            assert!(Instant::now() < deadline, "{} is not told to stop", self.me);
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

@@ -1,8 +1,8 @@
 //! How ranks exchange tensors.
 //!
 //! A transport does three things, each a small trait: it carries tensors from rank to rank ([`Comm`]), it carries
-//! control data and ends the run ([`Endpoint`]), and it tells where ranks are when something is wrong
-//! ([`Liveness`]). Sending never blocks. Collectives are made of these messages, by [`all_gather`] and by the
+//! control data and ends the run ([`Endpoint`]), and it tells where ranks are when something is wrong, and that one
+//! of them wants all to stop ([`Liveness`]). Sending never blocks. Collectives are made of these messages, by [`all_gather`] and by the
 //! [engine](crate::engine)'s reductions, in a fixed order, so every transport gives the same bits; a transport may
 //! offer an all-reduce of its own, for those who ask for it.
 //!
@@ -72,6 +72,14 @@ pub enum CommError {
 }
 
 impl CommError {
+    /// How long the wait was, if it was too long.
+    pub(crate) fn waited_mut(&mut self) -> Option<&mut Duration> {
+        match self {
+            CommError::Timeout { waited, .. } => Some(waited),
+            _ => None,
+        }
+    }
+
     /// What ends a run, as `rank` sees it.
     pub fn into_fault(self, rank: Rank) -> Fault {
         let message = self.to_string();
@@ -92,7 +100,8 @@ impl CommError {
     }
 }
 
-/// Where ranks are: asked when a wait has been too long, to find out which rank is to blame.
+/// What a transport can tell beside messages, without waiting: where ranks are, which is asked when a wait has been too
+/// long to find out which rank is to blame, and that the run is to stop.
 pub trait Liveness: Send {
     /// Lets other ranks learn where this one is. Called before every instruction, so it must cost no more than a
     /// store to memory; whatever answers for the rank reads it from there, while the rank computes.
@@ -103,6 +112,15 @@ pub trait Liveness: Send {
     /// abort included.
     fn query_progress(&mut self, _deadline: Instant) -> Vec<Option<Position>> {
         Vec::new()
+    }
+
+    /// Asks all ranks to stop, and returns at once. Messages go on as before.
+    fn request_stop(&mut self) {}
+
+    /// Whether some rank has asked all to stop; it stays so. `None` if the transport cannot pass such a request on, or
+    /// cannot bear a message that is sent and never received: then steps that were begun are finished.
+    fn stop_requested(&self) -> Option<bool> {
+        None
     }
 }
 

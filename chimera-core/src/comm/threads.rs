@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt::Display;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ pub fn threads<T: Send>(n_ranks: u32) -> Vec<Threads<T>> {
         mailboxes: (0..n_ranks).map(|_| Mailbox::default()).collect(),
         abort: Mutex::new(None),
         positions: (0..n_ranks).map(|_| AtomicU64::new(Position::Start.to_bits())).collect(),
+        is_stopping: AtomicBool::new(false),
     });
     let end = |rank| Threads { rank: Rank(rank), shared: Arc::clone(&shared) };
     (0..n_ranks).map(end).collect()
@@ -33,6 +34,7 @@ struct Shared<T> {
     mailboxes: Vec<Mailbox<T>>,
     abort: Mutex<Option<Fault>>,
     positions: Vec<AtomicU64>,
+    is_stopping: AtomicBool,
 }
 
 struct Mailbox<T> {
@@ -146,6 +148,14 @@ impl<T: Send> Liveness for Threads<T> {
     fn query_progress(&mut self, _: Instant) -> Vec<Option<Position>> {
         let all = self.shared.positions.iter();
         all.map(|bits| Some(Position::from_bits(bits.load(Ordering::Relaxed)))).collect()
+    }
+
+    fn request_stop(&mut self) {
+        self.shared.is_stopping.store(true, Ordering::Relaxed);
+    }
+
+    fn stop_requested(&self) -> Option<bool> {
+        Some(self.shared.is_stopping.load(Ordering::Relaxed))
     }
 }
 

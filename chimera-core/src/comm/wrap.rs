@@ -35,6 +35,14 @@ impl<W: Wrap + ?Sized> Liveness for W {
     fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
         self.inner_mut().query_progress(deadline)
     }
+
+    fn request_stop(&mut self) {
+        self.inner_mut().request_stop();
+    }
+
+    fn stop_requested(&self) -> Option<bool> {
+        self.inner().stop_requested()
+    }
 }
 
 impl<W: Wrap + ?Sized> Endpoint for W {

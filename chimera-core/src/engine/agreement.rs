@@ -17,6 +17,8 @@ pub(super) struct Record {
     pub(super) bytes: f64,
     /// Whether it was asked to stop.
     pub(super) stop: bool,
+    /// Whether it has left the step unfinished, so that all have to.
+    pub(super) discards: bool,
     /// The first of its losses or gradients that is not finite.
     pub(super) culprit: String,
 }
@@ -45,12 +47,13 @@ impl Totals {
 }
 
 /// Numbers of a record beside two for each step.
-const N_NUMBERS: usize = 5;
+const N_NUMBERS: usize = 6;
 
 impl Record {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let stop = f64::from(u8::from(self.stop));
-        let numbers: [f64; N_NUMBERS] = [self.busy_s, self.copy_s, self.span_s, self.bytes, stop];
+        let [stop, discards] = [self.stop, self.discards].map(|flag| f64::from(u8::from(flag)));
+        let numbers: [f64; N_NUMBERS] =
+            [self.busy_s, self.copy_s, self.span_s, self.bytes, stop, discards];
         let totals = self.steps.iter().flat_map(|t| [t.loss, t.squared_norm]);
         let bytes = numbers.into_iter().chain(totals).flat_map(f64::to_le_bytes);
         bytes.chain(self.culprit.bytes()).collect()
@@ -73,6 +76,7 @@ impl Record {
             span_s: number(2)?,
             bytes: number(3)?,
             stop: number(4)? != 0.0,
+            discards: number(5)? != 0.0,
             culprit: String::from_utf8_lossy(culprit).into_owned(),
         })
     }
@@ -101,6 +105,7 @@ pub(super) struct Agreed {
     pub(super) copy_s: f64,
     pub(super) ranks: Vec<Load>,
     pub(super) stop: bool,
+    pub(super) is_discarded: bool,
     pub(super) culprit: Option<Culprit>,
 }
 
@@ -136,6 +141,7 @@ impl Agreed {
             copy_s,
             ranks: all.iter().map(load).collect(),
             stop: all.iter().any(|r| r.stop),
+            is_discarded: all.iter().any(|r| r.discards),
             culprit: first.map(|(rank, r)| Culprit {
                 rank: Rank(rank),
                 what: r.culprit.clone(),
@@ -161,6 +167,7 @@ mod tests {
             span_s: 2.0,
             bytes: 5.0,
             stop: loss > 1.0,
+            discards: loss < 1.0,
             culprit: culprit.into(),
         };
         let wire = [record(0.5, ""), record(1.5, "gradient of é")].map(|r| r.to_bytes());
@@ -169,6 +176,7 @@ mod tests {
         assert_eq!(steps, [(2.0, 4.0), (4.0, 1.0)]);
         assert_eq!(agreed.ranks, [Load { bubble_ratio: 0.5, bytes: 5 }; 2]);
         assert_eq!((agreed.span_s, agreed.copy_s, agreed.stop), (2.0, 1.5, true));
+        assert!(agreed.is_discarded);
         let culprit = Culprit { rank: Rank(1), what: "gradient of é".into(), step: 0 };
         assert_eq!(agreed.culprit, Some(culprit));
         assert_eq!(Agreed::of(&[wire[0].clone(), vec![1, 2]], 2), Err(Rank(1)));

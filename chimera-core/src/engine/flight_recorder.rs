@@ -1,9 +1,11 @@
 //! The last things a rank did, from which it can be seen afterwards how it came to a fault.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::analyze::{Awaited, Work};
+use crate::comm::Position;
 
 /// How many things are kept.
 const N_RECENT: usize = 2000;
@@ -30,10 +32,12 @@ pub enum Doing {
     Wait(Awaited),
 }
 
-/// The last 2,000 things a rank did. Clones are of the same rank: another thread may look while the rank is busy.
+/// The last 2,000 things a rank did, and where it is. Clones are of the same rank: another thread may look while the rank is busy.
 #[derive(Clone, Default, Debug)]
 pub struct FlightRecorder {
     did: Arc<Mutex<VecDeque<Did>>>,
+    /// Where the rank is, as bits of a [`Position`].
+    position: Arc<AtomicU64>,
 }
 
 impl FlightRecorder {
@@ -43,6 +47,15 @@ impl FlightRecorder {
             all.pop_front();
         }
         all.push_back(did);
+    }
+
+    pub(super) fn at(&self, position: Position) {
+        self.position.store(position.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Where the rank is.
+    pub fn position(&self) -> Position {
+        Position::from_bits(self.position.load(Ordering::Relaxed))
     }
 
     /// All of them, in the order in which they ended.

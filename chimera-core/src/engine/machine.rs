@@ -2,12 +2,11 @@
 
 use std::collections::VecDeque;
 use std::task::Poll;
-use std::time::{Duration, Instant};
 
-use super::agreement::{Agreed, Culprit};
+use super::agreement::{Agreed, Culprit, Record};
 use super::ops::Value;
 use super::optimizer::{MOST_SKIPPED, NonFinite, Step};
-use super::reduction::Reduction;
+use super::reduction::{ReduceError, Reduction};
 use super::state::{StageOn, State};
 use super::timing::Since;
 use crate::analyze::Need;
@@ -21,9 +20,6 @@ use crate::interp::{Machine, Values};
 use crate::op::Cell;
 use crate::program::Bucket;
 use crate::update::Update;
-
-/// For how long a message is waited for between two looks at the sums under way.
-const TURN: Duration = Duration::from_millis(5);
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C> {
     type Value = Value<S>;
@@ -79,8 +75,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
     ) -> Result<Poll<Value<S>>, Fault> {
         let from = self.rank_of(self.job.program.channels()[channel.index()].from, self.group);
         let start = self.now();
-        let received = self.recv_tensor(from, Tag::new(self.steps.first, Payload::Token(token)))?;
+        let tag = Tag::new(self.steps.first, Payload::Token(token));
+        let received = self
+            .wait(CommError::waited_mut, |state, deadline| state.comm.recv(from, tag, deadline))?;
         self.waited(worker, Awaited::Message(token), start);
+        let Poll::Ready(received) = received else { return Ok(Poll::Pending) };
         let received = self.on_wait(token, Need::Token(token), received)?;
         let unit = self.job.micro_batch_size / self.job.program.units_per_micro() as usize;
         let samples = usize::from(token.span.len) * unit;
@@ -109,11 +108,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
     }
 
     fn await_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Result<Poll<()>, Fault> {
-        let (sum, start) = self.reductions.take(bucket);
-        let deadline = self.deadline();
+        let (mut sum, start) = self.reductions.take(bucket);
         let waits_from = self.now();
-        let sums = sum.finish(&self.device, &mut self.comm, deadline);
+        let waited = self.wait(ReduceError::waited_mut, |state, deadline| {
+            sum.wait(&state.device, &mut state.comm, deadline)
+        })?;
         self.waited(worker, Awaited::Sum(bucket), waits_from);
+        let Poll::Ready(waited) = waited else { return Ok(Poll::Pending) };
+        let sums = waited.and_then(|()| sum.finish(&self.device));
         let sums = self.on_sum(bucket, sums)?;
         self.stages.put_sums(bucket, sums);
         self.record(worker, Work::Reduce(bucket), start);
@@ -122,17 +124,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
 
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Fault> {
         let record = self.own_record()?;
-        let (start, deadline) = (self.now(), self.deadline());
-        let records = all_gather(&mut self.comm, &record.to_bytes(), deadline);
-        self.waited(worker, Awaited::Agreement, start);
-        let records = self.on_wait("agreement", Need::Record, records)?;
-        let rank = self.comm.rank();
-        let n_steps = self.steps.squared_norms.len();
-        let agreed = Agreed::of(&records, n_steps).map_err(|from| Fault {
-            peer: Some(from),
-            ..Fault::new(Class::Mismatch, rank, format!("{from} sent a record that cannot be read"))
-        })?;
-        self.timing.since = Since::now();
+        let agreed = self.gather_records(worker, &record)?;
+        if agreed.is_discarded {
+            self.sync.discard();
+            return Ok(Poll::Pending);
+        }
         let culprit = agreed.culprit.clone().filter(|_| self.job.training.check_finite);
         let Some(Culprit { rank, what, step }) = culprit else {
             self.sync.update(agreed);
@@ -218,30 +214,23 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Fault { step, ..Fault::new(Class::NonFinite, rank, message) }
     }
 
-    /// Receives a message; sums under way go on while it waits.
-    fn recv_tensor(&mut self, from: Rank, tag: Tag) -> Result<Result<S::Tensor, CommError>, Fault> {
-        let (began, deadline) = (Instant::now(), self.deadline());
-        let mut left = deadline.saturating_duration_since(began);
-        // The first step has a patience of its own, and some transports know it by the deadline alone.
-        while !self.sync.is_first() && left > TURN && self.reductions.is_summing() {
-            match self.comm.recv(from, tag, Instant::now() + TURN) {
-                // Not by the clock: a rank that was stopped has not waited.
-                Err(CommError::Timeout { .. }) => left -= TURN,
-                received => return Ok(received),
-            }
-            self.poll_sums()?;
-        }
-        let received = self.comm.recv(from, tag, Instant::now() + left);
-        Ok(received.map_err(|error| match error {
-            CommError::Timeout { from, what, .. } => {
-                CommError::Timeout { from, what, waited: began.elapsed() }
-            }
-            other => other,
-        }))
-    }
-
-    fn poll_sums(&mut self) -> Result<(), Fault> {
-        let polled = self.reductions.poll(&self.device, &mut self.comm);
-        polled.or_else(|(bucket, error)| self.on_sum(bucket, Err(error)))
+    /// What all ranks conclude from the record of each.
+    pub(super) fn gather_records(
+        &mut self,
+        worker: WorkerId,
+        own: &Record,
+    ) -> Result<Agreed, Fault> {
+        let (start, deadline) = (self.now(), self.deadline());
+        let records = all_gather(&mut self.comm, &own.to_bytes(), deadline);
+        self.waited(worker, Awaited::Agreement, start);
+        let records = self.on_wait("agreement", Need::Record, records)?;
+        let rank = self.comm.rank();
+        let n_steps = self.steps.squared_norms.len();
+        let agreed = Agreed::of(&records, n_steps).map_err(|from| Fault {
+            peer: Some(from),
+            ..Fault::new(Class::Mismatch, rank, format!("{from} sent a record that cannot be read"))
+        })?;
+        self.timing.since = Since::now();
+        Ok(agreed)
     }
 }

@@ -11,6 +11,7 @@
 
 mod agreement;
 mod device_comm;
+mod discard;
 mod evaluate;
 mod faults;
 mod flight_recorder;
@@ -32,6 +33,7 @@ mod state;
 mod sync;
 mod timing;
 mod updated;
+mod waits;
 mod worker;
 
 use std::sync::atomic::AtomicBool;
@@ -65,7 +67,8 @@ pub struct Job<'j, I = u32> {
     pub data: &'j dyn Data<I>,
     /// How long to wait for a peer.
     pub patience: Patience,
-    /// Set from outside to end the run at a step boundary that all ranks agree on.
+    /// Set from outside to end the run: a step with the barrier is discarded if some rank has not come to its step sync,
+    /// any other one is finished.
     pub stop: &'j AtomicBool,
     /// The time that measured timelines count from.
     pub epoch: Instant,

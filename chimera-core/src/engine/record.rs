@@ -1,7 +1,5 @@
 //! What one rank has to say in the agreement.
 
-use std::sync::atomic::Ordering;
-
 use super::agreement::{Record, Totals};
 use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
@@ -19,7 +17,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             steps: self.steps.squared_norms.iter().map(totals).collect(),
             copy_s: self.timing.since.copy_s,
             bytes: self.bytes() as f64,
-            stop: self.job.stop.load(Ordering::Relaxed),
+            stop: self.is_stopping(),
             ..Record::default()
         };
         // The owner has the sum, whether it shares it or not.

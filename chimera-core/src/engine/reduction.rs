@@ -3,12 +3,12 @@
 //! The gradients of a bucket lie in one buffer, of which parts go from replica to replica as [`collective`] says.
 //! Every member gets the same bits, and the same bits come out whatever the transport. Where the transport is to
 //! reduce by itself ([`Comm::has_all_reduce`]), it does, and only the first holds. Nothing here waits before
-//! [`finish`](Reduction::finish), so that a reduction proceeds while its members compute.
+//! [`wait`](Reduction::wait), so that a reduction proceeds while its members compute.
 //!
 //! [`collective`]: crate::collective
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::layout::{Layout, Piece, cut};
 use crate::analyze::Need;
@@ -30,6 +30,16 @@ pub(super) enum ReduceError {
         expected: Vec<usize>,
         got: Vec<usize>,
     },
+}
+
+impl ReduceError {
+    /// How long the wait was, if it was too long.
+    pub(super) fn waited_mut(&mut self) -> Option<&mut Duration> {
+        match self {
+            ReduceError::Comm(error, _) => error.waited_mut(),
+            ReduceError::Device(_) | ReduceError::Shape { .. } => None,
+        }
+    }
 }
 
 impl From<DeviceError> for ReduceError {
@@ -113,19 +123,26 @@ impl<T: Clone + Send> Reduction<T> {
         self.at == self.rounds.len()
     }
 
-    /// Waits for all sums until `deadline`; `None` for those that others keep. They may share memory with
-    /// the other members' copies.
-    pub(super) fn finish<D, C>(
-        mut self,
+    /// Waits for all sums until `deadline`, and may be called again.
+    pub(super) fn wait<D, C>(
+        &mut self,
         device: &D,
         comm: &mut C,
         deadline: Instant,
-    ) -> Result<Vec<Option<T>>, ReduceError>
+    ) -> Result<(), ReduceError>
     where
         D: Device<Tensor = T>,
         C: Comm<T>,
     {
-        self.advance(device, comm, Some(deadline))?;
+        self.advance(device, comm, Some(deadline))
+    }
+
+    /// The sums, once nothing is left to wait for; `None` for those that others keep. They may share memory with the
+    /// other members' copies.
+    pub(super) fn finish<D>(self, device: &D) -> Result<Vec<Option<T>>, ReduceError>
+    where
+        D: Device<Tensor = T>,
+    {
         let own = segments(self.members.len()).iter().position(|member| *member == self.me);
         let own = own.map_or(0..0, |position| self.layout.elements(&(position..position + 1)));
         let sums = self.layout.tensors().map(|(place, shape)| {
@@ -268,8 +285,6 @@ impl<T: Clone + Send> Reduction<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::collective::MOST_DIRECT;
     use crate::comm::{Delayed, Endpoint, threads};
@@ -305,7 +320,8 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(3));
             }
             let deadline = Instant::now() + Duration::from_secs(60);
-            sum.finish(device, &mut comm, deadline).expect("no rank fails")
+            sum.wait(device, &mut comm, deadline).expect("no rank fails");
+            sum.finish(device).expect("no rank fails")
         };
         std::thread::scope(|scope| {
             let members = threads(n).into_iter().map(|comm| scope.spawn(move || member(comm)));

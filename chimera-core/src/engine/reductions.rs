@@ -43,6 +43,11 @@ impl<T: Clone + Send> Reductions<T> {
         (sum, start)
     }
 
+    /// Forgets those of a program that is not finished.
+    pub(super) fn clear(&mut self) {
+        self.under_way.clear();
+    }
+
     /// Whether one of them still needs messages.
     pub(super) fn is_summing(&self) -> bool {
         self.under_way.iter().any(|(_, sum, _)| !sum.is_done())

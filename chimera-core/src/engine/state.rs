@@ -10,7 +10,7 @@ use super::sync::StepSync;
 use super::timing::{Moment, Timing};
 use super::{Job, Patience};
 use crate::analyze::{Awaited, Work};
-use crate::comm::Comm;
+use crate::comm::{Comm, Liveness, Position};
 use crate::device::Device;
 use crate::ids::{BucketId, Rank, WorkerId};
 use crate::op::Op;
@@ -33,6 +33,9 @@ pub(super) struct State<'j, S: Stage, D, C> {
     pub(super) steps: Steps<S::Tensor>,
     pub(super) sync: StepSync,
     pub(super) timing: Timing,
+    /// Whether the transport lets ranks leave a step.
+    pub(super) is_interruptible: bool,
+    pub(super) has_requested_stop: bool,
 }
 
 /// The steps of the program under way.
@@ -113,6 +116,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(super) fn deadline(&self) -> Instant {
         let Patience { first_step, later } = self.job.patience;
         Instant::now() + if self.sync.is_first() { first_step } else { later }
+    }
+
+    /// Says where this rank is, to the other ranks and to who looks at its flight recorder.
+    pub(super) fn report(&mut self, position: Position) {
+        self.comm.report_progress(position);
+        self.timing.recent.at(position);
     }
 
     pub(super) fn now(&mut self) -> Moment {

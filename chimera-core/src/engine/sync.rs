@@ -11,6 +11,8 @@ pub(super) struct StepSync {
     /// Steps that made none.
     n_skipped: u64,
     n_skipped_in_a_row: u64,
+    /// Whether the last program that was begun is left unfinished.
+    is_discarded: bool,
 }
 
 impl StepSync {
@@ -37,6 +39,16 @@ impl StepSync {
     /// Steps that made no update, the last ones in a row.
     pub(super) fn n_skipped_in_a_row(&self) -> u64 {
         self.n_skipped_in_a_row
+    }
+
+    /// Whether the last program that was begun is left unfinished.
+    pub(super) fn is_discarded(&self) -> bool {
+        self.is_discarded
+    }
+
+    /// Leaves the program under way unfinished.
+    pub(super) fn discard(&mut self) {
+        self.is_discarded = true;
     }
 
     /// Goes on from a training that skipped so many steps.

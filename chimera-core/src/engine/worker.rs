@@ -15,12 +15,12 @@ use super::sync::StepSync;
 use super::timing::Timing;
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
-use crate::comm::{Comm, Endpoint, Liveness, Position, all_gather};
+use crate::comm::{Comm, Endpoint, Position, all_gather};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
 use crate::interp::{Progress, Row, Stop};
-use crate::program::Program;
+use crate::program::{Instr, Program};
 use crate::stage::{Param, Stage};
 
 /// What all ranks know after a step; the same bits on every rank.
@@ -95,7 +95,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let keeps_sums = job.training.shard_optimizer;
         let buffers = buffers(job.program, job.width, stages.layout(), params, keeps_sums);
         let clock = device.clock().map_err(|e| e.into_fault(rank))?;
-        let state = State {
+        let mut state = State {
             job,
             group,
             comm: DeviceComm::new(device.clone(), comm),
@@ -105,34 +105,59 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             steps: Steps::new(),
             sync: StepSync::default(),
             timing: Timing::new(job.epoch, clock),
+            is_interruptible: false,
+            has_requested_stop: false,
         };
+        state.is_interruptible = state.is_interruptible();
         Ok(Worker { state, me })
     }
 
-    /// Trains the steps of the program, `first` and those that follow it: one, or those of a window.
+    /// Trains the steps of the program, `first` and those that follow it: one, or those of a window. Returns no report
+    /// where a rank was asked to stop before or, where the step can be discarded, in it: then the weights are
+    /// those of the step before on every rank, and this worker trains no more.
     pub fn run(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
         let program = self.state.job.program;
-        let instrs = &program.rows()[self.me.index()];
         self.begin(first).map_err(|f| Fault { step: Some(first), ..f })?;
-        let mut row = Row::new(self.me);
-        loop {
-            let instr = row.position() as u32;
-            self.state.comm.report_progress(Position::At { step: first, instr });
-            match row.advance(instrs, program.rules(), &mut self.state) {
-                Ok(Progress::Ran) => {}
-                Ok(Progress::Ended) => break,
-                Ok(Progress::Blocked) => panic!("the engine waits inside its instructions"),
-                Err(Stop::Machine(fault)) => return Err(fault),
-                Err(Stop::Missing(token) | Stop::Twice(token)) => {
-                    panic!("a proven program went wrong at {token} on {}", self.me)
-                }
-            }
+        if self.state.ends_here()? || !self.run_row(first)? {
+            return Ok(Vec::new());
         }
         self.state.take_weights(self.me)?;
         if self.state.sync.skipped().is_none() {
             self.state.steps.n_updates += u64::from(program.window().n_updates());
         }
         self.reports(first)
+    }
+
+    /// Whether the last step that was begun has been discarded.
+    pub fn has_discarded(&self) -> bool {
+        self.state.sync.is_discarded()
+    }
+
+    /// Runs the row of this worker; whether to its end, which it does not come to where the step is discarded.
+    fn run_row(&mut self, first: u64) -> Result<bool, Fault> {
+        let Worker { state, me } = self;
+        let program = state.job.program;
+        let instrs = &program.rows()[me.index()];
+        let sync_at = instrs.iter().position(|i| *i == Instr::Agree).unwrap_or(0);
+        let mut row = Row::new(*me);
+        while !state.sync.is_discarded() {
+            let at = row.position();
+            if at < sync_at && state.is_to_discard() {
+                state.discard(*me, sync_at)?;
+                break;
+            }
+            state.report(Position::At { step: first, instr: at as u32 });
+            match row.advance(instrs, program.rules(), state) {
+                Ok(Progress::Ended) => return Ok(true),
+                // A wait ends before its time only if the step is discarded.
+                Ok(Progress::Ran | Progress::Blocked) => {}
+                Err(Stop::Machine(fault)) => return Err(fault),
+                Err(Stop::Missing(token) | Stop::Twice(token)) => {
+                    panic!("a proven program went wrong at {token} on {me}")
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// Goes on with another program of the same placement.

@@ -13,3 +13,4 @@ pub(crate) mod progress;
 pub(crate) mod proof;
 pub(crate) mod scheduled;
 pub(crate) mod shape;
+pub(crate) mod within_step;

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use chimera_backend_candle::Candle;
 use chimera_core::analyze::Timeline;
+use chimera_core::engine::StepReport;
 use chimera_core::model::Objective;
 use chimera_core::render::{svg, text};
 use serde_json::json;
@@ -62,9 +63,11 @@ impl Outcome<'_> {
         }
         if self.json {
             let summary = json!({
-                "run": folder.path(), "steps": trained.last.step + 1, "loss": trained.last.loss,
+                "run": folder.path(), "steps": trained.n_steps,
+                "loss": trained.last.as_ref().map(|last| last.loss),
                 "validation_loss": validation_loss, "perplexity": perplexity, "seconds": seconds,
-                "bubble_ratio": trained.last.bubble_ratio(), "measured_over_simulated": overhead,
+                "bubble_ratio": trained.last.as_ref().map(StepReport::bubble_ratio),
+                "measured_over_simulated": overhead,
             });
             crate::cli::parts::console::print(format!("{summary:#}"))?;
         }

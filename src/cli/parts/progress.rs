@@ -1,6 +1,8 @@
 //! What a training run says on the terminal.
 
 use std::io::{IsTerminal, Write};
+use std::mem::replace;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chimera_core::notation::size;
@@ -18,19 +20,21 @@ pub(crate) const TICK: Duration = Duration::from_millis(200);
 /// A bar of `what` is counted, where standard error is a terminal.
 pub(crate) fn bar(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new(0).with_message(what);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}, {elapsed}") {
-        bar.set_style(style);
-    }
+    style(&bar, "{bar:30} {pos}/{len} {msg}, {elapsed}");
     bar.enable_steady_tick(TICK);
     bar
+}
+
+fn style(bar: &ProgressBar, template: &str) {
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
 }
 
 /// Does `work`, and shows meanwhile on a terminal what is done, and for how long.
 pub(crate) fn spin<T>(what: &'static str, work: impl FnOnce() -> T) -> T {
     let bar = ProgressBar::new_spinner().with_message(what);
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}, {elapsed}") {
-        bar.set_style(style);
-    }
+    style(&bar, "{spinner} {msg}, {elapsed}");
     bar.enable_steady_tick(TICK);
     let done = work();
     bar.finish_and_clear();
@@ -61,6 +65,8 @@ pub(crate) struct Progress<'s> {
     first_step: u64,
     every: u64,
     began: Instant,
+    /// What the bar says of the last step.
+    last: Mutex<String>,
 }
 
 impl<'s> Progress<'s> {
@@ -73,26 +79,51 @@ impl<'s> Progress<'s> {
         let bar = ProgressBar::with_draw_target(Some(n_steps), target);
         bar.set_position(first_step);
         bar.reset_eta(); // the steps before were not done in no time
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta} left") {
-            bar.set_style(style);
-        }
+        style(&bar, "{bar:30} {pos}/{len} {msg}");
         let every = n_steps.div_ceil(N_LINES).max(1);
-        Progress { say, bar, n_steps, first_step, every, began: Instant::now() }
+        let (began, last) = (Instant::now(), Mutex::default());
+        Progress { say, bar, n_steps, first_step, every, began, last }
     }
 
-    pub(crate) fn step(&mut self, metrics: &Metrics, best: Option<Best>) {
+    pub(crate) fn step(&self, metrics: &Metrics, best: Option<Best>) {
         let Metrics { step, loss, tokens_per_s, .. } = *metrics;
         let is_last = step + 1 == self.n_steps;
         if step.is_multiple_of(self.every) || is_last {
             let left = if self.bar.is_hidden() { self.left(step + 1) } else { String::new() };
             let line = step_line(metrics, self.n_steps.to_string().len()) + &left;
-            self.bar.suspend(|| self.say.line(&line));
+            self.line(&line);
         }
         if let Some(line) = validation_line(metrics, best) {
-            self.bar.suspend(|| self.say.line(&line));
+            self.line(&line);
         }
-        self.bar.set_message(format!("loss {} {tokens_per_s:.0} tokens/s", fixed(loss, 4)));
+        let message = format!("loss {} {tokens_per_s:.0} tokens/s", fixed(loss, 4));
+        self.bar.set_message(message.clone());
         self.bar.inc(1);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if replace(&mut *last, message).is_empty() {
+            style(&self.bar, "{bar:30} {pos}/{len} {msg}, {eta} left"); // from the first step on it is known
+        }
+    }
+
+    /// Shows how far the step under way is, behind what is known of the last one.
+    pub(crate) fn within(&self, done: &str) {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        self.bar.set_message(if last.is_empty() { done.into() } else { format!("{last}, {done}") });
+    }
+
+    /// The first step that this run trains.
+    pub(crate) fn first_step(&self) -> u64 {
+        self.first_step
+    }
+
+    /// Whether standard error is a terminal, with a bar on it.
+    pub(crate) fn has_bar(&self) -> bool {
+        !self.bar.is_hidden()
+    }
+
+    /// A line that stays.
+    pub(crate) fn line(&self, text: &str) {
+        self.bar.suspend(|| self.say.line(text));
     }
 
     /// The time that is left when `n_done` steps are done, at the mean speed so far; nothing at the end.

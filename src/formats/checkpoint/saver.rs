@@ -103,7 +103,7 @@ impl Saver {
     }
 
     /// Where it saves.
-    pub(super) fn store(&self) -> &Store {
+    pub(crate) fn store(&self) -> &Store {
         &self.store
     }
 

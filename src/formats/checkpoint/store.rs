@@ -144,6 +144,12 @@ impl Store {
         &self.folder
     }
 
+    /// Whether a checkpoint is one of its own.
+    pub fn holds(&self, checkpoint: &Path) -> bool {
+        let folder = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        checkpoint.parent().is_some_and(|parent| folder(parent) == folder(&self.folder))
+    }
+
     /// Writes a checkpoint: one file for the tensors of each part that has any, then the manifest, of which
     /// `manifest` lacks the files. Older ones are removed when it is published, and not before.
     ///

@@ -2,13 +2,12 @@
 
 #[cfg_attr(not(feature = "mpi"), path = "no_ranks.rs")]
 pub(crate) mod ranks;
+mod stop;
 mod suggest;
 mod weights;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -20,12 +19,14 @@ use chimera_core::model::Objective;
 use clap::{Args, Parser};
 use serde_json::json;
 
+pub(crate) use self::stop::Stop;
 use crate::cli::parts::console::{counted, print, tell, warn};
 use crate::cli::parts::model::warn_of_bytes;
 use crate::cli::parts::outcome::Outcome;
 use crate::cli::parts::progress::{Progress, Say};
 use crate::cli::parts::proof::named;
 use crate::cli::parts::shape::warn_of_unread;
+use crate::cli::parts::within_step;
 use crate::device::OpenDevice;
 use crate::formats::checkpoint::Checkpoint;
 use crate::observe::{Metrics, Prometheus, Stragglers};
@@ -77,7 +78,7 @@ impl Train {
         );
         let mut run = Run::prepare(config)?;
         warn_of_unread(run.config());
-        let stop = stop_on_signal(|| true)?;
+        let stop = Stop::on_signal(|| true)?;
         let say = Say { to_stderr: self.json };
         let place = Place::claim(run.config())?;
         let open = &mut |path: &Path| Ok(Checkpoint::open(path)?);
@@ -90,8 +91,9 @@ impl Train {
         let prometheus = listen(run.config())?;
         let mut folder = place.begin(run.config(), run.first_step(), &warn)?;
         let explain = run.explain_in(folder.path());
+        stop.concerns(&run, folder.path());
         let trained = self.train(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
-            run.train(&stop, observe)
+            run.train(stop.flag(), observe)
         });
         let has_failed = trained.is_err();
         let outcome = trained.and_then(|trained| self.conclude(&run, &folder, trained, &say));
@@ -127,9 +129,9 @@ impl Train {
             say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
         }
         let full = full_tokens_per_s(run)?;
-        let (mut progress, mut slow) = (Progress::new(run, say), Stragglers::default());
+        let (progress, mut slow) = (Progress::new(run, say), Stragglers::default());
         let began = Instant::now();
-        let trained = go(&mut |report| {
+        let mut observe = |report: &StepReport| {
             let mut metrics = Metrics::of(report, run.tokens_per_step(), full);
             if run.model().objective() == Objective::MaskedTokens {
                 metrics.perplexity = None; // its loss is of two kinds
@@ -146,7 +148,8 @@ impl Train {
             }
             progress.step(&metrics, folder.best_validation());
             Ok(())
-        });
+        };
+        let trained = within_step::show(run.pace().as_deref(), &progress, || go(&mut observe));
         progress.finish();
         Ok((trained?, began.elapsed().as_secs_f64()))
     }
@@ -180,14 +183,12 @@ impl Train {
             return Err(fault.into());
         }
         saved?;
-        if trained.last.step + 1 < config.steps {
-            let message = format!(
-                "stopped on request after step {}; resume with: {}",
-                trained.last.step,
-                suggest::to_resume(config, folder.path())
-            );
+        if trained.n_steps < config.steps {
+            let (n_steps, discarded) = (trained.n_steps, trained.has_discarded);
+            let message =
+                stop::stopped(n_steps, discarded, &suggest::to_resume(config, folder.path()));
             let fault = Fault::new(Class::Requeue, Rank(0), message);
-            return Err(Fault { step: Some(trained.last.step), ..fault }.into());
+            return Err(Fault { step: n_steps.checked_sub(1), ..fault }.into());
         }
         Outcome { run, folder, say, json: self.json }.show(&trained, seconds)
     }
@@ -298,21 +299,4 @@ fn shared_cores(run: &Run) -> Option<String> {
     let hint =
         format!("{workers}{of_each} on {on}; the bubble includes time spent waiting for a core");
     (threads > cores).then_some(hint)
-}
-
-/// A flag that the first SIGINT or SIGTERM sets, after `look`, which says whether this process tells so; a second
-/// one ends the process at once, saving nothing.
-pub(crate) fn stop_on_signal(look: impl Fn() -> bool + Send + 'static) -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    ctrlc::set_handler(move || {
-        let tells = look();
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        if tells {
-            tell("stopping at the end of this step; press Ctrl-C again to stop immediately");
-        }
-    })?;
-    Ok(stop)
 }

@@ -17,8 +17,8 @@ use crate::settings::MODEL;
 /// and may have little time.
 pub(super) fn keep(run: &Run, trained: &Trained, folder: &Path, say: &Say) -> Result<()> {
     let config = run.config();
-    let (named, n_steps) = (config.save.is_some(), trained.last.step + 1);
-    let is_kept = named || n_steps == config.steps;
+    let (named, n_steps) = (config.save.is_some(), trained.n_steps);
+    let is_kept = n_steps == config.steps || named && trained.last.is_some();
     let Some(dir) = config.weights_dir(folder).filter(|_| is_kept) else { return Ok(()) };
     let path = write(run, trained, &dir).map_err(|e| {
         let elsewhere = named.then(|| write(run, trained, &folder.join(MODEL)));

@@ -104,6 +104,14 @@ impl Liveness for Struck<'_> {
     fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
         self.inner.query_progress(deadline)
     }
+
+    fn request_stop(&mut self) {
+        self.inner.request_stop();
+    }
+
+    fn stop_requested(&self) -> Option<bool> {
+        self.inner.stop_requested()
+    }
 }
 
 impl Endpoint for Struck<'_> {

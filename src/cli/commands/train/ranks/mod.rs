@@ -11,7 +11,6 @@ mod shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,7 +24,7 @@ use chimera_core::ids::{BucketId, Rank};
 use self::shutdown::{
     Known, ROOT, close, end_if_over, end_now, fail, fault_of, start, stuck, within,
 };
-use super::{Train, listen, resume, stop_on_signal};
+use super::{Stop, Train, listen, resume};
 use crate::cli::parts::console::warn;
 use crate::cli::parts::progress::Say;
 use crate::cli::parts::shape::warn_of_unread;
@@ -50,7 +49,7 @@ struct Job<'j> {
     sums: Sums,
     limit: Limit,
     /// Whether a signal asks for the end.
-    stop: &'j AtomicBool,
+    stop: &'j Stop,
     known: &'j Arc<Known>,
 }
 
@@ -62,7 +61,7 @@ pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     pass("met");
     let known = Arc::new(Known::default());
     let (me, liveness, watched) = (mpi.rank(), mpi.liveness(), Arc::clone(&known));
-    let stop = stop_on_signal(move || {
+    let stop = Stop::on_signal(move || {
         end_if_over(me, &liveness, &watched);
         me == ROOT
     })?;
@@ -176,11 +175,12 @@ fn as_rank(
         Ok((place.begin(run.config(), run.first_step(), &warn)?, prometheus))
     });
     let Some((mut folder, prometheus)) = together(comm, begun.transpose(), patience)? else {
-        run.train_as(comm, stop, why_over, |_| Ok(()))?;
+        run.train_as(comm, stop.flag(), why_over, |_| Ok(()))?;
         return conclude(comm, &run, known, None::<fn() -> Result<()>>);
     };
+    stop.concerns(&run, folder.path());
     let trained = train.train(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
-        let trained = run.train_as(comm, stop, why_over, observe)?;
+        let trained = run.train_as(comm, stop.flag(), why_over, observe)?;
         trained.context("rank 0 got nothing")
     });
     let ended = trained.and_then(|trained| {

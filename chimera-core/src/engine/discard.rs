@@ -1,0 +1,78 @@
+//! Stopping within a step, which is then discarded.
+//!
+//! With the barrier no rank changes a weight before the step sync, and the sync needs every rank. So a rank that learns
+//! before its own sync that the run is to stop leaves its row, and says in the sync that it discards the step. All then
+//! do: whoever waits for a message or a sum that will not come learns of the wish too, and weights, moments and counts
+//! are those of the last whole step. Messages that nobody receives any more stay where they are; no later one has their
+//! tags.
+
+use std::sync::atomic::Ordering;
+
+use super::agreement::{Record, Totals};
+use super::state::{StageOn, State};
+use crate::analyze::Need;
+use crate::comm::{Comm, Liveness, Position, all_gather};
+use crate::device::Device;
+use crate::fault::Fault;
+use crate::ids::WorkerId;
+
+/// Seconds of the last step or window from which on ranks ask each other before the next one whether to stop.
+const LONG: f64 = 1.0;
+
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
+    /// Whether this rank knows that the run is to stop.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.job.stop.load(Ordering::Relaxed) || self.comm.stop_requested() == Some(true)
+    }
+
+    /// Whether a step can be discarded: no weight changes before the step sync, all ranks can be told, and no
+    /// library's sum waits for ranks that never begin it.
+    pub(super) fn can_discard(&self) -> bool {
+        self.job.program.has_barrier() && self.is_interruptible
+    }
+
+    /// Whether the transport lets ranks leave a step.
+    pub(super) fn is_interruptible(&self) -> bool {
+        let (program, width) = (self.job.program, self.job.width);
+        let mut buckets = self.stages.buckets();
+        self.comm.stop_requested().is_some()
+            && !buckets.any(|bucket| self.comm.has_all_reduce(&program.replicas(width, bucket)))
+    }
+
+    /// Whether the step under way is to be discarded, before this rank's step sync.
+    pub(super) fn is_to_discard(&mut self) -> bool {
+        if !self.can_discard() {
+            return false;
+        }
+        if self.job.stop.load(Ordering::Relaxed) && !self.has_requested_stop {
+            self.has_requested_stop = true;
+            self.comm.request_stop();
+        }
+        self.comm.stop_requested() == Some(true)
+    }
+
+    /// Discards the step under way, whose sync is the instruction `sync_at`, together with all other ranks.
+    pub(super) fn discard(&mut self, worker: WorkerId, sync_at: usize) -> Result<(), Fault> {
+        let (step, instr) = (self.steps.first, sync_at as u32);
+        self.report(Position::At { step, instr });
+        let steps = vec![Totals::default(); self.steps.squared_norms.len()];
+        let record = Record { steps, stop: true, discards: true, ..Record::default() };
+        self.gather_records(worker, &record)?;
+        self.sync.discard();
+        self.reductions.clear();
+        Ok(())
+    }
+
+    /// Whether some rank knows that the run is to stop, before a program that has to be finished once it is begun:
+    /// a wish that came after the last step sync would otherwise wait for all of it. Short ones are not worth asking.
+    pub(super) fn ends_here(&mut self) -> Result<bool, Fault> {
+        let is_long = self.sync.agreed().is_none_or(|agreed| agreed.span_s >= LONG);
+        if self.can_discard() || !is_long {
+            return Ok(false);
+        }
+        let (own, deadline) = ([u8::from(self.is_stopping())], self.deadline());
+        let all = all_gather(&mut self.comm, &own, deadline);
+        let all = self.on_wait("the start of a step", Need::Other, all)?;
+        Ok(all.iter().any(|flag| flag == &[1]))
+    }
+}

@@ -1,0 +1,61 @@
+//! Waits for other ranks, in turns: between them sums under way go on, and a wish to stop is noticed.
+
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use super::state::{StageOn, State};
+use crate::comm::Comm;
+use crate::device::Device;
+use crate::fault::Fault;
+
+/// Between two looks at the sums under way.
+const TURN: Duration = Duration::from_millis(5);
+/// Between two looks at whether to stop.
+const LOOK: Duration = Duration::from_millis(50);
+
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
+    /// Tries until a deadline that `attempt` is given, again and again, for as long as this rank waits for another one.
+    /// `waited` finds the time in an error that says it was too long. Pending if the step is to be discarded.
+    pub(super) fn wait<T, E>(
+        &mut self,
+        waited: fn(&mut E) -> Option<&mut Duration>,
+        mut attempt: impl FnMut(&mut Self, Instant) -> Result<T, E>,
+    ) -> Result<Poll<Result<T, E>>, Fault> {
+        let (began, deadline) = (Instant::now(), self.deadline());
+        let mut left = deadline.saturating_duration_since(began);
+        loop {
+            let turn = self.turn().min(left);
+            let mut tried = attempt(self, Instant::now() + turn);
+            match tried.as_mut().err().and_then(waited) {
+                Some(_) if turn < left => {}
+                Some(waited) => {
+                    *waited = began.elapsed();
+                    return Ok(Poll::Ready(tried));
+                }
+                None => return Ok(Poll::Ready(tried)),
+            }
+            left -= turn; // not by the clock: a rank that was stopped has not waited
+            self.poll_sums()?;
+            if self.is_to_discard() {
+                return Ok(Poll::Pending);
+            }
+        }
+    }
+
+    /// How long to wait before this rank looks at something else.
+    fn turn(&self) -> Duration {
+        // The first step has a patience of its own, and some transports know it by the deadline alone.
+        if self.reductions.is_summing() && !self.sync.is_first() {
+            TURN
+        } else if self.can_discard() {
+            LOOK
+        } else {
+            Duration::MAX
+        }
+    }
+
+    pub(super) fn poll_sums(&mut self) -> Result<(), Fault> {
+        let polled = self.reductions.poll(&self.device, &mut self.comm);
+        polled.or_else(|(bucket, error)| self.on_sum(bucket, Err(error)))
+    }
+}

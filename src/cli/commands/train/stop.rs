@@ -1,0 +1,110 @@
+//! Stopping a run by a signal: what the first and the second one do, and what is said then.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use anyhow::Result;
+
+use super::suggest;
+use crate::cli::parts::console::{duration, tell};
+use crate::formats::checkpoint::Store;
+use crate::run::{Pace, Run};
+
+/// Whether a run is to stop, and what can be said of it.
+pub(crate) struct Stop {
+    requested: AtomicBool,
+    run: OnceLock<Begun>,
+}
+
+/// A run that has begun.
+struct Begun {
+    pace: Option<Arc<Pace>>,
+    /// Why steps are finished, if they are.
+    finishes: Option<&'static str>,
+    folder: PathBuf,
+    resume: String,
+}
+
+impl Stop {
+    /// A wish that the first SIGINT or SIGTERM makes, after `look`, which says whether this process tells so; a second one
+    /// ends the process at once, saving nothing.
+    pub(crate) fn on_signal(look: impl Fn() -> bool + Send + 'static) -> Result<Arc<Stop>> {
+        let stop = Arc::new(Stop { requested: AtomicBool::new(false), run: OnceLock::new() });
+        let on_signal = Arc::clone(&stop);
+        ctrlc::set_handler(move || {
+            let tells = look();
+            let is_second = on_signal.requested.swap(true, Ordering::Relaxed);
+            let run = on_signal.run.get();
+            match is_second {
+                false if tells => tell(stopping(run)),
+                true if tells => tell(stopped_at_once(run)),
+                _ => {}
+            }
+            if is_second {
+                std::process::exit(130);
+            }
+        })?;
+        Ok(stop)
+    }
+
+    /// The flag that the run looks at.
+    pub(crate) fn flag(&self) -> &AtomicBool {
+        &self.requested
+    }
+
+    /// From now on `run` is what is stopped; its files are in `folder`.
+    pub(crate) fn concerns(&self, run: &Run, folder: &Path) {
+        let resume = suggest::to_resume(run.config(), folder);
+        let (pace, finishes, folder) = (run.pace(), run.finishes_steps(), folder.to_path_buf());
+        let _ = self.run.set(Begun { pace, finishes, folder, resume });
+    }
+}
+
+/// What the first signal will lead to.
+fn stopping(run: Option<&Begun>) -> String {
+    let what = match run {
+        None => "stopping before the first step".to_string(),
+        Some(Begun { finishes: None, .. }) => {
+            "stopping: the step under way is discarded, unless all workers are done with it".into()
+        }
+        Some(Begun { finishes: Some(why), pace, .. }) => {
+            let within = pace.as_ref().and_then(|pace| pace.look());
+            let name = within.map_or("the step under way".into(), |within| within.name());
+            let left = within.and_then(|within| within.left_s());
+            let left = left.map_or(String::new(), |s| format!(", in about {}", duration(s)));
+            format!("stopping at the end of {name}{left}: {why}")
+        }
+    };
+    format!("{what}; press Ctrl-C again to stop immediately")
+}
+
+/// What the second signal leaves.
+fn stopped_at_once(run: Option<&Begun>) -> String {
+    let newest = |run: &Begun| {
+        let entries = Store::of(&run.folder).entries().unwrap_or_default();
+        entries.into_iter().rfind(|entry| entry.is_whole).map(|entry| entry.step)
+    };
+    match run.map(|run| (newest(run), &run.resume)) {
+        Some((Some(n_steps), resume)) => {
+            format!(
+                "stopped immediately: the last checkpoint has {n_steps} steps; resume with: {resume}"
+            )
+        }
+        Some((None, _)) | None => "stopped immediately: there is no checkpoint".into(),
+    }
+}
+
+/// What a run leaves that was stopped after `n_steps` steps, and has perhaps `discarded` the next.
+pub(super) fn stopped(n_steps: u64, discarded: bool, resume: &str) -> String {
+    let Some(last) = n_steps.checked_sub(1) else {
+        return format!(
+            "stopped on request before the first step was done; begin again with: {resume}"
+        );
+    };
+    let discarded = match discarded {
+        true => format!("; step {n_steps} was under way and is discarded"),
+        false => String::new(),
+    };
+    format!("stopped on request after step {last}{discarded}; resume with: {resume}")
+}
