@@ -46,7 +46,7 @@ impl Class {
         (Class::OutOfMemory, 8, "out of memory"),
         (Class::Io, 9, "files or disk failed while running"),
         (Class::Mismatch, 10, "ranks disagree"),
-        (Class::Requeue, 75, "stopped on request, checkpoint saved"),
+        (Class::Requeue, 75, "stopped on request, the last whole step is saved"),
         (Class::Internal, 101, "a bug, or a device that failed"),
     ];
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 use chimera_core::engine::Patience;
 use chimera_core::lower::Passes;
 use chimera_core::model::ModelConfig;
-use chimera_core::schedule::Shape;
 use chimera_core::search::Search;
 
 use super::Config;
@@ -18,21 +17,6 @@ impl Config {
     /// These settings for a caller's model of this name.
     pub fn of_model(self, name: &str) -> Config {
         Config { own_model: Some(name.into()), ..self }
-    }
-
-    /// The shape of the schedule.
-    pub fn shape(&self) -> Shape {
-        Shape {
-            depth: self.depth,
-            n_micro_batches: u32::try_from(self.micro_batches).unwrap_or(u32::MAX),
-            n_pipes: self.pipes,
-            n_chunks: self.chunks,
-            scaling: self.scaling.of_shape(),
-            n_in_turn: self.in_turn,
-            n_waves: self.waves,
-            in_flight: self.in_flight,
-            window: self.window,
-        }
     }
 
     /// The passes over the schedule.

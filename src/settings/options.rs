@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::{Architecture, PRESETS};
+use chimera_core::schedule;
 use chimera_core::search::Where;
 use toml::Value;
 
@@ -276,5 +277,22 @@ options! {
         /// Checkpoint to resume from: `auto` for the newest usable one of `out`, or its directory
         "resume" resume: Option<String> =
             [value("auto|PATH").such_as(&["auto"]).follows("from the start").own()];
+    }
+}
+
+impl Config {
+    /// The shape of the schedule.
+    pub fn shape(&self) -> schedule::Shape {
+        schedule::Shape {
+            depth: self.depth,
+            n_micro_batches: u32::try_from(self.micro_batches).unwrap_or(u32::MAX),
+            n_pipes: self.pipes,
+            n_chunks: self.chunks,
+            scaling: self.scaling.of_shape(),
+            n_in_turn: self.in_turn,
+            n_waves: self.waves,
+            in_flight: self.in_flight,
+            window: self.window,
+        }
     }
 }

@@ -143,7 +143,7 @@ fn manual_pages_have_the_sections_of_manuals() {
         ".SH FILES",
         "\\fImetrics.jsonl\\fR",
         "\\fB75\\fR",
-        "stopped on request, checkpoint saved",
+        "stopped on request, the last whole step is saved",
         "\\fBchimera train \\-\\-config run.toml \\-\\-resume auto\\fR",
         ".BR chimera-top (1),",
     ] {

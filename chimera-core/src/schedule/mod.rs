@@ -16,11 +16,11 @@ mod grid;
 mod hanayo;
 mod interleaved;
 mod mixpipe;
-mod parameter;
 mod phases;
 mod pipedream;
 mod pipedream_2bw;
 mod registry;
+mod shape;
 mod v_half;
 mod v_min;
 mod zb_h1;
@@ -28,12 +28,10 @@ mod zb_h2;
 mod zb_v;
 
 use std::fmt;
-use std::str::FromStr;
 
-pub use parameter::Parameter;
 pub use registry::{SCHEDULES, Schedules, UnknownSchedule, find};
+pub use shape::{MAX_DEPTH, Parameter, Scaling, Shape};
 
-use crate::notation::by_name;
 use crate::timetable::Timetable;
 
 /// A formula for timetables.
@@ -81,161 +79,6 @@ pub struct Source {
     pub place: &'static str,
 }
 
-/// For what a timetable is asked. [`Schedule::reads`] says who reads what.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
-    /// Workers of the pipeline group, D.
-    pub depth: usize,
-    /// Micro-batches of a step, N.
-    pub n_micro_batches: u32,
-    /// Number of pipes, 2f.
-    pub n_pipes: usize,
-    /// Stages per worker, v.
-    pub n_chunks: usize,
-    /// How to go on after D micro-batches.
-    pub scaling: Scaling,
-    /// Forwards, and then backwards, in turn, k.
-    pub n_in_turn: u32,
-    /// Waves of two chunks per worker.
-    pub n_waves: usize,
-    /// The most micro-batches on their way in each direction, K; `None` leaves it to the schedule.
-    pub in_flight: Option<u32>,
-    /// Steps without a flush between them, T.
-    pub window: u32,
-}
-
-impl Shape {
-    /// D workers and N micro-batches; two pipes, chunks and waves, one op in turn, direct scaling, two
-    /// steps between flushes.
-    pub fn new(depth: usize, n_micro_batches: u32) -> Shape {
-        Shape {
-            depth,
-            n_micro_batches,
-            n_pipes: 2,
-            n_chunks: 2,
-            scaling: Scaling::Direct,
-            n_in_turn: 1,
-            n_waves: 2,
-            in_flight: None,
-            window: 2,
-        }
-    }
-
-    /// Refuses what no schedule can do.
-    fn check(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
-        if !(1..=MAX_DEPTH).contains(&self.depth) {
-            let reason = format!("depth {} is not in 1..={MAX_DEPTH}", self.depth);
-            let nearest = if self.depth > 0 { format!("depth {MAX_DEPTH}") } else { String::new() };
-            return Err(Unfit::new(schedule, reason, nearest));
-        }
-        if self.n_micro_batches == 0 {
-            let reason = "a step needs at least one micro-batch";
-            return Err(Unfit::new(schedule, reason, "1 micro-batch"));
-        }
-        self.check_ops(schedule, self.depth)
-    }
-
-    /// The chunks per worker that make `count` times `each`. Refuses a count, named `what` on the command
-    /// line, that gives too many stages.
-    fn check_chunks(
-        &self,
-        schedule: &dyn Schedule,
-        count: usize,
-        each: usize,
-        what: &str,
-    ) -> Result<usize, Unfit> {
-        let most = usize::from(u16::MAX) / (self.depth * each);
-        if !(1..=most).contains(&count) {
-            let reason = format!("{count} {what} of depth {} are not in 1..={most}", self.depth);
-            return Err(Unfit::new(schedule, reason, format!("--{what} {}", count.clamp(1, most))));
-        }
-        self.check_ops(schedule, self.depth * count * each)?;
-        Ok(count * each)
-    }
-
-    /// Refuses an odd depth, where mirrored pipes need pairs of workers.
-    fn check_even_depth(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
-        let depth = self.depth;
-        if depth.is_multiple_of(2) {
-            return Ok(());
-        }
-        let nearest = if depth > 2 {
-            format!("depth {} or {}", depth - 1, depth + 1)
-        } else {
-            "depth 2".to_string()
-        };
-        let reason = format!("depth {depth} is odd, and mirrored pipes need pairs of workers");
-        Err(Unfit::new(schedule, reason, nearest))
-    }
-
-    /// Keeps a slip of the finger from filling the memory. The largest job anyone has published has some
-    /// hundred thousand ops.
-    fn check_ops(&self, schedule: &dyn Schedule, n_stages: usize) -> Result<(), Unfit> {
-        let n_ops = (n_stages as u64).saturating_mul(2 * u64::from(self.n_micro_batches));
-        if n_ops > MAX_OPS {
-            let gib = |n_ops: u64| (n_ops as f64 * BYTES_PER_OP / f64::from(1 << 30)).round();
-            let reason = format!(
-                "{n_ops} ops are more than {MAX_OPS}: they would take about {} GiB of memory rather than {}",
-                gib(n_ops),
-                gib(MAX_OPS)
-            );
-            let nearest = Shape::micro_batches_within(MAX_OPS / 2, n_stages);
-            return Err(Unfit::new(schedule, reason, nearest));
-        }
-        Ok(())
-    }
-
-    /// How many micro-batches `n_stages` stages can do with at most `n_forwards` forwards, in words.
-    fn micro_batches_within(n_forwards: u64, n_stages: usize) -> String {
-        format!("at most {} micro-batches", n_forwards / n_stages as u64)
-    }
-
-    /// Refuses fewer micro-batches than 2D.
-    fn check_twice_depth(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
-        let (n, least) = (self.n_micro_batches, 2 * self.depth as u32);
-        if n < least {
-            let reason = format!("{n} micro-batches are less than 2D = {least}");
-            return Err(Unfit::new(schedule, reason, format!("{least} micro-batches")));
-        }
-        Ok(())
-    }
-}
-
-/// The most workers of a pipeline group.
-pub const MAX_DEPTH: usize = 8192;
-const MAX_OPS: u64 = 1 << 24;
-/// What proof and simulation take, measured at D = N = 512: 200 for a long row, twice that while rows grow.
-const BYTES_PER_OP: f64 = 400.0;
-
-/// How Chimera goes on after D micro-batches (Li & Hoefler, SC'21, section 3.5).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Scaling {
-    /// Units of D micro-batches one after another, the next filling the bubbles of the last.
-    Direct,
-    /// Two forwards run where the plain unit has one, so that a forward slot costs as much as a
-    /// backward. Twice the activation memory.
-    Doubling,
-    /// A forward takes a whole micro-batch and each backward half of one.
-    Halving,
-}
-
-impl Scaling {
-    /// Every way with its name on the command line.
-    pub const ALL: [(&'static str, Scaling); 3] = [
-        ("direct", Scaling::Direct),
-        ("doubling", Scaling::Doubling),
-        ("halving", Scaling::Halving),
-    ];
-}
-
-impl FromStr for Scaling {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Scaling, String> {
-        by_name("scaling", name, &Scaling::ALL)
-    }
-}
-
 /// A shape that a schedule cannot do.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub struct Unfit {
@@ -248,7 +91,8 @@ pub struct Unfit {
 }
 
 impl Unfit {
-    fn new(
+    /// Why a schedule cannot, and the nearest shape that it can do.
+    pub fn new(
         schedule: &dyn Schedule,
         reason: impl Into<String>,
         nearest: impl Into<String>,

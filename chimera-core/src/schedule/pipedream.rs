@@ -1,7 +1,8 @@
 //! PipeDream: 1F1B without a flush, an update after every micro-batch.
 
 use super::grid::Grid;
-use super::{MAX_OPS, Parameter, Schedule, Shape, Source, Unfit};
+use super::shape::MAX_OPS;
+use super::{Parameter, Schedule, Shape, Source, Unfit};
 use crate::op::{Kind, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
