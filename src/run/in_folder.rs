@@ -11,8 +11,8 @@ use crate::observe::Metrics;
 
 impl<S: Subject> Run<S> {
     /// Trains in the folder that the settings name, with a thread for each rank: goes on from a checkpoint if `resume`
-    /// says so, keeps settings, metrics and checkpoints, and if the run fails, why. `stop` ends it after the step or
-    /// window under way, with a checkpoint. `tell` is told of what goes wrong beside the training, and `observe` of every
+    /// says so, keeps settings, metrics and checkpoints, and if the run fails, why. `stop` ends it with a
+    /// checkpoint of the last whole step. `tell` is told of what goes wrong beside the training, and `observe` of every
     /// step; an error of `observe` ends the run.
     ///
     /// # Errors

@@ -170,8 +170,8 @@ impl<S: Subject> Run<S> {
         Arc::clone(self.explain.insert(Arc::new(Explain::into(folder))))
     }
 
-    /// Trains, telling `observe` of every step; `stop` ends it after the step or window under way. An error of
-    /// `observe` ends the run too.
+    /// Trains, telling `observe` of every step; `stop` ends it after the last whole step, or after the one
+    /// under way where it has to be [finished](Run::finishes_steps). An error of `observe` ends the run too.
     pub fn train(
         &self,
         stop: &AtomicBool,
