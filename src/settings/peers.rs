@@ -47,6 +47,10 @@ const ABSENT: &[(&[&str], &str)] = &[
         &["global-batch-size"],
         "the global batch is `width` * `micro-batches` * `micro-batch-size`: choose these",
     ),
+    (
+        &["checkpoint", "checkpointing"],
+        "`save-every` saves checkpoints and `resume` goes on from one; `recompute` is activation checkpointing",
+    ),
     (&["bf16"], "choose `precision` bf16"),
     (&["fp16"], "there is no fp16: choose `precision` bf16 or f32"),
 ];
@@ -106,6 +110,7 @@ mod tests {
             ("--tensor-model-parallel-size 2", "no tensor parallelism"),
             ("--global-batch-size 512", "choose these"),
             ("--bf16", "choose `precision` bf16"),
+            ("--checkpoint x", "`save-every` saves checkpoints"),
         ] {
             let refusal = Layers::parse(words).unwrap_err().to_string();
             assert!(refusal.contains(hint), "{refusal}");
