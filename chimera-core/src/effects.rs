@@ -121,6 +121,11 @@ impl Rules {
         self.selective.binary_search(&(pipe, stage)).is_ok()
     }
 
+    /// Whether some pipe's forwards of `stage` are [selective](Rules::is_selective).
+    pub fn is_selective_somewhere(&self, stage: StageId) -> bool {
+        self.selective.iter().any(|(_, selective)| *selective == stage)
+    }
+
     /// Whether weights may change between a forward and its backward.
     pub fn keeps_versions(&self) -> bool {
         self.keeps_versions

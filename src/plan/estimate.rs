@@ -12,7 +12,6 @@ use std::rc::Rc;
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{Network, NetworkCosts, simulate};
 use chimera_core::costs::{Costs, StageCosts, UniformCosts};
-use chimera_core::ids::{PipeId, StageId};
 use chimera_core::model::cut;
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
@@ -248,10 +247,7 @@ fn peak_rank(plan: &Plan, needs: &[Need]) -> Need {
 /// By simulation of a plan, with the micro-batches of a way.
 fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> StepTime {
     let Plan { course: Course { program, .. }, model, cuts, memory, .. } = plan;
-    let is_selective = |stage: StageId| {
-        let mut pipes = (0..program.placement().n_pipes() as u16).map(PipeId);
-        pipes.any(|pipe| program.rules().is_selective(pipe, stage))
-    };
+    let is_selective = |stage| program.rules().is_selective_somewhere(stage);
     let size = way.micro_batch_size as f64;
     let units = program.units_per_micro();
     let stages = costs_by_flops(model, way.sequence, cuts, cluster.flops / size, is_selective);

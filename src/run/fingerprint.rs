@@ -53,7 +53,7 @@ impl<S: Subject> Run<S> {
     /// BLAKE3 of the weights that the run begins with; those drawn at random follow from the seed.
     fn weights_hash(&self) -> String {
         let Some(checkpoint) = &self.start else {
-            return self.subject.initial_hash().unwrap_or_else(|| "drawn".into());
+            return self.initial.as_ref().map_or("drawn".into(), |i| i.hash().to_string());
         };
         let mut hasher = blake3::Hasher::new();
         for shard in &checkpoint.manifest().shards {

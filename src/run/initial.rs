@@ -11,7 +11,7 @@ use crate::formats::checkpoint::bytes;
 use crate::formats::hf::Source;
 
 /// A model to begin with, all of which has been read once.
-pub(super) struct Initial {
+pub struct Initial {
     dir: String,
     source: Source,
     /// BLAKE3 of the values, by name.

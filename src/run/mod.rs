@@ -47,6 +47,7 @@ use chimera_core::timetable::Timetable;
 
 pub use folder::{Folder, Place, SETTINGS, is_error, settings_in, write_error};
 pub use gather::share;
+use initial::Initial;
 pub use lock::is_at_work;
 pub use own::{Model, Own};
 pub use pace::{Pace, WithinStep};
@@ -79,6 +80,8 @@ pub struct Run<S = Transformer> {
     saver: Option<Saver>,
     /// Where each rank tells what it did last, if it fails.
     explain: Option<Arc<Explain>>,
+    /// What to begin with, unless weights are drawn at random or those of a checkpoint.
+    initial: Option<Initial>,
     pace: OnceLock<Arc<Pace>>,
 }
 
@@ -110,7 +113,7 @@ impl Run {
         }
         memory_check::check(&plan, &devices, here.part)?;
         let Plan { course, model, cuts, memory, .. } = plan;
-        Run::of(course, Transformer { devices, model, cuts, memory, corpus, initial: None })
+        Run::of(course, Transformer { devices, model, cuts, memory, corpus })
     }
 
     /// Where it computes.
@@ -136,12 +139,12 @@ impl Run {
 
 impl<S: Subject> Run<S> {
     fn of(course: Course, subject: S) -> Result<Run<S>> {
+        let initial = match course.config.resume {
+            None => subject.open_initial(&course.config)?,
+            Some(_) => None,
+        };
         let (start, saver, explain, pace) = (None, None, None, OnceLock::new());
-        let mut run = Run { course, subject, start, saver, explain, pace };
-        if run.config().resume.is_none() {
-            run.subject.open_initial(&run.course.config)?;
-        }
-        Ok(run)
+        Ok(Run { course, subject, start, saver, explain, initial, pace })
     }
 
     /// The settings.

@@ -62,8 +62,10 @@ pub trait Model: Sync {
 }
 
 /// A [`Model`], cut for a program.
-pub struct Own<M> {
+pub struct Own<M: Model> {
     model: M,
+    /// The device of rank 0, of whose stages this process asks for their parameters.
+    device: M::Device,
     /// Parameters by stage.
     params: Vec<Vec<Param>>,
 }
@@ -87,7 +89,8 @@ impl<M: Model> Run<Own<M>> {
         );
         let config = config.of_model(model.name());
         let found = resume::kept(&config)?;
-        let mut own = Own { model, params: Vec::new() };
+        let device = model.device(Rank(0))?;
+        let mut own = Own { model, device, params: Vec::new() };
         let course = own.plan(config, found)?;
         Run::of(course, own)
     }
@@ -106,6 +109,12 @@ impl<M: Model> Own<M> {
         }
     }
 
+    fn params_of(&self, stage: StageId, n_stages: usize) -> Result<Vec<Param>> {
+        let made = self.model.stage(&self.device, stage, n_stages);
+        let place = || format!("{} cannot be cut into {n_stages} stages", self.model.name());
+        Ok(made.with_context(place)?.params().to_vec())
+    }
+
     fn open(&self, rank: Rank) -> Result<M::Device, Fault> {
         self.model.device(rank).map_err(|e| e.into_fault(rank))
     }
@@ -120,9 +129,11 @@ impl<M: Model> Chain for Own<M> {
     }
 
     fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>> {
-        let is_tied = self.params.first().is_some_and(|params| params.iter().any(|p| p.tied));
+        // A model that cannot be cut so is refused when all of its stages are asked for.
+        let first = self.params_of(StageId(0), n_stages).unwrap_or_default();
         let ends = vec![StageId(0), StageId(n_stages as u16 - 1)];
-        if is_tied && n_stages > 1 { vec![ends] } else { Vec::new() }
+        let are_tied = n_stages > 1 && first.iter().any(|param| param.tied);
+        if are_tied { vec![ends] } else { Vec::new() }
     }
 }
 
@@ -130,21 +141,11 @@ impl<M: Model> Subject for Own<M> {
     type Item = M::Item;
 
     fn plan(&mut self, config: Config, found: Option<Timetable>) -> Result<Course> {
-        let course = Course::plan(config.clone(), found, self)?;
+        let course = Course::plan(config, found, self)?;
         let n_stages = course.n_stages();
-        let device = self.model.device(Rank(0))?;
-        let params = (0..n_stages as u16).map(|id| {
-            let stage = self.model.stage(&device, StageId(id), n_stages);
-            let place = || format!("{} cannot be cut into {n_stages} stages", self.model.name());
-            Ok(stage.with_context(place)?.params().to_vec())
-        });
+        let params = (0..n_stages as u16).map(|id| self.params_of(StageId(id), n_stages));
         self.params = params.collect::<Result<_>>()?;
-        if self.tied(n_stages).is_empty() {
-            return Ok(course);
-        }
-        // Only the stages say which tensors are tied, and only a timetable which stages there are.
-        let found = course.found.clone();
-        Course::plan(config, found, self)
+        Ok(course)
     }
 
     fn chain(&self) -> &dyn Chain {
@@ -156,12 +157,12 @@ impl<M: Model> Subject for Own<M> {
     }
 
     fn samples<'s>(&'s self, _: &Course) -> Box<dyn Data<M::Item> + 's> {
-        Box::new(Borrowed(self.model.data()))
+        Box::new(self.model.data())
     }
 
     fn held_out(&self, _: &Course) -> io::Result<Option<HeldOut<'_, M::Item>>> {
         let held_out = self.model.held_out();
-        Ok(held_out.map(|(data, n_samples)| HeldOut { data: Box::new(Borrowed(data)), n_samples }))
+        Ok(held_out.map(|(data, n_samples)| HeldOut { data: Box::new(data), n_samples }))
     }
 
     fn tokens_per_sample(&self, _: &Config) -> u64 {
@@ -195,20 +196,6 @@ impl<M: Model> Subject for Own<M> {
             forward_flops: vec![0.0; n_stages],
             samples: course.samples_per_unit(),
         }
-    }
-
-    fn open_initial(&mut self, _: &Config) -> Result<()> {
-        Ok(())
-    }
-
-    fn drop_initial(&mut self) {}
-
-    fn initial_hash(&self) -> Option<String> {
-        None
-    }
-
-    fn initial(&self, _: &Param) -> Option<Result<Vec<f32>>> {
-        None
     }
 
     fn train_threads<'r, O>(
@@ -246,24 +233,5 @@ impl<M: Model> Subject for Own<M> {
         let mut staged = HostStaged::new(device.clone(), comm);
         let pool = compute_threads(run.config().threads, rank)?;
         pool.install(|| run.train_rank(job, device.clone(), &mut staged, watch, stages))
-    }
-}
-
-/// Samples that a model owns.
-struct Borrowed<'m, I>(&'m dyn Data<I>);
-
-impl<I> Data<I> for Borrowed<'_, I> {
-    fn sample(
-        &self,
-        step: u64,
-        sample: u64,
-        input: &mut Vec<I>,
-        target: &mut Vec<I>,
-    ) -> io::Result<()> {
-        self.0.sample(step, sample, input, target)
-    }
-
-    fn n_targets(&self) -> usize {
-        self.0.n_targets()
     }
 }

@@ -11,7 +11,7 @@ use chimera_core::analyze::{Event, Timeline, Work, simulate};
 use chimera_core::comm::Position;
 use chimera_core::costs::StageCosts;
 use chimera_core::engine::{Did, Doing};
-use chimera_core::ids::{PipeId, Rank, StageId, WorkerId};
+use chimera_core::ids::{Rank, WorkerId};
 use chimera_core::program::{Instr, Program};
 use chimera_core::update::Update;
 
@@ -192,12 +192,9 @@ impl Run {
     fn ruler(&self) -> Ruler {
         let (program, sequence) = (self.program(), self.config().sequence);
         let (model, cuts) = (self.model(), &self.subject.cuts);
-        let flops = |cut| model.forward_flops(cut, sequence);
-        let mean = cuts.iter().map(flops).sum::<f64>() / cuts.len() as f64;
-        let pipes = || (0..program.placement().n_pipes() as u16).map(PipeId);
-        let is_selective =
-            |stage: StageId| pipes().any(|pipe| program.rules().is_selective(pipe, stage));
-        let costs = costs_by_flops(model, sequence, cuts, mean, is_selective);
+        // A ruler has parts of a step alone, so any unit of time will do.
+        let is_selective = |stage| program.rules().is_selective_somewhere(stage);
+        let costs = costs_by_flops(model, sequence, cuts, 1.0, is_selective);
         let costs = costs.into_iter().map(|stage| stage.per_units(program.units_per_micro()));
         Ruler::of(program, &StageCosts::new(costs.collect()), self.workers_at_once())
     }

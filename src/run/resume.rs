@@ -28,7 +28,7 @@ impl<S: Subject> Run<S> {
     pub fn resume(&mut self, checkpoint: Option<Checkpoint>) -> Result<Vec<String>> {
         let Some(checkpoint) = checkpoint else {
             self.course.begin(0, self.subject.chain())?;
-            self.subject.open_initial(&self.course.config)?;
+            self.initial = self.subject.open_initial(&self.course.config)?;
             return Ok(Vec::new());
         };
         let manifest = checkpoint.manifest();
@@ -63,8 +63,7 @@ impl<S: Subject> Run<S> {
             self.course = self.subject.plan(self.config().clone(), found)?;
         }
         self.course.begin(manifest.step, self.subject.chain())?;
-        self.subject.drop_initial();
-        self.start = Some(checkpoint);
+        (self.start, self.initial) = (Some(checkpoint), None);
         Ok(notes)
     }
 

@@ -95,11 +95,9 @@ where
     /// Takes the weights to begin with, unless they are drawn at random.
     fn begin(&mut self) -> Result<(), Fault> {
         let (run, rank) = (self.run, self.rank);
-        if run.subject.initial_hash().is_some() {
+        if let Some(initial) = &run.initial {
             let unread = |e: anyhow::Error| Fault::new(Class::Io, rank, format!("{e:#}"));
-            self.worker.set_weights(|param| {
-                run.subject.initial(param).unwrap_or_else(|| Ok(Vec::new())).map_err(unread)
-            })?;
+            self.worker.set_weights(|param| initial.values(param).map_err(unread))?;
         }
         if let Some(checkpoint) = &run.start {
             self.worker.restore(checkpoint.manifest().counts(), |param| {

@@ -11,6 +11,7 @@ use chimera_core::stage::{Data, Param};
 use chimera_core::timetable::Timetable;
 
 use super::Run;
+use super::initial::Initial;
 use super::trained::RankTrained;
 use super::watch::{HeldOut, Watch};
 use crate::formats::checkpoint::Digest;
@@ -48,7 +49,9 @@ pub trait Subject: Sync + Sized {
     fn digest(&self) -> Option<io::Result<&Digest>>;
 
     /// What else all ranks must have in common.
-    fn facts(&self) -> Fields;
+    fn facts(&self) -> Fields {
+        Fields::new()
+    }
 
     /// The devices of this process's ranks: replicas on devices of one name stay equal to the bit.
     fn device_models(&self) -> Vec<String>;
@@ -57,16 +60,9 @@ pub trait Subject: Sync + Sized {
     fn sizes(&self, course: &Course) -> Sizes;
 
     /// Opens the weights to begin with, if the settings name some.
-    fn open_initial(&mut self, config: &Config) -> Result<()>;
-
-    /// Forgets them, where a checkpoint has others.
-    fn drop_initial(&mut self);
-
-    /// BLAKE3 of the weights to begin with, unless they are drawn at random.
-    fn initial_hash(&self) -> Option<String>;
-
-    /// The values to begin with of a parameter, unless they are drawn at random.
-    fn initial(&self, param: &Param) -> Option<Result<Vec<f32>>>;
+    fn open_initial(&self, _config: &Config) -> Result<Option<Initial>> {
+        Ok(None)
+    }
 
     /// Trains with a thread for each rank.
     fn train_threads<'r, O>(

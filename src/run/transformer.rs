@@ -1,11 +1,10 @@
 //! The models here on text: what a run of the command line trains.
 
 use std::io;
-use std::path::PathBuf;
 
 use anyhow::Result;
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, HostStaged, Threads};
-use chimera_core::engine::{Fields, Job, StepReport, run_threads};
+use chimera_core::engine::{Job, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::StageId;
 use chimera_core::layers::Layers;
@@ -34,8 +33,6 @@ pub struct Transformer {
     pub(super) cuts: Vec<Cut>,
     pub(super) memory: Vec<Memory>,
     pub(super) corpus: Corpus,
-    /// What to begin with, unless weights are drawn at random or those of a checkpoint.
-    pub(super) initial: Option<Initial>,
 }
 
 impl Subject for Transformer {
@@ -82,10 +79,6 @@ impl Subject for Transformer {
         Some(self.corpus.digest())
     }
 
-    fn facts(&self) -> Fields {
-        Fields::new()
-    }
-
     fn device_models(&self) -> Vec<String> {
         self.devices.models()
     }
@@ -99,22 +92,8 @@ impl Subject for Transformer {
         }
     }
 
-    fn open_initial(&mut self, config: &Config) -> Result<()> {
-        let open = |dir: &PathBuf| Initial::open(dir, &self.model);
-        self.initial = config.init.as_ref().map(open).transpose()?;
-        Ok(())
-    }
-
-    fn drop_initial(&mut self) {
-        self.initial = None;
-    }
-
-    fn initial_hash(&self) -> Option<String> {
-        self.initial.as_ref().map(|initial| initial.hash().to_string())
-    }
-
-    fn initial(&self, param: &Param) -> Option<Result<Vec<f32>>> {
-        self.initial.as_ref().map(|initial| initial.values(param))
+    fn open_initial(&self, config: &Config) -> Result<Option<Initial>> {
+        config.init.as_ref().map(|dir| Initial::open(dir, &self.model)).transpose()
     }
 
     fn train_threads<'r, O>(

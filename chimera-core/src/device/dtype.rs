@@ -114,12 +114,13 @@ impl Elements {
 
     /// Values as elements of f64 where that is asked for, else rounded to f32.
     pub fn of_f64(dtype: Dtype, values: &[f64]) -> Elements {
-        let words = match dtype {
-            Dtype::F64 => values.iter().flat_map(|x| pair(x.to_bits())).collect(),
-            _ => values.iter().map(|x| *x as f32).collect(),
-        };
-        let dtype = if dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
-        Elements { dtype, words }
+        match dtype {
+            Dtype::F64 => {
+                let words = values.iter().flat_map(|x| pair(x.to_bits())).collect();
+                Elements { dtype, words }
+            }
+            _ => values.iter().map(|x| *x as f32).collect::<Vec<_>>().into(),
+        }
     }
 }
 

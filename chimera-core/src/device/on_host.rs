@@ -11,14 +11,11 @@ pub(super) fn update<D: Device>(
 ) -> Result<()> {
     for Updated { w, g, m, v } in tensors {
         let shape = device.shape(w);
-        let to_host = |tensor: &D::Tensor| -> Result<Tensor> {
-            let mut words = Vec::new();
-            device.download_words(tensor, &mut words)?;
-            let elements = Elements { dtype: device.dtype(tensor), words };
-            Ok(Tensor::new(&shape, elements.to_f64(shape.iter().product())))
-        };
-        let g = to_host(g)?;
-        let [mut w_host, mut m_host, mut v_host] = [to_host(w)?, to_host(m)?, to_host(v)?];
+        let on_host = device.download_all(&[&**w, g, &**m, &**v])?.into_iter();
+        let values = |elements: Elements| elements.to_f64(shape.iter().product());
+        let mut on_host = on_host.map(|elements| Tensor::new(&shape, values(elements)));
+        let [mut w_host, g, mut m_host, mut v_host] =
+            std::array::from_fn(|_| on_host.next().expect("four tensors"));
         by_reference(&mut [Updated { w: &mut w_host, g: &g, m: &mut m_host, v: &mut v_host }])?;
         for (tensor, values) in [(w, w_host), (m, m_host), (v, v_host)] {
             let Elements { dtype, words } = Elements::of_f64(device.dtype(tensor), &values.data);

@@ -73,6 +73,22 @@ pub trait Data<I = u32>: Sync {
     fn n_targets(&self) -> usize;
 }
 
+impl<I, D: Data<I> + ?Sized> Data<I> for &D {
+    fn sample(
+        &self,
+        step: u64,
+        sample: u64,
+        input: &mut Vec<I>,
+        target: &mut Vec<I>,
+    ) -> std::io::Result<()> {
+        (**self).sample(step, sample, input, target)
+    }
+
+    fn n_targets(&self) -> usize {
+        (**self).n_targets()
+    }
+}
+
 /// One piece of a model.
 ///
 /// A stage keeps nothing between two calls: weights come in as an argument, saved activations go out as a value and

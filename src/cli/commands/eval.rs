@@ -2,7 +2,6 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
@@ -15,7 +14,7 @@ use serde_json::json;
 use crate::cli::parts::console::print;
 use crate::cli::parts::model;
 use crate::cli::parts::model::warn_of_bytes;
-use crate::cli::parts::offered::offered;
+use crate::cli::parts::offered::device_name;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Pairs, tokenizer_of};
 use crate::device::{Compute, Device, OpenDevice, Precision};
@@ -45,7 +44,7 @@ pub(crate) struct Eval {
     seed: u64,
     /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    #[arg(value_parser = offered(Device::from_str, || Device::EXAMPLES.to_vec()), hide_possible_values = true)]
+    #[arg(value_parser = device_name(), hide_possible_values = true)]
     device: Device,
     /// Prints JSON
     #[arg(long)]

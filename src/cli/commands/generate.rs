@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use chimera_core::layers::Layers;
@@ -12,7 +11,7 @@ use serde_json::json;
 
 use crate::cli::parts::console::print;
 use crate::cli::parts::model;
-use crate::cli::parts::offered::offered;
+use crate::cli::parts::offered::{device_name, offered};
 use crate::data::tokenizer::{Stream, Tokenizer};
 use crate::device::{Compute, Device, OpenDevice, Precision};
 use crate::formats::hf::Pretrained;
@@ -53,7 +52,7 @@ pub(crate) struct Generate {
     seed: u64,
     /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    #[arg(value_parser = offered(Device::from_str, || Device::EXAMPLES.to_vec()), hide_possible_values = true)]
+    #[arg(value_parser = device_name(), hide_possible_values = true)]
     device: Device,
     /// Prints the ids too, as JSON
     #[arg(long)]

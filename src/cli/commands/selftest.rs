@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -11,7 +10,7 @@ use chimera_core::ids::Rank;
 use clap::{Args, ValueEnum};
 
 use crate::cli::parts::console::print;
-use crate::cli::parts::offered::offered;
+use crate::cli::parts::offered::device_name;
 use crate::device::Device;
 use crate::device::selftest::{Check, Options, Size, run};
 
@@ -23,7 +22,7 @@ use crate::device::selftest::{Check, Options, Size, run};
 pub(crate) struct Selftest {
     /// The device: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    #[arg(value_parser = offered(Device::from_str, || Device::EXAMPLES.to_vec()), hide_possible_values = true)]
+    #[arg(value_parser = device_name(), hide_possible_values = true)]
     device: Device,
     /// Size of what is measured [default: full on CUDA, else small]
     #[arg(long, value_name = "SIZE")]

@@ -1,9 +1,12 @@
 //! Arguments that are read in some way, and for which shells offer words.
 
 use std::ffi::OsStr;
+use std::str::FromStr;
 
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, Command, Error};
+
+use crate::device::Device;
 
 /// A parser that knows words to begin with; it may read others too.
 #[derive(Clone)]
@@ -18,6 +21,11 @@ pub(crate) fn offered<P: TypedValueParser>(
     words: fn() -> Vec<&'static str>,
 ) -> Offered<P> {
     Offered { parser, words }
+}
+
+/// Reads the name of a device, and offers some.
+pub(crate) fn device_name() -> impl TypedValueParser<Value = Device> {
+    offered(Device::from_str, || Device::EXAMPLES.to_vec())
 }
 
 impl<P: TypedValueParser> TypedValueParser for Offered<P> {
