@@ -8,6 +8,8 @@ mod bert;
 mod commands;
 #[path = "hf/hostile.rs"]
 mod hostile;
+#[path = "hf/llama.rs"]
+mod llama;
 #[path = "hf/train.rs"]
 mod train;
 
@@ -67,6 +69,7 @@ fn logits_are_those_of_transformers() {
             context: 16,
             vocab: 20,
             tied,
+            llama: None,
         };
         assert_eq!(gpt2.config, sizes);
         let ours = model(&gpt2).logits(&ids, ids.len()).expect("logits");

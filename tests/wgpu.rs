@@ -49,6 +49,12 @@ fn recorded(run: &Path) -> Vec<f64> {
     text.lines().map(loss).collect()
 }
 
+#[test]
+fn a_llama_is_refused_before_it_starts() {
+    let refusal = prepare("--model llama --device wgpu:0").err().expect("refused").to_string();
+    assert!(refusal.contains("has no kernels for a Llama: choose another device"), "{refusal}");
+}
+
 /// Trains as the CPU does: every loss, and the norm of every gradient.
 fn compare(schedule: &str) {
     compare_on("wgpu:0", schedule);

@@ -60,7 +60,7 @@ GLOBAL add_bias_residual(T* y, const float* bias, const T* residual, int rows, i
 }
 
 // The functions of Activation, in its order.
-enum { GELU_TANH, GELU, TANH };
+enum { GELU_TANH, GELU, TANH, SILU };
 
 struct Activated {
     float value, slope;
@@ -76,11 +76,12 @@ __device__ Activated activated(float x, int f) {
         float below = 0.5f * erfcf(-0.70710678f * x);
         return {x * below, below + x * 0.39894228f * expf(-0.5f * x * x)};
     }
-    // (1 + tanh u)/2 is a logistic function of 2u; it and its rest come from the exponential that is not large,
-    // so that they do not cancel.
-    float u = 1.5957691216f * (x + 0.044715f * x * x * x), small = expf(-fabsf(u)), most = 1.0f / (1.0f + small);
+    // SiLU is x times the logistic function of x; (1 + tanh u)/2 is that of 2u. It and its rest come from the exponential
+    // that is not large, so that they do not cancel.
+    float u = f == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x);
+    float small = expf(-fabsf(u)), most = 1.0f / (1.0f + small);
     float s = u < 0.0f ? small * most : most, rest = u < 0.0f ? most : small * most;
-    float du = 1.5957691216f * (1.0f + 3.0f * 0.044715f * x * x);
+    float du = f == SILU ? 1.0f : 1.5957691216f * (1.0f + 3.0f * 0.044715f * x * x);
     // Where either vanishes the slope is 0 or 1, and du may be too large.
     return {x * s, s * rest > 0.0f ? s + x * s * rest * du : s};
 }

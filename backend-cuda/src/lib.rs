@@ -14,7 +14,7 @@ pub use cpu::measured_peak;
 
 use candle_core::Tensor;
 use chimera_core::device::{AdamW, Device, DeviceError, Result, Sgd, Updated};
-use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 
 /// A device of candle.
 #[derive(Clone, Debug)]
@@ -199,6 +199,48 @@ impl Layers for Candle {
 
     fn activation_dx(&self, dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
         self.named("activation_dx", cpu::activation::backward(dy, x, f))
+    }
+
+    fn has_llama_layers(&self) -> bool {
+        true
+    }
+
+    fn rms_norm(&self, x: &Tensor, gain: &Tensor, epsilon: f64) -> Result<(Tensor, Tensor)> {
+        self.named("rms_norm", cpu::rms_norm::forward(x, gain, epsilon))
+    }
+
+    fn rms_norm_dx(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        stats: &Tensor,
+        gain: &Tensor,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let dx = cpu::rms_norm::backward_input(dy, x, stats, gain, residual);
+        self.named("rms_norm_dx", dx)
+    }
+
+    fn rms_norm_dw(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        stats: &Tensor,
+        d_gain: &mut Tensor,
+    ) -> Result<()> {
+        self.named("rms_norm_dw", cpu::rms_norm::backward_weight(dy, x, stats, d_gain))
+    }
+
+    fn gated(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
+        self.named("gated", cpu::gated::forward(x, f))
+    }
+
+    fn gated_dx(&self, dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
+        self.named("gated_dx", cpu::gated::backward(dy, x, f))
+    }
+
+    fn rotary(&self, x: &Tensor, table: &Tensor, by: Rotary) -> Result<Tensor> {
+        self.named("rotary", cpu::rotary::turn(x, table, by))
     }
 
     fn dropout(&self, x: &Tensor, by: &Dropout, residual: Option<&Tensor>) -> Result<Tensor> {

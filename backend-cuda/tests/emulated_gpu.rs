@@ -105,6 +105,7 @@ fn run(schedule: &'static str, depth: usize) -> Run {
         context: 6,
         vocab: 19,
         tied: false,
+        llama: None,
     };
     Run {
         schedule,

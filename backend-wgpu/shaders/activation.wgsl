@@ -2,6 +2,7 @@
 
 const GELU_TANH = 0u;
 const GELU = 1u;
+const SILU = 3u;
 // Otherwise the hyperbolic tangent.
 
 /// The function and its slope.
@@ -25,6 +26,11 @@ fn both(x: f32) -> vec2<f32> {
         let tail = 0.5 * p * t * e;
         let below = select(1.0 - tail, tail, x < 0.0);
         return vec2(x * below, below + x * 0.398942280 * e);
+    }
+    if FUNCTION == SILU {
+        let e = exp1(-x);
+        let s = 1.0 / (1.0 + e);
+        return vec2(x * s, s + x * s * (e * s));
     }
     let e = exp1(-2.0 * abs(x));
     let square = x * x;

@@ -75,6 +75,7 @@ fn nothing_lies_unsubmitted_while_a_rank_waits() {
         context: 3,
         vocab: 5,
         tied: false,
+        llama: None,
     };
     let run = Run {
         schedule: "zb-h1",

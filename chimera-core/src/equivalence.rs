@@ -206,6 +206,7 @@ mod tests {
             context: 4,
             vocab: 11,
             tied: false,
+            llama: None,
         };
         let run = |schedule, shape| Run {
             schedule,

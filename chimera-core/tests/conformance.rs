@@ -30,19 +30,22 @@ fn faults_are_caught() {
         (ZerosShared, &["zeros", "cross_entropy"]),
         (JoinAliases, &["join"]),
         (NanLost, &["squared_norms"]),
-        (Overwrites, &["embedding_dw", "linear_dw", "layer_norm_dw", "head"]),
+        (Overwrites, &["embedding_dw", "linear_dw", "layer_norm_dw", "rms_norm_dw", "head"]),
         (BiasForgotten, &["linear"]),
         (LayoutIgnored, &["linear_dx"]),
         (WritesResidual, &["linear", "layer_norm_dx"]),
         (VarianceCancels, &["layer_norm"]),
         (SecondCallDiffers, &["activation"]),
         (WrongShape, &["activation_dx"]),
-        (OneGelu, &["activation", "activation_dx"]),
+        (OneGelu, &["activation", "activation_dx", "gated", "gated_dx"]),
+        (EpsilonForgotten, &["rms_norm"]),
+        (TurnsForward, &["rotary"]),
         (CounterWraps, &["dropout"]),
-        (SamplesMixed, &["attention"]),
+        (SamplesMixed, &["attention", "grouped_attention"]),
         (PaddingSeen, &["attention", "attention_dx"]),
-        (WeightsStay, &["attention", "attention_dx"]),
-        (WeightsWrap, &["attention", "attention_dx"]),
+        (WindowIgnored, &["grouped_attention", "grouped_attention_dx"]),
+        (WeightsStay, ATTENTIONS),
+        (WeightsWrap, ATTENTIONS),
         (ExponentialOverflows, &["cross_entropy"]),
         (TailForgotten, &["adamw", "lamb", "sgd"]),
         (OthersForgotten, &["adamw", "lamb", "sgd"]),
@@ -53,6 +56,10 @@ fn faults_are_caught() {
         assert_eq!(failing(fault), cases, "{fault:?}");
     }
 }
+
+/// Cases that drop weights of attention.
+const ATTENTIONS: &[&str] =
+    &["attention", "attention_dx", "grouped_attention", "grouped_attention_dx"];
 
 #[test]
 fn operands_that_are_rows_are_tried_everywhere() {
@@ -99,6 +106,9 @@ enum Fault {
     SecondCallDiffers,
     WrongShape,
     OneGelu,
+    EpsilonForgotten,
+    TurnsForward,
+    WindowIgnored,
     CounterWraps,
     SamplesMixed,
     PaddingSeen,
@@ -164,6 +174,7 @@ impl Faulty {
     /// Attention without padding, to `all` rows, with no weights dropped, or others.
     fn seen<'m>(&self, by: &Attention<'m>, all: &'m [u32]) -> Attention<'m> {
         let mask = match by.mask {
+            Mask::Window(_) if self.has(Fault::WindowIgnored) => Mask::Causal,
             Mask::Lengths(_) if self.has(Fault::PaddingSeen) => Mask::Lengths(all),
             mask => mask,
         };

@@ -241,11 +241,12 @@ fn recomputing_trains_as_one_worker_wherever_it_stands() {
 }
 
 #[test]
-fn a_bert_trains_as_one_worker() {
-    for (n, run) in each_schedule().into_iter().enumerate() {
-        let passes = Passes { split_backward: n % 2 == 1, ..Passes::default() };
-        let architecture = Architecture::BERT;
-        assert_equivalent(&Run { architecture, tied: n % 3 > 0, passes, ..run });
+fn every_model_trains_as_one_worker() {
+    for architecture in [Architecture::BERT, Architecture::LLAMA] {
+        for (n, run) in each_schedule().into_iter().enumerate() {
+            let passes = Passes { split_backward: n % 2 == 1, ..Passes::default() };
+            assert_equivalent(&Run { architecture, tied: n % 3 > 0, passes, ..run });
+        }
     }
 }
 

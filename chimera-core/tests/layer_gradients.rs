@@ -3,7 +3,7 @@
 
 use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::device::{AdamW, Device, Sgd, Updated};
-use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Mask};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Mask, Rotary};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
@@ -72,7 +72,7 @@ fn layer_norm() {
 #[test]
 fn activation() {
     let mut draw = Draw::begin();
-    for f in [Activation::GeluTanh, Activation::Gelu, Activation::Tanh] {
+    for f in [Activation::GeluTanh, Activation::Gelu, Activation::Tanh, Activation::Silu] {
         let [x, dy] = [draw.normal(&[9, 5]), draw.normal(&[9, 5])];
         let (dx, y) = Reference.activation_dx(&dy, &x, f).unwrap();
         assert_eq!(y, Reference.activation(&x, f).unwrap());
@@ -117,7 +117,7 @@ fn attention() {
         for mask in [Mask::Causal, Mask::Lengths(&[context as u32, 2][..samples])] {
             let hidden = heads * features;
             for dropout in [None, Some(Dropout::new(0.4, 1, 2, 3, 4))] {
-                let by = Attention { heads, context, mask, dropout };
+                let by = Attention { mask, dropout, ..Attention::causal(heads, context) };
                 let qkv = draw.normal(&[samples * context, 3 * hidden]);
                 let dy = draw.normal(&[samples * context, hidden]);
                 let attend = |qkv: &Tensor| Reference.attention(qkv, &by).unwrap();
@@ -129,6 +129,118 @@ fn attention() {
             }
         }
     }
+}
+
+#[test]
+fn grouped_attention() {
+    let mut draw = Draw::begin();
+    for (samples, context, heads, kv_heads, features) in [(2, 5, 4, 2, 2), (1, 4, 3, 1, 3)] {
+        for mask in [Mask::Causal, Mask::Window(2)] {
+            let by = Attention { kv_heads, mask, ..Attention::causal(heads, context) };
+            let qkv = draw.normal(&[samples * context, (heads + 2 * kv_heads) * features]);
+            let dy = draw.normal(&[samples * context, heads * features]);
+            let attend = |qkv: &Tensor| Reference.attention(qkv, &by).unwrap();
+            let (out, log_sum) = attend(&qkv);
+            let d_qkv = Reference.attention_dx(&dy, &qkv, &out, &log_sum, &by).unwrap();
+            assert_gradient(&d_qkv, &zeros(&qkv), &qkv, |qkv| dot(&dy, &attend(qkv).0));
+        }
+    }
+}
+
+/// Heads of keys and values that are repeated give what grouped ones do.
+#[test]
+fn query_heads_of_a_group_share_keys_and_values() {
+    let mut draw = Draw::begin();
+    let (context, features) = (5, 3);
+    let [q, k, v] = [4, 2, 2].map(|heads: usize| draw.normal(&[context, heads * features]));
+    let beside = |parts: &[&[f64]]| parts.concat();
+    let repeated = |x: &[f64]| beside(&[&x[..3], &x[..3], &x[3..], &x[3..]]);
+    let rows = 0..context;
+    let grouped = rows.clone().flat_map(|r| beside(&[q.row(r), k.row(r), v.row(r)])).collect();
+    let whole = rows.flat_map(|r| beside(&[q.row(r), &repeated(k.row(r)), &repeated(v.row(r))]));
+    let (grouped, whole) =
+        (Tensor::new(&[context, 24], grouped), Tensor::new(&[context, 36], whole.collect()));
+    let by = Attention::causal(4, context);
+    let grouped = Reference.attention(&grouped, &Attention { kv_heads: 2, ..by }).unwrap();
+    assert_eq!(grouped, Reference.attention(&whole, &by).unwrap());
+}
+
+#[test]
+fn a_window_hides_what_is_far_back() {
+    let mut draw = Draw::begin();
+    let by = Attention { mask: Mask::Window(2), ..Attention::causal(2, 5) };
+    let qkv = draw.normal(&[5, 3 * 6]);
+    let mut other = qkv.clone();
+    other.row_mut(1).copy_from_slice(&draw.normal(&[18]).data);
+    let (out, _) = Reference.attention(&qkv, &by).unwrap();
+    let (other_out, _) = Reference.attention(&other, &by).unwrap();
+    for r in 0..5 {
+        assert_eq!(out.row(r) != other_out.row(r), [1, 2].contains(&r), "row {r}");
+    }
+}
+
+#[test]
+fn rms_norm() {
+    let mut draw = Draw::begin();
+    let gain = draw.normal(&[7]);
+    let [x, dy, residual] = [(); 3].map(|()| draw.normal(&[4, 7]));
+    let loss = |x: &Tensor, gain: &Tensor| dot(&dy, &Reference.rms_norm(x, gain, 1e-5).unwrap().0);
+    let (_, stats) = Reference.rms_norm(&x, &gain, 1e-5).unwrap();
+    let dx = Reference.rms_norm_dx(&dy, &x, &stats, &gain, None).unwrap();
+    assert_gradient(&dx, &zeros(&x), &x, |x| loss(x, &gain));
+    let dx = Reference.rms_norm_dx(&dy, &x, &stats, &gain, Some(&residual)).unwrap();
+    assert_gradient(&dx, &residual, &x, |x| loss(x, &gain));
+    let start = draw.normal(&[7]);
+    let mut d_gain = start.clone();
+    Reference.rms_norm_dw(&dy, &x, &stats, &mut d_gain).unwrap();
+    assert_gradient(&d_gain, &start, &gain, |gain| loss(&x, gain));
+}
+
+#[test]
+fn rms_norm_divides_by_the_root_of_the_mean_square() {
+    let [x, gain] = [Tensor::new(&[1, 2], vec![1.0, 7.0]), Tensor::new(&[2], vec![1.0, 2.0])];
+    let (y, stats) = Reference.rms_norm(&x, &gain, 0.0).unwrap();
+    assert_close(&y, &Tensor::new(&[1, 2], vec![0.2, 2.8]), 1e-15);
+    assert_close(&stats, &Tensor::new(&[1, 1], vec![0.2]), 1e-15);
+}
+
+#[test]
+fn gated() {
+    let mut draw = Draw::begin();
+    for f in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+        let [x, dy] = [draw.normal(&[5, 8]), draw.normal(&[5, 4])];
+        let (dx, y) = Reference.gated_dx(&dy, &x, f).unwrap();
+        assert_eq!(y, Reference.gated(&x, f).unwrap());
+        assert_gradient(&dx, &zeros(&x), &x, |x| dot(&dy, &Reference.gated(x, f).unwrap()));
+    }
+    // silu(2) 3, with silu(2) = 2 / (1 + exp(-2))
+    let y = Reference.gated(&Tensor::new(&[1, 2], vec![2.0, 3.0]), Activation::Silu).unwrap();
+    assert_close(&y, &Tensor::new(&[1, 1], vec![5.284782467867294]), 1e-15);
+}
+
+#[test]
+fn rotary() {
+    let mut draw = Draw::begin();
+    let [x, dy] = [(); 2].map(|()| draw.normal(&[6, 12]));
+    let table = draw.normal(&[3, 4]);
+    let turned =
+        |x: &Tensor, backward| Reference.rotary(x, &table, Rotary { heads: 2, backward }).unwrap();
+    assert_gradient(&turned(&dy, true), &zeros(&x), &x, |x| dot(&dy, &turned(x, false)));
+    for r in 0..6 {
+        assert_eq!(turned(&x, false).row(r)[8..], x.row(r)[8..], "values stay");
+    }
+    let turns = Reference.rotary_table(&[1.0, 0.01], 2.0, 3).unwrap();
+    let last = [2f64.cos(), 0.02f64.cos(), 2f64.sin(), 0.02f64.sin()].map(|x| 2.0 * x);
+    assert_close(
+        &Tensor::new(&[1, 4], turns.row(2).to_vec()),
+        &Tensor::new(&[1, 4], last.into()),
+        1e-7,
+    );
+    // A right angle and none: features 0 and 2 of a head are a pair.
+    let table = Tensor::new(&[1, 4], vec![0.0, 1.0, 1.0, 0.0]);
+    let x = Tensor::new(&[1, 4], vec![1.0, 2.0, 3.0, 4.0]);
+    let y = Reference.rotary(&x, &table, Rotary { heads: 1, backward: false }).unwrap();
+    assert_eq!(y.data, [-3.0, 2.0, 1.0, 4.0]);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 mod chain;
 
 use chain::{
-    Bert, Chain, Gpt2, Model, PREDICTIONS, SAMPLES, SEQUENCE, VOCAB, assert_close, config,
+    Bert, Chain, Gpt2, Llama, Model, PREDICTIONS, SAMPLES, SEQUENCE, VOCAB, assert_close, config,
 };
 use chimera_core::costs::StageBytes;
 use chimera_core::device::Device;
@@ -20,6 +20,9 @@ macro_rules! laws {
     ($($law:ident),*) => {
         mod gpt2 {
             $(#[test] fn $law() { for rate in [0.0, super::DROPOUT] { super::$law::<super::Gpt2>(rate) } })*
+        }
+        mod llama {
+            $(#[test] fn $law() { for rate in [0.0, super::DROPOUT] { super::$law::<super::Llama>(rate) } })*
         }
         mod bert {
             $(#[test] fn $law() { for rate in [0.0, super::DROPOUT] { super::$law::<super::Bert>(rate) } })*
@@ -42,7 +45,7 @@ fn gradients_are_those_of_finite_differences<S: Model>(dropout: f64) {
         let (_, grads) = chain.train();
         let mut nonzero = 0;
         for (name, grad) in &grads {
-            let stride = 1 + grad.data.len() / 24;
+            let stride = 1 + grad.data.len() / 40;
             for i in (0..grad.data.len()).step_by(stride) {
                 let at = chain.weights[name].data[i];
                 let mut loss = |by: f64| {
@@ -159,6 +162,7 @@ fn dropout_changes_the_loss_of_training_alone() {
         assert_ne!(loss(&with, &|micro| micro.sample = 1), loss(&with, &|_| ()));
     }
     check::<Gpt2>();
+    check::<Llama>();
     check::<Bert>();
 }
 
@@ -266,6 +270,7 @@ fn activations_of_every_stage_are_foreseen() {
         }
     }
     check::<Gpt2>(SEQUENCE);
+    check::<Llama>(SEQUENCE);
     check::<Bert>(PREDICTIONS);
 }
 

@@ -169,6 +169,7 @@ fn model() -> ModelConfig {
         context: 6,
         vocab: 19,
         tied: false,
+        llama: None,
     }
 }
 

@@ -2,6 +2,8 @@
 
 use anyhow::{Result, bail};
 use chimera_core::ids::Rank;
+use chimera_core::layers::Layers;
+use chimera_core::model::{Cut, DropoutRate, ModelConfig, stage};
 
 use super::Device;
 use super::backend::{Compute, Usage};
@@ -58,6 +60,21 @@ fn open(device: Device, precision: Precision) -> Result<OpenDevice> {
     device.check(precision)?;
     let kernels = (built.open)(device.number.unwrap_or(0), precision)?;
     Ok(OpenDevice { device, kernels })
+}
+
+/// Makes a stage of a model's first block, on samples of one token.
+struct MakesStage<'m>(&'m ModelConfig);
+
+impl Compute for MakesStage<'_> {
+    type Output = Result<()>;
+
+    fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
+        let cut = Cut { blocks: 0..1, first: false, last: false };
+        for kernels in by_rank.iter().take(1) {
+            stage(kernels.clone(), self.0, 1, DropoutRate::default(), cut.clone())?;
+        }
+        Ok(())
+    }
 }
 
 /// The devices of some ranks of this process, open.
@@ -118,6 +135,17 @@ impl Devices {
             }
             _ => bail!("workers on several devices do not share tensors"),
         }
+    }
+
+    /// Refuses a model whose layers a device lacks.
+    ///
+    /// # Errors
+    /// Names the device and the model.
+    pub fn check_model(&self, model: &ModelConfig) -> Result<()> {
+        for (opened, _) in self.shared() {
+            opened.run(MakesStage(model))?;
+        }
+        Ok(())
     }
 
     /// Makes devices fill memory with values that are not numbers before it is written, if they can.

@@ -61,7 +61,7 @@ pub fn save(
     let mut tensors = Vec::new();
     for (param, values) in weights {
         let row = values.len() / param.shape.first().map_or(1, |rows| (*rows).max(1));
-        for (name, rows) in parts(param) {
+        for (name, rows) in parts(model, param) {
             let mut shape = param.shape.clone();
             shape[0] = rows.len();
             let values = &values[rows.start * row..rows.end * row];
@@ -104,6 +104,7 @@ mod tests {
         context: 1,
         vocab: 1,
         tied: false,
+        llama: None,
     };
 
     fn param(name: &str) -> Param {

@@ -44,7 +44,7 @@ impl Score {
 pub fn must_foresee(config: &ModelConfig) -> Result<()> {
     ensure!(
         config.objective() == Objective::NextToken,
-        "the model is a {}, which predicts masked tokens: a GPT-2 is needed to foresee and continue text",
+        "the model is a {}, which predicts masked tokens: a GPT-2 or a Llama is needed to foresee and continue text",
         config.architecture
     );
     Ok(())
@@ -61,6 +61,8 @@ impl<K: Layers> Model<K> {
         tensors: &[(Param, Vec<f32>)],
     ) -> Result<Model<K>> {
         must_foresee(config)?;
+        // Whether the device has the layers.
+        stage(kernels.clone(), config, 1, DropoutRate::default(), body(config))?;
         let part = |cut: &Cut, shared: &[(Param, K::Tensor)]| {
             upload(&kernels, config.params(cut), tensors, shared)
         };

@@ -107,6 +107,7 @@ impl Run {
                 Devices::only(rank, OpenDevice::open(device, local, precision)?)
             }
         };
+        devices.check_model(&model)?;
         if here.own.is_none() {
             let Course { program, config, .. } = &plan.course;
             replica_devices::check(program, config, &devices.models())?;

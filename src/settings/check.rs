@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use chimera_core::lower::Hoist;
+use chimera_core::model::RopeScaling;
 use toml::Value;
 
 use super::near::nearest;
@@ -70,6 +71,7 @@ impl Kind {
             (Kind::Words(words), Value::String(word)) => words().contains(&word.as_str()),
             (Kind::Schedule, Value::String(name)) => name.parse::<Named>().is_ok(),
             (Kind::Hoist, Value::String(text)) => text.parse::<Hoist>().is_ok(),
+            (Kind::RopeScaling, Value::String(text)) => text.parse::<RopeScaling>().is_ok(),
             (Kind::Steps, Value::String(text)) => text.parse::<StepRange>().is_ok(),
             (Kind::Loopback, Value::String(text)) => {
                 text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
@@ -93,6 +95,10 @@ impl fmt::Display for Kind {
             Kind::Schedule => {
                 let names = schedules::names().join(", ");
                 write!(f, "one of {names}, or a file that ends in .csv or .json")
+            }
+            Kind::RopeScaling => {
+                let names = "none, or linear, dynamic, yarn or llama3 with numbers";
+                write!(f, "{names}, such as linear:factor=2 or yarn:factor=4,original=4096")
             }
             Kind::Hoist => write!(f, "on-demand, auto or a number of cells"),
             Kind::Steps => write!(f, "a range of steps such as 1..11"),

@@ -58,6 +58,7 @@ impl Config {
             context: self.context,
             vocab: self.vocab,
             tied: self.tied,
+            llama: self.llama(),
         }
     }
 }

@@ -7,6 +7,7 @@ use chimera_core::model::ModelConfig;
 use toml::Value;
 
 use super::check::{check, option};
+use super::llama::choices;
 use super::origin::{Entries, text};
 use super::schedules::Named;
 use super::{Origin, Outside, SettingsError, Start};
@@ -123,9 +124,9 @@ fn follow(
 }
 
 /// What a model is, by key.
-pub(super) fn sizes(config: &ModelConfig) -> [(&'static str, Value); 7] {
+pub(super) fn sizes(config: &ModelConfig) -> impl Iterator<Item = (&'static str, Value)> + use<> {
     let whole = |n: usize| Value::Integer(n as i64);
-    [
+    let sizes = [
         ("model", Value::String(config.architecture.name().into())),
         ("layers", whole(config.layers)),
         ("hidden", whole(config.hidden)),
@@ -133,5 +134,6 @@ pub(super) fn sizes(config: &ModelConfig) -> [(&'static str, Value); 7] {
         ("context", whole(config.context)),
         ("vocab", whole(config.vocab)),
         ("tied", Value::Boolean(config.tied)),
-    ]
+    ];
+    sizes.into_iter().chain(config.llama.as_ref().map(choices).into_iter().flatten())
 }

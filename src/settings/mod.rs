@@ -11,6 +11,8 @@ mod check;
 mod config;
 mod file;
 mod follow;
+mod gate;
+mod llama;
 mod near;
 mod option;
 mod options;
@@ -30,6 +32,8 @@ use std::path::PathBuf;
 use toml::Value;
 
 pub use config::MODEL;
+pub use gate::Gate;
+pub use llama::llama_of;
 pub use option::{Drawn, Opt, Resume};
 pub use options::{Config, OPTIONS};
 pub use origin::Origin;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
-use chimera_core::model::{Architecture, PRESETS};
+use chimera_core::model::{Architecture, PRESETS, RopeScaling};
 use chimera_core::schedule;
 use chimera_core::search::Where;
 use toml::Value;
@@ -16,7 +16,7 @@ use super::option::Drawn::{Job, Memory, Passes, Shape};
 use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
-use super::{Opt, Origin, Scaling, StepRange, Transport};
+use super::{Gate, Opt, Origin, Scaling, StepRange, Transport};
 use crate::device::{Device, Precision};
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
@@ -154,7 +154,7 @@ options! {
             [value("M").real(0.0, 1e6).follows("no limit").free().searched().drawn(Memory)];
     }
     "Model" {
-        /// Architecture: gpt2 predicts the next token, bert masked ones
+        /// Architecture: gpt2 and llama (also Qwen2 and Mistral) predict the next token, bert masked ones
         "model" architecture: Architecture = [follows("from the preset").fixed().see("#bert")];
         /// Model and its sizes by name, which the other options of the model override
         "preset" preset: String = [words(presets).is("tiny").own()];
@@ -167,7 +167,31 @@ options! {
         "hidden" hidden: usize = [value("SIZE").whole(1, 1 << 20).follows("from the preset").fixed()];
         /// Attention heads
         "heads" heads: usize = [value("COUNT").whole(1, 1 << 20).follows("from the preset").fixed()];
-        /// Longest sample, in tokens: the rows of the position table
+        /// Heads of keys and values of a llama, which query heads share; must divide `heads`
+        "kv-heads" kv_heads: Option<usize> = [value("COUNT").also("grouped-query attention")
+            .whole(1, 1 << 20).follows("from the preset, or `heads`").fixed().see("#llama")];
+        /// Features within the MLP of a llama
+        "mlp-hidden" mlp_hidden: Option<usize> = [value("SIZE").also("intermediate size")
+            .whole(1, 1 << 22).follows("from the preset, or 8/3 `hidden`").fixed()];
+        /// Function of the gate of a llama's MLP: silu, gelu or gelu-tanh
+        "activation" activation: Option<Gate> = [follows("from the preset, or silu").fixed()];
+        /// Whether queries, keys and values of a llama have biases, as in Qwen2
+        "qkv-bias" qkv_bias: Option<bool> =
+            [value("BOOL").follows("from the preset, or false").fixed()];
+        /// Tokens that a token of a llama sees, itself included, as in Mistral; 0 for all before it
+        "sliding-window" sliding_window: Option<usize> =
+            [value("TOKENS").whole(0, 1 << 24).follows("from the preset, or 0").fixed()];
+        /// Base of the rotary frequencies of a llama
+        "rope-theta" rope_theta: Option<f64> = [value("THETA").also("rotary base")
+            .real(1.0, 1e30).follows("from the preset, or 10000").fixed()];
+        /// Scaling of the rotary frequencies of a llama for longer samples: none, linear:factor=F, or dynamic, yarn or
+        /// llama3 with more numbers
+        "rope-scaling" rope_scaling: Option<RopeScaling> =
+            [value("SCALING").follows("from the preset, or none").fixed().see("#llama")];
+        /// Term that the norms of a llama add to the mean square
+        "norm-eps" norm_eps: Option<f64> =
+            [value("EPS").real(1e-30, 1.0).follows("from the preset, or 1e-5").fixed()];
+        /// Longest sample, in tokens: the rows of the position table, where there is one
         "context" context: usize = [value("TOKENS").also("maximum position embeddings").whole(1, 1 << 24)
             .follows("from the preset").fixed()];
         /// Tokens per sample, at most `context`

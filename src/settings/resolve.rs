@@ -8,8 +8,11 @@ use super::check::check;
 use super::follow::sizes;
 use super::origin::{Entries, text};
 use super::{
-    Config, Layers, Nothing, OPTIONS, Origin, Outside, Settings, SettingsError, file, follow,
+    Config, Layers, Nothing, OPTIONS, Origin, Outside, Settings, SettingsError, file, follow, llama,
 };
+
+/// Keys of the sizes that all models have.
+const N_SIZES: usize = 7;
 
 impl Layers {
     /// Merges the layers and checks every value. What files and the machine say is asked of `outside`.
@@ -27,8 +30,10 @@ impl Layers {
 
         let mut merged = defaults(false);
         merged.extend(said.clone());
-        if text(&merged, "model") == Some("bert") && !said.contains_key("preset") {
-            merged.insert("preset", ("bert-tiny".into(), Origin::Default));
+        let tiny = [("bert", "bert-tiny"), ("llama", "llama-tiny")];
+        let tiny = tiny.iter().find(|(model, _)| text(&merged, "model") == Some(model));
+        if let Some((_, preset)) = tiny.filter(|_| !said.contains_key("preset")) {
+            merged.insert("preset", ((*preset).into(), Origin::Default));
         }
         if let Some(preset) = text(&merged, "preset").and_then(Preset::named) {
             let origin = Origin::Preset(preset.name.to_string());
@@ -38,6 +43,7 @@ impl Layers {
         merged.extend(said);
         follow::timetable(&mut merged, outside)?;
         follow::model(&mut merged, outside)?;
+        llama::complete(&mut merged)?;
         follow::data(&mut merged, outside)?;
         follow::scaling(&mut merged, outside);
         for (key, value) in following(&merged, outside) {
@@ -62,7 +68,7 @@ impl Settings {
         let mut merged = defaults(true);
         let said = self.iter().map(|(key, value)| (key, (value.clone(), Origin::CommandLine)));
         merged.extend(said);
-        let model = PRESETS.iter().flat_map(|preset| sizes(&preset.config)).take(7);
+        let model = PRESETS.iter().flat_map(|preset| sizes(&preset.config)).take(N_SIZES);
         merged.extend(model.map(|(key, value)| (key, (value, Origin::Default))));
         let depth = merged.get("depth").map(|(depth, _)| depth.clone());
         let others = following(&merged, &Nothing).into_iter();
@@ -171,6 +177,24 @@ mod tests {
     }
 
     #[test]
+    fn a_llama_has_choices_of_its_own() {
+        let tiny = resolve("", "--model llama").unwrap();
+        assert_eq!(tiny.model(), Preset::named("llama-tiny").unwrap().config);
+        let own = "--model llama --hidden 48 --heads 4 --kv-heads 1 --sliding-window 8 --activation gelu-tanh";
+        let own = resolve("rope-scaling = 'linear:factor=2'", own).unwrap().model();
+        let llama = own.llama.unwrap();
+        assert_eq!((llama.kv_heads, llama.window, llama.mlp_hidden), (1, Some(8), 256));
+        assert_eq!(llama.rope_scaling.to_string(), "linear:factor=2");
+        assert_eq!(resolve("", "--model gpt2 --preset llama-tiny").unwrap().model().llama, None);
+        let refusal = |options: &str| resolve("", options).unwrap_err().to_string();
+        assert_eq!(
+            refusal("--kv-heads 2"),
+            "command line: a gpt2 has no `kv-heads`: leave it out, or choose model llama"
+        );
+        assert!(refusal("--model llama --rope-scaling ntk").contains("`rope-scaling` is \"ntk\""));
+    }
+
+    #[test]
     fn the_command_line_is_checked_too() {
         let refusal = resolve("", "--depth 0").unwrap_err().to_string();
         assert_eq!(refusal, "command line: `depth` is 0; it must be a whole number from 1 to 8192");
@@ -220,6 +244,14 @@ mod tests {
                 "search-seed",
                 "memory-cap",
                 "init",
+                "kv-heads",
+                "mlp-hidden",
+                "activation",
+                "qkv-bias",
+                "sliding-window",
+                "rope-theta",
+                "rope-scaling",
+                "norm-eps",
                 "peak-flops",
                 "out",
                 "metrics",

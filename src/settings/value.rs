@@ -8,12 +8,12 @@ use std::str::FromStr;
 
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
 use chimera_core::lower::{Hoist, Recompute, Sync};
-use chimera_core::model::Architecture;
+use chimera_core::model::{Architecture, RopeScaling};
 use chimera_core::search::Where;
 use toml::Value;
 
 use super::schedules::{Named, names};
-use super::{Scaling, Transport};
+use super::{Gate, Scaling, Transport};
 use crate::device::Precision;
 
 /// Which values an option may have.
@@ -37,6 +37,8 @@ pub enum Kind {
     Schedule,
     /// A word, or a number of cells.
     Hoist,
+    /// A scaling of rotary frequencies.
+    RopeScaling,
     /// A range of steps.
     Steps,
     /// An address of this machine.
@@ -78,6 +80,7 @@ impl Kind {
             Kind::Words(words) => words(),
             Kind::Text(examples) => examples.to_vec(),
             Kind::Schedule => names(),
+            Kind::RopeScaling => vec!["none", "linear:factor=", "dynamic:", "yarn:", "llama3:"],
             Kind::Hoist => vec!["on-demand", "auto", "0"],
             _ => Vec::new(),
         }
@@ -173,6 +176,7 @@ macro_rules! texts {
 texts! {
     Named = Kind::Schedule;
     Hoist = Kind::Hoist;
+    RopeScaling = Kind::RopeScaling;
     StepRange = Kind::Steps;
     SocketAddr = Kind::Loopback;
 }
@@ -207,7 +211,7 @@ macro_rules! words {
     )+};
 }
 
-words!(LrSchedule, NonFinite, Optimizer, Precision, Recompute, Scaling, Sync);
+words!(Gate, LrSchedule, NonFinite, Optimizer, Precision, Recompute, Scaling, Sync);
 words!(Transport, Where);
 
 /// Some steps, at least one, written `A..B`.

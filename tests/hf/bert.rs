@@ -34,6 +34,7 @@ fn both_heads_are_those_of_transformers() {
             context: 16,
             vocab: 20,
             tied: kind != "bf16-sharded",
+            llama: None,
         };
         assert_eq!(bert.config, sizes);
         let model = Bert::new(Candle::cpu(), &bert.config, &bert.weights).expect("a model");

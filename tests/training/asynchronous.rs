@@ -50,6 +50,7 @@ fn losses<K: Layers>(kernels: &K, schedule: &str, shape: Shape, width: usize) ->
         context: 8,
         vocab: 11,
         tied: false,
+        llama: None,
     };
     let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
     let program = lower(&timetable, &Lowering::default()).expect("proven");

@@ -1,4 +1,4 @@
-//! BERT, and dropout in both models: whatever the schedule, losses are those of one worker, in f32.
+//! BERT and Llama, and dropout in all models: whatever the schedule, losses are those of one worker, in f32.
 
 use super::equivalence::Oracle;
 use super::train;
@@ -37,10 +37,22 @@ fn a_bert_trains_under_every_schedule() {
 }
 
 #[test]
+fn a_llama_trains_under_every_schedule() {
+    let mut oracle = Oracle::new();
+    let model = "--model llama --kv-heads 1 --mlp-hidden 24 --qkv-bias true --sliding-window 5";
+    for (n, schedule) in SCHEDULES.into_iter().enumerate() {
+        let (passes, width) = (PASSES[n % 3], 1 + n % 2);
+        let tied = if n % 2 == 0 { "true" } else { "false" };
+        let options = format!("--schedule {schedule} {passes}");
+        oracle.check(4, width, &options, &format!("{model} --tied {tied}"));
+    }
+}
+
+#[test]
 fn dropout_is_the_same_under_every_schedule() {
     let mut oracle = Oracle::new();
     for (n, schedule) in SCHEDULES.into_iter().enumerate() {
-        let model = ["gpt2", "bert"][n % 2];
+        let model = ["gpt2", "bert", "llama"][n % 3];
         let (passes, width) = (PASSES[n / 2 % 3], 1 + n / 4 % 2);
         let options = format!("--schedule {schedule} {passes}");
         oracle.check(4, width, &options, &format!("--model {model} --dropout 0.1"));

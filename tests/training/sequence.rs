@@ -26,7 +26,7 @@ fn json(line: &str) -> serde_json::Value {
 #[test]
 fn a_longer_position_table_changes_nothing() {
     let folder = folder();
-    for model in ["gpt2", "bert"] {
+    for model in ["gpt2", "llama", "bert"] {
         for schedule in SCHEDULES {
             let options = format!(
                 "{MODEL} --model {model} --data {} --eval-every 5 --dropout 0.1 {schedule}",
@@ -63,7 +63,7 @@ fn samples_are_as_long_as_the_sequence() {
 fn a_run_is_evaluated_at_the_length_it_was_trained_at() {
     let folder = folder();
     let (data, out) = (text(&folder), folder.path().join("run"));
-    for model in ["gpt2", "bert"] {
+    for model in ["gpt2", "llama", "bert"] {
         let out = out.join(model);
         let ran = chimera(&format!(
             "train --model {model} --layers 2 --depth 2 --hidden 8 --heads 2 --context 40 --sequence 16 --steps 2 \

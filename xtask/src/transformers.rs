@@ -1,4 +1,4 @@
-//! GPT-2 and BERT in the hands of Hugging Face's `transformers`, and its in ours: logits of the same folder are
+//! GPT-2, BERT and Llama in the hands of Hugging Face's `transformers`, and its in ours: logits of the same folder are
 //! compared, and what we write of its models has its bytes.
 
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const TOLERANCE: f64 = 1e-4;
 /// Where the tests have their models, each in a folder of its name.
 const FIXTURES: &str = "tests/fixtures";
 /// The models, and how many ids ours have for bytes.
-const MODELS: [(&str, usize); 2] = [("gpt2", 256), ("bert", 260)];
+const MODELS: [(&str, usize); 3] = [("gpt2", 256), ("bert", 260), ("llama", 256)];
 /// Sizes of our own models.
 const SIZES: &str = "--layers 3 --hidden 32 --heads 4 --context 24";
 

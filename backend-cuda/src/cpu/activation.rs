@@ -21,6 +21,7 @@ pub(crate) fn forward(x: &Tensor, f: Activation) -> Result<Tensor> {
         Activation::GeluTanh => each::<GeluTanh>(x),
         Activation::Gelu => each::<Gelu>(x),
         Activation::Tanh => each::<Tanh>(x),
+        Activation::Silu => each::<Silu>(x),
     }
 }
 
@@ -29,16 +30,17 @@ pub(crate) fn backward(dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor
         Activation::GeluTanh => each_dx::<GeluTanh>(dy, x),
         Activation::Gelu => each_dx::<Gelu>(dy, x),
         Activation::Tanh => each_dx::<Tanh>(dy, x),
+        Activation::Silu => each_dx::<Silu>(dy, x),
     }
 }
 
 /// A function and its slope. Both must be `#[inline(always)]`, see [`Piece`].
-trait Function: Send {
+pub(super) trait Function: Send {
     fn both(x: f32) -> (f32, f32);
 }
 
 /// With `e = exp(-2u)`: `σ(2u) = 1/(1 + e)` and `σ' = σ (1 - σ) = σ² e`.
-struct GeluTanh;
+pub(super) struct GeluTanh;
 
 impl Function for GeluTanh {
     #[inline(always)]
@@ -52,7 +54,7 @@ impl Function for GeluTanh {
 
 /// `x Φ(x)` and `Φ(x) + x φ(x)`, with `Φ` from a polynomial times the exponential that `φ` has too
 /// (Abramowitz & Stegun, 7.1.26: to 1.5e-7).
-struct Gelu;
+pub(super) struct Gelu;
 
 impl Function for Gelu {
     #[inline(always)]
@@ -73,7 +75,7 @@ impl Function for Gelu {
 }
 
 /// Small tensors alone need it, so the standard library's will do.
-struct Tanh;
+pub(super) struct Tanh;
 
 impl Function for Tanh {
     #[inline(always)]
@@ -81,6 +83,18 @@ impl Function for Tanh {
         // 1 - tanh² cancels where tanh is near 1.
         let e = exp(-2.0 * x.abs());
         (x.tanh(), 4.0 * e / ((1.0 + e) * (1.0 + e)))
+    }
+}
+
+/// With `e = exp(-x)` and `σ = 1/(1 + e)`: `x σ`, and `σ + x σ (1 - σ)` where `1 - σ = e σ`.
+pub(super) struct Silu;
+
+impl Function for Silu {
+    #[inline(always)]
+    fn both(x: f32) -> (f32, f32) {
+        let e = exp(-x);
+        let s = 1.0 / (1.0 + e);
+        (x * s, (x * s).mul_add(e * s, s))
     }
 }
 

@@ -3,10 +3,11 @@
 //! FlashAttention; blocks of keys are not needed, since a row of scores fits the cache).
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::slice;
 
 use candle_core::{Result, Tensor};
-use chimera_core::layers::{Attention, Dropout};
+use chimera_core::layers::{Attention, Dropout, Mask};
 
 use super::math::{LANES, exp, exp_sum, max, sum};
 use super::matmul::{Matrix, Parallelism, matmul};
@@ -24,13 +25,13 @@ thread_local! {
 
 pub(crate) fn forward(qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
     let (rows, width) = qkv.dims2()?;
-    let hidden = width / 3;
+    let hidden = by.hidden(width);
     let qkv = values(qkv)?;
     let mut out = Output::new(rows * hidden);
     let mut log_sum = Output::new(rows * by.heads);
     let places = (out.place(), log_sum.place());
     run_all((0..rows / by.context * by.heads).map(|part| Forward {
-        head: Head::new(part, hidden, by),
+        head: Head::new(part, width, by),
         qkv: &qkv,
         out: places.0,
         log_sum: places.1,
@@ -50,15 +51,17 @@ pub(crate) fn backward(
     let (dy, qkv, out, log_sum) = (values(dy)?, values(qkv)?, values(out)?, values(log_sum)?);
     let mut d_qkv = Output::new(rows * width);
     let place = d_qkv.place();
-    run_all((0..rows / by.context * by.heads).map(|part| Backward {
-        head: Head::new(part, width / 3, by),
+    let group = by.heads / by.kv_heads;
+    run_all((0..rows / by.context * by.kv_heads).map(|part| Backward {
+        first: Head::new(part * group, width, by),
+        group,
         dy: &dy,
         qkv: &qkv,
         out: &out,
         log_sum: &log_sum,
         d_qkv: place,
     }));
-    // SAFETY: the heads of all samples wrote all elements.
+    // SAFETY: the groups of heads of all samples wrote all elements.
     unsafe { d_qkv.written((rows, width)) }
 }
 
@@ -69,21 +72,38 @@ struct Head<'a> {
     /// The first row of the sample.
     row: usize,
     head: usize,
+    /// The head of keys and values that it reads.
+    shared: usize,
+    /// Elements of a row of queries, keys and values, and of the result.
+    width: usize,
     hidden: usize,
     /// Features of a head.
     dim: usize,
 }
 
 impl<'a> Head<'a> {
-    fn new(part: usize, hidden: usize, by: &'a Attention<'a>) -> Self {
+    fn new(part: usize, width: usize, by: &'a Attention<'a>) -> Self {
         let (row, head) = (part / by.heads * by.context, part % by.heads);
-        Self { by, row, head, hidden, dim: hidden / by.heads }
+        let shared = head / (by.heads / by.kv_heads);
+        Self { by, row, head, shared, width, hidden: by.hidden(width), dim: by.head_dim(width) }
     }
 
-    /// How many keys row `row` of the sample sees.
+    /// Which keys row `row` of the sample sees.
     #[inline(always)]
-    fn n_keys(self, row: usize) -> usize {
-        self.by.mask.n_keys(self.row / self.by.context, row)
+    fn keys(self, row: usize) -> Range<usize> {
+        self.by.mask.keys(self.row / self.by.context, row)
+    }
+
+    /// Which keys any of `n` rows from `start` on sees.
+    fn keys_of_block(self, start: usize, n: usize) -> Range<usize> {
+        self.keys(start).start..self.keys(start + n - 1).end
+    }
+
+    /// `keys` of row `row`, counted from the first key of its block.
+    #[inline(always)]
+    fn live(self, row: usize, block: &Range<usize>) -> Range<usize> {
+        let keys = self.keys(row);
+        keys.start - block.start..keys.end - block.start
     }
 
     fn scale(self) -> f32 {
@@ -92,7 +112,9 @@ impl<'a> Head<'a> {
 
     /// Where the queries (`part` 0), keys (1) or values (2) of row `row` begin in `qkv`.
     fn qkv(self, part: usize, row: usize) -> usize {
-        ((self.row + row) * 3 + part) * self.hidden + self.head * self.dim
+        let Attention { heads, kv_heads, .. } = *self.by;
+        let head = [self.head, heads + self.shared, heads + kv_heads + self.shared][part];
+        (self.row + row) * self.width + head * self.dim
     }
 
     /// Where row `row` begins in a matrix of `hidden` columns.
@@ -105,10 +127,10 @@ impl<'a> Head<'a> {
         (self.row + row) * self.by.heads + self.head
     }
 
-    /// The dropout of the weights of row `row`, from its first on.
+    /// The dropout of the weights of row `row`, from those of key `key` on.
     #[inline(always)]
-    fn dropout(self, row: usize) -> Option<Dropout> {
-        let first = self.by.weight(self.row + row, self.head);
+    fn dropout(self, row: usize, key: usize) -> Option<Dropout> {
+        let first = self.by.weight(self.row + row, self.head) + key as u64;
         self.by.dropout.map(|drop| Dropout { first: drop.first.wrapping_add(first), ..drop })
     }
 
@@ -149,25 +171,26 @@ impl Piece for Forward<'_> {
         head.gather(v, self.qkv, 2);
         for start in (0..context).step_by(BLOCK) {
             let n = BLOCK.min(context - start);
-            let end = head.n_keys(start + n - 1);
-            let scores = &mut scores[..n * end];
+            let block = head.keys_of_block(start, n);
+            let scores = &mut scores[..n * block.len()];
             let queries = Matrix::new(&q[start * dim..], n, dim, dim);
-            let (keys, values) = (Matrix::new(k, end, dim, dim), Matrix::new(v, end, dim, dim));
+            let [keys, values] =
+                [&*k, &*v].map(|x| Matrix::new(&x[block.start * dim..], block.len(), dim, dim));
             // SAFETY: `scores` is as large as the product.
-            unsafe { product(scores.as_mut_ptr(), end, false, 1.0, queries, keys.t()) };
+            unsafe { product(scores.as_mut_ptr(), block.len(), false, 1.0, queries, keys.t()) };
             let mut sums = [0.0; BLOCK];
-            for (i, row) in scores.chunks_exact_mut(end).enumerate() {
-                let live = head.n_keys(start + i);
-                let (sum, log_sum) = softmax(row, live, head.scale());
+            for (i, row) in scores.chunks_exact_mut(block.len()).enumerate() {
+                let live = head.live(start + i, &block);
+                let (sum, log_sum) = softmax(row, live.clone(), head.scale());
                 sums[i] = sum;
-                if let Some(by) = head.dropout(start + i) {
-                    drop_weights(&mut row[..live], &by);
+                if let Some(by) = head.dropout(start + i, block.start + live.start) {
+                    drop_weights(&mut row[live], &by);
                 }
                 let at = self.log_sum.at(head.log_sum(start + i));
                 // SAFETY: inside of the result, and nobody else writes this head's elements.
                 unsafe { at.write(log_sum) };
             }
-            let weights = Matrix::new(scores, n, end, end);
+            let weights = Matrix::new(scores, n, block.len(), block.len());
             let out = self.out.at(head.mixed(start));
             // SAFETY: these rows and columns of the result are this head's.
             unsafe { product(out, head.hidden, false, 1.0, weights, values) };
@@ -182,9 +205,12 @@ impl Piece for Forward<'_> {
 }
 
 /// With `p` the softmax, `f` the factors of the dropout, `dp = f dy vᵀ` and `ds = p (dp - Σ dy out)`:
-/// `dv = (f p)ᵀ dy`, `dq = ds k` and `dk = dsᵀ q`, the last two times the scale.
+/// `dv = (f p)ᵀ dy`, `dq = ds k` and `dk = dsᵀ q`, the last two times the scale; `dv` and `dk` summed over the heads of
+/// queries that share them.
 struct Backward<'a> {
-    head: Head<'a>,
+    /// The first head of the group.
+    first: Head<'a>,
+    group: usize,
     dy: &'a [f32],
     qkv: &'a [f32],
     out: &'a [f32],
@@ -195,70 +221,92 @@ struct Backward<'a> {
 impl Piece for Backward<'_> {
     #[inline(always)]
     fn run(self) {
-        let head = self.head;
+        let head = self.first;
         let (context, dim) = (head.by.context, head.dim);
         let mut scratch = scratch(3 * head.size() + 2 * BLOCK * context);
         let (q, rest) = scratch.split_at_mut(head.size());
         let (k, rest) = rest.split_at_mut(head.size());
         let (v, rest) = rest.split_at_mut(head.size());
         let (p, ds) = rest.split_at_mut(BLOCK * context);
-        head.gather(q, self.qkv, 0);
         head.gather(k, self.qkv, 1);
         head.gather(v, self.qkv, 2);
-        // From the last block on: it reaches all keys that any does, so it writes what the others add to.
-        for start in (0..context).step_by(BLOCK).rev() {
-            let n = BLOCK.min(context - start);
-            let end = head.n_keys(start + n - 1);
-            let (p, ds) = (&mut p[..n * end], &mut ds[..n * end]);
-            let queries = Matrix::new(&q[start * dim..], n, dim, dim);
-            let (keys, values) = (Matrix::new(k, end, dim, dim), Matrix::new(v, end, dim, dim));
-            let dy = Matrix::new(&self.dy[head.mixed(start)..], n, dim, head.hidden);
-            // SAFETY: `p` and `ds` are as large as the products.
-            unsafe {
-                product(p.as_mut_ptr(), end, false, 1.0, queries, keys.t());
-                product(ds.as_mut_ptr(), end, false, 1.0, dy, values.t());
-            }
-            for (i, (p, ds)) in p.chunks_exact_mut(end).zip(ds.chunks_exact_mut(end)).enumerate() {
-                self.softmax_dx(p, ds, start + i);
-            }
-            let (p, ds) = (Matrix::new(p, n, end, end), Matrix::new(ds, n, end, end));
-            let step = 3 * head.hidden;
-            let [dq, dk, dv] =
-                [(0, start), (1, 0), (2, 0)].map(|(part, row)| self.d_qkv.at(head.qkv(part, row)));
-            let add = start + n < context;
-            // SAFETY: these rows and columns of the result are this head's; the last block wrote
-            // what is added to.
-            unsafe {
-                product(dq, step, false, head.scale(), ds, keys);
-                product(dk, step, add, head.scale(), ds.t(), queries);
-                product(dv, step, add, 1.0, p.t(), dy);
+        // No block of a window reaches all keys, so all add to zeros.
+        let is_windowed = matches!(head.by.mask, Mask::Window(_));
+        let unwritten = if is_windowed { 0 } else { head.keys(context - 1).end };
+        for row in unwritten..context {
+            for part in [1, 2] {
+                let at = self.d_qkv.at(head.qkv(part, row));
+                // SAFETY: inside of the result, and this group's; no product has written here.
+                unsafe { at.write_bytes(0, dim) };
             }
         }
-        for row in head.n_keys(context - 1)..context {
-            for part in [1, 2] {
-                let unseen = self.d_qkv.at(head.qkv(part, row));
-                // SAFETY: inside of the result, and this head's; no product has written here.
-                unsafe { unseen.write_bytes(0, dim) };
-            }
+        for nth in 0..self.group {
+            let head = Head { head: head.head + nth, ..head };
+            head.gather(q, self.qkv, 0);
+            self.one(head, is_windowed || nth > 0, [q, k, v], [p, ds]);
         }
         SCRATCH.set(scratch);
     }
 }
 
 impl Backward<'_> {
+    /// The gradients through one head of queries. Those of keys and values are added to what is there if `adds` is set,
+    /// or else written by the block that reaches all keys, and added to by the others.
+    #[inline(always)]
+    fn one(&self, head: Head<'_>, adds: bool, [q, k, v]: [&[f32]; 3], [p, ds]: [&mut [f32]; 2]) {
+        let (context, dim) = (head.by.context, head.dim);
+        // From the last block on: without a window it reaches all keys that any does.
+        for start in (0..context).step_by(BLOCK).rev() {
+            let n = BLOCK.min(context - start);
+            let block = head.keys_of_block(start, n);
+            let width = block.len();
+            let (p, ds) = (&mut p[..n * width], &mut ds[..n * width]);
+            let queries = Matrix::new(&q[start * dim..], n, dim, dim);
+            let [keys, values] =
+                [k, v].map(|x| Matrix::new(&x[block.start * dim..], width, dim, dim));
+            let dy = Matrix::new(&self.dy[head.mixed(start)..], n, dim, head.hidden);
+            // SAFETY: `p` and `ds` are as large as the products.
+            unsafe {
+                product(p.as_mut_ptr(), width, false, 1.0, queries, keys.t());
+                product(ds.as_mut_ptr(), width, false, 1.0, dy, values.t());
+            }
+            let rows = p.chunks_exact_mut(width).zip(ds.chunks_exact_mut(width));
+            for (i, (p, ds)) in rows.enumerate() {
+                self.softmax_dx(head, p, ds, start + i, &block);
+            }
+            let (p, ds) = (Matrix::new(p, n, width, width), Matrix::new(ds, n, width, width));
+            let [dq, dk, dv] = [(0, start), (1, block.start), (2, block.start)]
+                .map(|(part, row)| self.d_qkv.at(head.qkv(part, row)));
+            let add = adds || start + n < context;
+            // SAFETY: these rows and columns of the result are this group's; what is added to was zeroed, or written by
+            // the last block.
+            unsafe {
+                product(dq, head.width, false, head.scale(), ds, keys);
+                product(dk, head.width, add, head.scale(), ds.t(), queries);
+                product(dv, head.width, add, 1.0, p.t(), dy);
+            }
+        }
+    }
+
     /// From a row of scores and of `dp` to a row of `p` and of `ds`.
     #[inline(always)]
-    fn softmax_dx(&self, p: &mut [f32], ds: &mut [f32], row: usize) {
-        let head = self.head;
+    fn softmax_dx(
+        &self,
+        head: Head<'_>,
+        p: &mut [f32],
+        ds: &mut [f32],
+        row: usize,
+        block: &Range<usize>,
+    ) {
         let at = head.mixed(row);
         let (dy, out) = (&self.dy[at..][..head.dim], &self.out[at..][..head.dim]);
         let mean = sum([dy, out], |[dy, out]| dy * out);
         let log_sum = self.log_sum[head.log_sum(row)];
         let scale = head.scale();
-        let live = head.n_keys(row);
-        let vectors = live.next_multiple_of(LANES).min(p.len());
-        let each = p[..vectors].iter_mut().zip(&mut ds[..vectors]);
-        match head.dropout(row) {
+        let live = head.live(row, block);
+        let vectors = live.start..(live.start + live.len().next_multiple_of(LANES)).min(p.len());
+        let each = p[vectors.clone()].iter_mut().zip(&mut ds[vectors]);
+        match head.dropout(row, block.start + live.start) {
             None => {
                 for (p, ds) in each {
                     *p = exp(p.mul_add(scale, -log_sum));
@@ -275,8 +323,10 @@ impl Backward<'_> {
                 }
             }
         }
-        p[live..].fill(0.0);
-        ds[live..].fill(0.0);
+        for hidden in [0..live.start, live.end..p.len()] {
+            p[hidden.clone()].fill(0.0);
+            ds[hidden].fill(0.0);
+        }
     }
 }
 
@@ -289,11 +339,14 @@ fn drop_weights(row: &mut [f32], by: &Dropout) {
     }
 }
 
-/// Turns the first `live` scores into weights that are yet to be divided by their sum, and the
-/// others, which the mask hides, into 0. Returns the sum and the log-sum-exp.
+/// Turns the `live` scores into weights that are yet to be divided by their sum, and the others, which the mask hides,
+/// into 0. Returns the sum and the log-sum-exp.
 #[inline(always)]
-fn softmax(row: &mut [f32], live: usize, scale: f32) -> (f32, f32) {
+fn softmax(row: &mut [f32], live: Range<usize>, scale: f32) -> (f32, f32) {
+    let (before, row) = row.split_at_mut(live.start);
+    before.fill(0.0);
     // Whole vectors: what is hidden among them counts nothing.
+    let live = live.len();
     let vectors = live.next_multiple_of(LANES).min(row.len());
     row[live..vectors].fill(f32::NEG_INFINITY);
     let highest = scale * max(&row[..vectors]);

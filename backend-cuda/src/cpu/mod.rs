@@ -9,6 +9,7 @@ pub(crate) mod attention;
 pub(crate) mod cross_entropy;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
+pub(crate) mod gated;
 pub(crate) mod lamb;
 pub(crate) mod layer_norm;
 pub(crate) mod linear;
@@ -16,6 +17,8 @@ mod math;
 mod matmul;
 mod memory;
 mod peak;
+pub(crate) mod rms_norm;
+pub(crate) mod rotary;
 pub(crate) mod sgd;
 pub(crate) mod sums;
 

@@ -96,6 +96,7 @@ impl<D: Driver> Gpu<D> {
         match mask {
             Mask::Causal => Ok(None),
             Mask::Lengths(lengths) => self.indices(lengths).map(Some),
+            Mask::Window(_) => Err(self.failed("attention", "there is no sliding window")),
         }
     }
 

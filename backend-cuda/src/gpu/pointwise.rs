@@ -91,5 +91,6 @@ fn number<M>(f: Activation) -> Arg<'static, M> {
         Activation::GeluTanh => 0,
         Activation::Gelu => 1,
         Activation::Tanh => 2,
+        Activation::Silu => 3,
     })
 }

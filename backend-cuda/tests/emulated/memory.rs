@@ -47,8 +47,16 @@ fn are_foreseen(element: Element, cases: &[Case]) -> Result<(), RunError> {
         for (architecture, (hidden, context, vocab)) in
             Architecture::ALL.into_iter().zip([(8, 12, 309), (16, 16, 17)])
         {
-            let model =
-                ModelConfig { architecture, layers, hidden, heads: 2, context, vocab, tied: false };
+            let model = ModelConfig {
+                architecture,
+                layers,
+                hidden,
+                heads: 2,
+                context,
+                vocab,
+                tied: false,
+                llama: None,
+            };
             let shape = Shape::new(depth, 2 * depth as u32);
             let micro_batch_size = 2;
             let run = Run {

@@ -40,6 +40,7 @@ impl Tuning {
             Activation::GeluTanh => 0,
             Activation::Gelu => 1,
             Activation::Tanh => 2,
+            Activation::Silu => 3,
         };
         let mut constants = self.element_constants();
         constants.push(("FUNCTION", function));

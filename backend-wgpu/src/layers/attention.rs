@@ -110,6 +110,7 @@ impl Gpu {
         match mask {
             Mask::Causal => Ok(None),
             Mask::Lengths(lengths) => self.upload_ids(op, lengths).map(Some),
+            Mask::Window(_) => Err(self.failed(op, "there is no sliding window".into())),
         }
     }
 

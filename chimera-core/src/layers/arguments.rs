@@ -1,5 +1,7 @@
 //! What layers take beside tensors.
 
+use std::ops::Range;
+
 use super::Dropout;
 
 /// How the matrix of a linear layer lies in memory.
@@ -20,13 +22,27 @@ pub enum Activation {
     Gelu,
     /// The hyperbolic tangent.
     Tanh,
+    /// `x/(1 + exp(-x))`, the gate of Llama's MLP (Hendrycks & Gimpel, 2016; Shazeer, 2020).
+    Silu,
+}
+
+/// What [`Layers::rotary`](super::Layers::rotary) turns, and which way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rotary {
+    /// How many heads of a row are turned, from its start.
+    pub heads: usize,
+    /// Whether a gradient is turned back.
+    pub backward: bool,
 }
 
 /// How rows attend to each other in [`Layers::attention`](super::Layers::attention).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Attention<'m> {
-    /// Into how many heads queries, keys and values are split.
+    /// Into how many heads queries are split.
     pub heads: usize,
+    /// Into how many heads keys and values are split; divides `heads`. Consecutive query heads share a head of keys and
+    /// values where these are fewer (grouped-query attention: Ainslie et al., 2023).
+    pub kv_heads: usize,
     /// Rows of a sample.
     pub context: usize,
     /// Which keys the rows of a sample see.
@@ -38,7 +54,18 @@ pub struct Attention<'m> {
 impl Attention<'_> {
     /// Each row sees those of its sample up to itself, and nothing is dropped.
     pub fn causal(heads: usize, context: usize) -> Attention<'static> {
-        Attention { heads, context, mask: Mask::Causal, dropout: None }
+        Attention { heads, kv_heads: heads, context, mask: Mask::Causal, dropout: None }
+    }
+
+    /// Features of a head, where a row of queries, keys and values is `width` long.
+    #[inline(always)]
+    pub fn head_dim(&self, width: usize) -> usize {
+        width / (self.heads + 2 * self.kv_heads)
+    }
+
+    /// Features of all heads: the width of the result.
+    pub fn hidden(&self, width: usize) -> usize {
+        self.heads * self.head_dim(width)
     }
 
     /// The number of the weight that row `row` of all samples gives the first key of its sample in head `head`.
@@ -54,18 +81,21 @@ impl Attention<'_> {
 pub enum Mask<'m> {
     /// Each row those up to itself.
     Causal,
+    /// Each row those up to itself, but the last so many alone, at least one (sliding window).
+    Window(usize),
     /// Every row of sample `s` the first `lengths[s]`, at least one and at most the context: the others
     /// are padding. Rows of padding query like any other; nothing reads what they get.
     Lengths(&'m [u32]),
 }
 
 impl Mask<'_> {
-    /// How many keys row `row` of sample `sample` sees: the first of that sample.
+    /// Which keys row `row` of sample `sample` sees, counted within that sample.
     #[inline(always)]
-    pub fn n_keys(self, sample: usize, row: usize) -> usize {
+    pub fn keys(self, sample: usize, row: usize) -> Range<usize> {
         match self {
-            Mask::Causal => row + 1,
-            Mask::Lengths(lengths) => lengths[sample] as usize,
+            Mask::Causal => 0..row + 1,
+            Mask::Window(rows) => (row + 1).saturating_sub(rows)..row + 1,
+            Mask::Lengths(lengths) => 0..lengths[sample] as usize,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The memory that layers take on a GPU: results, f32 or bf16, operands that are cast, and scratch.
 
-use super::{Activation, Attention, Dropout, Layers, Layout};
+use super::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 use crate::device::counted::{WIDE, elements};
 use crate::device::{Counted, Extents, Result};
 
@@ -117,6 +117,52 @@ impl Layers for Counted {
         Ok((self.activation_of(&x.shape), self.activation_of(&x.shape)))
     }
 
+    fn has_llama_layers(&self) -> bool {
+        true
+    }
+
+    fn rms_norm(&self, x: &Extents, _: &Extents, _: f64) -> Result<(Extents, Extents)> {
+        self.cast(x);
+        Ok((self.activation_of(&x.shape), self.of(&[x.shape[0], 1], WIDE)))
+    }
+
+    fn rms_norm_dx(
+        &self,
+        dy: &Extents,
+        x: &Extents,
+        _: &Extents,
+        _: &Extents,
+        residual: Option<&Extents>,
+    ) -> Result<Extents> {
+        [Some(dy), Some(x), residual].into_iter().flatten().for_each(|operand| self.cast(operand));
+        Ok(self.activation_of(&x.shape))
+    }
+
+    fn rms_norm_dw(&self, dy: &Extents, x: &Extents, _: &Extents, _: &mut Extents) -> Result<()> {
+        [dy, x].into_iter().for_each(|operand| self.cast(operand));
+        let _gains = sums(self, x);
+        Ok(())
+    }
+
+    fn gated(&self, x: &Extents, _: Activation) -> Result<Extents> {
+        self.cast(x);
+        Ok(self.activation_of(&[x.shape[0], x.width() / 2]))
+    }
+
+    fn gated_dx(&self, dy: &Extents, x: &Extents, _: Activation) -> Result<(Extents, Extents)> {
+        [dy, x].into_iter().for_each(|operand| self.cast(operand));
+        Ok((self.activation_of(&x.shape), self.activation_of(&dy.shape)))
+    }
+
+    fn rotary_table(&self, frequencies: &[f64], _: f64, context: usize) -> Result<Extents> {
+        Ok(self.of(&[context, 2 * frequencies.len()], WIDE))
+    }
+
+    fn rotary(&self, x: &Extents, _: &Extents, _: Rotary) -> Result<Extents> {
+        self.cast(x);
+        Ok(self.activation_of(&x.shape))
+    }
+
     fn dropout(&self, x: &Extents, _: &Dropout, residual: Option<&Extents>) -> Result<Extents> {
         [Some(x), residual].into_iter().flatten().for_each(|operand| self.cast(operand));
         Ok(self.activation_of(&x.shape))
@@ -124,7 +170,7 @@ impl Layers for Counted {
 
     fn attention(&self, qkv: &Extents, by: &Attention<'_>) -> Result<(Extents, Extents)> {
         let rows = qkv.shape[0];
-        let mixed = self.activation_of(&[rows, qkv.width() / 3]);
+        let mixed = self.activation_of(&[rows, by.hidden(qkv.width())]);
         Ok((mixed, self.of(&[rows, by.heads], WIDE)))
     }
 

@@ -1,4 +1,4 @@
-//! What the models here compute with: about fifteen layer-level functions, each backward apart.
+//! What the models here compute with: about twenty layer-level functions, each backward apart.
 //!
 //! Models are written once over [`Layers`] and run on every device. The functions sit at the level
 //! of layers, not of tensor primitives: that is what the models here need, it leaves each device free
@@ -20,10 +20,10 @@ mod counted;
 mod dropout;
 mod reference;
 
-pub use arguments::{Activation, Attention, Layout, Mask};
+pub use arguments::{Activation, Attention, Layout, Mask, Rotary};
 pub use dropout::{Dropout, threefry};
 
-use crate::device::{Device, Result};
+use crate::device::{Device, DeviceError, Result};
 
 /// The layers of a device, see the [module](self).
 pub trait Layers: Device {
@@ -119,6 +119,93 @@ pub trait Layers: Device {
         f: Activation,
     ) -> Result<(Self::Tensor, Self::Tensor)>;
 
+    /// Whether the functions of Llama-style models are there: [`rms_norm`](Layers::rms_norm), [`gated`](Layers::gated)
+    /// and [`rotary`](Layers::rotary), each with its gradients, and [`attention`](Layers::attention) with fewer heads of
+    /// keys than of queries and with a sliding window. Such a model is refused before it starts on a device without them.
+    fn has_llama_layers(&self) -> bool {
+        false
+    }
+
+    /// Divides each row by the root of its mean square (plus `epsilon`), times `gain: [features]` (Zhang & Sennrich,
+    /// 2019). Also returns `[rows, 1]`: what each row was multiplied by.
+    fn rms_norm(
+        &self,
+        _x: &Self::Tensor,
+        _gain: &Self::Tensor,
+        _epsilon: f64,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        Err(absent(self, "rms_norm"))
+    }
+
+    /// The gradient of [`rms_norm`](Layers::rms_norm)'s `x`, plus `residual` if given.
+    fn rms_norm_dx(
+        &self,
+        _dy: &Self::Tensor,
+        _x: &Self::Tensor,
+        _stats: &Self::Tensor,
+        _gain: &Self::Tensor,
+        _residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor> {
+        Err(absent(self, "rms_norm_dx"))
+    }
+
+    /// Adds the gradient of `gain`.
+    fn rms_norm_dw(
+        &self,
+        _dy: &Self::Tensor,
+        _x: &Self::Tensor,
+        _stats: &Self::Tensor,
+        _d_gain: &mut Self::Tensor,
+    ) -> Result<()> {
+        Err(absent(self, "rms_norm_dw"))
+    }
+
+    /// `f(gate) up`, element by element: `[rows, features]` from `x: [rows, 2 features]`, which holds gate and up side by
+    /// side.
+    fn gated(&self, _x: &Self::Tensor, _f: Activation) -> Result<Self::Tensor> {
+        Err(absent(self, "gated"))
+    }
+
+    /// The gradient of [`gated`](Layers::gated)'s `x`, and its result again.
+    fn gated_dx(
+        &self,
+        _dy: &Self::Tensor,
+        _x: &Self::Tensor,
+        _f: Activation,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        Err(absent(self, "gated_dx"))
+    }
+
+    /// Cosines and then sines of the angles `frequencies` times each position, times `factor`:
+    /// `[context, 2 frequencies.len()]`.
+    fn rotary_table(
+        &self,
+        frequencies: &[f64],
+        factor: f64,
+        context: usize,
+    ) -> Result<Self::Tensor> {
+        let row = |position: usize| {
+            let angles = frequencies.iter().map(move |frequency| position as f64 * frequency);
+            let cosines = angles.clone().map(move |angle| (factor * angle.cos()) as f32);
+            cosines.chain(angles.map(move |angle| (factor * angle.sin()) as f32))
+        };
+        let table = (0..context).flat_map(row).collect();
+        self.upload_vec(&[context, 2 * frequencies.len()], table)
+    }
+
+    /// Turns the first `by.heads` heads of each row of `x` (Su et al., 2021, RoPE): features `i` and `i + d/2` of a head
+    /// of `d` become `cos a - sin b` and `cos b + sin a`. `table: [context, d]` is a
+    /// [`rotary_table`](Layers::rotary_table); row `r` is at position `r mod context`. What is behind these heads stays as it is. The gradient of
+    /// `x` is the same function of `dy`, with the sines negated, as `by.backward` says.
+    fn rotary(
+        &self,
+        _x: &Self::Tensor,
+        _table: &Self::Tensor,
+        _by: Rotary,
+    ) -> Result<Self::Tensor> {
+        Err(absent(self, "rotary"))
+    }
+
     /// Drops elements of `x`, and multiplies the others by `1/(1 - rate)`; plus `residual` if given. Its
     /// own gradient: that of `x` is the dropout of `dy` by the same choice, without a residual.
     fn dropout(
@@ -128,10 +215,10 @@ pub trait Layers: Device {
         residual: Option<&Self::Tensor>,
     ) -> Result<Self::Tensor>;
 
-    /// Self-attention of each sample on its own, scaled by `1/√(hidden/heads)`: every row queries the keys that the
-    /// mask lets it see.
-    /// `qkv: [rows, 3 hidden]` holds queries, keys, values side by side, each split into heads.
-    /// Returns the mixed values `[rows, hidden]` and the log-sum-exp of the scores `[rows, heads]`.
+    /// Self-attention of each sample on its own, scaled by the root of a head's features: every row queries the keys
+    /// that the mask lets it see.
+    /// `qkv: [rows, (heads + 2 kv_heads) d]` holds queries, keys, values side by side, each split into heads of `d`.
+    /// Returns the mixed values `[rows, heads d]` and the log-sum-exp of the scores `[rows, heads]`.
     fn attention(
         &self,
         qkv: &Self::Tensor,
@@ -157,4 +244,9 @@ pub trait Layers: Device {
         targets: &[u32],
         scale: f64,
     ) -> Result<(Self::Tensor, Self::Tensor)>;
+}
+
+/// The refusal of a device that has no such function.
+fn absent<D: Layers + ?Sized>(device: &D, op: &'static str) -> DeviceError {
+    DeviceError::Failed { device: device.name(), op, reason: "it has no such function".into() }
 }

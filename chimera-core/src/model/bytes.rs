@@ -128,7 +128,7 @@ fn of_output(output: Output<Extents>) -> Extents {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Architecture;
+    use super::super::{Architecture, Llama};
     use super::*;
 
     #[test]
@@ -136,8 +136,12 @@ mod tests {
         for architecture in Architecture::ALL {
             let (layers, hidden, heads) = (1 << 14, 1 << 20, 1 << 20);
             let (context, vocab) = (1 << 24, 1 << 24);
+            let llama =
+                (architecture == Architecture::LLAMA).then(|| Llama::usual(hidden, heads / 2));
+            let heads = if llama.is_some() { heads / 2 } else { heads };
+            let tied = false;
             let config =
-                ModelConfig { architecture, layers, hidden, heads, context, vocab, tied: false };
+                ModelConfig { architecture, layers, hidden, heads, context, vocab, tied, llama };
             let sample = memory(&config, &Cut::whole(&config), context, false, 4).unwrap().sample;
             assert!(sample.deferred > u64::MAX as f64, "{sample:?}");
         }
@@ -154,6 +158,7 @@ mod tests {
             context: 8,
             vocab: 64,
             tied: false,
+            llama: None,
         };
         let cut = Cut::whole(&config);
         let [wide, narrow] = [4, 2].map(|bytes| memory(&config, &cut, 8, false, bytes).unwrap());

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::error::ModelError;
+use super::llama::Llama;
 use crate::stage::{Init, Param};
 
 /// A model: its layers and their sizes.
@@ -17,12 +18,14 @@ pub struct ModelConfig {
     pub hidden: usize,
     /// Attention heads per block; divides `hidden`.
     pub heads: usize,
-    /// Rows of the position table: the most tokens a sample may have.
+    /// The most tokens a sample may have: the rows of the position table, where there is one.
     pub context: usize,
     /// Number of distinct token ids.
     pub vocab: usize,
     /// Whether the output head is the token table again.
     pub tied: bool,
+    /// What a Llama chooses beside these; `None` of other models.
+    pub llama: Option<Llama>,
 }
 
 impl ModelConfig {
@@ -47,7 +50,13 @@ impl ModelConfig {
         if !self.hidden.is_multiple_of(self.heads) {
             return Err(ModelError::Heads { hidden: self.hidden, heads: self.heads });
         }
-        Ok(())
+        match self.architecture == Architecture::LLAMA {
+            true => Llama::of(self).validate(self),
+            false if self.llama.is_some() => {
+                Err(ModelError::NotLlama { model: self.architecture.0.title() })
+            }
+            false => Ok(()),
+        }
     }
 
     /// Checks that samples of so many tokens can be trained on.
@@ -121,6 +130,21 @@ pub(super) trait Family: Sync {
 
     /// The tensors of a stage, in the order in which it holds them.
     fn params(&self, config: &ModelConfig, cut: &Cut) -> Vec<Param>;
+
+    /// Multiplications for one token in the products of a block, and in the product into its MLP alone.
+    fn block_products(&self, config: &ModelConfig) -> [f64; 2] {
+        [12.0, 4.0].map(|squares| squares * (config.hidden as f64).powi(2))
+    }
+
+    /// How many tokens of a sample of `sequence` a token sees at most.
+    fn visible(&self, _config: &ModelConfig, sequence: usize) -> usize {
+        sequence
+    }
+
+    /// Rows of the position table.
+    fn n_positions(&self, config: &ModelConfig) -> usize {
+        config.context
+    }
 
     /// Forward work of the head on a sample of `sequence` tokens.
     fn head_flops(&self, config: &ModelConfig, sequence: usize) -> f64;
@@ -203,6 +227,7 @@ mod tests {
             context: 7,
             vocab: 11,
             tied: false,
+            llama: None,
         }
     }
 

@@ -45,7 +45,16 @@ mod tests {
 
     fn config(layers: usize, vocab: usize) -> ModelConfig {
         let architecture = Architecture::GPT2;
-        ModelConfig { architecture, layers, hidden: 16, heads: 2, context: 8, vocab, tied: false }
+        ModelConfig {
+            architecture,
+            layers,
+            hidden: 16,
+            heads: 2,
+            context: 8,
+            vocab,
+            tied: false,
+            llama: None,
+        }
     }
 
     fn sizes(config: &ModelConfig, n_stages: usize) -> Vec<usize> {
@@ -87,6 +96,7 @@ mod tests {
             context: 1024,
             vocab: 50257,
             tied: false,
+            llama: None,
         };
         // The head is worth 2.9 blocks.
         assert_eq!(sizes(&gpt2_64, 8), [8, 8, 8, 8, 8, 9, 9, 6]);

@@ -1,5 +1,7 @@
 //! Why there is no such model.
 
+use crate::device::DeviceError;
+
 /// Why a model cannot be made as asked.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum ModelError {
@@ -27,6 +29,67 @@ pub enum ModelError {
         /// The number of attention heads.
         heads: usize,
     },
+    /// The heads of keys and values do not divide those of queries.
+    #[error("heads {heads} is not divisible by kv-heads {kv_heads}: choose kv-heads from {}", divisors(*.heads, *.kv_heads))]
+    KvHeads {
+        /// Heads of queries.
+        heads: usize,
+        /// Heads of keys and values.
+        kv_heads: usize,
+    },
+    /// A head of an odd number of features cannot be turned in pairs.
+    #[error("heads of {} features have no pairs to turn: choose heads so that hidden {hidden} / heads is even", hidden / heads)]
+    OddHeads {
+        /// The hidden size.
+        hidden: usize,
+        /// The number of attention heads.
+        heads: usize,
+    },
+    /// A number is not above zero.
+    #[error("{what} is {value}: choose a number above 0")]
+    NotPositive {
+        /// The number.
+        what: &'static str,
+        /// What was asked for.
+        value: f64,
+    },
+    /// A number of the scaling of rotary positions is not above zero.
+    #[error("`{name}` of rope-scaling is {value}: choose a number above 0")]
+    RopeScaling {
+        /// The number.
+        name: &'static str,
+        /// What was asked for.
+        value: f64,
+    },
+    /// Frequencies that stay are to be above those that are divided.
+    #[error(
+        "rope-scaling keeps frequencies above {high} turns and divides those below {low}: choose a larger first one"
+    )]
+    RopeOrder {
+        /// Turns above which a frequency stays.
+        high: f64,
+        /// Turns below which it is divided.
+        low: f64,
+    },
+    /// Choices that only a Llama has.
+    #[error(
+        "a {model} has no kv-heads, mlp-hidden, rotary positions or sliding window: leave them out or choose llama"
+    )]
+    NotLlama {
+        /// The model, in texts.
+        model: &'static str,
+    },
+    /// A device lacks the layers of a model.
+    #[error("{device} has no kernels for a {model}: choose another device, such as cpu")]
+    Device {
+        /// The device, in words.
+        device: String,
+        /// The model, in texts.
+        model: &'static str,
+    },
+    /// A device failed while a stage was made.
+    #[error(transparent)]
+    Failed(#[from] DeviceError),
     /// A sequence does not fit into the position table.
     #[error(
         "a sequence of {sequence} tokens is longer than the context of {context}: \

@@ -1,8 +1,8 @@
 //! Models, and how one becomes the stages of a pipeline.
 //!
 //! A model is a configuration ([`ModelConfig`], or a row of [`PRESETS`]). [`cut`] divides its chain
-//! `embedding, block, …, block, head` into contiguous pieces of equal cost, and [`Gpt2Stage`] or
-//! [`BertStage`] runs one piece on any [`Layers`](crate::layers::Layers). [`initial`](crate::stage::initial) draws the weights per named
+//! `embedding, block, …, block, head` into contiguous pieces of equal cost, and [`Gpt2Stage`],
+//! [`LlamaStage`] or [`BertStage`] runs one piece on any [`Layers`](crate::layers::Layers). [`initial`](crate::stage::initial) draws the weights per named
 //! tensor, so that a model is the same however it is cut.
 //!
 //! Models are written with whole layers and hand-written gradients, not on autograd: a pipeline needs
@@ -16,6 +16,7 @@ mod cut;
 mod error;
 mod gpt2;
 mod kept;
+mod llama;
 mod operands;
 mod parts;
 mod pass;
@@ -30,5 +31,6 @@ pub use cut::cut;
 pub use error::ModelError;
 pub use gpt2::{Gpt2Deferred, Gpt2Saved, Gpt2Selected, Gpt2Stage};
 pub use kept::Kept;
+pub use llama::{Llama, LlamaDeferred, LlamaSaved, LlamaSelected, LlamaStage, RopeScaling};
 pub use presets::{PRESETS, Preset};
 pub use table::stage;

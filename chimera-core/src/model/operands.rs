@@ -3,7 +3,7 @@
 use crate::device::Result;
 use crate::layers::{Layers, Layout};
 
-/// The operands of a layer norm's weight gradient.
+/// The operands of a norm's weight gradient.
 #[derive(Debug)]
 pub(super) struct Norm<T> {
     pub(super) dy: T,
@@ -24,7 +24,7 @@ impl<T> Norm<T> {
         [&self.dy, &self.x, &self.stats]
     }
 
-    /// Adds the gradients of gain and bias; the operands are given back at once.
+    /// Adds the gradients of a layer norm's gain and bias; the operands are given back at once.
     pub(super) fn add<D: Layers<Tensor = T>>(
         self,
         device: &D,
@@ -32,6 +32,11 @@ impl<T> Norm<T> {
         d_bias: &mut T,
     ) -> Result<()> {
         device.layer_norm_dw(&self.dy, &self.x, &self.stats, d_gain, d_bias)
+    }
+
+    /// Adds the gradient of an RMS norm's gain; the operands are given back at once.
+    pub(super) fn add_rms<D: Layers<Tensor = T>>(self, device: &D, d_gain: &mut T) -> Result<()> {
+        device.rms_norm_dw(&self.dy, &self.x, &self.stats, d_gain)
     }
 }
 
@@ -41,14 +46,14 @@ impl<T> Linear<T> {
         [&self.x, &self.dy]
     }
 
-    /// Adds the gradients of matrix and bias; the operands are given back at once.
+    /// Adds the gradients of the matrix, and of the bias if there is one; the operands are given back at once.
     pub(super) fn add<D: Layers<Tensor = T>>(
         self,
         device: &D,
         layout: Layout,
         dw: &mut T,
-        d_bias: &mut T,
+        d_bias: Option<&mut T>,
     ) -> Result<()> {
-        device.linear_dw(&self.x, &self.dy, layout, dw, Some(d_bias))
+        device.linear_dw(&self.x, &self.dy, layout, dw, d_bias)
     }
 }

@@ -48,14 +48,14 @@ impl<'p, D: Layers> Pass<'p, D> {
         x: &D::Tensor,
         w: &D::Tensor,
         layout: Layout,
-        bias: &D::Tensor,
+        bias: Option<&D::Tensor>,
         residual: &D::Tensor,
     ) -> Result<D::Tensor> {
         let device = self.device;
         match self.dropout(layer, residual) {
-            None => device.linear(x, w, layout, Some(bias), Some(residual)),
+            None => device.linear(x, w, layout, bias, Some(residual)),
             Some(by) => {
-                let y = device.linear(x, w, layout, Some(bias), None)?;
+                let y = device.linear(x, w, layout, bias, None)?;
                 device.dropout(&y, &by, Some(residual))
             }
         }

@@ -1,6 +1,8 @@
 //! Models by name.
 
 use super::config::{Architecture, ModelConfig};
+use super::llama::{Llama, RopeScaling};
+use crate::layers::Activation;
 
 /// A model with a name.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +75,63 @@ pub const PRESETS: &[Preset] = &[
         about: "48 layers, 669,790,012 parameters, untied: the workload of the Chimera paper (SC'21)",
         config: bert(48, 1024, 16, 512, 30522, false),
     },
+    Preset {
+        name: "llama-tiny",
+        about: "Llama of 837,216 parameters on bytes with grouped heads, as small as tiny",
+        config: llama([8, 96, 6, 128, 256], false, LLAMA_TINY),
+    },
+    Preset {
+        name: "smollm-135m",
+        about: "SmolLM, 134,515,008 parameters: a Llama of 30 thin layers (Allal et al., 2024)",
+        config: llama([30, 576, 9, 2048, 49152], true, SMOLLM),
+    },
+    Preset {
+        name: "qwen2.5-0.5b",
+        about: "Qwen2.5, 494,032,768 parameters: a Llama with biases of queries, keys and values (Yang et al., 2024)",
+        config: llama([24, 896, 14, 32768, 151_936], true, QWEN),
+    },
+    Preset {
+        name: "mistral-7b",
+        about: "Mistral, 7,241,732,096 parameters: a Llama with a sliding window (Jiang et al., 2023)",
+        config: llama([32, 4096, 32, 32768, 32000], false, MISTRAL),
+    },
+    Preset {
+        name: "llama3-8b",
+        about: "Llama 3, 8,030,261,248 parameters (Grattafiori et al., 2024)",
+        config: llama([32, 4096, 32, 8192, 128_256], false, LLAMA_3),
+    },
 ];
+
+const LLAMA_TINY: Llama = Llama {
+    kv_heads: 2,
+    mlp_hidden: 256,
+    activation: Activation::Silu,
+    norm_epsilon: 1e-5,
+    qkv_bias: false,
+    window: None,
+    rope_theta: 1e4,
+    rope_scaling: RopeScaling::None,
+};
+const SMOLLM: Llama = Llama { kv_heads: 3, mlp_hidden: 1536, ..LLAMA_TINY };
+const QWEN: Llama = Llama {
+    kv_heads: 2,
+    mlp_hidden: 4864,
+    norm_epsilon: 1e-6,
+    qkv_bias: true,
+    rope_theta: 1e6,
+    ..LLAMA_TINY
+};
+const LLAMA_3: Llama = Llama { kv_heads: 8, mlp_hidden: 14336, rope_theta: 5e5, ..LLAMA_TINY };
+const MISTRAL: Llama = Llama { rope_theta: 1e4, window: Some(4096), ..LLAMA_3 };
+
+const fn llama(
+    [layers, hidden, heads, context, vocab]: [usize; 5],
+    tied: bool,
+    llama: Llama,
+) -> ModelConfig {
+    let architecture = Architecture::LLAMA;
+    ModelConfig { architecture, layers, hidden, heads, context, vocab, tied, llama: Some(llama) }
+}
 
 const fn gpt2(
     layers: usize,
@@ -84,7 +142,7 @@ const fn gpt2(
     tied: bool,
 ) -> ModelConfig {
     let architecture = Architecture::GPT2;
-    ModelConfig { architecture, layers, hidden, heads, context, vocab, tied }
+    ModelConfig { architecture, layers, hidden, heads, context, vocab, tied, llama: None }
 }
 
 const fn bert(
@@ -96,7 +154,7 @@ const fn bert(
     tied: bool,
 ) -> ModelConfig {
     let architecture = Architecture::BERT;
-    ModelConfig { architecture, layers, hidden, heads, context, vocab, tied }
+    ModelConfig { architecture, layers, hidden, heads, context, vocab, tied, llama: None }
 }
 
 #[cfg(test)]
@@ -120,6 +178,11 @@ mod tests {
                 ("bert-base", 110_106_428),
                 ("bert-large", 336_226_108),
                 ("bert-48", 669_790_012),
+                ("llama-tiny", 837_216),
+                ("smollm-135m", 134_515_008),
+                ("qwen2.5-0.5b", 494_032_768),
+                ("mistral-7b", 7_241_732_096),
+                ("llama3-8b", 8_030_261_248),
             ]
         );
     }

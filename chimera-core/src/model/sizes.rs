@@ -31,25 +31,36 @@ impl ModelConfig {
             let whole = Cut::whole(self);
             return 3.0 * self.forward_flops(&whole, sequence) / sequence as f64;
         }
-        let [layers, hidden, context, vocab] =
-            [self.layers, self.hidden, self.context, self.vocab].map(|n| n as f64);
-        let looked_up = (context + if self.tied { 0.0 } else { vocab }) * hidden;
-        6.0 * (self.n_params() as f64 - looked_up) + 6.0 * layers * hidden * (sequence as f64 + 1.0)
+        let family = self.architecture.0;
+        let (layers, hidden) = (self.layers as f64, self.hidden as f64);
+        let looked_up = family.n_positions(self) + if self.tied { 0 } else { self.vocab };
+        let products = self.n_params() as f64 - looked_up as f64 * hidden;
+        6.0 * products + 12.0 * layers * hidden * self.mean_visible(sequence)
     }
 
     /// What selective recomputation computes again of a forward pass: of each block the product into the MLP, and of
     /// a BERT's heads pooler and transform.
     pub fn selective_flops(&self, cut: &Cut, sequence: usize) -> f64 {
-        let square = 2.0 * (self.hidden as f64).powi(2);
         let family = self.architecture.0;
+        let [_, into_mlp] = family.block_products(self);
         let heads = if cut.last { family.selective_head_flops(self, sequence) } else { 0.0 };
-        cut.blocks.len() as f64 * sequence as f64 * 4.0 * square + heads
+        cut.blocks.len() as f64 * sequence as f64 * 2.0 * into_mlp + heads
     }
 
     /// Forward work of one block on a sample of `sequence` tokens.
     pub(super) fn block_flops(&self, sequence: usize) -> f64 {
-        let (hidden, sequence) = (self.hidden as f64, sequence as f64);
-        sequence * (24.0 * hidden * hidden + 4.0 * sequence * hidden)
+        let family = self.architecture.0;
+        let [products, _] = family.block_products(self);
+        let visible = family.visible(self, sequence) as f64;
+        sequence as f64 * (2.0 * products + 4.0 * visible * self.hidden as f64)
+    }
+
+    /// How many tokens of a sample of `sequence` a token sees on average, itself included, where it sees none after it.
+    fn mean_visible(&self, sequence: usize) -> f64 {
+        let (visible, sequence) =
+            (self.architecture.0.visible(self, sequence) as f64, sequence as f64);
+        // The first see one token, two, and so on; the others as many as they can.
+        (visible * (visible + 1.0) / 2.0 + (sequence - visible) * visible) / sequence
     }
 
     /// Forward work of the head on a sample of `sequence` tokens.
@@ -60,8 +71,7 @@ impl ModelConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Architecture;
-    use super::super::cut;
+    use super::super::{Architecture, Llama, cut};
     use super::*;
 
     fn config() -> ModelConfig {
@@ -74,14 +84,22 @@ mod tests {
             context: 7,
             vocab: 11,
             tied: false,
+            llama: None,
         }
+    }
+
+    /// Such sizes of any model.
+    fn config_of(architecture: Architecture, tied: bool) -> ModelConfig {
+        let is_llama = architecture == Architecture::LLAMA;
+        let llama = Llama { kv_heads: 1, qkv_bias: true, ..Llama::usual(100, 5) };
+        ModelConfig { architecture, tied, llama: is_llama.then_some(llama), ..config() }
     }
 
     #[test]
     fn the_count_is_the_sum_of_the_tensors() {
         for architecture in Architecture::ALL {
             for tied in [false, true] {
-                let config = ModelConfig { architecture, tied, ..config() };
+                let config = config_of(architecture, tied);
                 let cut = cut(&config, 7, 1).unwrap();
                 let params = config.params(&cut[0]);
                 let sum: usize = params.iter().map(Param::n_elements).sum();
@@ -93,9 +111,9 @@ mod tests {
 
     #[test]
     fn a_tied_table_is_on_the_first_and_the_last_stage() {
-        let names = ["wte.weight", "embeddings.word_embeddings.weight"];
+        let names = ["wte.weight", "embeddings.word_embeddings.weight", "embed_tokens.weight"];
         for (architecture, name) in Architecture::ALL.into_iter().zip(names) {
-            let config = ModelConfig { architecture, tied: true, ..config() };
+            let config = config_of(architecture, true);
             let stages: Vec<_> =
                 cut(&config, 7, 3).unwrap().iter().map(|cut| config.params(cut)).collect();
             let table = |stage: usize| stages[stage].iter().find(|p| p.tied);
@@ -120,6 +138,25 @@ mod tests {
         assert_eq!(bert.forward_flops(&whole, 5), blocks + heads);
     }
 
+    /// By hand: products of a block of 5 heads of 20 features, of which keys and values have one, and an MLP of 288.
+    #[test]
+    fn work_of_a_llama_is_that_of_its_products() {
+        let model = config_of(Architecture::LLAMA, true);
+        let whole = Cut::whole(&model);
+        let products = 100.0 * (100.0 + 2.0 * 20.0) + 100.0 * 100.0 + 3.0 * 100.0 * 288.0;
+        let per_token = 3.0 * (2.0 * products + 4.0 * 5.0 * 100.0) + 2.0 * 100.0 * 11.0;
+        assert_eq!(model.forward_flops(&whole, 5), 5.0 * per_token);
+        assert_eq!(model.selective_flops(&whole, 5), 5.0 * 3.0 * 2.0 * (2.0 * 100.0 * 288.0));
+        // Norms and biases count as in other models; of five tokens, each sees 1, 2, 2, 2 and 2.
+        let window = Llama { window: Some(2), ..model.llama.unwrap() };
+        let windowed = ModelConfig { llama: Some(window), ..model.clone() };
+        let vectors = 3.0 * (2.0 * 100.0 + 140.0) + 100.0;
+        let counted = 3.0 * products + 100.0 * 11.0 + vectors;
+        let attention = |seen: f64| 3.0 * 12.0 * 100.0 * seen;
+        assert_eq!(windowed.flops_per_token(5), 6.0 * counted + attention(9.0 / 5.0));
+        assert_eq!(model.flops_per_token(5), 6.0 * counted + attention(15.0 / 5.0));
+    }
+
     /// By hand, from the products of a block, the head and attention.
     #[test]
     fn flops_are_those_of_all_products() {
@@ -131,6 +168,7 @@ mod tests {
             context: 5,
             vocab: 11,
             tied: false,
+            llama: None,
         };
         let block = 8.0 * 24.0 + 8.0 * 8.0 + 2.0 * 8.0 * 32.0;
         let vectors = 3.0 * (13.0 * 8.0) + 2.0 * 8.0; // biases and norms

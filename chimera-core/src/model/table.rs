@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use super::config::{Architecture, Cut, DropoutRate, ModelConfig};
 use super::error::ModelError;
-use super::{bert, gpt2};
+use super::{bert, gpt2, llama};
 use crate::layers::Layers;
 use crate::notation::by_name;
 use crate::stage::{AnyStage, erase};
@@ -44,6 +44,8 @@ models! {
     /// BERT (Devlin et al., 2018): post-norm blocks that see both ways, predicting masked tokens and whether the
     /// second of two segments follows the first.
     BERT in bert;
+    /// Llama (Touvron et al., 2023): pre-norm blocks with rotary positions and gated MLPs, predicting the next token.
+    LLAMA in llama;
 }
 
 impl FromStr for Architecture {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use chimera_core::device::Result;
 use chimera_core::device::reference::Reference;
-use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Mask};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Mask, Rotary};
 
 use super::{Fault, Faulty, Shared, read, share};
 
@@ -159,6 +159,55 @@ impl Layers for Faulty {
             dx.shape = vec![dx.data.len()];
         }
         Ok((share(dx), share(y)))
+    }
+
+    fn has_llama_layers(&self) -> bool {
+        true
+    }
+
+    fn rms_norm(&self, x: &Shared, gain: &Shared, epsilon: f64) -> Result<(Shared, Shared)> {
+        let epsilon = if self.has(Fault::EpsilonForgotten) { 1e-6 } else { epsilon };
+        let (y, stats) = Reference.rms_norm(&read(x), &read(gain), epsilon)?;
+        Ok((share(y), share(stats)))
+    }
+
+    fn rms_norm_dx(
+        &self,
+        dy: &Shared,
+        x: &Shared,
+        stats: &Shared,
+        gain: &Shared,
+        residual: Option<&Shared>,
+    ) -> Result<Shared> {
+        let (dy, x, stats, gain) = (read(dy), read(x), read(stats), read(gain));
+        let residual = residual.map(read);
+        Reference.rms_norm_dx(&dy, &x, &stats, &gain, residual.as_ref()).map(share)
+    }
+
+    fn rms_norm_dw(
+        &self,
+        dy: &Shared,
+        x: &Shared,
+        stats: &Shared,
+        d_gain: &mut Shared,
+    ) -> Result<()> {
+        self.add([d_gain], |[d_gain]| {
+            Reference.rms_norm_dw(&read(dy), &read(x), &read(stats), d_gain)
+        })
+    }
+
+    fn gated(&self, x: &Shared, f: Activation) -> Result<Shared> {
+        Reference.gated(&read(x), self.function(f)).map(share)
+    }
+
+    fn gated_dx(&self, dy: &Shared, x: &Shared, f: Activation) -> Result<(Shared, Shared)> {
+        let (dx, y) = Reference.gated_dx(&read(dy), &read(x), self.function(f))?;
+        Ok((share(dx), share(y)))
+    }
+
+    fn rotary(&self, x: &Shared, table: &Shared, by: Rotary) -> Result<Shared> {
+        let by = Rotary { backward: by.backward && !self.has(Fault::TurnsForward), ..by };
+        Reference.rotary(&read(x), &read(table), by).map(share)
     }
 
     fn dropout(&self, x: &Shared, by: &Dropout, residual: Option<&Shared>) -> Result<Shared> {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;
-use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, cut};
+use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, LlamaStage, ModelConfig, cut};
+use chimera_core::model::{Llama as Choices, RopeScaling};
 use chimera_core::stage::{Init, Micro, Output, Param, Stage, initial};
 
 pub(crate) type Tensor = <Reference as Device>::Tensor;
@@ -12,6 +13,7 @@ pub(crate) type Tensor = <Reference as Device>::Tensor;
 pub(crate) type Named = BTreeMap<String, Tensor>;
 
 pub(crate) type Gpt2 = Gpt2Stage<Reference>;
+pub(crate) type Llama = LlamaStage<Reference>;
 pub(crate) type Bert = BertStage<Reference>;
 
 pub(crate) const SAMPLES: usize = 4;
@@ -52,6 +54,24 @@ impl Model for Gpt2 {
     }
 }
 
+impl Model for Llama {
+    const ARCHITECTURE: Architecture = Architecture::LLAMA;
+    const EXTENTS: [usize; 2] = [SEQUENCE; 2];
+    const N_TARGETS: usize = SEQUENCE;
+
+    fn make(config: &ModelConfig, cut: Cut) -> Self {
+        LlamaStage::new(Reference, config, SEQUENCE, cut).unwrap()
+    }
+
+    fn with_dropout(self, rate: f64) -> Self {
+        self.with_dropout(rate, 5)
+    }
+
+    fn sample(n: usize) -> (Vec<u32>, Vec<u32>) {
+        Gpt2::sample(n)
+    }
+}
+
 impl Model for Bert {
     const ARCHITECTURE: Architecture = Architecture::BERT;
     const EXTENTS: [usize; 2] = [2 + PREDICTIONS + SEQUENCE, PREDICTIONS + 1];
@@ -79,7 +99,17 @@ fn ids(n: usize) -> impl Iterator<Item = u32> {
 
 pub(crate) fn config<S: Model>(tied: bool) -> ModelConfig {
     let (architecture, vocab) = (S::ARCHITECTURE, VOCAB as usize);
-    ModelConfig { architecture, layers: 3, hidden: 8, heads: 2, context: 5, vocab, tied }
+    // Grouped heads, biases, a window and scaled frequencies.
+    let llama = Choices {
+        kv_heads: 1,
+        mlp_hidden: 12,
+        qkv_bias: true,
+        window: Some(3),
+        rope_scaling: RopeScaling::Linear { factor: 2.0 },
+        ..Choices::usual(8, 2)
+    };
+    let llama = (architecture == Architecture::LLAMA).then_some(llama);
+    ModelConfig { architecture, layers: 3, hidden: 8, heads: 2, context: 5, vocab, tied, llama }
 }
 
 /// A model cut into stages, its weights, and one global batch.

@@ -1,4 +1,4 @@
-//! A small training to compare runs by: a GPT-2 or a BERT in f64 on the reference kernels.
+//! A small training to compare runs by: a GPT-2, a Llama or a BERT in f64 on the reference kernels.
 
 #![allow(dead_code)] // each test file uses a part
 
@@ -16,7 +16,9 @@ use chimera_core::engine::{Job, NonFinite, Optimizer, Patience, Training, Worker
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Sync, lower};
-use chimera_core::model::{Architecture, BertStage, Gpt2Stage, ModelConfig, cut};
+use chimera_core::model::{
+    Architecture, BertStage, Gpt2Stage, Llama, LlamaStage, ModelConfig, cut,
+};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::{Data, Stage};
 use chimera_core::timetable::Timetable;
@@ -162,7 +164,16 @@ impl Data for Masked {
 
 pub(crate) fn config(tied: bool) -> ModelConfig {
     let (architecture, vocab) = (Architecture::GPT2, VOCAB as usize);
-    ModelConfig { architecture, layers: 8, hidden: 4, heads: 2, context: CONTEXT, vocab, tied }
+    ModelConfig {
+        architecture,
+        layers: 8,
+        hidden: 4,
+        heads: 2,
+        context: CONTEXT,
+        vocab,
+        tied,
+        llama: None,
+    }
 }
 
 pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
@@ -175,9 +186,10 @@ pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
 
 /// Trains with a timetable that need not be what the run's schedule makes of its shape.
 pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcome, Fault> {
-    match run.architecture == Architecture::BERT {
-        false => train_stages(run, timetable, &Digits, gpt2(run, timetable)),
-        true => train_stages(run, timetable, &Masked, bert(run, timetable)),
+    match run.architecture.name() {
+        "bert" => train_stages(run, timetable, &Masked, bert(run, timetable)),
+        "llama" => train_stages(run, timetable, &Digits, llama(run, timetable)),
+        _ => train_stages(run, timetable, &Digits, gpt2(run, timetable)),
     }
 }
 
@@ -208,6 +220,23 @@ fn gpt2(
     let cuts = cut(&config, config.context, timetable.placement.n_stages()).expect("cut");
     move |id| {
         let stage = Gpt2Stage::new(Reference, &config, CONTEXT, cuts[id.index()].clone());
+        Ok(stage.expect("stage").with_dropout(rate, seed))
+    }
+}
+
+/// With grouped heads, biases and a window.
+fn llama(
+    run: &Run,
+    timetable: &Timetable,
+) -> impl Fn(StageId) -> Result<LlamaStage<Reference>, Fault> {
+    let window = Some(CONTEXT - 1);
+    let llama = Llama { kv_heads: 1, mlp_hidden: 6, qkv_bias: true, window, ..Llama::usual(4, 2) };
+    let architecture = Architecture::LLAMA;
+    let config = ModelConfig { architecture, llama: Some(llama), ..config(run.tied) };
+    let (rate, seed) = (run.dropout, run.training().seed);
+    let cuts = cut(&config, config.context, timetable.placement.n_stages()).expect("cut");
+    move |id| {
+        let stage = LlamaStage::new(Reference, &config, CONTEXT, cuts[id.index()].clone());
         Ok(stage.expect("stage").with_dropout(rate, seed))
     }
 }

@@ -65,6 +65,7 @@ pub(super) fn small(schedule: &'static str, depth: usize) -> Run {
         context: 32,
         vocab: 256,
         tied: false,
+        llama: None,
     };
     let (shape, recompute) = (Shape::new(depth, 4), Recompute::None);
     Run { schedule, shape, model, recompute, split_backward: false, micro_batch_size: 2, steps: 10 }

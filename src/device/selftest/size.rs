@@ -43,6 +43,7 @@ impl Size {
             context,
             vocab,
             tied: false,
+            llama: None,
         };
         Sizes { model, micro_batch_size, steps, least }
     }

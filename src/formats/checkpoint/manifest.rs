@@ -11,6 +11,7 @@ use toml::{Table, Value};
 
 use super::{Unusable, no_manifest};
 use crate::formats::files::text_regular;
+use crate::settings::llama_of;
 
 /// The file that makes a folder a checkpoint, written last.
 pub const MANIFEST: &str = "manifest.json";
@@ -95,7 +96,7 @@ impl Manifest {
         // Before there was another, or dropout, there were no such settings.
         let architecture = self.settings.get("model").map_or("gpt2", |name| name.trim_matches('"'));
         let dropout = self.settings.get("dropout").map_or(Ok(0.0), |rate| rate.parse())?;
-        let model = ModelConfig {
+        let mut model = ModelConfig {
             architecture: architecture.parse().map_err(anyhow::Error::msg)?,
             layers: size("layers")?,
             hidden: size("hidden")?,
@@ -103,7 +104,9 @@ impl Manifest {
             context: size("context")?,
             vocab: size("vocab")?,
             tied: self.setting("tied")? == "true",
+            llama: None,
         };
+        model.llama = llama_of(&model, |key| self.value(key))?;
         model.validate()?;
         Ok((model, dropout))
     }

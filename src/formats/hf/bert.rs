@@ -10,7 +10,7 @@ use super::format::Format;
 
 /// How Hugging Face writes the model.
 pub(super) const FORMAT: Format =
-    Format { model_type: "bert", parse, to_json, from_hf, to_hf, copies, twin };
+    Format { model_types: &["bert"], parse, to_json, from_hf, to_hf, copies, twin };
 
 /// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
 #[derive(Deserialize)]
@@ -102,6 +102,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
         context: keys.max_position_embeddings,
         vocab: keys.vocab_size,
         tied: keys.tie_word_embeddings,
+        llama: None,
     };
     config.validate()?;
     let (hidden, attention) = (keys.hidden_dropout_prob, keys.attention_probs_dropout_prob);
@@ -191,6 +192,7 @@ mod tests {
             context: 8,
             vocab: 50,
             tied: false,
+            llama: None,
         }
     }
 
@@ -237,7 +239,7 @@ mod tests {
     fn every_name_comes_back() {
         let config = sizes();
         for param in config.params(&Cut { blocks: 0..2, first: true, last: true }) {
-            for (name, _) in parts(&param) {
+            for (name, _) in parts(&config, &param) {
                 assert_eq!(from_hf(&to_hf(&name)), Some(name.clone()));
                 assert_eq!(from_hf(&name), Some(name));
             }
@@ -260,6 +262,6 @@ mod tests {
         let params = sizes().params(&Cut { blocks: 1..2, first: false, last: false });
         let [query, key, value] = ["query", "key", "value"]
             .map(|part| format!("encoder.layer.1.attention.self.{part}.weight"));
-        assert_eq!(parts(&params[0]), [(query, 0..12), (key, 12..24), (value, 24..36)]);
+        assert_eq!(parts(&sizes(), &params[0]), [(query, 0..12), (key, 12..24), (value, 24..36)]);
     }
 }

@@ -51,11 +51,12 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     }
     let Keys { model_type } = serde_json::from_slice(text)?;
     let Some(name) = model_type else { return (FORMATS[0].parse)(text) };
-    match FORMATS.iter().find(|format| format.model_type == name) {
+    match FORMATS.iter().find(|format| format.model_types.contains(&name.as_str())) {
         Some(format) => (format.parse)(text),
         None => {
-            let names = FORMATS.map(|format| format!("{:?}", format.model_type));
-            bail!("`model_type` is {name:?}, but the models here are {}", names.join(" and "))
+            let names = FORMATS.iter().flat_map(|format| format.model_types);
+            let names: Vec<_> = names.map(|name| format!("{name:?}")).collect();
+            bail!("`model_type` is {name:?}, but the models here are {}", names.join(", "))
         }
     }
 }
@@ -71,10 +72,11 @@ mod tests {
 
     #[test]
     fn another_model_is_refused() {
-        let refusal = parse(br#"{"model_type": "llama"}"#).unwrap_err().to_string();
+        let refusal = parse(br#"{"model_type": "mamba"}"#).unwrap_err().to_string();
         assert_eq!(
             refusal,
-            "`model_type` is \"llama\", but the models here are \"gpt2\" and \"bert\""
+            "`model_type` is \"mamba\", but the models here are \"gpt2\", \"bert\", \"llama\", \"qwen2\", \
+             \"mistral\""
         );
         assert!(parse("[".repeat(1 << 19).as_bytes()).is_err());
     }

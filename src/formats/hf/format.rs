@@ -7,8 +7,8 @@ use super::dropout::DropoutRates;
 
 /// `config.json` and the names of tensors of one kind of model.
 pub(super) struct Format {
-    /// The key `model_type` of `config.json`.
-    pub(super) model_type: &'static str,
+    /// The values that the key `model_type` of `config.json` may have, the name of the architecture first.
+    pub(super) model_types: &'static [&'static str],
     /// Reads `config.json`. What the model here does not compute is refused with the key that says so.
     pub(super) parse: fn(&[u8]) -> Result<(ModelConfig, DropoutRates)>,
     /// Writes `config.json`.

@@ -11,7 +11,7 @@ use super::format::Format;
 
 /// How Hugging Face writes the model.
 pub(super) const FORMAT: Format =
-    Format { model_type: "gpt2", parse, to_json, from_hf, to_hf, copies, twin: |_| None };
+    Format { model_types: &["gpt2"], parse, to_json, from_hf, to_hf, copies, twin: |_| None };
 
 /// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
 #[derive(Deserialize)]
@@ -94,6 +94,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
         context: keys.n_positions,
         vocab: keys.vocab_size,
         tied: keys.tie_word_embeddings,
+        llama: None,
     };
     config.validate()?;
     let dropout = DropoutRates {
@@ -174,6 +175,7 @@ mod tests {
             context: 8,
             vocab: 50,
             tied: false,
+            llama: None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! GPT-2 and BERT in the files of Hugging Face: a folder with `config.json` and the weights as safetensors, in one
+//! GPT-2, BERT and Llama in the files of Hugging Face: a folder with `config.json` and the weights as safetensors, in one
 //! file or in shards with their index.
 //!
 //! Reading is strict, since such folders come from anywhere: everything that the architecture decides is
@@ -12,6 +12,7 @@ mod dropout;
 mod files;
 mod format;
 mod gpt2;
+mod llama;
 mod names;
 mod read;
 mod shard;

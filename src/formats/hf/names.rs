@@ -17,15 +17,33 @@ pub(crate) fn twin(config: &ModelConfig) -> Option<(&'static str, &'static str)>
     (format(config.architecture).twin)(config)
 }
 
-/// The rows of a parameter by the names of the tensors that hold them there: BERT's queries, keys and values are
-/// one matrix here and three there.
-pub(crate) fn parts(param: &Param) -> Vec<(String, Range<usize>)> {
-    let names = match param.name.split_once(".self.qkv.") {
-        Some((before, after)) => {
-            ["query", "key", "value"].map(|part| format!("{before}.self.{part}.{after}")).to_vec()
-        }
-        None => vec![param.name.clone()],
+/// The rows of a parameter by the names of the tensors that hold them there: queries, keys and values are one matrix
+/// here and three there, and Llama's gate and up one here and two there.
+pub(crate) fn parts(config: &ModelConfig, param: &Param) -> Vec<(String, Range<usize>)> {
+    let kv_heads = config.llama.map_or(config.heads, |llama| llama.kv_heads);
+    let grouped = [config.heads, kv_heads, kv_heads];
+    let fused: [(&str, &[(&str, usize)]); 3] = [
+        ("self.qkv.", &[("self.query.", 1), ("self.key.", 1), ("self.value.", 1)]),
+        (
+            "self_attn.qkv_proj.",
+            &[
+                ("self_attn.q_proj.", grouped[0]),
+                ("self_attn.k_proj.", grouped[1]),
+                ("self_attn.v_proj.", grouped[2]),
+            ],
+        ),
+        ("mlp.gate_up_proj.", &[("mlp.gate_proj.", 1), ("mlp.up_proj.", 1)]),
+    ];
+    let rows = param.shape.first().copied().unwrap_or_default();
+    let Some((name, parts)) = fused.into_iter().find(|(name, _)| param.name.contains(name)) else {
+        return vec![(param.name.clone(), 0..rows)];
     };
-    let rows = param.shape.first().map_or(0, |rows| rows / names.len());
-    names.into_iter().enumerate().map(|(n, name)| (name, n * rows..(n + 1) * rows)).collect()
+    let share = rows / parts.iter().map(|(_, shares)| shares).sum::<usize>().max(1);
+    let mut start = 0;
+    let part = |(part, shares): &(&str, usize)| {
+        let rows = start..start + shares * share;
+        start = rows.end;
+        (param.name.replace(name, part), rows)
+    };
+    parts.iter().map(part).collect()
 }

@@ -12,7 +12,7 @@ use safetensors::tensor::TensorInfo;
 use super::config::read_config;
 use super::dropout::DropoutRates;
 use super::files::shards;
-use super::names::{parts, twin};
+use super::names::{parts as parts_of, twin};
 use super::shard::Shard;
 use super::table::format;
 
@@ -94,7 +94,7 @@ impl Source {
         let mut missing = Vec::new();
         for param in params {
             let mut found = Vec::new();
-            for (name, _) in parts(&param) {
+            for (name, _) in parts_of(&config, &param) {
                 match places.remove(&name) {
                     Some(place) => found.push(place),
                     None => missing.push(name),
@@ -121,8 +121,10 @@ impl Source {
         );
         for Tensor { param, parts, .. } in &tensors {
             let mut shape = param.shape.clone();
-            shape[0] /= parts.len();
-            for Place { shard, name, tensor } in parts {
+            for (Place { shard, name, tensor }, (_, rows)) in
+                parts.iter().zip(parts_of(&config, param))
+            {
+                shape[0] = rows.len();
                 ensure!(
                     tensor.shape == shape,
                     "{}: {name} has shape {:?}, but config.json makes it {shape:?}",

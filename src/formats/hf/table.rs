@@ -3,10 +3,11 @@
 use chimera_core::model::Architecture;
 
 use super::format::Format;
-use super::{bert, gpt2};
+use super::{bert, gpt2, llama};
 
 /// All formats. A `config.json` without `model_type` is of the first.
-pub(super) const FORMATS: [&Format; Architecture::ALL.len()] = [&gpt2::FORMAT, &bert::FORMAT];
+pub(super) const FORMATS: [&Format; Architecture::ALL.len()] =
+    [&gpt2::FORMAT, &bert::FORMAT, &llama::FORMAT];
 
 /// The format of an architecture, which stands where the architecture does.
 pub(super) fn format(architecture: Architecture) -> &'static Format {
@@ -21,6 +22,6 @@ mod tests {
     #[test]
     fn formats_stand_where_their_architectures_do() {
         let names = Architecture::ALL.map(Architecture::name);
-        assert_eq!(FORMATS.map(|format| format.model_type), names);
+        assert_eq!(FORMATS.map(|format| format.model_types[0]), names);
     }
 }

@@ -5,7 +5,7 @@ use rand::Rng;
 use crate::device::conformance::Outcome;
 use crate::device::conformance::trials::{Trials, rounded, trial};
 use crate::device::reference::{Reference, Tensor};
-use crate::layers::{Attention, Dropout, Layers, Mask};
+use crate::layers::{Attention, Dropout, Layers, Mask, Rotary};
 
 /// `[samples, context, heads, features per head]`
 const ATTENTIONS: [[usize; 4]; 11] = [
@@ -56,8 +56,79 @@ fn cases(
     let short = all.into_iter().filter(move |(.., drop)| drop.is_none() || context < 100);
     short.map(move |(name, mask, dropout)| {
         let label = format!("{heads} heads, {name} context {context}");
-        (label, Attention { heads, context, mask, dropout })
+        (label, Attention { mask, dropout, ..Attention::causal(heads, context) })
     })
+}
+
+/// `[samples, context, query heads, heads of keys, features per head, sliding window]`; no window is longer than its
+/// context, and some begin within a block of any backend.
+const GROUPED: [[usize; 6]; 8] = [
+    [1, 1, 2, 1, 2, 1],
+    [2, 7, 4, 2, 3, 7],
+    [2, 9, 3, 1, 5, 2],
+    [3, 16, 2, 2, 16, 5],
+    [1, 130, 2, 1, 20, 130],
+    [1, 131, 4, 2, 8, 70],
+    [1, 150, 2, 1, 17, 3],
+    [1, 67, 4, 2, 64, 64],
+];
+
+/// Grouped heads, with and without a window, and with weights dropped in the shorter contexts.
+fn grouped(
+    [_, context, heads, kv_heads, _, window]: [usize; 6],
+) -> impl Iterator<Item = (String, Attention<'static>)> {
+    let drop = Some(Dropout::new(0.3, 1, 2, 3, u64::from(u32::MAX) - 20));
+    let all = [(Mask::Causal, None), (Mask::Window(window), None), (Mask::Window(window), drop)];
+    let short = all.into_iter().filter(move |(_, drop)| drop.is_none() || context < 100);
+    short.map(move |(mask, dropout)| {
+        let label = format!("{heads} heads, {kv_heads} of keys, {mask:?}, context {context}");
+        (label, Attention { kv_heads, mask, dropout, ..Attention::causal(heads, context) })
+    })
+}
+
+pub(super) fn grouped_attention<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for extents @ [s, c, h, kv, d, _] in GROUPED {
+        let qkv = trials.normal(&[s * c, (h + 2 * kv) * d]);
+        for (label, by) in grouped(extents) {
+            trial!(trials, label, [qkv], [], |device| {
+                let (out, log_sum) = device.attention(qkv, &by)?;
+                [out, log_sum]
+            });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn grouped_attention_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for extents @ [s, c, h, kv, d, _] in GROUPED {
+        let qkv = trials.normal(&[s * c, (h + 2 * kv) * d]);
+        for (label, by) in grouped(extents) {
+            let (out, log_sum) = Reference.attention(&qkv, &by)?;
+            let [out, log_sum] = [rounded(out), rounded(log_sum)];
+            let dy = trials.normal(&out.shape);
+            trial!(trials, label, [dy, qkv, out, log_sum], [], |device| {
+                [device.attention_dx(dy, qkv, out, log_sum, &by)?]
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Heads in front of others that stay, of even and odd numbers of pairs, with more rows than positions.
+pub(super) fn rotary<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for [rows, context, heads, behind, d] in
+        [[1, 1, 1, 0, 2], [6, 3, 2, 1, 4], [10, 5, 3, 2, 6], [130, 65, 2, 1, 64], [7, 7, 1, 1, 34]]
+    {
+        let x = trials.normal(&[rows, (heads + behind) * d]);
+        let table = trials.draw(&[context, d], |rng| rng.random_range(-1.0..1.0));
+        for backward in [false, true] {
+            let label = format!("{heads} of {} heads, backward {backward}", heads + behind);
+            trial!(trials, label, [x, table], [], |device| {
+                [device.rotary(x, table, Rotary { heads, backward })?]
+            });
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn attention<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {

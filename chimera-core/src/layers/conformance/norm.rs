@@ -68,6 +68,56 @@ pub(super) fn layer_norm_dw<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
+pub(super) fn rms_norm<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for shape in MATRICES {
+        let gain = trials.normal(&shape[1..]);
+        for x in to_normalise(trials, shape) {
+            for epsilon in [1e-6, 1e-2] {
+                trial!(trials, format!("epsilon {epsilon}"), [x, gain], [], |device| {
+                    let (y, stats) = device.rms_norm(x, gain, epsilon)?;
+                    [y, stats]
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn rms_norm_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for shape in MATRICES {
+        let gain = trials.normal(&shape[1..]);
+        for x in to_normalise(trials, shape) {
+            let stats = rounded(Reference.rms_norm(&x, &gain, 1e-5)?.1);
+            let [dy, residual] = [(); 2].map(|()| trials.normal(&shape));
+            trial!(trials, "with residual", [dy, x, stats, gain, residual], [], |device| [
+                device.rms_norm_dx(dy, x, stats, gain, Some(residual))?
+            ]);
+            // One feature leaves nothing but rounding to compare.
+            if shape[1] > 1 {
+                trial!(trials, "", [dy, x, stats, gain], [], |device| {
+                    [device.rms_norm_dx(dy, x, stats, gain, None)?]
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn rms_norm_dw<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for shape in MATRICES {
+        let d_gain = trials.normal(&shape[1..]);
+        for x in to_normalise(trials, shape) {
+            let stats = rounded(Reference.rms_norm(&x, &d_gain, 1e-5)?.1);
+            let dy = trials.normal(&shape);
+            trial!(trials, "", [dy, x, stats], [d_gain], |device| {
+                device.rms_norm_dw(dy, x, stats, d_gain)?;
+                []
+            });
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn cross_entropy<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for shape @ [rows, vocab] in [[1, 2], [5, 7], [17, 33], [130, 257], [3, 1031]] {
         for largest in [3.0, 1e4] {

@@ -16,7 +16,8 @@ fn to_activate<D: Layers>(trials: &mut Trials<'_, D>) -> Vec<Tensor> {
     all
 }
 
-const ACTIVATIONS: [Activation; 3] = [Activation::GeluTanh, Activation::Gelu, Activation::Tanh];
+const ACTIVATIONS: [Activation; 4] =
+    [Activation::GeluTanh, Activation::Gelu, Activation::Tanh, Activation::Silu];
 
 pub(super) fn activation<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for f in ACTIVATIONS {
@@ -33,6 +34,38 @@ pub(super) fn activation_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
             let dy = trials.normal(&x.shape);
             trial!(trials, format!("{f:?}"), [dy, x], [], |device| {
                 let (dx, y) = device.activation_dx(dy, x, f)?;
+                [dx, y]
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Rows of gate and up: odd numbers, more than any tile, and gates whose exponential overflows.
+fn to_gate<D: Layers>(trials: &mut Trials<'_, D>) -> Vec<Tensor> {
+    let shapes = [[3, 10], [5, 66], [70, 514]];
+    let near = |shape: [usize; 2]| trials.draw(&shape, |rng| rng.random_range(-5.0..5.0));
+    let mut all: Vec<Tensor> = shapes.into_iter().map(near).collect();
+    all.push(Tensor::new(&[1, 2], vec![1.5, -2.0]));
+    all.push(Tensor::new(&[2, 4], vec![-1e3, 1e3, 2.0, -3.0, 20.0, -100.0, 0.5, 4.0]));
+    all
+}
+
+pub(super) fn gated<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for f in ACTIVATIONS {
+        for x in to_gate(trials) {
+            trial!(trials, format!("{f:?}"), [x], [], |device| [device.gated(x, f)?]);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn gated_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for f in ACTIVATIONS {
+        for x in to_gate(trials) {
+            let dy = trials.normal(&[x.n_rows(), x.width() / 2]);
+            trial!(trials, format!("{f:?}"), [dy, x], [], |device| {
+                let (dx, y) = device.gated_dx(dy, x, f)?;
                 [dx, y]
             });
         }

@@ -11,12 +11,14 @@ pub(super) fn value(f: Activation, x: f64) -> f64 {
         Activation::GeluTanh => 0.5 * x * (1.0 + inner(x).tanh()),
         Activation::Gelu => x * normal_cdf(x),
         Activation::Tanh => x.tanh(),
+        Activation::Silu => x * sigmoid(x),
     }
 }
 
 /// - with `u` of `inner`: `(1 + tanh u)/2 + x/2 (1 - tanh² u) u'`
 /// - `Φ(x) + x φ(x)`, the normal distribution and its density
 /// - `1 - tanh² x`
+/// - `σ(x) + x σ(x) (1 - σ(x))`, with `1 - σ(x) = σ(-x)`
 pub(super) fn slope(f: Activation, x: f64) -> f64 {
     match f {
         Activation::GeluTanh => {
@@ -26,12 +28,18 @@ pub(super) fn slope(f: Activation, x: f64) -> f64 {
         }
         Activation::Gelu => normal_cdf(x) + x * (-0.5 * x * x).exp() / (2.0 * PI).sqrt(),
         Activation::Tanh => 1.0 - x.tanh().powi(2),
+        Activation::Silu => sigmoid(x) * (1.0 + x * sigmoid(-x)),
     }
 }
 
 /// `u = √(2/π) (x + 0.044715 x³)`
 fn inner(x: f64) -> f64 {
     (2.0 / PI).sqrt() * (x + GELU_CUBIC * x.powi(3))
+}
+
+/// `σ(x) = 1/(1 + exp(-x))`
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 /// `Φ(x) = (1 + erf(x/√2))/2`, as `erfc`, which keeps its digits where `erf` is near -1

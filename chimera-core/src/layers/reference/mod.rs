@@ -3,7 +3,7 @@
 mod activation;
 mod attention;
 
-use super::{Activation, Attention, Dropout, Layers, Layout};
+use super::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 use crate::device::Result;
 use crate::device::reference::{Reference, Tensor, add, dot, log_sum_exp};
 
@@ -184,6 +184,108 @@ impl Layers for Reference {
             *dx *= dy;
         }
         Ok((dx, self.activation(x, f)?))
+    }
+
+    fn has_llama_layers(&self) -> bool {
+        true
+    }
+
+    /// `y = x scale gain`, with `scale = 1 / √(mean(x²) + epsilon)` over each row
+    fn rms_norm(&self, x: &Tensor, gain: &Tensor, epsilon: f64) -> Result<(Tensor, Tensor)> {
+        let mut y = Tensor::zeros(&x.shape);
+        let mut stats = Tensor::zeros(&[x.n_rows(), 1]);
+        for r in 0..x.n_rows() {
+            let mean = dot(x.row(r), x.row(r)) / x.width() as f64;
+            let scale = 1.0 / (mean + epsilon).sqrt();
+            for i in 0..x.width() {
+                y.row_mut(r)[i] = x.row(r)[i] * scale * gain.data[i];
+            }
+            stats.data[r] = scale;
+        }
+        Ok((y, stats))
+    }
+
+    /// With `x̂ = x scale` and `d = dy gain`, each row's `dx = scale (d - x̂ mean(d x̂)) + residual`
+    fn rms_norm_dx(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        stats: &Tensor,
+        gain: &Tensor,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let mut dx = Tensor::zeros(&x.shape);
+        for r in 0..x.n_rows() {
+            let scale = stats.data[r];
+            let normed: Vec<f64> = x.row(r).iter().map(|x| x * scale).collect();
+            let d: Vec<f64> = (0..x.width()).map(|i| dy.row(r)[i] * gain.data[i]).collect();
+            let mean = dot(&d, &normed) / x.width() as f64;
+            for i in 0..x.width() {
+                let residual = residual.map_or(0.0, |residual| residual.row(r)[i]);
+                dx.row_mut(r)[i] = scale * (d[i] - normed[i] * mean) + residual;
+            }
+        }
+        Ok(dx)
+    }
+
+    /// `d_gain += Σᵣ dy[r] x̂[r]`
+    fn rms_norm_dw(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        stats: &Tensor,
+        d_gain: &mut Tensor,
+    ) -> Result<()> {
+        for r in 0..x.n_rows() {
+            for i in 0..x.width() {
+                d_gain.data[i] += dy.row(r)[i] * x.row(r)[i] * stats.data[r];
+            }
+        }
+        Ok(())
+    }
+
+    /// `y[r, i] = f(x[r, i]) x[r, n + i]`
+    fn gated(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
+        let mut y = Tensor::zeros(&[x.n_rows(), x.width() / 2]);
+        for r in 0..x.n_rows() {
+            let (gate, up) = x.row(r).split_at(x.width() / 2);
+            for (y, (gate, up)) in y.row_mut(r).iter_mut().zip(gate.iter().zip(up)) {
+                *y = activation::value(f, *gate) * up;
+            }
+        }
+        Ok(y)
+    }
+
+    /// `dx[r, i] = dy[r, i] f'(x[r, i]) x[r, n + i]` and `dx[r, n + i] = dy[r, i] f(x[r, i])`
+    fn gated_dx(&self, dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
+        let mut dx = Tensor::zeros(&x.shape);
+        let n = dy.width();
+        for r in 0..x.n_rows() {
+            for i in 0..n {
+                let (gate, up, dy) = (x.row(r)[i], x.row(r)[n + i], dy.row(r)[i]);
+                dx.row_mut(r)[i] = dy * activation::slope(f, gate) * up;
+                dx.row_mut(r)[n + i] = dy * activation::value(f, gate);
+            }
+        }
+        Ok((dx, self.gated(x, f)?))
+    }
+
+    /// `y[i] = cos[i] x[i] - sin[i] x[i + d/2]` and `y[i + d/2] = cos[i] x[i + d/2] + sin[i] x[i]`, for each head
+    fn rotary(&self, x: &Tensor, table: &Tensor, by: Rotary) -> Result<Tensor> {
+        let mut y = x.clone();
+        let half = table.width() / 2;
+        let sign = if by.backward { -1.0 } else { 1.0 };
+        for r in 0..x.n_rows() {
+            let (cos, sin) = table.row(r % table.n_rows()).split_at(half);
+            for head in y.row_mut(r).chunks_exact_mut(2 * half).take(by.heads) {
+                for i in 0..half {
+                    let (a, b, sin) = (head[i], head[half + i], sign * sin[i]);
+                    head[i] = cos[i] * a - sin * b;
+                    head[half + i] = cos[i] * b + sin * a;
+                }
+            }
+        }
+        Ok(y)
     }
 
     /// `y[i] = x[i] / (1 - rate) + residual[i]` where element `i` is kept, else `y[i] = residual[i]`

@@ -109,12 +109,12 @@ pub(super) fn forward<D: Layers>(
 
     let qkv = device.linear(&x, qkv, Layout::OutIn, Some(qkv_bias), None)?;
     let (mixed, log_sum) = pass.attention(block, &qkv)?;
-    let sum_1 = pass.linear(drop_out, &mixed, out, Layout::OutIn, out_bias, &x)?;
+    let sum_1 = pass.linear(drop_out, &mixed, out, Layout::OutIn, Some(out_bias), &x)?;
     let (mid, stats_1) = device.layer_norm(&sum_1, norm_1, norm_1_bias, EPSILON)?;
 
     let fc = device.linear(&mid, fc, Layout::OutIn, Some(fc_bias), None)?;
     let gelu = device.activation(&fc, Activation::Gelu)?;
-    let sum_2 = pass.linear(drop_mlp, &gelu, proj, Layout::OutIn, proj_bias, &mid)?;
+    let sum_2 = pass.linear(drop_mlp, &gelu, proj, Layout::OutIn, Some(proj_bias), &mid)?;
     let (y, stats_2) = device.layer_norm(&sum_2, norm_2, norm_2_bias, EPSILON)?;
 
     let selected = Selected { x, qkv, mixed, log_sum, sum_1, sum_2 };
@@ -195,9 +195,9 @@ pub(super) fn backward_weight<D: Layers>(
     ] = into;
     let at = Layout::OutIn;
     deferred.norm_2.add(device, norm_2, norm_2_bias)?;
-    deferred.proj.add(device, at, proj, proj_bias)?;
-    deferred.fc.add(device, at, fc, fc_bias)?;
+    deferred.proj.add(device, at, proj, Some(proj_bias))?;
+    deferred.fc.add(device, at, fc, Some(fc_bias))?;
     deferred.norm_1.add(device, norm_1, norm_1_bias)?;
-    deferred.out.add(device, at, out, out_bias)?;
-    deferred.qkv.add(device, at, qkv, qkv_bias)
+    deferred.out.add(device, at, out, Some(out_bias))?;
+    deferred.qkv.add(device, at, qkv, Some(qkv_bias))
 }

@@ -202,9 +202,9 @@ pub(super) fn backward_weight<D: Layers>(
 ) -> Result<Linear<D::Tensor>> {
     let [pooler, pooler_bias, next, next_bias, transform, transform_bias, gain, bias, _] = into;
     let at = Layout::OutIn;
-    deferred.pooler.add(device, at, pooler, pooler_bias)?;
-    deferred.next.add(device, at, next, next_bias)?;
-    deferred.transform.add(device, at, transform, transform_bias)?;
+    deferred.pooler.add(device, at, pooler, Some(pooler_bias))?;
+    deferred.next.add(device, at, next, Some(next_bias))?;
+    deferred.transform.add(device, at, transform, Some(transform_bias))?;
     deferred.norm.add(device, gain, bias)?;
     Ok(deferred.decoder)
 }

@@ -89,7 +89,7 @@ impl<D: Layers> BertStage<D> {
 
     fn pass<'p>(&'p self, lengths: &'p [u32], micro: &Micro<'_>) -> Pass<'p, D> {
         let (mask, context) = (Mask::Lengths(lengths), self.form.sequence);
-        let attention = Attention { heads: self.heads, context, mask, dropout: None };
+        let attention = Attention { mask, ..Attention::causal(self.heads, context) };
         Pass::new(&self.device, attention, self.dropout, micro)
     }
 
@@ -323,7 +323,7 @@ impl<D: Layers> Stage for BertStage<D> {
             let linear = head::backward_weight(device, deferred, tensors)?;
             let places = [self.decoder, end + head::TENSORS - 1];
             let [decoder, bias] = into.get_disjoint_mut(places).expect("two tensors");
-            linear.add(device, Layout::OutIn, decoder, bias)?;
+            linear.add(device, Layout::OutIn, decoder, Some(bias))?;
         }
         let blocks = into[self.blocks()].as_chunks_mut().0;
         for (into, deferred) in blocks.iter_mut().rev().zip(deferred.blocks) {

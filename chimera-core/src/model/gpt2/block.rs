@@ -108,7 +108,7 @@ pub(super) fn forward<D: Layers>(
     ] = w;
     let (device, [drop_attn, drop_mlp]) = (pass.device, projections(block));
     let linear = |x, w, bias| device.linear(x, w, Layout::InOut, Some(bias), None);
-    let add = |drop, x, w, bias, to| pass.linear(drop, x, w, Layout::InOut, bias, to);
+    let add = |drop, x, w, bias, to| pass.linear(drop, x, w, Layout::InOut, Some(bias), to);
 
     let (norm_1, stats_1) = device.layer_norm(&x, ln_1, ln_1_bias, EPSILON)?;
     let qkv = linear(&norm_1, attn, attn_bias)?;
@@ -194,10 +194,10 @@ pub(super) fn backward_weight<D: Layers>(
         mlp_proj_bias,
     ] = into;
     let at = Layout::InOut;
-    deferred.mlp_proj.add(device, at, mlp_proj, mlp_proj_bias)?;
-    deferred.fc.add(device, at, fc, fc_bias)?;
+    deferred.mlp_proj.add(device, at, mlp_proj, Some(mlp_proj_bias))?;
+    deferred.fc.add(device, at, fc, Some(fc_bias))?;
     deferred.ln_2.add(device, ln_2, ln_2_bias)?;
-    deferred.attn_proj.add(device, at, attn_proj, attn_proj_bias)?;
-    deferred.attn.add(device, at, attn, attn_bias)?;
+    deferred.attn_proj.add(device, at, attn_proj, Some(attn_proj_bias))?;
+    deferred.attn.add(device, at, attn, Some(attn_bias))?;
     deferred.ln_1.add(device, ln_1, ln_1_bias)
 }

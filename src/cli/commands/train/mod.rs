@@ -35,7 +35,7 @@ use crate::run::{Folder, Place, Run, Trained};
 use crate::settings::args::explained;
 use crate::settings::{Config, Layers, Transport};
 
-/// Trains a GPT-2 or a BERT through a pipeline
+/// Trains a GPT-2, a Llama or a BERT through a pipeline
 #[derive(Args)]
 pub(crate) struct Train {
     #[command(flatten)]

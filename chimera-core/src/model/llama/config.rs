@@ -1,0 +1,88 @@
+//! What Llama-style models choose beside the sizes that all models have.
+
+use super::super::config::ModelConfig;
+use super::super::error::ModelError;
+use super::rope::RopeScaling;
+use crate::layers::Activation;
+
+/// What a Llama-style model chooses beside the sizes that all models have. Mistral is one with a sliding window, Qwen2
+/// one with biases of queries, keys and values.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Llama {
+    /// Heads of keys and values; divides `heads`.
+    pub kv_heads: usize,
+    /// Features within the MLP.
+    pub mlp_hidden: usize,
+    /// Function of the MLP's gate.
+    pub activation: Activation,
+    /// What the norms add to the mean square.
+    pub norm_epsilon: f64,
+    /// Whether queries, keys and values have biases.
+    pub qkv_bias: bool,
+    /// How many tokens back a token sees, itself included; `None` for all.
+    pub window: Option<usize>,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// How the rotary frequencies are scaled for longer samples.
+    pub rope_scaling: RopeScaling,
+}
+
+/// What a configuration without such choices counts as. No stage is made of it.
+const NONE: Llama = Llama {
+    kv_heads: 0,
+    mlp_hidden: 0,
+    activation: Activation::Silu,
+    norm_epsilon: 0.0,
+    qkv_bias: false,
+    window: None,
+    rope_theta: 0.0,
+    rope_scaling: RopeScaling::None,
+};
+
+impl Llama {
+    /// The choices of the first Llama (Touvron et al., 2023), with RoPE's usual base: as many heads of keys as of
+    /// queries, and an MLP of `8/3 hidden` features, rounded up to a multiple of 32.
+    pub fn usual(hidden: usize, heads: usize) -> Llama {
+        Llama {
+            kv_heads: heads,
+            mlp_hidden: hidden.saturating_mul(8).div_ceil(3).next_multiple_of(32),
+            norm_epsilon: 1e-5,
+            rope_theta: 10_000.0,
+            ..NONE
+        }
+    }
+
+    /// The choices of `config`.
+    pub(in crate::model) fn of(config: &ModelConfig) -> &Llama {
+        config.llama.as_ref().unwrap_or(&NONE)
+    }
+
+    /// Checks that such a model can be made, of so many heads of so many features in all.
+    pub(in crate::model) fn validate(&self, config: &ModelConfig) -> Result<(), ModelError> {
+        let ModelConfig { heads, hidden, .. } = *config;
+        for (what, value, most) in [
+            ("kv-heads", self.kv_heads, 1 << 20),
+            ("mlp-hidden", self.mlp_hidden, 1 << 22),
+            ("sliding-window", self.window.unwrap_or(1), 1 << 24),
+        ] {
+            if value == 0 {
+                return Err(ModelError::Zero { what });
+            }
+            if value > most {
+                return Err(ModelError::TooLarge { what, value, most });
+            }
+        }
+        if !heads.is_multiple_of(self.kv_heads) {
+            return Err(ModelError::KvHeads { heads, kv_heads: self.kv_heads });
+        }
+        if !(hidden / heads).is_multiple_of(2) {
+            return Err(ModelError::OddHeads { hidden, heads });
+        }
+        for (what, value) in [("norm-eps", self.norm_epsilon), ("rope-theta", self.rope_theta)] {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(ModelError::NotPositive { what, value });
+            }
+        }
+        self.rope_scaling.validate()
+    }
+}

@@ -1,0 +1,78 @@
+//! The tensors of a Llama, and its work.
+
+use super::super::config::{Cut, DEVIATION, ModelConfig, param};
+use super::Llama;
+use crate::stage::{Init, Param};
+
+/// Features of the queries, keys and values of one token.
+fn qkv(config: &ModelConfig) -> usize {
+    let dim = config.hidden / config.heads.max(1);
+    config.hidden + 2 * Llama::of(config).kv_heads * dim
+}
+
+/// Number of parameters; a tied table counts once.
+pub(super) fn n_params(config: &ModelConfig) -> u64 {
+    let llama = Llama::of(config);
+    let [layers, hidden, vocab, mlp, qkv] =
+        [config.layers, config.hidden, config.vocab, llama.mlp_hidden, qkv(config)]
+            .map(|n| n as u64);
+    let tables = if config.tied { 1 } else { 2 };
+    let bias = if llama.qkv_bias { qkv } else { 0 };
+    let block = hidden * (qkv + hidden + 3 * mlp + 2) + bias;
+    layers * block + tables * vocab * hidden + hidden
+}
+
+/// Multiplications for one token in the products of a block, and in the product into its MLP alone.
+pub(super) fn block_products(config: &ModelConfig) -> [f64; 2] {
+    let mlp = Llama::of(config).mlp_hidden as f64;
+    let (hidden, qkv) = (config.hidden as f64, qkv(config) as f64);
+    [hidden * (qkv + hidden + 3.0 * mlp), 2.0 * hidden * mlp]
+}
+
+/// The tensors of a stage, in the order in which it holds them, named as in Hugging Face's Llama, but that queries, keys
+/// and values are one matrix, and gate and up are.
+///
+/// Initial values: normal 0.02, and `0.02 / √(2 layers)` for the projections that end on the residual path. Weight decay
+/// on matrices alone.
+pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
+    let (hidden, normal) = (config.hidden, || Init::Normal(DEVIATION));
+    let shared = config.shares_table(cut);
+    let table = param("embed_tokens.weight".into(), &[config.vocab, hidden], normal());
+    let tokens = Param { tied: shared, ..table };
+    let mut params = Vec::new();
+    if cut.first {
+        params.push(tokens.clone());
+    }
+    for block in cut.blocks.clone() {
+        params.extend(block_params(config, block));
+    }
+    if cut.last {
+        params.push(param("norm.weight".into(), &[hidden], Init::Ones));
+        if !config.tied {
+            params.push(param("lm_head.weight".into(), &[config.vocab, hidden], normal()));
+        } else if shared {
+            params.push(tokens);
+        }
+    }
+    params
+}
+
+fn block_params(config: &ModelConfig, block: usize) -> Vec<Param> {
+    let Llama { mlp_hidden: mlp, qkv_bias, .. } = *Llama::of(config);
+    let (h, qkv) = (config.hidden, qkv(config));
+    let normal = || Init::Normal(DEVIATION);
+    let residual = || Init::Normal(DEVIATION / (2.0 * config.layers as f64).sqrt());
+    let tensor = |name, shape: &[usize], init| param(format!("layers.{block}.{name}"), shape, init);
+    let mut params = vec![
+        tensor("input_layernorm.weight", &[h], Init::Ones),
+        tensor("self_attn.qkv_proj.weight", &[qkv, h], normal()),
+        tensor("self_attn.o_proj.weight", &[h, h], residual()),
+        tensor("post_attention_layernorm.weight", &[h], Init::Ones),
+        tensor("mlp.gate_up_proj.weight", &[2 * mlp, h], normal()),
+        tensor("mlp.down_proj.weight", &[h, mlp], residual()),
+    ];
+    if qkv_bias {
+        params.push(tensor("self_attn.qkv_proj.bias", &[qkv], Init::Zeros));
+    }
+    params
+}

@@ -1,0 +1,119 @@
+//! Llama, Qwen2 and Mistral of Hugging Face. The models of `fixtures/llama` come from `cargo xtask transformers --write`.
+
+use std::path::{Path, PathBuf};
+
+use chimera::candle::Candle;
+use chimera::core::layers::Activation;
+use chimera::core::model::{Architecture, Llama, ModelConfig};
+use chimera::formats::hf::read;
+use chimera::formats::save::save;
+use chimera::run::evaluate::Model;
+
+use super::{Expected, expected_in};
+use crate::command::{chimera, folder};
+
+/// Every kind of folder: f32 with a tied head, f16 without shared keys, bf16 in shards; Qwen2 without a window and with
+/// one; Mistral; and each scaling of frequencies.
+const KINDS: [&str; 9] =
+    ["tied", "f16", "bf16-sharded", "qwen2", "qwen2-window", "mistral", "linear", "yarn", "llama3"];
+
+fn fixture(kind: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama").join(kind)
+}
+
+fn config(kind: &str) -> ModelConfig {
+    let theta = if ["qwen2", "linear", "yarn", "llama3"].contains(&kind) { 100.0 } else { 1e4 };
+    let scaling = match kind {
+        "linear" => "linear:factor=2",
+        "yarn" => "yarn:factor=4,original=6,fast=2",
+        "llama3" => "llama3:factor=8,original=12,low=1,high=4",
+        _ => "none",
+    };
+    let llama = Llama {
+        kv_heads: if kind == "f16" { 4 } else { 2 },
+        mlp_hidden: 12,
+        activation: match kind {
+            "bf16-sharded" => Activation::GeluTanh,
+            _ => Activation::Silu,
+        },
+        norm_epsilon: 1e-6,
+        qkv_bias: kind.starts_with("qwen2"),
+        window: [("qwen2-window", 5), ("mistral", 3)]
+            .into_iter()
+            .find(|w| w.0 == kind)
+            .map(|w| w.1),
+        rope_theta: theta,
+        rope_scaling: scaling.parse().expect("a scaling"),
+    };
+    ModelConfig {
+        architecture: Architecture::LLAMA,
+        layers: 2,
+        hidden: 8,
+        heads: 4,
+        context: 16,
+        vocab: 20,
+        tied: ["tied", "qwen2"].contains(&kind),
+        llama: Some(llama),
+    }
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for kind in KINDS {
+        let Expected { ids, logits } = expected_in(&fixture(kind));
+        let llama = read(&fixture(kind)).expect(kind);
+        assert_eq!(llama.config, config(kind));
+        let model = Model::new(Candle::cpu(), &llama.config, &llama.weights).expect("a model");
+        let ours = model.logits(&ids, ids.len()).expect("logits");
+        assert_eq!(ours.len(), ids.len() * 20);
+        let differences = ours.iter().zip(&logits).map(|(a, b)| (a - b).abs());
+        let largest = differences.fold(0.0, f32::max);
+        assert!(largest < 1e-4, "{kind}: logits differ by {largest:e}");
+        assert!(logits.iter().any(|logit| logit.abs() > 1.0), "{kind}: all logits are small");
+    }
+}
+
+#[test]
+fn a_round_trip_gives_the_same_bytes() {
+    let folder = folder();
+    for kind in KINDS {
+        let llama = read(&fixture(kind)).expect(kind);
+        let at = folder.path().join(kind);
+        let path = save(&at, &llama.config, &llama.dropout, &llama.weights).expect("saved");
+        assert_eq!(read(&at).expect("what was saved"), llama, "{kind}");
+        if kind == "tied" {
+            let bytes = |path: &Path| std::fs::read(path).expect("a file");
+            let theirs = bytes(&fixture(kind).join("model.safetensors"));
+            assert!(bytes(&path) == theirs, "transformers writes other bytes");
+        }
+    }
+}
+
+/// Training begins with a model of Hugging Face, and what it saves goes on and continues a text.
+#[test]
+fn a_model_is_trained_on_and_continued() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (data, run, again) = (at("ids.u32.bin"), at("run"), at("again"));
+    let ids: Vec<u8> = (0..4000u32).flat_map(|i| (i * i % 20).to_le_bytes()).collect();
+    std::fs::write(&data, ids).expect("a file");
+    let train = |init: &str, out: &str| {
+        let options = "--schedule 1f1b --depth 2 --steps 2 --threads 1 --save-every 1";
+        let ran = chimera(&format!("train --init {init} --data {data} --out {out} {options}"));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    };
+    for kind in ["qwen2-window", "mistral", "llama3"] {
+        let [run, again] = [&run, &again].map(|out| format!("{out}-{kind}"));
+        train(&fixture(kind).display().to_string(), &run);
+        train(&format!("{run}/model"), &again);
+        let generated = |model: &str| {
+            let ran = chimera(&format!(
+                "generate --model {model} --prompt 3,1,4 --tokenizer ids --tokens 20 --temperature 0 --json"
+            ));
+            assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+            ran.stdout
+        };
+        let checkpoint = format!("{again}/checkpoints/step-00000002");
+        assert_eq!(generated(&checkpoint), generated(&format!("{again}/model")));
+    }
+}
