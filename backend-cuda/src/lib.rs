@@ -263,6 +263,16 @@ impl Layers for Candle {
         self.named("attention_dx", dx)
     }
 
+    fn attention_after(
+        &self,
+        qkv: &Tensor,
+        cache: &mut Tensor,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        self.named("attention_after", cpu::attention::after(qkv, cache, past, by))
+    }
+
     fn cross_entropy(
         &self,
         logits: Tensor,

@@ -5,7 +5,7 @@ mod sampling;
 
 use anyhow::{Result, anyhow, ensure};
 use chimera_core::layers::Layers;
-use chimera_core::model::{Cut, DropoutRate, ModelConfig, Objective, stage};
+use chimera_core::model::{Cut, DropoutRate, KvCache, ModelConfig, Objective, decoder, stage};
 use chimera_core::stage::{AnyStage, Micro, Output, Param};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -62,11 +62,11 @@ impl<K: Layers> Model<K> {
     ) -> Result<Model<K>> {
         must_foresee(config)?;
         // Whether the device has the layers.
-        stage(kernels.clone(), config, 1, DropoutRate::default(), body(config))?;
+        stage(kernels.clone(), config, 1, DropoutRate::default(), Cut::body(config))?;
         let part = |cut: &Cut, shared: &[(Param, K::Tensor)]| {
             upload(&kernels, config.params(cut), tensors, shared)
         };
-        let body = part(&body(config), &[])?;
+        let body = part(&Cut::body(config), &[])?;
         let head = part(&head(config), &body)?;
         let tensors = |part: Vec<(Param, K::Tensor)>| part.into_iter().map(|(_, t)| t).collect();
         let (body, head) = (tensors(body), tensors(head));
@@ -142,11 +142,13 @@ impl<K: Layers> Model<K> {
     /// # Errors
     /// If `input` is longer than the context, or has an id that the model does not know.
     pub fn logits(&self, input: &[u32], n_rows: usize) -> Result<Vec<f32>> {
-        let vocab = self.config.vocab;
-        if let Some(id) = input.iter().find(|id| **id as usize >= vocab) {
-            return Err(anyhow!("token id {id}, but the model's vocabulary has {vocab} ids"));
-        }
+        self.must_know(input)?;
         let (head, x) = self.last_rows(input, n_rows.min(input.len()))?;
+        self.logits_of(&head, x)
+    }
+
+    /// What the head makes of rows of the body.
+    fn logits_of(&self, head: &AnyStage<K::Tensor>, x: K::Tensor) -> Result<Vec<f32>> {
         let micro =
             Micro { step: 0, sample: 0, input: &[], target: &[], loss_scale: 1.0, training: false };
         match head.forward(&self.head, &micro, Some(x))?.0 {
@@ -155,11 +157,20 @@ impl<K: Layers> Model<K> {
         }
     }
 
+    fn must_know(&self, ids: &[u32]) -> Result<()> {
+        let vocab = self.config.vocab;
+        match ids.iter().find(|id| **id as usize >= vocab) {
+            Some(id) => Err(anyhow!("token id {id}, but the model's vocabulary has {vocab} ids")),
+            None => Ok(()),
+        }
+    }
+
     /// Continues `prompt` by `count` tokens, the same for the same seed. `drawn` hears of each at once; its error
     /// ends the text.
     ///
-    /// Each token is a forward pass over the last tokens, at most a window of them: nothing is kept from one to the
-    /// next.
+    /// Each token follows from those before it, at most a window of them. As long as all are within the window, queries,
+    /// keys and values are kept from one token to the next; beyond it places change with every token, and each takes a
+    /// forward pass over the window.
     pub fn sample(
         &self,
         prompt: &[u32],
@@ -172,9 +183,18 @@ impl<K: Layers> Model<K> {
         let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
         let context = self.config.context;
         let window = how.window.unwrap_or(context).clamp(1, context);
+        self.must_know(prompt)?;
+        let (decoder, mut cache) =
+            (decoder(self.kernels.clone(), &self.config, window)?, KvCache::new());
         for _ in 0..count {
-            let input = &ids[ids.len().saturating_sub(window)..];
-            let logits = self.logits(input, 1)?;
+            let logits = match &decoder {
+                Some(decoder) if ids.len() <= window => {
+                    let x = decoder.follow(&self.body, &ids[cache.len()..], &mut cache)?;
+                    let last = self.kernels.shape(&x)[0] - 1;
+                    self.logits_of(&self.head(1)?, self.kernels.rows(&x, last, 1)?)?
+                }
+                _ => self.logits(&ids[ids.len().saturating_sub(window)..], 1)?,
+            };
             let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
             let id = draw(&logits, how, uniform);
             ids.push(id);
@@ -183,14 +203,20 @@ impl<K: Layers> Model<K> {
         Ok(ids)
     }
 
+    /// The head for so many rows.
+    fn head(&self, n_rows: usize) -> Result<AnyStage<K::Tensor>> {
+        let (k, config) = (self.kernels.clone(), &self.config);
+        Ok(stage(k, config, n_rows, DropoutRate::default(), head(config))?)
+    }
+
     /// The last rows of what the body makes of one sample, and the head for so many.
     fn last_rows(&self, input: &[u32], n_rows: usize) -> Result<(AnyStage<K::Tensor>, K::Tensor)> {
         let (k, config) = (&self.kernels, &self.config);
-        let stage = |sequence, cut| stage(k.clone(), config, sequence, DropoutRate::default(), cut);
         let micro =
             Micro { step: 0, sample: 0, input, target: &[], loss_scale: 1.0, training: false };
-        let body = stage(input.len(), body(config))?;
-        let head = stage(n_rows, head(config))?;
+        let body =
+            stage(k.clone(), config, input.len(), DropoutRate::default(), Cut::body(config))?;
+        let head = self.head(n_rows)?;
         match body.forward(&self.body, &micro, None)?.0 {
             Output::Activation(x) if n_rows == input.len() => Ok((head, x)),
             Output::Activation(x) => Ok((head, k.rows(&x, input.len() - n_rows, n_rows)?)),
@@ -217,10 +243,6 @@ fn upload<K: Layers>(
         Ok((param, tensor))
     });
     each.collect()
-}
-
-fn body(config: &ModelConfig) -> Cut {
-    Cut { blocks: 0..config.layers, first: true, last: false }
 }
 
 fn head(config: &ModelConfig) -> Cut {

@@ -7,7 +7,7 @@ use chimera::core::layers::Activation;
 use chimera::core::model::{Architecture, Llama, ModelConfig};
 use chimera::formats::hf::read;
 use chimera::formats::save::save;
-use chimera::run::evaluate::Model;
+use chimera::run::evaluate::{Model, Sampling};
 
 use super::{Expected, expected_in};
 use crate::command::{chimera, folder};
@@ -85,6 +85,29 @@ fn a_round_trip_gives_the_same_bytes() {
             let bytes = |path: &Path| std::fs::read(path).expect("a file");
             let theirs = bytes(&fixture(kind).join("model.safetensors"));
             assert!(bytes(&path) == theirs, "transformers writes other bytes");
+        }
+    }
+}
+
+/// Keys and values that are kept from token to token change none of them, within the window and beyond.
+#[test]
+fn tokens_are_those_of_a_pass_over_all_before() {
+    let gpt2 = super::fixture("tied");
+    for folder in KINDS.map(fixture).into_iter().chain([gpt2]) {
+        let read = read(&folder).expect("a fixture");
+        let model = Model::new(Candle::cpu(), &read.config, &read.weights).expect("a model");
+        for window in [16, 7] {
+            let how = Sampling { temperature: 0.0, window: Some(window), ..Sampling::default() };
+            let mut expected = vec![3, 1, 4];
+            for _ in 0..20 {
+                let seen = &expected[expected.len().saturating_sub(window)..];
+                let logits = model.logits(seen, 1).expect("logits");
+                let ids = 0..logits.len();
+                let likeliest = ids.max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
+                expected.push(likeliest.expect("some ids") as u32);
+            }
+            let ids = model.sample(&[3, 1, 4], 20, &how, |_| Ok(())).expect("a text");
+            assert_eq!(ids, expected, "{} in a window of {window}", folder.display());
         }
     }
 }

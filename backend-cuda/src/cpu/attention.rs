@@ -11,7 +11,7 @@ use chimera_core::layers::{Attention, Dropout, Mask};
 
 use super::math::{LANES, exp, exp_sum, max, sum};
 use super::matmul::{Matrix, Parallelism, matmul};
-use super::memory::{Output, Place, values};
+use super::memory::{Output, Place, update, values};
 use super::{Piece, run_all};
 
 /// Queries of one block. Fewer skip more of the scores that a causal mask hides, more make better
@@ -63,6 +63,81 @@ pub(crate) fn backward(
     }));
     // SAFETY: the groups of heads of all samples wrote all elements.
     unsafe { d_qkv.written((rows, width)) }
+}
+
+/// Rows that follow the first `past` of `cache`, which gets them too.
+pub(crate) fn after(
+    qkv: &Tensor,
+    cache: &Tensor,
+    past: usize,
+    by: &Attention<'_>,
+) -> Result<(Tensor, Tensor)> {
+    let (rows, width) = qkv.dims2()?;
+    let new = values(qkv)?;
+    update(cache, |cache| {
+        cache[past * width..][..rows * width].copy_from_slice(&new);
+        Ok(())
+    })?;
+    if past == 0 {
+        return forward(qkv, &Attention { context: rows, ..*by });
+    }
+    let hidden = by.hidden(width);
+    let all = values(cache)?;
+    let mut out = Output::new(rows * hidden);
+    let mut log_sum = Output::new(rows * by.heads);
+    let places = (out.place(), log_sum.place());
+    run_all((0..rows * by.heads).map(|part| After {
+        head: Head::new(part % by.heads, width, by),
+        row: part / by.heads,
+        past,
+        all: &all,
+        out: places.0,
+        log_sum: places.1,
+    }));
+    // SAFETY: the heads of all rows wrote all elements of both.
+    unsafe { Ok((out.written((rows, hidden))?, log_sum.written((rows, by.heads))?)) }
+}
+
+/// One head of one row behind others: products of a row with a matrix, which is read once and so is not gathered.
+struct After<'a> {
+    head: Head<'a>,
+    row: usize,
+    past: usize,
+    all: &'a [f32],
+    out: Place,
+    log_sum: Place,
+}
+
+impl Piece for After<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let Head { dim, by, .. } = self.head;
+        let at = self.past + self.row;
+        let keys = self.head.keys(at);
+        let part = |part, row| &self.all[self.head.qkv(part, row)..][..dim];
+        let query = part(0, at);
+        let mut scratch = scratch(keys.len() + dim);
+        let (weights, out) = scratch[..keys.len() + dim].split_at_mut(keys.len());
+        for (weight, key) in weights.iter_mut().zip(keys.clone()) {
+            *weight = sum([query, part(1, key)], |[q, k]| q * k);
+        }
+        let (total, log_sum) = softmax(weights, 0..keys.len(), self.head.scale());
+        out.fill(0.0);
+        for (weight, key) in weights.iter().zip(keys) {
+            let weight = weight / total;
+            out.iter_mut().zip(part(2, key)).for_each(|(out, v)| *out = v.mul_add(weight, *out));
+        }
+        let [mixed, log] = [
+            self.out.at(self.row * self.head.hidden + self.head.head * dim),
+            self.log_sum.at(self.row * by.heads + self.head.head),
+        ];
+        // SAFETY: inside of the results, and nobody else writes this head's elements of the row.
+        unsafe {
+            mixed.copy_from_nonoverlapping(out.as_ptr(), dim);
+            log.write(log_sum);
+        }
+        SCRATCH.set(scratch);
+    }
 }
 
 /// One head of one sample: where its elements lie.

@@ -55,7 +55,7 @@ fn are_foreseen(element: Element, cases: &[Case]) -> Result<(), RunError> {
                 context,
                 vocab,
                 tied: false,
-                llama: None,
+                llama: Option::None,
             };
             let shape = Shape::new(depth, 2 * depth as u32);
             let micro_batch_size = 2;

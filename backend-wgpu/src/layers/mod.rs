@@ -87,7 +87,7 @@ pub(crate) fn sources(tuning: &Tuning) -> Vec<(&'static crate::shader::Source, C
     let of_rows = [&CROSS_ENTROPY, &LAYER_NORM];
     let of_elements = of_elements.map(|source| (source, tuning.element_constants()));
     let of_rows = of_rows.map(|source| (source, tuning.row_constants()));
-    let functions = [Activation::GeluTanh, Activation::Gelu, Activation::Tanh];
+    let functions = [Activation::GeluTanh, Activation::Gelu, Activation::Tanh, Activation::Silu];
     let functions = functions.map(|f| (&ACTIVATION, tuning.activation_constants(f)));
     let dims = [1, 3, 4, 6, 16, 64, 80, 128, 256];
     let attention = [&ATTENTION_FORWARD, &ATTENTION_BACKWARD]

@@ -235,6 +235,24 @@ pub trait Layers: Device {
         by: &Attention<'_>,
     ) -> Result<Self::Tensor>;
 
+    /// [`attention`](Layers::attention) of rows that follow the first `past` rows of their sample, the only one:
+    /// `cache: [by.context, …]` holds queries, keys and values of these, and then those of `qkv` too. Nothing is dropped,
+    /// and nothing hidden but what comes later or lies before the window. This default keeps all rows in the place of
+    /// `cache`, and computes what earlier rows see too.
+    fn attention_after(
+        &self,
+        qkv: &Self::Tensor,
+        cache: &mut Self::Tensor,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        let n = self.shape(qkv)[0];
+        *cache = self.join(&[&self.rows(cache, 0, past)?, qkv])?;
+        let by = Attention { context: past + n, ..*by };
+        let (out, log_sum) = self.attention(cache, &by)?;
+        Ok((self.rows(&out, past, n)?, self.rows(&log_sum, past, n)?))
+    }
+
     /// Softmax cross-entropy of `logits: [rows, vocab]` against `targets` (one class per row), forward
     /// and backward in one pass. Returns the sum over rows of the loss in nats times `scale`, shape
     /// `[1]`, and its gradient `scale * (softmax - one_hot)`, which may take the memory of `logits`.

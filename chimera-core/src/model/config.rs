@@ -108,6 +108,11 @@ impl Cut {
     pub fn whole(config: &ModelConfig) -> Cut {
         Cut { blocks: 0..config.layers, first: true, last: true }
     }
+
+    /// All of a model but its head.
+    pub fn body(config: &ModelConfig) -> Cut {
+        Cut { blocks: 0..config.layers, first: true, last: false }
+    }
 }
 
 /// What the layers of a model are: one of the table of models.

@@ -1,6 +1,9 @@
 //! What a block needs beside its weights and its input.
 
+use std::cell::RefCell;
+
 use super::config::DropoutRate;
+use super::decoder::KvCache;
 use crate::device::Result;
 use crate::layers::{Attention, Dropout, Layers, Layout};
 use crate::stage::Micro;
@@ -18,7 +21,7 @@ pub(super) fn projections(block: usize) -> [u64; 2] {
 const ATTENTION: u64 = 1 << 32;
 
 /// One micro-batch on its way through the layers of a stage, forward or backward.
-pub(super) struct Pass<'p, D> {
+pub(super) struct Pass<'p, D: Layers> {
     /// The device.
     pub(super) device: &'p D,
     /// How rows attend to each other, without dropout.
@@ -26,6 +29,8 @@ pub(super) struct Pass<'p, D> {
     /// The dropout of layer 0 from the micro-batch's first row on, per feature of a row; `None` if nothing
     /// is dropped.
     dropout: Option<(DropoutRate, u64, u64)>,
+    /// What came before the rows, if they are not the first of their sample.
+    cache: Option<RefCell<&'p mut KvCache<D::Tensor>>>,
 }
 
 impl<'p, D: Layers> Pass<'p, D> {
@@ -38,7 +43,16 @@ impl<'p, D: Layers> Pass<'p, D> {
         let first_row = micro.sample * attention.context as u64;
         let drops = micro.training && rate.rate > 0.0;
         let dropout = drops.then_some((rate, micro.step, first_row));
-        Pass { device, attention, dropout }
+        Pass { device, attention, dropout, cache: None }
+    }
+
+    /// Of rows that follow those that `cache` has seen, of one sample; only forward.
+    pub(super) fn following(
+        device: &'p D,
+        attention: Attention<'p>,
+        cache: &'p mut KvCache<D::Tensor>,
+    ) -> Self {
+        Pass { device, attention, dropout: None, cache: Some(RefCell::new(cache)) }
     }
 
     /// `dropout(x w + bias) + residual`, with the dropout of `layer`.
@@ -75,7 +89,16 @@ impl<'p, D: Layers> Pass<'p, D> {
         block: usize,
         qkv: &D::Tensor,
     ) -> Result<(D::Tensor, D::Tensor)> {
-        self.device.attention(qkv, &self.attention_of(block))
+        let Some(cache) = &self.cache else {
+            return self.device.attention(qkv, &self.attention_of(block));
+        };
+        let mut cache = cache.borrow_mut();
+        let past = cache.len();
+        if cache.blocks.len() == block {
+            let width = self.device.shape(qkv)[1];
+            cache.blocks.push(self.device.zeros(&[self.attention.context, width])?);
+        }
+        self.device.attention_after(qkv, &mut cache.blocks[block], past, &self.attention)
     }
 
     /// The gradient of its `qkv`.

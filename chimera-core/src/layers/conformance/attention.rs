@@ -2,6 +2,7 @@
 
 use rand::Rng;
 
+use crate::device::Device;
 use crate::device::conformance::Outcome;
 use crate::device::conformance::trials::{Trials, rounded, trial};
 use crate::device::reference::{Reference, Tensor};
@@ -110,6 +111,28 @@ pub(super) fn grouped_attention_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Out
                 [device.attention_dx(dy, qkv, out, log_sum, &by)?]
             });
         }
+    }
+    Ok(())
+}
+
+/// A text in three steps: its first rows, one, and some.
+pub(super) fn attention_after<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for [first, last, heads, kv_heads, d, window] in
+        [[1, 1, 1, 1, 2, 3], [5, 3, 4, 2, 3, 100], [70, 2, 2, 1, 20, 67], [33, 1, 3, 3, 64, 100]]
+    {
+        let n = first + 1 + last;
+        let width = (heads + 2 * kv_heads) * d;
+        let qkv = trials.normal(&[n, width]);
+        let mask = if window < n { Mask::Window(window) } else { Mask::Causal };
+        let by = Attention { kv_heads, mask, ..Attention::causal(heads, n + 1) };
+        trial!(trials, format!("{by:?}"), [qkv], [], |device| {
+            let mut cache = device.zeros(&[n + 1, width])?;
+            let mut step = |past, n| {
+                device.attention_after(&device.rows(qkv, past, n)?, &mut cache, past, &by)
+            };
+            let (start, one, rest) = (step(0, first)?, step(first, 1)?, step(first + 1, last)?);
+            [start.0, start.1, one.0, one.1, rest.0, rest.1]
+        });
     }
     Ok(())
 }

@@ -36,7 +36,7 @@ pub fn run_rounded<D: Layers>(device: &D, tolerance: f64, round: fn(f32) -> f32)
 }
 
 /// Cases of functions that [a device may lack](Layers::has_llama_layers).
-const LLAMA: [&str; 8] = [
+const LLAMA: [&str; 9] = [
     "rms_norm",
     "rms_norm_dx",
     "rms_norm_dw",
@@ -45,11 +45,12 @@ const LLAMA: [&str; 8] = [
     "rotary",
     "grouped_attention",
     "grouped_attention_dx",
+    "attention_after",
 ];
 
 /// One case per function of [`Layers`], in its order, and the head of a model, where several work together.
 pub fn cases<D: Layers>() -> Vec<Case<D>> {
-    let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 23] = [
+    let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 24] = [
         ("embedding", dense::embedding),
         ("embedding_dw", dense::embedding_dw),
         ("linear", dense::linear),
@@ -71,6 +72,7 @@ pub fn cases<D: Layers>() -> Vec<Case<D>> {
         ("attention_dx", attention::attention_dx),
         ("grouped_attention", attention::grouped_attention),
         ("grouped_attention_dx", attention::grouped_attention_dx),
+        ("attention_after", attention::attention_after),
         ("cross_entropy", norm::cross_entropy),
         ("head", norm::head),
     ];

@@ -6,6 +6,7 @@ mod tensors;
 use std::ops::Range;
 
 use super::config::{self, Cut, DropoutRate, ModelConfig, Objective};
+use super::decoder::{Decoder, KvCache};
 use super::error::ModelError;
 use super::kept::{Kept, Tensors};
 use super::operands::{Linear, Norm};
@@ -179,6 +180,34 @@ pub(super) fn stage<D: Layers>(
     cut: Cut,
 ) -> std::result::Result<Gpt2Stage<D>, ModelError> {
     Ok(Gpt2Stage { dropout, ..Gpt2Stage::new(device, config, sequence, cut)? })
+}
+
+impl<D: Layers> Decoder<D::Tensor> for Gpt2Stage<D> {
+    fn follow(
+        &self,
+        w: &[D::Tensor],
+        ids: &[u32],
+        cache: &mut KvCache<D::Tensor>,
+    ) -> Result<D::Tensor> {
+        let positions = self.device.rows(&w[1], cache.len(), ids.len())?;
+        let mut x = self.device.embedding(ids, ids.len(), &w[0], &positions)?;
+        let attention = Attention::causal(self.heads, self.sequence);
+        let pass = Pass::following(&self.device, attention, cache);
+        let weights = w[self.blocks()].as_chunks().0;
+        for (block, w) in self.cut.blocks.clone().zip(weights) {
+            x = block::forward(&pass, block, w, x)?.0;
+        }
+        cache.advance(ids.len());
+        Ok(x)
+    }
+}
+
+pub(super) fn decoder<D: Layers>(
+    device: D,
+    config: &ModelConfig,
+    context: usize,
+) -> std::result::Result<Option<Box<dyn Decoder<D::Tensor>>>, ModelError> {
+    Ok(Some(Box::new(Gpt2Stage::new(device, config, context, Cut::body(config))?)))
 }
 
 impl<D: Layers> Stage for Gpt2Stage<D> {

@@ -13,6 +13,7 @@ pub use config::Llama;
 pub use rope::RopeScaling;
 
 use super::config::{Cut, DropoutRate, Family as _, ModelConfig, Objective};
+use super::decoder::{Decoder, KvCache};
 use super::error::ModelError;
 use super::kept::{Kept, Tensors};
 use super::operands::{Linear, Norm};
@@ -222,6 +223,39 @@ pub(super) fn stage<D: Layers>(
     cut: Cut,
 ) -> std::result::Result<LlamaStage<D>, ModelError> {
     Ok(LlamaStage { dropout, ..LlamaStage::new(device, config, sequence, cut)? })
+}
+
+impl<D: Layers> Decoder<D::Tensor> for LlamaStage<D> {
+    fn follow(
+        &self,
+        w: &[D::Tensor],
+        ids: &[u32],
+        cache: &mut KvCache<D::Tensor>,
+    ) -> Result<D::Tensor> {
+        let device = &self.device;
+        let rotary = device.rows(&self.form.rotary, cache.len(), ids.len())?;
+        let form = block::Form { rotary, ..self.form.clone() };
+        let mut x = device.embedding(ids, 1, &w[0], &device.zeros(&[1, self.hidden])?)?;
+        let pass = Pass::following(device, self.attention, cache);
+        for (block, w) in self.cut.blocks.clone().zip(self.weights(w)) {
+            x = block::forward(&pass, &form, block, w, x)?.0;
+        }
+        cache.advance(ids.len());
+        Ok(x)
+    }
+}
+
+/// None where the frequencies follow from the length of the text, which changes all that came before.
+pub(super) fn decoder<D: Layers>(
+    device: D,
+    config: &ModelConfig,
+    context: usize,
+) -> std::result::Result<Option<Box<dyn Decoder<D::Tensor>>>, ModelError> {
+    let scaling = Llama::of(config).rope_scaling;
+    if matches!(scaling, RopeScaling::Dynamic { original, .. } if context as f64 > original) {
+        return Ok(None);
+    }
+    Ok(Some(Box::new(LlamaStage::new(device, config, context, Cut::body(config))?)))
 }
 
 impl<D: Layers> Stage for LlamaStage<D> {
