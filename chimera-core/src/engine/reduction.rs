@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::layout::{Layout, Piece, cut};
+use super::layout::{BucketLayout, Piece, cut};
 use crate::analyze::Need;
 use crate::collective::{Part, Round, rounds, segments};
 use crate::comm::{Comm, CommError, Payload, Tag};
@@ -55,7 +55,7 @@ pub(super) struct Reduction<T> {
     members: Vec<Rank>,
     /// This rank among the members.
     me: usize,
-    layout: Arc<Layout>,
+    layout: Arc<BucketLayout>,
     rounds: Vec<Round>,
     /// The round under way, and how many of its messages have come.
     at: usize,
@@ -74,7 +74,7 @@ impl<T: Clone + Send> Reduction<T> {
         step: u64,
         bucket: BucketId,
         members: Vec<Rank>,
-        layout: Arc<Layout>,
+        layout: Arc<BucketLayout>,
         parts: Vec<T>,
     ) -> Result<Reduction<T>, CommError>
     where
@@ -303,7 +303,7 @@ mod tests {
     }
 
     /// The sums of all members, whose messages take some time.
-    fn reduced(n: u32, layout: Layout) -> Vec<Vec<Option<Tensor>>> {
+    fn reduced(n: u32, layout: BucketLayout) -> Vec<Vec<Option<Tensor>>> {
         let layout = Arc::new(layout);
         let delay = |tag: Tag| Duration::from_millis(format!("{tag:?}").len() as u64 * 7 % 20);
         let member = |comm| {
@@ -362,12 +362,12 @@ mod tests {
     fn sums_have_the_bits_of_one_order_or_tree() {
         for n in [1, 2, 3, 4, 5, 8, 9, 13, 16, 33] {
             let expected = expected(n);
-            for sums in reduced(n, Layout::shared(shapes(), n as usize)) {
+            for sums in reduced(n, BucketLayout::shared(shapes(), n as usize)) {
                 let sums: Vec<_> = sums.into_iter().flatten().collect();
                 assert!(sums == expected, "{n} members");
             }
             let owners = [0, 1, 2, 3, 4].map(|tensor| (tensor * 5 + 1) % n as usize);
-            let kept = reduced(n, Layout::owned(shapes(), &owners, n as usize));
+            let kept = reduced(n, BucketLayout::owned(shapes(), &owners, n as usize));
             for (tensor, expected) in expected.iter().enumerate().filter(|(t, _)| *t < 4) {
                 let mut sums = kept.iter().filter_map(|sums| sums[tensor].as_ref());
                 assert!(sums.next() == Some(expected) && sums.next().is_none(), "{n} members");

@@ -19,7 +19,7 @@ use crate::comm::{Comm, Endpoint, Position, all_gather};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
-use crate::interp::{Progress, Row, Stop};
+use crate::interp::{Advance, Row, Stop};
 use crate::program::{Instr, Program};
 use crate::stage::{Param, Stage};
 
@@ -148,9 +148,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             }
             state.report(Position::At { step: first, instr: at as u32 });
             match row.advance(instrs, program.rules(), state) {
-                Ok(Progress::Ended) => return Ok(true),
+                Ok(Advance::Ended) => return Ok(true),
                 // A wait ends before its time only if the step is discarded.
-                Ok(Progress::Ran | Progress::Blocked) => {}
+                Ok(Advance::Ran | Advance::Blocked) => {}
                 Err(Stop::Machine(fault)) => return Err(fault),
                 Err(Stop::Missing(token) | Stop::Twice(token)) => {
                     panic!("a proven program went wrong at {token} on {me}")
