@@ -14,18 +14,20 @@ use crate::ids::BucketId;
 pub(super) struct Reductions<T> {
     /// By bucket of an update: how its gradients lie in the buffer that is reduced.
     buffers: Vec<Arc<BucketLayout>>,
+    /// Whether gradients go between replicas in bf16.
+    is_bf16: bool,
     /// With the time of each start.
     under_way: Vec<(BucketId, Reduction<T>, Moment)>,
 }
 
 impl<T: Clone + Send> Reductions<T> {
-    pub(super) fn new(buffers: Vec<Arc<BucketLayout>>) -> Self {
-        Reductions { buffers, under_way: Vec::new() }
+    pub(super) fn new(buffers: Vec<Arc<BucketLayout>>, is_bf16: bool) -> Self {
+        Reductions { buffers, is_bf16, under_way: Vec::new() }
     }
 
-    /// How a bucket's gradients lie in the buffer that is reduced.
-    pub(super) fn buffer(&self, bucket: BucketId) -> Arc<BucketLayout> {
-        Arc::clone(of_bucket(&self.buffers, bucket))
+    /// How a bucket's gradients lie in the buffer that is reduced, and whether they are sent in bf16.
+    pub(super) fn buffer(&self, bucket: BucketId) -> (Arc<BucketLayout>, bool) {
+        (Arc::clone(of_bucket(&self.buffers, bucket)), self.is_bf16)
     }
 
     /// Takes on a reduction that was started.
