@@ -7,21 +7,21 @@ use chimera_core::notation::by_name;
 
 /// The function of the gate of a llama's MLP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Gate(pub Activation);
+pub struct MlpGate(pub Activation);
 
-impl Gate {
+impl MlpGate {
     /// All functions, by name.
-    pub const ALL: [(&str, Gate); 3] = [
-        ("silu", Gate(Activation::Silu)),
-        ("gelu", Gate(Activation::Gelu)),
-        ("gelu-tanh", Gate(Activation::GeluTanh)),
+    pub const ALL: [(&str, MlpGate); 3] = [
+        ("silu", MlpGate(Activation::Silu)),
+        ("gelu", MlpGate(Activation::Gelu)),
+        ("gelu-tanh", MlpGate(Activation::GeluTanh)),
     ];
 }
 
-impl FromStr for Gate {
+impl FromStr for MlpGate {
     type Err = String;
 
-    fn from_str(name: &str) -> Result<Gate, String> {
-        by_name("activation", name, &Gate::ALL)
+    fn from_str(name: &str) -> Result<MlpGate, String> {
+        by_name("activation", name, &MlpGate::ALL)
     }
 }

@@ -4,7 +4,7 @@ use chimera_core::model::{Architecture, Llama, ModelConfig};
 use toml::Value;
 
 use super::origin::{Entries, text};
-use super::{Config, Gate, Origin, SettingsError};
+use super::{Config, MlpGate, Origin, SettingsError};
 
 /// Keys of the options that a llama alone has.
 const KEYS: [&str; 8] = [
@@ -21,7 +21,7 @@ const KEYS: [&str; 8] = [
 /// What a llama chooses, by key.
 pub(super) fn choices(llama: &Llama) -> [(&'static str, Value); 8] {
     let whole = |n: usize| Value::Integer(n as i64);
-    let gate = Gate::ALL.iter().find(|(_, gate)| gate.0 == llama.activation);
+    let gate = MlpGate::ALL.iter().find(|(_, gate)| gate.0 == llama.activation);
     let gate = gate.map_or("silu", |(name, _)| *name);
     let values = [
         whole(llama.kv_heads),
@@ -97,7 +97,7 @@ pub fn llama_of(
     Ok(Some(Llama {
         kv_heads: whole("kv-heads")?,
         mlp_hidden: whole("mlp-hidden")?,
-        activation: word("activation")?.parse::<Gate>().map_err(anyhow::Error::msg)?.0,
+        activation: word("activation")?.parse::<MlpGate>().map_err(anyhow::Error::msg)?.0,
         norm_epsilon: number("norm-eps")?,
         qkv_bias: setting("qkv-bias")?.try_into()?,
         window: Some(whole("sliding-window")?).filter(|window| *window > 0),

@@ -32,7 +32,7 @@ use std::path::PathBuf;
 use toml::Value;
 
 pub use config::MODEL;
-pub use gate::Gate;
+pub use gate::MlpGate;
 pub use llama::llama_of;
 pub use option::{Drawn, Opt, Resume};
 pub use options::{Config, OPTIONS};

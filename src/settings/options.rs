@@ -16,7 +16,7 @@ use super::option::Drawn::{Job, Memory, Passes, Shape};
 use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
-use super::{Gate, Opt, Origin, Scaling, StepRange, Transport};
+use super::{MlpGate, Opt, Origin, Scaling, StepRange, Transport};
 use crate::device::{Device, Precision};
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
@@ -174,7 +174,7 @@ options! {
         "mlp-hidden" mlp_hidden: Option<usize> = [value("SIZE").also("intermediate size")
             .whole(1, 1 << 22).follows("from the preset, or 8/3 `hidden`").fixed()];
         /// Function of the gate of a llama's MLP: silu, gelu or gelu-tanh
-        "activation" activation: Option<Gate> = [follows("from the preset, or silu").fixed()];
+        "activation" activation: Option<MlpGate> = [follows("from the preset, or silu").fixed()];
         /// Whether queries, keys and values of a llama have biases, as in Qwen2
         "qkv-bias" qkv_bias: Option<bool> =
             [value("BOOL").follows("from the preset, or false").fixed()];
@@ -245,6 +245,9 @@ options! {
         /// weights to the others
         "shard-optimizer" shard_optimizer: bool =
             [value("BOOL").also("ZeRO stage 1").is("false").free().see("#sharing-the-optimizer-out")];
+        /// Number format in which gradients go between replicas: f32, or bf16 for half the traffic; they are added in f32
+        "reduce-precision" reduce_precision: Precision =
+            [value("FORMAT").is("f32").free().see("#gradients-in-bf16")];
         /// Reduce gradients by MPI's own all-reduce, which rounds differently from threads
         "mpi-allreduce" mpi_allreduce: bool = [value("BOOL").is("false").free().see("distributed.md#sums-by-mpi")];
         /// Steps between comparisons of the weights of all replicas; 0 for none

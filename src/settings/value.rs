@@ -13,7 +13,7 @@ use chimera_core::search::Where;
 use toml::Value;
 
 use super::schedules::{Named, names};
-use super::{Gate, Scaling, Transport};
+use super::{MlpGate, Scaling, Transport};
 use crate::device::Precision;
 
 /// Which values an option may have.
@@ -211,7 +211,7 @@ macro_rules! words {
     )+};
 }
 
-words!(Gate, LrSchedule, NonFinite, Optimizer, Precision, Recompute, Scaling, Sync);
+words!(MlpGate, LrSchedule, NonFinite, Optimizer, Precision, Recompute, Scaling, Sync);
 words!(Transport, Where);
 
 /// Some steps, at least one, written `A..B`.

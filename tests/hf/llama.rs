@@ -7,7 +7,7 @@ use chimera::core::layers::Activation;
 use chimera::core::model::{Architecture, Llama, ModelConfig};
 use chimera::formats::hf::read;
 use chimera::formats::save::save;
-use chimera::run::evaluate::{Model, Sampling};
+use chimera::run::evaluate::{CausalLm, Sampling};
 
 use super::{Expected, expected_in};
 use crate::command::{chimera, folder};
@@ -63,7 +63,7 @@ fn logits_are_those_of_transformers() {
         let Expected { ids, logits } = expected_in(&fixture(kind));
         let llama = read(&fixture(kind)).expect(kind);
         assert_eq!(llama.config, config(kind));
-        let model = Model::new(Candle::cpu(), &llama.config, &llama.weights).expect("a model");
+        let model = CausalLm::new(Candle::cpu(), &llama.config, &llama.weights).expect("a model");
         let ours = model.logits(&ids, ids.len()).expect("logits");
         assert_eq!(ours.len(), ids.len() * 20);
         let differences = ours.iter().zip(&logits).map(|(a, b)| (a - b).abs());
@@ -95,7 +95,7 @@ fn tokens_are_those_of_a_pass_over_all_before() {
     let gpt2 = super::fixture("tied");
     for folder in KINDS.map(fixture).into_iter().chain([gpt2]) {
         let read = read(&folder).expect("a fixture");
-        let model = Model::new(Candle::cpu(), &read.config, &read.weights).expect("a model");
+        let model = CausalLm::new(Candle::cpu(), &read.config, &read.weights).expect("a model");
         for window in [16, 7] {
             let how = Sampling { temperature: 0.0, window: Some(window), ..Sampling::default() };
             let mut expected = vec![3, 1, 4];

@@ -8,10 +8,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::dropout::DropoutRates;
-use super::format::Format;
+use super::format::HfFormat;
 
 /// How Hugging Face writes the model.
-pub(super) const FORMAT: Format = Format {
+pub(super) const FORMAT: HfFormat = HfFormat {
     model_types: &["llama", "qwen2", "mistral"],
     parse,
     to_json,

@@ -11,7 +11,7 @@ pub(super) const TENSORS: usize = 6;
 
 /// What the blocks of a stage have in common.
 #[derive(Clone, Debug)]
-pub(super) struct Form<T> {
+pub(super) struct BlockForm<T> {
     /// Heads of queries and keys, which are turned.
     pub(super) turned: usize,
     pub(super) epsilon: f64,
@@ -104,7 +104,7 @@ fn weights<T>(w: &[T]) -> (&[T; TENSORS], Option<&T>) {
 /// From `x: [rows, hidden]` to the output of block `block`, of the same shape.
 pub(super) fn forward<D: Layers>(
     pass: &Pass<'_, D>,
-    form: &Form<D::Tensor>,
+    form: &BlockForm<D::Tensor>,
     block: usize,
     w: &[D::Tensor],
     x: D::Tensor,
@@ -132,7 +132,7 @@ pub(super) fn forward<D: Layers>(
 /// What the forward pass saved, to the bit.
 pub(super) fn restore<D: Layers>(
     device: &D,
-    form: &Form<D::Tensor>,
+    form: &BlockForm<D::Tensor>,
     w: &[D::Tensor],
     selected: Selected<D::Tensor>,
 ) -> Result<Saved<D::Tensor>> {
@@ -146,7 +146,7 @@ pub(super) fn restore<D: Layers>(
 /// From the gradient of the output to that of the input.
 pub(super) fn backward_input<D: Layers>(
     pass: &Pass<'_, D>,
-    form: &Form<D::Tensor>,
+    form: &BlockForm<D::Tensor>,
     block: usize,
     w: &[D::Tensor],
     saved: Saved<D::Tensor>,
@@ -198,7 +198,7 @@ pub(super) fn backward_weight<D: Layers>(
     deferred.norm_1.add_rms(device, norm_1)
 }
 
-impl<T> Form<T> {
+impl<T> BlockForm<T> {
     fn rotary(&self, backward: bool) -> Rotary {
         Rotary { heads: self.turned, backward }
     }

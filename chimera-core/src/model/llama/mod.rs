@@ -30,7 +30,7 @@ pub struct LlamaStage<D: Layers> {
     device: D,
     cut: Cut,
     attention: Attention<'static>,
-    form: block::Form<D::Tensor>,
+    form: block::BlockForm<D::Tensor>,
     hidden: usize,
     dropout: DropoutRate,
     params: Vec<Param>,
@@ -44,7 +44,7 @@ pub struct LlamaStage<D: Layers> {
 #[derive(Debug)]
 pub struct LlamaSaved<T> {
     blocks: Vec<block::Saved<T>>,
-    head: Option<SavedHead<T>>,
+    head: Option<LlamaSavedHead<T>>,
 }
 
 /// The half of [`LlamaSaved`] that the rest can be made from without attention.
@@ -66,7 +66,7 @@ pub struct LlamaDeferred<T> {
 }
 
 #[derive(Debug)]
-struct SavedHead<T> {
+struct LlamaSavedHead<T> {
     x: T,
     stats: T,
     normed: T,
@@ -93,7 +93,7 @@ impl<D: Layers> LlamaStage<D> {
         let dim = hidden / heads;
         let scaling = &llama.rope_scaling;
         let frequencies = rope::frequencies(llama.rope_theta, scaling, dim, sequence);
-        let form = block::Form {
+        let form = block::BlockForm {
             turned: heads + llama.kv_heads,
             epsilon: llama.norm_epsilon,
             activation: llama.activation,
@@ -131,10 +131,10 @@ impl<D: Layers> LlamaStage<D> {
     }
 
     /// The input of the head with its norm.
-    fn norm_head(&self, w: &[D::Tensor], x: D::Tensor) -> Result<SavedHead<D::Tensor>> {
+    fn norm_head(&self, w: &[D::Tensor], x: D::Tensor) -> Result<LlamaSavedHead<D::Tensor>> {
         let gain = &w[self.blocks().end];
         let (normed, stats) = self.device.rms_norm(&x, gain, self.form.epsilon)?;
-        Ok(SavedHead { x, stats, normed })
+        Ok(LlamaSavedHead { x, stats, normed })
     }
 
     /// From the stage's input through its blocks: the last one's output, and the saved activations.
@@ -234,7 +234,7 @@ impl<D: Layers> Decoder<D::Tensor> for LlamaStage<D> {
     ) -> Result<D::Tensor> {
         let device = &self.device;
         let rotary = device.rows(&self.form.rotary, cache.len(), ids.len())?;
-        let form = block::Form { rotary, ..self.form.clone() };
+        let form = block::BlockForm { rotary, ..self.form.clone() };
         let mut x = device.embedding(ids, 1, &w[0], &device.zeros(&[1, self.hidden])?)?;
         let pass = Pass::following(device, self.attention, cache);
         for (block, w) in self.cut.blocks.clone().zip(self.weights(w)) {
@@ -343,7 +343,7 @@ impl<D: Layers> Stage for LlamaStage<D> {
         let saved = saved.whole();
         let (device, pass) = (&self.device, self.pass(micro));
         let mut head = None;
-        if let Some(SavedHead { x, stats, normed }) = saved.head {
+        if let Some(LlamaSavedHead { x, stats, normed }) = saved.head {
             let d_normed = device.linear_dx(&dy, &w[self.head], Layout::OutIn)?;
             let gain = &w[self.blocks().end];
             let dx = device.rms_norm_dx(&d_normed, &x, &stats, gain, None)?;
@@ -419,9 +419,11 @@ impl<T> Tensors for LlamaSaved<T> {
 
     fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<LlamaSaved<U>> {
         let head = match &self.head {
-            Some(head) => {
-                Some(SavedHead { x: f(&head.x)?, stats: f(&head.stats)?, normed: f(&head.normed)? })
-            }
+            Some(head) => Some(LlamaSavedHead {
+                x: f(&head.x)?,
+                stats: f(&head.stats)?,
+                normed: f(&head.normed)?,
+            }),
             None => None,
         };
         let blocks = self.blocks.iter().map(|block| block.map(&mut f));
