@@ -165,8 +165,8 @@ impl<K: Layers> CausalLm<K> {
         }
     }
 
-    /// Continues `prompt` by `count` tokens, the same for the same seed. `drawn` hears of each at once; its error
-    /// ends the text.
+    /// Continues `prompt` by at most `count` tokens, the same for the same seed. `drawn` hears of each at once, and says whether
+    /// the text goes on.
     ///
     /// Each token follows from those before it, at most a window of them. As long as all are within the window, queries,
     /// keys and values are kept from one token to the next; beyond it places change with every token, and each takes a
@@ -176,7 +176,7 @@ impl<K: Layers> CausalLm<K> {
         prompt: &[u32],
         count: usize,
         how: &Sampling,
-        mut drawn: impl FnMut(u32) -> Result<()>,
+        mut drawn: impl FnMut(u32) -> Result<bool>,
     ) -> Result<Vec<u32>> {
         ensure!(!prompt.is_empty(), "the prompt is empty: give at least one token");
         let mut ids = prompt.to_vec();
@@ -198,7 +198,9 @@ impl<K: Layers> CausalLm<K> {
             let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
             let id = draw(&logits, how, uniform);
             ids.push(id);
-            drawn(id)?;
+            if !drawn(id)? {
+                break;
+            }
         }
         Ok(ids)
     }

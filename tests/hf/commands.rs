@@ -43,6 +43,25 @@ fn the_likeliest_tokens_are_those_of_the_logits() {
 }
 
 #[test]
+fn a_text_ends_before_a_stop_string() {
+    let tied = fixture("tied");
+    let generate =
+        format!("generate --model {} --prompt 3 --tokens 12 --temperature 0", tied.display());
+    let whole = json(&format!("{generate} --json"));
+    let words: Vec<&str> = whole["text"].as_str().expect("a text").split(' ').collect();
+    let stop = words[5];
+    // Whichever comes first.
+    let n_before = words[1..].iter().take_while(|word| !word.contains(stop)).count();
+    let stopped = json(&format!("{generate} --json --stop nothing --stop {stop}"));
+    let before = stopped["text"].as_str().expect("a text").trim_end();
+    assert!(words[..=n_before + 1].join(" ").starts_with(before), "{before}");
+    assert!(before.starts_with(&words[..=n_before].join(" ")), "{before}");
+    assert_eq!(stopped["ids"].as_array().map(Vec::len), Some(n_before + 1));
+    assert_eq!(chimera(&format!("{generate} --stop {stop}")).stdout, format!("{before}\n"));
+    assert!(refusal(&format!("{generate} --stop \"\"")).contains("it must not be empty"));
+}
+
+#[test]
 fn draws_follow_the_seed() {
     let generate = format!("generate --model {} --prompt 1 --tokens 40", fixture("tied").display());
     let draw = |options: &str| {

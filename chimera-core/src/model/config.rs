@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use super::choices::{Llama, NONE};
 use super::error::ModelError;
-use super::llama::Llama;
 use crate::stage::{Init, Param};
 
 /// A model: its layers and their sizes.
@@ -51,12 +51,17 @@ impl ModelConfig {
             return Err(ModelError::Heads { hidden: self.hidden, heads: self.heads });
         }
         match self.architecture == Architecture::LLAMA {
-            true => Llama::of(self).validate(self),
+            true => self.choices().validate(self.hidden, self.heads),
             false if self.llama.is_some() => {
                 Err(ModelError::NotLlama { model: self.architecture.0.title() })
             }
             false => Ok(()),
         }
+    }
+
+    /// What the model chooses as a Llama.
+    pub(super) fn choices(&self) -> &Llama {
+        self.llama.as_ref().unwrap_or(&NONE)
     }
 
     /// Checks that samples of so many tokens can be trained on.

@@ -11,6 +11,7 @@
 
 mod bert;
 mod bytes;
+mod choices;
 mod config;
 mod cut;
 mod decoder;
@@ -22,17 +23,20 @@ mod operands;
 mod parts;
 mod pass;
 mod presets;
+mod rope;
 mod sizes;
 mod table;
 
 pub use bert::{BertDeferred, BertSaved, BertSelected, BertStage};
 pub use bytes::{Memory, memory};
+pub use choices::Llama;
 pub use config::{Architecture, Cut, DropoutRate, ModelConfig, Objective};
 pub use cut::cut;
 pub use decoder::{Decoder, KvCache};
 pub use error::ModelError;
 pub use gpt2::{Gpt2Deferred, Gpt2Saved, Gpt2Selected, Gpt2Stage};
 pub use kept::Kept;
-pub use llama::{Llama, LlamaDeferred, LlamaSaved, LlamaSelected, LlamaStage, RopeScaling};
+pub use llama::{LlamaDeferred, LlamaSaved, LlamaSelected, LlamaStage};
 pub use presets::{PRESETS, Preset};
+pub use rope::RopeScaling;
 pub use table::{decoder, stage};

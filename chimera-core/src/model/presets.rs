@@ -1,7 +1,8 @@
 //! Models by name.
 
+use super::choices::Llama;
 use super::config::{Architecture, ModelConfig};
-use super::llama::{Llama, RopeScaling};
+use super::rope::RopeScaling;
 use crate::layers::Activation;
 
 /// A model with a name.

@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::cli::parts::console::print;
 use crate::cli::parts::model;
 use crate::cli::parts::offered::{device_name, offered};
+use crate::cli::parts::stop_strings::StopStrings;
 use crate::data::tokenizer::{Stream, Tokenizer};
 use crate::device::{Compute, Device, OpenDevice, Precision};
 use crate::formats::hf::Pretrained;
@@ -47,6 +48,9 @@ pub(crate) struct Generate {
     /// Draws among the fewest likeliest tokens that have probability P together
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability)]
     top_p: f64,
+    /// Ends the text before this string; may be repeated
+    #[arg(long, value_name = "TEXT", value_parser = not_empty)]
+    stop: Vec<String>,
     /// Key of the draws
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
@@ -74,20 +78,18 @@ impl Generate {
             window: Some(loaded.sequence),
         };
         let device = OpenDevice::open(self.device, 0, Precision::F32)?;
-        let text = (!self.json).then(|| Text::new(tokenizer.as_ref()));
-        let ids = device.run(Continue {
+        let (ids, text) = device.run(Continue {
             read: loaded.model,
             prompt: &prompt,
             count: self.tokens,
             how: &how,
-            text,
+            stops: StopStrings::new(self.stop),
+            stream: tokenizer.as_ref().map(Stream::new),
+            text: Text { all: self.json.then(String::new), ..Text::default() },
         })?;
-        if self.json {
-            let text = match &tokenizer {
-                Some(tokenizer) => tokenizer.decode(&ids),
-                None => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
-            };
+        if let Some(text) = text {
             let (prompt, added) = ids.split_at(prompt.len());
+            let text = if tokenizer.is_none() { text.trim_end() } else { &text };
             print(format!("{:#}", json!({ "prompt": prompt, "ids": added, "text": text })))?;
         }
         Ok(())
@@ -100,47 +102,56 @@ struct Continue<'g> {
     prompt: &'g [u32],
     count: usize,
     how: &'g Sampling,
-    /// What is shown under way.
-    text: Option<Text<'g>>,
+    stops: StopStrings,
+    /// `None` where ids are written as numbers.
+    stream: Option<Stream<'g>>,
+    text: Text,
 }
 
 impl Compute for Continue<'_> {
-    type Output = Result<Vec<u32>>;
+    /// All ids, and the text if it was not written under way.
+    type Output = Result<(Vec<u32>, Option<String>)>;
 
     fn on<K: Layers>(mut self, devices: &[K]) -> Self::Output {
         let Pretrained { config, weights, .. } = self.read;
         let model = CausalLm::new(devices[0].clone(), &config, &weights)?;
         drop(weights);
-        let mut show = |ids: &[u32]| self.text.as_mut().map_or(Ok(()), |text| text.push(ids));
-        show(self.prompt)?;
-        let ids = model.sample(self.prompt, self.count, self.how, |id| show(&[id]))?;
-        self.text.map_or(Ok(()), Text::end)?;
-        Ok(ids)
-    }
-}
-
-/// The text on standard output, as far as it is known.
-struct Text<'t> {
-    /// `None` where ids are shown as numbers.
-    stream: Option<Stream<'t>>,
-    /// What is not written yet: blanks, which are left out at the end.
-    blanks: String,
-}
-
-impl<'t> Text<'t> {
-    fn new(tokenizer: Option<&'t Tokenizer>) -> Text<'t> {
-        Text { stream: tokenizer.map(Stream::new), blanks: String::new() }
-    }
-
-    fn push(&mut self, ids: &[u32]) -> Result<()> {
-        let text = match &mut self.stream {
+        let mut decode = |ids: &[u32]| match &mut self.stream {
             Some(stream) => stream.push(ids),
             None => ids.iter().map(|id| format!("{id} ")).collect(),
         };
-        self.write(&text)
+        self.text.write(&decode(self.prompt))?;
+        let mut is_over = false;
+        let ids = model.sample(self.prompt, self.count, self.how, |id| {
+            let (text, ends) = self.stops.push(&decode(&[id]));
+            self.text.write(&text)?;
+            is_over = ends;
+            Ok(!is_over)
+        })?;
+        if !is_over {
+            let rest = self.stream.map(Stream::rest).unwrap_or_default();
+            self.text.write(&self.stops.push(&rest).0)?;
+            self.text.write(&self.stops.rest())?;
+        }
+        Ok((ids, self.text.end()?))
     }
+}
 
+/// The text, on standard output as far as it is known, or kept.
+#[derive(Default)]
+struct Text {
+    /// What is not written yet: blanks, which are left out at the end.
+    blanks: String,
+    /// All of it, where it is kept.
+    all: Option<String>,
+}
+
+impl Text {
     fn write(&mut self, text: &str) -> Result<()> {
+        if let Some(all) = &mut self.all {
+            all.push_str(text);
+            return Ok(());
+        }
         // A terminal obeys control characters.
         let shown = text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}");
         self.blanks += &shown;
@@ -152,10 +163,11 @@ impl<'t> Text<'t> {
         Ok(())
     }
 
-    fn end(mut self) -> Result<()> {
-        let rest = self.stream.take().map(Stream::rest).unwrap_or_default();
-        self.write(&rest)?;
-        print("")
+    fn end(self) -> Result<Option<String>> {
+        if self.all.is_none() {
+            print("")?;
+        }
+        Ok(self.all)
     }
 }
 
@@ -187,6 +199,10 @@ fn probability(text: &str) -> Result<f64, String> {
 
 fn number(text: &str, fits: impl Fn(f64) -> bool, what: &str) -> Result<f64, String> {
     text.parse().ok().filter(|x| fits(*x)).ok_or_else(|| format!("it must be {what}"))
+}
+
+fn not_empty(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("it must not be empty".into()) } else { Ok(text.into()) }
 }
 
 fn count(text: &str) -> Result<usize, String> {

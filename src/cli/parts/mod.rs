@@ -13,4 +13,5 @@ pub(crate) mod progress;
 pub(crate) mod proof;
 pub(crate) mod scheduled;
 pub(crate) mod shape;
+pub(crate) mod stop_strings;
 pub(crate) mod within_step;

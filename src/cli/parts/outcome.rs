@@ -89,7 +89,7 @@ impl Outcome<'_> {
         let Config { seed, sequence, .. } = *self.run.config();
         let how =
             Sampling { temperature: 0.8, seed, window: Some(sequence), ..Sampling::default() };
-        let ids = model.sample(&prompt, count, &how, |_| Ok(()))?;
+        let ids = model.sample(&prompt, count, &how, |_| Ok(true))?;
         self.say.line("sample:");
         for line in tokenizer.decode(&ids).trim().lines() {
             self.say.line(&format!("  | {}", line.replace(char::is_control, " ")));

@@ -2,15 +2,10 @@
 //! grouped heads, biases and a sliding window it is Llama 3, Qwen2 and Mistral too.
 
 mod block;
-mod config;
-mod rope;
 mod tensors;
 
 use std::ops::Range;
 use std::slice::ChunksExact;
-
-pub use config::Llama;
-pub use rope::RopeScaling;
 
 use super::config::{Cut, DropoutRate, Family as _, ModelConfig, Objective};
 use super::decoder::{Decoder, KvCache};
@@ -19,6 +14,7 @@ use super::kept::{Kept, Tensors};
 use super::operands::{Linear, Norm};
 use super::parts::bytes;
 use super::pass::{EMBEDDED, Pass};
+use super::rope::{RopeScaling, frequencies};
 
 use crate::device::Result;
 use crate::layers::{Attention, Layers, Layout, Mask};
@@ -88,11 +84,11 @@ impl<D: Layers> LlamaStage<D> {
         if !device.has_llama_layers() {
             return Err(ModelError::Device { device: device.name(), model: Family.title() });
         }
-        let llama = Llama::of(config);
+        let llama = config.choices();
         let ModelConfig { heads, hidden, .. } = *config;
         let dim = hidden / heads;
         let scaling = &llama.rope_scaling;
-        let frequencies = rope::frequencies(llama.rope_theta, scaling, dim, sequence);
+        let frequencies = frequencies(llama.rope_theta, scaling, dim, sequence);
         let form = block::BlockForm {
             turned: heads + llama.kv_heads,
             epsilon: llama.norm_epsilon,
@@ -194,7 +190,7 @@ impl super::config::Family for Family {
     }
 
     fn visible(&self, config: &ModelConfig, sequence: usize) -> usize {
-        Llama::of(config).window.map_or(sequence, |window| window.min(sequence))
+        config.choices().window.map_or(sequence, |window| window.min(sequence))
     }
 
     fn n_positions(&self, _: &ModelConfig) -> usize {
@@ -251,7 +247,7 @@ pub(super) fn decoder<D: Layers>(
     config: &ModelConfig,
     context: usize,
 ) -> std::result::Result<Option<Box<dyn Decoder<D::Tensor>>>, ModelError> {
-    let scaling = Llama::of(config).rope_scaling;
+    let scaling = config.choices().rope_scaling;
     if matches!(scaling, RopeScaling::Dynamic { original, .. } if context as f64 > original) {
         return Ok(None);
     }

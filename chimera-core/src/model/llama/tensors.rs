@@ -1,18 +1,18 @@
 //! The tensors of a Llama, and its work.
 
+use super::super::choices::Llama;
 use super::super::config::{Cut, DEVIATION, ModelConfig, param};
-use super::Llama;
 use crate::stage::{Init, Param};
 
 /// Features of the queries, keys and values of one token.
 fn qkv(config: &ModelConfig) -> usize {
     let dim = config.hidden / config.heads.max(1);
-    config.hidden + 2 * Llama::of(config).kv_heads * dim
+    config.hidden + 2 * config.choices().kv_heads * dim
 }
 
 /// Number of parameters; a tied table counts once.
 pub(super) fn n_params(config: &ModelConfig) -> u64 {
-    let llama = Llama::of(config);
+    let llama = config.choices();
     let [layers, hidden, vocab, mlp, qkv] =
         [config.layers, config.hidden, config.vocab, llama.mlp_hidden, qkv(config)]
             .map(|n| n as u64);
@@ -24,7 +24,7 @@ pub(super) fn n_params(config: &ModelConfig) -> u64 {
 
 /// Multiplications for one token in the products of a block, and in the product into its MLP alone.
 pub(super) fn block_products(config: &ModelConfig) -> [f64; 2] {
-    let mlp = Llama::of(config).mlp_hidden as f64;
+    let mlp = config.choices().mlp_hidden as f64;
     let (hidden, qkv) = (config.hidden as f64, qkv(config) as f64);
     [hidden * (qkv + hidden + 3.0 * mlp), 2.0 * hidden * mlp]
 }
@@ -58,7 +58,7 @@ pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
 }
 
 fn block_params(config: &ModelConfig, block: usize) -> Vec<Param> {
-    let Llama { mlp_hidden: mlp, qkv_bias, .. } = *Llama::of(config);
+    let Llama { mlp_hidden: mlp, qkv_bias, .. } = *config.choices();
     let (h, qkv) = (config.hidden, qkv(config));
     let normal = || Init::Normal(DEVIATION);
     let residual = || Init::Normal(DEVIATION / (2.0 * config.layers as f64).sqrt());

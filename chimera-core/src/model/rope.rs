@@ -4,7 +4,7 @@ use std::f64::consts::TAU;
 use std::fmt;
 use std::str::FromStr;
 
-use super::super::error::ModelError;
+use super::error::ModelError;
 
 /// How the frequencies of the rotary embedding are scaled, so that samples may be longer than those a model was first
 /// trained on. The formulas are those of `transformers`.

@@ -1,7 +1,6 @@
 //! What Llama-style models choose beside the sizes that all models have.
 
-use super::super::config::ModelConfig;
-use super::super::error::ModelError;
+use super::error::ModelError;
 use super::rope::RopeScaling;
 use crate::layers::Activation;
 
@@ -28,7 +27,7 @@ pub struct Llama {
 }
 
 /// What a configuration without such choices counts as. No stage is made of it.
-const NONE: Llama = Llama {
+pub(super) const NONE: Llama = Llama {
     kv_heads: 0,
     mlp_hidden: 0,
     activation: Activation::Silu,
@@ -52,14 +51,8 @@ impl Llama {
         }
     }
 
-    /// The choices of `config`.
-    pub(in crate::model) fn of(config: &ModelConfig) -> &Llama {
-        config.llama.as_ref().unwrap_or(&NONE)
-    }
-
-    /// Checks that such a model can be made, of so many heads of so many features in all.
-    pub(in crate::model) fn validate(&self, config: &ModelConfig) -> Result<(), ModelError> {
-        let ModelConfig { heads, hidden, .. } = *config;
+    /// Checks that such a model can be made, with so many heads of `hidden` features in all.
+    pub(super) fn validate(&self, hidden: usize, heads: usize) -> Result<(), ModelError> {
         for (what, value, most) in [
             ("kv-heads", self.kv_heads, 1 << 20),
             ("mlp-hidden", self.mlp_hidden, 1 << 22),
