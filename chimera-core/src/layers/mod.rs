@@ -265,6 +265,6 @@ pub trait Layers: Device {
 }
 
 /// The refusal of a device that has no such function.
-fn absent<D: Layers + ?Sized>(device: &D, op: &'static str) -> DeviceError {
+fn absent<D: Layers>(device: &D, op: &'static str) -> DeviceError {
     DeviceError::Failed { device: device.name(), op, reason: "it has no such function".into() }
 }
