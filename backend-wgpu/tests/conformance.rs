@@ -27,7 +27,8 @@ fn run(target: Target, max_binding: Option<u64>) {
 
 /// Some of its cases, by name.
 fn run_some(device: &Wgpu, is_meant: impl Fn(&str) -> bool) {
-    let cases = device::conformance::cases().into_iter().chain(layers::conformance::cases());
+    let of_layers = layers::conformance::cases_of(device);
+    let cases = device::conformance::cases().into_iter().chain(of_layers);
     for case in cases.filter(|case| is_meant(case.name)) {
         match case.check(device, |x| x) {
             Ok(worst) => assert!(worst.error <= TOLERANCE, "{}: {worst}", case.name),

@@ -24,8 +24,10 @@ impl Compute for Conformance<'_> {
             Precision::Bf16 => (1e-2, in_bf16),
         };
         let of_device = chimera_core::device::conformance::cases::<K>();
-        for case in of_device.into_iter().chain(chimera_core::layers::conformance::cases()) {
-            let (value, at) = match case.check(&by_rank[0], round) {
+        let device = &by_rank[0];
+        let of_layers = chimera_core::layers::conformance::cases_of(device);
+        for case in of_device.into_iter().chain(of_layers) {
+            let (value, at) = match case.check(device, round) {
                 Ok(worst) => (worst.error, worst.at),
                 Err(failure) => (f64::INFINITY, failure.to_string()),
             };

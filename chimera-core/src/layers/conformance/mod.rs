@@ -31,8 +31,13 @@ pub fn run<D: Layers>(device: &D, tolerance: f64) {
 /// # Panics
 /// As [`run`].
 pub fn run_rounded<D: Layers>(device: &D, tolerance: f64, round: fn(f32) -> f32) {
+    run_cases(device, cases_of(device), tolerance, round);
+}
+
+/// The [`cases`] of those functions that `device` has.
+pub fn cases_of<D: Layers>(device: &D) -> Vec<Case<D>> {
     let has = |case: &Case<D>| device.has_llama_layers() || !LLAMA.contains(&case.name);
-    run_cases(device, cases().into_iter().filter(has).collect(), tolerance, round);
+    cases().into_iter().filter(has).collect()
 }
 
 /// Cases of functions that [a device may lack](Layers::has_llama_layers).
