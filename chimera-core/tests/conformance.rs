@@ -43,7 +43,7 @@ fn faults_are_caught() {
         (CounterWraps, &["dropout"]),
         (SamplesMixed, &["attention", "grouped_attention"]),
         (PaddingSeen, &["attention", "attention_dx"]),
-        (WindowIgnored, &["grouped_attention", "grouped_attention_dx"]),
+        (WindowIgnored, &["grouped_attention", "grouped_attention_dx", "attention_after"]),
         (WeightsStay, ATTENTIONS),
         (WeightsWrap, ATTENTIONS),
         (ExponentialOverflows, &["cross_entropy"]),

@@ -15,6 +15,7 @@ mod gpt2;
 mod llama;
 mod names;
 mod read;
+mod rope;
 mod shard;
 mod table;
 
