@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail, ensure};
 use chimera_core::layers::Activation;
 use chimera_core::model::{Architecture, Llama, ModelConfig, RopeScaling};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::dropout::DropoutRates;
 use super::format::HfFormat;
@@ -263,6 +263,7 @@ fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {
 #[cfg(test)]
 mod tests {
     use chimera_core::model::{Cut, Preset};
+    use serde_json::Value;
 
     use super::super::names::parts;
     use super::*;

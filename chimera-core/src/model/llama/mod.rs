@@ -2,15 +2,21 @@
 //! grouped heads, biases and a sliding window it is Llama 3, Qwen2 and Mistral too.
 
 mod block;
+mod family;
+mod saved;
 mod tensors;
 
 use std::ops::Range;
 use std::slice::ChunksExact;
 
-use super::config::{Cut, DropoutRate, Family as _, ModelConfig, Objective};
+pub(super) use family::Family;
+use saved::LlamaSavedHead;
+pub use saved::{LlamaDeferred, LlamaSaved, LlamaSelected};
+
+use super::config::{Cut, DropoutRate, Family as _, ModelConfig};
 use super::decoder::{Decoder, KvCache};
 use super::error::ModelError;
-use super::kept::{Kept, Tensors};
+use super::kept::Kept;
 use super::operands::{Linear, Norm};
 use super::parts::bytes;
 use super::pass::{EMBEDDED, Pass};
@@ -34,38 +40,6 @@ pub struct LlamaStage<D: Layers> {
     n_block: usize,
     /// Where the head's matrix lies among the weights: the token table itself if tied and at hand.
     head: usize,
-}
-
-/// What the backward pass of a [`LlamaStage`] needs of its forward pass.
-#[derive(Debug)]
-pub struct LlamaSaved<T> {
-    blocks: Vec<block::Saved<T>>,
-    head: Option<LlamaSavedHead<T>>,
-}
-
-/// The half of [`LlamaSaved`] that the rest can be made from without attention.
-#[derive(Debug)]
-pub struct LlamaSelected<T> {
-    blocks: Vec<block::Selected<T>>,
-    /// The input of the final norm.
-    head: Option<T>,
-}
-
-/// What the weight half of a [`LlamaStage`]'s backward pass needs of its input half.
-#[derive(Debug)]
-pub struct LlamaDeferred<T> {
-    head: Option<(Norm<T>, Linear<T>)>,
-    /// The last block first.
-    blocks: Vec<block::Deferred<T>>,
-    /// Gradient of the embedding's output.
-    embedding: Option<T>,
-}
-
-#[derive(Debug)]
-struct LlamaSavedHead<T> {
-    x: T,
-    stats: T,
-    normed: T,
 }
 
 /// Tensors before the blocks of a first stage: the token table.
@@ -158,56 +132,6 @@ impl<D: Layers> LlamaStage<D> {
         }
         let head = self.cut.last.then(|| self.norm_head(w, x.clone())).transpose()?;
         Ok((x, LlamaSaved { blocks, head }))
-    }
-}
-
-/// What all Llamas have in common.
-pub(super) struct Family;
-
-impl super::config::Family for Family {
-    fn name(&self) -> &'static str {
-        "llama"
-    }
-
-    fn title(&self) -> &'static str {
-        "Llama"
-    }
-
-    fn objective(&self) -> Objective {
-        Objective::NextToken
-    }
-
-    fn n_params(&self, config: &ModelConfig) -> u64 {
-        tensors::n_params(config)
-    }
-
-    fn params(&self, config: &ModelConfig, cut: &Cut) -> Vec<Param> {
-        tensors::params(config, cut)
-    }
-
-    fn block_products(&self, config: &ModelConfig) -> [f64; 2] {
-        tensors::block_products(config)
-    }
-
-    fn visible(&self, config: &ModelConfig, sequence: usize) -> usize {
-        config.choices().window.map_or(sequence, |window| window.min(sequence))
-    }
-
-    fn n_positions(&self, _: &ModelConfig) -> usize {
-        0
-    }
-
-    fn head_flops(&self, config: &ModelConfig, sequence: usize) -> f64 {
-        2.0 * config.hidden as f64 * config.vocab as f64 * sequence as f64
-    }
-
-    fn predictions(&self, sequence: usize) -> usize {
-        sequence
-    }
-
-    fn sample(&self, tokens: &[u32], next: u32) -> (Vec<u32>, Vec<u32>) {
-        let follow = tokens.iter().skip(1).copied();
-        (tokens.to_vec(), follow.chain([next]).take(tokens.len()).collect())
     }
 }
 
@@ -406,34 +330,5 @@ impl<D: Layers> Stage for LlamaStage<D> {
             .flat_map(|(norm, linear)| norm.tensors().into_iter().chain(linear.tensors()));
         let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
         bytes(&self.device, blocks.chain(head).chain(&deferred.embedding))
-    }
-}
-
-impl<T> Tensors for LlamaSaved<T> {
-    type Tensor = T;
-    type Of<U> = LlamaSaved<U>;
-
-    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<LlamaSaved<U>> {
-        let head = match &self.head {
-            Some(head) => Some(LlamaSavedHead {
-                x: f(&head.x)?,
-                stats: f(&head.stats)?,
-                normed: f(&head.normed)?,
-            }),
-            None => None,
-        };
-        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
-        Ok(LlamaSaved { blocks: blocks.collect::<Result<_>>()?, head })
-    }
-}
-
-impl<T> Tensors for LlamaSelected<T> {
-    type Tensor = T;
-    type Of<U> = LlamaSelected<U>;
-
-    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<LlamaSelected<U>> {
-        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
-        let blocks = blocks.collect::<Result<_>>()?;
-        Ok(LlamaSelected { blocks, head: self.head.as_ref().map(f).transpose()? })
     }
 }
