@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use chimera_core::ids::PipeId;
-use chimera_core::interchange::{to_csv, to_json};
+use chimera_core::interchange::{program_to_json, to_csv, to_json};
 use chimera_core::program::Program;
 use chimera_core::render::{chrome, html, svg};
 use chimera_core::timetable::Timetable;
@@ -39,6 +39,8 @@ pub(crate) struct Export {
 pub(crate) enum Format {
     /// The timetable, whole
     Json,
+    /// The proven program, for executors: every instruction with what it eats, makes and whom it talks to
+    ProgramJson,
     /// One pipe, as PyTorch's pipelining runtime loads it (`compute_only`)
     PytorchCsv,
     /// The simulated step as a trace for ui.perfetto.dev or chrome://tracing
@@ -85,6 +87,9 @@ impl To {
         }
         if format == Format::Json {
             return deliver(self.out.as_deref(), &to_json(timetable));
+        }
+        if format == Format::ProgramJson {
+            return deliver(self.out.as_deref(), &program_to_json(program));
         }
         let timeline = plan.simulate(program);
         let text = match format {
