@@ -7,13 +7,14 @@ use anyhow::{Context, Result, bail};
 use crate::command::{root, rust_files};
 
 /// Folders with sources of the project.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "chimera-core",
     "src",
     "backend-cuda",
     "backend-wgpu",
     "comm-mpi",
     "comm-nccl",
+    "python",
     "xtask",
     "tests",
     "examples",

@@ -7,7 +7,7 @@ pub mod program;
 
 pub use csv::{from_csv, to_csv};
 pub use json::{ReadError, from_json, to_json};
-pub use program::program_to_json;
+pub use program::{program_to_json, rows_in_one_order_to_json};
 
 #[cfg(test)]
 mod tests;

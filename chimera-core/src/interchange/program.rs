@@ -32,11 +32,11 @@ use std::fmt::Write;
 use rustc_hash::FxHashMap;
 
 use super::json::{lines, list};
-use crate::analyze::{Together, prove_in_one_order};
+use crate::analyze::{Refusal, Together, prove_in_one_order, rows_in_one_order};
 use crate::effects::{Effects, Token};
 use crate::ids::{StageId, WorkerId};
 use crate::op::{Op, Span};
-use crate::program::{Bucket, Instruction, Program};
+use crate::program::{Bucket, Instr, Instruction, Program};
 use crate::update::Update;
 
 /// The version of the form. It changes whenever a reader of the last one could misunderstand.
@@ -45,8 +45,7 @@ pub const FORMAT: u32 = 0;
 /// The program as JSON, one instruction per line, so that two of them can be compared by line.
 pub fn program_to_json(program: &Program) -> String {
     let mut tokens = Tokens::default();
-    let workers = (0..program.rows().len()).map(|worker| WorkerId(worker as u16));
-    let rows = lines(workers.map(|worker| row(program, worker, &mut tokens)));
+    let rows = rows(program, program.rows(), &mut tokens);
     let one_order = match prove_in_one_order(program) {
         Ok(order) => lines(order.iter().map(|event| together(event, &mut tokens))),
         Err(_) => "null".to_string(),
@@ -82,6 +81,17 @@ pub fn program_to_json(program: &Program) -> String {
     out
 }
 
+/// The rows of a program for transports without tags (see [`rows_in_one_order`]), as the `rows` of
+/// [`program_to_json`] and with its numbers of tokens.
+///
+/// # Errors
+/// If there is no such order.
+pub fn rows_in_one_order_to_json(program: &Program) -> Result<String, Refusal> {
+    let mut tokens = Tokens::default();
+    rows(program, program.rows(), &mut tokens);
+    Ok(rows(program, &rows_in_one_order(program)?, &mut tokens))
+}
+
 /// Tokens, numbered as they come.
 #[derive(Default)]
 struct Tokens {
@@ -102,16 +112,16 @@ impl Tokens {
     }
 }
 
-fn row(program: &Program, worker: WorkerId, tokens: &mut Tokens) -> String {
-    let instructions: Vec<String> = program
-        .instructions(worker)
-        .map(|step| format!("      {}", instruction(&step, tokens)))
-        .collect();
-    let instructions = instructions.join(",\n");
-    format!(
-        "{{\"worker\":{},\"lane\":\"compute\",\"instructions\":[\n{instructions}\n    ]}}",
-        worker.0
-    )
+fn rows(program: &Program, rows: &[Vec<Instr>], tokens: &mut Tokens) -> String {
+    lines(rows.iter().enumerate().map(|(worker, row)| {
+        let spelled_out = row.iter().map(|instr| program.spelled_out(instr));
+        let instructions: Vec<String> =
+            spelled_out.map(|step| format!("      {}", instruction(&step, tokens))).collect();
+        let instructions = instructions.join(",\n");
+        format!(
+            "{{\"worker\":{worker},\"lane\":\"compute\",\"instructions\":[\n{instructions}\n    ]}}"
+        )
+    }))
 }
 
 fn instruction(instruction: &Instruction, tokens: &mut Tokens) -> String {
