@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use chimera_core::analyze::{Event, Timeline as Times, Work};
-use chimera_core::op::Op;
 use chimera_core::program::Program;
 use chimera_core::render::{chrome, html, svg, text};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::run;
+use crate::timetable::written;
 
 /// Start and end of every piece of work of a step.
 #[pyclass(frozen, module = "chimera")]
@@ -56,11 +56,7 @@ impl Timeline {
             entry.set_item("end", event.end)?;
             match event.work {
                 Work::Cell(cell) => {
-                    let op = |op: Op| {
-                        let units: Vec<u32> = op.span.units().collect();
-                        (op.kind.letter().to_string(), op.pipe.0, op.stage.0, units)
-                    };
-                    entry.set_item("ops", cell.ops().map(op).collect::<Vec<_>>())?;
+                    entry.set_item("ops", cell.ops().map(written).collect::<Vec<_>>())?;
                 }
                 Work::Reduce(bucket) => entry.set_item("reduce", bucket.0)?,
                 Work::Step(bucket) => entry.set_item("step", bucket.0)?,

@@ -231,13 +231,8 @@ impl Timetable {
 
     /// For each worker its cells, each a list of ops `(kind, pipe, stage, units)`: one, or a pair.
     #[getter]
-    fn rows(&self) -> Vec<Vec<Vec<(String, u16, u16, Vec<u32>)>>> {
-        let ops = |cell: &Cell| {
-            let op = |op: Op| {
-                (op.kind.letter().to_string(), op.pipe.0, op.stage.0, op.span.units().collect())
-            };
-            cell.ops().map(op).collect()
-        };
+    fn rows(&self) -> Vec<Vec<Vec<WrittenOp>>> {
+        let ops = |cell: &Cell| cell.ops().map(written).collect();
         self.timetable.rows.iter().map(|row| row.iter().map(ops).collect()).collect()
     }
 
@@ -369,6 +364,13 @@ impl Timetable {
         let program = self.lower(py, "eager-opt", None, true, None, None)?;
         program.simulate(py, 1, None, None, None, None, None, None)
     }
+}
+
+/// An op as Python has it: kind, pipe, stage and units.
+pub(crate) type WrittenOp = (char, u16, u16, Vec<u32>);
+
+pub(crate) fn written(op: Op) -> WrittenOp {
+    (op.kind.letter(), op.pipe.0, op.stage.0, op.span.units().collect())
 }
 
 /// A title such as `chimera, D = 4, N = 8`.
