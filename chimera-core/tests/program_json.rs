@@ -313,3 +313,45 @@ fn the_reader_in_c_plays_programs() {
     assert_eq!(read(&cut), (false, "worker 0 has no token 0\n".into()));
     std::fs::remove_dir_all(&folder).expect("removed");
 }
+
+/// Whether between some two workers messages arrive in another order than they are sent.
+fn cross(program: &Program, rows: &[Vec<Instr>]) -> bool {
+    let mut sent: HashMap<(usize, u16), Vec<Token>> = HashMap::new();
+    let mut received: HashMap<(usize, u16), Vec<Token>> = HashMap::new();
+    for (w, instr) in rows.iter().enumerate().flat_map(|(w, row)| row.iter().map(move |i| (w, i))) {
+        match *instr {
+            Instr::Send(token, channel) => {
+                let to = program.channels()[channel.index()].to;
+                sent.entry((w, to.0)).or_default().push(token);
+            }
+            Instr::Recv(token, channel) => {
+                let from = program.channels()[channel.index()].from;
+                received.entry((from.index(), w as u16)).or_default().push(token);
+            }
+            _ => {}
+        }
+    }
+    sent != received
+}
+
+/// Without tags these would be given the wrong tensors, if rows were not brought into one order.
+#[test]
+fn messages_between_two_workers_cross_in_some_schedules() {
+    let mut n_crossing: HashMap<&str, usize> = HashMap::new();
+    for schedule in SCHEDULES {
+        for (d, n) in [2, 4, 6, 8].into_iter().flat_map(|d| [1, 2, 3].map(|k| (d, k * d as u32))) {
+            let shapes = [2, 4].map(|n_pipes| Shape { n_pipes, ..Shape::new(d, n) });
+            for timetable in shapes.iter().filter_map(|shape| schedule.timetable(shape).ok()) {
+                let program = lower(&timetable, &Lowering::default()).expect("proven");
+                let crosses = cross(&program, program.rows());
+                *n_crossing.entry(schedule.name()).or_default() += usize::from(crosses);
+                let in_order = rows_in_one_order(&program).expect("there is an order");
+                assert!(!cross(&program, &in_order), "{} at {d}, {n}", schedule.name());
+            }
+        }
+    }
+    let crossing = n_crossing.iter().filter(|(_, n)| **n > 0).map(|(name, _)| *name);
+    let crossing: BTreeSet<&str> = crossing.collect();
+    let known = ["dualpipe", "dualpipe-v", "hanayo", "mixpipe", "v-half", "v-min", "zb-v"];
+    assert_eq!(crossing, BTreeSet::from(known));
+}

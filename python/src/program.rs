@@ -7,7 +7,7 @@ use chimera_core::analyze::{
 };
 use chimera_core::costs::{GivenTimes, StageCosts};
 use chimera_core::ids::{StageId, WorkerId};
-use chimera_core::interchange::{program_to_json, rows_in_one_order_to_json};
+use chimera_core::interchange::{program_to_json, rows_in_one_order_to_json, to_comms_csv};
 use chimera_core::program as core;
 use chimera_core::program::Instr;
 use chimera_core::timetable::Timetable;
@@ -150,6 +150,11 @@ impl Program {
     /// The program as JSON, format 0.
     fn to_json(&self, py: Python<'_>) -> PyResult<String> {
         run(py, || Ok(program_to_json(&self.program)))
+    }
+
+    /// The program of a single pipe as CSV that PyTorch's pipelining runtime loads (`compute_comms`).
+    fn to_csv(&self, py: Python<'_>) -> PyResult<String> {
+        run(py, || Ok(to_comms_csv(&self.program)?))
     }
 
     /// The program as the dictionary that its JSON is.

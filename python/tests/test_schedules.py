@@ -177,6 +177,15 @@ def test_rows_in_one_order_have_the_same_instructions():
         assert sorted(map(key, row)) == sorted(map(key, in_order))
 
 
+@needs_command
+def test_pytorchs_files_are_those_of_the_command():
+    timetable = chimera.schedule("zb-v", micro_batches=8)
+    words = ["schedule", "export", "zb-v", "--micro-batches", 8, "--format"]
+    assert timetable.to_csv() == command(*words, "pytorch-csv")
+    assert timetable.lower().to_csv() == command(*words, "pytorch-comms-csv")
+    assert "a stage is on several ranks" in str(raised(chimera.schedule("chimera").lower().to_csv))
+
+
 def test_a_measured_step_is_a_timeline():
     program = chimera.schedule("1f1b", depth=2, micro_batches=1).lower()
     events = [(w, i, i, i + 1) for w, row in enumerate(program.rows) for i in range(len(row))]
