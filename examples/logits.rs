@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use chimera::candle::Candle;
 use chimera::core::model::Objective;
 use chimera::formats::hf;
-use chimera::run::evaluate::{Bert, Model};
+use chimera::run::evaluate::{Bert, CausalLm};
 
 fn main() -> Result<()> {
     let mut words = std::env::args().skip(1);
@@ -17,7 +17,7 @@ fn main() -> Result<()> {
     let read = hf::read(&dir)?;
     let logits = match read.config.objective() {
         Objective::NextToken => {
-            let model = Model::new(Candle::cpu(), &read.config, &read.weights)?;
+            let model = CausalLm::new(Candle::cpu(), &read.config, &read.weights)?;
             model.logits(&ids, ids.len())?
         }
         Objective::MaskedTokens => {

@@ -19,7 +19,7 @@ use chimera::candle::Candle;
 use chimera::core::model::{Architecture, ModelConfig};
 use chimera::formats::hf::{Pretrained, read};
 use chimera::formats::save::save;
-use chimera::run::evaluate::Model;
+use chimera::run::evaluate::CausalLm;
 use serde::Deserialize;
 
 use command::folder;
@@ -49,8 +49,8 @@ fn expected_in(folder: &Path) -> Expected {
     serde_json::from_slice(&text).expect("a fixture")
 }
 
-fn model(gpt2: &Pretrained) -> Model<Candle> {
-    Model::new(Candle::cpu(), &gpt2.config, &gpt2.weights).expect("a model")
+fn model(gpt2: &Pretrained) -> CausalLm<Candle> {
+    CausalLm::new(Candle::cpu(), &gpt2.config, &gpt2.weights).expect("a model")
 }
 
 #[test]

@@ -11,7 +11,7 @@ use chimera_core::comm::{Endpoint, Host, HostStaged, Threads};
 use chimera_core::device::reference::Reference;
 use chimera_core::device::{Device, Dtype};
 use chimera_core::engine::run_threads;
-use chimera_core::equivalence::{Run, RunError};
+use chimera_core::equivalence::{RunError, TrialRun};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::layers::{Activation, Layers};
@@ -96,7 +96,7 @@ fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
     Ok(())
 }
 
-fn run(schedule: &'static str, depth: usize) -> Run {
+fn run(schedule: &'static str, depth: usize) -> TrialRun {
     let model = ModelConfig {
         architecture: Architecture::GPT2,
         layers: 4,
@@ -106,7 +106,7 @@ fn run(schedule: &'static str, depth: usize) -> Run {
         vocab: 19,
         tied: false,
     };
-    Run {
+    TrialRun {
         schedule,
         shape: Shape::new(depth, 4),
         model,

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use chimera_core::comm::{Comm, CommError, Host, HostStaged, Tag, Threads, Wrap};
 use chimera_core::engine::run_threads;
-use chimera_core::equivalence::Run;
+use chimera_core::equivalence::TrialRun;
 use chimera_core::ids::Rank;
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
@@ -76,7 +76,7 @@ fn nothing_lies_unsubmitted_while_a_rank_waits() {
         vocab: 5,
         tied: false,
     };
-    let run = Run {
+    let run = TrialRun {
         schedule: "zb-h1",
         shape: Shape::new(N_RANKS as usize, 4),
         model,

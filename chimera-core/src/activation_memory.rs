@@ -18,7 +18,7 @@ use crate::placement::Placement;
 pub(crate) struct ActivationMemory {
     /// By worker and pipe of its own: what one unit of one stage counts.
     weights: Vec<FxHashMap<PipeId, f64>>,
-    held: Held,
+    held: HeldMemory,
 }
 
 impl ActivationMemory {
@@ -31,7 +31,7 @@ impl ActivationMemory {
             }
         }
         weights.iter_mut().flat_map(HashMap::values_mut).for_each(|n| *n = 1.0 / *n);
-        ActivationMemory { weights, held: Held::new(n_workers) }
+        ActivationMemory { weights, held: HeldMemory::new(n_workers) }
     }
 
     /// What a cell adds while it runs, and what it frees at its end.
@@ -97,14 +97,14 @@ pub(crate) fn change(cell: &Cell, rules: &Rules, size: impl Fn(&Token) -> f64) -
 
 /// What each worker holds, and held at most.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldMemory {
     now: Vec<f64>,
     pub(crate) peaks: Vec<f64>,
 }
 
-impl Held {
-    pub(crate) fn new(n_workers: usize) -> Held {
-        Held { now: vec![0.0; n_workers], peaks: vec![0.0; n_workers] }
+impl HeldMemory {
+    pub(crate) fn new(n_workers: usize) -> HeldMemory {
+        HeldMemory { now: vec![0.0; n_workers], peaks: vec![0.0; n_workers] }
     }
 
     /// Adds, notes the peak, and frees; returns what is held in between.

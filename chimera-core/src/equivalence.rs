@@ -24,7 +24,7 @@ use crate::trainer::Trainer;
 
 /// What to train, and how.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct TrialRun {
     /// A schedule of the table.
     pub schedule: &'static str,
     /// Its shape.
@@ -43,7 +43,7 @@ pub struct Run {
 
 /// What every step came to.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Trained {
+pub struct TrialResult {
     /// Mean loss of each step, in nats.
     pub losses: Vec<f64>,
     /// Norm of each step's gradient.
@@ -74,7 +74,7 @@ pub enum RunError {
     Fault(#[from] Fault),
 }
 
-impl Run {
+impl TrialRun {
     /// Trains with a worker to a thread; `open` opens the device of each.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl Run {
     pub fn train<D: Layers>(
         &self,
         open: impl Fn(Rank) -> Result<D, DeviceError> + Sync,
-    ) -> Result<Trained, RunError> {
+    ) -> Result<TrialResult, RunError> {
         let n_ranks = self.shape.depth as u32;
         let on_rank = |error: RunError, rank| match error {
             RunError::Fault(fault) => fault,
@@ -130,9 +130,9 @@ impl Run {
         &self,
         device: D,
         comm: &mut impl Comm<D::Tensor>,
-    ) -> Result<Trained, RunError> {
+    ) -> Result<TrialResult, RunError> {
         let (training, program) = self.program()?;
-        let tokens = Tokens(&self.model);
+        let tokens = TokensByPlace(&self.model);
         let (model, rank) = (&self.model, comm.rank());
         let cuts = cut(model, model.context, program.placement().n_stages())?;
         let make = |id: StageId| {
@@ -142,7 +142,7 @@ impl Run {
         };
         let trainer = Trainer::new(&program, &tokens).training(training);
         let trainer = trainer.micro_batch_size(self.micro_batch_size);
-        let mut trained = Trained::default();
+        let mut trained = TrialResult::default();
         for report in trainer.on_rank(comm, device.clone(), make)?.reports {
             trained.losses.push(report.loss);
             trained.norms.push(report.grad_norm);
@@ -156,7 +156,7 @@ impl Run {
         let training = Training { seed: 1, steps: self.steps, lr: 1e-2, ..Training::default() };
         let timetable = find(self.schedule)?.timetable(&self.shape)?;
         let how = Lowering { barrier: training.needs_barrier(), ..Lowering::default() };
-        let Run { recompute, split_backward, .. } = *self;
+        let TrialRun { recompute, split_backward, .. } = *self;
         let passes = Passes { recompute, split_backward, ..Passes::default() };
         let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
         let timetable = passes.apply(timetable, &how, &costs)?;
@@ -164,10 +164,10 @@ impl Run {
     }
 }
 
-/// Tokens that follow from their place alone.
-struct Tokens<'m>(&'m ModelConfig);
+/// TokensByPlace that follow from their place alone.
+struct TokensByPlace<'m>(&'m ModelConfig);
 
-impl Data for Tokens<'_> {
+impl Data for TokensByPlace<'_> {
     fn sample(
         &self,
         step: u64,
@@ -207,7 +207,7 @@ mod tests {
             vocab: 11,
             tied: false,
         };
-        let run = |schedule, shape| Run {
+        let run = |schedule, shape| TrialRun {
             schedule,
             shape,
             model: model.clone(),
@@ -216,7 +216,7 @@ mod tests {
             micro_batch_size: 1,
             steps: 3,
         };
-        let trained = |run: Run| run.train(|_| Ok(Reference)).expect("trains");
+        let trained = |run: TrialRun| run.train(|_| Ok(Reference)).expect("trains");
         let alone = trained(run("dapple", Shape::new(1, 4)));
         let many = trained(run("chimera", Shape::new(2, 4)));
         assert_eq!(alone.losses.len(), 3);

@@ -72,7 +72,7 @@ pub trait Machine {
 
 /// How far one instruction got.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Progress {
+pub enum Advance {
     /// It ran.
     Ran,
     /// It has to wait for another worker.
@@ -128,9 +128,9 @@ impl<V> Row<V> {
         instrs: &[Instr],
         rules: &Rules,
         machine: &mut M,
-    ) -> Result<Progress, Stop<M::Error>> {
+    ) -> Result<Advance, Stop<M::Error>> {
         let Some(instr) = instrs.get(self.next) else {
-            return Ok(Progress::Ended);
+            return Ok(Advance::Ended);
         };
         let worker = self.worker;
         let ran = match *instr {
@@ -175,7 +175,7 @@ impl<V> Row<V> {
             }
         };
         self.next += usize::from(ran);
-        Ok(if ran { Progress::Ran } else { Progress::Blocked })
+        Ok(if ran { Advance::Ran } else { Advance::Blocked })
     }
 }
 
@@ -219,8 +219,8 @@ impl<'p, V> Group<'p, V> {
             loop {
                 let at = row.next;
                 match row.advance(instrs, rules, machine).map_err(|s| (worker, s))? {
-                    Progress::Ended | Progress::Blocked => break,
-                    Progress::Ran => match instrs[at] {
+                    Advance::Ended | Advance::Blocked => break,
+                    Advance::Ran => match instrs[at] {
                         Instr::Send(_, c) => wake(channels[c.index()].to),
                         Instr::Recv(_, c) => wake(channels[c.index()].from),
                         Instr::Reduce(b) => {

@@ -16,7 +16,7 @@ use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag, Threads, conforma
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;
 use chimera_core::engine::Patience;
-use chimera_core::equivalence::{Run, RunError};
+use chimera_core::equivalence::{RunError, TrialRun};
 use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
 use chimera_core::lower::Recompute;
@@ -52,7 +52,7 @@ fn schedules_train_as_over_threads() {
         ("chimera", Shape { n_pipes: 4, ..Shape::new(4, 8) }),
         ("pipedream", Shape::new(3, 3)),
     ] {
-        let run = Run {
+        let run = TrialRun {
             schedule,
             shape,
             model: model(),
@@ -75,7 +75,7 @@ fn schedules_train_as_over_threads() {
 #[test]
 fn bf16_travels() -> Result<(), RunError> {
     let shape = Shape::new(2, 4);
-    let run = Run {
+    let run = TrialRun {
         schedule: "chimera",
         shape,
         model: model(),

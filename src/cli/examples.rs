@@ -5,10 +5,10 @@ use clap::{Command, CommandFactory};
 use crate::cli::Cli;
 
 /// Command lines, each with what it does.
-type Lines = &'static [(&'static str, &'static str)];
+type Examples = &'static [(&'static str, &'static str)];
 
 /// Examples by subcommand.
-const EXAMPLES: &[(&str, Lines)] = &[
+const EXAMPLES: &[(&str, Examples)] = &[
     (
         "train",
         &[

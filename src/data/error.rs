@@ -48,7 +48,7 @@ pub enum DataError {
         path: PathBuf,
         /// Its kind.
         found: &'static str,
-        /// Kind of the files before it.
+        /// TokenizerKind of the files before it.
         expected: &'static str,
     },
     /// An id that the model does not know.

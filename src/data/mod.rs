@@ -28,7 +28,7 @@ use crate::formats::checkpoint::Digest;
 pub use error::DataError;
 pub use masked::Pairs;
 pub use prepare::{STANDARD_INPUT, discard, prepare};
-pub use prepared::{Kind, Prepared, Source, missing_ids, tokenizer_file_of, tokenizer_of};
+pub use prepared::{Prepared, Source, TokenizerKind, missing_ids, tokenizer_file_of, tokenizer_of};
 pub use special_tokens::Marks;
 pub use tokens::Tokens;
 

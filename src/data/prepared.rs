@@ -21,7 +21,7 @@ pub struct Prepared {
     /// Version of this format.
     format: u32,
     /// How the text was cut.
-    pub tokenizer: Kind,
+    pub tokenizer: TokenizerKind,
     /// Number of ids of the tokenizer.
     pub vocab: usize,
     /// Number of tokens of the data.
@@ -33,7 +33,7 @@ pub struct Prepared {
 /// A tokenizer, as prepared data names it.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum TokenizerKind {
     /// Each byte is a token.
     Bytes,
     /// GPT-2's.
@@ -66,7 +66,7 @@ pub fn tokenizer_of(files: &[PathBuf]) -> Result<Option<Tokenizer>, DataError> {
 /// The `tokenizer.json` that `files` were prepared with, if it was one.
 pub fn tokenizer_file_of(files: &[PathBuf]) -> Result<Option<PathBuf>, DataError> {
     let prepared = Prepared::of(files)?;
-    let file = prepared.filter(|(_, prepared)| prepared.tokenizer == Kind::File);
+    let file = prepared.filter(|(_, prepared)| prepared.tokenizer == TokenizerKind::File);
     Ok(file.map(|(data, _)| tokenizer_beside(data)))
 }
 
@@ -80,9 +80,9 @@ impl Prepared {
     pub(super) fn new(tokenizer: &Tokenizer, tokens: u64, sources: Vec<Source>) -> Prepared {
         let vocab = tokenizer.vocab();
         let tokenizer = match tokenizer {
-            Tokenizer::Bytes => Kind::Bytes,
-            Tokenizer::Gpt2 => Kind::Gpt2,
-            Tokenizer::File(_) => Kind::File,
+            Tokenizer::Bytes => TokenizerKind::Bytes,
+            Tokenizer::Gpt2 => TokenizerKind::Gpt2,
+            Tokenizer::File(_) => TokenizerKind::File,
         };
         Prepared { format: FORMAT, tokenizer, vocab, tokens, sources }
     }
@@ -95,7 +95,7 @@ impl Prepared {
             match &common {
                 None => common = Some((path, prepared)),
                 Some((first, other)) => {
-                    let is_file = prepared.tokenizer == Kind::File;
+                    let is_file = prepared.tokenizer == TokenizerKind::File;
                     if is_file && !same_content(&tokenizer_beside(first), &tokenizer_beside(path)) {
                         let reason = format!(
                             "its tokenizer.json is not that of {}: prepare them alike",
@@ -160,9 +160,9 @@ impl Prepared {
     /// The tokenizer of the data file that this is the description of.
     pub fn tokenizer(&self, data: &Path) -> Result<Tokenizer, DataError> {
         let tokenizer = match self.tokenizer {
-            Kind::Bytes => Tokenizer::Bytes,
-            Kind::Gpt2 => Tokenizer::Gpt2,
-            Kind::File => Tokenizer::read(&tokenizer_beside(data))?,
+            TokenizerKind::Bytes => Tokenizer::Bytes,
+            TokenizerKind::Gpt2 => Tokenizer::Gpt2,
+            TokenizerKind::File => Tokenizer::read(&tokenizer_beside(data))?,
         };
         if tokenizer.vocab() != self.vocab {
             let reason = format!(
@@ -178,9 +178,9 @@ impl Prepared {
     /// The tokenizer in words.
     pub fn name(&self) -> &'static str {
         match self.tokenizer {
-            Kind::Bytes => "bytes",
-            Kind::Gpt2 => "gpt2",
-            Kind::File => "a tokenizer.json",
+            TokenizerKind::Bytes => "bytes",
+            TokenizerKind::Gpt2 => "gpt2",
+            TokenizerKind::File => "a tokenizer.json",
         }
     }
 }

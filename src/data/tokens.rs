@@ -20,21 +20,21 @@ const CHUNK: usize = 1 << 16;
 #[derive(Debug)]
 pub struct Tokens {
     width: Width,
-    parts: Vec<Part>,
+    parts: Vec<Ids>,
     /// All ids are below.
     vocab: usize,
 }
 
 /// The ids of one file, from number `start` of all on.
 #[derive(Debug)]
-struct Part {
+struct Ids {
     start: usize,
     len: usize,
-    place: Place,
+    place: Backing,
 }
 
 #[derive(Debug)]
-enum Place {
+enum Backing {
     Memory(Cow<'static, [u8]>),
     File(PathBuf, Mutex<File>),
 }
@@ -53,7 +53,7 @@ impl Tokens {
 
     fn in_memory(width: Width, bytes: Cow<'static, [u8]>) -> Tokens {
         let len = bytes.len() / width.bytes();
-        let parts = vec![Part { start: 0, len, place: Place::Memory(bytes) }];
+        let parts = vec![Ids { start: 0, len, place: Backing::Memory(bytes) }];
         Tokens { width, parts, vocab: usize::MAX }
     }
 
@@ -68,7 +68,7 @@ impl Tokens {
                 let (found, expected) = (width.name(), tokens.width.name());
                 return Err(DataError::Mixed { path: path.clone(), found, expected });
             }
-            let part = Part::open(path, width, tokens.len())?;
+            let part = Ids::open(path, width, tokens.len())?;
             tokens.parts.push(part);
         }
         Ok(tokens)
@@ -135,8 +135,8 @@ impl Tokens {
     }
 }
 
-impl Part {
-    fn open(path: &Path, width: Width, start: usize) -> Result<Part, DataError> {
+impl Ids {
+    fn open(path: &Path, width: Width, start: usize) -> Result<Ids, DataError> {
         let (path, width) = (path.to_path_buf(), width.bytes());
         // Looked at before it is opened: opening a FIFO waits for a writer.
         let opened = match path.metadata() {
@@ -156,8 +156,8 @@ impl Part {
         }
         match usize::try_from(bytes) {
             Ok(bytes) => {
-                let place = Place::File(path, Mutex::new(file));
-                Ok(Part { start, len: bytes / width, place })
+                let place = Backing::File(path, Mutex::new(file));
+                Ok(Ids { start, len: bytes / width, place })
             }
             Err(_) => {
                 let reason = io::ErrorKind::FileTooLarge.into();
@@ -168,16 +168,16 @@ impl Part {
 
     fn path(&self) -> &Path {
         match &self.place {
-            Place::Memory(_) => Path::new("(the built-in text)"),
-            Place::File(path, _) => path,
+            Backing::Memory(_) => Path::new("(the built-in text)"),
+            Backing::File(path, _) => path,
         }
     }
 
     fn extend(&self, width: Width, to: &mut Vec<u32>, range: Range<usize>) -> io::Result<()> {
         let (start, end) = (range.start * width.bytes(), range.end * width.bytes());
         match &self.place {
-            Place::Memory(bytes) => width.extend(to, &bytes[start..end]),
-            Place::File(path, file) => {
+            Backing::Memory(bytes) => width.extend(to, &bytes[start..end]),
+            Backing::File(path, file) => {
                 let mut bytes = vec![0; end - start];
                 let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
                 let read = file.seek(SeekFrom::Start(start as u64));

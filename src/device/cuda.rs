@@ -9,9 +9,9 @@ use super::backend::{Backend, Usage};
 use super::precision::Precision;
 
 /// A stream of a GPU.
-pub(super) type Stream = Gpu<Cuda>;
+pub(super) type CudaStream = Gpu<Cuda>;
 
-impl Backend for Stream {
+impl Backend for CudaStream {
     fn has_streams() -> bool {
         true
     }
@@ -27,7 +27,7 @@ impl Backend for Stream {
         Ok(Some(local % count()?))
     }
 
-    fn open(number: usize, precision: Precision) -> Result<Stream> {
+    fn open(number: usize, precision: Precision) -> Result<CudaStream> {
         let activations = match precision {
             Precision::F32 => Element::F32,
             Precision::Bf16 => Element::Bf16,
@@ -36,7 +36,7 @@ impl Backend for Stream {
         Ok(Gpu::new(driver, activations))
     }
 
-    fn poisoned(self) -> Stream {
+    fn poisoned(self) -> CudaStream {
         Gpu::poisoned(self)
     }
 

@@ -8,33 +8,33 @@ use chimera_backend_candle::Candle;
 use super::backend::{Backend, Compute};
 use super::precision::Precision;
 
-/// Makes [`Kind`] and [`Kernels`] of a table: a kind, its kernels, its name, its precisions.
+/// Makes [`DeviceKind`] and [`Kernels`] of a table: a kind, its kernels, its name, its precisions.
 macro_rules! kinds {
-    ($($(#[$in_build:meta])? $Kind:ident($Kernels:ty), $name:literal, $precisions:expr;)+) => {
+    ($($(#[$in_build:meta])? $DeviceKind:ident($Kernels:ty), $name:literal, $precisions:expr;)+) => {
         /// A kind of device, in this build or not.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        pub(super) enum Kind {
-            $($Kind,)+
+        pub(super) enum DeviceKind {
+            $($DeviceKind,)+
         }
 
         /// The kernels of an open device. Clones share it.
         #[derive(Clone, Debug)]
         pub(super) enum Kernels {
-            $($(#[$in_build])? $Kind($Kernels),)+
+            $($(#[$in_build])? $DeviceKind($Kernels),)+
         }
 
-        impl Kind {
-            pub(super) const ALL: &[Kind] = &[$(Kind::$Kind),+];
+        impl DeviceKind {
+            pub(super) const ALL: &[DeviceKind] = &[$(DeviceKind::$DeviceKind),+];
 
             /// Kinds in this build.
-            const BUILT: &[(Kind, Built)] = &[$(
+            const BUILT: &[(DeviceKind, Built)] = &[$(
                 $(#[$in_build])?
-                (Kind::$Kind, Built {
+                (DeviceKind::$DeviceKind, Built {
                     has_streams: <$Kernels>::has_streams,
                     list: <$Kernels>::list,
                     number: <$Kernels>::number,
                     open: |number, precision| {
-                        <$Kernels>::open(number, precision).map(Kernels::$Kind)
+                        <$Kernels>::open(number, precision).map(Kernels::$DeviceKind)
                     },
                 }),
             )+];
@@ -42,14 +42,14 @@ macro_rules! kinds {
             /// The name for `--device`, and of the feature that puts the kind into a build.
             pub(super) fn name(self) -> &'static str {
                 match self {
-                    $(Kind::$Kind => $name,)+
+                    $(DeviceKind::$DeviceKind => $name,)+
                 }
             }
 
             /// What activations can be made of.
             pub(super) fn precisions(self) -> &'static [Precision] {
                 match self {
-                    $(Kind::$Kind => &$precisions,)+
+                    $(DeviceKind::$DeviceKind => &$precisions,)+
                 }
             }
         }
@@ -57,14 +57,14 @@ macro_rules! kinds {
         impl Kernels {
             pub(super) fn backend(&self) -> &dyn Backend {
                 match self {
-                    $($(#[$in_build])? Kernels::$Kind(kernels) => kernels,)+
+                    $($(#[$in_build])? Kernels::$DeviceKind(kernels) => kernels,)+
                 }
             }
 
             pub(super) fn poisoned(self) -> Kernels {
                 match self {
-                    $($(#[$in_build])? Kernels::$Kind(kernels) => {
-                        Kernels::$Kind(kernels.poisoned())
+                    $($(#[$in_build])? Kernels::$DeviceKind(kernels) => {
+                        Kernels::$DeviceKind(kernels.poisoned())
                     })+
                 }
             }
@@ -76,7 +76,7 @@ macro_rules! kinds {
                 compute: C,
             ) -> C::Output {
                 match self {
-                    $($(#[$in_build])? Kernels::$Kind(_) => {
+                    $($(#[$in_build])? Kernels::$DeviceKind(_) => {
                         let all: Vec<$Kernels> = all.filter_map(Kernels::of).cloned().collect();
                         compute.on(&all)
                     })+
@@ -89,7 +89,7 @@ macro_rules! kinds {
 kinds! {
     Cpu(Candle), "cpu", [Precision::F32];
     #[cfg(feature = "cuda")]
-    Cuda(super::cuda::Stream), "cuda", [Precision::F32, Precision::Bf16];
+    Cuda(super::cuda::CudaStream), "cuda", [Precision::F32, Precision::Bf16];
     #[cfg(feature = "wgpu")]
     Wgpu(super::wgpu::Wgpu), "wgpu", [Precision::F32];
 }
@@ -102,15 +102,15 @@ pub(super) struct Built {
     pub(super) open: fn(usize, Precision) -> Result<Kernels>,
 }
 
-impl Kind {
+impl DeviceKind {
     /// Whether it is the host itself: one device, whose tensors lie in the host's memory.
     pub(super) fn is_host(self) -> bool {
-        self == Kind::Cpu
+        self == DeviceKind::Cpu
     }
 
     /// How its devices are found and opened, if this build has it.
     pub(super) fn built(self) -> Option<&'static Built> {
-        Kind::BUILT.iter().find(|(kind, _)| *kind == self).map(|(_, built)| built)
+        DeviceKind::BUILT.iter().find(|(kind, _)| *kind == self).map(|(_, built)| built)
     }
 }
 

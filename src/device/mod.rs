@@ -18,14 +18,14 @@ use std::str::FromStr;
 use anyhow::{Context, Result, ensure};
 
 pub use backend::{Compute, Usage};
-use kinds::{Built, Kind};
+use kinds::{Built, DeviceKind};
 pub use open::{Devices, OpenDevice};
 pub use precision::Precision;
 
 /// A device as `--device` names it: a kind, and which one of that kind. Without a number each worker takes the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Device {
-    kind: Kind,
+    kind: DeviceKind,
     number: Option<usize>,
 }
 
@@ -43,15 +43,16 @@ impl FromStr for Device {
             None => (text, None),
             Some((name, number)) => (name, Some(number.parse().map_err(|_| unknown())?)),
         };
-        let is_named = |kind: &&Kind| kind.name() == name && !(kind.is_host() && number.is_some());
-        let kind = *Kind::ALL.iter().find(is_named).ok_or_else(unknown)?;
+        let is_named =
+            |kind: &&DeviceKind| kind.name() == name && !(kind.is_host() && number.is_some());
+        let kind = *DeviceKind::ALL.iter().find(is_named).ok_or_else(unknown)?;
         Ok(Device { kind, number })
     }
 }
 
 /// Every name that a device can have.
 fn choices() -> String {
-    let names = Kind::ALL.iter().map(|kind| match (kind.name(), kind.is_host()) {
+    let names = DeviceKind::ALL.iter().map(|kind| match (kind.name(), kind.is_host()) {
         (name, true) => name.to_string(),
         (name, false) => format!("{name}, {name}:N"),
     });
@@ -68,7 +69,7 @@ impl fmt::Display for Device {
 
 impl Device {
     /// The processor.
-    pub const CPU: Device = Device { kind: Kind::Cpu, number: None };
+    pub const CPU: Device = Device { kind: DeviceKind::Cpu, number: None };
 
     /// The devices of the workers of a group of `depth`: one for all, or one each, separated by commas.
     ///
@@ -154,7 +155,7 @@ impl Device {
 
 /// What `--device` can name on this machine, in words, and what it would take for the others.
 pub fn available() -> Vec<String> {
-    let mut kinds = Kind::ALL.to_vec();
+    let mut kinds = DeviceKind::ALL.to_vec();
     kinds.sort_by_key(|kind| kind.built().is_none());
     kinds.into_iter().flat_map(|kind| Device { kind, number: None }.listing()).collect()
 }
@@ -166,10 +167,10 @@ mod tests {
     #[test]
     fn names_are_parsed() {
         for (text, kind, number) in [
-            ("cpu", Kind::Cpu, None),
-            ("cuda", Kind::Cuda, None),
-            ("wgpu", Kind::Wgpu, None),
-            ("wgpu:3", Kind::Wgpu, Some(3)),
+            ("cpu", DeviceKind::Cpu, None),
+            ("cuda", DeviceKind::Cuda, None),
+            ("wgpu", DeviceKind::Wgpu, None),
+            ("wgpu:3", DeviceKind::Wgpu, Some(3)),
         ] {
             let device = Device { kind, number };
             assert_eq!(text.parse(), Ok(device));

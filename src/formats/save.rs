@@ -10,7 +10,7 @@ use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 
 use crate::formats::files::disk::Disk;
-use crate::formats::files::tensors::{self, Named};
+use crate::formats::files::tensors::{self, NamedTensor};
 use crate::formats::files::{io_fault, prepare_dir, text_regular, write};
 use crate::formats::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, twin};
 
@@ -65,13 +65,14 @@ pub fn save(
             let mut shape = param.shape.clone();
             shape[0] = rows.len();
             let values = &values[rows.start * row..rows.end * row];
-            tensors.push(Named::new(to_hf(model.architecture, &name), shape, values));
+            tensors.push(NamedTensor::new(to_hf(model.architecture, &name), shape, values));
         }
     }
     if let Some((name, ours)) = twin(model)
-        && let Some(Named { shape, words, .. }) = tensors.iter().find(|tensor| tensor.name == ours)
+        && let Some(NamedTensor { shape, words, .. }) =
+            tensors.iter().find(|tensor| tensor.name == ours)
     {
-        tensors.push(Named::new(name.to_owned(), shape.clone(), words));
+        tensors.push(NamedTensor::new(name.to_owned(), shape.clone(), words));
     }
     // Some versions of transformers refuse files that do not say so.
     let format = HashMap::from([("format".into(), "pt".into())]);

@@ -18,11 +18,11 @@ pub(crate) struct Recorder<'p> {
     steps: Range<u64>,
     width: usize,
     sizes: Sizes,
-    state: Mutex<State<'p>>,
+    state: Mutex<Buffered<'p>>,
 }
 
 #[derive(Default)]
-struct State<'p> {
+struct Buffered<'p> {
     runs: Vec<Ran<'p>>,
     n_past: usize,
     is_written: bool,
@@ -79,7 +79,7 @@ impl<'p> Recorder<'p> {
         if state.is_written { Ok(()) } else { self.write(&mut state) }
     }
 
-    fn write(&self, state: &mut State<'_>) -> Result<(), Fault> {
+    fn write(&self, state: &mut Buffered<'_>) -> Result<(), Fault> {
         state.is_written = true;
         let text = chrome::training(&std::mem::take(&mut state.runs), Some(&self.sizes));
         std::fs::write(self.path, text).map_err(|e| io_fault("trace", self.path, &e))

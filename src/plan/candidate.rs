@@ -83,7 +83,7 @@ fn name<T: Copy + PartialEq>(all: &[(&'static str, T)], value: T) -> &'static st
 }
 
 /// What became of a way to train.
-pub(super) enum Outcome {
+pub(super) enum Fit {
     Fits(Candidate),
     /// What its peak rank needs at least.
     TooLarge(Config, Need),

@@ -12,7 +12,7 @@ use chimera_core::search::AUTO;
 use chimera_core::update::Update;
 use rayon::prelude::*;
 
-use super::candidate::{Candidate, Cluster, Outcome, no_flush};
+use super::candidate::{Candidate, Cluster, Fit, no_flush};
 use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::need::Need;
 use crate::settings::schedules::{ALONE, Named};
@@ -129,14 +129,14 @@ fn first_choice<'c>(
         (watched.observe)(watched.n_tried.fetch_add(1, Ordering::Relaxed) + 1, n_groups);
         outcomes
     };
-    let outcomes: Vec<Result<Outcome>> = ways.into_par_iter().flat_map_iter(try_all).collect();
+    let outcomes: Vec<Result<Fit>> = ways.into_par_iter().flat_map_iter(try_all).collect();
     let mut choice =
         Choice { candidates: Vec::new(), n_too_large: 0, smallest: None, n_left_out: 0 };
     let mut refusal: Option<Error> = None;
     for outcome in outcomes {
         match outcome {
-            Ok(Outcome::Fits(candidate)) => choice.candidates.push(candidate),
-            Ok(Outcome::TooLarge(config, need)) => choice.too_large(config, need),
+            Ok(Fit::Fits(candidate)) => choice.candidates.push(candidate),
+            Ok(Fit::TooLarge(config, need)) => choice.too_large(config, need),
             // Many schedules do not have all shapes: that is told only where nothing else is left.
             Err(error) => refusal = refusal.or(Some(error)),
         }
@@ -203,14 +203,14 @@ impl Choice {
                 false => group().outcome(open.config),
                 true => {
                     watched.n_left_out.fetch_add(1, Ordering::Relaxed);
-                    Ok(Outcome::Fits(open))
+                    Ok(Fit::Fits(open))
                 }
             };
-            let simulated: Vec<Result<Outcome>> = open.into_par_iter().map(simulate).collect();
+            let simulated: Vec<Result<Fit>> = open.into_par_iter().map(simulate).collect();
             for outcome in simulated {
                 match outcome {
-                    Ok(Outcome::Fits(candidate)) => self.candidates.push(candidate),
-                    Ok(Outcome::TooLarge(config, need)) => self.too_large(config, need),
+                    Ok(Fit::Fits(candidate)) => self.candidates.push(candidate),
+                    Ok(Fit::TooLarge(config, need)) => self.too_large(config, need),
                     Err(_) => {}
                 }
             }
@@ -279,7 +279,7 @@ fn tried(
     mut group: ConfigGroup,
     cluster: &Cluster,
     watched: &Watched<'_>,
-) -> Vec<Result<Outcome>> {
+) -> Vec<Result<Fit>> {
     let mut outcomes = Vec::new();
     let (mut fits, mut is_hopeless, mut left) = (None, false, ways.len());
     for way in ways {
@@ -295,8 +295,8 @@ fn tried(
         }
         let outcome = group.outcome(way);
         match &outcome {
-            Ok(Outcome::Fits(_)) => fits = Some(n),
-            Ok(Outcome::TooLarge(_, need)) => is_hopeless |= need.state > cluster.memory,
+            Ok(Fit::Fits(_)) => fits = Some(n),
+            Ok(Fit::TooLarge(_, need)) => is_hopeless |= need.state > cluster.memory,
             Err(_) => {}
         }
         outcomes.push(outcome);

@@ -13,6 +13,7 @@ use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 
 use super::request::request_of_window;
+use crate::device::Precision;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Scaling};
 
@@ -102,6 +103,10 @@ impl Course {
         ensure!(
             !config.shard_optimizer || !config.mpi_allreduce,
             "shard-optimizer gives each sum to one replica, and mpi-allreduce to all: choose one of them"
+        );
+        ensure!(
+            config.reduce_precision == Precision::F32 || !config.mpi_allreduce,
+            "MPI has no sums of bf16: choose reduce-precision f32, or leave mpi-allreduce out"
         );
         let mut course = Course { config, program, last: None, search, found, training };
         if course.config.resume.is_none() {
@@ -207,6 +212,7 @@ fn training(config: &Config) -> Training {
         check_finite: config.check_finite,
         non_finite: config.non_finite,
         shard_optimizer: config.shard_optimizer,
+        bf16_gradients: config.reduce_precision == Precision::Bf16,
     }
 }
 

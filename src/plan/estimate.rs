@@ -17,7 +17,7 @@ use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 
-use super::candidate::{Candidate, Cluster, Outcome, no_flush};
+use super::candidate::{Candidate, Cluster, Fit, no_flush};
 use super::need::{Need, Peaks, needs_at};
 use super::{Course, Plan, can_be_cut, costs_by_flops, timetable};
 use crate::device::Device;
@@ -69,7 +69,7 @@ impl<'c> ConfigGroup<'c> {
     }
 
     /// Proves a way, or shorter ones of its kind, foresees its memory, and if that is there its time.
-    pub(super) fn outcome(&mut self, way: Config) -> Result<Outcome> {
+    pub(super) fn outcome(&mut self, way: Config) -> Result<Fit> {
         if self.foresees
             && let Some(foreseen) = self.foreseen(&way)?
         {
@@ -87,14 +87,14 @@ impl<'c> ConfigGroup<'c> {
         let peaks = Peaks::of(&way, &plan.memory, &plan.course.program);
         let (way, need) = self.need(way, &plan, &peaks);
         if need.total() > self.cluster.memory {
-            return Ok(Outcome::TooLarge(way, need));
+            return Ok(Fit::TooLarge(way, need));
         }
         let taken = taken(&plan, &way, self.cluster);
-        Ok(Outcome::Fits(candidate(way, need, &taken, true)))
+        Ok(Fit::Fits(candidate(way, need, &taken, true)))
     }
 
     /// What shorter steps tell of a way, if it is long and they tell enough.
-    fn foreseen(&mut self, way: &Config) -> Result<Option<Outcome>> {
+    fn foreseen(&mut self, way: &Config) -> Result<Option<Fit>> {
         let n = way.micro_batches;
         let Some(round) = round(way).filter(|round| n / round >= MOST_ROUNDS) else {
             return Ok(None);
@@ -118,7 +118,7 @@ impl<'c> ConfigGroup<'c> {
             let more = (n - third.course.config.micro_batches) as f64 / round as f64;
             let (way, need) = self.need(way.clone(), third, &further(b, c, more));
             if need.total() > self.cluster.memory {
-                return Ok(Some(Outcome::TooLarge(way, need)));
+                return Ok(Some(Fit::TooLarge(way, need)));
             }
             let [a, b, c] = [first, second, third].map(|plan| taken(plan, &way, self.cluster));
             let is_even = are_even([&[a.makespan], &[b.makespan], &[c.makespan]]);
@@ -130,12 +130,12 @@ impl<'c> ConfigGroup<'c> {
             };
             let candidate = candidate(way, need, &StepTime { makespan, busy, ..c }, false);
             if is_even {
-                return Ok(Some(Outcome::Fits(candidate)));
+                return Ok(Some(Fit::Fits(candidate)));
             }
             last = Some(candidate);
         }
         // What strays is shown to nobody before it is simulated.
-        Ok(last.filter(|_| n * way.depth <= MOST_SIMULATED).map(Outcome::Fits))
+        Ok(last.filter(|_| n * way.depth <= MOST_SIMULATED).map(Fit::Fits))
     }
 
     /// Plan of a configuration with `n` micro-batches.

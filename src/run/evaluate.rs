@@ -17,7 +17,7 @@ pub use sampling::Sampling;
 use sampling::draw;
 
 /// A whole model that predicts the next token, on one device, in two parts: of a long text the head is asked for some rows alone.
-pub struct Model<K: Layers> {
+pub struct CausalLm<K: Layers> {
     kernels: K,
     config: ModelConfig,
     body: Vec<K::Tensor>,
@@ -50,7 +50,7 @@ pub fn must_foresee(config: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
-impl<K: Layers> Model<K> {
+impl<K: Layers> CausalLm<K> {
     /// Puts the tensors of a model onto a device; each parameter of the model must be among them.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl<K: Layers> Model<K> {
         kernels: K,
         config: &ModelConfig,
         tensors: &[(Param, Vec<f32>)],
-    ) -> Result<Model<K>> {
+    ) -> Result<CausalLm<K>> {
         must_foresee(config)?;
         let part = |cut: &Cut, shared: &[(Param, K::Tensor)]| {
             upload(&kernels, config.params(cut), tensors, shared)
@@ -68,7 +68,7 @@ impl<K: Layers> Model<K> {
         let head = part(&head(config), &body)?;
         let tensors = |part: Vec<(Param, K::Tensor)>| part.into_iter().map(|(_, t)| t).collect();
         let (body, head) = (tensors(body), tensors(head));
-        Ok(Model { kernels, config: config.clone(), body, head })
+        Ok(CausalLm { kernels, config: config.clone(), body, head })
     }
 
     /// The sizes of the model.

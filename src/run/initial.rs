@@ -8,12 +8,12 @@ use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 
 use crate::formats::checkpoint::bytes;
-use crate::formats::hf::Source;
+use crate::formats::hf::HfModel;
 
 /// A model to begin with, all of which has been read once.
 pub struct Initial {
     dir: String,
-    source: Source,
+    source: HfModel,
     /// BLAKE3 of the values, by name.
     hashes: BTreeMap<String, blake3::Hash>,
 }
@@ -24,7 +24,7 @@ impl Initial {
     /// # Errors
     /// Whatever of it cannot be used.
     pub(super) fn open(dir: &Path, model: &ModelConfig) -> Result<Initial> {
-        let source = Source::open(dir)?;
+        let source = HfModel::open(dir)?;
         let dir = dir.display().to_string();
         ensure!(source.config() == model, "{}", changed(&dir));
         let hash = |param: &Param| {

@@ -221,6 +221,9 @@ options! {
         /// weights to the others
         "shard-optimizer" shard_optimizer: bool =
             [value("BOOL").also("ZeRO stage 1").is("false").free().see("#sharing-the-optimizer-out")];
+        /// Number format in which gradients go between replicas: f32, or bf16 for half the traffic; they are added in f32
+        "reduce-precision" reduce_precision: Precision =
+            [value("FORMAT").is("f32").free().see("#gradients-in-bf16")];
         /// Reduce gradients by MPI's own all-reduce, which rounds differently from threads
         "mpi-allreduce" mpi_allreduce: bool = [value("BOOL").is("false").free().see("distributed.md#sums-by-mpi")];
         /// Steps between comparisons of the weights of all replicas; 0 for none

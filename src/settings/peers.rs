@@ -31,6 +31,7 @@ const NAMES: &[(&str, &[&str])] = &[
     ("eps", &["adam-eps"]),
     ("shard-optimizer", &["use-distributed-optimizer"]),
     ("precision", &["dtype"]),
+    ("reduce-precision", &["reduce-dtype", "communication-data-type"]),
     ("eval-every", &["eval-interval"]),
     ("save-every", &["save-interval"]),
     ("keep", &["keep-latest-k"]),
@@ -52,6 +53,7 @@ const ABSENT: &[(&[&str], &str)] = &[
         "`save-every` saves checkpoints and `resume` goes on from one; `recompute` is activation checkpointing",
     ),
     (&["bf16"], "choose `precision` bf16"),
+    (&["grad-reduce-in-bf16"], "choose `reduce-precision` bf16"),
     (&["fp16"], "there is no fp16: choose `precision` bf16 or f32"),
 ];
 

@@ -6,7 +6,7 @@ use chimera::candle::Candle;
 use chimera::core::model::{Architecture, ModelConfig};
 use chimera::formats::hf::read;
 use chimera::formats::save::save;
-use chimera::run::evaluate::{Bert, Model};
+use chimera::run::evaluate::{Bert, CausalLm};
 
 use serde_json::Value;
 
@@ -47,7 +47,7 @@ fn both_heads_are_those_of_transformers() {
         assert!(largest < 1e-4, "{kind}: logits differ by {largest:e}");
         assert!(logits.iter().any(|logit| logit.abs() > 1.0), "{kind}: all logits are small");
         let refusal =
-            Model::new(Candle::cpu(), &bert.config, &bert.weights).err().expect("refused");
+            CausalLm::new(Candle::cpu(), &bert.config, &bert.weights).err().expect("refused");
         assert!(refusal.to_string().contains("predicts masked tokens"), "{refusal}");
     }
 }

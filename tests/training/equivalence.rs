@@ -274,3 +274,16 @@ fn the_same_run_gives_the_same_bits() {
         assert!(first.1 == again.1, "weights differ: {options}");
     }
 }
+
+#[test]
+fn gradients_in_bf16_differ_by_their_rounding() {
+    let oracle = Oracle::new();
+    let shape = format!("{MODEL} --depth 2 --width 2 --micro-batches 4 --check-replicas 1");
+    let losses = |more: &str| oracle.losses(&format!("{shape} {more}"));
+    let (whole, rounded) = (losses(""), losses("--reduce-precision bf16"));
+    assert!(whole != rounded && whole[0] == rounded[0], "{whole:?}, rounded {rounded:?}");
+    let is_close = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-3 * a;
+    assert!(whole.iter().zip(&rounded).all(is_close), "{whole:?}, rounded {rounded:?}");
+    // Owners round their sums as well, so sharing the optimizer out changes no bit.
+    assert_eq!(losses("--reduce-precision bf16 --shard-optimizer"), rounded);
+}

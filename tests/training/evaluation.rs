@@ -1,7 +1,7 @@
 //! `--eval-every`: the loss on the validation text while training.
 
 use chimera::candle::Candle;
-use chimera::run::evaluate::{Bert, Model};
+use chimera::run::evaluate::{Bert, CausalLm};
 
 use super::{MODEL, prepare, train};
 use crate::command::{chimera, folder, text};
@@ -20,7 +20,7 @@ fn the_pipeline_evaluates_as_the_whole_model_does() {
     ] {
         let options = format!("{model} {options}");
         let (run, (reports, trained)) = (prepare(&options), train(&options));
-        let whole = Model::new(Candle::cpu(), run.model(), &trained.weights).expect("a model");
+        let whole = CausalLm::new(Candle::cpu(), run.model(), &trained.weights).expect("a model");
         let loss = whole.loss(&run.validation().expect("text")).expect("a loss");
         let evaluated: Vec<_> =
             reports.iter().map(|r| r.validation_loss.map(f64::to_bits)).collect();

@@ -1,9 +1,13 @@
-//! The project's words: doc comments stand alone, and identifiers that gave way to the field's words stay away.
+//! The project's words: doc comments stand alone, identifiers that gave way to the field's words stay away, and the name
+//! of a type means one thing in its crate.
+
+mod types;
 
 use std::fs;
 
 use anyhow::{Context, Result, bail};
 
+use self::types::Types;
 use crate::command::{root, rust_files};
 
 /// Folders with sources of the project.
@@ -33,18 +37,21 @@ const LEANING: [&str; 8] = [
 /// Identifiers with the folder in which each must not stand, and the word for it.
 const RETIRED: &str = include_str!("../words.txt");
 
-/// Refuses doc comments that lean on others, and retired identifiers.
+/// Refuses doc comments that lean on others, retired identifiers, and names of types that stand twice in a crate.
 pub(crate) fn run() -> Result<()> {
     let retired = retired(RETIRED)?;
     let (mut refusals, mut n_files) = (Vec::new(), 0);
+    let mut types = Types::default();
     for folder in SOURCES {
         for path in rust_files(&root().join(folder))? {
             let text = fs::read_to_string(&path)?;
-            let name = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
-            refusals.extend(refused(&name, &text, &retired));
+            let file = path.strip_prefix(root()).unwrap_or(&path);
+            refusals.extend(refused(&file.display().to_string(), &text, &retired));
+            types.add(file, &text);
             n_files += 1;
         }
     }
+    refusals.extend(types.refused());
     match refusals.len() {
         0 => eprintln!("{n_files} files use the project's words"),
         n => bail!(

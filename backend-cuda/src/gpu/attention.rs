@@ -46,7 +46,7 @@ impl<D: Driver> Gpu<D> {
             threshold,
             scale,
         ];
-        let Launch { kernel, own, shared } = sizes.forward();
+        let AttentionLaunch { kernel, own, shared } = sizes.forward();
         self.run_shared(kernel, sizes.grid(own), THREADS, shared, &args)?;
         Ok((out, log_sum))
     }
@@ -85,7 +85,7 @@ impl<D: Driver> Gpu<D> {
             threshold,
             scale,
         ];
-        for Launch { kernel, own, shared } in sizes.backward() {
+        for AttentionLaunch { kernel, own, shared } in sizes.backward() {
             self.run_shared(kernel, sizes.grid(own), THREADS, shared, &args)?;
         }
         Ok(d_qkv)
@@ -135,7 +135,7 @@ struct Sizes {
     is_tiled: bool,
 }
 
-struct Launch {
+struct AttentionLaunch {
     kernel: &'static str,
     /// Rows that a block has of its own.
     own: usize,
@@ -144,14 +144,14 @@ struct Launch {
 }
 
 impl Sizes {
-    fn forward(&self) -> Launch {
+    fn forward(&self) -> AttentionLaunch {
         match self.is_tiled {
             true => tiled("tiled_attention", QUERIES, 1, 0),
             false => self.generic("attention", 1),
         }
     }
 
-    fn backward(&self) -> [Launch; 2] {
+    fn backward(&self) -> [AttentionLaunch; 2] {
         match self.is_tiled {
             true => [
                 tiled("tiled_attention_dq", QUERIES, 2, 0),
@@ -162,9 +162,9 @@ impl Sizes {
     }
 
     /// Own matrices, and two tiles whose rows are padded by one.
-    fn generic(&self, kernel: &'static str, n_own: usize) -> Launch {
+    fn generic(&self, kernel: &'static str, n_own: usize) -> AttentionLaunch {
         let floats = n_own * OWN * self.dim + 2 * WARP * (self.dim + 1);
-        Launch { kernel, own: OWN, shared: floats * size_of::<f32>() }
+        AttentionLaunch { kernel, own: OWN, shared: floats * size_of::<f32>() }
     }
 
     /// Rows go down: there a grid has 65,535 blocks at most.
@@ -174,7 +174,7 @@ impl Sizes {
 }
 
 /// Own matrices, and two tiles and so many numbers for each of their rows: these, and those that come next.
-fn tiled(kernel: &'static str, own: usize, n_own: usize, numbers: usize) -> Launch {
+fn tiled(kernel: &'static str, own: usize, n_own: usize, numbers: usize) -> AttentionLaunch {
     let next = 2 * (2 * TILE_BYTES + numbers * TILE * size_of::<f32>());
-    Launch { kernel, own, shared: n_own * own / TILE * TILE_BYTES + next }
+    AttentionLaunch { kernel, own, shared: n_own * own / TILE * TILE_BYTES + next }
 }

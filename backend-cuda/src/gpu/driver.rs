@@ -63,7 +63,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
     fn read(&self, memory: &Self::Memory, start: usize, into: &mut [u8]) -> Result<()>;
 
     /// [`read`](Driver::read)s several pieces; where it can, it waits for all of them at once.
-    fn read_all(&self, pieces: &mut [Piece<'_, Self::Memory>]) -> Result<()> {
+    fn read_all(&self, pieces: &mut [Download<'_, Self::Memory>]) -> Result<()> {
         pieces.iter_mut().try_for_each(|piece| self.read(piece.memory, piece.start, piece.into))
     }
 
@@ -128,7 +128,7 @@ pub struct At {
 
 /// Memory to be copied to the host.
 #[derive(Debug)]
-pub struct Piece<'a, M> {
+pub struct Download<'a, M> {
     /// The memory.
     pub memory: &'a M,
     /// The first byte of it.
@@ -188,7 +188,7 @@ pub struct Product<'a, M> {
     /// The right operand.
     pub b: Operand<'a, M>,
     /// The result.
-    pub into: Place<'a, M>,
+    pub into: MatrixRef<'a, M>,
     /// Whether to add to what `into` holds.
     pub add: bool,
 }
@@ -197,14 +197,14 @@ pub struct Product<'a, M> {
 #[derive(Debug)]
 pub struct Operand<'a, M> {
     /// Where it begins.
-    pub place: Place<'a, M>,
+    pub place: MatrixRef<'a, M>,
     /// Whether its transpose is meant.
     pub transposed: bool,
 }
 
 /// Where a matrix begins and what it is made of.
 #[derive(Debug)]
-pub struct Place<'a, M> {
+pub struct MatrixRef<'a, M> {
     /// The memory.
     pub memory: &'a M,
     /// The byte in it.

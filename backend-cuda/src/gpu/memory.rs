@@ -3,7 +3,7 @@
 use chimera_core::device::Result;
 
 use super::tensor::Cast;
-use super::{BLOCK, Driver, Element, Gpu, Piece, Tensor, int, long};
+use super::{BLOCK, Download, Driver, Element, Gpu, Tensor, int, long};
 
 /// Elements of bf16 in a line of the cache.
 const ROW: usize = 64;
@@ -102,7 +102,7 @@ impl<D: Driver> Gpu<D> {
     pub(super) fn downloaded_all(&self, tensors: &[&Tensor<D::Memory>]) -> Result<Vec<Vec<f32>>> {
         let tensors: Vec<_> = tensors.iter().map(|t| self.packed(t)).collect::<Result<_>>()?;
         let mut bytes: Vec<Vec<u8>> = tensors.iter().map(|t| vec![0; t.bytes().len()]).collect();
-        let pieces = tensors.iter().zip(&mut bytes).map(|(tensor, into)| Piece {
+        let pieces = tensors.iter().zip(&mut bytes).map(|(tensor, into)| Download {
             memory: &tensor.buffer.memory,
             start: tensor.bytes().start,
             into,

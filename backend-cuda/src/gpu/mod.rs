@@ -26,7 +26,9 @@ use chimera_core::device::{
 };
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
 
-pub use driver::{Arg, At, Driver, Lane, Launch, Operand, Piece, Place, Product, kernels, source};
+pub use driver::{
+    Arg, At, Download, Driver, Lane, Launch, MatrixRef, Operand, Product, kernels, source,
+};
 pub use tensor::{Element, Tensor};
 
 /// Threads of a block, where a kernel has no other needs.

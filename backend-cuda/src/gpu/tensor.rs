@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::driver::{Arg, Place};
+use super::driver::{Arg, MatrixRef};
 
 /// What a tensor is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,9 +119,9 @@ impl<M> Tensor<M> {
         Arg::Write(&self.buffer.memory, self.start * self.element.bytes())
     }
 
-    pub(super) fn place(&self) -> Place<'_, M> {
+    pub(super) fn place(&self) -> MatrixRef<'_, M> {
         let start = self.start * self.element.bytes();
-        Place { memory: &self.buffer.memory, start, element: self.element, pitch: self.pitch }
+        MatrixRef { memory: &self.buffer.memory, start, element: self.element, pitch: self.pitch }
     }
 }
 

@@ -4,7 +4,7 @@
 //! BERT's lengths: a few bytes.
 
 use chimera_backend_candle::gpu::Element;
-use chimera_core::equivalence::{Run, RunError};
+use chimera_core::equivalence::{RunError, TrialRun};
 use chimera_core::lower::Recompute::{self, Full, None, Selective};
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
@@ -51,7 +51,7 @@ fn are_foreseen(element: Element, cases: &[Case]) -> Result<(), RunError> {
                 ModelConfig { architecture, layers, hidden, heads: 2, context, vocab, tied: false };
             let shape = Shape::new(depth, 2 * depth as u32);
             let micro_batch_size = 2;
-            let run = Run {
+            let run = TrialRun {
                 schedule,
                 shape,
                 model,
@@ -66,7 +66,7 @@ fn are_foreseen(element: Element, cases: &[Case]) -> Result<(), RunError> {
     Ok(())
 }
 
-fn check(run: &Run, element: Element) -> Result<(), RunError> {
+fn check(run: &TrialRun, element: Element) -> Result<(), RunError> {
     let foreseen = run.foreseen(element.bytes() as u64)?;
     let gpus: Vec<_> = foreseen.iter().map(|_| emulated::gpu(0, element)).collect();
     let trained = run.train(|rank| Ok(gpus[rank.index()].clone()))?;

@@ -1,6 +1,6 @@
 //! How much memory each worker needs for backwards to come, and while an op runs.
 
-use crate::activation_memory::{ActivationMemory, Held, change, rounded};
+use crate::activation_memory::{ActivationMemory, HeldMemory, change, rounded};
 use crate::costs::StageBytes;
 use crate::effects::{Rules, Token, TokenKind};
 use crate::ids::WorkerId;
@@ -91,7 +91,7 @@ pub fn peak_kept(program: &Program) -> Vec<f64> {
 
 /// The most that each worker holds, where `change` says what a cell adds and frees.
 fn most_held(program: &Program, change: impl Fn(WorkerId, &Cell) -> (f64, f64)) -> Vec<f64> {
-    let mut held = Held::new(program.rows().len());
+    let mut held = HeldMemory::new(program.rows().len());
     for (worker, row) in (0..).map(WorkerId).zip(program.rows()) {
         for instr in row {
             if let Instr::Run(cell) = instr {

@@ -85,12 +85,12 @@ pub struct NetworkCosts<C> {
     units_per_micro: f64,
     activations: Vec<f64>,
     /// By bucket; of none, all are free.
-    sums: Vec<Sum>,
+    sums: Vec<ReductionTime>,
 }
 
 /// What one sum takes.
 #[derive(Clone, Debug, Default)]
-struct Sum {
+struct ReductionTime {
     takes: f64,
     /// By node of the group: how long the sum has the node's link.
     links: Vec<(usize, f64)>,
@@ -149,8 +149,8 @@ impl<C: Costs> NetworkCosts<C> {
         NetworkCosts { sums: (0..of_update.len()).map(sum).collect(), ..self }
     }
 
-    fn sum_of(&self, bucket: BucketId) -> &Sum {
-        static FREE: Sum = Sum { takes: 0.0, links: Vec::new() };
+    fn sum_of(&self, bucket: BucketId) -> &ReductionTime {
+        static FREE: ReductionTime = ReductionTime { takes: 0.0, links: Vec::new() };
         match self.sums.len() {
             0 => &FREE,
             n => &self.sums[bucket.index() % n],
@@ -205,12 +205,12 @@ impl<C: Costs> Costs for NetworkCosts<C> {
 
 /// What a port or a link of a node has to carry in one round, in either direction.
 #[derive(Clone, Copy, Default)]
-struct Load {
+struct Carried {
     out: f64,
     into: f64,
 }
 
-impl Load {
+impl Carried {
     fn busy(self) -> f64 {
         self.out.max(self.into)
     }
@@ -218,7 +218,7 @@ impl Load {
 
 impl Network {
     /// A reduction of tensors of these sizes over `replicas`.
-    fn sum(&self, replicas: &[Rank], tensors: &[f64], placement: &Placement) -> Sum {
+    fn sum(&self, replicas: &[Rank], tensors: &[f64], placement: &Placement) -> ReductionTime {
         let n = replicas.len();
         let n_bytes = tensors.iter().sum::<f64>().round() as usize;
         let shares = even_shares(n_bytes, n_core(n).max(1), UNIT * size_of::<f32>());
@@ -234,8 +234,8 @@ impl Network {
         let (mut takes, mut links) = (0.0, FxHashMap::<usize, f64>::default());
         let plans: Vec<_> = (0..n).map(|me| rounds(n, me, false)).collect();
         for round in 0..plans.iter().map(Vec::len).max().unwrap_or(0) {
-            let mut ports = vec![Load::default(); n];
-            let mut nodes = FxHashMap::<usize, Load>::default();
+            let mut ports = vec![Carried::default(); n];
+            let mut nodes = FxHashMap::<usize, Carried>::default();
             for (me, plan) in plans.iter().enumerate() {
                 let parts = plan.get(round).map_or(&[][..], |round| &round.sends);
                 for part in parts.iter().filter(|part| bytes(part) > 0.0) {
@@ -264,6 +264,6 @@ impl Network {
         }
         let mut links: Vec<_> = links.into_iter().filter(|(_, busy)| *busy > 0.0).collect();
         links.sort_by_key(|(link, _)| *link);
-        Sum { takes, links }
+        ReductionTime { takes, links }
     }
 }

@@ -15,7 +15,7 @@ use crate::program::Program;
 
 /// When everything happens if each worker does its row as early as it can.
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
-    let mut clock = Clock::new(program, costs);
+    let mut clock = Simulation::new(program, costs);
     let mut group = Group::new(program);
     while group.run(&mut clock) != Ok(true) {
         // Only proven programs come here, and the proof is this very interpretation.
@@ -39,7 +39,7 @@ impl Ready {
     }
 }
 
-struct Clock<'p, C> {
+struct Simulation<'p, C> {
     program: &'p Program,
     costs: &'p C,
     events: Vec<Event>,
@@ -50,14 +50,14 @@ struct Clock<'p, C> {
     queues: Vec<std::collections::VecDeque<Ready>>,
     /// When each link between nodes is free.
     links: FxHashMap<usize, Ready>,
-    sums: Vec<Sum>,
+    sums: Vec<ReductionState>,
     /// Sums that all members have started, but no link has served yet.
     started: Vec<BucketId>,
     agreement: Agreement,
 }
 
 #[derive(Clone)]
-struct Sum {
+struct ReductionState {
     n_started: usize,
     ready: Ready,
     is_done: bool,
@@ -68,10 +68,10 @@ struct Agreement {
     ready: Ready,
 }
 
-impl<'p, C: Costs> Clock<'p, C> {
-    fn new(program: &'p Program, costs: &'p C) -> Clock<'p, C> {
+impl<'p, C: Costs> Simulation<'p, C> {
+    fn new(program: &'p Program, costs: &'p C) -> Simulation<'p, C> {
         let n_workers = program.rows.len();
-        Clock {
+        Simulation {
             program,
             costs,
             events: Vec::new(),
@@ -80,7 +80,7 @@ impl<'p, C: Costs> Clock<'p, C> {
             queues: vec![Default::default(); program.channels.len()],
             links: FxHashMap::default(),
             sums: vec![
-                Sum { n_started: 0, ready: Ready::START, is_done: false };
+                ReductionState { n_started: 0, ready: Ready::START, is_done: false };
                 program.buckets.len()
             ],
             started: Vec::new(),
@@ -134,7 +134,7 @@ impl<'p, C: Costs> Clock<'p, C> {
     }
 }
 
-impl<C: Costs> Machine for Clock<'_, C> {
+impl<C: Costs> Machine for Simulation<'_, C> {
     type Value = Ready;
     type Error = Infallible;
 

@@ -39,7 +39,7 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     if found < wanted {
         return refuse(Reason::Incomplete { found, wanted });
     }
-    let mut passes = Passes::new(timetable);
+    let mut passes = PassesDone::new(timetable);
     for (worker, cell, op) in ops(timetable) {
         passes.add(op).map_err(|reason| refusal(timetable, Some((worker, cell)), reason))?;
     }
@@ -96,21 +96,21 @@ fn refusal(timetable: &Timetable, at: Option<(WorkerId, usize)>, reason: Reason)
 }
 
 /// Which passes each (micro-batch unit, stage) has had.
-struct Passes {
+struct PassesDone {
     n_stages: usize,
     pipe_of: Vec<Option<PipeId>>,
     done: Vec<u8>,
 }
 
-impl Passes {
+impl PassesDone {
     const FORWARD: u8 = 1;
     const INPUT: u8 = 2;
     const WEIGHT: u8 = 4;
     const RECOMPUTE: u8 = 8;
 
-    fn new(timetable: &Timetable) -> Passes {
+    fn new(timetable: &Timetable) -> PassesDone {
         let (n_units, n_stages) = (timetable.n_units() as usize, timetable.placement.n_stages());
-        Passes { n_stages, pipe_of: vec![None; n_units], done: vec![0; n_units * n_stages] }
+        PassesDone { n_stages, pipe_of: vec![None; n_units], done: vec![0; n_units * n_stages] }
     }
 
     fn add(&mut self, op: Op) -> Result<(), Reason> {
@@ -156,7 +156,8 @@ struct Absent {
 impl Absent {
     fn reason(&self) -> Reason {
         let has = |bit| self.done & bit != 0;
-        let pass = match (has(Passes::FORWARD), has(Passes::INPUT), has(Passes::WEIGHT)) {
+        let pass = match (has(PassesDone::FORWARD), has(PassesDone::INPUT), has(PassesDone::WEIGHT))
+        {
             (false, ..) => "forward",
             (_, false, false) => "backward",
             (_, false, _) => "backward's input half",

@@ -13,13 +13,13 @@ use crate::update::{Update, Window};
 /// it, counted from the start of the window.
 pub(crate) struct Versions {
     window: Window,
-    stages: FxHashMap<(WorkerId, StageId), Stage>,
+    stages: FxHashMap<(WorkerId, StageId), HeldStage>,
     peaks: Vec<u32>,
 }
 
 /// One stage on one worker.
 #[derive(Default)]
-struct Stage {
+struct HeldStage {
     n_updates: u32,
     /// How many micro-batch units each version is kept for.
     kept: FxHashMap<u32, u32>,

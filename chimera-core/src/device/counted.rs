@@ -32,11 +32,11 @@ struct Used {
 pub struct Extents {
     pub(crate) shape: Vec<usize>,
     pub(crate) element: u64,
-    memory: Arc<Memory>,
+    memory: Arc<Allocation>,
 }
 
 #[derive(Debug)]
-struct Memory {
+struct Allocation {
     bytes: u64,
     /// Whether an activation was made of it, which is kept beside it.
     is_cast: AtomicBool,
@@ -65,7 +65,7 @@ impl Counted {
     pub(crate) fn of(&self, shape: &[usize], element: u64) -> Extents {
         let bytes = elements(shape) * element;
         of(&self.used).add(bytes);
-        let memory = Memory { bytes, is_cast: false.into(), used: Arc::clone(&self.used) };
+        let memory = Allocation { bytes, is_cast: false.into(), used: Arc::clone(&self.used) };
         Extents { shape: shape.to_vec(), element, memory: Arc::new(memory) }
     }
 
@@ -100,7 +100,7 @@ impl Extents {
     }
 }
 
-impl Memory {
+impl Allocation {
     /// bf16 beside f32: an activation of another size there is not.
     fn cast_bytes(&self) -> u64 {
         self.bytes / 2
@@ -118,7 +118,7 @@ fn of(used: &Mutex<Used>) -> MutexGuard<'_, Used> {
     used.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Memory {
+impl Drop for Allocation {
     fn drop(&mut self) {
         let cast = if *self.is_cast.get_mut() { self.cast_bytes() } else { 0 };
         of(&self.used).now -= u128::from(self.bytes + cast);

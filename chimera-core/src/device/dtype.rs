@@ -77,6 +77,15 @@ impl Dtype {
         })
     }
 
+    /// Words that hold values of f32: to the nearest of what the type has.
+    pub fn of_f32(self, values: Vec<f32>) -> Vec<f32> {
+        match self {
+            Dtype::F32 => values,
+            Dtype::Bf16 => values.chunks(2).map(rounded_halves).collect(),
+            Dtype::F64 => values.iter().flat_map(|x| pair(f64::from(*x).to_bits())).collect(),
+        }
+    }
+
     /// The first `n_elements` of words, as f32.
     pub fn to_f32(self, words: Vec<f32>, n_elements: usize) -> Vec<f32> {
         let mut values: Vec<f32> = match self {
@@ -136,6 +145,19 @@ impl From<Vec<f32>> for Elements {
 
 /// Bytes of a word.
 const WORD: usize = size_of::<f32>();
+
+/// A word of one or two numbers, rounded to their upper halves: to the nearest, of two to the even one.
+fn rounded_halves(values: &[f32]) -> f32 {
+    let upper = |value: &f32| {
+        let bits = value.to_bits();
+        let is_even = bits >> u16::BITS & 1;
+        let nearest = bits.wrapping_add(0x7FFF + is_even) >> u16::BITS;
+        // Rounding could make an infinity of what is not a number.
+        let quiet = bits >> u16::BITS | 1 << 6;
+        if value.is_nan() { quiet } else { nearest }
+    };
+    f32::from_bits(upper(&values[0]) | values.get(1).map_or(0, upper) << u16::BITS)
+}
 
 fn halves(word: u32) -> [f32; 2] {
     [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)]

@@ -10,7 +10,7 @@ use crate::shards::{UNIT, even_shares};
 const ALIGNMENT: usize = 64;
 
 /// The tensors of a bucket, one behind the other, and the segment of each replica.
-pub(super) struct Layout {
+pub(super) struct BucketLayout {
     shapes: Vec<Vec<usize>>,
     /// By tensor: its elements in the buffer.
     places: Vec<Range<usize>>,
@@ -22,11 +22,11 @@ pub(super) struct Layout {
     keeps_sums: bool,
 }
 
-impl Layout {
+impl BucketLayout {
     /// A buffer of which each replica that adds has an even share.
-    pub(super) fn shared(shapes: Vec<Vec<usize>>, n_members: usize) -> Layout {
+    pub(super) fn shared(shapes: Vec<Vec<usize>>, n_members: usize) -> BucketLayout {
         let order = (0..shapes.len()).collect();
-        let mut layout = Layout::of(shapes, order);
+        let mut layout = BucketLayout::of(shapes, order);
         let shares = even_shares(layout.n_elements, n_core(n_members), UNIT);
         let end = layout.n_elements..layout.n_elements;
         let share = |member| shares.get(member).cloned().unwrap_or(end.clone());
@@ -43,11 +43,15 @@ impl Layout {
     }
 
     /// A buffer of which each replica has the tensors that it owns, and keeps their sums.
-    pub(super) fn owned(shapes: Vec<Vec<usize>>, owners: &[usize], n_members: usize) -> Layout {
+    pub(super) fn owned(
+        shapes: Vec<Vec<usize>>,
+        owners: &[usize],
+        n_members: usize,
+    ) -> BucketLayout {
         let members = segments(n_members);
         let of_member = |member: usize| (0..owners.len()).filter(move |t| owners[*t] == member);
         let order = members.iter().flat_map(|member| of_member(*member)).collect();
-        let mut layout = Layout { keeps_sums: true, ..Layout::of(shapes, order) };
+        let mut layout = BucketLayout { keeps_sums: true, ..BucketLayout::of(shapes, order) };
         let mut start = 0;
         for member in members {
             let ends = of_member(member).map(|tensor| layout.end_of(tensor));
@@ -58,7 +62,7 @@ impl Layout {
         layout
     }
 
-    fn of(shapes: Vec<Vec<usize>>, order: Vec<usize>) -> Layout {
+    fn of(shapes: Vec<Vec<usize>>, order: Vec<usize>) -> BucketLayout {
         let mut places = vec![0..0; shapes.len()];
         let mut n_elements = 0;
         for tensor in &order {
@@ -66,7 +70,7 @@ impl Layout {
             places[*tensor] = n_elements..n_elements + n;
             n_elements = (n_elements + n).next_multiple_of(ALIGNMENT);
         }
-        Layout { shapes, places, order, n_elements, segments: Vec::new(), keeps_sums: false }
+        BucketLayout { shapes, places, order, n_elements, segments: Vec::new(), keeps_sums: false }
     }
 
     /// Where the next tensor may begin.
@@ -162,8 +166,8 @@ mod tests {
     fn tensors_are_aligned_and_segments_cover_the_buffer() {
         for n_members in 1..40 {
             let owners: Vec<usize> = (0..5).map(|tensor| tensor * 7 % n_members).collect();
-            let owned = Layout::owned(shapes(), &owners, n_members);
-            for layout in [Layout::shared(shapes(), n_members), owned] {
+            let owned = BucketLayout::owned(shapes(), &owners, n_members);
+            for layout in [BucketLayout::shared(shapes(), n_members), owned] {
                 let n_elements = 9024 + 64 + 1152 + 2432 + 64;
                 assert_eq!(layout.n_elements(), n_elements);
                 assert!(layout.places.iter().all(|place| place.start % ALIGNMENT == 0));
@@ -181,7 +185,7 @@ mod tests {
     #[test]
     fn owners_have_their_tensors() {
         let owners = [0, 10, 2, 10, 3];
-        let layout = Layout::owned(shapes(), &owners, 11);
+        let layout = BucketLayout::owned(shapes(), &owners, 11);
         for (tensor, owner) in owners.into_iter().enumerate() {
             let position = segments(11).iter().position(|member| *member == owner).unwrap();
             let (place, segment) = (&layout.places[tensor], &layout.segments[position]);

@@ -10,6 +10,7 @@
 //! several, in which every micro-batch reads the version of the weights that its rule names.
 
 mod agreement;
+mod bf16;
 mod device_comm;
 mod discard;
 mod evaluate;

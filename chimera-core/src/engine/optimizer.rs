@@ -124,6 +124,8 @@ pub struct Training {
     /// Whether each tensor is updated by one of its replicas alone, which gives its weights to the others
     /// and alone keeps moments.
     pub shard_optimizer: bool,
+    /// Whether gradients and their sums go between replicas in bf16, rounded; else whole.
+    pub bf16_gradients: bool,
 }
 
 impl Default for Training {
@@ -146,6 +148,7 @@ impl Default for Training {
             check_finite: true,
             non_finite: NonFinite::Stop,
             shard_optimizer: false,
+            bf16_gradients: false,
         }
     }
 }

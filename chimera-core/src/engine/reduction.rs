@@ -10,7 +10,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::layout::{Layout, Piece, cut};
+use super::bf16;
+use super::layout::{BucketLayout, Piece, cut};
 use crate::analyze::Need;
 use crate::collective::{Part, Round, rounds, segments};
 use crate::comm::{Comm, CommError, Payload, Tag};
@@ -55,7 +56,9 @@ pub(super) struct Reduction<T> {
     members: Vec<Rank>,
     /// This rank among the members.
     me: usize,
-    layout: Arc<Layout>,
+    layout: Arc<BucketLayout>,
+    /// Whether parts and sums are rounded to bf16 and sent so.
+    is_bf16: bool,
     rounds: Vec<Round>,
     /// The round under way, and how many of its messages have come.
     at: usize,
@@ -67,14 +70,15 @@ pub(super) struct Reduction<T> {
 }
 
 impl<T: Clone + Send> Reduction<T> {
-    /// Starts the reduction of `parts`, this rank's gradients, which lie in the buffer as `layout` says.
+    /// Starts the reduction of `parts`, this rank's gradients, which lie in the buffer as `layout` says and go between
+    /// ranks in bf16 where it says so.
     pub(super) fn start<D, C>(
         device: &D,
         comm: &mut C,
         step: u64,
         bucket: BucketId,
         members: Vec<Rank>,
-        layout: Arc<Layout>,
+        (layout, is_bf16): (Arc<BucketLayout>, bool),
         parts: Vec<T>,
     ) -> Result<Reduction<T>, CommError>
     where
@@ -86,7 +90,7 @@ impl<T: Clone + Send> Reduction<T> {
         let me = me.unwrap_or_else(|| panic!("{rank} reduces {bucket} and is no member"));
         let mut held = layout.pieces(device, parts)?;
         let mut rounds = rounds(n, me, layout.keeps_sums());
-        if !layout.keeps_sums() && comm.has_all_reduce(&members) {
+        if !layout.keeps_sums() && !is_bf16 && comm.has_all_reduce(&members) {
             let buffer = cut(device, &held, &(0..layout.n_elements()))?;
             comm.all_reduce(&members, Tag::new(step, Payload::Sums { bucket }), buffer)?;
             let from_itself = Part { peer: me, segments: 0..n };
@@ -99,6 +103,7 @@ impl<T: Clone + Send> Reduction<T> {
             members,
             me,
             layout,
+            is_bf16,
             rounds,
             at: 0,
             n_received: 0,
@@ -169,7 +174,7 @@ impl<T: Clone + Send> Reduction<T> {
     {
         while let Some(round) = self.rounds.get(self.at) {
             let Some(Part { peer, segments }) = round.recvs.get(self.n_received).cloned() else {
-                self.end_round();
+                self.end_round(device)?;
                 let begun = self.begin_round(device, comm);
                 begun.map_err(|e| ReduceError::Comm(e, Need::Other))?;
                 continue;
@@ -202,24 +207,32 @@ impl<T: Clone + Send> Reduction<T> {
             let elements = self.layout.elements(segments);
             if !elements.is_empty() {
                 let part = cut(device, &self.held, &elements)?;
+                let part = if self.is_bf16 { bf16::pack(device, &part)? } else { part };
                 comm.send(self.members[*peer], self.tag(round), part)?;
             }
         }
         if let Some(kept) = &round.adds_up {
             let elements = self.layout.elements(kept);
-            let tensor = cut(device, &self.held, &elements)?;
+            let tensor = self.rounded(device, cut(device, &self.held, &elements)?)?;
             self.held = vec![Piece { elements, tensor }];
         }
         Ok(())
     }
 
     /// Keeps the sum of a round that adds, and leaves the round.
-    fn end_round(&mut self) {
+    fn end_round<D: Device<Tensor = T>>(&mut self, device: &D) -> Result<(), DeviceError> {
         let kept = self.rounds[self.at].adds_up.as_ref();
-        if let (Some(kept), Some(tensor)) = (kept, self.sum.take()) {
+        if let (Some(kept), Some(sum)) = (kept, self.sum.take()) {
+            let tensor = self.rounded(device, sum)?;
             self.held = vec![Piece { elements: self.layout.elements(kept), tensor }];
         }
         (self.at, self.n_received) = (self.at + 1, 0);
+        Ok(())
+    }
+
+    /// What the others would receive of a tensor.
+    fn rounded<D: Device<Tensor = T>>(&self, device: &D, tensor: T) -> Result<T, DeviceError> {
+        if self.is_bf16 { bf16::round(device, &tensor) } else { Ok(tensor) }
     }
 
     /// Adds another part to the sum of the round.
@@ -263,14 +276,15 @@ impl<T: Clone + Send> Reduction<T> {
             None => comm.try_recv(from, tag),
         };
         let received = received.map_err(|e| ReduceError::Comm(e, need))?;
-        let got = received.as_ref().map(|tensor| device.shape(tensor));
-        match got.filter(|got| *got != [n_elements]) {
-            Some(got) => {
-                let (what, expected) = (tag.payload(), vec![n_elements]);
-                Err(ReduceError::Shape { from, what, expected, got })
-            }
-            None => Ok(received),
+        let Some(received) = received else { return Ok(None) };
+        let n_sent = if self.is_bf16 { n_elements.div_ceil(2) } else { n_elements };
+        let (got, expected) = (device.shape(&received), vec![n_sent]);
+        if got != expected {
+            return Err(ReduceError::Shape { from, what: tag.payload(), expected, got });
         }
+        let whole =
+            if self.is_bf16 { bf16::unpack(device, &received, n_elements)? } else { received };
+        Ok(Some(whole))
     }
 
     fn tag(&self, round: &Round) -> Tag {
@@ -303,15 +317,15 @@ mod tests {
     }
 
     /// The sums of all members, whose messages take some time.
-    fn reduced(n: u32, layout: Layout) -> Vec<Vec<Option<Tensor>>> {
-        let layout = Arc::new(layout);
+    fn reduced(n: u32, layout: BucketLayout, is_bf16: bool) -> Vec<Vec<Option<Tensor>>> {
+        let layout = (Arc::new(layout), is_bf16);
         let delay = |tag: Tag| Duration::from_millis(format!("{tag:?}").len() as u64 * 7 % 20);
         let member = |comm| {
             let mut comm = Delayed::new(comm, delay);
             let rank: Rank = comm.rank();
             // Not in the order of ranks.
             let members = (1..n).chain([0]).map(Rank).collect();
-            let (device, bucket, layout) = (&Reference, BucketId(3), Arc::clone(&layout));
+            let (device, bucket, layout) = (&Reference, BucketId(3), layout.clone());
             let parts = parts(rank.0);
             let sum = Reduction::start(device, &mut comm, 7, bucket, members, layout, parts);
             let mut sum = sum.expect("started");
@@ -341,36 +355,56 @@ mod tests {
         sum
     }
 
-    /// The sum in the order of members, and beyond the most that reduce directly along the tree over them.
-    fn expected(n: u32) -> Vec<Tensor> {
-        let mut terms: Vec<_> = (1..n).chain([0]).map(parts).collect();
+    /// The sum in the order of members, and beyond the most that reduce directly along the tree over them; each part
+    /// and each sum of a round after `rounded`.
+    fn expected(n: u32, rounded: fn(Vec<Tensor>) -> Vec<Tensor>) -> Vec<Tensor> {
+        let mut terms: Vec<_> = (1..n).chain([0]).map(|member| rounded(parts(member))).collect();
         if n as usize > MOST_DIRECT {
             let core = 1 << n.ilog2();
             for extra in terms.split_off(core).into_iter().enumerate() {
                 let (partner, part) = extra;
-                terms[partner] = plus(terms[partner].clone(), part);
+                terms[partner] = rounded(plus(terms[partner].clone(), part));
             }
             while terms.len() > 1 {
                 let upper = terms.split_off(terms.len() / 2);
-                terms = terms.into_iter().zip(upper).map(|(a, b)| plus(a, b)).collect();
+                terms = terms.into_iter().zip(upper).map(|(a, b)| rounded(plus(a, b))).collect();
             }
         }
-        terms.into_iter().reduce(plus).expect("members")
+        rounded(terms.into_iter().reduce(plus).expect("members"))
+    }
+
+    fn in_bf16(tensors: Vec<Tensor>) -> Vec<Tensor> {
+        let round = |tensor: &Tensor| {
+            let flat = bf16::round(&Reference, tensor).expect("the reference never fails");
+            Tensor::new(&Reference.shape(tensor), flat.data)
+        };
+        tensors.iter().map(round).collect()
     }
 
     #[test]
     fn sums_have_the_bits_of_one_order_or_tree() {
         for n in [1, 2, 3, 4, 5, 8, 9, 13, 16, 33] {
-            let expected = expected(n);
-            for sums in reduced(n, Layout::shared(shapes(), n as usize)) {
+            let expected = expected(n, |whole| whole);
+            for sums in reduced(n, BucketLayout::shared(shapes(), n as usize), false) {
                 let sums: Vec<_> = sums.into_iter().flatten().collect();
                 assert!(sums == expected, "{n} members");
             }
             let owners = [0, 1, 2, 3, 4].map(|tensor| (tensor * 5 + 1) % n as usize);
-            let kept = reduced(n, Layout::owned(shapes(), &owners, n as usize));
+            let kept = reduced(n, BucketLayout::owned(shapes(), &owners, n as usize), false);
             for (tensor, expected) in expected.iter().enumerate().filter(|(t, _)| *t < 4) {
                 let mut sums = kept.iter().filter_map(|sums| sums[tensor].as_ref());
                 assert!(sums.next() == Some(expected) && sums.next().is_none(), "{n} members");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_and_sums_in_bf16_are_the_same_for_all() {
+        for n in [2, 3, 8, 9, 13] {
+            let expected = expected(n, in_bf16);
+            for sums in reduced(n, BucketLayout::shared(shapes(), n as usize), true) {
+                let sums: Vec<_> = sums.into_iter().flatten().collect();
+                assert!(sums == expected, "{n} members");
             }
         }
     }

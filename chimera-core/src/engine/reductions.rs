@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::layout::Layout;
+use super::layout::BucketLayout;
 use super::reduction::{ReduceError, Reduction};
 use super::shards::of_bucket;
 use super::timing::Moment;
@@ -13,19 +13,21 @@ use crate::ids::BucketId;
 /// Reductions in the order in which they were started.
 pub(super) struct Reductions<T> {
     /// By bucket of an update: how its gradients lie in the buffer that is reduced.
-    buffers: Vec<Arc<Layout>>,
+    buffers: Vec<Arc<BucketLayout>>,
+    /// Whether gradients go between replicas in bf16.
+    is_bf16: bool,
     /// With the time of each start.
     under_way: Vec<(BucketId, Reduction<T>, Moment)>,
 }
 
 impl<T: Clone + Send> Reductions<T> {
-    pub(super) fn new(buffers: Vec<Arc<Layout>>) -> Self {
-        Reductions { buffers, under_way: Vec::new() }
+    pub(super) fn new(buffers: Vec<Arc<BucketLayout>>, is_bf16: bool) -> Self {
+        Reductions { buffers, is_bf16, under_way: Vec::new() }
     }
 
-    /// How a bucket's gradients lie in the buffer that is reduced.
-    pub(super) fn buffer(&self, bucket: BucketId) -> Arc<Layout> {
-        Arc::clone(of_bucket(&self.buffers, bucket))
+    /// How a bucket's gradients lie in the buffer that is reduced, and whether they are sent in bf16.
+    pub(super) fn buffer(&self, bucket: BucketId) -> (Arc<BucketLayout>, bool) {
+        (Arc::clone(of_bucket(&self.buffers, bucket)), self.is_bf16)
     }
 
     /// Takes on a reduction that was started.

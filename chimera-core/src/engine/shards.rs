@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::layout::Layout;
+use super::layout::BucketLayout;
 use crate::ids::{BucketId, Rank, StageId};
 use crate::program::Program;
 use crate::shards::assign_whole;
@@ -62,15 +62,17 @@ pub(super) fn buffers<'p>(
     layout: &[Vec<Places>],
     params: impl Fn(StageId) -> Option<&'p [Param]>,
     keeps_sums: bool,
-) -> Vec<Arc<Layout>> {
+) -> Vec<Arc<BucketLayout>> {
     let of = |(bucket, tensors): (u32, &Vec<Places>)| {
         let n_members = program.replicas(width, BucketId(bucket)).len();
         let shapes = shapes(tensors, &params);
         Arc::new(match keeps_sums {
-            true => {
-                Layout::owned(shapes.clone(), &assign_whole(&sizes(&shapes), n_members), n_members)
-            }
-            false => Layout::shared(shapes, n_members),
+            true => BucketLayout::owned(
+                shapes.clone(),
+                &assign_whole(&sizes(&shapes), n_members),
+                n_members,
+            ),
+            false => BucketLayout::shared(shapes, n_members),
         })
     };
     (0..).zip(layout).map(of).collect()

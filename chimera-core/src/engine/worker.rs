@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Job;
 use super::agreement::{Load, Totals};
 use super::device_comm::DeviceComm;
 use super::flight_recorder::FlightRecorder;
@@ -13,13 +12,14 @@ use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
 use super::sync::StepSync;
 use super::timing::Timing;
+use super::{Job, Training, bf16};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
 use crate::comm::{Comm, Endpoint, Position, all_gather};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
-use crate::interp::{Progress, Row, Stop};
+use crate::interp::{Advance, Row, Stop};
 use crate::program::{Instr, Program};
 use crate::stage::{Param, Stage};
 
@@ -92,8 +92,13 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let (group, me) = (rank.index() / depth, WorkerId((rank.index() % depth) as u16));
         let stages = Stages::new(&job, &device, (rank, me), stage)?;
         let params = |stage| stages.find(stage).map(|held| held.stage.params());
-        let keeps_sums = job.training.shard_optimizer;
-        let buffers = buffers(job.program, job.width, stages.layout(), params, keeps_sums);
+        let Training { shard_optimizer, bf16_gradients, .. } = *job.training;
+        if bf16_gradients && !bf16::keeps_words(&device).map_err(|e| e.into_fault(rank))? {
+            let name = device.name();
+            let why = format!("gradients go in bf16 from devices of f32 alone, and {name} is none");
+            return Err(Fault::new(Class::Usage, rank, why));
+        }
+        let buffers = buffers(job.program, job.width, stages.layout(), params, shard_optimizer);
         let clock = device.clock().map_err(|e| e.into_fault(rank))?;
         let mut state = State {
             job,
@@ -101,7 +106,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             comm: DeviceComm::new(device.clone(), comm),
             device,
             stages,
-            reductions: Reductions::new(buffers),
+            reductions: Reductions::new(buffers, bf16_gradients),
             steps: Steps::new(),
             sync: StepSync::default(),
             timing: Timing::new(job.epoch, clock),
@@ -148,9 +153,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             }
             state.report(Position::At { step: first, instr: at as u32 });
             match row.advance(instrs, program.rules(), state) {
-                Ok(Progress::Ended) => return Ok(true),
+                Ok(Advance::Ended) => return Ok(true),
                 // A wait ends before its time only if the step is discarded.
-                Ok(Progress::Ran | Progress::Blocked) => {}
+                Ok(Advance::Ran | Advance::Blocked) => {}
                 Err(Stop::Machine(fault)) => return Err(fault),
                 Err(Stop::Missing(token) | Stop::Twice(token)) => {
                     panic!("a proven program went wrong at {token} on {me}")

@@ -77,7 +77,7 @@ pub(super) fn shortest(most: usize, takes: impl Fn(usize) -> f64) -> usize {
 
 /// A cell, and the saved activations that the worker holds before it and most while it runs.
 #[derive(Clone, Copy)]
-struct Counted {
+struct CellPeak {
     cell: Cell,
     before: f64,
     most: f64,
@@ -96,10 +96,10 @@ pub(super) fn hoisted(
     let mut all = timetable.clone();
     for (w, row) in (0..).map(WorkerId).zip(&mut all.rows) {
         let mut now = 0.0;
-        let mut counted: Vec<Counted> = Vec::with_capacity(row.len());
+        let mut counted: Vec<CellPeak> = Vec::with_capacity(row.len());
         for &cell in row.iter() {
             let (more, less) = activations.change(w, &cell, &rules);
-            counted.push(Counted { cell, before: now, most: now + more });
+            counted.push(CellPeak { cell, before: now, most: now + more });
             now += more - less;
             if let Cell::One(op) = cell
                 && op.kind == Kind::Recompute
@@ -114,7 +114,7 @@ pub(super) fn hoisted(
 }
 
 /// Moves the last of `row`, the recomputation `op`, which adds `activations`, past up to `cells` cells.
-fn move_up(row: &mut [Counted], op: &Op, activations: f64, cells: usize, limit: Option<f64>) {
+fn move_up(row: &mut [CellPeak], op: &Op, activations: f64, cells: usize, limit: Option<f64>) {
     let mut at = row.len() - 1;
     for _ in 0..cells {
         let Some(passed) = at.checked_sub(1).map(|before| row[before]) else { return };
@@ -127,9 +127,9 @@ fn move_up(row: &mut [Counted], op: &Op, activations: f64, cells: usize, limit: 
         }
         let (before, most) = (passed.before, passed.before + activations);
         row[at] =
-            Counted { before: before + activations, most: passed.most + activations, ..passed };
+            CellPeak { before: before + activations, most: passed.most + activations, ..passed };
         at -= 1;
-        row[at] = Counted { cell: Cell::One(*op), before, most };
+        row[at] = CellPeak { cell: Cell::One(*op), before, most };
     }
 }
 

@@ -20,9 +20,9 @@ pub(crate) fn capped_bound(graph: &Graph, max_peak: f64) -> f64 {
     let Some(waits) = waits(graph, max_peak) else { return f64::INFINITY };
     let graph = graph.with(&waits);
     let (heads, tails) = (graph.heads(), graph.reversed().heads());
-    let mut workers = vec![Worker::default(); graph.n_workers];
+    let mut workers = vec![Tasks::default(); graph.n_workers];
     for (i, node) in graph.nodes.iter().enumerate() {
-        let job = Job { head: heads[i], takes: node.takes, tail: tails[i] };
+        let job = Task { head: heads[i], takes: node.takes, tail: tails[i] };
         let worker = &mut workers[usize::from(node.worker)];
         match (node.adds > 0.0, node.frees > 0.0) {
             (true, false) => worker.makers.push((job, node.adds)),
@@ -39,11 +39,11 @@ pub(crate) fn capped_bound(graph: &Graph, max_peak: f64) -> f64 {
 
 /// For each stage of a pipe, the backwards that its forwards wait for. `None` if one waits for its own.
 fn waits(graph: &Graph, max_peak: f64) -> Option<Vec<(u32, u32)>> {
-    let mut lanes: FxHashMap<(PipeId, StageId), Lane> = FxHashMap::default();
+    let mut lanes: FxHashMap<(PipeId, StageId), StageCells> = FxHashMap::default();
     for (id, node) in (0..).zip(&graph.nodes) {
         for op in node.cell.ops() {
             let lane = lanes.entry((op.pipe, op.stage)).or_default();
-            let Lane { makers, eaters, is_mixed } = lane;
+            let StageCells { makers, eaters, is_mixed } = lane;
             let (list, activations) = match (node.adds > 0.0, node.frees > 0.0) {
                 (true, _) => (makers, node.adds),
                 (_, true) => (eaters, node.frees),
@@ -55,7 +55,7 @@ fn waits(graph: &Graph, max_peak: f64) -> Option<Vec<(u32, u32)>> {
         }
     }
     let mut waits = Vec::new();
-    for Lane { makers, eaters, .. } in lanes.into_values().filter(|lane| !lane.is_mixed) {
+    for StageCells { makers, eaters, .. } in lanes.into_values().filter(|lane| !lane.is_mixed) {
         let (mut made, mut eaten, mut n_eaten) = (0.0, 0.0, 0);
         for (_, maker, activations) in makers {
             let before = made;
@@ -76,7 +76,7 @@ fn waits(graph: &Graph, max_peak: f64) -> Option<Vec<(u32, u32)>> {
 /// The cells of a stage of a pipe that change the saved activations of its worker, in their order: kind, node, and
 /// how many saved activations.
 #[derive(Default)]
-struct Lane {
+struct StageCells {
     /// Ops that add memory.
     makers: Vec<(Kind, u32, f64)>,
     /// Ops that free memory.
@@ -87,44 +87,44 @@ struct Lane {
 
 /// What runs on a worker; the longest ways to its start and from its end.
 #[derive(Clone, Copy, Debug)]
-struct Job {
+struct Task {
     head: f64,
     takes: f64,
     tail: f64,
 }
 
-impl Job {
-    fn reversed(&self) -> Job {
-        Job { head: self.tail, tail: self.head, ..*self }
+impl Task {
+    fn reversed(&self) -> Task {
+        Task { head: self.tail, tail: self.head, ..*self }
     }
 }
 
 /// The jobs of a worker.
 #[derive(Clone, Debug, Default)]
-struct Worker {
+struct Tasks {
     /// Jobs that add saved activations, and how many.
-    makers: Vec<(Job, f64)>,
+    makers: Vec<(Task, f64)>,
     /// Jobs that free saved activations, and how many.
-    eaters: Vec<(Job, f64)>,
-    others: Vec<Job>,
+    eaters: Vec<(Task, f64)>,
+    others: Vec<Task>,
     /// Some do both.
     is_mixed: bool,
 }
 
-impl Worker {
+impl Tasks {
     fn bound(self, max_peak: f64) -> f64 {
-        let mut makers: Vec<Job> = self.makers.iter().map(|(job, _)| *job).collect();
-        let mut eaters: Vec<Job> = self.eaters.iter().map(|(job, _)| *job).collect();
+        let mut makers: Vec<Task> = self.makers.iter().map(|(job, _)| *job).collect();
+        let mut eaters: Vec<Task> = self.eaters.iter().map(|(job, _)| *job).collect();
         // Only those that are alike can do without names.
         if let (false, Some(made), Some(eaten)) =
             (self.is_mixed, alike(&self.makers), alike(&self.eaters))
         {
             delay(&mut makers, made, &eaters, eaten, max_peak);
-            makers = makers.iter().map(Job::reversed).collect();
-            eaters = eaters.iter().map(Job::reversed).collect();
+            makers = makers.iter().map(Task::reversed).collect();
+            eaters = eaters.iter().map(Task::reversed).collect();
             delay(&mut eaters, eaten, &makers, made, max_peak);
-            eaters = eaters.iter().map(Job::reversed).collect();
-            makers = makers.iter().map(Job::reversed).collect();
+            eaters = eaters.iter().map(Task::reversed).collect();
+            makers = makers.iter().map(Task::reversed).collect();
         }
         let all = makers.into_iter().chain(eaters).chain(self.others);
         one_machine(all.map(|job| (job.head, job.takes, job.tail)).collect())
@@ -132,15 +132,15 @@ impl Worker {
 }
 
 /// How many saved activations each of the jobs changes, if all change as many and take equally long.
-fn alike(jobs: &[(Job, f64)]) -> Option<f64> {
+fn alike(jobs: &[(Task, f64)]) -> Option<f64> {
     let (first, activations) = jobs.first()?;
-    let same = |(job, n): &(Job, f64)| job.takes == first.takes && n == activations;
+    let same = |(job, n): &(Task, f64)| job.takes == first.takes && n == activations;
     jobs.iter().all(same).then_some(*activations)
 }
 
 /// Takes the names from `makers`, of which each adds `made` saved activations, and lets them wait for `eaters`,
 /// of which each frees `eaten`.
-fn delay(makers: &mut [Job], made: f64, eaters: &[Job], eaten: f64, max_peak: f64) {
+fn delay(makers: &mut [Task], made: f64, eaters: &[Task], eaten: f64, max_peak: f64) {
     let mut heads: Vec<f64> = makers.iter().map(|job| job.head).collect();
     let mut tails: Vec<f64> = makers.iter().map(|job| job.tail).collect();
     let mut ends: Vec<f64> = eaters.iter().map(|job| job.head + job.takes).collect();
@@ -154,7 +154,7 @@ fn delay(makers: &mut [Job], made: f64, eaters: &[Job], eaten: f64, max_peak: f6
             Some(last) => ends.get(last).copied().unwrap_or(f64::INFINITY),
             None => 0.0,
         };
-        *job = Job { head: heads[k].max(end), tail: tails[k], ..*job };
+        *job = Task { head: heads[k].max(end), tail: tails[k], ..*job };
     }
 }
 

@@ -107,17 +107,17 @@ pub(crate) struct Keys {
 /// one micro-batch: every worker keeps room for its micro-batches to finish one after another, so the
 /// first unfinished one of all can go on.
 pub(crate) fn list(graph: &Graph, keys: &Keys, limits: &Limits) -> Option<Order> {
-    let mut state = State::new(graph, keys, limits);
+    let mut state = ListSchedule::new(graph, keys, limits);
     let mut placed = Vec::with_capacity(graph.nodes.len());
     for _ in 0..graph.nodes.len() {
         placed.push(state.run_next()?);
     }
-    let State { rows, starts, makespan, .. } = state;
+    let ListSchedule { rows, starts, makespan, .. } = state;
     let order = Order { rows, starts, makespan };
     Some(if keys.releases.is_empty() { order } else { order.hastened(graph, &placed) })
 }
 
-struct State<'g> {
+struct ListSchedule<'g> {
     graph: &'g Graph,
     keys: &'g Keys,
     limits: &'g Limits,
@@ -135,13 +135,13 @@ struct State<'g> {
     next: Vec<(f64, u32)>,
     /// All workers by when they can go on, and what has become out of date meanwhile.
     queue: BinaryHeap<Reverse<(Time, usize)>>,
-    room: Vec<Room>,
+    room: Vec<SavedActivations>,
     makespan: f64,
 }
 
 /// Saved activations of one worker.
 #[derive(Clone)]
-struct Room {
+struct SavedActivations {
     held: f64,
     by_pipe: Vec<f64>,
     by_micro: Vec<Share>,
@@ -160,7 +160,7 @@ struct Share {
     holds: f64,
 }
 
-impl Room {
+impl SavedActivations {
     fn run(&mut self, node: &Node) {
         let Node { added, freed, .. } = *node;
         self.held += node.adds - node.frees;
@@ -213,12 +213,12 @@ type Time = u64;
 
 const NONE: (f64, u32) = (f64::INFINITY, u32::MAX);
 
-impl<'g> State<'g> {
-    fn new(graph: &'g Graph, keys: &'g Keys, limits: &'g Limits) -> State<'g> {
+impl<'g> ListSchedule<'g> {
+    fn new(graph: &'g Graph, keys: &'g Keys, limits: &'g Limits) -> ListSchedule<'g> {
         let (n, d) = (graph.nodes.len(), graph.n_workers);
         let pipes =
             graph.nodes.iter().map(|node| usize::from(node.added.pipe.max(node.freed.pipe)));
-        let room = Room {
+        let room = SavedActivations {
             held: 0.0,
             by_pipe: vec![0.0; pipes.max().map_or(0, |last| last + 1)],
             by_micro: vec![Share::default(); graph.n_micro_batches],
@@ -231,7 +231,7 @@ impl<'g> State<'g> {
             share.n_left += 1;
             share.wants += node.adds;
         }
-        let mut state = State {
+        let mut state = ListSchedule {
             graph,
             keys,
             limits,
@@ -291,7 +291,7 @@ impl<'g> State<'g> {
 
     /// Finds what a worker runs next, as far as is known.
     fn choose(&mut self, w: usize) {
-        let State { graph, keys, limits, room, ready, free, able, .. } = self;
+        let ListSchedule { graph, keys, limits, room, ready, free, able, .. } = self;
         able.clear();
         let mut first = f64::INFINITY;
         for &candidate in &self.candidates[w] {

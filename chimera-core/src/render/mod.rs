@@ -34,14 +34,14 @@ fn work_label(labels: &Labels, work: Work) -> String {
 }
 
 /// What one worker does.
-struct Row<'a> {
+struct WorkerRow<'a> {
     /// In its own time: one after the other.
     compute: Vec<&'a Event>,
     /// Beside it: in as few lanes as show no reduction over another.
     reductions: Vec<Vec<&'a Event>>,
 }
 
-impl<'a> Row<'a> {
+impl<'a> WorkerRow<'a> {
     fn reduce(&mut self, event: &'a Event) {
         let free = |lane: &&mut Vec<&Event>| lane.last().is_none_or(|e| e.end <= event.start);
         match self.reductions.iter_mut().find(free) {
@@ -52,9 +52,9 @@ impl<'a> Row<'a> {
 }
 
 /// The events of each worker that take time.
-fn rows(timeline: &Timeline) -> Vec<Row<'_>> {
-    let mut rows: Vec<Row> = (0..timeline.n_workers)
-        .map(|_| Row { compute: Vec::new(), reductions: Vec::new() })
+fn rows(timeline: &Timeline) -> Vec<WorkerRow<'_>> {
+    let mut rows: Vec<WorkerRow> = (0..timeline.n_workers)
+        .map(|_| WorkerRow { compute: Vec::new(), reductions: Vec::new() })
         .collect();
     for event in timeline.events.iter().filter(|e| e.end > e.start) {
         if let Some(row) = rows.get_mut(event.worker.index()) {

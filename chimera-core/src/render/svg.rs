@@ -14,7 +14,7 @@ use std::fmt::Write;
 use super::legend::Legend;
 use super::palette::{Paint, style};
 use super::xml::{Area, Escaped, rect, text, vertical};
-use super::{Row, n_pipes, number, row_labels, rows, work_label};
+use super::{WorkerRow, n_pipes, number, row_labels, rows, work_label};
 use crate::analyze::{Event, Timeline, Work};
 use crate::op::Cell;
 
@@ -137,7 +137,7 @@ impl Sheet {
         }
     }
 
-    fn row(&mut self, row: &Row, n_pipes: usize, height: f64, lane: f64) {
+    fn row(&mut self, row: &WorkerRow, n_pipes: usize, height: f64, lane: f64) {
         let labels = row_labels(&row.compute);
         for run in self.runs(&row.compute) {
             let (event, area) = (run.first, run.area(self.y, height));
@@ -163,13 +163,13 @@ impl Sheet {
     }
 
     /// `events` in pixels, those together that are too narrow to be seen apart.
-    fn runs<'a>(&self, events: &[&'a Event]) -> Vec<Run<'a>> {
-        let mut runs: Vec<Run> = Vec::new();
+    fn runs<'a>(&self, events: &[&'a Event]) -> Vec<Merged<'a>> {
+        let mut runs: Vec<Merged> = Vec::new();
         for &event in events {
             let (from, to) = (self.pixel(event.start), self.pixel(event.end));
             match runs.last_mut() {
                 Some(run) if to - run.from < LEAST => run.to = run.to.max(to),
-                _ => runs.push(Run { first: event, from, to }),
+                _ => runs.push(Merged { first: event, from, to }),
             }
         }
         runs
@@ -251,13 +251,13 @@ impl Sheet {
 }
 
 /// Events drawn as one block, from pixel to pixel.
-struct Run<'a> {
+struct Merged<'a> {
     first: &'a Event,
     from: f64,
     to: f64,
 }
 
-impl Run<'_> {
+impl Merged<'_> {
     fn area(&self, y: f64, height: f64) -> Area {
         Area::new((self.from, y), (self.to - self.from, height))
     }

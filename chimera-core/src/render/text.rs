@@ -9,7 +9,7 @@
 use std::fmt::Write;
 
 use super::screen::{Line, Picture, Screen};
-use super::{Row, goes_up, n_pipes, number, row_labels, rows, work_label};
+use super::{WorkerRow, goes_up, n_pipes, number, row_labels, rows, work_label};
 use crate::analyze::{Event, Timeline, Work};
 use crate::ids::PipeId;
 use crate::notation::Labels;
@@ -149,7 +149,7 @@ impl Scale {
     }
 
     /// A row of cells.
-    fn compute(&self, row: &Row<'_>, labels: &Labels) -> Line {
+    fn compute(&self, row: &WorkerRow<'_>, labels: &Labels) -> Line {
         let idle = format!("{:width$}", '.', width = self.column);
         let idle_to = |line: &mut Line, column: usize| {
             while line.0.len() < column * self.column {
@@ -169,7 +169,7 @@ impl Scale {
     }
 
     /// The reductions of a worker, which may overlap.
-    fn reductions(&self, row: &Row<'_>, labels: &Labels) -> Line {
+    fn reductions(&self, row: &WorkerRow<'_>, labels: &Labels) -> Line {
         let mut line = vec![' '; self.n_columns * self.column];
         let mut events: Vec<&Event> = row.reductions.iter().flatten().copied().collect();
         events.sort_by(|a, b| a.start.total_cmp(&b.start));

@@ -1,7 +1,7 @@
 //! Chimera: 2f pipes in opposite directions whose bubbles fill each other.
 
 use super::grid::Grid;
-use super::{Parameter, Scaling, Schedule, Shape, Source, Unfit};
+use super::{Citation, Parameter, Scaling, Schedule, Shape, Unfit};
 use crate::op::{Kind, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -17,8 +17,8 @@ impl Schedule for Chimera {
         "2f pipes in opposite directions fill each other's bubbles; 2f copies of the weights"
     }
 
-    fn source(&self) -> Source {
-        Source {
+    fn source(&self) -> Citation {
+        Citation {
             paper: "Li & Hoefler, Chimera, SC 2021, arXiv 2107.06925",
             place: "figures 3, 6, 7 and 8",
         }
@@ -50,9 +50,13 @@ impl Schedule for Chimera {
         while micro < shape.n_micro_batches {
             let left = shape.n_micro_batches - micro;
             let unit = match shape.scaling {
-                Scaling::Doubling if left > d => Unit { n: left.min(2 * d), form: Form::Doubled },
-                Scaling::Direct | Scaling::Doubling => Unit { n: left.min(d), form: Form::Plain },
-                Scaling::Halving => Unit { n: left.min(d), form: Form::Halved },
+                Scaling::Doubling if left > d => {
+                    Unit { n: left.min(2 * d), form: UnitKind::Doubled }
+                }
+                Scaling::Direct | Scaling::Doubling => {
+                    Unit { n: left.min(d), form: UnitKind::Plain }
+                }
+                Scaling::Halving => Unit { n: left.min(d), form: UnitKind::Halved },
             };
             unit.put(&mut grid, f, micro, slot);
             micro += unit.n;
@@ -72,11 +76,11 @@ impl Schedule for Chimera {
 /// takes `3D` slots instead of `2D`.
 struct Unit {
     n: u32,
-    form: Form,
+    form: UnitKind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum UnitKind {
     Plain,
     Doubled,
     Halved,
@@ -110,12 +114,12 @@ impl Unit {
         let forward = |j: u32| first_slot + s + 2 * u64::from(j);
         let backward = |j: u32| first_slot + 2 * d - 1 - s + 2 * u64::from(j);
         match self.form {
-            Form::Plain | Form::Doubled => {
-                let forward_slot = if self.form == Form::Plain { j } else { j / 2 };
+            UnitKind::Plain | UnitKind::Doubled => {
+                let forward_slot = if self.form == UnitKind::Plain { j } else { j / 2 };
                 grid.put(forward(forward_slot), Kind::Forward, pipe, stage, Span::one(micro));
                 grid.put(backward(j), Kind::Backward, pipe, stage, Span::one(micro));
             }
-            Form::Halved => {
+            UnitKind::Halved => {
                 let halves = Span { start: 2 * micro, len: 2 };
                 grid.put(forward(j), Kind::Forward, pipe, stage, halves);
                 for (i, half) in (2 * j..).zip(halves.units()) {
@@ -126,7 +130,7 @@ impl Unit {
     }
 
     fn n_slots(&self, depth: usize) -> u64 {
-        depth as u64 * if self.form == Form::Plain { 2 } else { 3 }
+        depth as u64 * if self.form == UnitKind::Plain { 2 } else { 3 }
     }
 }
 

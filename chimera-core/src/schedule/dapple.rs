@@ -1,7 +1,7 @@
 //! 1F1B: one forward, one backward, with a flush at the end of the step, as in DAPPLE.
 
 use super::grid::Grid;
-use super::{Parameter, Schedule, Shape, Source, Unfit};
+use super::{Citation, Parameter, Schedule, Shape, Unfit};
 use crate::op::{Kind, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -24,8 +24,8 @@ impl Schedule for Dapple {
         "one forward, one backward; GPipe's bubbles with the peak activations of D micro-batches"
     }
 
-    fn source(&self) -> Source {
-        Source { paper: "Fan et al., DAPPLE, PPoPP 2021, arXiv 2007.01045", place: "figure 3b" }
+    fn source(&self) -> Citation {
+        Citation { paper: "Fan et al., DAPPLE, PPoPP 2021, arXiv 2007.01045", place: "figure 3b" }
     }
 
     fn reads(&self) -> &'static [Parameter] {

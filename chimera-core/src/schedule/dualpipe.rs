@@ -1,8 +1,8 @@
 //! DualPipe: two pipes in opposite directions, a forward of one overlapped with a backward of the other.
 
 use super::phases::Next::{B, F, FB, I, W};
-use super::phases::{self, Lane, Row};
-use super::{Schedule, Shape, Source, Unfit};
+use super::phases::{self, PhaseQueue, PhaseRow};
+use super::{Citation, Schedule, Shape, Unfit};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
@@ -17,8 +17,8 @@ impl Schedule for DualPipe {
         "two mirrored pipes, forwards paired with backwards to overlap; 2 copies of the weights"
     }
 
-    fn source(&self) -> Source {
-        Source {
+    fn source(&self) -> Citation {
+        Citation {
             paper: "DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv 2412.19437",
             place: "figure 5, section 3.2.1",
         }
@@ -37,8 +37,8 @@ impl Schedule for DualPipe {
         let (d, n) = (shape.depth, shape.n_micro_batches);
         let placement = Placement::mirrored(d, 1);
         Ok(phases::timetable(self, shape, placement, |worker| {
-            let down = Lane::new(0, worker, 0..n / 2);
-            let up = Lane::new(1, d - 1 - worker, n / 2..n);
+            let down = PhaseQueue::new(0, worker, 0..n / 2);
+            let up = PhaseQueue::new(1, d - 1 - worker, n / 2..n);
             let lanes = if worker < d / 2 { [down, up] } else { [up, down] };
             dual(lanes, n / 2, d as u32 / 2, worker.min(d - 1 - worker) as u32)
         }))
@@ -50,12 +50,12 @@ impl Schedule for DualPipe {
 ///
 /// # Panics
 /// If `n` is less than `2 * half`.
-pub(super) fn dual(lanes: [Lane; 2], n: u32, half: u32, h: u32) -> Row {
+pub(super) fn dual(lanes: [PhaseQueue; 2], n: u32, half: u32, h: u32) -> PhaseRow {
     let (to_middle, inner) = (half - 1 - h, h + 1);
     let n_both = n - 2 * half + inner;
     // In the middle the first backward comes late, and the forward need not wait for it.
     let n_apart = u32::from(to_middle == 0);
-    Row::new(lanes)
+    PhaseRow::new(lanes)
         .repeat(2 * to_middle, &[F(0)])
         .repeat(inner, &[F(0), F(1)])
         .repeat(to_middle, &[I(1), W, F(1)])

@@ -1,8 +1,8 @@
 //! DualPipeV: DualPipe folded in its middle, so that each stage is there once.
 
 use super::dualpipe::dual;
-use super::phases::{self, Lane};
-use super::{Schedule, Shape, Source, Unfit};
+use super::phases::{self, PhaseQueue};
+use super::{Citation, Schedule, Shape, Unfit};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
@@ -21,8 +21,8 @@ impl Schedule for DualPipeV {
         "DualPipe folded into a V: two chunks per worker in place of two copies of the weights"
     }
 
-    fn source(&self) -> Source {
-        Source {
+    fn source(&self) -> Citation {
+        Citation {
             paper: "DeepSeek-AI, DualPipe, 2025, github.com/deepseek-ai/DualPipe",
             place: "dualpipev.py",
         }
@@ -37,7 +37,7 @@ impl Schedule for DualPipeV {
         let (d, n) = (shape.depth, shape.n_micro_batches);
         let placement = Placement::wave(d, 2);
         Ok(phases::timetable(self, shape, placement, |worker| {
-            let lanes = [worker, 2 * d - 1 - worker].map(|chunk| Lane::new(0, chunk, 0..n));
+            let lanes = [worker, 2 * d - 1 - worker].map(|chunk| PhaseQueue::new(0, chunk, 0..n));
             dual(lanes, n, d as u32, worker as u32)
         }))
     }

@@ -1,7 +1,7 @@
 //! GEMS: two mirrored pipes, micro-batches alternate between them, one at a time.
 
 use super::grid::Grid;
-use super::{Schedule, Shape, Source, Unfit};
+use super::{Citation, Schedule, Shape, Unfit};
 use crate::op::{Kind, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -17,8 +17,8 @@ impl Schedule for Gems {
         "two mirrored pipes in turn; holds the activations of one micro-batch, mostly idle"
     }
 
-    fn source(&self) -> Source {
-        Source { paper: "Jain et al., GEMS, SC 2020", place: "section IV" }
+    fn source(&self) -> Citation {
+        Citation { paper: "Jain et al., GEMS, SC 2020", place: "section IV" }
     }
 
     /// Every worker's row is `F0 B0 F1 B1 …`, so that the next forward runs while the last backward

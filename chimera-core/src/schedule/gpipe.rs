@@ -1,7 +1,7 @@
 //! GPipe: all forwards, then all backwards.
 
 use super::grid::Grid;
-use super::{Schedule, Shape, Source, Unfit};
+use super::{Citation, Schedule, Shape, Unfit};
 use crate::op::{Kind, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -17,8 +17,11 @@ impl Schedule for GPipe {
         "all forwards, then all backwards; holds the activations of all N micro-batches"
     }
 
-    fn source(&self) -> Source {
-        Source { paper: "Huang et al., GPipe, NeurIPS 2019, arXiv 1811.06965", place: "figure 2c" }
+    fn source(&self) -> Citation {
+        Citation {
+            paper: "Huang et al., GPipe, NeurIPS 2019, arXiv 1811.06965",
+            place: "figure 2c",
+        }
     }
 
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {

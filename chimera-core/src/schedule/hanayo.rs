@@ -1,7 +1,7 @@
 //! Hanayo: one pipe that goes back and forth over the workers in waves.
 
 use super::greedy::Greedy;
-use super::{Parameter, Schedule, Shape, Source, Unfit};
+use super::{Citation, Parameter, Schedule, Shape, Unfit};
 use crate::costs::UniformCosts;
 use crate::order::Limits;
 use crate::placement::Placement;
@@ -18,8 +18,8 @@ impl Schedule for Hanayo {
         "2W chunks per worker in W waves; Chimera's bubbles with one copy of the weights"
     }
 
-    fn source(&self) -> Source {
-        Source { paper: "Liu et al., Hanayo, SC 2023, arXiv 2308.15762", place: "figure 6" }
+    fn source(&self) -> Citation {
+        Citation { paper: "Liu et al., Hanayo, SC 2023, arXiv 2308.15762", place: "figure 6" }
     }
 
     fn reads(&self) -> &'static [Parameter] {

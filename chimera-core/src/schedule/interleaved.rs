@@ -1,8 +1,8 @@
 //! Interleaved 1F1B: several chunks of the model per worker, so that the pipe fills sooner.
 
 use super::phases::Next::{B, F};
-use super::phases::{self, Lane, Row};
-use super::{Parameter, Schedule, Shape, Source, Unfit};
+use super::phases::{self, PhaseQueue, PhaseRow};
+use super::{Citation, Parameter, Schedule, Shape, Unfit};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
@@ -21,8 +21,8 @@ impl Schedule for Interleaved {
         "1F1B with v chunks per worker; the bubbles divided by v, v times the messages"
     }
 
-    fn source(&self) -> Source {
-        Source {
+    fn source(&self) -> Citation {
+        Citation {
             paper: "Narayanan et al., Megatron-LM, SC 2021, arXiv 2104.04473",
             place: "figure 4, section 2.2",
         }
@@ -49,7 +49,7 @@ impl Schedule for Interleaved {
             let forwards = (0..n_forwards).map(move |k| visit(chunk(k), k));
             let backwards = (0..n_forwards).map(move |k| visit(v - 1 - chunk(k), k));
             let n_warm_up = if v == 1 { d - 1 - p } else { 2 * (d - 1 - p) + (v - 1) * d };
-            Row::new([Lane::of(forwards, backwards)])
+            PhaseRow::new([PhaseQueue::of(forwards, backwards)])
                 .repeat(n_warm_up, &[F(0)])
                 .repeat(n_forwards, &[F(0), B(0)])
         }))

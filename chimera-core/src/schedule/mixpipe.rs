@@ -1,7 +1,7 @@
 //! MixPipe: Chimera's placement with a chosen number of micro-batches on their way in each direction.
 
 use super::greedy::Greedy;
-use super::{Parameter, Schedule, Shape, Source, Unfit};
+use super::{Citation, Parameter, Schedule, Shape, Unfit};
 use crate::costs::UniformCosts;
 use crate::order::Limits;
 use crate::placement::Placement;
@@ -21,8 +21,8 @@ impl Schedule for MixPipe {
         "Chimera's two pipes with K micro-batches on their way in each, more of them for fewer bubbles"
     }
 
-    fn source(&self) -> Source {
-        Source { paper: "Zhang et al., MixPipe, DAC 2023", place: "section III" }
+    fn source(&self) -> Citation {
+        Citation { paper: "Zhang et al., MixPipe, DAC 2023", place: "section III" }
     }
 
     fn reads(&self) -> &'static [Parameter] {

@@ -48,7 +48,7 @@ pub trait Schedule: Sync {
     fn about(&self) -> &'static str;
 
     /// Where it was published.
-    fn source(&self) -> Source;
+    fn source(&self) -> Citation;
 
     /// What it reads of a [`Shape`] beside depth and micro-batches.
     fn reads(&self) -> &'static [Parameter] {
@@ -72,7 +72,7 @@ pub trait Schedule: Sync {
 
 /// Where a schedule was published.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Source {
+pub struct Citation {
     /// Authors, title, venue.
     pub paper: &'static str,
     /// The figure, section or algorithm that defines it.

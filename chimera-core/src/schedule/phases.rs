@@ -33,7 +33,7 @@ pub(super) fn timetable(
     schedule: &dyn Schedule,
     shape: &Shape,
     placement: Placement,
-    row: impl Fn(usize) -> Row,
+    row: impl Fn(usize) -> PhaseRow,
 ) -> Timetable {
     let rows = (0..placement.n_workers()).map(|worker| row(worker).cells).collect();
     Timetable::new(schedule.name(), placement, shape.n_micro_batches, rows)
@@ -43,42 +43,42 @@ pub(super) fn timetable(
 pub(super) type Visit = (usize, usize, u32);
 
 /// Micro-batches that a worker does in a fixed order, each direction on its own.
-pub(super) struct Lane {
+pub(super) struct PhaseQueue {
     forwards: Box<dyn Iterator<Item = Visit>>,
     backwards: Box<dyn Iterator<Item = Visit>>,
 }
 
-impl Lane {
+impl PhaseQueue {
     /// A range of micro-batches on one stage of one pipe.
-    pub(super) fn new(pipe: usize, stage: usize, micros: Range<u32>) -> Lane {
+    pub(super) fn new(pipe: usize, stage: usize, micros: Range<u32>) -> PhaseQueue {
         let visits = micros.map(move |micro| (pipe, stage, micro));
-        Lane::of(visits.clone(), visits)
+        PhaseQueue::of(visits.clone(), visits)
     }
 
     /// Any order of forwards and of backwards.
     pub(super) fn of(
         forwards: impl Iterator<Item = Visit> + 'static,
         backwards: impl Iterator<Item = Visit> + 'static,
-    ) -> Lane {
-        Lane { forwards: Box::new(forwards), backwards: Box::new(backwards) }
+    ) -> PhaseQueue {
+        PhaseQueue { forwards: Box::new(forwards), backwards: Box::new(backwards) }
     }
 }
 
 /// The row of one worker, pattern by pattern.
-pub(super) struct Row {
-    lanes: Vec<Lane>,
+pub(super) struct PhaseRow {
+    lanes: Vec<PhaseQueue>,
     /// Input halves without their weight half, the oldest first.
     deferred: VecDeque<Op>,
     cells: Vec<Cell>,
 }
 
-impl Row {
-    pub(super) fn new(lanes: impl Into<Vec<Lane>>) -> Row {
-        Row { lanes: lanes.into(), deferred: VecDeque::new(), cells: Vec::new() }
+impl PhaseRow {
+    pub(super) fn new(lanes: impl Into<Vec<PhaseQueue>>) -> PhaseRow {
+        PhaseRow { lanes: lanes.into(), deferred: VecDeque::new(), cells: Vec::new() }
     }
 
     /// Goes on with `times` the `pattern`.
-    pub(super) fn repeat(mut self, times: u32, pattern: &[Next]) -> Row {
+    pub(super) fn repeat(mut self, times: u32, pattern: &[Next]) -> PhaseRow {
         for _ in 0..times {
             for next in pattern {
                 let cell = self.cell(*next);
@@ -111,7 +111,7 @@ impl Row {
     }
 
     fn op(&mut self, kind: Kind, lane: usize) -> Option<Op> {
-        let Lane { forwards, backwards } = &mut self.lanes[lane];
+        let PhaseQueue { forwards, backwards } = &mut self.lanes[lane];
         let (pipe, stage, micro) =
             if kind == Kind::Forward { forwards.next() } else { backwards.next() }?;
         Some(Op::new(kind, PipeId(pipe as u16), StageId(stage as u16), micro))
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_lane_that_has_run_out_leaves_its_place_empty() {
-        let row = Row::new([Lane::new(0, 0, 0..2), Lane::new(1, 3, 2..5)])
+        let row = PhaseRow::new([PhaseQueue::new(0, 0, 0..2), PhaseQueue::new(1, 3, 2..5)])
             .repeat(3, &[F(0)])
             .repeat(2, &[F(1), I(0)])
             .repeat(2, &[FB(1, 1)])

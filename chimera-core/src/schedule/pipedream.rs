@@ -2,7 +2,7 @@
 
 use super::grid::Grid;
 use super::shape::MAX_OPS;
-use super::{Parameter, Schedule, Shape, Source, Unfit};
+use super::{Citation, Parameter, Schedule, Shape, Unfit};
 use crate::op::{Kind, Span};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -19,8 +19,8 @@ impl Schedule for PipeDream {
         "1F1B without a flush, an update per micro-batch; no bubble, up to D versions of the weights"
     }
 
-    fn source(&self) -> Source {
-        Source {
+    fn source(&self) -> Citation {
+        Citation {
             paper: "Narayanan et al., PipeDream, SOSP 2019, arXiv 1806.03377",
             place: "figure 4, section 3.3",
         }

@@ -1,7 +1,7 @@
 //! PipeDream-2BW: 1F1B without a flush, an update per step, two versions of the weights.
 
 use super::pipedream::without_flush;
-use super::{Parameter, Schedule, Shape, Source, Unfit};
+use super::{Citation, Parameter, Schedule, Shape, Unfit};
 use crate::timetable::Timetable;
 use crate::update::Update;
 
@@ -16,8 +16,8 @@ impl Schedule for PipeDream2Bw {
         "1F1B without a flush, an update per step with gradients one step old; two versions of the weights"
     }
 
-    fn source(&self) -> Source {
-        Source {
+    fn source(&self) -> Citation {
+        Citation {
             paper: "Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021, \
                     arXiv 2006.09503",
             place: "figure 3, section 3.1",

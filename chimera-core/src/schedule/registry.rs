@@ -84,7 +84,7 @@ pub struct UnknownSchedule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::{Shape, Source, Unfit};
+    use crate::schedule::{Citation, Shape, Unfit};
     use crate::timetable::Timetable;
 
     /// GPipe under a name of its own.
@@ -99,8 +99,8 @@ mod tests {
             "all forwards, then all backwards"
         }
 
-        fn source(&self) -> Source {
-            Source { paper: "none", place: "here" }
+        fn source(&self) -> Citation {
+            Citation { paper: "none", place: "here" }
         }
 
         fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {

@@ -1,7 +1,7 @@
 //! V-Min: a V with split backwards that holds about a third of what 1F1B holds, where workers are many.
 
 use super::building_block::{self, Offsets, PERIOD};
-use super::{Schedule, Shape, Source, Unfit};
+use super::{Citation, Schedule, Shape, Unfit};
 use crate::timetable::Timetable;
 
 pub(super) struct VMin;
@@ -15,8 +15,8 @@ impl Schedule for VMin {
         "a V of two chunks per worker, backwards split; towards a third of 1F1B's activation memory as D grows"
     }
 
-    fn source(&self) -> Source {
-        Source {
+    fn source(&self) -> Citation {
+        Citation {
             paper: "Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv 2405.15362",
             place: "figure 3, section 3",
         }

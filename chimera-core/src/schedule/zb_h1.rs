@@ -1,8 +1,8 @@
 //! ZB-H1: 1F1B whose backwards are split, so that weight halves fill the drain.
 
 use super::phases::Next::{F, I, W};
-use super::phases::{self, Lane, Row};
-use super::{Schedule, Shape, Source, Unfit};
+use super::phases::{self, PhaseQueue, PhaseRow};
+use super::{Citation, Schedule, Shape, Unfit};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
@@ -17,8 +17,8 @@ impl Schedule for ZbH1 {
         "1F1B with split backwards, weight halves late; a third of the bubbles, same activation memory"
     }
 
-    fn source(&self) -> Source {
-        Source {
+    fn source(&self) -> Citation {
+        Citation {
             paper: "Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241",
             place: "figure 3 (top), section 2.1",
         }
@@ -36,7 +36,7 @@ pub(super) fn zero_bubble(schedule: &dyn Schedule, shape: &Shape, eagerness: u32
     let (d, n) = (shape.depth as u32, shape.n_micro_batches);
     phases::timetable(schedule, shape, Placement::line(shape.depth), |stage| {
         let s = stage as u32;
-        Row::new([Lane::new(0, stage, 0..n)])
+        PhaseRow::new([PhaseQueue::new(0, stage, 0..n)])
             .repeat(eagerness * (d - 1 - s), &[F(0)])
             .repeat(eagerness * s, &[F(0), I(0)])
             .repeat(n, &[F(0), I(0), W])

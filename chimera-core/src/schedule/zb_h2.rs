@@ -1,7 +1,7 @@
 //! ZB-H2: ZB-H1 with twice the warm-up, so that no worker waits once it has begun.
 
 use super::zb_h1::zero_bubble;
-use super::{Schedule, Shape, Source, Unfit};
+use super::{Citation, Schedule, Shape, Unfit};
 use crate::timetable::Timetable;
 
 pub(super) struct ZbH2;
@@ -15,8 +15,8 @@ impl Schedule for ZbH2 {
         "ZB-H1 with twice the warm-up; no bubble within a worker's row, twice the activation memory"
     }
 
-    fn source(&self) -> Source {
-        Source {
+    fn source(&self) -> Citation {
+        Citation {
             paper: "Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241",
             place: "figure 3 (bottom), section 2.2",
         }

@@ -1,7 +1,7 @@
 //! ZB-V: a V with split backwards that leaves no bubble inside.
 
 use super::building_block::{self, Offsets};
-use super::{Schedule, Shape, Source, Unfit};
+use super::{Citation, Schedule, Shape, Unfit};
 use crate::timetable::Timetable;
 
 pub(super) struct ZbV;
@@ -19,8 +19,8 @@ impl Schedule for ZbV {
         "a V of two chunks per worker, backwards split; no bubble inside, 1F1B's activation memory"
     }
 
-    fn source(&self) -> Source {
-        Source {
+    fn source(&self) -> Citation {
+        Citation {
             paper: "Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv 2405.15362",
             place: "figure 3, section 3",
         }

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::cli::parts::console::{figure, print};
 use crate::cli::parts::costs::{CostArgs, unit_line};
 use crate::cli::parts::drawing::Format;
-use crate::cli::parts::entry::{Entry, Run, why_not};
+use crate::cli::parts::entry::{Contender, ContenderRun, why_not};
 use crate::cli::parts::exit::{self, Several};
 use crate::cli::parts::shape::{ShapeArgs, schedule_name};
 
@@ -49,7 +49,7 @@ const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose
 /// Schedules that ran, the fastest first, and those that could not.
 pub(crate) struct Comparison {
     shape: Shape,
-    pub(crate) runs: Vec<Run>,
+    pub(crate) runs: Vec<ContenderRun>,
     pub(crate) refused: Vec<(String, String)>,
     /// The class of what was left out: a schedule that is refused tells more than a shape that is not there.
     class: Class,
@@ -62,8 +62,10 @@ pub(crate) struct Comparison {
 impl Compare {
     pub(crate) fn run(self) -> Result<()> {
         let entries = match &self.names[..] {
-            [] => Entry::all(&self.shape)?,
-            names => names.iter().map(|n| Entry::parse(n, &self.shape)).collect::<Result<_>>()?,
+            [] => Contender::all(&self.shape)?,
+            names => {
+                names.iter().map(|n| Contender::parse(n, &self.shape)).collect::<Result<_>>()?
+            }
         };
         let comparison = Comparison::of(&entries, &self.shape, &self.costs)?;
         if comparison.runs.is_empty() {
@@ -82,9 +84,14 @@ impl Compare {
 
 impl Comparison {
     /// Runs all `entries` at one shape.
-    pub(crate) fn of(entries: &[Entry], args: &ShapeArgs, costs: &CostArgs) -> Result<Comparison> {
+    pub(crate) fn of(
+        entries: &[Contender],
+        args: &ShapeArgs,
+        costs: &CostArgs,
+    ) -> Result<Comparison> {
         let shape = args.0.drawn()?.shape();
-        let (mut runs, mut refused, mut class) = (Vec::<Run>::new(), Vec::new(), Class::Usage);
+        let (mut runs, mut refused, mut class) =
+            (Vec::<ContenderRun>::new(), Vec::new(), Class::Usage);
         for entry in entries {
             match entry.run(costs) {
                 Ok(run) => match run.other_shape(&shape) {
@@ -105,11 +112,11 @@ impl Comparison {
                 },
             }
         }
-        let one_in_turn = Entry::parse("1f1b --in-turn 1", args)?;
+        let one_in_turn = Contender::parse("1f1b --in-turn 1", args)?;
         let baseline = one_in_turn.run(&costs.without_cap()).ok().map(|run| run.makespan());
         runs.sort_by(|a, b| {
-            let by = |of: fn(&Run) -> f64| of(a).total_cmp(&of(b));
-            by(Run::makespan).then(by(Run::peak))
+            let by = |of: fn(&ContenderRun) -> f64| of(a).total_cmp(&of(b));
+            by(ContenderRun::makespan).then(by(ContenderRun::peak))
         });
         Ok(Comparison { shape, runs, refused, class, baseline, unit: costs.unit() })
     }
@@ -144,7 +151,7 @@ impl Comparison {
     }
 
     fn json(&self) -> serde_json::Value {
-        let run = |run: &Run| {
+        let run = |run: &ContenderRun| {
             json!({
                 "name": run.label, "makespan": run.makespan(),
                 "speed_up": self.baseline.and_then(|makespan| run.speed_up(makespan)),
@@ -178,7 +185,7 @@ impl Comparison {
 }
 
 /// The name of a run, and of how many steps its drawing is, where figures are those of one.
-fn drawn(run: &Run) -> String {
+fn drawn(run: &ContenderRun) -> String {
     match run.program.window().n_steps() {
         1 => run.label.clone(),
         n => format!("{} ({n} steps)", run.label),
@@ -186,7 +193,7 @@ fn drawn(run: &Run) -> String {
 }
 
 /// The columns of [`HEADS`]; speed-up is over one that takes `baseline`.
-pub(crate) fn figures(run: &Run, baseline: Option<f64>) -> [String; HEADS.len()] {
+pub(crate) fn figures(run: &ContenderRun, baseline: Option<f64>) -> [String; HEADS.len()] {
     let speed_up = baseline.and_then(|baseline| run.speed_up(baseline));
     [
         figure(run.makespan()),

@@ -19,7 +19,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Pairs, tokenizer_of};
 use crate::device::{Compute, Device, OpenDevice, Precision};
 use crate::formats::hf::Pretrained;
-use crate::run::evaluate::{Bert, Model};
+use crate::run::evaluate::{Bert, CausalLm};
 
 /// Measures loss and perplexity of a trained model on whole files
 #[derive(Args)]
@@ -77,7 +77,7 @@ impl Eval {
         let Evaluation { place, context, read, .. } = evaluation;
         let tokens = data::read(&self.data, read.config.vocab)?;
         let stride = self.stride.unwrap_or(context);
-        let model = Model::new(kernels, &read.config, &read.weights)?;
+        let model = CausalLm::new(kernels, &read.config, &read.weights)?;
         drop(read.weights);
 
         let bar = bar(tokens.len() as u64, "tokens");

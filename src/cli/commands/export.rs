@@ -73,13 +73,18 @@ impl Export {
         };
         let plan = of(&self.name, &self.shape, &self.costs)?;
         let program = plan.prove()?;
-        self.to.write(&plan, &program, self.format)
+        self.to.write((&plan, &program), self.format, &self.costs)
     }
 }
 
 impl To {
     /// Writes a timetable and what has been proven of it.
-    pub(crate) fn write(self, plan: &Scheduled, program: &Program, format: Format) -> Result<()> {
+    pub(crate) fn write(
+        self,
+        (plan, program): (&Scheduled, &Program),
+        format: Format,
+        costs: &CostArgs,
+    ) -> Result<()> {
         let timetable = &plan.timetable;
         if format == Format::PytorchCsv {
             return self.write_csv(timetable);
@@ -99,8 +104,8 @@ impl To {
         let timeline = plan.simulate(program);
         let text = match format {
             Format::Chrome => chrome::trace(program, &timeline),
-            Format::Html => html::page(program, &timeline, &title(timetable)),
-            _ => svg::timeline(&timeline, &title(timetable)),
+            Format::Html => html::page(program, &timeline, &title(timetable, costs)),
+            _ => svg::timeline(&timeline, &title(timetable, costs)),
         };
         deliver(self.out.as_deref(), &text)
     }

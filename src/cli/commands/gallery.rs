@@ -11,7 +11,7 @@ use clap::{Args, Parser};
 use crate::cli::commands::compare::{Comparison, HEADS, figures};
 use crate::cli::parts::console::write_whole;
 use crate::cli::parts::costs::CostArgs;
-use crate::cli::parts::entry::{Entry, Run};
+use crate::cli::parts::entry::{Contender, ContenderRun};
 use crate::cli::parts::shape::ShapeArgs;
 
 /// The shape of all drawings but those of schedules that it does not fit.
@@ -50,7 +50,7 @@ impl Gallery {
         std::fs::create_dir_all(&self.out)
             .with_context(|| format!("cannot make {}", self.out.display()))?;
         let setting = Setting::try_parse_from(SHAPE.split(' '))?;
-        let entries = Entry::all(&setting.shape)?;
+        let entries = Contender::all(&setting.shape)?;
         let comparison = Comparison::of(&entries, &setting.shape, &setting.costs)?;
         let elsewhere = setting.elsewhere(&comparison)?;
         for run in comparison.runs.iter().chain(&elsewhere) {
@@ -64,7 +64,7 @@ impl Gallery {
 
 impl Setting {
     /// What is drawn at other shapes.
-    fn elsewhere(&self, comparison: &Comparison) -> Result<Vec<Run>> {
+    fn elsewhere(&self, comparison: &Comparison) -> Result<Vec<ContenderRun>> {
         let mut runs = Vec::new();
         for (label, _) in &comparison.refused {
             let mut entries = ELSEWHERE.iter().map(|shape| self.run(&format!("{label} {shape}")));
@@ -76,8 +76,8 @@ impl Setting {
         Ok(runs)
     }
 
-    fn run(&self, label: &str) -> Result<Run> {
-        Entry::parse(label, &self.shape)?.run(&self.costs)
+    fn run(&self, label: &str) -> Result<ContenderRun> {
+        Contender::parse(label, &self.shape)?.run(&self.costs)
     }
 
     /// 1F1B above Chimera, on one scale: the picture of the README.
@@ -90,7 +90,7 @@ impl Setting {
     }
 }
 
-fn page(comparison: &Comparison, elsewhere: &[Run]) -> Result<String> {
+fn page(comparison: &Comparison, elsewhere: &[ContenderRun]) -> Result<String> {
     let mut page = String::from(
         "# Gallery\n\n\
          Every schedule, executed as early as possible with B = 2 F and free messages, without gradient\n\
@@ -131,16 +131,16 @@ fn page(comparison: &Comparison, elsewhere: &[Run]) -> Result<String> {
     Ok(page)
 }
 
-fn caption(run: &Run) -> String {
+fn caption(run: &ContenderRun) -> String {
     let (d, n) = shape(run);
     format!("{}, D = {d}, N = {n}, B = 2 F", run.label)
 }
 
-fn shape(run: &Run) -> (usize, u32) {
+fn shape(run: &ContenderRun) -> (usize, u32) {
     (run.program.placement().n_workers(), run.program.n_micro_batches())
 }
 
-fn file(run: &Run) -> String {
+fn file(run: &ContenderRun) -> String {
     slug(&run.label) + ".svg"
 }
 

@@ -15,7 +15,7 @@ use crate::cli::parts::offered::{device_name, offered};
 use crate::data::tokenizer::{Stream, Tokenizer};
 use crate::device::{Compute, Device, OpenDevice, Precision};
 use crate::formats::hf::Pretrained;
-use crate::run::evaluate::{Model, Sampling, must_foresee};
+use crate::run::evaluate::{CausalLm, Sampling, must_foresee};
 
 /// Continues a text with a trained model
 #[derive(Args)]
@@ -109,7 +109,7 @@ impl Compute for Continue<'_> {
 
     fn on<K: Layers>(mut self, devices: &[K]) -> Self::Output {
         let Pretrained { config, weights, .. } = self.read;
-        let model = Model::new(devices[0].clone(), &config, &weights)?;
+        let model = CausalLm::new(devices[0].clone(), &config, &weights)?;
         drop(weights);
         let mut show = |ids: &[u32]| self.text.as_mut().map_or(Ok(()), |text| text.push(ids));
         show(self.prompt)?;

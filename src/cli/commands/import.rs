@@ -42,7 +42,7 @@ impl Import {
         }
         let (plan, program) = proven(&self.file, &self.passes, &self.costs)?;
         match self.format {
-            Some(format) => self.to.write(&plan, &program, format),
+            Some(format) => self.to.write((&plan, &program), format, &self.costs),
             None => print(proof(&program, &plan.simulate(&program), &self.costs)),
         }
     }

@@ -126,7 +126,7 @@ impl Show {
         let program = plan.prove()?;
         let timeline = plan.simulate(&program);
         if self.format == Format::Svg {
-            return print(svg::timeline(&timeline, &title(&plan.timetable)));
+            return print(svg::timeline(&timeline, &title(&plan.timetable, &self.costs)));
         }
         let drawing = text::timeline_on(&timeline, screen(false, 0));
         let search = plan.search.map(|report| format!("\n{report}"));

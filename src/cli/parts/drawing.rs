@@ -10,6 +10,8 @@ use clap::ValueEnum;
 use clap::builder::styling::AnsiColor;
 use ratatui::crossterm::terminal;
 
+use super::costs::{CostArgs, unit_line};
+
 /// Colours of pipes, in order.
 const COLOURS: [AnsiColor; 6] = [
     AnsiColor::Cyan,
@@ -30,14 +32,14 @@ pub(crate) enum Format {
     Json,
 }
 
-/// A title such as `chimera, D = 4, N = 8`.
-pub(crate) fn title(timetable: &Timetable) -> String {
+/// A title such as `chimera, D = 4, N = 8; unit of time: a forward of a D-th of the model`.
+pub(crate) fn title(timetable: &Timetable, costs: &CostArgs) -> String {
     let (d, n) = (timetable.rows.len(), timetable.micro_batches_per_step());
-    let title = format!("{}, D = {d}, N = {n}", timetable.schedule);
-    match timetable.update.n_steps() {
-        0 | 1 => title,
-        steps => format!("{title}, {steps} steps"),
-    }
+    let steps = match timetable.update.n_steps() {
+        0 | 1 => String::new(),
+        steps => format!(", {steps} steps"),
+    };
+    format!("{}, D = {d}, N = {n}{steps}; {}", timetable.schedule, unit_line(costs.unit()))
 }
 
 /// What a drawing is shown on: standard output or standard error, less the columns of an indentation. It has a width

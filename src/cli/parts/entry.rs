@@ -14,7 +14,7 @@ use crate::cli::parts::shape::ShapeArgs;
 use crate::settings::schedules::is_file;
 
 /// A schedule at a shape.
-pub(crate) struct Entry {
+pub(crate) struct Contender {
     /// Its name and its own options, such as `chimera --scaling doubling`.
     pub(crate) label: String,
     words: Words,
@@ -28,13 +28,13 @@ struct Words {
     shape: ShapeArgs,
 }
 
-impl Entry {
+impl Contender {
     /// Every schedule and variant, each once.
-    pub(crate) fn all(shape: &ShapeArgs) -> Result<Vec<Entry>> {
-        let mut entries: Vec<Entry> = Vec::new();
+    pub(crate) fn all(shape: &ShapeArgs) -> Result<Vec<Contender>> {
+        let mut entries: Vec<Contender> = Vec::new();
         for schedule in SCHEDULES {
             for options in schedule.variants() {
-                let entry = Entry::parse(&format!("{} {options}", schedule.name()), shape)?;
+                let entry = Contender::parse(&format!("{} {options}", schedule.name()), shape)?;
                 if entries.iter().all(|other| other.words != entry.words) {
                     entries.push(entry);
                 }
@@ -44,26 +44,26 @@ impl Entry {
     }
 
     /// A file, which has its own shape, or a name with options, which go before those of `shape`.
-    pub(crate) fn parse(text: &str, shape: &ShapeArgs) -> Result<Entry> {
+    pub(crate) fn parse(text: &str, shape: &ShapeArgs) -> Result<Contender> {
         let file = text.trim();
         if is_file(file) {
             let mut words = Words::try_parse_from(["--", file])?;
             words.shape = shape.passes();
-            return Ok(Entry { label: file.to_string(), words });
+            return Ok(Contender { label: file.to_string(), words });
         }
         let label = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let words = Words::try_parse_from(label.split(' '))
             .map_err(|error| anyhow!("`{text}`: {}", in_one_line(&error)))?;
         let shape = ShapeArgs(words.shape.0.over(&shape.0));
-        Ok(Entry { label, words: Words { shape, ..words } })
+        Ok(Contender { label, words: Words { shape, ..words } })
     }
 
     /// Proves and simulates it, with the costs of a D-th of the model.
-    pub(crate) fn run(&self, costs: &CostArgs) -> Result<Run> {
+    pub(crate) fn run(&self, costs: &CostArgs) -> Result<ContenderRun> {
         let plan = Scheduled::of_model(&self.words.name, &self.words.shape, costs)?;
         let program = plan.prove()?;
         let timeline = plan.simulate(&program);
-        Ok(Run { label: self.label.clone(), program, timeline })
+        Ok(ContenderRun { label: self.label.clone(), program, timeline })
     }
 }
 
@@ -84,16 +84,17 @@ pub(crate) fn why_not(error: &anyhow::Error) -> Option<String> {
 }
 
 /// An entry that ran.
-pub(crate) struct Run {
+pub(crate) struct ContenderRun {
     pub(crate) label: String,
     pub(crate) program: Program,
     pub(crate) timeline: Timeline,
 }
 
-impl Run {
+impl ContenderRun {
     /// Whether it is the same program as another.
-    pub(crate) fn is_like(&self, other: &Run) -> bool {
-        let figures = |run: &Run| (run.program.schedule().to_string(), run.makespan(), run.peak());
+    pub(crate) fn is_like(&self, other: &ContenderRun) -> bool {
+        let figures =
+            |run: &ContenderRun| (run.program.schedule().to_string(), run.makespan(), run.peak());
         figures(self) == figures(other) && self.program.fingerprint() == other.program.fingerprint()
     }
 
@@ -145,18 +146,18 @@ mod tests {
     #[test]
     fn own_options_go_before_those_of_all() {
         let all = shape("--depth 8 --pipes 4");
-        let entry = Entry::parse(" chimera  --scaling halving ", &all).expect("an entry");
+        let entry = Contender::parse(" chimera  --scaling halving ", &all).expect("an entry");
         assert_eq!(entry.label, "chimera --scaling halving");
         assert!(entry.words.shape == shape("--depth 8 --pipes 4 --scaling halving"));
-        let entry = Entry::parse("chimera --pipes 2 --depth 4", &all).expect("an entry");
+        let entry = Contender::parse("chimera --pipes 2 --depth 4", &all).expect("an entry");
         assert!(entry.words.shape == shape("--pipes 2 --depth 4"));
-        assert!(Entry::parse("chimera --pipe 2", &all).is_err());
+        assert!(Contender::parse("chimera --pipe 2", &all).is_err());
     }
 
     #[test]
     fn every_variant_of_the_table_is_listed_once() {
         let n_variants: usize = SCHEDULES.iter().map(|s| s.variants().len()).sum();
-        assert_eq!(Entry::all(&shape("")).expect("entries").len(), n_variants);
-        assert_eq!(Entry::all(&shape("--pipes 4")).expect("entries").len(), n_variants - 1);
+        assert_eq!(Contender::all(&shape("")).expect("entries").len(), n_variants);
+        assert_eq!(Contender::all(&shape("--pipes 4")).expect("entries").len(), n_variants - 1);
     }
 }

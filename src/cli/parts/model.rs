@@ -22,11 +22,11 @@ pub(crate) struct Loaded {
     pub(crate) place: PathBuf,
     /// Tokens of the samples that it was trained on: its context, unless its run says otherwise.
     pub(crate) sequence: usize,
-    text: Text,
+    text: Vocabulary,
 }
 
 /// What tells how a model's text is cut into tokens.
-enum Text {
+enum Vocabulary {
     /// The folder of the model, which may have a `tokenizer.json`.
     Folder(PathBuf),
     /// The files that it was trained on.
@@ -82,7 +82,7 @@ fn of_run(run: &Path) -> Result<Loaded> {
             let sequence = settings.remove("sequence").map(Value::try_into).transpose()?;
             let loaded = of_folder(&trained)?;
             let sequence = sequence.unwrap_or(loaded.sequence);
-            Ok(Loaded { sequence, text: Text::Data(data.unwrap_or_default()), ..loaded })
+            Ok(Loaded { sequence, text: Vocabulary::Data(data.unwrap_or_default()), ..loaded })
         }
         _ => bail!(
             "{} is a run without weights: name the folder of its --save, or train without --no-save",
@@ -94,7 +94,7 @@ fn of_run(run: &Path) -> Result<Loaded> {
 fn of_folder(dir: &Path) -> Result<Loaded> {
     let (model, place) = (hf::read(dir)?, dir.to_path_buf());
     let sequence = model.config.context;
-    Ok(Loaded { model, place: place.clone(), sequence, text: Text::Folder(place) })
+    Ok(Loaded { model, place: place.clone(), sequence, text: Vocabulary::Folder(place) })
 }
 
 fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
@@ -111,7 +111,7 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
     let model = Pretrained { config, dropout: DropoutRates::all(dropout), weights };
     let data = manifest.value("data").and_then(|data| Ok(data.try_into()?)).with_context(place)?;
     let place = checkpoint.path().to_path_buf();
-    Ok(Loaded { model, place, sequence, text: Text::Data(data) })
+    Ok(Loaded { model, place, sequence, text: Vocabulary::Data(data) })
 }
 
 impl Loaded {
@@ -148,18 +148,18 @@ impl Loaded {
     /// The tokenizer that the model came with, if it did.
     pub(crate) fn own_tokenizer(&self) -> Result<Option<Tokenizer>> {
         match &self.text {
-            Text::Folder(_) => {
+            Vocabulary::Folder(_) => {
                 Ok(self.tokenizer_file()?.map(|file| Tokenizer::read(&file)).transpose()?)
             }
-            Text::Data(files) => Ok(tokenizer_of(files)?),
+            Vocabulary::Data(files) => Ok(tokenizer_of(files)?),
         }
     }
 
     /// The model's `tokenizer.json`, if it came with one.
     pub(crate) fn tokenizer_file(&self) -> Result<Option<PathBuf>> {
         match &self.text {
-            Text::Folder(dir) => Ok(Some(dir.join(TOKENIZER)).filter(|file| file.exists())),
-            Text::Data(files) => Ok(tokenizer_file_of(files)?.filter(|file| file.exists())),
+            Vocabulary::Folder(dir) => Ok(Some(dir.join(TOKENIZER)).filter(|file| file.exists())),
+            Vocabulary::Data(files) => Ok(tokenizer_file_of(files)?.filter(|file| file.exists())),
         }
     }
 }

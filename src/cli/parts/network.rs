@@ -127,7 +127,7 @@ struct Wire(Link);
 
 /// What is read of a report of `chimera comm bench`.
 #[derive(Deserialize)]
-struct Measured {
+struct BenchReport {
     alpha_s: f64,
     beta_s_per_byte: f64,
 }
@@ -144,7 +144,7 @@ impl FromStr for Wire {
         })?;
         let file = file
             .ok_or_else(|| format!("longer than the {MAX_BYTES} bytes that a report can have"))?;
-        let Measured { alpha_s: alpha, beta_s_per_byte: beta } = serde_json::from_str(&file)
+        let BenchReport { alpha_s: alpha, beta_s_per_byte: beta } = serde_json::from_str(&file)
             .map_err(|e| format!("not what `chimera comm bench --json` prints: {e}"))?;
         let is_sound = [alpha, beta].iter().all(|x| (0.0..=1e12).contains(x));
         is_sound.then_some(Wire(Link { alpha, beta })).ok_or_else(|| {

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::cli::parts::drawing::screen;
 use crate::cli::parts::progress::Say;
 use crate::data::tokenizer::Tokenizer;
-use crate::run::evaluate::{Bert, Model, Sampling};
+use crate::run::evaluate::{Bert, CausalLm, Sampling};
 use crate::run::{Folder, Run, Trained};
 use crate::settings::Config;
 
@@ -19,6 +19,8 @@ use crate::settings::Config;
 const N_SAMPLE: usize = 240;
 /// Characters or so of a token that is more than a byte.
 const TOKEN_CHARS: usize = 4;
+/// The file of the run's folder that shows its last step.
+const DRAWING: &str = "pipeline.svg";
 
 /// A run that is done.
 pub(crate) struct Outcome<'r> {
@@ -35,7 +37,7 @@ impl Outcome<'_> {
         let Outcome { run, folder, say, .. } = *self;
         let (validation_loss, perplexity) = match run.model().objective() {
             Objective::NextToken => {
-                let model = Model::new(Candle::cpu(), run.model(), &trained.weights)?;
+                let model = CausalLm::new(Candle::cpu(), run.model(), &trained.weights)?;
                 let loss = model.loss(&run.validation()?)?;
                 let perplexity = loss.exp();
                 say.line(&format!(
@@ -75,7 +77,7 @@ impl Outcome<'_> {
     }
 
     /// A text that begins after a line break.
-    fn sample(&self, model: &Model<Candle>, tokenizer: &Tokenizer) -> Result<()> {
+    fn sample(&self, model: &CausalLm<Candle>, tokenizer: &Tokenizer) -> Result<()> {
         let count = match tokenizer {
             Tokenizer::Bytes => N_SAMPLE,
             _ => N_SAMPLE / TOKEN_CHARS,
@@ -112,7 +114,9 @@ impl Outcome<'_> {
             say.line(&against_prediction(overhead));
         }
         let title = format!("{name}, {workers}, {what} as it ran, in seconds");
-        folder.write("pipeline.svg", &svg::timeline(timeline, &title))
+        folder.write(DRAWING, &svg::timeline(timeline, &title))?;
+        say.line(&format!("drawing: {}", folder.path().join(DRAWING).display()));
+        Ok(())
     }
 }
 

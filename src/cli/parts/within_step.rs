@@ -23,7 +23,7 @@ pub(crate) fn show<T>(pace: Option<&Pace>, progress: &Progress<'_>, work: impl F
         let (done, is_done) = mpsc::channel::<()>();
         scope.spawn(move || {
             let (first_step, has_bar) = (progress.first_step(), progress.has_bar());
-            let mut lines = Lines { first_step, has_bar, has_estimated: false, last: None };
+            let mut lines = StepLines { first_step, has_bar, has_estimated: false, last: None };
             let began = Instant::now();
             while is_done.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 let Some(within) = pace.and_then(Pace::look) else { continue };
@@ -41,8 +41,8 @@ pub(crate) fn show<T>(pace: Option<&Pace>, progress: &Progress<'_>, work: impl F
     })
 }
 
-/// Lines about steps under way.
-struct Lines {
+/// StepLines about steps under way.
+struct StepLines {
     first_step: u64,
     has_bar: bool,
     has_estimated: bool,
@@ -50,7 +50,7 @@ struct Lines {
     last: Option<(f64, f64)>,
 }
 
-impl Lines {
+impl StepLines {
     /// What is to be said `now`, in seconds since the start, if anything.
     fn next(&mut self, within: &WithinStep, now: f64) -> Option<String> {
         let is_unknown = within.step == self.first_step && !self.has_estimated;
@@ -103,8 +103,8 @@ mod tests {
         }
     }
 
-    fn lines(has_bar: bool, first_step: u64) -> Lines {
-        Lines { first_step, has_bar, has_estimated: false, last: None }
+    fn lines(has_bar: bool, first_step: u64) -> StepLines {
+        StepLines { first_step, has_bar, has_estimated: false, last: None }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use chimera_backend_candle::Candle;
 use chimera_core::device::DeviceError;
-use chimera_core::equivalence::Run;
+use chimera_core::equivalence::TrialRun;
 use chimera_core::layers::Layers;
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
@@ -56,7 +56,7 @@ impl Compute for Equivalence<'_> {
 }
 
 /// A training that every device does in seconds.
-pub(super) fn small(schedule: &'static str, depth: usize) -> Run {
+pub(super) fn small(schedule: &'static str, depth: usize) -> TrialRun {
     let model = ModelConfig {
         architecture: Architecture::GPT2,
         layers: 4,
@@ -67,7 +67,15 @@ pub(super) fn small(schedule: &'static str, depth: usize) -> Run {
         tied: false,
     };
     let (shape, recompute) = (Shape::new(depth, 4), Recompute::None);
-    Run { schedule, shape, model, recompute, split_backward: false, micro_batch_size: 2, steps: 10 }
+    TrialRun {
+        schedule,
+        shape,
+        model,
+        recompute,
+        split_backward: false,
+        micro_batch_size: 2,
+        steps: 10,
+    }
 }
 
 /// A device without memory says so, with how much was asked for, and goes on.

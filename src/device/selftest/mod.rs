@@ -18,7 +18,7 @@ use anyhow::{Result, bail};
 use self::conformance::{Conformance, Equivalence, OutOfMemory};
 use self::layers::LayerSpeeds;
 use self::report::Found;
-use self::steps::{Memory, Steps};
+use self::steps::{Memory, StepTrials};
 use self::suite::Suite;
 use crate::device::{Device, Devices, OpenDevice, Precision};
 
@@ -186,7 +186,7 @@ fn layers_of(mut suite: Suite, devices: &Devices) {
 }
 
 fn steps_of(mut suite: Suite, devices: &Devices) {
-    let done = devices.run(Steps { suite: &mut suite, devices });
+    let done = devices.run(StepTrials { suite: &mut suite, devices });
     suite.done(done);
 }
 

@@ -1,6 +1,6 @@
-//! Steps of GPT-2: how fast they are and what they use.
+//! StepTrials of GPT-2: how fast they are and what they use.
 
-use chimera_core::equivalence::Run;
+use chimera_core::equivalence::TrialRun;
 use chimera_core::layers::Layers;
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::Shape;
@@ -12,17 +12,17 @@ use crate::device::{Compute, Devices, Precision};
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Steps of one worker, and of pipelines that do the same work.
-pub(super) struct Steps<'s> {
+/// StepTrials of one worker, and of pipelines that do the same work.
+pub(super) struct StepTrials<'s> {
     pub(super) suite: &'s mut Suite,
     pub(super) devices: &'s Devices,
 }
 
-impl Compute for Steps<'_> {
+impl Compute for StepTrials<'_> {
     type Output = ();
 
     fn on<K: Layers>(self, by_rank: &[K]) {
-        let Steps { suite, devices } = self;
+        let StepTrials { suite, devices } = self;
         let Sizes { model, micro_batch_size, steps, .. } = suite.size.sizes();
         // Without tensor cores they take many times as long.
         let steps = if suite.precision == Precision::F32 { steps / 2 } else { steps };
@@ -33,7 +33,7 @@ impl Compute for Steps<'_> {
             let what = format!("{schedule} with {depth} worker(s)");
             let (shape, model) = (Shape::new(depth, n_micro_batches), model.clone());
             let recompute = Recompute::None;
-            let warm = Run {
+            let warm = TrialRun {
                 schedule,
                 shape,
                 model,
@@ -47,7 +47,7 @@ impl Compute for Steps<'_> {
             }
             devices.reset_peak();
             let before = devices.usage();
-            let run = Run { steps, ..warm };
+            let run = TrialRun { steps, ..warm };
             let Some(mut trained) = suite.train(&what, &run, by_rank) else { continue };
             let mut seconds = trained.seconds.split_off(1);
             seconds.sort_by(f64::total_cmp);
@@ -108,7 +108,7 @@ impl Compute for Memory<'_> {
             let (shape, model) = (Shape::new(DEPTH, 2 * DEPTH as u32), model.clone());
             devices.reset_peak();
             let split_backward = false;
-            let run = Run {
+            let run = TrialRun {
                 schedule,
                 shape,
                 model,

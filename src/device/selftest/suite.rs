@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::mpsc::Sender;
 
 use anyhow::Result;
-use chimera_core::equivalence::{Run, Trained};
+use chimera_core::equivalence::{TrialResult, TrialRun};
 use chimera_core::layers::Layers;
 
 use super::report::{Check, Found, Measurement};
@@ -66,9 +66,9 @@ impl Suite {
     pub(super) fn train<K: Layers>(
         &mut self,
         what: &str,
-        run: &Run,
+        run: &TrialRun,
         by_rank: &[K],
-    ) -> Option<Trained> {
+    ) -> Option<TrialResult> {
         let trained = run.train(|rank| Ok(by_rank[rank.index() % by_rank.len()].clone()));
         trained.map_err(|e| self.fail(what, &e)).ok()
     }

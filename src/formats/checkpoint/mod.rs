@@ -28,7 +28,7 @@ pub use store::{Entry, Store};
 pub(crate) use crate::formats::files::tensors::bytes;
 
 use crate::formats::files::io_fault;
-use crate::formats::files::tensors::{self, Named, TensorFile};
+use crate::formats::files::tensors::{self, NamedTensor, TensorFile};
 
 /// The value of `resume` that takes the newest checkpoint of a run.
 pub const AUTO: &str = "auto";
@@ -145,7 +145,7 @@ impl Checkpoint {
             values.push(self.elements(name, shape)?);
         }
         let named = shapes.into_iter().zip(&values);
-        let named = named.map(|((name, shape), Elements { dtype, words })| Named {
+        let named = named.map(|((name, shape), Elements { dtype, words })| NamedTensor {
             name,
             shape,
             dtype: *dtype,

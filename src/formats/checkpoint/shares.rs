@@ -27,14 +27,14 @@ pub type AllGather<'x> = dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'x;
 pub struct Shares<'s> {
     saver: &'s Saver,
     rank: Rank,
-    under_way: Option<UnderWay>,
+    under_way: Option<ShareUnderWay>,
     /// How the last save ended, as rank 0 knows it.
     last: Option<Result<PathBuf, Fault>>,
     /// What has been written, whose memory the next copy takes.
     spent: Vec<Snapshot>,
 }
 
-struct UnderWay {
+struct ShareUnderWay {
     state: State,
     /// Rank 0 publishes it when all have written.
     manifest: Option<Manifest>,
@@ -87,7 +87,7 @@ impl<'s> Shares<'s> {
         });
         let (writer, status) = (Some(writer), Status::Writing);
         let (manifest, publisher) = (Some(manifest), None);
-        self.under_way = Some(UnderWay { state: *state, manifest, writer, publisher, status });
+        self.under_way = Some(ShareUnderWay { state: *state, manifest, writer, publisher, status });
         Ok(())
     }
 
@@ -180,7 +180,7 @@ impl<'s> Shares<'s> {
     }
 }
 
-impl UnderWay {
+impl ShareUnderWay {
     fn is_writing(&self) -> bool {
         self.writer.as_ref().is_some_and(|writer| !writer.is_finished())
             || self.publisher.as_ref().is_some_and(|publisher| !publisher.is_finished())

@@ -13,7 +13,7 @@ use chimera_core::ids::Rank;
 
 use super::{Checkpoint, Disk, MANIFEST, Manifest, Open, Shard, Unusable, moment};
 use crate::formats::files::io_fault;
-use crate::formats::files::tensors::{self, Named};
+use crate::formats::files::tensors::{self, NamedTensor};
 
 /// Checkpoints that are kept at least, so that there is always one that is not being written.
 const MIN_KEPT: usize = 2;
@@ -275,7 +275,7 @@ fn write_shard(disk: &Disk, folder: &Path, nth: usize, part: &[Snapshot]) -> io:
     let named = part.iter().flat_map(|Snapshot { param, weights, moments: [m, v] }| {
         let names = [param.name.clone(), moment(&param.name, 0), moment(&param.name, 1)];
         let each = names.into_iter().zip([weights, m, v]);
-        each.map(|(name, Elements { dtype, words })| Named {
+        each.map(|(name, Elements { dtype, words })| NamedTensor {
             name,
             shape: param.shape.clone(),
             dtype: *dtype,

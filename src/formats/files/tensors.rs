@@ -20,7 +20,7 @@ const MAX_HEADER_BYTES: u64 = 1 << 26;
 const LENGTH_BYTES: u64 = 8;
 
 /// A tensor to be written: its name, extents, and elements, row-major.
-pub(crate) struct Named<'v> {
+pub(crate) struct NamedTensor<'v> {
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: Dtype,
@@ -28,10 +28,10 @@ pub(crate) struct Named<'v> {
     pub(crate) words: &'v [f32],
 }
 
-impl<'v> Named<'v> {
+impl<'v> NamedTensor<'v> {
     /// A tensor of f32.
-    pub(crate) fn new(name: String, shape: Vec<usize>, words: &'v [f32]) -> Named<'v> {
-        Named { name, shape, dtype: Dtype::F32, words }
+    pub(crate) fn new(name: String, shape: Vec<usize>, words: &'v [f32]) -> NamedTensor<'v> {
+        NamedTensor { name, shape, dtype: Dtype::F32, words }
     }
 
     fn n_bytes(&self) -> usize {
@@ -52,7 +52,7 @@ struct NotFinite(String);
 pub(crate) fn write(
     disk: &Disk,
     path: &Path,
-    mut tensors: Vec<Named<'_>>,
+    mut tensors: Vec<NamedTensor<'_>>,
     metadata: Option<HashMap<String, String>>,
 ) -> Result<Written> {
     tensors.sort_by(|a, b| a.name.cmp(&b.name));

@@ -7,17 +7,17 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use super::config::read_small;
-use super::shard::Shard;
+use super::shard::ShardFile;
 use super::{INDEX, WEIGHTS};
 
 /// Larger indices are refused before they are read.
 const MAX_INDEX_BYTES: u64 = 1 << 26;
 
 /// The files of the weights.
-pub(super) fn shards(dir: &Path) -> Result<Vec<Shard>> {
+pub(super) fn shards(dir: &Path) -> Result<Vec<ShardFile>> {
     let (whole, index) = (dir.join(WEIGHTS), dir.join(INDEX));
     if whole.exists() {
-        return Ok(vec![Shard::open(&whole)?]);
+        return Ok(vec![ShardFile::open(&whole)?]);
     }
     ensure!(
         index.exists(),
@@ -33,13 +33,13 @@ struct Index {
 }
 
 /// The files that an index names, which hold the tensors that it says and no others.
-fn indexed(dir: &Path, index: &Path) -> Result<Vec<Shard>> {
+fn indexed(dir: &Path, index: &Path) -> Result<Vec<ShardFile>> {
     let index: Index = serde_json::from_slice(&read_small(index, MAX_INDEX_BYTES)?)?;
     let names: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
     let mut shards = Vec::new();
     let mut n_tensors = 0;
     for name in names {
-        let shard = Shard::open(&inside(dir, name)?)?;
+        let shard = ShardFile::open(&inside(dir, name)?)?;
         for (tensor, _) in shard.tensors() {
             let said = index.weight_map.get(&tensor).map(String::as_str);
             ensure!(said == Some(name), "{name} holds {tensor}, which the index does not say");
@@ -49,7 +49,7 @@ fn indexed(dir: &Path, index: &Path) -> Result<Vec<Shard>> {
     }
     if n_tensors < index.weight_map.len() {
         let held: BTreeSet<String> =
-            shards.iter().flat_map(Shard::tensors).map(|(name, _)| name).collect();
+            shards.iter().flat_map(ShardFile::tensors).map(|(name, _)| name).collect();
         let lacking = index.weight_map.iter().find(|(tensor, _)| !held.contains(*tensor));
         if let Some((tensor, file)) = lacking {
             bail!("{file} lacks {tensor}");

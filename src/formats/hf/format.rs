@@ -6,7 +6,7 @@ use chimera_core::model::ModelConfig;
 use super::dropout::DropoutRates;
 
 /// `config.json` and the names of tensors of one kind of model.
-pub(super) struct Format {
+pub(super) struct HfFormat {
     /// The key `model_type` of `config.json`.
     pub(super) model_type: &'static str,
     /// Reads `config.json`. What the model here does not compute is refused with the key that says so.

@@ -7,11 +7,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::dropout::DropoutRates;
-use super::format::Format;
+use super::format::HfFormat;
 
 /// How Hugging Face writes the model.
-pub(super) const FORMAT: Format =
-    Format { model_type: "gpt2", parse, to_json, from_hf, to_hf, copies, twin: |_| None };
+pub(super) const FORMAT: HfFormat =
+    HfFormat { model_type: "gpt2", parse, to_json, from_hf, to_hf, copies, twin: |_| None };
 
 /// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
 #[derive(Deserialize)]

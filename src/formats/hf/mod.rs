@@ -19,7 +19,7 @@ mod table;
 
 pub use config::read_config;
 pub use dropout::DropoutRates;
-pub use read::{Pretrained, Source, read};
+pub use read::{HfModel, Pretrained, read};
 
 pub(crate) use config::to_json;
 pub(crate) use names::{parts, to_hf, twin};

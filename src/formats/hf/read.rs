@@ -13,7 +13,7 @@ use super::config::read_config;
 use super::dropout::DropoutRates;
 use super::files::shards;
 use super::names::{parts, twin};
-use super::shard::Shard;
+use super::shard::ShardFile;
 use super::table::format;
 
 /// The most names that a refusal lists.
@@ -33,9 +33,9 @@ pub struct Pretrained {
 /// Reads the model in the folder `dir`.
 ///
 /// # Errors
-/// Errors of [`Source`].
+/// Errors of [`HfModel`].
 pub fn read(dir: &Path) -> Result<Pretrained> {
-    let source = Source::open(dir)?;
+    let source = HfModel::open(dir)?;
     let params = source.params().cloned().collect::<Vec<_>>().into_iter();
     let weights = params.map(|param| {
         let values = source.values(&param.name)?;
@@ -46,7 +46,7 @@ pub fn read(dir: &Path) -> Result<Pretrained> {
 }
 
 /// A model on disk, whose names and shapes were found to fit; nothing of its values is held.
-pub struct Source {
+pub struct HfModel {
     dir: PathBuf,
     config: ModelConfig,
     dropout: DropoutRates,
@@ -59,29 +59,29 @@ pub struct Source {
 struct Tensor {
     param: Param,
     /// Its rows, one part after the other.
-    parts: Vec<Place>,
+    parts: Vec<TensorPlace>,
     /// What must be equal to it.
-    copies: Vec<Place>,
+    copies: Vec<TensorPlace>,
 }
 
 /// Where the values of a tensor are.
-struct Place {
-    shard: Arc<Shard>,
+struct TensorPlace {
+    shard: Arc<ShardFile>,
     name: String,
     tensor: TensorInfo,
 }
 
-impl Source {
+impl HfModel {
     /// Reads `config.json` and the headers of the files in the folder `dir`.
     ///
     /// # Errors
     /// Names file and tensor of whatever does not fit.
-    pub fn open(dir: &Path) -> Result<Source> {
+    pub fn open(dir: &Path) -> Result<HfModel> {
         let (config, dropout) = read_config(dir)?;
         let params = config.params(&Cut::whole(&config));
         let mut places = places(config.architecture, shards(dir)?)?;
         let copies = (format(config.architecture).copies)(&config).into_iter();
-        let copies: Vec<(&str, Place)> =
+        let copies: Vec<(&str, TensorPlace)> =
             copies.filter_map(|(name, ours)| Some((ours, places.remove(name)?))).collect();
         if let Some((name, ours)) = twin(&config)
             && let Some(place) = places.remove(name)
@@ -122,7 +122,7 @@ impl Source {
         for Tensor { param, parts, .. } in &tensors {
             let mut shape = param.shape.clone();
             shape[0] /= parts.len();
-            for Place { shard, name, tensor } in parts {
+            for TensorPlace { shard, name, tensor } in parts {
                 ensure!(
                     tensor.shape == shape,
                     "{}: {name} has shape {:?}, but config.json makes it {shape:?}",
@@ -138,7 +138,7 @@ impl Source {
                 tensor.copies.push(copy);
             }
         }
-        Ok(Source { dir: dir.to_path_buf(), config, dropout, tensors, index })
+        Ok(HfModel { dir: dir.to_path_buf(), config, dropout, tensors, index })
     }
 
     /// What it is.
@@ -159,7 +159,7 @@ impl Source {
         let place = || self.dir.display().to_string();
         let nth = self.index.get(name).with_context(|| format!("{} has no {name}", place()))?;
         let Tensor { param, parts, copies } = &self.tensors[*nth];
-        let parts: Vec<_> = parts.iter().map(Place::values).collect::<Result<_>>()?;
+        let parts: Vec<_> = parts.iter().map(TensorPlace::values).collect::<Result<_>>()?;
         let values = parts.concat();
         for copy in copies {
             ensure!(
@@ -174,20 +174,23 @@ impl Source {
     }
 }
 
-impl Place {
+impl TensorPlace {
     fn values(&self) -> Result<Vec<f32>> {
         self.shard.values(&self.name, &self.tensor)
     }
 }
 
 /// The tensors by our names.
-fn places(architecture: Architecture, shards: Vec<Shard>) -> Result<BTreeMap<String, Place>> {
-    let mut places: BTreeMap<String, Place> = BTreeMap::new();
+fn places(
+    architecture: Architecture,
+    shards: Vec<ShardFile>,
+) -> Result<BTreeMap<String, TensorPlace>> {
+    let mut places: BTreeMap<String, TensorPlace> = BTreeMap::new();
     for shard in shards.into_iter().map(Arc::new) {
         for (name, tensor) in shard.tensors() {
             let Some(ours) = (format(architecture).from_hf)(&name) else { continue };
             let (at, tensor) = (Arc::clone(&shard), tensor.clone());
-            let place = Place { shard: at, name: name.clone(), tensor };
+            let place = TensorPlace { shard: at, name: name.clone(), tensor };
             if let Some(other) = places.insert(ours, place) {
                 bail!(
                     "{name} in {} is there twice: as {} in {}",

@@ -9,15 +9,15 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use crate::formats::files::tensors::TensorFile;
 
 /// A file of weights, whose header was read.
-pub(super) struct Shard {
+pub(super) struct ShardFile {
     file: TensorFile,
 }
 
-impl Shard {
+impl ShardFile {
     /// Reads the header.
-    pub(super) fn open(path: &Path) -> Result<Shard> {
+    pub(super) fn open(path: &Path) -> Result<ShardFile> {
         let file = TensorFile::open(path).map_err(Error::msg);
-        Ok(Shard { file: file.with_context(|| path.display().to_string())? })
+        Ok(ShardFile { file: file.with_context(|| path.display().to_string())? })
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -2,14 +2,14 @@
 
 use chimera_core::model::Architecture;
 
-use super::format::Format;
+use super::format::HfFormat;
 use super::{bert, gpt2};
 
 /// All formats. A `config.json` without `model_type` is of the first.
-pub(super) const FORMATS: [&Format; Architecture::ALL.len()] = [&gpt2::FORMAT, &bert::FORMAT];
+pub(super) const FORMATS: [&HfFormat; Architecture::ALL.len()] = [&gpt2::FORMAT, &bert::FORMAT];
 
 /// The format of an architecture, which stands where the architecture does.
-pub(super) fn format(architecture: Architecture) -> &'static Format {
+pub(super) fn format(architecture: Architecture) -> &'static HfFormat {
     let at = Architecture::ALL.iter().position(|other| *other == architecture);
     FORMATS[at.unwrap_or_default()]
 }

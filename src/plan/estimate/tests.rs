@@ -22,10 +22,10 @@ fn cluster(depth: usize, beta: f64) -> Cluster {
     Cluster { n_ranks: 2 * depth, memory: 1e12, flops: 1e9, network }
 }
 
-fn fits(outcome: Result<Outcome>) -> Option<Candidate> {
+fn fits(outcome: Result<Fit>) -> Option<Candidate> {
     match outcome.ok()? {
-        Outcome::Fits(candidate) => Some(candidate),
-        Outcome::TooLarge(..) => None,
+        Fit::Fits(candidate) => Some(candidate),
+        Fit::TooLarge(..) => None,
     }
 }
 

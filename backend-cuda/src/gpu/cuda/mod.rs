@@ -31,7 +31,7 @@ pub use lane::SideStream;
 pub use memory::Memory;
 pub use usage::Usage;
 
-use super::{Arg, Driver, Launch, Piece, Product};
+use super::{Arg, Download, Driver, Launch, Product};
 use clock::StreamClock;
 use memory::{Held, Stream};
 use product::Blas;
@@ -158,10 +158,10 @@ impl Driver for Cuda {
         self.named("download", staging::bring_one(&self.0.stream, address, into))
     }
 
-    fn read_all(&self, pieces: &mut [Piece<'_, Memory>]) -> Result<()> {
+    fn read_all(&self, pieces: &mut [Download<'_, Memory>]) -> Result<()> {
         let mut staging = lock(&self.0.staging);
         for piece in pieces.iter() {
-            let Piece { memory, start, into } = piece;
+            let Download { memory, start, into } = piece;
             assert!(start + into.len() <= memory.bytes(), "more bytes than memory");
             memory.read(&self.0.stream)?;
         }

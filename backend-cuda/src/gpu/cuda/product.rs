@@ -6,7 +6,7 @@ use cudarc::cublas::result::CublasError;
 use cudarc::cublas::{result, sys};
 use cudarc::driver::result::{DriverError, malloc_sync, memory_free};
 
-use super::super::{Element, Place, Product};
+use super::super::{Element, MatrixRef, Product};
 use super::memory::{Memory, Stream};
 
 /// Scratch memory of cuBLAS, as its manual advises for Hopper. Its own, so that the same product always
@@ -137,11 +137,11 @@ fn operation(transposed: bool) -> sys::cublasOperation_t {
     }
 }
 
-fn address(place: &Place<'_, Memory>) -> *const c_void {
+fn address(place: &MatrixRef<'_, Memory>) -> *const c_void {
     (place.memory.address() + place.start as u64) as *const c_void
 }
 
-fn element(place: &Place<'_, Memory>) -> sys::cudaDataType {
+fn element(place: &MatrixRef<'_, Memory>) -> sys::cudaDataType {
     match place.element {
         Element::F32 => sys::cudaDataType::CUDA_R_32F,
         Element::Bf16 => sys::cudaDataType::CUDA_R_16BF,
@@ -180,7 +180,7 @@ mod tests {
             let [a_pitch, b_pitch, pitch] =
                 [1 + if transposed.0 { m } else { k }, 2 + if transposed.1 { k } else { n }, 3 + n];
             let (a, b) = (matrix((m + k) * a_pitch), matrix((k + n) * b_pitch));
-            let place = |pitch| Place { memory: &(), start: 0, element: Element::F32, pitch };
+            let place = |pitch| MatrixRef { memory: &(), start: 0, element: Element::F32, pitch };
             let product = Product {
                 m,
                 n,

@@ -81,7 +81,7 @@ impl<'k, D: Device> Trials<'k, D> {
         let results = oracle(&Reference, operands, sums.each_mut())?;
         let expected: Vec<Tensor> = results.into_iter().chain(sums).collect();
 
-        for placement in [Placement::Whole, Placement::Rows] {
+        for placement in [Operands::Whole, Operands::Rows] {
             let at = describe(label, placement, &operands, &accumulators);
             let first = self.call(&at, placement, operands, accumulators, &act)?;
             let second = self.call(&at, placement, operands, accumulators, &act)?;
@@ -105,7 +105,7 @@ impl<'k, D: Device> Trials<'k, D> {
     fn call<const N: usize, const M: usize, const R: usize>(
         &self,
         at: &str,
-        placement: Placement,
+        placement: Operands,
         operands: [&Tensor; N],
         accumulators: [&Tensor; M],
         act: impl Fn(&D, [&D::Tensor; N], [&mut D::Tensor; M]) -> Result<[D::Tensor; R]>,
@@ -116,8 +116,8 @@ impl<'k, D: Device> Trials<'k, D> {
             let (start, whole) = placement.surround(operand);
             let uploaded = self.upload(&whole)?;
             placed.push(match placement {
-                Placement::Whole => uploaded.clone(),
-                Placement::Rows => self.device.rows(&uploaded, start, operand.n_rows())?,
+                Operands::Whole => uploaded.clone(),
+                Operands::Rows => self.device.rows(&uploaded, start, operand.n_rows())?,
             });
             wholes.push((whole, uploaded));
         }
@@ -166,19 +166,19 @@ impl Readback {
 
 /// Where the operands of a trial lie.
 #[derive(Clone, Copy, PartialEq)]
-enum Placement {
+enum Operands {
     /// In memory of their own.
     Whole,
     /// Within a larger tensor, between elements that are not numbers: whoever reads them is found out.
     Rows,
 }
 
-impl Placement {
+impl Operands {
     /// The tensor to upload, and in which row of it `operand` starts.
     fn surround(self, operand: &Tensor) -> (usize, Tensor) {
         let (before, after) = match self {
-            Placement::Whole => (0, 0),
-            Placement::Rows => (1, 2),
+            Operands::Whole => (0, 0),
+            Operands::Rows => (1, 2),
         };
         let mut shape = operand.shape.clone();
         shape[0] += before + after;
@@ -188,12 +188,12 @@ impl Placement {
     }
 }
 
-fn describe(label: &str, placement: Placement, operands: &[&Tensor], into: &[&Tensor]) -> String {
+fn describe(label: &str, placement: Operands, operands: &[&Tensor], into: &[&Tensor]) -> String {
     let tensors = operands.iter().chain(into);
     let shapes: Vec<String> = tensors.map(|x| format!("{:?}", x.shape)).collect();
     let placed = match placement {
-        Placement::Whole => "",
-        Placement::Rows => ", operands are rows of larger tensors",
+        Operands::Whole => "",
+        Operands::Rows => ", operands are rows of larger tensors",
     };
     let space = if label.is_empty() { "" } else { " " };
     format!("{label}{space}{}{placed}", shapes.join(" "))

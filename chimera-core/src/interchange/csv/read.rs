@@ -26,7 +26,7 @@ pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
         return Err(ReadError::TooLong);
     }
     let text = std::str::from_utf8(bytes).map_err(|e| ReadError::Form(e.to_string()))?;
-    let mut sheet = Sheet::default();
+    let mut sheet = Table::default();
     for line in text.strip_prefix('\u{feff}').unwrap_or(text).lines() {
         sheet.row(line)?;
     }
@@ -59,7 +59,7 @@ impl std::fmt::Display for Place {
 
 /// What has been read.
 #[derive(Default)]
-struct Sheet {
+struct Table {
     rows: Vec<Vec<Cell>>,
     /// Where each row ends.
     ends: Vec<Place>,
@@ -72,7 +72,7 @@ struct Sheet {
     n_actions: usize,
 }
 
-impl Sheet {
+impl Table {
     fn row(&mut self, line: &str) -> Result<(), ReadError> {
         let row = self.rows.len();
         let mut place = Place { row, column: 0 };

@@ -3,7 +3,7 @@
 use super::super::operands::Norm;
 use super::super::pass::{EMBEDDED, Pass};
 use super::EPSILON;
-use super::sample::Form;
+use super::sample::SampleShape;
 use crate::device::Result;
 use crate::layers::{Layers, Layout};
 use crate::stage::Micro;
@@ -48,7 +48,7 @@ impl<T> Deferred<T> {
 pub(super) fn forward<D: Layers>(
     pass: &Pass<'_, D>,
     w: &[D::Tensor; TENSORS],
-    form: Form,
+    form: SampleShape,
     micro: &Micro<'_>,
 ) -> Result<(D::Tensor, Saved<D::Tensor>)> {
     let [words, positions, segments, gain, bias] = w;
@@ -88,7 +88,7 @@ pub(super) fn backward_input<D: Layers>(
 /// Adds the gradients of the weights to `into`.
 pub(super) fn backward_weight<D: Layers>(
     device: &D,
-    form: Form,
+    form: SampleShape,
     micro: &Micro<'_>,
     deferred: Deferred<D::Tensor>,
     into: &mut [D::Tensor; TENSORS],
@@ -101,7 +101,7 @@ pub(super) fn backward_weight<D: Layers>(
 }
 
 /// `[rows, 2]`: the column of the row's segment is 1.
-fn columns<D: Layers>(device: &D, form: Form, micro: &Micro<'_>) -> Result<D::Tensor> {
+fn columns<D: Layers>(device: &D, form: SampleShape, micro: &Micro<'_>) -> Result<D::Tensor> {
     let columns = form.segments(micro);
     device.upload(&[columns.len() / 2, 2], &columns)
 }

@@ -6,7 +6,7 @@
 use super::super::operands::{Linear, Norm};
 use super::super::pass::Pass;
 use super::EPSILON;
-use super::sample::Form;
+use super::sample::SampleShape;
 use crate::device::Result;
 use crate::layers::{Activation, Layers, Layout};
 use crate::stage::{Micro, Output};
@@ -78,7 +78,7 @@ impl<T> Deferred<T> {
 }
 
 /// The heads' weights.
-pub(super) struct Weights<'w, T> {
+pub(super) struct HeadWeights<'w, T> {
     pub(super) tensors: &'w [T; TENSORS],
     /// `[vocab, hidden]`.
     pub(super) decoder: &'w T,
@@ -87,7 +87,7 @@ pub(super) struct Weights<'w, T> {
 /// Picks the rows of the last block's output `x: [rows, hidden]` that the heads read.
 pub(super) fn select<D: Layers>(
     device: &D,
-    form: Form,
+    form: SampleShape,
     micro: &Micro<'_>,
     x: &D::Tensor,
 ) -> Result<Selected<D::Tensor>> {
@@ -102,7 +102,7 @@ pub(super) fn select<D: Layers>(
 /// What the backward pass needs, from the rows that the heads read.
 pub(super) fn restore<D: Layers>(
     device: &D,
-    w: &Weights<'_, D::Tensor>,
+    w: &HeadWeights<'_, D::Tensor>,
     selected: Selected<D::Tensor>,
 ) -> Result<Saved<D::Tensor>> {
     let [pooler, pooler_bias, _, _, transform, transform_bias, gain, bias, _] = w.tensors;
@@ -118,8 +118,8 @@ pub(super) fn restore<D: Layers>(
 /// The loss and the gradient of the predictions' logits; without targets, these logits.
 pub(super) fn output<D: Layers>(
     device: &D,
-    w: &Weights<'_, D::Tensor>,
-    form: Form,
+    w: &HeadWeights<'_, D::Tensor>,
+    form: SampleShape,
     micro: &Micro<'_>,
     saved: &Saved<D::Tensor>,
 ) -> Result<Output<D::Tensor>> {
@@ -140,8 +140,8 @@ pub(super) fn output<D: Layers>(
 /// makes them again: an [`Output`] has room for one gradient.
 fn follow<D: Layers>(
     device: &D,
-    w: &Weights<'_, D::Tensor>,
-    form: Form,
+    w: &HeadWeights<'_, D::Tensor>,
+    form: SampleShape,
     micro: &Micro<'_>,
     pooled: &D::Tensor,
 ) -> Result<(D::Tensor, D::Tensor)> {
@@ -155,8 +155,8 @@ fn follow<D: Layers>(
 /// From the gradient of the logits to that of the last block's output.
 pub(super) fn backward_input<D: Layers>(
     pass: &Pass<'_, D>,
-    w: &Weights<'_, D::Tensor>,
-    form: Form,
+    w: &HeadWeights<'_, D::Tensor>,
+    form: SampleShape,
     micro: &Micro<'_>,
     saved: Saved<D::Tensor>,
     dy: D::Tensor,

@@ -19,7 +19,7 @@ use crate::device::Result;
 use crate::layers::{Attention, Layers, Layout, Mask};
 use crate::stage::{Micro, Output, Param, Stage};
 
-use sample::Form;
+use sample::SampleShape;
 
 /// What the layer norms of BERT add to the variance.
 const EPSILON: f64 = 1e-12;
@@ -31,7 +31,7 @@ pub struct BertStage<D> {
     cut: Cut,
     heads: usize,
     hidden: usize,
-    form: Form,
+    form: SampleShape,
     dropout: DropoutRate,
     params: Vec<Param>,
     /// Where the decoder's matrix lies among the weights: the word table itself if tied and at hand.
@@ -76,7 +76,7 @@ impl<D: Layers> BertStage<D> {
         config.check_sequence(sequence)?;
         let params = tensors::params(config, &cut);
         let decoder = if config.tied && cut.first { 0 } else { params.len() - 1 };
-        let form = Form { sequence, predictions };
+        let form = SampleShape { sequence, predictions };
         let (heads, hidden, dropout) = (config.heads, config.hidden, DropoutRate::default());
         Ok(Self { device, cut, heads, hidden, form, dropout, params, decoder })
     }
@@ -100,9 +100,9 @@ impl<D: Layers> BertStage<D> {
     }
 
     /// The tensors of the heads, but for the decoder's matrix.
-    fn head<'w>(&self, w: &'w [D::Tensor]) -> head::Weights<'w, D::Tensor> {
+    fn head<'w>(&self, w: &'w [D::Tensor]) -> head::HeadWeights<'w, D::Tensor> {
         let tensors = w[self.blocks().end..].first_chunk().expect("tensors of the heads");
-        head::Weights { tensors, decoder: &w[self.decoder] }
+        head::HeadWeights { tensors, decoder: &w[self.decoder] }
     }
 
     fn embedding<'w>(&self, w: &'w [D::Tensor]) -> &'w [D::Tensor; embedding::TENSORS] {

@@ -9,7 +9,7 @@ use crate::stage::Micro;
 
 /// The extents of every sample.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Form {
+pub(super) struct SampleShape {
     pub(super) sequence: usize,
     pub(super) predictions: usize,
 }
@@ -24,7 +24,7 @@ pub(super) fn unpadded(tokens: &[u32], predictions: usize) -> Vec<u32> {
     [&counts[..], &(0..predictions as u32).collect::<Vec<_>>(), tokens].concat()
 }
 
-impl Form {
+impl SampleShape {
     /// The ids of all rows.
     pub(super) fn ids(self, micro: &Micro<'_>) -> Vec<u32> {
         let ids = self.samples(micro).flat_map(|sample| &sample[COUNTS + self.predictions..]);

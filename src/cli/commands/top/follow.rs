@@ -32,12 +32,12 @@ pub(crate) struct Followed {
     pub(crate) last: Option<Metrics>,
     /// Lines of the metrics that are left out: they are no step, or none that comes after the one before.
     pub(crate) n_damaged: usize,
-    pub(crate) state: State,
+    pub(crate) state: Standing,
 }
 
 /// Whether a run is at work.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum State {
+pub(crate) enum Standing {
     AtWork,
     Over,
     /// For this reason.
@@ -61,7 +61,7 @@ impl Followed {
             step_s: Vec::new(),
             last: None,
             n_damaged: 0,
-            state: State::AtWork,
+            state: Standing::AtWork,
         })
     }
 
@@ -124,16 +124,16 @@ impl Followed {
 }
 
 /// A run that failed leaves an error.
-fn state(folder: &Path) -> State {
+fn state(folder: &Path) -> Standing {
     if is_at_work(folder) {
-        return State::AtWork;
+        return Standing::AtWork;
     }
     let files = read_dir(folder).into_iter().flatten().flatten();
     let is_error =
         |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(is_error);
     let error = files.map(|file| file.path()).filter(is_error).min();
-    let Some(error) = error else { return State::Over };
+    let Some(error) = error else { return Standing::Over };
     let text = text_regular(&error, MAX_BYTES).ok().flatten().unwrap_or_default();
     let error: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-    State::Failed(error["message"].as_str().unwrap_or("for an unknown reason").to_string())
+    Standing::Failed(error["message"].as_str().unwrap_or("for an unknown reason").to_string())
 }

@@ -6,7 +6,7 @@ use ratatui::style::{Color, Style};
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, LineGauge, Paragraph, Sparkline};
 
-use super::follow::{Followed, State};
+use super::follow::{Followed, Standing};
 use crate::cli::parts::console::{count, duration, fixed};
 use crate::observe::{Metrics, RankMetrics};
 
@@ -48,13 +48,13 @@ fn headline(run: &Followed) -> String {
     };
     let left = run.seconds_left().filter(|seconds| seconds.is_finite());
     let state = match (&run.state, left) {
-        (State::AtWork, Some(left)) => format!("running, {} left", duration(left)),
-        (State::AtWork, None) => "running".to_string(),
-        (State::Over, _) if run.n_steps.is_some_and(|all| n_done < all) => {
+        (Standing::AtWork, Some(left)) => format!("running, {} left", duration(left)),
+        (Standing::AtWork, None) => "running".to_string(),
+        (Standing::Over, _) if run.n_steps.is_some_and(|all| n_done < all) => {
             "stopped early".to_string()
         }
-        (State::Over, _) => "finished".to_string(),
-        (State::Failed(why), _) => format!("failed: {why}"),
+        (Standing::Over, _) => "finished".to_string(),
+        (Standing::Failed(why), _) => format!("failed: {why}"),
     };
     let damaged = match run.n_damaged {
         0 => String::new(),

@@ -21,7 +21,7 @@ use crate::formats::checkpoint::Disk;
 use crate::run::launch::Launch;
 
 /// By what and where.
-struct Plan {
+struct Injection {
     /// None for a panic.
     signal: Option<Signal>,
     point: String,
@@ -29,8 +29,8 @@ struct Plan {
 }
 
 /// What the environment says.
-fn plan() -> Option<&'static Plan> {
-    static PLAN: OnceLock<Option<Plan>> = OnceLock::new();
+fn plan() -> Option<&'static Injection> {
+    static PLAN: OnceLock<Option<Injection>> = OnceLock::new();
     let read = || {
         let text = env::var("CHIMERA_STRIKE").ok()?;
         let (rank, rest) = text.split_once(' ')?;
@@ -41,7 +41,7 @@ fn plan() -> Option<&'static Plan> {
             "PANIC" => None,
             name => Some(format!("SIG{name}").parse().ok()?),
         };
-        Some(Plan { signal, point: point.into(), file: file.into() })
+        Some(Injection { signal, point: point.into(), file: file.into() })
     };
     PLAN.get_or_init(read).as_ref()
 }
