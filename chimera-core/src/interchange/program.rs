@@ -44,7 +44,7 @@ pub const FORMAT: u32 = 0;
 
 /// The program as JSON, one instruction per line, so that two of them can be compared by line.
 pub fn program_to_json(program: &Program) -> String {
-    let mut tokens = Tokens::default();
+    let mut tokens = Numbered::default();
     let rows = rows(program, program.rows(), &mut tokens);
     let one_order = match prove_in_one_order(program) {
         Ok(order) => lines(order.iter().map(|event| together(event, &mut tokens))),
@@ -87,19 +87,19 @@ pub fn program_to_json(program: &Program) -> String {
 /// # Errors
 /// If there is no such order.
 pub fn rows_in_one_order_to_json(program: &Program) -> Result<String, Refusal> {
-    let mut tokens = Tokens::default();
+    let mut tokens = Numbered::default();
     rows(program, program.rows(), &mut tokens);
     Ok(rows(program, &rows_in_one_order(program)?, &mut tokens))
 }
 
 /// Tokens, numbered as they come.
 #[derive(Default)]
-struct Tokens {
+struct Numbered {
     all: Vec<Token>,
     numbers: FxHashMap<Token, usize>,
 }
 
-impl Tokens {
+impl Numbered {
     fn number(&mut self, token: &Token) -> usize {
         *self.numbers.entry(*token).or_insert_with(|| {
             self.all.push(*token);
@@ -112,7 +112,7 @@ impl Tokens {
     }
 }
 
-fn rows(program: &Program, rows: &[Vec<Instr>], tokens: &mut Tokens) -> String {
+fn rows(program: &Program, rows: &[Vec<Instr>], tokens: &mut Numbered) -> String {
     lines(rows.iter().enumerate().map(|(worker, row)| {
         let spelled_out = row.iter().map(|instr| program.spelled_out(instr));
         let instructions: Vec<String> =
@@ -124,7 +124,7 @@ fn rows(program: &Program, rows: &[Vec<Instr>], tokens: &mut Tokens) -> String {
     }))
 }
 
-fn instruction(instruction: &Instruction, tokens: &mut Tokens) -> String {
+fn instruction(instruction: &Instruction, tokens: &mut Numbered) -> String {
     match instruction {
         Instruction::Run(ops) => {
             let op = |(op, effects): &(Op, Effects)| {
@@ -155,7 +155,7 @@ fn instruction(instruction: &Instruction, tokens: &mut Tokens) -> String {
     }
 }
 
-fn together(event: &Together, tokens: &mut Tokens) -> String {
+fn together(event: &Together, tokens: &mut Numbered) -> String {
     match event {
         Together::Message(token) => format!(r#"{{"message":{}}}"#, tokens.number(token)),
         Together::Reduction(bucket) => format!(r#"{{"reduction":{}}}"#, bucket.0),
