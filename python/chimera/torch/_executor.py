@@ -17,6 +17,9 @@ class Executor:
 
     def __init__(self, file: dict[str, Any], row: list[dict], stages: dict[int, Stage], buckets: list[Bucket], messages: Messages) -> None:
         self._tokens, self._row, self._last = file["tokens"], row, file["stages"] - 1
+        self._stages_of = [[s for s in bucket["stages"] if s in stages] for bucket in file["buckets"]]
+        self._updates = [bucket["update"] for bucket in file["buckets"]]
+        self._units_per_update = file["micro_batches"] * file["units_per_micro"] // (1 + max(self._updates))
         self._stages, self._buckets, self._messages = stages, buckets, messages
         self._values: dict[int, Any] = {}
         self.times: list[tuple[int, float, float]] = []
@@ -32,6 +35,8 @@ class Executor:
         """A whole step. Gradients are those of the losses times `loss_scale`; `agree` says whether to update."""
         self._begin(x, targets, loss_scale)
         self.times = []
+        for stage in self._stages.values():
+            stage.versions.begin()
         start, starts, is_agreed = time.perf_counter(), {}, True
         for index, instruction in enumerate(self._row):
             what = instruction["do"]
@@ -47,8 +52,11 @@ class Executor:
             elif what == "recv":
                 self._values[instruction["token"]] = self._messages.recv(instruction["token"], instruction["from"])
             elif what == "reduce":
-                starts[instruction["bucket"]] = index, time.perf_counter() - start
-                self._buckets[instruction["bucket"]].start()
+                bucket = instruction["bucket"]
+                starts[bucket] = index, time.perf_counter() - start
+                for stage in self._stages_of[bucket]:
+                    self._stages[stage].versions.place(self._updates[bucket])
+                self._buckets[bucket].start()
             elif what == "await":
                 self._buckets[instruction["bucket"]].wait()
                 self.times.append((*starts[instruction["bucket"]], time.perf_counter() - start))
@@ -57,6 +65,8 @@ class Executor:
             elif what == "step" and is_agreed:
                 begun = time.perf_counter() - start
                 self._buckets[instruction["bucket"]].update()
+                for stage in self._stages_of[instruction["bucket"]]:
+                    self._stages[stage].versions.updated()
                 self.times.append((index, begun, time.perf_counter() - start))
         self._messages.end()
 
@@ -92,17 +102,20 @@ class Executor:
         elif op["kind"] in ("B", "I"):
             grads = by_kind("gradient")
             for unit, saved in by_kind("saved").items():
+                update = unit // self._units_per_update
                 if op["kind"] == "B":
-                    dx = stage.backward(saved, grads[unit][0])
+                    dx = stage.backward(saved, grads[unit][0], update)
                 else:
-                    dx, made["deferred", unit] = stage.backward_input(saved, grads[unit][0])
+                    dx, made["deferred", unit] = stage.backward_input(saved, grads[unit][0], update)
                 made["gradient", unit] = [dx]
         else:
             for add_weight_gradients in by_kind("deferred").values():
                 add_weight_gradients()
         for token in op["makes"]:
             about = self._tokens[token]
-            self._values[token] = made[about["kind"], about["units"][0]]
+            # A version of the weights is within what its forward saves.
+            is_version = about["kind"] == "version"
+            self._values[token] = None if is_version else made[about["kind"], about["units"][0]]
 
     def _forward(self, op: dict, stage: Stage, activation: list[torch.Tensor] | None) -> dict[tuple[str, int], Any]:
         made: dict[tuple[str, int], Any] = {}
@@ -110,7 +123,8 @@ class Executor:
         is_kept = any(self._tokens[token]["kind"] == "kept" for token in op["makes"])
         for i, unit in enumerate(op["units"]):
             x, target = self._of_unit(activation, i, unit, op["stage"])
-            output, rest = stage.keep(x, target) if is_kept else stage.save(x, target)
+            weights = stage.versions.read(unit // self._units_per_update)
+            output, rest = (stage.keep if is_kept else stage.save)(x, target, weights)
             made["kept" if is_kept else "saved", unit] = rest
             if op["stage"] == self._last:
                 self.losses.append(output)

@@ -14,6 +14,7 @@ from ._executor import Executor
 from ._messages import Messages
 from ._reductions import Bucket
 from ._stage import Loss, Stage
+from ._versions import Versions
 
 _GOOD_STEPS = 2000
 """After so many good steps a dynamic loss scale is doubled."""
@@ -30,12 +31,15 @@ class StepReport(NamedTuple):
 
 
 class _Updated(Bucket):
-    """A bucket with its optimizer."""
+    """A bucket with its optimizer; in a window those of the first update serve all."""
 
-    def __init__(self, parameters, ranks, group, optimizer, scheduler) -> None:
+    def __init__(self, parameters, ranks, group, optimizer, scheduler, first: _Updated | None) -> None:
         super().__init__(parameters, ranks, group)
-        self.optimizer = optimizer(self.parameters) if self.parameters else None
-        self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
+        if first is not None:
+            self.optimizer, self.scheduler = first.optimizer, first.scheduler
+        else:
+            self.optimizer = optimizer(self.parameters) if self.parameters else None
+            self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
 
     def update(self) -> None:
         if self.optimizer is not None:
@@ -96,7 +100,15 @@ class Runtime:
         made = {s: stages(s).to(self.device) for s in program.stages_of(self.worker)}
         self._tie(made, tied)
         self._stages = {
-            s: Stage(module, s == 0, loss_fn if s == last else None, autocast, self.device) for s, module in made.items()
+            s: Stage(
+                module,
+                Versions(module, self._file["update"]),
+                s == 0,
+                loss_fn if s == last else None,
+                autocast,
+                self.device,
+            )
+            for s, module in made.items()
         }
         self._buckets = self._make_buckets(tied, optimizer, scheduler)
         messages = Messages(self._file, self._first, self._group, self.device, not in_one_order)
@@ -105,11 +117,9 @@ class Runtime:
         self.last: StepReport | None = None
 
     def _check(self, n_ranks: int) -> None:
-        depth, schedule = self.program.depth, self.program.schedule
+        depth = self.program.depth
         if n_ranks % depth:
             raise Error(f"{n_ranks} ranks do not make groups of {depth} workers: start a multiple of {depth}")
-        if self._file["update"] != "flush":
-            raise Error(f"{schedule} keeps several versions of the weights: choose a schedule with a flush")
         if not self._file["barrier"] and (self._clip is not None or self._loss_scale != 1.0):
             raise Error("without the barrier weights change before gradients are scaled: lower with barrier=True")
         fingerprints: list[Any] = [None] * n_ranks
@@ -134,7 +144,9 @@ class Runtime:
         all_ranks = dist.get_process_group_ranks(self._group)
         is_tied = {(stage, name) for names in tied for stage, name in names.items()}
         of_tied = iter(tied)
-        buckets = []
+        self._n_of_update = sum(bucket["update"] == 0 for bucket in self._file["buckets"])
+        self._n_updates = len(self._file["buckets"]) // self._n_of_update
+        buckets: list[_Updated] = []
         for bucket in self._file["buckets"]:
             depth = self.program.depth
             ranks = [all_ranks[g * depth + w] for g in range(self.width) for w in bucket["members"]]
@@ -149,18 +161,20 @@ class Runtime:
                 named = [(s, n, p) for s in here for n, p in self._stages[s].module.named_parameters()]
                 parameters = [p for s, name, p in named if (s, name) not in is_tied and p.requires_grad]
             # Gathered gradients come in the order of ranks.
-            made = _Updated(parameters, sorted(ranks), groups.get(key), optimizer, scheduler)
-            if here:
+            first = buckets[len(buckets) % self._n_of_update] if bucket["update"] else None
+            made = _Updated(parameters, sorted(ranks), groups.get(key), optimizer, scheduler, first)
+            if here and first is None:
                 made.make_equal([b for s in here for b in self._stages[s].module.buffers()])
             buckets.append(made)
         return buckets
 
     def step(self, x: Any = None, target: Any = None) -> float:
-        """Trains one step on the global batch of this pipeline group; returns the mean loss, on every rank.
+        """Trains one step on the batch of this pipeline group; returns the mean loss, on every rank.
 
+        An asynchronous program trains a window of steps, on a batch of as many times N micro-batches.
         Workers that hold the first stage need `x`, those with the last one `target`; others may leave them out.
         """
-        weight = 1.0 / (self._n_units * self.width)
+        weight = self._n_updates / (self._n_units * self.width)
         for bucket in self._buckets:
             bucket.begin()
         x, target = self._units(x, "x", 0), self._units(target, "target", self.program.stages - 1)
@@ -206,7 +220,8 @@ class Runtime:
     def _agree(self) -> bool:
         """Gathers loss and gradient norm of all ranks, each tensor counted once, and scales the gradients."""
         me = dist.get_rank()
-        squares = [b.squared_norm().to(self.device) for b in self._buckets if b.parameters and b.ranks[0] == me]
+        last = self._buckets[len(self._buckets) - self._n_of_update :]  # of the last update
+        squares = [b.squared_norm().to(self.device) for b in last if b.parameters and b.ranks[0] == me]
         square = sum(squares, torch.zeros((), dtype=torch.float64, device=self.device)).reshape(1)
         loss, square = self._gathered(torch.cat([self._own_loss(), square])).sum(0).tolist()
         norm = math.sqrt(square) / self._loss_scale
@@ -238,7 +253,8 @@ class Runtime:
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizers of this worker, by bucket."""
-        return [bucket.optimizer for bucket in self._buckets if bucket.optimizer is not None]
+        of_one = self._buckets[: self._n_of_update]
+        return [bucket.optimizer for bucket in of_one if bucket.optimizer is not None]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All tensors of the model on rank 0, each once, as `STAGE.NAME`; elsewhere nothing. Every rank must call it."""

@@ -8,6 +8,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from . import _autograd
+from ._versions import Versions, Weights
 
 Loss = Callable[[torch.Tensor, Any], torch.Tensor]
 
@@ -17,6 +18,7 @@ class Saved(NamedTuple):
 
     x: torch.Tensor
     output: torch.Tensor
+    weights: Weights
 
 
 class Kept(NamedTuple):
@@ -25,6 +27,7 @@ class Kept(NamedTuple):
     x: torch.Tensor
     target: Any
     random_state: Any
+    weights: Weights
 
 
 class Stage:
@@ -33,48 +36,60 @@ class Stage:
     def __init__(
         self,
         module: torch.nn.Module,
+        versions: Versions,
         is_first: bool,
         loss_fn: Loss | None,
         autocast: torch.dtype | None,
         device: torch.device,
     ) -> None:
-        self.module, self._is_first, self._loss_fn = module, is_first, loss_fn
+        self.module, self.versions, self._is_first, self._loss_fn = module, versions, is_first, loss_fn
         self._autocast, self._device = autocast, device
 
-    def forward(self, x: torch.Tensor, target: Any) -> torch.Tensor:
-        """The activation, or the loss of the last stage."""
+    def forward(self, x: torch.Tensor, target: Any, weights: Weights | None = None) -> torch.Tensor:
+        """The activation, or the loss of the last stage, by the newest weights or by those given."""
         mixed = contextlib.nullcontext()
         if self._autocast is not None:
             mixed = torch.autocast(self._device.type, dtype=self._autocast)
         with mixed:
-            output = self.module(x)
+            output = torch.func.functional_call(self.module, weights, (x,)) if weights else self.module(x)
             return output if self._loss_fn is None else self._loss_fn(output, target)
 
-    def save(self, x: torch.Tensor, target: Any) -> tuple[torch.Tensor, Saved]:
+    def save(self, x: torch.Tensor, target: Any, weights: Weights) -> tuple[torch.Tensor, Saved]:
         """The output, and what its backward needs."""
         leaf = x.detach()
         leaf.requires_grad_(not self._is_first and leaf.is_floating_point())
-        output = self.forward(leaf, target)
-        return output.detach(), Saved(leaf, output)
+        output = self.forward(leaf, target, weights)
+        return output.detach(), Saved(leaf, output, weights)
 
-    def keep(self, x: torch.Tensor, target: Any) -> tuple[torch.Tensor, Kept]:
+    def keep(self, x: torch.Tensor, target: Any, weights: Weights) -> tuple[torch.Tensor, Kept]:
         """The output, and what a recomputation needs."""
-        kept = Kept(x.detach(), target, _random_state(self._device))
+        kept = Kept(x.detach(), target, _random_state(self._device), weights)
         with torch.no_grad():
-            return self.forward(x, target), kept
+            return self.forward(x, target, weights), kept
 
     def recompute(self, kept: Kept) -> Saved:
         """The forward again, with the random numbers that it had."""
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             _set_random_state(kept.random_state, self._device)
-            return self.save(kept.x, kept.target)[1]
+            return self.save(kept.x, kept.target, kept.weights)[1]
 
-    def backward(self, saved: Saved, grad: torch.Tensor) -> torch.Tensor | None:
-        return _autograd.backward(saved.output, grad, saved.x)
+    def backward(self, saved: Saved, grad: torch.Tensor, update: int) -> torch.Tensor | None:
+        """Adds the gradients of the weights to those of an update; returns the gradient of the input."""
+        dx = _autograd.backward(saved.output, grad, saved.x)
+        self.versions.collect(saved.weights, update)
+        return dx
 
-    def backward_input(self, saved: Saved, grad: torch.Tensor) -> tuple[torch.Tensor | None, Callable[[], None]]:
-        return _autograd.backward_input(saved.output, grad, saved.x, self.module.parameters())
+    def backward_input(self, saved: Saved, grad: torch.Tensor, update: int) -> tuple[Any, Callable[[], None]]:
+        """Returns the gradient of the input, and what adds the gradients of the weights."""
+        leaves = list(saved.weights.values()) or self.module.parameters()
+        dx, add = _autograd.backward_input(saved.output, grad, saved.x, leaves)
+
+        def add_weight_gradients() -> None:
+            add()
+            self.versions.collect(saved.weights, update)
+
+        return dx, add_weight_gradients
 
 
 def _random_state(device: torch.device) -> Any:

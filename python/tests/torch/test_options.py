@@ -1,5 +1,7 @@
 """Options of a runtime: tied parameters, recomputation, mixed precision, saved weights, and what is refused."""
 
+import copy
+
 import chimera
 import pytest
 
@@ -136,7 +138,7 @@ def refused():
             Runtime(program, linear, MSE, sgd, **options).step(*options.pop("given", batch()))
 
     lower = lambda name, **how: chimera.schedule(name, depth=2, micro_batches=2).lower(**how)
-    says("keeps several versions of the weights", program=lower("pipedream"))
+    says("lower with barrier=True", program=lower("pipedream"), clip=1.0)
     says("lower with barrier=True", program=lower("1f1b", barrier=False), clip=1.0)
     says("2 ranks do not make groups of 4 workers", program=chimera.schedule("1f1b").lower())
     says("the program ties the stages", tied=[{0: "0.weight", 1: "0.weight"}])
@@ -157,7 +159,37 @@ def without_barrier():
         assert len(losses) == 1
 
 
+def stale(schedule, passes):
+    """Each update is that of the gradient at the weights that the schedule's formula names."""
+    n, window = 4, 3
+    timetable = chimera.schedule(schedule, depth=2, micro_batches=n, window=window).passes(**passes)
+    runtime = Runtime(timetable.lower(), linear, MSE, sgd)
+    x, y = batch(n * window * 2)
+    loss = runtime.step(x, y)
+    is_stash = schedule == "pipedream"
+    n_updates = n * window if is_stash else window
+    versions, losses = [[linear(stage) for stage in range(2)]], []
+    for update, (inputs, targets) in enumerate(zip(x.chunk(n_updates), y.chunk(n_updates))):
+        read = [max(0, update - (1 - stage) if is_stash else update - 1) for stage in range(2)]
+        parts = [copy.deepcopy(versions[version][stage]) for stage, version in enumerate(read)]
+        one = MSE(parts[1](parts[0](inputs)), targets)
+        one.backward()
+        losses.append(one.item())
+        versions.append(copy.deepcopy(versions[-1]))
+        for part, made in zip(parts, versions[-1]):
+            for p, q in zip(made.parameters(), part.parameters()):
+                p.data -= 0.1 * q.grad
+    assert abs(loss - sum(losses) / n_updates) < 1e-12
+    for stage, module in runtime.modules.items():
+        for p, q in zip(module.parameters(), versions[-1][stage].parameters()):
+            torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-12)
+
+
 def run_all():
+    for schedule in ("pipedream", "pipedream-2bw"):
+        for passes in ({}, {"recompute": "full"}, {"split_backward": True}):
+            stale(schedule, passes)
+
     for schedule in ("1f1b", "chimera"):
         tied(schedule)
     for check in (recomputed, scaled, mixed, saved, frozen, without_barrier, refused):
