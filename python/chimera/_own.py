@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Sequence, Tuple, Union
+from typing import Any, Sequence, Tuple, Union
 
 from ._core import Timetable, parse
 
@@ -41,13 +41,13 @@ def timetable(
     return parse(json.dumps(file), format="json")
 
 
-def _cell(cell: Cell) -> dict:
+def _cell(cell: Any) -> dict[str, Any]:
     if cell and isinstance(cell[0], str):
         return _op(cell)
     return {"pair": [_op(op) for op in cell]} if len(cell) != 1 else _op(cell[0])
 
 
-def _op(op: Op) -> dict:
+def _op(op: Op) -> dict[str, Any]:
     kind, pipe, stage, micro_batches = op
     ids = [micro_batches] if isinstance(micro_batches, int) else list(micro_batches)
     return {"kind": kind, "pipe": pipe, "stage": stage, "micro_batches": ids}

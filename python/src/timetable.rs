@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use chimera_core::ids::{PipeId, StageId, WorkerId};
+use chimera_core::interchange::json::MAX_NAME;
 use chimera_core::interchange::{from_csv, from_json, to_csv, to_json};
 use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower_at};
 use chimera_core::notation::by_name;
@@ -162,6 +163,10 @@ pub(crate) fn parse(
         Err(_) => content.extract::<String>()?.into_bytes(),
     };
     run(py, move || {
+        if name.len() > MAX_NAME || name.chars().any(char::is_control) {
+            let reason = format!("`name` has more than {MAX_NAME} bytes or control characters");
+            return Err(Failure::Invalid(reason));
+        }
         let is_json = match format {
             None => bytes.trim_ascii_start().first() == Some(&b'{'),
             Some(format) => by_name("format", format, &[("json", true), ("csv", false)])?,
@@ -344,6 +349,10 @@ impl Timetable {
     /// A page with the drawing of the simulated step and its figures.
     fn html(&self, py: Python<'_>) -> PyResult<String> {
         self.simulated(py)?.html(py)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+        Ok((py.import("chimera")?.getattr("parse")?, (self.to_json(py)?,)))
     }
 
     fn __repr__(&self) -> String {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 
 import chimera
@@ -123,6 +124,7 @@ def test_own_timetables_are_read():
     assert own == timetable
     assert chimera.parse(timetable.to_csv(), name="1f1b") == timetable
     assert chimera.parse(timetable.to_json().encode()) == timetable
+    assert pickle.loads(pickle.dumps(timetable)) == timetable
     dual = chimera.schedule("dualpipe", depth=2, micro_batches=4)
     again = chimera.timetable(dual.placement, dual.rows, schedule="dualpipe")
     assert again.lower().fingerprint == dual.lower().fingerprint
@@ -156,6 +158,7 @@ def test_a_search_finds_what_it_says():
         (lambda: chimera.schedule("chimera").to_csv(), "choose one of pipe 0, 1"),
         (lambda: chimera.parse("{}"), "missing field `schedule`"),
         (lambda: chimera.parse("0F0,0BW0"), "unknown type: choose F, B, I or W"),
+        (lambda: chimera.parse("0F0,0B0", name="\n"), "`name` has more than 256 bytes or control characters"),
         (lambda: chimera.timetable([], []), "depth: 0 is not in 1 to 65535"),
         (lambda: chimera.auto(pipes=3), "3 mirrored pipes"),
         (lambda: chimera.auto(placement="x"), "unknown placement `x`"),

@@ -14,19 +14,19 @@ pub(crate) struct Args {
     /// Runs the tests that train with PyTorch too
     #[arg(long)]
     torch: bool,
-    /// Python that has maturin, pytest and, with --torch, torch and numpy [default: a fresh one in target/python-package,
+    /// Python that has maturin, mypy, pytest and, with --torch, torch and numpy [default: a fresh one in target/python-package,
     /// which downloads them]
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
 }
 
-/// Checks format and lints of the bindings, builds the wheel, installs it, and runs its tests.
+/// Checks format, lints and types, builds the wheel, installs it, and runs its tests.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let python = match &args.python {
         Some(python) => python.clone(),
         None => {
             let torch: &[&str] = if args.torch { &["torch", "numpy"] } else { &[] };
-            python("python-package", &[&["maturin", "pytest"], torch].concat())?
+            python("python-package", &[&["maturin", "mypy", "pytest"], torch].concat())?
         }
     };
     let (folder, builds) = (root().join("python"), target()?.join("python"));
@@ -35,6 +35,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut clippy = cargo(["clippy", "--locked", "--manifest-path"]);
     clippy.arg(&manifest).args(["--", "-D", "warnings"]);
     run_command(clippy.env("CARGO_TARGET_DIR", &builds).env("PYO3_PYTHON", &python))?;
+
+    let mut types = Command::new(&python);
+    run_command(types.args(["-m", "mypy", "--no-incremental"]).current_dir(&folder))?;
 
     let wheels = builds.join("wheels");
     if wheels.exists() {

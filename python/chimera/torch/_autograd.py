@@ -25,7 +25,13 @@ def backward_input(
 ) -> tuple[torch.Tensor | None, Callable[[], None]]:
     """Returns the gradient of the input, and what adds the gradients of the parameters later."""
     if not x.requires_grad:
-        return None, lambda: backward(output, grad, x)
+
+        def add_all() -> None:
+            backward(output, grad, x)
+
+        return None, add_all
+    if output.grad_fn is None:
+        return torch.zeros_like(x), lambda: None
     leaves = {_accumulator(p): p for p in parameters if p.requires_grad}
     sources = _sources(output.grad_fn, _accumulator(x), leaves)
     arrived: dict[Node, tuple[torch.Tensor | None, ...]] = {}
@@ -60,7 +66,10 @@ def _input_gradient(x: torch.Tensor) -> torch.Tensor | None:
 
 def _accumulator(leaf: torch.Tensor) -> Node:
     """The node that adds to the gradient of a leaf."""
-    return leaf.view_as(leaf).grad_fn.next_functions[0][0]
+    view = leaf.view_as(leaf).grad_fn
+    node = view.next_functions[0][0] if view is not None else None
+    assert node is not None, "a leaf that requires a gradient has an accumulator"
+    return node
 
 
 def _sources(root: Node, end: Node, leaves: dict[Node, torch.Tensor]) -> dict[Node, tuple[list[Node], list[Node]]]:

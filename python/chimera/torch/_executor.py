@@ -8,14 +8,14 @@ from typing import Any, Callable
 import torch
 
 from ._messages import Coming, Messages
-from ._reductions import Bucket
+from ._reductions import Updated
 from ._stage import Stage
 
 
 class Executor:
     """One worker's row, step after step."""
 
-    def __init__(self, file: dict[str, Any], row: list[dict], stages: dict[int, Stage], buckets: list[Bucket], messages: Messages) -> None:
+    def __init__(self, file: dict[str, Any], row: list[dict], stages: dict[int, Stage], buckets: list[Updated], messages: Messages) -> None:
         self._tokens, self._row, self._last = file["tokens"], row, file["stages"] - 1
         self._stages_of = [[s for s in bucket["stages"] if s in stages] for bucket in file["buckets"]]
         self._updates = [bucket["update"] for bucket in file["buckets"]]

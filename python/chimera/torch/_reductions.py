@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -30,13 +30,10 @@ class Bucket:
 
     def start(self) -> None:
         """Starts the sum. A parameter without a gradient counts as zeros."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
         if not self.is_shared:
             return
         for alike in self._alike:
-            own = torch.cat([parameter.grad.reshape(-1) for parameter in alike])
+            own = torch.cat([_grad(parameter).reshape(-1) for parameter in alike])
             all_of_them = [torch.empty_like(own) for _ in self.ranks]
             work = dist.all_gather(all_of_them, own, group=self._group, async_op=True)
             self._works.append((work, all_of_them, alike))
@@ -59,13 +56,44 @@ class Bucket:
             for tensor in [*self.parameters, *buffers]:
                 dist.broadcast(tensor.data, self.ranks[0], group=self._group)
 
-    def squared_norm(self) -> torch.Tensor:
-        grads = [parameter.grad for parameter in self.parameters]
-        total = torch.zeros((), dtype=torch.float64, device=grads[0].device if grads else None)
-        for grad in grads:
-            total += grad.double().square().sum()
-        return total
+    def squared_norm(self, device: torch.device) -> torch.Tensor:
+        squares = (_grad(parameter).double().square().sum() for parameter in self.parameters)
+        return sum(squares, torch.zeros((), dtype=torch.float64, device=device))
 
     def scale(self, factor: float) -> None:
         for parameter in self.parameters:
-            parameter.grad.mul_(factor)
+            _grad(parameter).mul_(factor)
+
+
+class Updated(Bucket):
+    """A bucket with its optimizer; in a window those of the first update serve all."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        ranks: Sequence[int],
+        group: Any,
+        optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+        scheduler: Callable[[torch.optim.Optimizer], Any] | None,
+        first: Updated | None,
+    ) -> None:
+        super().__init__(parameters, ranks, group)
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.scheduler: Any = None
+        if first is not None:
+            self.optimizer, self.scheduler = first.optimizer, first.scheduler
+        elif self.parameters:
+            self.optimizer = optimizer(self.parameters)
+            self.scheduler = scheduler(self.optimizer) if scheduler else None
+
+    def update(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+
+def _grad(parameter: torch.nn.Parameter) -> torch.Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from .. import Error, Program, Timeline
 from ._executor import Executor
 from ._messages import Messages
-from ._reductions import Bucket
+from ._reductions import Updated
 from ._stage import Loss, Stage
 from ._versions import Versions
 
@@ -28,24 +28,6 @@ class StepReport(NamedTuple):
     """Over all tensors, each counted once, before clipping."""
     is_skipped: bool
     """Whether a loss or gradient was not finite, so that no weight was updated."""
-
-
-class _Updated(Bucket):
-    """A bucket with its optimizer; in a window those of the first update serve all."""
-
-    def __init__(self, parameters, ranks, group, optimizer, scheduler, first: _Updated | None) -> None:
-        super().__init__(parameters, ranks, group)
-        if first is not None:
-            self.optimizer, self.scheduler = first.optimizer, first.scheduler
-        else:
-            self.optimizer = optimizer(self.parameters) if self.parameters else None
-            self.scheduler = scheduler(self.optimizer) if scheduler and self.optimizer else None
-
-    def update(self) -> None:
-        if self.optimizer is not None:
-            self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
 
 
 class Runtime:
@@ -138,7 +120,7 @@ class Runtime:
                 owner, _, leaf = name.rpartition(".")
                 setattr(module.get_submodule(owner), leaf, here[0][0].get_parameter(here[0][1]))
 
-    def _make_buckets(self, tied, optimizer, scheduler) -> list[_Updated]:
+    def _make_buckets(self, tied, optimizer, scheduler) -> list[Updated]:
         """The buckets of the program; those of other workers are empty. Groups are made in one order on all ranks."""
         groups: dict[tuple[int, ...], Any] = {}
         all_ranks = dist.get_process_group_ranks(self._group)
@@ -146,7 +128,7 @@ class Runtime:
         of_tied = iter(tied)
         self._n_of_update = sum(bucket["update"] == 0 for bucket in self._file["buckets"])
         self._n_updates = len(self._file["buckets"]) // self._n_of_update
-        buckets: list[_Updated] = []
+        buckets: list[Updated] = []
         for bucket in self._file["buckets"]:
             depth = self.program.depth
             ranks = [all_ranks[g * depth + w] for g in range(self.width) for w in bucket["members"]]
@@ -162,7 +144,7 @@ class Runtime:
                 parameters = [p for s, name, p in named if (s, name) not in is_tied and p.requires_grad]
             # Gathered gradients come in the order of ranks.
             first = buckets[len(buckets) % self._n_of_update] if bucket["update"] else None
-            made = _Updated(parameters, sorted(ranks), groups.get(key), optimizer, scheduler, first)
+            made = Updated(parameters, sorted(ranks), groups.get(key), optimizer, scheduler, first)
             if here and first is None:
                 made.make_equal([b for s in here for b in self._stages[s].module.buffers()])
             buckets.append(made)
@@ -179,6 +161,7 @@ class Runtime:
             bucket.begin()
         x, target = self._units(x, "x", 0), self._units(target, "target", self.program.stages - 1)
         self._executor.step(x, target, weight * self._loss_scale, self._agree)
+        assert self.last is not None, "every program agrees"
         return self.last.loss
 
     @torch.no_grad()
@@ -221,9 +204,9 @@ class Runtime:
         """Gathers loss and gradient norm of all ranks, each tensor counted once, and scales the gradients."""
         me = dist.get_rank()
         last = self._buckets[len(self._buckets) - self._n_of_update :]  # of the last update
-        squares = [b.squared_norm().to(self.device) for b in last if b.parameters and b.ranks[0] == me]
-        square = sum(squares, torch.zeros((), dtype=torch.float64, device=self.device)).reshape(1)
-        loss, square = self._gathered(torch.cat([self._own_loss(), square])).sum(0).tolist()
+        squares = [bucket.squared_norm(self.device) for bucket in last if bucket.ranks[0] == me]
+        own = sum(squares, torch.zeros(1, dtype=torch.float64, device=self.device))
+        loss, square = self._gathered(torch.cat([self._own_loss(), own])).sum(0).tolist()
         norm = math.sqrt(square) / self._loss_scale
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         self.last = StepReport(loss, norm, not is_finite)

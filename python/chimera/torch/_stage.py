@@ -47,7 +47,7 @@ class Stage:
 
     def forward(self, x: torch.Tensor, target: Any, weights: Weights | None = None) -> torch.Tensor:
         """The activation, or the loss of the last stage, by the newest weights or by those given."""
-        mixed = contextlib.nullcontext()
+        mixed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self._autocast is not None:
             mixed = torch.autocast(self._device.type, dtype=self._autocast)
         with mixed:
