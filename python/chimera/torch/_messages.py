@@ -28,11 +28,13 @@ class Messages:
     Every channel (kind, pipe and stage of its tokens) has a tag of its own, within which messages keep their order.
     Where the transport knows no tags, the order of the instructions is that of the messages.
 
-    Of each channel the first message of a step is preceded by shape and type. Gradients have those of their activation.
+    `ranks` are those of the workers. Of each channel the first message of a step is preceded by shape and type. Gradients have those of their activation.
     """
 
-    def __init__(self, file: dict[str, Any], first_rank: int, group: Any, device: torch.device, is_tagged: bool) -> None:
-        self._tokens, self._first, self._group, self._device = file["tokens"], first_rank, group, device
+    def __init__(
+        self, file: dict[str, Any], ranks: list[int], group: Any, device: torch.device, is_tagged: bool
+    ) -> None:
+        self._tokens, self._ranks, self._group, self._device = file["tokens"], ranks, group, device
         channels = {self._channel(i["token"]) for row in file["rows"] for i in row["instructions"] if i["do"] == "send"}
         self._tags = {channel: tag if is_tagged else 0 for tag, channel in enumerate(sorted(channels))}
         self._shapes: dict[tuple, tuple[torch.Size, torch.dtype]] = {}
@@ -72,12 +74,12 @@ class Messages:
         self._put((units[0] if len(units) == 1 else torch.cat(units)).contiguous(), to, channel)
 
     def _put(self, tensor: torch.Tensor, to: int, channel: tuple[str, int, int]) -> None:
-        work = dist.isend(tensor, self._first + to, group=self._group, tag=self._tags[channel])
+        work = dist.isend(tensor, self._ranks[to], group=self._group, tag=self._tags[channel])
         self._sent = [(w, t) for w, t in self._sent if not w.is_completed()]
         self._sent.append((work, tensor))
 
     def recv(self, token: int, peer: int) -> Coming:
-        channel, source = self._channel(token), self._first + peer
+        channel, source = self._channel(token), self._ranks[peer]
         if channel not in self._shapes:
             header = torch.empty(2 + _MOST_DIMS, dtype=torch.int64, device=self._device)
             dist.recv(header, source, group=self._group, tag=self._tags[channel])

@@ -93,7 +93,8 @@ class Runtime:
             for s, module in made.items()
         }
         self._buckets = self._make_buckets(tied, optimizer, scheduler)
-        messages = Messages(self._file, self._first, self._group, self.device, not in_one_order)
+        ranks = dist.get_process_group_ranks(self._group)[self._first : self._first + depth]
+        messages = Messages(self._file, ranks, self._group, self.device, not in_one_order)
         self._executor = Executor(self._file, row, self._stages, self._buckets, messages)
         self._n_units = program.micro_batches * self._file["units_per_micro"]
         self.last: StepReport | None = None
