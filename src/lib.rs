@@ -15,6 +15,7 @@ pub mod plan;
 pub mod run;
 pub mod settings;
 
+#[cfg(feature = "candle")]
 pub use chimera_backend_candle as candle;
 #[cfg(feature = "wgpu")]
 pub use chimera_backend_wgpu as wgpu;

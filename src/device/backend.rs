@@ -8,6 +8,7 @@ use chimera_core::layers::Layers;
 use super::precision::Precision;
 
 /// The kernels of a kind of device: how its devices are found and opened, and what an open one tells of itself.
+#[cfg_attr(not(any(feature = "candle", feature = "wgpu")), expect(dead_code))]
 pub(super) trait Backend: Any {
     /// Whether each rank has a stream of its own, so that tensors go from one device to another.
     fn has_streams() -> bool

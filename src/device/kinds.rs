@@ -3,7 +3,6 @@
 use std::any::Any;
 
 use anyhow::Result;
-use chimera_backend_candle::Candle;
 
 use super::backend::{Backend, Compute};
 use super::precision::Precision;
@@ -56,8 +55,8 @@ macro_rules! kinds {
 
         impl Kernels {
             pub(super) fn backend(&self) -> &dyn Backend {
-                match self {
-                    $($(#[$in_build])? Kernels::$DeviceKind(kernels) => kernels,)+
+                match *self {
+                    $($(#[$in_build])? Kernels::$DeviceKind(ref kernels) => kernels,)+
                 }
             }
 
@@ -70,12 +69,13 @@ macro_rules! kinds {
             }
 
             /// Does `compute` with the kernels in `all` that are of the kind of these: at least one.
+            #[cfg_attr(not(any(feature = "candle", feature = "wgpu")), expect(unused_variables))]
             pub(super) fn run<'k, C: Compute>(
                 &self,
                 all: impl Iterator<Item = &'k Kernels>,
                 compute: C,
             ) -> C::Output {
-                match self {
+                match *self {
                     $($(#[$in_build])? Kernels::$DeviceKind(_) => {
                         let all: Vec<$Kernels> = all.filter_map(Kernels::of).cloned().collect();
                         compute.on(&all)
@@ -87,7 +87,8 @@ macro_rules! kinds {
 }
 
 kinds! {
-    Cpu(Candle), "cpu", [Precision::F32];
+    #[cfg(feature = "candle")]
+    Cpu(chimera_backend_candle::Candle), "cpu", [Precision::F32];
     #[cfg(feature = "cuda")]
     Cuda(super::cuda::CudaStream), "cuda", [Precision::F32, Precision::Bf16];
     #[cfg(feature = "wgpu")]

@@ -2,12 +2,14 @@
 //! that implements `Backend`.
 
 mod backend;
+#[cfg(feature = "candle")]
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod kinds;
 mod open;
 mod precision;
+#[cfg(feature = "candle")]
 pub mod selftest;
 #[cfg(feature = "wgpu")]
 mod wgpu;

@@ -11,7 +11,6 @@ use chimera_core::engine::StepReport;
 use chimera_core::fault::Fault;
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::program::Program;
-use humantime::format_rfc3339_millis;
 
 use crate::formats::files::{io_fault, no_follow};
 
@@ -82,7 +81,19 @@ impl Log {
     /// A line. One that cannot be written is no reason to end a training.
     pub(crate) fn line(&mut self, text: impl Display) {
         if let Some(out) = &mut self.out {
-            let _ = writeln!(out, "{} {text}", format_rfc3339_millis(SystemTime::now()));
+            let _ = writeln!(out, "{} {text}", time_of_day(SystemTime::now()));
         }
     }
+}
+
+#[cfg(feature = "logs")]
+fn time_of_day(now: SystemTime) -> impl Display {
+    humantime::format_rfc3339_millis(now)
+}
+
+/// Seconds since 1970, in a build without calendar.
+#[cfg(not(feature = "logs"))]
+fn time_of_day(now: SystemTime) -> impl Display {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("{:.3}", since.as_secs_f64())
 }

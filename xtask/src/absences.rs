@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use crate::command::{cargo, read};
 
@@ -59,12 +59,24 @@ const ABSENCES: [(&str, &[&str]); 9] = [
     ("chimera-backend-wgpu", &["candle-core", "chimera-backend-candle"]),
 ];
 
-/// Refuses any dependency that the table forbids.
+/// The library as others embed it: flags of a build, and the most crates of all versions that it may have.
+const EMBEDDED: [(&[&str], usize); 2] = [
+    (&["--no-default-features"], 60),
+    (&["--no-default-features", "--features", "candle,tokenizers"], 140),
+];
+
+/// Refuses any dependency that the table forbids, and more of them than the library may have.
 pub(crate) fn run() -> Result<()> {
     for (package, forbidden) in ABSENCES {
         refuse(package, &[], forbidden)?;
     }
-    refuse("chimera", &["--no-default-features"], &COMMAND)
+    for (flags, most) in EMBEDDED {
+        refuse("chimera", flags, &COMMAND)?;
+        let n = tree("chimera", flags)?.len();
+        ensure!(n <= most, "chimera {} has {n} crates, and may have {most}", flags.join(" "));
+        eprintln!("chimera {}: {n} crates of at most {most}", flags.join(" "));
+    }
+    Ok(())
 }
 
 /// Refuses any of `forbidden` in a build of `package` with these flags.
@@ -84,10 +96,15 @@ fn refuse(package: &str, flags: &[&str], forbidden: &[&str]) -> Result<()> {
 
 /// Names of all crates that a build of `package` with these flags links, apart from itself.
 fn dependencies(package: &str, flags: &[&str]) -> Result<BTreeSet<String>> {
+    let name = |line: String| line.split_whitespace().next().map(str::to_owned);
+    Ok(tree(package, flags)?.into_iter().filter_map(name).filter(|name| name != package).collect())
+}
+
+/// All crates of a build of `package` with these flags, each with its version, and itself.
+fn tree(package: &str, flags: &[&str]) -> Result<BTreeSet<String>> {
     let args = ["tree", "--package", package, "--edges", "normal", "--prefix", "none"];
     let tree = read(cargo(args).args(flags))?;
-    let names = tree.lines().filter_map(|line| line.split_whitespace().next());
-    Ok(names.filter(|name| *name != package).map(str::to_owned).collect())
+    Ok(tree.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).collect())
 }
 
 #[cfg(test)]

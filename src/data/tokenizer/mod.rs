@@ -1,19 +1,19 @@
 //! From text to token ids and back.
 
+#[cfg_attr(not(feature = "tokenizers"), path = "no_file.rs")]
+mod file;
 #[cfg_attr(not(feature = "tiktoken"), path = "no_gpt2.rs")]
 mod gpt2;
 mod pieces;
 mod stream;
 
 use std::io::Error;
-use std::panic::{UnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use serde::de::IgnoredAny;
 
+pub use file::FileTokenizer;
 pub use pieces::pieces;
 pub use stream::Stream;
 
@@ -73,7 +73,7 @@ pub enum Tokenizer {
     /// GPT-2's byte-pair encoding (Radford et al., 2019), whose vocabulary is built in.
     Gpt2,
     /// What a `tokenizer.json` of Hugging Face's `tokenizers` says.
-    File(Arc<tokenizers::Tokenizer>),
+    File(FileTokenizer),
 }
 
 impl Tokenizer {
@@ -87,7 +87,7 @@ impl Tokenizer {
         }
     }
 
-    /// Reads a `tokenizer.json`. Its truncation and padding are left aside: they are for batches.
+    /// Reads a `tokenizer.json`.
     pub fn read(path: &Path) -> Result<Tokenizer, TokenizerError> {
         let path = path.to_path_buf();
         let bytes = match read_regular(&path, MAX_BYTES) {
@@ -96,14 +96,7 @@ impl Tokenizer {
             Ok(Some(bytes)) => bytes,
         };
         let malformed = |reason: String| TokenizerError::Malformed { path: path.clone(), reason };
-        // The library panics on some files: on what is no JSON, for one.
-        serde_json::from_slice::<IgnoredAny>(&bytes).map_err(|e| malformed(e.to_string()))?;
-        let parsed = silently(|| tokenizers::Tokenizer::from_bytes(&bytes));
-        let parsed = parsed.ok_or_else(|| malformed("it is inconsistent".into()))?;
-        let mut tokenizer = parsed.map_err(|e| malformed(e.to_string()))?;
-        tokenizer.with_padding(None);
-        tokenizer.with_truncation(None).map_err(|e| malformed(e.to_string()))?;
-        let tokenizer = Tokenizer::File(Arc::new(tokenizer));
+        let tokenizer = Tokenizer::File(FileTokenizer::parse(&bytes).map_err(malformed)?);
         match tokenizer.vocab() {
             0 => Err(malformed("its vocabulary is empty".into())),
             n if n > MAX_VOCAB => Err(malformed(format!("it has ids of {MAX_VOCAB} and above"))),
@@ -121,10 +114,7 @@ impl Tokenizer {
         match self {
             Tokenizer::Bytes => 256,
             Tokenizer::Gpt2 => 50_257,
-            Tokenizer::File(tokenizer) => {
-                let ids = tokenizer.get_vocab(true).into_values();
-                ids.max().map_or(0, |highest| highest as usize + 1)
-            }
+            Tokenizer::File(tokenizer) => tokenizer.vocab(),
         }
     }
 
@@ -132,7 +122,7 @@ impl Tokenizer {
     pub fn special(&self, token: &str) -> Option<u32> {
         match self {
             Tokenizer::Bytes | Tokenizer::Gpt2 => None,
-            Tokenizer::File(tokenizer) => tokenizer.token_to_id(token),
+            Tokenizer::File(tokenizer) => tokenizer.id_of(token),
         }
     }
 
@@ -142,10 +132,7 @@ impl Tokenizer {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Tokenizer::Gpt2 => gpt2::encode(text),
-            Tokenizer::File(tokenizer) => match tokenizer.encode_fast(text, false) {
-                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-                Err(error) => Err(TokenizerError::Encode(error.to_string())),
-            },
+            Tokenizer::File(tokenizer) => tokenizer.encode(text),
         }
     }
 
@@ -153,7 +140,7 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32]) -> String {
         match (self.bytes(ids), self) {
             (Some(bytes), _) => String::from_utf8_lossy(&bytes).into_owned(),
-            (None, Tokenizer::File(tokenizer)) => tokenizer.decode(ids, false).unwrap_or_default(),
+            (None, Tokenizer::File(tokenizer)) => tokenizer.decode(ids),
             (None, _) => String::new(),
         }
     }
@@ -190,17 +177,6 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), Fault> {
         Fault::new(Class::Io, Rank(0), message)
     })?;
     files::write(to, &content).map_err(|e| files::io_fault("tokenizer", to, &e))
-}
-
-/// What `work` gives unless it panics, which nobody is told.
-fn silently<T>(work: impl FnOnce() -> T + UnwindSafe) -> Option<T> {
-    static HOOK: Mutex<()> = Mutex::new(()); // one at a time, or hooks were put back in another order
-    let _own = HOOK.lock().unwrap_or_else(PoisonError::into_inner);
-    let hook = take_hook();
-    set_hook(Box::new(|_| ()));
-    let done = catch_unwind(work).ok();
-    set_hook(hook);
-    done
 }
 
 #[cfg(test)]

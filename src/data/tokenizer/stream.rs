@@ -56,7 +56,7 @@ impl<'t> Stream<'t> {
         let (Tokenizer::File(tokenizer), Some(last)) = (self.tokenizer, self.ids.last()) else {
             return false;
         };
-        tokenizer.id_to_token(*last).is_some_and(|token| token.starts_with("<0x"))
+        tokenizer.token_of(*last).is_some_and(|token| token.starts_with("<0x"))
     }
 }
 

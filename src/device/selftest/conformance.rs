@@ -1,7 +1,7 @@
 //! What must hold on every device: its kernels compute what the reference does, and training learns as on the CPU.
 
 use chimera_backend_candle::Candle;
-use chimera_core::device::DeviceError;
+use chimera_core::device::{DeviceError, Dtype};
 use chimera_core::equivalence::TrialRun;
 use chimera_core::layers::Layers;
 use chimera_core::lower::Recompute;
@@ -21,7 +21,7 @@ impl Compute for Conformance<'_> {
         let suite = self.0;
         let (limit, round): (f64, fn(f32) -> f32) = match suite.precision {
             Precision::F32 => (1e-5, |x| x),
-            Precision::Bf16 => (1e-2, |x| half::bf16::from_f32(x).to_f32()),
+            Precision::Bf16 => (1e-2, in_bf16),
         };
         let of_device = chimera_core::device::conformance::cases::<K>();
         for case in of_device.into_iter().chain(chimera_core::layers::conformance::cases()) {
@@ -32,6 +32,11 @@ impl Compute for Conformance<'_> {
             suite.check(format!("kernel {}", case.name), value, limit, at);
         }
     }
+}
+
+/// The nearest number in bf16.
+fn in_bf16(x: f32) -> f32 {
+    Dtype::Bf16.to_f32(Dtype::Bf16.of_f32(vec![x]), 1)[0]
 }
 
 /// Losses of schedules against those of one worker on the CPU.

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use anyhow::{Context, Error, Result, bail};
-use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorInfo};
 
 use crate::formats::files::tensors::TensorFile;
@@ -34,8 +33,8 @@ impl ShardFile {
         let place = || format!("{}: {name}", self.path().display());
         let values = match tensor.dtype {
             Dtype::F32 => self.file.values(tensor, f32::from_le_bytes),
-            Dtype::F16 => self.file.values(tensor, |bytes| f16::from_le_bytes(bytes).to_f32()),
-            Dtype::BF16 => self.file.values(tensor, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+            Dtype::F16 => self.file.values(tensor, |bytes| of_f16(u16::from_le_bytes(bytes))),
+            Dtype::BF16 => self.file.values(tensor, |bytes| of_bf16(u16::from_le_bytes(bytes))),
             other => bail!("{} is of type {other:?}: F32, F16 and BF16 can be read", place()),
         };
         let values = values.with_context(place)?;
@@ -48,5 +47,40 @@ impl ShardFile {
             );
         }
         Ok(values)
+    }
+}
+
+/// The number whose bits in half precision these are.
+fn of_f16(bits: u16) -> f32 {
+    let [sign, magnitude] = [bits >> 15, bits & 0x7FFF].map(u32::from);
+    let infinity = 0x7C00;
+    // The fraction is 13 bits shorter than that of f32, and exponents count from 15 instead of 127.
+    let value = match magnitude < infinity {
+        true => f32::from_bits(magnitude << 13) * 2f32.powi(127 - 15),
+        false => f32::from_bits(f32::INFINITY.to_bits() | (magnitude - infinity) << 13),
+    };
+    f32::from_bits(value.to_bits() | sign << 31)
+}
+
+/// The number whose upper half these bits are.
+fn of_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << u16::BITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_numbers_of_two_bytes_are_read() {
+        for bits in 0..=u16::MAX {
+            let known = [half::f16::from_bits(bits).to_f32(), half::bf16::from_bits(bits).to_f32()];
+            for (ours, known) in [of_f16(bits), of_bf16(bits)].into_iter().zip(known) {
+                assert!(
+                    ours.to_bits() == known.to_bits() || ours.is_nan() && known.is_nan(),
+                    "{bits:x}"
+                );
+            }
+        }
     }
 }
