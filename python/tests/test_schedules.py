@@ -118,6 +118,17 @@ def test_an_unsafe_timetable_is_refused_with_its_cell():
     assert "the next message of its channel" in refusal.reason
 
 
+def test_workers_that_wait_for_each_other_are_refused():
+    f, b = lambda *op: ("F", *op), lambda *op: ("B", *op)
+    dead = chimera.timetable(
+        placement=[[0, 1], [1, 0]],
+        rows=[[f(1, 1, 1), f(0, 0, 0), b(1, 1, 1), b(0, 0, 0)], [f(0, 1, 0), f(1, 0, 1), b(0, 1, 0), b(1, 0, 1)]],
+    )
+    refusal = raised(dead.lower)
+    assert (refusal.worker, refusal.cell) == (0, 0)
+    assert refusal.reason.startswith("deadlock: worker 0 waits at cell 0 for activation")
+
+
 def test_own_timetables_are_read():
     timetable = chimera.schedule("1f1b", depth=2)
     own = chimera.timetable(timetable.placement, timetable.rows, schedule="1f1b")
