@@ -3,6 +3,7 @@
 //! Names and defaults are those of the command `chimera`, and so are the messages of errors.
 
 mod errors;
+mod make;
 mod options;
 mod program;
 mod timeline;
@@ -16,11 +17,13 @@ mod _core {
     #[pymodule_export]
     use super::errors::{Bug, Error, Refusal, Unfit};
     #[pymodule_export]
+    use super::make::{auto, parse, schedule, schedules};
+    #[pymodule_export]
     use super::program::Program;
     #[pymodule_export]
     use super::timeline::Timeline;
     #[pymodule_export]
-    use super::timetable::{Timetable, auto, parse, schedule, schedules};
+    use super::timetable::Timetable;
 
     use super::*;
 
