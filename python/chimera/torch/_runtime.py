@@ -259,7 +259,7 @@ class Runtime:
             stage.module.load_state_dict({n[len(prefix) :]: t for n, t in state.items() if n.startswith(prefix)})
 
     def timeline(self) -> Timeline:
-        """The last step as it was measured, on every rank, of the first pipeline group. Every rank must call it."""
+        """The last step as the hosts of the first pipeline group measured it. Every rank must call it."""
         rows: list[Any] = [None] * dist.get_world_size(self._group)
         times = [(self._places[index], start, end) for index, start, end in self._executor.times]
         dist.all_gather_object(rows, times, group=self._group)
