@@ -1,5 +1,9 @@
 //! How long everything takes and how many bytes it takes, before anything has run.
 
+mod given;
+
+pub use given::{GivenTimes, Miscounted, PerStage};
+
 use crate::effects::{Rules, Token};
 use crate::ids::{BucketId, StageId, WorkerId};
 use crate::op::{Cell, Kind, Op};

@@ -34,6 +34,20 @@ pub enum TokenKind {
     Version,
 }
 
+impl TokenKind {
+    /// Its name in files: one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            TokenKind::Activation => "activation",
+            TokenKind::Gradient => "gradient",
+            TokenKind::Saved => "saved",
+            TokenKind::Kept => "kept",
+            TokenKind::Deferred => "deferred",
+            TokenKind::Version => "version",
+        }
+    }
+}
+
 /// A value that one op makes and one op eats.
 ///
 /// Activations travel in the span of their forward; everything else is cut into single units, so

@@ -25,6 +25,7 @@ pub mod notation;
 pub mod op;
 mod order;
 pub mod placement;
+pub mod prelude;
 pub mod program;
 pub mod render;
 pub mod request;

@@ -111,6 +111,36 @@ impl Op {
     pub fn new(kind: Kind, pipe: PipeId, stage: StageId, unit: u32) -> Op {
         Op { kind, pipe, stage, span: Span::one(unit) }
     }
+
+    /// The forward of one unit through a stage of a pipe.
+    pub fn forward(pipe: u16, stage: u16, unit: u32) -> Op {
+        Op::new(Kind::Forward, PipeId(pipe), StageId(stage), unit)
+    }
+
+    /// The whole backward of one unit through a stage of a pipe.
+    pub fn backward(pipe: u16, stage: u16, unit: u32) -> Op {
+        Op::new(Kind::Backward, PipeId(pipe), StageId(stage), unit)
+    }
+
+    /// The input half of a backward.
+    pub fn backward_input(pipe: u16, stage: u16, unit: u32) -> Op {
+        Op::new(Kind::BackwardInput, PipeId(pipe), StageId(stage), unit)
+    }
+
+    /// The weight half of a backward.
+    pub fn backward_weight(pipe: u16, stage: u16, unit: u32) -> Op {
+        Op::new(Kind::BackwardWeight, PipeId(pipe), StageId(stage), unit)
+    }
+
+    /// The recomputation of one unit's saved activations.
+    pub fn recompute(pipe: u16, stage: u16, unit: u32) -> Op {
+        Op::new(Kind::Recompute, PipeId(pipe), StageId(stage), unit)
+    }
+
+    /// The op on `len` units from its own first unit.
+    pub fn over(self, len: u16) -> Op {
+        Op { span: Span { len, ..self.span }, ..self }
+    }
 }
 
 impl fmt::Display for Op {

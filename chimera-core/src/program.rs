@@ -4,9 +4,9 @@ use std::fmt;
 
 use rustc_hash::FxHashMap;
 
-use crate::effects::{Rules, Token, TokenKind};
+use crate::effects::{Effects, Rules, Token, TokenKind};
 use crate::ids::{BucketId, ChannelId, PipeId, Rank, StageId, WorkerId};
-use crate::op::Cell;
+use crate::op::{Cell, Op};
 use crate::placement::Placement;
 use crate::update::Window;
 
@@ -24,6 +24,35 @@ pub enum Instr {
     /// Wait for that sum.
     Await(BucketId),
     /// One small exchange of all ranks: gradient norm, finite flag, loss, stop flag.
+    Agree,
+    /// Update the weights of a bucket.
+    Step(BucketId),
+}
+
+/// An [`Instr`] with all that an executor must know of it: what ops eat and make, and who the peer of a message is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Instruction {
+    /// Compute ops, in order: one, or an atomic pair.
+    Run(Vec<(Op, Effects)>),
+    /// Send a token, which is gone here after.
+    Send {
+        /// What travels.
+        token: Token,
+        /// The worker that receives it.
+        to: WorkerId,
+    },
+    /// Wait for a token.
+    Recv {
+        /// What arrives.
+        token: Token,
+        /// The worker that sends it.
+        from: WorkerId,
+    },
+    /// Start to sum a bucket's gradients over its replicas.
+    Reduce(BucketId),
+    /// Wait for that sum.
+    Await(BucketId),
+    /// Agree with all ranks on loss and gradient norm.
     Agree,
     /// Update the weights of a bucket.
     Step(BucketId),
@@ -149,6 +178,30 @@ impl Program {
     /// What each worker does, in order.
     pub fn rows(&self) -> &[Vec<Instr>] {
         &self.rows
+    }
+
+    /// What `worker` does, in order, spelled out.
+    ///
+    /// # Panics
+    /// If there is no such worker.
+    pub fn instructions(&self, worker: WorkerId) -> impl Iterator<Item = Instruction> + '_ {
+        self.rows[worker.index()].iter().map(|instr| self.spelled_out(instr))
+    }
+
+    /// An instruction of a row, spelled out.
+    pub fn spelled_out(&self, instr: &Instr) -> Instruction {
+        let channel = |id: ChannelId| self.channels[id.index()];
+        match *instr {
+            Instr::Run(cell) => {
+                Instruction::Run(cell.ops().map(|op| (op, self.rules.effects(&op))).collect())
+            }
+            Instr::Send(token, id) => Instruction::Send { token, to: channel(id).to },
+            Instr::Recv(token, id) => Instruction::Recv { token, from: channel(id).from },
+            Instr::Reduce(bucket) => Instruction::Reduce(bucket),
+            Instr::Await(bucket) => Instruction::Await(bucket),
+            Instr::Agree => Instruction::Agree,
+            Instr::Step(bucket) => Instruction::Step(bucket),
+        }
     }
 
     /// How many messages every channel must be able to hold, so that no send has to wait for ever:

@@ -54,7 +54,10 @@ fn bash_offers_values() {
         ("chimera schedule show z", "zb-h1 zb-h2 zb-v"),
         ("chimera schedule compare 1f1b z", "zb-h1 zb-h2 zb-v"),
         ("chimera simulate v-", "v-half v-min"),
-        ("chimera schedule export zb-v --format ", "json pytorch-csv chrome svg html"),
+        (
+            "chimera schedule export zb-v --format ",
+            "json program-json pytorch-csv pytorch-comms-csv chrome svg html",
+        ),
         ("chimera eval --device c", "cpu cuda cuda:0"),
         ("chimera generate --tokenizer ", "bytes gpt2 ids"),
         ("chimera comm bench --transport ", "auto threads mpi"),

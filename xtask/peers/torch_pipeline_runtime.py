@@ -53,7 +53,14 @@ def run(rank, rows, path):
     stages = sorted({s for s, _ in actions[rank]})
     mine = {s: PipelineStage(Part(s), s, n_stages, torch.device("cpu")) for s in stages}
     schedule = _PipelineScheduleRuntime(list(mine.values()), n_micro_batches, loss_fn=F.mse_loss)
-    schedule._load_csv(path, format="compute_only")
+    if path.endswith(".comms.csv"):
+        ranks = {s: rank for rank, row in enumerate(actions) for s, _ in row}
+        schedule.stage_index_to_group_rank = ranks
+        for stage in mine.values():
+            stage.stage_index_to_group_rank = ranks
+        schedule._load_csv(path, format="compute_comms")
+    else:
+        schedule._load_csv(path, format="compute_only")
     x, y = batch(n_micro_batches)
     losses = []
     is_last = n_stages - 1 in mine

@@ -58,6 +58,7 @@ const STACKS: [Stack; 2] = [
             "engine",
             "trainer",
             "equivalence",
+            "prelude",
         ],
     },
     Stack {

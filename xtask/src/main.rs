@@ -20,6 +20,7 @@ mod mpi;
 mod nccl;
 mod oracle;
 mod outside;
+mod python;
 mod pytorch;
 mod slurm;
 mod struck;
@@ -58,6 +59,8 @@ enum Chore {
     Words,
     /// Tests of a crate outside of the workspace: a device and a model of its own, in few lines
     Outside,
+    /// The Python package: its wheel is built, installed and tested
+    Python(python::Args),
     /// Draws every schedule into docs/gallery
     Gallery {
         /// Only says which drawings are not up to date
@@ -117,6 +120,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Layers => layers::run(),
         Chore::Words => words::run(),
         Chore::Outside => outside::run(),
+        Chore::Python(args) => python::run(&args),
         Chore::Gallery { check } => gallery::run(check),
         Chore::Sweep(args) => sweep::run(&args),
         Chore::Oracle => oracle::test(),

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use chimera_core::ids::PipeId;
-use chimera_core::interchange::{csv, from_csv, to_csv};
+use chimera_core::interchange::{csv, from_csv, to_comms_csv, to_csv};
 use chimera_core::lower::{Lowering, lower};
 use chimera_core::schedule::{SCHEDULES, Scaling, Schedule, Shape, find};
 use serde_json::Value;
@@ -93,6 +93,10 @@ fn exports(folder: &Path) -> Result<()> {
                 continue;
             }
         };
+        match to_comms_csv(&lower(&timetable, &Lowering::default())?) {
+            Ok(csv) => std::fs::write(folder.join(format!("{name}.comms.csv")), csv)?,
+            Err(inexpressible) => println!("left out with messages: {inexpressible}"),
+        }
         let pipes = (0..timetable.placement.n_pipes()).map(|pipe| PipeId(pipe as u16));
         for pipe in pipes.filter(|pipe| !csv::micro_batches(&timetable, *pipe).is_empty()) {
             match to_csv(&timetable, pipe) {

@@ -16,7 +16,7 @@ pub(crate) mod versions;
 pub use measured::MeasuredCosts;
 pub use memory::{peak_bytes, peak_kept, peak_working_bytes};
 pub use network::{Link, Network, NetworkCosts, Traffic};
-pub use one_order::{Together, prove_in_one_order};
+pub use one_order::{Together, prove_in_one_order, rows_in_one_order};
 pub use refusal::{Reason, Refusal};
 pub use simulate::simulate;
 pub use timeline::{Awaited, Event, Timeline, Wait, Work};

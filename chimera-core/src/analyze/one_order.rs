@@ -6,7 +6,7 @@
 //! sender waits with what comes next. But receives can be posted earlier, and then there is one: that of the
 //! times at which messages can be sent. What a worker sends hangs only on what was sent before.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::refusal::{Reason, Refusal, refusal};
 use super::simulate;
@@ -32,6 +32,61 @@ pub enum Together {
 pub fn prove_in_one_order(program: &Program) -> Result<Vec<Together>, Refusal> {
     let order = by_time(program);
     keep(program, &order).map(|()| order)
+}
+
+/// The rows of `program` for transports that tell messages apart by their order alone, such as NCCL: messages and
+/// reductions of each worker stand in the one proven order.
+///
+/// Each stands where its turn comes. A receive is posted there, perhaps long before the cell that eats its token, and
+/// waited for before that cell; to wait at once is safe too, and slower. A send or a reduction may stand behind cells
+/// that follow it in [`Program::rows`].
+///
+/// # Errors
+/// If there is no such order.
+pub fn rows_in_one_order(program: &Program) -> Result<Vec<Vec<Instr>>, Refusal> {
+    let order = prove_in_one_order(program)?;
+    let turns: FxHashMap<Together, usize> = order.into_iter().zip(0..).collect();
+    Ok(program.rows().iter().map(|row| in_turn(row, &turns)).collect())
+}
+
+/// A row whose messages and reductions are in the order of their turns.
+fn in_turn(row: &[Instr], turns: &FxHashMap<Together, usize>) -> Vec<Instr> {
+    let turn = |instr: &Instr| turns.get(&shared(instr)?).copied();
+    let mut own: Vec<(usize, Instr)> = row.iter().filter_map(|i| Some((turn(i)?, *i))).collect();
+    own.sort_by_key(|(turn, _)| *turn);
+    let mut own = own.into_iter().peekable();
+    // Room for what comes can be given at any time, all else when the row has come to it.
+    let mut reached: FxHashSet<usize> = FxHashSet::default();
+    let mut out = Vec::with_capacity(row.len());
+    let mut place = |reached: &FxHashSet<usize>, out: &mut Vec<Instr>| {
+        let may = |(turn, instr): &(usize, Instr)| {
+            matches!(instr, Instr::Recv(..)) || reached.contains(turn)
+        };
+        while let Some((_, instr)) = own.next_if(may) {
+            out.push(instr);
+        }
+    };
+    place(&reached, &mut out);
+    for instr in row {
+        match turn(instr) {
+            Some(turn) => {
+                reached.insert(turn);
+                place(&reached, &mut out);
+            }
+            None => out.push(*instr),
+        }
+    }
+    out
+}
+
+/// The event that an instruction takes part in, or starts to.
+fn shared(instr: &Instr) -> Option<Together> {
+    match *instr {
+        Instr::Send(token, _) | Instr::Recv(token, _) => Some(Together::Message(token)),
+        Instr::Reduce(bucket) => Some(Together::Reduction(bucket)),
+        Instr::Agree => Some(Together::Agreement),
+        Instr::Run(_) | Instr::Await(_) | Instr::Step(_) => None,
+    }
 }
 
 /// Messages by when they can be sent, reductions by when the last member comes to them.

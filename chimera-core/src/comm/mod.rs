@@ -11,10 +11,13 @@
 mod all_gather;
 pub mod conformance;
 mod delayed;
+mod frame;
 mod host;
+mod mailbox;
 mod position;
 mod tag;
 mod threads;
+mod wire;
 mod wrap;
 
 use std::time::{Duration, Instant};
@@ -25,6 +28,7 @@ pub use host::{Host, HostStaged};
 pub use position::Position;
 pub use tag::{Payload, Tag};
 pub use threads::{Threads, threads};
+pub use wire::{Framed, Wire};
 pub use wrap::Wrap;
 
 use crate::device::DeviceError;

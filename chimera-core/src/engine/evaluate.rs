@@ -63,8 +63,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             let fault = Fault::new(Class::Io, state.comm.rank(), e.to_string());
             Fault { step: Some(step), ..fault }
         })?;
-        let micro =
-            Micro { step, sample, input: &input, target: &target, loss_scale, training: false };
         let (mut carried, mut loss) = (None, None);
         for stage in (0..placement.n_stages()).filter(|stage| at(*stage) == me) {
             if stage > 0 && at(stage - 1) != me {
@@ -77,6 +75,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
                 carried = Some(received);
             }
             let held = state.stages.held(StageId(stage as u16));
+            let target = if stage + 1 < placement.n_stages() { &[][..] } else { &target };
+            let micro = Micro { step, sample, input: &input, target, loss_scale, training: false };
             let output = held.stage.forward(&held.weights, &micro, carried.take());
             match state.on_device("evaluation", output)?.0 {
                 Output::Loss { loss: scaled, .. } => {

@@ -267,6 +267,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                 })?;
             }
         }
+        if op.stage.index() + 1 < program.placement().n_stages() {
+            target.clear();
+        }
         Ok(Batch { step, sample: first, input, target })
     }
 }

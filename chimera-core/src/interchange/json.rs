@@ -123,11 +123,11 @@ fn op(op: &Op) -> String {
     )
 }
 
-fn list(items: impl Iterator<Item = String>) -> String {
+pub(super) fn list(items: impl Iterator<Item = String>) -> String {
     format!("[{}]", items.collect::<Vec<_>>().join(", "))
 }
 
-fn lines(items: impl Iterator<Item = String>) -> String {
+pub(super) fn lines(items: impl Iterator<Item = String>) -> String {
     let items: Vec<String> = items.map(|item| format!("    {item}")).collect();
     format!("[\n{}\n  ]", items.join(",\n"))
 }

@@ -1,11 +1,13 @@
-//! Timetables in files, for people and other programs to read and to write.
+//! Timetables in files, for people and other programs to read and to write, and programs for other executors.
 
 pub mod csv;
 mod form;
 pub mod json;
+pub mod program;
 
-pub use csv::{from_csv, to_csv};
+pub use csv::{from_csv, to_comms_csv, to_csv};
 pub use json::{ReadError, from_json, to_json};
+pub use program::{program_to_json, rows_in_one_order_to_json};
 
 #[cfg(test)]
 mod tests;

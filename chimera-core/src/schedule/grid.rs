@@ -10,35 +10,37 @@ use crate::update::Update;
 /// Ops in slots. If every op has a later slot than those it depends on, rows sorted by slot never wait
 /// for each other in a circle, whatever the formula; ops in one slot of a worker keep the order in
 /// which they were put.
-pub(super) struct Grid {
+pub struct Grid {
     placement: Placement,
     rows: Vec<Vec<(u64, Op)>>,
 }
 
 impl Grid {
-    pub(super) fn new(placement: Placement) -> Grid {
+    /// A grid without ops.
+    pub fn new(placement: Placement) -> Grid {
         let rows = vec![Vec::new(); placement.n_workers()];
         Grid { placement, rows }
     }
 
-    pub(super) fn n_stages(&self) -> usize {
+    /// Stages of each pipe.
+    pub fn n_stages(&self) -> usize {
         self.placement.n_stages()
     }
 
     /// Puts an op where its stage lives.
-    pub(super) fn put(&mut self, slot: u64, kind: Kind, pipe: usize, stage: usize, span: Span) {
+    pub fn put(&mut self, slot: u64, kind: Kind, pipe: usize, stage: usize, span: Span) {
         let (pipe, stage) = (PipeId(pipe as u16), StageId(stage as u16));
         let worker = self.placement.worker(pipe, stage);
         self.rows[worker.index()].push((slot, Op { kind, pipe, stage, span }));
     }
 
     /// The timetable of whole micro-batches.
-    pub(super) fn finish(self, schedule: &dyn Schedule, shape: &Shape) -> Timetable {
+    pub fn finish(self, schedule: &dyn Schedule, shape: &Shape) -> Timetable {
         self.finish_in_units(schedule, shape, 1)
     }
 
     /// The timetable of micro-batches that are cut into `units_per_micro` units.
-    pub(super) fn finish_in_units(
+    pub fn finish_in_units(
         mut self,
         schedule: &dyn Schedule,
         shape: &Shape,

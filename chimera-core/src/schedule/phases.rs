@@ -15,7 +15,7 @@ use crate::timetable::Timetable;
 
 /// What comes next in a row; the numbers are lanes.
 #[derive(Clone, Copy)]
-pub(super) enum Next {
+pub enum Next {
     /// A forward.
     F(usize),
     /// A whole backward.
@@ -29,7 +29,7 @@ pub(super) enum Next {
 }
 
 /// The timetable whose rows `row` makes, worker by worker.
-pub(super) fn timetable(
+pub fn timetable(
     schedule: &dyn Schedule,
     shape: &Shape,
     placement: Placement,
@@ -40,23 +40,23 @@ pub(super) fn timetable(
 }
 
 /// A micro-batch on a stage of a pipe: `(pipe, stage, micro-batch)`.
-pub(super) type Visit = (usize, usize, u32);
+pub type Visit = (usize, usize, u32);
 
 /// Micro-batches that a worker does in a fixed order, each direction on its own.
-pub(super) struct PhaseQueue {
+pub struct PhaseQueue {
     forwards: Box<dyn Iterator<Item = Visit>>,
     backwards: Box<dyn Iterator<Item = Visit>>,
 }
 
 impl PhaseQueue {
     /// A range of micro-batches on one stage of one pipe.
-    pub(super) fn new(pipe: usize, stage: usize, micros: Range<u32>) -> PhaseQueue {
+    pub fn new(pipe: usize, stage: usize, micros: Range<u32>) -> PhaseQueue {
         let visits = micros.map(move |micro| (pipe, stage, micro));
         PhaseQueue::of(visits.clone(), visits)
     }
 
     /// Any order of forwards and of backwards.
-    pub(super) fn of(
+    pub fn of(
         forwards: impl Iterator<Item = Visit> + 'static,
         backwards: impl Iterator<Item = Visit> + 'static,
     ) -> PhaseQueue {
@@ -65,7 +65,7 @@ impl PhaseQueue {
 }
 
 /// The row of one worker, pattern by pattern.
-pub(super) struct PhaseRow {
+pub struct PhaseRow {
     lanes: Vec<PhaseQueue>,
     /// Input halves without their weight half, the oldest first.
     deferred: VecDeque<Op>,
@@ -73,12 +73,13 @@ pub(super) struct PhaseRow {
 }
 
 impl PhaseRow {
-    pub(super) fn new(lanes: impl Into<Vec<PhaseQueue>>) -> PhaseRow {
+    /// A row without cells, and the queues that its patterns take from.
+    pub fn new(lanes: impl Into<Vec<PhaseQueue>>) -> PhaseRow {
         PhaseRow { lanes: lanes.into(), deferred: VecDeque::new(), cells: Vec::new() }
     }
 
     /// Goes on with `times` the `pattern`.
-    pub(super) fn repeat(mut self, times: u32, pattern: &[Next]) -> PhaseRow {
+    pub fn repeat(mut self, times: u32, pattern: &[Next]) -> PhaseRow {
         for _ in 0..times {
             for next in pattern {
                 let cell = self.cell(*next);

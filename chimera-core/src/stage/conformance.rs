@@ -87,7 +87,9 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Chain<'c, D, S> {
             true => samples[first..first + n].concat(),
             false => Vec::new(),
         };
-        let (input, target) = (read(&self.input), read(&self.target));
+        let is_last = self.stages.last().is_some_and(|last| std::ptr::eq(last, stage));
+        let input = read(&self.input);
+        let target = if is_last { read(&self.target) } else { Vec::new() };
         act(&Micro {
             step: 0,
             sample: first as u64,

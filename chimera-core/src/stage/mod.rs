@@ -29,8 +29,8 @@ pub struct Micro<'a, I = u32> {
     /// The inputs of all samples, one sample after another. Empty for a stage that does not
     /// [need inputs](Stage::needs_inputs).
     pub input: &'a [I],
-    /// The targets of all samples, one sample after another; read by the last stage alone. Empty when only outputs
-    /// are wanted.
+    /// The targets of all samples, one sample after another, for the last stage. Empty for all others, and when only
+    /// outputs are wanted.
     pub target: &'a [I],
     /// Factor of the summed loss: one over the number of targets of the global batch.
     pub loss_scale: f64,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use chimera_core::ids::PipeId;
-use chimera_core::interchange::{to_csv, to_json};
+use chimera_core::interchange::{program_to_json, to_comms_csv, to_csv, to_json};
 use chimera_core::program::Program;
 use chimera_core::render::{chrome, html, svg};
 use chimera_core::timetable::Timetable;
@@ -39,8 +39,12 @@ pub(crate) struct Export {
 pub(crate) enum Format {
     /// The timetable, whole
     Json,
+    /// The proven program, for executors: every instruction with what it eats, makes and whom it talks to
+    ProgramJson,
     /// One pipe, as PyTorch's pipelining runtime loads it (`compute_only`)
     PytorchCsv,
+    /// The proven program of a single pipe, as PyTorch's pipelining runtime loads it (`compute_comms`)
+    PytorchCommsCsv,
     /// The simulated step as a trace for ui.perfetto.dev or chrome://tracing
     Chrome,
     /// The simulated step, drawn
@@ -64,7 +68,7 @@ pub(crate) struct To {
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
         let of = match self.format {
-            Format::PytorchCsv => Scheduled::of_whole_micro_batches,
+            Format::PytorchCsv | Format::PytorchCommsCsv => Scheduled::of_whole_micro_batches,
             _ => Scheduled::of,
         };
         let plan = of(&self.name, &self.shape, &self.costs)?;
@@ -90,6 +94,12 @@ impl To {
         }
         if format == Format::Json {
             return deliver(self.out.as_deref(), &to_json(timetable));
+        }
+        if format == Format::ProgramJson {
+            return deliver(self.out.as_deref(), &program_to_json(program));
+        }
+        if format == Format::PytorchCommsCsv {
+            return deliver(self.out.as_deref(), &to_comms_csv(program)?);
         }
         let timeline = plan.simulate(program);
         let text = match format {

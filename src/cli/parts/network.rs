@@ -11,7 +11,7 @@ use chimera_core::timetable::Timetable;
 use clap::Args;
 use serde::Deserialize;
 
-use crate::cli::parts::costs::{PerStage, number};
+use crate::cli::parts::costs::{Times, number};
 use crate::cli::parts::shape::JobArgs;
 use crate::formats::files::text_at_most;
 use crate::settings::{Config, SettingsError};
@@ -71,10 +71,10 @@ pub(crate) struct NetworkArgs {
     links: LinkArgs,
     /// Bytes that a stage gives the next for a micro-batch, as a number or a list
     #[arg(long, value_name = "BYTES", default_value = "0")]
-    activation_bytes: PerStage,
+    activation_bytes: Times,
     /// Bytes of the gradients of a stage, as a number or a list
     #[arg(long, value_name = "BYTES", default_value = "0")]
-    gradient_bytes: PerStage,
+    gradient_bytes: Times,
 }
 
 impl NetworkArgs {
@@ -96,8 +96,8 @@ impl NetworkArgs {
             network.ranks_per_node
         );
         let why = format!("{} has {n_stages} stages", timetable.schedule);
-        self.activation_bytes.check("--activation-bytes", n_stages, &why)?;
-        let activations: Vec<f64> = (0..n_stages).map(|s| self.activation_bytes.at(s)).collect();
+        self.activation_bytes.0.check("--activation-bytes", n_stages, &why)?;
+        let activations: Vec<f64> = (0..n_stages).map(|s| self.activation_bytes.0.at(s)).collect();
         let units = timetable.units_per_micro;
         Ok(NetworkCosts::of_messages(compute, network, placement, units, &activations))
     }
@@ -110,8 +110,8 @@ impl NetworkArgs {
     ) -> Result<NetworkCosts<StageCosts>> {
         let n_stages = program.placement().n_stages();
         let why = format!("{} has {n_stages} stages", program.schedule());
-        self.gradient_bytes.check("--gradient-bytes", n_stages, &why)?;
-        let gradients: Vec<_> = (0..n_stages).map(|s| vec![self.gradient_bytes.at(s)]).collect();
+        self.gradient_bytes.0.check("--gradient-bytes", n_stages, &why)?;
+        let gradients: Vec<_> = (0..n_stages).map(|s| vec![self.gradient_bytes.0.at(s)]).collect();
         Ok(messages.with_sums(program, &gradients, &[]))
     }
 

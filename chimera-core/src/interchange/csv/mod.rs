@@ -14,8 +14,10 @@
 //! direction. Ops on several micro-batches at once or on parts of them, and recomputation, cannot be said.
 
 mod action;
+mod comms;
 mod read;
 
+pub use comms::to_comms_csv;
 pub use read::from_csv;
 
 use crate::ids::{PipeId, WorkerId};

@@ -232,3 +232,27 @@ proptest! {
         }
     }
 }
+
+fn comms(schedule: &str, shape: Shape) -> Result<String, String> {
+    let timetable = find(schedule).unwrap().timetable(&shape).unwrap();
+    let program = lower(&timetable, &Lowering::default()).unwrap();
+    to_comms_csv(&program).map_err(|e| e.to_string())
+}
+
+#[test]
+fn messages_stand_in_the_one_order() {
+    assert_eq!(
+        comms("1f1b", Shape::new(2, 2)).unwrap(),
+        "0F0,0SEND_F0,0F1,0WAIT_SEND_F0,0SEND_F1,0RECV_B0,0RECV_B1,0B0,0B1,\
+         0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0WAIT_SEND_F1\n\
+         1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1WAIT_SEND_B0,1SEND_B1,\
+         1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1WAIT_SEND_B1\n"
+    );
+    for (schedule, reason) in [
+        ("chimera", "a stage is on several ranks"),
+        ("pipedream", "it updates weights while micro-batches are on their way"),
+    ] {
+        let refusal = comms(schedule, Shape::new(2, 2)).unwrap_err();
+        assert!(refusal.contains(reason), "{refusal}");
+    }
+}

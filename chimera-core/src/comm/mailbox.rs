@@ -1,0 +1,136 @@
+//! What has come for a rank and was not received yet, for transports that put messages there from other threads.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use super::{CommError, Tag};
+use crate::fault::Fault;
+use crate::ids::Rank;
+
+/// The mailbox of one rank.
+pub(super) struct Mailbox<T> {
+    inbox: Mutex<Inbox<T>>,
+    arrived: Condvar,
+}
+
+struct Inbox<T> {
+    tensors: FxHashMap<(Rank, Tag), T>,
+    bytes: FxHashMap<Rank, VecDeque<Vec<u8>>>,
+    /// Ranks of which nothing more comes; with what could not be read, where that is the reason.
+    gone: FxHashMap<Rank, Option<String>>,
+    aborted: Option<Fault>,
+}
+
+impl<T> Default for Mailbox<T> {
+    fn default() -> Mailbox<T> {
+        let inbox = Inbox {
+            tensors: FxHashMap::default(),
+            bytes: FxHashMap::default(),
+            gone: FxHashMap::default(),
+            aborted: None,
+        };
+        Mailbox { inbox: Mutex::new(inbox), arrived: Condvar::new() }
+    }
+}
+
+impl<T> Mailbox<T> {
+    /// Puts a tensor in; `false` if one from there with this tag was not received yet.
+    pub(super) fn put(&self, from: Rank, tag: Tag, tensor: T) -> bool {
+        self.change(|inbox| inbox.tensors.insert((from, tag), tensor).is_none())
+    }
+
+    pub(super) fn put_bytes(&self, from: Rank, bytes: Vec<u8>) {
+        self.change(|inbox| inbox.bytes.entry(from).or_default().push_back(bytes));
+    }
+
+    /// Nothing more comes from a rank: it has ended, or sent what is `unreadable`.
+    pub(super) fn end(&self, from: Rank, unreadable: Option<String>) {
+        self.change(|inbox| {
+            inbox.gone.entry(from).or_insert(unreadable);
+        });
+    }
+
+    /// Ends every wait. The first cause stands.
+    pub(super) fn abort(&self, cause: &Fault) {
+        self.change(|inbox| inbox.aborted.get_or_insert_with(|| cause.clone()).clone());
+    }
+
+    pub(super) fn try_take(&self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
+        self.look(|inbox| inbox.tensors.remove(&(from, tag)))
+    }
+
+    pub(super) fn take(&self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
+        self.wait(from, &tag, deadline, |inbox| inbox.tensors.remove(&(from, tag)))
+    }
+
+    pub(super) fn try_take_bytes(&self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
+        self.look(|inbox| inbox.next_bytes(from))
+    }
+
+    pub(super) fn take_bytes(&self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
+        self.wait(from, &"control data", deadline, |inbox| inbox.next_bytes(from))
+    }
+
+    /// A panicking peer leaves no half-written state behind the lock, and is reported by its abort.
+    fn lock(&self) -> MutexGuard<'_, Inbox<T>> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut Inbox<T>) -> R) -> R {
+        let changed = change(&mut self.lock());
+        self.arrived.notify_all();
+        changed
+    }
+
+    /// What `look` finds now.
+    fn look<R>(&self, look: impl Fn(&mut Inbox<T>) -> Option<R>) -> Result<Option<R>, CommError> {
+        let mut inbox = self.lock();
+        match &inbox.aborted {
+            Some(cause) => Err(CommError::Aborted(cause.clone())),
+            None => Ok(look(&mut inbox)),
+        }
+    }
+
+    /// Waits until `look` finds something.
+    fn wait<R>(
+        &self,
+        from: Rank,
+        what: &dyn Display,
+        deadline: Instant,
+        look: impl Fn(&mut Inbox<T>) -> Option<R>,
+    ) -> Result<R, CommError> {
+        let began = Instant::now();
+        let mut inbox = self.lock();
+        loop {
+            if let Some(cause) = &inbox.aborted {
+                return Err(CommError::Aborted(cause.clone()));
+            }
+            if let Some(found) = look(&mut inbox) {
+                return Ok(found);
+            }
+            if let Some(reason) = inbox.gone.get(&from) {
+                return Err(match reason.clone() {
+                    Some(reason) => CommError::Unreadable { from, reason },
+                    None => CommError::Lost { from, what: what.to_string() },
+                });
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left == Duration::ZERO {
+                let (what, waited) = (what.to_string(), began.elapsed());
+                return Err(CommError::Timeout { from, what, waited });
+            }
+            let waited = self.arrived.wait_timeout(inbox, left);
+            inbox = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl<T> Inbox<T> {
+    fn next_bytes(&mut self, from: Rank) -> Option<Vec<u8>> {
+        self.bytes.get_mut(&from)?.pop_front()
+    }
+}

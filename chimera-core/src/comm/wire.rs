@@ -1,0 +1,214 @@
+//! A transport of bytes as a transport of tensors: whoever can carry frames between two ranks implements [`Wire`], three
+//! functions, and [`Framed`] is the rest.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::frame::Frame;
+use super::mailbox::Mailbox;
+use super::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
+use crate::fault::Fault;
+use crate::ids::Rank;
+
+/// How long an answer to a question for progress is waited for at a time.
+const TICK: Duration = Duration::from_millis(1);
+
+/// Carries frames of bytes between ranks: TCP, pipes, a message queue.
+pub trait Wire: Send + Sync + 'static {
+    /// Sends a frame to another rank. Frames from one rank to another arrive whole and in order. It may block while the
+    /// other rank's end is full, but not until somebody asks for the frame: each end reads all the time.
+    fn send(&self, to: Rank, frame: &[u8]) -> io::Result<()>;
+
+    /// Waits for the next frame of another rank. Called by one thread for each rank. An error means that nothing more
+    /// comes from there.
+    fn recv(&self, from: Rank) -> io::Result<Vec<u8>>;
+
+    /// Ends every [`recv`](Wire::recv) of this rank and of those that wait for it. Called when the end is dropped.
+    fn close(&self) {}
+}
+
+/// One rank's end of a transport over a [`Wire`]. Tensors lie in host memory: [`HostStaged`](super::HostStaged) carries
+/// those of a device.
+pub struct Framed<W: Wire> {
+    shared: Arc<Shared<W>>,
+}
+
+struct Shared<W> {
+    wire: W,
+    rank: Rank,
+    n_ranks: u32,
+    mailbox: Mailbox<Host>,
+    /// By rank, as far as they have told; this rank's own always.
+    positions: Vec<AtomicU64>,
+    /// By rank: whether it has answered the question under way.
+    answers: Vec<AtomicBool>,
+    is_stopping: AtomicBool,
+}
+
+impl<W: Wire> Framed<W> {
+    /// The end of `rank`, of `n_ranks`. A thread for each other rank reads what comes.
+    pub fn new(wire: W, rank: Rank, n_ranks: u32) -> Framed<W> {
+        let shared = Arc::new(Shared {
+            wire,
+            rank,
+            n_ranks,
+            mailbox: Mailbox::default(),
+            positions: (0..n_ranks).map(|_| AtomicU64::new(Position::Start.to_bits())).collect(),
+            answers: (0..n_ranks).map(|_| AtomicBool::new(false)).collect(),
+            is_stopping: AtomicBool::new(false),
+        });
+        for from in shared.others() {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.read(from));
+        }
+        Framed { shared }
+    }
+
+    fn send_frame(&self, to: Rank, frame: Frame) -> Result<(), CommError> {
+        let Shared { rank, n_ranks, .. } = *self.shared;
+        if to.0 >= n_ranks {
+            return Err(CommError::Failed(format!("{to} is not one of the {n_ranks} ranks")));
+        }
+        if to == rank {
+            self.shared.take(rank, frame);
+            return Ok(());
+        }
+        // A peer that is gone is known by what does not come from it.
+        let _ = self.shared.wire.send(to, &frame.to_bytes());
+        Ok(())
+    }
+}
+
+impl<W: Wire> Shared<W> {
+    fn others(&self) -> impl Iterator<Item = Rank> + use<W> {
+        let me = self.rank;
+        (0..self.n_ranks).map(Rank).filter(move |rank| *rank != me)
+    }
+
+    fn tell_others(&self, frame: &Frame) {
+        let bytes = frame.to_bytes();
+        for to in self.others() {
+            let _ = self.wire.send(to, &bytes);
+        }
+    }
+
+    /// Reads what comes from a rank, to its end.
+    fn read(&self, from: Rank) {
+        while let Ok(bytes) = self.wire.recv(from) {
+            match Frame::of_bytes(bytes) {
+                Ok(frame) => self.take(from, frame),
+                Err(reason) => return self.mailbox.end(from, Some(reason)),
+            }
+        }
+        self.mailbox.end(from, None);
+    }
+
+    fn take(&self, from: Rank, frame: Frame) {
+        match frame {
+            Frame::Tensor(tag, tensor) => {
+                if !self.mailbox.put(from, tag, tensor) {
+                    self.mailbox.end(from, Some(format!("it sent {tag:?} twice")));
+                }
+            }
+            Frame::Bytes(bytes) => self.mailbox.put_bytes(from, bytes),
+            Frame::Abort(cause) => self.mailbox.abort(&cause),
+            Frame::Stop => self.is_stopping.store(true, Ordering::Relaxed),
+            Frame::Where => {
+                let at = self.positions[self.rank.index()].load(Ordering::Relaxed);
+                let _ = self.wire.send(from, &Frame::At(at).to_bytes());
+            }
+            Frame::At(bits) => {
+                self.positions[from.index()].store(bits, Ordering::Relaxed);
+                self.answers[from.index()].store(true, Ordering::Release);
+            }
+        }
+    }
+}
+
+impl<W: Wire> Liveness for Framed<W> {
+    fn report_progress(&mut self, position: Position) {
+        let mine = &self.shared.positions[self.shared.rank.index()];
+        mine.store(position.to_bits(), Ordering::Relaxed);
+    }
+
+    fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+        let shared = &self.shared;
+        let has_answered = |rank: Rank| {
+            rank == shared.rank || shared.answers[rank.index()].load(Ordering::Acquire)
+        };
+        shared.answers.iter().for_each(|answer| answer.store(false, Ordering::Relaxed));
+        shared.tell_others(&Frame::Where);
+        while !shared.others().all(has_answered) && Instant::now() < deadline {
+            thread::sleep(TICK);
+        }
+        let position = |rank: Rank| {
+            let bits = shared.positions[rank.index()].load(Ordering::Relaxed);
+            has_answered(rank).then(|| Position::from_bits(bits))
+        };
+        (0..shared.n_ranks).map(Rank).map(position).collect()
+    }
+
+    fn request_stop(&mut self) {
+        if !self.shared.is_stopping.swap(true, Ordering::Relaxed) {
+            self.shared.tell_others(&Frame::Stop);
+        }
+    }
+
+    fn stop_requested(&self) -> Option<bool> {
+        Some(self.shared.is_stopping.load(Ordering::Relaxed))
+    }
+}
+
+impl<W: Wire> Endpoint for Framed<W> {
+    fn rank(&self) -> Rank {
+        self.shared.rank
+    }
+
+    fn n_ranks(&self) -> u32 {
+        self.shared.n_ranks
+    }
+
+    fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
+        self.send_frame(to, Frame::Bytes(bytes))
+    }
+
+    fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
+        self.shared.mailbox.try_take_bytes(from)
+    }
+
+    fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
+        self.shared.mailbox.take_bytes(from, deadline)
+    }
+
+    fn abort(&mut self, cause: &Fault) {
+        self.shared.mailbox.abort(cause);
+        self.shared.tell_others(&Frame::Abort(cause.clone()));
+    }
+}
+
+impl<W: Wire> Comm<Host> for Framed<W> {
+    fn send(&mut self, to: Rank, tag: Tag, tensor: Host) -> Result<(), CommError> {
+        self.send_frame(to, Frame::Tensor(tag, tensor))
+    }
+
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Host>, CommError> {
+        self.shared.mailbox.try_take(from, tag)
+    }
+
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Host, CommError> {
+        self.shared.mailbox.take(from, tag, deadline)
+    }
+
+    fn has_all_reduce(&self, _: &[Rank]) -> bool {
+        false
+    }
+}
+
+impl<W: Wire> Drop for Framed<W> {
+    fn drop(&mut self) {
+        self.shared.wire.close();
+    }
+}

@@ -1,0 +1,160 @@
+//! Times as people give them: one number for all stages or one for each, or none, for a model of which only the number
+//! of parts matters.
+
+use super::{StageCosts, UniformCosts};
+use crate::timetable::Timetable;
+
+/// Times of ops and messages, in any unit. Where none is given, a forward of a D-th of the model takes 1, so that
+/// schedules with more stages than workers compare with others.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct GivenTimes {
+    /// A forward of one micro-batch; 1 unless given.
+    pub forward: Option<PerStage>,
+    /// A whole backward, half of it for each half; 2 unless given.
+    pub backward: Option<PerStage>,
+    /// The input half of a backward.
+    pub input: Option<PerStage>,
+    /// The weight half of a backward.
+    pub weight: Option<PerStage>,
+    /// A forward and a backward as one atomic pair.
+    pub pair: Option<PerStage>,
+    /// A recomputation; a forward unless given.
+    pub recompute: Option<PerStage>,
+    /// A message between workers; 0 unless given.
+    pub message: Option<PerStage>,
+}
+
+/// One number for all stages, or one for each.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PerStage(pub Vec<f64>);
+
+/// A list that has another length than there are stages.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{option} has {n} numbers, but {why}: give one number or {n_stages}")]
+pub struct Miscounted {
+    /// The option that gave the list.
+    pub option: &'static str,
+    /// Numbers of the list.
+    pub n: usize,
+    /// Where the number of stages comes from.
+    pub why: String,
+    /// The length that it should have.
+    pub n_stages: usize,
+}
+
+impl PerStage {
+    /// Refuses a list that is not as long as there are stages.
+    ///
+    /// # Errors
+    /// [`Miscounted`].
+    pub fn check(
+        &self,
+        option: &'static str,
+        n_stages: usize,
+        why: &str,
+    ) -> Result<(), Miscounted> {
+        let n = self.0.len();
+        if n != 1 && n != n_stages {
+            return Err(Miscounted { option, n, why: why.to_string(), n_stages });
+        }
+        Ok(())
+    }
+
+    /// The number of a stage.
+    ///
+    /// # Panics
+    /// If a list of several numbers has none for it.
+    pub fn at(&self, stage: usize) -> f64 {
+        match self.0[..] {
+            [all] => all,
+            ref each => each[stage],
+        }
+    }
+}
+
+impl GivenTimes {
+    /// What takes 1.
+    pub fn unit(&self) -> &'static str {
+        let are_given = self.all().into_iter().any(|(_, times)| times.is_some());
+        if are_given { "as given" } else { "a forward of a D-th of the model" }
+    }
+
+    /// Costs of the timetable's stages: of each as given, or shares of the model's.
+    ///
+    /// # Errors
+    /// [`Miscounted`].
+    pub fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts, Miscounted> {
+        if *self == GivenTimes::default() {
+            return self.of_model(timetable);
+        }
+        let n_stages = timetable.placement.n_stages();
+        self.check(n_stages, &format!("{} has {n_stages} stages", timetable.schedule))?;
+        Ok(stage_costs(timetable, (0..n_stages).map(|s| self.at(s))))
+    }
+
+    /// Costs of the stages of a model, of which each D-th part has the given costs.
+    ///
+    /// # Errors
+    /// [`Miscounted`].
+    pub fn of_model(&self, timetable: &Timetable) -> Result<StageCosts, Miscounted> {
+        let placement = &timetable.placement;
+        let (d, n_stages) = (placement.n_workers(), placement.n_stages());
+        self.check(d, &format!("the model is compared in {d} parts, one for each worker"))?;
+        Ok(stage_costs(timetable, (0..n_stages).map(|s| self.of_share(s, n_stages, d))))
+    }
+
+    /// Costs of stage `s` of `n_stages` that cut a model of `d` parts: of each part as much as lies in the
+    /// stage.
+    fn of_share(&self, s: usize, n_stages: usize, d: usize) -> UniformCosts {
+        // Both in units of which the model has `n_stages * d`.
+        let (from, to) = (s * d, (s + 1) * d);
+        let share = |part: usize| {
+            let overlap = to.min((part + 1) * n_stages) - from.max(part * n_stages);
+            self.at(part).share(overlap as f64 / n_stages as f64)
+        };
+        let first = share(from / n_stages);
+        (from / n_stages + 1..to.div_ceil(n_stages)).map(share).fold(first, UniformCosts::and)
+    }
+
+    /// Refuses a list that is not as long as there are stages.
+    fn check(&self, n_stages: usize, why: &str) -> Result<(), Miscounted> {
+        let given = self.all().into_iter().filter_map(|(name, list)| Some((name, list.as_ref()?)));
+        for (name, list) in given {
+            list.check(name, n_stages, why)?;
+        }
+        Ok(())
+    }
+
+    /// Each with its option on the command line.
+    fn all(&self) -> [(&'static str, &Option<PerStage>); 7] {
+        [
+            ("--forward", &self.forward),
+            ("--backward", &self.backward),
+            ("--input", &self.input),
+            ("--weight", &self.weight),
+            ("--pair", &self.pair),
+            ("--recompute-time", &self.recompute),
+            ("--message", &self.message),
+        ]
+    }
+
+    fn at(&self, stage: usize) -> UniformCosts {
+        let at = |list: &Option<PerStage>| list.as_ref().map(|list| list.at(stage));
+        let [forward, backward, message] =
+            [(&self.forward, 1.0), (&self.backward, 2.0), (&self.message, 0.0)]
+                .map(|(times, default)| at(times).unwrap_or(default));
+        let costs = UniformCosts::new(forward, backward, message);
+        UniformCosts {
+            input: at(&self.input).unwrap_or(costs.input),
+            weight: at(&self.weight).unwrap_or(costs.weight),
+            pair: at(&self.pair),
+            recompute: at(&self.recompute).unwrap_or(costs.recompute),
+            ..costs
+        }
+    }
+}
+
+fn stage_costs(timetable: &Timetable, stages: impl Iterator<Item = UniformCosts>) -> StageCosts {
+    let units = timetable.units_per_micro;
+    StageCosts::new(stages.map(|stage| stage.per_units(units)).collect())
+}

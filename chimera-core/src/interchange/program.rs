@@ -1,0 +1,186 @@
+//! A proven program as JSON, for executors in other languages.
+//!
+//! ```json
+//! {
+//!   "format": 0,
+//!   "schedule": "1f1b", "depth": 2, "stages": 2, "micro_batches": 1, "units_per_micro": 1,
+//!   "update": "flush", "steps": 1, "barrier": true,
+//!   "placement": [[0, 1]],
+//!   "channel_bound": 1,
+//!   "fingerprint": "…",
+//!   "tokens": [
+//!     {"kind":"activation","pipe":0,"stage":0,"units":[0]}, …
+//!   ],
+//!   "buckets": [
+//!     {"stages":[0],"members":[0],"update":0,"order":1}, …
+//!   ],
+//!   "one_order": [{"message":0}, {"reduction":1}, {"agreement":true}, …],
+//!   "rows": [
+//!     {"worker":0,"lane":"compute","instructions":[
+//!       {"do":"run","ops":[{"kind":"F","pipe":0,"stage":0,"units":[0],"eats":[],"makes":[0,1]}]},
+//!       {"do":"send","token":0,"to":1}, …
+//!     ]}, …
+//!   ]
+//! }
+//! ```
+//!
+//! Where a token is named, the number is its place in `tokens`. An executor need not look it up: equal numbers are
+//! the same value.
+
+use std::fmt::Write;
+
+use rustc_hash::FxHashMap;
+
+use super::json::{lines, list};
+use crate::analyze::{Refusal, Together, prove_in_one_order, rows_in_one_order};
+use crate::effects::{Effects, Token};
+use crate::ids::{StageId, WorkerId};
+use crate::op::{Op, Span};
+use crate::program::{Bucket, Instr, Instruction, Program};
+use crate::update::Update;
+
+/// The version of the form. It changes whenever a reader of the last one could misunderstand.
+pub const FORMAT: u32 = 0;
+
+/// The program as JSON, one instruction per line, so that two of them can be compared by line.
+pub fn program_to_json(program: &Program) -> String {
+    let mut tokens = Numbered::default();
+    let rows = rows(program, program.rows(), &mut tokens);
+    let one_order = match prove_in_one_order(program) {
+        Ok(order) => lines(order.iter().map(|event| together(event, &mut tokens))),
+        Err(_) => "null".to_string(),
+    };
+    let placement = program.placement();
+    let update = match program.window().update() {
+        Update::Flush => "flush",
+        Update::Stash { .. } => "stash",
+        Update::DoubleBuffer { .. } => "double-buffer",
+    };
+    let workers = |pipe: &Vec<WorkerId>| list(pipe.iter().map(|worker| worker.0.to_string()));
+    let mut out = String::from("{\n");
+    for (key, value) in [
+        ("format", FORMAT.to_string()),
+        ("schedule", serde_json::Value::from(program.schedule()).to_string()),
+        ("depth", placement.n_workers().to_string()),
+        ("stages", placement.n_stages().to_string()),
+        ("micro_batches", program.n_micro_batches().to_string()),
+        ("units_per_micro", program.units_per_micro().to_string()),
+        ("update", format!("\"{update}\"")),
+        ("steps", program.window().n_steps().to_string()),
+        ("barrier", program.has_barrier().to_string()),
+        ("placement", lines(placement.pipes().iter().map(workers))),
+        ("channel_bound", program.channel_bound().to_string()),
+        ("fingerprint", format!("\"{}\"", program.fingerprint())),
+        ("tokens", lines(tokens.all.iter().map(token))),
+        ("buckets", lines(program.buckets().iter().map(bucket))),
+        ("one_order", one_order),
+    ] {
+        let _ = writeln!(out, r#"  "{key}": {value},"#);
+    }
+    let _ = writeln!(out, "  \"rows\": {rows}\n}}");
+    out
+}
+
+/// The rows of a program for transports without tags (see [`rows_in_one_order`]), as the `rows` of
+/// [`program_to_json`] and with its numbers of tokens.
+///
+/// # Errors
+/// If there is no such order.
+pub fn rows_in_one_order_to_json(program: &Program) -> Result<String, Refusal> {
+    let mut tokens = Numbered::default();
+    rows(program, program.rows(), &mut tokens);
+    Ok(rows(program, &rows_in_one_order(program)?, &mut tokens))
+}
+
+/// Tokens, numbered as they come.
+#[derive(Default)]
+struct Numbered {
+    all: Vec<Token>,
+    numbers: FxHashMap<Token, usize>,
+}
+
+impl Numbered {
+    fn number(&mut self, token: &Token) -> usize {
+        *self.numbers.entry(*token).or_insert_with(|| {
+            self.all.push(*token);
+            self.all.len() - 1
+        })
+    }
+
+    fn numbers(&mut self, tokens: &[Token]) -> String {
+        numbers(tokens.iter().map(|token| self.number(token)))
+    }
+}
+
+fn rows(program: &Program, rows: &[Vec<Instr>], tokens: &mut Numbered) -> String {
+    lines(rows.iter().enumerate().map(|(worker, row)| {
+        let spelled_out = row.iter().map(|instr| program.spelled_out(instr));
+        let instructions: Vec<String> =
+            spelled_out.map(|step| format!("      {}", instruction(&step, tokens))).collect();
+        let instructions = instructions.join(",\n");
+        format!(
+            "{{\"worker\":{worker},\"lane\":\"compute\",\"instructions\":[\n{instructions}\n    ]}}"
+        )
+    }))
+}
+
+fn instruction(instruction: &Instruction, tokens: &mut Numbered) -> String {
+    match instruction {
+        Instruction::Run(ops) => {
+            let op = |(op, effects): &(Op, Effects)| {
+                let Effects { eats, makes } = effects;
+                format!(
+                    r#"{{"kind":"{}","pipe":{},"stage":{},"units":{},"eats":{},"makes":{}}}"#,
+                    op.kind.letter(),
+                    op.pipe.0,
+                    op.stage.0,
+                    units(op.span),
+                    tokens.numbers(eats),
+                    tokens.numbers(makes)
+                )
+            };
+            let ops: Vec<String> = ops.iter().map(op).collect();
+            format!(r#"{{"do":"run","ops":[{}]}}"#, ops.join(","))
+        }
+        Instruction::Send { token, to } => {
+            format!(r#"{{"do":"send","token":{},"to":{}}}"#, tokens.number(token), to.0)
+        }
+        Instruction::Recv { token, from } => {
+            format!(r#"{{"do":"recv","token":{},"from":{}}}"#, tokens.number(token), from.0)
+        }
+        Instruction::Reduce(bucket) => format!(r#"{{"do":"reduce","bucket":{}}}"#, bucket.0),
+        Instruction::Await(bucket) => format!(r#"{{"do":"await","bucket":{}}}"#, bucket.0),
+        Instruction::Agree => r#"{"do":"agree"}"#.to_string(),
+        Instruction::Step(bucket) => format!(r#"{{"do":"step","bucket":{}}}"#, bucket.0),
+    }
+}
+
+fn together(event: &Together, tokens: &mut Numbered) -> String {
+    match event {
+        Together::Message(token) => format!(r#"{{"message":{}}}"#, tokens.number(token)),
+        Together::Reduction(bucket) => format!(r#"{{"reduction":{}}}"#, bucket.0),
+        Together::Agreement => r#"{"agreement":true}"#.to_string(),
+    }
+}
+
+fn token(token: &Token) -> String {
+    let Token { kind, pipe, stage, span } = token;
+    let (kind, units) = (kind.name(), units(*span));
+    format!(r#"{{"kind":"{kind}","pipe":{},"stage":{},"units":{units}}}"#, pipe.0, stage.0)
+}
+
+fn bucket(bucket: &Bucket) -> String {
+    let Bucket { stages, members, update, order } = bucket;
+    let stages = numbers(stages.iter().copied().map(StageId::index));
+    let members = numbers(members.iter().copied().map(WorkerId::index));
+    format!(r#"{{"stages":{stages},"members":{members},"update":{update},"order":{order}}}"#)
+}
+
+fn units(span: Span) -> String {
+    numbers(span.units().map(|unit| unit as usize))
+}
+
+fn numbers(all: impl Iterator<Item = usize>) -> String {
+    let all: Vec<String> = all.map(|number| number.to_string()).collect();
+    format!("[{}]", all.join(","))
+}

@@ -1,0 +1,29 @@
+//! The examples run, and stay small enough to be read at once.
+
+use std::error::Error;
+use std::path::Path;
+
+#[path = "../examples/own_schedule.rs"]
+mod own_schedule;
+#[path = "../examples/own_stage.rs"]
+mod own_stage;
+#[path = "../examples/own_transport.rs"]
+mod own_transport;
+
+#[test]
+fn examples_run() -> Result<(), Box<dyn Error>> {
+    own_stage::main()?;
+    own_schedule::main()?;
+    own_transport::main()
+}
+
+#[test]
+fn examples_have_less_than_eighty_lines() -> Result<(), Box<dyn Error>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    for file in folder.read_dir()? {
+        let path = file?.path();
+        let n = std::fs::read_to_string(&path)?.lines().count();
+        assert!(n < 80, "{} has {n} lines", path.display());
+    }
+    Ok(())
+}

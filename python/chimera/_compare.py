@@ -1,0 +1,107 @@
+"""Schedules side by side, on one model."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, NamedTuple
+
+from ._core import Error, Refusal, Timetable, Unfit, parse, schedule, schedules
+
+_HEADS = ("makespan", "speed-up", "bubble ratio", "peak", "copies", "messages")
+
+
+class Entry(NamedTuple):
+    """The figures of a schedule, of one step."""
+
+    name: str
+    makespan: float
+    speed_up: float | None
+    bubble_ratio: float
+    peak: float
+    copies: int
+    messages: int
+
+
+class Comparison(NamedTuple):
+    """Schedules that ran, the fastest first, and why others could not."""
+
+    entries: list[Entry]
+    left_out: dict[str, str]
+
+    def __str__(self) -> str:
+        width = max((len(entry.name) for entry in self.entries), default=0)
+        lines = [" " * width + "".join(f"  {head:>12}" for head in _HEADS)]
+        for name, *figures in self.entries:
+            shown = ("-" if x is None else f"{x:.3f}".rstrip("0").rstrip(".") for x in figures)
+            lines.append(f"{name:{width}}" + "".join(f"  {x:>12}" for x in shown))
+        lines += [f"left out: {name}: {reason}" for name, reason in self.left_out.items()]
+        return "\n".join(lines)
+
+
+def compare(
+    *names: str | Timetable,
+    depth: int = 4,
+    micro_batches: int | None = None,
+    memory_cap: float | None = None,
+    **options: Any,
+) -> Comparison:
+    """Compares schedules, or all of them, on one model.
+
+    A name may have options of its own, as on the command line: `"chimera --scaling doubling"`. Times are those of a
+    D-th of the model: a schedule with v stages per worker cuts each D-th into v. Speed-up is over 1F1B.
+    """
+    times = {key: options.pop(key) for key in list(options) if key in _TIMES}
+    shape = {"depth": depth, "micro_batches": micro_batches, **options}
+    wanted = names or [f"{name} {v}".strip() for name, s in schedules().items() for v in s["variants"]]
+    entries: dict[str, Entry] = {}
+    left_out: dict[str, str] = {}
+    seen: dict[str, str] = {}
+    baseline = _run("1f1b", {**shape, "in_turn": 1}, None, times)
+    for name in wanted:
+        label = name if isinstance(name, str) else name.schedule
+        try:
+            program, entry = _run(name, shape, memory_cap, times)
+        except (Unfit, Refusal) as error:
+            left_out[label] = str(error).splitlines()[0].split(": ", 1)[-1]
+            continue
+        like = seen.setdefault(program.fingerprint, label)
+        if like != label:
+            left_out[label] = f"as {like}"
+        else:
+            entries[label] = entry._replace(speed_up=baseline[1].makespan / entry.makespan if entry.makespan else None)
+    ranked = sorted(entries.values(), key=lambda entry: (entry.makespan, entry.peak))
+    return Comparison(ranked, left_out)
+
+
+_TIMES = ("forward", "backward", "input", "weight", "pair", "recompute_time", "message")
+
+
+def _run(name: str | Timetable, shape: dict[str, Any], memory_cap: float | None, times: dict[str, Any]):
+    made, label = (_made(name, shape, times), name) if isinstance(name, str) else (name, name.schedule)
+    program = made.lower(memory_cap=memory_cap, of_model=True, **times)
+    timeline = program.simulate()
+    steps = program.micro_batches // made.micro_batches
+    versions = max(program.weight_versions, default=1)
+    return program, Entry(
+        label,
+        timeline.makespan / steps,
+        None,
+        timeline.bubble_ratio,
+        max(program.peaks),
+        len(program.replicas(0)) * versions,
+        program.messages // steps,
+    )
+
+
+def _made(text: str, shape: dict[str, Any], times: dict[str, Any]) -> Timetable:
+    name, *words = shlex.split(text)
+    own: dict[str, Any] = {}
+    while words:
+        option = words.pop(0)
+        if not option.startswith("--") or not words:
+            raise Error(f"`{text}`: after the name come options with their values, such as --pipes 4")
+        value = words.pop(0)
+        own[option[2:].replace("-", "_")] = int(value) if value.lstrip("-").isdigit() else value
+    passes = {key: own.pop(key) for key in ("recompute", "hoist", "split_backward") if key in own}
+    made = schedule(name, of_model=True, **{**shape, **own}, **times)
+    return made.passes(of_model=True, **passes, **times) if passes else made

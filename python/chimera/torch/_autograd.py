@@ -1,0 +1,125 @@
+"""The two halves of a backward, without computing anything twice.
+
+From the output of a stage, autograd's graph leads to its input and to its parameters. The nodes from which the input can
+be reached are the *spine*. The gradient of the input needs the spine alone. A spine node with an edge that leaves the
+spine towards a parameter is a *source*: the gradient that arrives there is kept, and with it the weight half begins.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Iterable
+
+import torch
+from torch.autograd.graph import GradientEdge, Node
+
+
+def backward(output: torch.Tensor, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+    """Adds the gradients of all parameters; returns the gradient of the input."""
+    if output.requires_grad:
+        torch.autograd.backward([output], [grad])
+    return _input_gradient(x)
+
+
+def backward_input(
+    output: torch.Tensor, grad: torch.Tensor, x: torch.Tensor, parameters: Iterable[torch.Tensor]
+) -> tuple[torch.Tensor | None, Callable[[], None]]:
+    """Returns the gradient of the input, and what adds the gradients of the parameters later."""
+    if not x.requires_grad:
+
+        def add_all() -> None:
+            backward(output, grad, x)
+
+        return None, add_all
+    if output.grad_fn is None:
+        return torch.zeros_like(x), lambda: None
+    leaves = {_accumulator(p): p for p in parameters if p.requires_grad}
+    sources = _sources(output.grad_fn, _accumulator(x), leaves)
+    arrived: dict[Node, tuple[torch.Tensor | None, ...]] = {}
+
+    def keep(source: Node) -> Callable[..., None]:
+        def hook(grads: tuple[torch.Tensor | None, ...]) -> None:
+            arrived[source] = tuple(grads)
+
+        return hook
+
+    hooks = [source.register_prehook(keep(source)) for source in sources]
+    try:
+        (dx,) = torch.autograd.grad([output], [x], [grad], retain_graph=True, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+    def add_weight_gradients() -> None:
+        for source, (reached, spine) in sources.items():
+            if source in arrived:
+                _add_from(source, arrived.pop(source), [leaves[leaf] for leaf in reached], spine)
+
+    return (torch.zeros_like(x) if dx is None else dx), add_weight_gradients
+
+
+def _input_gradient(x: torch.Tensor) -> torch.Tensor | None:
+    if not x.requires_grad:
+        return None
+    grad, x.grad = x.grad, None
+    return torch.zeros_like(x) if grad is None else grad
+
+
+def _accumulator(leaf: torch.Tensor) -> Node:
+    """The node that adds to the gradient of a leaf."""
+    view = leaf.view_as(leaf).grad_fn
+    node = view.next_functions[0][0] if view is not None else None
+    assert node is not None, "a leaf that requires a gradient has an accumulator"
+    return node
+
+
+def _sources(root: Node, end: Node, leaves: dict[Node, torch.Tensor]) -> dict[Node, tuple[list[Node], list[Node]]]:
+    """The sources between `root` and `end`, each with the leaves off the spine and the spine nodes behind it."""
+    children: dict[Node, list[Node]] = {}
+    order: list[Node] = []
+    stack: list[tuple[Node, bool]] = [(root, False)]
+    while stack:
+        node, is_done = stack.pop()
+        if is_done:
+            order.append(node)
+        elif node not in children:
+            children[node] = [child for child, _ in node.next_functions if child is not None]
+            stack.append((node, True))
+            stack.extend((child, False) for child in children[node])
+    # Children come before their parents.
+    spine: set[Node] = set()
+    behind: dict[Node, set[Node]] = {}
+    for node in order:
+        if node is end or any(child in spine for child in children[node]):
+            spine.add(node)
+        else:
+            behind[node] = set().union(*(behind[child] for child in children[node]), {node} & leaves.keys())
+    sources: dict[Node, tuple[list[Node], list[Node]]] = {}
+    for node in reversed(order):
+        if node in spine:
+            off = [child for child in children[node] if child not in spine]
+            reached = set().union(*(behind[child] for child in off))
+            if reached:
+                on = [child for child in children[node] if child in spine and child is not end]
+                sources[node] = ([leaf for leaf in leaves if leaf in reached], on)
+    return sources
+
+
+def _add_from(source: Node, grads: tuple[torch.Tensor | None, ...], parameters: list[torch.Tensor], spine: list[Node]) -> None:
+    """Adds the gradients of `parameters` that come from `source` without the spine behind it, which has its own."""
+
+    def nothing(arriving: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        return tuple(None if grad is None else torch.zeros_like(grad) for grad in arriving)
+
+    # Only where a parameter is behind the spine too does anything arrive there.
+    hooks = [node.register_prehook(nothing) for node in spine]
+    try:
+        edges = [(GradientEdge(source, i), grad) for i, grad in enumerate(grads) if grad is not None]
+        made = torch.autograd.grad(
+            [edge for edge, _ in edges], parameters, [grad for _, grad in edges], retain_graph=True, allow_unused=True
+        )
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for parameter, grad in zip(parameters, made):
+        if grad is not None:
+            parameter.grad = grad if parameter.grad is None else parameter.grad + grad

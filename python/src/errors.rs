@@ -1,0 +1,152 @@
+//! Why something fails, as exceptions of Python.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use chimera_core::analyze::Refusal as Refused;
+use chimera_core::costs::Miscounted;
+use chimera_core::interchange::ReadError;
+use chimera_core::interchange::csv::Inexpressible;
+use chimera_core::request::MovesNothing;
+use chimera_core::schedule::{Unfit as DoesNotFit, UnknownSchedule};
+use chimera_core::search::AutoError;
+use pyo3::create_exception;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+create_exception!(chimera, Error, PyValueError, "What was asked for cannot be.");
+create_exception!(
+    chimera,
+    Unfit,
+    Error,
+    "A schedule has no such shape. `nearest` is the nearest shape that it has, in words, or empty."
+);
+create_exception!(
+    chimera,
+    Refusal,
+    Error,
+    "A timetable is not safe: `worker` and `cell` say where (None without a place), `row` is that row with the \
+     cell marked, `reason` what is wrong."
+);
+create_exception!(chimera, Bug, PyRuntimeError, "A mistake in chimera itself. Please report it.");
+
+/// Why something fails, wherever it happens.
+pub(crate) enum Failure {
+    DoesNotFit(DoesNotFit),
+    Refused(Box<Refused>),
+    Search(AutoError),
+    Invalid(String),
+}
+
+impl Failure {
+    pub(crate) fn invalid(reason: impl Into<String>) -> Failure {
+        Failure::Invalid(reason.into())
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> PyErr {
+        let with = |error: PyErr, attributes: &[(&str, Attribute)]| {
+            Python::attach(|py| {
+                let value = error.value(py);
+                for (name, attribute) in attributes {
+                    match attribute {
+                        Attribute::Text(text) => value.setattr(*name, text)?,
+                        Attribute::Number(number) => value.setattr(*name, number)?,
+                    }
+                }
+                Ok(())
+            })
+            .err()
+            .unwrap_or(error)
+        };
+        match failure {
+            Failure::Invalid(reason) => Error::new_err(reason),
+            Failure::DoesNotFit(unfit) => {
+                let text = unfit.to_string();
+                let DoesNotFit { schedule, reason, nearest } = unfit;
+                let attributes = [
+                    ("schedule", Attribute::Text(schedule.to_string())),
+                    ("reason", Attribute::Text(reason)),
+                    ("nearest", Attribute::Text(nearest)),
+                ];
+                with(Unfit::new_err(text), &attributes)
+            }
+            Failure::Search(error) => {
+                let text = error.to_string();
+                let attributes = [
+                    ("schedule", Attribute::Text("auto".to_string())),
+                    ("reason", Attribute::Text(text.clone())),
+                    ("nearest", Attribute::Text(String::new())),
+                ];
+                with(Unfit::new_err(text), &attributes)
+            }
+            Failure::Refused(refusal) => {
+                let text = refusal.to_string();
+                let Refused { schedule, at, reason, drawing } = *refusal;
+                let attributes = [
+                    ("schedule", Attribute::Text(schedule)),
+                    ("worker", Attribute::Number(at.map(|(worker, _)| worker.index()))),
+                    ("cell", Attribute::Number(at.map(|(_, cell)| cell))),
+                    ("reason", Attribute::Text(reason.to_string())),
+                    ("row", Attribute::Text(drawing)),
+                ];
+                with(Refusal::new_err(text), &attributes)
+            }
+        }
+    }
+}
+
+enum Attribute {
+    Text(String),
+    Number(Option<usize>),
+}
+
+macro_rules! failures {
+    ($($error:ty),+) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Failure {
+                Failure::Invalid(error.to_string())
+            }
+        }
+    )+};
+}
+
+failures!(Miscounted, ReadError, Inexpressible, MovesNothing, UnknownSchedule, String);
+
+impl From<DoesNotFit> for Failure {
+    fn from(unfit: DoesNotFit) -> Failure {
+        Failure::DoesNotFit(unfit)
+    }
+}
+
+impl From<AutoError> for Failure {
+    fn from(error: AutoError) -> Failure {
+        Failure::Search(error)
+    }
+}
+
+impl From<Refused> for Failure {
+    fn from(refusal: Refused) -> Failure {
+        Failure::Refused(Box::new(refusal))
+    }
+}
+
+/// Runs `work` without the lock of the interpreter. No panic gets through: it becomes a [`Bug`].
+pub(crate) fn run<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> Result<T, Failure> + Send,
+) -> PyResult<T> {
+    let caught = py.detach(|| catch_unwind(AssertUnwindSafe(work)));
+    match caught {
+        Ok(result) => result.map_err(PyErr::from),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            let text = text.unwrap_or("it says nothing");
+            Err(Bug::new_err(format!(
+                "chimera {} has a bug: {text}. Please report it with what you called",
+                env!("CARGO_PKG_VERSION")
+            )))
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Keyword arguments: times of ops, links, and numbers in their ranges.
+
+use chimera_core::analyze::Link;
+use chimera_core::costs::{GivenTimes, PerStage, StageCosts};
+use chimera_core::timetable::Timetable;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::{Error, Failure};
+
+/// One number for all stages, or one for each.
+#[derive(FromPyObject)]
+pub(crate) enum Numbers {
+    One(f64),
+    Each(Vec<f64>),
+}
+
+impl Numbers {
+    pub(crate) fn per_stage(self) -> Result<PerStage, Failure> {
+        let numbers = match self {
+            Numbers::One(number) => vec![number],
+            Numbers::Each(numbers) => numbers,
+        };
+        match numbers.iter().find(|x| !is_sound(**x)) {
+            Some(bad) => Err(not_a_number(*bad)),
+            None if numbers.is_empty() => Err(Failure::invalid("a list of times has no number")),
+            None => Ok(PerStage(numbers)),
+        }
+    }
+}
+
+fn is_sound(x: f64) -> bool {
+    (0.0..=1e12).contains(&x)
+}
+
+fn not_a_number(x: f64) -> Failure {
+    Failure::Invalid(format!("`{x}` is not a number from 0 to 1e12"))
+}
+
+/// Times of ops and messages, of each stage or of each D-th of the model.
+#[derive(Clone, Default)]
+pub(crate) struct Times {
+    pub(crate) given: GivenTimes,
+    of_model: bool,
+}
+
+impl Times {
+    /// The costs of the stages of a timetable.
+    pub(crate) fn costs(&self, timetable: &Timetable) -> Result<StageCosts, Failure> {
+        match self.of_model {
+            true => Ok(self.given.of_model(timetable)?),
+            false => Ok(self.given.of_stages(timetable)?),
+        }
+    }
+}
+
+/// Reads the times among keyword arguments; there may be no others.
+pub(crate) fn times(given: Option<&Bound<'_, PyDict>>) -> PyResult<Times> {
+    let (mut times, mut of_model) = (GivenTimes::default(), false);
+    for (name, value) in given.into_iter().flatten() {
+        let name: String = name.extract()?;
+        if name == "of_model" {
+            of_model = value.extract()?;
+            continue;
+        }
+        let field = match name.as_str() {
+            "forward" => &mut times.forward,
+            "backward" => &mut times.backward,
+            "input" => &mut times.input,
+            "weight" => &mut times.weight,
+            "pair" => &mut times.pair,
+            "recompute_time" => &mut times.recompute,
+            "message" => &mut times.message,
+            _ => {
+                let known = "forward, backward, input, weight, pair, recompute_time and message";
+                let text = format!(
+                    "unknown keyword argument `{name}`: times are {known}; `of_model` may stand beside them"
+                );
+                return Err(PyTypeError::new_err(text));
+            }
+        };
+        if !value.is_none() {
+            let numbers: Numbers = value.extract().map_err(|_| {
+                PyTypeError::new_err(format!("`{name}` is no number and no list of numbers"))
+            })?;
+            *field = Some(numbers.per_stage()?);
+        }
+    }
+    if times.backward.is_some() && (times.input.is_some() || times.weight.is_some()) {
+        let text = "`backward` is the time of both halves: leave it or `input` and `weight` out";
+        return Err(Error::new_err(text));
+    }
+    Ok(Times { given: times, of_model })
+}
+
+/// A link as the time of a message and of each of its bytes.
+pub(crate) fn link(given: Option<(f64, f64)>) -> Result<Option<Link>, Failure> {
+    let Some((alpha, beta)) = given else {
+        return Ok(None);
+    };
+    match [alpha, beta].into_iter().find(|x| !is_sound(*x)) {
+        Some(bad) => Err(not_a_number(bad)),
+        None => Ok(Some(Link { alpha, beta })),
+    }
+}
+
+/// A whole number in a range that begins with 1.
+pub(crate) fn whole(name: &str, value: i64, most: u32) -> Result<u32, Failure> {
+    u32::try_from(value).ok().filter(|n| (1..=most).contains(n)).ok_or_else(|| {
+        Failure::Invalid(format!("`{name}` is {value}: choose a number from 1 to {most}"))
+    })
+}
+
+/// A number in a range that begins with 0.
+pub(crate) fn real(name: &str, value: f64, most: f64) -> Result<f64, Failure> {
+    match (0.0..=most).contains(&value) {
+        true => Ok(value),
+        false => {
+            Err(Failure::Invalid(format!("`{name}` is {value}: choose a number from 0 to {most}")))
+        }
+    }
+}

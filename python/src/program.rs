@@ -1,0 +1,271 @@
+//! Programs: timetables with messages, reductions and updates, proven.
+
+use std::sync::Arc;
+
+use chimera_core::analyze::{
+    Event, Network, NetworkCosts, Timeline as Measured, Work, peak_kept, simulate,
+};
+use chimera_core::costs::{GivenTimes, StageCosts};
+use chimera_core::ids::{StageId, WorkerId};
+use chimera_core::interchange::{program_to_json, rows_in_one_order_to_json, to_comms_csv};
+use chimera_core::program as core;
+use chimera_core::program::Instr;
+use chimera_core::timetable::Timetable;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::{Failure, run};
+use crate::options::{Numbers, Times, link, times, whole};
+use crate::timeline::Timeline;
+use crate::timetable::title;
+
+/// What every worker does in a step, proven: no deadlock, no value used that is not there.
+#[pyclass(frozen, module = "chimera")]
+pub(crate) struct Program {
+    program: Arc<core::Program>,
+    timetable: Timetable,
+    times: Times,
+}
+
+impl Program {
+    pub(crate) fn new(program: core::Program, timetable: &Timetable, times: Times) -> Program {
+        Program { program: Arc::new(program), timetable: timetable.clone(), times }
+    }
+
+    fn drawn(&self, timeline: Measured, unit: &'static str) -> Timeline {
+        Timeline {
+            program: Arc::clone(&self.program),
+            timeline,
+            title: title(&self.timetable),
+            unit,
+        }
+    }
+}
+
+/// `text` as Python reads JSON.
+fn loaded<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
+    py.import("json")?.call_method1("loads", (text,))
+}
+
+/// The instructions of each row.
+fn instructions<'py>(rows: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    rows.try_iter()?.map(|row| row?.get_item("instructions")).collect()
+}
+
+#[pymethods]
+impl Program {
+    /// Name of the schedule.
+    #[getter]
+    fn schedule(&self) -> &str {
+        self.program.schedule()
+    }
+
+    /// Workers of the pipeline group, D.
+    #[getter]
+    fn depth(&self) -> usize {
+        self.program.placement().n_workers()
+    }
+
+    /// Number of stages.
+    #[getter]
+    fn stages(&self) -> usize {
+        self.program.placement().n_stages()
+    }
+
+    /// Number of pipes.
+    #[getter]
+    fn pipes(&self) -> usize {
+        self.program.placement().n_pipes()
+    }
+
+    /// Micro-batches of a step, times the steps of an asynchronous window.
+    #[getter]
+    fn micro_batches(&self) -> u32 {
+        self.program.n_micro_batches()
+    }
+
+    /// The stages that a worker holds.
+    fn stages_of(&self, worker: u16) -> Vec<u16> {
+        self.program.placement().stages_of(WorkerId(worker)).iter().map(|stage| stage.0).collect()
+    }
+
+    /// The workers that hold a stage, in the order of their pipes.
+    fn replicas(&self, stage: u16) -> PyResult<Vec<u16>> {
+        if usize::from(stage) >= self.stages() {
+            return Err(Failure::Invalid(format!("there is no stage {stage}")).into());
+        }
+        let replicas = self.program.placement().replicas(StageId(stage));
+        Ok(replicas.iter().map(|worker| worker.0).collect())
+    }
+
+    /// Equal for equal programs, in Python, in Rust and from the command.
+    #[getter]
+    fn fingerprint(&self) -> String {
+        self.program.fingerprint()
+    }
+
+    /// How many messages each channel must hold.
+    #[getter]
+    fn channel_bound(&self) -> u32 {
+        self.program.channel_bound()
+    }
+
+    /// The most micro-batches whose activations each worker holds at once.
+    #[getter]
+    fn peaks(&self) -> Vec<f64> {
+        self.program.peaks().to_vec()
+    }
+
+    /// The most micro-batches of which each worker keeps inputs for recomputations.
+    #[getter]
+    fn peak_kept(&self, py: Python<'_>) -> PyResult<Vec<f64>> {
+        run(py, || Ok(peak_kept(&self.program)))
+    }
+
+    /// The most versions of the weights that each worker holds.
+    #[getter]
+    fn weight_versions(&self) -> Vec<u32> {
+        self.program.weight_versions().to_vec()
+    }
+
+    /// Number of messages.
+    #[getter]
+    fn messages(&self) -> usize {
+        self.program.n_messages()
+    }
+
+    /// For each worker its instructions, as in the JSON.
+    #[getter]
+    fn rows<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        instructions(&self.to_dict(py)?.get_item("rows")?)
+    }
+
+    /// The rows for transports without tags, such as NCCL: messages and reductions stand where their turn comes, and
+    /// a receive is posted there and waited for before the cell that eats its token.
+    fn one_order_rows<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let text = run(py, || Ok(rows_in_one_order_to_json(&self.program)?))?;
+        instructions(&loaded(py, &text)?)
+    }
+
+    /// The program as JSON, format 0.
+    fn to_json(&self, py: Python<'_>) -> PyResult<String> {
+        run(py, || Ok(program_to_json(&self.program)))
+    }
+
+    /// The program of a single pipe as CSV that PyTorch's pipelining runtime loads (`compute_comms`).
+    fn to_csv(&self, py: Python<'_>) -> PyResult<String> {
+        run(py, || Ok(to_comms_csv(&self.program)?))
+    }
+
+    /// The program as the dictionary that its JSON is.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        loaded(py, &self.to_json(py)?)
+    }
+
+    /// When everything happens, before anything runs.
+    #[pyo3(signature = (*, width=1, ranks_per_node=None, inside=None, between=None, activation_bytes=None,
+                        gradient_bytes=None, **times))]
+    #[expect(clippy::too_many_arguments, reason = "they are keyword arguments")]
+    pub(crate) fn simulate(
+        &self,
+        py: Python<'_>,
+        width: i64,
+        ranks_per_node: Option<i64>,
+        inside: Option<(f64, f64)>,
+        between: Option<(f64, f64)>,
+        activation_bytes: Option<Numbers>,
+        gradient_bytes: Option<Numbers>,
+        times: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Timeline> {
+        let times = match self::times(times)? {
+            none if none.given == GivenTimes::default() => self.times.clone(),
+            given => given,
+        };
+        run(py, || {
+            let costs = times.costs(&self.timetable)?;
+            let inside = link(inside)?.unwrap_or_default();
+            let depth = self.depth();
+            let width = whole("width", width, 65_535)? as usize;
+            let ranks = ranks_per_node.map(|n| whole("ranks_per_node", n, u32::MAX)).transpose()?;
+            let network = Network {
+                width,
+                ranks_per_node: ranks.map_or(width * depth, |n| n as usize),
+                inside,
+                between: link(between)?.unwrap_or(inside),
+            };
+            let costs = self.on_network(costs, network, activation_bytes, gradient_bytes)?;
+            Ok(self.drawn(simulate(&self.program, &costs), times.given.unit()))
+        })
+    }
+
+    /// A timeline of a measured step: events `(worker, instruction, start, end)`, each of a row's instruction by its
+    /// index, in seconds. Messages and waits are left out.
+    fn timeline(&self, py: Python<'_>, events: Vec<(u16, usize, f64, f64)>) -> PyResult<Timeline> {
+        run(py, || {
+            let mut measured = Vec::with_capacity(events.len());
+            for (worker, index, start, end) in events {
+                let row = self.program.rows().get(usize::from(worker));
+                let instr = row.and_then(|row| row.get(index)).ok_or_else(|| {
+                    Failure::Invalid(format!("worker {worker} has no instruction {index}"))
+                })?;
+                if !(start >= 0.0 && end >= start && end.is_finite()) {
+                    let text = format!(
+                        "worker {worker}, instruction {index}: {start} to {end} is no time"
+                    );
+                    return Err(Failure::Invalid(text));
+                }
+                let work = match *instr {
+                    Instr::Run(cell) => Work::Cell(cell),
+                    Instr::Reduce(bucket) => Work::Reduce(bucket),
+                    Instr::Step(bucket) => Work::Step(bucket),
+                    Instr::Send(..) | Instr::Recv(..) | Instr::Await(_) | Instr::Agree => continue,
+                };
+                measured.push(Event { worker: WorkerId(worker), work, start, end, after: None });
+            }
+            measured.sort_by(|a, b| a.start.total_cmp(&b.start));
+            let timeline = Measured { n_workers: self.depth(), events: measured };
+            Ok(self.drawn(timeline, "a second"))
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Program {}, {} messages, proven>", title(&self.timetable), self.messages())
+    }
+
+    fn _repr_svg_(&self, py: Python<'_>) -> PyResult<String> {
+        self.simulate(py, 1, None, None, None, None, None, None)?.svg(py)
+    }
+}
+
+impl Program {
+    fn on_network(
+        &self,
+        compute: StageCosts,
+        network: Network,
+        activation_bytes: Option<Numbers>,
+        gradient_bytes: Option<Numbers>,
+    ) -> Result<NetworkCosts<StageCosts>, Failure> {
+        let (depth, n_stages) = (self.depth(), self.stages());
+        if !network.fits(depth) {
+            return Err(Failure::Invalid(format!(
+                "--ranks-per-node {}: groups of {depth} workers would lie on the nodes in different ways; choose a \
+                 divisor or a multiple of {depth}",
+                network.ranks_per_node
+            )));
+        }
+        let why = format!("{} has {n_stages} stages", self.schedule());
+        let bytes = |option, given: Option<Numbers>| {
+            let list = given.unwrap_or(Numbers::One(0.0)).per_stage()?;
+            list.check(option, n_stages, &why)?;
+            Ok::<_, Failure>((0..n_stages).map(|stage| list.at(stage)).collect::<Vec<_>>())
+        };
+        let activations = bytes("--activation-bytes", activation_bytes)?;
+        let gradients: Vec<_> = bytes("--gradient-bytes", gradient_bytes)?
+            .into_iter()
+            .map(|bytes| vec![bytes])
+            .collect();
+        let (placement, units) = (self.program.placement(), self.program.units_per_micro());
+        let messages = NetworkCosts::of_messages(compute, network, placement, units, &activations);
+        Ok(messages.with_sums(&self.program, &gradients, &[]))
+    }
+}

@@ -1,0 +1,100 @@
+//! Timelines: when everything happens, simulated or measured, with figures and drawings.
+
+use std::sync::Arc;
+
+use chimera_core::analyze::{Event, Timeline as Times, Work};
+use chimera_core::program::Program;
+use chimera_core::render::{chrome, html, svg, text};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::run;
+use crate::timetable::written;
+
+/// Start and end of every piece of work of a step.
+#[pyclass(frozen, module = "chimera")]
+pub(crate) struct Timeline {
+    pub(crate) program: Arc<Program>,
+    pub(crate) timeline: Times,
+    pub(crate) title: String,
+    pub(crate) unit: &'static str,
+}
+
+#[pymethods]
+impl Timeline {
+    /// How long the step takes.
+    #[getter]
+    fn makespan(&self) -> f64 {
+        self.timeline.makespan()
+    }
+
+    /// The share of time in which workers idle.
+    #[getter]
+    fn bubble_ratio(&self) -> f64 {
+        self.timeline.bubble_ratio()
+    }
+
+    /// How long each worker computes.
+    #[getter]
+    fn busy(&self) -> Vec<f64> {
+        self.timeline.busy()
+    }
+
+    /// What takes 1.
+    #[getter]
+    fn unit(&self) -> &str {
+        self.unit
+    }
+
+    /// All events, as dictionaries: `worker`, `start`, `end`, and `ops`, `reduce` or `step`.
+    #[getter]
+    fn events<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let event = |event: &Event| {
+            let entry = PyDict::new(py);
+            entry.set_item("worker", event.worker.0)?;
+            entry.set_item("start", event.start)?;
+            entry.set_item("end", event.end)?;
+            match event.work {
+                Work::Cell(cell) => {
+                    entry.set_item("ops", cell.ops().map(written).collect::<Vec<_>>())?;
+                }
+                Work::Reduce(bucket) => entry.set_item("reduce", bucket.0)?,
+                Work::Step(bucket) => entry.set_item("step", bucket.0)?,
+            }
+            Ok(entry)
+        };
+        self.timeline.events.iter().map(event).collect()
+    }
+
+    /// The drawing as text.
+    pub(crate) fn text(&self, py: Python<'_>) -> PyResult<String> {
+        run(py, || Ok(text::timeline(&self.timeline)))
+    }
+
+    /// The drawing as SVG.
+    pub(crate) fn svg(&self, py: Python<'_>) -> PyResult<String> {
+        run(py, || Ok(svg::timeline(&self.timeline, &self.title)))
+    }
+
+    /// A page with the drawing and the figures.
+    pub(crate) fn html(&self, py: Python<'_>) -> PyResult<String> {
+        run(py, || Ok(html::page(&self.program, &self.timeline, &self.title)))
+    }
+
+    /// A trace for ui.perfetto.dev or chrome://tracing.
+    fn chrome(&self, py: Python<'_>) -> PyResult<String> {
+        run(py, || Ok(chrome::trace(&self.program, &self.timeline)))
+    }
+
+    fn __str__(&self, py: Python<'_>) -> PyResult<String> {
+        self.text(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Timeline {}, makespan {}>", self.title, self.timeline.makespan())
+    }
+
+    fn _repr_svg_(&self, py: Python<'_>) -> PyResult<String> {
+        self.svg(py)
+    }
+}

@@ -1,0 +1,64 @@
+//! The Python package in `python`, which is no member of the workspace: its wheel is built, installed and tested.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::command::{cargo, files, program, python, root, run as run_command, target};
+
+/// With which tests, by which Python.
+#[derive(clap::Args, Default)]
+pub(crate) struct Args {
+    /// Runs the tests that train with PyTorch too
+    #[arg(long)]
+    torch: bool,
+    /// Python that has maturin, mypy, pytest and, with --torch, torch and numpy [default: a fresh one in target/python-package,
+    /// which downloads them]
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+}
+
+/// Checks format, lints and types, builds the wheel, installs it, and runs its tests.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let python = match &args.python {
+        Some(python) => python.clone(),
+        None => {
+            let torch: &[&str] = if args.torch { &["torch", "numpy"] } else { &[] };
+            python("python-package", &[&["maturin", "mypy", "pytest"], torch].concat())?
+        }
+    };
+    let (folder, builds) = (root().join("python"), target()?.join("python"));
+    let manifest = folder.join("Cargo.toml");
+    run_command(cargo(["fmt", "--check", "--manifest-path"]).arg(&manifest))?;
+    let mut clippy = cargo(["clippy", "--locked", "--manifest-path"]);
+    clippy.arg(&manifest).args(["--", "-D", "warnings"]);
+    run_command(clippy.env("CARGO_TARGET_DIR", &builds).env("PYO3_PYTHON", &python))?;
+
+    let mut types = Command::new(&python);
+    run_command(types.args(["-m", "mypy", "--no-incremental"]).current_dir(&folder))?;
+
+    let wheels = builds.join("wheels");
+    if wheels.exists() {
+        fs::remove_dir_all(&wheels)?;
+    }
+    let mut build = Command::new(&python);
+    build.args(["-m", "maturin", "build", "--quiet", "--locked", "--manifest-path"]).arg(&manifest);
+    build.arg("--interpreter").arg(&python).arg("--out").arg(&wheels);
+    run_command(build.env("CARGO_TARGET_DIR", &builds))?;
+    let wheel = files(&wheels)?.pop().context("maturin built no wheel")?;
+    let mut install = Command::new(&python);
+    install.args(["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"]);
+    run_command(install.arg(&wheel))?;
+
+    run_command(&mut cargo(["build", "--package", "chimera", "--bin", "chimera"]))?;
+    let command = target()?.join("debug").join(program("chimera"));
+    let mut tests = Command::new(&python);
+    tests.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]).arg(folder.join("tests"));
+    if !args.torch {
+        tests.args(["--ignore"]).arg(folder.join("tests/torch"));
+    }
+    // Away from the sources, so that what is imported is what was installed.
+    run_command(tests.env("CHIMERA", command).current_dir(&wheels))
+}
