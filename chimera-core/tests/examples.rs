@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::path::Path;
 
+#[path = "../examples/own_executor.rs"]
+mod own_executor;
 #[path = "../examples/own_schedule.rs"]
 mod own_schedule;
 #[path = "../examples/own_stage.rs"]
@@ -14,6 +16,7 @@ mod own_transport;
 fn examples_run() -> Result<(), Box<dyn Error>> {
     own_stage::main()?;
     own_schedule::main()?;
+    own_executor::main()?;
     own_transport::main()
 }
 
