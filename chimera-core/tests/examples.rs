@@ -7,14 +7,12 @@ use std::path::Path;
 mod own_executor;
 #[path = "../examples/own_schedule.rs"]
 mod own_schedule;
-#[path = "../examples/own_stage.rs"]
-mod own_stage;
 #[path = "../examples/own_transport.rs"]
 mod own_transport;
 
 #[test]
 fn examples_run() -> Result<(), Box<dyn Error>> {
-    own_stage::main()?;
+    own_transport::own_stage::main()?;
     own_schedule::main()?;
     own_executor::main()?;
     own_transport::main()
