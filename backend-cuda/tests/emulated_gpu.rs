@@ -5,6 +5,8 @@
 mod emulated;
 #[path = "emulated/memory.rs"]
 mod memory;
+#[path = "emulated/mistakes.rs"]
+mod mistakes;
 
 use chimera_backend_candle::gpu::Element;
 use chimera_core::comm::{Endpoint, Host, HostStaged, Threads};

@@ -28,6 +28,12 @@ long setting(const char* name, long otherwise) {
     return value ? atol(value) : otherwise;
 }
 
+// Whether the driver is to act as if the program had made this mistake (EMULATED_MISTAKE): tests see that it is found.
+bool is_mistaken(const char* mistake) {
+    const char* name = getenv("EMULATED_MISTAKE");
+    return name && !strcmp(name, mistake);
+}
+
 // Of a GPU, with the bytes in use, the most there were, and those that it keeps.
 struct Context { int ordinal; uint64_t used, peak, reserved; };
 struct Stream;
