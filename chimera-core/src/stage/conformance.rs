@@ -5,14 +5,16 @@
 //! go in any order, that recomputed and split activations give the gradients that whole ones give, and that a stage
 //! keeps nothing between two calls.
 
+mod gradients;
+
+use self::gradients::{Gradients, ROUNDING, along, bits, dot, is_near, scaled, signs};
 use super::{Data, Micro, Output, Param, Stage, initial};
 use crate::device::Device;
 
 /// Samples of a step that the suite reads.
 const SAMPLES: usize = 4;
-/// Error of a gradient, beside what differences of a loss in f32 can tell, and of sums in another order.
+/// Error of a gradient, beside what differences of a loss in f32 can tell.
 const SLOPE: f64 = 2e-2;
-const ROUNDING: f64 = 1e-4;
 /// Length of a step along a direction of all weights.
 const STEP: f64 = 1e-2;
 /// Seed of the weights.
@@ -48,9 +50,6 @@ struct Chain<'c, D: Device, S: Stage> {
     target: Vec<Vec<S::Item>>,
     loss_scale: f64,
 }
-
-/// Gradients by stage and parameter.
-type Gradients = Vec<Vec<Vec<f32>>>;
 
 /// What a forward pass through all stages leaves.
 struct Forward<S: Stage> {
@@ -361,47 +360,4 @@ fn noisy(param: &Param) -> Vec<f32> {
     let noise = Param { init: super::Init::Normal(0.1), ..param.clone() };
     let values = initial(param, SEED).into_iter().zip(initial(&noise, SEED + 1));
     values.map(|(value, noise)| value + noise).collect()
-}
-
-fn map(gradients: &Gradients, f: impl Fn(usize, f32) -> f32) -> Gradients {
-    let tensor = |g: &Vec<f32>| g.iter().enumerate().map(|(i, &x)| f(i, x)).collect();
-    gradients.iter().map(|of_stage| of_stage.iter().map(tensor).collect()).collect()
-}
-
-fn dot(a: &Gradients, b: &Gradients) -> f64 {
-    let pairs = a.iter().flatten().flatten().zip(b.iter().flatten().flatten());
-    pairs.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
-}
-
-fn scaled(direction: &Gradients, by: f64) -> Gradients {
-    map(direction, |_, x| (f64::from(x) * by) as f32)
-}
-
-/// The direction of the gradients, of length 1.
-fn along(gradients: &Gradients) -> Gradients {
-    let length = dot(gradients, gradients).sqrt();
-    assert!(length > 0.0, "all gradients are zero");
-    scaled(gradients, 1.0 / length)
-}
-
-/// A direction of length 1 whose elements differ in their sign alone.
-fn signs(gradients: &Gradients) -> Gradients {
-    let n = gradients.iter().flatten().flatten().count() as f64;
-    map(gradients, |i, _| if (i * i + i / 3) % 3 == 1 { 1.0 } else { -1.0 } / n.sqrt() as f32)
-}
-
-fn bits(gradients: &Gradients) -> Vec<u32> {
-    gradients.iter().flatten().flatten().map(|x| x.to_bits()).collect()
-}
-
-fn is_near(got: &Gradients, expected: &Gradients, what: &str) {
-    let largest = expected.iter().flatten().flatten().fold(0f32, |most, x| most.max(x.abs()));
-    let pairs = got.iter().flatten().flatten().zip(expected.iter().flatten().flatten());
-    for (got, expected) in pairs {
-        let error = f64::from((got - expected).abs());
-        assert!(
-            error <= ROUNDING * f64::from(largest),
-            "{what}: {got} where {expected} is expected"
-        );
-    }
 }

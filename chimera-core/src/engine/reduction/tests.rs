@@ -1,0 +1,109 @@
+use super::*;
+use crate::collective::MOST_DIRECT;
+use crate::comm::{Delayed, Endpoint, threads};
+use crate::device::reference::{Reference, Tensor};
+
+const SHAPES: [&[usize]; 5] = [&[3000, 3], &[5], &[1100], &[40, 30, 2], &[0, 3]];
+
+/// What a member has of the tensors: of such sizes that another order of adding gives other bits.
+fn parts(member: u32) -> Vec<Tensor> {
+    let value = |i: usize| ((i as f64 + 0.1) * f64::from(member + 1)).sin() / (1.0 + i as f64);
+    let of = |shape: &&[usize]| {
+        let data = (0..shape.iter().product()).map(value).collect();
+        Tensor::new(shape, data)
+    };
+    SHAPES.iter().map(of).collect()
+}
+
+/// The sums of all members, whose messages take some time.
+fn reduced(n: u32, layout: BucketLayout, is_bf16: bool) -> Vec<Vec<Option<Tensor>>> {
+    let layout = (Arc::new(layout), is_bf16);
+    let delay = |tag: Tag| Duration::from_millis(format!("{tag:?}").len() as u64 * 7 % 20);
+    let member = |comm| {
+        let mut comm = Delayed::new(comm, delay);
+        let rank: Rank = comm.rank();
+        // Not in the order of ranks.
+        let members = (1..n).chain([0]).map(Rank).collect();
+        let (device, bucket, layout) = (&Reference, BucketId(3), layout.clone());
+        let parts = parts(rank.0);
+        let sum = Reduction::start(device, &mut comm, 7, bucket, members, layout, parts);
+        let mut sum = sum.expect("started");
+        for _ in 0..3 {
+            sum.poll(device, &mut comm).expect("no rank fails");
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        sum.wait(device, &mut comm, deadline).expect("no rank fails");
+        sum.finish(device).expect("no rank fails")
+    };
+    std::thread::scope(|scope| {
+        let members = threads(n).into_iter().map(|comm| scope.spawn(move || member(comm)));
+        let members: Vec<_> = members.collect();
+        members.into_iter().map(|m| m.join().expect("no panic")).collect()
+    })
+}
+
+fn shapes() -> Vec<Vec<usize>> {
+    SHAPES.iter().map(|shape| shape.to_vec()).collect()
+}
+
+fn plus(mut sum: Vec<Tensor>, parts: Vec<Tensor>) -> Vec<Tensor> {
+    for (sum, part) in sum.iter_mut().zip(&parts) {
+        Reference.accumulate(sum, part).expect("the reference never fails");
+    }
+    sum
+}
+
+/// The sum in the order of members, and beyond the most that reduce directly along the tree over them; each part
+/// and each sum of a round after `rounded`.
+fn expected(n: u32, rounded: fn(Vec<Tensor>) -> Vec<Tensor>) -> Vec<Tensor> {
+    let mut terms: Vec<_> = (1..n).chain([0]).map(|member| rounded(parts(member))).collect();
+    if n as usize > MOST_DIRECT {
+        let core = 1 << n.ilog2();
+        for extra in terms.split_off(core).into_iter().enumerate() {
+            let (partner, part) = extra;
+            terms[partner] = rounded(plus(terms[partner].clone(), part));
+        }
+        while terms.len() > 1 {
+            let upper = terms.split_off(terms.len() / 2);
+            terms = terms.into_iter().zip(upper).map(|(a, b)| rounded(plus(a, b))).collect();
+        }
+    }
+    rounded(terms.into_iter().reduce(plus).expect("members"))
+}
+
+fn in_bf16(tensors: Vec<Tensor>) -> Vec<Tensor> {
+    let round = |tensor: &Tensor| {
+        let flat = bf16::round(&Reference, tensor).expect("the reference never fails");
+        Tensor::new(&Reference.shape(tensor), flat.data)
+    };
+    tensors.iter().map(round).collect()
+}
+
+#[test]
+fn sums_have_the_bits_of_one_order_or_tree() {
+    for n in [1, 2, 3, 4, 5, 8, 9, 13, 16, 33] {
+        let expected = expected(n, |whole| whole);
+        for sums in reduced(n, BucketLayout::shared(shapes(), n as usize), false) {
+            let sums: Vec<_> = sums.into_iter().flatten().collect();
+            assert!(sums == expected, "{n} members");
+        }
+        let owners = [0, 1, 2, 3, 4].map(|tensor| (tensor * 5 + 1) % n as usize);
+        let kept = reduced(n, BucketLayout::owned(shapes(), &owners, n as usize), false);
+        for (tensor, expected) in expected.iter().enumerate().filter(|(t, _)| *t < 4) {
+            let mut sums = kept.iter().filter_map(|sums| sums[tensor].as_ref());
+            assert!(sums.next() == Some(expected) && sums.next().is_none(), "{n} members");
+        }
+    }
+}
+
+#[test]
+fn parts_and_sums_in_bf16_are_the_same_for_all() {
+    for n in [2, 3, 8, 9, 13] {
+        let expected = expected(n, in_bf16);
+        for sums in reduced(n, BucketLayout::shared(shapes(), n as usize), true) {
+            let sums: Vec<_> = sums.into_iter().flatten().collect();
+            assert!(sums == expected, "{n} members");
+        }
+    }
+}
