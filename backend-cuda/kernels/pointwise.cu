@@ -109,8 +109,10 @@ GLOBAL activation_dx(const T* dy, const T* x, T* dx, T* y, i64 n, int f) {
 
 __device__ unsigned rotate(unsigned x, int by) { return (x << by) | (x >> (32 - by)); }
 
-// The first word of block `counter` of the stream (key_0, key_1): Threefry-2x32, 20 rounds.
-__device__ unsigned threefry(unsigned key_0, unsigned key_1, unsigned long long counter) {
+struct Words { unsigned even, odd; };
+
+// Block `counter` of the stream (key_0, key_1): Threefry-2x32, 20 rounds.
+__device__ Words threefry(unsigned key_0, unsigned key_1, unsigned long long counter) {
     const int rotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
     unsigned keys[3] = {key_0, key_1, 0x1BD11BDAu ^ key_0 ^ key_1};
     unsigned a = (unsigned)counter + keys[0], b = (unsigned)(counter >> 32) + keys[1];
@@ -124,7 +126,13 @@ __device__ unsigned threefry(unsigned key_0, unsigned key_1, unsigned long long 
         a += keys[(four + 1) % 3];
         b += keys[(four + 2) % 3] + four + 1;
     }
-    return a;
+    return {a, b};
+}
+
+// The random word of an element: two neighbours, the first of which has an even number, share a block.
+__device__ unsigned random_word(unsigned key_0, unsigned key_1, unsigned long long element) {
+    Words words = threefry(key_0, key_1, element >> 1);
+    return element & 1 ? words.odd : words.even;
 }
 
 // Keeps the elements whose word is not below the threshold, scaled; residual may be missing.
@@ -133,8 +141,11 @@ GLOBAL dropout(const T* x, const T* residual, T* y, i64 n, unsigned key_0, unsig
     i64 at = chunk_start();
     int m = chunk_len(at, n);
     Chunk c = load(x + at, m);
+    Words words = {};
     EACH_OF_CHUNK(j) {
-        bool is_kept = threefry(key_0, key_1, (unsigned long long)first + at + j) >= threshold;
+        unsigned long long element = (unsigned long long)first + at + j;
+        if (j == 0 || !(element & 1)) words = threefry(key_0, key_1, element >> 1);
+        bool is_kept = (element & 1 ? words.odd : words.even) >= threshold;
         c.x[j] = is_kept ? scale * c.x[j] : 0.0f;
     }
     if (residual) {

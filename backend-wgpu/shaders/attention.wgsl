@@ -26,7 +26,7 @@ fn factor(by: By, row_and_head: u32, key: u32) -> f32 {
         return 1.0;
     }
     let first = plus(vec2(by.first[0], by.first[1]), times(row_and_head, by.context));
-    let word = threefry(vec2(by.key[0], by.key[1]), plus(first, vec2(key, 0u)));
+    let word = random_word(vec2(by.key[0], by.key[1]), plus(first, vec2(key, 0u)));
     return select(0.0, by.kept, word >= by.threshold);
 }
 

@@ -17,8 +17,14 @@ fn turn(pair: vec2<u32>, by: u32) -> vec2<u32> {
     return vec2(sum, ((pair.y << by) | (pair.y >> (32u - by))) ^ sum);
 }
 
-/// The first word of a block of Threefry-2x32 with 20 rounds (Salmon et al., 2011).
-fn threefry(key: vec2<u32>, counter: vec2<u32>) -> u32 {
+/// The random word of an element: two neighbours, the first of which has an even number, share a block.
+fn random_word(key: vec2<u32>, element: vec2<u32>) -> u32 {
+    let block = threefry(key, vec2((element.x >> 1u) | (element.y << 31u), element.y >> 1u));
+    return select(block.x, block.y, (element.x & 1u) == 1u);
+}
+
+/// A block of Threefry-2x32 with 20 rounds (Salmon et al., 2011).
+fn threefry(key: vec2<u32>, counter: vec2<u32>) -> vec2<u32> {
     let keys = vec3(key, 0x1BD11BDAu ^ key.x ^ key.y);
     var pair = counter + key;
     for (var four = 0u; four < 5u; four++) {
@@ -29,5 +35,5 @@ fn threefry(key: vec2<u32>, counter: vec2<u32>) -> u32 {
         }
         pair += vec2(keys[(four + 1u) % 3u], keys[(four + 2u) % 3u] + four + 1u);
     }
-    return pair.x;
+    return pair;
 }

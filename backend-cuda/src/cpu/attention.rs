@@ -9,6 +9,7 @@ use std::slice;
 use candle_core::{Result, Tensor};
 use chimera_core::layers::{Attention, Dropout, Mask};
 
+use super::dropout::{AT_ONCE, factors_of};
 use super::math::{LANES, exp, exp_sum, max, sum};
 use super::matmul::{Matrix, Parallelism, matmul};
 use super::memory::{Output, Place, update, values};
@@ -380,21 +381,24 @@ impl Backward<'_> {
         let scale = head.scale();
         let live = head.live(row, block);
         let vectors = live.start..(live.start + live.len().next_multiple_of(LANES)).min(p.len());
-        let each = p[vectors.clone()].iter_mut().zip(&mut ds[vectors]);
+        let (live_p, live_ds) = (&mut p[vectors.clone()], &mut ds[vectors]);
         match head.dropout(row, block.start + live.start) {
             None => {
-                for (p, ds) in each {
+                for (p, ds) in live_p.iter_mut().zip(live_ds) {
                     *p = exp(p.mul_add(scale, -log_sum));
                     *ds = *p * (*ds - mean);
                 }
             }
             Some(by) => {
-                let kept = by.scale() as f32;
-                for (key, (p, ds)) in each.enumerate() {
-                    let factor = if by.keeps(key as u64) { kept } else { 0.0 };
-                    *p = exp(p.mul_add(scale, -log_sum));
-                    *ds = *p * (factor * *ds - mean);
-                    *p *= factor;
+                let mut factors = [0.0; AT_ONCE];
+                let parts = live_p.chunks_mut(AT_ONCE).zip(live_ds.chunks_mut(AT_ONCE));
+                for (nth, (p, ds)) in parts.enumerate() {
+                    let factors = factors_of(&by, nth * AT_ONCE, &mut factors[..p.len()]);
+                    for ((p, ds), factor) in p.iter_mut().zip(ds).zip(factors) {
+                        *p = exp(p.mul_add(scale, -log_sum));
+                        *ds = *p * (factor * *ds - mean);
+                        *p *= factor;
+                    }
                 }
             }
         }
@@ -408,9 +412,12 @@ impl Backward<'_> {
 /// Multiplies each weight by its factor.
 #[inline(always)]
 fn drop_weights(row: &mut [f32], by: &Dropout) {
-    let scale = by.scale() as f32;
-    for (key, weight) in row.iter_mut().enumerate() {
-        *weight *= if by.keeps(key as u64) { scale } else { 0.0 };
+    let mut factors = [0.0; AT_ONCE];
+    for (nth, row) in row.chunks_mut(AT_ONCE).enumerate() {
+        let factors = factors_of(by, nth * AT_ONCE, &mut factors[..row.len()]);
+        for (weight, factor) in row.iter_mut().zip(factors) {
+            *weight *= factor;
+        }
     }
 }
 

@@ -38,25 +38,38 @@ impl Piece for Drop<'_> {
     #[inline(always)]
     fn run(self) {
         let Drop { y, x, by, residual } = self;
-        let scale = by.scale() as f32;
-        let each = y.iter_mut().zip(x).enumerate();
-        match residual {
-            None => {
-                for (i, (y, &x)) in each {
-                    y.write(kept(&by, i, x, scale));
+        let mut factors = [0.0; AT_ONCE];
+        for (nth, (y, x)) in y.chunks_mut(AT_ONCE).zip(x.chunks(AT_ONCE)).enumerate() {
+            let start = nth * AT_ONCE;
+            let factors = factors_of(&by, start, &mut factors[..x.len()]);
+            let each = y.iter_mut().zip(x).zip(factors);
+            match residual {
+                None => {
+                    for ((y, x), factor) in each {
+                        y.write(x * *factor);
+                    }
                 }
-            }
-            Some(residual) => {
-                for ((i, (y, &x)), residual) in each.zip(residual) {
-                    y.write(kept(&by, i, x, scale) + residual);
+                Some(residual) => {
+                    for (((y, x), factor), residual) in each.zip(&residual[start..]) {
+                        y.write(x * *factor + residual);
+                    }
                 }
             }
         }
     }
 }
 
-/// Element `i`, whose value is `x`, after the choice.
+/// Elements whose factors are made at a time: they stay in the nearest cache.
+pub(super) const AT_ONCE: usize = 256;
+
+/// What elements from `start` on are multiplied by, as many as there is room for: [`AT_ONCE`] at most.
 #[inline(always)]
-fn kept(by: &Dropout, i: usize, x: f32, scale: f32) -> f32 {
-    if by.keeps(i as u64) { x * scale } else { 0.0 }
+pub(super) fn factors_of<'f>(by: &Dropout, start: usize, factors: &'f mut [f32]) -> &'f [f32] {
+    let (mut words, threshold, scale) = ([0; AT_ONCE], by.threshold(), by.scale() as f32);
+    let words = &mut words[..factors.len()];
+    Dropout { first: by.first.wrapping_add(start as u64), ..*by }.fill(words);
+    for (factor, word) in factors.iter_mut().zip(words) {
+        *factor = if *word >= threshold { scale } else { 0.0 };
+    }
+    factors
 }

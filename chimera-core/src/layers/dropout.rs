@@ -25,7 +25,7 @@ impl Dropout {
         Dropout { rate, key, first }
     }
 
-    /// An element is kept if the first word of its block is not below this.
+    /// An element is kept if its word is not below this.
     #[inline(always)]
     pub fn threshold(&self) -> u32 {
         (self.rate * 2f64.powi(32)) as u32
@@ -39,7 +39,34 @@ impl Dropout {
     /// Whether element `i` of the tensor is kept.
     #[inline(always)]
     pub fn keeps(&self, i: u64) -> bool {
-        threefry(self.key, words(self.first.wrapping_add(i)))[0] >= self.threshold()
+        self.word(self.first.wrapping_add(i)) >= self.threshold()
+    }
+
+    /// The random word of an element of the stream: those of numbers `2 n` and `2 n + 1` are the words of block `n`.
+    #[inline(always)]
+    fn word(&self, element: u64) -> u32 {
+        threefry(self.key, words(element >> 1))[(element & 1) as usize]
+    }
+
+    /// The random words of the tensor's first elements, each block made once.
+    #[inline(always)]
+    pub fn fill(&self, mut into: &mut [u32]) {
+        let mut at = self.first;
+        if at & 1 == 1 && !into.is_empty() {
+            into[0] = self.word(at);
+            (at, into) = (at.wrapping_add(1), &mut into[1..]);
+        }
+        let [low, high] = words(at >> 1);
+        let (pairs, last) = into.as_chunks_mut::<2>();
+        let n = pairs.len() as u32;
+        for (nth, pair) in (0..n).zip(pairs) {
+            // The carry without a branch, so that many are made at once.
+            let block = low.wrapping_add(nth);
+            *pair = threefry(self.key, [block, high.wrapping_add(u32::from(block < low))]);
+        }
+        if let [last] = last {
+            *last = self.word(at.wrapping_add(2 * u64::from(n)));
+        }
     }
 
     /// What element `i` of the tensor is multiplied by.
@@ -115,5 +142,19 @@ mod tests {
         // Past the end of the lower word too.
         let far = Dropout { first: u64::from(u32::MAX), ..by };
         assert_ne!(kept(Dropout { first: 0, ..far }), kept(Dropout { first: 1 << 32, ..far }));
+    }
+
+    #[test]
+    fn words_in_a_row_are_those_of_the_elements() {
+        // Even and odd beginnings, and one where the blocks' number needs its upper word.
+        for first in [0, 7, (1 << 33) - 6, (1 << 33) - 5] {
+            let by = Dropout::new(0.3, 1, 2, 3, first);
+            for n in [0, 1, 2, 9, 20] {
+                let mut words = vec![0; n];
+                by.fill(&mut words);
+                let each = (0..n as u64).map(|i| by.word(first.wrapping_add(i)));
+                assert!(words.into_iter().eq(each), "{n} from {first}");
+            }
+        }
     }
 }
