@@ -172,10 +172,7 @@ impl TensorFile {
     pub(crate) fn elements(&self, tensor: &TensorInfo) -> Result<Option<Elements>> {
         Ok(Some(match tensor.dtype {
             safetensors::Dtype::F32 => self.values(tensor, f32::from_le_bytes)?.into(),
-            safetensors::Dtype::BF16 => {
-                let upper = |half| f32::from_bits(u32::from(u16::from_le_bytes(half)) << u16::BITS);
-                self.values(tensor, upper)?.into()
-            }
+            safetensors::Dtype::BF16 => self.values(tensor, of_bf16)?.into(),
             safetensors::Dtype::F64 => {
                 let words = self.values(tensor, f32::from_le_bytes)?;
                 Elements { dtype: Dtype::F64, words }
@@ -206,4 +203,9 @@ impl TensorFile {
         }
         Ok(values)
     }
+}
+
+/// The number whose upper half these bytes are.
+pub(crate) fn of_bf16(bytes: [u8; 2]) -> f32 {
+    f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << u16::BITS)
 }
