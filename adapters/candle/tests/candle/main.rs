@@ -1,6 +1,7 @@
 //! Candle's modules under pipeline schedules, against plain candle.
 
 mod llama;
+mod page;
 mod resume;
 mod schedules;
 mod suites;

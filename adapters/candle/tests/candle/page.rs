@@ -1,0 +1,144 @@
+//! The Rust of docs/library.md, compiled and run: what a reader copies from there works.
+
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Result;
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{Linear, Module, VarBuilder};
+use chimera::run::Model;
+use chimera_candle::{Candle, Piece, Ran, stage};
+use chimera_core::device::DeviceError;
+use chimera_core::prelude::*;
+
+/// Samples of four numbers, and what four bent layers are to make of them.
+struct Curves;
+
+impl Data<f32> for Curves {
+    fn sample(&self, _: u64, n: u64, x: &mut Vec<f32>, y: &mut Vec<f32>) -> std::io::Result<()> {
+        x.extend((0..4).map(|i| (0.3 * (4 * n + i) as f32).sin()));
+        y.extend([0.1, -0.1, 0.2, -0.2]);
+        Ok(())
+    }
+
+    fn n_targets(&self) -> usize {
+        4
+    }
+}
+
+/// A layer with a tanh; the last one compares with the targets.
+struct Layer(usize);
+
+impl Piece for Layer {
+    type Item = f32;
+    type Module = Linear;
+
+    fn build(&self, vb: VarBuilder<'_>) -> candle_core::Result<Linear> {
+        candle_nn::linear(4, 4, vb.pp(format!("layer.{}", self.0)))
+    }
+
+    fn forward(
+        &self,
+        layer: &Linear,
+        micro: &Micro<'_, f32>,
+        x: Option<&Tensor>,
+    ) -> candle_core::Result<Ran> {
+        let rows =
+            |numbers: &[f32]| Tensor::from_slice(numbers, (numbers.len() / 4, 4), &Device::Cpu);
+        let x = x.cloned().map_or_else(|| rows(micro.input), Ok)?;
+        let y = layer.forward(&x)?.tanh()?;
+        if micro.target.is_empty() {
+            return Ok(Ran::Activation(y));
+        }
+        let errors = (&y - rows(micro.target)?)?.sqr()?.sum_all()?;
+        Ok(Ran::Loss((errors * micro.loss_scale)?))
+    }
+}
+
+#[test]
+fn stages_of_the_page_train() -> Result<()> {
+    let (data, device) = (Curves, || Candle::cpu(DType::F32));
+    let stage = |candle: &Candle, id: usize, _| stage(candle, Layer(id)).expect("layers");
+
+    let training = Training { steps: 100, lr: 1e-3, ..Training::default() };
+    let timetable = find("chimera")?.timetable(&Shape::new(4, 8))?; // D = 4, N = 8
+    let how = Lowering { barrier: training.needs_barrier(), ..Lowering::default() };
+    let program = lower(&timetable, &how)?; // refused if it is not safe
+
+    let n_stages = program.placement().n_stages();
+    let trainer = Trainer::new(&program, &data).training(training).micro_batch_size(2);
+    let trained = trainer
+        .on_threads(|_rank| Ok(device()), |device, id| Ok(stage(device, id.index(), n_stages)))?;
+    let weight = &trained.weights["layer.0.weight"]; // tensors by name
+    assert_eq!(weight.dims(), [4, 4]);
+
+    let losses: Vec<f64> = trained.reports.iter().map(|report| report.loss).collect();
+    assert!(losses[99] < losses[0], "{losses:?}");
+    Ok(())
+}
+
+struct MyModel;
+
+impl Model for MyModel {
+    type Device = Candle;
+    type Item = f32;
+    type Stage = chimera_candle::CandleStage<Layer>;
+
+    fn name(&self) -> &str {
+        "layers"
+    }
+
+    fn device(&self, _: Rank) -> std::result::Result<Candle, DeviceError> {
+        Ok(Candle::cpu(DType::F32))
+    }
+
+    fn stage(&self, candle: &Candle, id: StageId, _: usize) -> Result<Self::Stage> {
+        Ok(stage(candle, Layer(id.index()))?)
+    }
+
+    fn data(&self) -> &dyn Data<f32> {
+        &Curves
+    }
+}
+
+/// Compiled alone: it would write into the current folder. The tests of `resume.rs` run such a run.
+#[expect(dead_code)]
+fn run_of_the_page() -> Result<()> {
+    let stop = AtomicBool::new(false);
+
+    use chimera::run::{Run, outside::OnDisk};
+    use chimera::settings::{Layers, Settings};
+
+    let settings = Settings::default()
+        .with("schedule", "chimera")
+        .with("depth", 4)
+        .with("steps", 1000)
+        .with("save-every", 100)
+        .with("out", "runs/mine")
+        .with("resume", "auto");
+    let config = Layers { config: None, settings }.resolve(&OnDisk)?;
+    let mut run = Run::with_model(config, MyModel)?;
+    let trained = run.train_in_folder(
+        &stop,
+        |warning| eprintln!("{warning}"),
+        |step| Ok(println!("{}", step.loss)),
+    )?;
+    drop(trained);
+    Ok(())
+}
+
+#[test]
+fn the_page_has_this_code() {
+    let squeeze = |text: &str| {
+        let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+        let text: String = lines.flat_map(str::split_whitespace).collect();
+        text.replace(",)", ")")
+    };
+    let page = include_str!("../../../../docs/library.md");
+    let own = squeeze(include_str!("page.rs"));
+    let blocks: Vec<&str> = page.split("```rust\n").skip(1).collect();
+    assert_eq!(blocks.len(), 3);
+    for block in blocks {
+        let block = block.split("```").next().unwrap_or_default();
+        assert!(own.contains(&squeeze(block)), "put this in:\n{block}");
+    }
+}
