@@ -73,7 +73,7 @@ const LAUNCHERS: [(&str, [&str; 4]); 3] = [
     ("MPICH or PMI", ["PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"]),
     (
         "SLURM's srun",
-        ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", "SLURM_LOCALID"],
+        ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"],
     ),
 ];
 
@@ -88,11 +88,20 @@ impl Launch {
         LAUNCHERS.into_iter().find_map(|(launcher, [size, rank, local_size, local_rank])| {
             let n_ranks = number(size)?;
             let rank = number(rank).filter(|rank| *rank < n_ranks)?;
-            let n_local = number(local_size).filter(|n| (1..=n_ranks).contains(n));
+            let n_local = variable(local_size).and_then(|sizes| on_each_machine(&sizes));
+            let n_local = n_local.filter(|n| (1..=n_ranks).contains(n));
             let local = number(local_rank).filter(|local| *local < n_ranks);
             Some(Launch { launcher, variable: size, n_ranks, rank, n_local, local })
         })
     }
+}
+
+/// Ranks on each machine: a number, or as SLURM says of machines that are alike, `4(x2)`; `None` where machines differ.
+fn on_each_machine(sizes: &str) -> Option<u32> {
+    let size = sizes.trim();
+    let size =
+        size.strip_suffix(')').and_then(|size| size.split_once("(x")).map_or(size, |(n, _)| n);
+    size.parse().ok()
 }
 
 impl fmt::Display for Launch {
@@ -122,13 +131,18 @@ mod tests {
     fn launchers_are_told_apart() {
         let open_mpi = "OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_SIZE=4 \
                         OMPI_COMM_WORLD_LOCAL_RANK=1";
-        let srun = "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 SLURM_NTASKS_PER_NODE=2";
+        let srun = "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 SLURM_STEP_TASKS_PER_NODE=2(x2)";
         let found = launch(&format!("{srun} {open_mpi}")).expect("a launcher");
         assert_eq!((found.n_ranks, found.rank), (8, 3));
         assert_eq!((found.n_local, found.local), (Some(4), Some(1)));
         assert_eq!(found.to_string(), "Open MPI says OMPI_COMM_WORLD_SIZE=8");
         let found = launch(srun).expect("a launcher");
         assert_eq!((found.launcher, found.n_ranks, found.n_local), ("SLURM's srun", 4, Some(2)));
+        for (sizes, n_local) in [("4", Some(4)), ("3,1", None), ("2(x3),1", None), ("(x2)", None)] {
+            let srun =
+                format!("SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 SLURM_STEP_TASKS_PER_NODE={sizes}");
+            assert_eq!(launch(&srun).expect("a launcher").n_local, n_local, "{sizes}");
+        }
         let found = launch("PMI_SIZE=2 PMI_RANK=1").expect("a launcher");
         assert_eq!((found.launcher, found.n_local), ("MPICH or PMI", None));
         for none in ["", "PMI_SIZE=2", "PMI_SIZE=2 PMI_RANK=2", "PMI_SIZE=x PMI_RANK=0"] {
