@@ -100,7 +100,8 @@ __device__ Head head_of(int sample, int head, int context, int heads, int kv_hea
     return {(i64)sample * context, hidden, hidden + 2 * kv_hidden, head, head * dim, k, k + kv_hidden};
 }
 
-GLOBAL attention(const T* qkv, T* out, float* log_sum, HEAD_ARGS, DROP_ARGS) {
+// The first `past` rows of the only sample have no results.
+GLOBAL attention(const T* qkv, T* out, float* log_sum, int past, HEAD_ARGS, DROP_ARGS) {
     Drop by = DROP;
     extern __shared__ __align__(16) float shared[];
     int stride = dim + 1;
@@ -108,7 +109,7 @@ GLOBAL attention(const T* qkv, T* out, float* log_sum, HEAD_ARGS, DROP_ARGS) {
     int sample = blockIdx.x / heads;
     Mask mask = MASK(sample);
     Head head = HEAD(sample, blockIdx.x % heads);
-    int first = (gridDim.y - 1 - blockIdx.y) * OWN; // the longest rows begin first
+    int first = past + (gridDim.y - 1 - blockIdx.y) * OWN; // the longest rows begin first
     int mine = first + warp() * MINE;
     load_rows(q, dim, qkv + head.in_qkv(head.q), head.width, first, OWN, context, dim, scale);
     int end = mask.end_key(first + OWN - 1);
@@ -137,10 +138,10 @@ GLOBAL attention(const T* qkv, T* out, float* log_sum, HEAD_ARGS, DROP_ARGS) {
     }
     float scales[MINE];
     for (int j = 0; j < MINE; j++) scales[j] = 1.0f / total[j];
-    store_rows(out + head.in_result(), head.hidden, sums, scales, mine, context, dim);
+    store_rows(out + head.in_result(), head.hidden, sums, scales, mine - past, context - past, dim);
     for (int j = 0; j < MINE; j++)
         if (lane() == j && mine + j < context)
-            log_sum[(head.rows + mine + j) * heads + head.head] = top[j] + logf(total[j]);
+            log_sum[(head.rows + mine - past + j) * heads + head.head] = top[j] + logf(total[j]);
 }
 
 // delta[row, head] = dy . out, a warp to each.

@@ -201,7 +201,8 @@ template <int M> __device__ void hide(Result<M>& p, int r, int start, int first,
     }
 }
 
-GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, HEAD_ARGS, DROP_ARGS) {
+// The first `past` rows of the only sample have no results.
+GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, int past, HEAD_ARGS, DROP_ARGS) {
     const int M = QUERIES, N_OWN = M * TILE;
     Drop by = DROP;
     extern __shared__ __align__(16) float shared[];
@@ -209,7 +210,7 @@ GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, HEAD_ARGS, DROP_ARG
     int sample = blockIdx.x / heads;
     Mask mask = MASK(sample);
     Head head = HEAD(sample, blockIdx.x % heads);
-    int first = (gridDim.y - 1 - blockIdx.y) * N_OWN; // the longest rows begin first
+    int first = past + (gridDim.y - 1 - blockIdx.y) * N_OWN; // the longest rows begin first
     int row = first + warp() * M * 16 + lane() / 4, last = first + (warp() + 1) * M * 16 - 1;
     auto load = [&](int start, int into) {
         load_tile(k[into], qkv + head.in_qkv(head.k), head.width, start, context, dim);
@@ -247,10 +248,10 @@ GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, HEAD_ARGS, DROP_ARG
     }
     float scales[2 * M];
     EACH_ROW(r) scales[r] = by.scale / total[r];
-    store_rows(out + head.in_result(), head.hidden, sums, scales, q[0], first, context, dim);
+    store_rows(out + head.in_result(), head.hidden, sums, scales, q[0], first - past, context - past, dim);
     EACH_ROW(r)
         if (lane() % 4 == 0 && row + 8 * r < context)
-            log_sum[(head.rows + row + 8 * r) * heads + head.head] = scale * top[r] + logf(total[r]);
+            log_sum[(head.rows + row - past + 8 * r) * heads + head.head] = scale * top[r] + logf(total[r]);
 }
 
 // The gradient of the queries: tiles of keys.

@@ -86,9 +86,8 @@ fn seen_first(length: u32) -> Seen {
     return Seen(0u, length, 0u, length);
 }
 
-/// The keys up to a row, as many as it sees.
-fn seen_before(by: By, group: vec3<u32>, row: u32) -> Seen {
-    let own = group.x * QUERIES;
+/// The keys up to a row, as many as it sees. The rows of its workgroup begin at `own`.
+fn seen_before(by: By, own: u32, row: u32) -> Seen {
     let start = max(own + 1u, by.window) - by.window;
     let stop = min(own + QUERIES, by.context);
     return Seen(max(row + 1u, by.window) - by.window, row + 1u, whole_tiles(start), stop);

@@ -68,7 +68,7 @@ fn backward_queries(
     let head = head_of(by, group.z, group.y);
     let wanted = group.x * QUERIES + invocation;
     let t = min(wanted, by.context - 1u);
-    var seen = seen_before(by, group, t);
+    var seen = seen_before(by, group.x * QUERIES, t);
     if by.window == 0u {
         seen = seen_first(lengths[call.lengths_at + group.z]);
     }

@@ -1,6 +1,11 @@
 // The forward pass of self-attention.
 
-struct Forward { out_at: u32, log_sum_at: u32, qkv_at: u32, lengths_at: u32, by: By }
+struct Forward {
+    out_at: u32, log_sum_at: u32, qkv_at: u32, lengths_at: u32,
+    by: By,
+    /// Rows of the sample that come before the first query: these have no results.
+    past: u32,
+}
 
 var<immediate> call: Forward;
 @group(0) @binding(0) var<storage, read_write> out: array<f32>;
@@ -21,14 +26,15 @@ fn forward(
 ) {
     let by = call.by;
     let head = head_of(by, group.z, group.y);
-    let wanted = group.x * QUERIES + invocation;
+    let own = call.past + group.x * QUERIES;
+    let wanted = own + invocation;
     let t = min(wanted, by.context - 1u);
-    var seen = seen_before(by, group, t);
+    var seen = seen_before(by, own, t);
     if by.window == 0u {
         seen = seen_first(lengths[call.lengths_at + group.z]);
     }
     let q_at = call.qkv_at + qkv_of(head, t, head.q);
-    let of_row = (head.row + t) * by.heads + head.head;
+    let of_row = (head.row + t - call.past) * by.heads + head.head;
     var q: array<vec4<f32>, QUADS>;
     var mixed: array<vec4<f32>, QUADS>;
     // repeat i QUADS
@@ -64,7 +70,7 @@ fn forward(
     if wanted >= by.context {
         return;
     }
-    let out_at = call.out_at + mixed_of(head, t);
+    let out_at = call.out_at + mixed_of(head, t - call.past);
     // repeat i QUADS
     store_quad(out_at, {i}, mixed[{i}] / sum);
     // end

@@ -291,6 +291,16 @@ impl Layers for Wgpu {
         self.gpu.attention_dx(dy, qkv, out, log_sum, by)
     }
 
+    fn attention_after(
+        &self,
+        qkv: &Tensor,
+        cache: &mut Tensor,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        self.gpu.attention_after(qkv, cache, past, by)
+    }
+
     fn cross_entropy(
         &self,
         logits: Tensor,

@@ -24,14 +24,46 @@ impl<D: Driver> Gpu<D> {
         qkv: &Tensor<D::Memory>,
         by: &Attention<'_>,
     ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
-        let qkv = self.cast(qkv)?;
-        let sizes = self.sizes(&qkv, by)?;
-        let rows = qkv.n_rows();
+        self.attend_from(&self.cast(qkv)?, 0, by)
+    }
+
+    /// Queries, keys and values become the rows of `cache` from `past` on.
+    pub(super) fn attend_after(
+        &self,
+        qkv: &Tensor<D::Memory>,
+        cache: &mut Tensor<D::Memory>,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
+        if cache.element != self.activations {
+            let own = self.activation_of(&cache.shape)?;
+            self.convert(cache, &own)?;
+            *cache = own;
+        }
+        let (qkv, n) = (self.matrix(qkv)?, qkv.n_rows());
+        let rows = self.view_rows(cache, past, n);
+        let args = [qkv.read(), rows.write(), int(rows.width()), int(qkv.pitch)];
+        self.run("pack_rows", [n, 1], BLOCK, &args)?;
+        let context = past + n;
+        let by = Attention { context, ..*by };
+        self.attend_from(&self.view_rows(cache, 0, context), past, &by)
+    }
+
+    /// The results of all rows but the first `past` of the only sample, or of all samples.
+    fn attend_from(
+        &self,
+        qkv: &Tensor<D::Memory>,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
+        let sizes = self.sizes(qkv, by)?;
+        let rows = qkv.n_rows() - past;
         let lengths = self.lengths(by.mask)?;
         let out = self.activation_of(&[rows, by.heads * sizes.dim])?;
         let log_sum = self.empty(&[rows, by.heads], Element::F32)?;
-        let args = [qkv.read(), out.write(), log_sum.write()];
-        self.run_heads(&sizes.forward(), &sizes, &args, lengths.as_ref(), by)?;
+        let args = [qkv.read(), out.write(), log_sum.write(), int(past)];
+        let queries = by.context - past;
+        self.run_heads(&sizes.forward(), &sizes, queries, &args, lengths.as_ref(), by)?;
         Ok((out, log_sum))
     }
 
@@ -53,16 +85,17 @@ impl<D: Driver> Gpu<D> {
         let d_qkv = self.activation_of(&qkv.shape)?;
         let args = [dy.read(), qkv.read(), log_sum.read(), Arg::Read(&delta, 0), d_qkv.write()];
         for launch in sizes.backward() {
-            self.run_heads(&launch, &sizes, &args, lengths.as_ref(), by)?;
+            self.run_heads(&launch, &sizes, by.context, &args, lengths.as_ref(), by)?;
         }
         Ok(d_qkv)
     }
 
-    /// Runs a kernel that takes `HEAD_ARGS` and `DROP_ARGS` behind `args`.
+    /// Runs a kernel that takes `HEAD_ARGS` and `DROP_ARGS` behind `args`, over so many rows of each head.
     fn run_heads(
         &self,
         launch: &AttentionLaunch,
         sizes: &Sizes,
+        rows: usize,
         args: &[Arg<'_, D::Memory>],
         lengths: Option<&D::Memory>,
         by: &Attention<'_>,
@@ -82,7 +115,7 @@ impl<D: Driver> Gpu<D> {
         ];
         let args = [args, &heads, &dropout(by.dropout.as_ref())].concat();
         // Rows go down: there a grid has 65,535 blocks at most.
-        let grid = [sizes.samples * launch.heads, by.context.div_ceil(launch.own)];
+        let grid = [sizes.samples * launch.heads, rows.div_ceil(launch.own)];
         self.run_shared(launch.kernel, grid, THREADS, launch.shared, &args)
     }
 

@@ -340,6 +340,16 @@ impl<D: Driver> Layers for Gpu<D> {
         self.attend_backward(dy, qkv, out, log_sum, by)
     }
 
+    fn attention_after(
+        &self,
+        qkv: &Self::Tensor,
+        cache: &mut Self::Tensor,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        self.attend_after(qkv, cache, past, by)
+    }
+
     fn cross_entropy(
         &self,
         logits: Self::Tensor,

@@ -12,7 +12,7 @@ use crate::tensor::{Slice, Tensor};
 use crate::tuning::Tuning;
 
 static FORWARD: Kernel =
-    Kernel { source: &ATTENTION_FORWARD, entry: "forward", n_written: 2, n_read: 2, n_numbers: 11 };
+    Kernel { source: &ATTENTION_FORWARD, entry: "forward", n_written: 2, n_read: 2, n_numbers: 12 };
 static WEIGH: Kernel =
     Kernel { source: &ATTENTION_BACKWARD, entry: "weigh", n_written: 1, n_read: 2, n_numbers: 1 };
 static BACKWARD_QUERIES: Kernel = backward("backward_queries");
@@ -36,23 +36,48 @@ struct Heads<'a> {
 
 impl Gpu {
     pub(crate) fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
-        let op = "attention";
-        let (rows, heads) = (qkv.n_rows(), Heads::of(qkv, by));
+        self.attend("attention", qkv, 0, by)
+    }
+
+    /// Queries, keys and values become the rows of `cache` from `past` on.
+    pub(crate) fn attention_after(
+        &self,
+        qkv: &Tensor,
+        cache: &Tensor,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        let (op, n) = ("attention_after", qkv.n_rows());
+        self.copy(op, qkv, &cache.rows(past, n))?;
+        let context = past + n;
+        self.attend(op, &cache.rows(0, context), past, &Attention { context, ..*by })
+    }
+
+    /// The results of all rows but the first `past` of the only sample, or of all samples.
+    fn attend(
+        &self,
+        op: &'static str,
+        qkv: &Tensor,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        let (rows, heads) = (qkv.n_rows() - past, Heads::of(qkv, by));
         let lengths = self.lengths(op, by.mask)?;
         let out = self.tensor(op, &[rows, by.heads * heads.dim])?;
         let log_sum = self.tensor(op, &[rows, by.heads])?;
         for block in self.samples(op, qkv, heads)? {
             let lengths = self.lengths_of(&lengths, by, &block);
-            let [out, log_sum, qkv] =
-                [&out, &log_sum, qkv].map(|t| t.rows(block.start, block.len()));
+            let qkv = qkv.rows(block.start, block.len());
+            let [out, log_sum] = [&out, &log_sum].map(|t| t.rows(block.start, block.len() - past));
+            let numbers = [&heads.numbers(block.start)[..], &[number(past)]].concat();
             self.run(
                 op,
                 &Call {
                     kernel: &FORWARD,
                     constants: self.tuning().attention_constants(heads.dim),
                     operands: &[out.all(), log_sum.all(), qkv.all(), lengths],
-                    numbers: &heads.numbers(block.start),
-                    groups: self.attention_grid(by, by.heads, block.len()),
+                    numbers: &numbers,
+                    groups: self.attention_grid(by, past, by.heads, block.len()),
                 },
             )?;
         }
@@ -101,7 +126,7 @@ impl Gpu {
                         constants: self.tuning().attention_constants(heads.dim),
                         operands: &[&[d_qkv.all()][..], &read].concat(),
                         numbers: &heads.numbers(start),
-                        groups: self.attention_grid(by, n_heads, len),
+                        groups: self.attention_grid(by, 0, n_heads, len),
                     },
                 )?;
             }
@@ -150,9 +175,15 @@ impl Gpu {
         }))
     }
 
-    /// For the rows of some samples, each in `n_heads` heads.
-    fn attention_grid(&self, by: &Attention<'_>, n_heads: usize, rows: usize) -> [u32; 3] {
-        let queries = number(by.context).div_ceil(self.tuning().queries);
+    /// For some samples of `rows` rows in all, each in `n_heads` heads and without its first `past` rows.
+    fn attention_grid(
+        &self,
+        by: &Attention<'_>,
+        past: usize,
+        n_heads: usize,
+        rows: usize,
+    ) -> [u32; 3] {
+        let queries = number(by.context - past).div_ceil(self.tuning().queries);
         [queries, number(n_heads), number(rows / by.context.max(1))]
     }
 }
