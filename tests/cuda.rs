@@ -21,6 +21,9 @@ use command::{Ran, chimera, folder, start_with, text};
 
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 8 --micro-batch-size 2 --micro-batches 4 --threads 1";
 
+/// Grouped heads, biases, and a window within the context.
+const LLAMA: &str = "--model llama --kv-heads 1 --qkv-bias --sliding-window 5";
+
 const CHIMERA: &str = env!("CARGO_BIN_EXE_chimera");
 
 /// The folder of the emulated libraries.
@@ -108,11 +111,14 @@ fn schedules_train_as_on_the_cpu() {
     compare("--schedule zb-h1 --tied --optimizer lamb", 1e-4);
     compare("--schedule chimera --recompute full --optimizer sgd --shard-optimizer", 1e-4);
     compare("--schedule 1f1b --model bert --recompute selective --dropout 0.1", 1e-4);
+    compare(&format!("--schedule zb-h1 {LLAMA} --tied --clip 0.5"), 1e-4);
+    compare(&format!("--schedule chimera {LLAMA} --recompute selective --dropout 0.1"), 1e-4);
 }
 
 #[test]
 fn bf16_trains_beside_the_cpu() {
     compare("--schedule chimera --precision bf16", 2e-2);
+    compare(&format!("--schedule 1f1b --precision bf16 {LLAMA}"), 2e-2);
 }
 
 /// A step waits once for each worker, and takes nothing from the driver that it did not have.

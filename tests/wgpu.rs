@@ -49,12 +49,6 @@ fn recorded(run: &Path) -> Vec<f64> {
     text.lines().map(loss).collect()
 }
 
-#[test]
-fn a_llama_is_refused_before_it_starts() {
-    let refusal = prepare("--model llama --device wgpu:0").err().expect("refused").to_string();
-    assert!(refusal.contains("has no kernels for a Llama: choose another device"), "{refusal}");
-}
-
 /// Trains as the CPU does: every loss, and the norm of every gradient.
 fn compare(schedule: &str) {
     compare_on("wgpu:0", schedule);
@@ -101,6 +95,23 @@ fn tied_heads_clipping_and_lamb_train_as_on_the_cpu() {
 #[test]
 fn recomputation_and_momentum_train_as_on_the_cpu() {
     compare("dapple --recompute full --optimizer sgd --lr 0.05 --width 2");
+}
+
+/// Grouped heads, biases, a window within the context: all that Llama, Qwen2 and Mistral differ by.
+const LLAMA: &str = "--model llama --kv-heads 1 --qkv-bias --sliding-window 6";
+
+#[test]
+fn a_llama_trains_as_on_the_cpu() {
+    for schedule in [
+        "gpipe",
+        "dapple --tied --activation gelu",
+        "chimera --recompute selective --dropout 0.1",
+        "chimera --layers 8 --pipes 4 --scaling halving --rope-scaling linear:factor=2",
+        "zb-h1 --clip 0.5",
+        "dualpipe --layers 8 --micro-batches 8 --recompute full",
+    ] {
+        compare(&format!("{schedule} {LLAMA}"));
+    }
 }
 
 #[test]
@@ -189,11 +200,16 @@ fn an_adapter_that_is_not_there_is_refused() {
 /// Loss of a text, and what continues it.
 #[test]
 fn trained_models_are_used_on_an_adapter() {
+    is_used("");
+    is_used(LLAMA);
+}
+
+fn is_used(options: &str) {
     let folder = folder();
     let (data, model) = (text(&folder), folder.path().join("model"));
     let (data, model, run) = (data.display(), model.display(), folder.path().join("run"));
     let trained = chimera(&format!(
-        "train {MODEL} --steps 2 --data {data} --out {} --save {model}",
+        "train {MODEL} {options} --steps 2 --data {data} --out {} --save {model}",
         run.display()
     ));
     assert_eq!(trained.code, Some(0), "{}", trained.stderr);

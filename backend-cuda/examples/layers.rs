@@ -108,12 +108,19 @@ fn report(size: &Size, peak: f64) -> Result<()> {
             let (d_gain, d_bias) = (&mut *d_gain.borrow_mut(), &mut *d_bias.borrow_mut());
             k.layer_norm_dw(&dy, &x, &stats, d_gain, d_bias)
         })?;
+    let (_, stats) = k.rms_norm(&x, &gain, 1e-5)?;
+    gbytes("rms_norm", 2 * n, || k.rms_norm(&x, &gain, 1e-5).map(drop))?;
+    gbytes("rms_norm_dx", 4 * n, || k.rms_norm_dx(&dy, &x, &stats, &gain, Some(&dy)).map(drop))?;
+    gbytes("rms_norm_dw", 2 * n, || k.rms_norm_dw(&dy, &x, &stats, &mut d_gain.borrow_mut()))?;
     let by = Dropout::new(0.1, 0, 0, 0, 0);
     gbytes("dropout", 3 * n, || k.dropout(&x, &by, Some(&dy)).map(drop))?;
     let (x, dy) = (tensor(rows, 4 * hidden)?, tensor(rows, 4 * hidden)?);
     layer_s += gbytes("gelu", 8 * n, || k.activation(&x, Activation::GeluTanh).map(drop))?;
     layer_s +=
         gbytes("gelu_dx", 16 * n, || k.activation_dx(&dy, &x, Activation::GeluTanh).map(drop))?;
+    let d_gated = tensor(rows, 2 * hidden)?;
+    gbytes("gated", 6 * n, || k.gated(&x, Activation::Silu).map(drop))?;
+    gbytes("gated_dx", 12 * n, || k.gated_dx(&d_gated, &x, Activation::Silu).map(drop))?;
 
     let pure_s = flops / (peak * rayon::current_num_threads() as f64);
     println!(

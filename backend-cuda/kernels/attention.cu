@@ -63,53 +63,85 @@ __device__ float factor(const Drop& by, i64 row_and_head, int context, int key) 
     return random_word(by.key_0, by.key_1, weight) < by.threshold ? 0.0f : by.scale;
 }
 
-// How many keys a row sees, from the first of its sample: given for the sample, or up to itself.
-__device__ int n_keys(const unsigned* lengths, int sample, int row) {
-    return lengths ? (int)lengths[sample] : row + 1;
+// Which rows of a sample see each other: with lengths each sees the first, as many as its sample is long; else those up
+// to itself, as many as a window has. Lengths are read where they are needed: registers are scarcer.
+struct Mask {
+    int context, window, sample;
+    const unsigned* lengths; // or null
+
+    __device__ int length() const { return (int)lengths[sample]; }
+
+    // The keys that a row sees.
+    __device__ int first_key(int row) const { return lengths ? 0 : max(row + 1 - window, 0); }
+    __device__ int end_key(int row) const { return min(lengths ? length() : row + 1, context); }
+
+    // The rows that see a key.
+    __device__ int first_row(int key) const { return !lengths ? key : key < length() ? 0 : context; }
+    __device__ int end_row(int key) const { return lengths ? context : min(key + window, context); }
+};
+
+// One head of queries of one sample, and where it and the head of keys and values that it attends to lie in a row.
+struct Head {
+    i64 rows; // before the sample
+    int hidden, width; // of a row of a result, and of queries, keys and values
+    int head, q, k, v;
+
+    // The first row of a part in `qkv`, and of the head in a result.
+    __device__ i64 in_qkv(int part) const { return rows * width + part; }
+    __device__ i64 in_result() const { return rows * hidden + q; }
+};
+
+#define HEAD_ARGS const unsigned* lengths, int context, int window, int heads, int kv_heads, int dim, float scale
+#define MASK(sample) Mask{context, window, sample, lengths}
+#define HEAD(sample, head) head_of(sample, head, context, heads, kv_heads, dim)
+
+__device__ Head head_of(int sample, int head, int context, int heads, int kv_heads, int dim) {
+    int hidden = heads * dim, kv_hidden = kv_heads * dim, k = hidden + head / (heads / kv_heads) * dim;
+    return {(i64)sample * context, hidden, hidden + 2 * kv_hidden, head, head * dim, k, k + kv_hidden};
 }
 
-GLOBAL attention(const T* qkv, T* out, float* log_sum, const unsigned* lengths, int context, int heads, int dim,
-                 float scale, DROP_ARGS) {
+// The first `past` rows of the only sample have no results.
+GLOBAL attention(const T* qkv, T* out, float* log_sum, int past, HEAD_ARGS, DROP_ARGS) {
     Drop by = DROP;
     extern __shared__ __align__(16) float shared[];
-    int hidden = heads * dim, stride = dim + 1;
+    int stride = dim + 1;
     float *q = shared, *k = q + OWN * dim, *v = k + WARP * stride;
-    int sample = blockIdx.x / heads, head = blockIdx.x % heads;
-    const T* from = qkv + (i64)sample * context * 3 * hidden + head * dim;
-    int first = (gridDim.y - 1 - blockIdx.y) * OWN; // the longest rows begin first
+    int sample = blockIdx.x / heads;
+    Mask mask = MASK(sample);
+    Head head = HEAD(sample, blockIdx.x % heads);
+    int first = past + (gridDim.y - 1 - blockIdx.y) * OWN; // the longest rows begin first
     int mine = first + warp() * MINE;
-    load_rows(q, dim, from, 3 * hidden, first, OWN, context, dim, scale);
-    int end = min(n_keys(lengths, sample, first + OWN - 1), context);
+    load_rows(q, dim, qkv + head.in_qkv(head.q), head.width, first, OWN, context, dim, scale);
+    int end = mask.end_key(first + OWN - 1);
     float sums[MINE][FEATURES] = {}, top[MINE], total[MINE] = {};
     for (int j = 0; j < MINE; j++) top[j] = -INFINITY;
-    for (int start = 0; start < end; start += WARP) {
+    for (int start = mask.first_key(first); start < end; start += WARP) {
         __syncthreads();
-        load_rows(k, stride, from + hidden, 3 * hidden, start, WARP, context, dim, 1.0f);
-        load_rows(v, stride, from + 2 * hidden, 3 * hidden, start, WARP, context, dim, 1.0f);
+        load_rows(k, stride, qkv + head.in_qkv(head.k), head.width, start, WARP, context, dim, 1.0f);
+        load_rows(v, stride, qkv + head.in_qkv(head.v), head.width, start, WARP, context, dim, 1.0f);
         __syncthreads();
         float p[MINE];
         dots(p, q + warp() * MINE * dim, k + lane() * stride, dim);
         int key = start + lane();
         for (int j = 0; j < MINE; j++) {
-            bool is_seen = key < context && key < n_keys(lengths, sample, mine + j);
-            // Every row sees the first key of every tile it comes to.
+            bool is_seen = key >= mask.first_key(mine + j) && key < mask.end_key(mine + j);
+            // Every row sees a key of the first tile: it is longer than rows are apart.
             float higher = fmaxf(top[j], warp_max(is_seen ? p[j] : -INFINITY));
             float shrink = expf(top[j] - higher);
             p[j] = is_seen ? expf(p[j] - higher) : 0.0f;
             top[j] = higher;
             total[j] = total[j] * shrink + warp_sum(p[j]);
-            p[j] *= factor(by, ((i64)sample * context + mine + j) * heads + head, context, key);
+            p[j] *= factor(by, (head.rows + mine + j) * heads + head.head, context, key);
             for (int c = 0; c < FEATURES; c++) sums[j][c] *= shrink;
         }
         add_weighted(sums, p, v, stride, dim);
     }
     float scales[MINE];
     for (int j = 0; j < MINE; j++) scales[j] = 1.0f / total[j];
-    T* to = out + (i64)sample * context * hidden + head * dim;
-    store_rows(to, hidden, sums, scales, mine, context, dim);
+    store_rows(out + head.in_result(), head.hidden, sums, scales, mine - past, context - past, dim);
     for (int j = 0; j < MINE; j++)
         if (lane() == j && mine + j < context)
-            log_sum[((i64)sample * context + mine + j) * heads + head] = top[j] + logf(total[j]);
+            log_sum[(head.rows + mine - past + j) * heads + head.head] = top[j] + logf(total[j]);
 }
 
 // delta[row, head] = dy . out, a warp to each.
@@ -123,32 +155,32 @@ GLOBAL attention_delta(const T* dy, const T* out, float* delta, i64 n, int dim) 
 }
 
 // The gradient of the queries: OWN queries, tiles of keys.
-GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
-                    const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
+GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv, HEAD_ARGS,
+                    DROP_ARGS) {
     Drop by = DROP;
     extern __shared__ __align__(16) float shared[];
-    int hidden = heads * dim, stride = dim + 1;
+    int stride = dim + 1;
     float *q = shared, *d = q + OWN * dim, *k = d + OWN * dim, *v = k + WARP * stride;
-    int sample = blockIdx.x / heads, head = blockIdx.x % heads;
-    i64 rows = (i64)sample * context;
-    const T* from = qkv + rows * 3 * hidden + head * dim;
+    int sample = blockIdx.x / heads;
+    Mask mask = MASK(sample);
+    Head head = HEAD(sample, blockIdx.x % heads);
     int first = (gridDim.y - 1 - blockIdx.y) * OWN, mine = first + warp() * MINE;
-    load_rows(q, dim, from, 3 * hidden, first, OWN, context, dim, scale);
-    load_rows(d, dim, dy + rows * hidden + head * dim, hidden, first, OWN, context, dim, 1.0f);
-    int end = min(n_keys(lengths, sample, first + OWN - 1), context);
+    load_rows(q, dim, qkv + head.in_qkv(head.q), head.width, first, OWN, context, dim, scale);
+    load_rows(d, dim, dy + head.in_result(), head.hidden, first, OWN, context, dim, 1.0f);
+    int end = mask.end_key(first + OWN - 1);
     float sums[MINE][FEATURES] = {};
-    for (int start = 0; start < end; start += WARP) {
+    for (int start = mask.first_key(first); start < end; start += WARP) {
         __syncthreads();
-        load_rows(k, stride, from + hidden, 3 * hidden, start, WARP, context, dim, 1.0f);
-        load_rows(v, stride, from + 2 * hidden, 3 * hidden, start, WARP, context, dim, 1.0f);
+        load_rows(k, stride, qkv + head.in_qkv(head.k), head.width, start, WARP, context, dim, 1.0f);
+        load_rows(v, stride, qkv + head.in_qkv(head.v), head.width, start, WARP, context, dim, 1.0f);
         __syncthreads();
         float s[MINE], dp[MINE];
         dots(s, q + warp() * MINE * dim, k + lane() * stride, dim);
         dots(dp, d + warp() * MINE * dim, v + lane() * stride, dim);
         int key = start + lane();
         for (int j = 0; j < MINE; j++) {
-            bool is_seen = key < context && key < n_keys(lengths, sample, mine + j) && mine + j < context;
-            i64 at = (rows + mine + j) * heads + head;
+            bool is_seen = key >= mask.first_key(mine + j) && key < mask.end_key(mine + j) && mine + j < context;
+            i64 at = (head.rows + mine + j) * heads + head.head;
             dp[j] *= factor(by, at, context, key);
             s[j] = is_seen ? expf(s[j] - log_sum[at]) * (dp[j] - delta[at]) : 0.0f;
         }
@@ -156,48 +188,49 @@ GLOBAL attention_dq(const T* dy, const T* qkv, const float* log_sum, const float
     }
     float scales[MINE];
     for (int j = 0; j < MINE; j++) scales[j] = scale;
-    store_rows(d_qkv + rows * 3 * hidden + head * dim, 3 * hidden, sums, scales, mine, context, dim);
+    store_rows(d_qkv + head.in_qkv(head.q), head.width, sums, scales, mine, context, dim);
 }
 
-// The gradients of keys and values: OWN keys, tiles of queries.
-GLOBAL attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
-                     const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
+// The gradients of keys and values: OWN keys, tiles of queries, of all heads that share the keys.
+GLOBAL attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv, HEAD_ARGS,
+                     DROP_ARGS) {
     Drop by = DROP;
     extern __shared__ __align__(16) float shared[];
-    int hidden = heads * dim, stride = dim + 1;
+    int stride = dim + 1, n_sharing = heads / kv_heads;
     float *k = shared, *v = k + OWN * dim, *q = v + OWN * dim, *d = q + WARP * stride;
-    int sample = blockIdx.x / heads, head = blockIdx.x % heads;
-    i64 rows = (i64)sample * context;
-    const T* from = qkv + rows * 3 * hidden + head * dim;
+    int sample = blockIdx.x / kv_heads, first_head = blockIdx.x % kv_heads * n_sharing;
+    Mask mask = MASK(sample);
+    Head shares = HEAD(sample, first_head);
     int first = blockIdx.y * OWN, mine = first + warp() * MINE;
-    load_rows(k, dim, from + hidden, 3 * hidden, first, OWN, context, dim, 1.0f);
-    load_rows(v, dim, from + 2 * hidden, 3 * hidden, first, OWN, context, dim, 1.0f);
+    load_rows(k, dim, qkv + shares.in_qkv(shares.k), shares.width, first, OWN, context, dim, 1.0f);
+    load_rows(v, dim, qkv + shares.in_qkv(shares.v), shares.width, first, OWN, context, dim, 1.0f);
     float dk[MINE][FEATURES] = {}, dv[MINE][FEATURES] = {};
-    // Keys that no row sees have no gradient; without lengths earlier rows see none of these.
-    int end = lengths && first >= (int)lengths[sample] ? 0 : context;
-    for (int start = lengths ? 0 : first / WARP * WARP; start < end; start += WARP) {
-        __syncthreads();
-        load_rows(q, stride, from, 3 * hidden, start, WARP, context, dim, scale);
-        load_rows(d, stride, dy + rows * hidden + head * dim, hidden, start, WARP, context, dim, 1.0f);
-        __syncthreads();
-        float p[MINE], ds[MINE];
-        dots(p, k + warp() * MINE * dim, q + lane() * stride, dim);
-        dots(ds, v + warp() * MINE * dim, d + lane() * stride, dim);
-        int query = start + lane();
-        i64 at = (rows + query) * heads + head;
-        for (int j = 0; j < MINE; j++) {
-            bool is_seen = query < context && mine + j < n_keys(lengths, sample, query);
-            p[j] = is_seen ? expf(p[j] - log_sum[at]) : 0.0f;
-            float kept = factor(by, at, context, mine + j);
-            ds[j] = is_seen ? p[j] * (kept * ds[j] - delta[at]) : 0.0f;
-            p[j] *= kept;
+    int begin = mask.first_row(first), end = mask.end_row(first + OWN - 1);
+    for (int nth = 0; nth < n_sharing; nth++) {
+        Head head = HEAD(sample, first_head + nth);
+        for (int start = begin; start < end; start += WARP) {
+            __syncthreads();
+            load_rows(q, stride, qkv + head.in_qkv(head.q), head.width, start, WARP, context, dim, scale);
+            load_rows(d, stride, dy + head.in_result(), head.hidden, start, WARP, context, dim, 1.0f);
+            __syncthreads();
+            float p[MINE], ds[MINE];
+            dots(p, k + warp() * MINE * dim, q + lane() * stride, dim);
+            dots(ds, v + warp() * MINE * dim, d + lane() * stride, dim);
+            int query = start + lane();
+            i64 at = (head.rows + query) * heads + head.head;
+            for (int j = 0; j < MINE; j++) {
+                bool is_seen = query >= mask.first_row(mine + j) && query < mask.end_row(mine + j);
+                p[j] = is_seen ? expf(p[j] - log_sum[at]) : 0.0f;
+                float kept = factor(by, at, context, mine + j);
+                ds[j] = is_seen ? p[j] * (kept * ds[j] - delta[at]) : 0.0f;
+                p[j] *= kept;
+            }
+            add_weighted(dk, ds, q, stride, dim);
+            add_weighted(dv, p, d, stride, dim);
         }
-        add_weighted(dk, ds, q, stride, dim);
-        add_weighted(dv, p, d, stride, dim);
     }
     float scales[MINE];
     for (int j = 0; j < MINE; j++) scales[j] = 1.0f; // the queries in the tile carry the scale
-    T* to = d_qkv + rows * 3 * hidden + head * dim;
-    store_rows(to + hidden, 3 * hidden, dk, scales, mine, context, dim);
-    store_rows(to + 2 * hidden, 3 * hidden, dv, scales, mine, context, dim);
+    store_rows(d_qkv + shares.in_qkv(shares.k), shares.width, dk, scales, mine, context, dim);
+    store_rows(d_qkv + shares.in_qkv(shares.v), shares.width, dv, scales, mine, context, dim);
 }

@@ -41,12 +41,22 @@ GLOBAL pack_rows(const T* x, T* y, int width, int pitch) {
     for (int i = threadIdx.x; i < width; i += blockDim.x) y[row * width + i] = x[row * pitch + i];
 }
 
-// y += bias[column] + residual, by chunks of rows, which in y are `pitch` apart; either may be missing.
-GLOBAL add_bias_residual(T* y, const float* bias, const T* residual, int rows, int width, int pitch) {
+// The chunk of a row that a thread has, where rows are cut into chunks of their own.
+struct RowChunk {
+    i64 row;
+    int column, n;
+};
+
+__device__ RowChunk row_chunk(int width) {
     unsigned per_row = (width + CHUNK - 1) / CHUNK, number = blockIdx.x * blockDim.x + threadIdx.x;
-    i64 row = number / per_row;
+    int column = number % per_row * CHUNK;
+    return {number / per_row, column, chunk_len(column, width)};
+}
+
+// y += bias[column] + residual, whose rows in y are `pitch` apart; either may be missing.
+GLOBAL add_bias_residual(T* y, const float* bias, const T* residual, int rows, int width, int pitch) {
+    auto [row, column, m] = row_chunk(width);
     if (row >= rows) return;
-    int column = number % per_row * CHUNK, m = chunk_len(column, width);
     Chunk sum = load(y + row * pitch + column, m);
     if (bias) {
         Chunk c = load(bias + column, m);
@@ -105,6 +115,51 @@ GLOBAL activation_dx(const T* dy, const T* x, T* dx, T* y, i64 n, int f) {
     }
     store(dx + at, d, m);
     store(y + at, c, m);
+}
+
+// y = f(gate) up, from rows of gate and up side by side, `width` features each.
+GLOBAL gated(const T* x, T* y, int rows, int width, int f) {
+    auto [row, column, m] = row_chunk(width);
+    if (row >= rows) return;
+    x += row * 2 * width + column;
+    Chunk c = load(x, m), up = load(x + width, m);
+    EACH_OF_CHUNK(j) c.x[j] = activated(c.x[j], f).value * up.x[j];
+    store(y + row * width + column, c, m);
+}
+
+GLOBAL gated_dx(const T* dy, const T* x, T* dx, T* y, int rows, int width, int f) {
+    auto [row, column, m] = row_chunk(width);
+    if (row >= rows) return;
+    i64 at = row * width + column, gate_at = at + row * width;
+    Chunk d = load(dy + at, m), gate = load(x + gate_at, m), up = load(x + gate_at + width, m), d_up;
+    EACH_OF_CHUNK(j) {
+        Activated a = activated(gate.x[j], f);
+        d_up.x[j] = d.x[j] * a.value;
+        d.x[j] *= a.slope * up.x[j];
+        up.x[j] *= a.value;
+    }
+    store(dx + gate_at, d, m);
+    store(dx + gate_at + width, d_up, m);
+    store(y + at, up, m);
+}
+
+// Rotary positions, a block to a row: features i and i + dim / 2 of each head among the first `turned` features are turned
+// by the angle whose cosine and sine the table has for the row's position; a sign of -1 turns a gradient back.
+GLOBAL rotary(const T* x, const float* table, T* y, int width, int context, int turned, int dim, float sign) {
+    i64 row = blockIdx.x;
+    x += row * width;
+    y += row * width;
+    table += row % context * dim;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        float own = get(x, i);
+        if (i < turned) {
+            int half = dim / 2, feature = i % dim;
+            bool is_first = feature < half;
+            float other = get(x, is_first ? i + half : i - half), sine = sign * table[feature % half + half];
+            own = table[feature % half] * own + (is_first ? -sine : sine) * other;
+        }
+        put(y, i, own);
+    }
 }
 
 __device__ unsigned rotate(unsigned x, int by) { return (x << by) | (x >> (32 - by)); }

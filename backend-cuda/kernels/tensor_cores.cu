@@ -189,37 +189,48 @@ __device__ unsigned kept_columns(const Drop& by, i64 number, i64 step) {
 }
 #define IS_KEPT(bits, j) ((bits) >> (j) & 1)
 
-GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, const unsigned* lengths, int context, int heads,
-                       int dim, float scale, DROP_ARGS) {
+// The score of no key: finite, so that differences are numbers.
+#define LOWEST -1e38f
+
+// Hides the columns of a row, which begin at `start`, that lie outside of `first .. end`.
+template <int M> __device__ void hide(Result<M>& p, int r, int start, int first, int end) {
+    if (start >= first && start + TILE <= end) return;
+    EACH_COLUMN(j) {
+        int at = start + column(j);
+        if (at < first || at >= end) p.at(r, j) = -INFINITY;
+    }
+}
+
+// The first `past` rows of the only sample have no results.
+GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, int past, HEAD_ARGS, DROP_ARGS) {
     const int M = QUERIES, N_OWN = M * TILE;
     Drop by = DROP;
     extern __shared__ __align__(16) float shared[];
     Tile *q = (Tile*)shared, *k = q + M, *v = k + 2;
-    int hidden = heads * dim, sample = blockIdx.x / heads, head = blockIdx.x % heads;
-    i64 rows = (i64)sample * context;
-    const T* from = qkv + rows * 3 * hidden + head * dim;
-    int first = (gridDim.y - 1 - blockIdx.y) * N_OWN; // the longest rows begin first
+    int sample = blockIdx.x / heads;
+    Mask mask = MASK(sample);
+    Head head = HEAD(sample, blockIdx.x % heads);
+    int first = past + (gridDim.y - 1 - blockIdx.y) * N_OWN; // the longest rows begin first
     int row = first + warp() * M * 16 + lane() / 4, last = first + (warp() + 1) * M * 16 - 1;
     auto load = [&](int start, int into) {
-        load_tile(k[into], from + hidden, 3 * hidden, start, context, dim);
-        load_tile(v[into], from + 2 * hidden, 3 * hidden, start, context, dim);
+        load_tile(k[into], qkv + head.in_qkv(head.k), head.width, start, context, dim);
+        load_tile(v[into], qkv + head.in_qkv(head.v), head.width, start, context, dim);
     };
-    for (int m = 0; m < M; m++) load_tile(q[m], from, 3 * hidden, first + m * TILE, context, dim);
-    load(0, 0);
-    int end = min(n_keys(lengths, sample, first + N_OWN - 1), context);
+    for (int m = 0; m < M; m++) load_tile(q[m], qkv + head.in_qkv(head.q), head.width, first + m * TILE, context, dim);
+    int begin = mask.first_key(first), end = mask.end_key(first + N_OWN - 1);
+    load(begin, 0);
     float unit = scale * LOG2_E, top[2 * M], total[2 * M] = {};
-    EACH_ROW(r) top[r] = -INFINITY;
+    EACH_ROW(r) top[r] = LOWEST;
     Result<M> sums = {};
-    for (int start = 0, now = 0; start < end; start += TILE, now ^= 1) {
+    for (int start = begin, now = 0; start < end; start += TILE, now ^= 1) {
         wait_for_copies();
         __syncthreads(); // the tile is there for all, and none still reads the one before
         if (start + TILE < end) load(start + TILE, now ^ 1);
-        if (start >= n_keys(lengths, sample, last)) continue;
+        if (start >= mask.end_key(last)) continue;
         Result<M> p = multiply<M>(q[0], k[now]);
         EACH_ROW(r) {
-            int n = min(n_keys(lengths, sample, row + 8 * r), context);
-            if (start + TILE > n) EACH_COLUMN(j) if (start + column(j) >= n) p.at(r, j) = -INFINITY;
-            float higher = top[r], sum = 0.0f; // of the first key at least, which every row sees
+            hide(p, r, start, mask.first_key(row + 8 * r), mask.end_key(row + 8 * r));
+            float higher = top[r], sum = 0.0f;
             EACH_COLUMN(j) higher = fmaxf(higher, p.at(r, j));
             higher = quad_max(higher);
             float shrink = power_of_two(unit * (top[r] - higher)), highest = unit * higher;
@@ -230,59 +241,58 @@ GLOBAL tiled_attention(const T* qkv, T* out, float* log_sum, const unsigned* len
             top[r] = higher;
             total[r] = total[r] * shrink + quad_sum(sum);
             if (by.threshold == 0) continue;
-            unsigned kept = kept_columns(by, ((rows + row + 8 * r) * heads + head) * context + start, 1);
+            unsigned kept = kept_columns(by, ((head.rows + row + 8 * r) * heads + head.head) * context + start, 1);
             EACH_COLUMN(j) if (!IS_KEPT(kept, j)) p.at(r, j) = 0.0f;
         }
         add_product(sums, p, v[now]);
     }
     float scales[2 * M];
     EACH_ROW(r) scales[r] = by.scale / total[r];
-    store_rows(out + rows * hidden + head * dim, hidden, sums, scales, q[0], first, context, dim);
+    store_rows(out + head.in_result(), head.hidden, sums, scales, q[0], first - past, context - past, dim);
     EACH_ROW(r)
         if (lane() % 4 == 0 && row + 8 * r < context)
-            log_sum[(rows + row + 8 * r) * heads + head] = scale * top[r] + logf(total[r]);
+            log_sum[(head.rows + row - past + 8 * r) * heads + head.head] = scale * top[r] + logf(total[r]);
 }
 
 // The gradient of the queries: tiles of keys.
-GLOBAL tiled_attention_dq(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
-                          const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
+GLOBAL tiled_attention_dq(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv, HEAD_ARGS,
+                          DROP_ARGS) {
     const int M = QUERIES, N_OWN = M * TILE;
     Drop by = DROP;
     extern __shared__ __align__(16) float shared[];
     Tile *q = (Tile*)shared, *d = q + M, *k = d + M, *v = k + 2;
-    int hidden = heads * dim, sample = blockIdx.x / heads, head = blockIdx.x % heads;
-    i64 rows = (i64)sample * context;
-    const T *from = qkv + rows * 3 * hidden + head * dim, *dy_from = dy + rows * hidden + head * dim;
+    int sample = blockIdx.x / heads;
+    Mask mask = MASK(sample);
+    Head head = HEAD(sample, blockIdx.x % heads);
     int first = (gridDim.y - 1 - blockIdx.y) * N_OWN;
     int row = first + warp() * M * 16 + lane() / 4, last = first + (warp() + 1) * M * 16 - 1;
     auto load = [&](int start, int into) {
-        load_tile(k[into], from + hidden, 3 * hidden, start, context, dim);
-        load_tile(v[into], from + 2 * hidden, 3 * hidden, start, context, dim);
+        load_tile(k[into], qkv + head.in_qkv(head.k), head.width, start, context, dim);
+        load_tile(v[into], qkv + head.in_qkv(head.v), head.width, start, context, dim);
     };
     for (int m = 0; m < M; m++) {
-        load_tile(q[m], from, 3 * hidden, first + m * TILE, context, dim);
-        load_tile(d[m], dy_from, hidden, first + m * TILE, context, dim);
+        load_tile(q[m], qkv + head.in_qkv(head.q), head.width, first + m * TILE, context, dim);
+        load_tile(d[m], dy + head.in_result(), head.hidden, first + m * TILE, context, dim);
     }
-    load(0, 0);
+    int begin = mask.first_key(first), end = mask.end_key(first + N_OWN - 1);
+    load(begin, 0);
     float unit = scale * LOG2_E, highest[2 * M], deltas[2 * M];
     EACH_ROW(r) {
-        i64 at = (rows + min(row + 8 * r, context - 1)) * heads + head;
+        i64 at = (head.rows + min(row + 8 * r, context - 1)) * heads + head.head;
         highest[r] = LOG2_E * log_sum[at];
         deltas[r] = delta[at];
     }
-    int end = min(n_keys(lengths, sample, first + N_OWN - 1), context);
     Result<M> sums = {};
-    for (int start = 0, now = 0; start < end; start += TILE, now ^= 1) {
+    for (int start = begin, now = 0; start < end; start += TILE, now ^= 1) {
         wait_for_copies();
         __syncthreads();
         if (start + TILE < end) load(start + TILE, now ^ 1);
-        if (start >= n_keys(lengths, sample, last)) continue;
+        if (start >= mask.end_key(last)) continue;
         Result<M> s = multiply<M>(q[0], k[now]), dp = multiply<M>(d[0], v[now]);
         EACH_ROW(r) {
-            int n = min(n_keys(lengths, sample, row + 8 * r), context);
-            if (start + TILE > n) EACH_COLUMN(j) if (start + column(j) >= n) s.at(r, j) = -INFINITY;
+            hide(s, r, start, mask.first_key(row + 8 * r), mask.end_key(row + 8 * r));
             if (by.threshold) {
-                unsigned kept = kept_columns(by, ((rows + row + 8 * r) * heads + head) * context + start, 1);
+                unsigned kept = kept_columns(by, ((head.rows + row + 8 * r) * heads + head.head) * context + start, 1);
                 EACH_COLUMN(j) dp.at(r, j) = IS_KEPT(kept, j) ? by.scale * dp.at(r, j) : 0.0f;
             }
             EACH_COLUMN(j)
@@ -292,55 +302,58 @@ GLOBAL tiled_attention_dq(const T* dy, const T* qkv, const float* log_sum, const
     }
     float scales[2 * M];
     EACH_ROW(r) scales[r] = scale;
-    store_rows(d_qkv + rows * 3 * hidden + head * dim, 3 * hidden, sums, scales, q[0], first, context, dim);
+    store_rows(d_qkv + head.in_qkv(head.q), head.width, sums, scales, q[0], first, context, dim);
 }
 
-// The gradients of keys and values: tiles of queries. Scores are transposed: a row to a key.
-GLOBAL tiled_attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv,
-                           const unsigned* lengths, int context, int heads, int dim, float scale, DROP_ARGS) {
+// The gradients of keys and values: tiles of queries, of one after another of the heads that share the keys. Scores are
+// transposed: a row to a key.
+GLOBAL tiled_attention_dkv(const T* dy, const T* qkv, const float* log_sum, const float* delta, T* d_qkv, HEAD_ARGS,
+                           DROP_ARGS) {
     const int M = KEYS, N_OWN = M * TILE;
     Drop by = DROP;
     extern __shared__ __align__(16) float shared[];
     Tile *k = (Tile*)shared, *v = k + M, *q = v + M, *d = q + 2;
     float *log_sums = (float*)(d + 2), *deltas = log_sums + 2 * TILE;
-    int hidden = heads * dim, sample = blockIdx.x / heads, head = blockIdx.x % heads;
-    i64 rows = (i64)sample * context;
-    const T *from = qkv + rows * 3 * hidden + head * dim, *dy_from = dy + rows * hidden + head * dim;
+    int n_sharing = heads / kv_heads, sample = blockIdx.x / kv_heads, first_head = blockIdx.x % kv_heads * n_sharing;
+    Mask mask = MASK(sample);
+    Head shares = HEAD(sample, first_head);
     int first = blockIdx.y * N_OWN, row = first + warp() * M * 16 + lane() / 4;
-    auto load = [&](int start, int into) {
-        load_tile(q[into], from, 3 * hidden, start, context, dim);
-        load_tile(d[into], dy_from, hidden, start, context, dim);
+    // Keys that no row sees have no gradient.
+    int begin = mask.first_row(first), end = mask.end_row(first + N_OWN - 1);
+    int n_tiles = begin < end ? (end - begin + TILE - 1) / TILE : 0;
+    auto load = [&](int tile, int into) {
+        Head head = HEAD(sample, first_head + tile / n_tiles);
+        int start = begin + tile % n_tiles * TILE;
+        load_tile(q[into], qkv + head.in_qkv(head.q), head.width, start, context, dim);
+        load_tile(d[into], dy + head.in_result(), head.hidden, start, context, dim);
         int query = start + threadIdx.x % TILE, to = into * TILE + threadIdx.x % TILE;
         bool is_delta = threadIdx.x >= TILE;
         float* number = (is_delta ? deltas : log_sums) + to;
-        // Queries that are not there give no weight to any key.
-        if (query < context) copy_async<4>(number, (is_delta ? delta : log_sum) + (rows + query) * heads + head);
-        else *number = is_delta ? 0.0f : INFINITY;
+        i64 at = (head.rows + query) * heads + head.head;
+        if (query < context) copy_async<4>(number, (is_delta ? delta : log_sum) + at);
+        else *number = 0.0f; // no key is seen from there
     };
-    // Keys that no row sees have no gradient; without lengths earlier rows see none of these.
-    int begin = lengths ? 0 : first, end = lengths && first >= (int)lengths[sample] ? 0 : context;
-    if (begin < end) {
+    if (n_tiles > 0) {
         for (int m = 0; m < M; m++) {
-            load_tile(k[m], from + hidden, 3 * hidden, first + m * TILE, context, dim);
-            load_tile(v[m], from + 2 * hidden, 3 * hidden, first + m * TILE, context, dim);
+            load_tile(k[m], qkv + shares.in_qkv(shares.k), shares.width, first + m * TILE, context, dim);
+            load_tile(v[m], qkv + shares.in_qkv(shares.v), shares.width, first + m * TILE, context, dim);
         }
-        load(begin, 0);
+        load(0, 0);
     }
     float unit = scale * LOG2_E;
     Result<M> dk = {}, dv = {};
-    for (int start = begin, now = 0; start < end; start += TILE, now ^= 1) {
+    for (int tile = 0, now = 0; tile < n_sharing * n_tiles; tile++, now ^= 1) {
         wait_for_copies();
         __syncthreads();
-        if (start + TILE < end) load(start + TILE, now ^ 1);
+        if (tile + 1 < n_sharing * n_tiles) load(tile + 1, now ^ 1);
+        int head = first_head + tile / n_tiles, start = begin + tile % n_tiles * TILE;
         Result<M> p = multiply<M>(k[0], q[now]), ds = multiply<M>(v[0], d[now]);
         EACH_ROW(r) {
             int key = row + 8 * r;
-            // Without lengths a key is seen by itself and by those behind it.
-            int seen_from = !lengths ? key : key < (int)lengths[sample] ? 0 : context;
-            if (start < seen_from) EACH_COLUMN(j) if (start + column(j) < seen_from) p.at(r, j) = -INFINITY;
+            hide(p, r, start, mask.first_row(key), mask.end_row(key));
             unsigned kept = ~0u;
             if (by.threshold) {
-                kept = kept_columns(by, ((rows + start) * heads + head) * context + key, (i64)heads * context);
+                kept = kept_columns(by, ((shares.rows + start) * heads + head) * context + key, (i64)heads * context);
                 EACH_COLUMN(j) ds.at(r, j) = IS_KEPT(kept, j) ? by.scale * ds.at(r, j) : 0.0f;
             }
             EACH_COLUMN(j) {
@@ -358,7 +371,6 @@ GLOBAL tiled_attention_dkv(const T* dy, const T* qkv, const float* log_sum, cons
         scales[r] = scale;
         kept_scales[r] = by.scale;
     }
-    T* to = d_qkv + rows * 3 * hidden + head * dim;
-    store_rows(to + hidden, 3 * hidden, dk, scales, k[0], first, context, dim);
-    store_rows(to + 2 * hidden, 3 * hidden, dv, kept_scales, v[0], first, context, dim);
+    store_rows(d_qkv + shares.in_qkv(shares.k), shares.width, dk, scales, k[0], first, context, dim);
+    store_rows(d_qkv + shares.in_qkv(shares.v), shares.width, dv, kept_scales, v[0], first, context, dim);
 }

@@ -166,7 +166,7 @@ impl Layers for Candle {
         bias: &Tensor,
         epsilon: f64,
     ) -> Result<(Tensor, Tensor)> {
-        self.named("layer_norm", cpu::layer_norm::forward(x, gain, bias, epsilon))
+        self.named("layer_norm", cpu::norm::forward(x, gain, Some(bias), epsilon))
     }
 
     fn layer_norm_dx(
@@ -177,7 +177,7 @@ impl Layers for Candle {
         gain: &Tensor,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let dx = cpu::layer_norm::backward_input(dy, x, stats, gain, residual);
+        let dx = cpu::norm::backward_input(dy, x, stats, gain, residual);
         self.named("layer_norm_dx", dx)
     }
 
@@ -189,7 +189,7 @@ impl Layers for Candle {
         d_gain: &mut Tensor,
         d_bias: &mut Tensor,
     ) -> Result<()> {
-        let done = cpu::layer_norm::backward_weight(dy, x, stats, d_gain, d_bias);
+        let done = cpu::norm::backward_weight(dy, x, stats, d_gain, Some(d_bias));
         self.named("layer_norm_dw", done)
     }
 
@@ -206,7 +206,7 @@ impl Layers for Candle {
     }
 
     fn rms_norm(&self, x: &Tensor, gain: &Tensor, epsilon: f64) -> Result<(Tensor, Tensor)> {
-        self.named("rms_norm", cpu::rms_norm::forward(x, gain, epsilon))
+        self.named("rms_norm", cpu::norm::forward(x, gain, None, epsilon))
     }
 
     fn rms_norm_dx(
@@ -217,7 +217,7 @@ impl Layers for Candle {
         gain: &Tensor,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let dx = cpu::rms_norm::backward_input(dy, x, stats, gain, residual);
+        let dx = cpu::norm::backward_input(dy, x, stats, gain, residual);
         self.named("rms_norm_dx", dx)
     }
 
@@ -228,7 +228,7 @@ impl Layers for Candle {
         stats: &Tensor,
         d_gain: &mut Tensor,
     ) -> Result<()> {
-        self.named("rms_norm_dw", cpu::rms_norm::backward_weight(dy, x, stats, d_gain))
+        self.named("rms_norm_dw", cpu::norm::backward_weight(dy, x, stats, d_gain, None))
     }
 
     fn gated(&self, x: &Tensor, f: Activation) -> Result<Tensor> {

@@ -18,7 +18,7 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::layers::{Activation, Layers};
 use chimera_core::lower::Recompute;
-use chimera_core::model::{Architecture, ModelConfig};
+use chimera_core::model::{Architecture, Llama, ModelConfig};
 use chimera_core::schedule::Shape;
 use chimera_core::{device, layers};
 
@@ -80,9 +80,12 @@ fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
         ("1f1b", 2, Architecture::GPT2),
         ("chimera", 2, Architecture::BERT),
         ("chimera", 4, Architecture::GPT2),
+        ("zb-h1", 2, Architecture::LLAMA),
+        ("chimera", 4, Architecture::LLAMA),
     ] {
         let mut run = run(schedule, depth);
         run.model.architecture = architecture;
+        run.model.llama = llama(&run.model);
         let expected = run.train(|_| Ok(Reference))?.losses;
         for n_gpus in 1..=depth.min(2) {
             let gpu = |rank: Rank| emulated::gpu(rank.index() % n_gpus, activations);
@@ -96,6 +99,15 @@ fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
         }
     }
     Ok(())
+}
+
+/// Grouped heads, biases and a window within the context, where the model is a Llama.
+fn llama(model: &ModelConfig) -> Option<Llama> {
+    let ModelConfig { architecture, hidden, heads, context, .. } = *model;
+    let usual = Llama::usual(hidden, heads);
+    let window = Some(context / 2);
+    let llama = Llama { kv_heads: heads / 2, qkv_bias: true, window, ..usual };
+    (architecture == Architecture::LLAMA).then_some(llama)
 }
 
 fn run(schedule: &'static str, depth: usize) -> TrialRun {

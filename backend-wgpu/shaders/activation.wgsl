@@ -1,4 +1,5 @@
-// Functions of each element, and their slopes. GROUP: invocations of a workgroup. FUNCTION: which one.
+// Functions of each element, or of the gate in rows of gate and up side by side, and their slopes.
+// GROUP: invocations of a workgroup. FUNCTION: which one.
 
 const GELU_TANH = 0u;
 const GELU = 1u;
@@ -77,5 +78,50 @@ fn backward(
         let of_x = both(x[backward_by.x_at + i]);
         dx[backward_by.dx_at + i] = dy[backward_by.dy_at + i] * of_x.y;
         y[backward_by.y_at + i] = of_x.x;
+    }
+}
+
+struct Gated { y_at: u32, x_at: u32, n: u32, features: u32 }
+
+var<immediate> gated_by: Gated;
+
+/// Where the gate of an element of the result lies, in rows of gate and up; up lies `features` further.
+fn gate_of(i: u32, features: u32) -> u32 {
+    return i + i / features * features;
+}
+
+@compute @workgroup_size(GROUP)
+fn gated(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let i = flat(group, groups) * GROUP + lane;
+    if i < gated_by.n {
+        let gate = gated_by.x_at + gate_of(i, gated_by.features);
+        forward_y[gated_by.y_at + i] = both(forward_x[gate]).x * forward_x[gate + gated_by.features];
+    }
+}
+
+struct GatedBackward { dx_at: u32, y_at: u32, dy_at: u32, x_at: u32, n: u32, features: u32 }
+
+var<immediate> gated_backward_by: GatedBackward;
+
+@compute @workgroup_size(GROUP)
+fn gated_backward(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let by = gated_backward_by;
+    let i = flat(group, groups) * GROUP + lane;
+    if i < by.n {
+        let gate = gate_of(i, by.features);
+        let of_gate = both(x[by.x_at + gate]);
+        let up = x[by.x_at + gate + by.features];
+        let d = dy[by.dy_at + i];
+        dx[by.dx_at + gate] = d * of_gate.y * up;
+        dx[by.dx_at + gate + by.features] = d * of_gate.x;
+        y[by.y_at + i] = of_gate.x * up;
     }
 }

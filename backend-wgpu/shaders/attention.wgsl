@@ -13,9 +13,12 @@
 const LOWEST = -3.0e38;
 
 struct By {
-    heads: u32, context: u32, scale: f32,
-    /// Whether rows see those up to themselves; else all see the first of their sample, as many as it is long.
-    is_causal: u32,
+    heads: u32,
+    /// Of keys and values: each serves as many heads of queries as the others.
+    kv_heads: u32,
+    context: u32, scale: f32,
+    /// How many rows up to itself a row sees; with 0 all see the first of their sample, as many as it is long.
+    window: u32,
     /// Which weights are dropped, as a function of their numbers: none with a threshold of 0.
     key: array<u32, 2>, first: array<u32, 2>, threshold: u32, kept: f32,
 }
@@ -46,26 +49,64 @@ fn of_rows(by: By, rows_and_head: vec4<u32>, key: u32) -> vec4<f32> {
     );
 }
 
-/// One head of one sample.
+/// One head of queries of one sample, and the head of keys and values that it attends to.
 struct Head {
     /// The first row of the sample.
     row: u32,
     head: u32,
-    hidden: u32,
+    /// Features of all heads of queries, and of a row of queries, keys and values.
+    hidden: u32, width: u32,
+    /// Where the query, the key and the value lie in such a row.
+    q: u32, k: u32, v: u32,
 }
 
-fn head_of(group: vec3<u32>, by: By) -> Head {
-    return Head(group.z * by.context, group.y, by.heads * DIM);
+fn head_of(by: By, sample: u32, head: u32) -> Head {
+    let hidden = by.heads * DIM;
+    let k = hidden + head / (by.heads / by.kv_heads) * DIM;
+    let kv_hidden = by.kv_heads * DIM;
+    return Head(sample * by.context, head, hidden, hidden + 2u * kv_hidden, head * DIM, k, k + kv_hidden);
 }
 
-/// Where the query (part 0), key (1) or value (2) of a row of the sample begins.
+/// Where the query, key or value of a row of the sample begins, which is `part` of its head.
 fn qkv_of(head: Head, row: u32, part: u32) -> u32 {
-    return ((head.row + row) * 3u + part) * head.hidden + head.head * DIM;
+    return (head.row + row) * head.width + part;
 }
 
 /// Where a row begins in a matrix that has all heads side by side.
 fn mixed_of(head: Head, row: u32) -> u32 {
     return (head.row + row) * head.hidden + head.head * DIM;
+}
+
+/// Rows `first .. end` that a row sees, or that see a key. A workgroup goes through `start .. stop`, which begins with a
+/// whole tile.
+struct Seen { first: u32, end: u32, start: u32, stop: u32 }
+
+/// The first rows of the sample, as many as it is long.
+fn seen_first(length: u32) -> Seen {
+    return Seen(0u, length, 0u, length);
+}
+
+/// The keys up to a row, as many as it sees. The rows of its workgroup begin at `own`.
+fn seen_before(by: By, own: u32, row: u32) -> Seen {
+    let start = max(own + 1u, by.window) - by.window;
+    let stop = min(own + QUERIES, by.context);
+    return Seen(max(row + 1u, by.window) - by.window, row + 1u, whole_tiles(start), stop);
+}
+
+/// The rows that see a key: itself, and those behind it.
+fn seen_by(by: By, group: vec3<u32>, key: u32) -> Seen {
+    let own = group.x * QUERIES;
+    let stop = min(own + QUERIES - 1u + by.window, by.context);
+    return Seen(key, min(key + by.window, by.context), whole_tiles(own), stop);
+}
+
+fn whole_tiles(row: u32) -> u32 {
+    let step = max(TILE, 4u);
+    return row / step * step;
+}
+
+fn is_seen(seen: Seen, rows: vec4<u32>) -> vec4<bool> {
+    return (rows >= vec4(seen.first)) & (rows < vec4(seen.end));
 }
 
 const TILE_VECTORS = max(TILE, 1u) * QUADS;
@@ -80,7 +121,7 @@ fn in_tile(rows: vec4<u32>) -> vec4<u32> {
 /// Where four rows of a part of `qkv` begin.
 fn in_qkv(from_at: u32, head: Head, rows: vec4<u32>, part: u32) -> vec4<u32> {
     let first = from_at + qkv_of(head, 0u, part);
-    return vec4(first) + rows * 3u * head.hidden;
+    return vec4(first) + rows * head.width;
 }
 
 fn qkv_feature(at: u32, i: u32) -> f32 {
@@ -110,8 +151,8 @@ fn bring_keys(from_at: u32, head: Head, context: u32, row: u32, invocation: u32)
     workgroupBarrier();
     for (var e = invocation; e < TILE_VECTORS; e += QUERIES) {
         let inside = min(row + e / QUADS, context - 1u);
-        tile_1[e] = qkv_quad(from_at + qkv_of(head, inside, 1u), e % QUADS);
-        tile_2[e] = qkv_quad(from_at + qkv_of(head, inside, 2u), e % QUADS);
+        tile_1[e] = qkv_quad(from_at + qkv_of(head, inside, head.k), e % QUADS);
+        tile_2[e] = qkv_quad(from_at + qkv_of(head, inside, head.v), e % QUADS);
     }
     workgroupBarrier();
 }

@@ -65,16 +65,14 @@ fn backward_queries(
     @builtin(local_invocation_index) invocation: u32,
 ) {
     let by = call.by;
-    let head = head_of(group, by);
+    let head = head_of(by, group.z, group.y);
     let wanted = group.x * QUERIES + invocation;
     let t = min(wanted, by.context - 1u);
-    var end = min((group.x + 1u) * QUERIES, by.context);
-    var n_keys = t + 1u;
-    if by.is_causal == 0u {
-        end = lengths[call.lengths_at + group.z];
-        n_keys = end;
+    var seen = seen_before(by, group.x * QUERIES, t);
+    if by.window == 0u {
+        seen = seen_first(lengths[call.lengths_at + group.z]);
     }
-    let q_at = call.qkv_at + qkv_of(head, t, 0u);
+    let q_at = call.qkv_at + qkv_of(head, t, head.q);
     let dy_at = call.dy_at + mixed_of(head, t);
     let of_row = (head.row + t) * by.heads + head.head;
     let log_sum_of_row = log_sum[call.log_sum_at + of_row];
@@ -87,14 +85,14 @@ fn backward_queries(
     dy[{i}] = dy_quad(dy_at, {i});
     dq[{i}] = vec4(0.0);
     // end
-    for (var u = 0u; u < end; u += 4u) {
+    for (var u = seen.start; u < seen.stop; u += 4u) {
         if TILE > 0u && u % max(TILE, 1u) == 0u {
             bring_keys(call.qkv_at, head, by.context, u, invocation);
         }
         let keys = vec4(u, u + 1u, u + 2u, u + 3u);
         let inside = min(keys, vec4(by.context - 1u));
-        let k_at = select(in_qkv(call.qkv_at, head, inside, 1u), in_tile(keys), TILE > 0u);
-        let v_at = select(in_qkv(call.qkv_at, head, inside, 2u), in_tile(keys), TILE > 0u);
+        let k_at = select(in_qkv(call.qkv_at, head, inside, head.k), in_tile(keys), TILE > 0u);
+        let v_at = select(in_qkv(call.qkv_at, head, inside, head.v), in_tile(keys), TILE > 0u);
         var s = vec4(0.0);
         var dp = vec4(0.0);
         // repeat i QUADS
@@ -103,7 +101,7 @@ fn backward_queries(
         // end
         dp *= of_keys(by, of_row, keys);
         let p = exp4(s * by.scale - log_sum_of_row);
-        let ds = select(vec4(0.0), p * (dp - product) * by.scale, keys < vec4(n_keys));
+        let ds = select(vec4(0.0), p * (dp - product) * by.scale, is_seen(seen, keys));
         // repeat i QUADS
         dq[{i}] = add_1(dq[{i}], ds, k_at, {i});
         // end
@@ -111,21 +109,19 @@ fn backward_queries(
     if wanted >= by.context {
         return;
     }
-    let to = call.d_qkv_at + qkv_of(head, t, 0u);
+    let to = call.d_qkv_at + qkv_of(head, t, head.q);
     // repeat i QUADS
     store_quad(to, {i}, dq[{i}]);
     // end
 }
 
-/// The rows that see a key: `from_row` and those behind it. A workgroup begins at `start`, with whole tiles.
-struct Seen { from_row: u32, start: u32 }
-
-fn seen_by(by: By, group: vec3<u32>, key: u32) -> Seen {
-    if by.is_causal == 0u {
-        return Seen(select(by.context, 0u, key < lengths[call.lengths_at + group.z]), 0u);
+/// The rows that see a key.
+fn rows_of(by: By, group: vec3<u32>, key: u32) -> Seen {
+    if by.window > 0u {
+        return seen_by(by, group, key);
     }
-    let step = max(TILE, 4u);
-    return Seen(key, group.x * QUERIES / step * step);
+    let is_padding = key >= lengths[call.lengths_at + group.z];
+    return Seen(0u, select(by.context, 0u, is_padding), 0u, by.context);
 }
 
 /// Brings the queries and the gradients of the rows from `row` on.
@@ -133,7 +129,7 @@ fn bring_queries(head: Head, context: u32, row: u32, invocation: u32) {
     workgroupBarrier();
     for (var e = invocation; e < TILE_VECTORS; e += QUERIES) {
         let inside = min(row + e / QUADS, context - 1u);
-        tile_1[e] = qkv_quad(call.qkv_at + qkv_of(head, inside, 0u), e % QUADS);
+        tile_1[e] = qkv_quad(call.qkv_at + qkv_of(head, inside, head.q), e % QUADS);
         tile_2[e] = dy_quad(call.dy_at + mixed_of(head, inside), e % QUADS);
     }
     workgroupBarrier();
@@ -163,11 +159,11 @@ fn queries_of(by: By, head: Head, seen: Seen, t: u32) -> Queries {
     let numbers = (vec4(head.row) + inside) * by.heads + head.head;
     let at = vec4(call.log_sum_at) + numbers;
     return Queries(
-        select(in_qkv(call.qkv_at, head, inside, 0u), in_tile(rows), TILE > 0u),
+        select(in_qkv(call.qkv_at, head, inside, head.q), in_tile(rows), TILE > 0u),
         select(dy_rows, in_tile(rows), TILE > 0u),
         numbers,
         vec4(log_sum[at.x], log_sum[at.y], log_sum[at.z], log_sum[at.w]),
-        (rows >= vec4(seen.from_row)) & (rows < vec4(by.context)),
+        is_seen(seen, rows),
     );
 }
 
@@ -182,11 +178,12 @@ fn backward_keys(
     @builtin(local_invocation_index) invocation: u32,
 ) {
     let by = call.by;
-    let head = head_of(group, by);
+    let n_heads = by.heads / by.kv_heads; // of queries, that share a key
+    let first = head_of(by, group.z, group.y * n_heads);
     let wanted = group.x * QUERIES + invocation;
     let u = min(wanted, by.context - 1u);
-    let k_at = call.qkv_at + qkv_of(head, u, 1u);
-    let v_at = call.qkv_at + qkv_of(head, u, 2u);
+    let k_at = call.qkv_at + qkv_of(first, u, first.k);
+    let v_at = call.qkv_at + qkv_of(first, u, first.v);
     var k: array<vec4<f32>, QUADS>;
     var v: array<vec4<f32>, QUADS>;
     var dk: array<vec4<f32>, QUADS>;
@@ -195,34 +192,37 @@ fn backward_keys(
     v[{i}] = qkv_quad(v_at, {i});
     dk[{i}] = vec4(0.0);
     // end
-    let seen = seen_by(by, group, u);
-    for (var t = seen.start; t < by.context; t += 4u) {
-        if TILE > 0u && t % max(TILE, 1u) == 0u {
-            bring_queries(head, by.context, t, invocation);
+    let seen = rows_of(by, group, u);
+    for (var nth = 0u; nth < n_heads; nth++) {
+        let head = head_of(by, group.z, first.head + nth);
+        for (var t = seen.start; t < seen.stop; t += 4u) {
+            if TILE > 0u && t % max(TILE, 1u) == 0u {
+                bring_queries(head, by.context, t, invocation);
+            }
+            let queries = queries_of(by, head, seen, t);
+            var s = vec4(0.0);
+            var dp = vec4(0.0);
+            // repeat i QUADS
+            s += dots_1(k[{i}], queries.q_at, {i});
+            dp += vec4(
+                dot(v[{i}], dy_2(queries.dy_at.x, {i})), dot(v[{i}], dy_2(queries.dy_at.y, {i})),
+                dot(v[{i}], dy_2(queries.dy_at.z, {i})), dot(v[{i}], dy_2(queries.dy_at.w, {i})),
+            );
+            // end
+            let p = weights_of(by, queries, s);
+            let at = vec4(call.products_at) + queries.numbers;
+            let means = vec4(products[at.x], products[at.y], products[at.z], products[at.w]);
+            let kept = of_rows(by, queries.numbers, u);
+            let ds = select(vec4(0.0), p * (kept * dp - means) * by.scale, queries.sees);
+            // repeat i QUADS
+            dk[{i}] = add_1(dk[{i}], ds, queries.q_at, {i});
+            // end
         }
-        let queries = queries_of(by, head, seen, t);
-        var s = vec4(0.0);
-        var dp = vec4(0.0);
-        // repeat i QUADS
-        s += dots_1(k[{i}], queries.q_at, {i});
-        dp += vec4(
-            dot(v[{i}], dy_2(queries.dy_at.x, {i})), dot(v[{i}], dy_2(queries.dy_at.y, {i})),
-            dot(v[{i}], dy_2(queries.dy_at.z, {i})), dot(v[{i}], dy_2(queries.dy_at.w, {i})),
-        );
-        // end
-        let p = weights_of(by, queries, s);
-        let at = vec4(call.products_at) + queries.numbers;
-        let means = vec4(products[at.x], products[at.y], products[at.z], products[at.w]);
-        let kept = of_rows(by, queries.numbers, u);
-        let ds = select(vec4(0.0), p * (kept * dp - means) * by.scale, queries.sees);
-        // repeat i QUADS
-        dk[{i}] = add_1(dk[{i}], ds, queries.q_at, {i});
-        // end
     }
     if wanted >= by.context {
         return;
     }
-    let to = call.d_qkv_at + qkv_of(head, u, 1u);
+    let to = call.d_qkv_at + qkv_of(first, u, first.k);
     // repeat i QUADS
     store_quad(to, {i}, dk[{i}]);
     // end
@@ -234,38 +234,42 @@ fn backward_values(
     @builtin(local_invocation_index) invocation: u32,
 ) {
     let by = call.by;
-    let head = head_of(group, by);
+    let n_heads = by.heads / by.kv_heads; // of queries, that share a key
+    let first = head_of(by, group.z, group.y * n_heads);
     let wanted = group.x * QUERIES + invocation;
     let u = min(wanted, by.context - 1u);
-    let k_at = call.qkv_at + qkv_of(head, u, 1u);
+    let k_at = call.qkv_at + qkv_of(first, u, first.k);
     var k: array<vec4<f32>, QUADS>;
     var dv: array<vec4<f32>, QUADS>;
     // repeat i QUADS
     k[{i}] = qkv_quad(k_at, {i});
     dv[{i}] = vec4(0.0);
     // end
-    let seen = seen_by(by, group, u);
-    for (var t = seen.start; t < by.context; t += 4u) {
-        if TILE > 0u && t % max(TILE, 1u) == 0u {
-            bring_queries(head, by.context, t, invocation);
+    let seen = rows_of(by, group, u);
+    for (var nth = 0u; nth < n_heads; nth++) {
+        let head = head_of(by, group.z, first.head + nth);
+        for (var t = seen.start; t < seen.stop; t += 4u) {
+            if TILE > 0u && t % max(TILE, 1u) == 0u {
+                bring_queries(head, by.context, t, invocation);
+            }
+            let queries = queries_of(by, head, seen, t);
+            var s = vec4(0.0);
+            // repeat i QUADS
+            s += dots_1(k[{i}], queries.q_at, {i});
+            // end
+            let p = of_rows(by, queries.numbers, u) * weights_of(by, queries, s);
+            // repeat i QUADS
+            dv[{i}] = fma(vec4(p.x), dy_2(queries.dy_at.x, {i}), dv[{i}]);
+            dv[{i}] = fma(vec4(p.y), dy_2(queries.dy_at.y, {i}), dv[{i}]);
+            dv[{i}] = fma(vec4(p.z), dy_2(queries.dy_at.z, {i}), dv[{i}]);
+            dv[{i}] = fma(vec4(p.w), dy_2(queries.dy_at.w, {i}), dv[{i}]);
+            // end
         }
-        let queries = queries_of(by, head, seen, t);
-        var s = vec4(0.0);
-        // repeat i QUADS
-        s += dots_1(k[{i}], queries.q_at, {i});
-        // end
-        let p = of_rows(by, queries.numbers, u) * weights_of(by, queries, s);
-        // repeat i QUADS
-        dv[{i}] = fma(vec4(p.x), dy_2(queries.dy_at.x, {i}), dv[{i}]);
-        dv[{i}] = fma(vec4(p.y), dy_2(queries.dy_at.y, {i}), dv[{i}]);
-        dv[{i}] = fma(vec4(p.z), dy_2(queries.dy_at.z, {i}), dv[{i}]);
-        dv[{i}] = fma(vec4(p.w), dy_2(queries.dy_at.w, {i}), dv[{i}]);
-        // end
     }
     if wanted >= by.context {
         return;
     }
-    let to = call.d_qkv_at + qkv_of(head, u, 2u);
+    let to = call.d_qkv_at + qkv_of(first, u, first.v);
     // repeat i QUADS
     store_quad(to, {i}, dv[{i}]);
     // end

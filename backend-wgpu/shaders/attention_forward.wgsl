@@ -1,6 +1,11 @@
 // The forward pass of self-attention.
 
-struct Forward { out_at: u32, log_sum_at: u32, qkv_at: u32, lengths_at: u32, by: By }
+struct Forward {
+    out_at: u32, log_sum_at: u32, qkv_at: u32, lengths_at: u32,
+    by: By,
+    /// Rows of the sample that come before the first query: these have no results.
+    past: u32,
+}
 
 var<immediate> call: Forward;
 @group(0) @binding(0) var<storage, read_write> out: array<f32>;
@@ -20,17 +25,16 @@ fn forward(
     @builtin(local_invocation_index) invocation: u32,
 ) {
     let by = call.by;
-    let head = head_of(group, by);
-    let wanted = group.x * QUERIES + invocation;
+    let head = head_of(by, group.z, group.y);
+    let own = call.past + group.x * QUERIES;
+    let wanted = own + invocation;
     let t = min(wanted, by.context - 1u);
-    var end = min((group.x + 1u) * QUERIES, by.context);
-    var n_keys = t + 1u;
-    if by.is_causal == 0u {
-        end = lengths[call.lengths_at + group.z];
-        n_keys = end;
+    var seen = seen_before(by, own, t);
+    if by.window == 0u {
+        seen = seen_first(lengths[call.lengths_at + group.z]);
     }
-    let q_at = call.qkv_at + qkv_of(head, t, 0u);
-    let of_row = (head.row + t) * by.heads + head.head;
+    let q_at = call.qkv_at + qkv_of(head, t, head.q);
+    let of_row = (head.row + t - call.past) * by.heads + head.head;
     var q: array<vec4<f32>, QUADS>;
     var mixed: array<vec4<f32>, QUADS>;
     // repeat i QUADS
@@ -39,23 +43,23 @@ fn forward(
     // end
     var largest = LOWEST;
     var sum = 0.0;
-    for (var u = 0u; u < end; u += 4u) {
+    for (var u = seen.start; u < seen.stop; u += 4u) {
         if TILE > 0u && u % max(TILE, 1u) == 0u {
             bring_keys(call.qkv_at, head, by.context, u, invocation);
         }
         let keys = vec4(u, u + 1u, u + 2u, u + 3u);
         let inside = min(keys, vec4(by.context - 1u));
-        let k_at = select(in_qkv(call.qkv_at, head, inside, 1u), in_tile(keys), TILE > 0u);
-        let v_at = select(in_qkv(call.qkv_at, head, inside, 2u), in_tile(keys), TILE > 0u);
+        let k_at = select(in_qkv(call.qkv_at, head, inside, head.k), in_tile(keys), TILE > 0u);
+        let v_at = select(in_qkv(call.qkv_at, head, inside, head.v), in_tile(keys), TILE > 0u);
         var s = vec4(0.0);
         // repeat i QUADS
         s += dots_1(q[{i}], k_at, {i});
         // end
-        let seen = keys < vec4(n_keys);
-        s = select(vec4(LOWEST), s * by.scale, seen);
+        let sees = is_seen(seen, keys);
+        s = select(vec4(LOWEST), s * by.scale, sees);
         let next = max(largest, max4(s));
         let rescale = exp1(largest - next);
-        var p = select(vec4(0.0), exp4(s - next), seen);
+        var p = select(vec4(0.0), exp4(s - next), sees);
         sum = sum * rescale + sum4(p);
         p *= of_keys(by, of_row, keys);
         largest = next;
@@ -66,7 +70,7 @@ fn forward(
     if wanted >= by.context {
         return;
     }
-    let out_at = call.out_at + mixed_of(head, t);
+    let out_at = call.out_at + mixed_of(head, t - call.past);
     // repeat i QUADS
     store_quad(out_at, {i}, mixed[{i}] / sum);
     // end

@@ -29,7 +29,7 @@ mod waits;
 use std::sync::Arc;
 
 use chimera_core::device::{AdamW, Clock, Device, Elements, Fetch, Result, Sgd, Updated};
-use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 
 pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
 pub use fastest::Speeds;
@@ -198,7 +198,7 @@ impl Layers for Wgpu {
         bias: &Tensor,
         epsilon: f64,
     ) -> Result<(Tensor, Tensor)> {
-        self.gpu.layer_norm(x, gain, bias, epsilon)
+        self.gpu.norm("layer_norm", x, gain, Some(bias), epsilon)
     }
 
     fn layer_norm_dx(
@@ -209,7 +209,7 @@ impl Layers for Wgpu {
         gain: &Tensor,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
-        self.gpu.layer_norm_dx(dy, x, stats, gain, residual)
+        self.gpu.norm_dx("layer_norm_dx", dy, x, stats, gain, residual)
     }
 
     fn layer_norm_dw(
@@ -220,7 +220,7 @@ impl Layers for Wgpu {
         d_gain: &mut Tensor,
         d_bias: &mut Tensor,
     ) -> Result<()> {
-        self.gpu.layer_norm_dw(dy, x, stats, d_gain, d_bias)
+        self.gpu.norm_dw("layer_norm_dw", dy, x, stats, &[d_gain, d_bias])
     }
 
     fn activation(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
@@ -229,6 +229,47 @@ impl Layers for Wgpu {
 
     fn activation_dx(&self, dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
         self.gpu.activation_dx(dy, x, f)
+    }
+
+    fn has_llama_layers(&self) -> bool {
+        true
+    }
+
+    fn rms_norm(&self, x: &Tensor, gain: &Tensor, epsilon: f64) -> Result<(Tensor, Tensor)> {
+        self.gpu.norm("rms_norm", x, gain, None, epsilon)
+    }
+
+    fn rms_norm_dx(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        stats: &Tensor,
+        gain: &Tensor,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        self.gpu.norm_dx("rms_norm_dx", dy, x, stats, gain, residual)
+    }
+
+    fn rms_norm_dw(
+        &self,
+        dy: &Tensor,
+        x: &Tensor,
+        stats: &Tensor,
+        d_gain: &mut Tensor,
+    ) -> Result<()> {
+        self.gpu.norm_dw("rms_norm_dw", dy, x, stats, &[d_gain])
+    }
+
+    fn gated(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
+        self.gpu.gated(x, f)
+    }
+
+    fn gated_dx(&self, dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
+        self.gpu.gated_dx(dy, x, f)
+    }
+
+    fn rotary(&self, x: &Tensor, table: &Tensor, by: Rotary) -> Result<Tensor> {
+        self.gpu.rotary(x, table, by)
     }
 
     fn dropout(&self, x: &Tensor, by: &Dropout, residual: Option<&Tensor>) -> Result<Tensor> {
@@ -248,6 +289,16 @@ impl Layers for Wgpu {
         by: &Attention<'_>,
     ) -> Result<Tensor> {
         self.gpu.attention_dx(dy, qkv, out, log_sum, by)
+    }
+
+    fn attention_after(
+        &self,
+        qkv: &Tensor,
+        cache: &mut Tensor,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        self.gpu.attention_after(qkv, cache, past, by)
     }
 
     fn cross_entropy(

@@ -49,11 +49,12 @@ sources!(
     CROSS_ENTROPY "cross_entropy",
     DROPOUT "dropout" + "threefry",
     EMBEDDING "embedding",
-    LAYER_NORM "layer_norm",
     LINEAR "linear",
     LINEAR_SUBGROUPS "linear" + "linear_subgroups",
+    NORM "norm",
     OPTIMIZER "optimizer",
     POINTWISE "pointwise",
+    ROTARY "rotary",
     SUMS "sums",
 );
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use chimera_backend_wgpu::{Options, Product, Wgpu, adapters};
 use chimera_core::device::{AdamW, Device, DeviceError, Updated};
-use chimera_core::layers::{Attention, Layers, Layout};
+use chimera_core::layers::{Attention, Dropout, Layers, Layout, Mask, Rotary};
 
 /// GPT-2's table of tokens: 147 MiB, where software Vulkan binds 128 at once.
 const TABLE: [usize; 2] = [50_257, 768];
@@ -121,6 +121,36 @@ fn more_rows_than_there_are_workgroups_for_are_summed() {
     let sums: Vec<f32> = sums.into_iter().flat_map(|sum| sum.words).collect();
     let (sum, squares) = (data.iter().sum::<f32>(), data.iter().map(|x| x * x).sum::<f32>());
     assert_eq!(sums, [squares, sum, squares, sum]);
+}
+
+/// Rows attend and are turned by their place in the batch, whichever of them are bound at once.
+#[test]
+fn samples_that_are_bound_apart_give_the_same_bits() {
+    let adapter = adapters().into_iter().next().expect("an adapter");
+    let [context, heads, kv_heads, dim] = [16, 4, 2, 8];
+    let width = (heads + 2 * kv_heads) * dim;
+    let shape = [3 * context, width];
+    let data = values(shape[0] * width);
+    let angles = values(context * dim);
+    let bits = |max_binding: Option<u64>| {
+        let k = adapter.open(Options { max_binding, ..Options::default() }).expect("it opens");
+        let table = k.upload(&[context, dim], &angles).unwrap();
+        let turned = Rotary { heads: heads + kv_heads, backward: false };
+        let qkv = k.rotary(&k.upload(&shape, &data).unwrap(), &table, turned).unwrap();
+        let mut made = k.download(&qkv).unwrap();
+        for mask in [Mask::Causal, Mask::Window(5), Mask::Lengths(&[16, 3, 9])] {
+            let dropout = Some(Dropout::new(0.3, 1, 2, 3, 4));
+            let by = Attention { heads, kv_heads, context, mask, dropout };
+            let (out, log_sum) = k.attention(&qkv, &by).unwrap();
+            let dx = k.attention_dx(&out, &qkv, &out, &log_sum, &by).unwrap();
+            for x in [&out, &log_sum, &dx] {
+                made.extend(k.download(x).unwrap());
+            }
+        }
+        made.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+    };
+    // Room for one sample at a time, or for some rows of the table.
+    assert!(bits(None) == bits(Some(5 << 10)));
 }
 
 /// llvmpipe ends the loops of an invocation after 65,535 rounds in all.

@@ -16,7 +16,7 @@ use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId, WorkerId};
 use crate::layers::Layers;
 use crate::lower::{Lowering, Passes, Recompute, lower};
-use crate::model::{DropoutRate, ModelConfig, ModelError, cut, memory, stage};
+use crate::model::{DropoutRate, Memory, ModelConfig, ModelError, cut, memory, stage};
 use crate::program::Program;
 use crate::schedule::{Shape, Unfit, UnknownSchedule, find};
 use crate::stage::{Data, Param};
@@ -113,7 +113,8 @@ impl TrialRun {
         let state = |stage: StageId| {
             let params = self.model.params(&cuts[stage.index()]);
             let elements: usize = params.iter().map(Param::n_elements).sum();
-            16.0 * elements as f64 + stages[stage.index()].operands
+            let Memory { operands, own, .. } = stages[stage.index()];
+            16.0 * elements as f64 + operands + own
         };
         let of_worker = |(worker, peak)| {
             let stages = program.placement().stages_of(worker);

@@ -13,6 +13,7 @@ use chimera_core::device::conformance::Case;
 use chimera_core::device::reference::Tensor;
 use chimera_core::device::{Result, Updated};
 use chimera_core::layers::{Activation, Attention, Dropout, Mask};
+use chimera_core::model::{Cut, DropoutRate, Preset, stage};
 use chimera_core::{device, layers};
 
 #[test]
@@ -69,6 +70,18 @@ fn operands_that_are_rows_are_tried_everywhere() {
     assert_eq!(failing(Fault::RowsFromTheStart), expected);
 }
 
+/// The suite tries what such a device has, and a Llama is refused on it before any step.
+#[test]
+fn a_device_may_lack_the_layers_of_a_llama() {
+    let device = Faulty { fault: Fault::LlamaAbsent, calls: Arc::default() };
+    let tried = layers::conformance::cases_of(&device);
+    assert_eq!(layers::conformance::cases::<Faulty>().len() - tried.len(), 9);
+    let config = &Preset::named("llama-tiny").expect("a preset").config;
+    let made = stage(device, config, 8, DropoutRate::default(), Cut::whole(config));
+    let refusal = made.err().expect("it is refused").to_string();
+    assert!(refusal.contains("has no kernels for a Llama: choose another device"), "{refusal}");
+}
+
 /// Cases of both suites.
 fn cases() -> Vec<Case<Faulty>> {
     device::conformance::cases().into_iter().chain(layers::conformance::cases()).collect()
@@ -109,6 +122,7 @@ enum Fault {
     EpsilonForgotten,
     TurnsForward,
     WindowIgnored,
+    LlamaAbsent,
     CounterWraps,
     SamplesMixed,
     PaddingSeen,

@@ -18,7 +18,7 @@ use crate::settings::Config;
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Need {
     /// Weights in all their versions, gradients and two moments, four bytes an element each; with bf16 also weights as
-    /// operands of products, two bytes an element.
+    /// operands of products, two bytes an element; and what stages have of their own, such as rotary positions.
     pub state: f64,
     /// Weights and two moments, from which a checkpoint is written while training goes on.
     pub copy: f64,
@@ -138,8 +138,11 @@ pub(super) fn needs_at(
         let copies = versions + if config.shard_optimizer { 1.0 } else { 3.0 };
         let stages = program.placement().stages_of(worker);
         let held = |s: &StageId| params[s.index()].iter().map(Param::n_elements).sum::<usize>();
-        let operands = |s: &StageId| memory[s.index()].operands * versions;
-        let state = stages.iter().map(|s| held(s) as f64 * copies * 4.0 + operands(s)).sum::<f64>();
+        let beside = |s: &StageId| {
+            let Memory { operands, own, .. } = memory[s.index()];
+            operands * versions + own
+        };
+        let state = stages.iter().map(|s| held(s) as f64 * copies * 4.0 + beside(s)).sum::<f64>();
         let working = used.max(sums[w]) - activations;
         Need { state: state + moments[w], copy: copy * share, activations, working }
     };

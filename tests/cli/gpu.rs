@@ -31,7 +31,7 @@ fn the_processor_passes_its_test() {
     assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
     let report: Value = serde_json::from_str(&read_to_string(&json).expect("a report")).unwrap();
     let checks = report["checks"].as_array().expect("checks");
-    for what in ["kernel attention_dx, f32", "losses of chimera with 4 worker(s), f32"] {
+    for what in ["kernel attention_dx, f32", "losses of GPT-2 by chimera with 4 worker(s), f32"] {
         let check = checks.iter().find(|check| check["what"] == what);
         let check = check.unwrap_or_else(|| panic!("{what} is not among {checks:?}"));
         assert!(check["value"].as_f64() <= check["limit"].as_f64(), "{check}");

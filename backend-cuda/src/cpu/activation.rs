@@ -12,26 +12,32 @@ use super::math::exp;
 use super::memory::{Output, values};
 use super::{PIECE, Piece, run_all};
 
+/// An expression over the [`Function`] that an [`Activation`] stands for.
+macro_rules! with_function {
+    ($activation:expr, $F:ident => $work:expr) => {
+        with_function!($activation, $F => $work, [GeluTanh, Gelu, Tanh, Silu])
+    };
+    ($activation:expr, $F:ident => $work:expr, [$($name:ident),*]) => {
+        match $activation {
+            $(Activation::$name => {
+                type $F = $crate::cpu::activation::$name;
+                $work
+            })*
+        }
+    };
+}
+pub(super) use with_function;
+
 // 2 √(2/π), and that times the weight of the cube.
 const LINEAR: f32 = FRAC_2_SQRT_PI * SQRT_2;
 const CUBIC: f32 = LINEAR * 0.044_715;
 
 pub(crate) fn forward(x: &Tensor, f: Activation) -> Result<Tensor> {
-    match f {
-        Activation::GeluTanh => each::<GeluTanh>(x),
-        Activation::Gelu => each::<Gelu>(x),
-        Activation::Tanh => each::<Tanh>(x),
-        Activation::Silu => each::<Silu>(x),
-    }
+    with_function!(f, F => each::<F>(x))
 }
 
 pub(crate) fn backward(dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
-    match f {
-        Activation::GeluTanh => each_dx::<GeluTanh>(dy, x),
-        Activation::Gelu => each_dx::<Gelu>(dy, x),
-        Activation::Tanh => each_dx::<Tanh>(dy, x),
-        Activation::Silu => each_dx::<Silu>(dy, x),
-    }
+    with_function!(f, F => each_dx::<F>(dy, x))
 }
 
 /// A function and its slope. Both must be `#[inline(always)]`, see [`Piece`].

@@ -6,26 +6,16 @@ use std::mem::MaybeUninit;
 use candle_core::{Result, Tensor};
 use chimera_core::layers::Activation;
 
-use super::activation::{Function, Gelu, GeluTanh, Silu, Tanh};
+use super::activation::{Function, with_function};
 use super::memory::{Output, values};
 use super::{Piece, rows_per_piece, run_all};
 
 pub(crate) fn forward(x: &Tensor, f: Activation) -> Result<Tensor> {
-    match f {
-        Activation::GeluTanh => each::<GeluTanh>(x),
-        Activation::Gelu => each::<Gelu>(x),
-        Activation::Tanh => each::<Tanh>(x),
-        Activation::Silu => each::<Silu>(x),
-    }
+    with_function!(f, F => each::<F>(x))
 }
 
 pub(crate) fn backward(dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
-    match f {
-        Activation::GeluTanh => each_dx::<GeluTanh>(dy, x),
-        Activation::Gelu => each_dx::<Gelu>(dy, x),
-        Activation::Tanh => each_dx::<Tanh>(dy, x),
-        Activation::Silu => each_dx::<Silu>(dy, x),
-    }
+    with_function!(f, F => each_dx::<F>(dy, x))
 }
 
 fn each<F: Function>(x: &Tensor) -> Result<Tensor> {

@@ -24,30 +24,46 @@ impl<D: Driver> Gpu<D> {
         qkv: &Tensor<D::Memory>,
         by: &Attention<'_>,
     ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
-        let qkv = self.cast(qkv)?;
-        let sizes = self.sizes(&qkv, by)?;
-        let rows = qkv.n_rows();
+        self.attend_from(&self.cast(qkv)?, 0, by)
+    }
+
+    /// Queries, keys and values become the rows of `cache` from `past` on.
+    pub(super) fn attend_after(
+        &self,
+        qkv: &Tensor<D::Memory>,
+        cache: &mut Tensor<D::Memory>,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
+        if cache.element != self.activations {
+            let own = self.activation_of(&cache.shape)?;
+            self.convert(cache, &own)?;
+            *cache = own;
+        }
+        let (qkv, n) = (self.matrix(qkv)?, qkv.n_rows());
+        let rows = self.view_rows(cache, past, n);
+        let args = [qkv.read(), rows.write(), int(rows.width()), int(qkv.pitch)];
+        self.run("pack_rows", [n, 1], BLOCK, &args)?;
+        let context = past + n;
+        let by = Attention { context, ..*by };
+        self.attend_from(&self.view_rows(cache, 0, context), past, &by)
+    }
+
+    /// The results of all rows but the first `past` of the only sample, or of all samples.
+    fn attend_from(
+        &self,
+        qkv: &Tensor<D::Memory>,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
+        let sizes = self.sizes(qkv, by)?;
+        let rows = qkv.n_rows() - past;
         let lengths = self.lengths(by.mask)?;
         let out = self.activation_of(&[rows, by.heads * sizes.dim])?;
         let log_sum = self.empty(&[rows, by.heads], Element::F32)?;
-        let [key_0, key_1, first, threshold, scale] = dropout(by.dropout.as_ref());
-        let args = [
-            qkv.read(),
-            out.write(),
-            log_sum.write(),
-            lengths.as_ref().map_or(Arg::Null, |lengths| Arg::Read(lengths, 0)),
-            int(by.context),
-            int(by.heads),
-            int(sizes.dim),
-            float(sizes.scale),
-            key_0,
-            key_1,
-            first,
-            threshold,
-            scale,
-        ];
-        let AttentionLaunch { kernel, own, shared } = sizes.forward();
-        self.run_shared(kernel, sizes.grid(own), THREADS, shared, &args)?;
+        let args = [qkv.read(), out.write(), log_sum.write(), int(past)];
+        let queries = by.context - past;
+        self.run_heads(&sizes.forward(), &sizes, queries, &args, lengths.as_ref(), by)?;
         Ok((out, log_sum))
     }
 
@@ -67,50 +83,60 @@ impl<D: Driver> Gpu<D> {
         self.run("attention_delta", [n.div_ceil(BLOCK / WARP), 1], BLOCK, &args)?;
         let lengths = self.lengths(by.mask)?;
         let d_qkv = self.activation_of(&qkv.shape)?;
-        let [key_0, key_1, first, threshold, scale] = dropout(by.dropout.as_ref());
-        let args = [
-            dy.read(),
-            qkv.read(),
-            log_sum.read(),
-            Arg::Read(&delta, 0),
-            d_qkv.write(),
-            lengths.as_ref().map_or(Arg::Null, |lengths| Arg::Read(lengths, 0)),
-            int(by.context),
-            int(by.heads),
-            int(sizes.dim),
-            float(sizes.scale),
-            key_0,
-            key_1,
-            first,
-            threshold,
-            scale,
-        ];
-        for AttentionLaunch { kernel, own, shared } in sizes.backward() {
-            self.run_shared(kernel, sizes.grid(own), THREADS, shared, &args)?;
+        let args = [dy.read(), qkv.read(), log_sum.read(), Arg::Read(&delta, 0), d_qkv.write()];
+        for launch in sizes.backward() {
+            self.run_heads(&launch, &sizes, by.context, &args, lengths.as_ref(), by)?;
         }
         Ok(d_qkv)
+    }
+
+    /// Runs a kernel that takes `HEAD_ARGS` and `DROP_ARGS` behind `args`, over so many rows of each head.
+    fn run_heads(
+        &self,
+        launch: &AttentionLaunch,
+        sizes: &Sizes,
+        rows: usize,
+        args: &[Arg<'_, D::Memory>],
+        lengths: Option<&D::Memory>,
+        by: &Attention<'_>,
+    ) -> Result<()> {
+        let window = match by.mask {
+            Mask::Window(rows) => rows.min(by.context),
+            Mask::Causal | Mask::Lengths(_) => by.context,
+        };
+        let heads = [
+            lengths.map_or(Arg::Null, |lengths| Arg::Read(lengths, 0)),
+            int(by.context),
+            int(window),
+            int(by.heads),
+            int(by.kv_heads),
+            int(sizes.dim),
+            float(1.0 / (sizes.dim as f64).sqrt()),
+        ];
+        let args = [args, &heads, &dropout(by.dropout.as_ref())].concat();
+        // Rows go down: there a grid has 65,535 blocks at most.
+        let grid = [sizes.samples * launch.heads, rows.div_ceil(launch.own)];
+        self.run_shared(launch.kernel, grid, THREADS, launch.shared, &args)
     }
 
     /// How many keys each sample has, unless rows see those up to themselves.
     fn lengths(&self, mask: Mask<'_>) -> Result<Option<D::Memory>> {
         match mask {
-            Mask::Causal => Ok(None),
+            Mask::Causal | Mask::Window(_) => Ok(None),
             Mask::Lengths(lengths) => self.indices(lengths).map(Some),
-            Mask::Window(_) => Err(self.failed("attention", "there is no sliding window")),
         }
     }
 
     fn sizes(&self, qkv: &Tensor<D::Memory>, by: &Attention<'_>) -> Result<Sizes> {
-        let Attention { heads, context, .. } = *by;
-        let dim = qkv.width() / 3 / heads;
+        let Attention { heads, kv_heads, context, .. } = *by;
+        let dim = by.head_dim(qkv.width());
         if dim > MOST_FEATURES {
             let reason =
                 format!("heads of {dim} features, at most {MOST_FEATURES}: choose more heads");
             return Err(self.failed("attention", reason));
         }
-        let n_heads = qkv.n_rows() / context * heads;
         let is_tiled = self.activations == Element::Bf16 && dim <= TILE;
-        Ok(Sizes { dim, scale: 1.0 / (dim as f64).sqrt(), n_heads, context, is_tiled })
+        Ok(Sizes { dim, samples: qkv.n_rows() / context, heads, kv_heads, is_tiled })
     }
 }
 
@@ -128,17 +154,17 @@ fn dropout<M>(by: Option<&Dropout>) -> [Arg<'static, M>; 5] {
 
 struct Sizes {
     dim: usize,
-    scale: f64,
-    /// Of all samples.
-    n_heads: usize,
-    context: usize,
+    samples: usize,
+    heads: usize,
+    kv_heads: usize,
     /// Whether tensor cores do it.
     is_tiled: bool,
 }
 
 struct AttentionLaunch {
     kernel: &'static str,
-    /// Rows that a block has of its own.
+    /// Heads of a sample, and rows that a block has of its own.
+    heads: usize,
     own: usize,
     /// Bytes of shared memory.
     shared: usize,
@@ -147,35 +173,39 @@ struct AttentionLaunch {
 impl Sizes {
     fn forward(&self) -> AttentionLaunch {
         match self.is_tiled {
-            true => tiled("tiled_attention", QUERIES, 1, 0),
-            false => self.generic("attention", 1),
+            true => tiled("tiled_attention", self.heads, QUERIES, 1, 0),
+            false => self.generic("attention", self.heads, 1),
         }
     }
 
     fn backward(&self) -> [AttentionLaunch; 2] {
         match self.is_tiled {
             true => [
-                tiled("tiled_attention_dq", QUERIES, 2, 0),
-                tiled("tiled_attention_dkv", KEYS, 2, 2),
+                tiled("tiled_attention_dq", self.heads, QUERIES, 2, 0),
+                tiled("tiled_attention_dkv", self.kv_heads, KEYS, 2, 2),
             ],
-            false => [self.generic("attention_dq", 2), self.generic("attention_dkv", 2)],
+            false => [
+                self.generic("attention_dq", self.heads, 2),
+                self.generic("attention_dkv", self.kv_heads, 2),
+            ],
         }
     }
 
     /// Own matrices, and two tiles whose rows are padded by one.
-    fn generic(&self, kernel: &'static str, n_own: usize) -> AttentionLaunch {
+    fn generic(&self, kernel: &'static str, heads: usize, n_own: usize) -> AttentionLaunch {
         let floats = n_own * OWN * self.dim + 2 * WARP * (self.dim + 1);
-        AttentionLaunch { kernel, own: OWN, shared: floats * size_of::<f32>() }
-    }
-
-    /// Rows go down: there a grid has 65,535 blocks at most.
-    fn grid(&self, own: usize) -> [usize; 2] {
-        [self.n_heads, self.context.div_ceil(own)]
+        AttentionLaunch { kernel, heads, own: OWN, shared: floats * size_of::<f32>() }
     }
 }
 
 /// Own matrices, and two tiles and so many numbers for each of their rows: these, and those that come next.
-fn tiled(kernel: &'static str, own: usize, n_own: usize, numbers: usize) -> AttentionLaunch {
+fn tiled(
+    kernel: &'static str,
+    heads: usize,
+    own: usize,
+    n_own: usize,
+    numbers: usize,
+) -> AttentionLaunch {
     let next = 2 * (2 * TILE_BYTES + numbers * TILE * size_of::<f32>());
-    AttentionLaunch { kernel, own, shared: n_own * own / TILE * TILE_BYTES + next }
+    AttentionLaunch { kernel, heads, own, shared: n_own * own / TILE * TILE_BYTES + next }
 }

@@ -27,7 +27,7 @@ const SOURCE: &str = concat!(
     include_str!("../../kernels/prelude.cu"),
     include_str!("../../kernels/pointwise.cu"),
     include_str!("../../kernels/sums.cu"),
-    include_str!("../../kernels/layer_norm.cu"),
+    include_str!("../../kernels/norm.cu"),
     include_str!("../../kernels/embedding.cu"),
     include_str!("../../kernels/attention.cu"),
     include_str!("../../kernels/cross_entropy.cu"),

@@ -3,7 +3,7 @@
 use chimera_core::device::Result;
 use chimera_core::layers::Layout;
 
-use super::{Arg, BLOCK, CHUNK, Driver, Gpu, Operand, Product, Tensor, int};
+use super::{Arg, Driver, Gpu, Operand, Product, Tensor, int};
 
 impl<D: Driver> Gpu<D> {
     pub(super) fn linear_forward(
@@ -39,8 +39,7 @@ impl<D: Driver> Gpu<D> {
                 int(outputs),
                 int(y.pitch),
             ];
-            let n_chunks = rows * outputs.div_ceil(CHUNK);
-            self.run("add_bias_residual", [n_chunks.div_ceil(BLOCK), 1], BLOCK, &args)?;
+            self.run_rows("add_bias_residual", rows, outputs, &args)?;
         }
         Ok(y)
     }

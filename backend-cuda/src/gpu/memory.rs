@@ -192,7 +192,7 @@ impl<D: Driver> Gpu<D> {
         Ok(wide)
     }
 
-    fn convert(&self, x: &Tensor<D::Memory>, into: &Tensor<D::Memory>) -> Result<()> {
+    pub(super) fn convert(&self, x: &Tensor<D::Memory>, into: &Tensor<D::Memory>) -> Result<()> {
         let n = x.len();
         self.run_each("to_activation", n, &[x.read(), into.write(), long(n)])
     }

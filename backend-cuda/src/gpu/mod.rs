@@ -11,9 +11,9 @@ mod cross_entropy;
 pub mod cuda;
 mod driver;
 mod embedding;
-mod layer_norm;
 mod linear;
 mod memory;
+mod norm;
 mod optimizer;
 #[cfg(any(feature = "cuda", test))]
 mod order;
@@ -24,7 +24,7 @@ mod tensor;
 use chimera_core::device::{
     AdamW, Clock, Device, DeviceError, Dtype, Elements, Result, Sgd, Updated,
 };
-use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
+use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 
 pub use driver::{
     Arg, At, Download, Driver, Lane, Launch, MatrixRef, Operand, Product, kernels, source,
@@ -223,7 +223,7 @@ impl<D: Driver> Layers for Gpu<D> {
         bias: &Self::Tensor,
         epsilon: f64,
     ) -> Result<(Self::Tensor, Self::Tensor)> {
-        self.normalise(x, gain, bias, epsilon)
+        self.normalise(x, gain, Some(bias), epsilon)
     }
 
     fn layer_norm_dx(
@@ -245,7 +245,7 @@ impl<D: Driver> Layers for Gpu<D> {
         d_gain: &mut Self::Tensor,
         d_bias: &mut Self::Tensor,
     ) -> Result<()> {
-        self.normalise_backward_weight(dy, x, stats, d_gain, d_bias)
+        self.normalise_backward_weight(dy, x, stats, d_gain, Some(d_bias))
     }
 
     fn activation(&self, x: &Self::Tensor, f: Activation) -> Result<Self::Tensor> {
@@ -259,6 +259,57 @@ impl<D: Driver> Layers for Gpu<D> {
         f: Activation,
     ) -> Result<(Self::Tensor, Self::Tensor)> {
         self.activate_backward(dy, x, f)
+    }
+
+    fn has_llama_layers(&self) -> bool {
+        true
+    }
+
+    fn rms_norm(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        epsilon: f64,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        self.normalise(x, gain, None, epsilon)
+    }
+
+    fn rms_norm_dx(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        stats: &Self::Tensor,
+        gain: &Self::Tensor,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor> {
+        self.normalise_backward_input(dy, x, stats, gain, residual)
+    }
+
+    fn rms_norm_dw(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        stats: &Self::Tensor,
+        d_gain: &mut Self::Tensor,
+    ) -> Result<()> {
+        self.normalise_backward_weight(dy, x, stats, d_gain, None)
+    }
+
+    fn gated(&self, x: &Self::Tensor, f: Activation) -> Result<Self::Tensor> {
+        self.gate(x, f)
+    }
+
+    fn gated_dx(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        f: Activation,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        self.gate_backward(dy, x, f)
+    }
+
+    fn rotary(&self, x: &Self::Tensor, table: &Self::Tensor, by: Rotary) -> Result<Self::Tensor> {
+        self.turn(x, table, by)
     }
 
     fn dropout(
@@ -287,6 +338,16 @@ impl<D: Driver> Layers for Gpu<D> {
         by: &Attention<'_>,
     ) -> Result<Self::Tensor> {
         self.attend_backward(dy, qkv, out, log_sum, by)
+    }
+
+    fn attention_after(
+        &self,
+        qkv: &Self::Tensor,
+        cache: &mut Self::Tensor,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        self.attend_after(qkv, cache, past, by)
     }
 
     fn cross_entropy(
@@ -327,6 +388,18 @@ impl<D: Driver> Gpu<D> {
     /// Runs a kernel that treats each of `n` elements on its own.
     fn run_each(&self, kernel: &'static str, n: usize, args: &[Arg<'_, D::Memory>]) -> Result<()> {
         self.run(kernel, [n.div_ceil(CHUNK * BLOCK), 1], BLOCK, args)
+    }
+
+    /// Runs a kernel that treats chunks of rows on their own, each of `width` elements.
+    fn run_rows(
+        &self,
+        kernel: &'static str,
+        rows: usize,
+        width: usize,
+        args: &[Arg<'_, D::Memory>],
+    ) -> Result<()> {
+        let n_chunks = rows * width.div_ceil(CHUNK);
+        self.run(kernel, [n_chunks.div_ceil(BLOCK), 1], BLOCK, args)
     }
 
     fn failed(&self, op: &'static str, reason: impl Into<String>) -> DeviceError {

@@ -1,7 +1,7 @@
 //! Elements on their own.
 
 use chimera_core::device::Result;
-use chimera_core::layers::{Activation, Dropout};
+use chimera_core::layers::{Activation, Dropout, Rotary};
 
 use super::{Arg, BLOCK, CHUNK, Driver, Element, Gpu, Tensor, float, int, long};
 
@@ -58,6 +58,52 @@ impl<D: Driver> Gpu<D> {
         let args = [dy.read(), x.read(), dx.write(), y.write(), long(n), number(f)];
         self.run_each("activation_dx", n, &args)?;
         Ok((dx, y))
+    }
+
+    pub(super) fn gate(&self, x: &Tensor<D::Memory>, f: Activation) -> Result<Tensor<D::Memory>> {
+        let (x, rows, width) = (self.cast(x)?, x.n_rows(), x.width() / 2);
+        let y = self.activation_of(&[rows, width])?;
+        let args = [x.read(), y.write(), int(rows), int(width), number(f)];
+        self.run_rows("gated", rows, width, &args)?;
+        Ok(y)
+    }
+
+    pub(super) fn gate_backward(
+        &self,
+        dy: &Tensor<D::Memory>,
+        x: &Tensor<D::Memory>,
+        f: Activation,
+    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
+        let (dy, x, rows, width) = (self.cast(dy)?, self.cast(x)?, x.n_rows(), x.width() / 2);
+        assert_eq!(dy.width(), width, "gated_dx");
+        let [dx, y] = [self.activation_of(&x.shape)?, self.activation_of(&dy.shape)?];
+        let args = [dy.read(), x.read(), dx.write(), y.write(), int(rows), int(width), number(f)];
+        self.run_rows("gated_dx", rows, width, &args)?;
+        Ok((dx, y))
+    }
+
+    pub(super) fn turn(
+        &self,
+        x: &Tensor<D::Memory>,
+        table: &Tensor<D::Memory>,
+        by: Rotary,
+    ) -> Result<Tensor<D::Memory>> {
+        let (x, dim) = (self.cast(x)?, table.width());
+        let turned = by.heads * dim;
+        assert!(turned <= x.width(), "rotary");
+        let y = self.activation_of(&x.shape)?;
+        let args = [
+            x.read(),
+            table.read(),
+            y.write(),
+            int(x.width()),
+            int(table.n_rows()),
+            int(turned),
+            int(dim),
+            float(if by.backward { -1.0 } else { 1.0 }),
+        ];
+        self.run("rotary", [x.n_rows(), 1], BLOCK, &args)?;
+        Ok(y)
     }
 
     pub(super) fn drop_out(

@@ -9,7 +9,7 @@ use chimera_core::lower::Recompute::{self, Full, None, Selective};
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
 
-use super::emulated;
+use super::{emulated, llama};
 
 /// The memory model promises 5 %; what it leaves out here is far below.
 const TOLERANCE: f64 = 0.001;
@@ -39,15 +39,15 @@ fn bf16_takes_what_is_foreseen() -> Result<(), RunError> {
     are_foreseen(Element::Bf16, &cases)
 }
 
-/// Of a GPT-2 in which logits and tables weigh most, and a BERT in which activations do.
+/// Of a GPT-2 in which logits and tables weigh most, and a Llama and a BERT in which activations do.
 fn are_foreseen(element: Element, cases: &[Case]) -> Result<(), RunError> {
     // Tensor cores take their time to emulate.
     let layers = if element == Element::Bf16 { 2 } else { 4 };
     for (schedule, depth, recompute, split_backward) in cases.iter().copied() {
         for (architecture, (hidden, context, vocab)) in
-            Architecture::ALL.into_iter().zip([(8, 12, 309), (16, 16, 17)])
+            Architecture::ALL.into_iter().zip([(8, 12, 309), (16, 16, 17), (16, 16, 17)])
         {
-            let model = ModelConfig {
+            let mut model = ModelConfig {
                 architecture,
                 layers,
                 hidden,
@@ -57,6 +57,7 @@ fn are_foreseen(element: Element, cases: &[Case]) -> Result<(), RunError> {
                 tied: false,
                 llama: Option::None,
             };
+            model.llama = llama(&model);
             let shape = Shape::new(depth, 2 * depth as u32);
             let micro_batch_size = 2;
             let run = TrialRun {

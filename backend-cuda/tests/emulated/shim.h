@@ -23,6 +23,7 @@ static Extent gridDim, blockDim, blockIdx, threadIdx;
 #define __device__ inline
 #define __shared__ static __attribute__((section("shared_memory")))
 #define __launch_bounds__(...)
+using std::max;
 using std::min;
 
 static float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }

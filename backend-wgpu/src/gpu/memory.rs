@@ -67,19 +67,26 @@ impl Gpu {
         let mut shape = tensors[0].shape().to_vec();
         shape[0] = tensors.iter().map(|x| x.n_rows()).sum();
         let joined = self.tensor(op, &shape)?;
-        let mut stream = self.stream();
-        let encoder = stream.encoder(&self.device);
         let mut at = 0;
         for x in tensors {
-            let Slice { memory, start, len } = x.all();
-            let (start, size) = (start as u64 * ELEMENT, len as u64 * ELEMENT);
-            let into = joined.all().memory.buffer();
-            encoder.copy_buffer_to_buffer(memory.buffer(), start, into, at, size);
-            at += size;
+            self.copy(op, x, &joined.rows(at, x.n_rows()))?;
+            at += x.n_rows();
         }
-        drop(stream);
-        self.check(op)?;
         Ok(joined)
+    }
+
+    /// Copies the elements of one tensor to another.
+    pub(crate) fn copy(&self, op: &'static str, from: &Tensor, into: &Tensor) -> Result<()> {
+        let (from, into) = (from.all(), into.all());
+        assert_eq!(from.len, into.len, "{op}");
+        let at = |slice: &Slice<'_>| slice.start as u64 * ELEMENT;
+        let (source, target) = (from.memory.buffer(), into.memory.buffer());
+        let mut stream = self.stream();
+        let encoder = stream.encoder(&self.device);
+        let size = from.len as u64 * ELEMENT;
+        encoder.copy_buffer_to_buffer(source, at(&from), target, at(&into), size);
+        drop(stream);
+        self.check(op)
     }
 
     /// Begins to copy a tensor to the host.

@@ -12,7 +12,7 @@ use crate::tensor::{Slice, Tensor};
 use crate::tuning::Tuning;
 
 static FORWARD: Kernel =
-    Kernel { source: &ATTENTION_FORWARD, entry: "forward", n_written: 2, n_read: 2, n_numbers: 10 };
+    Kernel { source: &ATTENTION_FORWARD, entry: "forward", n_written: 2, n_read: 2, n_numbers: 12 };
 static WEIGH: Kernel =
     Kernel { source: &ATTENTION_BACKWARD, entry: "weigh", n_written: 1, n_read: 2, n_numbers: 1 };
 static BACKWARD_QUERIES: Kernel = backward("backward_queries");
@@ -20,7 +20,7 @@ static BACKWARD_KEYS: Kernel = backward("backward_keys");
 static BACKWARD_VALUES: Kernel = backward("backward_values");
 
 const fn backward(entry: &'static str) -> Kernel {
-    Kernel { source: &ATTENTION_BACKWARD, entry, n_written: 1, n_read: 5, n_numbers: 10 }
+    Kernel { source: &ATTENTION_BACKWARD, entry, n_written: 1, n_read: 5, n_numbers: 11 }
 }
 
 /// Rows of a tile at most.
@@ -36,23 +36,48 @@ struct Heads<'a> {
 
 impl Gpu {
     pub(crate) fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
-        let op = "attention";
-        let (rows, heads) = (qkv.n_rows(), Heads::of(qkv, by));
+        self.attend("attention", qkv, 0, by)
+    }
+
+    /// Queries, keys and values become the rows of `cache` from `past` on.
+    pub(crate) fn attention_after(
+        &self,
+        qkv: &Tensor,
+        cache: &Tensor,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        let (op, n) = ("attention_after", qkv.n_rows());
+        self.copy(op, qkv, &cache.rows(past, n))?;
+        let context = past + n;
+        self.attend(op, &cache.rows(0, context), past, &Attention { context, ..*by })
+    }
+
+    /// The results of all rows but the first `past` of the only sample, or of all samples.
+    fn attend(
+        &self,
+        op: &'static str,
+        qkv: &Tensor,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        let (rows, heads) = (qkv.n_rows() - past, Heads::of(qkv, by));
         let lengths = self.lengths(op, by.mask)?;
         let out = self.tensor(op, &[rows, by.heads * heads.dim])?;
         let log_sum = self.tensor(op, &[rows, by.heads])?;
         for block in self.samples(op, qkv, heads)? {
             let lengths = self.lengths_of(&lengths, by, &block);
-            let [out, log_sum, qkv] =
-                [&out, &log_sum, qkv].map(|t| t.rows(block.start, block.len()));
+            let qkv = qkv.rows(block.start, block.len());
+            let [out, log_sum] = [&out, &log_sum].map(|t| t.rows(block.start, block.len() - past));
+            let numbers = [&heads.numbers(block.start)[..], &[number(past)]].concat();
             self.run(
                 op,
                 &Call {
                     kernel: &FORWARD,
                     constants: self.tuning().attention_constants(heads.dim),
                     operands: &[out.all(), log_sum.all(), qkv.all(), lengths],
-                    numbers: &heads.numbers(block.start),
-                    groups: self.attention_grid(by, block.len()),
+                    numbers: &numbers,
+                    groups: self.attention_grid(by, past, by.heads, block.len()),
                 },
             )?;
         }
@@ -88,7 +113,11 @@ impl Gpu {
                     groups: self.grid(n.div_ceil(self.tuning().queries as usize)),
                 },
             )?;
-            for kernel in [&BACKWARD_QUERIES, &BACKWARD_KEYS, &BACKWARD_VALUES] {
+            for (kernel, n_heads) in [
+                (&BACKWARD_QUERIES, by.heads),
+                (&BACKWARD_KEYS, by.kv_heads),
+                (&BACKWARD_VALUES, by.kv_heads),
+            ] {
                 let read = [qkv.all(), dy.all(), log_sum.all(), products.all(), lengths];
                 self.run(
                     op,
@@ -97,7 +126,7 @@ impl Gpu {
                         constants: self.tuning().attention_constants(heads.dim),
                         operands: &[&[d_qkv.all()][..], &read].concat(),
                         numbers: &heads.numbers(start),
-                        groups: self.attention_grid(by, len),
+                        groups: self.attention_grid(by, 0, n_heads, len),
                     },
                 )?;
             }
@@ -108,9 +137,8 @@ impl Gpu {
     /// The lengths of samples, if they matter.
     fn lengths(&self, op: &'static str, mask: Mask<'_>) -> Result<Option<Tensor>> {
         match mask {
-            Mask::Causal => Ok(None),
+            Mask::Causal | Mask::Window(_) => Ok(None),
             Mask::Lengths(lengths) => self.upload_ids(op, lengths).map(Some),
-            Mask::Window(_) => Err(self.failed(op, "there is no sliding window".into())),
         }
     }
 
@@ -133,9 +161,10 @@ impl Gpu {
         qkv: &Tensor,
         Heads { by, dim }: Heads<'_>,
     ) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
-        // A round for four rows of the sample, and twice one for each of their vectors.
+        // For each head that shares a key: a round for four rows of the sample, and twice one for each of their vectors.
         let quads = dim.div_ceil(4);
-        let rounds = by.context.div_ceil(4) * (1 + 2 * quads) + 2 * quads;
+        let of_head = 1 + by.context.div_ceil(4) * (1 + 2 * quads);
+        let rounds = by.heads / by.kv_heads * of_head + 2 * quads;
         self.check_rounds(op, rounds)?;
         // A sample takes a workgroup's number along one dimension.
         let most = self.max_groups() as usize * by.context;
@@ -146,9 +175,16 @@ impl Gpu {
         }))
     }
 
-    fn attention_grid(&self, by: &Attention<'_>, rows: usize) -> [u32; 3] {
-        let queries = number(by.context).div_ceil(self.tuning().queries);
-        [queries, number(by.heads), number(rows / by.context.max(1))]
+    /// For some samples of `rows` rows in all, each in `n_heads` heads and without its first `past` rows.
+    fn attention_grid(
+        &self,
+        by: &Attention<'_>,
+        past: usize,
+        n_heads: usize,
+        rows: usize,
+    ) -> [u32; 3] {
+        let queries = number(by.context - past).div_ceil(self.tuning().queries);
+        [queries, number(n_heads), number(rows / by.context.max(1))]
     }
 }
 
@@ -171,21 +207,26 @@ impl Tuning {
 
 impl<'a> Heads<'a> {
     fn of(qkv: &Tensor, by: &'a Attention<'a>) -> Heads<'a> {
-        Heads { by, dim: qkv.width() / 3 / by.heads }
+        Heads { by, dim: by.head_dim(qkv.width()) }
     }
 
     /// Of a call for the rows from `row` on.
-    fn numbers(self, row: usize) -> [u32; 10] {
+    fn numbers(self, row: usize) -> [u32; 11] {
         let Heads { by, dim } = self;
         let scale = 1.0 / (dim as f32).sqrt();
-        let is_causal = by.mask == Mask::Causal;
+        let window = match by.mask {
+            Mask::Causal => by.context,
+            Mask::Window(rows) => rows.min(by.context),
+            Mask::Lengths(_) => 0,
+        };
         let drop = by.dropout.unwrap_or(Dropout::NONE);
         let first = drop.first.wrapping_add(by.weight(row, 0));
         [
             number(by.heads),
+            number(by.kv_heads),
             number(by.context),
             scale.to_bits(),
-            is_causal.into(),
+            number(window),
             drop.key[0],
             drop.key[1],
             first as u32,

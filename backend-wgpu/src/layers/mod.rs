@@ -5,10 +5,11 @@ mod attention;
 mod cross_entropy;
 mod dropout;
 mod embedding;
-mod layer_norm;
 mod linear;
+mod norm;
 mod optimizer;
 mod pointwise;
+mod rotary;
 mod sums;
 
 use std::ops::Range;
@@ -83,16 +84,16 @@ fn number(n: usize) -> u32 {
 pub(crate) fn sources(tuning: &Tuning) -> Vec<(&'static crate::shader::Source, Constants)> {
     use crate::shader::*;
     use chimera_core::layers::Activation;
-    let of_elements = [&DROPOUT, &EMBEDDING, &OPTIMIZER, &POINTWISE, &SUMS];
-    let of_rows = [&CROSS_ENTROPY, &LAYER_NORM];
+    let of_elements = [&DROPOUT, &EMBEDDING, &OPTIMIZER, &POINTWISE, &ROTARY, &SUMS];
     let of_elements = of_elements.map(|source| (source, tuning.element_constants()));
-    let of_rows = of_rows.map(|source| (source, tuning.row_constants()));
+    let of_rows = [(&CROSS_ENTROPY, tuning.row_constants())];
+    let norms = [1, 2].map(|n_stats| (&NORM, tuning.norm_constants(n_stats)));
     let functions = [Activation::GeluTanh, Activation::Gelu, Activation::Tanh, Activation::Silu];
     let functions = functions.map(|f| (&ACTIVATION, tuning.activation_constants(f)));
     let dims = [1, 3, 4, 6, 16, 64, 80, 128, 256];
     let attention = [&ATTENTION_FORWARD, &ATTENTION_BACKWARD]
         .into_iter()
         .flat_map(|source| dims.map(|dim| (source, tuning.attention_constants(dim))));
-    let sources = of_elements.into_iter().chain(of_rows).chain(functions).chain(attention);
-    sources.chain(linear::sources()).collect()
+    let sources = of_elements.into_iter().chain(of_rows).chain(norms).chain(functions);
+    sources.chain(attention).chain(linear::sources()).collect()
 }

@@ -18,6 +18,8 @@ pub struct Memory {
     pub sample: StageBytes,
     /// Weights as operands of products, where these are not f32, beside those in f32.
     pub operands: f64,
+    /// Tensors of the stage's own, such as a Llama's table of rotary positions.
+    pub own: f64,
 }
 
 /// What the stage `cut` of `config` takes on a device whose activations have so many bytes an element (4, or 2 for
@@ -36,9 +38,10 @@ pub fn memory(
     let (input, target) = config.sample(&vec![0; sequence], 0);
     let dropout = DropoutRate { rate, seed: 0 };
     let stage = stage(device.clone(), config, sequence, dropout, cut.clone())?;
-    let counted = count(&device, &stage, cut, &input, &target);
+    let own = device.used() as f64;
     // It has no memory that could run out.
-    Ok(counted.unwrap_or_default())
+    let counted = count(&device, &stage, cut, &input, &target).unwrap_or_default();
+    Ok(Memory { own, ..counted })
 }
 
 fn count<S: Stage<Tensor = Extents, Item = u32>>(
@@ -115,7 +118,7 @@ fn count<S: Stage<Tensor = Extents, Item = u32>>(
     });
     sample.backward = most as f64;
     result?;
-    Ok(Memory { sample, operands: operands as f64 })
+    Ok(Memory { sample, operands: operands as f64, own: 0.0 })
 }
 
 /// The gradient of the loss is where the last stage's backward begins; elsewhere any tensor of that size serves.

@@ -162,7 +162,7 @@ impl Layers for Faulty {
     }
 
     fn has_llama_layers(&self) -> bool {
-        true
+        !self.has(Fault::LlamaAbsent)
     }
 
     fn rms_norm(&self, x: &Shared, gain: &Shared, epsilon: f64) -> Result<(Shared, Shared)> {

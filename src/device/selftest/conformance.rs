@@ -5,7 +5,7 @@ use chimera_core::device::{DeviceError, Dtype};
 use chimera_core::equivalence::TrialRun;
 use chimera_core::layers::Layers;
 use chimera_core::lower::Recompute;
-use chimera_core::model::{Architecture, ModelConfig};
+use chimera_core::model::{Architecture, Llama, ModelConfig};
 use chimera_core::schedule::Shape;
 
 use super::suite::Suite;
@@ -48,17 +48,29 @@ impl Compute for Equivalence<'_> {
     type Output = ();
 
     fn on<K: Layers>(self, by_rank: &[K]) {
-        let suite = self.0;
-        let what = "training on the CPU";
-        let Some(expected) = suite.train(what, &small("dapple", 1), &[Candle::cpu()]) else {
-            return;
-        };
         let runs = [("dapple", 1), ("1f1b", 2), ("1f1b", 4), ("chimera", 2), ("chimera", 4)];
-        for (schedule, depth) in runs {
-            let what = format!("losses of {schedule} with {depth} worker(s)");
-            let Some(got) = suite.train(&what, &small(schedule, depth), by_rank) else { continue };
-            suite.compare(what, &got.losses, &expected.losses);
+        compare(self.0, by_rank, "GPT-2", small, &runs);
+        if by_rank[0].has_llama_layers() {
+            compare(self.0, by_rank, "a Llama", small_llama, &[("1f1b", 2), ("chimera", 4)]);
         }
+    }
+}
+
+fn compare<K: Layers>(
+    suite: &mut Suite,
+    by_rank: &[K],
+    model: &str,
+    run: fn(&'static str, usize) -> TrialRun,
+    schedules: &[(&'static str, usize)],
+) {
+    let what = format!("training {model} on the CPU");
+    let Some(expected) = suite.train(&what, &run("dapple", 1), &[Candle::cpu()]) else {
+        return;
+    };
+    for &(schedule, depth) in schedules {
+        let what = format!("losses of {model} by {schedule} with {depth} worker(s)");
+        let Some(got) = suite.train(&what, &run(schedule, depth), by_rank) else { continue };
+        suite.compare(what, &got.losses, &expected.losses);
     }
 }
 
@@ -84,6 +96,17 @@ pub(super) fn small(schedule: &'static str, depth: usize) -> TrialRun {
         micro_batch_size: 2,
         steps: 10,
     }
+}
+
+/// [`small`] of a Llama with grouped heads, biases and a window within the context.
+fn small_llama(schedule: &'static str, depth: usize) -> TrialRun {
+    let mut run = small(schedule, depth);
+    let ModelConfig { hidden, heads, context, .. } = run.model;
+    let usual = Llama::usual(hidden, heads);
+    let window = Some(context / 2);
+    run.model.llama = Some(Llama { kv_heads: heads / 2, qkv_bias: true, window, ..usual });
+    run.model.architecture = Architecture::LLAMA;
+    run
 }
 
 /// A device without memory says so, with how much was asked for, and goes on.

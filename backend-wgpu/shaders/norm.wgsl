@@ -1,6 +1,9 @@
-// Layer norm: rows on their own. GROUP: invocations of a workgroup, LANES: how many of them share a row.
+// Layer norm and RMS norm: rows on their own. GROUP: invocations of a workgroup, LANES: how many of them share a row.
+// CENTRED: 1 for layer norm, which takes the mean from each row and adds a bias; 0 for RMS norm.
 
 const ROWS = GROUP / LANES;
+/// Numbers that are kept of a row: its mean if centred, and what it is multiplied by. As many weights as a column has.
+const STATS = 1u + CENTRED;
 
 var<workgroup> shared_sums: array<vec2<f32>, GROUP>;
 
@@ -46,11 +49,14 @@ fn forward(
     let wanted = flat(group, groups) * ROWS + invocation / LANES;
     let row = min(wanted, by.rows - 1u); // all reach the barriers
     let from_x = by.x_at + row * by.width;
-    var sum = 0.0;
-    for (var i = lane; i < by.width; i += LANES) {
-        sum += x[from_x + i];
+    var mean = 0.0;
+    if CENTRED == 1u {
+        var sum = 0.0;
+        for (var i = lane; i < by.width; i += LANES) {
+            sum += x[from_x + i];
+        }
+        mean = row_sum(vec2(sum, 0.0), invocation).x / f32(by.width);
     }
-    let mean = row_sum(vec2(sum, 0.0), invocation).x / f32(by.width);
     var squares = 0.0;
     for (var i = lane; i < by.width; i += LANES) {
         let centred = x[from_x + i] - mean;
@@ -63,12 +69,18 @@ fn forward(
     }
     let to_y = by.y_at + row * by.width;
     for (var i = lane; i < by.width; i += LANES) {
-        let normed = (x[from_x + i] - mean) * scale;
-        y[to_y + i] = normed * gain[by.gain_at + i] + bias[by.bias_at + i];
+        var element = (x[from_x + i] - mean) * scale * gain[by.gain_at + i];
+        if CENTRED == 1u {
+            element += bias[by.bias_at + i];
+        }
+        y[to_y + i] = element;
     }
     if lane == 0u {
-        stats_out[by.stats_at + 2u * row] = mean;
-        stats_out[by.stats_at + 2u * row + 1u] = scale;
+        let at = by.stats_at + STATS * row;
+        if CENTRED == 1u {
+            stats_out[at] = mean;
+        }
+        stats_out[at + CENTRED] = scale;
     }
 }
 
@@ -96,13 +108,14 @@ fn backward_input(
     let wanted = flat(group, groups) * ROWS + invocation / LANES;
     let row = min(wanted, by.rows - 1u);
     let at = row * by.width;
-    let mean = input_stats[by.stats_at + 2u * row];
-    let scale = input_stats[by.stats_at + 2u * row + 1u];
+    let stats_at = by.stats_at + STATS * row;
+    let mean = select(0.0, input_stats[stats_at], CENTRED == 1u);
+    let scale = input_stats[stats_at + CENTRED];
     var sums = vec2(0.0);
     for (var i = lane; i < by.width; i += LANES) {
         let d = input_dy[by.dy_at + at + i] * input_gain[by.gain_at + i];
         let normed = (input_x[by.x_at + at + i] - mean) * scale;
-        sums += vec2(d, d * normed);
+        sums += vec2(select(0.0, d, CENTRED == 1u), d * normed);
     }
     let means = row_sum(sums, invocation) / f32(by.width);
     if wanted >= by.rows {
@@ -130,7 +143,7 @@ var<immediate> weight_by: BackwardWeight;
 @group(0) @binding(2) var<storage, read> weight_x: array<f32>;
 @group(0) @binding(3) var<storage, read> weight_stats: array<f32>;
 
-/// For each chunk of rows: the gradient of the gain, then that of the bias.
+/// For each chunk of rows: the gradient of the gain, then that of the bias if there is one.
 @compute @workgroup_size(GROUP)
 fn backward_weight(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -146,12 +159,14 @@ fn backward_weight(
     var sums = vec2(0.0);
     for (var r = first; r < end; r++) {
         let d = weight_dy[by.dy_at + r * by.width + column];
-        let mean = weight_stats[by.stats_at + 2u * r];
-        let scale = weight_stats[by.stats_at + 2u * r + 1u];
-        let normed = (weight_x[by.x_at + r * by.width + column] - mean) * scale;
+        let stats_at = by.stats_at + STATS * r;
+        let mean = select(0.0, weight_stats[stats_at], CENTRED == 1u);
+        let normed = (weight_x[by.x_at + r * by.width + column] - mean) * weight_stats[stats_at + CENTRED];
         sums += vec2(d * normed, d);
     }
-    let at = by.parts_at + group.y * 2u * by.width + column;
+    let at = by.parts_at + group.y * STATS * by.width + column;
     parts[at] = sums.x;
-    parts[at + by.width] = sums.y;
+    if CENTRED == 1u {
+        parts[at + by.width] = sums.y;
+    }
 }

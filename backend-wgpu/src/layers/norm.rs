@@ -1,30 +1,34 @@
-//! Layer norm.
+//! Layer norm and RMS norm.
 
 use chimera_core::device::Result;
 
 use super::{CHUNK, cut, number};
 use crate::gpu::{Call, Gpu};
-use crate::shader::{Kernel, LAYER_NORM};
+use crate::shader::{Constants, Kernel, NORM};
 use crate::tensor::Tensor;
+use crate::tuning::Tuning;
 
 static FORWARD: Kernel =
-    Kernel { source: &LAYER_NORM, entry: "forward", n_written: 2, n_read: 3, n_numbers: 3 };
+    Kernel { source: &NORM, entry: "forward", n_written: 2, n_read: 3, n_numbers: 3 };
 static BACKWARD_INPUT: Kernel =
-    Kernel { source: &LAYER_NORM, entry: "backward_input", n_written: 1, n_read: 5, n_numbers: 3 };
+    Kernel { source: &NORM, entry: "backward_input", n_written: 1, n_read: 5, n_numbers: 3 };
 static BACKWARD_WEIGHT: Kernel =
-    Kernel { source: &LAYER_NORM, entry: "backward_weight", n_written: 1, n_read: 3, n_numbers: 3 };
+    Kernel { source: &NORM, entry: "backward_weight", n_written: 1, n_read: 3, n_numbers: 3 };
 
 impl Gpu {
-    pub(crate) fn layer_norm(
+    /// Layer norm if there is a bias, else RMS norm.
+    pub(crate) fn norm(
         &self,
+        op: &'static str,
         x: &Tensor,
         gain: &Tensor,
-        bias: &Tensor,
+        bias: Option<&Tensor>,
         epsilon: f64,
     ) -> Result<(Tensor, Tensor)> {
-        let op = "layer_norm";
         let (rows, width) = (x.n_rows(), x.width());
-        let (y, stats) = (self.tensor(op, &[rows, width])?, self.tensor(op, &[rows, 2])?);
+        let n_stats = if bias.is_some() { 2 } else { 1 };
+        let (y, stats) = (self.tensor(op, &[rows, width])?, self.tensor(op, &[rows, n_stats])?);
+        let bias = bias.map_or(self.nothing(), Tensor::all);
         for block in self.blocks(op, rows, width, 1)? {
             let (start, len) = (block.start, block.len());
             let [x, y, stats] = [x, &y, &stats].map(|t| t.rows(start, len));
@@ -32,8 +36,8 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &FORWARD,
-                    constants: self.tuning().row_constants(),
-                    operands: &[y.all(), stats.all(), x.all(), gain.all(), bias.all()],
+                    constants: self.tuning().norm_constants(stats.width()),
+                    operands: &[y.all(), stats.all(), x.all(), gain.all(), bias],
                     numbers: &[number(len), number(width), (epsilon as f32).to_bits()],
                     groups: self.row_grid(len),
                 },
@@ -42,15 +46,15 @@ impl Gpu {
         Ok((y, stats))
     }
 
-    pub(crate) fn layer_norm_dx(
+    pub(crate) fn norm_dx(
         &self,
+        op: &'static str,
         dy: &Tensor,
         x: &Tensor,
         stats: &Tensor,
         gain: &Tensor,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let op = "layer_norm_dx";
         let (rows, width) = (x.n_rows(), x.width());
         let dx = self.tensor(op, &[rows, width])?;
         for block in self.blocks(op, rows, width, 1)? {
@@ -62,7 +66,7 @@ impl Gpu {
                 op,
                 &Call {
                     kernel: &BACKWARD_INPUT,
-                    constants: self.tuning().row_constants(),
+                    constants: self.tuning().norm_constants(stats.width()),
                     operands: &[dx.all(), dy.all(), x.all(), stats.all(), gain.all(), around],
                     numbers: &[number(len), number(width), residual.is_some().into()],
                     groups: self.row_grid(len),
@@ -72,34 +76,44 @@ impl Gpu {
         Ok(dx)
     }
 
-    pub(crate) fn layer_norm_dw(
+    /// `d_weights` are the gradients of the gain and, of layer norm, of the bias.
+    pub(crate) fn norm_dw(
         &self,
+        op: &'static str,
         dy: &Tensor,
         x: &Tensor,
         stats: &Tensor,
-        d_gain: &Tensor,
-        d_bias: &Tensor,
+        d_weights: &[&Tensor],
     ) -> Result<()> {
-        let op = "layer_norm_dw";
         let (rows, width) = (x.n_rows(), x.width());
         let most = self.most_chunked_rows();
         for block in self.blocks(op, rows, width, 1)?.flat_map(|block| cut(block, most)) {
             let [dy, x, stats] = [dy, x, stats].map(|t| t.rows(block.start, block.len()));
             let n_chunks = block.len().div_ceil(CHUNK);
-            let parts = self.tensor(op, &[n_chunks, 2 * width])?;
+            let parts = self.tensor(op, &[n_chunks, d_weights.len() * width])?;
             self.run(
                 op,
                 &Call {
                     kernel: &BACKWARD_WEIGHT,
-                    constants: self.tuning().row_constants(),
+                    constants: self.tuning().norm_constants(stats.width()),
                     operands: &[parts.all(), dy.all(), x.all(), stats.all()],
                     numbers: &[block.len(), width, CHUNK].map(number),
                     groups: [number(width).div_ceil(self.tuning().row_group), number(n_chunks), 1],
                 },
             )?;
-            self.add_parts(op, d_gain, &parts, 0)?;
-            self.add_parts(op, d_bias, &parts, width)?;
+            for (d_weight, nth) in d_weights.iter().zip(0..) {
+                self.add_parts(op, d_weight, &parts, nth * width)?;
+            }
         }
         Ok(())
+    }
+}
+
+impl Tuning {
+    /// For so many numbers that are kept of a row: layer norm keeps its mean too.
+    pub(super) fn norm_constants(&self, n_stats: usize) -> Constants {
+        let mut constants = self.row_constants();
+        constants.push(("CENTRED", number(n_stats - 1)));
+        constants
     }
 }

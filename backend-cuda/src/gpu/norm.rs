@@ -1,4 +1,4 @@
-//! Layer norm, a warp to each row.
+//! Layer norm and RMS norm, a warp to each row.
 
 use chimera_core::device::Result;
 
@@ -6,28 +6,30 @@ use super::sums::Ranges;
 use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 
 impl<D: Driver> Gpu<D> {
+    /// Layer norm if there is a bias, else RMS norm.
     pub(super) fn normalise(
         &self,
         x: &Tensor<D::Memory>,
         gain: &Tensor<D::Memory>,
-        bias: &Tensor<D::Memory>,
+        bias: Option<&Tensor<D::Memory>>,
         epsilon: f64,
     ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
         let (rows, width) = (x.n_rows(), x.width());
         let x = self.cast(x)?;
         let y = self.activation_of(&x.shape)?;
-        let stats = self.empty(&[rows, 2], Element::F32)?;
+        let n_stats = if bias.is_some() { 2 } else { 1 };
+        let stats = self.empty(&[rows, n_stats], Element::F32)?;
         let args = [
             x.read(),
             gain.read(),
-            bias.read(),
+            bias.map_or(Arg::Null, Tensor::read),
             y.write(),
             stats.write(),
             long(rows),
             int(width),
             float(epsilon),
         ];
-        self.run("layer_norm", by_rows(rows), BLOCK, &args)?;
+        self.run("row_norm", by_rows(rows), BLOCK, &args)?;
         Ok((y, stats))
     }
 
@@ -52,8 +54,9 @@ impl<D: Driver> Gpu<D> {
             dx.write(),
             long(rows),
             int(width),
+            Arg::Int((stats.width() - 1) as i32), // layer norm keeps the mean too
         ];
-        self.run("layer_norm_dx", by_rows(rows), BLOCK, &args)?;
+        self.run("row_norm_dx", by_rows(rows), BLOCK, &args)?;
         Ok(dx)
     }
 
@@ -63,25 +66,29 @@ impl<D: Driver> Gpu<D> {
         x: &Tensor<D::Memory>,
         stats: &Tensor<D::Memory>,
         d_gain: &Tensor<D::Memory>,
-        d_bias: &Tensor<D::Memory>,
+        d_bias: Option<&Tensor<D::Memory>>,
     ) -> Result<()> {
         let (rows, width) = (x.n_rows(), x.width());
         let (dy, x) = (self.cast(dy)?, self.cast(x)?);
         let ranges = Ranges::of(rows, width);
-        let [gains, biases] = [self.allocate(ranges.bytes())?, self.allocate(ranges.bytes())?];
+        let gains = self.allocate(ranges.bytes())?;
+        let biases = d_bias.map(|_| self.allocate(ranges.bytes())).transpose()?;
         let args = [
             dy.read(),
             x.read(),
             stats.read(),
             Arg::Write(&gains, 0),
-            Arg::Write(&biases, 0),
+            biases.as_ref().map_or(Arg::Null, |biases| Arg::Write(biases, 0)),
             long(rows),
             int(width),
             int(ranges.range),
         ];
-        self.run("layer_norm_dw", ranges.grid(), BLOCK, &args)?;
+        self.run("row_norm_dw", ranges.grid(), BLOCK, &args)?;
         self.add_parts(&gains, &ranges, d_gain)?;
-        self.add_parts(&biases, &ranges, d_bias)
+        match biases.zip(d_bias) {
+            Some((biases, d_bias)) => self.add_parts(&biases, &ranges, d_bias),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,15 +1,20 @@
-// Layer norm: a warp to a row, read again from the cache rather than kept.
+// Layer norm and RMS norm: a warp to a row, read again from the cache rather than kept. Layer norm alone centres rows
+// and adds a bias.
 
 // The chunks of a row that a lane has, from element i on, m of them.
 #define EACH_CHUNK(i, m, width) \
     for (int i = lane() * CHUNK, m; (m = min((width) - i, CHUNK)) > 0; i += WARP * CHUNK)
 
-GLOBAL layer_norm(const T* x, const float* gain, const float* bias, T* y, float* stats, i64 rows, int width,
-                  float epsilon) {
-    i64 row = (i64)blockIdx.x * (blockDim.x / WARP) + warp();
-    if (row >= rows) return;
-    x += row * width;
-    y += row * width;
+// What a row was centred by and multiplied by; without centring only the latter is kept.
+struct Stats {
+    float mean, scale;
+};
+
+__device__ Stats stats_of(const float* stats, i64 row, bool is_centred) {
+    return is_centred ? Stats{stats[2 * row], stats[2 * row + 1]} : Stats{0.0f, stats[row]};
+}
+
+__device__ float row_mean(const T* x, int width) {
     float sum = 0.0f;
     EACH_CHUNK(i, m, width) {
         Chunk c = load(x + i, m);
@@ -22,7 +27,17 @@ GLOBAL layer_norm(const T* x, const float* gain, const float* bias, T* y, float*
         Chunk c = load(x + i, m);
         EACH_OF_CHUNK(j) if (j < m) rest += c.x[j] - mean;
     }
-    mean += warp_sum(rest) / width;
+    return mean + warp_sum(rest) / width;
+}
+
+// Without a bias it is RMS norm.
+GLOBAL row_norm(const T* x, const float* gain, const float* bias, T* y, float* stats, i64 rows, int width,
+            float epsilon) {
+    i64 row = (i64)blockIdx.x * (blockDim.x / WARP) + warp();
+    if (row >= rows) return;
+    x += row * width;
+    y += row * width;
+    float mean = bias ? row_mean(x, width) : 0.0f;
     float squares = 0.0f;
     EACH_CHUNK(i, m, width) {
         Chunk c = load(x + i, m);
@@ -30,21 +45,21 @@ GLOBAL layer_norm(const T* x, const float* gain, const float* bias, T* y, float*
     }
     float scale = 1.0f / sqrtf(warp_sum(squares) / width + epsilon);
     EACH_CHUNK(i, m, width) {
-        Chunk c = load(x + i, m), g = load(gain + i, m), b = load(bias + i, m);
+        Chunk c = load(x + i, m), g = load(gain + i, m), b = {};
+        if (bias) b = load(bias + i, m);
         EACH_OF_CHUNK(j) c.x[j] = (c.x[j] - mean) * scale * g.x[j] + b.x[j];
         store(y + i, c, m);
     }
-    if (lane() == 0) {
-        stats[2 * row] = mean;
-        stats[2 * row + 1] = scale;
-    }
+    if (lane() != 0) return;
+    if (bias) stats[2 * row] = mean;
+    stats[bias ? 2 * row + 1 : row] = scale;
 }
 
-GLOBAL layer_norm_dx(const T* dy, const T* x, const float* stats, const float* gain, const T* residual, T* dx,
-                     i64 rows, int width) {
+GLOBAL row_norm_dx(const T* dy, const T* x, const float* stats, const float* gain, const T* residual, T* dx, i64 rows,
+               int width, int is_centred) {
     i64 row = (i64)blockIdx.x * (blockDim.x / WARP) + warp();
     if (row >= rows) return;
-    float mean = stats[2 * row], scale = stats[2 * row + 1];
+    auto [mean, scale] = stats_of(stats, row, is_centred);
     i64 at = row * width;
     float sum = 0.0f, sum_normed = 0.0f;
     EACH_CHUNK(i, m, width) {
@@ -54,7 +69,7 @@ GLOBAL layer_norm_dx(const T* dy, const T* x, const float* stats, const float* g
             sum_normed += d.x[j] * g.x[j] * (c.x[j] - mean) * scale;
         }
     }
-    sum = warp_sum(sum) / width;
+    sum = is_centred ? warp_sum(sum) / width : 0.0f;
     sum_normed = warp_sum(sum_normed) / width;
     EACH_CHUNK(i, m, width) {
         Chunk d = load(dy + at + i, m), g = load(gain + i, m), c = load(x + at + i, m);
@@ -70,21 +85,23 @@ GLOBAL layer_norm_dx(const T* dy, const T* x, const float* stats, const float* g
     }
 }
 
-// d_gain[range, column] and d_bias[range, column]: sums over ranges of rows, see column_sums.
-GLOBAL layer_norm_dw(const T* dy, const T* x, const float* stats, float* d_gain, float* d_bias, i64 rows,
-                     int width, int range) {
+// d_gain[range, column] and d_bias[range, column]: sums over ranges of rows, see column_sums. Without d_bias it is RMS
+// norm.
+GLOBAL row_norm_dw(const T* dy, const T* x, const float* stats, float* d_gain, float* d_bias, i64 rows, int width,
+               int range) {
     int column = blockIdx.x * WARP + lane();
     i64 first = (i64)blockIdx.y * range;
     float gain = 0.0f, bias = 0.0f;
     for (i64 r = first + warp(); r < first + range && r < rows; r += blockDim.x / WARP) {
         if (column >= width) continue;
         float d = get(dy, r * width + column);
-        gain += d * (get(x, r * width + column) - stats[2 * r]) * stats[2 * r + 1];
+        auto [mean, scale] = stats_of(stats, r, d_bias);
+        gain += d * (get(x, r * width + column) - mean) * scale;
         bias += d;
     }
     gain = across_warps(gain);
     bias = across_warps(bias);
     if (warp() != 0 || column >= width) return;
     d_gain[(i64)blockIdx.y * width + column] = gain;
-    d_bias[(i64)blockIdx.y * width + column] = bias;
+    if (d_bias) d_bias[(i64)blockIdx.y * width + column] = bias;
 }
