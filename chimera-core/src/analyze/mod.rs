@@ -1,6 +1,8 @@
 //! What follows from a timetable or a program without running it: proof, memory, time.
 
+pub mod bubble;
 pub(crate) mod check;
+pub mod critical;
 mod deadlock;
 pub mod measured;
 pub mod memory;
@@ -13,6 +15,8 @@ pub mod timeline;
 pub mod verdict;
 pub(crate) mod versions;
 
+pub use bubble::{IdleTime, measured_idle, simulated_idle};
+pub use critical::{link, path_length};
 pub use measured::MeasuredCosts;
 pub use memory::{peak_bytes, peak_kept, peak_working_bytes};
 pub use network::{Link, Network, NetworkCosts, Traffic};
