@@ -2,6 +2,7 @@
 
 pub mod bubble;
 pub(crate) mod check;
+pub mod closed_form;
 pub mod critical;
 mod deadlock;
 pub mod measured;
@@ -16,6 +17,7 @@ pub mod verdict;
 pub(crate) mod versions;
 
 pub use bubble::{IdleTime, measured_idle, simulated_idle};
+pub use closed_form::{ClosedForm, Reduced};
 pub use critical::{link, path_length};
 pub use measured::MeasuredCosts;
 pub use memory::{peak_bytes, peak_kept, peak_working_bytes};
