@@ -6,5 +6,5 @@ pub mod files;
 pub mod hf;
 pub mod save;
 pub mod timetable;
-#[cfg_attr(not(feature = "cli"), expect(dead_code, reason = "only the command compares traces"))]
+#[cfg(feature = "cli")]
 pub(crate) mod trace;

@@ -12,6 +12,7 @@ pub mod one_order;
 pub mod refusal;
 pub mod simulate;
 pub(crate) mod structure;
+mod timed;
 pub mod timeline;
 pub mod verdict;
 pub(crate) mod versions;

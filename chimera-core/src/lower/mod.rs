@@ -82,10 +82,9 @@ pub fn lower_at(
         weight_versions: Vec::new(),
         has_barrier: how.barrier && window.update() == Update::Flush,
     };
-    check::prove_compute(&program)?;
-    let compute = simulate(&program, costs);
-    sync::insert(&mut program, &compute, how);
-    drop(compute);
+    let mut ends = sync::Ends::new(&program);
+    check::prove_compute(&program, costs, |event| ends.add(&event))?;
+    sync::insert(&mut program, &ends, how);
     let proof = check::prove(&program, how.max_peak)?;
     program.channel_bound = proof.channel_bound;
     program.peaks = proof.peaks;
