@@ -10,7 +10,7 @@ use chain::{
 use chimera_core::costs::StageBytes;
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;
-use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, ModelConfig, cut, memory};
+use chimera_core::model::{Architecture, BertStage, Cut, DecoderStage, ModelConfig, cut, memory};
 use chimera_core::stage::{Micro, Output, Stage};
 
 const DROPOUT: f64 = 0.3;
@@ -38,10 +38,10 @@ laws!(
     what_is_selected_restores_the_rest
 );
 
-fn gradients_are_those_of_finite_differences<S: Model>(dropout: f64) {
+fn gradients_are_those_of_finite_differences<M: Model>(dropout: f64) {
     const STEP: f64 = 1e-5;
     for tied in [false, true] {
-        let mut chain = Chain::<S>::make(&config::<S>(tied), 1, 0.3).with_dropout(dropout);
+        let mut chain = Chain::<M>::with_dropout(&config::<M>(tied), 1, 0.3, dropout);
         let (_, grads) = chain.train();
         let mut nonzero = 0;
         for (name, grad) in &grads {
@@ -64,9 +64,9 @@ fn gradients_are_those_of_finite_differences<S: Model>(dropout: f64) {
     }
 }
 
-fn the_cut_does_not_matter<S: Model>(dropout: f64) {
+fn the_cut_does_not_matter<M: Model>(dropout: f64) {
     for tied in [false, true] {
-        let chain = |n| Chain::<S>::make(&config::<S>(tied), n, 0.3).with_dropout(dropout);
+        let chain = |n| Chain::<M>::with_dropout(&config::<M>(tied), n, 0.3, dropout);
         let (loss, grads) = chain(1).train();
         for n_stages in 2..=3 {
             let (cut_loss, cut_grads) = chain(n_stages).train();
@@ -76,9 +76,9 @@ fn the_cut_does_not_matter<S: Model>(dropout: f64) {
     }
 }
 
-fn halves_of_a_forward_go_backward_alone<S: Model>(dropout: f64) {
+fn halves_of_a_forward_go_backward_alone<M: Model>(dropout: f64) {
     for n_stages in 1..=3 {
-        let chain = Chain::<S>::make(&config::<S>(true), n_stages, 0.3).with_dropout(dropout);
+        let chain = Chain::<M>::with_dropout(&config::<M>(true), n_stages, 0.3, dropout);
         let (_, dy, saved) = chain.forward(&chain.micro(0, 1));
         let mut halves: [Vec<_>; 2] = [Vec::new(), Vec::new()];
         for (stage, saved) in chain.stages.iter().zip(saved) {
@@ -101,8 +101,8 @@ fn halves_of_a_forward_go_backward_alone<S: Model>(dropout: f64) {
     }
 }
 
-fn micro_batches_go_in_any_order<S: Model>(dropout: f64) {
-    let chain = Chain::<S>::make(&config::<S>(true), 2, 0.3).with_dropout(dropout);
+fn micro_batches_go_in_any_order<M: Model>(dropout: f64) {
+    let chain = Chain::<M>::with_dropout(&config::<M>(true), 2, 0.3, dropout);
     let (loss, grads) = chain.train();
     let micros: Vec<_> = (0..4).map(|m| chain.micro(m, 4)).collect();
     for (inputs, weights) in
@@ -148,9 +148,9 @@ fn a_fresh_model_knows_nothing() {
 
 #[test]
 fn dropout_changes_the_loss_of_training_alone() {
-    fn check<S: Model>() {
-        let chain = |rate| Chain::<S>::make(&config::<S>(true), 2, 0.3).with_dropout(rate);
-        let loss = |chain: &Chain<S>, change: &dyn Fn(&mut Micro<'_>)| {
+    fn check<M: Model>() {
+        let chain = |rate| Chain::<M>::with_dropout(&config::<M>(true), 2, 0.3, rate);
+        let loss = |chain: &Chain<M>, change: &dyn Fn(&mut Micro<'_>)| {
             let mut micro = chain.micro(0, 1);
             change(&mut micro);
             chain.forward(&micro).0
@@ -247,10 +247,10 @@ fn activations_are_counted_in_bytes() {
 /// What is foreseen is what stages hold, whatever the cut.
 #[test]
 fn activations_of_every_stage_are_foreseen() {
-    fn check<S: Model>(predictions: usize) {
+    fn check<M: Model>(predictions: usize) {
         for n_stages in 1..=3 {
-            let config = config::<S>(true);
-            let chain = Chain::<S>::make(&config, n_stages, 0.3);
+            let config = config::<M>(true);
+            let chain = Chain::<M>::make(&config, n_stages, 0.3);
             let cuts = cut(&config, config.context, n_stages).unwrap();
             let sample = |cut| memory(&config, cut, SEQUENCE, false, 4).unwrap().sample;
             let bytes = |of_sample: f64| SAMPLES as u64 * of_sample as u64;
@@ -275,9 +275,9 @@ fn activations_of_every_stage_are_foreseen() {
 }
 
 /// Gradients of saved activations that were made again, in whole or in part, have the same bits.
-fn what_is_selected_restores_the_rest<S: Model>(dropout: f64) {
+fn what_is_selected_restores_the_rest<M: Model>(dropout: f64) {
     for n_stages in [1, 3] {
-        let chain = Chain::<S>::make(&config::<S>(false), n_stages, 0.3).with_dropout(dropout);
+        let chain = Chain::<M>::with_dropout(&config::<M>(false), n_stages, 0.3, dropout);
         let micro = chain.micro(0, 1);
         let (_, dy, saved) = chain.forward(&micro);
         let restored = saved.into_iter().zip(&chain.stages).map(|(saved, stage)| {
@@ -301,7 +301,7 @@ fn what_is_selected_restores_the_rest<S: Model>(dropout: f64) {
 fn a_sequence_must_fit_the_position_table() {
     let config = config::<Gpt2>(false);
     let whole = || Cut::whole(&config);
-    let refusal = |sequence| Gpt2Stage::new(Reference, &config, sequence, whole()).unwrap_err();
+    let refusal = |sequence| DecoderStage::new(Reference, &config, sequence, whole()).unwrap_err();
     assert_eq!(refusal(0).to_string(), "sequence is 0: choose at least 1");
     assert_eq!(
         refusal(6).to_string(),

@@ -5,9 +5,7 @@ use std::cell::RefCell;
 
 use chimera_core::device::Result;
 use chimera_core::device::reference::{Reference, Tensor};
-use chimera_core::model::{
-    Architecture, BertStage, Cut, Gpt2Stage, Llama, LlamaStage, ModelConfig, cut,
-};
+use chimera_core::model::{Architecture, BertStage, Cut, DecoderStage, Llama, ModelConfig, cut};
 use chimera_core::stage::{
     Autograd, Data, Differentiable, Init, Micro, Output, Param, Stage, conformance,
 };
@@ -27,14 +25,14 @@ fn models_conform() {
                 llama: None,
             };
             let gpt2 = config(Architecture::GPT2);
-            let stage = |cut: Cut| Gpt2Stage::new(Reference, &gpt2, 4, cut).expect("a stage");
+            let stage = |cut: Cut| DecoderStage::new(Reference, &gpt2, 4, cut).expect("a stage");
             let stages = || {
                 cut(&gpt2, gpt2.context, n_stages).expect("a cut").into_iter().map(stage).collect()
             };
             conformance::all(&Reference, stages, &Ids { is_bert: false });
             let choices = Llama { kv_heads: 1, window: Some(3), ..Llama::usual(8, 2) };
             let llama = ModelConfig { llama: Some(choices), ..config(Architecture::LLAMA) };
-            let stage = |cut: Cut| LlamaStage::new(Reference, &llama, 4, cut).expect("a stage");
+            let stage = |cut: Cut| DecoderStage::new(Reference, &llama, 4, cut).expect("a stage");
             let stages = || {
                 cut(&llama, llama.context, n_stages)
                     .expect("a cut")

@@ -5,7 +5,7 @@ mod training;
 use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::device::{AdamW, Device, Sgd, Updated};
 use chimera_core::engine::Optimizer;
-use chimera_core::model::{Gpt2Stage, cut};
+use chimera_core::model::{DecoderStage, cut};
 use chimera_core::schedule::Shape;
 use chimera_core::stage::{Data, Micro, Output, Stage, initial};
 use training::{CONTEXT, Digits, N_STEPS, Outcome, Run, config, train};
@@ -15,7 +15,7 @@ type Age<'a> = &'a dyn Fn(usize, u32) -> usize;
 
 /// One stage on the one worker: every version of its weights in this window, oldest first.
 struct Piece {
-    stage: Gpt2Stage<Reference>,
+    stage: DecoderStage<Reference>,
     versions: Vec<Vec<Tensor>>,
     moments: Vec<[Tensor; 2]>,
     /// By group: groups add up their gradients before these are summed.
@@ -66,7 +66,7 @@ fn pieces(run: &Run) -> Vec<Piece> {
     let config = config(false);
     let cuts = cut(&config, config.context, run.shape.depth).expect("cut");
     let piece = |cut| {
-        let stage = Gpt2Stage::new(Reference, &config, CONTEXT, cut).expect("stage");
+        let stage = DecoderStage::new(Reference, &config, CONTEXT, cut).expect("stage");
         let seed = run.training().seed;
         let weights = stage.params().iter();
         let weights = weights.map(|p| Reference.upload(&p.shape, &initial(p, seed)).expect("fits"));

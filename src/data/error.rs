@@ -152,4 +152,34 @@ pub enum DataError {
         /// Tokens needed.
         needed: usize,
     },
+    /// A folder has nothing to read.
+    #[error("the folder {} has no file: name one with text", path.display())]
+    EmptyFolder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A line of a JSONL file is no document.
+    #[error("line {line} of {}: {reason}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Its line, from 1.
+        line: u64,
+        /// What is wrong.
+        reason: String,
+    },
+    /// There is not one sample to train on, or none to validate with.
+    #[error(
+        "the data to {what} has {tokens} tokens, but sequence {sequence} needs at least {needed}"
+    )]
+    NoSample {
+        /// What it is for.
+        what: &'static str,
+        /// Tokens found.
+        tokens: usize,
+        /// Tokens per sample.
+        sequence: usize,
+        /// Tokens needed.
+        needed: usize,
+    },
 }

@@ -5,6 +5,7 @@
 
 pub mod corpus;
 mod digest;
+mod documents;
 mod draw;
 mod error;
 mod masked;
@@ -27,8 +28,10 @@ use crate::formats::checkpoint::Digest;
 
 pub use error::DataError;
 pub use masked::Pairs;
-pub use prepare::{STANDARD_INPUT, discard, prepare};
-pub use prepared::{Prepared, Source, TokenizerKind, missing_ids, tokenizer_file_of, tokenizer_of};
+pub use prepare::{Preparation, STANDARD_INPUT, discard, prepare};
+pub use prepared::{
+    Ends, Prepared, Source, TokenizerKind, missing_ids, tokenizer_file_of, tokenizer_of,
+};
 pub use special_tokens::Marks;
 pub use tokens::Tokens;
 
@@ -64,10 +67,12 @@ pub fn read(files: &[PathBuf], vocab: usize) -> Result<Tokens, DataError> {
     Ok(tokens)
 }
 
-/// Token ids, the last tenth of which is kept for validation.
+/// Token ids to train on and to validate with: the last tenth of them, or others.
 #[derive(Debug)]
 pub struct Corpus {
     tokens: Tokens,
+    /// What is validated with, if it is not the rest of `tokens`.
+    held_out: Option<Tokens>,
     tokenizer: Option<Tokenizer>,
     n_train: usize,
     /// Tokens of a window.
@@ -78,48 +83,76 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// The data of `files` in order, or the built-in text if there are none, for samples of `sequence` tokens.
+    /// The data of `files` in order, or the built-in text if there are none, for samples of `sequence` tokens. Validation
+    /// is with the data of `held_out`, or if there are none with the last tenth.
     ///
     /// A file is text, of which each byte is a token, unless its name ends in `.bin` (little-endian
     /// u16 ids) or `.u32.bin` (u32). Every id must be in the vocabulary of `model`, which says too what samples
     /// are made of the text. Files are read where they lie, and may be larger than memory.
     pub fn open(
         files: &[PathBuf],
+        held_out: &[PathBuf],
         model: &ModelConfig,
         sequence: usize,
     ) -> Result<Corpus, DataError> {
-        let mut tokens = match files {
+        let tokens = match files {
             [] => Tokens::of_text(corpus::TEXT),
             files => Tokens::open(files)?,
         };
-        let tokenizer = tokenizer_of(files)?;
+        let tokenizer = match files {
+            [] => Some(Tokenizer::Bytes),
+            files => tokenizer_of(&[files, held_out].concat())?,
+        };
+        let held_out = (!held_out.is_empty()).then(|| Tokens::open(held_out)).transpose()?;
         let masking = match model.objective() {
             Objective::NextToken => None,
             Objective::MaskedTokens => Some(Masking::new(model, sequence, tokenizer.as_ref())?),
         };
-        match &masking {
-            None => tokens.check(model.vocab)?,
-            Some(masking) => masking.check(&mut tokens)?,
-        }
         let window = masking.as_ref().map_or(sequence, Masking::window);
-        Ok(Corpus { tokenizer, masking, ..Corpus::split(tokens, window, sequence)? })
+        let mut corpus = Corpus::split(tokens, held_out, window, sequence)?;
+        for tokens in [Some(&mut corpus.tokens), corpus.held_out.as_mut()].into_iter().flatten() {
+            match &masking {
+                None => tokens.check(model.vocab)?,
+                Some(masking) => masking.check(tokens)?,
+            }
+        }
+        Ok(Corpus { tokenizer, masking, ..corpus })
     }
 
     /// Splits `tokens` of an unknown tokenizer into a part to train on and one to validate with.
     pub fn from_tokens(tokens: Tokens, sequence: usize) -> Result<Corpus, DataError> {
-        Corpus::split(tokens, sequence, sequence)
+        Corpus::split(tokens, None, sequence, sequence)
     }
 
     /// In windows of `window` tokens, for samples of `sequence`.
-    fn split(tokens: Tokens, window: usize, sequence: usize) -> Result<Corpus, DataError> {
+    fn split(
+        tokens: Tokens,
+        held_out: Option<Tokens>,
+        window: usize,
+        sequence: usize,
+    ) -> Result<Corpus, DataError> {
         let least = window.saturating_add(1);
-        let needed = least.saturating_mul(2);
-        if tokens.len() < needed {
-            return Err(DataError::Short { tokens: tokens.len(), sequence, needed });
-        }
-        let n_train = tokens.len() - (tokens.len() / 10).max(least);
-        let digest = OnceLock::new();
-        Ok(Corpus { tokens, tokenizer: None, n_train, window, masking: None, digest })
+        let n_train = match &held_out {
+            None => {
+                let needed = least.saturating_mul(2);
+                if tokens.len() < needed {
+                    return Err(DataError::Short { tokens: tokens.len(), sequence, needed });
+                }
+                tokens.len() - (tokens.len() / 10).max(least)
+            }
+            Some(held_out) => {
+                for (what, tokens) in
+                    [("train on", tokens.len()), ("validate with", held_out.len())]
+                {
+                    if tokens < least {
+                        return Err(DataError::NoSample { what, tokens, sequence, needed: least });
+                    }
+                }
+                tokens.len()
+            }
+        };
+        let (tokenizer, masking, digest) = (None, None, OnceLock::new());
+        Ok(Corpus { tokens, held_out, tokenizer, n_train, window, masking, digest })
     }
 
     /// What the ids stand for, where that is known.
@@ -134,7 +167,7 @@ impl Corpus {
 
     /// Number of tokens to validate with.
     pub fn n_validation(&self) -> usize {
-        self.tokens.len() - self.n_train
+        self.held_out.as_ref().map_or(self.tokens.len() - self.n_train, Tokens::len)
     }
 
     /// Which data it is, or was when this was first asked: every checkpoint wants to know, and files may be far away.
@@ -161,8 +194,11 @@ impl Corpus {
         let order = |sample| Permutation::new(n, seed, sample / n).at(sample % n);
         let start = |window| window as usize * self.window;
         match &self.masking {
-            None => self.windows(samples.map(|sample| start(order(sample)))),
-            Some(masking) => self.pairs(masking, seed, n, samples.map(|s| (s, order(s))), start),
+            None => self.windows(&self.tokens, samples.map(|sample| start(order(sample)))),
+            Some(masking) => {
+                let windows = samples.map(|sample| (sample, order(sample)));
+                pairs(&self.tokens, masking, seed, n, windows, start)
+            }
         }
     }
 
@@ -172,46 +208,50 @@ impl Corpus {
         let n = count.min(apart);
         let last = self.n_validation() - self.window - 1;
         let step = |i: usize| if n > 1 { i * last / (n - 1) } else { 0 };
-        let start = |i| self.n_train + step(i);
+        let (tokens, first) = match &self.held_out {
+            None => (&self.tokens, self.n_train),
+            Some(tokens) => (tokens, 0),
+        };
+        let start = |i| first + step(i);
         match &self.masking {
-            None => self.windows((0..n).map(start)),
+            None => self.windows(tokens, (0..n).map(start)),
             Some(masking) => {
                 let samples = (0..n as u64).map(|i| (i, i));
-                self.pairs(masking, 0, n as u64, samples, |i| start(i as usize))
+                pairs(tokens, masking, 0, n as u64, samples, |i| start(i as usize))
             }
         }
     }
 
-    /// A BERT's samples: numbers, and windows of `n_windows` that begin at `start`.
-    fn pairs(
-        &self,
-        masking: &Masking,
-        seed: u64,
-        n_windows: u64,
-        samples: impl Iterator<Item = (u64, u64)>,
-        start: impl Fn(u64) -> usize,
-    ) -> io::Result<Batch> {
-        let mut batch = Batch::default();
-        for (sample, window) in samples {
-            let mut draw = masking.draw(seed, sample);
-            let starts = [window, draw.other(window, n_windows)].map(&start);
-            draw.write(&self.tokens, starts, &mut batch)?;
-        }
-        Ok(batch)
-    }
-
-    fn windows(&self, starts: impl Iterator<Item = usize>) -> io::Result<Batch> {
+    fn windows(&self, tokens: &Tokens, starts: impl Iterator<Item = usize>) -> io::Result<Batch> {
         let mut batch = Batch::default();
         let mut window = Vec::with_capacity(self.window + 1);
         for start in starts {
             window.clear();
-            self.tokens.extend(&mut window, start..start + self.window + 1)?;
+            tokens.extend(&mut window, start..start + self.window + 1)?;
             batch.n_samples += 1;
             batch.input.extend(&window[..self.window]);
             batch.target.extend(&window[1..]);
         }
         Ok(batch)
     }
+}
+
+/// A BERT's samples: numbers, and windows of `n_windows` that begin at `start`.
+fn pairs(
+    tokens: &Tokens,
+    masking: &Masking,
+    seed: u64,
+    n_windows: u64,
+    samples: impl Iterator<Item = (u64, u64)>,
+    start: impl Fn(u64) -> usize,
+) -> io::Result<Batch> {
+    let mut batch = Batch::default();
+    for (sample, window) in samples {
+        let mut draw = masking.draw(seed, sample);
+        let starts = [window, draw.other(window, n_windows)].map(&start);
+        draw.write(tokens, starts, &mut batch)?;
+    }
+    Ok(batch)
 }
 
 #[cfg(test)]
@@ -289,11 +329,29 @@ mod tests {
     }
 
     #[test]
+    fn other_data_to_validate_with_leaves_all_to_train_on() {
+        let ids = |range: Range<u32>| Tokens::of_ids(&range.collect::<Vec<_>>());
+        let corpus = Corpus::split(ids(0..100), Some(ids(500..550)), 8, 8).unwrap();
+        assert_eq!((corpus.n_train(), corpus.n_validation(), corpus.n_samples()), (100, 50, 12));
+        let batch = corpus.validation(3).unwrap();
+        let starts: Vec<_> = batch.input.chunks(8).map(|row| row[0]).collect();
+        assert_eq!(starts, [500, 520, 541]);
+        assert!(corpus.batch(1, 0..12).unwrap().target.iter().all(|id| *id < 100));
+        for (n, held_out, what) in [(100, 508, "validate with"), (8, 550, "train on")] {
+            let refusal = Corpus::split(ids(0..n), Some(ids(500..held_out)), 8, 8).unwrap_err();
+            assert_eq!(
+                refusal.to_string(),
+                format!("the data to {what} has 8 tokens, but sequence 8 needs at least 9")
+            );
+        }
+    }
+
+    #[test]
     fn without_files_the_built_in_text_is_read() {
         let tiny = &Preset::named("tiny").unwrap().config;
-        let corpus = Corpus::open(&[], tiny, tiny.context).unwrap();
+        let corpus = Corpus::open(&[], &[], tiny, tiny.context).unwrap();
         assert_eq!(corpus.n_train() + corpus.n_validation(), corpus::TEXT.len());
         assert!(matches!(corpus.tokenizer(), Some(Tokenizer::Bytes)));
-        assert!(Corpus::open(&[], &ModelConfig { vocab: 64, ..tiny.clone() }, 128).is_err());
+        assert!(Corpus::open(&[], &[], &ModelConfig { vocab: 64, ..tiny.clone() }, 128).is_err());
     }
 }

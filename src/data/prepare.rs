@@ -1,14 +1,15 @@
 //! From text to a file of token ids.
 
 use std::fs::{File, remove_file, rename};
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
 use rayon::prelude::*;
 
 use super::DataError;
-use super::prepared::{Prepared, Source, beside, is_prepared, tokenizer_beside};
+use super::documents::{self, Content, Documents, Text};
+use super::prepared::{Ends, Prepared, Source, beside, is_prepared, tokenizer_beside};
 use super::tokenizer::{self, Tokenizer, TokenizerError, pieces};
 use super::width::Width;
 use crate::formats::files::disk::part_of;
@@ -19,20 +20,47 @@ const BLOCK: u64 = 4 << 20;
 /// The text that standard input is.
 pub const STANDARD_INPUT: &str = "-";
 
+/// How text becomes token ids.
+#[derive(Clone, Debug)]
+pub struct Preparation {
+    /// `bytes`, `gpt2`, or the path of a `tokenizer.json`.
+    pub tokenizer: String,
+    /// The field of a JSONL file's lines that holds the text.
+    pub field: String,
+    /// Token after each document, where it is not the tokenizer's usual one. With it, a file is a document too.
+    pub end_of_text: Option<String>,
+}
+
+impl Default for Preparation {
+    /// Each byte is a token, and lines have a field `text`.
+    fn default() -> Preparation {
+        Preparation { tokenizer: "bytes".into(), field: "text".into(), end_of_text: None }
+    }
+}
+
 /// Writes the token ids of `texts`, one after another (`-` is standard input), to `out`, and beside it what they are: which
 /// tokenizer of which vocabulary, and the tokenizer itself if it is a file. `progress` is told of every
 /// few bytes of text that are done.
+///
+/// A line of a `.jsonl` file and a file of a folder are documents: the end-of-text token stands behind each.
 ///
 /// The ids are u16, or u32 if the name ends in `.u32.bin`. The data is complete or not there; data that is
 /// there already is refused.
 pub fn prepare(
     texts: &[PathBuf],
-    tokenizer: &str,
+    how: &Preparation,
     out: &Path,
     mut progress: impl FnMut(u64),
 ) -> Result<Prepared> {
-    let by_name = tokenizer;
-    let tokenizer = Tokenizer::named(tokenizer)?;
+    let tokenizer = Tokenizer::named(&how.tokenizer)?;
+    let mut texts = documents::texts(texts)?;
+    if how.end_of_text.is_some() {
+        let whole = texts.iter_mut().filter(|text| text.content == Content::Text);
+        whole.for_each(|text| text.content = Content::Document);
+    }
+    let has_documents = texts.iter().any(|text| text.content != Content::Text);
+    let end_of_text = has_documents.then(|| tokenizer.end_of_text(how.end_of_text.as_deref()));
+    let end_of_text = end_of_text.transpose()?;
     let (width, vocab) = (Width::of(out), tokenizer.vocab());
     let place = out.display();
     ensure!(
@@ -47,19 +75,26 @@ pub fn prepare(
     for path in [out, &described, &copied] {
         ensure!(!path.exists(), "{} is there already: choose another --out", path.display());
     }
-    for path in texts {
-        check(path)?;
+    for text in &texts {
+        check(&text.path)?;
     }
     let part = part_of(out);
-    let written = Writer::create(&part, width).and_then(|mut writer| {
+    let written = Writer::create(&part, width, end_of_text).and_then(|mut writer| {
         let mut sources = Vec::new();
-        for path in texts {
-            let bytes = writer.encode(path, &tokenizer, &mut progress)?;
+        for Text { path, content } in &texts {
+            let bytes = match content {
+                Content::Lines => writer.encode_lines(path, how, &tokenizer, &mut progress)?,
+                _ => writer.encode(path, &tokenizer, &mut progress)?,
+            };
+            if *content == Content::Document {
+                writer.end_document()?;
+            }
             sources.push(Source { path: path.display().to_string(), bytes });
         }
-        let prepared = Prepared::new(&tokenizer, writer.finish()?, sources);
+        let documents = writer.documents();
+        let prepared = Prepared::new(&tokenizer, writer.finish()?, documents, sources);
         if let Tokenizer::File(_) = tokenizer {
-            tokenizer::copy(Path::new(by_name), &copied)?;
+            tokenizer::copy(Path::new(&how.tokenizer), &copied)?;
         }
         let text = format!("{}\n", serde_json::to_string_pretty(&prepared)?);
         let written = files::write(&described, text.as_bytes());
@@ -115,12 +150,18 @@ struct Writer<'p> {
     file: BufWriter<File>,
     width: Width,
     n_tokens: u64,
+    /// What stands behind a document, where there are any.
+    end_of_text: Option<u32>,
+    n_documents: u64,
 }
 
 impl<'p> Writer<'p> {
-    fn create(path: &'p Path, width: Width) -> Result<Writer<'p>> {
+    fn create(path: &'p Path, width: Width, end_of_text: Option<u32>) -> Result<Writer<'p>> {
         match files::replace(path) {
-            Ok(file) => Ok(Writer { path, file: BufWriter::new(file), width, n_tokens: 0 }),
+            Ok(file) => {
+                let file = BufWriter::new(file);
+                Ok(Writer { path, file, width, n_tokens: 0, end_of_text, n_documents: 0 })
+            }
             Err(e) => bail!("cannot write {}: {e}", path.display()),
         }
     }
@@ -184,6 +225,43 @@ impl<'p> Writer<'p> {
             self.push(ids.into_iter())?;
         }
         Ok(pieces.iter().map(|piece| piece.len()).sum())
+    }
+
+    /// Appends the documents of a JSONL file; returns its size.
+    fn encode_lines(
+        &mut self,
+        path: &Path,
+        how: &Preparation,
+        tokenizer: &Tokenizer,
+        progress: &mut impl FnMut(u64),
+    ) -> Result<u64> {
+        let unreadable = |reason| DataError::Unreadable { path: path.to_path_buf(), reason };
+        let lines = BufReader::new(open_regular(path).map_err(unreadable)?);
+        let mut documents = Documents { path, field: &how.field, lines, line: 0, bytes: 0 };
+        loop {
+            let before = documents.bytes;
+            let some = documents.next(BLOCK)?;
+            if some.is_empty() {
+                return Ok(documents.bytes);
+            }
+            let encoded = some.par_iter().map(|document| tokenizer.encode(document));
+            for ids in encoded.collect::<Result<Vec<_>, TokenizerError>>()? {
+                self.push(ids.into_iter())?;
+                self.end_document()?;
+            }
+            progress(documents.bytes - before);
+        }
+    }
+
+    fn end_document(&mut self) -> Result<()> {
+        self.n_documents += 1;
+        self.push(self.end_of_text.into_iter())
+    }
+
+    /// How many documents there are, and what stands behind each; `None` if there is none.
+    fn documents(&self) -> Option<Ends> {
+        let ends = |token| Ends { token, documents: self.n_documents };
+        self.end_of_text.map(ends)
     }
 
     fn push(&mut self, ids: impl Iterator<Item = u32>) -> Result<()> {

@@ -26,8 +26,20 @@ pub struct Prepared {
     pub vocab: usize,
     /// Number of tokens of the data.
     pub tokens: u64,
+    /// Where documents end, if they are kept apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_of_text: Option<Ends>,
     /// The texts, in order.
     pub sources: Vec<Source>,
+}
+
+/// The ends of documents.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
+pub struct Ends {
+    /// The id behind each.
+    pub token: u32,
+    /// How many there are.
+    pub documents: u64,
 }
 
 /// A tokenizer, as prepared data names it.
@@ -77,14 +89,19 @@ pub fn missing_ids(files: &[PathBuf]) -> Option<&Path> {
 }
 
 impl Prepared {
-    pub(super) fn new(tokenizer: &Tokenizer, tokens: u64, sources: Vec<Source>) -> Prepared {
+    pub(super) fn new(
+        tokenizer: &Tokenizer,
+        tokens: u64,
+        end_of_text: Option<Ends>,
+        sources: Vec<Source>,
+    ) -> Prepared {
         let vocab = tokenizer.vocab();
         let tokenizer = match tokenizer {
             Tokenizer::Bytes => TokenizerKind::Bytes,
             Tokenizer::Gpt2 => TokenizerKind::Gpt2,
             Tokenizer::File(_) => TokenizerKind::File,
         };
-        Prepared { format: FORMAT, tokenizer, vocab, tokens, sources }
+        Prepared { format: FORMAT, tokenizer, vocab, tokens, end_of_text, sources }
     }
 
     /// The description that the data files have in common, with the first of them that has one.

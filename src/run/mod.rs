@@ -96,7 +96,7 @@ impl Run {
     fn prepare_with(config: Config, found: Option<Timetable>, here: Here) -> Result<Run> {
         let model = config.model();
         model.check_sequence(config.sequence)?;
-        let corpus = Corpus::open(&config.data, &model, config.sequence)?;
+        let corpus = Corpus::open(&config.data, &config.validation_data, &model, config.sequence)?;
         let found = found.map_or_else(|| kept(&config), |found| Ok(Some(found)))?;
         let plan = Plan::with(config, found)?;
         let Config { width, depth, precision, .. } = plan.course.config;

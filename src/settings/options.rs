@@ -91,6 +91,8 @@ options! {
         /// Text files, whose bytes are tokens, or files of token ids as `chimera prepare` makes them (`.bin` of u16,
         /// `.u32.bin` of u32); may be repeated
         "data" data: Vec<PathBuf> = [value("PATH").follows("the built-in text").own().see("#data")];
+        /// Files like those of `data` to validate with, made with the same tokenizer; may be repeated
+        "validation-data" validation_data: Vec<PathBuf> = [value("PATH").follows("the last tenth of `data`").own()];
     }
     "Schedule" {
         /// Pipeline schedule: a name from `chimera schedule list`, `auto` to search for one, or a timetable in a `.csv`
@@ -214,8 +216,10 @@ options! {
         "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden")];
         /// Steps of linear learning-rate warm-up
         "warmup" warmup: u64 = [value("STEPS").whole(0, 1 << 40).follows("a tenth of `steps`, at least 1")];
-        /// Decay of the learning rate after the warm-up: cosine, linear or constant
+        /// Decay of the learning rate: cosine, linear, wsd (a line at the end: warm-up, stable, decay) or constant
         "lr-schedule" lr_schedule: LrSchedule = [is("cosine")];
+        /// Last steps, over which the learning rate falls
+        "decay-steps" decay_steps: u64 = [value("STEPS").whole(1, 1 << 40).follows("all after `warmup`; under wsd a fifth of `steps`")];
         /// Final learning rate
         "min-lr" min_lr: f64 = [value("RATE").real(0.0, 1e30).follows("a tenth of `lr`")];
         /// Decay rate of the first moment of adamw and lamb

@@ -32,6 +32,7 @@ const NAMES: &[(&str, &[&str])] = &[
     ("lr", &["learning-rate"]),
     ("warmup", &["lr-warmup-iters", "warmup-steps", "warmup-iters"]),
     ("lr-schedule", &["lr-decay-style"]),
+    ("decay-steps", &["lr-wsd-decay-iters"]),
     ("clip", &["clip-grad", "grad-clip", "max-norm"]),
     ("beta1", &["adam-beta1"]),
     ("beta2", &["adam-beta2"]),

@@ -23,6 +23,7 @@ fn halves_are_the_whole() {
         "--schedule pipedream --depth 2 --window 3",
         "--schedule dapple --depth 2 --dropout 0.2",
         "--schedule chimera --model bert --dropout 0.1 --tied",
+        "--schedule chimera --model llama --qkv-bias true --sliding-window 3 --dropout 0.1",
         "--schedule pipedream-2bw --depth 2 --window 1",
         "--depth 1",
     ] {

@@ -100,6 +100,34 @@ fn ids_are_those_of_the_text() {
 }
 
 #[test]
+fn documents_are_kept_apart() {
+    let folder = folder();
+    let place = folder.path().display();
+    create_dir(folder.path().join("texts")).expect("a folder");
+    let in_texts = |name: &str, content: &str| {
+        write(folder.path().join("texts").join(name), content).expect("a file");
+    };
+    in_texts("1.jsonl", "{\"n\": 1, \"body\": \"Hello\"}\n\n{\"body\": \"\u{e9} \\\"x\\\"\"}\n");
+    in_texts("2.md", "world\n");
+    let said = succeed(&format!("prepare {place}/texts --field body --out {place}/a.bin"));
+    let said = said.stdout;
+    assert!(said.contains(", 3 documents, token 0 behind each"), "{said}");
+    let ids = |name: &str| {
+        let bytes = read(folder.path().join(name)).expect("data");
+        let ids = bytes.as_chunks().0.iter().map(|id| u32::from(u16::from_le_bytes(*id)));
+        ids.collect::<Vec<_>>()
+    };
+    let text = "Hello\0\u{e9} \"x\"\0world\n\0";
+    assert!(ids("a.bin").into_iter().eq(text.bytes().map(u32::from)));
+    let described = read_to_string(folder.path().join("a.bin.json")).expect("a description");
+    assert!(described.contains("\"documents\": 3"), "{described}");
+
+    let end = "--tokenizer gpt2 --end-of-text <|endoftext|>";
+    succeed(&format!("prepare {place}/texts/2.md {place}/texts/2.md {end} --out {place}/b.bin"));
+    assert_eq!(ids("b.bin"), [6894, 198, 50_256, 6894, 198, 50_256]);
+}
+
+#[test]
 fn what_cannot_be_prepared_leaves_nothing() {
     let folder = folder();
     let place = folder.path().display();
@@ -107,6 +135,7 @@ fn what_cannot_be_prepared_leaves_nothing() {
     let text = text.display();
     write(folder.path().join("latin"), b"caf\xe9 et th\xe9").expect("a file");
     write(folder.path().join("empty"), b"").expect("a file");
+    write(folder.path().join("lines.jsonl"), "{\"text\": \"a\"}\n{\"text\": 1}").expect("a file");
     write(folder.path().join("bad.json"), b"{\"model\": 3}").expect("a file");
     write(folder.path().join("taken.bin"), b"mine").expect("a file");
     create_dir(folder.path().join("dir")).expect("a folder");
@@ -114,7 +143,17 @@ fn what_cannot_be_prepared_leaves_nothing() {
     let out = format!("--out {place}/out.bin");
     for (line, hint) in [
         (format!("{place}/none {out}"), "No such file"),
-        (format!("{text} {place}/dir {out}"), "is not a regular file"),
+        (format!("{text} {place}/dir {out}"), "dir has no file: name one with text"),
+        (format!("{place}/lines.jsonl {out}"), "line 2 of "),
+        (
+            format!("{place}/lines.jsonl --field body {out}"),
+            "it has no field `body`, but text in `text`",
+        ),
+        (
+            format!("{text} --tokenizer gpt2 --end-of-text END {out}"),
+            "its end-of-text is `<|endoftext|>`",
+        ),
+        (format!("{text} --end-of-text END {out}"), "leave the end-of-text `END` out"),
         (format!("{text} {place}/empty {out}"), "empty is empty"),
         (format!("{text} {place}/latin --tokenizer gpt2 {out}"), "is not UTF-8 at byte 3: choose"),
         (format!("{text} --tokenizer gpt9 {out}"), "choose bytes, gpt2 or a tokenizer.json file"),

@@ -11,7 +11,7 @@ use chimera::core::engine::{Job, Patience, Training, Worker, run_threads};
 use chimera::core::ids::StageId;
 use chimera::core::layers::Layers;
 use chimera::core::lower::{Lowering, lower};
-use chimera::core::model::{Architecture, Gpt2Stage, ModelConfig, cut};
+use chimera::core::model::{Architecture, DecoderStage, ModelConfig, cut};
 use chimera::core::schedule::{Shape, find};
 use chimera::core::stage::Data;
 
@@ -80,7 +80,7 @@ fn losses<K: Layers>(kernels: &K, schedule: &str, shape: Shape, width: usize) ->
     let ran = run_threads((width * shape.depth) as u32, |comm: &mut Threads<_>| {
         let stage = |id: StageId| {
             let cut = cuts[id.index()].clone();
-            Ok(Gpt2Stage::new(kernels.clone(), &config, 8, cut).expect("stage"))
+            Ok(DecoderStage::new(kernels.clone(), &config, 8, cut).expect("stage"))
         };
         let mut worker = Worker::new(job, kernels.clone(), comm, stage)?;
         let mut losses = worker.run(0)?;

@@ -10,6 +10,8 @@ use crate::command::{chimera, folder, text};
 fn the_pipeline_evaluates_as_the_whole_model_does() {
     let folder = folder();
     let data = text(&folder);
+    let other = folder.path().join("other");
+    std::fs::write(&other, "another text ".repeat(100)).expect("a file");
     let model = format!("{MODEL} --data {} --eval-every 5", data.display());
     for options in [
         "--depth 1",
@@ -17,6 +19,7 @@ fn the_pipeline_evaluates_as_the_whole_model_does() {
         "--schedule interleaved --depth 2",
         "--schedule dualpipe-v --depth 2 --tied",
         "--schedule pipedream-2bw --depth 2 --window 2",
+        &format!("--depth 2 --validation-data {}", other.display()),
     ] {
         let options = format!("{model} {options}");
         let (run, (reports, trained)) = (prepare(&options), train(&options));
@@ -44,6 +47,21 @@ fn a_bert_is_evaluated_whole() {
     let loss = whole.loss(&run.validation().expect("text")).expect("a loss");
     let evaluated = reports[4].validation_loss.expect("evaluated");
     assert!((evaluated - loss).abs() < 1e-5, "{evaluated}, not {loss}");
+}
+
+#[test]
+fn other_data_to_validate_with_leaves_all_to_train_on() {
+    let folder = folder();
+    let (data, other) = (text(&folder), folder.path().join("other"));
+    std::fs::write(&other, "z".repeat(300)).expect("a file");
+    let files = format!("{MODEL} --data {}", data.display());
+    let (run, split) =
+        (prepare(&format!("{files} --validation-data {}", other.display())), prepare(&files));
+    assert_eq!(run.corpus().n_validation(), 300);
+    let n_split = split.corpus().n_train() + split.corpus().n_validation();
+    assert_eq!(run.corpus().n_train(), n_split);
+    let seen = run.validation().expect("text").input;
+    assert!(seen.iter().all(|id| *id == u32::from(b'z')));
 }
 
 #[test]

@@ -23,13 +23,13 @@ const DEVICES: [&str; 12] = [
 ];
 /// What core must not know: devices' tensors, the command line, files of settings.
 const OUTSIDE_CORE: [&str; 5] =
-    ["candle-core", "chimera", "chimera-backend-candle", "clap", "toml"];
+    ["candle-core", "chimera-pipeline", "chimera-backend-candle", "clap", "toml"];
 /// What backends must not know.
-const OUTSIDE_BACKENDS: [&str; 3] = ["chimera", "clap", "toml"];
+const OUTSIDE_BACKENDS: [&str; 3] = ["chimera-pipeline", "clap", "toml"];
 
 /// What transports must not know.
 const OUTSIDE_TRANSPORTS: [&str; 5] =
-    ["candle-core", "chimera", "chimera-backend-candle", "clap", "toml"];
+    ["candle-core", "chimera-pipeline", "chimera-backend-candle", "clap", "toml"];
 
 /// What only the command needs, and the library without default features must not contain.
 const COMMAND: [&str; 11] = [
@@ -48,9 +48,9 @@ const COMMAND: [&str; 11] = [
 
 /// Package and what its default build must not contain.
 const ABSENCES: [(&str, &[&str]); 9] = [
-    ("chimera", &DEVICES),
-    ("chimera-core", &DEVICES),
-    ("chimera-core", &OUTSIDE_CORE),
+    ("chimera-pipeline", &DEVICES),
+    ("chimera-pipeline-core", &DEVICES),
+    ("chimera-pipeline-core", &OUTSIDE_CORE),
     ("chimera-backend-candle", &DEVICES),
     ("chimera-backend-candle", &OUTSIDE_BACKENDS),
     ("chimera-comm-mpi", &OUTSIDE_TRANSPORTS),
@@ -71,10 +71,14 @@ pub(crate) fn run() -> Result<()> {
         refuse(package, &[], forbidden)?;
     }
     for (flags, most) in EMBEDDED {
-        refuse("chimera", flags, &COMMAND)?;
-        let n = tree("chimera", flags)?.len();
-        ensure!(n <= most, "chimera {} has {n} crates, and may have {most}", flags.join(" "));
-        eprintln!("chimera {}: {n} crates of at most {most}", flags.join(" "));
+        refuse("chimera-pipeline", flags, &COMMAND)?;
+        let n = tree("chimera-pipeline", flags)?.len();
+        ensure!(
+            n <= most,
+            "chimera-pipeline {} has {n} crates, and may have {most}",
+            flags.join(" ")
+        );
+        eprintln!("chimera-pipeline {}: {n} crates of at most {most}", flags.join(" "));
     }
     Ok(())
 }

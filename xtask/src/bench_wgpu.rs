@@ -20,9 +20,9 @@ const BUILD: [&str; 10] = [
     "--package=chimera-backend-wgpu",
     "--example",
     "speed",
-    "--package=chimera",
+    "--package=chimera-pipeline",
     "--features",
-    "chimera/wgpu",
+    "chimera-pipeline/wgpu",
     "--bin",
     "chimera",
 ];

@@ -68,7 +68,7 @@ impl Programs {
 
 /// Builds the release command `chimera` and returns its path.
 pub(crate) fn chimera() -> Result<PathBuf> {
-    run(&mut cargo(["build", "--release", "--package", "chimera", "--bin", "chimera"]))?;
+    run(&mut cargo(["build", "--release", "--package", "chimera-pipeline", "--bin", "chimera"]))?;
     Ok(target()?.join("release").join(program("chimera")))
 }
 

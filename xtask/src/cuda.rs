@@ -36,10 +36,10 @@ pub(crate) struct Args {
 /// the kernels compile for real ones.
 pub(crate) fn check() -> Result<()> {
     let (compiler, launcher) = mpi::open_mpi()?;
-    for features in ["chimera/cuda", "chimera/nccl,chimera-comm-nccl/cuda"] {
+    for features in ["chimera-pipeline/cuda", "chimera-pipeline/nccl,chimera-comm-nccl/cuda"] {
         lint(features, None)?;
     }
-    lint("chimera/nccl,chimera/mpi", Some(&compiler))?;
+    lint("chimera-pipeline/nccl,chimera-pipeline/mpi", Some(&compiler))?;
     let tests = Tests::build(&compiler)?;
     let cache = target()?.join("cuda/emulated"); // of kernels, which are not for the user's
     let emulated = [
@@ -92,7 +92,8 @@ pub(crate) fn test(json: &Path) -> Result<()> {
 /// The release command with CUDA and NCCL, without symbols.
 fn chimera() -> Result<PathBuf> {
     let target = target()?.join("cuda");
-    let mut build = cargo(["build", "--release", "--package", "chimera", "--bin", "chimera"]);
+    let mut build =
+        cargo(["build", "--release", "--package", "chimera-pipeline", "--bin", "chimera"]);
     build.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
     run(build.args(["--features", "nccl", "--target-dir"]).arg(&target))?;
     Ok(target.join("release").join(program("chimera")))

@@ -10,7 +10,8 @@ use crate::command::{Programs, cargo, root, run};
 use crate::mpi::TRANSPORT;
 
 /// What the default build leaves out.
-const ALL: &str = "chimera/mpi,chimera/wgpu,chimera/nccl,chimera-comm-nccl/cuda";
+const ALL: &str =
+    "chimera-pipeline/mpi,chimera-pipeline/wgpu,chimera-pipeline/nccl,chimera-comm-nccl/cuda";
 
 /// What is built to test it.
 const TARGETS: [&str; 10] = [
@@ -46,7 +47,7 @@ pub(crate) fn lint(features: &str, mpi_compiler: Option<&str>) -> Result<()> {
 
 /// Runs clippy on the library without what only the command needs; warnings are errors.
 pub(crate) fn lint_library() -> Result<()> {
-    let library = ["clippy", "--package", "chimera", "--lib", "--no-default-features"];
+    let library = ["clippy", "--package", "chimera-pipeline", "--lib", "--no-default-features"];
     run(cargo(library).args(["--", "-D", "warnings"]))
 }
 

@@ -20,6 +20,7 @@ mod mpi;
 mod nccl;
 mod oracle;
 mod outside;
+mod publish;
 mod python;
 mod pytorch;
 mod slurm;
@@ -61,6 +62,10 @@ enum Chore {
     Outside,
     /// The Python package: its wheel is built, installed and tested
     Python(python::Args),
+    /// Packages and builds every crate as crates.io would hand it out; publishes nothing
+    Publish,
+    /// Type-checks the library and the command with every feature and every two of them
+    Powerset,
     /// Draws every schedule into docs/gallery
     Gallery {
         /// Only says which drawings are not up to date
@@ -121,6 +126,8 @@ fn main() -> anyhow::Result<()> {
         Chore::Words => words::run(),
         Chore::Outside => outside::run(),
         Chore::Python(args) => python::run(&args),
+        Chore::Publish => publish::run(),
+        Chore::Powerset => publish::powerset(),
         Chore::Gallery { check } => gallery::run(check),
         Chore::Sweep(args) => sweep::run(&args),
         Chore::Oracle => oracle::test(),

@@ -53,8 +53,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let (compiler, launcher) = library.find()?;
     // Bindings are made at build time, and cargo does not notice another library.
     run_command(&mut cargo(["clean", "--package", "mpi-sys", "--package", "mpi"]))?;
-    lint("chimera/mpi", Some(&compiler))?;
-    let mut docs = cargo(["doc", "--no-deps", "--workspace", "--features", "chimera/mpi"]);
+    lint("chimera-pipeline/mpi", Some(&compiler))?;
+    let mut docs = cargo(["doc", "--no-deps", "--workspace", "--features", "chimera-pipeline/mpi"]);
     run_command(docs.envs([("RUSTDOCFLAGS", "-D warnings"), ("MPICC", &compiler)]))?;
     let tests = Tests::build(&compiler)?;
     let conformance = tests.program("comm-mpi", "conformance")?;
@@ -83,7 +83,7 @@ pub(crate) struct Built {
 /// Builds the command with Open MPI.
 pub(crate) fn build(is_release: bool) -> Result<Built> {
     let (compiler, launcher) = open_mpi()?;
-    let mut build = cargo(["build", "--package", "chimera", "--features", "mpi"]);
+    let mut build = cargo(["build", "--package", "chimera-pipeline", "--features", "mpi"]);
     build.args(["--bin", "chimera"]).args(is_release.then_some("--release"));
     let built = Programs::build(build.env("MPICC", &compiler))?;
     Ok(Built { compiler, launcher, program: built.program(PROGRAM, "chimera")? })

@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     install.args(["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"]);
     run_command(install.arg(&wheel))?;
 
-    run_command(&mut cargo(["build", "--package", "chimera", "--bin", "chimera"]))?;
+    run_command(&mut cargo(["build", "--package", "chimera-pipeline", "--bin", "chimera"]))?;
     let command = target()?.join("debug").join(program("chimera"));
     let mut tests = Command::new(&python);
     tests.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]).arg(folder.join("tests"));

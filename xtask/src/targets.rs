@@ -21,7 +21,7 @@ pub(crate) fn run() -> Result<()> {
             missing.push(target);
             continue;
         }
-        let mut check = cargo(["check", "--package", "chimera", "--features", "wgpu"]);
+        let mut check = cargo(["check", "--package", "chimera-pipeline", "--features", "wgpu"]);
         for tool in ["CC", "CXX", "AR"] {
             check.env(format!("{tool}_{}", target.replace('-', "_")), "true");
         }

@@ -104,13 +104,15 @@ impl Peer {
 }
 
 fn logits_here(folder: &Path, ids: &[String]) -> Result<Vec<f64>> {
-    let mut ours = cargo(["run", "--quiet", "--package", "chimera", "--example", "logits", "--"]);
+    let mut ours =
+        cargo(["run", "--quiet", "--package", "chimera-pipeline", "--example", "logits", "--"]);
     numbers(&serde_json::from_str(&read(ours.arg(folder).args(ids))?)?)
 }
 
 /// Runs our command with the words of `line`.
 fn chimera(line: &str) -> Result<()> {
-    let mut ours = cargo(["run", "--quiet", "--package", "chimera", "--bin", "chimera", "--"]);
+    let mut ours =
+        cargo(["run", "--quiet", "--package", "chimera-pipeline", "--bin", "chimera", "--"]);
     run_command(ours.args(line.split(' ')).stdout(std::process::Stdio::null()))
 }
 

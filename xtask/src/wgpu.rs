@@ -23,7 +23,7 @@ const LAYER: &str = "explicit_layer.d/VkLayer_khronos_validation.json";
 pub(crate) fn run() -> Result<()> {
     needs()?;
     let quiet = tempfile::tempdir()?; // without such a folder Mesa complains
-    lint("chimera/wgpu", None)?;
+    lint("chimera-pipeline/wgpu", None)?;
     let (compiler, launcher) = mpi::open_mpi()?;
     let tests = Tests::build(&compiler)?;
     let quietly = |mut test: Command| {

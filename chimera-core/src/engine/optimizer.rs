@@ -59,24 +59,39 @@ impl FromStr for NonFinite {
     }
 }
 
-/// How the learning rate falls after the warm-up.
+/// How the learning rate falls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LrSchedule {
     /// Half a cosine.
     Cosine,
     /// A straight line.
     Linear,
+    /// A straight line at the end of the training: warm-up, stable, decay (Hu et al., 2024, arXiv:2404.06395).
+    Wsd,
     /// Not at all.
     Constant,
 }
 
 impl LrSchedule {
     /// Every schedule with its name on the command line.
-    pub const ALL: [(&'static str, LrSchedule); 3] = [
+    pub const ALL: [(&'static str, LrSchedule); 4] = [
         ("cosine", LrSchedule::Cosine),
         ("linear", LrSchedule::Linear),
+        ("wsd", LrSchedule::Wsd),
         ("constant", LrSchedule::Constant),
     ];
+}
+
+impl LrSchedule {
+    /// Over how many of the last steps the rate falls, where nothing else is said: all after the warm-up, or under
+    /// [`LrSchedule::Wsd`] a fifth of all.
+    pub fn decay_steps(self, steps: u64, warmup: u64) -> u64 {
+        let after_warmup = steps.saturating_sub(warmup).max(1);
+        match self {
+            LrSchedule::Wsd => steps.div_ceil(5).min(after_warmup),
+            _ => after_warmup,
+        }
+    }
 }
 
 impl FromStr for LrSchedule {
@@ -100,8 +115,10 @@ pub struct Training {
     pub lr: f64,
     /// Lowest learning rate after the warm-up.
     pub min_lr: f64,
-    /// Steps of linear rise before it falls.
+    /// Steps of linear rise at the start.
     pub warmup: u64,
+    /// Last steps, over which it falls from its highest value; `None` for [as many as usual](LrSchedule::decay_steps).
+    pub decay_steps: Option<u64>,
     /// How it falls.
     pub lr_schedule: LrSchedule,
     /// Decay of the first moment of AdamW and LAMB.
@@ -138,6 +155,7 @@ impl Default for Training {
             lr: 1e-3,
             min_lr: 1e-4,
             warmup: 0,
+            decay_steps: None,
             lr_schedule: LrSchedule::Cosine,
             beta1: 0.9,
             beta2: 0.95,
@@ -159,16 +177,19 @@ impl Training {
         self.clip.is_some() || self.check_finite
     }
 
-    /// The learning rate of a step: linear warm-up, then as the schedule falls.
+    /// The learning rate of a step: it rises in a line, stays, and falls as the schedule says.
     pub fn lr_at(&self, step: u64) -> f64 {
         if step < self.warmup {
             return self.lr * (step + 1) as f64 / self.warmup as f64;
         }
-        let decay_steps = self.steps.saturating_sub(self.warmup).max(1);
-        let done = ((step - self.warmup) as f64 / decay_steps as f64).min(1.0);
+        let usual = self.lr_schedule.decay_steps(self.steps, self.warmup);
+        let after_warmup = self.steps.saturating_sub(self.warmup).max(1);
+        let decay_steps = self.decay_steps.unwrap_or(usual).clamp(1, after_warmup);
+        let start = self.steps.saturating_sub(decay_steps).max(self.warmup);
+        let done = (step.saturating_sub(start) as f64 / decay_steps as f64).min(1.0);
         let left = match self.lr_schedule {
             LrSchedule::Cosine => 0.5 * (1.0 + (PI * done).cos()),
-            LrSchedule::Linear => 1.0 - done,
+            LrSchedule::Linear | LrSchedule::Wsd => 1.0 - done,
             LrSchedule::Constant => return self.lr,
         };
         self.min_lr + (self.lr - self.min_lr) * left
@@ -247,6 +268,17 @@ mod tests {
             assert_eq!([0, 4, 9, 10].map(|step| t.lr_at(step)), [0.1, 0.5, 1.0, 1.0]);
             for (step, lr) in [(35, quarter), (110, last), (1000, last)] {
                 assert!((t.lr_at(step) - lr).abs() < 1e-12, "{schedule:?} {step}");
+            }
+        }
+        let late = Training { decay_steps: Some(50), ..of(LrSchedule::Linear) };
+        let all = Training { decay_steps: Some(u64::MAX), ..of(LrSchedule::Linear) };
+        for (t, rates) in [
+            (of(LrSchedule::Wsd), [(10, 1.0), (88, 1.0), (99, 0.6), (110, 0.2)]), // the last 22 steps
+            (late, [(10, 1.0), (60, 1.0), (85, 0.6), (110, 0.2)]),
+            (all, [(10, 1.0), (35, 0.8), (60, 0.6), (110, 0.2)]),
+        ] {
+            for (step, lr) in rates {
+                assert!((t.lr_at(step) - lr).abs() < 1e-12, "{:?} {step}", t.decay_steps);
             }
         }
         let t = of(LrSchedule::Cosine);

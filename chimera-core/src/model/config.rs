@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::choices::{Llama, NONE};
 use super::error::ModelError;
+use super::form::DecoderForm;
 use crate::stage::{Init, Param};
 
 /// A model: its layers and their sizes.
@@ -132,8 +133,15 @@ pub(super) trait Family: Sync {
     /// Name in texts.
     fn title(&self) -> &'static str;
 
+    /// What the layers of a decoder-only transformer are; `None` of other models.
+    fn decoder(&self, _config: &ModelConfig) -> Option<DecoderForm> {
+        None
+    }
+
     /// What the model is trained to predict.
-    fn objective(&self) -> Objective;
+    fn objective(&self) -> Objective {
+        Objective::NextToken
+    }
 
     /// Number of parameters; a tied table counts once.
     fn n_params(&self, config: &ModelConfig) -> u64;
@@ -157,7 +165,9 @@ pub(super) trait Family: Sync {
     }
 
     /// Forward work of the head on a sample of `sequence` tokens.
-    fn head_flops(&self, config: &ModelConfig, sequence: usize) -> f64;
+    fn head_flops(&self, config: &ModelConfig, sequence: usize) -> f64 {
+        2.0 * config.hidden as f64 * config.vocab as f64 * sequence as f64
+    }
 
     /// Forward work of the head that selective recomputation does again.
     fn selective_head_flops(&self, _config: &ModelConfig, _sequence: usize) -> f64 {
@@ -165,10 +175,15 @@ pub(super) trait Family: Sync {
     }
 
     /// How many tokens of a sample of `sequence` are predicted.
-    fn predictions(&self, sequence: usize) -> usize;
+    fn predictions(&self, sequence: usize) -> usize {
+        sequence
+    }
 
     /// A sample of these tokens, and its targets: `next` is what follows the last one.
-    fn sample(&self, tokens: &[u32], next: u32) -> (Vec<u32>, Vec<u32>);
+    fn sample(&self, tokens: &[u32], next: u32) -> (Vec<u32>, Vec<u32>) {
+        let follow = tokens.iter().skip(1).copied();
+        (tokens.to_vec(), follow.chain([next]).take(tokens.len()).collect())
+    }
 }
 
 /// What a model is trained to predict, which decides what its samples are.

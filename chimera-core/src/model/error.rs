@@ -79,6 +79,12 @@ pub enum ModelError {
         /// The model, in texts.
         model: &'static str,
     },
+    /// A stage of a decoder was asked for of a model that is none.
+    #[error("a {model} is no decoder: make its stages with `model::stage`")]
+    NoDecoder {
+        /// The model, in texts.
+        model: &'static str,
+    },
     /// A device lacks the layers of a model.
     #[error("{device} has no kernels for a {model}: choose another device, such as cpu")]
     Device {

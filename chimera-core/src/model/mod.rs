@@ -1,8 +1,8 @@
 //! Models, and how one becomes the stages of a pipeline.
 //!
 //! A model is a configuration ([`ModelConfig`], or a row of [`PRESETS`]). [`cut`] divides its chain
-//! `embedding, block, …, block, head` into contiguous pieces of equal cost, and [`Gpt2Stage`],
-//! [`LlamaStage`] or [`BertStage`] runs one piece on any [`Layers`](crate::layers::Layers). [`initial`](crate::stage::initial) draws the weights per named
+//! `embedding, block, …, block, head` into contiguous pieces of equal cost, and [`DecoderStage`]
+//! or [`BertStage`] runs one piece on any [`Layers`](crate::layers::Layers). [`initial`](crate::stage::initial) draws the weights per named
 //! tensor, so that a model is the same however it is cut.
 //!
 //! Models are written with whole layers and hand-written gradients, not on autograd: a pipeline needs
@@ -11,11 +11,13 @@
 
 mod bert;
 mod bytes;
+mod cache;
 mod choices;
 mod config;
 mod cut;
 mod decoder;
 mod error;
+mod form;
 mod gpt2;
 mod kept;
 mod llama;
@@ -29,14 +31,13 @@ mod table;
 
 pub use bert::{BertDeferred, BertSaved, BertSelected, BertStage};
 pub use bytes::{Memory, memory};
+pub use cache::KvCache;
 pub use choices::Llama;
 pub use config::{Architecture, Cut, DropoutRate, ModelConfig, Objective};
 pub use cut::cut;
-pub use decoder::{Decoder, KvCache};
+pub use decoder::{DecoderDeferred, DecoderSaved, DecoderSelected, DecoderStage, decoder};
 pub use error::ModelError;
-pub use gpt2::{Gpt2Deferred, Gpt2Saved, Gpt2Selected, Gpt2Stage};
 pub use kept::Kept;
-pub use llama::{LlamaDeferred, LlamaSaved, LlamaSelected, LlamaStage};
 pub use presets::{PRESETS, Preset};
 pub use rope::RopeScaling;
-pub use table::{decoder, stage};
+pub use table::stage;

@@ -2,8 +2,8 @@
 
 use std::cell::RefCell;
 
+use super::cache::KvCache;
 use super::config::DropoutRate;
-use super::decoder::KvCache;
 use crate::device::Result;
 use crate::layers::{Attention, Dropout, Layers, Layout};
 use crate::stage::Micro;

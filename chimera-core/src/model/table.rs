@@ -3,7 +3,6 @@
 use std::str::FromStr;
 
 use super::config::{Architecture, Cut, DropoutRate, ModelConfig};
-use super::decoder::Decoder;
 use super::error::ModelError;
 use super::{bert, gpt2, llama};
 use crate::layers::Layers;
@@ -33,22 +32,6 @@ macro_rules! models {
         ) -> Result<AnyStage<D::Tensor>, ModelError> {
             $(if config.architecture == Architecture::$NAME {
                 return Ok(erase($folder::stage(device, config, sequence, dropout, cut)?));
-            })+
-            unreachable!("every architecture is in the table")
-        }
-
-        /// The model without its head, for texts of at most `context` tokens that it goes through in steps; `None` of
-        /// one that cannot.
-        ///
-        /// # Errors
-        /// If there is no such model.
-        pub fn decoder<D: Layers>(
-            device: D,
-            config: &ModelConfig,
-            context: usize,
-        ) -> Result<Option<Box<dyn Decoder<D::Tensor>>>, ModelError> {
-            $(if config.architecture == Architecture::$NAME {
-                return $folder::decoder(device, config, context);
             })+
             unreachable!("every architecture is in the table")
         }

@@ -134,15 +134,15 @@ impl<'h> SearchState<'h> {
         // It may be in no useful order, but must have every op once and where its stage is.
         structure::check(timetable, &[]).ok()?;
         let cells = all_cells(timetable);
-        let problem = match self.problems.iter_mut().position(|p| p.cells == cells) {
-            Some(known) => &mut self.problems[known],
-            None => {
-                let problem = Problem::new(timetable, cells, costs, self.how.max_peak);
-                let progress = &mut self.progress;
-                progress.lower_bound = progress.lower_bound.min(problem.lower_bound);
-                self.problems.push_mut(problem)
-            }
-        };
+        let known = self.problems.iter().position(|p| p.cells == cells);
+        let known = known.unwrap_or_else(|| {
+            let problem = Problem::new(timetable, cells, costs, self.how.max_peak);
+            let progress = &mut self.progress;
+            progress.lower_bound = progress.lower_bound.min(problem.lower_bound);
+            self.problems.push(problem);
+            self.problems.len() - 1
+        });
+        let problem = &mut self.problems[known];
         let program = lower(timetable, &self.lowering).ok()?;
         let timeline = simulate(&program, costs);
         let merit = merit(&program, &timeline);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;
-use chimera_core::model::{Architecture, BertStage, Cut, Gpt2Stage, LlamaStage, ModelConfig, cut};
+use chimera_core::model::{Architecture, BertStage, Cut, DecoderStage, ModelConfig, cut};
 use chimera_core::model::{Llama as Choices, RopeScaling};
 use chimera_core::stage::{Init, Micro, Output, Param, Stage, initial};
 
@@ -12,9 +12,9 @@ pub(crate) type Tensor = <Reference as Device>::Tensor;
 /// Weights or gradients by name, so that one map serves every cut.
 pub(crate) type Named = BTreeMap<String, Tensor>;
 
-pub(crate) type Gpt2 = Gpt2Stage<Reference>;
-pub(crate) type Llama = LlamaStage<Reference>;
-pub(crate) type Bert = BertStage<Reference>;
+pub(crate) struct Gpt2;
+pub(crate) struct Llama;
+pub(crate) struct Bert;
 
 pub(crate) const SAMPLES: usize = 4;
 /// Shorter than the position table.
@@ -24,29 +24,27 @@ pub(crate) const PREDICTIONS: usize = 1;
 pub(crate) const VOCAB: u32 = 11;
 
 /// The stages of a model, and samples for it.
-pub(crate) trait Model: Stage<Tensor = Tensor, Item = u32> + Sized {
+pub(crate) trait Model {
+    type Stage: Stage<Tensor = Tensor, Item = u32>;
     const ARCHITECTURE: Architecture;
     /// Numbers of a sample's input and target.
     const EXTENTS: [usize; 2];
     /// Targets of a sample that the loss is the mean over.
     const N_TARGETS: usize;
 
-    fn make(config: &ModelConfig, cut: Cut) -> Self;
-    fn with_dropout(self, rate: f64) -> Self;
+    fn make(config: &ModelConfig, cut: Cut, dropout: f64) -> Self::Stage;
     fn sample(n: usize) -> (Vec<u32>, Vec<u32>);
 }
 
 impl Model for Gpt2 {
+    type Stage = DecoderStage<Reference>;
     const ARCHITECTURE: Architecture = Architecture::GPT2;
     const EXTENTS: [usize; 2] = [SEQUENCE; 2];
     const N_TARGETS: usize = SEQUENCE;
 
-    fn make(config: &ModelConfig, cut: Cut) -> Self {
-        Gpt2Stage::new(Reference, config, SEQUENCE, cut).unwrap()
-    }
-
-    fn with_dropout(self, rate: f64) -> Self {
-        self.with_dropout(rate, 5)
+    fn make(config: &ModelConfig, cut: Cut, dropout: f64) -> Self::Stage {
+        let stage = DecoderStage::new(Reference, config, SEQUENCE, cut).unwrap();
+        stage.with_dropout(dropout, 5)
     }
 
     fn sample(n: usize) -> (Vec<u32>, Vec<u32>) {
@@ -55,16 +53,14 @@ impl Model for Gpt2 {
 }
 
 impl Model for Llama {
+    type Stage = DecoderStage<Reference>;
     const ARCHITECTURE: Architecture = Architecture::LLAMA;
     const EXTENTS: [usize; 2] = [SEQUENCE; 2];
     const N_TARGETS: usize = SEQUENCE;
 
-    fn make(config: &ModelConfig, cut: Cut) -> Self {
-        LlamaStage::new(Reference, config, SEQUENCE, cut).unwrap()
-    }
-
-    fn with_dropout(self, rate: f64) -> Self {
-        self.with_dropout(rate, 5)
+    fn make(config: &ModelConfig, cut: Cut, dropout: f64) -> Self::Stage {
+        let stage = DecoderStage::new(Reference, config, SEQUENCE, cut).unwrap();
+        stage.with_dropout(dropout, 5)
     }
 
     fn sample(n: usize) -> (Vec<u32>, Vec<u32>) {
@@ -73,16 +69,14 @@ impl Model for Llama {
 }
 
 impl Model for Bert {
+    type Stage = BertStage<Reference>;
     const ARCHITECTURE: Architecture = Architecture::BERT;
     const EXTENTS: [usize; 2] = [2 + PREDICTIONS + SEQUENCE, PREDICTIONS + 1];
     const N_TARGETS: usize = PREDICTIONS;
 
-    fn make(config: &ModelConfig, cut: Cut) -> Self {
-        BertStage::new(Reference, config, SEQUENCE, PREDICTIONS, cut).unwrap()
-    }
-
-    fn with_dropout(self, rate: f64) -> Self {
-        self.with_dropout(rate, 5)
+    fn make(config: &ModelConfig, cut: Cut, dropout: f64) -> Self::Stage {
+        let stage = BertStage::new(Reference, config, SEQUENCE, PREDICTIONS, cut).unwrap();
+        stage.with_dropout(dropout, 5)
     }
 
     /// One padding row in every other sample; the second segment begins at row 2.
@@ -97,8 +91,8 @@ fn ids(n: usize) -> impl Iterator<Item = u32> {
     (n * SEQUENCE..(n + 1) * SEQUENCE).map(|i| (i * i + 3 * i + 1) as u32 % VOCAB)
 }
 
-pub(crate) fn config<S: Model>(tied: bool) -> ModelConfig {
-    let (architecture, vocab) = (S::ARCHITECTURE, VOCAB as usize);
+pub(crate) fn config<M: Model>(tied: bool) -> ModelConfig {
+    let (architecture, vocab) = (M::ARCHITECTURE, VOCAB as usize);
     // Grouped heads, biases, a window and scaled frequencies.
     let llama = Choices {
         kv_heads: 1,
@@ -113,50 +107,57 @@ pub(crate) fn config<S: Model>(tied: bool) -> ModelConfig {
 }
 
 /// A model cut into stages, its weights, and one global batch.
-pub(crate) struct Chain<S> {
-    pub(crate) stages: Vec<S>,
+pub(crate) struct Chain<M: Model> {
+    pub(crate) stages: Vec<M::Stage>,
     pub(crate) weights: Named,
     pub(crate) input: Vec<u32>,
     target: Vec<u32>,
 }
 
-impl<S: Model> Chain<S> {
+impl<M: Model> Chain<M> {
     /// `noise` is added to the initial weights: at the start, most gradients are next to zero.
     pub(crate) fn make(config: &ModelConfig, n_stages: usize, noise: f64) -> Self {
-        let cuts = cut(config, config.context, n_stages).unwrap().into_iter();
-        let stages: Vec<S> = cuts.map(|cut| S::make(config, cut)).collect();
-        let params = stages.iter().flat_map(|stage| stage.params());
-        let weights = params.map(|p| (p.name.clone(), weight(p, noise))).collect();
-        let (input, target): (Vec<_>, Vec<_>) = (0..SAMPLES).map(S::sample).unzip();
-        Self { stages, weights, input: input.concat(), target: target.concat() }
+        Self::with_dropout(config, n_stages, noise, 0.0)
     }
 
-    pub(crate) fn with_dropout(self, rate: f64) -> Self {
-        let stages = self.stages.into_iter().map(|stage| stage.with_dropout(rate)).collect();
-        Self { stages, ..self }
+    pub(crate) fn with_dropout(
+        config: &ModelConfig,
+        n_stages: usize,
+        noise: f64,
+        dropout: f64,
+    ) -> Self {
+        let cuts = cut(config, config.context, n_stages).unwrap().into_iter();
+        let stages: Vec<_> = cuts.map(|cut| M::make(config, cut, dropout)).collect();
+        let params = stages.iter().flat_map(|stage| stage.params());
+        let weights = params.map(|p| (p.name.clone(), weight(p, noise))).collect();
+        let (input, target): (Vec<_>, Vec<_>) = (0..SAMPLES).map(M::sample).unzip();
+        Self { stages, weights, input: input.concat(), target: target.concat() }
     }
 
     /// The `part`-th of `parts` equal micro-batches.
     pub(crate) fn micro(&self, part: usize, parts: usize) -> Micro<'_> {
         let samples = SAMPLES / parts;
-        let [input, target] = S::EXTENTS;
+        let [input, target] = M::EXTENTS;
         Micro {
             step: 0,
             sample: (part * samples) as u64,
             input: &self.input[part * samples * input..][..samples * input],
             target: &self.target[part * samples * target..][..samples * target],
-            loss_scale: 1.0 / (SAMPLES * S::N_TARGETS) as f64,
+            loss_scale: 1.0 / (SAMPLES * M::N_TARGETS) as f64,
             training: true,
         }
     }
 
-    pub(crate) fn weights_of(&self, stage: &S) -> Vec<Tensor> {
+    pub(crate) fn weights_of(&self, stage: &M::Stage) -> Vec<Tensor> {
         let params = stage.params().iter();
         params.map(|p| self.weights[&p.name].clone()).collect()
     }
 
     /// The loss, what the last stage begins with, and each stage's saved activations.
-    pub(crate) fn forward(&self, micro: &Micro<'_>) -> (f64, Tensor, Vec<S::Saved>) {
+    pub(crate) fn forward(
+        &self,
+        micro: &Micro<'_>,
+    ) -> (f64, Tensor, Vec<<M::Stage as Stage>::Saved>) {
         let mut x = None;
         let mut activations = Vec::new();
         for stage in &self.stages {
@@ -174,8 +175,8 @@ impl<S: Model> Chain<S> {
         &self,
         micro: &Micro<'_>,
         dy: Tensor,
-        saved: Vec<S::Saved>,
-    ) -> Vec<S::Deferred> {
+        saved: Vec<<M::Stage as Stage>::Saved>,
+    ) -> Vec<<M::Stage as Stage>::Deferred> {
         let mut dy = Some(dy);
         let mut all = Vec::new();
         for (stage, saved) in self.stages.iter().zip(saved).rev() {
@@ -192,7 +193,7 @@ impl<S: Model> Chain<S> {
     pub(crate) fn backward_weight(
         &self,
         micro: &Micro<'_>,
-        deferred: Vec<S::Deferred>,
+        deferred: Vec<<M::Stage as Stage>::Deferred>,
         grads: &mut [Vec<Tensor>],
     ) {
         for ((stage, deferred), into) in self.stages.iter().zip(deferred).zip(grads) {

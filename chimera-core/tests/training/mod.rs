@@ -16,9 +16,7 @@ use chimera_core::engine::{Job, NonFinite, Optimizer, Patience, Training, Worker
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Sync, lower};
-use chimera_core::model::{
-    Architecture, BertStage, Gpt2Stage, Llama, LlamaStage, ModelConfig, cut,
-};
+use chimera_core::model::{Architecture, BertStage, DecoderStage, Llama, ModelConfig, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::{Data, Stage};
 use chimera_core::timetable::Timetable;
@@ -210,16 +208,16 @@ fn train_stages<S: Stage<Tensor = Tensor, Item = u32>>(
 
 /// What makes the stages of a run.
 pub(crate) type Stages<'s> =
-    dyn Fn(StageId) -> Result<Gpt2Stage<Reference>, Fault> + std::marker::Sync + 's;
+    dyn Fn(StageId) -> Result<DecoderStage<Reference>, Fault> + std::marker::Sync + 's;
 
 fn gpt2(
     run: &Run,
     timetable: &Timetable,
-) -> impl Fn(StageId) -> Result<Gpt2Stage<Reference>, Fault> {
+) -> impl Fn(StageId) -> Result<DecoderStage<Reference>, Fault> {
     let (config, rate, seed) = (config(run.tied), run.dropout, run.training().seed);
     let cuts = cut(&config, config.context, timetable.placement.n_stages()).expect("cut");
     move |id| {
-        let stage = Gpt2Stage::new(Reference, &config, CONTEXT, cuts[id.index()].clone());
+        let stage = DecoderStage::new(Reference, &config, CONTEXT, cuts[id.index()].clone());
         Ok(stage.expect("stage").with_dropout(rate, seed))
     }
 }
@@ -228,7 +226,7 @@ fn gpt2(
 fn llama(
     run: &Run,
     timetable: &Timetable,
-) -> impl Fn(StageId) -> Result<LlamaStage<Reference>, Fault> {
+) -> impl Fn(StageId) -> Result<DecoderStage<Reference>, Fault> {
     let window = Some(CONTEXT - 1);
     let llama = Llama { kv_heads: 1, mlp_hidden: 6, qkv_bias: true, window, ..Llama::usual(4, 2) };
     let architecture = Architecture::LLAMA;
@@ -236,7 +234,7 @@ fn llama(
     let (rate, seed) = (run.dropout, run.training().seed);
     let cuts = cut(&config, config.context, timetable.placement.n_stages()).expect("cut");
     move |id| {
-        let stage = LlamaStage::new(Reference, &config, CONTEXT, cuts[id.index()].clone());
+        let stage = DecoderStage::new(Reference, &config, CONTEXT, cuts[id.index()].clone());
         Ok(stage.expect("stage").with_dropout(rate, seed))
     }
 }

@@ -1,20 +1,22 @@
 //! `chimera prepare`: text to token ids.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::Result;
 use clap::builder::StringValueParser;
 use clap::{Args, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::parts::console::print;
+use crate::cli::parts::console::{print, tell};
 use crate::cli::parts::offered::offered;
-use crate::data::{STANDARD_INPUT, discard, prepare};
+use crate::data::{Preparation, discard, prepare};
 
 /// Cuts text into tokens to train on, and describes them in a file beside
 #[derive(Args)]
 pub(crate) struct Prepare {
-    /// Text files, in order; `-` is standard input
+    /// Text files, in order; folders, of which each file is a document; `.jsonl` files, of which each line is one; `-`
+    /// is standard input
     #[arg(value_name = "TEXT", required = true)]
     texts: Vec<PathBuf>,
     /// bytes, gpt2 (whose vocabulary is built in) or a `tokenizer.json` file
@@ -22,6 +24,13 @@ pub(crate) struct Prepare {
     #[arg(value_hint = ValueHint::AnyPath, hide_possible_values = true)]
     #[arg(value_parser = offered(StringValueParser::new(), || vec!["bytes", "gpt2"]))]
     tokenizer: String,
+    /// Field of a `.jsonl` file's lines that holds the text
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    field: String,
+    /// Token behind each document, also of the files given [default: the tokenizer's own, behind the documents of folders
+    /// and `.jsonl` files]
+    #[arg(long, value_name = "TOKEN")]
+    end_of_text: Option<String>,
     /// Where to write: ids of two bytes into `.bin`, of four into `.u32.bin`
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -29,10 +38,11 @@ pub(crate) struct Prepare {
 
 impl Prepare {
     pub(crate) fn run(self) -> Result<()> {
-        let size = |path: &PathBuf| Some(path.metadata().ok()?.len());
-        let bar = match self.texts.iter().any(|path| path == Path::new(STANDARD_INPUT)) {
-            true => ProgressBar::no_length(),
-            false => ProgressBar::new(self.texts.iter().filter_map(size).sum()),
+        let size =
+            |path: &PathBuf| path.metadata().ok().filter(|it| it.is_file()).map(|it| it.len());
+        let bar = match self.texts.iter().map(size).sum::<Option<u64>>() {
+            None => ProgressBar::no_length(), // standard input, a folder
+            Some(bytes) => ProgressBar::new(bytes),
         }; // hidden where there is no terminal
         if let Ok(style) =
             ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes} {bytes_per_sec} eta {eta}")
@@ -44,17 +54,29 @@ impl Prepare {
             discard(&out);
             std::process::exit(130);
         })?;
-        let prepared = prepare(&self.texts, &self.tokenizer, &self.out, |bytes| bar.inc(bytes));
+        let how = Preparation {
+            tokenizer: self.tokenizer,
+            field: self.field,
+            end_of_text: self.end_of_text,
+        };
+        let start = Instant::now();
+        let prepared = prepare(&self.texts, &how, &self.out, |bytes| bar.inc(bytes));
         bar.finish_and_clear();
         let prepared = prepared?;
         let bytes: u64 = prepared.sources.iter().map(|source| source.bytes).sum();
+        let rate = prepared.tokens as f64 / start.elapsed().as_secs_f64();
+        tell(format_args!("{rate:.0} tokens a second"));
+        let documents = prepared.end_of_text.map(|ends| {
+            format!(", {} documents, token {} behind each", ends.documents, ends.token)
+        });
         print(format!(
-            "{}: {} tokens of {bytes} bytes of text ({:.2} bytes per token), vocabulary {} of {}",
+            "{}: {} tokens of {bytes} bytes of text ({:.2} bytes per token), vocabulary {} of {}{}",
             self.out.display(),
             prepared.tokens,
             bytes as f64 / prepared.tokens as f64,
             prepared.vocab,
             prepared.name(),
+            documents.unwrap_or_default(),
         ))
     }
 }

@@ -27,6 +27,12 @@ pub(crate) const MAX_BYTES: u64 = 128 << 20;
 /// The most ids that a vocabulary may have, as for the setting `vocab`.
 const MAX_VOCAB: usize = 1 << 24;
 
+/// What ends a text of GPT-2.
+const END_OF_TEXT: &str = "<|endoftext|>";
+/// What ends a text of others, as their tokenizers name it; the first that is there is taken.
+const ENDS: [&str; 6] =
+    [END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[SEP]"];
+
 /// Why there is no such tokenizer (exit code 2).
 #[derive(thiserror::Error, Debug)]
 pub enum TokenizerError {
@@ -60,6 +66,9 @@ pub enum TokenizerError {
         "this build has no tokenizer of GPT-2: build with `--features tiktoken`, or name its tokenizer.json file"
     )]
     NotBuilt,
+    /// The tokenizer lacks the token after a document.
+    #[error("{0}")]
+    EndOfText(String),
     /// The tokenizer cannot express a text.
     #[error("the tokenizer cannot encode this text: {0}")]
     Encode(String),
@@ -123,6 +132,37 @@ impl Tokenizer {
         match self {
             Tokenizer::Bytes | Tokenizer::Gpt2 => None,
             Tokenizer::File(tokenizer) => tokenizer.id_of(token),
+        }
+    }
+
+    /// The id of the token after a document: that of `token` if one is named, else the usual one, which is byte 0 where
+    /// bytes are tokens.
+    pub fn end_of_text(&self, token: Option<&str>) -> Result<u32, TokenizerError> {
+        let refuse = |message| Err(TokenizerError::EndOfText(message));
+        match (self, token) {
+            (Tokenizer::Bytes, None) => Ok(0),
+            (Tokenizer::Bytes, Some(token)) => refuse(format!(
+                "where bytes are tokens, byte 0 ends a document: leave the end-of-text `{token}` out"
+            )),
+            (Tokenizer::Gpt2, None | Some(END_OF_TEXT)) => Ok(50_256),
+            (Tokenizer::Gpt2, Some(token)) => {
+                refuse(format!("gpt2 has no token `{token}`: its end-of-text is `{END_OF_TEXT}`"))
+            }
+            (Tokenizer::File(tokenizer), Some(token)) => match tokenizer.id_of(token) {
+                Some(id) => Ok(id),
+                None => {
+                    refuse(format!("the tokenizer has no token `{token}` for the end of a text"))
+                }
+            },
+            (Tokenizer::File(tokenizer), None) => {
+                match ENDS.iter().find_map(|token| tokenizer.id_of(token)) {
+                    Some(id) => Ok(id),
+                    None => refuse(format!(
+                        "the tokenizer has none of {} to end a document: name its token with --end-of-text",
+                        ENDS.join(", ")
+                    )),
+                }
+            }
         }
     }
 

@@ -182,7 +182,13 @@ fn built(args: &Args) -> Result<PathBuf> {
             Ok(program.canonicalize().with_context(|| program.display().to_string())?)
         }
         None => {
-            run_command(&mut cargo(["build", "--package", "chimera", "--bin", "chimera"]))?;
+            run_command(&mut cargo([
+                "build",
+                "--package",
+                "chimera-pipeline",
+                "--bin",
+                "chimera",
+            ]))?;
             Ok(target()?.join("debug").join(program("chimera")))
         }
     }

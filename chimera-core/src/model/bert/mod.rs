@@ -10,7 +10,6 @@ mod tensors;
 use std::ops::Range;
 
 use super::config::{self, Cut, DropoutRate, ModelConfig, Objective};
-use super::decoder::Decoder;
 use super::error::ModelError;
 use super::kept::{Kept, Tensors};
 use super::parts::bytes;
@@ -195,15 +194,6 @@ pub(super) fn stage<D: Layers>(
 ) -> std::result::Result<BertStage<D>, ModelError> {
     let predictions = config::Family::predictions(&Family, sequence);
     Ok(BertStage { dropout, ..BertStage::new(device, config, sequence, predictions, cut)? })
-}
-
-/// None: every token sees those after it.
-pub(super) fn decoder<D: Layers>(
-    _: D,
-    _: &ModelConfig,
-    _: usize,
-) -> std::result::Result<Option<Box<dyn Decoder<D::Tensor>>>, ModelError> {
-    Ok(None)
 }
 
 impl<D: Layers> Stage for BertStage<D> {

@@ -1,7 +1,7 @@
-//! The tensors of a GPT-2, and the work of its head.
+//! The tensors of a GPT-2.
 
-use super::super::config::{Cut, DEVIATION, ModelConfig, param};
-use super::block;
+use crate::model::config::{Cut, DEVIATION, ModelConfig, param};
+use crate::model::decoder;
 use crate::stage::{Init, Param};
 
 /// Number of parameters; a tied table counts once.
@@ -17,42 +17,20 @@ pub(super) fn n_params(config: &ModelConfig) -> u64 {
 /// Initial values as published: normal 0.02, and `0.02 / √(2 layers)` for the projections that end
 /// on the residual path. Weight decay on matrices alone.
 pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
-    let (hidden, normal) = (config.hidden, || Init::Normal(DEVIATION));
-    let shared = config.shares_table(cut);
-    let tokens =
-        Param { tied: shared, ..param("wte.weight".into(), &[config.vocab, hidden], normal()) };
-    let mut params = Vec::new();
-    if cut.first {
-        params.push(tokens.clone());
-        params.push(param("wpe.weight".into(), &[config.context, hidden], normal()));
-    }
-    for block in cut.blocks.clone() {
-        params.extend(block_params(config, block));
-    }
-    if cut.last {
-        params.push(param("ln_f.weight".into(), &[hidden], Init::Ones));
-        params.push(param("ln_f.bias".into(), &[hidden], Init::Zeros));
-        if !config.tied {
-            let head = param("lm_head.weight".into(), &[config.vocab, hidden], normal());
-            params.push(head);
-        } else if shared {
-            params.push(tokens);
-        }
-    }
-    params
+    let table = &[config.context, config.hidden];
+    let positions = param("wpe.weight".into(), table, Init::Normal(DEVIATION));
+    let norm = [("ln_f.weight", Init::Ones), ("ln_f.bias", Init::Zeros)];
+    let norm = norm.map(|(name, init)| param(name.into(), &[config.hidden], init));
+    let block = |block| block_params(config, block);
+    decoder::params(config, cut, "wte.weight", Some(positions), block, norm.into())
 }
 
-/// Forward work of the head on a sample of `sequence` tokens.
-pub(super) fn head_flops(config: &ModelConfig, sequence: usize) -> f64 {
-    2.0 * config.hidden as f64 * config.vocab as f64 * sequence as f64
-}
-
-fn block_params(config: &ModelConfig, block: usize) -> [Param; block::TENSORS] {
+fn block_params(config: &ModelConfig, block: usize) -> Vec<Param> {
     let h = config.hidden;
     let normal = || Init::Normal(DEVIATION);
     let residual = || Init::Normal(DEVIATION / (2.0 * config.layers as f64).sqrt());
     let tensor = |name, shape: &[usize], init| param(format!("h.{block}.{name}"), shape, init);
-    [
+    vec![
         tensor("ln_1.weight", &[h], Init::Ones),
         tensor("ln_1.bias", &[h], Init::Zeros),
         tensor("attn.c_attn.weight", &[h, 3 * h], normal()),

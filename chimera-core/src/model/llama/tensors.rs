@@ -1,7 +1,8 @@
 //! The tensors of a Llama, and its work.
 
-use super::super::choices::Llama;
-use super::super::config::{Cut, DEVIATION, ModelConfig, param};
+use crate::model::choices::Llama;
+use crate::model::config::{Cut, DEVIATION, ModelConfig, param};
+use crate::model::decoder;
 use crate::stage::{Init, Param};
 
 /// Features of the queries, keys and values of one token.
@@ -35,26 +36,9 @@ pub(super) fn block_products(config: &ModelConfig) -> [f64; 2] {
 /// Initial values: normal 0.02, and `0.02 / √(2 layers)` for the projections that end on the residual path. Weight decay
 /// on matrices alone.
 pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
-    let (hidden, normal) = (config.hidden, || Init::Normal(DEVIATION));
-    let shared = config.shares_table(cut);
-    let table = param("embed_tokens.weight".into(), &[config.vocab, hidden], normal());
-    let tokens = Param { tied: shared, ..table };
-    let mut params = Vec::new();
-    if cut.first {
-        params.push(tokens.clone());
-    }
-    for block in cut.blocks.clone() {
-        params.extend(block_params(config, block));
-    }
-    if cut.last {
-        params.push(param("norm.weight".into(), &[hidden], Init::Ones));
-        if !config.tied {
-            params.push(param("lm_head.weight".into(), &[config.vocab, hidden], normal()));
-        } else if shared {
-            params.push(tokens);
-        }
-    }
-    params
+    let norm = param("norm.weight".into(), &[config.hidden], Init::Ones);
+    let block = |block| block_params(config, block);
+    decoder::params(config, cut, "embed_tokens.weight", None, block, vec![norm])
 }
 
 fn block_params(config: &ModelConfig, block: usize) -> Vec<Param> {
@@ -63,6 +47,7 @@ fn block_params(config: &ModelConfig, block: usize) -> Vec<Param> {
     let normal = || Init::Normal(DEVIATION);
     let residual = || Init::Normal(DEVIATION / (2.0 * config.layers as f64).sqrt());
     let tensor = |name, shape: &[usize], init| param(format!("layers.{block}.{name}"), shape, init);
+    let bias = qkv_bias.then(|| tensor("self_attn.qkv_proj.bias", &[qkv], Init::Zeros));
     let mut params = vec![
         tensor("input_layernorm.weight", &[h], Init::Ones),
         tensor("self_attn.qkv_proj.weight", &[qkv, h], normal()),
@@ -71,8 +56,7 @@ fn block_params(config: &ModelConfig, block: usize) -> Vec<Param> {
         tensor("mlp.gate_up_proj.weight", &[2 * mlp, h], normal()),
         tensor("mlp.down_proj.weight", &[h, mlp], residual()),
     ];
-    if qkv_bias {
-        params.push(tensor("self_attn.qkv_proj.bias", &[qkv], Init::Zeros));
-    }
+    let behind_matrix = 2;
+    params.splice(behind_matrix..behind_matrix, bias);
     params
 }

@@ -1,0 +1,214 @@
+//! One pre-norm transformer block. Without dropout `mid = x + attention(norm(x))`, `y = mid + mlp(norm(mid))`.
+
+use crate::device::Result;
+use crate::layers::{Layers, Rotary};
+use crate::model::form::DecoderForm;
+use crate::model::operands::{Linear, Norm};
+use crate::model::pass::{Pass, projections};
+
+/// The way of a micro-batch through the blocks of a stage.
+pub(super) struct Blocks<'b, D: Layers> {
+    pub(super) pass: Pass<'b, D>,
+    pub(super) form: &'b DecoderForm,
+    /// Cosines and sines of each position, and how many heads are turned by them: those of queries and keys.
+    pub(super) rotary: Option<(&'b D::Tensor, usize)>,
+}
+
+/// What the backward pass needs. The activation, as large as `up` or half of it, is made again.
+#[derive(Debug)]
+pub(super) struct Saved<T> {
+    selected: Selected<T>,
+    stats_1: T,
+    norm_1: T,
+    stats_2: T,
+    norm_2: T,
+    up: T,
+}
+
+/// The half of [`Saved`] that the other half is made from by the product into the MLP: what lies behind the attention,
+/// and the inputs of both halves of the block.
+#[derive(Debug)]
+pub(super) struct Selected<T> {
+    x: T,
+    /// Queries and keys are turned, where positions are rotary.
+    qkv: T,
+    mixed: T,
+    log_sum: T,
+    mid: T,
+}
+
+/// The weight gradients that are still to be computed.
+#[derive(Debug)]
+pub(super) struct Deferred<T> {
+    norm_1: Norm<T>,
+    qkv: Linear<T>,
+    out: Linear<T>,
+    norm_2: Norm<T>,
+    up: Linear<T>,
+    down: Linear<T>,
+}
+
+impl<T> Saved<T> {
+    /// Applies `f` to each tensor.
+    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
+        Ok(Saved {
+            selected: self.selected.map(&mut f)?,
+            stats_1: f(&self.stats_1)?,
+            norm_1: f(&self.norm_1)?,
+            stats_2: f(&self.stats_2)?,
+            norm_2: f(&self.norm_2)?,
+            up: f(&self.up)?,
+        })
+    }
+
+    /// What selective recomputation keeps.
+    pub(super) fn select(self) -> Selected<T> {
+        self.selected
+    }
+}
+
+impl<T> Selected<T> {
+    /// Applies `f` to each tensor.
+    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Selected<U>> {
+        Ok(Selected {
+            x: f(&self.x)?,
+            qkv: f(&self.qkv)?,
+            mixed: f(&self.mixed)?,
+            log_sum: f(&self.log_sum)?,
+            mid: f(&self.mid)?,
+        })
+    }
+}
+
+impl<T> Deferred<T> {
+    /// All tensors.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
+        let norms = [&self.norm_1, &self.norm_2].into_iter().flat_map(Norm::tensors);
+        let linears = [&self.qkv, &self.out, &self.up, &self.down];
+        norms.chain(linears.into_iter().flat_map(Linear::tensors))
+    }
+}
+
+impl<D: Layers> Blocks<'_, D> {
+    /// From `x: [rows, hidden]` to the output of block `block`, of the same shape.
+    pub(super) fn forward(
+        &self,
+        block: usize,
+        w: &[D::Tensor],
+        x: D::Tensor,
+    ) -> Result<(D::Tensor, Saved<D::Tensor>)> {
+        let Blocks { pass, form, .. } = self;
+        let [norm_1, qkv, out, norm_2, up, down] = form.layers(w);
+        let (device, [drop_attn, drop_mlp]) = (pass.device, projections(block));
+        let add = |drop, x, w: &[_], to| pass.linear(drop, x, &w[0], form.layout, w.get(1), to);
+
+        let (norm_1, stats_1) = form.norm.forward(device, &x, norm_1)?;
+        let qkv = self.turned(self.linear(&norm_1, qkv)?, false)?;
+        let (mixed, log_sum) = pass.attention(block, &qkv)?;
+        let mid = add(drop_attn, &mixed, out, &x)?;
+
+        let (norm_2, stats_2) = form.norm.forward(device, &mid, norm_2)?;
+        let up = self.linear(&norm_2, up)?;
+        let y = add(drop_mlp, &self.activation(&up)?, down, &mid)?;
+
+        let selected = Selected { x, qkv, mixed, log_sum, mid };
+        Ok((y, Saved { selected, stats_1, norm_1, stats_2, norm_2, up }))
+    }
+
+    /// What the forward pass saved, to the bit.
+    pub(super) fn restore(
+        &self,
+        w: &[D::Tensor],
+        selected: Selected<D::Tensor>,
+    ) -> Result<Saved<D::Tensor>> {
+        let (device, form) = (self.pass.device, self.form);
+        let [norm_1, _, _, norm_2, up, _] = form.layers(w);
+        let (norm_1, stats_1) = form.norm.forward(device, &selected.x, norm_1)?;
+        let (norm_2, stats_2) = form.norm.forward(device, &selected.mid, norm_2)?;
+        let up = self.linear(&norm_2, up)?;
+        Ok(Saved { selected, stats_1, norm_1, stats_2, norm_2, up })
+    }
+
+    /// From the gradient of the output to that of the input.
+    pub(super) fn backward_input(
+        &self,
+        block: usize,
+        w: &[D::Tensor],
+        saved: Saved<D::Tensor>,
+        dy: D::Tensor,
+    ) -> Result<(D::Tensor, Deferred<D::Tensor>)> {
+        let Blocks { pass, form, .. } = self;
+        let [norm_1_w, qkv_w, out_w, norm_2_w, up_w, down_w] = form.layers(w);
+        let (device, [drop_attn, drop_mlp]) = (pass.device, projections(block));
+        let linear_dx = |dy, w: &[_]| device.linear_dx(dy, &w[0], form.layout);
+
+        let Selected { x, qkv, mixed, log_sum, mid } = saved.selected;
+        let d_mlp = pass.dropped(drop_mlp, &dy)?;
+        let d_activation = linear_dx(&d_mlp, down_w)?;
+        let (d_up, activation) = self.activation_dx(&d_activation, &saved.up)?;
+        let norm_2 = Norm { dy: linear_dx(&d_up, up_w)?, x: mid, stats: saved.stats_2 };
+        let d_mid = form.norm.dx(device, &norm_2, norm_2_w, Some(&dy))?;
+
+        let d_attn = pass.dropped(drop_attn, &d_mid)?;
+        let d_mixed = linear_dx(&d_attn, out_w)?;
+        let d_qkv = pass.attention_dx(block, &d_mixed, &qkv, &mixed, &log_sum)?;
+        let d_qkv = self.turned(d_qkv, true)?;
+        let norm_1 = Norm { dy: linear_dx(&d_qkv, qkv_w)?, x, stats: saved.stats_1 };
+        let dx = form.norm.dx(device, &norm_1, norm_1_w, Some(&d_mid))?;
+
+        let deferred = Deferred {
+            norm_1,
+            qkv: Linear { x: saved.norm_1, dy: d_qkv },
+            out: Linear { x: mixed, dy: d_attn },
+            norm_2,
+            up: Linear { x: saved.norm_2, dy: d_up },
+            down: Linear { x: activation, dy: d_mlp },
+        };
+        Ok((dx, deferred))
+    }
+
+    fn linear(&self, x: &D::Tensor, w: &[D::Tensor]) -> Result<D::Tensor> {
+        self.pass.device.linear(x, &w[0], self.form.layout, w.get(1), None)
+    }
+
+    /// Queries and keys turned by their positions, or their gradients turned back.
+    fn turned(&self, qkv: D::Tensor, backward: bool) -> Result<D::Tensor> {
+        let Some((table, heads)) = self.rotary else { return Ok(qkv) };
+        self.pass.device.rotary(&qkv, table, Rotary { heads, backward })
+    }
+
+    fn activation(&self, up: &D::Tensor) -> Result<D::Tensor> {
+        match self.form.is_gated {
+            true => self.pass.device.gated(up, self.form.activation),
+            false => self.pass.device.activation(up, self.form.activation),
+        }
+    }
+
+    /// The gradient of the activation's input, and the activation again.
+    fn activation_dx(&self, dy: &D::Tensor, up: &D::Tensor) -> Result<(D::Tensor, D::Tensor)> {
+        match self.form.is_gated {
+            true => self.pass.device.gated_dx(dy, up, self.form.activation),
+            false => self.pass.device.activation_dx(dy, up, self.form.activation),
+        }
+    }
+}
+
+/// Adds the gradients of the weights to `into`.
+pub(super) fn backward_weight<D: Layers>(
+    device: &D,
+    form: &DecoderForm,
+    deferred: Deferred<D::Tensor>,
+    into: &mut [D::Tensor],
+) -> Result<()> {
+    let [norm_1, qkv, out, norm_2, up, down] = form.layers_mut(into);
+    let add = |linear: Linear<_>, into: &mut [_]| {
+        let (matrix, bias) = into.split_first_mut().expect("a product has a matrix");
+        linear.add(device, form.layout, matrix, bias.first_mut())
+    };
+    add(deferred.down, down)?;
+    add(deferred.up, up)?;
+    form.norm.add_dw(device, deferred.norm_2, norm_2)?;
+    add(deferred.out, out)?;
+    add(deferred.qkv, qkv)?;
+    form.norm.add_dw(device, deferred.norm_1, norm_1)
+}

@@ -1,0 +1,316 @@
+//! Decoder-only transformers as pipeline stages: pre-norm blocks that see what was before, predicting the next token. A
+//! [form](DecoderForm) says which layers one has, so that GPT-2 and Llama are two forms.
+
+mod block;
+mod follow;
+mod params;
+mod saved;
+
+use std::ops::Range;
+use std::slice::ChunksExact;
+
+use super::config::{Cut, DropoutRate, ModelConfig};
+use super::error::ModelError;
+use super::form::DecoderForm;
+use super::kept::Kept;
+use super::operands::{Linear, Norm};
+use super::parts::bytes;
+use super::pass::{EMBEDDED, Pass};
+use super::rope::frequencies;
+
+use crate::device::Result;
+use crate::layers::{Attention, Layers, Layout};
+use crate::stage::{Micro, Output, Param, Stage};
+
+use block::Blocks;
+use saved::SavedHead;
+
+pub use follow::decoder;
+pub(super) use params::params;
+pub use saved::{DecoderDeferred, DecoderSaved, DecoderSelected};
+
+/// One stage of a decoder-only transformer, such as GPT-2 or Llama, on the device of `D`.
+#[derive(Clone, Debug)]
+pub struct DecoderStage<D: Layers> {
+    device: D,
+    cut: Cut,
+    form: DecoderForm,
+    attention: Attention<'static>,
+    /// Cosines and sines of each position, where positions are rotary.
+    rotary: Option<D::Tensor>,
+    hidden: usize,
+    dropout: DropoutRate,
+    params: Vec<Param>,
+    /// Where the head's matrix lies among the weights: the token table itself if tied and at hand.
+    head: usize,
+}
+
+impl<D: Layers> DecoderStage<D> {
+    /// The stage `cut` of `config`, for samples of `sequence` tokens each: usually `config.context`,
+    /// or fewer.
+    ///
+    /// # Errors
+    /// If there are no such samples, if the model is no decoder, or if the device lacks its layers.
+    pub fn new(
+        device: D,
+        config: &ModelConfig,
+        sequence: usize,
+        cut: Cut,
+    ) -> std::result::Result<Self, ModelError> {
+        config.check_sequence(sequence)?;
+        let model = config.architecture.0.title();
+        let form = config.architecture.0.decoder(config).ok_or(ModelError::NoDecoder { model })?;
+        let ModelConfig { heads, hidden, .. } = *config;
+        let rotary = form.rotary.map(|(theta, scaling)| {
+            if !device.has_llama_layers() {
+                return Err(ModelError::Device { device: device.name(), model });
+            }
+            let frequencies = frequencies(theta, &scaling, hidden / heads, sequence);
+            Ok(device.rotary_table(&frequencies, scaling.factor(), sequence)?)
+        });
+        let DecoderForm { kv_heads, mask, .. } = form;
+        let attention = Attention { kv_heads, mask, ..Attention::causal(heads, sequence) };
+        let params = config.architecture.0.params(config, &cut);
+        let head = if config.tied && cut.first { 0 } else { params.len() - 1 };
+        let (rotary, dropout) = (rotary.transpose()?, DropoutRate::default());
+        Ok(Self { device, cut, form, attention, rotary, hidden, dropout, params, head })
+    }
+
+    /// Drops elements of the embedding and of what blocks add to it, with probability `rate`, while
+    /// training.
+    pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
+        Self { dropout: DropoutRate { rate, seed }, ..self }
+    }
+
+    fn blocks(&self, micro: &Micro<'_>) -> Blocks<'_, D> {
+        let pass = Pass::new(&self.device, self.attention, self.dropout, micro);
+        self.blocks_of(pass, self.rotary.as_ref())
+    }
+
+    fn blocks_of<'b>(&'b self, pass: Pass<'b, D>, rotary: Option<&'b D::Tensor>) -> Blocks<'b, D> {
+        let turned = self.attention.heads + self.attention.kv_heads;
+        Blocks { pass, form: &self.form, rotary: rotary.map(|table| (table, turned)) }
+    }
+
+    /// The tensors of the blocks.
+    fn body(&self) -> Range<usize> {
+        let start = if self.cut.first { self.form.embedding_len() } else { 0 };
+        start..start + self.cut.blocks.len() * self.form.block_len()
+    }
+
+    /// The weights of each block.
+    fn weights<'w>(&self, w: &'w [D::Tensor]) -> ChunksExact<'w, D::Tensor> {
+        w[self.body()].chunks_exact(self.form.block_len())
+    }
+
+    /// One row of zeros in the place of a position table, where positions are rotary.
+    fn no_positions(&self) -> Result<D::Tensor> {
+        self.device.zeros(&[1, self.hidden])
+    }
+
+    fn embedded(&self, w: &[D::Tensor], ids: &[u32]) -> Result<D::Tensor> {
+        match self.rotary {
+            None => self.device.embedding(ids, self.attention.context, &w[0], &w[1]),
+            Some(_) => self.device.embedding(ids, 1, &w[0], &self.no_positions()?),
+        }
+    }
+
+    /// The input of the head with its norm.
+    fn norm_head(&self, w: &[D::Tensor], x: D::Tensor) -> Result<SavedHead<D::Tensor>> {
+        let norm = &w[self.body().end..];
+        let (normed, stats) = self.form.norm.forward(&self.device, &x, norm)?;
+        Ok(SavedHead { x, stats, normed })
+    }
+
+    /// From the stage's input through its blocks: the last one's output, and the saved activations.
+    fn through(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        x: Option<D::Tensor>,
+    ) -> Result<(D::Tensor, DecoderSaved<D::Tensor>)> {
+        let blocks = self.blocks(micro);
+        assert_eq!(x.is_none(), self.cut.first, "only the first stage has no x");
+        let embed = || blocks.pass.dropped(EMBEDDED, &self.embedded(w, micro.input)?);
+        let mut x = x.map_or_else(embed, Ok)?;
+
+        let mut saved = Vec::with_capacity(self.cut.blocks.len());
+        for (block, w) in self.cut.blocks.clone().zip(self.weights(w)) {
+            let (y, kept) = blocks.forward(block, w, x)?;
+            saved.push(kept);
+            x = y;
+        }
+        let head = self.cut.last.then(|| self.norm_head(w, x.clone())).transpose()?;
+        Ok((x, DecoderSaved { blocks: saved, head }))
+    }
+}
+
+pub(super) fn stage<D: Layers>(
+    device: D,
+    config: &ModelConfig,
+    sequence: usize,
+    dropout: DropoutRate,
+    cut: Cut,
+) -> std::result::Result<DecoderStage<D>, ModelError> {
+    Ok(DecoderStage { dropout, ..DecoderStage::new(device, config, sequence, cut)? })
+}
+
+impl<D: Layers> Stage for DecoderStage<D> {
+    type Tensor = D::Tensor;
+    type Item = u32;
+    type Saved = Kept<DecoderSaved<D::Tensor>, DecoderSelected<D::Tensor>>;
+    type Deferred = DecoderDeferred<D::Tensor>;
+
+    fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        Some(vec![samples * self.attention.context, self.hidden])
+    }
+
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        self.input_shape(samples)
+    }
+
+    fn needs_inputs(&self) -> bool {
+        self.cut.first || self.cut.last
+    }
+
+    fn forward(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        x: Option<D::Tensor>,
+    ) -> Result<(Output<D::Tensor>, Self::Saved)> {
+        let (device, (x, saved)) = (&self.device, self.through(w, micro, x)?);
+        let Some(head) = &saved.head else {
+            return Ok((Output::Activation(x), Kept::Whole(saved)));
+        };
+        let logits = device.linear(&head.normed, &w[self.head], Layout::OutIn, None, None)?;
+        if micro.target.is_empty() {
+            return Ok((Output::Activation(logits), Kept::Whole(saved)));
+        }
+        let (loss, grad) = device.cross_entropy(logits, micro.target, micro.loss_scale)?;
+        Ok((Output::Loss { loss, grad }, Kept::Whole(saved)))
+    }
+
+    fn recompute(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        x: Option<D::Tensor>,
+    ) -> Result<Self::Saved> {
+        Ok(Kept::Whole(self.through(w, micro, x)?.1))
+    }
+
+    fn has_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn select(&self, saved: Self::Saved) -> Self::Saved {
+        let saved = saved.whole();
+        let blocks = saved.blocks.into_iter().map(block::Saved::select).collect();
+        Kept::Selected(DecoderSelected { blocks, head: saved.head.map(|head| head.x) })
+    }
+
+    fn restore(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        let selected = selected.selected();
+        let (blocks, saved) = (self.blocks(micro), self.weights(w).zip(selected.blocks));
+        let blocks = saved.map(|(w, selected)| blocks.restore(w, selected));
+        Ok(Kept::Whole(DecoderSaved {
+            blocks: blocks.collect::<Result<_>>()?,
+            head: selected.head.map(|x| self.norm_head(w, x)).transpose()?,
+        }))
+    }
+
+    fn backward_input(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        saved: Self::Saved,
+        mut dy: D::Tensor,
+    ) -> Result<(Option<D::Tensor>, DecoderDeferred<D::Tensor>)> {
+        let saved = saved.whole();
+        let (device, blocks) = (&self.device, self.blocks(micro));
+        let mut head = None;
+        if let Some(SavedHead { x, stats, normed }) = saved.head {
+            let d_normed = device.linear_dx(&dy, &w[self.head], Layout::OutIn)?;
+            let norm = Norm { dy: d_normed, x, stats };
+            let dx = self.form.norm.dx(device, &norm, &w[self.body().end..], None)?;
+            head = Some((norm, Linear { x: normed, dy }));
+            dy = dx;
+        }
+
+        let mut of_blocks = Vec::with_capacity(saved.blocks.len());
+        let blocks_saved = self.weights(w).zip(saved.blocks);
+        for (block, (w, saved)) in self.cut.blocks.clone().zip(blocks_saved).rev() {
+            let (dx, deferred) = blocks.backward_input(block, w, saved, dy)?;
+            of_blocks.push(deferred);
+            dy = dx;
+        }
+
+        let (dx, embedding) = match self.cut.first {
+            true => (None, Some(blocks.pass.dropped(EMBEDDED, &dy)?)),
+            false => (Some(dy), None),
+        };
+        let deferred = DecoderDeferred { head, blocks: of_blocks, embedding };
+        Ok((dx, deferred))
+    }
+
+    fn backward_weight(
+        &self,
+        micro: &Micro<'_>,
+        deferred: DecoderDeferred<D::Tensor>,
+        into: &mut [D::Tensor],
+    ) -> Result<()> {
+        let device = &self.device;
+        if let Some((norm, linear)) = deferred.head {
+            let head = &mut into[self.head];
+            device.linear_dw(&linear.x, &linear.dy, Layout::OutIn, head, None)?;
+            self.form.norm.add_dw(device, norm, &mut into[self.body().end..])?;
+        }
+        let blocks = into[self.body()].chunks_exact_mut(self.form.block_len());
+        for (into, deferred) in blocks.rev().zip(deferred.blocks) {
+            block::backward_weight(device, &self.form, deferred, into)?;
+        }
+        if let Some(dy) = deferred.embedding {
+            let (tokens, positions) = into.split_at_mut(1);
+            let (tokens, ids) = (&mut tokens[0], micro.input);
+            match self.rotary {
+                None => {
+                    let context = self.attention.context;
+                    device.embedding_dw(ids, context, &dy, tokens, &mut positions[0])?;
+                }
+                Some(_) => device.embedding_dw(ids, 1, &dy, tokens, &mut self.no_positions()?)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn can_split_saved(&self) -> bool {
+        true
+    }
+
+    fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
+        saved.split(&self.device, parts)
+    }
+
+    fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
+        saved.bytes(&self.device)
+    }
+
+    fn deferred_bytes(&self, deferred: &DecoderDeferred<D::Tensor>) -> u64 {
+        let head = deferred
+            .head
+            .iter()
+            .flat_map(|(norm, linear)| norm.tensors().into_iter().chain(linear.tensors()));
+        let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
+        bytes(&self.device, blocks.chain(head).chain(&deferred.embedding))
+    }
+}

@@ -1,0 +1,205 @@
+//! Texts that are many: the lines of a JSONL file, the files of a folder.
+
+use std::fs::read_dir;
+use std::io::{self, BufRead, Read};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::DataError;
+
+/// Longer lines are refused before they are read.
+const MAX_LINE: u64 = 64 << 20;
+/// Folders within folders are followed so deep.
+const MAX_DEPTH: usize = 32;
+
+/// A file of text, and what it holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Text {
+    pub(super) path: PathBuf,
+    pub(super) content: Content,
+}
+
+/// What a file of text holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Content {
+    /// Text that the next file may go on with.
+    Text,
+    /// A document.
+    Document,
+    /// A document in a field of each line.
+    Lines,
+}
+
+/// The files that `paths` name: of a folder all below it in the order of their names, but hidden ones.
+pub(super) fn texts(paths: &[PathBuf]) -> Result<Vec<Text>, DataError> {
+    let mut texts = Vec::new();
+    for path in paths {
+        match path.is_dir() {
+            true => {
+                let before = texts.len();
+                below(path, 0, &mut texts)?;
+                if texts.len() == before {
+                    return Err(DataError::EmptyFolder { path: path.clone() });
+                }
+            }
+            false => texts.push(Text { path: path.clone(), content: content(path, Content::Text) }),
+        }
+    }
+    Ok(texts)
+}
+
+fn below(folder: &Path, depth: usize, texts: &mut Vec<Text>) -> Result<(), DataError> {
+    let unreadable = |reason| DataError::Unreadable { path: folder.to_path_buf(), reason };
+    if depth > MAX_DEPTH {
+        let reason = format!("more than {MAX_DEPTH} folders within each other");
+        return Err(unreadable(io::Error::other(reason)));
+    }
+    let entries = read_dir(folder)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>());
+    let mut paths = entries.map_err(unreadable)?;
+    paths.retain(|path| {
+        path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."))
+    });
+    paths.sort();
+    for path in paths {
+        match path.is_dir() {
+            true => below(&path, depth + 1, texts)?,
+            false => {
+                let content = content(&path, Content::Document);
+                texts.push(Text { path, content });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn content(path: &Path, other: Content) -> Content {
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    match ending {
+        Some("jsonl" | "ndjson") => Content::Lines,
+        _ => other,
+    }
+}
+
+/// The documents of a JSONL file, one from each line that is not blank.
+pub(super) struct Documents<'d, R> {
+    pub(super) path: &'d Path,
+    /// The field of a line's object that holds its text.
+    pub(super) field: &'d str,
+    pub(super) lines: R,
+    /// Lines read.
+    pub(super) line: u64,
+    /// Bytes read.
+    pub(super) bytes: u64,
+}
+
+impl<R: BufRead> Documents<'_, R> {
+    /// Those of about `bytes` further bytes; none at the end.
+    pub(super) fn next(&mut self, bytes: u64) -> Result<Vec<String>, DataError> {
+        let (end, mut documents) = (self.bytes + bytes, Vec::new());
+        let mut line = Vec::new();
+        while self.bytes < end || documents.is_empty() {
+            line.clear();
+            let read = self.lines.by_ref().take(MAX_LINE + 1).read_until(b'\n', &mut line);
+            let read = read.map_err(|reason| DataError::Unreadable {
+                path: self.path.to_path_buf(),
+                reason,
+            })?;
+            if read == 0 {
+                break;
+            }
+            (self.line, self.bytes) = (self.line + 1, self.bytes + read as u64);
+            if read as u64 > MAX_LINE {
+                return Err(self.refusal(format!("it is longer than {MAX_LINE} bytes")));
+            }
+            if !line.trim_ascii().is_empty() {
+                documents.push(self.document(&line)?);
+            }
+        }
+        Ok(documents)
+    }
+
+    fn document(&self, line: &[u8]) -> Result<String, DataError> {
+        let fields = serde_json::from_slice::<Map<String, Value>>(line);
+        let mut fields = fields.map_err(|e| self.refusal(format!("no JSON object: {e}")))?;
+        let field = self.field;
+        match fields.remove(field) {
+            Some(Value::String(text)) => Ok(text),
+            Some(_) => Err(self.refusal(format!("its field `{field}` is no text"))),
+            None => {
+                let texts = fields.iter().filter(|(_, value)| value.is_string());
+                let names: Vec<_> = texts.map(|(name, _)| format!("`{name}`")).collect();
+                let there = match names.as_slice() {
+                    [] => "no other text".into(),
+                    names => format!("text in {}: choose one with --field", names.join(", ")),
+                };
+                Err(self.refusal(format!("it has no field `{field}`, but {there}")))
+            }
+        }
+    }
+
+    fn refusal(&self, reason: String) -> DataError {
+        DataError::Line { path: self.path.to_path_buf(), line: self.line, reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn documents(lines: &str) -> Result<Vec<String>, String> {
+        let path = Path::new("x.jsonl");
+        let lines = lines.as_bytes();
+        let mut documents = Documents { path, field: "text", lines, line: 0, bytes: 0 };
+        let mut all = Vec::new();
+        loop {
+            match documents.next(8).map_err(|refusal| refusal.to_string())? {
+                some if some.is_empty() => return Ok(all),
+                some => all.extend(some),
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_is_a_document_and_a_bad_one_is_named() {
+        let lines = "{\"text\": \"one\\n\", \"n\": 1}\n\n  \r\n{\"text\": \"\"}\n{\"a\": {}, \"text\": \"two\"}";
+        assert_eq!(documents(lines).unwrap(), ["one\n", "", "two"]);
+        assert!(documents("").unwrap().is_empty());
+        for (line, refusal) in [
+            (
+                "{\"body\": \"x\", \"n\": 1}",
+                "it has no field `text`, but text in `body`: choose one with --field",
+            ),
+            ("{\"n\": 1}", "it has no field `text`, but no other text"),
+            ("{\"text\": 1}", "its field `text` is no text"),
+            ("[1]", "no JSON object: invalid type: sequence, expected a map at line 1 column 0"),
+        ] {
+            let lines = format!("{{\"text\": \"one\"}}\n{line}\n");
+            assert_eq!(documents(&lines).unwrap_err(), format!("line 2 of x.jsonl: {refusal}"));
+        }
+        let torn = documents("{\"text\": \"on").unwrap_err();
+        assert!(torn.starts_with("line 1 of x.jsonl: no JSON object: EOF"), "{torn}");
+    }
+
+    #[test]
+    fn a_folder_is_its_files_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("b")).unwrap();
+        for name in ["c.txt", "a.jsonl", "b/z.md", ".hidden"] {
+            fs::write(at(name), "x").unwrap();
+        }
+        let of = |name: &str, content| Text { path: at(name), content };
+        let found = texts(&[folder.path().to_path_buf(), at("c.txt")]).unwrap();
+        let (document, lines) = (Content::Document, Content::Lines);
+        let below = [of("a.jsonl", lines), of("b/z.md", document), of("c.txt", document)];
+        assert_eq!(found[..3], below);
+        assert_eq!(found[3..], [of("c.txt", Content::Text)]);
+        fs::create_dir(at("empty")).unwrap();
+        let refusal = texts(&[at("empty")]).unwrap_err().to_string();
+        assert!(refusal.ends_with("empty has no file: name one with text"), "{refusal}");
+    }
+}

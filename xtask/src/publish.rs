@@ -1,0 +1,59 @@
+//! What publishing the crates asks for, checked without publishing any; each builds the crates from their dependencies up.
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use crate::command::{cargo, program, read, run as run_command, target};
+use crate::mpi::open_mpi;
+
+/// Crates of the workspace that are published, by their folders.
+const PUBLISHED: [&str; 7] = [
+    ".",
+    "adapters/candle",
+    "backend-cuda",
+    "backend-wgpu",
+    "chimera-core",
+    "comm-mpi",
+    "comm-nccl",
+];
+
+/// Packages and builds every crate as crates.io would hand it out, and compares the interfaces with those of the last tag.
+pub(crate) fn run() -> Result<()> {
+    for folder in PUBLISHED {
+        let manifest = format!("{folder}/Cargo.toml");
+        let files = ["package", "--list", "--allow-dirty", "--manifest-path", &manifest];
+        let files = read(&mut cargo(files))?;
+        ensure!(files.lines().any(|file| file == "LICENSE"), "{manifest}: the licence is left out");
+    }
+    let (compiler, _) = open_mpi()?;
+    run_command(cargo(["publish", "--workspace", "--dry-run"]).env("MPICC", compiler))?;
+    semver()
+}
+
+/// Refuses changes of an interface that the version does not announce.
+fn semver() -> Result<()> {
+    let mut last = Command::new("git");
+    let Ok(tag) = read(last.args(["describe", "--tags", "--abbrev=0"])) else {
+        eprintln!("interfaces are not compared: there is no tag of an earlier version");
+        return Ok(());
+    };
+    let tool = installed("cargo-semver-checks")?;
+    let checks = ["semver-checks", "--workspace", "--baseline-rev", tag.trim()];
+    run_command(Command::new(tool).args(checks))
+}
+
+/// Checks the library and the command with each feature and with each two of them.
+pub(crate) fn powerset() -> Result<()> {
+    let (compiler, _) = open_mpi()?;
+    let sets =
+        ["hack", "check", "--package", "chimera-pipeline", "--feature-powerset", "--depth", "2"];
+    run_command(Command::new(installed("cargo-hack")?).args(sets).env("MPICC", compiler))
+}
+
+/// The path of a program of crates.io, installed below cargo's target folder.
+fn installed(name: &str) -> Result<std::path::PathBuf> {
+    let folder = target()?.join("tools");
+    run_command(cargo(["install", "--quiet", name, "--root"]).arg(&folder))?;
+    Ok(folder.join("bin").join(program(name)))
+}
