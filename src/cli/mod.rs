@@ -27,7 +27,7 @@ pub fn main() -> ExitCode {
 /// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
 /// pipelines and other schedules, proven, simulated, drawn and run.
 #[derive(Parser)]
-#[command(version, about, args_override_self = true)] // so that a script's options can stand before a user's
+#[command(name = "chimera", version, about, args_override_self = true)] // so that a script's options can stand before a user's
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -80,7 +80,7 @@ impl IdleTime {
     }
 }
 
-/// Idle time of each worker of a simulated timeline, where messages take what `costs` say.
+/// Idle time of each worker of a timeline that is simulated, or of stages that sleep, where messages take what `costs` say.
 pub fn simulated_idle(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Vec<IdleTime> {
     idle(program, timeline, |token, made| made + costs.message(token))
 }

@@ -12,8 +12,8 @@ use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::interp::{Machine, Values};
 use crate::op::Cell;
 
-/// Simulates what the checker lets run. Of programs without synchronisation, in which nothing but messages is waited
-/// for, and the checker knows of all of these.
+/// Simulates what the checker lets run. It is for programs that have no synchronisation yet: there a worker waits for
+/// messages alone, and the checker says when one is there.
 pub(super) struct Timed<'p, C, F> {
     pub(super) checker: Checker<'p>,
     pub(super) clock: Simulation<'p, C, F>,

@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 use comm::{Dated, Paced};
 use pace::Pace;
 use rustc_hash::FxHashMap;
-use stage::{Blank, StandIn, Times};
+use stage::{Blank, StandIn, Times, n_calls};
 
 use crate::analyze::simulate;
-use crate::analyze::timeline::{Event, Timeline, Wait, Work};
+use crate::analyze::timeline::{Event, Timeline, Work};
 use crate::comm::{Endpoint, Threads};
 use crate::costs::Costs;
 use crate::device::reference::{Reference, Tensor};
@@ -39,14 +39,22 @@ pub struct Execution<'e> {
     pub on_thread: &'e (dyn Fn() + Sync),
 }
 
-/// Compute of one run, and what workers waited for, in seconds since the common start. What reductions and updates
-/// take is left out, since those of stand-in stages have nothing to do.
+/// Compute of one run, in seconds since the common start. What reductions and updates take is left out, since those of
+/// stand-in stages have nothing to do.
 #[derive(Clone, Debug, Default)]
 pub struct Executed {
-    /// When each op ran.
+    /// When each op ran, by the clocks of the ranks, which know how late they were woken.
     pub timeline: Timeline,
-    /// When each worker waited, and for what.
-    pub waits: Vec<Wait>,
+    /// When the last op ended, by the wall clock.
+    pub wall_s: f64,
+}
+
+impl Executed {
+    /// The part of all workers' time, by the wall clock, in which they did not compute.
+    pub fn bubble_ratio(&self) -> f64 {
+        let total = self.wall_s * self.timeline.n_workers as f64;
+        if total > 0.0 { 1.0 - self.timeline.busy().iter().sum::<f64>() / total } else { 0.0 }
+    }
 }
 
 /// A rank waits for others at least so long before it calls them lost.
@@ -93,20 +101,20 @@ pub fn execute(
     for run in &mut runs {
         run.timeline.n_workers = ranks.len();
     }
-    for (run, (events, waits)) in ranks.into_iter().flat_map(|rank| rank.into_iter().enumerate()) {
+    for (run, (events, wall_s)) in ranks.into_iter().flat_map(|rank| rank.into_iter().enumerate()) {
         runs[run].timeline.events.extend(events);
-        runs[run].waits.extend(waits);
+        runs[run].wall_s = runs[run].wall_s.max(wall_s);
     }
     Ok(runs)
 }
 
-/// What one worker did and waited for in each run that is measured.
+/// What one worker did in each run that is measured, and when it was done by the wall clock.
 fn run_rank(
     job: Job<'_>,
     comm: &mut Threads<Dated<Tensor>>,
     costs: &(impl Costs + Sync),
     how: Execution<'_>,
-) -> Result<Vec<(Vec<Event>, Vec<Wait>)>, Fault> {
+) -> Result<Vec<(Vec<Event>, f64)>, Fault> {
     let program = job.program;
     // Sums of times that can be told are such times, too.
     let seconds = |units: f64| Duration::try_from_secs_f64(units * how.seconds_per_unit);
@@ -122,19 +130,36 @@ fn run_rank(
     for run in 0..=how.n_runs as u64 {
         let ready = job.epoch.elapsed().as_secs_f64();
         let all = worker.all_gather("common start", &ready.to_le_bytes())?;
-        let start = common_start(&all, rank)?;
-        pace.sleep_until(job.epoch + Duration::from_secs_f64(start));
+        let start = job.epoch + Duration::from_secs_f64(common_start(&all, rank)?);
+        pace.sleep_until(start);
+        pace.take_calls();
         worker.run(run * u64::from(program.window().n_steps()))?;
-        let (events, waits) = worker.timeline()?;
+        let (events, _) = worker.timeline()?;
         if run > 0 {
-            let cells = events.iter().filter(|event| matches!(event.work, Work::Cell(_)));
-            let events = cells.map(|e| Event { start: e.start - start, end: e.end - start, ..*e });
-            let waits = waits.iter();
-            let waits = waits.map(|w| Wait { start: w.start - start, end: w.end - start, ..*w });
-            runs.push((events.collect(), waits.collect()));
+            let epoch_s = start.duration_since(job.epoch).as_secs_f64();
+            let ends = events.iter().filter(|e| matches!(e.work, Work::Cell(_))).map(|e| e.end);
+            let wall_s = ends.fold(epoch_s, f64::max) - epoch_s;
+            runs.push((clocked(events, &pace.take_calls(), start), wall_s));
         }
     }
     Ok(runs)
+}
+
+/// The ops among events, at the times of the calls that they made of their stages.
+fn clocked(events: &[Event], calls: &[(Instant, Instant)], start: Instant) -> Vec<Event> {
+    let since = |at: Instant| at.saturating_duration_since(start).as_secs_f64();
+    let mut calls = calls.iter();
+    let mut clocked = Vec::new();
+    for event in events {
+        let Work::Cell(cell) = event.work else { continue };
+        let n_calls: usize = cell.ops().map(|op| n_calls(&op)).sum();
+        let mine = calls.by_ref().take(n_calls);
+        let times = mine.map(|(from, to)| (since(*from), since(*to)));
+        if let Some((start, end)) = times.reduce(|(start, _), (_, end)| (start, end)) {
+            clocked.push(Event { start, end, ..*event });
+        }
+    }
+    clocked
 }
 
 /// When all ranks start, in seconds, given when each was ready.

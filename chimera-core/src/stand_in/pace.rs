@@ -20,6 +20,8 @@ struct State {
     late: Duration,
     /// The message that the rank waits for, and since when.
     awaited: Option<(Tag, Instant)>,
+    /// Start and end of the calls of stages, by this clock.
+    calls: Vec<(Instant, Instant)>,
 }
 
 impl Pace {
@@ -28,12 +30,19 @@ impl Pace {
         self.state().now()
     }
 
-    /// Sleeps for as long as an op takes.
+    /// Sleeps for as long as a call of a stage takes.
     pub(super) fn work(&self, takes: Duration) {
+        let start = self.now();
+        let end = start + takes;
         if !takes.is_zero() {
-            let end = self.now() + takes;
             self.sleep_until(end);
         }
+        self.state().calls.push((start, end));
+    }
+
+    /// Start and end of the calls of stages since this was last asked, by this clock.
+    pub(super) fn take_calls(&self) -> Vec<(Instant, Instant)> {
+        std::mem::take(&mut self.state().calls)
     }
 
     /// Sleeps until `due`, which may be past.

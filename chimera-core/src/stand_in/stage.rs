@@ -62,6 +62,16 @@ impl Times {
     }
 }
 
+/// How often the engine calls a stage for an op.
+pub(super) fn n_calls(op: &Op) -> usize {
+    let units = usize::from(op.span.len);
+    match op.kind {
+        Kind::Forward => 1,
+        Kind::Backward => 2 * units,
+        Kind::BackwardInput | Kind::BackwardWeight | Kind::Recompute => units,
+    }
+}
+
 /// The ops of a cell, and the part of its cost that falls to each.
 fn shares(worker: WorkerId, cell: &Cell, costs: &impl Costs) -> Vec<(Op, f64)> {
     let whole = costs.cell(worker, cell);

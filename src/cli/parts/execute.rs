@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use anyhow::{Context, Result, ensure};
-use chimera_core::analyze::{IdleTime, link, measured_idle, path_length, simulate};
+use chimera_core::analyze::{IdleTime, link, path_length, simulate, simulated_idle};
 use chimera_core::costs::Costs;
 use chimera_core::program::Program;
-use chimera_core::stand_in::{Executed, Execution, execute};
+use chimera_core::stand_in::{Execution, execute};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -74,19 +74,20 @@ impl ExecuteArgs {
         );
         let how = Execution { seconds_per_unit, n_runs: N_RUNS, on_thread: &exact_timers };
         let mut runs = spin("running the schedule", || execute(program, costs, how))?;
-        runs.sort_by(|a, b| a.timeline.makespan().total_cmp(&b.timeline.makespan()));
-        let makespans = runs.iter().map(|run| run.timeline.makespan() / seconds_per_unit).collect();
-        let Executed { mut timeline, waits } = runs.swap_remove(N_RUNS / 2);
-        let bubble_ratio = timeline.bubble_ratio();
-        let idle = measured_idle(program, &timeline, &waits);
-        let bubble = IdleTime::shares(&idle, timeline.makespan());
+        runs.sort_by(|a, b| a.wall_s.total_cmp(&b.wall_s));
+        let makespans: Vec<f64> = runs.iter().map(|run| run.wall_s / seconds_per_unit).collect();
+        let run = runs.swap_remove(N_RUNS / 2);
+        let (bubble_ratio, mut timeline) = (run.bubble_ratio(), run.timeline);
         for event in &mut timeline.events {
             event.start /= seconds_per_unit;
             event.end /= seconds_per_unit;
         }
         link(program, &mut timeline, costs);
+        let idle = simulated_idle(program, &timeline, costs);
+        let mut bubble = IdleTime::shares(&idle, makespans[N_RUNS / 2]);
+        bubble.other += bubble_ratio - bubble.total(); // by how much the last op ended late
         let measured = Figures {
-            makespan: timeline.makespan(),
+            makespan: makespans[N_RUNS / 2],
             bubble_ratio,
             critical_path: path_length(program, &timeline.critical_path(), costs),
         };
