@@ -1,11 +1,9 @@
 //! What one way to train takes: the memory of a rank and the time of a step, before anything runs.
 
-use anyhow::Result;
 use chimera_core::analyze::Network;
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::Parameter;
 
-use super::estimate::ConfigGroup;
 use super::need::Need;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Scaling, Settings};
@@ -67,21 +65,6 @@ impl Candidate {
     fn reads_scaling(&self) -> bool {
         let Config { schedule, depth, .. } = &self.config;
         matches!(schedule, Named::Schedule(s) if *depth > 1 && s.reads().contains(&Parameter::Scaling))
-    }
-
-    /// What a step of this would take where ranks and links are others; `None` if it would not fit into their memory.
-    ///
-    /// # Errors
-    /// If there is no such way.
-    pub fn step_on(&self, cluster: &Cluster) -> Result<Option<f64>> {
-        let mut group = match self.is_simulated {
-            true => ConfigGroup::simulated(cluster, false),
-            false => ConfigGroup::new(cluster, false),
-        };
-        Ok(match group.outcome(self.config.clone())? {
-            Fit::Fits(candidate) => Some(candidate.step_s),
-            Fit::TooLarge(..) => None,
-        })
     }
 
     /// How its schedule scales, by name.

@@ -39,14 +39,14 @@ pub struct Hardware {
     memory_bytes: f64,
     /// Ranks of a node, unless it is said.
     pub ranks_per_node: u32,
-    peak_flops: Peaks,
-    inside: Wire,
-    between: Wire,
+    peak_flops: PeakFlops,
+    inside: LinkRates,
+    between: LinkRates,
 }
 
 /// Floating-point operations per second of dense matrix products.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
-struct Peaks {
+struct PeakFlops {
     f32: f64,
     bf16: Option<f64>,
 }
@@ -54,7 +54,7 @@ struct Peaks {
 /// A link of one rank.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Wire {
+struct LinkRates {
     latency_s: f64,
     bytes_per_s: f64,
 }
@@ -118,8 +118,10 @@ impl Hardware {
 
     /// Links within a node, and between nodes of so many ranks, each of which has a link of its own.
     pub fn links(&self, ranks_per_node: u32) -> [Link; 2] {
-        let link =
-            |wire: Wire, n: f64| Link { alpha: wire.latency_s, beta: 1.0 / wire.bytes_per_s / n };
+        let link = |wire: LinkRates, n: f64| Link {
+            alpha: wire.latency_s,
+            beta: 1.0 / wire.bytes_per_s / n,
+        };
         [link(self.inside, 1.0), link(self.between, f64::from(ranks_per_node))]
     }
 }

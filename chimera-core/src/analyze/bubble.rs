@@ -105,7 +105,7 @@ fn idle(
     let makespan = timeline.makespan();
     let memory = ActivationMemory::new(program.placement(), program.units_per_micro());
     let workers = (0..timeline.n_workers).map(|w| WorkerId(w as u16));
-    let of_worker = |(worker, row): (WorkerId, WorkerRow<'_>)| {
+    let of_worker = |(worker, row): (WorkerId, BusyRow<'_>)| {
         let inputs = |cell: &Cell| Inputs::of(program, (worker, cell), timeline, &causes, &arrives);
         let later = Later::of(program, worker, &row.busy, &memory, &inputs);
         let (mut idle, mut free, mut held) = (IdleTime::default(), 0.0, 0.0);
@@ -132,14 +132,14 @@ fn idle(
 
 /// What a worker does, in order.
 #[derive(Clone, Default)]
-struct WorkerRow<'t> {
+struct BusyRow<'t> {
     /// Compute and updates.
     busy: Vec<&'t Event>,
     reductions: Vec<&'t Event>,
 }
 
-fn rows(timeline: &Timeline) -> Vec<WorkerRow<'_>> {
-    let mut rows = vec![WorkerRow::default(); timeline.n_workers];
+fn rows(timeline: &Timeline) -> Vec<BusyRow<'_>> {
+    let mut rows = vec![BusyRow::default(); timeline.n_workers];
     for event in &timeline.events {
         let row = &mut rows[event.worker.index()];
         match event.work {

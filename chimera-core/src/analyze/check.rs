@@ -17,12 +17,8 @@ use rustc_hash::FxHashMap;
 
 use super::deadlock::deadlock;
 use super::refusal::{Reason, Refusal, refusal};
-use super::simulate::Simulation;
-use super::timed::Timed;
-use super::timeline::Event;
 use super::versions::Versions;
 use crate::activation_memory::{ActivationMemory, is_within};
-use crate::costs::Costs;
 use crate::effects::{Effects, Token};
 use crate::ids::{BucketId, ChannelId, StageId, WorkerId};
 use crate::interp::{Group, Machine, Row, Stop, Values};
@@ -35,18 +31,6 @@ pub(crate) struct Proof {
     pub(crate) channel_bound: u32,
     pub(crate) peaks: Vec<f64>,
     pub(crate) weight_versions: Vec<u32>,
-}
-
-/// Proves the compute and messages of a program that has no synchronisation yet, and simulates it by the way: `record`
-/// takes each event.
-pub(crate) fn prove_compute(
-    program: &Program,
-    costs: &impl Costs,
-    record: impl FnMut(Event),
-) -> Result<(), Refusal> {
-    let clock = Simulation::new(program, costs, record);
-    let both = Timed { checker: Checker::new(program, None, None), clock };
-    interpret(program, both, |both| &mut both.checker.bound).map(drop)
 }
 
 /// Proves a whole program.
@@ -75,7 +59,7 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
 }
 
 /// Runs all rows to their ends, with the least room in channels that suffices, of which `bound` is the machine's.
-fn interpret<M: Machine<Error = Reason>>(
+pub(super) fn interpret<M: Machine<Error = Reason>>(
     program: &Program,
     mut machine: M,
     bound: impl Fn(&mut M) -> &mut u32,
@@ -133,7 +117,7 @@ pub(super) struct Checker<'p> {
     program: &'p Program,
     max_peak: Option<f64>,
     /// Room of every channel.
-    bound: u32,
+    pub(super) bound: u32,
     queues: Vec<VecDeque<Token>>,
     /// How many members started each bucket's reduction.
     n_started: Vec<usize>,
@@ -163,7 +147,11 @@ enum Phase {
 }
 
 impl<'p> Checker<'p> {
-    fn new(program: &'p Program, max_peak: Option<f64>, versions: Option<Versions>) -> Checker<'p> {
+    pub(super) fn new(
+        program: &'p Program,
+        max_peak: Option<f64>,
+        versions: Option<Versions>,
+    ) -> Checker<'p> {
         Checker {
             program,
             max_peak,

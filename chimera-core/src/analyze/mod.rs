@@ -12,7 +12,7 @@ pub mod one_order;
 pub mod refusal;
 pub mod simulate;
 pub(crate) mod structure;
-mod timed;
+pub(crate) mod timed;
 pub mod timeline;
 pub mod verdict;
 pub(crate) mod versions;

@@ -2,8 +2,8 @@
 
 use std::task::Poll;
 
-use super::check::Checker;
-use super::refusal::Reason;
+use super::check::{Checker, interpret};
+use super::refusal::{Reason, Refusal};
 use super::simulate::{Ready, Simulation};
 use super::timeline::Event;
 use crate::costs::Costs;
@@ -11,12 +11,25 @@ use crate::effects::{Effects, Token};
 use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::interp::{Machine, Values};
 use crate::op::Cell;
+use crate::program::Program;
+
+/// Proves the compute and messages of a program that has no synchronisation yet, and simulates it by the way: `record`
+/// takes each event.
+pub(crate) fn prove_compute(
+    program: &Program,
+    costs: &impl Costs,
+    record: impl FnMut(Event),
+) -> Result<(), Refusal> {
+    let clock = Simulation::new(program, costs, record);
+    let both = Timed { checker: Checker::new(program, None, None), clock };
+    interpret(program, both, |both| &mut both.checker.bound).map(drop)
+}
 
 /// Simulates what the checker lets run. It is for programs that have no synchronisation yet: there a worker waits for
 /// messages alone, and the checker says when one is there.
-pub(super) struct Timed<'p, C, F> {
-    pub(super) checker: Checker<'p>,
-    pub(super) clock: Simulation<'p, C, F>,
+struct Timed<'p, C, F> {
+    checker: Checker<'p>,
+    clock: Simulation<'p, C, F>,
 }
 
 /// What a step that the simulator cannot refuse gives.

@@ -12,10 +12,10 @@ use crate::comm::Tag;
 /// how late it was woken, and takes that off the op or the message that follows. Only that is taken off: what the rank
 /// does between two waits stays in the measured time, and a run that falls behind ends late.
 #[derive(Default)]
-pub(super) struct Pace(Mutex<State>);
+pub(super) struct Pace(Mutex<PaceState>);
 
 #[derive(Default)]
-struct State {
+struct PaceState {
     /// How long after its time the rank was woken.
     late: Duration,
     /// The message that the rank waits for, and since when.
@@ -65,12 +65,12 @@ impl Pace {
         self.sleep_until(since.map_or(due, |since| since.max(due)));
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PaceState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl PaceState {
     fn now(&self) -> Instant {
         let now = Instant::now();
         now.checked_sub(self.late).unwrap_or(now)
