@@ -37,6 +37,8 @@ mod simulate;
 mod slurm;
 #[path = "cli/top.rs"]
 mod top;
+#[path = "cli/trace.rs"]
+mod trace;
 #[path = "cli/tutorial.rs"]
 mod tutorial;
 #[path = "cli/usage.rs"]

@@ -1,13 +1,14 @@
 //! What each worker holds for backwards to come.
 
-use std::collections::HashMap;
-
 use rustc_hash::FxHashMap;
 
-use crate::effects::{Rules, Token, TokenKind};
+use crate::effects::{Effects, Rules, Token, TokenKind};
 use crate::ids::{PipeId, WorkerId};
 use crate::op::Cell;
 use crate::placement::Placement;
+
+/// Kinds of tokens that hold saved activations.
+const SAVED: [TokenKind; 2] = [TokenKind::Saved, TokenKind::Deferred];
 
 /// Counts saved activations, worker by worker, as cells run.
 ///
@@ -16,8 +17,8 @@ use crate::placement::Placement;
 /// what a forward keeps for a recomputation is counted apart.
 #[derive(Clone, Debug)]
 pub(crate) struct ActivationMemory {
-    /// By worker and pipe of its own: what one unit of one stage counts.
-    weights: Vec<FxHashMap<PipeId, f64>>,
+    /// By worker: each pipe of its own, in order, with what one unit of one stage counts.
+    weights: Vec<Vec<(PipeId, f64)>>,
     held: HeldMemory,
 }
 
@@ -30,13 +31,19 @@ impl ActivationMemory {
                 *weights[worker.index()].entry(p).or_default() += f64::from(units_per_micro);
             }
         }
-        weights.iter_mut().flat_map(HashMap::values_mut).for_each(|n| *n = 1.0 / *n);
+        let sorted = |weights: FxHashMap<PipeId, f64>| {
+            let mut weights: Vec<_> =
+                weights.into_iter().map(|(pipe, n)| (pipe, 1.0 / n)).collect();
+            weights.sort_unstable_by_key(|(pipe, _)| *pipe);
+            weights
+        };
+        let weights = weights.into_iter().map(sorted).collect();
         ActivationMemory { weights, held: HeldMemory::new(n_workers) }
     }
 
     /// What a cell adds while it runs, and what it frees at its end.
     pub(crate) fn change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> (f64, f64) {
-        self.count(worker, cell, rules, &[TokenKind::Saved, TokenKind::Deferred])
+        self.count(worker, cell, rules, &SAVED)
     }
 
     /// How a cell changes what forwards keep for recomputations, in units of what they keep of one micro-batch.
@@ -51,16 +58,35 @@ impl ActivationMemory {
         rules: &Rules,
         kinds: &[TokenKind],
     ) -> (f64, f64) {
-        let weights = &self.weights[worker.index()];
-        change(cell, rules, |token| match kinds.contains(&token.kind) {
-            true => weights.get(&token.pipe).copied().unwrap_or(0.0),
-            false => 0.0,
-        })
+        change(cell, rules, |token| self.size(worker, token, kinds))
     }
 
-    /// Counts one cell and returns the most that are held meanwhile.
-    pub(crate) fn run(&mut self, worker: WorkerId, cell: &Cell, rules: &Rules) -> f64 {
-        self.held.run(worker, self.change(worker, cell, rules))
+    /// What a token counts, if it is of one of these kinds.
+    fn size(&self, worker: WorkerId, token: &Token, kinds: &[TokenKind]) -> f64 {
+        if !kinds.contains(&token.kind) {
+            return 0.0;
+        }
+        let weights = &self.weights[worker.index()];
+        let at = weights.binary_search_by_key(&token.pipe, |(pipe, _)| *pipe);
+        at.map_or(0.0, |at| weights[at].1)
+    }
+
+    /// Counts one cell, which has these `effects`, and returns the most that are held meanwhile.
+    pub(crate) fn run(
+        &mut self,
+        worker: WorkerId,
+        cell: &Cell,
+        effects: &Effects,
+        rules: &Rules,
+    ) -> f64 {
+        let change = match cell {
+            Cell::One(_) => {
+                let size = |token: &Token| self.size(worker, token, &SAVED);
+                split(net(effects, size))
+            }
+            Cell::Pair(..) => self.change(worker, cell, rules),
+        };
+        self.held.run(worker, change)
     }
 
     /// The most each worker held so far, rounded to a millionth, see [`ROUNDING`].
@@ -85,14 +111,19 @@ pub(crate) fn is_within(held: f64, limit: Option<f64>) -> bool {
 /// What a cell adds and frees. What an op makes is there before what it eats is freed, but the halves of
 /// a split backward hand the same saved activations on.
 pub(crate) fn change(cell: &Cell, rules: &Rules, size: impl Fn(&Token) -> f64) -> (f64, f64) {
-    let (mut more, mut less) = (0.0, 0.0);
-    for op in cell.ops() {
-        let effects = rules.effects(&op);
-        let count = |tokens: &[Token]| tokens.iter().map(&size).sum::<f64>();
-        let net = count(&effects.makes) - count(&effects.eats);
-        if net > 0.0 { more += net } else { less -= net }
-    }
-    (more, less)
+    let of_ops = cell.ops().map(|op| split(net(&rules.effects(&op), &size)));
+    of_ops.fold((0.0, 0.0), |(more, less), (adds, frees)| (more + adds, less + frees))
+}
+
+/// By how much more an op holds at its end.
+fn net(effects: &Effects, size: impl Fn(&Token) -> f64) -> f64 {
+    let count = |tokens: &[Token]| tokens.iter().map(&size).sum::<f64>();
+    count(&effects.makes) - count(&effects.eats)
+}
+
+/// What is added, and what is freed.
+fn split(net: f64) -> (f64, f64) {
+    (net.max(0.0), (-net).max(0.0))
 }
 
 /// What each worker holds, and held at most.

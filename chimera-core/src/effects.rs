@@ -5,6 +5,7 @@
 //! losses are only collected, so they need no tokens.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -52,7 +53,7 @@ impl TokenKind {
 ///
 /// Activations travel in the span of their forward; everything else is cut into single units, so
 /// that the halves of a micro-batch can go backward one by one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Token {
     /// What it stands for.
     pub kind: TokenKind,
@@ -62,6 +63,17 @@ pub struct Token {
     pub stage: StageId,
     /// The micro-batch units it covers.
     pub span: Span,
+}
+
+/// In two words, since tokens are looked up all the time.
+impl Hash for Token {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Token { kind, pipe, stage, span } = *self;
+        let (kind, pipe) = (kind as u64, u64::from(pipe.0));
+        let (stage, len) = (u64::from(stage.0), u64::from(span.len));
+        state.write_u64(kind | pipe << 8 | stage << 24 | len << 40);
+        state.write_u32(span.start);
+    }
 }
 
 impl fmt::Display for Token {
@@ -149,13 +161,9 @@ impl Rules {
     pub fn effects(&self, op: &Op) -> Effects {
         let Op { kind, pipe, stage, span } = *op;
         let whole = |kind, stage| Token { kind, pipe, stage, span };
-        let by_unit = |kind, stage| {
-            span.units().map(move |u| Token { kind, pipe, stage, span: Span::one(u) })
-        };
         // Of what another rank says it did, the stage may be any.
         let next = StageId(stage.0.saturating_add(1));
         let (is_first, is_last) = (stage.0 == 0, next.0 == self.n_stages);
-        let versions = || by_unit(TokenKind::Version, stage).filter(|_| self.keeps_versions);
         let mut e = Effects::default();
         match kind {
             Kind::Forward => {
@@ -163,7 +171,7 @@ impl Rules {
                     e.eats.push(whole(TokenKind::Activation, StageId(stage.0 - 1)));
                 }
                 if is_last {
-                    e.makes.extend(by_unit(TokenKind::Gradient, next));
+                    push_units(&mut e.makes, whole(TokenKind::Gradient, next));
                 } else {
                     e.makes.push(whole(TokenKind::Activation, stage));
                 }
@@ -171,27 +179,32 @@ impl Rules {
                     true => TokenKind::Kept,
                     false => TokenKind::Saved,
                 };
-                e.makes.extend(by_unit(kept, stage));
-                e.makes.extend(versions());
+                push_units(&mut e.makes, whole(kept, stage));
             }
             Kind::Recompute => {
-                e.eats.extend(by_unit(TokenKind::Kept, stage));
-                e.eats.extend(versions());
-                e.makes.extend(by_unit(TokenKind::Saved, stage));
-                e.makes.extend(versions());
+                push_units(&mut e.eats, whole(TokenKind::Kept, stage));
+                push_units(&mut e.makes, whole(TokenKind::Saved, stage));
             }
             Kind::Backward | Kind::BackwardInput => {
-                e.eats.extend(by_unit(TokenKind::Saved, stage));
-                e.eats.extend(by_unit(TokenKind::Gradient, next));
-                e.eats.extend(versions());
+                push_units(&mut e.eats, whole(TokenKind::Saved, stage));
+                push_units(&mut e.eats, whole(TokenKind::Gradient, next));
                 if !is_first {
-                    e.makes.extend(by_unit(TokenKind::Gradient, stage));
+                    push_units(&mut e.makes, whole(TokenKind::Gradient, stage));
                 }
                 if kind == Kind::BackwardInput {
-                    e.makes.extend(by_unit(TokenKind::Deferred, stage));
+                    push_units(&mut e.makes, whole(TokenKind::Deferred, stage));
                 }
             }
-            Kind::BackwardWeight => e.eats.extend(by_unit(TokenKind::Deferred, stage)),
+            Kind::BackwardWeight => push_units(&mut e.eats, whole(TokenKind::Deferred, stage)),
+        }
+        if self.keeps_versions {
+            let version = whole(TokenKind::Version, stage);
+            if matches!(kind, Kind::Forward | Kind::Recompute) {
+                push_units(&mut e.makes, version);
+            }
+            if matches!(kind, Kind::Recompute | Kind::Backward | Kind::BackwardInput) {
+                push_units(&mut e.eats, version);
+            }
         }
         e
     }
@@ -207,6 +220,13 @@ impl Rules {
                 all
             }
         }
+    }
+}
+
+/// Adds a token for each unit of the span of `whole`.
+fn push_units(tokens: &mut Tokens, whole: Token) {
+    for unit in whole.span.units() {
+        tokens.push(Token { span: Span::one(unit), ..whole });
     }
 }
 

@@ -10,7 +10,7 @@ use std::task::Poll;
 
 use smallvec::SmallVec;
 
-use crate::effects::{Rules, Token};
+use crate::effects::{Effects, Rules, Token};
 use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::ledger::Ledger;
 use crate::op::Cell;
@@ -26,14 +26,14 @@ pub trait Machine {
     /// Why the machine stops.
     type Error;
 
-    /// Runs a cell on the values of the tokens it eats; returns those of the tokens it makes, in the
-    /// order of [`Rules::cell_effects`].
+    /// Runs a cell, which has these [`effects`](Rules::cell_effects), on the values of the tokens it eats; returns
+    /// those of the tokens it makes, in order.
     fn run(
         &mut self,
         worker: WorkerId,
         cell: &Cell,
+        effects: &Effects,
         eaten: Values<Self::Value>,
-        makes: &[Token],
     ) -> Result<Values<Self::Value>, Self::Error>;
 
     /// Whether the channel has room for one more message.
@@ -140,7 +140,7 @@ impl<V> Row<V> {
                 for token in &effects.eats {
                     eaten.push(self.ledger.eat(token).ok_or(Stop::Missing(*token))?);
                 }
-                let made = machine.run(worker, cell, eaten, &effects.makes)?;
+                let made = machine.run(worker, cell, &effects, eaten)?;
                 for (&token, value) in effects.makes.iter().zip(made) {
                     self.ledger.make(token, value).map_err(|_| Stop::Twice(token))?;
                 }

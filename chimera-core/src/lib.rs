@@ -33,6 +33,7 @@ pub mod schedule;
 pub mod search;
 mod shards;
 pub mod stage;
+pub mod stand_in;
 pub mod timetable;
 pub mod trainer;
 pub mod update;

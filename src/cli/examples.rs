@@ -109,6 +109,7 @@ const EXAMPLES: &[(&str, Examples)] = &[
         &[
             ("chimera simulate zb-h1 --micro-batches 16", "a step's time and memory"),
             ("chimera simulate auto --memory-cap 4", "the shortest order within a limit on memory"),
+            ("chimera simulate gems --execute 0.001", "beside a run of stages that sleep"),
             (
                 "chimera simulate 1f1b --width 2 --inside 5e-6,3e-12 --gradient-bytes 4e8",
                 "two pipelines side by side on a network",
@@ -128,6 +129,10 @@ const EXAMPLES: &[(&str, Examples)] = &[
                 "over a slow network",
             ),
         ],
+    ),
+    (
+        "trace compare",
+        &[("chimera trace compare plan.json run.json", "what was planned, and what was measured")],
     ),
     (
         "config show",

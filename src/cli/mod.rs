@@ -11,7 +11,7 @@ use anyhow::Result;
 use clap::{FromArgMatches, Parser, Subcommand};
 use commands::{
     checkpoint, comm, completions, config, devices, eval, export_model, generate, man, plan,
-    prepare, schedule, selftest, simulate, slurm, top, train,
+    prepare, schedule, selftest, simulate, slurm, top, trace, train,
 };
 
 use crate::settings::args::explained;
@@ -27,7 +27,7 @@ pub fn main() -> ExitCode {
 /// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
 /// pipelines and other schedules, proven, simulated, drawn and run.
 #[derive(Parser)]
-#[command(version, about, args_override_self = true)] // so that a script's options can stand before a user's
+#[command(name = "chimera", version, about, args_override_self = true)] // so that a script's options can stand before a user's
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -44,6 +44,8 @@ enum Command {
     Schedule(schedule::Schedule),
     Simulate(simulate::Simulate),
     Plan(plan::Plan),
+    #[command(subcommand)]
+    Trace(trace::TraceCommand),
     Config(config::Config),
     Checkpoint(checkpoint::Checkpoint),
     #[command(subcommand)]
@@ -76,6 +78,7 @@ impl Cli {
             Command::Schedule(schedule) => schedule.run(),
             Command::Simulate(simulate) => simulate.run(),
             Command::Plan(plan) => plan.run(),
+            Command::Trace(trace) => trace.run(),
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),
             Command::Comm(comm) => comm.run(),

@@ -6,3 +6,5 @@ pub mod files;
 pub mod hf;
 pub mod save;
 pub mod timetable;
+#[cfg(feature = "cli")]
+pub(crate) mod trace;

@@ -55,6 +55,23 @@ struct StepTime {
     busy: Vec<f64>,
 }
 
+impl Candidate {
+    /// What a step of this would take where ranks and links are others; `None` if it would not fit into their memory.
+    ///
+    /// # Errors
+    /// If there is no such way.
+    pub fn step_on(&self, cluster: &Cluster) -> Result<Option<f64>> {
+        let mut group = match self.is_simulated {
+            true => ConfigGroup::simulated(cluster, false),
+            false => ConfigGroup::new(cluster, false),
+        };
+        Ok(match group.outcome(self.config.clone())? {
+            Fit::Fits(candidate) => Some(candidate.step_s),
+            Fit::TooLarge(..) => None,
+        })
+    }
+}
+
 impl<'c> ConfigGroup<'c> {
     /// A group whose long steps are foreseen. The optimizer is shared out only where it has to be, unless a way says so
     /// or `is_sharing_free` does not: owners of tensors take their time, which is not simulated.

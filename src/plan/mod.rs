@@ -5,6 +5,7 @@ mod candidate;
 mod choose;
 mod course;
 mod estimate;
+mod hardware;
 mod need;
 mod request;
 
@@ -17,6 +18,7 @@ pub use candidate::{Candidate, Cluster};
 pub use choose::{Choice, Effort, choose};
 pub use course::{Chain, Course};
 pub(crate) use course::{can_be_cut, costs_by_flops, timetable};
+pub use hardware::{EFFICIENCIES, Hardware};
 pub use need::Need;
 use need::{memory_of, needs};
 pub use request::request;

@@ -79,14 +79,15 @@ impl<S: Subject> Run<S> {
         let traced = watch.recorder.filter(|_| rank == Rank(0)).map_or(Ok(()), |r| r.finish());
         let mut trained = ran?;
         let saved = trained.saved.take();
-        let events = share(comm, &trained.events, later)?;
+        let runs = share(comm, &trained.runs, later)?;
         if rank != Rank(0) {
             return Ok(None);
         }
-        let mut ranks: Vec<_> = events.into_iter().map(RankTrained::did).collect();
+        let mut ranks: Vec<_> = runs.into_iter().map(RankTrained::did).collect();
         for (of, trained) in (0..).zip(&mut ranks) {
             let depth = self.config().depth;
-            if trained.events.iter().flatten().any(|e| e.worker.index() != of % depth) {
+            let events = trained.runs.iter().flat_map(|run| &run.events);
+            if events.into_iter().any(|event| event.worker.index() != of % depth) {
                 let message = format!("rank {of} sent what another worker did");
                 return Err(Fault::new(Class::Mismatch, rank, message).into());
             }

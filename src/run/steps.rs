@@ -13,7 +13,7 @@ use chimera_core::stage::{Param, Stage};
 use chimera_core::update::Update;
 
 use super::subject::Subject;
-use super::trained::RankTrained;
+use super::trained::{RankRun, RankTrained};
 use super::watch::{HeldOut, Watch};
 use super::{Run, gather};
 use crate::formats::checkpoint::{Shares, State};
@@ -75,8 +75,8 @@ where
             self.trace(program, began..step)?;
             let is_near_end = n_steps - step < N_TIMELINES * (step - began);
             if rank.index() < program.placement().n_workers() && is_whole && is_near_end {
-                let (events, _) = self.worker.timeline()?;
-                trained.events.push(events.to_vec());
+                let (events, waits) = self.worker.timeline()?;
+                trained.runs.push(RankRun { events: events.to_vec(), waits: waits.to_vec() });
             }
             let is_done = step == n_steps;
             let is_last = is_done || stop;

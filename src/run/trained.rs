@@ -3,11 +3,14 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use chimera_core::analyze::{Event, MeasuredCosts, Timeline, simulate};
+use chimera_core::analyze::{
+    Event, IdleTime, MeasuredCosts, Timeline, Wait, measured_idle, simulate,
+};
 use chimera_core::engine::StepReport;
 use chimera_core::fault::Fault;
 use chimera_core::program::Program;
 use chimera_core::stage::Param;
+use serde::{Deserialize, Serialize};
 
 /// What a run leaves.
 pub struct Trained {
@@ -21,6 +24,8 @@ pub struct Trained {
     pub has_discarded: bool,
     /// What the workers of the first group did in the last runs of the program, each from its own start.
     pub timelines: Vec<Timeline>,
+    /// When these workers waited, and for what, by timeline.
+    pub waits: Vec<Vec<Wait>>,
     /// The last checkpoint, if the run saves any.
     pub checkpoint: Option<PathBuf>,
     /// Why that, or the trace, could not be written: the weights are there all the same.
@@ -53,6 +58,12 @@ impl Trained {
         ratios.sort_by(f64::total_cmp);
         ratios.get(ratios.len() / 2).copied()
     }
+
+    /// The bubble of the last run of the program, split by cause: shares of the time of all workers.
+    pub fn bubble(&self, program: &Program) -> Option<IdleTime> {
+        let (timeline, waits) = (self.timelines.last()?, self.waits.last()?);
+        Some(IdleTime::shares(&measured_idle(program, timeline, waits), timeline.makespan()))
+    }
 }
 
 /// What one rank leaves.
@@ -64,39 +75,55 @@ pub struct RankTrained {
     /// Whether a step was begun after them, and discarded.
     pub(super) has_discarded: bool,
     pub(super) weights: Vec<(Param, Vec<f32>)>,
-    /// Events of the first group, by run of the program.
-    pub(super) events: Vec<Vec<Event>>,
+    /// What a rank of the first group did, by run of the program.
+    pub(super) runs: Vec<RankRun>,
     /// Of ranks that save together.
     pub(super) saved: Saved,
 }
 
+/// What a rank did in a run of the program, and when it waited.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct RankRun {
+    pub(super) events: Vec<Event>,
+    pub(super) waits: Vec<Wait>,
+}
+
 impl RankTrained {
     /// Of another process, which says only what it did.
-    pub(super) fn did(events: Vec<Vec<Event>>) -> RankTrained {
-        RankTrained { events, ..RankTrained::default() }
+    pub(super) fn did(runs: Vec<RankRun>) -> RankTrained {
+        RankTrained { runs, ..RankTrained::default() }
     }
 }
 
 pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
     let Some(first) = ranks.first() else { bail!("no rank was trained") };
     let (n_steps, last, has_discarded) = (first.n_steps, first.last.clone(), first.has_discarded);
-    let n_timelines = ranks.first().map_or(0, |r| r.events.len());
+    let n_timelines = ranks.first().map_or(0, |r| r.runs.len());
     let mut timelines = vec![Timeline::default(); n_timelines];
+    let mut waits = vec![Vec::new(); n_timelines];
     let mut weights = Vec::new();
     for rank in ranks {
-        for (timeline, events) in timelines.iter_mut().zip(rank.events) {
+        for (run, RankRun { events, waits: of_rank }) in rank.runs.into_iter().enumerate() {
+            let (Some(timeline), Some(waits)) = (timelines.get_mut(run), waits.get_mut(run)) else {
+                break;
+            };
             timeline.n_workers += 1;
             timeline.events.extend(events);
+            waits.extend(of_rank);
         }
         weights.extend(rank.weights);
     }
-    for timeline in &mut timelines {
+    for (timeline, waits) in timelines.iter_mut().zip(&mut waits) {
         let start = timeline.events.iter().map(|e| e.start).fold(f64::INFINITY, f64::min);
         for event in &mut timeline.events {
             event.start -= start;
             event.end -= start;
         }
+        for wait in waits {
+            wait.start -= start;
+            wait.end -= start;
+        }
     }
     let (checkpoint, unwritten) = (None, None);
-    Ok(Trained { weights, n_steps, last, has_discarded, timelines, checkpoint, unwritten })
+    Ok(Trained { weights, n_steps, last, has_discarded, timelines, waits, checkpoint, unwritten })
 }

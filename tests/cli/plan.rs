@@ -92,6 +92,34 @@ fn the_longest_steps_are_marked() {
     assert_eq!((foreseen.as_bool(), n.as_u64()), (Some(false), Some(65536)));
 }
 
+/// The name of hardware stands for rates, memory and links, and what is given goes before it.
+#[test]
+fn data_sheets_answer_what_is_not_given() {
+    let plan = |options: &str| {
+        let ran = chimera(&format!("plan --ranks 8 --batch 64 --top 2 --json {options}"));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{options}");
+        serde_json::from_str::<Value>(&ran.stdout).expect("JSON")
+    };
+    let h100 = plan("--hardware h100-sxm --preset gpt2-1558m");
+    let way = &h100["ways"][0];
+    let step = |time: &Value| time.as_f64().expect("a time");
+    let [fast, slow] = [0, 1].map(|at| step(&way["step_s_range"][at]));
+    assert!(fast < step(&way["step_s"]) && step(&way["step_s"]) < slow, "{way:#}");
+    assert!(slow / fast <= 2.0 && slow / fast > 1.2, "{way:#}");
+    assert_eq!((&h100["measured"], &h100["network"]), (&false.into(), &"described".into()));
+    let command = h100["command"].as_str().expect("a command");
+    assert!(command.contains("--device cuda") && command.contains("--precision bf16"), "{command}");
+    let given = plan("--hardware h100-sxm --flops 1e12 --precision f32 --memory 1TB");
+    assert_eq!(given["ways"][0]["step_s_range"], Value::Null);
+    assert!(given["command"].as_str().is_some_and(|line| line.contains("--precision f32")));
+    let ran = chimera("plan --ranks 32 --batch 512 --hardware p100-piz-daint --preset bert-48");
+    assert!(ran.stdout.contains("60 % .. 30 %") && ran.stdout.contains("\nnot measured: "));
+    assert!(ran.stdout.contains("mpirun -n 32 --map-by ppr:1:node "), "{}", ran.stdout);
+    let ran = chimera("plan --ranks 8 --batch 64 --hardware abacus");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("there is no hardware `abacus`"), "{}", ran.stderr);
+}
+
 /// Nor need the data be there, if what the model knows is said.
 #[test]
 fn data_may_be_elsewhere() {

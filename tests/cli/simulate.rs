@@ -116,6 +116,7 @@ fn json_has_the_keys_that_were_promised() {
     };
     let own = [
         "agreement",
+        "bubble_by_cause",
         "bubble_ratio",
         "makespan",
         "step",
@@ -173,7 +174,7 @@ fn a_table_is_printed_for_people() {
     assert_eq!(ran.code, Some(0));
     assert!(ran.stdout.starts_with("chimera, backwards halved: makespan 26,"), "{}", ran.stdout);
     assert!(ran.stdout.contains("critical path"), "{}", ran.stdout);
-    assert_eq!(ran.stdout.lines().count(), 8, "{}", ran.stdout);
+    assert_eq!(ran.stdout.lines().count(), 9, "{}", ran.stdout);
 }
 
 #[test]
@@ -183,6 +184,51 @@ fn small_times_are_not_rounded_away() {
     let worker = ran.stdout.lines().find(|line| line.trim().starts_with("0 ")).expect("a worker");
     let figures: Vec<&str> = worker.split_whitespace().collect();
     assert_eq!(figures, ["0", "7e-7", "3.5e-7", "2"]);
+}
+
+/// A run takes no less time than its simulation; how much more depends on what else the machine does.
+#[test]
+fn a_schedule_is_run_beside_its_simulation() {
+    for line in [
+        "chimera --depth 4 --forward 2,1,3,2 --backward 3 --message 0.5",
+        "pipedream-2bw --depth 3 --micro-batches 4 --window 3 --input 1 --weight 2",
+        "dualpipe --depth 4 --micro-batches 8 --pair 2.5 --recompute full",
+    ] {
+        let ran = simulate(&format!("{line} --execute 0.001"));
+        let [simulated, measured] = ["makespan", "measured_makespan"].map(|key| number(&ran[key]));
+        assert!(measured >= 0.9 * simulated, "{line}: {measured} of {simulated}");
+        let path = number(&ran["measured_critical_path"]);
+        assert!(path > 0.0 && path <= simulated * (1.0 + 1e-9), "{line}: {path} of {simulated}");
+        for (whole, parts) in
+            [("bubble_ratio", "bubble_by_cause"), ("measured_bubble", "measured_bubble_by_cause")]
+        {
+            let parts = ran[parts].as_object().expect("causes").values().map(number);
+            let (whole, sum) = (number(&ran[whole]), parts.sum::<f64>());
+            assert!((whole - sum).abs() < 1e-6, "{line}: {whole} is not {sum}");
+        }
+    }
+    let ran = chimera("simulate gpipe --depth 2 --micro-batches 2 --execute 1e-4");
+    assert!(ran.stdout.contains("\nmakespan ") && ran.stdout.contains("\ncritical path "));
+    for (line, why) in [
+        ("--execute 0", "ops that take no time cannot be measured"),
+        ("--execute 100", "6 runs would take 90 min, more than an hour"),
+        ("--execute 1 --forward 0 --backward 0", "the schedule takes no time"),
+    ] {
+        let refused = chimera(&format!("simulate gpipe --depth 2 --micro-batches 2 {line}"));
+        assert_eq!(refused.code, Some(2), "{line}: {}", refused.stderr);
+        assert!(refused.stderr.contains(why), "{line}: {}", refused.stderr);
+    }
+}
+
+/// Passes on the critical path are the paper's, and so is their sum where stages are equal and messages free.
+#[test]
+fn the_closed_form_stands_beside_the_simulation() {
+    for (schedule, c_f, c_b) in [("chimera", 6.0, 10.0), ("1f1b", 11.0, 11.0)] {
+        let simulated = simulate(&format!("{schedule} --depth 6 --micro-batches 6 --closed-form"));
+        let form = &simulated["closed_form"];
+        assert_eq!([&form["c_f"], &form["c_b"]].map(number), [c_f, c_b], "{schedule}");
+        assert_eq!(form["step"], simulated["makespan"], "{schedule}");
+    }
 }
 
 /// A pair is two ops.

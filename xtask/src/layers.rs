@@ -56,6 +56,7 @@ const STACKS: [Stack; 2] = [
             "stage",
             "model",
             "engine",
+            "stand_in",
             "trainer",
             "equivalence",
             "prelude",

@@ -19,7 +19,7 @@ use super::deadlock::deadlock;
 use super::refusal::{Reason, Refusal, refusal};
 use super::versions::Versions;
 use crate::activation_memory::{ActivationMemory, is_within};
-use crate::effects::Token;
+use crate::effects::{Effects, Token};
 use crate::ids::{BucketId, ChannelId, StageId, WorkerId};
 use crate::interp::{Group, Machine, Row, Stop, Values};
 use crate::op::{Cell, Op};
@@ -33,16 +33,12 @@ pub(crate) struct Proof {
     pub(crate) weight_versions: Vec<u32>,
 }
 
-/// Proves the compute and messages of a program that has no synchronisation yet.
-pub(crate) fn prove_compute(program: &Program) -> Result<(), Refusal> {
-    interpret(program, Checker::new(program, None, None)).map(drop)
-}
-
 /// Proves a whole program.
 pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, Refusal> {
     let is_asynchronous = program.window.update() != Update::Flush;
     let versions = is_asynchronous.then(|| Versions::new(program.window, program.rows.len()));
-    let machine = interpret(program, Checker::new(program, max_peak, versions))?;
+    let machine = Checker::new(program, max_peak, versions);
+    let machine = interpret(program, machine, |machine| &mut machine.bound)?;
     for (bucket, members) in (0..).map(BucketId).zip(program.buckets.iter().map(|b| &b.members)) {
         for &worker in members {
             let progress = &machine.workers[worker.index()];
@@ -62,8 +58,12 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
     })
 }
 
-/// Runs all rows to their ends, with the least room in channels that suffices.
-fn interpret<'p>(program: &'p Program, mut machine: Checker<'p>) -> Result<Checker<'p>, Refusal> {
+/// Runs all rows to their ends, with the least room in channels that suffices, of which `bound` is the machine's.
+pub(super) fn interpret<M: Machine<Error = Reason>>(
+    program: &Program,
+    mut machine: M,
+    bound: impl Fn(&mut M) -> &mut u32,
+) -> Result<M, Refusal> {
     let mut group = Group::new(program);
     loop {
         let done = group.run(&mut machine).map_err(|(worker, stop)| {
@@ -81,7 +81,7 @@ fn interpret<'p>(program: &'p Program, mut machine: Checker<'p>) -> Result<Check
             let positions: Vec<usize> = group.rows().iter().map(Row::position).collect();
             return Err(deadlock(program, &positions));
         }
-        machine.bound += 1;
+        *bound(&mut machine) += 1;
     }
     let left = group.rows().iter().enumerate();
     let left = left.filter_map(|(w, row)| Some((w, *row.ledger().tokens().first()?))).next();
@@ -113,11 +113,11 @@ impl From<Stop<Reason>> for Reason {
 }
 
 /// The machine whose tokens carry nothing but, if they are weight versions, which.
-struct Checker<'p> {
+pub(super) struct Checker<'p> {
     program: &'p Program,
     max_peak: Option<f64>,
     /// Room of every channel.
-    bound: u32,
+    pub(super) bound: u32,
     queues: Vec<VecDeque<Token>>,
     /// How many members started each bucket's reduction.
     n_started: Vec<usize>,
@@ -147,7 +147,11 @@ enum Phase {
 }
 
 impl<'p> Checker<'p> {
-    fn new(program: &'p Program, max_peak: Option<f64>, versions: Option<Versions>) -> Checker<'p> {
+    pub(super) fn new(
+        program: &'p Program,
+        max_peak: Option<f64>,
+        versions: Option<Versions>,
+    ) -> Checker<'p> {
         Checker {
             program,
             max_peak,
@@ -207,12 +211,12 @@ impl Machine for Checker<'_> {
         &mut self,
         worker: WorkerId,
         cell: &Cell,
+        effects: &Effects,
         eaten: Values<u32>,
-        makes: &[Token],
     ) -> Result<Values<u32>, Reason> {
         let made = match &mut self.versions {
             Some(versions) => versions.run(worker, cell, eaten, &self.program.rules)?,
-            None => makes.iter().map(|_| 0).collect(),
+            None => effects.makes.iter().map(|_| 0).collect(),
         };
         let has_reduced = !self.workers[worker.index()].phases.is_empty();
         for op in cell.ops().filter(|op| op.kind.adds_gradient()) {
@@ -220,7 +224,7 @@ impl Machine for Checker<'_> {
                 self.add_gradient(worker, &op)?;
             }
         }
-        let peak = self.activations.run(worker, cell, &self.program.rules);
+        let peak = self.activations.run(worker, cell, effects, &self.program.rules);
         match self.max_peak {
             Some(limit) if !is_within(peak, self.max_peak) => Err(Reason::Memory { peak, limit }),
             _ => Ok(made),

@@ -1,6 +1,9 @@
 //! What follows from a timetable or a program without running it: proof, memory, time.
 
+pub mod bubble;
 pub(crate) mod check;
+pub mod closed_form;
+pub mod critical;
 mod deadlock;
 pub mod measured;
 pub mod memory;
@@ -9,10 +12,14 @@ pub mod one_order;
 pub mod refusal;
 pub mod simulate;
 pub(crate) mod structure;
+pub(crate) mod timed;
 pub mod timeline;
 pub mod verdict;
 pub(crate) mod versions;
 
+pub use bubble::{IdleTime, measured_idle, simulated_idle};
+pub use closed_form::{ClosedForm, Reduced};
+pub use critical::{link, path_length};
 pub use measured::MeasuredCosts;
 pub use memory::{peak_bytes, peak_kept, peak_working_bytes};
 pub use network::{Link, Network, NetworkCosts, Traffic};

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::timeline::{Event, Timeline, Work};
 use crate::costs::Costs;
-use crate::effects::Token;
+use crate::effects::{Effects, Token};
 use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::interp::{Group, Machine, Values};
 use crate::op::Cell;
@@ -15,18 +15,21 @@ use crate::program::Program;
 
 /// When everything happens if each worker does its row as early as it can.
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
-    let mut clock = Simulation::new(program, costs);
+    // A cell has a send and a receive or so.
+    let n_cells = program.rows.iter().map(Vec::len).sum::<usize>() / 3;
+    let mut events = Vec::with_capacity(n_cells);
+    let mut clock = Simulation::new(program, costs, |event| events.push(event));
     let mut group = Group::new(program);
     while group.run(&mut clock) != Ok(true) {
         // Only proven programs come here, and the proof is this very interpretation.
         assert!(clock.sum_next(), "a proven program stopped in simulation");
     }
-    Timeline { n_workers: program.rows.len(), events: clock.events }
+    Timeline { n_workers: program.rows.len(), events }
 }
 
 /// When a value is there, and the event that made it.
 #[derive(Clone, Copy)]
-struct Ready {
+pub(super) struct Ready {
     at: f64,
     by: Option<u32>,
 }
@@ -39,10 +42,12 @@ impl Ready {
     }
 }
 
-struct Simulation<'p, C> {
+pub(super) struct Simulation<'p, C, F> {
     program: &'p Program,
     costs: &'p C,
-    events: Vec<Event>,
+    /// Takes each event.
+    record: F,
+    n_events: u32,
     /// When each worker is free.
     free: Vec<Ready>,
     /// When each worker's lane of reductions is free.
@@ -68,13 +73,14 @@ struct Agreement {
     ready: Ready,
 }
 
-impl<'p, C: Costs> Simulation<'p, C> {
-    fn new(program: &'p Program, costs: &'p C) -> Simulation<'p, C> {
+impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
+    pub(super) fn new(program: &'p Program, costs: &'p C, record: F) -> Simulation<'p, C, F> {
         let n_workers = program.rows.len();
         Simulation {
             program,
             costs,
-            events: Vec::new(),
+            record,
+            n_events: 0,
             free: vec![Ready::START; n_workers],
             lane: vec![Ready::START; n_workers],
             queues: vec![Default::default(); program.channels.len()],
@@ -95,8 +101,9 @@ impl<'p, C: Costs> Simulation<'p, C> {
             return start;
         }
         let end = start.at + takes;
-        let index = self.events.len() as u32;
-        self.events.push(Event { worker, work, start: start.at, end, after: start.by });
+        let index = self.n_events;
+        self.n_events += 1;
+        (self.record)(Event { worker, work, start: start.at, end, after: start.by });
         Ready { at: end, by: Some(index) }
     }
 
@@ -134,7 +141,7 @@ impl<'p, C: Costs> Simulation<'p, C> {
     }
 }
 
-impl<C: Costs> Machine for Simulation<'_, C> {
+impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
     type Value = Ready;
     type Error = Infallible;
 
@@ -142,14 +149,14 @@ impl<C: Costs> Machine for Simulation<'_, C> {
         &mut self,
         worker: WorkerId,
         cell: &Cell,
+        effects: &Effects,
         eaten: Values<Ready>,
-        makes: &[Token],
     ) -> Result<Values<Ready>, Infallible> {
         let start = eaten.into_iter().fold(self.free[worker.index()], Ready::later);
         let takes = self.costs.cell(worker, cell);
         let end = self.work(worker, Work::Cell(*cell), start, takes);
         self.free[worker.index()] = end;
-        Ok(makes.iter().map(|_| end).collect())
+        Ok(effects.makes.iter().map(|_| end).collect())
     }
 
     fn has_room(&mut self, _: ChannelId) -> bool {

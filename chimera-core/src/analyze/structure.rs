@@ -29,20 +29,18 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     if let Some(stage) = unknown {
         return refuse(Reason::Tied(*stage));
     }
-    for (worker, cell, op) in ops(timetable) {
-        well_formed(timetable, &window, worker, &op)
-            .map_err(|reason| refusal(timetable, Some((worker, cell)), reason))?;
-    }
     // Counts come from files: nothing is allocated for passes that are surely not there.
-    let found: u64 = ops(timetable).map(|(_, _, op)| u64::from(op.span.len)).sum();
+    let mut found = 0;
+    each_op(timetable, |worker, op| {
+        found += u64::from(op.span.len);
+        well_formed(timetable, &window, worker, &op)
+    })?;
     let wanted = u64::from(timetable.n_units()) * placement.n_stages() as u64;
     if found < wanted {
         return refuse(Reason::Incomplete { found, wanted });
     }
     let mut passes = PassesDone::new(timetable);
-    for (worker, cell, op) in ops(timetable) {
-        passes.add(op).map_err(|reason| refusal(timetable, Some((worker, cell)), reason))?;
-    }
+    each_op(timetable, |_, op| passes.add(op))?;
     match passes.absent() {
         None => Ok(window),
         Some(absent) => {
@@ -55,13 +53,20 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     }
 }
 
-/// Every op with its worker and the index of its cell.
-fn ops(timetable: &Timetable) -> impl Iterator<Item = (WorkerId, usize, Op)> {
-    let workers = (0..timetable.rows.len()).map(|w| WorkerId(w as u16));
-    let cells = workers
-        .zip(&timetable.rows)
-        .flat_map(|(w, row)| row.iter().enumerate().map(move |(i, cell)| (w, i, cell)));
-    cells.flat_map(|(w, i, cell)| cell.ops().map(move |op| (w, i, op)))
+/// Checks one op after the other, worker by worker; the refusal marks the first that `check` does not accept.
+fn each_op(
+    timetable: &Timetable,
+    mut check: impl FnMut(WorkerId, Op) -> Result<(), Reason>,
+) -> Result<(), Refusal> {
+    for (worker, row) in (0..).map(WorkerId).zip(&timetable.rows) {
+        for (at, cell) in row.iter().enumerate() {
+            for op in cell.ops() {
+                check(worker, op)
+                    .map_err(|reason| refusal(timetable, Some((worker, at)), reason))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn well_formed(

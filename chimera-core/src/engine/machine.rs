@@ -13,7 +13,7 @@ use crate::analyze::Need;
 use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};
 use crate::device::Device;
-use crate::effects::{Token, TokenKind};
+use crate::effects::{Effects, Token, TokenKind};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, ChannelId, Rank, StageId, WorkerId};
 use crate::interp::{Machine, Values};
@@ -29,8 +29,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         &mut self,
         worker: WorkerId,
         cell: &Cell,
+        _: &Effects,
         eaten: Values<Value<S>>,
-        _: &[Token],
     ) -> Result<Values<Value<S>>, Fault> {
         let start = self.now();
         let mut eaten = eaten.into_iter();

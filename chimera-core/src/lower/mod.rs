@@ -14,7 +14,7 @@ pub use recompute::{Recompute, recompute};
 pub use split::split_backward;
 pub use sync::Sync;
 
-use crate::analyze::{Refusal, Timeline, check, peak_kept, simulate, structure};
+use crate::analyze::{Refusal, Timeline, check, peak_kept, simulate, structure, timed};
 use crate::costs::{Costs, UniformCosts};
 use crate::effects::Rules;
 use crate::ids::StageId;
@@ -82,10 +82,9 @@ pub fn lower_at(
         weight_versions: Vec::new(),
         has_barrier: how.barrier && window.update() == Update::Flush,
     };
-    check::prove_compute(&program)?;
-    let compute = simulate(&program, costs);
-    sync::insert(&mut program, &compute, how);
-    drop(compute);
+    let mut ends = sync::Ends::new(&program);
+    timed::prove_compute(&program, costs, |event| ends.add(&event))?;
+    sync::insert(&mut program, &ends, how);
     let proof = check::prove(&program, how.max_peak)?;
     program.channel_bound = proof.channel_bound;
     program.peaks = proof.peaks;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use rustc_hash::FxHashMap;
 
 use super::Lowering;
-use crate::analyze::timeline::{Timeline, Work};
+use crate::analyze::timeline::{Event, Work};
 use crate::costs::is_shorter;
 use crate::ids::{BucketId, StageId};
 use crate::notation::by_name;
@@ -66,9 +66,8 @@ pub(super) fn buckets(
 /// replicas. If each started a reduction right after its own last backward instead, replicas could
 /// start theirs in cyclic orders and wait for each other for ever (any N that is odd or not a multiple
 /// of 2f).
-pub(super) fn insert(program: &mut Program, compute: &Timeline, how: &Lowering) {
+pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
     let Program { rows, buckets, window, has_barrier, .. } = program;
-    let ends = Ends::of(compute, buckets, window);
     let mut order: Vec<BucketId> = (0..buckets.len()).map(|b| BucketId(b as u32)).collect();
     order.sort_by(|a, b| ends.latest(*a).total_cmp(&ends.latest(*b)).then(a.cmp(b)));
     for (place, bucket) in order.iter().enumerate() {
@@ -87,14 +86,14 @@ pub(super) fn insert(program: &mut Program, compute: &Timeline, how: &Lowering) 
             // The next update's gradients come soon, and its forwards want the weights.
             Update::Stash { .. } | Update::DoubleBuffer { .. } => (Sync::Eager, Updates::AtOnce),
         };
-        let starts = starts(row, mine, ends, sync);
-        *row = with_sync(row, mine, &starts, updates);
+        let starts = starts(mine, ends, sync);
+        add_sync(row, ends.n_cells, (mine, &starts), updates);
     }
 }
 
 /// For each of a worker's buckets, after how many cells of its row the reduction starts.
-fn starts(row: &[Instr], mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Vec<usize> {
-    let n_cells = row.iter().filter(|i| matches!(i, Instr::Run(_))).count();
+fn starts(mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Vec<usize> {
+    let n_cells = ends.n_cells;
     let mut earliest = 0;
     mine.iter()
         .map(|b| {
@@ -122,16 +121,24 @@ enum Updates {
     AtOnce,
 }
 
-fn with_sync(row: &[Instr], mine: &[BucketId], starts: &[usize], updates: Updates) -> Vec<Instr> {
+/// Adds synchronisation to a row of so many cells: each bucket's reduction after as many of them as `starts` says.
+fn add_sync(
+    row: &mut Vec<Instr>,
+    n_cells: usize,
+    (mine, starts): (&[BucketId], &[usize]),
+    updates: Updates,
+) {
     let start = |b: BucketId| {
         let update = [Instr::Await(b), Instr::Step(b)];
         let update = update.into_iter().filter(move |_| updates == Updates::AtOnce);
         [Instr::Reduce(b)].into_iter().chain(update)
     };
-    let mut out = Vec::with_capacity(row.len() + 3 * mine.len() + 1);
+    // Nothing comes before the first start, and starts only grow.
+    let mut n_cells = starts.first().map_or(n_cells, |first| *first.min(&n_cells));
+    let tail = row.split_off(after_cells(row, n_cells));
+    let out = row;
     let mut waiting = mine.iter().zip(starts).peekable();
-    let mut n_cells = 0;
-    for &instr in row {
+    for instr in tail {
         // A reduction starts before the receives of the next cell, but after the sends of the last.
         if !matches!(instr, Instr::Send(..)) {
             while let Some((b, _)) = waiting.next_if(|(_, start)| **start <= n_cells) {
@@ -151,14 +158,21 @@ fn with_sync(row: &[Instr], mine: &[BucketId], starts: &[usize], updates: Update
         }
         Updates::AtOnce => out.push(Instr::Agree),
     }
-    out
 }
 
-/// Where and when each worker's last backwards lie.
-struct Ends {
+/// The place in a row right after its first `n_cells` cells.
+fn after_cells(row: &[Instr], n_cells: usize) -> usize {
+    let cells = row.iter().enumerate().filter(|(_, instr)| matches!(instr, Instr::Run(_)));
+    n_cells.checked_sub(1).and_then(|last| cells.map(|(at, _)| at + 1).nth(last)).unwrap_or(0)
+}
+
+/// Where and when each worker's last backwards lie, in a simulation of compute.
+pub(super) struct Ends {
     workers: Vec<WorkerEnds>,
     /// By bucket: the latest over all workers.
     latest: Vec<f64>,
+    by_stage: FxHashMap<(StageId, u32), Vec<BucketId>>,
+    window: Window,
 }
 
 #[derive(Clone, Default)]
@@ -168,33 +182,38 @@ struct WorkerEnds {
     n_cells: usize,
     /// The last cell that the worker idles before.
     last_idle: Option<usize>,
+    /// When the last cell so far ends.
+    clock: f64,
 }
 
 impl Ends {
-    fn of(compute: &Timeline, buckets: &[Bucket], window: &Window) -> Ends {
-        let by_stage = Bucket::by_stage(buckets);
-        let mut workers = vec![WorkerEnds::default(); compute.n_workers];
-        let mut latest = vec![0.0; buckets.len()];
-        let mut clocks = vec![0.0; compute.n_workers];
-        for event in &compute.events {
-            let Work::Cell(cell) = event.work else {
-                continue;
-            };
-            let worker = &mut workers[event.worker.index()];
-            let clock = std::mem::replace(&mut clocks[event.worker.index()], event.end);
-            if is_shorter(clock, event.start) {
-                worker.last_idle = Some(worker.n_cells);
-            }
-            for op in cell.ops().filter(|op| op.kind.adds_gradient()) {
-                let key = (op.stage, window.update_of(op.span));
-                for bucket in by_stage.get(&key).into_iter().flatten() {
-                    worker.last_backward.insert(*bucket, (worker.n_cells, event.end));
-                    latest[bucket.index()] = event.end.max(latest[bucket.index()]);
-                }
-            }
-            worker.n_cells += 1;
+    /// Of a program before its compute is simulated.
+    pub(super) fn new(program: &Program) -> Ends {
+        let Program { rows, buckets, window, .. } = program;
+        Ends {
+            workers: vec![WorkerEnds::default(); rows.len()],
+            latest: vec![0.0; buckets.len()],
+            by_stage: Bucket::by_stage(buckets),
+            window: *window,
         }
-        Ends { workers, latest }
+    }
+
+    /// Takes an event of the simulation; those of a worker come in order.
+    pub(super) fn add(&mut self, event: &Event) {
+        let Work::Cell(cell) = event.work else { return };
+        let worker = &mut self.workers[event.worker.index()];
+        let clock = std::mem::replace(&mut worker.clock, event.end);
+        if is_shorter(clock, event.start) {
+            worker.last_idle = Some(worker.n_cells);
+        }
+        for op in cell.ops().filter(|op| op.kind.adds_gradient()) {
+            let key = (op.stage, self.window.update_of(op.span));
+            for bucket in self.by_stage.get(&key).into_iter().flatten() {
+                worker.last_backward.insert(*bucket, (worker.n_cells, event.end));
+                self.latest[bucket.index()] = event.end.max(self.latest[bucket.index()]);
+            }
+        }
+        worker.n_cells += 1;
     }
 
     fn latest(&self, bucket: BucketId) -> f64 {

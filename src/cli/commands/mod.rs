@@ -20,4 +20,5 @@ pub(crate) mod selftest;
 pub(crate) mod simulate;
 pub(crate) mod slurm;
 pub(crate) mod top;
+pub(crate) mod trace;
 pub(crate) mod train;

@@ -4,29 +4,45 @@ use std::fmt::Write;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use chimera_core::notation::{significant, size};
 use clap::Args;
+use clap::builder::StringValueParser;
 use serde_json::{Value, json};
 
 use crate::cli::parts::console::{figure, print, warn};
 use crate::cli::parts::network::LinkArgs;
+use crate::cli::parts::offered::offered;
 use crate::cli::parts::progress::bar;
-use crate::plan::{Candidate, Choice, Cluster, Effort, Need, choose};
+use crate::plan::{Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, Need, choose};
 use crate::run::outside::OnDisk;
 use crate::settings::{Config, Layers, Origin};
 
 /// Seconds that a choice takes at most, unless `--search-time` says how many.
 const SECONDS: f64 = 60.0;
 
-const HEADS: [&str; 11] =
-    ["s a step", "tokens/s", "bubble", "GiB", "W", "D", "schedule", "B", "N", "recompute", "shard"];
+/// What stands above each column. The second is there if the rate of a rank is a data sheet's.
+const HEADS: [&str; 12] = [
+    "s a step",
+    "60 % .. 30 %",
+    "tokens/s",
+    "bubble",
+    "GiB",
+    "W",
+    "D",
+    "schedule",
+    "B",
+    "N",
+    "recompute",
+    "shard",
+];
 
 /// Finds the fastest configurations that fit into memory on every rank; options of `train` that are given, or that a
 /// file has, are kept
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(
-    override_usage = "chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --memory <SIZE>
+    override_usage = "chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --hardware <NAME|FILE>
+       chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --memory <SIZE>
                     --flops <FLOPS>"
 )]
 pub(crate) struct Plan {
@@ -36,12 +52,16 @@ pub(crate) struct Plan {
     /// Samples of a step, W x N x B
     #[arg(long, value_name = "SAMPLES", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     batch: u32,
+    /// Data sheets of devices and links, by name or as a TOML file: for --flops, --memory, links, --device and
+    /// --precision, unless they are given. Training is taken to reach 45 % of the peak
+    #[arg(long, value_name = "NAME|FILE", value_parser = offered(StringValueParser::new(), Hardware::names), hide_possible_values = true)]
+    hardware: Option<String>,
     /// Memory of a rank, such as 24GiB or 80GB; without a unit, bytes
-    #[arg(long, value_name = "SIZE")]
-    memory: Size,
+    #[arg(long, value_name = "SIZE", required_unless_present = "hardware")]
+    memory: Option<Size>,
     /// Achievable FLOP/s of a rank, not the data sheet's peak
-    #[arg(long, value_name = "FLOPS", value_parser = positive)]
-    flops: f64,
+    #[arg(long, value_name = "FLOPS", value_parser = positive, required_unless_present = "hardware")]
+    flops: Option<f64>,
     #[command(flatten)]
     links: LinkArgs,
     /// How many configurations to show, fastest simulated step first, without the optimizer's update
@@ -56,15 +76,10 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn run(self) -> Result<()> {
-        let n_ranks = self.ranks as usize;
-        let cluster = Cluster {
-            n_ranks,
-            memory: self.memory.0,
-            flops: self.flops,
-            network: self.links.network(1, n_ranks),
-        };
-        let said = self.layers.resolve(&OnDisk)?;
+        let asked = self.on_hardware()?;
+        let said = asked.layers.resolve(&OnDisk)?;
         said.must_know_vocab()?;
+        let cluster = asked.cluster()?;
         let top = self.top as usize;
         let seconds = match said.value("search-time") {
             Some((_, origin)) if *origin != Origin::Default => said.search_time,
@@ -79,37 +94,52 @@ impl Plan {
         let choice = choose(&said, self.batch as usize, &cluster, top, &effort);
         bar.finish_and_clear();
         let choice = choice?;
-        let Some(best) = choice.candidates.first() else {
-            bail!("{}{}", self.too_large(&choice), untried(&choice, seconds))
-        };
-        if self.ranks > 1 && self.links.is_free() {
+        if choice.candidates.is_empty() {
+            bail!("{}{}", asked.too_large(&choice, cluster.memory), untried(&choice, seconds))
+        }
+        if self.ranks > 1 && asked.links.is_free() {
             warn(
-                "no link is given, so messages and gradient reductions take no time, and data parallelism looks better \
-                 than it is: describe the links with --inside and --between",
+                "no link is given, so messages and gradient reductions are assumed to take no time, and data parallelism \
+                 looks better than it is: describe the links with --inside and --between, or name --hardware",
             );
         }
+        asked.show(&choice, &cluster, seconds)
+    }
+
+    /// Prints the choice.
+    fn show(&self, choice: &Choice, cluster: &Cluster, seconds: f64) -> Result<()> {
+        let Some(best) = choice.candidates.first() else { return Ok(()) };
         let command = self.command(best);
         let n_distinct = choice.distinct().count();
-        let top = choice.distinct().take(top).collect::<Vec<_>>().into_iter();
+        let ways = choice.distinct().take(self.top as usize);
+        let ways =
+            ways.map(|way| Ok((way, self.range(way, cluster)?))).collect::<Result<Vec<_>>>()?;
         if self.json {
-            let ways = top.map(|way| self.way(way)).collect::<Vec<_>>();
+            let shown = ways.iter().map(|(way, range)| self.way(way, *range)).collect::<Vec<_>>();
             let figures = json!({
-                "ways": ways, "n_fit": choice.candidates.len(), "n_too_large": choice.n_too_large,
-                "n_left_out": choice.n_left_out,
+                "ways": shown, "n_fit": choice.candidates.len(), "n_too_large": choice.n_too_large,
+                "n_left_out": choice.n_left_out, "measured": false,
+                "network": if self.links.is_free() { "none" } else { "described" },
                 "command": command,
             });
             return print(format!("{figures:#}"));
         }
-        let is_foreseen = top.clone().any(|way| !way.is_simulated);
-        let mut text = table(top.map(cells));
+        let is_foreseen = ways.iter().any(|(way, _)| !way.is_simulated);
+        let mut text = table(ways.iter().map(|(way, range)| cells(way, *range)));
         let _ = write!(
             text,
             "\n{} configurations fit into {} a rank, {} do not; times are without the optimizer's update{}",
             choice.candidates.len(),
-            size(self.memory.0),
+            size(cluster.memory),
             choice.n_too_large,
             if is_foreseen { "; with ~ they are estimated from shorter steps" } else { "" },
         );
+        text.push_str(match self.hardware {
+            Some(_) => {
+                "\nnot measured: times are of training that reaches 45 % of the data sheet's peak, and of 60 % to 30 %"
+            }
+            None => "\nnot measured: times follow from --flops alone, whatever the sizes of products",
+        });
         match choice.candidates.len() - n_distinct {
             0 => {}
             n => {
@@ -119,8 +149,55 @@ impl Plan {
                 );
             }
         }
-        text.push_str(&untried(&choice, seconds));
+        text.push_str(&untried(choice, seconds));
         print(format!("{text}\n\n{command}"))
+    }
+
+    /// What is asked for, with what the data sheets say in the place of that which is not given.
+    fn on_hardware(&self) -> Result<Plan> {
+        let Some(name) = &self.hardware else { return Ok(self.clone()) };
+        let hardware = Hardware::find(name)?;
+        let said = self.layers.resolve(&OnDisk)?;
+        let mut layers = (*self.layers).clone();
+        for (key, value) in [("device", &hardware.device), ("precision", &hardware.precision)] {
+            if said.value(key).is_none_or(|(_, origin)| origin.is_default()) {
+                layers.settings = layers.settings.with(key, value.as_str());
+            }
+        }
+        let precision = layers.resolve(&OnDisk)?.precision;
+        let flops = match self.flops {
+            Some(flops) => flops,
+            None => hardware.peak_flops(precision)? * EFFICIENCIES[1],
+        };
+        Ok(Plan {
+            memory: Some(self.memory.unwrap_or(Size(hardware.memory()))),
+            flops: Some(flops),
+            hardware: self.hardware.clone().filter(|_| self.flops.is_none()),
+            links: self.links.or_hardware(&hardware, self.ranks),
+            layers: Box::new(layers),
+            ..self.clone()
+        })
+    }
+
+    fn cluster(&self) -> Result<Cluster> {
+        let n_ranks = self.ranks as usize;
+        Ok(Cluster {
+            n_ranks,
+            memory: self.memory.context("--memory is missing")?.0,
+            flops: self.flops.context("--flops is missing")?,
+            network: self.links.network(1, n_ranks),
+        })
+    }
+
+    /// What a step takes at the highest and at the lowest part of a data sheet's peak that training may reach.
+    fn range(&self, way: &Candidate, cluster: &Cluster) -> Result<Option<[f64; 2]>> {
+        let [low, middle, high] = EFFICIENCIES;
+        let at =
+            |part: f64| way.step_on(&Cluster { flops: cluster.flops * part / middle, ..*cluster });
+        match self.hardware {
+            None => Ok(None),
+            Some(_) => Ok(at(high)?.zip(at(low)?).map(|(fast, slow)| [fast, slow])),
+        }
     }
 
     /// What trains like this.
@@ -142,11 +219,11 @@ impl Plan {
         }
     }
 
-    fn way(&self, way: &Candidate) -> Value {
+    fn way(&self, way: &Candidate, range: Option<[f64; 2]>) -> Value {
         let Candidate { config, need, step_s, bubble_ratio, is_simulated } = way;
         let Need { state, copy, activations, working } = need;
         json!({
-            "step_s": step_s, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
+            "step_s": step_s, "step_s_range": range, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
             "bytes": {"state": state, "copy": copy, "residuals": activations, "working": working, "total": need.total()},
             "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(), "scaling": way.scaling(),
             "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
@@ -156,8 +233,8 @@ impl Plan {
     }
 
     /// Why there is nothing to show.
-    fn too_large(&self, choice: &Choice) -> String {
-        let memory = size(self.memory.0);
+    fn too_large(&self, choice: &Choice, memory: f64) -> String {
+        let memory = size(memory);
         let Some((config, need)) = &choice.smallest else {
             return format!("no configuration fits into {memory} a rank");
         };
@@ -184,7 +261,7 @@ fn untried(choice: &Choice, seconds: f64) -> String {
 }
 
 /// A line of the table.
-fn cells(way: &Candidate) -> [String; HEADS.len()] {
+fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.len()] {
     let config = &way.config;
     let schedule = match way.scaling() {
         _ if config.depth == 1 => "data parallel".to_string(),
@@ -193,6 +270,9 @@ fn cells(way: &Candidate) -> [String; HEADS.len()] {
     };
     [
         format!("{}{}", if way.is_simulated { "" } else { "~" }, figure(way.step_s)),
+        range.map_or(String::new(), |[fast, slow]| {
+            format!("{} .. {}", significant(fast, 4), significant(slow, 4))
+        }),
         format!("{:.0}", way.tokens_per_s()),
         format!("{:.3}", way.bubble_ratio),
         gib(way.need.total()),
@@ -211,12 +291,16 @@ fn table(lines: impl Iterator<Item = [String; HEADS.len()]>) -> String {
     let lines: Vec<_> = [HEADS.map(String::from)].into_iter().chain(lines).collect();
     let longest = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
     let widths: [usize; HEADS.len()] = std::array::from_fn(longest);
+    let has_range = lines.iter().skip(1).any(|line| !line[1].is_empty());
     let mut text = String::new();
     for line in &lines {
-        let columns = line.iter().zip(widths).zip(HEADS).map(|((cell, width), head)| match head {
-            "schedule" | "recompute" | "shard" => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
-        });
+        let columns = line.iter().zip(widths).zip(HEADS);
+        let columns = columns.filter(|(_, head)| has_range || *head != HEADS[1]).map(
+            |((cell, width), head)| match head {
+                "schedule" | "recompute" | "shard" => format!("{cell:<width$}"),
+                _ => format!("{cell:>width$}"),
+            },
+        );
         text.push_str(columns.collect::<Vec<_>>().join("  ").trim_end());
         text.push('\n');
     }

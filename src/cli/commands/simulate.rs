@@ -1,17 +1,22 @@
 //! `chimera simulate`: how long a step takes, before anything runs.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
 use anyhow::Result;
-use chimera_core::analyze::{Event, Timeline, Work, peak_kept, simulate};
+use chimera_core::analyze::{Event, IdleTime, Timeline, Work, peak_kept, simulate, simulated_idle};
 use chimera_core::costs::Costs;
+use chimera_core::render::chrome;
 use chimera_core::search::Report;
 use chimera_core::update::Update;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
-use crate::cli::parts::console::{figure, print};
+use crate::cli::parts::bubble::{by_cause, causes};
+use crate::cli::parts::closed_form;
+use crate::cli::parts::console::{figure, print, write_whole};
 use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::execute::ExecuteArgs;
 use crate::cli::parts::network::NetworkArgs;
 use crate::cli::parts::progress::spin;
 use crate::cli::parts::proof::summary;
@@ -30,6 +35,14 @@ pub(crate) struct Simulate {
     costs: CostArgs,
     #[command(flatten)]
     network: NetworkArgs,
+    #[command(flatten)]
+    execute: ExecuteArgs,
+    /// Also prints the closed form of the Chimera paper (equation 1), and how far it is from the simulation
+    #[arg(long)]
+    closed_form: bool,
+    /// Writes the simulated step as a trace for ui.perfetto.dev, and for `chimera trace compare`
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    trace: Option<PathBuf>,
     /// Prints JSON
     #[arg(long)]
     json: bool,
@@ -40,9 +53,18 @@ impl Simulate {
         let plan = Scheduled::on(&self.network, &self.name, &self.shape, &self.costs)?;
         let program = plan.prove()?;
         let costs = self.network.with_sums(plan.costs().clone(), &program)?;
+        let measured = self.execute.measure(&program, plan.costs())?;
         let timeline = spin("simulating the schedule", || simulate(&program, &costs));
         let sync = Synchronised::of(&timeline, &costs);
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
+        let bubble = IdleTime::shares(&simulated_idle(&program, &timeline, &costs), makespan);
+        let form = match self.closed_form {
+            true => Some(self.network.closed_form(&program, plan.costs())?),
+            false => None,
+        };
+        if let Some(path) = &self.trace {
+            write_whole(path, &chrome::trace(&program, &timeline))?;
+        }
         let kept = peak_kept(&program);
         let is_recomputed = kept.iter().any(|kept| *kept > 0.0);
         let workers = busy.iter().zip(program.peaks()).zip(kept);
@@ -59,6 +81,7 @@ impl Simulate {
                 "unit": self.costs.unit(),
                 "makespan": makespan,
                 "bubble_ratio": timeline.bubble_ratio(),
+                "bubble_by_cause": causes(&bubble),
                 "step": makespan + sync.agreement,
                 "sums": sync.sums,
                 "sums_exposed": sync.exposed,
@@ -72,6 +95,12 @@ impl Simulate {
             if program.window().update() != Update::Flush {
                 figures["steps"] = json!(program.window().n_steps());
                 figures["weight_versions"] = json!(program.weight_versions());
+            }
+            if let Some(form) = &form {
+                figures["closed_form"] = closed_form::terms(form, makespan);
+            }
+            if let Some(measured) = &measured {
+                measured.add_to(&mut figures);
             }
             return print(format!("{figures:#}"));
         }
@@ -93,6 +122,7 @@ impl Simulate {
         };
         let on_path: usize = path.iter().map(n_ops).sum();
         write!(text, "critical path: {on_path} of {} ops", plan.timetable.n_ops())?;
+        write!(text, "\n{}", by_cause("bubble", &bubble))?;
         if let Some(report) = &plan.search {
             write!(text, "\n{report}")?;
         }
@@ -105,6 +135,12 @@ impl Simulate {
                 "\n{ranks} ranks: step {step:.6}; gradient reductions of a worker {sums:.6}, the last ends {exposed:.6} after \
                  the last op; agreement {agreement:.6}"
             )?;
+        }
+        if let Some(form) = &form {
+            write!(text, "\n{}", closed_form::line(form, makespan))?;
+        }
+        if let Some(measured) = &measured {
+            text.push_str(&measured.table()?);
         }
         print(text)
     }

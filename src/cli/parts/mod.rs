@@ -1,9 +1,12 @@
 //! What several subcommands share: options, a schedule as they describe it, what is shown, how a process ends.
 
+pub(crate) mod bubble;
+pub(crate) mod closed_form;
 pub(crate) mod console;
 pub(crate) mod costs;
 pub(crate) mod drawing;
 pub(crate) mod entry;
+pub(crate) mod execute;
 pub(crate) mod exit;
 pub(crate) mod model;
 pub(crate) mod network;

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::{Link, Network, NetworkCosts};
-use chimera_core::costs::StageCosts;
+use chimera_core::analyze::{ClosedForm, Link, Network, NetworkCosts, Reduced};
+use chimera_core::costs::{Costs, StageCosts};
 use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
 use clap::Args;
@@ -14,6 +14,7 @@ use serde::Deserialize;
 use crate::cli::parts::costs::{Times, number};
 use crate::cli::parts::shape::JobArgs;
 use crate::formats::files::text_at_most;
+use crate::plan::Hardware;
 use crate::settings::{Config, SettingsError};
 
 /// The most pipelines side by side.
@@ -39,6 +40,17 @@ pub(crate) struct LinkArgs {
 }
 
 impl LinkArgs {
+    /// These, and what data sheets say of that which is not given.
+    pub(crate) fn or_hardware(&self, hardware: &Hardware, n_ranks: u32) -> LinkArgs {
+        let ranks_per_node = self.ranks_per_node.unwrap_or(hardware.ranks_per_node).min(n_ranks);
+        let [inside, between] = hardware.links(ranks_per_node).map(Wire);
+        LinkArgs {
+            ranks_per_node: Some(ranks_per_node),
+            inside: self.inside.or(Some(inside)),
+            between: self.between.or(self.inside).or(Some(between)),
+        }
+    }
+
     /// Whether no link is described, so that messages and sums take no time.
     pub(crate) fn is_free(&self) -> bool {
         self.inside.is_none() && self.between.is_none()
@@ -113,6 +125,19 @@ impl NetworkArgs {
         self.gradient_bytes.0.check("--gradient-bytes", n_stages, &why)?;
         let gradients: Vec<_> = (0..n_stages).map(|s| vec![self.gradient_bytes.0.at(s)]).collect();
         Ok(messages.with_sums(program, &gradients, &[]))
+    }
+
+    /// What the closed form asks of it: gradients, groups, and the slowest link between replicas.
+    pub(crate) fn closed_form(&self, program: &Program, costs: &impl Costs) -> Result<ClosedForm> {
+        let placement = program.placement();
+        let width = self.job()?.width;
+        let n_ranks = width * placement.n_workers();
+        let network = self.links.network(width, n_ranks);
+        let is_one_node = network.ranks_per_node >= n_ranks;
+        let link = if is_one_node { network.inside } else { network.between };
+        let bytes: Vec<f64> =
+            (0..placement.n_stages()).map(|s| self.gradient_bytes.0.at(s)).collect();
+        Ok(ClosedForm::of(program, costs, Reduced { bytes: &bytes, width, link }))
     }
 
     /// The job, as its options say.

@@ -8,6 +8,7 @@ use chimera_core::model::Objective;
 use chimera_core::render::{svg, text};
 use serde_json::json;
 
+use crate::cli::parts::bubble::{by_cause, causes};
 use crate::cli::parts::drawing::screen;
 use crate::cli::parts::progress::Say;
 use crate::data::tokenizer::Tokenizer;
@@ -60,8 +61,12 @@ impl Outcome<'_> {
             }
         };
         let overhead = trained.overhead(run.program());
+        let bubble = trained.bubble(run.program());
         if let Some(timeline) = trained.timelines.last() {
             self.draw(timeline, overhead)?;
+            if let Some(bubble) = &bubble {
+                say.line(&by_cause("bubble of the last run of the schedule", bubble));
+            }
         }
         if self.json {
             let summary = json!({
@@ -69,6 +74,7 @@ impl Outcome<'_> {
                 "loss": trained.last.as_ref().map(|last| last.loss),
                 "validation_loss": validation_loss, "perplexity": perplexity, "seconds": seconds,
                 "bubble_ratio": trained.last.as_ref().map(StepReport::bubble_ratio),
+                "bubble_by_cause": bubble.as_ref().map(causes),
                 "measured_over_simulated": overhead,
             });
             crate::cli::parts::console::print(format!("{summary:#}"))?;

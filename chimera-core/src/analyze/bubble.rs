@@ -1,0 +1,399 @@
+//! Why workers are idle: the bubble, split by cause.
+//!
+//! One definition holds for simulated and for measured timelines. A worker is idle where it neither computes nor
+//! updates weights. Before an op it waits for a value of another worker until that arrives, and this time is split:
+//!
+//! - While the value is not made yet, it waits for an **activation** or a **gradient**.
+//! - From then on it waits for a **message**.
+//! - But for as long as a later op of its row could begin, in no more activation memory than the row needs anyway, it is the
+//!   **order** that lets it wait.
+//!
+//! All other idle time is a **reduction**, if one of the worker's own is under way; after the worker's last op the **step
+//! sync**, where it waits for the others to end; and else **other**: cores that are shared, and what the engine takes. A
+//! simulation has nothing of that.
+
+use rustc_hash::FxHashMap;
+
+use super::critical::Causes;
+use super::timeline::{Awaited, Event, Timeline, Wait, Work};
+use crate::activation_memory::{ActivationMemory, is_within};
+use crate::costs::Costs;
+use crate::effects::{Token, TokenKind};
+use crate::ids::WorkerId;
+use crate::op::Cell;
+use crate::program::Program;
+
+/// Idle time of a worker, by cause.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct IdleTime {
+    /// An activation was not made yet.
+    pub activation: f64,
+    /// A gradient was not made yet.
+    pub gradient: f64,
+    /// A message was under way.
+    pub message: f64,
+    /// The next op of the row waited, though a later one could run.
+    pub order: f64,
+    /// Gradients were reduced.
+    pub reduction: f64,
+    /// The worker had done its part of the step.
+    pub sync: f64,
+    /// Cores were shared, or the engine was at work.
+    pub other: f64,
+}
+
+impl IdleTime {
+    /// Each cause with its name in reports.
+    pub fn named(&self) -> [(&'static str, f64); 7] {
+        [
+            ("activation", self.activation),
+            ("gradient", self.gradient),
+            ("message", self.message),
+            ("order", self.order),
+            ("reduction", self.reduction),
+            ("step sync", self.sync),
+            ("other", self.other),
+        ]
+    }
+
+    /// Sum of all causes.
+    pub fn total(&self) -> f64 {
+        self.named().iter().map(|(_, time)| time).sum()
+    }
+
+    /// The part of the time of all workers that each cause has: they add up to the bubble ratio.
+    pub fn shares(each: &[IdleTime], makespan: f64) -> IdleTime {
+        let total = makespan * each.len() as f64;
+        let share = |cause: fn(&IdleTime) -> f64| match total > 0.0 {
+            true => each.iter().map(cause).sum::<f64>() / total,
+            false => 0.0,
+        };
+        IdleTime {
+            activation: share(|idle| idle.activation),
+            gradient: share(|idle| idle.gradient),
+            message: share(|idle| idle.message),
+            order: share(|idle| idle.order),
+            reduction: share(|idle| idle.reduction),
+            sync: share(|idle| idle.sync),
+            other: share(|idle| idle.other),
+        }
+    }
+}
+
+/// Idle time of each worker of a timeline that is simulated, or of stages that sleep, where messages take what `costs` say.
+pub fn simulated_idle(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Vec<IdleTime> {
+    idle(program, timeline, |token, made| made + costs.message(token))
+}
+
+/// Idle time of each worker of a measured timeline that begins at 0, with its waits.
+pub fn measured_idle(program: &Program, timeline: &Timeline, waits: &[Wait]) -> Vec<IdleTime> {
+    let arrived = waits.iter().filter_map(|wait| match wait.awaited {
+        Awaited::Message(token) => Some((token, wait.end)),
+        _ => None,
+    });
+    let arrived: FxHashMap<Token, f64> = arrived.collect();
+    idle(program, timeline, |token, made| arrived.get(token).copied().unwrap_or(made))
+}
+
+/// Idle time of each worker; `arrives` says when a value is there that another worker made at a time.
+fn idle(
+    program: &Program,
+    timeline: &Timeline,
+    arrives: impl Fn(&Token, f64) -> f64,
+) -> Vec<IdleTime> {
+    let causes = Causes::of(program, timeline);
+    let makespan = timeline.makespan();
+    let memory = ActivationMemory::new(program.placement(), program.units_per_micro());
+    let workers = (0..timeline.n_workers).map(|w| WorkerId(w as u16));
+    let of_worker = |(worker, row): (WorkerId, BusyRow<'_>)| {
+        let inputs = |cell: &Cell| Inputs::of(program, (worker, cell), timeline, &causes, &arrives);
+        let later = Later::of(program, worker, &row.busy, &memory, &inputs);
+        let (mut idle, mut free, mut held) = (IdleTime::default(), 0.0, 0.0);
+        for (at, event) in row.busy.iter().enumerate() {
+            let gap = Gap { from: free, to: event.start };
+            free = free.max(event.end);
+            let Work::Cell(cell) = event.work else {
+                idle.add_rest(gap, &row.reductions, |idle| &mut idle.sync);
+                continue;
+            };
+            if gap.len() > 0.0 {
+                let could = later.ready(at + 1, held, program.peaks()[worker.index()]);
+                let rest = idle.add_wait(gap, &inputs(&cell), could);
+                idle.add_rest(rest, &row.reductions, |idle| &mut idle.other);
+            }
+            let (more, less) = memory.change(worker, &cell, program.rules());
+            held += more - less;
+        }
+        idle.add_rest(Gap { from: free, to: makespan }, &row.reductions, |idle| &mut idle.sync);
+        idle
+    };
+    workers.zip(rows(timeline)).map(of_worker).collect()
+}
+
+/// What a worker does, in order.
+#[derive(Clone, Default)]
+struct BusyRow<'t> {
+    /// Compute and updates.
+    busy: Vec<&'t Event>,
+    reductions: Vec<&'t Event>,
+}
+
+fn rows(timeline: &Timeline) -> Vec<BusyRow<'_>> {
+    let mut rows = vec![BusyRow::default(); timeline.n_workers];
+    for event in &timeline.events {
+        let row = &mut rows[event.worker.index()];
+        match event.work {
+            Work::Reduce(_) => row.reductions.push(event),
+            Work::Cell(_) | Work::Step(_) => row.busy.push(event),
+        }
+    }
+    rows
+}
+
+/// A time in which a worker is idle.
+#[derive(Clone, Copy)]
+struct Gap {
+    from: f64,
+    to: f64,
+}
+
+impl Gap {
+    fn len(self) -> f64 {
+        (self.to - self.from).max(0.0)
+    }
+
+    /// Its parts before and after a time.
+    fn split(self, at: f64) -> (Gap, Gap) {
+        let at = at.clamp(self.from, self.to.max(self.from));
+        (Gap { to: at, ..self }, Gap { from: at, ..self })
+    }
+}
+
+/// When the values are there that a cell begins with.
+#[derive(Clone, Copy)]
+struct Inputs {
+    /// When all that it eats are there.
+    ready: f64,
+    /// When all are made that the row receives before it, and whether the last of them is a gradient.
+    made: f64,
+    is_gradient: bool,
+    /// When all are there that the row receives before it.
+    arrived: f64,
+}
+
+impl Inputs {
+    fn of(
+        program: &Program,
+        (worker, cell): (WorkerId, &Cell),
+        timeline: &Timeline,
+        causes: &Causes,
+        arrives: impl Fn(&Token, f64) -> f64,
+    ) -> Inputs {
+        let mut inputs = Inputs { made: 0.0, is_gradient: false, ready: 0.0, arrived: 0.0 };
+        let made_by = |token: &Token| {
+            let &(maker, by) = causes.makers.get(token)?;
+            Some((timeline.events[maker as usize].end, by))
+        };
+        for token in program.rules().cell_effects(cell).eats {
+            let Some((made, by)) = made_by(&token) else { continue };
+            let there = if by == worker { made } else { arrives(&token, made) };
+            inputs.ready = inputs.ready.max(there);
+        }
+        for token in causes.received(worker, cell) {
+            let Some((made, _)) = made_by(token) else { continue };
+            if made > inputs.made {
+                (inputs.made, inputs.is_gradient) = (made, token.kind == TokenKind::Gradient);
+            }
+            inputs.arrived = inputs.arrived.max(arrives(token, made));
+        }
+        inputs
+    }
+}
+
+/// When the first of the cells from each place of a row on could begin: of those that add to activation memory, with
+/// what it adds, and of the others.
+struct Later {
+    adding: Vec<(f64, f64)>,
+    freeing: Vec<f64>,
+}
+
+impl Later {
+    fn of(
+        program: &Program,
+        worker: WorkerId,
+        busy: &[&Event],
+        memory: &ActivationMemory,
+        inputs: &impl Fn(&Cell) -> Inputs,
+    ) -> Later {
+        let never = f64::INFINITY;
+        let mut later = Later {
+            adding: vec![(never, 0.0); busy.len() + 1],
+            freeing: vec![never; busy.len() + 1],
+        };
+        for (at, event) in busy.iter().enumerate().rev() {
+            (later.adding[at], later.freeing[at]) = (later.adding[at + 1], later.freeing[at + 1]);
+            let Work::Cell(cell) = event.work else { continue };
+            let ready = inputs(&cell).ready;
+            let (more, _) = memory.change(worker, &cell, program.rules());
+            if more == 0.0 {
+                later.freeing[at] = later.freeing[at].min(ready);
+            } else if ready < later.adding[at].0 {
+                later.adding[at] = (ready, more);
+            }
+        }
+        later
+    }
+
+    /// When some cell from a place on could begin, if so much is held and so much may be.
+    fn ready(&self, from: usize, held: f64, peak: f64) -> f64 {
+        let (adding, more) = self.adding[from];
+        let adding = if is_within(held + more, Some(peak)) { adding } else { f64::INFINITY };
+        adding.min(self.freeing[from])
+    }
+}
+
+impl IdleTime {
+    /// Adds the part of a gap before a cell in which its inputs were not there, and returns the rest; `could` is when
+    /// another cell could have begun.
+    fn add_wait(&mut self, gap: Gap, inputs: &Inputs, could: f64) -> Gap {
+        let (wait, rest) = gap.split(inputs.arrived);
+        let (wait, order) = wait.split(could);
+        self.order += order.len();
+        let (unmade, message) = wait.split(inputs.made);
+        match inputs.is_gradient {
+            true => self.gradient += unmade.len(),
+            false => self.activation += unmade.len(),
+        }
+        self.message += message.len();
+        rest
+    }
+
+    /// Adds a gap of which the part within reductions is theirs.
+    fn add_rest(
+        &mut self,
+        gap: Gap,
+        reductions: &[&Event],
+        rest: impl Fn(&mut IdleTime) -> &mut f64,
+    ) {
+        let (mut reducing, mut from) = (0.0, gap.from);
+        for reduction in reductions {
+            let part = Gap { from: reduction.start.max(from), to: reduction.end.min(gap.to) };
+            reducing += part.len();
+            from = from.max(part.to);
+        }
+        self.reduction += reducing;
+        *rest(self) += gap.len() - reducing;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyze::simulate;
+    use crate::costs::UniformCosts;
+    use crate::ids::BucketId;
+    use crate::lower::{Hoist, Lowering, Recompute, lower, recompute};
+    use crate::op::Op;
+    use crate::placement::Placement;
+    use crate::schedule::{SCHEDULES, Schedule, Shape, find};
+    use crate::timetable::Timetable;
+
+    fn program(schedule: &str, shape: Shape) -> Program {
+        let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
+        lower(&timetable, &Lowering::default()).expect("proven")
+    }
+
+    fn of(program: &Program, costs: &impl Costs) -> (Timeline, Vec<IdleTime>) {
+        let timeline = simulate(program, costs);
+        let idle = simulated_idle(program, &timeline, costs);
+        (timeline, idle)
+    }
+
+    /// Worker 0: F 0-1, B 5-7. Worker 1: F 1.5-2.5, B 2.5-4.5.
+    #[test]
+    fn a_gap_is_split_where_the_value_is_made_and_where_it_arrives() {
+        let (_, idle) = of(&program("gpipe", Shape::new(2, 1)), &UniformCosts::new(1.0, 2.0, 0.5));
+        let none = IdleTime::default();
+        assert_eq!(idle[0], IdleTime { gradient: 3.5, message: 0.5, ..none });
+        assert_eq!(idle[1], IdleTime { activation: 1.0, message: 0.5, sync: 2.5, ..none });
+    }
+
+    /// Worker 0: F0 0-1, F1 1-2, I0 5-6, I1 7-8, W0, W1. Worker 1: F0 1-2, F1 2-3, B0 3-5, B1 5-7.
+    #[test]
+    fn a_wait_is_the_order_s_if_a_later_op_could_run_in_the_same_memory() {
+        let first = [0, 1].map(|m| Op::forward(0, 0, m));
+        let inputs = [0, 1].map(|m| Op::backward_input(0, 0, m));
+        let weights = [0, 1].map(|m| Op::backward_weight(0, 0, m));
+        let last = [Op::forward(0, 1, 0), Op::forward(0, 1, 1)];
+        let backwards = [Op::backward(0, 1, 0), Op::backward(0, 1, 1)];
+        let cells = |ops: &[[Op; 2]]| ops.iter().flatten().map(|op| Cell::One(*op)).collect();
+        let rows = vec![cells(&[first, inputs, weights]), cells(&[last, backwards])];
+        let timetable = Timetable::new("mine", Placement::line(2), 2, rows);
+        let program = lower(&timetable, &Lowering::default()).expect("proven");
+        let costs = UniformCosts::new(1.0, 2.0, 0.0);
+        let (_, idle) = of(&program, &costs);
+        let none = IdleTime::default();
+        assert_eq!(idle[0], IdleTime { gradient: 3.0, order: 1.0, ..none });
+        assert_eq!(idle[1], IdleTime { activation: 1.0, sync: 3.0, ..none });
+        // One more forward would raise the peak of 1F1B, and of GPipe all are done.
+        for schedule in ["1f1b", "gpipe"] {
+            let (_, idle) = of(&self::program(schedule, Shape::new(4, 8)), &costs);
+            assert!(idle.iter().all(|idle| idle.order == 0.0), "{schedule}: {idle:?}");
+        }
+    }
+
+    #[test]
+    fn all_idle_time_has_a_cause_and_a_simulation_knows_it() {
+        struct Costly;
+        impl Costs for Costly {
+            fn op(&self, worker: WorkerId, op: &Op) -> f64 {
+                let stage = f64::from(op.stage.0 % 3);
+                UniformCosts::new(1.0 + stage, 2.0, 0.0).op(worker, op)
+            }
+            fn message(&self, token: &Token) -> f64 {
+                0.25 * f64::from(token.stage.0)
+            }
+            fn reduce(&self, _: BucketId) -> f64 {
+                3.0
+            }
+            fn step(&self, _: BucketId) -> f64 {
+                0.5
+            }
+        }
+        let how = Lowering::default();
+        let plain = |schedule: &&dyn Schedule| schedule.timetable(&Shape::new(4, 8)).expect("fits");
+        let on_demand = |timetable: &Timetable| {
+            recompute(timetable, |_, _| Recompute::Full, Hoist::OnDemand, &how, &Costly)
+        };
+        let plain: Vec<Timetable> = SCHEDULES.iter().map(plain).collect();
+        let recomputed = plain.iter().map(|timetable| on_demand(timetable).expect("sound"));
+        for timetable in recomputed.chain(plain.iter().cloned()) {
+            let program = lower(&timetable, &how).expect("proven");
+            let (timeline, idle) = of(&program, &Costly);
+            let shares = IdleTime::shares(&idle, timeline.makespan());
+            let (name, bubble) = (&timetable.schedule, timeline.bubble_ratio());
+            assert!((shares.total() - bubble).abs() < 1e-9, "{name}: {shares:?} of {bubble}");
+            assert!(shares.reduction > 0.0, "{name}: {shares:?}");
+            assert!(shares.other.abs() < 1e-9, "{name}: {shares:?}");
+        }
+    }
+
+    /// The thread of worker 1 goes on a second after the message is there, and both end with an agreement.
+    #[test]
+    fn measured_time_that_no_wait_tells_of_is_other() {
+        let program = program("gpipe", Shape::new(2, 1));
+        let mut timeline = simulate(&program, &UniformCosts::new(1.0, 2.0, 0.0));
+        for event in timeline.events.iter_mut().filter(|event| event.start >= 1.0) {
+            (event.start, event.end) = (event.start + 1.0, event.end + 1.0);
+        }
+        let cells = timeline.events.iter().filter(|e| e.worker == WorkerId(1));
+        let Some(Work::Cell(first)) = cells.map(|e| e.work).next() else { panic!("no op") };
+        let token = program.rules().cell_effects(&first).eats[0];
+        let awaited = Awaited::Message(token);
+        let wait = Wait { worker: WorkerId(1), awaited, start: 0.0, end: 1.25 };
+        let idle = measured_idle(&program, &timeline, &[wait]);
+        let none = IdleTime::default();
+        let expected = IdleTime { activation: 1.0, message: 0.25, other: 0.75, sync: 2.0, ..none };
+        assert_eq!(idle[1], expected);
+    }
+}

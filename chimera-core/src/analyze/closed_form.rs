@@ -1,0 +1,173 @@
+//! The closed form of a step's time in Chimera's paper (Li & Hoefler, SC 2021, equation 1), to hold a simulation against.
+//!
+//! `T = (F + c) C_f + (B + c) C_b + R`: with C_f forwards and C_b backwards on the critical path, each followed by a
+//! message that takes c and hides behind nothing, and R, the longest part of any stage's gradient reduction that compute does
+//! not hide. All stages take what the slowest takes. A reduction over r replicas is Rabenseifner's,
+//! `2 log2(r) alpha + 2 (r - 1) / r beta L`, and begins when the last backward of its stage is done.
+
+use rustc_hash::FxHashMap;
+
+use super::network::Link;
+use super::simulate::simulate;
+use super::timeline::{Event, Timeline, Work};
+use crate::costs::{Costs, UniformCosts};
+use crate::ids::{StageId, WorkerId};
+use crate::op::{Kind, Op};
+use crate::program::{Instr, Program};
+
+/// The terms of the closed form, in the unit of the costs.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct ClosedForm {
+    /// Forwards on the critical path, C_f, in micro-batches.
+    pub forwards: f64,
+    /// Backwards on it, C_b.
+    pub backwards: f64,
+    /// Time of a forward of the slowest stage, F.
+    pub forward: f64,
+    /// Time of a backward of the slowest stage, with its recomputation, B.
+    pub backward: f64,
+    /// Time of a message, c.
+    pub message: f64,
+    /// The part of a gradient reduction that compute does not hide, R.
+    pub reduction: f64,
+}
+
+/// Gradients that are reduced, and over what.
+#[derive(Clone, Copy, Debug)]
+pub struct Reduced<'r> {
+    /// Bytes of the gradients of each stage.
+    pub bytes: &'r [f64],
+    /// Number of pipeline groups, W.
+    pub width: usize,
+    /// The slowest link between replicas.
+    pub link: Link,
+}
+
+impl ClosedForm {
+    /// The closed form of a step of `program`, in which ops and messages take what `costs` say.
+    pub fn of(program: &Program, costs: &impl Costs, reduced: Reduced<'_>) -> ClosedForm {
+        let mut form = ClosedForm::default();
+        let units = f64::from(program.units_per_micro());
+        let micro_batches = |op: &Op| f64::from(op.span.len) / units;
+        let mut backwards: FxHashMap<(StageId, Kind), f64> = FxHashMap::default();
+        for (worker, row) in (0..).map(WorkerId).zip(program.rows()) {
+            for instr in row {
+                match instr {
+                    Instr::Run(cell) => {
+                        for op in cell.ops() {
+                            let takes = costs.op(worker, &op) / micro_batches(&op);
+                            let slowest = match op.kind {
+                                Kind::Forward => &mut form.forward,
+                                kind => backwards.entry((op.stage, kind)).or_default(),
+                            };
+                            *slowest = slowest.max(takes);
+                        }
+                    }
+                    Instr::Send(token, _) => form.message = form.message.max(costs.message(token)),
+                    _ => {}
+                }
+            }
+        }
+        let mut of_stage: FxHashMap<StageId, f64> = FxHashMap::default();
+        for ((stage, _), takes) in backwards {
+            *of_stage.entry(stage).or_default() += takes;
+        }
+        form.backward = of_stage.into_values().fold(0.0, f64::max);
+        let timeline = form.balanced(program);
+        for event in timeline.critical_path() {
+            let Work::Cell(cell) = event.work else { continue };
+            for op in cell.ops() {
+                match op.kind {
+                    Kind::Forward => form.forwards += micro_batches(&op),
+                    Kind::Backward => form.backwards += micro_batches(&op),
+                    Kind::BackwardInput | Kind::BackwardWeight => {
+                        form.backwards += micro_batches(&op) / 2.0;
+                    }
+                    Kind::Recompute => {} // part of the backward
+                }
+            }
+        }
+        form.reduction = exposed(program, &timeline, reduced);
+        form
+    }
+
+    /// The time of a step, T.
+    pub fn step(&self) -> f64 {
+        let ClosedForm { forwards, backwards, forward, backward, message, reduction } = *self;
+        (forward + message) * forwards + (backward + message) * backwards + reduction
+    }
+
+    /// A step of equal stages without messages, which has the critical path that is counted.
+    fn balanced(&self, program: &Program) -> Timeline {
+        let costs = UniformCosts::new(self.forward, self.backward, 0.0);
+        let costs = UniformCosts { recompute: 0.0, ..costs }.per_units(program.units_per_micro());
+        simulate(program, &costs)
+    }
+}
+
+/// The longest part of any stage's reduction that lies behind all compute.
+fn exposed(program: &Program, timeline: &Timeline, reduced: Reduced<'_>) -> f64 {
+    let mut last: FxHashMap<StageId, f64> = FxHashMap::default();
+    for Event { work, end, .. } in &timeline.events {
+        let Work::Cell(cell) = work else { continue };
+        for op in cell.ops().filter(|op| op.kind.adds_gradient()) {
+            let last = last.entry(op.stage).or_default();
+            *last = last.max(*end);
+        }
+    }
+    let makespan = timeline.makespan();
+    let of_bucket = program.buckets_of_update().iter().filter_map(|bucket| {
+        let [stage] = bucket.stages[..] else { return None };
+        let replicas = (bucket.members.len() * reduced.width) as f64;
+        let bytes = reduced.bytes.get(stage.index()).copied().unwrap_or(0.0);
+        if replicas < 2.0 || bytes == 0.0 {
+            return None;
+        }
+        let Link { alpha, beta } = reduced.link;
+        let takes =
+            2.0 * replicas.log2() * alpha + 2.0 * (replicas - 1.0) / replicas * beta * bytes;
+        let hidden = makespan - last.get(&stage).copied().unwrap_or(makespan);
+        Some((takes - hidden).max(0.0))
+    });
+    of_bucket.fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lower::{Lowering, lower};
+    use crate::schedule::{Shape, find};
+
+    fn form(schedule: &str, depth: usize, reduced: Reduced<'_>) -> ClosedForm {
+        let timetable = find(schedule).expect("known").timetable(&Shape::new(depth, depth as u32));
+        let program = lower(&timetable.expect("fits"), &Lowering::default()).expect("proven");
+        let costs = UniformCosts::new(1.0, 2.0, 0.5).per_units(program.units_per_micro());
+        ClosedForm::of(&program, &costs, reduced)
+    }
+
+    /// Section 3.4 of the paper.
+    #[test]
+    fn passes_on_the_critical_path_are_the_paper_s() {
+        let none = Reduced { bytes: &[], width: 1, link: Link::default() };
+        for (schedule, forwards, backwards) in
+            [("chimera", 6.0, 10.0), ("gpipe", 11.0, 11.0), ("1f1b", 11.0, 11.0)]
+        {
+            let form = form(schedule, 6, none);
+            assert_eq!((form.forwards, form.backwards), (forwards, backwards), "{schedule}");
+            let step = forwards * 1.5 + backwards * 2.5;
+            assert_eq!(form.step(), step, "{schedule}");
+        }
+    }
+
+    /// Four replicas take 2 log2(4) + 2 * 3/4 * 8 = 16. The last stage of 1F1B is done three backwards before the first.
+    #[test]
+    fn reductions_count_as_far_as_compute_does_not_hide_them() {
+        let link = Link { alpha: 1.0, beta: 1.0 };
+        let all = form("chimera", 4, Reduced { bytes: &[8.0; 4], width: 2, link });
+        assert_eq!(all.reduction, 16.0);
+        let alone = form("1f1b", 4, Reduced { bytes: &[0.0, 8.0, 0.0, 0.0], width: 1, link });
+        assert_eq!(alone.reduction, 0.0);
+        let last = form("1f1b", 4, Reduced { bytes: &[0.0, 0.0, 0.0, 8.0], width: 4, link });
+        assert_eq!(last.reduction, 16.0 - 6.0);
+    }
+}

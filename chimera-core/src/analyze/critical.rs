@@ -1,0 +1,130 @@
+//! What determined how long a measured step took.
+
+use rustc_hash::FxHashMap;
+
+use super::timeline::{Event, Timeline, Work};
+use crate::costs::Costs;
+use crate::effects::{Token, Tokens};
+use crate::ids::WorkerId;
+use crate::op::{Cell, Op};
+use crate::program::{Instr, Program};
+
+/// Notes for each op which event let it begin: of those it had to wait for, the one that came last. Then
+/// [`critical_path`](Timeline::critical_path) has the path of a measured timeline, too. A message takes what `costs` say.
+pub fn link(program: &Program, timeline: &mut Timeline, costs: &impl Costs) {
+    let causes = Causes::of(program, timeline);
+    let mut last: Vec<Option<(f64, u32)>> = vec![None; timeline.n_workers];
+    let ends: Vec<f64> = timeline.events.iter().map(|event| event.end).collect();
+    for (index, event) in (0..).zip(&mut timeline.events) {
+        let Work::Cell(cell) = event.work else { continue };
+        let mut latest = last[event.worker.index()];
+        for token in causes.received(event.worker, &cell) {
+            let Some(&(maker, _)) = causes.makers.get(token) else { continue };
+            let arrives = ends[maker as usize] + costs.message(token);
+            if latest.is_none_or(|(at, _)| arrives > at) {
+                latest = Some((arrives, maker));
+            }
+        }
+        event.after = latest.map(|(_, by)| by);
+        last[event.worker.index()] = Some((event.end, index));
+    }
+}
+
+/// How long a path of events is, where each op and each message on it takes what `costs` say.
+pub fn path_length(program: &Program, path: &[&Event], costs: &impl Costs) -> f64 {
+    let cells = path.iter().filter_map(|event| match event.work {
+        Work::Cell(cell) => Some((event.worker, cell)),
+        Work::Reduce(_) | Work::Step(_) => None,
+    });
+    let cells: Vec<(WorkerId, Cell)> = cells.collect();
+    let compute: f64 = cells.iter().map(|(worker, cell)| costs.cell(*worker, cell)).sum();
+    let received = received(program);
+    let message = |pair: &[(WorkerId, Cell)]| {
+        let [(from, maker), (to, eater)] = pair else { return 0.0 };
+        let made = program.rules().cell_effects(maker).makes;
+        let tokens = received.get(&(*to, first(eater))).into_iter().flatten();
+        let travels = tokens.filter(|token| from != to && made.contains(token));
+        travels.map(|token| costs.message(token)).fold(0.0, f64::max)
+    };
+    compute + cells.windows(2).map(message).sum::<f64>()
+}
+
+/// What lets cells begin.
+pub(super) struct Causes {
+    /// The event and the worker that made each token.
+    pub(super) makers: FxHashMap<Token, (u32, WorkerId)>,
+    received: Received,
+}
+
+/// The messages that a worker receives right before a cell, by the cell's first op.
+type Received = FxHashMap<(WorkerId, Op), Tokens>;
+
+impl Causes {
+    pub(super) fn of(program: &Program, timeline: &Timeline) -> Causes {
+        let mut makers = FxHashMap::default();
+        for (index, event) in (0..).zip(&timeline.events) {
+            if let Work::Cell(cell) = event.work {
+                let made = program.rules().cell_effects(&cell).makes;
+                makers.extend(made.into_iter().map(|token| (token, (index, event.worker))));
+            }
+        }
+        Causes { makers, received: received(program) }
+    }
+
+    /// The messages that a worker receives right before a cell.
+    pub(super) fn received(&self, worker: WorkerId, cell: &Cell) -> &[Token] {
+        self.received.get(&(worker, first(cell))).map_or(&[], |tokens| tokens)
+    }
+}
+
+fn received(program: &Program) -> Received {
+    let mut received = Received::default();
+    for (worker, row) in (0..).map(WorkerId).zip(program.rows()) {
+        let mut tokens = Tokens::new();
+        for instr in row {
+            match instr {
+                Instr::Recv(token, _) => tokens.push(*token),
+                Instr::Run(cell) if !tokens.is_empty() => {
+                    received.insert((worker, first(cell)), std::mem::take(&mut tokens));
+                }
+                _ => {}
+            }
+        }
+    }
+    received
+}
+
+fn first(cell: &Cell) -> Op {
+    match *cell {
+        Cell::One(op) | Cell::Pair(op, _) => op,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyze::simulate;
+    use crate::costs::UniformCosts;
+    use crate::lower::{Hoist, Lowering, Recompute, lower, recompute};
+    use crate::schedule::{SCHEDULES, Shape};
+
+    /// Found again from times alone, the path of a simulated step is as long as the step.
+    #[test]
+    fn a_path_found_by_times_is_as_long_as_the_step() {
+        for schedule in SCHEDULES {
+            let timetable = schedule.timetable(&Shape::new(4, 8)).expect("fits");
+            let costs = UniformCosts::new(1.0, 2.5, 0.25).per_units(timetable.units_per_micro);
+            let how = Lowering::default();
+            let (all, hoist) = (|_, _| Recompute::Full, Hoist::OnDemand);
+            let timetable = recompute(&timetable, all, hoist, &how, &costs).expect("sound");
+            let program = lower(&timetable, &how).expect("proven");
+            let mut timeline = simulate(&program, &costs);
+            timeline.events.iter_mut().for_each(|event| event.after = None);
+            link(&program, &mut timeline, &costs);
+            let length = path_length(&program, &timeline.critical_path(), &costs);
+            let makespan = timeline.makespan();
+            let name = schedule.name();
+            assert!((length - makespan).abs() < 1e-9, "{name}: {length} of {makespan}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! A stage that computes nothing and takes its time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+
+use super::pace::Pace;
+use crate::costs::Costs;
+use crate::device::Result;
+use crate::device::reference::Tensor;
+use crate::ids::{StageId, WorkerId};
+use crate::op::{Cell, Kind, Op};
+use crate::program::{Instr, Program};
+use crate::stage::{Data, Init, Micro, Output, Param, Stage};
+
+/// How long the engine's calls of a worker's stages take: by kind of op, stage, and unit of the window.
+pub(super) struct Times {
+    calls: FxHashMap<(Kind, StageId, u32), Duration>,
+    n_steps: u32,
+    units_per_step: u32,
+}
+
+impl Times {
+    /// The times of a worker's cells.
+    pub(super) fn of(
+        program: &Program,
+        worker: WorkerId,
+        costs: &impl Costs,
+        seconds: impl Fn(f64) -> Duration,
+    ) -> Times {
+        let window = program.window();
+        let (n_steps, units_per_step) = (window.n_steps(), window.units_per_step());
+        let mut calls = FxHashMap::default();
+        let cells = program.rows()[worker.index()].iter().filter_map(|instr| match instr {
+            Instr::Run(cell) => Some(cell),
+            _ => None,
+        });
+        for cell in cells {
+            for (op, takes) in shares(worker, cell, costs) {
+                match op.kind {
+                    // The engine calls a forward once, and all else unit by unit.
+                    Kind::Forward => {
+                        calls.insert((op.kind, op.stage, op.span.start), seconds(takes));
+                    }
+                    kind => {
+                        let each = seconds(takes / f64::from(op.span.len));
+                        // The weight half follows at once, and adds nothing.
+                        let kind = if kind == Kind::Backward { Kind::BackwardInput } else { kind };
+                        calls.extend(op.span.units().map(|unit| ((kind, op.stage, unit), each)));
+                    }
+                }
+            }
+        }
+        Times { calls, n_steps, units_per_step }
+    }
+
+    fn of_call(&self, kind: Kind, stage: StageId, micro: &Micro<'_>) -> Duration {
+        let step = micro.step % u64::from(self.n_steps);
+        let unit = step * u64::from(self.units_per_step) + micro.sample;
+        self.calls.get(&(kind, stage, unit as u32)).copied().unwrap_or_default()
+    }
+}
+
+/// How often the engine calls a stage for an op.
+pub(super) fn n_calls(op: &Op) -> usize {
+    let units = usize::from(op.span.len);
+    match op.kind {
+        Kind::Forward => 1,
+        Kind::Backward => 2 * units,
+        Kind::BackwardInput | Kind::BackwardWeight | Kind::Recompute => units,
+    }
+}
+
+/// The ops of a cell, and the part of its cost that falls to each.
+fn shares(worker: WorkerId, cell: &Cell, costs: &impl Costs) -> Vec<(Op, f64)> {
+    let whole = costs.cell(worker, cell);
+    let ops: Vec<Op> = cell.ops().collect();
+    let alone: Vec<f64> = ops.iter().map(|op| costs.op(worker, op)).collect();
+    let sum: f64 = alone.iter().sum();
+    let n_ops = ops.len() as f64;
+    let share = |alone: f64| if sum > 0.0 { whole * alone / sum } else { whole / n_ops };
+    ops.into_iter().zip(alone.into_iter().map(share)).collect()
+}
+
+/// One stage of one worker.
+pub(super) struct StandIn {
+    id: StageId,
+    is_first: bool,
+    is_last: bool,
+    params: Vec<Param>,
+    times: Arc<Times>,
+    pace: Arc<Pace>,
+}
+
+impl StandIn {
+    pub(super) fn new(
+        id: StageId,
+        n_stages: usize,
+        times: &Arc<Times>,
+        pace: &Arc<Pace>,
+    ) -> StandIn {
+        StandIn {
+            id,
+            is_first: id.0 == 0,
+            is_last: id.index() + 1 == n_stages,
+            params: vec![Param::new(format!("stage.{}", id.0), [1], Init::Zeros)],
+            times: Arc::clone(times),
+            pace: Arc::clone(pace),
+        }
+    }
+
+    fn work(&self, kind: Kind, micro: &Micro<'_>) {
+        self.pace.work(self.times.of_call(kind, self.id, micro));
+    }
+}
+
+/// A number for each unit of a micro-batch.
+fn row(micro: &Micro<'_>) -> Tensor {
+    Tensor::zeros(&[micro.input.len(), 1])
+}
+
+impl Stage for StandIn {
+    type Tensor = Tensor;
+    type Item = u32;
+    type Saved = ();
+    type Deferred = ();
+
+    fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    fn forward(
+        &self,
+        _: &[Tensor],
+        micro: &Micro<'_>,
+        _: Option<Tensor>,
+    ) -> Result<(Output<Tensor>, ())> {
+        self.work(Kind::Forward, micro);
+        let output = match self.is_last {
+            true => Output::Loss { loss: Tensor::zeros(&[1]), grad: row(micro) },
+            false => Output::Activation(row(micro)),
+        };
+        Ok((output, ()))
+    }
+
+    fn backward_input(
+        &self,
+        _: &[Tensor],
+        micro: &Micro<'_>,
+        (): (),
+        _: Tensor,
+    ) -> Result<(Option<Tensor>, ())> {
+        self.work(Kind::BackwardInput, micro);
+        Ok(((!self.is_first).then(|| row(micro)), ()))
+    }
+
+    fn backward_weight(&self, micro: &Micro<'_>, (): (), _: &mut [Tensor]) -> Result<()> {
+        self.work(Kind::BackwardWeight, micro);
+        Ok(())
+    }
+
+    fn recompute(&self, _: &[Tensor], micro: &Micro<'_>, _: Option<Tensor>) -> Result<()> {
+        self.work(Kind::Recompute, micro);
+        Ok(())
+    }
+
+    fn has_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn restore(&self, _: &[Tensor], micro: &Micro<'_>, (): ()) -> Result<()> {
+        self.work(Kind::Recompute, micro);
+        Ok(())
+    }
+
+    fn can_split_saved(&self) -> bool {
+        true
+    }
+
+    fn split_saved(&self, (): (), parts: usize) -> Result<Vec<()>> {
+        Ok(vec![(); parts])
+    }
+}
+
+/// Samples of one number, of which nobody looks at the value.
+pub(super) struct Blank;
+
+impl Data for Blank {
+    fn sample(
+        &self,
+        _: u64,
+        _: u64,
+        input: &mut Vec<u32>,
+        target: &mut Vec<u32>,
+    ) -> std::io::Result<()> {
+        input.push(0);
+        target.push(0);
+        Ok(())
+    }
+
+    fn n_targets(&self) -> usize {
+        1
+    }
+}

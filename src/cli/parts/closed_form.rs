@@ -1,0 +1,38 @@
+//! The closed form of a step's time, beside its simulation.
+
+use chimera_core::analyze::ClosedForm;
+use serde_json::{Value, json};
+
+use crate::cli::parts::console::figure;
+
+/// A line with the terms, and how far their sum is from what was `simulated`.
+pub(crate) fn line(form: &ClosedForm, simulated: f64) -> String {
+    let ClosedForm { forwards, backwards, forward, backward, message, reduction } = *form;
+    let step = form.step();
+    let percent = (step / simulated - 1.0) * 100.0;
+    let side = if percent < 0.0 { "below" } else { "above" };
+    let distance = match simulated > 0.0 {
+        true => format!(", {:.1} % {side} the simulation", percent.abs()),
+        false => String::new(),
+    };
+    format!(
+        "closed form: (F {} + c {}) x C_f {} + (B {} + c {}) x C_b {} + R {} = {}{distance}",
+        figure(forward),
+        figure(message),
+        figure(forwards),
+        figure(backward),
+        figure(message),
+        figure(backwards),
+        figure(reduction),
+        figure(step)
+    )
+}
+
+/// The terms as JSON.
+pub(crate) fn terms(form: &ClosedForm, simulated: f64) -> Value {
+    json!({
+        "c_f": form.forwards, "c_b": form.backwards, "forward": form.forward, "backward": form.backward,
+        "message": form.message, "unoverlapped_reduction": form.reduction, "step": form.step(),
+        "over_simulated": form.step() / simulated,
+    })
+}

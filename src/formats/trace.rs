@@ -1,0 +1,166 @@
+//! Traces as `--trace` and `schedule export --format chrome` write them, as far as their times go.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use crate::formats::files::text_at_most;
+
+/// Longer files are refused before they are read.
+const MAX_BYTES: u64 = 1 << 30;
+/// Of the format, of a second.
+const MICROSECONDS: f64 = 1e6;
+
+/// One event of the format, as far as it is read.
+#[derive(Deserialize)]
+struct Record {
+    ph: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    cat: String,
+    #[serde(default)]
+    pid: u32,
+    #[serde(default)]
+    tid: u32,
+    #[serde(default)]
+    id: u64,
+    #[serde(default)]
+    ts: f64,
+    #[serde(default)]
+    dur: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    trace_events: Vec<Record>,
+}
+
+/// A piece of work on a rank, in seconds.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Slice {
+    pub(crate) rank: u32,
+    /// What the work is: `forward`, `update`, …
+    pub(crate) kind: String,
+    pub(crate) start: f64,
+    pub(crate) end: f64,
+    /// Whether it has the worker for itself; reductions run beside compute.
+    pub(crate) is_busy: bool,
+}
+
+/// A message between two ranks: it leaves within the slice that makes it, and arrives where a slice begins.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Arrow {
+    pub(crate) from: (u32, f64),
+    pub(crate) to: (u32, f64),
+}
+
+/// What ranks did from the start of a program to its end: a step, or a window of several.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct TracedRun {
+    /// What it is called, if it has a name.
+    pub(crate) name: Option<String>,
+    pub(crate) slices: Vec<Slice>,
+    pub(crate) arrows: Vec<Arrow>,
+}
+
+impl TracedRun {
+    /// When the first slice begins and the last one ends.
+    pub(crate) fn span(&self) -> (f64, f64) {
+        let whole = (f64::INFINITY, f64::NEG_INFINITY);
+        self.slices.iter().fold(whole, |(from, to), s| (from.min(s.start), to.max(s.end)))
+    }
+}
+
+/// Reads all runs of a trace, in order of their start.
+pub(crate) fn read(path: &Path) -> Result<Vec<TracedRun>> {
+    let text = text_at_most(path, MAX_BYTES)
+        .with_context(|| format!("cannot read {}", path.display()))?
+        .with_context(|| format!("{} is longer than {MAX_BYTES} bytes", path.display()))?;
+    runs(&text).with_context(|| {
+        format!(
+            "{} is no trace: write one with `train --trace`, `simulate --trace` or `schedule export --format chrome`",
+            path.display()
+        )
+    })
+}
+
+/// The runs in the text of a trace. A slice of the category `step` is around each rank's part of a run; a simulated
+/// step has none, and is one run.
+fn runs(text: &str) -> Result<Vec<TracedRun>> {
+    let File { trace_events } = serde_json::from_str(text)?;
+    let is_sound = |r: &Record| r.ts.is_finite() && r.dur.is_finite() && r.dur >= 0.0;
+    ensure!(trace_events.iter().all(is_sound), "a time in it is no number, or negative");
+    let time = |ts: f64| ts / MICROSECONDS;
+    // By rank: the names of its runs and their ends, by start.
+    let mut steps: BTreeMap<u32, Vec<(f64, f64, &str)>> = BTreeMap::new();
+    for r in trace_events.iter().filter(|r| r.ph == "X" && r.cat == "step") {
+        steps.entry(r.pid).or_default().push((time(r.ts), time(r.ts + r.dur), &r.name));
+    }
+    let name_at = |rank: u32, at: f64| {
+        let mut mine = steps.get(&rank).into_iter().flatten();
+        mine.find(|(from, to, _)| (*from..=*to).contains(&at)).map(|(.., name)| *name)
+    };
+    let mut runs: BTreeMap<Option<&str>, TracedRun> = BTreeMap::new();
+    let works = trace_events.iter().filter(|r| r.ph == "X" && r.cat != "step" && r.cat != "wait");
+    for r in works {
+        let name = name_at(r.pid, time(r.ts + r.dur / 2.0));
+        runs.entry(name).or_default().slices.push(Slice {
+            rank: r.pid,
+            kind: r.cat.clone(),
+            start: time(r.ts),
+            end: time(r.ts + r.dur),
+            is_busy: r.tid == 0,
+        });
+    }
+    let arrives = trace_events.iter().filter(|r| r.ph == "f" && r.cat == "message");
+    let arrives: BTreeMap<u64, &Record> = arrives.map(|r| (r.id, r)).collect();
+    for leaves in trace_events.iter().filter(|r| r.ph == "s" && r.cat == "message") {
+        let Some(arrives) = arrives.get(&leaves.id) else { continue };
+        let arrow =
+            Arrow { from: (leaves.pid, time(leaves.ts)), to: (arrives.pid, time(arrives.ts)) };
+        if let Some(run) = runs.get_mut(&name_at(leaves.pid, arrow.from.1)) {
+            run.arrows.push(arrow);
+        }
+    }
+    ensure!(!runs.is_empty(), "no work is in it");
+    let named =
+        runs.into_iter().map(|(name, run)| TracedRun { name: name.map(str::to_string), ..run });
+    let mut runs: Vec<TracedRun> = named.collect();
+    runs.sort_by(|a, b| a.span().0.total_cmp(&b.span().0));
+    Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_belong_to_the_step_around_them() {
+        let text = r#"{"traceEvents":[
+            {"ph":"M","name":"process_name","pid":0},
+            {"ph":"X","name":"step 1","cat":"step","pid":0,"tid":0,"ts":5e6,"dur":2e6},
+            {"ph":"X","name":"step 0","cat":"step","pid":0,"tid":0,"ts":0,"dur":2e6},
+            {"ph":"X","name":"F0","cat":"forward","pid":0,"tid":0,"ts":5e6,"dur":1e6},
+            {"ph":"X","name":"F0","cat":"forward","pid":0,"tid":0,"ts":0,"dur":1e6},
+            {"ph":"X","name":"wait","cat":"wait","pid":0,"tid":0,"ts":1e6,"dur":1e6},
+            {"ph":"s","id":3,"cat":"message","pid":0,"ts":0.9e6},
+            {"ph":"f","id":3,"cat":"message","pid":1,"ts":1e6}]}"#;
+        let runs = runs(text).unwrap();
+        let names: Vec<_> = runs.iter().map(|run| run.name.as_deref()).collect();
+        assert_eq!(names, [Some("step 0"), Some("step 1")]);
+        assert_eq!((runs[0].span(), runs[1].span()), ((0.0, 1.0), (5.0, 6.0)));
+        assert_eq!(runs[0].arrows, [Arrow { from: (0, 0.9), to: (1, 1.0) }]);
+        assert!(runs[1].arrows.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_trace_is_refused() {
+        for bad in ["", "{}", r#"{"traceEvents":[]}"#, r#"{"traceEvents":[{"ph":"X","dur":-1}]}"#] {
+            assert!(runs(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Hardware by its data sheets, for plans of machines that were not measured.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use chimera_core::analyze::Link;
+use serde::Deserialize;
+
+use crate::device::Precision;
+use crate::formats::files::text_at_most;
+
+/// Training reaches this part of a peak at least, in the middle, and at most, wherever nobody measured.
+pub const EFFICIENCIES: [f64; 3] = [0.3, 0.45, 0.6];
+
+/// The part of a device's memory that a training can take; the rest is the driver's and the libraries'.
+const USABLE: f64 = 0.92;
+
+/// Longer files are refused before they are read.
+const MAX_BYTES: u64 = 1 << 16;
+
+/// Data sheets that the program has, by name.
+const BUILT_IN: [(&str, &str); 4] = [
+    ("a100-40gb", include_str!("hardware/a100-40gb.toml")),
+    ("a100-80gb", include_str!("hardware/a100-80gb.toml")),
+    ("h100-sxm", include_str!("hardware/h100-sxm.toml")),
+    ("p100-piz-daint", include_str!("hardware/p100-piz-daint.toml")),
+];
+
+/// What data sheets say of a cluster's devices and links.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Hardware {
+    /// Where the figures are from.
+    pub sources: Vec<String>,
+    /// The device to train on, unless it is said.
+    pub device: String,
+    /// The precision to train in, unless it is said.
+    pub precision: String,
+    memory_bytes: f64,
+    /// Ranks of a node, unless it is said.
+    pub ranks_per_node: u32,
+    peak_flops: PeakFlops,
+    inside: LinkRates,
+    between: LinkRates,
+}
+
+/// Floating-point operations per second of dense matrix products.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+struct PeakFlops {
+    f32: f64,
+    bf16: Option<f64>,
+}
+
+/// A link of one rank.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct LinkRates {
+    latency_s: f64,
+    bytes_per_s: f64,
+}
+
+impl Hardware {
+    /// Names of the data sheets that the program has.
+    pub fn names() -> Vec<&'static str> {
+        BUILT_IN.iter().map(|(name, _)| *name).collect()
+    }
+
+    /// The data sheet of a name, or in a file.
+    ///
+    /// # Errors
+    /// If there is no such name or file, or it says what makes no sense.
+    pub fn find(name: &str) -> Result<Hardware> {
+        if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
+            return Hardware::of(text).with_context(|| name.to_string());
+        }
+        let Ok(read) = text_at_most(Path::new(name), MAX_BYTES) else {
+            bail!(
+                "there is no hardware `{name}` and no such file: choose one of {}, or say --flops, --memory and links",
+                Hardware::names().join(", ")
+            )
+        };
+        let text = read.with_context(|| format!("{name} is longer than {MAX_BYTES} bytes"))?;
+        Hardware::of(&text).with_context(|| format!("{name} is no description of hardware"))
+    }
+
+    fn of(text: &str) -> Result<Hardware> {
+        let hardware: Hardware = toml::from_str(text)?;
+        let Hardware { memory_bytes, ranks_per_node, peak_flops, inside, between, .. } = &hardware;
+        let rates = [inside, between].map(|wire| wire.bytes_per_s);
+        let positive = [*memory_bytes, peak_flops.f32, peak_flops.bf16.unwrap_or(1.0)];
+        let is_sound = positive.iter().chain(&rates).all(|x| (1.0..=1e30).contains(x))
+            && [inside, between].iter().all(|wire| (0.0..=1e6).contains(&wire.latency_s))
+            && (1..=65_535).contains(ranks_per_node);
+        if !is_sound {
+            bail!(
+                "sizes and rates are from 1 to 1e30, latencies from 0 to 1e6 s, ranks of a node from 1 to 65535"
+            )
+        }
+        Ok(hardware)
+    }
+
+    /// Floating-point operations per second at its peak.
+    ///
+    /// # Errors
+    /// If the data sheet has none for the precision.
+    pub fn peak_flops(&self, precision: Precision) -> Result<f64> {
+        let peak = match precision {
+            Precision::F32 => Some(self.peak_flops.f32),
+            Precision::Bf16 => self.peak_flops.bf16,
+        };
+        peak.context("the hardware has no rate for bf16: choose --precision f32, or say --flops")
+    }
+
+    /// Bytes that a rank can take.
+    pub fn memory(&self) -> f64 {
+        self.memory_bytes * USABLE
+    }
+
+    /// Links within a node, and between nodes of so many ranks, each of which has a link of its own.
+    pub fn links(&self, ranks_per_node: u32) -> [Link; 2] {
+        let link = |wire: LinkRates, n: f64| Link {
+            alpha: wire.latency_s,
+            beta: 1.0 / wire.bytes_per_s / n,
+        };
+        [link(self.inside, 1.0), link(self.between, f64::from(ranks_per_node))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_sheets_can_be_read_and_name_their_sources() {
+        for name in Hardware::names() {
+            let hardware = Hardware::find(name).expect(name);
+            assert!(hardware.sources.iter().all(|source| source.starts_with("https://")), "{name}");
+            assert!(!hardware.sources.is_empty() && hardware.memory() > 1e10, "{name}");
+            let [inside, between] = hardware.links(hardware.ranks_per_node);
+            assert!(inside.alpha <= between.alpha, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let good = BUILT_IN[0].1;
+        for (from, to) in [
+            ("40e9", "-1"),
+            ("ranks-per-node = 8", "ranks-per-node = 0"),
+            ("25e9", "nan"),
+            ("[inside]", "x = 1\n[inside]"),
+        ] {
+            assert!(good.contains(from));
+            assert!(Hardware::of(&good.replace(from, to)).is_err(), "{to}");
+        }
+        let refused = Hardware::find("abacus").expect_err("unknown").to_string();
+        assert!(refused.contains("choose one of a100-40gb"), "{refused}");
+    }
+}
