@@ -95,7 +95,7 @@ pub(super) struct Documents<'d, R> {
 }
 
 impl<R: BufRead> Documents<'_, R> {
-    /// Those of about `bytes` further bytes; none at the end.
+    /// The documents of about `bytes` further bytes; none at the end.
     pub(super) fn next(&mut self, bytes: u64) -> Result<Vec<String>, DataError> {
         let (end, mut documents) = (self.bytes + bytes, Vec::new());
         let mut line = Vec::new();

@@ -120,7 +120,10 @@ fn run_of_the_page() -> Result<()> {
     let trained = run.train_in_folder(
         &stop,
         |warning| eprintln!("{warning}"),
-        |step| Ok(println!("{}", step.loss)),
+        |step| {
+            println!("{}", step.loss);
+            Ok(())
+        },
     )?;
     drop(trained);
     Ok(())
