@@ -203,7 +203,7 @@ fn training(config: &Config) -> Training {
         min_lr: config.min_lr,
         warmup: config.warmup,
         lr_schedule: config.lr_schedule,
-        decay_steps: Some(config.decay_steps),
+        decay_steps: config.decay_steps,
         beta1: config.beta1,
         beta2: config.beta2,
         eps: config.eps,

@@ -46,6 +46,7 @@ pub struct Hardware {
 
 /// Floating-point operations per second of dense matrix products.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct PeakFlops {
     f32: f64,
     bf16: Option<f64>,

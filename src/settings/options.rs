@@ -219,7 +219,7 @@ options! {
         /// Decay of the learning rate: cosine, linear, wsd (a line at the end: warm-up, stable, decay) or constant
         "lr-schedule" lr_schedule: LrSchedule = [is("cosine")];
         /// Last steps, over which the learning rate falls
-        "decay-steps" decay_steps: u64 = [value("STEPS").whole(1, 1 << 40).follows("all after `warmup`; under wsd a fifth of `steps`")];
+        "decay-steps" decay_steps: Option<u64> = [value("STEPS").whole(1, 1 << 40).follows("all after `warmup`; under wsd a fifth of `steps`")];
         /// Final learning rate
         "min-lr" min_lr: f64 = [value("RATE").real(0.0, 1e30).follows("a tenth of `lr`")];
         /// Decay rate of the first moment of adamw and lamb

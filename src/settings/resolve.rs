@@ -1,7 +1,6 @@
 //! Merging the layers of settings.
 
 use anyhow::Result;
-use chimera_core::engine::LrSchedule;
 use chimera_core::model::{PRESETS, Preset};
 use toml::Value;
 
@@ -107,23 +106,16 @@ fn defaults(is_drawn: bool) -> Entries {
 }
 
 /// The defaults that follow from other settings.
-fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value); 7] {
+fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value); 6] {
     let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
     // Wider models want smaller steps; this gives GPT-2's 5e-4 at 768.
     let lr = merged.get("lr").and_then(|(value, _)| value.as_float());
     let lr = lr.unwrap_or(0.4 / whole("hidden") as f64);
-    let value = |key| merged.get(key).map(|(value, _)| value);
-    let steps = whole("steps");
-    let warmup = value("warmup").and_then(Value::as_integer).unwrap_or((steps / 10).max(1));
-    let falls = value("lr-schedule").and_then(|name| name.as_str()?.parse().ok());
-    let falls: LrSchedule = falls.unwrap_or(LrSchedule::Cosine);
-    let decay = falls.decay_steps(steps.max(0) as u64, warmup.max(0) as u64) as i64;
     let threads = outside.threads(whole("depth").saturating_mul(whole("width")));
     [
         ("dropout", Value::Float(0.0)),
         ("sequence", Value::Integer(whole("context"))),
-        ("warmup", Value::Integer(warmup)),
-        ("decay-steps", Value::Integer(decay)),
+        ("warmup", Value::Integer((whole("steps") / 10).max(1))),
         ("lr", Value::Float(lr)),
         ("min-lr", Value::Float(0.1 * lr)),
         ("threads", Value::Integer(threads.clamp(1, 1 << 10))),
@@ -260,6 +252,7 @@ mod tests {
                 "rope-theta",
                 "rope-scaling",
                 "norm-eps",
+                "decay-steps",
                 "peak-flops",
                 "out",
                 "metrics",

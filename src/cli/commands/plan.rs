@@ -40,11 +40,10 @@ const HEADS: [&str; 12] = [
 /// Finds the fastest configurations that fit into memory on every rank; options of `train` that are given, or that a
 /// file has, are kept
 #[derive(Args, Clone)]
-#[command(
-    override_usage = "chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --hardware <NAME|FILE>
+#[command(override_usage = "chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES>
+                    --hardware <NAME|FILE>
        chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --memory <SIZE>
-                    --flops <FLOPS>"
-)]
+                    --flops <FLOPS>")]
 pub(crate) struct Plan {
     /// Ranks there are, W x D
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=8192))]

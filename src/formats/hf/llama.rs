@@ -383,7 +383,7 @@ mod tests {
         let [q, k, v] = ["q", "k", "v"].map(|x| format!("layers.1.self_attn.{x}_proj.weight"));
         assert_eq!(names(1), [(q, 0..96), (k, 96..128), (v, 128..160)]);
         let [gate, up] = ["gate", "up"].map(|x| format!("layers.1.mlp.{x}_proj.weight"));
-        assert_eq!(names(4), [(gate, 0..256), (up, 256..512)]);
+        assert_eq!(names(5), [(gate, 0..256), (up, 256..512)]);
         assert_eq!(to_hf("layers.1.mlp.up_proj.weight"), "model.layers.1.mlp.up_proj.weight");
         assert_eq!(to_hf(HEAD), HEAD);
         assert_eq!(from_hf("model.layers.0.self_attn.rotary_emb.inv_freq"), None);
