@@ -2,7 +2,7 @@
 //! against the clock: on threads of this process, of which there may be more than cores, since they sleep.
 //!
 //! Everything but compute is real: rows, messages, the order in which a worker waits, reductions and the step sync. What
-//! sleeps is woken late at times; how that is kept out of the measured times says [`Pace`].
+//! sleeps is woken late at times; how that is kept out of the measured times the comments of `pace.rs` say.
 
 mod comm;
 mod pace;
