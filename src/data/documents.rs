@@ -84,17 +84,21 @@ fn content(path: &Path, other: Content) -> Content {
 
 /// The documents of a JSONL file, one from each line that is not blank.
 pub(super) struct Documents<'d, R> {
-    pub(super) path: &'d Path,
-    /// The field of a line's object that holds its text.
-    pub(super) field: &'d str,
-    pub(super) lines: R,
+    path: &'d Path,
+    field: &'d str,
+    lines: R,
     /// Lines read.
-    pub(super) line: u64,
+    line: u64,
     /// Bytes read.
     pub(super) bytes: u64,
 }
 
-impl<R: BufRead> Documents<'_, R> {
+impl<'d, R: BufRead> Documents<'d, R> {
+    /// Those of `lines`, each the text in the field `field` of a line's object.
+    pub(super) fn new(path: &'d Path, field: &'d str, lines: R) -> Documents<'d, R> {
+        Documents { path, field, lines, line: 0, bytes: 0 }
+    }
+
     /// The documents of about `bytes` further bytes; none at the end.
     pub(super) fn next(&mut self, bytes: u64) -> Result<Vec<String>, DataError> {
         let (end, mut documents) = (self.bytes + bytes, Vec::new());
@@ -153,7 +157,7 @@ mod tests {
     fn documents(lines: &str) -> Result<Vec<String>, String> {
         let path = Path::new("x.jsonl");
         let lines = lines.as_bytes();
-        let mut documents = Documents { path, field: "text", lines, line: 0, bytes: 0 };
+        let mut documents = Documents::new(path, "text", lines);
         let mut all = Vec::new();
         loop {
             match documents.next(8).map_err(|refusal| refusal.to_string())? {

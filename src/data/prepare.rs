@@ -31,13 +31,6 @@ pub struct Preparation {
     pub end_of_text: Option<String>,
 }
 
-impl Default for Preparation {
-    /// Each byte is a token, and lines have a field `text`.
-    fn default() -> Preparation {
-        Preparation { tokenizer: "bytes".into(), field: "text".into(), end_of_text: None }
-    }
-}
-
 /// Writes the token ids of `texts`, one after another (`-` is standard input), to `out`, and beside it what they are: which
 /// tokenizer of which vocabulary, and the tokenizer itself if it is a file. `progress` is told of every
 /// few bytes of text that are done.
@@ -237,7 +230,7 @@ impl<'p> Writer<'p> {
     ) -> Result<u64> {
         let unreadable = |reason| DataError::Unreadable { path: path.to_path_buf(), reason };
         let lines = BufReader::new(open_regular(path).map_err(unreadable)?);
-        let mut documents = Documents { path, field: &how.field, lines, line: 0, bytes: 0 };
+        let mut documents = Documents::new(path, &how.field, lines);
         loop {
             let before = documents.bytes;
             let some = documents.next(BLOCK)?;

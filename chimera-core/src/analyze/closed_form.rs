@@ -123,9 +123,8 @@ fn exposed(program: &Program, timeline: &Timeline, reduced: Reduced<'_>) -> f64 
         if replicas < 2.0 || bytes == 0.0 {
             return None;
         }
-        let Link { alpha, beta } = reduced.link;
-        let takes =
-            2.0 * replicas.log2() * alpha + 2.0 * (replicas - 1.0) / replicas * beta * bytes;
+        let sent = 2.0 * (replicas - 1.0) / replicas * bytes;
+        let takes = reduced.link.takes(2.0 * replicas.log2(), sent);
         let hidden = makespan - last.get(&stage).copied().unwrap_or(makespan);
         Some((takes - hidden).max(0.0))
     });

@@ -30,7 +30,7 @@ pub struct Link {
 }
 
 impl Link {
-    fn takes(self, n_messages: f64, bytes: f64) -> f64 {
+    pub(super) fn takes(self, n_messages: f64, bytes: f64) -> f64 {
         n_messages * self.alpha + bytes * self.beta
     }
 }
@@ -54,6 +54,12 @@ impl Network {
         let on_one = self.ranks_per_node >= self.width * depth;
         let (large, small) = (depth.max(self.ranks_per_node), depth.min(self.ranks_per_node));
         on_one || small > 0 && large.is_multiple_of(small)
+    }
+
+    /// The slowest link between any two ranks of a job with groups of `depth`.
+    pub fn slowest(&self, depth: usize) -> Link {
+        let is_one_node = self.width * depth <= self.ranks_per_node;
+        if is_one_node { self.inside } else { self.between }
     }
 
     fn node(&self, rank: Rank) -> usize {
@@ -193,8 +199,7 @@ impl<C: Costs> Costs for NetworkCosts<C> {
     fn agree(&self) -> f64 {
         let n_ranks = self.network.width * self.placement.n_workers();
         let n_rounds = n_ranks.next_power_of_two().ilog2();
-        let is_one_node = n_ranks <= self.network.ranks_per_node;
-        let link = if is_one_node { self.network.inside } else { self.network.between };
+        let link = self.network.slowest(self.placement.n_workers());
         self.compute.agree() + f64::from(n_rounds) * link.takes(1.0, 0.0)
     }
 

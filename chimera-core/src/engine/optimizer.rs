@@ -82,18 +82,6 @@ impl LrSchedule {
     ];
 }
 
-impl LrSchedule {
-    /// Over how many of the last steps the rate falls, where nothing else is said: all after the warm-up, or under
-    /// [`LrSchedule::Wsd`] a fifth of all.
-    pub fn decay_steps(self, steps: u64, warmup: u64) -> u64 {
-        let after_warmup = steps.saturating_sub(warmup).max(1);
-        match self {
-            LrSchedule::Wsd => steps.div_ceil(5).min(after_warmup),
-            _ => after_warmup,
-        }
-    }
-}
-
 impl FromStr for LrSchedule {
     type Err = String;
 
@@ -117,7 +105,8 @@ pub struct Training {
     pub min_lr: f64,
     /// Steps of linear rise at the start.
     pub warmup: u64,
-    /// Last steps, over which it falls from its highest value; `None` for [as many as usual](LrSchedule::decay_steps).
+    /// Last steps, over which it falls from its highest value; of `None` all after the warm-up, but under
+    /// [`LrSchedule::Wsd`] a fifth of all.
     pub decay_steps: Option<u64>,
     /// How it falls.
     pub lr_schedule: LrSchedule,
@@ -182,8 +171,11 @@ impl Training {
         if step < self.warmup {
             return self.lr * (step + 1) as f64 / self.warmup as f64;
         }
-        let usual = self.lr_schedule.decay_steps(self.steps, self.warmup);
         let after_warmup = self.steps.saturating_sub(self.warmup).max(1);
+        let usual = match self.lr_schedule {
+            LrSchedule::Wsd => self.steps.div_ceil(5),
+            _ => after_warmup,
+        };
         let decay_steps = self.decay_steps.unwrap_or(usual).clamp(1, after_warmup);
         let start = self.steps.saturating_sub(decay_steps).max(self.warmup);
         let done = (step.saturating_sub(start) as f64 / decay_steps as f64).min(1.0);

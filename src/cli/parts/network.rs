@@ -130,11 +130,8 @@ impl NetworkArgs {
     /// What the closed form asks of it: gradients, groups, and the slowest link between replicas.
     pub(crate) fn closed_form(&self, program: &Program, costs: &impl Costs) -> Result<ClosedForm> {
         let placement = program.placement();
-        let width = self.job()?.width;
-        let n_ranks = width * placement.n_workers();
-        let network = self.links.network(width, n_ranks);
-        let is_one_node = network.ranks_per_node >= n_ranks;
-        let link = if is_one_node { network.inside } else { network.between };
+        let (width, depth) = (self.job()?.width, placement.n_workers());
+        let link = self.links.network(width, width * depth).slowest(depth);
         let bytes: Vec<f64> =
             (0..placement.n_stages()).map(|s| self.gradient_bytes.0.at(s)).collect();
         Ok(ClosedForm::of(program, costs, Reduced { bytes: &bytes, width, link }))

@@ -140,8 +140,7 @@ impl HangReport<'_> {
             }
             seen.push(rank);
             // Outside of the program all wait for all.
-            let silent =
-                self.silent().filter(|_| need == Need::Other && self.instr(rank).is_none());
+            let silent = self.silent().filter(|_| self.instr(rank).is_none());
             let wait = silent
                 .map_or_else(|| self.wait(rank, position), |silent| Wait::For(silent, Need::Other));
             let (next, needs) = match wait {

@@ -153,6 +153,22 @@ fn who_is_silent_keeps_all_waiting_between_steps() {
     ));
 }
 
+/// Rank 0 came out of an exchange before the first step, which the silent one keeps rank 1 in.
+#[test]
+fn who_is_silent_keeps_others_from_the_first_step() {
+    let program = program("dapple", Shape::new(3, 3));
+    let at = Some(Position::At { step: 4, instr: 0 });
+    let positions = vec![at, Some(Position::Start), None];
+    let scene = HangReport { program: &program, step: 4, earlier: positions.clone(), positions };
+    let mut received = program.rows()[0].iter();
+    let Some(Instr::Recv(token, _)) = received.find(|instr| matches!(instr, Instr::Recv(..)))
+    else {
+        panic!("no receive")
+    };
+    let verdict = scene.verdict(Rank(0), Rank(1), Need::Token(*token));
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Silent, Rank(2)), "{verdict}");
+}
+
 #[test]
 fn ranks_outside_of_the_step_are_told_as_such() {
     let program = program("dapple", Shape::new(2, 2));
