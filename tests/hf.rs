@@ -70,6 +70,7 @@ fn logits_are_those_of_transformers() {
             vocab: 20,
             tied,
             llama: None,
+            end_of_text: None,
         };
         assert_eq!(gpt2.config, sizes);
         let ours = model(&gpt2).logits(&ids, ids.len()).expect("logits");

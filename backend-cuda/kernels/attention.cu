@@ -56,6 +56,9 @@ struct Drop {
 #define DROP_ARGS unsigned key_0, unsigned key_1, i64 first_weight, unsigned threshold, float kept_scale
 #define DROP Drop{key_0, key_1, threshold, (unsigned long long)first_weight, kept_scale}
 
+// The score of no key, as of a row that sees none of its first tile: finite, so that differences are numbers.
+#define LOWEST -1e38f
+
 // What the weight of a row's head for a key of its sample is multiplied by.
 __device__ float factor(const Drop& by, i64 row_and_head, int context, int key) {
     if (by.threshold == 0) return 1.0f;
@@ -63,21 +66,21 @@ __device__ float factor(const Drop& by, i64 row_and_head, int context, int key) 
     return random_word(by.key_0, by.key_1, weight) < by.threshold ? 0.0f : by.scale;
 }
 
-// Which rows of a sample see each other: with lengths each sees the first, as many as its sample is long; else those up
-// to itself, as many as a window has. Lengths are read where they are needed: registers are scarcer.
+// Which rows of a sample see each other: as many up to themselves as a window has, or as listed, in numbers that are
+// read where they are needed: registers are scarcer.
 struct Mask {
-    int context, window, sample;
-    const unsigned* lengths; // or null
+    int context, window;
+    const int4* seen; // of the sample's rows: first key, end of keys, first row that sees it, end of rows; or null
 
-    __device__ int length() const { return (int)lengths[sample]; }
+    __device__ int4 of(int row) const { return seen[min(row, context - 1)]; }
 
     // The keys that a row sees.
-    __device__ int first_key(int row) const { return lengths ? 0 : max(row + 1 - window, 0); }
-    __device__ int end_key(int row) const { return min(lengths ? length() : row + 1, context); }
+    __device__ int first_key(int row) const { return seen ? of(row).x : max(row + 1 - window, 0); }
+    __device__ int end_key(int row) const { return seen ? of(row).y : min(row + 1, context); }
 
     // The rows that see a key.
-    __device__ int first_row(int key) const { return !lengths ? key : key < length() ? 0 : context; }
-    __device__ int end_row(int key) const { return lengths ? context : min(key + window, context); }
+    __device__ int first_row(int key) const { return seen ? of(key).z : key; }
+    __device__ int end_row(int key) const { return seen ? of(key).w : min(key + window, context); }
 };
 
 // One head of queries of one sample, and where it and the head of keys and values that it attends to lie in a row.
@@ -91,8 +94,8 @@ struct Head {
     __device__ i64 in_result() const { return rows * hidden + q; }
 };
 
-#define HEAD_ARGS const unsigned* lengths, int context, int window, int heads, int kv_heads, int dim, float scale
-#define MASK(sample) Mask{context, window, sample, lengths}
+#define HEAD_ARGS const int4* seen, int context, int window, int heads, int kv_heads, int dim, float scale
+#define MASK(sample) Mask{context, window, seen ? seen + (i64)(sample) * context : nullptr}
 #define HEAD(sample, head) head_of(sample, head, context, heads, kv_heads, dim)
 
 __device__ Head head_of(int sample, int head, int context, int heads, int kv_heads, int dim) {
@@ -114,7 +117,7 @@ GLOBAL attention(const T* qkv, T* out, float* log_sum, int past, HEAD_ARGS, DROP
     load_rows(q, dim, qkv + head.in_qkv(head.q), head.width, first, OWN, context, dim, scale);
     int end = mask.end_key(first + OWN - 1);
     float sums[MINE][FEATURES] = {}, top[MINE], total[MINE] = {};
-    for (int j = 0; j < MINE; j++) top[j] = -INFINITY;
+    for (int j = 0; j < MINE; j++) top[j] = LOWEST;
     for (int start = mask.first_key(first); start < end; start += WARP) {
         __syncthreads();
         load_rows(k, stride, qkv + head.in_qkv(head.k), head.width, start, WARP, context, dim, 1.0f);
@@ -125,8 +128,7 @@ GLOBAL attention(const T* qkv, T* out, float* log_sum, int past, HEAD_ARGS, DROP
         int key = start + lane();
         for (int j = 0; j < MINE; j++) {
             bool is_seen = key >= mask.first_key(mine + j) && key < mask.end_key(mine + j);
-            // Every row sees a key of the first tile: it is longer than rows are apart.
-            float higher = fmaxf(top[j], warp_max(is_seen ? p[j] : -INFINITY));
+            float higher = fmaxf(top[j], warp_max(is_seen ? p[j] : LOWEST));
             float shrink = expf(top[j] - higher);
             p[j] = is_seen ? expf(p[j] - higher) : 0.0f;
             top[j] = higher;

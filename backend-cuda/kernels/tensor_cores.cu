@@ -189,9 +189,6 @@ __device__ unsigned kept_columns(const Drop& by, i64 number, i64 step) {
 }
 #define IS_KEPT(bits, j) ((bits) >> (j) & 1)
 
-// The score of no key: finite, so that differences are numbers.
-#define LOWEST -1e38f
-
 // Hides the columns of a row, which begin at `start`, that lie outside of `first .. end`.
 template <int M> __device__ void hide(Result<M>& p, int r, int start, int first, int end) {
     if (start >= first && start + TILE <= end) return;

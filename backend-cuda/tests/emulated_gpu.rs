@@ -120,6 +120,7 @@ fn run(schedule: &'static str, depth: usize) -> TrialRun {
         vocab: 19,
         tied: false,
         llama: None,
+        end_of_text: None,
     };
     TrialRun {
         schedule,

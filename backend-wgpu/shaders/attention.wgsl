@@ -8,7 +8,7 @@
 //
 // A workgroup goes through the rows that any of its invocations needs, four at a time; those that one of them
 // must not see weigh nothing there. This file is what the forward and the backward pass share; each declares `qkv`,
-// and `store` for a feature of its result.
+// `seen`, and `store` for a feature of its result.
 
 const LOWEST = -3.0e38;
 
@@ -17,7 +17,7 @@ struct By {
     /// Of keys and values: each serves as many heads of queries as the others.
     kv_heads: u32,
     context: u32, scale: f32,
-    /// How many rows up to itself a row sees; with 0 all see the first of their sample, as many as it is long.
+    /// How many rows up to itself a row sees; with 0 `seen` says which.
     window: u32,
     /// Which weights are dropped, as a function of their numbers: none with a threshold of 0.
     key: array<u32, 2>, first: array<u32, 2>, threshold: u32, kept: f32,
@@ -81,21 +81,36 @@ fn mixed_of(head: Head, row: u32) -> u32 {
 /// whole tile.
 struct Seen { first: u32, end: u32, start: u32, stop: u32 }
 
-/// The first rows of the sample, as many as it is long.
-fn seen_first(length: u32) -> Seen {
-    return Seen(0u, length, 0u, length);
+/// One of the four numbers of a row of the sample: the first key that it sees and the end of these, the first row that sees
+/// it as a key and the end of these.
+fn seen_number(head: Head, row: u32, which: u32) -> u32 {
+    return seen[call.seen_at + 4u * (head.row + row) + which];
 }
 
-/// The keys up to a row, as many as it sees. The rows of its workgroup begin at `own`.
-fn seen_before(by: By, own: u32, row: u32) -> Seen {
+/// The keys (`which` 0) that a row sees, or the rows (2) that see a key, as the numbers say.
+fn seen_listed(by: By, head: Head, own: u32, row: u32, which: u32) -> Seen {
+    let last = min(own + QUERIES, by.context) - 1u;
+    return Seen(
+        seen_number(head, row, which), seen_number(head, row, which + 1u),
+        whole_tiles(seen_number(head, own, which)), seen_number(head, last, which + 1u),
+    );
+}
+
+/// The keys that a row sees. The rows of its workgroup begin at `own`.
+fn keys_of(by: By, head: Head, own: u32, row: u32) -> Seen {
+    if by.window == 0u {
+        return seen_listed(by, head, own, row, 0u);
+    }
     let start = max(own + 1u, by.window) - by.window;
     let stop = min(own + QUERIES, by.context);
     return Seen(max(row + 1u, by.window) - by.window, row + 1u, whole_tiles(start), stop);
 }
 
-/// The rows that see a key: itself, and those behind it.
-fn seen_by(by: By, group: vec3<u32>, key: u32) -> Seen {
-    let own = group.x * QUERIES;
+/// The rows that see a key. The keys of its workgroup begin at `own`.
+fn rows_of(by: By, head: Head, own: u32, key: u32) -> Seen {
+    if by.window == 0u {
+        return seen_listed(by, head, own, key, 2u);
+    }
     let stop = min(own + QUERIES - 1u + by.window, by.context);
     return Seen(key, min(key + by.window, by.context), whole_tiles(own), stop);
 }

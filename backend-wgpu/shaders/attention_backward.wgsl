@@ -27,7 +27,7 @@ fn weigh(
 }
 
 struct Backward {
-    d_qkv_at: u32, qkv_at: u32, dy_at: u32, log_sum_at: u32, products_at: u32, lengths_at: u32,
+    d_qkv_at: u32, qkv_at: u32, dy_at: u32, log_sum_at: u32, products_at: u32, seen_at: u32,
     by: By,
 }
 
@@ -37,7 +37,7 @@ var<immediate> call: Backward;
 @group(0) @binding(2) var<storage, read> dy: array<f32>;
 @group(0) @binding(3) var<storage, read> log_sum: array<f32>;
 @group(0) @binding(4) var<storage, read> products: array<f32>;
-@group(0) @binding(5) var<storage, read> lengths: array<u32>;
+@group(0) @binding(5) var<storage, read> seen: array<u32>;
 
 fn dy_feature(at: u32, i: u32) -> f32 {
     if i >= DIM {
@@ -68,10 +68,7 @@ fn backward_queries(
     let head = head_of(by, group.z, group.y);
     let wanted = group.x * QUERIES + invocation;
     let t = min(wanted, by.context - 1u);
-    var seen = seen_before(by, group.x * QUERIES, t);
-    if by.window == 0u {
-        seen = seen_first(lengths[call.lengths_at + group.z]);
-    }
+    let keys_seen = keys_of(by, head, group.x * QUERIES, t);
     let q_at = call.qkv_at + qkv_of(head, t, head.q);
     let dy_at = call.dy_at + mixed_of(head, t);
     let of_row = (head.row + t) * by.heads + head.head;
@@ -85,7 +82,7 @@ fn backward_queries(
     dy[{i}] = dy_quad(dy_at, {i});
     dq[{i}] = vec4(0.0);
     // end
-    for (var u = seen.start; u < seen.stop; u += 4u) {
+    for (var u = keys_seen.start; u < keys_seen.stop; u += 4u) {
         if TILE > 0u && u % max(TILE, 1u) == 0u {
             bring_keys(call.qkv_at, head, by.context, u, invocation);
         }
@@ -101,7 +98,7 @@ fn backward_queries(
         // end
         dp *= of_keys(by, of_row, keys);
         let p = exp4(s * by.scale - log_sum_of_row);
-        let ds = select(vec4(0.0), p * (dp - product) * by.scale, is_seen(seen, keys));
+        let ds = select(vec4(0.0), p * (dp - product) * by.scale, is_seen(keys_seen, keys));
         // repeat i QUADS
         dq[{i}] = add_1(dq[{i}], ds, k_at, {i});
         // end
@@ -113,15 +110,6 @@ fn backward_queries(
     // repeat i QUADS
     store_quad(to, {i}, dq[{i}]);
     // end
-}
-
-/// The rows that see a key.
-fn rows_of(by: By, group: vec3<u32>, key: u32) -> Seen {
-    if by.window > 0u {
-        return seen_by(by, group, key);
-    }
-    let is_padding = key >= lengths[call.lengths_at + group.z];
-    return Seen(0u, select(by.context, 0u, is_padding), 0u, by.context);
 }
 
 /// Brings the queries and the gradients of the rows from `row` on.
@@ -152,7 +140,7 @@ struct Queries {
     sees: vec4<bool>,
 }
 
-fn queries_of(by: By, head: Head, seen: Seen, t: u32) -> Queries {
+fn queries_of(by: By, head: Head, rows_seen: Seen, t: u32) -> Queries {
     let rows = vec4(t, t + 1u, t + 2u, t + 3u);
     let inside = min(rows, vec4(by.context - 1u));
     let dy_rows = vec4(call.dy_at + mixed_of(head, 0u)) + inside * head.hidden;
@@ -163,7 +151,7 @@ fn queries_of(by: By, head: Head, seen: Seen, t: u32) -> Queries {
         select(dy_rows, in_tile(rows), TILE > 0u),
         numbers,
         vec4(log_sum[at.x], log_sum[at.y], log_sum[at.z], log_sum[at.w]),
-        is_seen(seen, rows),
+        is_seen(rows_seen, rows),
     );
 }
 
@@ -192,14 +180,14 @@ fn backward_keys(
     v[{i}] = qkv_quad(v_at, {i});
     dk[{i}] = vec4(0.0);
     // end
-    let seen = rows_of(by, group, u);
+    let rows_seen = rows_of(by, first, group.x * QUERIES, u);
     for (var nth = 0u; nth < n_heads; nth++) {
         let head = head_of(by, group.z, first.head + nth);
-        for (var t = seen.start; t < seen.stop; t += 4u) {
+        for (var t = rows_seen.start; t < rows_seen.stop; t += 4u) {
             if TILE > 0u && t % max(TILE, 1u) == 0u {
                 bring_queries(head, by.context, t, invocation);
             }
-            let queries = queries_of(by, head, seen, t);
+            let queries = queries_of(by, head, rows_seen, t);
             var s = vec4(0.0);
             var dp = vec4(0.0);
             // repeat i QUADS
@@ -245,14 +233,14 @@ fn backward_values(
     k[{i}] = qkv_quad(k_at, {i});
     dv[{i}] = vec4(0.0);
     // end
-    let seen = rows_of(by, group, u);
+    let rows_seen = rows_of(by, first, group.x * QUERIES, u);
     for (var nth = 0u; nth < n_heads; nth++) {
         let head = head_of(by, group.z, first.head + nth);
-        for (var t = seen.start; t < seen.stop; t += 4u) {
+        for (var t = rows_seen.start; t < rows_seen.stop; t += 4u) {
             if TILE > 0u && t % max(TILE, 1u) == 0u {
                 bring_queries(head, by.context, t, invocation);
             }
-            let queries = queries_of(by, head, seen, t);
+            let queries = queries_of(by, head, rows_seen, t);
             var s = vec4(0.0);
             // repeat i QUADS
             s += dots_1(k[{i}], queries.q_at, {i});

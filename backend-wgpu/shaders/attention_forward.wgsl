@@ -1,7 +1,7 @@
 // The forward pass of self-attention.
 
 struct Forward {
-    out_at: u32, log_sum_at: u32, qkv_at: u32, lengths_at: u32,
+    out_at: u32, log_sum_at: u32, qkv_at: u32, seen_at: u32,
     by: By,
     /// Rows of the sample that come before the first query: these have no results.
     past: u32,
@@ -11,7 +11,7 @@ var<immediate> call: Forward;
 @group(0) @binding(0) var<storage, read_write> out: array<f32>;
 @group(0) @binding(1) var<storage, read_write> log_sum: array<f32>;
 @group(0) @binding(2) var<storage, read> qkv: array<f32>;
-@group(0) @binding(3) var<storage, read> lengths: array<u32>;
+@group(0) @binding(3) var<storage, read> seen: array<u32>;
 
 fn store(at: u32, i: u32, x: f32) {
     if i < DIM {
@@ -29,10 +29,7 @@ fn forward(
     let own = call.past + group.x * QUERIES;
     let wanted = own + invocation;
     let t = min(wanted, by.context - 1u);
-    var seen = seen_before(by, own, t);
-    if by.window == 0u {
-        seen = seen_first(lengths[call.lengths_at + group.z]);
-    }
+    let keys_seen = keys_of(by, head, own, t);
     let q_at = call.qkv_at + qkv_of(head, t, head.q);
     let of_row = (head.row + t - call.past) * by.heads + head.head;
     var q: array<vec4<f32>, QUADS>;
@@ -43,7 +40,7 @@ fn forward(
     // end
     var largest = LOWEST;
     var sum = 0.0;
-    for (var u = seen.start; u < seen.stop; u += 4u) {
+    for (var u = keys_seen.start; u < keys_seen.stop; u += 4u) {
         if TILE > 0u && u % max(TILE, 1u) == 0u {
             bring_keys(call.qkv_at, head, by.context, u, invocation);
         }
@@ -55,7 +52,7 @@ fn forward(
         // repeat i QUADS
         s += dots_1(q[{i}], k_at, {i});
         // end
-        let sees = is_seen(seen, keys);
+        let sees = is_seen(keys_seen, keys);
         s = select(vec4(LOWEST), s * by.scale, sees);
         let next = max(largest, max4(s));
         let rescale = exp1(largest - next);

@@ -3,6 +3,8 @@
 
 const ROWS = GROUP / LANES;
 const LOWEST = -3.0e38;
+/// The target of a row that counts for nothing.
+const IGNORED = 0xffffffffu;
 
 /// The largest logit so far, and the sum of exponentials relative to it.
 var<workgroup> shared_parts: array<vec2<f32>, GROUP>;
@@ -47,7 +49,8 @@ fn cross_entropy(
     let row = min(wanted, by.rows - 1u); // all reach the barriers
     let at = by.gradient_at + row * by.vocab;
     let target_id = targets[by.targets_at + row];
-    let target_logit = logits[at + target_id];
+    let is_counted = target_id != IGNORED;
+    let target_logit = logits[at + select(0u, target_id, is_counted)];
 
     var largest = LOWEST;
     var sums = vec4(0.0);
@@ -74,7 +77,7 @@ fn cross_entropy(
     if wanted >= by.rows {
         return;
     }
-    let factor = by.scale / part.y;
+    let factor = select(0.0, by.scale / part.y, is_counted);
     for (var i = lane; i < by.vocab; i += 4u * LANES) {
         let ids = vec4(i, i + LANES, i + 2u * LANES, i + 3u * LANES);
         let four = vec4(logit(at, ids.x), logit(at, ids.y), logit(at, ids.z), logit(at, ids.w));
@@ -85,6 +88,7 @@ fn cross_entropy(
         store(at, ids.w, gradient.w);
     }
     if lane == 0u {
-        losses[by.losses_at + row] = by.scale * (log1(part.y) + (part.x - target_logit));
+        let loss = by.scale * (log1(part.y) + (part.x - target_logit));
+        losses[by.losses_at + row] = select(0.0, loss, is_counted);
     }
 }

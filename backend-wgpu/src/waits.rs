@@ -76,6 +76,7 @@ fn nothing_lies_unsubmitted_while_a_rank_waits() {
         vocab: 5,
         tied: false,
         llama: None,
+        end_of_text: None,
     };
     let run = TrialRun {
         schedule: "zb-h1",

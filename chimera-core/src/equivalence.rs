@@ -208,6 +208,7 @@ mod tests {
             vocab: 11,
             tied: false,
             llama: None,
+            end_of_text: None,
         };
         let run = |schedule, shape| TrialRun {
             schedule,

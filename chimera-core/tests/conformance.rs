@@ -45,9 +45,11 @@ fn faults_are_caught() {
         (SamplesMixed, &["attention", "grouped_attention"]),
         (PaddingSeen, &["attention", "attention_dx"]),
         (WindowIgnored, &["grouped_attention", "grouped_attention_dx", "attention_after"]),
+        (DocumentsJoined, ATTENTIONS),
         (WeightsStay, ATTENTIONS),
         (WeightsWrap, ATTENTIONS),
         (ExponentialOverflows, &["cross_entropy"]),
+        (IgnoredCounts, &["cross_entropy"]),
         (TailForgotten, &["adamw", "lamb", "sgd"]),
         (OthersForgotten, &["adamw", "lamb", "sgd"]),
         (TrustIgnored, &["lamb"]),
@@ -126,9 +128,11 @@ enum Fault {
     CounterWraps,
     SamplesMixed,
     PaddingSeen,
+    DocumentsJoined,
     WeightsStay,
     WeightsWrap,
     ExponentialOverflows,
+    IgnoredCounts,
     TailForgotten,
     OthersForgotten,
     TrustIgnored,
@@ -190,6 +194,7 @@ impl Faulty {
         let mask = match by.mask {
             Mask::Window(_) if self.has(Fault::WindowIgnored) => Mask::Causal,
             Mask::Lengths(_) if self.has(Fault::PaddingSeen) => Mask::Lengths(all),
+            Mask::Documents(_) if self.has(Fault::DocumentsJoined) => Mask::Causal,
             mask => mask,
         };
         let dropout = by.dropout.filter(|_| !self.has(Fault::WeightsStay));

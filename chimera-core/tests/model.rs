@@ -5,7 +5,8 @@
 mod chain;
 
 use chain::{
-    Bert, Chain, Gpt2, Llama, Model, PREDICTIONS, SAMPLES, SEQUENCE, VOCAB, assert_close, config,
+    Bert, Chain, Gpt2, Llama, Model, PREDICTIONS, Packed, SAMPLES, SEQUENCE, VOCAB, assert_close,
+    config,
 };
 use chimera_core::costs::StageBytes;
 use chimera_core::device::Device;
@@ -23,6 +24,14 @@ macro_rules! laws {
         }
         mod llama {
             $(#[test] fn $law() { for rate in [0.0, super::DROPOUT] { super::$law::<super::Llama>(rate) } })*
+        }
+        mod packed_gpt2 {
+            use super::{Gpt2, Packed};
+            $(#[test] fn $law() { for rate in [0.0, super::DROPOUT] { super::$law::<Packed<Gpt2>>(rate) } })*
+        }
+        mod packed_llama {
+            use super::{Llama, Packed};
+            $(#[test] fn $law() { for rate in [0.0, super::DROPOUT] { super::$law::<Packed<Llama>>(rate) } })*
         }
         mod bert {
             $(#[test] fn $law() { for rate in [0.0, super::DROPOUT] { super::$law::<super::Bert>(rate) } })*
@@ -164,6 +173,34 @@ fn dropout_changes_the_loss_of_training_alone() {
     check::<Gpt2>();
     check::<Llama>();
     check::<Bert>();
+}
+
+/// A table's positions are counted within the document. Rotary ones are relative, as far as cosines of f32 are.
+#[test]
+fn documents_side_by_side_have_the_logits_that_each_has_alone() {
+    fn logits<M: Model>(ids: &[u32]) -> Vec<f64> {
+        let config = config::<M>(true);
+        let stage = DecoderStage::new(Reference, &config, ids.len(), Cut::whole(&config)).unwrap();
+        let weights = Chain::<M>::make(&config, 1, 0.3).weights;
+        let w: Vec<_> = stage.params().iter().map(|p| weights[&p.name].clone()).collect();
+        let micro =
+            Micro { step: 0, sample: 0, input: ids, target: &[], loss_scale: 1.0, training: false };
+        match stage.forward(&w, &micro, None).unwrap().0 {
+            Output::Activation(logits) => logits.data,
+            Output::Loss { .. } => panic!("there are no targets"),
+        }
+    }
+    fn check<M: Model>(tolerance: f64) {
+        let documents: [&[u32]; 3] = [&[3, 5], &[5], &[7, 8]];
+        let together = logits::<Packed<M>>(&documents.concat());
+        let alone = documents.map(logits::<M>).concat();
+        assert_eq!(together.len(), alone.len());
+        for (together, alone) in together.iter().zip(&alone) {
+            assert!((together - alone).abs() < tolerance, "{together} and {alone}");
+        }
+    }
+    check::<Gpt2>(1e-12);
+    check::<Llama>(1e-6);
 }
 
 #[test]

@@ -23,6 +23,7 @@ fn models_conform() {
                 vocab: 11,
                 tied,
                 llama: None,
+                end_of_text: None,
             };
             let gpt2 = config(Architecture::GPT2);
             let stage = |cut: Cut| DecoderStage::new(Reference, &gpt2, 4, cut).expect("a stage");

@@ -170,6 +170,7 @@ fn model() -> ModelConfig {
         vocab: 19,
         tied: false,
         llama: None,
+        end_of_text: None,
     }
 }
 

@@ -82,9 +82,18 @@ fn content(path: &Path, other: Content) -> Content {
     }
 }
 
+/// A line of a JSONL file.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Document {
+    /// What comes before the text, where lines have prompts.
+    pub(super) prompt: Option<String>,
+    pub(super) text: String,
+}
+
 /// The documents of a JSONL file, one from each line that is not blank.
 pub(super) struct Documents<'d, R> {
     path: &'d Path,
+    prompt: Option<&'d str>,
     field: &'d str,
     lines: R,
     /// Lines read.
@@ -94,13 +103,18 @@ pub(super) struct Documents<'d, R> {
 }
 
 impl<'d, R: BufRead> Documents<'d, R> {
-    /// Those of `lines`, each the text in the field `field` of a line's object.
-    pub(super) fn new(path: &'d Path, field: &'d str, lines: R) -> Documents<'d, R> {
-        Documents { path, field, lines, line: 0, bytes: 0 }
+    /// The documents of `lines`: the text in the field `field` of each, behind that in the field `prompt`.
+    pub(super) fn new(
+        path: &'d Path,
+        prompt: Option<&'d str>,
+        field: &'d str,
+        lines: R,
+    ) -> Documents<'d, R> {
+        Documents { path, prompt, field, lines, line: 0, bytes: 0 }
     }
 
     /// The documents of about `bytes` further bytes; none at the end.
-    pub(super) fn next(&mut self, bytes: u64) -> Result<Vec<String>, DataError> {
+    pub(super) fn next(&mut self, bytes: u64) -> Result<Vec<Document>, DataError> {
         let (end, mut documents) = (self.bytes + bytes, Vec::new());
         let mut line = Vec::new();
         while self.bytes < end || documents.is_empty() {
@@ -124,10 +138,15 @@ impl<'d, R: BufRead> Documents<'d, R> {
         Ok(documents)
     }
 
-    fn document(&self, line: &[u8]) -> Result<String, DataError> {
+    fn document(&self, line: &[u8]) -> Result<Document, DataError> {
         let fields = serde_json::from_slice::<Map<String, Value>>(line);
         let mut fields = fields.map_err(|e| self.refusal(format!("no JSON object: {e}")))?;
-        let field = self.field;
+        let text = self.text(&mut fields, self.field)?;
+        let prompt = self.prompt.map(|field| self.text(&mut fields, field)).transpose()?;
+        Ok(Document { prompt, text })
+    }
+
+    fn text(&self, fields: &mut Map<String, Value>, field: &str) -> Result<String, DataError> {
         match fields.remove(field) {
             Some(Value::String(text)) => Ok(text),
             Some(_) => Err(self.refusal(format!("its field `{field}` is no text"))),
@@ -157,12 +176,12 @@ mod tests {
     fn documents(lines: &str) -> Result<Vec<String>, String> {
         let path = Path::new("x.jsonl");
         let lines = lines.as_bytes();
-        let mut documents = Documents::new(path, "text", lines);
+        let mut documents = Documents::new(path, None, "text", lines);
         let mut all = Vec::new();
         loop {
             match documents.next(8).map_err(|refusal| refusal.to_string())? {
                 some if some.is_empty() => return Ok(all),
-                some => all.extend(some),
+                some => all.extend(some.into_iter().map(|document| document.text)),
             }
         }
     }

@@ -30,10 +30,11 @@ pub use error::DataError;
 pub use masked::Pairs;
 pub use prepare::{Preparation, STANDARD_INPUT, discard, prepare};
 pub use prepared::{
-    Ends, Prepared, Source, TokenizerKind, missing_ids, tokenizer_file_of, tokenizer_of,
+    Ends, Prepared, Source, TokenizerKind, end_of_text, missing_ids, tokenizer_file_of,
+    tokenizer_of,
 };
 pub use special_tokens::Marks;
-pub use tokens::Tokens;
+pub use tokens::{Tokens, n_ignored};
 
 use draw::Masking;
 use permutation::Permutation;
@@ -46,8 +47,8 @@ pub struct Batch {
     pub n_samples: usize,
     /// What the model reads of each: `sequence` ids, or what stands before them in a BERT's sample too.
     pub input: Vec<u32>,
-    /// What it is to say: the token that comes next at each position, or those that are masked, and whether
-    /// the second segment is from elsewhere.
+    /// What it is to say: the token that comes next at each position, or [`IGNORED`](chimera_core::layers::IGNORED); or
+    /// those that are masked, and whether the second segment is from elsewhere.
     pub target: Vec<u32>,
 }
 
@@ -79,6 +80,8 @@ pub struct Corpus {
     window: usize,
     /// How a BERT's samples are drawn from a window.
     masking: Option<Masking>,
+    /// The token behind each document, where what follows it is not foreseen.
+    end_of_text: Option<u32>,
     digest: OnceLock<Digest>,
 }
 
@@ -116,7 +119,7 @@ impl Corpus {
                 Some(masking) => masking.check(tokens)?,
             }
         }
-        Ok(Corpus { tokenizer, masking, ..corpus })
+        Ok(Corpus { tokenizer, masking, end_of_text: model.end_of_text, ..corpus })
     }
 
     /// Splits `tokens` of an unknown tokenizer into a part to train on and one to validate with.
@@ -151,8 +154,8 @@ impl Corpus {
                 tokens.len()
             }
         };
-        let (tokenizer, masking, digest) = (None, None, OnceLock::new());
-        Ok(Corpus { tokens, held_out, tokenizer, n_train, window, masking, digest })
+        let (tokenizer, masking, end_of_text, digest) = (None, None, None, OnceLock::new());
+        Ok(Corpus { tokens, held_out, tokenizer, n_train, window, masking, end_of_text, digest })
     }
 
     /// What the ids stand for, where that is known.
@@ -185,6 +188,11 @@ impl Corpus {
     /// Number of samples of an epoch: windows that lie side by side in the part to train on.
     pub fn n_samples(&self) -> u64 {
         ((self.n_train - 1) / self.window.max(1)) as u64
+    }
+
+    /// Whether some targets are ignored.
+    pub fn has_ignored(&self) -> bool {
+        self.end_of_text.is_some() || self.tokens.has_ignored()
     }
 
     /// The samples of these numbers since the start of the training. Each epoch goes through all samples
@@ -224,13 +232,11 @@ impl Corpus {
 
     fn windows(&self, tokens: &Tokens, starts: impl Iterator<Item = usize>) -> io::Result<Batch> {
         let mut batch = Batch::default();
-        let mut window = Vec::with_capacity(self.window + 1);
         for start in starts {
-            window.clear();
-            tokens.extend(&mut window, start..start + self.window + 1)?;
+            let end = start + self.window;
             batch.n_samples += 1;
-            batch.input.extend(&window[..self.window]);
-            batch.target.extend(&window[1..]);
+            tokens.extend(&mut batch.input, start..end)?;
+            tokens.extend_targets(&mut batch.target, start + 1..end + 1, self.end_of_text)?;
         }
         Ok(batch)
     }

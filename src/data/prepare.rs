@@ -9,7 +9,9 @@ use rayon::prelude::*;
 
 use super::DataError;
 use super::documents::{self, Content, Documents, Text};
-use super::prepared::{Ends, Prepared, Source, beside, is_prepared, tokenizer_beside};
+use super::prepared::{
+    Ends, Prepared, Source, beside, is_prepared, targets_beside, tokenizer_beside,
+};
 use super::tokenizer::{self, Tokenizer, TokenizerError, pieces};
 use super::width::Width;
 use crate::formats::files::disk::part_of;
@@ -27,6 +29,8 @@ pub struct Preparation {
     pub tokenizer: String,
     /// The field of a JSONL file's lines that holds the text.
     pub field: String,
+    /// The field that holds a text before it, whose tokens are no targets.
+    pub prompt_field: Option<String>,
     /// Token after each document, where it is not the tokenizer's usual one. With it, a file is a document too.
     pub end_of_text: Option<String>,
 }
@@ -35,7 +39,8 @@ pub struct Preparation {
 /// tokenizer of which vocabulary, and the tokenizer itself if it is a file. `progress` is told of every
 /// few bytes of text that are done.
 ///
-/// A line of a `.jsonl` file and a file of a folder are documents: the end-of-text token stands behind each.
+/// A line of a `.jsonl` file and a file of a folder are documents: the end-of-text token stands behind each. With prompts a
+/// further file says which tokens are targets.
 ///
 /// The ids are u16, or u32 if the name ends in `.u32.bin`. The data is complete or not there; data that is
 /// there already is refused.
@@ -64,15 +69,16 @@ pub fn prepare(
         vocab <= width.n_ids(),
         "the tokenizer has {vocab} ids, more than two bytes hold: let the name {place} end in .u32.bin"
     );
-    let (described, copied) = (beside(out), tokenizer_beside(out));
-    for path in [out, &described, &copied] {
+    let (described, copied, targets) = (beside(out), tokenizer_beside(out), targets_beside(out));
+    for path in [out, &described, &copied, &targets] {
         ensure!(!path.exists(), "{} is there already: choose another --out", path.display());
     }
     for text in &texts {
         check(&text.path)?;
     }
     let part = part_of(out);
-    let written = Writer::create(&part, width, end_of_text).and_then(|mut writer| {
+    let marks = how.prompt_field.as_ref().map(|_| targets.as_path());
+    let written = Writer::create(&part, width, end_of_text, marks).and_then(|mut writer| {
         let mut sources = Vec::new();
         for Text { path, content } in &texts {
             let bytes = match content {
@@ -84,8 +90,8 @@ pub fn prepare(
             }
             sources.push(Source { path: path.display().to_string(), bytes });
         }
-        let documents = writer.documents();
-        let prepared = Prepared::new(&tokenizer, writer.finish()?, documents, sources);
+        let (documents, n_targets) = (writer.documents(), writer.n_targets());
+        let prepared = Prepared::new(&tokenizer, writer.finish()?, documents, n_targets, sources);
         if let Tokenizer::File(_) = tokenizer {
             tokenizer::copy(Path::new(&how.tokenizer), &copied)?;
         }
@@ -106,7 +112,7 @@ pub fn prepare(
 pub fn discard(out: &Path) {
     // Without this file the data can no more become whole. Where it is gone, the data is whole, or none of it there.
     if remove_file(part_of(out)).is_ok() {
-        for path in [beside(out), tokenizer_beside(out)] {
+        for path in [beside(out), tokenizer_beside(out), targets_beside(out)] {
             let _ = remove_file(part_of(&path)); // often not there
             let _ = remove_file(path);
         }
@@ -137,6 +143,12 @@ fn open(text: &Path) -> io::Result<Box<dyn Read>> {
     }
 }
 
+fn on_disk(path: &Path, file: BufWriter<File>) -> Result<()> {
+    let fault = |e: &dyn ToString| io_fault("data", path, e);
+    let file = file.into_inner().map_err(|e| fault(&e.into_error()))?;
+    Ok(file.sync_all().map_err(|e| fault(&e))?)
+}
+
 /// The file of ids under way.
 struct Writer<'p> {
     path: &'p Path,
@@ -146,17 +158,32 @@ struct Writer<'p> {
     /// What stands behind a document, where there are any.
     end_of_text: Option<u32>,
     n_documents: u64,
+    /// Which ids are targets, where that is to be said.
+    targets: Option<Targets<'p>>,
+}
+
+/// The file that says which ids are targets, under way.
+struct Targets<'p> {
+    path: &'p Path,
+    file: BufWriter<File>,
+    n: u64,
 }
 
 impl<'p> Writer<'p> {
-    fn create(path: &'p Path, width: Width, end_of_text: Option<u32>) -> Result<Writer<'p>> {
-        match files::replace(path) {
-            Ok(file) => {
-                let file = BufWriter::new(file);
-                Ok(Writer { path, file, width, n_tokens: 0, end_of_text, n_documents: 0 })
-            }
+    fn create(
+        path: &'p Path,
+        width: Width,
+        end_of_text: Option<u32>,
+        targets: Option<&'p Path>,
+    ) -> Result<Writer<'p>> {
+        let file = |path: &Path| match files::replace(path) {
+            Ok(file) => Ok(BufWriter::new(file)),
             Err(e) => bail!("cannot write {}: {e}", path.display()),
-        }
+        };
+        let of_targets = |path| Ok::<_, anyhow::Error>(Targets { path, file: file(path)?, n: 0 });
+        let targets = targets.map(of_targets).transpose()?;
+        let file = file(path)?;
+        Ok(Writer { path, file, width, n_tokens: 0, end_of_text, n_documents: 0, targets })
     }
 
     /// Appends the ids of a text; returns its size.
@@ -174,7 +201,7 @@ impl<'p> Writer<'p> {
             is_last = n < BLOCK;
             let n_encoded = match tokenizer {
                 Tokenizer::Bytes => {
-                    self.push(left.iter().map(|byte| u32::from(*byte)))?;
+                    self.push(left.iter().map(|byte| u32::from(*byte)), true)?;
                     left.len()
                 }
                 _ => self.encode_text(path, tokenizer, &left, done, is_last)?,
@@ -215,7 +242,7 @@ impl<'p> Writer<'p> {
         }
         let encoded = pieces.par_iter().map(|piece| tokenizer.encode(piece));
         for ids in encoded.collect::<Result<Vec<_>, TokenizerError>>()? {
-            self.push(ids.into_iter())?;
+            self.push(ids.into_iter(), true)?;
         }
         Ok(pieces.iter().map(|piece| piece.len()).sum())
     }
@@ -230,16 +257,24 @@ impl<'p> Writer<'p> {
     ) -> Result<u64> {
         let unreadable = |reason| DataError::Unreadable { path: path.to_path_buf(), reason };
         let lines = BufReader::new(open_regular(path).map_err(unreadable)?);
-        let mut documents = Documents::new(path, &how.field, lines);
+        let prompt = how.prompt_field.as_deref();
+        let mut documents = Documents::new(path, prompt, &how.field, lines);
         loop {
             let before = documents.bytes;
             let some = documents.next(BLOCK)?;
             if some.is_empty() {
                 return Ok(documents.bytes);
             }
-            let encoded = some.par_iter().map(|document| tokenizer.encode(document));
-            for ids in encoded.collect::<Result<Vec<_>, TokenizerError>>()? {
-                self.push(ids.into_iter())?;
+            let encoded = some.par_iter().map(|document| {
+                let prompt = document
+                    .prompt
+                    .as_deref()
+                    .map_or(Ok(Vec::new()), |text| tokenizer.encode(text));
+                Ok((prompt?, tokenizer.encode(&document.text)?))
+            });
+            for (prompt, text) in encoded.collect::<Result<Vec<_>, TokenizerError>>()? {
+                self.push(prompt.into_iter(), false)?;
+                self.push(text.into_iter(), true)?;
                 self.end_document()?;
             }
             progress(documents.bytes - before);
@@ -248,7 +283,7 @@ impl<'p> Writer<'p> {
 
     fn end_document(&mut self) -> Result<()> {
         self.n_documents += 1;
-        self.push(self.end_of_text.into_iter())
+        self.push(self.end_of_text.into_iter(), true)
     }
 
     /// How many documents there are, and what stands behind each; `None` if there is none.
@@ -257,22 +292,34 @@ impl<'p> Writer<'p> {
         self.end_of_text.map(ends)
     }
 
-    fn push(&mut self, ids: impl Iterator<Item = u32>) -> Result<()> {
+    /// How many ids are targets, if that is said of each.
+    fn n_targets(&self) -> Option<u64> {
+        self.targets.as_ref().map(|targets| targets.n)
+    }
+
+    fn push(&mut self, ids: impl Iterator<Item = u32>, are_targets: bool) -> Result<()> {
         for id in ids {
             let bytes = id.to_le_bytes();
             let written = self.file.write_all(&bytes[..self.width.bytes()]);
             written.map_err(|e| io_fault("data", self.path, &e))?;
             self.n_tokens += 1;
+            if let Some(Targets { path, file, n }) = &mut self.targets {
+                let written = file.write_all(&[are_targets.into()]);
+                written.map_err(|e| io_fault("data", path, &e))?;
+                *n += u64::from(are_targets);
+            }
         }
         Ok(())
     }
 
     /// The number of ids, which are then on disk.
     fn finish(self) -> Result<u64> {
-        let fault = |e: &dyn ToString| io_fault("data", self.path, e);
         ensure!(self.n_tokens > 0, "the texts have no token");
-        let file = self.file.into_inner().map_err(|e| fault(&e.into_error()))?;
-        file.sync_all().map_err(|e| fault(&e))?;
+        if let Some(Targets { path, file, n }) = self.targets {
+            ensure!(n > 0, "the texts have no token but those of prompts");
+            on_disk(path, file)?;
+        }
+        on_disk(self.path, self.file)?;
         Ok(self.n_tokens)
     }
 }

@@ -10,8 +10,8 @@ use super::tokenizer::{self, Tokenizer};
 use super::width::Width;
 use crate::formats::files::{read_regular, text_regular};
 
-/// The format that is written; later ones are refused.
-const FORMAT: u32 = 1;
+/// The latest format; later ones are refused. Data in which every token is a target is of the first.
+const FORMAT: u32 = 2;
 /// Larger files are refused before they are read.
 const MAX_BYTES: u64 = 16 << 20;
 
@@ -29,6 +29,9 @@ pub struct Prepared {
     /// Where documents end, if they are kept apart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_of_text: Option<Ends>,
+    /// Number of tokens that are targets, where `data.bin.targets` says which: a byte for each token, 1 or 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub targets: Option<u64>,
     /// The texts, in order.
     pub sources: Vec<Source>,
 }
@@ -82,6 +85,56 @@ pub fn tokenizer_file_of(files: &[PathBuf]) -> Result<Option<PathBuf>, DataError
     Ok(file.map(|(data, _)| tokenizer_beside(data)))
 }
 
+/// The files that say which tokens of `files` are targets, if some are none.
+pub(super) fn target_files(files: &[PathBuf]) -> Result<Option<Vec<PathBuf>>, DataError> {
+    let mut known = Vec::new();
+    for path in files {
+        let is_prepared = Width::of(path) != Width::U8;
+        let prepared = if is_prepared { Prepared::beside(path)? } else { None };
+        if prepared.is_some_and(|prepared| prepared.targets.is_some()) {
+            known.push(targets_beside(path));
+        }
+    }
+    match files.iter().find(|path| !known.contains(&targets_beside(path))) {
+        Some(path) if !known.is_empty() => {
+            let reason =
+                "all of its tokens are targets, but not all of the other data: prepare them alike";
+            Err(DataError::Prepared { path: beside(path), reason: reason.into() })
+        }
+        _ => Ok((!known.is_empty()).then_some(known)),
+    }
+}
+
+/// The token behind each document of `files`.
+///
+/// # Errors
+/// If their documents are not kept apart, or not by the same token.
+pub fn end_of_text(files: &[PathBuf]) -> Result<u32, DataError> {
+    let mut common = None;
+    for path in files {
+        let is_prepared = Width::of(path) != Width::U8;
+        let ends =
+            if is_prepared { Prepared::beside(path)? } else { None }.and_then(|p| p.end_of_text);
+        let refuse =
+            |reason: &str| DataError::Prepared { path: path.clone(), reason: reason.into() };
+        let Some(Ends { token, .. }) = ends else {
+            let reason = "no token ends its documents, which document-mask needs: prepare it from folders or .jsonl \
+                          files, or with `chimera prepare --end-of-text`";
+            return Err(refuse(reason));
+        };
+        if *common.get_or_insert(token) != token {
+            return Err(refuse(
+                "its documents end with another token than those before: prepare them alike",
+            ));
+        }
+    }
+    common.ok_or_else(|| {
+        let (path, reason) =
+            ("the built-in text".into(), "it is one document: leave document-mask out".into());
+        DataError::Prepared { path, reason }
+    })
+}
+
 /// The first of `files` that would have token ids, but is not here.
 pub fn missing_ids(files: &[PathBuf]) -> Option<&Path> {
     let missing = files.iter().find(|file| Width::of(file) != Width::U8 && !file.exists());
@@ -93,6 +146,7 @@ impl Prepared {
         tokenizer: &Tokenizer,
         tokens: u64,
         end_of_text: Option<Ends>,
+        targets: Option<u64>,
         sources: Vec<Source>,
     ) -> Prepared {
         let vocab = tokenizer.vocab();
@@ -101,7 +155,8 @@ impl Prepared {
             Tokenizer::Gpt2 => TokenizerKind::Gpt2,
             Tokenizer::File(_) => TokenizerKind::File,
         };
-        Prepared { format: FORMAT, tokenizer, vocab, tokens, end_of_text, sources }
+        let format = if targets.is_some() { FORMAT } else { 1 };
+        Prepared { format, tokenizer, vocab, tokens, end_of_text, targets, sources }
     }
 
     /// The description that the data files have in common, with the first of them that has one.
@@ -216,6 +271,11 @@ pub(super) fn beside(data: &Path) -> PathBuf {
 fn same_content(one: &Path, other: &Path) -> bool {
     let read = |path: &Path| read_regular(path, tokenizer::MAX_BYTES).ok().flatten();
     read(one).is_some_and(|content| read(other) == Some(content))
+}
+
+/// Where it is said which of its tokens are targets, if not all.
+pub(super) fn targets_beside(data: &Path) -> PathBuf {
+    with(data, ".targets")
 }
 
 /// Where its tokenizer is, if that was a file.

@@ -10,7 +10,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use chimera_core::layers::IGNORED;
+
 use super::DataError;
+use super::prepared::target_files;
 use super::width::Width;
 
 /// Ids that are checked at once.
@@ -23,6 +26,8 @@ pub struct Tokens {
     parts: Vec<Ids>,
     /// All ids are below.
     vocab: usize,
+    /// For each id 1 if it is a target, or 0; `None` if all are.
+    are_targets: Option<Box<Tokens>>,
 }
 
 /// The ids of one file, from number `start` of all on.
@@ -54,12 +59,27 @@ impl Tokens {
     fn in_memory(width: Width, bytes: Cow<'static, [u8]>) -> Tokens {
         let len = bytes.len() / width.bytes();
         let parts = vec![Ids { start: 0, len, place: Backing::Memory(bytes) }];
-        Tokens { width, parts, vocab: usize::MAX }
+        Tokens { width, parts, vocab: usize::MAX, are_targets: None }
     }
 
     /// The ids of `files`, which must be of one width.
     pub(super) fn open(files: &[PathBuf]) -> Result<Tokens, DataError> {
-        let mut tokens = Tokens { width: Width::U8, parts: Vec::new(), vocab: usize::MAX };
+        let tokens = Tokens::of_files(files)?;
+        let Some(files) = target_files(files)? else { return Ok(tokens) };
+        let are_targets = Tokens::of_files(&files)?;
+        for (ids, are_targets) in tokens.parts.iter().zip(&are_targets.parts) {
+            if ids.len != are_targets.len {
+                let reason =
+                    format!("it does not tell of all {} tokens: prepare the data again", ids.len);
+                return Err(DataError::Prepared { path: are_targets.path().into(), reason });
+            }
+        }
+        Ok(Tokens { are_targets: Some(Box::new(are_targets)), ..tokens })
+    }
+
+    fn of_files(files: &[PathBuf]) -> Result<Tokens, DataError> {
+        let mut tokens = Tokens::in_memory(Width::U8, Cow::Borrowed(&[]));
+        tokens.parts.clear();
         for path in files {
             let width = Width::of(path);
             if tokens.parts.is_empty() {
@@ -106,6 +126,53 @@ impl Tokens {
         }
     }
 
+    /// Appends the ids of `range` to `to` as targets: [`IGNORED`] for those that are none, and for what follows the token
+    /// `end_of_text`, which no token of its document foresees. The range begins behind the first id.
+    ///
+    /// # Errors
+    /// If a file cannot be read any more, or now has an id that is none.
+    pub fn extend_targets(
+        &self,
+        to: &mut Vec<u32>,
+        range: Range<usize>,
+        end_of_text: Option<u32>,
+    ) -> io::Result<()> {
+        let mut ids = Vec::with_capacity(range.len() + 1);
+        self.extend(&mut ids, range.start - 1..range.end)?;
+        let mut are_targets = Vec::new();
+        if let Some(known) = &self.are_targets {
+            known.extend(&mut are_targets, range)?;
+        }
+        let is_target = |(nth, pair): (usize, &[u32])| {
+            Some(pair[0]) != end_of_text && are_targets.get(nth).is_none_or(|is| *is > 0)
+        };
+        let pairs = ids.windows(2).enumerate();
+        to.extend(pairs.map(|(nth, pair)| if is_target((nth, pair)) { pair[1] } else { IGNORED }));
+        Ok(())
+    }
+
+    /// How many ids are targets, if not all but the first.
+    ///
+    /// # Errors
+    /// If a file cannot be read any more.
+    pub fn n_targets(&self, end_of_text: Option<u32>) -> io::Result<usize> {
+        let (n, mut n_targets, mut targets) = (self.len(), 0, Vec::new());
+        if self.are_targets.is_none() && end_of_text.is_none() {
+            return Ok(n.saturating_sub(1));
+        }
+        for start in (1..n).step_by(CHUNK) {
+            targets.clear();
+            self.extend_targets(&mut targets, start..n.min(start + CHUNK), end_of_text)?;
+            n_targets += targets.len() - n_ignored(&targets);
+        }
+        Ok(n_targets)
+    }
+
+    /// Whether some ids are no targets.
+    pub fn has_ignored(&self) -> bool {
+        self.are_targets.is_some()
+    }
+
     /// Refuses ids of `vocab` and above, from now on too.
     pub(super) fn check(&mut self, vocab: usize) -> Result<(), DataError> {
         if vocab < self.width.n_ids() {
@@ -133,6 +200,11 @@ impl Tokens {
         self.vocab = vocab;
         Ok(())
     }
+}
+
+/// How many of some targets are [`IGNORED`].
+pub fn n_ignored(targets: &[u32]) -> usize {
+    targets.iter().filter(|target| **target == IGNORED).count()
 }
 
 impl Ids {

@@ -106,6 +106,7 @@ mod tests {
         vocab: 1,
         tied: false,
         llama: None,
+        end_of_text: None,
     };
 
     fn param(name: &str) -> Param {

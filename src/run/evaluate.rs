@@ -108,15 +108,17 @@ impl<K: Layers> CausalLm<K> {
         );
         ensure!(tokens.len() > 1, "one token alone foresees nothing: give at least two");
         let (mut sum, mut done) = (0.0, 0);
-        let n_targets = tokens.len() - 1;
+        let last = tokens.len() - 1;
+        let n_targets = tokens.n_targets(self.config.end_of_text)?;
+        ensure!(n_targets > 0, "no token of the text is a target");
         let (mut input, mut target) = (Vec::new(), Vec::new());
         let mut start = 0;
-        while done < n_targets {
-            let end = (start + context).min(n_targets);
+        while done < last {
+            let end = (start + context).min(last);
             input.clear();
             target.clear();
             tokens.extend(&mut input, start..end)?;
-            tokens.extend(&mut target, done + 1..end + 1)?;
+            tokens.extend_targets(&mut target, done + 1..end + 1, self.config.end_of_text)?;
             sum += self.window_loss(&input, &target, 1.0 / n_targets as f64)?;
             done = end;
             start += stride;

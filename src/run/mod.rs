@@ -61,7 +61,7 @@ pub use transformer::Transformer;
 pub use verify::checkpoint_as;
 use watch::Watch;
 
-use crate::data::{Batch, Corpus};
+use crate::data::{Batch, Corpus, end_of_text};
 use crate::device::{Devices, OpenDevice};
 use crate::formats::checkpoint::{Checkpoint, Saver};
 use crate::observe::{Explain, Recorder};
@@ -94,7 +94,9 @@ impl Run {
 
     /// With the timetable that a search has `found`, if it was elsewhere.
     fn prepare_with(config: Config, found: Option<Timetable>, here: Here) -> Result<Run> {
-        let model = config.model();
+        let ends = || end_of_text(&[&config.data[..], &config.validation_data].concat());
+        let end_of_text = config.document_mask.then(ends).transpose()?;
+        let model = ModelConfig { end_of_text, ..config.model() };
         model.check_sequence(config.sequence)?;
         let corpus = Corpus::open(&config.data, &config.validation_data, &model, config.sequence)?;
         let found = found.map_or_else(|| kept(&config), |found| Ok(Some(found)))?;
@@ -113,7 +115,7 @@ impl Run {
             replica_devices::check(program, config, &devices.models())?;
         }
         memory_check::check(&plan, &devices, here.part)?;
-        let Plan { course, model, cuts, memory, .. } = plan;
+        let Plan { course, cuts, memory, .. } = plan;
         Run::of(course, Transformer { devices, model, cuts, memory, corpus })
     }
 

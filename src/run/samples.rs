@@ -1,10 +1,11 @@
 //! The corpus as the engine asks for it.
 
 use std::io::Result;
+use std::sync::{Mutex, PoisonError};
 
 use chimera_core::stage::Data;
 
-use crate::data::{Batch, Corpus};
+use crate::data::{Batch, Corpus, n_ignored};
 
 /// What is trained on.
 pub(super) struct Samples<'r> {
@@ -13,6 +14,8 @@ pub(super) struct Samples<'r> {
     pub(super) n_targets: usize,
     /// Samples of the global batch.
     pub(super) per_step: u64,
+    /// The last step whose targets were counted, and how many there were.
+    pub(super) counted: Mutex<Option<(u64, u64)>>,
 }
 
 impl Data for Samples<'_> {
@@ -32,6 +35,24 @@ impl Data for Samples<'_> {
 
     fn n_targets(&self) -> usize {
         self.n_targets
+    }
+
+    fn n_counted(&self, step: u64, n_samples: u64) -> Result<u64> {
+        let all = n_samples * self.n_targets as u64;
+        if !self.corpus.has_ignored() {
+            return Ok(all);
+        }
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        match *counted {
+            Some((known, n)) if known == step => Ok(n),
+            _ => {
+                let first = step.wrapping_mul(self.per_step);
+                let batch = self.corpus.batch(self.seed, first..first.saturating_add(n_samples))?;
+                let n = all - n_ignored(&batch.target) as u64;
+                *counted = Some((step, n));
+                Ok(n)
+            }
+        }
     }
 }
 
@@ -58,5 +79,9 @@ impl Data for HeldOutText {
 
     fn n_targets(&self) -> usize {
         self.n_targets
+    }
+
+    fn n_counted(&self, _: u64, n_samples: u64) -> Result<u64> {
+        Ok(n_samples * self.n_targets as u64 - n_ignored(&self.batch.target) as u64)
     }
 }

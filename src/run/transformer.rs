@@ -1,6 +1,7 @@
 //! The models here on text: what a run of the command line trains.
 
 use std::io;
+use std::sync::Mutex;
 
 use anyhow::Result;
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, HostStaged, Threads};
@@ -55,7 +56,8 @@ impl Subject for Transformer {
     fn samples<'s>(&'s self, course: &Course) -> Box<dyn Data + 's> {
         let (seed, per_step) = (course.config.seed, course.samples_per_step());
         let n_targets = self.model.predictions(course.config.sequence);
-        Box::new(Samples { corpus: &self.corpus, seed, n_targets, per_step })
+        let corpus = &self.corpus;
+        Box::new(Samples { corpus, seed, n_targets, per_step, counted: Mutex::default() })
     }
 
     fn held_out(&self, course: &Course) -> io::Result<Option<HeldOut<'_, u32>>> {

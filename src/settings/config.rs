@@ -48,7 +48,7 @@ impl Config {
         (!self.no_save).then(|| self.save.clone().unwrap_or_else(own))
     }
 
-    /// The model.
+    /// The model. Which token ends documents is for the data to say; until then it is 0.
     pub fn model(&self) -> ModelConfig {
         ModelConfig {
             architecture: self.architecture,
@@ -59,6 +59,7 @@ impl Config {
             vocab: self.vocab,
             tied: self.tied,
             llama: self.llama(),
+            end_of_text: self.document_mask.then_some(0),
         }
     }
 }

@@ -93,6 +93,8 @@ options! {
         "data" data: Vec<PathBuf> = [value("PATH").follows("the built-in text").own().see("#data")];
         /// Files like those of `data` to validate with, made with the same tokenizer; may be repeated
         "validation-data" validation_data: Vec<PathBuf> = [value("PATH").follows("the last tenth of `data`").own()];
+        /// Whether tokens see their own document alone, in data whose documents end with a token
+        "document-mask" document_mask: bool = [is("false").fixed().see("#documents")];
     }
     "Schedule" {
         /// Pipeline schedule: a name from `chimera schedule list`, `auto` to search for one, or a timetable in a `.csv`

@@ -127,6 +127,59 @@ fn documents_are_kept_apart() {
     assert_eq!(ids("b.bin"), [6894, 198, 50_256, 6894, 198, 50_256]);
 }
 
+/// Prompts are read and not predicted, documents do not see each other, and the mean is over what is left, however a step is
+/// spread over workers.
+#[test]
+fn answers_alone_are_trained_on() {
+    let folder = folder();
+    let place = folder.path().display();
+    let line = |n: usize| {
+        let prompt = "?".repeat(1 + n % 7);
+        format!("{{\"q\": \"{prompt}\", \"a\": \"answer {}\"}}\n", n * n % 13)
+    };
+    write(folder.path().join("x.jsonl"), (0..60).map(line).collect::<String>()).expect("a file");
+    let fields = "--prompt-field q --field a";
+    let said = succeed(&format!("prepare {place}/x.jsonl {fields} --out {place}/x.bin")).stdout;
+    let targets = read(folder.path().join("x.bin.targets")).expect("targets");
+    assert_eq!(targets[..10], [0, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
+    let (n, n_targets) = (targets.len(), targets.iter().filter(|is| **is == 1).count());
+    assert!(said.contains(&format!("{n} tokens, of which {n_targets} are targets, of ")), "{said}");
+
+    let train = |name: &str, more: &str| {
+        let train = "train --layers 2 --hidden 8 --heads 2 --context 16 --steps 3 --threads 1";
+        succeed(&format!("{train} --data {place}/x.bin --out {place}/{name} {more}"));
+        let text = read_to_string(folder.path().join(name).join("metrics.jsonl")).expect("metrics");
+        let loss = |line: &str| serde_json::from_str::<Value>(line).expect("JSON")["loss"].as_f64();
+        text.lines().map(|line| loss(line).expect("a loss")).collect::<Vec<_>>()
+    };
+    for model in ["gpt2", "llama"] {
+        let more = format!("--model {model} --document-mask true");
+        let one = train(&format!("{model}-1"), &format!("{more} --depth 1 --micro-batches 4"));
+        let two = train(&format!("{model}-2"), &format!("{more} --depth 2 --micro-batches 4"));
+        let apart = one.iter().zip(&two).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(apart < 1e-5, "{one:?} and {two:?}");
+        let seen = train(
+            &format!("{model}-seen"),
+            &format!("--model {model} --depth 1 --micro-batches 4"),
+        );
+        assert_ne!(one[0], seen[0], "documents that are seen matter");
+    }
+
+    let refused = |line: &str, hint: &str| {
+        let ran = chimera(line);
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains(hint), "{}", ran.stderr);
+    };
+    let text = text(&folder);
+    let hint = "no token ends its documents, which document-mask needs";
+    refused(&format!("{MODEL} --document-mask true --data {}", text.display()), hint);
+    let hint = "samples are no documents side by side: leave document-mask out";
+    refused(&format!("train --model bert --document-mask true --data {place}/x.bin"), hint);
+    write(folder.path().join("x.bin.targets"), [1]).expect("a file");
+    let hint = format!("x.bin.targets: it does not tell of all {n} tokens: prepare the data again");
+    refused(&format!("{MODEL} --data {place}/x.bin"), &hint);
+}
+
 #[test]
 fn what_cannot_be_prepared_leaves_nothing() {
     let folder = folder();
@@ -220,7 +273,7 @@ fn descriptions_that_lie_are_refused() {
     succeed(&format!("prepare {} --out {data}", text.display()));
     let sound = read_to_string(format!("{data}.json")).expect("a description");
     for (was, is, hint) in [
-        ("\"format\": 1", "\"format\": 2", "data.bin.json: format 2 needs a later chimera"),
+        ("\"format\": 1", "\"format\": 3", "data.bin.json: format 3 needs a later chimera"),
         ("\"vocab\": 256", "\"vocab\": 99", "it tells of 99 ids, but the tokenizer has 256"),
         ("\"vocab\": 256", "\"vocab\": 99999999", "a vocabulary of 99999999 ids"),
         ("\"tokens\": ", "\"tokens\": 1", "prepare it again"),

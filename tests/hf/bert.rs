@@ -35,6 +35,7 @@ fn both_heads_are_those_of_transformers() {
             vocab: 20,
             tied: kind != "bf16-sharded",
             llama: None,
+            end_of_text: None,
         };
         assert_eq!(bert.config, sizes);
         let model = Bert::new(Candle::cpu(), &bert.config, &bert.weights).expect("a model");

@@ -54,6 +54,7 @@ fn config(kind: &str) -> ModelConfig {
         vocab: 20,
         tied: ["tied", "qwen2"].contains(&kind),
         llama: Some(llama),
+        end_of_text: None,
     }
 }
 

@@ -51,6 +51,7 @@ fn losses<K: Layers>(kernels: &K, schedule: &str, shape: Shape, width: usize) ->
         vocab: 11,
         tied: false,
         llama: None,
+        end_of_text: None,
     };
     let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
     let program = lower(&timetable, &Lowering::default()).expect("proven");

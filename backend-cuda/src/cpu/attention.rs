@@ -167,7 +167,7 @@ impl<'a> Head<'a> {
     /// Which keys row `row` of the sample sees.
     #[inline(always)]
     fn keys(self, row: usize) -> Range<usize> {
-        self.by.mask.keys(self.row / self.by.context, row)
+        self.by.keys(self.row / self.by.context, row)
     }
 
     /// Which keys any of `n` rows from `start` on sees.
@@ -306,8 +306,8 @@ impl Piece for Backward<'_> {
         let (p, ds) = rest.split_at_mut(BLOCK * context);
         head.gather(k, self.qkv, 1);
         head.gather(v, self.qkv, 2);
-        // No block of a window reaches all keys, so all add to zeros.
-        let is_windowed = matches!(head.by.mask, Mask::Window(_));
+        // Where the last block does not reach back to the first key, all add to zeros.
+        let is_windowed = matches!(head.by.mask, Mask::Window(_) | Mask::Documents(_));
         let unwritten = if is_windowed { 0 } else { head.keys(context - 1).end };
         for row in unwritten..context {
             for part in [1, 2] {

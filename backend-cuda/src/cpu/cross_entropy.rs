@@ -1,6 +1,7 @@
 //! Softmax cross-entropy, forward and backward in one pass over the logits, in their memory.
 
 use candle_core::{Result, Tensor};
+use chimera_core::layers::IGNORED;
 
 use super::math::{exp_sum, max};
 use super::memory::{Output, update};
@@ -43,6 +44,10 @@ impl Piece for Rows<'_> {
     #[inline(always)]
     fn run(self) {
         for (row, &target) in self.logits.chunks_exact_mut(self.width).zip(self.targets) {
+            if target == IGNORED {
+                row.fill(0.0);
+                continue;
+            }
             let highest = max(row);
             let margin = f64::from(highest) - f64::from(row[target as usize]);
             let sum = exp_sum(row, 1.0, highest);

@@ -58,12 +58,12 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
         let sizes = self.sizes(qkv, by)?;
         let rows = qkv.n_rows() - past;
-        let lengths = self.lengths(by.mask)?;
+        let seen = self.seen(by, qkv.n_rows())?;
         let out = self.activation_of(&[rows, by.heads * sizes.dim])?;
         let log_sum = self.empty(&[rows, by.heads], Element::F32)?;
         let args = [qkv.read(), out.write(), log_sum.write(), int(past)];
         let queries = by.context - past;
-        self.run_heads(&sizes.forward(), &sizes, queries, &args, lengths.as_ref(), by)?;
+        self.run_heads(&sizes.forward(), &sizes, queries, &args, seen.as_ref(), by)?;
         Ok((out, log_sum))
     }
 
@@ -81,11 +81,11 @@ impl<D: Driver> Gpu<D> {
         let delta = self.allocate(n * size_of::<f32>())?;
         let args = [dy.read(), out.read(), Arg::Write(&delta, 0), long(n), int(sizes.dim)];
         self.run("attention_delta", [n.div_ceil(BLOCK / WARP), 1], BLOCK, &args)?;
-        let lengths = self.lengths(by.mask)?;
+        let seen = self.seen(by, qkv.n_rows())?;
         let d_qkv = self.activation_of(&qkv.shape)?;
         let args = [dy.read(), qkv.read(), log_sum.read(), Arg::Read(&delta, 0), d_qkv.write()];
         for launch in sizes.backward() {
-            self.run_heads(&launch, &sizes, by.context, &args, lengths.as_ref(), by)?;
+            self.run_heads(&launch, &sizes, by.context, &args, seen.as_ref(), by)?;
         }
         Ok(d_qkv)
     }
@@ -97,15 +97,15 @@ impl<D: Driver> Gpu<D> {
         sizes: &Sizes,
         rows: usize,
         args: &[Arg<'_, D::Memory>],
-        lengths: Option<&D::Memory>,
+        seen: Option<&D::Memory>,
         by: &Attention<'_>,
     ) -> Result<()> {
         let window = match by.mask {
             Mask::Window(rows) => rows.min(by.context),
-            Mask::Causal | Mask::Lengths(_) => by.context,
+            Mask::Causal | Mask::Documents(_) | Mask::Lengths(_) => by.context,
         };
         let heads = [
-            lengths.map_or(Arg::Null, |lengths| Arg::Read(lengths, 0)),
+            seen.map_or(Arg::Null, |seen| Arg::Read(seen, 0)),
             int(by.context),
             int(window),
             int(by.heads),
@@ -119,12 +119,10 @@ impl<D: Driver> Gpu<D> {
         self.run_shared(launch.kernel, grid, THREADS, launch.shared, &args)
     }
 
-    /// How many keys each sample has, unless rows see those up to themselves.
-    fn lengths(&self, mask: Mask<'_>) -> Result<Option<D::Memory>> {
-        match mask {
-            Mask::Causal | Mask::Window(_) => Ok(None),
-            Mask::Lengths(lengths) => self.indices(lengths).map(Some),
-        }
+    /// What each row sees, if the mask is data.
+    fn seen(&self, by: &Attention<'_>, rows: usize) -> Result<Option<D::Memory>> {
+        let seen = by.seen(rows / by.context.max(1));
+        seen.map(|seen| self.indices(&seen)).transpose()
     }
 
     fn sizes(&self, qkv: &Tensor<D::Memory>, by: &Attention<'_>) -> Result<Sizes> {

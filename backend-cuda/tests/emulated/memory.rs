@@ -56,6 +56,7 @@ fn are_foreseen(element: Element, cases: &[Case]) -> Result<(), RunError> {
                 vocab,
                 tied: false,
                 llama: Option::None,
+                end_of_text: Option::None,
             };
             model.llama = llama(&model);
             let shape = Shape::new(depth, 2 * depth as u32);

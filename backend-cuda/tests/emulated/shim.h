@@ -30,6 +30,7 @@ static float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); ret
 static unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
 
 struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 
 // To the nearest, ties to even; what is not a number stays none.

@@ -62,11 +62,11 @@ impl Gpu {
         by: &Attention<'_>,
     ) -> Result<(Tensor, Tensor)> {
         let (rows, heads) = (qkv.n_rows() - past, Heads::of(qkv, by));
-        let lengths = self.lengths(op, by.mask)?;
+        let seen = self.seen(op, by, qkv.n_rows())?;
         let out = self.tensor(op, &[rows, by.heads * heads.dim])?;
         let log_sum = self.tensor(op, &[rows, by.heads])?;
         for block in self.samples(op, qkv, heads)? {
-            let lengths = self.lengths_of(&lengths, by, &block);
+            let seen = self.seen_of(&seen, &block);
             let qkv = qkv.rows(block.start, block.len());
             let [out, log_sum] = [&out, &log_sum].map(|t| t.rows(block.start, block.len() - past));
             let numbers = [&heads.numbers(block.start)[..], &[number(past)]].concat();
@@ -75,7 +75,7 @@ impl Gpu {
                 &Call {
                     kernel: &FORWARD,
                     constants: self.tuning().attention_constants(heads.dim),
-                    operands: &[out.all(), log_sum.all(), qkv.all(), lengths],
+                    operands: &[out.all(), log_sum.all(), qkv.all(), seen],
                     numbers: &numbers,
                     groups: self.attention_grid(by, past, by.heads, block.len()),
                 },
@@ -94,11 +94,11 @@ impl Gpu {
     ) -> Result<Tensor> {
         let op = "attention_dx";
         let (rows, heads) = (qkv.n_rows(), Heads::of(qkv, by));
-        let lengths = self.lengths(op, by.mask)?;
+        let seen = self.seen(op, by, qkv.n_rows())?;
         let d_qkv = self.tensor(op, &[rows, qkv.width()])?;
         for block in self.samples(op, qkv, heads)? {
             let (start, len) = (block.start, block.len());
-            let lengths = self.lengths_of(&lengths, by, &block);
+            let seen = self.seen_of(&seen, &block);
             let [d_qkv, dy, qkv] = [&d_qkv, dy, qkv].map(|t| t.rows(start, len));
             let [out, log_sum] = [out, log_sum].map(|t| t.rows(start, len));
             let products = self.tensor(op, &[len, by.heads])?;
@@ -118,7 +118,7 @@ impl Gpu {
                 (&BACKWARD_KEYS, by.kv_heads),
                 (&BACKWARD_VALUES, by.kv_heads),
             ] {
-                let read = [qkv.all(), dy.all(), log_sum.all(), products.all(), lengths];
+                let read = [qkv.all(), dy.all(), log_sum.all(), products.all(), seen];
                 self.run(
                     op,
                     &Call {
@@ -134,24 +134,16 @@ impl Gpu {
         Ok(d_qkv)
     }
 
-    /// The lengths of samples, if they matter.
-    fn lengths(&self, op: &'static str, mask: Mask<'_>) -> Result<Option<Tensor>> {
-        match mask {
-            Mask::Causal | Mask::Window(_) => Ok(None),
-            Mask::Lengths(lengths) => self.upload_ids(op, lengths).map(Some),
-        }
+    /// What each row sees, if the mask is data.
+    fn seen(&self, op: &'static str, by: &Attention<'_>, rows: usize) -> Result<Option<Tensor>> {
+        let seen = by.seen(rows / by.context.max(1));
+        seen.map(|seen| self.upload_ids(op, &seen)).transpose()
     }
 
-    /// Lengths of the samples in a block of rows.
-    fn lengths_of<'a>(
-        &'a self,
-        lengths: &'a Option<Tensor>,
-        by: &Attention<'_>,
-        block: &Range<usize>,
-    ) -> Slice<'a> {
-        let of_block =
-            |all: &'a Tensor| all.slice(block.start / by.context, block.len() / by.context);
-        lengths.as_ref().map_or(self.nothing(), of_block)
+    /// The part of it for a block of rows.
+    fn seen_of<'a>(&'a self, seen: &'a Option<Tensor>, block: &Range<usize>) -> Slice<'a> {
+        let of_block = |all: &'a Tensor| all.slice(4 * block.start, 4 * block.len());
+        seen.as_ref().map_or(self.nothing(), of_block)
     }
 
     /// The rows, in blocks of whole samples.
@@ -217,7 +209,7 @@ impl<'a> Heads<'a> {
         let window = match by.mask {
             Mask::Causal => by.context,
             Mask::Window(rows) => rows.min(by.context),
-            Mask::Lengths(_) => 0,
+            Mask::Documents(_) | Mask::Lengths(_) => 0,
         };
         let drop = by.dropout.unwrap_or(Dropout::NONE);
         let first = drop.first.wrapping_add(by.weight(row, 0));

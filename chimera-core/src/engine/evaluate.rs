@@ -23,7 +23,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         data: &dyn Data<S::Item>,
         n_samples: u64,
     ) -> Result<f64, Fault> {
-        let scale = 1.0 / (n_samples * data.n_targets() as u64) as f64;
+        let counted = data.n_counted(step, n_samples);
+        let counted = counted.map_err(|e| self.state.unreadable(step, &e))?;
+        let scale = 1.0 / counted.max(1) as f64;
         let (began, mut own) = (Instant::now(), Vec::new());
         for sample in (self.state.group as u64..n_samples).step_by(self.state.job.width) {
             if let Some(loss) = self.evaluate_sample(step, data, sample, scale)? {
@@ -59,10 +61,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         };
         let (mut input, mut target) = (Vec::new(), Vec::new());
         let read = data.sample(step, sample, &mut input, &mut target);
-        read.map_err(|e| {
-            let fault = Fault::new(Class::Io, state.comm.rank(), e.to_string());
-            Fault { step: Some(step), ..fault }
-        })?;
+        read.map_err(|e| state.unreadable(step, &e))?;
         let (mut carried, mut loss) = (None, None);
         for stage in (0..placement.n_stages()).filter(|stage| at(*stage) == me) {
             if stage > 0 && at(stage - 1) != me {

@@ -1,6 +1,7 @@
 //! From what goes wrong on a rank to the fault that ends it.
 
 use std::fmt;
+use std::io;
 use std::time::{Duration, Instant};
 
 use super::reduction::ReduceError;
@@ -24,6 +25,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             op: fault.op.or(Some(op.to_string())),
             ..fault
         }
+    }
+
+    /// Data that cannot be read.
+    pub(super) fn unreadable(&self, step: u64, reason: &io::Error) -> Fault {
+        let fault = Fault::new(Class::Io, self.comm.rank(), reason.to_string());
+        Fault { step: Some(step), ..fault }
     }
 
     pub(super) fn on_device<T>(

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::Job;
 use super::held::{Held, Weights};
 use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
@@ -141,13 +142,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         batch: &Batch<S::Item>,
         x: Option<S::Tensor>,
     ) -> Result<(Output<S::Tensor>, S::Saved), Fault> {
-        let result = self.stages.held(op.stage).stage.forward(weights, &batch.micro(self), x);
+        let result = self.stages.held(op.stage).stage.forward(weights, &batch.micro(), x);
         self.on_device(op, result)
     }
 
     fn recompute(&self, op: &Op, weights: &Weights<S>, kept: Value<S>) -> Result<S::Saved, Fault> {
         let (batch, stage) = (self.batch(op)?, &self.stages.held(op.stage).stage);
-        let micro = batch.micro(self);
+        let micro = batch.micro();
         let result = match kept {
             Value::Saved(selected) => stage.restore(weights, &micro, selected),
             kept => stage.recompute(weights, &micro, kept.input()),
@@ -164,13 +165,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     ) -> Result<(Option<S::Tensor>, S::Deferred), Fault> {
         let batch = self.batch(op)?;
         let stage = &self.stages.held(op.stage).stage;
-        let result = stage.backward_input(weights, &batch.micro(self), saved, dy);
+        let result = stage.backward_input(weights, &batch.micro(), saved, dy);
         self.on_device(op, result)
     }
 
     fn backward_weight(&mut self, op: &Op, deferred: S::Deferred) -> Result<(), Fault> {
         let batch = self.batch(op)?;
-        let micro = batch.micro(self);
+        let micro = batch.micro();
         let Held { stage, grads, .. } = self.stages.held_mut(op.stage);
         let result = stage.backward_weight(&micro, deferred, grads);
         self.on_device(op, result)
@@ -261,16 +262,27 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         if self.stages.held(op.stage).stage.needs_inputs() {
             for sample in first..first + unit_samples * u64::from(op.span.len) {
                 let read = self.job.data.sample(step, sample, &mut input, &mut target);
-                read.map_err(|e| {
-                    let fault = Fault::new(Class::Io, self.comm.rank(), e.to_string());
-                    self.at(Fault { step: Some(step), ..fault }, op)
-                })?;
+                read.map_err(|e| self.at(self.unreadable(step, &e), op))?;
             }
         }
-        if op.stage.index() + 1 < program.placement().n_stages() {
+        let is_last = op.stage.index() + 1 == program.placement().n_stages();
+        if !is_last {
             target.clear();
         }
-        Ok(Batch { step, sample: first, input, target })
+        let loss_scale = if is_last { self.loss_scale(step, op)? } else { 0.0 };
+        Ok(Batch { step, sample: first, input, target, loss_scale })
+    }
+
+    /// One over the number of targets of an update that count; where a step has several, over their mean.
+    fn loss_scale(&self, step: u64, op: &Op) -> Result<f64, Fault> {
+        let Job { program, data, width, micro_batch_size, .. } = &self.job;
+        let window = program.window();
+        let n_micros = window.units_per_step() / program.units_per_micro();
+        let n_samples = *width as u64 * u64::from(n_micros) * *micro_batch_size as u64;
+        let counted = data.n_counted(step, n_samples);
+        let counted = counted.map_err(|e| self.at(self.unreadable(step, &e), op))?;
+        let n_updates = f64::from(window.units_per_step()) / f64::from(window.units_per_update());
+        Ok(n_updates / counted.max(1) as f64)
     }
 }
 
@@ -286,19 +298,18 @@ struct Batch<I> {
     sample: u64,
     input: Vec<I>,
     target: Vec<I>,
+    loss_scale: f64,
 }
 
 impl<I> Batch<I> {
-    fn micro<S: Stage<Item = I>, D, C>(&self, state: &State<'_, S, D, C>) -> Micro<'_, I> {
-        let job = &state.job;
-        let n_micros = job.program.window().units_per_update() / job.program.units_per_micro();
-        let n_samples = job.width as u64 * u64::from(n_micros) * job.micro_batch_size as u64;
+    fn micro(&self) -> Micro<'_, I> {
+        let Batch { step, sample, input, target, loss_scale } = self;
         Micro {
-            step: self.step,
-            sample: self.sample,
-            input: &self.input,
-            target: &self.target,
-            loss_scale: 1.0 / (n_samples as f64 * job.data.n_targets() as f64),
+            step: *step,
+            sample: *sample,
+            input,
+            target,
+            loss_scale: *loss_scale,
             training: true,
         }
     }

@@ -68,6 +68,43 @@ impl Attention<'_> {
         self.heads * self.head_dim(width)
     }
 
+    /// Which keys row `row` of sample `sample` sees, counted within that sample.
+    #[inline(always)]
+    pub fn keys(&self, sample: usize, row: usize) -> Range<usize> {
+        match self.mask {
+            Mask::Causal => 0..row + 1,
+            Mask::Window(rows) => (row + 1).saturating_sub(rows)..row + 1,
+            Mask::Documents(firsts) => firsts[sample * self.context + row] as usize..row + 1,
+            Mask::Lengths(lengths) => 0..lengths[sample] as usize,
+        }
+    }
+
+    /// Where the mask is data, four numbers for each row of `samples`, all counted within its sample: the first key that
+    /// it sees and the end of these, the first row that sees it as a key and the end of these.
+    pub fn seen(&self, samples: usize) -> Option<Vec<u32>> {
+        let Attention { context, mask, .. } = *self;
+        if matches!(mask, Mask::Causal | Mask::Window(_)) {
+            return None;
+        }
+        let mut seen = Vec::with_capacity(4 * samples * context);
+        for sample in 0..samples {
+            let mut end = 0; // of the rows that see a key
+            for row in 0..context {
+                while end < context && self.keys(sample, end).start <= row {
+                    end += 1;
+                }
+                let rows = match mask {
+                    Mask::Lengths(lengths) if row >= lengths[sample] as usize => context..context,
+                    Mask::Lengths(_) => 0..context,
+                    _ => row..end,
+                };
+                let keys = self.keys(sample, row);
+                seen.extend([keys.start, keys.end, rows.start, rows.end].map(|n| n as u32));
+            }
+        }
+        Some(seen)
+    }
+
     /// The number of the weight that row `row` of all samples gives the first key of its sample in head `head`.
     /// The numbers of the other keys follow, whether the row sees them or not.
     #[inline(always)]
@@ -83,19 +120,10 @@ pub enum Mask<'m> {
     Causal,
     /// Each row those up to itself, but the last so many alone, at least one (sliding window).
     Window(usize),
+    /// Row `r` of all those of its sample from row `firsts[r]` on up to itself (packed documents). Rows behind each other
+    /// in a sample begin no earlier.
+    Documents(&'m [u32]),
     /// Every row of sample `s` the first `lengths[s]`, at least one and at most the context: the others
     /// are padding. Rows of padding query like any other; nothing reads what they get.
     Lengths(&'m [u32]),
-}
-
-impl Mask<'_> {
-    /// Which keys row `row` of sample `sample` sees, counted within that sample.
-    #[inline(always)]
-    pub fn keys(self, sample: usize, row: usize) -> Range<usize> {
-        match self {
-            Mask::Causal => 0..row + 1,
-            Mask::Window(rows) => (row + 1).saturating_sub(rows)..row + 1,
-            Mask::Lengths(lengths) => 0..lengths[sample] as usize,
-        }
-    }
 }

@@ -25,6 +25,9 @@ pub use dropout::{Dropout, threefry};
 
 use crate::device::{Device, DeviceError, Result};
 
+/// The target of a row that counts for nothing, such as a token of a prompt.
+pub const IGNORED: u32 = u32::MAX;
+
 /// The layers of a device, see the [module](self).
 pub trait Layers: Device {
     /// `tokens[ids[r]] + positions[r mod context]` for each row `r`: `[ids.len(), hidden]` from
@@ -255,7 +258,8 @@ pub trait Layers: Device {
 
     /// Softmax cross-entropy of `logits: [rows, vocab]` against `targets` (one class per row), forward
     /// and backward in one pass. Returns the sum over rows of the loss in nats times `scale`, shape
-    /// `[1]`, and its gradient `scale * (softmax - one_hot)`, which may take the memory of `logits`.
+    /// `[1]`, and its gradient `scale * (softmax - one_hot)`, which may take the memory of `logits`. A row whose target is
+    /// [`IGNORED`] has neither loss nor gradient.
     fn cross_entropy(
         &self,
         logits: Self::Tensor,

@@ -143,8 +143,17 @@ mod tests {
                 (architecture == Architecture::LLAMA).then(|| Llama::usual(hidden, heads / 2));
             let heads = if llama.is_some() { heads / 2 } else { heads };
             let tied = false;
-            let config =
-                ModelConfig { architecture, layers, hidden, heads, context, vocab, tied, llama };
+            let config = ModelConfig {
+                architecture,
+                layers,
+                hidden,
+                heads,
+                context,
+                vocab,
+                tied,
+                llama,
+                end_of_text: None,
+            };
             let sample = memory(&config, &Cut::whole(&config), context, false, 4).unwrap().sample;
             assert!(sample.deferred > u64::MAX as f64, "{sample:?}");
         }
@@ -162,6 +171,7 @@ mod tests {
             vocab: 64,
             tied: false,
             llama: None,
+            end_of_text: None,
         };
         let cut = Cut::whole(&config);
         let [wide, narrow] = [4, 2].map(|bytes| memory(&config, &cut, 8, false, bytes).unwrap());

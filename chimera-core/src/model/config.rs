@@ -27,6 +27,9 @@ pub struct ModelConfig {
     pub tied: bool,
     /// What a Llama chooses beside these; `None` of other models.
     pub llama: Option<Llama>,
+    /// The token behind each document of a sample, if tokens see their own document alone and positions of a table are
+    /// counted within it; `None` where a sample is one text. For decoders.
+    pub end_of_text: Option<u32>,
 }
 
 impl ModelConfig {
@@ -50,6 +53,9 @@ impl ModelConfig {
         }
         if !self.hidden.is_multiple_of(self.heads) {
             return Err(ModelError::Heads { hidden: self.hidden, heads: self.heads });
+        }
+        if self.end_of_text.is_some() && self.architecture.0.decoder(self).is_none() {
+            return Err(ModelError::Documents { model: self.architecture.0.title() });
         }
         match self.architecture == Architecture::LLAMA {
             true => self.choices().validate(self.hidden, self.heads),
@@ -253,6 +259,7 @@ mod tests {
             vocab: 11,
             tied: false,
             llama: None,
+            end_of_text: None,
         }
     }
 

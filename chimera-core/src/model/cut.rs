@@ -54,6 +54,7 @@ mod tests {
             vocab,
             tied: false,
             llama: None,
+            end_of_text: None,
         }
     }
 
@@ -97,6 +98,7 @@ mod tests {
             vocab: 50257,
             tied: false,
             llama: None,
+            end_of_text: None,
         };
         // The head is worth 2.9 blocks.
         assert_eq!(sizes(&gpt2_64, 8), [8, 8, 8, 8, 8, 9, 9, 6]);

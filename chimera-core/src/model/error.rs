@@ -79,6 +79,12 @@ pub enum ModelError {
         /// The model, in texts.
         model: &'static str,
     },
+    /// Samples of several documents.
+    #[error("a {model}'s samples are no documents side by side: leave document-mask out")]
+    Documents {
+        /// The model, in texts.
+        model: &'static str,
+    },
     /// A stage of a decoder was asked for of a model that is none.
     #[error("a {model} is no decoder: make its stages with `model::stage`")]
     NoDecoder {

@@ -131,7 +131,17 @@ const fn llama(
     llama: Llama,
 ) -> ModelConfig {
     let architecture = Architecture::LLAMA;
-    ModelConfig { architecture, layers, hidden, heads, context, vocab, tied, llama: Some(llama) }
+    ModelConfig {
+        architecture,
+        layers,
+        hidden,
+        heads,
+        context,
+        vocab,
+        tied,
+        llama: Some(llama),
+        end_of_text: None,
+    }
 }
 
 const fn gpt2(
@@ -143,7 +153,17 @@ const fn gpt2(
     tied: bool,
 ) -> ModelConfig {
     let architecture = Architecture::GPT2;
-    ModelConfig { architecture, layers, hidden, heads, context, vocab, tied, llama: None }
+    ModelConfig {
+        architecture,
+        layers,
+        hidden,
+        heads,
+        context,
+        vocab,
+        tied,
+        llama: None,
+        end_of_text: None,
+    }
 }
 
 const fn bert(
@@ -155,7 +175,17 @@ const fn bert(
     tied: bool,
 ) -> ModelConfig {
     let architecture = Architecture::BERT;
-    ModelConfig { architecture, layers, hidden, heads, context, vocab, tied, llama: None }
+    ModelConfig {
+        architecture,
+        layers,
+        hidden,
+        heads,
+        context,
+        vocab,
+        tied,
+        llama: None,
+        end_of_text: None,
+    }
 }
 
 #[cfg(test)]

@@ -85,6 +85,7 @@ mod tests {
             vocab: 11,
             tied: false,
             llama: None,
+            end_of_text: None,
         }
     }
 
@@ -169,6 +170,7 @@ mod tests {
             vocab: 11,
             tied: false,
             llama: None,
+            end_of_text: None,
         };
         let block = 8.0 * 24.0 + 8.0 * 8.0 + 2.0 * 8.0 * 32.0;
         let vectors = 3.0 * (13.0 * 8.0) + 2.0 * 8.0; // biases and norms

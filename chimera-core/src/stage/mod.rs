@@ -32,7 +32,7 @@ pub struct Micro<'a, I = u32> {
     /// The targets of all samples, one sample after another, for the last stage. Empty for all others, and when only
     /// outputs are wanted.
     pub target: &'a [I],
-    /// Factor of the summed loss: one over the number of targets of the global batch.
+    /// Factor of the summed loss: one over the number of targets of the global batch that count. For the last stage.
     pub loss_scale: f64,
     /// Whether the micro-batch is trained on; dropout and the like are off in an evaluation.
     pub training: bool,
@@ -71,6 +71,15 @@ pub trait Data<I = u32>: Sync {
 
     /// Number of targets of each sample: the loss of a step is the mean over the targets of its samples.
     fn n_targets(&self) -> usize;
+
+    /// How many targets the first `n_samples` samples of a step have that count: all, unless the data knows some that a
+    /// stage ignores. The loss is the mean over these.
+    ///
+    /// # Errors
+    /// If the samples cannot be read: the run ends.
+    fn n_counted(&self, _step: u64, n_samples: u64) -> std::io::Result<u64> {
+        Ok(n_samples * self.n_targets() as u64)
+    }
 }
 
 impl<I, D: Data<I> + ?Sized> Data<I> for &D {
@@ -86,6 +95,10 @@ impl<I, D: Data<I> + ?Sized> Data<I> for &D {
 
     fn n_targets(&self) -> usize {
         (**self).n_targets()
+    }
+
+    fn n_counted(&self, step: u64, n_samples: u64) -> std::io::Result<u64> {
+        (**self).n_counted(step, n_samples)
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use chimera_core::device::Result;
 use chimera_core::device::reference::Reference;
-use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Mask, Rotary};
+use chimera_core::layers::{Activation, Attention, Dropout, IGNORED, Layers, Layout, Mask, Rotary};
 
 use super::{Fault, Faulty, Shared, read, share};
 
@@ -247,8 +247,11 @@ impl Layers for Faulty {
         scale: f64,
     ) -> Result<(Shared, Shared)> {
         let logits = read(&logits);
+        let counts =
+            |target| if target == IGNORED && self.has(Fault::IgnoredCounts) { 0 } else { target };
+        let targets: Vec<_> = targets.iter().copied().map(counts).collect();
         let overflow = logits.data.iter().any(|x| (*x as f32).exp().is_infinite());
-        let (loss, mut gradient) = Reference.cross_entropy(logits, targets, scale)?;
+        let (loss, mut gradient) = Reference.cross_entropy(logits, &targets, scale)?;
         if self.has(Fault::ExponentialOverflows) && overflow {
             gradient.data[0] = f64::NAN;
         }

@@ -1,9 +1,11 @@
 //! Models cut into stages, driven by hand.
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;
+use chimera_core::layers::IGNORED;
 use chimera_core::model::{Architecture, BertStage, Cut, DecoderStage, ModelConfig, cut};
 use chimera_core::model::{Llama as Choices, RopeScaling};
 use chimera_core::stage::{Init, Micro, Output, Param, Stage, initial};
@@ -12,6 +14,8 @@ pub(crate) type Tensor = <Reference as Device>::Tensor;
 /// Weights or gradients by name, so that one map serves every cut.
 pub(crate) type Named = BTreeMap<String, Tensor>;
 
+/// A model whose samples are several documents.
+pub(crate) struct Packed<M>(PhantomData<M>);
 pub(crate) struct Gpt2;
 pub(crate) struct Llama;
 pub(crate) struct Bert;
@@ -31,6 +35,8 @@ pub(crate) trait Model {
     const EXTENTS: [usize; 2];
     /// Targets of a sample that the loss is the mean over.
     const N_TARGETS: usize;
+    /// The token behind each document.
+    const END_OF_TEXT: Option<u32> = None;
 
     fn make(config: &ModelConfig, cut: Cut, dropout: f64) -> Self::Stage;
     fn sample(n: usize) -> (Vec<u32>, Vec<u32>);
@@ -65,6 +71,27 @@ impl Model for Llama {
 
     fn sample(n: usize) -> (Vec<u32>, Vec<u32>) {
         Gpt2::sample(n)
+    }
+}
+
+impl<M: Model> Model for Packed<M> {
+    type Stage = M::Stage;
+    const ARCHITECTURE: Architecture = M::ARCHITECTURE;
+    const EXTENTS: [usize; 2] = M::EXTENTS;
+    const N_TARGETS: usize = M::N_TARGETS;
+    /// It ends the first, the middle, the last or no document of a sample.
+    const END_OF_TEXT: Option<u32> = Some(5);
+
+    fn make(config: &ModelConfig, cut: Cut, dropout: f64) -> Self::Stage {
+        M::make(config, cut, dropout)
+    }
+
+    fn sample(n: usize) -> (Vec<u32>, Vec<u32>) {
+        let (input, mut target) = M::sample(n);
+        let ends = input.iter().map(|id| Some(*id) == Self::END_OF_TEXT);
+        let behind = target.iter_mut().zip(ends).filter(|(_, ends)| *ends);
+        behind.for_each(|(target, _)| *target = IGNORED);
+        (input, target)
     }
 }
 
@@ -103,7 +130,17 @@ pub(crate) fn config<M: Model>(tied: bool) -> ModelConfig {
         ..Choices::usual(8, 2)
     };
     let llama = (architecture == Architecture::LLAMA).then_some(llama);
-    ModelConfig { architecture, layers: 3, hidden: 8, heads: 2, context: 5, vocab, tied, llama }
+    ModelConfig {
+        architecture,
+        layers: 3,
+        hidden: 8,
+        heads: 2,
+        context: 5,
+        vocab,
+        tied,
+        llama,
+        end_of_text: M::END_OF_TEXT,
+    }
 }
 
 /// A model cut into stages, its weights, and one global batch.

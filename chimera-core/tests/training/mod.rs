@@ -171,6 +171,7 @@ pub(crate) fn config(tied: bool) -> ModelConfig {
         vocab,
         tied,
         llama: None,
+        end_of_text: None,
     }
 }
 

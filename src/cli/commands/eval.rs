@@ -39,6 +39,9 @@ pub(crate) struct Eval {
     /// [default: a whole window]
     #[arg(long, value_name = "TOKENS")]
     stride: Option<usize>,
+    /// Tokens see their own document alone, in data whose documents end with a token
+    #[arg(long)]
+    document_mask: bool,
     /// Key of what a BERT is to guess
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
@@ -53,7 +56,11 @@ pub(crate) struct Eval {
 
 impl Eval {
     pub(crate) fn run(self) -> Result<()> {
-        let loaded = model::load(self.model.as_deref())?;
+        let mut loaded = model::load(self.model.as_deref())?;
+        if self.document_mask {
+            loaded.model.config.end_of_text = Some(data::end_of_text(&self.data)?);
+            loaded.model.config.validate()?;
+        }
         let of_data = tokenizer_of(&self.data).ok().flatten();
         let own = loaded.own_tokenizer()?;
         ensure!(

@@ -27,6 +27,9 @@ pub(crate) struct Prepare {
     /// Field of a `.jsonl` file's lines that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     field: String,
+    /// Field that holds a prompt: it comes before the text, and is not trained to be said
+    #[arg(long, value_name = "NAME")]
+    prompt_field: Option<String>,
     /// Token behind each document, also of the files given [default: the tokenizer's own, behind the documents of folders
     /// and `.jsonl` files]
     #[arg(long, value_name = "TOKEN")]
@@ -57,6 +60,7 @@ impl Prepare {
         let how = Preparation {
             tokenizer: self.tokenizer,
             field: self.field,
+            prompt_field: self.prompt_field,
             end_of_text: self.end_of_text,
         };
         let start = Instant::now();
@@ -69,10 +73,12 @@ impl Prepare {
         let documents = prepared.end_of_text.map(|ends| {
             format!(", {} documents, token {} behind each", ends.documents, ends.token)
         });
+        let targets = prepared.targets.map(|n| format!(", of which {n} are targets,"));
         print(format!(
-            "{}: {} tokens of {bytes} bytes of text ({:.2} bytes per token), vocabulary {} of {}{}",
+            "{}: {} tokens{} of {bytes} bytes of text ({:.2} bytes per token), vocabulary {} of {}{}",
             self.out.display(),
             prepared.tokens,
+            targets.unwrap_or_default(),
             bytes as f64 / prepared.tokens as f64,
             prepared.vocab,
             prepared.name(),

@@ -85,6 +85,7 @@ pub(super) fn small(schedule: &'static str, depth: usize) -> TrialRun {
         vocab: 256,
         tied: false,
         llama: None,
+        end_of_text: None,
     };
     let (shape, recompute) = (Shape::new(depth, 4), Recompute::None);
     TrialRun {

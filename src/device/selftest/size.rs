@@ -44,6 +44,7 @@ impl Size {
             vocab,
             tied: false,
             llama: None,
+            end_of_text: None,
         };
         Sizes { model, micro_batch_size, steps, least }
     }

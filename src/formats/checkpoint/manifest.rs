@@ -105,6 +105,7 @@ impl Manifest {
             vocab: size("vocab")?,
             tied: self.setting("tied")? == "true",
             llama: None,
+            end_of_text: None,
         };
         model.llama = llama_of(&model, |key| self.value(key))?;
         model.validate()?;

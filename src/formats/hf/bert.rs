@@ -103,6 +103,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
         vocab: keys.vocab_size,
         tied: keys.tie_word_embeddings,
         llama: None,
+        end_of_text: None,
     };
     config.validate()?;
     let (hidden, attention) = (keys.hidden_dropout_prob, keys.attention_probs_dropout_prob);
@@ -193,6 +194,7 @@ mod tests {
             vocab: 50,
             tied: false,
             llama: None,
+            end_of_text: None,
         }
     }
 

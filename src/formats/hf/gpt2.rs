@@ -95,6 +95,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
         vocab: keys.vocab_size,
         tied: keys.tie_word_embeddings,
         llama: None,
+        end_of_text: None,
     };
     config.validate()?;
     let dropout = DropoutRates {
@@ -176,6 +177,7 @@ mod tests {
             vocab: 50,
             tied: false,
             llama: None,
+            end_of_text: None,
         }
     }
 

@@ -123,6 +123,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
         vocab: keys.vocab_size,
         tied: keys.tie_word_embeddings,
         llama: Some(llama),
+        end_of_text: None,
     };
     config.validate()?;
     let attention = keys.attention_dropout;

@@ -1,5 +1,7 @@
 //! Attention, with few and many heads, short and long contexts.
 
+use std::cmp::Ordering;
+
 use rand::Rng;
 
 use crate::device::Device;
@@ -40,19 +42,39 @@ fn lengths([samples, context, ..]: [usize; 4]) -> Vec<u32> {
     (0..samples).map(|s| of(s + context)).collect()
 }
 
+/// Where the document of each row begins in its sample: after a long one two of a row, then others of unlike lengths, for
+/// each sample at other rows.
+fn documents([samples, context, ..]: [usize; 4]) -> Vec<u32> {
+    let begins = |row: usize, nth: usize| match (row * 3).cmp(&(context * 2)) {
+        Ordering::Less => row == nth,
+        Ordering::Equal => true,
+        Ordering::Greater => row % 17 < 2 || row + nth + 1 == context,
+    };
+    let of_sample = |sample: usize| {
+        (0..context).scan(0, move |first, row| {
+            *first = if begins(row, sample) { row as u32 } else { *first };
+            Some(*first)
+        })
+    };
+    (0..samples).flat_map(of_sample).collect()
+}
+
 /// Who sees whom, and which weights are dropped: none, and, but in the longest contexts, some whose numbers
 /// begin below 2^32 and end beyond.
-fn cases(
+fn cases<'m>(
     [_, context, heads, _]: [usize; 4],
-    lengths: &[u32],
-) -> impl Iterator<Item = (String, Attention<'_>)> {
+    lengths: &'m [u32],
+    documents: &'m [u32],
+) -> impl Iterator<Item = (String, Attention<'m>)> {
     let drop = Some(Dropout::new(0.3, 1, 2, 3, u64::from(u32::MAX) - 20));
     let padded = Mask::Lengths(lengths);
     let all = [
         ("causal", Mask::Causal, None),
         ("padded", padded, None),
+        ("packed", Mask::Documents(documents), None),
         ("causal and dropped", Mask::Causal, drop),
         ("padded and dropped", padded, drop),
+        ("packed and dropped", Mask::Documents(documents), drop),
     ];
     let short = all.into_iter().filter(move |(.., drop)| drop.is_none() || context < 100);
     short.map(move |(name, mask, dropout)| {
@@ -74,15 +96,23 @@ const GROUPED: [[usize; 6]; 8] = [
     [1, 67, 4, 2, 64, 64],
 ];
 
-/// Grouped heads, with and without a window, and with weights dropped in the shorter contexts.
+/// Grouped heads, with and without a window, with weights dropped in the shorter contexts, and packed.
 fn grouped(
     [_, context, heads, kv_heads, _, window]: [usize; 6],
-) -> impl Iterator<Item = (String, Attention<'static>)> {
+    documents: &[u32],
+) -> impl Iterator<Item = (String, Attention<'_>)> {
+    let packed = Mask::Documents(documents);
     let drop = Some(Dropout::new(0.3, 1, 2, 3, u64::from(u32::MAX) - 20));
-    let all = [(Mask::Causal, None), (Mask::Window(window), None), (Mask::Window(window), drop)];
-    let short = all.into_iter().filter(move |(_, drop)| drop.is_none() || context < 100);
-    short.map(move |(mask, dropout)| {
-        let label = format!("{heads} heads, {kv_heads} of keys, {mask:?}, context {context}");
+    let all = [
+        ("causal", Mask::Causal, None),
+        ("window", Mask::Window(window), None),
+        ("window and dropped", Mask::Window(window), drop),
+        ("packed", packed, None),
+    ];
+    let short = all.into_iter().filter(move |(.., drop)| drop.is_none() || context < 100);
+    short.map(move |(name, mask, dropout)| {
+        let label =
+            format!("{heads} heads, {kv_heads} of keys, {name} {window}, context {context}");
         (label, Attention { kv_heads, mask, dropout, ..Attention::causal(heads, context) })
     })
 }
@@ -90,7 +120,8 @@ fn grouped(
 pub(super) fn grouped_attention<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for extents @ [s, c, h, kv, d, _] in GROUPED {
         let qkv = trials.normal(&[s * c, (h + 2 * kv) * d]);
-        for (label, by) in grouped(extents) {
+        let documents = documents([s, c, h, d]);
+        for (label, by) in grouped(extents, &documents) {
             trial!(trials, label, [qkv], [], |device| {
                 let (out, log_sum) = device.attention(qkv, &by)?;
                 [out, log_sum]
@@ -103,7 +134,8 @@ pub(super) fn grouped_attention<D: Layers>(trials: &mut Trials<'_, D>) -> Outcom
 pub(super) fn grouped_attention_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for extents @ [s, c, h, kv, d, _] in GROUPED {
         let qkv = trials.normal(&[s * c, (h + 2 * kv) * d]);
-        for (label, by) in grouped(extents) {
+        let documents = documents([s, c, h, d]);
+        for (label, by) in grouped(extents, &documents) {
             let (out, log_sum) = Reference.attention(&qkv, &by)?;
             let [out, log_sum] = [rounded(out), rounded(log_sum)];
             let dy = trials.normal(&out.shape);
@@ -156,9 +188,9 @@ pub(super) fn rotary<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
 
 pub(super) fn attention<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for extents in ATTENTIONS {
-        let lengths = lengths(extents);
+        let (lengths, documents) = (lengths(extents), documents(extents));
         for qkv in to_attend(trials, extents) {
-            for (label, by) in cases(extents, &lengths) {
+            for (label, by) in cases(extents, &lengths, &documents) {
                 trial!(trials, label, [qkv], [], |device| {
                     let (out, log_sum) = device.attention(qkv, &by)?;
                     [out, log_sum]
@@ -171,9 +203,9 @@ pub(super) fn attention<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
 
 pub(super) fn attention_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for extents in ATTENTIONS {
-        let lengths = lengths(extents);
+        let (lengths, documents) = (lengths(extents), documents(extents));
         for qkv in to_attend(trials, extents) {
-            for (label, by) in cases(extents, &lengths) {
+            for (label, by) in cases(extents, &lengths, &documents) {
                 let (out, log_sum) = Reference.attention(&qkv, &by)?;
                 let [out, log_sum] = [rounded(out), rounded(log_sum)];
                 let dy = trials.normal(&out.shape);

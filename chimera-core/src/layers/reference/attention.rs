@@ -78,5 +78,5 @@ fn scores(qkv: &Tensor, by: &Attention<'_>, head: usize, t: usize) -> Vec<(usize
     let [q, k, _] = parts(qkv, by, head);
     let scale = 1.0 / (q.len() as f64).sqrt();
     let score = |u| scale * dot(&qkv.row(t)[q.clone()], &qkv.row(u)[k.clone()]);
-    by.mask.keys(sample, row).map(|key| (start + key, score(start + key))).collect()
+    by.keys(sample, row).map(|key| (start + key, score(start + key))).collect()
 }

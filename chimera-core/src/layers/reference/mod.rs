@@ -3,7 +3,7 @@
 mod activation;
 mod attention;
 
-use super::{Activation, Attention, Dropout, Layers, Layout, Rotary};
+use super::{Activation, Attention, Dropout, IGNORED, Layers, Layout, Rotary};
 use crate::device::Result;
 use crate::device::reference::{Reference, Tensor, add, dot, log_sum_exp};
 
@@ -316,7 +316,7 @@ impl Layers for Reference {
     }
 
     /// `loss = scale Σᵣ (log Σ_c exp logits[r, c] - logits[r, targets[r]])`,
-    /// `gradient = scale (softmax(logits) - one_hot(targets))`
+    /// `gradient = scale (softmax(logits) - one_hot(targets))`, both 0 where the target is [`IGNORED`]
     fn cross_entropy(
         &self,
         logits: Tensor,
@@ -326,7 +326,8 @@ impl Layers for Reference {
         assert_eq!(logits.n_rows(), targets.len(), "cross_entropy");
         let mut loss = 0.0;
         let mut gradient = Tensor::zeros(&logits.shape);
-        for (r, &target) in targets.iter().enumerate() {
+        let counted = targets.iter().enumerate().filter(|(_, target)| **target != IGNORED);
+        for (r, &target) in counted {
             let sum = log_sum_exp(logits.row(r).iter().copied());
             loss += scale * (sum - logits.row(r)[target as usize]);
             for (gradient, logit) in gradient.row_mut(r).iter_mut().zip(logits.row(r)) {

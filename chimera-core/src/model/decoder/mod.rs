@@ -2,6 +2,7 @@
 //! [form](DecoderForm) says which layers one has, so that GPT-2 and Llama are two forms.
 
 mod block;
+mod documents;
 mod follow;
 mod params;
 mod saved;
@@ -19,10 +20,11 @@ use super::pass::{EMBEDDED, Pass};
 use super::rope::frequencies;
 
 use crate::device::Result;
-use crate::layers::{Attention, Layers, Layout};
+use crate::layers::{Attention, Layers, Layout, Mask};
 use crate::stage::{Micro, Output, Param, Stage};
 
 use block::Blocks;
+use documents::Documents;
 use saved::SavedHead;
 
 pub use follow::decoder;
@@ -38,6 +40,8 @@ pub struct DecoderStage<D: Layers> {
     attention: Attention<'static>,
     /// Cosines and sines of each position, where positions are rotary.
     rotary: Option<D::Tensor>,
+    /// The token behind each document, where tokens see their own alone.
+    end_of_text: Option<u32>,
     hidden: usize,
     dropout: DropoutRate,
     params: Vec<Param>,
@@ -73,7 +77,20 @@ impl<D: Layers> DecoderStage<D> {
         let params = config.architecture.0.params(config, &cut);
         let head = if config.tied && cut.first { 0 } else { params.len() - 1 };
         let (rotary, dropout) = (rotary.transpose()?, DropoutRate::default());
-        Ok(Self { device, cut, form, attention, rotary, hidden, dropout, params, head })
+        let end_of_text = config.end_of_text;
+        let stage = Self {
+            device,
+            cut,
+            form,
+            attention,
+            rotary,
+            end_of_text,
+            hidden,
+            dropout,
+            params,
+            head,
+        };
+        Ok(stage)
     }
 
     /// Drops elements of the embedding and of what blocks add to it, with probability `rate`, while
@@ -82,8 +99,20 @@ impl<D: Layers> DecoderStage<D> {
         Self { dropout: DropoutRate { rate, seed }, ..self }
     }
 
-    fn blocks(&self, micro: &Micro<'_>) -> Blocks<'_, D> {
-        let pass = Pass::new(&self.device, self.attention, self.dropout, micro);
+    /// The documents of some samples, where tokens see their own alone.
+    fn documents(&self, ids: &[u32]) -> Option<Documents> {
+        Some(Documents::of(ids, self.end_of_text?, self.attention.context))
+    }
+
+    /// The first row that each row sees, where that is not a matter of its place alone.
+    fn seen(&self, micro: &Micro<'_>) -> Option<Vec<u32>> {
+        Some(self.documents(micro.input)?.seen(self.attention.mask))
+    }
+
+    fn blocks<'b>(&'b self, micro: &Micro<'_>, seen: Option<&'b [u32]>) -> Blocks<'b, D> {
+        let mask = seen.map_or(self.attention.mask, Mask::Documents);
+        let pass =
+            Pass::new(&self.device, Attention { mask, ..self.attention }, self.dropout, micro);
         self.blocks_of(pass, self.rotary.as_ref())
     }
 
@@ -109,9 +138,13 @@ impl<D: Layers> DecoderStage<D> {
     }
 
     fn embedded(&self, w: &[D::Tensor], ids: &[u32]) -> Result<D::Tensor> {
-        match self.rotary {
-            None => self.device.embedding(ids, self.attention.context, &w[0], &w[1]),
-            Some(_) => self.device.embedding(ids, 1, &w[0], &self.no_positions()?),
+        let device = &self.device;
+        match (&self.rotary, self.documents(ids)) {
+            (Some(_), _) => device.embedding(ids, 1, &w[0], &self.no_positions()?),
+            (None, None) => device.embedding(ids, self.attention.context, &w[0], &w[1]),
+            (None, Some(documents)) => {
+                device.embedding(ids, ids.len(), &w[0], &documents.rows_of(device, &w[1])?)
+            }
         }
     }
 
@@ -129,7 +162,8 @@ impl<D: Layers> DecoderStage<D> {
         micro: &Micro<'_>,
         x: Option<D::Tensor>,
     ) -> Result<(D::Tensor, DecoderSaved<D::Tensor>)> {
-        let blocks = self.blocks(micro);
+        let seen = self.seen(micro);
+        let blocks = self.blocks(micro, seen.as_deref());
         assert_eq!(x.is_none(), self.cut.first, "only the first stage has no x");
         let embed = || blocks.pass.dropped(EMBEDDED, &self.embedded(w, micro.input)?);
         let mut x = x.map_or_else(embed, Ok)?;
@@ -174,7 +208,7 @@ impl<D: Layers> Stage for DecoderStage<D> {
     }
 
     fn needs_inputs(&self) -> bool {
-        self.cut.first || self.cut.last
+        self.cut.first || self.cut.last || self.end_of_text.is_some()
     }
 
     fn forward(
@@ -220,8 +254,9 @@ impl<D: Layers> Stage for DecoderStage<D> {
         micro: &Micro<'_>,
         selected: Self::Saved,
     ) -> Result<Self::Saved> {
-        let selected = selected.selected();
-        let (blocks, saved) = (self.blocks(micro), self.weights(w).zip(selected.blocks));
+        let (selected, seen) = (selected.selected(), self.seen(micro));
+        let blocks = self.blocks(micro, seen.as_deref());
+        let saved = self.weights(w).zip(selected.blocks);
         let blocks = saved.map(|(w, selected)| blocks.restore(w, selected));
         Ok(Kept::Whole(DecoderSaved {
             blocks: blocks.collect::<Result<_>>()?,
@@ -236,8 +271,8 @@ impl<D: Layers> Stage for DecoderStage<D> {
         saved: Self::Saved,
         mut dy: D::Tensor,
     ) -> Result<(Option<D::Tensor>, DecoderDeferred<D::Tensor>)> {
-        let saved = saved.whole();
-        let (device, blocks) = (&self.device, self.blocks(micro));
+        let (saved, seen) = (saved.whole(), self.seen(micro));
+        let (device, blocks) = (&self.device, self.blocks(micro, seen.as_deref()));
         let mut head = None;
         if let Some(SavedHead { x, stats, normed }) = saved.head {
             let d_normed = device.linear_dx(&dy, &w[self.head], Layout::OutIn)?;
@@ -282,12 +317,19 @@ impl<D: Layers> Stage for DecoderStage<D> {
         if let Some(dy) = deferred.embedding {
             let (tokens, positions) = into.split_at_mut(1);
             let (tokens, ids) = (&mut tokens[0], micro.input);
-            match self.rotary {
-                None => {
+            match (&self.rotary, self.documents(ids)) {
+                (None, None) => {
                     let context = self.attention.context;
                     device.embedding_dw(ids, context, &dy, tokens, &mut positions[0])?;
                 }
-                Some(_) => device.embedding_dw(ids, 1, &dy, tokens, &mut self.no_positions()?)?,
+                (rotary, documents) => {
+                    let nowhere = &mut self.no_positions()?;
+                    device.embedding_dw(ids, 1, &dy, tokens, nowhere)?;
+                    if let (None, Some(documents)) = (rotary, documents) {
+                        let places = documents.positions();
+                        device.embedding_dw(&places, 1, &dy, &mut positions[0], nowhere)?;
+                    }
+                }
             }
         }
         Ok(())

@@ -1,0 +1,69 @@
+//! Which tokens of a sample are of one document: each ends with a token that says so, or with the sample.
+
+use crate::device::{Device, Result};
+use crate::layers::Mask;
+
+/// The documents of some samples.
+pub(super) struct Documents {
+    /// Of each row, where its document begins in its sample.
+    firsts: Vec<u32>,
+    context: usize,
+}
+
+impl Documents {
+    /// In samples of `context` tokens, behind each of which that is `end` a document begins.
+    pub(super) fn of(ids: &[u32], end: u32, context: usize) -> Documents {
+        let of_sample = |sample: &[u32]| {
+            let mut first = 0;
+            let each = sample.iter().enumerate().map(move |(row, id)| {
+                let of_row = first;
+                if *id == end {
+                    first = row as u32 + 1;
+                }
+                of_row
+            });
+            each.collect::<Vec<_>>()
+        };
+        Documents { firsts: ids.chunks(context).flat_map(of_sample).collect(), context }
+    }
+
+    /// The first row that each row sees, if `mask` hides some of its document.
+    pub(super) fn seen(&self, mask: Mask<'_>) -> Vec<u32> {
+        let reach = if let Mask::Window(rows) = mask { rows } else { self.context };
+        let rows = self.firsts.iter().enumerate();
+        rows.map(|(row, first)| {
+            (row % self.context + 1).saturating_sub(reach).max(*first as usize) as u32
+        })
+        .collect()
+    }
+
+    /// The position of each row in its document.
+    pub(super) fn positions(&self) -> Vec<u32> {
+        let rows = self.firsts.iter().enumerate();
+        rows.map(|(row, first)| (row % self.context) as u32 - first).collect()
+    }
+
+    /// The rows of a table of positions that the documents take, one after another.
+    pub(super) fn rows_of<D: Device>(&self, device: &D, table: &D::Tensor) -> Result<D::Tensor> {
+        let positions = self.positions();
+        let documents = positions.chunk_by(|_, next| *next > 0);
+        let rows = documents.map(|document| device.rows(table, 0, document.len()));
+        let rows = rows.collect::<Result<Vec<_>>>()?;
+        device.join(&rows.iter().collect::<Vec<_>>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_ends_with_its_token_or_its_sample() {
+        let ids = [5, 9, 5, 5, 9, 9, 5, 5, 5, 5];
+        let documents = Documents::of(&ids, 9, 5);
+        assert_eq!(documents.firsts, [0, 0, 2, 2, 2, 0, 1, 1, 1, 1]);
+        assert_eq!(documents.positions(), [0, 1, 0, 1, 2, 0, 0, 1, 2, 3]);
+        assert_eq!(documents.seen(Mask::Causal), documents.firsts);
+        assert_eq!(documents.seen(Mask::Window(2)), [0, 0, 2, 2, 3, 0, 1, 1, 2, 3]);
+    }
+}
