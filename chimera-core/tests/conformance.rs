@@ -53,6 +53,7 @@ fn faults_are_caught() {
         (TrustIgnored, &["lamb"]),
         (ZeroNormStays, &["lamb"]),
         (MomentumLost, &["sgd"]),
+        (ProductOfOne, &["product"]),
     ] {
         assert_eq!(failing(fault), cases, "{fault:?}");
     }
@@ -134,6 +135,7 @@ enum Fault {
     TrustIgnored,
     ZeroNormStays,
     MomentumLost,
+    ProductOfOne,
 }
 
 #[derive(Clone)]

@@ -5,6 +5,8 @@ use std::path::Path;
 
 #[path = "../examples/own_executor.rs"]
 mod own_executor;
+#[path = "../examples/own_optimizer.rs"]
+mod own_optimizer;
 #[path = "../examples/own_schedule.rs"]
 mod own_schedule;
 #[path = "../examples/own_transport.rs"]
@@ -15,6 +17,7 @@ fn examples_run() -> Result<(), Box<dyn Error>> {
     own_transport::own_stage::main()?;
     own_schedule::main()?;
     own_executor::main()?;
+    own_optimizer::main()?;
     own_transport::main()
 }
 
