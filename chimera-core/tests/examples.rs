@@ -1,5 +1,7 @@
 //! The examples run, and stay small enough to be read at once.
 
+#![allow(clippy::duplicate_mod, reason = "two examples train the stages of a third")]
+
 use std::error::Error;
 use std::path::Path;
 

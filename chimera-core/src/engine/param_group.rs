@@ -1,7 +1,7 @@
 //! The parameters of one update, as a rule sees them: their tensors stay on whatever device they are on.
 
 use super::Training;
-use super::updating::{Product, Tensors};
+use super::updating::{GroupTensors, Product};
 use crate::device::reference::Tensor;
 use crate::device::{AdamW, Result, Sgd};
 use crate::stage::Param;
@@ -21,7 +21,7 @@ pub struct ParamGroup<'g> {
     pub update: u64,
     /// What gradients are to be multiplied by first (clipping).
     pub grad_scale: f64,
-    pub(super) tensors: Box<dyn Tensors<'g> + 'g>,
+    pub(super) tensors: Box<dyn GroupTensors<'g> + 'g>,
 }
 
 /// One parameter on the host, in f64: the values of every device's types fit.

@@ -25,7 +25,8 @@ impl Step<'_> {
     ) -> Result<()> {
         let &Step { training, step, update, grad_scale } = self;
         let (lr, update) = (training.lr_at(step), update + 1);
-        let (decaying, others) = Box::new(Group { device, tensors }).split(&|param| param.decay);
+        let (decaying, others) =
+            Box::new(DeviceGroup { device, tensors }).split(&|param| param.decay);
         for (tensors, weight_decay) in [(decaying, training.weight_decay), (others, 0.0)] {
             let group = ParamGroup { training, lr, weight_decay, update, grad_scale, tensors };
             training.optimizer.update(group)?;
@@ -46,11 +47,11 @@ pub(super) struct OnDevice<'t, T> {
 pub(super) type Product<'t> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 't;
 
 /// Some parameters on a device of any type.
-pub(super) trait Tensors<'g> {
+pub(super) trait GroupTensors<'g> {
     fn split(
         self: Box<Self>,
         is_first: &dyn Fn(&Param) -> bool,
-    ) -> (Box<dyn Tensors<'g> + 'g>, Box<dyn Tensors<'g> + 'g>);
+    ) -> (Box<dyn GroupTensors<'g> + 'g>, Box<dyn GroupTensors<'g> + 'g>);
 
     fn adamw(&mut self, by: &AdamW) -> Result<()>;
 
@@ -65,12 +66,12 @@ pub(super) trait Tensors<'g> {
     ) -> Result<()>;
 }
 
-struct Group<'g, D: Device> {
+struct DeviceGroup<'g, D: Device> {
     device: &'g D,
     tensors: Vec<OnDevice<'g, D::Tensor>>,
 }
 
-impl<D: Device> Group<'_, D> {
+impl<D: Device> DeviceGroup<'_, D> {
     /// The parameters with the two moments that the device's own optimizers move.
     fn updated(&mut self) -> Result<Vec<Updated<'_, D::Tensor>>> {
         let mut all = Vec::with_capacity(self.tensors.len());
@@ -92,14 +93,17 @@ impl<D: Device> Group<'_, D> {
     }
 }
 
-impl<'g, D: Device> Tensors<'g> for Group<'g, D> {
+impl<'g, D: Device> GroupTensors<'g> for DeviceGroup<'g, D> {
     fn split(
         self: Box<Self>,
         is_first: &dyn Fn(&Param) -> bool,
-    ) -> (Box<dyn Tensors<'g> + 'g>, Box<dyn Tensors<'g> + 'g>) {
-        let Group { device, tensors } = *self;
+    ) -> (Box<dyn GroupTensors<'g> + 'g>, Box<dyn GroupTensors<'g> + 'g>) {
+        let DeviceGroup { device, tensors } = *self;
         let (first, others) = tensors.into_iter().partition(|tensor| is_first(tensor.param));
-        (Box::new(Group { device, tensors: first }), Box::new(Group { device, tensors: others }))
+        (
+            Box::new(DeviceGroup { device, tensors: first }),
+            Box::new(DeviceGroup { device, tensors: others }),
+        )
     }
 
     fn adamw(&mut self, by: &AdamW) -> Result<()> {

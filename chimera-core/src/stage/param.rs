@@ -47,7 +47,7 @@ impl Param {
         Param { name: name.into(), decay, shape, init, tied: false, linear_maps }
     }
 
-    /// The same tensor, a matrix in which linear maps of these extents lie beside each other.
+    /// This tensor as a matrix in which linear maps of these extents lie beside each other.
     pub fn fused(self, linear_maps: impl Into<Vec<usize>>) -> Param {
         Param { linear_maps: linear_maps.into(), ..self }
     }
