@@ -94,7 +94,7 @@ pub(super) struct Documents<'d, R> {
 }
 
 impl<'d, R: BufRead> Documents<'d, R> {
-    /// Those of `lines`, each the text in the field `field` of a line's object.
+    /// Documents in `lines`, each the text in the field `field` of a line's object.
     pub(super) fn new(path: &'d Path, field: &'d str, lines: R) -> Documents<'d, R> {
         Documents { path, field, lines, line: 0, bytes: 0 }
     }
