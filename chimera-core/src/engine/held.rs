@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::optimizer::UpdateRule;
+use super::update_rule::UpdateRule;
 use super::updating::{OnDevice, Step};
 use crate::device::{Device, Result};
 use crate::stage::{Param, Stage, initial};

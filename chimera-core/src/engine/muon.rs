@@ -1,7 +1,7 @@
 //! Muon: momentum whose matrices are made orthogonal (Jordan et al., 2024).
 
-use super::optimizer::UpdateRule;
 use super::param_group::{HostTensor, ParamGroup};
+use super::update_rule::UpdateRule;
 use crate::device::Result;
 use crate::device::reference::{Tensor, add, dot};
 use crate::stage::Param;

@@ -7,35 +7,10 @@ use std::sync::Arc;
 
 use super::muon::Muon;
 use super::param_group::ParamGroup;
+use super::update_rule::UpdateRule;
 use crate::device::{Device, Result};
 use crate::notation::by_name;
 use crate::stage::Param;
-
-/// How weights follow their gradients.
-///
-/// A rule keeps nothing itself. What it has to remember of a parameter are tensors of the parameter's shape, its
-/// state, which the engine keeps beside the weights: zeros at first, in every checkpoint, and with the owner of
-/// the tensor alone where the optimizer is sharded. A rule is always given whole tensors, and must do the same with the
-/// same bits, since replicas update on their own.
-pub trait UpdateRule: Send + Sync {
-    /// Name of the rule, by which a checkpoint says whose state it has.
-    fn name(&self) -> &str;
-
-    /// Names of the state tensors of a parameter, under which checkpoints keep them.
-    fn state(&self, param: &Param) -> &[&'static str];
-
-    /// Whether the rule multiplies matrices, by [`HostTensor::product`](super::HostTensor::product). A training on a
-    /// device without products is refused before its first step.
-    fn needs_products(&self) -> bool {
-        false
-    }
-
-    /// Updates the weights and the state of some parameters.
-    ///
-    /// # Errors
-    /// If the device fails: the run ends.
-    fn update(&self, group: ParamGroup<'_>) -> Result<()>;
-}
 
 /// An update rule, of the table or a caller's. Two optimizers of one name are equal.
 #[derive(Clone)]

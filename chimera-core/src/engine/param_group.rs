@@ -1,7 +1,6 @@
 //! The parameters of one update, as a rule sees them: their tensors stay on whatever device they are on.
 
 use super::Training;
-use super::updating::{GroupTensors, Product};
 use crate::device::reference::Tensor;
 use crate::device::{AdamW, Result, Sgd};
 use crate::stage::Param;
@@ -83,4 +82,27 @@ impl<'g> ParamGroup<'g> {
         let Training { beta1, beta2, eps, .. } = *training;
         AdamW { lr, beta1, beta2, eps, weight_decay, update, grad_scale }
     }
+}
+
+/// `a bᵀ` of two matrices.
+pub(super) type Product<'t> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 't;
+
+/// Some parameters on a device of any type.
+pub(super) trait GroupTensors<'g> {
+    fn split(
+        self: Box<Self>,
+        is_first: &dyn Fn(&Param) -> bool,
+    ) -> (Box<dyn GroupTensors<'g> + 'g>, Box<dyn GroupTensors<'g> + 'g>);
+
+    fn adamw(&mut self, by: &AdamW) -> Result<()>;
+
+    fn lamb(&mut self, by: &AdamW) -> Result<()>;
+
+    fn sgd(&mut self, by: &Sgd) -> Result<()>;
+
+    fn on_host(
+        &mut self,
+        grad_scale: f64,
+        update: &mut dyn FnMut(HostTensor<'_>) -> Result<()>,
+    ) -> Result<()>;
 }

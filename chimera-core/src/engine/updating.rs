@@ -1,7 +1,7 @@
 //! The tensors that a rule updates, behind which it does not see what device they are on.
 
 use super::Training;
-use super::param_group::{HostTensor, ParamGroup};
+use super::param_group::{GroupTensors, HostTensor, ParamGroup};
 use crate::device::reference::Tensor;
 use crate::device::{AdamW, Device, DeviceError, Elements, Result, Sgd, Updated, update_on_host};
 use crate::stage::Param;
@@ -41,29 +41,6 @@ pub(super) struct OnDevice<'t, T> {
     pub(super) weights: &'t mut T,
     pub(super) gradient: &'t T,
     pub(super) state: &'t mut [T],
-}
-
-/// `a bᵀ` of two matrices.
-pub(super) type Product<'t> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 't;
-
-/// Some parameters on a device of any type.
-pub(super) trait GroupTensors<'g> {
-    fn split(
-        self: Box<Self>,
-        is_first: &dyn Fn(&Param) -> bool,
-    ) -> (Box<dyn GroupTensors<'g> + 'g>, Box<dyn GroupTensors<'g> + 'g>);
-
-    fn adamw(&mut self, by: &AdamW) -> Result<()>;
-
-    fn lamb(&mut self, by: &AdamW) -> Result<()>;
-
-    fn sgd(&mut self, by: &Sgd) -> Result<()>;
-
-    fn on_host(
-        &mut self,
-        grad_scale: f64,
-        update: &mut dyn FnMut(HostTensor<'_>) -> Result<()>,
-    ) -> Result<()>;
 }
 
 struct DeviceGroup<'g, D: Device> {
