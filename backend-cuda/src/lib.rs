@@ -105,6 +105,14 @@ impl Device for Candle {
     fn sgd(&self, tensors: &mut [Updated<'_, Tensor>], by: &Sgd) -> Result<()> {
         self.named("sgd", tensors.iter_mut().try_for_each(|tensor| cpu::sgd::update(tensor, by)))
     }
+
+    fn has_products(&self) -> bool {
+        true
+    }
+
+    fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        self.named("product", cpu::linear::forward(a, b, Layout::OutIn, None, None))
+    }
 }
 
 impl Layers for Candle {

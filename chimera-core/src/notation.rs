@@ -1,9 +1,13 @@
 //! How people write and read ops, cells and rows, numbers, and values that have names.
 
+mod near;
+
 use std::collections::BTreeSet;
 
 use crate::ids::{PipeId, StageId};
 use crate::op::{Cell, Kind, Op};
+
+pub use near::{near, nearest};
 
 /// How the ops of one row are written.
 ///

@@ -55,6 +55,7 @@ fn faults_are_caught() {
         (TrustIgnored, &["lamb"]),
         (ZeroNormStays, &["lamb"]),
         (MomentumLost, &["sgd"]),
+        (ProductOfOne, &["product"]),
     ] {
         assert_eq!(failing(fault), cases, "{fault:?}");
     }
@@ -138,6 +139,7 @@ enum Fault {
     TrustIgnored,
     ZeroNormStays,
     MomentumLost,
+    ProductOfOne,
 }
 
 #[derive(Clone)]

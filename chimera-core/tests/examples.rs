@@ -1,10 +1,14 @@
 //! The examples run, and stay small enough to be read at once.
 
+#![allow(clippy::duplicate_mod, reason = "two examples train the stages of a third")]
+
 use std::error::Error;
 use std::path::Path;
 
 #[path = "../examples/own_executor.rs"]
 mod own_executor;
+#[path = "../examples/own_optimizer.rs"]
+mod own_optimizer;
 #[path = "../examples/own_schedule.rs"]
 mod own_schedule;
 #[path = "../examples/own_transport.rs"]
@@ -15,6 +19,7 @@ fn examples_run() -> Result<(), Box<dyn Error>> {
     own_transport::own_stage::main()?;
     own_schedule::main()?;
     own_executor::main()?;
+    own_optimizer::main()?;
     own_transport::main()
 }
 

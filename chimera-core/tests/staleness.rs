@@ -46,13 +46,14 @@ impl Piece {
             let by = AdamW { weight_decay, ..by };
             let AdamW { lr, grad_scale, .. } = by;
             let tensors = &mut [Updated { w: &mut weights[i], g: &sums[i], m, v }];
-            let updated = match run.optimizer {
-                Optimizer::AdamW => Reference.adamw(tensors, &by),
-                Optimizer::Lamb => Reference.lamb(tensors, &by),
-                Optimizer::Sgd => {
+            let updated = match run.optimizer.name() {
+                "adamw" => Reference.adamw(tensors, &by),
+                "lamb" => Reference.lamb(tensors, &by),
+                "sgd" => {
                     let by = Sgd { lr, momentum: 0.9, weight_decay, grad_scale };
                     Reference.sgd(tensors, &by)
                 }
+                other => panic!("the device has no function of {other}"),
             };
             updated.expect("updates");
         }
@@ -225,9 +226,10 @@ fn asynchronous_schedules_train_as_one_worker_of_the_same_staleness() {
 
 #[test]
 fn every_optimizer_takes_old_gradients() {
-    for (_, optimizer) in Optimizer::ALL {
+    for optimizer in [Optimizer::adamw(), Optimizer::lamb(), Optimizer::sgd()] {
         for schedule in ["pipedream", "pipedream-2bw"] {
             let shape = Shape { window: 2, ..Shape::new(3, 4) };
+            let optimizer = optimizer.clone();
             assert_equal_age(&Run { optimizer, width: 2, ..Run::new(schedule, shape) });
         }
     }

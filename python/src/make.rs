@@ -61,7 +61,20 @@ pub(crate) fn schedule(
     window: i64,
     times: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Timetable> {
-    let times = self::times(times)?;
+    let times = self::times(
+        times,
+        &[
+            "depth",
+            "micro_batches",
+            "pipes",
+            "chunks",
+            "scaling",
+            "in_turn",
+            "waves",
+            "in_flight",
+            "window",
+        ],
+    )?;
     run(py, || {
         let in_flight = in_flight.map(|k| whole("in_flight", k, MOST_MICRO_BATCHES)).transpose()?;
         let (scaling, is_auto) = scaling_of(scaling)?;
@@ -107,7 +120,23 @@ pub(crate) fn auto(
     search_seed: u64,
     times: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Timetable> {
-    let times = self::times(times)?;
+    let times = self::times(
+        times,
+        &[
+            "placement",
+            "depth",
+            "micro_batches",
+            "pipes",
+            "chunks",
+            "waves",
+            "scaling",
+            "recompute",
+            "split_backward",
+            "memory_cap",
+            "search_time",
+            "search_seed",
+        ],
+    )?;
     run(py, || {
         let shape = Shape {
             n_pipes: whole("pipes", pipes, MOST)? as usize,

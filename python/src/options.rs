@@ -2,6 +2,7 @@
 
 use chimera_core::analyze::Link;
 use chimera_core::costs::{GivenTimes, PerStage, StageCosts};
+use chimera_core::notation::near;
 use chimera_core::timetable::Timetable;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -55,8 +56,12 @@ impl Times {
     }
 }
 
-/// Reads the times among keyword arguments; there may be no others.
-pub(crate) fn times(given: Option<&Bound<'_, PyDict>>) -> PyResult<Times> {
+/// Keyword arguments that say times.
+const TIMES: [&str; 8] =
+    ["forward", "backward", "input", "weight", "pair", "recompute_time", "message", "of_model"];
+
+/// Reads the times among keyword arguments; there may be no others but `others`, which Python has read.
+pub(crate) fn times(given: Option<&Bound<'_, PyDict>>, others: &[&str]) -> PyResult<Times> {
     let (mut times, mut of_model) = (GivenTimes::default(), false);
     for (name, value) in given.into_iter().flatten() {
         let name: String = name.extract()?;
@@ -74,9 +79,17 @@ pub(crate) fn times(given: Option<&Bound<'_, PyDict>>) -> PyResult<Times> {
             "message" => &mut times.message,
             _ => {
                 let known = "forward, backward, input, weight, pair, recompute_time and message";
-                let text = format!(
-                    "unknown keyword argument `{name}`: times are {known}; `of_model` may stand beside them"
-                );
+                let all = others.iter().chain(&TIMES).map(|name| name.replace('_', "-"));
+                let all: Vec<String> = all.collect();
+                let text = match near(&name, all.iter().map(String::as_str)) {
+                    Some(near) => format!(
+                        "unknown keyword argument `{name}`: did you mean `{}`?",
+                        near.replace('-', "_")
+                    ),
+                    None => format!(
+                        "unknown keyword argument `{name}`: times are {known}; `of_model` may stand beside them"
+                    ),
+                };
                 return Err(PyTypeError::new_err(text));
             }
         };

@@ -177,7 +177,10 @@ impl Program {
         gradient_bytes: Option<Numbers>,
         times: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Timeline> {
-        let times = match self::times(times)? {
+        let times = match self::times(
+            times,
+            &["width", "ranks_per_node", "inside", "between", "activation_bytes", "gradient_bytes"],
+        )? {
             none if none.given == GivenTimes::default() => self.times.clone(),
             given => given,
         };

@@ -108,7 +108,7 @@ impl Timetable {
         memory_cap: Option<f64>,
         times: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Timetable> {
-        let times = self::times(times)?;
+        let times = self::times(times, &["recompute", "hoist", "split_backward", "memory_cap"])?;
         let hoist = hoist.map(|hoist| hoist.str()?.extract::<String>()).transpose()?;
         run(py, || {
             let passes = Passes {
@@ -138,7 +138,7 @@ impl Timetable {
         memory_cap: Option<f64>,
         times: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Program> {
-        let times = self::times(times)?;
+        let times = self::times(times, &["sync", "tied", "barrier", "memory_cap"])?;
         run(py, move || {
             let stages = |set: Vec<u16>| set.into_iter().map(StageId).collect();
             let how = Lowering {

@@ -151,6 +151,7 @@ def test_a_search_finds_what_it_says():
     ("call", "says"),
     [
         (lambda: chimera.schedule("nothing"), "unknown schedule `nothing`: choose one of gpipe, "),
+        (lambda: chimera.schedule("1fb1"), "unknown schedule `1fb1`: did you mean `1f1b`?"),
         (lambda: chimera.schedule("gpipe", depth=0), "`depth` is 0: choose a number from 1 to 8192"),
         (lambda: chimera.schedule("gpipe", micro_batches=-1), "`micro_batches` is -1: "),
         (lambda: chimera.schedule("gpipe", depth=8192, micro_batches=1 << 20), "nearest: at most"),
@@ -180,8 +181,23 @@ def test_bad_input_is_refused_in_words(call, says):
 
 
 def test_unknown_words_are_no_times():
-    with pytest.raises(TypeError, match="unknown keyword argument `forwards`"):
-        chimera.schedule("gpipe").lower(forwards=1)
+    with pytest.raises(TypeError, match="unknown keyword argument `speed`: times are forward"):
+        chimera.schedule("gpipe").lower(speed=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        (lambda: chimera.schedule("gpipe", depht=2), "depth"),
+        (lambda: chimera.schedule("gpipe", microbatches=2), "micro_batches"),
+        (lambda: chimera.schedule("gpipe").lower(forwards=1), "forward"),
+        (lambda: chimera.schedule("gpipe").passes(split_backwards=True), "split_backward"),
+        (lambda: chimera.auto(search_tim=1), "search_time"),
+    ],
+)
+def test_a_misspelt_option_is_told_the_nearest(call, meant):
+    with pytest.raises(TypeError, match=f"did you mean `{meant}`"):
+        call()
 
 
 def test_rows_in_one_order_have_the_same_instructions():

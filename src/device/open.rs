@@ -1,6 +1,7 @@
 //! Devices that are open, with the kernels of each.
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, bail};
+use chimera_core::engine::Optimizer;
 use chimera_core::ids::Rank;
 use chimera_core::layers::Layers;
 use chimera_core::model::{Cut, DropoutRate, ModelConfig, stage};
@@ -77,6 +78,17 @@ impl Compute for MakesStage<'_> {
     }
 }
 
+/// Asks whether an optimizer has what it needs.
+struct ChecksOptimizer<'o>(&'o Optimizer);
+
+impl Compute for ChecksOptimizer<'_> {
+    type Output = Result<(), String>;
+
+    fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
+        by_rank.iter().try_for_each(|kernels| self.0.check(kernels))
+    }
+}
+
 /// The devices of some ranks of this process, open.
 #[derive(Clone, Debug)]
 pub struct Devices {
@@ -144,6 +156,17 @@ impl Devices {
     pub fn check_model(&self, model: &ModelConfig) -> Result<()> {
         for (opened, _) in self.shared() {
             opened.run(MakesStage(model))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses an optimizer that needs something of a device that it does not have.
+    ///
+    /// # Errors
+    /// Names the optimizer and the device.
+    pub fn check_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        for (opened, _) in self.shared() {
+            opened.run(ChecksOptimizer(optimizer)).map_err(Error::msg)?;
         }
         Ok(())
     }

@@ -110,8 +110,7 @@ mod tests {
     };
 
     fn param(name: &str) -> Param {
-        let (name, shape) = (name.to_string(), vec![2]);
-        Param { name, shape, init: Init::Zeros, decay: false, tied: false }
+        Param::new(name, [2], Init::Zeros)
     }
 
     #[test]

@@ -198,7 +198,7 @@ fn training(config: &Config) -> Training {
     Training {
         seed: config.seed,
         steps: config.steps,
-        optimizer: config.optimizer,
+        optimizer: config.optimizer.clone(),
         lr: config.lr,
         min_lr: config.min_lr,
         warmup: config.warmup,

@@ -18,7 +18,7 @@ use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 
 use super::candidate::{Candidate, Cluster, Fit, no_flush};
-use super::need::{Need, Peaks, needs_at};
+use super::need::{Need, Peaks, Weights, needs_at};
 use super::{Course, Plan, can_be_cut, costs_by_flops, timetable};
 use crate::device::Device;
 use crate::settings::Config;
@@ -203,8 +203,9 @@ impl<'c> ConfigGroup<'c> {
     /// What the peak_rank rank needs where workers come to these peaks, with a shared-out optimizer if it has to be.
     fn need(&self, mut way: Config, plan: &Plan, peaks: &Peaks) -> (Config, Need) {
         let Plan { course: Course { program, .. }, model, cuts, memory, .. } = plan;
+        let weights = Weights::of(model, cuts);
         let needs =
-            |way: &Config| peak_rank(plan, &needs_at(way, model, cuts, memory, program, peaks));
+            |way: &Config| peak_rank(plan, &needs_at(way, &weights, memory, program, peaks));
         let mut need = needs(&way);
         if need.total() > self.cluster.memory && self.is_sharing_free && !way.shard_optimizer {
             way.shard_optimizer = true;

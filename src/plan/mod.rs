@@ -20,7 +20,8 @@ pub use course::{Chain, Course};
 pub(crate) use course::{can_be_cut, costs_by_flops, timetable};
 pub use hardware::{EFFICIENCIES, Hardware};
 pub use need::Need;
-use need::{memory_of, needs};
+use need::memory_of;
+pub(crate) use need::{Weights, needs};
 pub use request::request;
 
 use crate::device::Device;
@@ -69,7 +70,7 @@ impl Plan {
         let (config, program) = (&course.config, &course.program);
         let cuts = cut(&model, config.sequence, course.n_stages())?;
         let memory = memory_of(config, &model, &cuts);
-        let needs = needs(config, &model, &cuts, &memory, program);
+        let needs = needs(config, &Weights::of(&model, &cuts), &memory, program);
         Ok(Plan { course, devices, model, cuts, memory, needs })
     }
 

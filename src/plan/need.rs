@@ -1,5 +1,6 @@
 //! The memory that each worker of a run needs.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Add;
 
@@ -17,10 +18,10 @@ use crate::settings::Config;
 /// What a run or a part of its workers needs, in bytes.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Need {
-    /// Weights in all their versions, gradients and two moments, four bytes an element each; with bf16 also weights as
+    /// Weights in all their versions, gradients and the state of the optimizer; with bf16 also weights as
     /// operands of products, two bytes an element; and what stages have of their own, such as rotary positions.
     pub state: f64,
-    /// Weights and two moments, from which a checkpoint is written while training goes on.
+    /// Weights and the state of the optimizer, from which a checkpoint is written while training goes on.
     pub copy: f64,
     /// What workers keep for backwards at once: saved activations, inputs to recompute from, deferred weight work.
     pub activations: f64,
@@ -97,68 +98,96 @@ impl Peaks {
     }
 }
 
+/// The stages of a model, as far as their memory depends on them.
+pub(crate) struct Weights {
+    /// By stage.
+    pub(crate) params: Vec<Vec<Param>>,
+    /// Bytes of an element of a weight.
+    pub(crate) element: f64,
+}
+
+impl Weights {
+    /// Weights in f32.
+    pub(crate) fn of(model: &ModelConfig, cuts: &[Cut]) -> Weights {
+        Weights { params: cuts.iter().map(|cut| model.params(cut)).collect(), element: 4.0 }
+    }
+}
+
 /// What each worker of a group needs.
-pub(super) fn needs(
+pub(crate) fn needs(
     config: &Config,
-    model: &ModelConfig,
-    cuts: &[Cut],
+    weights: &Weights,
     memory: &[Memory],
     program: &Program,
 ) -> Vec<Need> {
-    needs_at(config, model, cuts, memory, program, &Peaks::of(config, memory, program))
+    needs_at(config, weights, memory, program, &Peaks::of(config, memory, program))
 }
 
 /// Memory of workers that come to these peaks; what the run needs once is shared out among them. The program only says
 /// who holds what.
 pub(super) fn needs_at(
     config: &Config,
-    model: &ModelConfig,
-    cuts: &[Cut],
+    weights: &Weights,
     memory: &[Memory],
     program: &Program,
     peaks: &Peaks,
 ) -> Vec<Need> {
-    let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();
+    let Weights { params, element } = weights;
     let n_workers = program.rows().len();
-    let mut moments = vec![0.0; n_workers];
+    let optimizer = &config.optimizer;
+    let mut owned = vec![0.0; n_workers];
     if config.shard_optimizer {
-        let owned = owned_elements(program, config.width, &params);
-        for (rank, elements) in owned.into_iter().enumerate() {
-            moments[rank % n_workers] += elements as f64 * 8.0 / config.width as f64;
+        let elements = owned_elements(program, config.width, params, optimizer);
+        for (rank, elements) in elements.into_iter().enumerate() {
+            owned[rank % n_workers] += elements as f64 * element / config.width as f64;
         }
     }
-    let sums = sums(config, program, &params);
+    let sums = sums(config, program, weights);
     let width = config.width as f64;
-    let n_params = model.n_params() as f64;
-    let copy = if config.save_every > 0 { n_params * 12.0 } else { 0.0 };
+    let copy = if config.save_every > 0 { saved_bytes(config, weights) } else { 0.0 };
     let share = 1.0 / (n_workers as f64 * width);
     let need = |(w, (activations, used)): (usize, (f64, f64))| {
         let worker = WorkerId(w as u16);
         let versions = f64::from(program.weight_versions()[w]);
-        let copies = versions + if config.shard_optimizer { 1.0 } else { 3.0 };
+        let kept = |param: &Param| match config.shard_optimizer {
+            true => 0,
+            false => optimizer.state(param).len(),
+        };
         let stages = program.placement().stages_of(worker);
-        let held = |s: &StageId| params[s.index()].iter().map(Param::n_elements).sum::<usize>();
+        let held = |s: &StageId| {
+            let copies = |param: &Param| versions + 1.0 + kept(param) as f64;
+            params[s.index()].iter().map(|p| p.n_elements() as f64 * copies(p)).sum::<f64>()
+        };
         let beside = |s: &StageId| {
             let Memory { operands, own, .. } = memory[s.index()];
             operands * versions + own
         };
-        let state = stages.iter().map(|s| held(s) as f64 * copies * 4.0 + beside(s)).sum::<f64>();
+        let state = stages.iter().map(|s| held(s) * element + beside(s)).sum::<f64>();
         let working = used.max(sums[w]) - activations;
-        Need { state: state + moments[w], copy: copy * share, activations, working }
+        Need { state: state + owned[w], copy: copy * share, activations, working }
     };
     let Peaks { kept, used } = peaks;
     kept.iter().copied().zip(used.iter().copied()).enumerate().map(need).collect()
 }
 
+/// Bytes of a checkpoint: each tensor once, with the state of the optimizer.
+fn saved_bytes(config: &Config, Weights { params, element }: &Weights) -> f64 {
+    let by_name: BTreeMap<_, _> =
+        params.iter().flatten().map(|param| (&param.name, param)).collect();
+    let copies = |param: &Param| (1 + config.optimizer.state(param).len()) as f64;
+    by_name.values().map(|param| element * param.n_elements() as f64 * copies(param)).sum()
+}
+
 /// By worker: the bytes that sums of gradients take beside the gradients, when saved activations are gone.
-fn sums(config: &Config, program: &Program, params: &[Vec<Param>]) -> Vec<f64> {
+fn sums(config: &Config, program: &Program, weights: &Weights) -> Vec<f64> {
+    let Weights { params, element } = weights;
     let mut sums = vec![0.0; program.rows().len()];
     for (number, bucket) in (0..).map(BucketId).zip(program.buckets_of_update()) {
         let n_replicas = program.replicas(config.width, number).len();
         let Some(stage) = bucket.stages.first().filter(|_| n_replicas > 1) else { continue };
         let is_its = |param: &&Param| param.tied == (bucket.stages.len() > 1);
         let tensors = params[stage.index()].iter().filter(is_its);
-        let bytes = tensors.map(|param| param.n_elements() as f64 * 4.0).sum::<f64>();
+        let bytes = tensors.map(|param| param.n_elements() as f64 * element).sum::<f64>();
         // Where the optimizer is shared out, so are the sums.
         let part = if config.shard_optimizer { bytes / n_replicas as f64 } else { bytes };
         bucket.members.iter().for_each(|worker| sums[worker.index()] += part);
@@ -222,7 +251,8 @@ mod tests {
                     let n_stages = run.program().placement().n_stages();
                     let cuts = cut(run.model(), run.config().sequence, n_stages).unwrap();
                     let memory = memory_of(run.config(), run.model(), &cuts);
-                    let needs = needs(run.config(), run.model(), &cuts, &memory, run.program());
+                    let weights = Weights::of(run.model(), &cuts);
+                    let needs = needs(run.config(), &weights, &memory, run.program());
                     let width = run.config().width as f64;
                     let need = needs.into_iter().fold(Need::default(), Need::add).times(width);
                     let case = format!("{model} {schedule} {recompute} {split_backward}");

@@ -20,11 +20,7 @@ pub(super) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
         false => Need { copy: need.copy, ..Need::default() },
     });
     let need = on_host.fold(Need::default(), Need::add).times(config.width as f64 * here);
-    if let Some(free) = free_memory(Path::new("/")) {
-        let limit =
-            if free.by_limit { " within the memory limit of its control group" } else { "" };
-        refuse(config, &need, free.bytes, limit, "this host")?;
-    }
+    refuse_on_host(config, &need)?;
     for (device, ranks) in devices.shared() {
         let of = |rank: &usize| plan.needs[rank % plan.needs.len()];
         let need = ranks.iter().map(of).fold(Need::default(), Need::add);
@@ -34,6 +30,28 @@ pub(super) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses a run of a caller's model whose ranks need more than the memory that is free: of their devices, where they say
+/// it, or else of this host.
+pub(super) fn check_own(config: &Config, needs: &[(Need, Option<u64>)]) -> Result<()> {
+    for (need, free) in needs {
+        if let Some(free) = free {
+            let need = Need { copy: 0.0, ..*need };
+            refuse(config, &need, *free as f64, "", "the device of a rank")?;
+        }
+    }
+    let on_host = needs.iter().map(|(need, free)| match free {
+        None => *need,
+        Some(_) => Need { copy: need.copy, ..Need::default() },
+    });
+    refuse_on_host(config, &on_host.fold(Need::default(), Need::add))
+}
+
+fn refuse_on_host(config: &Config, need: &Need) -> Result<()> {
+    let Some(free) = free_memory(Path::new("/")) else { return Ok(()) };
+    let limit = if free.by_limit { " within the memory limit of its control group" } else { "" };
+    refuse(config, need, free.bytes, limit, "this host")
 }
 
 fn refuse(config: &Config, need: &Need, free: f64, limit: &str, place: &str) -> Result<()> {

@@ -110,6 +110,7 @@ impl Run {
             }
         };
         devices.check_model(&model)?;
+        devices.check_optimizer(&plan.course.config.optimizer)?;
         if here.own.is_none() {
             let Course { program, config, .. } = &plan.course;
             replica_devices::check(program, config, &devices.models())?;

@@ -1,25 +1,27 @@
 //! A model of the caller's, with all that a run has: checkpoints, exact resume, metrics, traces and logs.
 
+use std::collections::HashSet;
 use std::io;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bytemuck::NoUninit;
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, HostStaged, Threads};
 use chimera_core::costs::{StageBytes, StageCosts, UniformCosts};
 use chimera_core::device::{Device, DeviceError};
-use chimera_core::engine::{Fields, Job, StepReport, run_threads};
+use chimera_core::engine::{Fields, Job, Optimizer, StepReport, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
+use chimera_core::model::Memory;
 use chimera_core::render::chrome::Sizes;
-use chimera_core::stage::{Data, Param, Stage};
+use chimera_core::stage::{Data, Micro, Param, Stage, measure};
 use chimera_core::timetable::Timetable;
 
 use super::subject::Subject;
 use super::trained::RankTrained;
 use super::watch::{HeldOut, Watch};
-use super::{Run, compute_threads, resume};
-use crate::formats::checkpoint::Digest;
-use crate::plan::{Chain, Course};
+use super::{Run, compute_threads, memory_check, resume};
+use crate::formats::checkpoint::{Digest, state_of};
+use crate::plan::{Chain, Course, Need, Weights, needs};
 use crate::settings::{Config, Transport};
 
 /// A model that can be cut into stages, with its devices and samples.
@@ -47,8 +49,18 @@ pub trait Model: Sync {
     /// If it cannot be cut into so many stages: the run is refused before it starts.
     fn stage(&self, device: &Self::Device, stage: StageId, n_stages: usize) -> Result<Self::Stage>;
 
+    /// Bytes that are free in the memory of a rank's device; `None` where that is the host's.
+    fn free_bytes(&self, _rank: Rank) -> Option<u64> {
+        None
+    }
+
     /// What it is trained on.
     fn data(&self) -> &dyn Data<Self::Item>;
+
+    /// What updates its weights, in the place of the setting `optimizer`: a rule of the model's own.
+    fn optimizer(&self) -> Option<Optimizer> {
+        None
+    }
 
     /// What it is evaluated on every `eval-every` steps, and how many samples that has.
     fn held_out(&self) -> Option<(&dyn Data<Self::Item>, u64)> {
@@ -68,11 +80,13 @@ pub struct Own<M: Model> {
     device: M::Device,
     /// Parameters by stage.
     params: Vec<Vec<Param>>,
+    /// What a sample takes on each stage.
+    bytes: Vec<StageBytes>,
 }
 
 impl<M: Model> Run<Own<M>> {
-    /// Checks settings and schedule, and cuts the model. Nothing is written. The options of our models, their text and
-    /// their devices are not read.
+    /// Checks settings and schedule, cuts the model, and runs each stage once with weights of zeros, to learn what memory it
+    /// takes. Nothing is written. The options of our models, their text and their devices are not read.
     ///
     /// # Errors
     /// If the settings have no such schedule, or the model cannot be cut for it.
@@ -87,12 +101,32 @@ impl<M: Model> Run<Own<M>> {
             config.transport != Transport::Nccl,
             "transport nccl is for the models of this program"
         );
-        let config = config.of_model(model.name());
+        let mut config = config.of_model(model.name());
+        config.optimizer = model.optimizer().unwrap_or(config.optimizer);
         let found = resume::kept(&config)?;
         let device = model.device(Rank(0))?;
-        let mut own = Own { model, device, params: Vec::new() };
+        config.optimizer.check(&device).map_err(anyhow::Error::msg)?;
+        let mut own = Own { model, device, params: Vec::new(), bytes: Vec::new() };
         let course = own.plan(config, found)?;
         Run::of(course, own)
+    }
+
+    /// The memory that each worker of a group will need, as far as the stages [say](Stage::saved_bytes) what they keep.
+    /// A run that needs more than is free is refused before its first step.
+    pub fn needs(&self) -> Vec<Need> {
+        let Own { params, bytes, device, .. } = &self.subject;
+        let element = device.zeros(&[1]).map_or(4, |one| device.bytes(&one)) as f64;
+        let memory = bytes.iter().map(|sample| Memory { sample: *sample, ..Memory::default() });
+        let weights = Weights { params: params.clone(), element };
+        needs(self.config(), &weights, &memory.collect::<Vec<_>>(), self.program())
+    }
+
+    /// Refuses these ranks if they need more memory than there is.
+    fn check_memory(&self, ranks: impl Iterator<Item = Rank>) -> Result<()> {
+        let needs = self.needs();
+        let of =
+            |rank: Rank| (needs[rank.index() % needs.len()], self.subject.model.free_bytes(rank));
+        memory_check::check_own(self.config(), &ranks.map(of).collect::<Vec<_>>())
     }
 }
 
@@ -113,6 +147,43 @@ impl<M: Model> Own<M> {
         let made = self.model.stage(&self.device, stage, n_stages);
         let place = || format!("{} cannot be cut into {n_stages} stages", self.model.name());
         Ok(made.with_context(place)?.params().to_vec())
+    }
+
+    /// A name of a parameter under which a checkpoint would keep what the optimizer has of another one.
+    fn ambiguous(&self, optimizer: &Optimizer) -> Option<&str> {
+        let params = || self.params.iter().flatten();
+        let names: HashSet<&str> = params().map(|param| param.name.as_str()).collect();
+        let kept = |param: &Param| {
+            let kept = optimizer.state(param).iter();
+            kept.map(|kept| state_of(&param.name, kept)).collect::<Vec<_>>()
+        };
+        params().flat_map(kept).find_map(|kept| names.get(kept.as_str()).copied())
+    }
+
+    /// What a sample takes on each stage; `None` where that cannot be tried, which fails again in training.
+    fn measure(&self, course: &Course) -> Option<Vec<StageBytes>> {
+        let n_samples = course.samples_per_unit() as usize;
+        let (mut input, mut target) = (Vec::new(), Vec::new());
+        for sample in 0..n_samples as u64 {
+            self.model.data().sample(0, sample, &mut input, &mut target).ok()?;
+        }
+        let n_stages = self.params.len();
+        let (mut x, mut bytes) = (None, Vec::new());
+        for id in 0..n_stages {
+            let stage = self.model.stage(&self.device, StageId(id as u16), n_stages).ok()?;
+            let micro = Micro {
+                step: 0,
+                sample: 0,
+                input: if stage.needs_inputs() { &input } else { &[] },
+                target: if id + 1 == n_stages { &target } else { &[] },
+                loss_scale: 1.0,
+                training: true,
+            };
+            let (of_stage, y) = measure(&self.device, &stage, &micro, x, n_samples).ok()?;
+            bytes.push(of_stage);
+            x = Some(y);
+        }
+        Some(bytes)
     }
 
     fn open(&self, rank: Rank) -> Result<M::Device, Fault> {
@@ -145,6 +216,13 @@ impl<M: Model> Subject for Own<M> {
         let n_stages = course.n_stages();
         let params = (0..n_stages as u16).map(|id| self.params_of(StageId(id), n_stages));
         self.params = params.collect::<Result<_>>()?;
+        if let Some(name) = self.ambiguous(&course.config.optimizer) {
+            bail!(
+                "{name} names a parameter, and in checkpoints a tensor of the optimizer: choose another name"
+            );
+        }
+        let nothing = || vec![StageBytes::default(); n_stages];
+        self.bytes = self.measure(&course).unwrap_or_else(nothing);
         Ok(course)
     }
 
@@ -192,7 +270,7 @@ impl<M: Model> Subject for Own<M> {
     fn sizes(&self, course: &Course) -> Sizes {
         let n_stages = self.params.len();
         Sizes {
-            bytes: vec![StageBytes::default(); n_stages],
+            bytes: self.bytes.clone(),
             forward_flops: vec![0.0; n_stages],
             samples: course.samples_per_unit(),
         }
@@ -207,6 +285,7 @@ impl<M: Model> Subject for Own<M> {
         O: FnMut(&StepReport) -> Result<()> + Send,
     {
         let Config { width, depth, threads, .. } = *run.config();
+        run.check_memory((0..(width * depth) as u32).map(Rank))?;
         let train = |comm: &mut Threads<<M::Device as Device>::Tensor>| {
             let rank = comm.rank();
             let device = run.subject.open(rank)?;
@@ -228,6 +307,8 @@ impl<M: Model> Subject for Own<M> {
         O: FnMut(&StepReport) -> Result<()> + Send,
     {
         let rank = comm.rank();
+        let unfit = |e| Fault::new(Class::Usage, rank, format!("{e:#}"));
+        run.check_memory([rank].into_iter()).map_err(unfit)?;
         let device = run.subject.open(rank)?;
         let stages = run.subject.stages(&device, rank);
         let mut staged = HostStaged::new(device.clone(), comm);

@@ -102,9 +102,23 @@ impl<S: Subject> Run<S> {
             next_samples: self.samples_of(step),
             data: self.digest().cloned(),
             settings: settings(self.config()),
+            optimizer_state: self.optimizer_state(),
             timetable: self.course.found.as_ref().map(to_json),
             shards: Vec::new(),
         }
+    }
+
+    /// Names of what the optimizer keeps of any parameter, in its order.
+    fn optimizer_state(&self) -> Vec<String> {
+        let (params, optimizer) = (self.subject.params(), &self.config().optimizer);
+        let mut names: Vec<String> = Vec::new();
+        for name in params.iter().flatten().flat_map(|param| optimizer.state(param)) {
+            if names.iter().all(|known| known != name) {
+                names.push((*name).into());
+            }
+        }
+        names.sort();
+        names
     }
 
     /// In what the data differs from that of a checkpoint, if it does.

@@ -101,7 +101,7 @@ where
         }
         if let Some(checkpoint) = &run.start {
             self.worker.restore(checkpoint.manifest().counts(), |param| {
-                let tensor = checkpoint.tensor(param);
+                let tensor = checkpoint.tensor(param, &self.run.config().optimizer);
                 tensor.map_err(|e| Fault::new(Class::Checkpoint, rank, e.to_string()))
             })?;
         }

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 
 use chimera_core::lower::Hoist;
 use chimera_core::model::RopeScaling;
+use chimera_core::notation::nearest;
 use toml::Value;
 
-use super::near::nearest;
 use super::schedules::{self, Named};
 use super::value::Kind;
 use super::{OPTIONS, Opt, StepRange, peers};

@@ -13,7 +13,6 @@ mod file;
 mod follow;
 mod gate;
 mod llama;
-mod near;
 mod option;
 mod options;
 mod origin;

@@ -212,7 +212,7 @@ options! {
     "Optimizer" {
         /// Optimizer steps
         "steps" steps: u64 = [value("COUNT").whole(1, 1 << 40).is("300")];
-        /// Optimizer: adamw, lamb or sgd
+        /// Optimizer: adamw, lamb, sgd or muon
         "optimizer" optimizer: Optimizer = [is("adamw").fixed().see("#optimizers")];
         /// Peak learning rate
         "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden")];

@@ -5,10 +5,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use chimera_core::notation::near;
 use chimera_core::schedule::{Parameter, SCHEDULES, Schedule, find};
 use chimera_core::search::{AUTO, Where};
-
-use super::near::near;
 
 /// What a single worker is trained by: it has no pipeline to schedule, and alternates forward and backward.
 pub const ALONE: &str = "1f1b";

@@ -193,6 +193,18 @@ impl Setting for Architecture {
     }
 }
 
+impl Setting for Optimizer {
+    const KIND: Kind = Kind::Words(|| Optimizer::NAMES.to_vec());
+
+    fn read(value: &Value) -> Result<Self, String> {
+        value.as_str().unwrap_or_default().parse()
+    }
+
+    fn write(&self) -> Option<Value> {
+        Some(Value::String(self.name().into()))
+    }
+}
+
 /// Types whose values have names.
 macro_rules! words {
     ($($type:ty),+) => {$(
@@ -211,7 +223,7 @@ macro_rules! words {
     )+};
 }
 
-words!(MlpGate, LrSchedule, NonFinite, Optimizer, Precision, Recompute, Scaling, Sync);
+words!(MlpGate, LrSchedule, NonFinite, Precision, Recompute, Scaling, Sync);
 words!(Transport, Where);
 
 /// Some steps, at least one, written `A..B`.

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
-use chimera::core::engine::Snapshot;
+use chimera::core::engine::{Optimizer, Snapshot};
 use chimera::core::fault::Class;
 use chimera::core::stage::{Init, Param};
-use chimera::formats::checkpoint::{Checkpoint, Disk, FORMAT, Manifest, Store};
+use chimera::formats::checkpoint::{Checkpoint, Disk, FORMAT, Manifest, Store, moments};
 
 use super::{at, train};
 use crate::command::folder;
@@ -26,6 +26,7 @@ fn manifest(step: u64) -> Manifest {
         next_samples: String::new(),
         data: None,
         settings: Default::default(),
+        optimizer_state: moments(),
         timetable: None,
         shards: Vec::new(),
     }
@@ -33,10 +34,10 @@ fn manifest(step: u64) -> Manifest {
 
 fn tensor(name: &str, n: usize, value: f32) -> Snapshot {
     let (name, shape) = (name.to_string(), vec![n]);
-    let param = Param { name, shape, init: Init::Zeros, decay: false, tied: false };
+    let param = Param::new(name, shape, Init::Zeros);
     let elements = |value| vec![value; n].into();
-    let moments = [value + 1.0, value + 2.0].map(elements);
-    Snapshot { param, weights: elements(value), moments }
+    let state = vec![("m", elements(value + 1.0)), ("v", elements(value + 2.0))];
+    Snapshot { param, weights: elements(value), state }
 }
 
 /// Two files, one of several writes, and a rank without any.
@@ -56,7 +57,11 @@ fn save(store: &Store, step: u64) -> Result<(), chimera::core::fault::Fault> {
 fn assert_whole(checkpoint: &Checkpoint) {
     let step = checkpoint.manifest().step;
     for tensor in parts(step).iter().flatten() {
-        assert_eq!(checkpoint.tensor(&tensor.param).as_ref(), Ok(tensor), "step {step}");
+        assert_eq!(
+            checkpoint.tensor(&tensor.param, &Optimizer::adamw()).as_ref(),
+            Ok(tensor),
+            "step {step}"
+        );
     }
 }
 
@@ -221,7 +226,7 @@ fn values_that_are_not_finite_are_not_saved() {
     save(&store, 1).expect("a checkpoint");
     for at in 0..3 {
         let mut unsound = tensor("wte", 4, 1.0);
-        let [m, v] = &mut unsound.moments;
+        let [(_, m), (_, v)] = &mut unsound.state[..] else { panic!("two moments") };
         [&mut unsound.weights, m, v][at].words[2] = f32::NAN;
         let fault = store.save(manifest(2), &[vec![unsound]]).expect_err("refused");
         let message =

@@ -93,6 +93,14 @@ impl Device for Candle {
         self.ran("squared_norms", norms())
     }
 
+    fn has_products(&self) -> bool {
+        true
+    }
+
+    fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        self.ran("product", b.t().and_then(|b| a.matmul(&b)))
+    }
+
     fn bytes(&self, tensor: &Tensor) -> u64 {
         (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64
     }

@@ -2,11 +2,14 @@
 //! candle itself.
 //!
 //! [`Candle`] is a device of candle in any type of floating-point numbers, as the engine wants it. A [`Piece`] says how a
-//! piece of the model is built and run, and [`stage`](stage()) makes a stage of it. Every op of a piece must have a
+//! piece of the model is built and run, and [`stage`](stage()) makes a stage of it; [`regression`](regression()) makes one of a
+//! module alone. Every op of a piece must have a
 //! backward in candle: `rms_norm_slow` and `rope_slow` have one, the fused ones have none.
 
 mod device;
+mod regression;
 mod stage;
 
 pub use device::Candle;
+pub use regression::{Regression, regression};
 pub use stage::{CandleStage, Differentiated, Graph, Piece, Ran, stage};

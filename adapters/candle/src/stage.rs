@@ -1,5 +1,6 @@
 //! A piece of a candle model as a stage.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
@@ -141,6 +142,21 @@ impl<P: Piece> Differentiable for Differentiated<P> {
         x: Option<Tensor>,
     ) -> Result<(Output<Tensor>, Graph)> {
         self.candle.ran("forward", self.run(w, micro, x))
+    }
+
+    /// The tensors that candle recorded. Of those that share memory, as views do, the largest counts.
+    fn graph_bytes(&self, Graph { x, y, .. }: &Graph) -> u64 {
+        let mut by_memory: HashMap<usize, usize> = HashMap::new();
+        for tensor in y.sorted_nodes().into_iter().chain(x.iter().map(Var::as_tensor)) {
+            let (storage, layout) = tensor.storage_and_layout();
+            let extents = layout.dims().iter().zip(layout.stride());
+            // Along a stride of 0 all elements are one.
+            let n: usize = extents.map(|(n, stride)| if *stride == 0 { 1 } else { *n }).product();
+            let bytes = n * tensor.dtype().size_in_bytes();
+            let most = by_memory.entry(std::ptr::from_ref(&*storage).addr()).or_default();
+            *most = bytes.max(*most);
+        }
+        by_memory.values().map(|bytes| *bytes as u64).sum()
     }
 
     fn vjp(&self, graph: Graph, dy: Tensor) -> Result<(Option<Tensor>, Vec<Tensor>)> {

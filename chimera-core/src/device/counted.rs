@@ -194,4 +194,12 @@ impl Device for Counted {
     fn sgd(&self, _: &mut [Updated<'_, Extents>], _: &Sgd) -> Result<()> {
         Ok(())
     }
+
+    fn has_products(&self) -> bool {
+        true
+    }
+
+    fn product(&self, a: &Extents, b: &Extents) -> Result<Extents> {
+        Ok(self.of(&[a.shape[0], b.shape[0]], WIDE))
+    }
 }

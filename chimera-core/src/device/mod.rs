@@ -24,6 +24,7 @@ pub mod reference;
 pub use counted::{Counted, Extents};
 pub use dtype::{Dtype, Elements};
 pub use error::{DeviceError, Result};
+pub(crate) use on_host::update_on_host;
 pub use optimizers::{AdamW, Sgd, Updated};
 use reference::Reference;
 
@@ -100,6 +101,17 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// One update of each tensor by gradient descent, with the momentum `m`; `v` stays as it is.
     fn sgd(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &Sgd) -> Result<()> {
         on_host::update(self, tensors, |tensors| Reference.sgd(tensors, by))
+    }
+
+    /// Whether [`product`](Device::product) is there, which some optimizers need.
+    fn has_products(&self) -> bool {
+        false
+    }
+
+    /// `a bᵀ` of the matrices `a` `[m, k]` and `b` `[n, k]`.
+    fn product(&self, _a: &Self::Tensor, _b: &Self::Tensor) -> Result<Self::Tensor> {
+        let reason = "the device has no products of matrices".into();
+        Err(DeviceError::Failed { device: self.name(), op: "product", reason })
     }
 
     /// Bytes of the elements of a tensor: four of each, unless the device says otherwise.

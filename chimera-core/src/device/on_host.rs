@@ -1,5 +1,7 @@
 //! Updates of weights for devices without optimizers of their own.
 
+use std::iter::once;
+
 use super::reference::Tensor;
 use super::{Device, Elements, Result, Updated};
 
@@ -9,18 +11,35 @@ pub(super) fn update<D: Device>(
     tensors: &mut [Updated<'_, D::Tensor>],
     by_reference: impl Fn(&mut [Updated<'_, Tensor>]) -> Result<()>,
 ) -> Result<()> {
-    for Updated { w, g, m, v } in tensors {
-        let shape = device.shape(w);
-        let on_host = device.download_all(&[&**w, g, &**m, &**v])?.into_iter();
-        let values = |elements: Elements| elements.to_f64(shape.iter().product());
-        let mut on_host = on_host.map(|elements| Tensor::new(&shape, values(elements)));
-        let [mut w_host, g, mut m_host, mut v_host] =
-            std::array::from_fn(|_| on_host.next().expect("four tensors"));
-        by_reference(&mut [Updated { w: &mut w_host, g: &g, m: &mut m_host, v: &mut v_host }])?;
-        for (tensor, values) in [(w, w_host), (m, m_host), (v, v_host)] {
-            let Elements { dtype, words } = Elements::of_f64(device.dtype(tensor), &values.data);
-            **tensor = device.upload_words(&shape, dtype, words)?;
-        }
+    tensors.iter_mut().try_for_each(|Updated { w, g, m, v }| {
+        update_on_host(device, w, g, &mut [m, v], |w, g, state| {
+            let [m, v] = state else { unreachable!("two moments") };
+            by_reference(&mut [Updated { w, g: &*g, m, v }])
+        })
+    })
+}
+
+/// Updates a tensor and the state beside it, which are of one shape, by what `update` does with their values.
+pub(crate) fn update_on_host<D: Device>(
+    device: &D,
+    weights: &mut D::Tensor,
+    gradient: &D::Tensor,
+    state: &mut [&mut D::Tensor],
+    update: impl FnOnce(&mut Tensor, &mut Tensor, &mut [Tensor]) -> Result<()>,
+) -> Result<()> {
+    let shape = device.shape(weights);
+    let kept = state.iter().map(|tensor| &**tensor);
+    let all: Vec<_> = [&*weights, gradient].into_iter().chain(kept).collect();
+    let values = |elements: Elements| elements.to_f64(shape.iter().product());
+    let on_host = device.download_all(&all)?.into_iter();
+    let mut on_host = on_host.map(|elements| Tensor::new(&shape, values(elements)));
+    let [mut w, mut g] = std::array::from_fn(|_| on_host.next().expect("what was asked for"));
+    let mut kept: Vec<_> = on_host.collect();
+    update(&mut w, &mut g, &mut kept)?;
+    let tensors = once(weights).chain(state.iter_mut().map(|tensor| &mut **tensor));
+    for (tensor, values) in tensors.zip(once(&w).chain(&kept)) {
+        let Elements { dtype, words } = Elements::of_f64(device.dtype(tensor), &values.data);
+        *tensor = device.upload_words(&shape, dtype, words)?;
     }
     Ok(())
 }

@@ -1,12 +1,13 @@
-//! One stage with its weights, gradients and moments.
+//! One stage with its weights, gradients and the state of the optimizer.
 
 use std::sync::Arc;
 
-use super::optimizer::Step;
-use crate::device::{Device, Result, Updated};
+use super::update_rule::UpdateRule;
+use super::updating::{OnDevice, Step};
+use crate::device::{Device, Result};
 use crate::stage::{Param, Stage, initial};
 
-/// A stage with its weights, gradients and moments, in the order of its parameters.
+/// A stage with its weights, gradients and the state of the optimizer, in the order of its parameters.
 pub(super) struct Held<S: Stage> {
     pub(super) stage: S,
     pub(super) weights: Weights<S>,
@@ -15,8 +16,8 @@ pub(super) struct Held<S: Stage> {
     /// Updates since the start of the program.
     pub(super) n_updates: u32,
     pub(super) grads: Vec<S::Tensor>,
-    /// `None` where another rank updates the tensor.
-    pub(super) moments: Vec<Option<[S::Tensor; 2]>>,
+    /// What the update rule keeps of each; `None` where another rank updates the tensor.
+    pub(super) state: Vec<Option<Vec<S::Tensor>>>,
 }
 
 /// One version of a stage's weights, which lives as long as somebody has to read it.
@@ -35,18 +36,20 @@ impl<S: Stage> Held<S> {
         };
         let weights = each(&|p| device.upload(&p.shape, &initial(p, seed)))?;
         let grads = each(&|p| device.zeros(&p.shape))?;
-        let moments = params.iter().map(|_| None).collect();
-        Ok(Held { weights: Arc::new(weights), previous: None, n_updates: 0, grads, moments, stage })
+        let state = params.iter().map(|_| None).collect();
+        Ok(Held { weights: Arc::new(weights), previous: None, n_updates: 0, grads, state, stage })
     }
 
-    /// Moments of zeros for a tensor that this rank updates.
-    pub(super) fn begin_moments<D: Device<Tensor = S::Tensor>>(
+    /// State of zeros for a tensor that this rank updates.
+    pub(super) fn begin_state<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
         index: usize,
+        rule: &dyn UpdateRule,
     ) -> Result<()> {
-        let shape = &self.stage.params()[index].shape;
-        self.moments[index] = Some([device.zeros(shape)?, device.zeros(shape)?]);
+        let param = &self.stage.params()[index];
+        let zeros = rule.state(param).iter().map(|_| device.zeros(&param.shape));
+        self.state[index] = Some(zeros.collect::<Result<_>>()?);
         Ok(())
     }
 
@@ -79,15 +82,12 @@ impl<S: Stage> Held<S> {
         let mut is_mine = vec![false; self.grads.len()];
         indices.for_each(|index| is_mine[index] = true);
         let weights = Arc::make_mut(&mut self.weights).iter_mut();
-        let all = weights.zip(&mut self.moments).zip(self.grads.iter().zip(self.stage.params()));
+        let all = weights.zip(&mut self.state).zip(self.grads.iter().zip(self.stage.params()));
         let tensors = all.zip(is_mine).filter(|(_, is_mine)| *is_mine);
-        step.update(
-            device,
-            tensors.filter_map(|(((w, moments), (g, param)), _)| {
-                let [m, v] = moments.as_mut()?;
-                Some((param, Updated { w, g, m, v }))
-            }),
-        )
+        let tensors = tensors.filter_map(|(((weights, state), (gradient, param)), _)| {
+            Some(OnDevice { param, weights, gradient, state: state.as_mut()? })
+        });
+        step.update(device, tensors.collect())
     }
 }
 

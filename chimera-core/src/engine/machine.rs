@@ -5,10 +5,11 @@ use std::task::Poll;
 
 use super::agreement::{Agreed, Culprit, Record};
 use super::ops::Value;
-use super::optimizer::{MOST_SKIPPED, NonFinite, Step};
 use super::reduction::{ReduceError, Reduction};
 use super::state::{StageOn, State};
 use super::timing::Since;
+use super::training::{MOST_SKIPPED, NonFinite};
+use super::updating::Step;
 use crate::analyze::Need;
 use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};

@@ -1,238 +1,121 @@
-//! Optimizers, their learning rate, and clipping.
+//! Optimizers: update rules with names. Those of the table, and any that a caller brings.
 
-use std::f64::consts::PI;
+use std::fmt;
+use std::ops::Deref;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use crate::device::{AdamW, Device, Result, Sgd, Updated};
+use super::muon::Muon;
+use super::param_group::ParamGroup;
+use super::update_rule::UpdateRule;
+use crate::device::{Device, Result};
 use crate::notation::by_name;
 use crate::stage::Param;
 
-/// What turns a gradient into a step.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Optimizer {
-    /// Adam with decoupled weight decay (Loshchilov & Hutter, 2019).
-    AdamW,
-    /// AdamW's direction, as long as the tensor times the learning rate (You et al., 2020), for large
-    /// batches.
-    Lamb,
-    /// Gradient descent with momentum.
-    Sgd,
-}
+/// An update rule, of the table or a caller's. Two optimizers of one name are equal.
+#[derive(Clone)]
+pub struct Optimizer(Arc<dyn UpdateRule>);
 
 impl Optimizer {
-    /// Every optimizer with its name on the command line.
-    pub const ALL: [(&'static str, Optimizer); 3] =
-        [("adamw", Optimizer::AdamW), ("lamb", Optimizer::Lamb), ("sgd", Optimizer::Sgd)];
+    /// Names on the command line, in the order of [`all`](Optimizer::all).
+    pub const NAMES: [&'static str; 4] = ["adamw", "lamb", "sgd", "muon"];
+
+    /// An optimizer by a rule of one's own.
+    pub fn new(rule: impl UpdateRule + 'static) -> Optimizer {
+        Optimizer(Arc::new(rule))
+    }
+
+    /// Every optimizer of the table.
+    pub fn all() -> [Optimizer; 4] {
+        [Optimizer::adamw(), Optimizer::lamb(), Optimizer::sgd(), Optimizer::muon()]
+    }
+
+    /// Adam with decoupled weight decay (Loshchilov & Hutter, 2019).
+    pub fn adamw() -> Optimizer {
+        Optimizer::new(ByDevice { name: "adamw", update: |group| group.adamw() })
+    }
+
+    /// AdamW's direction, as long as the tensor times the learning rate (You et al., 2020), for large batches.
+    pub fn lamb() -> Optimizer {
+        Optimizer::new(ByDevice { name: "lamb", update: |group| group.lamb() })
+    }
+
+    /// Gradient descent with momentum.
+    pub fn sgd() -> Optimizer {
+        Optimizer::new(ByDevice { name: "sgd", update: |group| group.sgd() })
+    }
+
+    /// Orthogonalized momentum for matrices (Jordan et al., 2024), AdamW for the rest.
+    pub fn muon() -> Optimizer {
+        Optimizer::new(Muon)
+    }
+
+    /// Refuses a device that cannot do what the rule needs of it.
+    ///
+    /// # Errors
+    /// Names the device and what it lacks, in words.
+    pub fn check(&self, device: &impl Device) -> std::result::Result<(), String> {
+        if !self.needs_products() || device.has_products() {
+            return Ok(());
+        }
+        let (rule, device) = (self.name(), device.name());
+        Err(format!(
+            "optimizer {rule} multiplies matrices, and {device} has no products of matrices for optimizers: choose \
+             another optimizer, or device cpu"
+        ))
+    }
+}
+
+impl Deref for Optimizer {
+    type Target = dyn UpdateRule;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl PartialEq for Optimizer {
+    fn eq(&self, other: &Optimizer) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Optimizer {}
+
+impl fmt::Debug for Optimizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 impl FromStr for Optimizer {
     type Err = String;
 
     fn from_str(name: &str) -> std::result::Result<Optimizer, String> {
-        by_name("optimizer", name, &Optimizer::ALL)
+        let places: [_; 4] = std::array::from_fn(|place| (Optimizer::NAMES[place], place));
+        let place = by_name("optimizer", name, &places)?;
+        Ok(Optimizer::all()[place].clone())
     }
 }
 
-/// What to do when a step's loss or gradient is not finite.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NonFinite {
-    /// Ends the run.
-    Stop,
-    /// Throws the gradient away and goes on with the next step; the twentieth such step in a row ends the run.
-    Skip,
+/// A rule that every device has a function for.
+struct ByDevice {
+    name: &'static str,
+    update: fn(ParamGroup<'_>) -> Result<()>,
 }
 
-/// Steps in a row without a sound gradient after which weights will give no other.
-pub(super) const MOST_SKIPPED: u64 = 20;
-
-impl NonFinite {
-    /// Every choice with its name on the command line.
-    pub const ALL: [(&'static str, NonFinite); 2] =
-        [("stop", NonFinite::Stop), ("skip", NonFinite::Skip)];
-}
-
-impl FromStr for NonFinite {
-    type Err = String;
-
-    fn from_str(name: &str) -> std::result::Result<NonFinite, String> {
-        by_name("reaction to values that are not finite", name, &NonFinite::ALL)
-    }
-}
-
-/// How the learning rate falls.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LrSchedule {
-    /// Half a cosine.
-    Cosine,
-    /// A straight line.
-    Linear,
-    /// A straight line at the end of the training: warm-up, stable, decay (Hu et al., 2024, arXiv:2404.06395).
-    Wsd,
-    /// Not at all.
-    Constant,
-}
-
-impl LrSchedule {
-    /// Every schedule with its name on the command line.
-    pub const ALL: [(&'static str, LrSchedule); 4] = [
-        ("cosine", LrSchedule::Cosine),
-        ("linear", LrSchedule::Linear),
-        ("wsd", LrSchedule::Wsd),
-        ("constant", LrSchedule::Constant),
-    ];
-}
-
-impl FromStr for LrSchedule {
-    type Err = String;
-
-    fn from_str(name: &str) -> std::result::Result<LrSchedule, String> {
-        by_name("schedule of the learning rate", name, &LrSchedule::ALL)
-    }
-}
-
-/// How weights are initialised and updated.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Training {
-    /// Seed of the initial weights.
-    pub seed: u64,
-    /// Number of steps, at the end of which the learning rate is at its lowest.
-    pub steps: u64,
-    /// What makes a step of a gradient.
-    pub optimizer: Optimizer,
-    /// Highest learning rate.
-    pub lr: f64,
-    /// Lowest learning rate after the warm-up.
-    pub min_lr: f64,
-    /// Steps of linear rise at the start.
-    pub warmup: u64,
-    /// Last steps, over which it falls from its highest value; of `None` all after the warm-up, but under
-    /// [`LrSchedule::Wsd`] a fifth of all.
-    pub decay_steps: Option<u64>,
-    /// How it falls.
-    pub lr_schedule: LrSchedule,
-    /// Decay of the first moment of AdamW and LAMB.
-    pub beta1: f64,
-    /// Decay of their second moment.
-    pub beta2: f64,
-    /// What they add to the root of the second moment.
-    pub eps: f64,
-    /// Decay of the sum of gradients of SGD.
-    pub momentum: f64,
-    /// Decoupled weight decay of matrices.
-    pub weight_decay: f64,
-    /// Largest global norm of the gradient; larger ones are scaled down to it. Of each stage's own where
-    /// stages update on their own (asynchronous schedules).
-    pub clip: Option<f64>,
-    /// Whether a loss or gradient that is not finite is kept from the weights.
-    pub check_finite: bool,
-    /// What to do with such a step.
-    pub non_finite: NonFinite,
-    /// Whether each tensor is updated by one of its replicas alone, which gives its weights to the others
-    /// and alone keeps moments.
-    pub shard_optimizer: bool,
-    /// Whether gradients and their sums go between replicas in bf16, rounded; else whole.
-    pub bf16_gradients: bool,
-}
-
-impl Default for Training {
-    /// AdamW as GPT-2-like models are trained with, without warm-up, decay or clipping.
-    fn default() -> Training {
-        Training {
-            seed: 0,
-            steps: 1,
-            optimizer: Optimizer::AdamW,
-            lr: 1e-3,
-            min_lr: 1e-4,
-            warmup: 0,
-            decay_steps: None,
-            lr_schedule: LrSchedule::Cosine,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            momentum: 0.9,
-            weight_decay: 0.0,
-            clip: None,
-            check_finite: true,
-            non_finite: NonFinite::Stop,
-            shard_optimizer: false,
-            bf16_gradients: false,
-        }
-    }
-}
-
-impl Training {
-    /// Whether the updates of a synchronous step must wait for all ranks.
-    pub fn needs_barrier(&self) -> bool {
-        self.clip.is_some() || self.check_finite
+impl UpdateRule for ByDevice {
+    fn name(&self) -> &str {
+        self.name
     }
 
-    /// The learning rate of a step: it rises in a line, stays, and falls as the schedule says.
-    pub fn lr_at(&self, step: u64) -> f64 {
-        if step < self.warmup {
-            return self.lr * (step + 1) as f64 / self.warmup as f64;
-        }
-        let after_warmup = self.steps.saturating_sub(self.warmup).max(1);
-        let usual = match self.lr_schedule {
-            LrSchedule::Wsd => self.steps.div_ceil(5),
-            _ => after_warmup,
-        };
-        let decay_steps = self.decay_steps.unwrap_or(usual).clamp(1, after_warmup);
-        let start = self.steps.saturating_sub(decay_steps).max(self.warmup);
-        let done = (step.saturating_sub(start) as f64 / decay_steps as f64).min(1.0);
-        let left = match self.lr_schedule {
-            LrSchedule::Cosine => 0.5 * (1.0 + (PI * done).cos()),
-            LrSchedule::Linear | LrSchedule::Wsd => 1.0 - done,
-            LrSchedule::Constant => return self.lr,
-        };
-        self.min_lr + (self.lr - self.min_lr) * left
+    /// The first and the second moment; SGD leaves the second as it is.
+    fn state(&self, _: &Param) -> &[&'static str] {
+        &["m", "v"]
     }
 
-    /// The factor that brings a gradient of this norm under the limit.
-    pub(super) fn grad_scale(&self, norm: f64) -> f64 {
-        self.clip.map_or(1.0, |clip| (clip / norm).min(1.0))
-    }
-}
-
-/// One update of a stage.
-pub(super) struct Step<'t> {
-    pub(super) training: &'t Training,
-    /// Number of the step.
-    pub(super) step: u64,
-    /// Number of the update, from 0.
-    pub(super) update: u64,
-    pub(super) grad_scale: f64,
-}
-
-impl Step<'_> {
-    /// Updates tensors, each of which is all of its parameter.
-    pub(super) fn update<'t, D: Device>(
-        &self,
-        device: &D,
-        tensors: impl Iterator<Item = (&'t Param, Updated<'t, D::Tensor>)>,
-    ) -> Result<()> {
-        let (decaying, others): (Vec<_>, Vec<_>) = tensors.partition(|(param, _)| param.decay);
-        self.update_all(device, decaying, self.training.weight_decay)?;
-        self.update_all(device, others, 0.0)
-    }
-
-    fn update_all<D: Device>(
-        &self,
-        device: &D,
-        tensors: Vec<(&Param, Updated<'_, D::Tensor>)>,
-        weight_decay: f64,
-    ) -> Result<()> {
-        let &Step { training, step, update, grad_scale } = self;
-        let &Training { optimizer, beta1, beta2, eps, momentum, .. } = training;
-        let (lr, update) = (training.lr_at(step), update + 1);
-        let by = AdamW { lr, beta1, beta2, eps, weight_decay, update, grad_scale };
-        let mut tensors: Vec<_> = tensors.into_iter().map(|(_, tensor)| tensor).collect();
-        match optimizer {
-            Optimizer::AdamW => device.adamw(&mut tensors, &by),
-            Optimizer::Lamb => device.lamb(&mut tensors, &by),
-            Optimizer::Sgd => {
-                device.sgd(&mut tensors, &Sgd { lr, momentum, weight_decay, grad_scale })
-            }
-        }
+    fn update(&self, group: ParamGroup<'_>) -> Result<()> {
+        (self.update)(group)
     }
 }
 
@@ -241,49 +124,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_rises_then_falls_to_the_lowest() {
-        let of = |lr_schedule| Training {
-            steps: 110,
-            lr: 1.0,
-            min_lr: 0.2,
-            warmup: 10,
-            lr_schedule,
-            clip: Some(2.0),
-            ..Training::default()
-        };
-        for (schedule, quarter, last) in [
-            (LrSchedule::Cosine, 0.2 + 0.4 * (1.0 + 0.5f64.sqrt()), 0.2),
-            (LrSchedule::Linear, 0.8, 0.2),
-            (LrSchedule::Constant, 1.0, 1.0),
-        ] {
-            let t = of(schedule);
-            assert_eq!([0, 4, 9, 10].map(|step| t.lr_at(step)), [0.1, 0.5, 1.0, 1.0]);
-            for (step, lr) in [(35, quarter), (110, last), (1000, last)] {
-                assert!((t.lr_at(step) - lr).abs() < 1e-12, "{schedule:?} {step}");
-            }
-        }
-        let late = Training { decay_steps: Some(50), ..of(LrSchedule::Linear) };
-        let all = Training { decay_steps: Some(u64::MAX), ..of(LrSchedule::Linear) };
-        for (t, rates) in [
-            (of(LrSchedule::Wsd), [(10, 1.0), (88, 1.0), (99, 0.6), (110, 0.2)]), // the last 22 steps
-            (late, [(10, 1.0), (60, 1.0), (85, 0.6), (110, 0.2)]),
-            (all, [(10, 1.0), (35, 0.8), (60, 0.6), (110, 0.2)]),
-        ] {
-            for (step, lr) in rates {
-                assert!((t.lr_at(step) - lr).abs() < 1e-12, "{:?} {step}", t.decay_steps);
-            }
-        }
-        let t = of(LrSchedule::Cosine);
-        assert_eq!((t.grad_scale(1.0), t.grad_scale(4.0)), (1.0, 0.5));
-    }
-
-    #[test]
     fn names_are_known() {
-        for (name, optimizer) in Optimizer::ALL {
-            assert_eq!(name.parse(), Ok(optimizer));
+        assert_eq!(Optimizer::all().each_ref().map(|optimizer| optimizer.name()), Optimizer::NAMES);
+        for name in Optimizer::NAMES {
+            assert_eq!(name.parse::<Optimizer>().unwrap().name(), name);
         }
         let refusal = "adam".parse::<Optimizer>().unwrap_err();
-        assert_eq!(refusal, "unknown optimizer `adam`: choose one of adamw, lamb, sgd");
-        assert!("step".parse::<LrSchedule>().is_err());
+        assert_eq!(refusal, "unknown optimizer `adam`: choose one of adamw, lamb, sgd, muon");
     }
 }

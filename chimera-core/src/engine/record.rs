@@ -131,6 +131,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(super) fn state_bytes(&self) -> [(&'static str, u64); 3] {
         let (_, me) = self.job.program.placement().group_and_worker(self.comm.rank());
         let n_versions = u64::from(self.job.program.weight_versions()[me.index()]);
-        self.stages.bytes(n_versions)
+        self.stages.bytes(&self.device, n_versions)
     }
 }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::Optimizer;
 use super::layout::BucketLayout;
 use crate::ids::{BucketId, Rank, StageId};
 use crate::program::Program;
@@ -99,9 +100,14 @@ pub(super) fn of_bucket<T>(list: &[T], bucket: BucketId) -> &T {
     &list[bucket.index() % list.len()]
 }
 
-/// Elements of the tensors that each rank owns, by rank, of stages with these parameters. Each of its
-/// places counts.
-pub fn owned_elements(program: &Program, width: usize, params: &[Vec<Param>]) -> Vec<u64> {
+/// Elements of what `optimizer` keeps of the tensors that each rank owns, by rank, of stages with these parameters. Each
+/// of a tensor's places counts.
+pub fn owned_elements(
+    program: &Program,
+    width: usize,
+    params: &[Vec<Param>],
+    optimizer: &Optimizer,
+) -> Vec<u64> {
     let placement = program.placement();
     let of = |rank: Rank| {
         let (_, worker) = placement.group_and_worker(rank);
@@ -112,7 +118,8 @@ pub fn owned_elements(program: &Program, width: usize, params: &[Vec<Param>]) ->
         let owners = owners(program, width, &layout, held);
         let tensors = layout.iter().flatten().zip(owners.iter().flatten());
         let places = tensors.filter(|(_, owner)| **owner == rank).flat_map(|(places, _)| places);
-        places.map(|(stage, index)| params[stage.index()][*index].n_elements() as u64).sum()
+        let kept = |param: &Param| (optimizer.state(param).len() * param.n_elements()) as u64;
+        places.map(|(stage, index)| kept(&params[stage.index()][*index])).sum()
     };
     (0..(width * placement.n_workers()) as u32).map(Rank).map(of).collect()
 }

@@ -22,8 +22,8 @@ pub struct Snapshot {
     pub param: Param,
     /// Its weights.
     pub weights: Elements,
-    /// First and second moment of its gradient.
-    pub moments: [Elements; 2],
+    /// What the optimizer keeps of it, by name.
+    pub state: Vec<(&'static str, Elements)>,
 }
 
 /// What a training has counted since its start.
@@ -42,22 +42,25 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     }
 
     /// The tensors of which this rank is the first replica, or which it alone updates, so that all ranks
-    /// together give each tensor once, with their moments. They take the memory of `spent`, an earlier
+    /// together give each tensor once, with the optimizer's state. They take the memory of `spent`, an earlier
     /// snapshot of this rank: fresh memory costs more than what is copied into it.
     pub fn snapshot(&mut self, spent: Vec<Snapshot>) -> Result<Vec<Snapshot>, Fault> {
         let start = Instant::now();
         let mut spent = spent.into_iter();
         let take = |(stage, index): (StageId, usize)| {
             let held = self.state.stages.held(stage);
-            let [m, v] = held.moments[index].as_ref()?;
-            let memory =
-                spent.next().map(|Snapshot { weights, moments: [m, v], .. }| [weights, m, v]);
-            let [weights, first, second] = memory.unwrap_or_default();
+            let (param, kept) = (&held.stage.params()[index], held.state[index].as_ref()?);
+            let names = self.state.job.training.optimizer.state(param).iter();
+            let spent = spent.next().map(|Snapshot { weights, state, .. }| (weights, state));
+            let (weights, state) = spent.unwrap_or_default();
             let take = || {
+                let mut spent = state.into_iter().map(|(_, elements)| elements);
+                let mut copy = |tensor| self.copy(tensor, spent.next().unwrap_or_default());
+                let kept = names.zip(kept).map(|(name, tensor)| Ok((*name, copy(tensor)?)));
                 Ok(Snapshot {
-                    param: held.stage.params()[index].clone(),
+                    param: param.clone(),
+                    state: kept.collect::<Result<_, Fault>>()?,
                     weights: self.copy(&held.weights[index], weights)?,
-                    moments: [self.copy(m, first)?, self.copy(v, second)?],
                 })
             };
             Some(take())
@@ -113,8 +116,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let rank = self.state.comm.rank();
         let device = self.state.device.clone();
         for held in self.state.stages.iter_mut() {
-            let (mut weights, mut moments) = (Vec::new(), Vec::new());
-            for (param, held) in held.stage.params().iter().zip(&held.moments) {
+            let (mut weights, mut kept) = (Vec::new(), Vec::new());
+            for (param, held) in held.stage.params().iter().zip(&held.state) {
                 let upload = |Elements { dtype, words }| {
                     if dtype.n_words(param.n_elements()) != Some(words.len()) {
                         let (name, n) = (&param.name, words.len());
@@ -127,14 +130,18 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
                     let tensor = device.upload_words(&param.shape, dtype, words);
                     tensor.map_err(|e| e.into_fault(rank))
                 };
-                let Snapshot { weights: given, moments: [m, v], .. } = tensor(param)?;
+                let Snapshot { weights: given, state, .. } = tensor(param)?;
                 weights.push(upload(given)?);
-                moments.push(match held {
-                    Some(_) => Some([upload(m)?, upload(v)?]),
-                    None => None,
-                });
+                if held.as_ref().is_some_and(|held| held.len() != state.len()) {
+                    let message =
+                        format!("the state of {} is not what the optimizer keeps", param.name);
+                    return Err(Fault::new(Class::Checkpoint, rank, message));
+                }
+                let state = state.into_iter().filter(|_| held.is_some());
+                let state = state.map(|(_, given)| upload(given)).collect::<Result<_, _>>()?;
+                kept.push(held.as_ref().map(|_| state));
             }
-            (held.weights, held.moments) = (Arc::new(weights), moments);
+            (held.weights, held.state) = (Arc::new(weights), kept);
         }
         Ok(())
     }

@@ -1,17 +1,17 @@
-//! The stages of one rank, with their weights, gradients and moments.
+//! The stages of one rank, with their weights, gradients and the state of the optimizer.
 
 use std::sync::Arc;
 
 use super::Job;
 use super::held::{Held, Weights};
-use super::optimizer::Step;
 use super::shards::{Places, layout, of_bucket, owners};
+use super::updating::Step;
 use crate::device::{Device, DeviceError, Result};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, PipeId, Rank, StageId, WorkerId};
 use crate::op::Op;
 use crate::program::Program;
-use crate::stage::Stage;
+use crate::stage::{Param, Stage};
 use crate::update::{Update, Window};
 
 /// The stages that a rank holds, and where their tensors are.
@@ -54,10 +54,12 @@ impl<S: Stage> Stages<S> {
             return Err(Fault::new(Class::Usage, rank, message));
         }
         let Stages { held, layout, owners } = &mut stages;
+        let rule = &*job.training.optimizer;
         for (places, owner) in layout.iter().flatten().zip(owners.iter().flatten()) {
             if *owner == rank || !job.training.shard_optimizer {
                 for &(stage, index) in places {
-                    held_mut(held, stage).begin_moments(device, index).map_err(on_device)?;
+                    let begun = held_mut(held, stage).begin_state(device, index, rule);
+                    begun.map_err(on_device)?;
                 }
             }
         }
@@ -176,24 +178,31 @@ impl<S: Stage> Stages<S> {
     }
 
     /// Bytes of what a rank holds all the time, with so many versions of its weights.
-    pub(super) fn bytes(&self, n_versions: u64) -> [(&'static str, u64); 3] {
-        let (mut elements, mut updated) = (0, 0);
+    pub(super) fn bytes<D: Device<Tensor = S::Tensor>>(
+        &self,
+        device: &D,
+        n_versions: u64,
+    ) -> [(&'static str, u64); 3] {
+        let (mut weights, mut kept) = (0, 0);
         for held in self.iter() {
-            for (param, moments) in held.stage.params().iter().zip(&held.moments) {
-                elements += param.n_elements() as u64;
-                updated += if moments.is_some() { param.n_elements() as u64 } else { 0 };
+            for (weight, state) in held.weights.iter().zip(&held.state) {
+                let bytes = device.bytes(weight);
+                weights += bytes;
+                kept += state.as_ref().map_or(0, Vec::len) as u64 * bytes;
             }
         }
-        [
-            ("weights", 4 * elements * n_versions),
-            ("gradients", 4 * elements),
-            ("moments", 8 * updated),
-        ]
+        [("weights", weights * n_versions), ("gradients", weights), ("moments", kept)]
     }
 }
 
 /// Why a stage cannot run its ops of a program, if it cannot.
 fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String> {
+    if let Some(param) = stage.params().iter().find(|param| !param.fits_linear_maps()) {
+        let Param { name, shape, linear_maps, .. } = param;
+        return Some(format!(
+            "{name} has extents {shape:?}, of which its linear maps {linear_maps:?} fill none"
+        ));
+    }
     let (rules, pipes) = (program.rules(), (0..program.placement().n_pipes() as u16).map(PipeId));
     let mut is_selective =
         pipes.map(|pipe| rules.is_recomputed(pipe, id) && rules.is_selective(pipe, id));

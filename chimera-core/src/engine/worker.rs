@@ -98,6 +98,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             let why = format!("gradients go in bf16 from devices of f32 alone, and {name} is none");
             return Err(Fault::new(Class::Usage, rank, why));
         }
+        let unfit = |why| Fault::new(Class::Usage, rank, why);
+        job.training.optimizer.check(&device).map_err(unfit)?;
         let buffers = buffers(job.program, job.width, stages.layout(), params, shard_optimizer);
         let clock = device.clock().map_err(|e| e.into_fault(rank))?;
         let mut state = State {

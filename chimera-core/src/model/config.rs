@@ -241,7 +241,7 @@ impl fmt::Display for Architecture {
 pub(super) const DEVIATION: f64 = 0.02;
 
 pub(super) fn param(name: String, shape: &[usize], init: Init) -> Param {
-    Param { name, shape: shape.to_vec(), init, decay: shape.len() >= 2, tied: false }
+    Param::new(name, shape, init)
 }
 
 #[cfg(test)]

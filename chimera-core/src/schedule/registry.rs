@@ -1,6 +1,7 @@
 //! Schedules by name: those of this crate, and a caller's own beside them.
 
 use super::Schedule;
+use crate::notation::near;
 
 /// Every schedule, in the order in which they are listed.
 pub const SCHEDULES: &[&dyn Schedule] = &[
@@ -73,12 +74,19 @@ fn names(schedule: &dyn Schedule) -> impl Iterator<Item = &'static str> {
 
 /// A name that no schedule has.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("unknown schedule `{name}`: choose one of {}", known.join(", "))]
+#[error("unknown schedule `{name}`: {hint}", hint = hint(name, known))]
 pub struct UnknownSchedule {
     /// The name.
     pub name: String,
     /// Names and aliases of the schedules that there are.
     pub known: Vec<&'static str>,
+}
+
+fn hint(name: &str, known: &[&'static str]) -> String {
+    match near(name, known.iter().copied()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("choose one of {}", known.join(", ")),
+    }
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     fn param(name: &str, init: Init) -> Param {
-        Param { name: name.into(), shape: vec![100, 200], init, decay: true, tied: false }
+        Param::new(name, [100, 200], init)
     }
 
     #[test]

@@ -10,12 +10,16 @@ mod autograd;
 pub mod conformance;
 mod erased;
 mod init;
+mod measure;
 mod param;
+mod samples;
 
 pub use autograd::{Autograd, Differentiable};
 pub use erased::{AnyStage, AnyValue, erase};
 pub use init::initial;
+pub use measure::measure;
 pub use param::{Init, Param};
+pub use samples::samples;
 
 use crate::device::{DeviceError, Result};
 

@@ -32,13 +32,31 @@ pub struct Param {
     /// Whether the last and the first stage share this tensor (a tied head); its gradient is then
     /// summed over the workers of both.
     pub tied: bool,
+    /// Extents of the linear maps that lie beside each other in a matrix, along one of its two sides: one of a plain
+    /// matrix, three of fused queries, keys and values. None of tables, norms and biases. Optimizers that take a matrix as
+    /// a whole, such as Muon, read it.
+    pub linear_maps: Vec<usize>,
 }
 
 impl Param {
-    /// A tensor of a stage, with weight decay if it is a matrix, and not tied.
+    /// A tensor of a stage, not tied; with weight decay, and a linear map, if it is a matrix.
     pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>, init: Init) -> Param {
         let shape = shape.into();
-        Param { name: name.into(), decay: shape.len() > 1, shape, init, tied: false }
+        let linear_maps = if shape.len() == 2 { vec![shape[0]] } else { Vec::new() };
+        let decay = shape.len() > 1;
+        Param { name: name.into(), decay, shape, init, tied: false, linear_maps }
+    }
+
+    /// This tensor as a matrix in which linear maps of these extents lie beside each other.
+    pub fn fused(self, linear_maps: impl Into<Vec<usize>>) -> Param {
+        Param { linear_maps: linear_maps.into(), ..self }
+    }
+
+    /// Whether its linear maps fill one side of a matrix.
+    pub(crate) fn fits_linear_maps(&self) -> bool {
+        let n: usize = self.linear_maps.iter().sum();
+        let is_filled = self.shape.len() == 2 && self.shape.contains(&n);
+        self.linear_maps.is_empty() || is_filled
     }
 
     /// Number of elements.

@@ -81,7 +81,7 @@ pub fn execute(
         width: 1,
         micro_batch_size: program.units_per_micro() as usize,
         training: &Training {
-            optimizer: Optimizer::Sgd,
+            optimizer: Optimizer::sgd(),
             lr: 0.0,
             min_lr: 0.0,
             check_finite: false,

@@ -162,4 +162,16 @@ impl Device for Faulty {
         let momentum = if self.has(Fault::MomentumLost) { 0.0 } else { by.momentum };
         self.update(tensors, |_, tensors| Reference.sgd(tensors, &Sgd { momentum, ..*by }))
     }
+
+    fn has_products(&self) -> bool {
+        true
+    }
+
+    fn product(&self, a: &Shared, b: &Shared) -> Result<Shared> {
+        let (a, mut b) = (read(a), read(b));
+        if self.has(Fault::ProductOfOne) {
+            b.data.iter_mut().skip(1).for_each(|x| *x = 0.0);
+        }
+        Reference.product(&a, &b).map(share)
+    }
 }

@@ -52,7 +52,7 @@ impl Run {
             width: 1,
             micro_batch_size: 2,
             sync: Sync::EagerOpt,
-            optimizer: Optimizer::AdamW,
+            optimizer: Optimizer::adamw(),
             clip: Some(0.5),
             check_finite: true,
             non_finite: NonFinite::Stop,
@@ -81,7 +81,7 @@ impl Run {
         Training {
             seed: 7,
             steps: N_STEPS,
-            optimizer: self.optimizer,
+            optimizer: self.optimizer.clone(),
             lr: 1e-2,
             min_lr: 1e-3,
             warmup: 2,

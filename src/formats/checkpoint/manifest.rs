@@ -52,6 +52,10 @@ pub struct Manifest {
     pub data: Option<Digest>,
     /// All settings, as TOML values.
     pub settings: BTreeMap<String, String>,
+    /// Names under which the optimizer's tensors stand behind those of the model; where it is not said, first and second
+    /// moments.
+    #[serde(default = "moments", skip_serializing_if = "are_moments")]
+    pub optimizer_state: Vec<String>,
     /// What a search found as its schedule, if one did, as JSON: another search may find another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timetable: Option<String>,
@@ -158,6 +162,15 @@ impl Manifest {
         }
         serde_json::from_str(text).map_err(|e| format!("it cannot be read: {e}"))
     }
+}
+
+/// The optimizer's tensors of most checkpoints.
+pub fn moments() -> Vec<String> {
+    ["m", "v"].map(String::from).into()
+}
+
+fn are_moments(state: &[String]) -> bool {
+    state == moments()
 }
 
 const HEAD: &str = "{\n  \"blake3\": \"";

@@ -1,8 +1,8 @@
 //! Checkpoints: where a training stands, on disk, so that it goes on as if it had never been interrupted.
 //!
 //! A checkpoint is a folder of safetensors files and a manifest. Each worker that holds the first replica
-//! of a tensor writes it, with its moments, under the tensor's name (`wte.weight`, `wte.weight.m`,
-//! `wte.weight.v`), so that it opens under any D, W and schedule. The manifest names every file with size
+//! of a tensor writes it, with what the optimizer keeps of it, under the tensor's name (`wte.weight`,
+//! `wte.weight.m`, `wte.weight.v`), so that it opens under any D, W and schedule. The manifest names every file with size
 //! and hash and is published last: a folder without one is a save that was interrupted.
 
 mod manifest;
@@ -15,12 +15,12 @@ use std::fs::{File, symlink_metadata};
 use std::path::{Path, PathBuf};
 
 use chimera_core::device::Elements;
-use chimera_core::engine::Snapshot;
+use chimera_core::engine::{Optimizer, Snapshot};
 use chimera_core::stage::Param;
 use serde::{Deserialize, Serialize};
 
 pub use crate::formats::files::disk::{Disk, Written};
-pub use manifest::{Digest, FORMAT, MANIFEST, Manifest, Shard};
+pub use manifest::{Digest, FORMAT, MANIFEST, Manifest, Shard, moments};
 pub use saver::{Saver, State};
 pub use shares::{AllGather, Shares};
 pub use store::{Entry, Store};
@@ -108,8 +108,16 @@ impl Checkpoint {
     /// Name and extents of every tensor of the model.
     pub fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
         let all = self.files.iter().flat_map(TensorFile::tensors);
-        let all = all.filter(|(name, _)| self.index.contains_key(&moment(name, 0)));
+        let all = all.filter(|(name, _)| !self.is_state(name));
         all.map(|(name, tensor)| (name, tensor.shape.clone())).collect()
+    }
+
+    /// Whether a tensor is what the optimizer keeps of another one.
+    fn is_state(&self, name: &str) -> bool {
+        name.rsplit_once('.').is_some_and(|(of, kept)| {
+            self.manifest.optimizer_state.iter().any(|known| known == kept)
+                && self.index.contains_key(of)
+        })
     }
 
     /// The weights of a tensor of this shape, row-major.
@@ -124,16 +132,15 @@ impl Checkpoint {
         elements(&self.files[nth], name, shape)
     }
 
-    /// A tensor with its moments.
-    pub fn tensor(&self, param: &Param) -> Result<Snapshot, Unusable> {
+    /// A tensor with what `optimizer` keeps of it.
+    pub fn tensor(&self, param: &Param, optimizer: &Optimizer) -> Result<Snapshot, Unusable> {
         let Param { name, shape, .. } = param;
+        let kept = optimizer.state(param).iter();
+        let kept = kept.map(|kept| Ok((*kept, self.elements(&state_of(name, kept), shape)?)));
         Ok(Snapshot {
             param: param.clone(),
             weights: self.elements(name, shape)?,
-            moments: [
-                self.elements(&moment(name, 0), shape)?,
-                self.elements(&moment(name, 1), shape)?,
-            ],
+            state: kept.collect::<Result<_, Unusable>>()?,
         })
     }
 
@@ -172,9 +179,9 @@ fn elements(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Elements, 
     file.elements(tensor).map_err(|e| unusable(format!("{name}: {e}")))?.ok_or_else(found)
 }
 
-/// The name of a tensor's first or second moment.
-fn moment(name: &str, nth: usize) -> String {
-    format!("{name}.{}", ["m", "v"][nth])
+/// The name of what the optimizer keeps of a tensor as `kept`.
+pub(crate) fn state_of(name: &str, kept: &str) -> String {
+    format!("{name}.{kept}")
 }
 
 /// Checks size and header of a file, and its hash if it is to be read.

@@ -2,6 +2,7 @@
 
 use std::fs::read_dir;
 use std::io;
+use std::iter::once;
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -11,7 +12,7 @@ use chimera_core::engine::Snapshot;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
-use super::{Checkpoint, Disk, MANIFEST, Manifest, Open, Shard, Unusable, moment};
+use super::{Checkpoint, Disk, MANIFEST, Manifest, Open, Shard, Unusable, state_of};
 use crate::formats::files::io_fault;
 use crate::formats::files::tensors::{self, NamedTensor};
 
@@ -272,9 +273,9 @@ impl Store {
 
 fn write_shard(disk: &Disk, folder: &Path, nth: usize, part: &[Snapshot]) -> io::Result<Shard> {
     let file = format!("shard-{nth:04}.safetensors");
-    let named = part.iter().flat_map(|Snapshot { param, weights, moments: [m, v] }| {
-        let names = [param.name.clone(), moment(&param.name, 0), moment(&param.name, 1)];
-        let each = names.into_iter().zip([weights, m, v]);
+    let named = part.iter().flat_map(|Snapshot { param, weights, state }| {
+        let kept = state.iter().map(|(kept, elements)| (state_of(&param.name, kept), elements));
+        let each = once((param.name.clone(), weights)).chain(kept);
         each.map(|(name, Elements { dtype, words })| NamedTensor {
             name,
             shape: param.shape.clone(),

@@ -2,6 +2,7 @@
 
 mod llama;
 mod page;
+mod readme;
 mod resume;
 mod schedules;
 mod suites;

@@ -36,7 +36,7 @@ pub fn run<D: Device>(device: &D, tolerance: f64) {
 
 /// One case per function that the engine uses.
 pub fn cases<D: Device>() -> Vec<Case<D>> {
-    let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 16] = [
+    let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 17] = [
         ("upload", transfers::upload),
         ("download_into", transfers::download_into),
         ("download_all", transfers::download_all),
@@ -53,6 +53,7 @@ pub fn cases<D: Device>() -> Vec<Case<D>> {
         ("adamw", optimizers::adamw),
         ("lamb", optimizers::lamb),
         ("sgd", optimizers::sgd),
+        ("product", optimizers::product),
     ];
     table.into_iter().map(|(name, trials)| Case { name, trials }).collect()
 }

@@ -81,6 +81,18 @@ pub(super) fn sgd<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     together(trials, |device, tensors| device.sgd(tensors, &by))
 }
 
+/// Of devices that have products.
+pub(super) fn product<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
+    if !trials.device.has_products() {
+        return Ok(());
+    }
+    for [m, n, k] in [[1, 1, 1], [5, 3, 7], [64, 64, 130], [130, 257, 33]] {
+        let [a, b] = [trials.normal(&[m, k]), trials.normal(&[n, k])];
+        trial!(trials, "", [a, b], [], |device| [device.product(a, b)?]);
+    }
+    Ok(())
+}
+
 /// Tensors that are updated at once get the bits that each gets alone.
 fn together<D: Device>(
     trials: &mut Trials<'_, D>,

@@ -105,6 +105,16 @@ impl Device for Reference {
         }
         Ok(())
     }
+
+    fn has_products(&self) -> bool {
+        true
+    }
+
+    fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let of_row = |row: usize| (0..b.n_rows()).map(move |column| dot(a.row(row), b.row(column)));
+        let data = (0..a.n_rows()).flat_map(of_row).collect();
+        Ok(Tensor::new(&[a.n_rows(), b.n_rows()], data))
+    }
 }
 
 /// `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`; returns

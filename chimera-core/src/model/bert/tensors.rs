@@ -24,7 +24,8 @@ pub(super) fn n_params(config: &ModelConfig) -> u64 {
 pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
     let shared = config.shares_table(cut);
     let table = |name: &str, rows| {
-        param(format!("embeddings.{name}.weight"), &[rows, config.hidden], Init::Normal(DEVIATION))
+        let name = format!("embeddings.{name}.weight");
+        param(name, &[rows, config.hidden], Init::Normal(DEVIATION)).fused([])
     };
     let words = Param { tied: shared, ..table("word_embeddings", config.vocab) };
     let mut params = Vec::new();
@@ -60,6 +61,7 @@ fn block_params(config: &ModelConfig, block: usize) -> [Param; block::TENSORS] {
     let h = config.hidden;
     let at = |name: &str| format!("encoder.layer.{block}.{name}");
     let [qkv, qkv_bias] = dense(&at("attention.self.qkv"), 3 * h, h);
+    let qkv = qkv.fused([h; 3]);
     let [out, out_bias] = dense(&at("attention.output.dense"), h, h);
     let [norm_1, norm_1_bias] = norm(&at("attention.output"), h);
     let [fc, fc_bias] = dense(&at("intermediate.dense"), 4 * h, h);
@@ -86,6 +88,7 @@ fn head_params(config: &ModelConfig) -> [Param; head::TENSORS] {
     let h = config.hidden;
     let [pooler, pooler_bias] = dense("pooler.dense", h, h);
     let [next, next_bias] = dense("cls.seq_relationship", 2, h);
+    let next = next.fused([]); // a head
     let [transform, transform_bias] = dense("cls.predictions.transform.dense", h, h);
     let [gain, bias] = norm("cls.predictions.transform", h);
     let decoder_bias = param("cls.predictions.bias".into(), &[config.vocab], Init::Zeros);

@@ -15,8 +15,10 @@ pub(in crate::model) fn params(
     block: impl Fn(usize) -> Vec<Param>,
     norm: Vec<Param>,
 ) -> Vec<Param> {
-    let table =
-        |name: &str| param(name.into(), &[config.vocab, config.hidden], Init::Normal(DEVIATION));
+    let table = |name: &str| {
+        let shape = &[config.vocab, config.hidden];
+        param(name.into(), shape, Init::Normal(DEVIATION)).fused([])
+    };
     let shared = config.shares_table(cut);
     let tokens = Param { tied: shared, ..table(tokens) };
     let mut params = Vec::new();

@@ -18,7 +18,7 @@ pub(super) fn n_params(config: &ModelConfig) -> u64 {
 /// on the residual path. Weight decay on matrices alone.
 pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
     let table = &[config.context, config.hidden];
-    let positions = param("wpe.weight".into(), table, Init::Normal(DEVIATION));
+    let positions = param("wpe.weight".into(), table, Init::Normal(DEVIATION)).fused([]);
     let norm = [("ln_f.weight", Init::Ones), ("ln_f.bias", Init::Zeros)];
     let norm = norm.map(|(name, init)| param(name.into(), &[config.hidden], init));
     let block = |block| block_params(config, block);
@@ -33,7 +33,7 @@ fn block_params(config: &ModelConfig, block: usize) -> Vec<Param> {
     vec![
         tensor("ln_1.weight", &[h], Init::Ones),
         tensor("ln_1.bias", &[h], Init::Zeros),
-        tensor("attn.c_attn.weight", &[h, 3 * h], normal()),
+        tensor("attn.c_attn.weight", &[h, 3 * h], normal()).fused([h; 3]),
         tensor("attn.c_attn.bias", &[3 * h], Init::Zeros),
         tensor("attn.c_proj.weight", &[h, h], residual()),
         tensor("attn.c_proj.bias", &[h], Init::Zeros),

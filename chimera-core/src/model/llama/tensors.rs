@@ -44,16 +44,17 @@ pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
 fn block_params(config: &ModelConfig, block: usize) -> Vec<Param> {
     let Llama { mlp_hidden: mlp, qkv_bias, .. } = *config.choices();
     let (h, qkv) = (config.hidden, qkv(config));
+    let kv = (qkv - h) / 2;
     let normal = || Init::Normal(DEVIATION);
     let residual = || Init::Normal(DEVIATION / (2.0 * config.layers as f64).sqrt());
     let tensor = |name, shape: &[usize], init| param(format!("layers.{block}.{name}"), shape, init);
     let bias = qkv_bias.then(|| tensor("self_attn.qkv_proj.bias", &[qkv], Init::Zeros));
     let mut params = vec![
         tensor("input_layernorm.weight", &[h], Init::Ones),
-        tensor("self_attn.qkv_proj.weight", &[qkv, h], normal()),
+        tensor("self_attn.qkv_proj.weight", &[qkv, h], normal()).fused([h, kv, kv]),
         tensor("self_attn.o_proj.weight", &[h, h], residual()),
         tensor("post_attention_layernorm.weight", &[h], Init::Ones),
-        tensor("mlp.gate_up_proj.weight", &[2 * mlp, h], normal()),
+        tensor("mlp.gate_up_proj.weight", &[2 * mlp, h], normal()).fused([mlp; 2]),
         tensor("mlp.down_proj.weight", &[h, mlp], residual()),
     ];
     let behind_matrix = 2;

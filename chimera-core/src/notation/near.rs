@@ -1,10 +1,7 @@
 //! Which word was meant.
 
 /// The candidate that `word` most likely meant.
-pub(crate) fn nearest<'a>(
-    word: &str,
-    candidates: impl Iterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase().replace('_', "-");
     candidates.min_by_key(|candidate| {
         (!candidate.contains(&word), strsim::damerau_levenshtein(&word, candidate))
@@ -12,7 +9,7 @@ pub(crate) fn nearest<'a>(
 }
 
 /// The nearest candidate, if it is so like `word` that it can be what was meant.
-pub(crate) fn near<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn near<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let near = nearest(word, candidates)?;
     let word = word.to_lowercase().replace('_', "-");
     let n_letters = word.chars().count();

@@ -1,0 +1,173 @@
+//! Muon: momentum whose matrices are made orthogonal (Jordan et al., 2024).
+
+use super::param_group::{HostTensor, ParamGroup};
+use super::update_rule::UpdateRule;
+use crate::device::Result;
+use crate::device::reference::{Tensor, add, dot};
+use crate::stage::Param;
+
+/// Coefficients of the iteration, which brings all singular values near 1 as fast as can be.
+const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
+/// Iterations of Newton and Schulz.
+const N_ITERATIONS: usize = 5;
+/// The root mean square of AdamW's steps: with it one learning rate serves both (Liu et al., 2025).
+const ADAMW_RMS: f64 = 0.2;
+
+/// The rule: Nesterov momentum, of which each linear map takes the nearest orthogonal matrix as its step. Whatever is no
+/// linear map is updated by AdamW.
+pub(super) struct Muon;
+
+impl UpdateRule for Muon {
+    fn name(&self) -> &str {
+        "muon"
+    }
+
+    fn state(&self, param: &Param) -> &[&'static str] {
+        if param.linear_maps.is_empty() { &["m", "v"] } else { &["m"] }
+    }
+
+    fn needs_products(&self) -> bool {
+        true
+    }
+
+    fn update(&self, group: ParamGroup<'_>) -> Result<()> {
+        let (maps, others) = group.split(|param| !param.linear_maps.is_empty());
+        others.adamw()?;
+        let (lr, weight_decay, momentum) = (maps.lr, maps.weight_decay, maps.training.momentum);
+        maps.on_host(|mut tensor| {
+            let m = tensor.state.remove(0);
+            let mut step = Vec::with_capacity(m.len());
+            for (m, g) in m.iter_mut().zip(tensor.gradient) {
+                *m = momentum * *m + (1.0 - momentum) * g;
+                step.push(momentum * *m + (1.0 - momentum) * g);
+            }
+            orthogonalize(&tensor, &mut step)?;
+            for (w, step) in tensor.weights.iter_mut().zip(step) {
+                *w -= lr * weight_decay * *w;
+                *w -= lr * step;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Puts in the place of each linear map of a tensor its nearest orthogonal matrix, as long as a step of AdamW.
+fn orthogonalize(tensor: &HostTensor<'_>, values: &mut [f64]) -> Result<()> {
+    if values.is_empty() {
+        return Ok(());
+    }
+    let Param { shape, linear_maps, .. } = tensor.param;
+    let (rows, columns) = (shape[0], shape[1]);
+    let are_rows = linear_maps.iter().sum::<usize>() == rows;
+    let mut start = 0;
+    for &extent in linear_maps {
+        let (height, width) = if are_rows { (extent, columns) } else { (rows, extent) };
+        let place = |n: usize| match are_rows {
+            true => start * columns + n,
+            false => n / width * columns + start + n % width,
+        };
+        let map = (0..height * width).map(|n| values[place(n)]).collect();
+        let map = nearest_orthogonal(tensor, Tensor::new(&[height, width], map))?;
+        let length = ADAMW_RMS * (height.max(width) as f64).sqrt();
+        for (n, x) in map.data.into_iter().enumerate() {
+            values[place(n)] = length * x;
+        }
+        start += extent;
+    }
+    Ok(())
+}
+
+/// `U Vᵀ` of a matrix `U S Vᵀ`, nearly: its singular values come to lie between 0.7 and 1.2.
+fn nearest_orthogonal(tensor: &HostTensor<'_>, x: Tensor) -> Result<Tensor> {
+    let is_tall = x.shape[0] > x.shape[1];
+    let mut x = if is_tall { transposed(&x) } else { x };
+    let norm = dot(&x.data, &x.data).sqrt() + 1e-7;
+    x = x.map(|x| x / norm);
+    let [a, b, c] = COEFFICIENTS;
+    for _ in 0..N_ITERATIONS {
+        let square = tensor.product(&x, &x)?;
+        let mut sum = tensor.product(&square, &square)?.map(|x| c * x);
+        add(&mut sum.data, b, &square.data);
+        let mut next = tensor.product(&sum, &transposed(&x))?;
+        add(&mut next.data, a, &x.data);
+        x = next;
+    }
+    Ok(if is_tall { transposed(&x) } else { x })
+}
+
+fn transposed(x: &Tensor) -> Tensor {
+    let (rows, columns) = (x.shape[0], x.shape[1]);
+    let data = (0..rows * columns).map(|n| x.data[n % rows * columns + n / rows]);
+    Tensor::new(&[columns, rows], data.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::device::reference::Reference;
+    use crate::engine::Training;
+    use crate::engine::updating::{OnDevice, Step};
+    use crate::stage::{Init, initial};
+
+    /// The weights after one update from zeros by a gradient drawn at random.
+    fn step(param: &Param) -> Tensor {
+        let optimizer = crate::engine::Optimizer::muon();
+        let training = Training { optimizer, lr: 1.0, min_lr: 1.0, ..Training::default() };
+        let drawn: Vec<f32> = initial(&Param { init: Init::Normal(1.0), ..param.clone() }, 0);
+        let gradient = Reference.upload(&param.shape, &drawn).unwrap();
+        let mut weights = Tensor::zeros(&param.shape);
+        let mut state: Vec<_> = Muon.state(param).iter().map(|_| weights.clone()).collect();
+        let tensor =
+            OnDevice { param, weights: &mut weights, gradient: &gradient, state: &mut state };
+        let step = Step { training: &training, step: 0, update: 0, grad_scale: 1.0 };
+        step.update(&Reference, vec![tensor]).unwrap();
+        weights
+    }
+
+    /// The Gram matrix of the shorter side, over the squared length of a step.
+    fn gram(x: &Tensor) -> Tensor {
+        let x = if x.shape[0] > x.shape[1] { transposed(x) } else { x.clone() };
+        let length = ADAMW_RMS * (x.shape[1] as f64).sqrt();
+        Reference.product(&x, &x).unwrap().map(|x| x / length.powi(2))
+    }
+
+    fn rows(x: &Tensor, start: usize, len: usize) -> Tensor {
+        Reference.rows(x, start, len).unwrap()
+    }
+
+    #[test]
+    fn steps_are_nearly_orthogonal() {
+        for shape in [[6, 40], [40, 6], [7, 7]] {
+            let gram = gram(&step(&Param::new("w", shape, Init::Zeros)));
+            for (at, value) in gram.data.iter().enumerate() {
+                let is_diagonal = at % (gram.n_rows() + 1) == 0;
+                let (low, high) = if is_diagonal { (0.4, 1.6) } else { (-0.5, 0.5) };
+                assert!((low..high).contains(value), "{shape:?}: {value} at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn fused_maps_are_made_orthogonal_one_by_one_on_either_side() {
+        let fused = Param::new("w", [12, 4], Init::Zeros).fused([4; 3]);
+        let stepped = step(&fused);
+        for start in [0, 4, 8] {
+            let gram = gram(&rows(&stepped, start, 4));
+            assert!((0..4).all(|i| gram.data[5 * i] > 0.4), "{gram:?}");
+        }
+        let gradient =
+            |shape| step(&Param::new("w", shape, Init::Zeros).fused(fused.linear_maps.clone()));
+        let across = gradient([4, 12]);
+        for start in [0, 4, 8] {
+            let gram = gram(&rows(&transposed(&across), start, 4));
+            assert!((0..4).all(|i| gram.data[5 * i] > 0.4), "{gram:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_linear_map_is_updated_by_adamw() {
+        let table = step(&Param::new("w", [5, 3], Init::Zeros).fused([]));
+        assert!(table.data.iter().all(|w| (w.abs() - 1.0).abs() < 1e-6), "{table:?}");
+    }
+}

@@ -1,0 +1,108 @@
+//! The parameters of one update, as a rule sees them: their tensors stay on whatever device they are on.
+
+use super::Training;
+use crate::device::reference::Tensor;
+use crate::device::{AdamW, Result, Sgd};
+use crate::stage::Param;
+
+/// Some parameters of a stage, with the hyperparameters of one update.
+///
+/// A rule updates all of them by one function of the device ([`adamw`](ParamGroup::adamw) and others), or each on the host
+/// ([`on_host`](ParamGroup::on_host)), which every device can do.
+pub struct ParamGroup<'g> {
+    /// The training's hyperparameters, of which the fields below are what holds for this update.
+    pub training: &'g Training,
+    /// Learning rate of the step.
+    pub lr: f64,
+    /// Decoupled weight decay: 0 for parameters that do not [decay](Param::decay).
+    pub weight_decay: f64,
+    /// Number of the update, from 1.
+    pub update: u64,
+    /// What gradients are to be multiplied by first (clipping).
+    pub grad_scale: f64,
+    pub(super) tensors: Box<dyn GroupTensors<'g> + 'g>,
+}
+
+/// One parameter on the host, in f64: the values of every device's types fit.
+pub struct HostTensor<'t> {
+    /// Name and shape.
+    pub param: &'t Param,
+    /// Its weights, row-major.
+    pub weights: &'t mut [f64],
+    /// Its gradient, after clipping.
+    pub gradient: &'t [f64],
+    /// Its state, in the order of [`UpdateRule::state`](super::UpdateRule::state).
+    pub state: Vec<&'t mut [f64]>,
+    pub(super) product: &'t Product<'t>,
+}
+
+impl HostTensor<'_> {
+    /// `a bᵀ` of two matrices, in the precision of the device, for rules that
+    /// [need products](super::UpdateRule::needs_products).
+    pub fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        (self.product)(a, b)
+    }
+}
+
+impl<'g> ParamGroup<'g> {
+    /// The parameters for which `is_first` holds, and the others.
+    pub fn split(self, is_first: impl Fn(&Param) -> bool) -> (ParamGroup<'g>, ParamGroup<'g>) {
+        let ParamGroup { training, lr, weight_decay, update, grad_scale, tensors } = self;
+        let of = |tensors| ParamGroup { training, lr, weight_decay, update, grad_scale, tensors };
+        let (first, others) = tensors.split(&is_first);
+        (of(first), of(others))
+    }
+
+    /// Updates them by the device's AdamW; their first two state tensors are its moments.
+    pub fn adamw(mut self) -> Result<()> {
+        let by = self.moments();
+        self.tensors.adamw(&by)
+    }
+
+    /// Updates them by the device's LAMB; their first two state tensors are its moments.
+    pub fn lamb(mut self) -> Result<()> {
+        let by = self.moments();
+        self.tensors.lamb(&by)
+    }
+
+    /// Updates them by the device's gradient descent; the first of their two state tensors is its momentum.
+    pub fn sgd(mut self) -> Result<()> {
+        let ParamGroup { training, lr, weight_decay, grad_scale, .. } = self;
+        let momentum = training.momentum;
+        self.tensors.sgd(&Sgd { lr, momentum, weight_decay, grad_scale })
+    }
+
+    /// Updates each on the host, by what `update` does with its values.
+    pub fn on_host(mut self, mut update: impl FnMut(HostTensor<'_>) -> Result<()>) -> Result<()> {
+        self.tensors.on_host(self.grad_scale, &mut update)
+    }
+
+    fn moments(&self) -> AdamW {
+        let ParamGroup { training, lr, weight_decay, update, grad_scale, .. } = *self;
+        let Training { beta1, beta2, eps, .. } = *training;
+        AdamW { lr, beta1, beta2, eps, weight_decay, update, grad_scale }
+    }
+}
+
+/// `a bᵀ` of two matrices.
+pub(super) type Product<'t> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 't;
+
+/// Some parameters on a device of any type.
+pub(super) trait GroupTensors<'g> {
+    fn split(
+        self: Box<Self>,
+        is_first: &dyn Fn(&Param) -> bool,
+    ) -> (Box<dyn GroupTensors<'g> + 'g>, Box<dyn GroupTensors<'g> + 'g>);
+
+    fn adamw(&mut self, by: &AdamW) -> Result<()>;
+
+    fn lamb(&mut self, by: &AdamW) -> Result<()>;
+
+    fn sgd(&mut self, by: &Sgd) -> Result<()>;
+
+    fn on_host(
+        &mut self,
+        grad_scale: f64,
+        update: &mut dyn FnMut(HostTensor<'_>) -> Result<()>,
+    ) -> Result<()>;
+}

@@ -1,0 +1,215 @@
+//! How weights are initialised and updated: learning rate, clipping, and what the update rules read.
+
+use std::f64::consts::PI;
+use std::str::FromStr;
+
+use super::optimizer::Optimizer;
+use crate::notation::by_name;
+
+/// What to do when a step's loss or gradient is not finite.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NonFinite {
+    /// Ends the run.
+    Stop,
+    /// Throws the gradient away and goes on with the next step; the twentieth such step in a row ends the run.
+    Skip,
+}
+
+/// Steps in a row without a sound gradient after which weights will give no other.
+pub(super) const MOST_SKIPPED: u64 = 20;
+
+impl NonFinite {
+    /// Every choice with its name on the command line.
+    pub const ALL: [(&'static str, NonFinite); 2] =
+        [("stop", NonFinite::Stop), ("skip", NonFinite::Skip)];
+}
+
+impl FromStr for NonFinite {
+    type Err = String;
+
+    fn from_str(name: &str) -> std::result::Result<NonFinite, String> {
+        by_name("reaction to values that are not finite", name, &NonFinite::ALL)
+    }
+}
+
+/// How the learning rate falls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LrSchedule {
+    /// Half a cosine.
+    Cosine,
+    /// A straight line.
+    Linear,
+    /// A straight line at the end of the training: warm-up, stable, decay (Hu et al., 2024, arXiv:2404.06395).
+    Wsd,
+    /// Not at all.
+    Constant,
+}
+
+impl LrSchedule {
+    /// Every schedule with its name on the command line.
+    pub const ALL: [(&'static str, LrSchedule); 4] = [
+        ("cosine", LrSchedule::Cosine),
+        ("linear", LrSchedule::Linear),
+        ("wsd", LrSchedule::Wsd),
+        ("constant", LrSchedule::Constant),
+    ];
+}
+
+impl FromStr for LrSchedule {
+    type Err = String;
+
+    fn from_str(name: &str) -> std::result::Result<LrSchedule, String> {
+        by_name("schedule of the learning rate", name, &LrSchedule::ALL)
+    }
+}
+
+/// How weights are initialised and updated.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Training {
+    /// Seed of the initial weights.
+    pub seed: u64,
+    /// Number of steps, at the end of which the learning rate is at its lowest.
+    pub steps: u64,
+    /// Update rule of the weights.
+    pub optimizer: Optimizer,
+    /// Highest learning rate.
+    pub lr: f64,
+    /// Lowest learning rate after the warm-up.
+    pub min_lr: f64,
+    /// Steps of linear rise at the start.
+    pub warmup: u64,
+    /// Last steps, over which it falls from its highest value; of `None` all after the warm-up, but under
+    /// [`LrSchedule::Wsd`] a fifth of all.
+    pub decay_steps: Option<u64>,
+    /// How it falls.
+    pub lr_schedule: LrSchedule,
+    /// Decay of the first moment of AdamW and LAMB.
+    pub beta1: f64,
+    /// Decay of their second moment.
+    pub beta2: f64,
+    /// What they add to the root of the second moment.
+    pub eps: f64,
+    /// Decay of the sum of gradients of SGD.
+    pub momentum: f64,
+    /// Decoupled weight decay of matrices.
+    pub weight_decay: f64,
+    /// Largest global norm of the gradient; larger ones are scaled down to it. Of each stage's own where
+    /// stages update on their own (asynchronous schedules).
+    pub clip: Option<f64>,
+    /// Whether a loss or gradient that is not finite is kept from the weights.
+    pub check_finite: bool,
+    /// What to do with such a step.
+    pub non_finite: NonFinite,
+    /// Whether each tensor is updated by one of its replicas alone, which gives its weights to the others
+    /// and alone keeps moments.
+    pub shard_optimizer: bool,
+    /// Whether gradients and their sums go between replicas in bf16, rounded; else whole.
+    pub bf16_gradients: bool,
+}
+
+impl Default for Training {
+    /// AdamW as GPT-2-like models are trained with, without warm-up, decay or clipping.
+    fn default() -> Training {
+        Training {
+            seed: 0,
+            steps: 1,
+            optimizer: Optimizer::adamw(),
+            lr: 1e-3,
+            min_lr: 1e-4,
+            warmup: 0,
+            decay_steps: None,
+            lr_schedule: LrSchedule::Cosine,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            momentum: 0.9,
+            weight_decay: 0.0,
+            clip: None,
+            check_finite: true,
+            non_finite: NonFinite::Stop,
+            shard_optimizer: false,
+            bf16_gradients: false,
+        }
+    }
+}
+
+impl Training {
+    /// Whether the updates of a synchronous step must wait for all ranks.
+    pub fn needs_barrier(&self) -> bool {
+        self.clip.is_some() || self.check_finite
+    }
+
+    /// The learning rate of a step: it rises in a line, stays, and falls as the schedule says.
+    pub fn lr_at(&self, step: u64) -> f64 {
+        if step < self.warmup {
+            return self.lr * (step + 1) as f64 / self.warmup as f64;
+        }
+        let after_warmup = self.steps.saturating_sub(self.warmup).max(1);
+        let usual = match self.lr_schedule {
+            LrSchedule::Wsd => self.steps.div_ceil(5),
+            _ => after_warmup,
+        };
+        let decay_steps = self.decay_steps.unwrap_or(usual).clamp(1, after_warmup);
+        let start = self.steps.saturating_sub(decay_steps).max(self.warmup);
+        let done = (step.saturating_sub(start) as f64 / decay_steps as f64).min(1.0);
+        let left = match self.lr_schedule {
+            LrSchedule::Cosine => 0.5 * (1.0 + (PI * done).cos()),
+            LrSchedule::Linear | LrSchedule::Wsd => 1.0 - done,
+            LrSchedule::Constant => return self.lr,
+        };
+        self.min_lr + (self.lr - self.min_lr) * left
+    }
+
+    /// The factor that brings a gradient of this norm under the limit.
+    pub(super) fn grad_scale(&self, norm: f64) -> f64 {
+        self.clip.map_or(1.0, |clip| (clip / norm).min(1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_rises_then_falls_to_the_lowest() {
+        let of = |lr_schedule| Training {
+            steps: 110,
+            lr: 1.0,
+            min_lr: 0.2,
+            warmup: 10,
+            lr_schedule,
+            clip: Some(2.0),
+            ..Training::default()
+        };
+        for (schedule, quarter, last) in [
+            (LrSchedule::Cosine, 0.2 + 0.4 * (1.0 + 0.5f64.sqrt()), 0.2),
+            (LrSchedule::Linear, 0.8, 0.2),
+            (LrSchedule::Constant, 1.0, 1.0),
+        ] {
+            let t = of(schedule);
+            assert_eq!([0, 4, 9, 10].map(|step| t.lr_at(step)), [0.1, 0.5, 1.0, 1.0]);
+            for (step, lr) in [(35, quarter), (110, last), (1000, last)] {
+                assert!((t.lr_at(step) - lr).abs() < 1e-12, "{schedule:?} {step}");
+            }
+        }
+        let late = Training { decay_steps: Some(50), ..of(LrSchedule::Linear) };
+        let all = Training { decay_steps: Some(u64::MAX), ..of(LrSchedule::Linear) };
+        for (t, rates) in [
+            (of(LrSchedule::Wsd), [(10, 1.0), (88, 1.0), (99, 0.6), (110, 0.2)]), // the last 22 steps
+            (late, [(10, 1.0), (60, 1.0), (85, 0.6), (110, 0.2)]),
+            (all, [(10, 1.0), (35, 0.8), (60, 0.6), (110, 0.2)]),
+        ] {
+            for (step, lr) in rates {
+                assert!((t.lr_at(step) - lr).abs() < 1e-12, "{:?} {step}", t.decay_steps);
+            }
+        }
+        let t = of(LrSchedule::Cosine);
+        assert_eq!((t.grad_scale(1.0), t.grad_scale(4.0)), (1.0, 0.5));
+    }
+
+    #[test]
+    fn names_are_known() {
+        assert_eq!("wsd".parse(), Ok(LrSchedule::Wsd));
+        assert!("step".parse::<LrSchedule>().is_err());
+    }
+}

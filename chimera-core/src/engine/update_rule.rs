@@ -1,0 +1,31 @@
+//! What an optimizer is: a rule that updates weights, and what it keeps of them.
+
+use super::param_group::ParamGroup;
+use crate::device::Result;
+use crate::stage::Param;
+
+/// How weights follow their gradients.
+///
+/// A rule keeps nothing itself. What it has to remember of a parameter are tensors of the parameter's shape, its
+/// state, which the engine keeps beside the weights: zeros at first, in every checkpoint, and with the owner of
+/// the tensor alone where the optimizer is sharded. A rule is always given whole tensors, and must do the same with the
+/// same bits, since replicas update on their own.
+pub trait UpdateRule: Send + Sync {
+    /// Name of the rule, by which a checkpoint says whose state it has.
+    fn name(&self) -> &str;
+
+    /// Names of the state tensors of a parameter, under which checkpoints keep them.
+    fn state(&self, param: &Param) -> &[&'static str];
+
+    /// Whether the rule multiplies matrices, by [`HostTensor::product`](super::HostTensor::product). A training on a
+    /// device without products is refused before its first step.
+    fn needs_products(&self) -> bool {
+        false
+    }
+
+    /// Updates the weights and the state of some parameters.
+    ///
+    /// # Errors
+    /// If the device fails: the run ends.
+    fn update(&self, group: ParamGroup<'_>) -> Result<()>;
+}

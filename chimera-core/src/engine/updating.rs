@@ -1,0 +1,133 @@
+//! The tensors that a rule updates, behind which it does not see what device they are on.
+
+use super::Training;
+use super::param_group::{GroupTensors, HostTensor, ParamGroup};
+use crate::device::reference::Tensor;
+use crate::device::{AdamW, Device, DeviceError, Elements, Result, Sgd, Updated, update_on_host};
+use crate::stage::Param;
+
+/// One update of a stage.
+pub(super) struct Step<'t> {
+    pub(super) training: &'t Training,
+    /// Number of the step.
+    pub(super) step: u64,
+    /// Number of the update, from 0.
+    pub(super) update: u64,
+    pub(super) grad_scale: f64,
+}
+
+impl Step<'_> {
+    /// Updates tensors, each of which is all of its parameter: those that decay, then the others.
+    pub(super) fn update<D: Device>(
+        &self,
+        device: &D,
+        tensors: Vec<OnDevice<'_, D::Tensor>>,
+    ) -> Result<()> {
+        let &Step { training, step, update, grad_scale } = self;
+        let (lr, update) = (training.lr_at(step), update + 1);
+        let (decaying, others) =
+            Box::new(DeviceGroup { device, tensors }).split(&|param| param.decay);
+        for (tensors, weight_decay) in [(decaying, training.weight_decay), (others, 0.0)] {
+            let group = ParamGroup { training, lr, weight_decay, update, grad_scale, tensors };
+            training.optimizer.update(group)?;
+        }
+        Ok(())
+    }
+}
+
+/// A parameter on its device, with its state.
+pub(super) struct OnDevice<'t, T> {
+    pub(super) param: &'t Param,
+    pub(super) weights: &'t mut T,
+    pub(super) gradient: &'t T,
+    pub(super) state: &'t mut [T],
+}
+
+struct DeviceGroup<'g, D: Device> {
+    device: &'g D,
+    tensors: Vec<OnDevice<'g, D::Tensor>>,
+}
+
+impl<D: Device> DeviceGroup<'_, D> {
+    /// The parameters with the two moments that the device's own optimizers move.
+    fn updated(&mut self) -> Result<Vec<Updated<'_, D::Tensor>>> {
+        let mut all = Vec::with_capacity(self.tensors.len());
+        for OnDevice { param, weights: w, gradient: g, state } in &mut self.tensors {
+            let n_kept = state.len();
+            let [m, v, ..] = &mut **state else {
+                return Err(DeviceError::Failed {
+                    device: self.device.name(),
+                    op: "update",
+                    reason: format!(
+                        "the optimizer keeps {n_kept} state tensors of {}, and two are needed",
+                        param.name
+                    ),
+                });
+            };
+            all.push(Updated { w: &mut **w, g: *g, m, v });
+        }
+        Ok(all)
+    }
+}
+
+impl<'g, D: Device> GroupTensors<'g> for DeviceGroup<'g, D> {
+    fn split(
+        self: Box<Self>,
+        is_first: &dyn Fn(&Param) -> bool,
+    ) -> (Box<dyn GroupTensors<'g> + 'g>, Box<dyn GroupTensors<'g> + 'g>) {
+        let DeviceGroup { device, tensors } = *self;
+        let (first, others) = tensors.into_iter().partition(|tensor| is_first(tensor.param));
+        (
+            Box::new(DeviceGroup { device, tensors: first }),
+            Box::new(DeviceGroup { device, tensors: others }),
+        )
+    }
+
+    fn adamw(&mut self, by: &AdamW) -> Result<()> {
+        let device = self.device;
+        device.adamw(&mut self.updated()?, by)
+    }
+
+    fn lamb(&mut self, by: &AdamW) -> Result<()> {
+        let device = self.device;
+        device.lamb(&mut self.updated()?, by)
+    }
+
+    fn sgd(&mut self, by: &Sgd) -> Result<()> {
+        let device = self.device;
+        device.sgd(&mut self.updated()?, by)
+    }
+
+    fn on_host(
+        &mut self,
+        grad_scale: f64,
+        update: &mut dyn FnMut(HostTensor<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let device = self.device;
+        for OnDevice { param, weights, gradient, state } in &mut self.tensors {
+            let dtype = device.dtype(weights);
+            let product = |a: &Tensor, b: &Tensor| {
+                let upload = |x: &Tensor| {
+                    device.upload_words(&x.shape, dtype, Elements::of_f64(dtype, &x.data).words)
+                };
+                let product = device.product(&upload(a)?, &upload(b)?)?;
+                let (shape, mut words) = (device.shape(&product), Vec::new());
+                device.download_words(&product, &mut words)?;
+                let product = Elements { dtype: device.dtype(&product), words };
+                Ok(Tensor::new(&shape, product.to_f64(shape.iter().product())))
+            };
+            let mut state: Vec<_> = state.iter_mut().collect();
+            update_on_host(device, weights, gradient, &mut state, |weights, gradient, state| {
+                gradient.data.iter_mut().for_each(|g| *g *= grad_scale);
+                update(HostTensor {
+                    param,
+                    weights: &mut weights.data,
+                    gradient: &gradient.data,
+                    state: state.iter_mut().map(|tensor| &mut tensor.data[..]).collect(),
+                    product: &product,
+                })
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,60 @@
+//! How much memory a stage takes: it runs once, on the device that it will train on.
+
+use super::{Micro, Output, Stage};
+use crate::costs::StageBytes;
+use crate::device::{Device, Result};
+
+/// What a sample takes on `stage`, which runs forward and backward on a micro-batch of `n_samples` with weights of
+/// zeros, and what the stage gives to the next one.
+///
+/// Saved activations and deferred weight work are what the stage [says](Stage::saved_bytes) of them. What ops use while
+/// they run is not known: it is taken to be what they leave.
+///
+/// # Errors
+/// If the device fails.
+pub fn measure<S: Stage<Tensor = D::Tensor>, D: Device>(
+    device: &D,
+    stage: &S,
+    micro: &Micro<'_, S::Item>,
+    x: Option<D::Tensor>,
+    n_samples: usize,
+) -> Result<(StageBytes, D::Tensor)> {
+    let zeros = || stage.params().iter().map(|param| device.zeros(&param.shape));
+    let weights = zeros().collect::<Result<Vec<_>>>()?;
+    let mut gradients = zeros().collect::<Result<Vec<_>>>()?;
+    let bytes_of = |tensor: &D::Tensor| device.bytes(tensor) as f64;
+    let input = x.as_ref().map_or(0.0, bytes_of);
+    let selected = match stage.has_selective_recompute() {
+        true => {
+            let saved = stage.recompute(&weights, micro, x.clone())?;
+            stage.saved_bytes(&stage.select(saved)) as f64
+        }
+        false => input,
+    };
+    let (output, saved) = stage.forward(&weights, micro, x)?;
+    let (y, dy) = match output {
+        Output::Activation(y) => (y.clone(), device.zeros(&device.shape(&y))?),
+        Output::Loss { loss, grad } => (loss, grad),
+    };
+    let (saved_bytes, output) = (stage.saved_bytes(&saved) as f64, bytes_of(&dy));
+    let (dx, deferred) = stage.backward_input(&weights, micro, saved, dy)?;
+    let (deferred_bytes, gradient) =
+        (stage.deferred_bytes(&deferred) as f64, dx.as_ref().map_or(0.0, bytes_of));
+    stage.backward_weight(micro, deferred, &mut gradients)?;
+    let of_sample = |bytes: f64| bytes / n_samples as f64;
+    let bytes = StageBytes {
+        saved: of_sample(saved_bytes),
+        selected: of_sample(selected),
+        input: of_sample(input),
+        deferred: of_sample(deferred_bytes),
+        output: of_sample(output),
+        gradient: of_sample(gradient),
+        forward: of_sample(saved_bytes + output),
+        recompute: of_sample(saved_bytes),
+        restore: of_sample(saved_bytes - selected).max(0.0),
+        backward: of_sample(deferred_bytes + gradient),
+        backward_input: of_sample(deferred_bytes + gradient),
+        backward_weight: 0.0,
+    };
+    Ok((bytes, y))
+}
