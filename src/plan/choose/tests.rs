@@ -1,3 +1,4 @@
+use super::super::candidate::Speed;
 use chimera_core::analyze::{Link, Network};
 
 use super::*;
@@ -15,7 +16,7 @@ fn small(options: &str) -> Layers {
 fn cluster(n_ranks: usize, memory: f64) -> Cluster {
     let free = Link::default();
     let network = Network { width: 1, ranks_per_node: n_ranks, inside: free, between: free };
-    Cluster { n_ranks, memory, flops: 1e9, network }
+    Cluster { n_ranks, memory, speed: Speed::Flops(1e9), network }
 }
 
 fn chosen(layers: &Layers, batch: usize, cluster: &Cluster) -> Choice {

@@ -23,6 +23,7 @@ pub(crate) use self::stop::Stop;
 use crate::cli::parts::console::{counted, print, tell, warn};
 use crate::cli::parts::model::warn_of_bytes;
 use crate::cli::parts::outcome::Outcome;
+use crate::cli::parts::predicted;
 use crate::cli::parts::progress::{Progress, Say};
 use crate::cli::parts::proof::named;
 use crate::cli::parts::shape::warn_of_unread;
@@ -118,6 +119,9 @@ impl Train {
         say.line(&headline(run));
         if let Some(report) = run.search() {
             say.line(&report.to_string());
+        }
+        if let Some(prediction) = run.prediction()? {
+            say.line(&predicted::before(&prediction));
         }
         if let Some(hint) = shared_cores(run) {
             warn(&hint);
