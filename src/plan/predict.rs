@@ -19,6 +19,8 @@ pub struct Prediction {
     pub step_s: f64,
     /// Seconds of a step whose layers are all faster or slower by the spread of their measurements.
     pub range_s: [f64; 2],
+    /// Why it may not hold here, if that is known.
+    pub doubt: Option<String>,
     summary: Summary,
 }
 
@@ -68,6 +70,7 @@ impl Prediction {
         Ok(Prediction {
             step_s: middle.makespan() / n_steps,
             range_s: [step(&times.spread_by(-1.0))?, step(&times.spread_by(1.0))?],
+            doubt: times.doubt().map(String::from),
             summary: Summary::of(&middle),
         })
     }
@@ -169,7 +172,7 @@ mod tests {
             ],
         };
         let summary = Summary::of(&timeline(4.0));
-        let prediction = Prediction { step_s: 9.0, range_s: [8.0, 12.0], summary };
+        let prediction = Prediction { step_s: 9.0, range_s: [8.0, 12.0], doubt: None, summary };
         let figures = prediction.against(&[10.0, 30.0, 6.0], &[timeline(5.0)]);
         let of = |what: &str| figures.iter().find(|f| f.what == what).expect("a figure");
         assert_eq!((of("step").measured, of("step").error), (10.0, 9.0 / 10.0 - 1.0));

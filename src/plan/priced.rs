@@ -44,10 +44,15 @@ impl Priced {
 pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<Times> {
     let profile = Profile::read(path)?;
     let devices = Device::list(&config.device, config.depth)?;
-    if !config.any_profile {
-        profile.check(&devices[0].model_name()?, config.precision)?;
-    }
-    Times::of(&profile, workers, config.threads, config.precision)
+    let doubt = match profile.check(&devices[0].model_name()?, config.precision) {
+        Err(error) if config.any_profile => Some(error.to_string()),
+        Err(error) => {
+            let remedy = "measure with `chimera profile`, or say --any-profile true";
+            return Err(error.context(format!("{}: {remedy}", path.display())));
+        }
+        Ok(()) => None,
+    };
+    Ok(Times::of(&profile, workers, config.threads, config.precision)?.doubted(doubt))
 }
 
 impl Chain for Priced {

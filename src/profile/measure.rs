@@ -25,7 +25,9 @@ const WIDTHS: [usize; 5] = [64, 128, 256, 512, 768];
 /// Tokens of a micro-batch that are measured.
 const TOKENS: [usize; 4] = [64, 256, 1024, 4096];
 /// Products of a block that take more operations than this are left out.
-const MOST_FLOPS: f64 = 2e10;
+const MOST_FLOPS: f64 = 7e9;
+/// Larger matrices of logits are left out.
+const MOST_LOGITS: usize = 1 << 21;
 
 /// What is measured of a model: samples of a micro-batch.
 #[derive(Clone, PartialEq, Debug)]
@@ -62,7 +64,7 @@ pub fn samples(architecture: Architecture) -> Vec<Sample> {
             }
             let sequence = [64, 256, 512, 128][(w + t) % 4].min(tokens);
             let head_dim = [32, 64, 16, 128][(w + 2 * t) % 4].min(hidden);
-            let vocab = [256, 4096, 1024][(w + t) % 3];
+            let vocab = [256, 4096, 1024][(w + t) % 3].min(MOST_LOGITS / tokens);
             let heads = hidden / head_dim;
             let llama = (architecture == Architecture::LLAMA).then(|| Llama::usual(hidden, heads));
             let context = sequence;

@@ -21,6 +21,8 @@ pub struct Times {
     beside: f64,
     /// How many spreads times are longer than their medians.
     n_spreads: f64,
+    /// Why they may not hold here.
+    doubt: Option<String>,
 }
 
 /// Of a worker alone, and beside others.
@@ -138,7 +140,18 @@ impl Times {
             activation_bytes: precision.activation_bytes(),
             beside: if workers > 1 { 1.0 } else { 0.0 },
             n_spreads: 0.0,
+            doubt: None,
         })
+    }
+
+    /// Times that may not hold here, and why.
+    pub fn doubted(self, doubt: Option<String>) -> Times {
+        Times { doubt, ..self }
+    }
+
+    /// Why they may not hold here, if that is so.
+    pub fn doubt(&self) -> Option<&str> {
+        self.doubt.as_deref()
     }
 
     /// Times where other workers compute in this part of the time.

@@ -200,7 +200,11 @@ impl Plan {
         if said.value("threads").is_none_or(|(_, origin)| origin.is_default()) {
             said.threads = (n_cores() / beside).max(1);
         }
-        Ok(Speed::Measured(times_of(&said, path, beside)?))
+        let times = times_of(&said, path, beside)?;
+        if let Some(doubt) = times.doubt() {
+            warn(doubt);
+        }
+        Ok(Speed::Measured(times))
     }
 
     fn cluster(&self, said: &Config) -> Result<Cluster> {

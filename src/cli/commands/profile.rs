@@ -23,10 +23,11 @@ use crate::profile::{Sample, Workers, measure, n_cores, samples};
 /// from these.
 #[derive(Args)]
 pub(crate) struct Profile {
-    /// Architecture to measure: gpt2, llama or bert; may be repeated [default: gpt2 and llama]
+    /// Architecture to measure at a grid of sizes: gpt2, llama or bert; may be repeated [default: gpt2 and llama, unless a
+    /// preset is given]
     #[arg(long = "model", value_name = "NAME", value_parser = offered(Architecture::from_str, || Architecture::ALL.map(Architecture::name).to_vec()), hide_possible_values = true)]
     models: Vec<Architecture>,
-    /// Model of this name to measure at exactly its sizes, too; may be repeated
+    /// Model of this name to measure at its own sizes; may be repeated
     #[arg(long = "preset", value_name = "NAME", value_parser = offered(StringValueParser::new(), presets), hide_possible_values = true)]
     presets: Vec<String>,
     /// Samples of a micro-batch of these presets, such as 1,2,4
@@ -98,7 +99,8 @@ impl Profile {
 
     fn samples(&self) -> Vec<Sample> {
         let models = match (&self.models[..], &self.presets[..]) {
-            ([], _) => &[Architecture::GPT2, Architecture::LLAMA][..],
+            ([], [_, ..]) => &[][..],
+            ([], []) => &[Architecture::GPT2, Architecture::LLAMA][..],
             (models, _) => models,
         };
         let mut all: Vec<Sample> = models.iter().flat_map(|model| samples(*model)).collect();

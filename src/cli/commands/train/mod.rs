@@ -121,6 +121,9 @@ impl Train {
             say.line(&report.to_string());
         }
         if let Some(prediction) = run.prediction()? {
+            if let Some(doubt) = &prediction.doubt {
+                warn(doubt);
+            }
             say.line(&predicted::before(&prediction));
         }
         if let Some(hint) = shared_cores(run) {
