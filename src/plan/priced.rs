@@ -127,8 +127,7 @@ impl Stages<'_> {
                 1 => 0.0,
                 // Gradients are laid into one buffer, parts of others are added, and sums are taken out of it.
                 _ => {
-                    2.0 * times.layer("join", n)?
-                        + times.layer("accumulate", n - n / n_replicas)?
+                    2.0 * times.layer("join", n)? + times.layer("accumulate", n - n / n_replicas)?
                 }
             });
             for worker in &bucket.members {

@@ -69,7 +69,8 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 fn solved(mut rows: Vec<Vec<f64>>) -> Vec<f64> {
     let n = rows.len();
     for column in 0..n {
-        let largest = |a: &usize, b: &usize| rows[*a][column].abs().total_cmp(&rows[*b][column].abs());
+        let largest =
+            |a: &usize, b: &usize| rows[*a][column].abs().total_cmp(&rows[*b][column].abs());
         let pivot = (column..n).max_by(largest).unwrap_or(column);
         rows.swap(column, pivot);
         let (above, below) = rows.split_at_mut(column + 1);
@@ -110,7 +111,8 @@ mod tests {
     /// Time is work times the figure: it grows with size wherever it grows from point to point.
     #[test]
     fn along_a_line_a_law_is_straight_and_flat_at_its_ends() {
-        let law = Law::through([(vec![16], 8.0), (vec![64], 4.0), (vec![256], 1.0)]).expect("points");
+        let law =
+            Law::through([(vec![16], 8.0), (vec![64], 4.0), (vec![256], 1.0)]).expect("points");
         near(law.at(&[32]), 32f64.sqrt());
         near(law.at(&[128]), 2.0);
         near(law.at(&[1]), 8.0);

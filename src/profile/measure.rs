@@ -18,7 +18,7 @@ use super::{FORMAT, LayerTime, Measured, PartTime, Profile, build, machine};
 use crate::device::{Compute, Device, OpenDevice, Precision};
 
 /// Times each size is measured at least, and at most.
-const PASSES: [usize; 2] = [2, 9];
+const PASSES: [usize; 2] = [3, 9];
 
 /// Widths that are measured unless others are asked for.
 const WIDTHS: [usize; 5] = [64, 128, 256, 512, 768];
@@ -153,7 +153,10 @@ impl Timings {
             let (count, (seconds, spread)) = (times.len(), middle(&mut times));
             LayerTime { layer: layer.into(), extents, count, seconds, spread }
         };
-        let part = |((sample, part, op), (mut all, mut layers)): ((usize, Part, Half), (Vec<f64>, Vec<f64>))| {
+        let part = |((sample, part, op), (mut all, mut layers)): (
+            (usize, Part, Half),
+            (Vec<f64>, Vec<f64>),
+        )| {
             let Sample { model, sequence, samples } = &samples[sample];
             let (seconds, spread) = middle(&mut all);
             PartTime {

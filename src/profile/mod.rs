@@ -160,8 +160,9 @@ impl Profile {
             ("build", &self.build, build.as_str()),
         ];
         let differ = here.iter().filter(|(_, there, here)| there != here);
-        let differ: Vec<String> =
-            differ.map(|(what, there, here)| format!("its {what} is {there}, not {here}")).collect();
+        let differ: Vec<String> = differ
+            .map(|(what, there, here)| format!("its {what} is {there}, not {here}"))
+            .collect();
         match differ.len() {
             0 => Ok(()),
             _ => bail!("the profile is of another kind: {}", differ.join("; ")),
@@ -195,7 +196,8 @@ impl Profile {
 impl Measured {
     fn to_json(&self) -> Result<String> {
         fn lines(all: &[impl Serialize]) -> Result<String> {
-            let lines = all.iter().map(|one| Ok(format!("\n        {}", serde_json::to_string(one)?)));
+            let lines =
+                all.iter().map(|one| Ok(format!("\n        {}", serde_json::to_string(one)?)));
             Ok(lines.collect::<Result<Vec<_>>>()?.join(","))
         }
         let Measured { workers, threads, layers, parts } = self;
@@ -233,8 +235,12 @@ mod tests {
             spread: 0.0,
             in_layers: 0.75,
         };
-        let measured =
-            Measured { workers: 1, threads: 2, layers: vec![layer(4), layer(9)], parts: vec![part] };
+        let measured = Measured {
+            workers: 1,
+            threads: 2,
+            layers: vec![layer(4), layer(9)],
+            parts: vec![part],
+        };
         Profile {
             format: FORMAT,
             build: build(),
@@ -262,7 +268,9 @@ mod tests {
         profile().check("cpu", Precision::F32).expect("of this machine");
         let other = Profile { machine: "an abacus".into(), build: "0.0".into(), ..profile() };
         let refusal = other.check("cuda", Precision::Bf16).expect_err("another").to_string();
-        for difference in ["machine is an abacus, not ", "device is cpu, not cuda", "f32, not bf16", "0.0, not"] {
+        for difference in
+            ["machine is an abacus, not ", "device is cpu, not cuda", "f32, not bf16", "0.0, not"]
+        {
             assert!(refusal.contains(difference), "{refusal}");
         }
     }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use chimera_core::device::{AdamW, Counted, Device, DeviceError, Sgd, Updated};
 use chimera_core::layers::{Activation, Call, Layers, Recorded};
 use chimera_core::model::{Cut, DropoutRate, ModelConfig, ModelError, stage};
-use chimera_core::stage::{AnyStage, Micro, Output, Param, Stage, initial};
+use chimera_core::stage::{AnyStage, Micro, Output, Param, Stage};
 use serde::{Deserialize, Serialize};
 
 /// A part of a model: stages are made of these.
@@ -92,7 +92,11 @@ pub(crate) struct Prepared<D: Layers> {
 
 impl<D: Layers> Prepared<D> {
     /// Numbers are there only if it `computes`.
-    pub(crate) fn new(device: &D, work: &Work<'_>, computes: bool) -> Result<Prepared<D>, PassError> {
+    pub(crate) fn new(
+        device: &D,
+        work: &Work<'_>,
+        computes: bool,
+    ) -> Result<Prepared<D>, PassError> {
         let device = Recorded::new(device.clone())?;
         let Work { model, part, sequence, samples, dropout: rate } = *work;
         let (cut, dropout) = (part.cut(), DropoutRate { rate, seed: 1 });
@@ -107,9 +111,8 @@ impl<D: Layers> Prepared<D> {
         }
         let activation = |scale: f32| -> Result<D::Tensor, DeviceError> {
             let (shape, n) = ([n_tokens, model.hidden], n_tokens * model.hidden);
-            let value = |i: usize| ((i * 7919 % 1000) as f32 * 2e-3 - 1.0) * scale;
             let values = match computes {
-                true => device.upload_vec(&shape, (0..n).map(value).collect())?,
+                true => device.upload_vec(&shape, numbers(n, scale))?,
                 false => device.zeros(&shape)?,
             };
             device.activation(&values, Activation::Tanh) // in the device's type of activations
@@ -117,7 +120,8 @@ impl<D: Layers> Prepared<D> {
         let x = (!cut.first).then(|| activation(1.0)).transpose()?;
         let dy = (!cut.last).then(|| activation(1e-4)).transpose()?;
         let weight = |param: &Param| match computes {
-            true => device.upload(&param.shape, &initial(param, 1)),
+            // Numbers that look drawn, and are had at once.
+            true => device.upload_vec(&param.shape, numbers(param.n_elements(), 0.05)),
             false => device.zeros(&param.shape),
         };
         let weights = stage.params().iter().map(weight).collect::<Result<_, _>>()?;
@@ -140,8 +144,8 @@ impl<D: Layers> Prepared<D> {
             Output::Loss { grad, .. } => grad,
             Output::Activation(y) => dy.unwrap_or(y),
         };
-        let (input, (_dx, deferred)) =
-            self.timed(Half::Input, || self.stage.backward_input(&self.weights, &micro, saved, dy))?;
+        let (input, (_dx, deferred)) = self
+            .timed(Half::Input, || self.stage.backward_input(&self.weights, &micro, saved, dy))?;
         let (weight, ()) =
             self.timed(Half::Weight, || self.stage.backward_weight(&micro, deferred, &mut grads))?;
         Ok((vec![forward, input, weight], grads))
@@ -150,8 +154,9 @@ impl<D: Layers> Prepared<D> {
     /// Runs both kinds of recomputation.
     pub(crate) fn recomputations(&self) -> Result<Vec<Did>, PassError> {
         let micro = self.micro();
-        let (recompute, saved) = self
-            .timed(Half::Recompute, || self.stage.recompute(&self.weights, &micro, self.x.clone()))?;
+        let (recompute, saved) = self.timed(Half::Recompute, || {
+            self.stage.recompute(&self.weights, &micro, self.x.clone())
+        })?;
         let selected = self.stage.select(saved);
         let (restore, _) =
             self.timed(Half::Restore, || self.stage.restore(&self.weights, &micro, selected))?;
@@ -216,6 +221,11 @@ impl<D: Layers> Prepared<D> {
         };
         Ok((Did { half, calls, seconds }, result))
     }
+}
+
+/// Numbers between `-scale` and `scale`.
+fn numbers(n: usize, scale: f32) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 % 1009) as f32 * 2e-3 - 1.0) * scale).collect()
 }
 
 /// The calls of a part by what is done, on a device that computes nothing.

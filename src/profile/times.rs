@@ -85,8 +85,12 @@ impl Laws {
             let overhead = 1.0 / part.in_layers.max(0.1);
             by_part.entry((part.part, part.op)).or_default().push((extents, overhead));
         }
-        let overheads = by_part.into_iter().filter_map(|(key, points)| Some((key, Law::through(points)?)));
-        Laws { layers: by_layer.into_iter().filter_map(law).collect(), overheads: overheads.collect() }
+        let overheads =
+            by_part.into_iter().filter_map(|(key, points)| Some((key, Law::through(points)?)));
+        Laws {
+            layers: by_layer.into_iter().filter_map(law).collect(),
+            overheads: overheads.collect(),
+        }
     }
 
     fn layer(&self, layer: &str, extents: &[usize]) -> Result<Time> {
@@ -118,7 +122,12 @@ impl Times {
     ///
     /// # Errors
     /// If nothing was measured with so many threads.
-    pub fn of(profile: &Profile, workers: usize, threads: usize, precision: Precision) -> Result<Times> {
+    pub fn of(
+        profile: &Profile,
+        workers: usize,
+        threads: usize,
+        precision: Precision,
+    ) -> Result<Times> {
         let with_threads = || profile.measured.iter().filter(|m| m.threads == threads);
         let fewest = with_threads().min_by_key(|m| m.workers);
         let within = with_threads().filter(|m| m.workers <= workers).max_by_key(|m| m.workers);
@@ -195,9 +204,8 @@ impl Times {
     /// # Errors
     /// If the profile has no times of it.
     pub fn update(&self, optimizer: Optimizer, n_elements: usize) -> Result<f64> {
-        let names = Optimizer::ALL.into_iter();
-        let name = names.filter(|(_, one)| *one == optimizer).map(|(name, _)| name).next();
-        self.layer(name.unwrap_or_default(), n_elements)
+        let named = Optimizer::ALL.into_iter().find(|(_, one)| *one == optimizer);
+        self.layer(named.map_or("", |(name, _)| name), n_elements)
     }
 
     /// What a function of one extent takes.
@@ -217,7 +225,10 @@ impl Times {
     fn part(&self, work: &Work<'_>) -> Result<Halves> {
         // Layers are alike, and so are stages that differ in how many they have.
         let model = ModelConfig { layers: 1, ..work.model.clone() };
-        let key = format!("{model:?} {:?} {} {} {}", work.part, work.sequence, work.samples, work.dropout);
+        let key = format!(
+            "{model:?} {:?} {} {} {}",
+            work.part, work.sequence, work.samples, work.dropout
+        );
         let known = || self.measured.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(halves) = known().get(&key) {
             return Ok(halves.clone());

@@ -136,7 +136,9 @@ impl Run {
     /// If the profile cannot be used.
     pub fn prediction(&self) -> Result<Option<Prediction>> {
         let config = self.config();
-        let Some(path) = config.predict.as_ref().or(config.profile.as_ref()) else { return Ok(None) };
+        let Some(path) = config.predict.as_ref().or(config.profile.as_ref()) else {
+            return Ok(None);
+        };
         let times = times_of(config, path, config.width * config.depth)?;
         let Transformer { model, cuts, .. } = &self.subject;
         Prediction::of(&times, &self.course, model, cuts).map(Some)

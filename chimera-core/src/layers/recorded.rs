@@ -395,9 +395,7 @@ impl<D: Layers> Layers for Recorded<D> {
         stats: &D::Tensor,
         d_gain: &mut D::Tensor,
     ) -> Result<()> {
-        self.call("rms_norm_dw", &self.matrix(x), |device| {
-            device.rms_norm_dw(dy, x, stats, d_gain)
-        })
+        self.call("rms_norm_dw", &self.matrix(x), |device| device.rms_norm_dw(dy, x, stats, d_gain))
     }
 
     fn gated(&self, x: &D::Tensor, f: Activation) -> Result<D::Tensor> {
@@ -413,12 +411,7 @@ impl<D: Layers> Layers for Recorded<D> {
         self.call(gated(f)[1], &self.matrix(x), |device| device.gated_dx(dy, x, f))
     }
 
-    fn rotary_table(
-        &self,
-        frequencies: &[f64],
-        factor: f64,
-        context: usize,
-    ) -> Result<D::Tensor> {
+    fn rotary_table(&self, frequencies: &[f64], factor: f64, context: usize) -> Result<D::Tensor> {
         self.device.rotary_table(frequencies, factor, context)
     }
 

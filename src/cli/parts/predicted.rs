@@ -9,7 +9,10 @@ use crate::plan::{Figure, Prediction};
 pub(crate) fn before(prediction: &Prediction) -> String {
     let Prediction { step_s, range_s: [fast, slow], .. } = prediction;
     let [fast, slow] = [fast, slow].map(|seconds| significant(*seconds, 3));
-    format!("predicted: a step of {} s, {fast} .. {slow} s by the spread of the profile", significant(*step_s, 3))
+    format!(
+        "predicted: a step of {} s, {fast} .. {slow} s by the spread of the profile",
+        significant(*step_s, 3)
+    )
 }
 
 /// A line for each figure.

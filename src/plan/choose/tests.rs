@@ -101,7 +101,7 @@ fn foreseeing_changes_no_choice() {
         let totals = simulated(batch, &slow).candidates.into_iter().map(|c| c.need.total());
         let least = totals.fold(f64::INFINITY, f64::min);
         let memory = if is_scarce { least * 1.3 } else { PLENTY };
-        let cluster = Cluster { memory, ..slow };
+        let cluster = Cluster { memory, ..slow.clone() };
         let (all, choice) =
             (simulated(batch, &cluster), choose(&config, batch, &cluster, 10, &PATIENT).unwrap());
         assert!(choice.candidates.len() >= 10, "{batch} {memory}");
