@@ -257,7 +257,7 @@ mod tests {
         let text = profile().to_json().expect("JSON");
         assert_eq!(Profile::of(&text).expect("a profile"), profile());
         assert!(text.contains("\n        {\"layer\":\"adamw\",\"extents\":[9],"), "{text}");
-        for (from, to) in [("\"format\": 1", "\"format\": 2"), ("9e-9", "-1"), ("[9]", "[9,1]")] {
+        for (from, to) in [("\"format\": 1", "\"format\": 2"), ("4e-9", "-1"), ("[9]", "[9,1]")] {
             assert!(text.contains(from), "{from}: {text}");
             assert!(Profile::of(&text.replace(from, to)).is_err(), "{to}");
         }

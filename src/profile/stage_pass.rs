@@ -50,6 +50,8 @@ pub(crate) struct Did {
 pub(crate) struct Work<'m> {
     pub(crate) model: &'m ModelConfig,
     pub(crate) part: Part,
+    /// How many blocks one behind the other, where the part is a block.
+    pub(crate) n_blocks: usize,
     /// Tokens of a sample.
     pub(crate) sequence: usize,
     /// Samples of a micro-batch.
@@ -69,8 +71,8 @@ pub(crate) enum PassError {
 impl Part {
     pub(crate) const ALL: [Part; 3] = [Part::Embedding, Part::Block, Part::Head];
 
-    fn cut(self) -> Cut {
-        let n_blocks = usize::from(self == Part::Block);
+    fn cut(self, n_blocks: usize) -> Cut {
+        let n_blocks = if self == Part::Block { n_blocks } else { 0 };
         Cut { blocks: 0..n_blocks, first: self == Part::Embedding, last: self == Part::Head }
     }
 }
@@ -98,8 +100,8 @@ impl<D: Layers> Prepared<D> {
         computes: bool,
     ) -> Result<Prepared<D>, PassError> {
         let device = Recorded::new(device.clone())?;
-        let Work { model, part, sequence, samples, dropout: rate } = *work;
-        let (cut, dropout) = (part.cut(), DropoutRate { rate, seed: 1 });
+        let Work { model, part, n_blocks, sequence, samples, dropout: rate } = *work;
+        let (cut, dropout) = (part.cut(n_blocks), DropoutRate { rate, seed: 1 });
         let stage = stage(device.clone(), model, sequence, dropout, cut.clone())?;
         let n_tokens = sequence * samples;
         let (mut input, mut target) = (Vec::new(), Vec::new());
@@ -234,4 +236,40 @@ pub(crate) fn calls(work: &Work<'_>, activation_bytes: u64) -> Result<Vec<Did>, 
     let (mut did, _) = prepared.pass()?;
     did.extend(prepared.recomputations()?);
     Ok(did)
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::model::{Architecture, Llama};
+
+    use super::*;
+
+    /// Layers and extents of all calls, by what is done.
+    fn of(model: &ModelConfig, n_blocks: usize) -> Vec<(Half, Vec<(&'static str, Vec<usize>)>)> {
+        let work =
+            Work { model, part: Part::Block, n_blocks, sequence: 6, samples: 2, dropout: 0.1 };
+        let each =
+            calls(&work, 4).expect("a pass").into_iter().map(|Did { half, calls, .. }| {
+                let mut calls: Vec<_> = calls.into_iter().map(|c| (c.layer, c.extents)).collect();
+                calls.sort();
+                (half, calls)
+            });
+        each.collect()
+    }
+
+    #[test]
+    fn blocks_one_behind_the_other_call_what_each_calls() {
+        for architecture in Architecture::ALL {
+            let llama = (architecture == Architecture::LLAMA).then(|| Llama::usual(8, 2));
+            let (layers, hidden, heads, context, vocab, tied) = (3, 8, 2, 6, 20, false);
+            let model =
+                ModelConfig { architecture, layers, hidden, heads, context, vocab, tied, llama };
+            for ((half, one), (_, three)) in of(&model, 1).into_iter().zip(of(&model, 3)) {
+                let mut each = [one.clone(), one.clone(), one].concat();
+                each.sort();
+                assert_eq!(three, each, "{architecture:?} {half:?}");
+                assert!(!three.is_empty());
+            }
+        }
+    }
 }

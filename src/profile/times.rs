@@ -187,7 +187,8 @@ impl Times {
         let mut times = StageTimes::default();
         let counts = [usize::from(cut.first), cut.blocks.len(), usize::from(cut.last)];
         for (part, count) in Part::ALL.into_iter().zip(counts).filter(|(_, count)| *count > 0) {
-            let halves = self.part(&Work { model, part, sequence, samples, dropout })?;
+            let halves =
+                self.part(&Work { model, part, n_blocks: 1, sequence, samples, dropout })?;
             let count = count as f64;
             let of = |half| halves.get(&half).map_or(0.0, |both| count * self.blend(both));
             times.forward += of(Half::Forward);

@@ -78,6 +78,7 @@ impl Train {
             "mpi-allreduce is MPI's, and here workers are threads: start ranks with mpirun or srun, or leave it out"
         );
         let mut run = Run::prepare(config)?;
+        run.prediction()?; // refused before there is a folder
         warn_of_unread(run.config());
         let stop = Stop::on_signal(|| true)?;
         let say = Say { to_stderr: self.json };
