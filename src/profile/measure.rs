@@ -18,7 +18,7 @@ use super::{FORMAT, LayerTime, Measured, PartTime, Profile, build, machine};
 use crate::device::{Compute, Device, OpenDevice, Precision};
 
 /// Times each size is measured at least, and at most.
-const PASSES: [usize; 2] = [3, 9];
+const PASSES: [usize; 2] = [2, 9];
 
 /// Blocks that are measured one behind the other, so that what a backward needs has left the nearest cache as it has in
 /// a model of several.
@@ -29,9 +29,9 @@ const WIDTHS: [usize; 5] = [64, 128, 256, 512, 768];
 /// Tokens of a micro-batch that are measured.
 const TOKENS: [usize; 4] = [64, 256, 1024, 4096];
 /// Products of a block that take more operations than this are left out.
-const MOST_FLOPS: f64 = 7e9;
+const MOST_FLOPS: f64 = 4e9;
 /// Larger matrices of logits are left out.
-const MOST_LOGITS: usize = 1 << 21;
+const MOST_LOGITS: usize = 1 << 20;
 
 /// What is measured of a model: samples of a micro-batch.
 #[derive(Clone, PartialEq, Debug)]
@@ -186,7 +186,7 @@ impl Timings {
 /// The median, and half of the distance between the quartiles in parts of it.
 fn middle(times: &mut [f64]) -> (f64, f64) {
     let seconds = median(times).max(1e-9);
-    let quartile = |of: usize| times[(times.len() - 1) * of / 4];
+    let quartile = |of: usize| times[(times.len() * of / 4).min(times.len() - 1)];
     (seconds, 0.5 * (quartile(3) - quartile(1)) / seconds)
 }
 
