@@ -12,6 +12,7 @@ pub mod device;
 pub mod formats;
 pub mod observe;
 pub mod plan;
+pub mod profile;
 pub mod run;
 pub mod settings;
 

@@ -27,6 +27,8 @@ mod passes;
 mod plan;
 #[path = "cli/prepare.rs"]
 mod prepare;
+#[path = "cli/profile.rs"]
+mod profile;
 #[path = "cli/schedule.rs"]
 mod schedule;
 #[path = "cli/shell.rs"]

@@ -170,6 +170,13 @@ const EXAMPLES: &[(&str, Examples)] = &[
     ),
     ("slurm", &[("chimera slurm run.toml --nodes 4 --time 12:00:00", "a script for sbatch")]),
     ("devices", &[("chimera devices", "what `--device` can name here")]),
+    (
+        "profile",
+        &[
+            ("chimera profile --out profile.json", "a grid of sizes, about two minutes"),
+            ("chimera profile --preset gpt2-124m --micro-batch-size 1,4", "one model alone"),
+        ],
+    ),
     ("selftest", &[("chimera selftest --device cuda", "a GPU against the CPU")]),
     (
         "completions",

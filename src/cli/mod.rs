@@ -11,7 +11,7 @@ use anyhow::Result;
 use clap::{FromArgMatches, Parser, Subcommand};
 use commands::{
     checkpoint, comm, completions, config, devices, eval, export_model, generate, man, plan,
-    prepare, schedule, selftest, simulate, slurm, top, trace, train,
+    prepare, profile, schedule, selftest, simulate, slurm, top, trace, train,
 };
 
 use crate::settings::args::explained;
@@ -44,6 +44,7 @@ enum Command {
     Schedule(schedule::Schedule),
     Simulate(simulate::Simulate),
     Plan(plan::Plan),
+    Profile(profile::Profile),
     #[command(subcommand)]
     Trace(trace::TraceCommand),
     Config(config::Config),
@@ -78,6 +79,7 @@ impl Cli {
             Command::Schedule(schedule) => schedule.run(),
             Command::Simulate(simulate) => simulate.run(),
             Command::Plan(plan) => plan.run(),
+            Command::Profile(profile) => profile.run(),
             Command::Trace(trace) => trace.run(),
             Command::Config(config) => config.run(),
             Command::Checkpoint(checkpoint) => checkpoint.run(),

@@ -117,6 +117,14 @@ impl Device {
         Ok(())
     }
 
+    /// What it is, whatever its number.
+    pub(crate) fn model_name(self) -> Result<String> {
+        match self.is_host() {
+            true => Ok(self.kind.name().into()),
+            false => Ok(OpenDevice::open(self, 0, Precision::F32)?.model()),
+        }
+    }
+
     /// The device with the number that the `local`-th worker of a machine takes, unless it has one.
     fn numbered(self, local: usize) -> Result<Device> {
         let number = match self.number {

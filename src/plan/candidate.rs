@@ -5,20 +5,40 @@ use chimera_core::lower::Recompute;
 use chimera_core::schedule::Parameter;
 
 use super::need::Need;
+use crate::profile::Times;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Scaling, Settings};
 
 /// The ranks there are, all alike.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Cluster {
     /// Ranks, W x D.
     pub n_ranks: usize,
     /// Bytes of the memory of each.
     pub memory: f64,
-    /// Floating-point operations per second of each.
-    pub flops: f64,
+    /// How fast each of them computes.
+    pub speed: Speed,
     /// Nodes and links. Its width is not read: every candidate has its own.
     pub network: Network,
+}
+
+/// How fast a rank computes.
+#[derive(Clone, Debug)]
+pub enum Speed {
+    /// Floating-point operations per second, whatever the sizes of products.
+    Flops(f64),
+    /// As was measured.
+    Measured(Times),
+}
+
+impl Speed {
+    /// What was measured, if anything was.
+    pub(super) fn times(&self) -> Option<&Times> {
+        match self {
+            Speed::Flops(_) => None,
+            Speed::Measured(times) => Some(times),
+        }
+    }
 }
 
 /// A way to train.

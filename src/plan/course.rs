@@ -218,8 +218,8 @@ fn training(config: &Config) -> Training {
 }
 
 /// What the settings name, but for the passes, which another recomputation alone makes others.
-pub(crate) fn timetable(config: &Config) -> Result<Timetable> {
-    Ok(order(config, config.window, &config.model())?.timetable)
+pub(crate) fn timetable(config: &Config, chain: &dyn Chain) -> Result<Timetable> {
+    Ok(order(config, config.window, chain)?.timetable)
 }
 
 /// The settings with the scaling that `auto` stands for: the shorter one, among those that micro-batches can have.

@@ -17,10 +17,13 @@ use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 
-use super::candidate::{Candidate, Cluster, Fit, no_flush};
+use super::candidate::{Candidate, Cluster, Fit, Speed, no_flush};
 use super::need::{Need, Peaks, Weights, needs_at};
-use super::{Course, Plan, can_be_cut, costs_by_flops, timetable};
+use super::predict::beside_others;
+use super::priced::Stages;
+use super::{Course, Plan, Priced, can_be_cut, costs_by_flops, timetable};
 use crate::device::Device;
+use crate::profile::Times;
 use crate::settings::Config;
 use crate::settings::schedules::Named;
 
@@ -106,7 +109,7 @@ impl<'c> ConfigGroup<'c> {
         if need.total() > self.cluster.memory {
             return Ok(Fit::TooLarge(way, need));
         }
-        let taken = taken(&plan, &way, self.cluster);
+        let taken = taken(&plan, &way, self.cluster)?;
         Ok(Fit::Fits(candidate(way, need, &taken, true)))
     }
 
@@ -137,7 +140,8 @@ impl<'c> ConfigGroup<'c> {
             if need.total() > self.cluster.memory {
                 return Ok(Some(Fit::TooLarge(way, need)));
             }
-            let [a, b, c] = [first, second, third].map(|plan| taken(plan, &way, self.cluster));
+            let taken = |plan| taken(plan, &way, self.cluster);
+            let [a, b, c] = [taken(first)?, taken(second)?, taken(third)?];
             let is_even = are_even([&[a.makespan], &[b.makespan], &[c.makespan]]);
             let busy = further_by(&b.busy, &c.busy, more);
             let by_round = busy.iter().zip(&c.busy).map(|(far, near)| far - near);
@@ -167,7 +171,7 @@ impl<'c> ConfigGroup<'c> {
         let mut config = way.clone();
         config.micro_batches = n;
         let timetable = self.timetable(&config)?;
-        let plan = Rc::new(Plan::elsewhere(config, timetable)?);
+        let plan = Rc::new(Plan::elsewhere(config, timetable, self.cluster.speed.times())?);
         let Config { depth, width, schedule, .. } = way;
         ensure!(plan.course.program.window().update() == Update::Flush, no_flush(schedule));
         let network = Network { width: *width, ..self.cluster.network };
@@ -193,7 +197,8 @@ impl<'c> ConfigGroup<'c> {
             // Refused at once, since the longest timetables take seconds.
             cut(&way.model(), way.sequence, n_stages)?;
         }
-        let timetable = timetable(way)?;
+        let priced = Priced::new(&way.model(), self.cluster.speed.times().cloned());
+        let timetable = timetable(way, &priced)?;
         self.n_stages = Some(timetable.placement.n_stages());
         self.timetables.retain(|(n, _)| is_short(way, *n));
         self.timetables.push((n, timetable.clone()));
@@ -263,13 +268,33 @@ fn peak_rank(plan: &Plan, needs: &[Need]) -> Need {
 }
 
 /// By simulation of a plan, with the micro-batches of a way.
-fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> StepTime {
+fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
+    let Plan { course: Course { program, .. }, model, cuts, .. } = plan;
+    let times = match &cluster.speed {
+        Speed::Measured(times) => times,
+        Speed::Flops(flops) => {
+            let is_selective = |stage| program.rules().is_selective_somewhere(stage);
+            let (size, units) = (way.micro_batch_size as f64, program.units_per_micro());
+            let stages = costs_by_flops(model, way.sequence, cuts, flops / size, is_selective);
+            let stages = stages.into_iter().map(|stage: UniformCosts| stage.per_units(units));
+            return Ok(simulated(plan, way, cluster, StageCosts::new(stages.collect())));
+        }
+    };
+    let stages = Stages { config: way, model, cuts };
+    let at = |times: &Times| -> Result<StepTime> {
+        let taken = simulated(plan, way, cluster, stages.step_costs(times, program)?);
+        // Updates come behind the agreement, which so lies within the makespan.
+        Ok(StepTime { agree: 0.0, ..taken })
+    };
+    beside_others(times, way.width * way.depth, at, |taken| {
+        taken.busy.iter().sum::<f64>() / (taken.makespan * taken.busy.len() as f64)
+    })
+}
+
+/// By simulation of a plan at some costs of compute.
+fn simulated<C: Costs>(plan: &Plan, way: &Config, cluster: &Cluster, compute: C) -> StepTime {
     let Plan { course: Course { program, .. }, model, cuts, memory, .. } = plan;
-    let is_selective = |stage| program.rules().is_selective_somewhere(stage);
-    let size = way.micro_batch_size as f64;
-    let units = program.units_per_micro();
-    let stages = costs_by_flops(model, way.sequence, cuts, cluster.flops / size, is_selective);
-    let compute = stages.into_iter().map(|stage: UniformCosts| stage.per_units(units)).collect();
+    let (size, units) = (way.micro_batch_size as f64, program.units_per_micro());
     let activations: Vec<f64> = memory.iter().map(|stage| stage.sample.output * size).collect();
     let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();
     let gradients = |params: &Vec<Param>, tied: bool| -> Vec<f64> {
@@ -278,7 +303,7 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> StepTime {
     };
     let own: Vec<Vec<f64>> = params.iter().map(|params| gradients(params, false)).collect();
     let tied = params.first().map_or(Vec::new(), |first| gradients(first, true));
-    let (compute, placement) = (StageCosts::new(compute), program.placement());
+    let placement = program.placement();
     let network = Network { width: way.width, ..cluster.network };
     let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations)
         .with_sums(program, &own, &tied);

@@ -7,6 +7,8 @@ mod course;
 mod estimate;
 mod hardware;
 mod need;
+mod predict;
+mod priced;
 mod request;
 
 use anyhow::Result;
@@ -14,7 +16,7 @@ use chimera_core::model::{Cut, Memory, ModelConfig, cut};
 use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
 
-pub use candidate::{Candidate, Cluster};
+pub use candidate::{Candidate, Cluster, Speed};
 pub use choose::{Choice, Effort, choose};
 pub use course::{Chain, Course};
 pub(crate) use course::{can_be_cut, costs_by_flops, timetable};
@@ -22,9 +24,13 @@ pub use hardware::{EFFICIENCIES, Hardware};
 pub use need::Need;
 use need::memory_of;
 pub(crate) use need::{Weights, needs};
+pub use predict::{Figure, Prediction};
+pub(crate) use priced::Priced;
+pub use priced::times_of;
 pub use request::request;
 
 use crate::device::Device;
+use crate::profile::Times;
 use crate::settings::Config;
 
 /// All of a run but its data.
@@ -33,6 +39,8 @@ pub struct Plan {
     /// Devices by worker.
     pub(crate) devices: Vec<Device>,
     pub(crate) model: ModelConfig,
+    /// What its stages cost.
+    pub(crate) priced: Priced,
     pub(crate) cuts: Vec<Cut>,
     /// The memory that each stage takes.
     pub(crate) memory: Vec<Memory>,
@@ -49,29 +57,36 @@ impl Plan {
     /// The plan with the timetable that a search has `found`, if it was elsewhere.
     pub(crate) fn with(config: Config, found: Option<Timetable>) -> Result<Plan> {
         let devices = Device::list(&config.device, config.depth)?;
-        Plan::on(devices, config, |config, model| Course::plan(config, found, model))
+        let priced = Priced::by_settings(&config, &config.model())?;
+        Plan::on(devices, config, priced, |config, priced| Course::plan(config, found, priced))
     }
 
     /// What another machine would train by a [`timetable`]: its devices need not be in this build.
-    pub(crate) fn elsewhere(config: Config, timetable: Timetable) -> Result<Plan> {
+    pub(crate) fn elsewhere(
+        config: Config,
+        timetable: Timetable,
+        times: Option<&Times>,
+    ) -> Result<Plan> {
         let devices = Device::named(&config.device, config.depth)?;
-        Plan::on(devices, config, |config, model| Course::by(config, timetable, model))
+        let priced = Priced::new(&config.model(), times.cloned());
+        Plan::on(devices, config, priced, |config, priced| Course::by(config, timetable, priced))
     }
 
     fn on(
         devices: Vec<Device>,
         config: Config,
-        course: impl FnOnce(Config, &ModelConfig) -> Result<Course>,
+        priced: Priced,
+        course: impl FnOnce(Config, &Priced) -> Result<Course>,
     ) -> Result<Plan> {
         devices.iter().try_for_each(|device| device.check(config.precision))?;
         let model = config.model();
         model.check_sequence(config.sequence)?;
-        let course = course(config, &model)?;
+        let course = course(config, &priced)?;
         let (config, program) = (&course.config, &course.program);
         let cuts = cut(&model, config.sequence, course.n_stages())?;
         let memory = memory_of(config, &model, &cuts);
         let needs = needs(config, &Weights::of(&model, &cuts), &memory, program);
-        Ok(Plan { course, devices, model, cuts, memory, needs })
+        Ok(Plan { course, devices, model, priced, cuts, memory, needs })
     }
 
     /// The model.

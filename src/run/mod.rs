@@ -65,7 +65,7 @@ use crate::data::{Batch, Corpus, end_of_text};
 use crate::device::{Devices, OpenDevice};
 use crate::formats::checkpoint::{Checkpoint, Saver};
 use crate::observe::{Explain, Recorder};
-use crate::plan::{Course, Plan};
+use crate::plan::{Course, Plan, Prediction, times_of};
 use crate::settings::Config;
 
 /// Windows of the validation text that are evaluated.
@@ -116,8 +116,11 @@ impl Run {
             replica_devices::check(program, config, &devices.models())?;
         }
         memory_check::check(&plan, &devices, here.part)?;
-        let Plan { course, cuts, memory, .. } = plan;
-        Run::of(course, Transformer { devices, model, cuts, memory, corpus })
+        let need = plan.need();
+        let expected_bytes = need.state + need.activations;
+        let Plan { course, priced, cuts, memory, .. } = plan;
+        let subject = Transformer { devices, model, priced, cuts, memory, expected_bytes, corpus };
+        Run::of(course, subject)
     }
 
     /// Where it computes.
@@ -128,6 +131,25 @@ impl Run {
     /// The model.
     pub fn model(&self) -> &ModelConfig {
         &self.subject.model
+    }
+
+    /// What a step is predicted to take by the profile that the settings name, if they do.
+    ///
+    /// # Errors
+    /// If the profile cannot be used.
+    pub fn prediction(&self) -> Result<Option<Prediction>> {
+        let config = self.config();
+        let Some(path) = config.predict.as_ref().or(config.profile.as_ref()) else {
+            return Ok(None);
+        };
+        let times = times_of(config, path, config.width * config.depth)?;
+        let Transformer { model, cuts, .. } = &self.subject;
+        Prediction::of(&times, &self.course, model, cuts).map(Some)
+    }
+
+    /// Bytes of weights, gradients, moments and saved activations that all ranks are expected to hold.
+    pub fn expected_bytes(&self) -> f64 {
+        self.subject.expected_bytes
     }
 
     /// The text.

@@ -66,6 +66,7 @@ where
             for report in reports {
                 (step, stop) = (report.step + 1, report.stop);
                 is_skipped = report.skipped.is_some();
+                trained.steps_s.push(report.step_s);
                 trained.last = Some(report);
             }
             let every = run.config().check_replicas;

@@ -20,6 +20,8 @@ pub struct Trained {
     pub n_steps: u64,
     /// The report of the last of them, if this run has trained any.
     pub last: Option<StepReport>,
+    /// Seconds of each step of this run.
+    pub steps_s: Vec<f64>,
     /// Whether a step was begun after them, and discarded when the run was stopped.
     pub has_discarded: bool,
     /// What the workers of the first group did in the last runs of the program, each from its own start.
@@ -72,6 +74,8 @@ pub struct RankTrained {
     /// Steps that the weights were trained for.
     pub(super) n_steps: u64,
     pub(super) last: Option<StepReport>,
+    /// Seconds of each step.
+    pub(super) steps_s: Vec<f64>,
     /// Whether a step was begun after them, and discarded.
     pub(super) has_discarded: bool,
     pub(super) weights: Vec<(Param, Vec<f32>)>,
@@ -98,6 +102,7 @@ impl RankTrained {
 pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
     let Some(first) = ranks.first() else { bail!("no rank was trained") };
     let (n_steps, last, has_discarded) = (first.n_steps, first.last.clone(), first.has_discarded);
+    let steps_s = first.steps_s.clone();
     let n_timelines = ranks.first().map_or(0, |r| r.runs.len());
     let mut timelines = vec![Timeline::default(); n_timelines];
     let mut waits = vec![Vec::new(); n_timelines];
@@ -125,5 +130,15 @@ pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
         }
     }
     let (checkpoint, unwritten) = (None, None);
-    Ok(Trained { weights, n_steps, last, has_discarded, timelines, waits, checkpoint, unwritten })
+    Ok(Trained {
+        weights,
+        n_steps,
+        last,
+        steps_s,
+        has_discarded,
+        timelines,
+        waits,
+        checkpoint,
+        unwritten,
+    })
 }

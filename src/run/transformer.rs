@@ -24,15 +24,17 @@ use super::{N_VALIDATION, Run, compute_threads};
 use crate::data::Corpus;
 use crate::device::{Compute, Devices};
 use crate::formats::checkpoint::Digest;
-use crate::plan::{Chain, Course, Plan};
+use crate::plan::{Chain, Course, Plan, Priced};
 use crate::settings::{Config, Transport};
 
 /// A model of the [table](chimera_core::model), a text, and devices.
 pub struct Transformer {
     pub(super) devices: Devices,
     pub(super) model: ModelConfig,
+    pub(super) priced: Priced,
     pub(super) cuts: Vec<Cut>,
     pub(super) memory: Vec<Memory>,
+    pub(super) expected_bytes: f64,
     pub(super) corpus: Corpus,
 }
 
@@ -40,13 +42,13 @@ impl Subject for Transformer {
     type Item = u32;
 
     fn plan(&mut self, config: Config, found: Option<Timetable>) -> Result<Course> {
-        let Plan { course, cuts, memory, .. } = Plan::with(config, found)?;
-        (self.cuts, self.memory) = (cuts, memory);
+        let Plan { course, priced, cuts, memory, .. } = Plan::with(config, found)?;
+        (self.priced, self.cuts, self.memory) = (priced, cuts, memory);
         Ok(course)
     }
 
     fn chain(&self) -> &dyn Chain {
-        &self.model
+        &self.priced
     }
 
     fn params(&self) -> Vec<Vec<Param>> {

@@ -157,6 +157,15 @@ options! {
         "memory-cap" memory_cap: Option<f64> =
             [value("M").real(0.0, 1e6).follows("no limit").free().searched().drawn(Memory)];
     }
+    "Costs" {
+        /// Profile of this machine, from `chimera profile`: measured costs for what is chosen by cost, such as the order of
+        /// `auto`
+        "profile" profile: Option<PathBuf> = [value("FILE").follows("FLOPs").own().searched().see("#profiles")];
+        /// Profile of this machine, from which the run is predicted; the prediction is held against it at its end
+        "predict" predict: Option<PathBuf> = [value("FILE").follows("`profile`").own().see("#profiles")];
+        /// Use a profile though it is of another machine, device, precision or build
+        "any-profile" any_profile: bool = [value("BOOL").is("false").own()];
+    }
     "Model" {
         /// Architecture: gpt2 and llama (also Qwen2 and Mistral) predict the next token, bert masked ones
         "model" architecture: Architecture = [follows("from the preset").fixed().see("#bert")];

@@ -243,6 +243,8 @@ mod tests {
                 "in-flight",
                 "search-seed",
                 "memory-cap",
+                "profile",
+                "predict",
                 "init",
                 "kv-heads",
                 "mlp-hidden",

@@ -64,7 +64,9 @@ const STACKS: [Stack; 2] = [
     },
     Stack {
         sources: "src",
-        modules: &["device", "settings", "formats", "data", "plan", "observe", "run", "cli"],
+        modules: &[
+            "device", "settings", "formats", "data", "profile", "plan", "observe", "run", "cli",
+        ],
     },
 ];
 

@@ -18,10 +18,12 @@ mod arguments;
 pub mod conformance;
 mod counted;
 mod dropout;
+mod recorded;
 mod reference;
 
 pub use arguments::{Activation, Attention, Layout, Mask, Rotary};
 pub use dropout::{Dropout, threefry};
+pub use recorded::{Call, Recorded};
 
 use crate::device::{Device, DeviceError, Result};
 

@@ -15,6 +15,7 @@ mod import;
 pub(crate) mod man;
 pub(crate) mod plan;
 pub(crate) mod prepare;
+pub(crate) mod profile;
 pub(crate) mod schedule;
 pub(crate) mod selftest;
 pub(crate) mod simulate;

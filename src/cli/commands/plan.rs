@@ -14,7 +14,10 @@ use crate::cli::parts::console::{figure, print, warn};
 use crate::cli::parts::network::LinkArgs;
 use crate::cli::parts::offered::offered;
 use crate::cli::parts::progress::bar;
-use crate::plan::{Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, Need, choose};
+use crate::plan::{
+    Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, Need, Speed, choose, times_of,
+};
+use crate::profile::n_cores;
 use crate::run::outside::OnDisk;
 use crate::settings::{Config, Layers, Origin};
 
@@ -43,6 +46,8 @@ const HEADS: [&str; 12] = [
 #[command(override_usage = "chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES>
                     --hardware <NAME|FILE>
        chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --memory <SIZE>
+                    --profile <FILE>
+       chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --memory <SIZE>
                     --flops <FLOPS>")]
 pub(crate) struct Plan {
     /// Ranks there are, W x D
@@ -59,7 +64,7 @@ pub(crate) struct Plan {
     #[arg(long, value_name = "SIZE", required_unless_present = "hardware")]
     memory: Option<Size>,
     /// Achievable FLOP/s of a rank, not the data sheet's peak
-    #[arg(long, value_name = "FLOPS", value_parser = positive, required_unless_present = "hardware")]
+    #[arg(long, value_name = "FLOPS", value_parser = positive, required_unless_present_any = ["hardware", "profile"])]
     flops: Option<f64>,
     #[command(flatten)]
     links: LinkArgs,
@@ -78,7 +83,7 @@ impl Plan {
         let asked = self.on_hardware()?;
         let said = asked.layers.resolve(&OnDisk)?;
         said.must_know_vocab()?;
-        let cluster = asked.cluster()?;
+        let cluster = asked.cluster(&said)?;
         let top = self.top as usize;
         let seconds = match said.value("search-time") {
             Some((_, origin)) if *origin != Origin::Default => said.search_time,
@@ -113,27 +118,32 @@ impl Plan {
         let ways = choice.distinct().take(self.top as usize);
         let ways =
             ways.map(|way| Ok((way, self.range(way, cluster)?))).collect::<Result<Vec<_>>>()?;
+        let is_measured = matches!(cluster.speed, Speed::Measured(_));
         if self.json {
             let shown = ways.iter().map(|(way, range)| self.way(way, *range)).collect::<Vec<_>>();
             let figures = json!({
                 "ways": shown, "n_fit": choice.candidates.len(), "n_too_large": choice.n_too_large,
-                "n_left_out": choice.n_left_out, "measured": false,
+                "n_left_out": choice.n_left_out, "measured": is_measured,
                 "network": if self.links.is_free() { "none" } else { "described" },
                 "command": command,
             });
             return print(format!("{figures:#}"));
         }
         let is_foreseen = ways.iter().any(|(way, _)| !way.is_simulated);
-        let mut text = table(ways.iter().map(|(way, range)| cells(way, *range)));
+        let mut text = table(ways.iter().map(|(way, range)| cells(way, *range)), is_measured);
         let _ = write!(
             text,
-            "\n{} configurations fit into {} a rank, {} do not; times are without the optimizer's update{}",
+            "\n{} configurations fit into {} a rank, {} do not; times are {} the optimizer's update{}",
             choice.candidates.len(),
             size(cluster.memory),
             choice.n_too_large,
+            if is_measured { "with" } else { "without" },
             if is_foreseen { "; with ~ they are estimated from shorter steps" } else { "" },
         );
         text.push_str(match self.hardware {
+            _ if is_measured => {
+                "\nby the profile: the range is of layers that are all faster or slower by the spread of their measurements"
+            }
             Some(_) => {
                 "\nnot measured: times are of training that reaches 45 % of the data sheet's peak, and of 60 % to 30 %"
             }
@@ -165,12 +175,13 @@ impl Plan {
         }
         let precision = layers.resolve(&OnDisk)?.precision;
         let flops = match self.flops {
-            Some(flops) => flops,
-            None => hardware.peak_flops(precision)? * EFFICIENCIES[1],
+            Some(flops) => Some(flops),
+            None if said.profile.is_some() => None,
+            None => Some(hardware.peak_flops(precision)? * EFFICIENCIES[1]),
         };
         Ok(Plan {
             memory: Some(self.memory.unwrap_or(Size(hardware.memory()))),
-            flops: Some(flops),
+            flops,
             hardware: self.hardware.clone().filter(|_| self.flops.is_none()),
             links: self.links.or_hardware(&hardware, self.ranks),
             layers: Box::new(layers),
@@ -178,25 +189,46 @@ impl Plan {
         })
     }
 
-    fn cluster(&self) -> Result<Cluster> {
+    /// As the profile says, if there is one, or else so many operations per second.
+    fn speed(&self, said: &Config) -> Result<Speed> {
+        let Some(path) = said.profile.as_deref().filter(|_| self.flops.is_none()) else {
+            return Ok(Speed::Flops(self.flops.context("--flops is missing")?));
+        };
+        // As many threads as a worker of `train` gets where all of a node's ranks are on one machine.
+        let beside = self.links.ranks_per_node().unwrap_or(self.ranks).min(self.ranks) as usize;
+        let mut said = said.clone();
+        if said.value("threads").is_none_or(|(_, origin)| origin.is_default()) {
+            said.threads = (n_cores() / beside).max(1);
+        }
+        let times = times_of(&said, path, beside)?;
+        if let Some(doubt) = times.doubt() {
+            warn(doubt);
+        }
+        Ok(Speed::Measured(times))
+    }
+
+    fn cluster(&self, said: &Config) -> Result<Cluster> {
         let n_ranks = self.ranks as usize;
         Ok(Cluster {
             n_ranks,
             memory: self.memory.context("--memory is missing")?.0,
-            flops: self.flops.context("--flops is missing")?,
+            speed: self.speed(said)?,
             network: self.links.network(1, n_ranks),
         })
     }
 
-    /// What a step takes at the highest and at the lowest part of a data sheet's peak that training may reach.
+    /// What a step takes at the highest and at the lowest part of a data sheet's peak that training may reach, or at the
+    /// spread of a profile.
     fn range(&self, way: &Candidate, cluster: &Cluster) -> Result<Option<[f64; 2]>> {
         let [low, middle, high] = EFFICIENCIES;
-        let at =
-            |part: f64| way.step_on(&Cluster { flops: cluster.flops * part / middle, ..*cluster });
-        match self.hardware {
-            None => Ok(None),
-            Some(_) => Ok(at(high)?.zip(at(low)?).map(|(fast, slow)| [fast, slow])),
-        }
+        let ends = match &cluster.speed {
+            Speed::Flops(_) if self.hardware.is_none() => return Ok(None),
+            Speed::Flops(flops) => [high, low].map(|part| Speed::Flops(flops * part / middle)),
+            Speed::Measured(times) => [-1.0, 1.0].map(|n| Speed::Measured(times.spread_by(n))),
+        };
+        let at = |speed| way.step_on(&Cluster { speed, ..cluster.clone() });
+        let [fast, slow] = ends.map(at);
+        Ok(fast?.zip(slow?).map(|(fast, slow)| [fast, slow]))
     }
 
     /// What trains like this.
@@ -286,8 +318,12 @@ fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.len()] {
 }
 
 /// Columns as wide as their longest cell; numbers stand right, words left.
-fn table(lines: impl Iterator<Item = [String; HEADS.len()]>) -> String {
-    let lines: Vec<_> = [HEADS.map(String::from)].into_iter().chain(lines).collect();
+fn table(lines: impl Iterator<Item = [String; HEADS.len()]>, is_measured: bool) -> String {
+    let mut heads = HEADS.map(String::from);
+    if is_measured {
+        heads[1] = "range".into();
+    }
+    let lines: Vec<_> = [heads].into_iter().chain(lines).collect();
     let longest = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
     let widths: [usize; HEADS.len()] = std::array::from_fn(longest);
     let has_range = lines.iter().skip(1).any(|line| !line[1].is_empty());

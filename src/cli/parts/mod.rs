@@ -12,6 +12,7 @@ pub(crate) mod model;
 pub(crate) mod network;
 pub(crate) mod offered;
 pub(crate) mod outcome;
+pub(crate) mod predicted;
 pub(crate) mod progress;
 pub(crate) mod proof;
 pub(crate) mod scheduled;

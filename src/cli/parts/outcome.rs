@@ -10,8 +10,10 @@ use serde_json::json;
 
 use crate::cli::parts::bubble::{by_cause, causes};
 use crate::cli::parts::drawing::screen;
+use crate::cli::parts::predicted;
 use crate::cli::parts::progress::Say;
 use crate::data::tokenizer::Tokenizer;
+use crate::plan::Figure;
 use crate::run::evaluate::{Bert, CausalLm, Sampling};
 use crate::run::{Folder, Run, Trained};
 use crate::settings::Config;
@@ -68,6 +70,10 @@ impl Outcome<'_> {
                 say.line(&by_cause("bubble of the last run of the schedule", bubble));
             }
         }
+        let figures = self.predicted(trained)?;
+        if let Some(figures) = &figures {
+            predicted::table(figures).lines().for_each(|line| say.line(line));
+        }
         if self.json {
             let summary = json!({
                 "run": folder.path(), "steps": trained.n_steps,
@@ -76,10 +82,24 @@ impl Outcome<'_> {
                 "bubble_ratio": trained.last.as_ref().map(StepReport::bubble_ratio),
                 "bubble_by_cause": bubble.as_ref().map(causes),
                 "measured_over_simulated": overhead,
+                "prediction": figures,
             });
             crate::cli::parts::console::print(format!("{summary:#}"))?;
         }
         Ok(())
+    }
+
+    /// What was predicted beside what was measured, if a profile is at hand.
+    fn predicted(&self, trained: &Trained) -> Result<Option<Vec<Figure>>> {
+        let Some(prediction) = self.run.prediction()? else { return Ok(None) };
+        // The first step warms up.
+        let steps_s = trained.steps_s.get(1..).unwrap_or_default();
+        let mut figures = prediction.against(steps_s, &trained.timelines);
+        if let Some(last) = &trained.last {
+            let bytes = last.bytes() as f64;
+            figures.push(Figure::of("peak memory, bytes", self.run.expected_bytes(), bytes));
+        }
+        Ok(Some(figures))
     }
 
     /// A text that begins after a line break.

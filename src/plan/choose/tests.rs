@@ -1,3 +1,4 @@
+use super::super::candidate::Speed;
 use chimera_core::analyze::{Link, Network};
 
 use super::*;
@@ -15,7 +16,7 @@ fn small(options: &str) -> Layers {
 fn cluster(n_ranks: usize, memory: f64) -> Cluster {
     let free = Link::default();
     let network = Network { width: 1, ranks_per_node: n_ranks, inside: free, between: free };
-    Cluster { n_ranks, memory, flops: 1e9, network }
+    Cluster { n_ranks, memory, speed: Speed::Flops(1e9), network }
 }
 
 fn chosen(layers: &Layers, batch: usize, cluster: &Cluster) -> Choice {
@@ -100,7 +101,7 @@ fn foreseeing_changes_no_choice() {
         let totals = simulated(batch, &slow).candidates.into_iter().map(|c| c.need.total());
         let least = totals.fold(f64::INFINITY, f64::min);
         let memory = if is_scarce { least * 1.3 } else { PLENTY };
-        let cluster = Cluster { memory, ..slow };
+        let cluster = Cluster { memory, ..slow.clone() };
         let (all, choice) =
             (simulated(batch, &cluster), choose(&config, batch, &cluster, 10, &PATIENT).unwrap());
         assert!(choice.candidates.len() >= 10, "{batch} {memory}");

@@ -19,7 +19,7 @@ fn way(schedule: &str, depth: usize, micro_batches: usize) -> Config {
 fn cluster(depth: usize, beta: f64) -> Cluster {
     let link = Link { alpha: 1e-5, beta };
     let network = Network { width: 2, ranks_per_node: depth, inside: link, between: link };
-    Cluster { n_ranks: 2 * depth, memory: 1e12, flops: 1e9, network }
+    Cluster { n_ranks: 2 * depth, memory: 1e12, speed: Speed::Flops(1e9), network }
 }
 
 fn fits(outcome: Result<Fit>) -> Option<Candidate> {

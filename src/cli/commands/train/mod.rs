@@ -23,6 +23,7 @@ pub(crate) use self::stop::Stop;
 use crate::cli::parts::console::{counted, print, tell, warn};
 use crate::cli::parts::model::warn_of_bytes;
 use crate::cli::parts::outcome::Outcome;
+use crate::cli::parts::predicted;
 use crate::cli::parts::progress::{Progress, Say};
 use crate::cli::parts::proof::named;
 use crate::cli::parts::shape::warn_of_unread;
@@ -77,6 +78,7 @@ impl Train {
             "mpi-allreduce is MPI's, and here workers are threads: start ranks with mpirun or srun, or leave it out"
         );
         let mut run = Run::prepare(config)?;
+        run.prediction()?; // refused before there is a folder
         warn_of_unread(run.config());
         let stop = Stop::on_signal(|| true)?;
         let say = Say { to_stderr: self.json };
@@ -118,6 +120,12 @@ impl Train {
         say.line(&headline(run));
         if let Some(report) = run.search() {
             say.line(&report.to_string());
+        }
+        if let Some(prediction) = run.prediction()? {
+            if let Some(doubt) = &prediction.doubt {
+                warn(doubt);
+            }
+            say.line(&predicted::before(&prediction));
         }
         if let Some(hint) = shared_cores(run) {
             warn(&hint);

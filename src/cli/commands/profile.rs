@@ -1,0 +1,135 @@
+//! `chimera profile`: what a machine's devices take for the layers of the models here.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Result, ensure};
+use chimera_core::model::{Architecture, PRESETS, Preset};
+use chimera_core::notation::significant;
+use clap::builder::StringValueParser;
+use clap::{Args, ValueHint};
+
+use crate::cli::parts::console::{print, write_whole};
+use crate::cli::parts::offered::{device_name, offered};
+use crate::cli::parts::progress::bar;
+use crate::device::{Device, Precision};
+use crate::profile::{Sample, Workers, measure, n_cores, samples};
+
+/// Measures this machine, so that `plan`, `train --profile` and `train --predict` know what models take
+///
+/// It times the layers of GPT-2 and Llama, forward and backward, at a grid of widths, tokens, lengths of samples and heads,
+/// and every optimizer: with one worker, and with as many at once as there are cores for. Models of other sizes follow
+/// from these.
+#[derive(Args)]
+pub(crate) struct Profile {
+    /// Architecture to measure at a grid of sizes: gpt2, llama or bert; may be repeated [default: gpt2 and llama, unless a
+    /// preset is given]
+    #[arg(long = "model", value_name = "NAME", value_parser = offered(Architecture::from_str, || Architecture::ALL.map(Architecture::name).to_vec()), hide_possible_values = true)]
+    models: Vec<Architecture>,
+    /// Model of this name to measure at its own sizes; may be repeated
+    #[arg(long = "preset", value_name = "NAME", value_parser = offered(StringValueParser::new(), presets), hide_possible_values = true)]
+    presets: Vec<String>,
+    /// Samples of a micro-batch of these presets, such as 1,2,4
+    #[arg(long, value_name = "B,…", value_delimiter = ',', default_values_t = [1, 4], value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    micro_batch_size: Vec<u32>,
+    /// Device: cpu, cuda, cuda:N, wgpu or wgpu:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = device_name(), hide_possible_values = true)]
+    device: Device,
+    /// Number format of activations: f32, or bf16 on CUDA
+    #[arg(long, value_name = "FORMAT", default_value = "f32", value_parser = offered(Precision::from_str, || vec!["f32", "bf16"]), hide_possible_values = true)]
+    precision: Precision,
+    /// Threads per worker; may be a list [default: all cores with one worker, and one thread with one worker and with a
+    /// worker for each core]
+    #[arg(long, value_name = "COUNT,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 10))]
+    threads: Vec<u32>,
+    /// Seconds to measure for, about
+    #[arg(long, value_name = "SECONDS", default_value_t = 90.0)]
+    time: f64,
+    /// File for the profile
+    #[arg(long, value_name = "FILE", default_value = "profile.json", value_hint = ValueHint::FilePath)]
+    out: PathBuf,
+}
+
+fn presets() -> Vec<&'static str> {
+    PRESETS.iter().map(|preset| preset.name).collect()
+}
+
+impl Profile {
+    pub(crate) fn run(self) -> Result<()> {
+        ensure!((0.0..=1e6).contains(&self.time), "--time {} is not in 0..=1e6", self.time);
+        let (samples, settings) = (self.samples(), self.settings());
+        let bar = bar("sizes measured");
+        let progress = |workers: Workers, n_done: usize, n: usize| {
+            let Workers { workers, threads } = workers;
+            bar.set_message(format!("{workers} worker(s) of {threads} thread(s)"));
+            bar.set_length(n as u64);
+            bar.set_position(n_done as u64);
+        };
+        let (began, date) = (Instant::now(), humantime::format_rfc3339_seconds(SystemTime::now()));
+        let time = Duration::try_from_secs_f64(self.time)?;
+        let measured = measure(
+            self.device,
+            self.precision,
+            &samples,
+            &settings,
+            time,
+            date.to_string(),
+            &progress,
+        );
+        bar.finish_and_clear();
+        let profile = measured?;
+        write_whole(&self.out, &profile.to_json()?)?;
+        let mut text = format!("{}, {}, {}", profile.machine, profile.device, profile.precision);
+        for measured in &profile.measured {
+            let mut spreads: Vec<f64> = measured.parts.iter().map(|part| part.spread).collect();
+            spreads.sort_by(f64::total_cmp);
+            let spread = spreads.get(spreads.len() / 2).copied().unwrap_or(0.0);
+            text.push_str(&format!(
+                "\n{} worker(s) of {} thread(s): {} layers and sizes, spread {} %",
+                measured.workers,
+                measured.threads,
+                measured.layers.len(),
+                significant(100.0 * spread, 2)
+            ));
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        print(format!("{text}\nprofile: {} ({seconds:.0} s)", self.out.display()))
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        let models = match (&self.models[..], &self.presets[..]) {
+            ([], [_, ..]) => &[][..],
+            ([], []) => &[Architecture::GPT2, Architecture::LLAMA][..],
+            (models, _) => models,
+        };
+        let mut all: Vec<Sample> = models.iter().flat_map(|model| samples(*model)).collect();
+        for preset in self.presets.iter().filter_map(|name| Preset::named(name)) {
+            let sample = |samples: &u32| Sample {
+                model: preset.config.clone(),
+                sequence: preset.config.context,
+                samples: *samples as usize,
+            };
+            all.extend(self.micro_batch_size.iter().map(sample));
+        }
+        all
+    }
+
+    /// Threads with one worker, and with as many as there are cores for.
+    fn settings(&self) -> Vec<Workers> {
+        let n_cores = if self.device.is_host() { n_cores() } else { 1 };
+        let threads: Vec<usize> = match &self.threads[..] {
+            [] => vec![n_cores, 1],
+            given => given.iter().map(|n| *n as usize).collect(),
+        };
+        let mut settings = Vec::new();
+        for threads in threads {
+            for workers in [1, (n_cores / threads).max(1)] {
+                if !settings.contains(&Workers { workers, threads }) {
+                    settings.push(Workers { workers, threads });
+                }
+            }
+        }
+        settings
+    }
+}

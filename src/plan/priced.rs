@@ -1,0 +1,177 @@
+//! What stages and steps cost by a measured profile.
+
+use std::path::Path;
+
+use anyhow::Result;
+use chimera_core::costs::{Costs, StageCosts, UniformCosts};
+use chimera_core::effects::Token;
+use chimera_core::ids::{BucketId, StageId, WorkerId};
+use chimera_core::lower::Recompute;
+use chimera_core::model::{Cut, ModelConfig, cut};
+use chimera_core::op::Op;
+use chimera_core::program::Program;
+use chimera_core::stage::Param;
+use chimera_core::timetable::Timetable;
+
+use super::course::Chain;
+use crate::device::Device;
+use crate::profile::{Profile, StageTimes, Times};
+use crate::settings::Config;
+
+/// A model whose stages cost what was measured, or their share of its work where nothing was.
+#[derive(Clone, Debug)]
+pub(crate) struct Priced {
+    model: ModelConfig,
+    times: Option<Times>,
+}
+
+impl Priced {
+    pub(crate) fn new(model: &ModelConfig, times: Option<Times>) -> Priced {
+        Priced { model: model.clone(), times }
+    }
+
+    /// With the profile that the settings name, if they do.
+    pub(super) fn by_settings(config: &Config, model: &ModelConfig) -> Result<Priced> {
+        let times = |path: &Path| times_of(config, path, config.width * config.depth);
+        Ok(Priced::new(model, config.profile.as_deref().map(times).transpose()?))
+    }
+}
+
+/// Times of the profile in a file, for `workers` side by side on this machine.
+///
+/// # Errors
+/// If it cannot be read, or is of something else, unless the settings allow that.
+pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<Times> {
+    let profile = Profile::read(path)?;
+    let devices = Device::list(&config.device, config.depth)?;
+    let doubt = match profile.check(&devices[0].model_name()?, config.precision) {
+        Err(error) if config.any_profile => Some(error.to_string()),
+        Err(error) => {
+            let remedy = "measure with `chimera profile`, or say --any-profile true";
+            return Err(error.context(format!("{}: {remedy}", path.display())));
+        }
+        Ok(()) => None,
+    };
+    Ok(Times::of(&profile, workers, config.threads, config.precision)?.doubted(doubt))
+}
+
+impl Chain for Priced {
+    fn costs(&self, config: &Config, timetable: &Timetable) -> Result<StageCosts> {
+        let Some(times) = &self.times else { return self.model.costs(config, timetable) };
+        let cuts = cut(&self.model, config.sequence, timetable.placement.n_stages())?;
+        let is_selective = |stage: StageId| {
+            let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
+            config.recompute == Recompute::Selective || stages.any(|selective| selective == stage)
+        };
+        let stages = Stages { config, model: &self.model, cuts: &cuts };
+        stages.costs(times, timetable.units_per_micro, is_selective)
+    }
+
+    fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>> {
+        self.model.tied(n_stages)
+    }
+}
+
+/// A model that is cut into stages.
+#[derive(Clone, Copy)]
+pub(super) struct Stages<'s> {
+    pub(super) config: &'s Config,
+    pub(super) model: &'s ModelConfig,
+    pub(super) cuts: &'s [Cut],
+}
+
+impl Stages<'_> {
+    /// What they cost, in seconds, where a micro-batch is cut into so many units.
+    fn costs(
+        &self,
+        times: &Times,
+        units: u32,
+        is_selective: impl Fn(StageId) -> bool,
+    ) -> Result<StageCosts> {
+        let Config { sequence, micro_batch_size, dropout, .. } = *self.config;
+        let samples = (micro_batch_size / units as usize).max(1);
+        let stage = |(stage, cut): (u16, &Cut)| -> Result<UniformCosts> {
+            let StageTimes { forward, input, weight, recompute, restore } =
+                times.stage(self.model, cut, (sequence, samples), dropout)?;
+            let recompute = if is_selective(StageId(stage)) { restore } else { recompute };
+            let micro = |seconds: f64| seconds * f64::from(units);
+            let costs = UniformCosts {
+                input: micro(input),
+                weight: micro(weight),
+                recompute: micro(recompute),
+                ..UniformCosts::new(micro(forward), 0.0, 0.0)
+            };
+            Ok(costs.per_units(units))
+        };
+        Ok(StageCosts::new((0..).zip(self.cuts).map(stage).collect::<Result<_>>()?))
+    }
+
+    /// What a whole step of a program costs.
+    pub(super) fn step_costs(&self, times: &Times, program: &Program) -> Result<StepCosts> {
+        let is_selective = |stage| program.rules().is_selective_somewhere(stage);
+        let stages = self.costs(times, program.units_per_micro(), is_selective)?;
+        let Config { width, ref optimizer, shard_optimizer, .. } = *self.config;
+        let params: Vec<Vec<Param>> = self.cuts.iter().map(|cut| self.model.params(cut)).collect();
+        let n_workers = program.placement().n_workers();
+        let (mut updates, mut reductions) = (Vec::new(), Vec::new());
+        let (mut normed, mut cleared) = (vec![0; n_workers], vec![0; n_workers]);
+        for (number, bucket) in (0..).map(BucketId).zip(program.buckets_of_update()) {
+            let is_tied = bucket.stages.len() > 1;
+            let tensors = bucket.stages.first().map_or(&[][..], |stage| &params[stage.index()]);
+            let its = tensors.iter().filter(|param| param.tied == is_tied);
+            let n: usize = its.map(Param::n_elements).sum();
+            let n_replicas = program.replicas(width, number).len().max(1);
+            let updated = if shard_optimizer { n / n_replicas } else { n };
+            updates.push(times.update(optimizer, updated)?);
+            reductions.push(match n_replicas {
+                1 => 0.0,
+                // Gradients are laid into one buffer, parts of others are added, and sums are taken out of it.
+                _ => {
+                    2.0 * times.layer("join", n)? + times.layer("accumulate", n - n / n_replicas)?
+                }
+            });
+            for worker in &bucket.members {
+                normed[worker.index()] += n / n_replicas;
+                cleared[worker.index()] += n;
+            }
+        }
+        let ends = normed.iter().zip(&cleared).map(|(normed, cleared)| {
+            Ok(times.layer("squared_norms", *normed)? + times.layer("zeros", *cleared)?)
+        });
+        let agree = ends.collect::<Result<Vec<f64>>>()?.into_iter().fold(0.0, f64::max);
+        Ok(StepCosts { stages, updates, reductions, agree })
+    }
+}
+
+/// Costs of compute, reductions between threads, and updates.
+#[derive(Clone, Debug)]
+pub(super) struct StepCosts {
+    stages: StageCosts,
+    /// By bucket of an update.
+    updates: Vec<f64>,
+    reductions: Vec<f64>,
+    /// Norms of gradients, and zeros for the next ones.
+    agree: f64,
+}
+
+impl Costs for StepCosts {
+    fn op(&self, worker: WorkerId, op: &Op) -> f64 {
+        self.stages.op(worker, op)
+    }
+
+    fn message(&self, token: &Token) -> f64 {
+        self.stages.message(token)
+    }
+
+    fn reduce(&self, bucket: BucketId) -> f64 {
+        self.reductions[bucket.index() % self.reductions.len()]
+    }
+
+    fn agree(&self) -> f64 {
+        self.agree
+    }
+
+    fn step(&self, bucket: BucketId) -> f64 {
+        self.updates[bucket.index() % self.updates.len()]
+    }
+}

@@ -1,0 +1,123 @@
+//! From measured points to what lies between them.
+//!
+//! A positive figure, such as the seconds that a unit of work takes, is interpolated in the logarithms of sizes and of the
+//! figure itself, by radial basis functions that grow with distance and a constant: exact at each point, along a line of
+//! points straight between neighbours, and constant beyond the last.
+
+use std::collections::BTreeMap;
+
+/// A figure by extents.
+#[derive(Clone, Debug)]
+pub(super) struct Law {
+    points: Vec<Vec<f64>>,
+    weights: Vec<f64>,
+    constant: f64,
+}
+
+impl Law {
+    /// Through points of equally many extents, each with its positive figure. Of points in one place the median counts.
+    /// `None` if there is no point.
+    pub(super) fn through(points: impl IntoIterator<Item = (Vec<usize>, f64)>) -> Option<Law> {
+        let mut places: BTreeMap<Vec<usize>, Vec<f64>> = BTreeMap::new();
+        for (extents, figure) in points {
+            places.entry(extents).or_default().push(figure.ln());
+        }
+        let values: Vec<f64> = places.values_mut().map(|figures| median(figures)).collect();
+        let points: Vec<Vec<f64>> = places.keys().map(|extents| coordinates(extents)).collect();
+        let n = points.len();
+        if n == 0 {
+            return None;
+        }
+        // The distances of all points from each, ones for the constant; and that weights add up to nothing.
+        let mut rows: Vec<Vec<f64>> = (points.iter().zip(&values))
+            .map(|(point, value)| {
+                let distances = points.iter().map(|other| distance(point, other));
+                distances.chain([1.0, *value]).collect()
+            })
+            .collect();
+        rows.push([vec![1.0; n], vec![0.0, 0.0]].concat());
+        let mut weights = solved(rows);
+        let constant = weights.pop().unwrap_or(0.0);
+        Some(Law { points, weights, constant })
+    }
+
+    /// The figure at some extents.
+    pub(super) fn at(&self, extents: &[usize]) -> f64 {
+        let place = coordinates(extents);
+        let terms = self.points.iter().zip(&self.weights);
+        let sum: f64 = terms.map(|(point, weight)| weight * distance(point, &place)).sum();
+        (sum + self.constant).exp()
+    }
+}
+
+/// The median of some figures, which it sorts; 0 of none.
+pub(super) fn median(figures: &mut [f64]) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    let (n, at) = (figures.len(), |i: usize| figures.get(i).copied().unwrap_or(0.0));
+    0.5 * (at(n.saturating_sub(1) / 2) + at(n / 2))
+}
+
+fn coordinates(extents: &[usize]) -> Vec<f64> {
+    extents.iter().map(|extent| (*extent).max(1) as f64).map(f64::ln).collect()
+}
+
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt()
+}
+
+/// Solves linear equations by elimination with pivots; each row ends with its right side.
+fn solved(mut rows: Vec<Vec<f64>>) -> Vec<f64> {
+    let n = rows.len();
+    for column in 0..n {
+        let largest =
+            |a: &usize, b: &usize| rows[*a][column].abs().total_cmp(&rows[*b][column].abs());
+        let pivot = (column..n).max_by(largest).unwrap_or(column);
+        rows.swap(column, pivot);
+        let (above, below) = rows.split_at_mut(column + 1);
+        let row = &above[column];
+        for other in below.iter_mut().filter(|other| other[column] != 0.0) {
+            let factor = other[column] / row[column];
+            other.iter_mut().zip(row).skip(column).for_each(|(x, y)| *x -= factor * y);
+        }
+    }
+    let mut solution = vec![0.0; n];
+    for (at, row) in rows.iter().enumerate().rev() {
+        let known: f64 = row[at + 1..n].iter().zip(&solution[at + 1..]).map(|(a, x)| a * x).sum();
+        solution[at] = (row[n] - known) / row[at];
+    }
+    solution
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn near(a: f64, b: f64) {
+        assert!((a - b).abs() < 1e-9 * b.abs(), "{a} is not {b}");
+    }
+
+    #[test]
+    fn a_law_is_exact_at_its_points() {
+        let points: Vec<(Vec<usize>, f64)> = (0..60)
+            .map(|i| (vec![1 << (i % 5), 3 + i / 5, 7 * (i % 3) + 1], 1.0 + (i * i % 17) as f64))
+            .collect();
+        let law = Law::through(points.clone()).expect("points");
+        points.iter().for_each(|(extents, figure)| near(law.at(extents), *figure));
+        let twice = Law::through([(vec![2], 3.0), (vec![2], 3.0)]).expect("points");
+        near(twice.at(&[2]), 3.0);
+        assert!(Law::through([]).is_none());
+    }
+
+    /// Time is work times the figure: it grows with size wherever it grows from point to point.
+    #[test]
+    fn along_a_line_a_law_is_straight_and_flat_at_its_ends() {
+        let law =
+            Law::through([(vec![16], 8.0), (vec![64], 4.0), (vec![256], 1.0)]).expect("points");
+        near(law.at(&[32]), 32f64.sqrt());
+        near(law.at(&[128]), 2.0);
+        near(law.at(&[1]), 8.0);
+        near(law.at(&[1 << 20]), 1.0);
+        let times: Vec<f64> = (1..400).map(|n| n as f64 * law.at(&[n])).collect();
+        assert!(times.windows(2).all(|pair| pair[0] <= pair[1] * (1.0 + 1e-12)));
+    }
+}

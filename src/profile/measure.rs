@@ -1,0 +1,310 @@
+//! Timing the parts of models on a device, call by call, with one worker and with several side by side.
+//!
+//! All sizes are measured in turn, again and again, so that what disturbs the machine for a while does not fall on one of
+//! them alone. The first time does not count.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use chimera_core::layers::{Call, Layers};
+use chimera_core::model::{Architecture, Llama, ModelConfig};
+
+use super::law::median;
+use super::stage_pass::{Did, Half, Part, PassError, Prepared, Work};
+use super::{FORMAT, LayerTime, Measured, PartTime, Profile, build, machine};
+use crate::device::{Compute, Device, OpenDevice, Precision};
+
+/// Times each size is measured at least, and at most.
+const PASSES: [usize; 2] = [2, 9];
+
+/// Blocks that are measured one behind the other, so that what a backward needs has left the nearest cache as it has in
+/// a model of several.
+const N_BLOCKS: usize = 2;
+
+/// Widths that are measured unless others are asked for.
+const WIDTHS: [usize; 5] = [64, 128, 256, 512, 768];
+/// Tokens of a micro-batch that are measured.
+const TOKENS: [usize; 4] = [64, 256, 1024, 4096];
+/// Products of a block that take more operations than this are left out.
+const MOST_FLOPS: f64 = 4e9;
+/// Larger matrices of logits are left out.
+const MOST_LOGITS: usize = 1 << 20;
+
+/// What is measured of a model: samples of a micro-batch.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Sample {
+    /// The model; how many layers it has does not matter.
+    pub model: ModelConfig,
+    /// Tokens per sample.
+    pub sequence: usize,
+    /// Samples of a micro-batch.
+    pub samples: usize,
+}
+
+/// Workers at once, and threads of each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Workers {
+    /// Workers that compute side by side.
+    pub workers: usize,
+    /// Threads of each.
+    pub threads: usize,
+}
+
+/// How far measuring is: sizes done, of how many, in which pass.
+pub type Progress<'p> = dyn Fn(Workers, usize, usize) + Sync + 'p;
+
+/// Sizes between which most small models lie: widths by tokens, with lengths of samples, features of heads, and
+/// vocabularies that vary along with them.
+pub fn samples(architecture: Architecture) -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for (w, hidden) in WIDTHS.into_iter().enumerate() {
+        for (t, tokens) in TOKENS.into_iter().enumerate() {
+            let flops = 24.0 * (hidden * hidden * tokens) as f64;
+            if flops > MOST_FLOPS {
+                continue;
+            }
+            let sequence = [64, 256, 512, 128][(w + t) % 4].min(tokens);
+            let head_dim = [32, 64, 16, 128][(w + 2 * t) % 4].min(hidden);
+            let vocab = [256, 4096, 1024][(w + t) % 3].min(MOST_LOGITS / tokens);
+            let heads = hidden / head_dim;
+            let llama = (architecture == Architecture::LLAMA).then(|| Llama::usual(hidden, heads));
+            let context = sequence;
+            let tied = false;
+            let model = ModelConfig {
+                architecture,
+                layers: 1,
+                hidden,
+                heads,
+                context,
+                vocab,
+                tied,
+                llama,
+                end_of_text: None,
+            };
+            samples.push(Sample { model, sequence, samples: tokens / sequence });
+        }
+    }
+    samples
+}
+
+/// Measures samples on a device with each number of workers, in about so much time.
+///
+/// # Errors
+/// If the device cannot be opened, or fails.
+pub fn measure(
+    device: Device,
+    precision: Precision,
+    samples: &[Sample],
+    settings: &[Workers],
+    time: Duration,
+    date: String,
+    progress: &Progress<'_>,
+) -> Result<Profile> {
+    let mut measured = Vec::new();
+    let mut name = String::new();
+    for workers in settings {
+        let opened = OpenDevice::open(device, 0, precision)?;
+        name = opened.model();
+        let time = time / settings.len() as u32;
+        let timings = opened.run(Measuring { samples, workers: *workers, time, progress })?;
+        measured.push(timings.measured(*workers, samples));
+    }
+    Ok(Profile {
+        format: FORMAT,
+        build: build(),
+        date,
+        machine: machine(),
+        device: name,
+        precision: precision.to_string(),
+        measured,
+    })
+}
+
+/// All that was timed.
+#[derive(Default)]
+struct Timings {
+    layers: BTreeMap<(&'static str, Vec<usize>), Vec<f64>>,
+    /// Seconds in all, and in layers, by sample, part and half.
+    parts: BTreeMap<(usize, Part, Half), (Vec<f64>, Vec<f64>)>,
+}
+
+impl Timings {
+    fn add_calls(&mut self, calls: impl IntoIterator<Item = Call>) {
+        for Call { layer, extents, seconds } in calls {
+            self.layers.entry((layer, extents)).or_default().push(seconds);
+        }
+    }
+
+    fn add(&mut self, sample: usize, part: Part, did: Vec<Did>) {
+        for Did { half, calls, seconds } in did {
+            if calls.is_empty() {
+                continue;
+            }
+            let (all, layers) = self.parts.entry((sample, part, half)).or_default();
+            let n = if part == Part::Block { N_BLOCKS as f64 } else { 1.0 };
+            layers.push(calls.iter().map(|call| call.seconds).sum::<f64>() / n);
+            all.push(seconds / n);
+            self.add_calls(calls);
+        }
+    }
+
+    fn extend(&mut self, other: Timings) {
+        for (key, times) in other.layers {
+            self.layers.entry(key).or_default().extend(times);
+        }
+        for (key, (all, layers)) in other.parts {
+            let mine = self.parts.entry(key).or_default();
+            mine.0.extend(all);
+            mine.1.extend(layers);
+        }
+    }
+
+    fn measured(self, Workers { workers, threads }: Workers, samples: &[Sample]) -> Measured {
+        let layer = |((layer, extents), mut times): ((&str, Vec<usize>), Vec<f64>)| {
+            let (count, (seconds, spread)) = (times.len(), middle(&mut times));
+            LayerTime { layer: layer.into(), extents, count, seconds, spread }
+        };
+        let part = |((sample, part, op), (mut all, mut layers)): (
+            (usize, Part, Half),
+            (Vec<f64>, Vec<f64>),
+        )| {
+            let Sample { model, sequence, samples } = &samples[sample];
+            let (seconds, spread) = middle(&mut all);
+            PartTime {
+                model: model.architecture.name().into(),
+                hidden: model.hidden,
+                heads: model.heads,
+                vocab: model.vocab,
+                sequence: *sequence,
+                samples: *samples,
+                part,
+                op,
+                seconds,
+                spread,
+                in_layers: (median(&mut layers) / seconds).min(1.0),
+            }
+        };
+        let layers = self.layers.into_iter().map(layer).collect();
+        Measured { workers, threads, layers, parts: self.parts.into_iter().map(part).collect() }
+    }
+}
+
+/// The median, and half of the distance between the quartiles in parts of it.
+fn middle(times: &mut [f64]) -> (f64, f64) {
+    let seconds = median(times).max(1e-9);
+    let quartile = |of: usize| times[(times.len() * of / 4).min(times.len() - 1)];
+    (seconds, 0.5 * (quartile(3) - quartile(1)) / seconds)
+}
+
+struct Measuring<'m> {
+    samples: &'m [Sample],
+    workers: Workers,
+    time: Duration,
+    progress: &'m Progress<'m>,
+}
+
+impl Compute for Measuring<'_> {
+    type Output = Result<Timings>;
+
+    fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
+        let device = by_rank.first().context("there is no device")?;
+        let n = self.workers.workers;
+        let (barrier, goes_on) = (Barrier::new(n), AtomicBool::new(true));
+        let together = Mutex::new(Ok(Timings::default()));
+        let deadline = Instant::now() + self.time;
+        let pool = || rayon::ThreadPoolBuilder::new().num_threads(self.workers.threads).build();
+        let pools = (0..n).map(|_| pool()).collect::<Result<Vec<_>, _>>()?;
+        std::thread::scope(|scope| {
+            for (worker, pool) in pools.into_iter().enumerate() {
+                let (this, together, barrier, goes_on) = (&self, &together, &barrier, &goes_on);
+                scope.spawn(move || {
+                    let pace = Pace { barrier, goes_on, leads: worker == 0, deadline };
+                    let timed = pool.install(|| this.worker(device, &pace));
+                    let mut all = together.lock().unwrap_or_else(PoisonError::into_inner);
+                    match (&mut *all, timed) {
+                        (Ok(all), Ok(timed)) => all.extend(timed),
+                        (all, Err(error)) => *all = Err(error),
+                        (Err(_), _) => {}
+                    }
+                });
+            }
+        });
+        let timings = together.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(timings?)
+    }
+}
+
+/// What keeps workers together.
+struct Pace<'p> {
+    barrier: &'p Barrier,
+    goes_on: &'p AtomicBool,
+    leads: bool,
+    deadline: Instant,
+}
+
+impl Measuring<'_> {
+    /// Measures as one worker of several. A worker that has failed still keeps the others' pace.
+    fn worker<K: Layers>(&self, device: &K, pace: &Pace<'_>) -> Result<Timings, PassError> {
+        let mut timings = Ok(Timings::default());
+        for pass in 0..=PASSES[1] {
+            if pace.leads {
+                let is_enough = pass > PASSES[0] && Instant::now() >= pace.deadline;
+                pace.goes_on.store(!is_enough, Ordering::Relaxed);
+            }
+            pace.barrier.wait();
+            if !pace.goes_on.load(Ordering::Relaxed) {
+                break;
+            }
+            for (number, sample) in self.samples.iter().enumerate() {
+                for part in Part::ALL {
+                    let done = match &mut timings {
+                        Ok(all) => self.part(device, pace, (number, part, sample), pass > 0, all),
+                        Err(_) => {
+                            pace.barrier.wait();
+                            Ok(())
+                        }
+                    };
+                    if let Err(error) = done {
+                        timings = Err(error);
+                    }
+                }
+                if pace.leads {
+                    (self.progress)(self.workers, number + 1, self.samples.len());
+                }
+            }
+        }
+        timings
+    }
+
+    fn part<K: Layers>(
+        &self,
+        device: &K,
+        pace: &Pace<'_>,
+        (number, part, sample): (usize, Part, &Sample),
+        counts: bool,
+        timings: &mut Timings,
+    ) -> Result<(), PassError> {
+        let Sample { model, sequence, samples } = sample;
+        let work = Work {
+            model,
+            part,
+            n_blocks: N_BLOCKS,
+            sequence: *sequence,
+            samples: *samples,
+            dropout: 0.0,
+        };
+        let prepared = Prepared::new(device, &work, true);
+        pace.barrier.wait();
+        let mut prepared = prepared?;
+        let (did, grads) = prepared.pass()?;
+        let calls = prepared.update(&grads)?;
+        if counts {
+            timings.add(number, part, did);
+            timings.add_calls(calls);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,277 @@
+//! What a machine's devices take for the layers of the models here, measured: a profile, from which the time of any
+//! stage follows.
+//!
+//! A stage takes what its calls of layers take, and which calls a stage makes is known by running it on a device that
+//! computes nothing (`stage_pass`). So a profile holds times of layers by their extents, measured within whole stages
+//! (`measure`), and between extents they are interpolated (`law`): one profile predicts models of other sizes too.
+
+mod law;
+mod machine;
+mod measure;
+mod stage_pass;
+mod times;
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+pub use machine::{build, machine, n_cores};
+pub use measure::{Progress, Sample, Workers, measure, samples};
+use stage_pass::{Half, Part};
+pub use times::{StageTimes, Times};
+
+use crate::device::Precision;
+use crate::formats::files::text_at_most;
+
+/// The form of the file.
+const FORMAT: u32 = 1;
+
+/// Longer files are refused before they are read.
+const MAX_BYTES: u64 = 1 << 26;
+
+/// Measurements of a machine.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// The form of the file.
+    format: u32,
+    /// Version of the program, and whether it was built for use.
+    pub build: String,
+    /// When it was measured.
+    pub date: String,
+    /// The processor and its cores.
+    pub machine: String,
+    /// The device, in words.
+    pub device: String,
+    /// What activations are made of.
+    pub precision: String,
+    /// By how many workers compute at once, and with how many threads.
+    pub measured: Vec<Measured>,
+}
+
+/// Measurements with so many workers at once, which do the same.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// Workers that compute side by side.
+    pub workers: usize,
+    /// Threads of each.
+    pub threads: usize,
+    /// By layer and extents.
+    pub layers: Vec<LayerTime>,
+    /// By part of a model and what a stage does of it.
+    pub parts: Vec<PartTime>,
+}
+
+/// What a call of a layer takes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerTime {
+    /// The function of `Layers` or `Device`, and what it is called with.
+    pub layer: String,
+    /// How much it is called on.
+    pub extents: Vec<usize>,
+    /// Calls that were timed.
+    pub count: usize,
+    /// Their median.
+    pub seconds: f64,
+    /// Half of the distance between their quartiles, in parts of the median.
+    pub spread: f64,
+}
+
+/// What a part of a model takes, in all.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartTime {
+    /// Architecture.
+    pub model: String,
+    /// Features per token.
+    pub hidden: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Number of token ids.
+    pub vocab: usize,
+    /// Tokens per sample.
+    pub sequence: usize,
+    /// Samples of a micro-batch.
+    pub samples: usize,
+    /// The part.
+    part: Part,
+    /// What is done of it.
+    op: Half,
+    /// The median.
+    pub seconds: f64,
+    /// Half of the distance between the quartiles, in parts of the median.
+    pub spread: f64,
+    /// The part of it that is spent in layers.
+    pub in_layers: f64,
+}
+
+impl Profile {
+    /// A profile in a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is none.
+    pub fn read(path: &Path) -> Result<Profile> {
+        let name = path.display();
+        let text = text_at_most(path, MAX_BYTES).with_context(|| format!("cannot read {name}"))?;
+        let text = text.with_context(|| format!("{name} is longer than {MAX_BYTES} bytes"))?;
+        Profile::of(&text).with_context(|| {
+            format!("{name} is no profile: make one with `chimera profile --out {name}`")
+        })
+    }
+
+    fn of(text: &str) -> Result<Profile> {
+        let profile: Profile = serde_json::from_str(text)?;
+        ensure!(profile.format == FORMAT, "its format is {}, not {FORMAT}", profile.format);
+        for Measured { layers, parts, workers, threads } in &profile.measured {
+            let is_time = |x: &f64| (1e-12..=1e9).contains(x);
+            let is_share = |x: &f64| (0.0..=1e6).contains(x);
+            let are_sound = layers.iter().all(|l| is_time(&l.seconds) && is_share(&l.spread))
+                && parts.iter().all(|p| is_time(&p.seconds) && (0.0..=1.0).contains(&p.in_layers))
+                && *workers > 0
+                && *threads > 0;
+            ensure!(are_sound, "a time in it makes no sense");
+            let alike = |a: &LayerTime, b: &LayerTime| {
+                a.layer != b.layer || a.extents.len() == b.extents.len()
+            };
+            let mut sorted: Vec<&LayerTime> = layers.iter().collect();
+            sorted.sort_by(|a, b| a.layer.cmp(&b.layer));
+            ensure!(
+                sorted.windows(2).all(|pair| alike(pair[0], pair[1])),
+                "the extents of a layer are not equally many"
+            );
+        }
+        Ok(profile)
+    }
+
+    /// Refuses a profile of another machine, device, precision or build than those that are to be predicted.
+    ///
+    /// # Errors
+    /// Names each difference.
+    pub fn check(&self, device: &str, precision: Precision) -> Result<()> {
+        let (build, machine, precision) = (build(), machine(), precision.to_string());
+        let here = [
+            ("machine", &self.machine, machine.as_str()),
+            ("device", &self.device, device),
+            ("precision", &self.precision, precision.as_str()),
+            ("build", &self.build, build.as_str()),
+        ];
+        let differ = here.iter().filter(|(_, there, here)| there != here);
+        let differ: Vec<String> = differ
+            .map(|(what, there, here)| format!("its {what} is {there}, not {here}"))
+            .collect();
+        match differ.len() {
+            0 => Ok(()),
+            _ => bail!("the profile is of another kind: {}", differ.join("; ")),
+        }
+    }
+
+    /// The file's text: a line for each measurement.
+    ///
+    /// # Errors
+    /// None that is known: all of it has a form in JSON.
+    pub fn to_json(&self) -> Result<String> {
+        let Profile { build, date, machine, device, precision, .. } = self;
+        let mut text = String::from("{");
+        let facts = [
+            ("build", build),
+            ("date", date),
+            ("machine", machine),
+            ("device", device),
+            ("precision", precision),
+        ];
+        write!(text, "\n  \"format\": {FORMAT},")?;
+        for (key, value) in facts {
+            write!(text, "\n  \"{key}\": {},", serde_json::to_string(value)?)?;
+        }
+        let measured = self.measured.iter().map(Measured::to_json).collect::<Result<Vec<_>>>()?;
+        write!(text, "\n  \"measured\": [{}\n  ]\n}}\n", measured.join(","))?;
+        Ok(text)
+    }
+}
+
+impl Measured {
+    fn to_json(&self) -> Result<String> {
+        fn lines(all: &[impl Serialize]) -> Result<String> {
+            let lines =
+                all.iter().map(|one| Ok(format!("\n        {}", serde_json::to_string(one)?)));
+            Ok(lines.collect::<Result<Vec<_>>>()?.join(","))
+        }
+        let Measured { workers, threads, layers, parts } = self;
+        Ok(format!(
+            "\n    {{\n      \"workers\": {workers},\n      \"threads\": {threads},\n      \"parts\": [{}\n      ],\n      \
+             \"layers\": [{}\n      ]\n    }}",
+            lines(parts)?,
+            lines(layers)?
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile() -> Profile {
+        let layer = |n| LayerTime {
+            layer: "adamw".into(),
+            extents: vec![n],
+            count: 3,
+            seconds: 1e-9 * n as f64,
+            spread: 0.1,
+        };
+        let part = PartTime {
+            model: "gpt2".into(),
+            hidden: 64,
+            heads: 4,
+            vocab: 256,
+            sequence: 32,
+            samples: 2,
+            part: Part::Block,
+            op: Half::Weight,
+            seconds: 0.1 + 0.2,
+            spread: 0.0,
+            in_layers: 0.75,
+        };
+        let measured = Measured {
+            workers: 1,
+            threads: 2,
+            layers: vec![layer(4), layer(9)],
+            parts: vec![part],
+        };
+        Profile {
+            format: FORMAT,
+            build: build(),
+            date: "2026-01-02T03:04:05Z".into(),
+            machine: machine(),
+            device: "cpu".into(),
+            precision: "f32".into(),
+            measured: vec![measured],
+        }
+    }
+
+    #[test]
+    fn a_profile_is_read_as_it_was_written() {
+        let text = profile().to_json().expect("JSON");
+        assert_eq!(Profile::of(&text).expect("a profile"), profile());
+        assert!(text.contains("\n        {\"layer\":\"adamw\",\"extents\":[9],"), "{text}");
+        for (from, to) in [("\"format\": 1", "\"format\": 2"), ("4e-9", "-1"), ("[9]", "[9,1]")] {
+            assert!(text.contains(from), "{from}: {text}");
+            assert!(Profile::of(&text.replace(from, to)).is_err(), "{to}");
+        }
+    }
+
+    #[test]
+    fn a_profile_of_something_else_is_refused_with_each_difference() {
+        profile().check("cpu", Precision::F32).expect("of this machine");
+        let other = Profile { machine: "an abacus".into(), build: "0.0".into(), ..profile() };
+        let refusal = other.check("cuda", Precision::Bf16).expect_err("another").to_string();
+        for difference in
+            ["machine is an abacus, not ", "device is cpu, not cuda", "f32, not bf16", "0.0, not"]
+        {
+            assert!(refusal.contains(difference), "{refusal}");
+        }
+    }
+}

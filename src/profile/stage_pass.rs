@@ -1,0 +1,284 @@
+//! One pass of a part of a model through all that a stage does with a micro-batch, call by call.
+//!
+//! It runs on any device: on one that computes, the calls have their times; on one that only counts, it tells which calls
+//! a model's stages make, with their extents, before anything was trained.
+
+use std::time::Instant;
+
+use chimera_core::device::{AdamW, Counted, Device, DeviceError, Sgd, Updated};
+use chimera_core::layers::{Activation, Call, Layers, Recorded};
+use chimera_core::model::{Cut, DropoutRate, ModelConfig, ModelError, stage};
+use chimera_core::stage::{AnyStage, Micro, Output, Param, Stage};
+use serde::{Deserialize, Serialize};
+
+/// A part of a model: stages are made of these.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Part {
+    Embedding,
+    Block,
+    /// With the loss.
+    Head,
+}
+
+/// What a stage does.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Half {
+    Forward,
+    /// The input half of a backward.
+    Input,
+    /// The weight half of a backward.
+    Weight,
+    /// Full recomputation.
+    Recompute,
+    /// Selective recomputation.
+    Restore,
+}
+
+/// What was done, call by call.
+#[derive(Clone, Debug)]
+pub(crate) struct Did {
+    pub(crate) half: Half,
+    pub(crate) calls: Vec<Call>,
+    /// Of all of it, what lies between calls included.
+    pub(crate) seconds: f64,
+}
+
+/// A part of a model, and how much it computes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Work<'m> {
+    pub(crate) model: &'m ModelConfig,
+    pub(crate) part: Part,
+    /// How many blocks one behind the other, where the part is a block.
+    pub(crate) n_blocks: usize,
+    /// Tokens of a sample.
+    pub(crate) sequence: usize,
+    /// Samples of a micro-batch.
+    pub(crate) samples: usize,
+    pub(crate) dropout: f64,
+}
+
+/// Why there was no pass.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PassError {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+impl Part {
+    pub(crate) const ALL: [Part; 3] = [Part::Embedding, Part::Block, Part::Head];
+
+    fn cut(self, n_blocks: usize) -> Cut {
+        let n_blocks = if self == Part::Block { n_blocks } else { 0 };
+        Cut { blocks: 0..n_blocks, first: self == Part::Embedding, last: self == Part::Head }
+    }
+}
+
+/// A part of a model on a device, with weights.
+pub(crate) struct Prepared<D: Layers> {
+    device: Recorded<D>,
+    stage: AnyStage<D::Tensor>,
+    weights: Vec<D::Tensor>,
+    input: Vec<u32>,
+    target: Vec<u32>,
+    /// The input and the gradient of the output; none of the first and of the last part.
+    x: Option<D::Tensor>,
+    dy: Option<D::Tensor>,
+    n_tokens: usize,
+    /// Whether the host's clock times it.
+    is_on_host: bool,
+}
+
+impl<D: Layers> Prepared<D> {
+    /// Numbers are there only if it `computes`.
+    pub(crate) fn new(
+        device: &D,
+        work: &Work<'_>,
+        computes: bool,
+    ) -> Result<Prepared<D>, PassError> {
+        let device = Recorded::new(device.clone())?;
+        let Work { model, part, n_blocks, sequence, samples, dropout: rate } = *work;
+        let (cut, dropout) = (part.cut(n_blocks), DropoutRate { rate, seed: 1 });
+        let stage = stage(device.clone(), model, sequence, dropout, cut.clone())?;
+        let n_tokens = sequence * samples;
+        let (mut input, mut target) = (Vec::new(), Vec::new());
+        for sample in 0..samples {
+            let token = |t: usize| ((sample * sequence + t) * 7919 % model.vocab) as u32;
+            let (ids, targets) = model.sample(&(0..sequence).map(token).collect::<Vec<_>>(), 0);
+            input.extend(ids);
+            target.extend(targets);
+        }
+        let activation = |scale: f32| -> Result<D::Tensor, DeviceError> {
+            let (shape, n) = ([n_tokens, model.hidden], n_tokens * model.hidden);
+            let values = match computes {
+                true => device.upload_vec(&shape, numbers(n, scale))?,
+                false => device.zeros(&shape)?,
+            };
+            device.activation(&values, Activation::Tanh) // in the device's type of activations
+        };
+        let x = (!cut.first).then(|| activation(1.0)).transpose()?;
+        let dy = (!cut.last).then(|| activation(1e-4)).transpose()?;
+        let weight = |param: &Param| match computes {
+            // Numbers that look drawn, and are had at once.
+            true => device.upload_vec(&param.shape, numbers(param.n_elements(), 0.05)),
+            false => device.zeros(&param.shape),
+        };
+        let weights = stage.params().iter().map(weight).collect::<Result<_, _>>()?;
+        if !cut.last {
+            target.clear();
+        }
+        let is_on_host = device.clock()?.is_none();
+        Ok(Prepared { device, stage, weights, input, target, x, dy, n_tokens, is_on_host })
+    }
+
+    /// Runs forward and both halves of the backward.
+    pub(crate) fn pass(&self) -> Result<(Vec<Did>, Vec<D::Tensor>), PassError> {
+        let micro = self.micro();
+        let mut grads = self.zeros()?;
+        self.device.take()?;
+        let (x, dy) = (self.x.clone(), self.dy.clone());
+        let (forward, (output, saved)) =
+            self.timed(Half::Forward, || self.stage.forward(&self.weights, &micro, x))?;
+        let dy = match output {
+            Output::Loss { grad, .. } => grad,
+            Output::Activation(y) => dy.unwrap_or(y),
+        };
+        let (input, (_dx, deferred)) = self
+            .timed(Half::Input, || self.stage.backward_input(&self.weights, &micro, saved, dy))?;
+        let (weight, ()) =
+            self.timed(Half::Weight, || self.stage.backward_weight(&micro, deferred, &mut grads))?;
+        Ok((vec![forward, input, weight], grads))
+    }
+
+    /// Runs both kinds of recomputation.
+    pub(crate) fn recomputations(&self) -> Result<Vec<Did>, PassError> {
+        let micro = self.micro();
+        let (recompute, saved) = self.timed(Half::Recompute, || {
+            self.stage.recompute(&self.weights, &micro, self.x.clone())
+        })?;
+        let selected = self.stage.select(saved);
+        let (restore, _) =
+            self.timed(Half::Restore, || self.stage.restore(&self.weights, &micro, selected))?;
+        Ok(vec![recompute, restore])
+    }
+
+    /// Reduces, measures and applies gradients by every optimizer.
+    pub(crate) fn update(&mut self, grads: &[D::Tensor]) -> Result<Vec<Call>, PassError> {
+        let (mut m, mut v) = (self.zeros()?, self.zeros()?);
+        let device = &self.device;
+        let (rate, eps, decay) = (1e-9, 1e-8, 0.1);
+        let adam = AdamW {
+            lr: rate,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps,
+            weight_decay: decay,
+            update: 1,
+            grad_scale: 1.0,
+        };
+        let sgd = Sgd { lr: rate, momentum: 0.9, weight_decay: decay, grad_scale: 1.0 };
+        device.squared_norms(&grads.iter().collect::<Vec<_>>())?;
+        for (m, grad) in m.iter_mut().zip(grads) {
+            let joined = device.join(&[grad])?;
+            device.accumulate(m, &joined)?;
+        }
+        for optimizer in 0..3 {
+            let tensors = self.weights.iter_mut().zip(grads).zip(m.iter_mut().zip(&mut v));
+            let mut tensors: Vec<_> =
+                tensors.map(|((w, g), (m, v))| Updated { w, g, m, v }).collect();
+            match optimizer {
+                0 => device.adamw(&mut tensors, &adam)?,
+                1 => device.lamb(&mut tensors, &adam)?,
+                _ => device.sgd(&mut tensors, &sgd)?,
+            }
+        }
+        Ok(device.take()?)
+    }
+
+    fn zeros(&self) -> Result<Vec<D::Tensor>, DeviceError> {
+        self.stage.params().iter().map(|param| self.device.zeros(&param.shape)).collect()
+    }
+
+    fn micro(&self) -> Micro<'_> {
+        let (input, target) = (&self.input[..], &self.target[..]);
+        let loss_scale = 1.0 / self.n_tokens as f64;
+        Micro { step: 0, sample: 0, input, target, loss_scale, training: true }
+    }
+
+    fn timed<R>(
+        &self,
+        half: Half,
+        act: impl FnOnce() -> Result<R, DeviceError>,
+    ) -> Result<(Did, R), DeviceError> {
+        let start = Instant::now();
+        let result = act()?;
+        let took = start.elapsed().as_secs_f64();
+        let calls = self.device.take()?;
+        let seconds = match self.is_on_host {
+            true => took,
+            false => calls.iter().map(|call| call.seconds).sum(),
+        };
+        Ok((Did { half, calls, seconds }, result))
+    }
+}
+
+/// Numbers between `-scale` and `scale`.
+fn numbers(n: usize, scale: f32) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 % 1009) as f32 * 2e-3 - 1.0) * scale).collect()
+}
+
+/// The calls of a part by what is done, on a device that computes nothing.
+pub(crate) fn calls(work: &Work<'_>, activation_bytes: u64) -> Result<Vec<Did>, PassError> {
+    let prepared = Prepared::new(&Counted::new(activation_bytes), work, false)?;
+    let (mut did, _) = prepared.pass()?;
+    did.extend(prepared.recomputations()?);
+    Ok(did)
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::model::{Architecture, Llama};
+
+    use super::*;
+
+    /// Layers and extents of all calls, by what is done.
+    fn of(model: &ModelConfig, n_blocks: usize) -> Vec<(Half, Vec<(&'static str, Vec<usize>)>)> {
+        let work =
+            Work { model, part: Part::Block, n_blocks, sequence: 6, samples: 2, dropout: 0.1 };
+        let each =
+            calls(&work, 4).expect("a pass").into_iter().map(|Did { half, calls, .. }| {
+                let mut calls: Vec<_> = calls.into_iter().map(|c| (c.layer, c.extents)).collect();
+                calls.sort();
+                (half, calls)
+            });
+        each.collect()
+    }
+
+    #[test]
+    fn blocks_one_behind_the_other_call_what_each_calls() {
+        for architecture in Architecture::ALL {
+            let llama = (architecture == Architecture::LLAMA).then(|| Llama::usual(8, 2));
+            let (layers, hidden, heads, context, vocab, tied) = (3, 8, 2, 6, 20, false);
+            let model = ModelConfig {
+                architecture,
+                layers,
+                hidden,
+                heads,
+                context,
+                vocab,
+                tied,
+                llama,
+                end_of_text: None,
+            };
+            for ((half, one), (_, three)) in of(&model, 1).into_iter().zip(of(&model, 3)) {
+                let mut each = [one.clone(), one.clone(), one].concat();
+                each.sort();
+                assert_eq!(three, each, "{architecture:?} {half:?}");
+                assert!(!three.is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! What stages and updates take, from the times of layers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, bail};
+use chimera_core::engine::Optimizer;
+use chimera_core::model::{Cut, ModelConfig};
+
+use super::law::{Law, median};
+use super::stage_pass::{Half, Part, Work, calls};
+use super::{Measured, Profile};
+use crate::device::Precision;
+
+/// Times of layers, of workers with so many threads of which some compute side by side.
+#[derive(Clone, Debug)]
+pub struct Times {
+    measured: Arc<Both>,
+    activation_bytes: u64,
+    /// The part of the time in which other workers compute too.
+    beside: f64,
+    /// How many spreads times are longer than their medians.
+    n_spreads: f64,
+    /// Why they may not hold here.
+    doubt: Option<String>,
+}
+
+/// Of a worker alone, and beside others.
+#[derive(Debug)]
+struct Both {
+    alone: Laws,
+    beside: Laws,
+    /// By part of a model: what is known already.
+    known: Mutex<HashMap<String, Halves>>,
+}
+
+/// Seconds and spread of each half, alone and beside others.
+type Halves = BTreeMap<Half, [Time; 2]>;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Time {
+    seconds: f64,
+    /// In seconds.
+    spread: f64,
+}
+
+/// What a stage takes, in seconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct StageTimes {
+    /// A forward.
+    pub forward: f64,
+    /// The input half of a backward.
+    pub input: f64,
+    /// The weight half of a backward.
+    pub weight: f64,
+    /// Full recomputation.
+    pub recompute: f64,
+    /// Selective recomputation.
+    pub restore: f64,
+}
+
+/// What was measured with so many workers.
+#[derive(Debug)]
+struct Laws {
+    /// By layer: seconds of a unit of work, and the usual spread.
+    layers: HashMap<String, (Law, f64)>,
+    /// By part and half: time in all, in parts of that in layers, by tokens and width.
+    overheads: BTreeMap<(Part, Half), Law>,
+}
+
+impl Laws {
+    fn of(measured: &Measured) -> Laws {
+        let mut by_layer: HashMap<String, (Vec<(Vec<usize>, f64)>, Vec<f64>)> = HashMap::new();
+        for layer in &measured.layers {
+            let (points, spreads) = by_layer.entry(layer.layer.clone()).or_default();
+            points.push((layer.extents.clone(), layer.seconds / work(&layer.extents)));
+            spreads.push(layer.spread);
+        }
+        let law = |(layer, (points, mut spreads)): (String, (Vec<_>, Vec<f64>))| {
+            Some((layer, (Law::through(points)?, median(&mut spreads))))
+        };
+        let mut by_part: BTreeMap<(Part, Half), Vec<(Vec<usize>, f64)>> = BTreeMap::new();
+        for part in &measured.parts {
+            let extents = vec![part.sequence * part.samples, part.hidden];
+            let overhead = 1.0 / part.in_layers.max(0.1);
+            by_part.entry((part.part, part.op)).or_default().push((extents, overhead));
+        }
+        let overheads =
+            by_part.into_iter().filter_map(|(key, points)| Some((key, Law::through(points)?)));
+        Laws {
+            layers: by_layer.into_iter().filter_map(law).collect(),
+            overheads: overheads.collect(),
+        }
+    }
+
+    fn layer(&self, layer: &str, extents: &[usize]) -> Result<Time> {
+        let (law, spread) = self.layers.get(layer).with_context(|| {
+            format!("the profile has no times of `{layer}`: measure the model too, with --model or --preset")
+        })?;
+        let seconds = law.at(extents) * work(extents);
+        Ok(Time { seconds, spread: seconds * spread })
+    }
+
+    /// What a half takes beside its layers was measured of the halves that calls are the same of.
+    fn overhead(&self, work: &Work<'_>, half: Half) -> f64 {
+        let like = match half {
+            Half::Recompute | Half::Restore => Half::Forward,
+            half => half,
+        };
+        let extents = [work.sequence * work.samples, work.model.hidden];
+        self.overheads.get(&(work.part, like)).map_or(1.0, |law| law.at(&extents))
+    }
+}
+
+/// To which the time of a large call is proportional.
+fn work(extents: &[usize]) -> f64 {
+    extents.iter().map(|extent| (*extent).max(1) as f64).product()
+}
+
+impl Times {
+    /// Times of workers with `threads` each, of which `workers` compute side by side, or as many as were measured.
+    ///
+    /// # Errors
+    /// If nothing was measured with so many threads.
+    pub fn of(
+        profile: &Profile,
+        workers: usize,
+        threads: usize,
+        precision: Precision,
+    ) -> Result<Times> {
+        let with_threads = || profile.measured.iter().filter(|m| m.threads == threads);
+        let fewest = with_threads().min_by_key(|m| m.workers);
+        let within = with_threads().filter(|m| m.workers <= workers).max_by_key(|m| m.workers);
+        let (Some(alone), beside) = (fewest, within.or(fewest)) else {
+            let mut known: Vec<usize> = profile.measured.iter().map(|m| m.threads).collect();
+            known.sort_unstable();
+            known.dedup();
+            let known: Vec<String> = known.iter().map(usize::to_string).collect();
+            bail!(
+                "the profile has no times of {threads} thread(s) per worker, but of {}: choose --threads, or measure with \
+                 `chimera profile --threads {threads}`",
+                known.join(" and ")
+            );
+        };
+        let beside = Laws::of(beside.unwrap_or(alone));
+        let measured = Both { alone: Laws::of(alone), beside, known: Mutex::default() };
+        Ok(Times {
+            measured: Arc::new(measured),
+            activation_bytes: precision.activation_bytes(),
+            beside: if workers > 1 { 1.0 } else { 0.0 },
+            n_spreads: 0.0,
+            doubt: None,
+        })
+    }
+
+    /// Times that may not hold here, and why.
+    pub fn doubted(self, doubt: Option<String>) -> Times {
+        Times { doubt, ..self }
+    }
+
+    /// Why they may not hold here, if that is so.
+    pub fn doubt(&self) -> Option<&str> {
+        self.doubt.as_deref()
+    }
+
+    /// Times where other workers compute in this part of the time.
+    pub fn with_others_busy(&self, beside: f64) -> Times {
+        Times { beside: beside.clamp(0.0, 1.0), ..self.clone() }
+    }
+
+    /// Times that are so many spreads longer than the medians; shorter, if negative.
+    pub fn spread_by(&self, n_spreads: f64) -> Times {
+        Times { n_spreads, ..self.clone() }
+    }
+
+    /// What a stage takes of a model for so many samples.
+    ///
+    /// # Errors
+    /// If the model calls a layer of which the profile has no times.
+    pub fn stage(
+        &self,
+        model: &ModelConfig,
+        cut: &Cut,
+        (sequence, samples): (usize, usize),
+        dropout: f64,
+    ) -> Result<StageTimes> {
+        let mut times = StageTimes::default();
+        let counts = [usize::from(cut.first), cut.blocks.len(), usize::from(cut.last)];
+        for (part, count) in Part::ALL.into_iter().zip(counts).filter(|(_, count)| *count > 0) {
+            let halves =
+                self.part(&Work { model, part, n_blocks: 1, sequence, samples, dropout })?;
+            let count = count as f64;
+            let of = |half| halves.get(&half).map_or(0.0, |both| count * self.blend(both));
+            times.forward += of(Half::Forward);
+            times.input += of(Half::Input);
+            times.weight += of(Half::Weight);
+            times.recompute += of(Half::Recompute);
+            times.restore += of(Half::Restore);
+        }
+        Ok(times)
+    }
+
+    /// What an optimizer's update of so many elements takes.
+    ///
+    /// # Errors
+    /// If the profile has no times of it.
+    pub fn update(&self, optimizer: &Optimizer, n_elements: usize) -> Result<f64> {
+        self.layer(optimizer.name(), n_elements)
+    }
+
+    /// What a function of one extent takes.
+    pub(crate) fn layer(&self, layer: &str, extent: usize) -> Result<f64> {
+        if extent == 0 {
+            return Ok(0.0);
+        }
+        let Both { alone, beside, .. } = &*self.measured;
+        Ok(self.blend(&[alone.layer(layer, &[extent])?, beside.layer(layer, &[extent])?]))
+    }
+
+    fn blend(&self, [alone, beside]: &[Time; 2]) -> f64 {
+        let at = |time: &Time| (time.seconds + self.n_spreads * time.spread).max(0.0);
+        at(alone) + self.beside * (at(beside) - at(alone))
+    }
+
+    fn part(&self, work: &Work<'_>) -> Result<Halves> {
+        // Layers are alike, and so are stages that differ in how many they have.
+        let model = ModelConfig { layers: 1, ..work.model.clone() };
+        let key = format!(
+            "{model:?} {:?} {} {} {}",
+            work.part, work.sequence, work.samples, work.dropout
+        );
+        let known = || self.measured.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(halves) = known().get(&key) {
+            return Ok(halves.clone());
+        }
+        let mut halves = Halves::new();
+        for did in calls(work, self.activation_bytes)? {
+            let Both { alone, beside, .. } = &*self.measured;
+            let mut both = [Time::default(); 2];
+            for (sum, laws) in both.iter_mut().zip([alone, beside]) {
+                let overhead = laws.overhead(work, did.half);
+                for call in &did.calls {
+                    let time = laws.layer(call.layer, &call.extents)?;
+                    sum.seconds += overhead * time.seconds;
+                    sum.spread += overhead * time.spread;
+                }
+            }
+            halves.insert(did.half, both);
+        }
+        known().insert(key, halves.clone());
+        Ok(halves)
+    }
+}

@@ -1,0 +1,77 @@
+//! `chimera profile`, and what is predicted by it.
+
+use std::fs::{read_to_string, write};
+
+use serde_json::Value;
+
+use crate::command::{chimera, folder};
+
+/// A model between the sizes that are measured.
+const MODEL: &str = "--layers 2 --hidden 48 --heads 4 --context 24 --micro-batch-size 2 --micro-batches 2 --threads 1";
+
+#[test]
+fn a_profile_predicts_a_model_that_was_not_measured() {
+    let folder = folder();
+    let profile = folder.path().join("profile.json");
+    let profile = profile.display();
+    let measured = format!(
+        "profile --preset tiny --micro-batch-size 1,2 --threads 1 --time 0 --out {profile}"
+    );
+    let ran = chimera(&measured);
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert!(ran.stdout.contains("worker(s) of 1 thread(s)"), "{}", ran.stdout);
+
+    let out = folder.path().join("run");
+    let train = format!(
+        "train {MODEL} --depth 1 --steps 3 --out {} --predict {profile} --json",
+        out.display()
+    );
+    let ran = chimera(&train);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("predicted: a step of "), "{}", ran.stderr);
+    let summary: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let figures = summary["prediction"].as_array().expect("figures");
+    let of = |what: &str| figures.iter().find(|figure| figure["what"] == what).expect(what);
+    for what in ["step", "forward", "backward", "update", "worker 0 busy"] {
+        let figure = of(what);
+        let [predicted, measured] =
+            ["predicted", "measured"].map(|key| figure[key].as_f64().expect("a number"));
+        assert!(predicted > 0.0 && measured > 0.0, "{figure}");
+        let error = predicted / measured - 1.0;
+        assert!((figure["error"].as_f64().expect("a number") - error).abs() < 1e-9, "{figure}");
+    }
+    assert!(of("peak memory, bytes")["error"].as_f64().expect("a number").abs() < 0.01);
+
+    let plan = format!(
+        "plan --ranks 2 --batch 8 --memory 1GiB --inside 0,0 --profile {profile} {MODEL} --json"
+    );
+    let plan = plan.replace("--micro-batch-size 2 --micro-batches 2", "");
+    let ran = chimera(&plan);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    assert_eq!(plan["measured"], true);
+    let [fast, slow] = [0, 1].map(|i| plan["ways"][0]["step_s_range"][i].as_f64().expect("a time"));
+    let step = plan["ways"][0]["step_s"].as_f64().expect("a time");
+    assert!(fast <= step && step <= slow, "{fast} {step} {slow}");
+
+    let refused = chimera(&format!(
+        "train {MODEL} --depth 1 --model llama --predict {profile} --out {}",
+        out.display()
+    ));
+    assert!(refused.stderr.contains("no times of `rms_norm`"), "{}", refused.stderr);
+    let refused = chimera(&train.replace("--threads 1", "--threads 7"));
+    assert!(refused.stderr.contains("no times of 7 thread(s)"), "{}", refused.stderr);
+
+    let text = read_to_string(profile.to_string()).expect("a profile");
+    let machine = text.lines().find(|line| line.contains("\"machine\"")).expect("a machine");
+    write(profile.to_string(), text.replace(machine, "  \"machine\": \"an abacus\","))
+        .expect("a file");
+    let refused = chimera(&train);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("its machine is an abacus, not "), "{}", refused.stderr);
+    let again = folder.path().join("again");
+    let train = train.replace(&out.display().to_string(), &again.display().to_string());
+    let taken = chimera(&format!("{train} --any-profile true"));
+    assert_eq!(taken.code, Some(0), "{}", taken.stderr);
+    assert!(taken.stderr.contains("warning: the profile is of another kind"), "{}", taken.stderr);
+}
