@@ -5,7 +5,7 @@ use chimera_core::lower::Recompute;
 use chimera_core::schedule::Parameter;
 
 use super::need::Need;
-use crate::profile::Times;
+use crate::profile::ProfiledTimes;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Scaling, Settings};
 
@@ -28,12 +28,12 @@ pub enum Speed {
     /// Floating-point operations per second, whatever the sizes of products.
     Flops(f64),
     /// As was measured.
-    Measured(Times),
+    Measured(ProfiledTimes),
 }
 
 impl Speed {
     /// What was measured, if anything was.
-    pub(super) fn times(&self) -> Option<&Times> {
+    pub(super) fn times(&self) -> Option<&ProfiledTimes> {
         match self {
             Speed::Flops(_) => None,
             Speed::Measured(times) => Some(times),

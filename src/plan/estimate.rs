@@ -23,7 +23,7 @@ use super::predict::beside_others;
 use super::priced::Stages;
 use super::{Course, Plan, Priced, can_be_cut, costs_by_flops, timetable};
 use crate::device::Device;
-use crate::profile::Times;
+use crate::profile::ProfiledTimes;
 use crate::settings::Config;
 use crate::settings::schedules::Named;
 
@@ -281,7 +281,7 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
         }
     };
     let stages = Stages { config: way, model, cuts };
-    let at = |times: &Times| -> Result<StepTime> {
+    let at = |times: &ProfiledTimes| -> Result<StepTime> {
         let taken = simulated(plan, way, cluster, stages.step_costs(times, program)?);
         // Updates come behind the agreement, which so lies within the makespan.
         Ok(StepTime { agree: 0.0, ..taken })

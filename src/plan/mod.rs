@@ -30,7 +30,7 @@ pub use priced::times_of;
 pub use request::request;
 
 use crate::device::Device;
-use crate::profile::Times;
+use crate::profile::ProfiledTimes;
 use crate::settings::Config;
 
 /// All of a run but its data.
@@ -65,7 +65,7 @@ impl Plan {
     pub(crate) fn elsewhere(
         config: Config,
         timetable: Timetable,
-        times: Option<&Times>,
+        times: Option<&ProfiledTimes>,
     ) -> Result<Plan> {
         let devices = Device::named(&config.device, config.depth)?;
         let priced = Priced::new(&config.model(), times.cloned());

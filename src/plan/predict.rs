@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::Course;
 use super::priced::Stages;
-use crate::profile::Times;
+use crate::profile::ProfiledTimes;
 
 /// A step, before it runs.
 #[derive(Clone, PartialEq, Debug)]
@@ -53,19 +53,21 @@ impl Prediction {
     /// # Errors
     /// If the model calls a layer of which there are none.
     pub(crate) fn of(
-        times: &Times,
+        times: &ProfiledTimes,
         course: &Course,
         model: &ModelConfig,
         cuts: &[Cut],
     ) -> Result<Prediction> {
         let (config, program) = (&course.config, &course.program);
         let stages = Stages { config, model, cuts };
-        let timeline = |times: &Times| -> Result<Timeline> {
-            let at = |times: &Times| Ok(simulate(program, &stages.step_costs(times, program)?));
+        let timeline = |times: &ProfiledTimes| -> Result<Timeline> {
+            let at =
+                |times: &ProfiledTimes| Ok(simulate(program, &stages.step_costs(times, program)?));
             beside_others(times, config.width * config.depth, at, |t| 1.0 - t.bubble_ratio())
         };
         let n_steps = f64::from(program.window().n_steps().max(1));
-        let step = |times: &Times| Ok::<_, anyhow::Error>(timeline(times)?.makespan() / n_steps);
+        let step =
+            |times: &ProfiledTimes| Ok::<_, anyhow::Error>(timeline(times)?.makespan() / n_steps);
         let middle = timeline(times)?;
         Ok(Prediction {
             step_s: middle.makespan() / n_steps,
@@ -130,9 +132,9 @@ fn kind(work: Work) -> &'static str {
 
 /// Predicts by times beside others that compute all the time, and, once it is known for how much of it they do, again.
 pub(super) fn beside_others<T>(
-    times: &Times,
+    times: &ProfiledTimes,
     n_workers: usize,
-    predict: impl Fn(&Times) -> Result<T>,
+    predict: impl Fn(&ProfiledTimes) -> Result<T>,
     busy: impl Fn(&T) -> f64,
 ) -> Result<T> {
     let first = predict(times)?;

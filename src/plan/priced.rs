@@ -15,18 +15,18 @@ use chimera_core::timetable::Timetable;
 
 use super::course::Chain;
 use crate::device::Device;
-use crate::profile::{Profile, StageTimes, Times};
+use crate::profile::{Profile, ProfiledTimes, StageTimes};
 use crate::settings::Config;
 
 /// A model whose stages cost what was measured, or their share of its work where nothing was.
 #[derive(Clone, Debug)]
 pub(crate) struct Priced {
     model: ModelConfig,
-    times: Option<Times>,
+    times: Option<ProfiledTimes>,
 }
 
 impl Priced {
-    pub(crate) fn new(model: &ModelConfig, times: Option<Times>) -> Priced {
+    pub(crate) fn new(model: &ModelConfig, times: Option<ProfiledTimes>) -> Priced {
         Priced { model: model.clone(), times }
     }
 
@@ -41,7 +41,7 @@ impl Priced {
 ///
 /// # Errors
 /// If it cannot be read, or is of something else, unless the settings allow that.
-pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<Times> {
+pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<ProfiledTimes> {
     let profile = Profile::read(path)?;
     let devices = Device::list(&config.device, config.depth)?;
     let doubt = match profile.check(&devices[0].model_name()?, config.precision) {
@@ -52,7 +52,7 @@ pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<Times> {
         }
         Ok(()) => None,
     };
-    Ok(Times::of(&profile, workers, config.threads, config.precision)?.doubted(doubt))
+    Ok(ProfiledTimes::of(&profile, workers, config.threads, config.precision)?.doubted(doubt))
 }
 
 impl Chain for Priced {
@@ -84,7 +84,7 @@ impl Stages<'_> {
     /// What they cost, in seconds, where a micro-batch is cut into so many units.
     fn costs(
         &self,
-        times: &Times,
+        times: &ProfiledTimes,
         units: u32,
         is_selective: impl Fn(StageId) -> bool,
     ) -> Result<StageCosts> {
@@ -107,7 +107,7 @@ impl Stages<'_> {
     }
 
     /// What a whole step of a program costs.
-    pub(super) fn step_costs(&self, times: &Times, program: &Program) -> Result<StepCosts> {
+    pub(super) fn step_costs(&self, times: &ProfiledTimes, program: &Program) -> Result<StepCosts> {
         let is_selective = |stage| program.rules().is_selective_somewhere(stage);
         let stages = self.costs(times, program.units_per_micro(), is_selective)?;
         let Config { width, ref optimizer, shard_optimizer, .. } = *self.config;

@@ -13,8 +13,8 @@ use chimera_core::layers::{Call, Layers};
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 
 use super::law::median;
-use super::stage_pass::{Did, Half, Part, PassError, Prepared, Work};
-use super::{FORMAT, LayerTime, Measured, PartTime, Profile, build, machine};
+use super::stage_pass::{Half, HalfCalls, ModelPart, PassError, ReadyStage, Work};
+use super::{FORMAT, LayerTime, Measurements, PartTime, Profile, build, machine};
 use crate::device::{Compute, Device, OpenDevice, Precision};
 
 /// Times each size is measured at least, and at most.
@@ -54,7 +54,7 @@ pub struct Workers {
 }
 
 /// How far measuring is: sizes done, of how many, in which pass.
-pub type Progress<'p> = dyn Fn(Workers, usize, usize) + Sync + 'p;
+pub type MeasureProgress<'p> = dyn Fn(Workers, usize, usize) + Sync + 'p;
 
 /// Sizes between which most small models lie: widths by tokens, with lengths of samples, features of heads, and
 /// vocabularies that vary along with them.
@@ -101,7 +101,7 @@ pub fn measure(
     settings: &[Workers],
     time: Duration,
     date: String,
-    progress: &Progress<'_>,
+    progress: &MeasureProgress<'_>,
 ) -> Result<Profile> {
     let mut measured = Vec::new();
     let mut name = String::new();
@@ -128,7 +128,7 @@ pub fn measure(
 struct Timings {
     layers: BTreeMap<(&'static str, Vec<usize>), Vec<f64>>,
     /// Seconds in all, and in layers, by sample, part and half.
-    parts: BTreeMap<(usize, Part, Half), (Vec<f64>, Vec<f64>)>,
+    parts: BTreeMap<(usize, ModelPart, Half), (Vec<f64>, Vec<f64>)>,
 }
 
 impl Timings {
@@ -138,13 +138,13 @@ impl Timings {
         }
     }
 
-    fn add(&mut self, sample: usize, part: Part, did: Vec<Did>) {
-        for Did { half, calls, seconds } in did {
+    fn add(&mut self, sample: usize, part: ModelPart, did: Vec<HalfCalls>) {
+        for HalfCalls { half, calls, seconds } in did {
             if calls.is_empty() {
                 continue;
             }
             let (all, layers) = self.parts.entry((sample, part, half)).or_default();
-            let n = if part == Part::Block { N_BLOCKS as f64 } else { 1.0 };
+            let n = if part == ModelPart::Block { N_BLOCKS as f64 } else { 1.0 };
             layers.push(calls.iter().map(|call| call.seconds).sum::<f64>() / n);
             all.push(seconds / n);
             self.add_calls(calls);
@@ -162,13 +162,13 @@ impl Timings {
         }
     }
 
-    fn measured(self, Workers { workers, threads }: Workers, samples: &[Sample]) -> Measured {
+    fn measured(self, Workers { workers, threads }: Workers, samples: &[Sample]) -> Measurements {
         let layer = |((layer, extents), mut times): ((&str, Vec<usize>), Vec<f64>)| {
             let (count, (seconds, spread)) = (times.len(), middle(&mut times));
             LayerTime { layer: layer.into(), extents, count, seconds, spread }
         };
         let part = |((sample, part, op), (mut all, mut layers)): (
-            (usize, Part, Half),
+            (usize, ModelPart, Half),
             (Vec<f64>, Vec<f64>),
         )| {
             let Sample { model, sequence, samples } = &samples[sample];
@@ -188,7 +188,7 @@ impl Timings {
             }
         };
         let layers = self.layers.into_iter().map(layer).collect();
-        Measured { workers, threads, layers, parts: self.parts.into_iter().map(part).collect() }
+        Measurements { workers, threads, layers, parts: self.parts.into_iter().map(part).collect() }
     }
 }
 
@@ -203,7 +203,7 @@ struct Measuring<'m> {
     samples: &'m [Sample],
     workers: Workers,
     time: Duration,
-    progress: &'m Progress<'m>,
+    progress: &'m MeasureProgress<'m>,
 }
 
 impl Compute for Measuring<'_> {
@@ -221,7 +221,7 @@ impl Compute for Measuring<'_> {
             for (worker, pool) in pools.into_iter().enumerate() {
                 let (this, together, barrier, goes_on) = (&self, &together, &barrier, &goes_on);
                 scope.spawn(move || {
-                    let pace = Pace { barrier, goes_on, leads: worker == 0, deadline };
+                    let pace = Turns { barrier, goes_on, leads: worker == 0, deadline };
                     let timed = pool.install(|| this.worker(device, &pace));
                     let mut all = together.lock().unwrap_or_else(PoisonError::into_inner);
                     match (&mut *all, timed) {
@@ -238,7 +238,7 @@ impl Compute for Measuring<'_> {
 }
 
 /// What keeps workers together.
-struct Pace<'p> {
+struct Turns<'p> {
     barrier: &'p Barrier,
     goes_on: &'p AtomicBool,
     leads: bool,
@@ -247,7 +247,7 @@ struct Pace<'p> {
 
 impl Measuring<'_> {
     /// Measures as one worker of several. A worker that has failed still keeps the others' pace.
-    fn worker<K: Layers>(&self, device: &K, pace: &Pace<'_>) -> Result<Timings, PassError> {
+    fn worker<K: Layers>(&self, device: &K, pace: &Turns<'_>) -> Result<Timings, PassError> {
         let mut timings = Ok(Timings::default());
         for pass in 0..=PASSES[1] {
             if pace.leads {
@@ -259,7 +259,7 @@ impl Measuring<'_> {
                 break;
             }
             for (number, sample) in self.samples.iter().enumerate() {
-                for part in Part::ALL {
+                for part in ModelPart::ALL {
                     let done = match &mut timings {
                         Ok(all) => self.part(device, pace, (number, part, sample), pass > 0, all),
                         Err(_) => {
@@ -282,8 +282,8 @@ impl Measuring<'_> {
     fn part<K: Layers>(
         &self,
         device: &K,
-        pace: &Pace<'_>,
-        (number, part, sample): (usize, Part, &Sample),
+        pace: &Turns<'_>,
+        (number, part, sample): (usize, ModelPart, &Sample),
         counts: bool,
         timings: &mut Timings,
     ) -> Result<(), PassError> {
@@ -296,7 +296,7 @@ impl Measuring<'_> {
             samples: *samples,
             dropout: 0.0,
         };
-        let prepared = Prepared::new(device, &work, true);
+        let prepared = ReadyStage::new(device, &work, true);
         pace.barrier.wait();
         let mut prepared = prepared?;
         let (did, grads) = prepared.pass()?;

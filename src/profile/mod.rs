@@ -18,9 +18,9 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 pub use machine::{build, machine, n_cores};
-pub use measure::{Progress, Sample, Workers, measure, samples};
-use stage_pass::{Half, Part};
-pub use times::{StageTimes, Times};
+pub use measure::{MeasureProgress, Sample, Workers, measure, samples};
+use stage_pass::{Half, ModelPart};
+pub use times::{ProfiledTimes, StageTimes};
 
 use crate::device::Precision;
 use crate::formats::files::text_at_most;
@@ -48,13 +48,13 @@ pub struct Profile {
     /// What activations are made of.
     pub precision: String,
     /// By how many workers compute at once, and with how many threads.
-    pub measured: Vec<Measured>,
+    pub measured: Vec<Measurements>,
 }
 
 /// Measurements with so many workers at once, which do the same.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Measured {
+pub struct Measurements {
     /// Workers that compute side by side.
     pub workers: usize,
     /// Threads of each.
@@ -98,7 +98,7 @@ pub struct PartTime {
     /// Samples of a micro-batch.
     pub samples: usize,
     /// The part.
-    part: Part,
+    part: ModelPart,
     /// What is done of it.
     op: Half,
     /// The median.
@@ -126,7 +126,7 @@ impl Profile {
     fn of(text: &str) -> Result<Profile> {
         let profile: Profile = serde_json::from_str(text)?;
         ensure!(profile.format == FORMAT, "its format is {}, not {FORMAT}", profile.format);
-        for Measured { layers, parts, workers, threads } in &profile.measured {
+        for Measurements { layers, parts, workers, threads } in &profile.measured {
             let is_time = |x: &f64| (1e-12..=1e9).contains(x);
             let is_share = |x: &f64| (0.0..=1e6).contains(x);
             let are_sound = layers.iter().all(|l| is_time(&l.seconds) && is_share(&l.spread))
@@ -187,20 +187,21 @@ impl Profile {
         for (key, value) in facts {
             write!(text, "\n  \"{key}\": {},", serde_json::to_string(value)?)?;
         }
-        let measured = self.measured.iter().map(Measured::to_json).collect::<Result<Vec<_>>>()?;
+        let measured =
+            self.measured.iter().map(Measurements::to_json).collect::<Result<Vec<_>>>()?;
         write!(text, "\n  \"measured\": [{}\n  ]\n}}\n", measured.join(","))?;
         Ok(text)
     }
 }
 
-impl Measured {
+impl Measurements {
     fn to_json(&self) -> Result<String> {
         fn lines(all: &[impl Serialize]) -> Result<String> {
             let lines =
                 all.iter().map(|one| Ok(format!("\n        {}", serde_json::to_string(one)?)));
             Ok(lines.collect::<Result<Vec<_>>>()?.join(","))
         }
-        let Measured { workers, threads, layers, parts } = self;
+        let Measurements { workers, threads, layers, parts } = self;
         Ok(format!(
             "\n    {{\n      \"workers\": {workers},\n      \"threads\": {threads},\n      \"parts\": [{}\n      ],\n      \
              \"layers\": [{}\n      ]\n    }}",
@@ -229,13 +230,13 @@ mod tests {
             vocab: 256,
             sequence: 32,
             samples: 2,
-            part: Part::Block,
+            part: ModelPart::Block,
             op: Half::Weight,
             seconds: 0.1 + 0.2,
             spread: 0.0,
             in_layers: 0.75,
         };
-        let measured = Measured {
+        let measured = Measurements {
             workers: 1,
             threads: 2,
             layers: vec![layer(4), layer(9)],

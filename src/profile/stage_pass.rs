@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// A part of a model: stages are made of these.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Part {
+pub(crate) enum ModelPart {
     Embedding,
     Block,
     /// With the loss.
@@ -38,7 +38,7 @@ pub(crate) enum Half {
 
 /// What was done, call by call.
 #[derive(Clone, Debug)]
-pub(crate) struct Did {
+pub(crate) struct HalfCalls {
     pub(crate) half: Half,
     pub(crate) calls: Vec<Call>,
     /// Of all of it, what lies between calls included.
@@ -49,7 +49,7 @@ pub(crate) struct Did {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work<'m> {
     pub(crate) model: &'m ModelConfig,
-    pub(crate) part: Part,
+    pub(crate) part: ModelPart,
     /// How many blocks one behind the other, where the part is a block.
     pub(crate) n_blocks: usize,
     /// Tokens of a sample.
@@ -68,17 +68,22 @@ pub(crate) enum PassError {
     Device(#[from] DeviceError),
 }
 
-impl Part {
-    pub(crate) const ALL: [Part; 3] = [Part::Embedding, Part::Block, Part::Head];
+impl ModelPart {
+    pub(crate) const ALL: [ModelPart; 3] =
+        [ModelPart::Embedding, ModelPart::Block, ModelPart::Head];
 
     fn cut(self, n_blocks: usize) -> Cut {
-        let n_blocks = if self == Part::Block { n_blocks } else { 0 };
-        Cut { blocks: 0..n_blocks, first: self == Part::Embedding, last: self == Part::Head }
+        let n_blocks = if self == ModelPart::Block { n_blocks } else { 0 };
+        Cut {
+            blocks: 0..n_blocks,
+            first: self == ModelPart::Embedding,
+            last: self == ModelPart::Head,
+        }
     }
 }
 
 /// A part of a model on a device, with weights.
-pub(crate) struct Prepared<D: Layers> {
+pub(crate) struct ReadyStage<D: Layers> {
     device: Recorded<D>,
     stage: AnyStage<D::Tensor>,
     weights: Vec<D::Tensor>,
@@ -92,13 +97,13 @@ pub(crate) struct Prepared<D: Layers> {
     is_on_host: bool,
 }
 
-impl<D: Layers> Prepared<D> {
+impl<D: Layers> ReadyStage<D> {
     /// Numbers are there only if it `computes`.
     pub(crate) fn new(
         device: &D,
         work: &Work<'_>,
         computes: bool,
-    ) -> Result<Prepared<D>, PassError> {
+    ) -> Result<ReadyStage<D>, PassError> {
         let device = Recorded::new(device.clone())?;
         let Work { model, part, n_blocks, sequence, samples, dropout: rate } = *work;
         let (cut, dropout) = (part.cut(n_blocks), DropoutRate { rate, seed: 1 });
@@ -131,11 +136,11 @@ impl<D: Layers> Prepared<D> {
             target.clear();
         }
         let is_on_host = device.clock()?.is_none();
-        Ok(Prepared { device, stage, weights, input, target, x, dy, n_tokens, is_on_host })
+        Ok(ReadyStage { device, stage, weights, input, target, x, dy, n_tokens, is_on_host })
     }
 
     /// Runs forward and both halves of the backward.
-    pub(crate) fn pass(&self) -> Result<(Vec<Did>, Vec<D::Tensor>), PassError> {
+    pub(crate) fn pass(&self) -> Result<(Vec<HalfCalls>, Vec<D::Tensor>), PassError> {
         let micro = self.micro();
         let mut grads = self.zeros()?;
         self.device.take()?;
@@ -154,7 +159,7 @@ impl<D: Layers> Prepared<D> {
     }
 
     /// Runs both kinds of recomputation.
-    pub(crate) fn recomputations(&self) -> Result<Vec<Did>, PassError> {
+    pub(crate) fn recomputations(&self) -> Result<Vec<HalfCalls>, PassError> {
         let micro = self.micro();
         let (recompute, saved) = self.timed(Half::Recompute, || {
             self.stage.recompute(&self.weights, &micro, self.x.clone())
@@ -212,7 +217,7 @@ impl<D: Layers> Prepared<D> {
         &self,
         half: Half,
         act: impl FnOnce() -> Result<R, DeviceError>,
-    ) -> Result<(Did, R), DeviceError> {
+    ) -> Result<(HalfCalls, R), DeviceError> {
         let start = Instant::now();
         let result = act()?;
         let took = start.elapsed().as_secs_f64();
@@ -221,7 +226,7 @@ impl<D: Layers> Prepared<D> {
             true => took,
             false => calls.iter().map(|call| call.seconds).sum(),
         };
-        Ok((Did { half, calls, seconds }, result))
+        Ok((HalfCalls { half, calls, seconds }, result))
     }
 }
 
@@ -231,8 +236,8 @@ fn numbers(n: usize, scale: f32) -> Vec<f32> {
 }
 
 /// The calls of a part by what is done, on a device that computes nothing.
-pub(crate) fn calls(work: &Work<'_>, activation_bytes: u64) -> Result<Vec<Did>, PassError> {
-    let prepared = Prepared::new(&Counted::new(activation_bytes), work, false)?;
+pub(crate) fn calls(work: &Work<'_>, activation_bytes: u64) -> Result<Vec<HalfCalls>, PassError> {
+    let prepared = ReadyStage::new(&Counted::new(activation_bytes), work, false)?;
     let (mut did, _) = prepared.pass()?;
     did.extend(prepared.recomputations()?);
     Ok(did)
@@ -247,13 +252,14 @@ mod tests {
     /// Layers and extents of all calls, by what is done.
     fn of(model: &ModelConfig, n_blocks: usize) -> Vec<(Half, Vec<(&'static str, Vec<usize>)>)> {
         let work =
-            Work { model, part: Part::Block, n_blocks, sequence: 6, samples: 2, dropout: 0.1 };
-        let each =
-            calls(&work, 4).expect("a pass").into_iter().map(|Did { half, calls, .. }| {
+            Work { model, part: ModelPart::Block, n_blocks, sequence: 6, samples: 2, dropout: 0.1 };
+        let each = calls(&work, 4).expect("a pass").into_iter().map(
+            |HalfCalls { half, calls, .. }| {
                 let mut calls: Vec<_> = calls.into_iter().map(|c| (c.layer, c.extents)).collect();
                 calls.sort();
                 (half, calls)
-            });
+            },
+        );
         each.collect()
     }
 

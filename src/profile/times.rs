@@ -8,13 +8,13 @@ use chimera_core::engine::Optimizer;
 use chimera_core::model::{Cut, ModelConfig};
 
 use super::law::{Law, median};
-use super::stage_pass::{Half, Part, Work, calls};
-use super::{Measured, Profile};
+use super::stage_pass::{Half, ModelPart, Work, calls};
+use super::{Measurements, Profile};
 use crate::device::Precision;
 
 /// Times of layers, of workers with so many threads of which some compute side by side.
 #[derive(Clone, Debug)]
-pub struct Times {
+pub struct ProfiledTimes {
     measured: Arc<Both>,
     activation_bytes: u64,
     /// The part of the time in which other workers compute too.
@@ -65,11 +65,11 @@ struct Laws {
     /// By layer: seconds of a unit of work, and the usual spread.
     layers: HashMap<String, (Law, f64)>,
     /// By part and half: time in all, in parts of that in layers, by tokens and width.
-    overheads: BTreeMap<(Part, Half), Law>,
+    overheads: BTreeMap<(ModelPart, Half), Law>,
 }
 
 impl Laws {
-    fn of(measured: &Measured) -> Laws {
+    fn of(measured: &Measurements) -> Laws {
         let mut by_layer: HashMap<String, (Vec<(Vec<usize>, f64)>, Vec<f64>)> = HashMap::new();
         for layer in &measured.layers {
             let (points, spreads) = by_layer.entry(layer.layer.clone()).or_default();
@@ -79,7 +79,7 @@ impl Laws {
         let law = |(layer, (points, mut spreads)): (String, (Vec<_>, Vec<f64>))| {
             Some((layer, (Law::through(points)?, median(&mut spreads))))
         };
-        let mut by_part: BTreeMap<(Part, Half), Vec<(Vec<usize>, f64)>> = BTreeMap::new();
+        let mut by_part: BTreeMap<(ModelPart, Half), Vec<(Vec<usize>, f64)>> = BTreeMap::new();
         for part in &measured.parts {
             let extents = vec![part.sequence * part.samples, part.hidden];
             let overhead = 1.0 / part.in_layers.max(0.1);
@@ -117,7 +117,7 @@ fn work(extents: &[usize]) -> f64 {
     extents.iter().map(|extent| (*extent).max(1) as f64).product()
 }
 
-impl Times {
+impl ProfiledTimes {
     /// Times of workers with `threads` each, of which `workers` compute side by side, or as many as were measured.
     ///
     /// # Errors
@@ -127,7 +127,7 @@ impl Times {
         workers: usize,
         threads: usize,
         precision: Precision,
-    ) -> Result<Times> {
+    ) -> Result<ProfiledTimes> {
         let with_threads = || profile.measured.iter().filter(|m| m.threads == threads);
         let fewest = with_threads().min_by_key(|m| m.workers);
         let within = with_threads().filter(|m| m.workers <= workers).max_by_key(|m| m.workers);
@@ -144,7 +144,7 @@ impl Times {
         };
         let beside = Laws::of(beside.unwrap_or(alone));
         let measured = Both { alone: Laws::of(alone), beside, known: Mutex::default() };
-        Ok(Times {
+        Ok(ProfiledTimes {
             measured: Arc::new(measured),
             activation_bytes: precision.activation_bytes(),
             beside: if workers > 1 { 1.0 } else { 0.0 },
@@ -154,8 +154,8 @@ impl Times {
     }
 
     /// Times that may not hold here, and why.
-    pub fn doubted(self, doubt: Option<String>) -> Times {
-        Times { doubt, ..self }
+    pub fn doubted(self, doubt: Option<String>) -> ProfiledTimes {
+        ProfiledTimes { doubt, ..self }
     }
 
     /// Why they may not hold here, if that is so.
@@ -164,13 +164,13 @@ impl Times {
     }
 
     /// Times where other workers compute in this part of the time.
-    pub fn with_others_busy(&self, beside: f64) -> Times {
-        Times { beside: beside.clamp(0.0, 1.0), ..self.clone() }
+    pub fn with_others_busy(&self, beside: f64) -> ProfiledTimes {
+        ProfiledTimes { beside: beside.clamp(0.0, 1.0), ..self.clone() }
     }
 
     /// Times that are so many spreads longer than the medians; shorter, if negative.
-    pub fn spread_by(&self, n_spreads: f64) -> Times {
-        Times { n_spreads, ..self.clone() }
+    pub fn spread_by(&self, n_spreads: f64) -> ProfiledTimes {
+        ProfiledTimes { n_spreads, ..self.clone() }
     }
 
     /// What a stage takes of a model for so many samples.
@@ -186,7 +186,8 @@ impl Times {
     ) -> Result<StageTimes> {
         let mut times = StageTimes::default();
         let counts = [usize::from(cut.first), cut.blocks.len(), usize::from(cut.last)];
-        for (part, count) in Part::ALL.into_iter().zip(counts).filter(|(_, count)| *count > 0) {
+        for (part, count) in ModelPart::ALL.into_iter().zip(counts).filter(|(_, count)| *count > 0)
+        {
             let halves =
                 self.part(&Work { model, part, n_blocks: 1, sequence, samples, dropout })?;
             let count = count as f64;
