@@ -18,7 +18,8 @@ fn train(schedule: &dyn Schedule, shape: Shape, passes: Passes) -> Option<BTreeM
     if timetable.update != Update::Flush {
         return None;
     }
-    let training = Training { steps: 3, optimizer: Optimizer::sgd(), lr: 0.5, ..Training::default() };
+    let training =
+        Training { steps: 3, optimizer: Optimizer::sgd(), lr: 0.5, ..Training::default() };
     let how = Lowering { barrier: training.needs_barrier(), ..Lowering::default() };
     let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
     let timetable = passes.apply(timetable, &how, &costs).expect("sound");
