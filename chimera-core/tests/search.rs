@@ -76,6 +76,24 @@ fn of_orders_that_hold_as_much_the_one_that_keeps_least_is_found() {
     }
 }
 
+/// Six schedules of a V are as short as the one found, and V-Min, which is not the first of them, keeps least when its
+/// V-Min keeps least once its recomputations are hoisted, and is not among the four shortest starts.
+#[test]
+fn passes_go_through_more_than_the_shortest_starts() {
+    let costs = |t: &Timetable| {
+        let stage = |(forward, backward)| {
+            UniformCosts::new(forward, backward, 0.0).per_units(t.units_per_micro)
+        };
+        let times = [(0.5, 1.5), (1.5, 1.5), (1.0, 3.0), (1.5, 1.5)];
+        Ok::<_, Infallible>(StageCosts::new(times.map(stage).to_vec()))
+    };
+    let allowed = Allowed { recompute: Recompute::Full, ..SPLIT };
+    let found = shortest(&Placement::wave(2, 2), 5, allowed, &within(2.0, 60), &costs, &mut |_| ());
+    let found = found.expect("no cost fails").expect("an order that fits");
+    let program = lower(&found.timetable, &Lowering::default()).expect("proven");
+    assert_eq!(most(&peak_kept(&program)), 1.5);
+}
+
 fn most(peaks: &[f64]) -> f64 {
     peaks.iter().copied().fold(0.0, f64::max)
 }

@@ -115,8 +115,8 @@ pub fn shortest<C: Costs, E>(
     Ok(found.map(|found| Found { progress: all(&found.progress), ..found }))
 }
 
-/// Of so many of the best starts it is tried what passes make of them.
-const N_PASSED: usize = 4;
+/// Of so many of the best starts it is tried what passes make of them: of all schedules of one placement, or nearly.
+const N_PASSED: usize = 8;
 
 /// What other passes make of a start, as long as there is time, named with the options that say so.
 fn passed(
