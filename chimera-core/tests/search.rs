@@ -76,7 +76,6 @@ fn of_orders_that_hold_as_much_the_one_that_keeps_least_is_found() {
     }
 }
 
-/// Six schedules of a V are as short as the one found, and V-Min, which is not the first of them, keeps least when its
 /// V-Min keeps least once its recomputations are hoisted, and is not among the four shortest starts.
 #[test]
 fn passes_go_through_more_than_the_shortest_starts() {
