@@ -3,7 +3,7 @@
 
 mod backend;
 #[cfg(feature = "candle")]
-mod cpu;
+pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod kinds;

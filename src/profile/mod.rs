@@ -17,7 +17,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-pub use machine::{build, machine, n_cores};
+pub(crate) use crate::device::cpu::{machine, n_cores};
+pub use machine::build;
 pub use measure::{MeasureProgress, Sample, Workers, measure, samples};
 use stage_pass::{Half, ModelPart};
 pub use times::{ProfiledTimes, StageTimes};
