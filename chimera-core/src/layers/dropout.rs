@@ -57,12 +57,21 @@ impl Dropout {
             (at, into) = (at.wrapping_add(1), &mut into[1..]);
         }
         let [low, high] = words(at >> 1);
-        let (pairs, last) = into.as_chunks_mut::<2>();
-        let n = pairs.len() as u32;
-        for (nth, pair) in (0..n).zip(pairs) {
-            // The carry without a branch, so that many are made at once.
+        // The carry without a branch, so that many are made at once.
+        let block = |nth: u32| {
             let block = low.wrapping_add(nth);
-            *pair = threefry(self.key, [block, high.wrapping_add(u32::from(block < low))]);
+            threefry(self.key, [block, high.wrapping_add(u32::from(block < low))])
+        };
+        let n = (into.len() / 2) as u32;
+        // Two blocks at a time: each round waits for the one before, and the other block's fills the wait.
+        let (fours, rest) = into.as_chunks_mut::<4>();
+        for (nth, four) in (0..n / 2).zip(fours) {
+            let [[a, b], [c, d]] = [block(2 * nth), block(2 * nth + 1)];
+            *four = [a, b, c, d];
+        }
+        let (pairs, last) = rest.as_chunks_mut::<2>();
+        if let [pair] = pairs {
+            *pair = block(n - 1);
         }
         if let [last] = last {
             *last = self.word(at.wrapping_add(2 * u64::from(n)));
