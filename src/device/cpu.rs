@@ -5,6 +5,7 @@ use chimera_backend_candle::Candle;
 use chimera_core::device::Device;
 
 use super::backend::Backend;
+use super::host::machine;
 use super::precision::Precision;
 
 impl Backend for Candle {
@@ -32,19 +33,6 @@ impl Backend for Candle {
 /// The processor's name, cores and vectors.
 fn processor() -> String {
     format!("{}, {}; kernels in f32", machine(), vectors())
-}
-
-/// The processor's name, and its cores.
-pub(crate) fn machine() -> String {
-    let known = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let named = known.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    let name = named.map_or(std::env::consts::ARCH, |(_, name)| name.trim());
-    format!("{name}, {} core(s)", n_cores())
-}
-
-/// Cores that this process may use.
-pub(crate) fn n_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
 /// The widest vectors that kernels make use of.

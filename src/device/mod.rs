@@ -3,9 +3,10 @@
 
 mod backend;
 #[cfg(feature = "candle")]
-pub(crate) mod cpu;
+mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod host;
 mod kinds;
 mod open;
 mod precision;
@@ -20,6 +21,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, ensure};
 
 pub use backend::{Compute, Usage};
+pub(crate) use host::{machine, n_cores};
 use kinds::{Built, DeviceKind};
 pub use open::{Devices, OpenDevice};
 pub use precision::Precision;

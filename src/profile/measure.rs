@@ -14,8 +14,8 @@ use chimera_core::model::{Architecture, Llama, ModelConfig};
 
 use super::law::median;
 use super::stage_pass::{Half, HalfCalls, ModelPart, PassError, ReadyStage, Work};
-use super::{FORMAT, LayerTime, Measurements, PartTime, Profile, build, machine};
-use crate::device::{Compute, Device, OpenDevice, Precision};
+use super::{FORMAT, LayerTime, Measurements, PartTime, Profile, build};
+use crate::device::{Compute, Device, OpenDevice, Precision, machine};
 
 /// Times each size is measured at least, and at most.
 const PASSES: [usize; 2] = [2, 9];

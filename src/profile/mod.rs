@@ -6,7 +6,6 @@
 //! (`measure`), and between extents they are interpolated (`law`): one profile predicts models of other sizes too.
 
 mod law;
-mod machine;
 mod measure;
 mod stage_pass;
 mod times;
@@ -17,13 +16,11 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use crate::device::cpu::{machine, n_cores};
-pub use machine::build;
 pub use measure::{MeasureProgress, Sample, Workers, measure, samples};
 use stage_pass::{Half, ModelPart};
 pub use times::{ProfiledTimes, StageTimes};
 
-use crate::device::Precision;
+use crate::device::{Precision, machine};
 use crate::formats::files::text_at_most;
 
 /// The form of the file.
@@ -210,6 +207,12 @@ impl Measurements {
             lines(layers)?
         ))
     }
+}
+
+/// The program's version, and whether it was built for use.
+pub fn build() -> String {
+    let debug = if cfg!(debug_assertions) { " with debug assertions" } else { "" };
+    format!("{}{debug}", env!("CARGO_PKG_VERSION"))
 }
 
 #[cfg(test)]

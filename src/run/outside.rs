@@ -1,7 +1,6 @@
 //! What settings take from this machine: its files, its environment, its cores.
 
 use std::path::{Path, PathBuf};
-use std::thread::available_parallelism;
 
 use anyhow::{Context, Result};
 use chimera_core::timetable::Timetable;
@@ -9,6 +8,7 @@ use toml::Value;
 
 use super::launch::Launch;
 use crate::data::{Marks, Prepared, missing_ids};
+use crate::device::n_cores;
 use crate::formats::checkpoint::foreseen;
 use crate::formats::files::text_at_most;
 use crate::formats::hf::read_config;
@@ -70,7 +70,7 @@ impl Outside for OnDisk {
     /// Ranks on several hosts are taken to have cores of their own: all ranks must come to the same answer.
     fn has_cores(&self, n_workers: i64) -> bool {
         match Launch::found().filter(|launch| launch.n_ranks > 1) {
-            None => available_parallelism().is_ok_and(|n| n.get() as i64 >= n_workers),
+            None => n_cores() as i64 >= n_workers,
             Some(launch) if launch.n_local == Some(launch.n_ranks) => {
                 processors().is_none_or(|n| n >= launch.n_ranks)
             }
@@ -79,7 +79,7 @@ impl Outside for OnDisk {
     }
 
     fn threads(&self, n_workers: i64) -> i64 {
-        let cores = available_parallelism().map_or(1, |n| n.get() as i64);
+        let cores = n_cores() as i64;
         let neighbours = Launch::found().and_then(|launch| launch.n_local).map(i64::from);
         cores / neighbours.unwrap_or(n_workers).max(1)
     }

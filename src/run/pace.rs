@@ -17,6 +17,7 @@ use chimera_core::update::Update;
 
 use super::Run;
 use super::launch::Launch;
+use crate::device::n_cores;
 use crate::observe::Explain;
 use crate::plan::costs_by_flops;
 use crate::settings::Transport;
@@ -202,7 +203,7 @@ impl Run {
     /// How many workers of a pipeline group do not slow each other down.
     fn workers_at_once(&self) -> f64 {
         let config = self.config();
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let cores = n_cores();
         let n_ranks = config.width * config.depth;
         let n_here = Launch::found().and_then(|launch| launch.n_local);
         let n_here = n_here.map_or(n_ranks, |n| n as usize);

@@ -14,10 +14,10 @@ use crate::cli::parts::console::{figure, print, warn};
 use crate::cli::parts::network::LinkArgs;
 use crate::cli::parts::offered::offered;
 use crate::cli::parts::progress::bar;
+use crate::device::n_cores;
 use crate::plan::{
     Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, Need, Speed, choose, times_of,
 };
-use crate::profile::n_cores;
 use crate::run::outside::OnDisk;
 use crate::settings::{Config, Layers, Origin};
 

@@ -13,8 +13,8 @@ use clap::{Args, ValueHint};
 use crate::cli::parts::console::{print, write_whole};
 use crate::cli::parts::offered::{device_name, offered};
 use crate::cli::parts::progress::bar;
-use crate::device::{Device, Precision};
-use crate::profile::{Sample, Workers, measure, n_cores, samples};
+use crate::device::{Device, Precision, n_cores};
+use crate::profile::{Sample, Workers, measure, samples};
 
 /// Measures this machine, so that `plan`, `train --profile` and `train --predict` know what models take
 ///

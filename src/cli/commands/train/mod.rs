@@ -28,7 +28,7 @@ use crate::cli::parts::progress::{Progress, Say};
 use crate::cli::parts::proof::named;
 use crate::cli::parts::shape::warn_of_unread;
 use crate::cli::parts::within_step;
-use crate::device::OpenDevice;
+use crate::device::{OpenDevice, n_cores};
 use crate::formats::checkpoint::Checkpoint;
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::outside::OnDisk;
@@ -253,7 +253,7 @@ fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
         Some(of_a_worker) => of_a_worker * n_workers as f64,
         None if !run.devices().one().is_some_and(OpenDevice::is_host) => return Ok(None),
         None => {
-            let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+            let cores = n_cores();
             cores.min(n_workers * config.threads) as f64 * measured_peak()
         }
     };
@@ -296,7 +296,7 @@ fn shared_cores(run: &Run) -> Option<String> {
     if !run.devices().one().is_some_and(OpenDevice::is_host) {
         return None;
     }
-    let cores = std::thread::available_parallelism().ok()?.get();
+    let cores = n_cores();
     let threads = config.width * config.depth * config.threads;
     let workers = counted((config.width * config.depth) as f64, "worker", "s");
     let of_each = match config.threads {
