@@ -11,7 +11,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::cli::parts::bubble::{by_cause, causes};
-use crate::cli::parts::console::{duration, figure};
+use crate::cli::parts::console::{duration, figure, tell};
 use crate::cli::parts::costs::number;
 use crate::cli::parts::progress::spin;
 
@@ -19,6 +19,8 @@ use crate::cli::parts::progress::spin;
 const N_RUNS: usize = 5;
 /// The most seconds for all runs.
 const MAX_S: f64 = 3600.0;
+/// Seconds from which on it is said beforehand how long the runs take.
+const SAID_S: f64 = 5.0;
 
 /// Whether the schedule is run, too.
 #[derive(Args)]
@@ -72,6 +74,9 @@ impl ExecuteArgs {
             N_RUNS + 1,
             duration(whole)
         );
+        if whole > SAID_S {
+            tell(format!("running the schedule {} times takes {}", N_RUNS + 1, duration(whole)));
+        }
         let how = Execution { seconds_per_unit, n_runs: N_RUNS, on_thread: &exact_timers };
         let mut runs = spin("running the schedule", || execute(program, costs, how))?;
         runs.sort_by(|a, b| a.wall_s.total_cmp(&b.wall_s));
