@@ -41,6 +41,27 @@ fn two_traces_are_compared_kind_by_kind() {
 }
 
 #[test]
+fn a_plan_in_another_unit_is_told_which() {
+    let folder = folder();
+    let [plan, run] = ["plan.json", "run.json"].map(|name| folder.path().join(name));
+    for (unit, file) in [(1.0, &plan), (0.01, &run)] {
+        let (forward, backward) = (unit, 2.0 * unit);
+        let ran = chimera(&format!(
+            "simulate chimera --forward {forward} --backward {backward} --trace {}",
+            file.display()
+        ));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    }
+    let compare = format!("trace compare {} {}", plan.display(), run.display());
+    let ran = chimera(&compare);
+    assert_eq!(ran.code, Some(0));
+    assert!(ran.stderr.contains("--seconds-per-unit 0.01 "), "{}", ran.stderr);
+    let ran = chimera(&format!("{compare} --seconds-per-unit 0.01"));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert!(ran.stdout.contains("+0.0 %"), "{}", ran.stdout);
+}
+
+#[test]
 fn what_is_no_trace_is_refused() {
     let folder = folder();
     let file = folder.path().join("a.json");

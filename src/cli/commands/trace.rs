@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand, ValueHint};
 use serde::Serialize;
 
-use crate::cli::parts::console::{figure, print};
+use crate::cli::parts::console::{figure, print, tell};
 use crate::cli::parts::costs::number;
 use crate::formats::trace::{Slice, TracedRun, read};
 
@@ -101,7 +101,14 @@ impl Compare {
         if self.json {
             return print(serde_json::to_string_pretty(&comparison)?);
         }
-        print(comparison.table()?)
+        print(comparison.table()?)?;
+        if let Some(factor) = comparison.other_unit() {
+            let unit = figure(self.seconds_per_unit * factor);
+            tell(format!(
+                "the plan counts in another unit: with --seconds-per-unit {unit} its work takes as long as the run's"
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -180,6 +187,14 @@ impl Comparison {
         let ranks = measured.busy.values().zip(workers.iter().cycle());
         let ranks = ranks.map(|(m, p)| Both { planned: *p, measured: *m }).collect();
         Comparison { runs: [planned.name, measured.name], step, bubble_ratio, kinds, ranks }
+    }
+
+    /// By how much longer the run's work takes than the plan's, where that is more than a plan errs.
+    fn other_unit(&self) -> Option<f64> {
+        let work = |of: fn(&Both) -> f64| self.ranks.iter().map(of).sum::<f64>();
+        let factor = work(|busy| busy.measured) / work(|busy| busy.planned);
+        let is_other = factor.is_finite() && factor > 0.0 && !(0.2..=5.0).contains(&factor);
+        is_other.then_some(factor)
     }
 
     fn table(&self) -> Result<String> {
