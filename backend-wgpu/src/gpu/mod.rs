@@ -134,11 +134,6 @@ impl Gpu {
         self.stream().n_dispatches()
     }
 
-    #[cfg(test)]
-    pub(crate) fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
     /// Records a kernel.
     pub(crate) fn run(&self, op: &'static str, call: &Call<'_>) -> Result<()> {
         self.check(op)?;

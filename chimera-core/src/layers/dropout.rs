@@ -62,19 +62,15 @@ impl Dropout {
             let block = low.wrapping_add(nth);
             threefry(self.key, [block, high.wrapping_add(u32::from(block < low))])
         };
-        let n = (into.len() / 2) as u32;
         // Two blocks at a time: each round waits for the one before, and the other block's fills the wait.
         let (fours, rest) = into.as_chunks_mut::<4>();
-        for (nth, four) in (0..n / 2).zip(fours) {
+        at = at.wrapping_add(4 * fours.len() as u64);
+        for (nth, four) in (0..).zip(fours) {
             let [[a, b], [c, d]] = [block(2 * nth), block(2 * nth + 1)];
             *four = [a, b, c, d];
         }
-        let (pairs, last) = rest.as_chunks_mut::<2>();
-        if let [pair] = pairs {
-            *pair = block(n - 1);
-        }
-        if let [last] = last {
-            *last = self.word(at.wrapping_add(2 * u64::from(n)));
+        for (i, word) in (0..).zip(rest) {
+            *word = self.word(at.wrapping_add(i));
         }
     }
 

@@ -9,8 +9,10 @@ use super::process::words;
 /// Options whose value is a place for files that others might read or write: cases stay in their own folders.
 const OF_PLACES: [&str; 8] =
     ["--out", "--save", "--log", "--tensorboard", "--metrics", "--trace", "--data", "--report"];
-/// The option whose value is how long a command is to take, in units, with odd values that are refused or soon over.
-const OF_TIME: (&str, [&str; 7]) = ("--execute", ["", "0", "-1", "nan", "1e-9", "0.0001", "1e9"]);
+/// The option whose value is how long a command sleeps.
+const OF_TIME: &str = "--execute";
+/// Its values: refused or soon over.
+const TIMES: [&str; 7] = ["", "0", "-1", "nan", "1e-9", "0.0001", "1e9"];
 /// Names of schedules, and what is none.
 const NAMES: [&str; 12] = [
     "chimera",
@@ -52,8 +54,8 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
         let option = random.of(options);
         if OF_PLACES.contains(&option.as_str()) {
             line.push(format!("{option}={}", random.of(&["", "a/b/c", ".", "text", "\u{1b}[31m"])));
-        } else if option == OF_TIME.0 {
-            line.push(format!("{option}={}", random.of(&OF_TIME.1)));
+        } else if option == OF_TIME {
+            line.push(format!("{option}={}", random.of(&TIMES)));
         } else if random.once_in(12) {
             line.push(option);
         } else {
