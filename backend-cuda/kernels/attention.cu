@@ -46,7 +46,7 @@ __device__ void store_rows(T* to, i64 row_step, const float sums[MINE][FEATURES]
                 put(to, (first + j) * row_step + c * WARP + lane(), scales[j] * sums[j][c]);
 }
 
-// Which weights of the softmax are dropped, as a function of their numbers (`random_word` in pointwise.cu); none
+// Which weights of the softmax are dropped, as a function of their numbers (`random_bits` in pointwise.cu); none
 // with a threshold of 0.
 struct Drop {
     unsigned key_0, key_1, threshold;
@@ -63,7 +63,7 @@ struct Drop {
 __device__ float factor(const Drop& by, i64 row_and_head, int context, int key) {
     if (by.threshold == 0) return 1.0f;
     unsigned long long weight = by.first + (unsigned long long)(row_and_head * context + key);
-    return random_word(by.key_0, by.key_1, weight) < by.threshold ? 0.0f : by.scale;
+    return random_bits(by.key_0, by.key_1, weight) < by.threshold ? 0.0f : by.scale;
 }
 
 // Which rows of a sample see each other: as many up to themselves as a window has, or as listed, in numbers that are

@@ -164,44 +164,49 @@ GLOBAL rotary(const T* x, const float* table, T* y, int width, int context, int 
 
 __device__ unsigned rotate(unsigned x, int by) { return (x << by) | (x >> (32 - by)); }
 
-struct Words { unsigned even, odd; };
+// 64 random bits: those of four neighbours, the first of which has a number that four divides.
+struct Block {
+    unsigned low, high;
 
-// Block `counter` of the stream (key_0, key_1): Threefry-2x32, 20 rounds.
-__device__ Words threefry(unsigned key_0, unsigned key_1, unsigned long long counter) {
-    const int rotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+    __device__ unsigned of(unsigned long long element) const {
+        unsigned word = element & 2 ? high : low;
+        return element & 1 ? word >> 16 : word & 0xFFFFu;
+    }
+};
+
+// Block `counter` of the stream (key_0, key_1): Threefry-2x32, 13 rounds.
+__device__ Block threefry(unsigned key_0, unsigned key_1, unsigned long long counter) {
+    const int rotations[8] = {13, 15, 26, 6, 17, 29, 16, 24};
     unsigned keys[3] = {key_0, key_1, 0x1BD11BDAu ^ key_0 ^ key_1};
     unsigned a = (unsigned)counter + keys[0], b = (unsigned)(counter >> 32) + keys[1];
 #pragma unroll
-    for (int four = 0; four < 5; four++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            a += b;
-            b = rotate(b, rotations[four % 2][i]) ^ a;
+    for (int round = 1; round <= 13; round++) {
+        a += b;
+        b = rotate(b, rotations[(round - 1) % 8]) ^ a;
+        if (round % 4 == 0) {
+            a += keys[round / 4 % 3];
+            b += keys[(round / 4 + 1) % 3] + round / 4;
         }
-        a += keys[(four + 1) % 3];
-        b += keys[(four + 2) % 3] + four + 1;
     }
     return {a, b};
 }
 
-// The random word of an element: two neighbours, the first of which has an even number, share a block.
-__device__ unsigned random_word(unsigned key_0, unsigned key_1, unsigned long long element) {
-    Words words = threefry(key_0, key_1, element >> 1);
-    return element & 1 ? words.odd : words.even;
+// The random bits of an element, 16.
+__device__ unsigned random_bits(unsigned key_0, unsigned key_1, unsigned long long element) {
+    return threefry(key_0, key_1, element >> 2).of(element);
 }
 
-// Keeps the elements whose word is not below the threshold, scaled; residual may be missing.
+// Keeps the elements whose bits are not below the threshold, scaled; residual may be missing.
 GLOBAL dropout(const T* x, const T* residual, T* y, i64 n, unsigned key_0, unsigned key_1, i64 first,
                unsigned threshold, float scale) {
     i64 at = chunk_start();
     int m = chunk_len(at, n);
     Chunk c = load(x + at, m);
-    Words words = {};
+    Block block = {};
     EACH_OF_CHUNK(j) {
         unsigned long long element = (unsigned long long)first + at + j;
-        if (j == 0 || !(element & 1)) words = threefry(key_0, key_1, element >> 1);
-        bool is_kept = (element & 1 ? words.odd : words.even) >= threshold;
-        c.x[j] = is_kept ? scale * c.x[j] : 0.0f;
+        if (j == 0 || !(element & 3)) block = threefry(key_0, key_1, element >> 2);
+        c.x[j] = block.of(element) >= threshold ? scale * c.x[j] : 0.0f;
     }
     if (residual) {
         Chunk r = load(residual + at, m);

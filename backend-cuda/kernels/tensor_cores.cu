@@ -183,7 +183,7 @@ __device__ unsigned kept_columns(const Drop& by, i64 number, i64 step) {
 #pragma unroll 1
     for (int j = 0; j < COLUMNS; j++) {
         unsigned long long at = by.first + (unsigned long long)(number + column(j) * step);
-        bits |= (unsigned)(random_word(by.key_0, by.key_1, at) >= by.threshold) << j;
+        bits |= (unsigned)(random_bits(by.key_0, by.key_1, at) >= by.threshold) << j;
     }
     return bits;
 }

@@ -29,8 +29,8 @@ fn factor(by: By, row_and_head: u32, key: u32) -> f32 {
         return 1.0;
     }
     let first = plus(vec2(by.first[0], by.first[1]), times(row_and_head, by.context));
-    let word = random_word(vec2(by.key[0], by.key[1]), plus(first, vec2(key, 0u)));
-    return select(0.0, by.kept, word >= by.threshold);
+    let bits = random_bits(vec2(by.key[0], by.key[1]), plus(first, vec2(key, 0u)));
+    return select(0.0, by.kept, bits >= by.threshold);
 }
 
 /// The factors of one row for four keys.

@@ -25,7 +25,7 @@ fn dropout(
     }
     let counter = plus(vec2(by.first[0], by.first[1]), vec2(i, 0u));
     var element = 0.0;
-    if random_word(vec2(by.key[0], by.key[1]), counter) >= by.threshold {
+    if random_bits(vec2(by.key[0], by.key[1]), counter) >= by.threshold {
         element = x[by.x_at + i] * by.scale;
     }
     if by.has_residual != 0u {

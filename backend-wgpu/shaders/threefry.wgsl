@@ -17,23 +17,19 @@ fn turn(pair: vec2<u32>, by: u32) -> vec2<u32> {
     return vec2(sum, ((pair.y << by) | (pair.y >> (32u - by))) ^ sum);
 }
 
-/// The random word of an element: two neighbours, the first of which has an even number, share a block.
-fn random_word(key: vec2<u32>, element: vec2<u32>) -> u32 {
-    let block = threefry(key, vec2((element.x >> 1u) | (element.y << 31u), element.y >> 1u));
-    return select(block.x, block.y, (element.x & 1u) == 1u);
+/// The random bits of an element, 16: four neighbours, the first of which has a number that four divides, share a block.
+fn random_bits(key: vec2<u32>, element: vec2<u32>) -> u32 {
+    let block = threefry(key, vec2((element.x >> 2u) | (element.y << 30u), element.y >> 2u));
+    let word = select(block.x, block.y, (element.x & 2u) != 0u);
+    return select(word & 0xFFFFu, word >> 16u, (element.x & 1u) != 0u);
 }
 
-/// A block of Threefry-2x32 with 20 rounds (Salmon et al., 2011).
+/// A block of Threefry-2x32 with 13 rounds (Salmon et al., 2011).
 fn threefry(key: vec2<u32>, counter: vec2<u32>) -> vec2<u32> {
     let keys = vec3(key, 0x1BD11BDAu ^ key.x ^ key.y);
     var pair = counter + key;
-    for (var four = 0u; four < 5u; four++) {
-        if four % 2u == 0u {
-            pair = turn(turn(turn(turn(pair, 13u), 15u), 26u), 6u);
-        } else {
-            pair = turn(turn(turn(turn(pair, 17u), 29u), 16u), 24u);
-        }
-        pair += vec2(keys[(four + 1u) % 3u], keys[(four + 2u) % 3u] + four + 1u);
-    }
-    return pair;
+    pair = turn(turn(turn(turn(pair, 13u), 15u), 26u), 6u) + vec2(keys.y, keys.z + 1u);
+    pair = turn(turn(turn(turn(pair, 17u), 29u), 16u), 24u) + vec2(keys.z, keys.x + 2u);
+    pair = turn(turn(turn(turn(pair, 13u), 15u), 26u), 6u) + vec2(keys.x, keys.y + 3u);
+    return turn(pair, 17u);
 }

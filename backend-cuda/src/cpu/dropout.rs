@@ -65,11 +65,24 @@ pub(super) const AT_ONCE: usize = 256;
 /// What elements from `start` on are multiplied by, as many as there is room for: [`AT_ONCE`] at most.
 #[inline(always)]
 pub(super) fn factors_of<'f>(by: &Dropout, start: usize, factors: &'f mut [f32]) -> &'f [f32] {
-    let (mut words, threshold, scale) = ([0; AT_ONCE], by.threshold(), by.scale() as f32);
-    let words = &mut words[..factors.len()];
-    Dropout { first: by.first.wrapping_add(start as u64), ..*by }.fill(words);
-    for (factor, word) in factors.iter_mut().zip(words) {
-        *factor = if *word >= threshold { scale } else { 0.0 };
+    let (threshold, scale) = (u32::from(by.threshold()), by.scale() as f32);
+    let factor = |bits: u32| if bits >= threshold { scale } else { 0.0 };
+    let by = Dropout { first: by.first.wrapping_add(start as u64), ..*by };
+    let n_before = (by.first & 1) as usize;
+    let mut words = [0; AT_ONCE / 2 + 1];
+    let mut words = &mut words[..(n_before + factors.len()).div_ceil(2)];
+    by.fill(words);
+    let (before, rest) = factors.split_at_mut(n_before.min(factors.len()));
+    if let [before] = before {
+        *before = factor(words[0] >> 16);
+        words = &mut words[1..];
+    }
+    let (pairs, last) = rest.as_chunks_mut::<2>();
+    for (pair, word) in pairs.iter_mut().zip(&*words) {
+        *pair = [factor(word & 0xFFFF), factor(word >> 16)];
+    }
+    if let [last] = last {
+        *last = factor(words[pairs.len()] & 0xFFFF);
     }
     factors
 }

@@ -145,7 +145,7 @@ fn dropout<M>(by: Option<&Dropout>) -> [Arg<'static, M>; 5] {
         Arg::Int(by.key[0] as i32),
         Arg::Int(by.key[1] as i32),
         Arg::Long(by.first as i64),
-        Arg::Int(by.threshold() as i32),
+        Arg::Int(by.threshold().into()),
         float(by.scale()),
     ]
 }

@@ -123,7 +123,7 @@ impl<D: Driver> Gpu<D> {
             Arg::Int(by.key[0] as i32),
             Arg::Int(by.key[1] as i32),
             Arg::Long(by.first as i64),
-            Arg::Int(by.threshold() as i32),
+            Arg::Int(by.threshold().into()),
             float(by.scale()),
         ];
         self.run_each("dropout", n, &args)?;

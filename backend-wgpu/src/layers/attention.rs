@@ -223,7 +223,7 @@ impl<'a> Heads<'a> {
             drop.key[1],
             first as u32,
             (first >> 32) as u32,
-            drop.threshold(),
+            u32::from(drop.threshold()),
             (drop.scale() as f32).to_bits(),
         ]
     }

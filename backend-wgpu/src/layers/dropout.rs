@@ -30,7 +30,7 @@ impl Gpu {
                 by.key[1],
                 first as u32,
                 (first >> 32) as u32,
-                by.threshold(),
+                u32::from(by.threshold()),
                 (by.scale() as f32).to_bits(),
                 around.is_some().into(),
             ];

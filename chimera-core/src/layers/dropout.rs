@@ -1,5 +1,8 @@
 //! Which elements are dropped: a function of numbers alone, so no mask is ever stored or sent.
 
+/// Steps of the rate: the values of an element's random bits.
+const STEPS: f64 = 65_536.0;
+
 /// A choice of elements to drop (Srivastava et al., 2014), the same wherever and however often it is
 /// made: element `i` of a tensor, row-major, is element `first + i` of the stream `key`.
 ///
@@ -25,33 +28,40 @@ impl Dropout {
         Dropout { rate, key, first }
     }
 
-    /// An element is kept if its word is not below this.
+    /// An element is kept if its random bits are not below this: the rate, in steps of 2^-16.
     #[inline(always)]
-    pub fn threshold(&self) -> u32 {
-        (self.rate * 2f64.powi(32)) as u32
+    pub fn threshold(&self) -> u16 {
+        (self.rate * STEPS).round().min(STEPS - 1.0) as u16
     }
 
     /// What kept elements are multiplied by, so that the expectation stays.
     pub fn scale(&self) -> f64 {
-        1.0 / (1.0 - self.rate)
+        STEPS / (STEPS - f64::from(self.threshold()))
     }
 
     /// Whether element `i` of the tensor is kept.
     #[inline(always)]
     pub fn keeps(&self, i: u64) -> bool {
-        self.word(self.first.wrapping_add(i)) >= self.threshold()
+        self.bits(self.first.wrapping_add(i)) >= self.threshold()
     }
 
-    /// The random word of an element of the stream: those of numbers `2 n` and `2 n + 1` are the words of block `n`.
+    /// The random bits of an element of the stream: a half of a word, the lower one of even elements.
     #[inline(always)]
-    fn word(&self, element: u64) -> u32 {
-        threefry(self.key, words(element >> 1))[(element & 1) as usize]
+    fn bits(&self, element: u64) -> u16 {
+        (self.word(element >> 1) >> (16 * (element & 1))) as u16
     }
 
-    /// The random words of the tensor's first elements, each block made once.
+    /// A random word of the stream: those of numbers `2 n` and `2 n + 1` are block `n`.
+    #[inline(always)]
+    fn word(&self, number: u64) -> u32 {
+        threefry(self.key, words(number >> 1))[(number & 1) as usize]
+    }
+
+    /// The random words from that of the tensor's first element on, each block made once. A word is that of two
+    /// elements of the stream, the first of which has an even number and the lower half.
     #[inline(always)]
     pub fn fill(&self, mut into: &mut [u32]) {
-        let mut at = self.first;
+        let mut at = self.first >> 1;
         if at & 1 == 1 && !into.is_empty() {
             into[0] = self.word(at);
             (at, into) = (at.wrapping_add(1), &mut into[1..]);
@@ -81,23 +91,25 @@ impl Dropout {
     }
 }
 
-/// The block `counter` of the stream `key`: Threefry-2x32 with 20 rounds (Salmon et al., 2011, "Parallel
-/// random numbers: as easy as 1, 2, 3"). It takes no more than additions, rotations and exclusive ors of
-/// 32 bits, which every device has.
+/// The block `counter` of the stream `key`: Threefry-2x32 with 13 rounds (Salmon et al., 2011, "Parallel
+/// random numbers: as easy as 1, 2, 3", the fewest that passed its tests). It takes no more than additions, rotations
+/// and exclusive ors of 32 bits, which every device has.
 #[inline(always)]
 pub fn threefry(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
     const ROTATIONS: [[u32; 4]; 2] = [[13, 15, 26, 6], [17, 29, 16, 24]];
+    let turn = |[a, b]: [u32; 2], by: u32| {
+        let sum = a.wrapping_add(b);
+        [sum, b.rotate_left(by) ^ sum]
+    };
     let keys = [key[0], key[1], 0x1BD1_1BDA ^ key[0] ^ key[1]];
-    let [mut a, mut b] = [counter[0].wrapping_add(keys[0]), counter[1].wrapping_add(keys[1])];
-    for four in 0..5 {
-        for rotation in ROTATIONS[four % 2] {
-            a = a.wrapping_add(b);
-            b = b.rotate_left(rotation) ^ a;
-        }
-        a = a.wrapping_add(keys[(four + 1) % 3]);
-        b = b.wrapping_add(keys[(four + 2) % 3]).wrapping_add(four as u32 + 1);
+    let mut pair = [counter[0].wrapping_add(keys[0]), counter[1].wrapping_add(keys[1])];
+    for four in 0..3 {
+        let [a, b] = ROTATIONS[four % 2].into_iter().fold(pair, turn);
+        let (to_a, to_b) =
+            (keys[(four + 1) % 3], keys[(four + 2) % 3].wrapping_add(four as u32 + 1));
+        pair = [a.wrapping_add(to_a), b.wrapping_add(to_b)];
     }
-    [a, b]
+    turn(pair, ROTATIONS[1][0])
 }
 
 /// The low word first.
@@ -112,11 +124,11 @@ mod tests {
 
     #[test]
     fn threefry_gives_the_published_blocks() {
-        // The known answers of Random123, `threefry2x32 20`.
+        // The known answers of Random123, `threefry2x32 13`.
         let (ones, pi) = ([u32::MAX; 2], [0x243f_6a88, 0x85a3_08d3]);
-        assert_eq!(threefry([0; 2], [0; 2]), [0x6b20_0159, 0x99ba_4efe]);
-        assert_eq!(threefry(ones, ones), [0x1cb9_96fc, 0xbb00_2be7]);
-        assert_eq!(threefry([0x1319_8a2e, 0x0370_7344], pi), [0xc492_3a9c, 0x483d_f7a0]);
+        assert_eq!(threefry([0; 2], [0; 2]), [0x9d1c_5ec6, 0x8bd5_0731]);
+        assert_eq!(threefry(ones, ones), [0xfd36_d048, 0x2d17_272c]);
+        assert_eq!(threefry([0x1319_8a2e, 0x0370_7344], pi), [0xba3e_4725, 0xf27d_669e]);
     }
 
     #[test]
@@ -151,15 +163,28 @@ mod tests {
 
     #[test]
     fn words_in_a_row_are_those_of_the_elements() {
-        // Even and odd beginnings, and one where the blocks' number needs its upper word.
-        for first in [0, 7, (1 << 33) - 6, (1 << 33) - 5] {
+        // Beginnings at each place of a block, and one where the blocks' number needs its upper word.
+        for first in [0, 5, 7, (1 << 34) - 6, (1 << 34) - 12] {
             let by = Dropout::new(0.3, 1, 2, 3, first);
             for n in [0, 1, 2, 9, 20] {
                 let mut words = vec![0; n];
                 by.fill(&mut words);
-                let each = (0..n as u64).map(|i| by.word(first.wrapping_add(i)));
+                let each = (0..n as u64).map(|i| {
+                    let element = (first & !1) + 2 * i;
+                    u32::from(by.bits(element)) | u32::from(by.bits(element + 1)) << 16
+                });
                 assert!(words.into_iter().eq(each), "{n} from {first}");
             }
+        }
+    }
+
+    #[test]
+    fn the_expectation_stays_and_something_is_kept_at_every_rate() {
+        for rate in [1e-9, 1e-5, 0.1, 0.5, 0.999_999, 1.0 - 1e-15] {
+            let by = Dropout::new(rate, 1, 2, 3, 4);
+            let kept = 1.0 - f64::from(by.threshold()) / STEPS;
+            assert!(kept > 0.0 && (kept * by.scale() - 1.0).abs() < 1e-12, "{rate}");
+            assert!((1.0 - kept - rate).abs() <= 1.0 / STEPS, "{rate}");
         }
     }
 }
