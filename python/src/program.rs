@@ -152,7 +152,8 @@ impl Program {
         run(py, || Ok(program_to_json(&self.program)))
     }
 
-    /// The program of a single pipe as CSV that PyTorch's pipelining runtime loads (`compute_comms`).
+    /// The program as CSV that PyTorch's pipelining runtime executes (`compute_comms`). Stage `s` of pipe `p` is virtual stage
+    /// `p * stages + s`.
     fn to_csv(&self, py: Python<'_>) -> PyResult<String> {
         run(py, || Ok(to_comms_csv(&self.program)?))
     }

@@ -213,7 +213,10 @@ def test_pytorchs_files_are_those_of_the_command():
     words = ["schedule", "export", "zb-v", "--micro-batches", 8, "--format"]
     assert timetable.to_csv() == command(*words, "pytorch-csv")
     assert timetable.lower().to_csv() == command(*words, "pytorch-comms-csv")
-    assert "a stage is on several ranks" in str(raised(chimera.schedule("chimera").lower().to_csv))
+    words = ["schedule", "export", "chimera", "--micro-batches", 4, "--format", "pytorch-comms-csv"]
+    assert chimera.schedule("chimera", micro_batches=4).lower().to_csv() == command(*words)
+    halved = chimera.schedule("chimera", micro_batches=8, scaling="halving").lower()
+    assert "cut into 2" in str(raised(halved.to_csv))
 
 
 def test_a_measured_step_is_a_timeline():

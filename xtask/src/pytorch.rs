@@ -1,5 +1,6 @@
-//! Our schedules in PyTorch's hands, and its own in ours: its runtime executes every export on CPU, where
-//! loss and gradients must be those of the same network run whole; its files are read and proven.
+//! Our schedules in PyTorch's hands, and its own in ours: its runtime executes every export on CPU, bidirectional
+//! schedules whole and each pipe alone. Loss and gradients must be those of the same network run whole, and replicas
+//! equal to the bit. PyTorch's own files are read and proven.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -43,20 +44,26 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let results = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>();
     let results = results.context("the peer's output")?;
     ensure!(results.len() == exports.len(), "{} of {} were run", results.len(), exports.len());
-    println!("{:<28} stages  micro-batches  actions  loss error  gradient error", "schedule");
+    println!(
+        "{:<34} stages  pipes  micro-batches  actions  loss error  gradient error",
+        "schedule"
+    );
     for result in &results {
         let text = |key: &str| result[key].as_str().unwrap_or("?").trim_end_matches(".csv");
         let number = |key: &str| result[key].as_f64().unwrap_or(f64::INFINITY);
         let (loss, gradient) = (number("loss_error"), number("gradient_error"));
         println!(
-            "{:<28} {:>6}  {:>13}  {:>7}  {loss:>10.1e}  {gradient:>14.1e}",
+            "{:<34} {:>6}  {:>5}  {:>13}  {:>7}  {loss:>10.1e}  {gradient:>14.1e}",
             text("file"),
             number("stages"),
+            number("pipes"),
             number("micro_batches"),
             number("actions"),
         );
         let is_same = loss <= TOLERANCE && gradient <= TOLERANCE;
         ensure!(is_same, "{} differs by more than {TOLERANCE:e}", text("file"));
+        let are_equal = result["replicas_are_equal"] == true;
+        ensure!(are_equal, "{}: replicas of a stage have other gradients", text("file"));
     }
     let torch = results.first().and_then(|result| result["torch"].as_str()).unwrap_or("?");
     println!("torch {torch} runs all {} as the whole network, within {TOLERANCE:e}", results.len());
@@ -76,7 +83,7 @@ fn prove(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes every pipe of every schedule; says what the CSV cannot hold.
+/// Writes every schedule whole, with messages, and every pipe alone; says what the CSV cannot hold.
 fn exports(folder: &Path) -> Result<()> {
     let shape = Shape::new(4, 8);
     let mut all: Vec<(String, &dyn Schedule, Shape)> =
@@ -84,6 +91,8 @@ fn exports(folder: &Path) -> Result<()> {
     let chimera = find("chimera")?;
     all.push(("chimera-four-pipes".into(), chimera, Shape { n_pipes: 4, ..shape }));
     all.push(("chimera-doubling".into(), chimera, Shape { scaling: Scaling::Doubling, ..shape }));
+    all.push(("chimera-remainder".into(), chimera, Shape::new(4, 5)));
+    all.push(("gems-middle".into(), find("gems")?, Shape::new(3, 6)));
     all.push(("1f1b-remainder".into(), find("1f1b")?, Shape::new(4, 3)));
     for (name, schedule, shape) in all {
         let timetable = match schedule.timetable(&shape) {
@@ -93,11 +102,13 @@ fn exports(folder: &Path) -> Result<()> {
                 continue;
             }
         };
+        let n_pipes = timetable.placement.n_pipes();
+        let whole = if n_pipes > 1 { format!("{name}, {n_pipes} pipes") } else { name.clone() };
         match to_comms_csv(&lower(&timetable, &Lowering::default())?) {
-            Ok(csv) => std::fs::write(folder.join(format!("{name}.comms.csv")), csv)?,
+            Ok(csv) => std::fs::write(folder.join(format!("{whole}.comms.csv")), csv)?,
             Err(inexpressible) => println!("left out with messages: {inexpressible}"),
         }
-        let pipes = (0..timetable.placement.n_pipes()).map(|pipe| PipeId(pipe as u16));
+        let pipes = (0..n_pipes).map(|pipe| PipeId(pipe as u16));
         for pipe in pipes.filter(|pipe| !csv::micro_batches(&timetable, *pipe).is_empty()) {
             match to_csv(&timetable, pipe) {
                 Ok(csv) => std::fs::write(folder.join(format!("{name}, {pipe}.csv")), csv)?,

@@ -6,10 +6,14 @@ from typing import Any, Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 
 class Bucket:
-    """The parameters whose gradients are summed together, and the ranks that hold them."""
+    """The parameters whose gradients are summed together, and the ranks that hold them.
+
+    Of a parameter that is sharded, each rank sums its own part: the ranks must hold the same part of it.
+    """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], ranks: Sequence[int], group: Any) -> None:
         self.parameters, self.ranks, self._group = list(parameters), list(ranks), group
@@ -45,16 +49,19 @@ class Bucket:
             total = gathered[0]
             for other in gathered[1:]:
                 total += other
-            parts = total.split([parameter.numel() for parameter in alike])
+            parts = total.split([_grad(parameter).numel() for parameter in alike])
             for parameter, part in zip(alike, parts):
-                parameter.grad = part.view_as(parameter)
+                if isinstance(parameter, DTensor):
+                    _grad(parameter).copy_(part.view_as(_grad(parameter)))
+                else:
+                    parameter.grad = part.view_as(parameter)
         self._works.clear()
 
     def make_equal(self, buffers: Sequence[torch.Tensor]) -> None:
         """Gives all replicas the weights and buffers of the first."""
         if self.is_shared:
             for tensor in [*self.parameters, *buffers]:
-                dist.broadcast(tensor.data, self.ranks[0], group=self._group)
+                dist.broadcast(_local(tensor.data), self.ranks[0], group=self._group)
 
     def squared_norm(self, device: torch.device) -> torch.Tensor:
         squares = (_grad(parameter).double().square().sum() for parameter in self.parameters)
@@ -96,4 +103,9 @@ class Updated(Bucket):
 def _grad(parameter: torch.nn.Parameter) -> torch.Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
+    return _local(parameter.grad)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or of a sharded one the part that is here."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

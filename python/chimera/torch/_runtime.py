@@ -20,6 +20,14 @@ _GOOD_STEPS = 2000
 """After so many good steps a dynamic loss scale is doubled."""
 
 
+def check_alike(program: Program, group: Any) -> None:
+    """Raises unless all ranks of a group have the same program."""
+    fingerprints: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(fingerprints, program.fingerprint, group=group)
+    if len(set(fingerprints)) > 1:
+        raise Error(f"ranks have different programs: {fingerprints}")
+
+
 class StepReport(NamedTuple):
     """What a step came to, on every rank."""
 
@@ -105,10 +113,7 @@ class Runtime:
             raise Error(f"{n_ranks} ranks do not make groups of {depth} workers: start a multiple of {depth}")
         if not self._file["barrier"] and (self._clip is not None or self._loss_scale != 1.0):
             raise Error("without the barrier weights change before gradients are scaled: lower with barrier=True")
-        fingerprints: list[Any] = [None] * n_ranks
-        dist.all_gather_object(fingerprints, self.program.fingerprint, group=self._group)
-        if len(set(fingerprints)) > 1:
-            raise Error(f"ranks have different programs: {fingerprints}")
+        check_alike(self.program, self._group)
 
     def _tie(self, made: dict[int, torch.nn.Module], tied: Sequence[dict[int, str]]) -> None:
         """Makes one parameter of those that tied stages of this worker have."""

@@ -43,7 +43,7 @@ pub(crate) enum Format {
     ProgramJson,
     /// One pipe, as PyTorch's pipelining runtime loads it (`compute_only`)
     PytorchCsv,
-    /// The proven program of a single pipe, as PyTorch's pipelining runtime loads it (`compute_comms`)
+    /// The proven program, as PyTorch's pipelining runtime executes it (`compute_comms`); of several pipes in virtual stages
     PytorchCommsCsv,
     /// The simulated step as a trace for ui.perfetto.dev or chrome://tracing
     Chrome,

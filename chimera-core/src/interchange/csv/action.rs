@@ -18,21 +18,33 @@ const COMMUNICATION: [&str; 10] = [
     "WAIT_REDUCE_GRAD",
 ];
 
-/// `op` as an action on micro-batch `number`.
-pub(super) fn write(op: Op, number: u32) -> Result<String, String> {
-    match (op.kind, op.span.len) {
-        (Kind::Recompute, _) => Err(format!("it has no word for {op}")),
-        (kind, 1) => Ok(format!("{}{}{number}", op.stage.0, kind.letter())),
-        _ => Err(format!("{op} is on several micro-batches at once")),
+/// An op, with the numbers of its stage and its micro-batch in the file.
+pub(super) struct Action {
+    pub(super) op: Op,
+    pub(super) stage: usize,
+    pub(super) micro_batch: u32,
+}
+
+/// What a cell of one op or of a pair says.
+pub(super) fn write(cell: &Cell, action_of: impl Fn(Op) -> Action) -> Result<String, String> {
+    let one = |op: Op| write_one(&action_of(op));
+    match *cell {
+        Cell::One(op) => one(op),
+        Cell::Pair(a, b) => {
+            let (first, second) = (one(a)?, one(b)?);
+            match is_pair(a.kind, b.kind) {
+                true => Ok(format!("({first};{second}){PAIR}")),
+                false => Err(format!("{cell} is not of a forward and a backward")),
+            }
+        }
     }
 }
 
-/// Two ops with their numbers as one cell.
-pub(super) fn write_pair([(a, m), (b, n)]: [(Op, u32); 2]) -> Result<String, String> {
-    let (first, second) = (write(a, m)?, write(b, n)?);
-    match is_pair(a.kind, b.kind) {
-        true => Ok(format!("({first};{second}){PAIR}")),
-        false => Err(format!("{} is not of a forward and a backward", Cell::Pair(a, b))),
+fn write_one(Action { op, stage, micro_batch }: &Action) -> Result<String, String> {
+    match (op.kind, op.span.len) {
+        (Kind::Recompute, _) => Err(format!("it has no word for {op}")),
+        (kind, 1) => Ok(format!("{stage}{}{micro_batch}", kind.letter())),
+        _ => Err(format!("{op} is on several micro-batches at once")),
     }
 }
 

@@ -1,33 +1,38 @@
-//! A program as CSV that PyTorch's pipelining runtime loads with `_load_csv(path, format="compute_comms")` (torch 2.15).
+//! A program as CSV that PyTorch's pipelining runtime executes (`compute_comms`, torch 2.15).
 //!
 //! ```text
 //! 0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0WAIT_SEND_F0
 //! 1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1WAIT_SEND_B0
 //! ```
 //!
+//! PyTorch wants each stage on one rank. So the file numbers *virtual stages*: stage `s` of pipe `p` is `p * S + s` in a
+//! program of `S` stages, and replicas of a stage have numbers of their own. Micro-batches keep their ids, and go through the
+//! virtual stages of their own pipe. With one pipe, virtual stages are the stages, and `_load_csv(path,
+//! format="compute_comms")` takes the file. With several it does not, since it wants every micro-batch in every stage and
+//! knows one first and one last stage; `chimera.torch.pytorch_runtime` does what is missing.
+//!
 //! PyTorch's messages have no tags: what two ranks exchange arrives in the order in which it was sent. So messages stand
 //! in the program's one order, which PyTorch's own lowering of `compute_only` does not know. A reduction is waited for
-//! before the next one begins, as PyTorch asks. Updates are left to whoever calls the runtime.
+//! before the next one begins, as PyTorch asks; where a rank holds a stage in several pipes, it has the number of the first.
+//! Sums over replicas and updates are left to whoever calls the runtime.
 
-use super::{Inexpressible, action};
+use super::Inexpressible;
+use super::action::{self, Action};
 use crate::analyze::rows_in_one_order;
 use crate::effects::{Token, TokenKind};
-use crate::ids::StageId;
-use crate::op::Cell;
+use crate::ids::{PipeId, StageId, WorkerId};
+use crate::op::Op;
+use crate::placement::Placement;
 use crate::program::{Instr, Program};
 use crate::update::Update;
 
 /// The program's rows of actions, messages among them.
 ///
 /// # Errors
-/// If it has several pipes, of which PyTorch knows one, has an op that the CSV cannot say, or no one order.
+/// If it has an op that the CSV cannot say, updates weights while micro-batches are on their way, or has no one order.
 pub fn to_comms_csv(program: &Program) -> Result<String, Inexpressible> {
     let refuse =
         |reason: String| Inexpressible { schedule: program.schedule().to_string(), reason };
-    if program.placement().n_pipes() > 1 {
-        let reason = "a stage is on several ranks, and PyTorch's runtime wants it on one";
-        return Err(refuse(reason.into()));
-    }
     if program.units_per_micro() > 1 {
         let reason = format!("its micro-batches are cut into {}", program.units_per_micro());
         return Err(refuse(reason));
@@ -37,43 +42,62 @@ pub fn to_comms_csv(program: &Program) -> Result<String, Inexpressible> {
     }
     let rows = rows_in_one_order(program).map_err(|refusal| refuse(refusal.reason.to_string()))?;
     let mut csv = String::new();
-    for row in rows {
-        csv.push_str(&actions(program, &row).map_err(&refuse)?.join(","));
+    for (worker, row) in (0..).map(WorkerId).zip(rows) {
+        csv.push_str(&actions(program, worker, &row).map_err(&refuse)?.join(","));
         csv.push('\n');
     }
     Ok(csv)
 }
 
+/// The number of a stage of a pipe in the file.
+fn virtual_stage(placement: &Placement, pipe: PipeId, stage: StageId) -> usize {
+    pipe.index() * placement.n_stages() + stage.index()
+}
+
 /// The actions of a row. A send is waited for before the next one, and at the end of the row.
-fn actions(program: &Program, row: &[Instr]) -> Result<Vec<String>, String> {
+fn actions(program: &Program, worker: WorkerId, row: &[Instr]) -> Result<Vec<String>, String> {
+    let placement = program.placement();
     let mut actions = Vec::with_capacity(row.len());
-    let (mut sent, mut reduced): (Option<Token>, Option<StageId>) = (None, None);
-    let wait = |stage: StageId| format!("{}WAIT_REDUCE_GRAD", stage.0);
+    let (mut sent, mut reduced): (Option<Token>, Option<usize>) = (None, None);
+    let wait = |stage: usize| format!("{stage}WAIT_REDUCE_GRAD");
     let message = |token: &Token, what: &str| {
+        let made = virtual_stage(placement, token.pipe, token.stage);
         let stage = match (token.kind, what) {
-            (TokenKind::Activation, "RECV") => token.stage.0 + 1,
-            (TokenKind::Gradient, "RECV") => token.stage.0.saturating_sub(1),
-            _ => token.stage.0,
+            (TokenKind::Activation, "RECV") => made + 1,
+            (TokenKind::Gradient, "RECV") => made.saturating_sub(1),
+            _ => made,
         };
         let direction = if token.kind == TokenKind::Activation { 'F' } else { 'B' };
-        format!("{stage}{what}_{direction}{}", token.span.start)
+        match token.span.len {
+            1 => Ok(format!("{stage}{what}_{direction}{}", token.span.start)),
+            _ => Err(format!("{token} is of several micro-batches at once")),
+        }
+    };
+    let action_of = |op: Op| Action {
+        op,
+        stage: virtual_stage(placement, op.pipe, op.stage),
+        micro_batch: op.span.start,
     };
     for instr in row {
         match instr {
-            Instr::Run(Cell::One(op)) => actions.push(action::write(*op, op.span.start)?),
-            Instr::Run(Cell::Pair(a, b)) => {
-                actions.push(action::write_pair([a, b].map(|op| (*op, op.span.start)))?);
-            }
+            Instr::Run(cell) => actions.push(action::write(cell, action_of)?),
             Instr::Send(token, _) => {
-                actions.extend(sent.replace(*token).map(|token| message(&token, "WAIT_SEND")));
-                actions.push(message(token, "SEND"));
+                if let Some(last) = sent.replace(*token) {
+                    actions.push(message(&last, "WAIT_SEND")?);
+                }
+                actions.push(message(token, "SEND")?);
             }
-            Instr::Recv(token, _) => actions.push(message(token, "RECV")),
+            Instr::Recv(token, _) => actions.push(message(token, "RECV")?),
             Instr::Reduce(bucket) => {
                 // Tied tensors are the caller's to sum.
                 if let [stage] = program.buckets()[bucket.index()].stages[..] {
-                    actions.extend(reduced.replace(stage).map(wait));
-                    actions.push(format!("{}REDUCE_GRAD", stage.0));
+                    let mut pipes = (0..placement.n_pipes()).map(|pipe| PipeId(pipe as u16));
+                    let holds = |pipe: &PipeId| placement.worker(*pipe, stage) == worker;
+                    if let Some(pipe) = pipes.find(holds) {
+                        let stage = virtual_stage(placement, pipe, stage);
+                        actions.extend(reduced.replace(stage).map(wait));
+                        actions.push(format!("{stage}REDUCE_GRAD"));
+                    }
                 }
             }
             Instr::Await(_) | Instr::Agree | Instr::Step(_) => {
@@ -81,6 +105,8 @@ fn actions(program: &Program, row: &[Instr]) -> Result<Vec<String>, String> {
             }
         }
     }
-    actions.extend(sent.map(|token| message(&token, "WAIT_SEND")));
+    if let Some(last) = sent {
+        actions.push(message(&last, "WAIT_SEND")?);
+    }
     Ok(actions)
 }

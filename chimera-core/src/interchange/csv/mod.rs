@@ -12,6 +12,7 @@
 //!
 //! A stage is on exactly one rank, so a file holds one pipe: a bidirectional schedule has one file per
 //! direction. Ops on several micro-batches at once or on parts of them, and recomputation, cannot be said.
+//! A program's file ([`to_comms_csv`]) holds all pipes, as virtual stages.
 
 mod action;
 mod comms;
@@ -20,6 +21,7 @@ mod read;
 pub use comms::to_comms_csv;
 pub use read::from_csv;
 
+use self::action::Action;
 use crate::ids::{PipeId, WorkerId};
 use crate::op::{Cell, Op};
 use crate::timetable::Timetable;
@@ -54,16 +56,14 @@ pub fn to_csv(timetable: &Timetable, pipe: PipeId) -> Result<String, Inexpressib
         return Err(refuse(format!("no micro-batch goes through {pipe}")));
     }
     let number = |op: Op| ids.binary_search(&op.span.start).map_or(op.span.start, |at| at as u32);
+    let action_of = |op: Op| Action { op, stage: op.stage.index(), micro_batch: number(op) };
     let mut csv = String::new();
     for (worker, row) in timetable.rows.iter().enumerate() {
         let mut actions = Vec::new();
         for cell in row {
-            let written = match cell_of(cell, pipe) {
-                None => continue,
-                Some(Cell::One(op)) => action::write(op, number(op)),
-                Some(Cell::Pair(a, b)) => action::write_pair([a, b].map(|op| (op, number(op)))),
-            };
-            actions.push(written.map_err(&refuse)?);
+            if let Some(cell) = cell_of(cell, pipe) {
+                actions.push(action::write(&cell, action_of).map_err(&refuse)?);
+            }
         }
         if actions.is_empty() {
             let worker = WorkerId(worker as u16);

@@ -1,5 +1,7 @@
 //! Round trips and files that must be refused.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -8,7 +10,7 @@ use crate::interchange::form::MAX_COUNT;
 use crate::interchange::json::{MAX_BYTES, ReadError};
 use crate::lower::{Lowering, lower};
 use crate::op::{Kind, Span};
-use crate::schedule::{Scaling, Shape, find};
+use crate::schedule::{SCHEDULES, Scaling, Shape, find};
 
 const GOOD: &str = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1I1,1W1\n";
 
@@ -248,11 +250,74 @@ fn messages_stand_in_the_one_order() {
          1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1WAIT_SEND_B0,1SEND_B1,\
          1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1WAIT_SEND_B1\n"
     );
-    for (schedule, reason) in [
-        ("chimera", "a stage is on several ranks"),
-        ("pipedream", "it updates weights while micro-batches are on their way"),
-    ] {
-        let refusal = comms(schedule, Shape::new(2, 2)).unwrap_err();
-        assert!(refusal.contains(reason), "{refusal}");
+    let refusal = comms("pipedream", Shape::new(2, 2)).unwrap_err();
+    assert!(refusal.contains("updates weights while micro-batches are on their way"), "{refusal}");
+}
+
+#[test]
+fn pipes_are_virtual_stages() {
+    assert_eq!(
+        comms("chimera", Shape::new(2, 2)).unwrap(),
+        "0F0,0SEND_F0,3RECV_F1,0RECV_B0,3F1,3B1,0WAIT_SEND_F0,3SEND_B1,0B0,\
+         3REDUCE_GRAD,3WAIT_REDUCE_GRAD,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,3WAIT_SEND_B1\n\
+         1RECV_F0,2F1,2SEND_F1,1F0,1B0,2WAIT_SEND_F1,1SEND_B0,2RECV_B1,2B1,\
+         1REDUCE_GRAD,1WAIT_REDUCE_GRAD,2REDUCE_GRAD,2WAIT_REDUCE_GRAD,1WAIT_SEND_B0\n"
+    );
+    let halving = Shape { scaling: Scaling::Halving, ..Shape::new(4, 8) };
+    assert!(comms("chimera", halving).unwrap_err().contains("are cut into 2"));
+    let mut together = read("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n").unwrap();
+    for row in &mut together.rows {
+        let Cell::One(op) = row.remove(1) else { panic!("{row:?}") };
+        row[0] = Op { span: Span { start: 0, len: 2 }, ..op }.into();
     }
+    let refusal = to_comms_csv(&lower(&together, &Lowering::default()).unwrap()).unwrap_err();
+    assert!(refusal.reason.contains("several micro-batches at once"), "{refusal}");
+}
+
+/// PyTorch's messages have no tags, so the peer must receive in the order in which they are sent.
+#[test]
+fn messages_between_two_ranks_are_received_as_they_are_sent() {
+    let shapes = [Shape::new(4, 8), Shape::new(4, 5), Shape::new(3, 6), Shape::new(2, 1)];
+    let four_pipes = Shape { n_pipes: 4, ..Shape::new(4, 8) };
+    let mut n_tried = 0;
+    for (schedule, shape) in SCHEDULES
+        .iter()
+        .flat_map(|s| shapes.iter().chain([&four_pipes]).map(move |shape| (s, shape)))
+    {
+        let Ok(timetable) = schedule.timetable(shape) else { continue };
+        let program = lower(&timetable, &Lowering::default()).unwrap();
+        let Ok(csv) = to_comms_csv(&program) else { continue };
+        n_tried += 1;
+        let places: Vec<usize> =
+            program.placement().pipes().iter().flatten().map(|worker| worker.index()).collect();
+        // By sender and receiver, what is on its way: direction, sending stage, micro-batch.
+        let (mut sent, mut received) = (BTreeMap::new(), BTreeMap::new());
+        for (rank, row) in csv.lines().enumerate() {
+            for action in row.split(',') {
+                let Some((stage, what)) = action.split_once(['S', 'R']) else { continue };
+                let Ok(stage) = stage.parse::<usize>() else { continue };
+                let (message, is_forward) = match what.split_once('_') {
+                    Some((word, message)) if ["END", "ECV"].contains(&word) => {
+                        (message, message.starts_with('F'))
+                    }
+                    _ => continue,
+                };
+                let (from, to) = match (what.starts_with("END"), is_forward) {
+                    (true, true) => (stage, stage + 1),
+                    (true, false) => (stage, stage - 1),
+                    (false, true) => (stage - 1, stage),
+                    (false, false) => (stage + 1, stage),
+                };
+                let (on, side) = match what.starts_with("END") {
+                    true => (from, &mut sent),
+                    false => (to, &mut received),
+                };
+                assert_eq!(places[on], rank, "{}: {action}", program.schedule());
+                let all: &mut Vec<_> = side.entry((places[from], places[to])).or_default();
+                all.push((from, message.to_string()));
+            }
+        }
+        assert!(sent == received, "{} at {shape:?}", program.schedule());
+    }
+    assert!(n_tried > 30, "{n_tried}");
 }

@@ -1,0 +1,229 @@
+"""Programs on PyTorch's own pipelining runtime, for what works beside it alone, such as FSDP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import Error, Program
+from ._reductions import Bucket
+from ._runtime import check_alike
+
+if TYPE_CHECKING:
+    from ._virtual_stages import VirtualSchedule
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+
+_INSTEAD = "or train with chimera.torch.Runtime"
+
+
+def pytorch_runtime(
+    program: Program,
+    stages: Callable[[int], torch.nn.Module],
+    loss_fn: Loss,
+    *,
+    device: torch.device | str | None = None,
+    group: Any = None,
+) -> PyTorchRuntime:
+    """Makes a runtime that carries out `program` by PyTorch's own pipelining runtime, bidirectional programs whole.
+
+    It is for what PyTorch offers beside its runtime, FSDP above all; `Runtime` can do more else. It needs torch 2.15.
+
+    - `group` is the process group of one pipeline, of as many ranks as the program has workers [default: all ranks].
+      Every rank calls this with the same program.
+    - `stages(s)` makes the module of stage `s`, from one tensor or several to one or several. It may shard its parameters
+      by `fully_shard` over the ranks of the same worker in other pipelines. It is called once for each stage of this
+      worker. Replicas get the weights of the first.
+    - `loss_fn(output, target)` is the mean over the samples it is given.
+    - `device` is that of the stages [default: CUDA if the group's backend is NCCL, else the CPU].
+
+    Raises `chimera.Error` for what PyTorch's runtime cannot do: parts of micro-batches (halving), ops on several at
+    once, recomputation, updates while micro-batches are on their way, tied parameters.
+    """
+    return PyTorchRuntime(program, stages, loss_fn, device=device, group=group)
+
+
+class PyTorchRuntime:
+    """PyTorch's runtime with the stages of one worker. `pytorch_runtime` makes it.
+
+    Stage `s` of pipe `p` is its virtual stage `p * program.stages + s`. `schedule` is PyTorch's object, a
+    `_PipelineScheduleRuntime`. `modules` are those of this worker, by stage; optimizers are the caller's.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        stages: Callable[[int], torch.nn.Module],
+        loss_fn: Loss,
+        *,
+        device: torch.device | str | None = None,
+        group: Any = None,
+    ) -> None:
+        self.program, self._group = program, group if group is not None else dist.group.WORLD
+        self.worker = dist.get_rank(self._group)
+        file = program.to_dict()
+        rows = _rows(program, file)
+        _check_group(program, self._group)
+        is_nccl = dist.get_backend(self._group) == "nccl"
+        self.device = torch.device(device) if device is not None else torch.device("cuda" if is_nccl else "cpu")
+        self.modules = {s: self._on_device(stages(s), s) for s in program.stages_of(self.worker)}
+        self._buckets = self._make_buckets(file["buckets"])
+        self.schedule = self._make_schedule(file["placement"], rows, loss_fn)
+
+    def _on_device(self, module: torch.nn.Module, stage: int) -> torch.nn.Module:
+        if isinstance(module, DistributedDataParallel):
+            raise Error(
+                f"stage {stage} is in DistributedDataParallel, which sums gradients before those of all pipes are there: shard "
+                f"it with fully_shard, {_INSTEAD}, which trains groups side by side"
+            )
+        is_sharded = any(isinstance(parameter, DTensor) for parameter in module.parameters())
+        return module if is_sharded else module.to(self.device)
+
+    def _make_buckets(self, written: list[dict]) -> list[Bucket]:
+        """What is summed over replicas, stage by stage in the same order on all ranks."""
+        all_ranks = dist.get_process_group_ranks(self._group)
+        groups: dict[tuple[int, ...], Any] = {}
+        buckets = []
+        for bucket in written:
+            (stage,) = bucket["stages"]
+            if stage not in self.modules:
+                continue
+            # Gathered gradients come in the order of ranks within their group.
+            ranks = tuple(all_ranks[worker] for worker in sorted(set(bucket["members"])))
+            if len(ranks) > 1 and ranks not in groups:
+                # Pipelines beside this one make groups of their own ranks at the same time.
+                groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
+            parameters = list(self.modules[stage].parameters())
+            made = Bucket([p for p in parameters if p.requires_grad], ranks, groups.get(ranks))
+            made.make_equal([*(p for p in parameters if not p.requires_grad), *self.modules[stage].buffers()])
+            buckets.append(made)
+        return buckets
+
+    def _make_schedule(self, placement: list[list[int]], rows: list[str], loss_fn: Loss) -> VirtualSchedule:
+        virtual_stages = _virtual_stages()
+        n_stages, n_pipes = self.program.stages, len(placement)
+        places = [(stage, worker) for pipe in placement for stage, worker in enumerate(pipe)]
+        own = [
+            virtual_stages.VirtualStage(self.modules[stage], index, n_stages, n_pipes, self.device, self._group)
+            for index, (stage, worker) in enumerate(places)
+            if worker == self.worker
+        ]
+        ranks = {index: worker for index, (_, worker) in enumerate(places)}
+        return virtual_stages.VirtualSchedule(own, rows, ranks, self.program.micro_batches, loss_fn)
+
+    def step(self, x: Any = None, target: torch.Tensor | None = None) -> float:
+        """Computes the gradients of a batch, and returns the mean loss of this pipeline, on all its ranks.
+
+        `x` is a tensor or a tuple of tensors, which the first stage takes; `target` is a tensor. Their first dimension
+        is that of samples, which divide into the program's micro-batches. Workers that hold the first stage need `x`,
+        those with the last one `target`; others may leave them out.
+
+        Gradients of the last step are dropped. Those of this one are summed over the replicas of a stage in the order of
+        ranks, so that replicas stay equal to the bit; FSDP has summed them over other pipelines before.
+        """
+        for bucket in self._buckets:
+            bucket.begin()
+        self.schedule.step(return_outputs=False, **self._inputs(x, target))
+        for bucket in self._buckets:
+            bucket.start()
+        for bucket in self._buckets:
+            bucket.wait()
+        return self._loss()
+
+    @torch.no_grad()
+    def evaluate(self, x: Any = None, target: torch.Tensor | None = None) -> float:
+        """The mean loss of a batch, on all ranks of this pipeline. Modules are in evaluation mode meanwhile."""
+        modes = [(module, module.training) for module in self.modules.values()]
+        for module, _ in modes:
+            module.eval()
+        try:
+            self.schedule.evaluate(**self._inputs(x, target))
+        finally:
+            for module, mode in modes:
+                module.train(mode)
+        return self._loss()
+
+    def _inputs(self, x: Any, target: Any) -> dict[str, Any]:
+        targets = self._micro_batches(target, "target", self.program.stages - 1)
+        return {"arg_mbs": self._micro_batches(x, "x", 0), "target_mbs": targets and [only for (only,) in targets]}
+
+    def _micro_batches(self, batch: Any, name: str, stage: int) -> list[tuple[torch.Tensor, ...]] | None:
+        """The micro-batches of a batch, if this worker needs them."""
+        if stage not in self.modules:
+            return None
+        if batch is None:
+            raise Error(f"worker {self.worker} holds stage {stage} and needs `{name}`")
+        tensors, n = batch if isinstance(batch, tuple) and name == "x" else (batch,), self.program.micro_batches
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise Error(f"`{name}` is a {type(tensor).__name__}, and PyTorch's runtime takes tensors")
+            if len(tensor) == 0 or len(tensor) % n:
+                raise Error(f"`{name}` has {len(tensor)} samples, which do not divide into {n} equal parts")
+        return list(zip(*(tensor.to(self.device).split(len(tensor) // n) for tensor in tensors)))
+
+    def _loss(self) -> float:
+        own = torch.zeros(1, dtype=torch.float64, device=self.device)
+        for loss in self.schedule.micro_batch_losses.values():
+            own += loss.double()
+        rows = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(rows, own, group=self._group)
+        return torch.stack(rows).sum().item() / self.program.micro_batches
+
+
+def _virtual_stages() -> Any:
+    try:
+        from . import _virtual_stages as module
+    except (AttributeError, ImportError) as error:
+        raise Error(
+            f"the pipelining of torch {torch.__version__} lacks what chimera.torch.pytorch_runtime needs ({error}): install "
+            f"torch 2.15, {_INSTEAD}"
+        ) from error
+    return module
+
+
+def _check_group(program: Program, group: Any) -> None:
+    n_ranks = dist.get_world_size(group)
+    if n_ranks != program.depth:
+        raise Error(
+            f"the group has {n_ranks} ranks and the program {program.depth} workers: give the group of one pipeline, such as "
+            '`mesh["pp"].get_group()`'
+        )
+    check_alike(program, group)
+
+
+def _rows(program: Program, file: dict[str, Any]) -> list[str]:
+    """The program's rows in PyTorch's words, or what its runtime cannot do."""
+    ops = [op for row in file["rows"] for i in row["instructions"] if i["do"] == "run" for op in i["ops"]]
+    tied = [bucket["stages"] for bucket in file["buckets"] if len(bucket["stages"]) > 1]
+    has = f"PyTorch's runtime cannot run {program.schedule}: it has"
+    if file["update"] != "flush":
+        raise Error(
+            f"{has} one version of the weights, which this program updates while micro-batches are on their way; choose a "
+            f"synchronous schedule, {_INSTEAD}"
+        )
+    if file["units_per_micro"] > 1:
+        raise Error(
+            f"{has} whole micro-batches only, and here they are cut into {file['units_per_micro']} (halving); "
+            f'schedule it with scaling="direct", {_INSTEAD}'
+        )
+    if any(len(op["units"]) > 1 for op in ops):
+        raise Error(
+            f"{has} ops on one micro-batch only, and here are some on several; make an op for each of them, {_INSTEAD}"
+        )
+    if any(op["kind"] == "R" for op in ops):
+        raise Error(
+            f"{has} no recomputation; leave the pass out and recompute within the stages by torch.utils.checkpoint, {_INSTEAD}"
+        )
+    if tied:
+        raise Error(
+            f"{has} no sums over several stages, which the tied stages {tied} need; lower without `tied` and sum these gradients "
+            f"after each step, {_INSTEAD}"
+        )
+    try:
+        return program.to_csv().splitlines()
+    except Error as error:
+        raise Error(f"{error}; train with chimera.torch.Runtime") from error
