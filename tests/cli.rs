@@ -29,6 +29,8 @@ mod plan;
 mod prepare;
 #[path = "cli/profile.rs"]
 mod profile;
+#[path = "cli/report.rs"]
+mod report;
 #[path = "cli/schedule.rs"]
 mod schedule;
 #[path = "cli/shell.rs"]

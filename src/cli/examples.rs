@@ -28,6 +28,13 @@ const EXAMPLES: &[(&str, Examples)] = &[
         ],
     ),
     (
+        "report",
+        &[
+            ("chimera report runs/0001", "a page in the run's directory"),
+            ("chimera report runs/0001 --out run.html", "as another file"),
+        ],
+    ),
+    (
         "generate",
         &[
             ("chimera generate --prompt \"The \"", "the newest run"),

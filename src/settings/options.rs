@@ -300,6 +300,8 @@ options! {
         "trace" trace: Option<PathBuf> = [value("FILE").own().see("#traces")];
         /// Steps that the trace shows, from A to before B
         "trace-steps" trace_steps: StepRange = [value("A..B").is("1..11").free()];
+        /// Write the report of the run, report.html, into its directory at the end
+        "report" report: bool = [value("BOOL").is("false").own().see("#a-report-of-a-run")];
         /// Directory for a log of each rank, `rank.<rank>.log`
         "log" log: Option<PathBuf> = [value("DIR").own()];
         /// Directory for event files that TensorBoard reads
