@@ -25,6 +25,8 @@ mod network;
 mod passes;
 #[path = "cli/plan.rs"]
 mod plan;
+#[path = "cli/plan_layers.rs"]
+mod plan_layers;
 #[path = "cli/prepare.rs"]
 mod prepare;
 #[path = "cli/profile.rs"]

@@ -126,6 +126,10 @@ const EXAMPLES: &[(&str, Examples)] = &[
     (
         "plan",
         &[
+            (
+                "chimera plan --ranks 8 --batch 64 --hardware a100-80gb --costs layers.json",
+                "a model of your own",
+            ),
             ("chimera plan --ranks 4 --batch 64 --memory 8GiB --flops 5e10", "for four CPU ranks"),
             (
                 "chimera plan --ranks 8 --batch 512 --memory 40GB --flops 1e14 --preset gpt2-64",
