@@ -1,12 +1,13 @@
 //! Traces as `--trace` and `schedule export --format chrome` write them, as far as they tell work, waits and memory.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::formats::files::text_at_most;
+use crate::formats::files::{text_at_most, text_regular};
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 30;
@@ -118,7 +119,16 @@ impl TracedRun {
 
 /// Reads all runs of a trace, in order of their start.
 pub(crate) fn read(path: &Path) -> Result<Vec<TracedRun>> {
-    let text = text_at_most(path, MAX_BYTES)
+    runs_in(path, text_at_most(path, MAX_BYTES))
+}
+
+/// Reads all runs of a trace that nobody named on the command line: a pipe would block for ever.
+pub(crate) fn read_regular(path: &Path) -> Result<Vec<TracedRun>> {
+    runs_in(path, text_regular(path, MAX_BYTES))
+}
+
+fn runs_in(path: &Path, text: io::Result<Option<String>>) -> Result<Vec<TracedRun>> {
+    let text = text
         .with_context(|| format!("cannot read {}", path.display()))?
         .with_context(|| format!("{} is longer than {MAX_BYTES} bytes", path.display()))?;
     runs(&text).with_context(|| {

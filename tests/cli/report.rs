@@ -128,6 +128,22 @@ fn damaged_files_are_named() {
     }
 }
 
+/// What is found in a folder may be a pipe that nobody writes to.
+#[cfg(unix)]
+#[test]
+fn pipes_do_not_hold_it_up() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    done(&run);
+    for file in ["summary.json", "planned.trace.json", "measured.trace.json", "metrics.jsonl"] {
+        remove_file(run.join(file)).expect("a file");
+        let made = std::process::Command::new("mkfifo").arg(run.join(file)).status();
+        assert!(made.expect("mkfifo").success());
+    }
+    let page = page(&run);
+    assert!(page.matches("it is not a regular file").count() >= 4, "{page}");
+}
+
 /// A run that was trained further and stopped has the summary of its earlier end.
 #[test]
 fn an_earlier_end_is_told_apart() {

@@ -93,7 +93,7 @@ fn ended(path: &Path) -> Result<RunSummary> {
 
 fn only(path: &Path) -> Result<TracedRun> {
     absent(path, "a run writes it when it has done all its steps")?;
-    median(trace::read(path)?)
+    median(trace::read_regular(path)?)
 }
 
 /// The trace that the settings name, which has all ranks, or else the last step of the first group.
@@ -104,7 +104,7 @@ fn measured(folder: &Path, named: Option<&str>) -> Result<MeasuredStep> {
         Ok(MeasuredStep { run, which: "the last step, of the first group of ranks".into() })
     };
     let Some(named) = named.map(PathBuf::from) else { return last() };
-    match trace::read(&named).and_then(median) {
+    match trace::read_regular(&named).and_then(median) {
         Ok(run) => {
             let name = run.name.clone().unwrap_or_else(|| "a step".into());
             let which = format!("{name}, of median length among those in {}", named.display());
