@@ -118,6 +118,10 @@ const EXAMPLES: &[(&str, Examples)] = &[
             ("chimera simulate auto --memory-cap 4", "the shortest order within a limit on memory"),
             ("chimera simulate gems --execute 0.001", "beside a run of stages that sleep"),
             (
+                "chimera simulate zb-h1 --profile profile.json --preset tiny",
+                "a model here, by measured times",
+            ),
+            (
                 "chimera simulate 1f1b --width 2 --inside 5e-6,3e-12 --gradient-bytes 4e8",
                 "two pipelines side by side on a network",
             ),

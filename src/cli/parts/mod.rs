@@ -15,6 +15,7 @@ pub(crate) mod network;
 pub(crate) mod offered;
 pub(crate) mod outcome;
 pub(crate) mod predicted;
+pub(crate) mod profiled;
 pub(crate) mod progress;
 pub(crate) mod proof;
 pub(crate) mod report;
