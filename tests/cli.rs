@@ -25,10 +25,14 @@ mod network;
 mod passes;
 #[path = "cli/plan.rs"]
 mod plan;
+#[path = "cli/plan_layers.rs"]
+mod plan_layers;
 #[path = "cli/prepare.rs"]
 mod prepare;
 #[path = "cli/profile.rs"]
 mod profile;
+#[path = "cli/report.rs"]
+mod report;
 #[path = "cli/schedule.rs"]
 mod schedule;
 #[path = "cli/shell.rs"]

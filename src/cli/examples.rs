@@ -28,6 +28,13 @@ const EXAMPLES: &[(&str, Examples)] = &[
         ],
     ),
     (
+        "report",
+        &[
+            ("chimera report runs/0001", "a page in the run's directory"),
+            ("chimera report runs/0001 --out run.html", "as another file"),
+        ],
+    ),
+    (
         "generate",
         &[
             ("chimera generate --prompt \"The \"", "the newest run"),
@@ -111,6 +118,10 @@ const EXAMPLES: &[(&str, Examples)] = &[
             ("chimera simulate auto --memory-cap 4", "the shortest order within a limit on memory"),
             ("chimera simulate gems --execute 0.001", "beside a run of stages that sleep"),
             (
+                "chimera simulate zb-h1 --profile profile.json --preset tiny",
+                "a model here, by measured times",
+            ),
+            (
                 "chimera simulate 1f1b --width 2 --inside 5e-6,3e-12 --gradient-bytes 4e8",
                 "two pipelines side by side on a network",
             ),
@@ -119,6 +130,10 @@ const EXAMPLES: &[(&str, Examples)] = &[
     (
         "plan",
         &[
+            (
+                "chimera plan --ranks 8 --batch 64 --hardware a100-80gb --costs layers.json",
+                "a model of your own",
+            ),
             ("chimera plan --ranks 4 --batch 64 --memory 8GiB --flops 5e10", "for four CPU ranks"),
             (
                 "chimera plan --ranks 8 --batch 512 --memory 40GB --flops 1e14 --preset gpt2-64",

@@ -11,7 +11,7 @@ use anyhow::Result;
 use clap::{FromArgMatches, Parser, Subcommand};
 use commands::{
     checkpoint, comm, completions, config, devices, eval, export_model, generate, man, plan,
-    prepare, profile, schedule, selftest, simulate, slurm, top, trace, train,
+    prepare, profile, report, schedule, selftest, simulate, slurm, top, trace, train,
 };
 
 use crate::settings::args::explained;
@@ -37,6 +37,7 @@ pub(crate) struct Cli {
 enum Command {
     Train(train::Train),
     Top(top::Top),
+    Report(report::Report),
     Generate(generate::Generate),
     Eval(eval::Eval),
     Export(export_model::Export),
@@ -72,6 +73,7 @@ impl Cli {
         match self.command {
             Command::Train(train) => train.run(),
             Command::Top(top) => top.run(),
+            Command::Report(report) => report.run(),
             Command::Generate(generate) => generate.run(),
             Command::Eval(eval) => eval.run(),
             Command::Export(export) => export.run(),

@@ -1,17 +1,20 @@
-//! Traces as `--trace` and `schedule export --format chrome` write them, as far as their times go.
+//! Traces as `--trace` and `schedule export --format chrome` write them, as far as they tell work, waits and memory.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use crate::formats::files::text_at_most;
+use crate::formats::files::{text_at_most, text_regular};
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 30;
 /// Of the format, of a second.
 const MICROSECONDS: f64 = 1e6;
+/// The counter that tells what a rank holds.
+const MEMORY: &str = "activation memory";
 
 /// One event of the format, as far as it is read.
 #[derive(Deserialize)]
@@ -31,6 +34,27 @@ struct Record {
     ts: f64,
     #[serde(default)]
     dur: f64,
+    #[serde(default)]
+    args: Args,
+}
+
+/// What an event says of itself, as far as it is read.
+#[derive(Deserialize, Default)]
+struct Args {
+    #[serde(default)]
+    ops: Vec<TracedOp>,
+    bytes: Option<f64>,
+}
+
+/// An op as traces name it.
+#[derive(Deserialize, Serialize, Clone, PartialEq, Debug)]
+pub(crate) struct TracedOp {
+    /// Its letter: `F`, `B`, …
+    pub(crate) kind: String,
+    pub(crate) pipe: u32,
+    pub(crate) stage: u32,
+    /// The micro-batches, or parts of them, such as `0` or `2..4`.
+    pub(crate) micro_batches: String,
 }
 
 #[derive(Deserialize)]
@@ -49,6 +73,20 @@ pub(crate) struct Slice {
     pub(crate) end: f64,
     /// Whether it has the worker for itself; reductions run beside compute.
     pub(crate) is_busy: bool,
+    /// The thread of its rank: 0 for compute.
+    pub(crate) lane: u32,
+    /// What the trace calls it.
+    pub(crate) name: String,
+    /// What it consists of, if it is compute.
+    pub(crate) ops: Vec<TracedOp>,
+}
+
+/// Bytes of activation memory of a rank, from a time on.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Held {
+    pub(crate) rank: u32,
+    pub(crate) at: f64,
+    pub(crate) bytes: f64,
 }
 
 /// A message between two ranks: it leaves within the slice that makes it, and arrives where a slice begins.
@@ -64,6 +102,10 @@ pub(crate) struct TracedRun {
     /// What it is called, if it has a name.
     pub(crate) name: Option<String>,
     pub(crate) slices: Vec<Slice>,
+    /// What ranks waited for.
+    pub(crate) waits: Vec<Slice>,
+    /// In order of time for each rank; empty where the trace counts no bytes.
+    pub(crate) memory: Vec<Held>,
     pub(crate) arrows: Vec<Arrow>,
 }
 
@@ -77,7 +119,16 @@ impl TracedRun {
 
 /// Reads all runs of a trace, in order of their start.
 pub(crate) fn read(path: &Path) -> Result<Vec<TracedRun>> {
-    let text = text_at_most(path, MAX_BYTES)
+    runs_in(path, text_at_most(path, MAX_BYTES))
+}
+
+/// Reads all runs of a trace that nobody named on the command line: a pipe would block for ever.
+pub(crate) fn read_regular(path: &Path) -> Result<Vec<TracedRun>> {
+    runs_in(path, text_regular(path, MAX_BYTES))
+}
+
+fn runs_in(path: &Path, text: io::Result<Option<String>>) -> Result<Vec<TracedRun>> {
+    let text = text
         .with_context(|| format!("cannot read {}", path.display()))?
         .with_context(|| format!("{} is longer than {MAX_BYTES} bytes", path.display()))?;
     runs(&text).with_context(|| {
@@ -105,16 +156,26 @@ fn runs(text: &str) -> Result<Vec<TracedRun>> {
         mine.find(|(from, to, _)| (*from..=*to).contains(&at)).map(|(.., name)| *name)
     };
     let mut runs: BTreeMap<Option<&str>, TracedRun> = BTreeMap::new();
-    let works = trace_events.iter().filter(|r| r.ph == "X" && r.cat != "step" && r.cat != "wait");
-    for r in works {
-        let name = name_at(r.pid, time(r.ts + r.dur / 2.0));
-        runs.entry(name).or_default().slices.push(Slice {
+    for r in trace_events.iter().filter(|r| r.ph == "X" && r.cat != "step") {
+        let run = runs.entry(name_at(r.pid, time(r.ts + r.dur / 2.0))).or_default();
+        let is_wait = r.cat == "wait";
+        let slices = if is_wait { &mut run.waits } else { &mut run.slices };
+        slices.push(Slice {
             rank: r.pid,
             kind: r.cat.clone(),
             start: time(r.ts),
             end: time(r.ts + r.dur),
-            is_busy: r.tid == 0,
+            is_busy: r.tid == 0 && !is_wait,
+            lane: r.tid,
+            name: r.name.clone(),
+            ops: r.args.ops.clone(),
         });
+    }
+    runs.retain(|_, run| !run.slices.is_empty());
+    for held in counters(&trace_events) {
+        if let Some(run) = runs.get_mut(&name_at(held.rank, held.at)) {
+            run.memory.push(held);
+        }
     }
     let arrives = trace_events.iter().filter(|r| r.ph == "f" && r.cat == "message");
     let arrives: BTreeMap<u64, &Record> = arrives.map(|r| (r.id, r)).collect();
@@ -134,6 +195,16 @@ fn runs(text: &str) -> Result<Vec<TracedRun>> {
     Ok(runs)
 }
 
+/// The counters of activation memory among the events, by rank and time.
+fn counters(events: &[Record]) -> Vec<Held> {
+    let counters = events.iter().filter(|r| r.ph == "C" && r.name == MEMORY);
+    let held =
+        |r: &Record| Some(Held { rank: r.pid, at: r.ts / MICROSECONDS, bytes: r.args.bytes? });
+    let mut held: Vec<Held> = counters.filter_map(held).collect();
+    held.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.at.total_cmp(&b.at)));
+    held
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,6 +218,9 @@ mod tests {
             {"ph":"X","name":"F0","cat":"forward","pid":0,"tid":0,"ts":5e6,"dur":1e6},
             {"ph":"X","name":"F0","cat":"forward","pid":0,"tid":0,"ts":0,"dur":1e6},
             {"ph":"X","name":"wait","cat":"wait","pid":0,"tid":0,"ts":1e6,"dur":1e6},
+            {"ph":"C","name":"activation memory","pid":0,"ts":5.5e6,"args":{"bytes":7.0}},
+            {"ph":"C","name":"activation memory","pid":0,"ts":5e6,"args":{"bytes":0.0}},
+            {"ph":"C","name":"micro-batches in flight","pid":0,"ts":5e6,"args":{"micro-batches":1.0}},
             {"ph":"s","id":3,"cat":"message","pid":0,"ts":0.9e6},
             {"ph":"f","id":3,"cat":"message","pid":1,"ts":1e6}]}"#;
         let runs = runs(text).unwrap();
@@ -155,6 +229,9 @@ mod tests {
         assert_eq!((runs[0].span(), runs[1].span()), ((0.0, 1.0), (5.0, 6.0)));
         assert_eq!(runs[0].arrows, [Arrow { from: (0, 0.9), to: (1, 1.0) }]);
         assert!(runs[1].arrows.is_empty());
+        let held: Vec<_> = runs[1].memory.iter().map(|held| (held.at, held.bytes)).collect();
+        assert_eq!(held, [(5.0, 0.0), (5.5, 7.0)]);
+        assert_eq!((runs[0].waits.len(), runs[0].waits[0].name.as_str()), (1, "wait"));
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub struct Effort<'e> {
 }
 
 /// How far a choice is.
-struct Watched<'e> {
+pub(super) struct Watched<'e> {
     deadline: Option<Instant>,
     observe: &'e (dyn Fn(usize, usize) + Sync),
     n_tried: AtomicUsize,
@@ -48,14 +48,28 @@ struct Watched<'e> {
 }
 
 impl<'e> Watched<'e> {
-    fn begin(effort: &Effort<'e>) -> Watched<'e> {
+    pub(super) fn begin(effort: &Effort<'e>) -> Watched<'e> {
         let (n_tried, n_left_out) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let deadline = Instant::now().checked_add(effort.time_limit);
         Watched { deadline, observe: effort.observe, n_tried, n_left_out }
     }
 
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// One more group of so many was tried.
+    pub(super) fn tell(&self, n_groups: usize) {
+        (self.observe)(self.n_tried.fetch_add(1, Ordering::Relaxed) + 1, n_groups);
+    }
+
+    /// One more way was not tried to its end.
+    pub(super) fn leave_out(&self) {
+        self.n_left_out.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn n_left_out(&self) -> usize {
+        self.n_left_out.load(Ordering::Relaxed)
     }
 }
 
@@ -90,7 +104,7 @@ pub fn choose(
     let group = || ConfigGroup::new(cluster, is_sharing_free);
     let mut choice = first_choice(said, batch, cluster, &watched, group)?;
     choice.settle(top, &watched, || ConfigGroup::simulated(cluster, is_sharing_free));
-    choice.n_left_out = watched.n_left_out.into_inner();
+    choice.n_left_out = watched.n_left_out();
     ensure!(
         !choice.is_empty(),
         "no way to train was tried within {} s: choose a larger --search-time, or say more of the way",
@@ -108,14 +122,8 @@ fn first_choice<'c>(
     group: impl Fn() -> ConfigGroup<'c> + Sync,
 ) -> Result<Choice> {
     said.model().check_sequence(said.sequence)?;
-    ensure!(
-        said.schedule != Named::Auto || is_free(said, "schedule"),
-        "schedule {AUTO} would search for every candidate: leave it out, or name a schedule"
-    );
-    if let Named::Schedule(schedule) = said.schedule {
-        ensure!(is_free(said, "schedule") || is_synchronous(&schedule), no_flush(&said.schedule));
-    }
-    let ways = ways(said, batch, cluster);
+    check_schedule(said)?;
+    let ways = ways(said, batch, cluster.n_ranks);
     ensure!(
         !ways.is_empty(),
         "{} rank(s) and a batch of {batch} leave no way to train a model of {} layers: W x D must be the ranks, W x B x \
@@ -126,7 +134,7 @@ fn first_choice<'c>(
     let n_groups = ways.len();
     let try_all = |ways: Vec<Config>| {
         let outcomes = tried(ways, group(), cluster, watched);
-        (watched.observe)(watched.n_tried.fetch_add(1, Ordering::Relaxed) + 1, n_groups);
+        watched.tell(n_groups);
         outcomes
     };
     let outcomes: Vec<Result<Fit>> = ways.into_par_iter().flat_map_iter(try_all).collect();
@@ -135,8 +143,7 @@ fn first_choice<'c>(
     let mut refusal: Option<Error> = None;
     for outcome in outcomes {
         match outcome {
-            Ok(Fit::Fits(candidate)) => choice.candidates.push(candidate),
-            Ok(Fit::TooLarge(config, need)) => choice.too_large(config, need),
+            Ok(fit) => choice.add(fit),
             // Many schedules do not have all shapes: that is told only where nothing else is left.
             Err(error) => refusal = refusal.or(Some(error)),
         }
@@ -148,7 +155,27 @@ fn first_choice<'c>(
     Ok(choice)
 }
 
+/// Refuses schedules that are none to choose from.
+pub(super) fn check_schedule(said: &Config) -> Result<()> {
+    ensure!(
+        said.schedule != Named::Auto || is_free(said, "schedule"),
+        "schedule {AUTO} would search for every candidate: leave it out, or name a schedule"
+    );
+    if let Named::Schedule(schedule) = said.schedule {
+        ensure!(is_free(said, "schedule") || is_synchronous(&schedule), no_flush(&said.schedule));
+    }
+    Ok(())
+}
+
 impl Choice {
+    /// Adds what became of a way.
+    pub(super) fn add(&mut self, fit: Fit) {
+        match fit {
+            Fit::Fits(candidate) => self.candidates.push(candidate),
+            Fit::TooLarge(config, need) => self.too_large(config, need),
+        }
+    }
+
     /// The candidates without those that gain nothing over a simpler one: they take as long, up to rounding, and at
     /// least as much memory.
     pub fn distinct(&self) -> impl Iterator<Item = &Candidate> {
@@ -163,11 +190,11 @@ impl Choice {
         })
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.candidates.is_empty() && self.n_too_large == 0
     }
 
-    fn sort(&mut self) {
+    pub(super) fn sort(&mut self) {
         self.candidates.sort_by(|a, b| {
             // Of ways that take as long up to rounding, a short pipeline and a whole optimizer are the simplest, and few
             // large products are faster than many small ones.
@@ -202,18 +229,12 @@ impl Choice {
             let simulate = |open: Candidate| match watched.is_over() {
                 false => group().outcome(open.config),
                 true => {
-                    watched.n_left_out.fetch_add(1, Ordering::Relaxed);
+                    watched.leave_out();
                     Ok(Fit::Fits(open))
                 }
             };
             let simulated: Vec<Result<Fit>> = open.into_par_iter().map(simulate).collect();
-            for outcome in simulated {
-                match outcome {
-                    Ok(Fit::Fits(candidate)) => self.candidates.push(candidate),
-                    Ok(Fit::TooLarge(config, need)) => self.too_large(config, need),
-                    Err(_) => {}
-                }
-            }
+            simulated.into_iter().flatten().for_each(|fit| self.add(fit));
             self.sort();
             if watched.is_over() {
                 return;
@@ -236,11 +257,11 @@ fn is_free(said: &Config, key: &str) -> bool {
 
 /// All ways that have the ranks and the batch, those together that differ in micro-batches and recomputation alone: the
 /// largest micro-batches first, and of these what recomputes least. Schedules are not asked whether they have the shape.
-fn ways(said: &Config, batch: usize, cluster: &Cluster) -> Vec<Vec<Config>> {
+pub(super) fn ways(said: &Config, batch: usize, n_ranks: usize) -> Vec<Vec<Config>> {
     let keeps = |key: &str, is_said: bool| is_said || is_free(said, key);
     let mut ways = Vec::new();
-    for width in divisors(cluster.n_ranks).filter(|width| batch.is_multiple_of(*width)) {
-        let (depth, samples) = (cluster.n_ranks / width, batch / width);
+    for width in divisors(n_ranks).filter(|width| batch.is_multiple_of(*width)) {
+        let (depth, samples) = (n_ranks / width, batch / width);
         let is_kept = keeps("width", width == said.width) && keeps("depth", depth == said.depth);
         if !is_kept || depth > said.layers {
             continue;
@@ -290,7 +311,7 @@ fn tried(
             continue;
         }
         if watched.is_over() {
-            watched.n_left_out.fetch_add(1, Ordering::Relaxed);
+            watched.leave_out();
             continue;
         }
         let outcome = group.outcome(way);

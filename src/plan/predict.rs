@@ -6,7 +6,7 @@ use anyhow::Result;
 use chimera_core::analyze::{Timeline, Work, simulate};
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::op::{Cell, Kind};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Course;
 use super::priced::Stages;
@@ -21,11 +21,13 @@ pub struct Prediction {
     pub range_s: [f64; 2],
     /// Why it may not hold here, if that is known.
     pub doubt: Option<String>,
+    /// What each worker does in a step, or in a window of steps.
+    pub timeline: Timeline,
     summary: Summary,
 }
 
 /// Something that was predicted, and measured.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Figure {
     /// What.
     pub what: String,
@@ -74,6 +76,7 @@ impl Prediction {
             range_s: [step(&times.spread_by(-1.0))?, step(&times.spread_by(1.0))?],
             doubt: times.doubt().map(String::from),
             summary: Summary::of(&middle),
+            timeline: middle,
         })
     }
 
@@ -174,7 +177,13 @@ mod tests {
             ],
         };
         let summary = Summary::of(&timeline(4.0));
-        let prediction = Prediction { step_s: 9.0, range_s: [8.0, 12.0], doubt: None, summary };
+        let prediction = Prediction {
+            step_s: 9.0,
+            range_s: [8.0, 12.0],
+            doubt: None,
+            timeline: timeline(4.0),
+            summary,
+        };
         let figures = prediction.against(&[10.0, 30.0, 6.0], &[timeline(5.0)]);
         let of = |what: &str| figures.iter().find(|f| f.what == what).expect("a figure");
         assert_eq!((of("step").measured, of("step").error), (10.0, 9.0 / 10.0 - 1.0));

@@ -41,6 +41,7 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::model::ModelConfig;
 use chimera_core::program::Program;
+use chimera_core::render::chrome::Sizes;
 use chimera_core::search::Report;
 use chimera_core::stage::Data;
 use chimera_core::timetable::Timetable;
@@ -183,6 +184,16 @@ impl<S: Subject> Run<S> {
         &self.course.program
     }
 
+    /// The program of its last steps, which are fewer where windows do not divide the steps.
+    pub(crate) fn last_program(&self) -> &Program {
+        self.course.last.as_ref().unwrap_or(&self.course.program)
+    }
+
+    /// Bytes and operations of its stages, as traces tell them.
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.subject.sizes(&self.course)
+    }
+
     /// What the search for a schedule came to, if there was one.
     pub fn search(&self) -> Option<&Report> {
         self.course.search.as_ref()
@@ -235,8 +246,7 @@ impl<S: Subject> Run<S> {
         let steps = config.trace_steps.0.clone();
         // A run that is resumed behind them leaves the trace as it is.
         let trace = config.trace.as_deref().filter(|_| self.first_step() < steps.end);
-        let sizes = || self.subject.sizes(&self.course);
-        let recorder = trace.map(|path| Recorder::new(path, steps, config.width, sizes()));
+        let recorder = trace.map(|path| Recorder::new(path, steps, config.width, self.sizes()));
         let fingerprint = self.fingerprint();
         let observe = Mutex::new(observe);
         Ok(Watch { fingerprint, observe, held_out, recorder, by_processes: false })

@@ -65,6 +65,8 @@ pub enum Drawn {
     Memory,
     /// The job that it runs in.
     Job,
+    /// A model here, whose stages cost what a profile says.
+    Profiled,
 }
 
 impl Opt {

@@ -12,7 +12,7 @@ use chimera_core::schedule;
 use chimera_core::search::Where;
 use toml::Value;
 
-use super::option::Drawn::{Job, Memory, Passes, Shape};
+use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
@@ -111,7 +111,7 @@ options! {
             [value("N").also("gradient accumulation steps").whole(1, 1 << 20).is("8").free().searched().drawn(Shape)
                 .drawn_follows("D")];
         /// Samples per micro-batch, B; `scaling` halving needs an even number
-        "micro-batch-size" micro_batch_size: usize = [value("B").whole(1, 1 << 20).is("4").free()];
+        "micro-batch-size" micro_batch_size: usize = [value("B").whole(1, 1 << 20).is("4").free().drawn(Profiled)];
         /// Pipes of `chimera`, or of `auto` on mirrored pipes, 2f
         "pipes" pipes: usize = [value("2f").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
         /// Stages per worker of `interleaved`, or of `auto` on interleaved stages, v
@@ -160,63 +160,63 @@ options! {
     "Costs" {
         /// Profile of this machine, from `chimera profile`: measured costs for what is chosen by cost, such as the order of
         /// `auto`
-        "profile" profile: Option<PathBuf> = [value("FILE").follows("FLOPs").own().searched().see("#profiles")];
+        "profile" profile: Option<PathBuf> = [value("FILE").follows("FLOPs").own().searched().see("#profiles").drawn(Profiled).drawn_follows("the times that are given")];
         /// Profile of this machine, from which the run is predicted; the prediction is held against it at its end
         "predict" predict: Option<PathBuf> = [value("FILE").follows("`profile`").own().see("#profiles")];
         /// Use a profile though it is of another machine, device, precision or build
-        "any-profile" any_profile: bool = [value("BOOL").is("false").own()];
+        "any-profile" any_profile: bool = [value("BOOL").is("false").own().drawn(Profiled)];
     }
     "Model" {
         /// Architecture: gpt2 and llama (also Qwen2 and Mistral) predict the next token, bert masked ones
-        "model" architecture: Architecture = [follows("from the preset").fixed().see("#bert")];
+        "model" architecture: Architecture = [follows("from the preset").fixed().see("#bert").drawn(Profiled)];
         /// Model and its sizes by name, which the other options of the model override
-        "preset" preset: String = [words(presets).is("tiny").own()];
+        "preset" preset: String = [words(presets).is("tiny").own().drawn(Profiled)];
         /// Directory of a model to begin with, from Hugging Face or `--save`; its sizes take the place of the preset's.
         /// Not needed to resume
         "init" init: Option<PathBuf> = [value("DIR").follows("random weights").own().see("#models-in-and-out")];
         /// Transformer layers
-        "layers" layers: usize = [value("COUNT").whole(1, 1 << 14).follows("from the preset").fixed()];
+        "layers" layers: usize = [value("COUNT").whole(1, 1 << 14).follows("from the preset").fixed().drawn(Profiled)];
         /// Features per token; `heads` must divide them
-        "hidden" hidden: usize = [value("SIZE").whole(1, 1 << 20).follows("from the preset").fixed()];
+        "hidden" hidden: usize = [value("SIZE").whole(1, 1 << 20).follows("from the preset").fixed().drawn(Profiled)];
         /// Attention heads
-        "heads" heads: usize = [value("COUNT").whole(1, 1 << 20).follows("from the preset").fixed()];
+        "heads" heads: usize = [value("COUNT").whole(1, 1 << 20).follows("from the preset").fixed().drawn(Profiled)];
         /// Heads of keys and values of a llama, which query heads share; must divide `heads`
         "kv-heads" kv_heads: Option<usize> = [value("COUNT").also("grouped-query attention")
-            .whole(1, 1 << 20).follows("from the preset, or `heads`").fixed().see("#llama")];
+            .whole(1, 1 << 20).follows("from the preset, or `heads`").fixed().see("#llama").drawn(Profiled)];
         /// Features within the MLP of a llama
         "mlp-hidden" mlp_hidden: Option<usize> = [value("SIZE").also("intermediate size")
-            .whole(1, 1 << 22).follows("from the preset, or 8/3 `hidden`").fixed()];
+            .whole(1, 1 << 22).follows("from the preset, or 8/3 `hidden`").fixed().drawn(Profiled)];
         /// Function of the gate of a llama's MLP: silu, gelu or gelu-tanh
-        "activation" activation: Option<MlpGate> = [follows("from the preset, or silu").fixed()];
+        "activation" activation: Option<MlpGate> = [follows("from the preset, or silu").fixed().drawn(Profiled)];
         /// Whether queries, keys and values of a llama have biases, as in Qwen2
         "qkv-bias" qkv_bias: Option<bool> =
-            [value("BOOL").follows("from the preset, or false").fixed()];
+            [value("BOOL").follows("from the preset, or false").fixed().drawn(Profiled)];
         /// Tokens that a token of a llama sees, itself included, as in Mistral; 0 for all before it
         "sliding-window" sliding_window: Option<usize> =
-            [value("TOKENS").whole(0, 1 << 24).follows("from the preset, or 0").fixed()];
+            [value("TOKENS").whole(0, 1 << 24).follows("from the preset, or 0").fixed().drawn(Profiled)];
         /// Base of the rotary frequencies of a llama
         "rope-theta" rope_theta: Option<f64> = [value("THETA").also("rotary base")
-            .real(1.0, 1e30).follows("from the preset, or 10000").fixed()];
+            .real(1.0, 1e30).follows("from the preset, or 10000").fixed().drawn(Profiled)];
         /// Scaling of the rotary frequencies of a llama for longer samples: none, linear:factor=F, or dynamic, yarn or
         /// llama3 with more numbers
         "rope-scaling" rope_scaling: Option<RopeScaling> =
-            [value("SCALING").follows("from the preset, or none").fixed().see("#llama")];
+            [value("SCALING").follows("from the preset, or none").fixed().see("#llama").drawn(Profiled)];
         /// Term that the norms of a llama add to the mean square
         "norm-eps" norm_eps: Option<f64> =
-            [value("EPS").real(1e-30, 1.0).follows("from the preset, or 1e-5").fixed()];
+            [value("EPS").real(1e-30, 1.0).follows("from the preset, or 1e-5").fixed().drawn(Profiled)];
         /// Longest sample, in tokens: the rows of the position table, where there is one
         "context" context: usize = [value("TOKENS").also("maximum position embeddings").whole(1, 1 << 24)
-            .follows("from the preset").fixed()];
+            .follows("from the preset").fixed().drawn(Profiled)];
         /// Tokens per sample, at most `context`
         "sequence" sequence: usize = [value("TOKENS").also("sequence length").whole(1, 1 << 24).follows("`context`").fixed()
-            .see("#samples-shorter-than-the-context")];
+            .see("#samples-shorter-than-the-context").drawn(Profiled)];
         /// Number of token ids; text needs 256, and a bert four more
         "vocab" vocab: usize =
-            [value("COUNT").whole(1, 1 << 24).follows("from prepared data, or the preset").fixed()];
+            [value("COUNT").whole(1, 1 << 24).follows("from prepared data, or the preset").fixed().drawn(Profiled)];
         /// Whether the output head shares the token embedding
-        "tied" tied: bool = [value("BOOL").follows("from the preset").fixed()];
+        "tied" tied: bool = [value("BOOL").follows("from the preset").fixed().drawn(Profiled)];
         /// Probability of dropping an element of the embedding, of what layers add to it, or of attention's weights
-        "dropout" dropout: f64 = [value("RATE").real(0.0, 0.9).follows("from `init`, else 0.0").see("#dropout")];
+        "dropout" dropout: f64 = [value("RATE").real(0.0, 0.9).follows("from `init`, else 0.0").see("#dropout").drawn(Profiled)];
     }
     "Optimizer" {
         /// Optimizer steps
@@ -271,15 +271,15 @@ options! {
     "Devices" {
         /// Device of the workers: cpu, cuda, cuda:N, wgpu or wgpu:N, or a list with one for each worker of a pipeline
         "device" device: String =
-            [value("DEVICE").such_as(Device::EXAMPLES).is("cpu").free().see("gpu.md")];
+            [value("DEVICE").such_as(Device::EXAMPLES).is("cpu").free().see("gpu.md").drawn(Profiled)];
         /// Number format of activations: f32, or bf16 on CUDA; weights and sums are f32
-        "precision" precision: Precision = [value("FORMAT").is("f32").free()];
+        "precision" precision: Precision = [value("FORMAT").is("f32").free().drawn(Profiled)];
         /// How workers communicate: threads of this process, mpi (processes that mpirun or srun started), nccl (such
         /// processes with an NVIDIA GPU each), or auto for mpi where there are such processes
         "transport" transport: Transport = [is("auto").free().see("distributed.md")];
         /// CPU threads per worker
         "threads" threads: usize =
-            [value("COUNT").whole(1, 1 << 10).follows("the cores of the machine / its workers, at least 1").own()];
+            [value("COUNT").whole(1, 1 << 10).follows("the cores of the machine / its workers, at least 1").own().drawn(Profiled)];
         /// Timeout in seconds after which a worker that waits for a message gives up
         "timeout" timeout: f64 = [value("SECONDS").real(0.001, 1e6).is("100.0").own()];
         /// Timeout in seconds until the first step completes, if longer than `timeout`
@@ -300,6 +300,8 @@ options! {
         "trace" trace: Option<PathBuf> = [value("FILE").own().see("#traces")];
         /// Steps that the trace shows, from A to before B
         "trace-steps" trace_steps: StepRange = [value("A..B").is("1..11").free()];
+        /// Write the report of the run, report.html, into its directory at the end
+        "report" report: bool = [value("BOOL").is("false").own().see("#a-report-of-a-run")];
         /// Directory for a log of each rank, `rank.<rank>.log`
         "log" log: Option<PathBuf> = [value("DIR").own()];
         /// Directory for event files that TensorBoard reads

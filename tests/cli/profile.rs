@@ -54,6 +54,37 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
     let step = plan["ways"][0]["step_s"].as_f64().expect("a time");
     assert!(fast <= step && step <= slow, "{fast} {step} {slow}");
 
+    let simulated = |line: &str| -> Value {
+        let ran = chimera(&format!("simulate {line} --json"));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        serde_json::from_str(&ran.stdout).expect("JSON")
+    };
+    let alone = simulated(&format!("1f1b --depth 1 --profile {profile} {MODEL}"));
+    assert_eq!(alone["unit"], "second");
+    // The same forwards and backwards as the prediction's, which also has updates.
+    let passes = of("forward")["predicted"].as_f64().zip(of("backward")["predicted"].as_f64());
+    let passes = passes.map(|(forward, backward)| forward + backward).expect("times");
+    let makespan = alone["makespan"].as_f64().expect("a time");
+    assert!((makespan / passes - 1.0).abs() < 1e-9, "{makespan} {passes}");
+    let both = simulated(&format!("1f1b --depth 2 --profile {profile} {MODEL}"));
+    let busy = |of: &Value, w: usize| of["workers"][w]["busy"].as_f64().expect("a time");
+    assert!(
+        busy(&both, 0) > 0.0 && busy(&both, 1) > busy(&both, 0),
+        "the head is the last's: {both}"
+    );
+    for (options, named) in [
+        (format!("--profile {profile} --forward 1"), "leave --forward, --backward"),
+        ("--preset tiny".into(), "name one with --profile, or leave preset out"),
+        ("--profile none.json".into(), "none.json"),
+        (format!("--profile {profile} --threads 1 --depth 4 --layers 2"), "layers"),
+        (format!("--profile {profile} {MODEL} --depth 2 --model llama"), "no times of `rms_norm`"),
+        (format!("--profile {profile} --threads 7"), "no times of 7 thread(s)"),
+    ] {
+        let ran = chimera(&format!("simulate 1f1b {options}"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}: {}", ran.stderr);
+        assert!(ran.stderr.contains(named), "{options}: {}", ran.stderr);
+    }
+
     let refused = chimera(&format!(
         "train {MODEL} --depth 1 --model llama --predict {profile} --out {}",
         out.display()

@@ -23,6 +23,7 @@ mod outside;
 mod publish;
 mod python;
 mod pytorch;
+mod report;
 mod slurm;
 mod struck;
 mod sweep;
@@ -84,6 +85,8 @@ enum Chore {
     Targets,
     /// PyTorch's runtime executes our exports; loss and gradients are compared
     Pytorch(pytorch::Args),
+    /// The report of a run in a headless browser: no errors, what pointing tells, and a picture; installs Chromium where it may
+    Report(report::Args),
     /// Hugging Face's transformers reads our GPT-2 and we read its; logits are compared
     Transformers(transformers::Args),
     /// The transport over MPI: lints, conformance, and training under mpirun; installs MPI where it may
@@ -135,6 +138,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Torture(args) => torture::run(&args),
         Chore::Targets => targets::run(),
         Chore::Pytorch(args) => pytorch::run(&args),
+        Chore::Report(args) => report::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
         Chore::Mpi(args) => mpi::run(&args),
         Chore::Hosts(args) => hosts::run(&args),

@@ -23,10 +23,14 @@ pub(crate) struct Man {
 const VERSION: &str = concat!("chimera ", env!("CARGO_PKG_VERSION"));
 
 /// What `train` reads and writes in the directory of a run.
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 11] = [
     ("config.toml", "all settings as resolved, each with its origin; --config reads it back"),
     ("metrics.jsonl", "one JSON object per step, unless --metrics names another file"),
     ("pipeline.svg", "the last step as it ran; at the end"),
+    ("summary.json", "what the run came to, and its prediction; at the end"),
+    ("planned.trace.json", "the last step as it was planned, for ui.perfetto.dev; at the end"),
+    ("measured.trace.json", "the last step as it ran, for ui.perfetto.dev; at the end"),
+    ("report.html", "the report of the run, with --report or from `chimera report`"),
     ("model", "the trained weights, unless --save names another directory; at the end"),
     ("checkpoints", "what --resume goes on from"),
     ("lock", "which process trains here; only while it does"),

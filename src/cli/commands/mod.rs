@@ -16,6 +16,7 @@ pub(crate) mod man;
 pub(crate) mod plan;
 pub(crate) mod prepare;
 pub(crate) mod profile;
+pub(crate) mod report;
 pub(crate) mod schedule;
 pub(crate) mod selftest;
 pub(crate) mod simulate;

@@ -134,7 +134,7 @@ impl Show {
         print(format!(
             "{}\n{}{search}",
             drawing.trim_end(),
-            summary(&program, &timeline, &self.costs)
+            summary(&program, &timeline, self.costs.unit())
         ))
     }
 }

@@ -8,6 +8,7 @@ use chimera_core::analyze::{Event, IdleTime, Timeline, Work, peak_kept, simulate
 use chimera_core::costs::Costs;
 use chimera_core::render::chrome;
 use chimera_core::search::Report;
+use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 use clap::{Args, ValueHint};
 use serde_json::json;
@@ -18,10 +19,11 @@ use crate::cli::parts::console::{figure, print, write_whole};
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::execute::ExecuteArgs;
 use crate::cli::parts::network::NetworkArgs;
+use crate::cli::parts::profiled::Profiled;
 use crate::cli::parts::progress::spin;
 use crate::cli::parts::proof::summary;
 use crate::cli::parts::scheduled::Scheduled;
-use crate::cli::parts::shape::{ShapeArgs, schedule_name};
+use crate::cli::parts::shape::{ProfiledArgs, ShapeArgs, schedule_name};
 
 /// Simulates one step of a schedule, or a window of an asynchronous one, without the optimizer
 #[derive(Args)]
@@ -33,6 +35,8 @@ pub(crate) struct Simulate {
     shape: ShapeArgs,
     #[command(flatten)]
     costs: CostArgs,
+    #[command(flatten)]
+    profiled: ProfiledArgs,
     #[command(flatten)]
     network: NetworkArgs,
     #[command(flatten)]
@@ -50,7 +54,18 @@ pub(crate) struct Simulate {
 
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
-        let plan = Scheduled::on(&self.network, &self.name, &self.shape, &self.costs)?;
+        let profiled =
+            Profiled::open(&self.profiled, &self.name, &self.shape, &self.costs, &self.network)?;
+        let of_stages = |timetable: &Timetable| match &profiled {
+            Some(profiled) => profiled.costs(timetable),
+            None => self.costs.of_stages(timetable),
+        };
+        let plan = Scheduled::on(&self.network, &self.name, &self.shape, &self.costs, &of_stages)?;
+        let plan = match &profiled {
+            Some(profiled) => profiled.beside_others(plan, &self.network)?,
+            None => plan,
+        };
+        let unit = if profiled.is_some() { "second" } else { self.costs.unit() };
         let program = plan.prove()?;
         let costs = self.network.with_sums(plan.costs().clone(), &program)?;
         let measured = self.execute.measure(&program, plan.costs())?;
@@ -78,7 +93,7 @@ impl Simulate {
                 worker
             };
             let mut figures = json!({
-                "unit": self.costs.unit(),
+                "unit": unit,
                 "makespan": makespan,
                 "bubble_ratio": timeline.bubble_ratio(),
                 "bubble_by_cause": causes(&bubble),
@@ -104,7 +119,7 @@ impl Simulate {
             }
             return print(format!("{figures:#}"));
         }
-        let mut text = summary(&program, &timeline, &self.costs);
+        let mut text = summary(&program, &timeline, unit);
         text.push_str("\nworker      busy      idle  peak micro-batches");
         text.push_str(if is_recomputed { "  checkpointed inputs\n" } else { "\n" });
         for (w, ((busy, peak), kept)) in workers.enumerate() {

@@ -51,6 +51,11 @@ impl CostArgs {
         CostArgs { memory: MemoryArgs::default(), ..self.clone() }
     }
 
+    /// Whether any time is given.
+    pub(crate) fn are_given(&self) -> bool {
+        self.given() != GivenTimes::default()
+    }
+
     /// What takes 1 in the times of a report.
     pub(crate) fn unit(&self) -> &'static str {
         self.given().unit()

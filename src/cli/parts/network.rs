@@ -78,7 +78,7 @@ impl LinkArgs {
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 pub(crate) struct NetworkArgs {
     #[command(flatten)]
-    job: JobArgs,
+    pub(crate) job: JobArgs,
     #[command(flatten)]
     links: LinkArgs,
     /// Bytes that a stage gives the next for a micro-batch, as a number or a list

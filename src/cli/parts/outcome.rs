@@ -2,9 +2,10 @@
 
 use anyhow::Result;
 use chimera_backend_candle::Candle;
-use chimera_core::analyze::Timeline;
+use chimera_core::analyze::{MeasuredCosts, Timeline, simulate};
 use chimera_core::engine::StepReport;
 use chimera_core::model::Objective;
+use chimera_core::render::chrome::{self, Ran};
 use chimera_core::render::{svg, text};
 use serde_json::json;
 
@@ -12,8 +13,9 @@ use crate::cli::parts::bubble::{by_cause, causes};
 use crate::cli::parts::drawing::screen;
 use crate::cli::parts::predicted;
 use crate::cli::parts::progress::Say;
+use crate::cli::parts::report::{MEASURED, PLANNED, SUMMARY};
 use crate::data::tokenizer::Tokenizer;
-use crate::plan::Figure;
+use crate::plan::{Figure, Prediction};
 use crate::run::evaluate::{Bert, CausalLm, Sampling};
 use crate::run::{Folder, Run, Trained};
 use crate::settings::Config;
@@ -32,6 +34,8 @@ pub(crate) struct Outcome<'r> {
     pub(crate) say: &'r Say,
     /// Whether a summary goes to standard output as JSON.
     pub(crate) json: bool,
+    /// What was said of the machine before the first step.
+    pub(crate) hints: Vec<String>,
 }
 
 impl Outcome<'_> {
@@ -64,34 +68,69 @@ impl Outcome<'_> {
         };
         let overhead = trained.overhead(run.program());
         let bubble = trained.bubble(run.program());
+        let mut advice = self.hints.clone();
         if let Some(timeline) = trained.timelines.last() {
-            self.draw(timeline, overhead)?;
+            let overhead = overhead.map(against_prediction);
+            self.draw(timeline, overhead.as_deref())?;
+            advice.extend(overhead);
             if let Some(bubble) = &bubble {
-                say.line(&by_cause("bubble of the last run of the schedule", bubble));
+                let line = by_cause("bubble of the last run of the schedule", bubble);
+                say.line(&line);
+                advice.push(line);
             }
         }
-        let figures = self.predicted(trained)?;
+        let prediction = run.prediction()?;
+        advice.extend(prediction.as_ref().and_then(|prediction| prediction.doubt.clone()));
+        let figures = prediction.as_ref().map(|prediction| self.predicted(prediction, trained));
         if let Some(figures) = &figures {
             predicted::table(figures).lines().for_each(|line| say.line(line));
         }
+        let mut summary = json!({
+            "run": folder.path(), "steps": trained.n_steps,
+            "loss": trained.last.as_ref().map(|last| last.loss),
+            "validation_loss": validation_loss, "perplexity": perplexity, "seconds": seconds,
+            "bubble_ratio": trained.last.as_ref().map(StepReport::bubble_ratio),
+            "bubble_by_cause": bubble.as_ref().map(causes),
+            "measured_over_simulated": overhead,
+            "prediction": figures,
+        });
         if self.json {
-            let summary = json!({
-                "run": folder.path(), "steps": trained.n_steps,
-                "loss": trained.last.as_ref().map(|last| last.loss),
-                "validation_loss": validation_loss, "perplexity": perplexity, "seconds": seconds,
-                "bubble_ratio": trained.last.as_ref().map(StepReport::bubble_ratio),
-                "bubble_by_cause": bubble.as_ref().map(causes),
-                "measured_over_simulated": overhead,
-                "prediction": figures,
-            });
             crate::cli::parts::console::print(format!("{summary:#}"))?;
         }
-        Ok(())
+        summary["advice"] = json!(advice);
+        summary["planned_by"] = self.trace(trained, prediction.as_ref())?.into();
+        folder.write(SUMMARY, &format!("{summary:#}\n"))
     }
 
-    /// What was predicted beside what was measured, if a profile is at hand.
-    fn predicted(&self, trained: &Trained) -> Result<Option<Vec<Figure>>> {
-        let Some(prediction) = self.run.prediction()? else { return Ok(None) };
+    /// Writes the last step as it was planned and as it ran, both as traces. Returns what the plan's times are of.
+    fn trace(
+        &self,
+        trained: &Trained,
+        prediction: Option<&Prediction>,
+    ) -> Result<Option<&'static str>> {
+        let Outcome { run, folder, .. } = *self;
+        let (Some(timeline), Some(waits)) = (trained.timelines.last(), trained.waits.last()) else {
+            return Ok(None);
+        };
+        let (program, sizes) = (run.last_program(), run.sizes());
+        // A profile predicts whole windows of steps.
+        let is_whole = program.window().n_steps() == run.program().window().n_steps();
+        let (planned, by) = match prediction.filter(|_| is_whole) {
+            Some(prediction) => (prediction.timeline.clone(), "the profile's times"),
+            None => (simulate(program, &MeasuredCosts::of(timeline)), "measured op times"),
+        };
+        let step = trained.n_steps.saturating_sub(u64::from(program.window().n_steps()));
+        let ran = |timeline, waits| Ran { program, group: 0, step, timeline, waits };
+        let traces =
+            [(PLANNED, ran(planned, Vec::new())), (MEASURED, ran(timeline.clone(), waits.clone()))];
+        for (name, ran) in traces {
+            folder.write(name, &chrome::training(&[ran], Some(&sizes)))?;
+        }
+        Ok(Some(by))
+    }
+
+    /// What was predicted beside what was measured.
+    fn predicted(&self, prediction: &Prediction, trained: &Trained) -> Vec<Figure> {
         // The first step warms up.
         let steps_s = trained.steps_s.get(1..).unwrap_or_default();
         let mut figures = prediction.against(steps_s, &trained.timelines);
@@ -99,7 +138,7 @@ impl Outcome<'_> {
             let bytes = last.bytes() as f64;
             figures.push(Figure::of("peak memory, bytes", self.run.expected_bytes(), bytes));
         }
-        Ok(Some(figures))
+        figures
     }
 
     /// A text that begins after a line break.
@@ -124,7 +163,7 @@ impl Outcome<'_> {
     }
 
     /// The pipeline as it ran, here and in the folder.
-    fn draw(&self, timeline: &Timeline, overhead: Option<f64>) -> Result<()> {
+    fn draw(&self, timeline: &Timeline, overhead: Option<&str>) -> Result<()> {
         let Outcome { run, folder, say, .. } = *self;
         let (name, d) = (run.program().schedule(), run.config().depth);
         let what = match run.program().window().n_steps() {
@@ -137,7 +176,7 @@ impl Outcome<'_> {
             say.line(&format!("  {line}"));
         }
         if let Some(overhead) = overhead {
-            say.line(&against_prediction(overhead));
+            say.line(overhead);
         }
         let title = format!("{name}, {workers}, {what} as it ran, in seconds");
         folder.write(DRAWING, &svg::timeline(timeline, &title))?;

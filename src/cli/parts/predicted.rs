@@ -3,6 +3,7 @@
 use chimera_core::notation::significant;
 
 use crate::cli::parts::console::figure;
+use crate::cli::parts::signed::{self, Signed, percent, points};
 use crate::plan::{Figure, Prediction};
 
 /// What is said before the first step.
@@ -17,19 +18,23 @@ pub(crate) fn before(prediction: &Prediction) -> String {
 
 /// A line for each figure.
 pub(crate) fn table(figures: &[Figure]) -> String {
-    let mut text = format!("{:20} {:>10} {:>10} {:>9}", "", "predicted", "measured", "error");
-    for Figure { what, predicted, measured, error } in figures {
+    signed::table("predicted", &rows(figures), 20)
+}
+
+/// A row for each figure, whose error says how much more was predicted than measured.
+pub(crate) fn rows(figures: &[Figure]) -> Vec<Signed> {
+    let row = |Figure { what, predicted, measured, error }: &Figure| {
         let error = match what.ends_with("ratio") {
-            true => format!("{:+.1} pts", 100.0 * (predicted - measured)),
-            false => format!("{:+.1} %", 100.0 * error),
+            true => points(predicted - measured),
+            false => percent(*error),
         };
-        let [predicted, measured] = [predicted, measured].map(|x| match what.ends_with("bytes") {
+        let [expected, measured] = [predicted, measured].map(|x| match what.ends_with("bytes") {
             true => significant(*x, 4),
             false => figure(*x),
         });
-        text.push_str(&format!("\n{what:20} {predicted:>10} {measured:>10} {error:>9}"));
-    }
-    text
+        Signed { what: what.clone(), expected, measured, error }
+    };
+    figures.iter().map(row).collect()
 }
 
 #[cfg(test)]

@@ -36,12 +36,12 @@ pub(crate) fn proof(program: &Program, timeline: &Timeline, costs: &CostArgs) ->
     format!(
         "proven safe: every pass once, no deadlock with {} per channel, reductions in one order\n{}",
         counted(f64::from(program.channel_bound()), "message", "s"),
-        summary(program, timeline, costs),
+        summary(program, timeline, costs.unit()),
     )
 }
 
 /// One line about a simulated step or window, and one about its unit of time.
-pub(crate) fn summary(program: &Program, timeline: &Timeline, costs: &CostArgs) -> String {
+pub(crate) fn summary(program: &Program, timeline: &Timeline, unit: &str) -> String {
     let makespan = figure(timeline.makespan());
     let steps = match program.window().n_steps() {
         1 => String::new(),
@@ -61,7 +61,7 @@ pub(crate) fn summary(program: &Program, timeline: &Timeline, costs: &CostArgs) 
         timeline.bubble_ratio(),
         counted(program.peak(), "micro-batch", "es"),
         counted(program.n_messages() as f64, "message", "s"),
-        unit_line(costs.unit()),
+        unit_line(unit),
     )
 }
 

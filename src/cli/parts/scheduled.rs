@@ -73,20 +73,28 @@ impl Scheduled {
 }
 
 impl Scheduled<NetworkCosts<StageCosts>> {
-    /// What `name` stands for, where messages take what they take on a network, and sums start when it says.
+    /// What `name` stands for, where stages cost what `of_stages` says, messages what they take on a network, and sums start
+    /// when it says.
     pub(crate) fn on(
         network: &NetworkArgs,
         name: &str,
         shape: &ShapeArgs,
         costs: &CostArgs,
+        of_stages: &dyn Fn(&Timetable) -> Result<StageCosts>,
     ) -> Result<Self> {
         let mut config = drawn(name, shape, costs)?;
         config.sync = network.job()?.sync;
         let plan = Scheduled::with(&config, shape, &|timetable| {
-            network.of_messages(timetable, costs.of_stages(timetable)?)
+            network.of_messages(timetable, of_stages(timetable)?)
         })?;
         shape.warn_of_unread(&config);
         Ok(plan)
+    }
+
+    /// Prices the stages of the timetable anew.
+    pub(crate) fn at(mut self, network: &NetworkArgs, stages: StageCosts) -> Result<Self> {
+        self.costs = network.of_messages(&self.timetable, stages)?;
+        Ok(self)
     }
 }
 

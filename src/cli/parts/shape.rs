@@ -58,6 +58,8 @@ groups! {
     MemoryArgs: Memory;
     /// Pipelines side by side, and how they reduce gradients.
     JobArgs: Job;
+    /// A profile, and the model here whose stages it tells the times of.
+    ProfiledArgs: Profiled;
 }
 
 impl ShapeArgs {

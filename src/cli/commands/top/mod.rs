@@ -1,6 +1,5 @@
 //! `chimera top`: a run followed in the terminal.
 
-mod follow;
 mod view;
 
 use std::io::{IsTerminal, stdout};
@@ -16,9 +15,8 @@ use ratatui::crossterm::terminal::{EnterAlternateScreen, size};
 use ratatui::layout::Rect;
 use ratatui::{Terminal, TerminalOptions, Viewport};
 
+use crate::cli::parts::followed::Followed;
 use crate::run::{RUNS, newest_first};
-
-use follow::Followed;
 
 /// How often the run is looked at.
 const PERIOD: Duration = Duration::from_millis(500);

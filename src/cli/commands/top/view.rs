@@ -6,8 +6,8 @@ use ratatui::style::{Color, Style};
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, LineGauge, Paragraph, Sparkline};
 
-use super::follow::{Followed, Standing};
-use crate::cli::parts::console::{count, duration, fixed};
+use crate::cli::parts::console::{count, fixed};
+use crate::cli::parts::followed::Followed;
 use crate::observe::{Metrics, RankMetrics};
 
 /// Rows of the part about speed.
@@ -17,8 +17,10 @@ const CURVE: u16 = 8;
 
 pub(crate) fn draw(frame: &mut Frame, run: &Followed) {
     let Some(last) = &run.last else {
-        frame
-            .render_widget(Paragraph::new(format!("{}\nno step yet", headline(run))), frame.area());
+        frame.render_widget(
+            Paragraph::new(format!("{}\nno step yet", run.headline())),
+            frame.area(),
+        );
         return;
     };
     let n_ranks = u16::try_from(last.ranks.len()).unwrap_or(u16::MAX);
@@ -29,7 +31,7 @@ pub(crate) fn draw(frame: &mut Frame, run: &Followed) {
         Constraint::Max(n_ranks.saturating_add(2)),
     ];
     let [head, curve, speed, ranks] = Layout::vertical(rows).areas(frame.area());
-    frame.render_widget(Paragraph::new(format!("{}\n{}", headline(run), numbers(last))), head);
+    frame.render_widget(Paragraph::new(format!("{}\n{}", run.headline(), numbers(last))), head);
     losses(frame, run, curve);
     let title = format!(" tokens/s: {:.0} ", last.tokens_per_s);
     let n_shown = usize::from(speed.width.saturating_sub(2));
@@ -37,30 +39,6 @@ pub(crate) fn draw(frame: &mut Frame, run: &Followed) {
     let line = Sparkline::default().data(recent).style(Style::new().fg(Color::Cyan));
     frame.render_widget(line.block(Block::bordered().title(title)), speed);
     loads(frame, &last.ranks, ranks);
-}
-
-fn headline(run: &Followed) -> String {
-    let n_done = run.last.as_ref().map_or(0, |last| last.step.saturating_add(1));
-    let step = match (n_done, run.n_steps) {
-        (0, _) => String::new(),
-        (n, Some(all)) => format!("{n} of {all} steps"),
-        (n, None) => format!("{n} steps"),
-    };
-    let left = run.seconds_left().filter(|seconds| seconds.is_finite());
-    let state = match (&run.state, left) {
-        (Standing::AtWork, Some(left)) => format!("running, {} left", duration(left)),
-        (Standing::AtWork, None) => "running".to_string(),
-        (Standing::Over, _) if run.n_steps.is_some_and(|all| n_done < all) => {
-            "stopped early".to_string()
-        }
-        (Standing::Over, _) => "finished".to_string(),
-        (Standing::Failed(why), _) => format!("failed: {why}"),
-    };
-    let damaged = match run.n_damaged {
-        0 => String::new(),
-        n => format!("  ({n} damaged line(s) of metrics left out)"),
-    };
-    format!("{}  {step}  {state}{damaged}", run.folder().display())
 }
 
 fn numbers(last: &Metrics) -> String {

@@ -3,7 +3,6 @@
 #[cfg_attr(not(feature = "mpi"), path = "no_ranks.rs")]
 pub(crate) mod ranks;
 mod stop;
-mod suggest;
 mod weights;
 
 use std::ffi::OsString;
@@ -26,8 +25,9 @@ use crate::cli::parts::outcome::Outcome;
 use crate::cli::parts::predicted;
 use crate::cli::parts::progress::{Progress, Say};
 use crate::cli::parts::proof::named;
+use crate::cli::parts::report;
 use crate::cli::parts::shape::warn_of_unread;
-use crate::cli::parts::within_step;
+use crate::cli::parts::{suggest, within_step};
 use crate::device::{OpenDevice, n_cores};
 use crate::formats::checkpoint::Checkpoint;
 use crate::observe::{Metrics, Prometheus, Stragglers};
@@ -193,12 +193,16 @@ impl Train {
         saved?;
         if trained.n_steps < config.steps {
             let (n_steps, discarded) = (trained.n_steps, trained.has_discarded);
-            let message =
-                stop::stopped(n_steps, discarded, &suggest::to_resume(config, folder.path()));
+            let message = stop::stopped(
+                n_steps,
+                discarded,
+                &suggest::to_resume(config.out.is_some(), folder.path()),
+            );
             let fault = Fault::new(Class::Requeue, Rank(0), message);
             return Err(Fault { step: n_steps.checked_sub(1), ..fault }.into());
         }
-        Outcome { run, folder, say, json: self.json }.show(&trained, seconds)
+        let hints = shared_cores(run).into_iter().collect();
+        Outcome { run, folder, say, json: self.json, hints }.show(&trained, seconds)
     }
 
     /// The last lines of a run: where it is, and what to do with it.
@@ -209,6 +213,12 @@ impl Train {
             // A run is as good a name of its model as the folder within it.
             let dir = if dir.starts_with(folder) { folder } else { &dir };
             say.line(&format!("next: {}", suggest::to_try(run, dir)));
+        }
+        if run.config().report {
+            match report::of_own_run(folder) {
+                Ok(page) => say.line(&format!("report: {}", page.display())),
+                Err(error) => warn(&format!("no report of the run: {error:#}")),
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::cli::parts::console::duration;
 use crate::formats::files::{open_regular, text_regular};
 use crate::observe::{Lines, Metrics};
 use crate::run::{is_at_work, is_error, settings_in};
@@ -18,7 +19,7 @@ const MAX_BYTES: u64 = 16 << 20;
 /// A run and what is known of it.
 pub(crate) struct Followed {
     folder: PathBuf,
-    metrics: PathBuf,
+    pub(crate) metrics: PathBuf,
     /// Bytes of the metrics that have been read; they end with a line.
     n_read: u64,
     pub(crate) n_steps: Option<u64>,
@@ -63,6 +64,41 @@ impl Followed {
             n_damaged: 0,
             state: Standing::AtWork,
         })
+    }
+
+    /// Takes the run for one that is over: the process that asks has trained it, and still holds its folder.
+    pub(crate) fn conclude(&mut self) {
+        self.state = end(&self.folder);
+    }
+
+    /// The run's name, how far it is, and how it stands.
+    pub(crate) fn headline(&self) -> String {
+        format!("{}  {}", self.folder().display(), self.progress())
+    }
+
+    /// How far the run is, and how it stands.
+    pub(crate) fn progress(&self) -> String {
+        let n_done = self.last.as_ref().map_or(0, |last| last.step.saturating_add(1));
+        let step = match (n_done, self.n_steps) {
+            (0, _) => String::new(),
+            (n, Some(all)) => format!("{n} of {all} steps"),
+            (n, None) => format!("{n} steps"),
+        };
+        let left = self.seconds_left().filter(|seconds| seconds.is_finite());
+        let state = match (&self.state, left) {
+            (Standing::AtWork, Some(left)) => format!("running, {} left", duration(left)),
+            (Standing::AtWork, None) => "running".to_string(),
+            (Standing::Over, _) if self.n_steps.is_some_and(|all| n_done < all) => {
+                "stopped early".to_string()
+            }
+            (Standing::Over, _) => "finished".to_string(),
+            (Standing::Failed(why), _) => format!("failed: {why}"),
+        };
+        let damaged = match self.n_damaged {
+            0 => String::new(),
+            n => format!("  ({n} damaged line(s) of metrics left out)"),
+        };
+        format!("{step}  {state}{damaged}")
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -123,11 +159,12 @@ impl Followed {
     }
 }
 
-/// A run that failed leaves an error.
 fn state(folder: &Path) -> Standing {
-    if is_at_work(folder) {
-        return Standing::AtWork;
-    }
+    if is_at_work(folder) { Standing::AtWork } else { end(folder) }
+}
+
+/// How a run ended: one that failed leaves an error.
+fn end(folder: &Path) -> Standing {
     let files = read_dir(folder).into_iter().flatten().flatten();
     let is_error =
         |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(is_error);

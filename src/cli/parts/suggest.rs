@@ -1,4 +1,4 @@
-//! Commands that `train` names at its end.
+//! Commands that a run names at its end, and its report.
 
 use std::path::Path;
 
@@ -6,20 +6,19 @@ use chimera_core::model::Objective;
 
 use crate::cli::parts::console::quoted;
 use crate::run::{Run, SETTINGS};
-use crate::settings::Config;
 
-/// The command that goes on with the run in `folder`.
-pub(super) fn to_resume(config: &Config, folder: &Path) -> String {
+/// The command that goes on with the run in `folder`, whose settings may name that folder.
+pub(crate) fn to_resume(has_out: bool, folder: &Path) -> String {
     let settings = quoted(folder.join(SETTINGS).display());
-    let out = match &config.out {
-        Some(_) => String::new(), // the settings name it
-        None => format!(" --out {}", quoted(folder.display())),
+    let out = match has_out {
+        true => String::new(), // the settings name it
+        false => format!(" --out {}", quoted(folder.display())),
     };
     format!("chimera train --config {settings}{out} --resume auto")
 }
 
 /// The command that tries the model in `dir`.
-pub(super) fn to_try(run: &Run, dir: &Path) -> String {
+pub(crate) fn to_try(run: &Run, dir: &Path) -> String {
     let (dir, data) = (quoted(dir.display()), &run.config().data);
     let prompt = match run.model().objective() {
         Objective::NextToken if run.corpus().tokenizer().is_none() => "0 1 2",

@@ -1,44 +1,34 @@
 //! `chimera plan`: how to train a model on the ranks there are.
 
+mod layers;
+mod table;
+
 use std::fmt::Write;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use chimera_core::notation::{significant, size};
-use clap::Args;
+use chimera_core::notation::size;
 use clap::builder::StringValueParser;
+use clap::{Args, ValueHint};
 use serde_json::{Value, json};
 
-use crate::cli::parts::console::{figure, print, warn};
+use self::table::{HEADS, cells, table};
+use crate::cli::parts::console::{print, warn};
 use crate::cli::parts::network::LinkArgs;
 use crate::cli::parts::offered::offered;
 use crate::cli::parts::progress::bar;
 use crate::device::n_cores;
 use crate::plan::{
-    Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, Need, Speed, choose, times_of,
+    Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, Need, Speed, choose,
+    times_of,
 };
 use crate::run::outside::OnDisk;
 use crate::settings::{Config, Layers, Origin};
 
 /// Seconds that a choice takes at most, unless `--search-time` says how many.
 const SECONDS: f64 = 60.0;
-
-/// What stands above each column. The second is there if the rate of a rank is a data sheet's.
-const HEADS: [&str; 12] = [
-    "s a step",
-    "60 % .. 30 %",
-    "tokens/s",
-    "bubble",
-    "GiB",
-    "W",
-    "D",
-    "schedule",
-    "B",
-    "N",
-    "recompute",
-    "shard",
-];
 
 /// Finds the fastest configurations that fit into memory on every rank; options of `train` that are given, or that a
 /// file has, are kept
@@ -48,7 +38,9 @@ const HEADS: [&str; 12] = [
        chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --memory <SIZE>
                     --profile <FILE>
        chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --memory <SIZE>
-                    --flops <FLOPS>")]
+                    --flops <FLOPS>
+       chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --memory <SIZE>
+                    --costs <FILE>")]
 pub(crate) struct Plan {
     /// Ranks there are, W x D
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=8192))]
@@ -64,8 +56,11 @@ pub(crate) struct Plan {
     #[arg(long, value_name = "SIZE", required_unless_present = "hardware")]
     memory: Option<Size>,
     /// Achievable FLOP/s of a rank, not the data sheet's peak
-    #[arg(long, value_name = "FLOPS", value_parser = positive, required_unless_present_any = ["hardware", "profile"])]
+    #[arg(long, value_name = "FLOPS", value_parser = positive, required_unless_present_any = ["hardware", "profile", "costs"])]
     flops: Option<f64>,
+    /// JSON file of the layers of a model that is not ours, with their times and bytes
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "flops")]
+    costs: Option<PathBuf>,
     #[command(flatten)]
     links: LinkArgs,
     /// How many configurations to show, fastest simulated step first, without the optimizer's update
@@ -82,9 +77,8 @@ impl Plan {
     pub(crate) fn run(self) -> Result<()> {
         let asked = self.on_hardware()?;
         let said = asked.layers.resolve(&OnDisk)?;
-        said.must_know_vocab()?;
-        let cluster = asked.cluster(&said)?;
-        let top = self.top as usize;
+        let model = self.costs.as_deref().map(LayerCosts::read).transpose();
+        let model = model.context("--costs")?;
         let seconds = match said.value("search-time") {
             Some((_, origin)) if *origin != Origin::Default => said.search_time,
             _ => SECONDS,
@@ -95,19 +89,31 @@ impl Plan {
             bar.set_position(n_tried as u64);
         };
         let effort = Effort { time_limit: Duration::from_secs_f64(seconds), observe: &observe };
-        let choice = choose(&said, self.batch as usize, &cluster, top, &effort);
+        if let Some(model) = &model {
+            let choice = asked.choose_for(model, &said, &effort);
+            bar.finish_and_clear();
+            return asked.show_layers(&choice?, model, seconds);
+        }
+        said.must_know_vocab()?;
+        let cluster = asked.cluster(&said)?;
+        let choice = choose(&said, self.batch as usize, &cluster, self.top as usize, &effort);
         bar.finish_and_clear();
         let choice = choice?;
         if choice.candidates.is_empty() {
             bail!("{}{}", asked.too_large(&choice, cluster.memory), untried(&choice, seconds))
         }
-        if self.ranks > 1 && asked.links.is_free() {
+        asked.warn_of_free_links();
+        asked.show(&choice, &cluster, seconds)
+    }
+
+    /// Warns where messages are taken to be free.
+    fn warn_of_free_links(&self) {
+        if self.ranks > 1 && self.links.is_free() {
             warn(
                 "no link is given, so messages and gradient reductions are assumed to take no time, and data parallelism \
                  looks better than it is: describe the links with --inside and --between, or name --hardware",
             );
         }
-        asked.show(&choice, &cluster, seconds)
     }
 
     /// Prints the choice.
@@ -130,7 +136,11 @@ impl Plan {
             return print(format!("{figures:#}"));
         }
         let is_foreseen = ways.iter().any(|(way, _)| !way.is_simulated);
-        let mut text = table(ways.iter().map(|(way, range)| cells(way, *range)), is_measured);
+        let mut heads = HEADS;
+        if is_measured {
+            heads[1] = "range";
+        }
+        let mut text = table(heads, ways.iter().map(|(way, range)| cells(way, *range)));
         let _ = write!(
             text,
             "\n{} configurations fit into {} a rank, {} do not; times are {} the optimizer's update{}",
@@ -176,7 +186,7 @@ impl Plan {
         let precision = layers.resolve(&OnDisk)?.precision;
         let flops = match self.flops {
             Some(flops) => Some(flops),
-            None if said.profile.is_some() => None,
+            None if said.profile.is_some() || self.costs.is_some() => None,
             None => Some(hardware.peak_flops(precision)? * EFFICIENCIES[1]),
         };
         Ok(Plan {
@@ -289,61 +299,6 @@ fn untried(choice: &Choice, seconds: f64) -> String {
              larger --search-time may find better"
         ),
     }
-}
-
-/// A line of the table.
-fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.len()] {
-    let config = &way.config;
-    let schedule = match way.scaling() {
-        _ if config.depth == 1 => "data parallel".to_string(),
-        "direct" => config.schedule.to_string(),
-        scaling => format!("{} {scaling}", config.schedule),
-    };
-    [
-        format!("{}{}", if way.is_simulated { "" } else { "~" }, figure(way.step_s)),
-        range.map_or(String::new(), |[fast, slow]| {
-            format!("{} .. {}", significant(fast, 4), significant(slow, 4))
-        }),
-        format!("{:.0}", way.tokens_per_s()),
-        format!("{:.3}", way.bubble_ratio),
-        gib(way.need.total()),
-        config.width.to_string(),
-        config.depth.to_string(),
-        schedule,
-        config.micro_batch_size.to_string(),
-        config.micro_batches.to_string(),
-        way.recompute().to_string(),
-        if config.shard_optimizer { "yes" } else { "no" }.to_string(),
-    ]
-}
-
-/// Columns as wide as their longest cell; numbers stand right, words left.
-fn table(lines: impl Iterator<Item = [String; HEADS.len()]>, is_measured: bool) -> String {
-    let mut heads = HEADS.map(String::from);
-    if is_measured {
-        heads[1] = "range".into();
-    }
-    let lines: Vec<_> = [heads].into_iter().chain(lines).collect();
-    let longest = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
-    let widths: [usize; HEADS.len()] = std::array::from_fn(longest);
-    let has_range = lines.iter().skip(1).any(|line| !line[1].is_empty());
-    let mut text = String::new();
-    for line in &lines {
-        let columns = line.iter().zip(widths).zip(HEADS);
-        let columns = columns.filter(|(_, head)| has_range || *head != HEADS[1]).map(
-            |((cell, width), head)| match head {
-                "schedule" | "recompute" | "shard" => format!("{cell:<width$}"),
-                _ => format!("{cell:>width$}"),
-            },
-        );
-        text.push_str(columns.collect::<Vec<_>>().join("  ").trim_end());
-        text.push('\n');
-    }
-    text
-}
-
-fn gib(bytes: f64) -> String {
-    significant(bytes / f64::from(1u32 << 30), 3)
 }
 
 fn positive(text: &str) -> Result<f64, String> {

@@ -1,0 +1,131 @@
+//! Plans for models that are not ours, by what a file says of their layers.
+
+use std::fmt::Write;
+
+use anyhow::{Context, Result, bail};
+use chimera_core::notation::size;
+use serde_json::{Value, json};
+
+use super::table::{HEADS, cells, table};
+use super::{Plan, untried};
+use crate::cli::parts::console::{print, quoted};
+use crate::plan::{Candidate, Choice, Effort, LayerCosts, Ranks, choose_for};
+use crate::settings::Config;
+
+/// Options of shapes, which the command that draws a way has to say too, unless nobody said them here.
+const SHAPES: [&str; 6] = ["pipes", "chunks", "waves", "in-turn", "in-flight", "split-backward"];
+
+impl Plan {
+    /// The choice for such a model.
+    pub(super) fn choose_for(
+        &self,
+        model: &LayerCosts,
+        said: &Config,
+        effort: &Effort<'_>,
+    ) -> Result<Choice> {
+        let n_ranks = self.ranks as usize;
+        let memory = self.memory.context("--memory is missing")?.0;
+        let ranks = Ranks { n_ranks, memory, network: self.links.network(1, n_ranks) };
+        let choice = choose_for(model, said, self.batch as usize, &ranks, effort)?;
+        if choice.candidates.is_empty() {
+            bail!("{}", too_large(&choice, memory))
+        }
+        Ok(choice)
+    }
+
+    /// Prints the choice.
+    pub(super) fn show_layers(
+        &self,
+        choice: &Choice,
+        model: &LayerCosts,
+        seconds: f64,
+    ) -> Result<()> {
+        self.warn_of_free_links();
+        let Some(best) = choice.candidates.first() else { return Ok(()) };
+        let ways: Vec<&Candidate> = choice.distinct().take(self.top as usize).collect();
+        if self.json {
+            let figures = json!({
+                "ways": ways.iter().map(|way| figures(way)).collect::<Vec<_>>(),
+                "n_fit": choice.candidates.len(), "n_too_large": choice.n_too_large,
+                "n_left_out": choice.n_left_out, "layers": model.n_layers(),
+                "network": if self.links.is_free() { "none" } else { "described" },
+                "command": command(best),
+            });
+            return print(format!("{figures:#}"));
+        }
+        let mut heads = HEADS;
+        heads[2] = "samples/s";
+        let line = |way: &&Candidate| {
+            let mut cells = cells(way, None);
+            cells[2] = format!("{:.1}", samples_per_s(way));
+            cells[HEADS.len() - 1].clear(); // the optimizer is not ours to shard
+            cells
+        };
+        let mut text = table(heads, ways.iter().map(line));
+        let _ = write!(
+            text,
+            "\n{} configurations fit, {} do not; times are of the {} layers in the file, without the optimizer's update",
+            choice.candidates.len(),
+            choice.n_too_large,
+            model.n_layers(),
+        );
+        text.push_str(&untried(choice, seconds));
+        print(format!("{text}\n\n{}", command(best)))
+    }
+}
+
+fn samples_per_s(way: &Candidate) -> f64 {
+    let Config { width, micro_batches, micro_batch_size, .. } = way.config;
+    [width, micro_batches, micro_batch_size].map(|n| n as f64).iter().product::<f64>() / way.step_s
+}
+
+fn figures(way: &Candidate) -> Value {
+    let Candidate { config, need, step_s, bubble_ratio, .. } = way;
+    json!({
+        "step_s": step_s, "samples_per_s": samples_per_s(way), "bubble_ratio": bubble_ratio,
+        "bytes": {"state": need.state, "activations": need.activations, "working": need.working,
+                  "total": need.total()},
+        "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(),
+        "scaling": way.scaling(), "micro_batch_size": config.micro_batch_size,
+        "micro_batches": config.micro_batches, "recompute": way.recompute(), "command": command(way),
+    })
+}
+
+/// What writes the timetable of a way, for whoever trains the model.
+fn command(way: &Candidate) -> String {
+    let Config { depth, micro_batches, schedule, .. } = &way.config;
+    let schedule = quoted(schedule);
+    let mut command = format!(
+        "chimera schedule export {schedule} --depth {depth} --micro-batches {micro_batches}"
+    );
+    for (key, is_told) in
+        [("scaling", way.scaling() != "direct"), ("recompute", way.recompute() != "none")]
+    {
+        if let Some((value, _)) = way.config.value(key).filter(|_| is_told) {
+            let _ = write!(command, " --{key} {}", value.as_str().unwrap_or_default());
+        }
+    }
+    for key in SHAPES {
+        if let Some((value, _)) = way.config.value(key).filter(|(_, origin)| !origin.is_default()) {
+            let _ = write!(command, " --{key}={value}");
+        }
+    }
+    command + " --format json"
+}
+
+/// Why there is nothing to show.
+fn too_large(choice: &Choice, memory: f64) -> String {
+    let memory = size(memory);
+    let Some((config, need)) = &choice.smallest else {
+        return format!("no configuration fits into {memory} a rank");
+    };
+    format!(
+        "none of {} configurations fits into {memory} a rank: the smallest, {} with width {} and depth {}, needs {} on its \
+         peak rank ({need}); choose more ranks, or measure the layers with a smaller micro-batch",
+        choice.n_too_large,
+        config.schedule,
+        config.width,
+        config.depth,
+        size(need.total()),
+    )
+}

@@ -1,0 +1,94 @@
+//! What the stages of a model here cost by a profile, on the command line of schedules.
+
+use anyhow::{Result, bail, ensure};
+use chimera_core::analyze::{NetworkCosts, simulate};
+use chimera_core::costs::StageCosts;
+use chimera_core::timetable::Timetable;
+
+use crate::cli::parts::console::warn;
+use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::network::NetworkArgs;
+use crate::cli::parts::scheduled::Scheduled;
+use crate::cli::parts::shape::{ProfiledArgs, ShapeArgs};
+use crate::plan::{Chain, Priced, can_be_cut, times_of};
+use crate::profile::ProfiledTimes;
+use crate::run::outside::OnDisk;
+use crate::settings::{Config, Layers, Settings};
+
+/// A model here, and the times of its layers.
+pub(crate) struct Profiled {
+    config: Config,
+    times: ProfiledTimes,
+}
+
+impl Profiled {
+    /// The profile that the options name, and the model that they describe; `None` if they name no profile.
+    ///
+    /// # Errors
+    /// If it cannot be read, is of another machine, or times are given beside it.
+    pub(crate) fn open(
+        args: &ProfiledArgs,
+        schedule: &str,
+        shape: &ShapeArgs,
+        costs: &CostArgs,
+        network: &NetworkArgs,
+    ) -> Result<Option<Profiled>> {
+        let said = &args.0;
+        if said.iter().all(|(key, _)| key != "profile") {
+            if let Some((key, _)) = said.iter().next() {
+                bail!(
+                    "{key} says what a profile tells the times of: name one with --profile, or leave {key} out"
+                )
+            }
+            return Ok(None);
+        }
+        ensure!(
+            !costs.are_given(),
+            "--profile says what stages take: leave --forward, --backward and the other times out"
+        );
+        ensure!(
+            schedule != "-",
+            "--profile has to know the timetable's depth beforehand: name its file instead of standard input"
+        );
+        let with_schedule = Settings::default().with("schedule", schedule);
+        let settings = [&shape.0, &costs.memory.0, &network.job.0, said];
+        let settings = settings.into_iter().fold(with_schedule, |all, some| some.over(&all));
+        let config = Layers { config: None, settings }.resolve(&OnDisk)?;
+        config.model().check_sequence(config.sequence)?;
+        let Some(path) = &config.profile else { return Ok(None) };
+        let times = times_of(&config, path, config.width * config.depth)?;
+        if let Some(doubt) = times.doubt() {
+            warn(doubt);
+        }
+        Ok(Some(Profiled { times, config }))
+    }
+
+    /// What the stages of a timetable take, in seconds.
+    ///
+    /// # Errors
+    /// If the profile has no times of a layer, or the model cannot be cut so.
+    pub(crate) fn costs(&self, timetable: &Timetable) -> Result<StageCosts> {
+        self.costs_at(timetable, self.times.clone())
+    }
+
+    fn costs_at(&self, timetable: &Timetable, times: ProfiledTimes) -> Result<StageCosts> {
+        can_be_cut(&self.config, timetable.units_per_micro)?;
+        Priced::new(&self.config.model(), Some(times)).costs(&self.config, timetable)
+    }
+
+    /// The plan at the times that ops take where others compute beside them for as long as the plan says that they do.
+    pub(crate) fn beside_others(
+        &self,
+        plan: Scheduled<NetworkCosts<StageCosts>>,
+        network: &NetworkArgs,
+    ) -> Result<Scheduled<NetworkCosts<StageCosts>>> {
+        if self.config.width * self.config.depth <= 1 {
+            return Ok(plan);
+        }
+        let program = plan.prove()?;
+        let costs = network.with_sums(plan.costs().clone(), &program)?;
+        let busy = 1.0 - simulate(&program, &costs).bubble_ratio();
+        let stages = self.costs_at(&plan.timetable, self.times.with_others_busy(busy))?;
+        plan.at(network, stages)
+    }
+}

@@ -1,0 +1,123 @@
+//! The curve of the loss as SVG.
+
+use std::fmt::Write;
+
+use chimera_core::notation::significant;
+
+/// Width and height of the drawing, and the room around it for its axes.
+const SIZE: (f64, f64) = (880.0, 260.0);
+const LEFT: f64 = 56.0;
+const BELOW: f64 = 30.0;
+const MARGIN: f64 = 10.0;
+/// Lines of the grid, in each direction.
+const N_LINES: usize = 4;
+/// Points of a curve at most: a screen shows no more.
+const MOST_POINTS: usize = 1000;
+
+type Point = (f64, f64);
+
+/// The drawing of a loss by step, and of the loss on text that is not trained on; `None` of less than a point.
+pub(super) fn losses(losses: &[Point], validations: &[Point]) -> Option<String> {
+    let all = || losses.iter().chain(validations);
+    let (from, to) = bounds(all().map(|(step, _)| *step))?;
+    let (low, high) = bounds(all().map(|(_, loss)| *loss))?;
+    let (width, height) = (SIZE.0 - LEFT - MARGIN, SIZE.1 - BELOW - MARGIN);
+    let part =
+        |x: f64, low: f64, high: f64| if high > low { (x - low) / (high - low) } else { 0.5 };
+    let place = |(step, loss): Point| {
+        (LEFT + width * part(step, from, to), MARGIN + height * (1.0 - part(loss, low, high)))
+    };
+    let mut svg = format!(
+        "<svg class=\"curve\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"loss by step\">\n",
+        SIZE.0, SIZE.1
+    );
+    let (right, base) = (LEFT + width, MARGIN + height);
+    for loss in ticks(low, high) {
+        let (_, y) = place((from, loss));
+        let _ = writeln!(
+            svg,
+            "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            LEFT - 6.0,
+            y + 4.0,
+            significant(loss, 4),
+        );
+    }
+    let mut steps: Vec<f64> = ticks(from, to).map(f64::round).collect();
+    steps.dedup();
+    for step in steps {
+        let ((x, _), y) = (place((step, low)), base + 20.0);
+        let _ =
+            writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{step}</text>");
+    }
+    for (class, points) in [("loss", losses), ("validation", validations)] {
+        svg.push_str(&line(class, &thinned(points), place));
+    }
+    Some(svg + "</svg>\n")
+}
+
+fn line(class: &str, points: &[Point], place: impl Fn(Point) -> Point) -> String {
+    let mut path = String::new();
+    for (nth, point) in points.iter().enumerate() {
+        let (x, y) = place(*point);
+        let _ = write!(path, "{}{x:.1} {y:.1}", if nth == 0 { "M" } else { "L" });
+    }
+    match points {
+        [] => String::new(),
+        [one] => {
+            let (x, y) = place(*one);
+            format!("<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>\n")
+        }
+        _ => format!("<path class=\"{class}\" d=\"{path}\"/>\n"),
+    }
+}
+
+/// Evenly from one number to another; once where they are the same.
+fn ticks(low: f64, high: f64) -> impl Iterator<Item = f64> {
+    let n_parts = if high > low { N_LINES } else { 0 };
+    (0..=n_parts).map(move |nth| low + (high - low) * nth as f64 / N_LINES as f64)
+}
+
+/// Few enough points: of each part of the curve the lowest and the highest, so that no peak is lost.
+fn thinned(points: &[Point]) -> Vec<Point> {
+    if points.len() <= MOST_POINTS {
+        return points.to_vec();
+    }
+    let per_part = points.len().div_ceil(MOST_POINTS / 2);
+    let extremes = |part: &[Point]| {
+        let least = part.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
+        let most = part.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1));
+        let mut ends: Vec<Point> = least.into_iter().chain(most).collect();
+        ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+        ends.dedup();
+        ends
+    };
+    points.chunks(per_part).flat_map(extremes).collect()
+}
+
+fn bounds(numbers: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    let whole = (f64::INFINITY, f64::NEG_INFINITY);
+    let (low, high) = numbers.fold(whole, |(low, high), x| (low.min(x), high.max(x)));
+    (low <= high).then_some((low, high))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_has_few_points_and_keeps_its_peaks() {
+        let mut points: Vec<Point> = (0..100_000).map(|step| (f64::from(step), 1.0)).collect();
+        points[54_321].1 = 9.0;
+        let thin = thinned(&points);
+        assert!(thin.len() <= MOST_POINTS && thin.contains(&(54_321.0, 9.0)), "{}", thin.len());
+        assert!(thin.is_sorted_by(|a, b| a.0 < b.0));
+    }
+
+    #[test]
+    fn one_point_and_none_are_drawn_too() {
+        assert_eq!(losses(&[], &[]), None);
+        let one = losses(&[(3.0, 2.5)], &[]).unwrap();
+        assert!(one.contains("<circle class=\"loss\"") && !one.contains("NaN"), "{one}");
+    }
+}

@@ -1,0 +1,57 @@
+//! Timelines as the page's script draws them: numbers and words as JSON, times in seconds from the start of the step.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use crate::formats::trace::{Slice, TracedRun};
+
+/// More ranks make a page that nobody can scroll through.
+const MOST_RANKS: usize = 128;
+/// More pieces make a page that a browser hardly opens.
+const MOST_SLICES: usize = 200_000;
+
+/// A timeline for the script, and what of it is left out, in words.
+pub(super) struct Lanes {
+    pub(super) data: Value,
+    pub(super) omitted: Option<String>,
+}
+
+impl Lanes {
+    pub(super) fn of(run: &TracedRun) -> Lanes {
+        let (start, end) = run.span();
+        let all: BTreeSet<u32> = run.slices.iter().map(|slice| slice.rank).collect();
+        let ranks: Vec<u32> = all.iter().copied().take(MOST_RANKS).collect();
+        let is_shown = |rank: u32| ranks.binary_search(&rank).is_ok();
+        let shown = run.slices.iter().chain(&run.waits).filter(|slice| is_shown(slice.rank));
+        let slices: Vec<Value> = shown.take(MOST_SLICES).map(|s| slice(s, start)).collect();
+        let n_pieces = run.slices.len() + run.waits.len();
+        let omitted = match (all.len() > ranks.len(), n_pieces > MOST_SLICES) {
+            (true, _) => Some(format!("the first {MOST_RANKS} of {} ranks are drawn", all.len())),
+            (false, true) => {
+                Some(format!("the first {MOST_SLICES} of {n_pieces} pieces are drawn"))
+            }
+            (false, false) => None,
+        };
+        let mut memory: BTreeMap<u32, Vec<[f64; 2]>> = BTreeMap::new();
+        for held in run.memory.iter().filter(|held| is_shown(held.rank)) {
+            memory.entry(held.rank).or_default().push([held.at - start, held.bytes]);
+        }
+        let memory: Vec<Value> =
+            memory.into_iter().map(|(rank, steps)| json!([rank, steps])).collect();
+        let data =
+            json!({"ranks": ranks, "seconds": end - start, "slices": slices, "memory": memory});
+        Lanes { data, omitted }
+    }
+}
+
+/// A piece as a row of numbers and words.
+fn slice(slice: &Slice, start: f64) -> Value {
+    let ops: Vec<Value> = slice.ops.iter().map(op).collect();
+    let took = slice.end - slice.start;
+    json!([slice.rank, slice.lane, slice.start - start, took, slice.kind, slice.name, ops])
+}
+
+fn op(op: &crate::formats::trace::TracedOp) -> Value {
+    json!([op.kind, op.pipe, op.stage, op.micro_batches])
+}

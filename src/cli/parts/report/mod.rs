@@ -1,0 +1,54 @@
+//! The report of a run: one page of HTML that needs nothing else, made of what the run left in its folder.
+//!
+//! What is not there is said on the page, since a run that failed has most to tell and least to show.
+
+mod curve;
+mod gathered;
+mod lanes;
+mod page;
+mod tables;
+mod text;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+
+use self::gathered::Gathered;
+use crate::cli::parts::console::{require_folder, write_whole};
+use crate::run::SETTINGS;
+
+/// The last step as it was planned, as a trace.
+pub(crate) const PLANNED: &str = "planned.trace.json";
+/// The last step as it ran, as a trace.
+pub(crate) const MEASURED: &str = "measured.trace.json";
+/// What the run came to.
+pub(crate) const SUMMARY: &str = "summary.json";
+/// The page, unless another file is named.
+const PAGE: &str = "report.html";
+
+/// Writes the page of the run in a folder, into that folder unless `out` names a file. Returns where it is.
+///
+/// # Errors
+/// If the folder is no run's, its settings cannot be read, or the page cannot be written.
+pub(crate) fn write(folder: &Path, out: Option<PathBuf>) -> Result<PathBuf> {
+    require_folder(folder)?;
+    ensure!(
+        folder.join(SETTINGS).exists(),
+        "{} has no {SETTINGS}, so it is not the folder of a run: name one that `chimera train` made, such as runs/0001",
+        folder.display()
+    );
+    written(&Gathered::of(folder)?, folder, out)
+}
+
+/// Writes the page of a run that this process has trained, and whose folder it still holds.
+pub(crate) fn of_own_run(folder: &Path) -> Result<PathBuf> {
+    let mut gathered = Gathered::of(folder)?;
+    gathered.run.conclude();
+    written(&gathered, folder, None)
+}
+
+fn written(gathered: &Gathered, folder: &Path, out: Option<PathBuf>) -> Result<PathBuf> {
+    let page = out.unwrap_or_else(|| folder.join(PAGE));
+    write_whole(&page, &page::html(gathered))?;
+    Ok(page)
+}

@@ -1,0 +1,51 @@
+//! Tables of what was expected beside what was measured, with signed errors.
+
+use std::fmt::Write;
+
+/// A row, in words.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Signed {
+    pub(crate) what: String,
+    pub(crate) expected: String,
+    pub(crate) measured: String,
+    /// Empty where nothing was expected.
+    pub(crate) error: String,
+}
+
+/// A share of one as an error, in percent.
+pub(crate) fn percent(error: f64) -> String {
+    format!("{:+.1} %", tenths(100.0 * error))
+}
+
+/// The difference of two ratios, in points of a percent.
+pub(crate) fn points(difference: f64) -> String {
+    format!("{:+.1} pts", tenths(100.0 * difference))
+}
+
+/// With one decimal, and without a sign where that is zero.
+fn tenths(x: f64) -> f64 {
+    (10.0 * x).round() / 10.0 + 0.0
+}
+
+/// The rows as text, below a head that names what was expected; `width` is that of the first column.
+pub(crate) fn table(expected: &str, rows: &[Signed], width: usize) -> String {
+    let mut text = format!("{:width$} {expected:>10} {:>10} {:>9}", "", "measured", "error");
+    for Signed { what, expected, measured, error } in rows {
+        let _ = write!(text, "\n{what:width$} {expected:>10} {measured:>10} {error:>9}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_a_sign_unless_they_are_none() {
+        assert_eq!(
+            [0.1, -0.0349, -1e-6, 0.0].map(percent),
+            ["+10.0 %", "-3.5 %", "+0.0 %", "+0.0 %"]
+        );
+        assert_eq!([0.05, -1e-9].map(points), ["+5.0 pts", "+0.0 pts"]);
+    }
+}

@@ -1,0 +1,137 @@
+//! `chimera plan --costs`: models that are not ours.
+
+use std::fs::write;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::command::{Ran, chimera, folder};
+
+const JOB: &str = "plan --ranks 4 --batch 32 --memory 40GiB --inside 1e-6,1e-12";
+
+fn example() -> String {
+    format!("{}/examples/layers.json", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn plan(file: &str, options: &str) -> Ran {
+    chimera(&format!("{JOB} --costs \"{file}\" {options}"))
+}
+
+fn ways(ran: &Ran) -> Vec<Value> {
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    plan["ways"].as_array().expect("ways").clone()
+}
+
+/// Layers of one sample, all alike.
+fn even(folder: &Path, n_layers: u32) -> String {
+    let layer = json!({"repeat": n_layers, "forward_s": 1, "input_s": 1, "weight_s": 1, "weight_bytes": 100,
+                       "activation_bytes": 10, "message_bytes": 0});
+    let file = folder.join("even.json");
+    let model =
+        json!({"format": 1, "micro_batch_size": 1, "state_per_weight": 3, "layers": [layer]});
+    write(&file, model.to_string()).expect("a file");
+    file.display().to_string()
+}
+
+#[test]
+fn the_example_is_planned_and_each_way_can_be_drawn() {
+    let ran = plan(&example(), "");
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let head = ran.stdout.lines().next().expect("a table");
+    assert!(head.contains("samples/s") && !head.contains("shard"), "{head}");
+    assert!(ran.stdout.contains("times are of the 26 layers in the file"), "{}", ran.stdout);
+    let ways = ways(&plan(&example(), "--json --top 8"));
+    assert_eq!(ways.len(), 8);
+    let mut fastest = 0.0;
+    for way in ways {
+        let (step_s, size) = (way["step_s"].as_f64().expect("a time"), &way["micro_batch_size"]);
+        assert!(step_s >= fastest && *size == 8, "{way:#}");
+        fastest = step_s;
+        let command = way["command"].as_str().expect("a command");
+        let drawn = chimera(command.strip_prefix("chimera ").expect("a command of ours"));
+        assert_eq!((drawn.code, drawn.stderr.as_str()), (Some(0), ""), "{command}");
+    }
+}
+
+/// Eight layers of 3 s on two workers: one that waits for the other's first and last.
+#[test]
+fn a_step_takes_what_the_papers_say() {
+    let folder = folder();
+    let file = even(folder.path(), 8);
+    let options =
+        "--ranks 2 --batch 16 --inside 0,0 --schedule 1f1b --depth 2 --recompute none --json";
+    let ways = ways(&plan(&file, options));
+    let [way] = &ways[..] else { panic!("{ways:?}") };
+    // N = 16 micro-batches of 12 s a stage, and D - 1 more.
+    assert_eq!(way["step_s"], 17.0 * 12.0);
+    assert_eq!(way["bubble_ratio"].as_f64().map(|b| (b * 17.0).round()), Some(1.0));
+    assert_eq!(way["samples_per_s"], 16.0 / 204.0);
+    // Four layers a worker, and at worker 0 two micro-batches in flight.
+    assert_eq!(way["bytes"]["state"], 4.0 * 100.0 * 3.0);
+    assert_eq!(way["bytes"]["activations"], 2.0 * 40.0);
+}
+
+#[test]
+fn memory_decides_what_fits() {
+    let folder = folder();
+    let file = even(folder.path(), 8);
+    let memory = |bytes: u32| {
+        let options = format!("--memory {bytes} --schedule gpipe --depth 2 --json");
+        plan(&file, &options)
+    };
+    let way = |ran: &Ran| ways(ran)[0]["recompute"].clone();
+    assert_eq!(way(&memory(1 << 20)), "none");
+    // 16 micro-batches of 40 bytes and 1,200 of weights are more than there is.
+    assert_eq!(way(&memory(1700)), "full");
+    let ran = memory(1000);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
+    assert!(ran.stderr.contains("fits into 1000 B a rank: the smallest, gpipe"), "{}", ran.stderr);
+}
+
+#[test]
+fn what_is_wrong_in_a_file_is_named() {
+    let folder = folder();
+    let file = folder.path().join("bad.json");
+    let good = std::fs::read_to_string(example()).expect("the example");
+    for (from, to, named) in [
+        ("0.0031", "-1", "layers[1].forward_s is -1; it must be a number from 0 to 1e9"),
+        ("0.0031", "NaN", "it is no JSON"),
+        ("\"forward_s\": 0.0031", "\"forward\": 1", "layers[1] has an unknown field `forward`"),
+        ("\"micro_batch_size\": 8,", "", "micro_batch_size is missing"),
+        ("\"layers\": [", "\"layers\": [], \"name\": [", "the file has an unknown field `name`"),
+    ] {
+        assert!(good.contains(from), "{from}");
+        write(&file, good.replacen(from, to, 1)).expect("a file");
+        let ran = plan(&file.display().to_string(), "");
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{to}");
+        assert!(ran.stderr.contains("bad.json") && ran.stderr.contains(named), "{}", ran.stderr);
+    }
+    for (content, named) in [("", "it is no JSON"), ("[]", "the file must be an object")] {
+        write(&file, content).expect("a file");
+        let ran = plan(&file.display().to_string(), "");
+        assert!(ran.code == Some(2) && ran.stderr.contains(named), "{}", ran.stderr);
+    }
+    let ran = plan("none.json", "");
+    assert!(ran.code == Some(2) && ran.stderr.contains("none.json"), "{}", ran.stderr);
+}
+
+#[test]
+fn what_another_model_says_is_refused() {
+    for (options, named) in [
+        ("--preset tiny", "preset is for the models here"),
+        ("--layers 3", "layers is for the models here"),
+        ("--profile p.json", "profile is for the models here"),
+        ("--shard-optimizer", "shard-optimizer is for the models here"),
+        ("--micro-batch-size 4", "the times in the file are of 8"),
+        ("--flops 1e12", "cannot be used with"),
+        ("--batch 4", "leave no way to train a model of 26 layers"),
+        ("--recompute selective", "choose none or full"),
+        ("--schedule pipedream", "has no flush"),
+        ("--schedule auto", "would search for every candidate"),
+    ] {
+        let ran = plan(&example(), options);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}: {}", ran.stderr);
+        assert!(ran.stderr.contains(named), "{options}: {}", ran.stderr);
+    }
+}

@@ -1,0 +1,256 @@
+//! `chimera report`: what a run left, as a page.
+
+use std::fs::{create_dir, read_to_string, remove_file, write};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::command::{Ran, chimera, folder, text};
+
+/// A run of two ranks that has done three of its steps, in a folder of the name `run`.
+fn run(folder: &Path) {
+    create_dir(folder).expect("a folder");
+    let settings = "steps = 3 # command line\nschedule = \"gpipe\" # run.toml:1\n";
+    write(folder.join("config.toml"), settings).expect("settings");
+    let step = |step: u64| {
+        let loss = 3.0 - step as f64;
+        format!(
+            r#"{{"step":{step},"loss":{loss},"grad_norm":0.5,"lr":0.001,"tokens":10,"step_s":0.5,"tokens_per_s":20.0,"bubble_ratio":0.25,"ranks":[{{"bubble_ratio":0.125,"bytes":1048576}},{{"bubble_ratio":0.375,"bytes":2097152}}]}}"#
+        ) + "\n"
+    };
+    write(folder.join("metrics.jsonl"), (0..3).map(step).collect::<String>()).expect("metrics");
+}
+
+/// Also what it leaves when it is done.
+fn done(folder: &Path) {
+    run(folder);
+    let shape = "gpipe --depth 2 --micro-batches 2 --backward 2";
+    for (name, forward) in [("planned", 1), ("measured", 2)] {
+        let file = folder.join(format!("{name}.trace.json"));
+        let ran =
+            chimera(&format!("simulate {shape} --forward {forward} --trace {}", file.display()));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    }
+    let figure = json!({"what": "step", "predicted": 1.1, "measured": 1.0, "error": 0.1});
+    let summary = json!({"steps": 3, "validation_loss": 0.75, "perplexity": 2.1, "seconds": 1.5,
+                         "prediction": [figure], "advice": ["less is more"], "planned_by": "a profile"});
+    write(folder.join("summary.json"), summary.to_string()).expect("a summary");
+}
+
+/// The page of a run, which must ask nothing of anybody.
+fn page(folder: &Path) -> String {
+    let ran = report(folder);
+    let file = folder.join("report.html");
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert_eq!(ran.stdout, format!("report: {}\n", file.display()));
+    let page = read_to_string(file).expect("a page");
+    for outside in ["http:", "https:", "src=", "href=", "@import", "url("] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    page
+}
+
+fn report(folder: &Path) -> Ran {
+    chimera(&format!("report \"{}\"", folder.display()))
+}
+
+/// What the page's script draws.
+fn drawn(page: &str) -> Value {
+    let data = page.split("id=\"timelines\">").nth(1).and_then(|rest| rest.split('<').next());
+    serde_json::from_str(data.expect("data")).expect("JSON")
+}
+
+#[test]
+fn a_run_that_is_done_is_shown_whole() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    done(&run);
+    let page = page(&run);
+    for part in [
+        "3 of 3 steps  finished",
+        "<dt>validation loss at the end</dt><dd>0.7500</dd>",
+        "simulated by a profile",
+        "measured: the last step",
+        "<tr><td>step</td><td>1.1</td><td>1</td><td>+10.0 %</td></tr>",
+        "<tr><td>step</td><td>9</td><td>12</td><td>+33.3 %</td></tr>",
+        "<tr><td>1</td><td>2 MiB</td><td>0.3750</td></tr>",
+        "<li>less is more</li>",
+        "schedule = &quot;gpipe&quot; # run.toml:1",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    let drawn = drawn(&page);
+    assert_eq!(drawn["planned"]["seconds"], 9.0);
+    assert_eq!(drawn["measured"]["seconds"], 12.0);
+    let slices = drawn["planned"]["slices"].as_array().expect("pieces");
+    let first = json!([0, 0, 0.0, 1.0, "forward", "F0", [["F", 0, 0, "0"]]]);
+    assert!(slices.len() == 8 && slices.contains(&first), "{slices:?}");
+}
+
+#[test]
+fn what_is_not_there_is_said() {
+    let folder = folder();
+    let run_folder = folder.path().join("run");
+    run(&run_folder);
+    let without_end = page(&run_folder);
+    for part in [
+        "planned.trace.json is not there: a run writes it when it has done all its steps",
+        "measured.trace.json is not there",
+        "summary.json is not there",
+        "It needs both a planned and a measured timeline.",
+        "No trace counts bytes over time, so only peaks are shown.",
+    ] {
+        assert!(without_end.contains(part), "{part}: {without_end}");
+    }
+    remove_file(run_folder.join("metrics.jsonl")).expect("a file");
+    let without_steps = page(&run_folder);
+    assert!(without_steps.contains("cannot read "), "{without_steps}");
+    assert!(without_steps.contains("The metrics have no memory of ranks."), "{without_steps}");
+    let resume = format!("chimera train --config {}/config.toml", run_folder.display());
+    assert!(without_steps.contains(&resume), "{without_steps}");
+}
+
+/// Damaged files are no end of the page either.
+#[test]
+fn damaged_files_are_named() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    done(&run);
+    for (file, content, named) in [
+        ("summary.json", "{\"steps\": -1}", "summary.json cannot be read"),
+        ("planned.trace.json", "{", "planned.trace.json is no trace"),
+        ("measured.trace.json", "{\"traceEvents\": []}", "no work is in it"),
+        ("metrics.jsonl", "none\n", "no metrics of a step"),
+    ] {
+        write(run.join(file), content).expect("a file");
+        let page = page(&run);
+        assert!(page.contains(named), "{named}: {page}");
+    }
+}
+
+/// What is found in a folder may be a pipe that nobody writes to.
+#[cfg(unix)]
+#[test]
+fn pipes_do_not_hold_it_up() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    done(&run);
+    for file in ["summary.json", "planned.trace.json", "measured.trace.json", "metrics.jsonl"] {
+        remove_file(run.join(file)).expect("a file");
+        let made = std::process::Command::new("mkfifo").arg(run.join(file)).status();
+        assert!(made.expect("mkfifo").success());
+    }
+    let page = page(&run);
+    assert!(page.matches("it is not a regular file").count() >= 4, "{page}");
+}
+
+/// A run that was trained further and stopped has the summary of its earlier end.
+#[test]
+fn an_earlier_end_is_told_apart() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    done(&run);
+    let summary = read_to_string(run.join("summary.json")).expect("a summary");
+    write(run.join("summary.json"), summary.replace("\"steps\":3", "\"steps\":2")).expect("a file");
+    let page = page(&run);
+    assert!(page.contains("this is of its end after 2 steps"), "{page}");
+    assert!(!page.contains("validation loss at the end"), "{page}");
+}
+
+#[test]
+fn text_of_a_run_is_no_markup() {
+    let folder = folder();
+    let run = folder.path().join("<b>&run");
+    done(&run);
+    let bad = "</pre></script><script>alert(1)</script>";
+    let settings = read_to_string(run.join("config.toml")).expect("settings");
+    write(run.join("config.toml"), format!("{settings}data = [\"{bad}\"]\n")).expect("settings");
+    let error = json!({"rank": 0, "message": bad}).to_string();
+    write(run.join("error.0.json"), error).expect("an error");
+    let trace = run.join("measured.trace.json");
+    let text = read_to_string(&trace).expect("a trace");
+    let text = text.replace("\"name\":\"F0\"", &format!("\"name\":\"{bad}\""));
+    write(&trace, text.replace("\"cat\":\"forward\"", &format!("\"cat\":\"{bad}\"")))
+        .expect("a trace");
+    let summary = read_to_string(run.join("summary.json")).expect("a summary");
+    write(run.join("summary.json"), summary.replace("less is more", bad)).expect("a summary");
+    let page = page(&run);
+    assert!(!page.contains("<script>alert") && !page.contains("<b>"), "{page}");
+    assert_eq!(page.matches("</script>").count(), 2, "the data's and the page's own");
+    assert!(page.contains("<h1>") && page.contains("&lt;b&gt;&amp;run</h1>"), "{page}");
+    assert!(page.contains("&lt;/pre&gt;&lt;/script&gt;&lt;script&gt;alert(1)"), "{page}");
+    let slices = drawn(&page)["measured"]["slices"].to_string();
+    assert!(slices.contains(bad), "the script gets it as it is: {slices}");
+}
+
+#[test]
+fn a_named_trace_goes_before_the_last_step() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    done(&run);
+    let trace = folder.path().join("all.json");
+    let ran = chimera(&format!(
+        "simulate gpipe --depth 2 --micro-batches 2 --forward 3 --backward 2 --trace {}",
+        trace.display()
+    ));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let settings = format!("steps = 3\ntrace = \"{}\"\n", trace.display());
+    write(run.join("config.toml"), settings).expect("settings");
+    let of_trace = page(&run);
+    assert!(of_trace.contains("of median length among those in "), "{of_trace}");
+    assert_eq!(drawn(&of_trace)["measured"]["seconds"], 15.0);
+    remove_file(&trace).expect("a file");
+    let of_step = page(&run);
+    assert!(of_step.contains("(of the trace: cannot read "), "{of_step}");
+    assert_eq!(drawn(&of_step)["measured"]["seconds"], 12.0);
+}
+
+#[test]
+fn what_is_no_run_is_refused() {
+    let folder = folder();
+    let refused = |path: &Path, named: &str| {
+        let ran = report(path);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{}", ran.stderr);
+        assert!(ran.stderr.contains(named), "{named}: {}", ran.stderr);
+        assert!(!path.join("report.html").exists());
+    };
+    refused(&folder.path().join("none"), "there is no such folder");
+    refused(folder.path(), "name one that `chimera train` made, such as runs/0001");
+    let file = folder.path().join("config.toml");
+    write(&file, "steps = ").expect("a file");
+    refused(&file, "is a file: name a folder");
+    refused(folder.path(), "config.toml");
+    let out = "--out none/page.html";
+    write(&file, "steps = 1").expect("a file");
+    let ran = chimera(&format!("report {} {out}", folder.path().display()));
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
+    assert!(ran.stderr.contains("cannot write none/page.html"), "{}", ran.stderr);
+}
+
+#[test]
+fn training_ends_with_a_report() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    let model = "--layers 2 --hidden 16 --heads 2 --context 16 --depth 2 --micro-batches 2";
+    let options = format!("--data {} --steps 2 --no-save --report", text(&folder).display());
+    let ran = chimera(&format!("train {model} {options} --out {}", run.display()));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let html = run.join("report.html");
+    assert!(ran.stdout.contains(&format!("report: {}", html.display())), "{}", ran.stdout);
+    let at_the_end = read_to_string(html).expect("a page");
+    assert_eq!(page(&run), at_the_end, "the run is over for both");
+    assert!(at_the_end.contains("2 of 2 steps  finished"), "{at_the_end}");
+    let drawn = drawn(&at_the_end);
+    for name in ["planned", "measured"] {
+        let timeline = &drawn[name];
+        assert_eq!(timeline["ranks"], json!([0, 1]), "{name}");
+        assert_eq!(timeline["memory"].as_array().map(Vec::len), Some(2), "{name}");
+        let forwards = |s: &&Value| s[4] == "forward";
+        let slices = timeline["slices"].as_array().expect("pieces");
+        assert_eq!(slices.iter().filter(forwards).count(), 4, "{name}");
+    }
+    let compare = ["planned", "measured"].map(|name| run.join(format!("{name}.trace.json")));
+    let [planned, measured] = compare.map(|path| path.display().to_string());
+    let ran = chimera(&format!("trace compare {planned} {measured}"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+}

@@ -1,0 +1,129 @@
+//! The report of a run in a real browser: the page of a small run is opened without a network, its script has to run
+//! without an error, and pointing at the timeline and zooming have to do what the page says.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::command::{Programs, cargo, install, run as run_command, target};
+
+/// Chromium under the names that systems have for it.
+const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
+/// Virtual time in which the page has to be drawn, in milliseconds.
+const BUDGET_MS: u32 = 5000;
+/// What the browser shows of the page, in pixels.
+const WINDOW: &str = "1100,3600";
+
+/// Points at the first row of each timeline until something is told, zooms, and leaves what it saw in the page.
+const PROBE: &str = r##"<script>
+const seen = {};
+for (const name of ["planned", "measured"]) {
+  const canvas = document.getElementById(name), area = canvas.getBoundingClientRect();
+  for (let x = 70; x < area.width && !seen[name]; x += 2) {
+    canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: area.left + x, clientY: area.top + 13 }));
+    const text = document.getElementById("tip").textContent;
+    if (text.includes("micro-batch")) seen[name] = text;
+  }
+  const before = canvas.toDataURL();
+  document.getElementById("in").click();
+  seen[name + " zooms"] = canvas.toDataURL() !== before;
+  document.getElementById("fit").click();
+  seen[name + " fits"] = canvas.toDataURL() === before;
+}
+document.body.dataset.seen = Object.entries(seen).map(([what, found]) => what + "=" + found).join(";");
+</script>"##;
+
+/// Where the picture goes.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run whose report is opened [default: a small one, trained for this]
+    #[arg(long, value_name = "DIR")]
+    run: Option<PathBuf>,
+    /// File for a picture of the page [default: report.png where cargo builds]
+    #[arg(long, value_name = "FILE")]
+    png: Option<PathBuf>,
+}
+
+/// Makes a report, opens it, and takes a picture.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let mut build = cargo(["build", "--package", "chimera-pipeline", "--bin", "chimera"]);
+    let chimera = Programs::build(&mut build)?.program("", "chimera")?;
+    let browser = browser()?;
+    let folder = tempfile::tempdir()?;
+    let page = folder.path().join("report.html");
+    let run = match &args.run {
+        Some(run) => run.clone(),
+        None => {
+            let run = folder.path().join("run");
+            let options = ["train", "--steps", "12", "--eval-every", "4", "--no-save", "--out"];
+            let mut train = Command::new(&chimera);
+            run_command(train.args(options).arg(&run).current_dir(&folder))?;
+            run
+        }
+    };
+    run_command(Command::new(&chimera).arg("report").arg(run).arg("--out").arg(&page))?;
+    let html = std::fs::read_to_string(&page)?;
+    let opened = |html: String| -> Result<String> {
+        let copy = folder.path().join("opened.html");
+        std::fs::write(&copy, html)?;
+        open(browser, &copy, &["--dump-dom"])
+    };
+    // Only a check that can fail shows anything.
+    let broken = opened(format!("{html}<script>throw new Error(\"on purpose\")</script>"));
+    ensure!(broken.is_err(), "an error of a script goes unseen");
+    let dom = opened(format!("{html}{PROBE}"))?;
+    ensure!(dom.contains("data-drawn=\"true\""), "the page's script did not run to its end");
+    let seen = dom.split("data-seen=\"").nth(1).and_then(|rest| rest.split('"').next());
+    let seen = seen.context("the page was not probed")?;
+    println!("{seen}");
+    for wanted in ["planned", "measured"] {
+        let told = seen.split(';').find_map(|part| part.strip_prefix(&format!("{wanted}=")));
+        let told = told.with_context(|| format!("nothing is told of the {wanted} timeline"))?;
+        for word in ["micro-batch", "stage", "start", "duration"] {
+            ensure!(told.contains(word), "{wanted}: no {word} in `{told}`");
+        }
+        for change in ["zooms=true", "fits=true"] {
+            ensure!(seen.contains(&format!("{wanted} {change}")), "{wanted}: no {change}");
+        }
+    }
+    let png = match &args.png {
+        Some(png) => std::path::absolute(png)?,
+        None => target()?.join("report.png"),
+    };
+    let screenshot = format!("--screenshot={}", png.display());
+    open(browser, &page, &[&screenshot])?;
+    ensure!(png.metadata().is_ok_and(|file| file.len() > 0), "no picture was taken");
+    println!("the report runs without errors: {}", png.display());
+    Ok(())
+}
+
+/// A browser, installed where Debian's packages are.
+fn browser() -> Result<&'static str> {
+    let is_there = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
+    if let Some(found) = BROWSERS.iter().find(is_there) {
+        return Ok(found);
+    }
+    install(&["chromium"]).context("there is no Chromium")?;
+    Ok(BROWSERS[0])
+}
+
+/// Opens a page without a network; returns what the browser printed, and fails on any message of its console.
+fn open(browser: &str, page: &Path, options: &[&str]) -> Result<String> {
+    let profile = tempfile::tempdir()?;
+    let mut command = Command::new(browser);
+    // Its sandbox refuses root, and the page is our own.
+    command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]);
+    command.args(["--hide-scrollbars", "--enable-logging=stderr"]);
+    command.arg("--host-resolver-rules=MAP * ~NOTFOUND");
+    command.arg(format!("--user-data-dir={}", profile.path().display()));
+    command.arg(format!("--window-size={WINDOW}"));
+    command.arg(format!("--virtual-time-budget={BUDGET_MS}")).args(options);
+    let output = command.arg(format!("file://{}", page.display())).output();
+    let output = output.with_context(|| format!("{browser} does not start"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{browser} failed: {}\n{}", output.status, errors.trim_end());
+    let console: Vec<&str> = errors.lines().filter(|line| line.contains("CONSOLE")).collect();
+    ensure!(console.is_empty(), "the page complains:\n{}", console.join("\n"));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
