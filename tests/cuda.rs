@@ -259,7 +259,8 @@ mod ranks {
             assert_ne!(ran.code, Some(0));
             for rank in (0..4).filter(|rank| *rank != lost) {
                 let path = folder.path().join(format!("run/error.{rank}.json"));
-                let text = read_to_string(path).unwrap_or_else(|_| panic!("{by}: {}", ran.stderr));
+                let text =
+                    read_to_string(path).unwrap_or_else(|_| panic!("{by}: {rank}: {}", ran.stderr));
                 let error: Value = serde_json::from_str(&text).expect("JSON");
                 assert_eq!(
                     (&error["code"], &error["peer"]),

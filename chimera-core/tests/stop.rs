@@ -35,7 +35,7 @@ impl Liveness for Asked<'_> {
         }
     }
 
-    fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+    fn query_progress(&mut self, deadline: Instant) -> Result<Vec<Option<Position>>, CommError> {
         self.inner.query_progress(deadline)
     }
 

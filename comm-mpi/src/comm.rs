@@ -24,7 +24,7 @@ impl Liveness for Mpi {
         self.shared.publish(position);
     }
 
-    fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+    fn query_progress(&mut self, deadline: Instant) -> Result<Vec<Option<Position>>, CommError> {
         let number = self.n_questions;
         self.n_questions += 1;
         for to in self.others() {
@@ -36,6 +36,9 @@ impl Liveness for Mpi {
         loop {
             let progress = self.shared.progress();
             let mut mailbox = self.shared.mailbox();
+            if let Some(error) = &mailbox.ended {
+                return Err(error.clone());
+            }
             for from in self.others() {
                 let answer = mailbox.answers.remove(&(from, number));
                 known[from.index()] = known[from.index()].or(answer);
@@ -45,7 +48,7 @@ impl Liveness for Mpi {
             let mut waited_for =
                 self.others().filter(|rank| known[rank.index()].is_none() && !is_silent(rank));
             if waited_for.next().is_none() || Instant::now() >= deadline {
-                return known;
+                return Ok(known);
             }
             drop(mailbox);
             rest.after(progress);

@@ -133,7 +133,7 @@ impl<D: Driver, C: Comm<Host>> Liveness for Nccl<D, C> {
         self.control.report_progress(position);
     }
 
-    fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+    fn query_progress(&mut self, deadline: Instant) -> Result<Vec<Option<Position>>, CommError> {
         self.control.query_progress(deadline)
     }
 }

@@ -48,7 +48,9 @@ pub fn run_abort<T: Debug>(comm: &mut impl Comm<T>, to: impl Fn(Host) -> T) {
     let ended = comm.recv(last, tag(8, 8), soon()).err();
     assert_eq!(ended, Some(CommError::Aborted(cause.clone())), "{me}");
     let ended = comm.recv_bytes(last, soon()).err();
-    assert_eq!(ended, Some(CommError::Aborted(cause)), "{me}");
+    assert_eq!(ended, Some(CommError::Aborted(cause.clone())), "{me}");
+    let asked = comm.query_progress(soon());
+    assert!(asked == Ok(Vec::new()) || asked == Err(CommError::Aborted(cause)), "{me}: {asked:?}");
 }
 
 /// Checks that the others learn it when the last rank leaves: the caller drops its end when this returns. What it has
@@ -202,7 +204,7 @@ where
         self.comm.report_progress(Position::At { step: 2, instr: 9 });
         self.comm.report_progress(at(self.me));
         self.meet();
-        let known = self.comm.query_progress(soon());
+        let known = self.comm.query_progress(soon()).expect("positions");
         let want: Vec<_> = self.all().map(|rank| Some(at(rank))).collect();
         assert!(known.is_empty() || known == want, "{known:?}");
         self.meet();

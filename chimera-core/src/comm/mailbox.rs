@@ -59,6 +59,11 @@ impl<T> Mailbox<T> {
         self.change(|inbox| inbox.aborted.get_or_insert_with(|| cause.clone()).clone());
     }
 
+    /// Whether the run goes on, as far as is known here.
+    pub(super) fn check(&self) -> Result<(), CommError> {
+        self.look(|_| None::<()>).map(drop)
+    }
+
     pub(super) fn try_take(&self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
         self.look(|inbox| inbox.tensors.remove(&(from, tag)))
     }

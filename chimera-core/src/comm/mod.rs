@@ -112,10 +112,12 @@ pub trait Liveness: Send {
     fn report_progress(&mut self, _position: Position) {}
 
     /// Where every rank was when it last reported, by rank; `None` for ranks that do not answer until `deadline`,
-    /// because they are stopped, or gone. Empty if the transport cannot tell. Asked when something is wrong, an
-    /// abort included.
-    fn query_progress(&mut self, _deadline: Instant) -> Vec<Option<Position>> {
-        Vec::new()
+    /// because they are stopped, or gone. Empty if the transport cannot tell.
+    ///
+    /// # Errors
+    /// As soon as another rank has said why the run is over: then that is why, and nobody need be asked.
+    fn query_progress(&mut self, _deadline: Instant) -> Result<Vec<Option<Position>>, CommError> {
+        Ok(Vec::new())
     }
 
     /// Asks all ranks to stop, and returns at once. Messages go on as before.

@@ -50,9 +50,10 @@ impl<T: Send> Liveness for Threads<T> {
         }
     }
 
-    fn query_progress(&mut self, _: Instant) -> Vec<Option<Position>> {
+    fn query_progress(&mut self, _: Instant) -> Result<Vec<Option<Position>>, CommError> {
+        self.mailbox(self.rank)?.check()?;
         let all = self.shared.positions.iter();
-        all.map(|bits| Some(Position::from_bits(bits.load(Ordering::Relaxed)))).collect()
+        Ok(all.map(|bits| Some(Position::from_bits(bits.load(Ordering::Relaxed)))).collect())
     }
 
     fn request_stop(&mut self) {

@@ -134,21 +134,25 @@ impl<W: Wire> Liveness for Framed<W> {
         mine.store(position.to_bits(), Ordering::Relaxed);
     }
 
-    fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+    fn query_progress(&mut self, deadline: Instant) -> Result<Vec<Option<Position>>, CommError> {
         let shared = &self.shared;
         let has_answered = |rank: Rank| {
             rank == shared.rank || shared.answers[rank.index()].load(Ordering::Acquire)
         };
         shared.answers.iter().for_each(|answer| answer.store(false, Ordering::Relaxed));
         shared.tell_others(&Frame::Where);
-        while !shared.others().all(has_answered) && Instant::now() < deadline {
+        loop {
+            shared.mailbox.check()?;
+            if shared.others().all(has_answered) || Instant::now() >= deadline {
+                break;
+            }
             thread::sleep(TICK);
         }
         let position = |rank: Rank| {
             let bits = shared.positions[rank.index()].load(Ordering::Relaxed);
             has_answered(rank).then(|| Position::from_bits(bits))
         };
-        (0..shared.n_ranks).map(Rank).map(position).collect()
+        Ok((0..shared.n_ranks).map(Rank).map(position).collect())
     }
 
     fn request_stop(&mut self) {

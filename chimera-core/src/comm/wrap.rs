@@ -32,7 +32,7 @@ impl<W: Wrap + ?Sized> Liveness for W {
         self.inner_mut().report_progress(position);
     }
 
-    fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+    fn query_progress(&mut self, deadline: Instant) -> Result<Vec<Option<Position>>, CommError> {
         self.inner_mut().query_progress(deadline)
     }
 

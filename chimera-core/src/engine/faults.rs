@@ -78,9 +78,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     ) -> Result<T, Fault> {
         let Err(CommError::Timeout { from, .. }) = result else { return self.on_wire(op, result) };
         let (program, step, by) = (self.job.program, self.steps.first, self.comm.rank());
-        let earlier = self.positions();
-        std::thread::sleep(MOMENT);
-        let positions = self.positions();
+        let asked = self.positions().and_then(|earlier| {
+            std::thread::sleep(MOMENT);
+            Ok((earlier, self.positions()?))
+        });
+        let (earlier, positions) = match asked {
+            Ok(asked) => asked,
+            Err(cause) => return self.on_wire(op, Err(cause)),
+        };
         let verdict = HangReport { program, step, positions, earlier }.verdict(by, from, need);
         self.on_wire(op, result).map_err(|fault| Fault {
             peer: Some(verdict.rank),
@@ -90,10 +95,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Where all ranks are.
-    fn positions(&mut self) -> Vec<Option<Position>> {
-        let mut positions = self.comm.query_progress(Instant::now() + ANSWER);
+    fn positions(&mut self) -> Result<Vec<Option<Position>>, CommError> {
+        let mut positions = self.comm.query_progress(Instant::now() + ANSWER)?;
         positions.resize(self.comm.n_ranks() as usize, None);
-        positions
+        Ok(positions)
     }
 
     /// Refuses what a peer sent if it is not of the shape that its stage names.

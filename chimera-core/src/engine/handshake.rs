@@ -46,7 +46,10 @@ pub fn ungathered(comm: &mut impl Endpoint, error: CommError) -> Fault {
     if !is_late {
         return fault;
     }
-    let positions = comm.query_progress(Instant::now() + ANSWER);
+    let positions = match comm.query_progress(Instant::now() + ANSWER) {
+        Ok(positions) => positions,
+        Err(cause) => return cause.into_fault(comm.rank()),
+    };
     let silent = (0..).map(Rank).zip(positions).find(|(_, position)| position.is_none());
     match silent {
         Some((silent, _)) => {

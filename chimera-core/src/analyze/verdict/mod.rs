@@ -124,13 +124,18 @@ impl HangReport<'_> {
                 let doing = self.doing(rank);
                 return end(Kind::Slow, format!("; {rank} {doing}: slow, but it goes on"));
             }
-            if self.has_given(rank, position, need) {
-                // A transport that keeps one order for all may hold it up behind what is for who is silent.
-                if let Some(silent) = self.silent() {
-                    words += &format!("; {rank} sent it, which is lost, or held up on the way");
-                    (rank, need) = (silent, Need::Other);
-                    continue;
-                }
+            let has_given = self.has_given(rank, position, need);
+            let is_sending = matches!(self.instr(rank), Some(Instr::Send(..)));
+            // A transport that keeps one order for all may hold a message up behind what is for who is silent.
+            if let Some(silent) = self.silent().filter(|_| has_given || is_sending) {
+                words += &match has_given {
+                    true => format!("; {rank} sent it, which is lost, or held up on the way"),
+                    false => format!("; {rank} {}, which is held up", self.doing(rank)),
+                };
+                (rank, need) = (silent, Need::Other);
+                continue;
+            }
+            if has_given {
                 let what = format!("; {rank} sent it and {}: lost on the way", self.doing(rank));
                 return end(Kind::Lost, what);
             }

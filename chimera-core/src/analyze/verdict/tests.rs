@@ -83,6 +83,16 @@ fn what_was_sent_is_held_up_by_who_does_not_answer() {
 }
 
 #[test]
+fn who_sends_is_held_up_by_who_does_not_answer() {
+    let sends = Some("Send(gradient(pipe 0, stage 1, micro-batch 0)");
+    let verdict = waits_in_line([sends, None]);
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Silent, Rank(2)));
+    let words = verdict.to_string();
+    let held_up = "is sending gradient(pipe 0, stage 1, micro-batch 0), which is held up; rank 2 does not answer";
+    assert!(words.contains(held_up), "{words}");
+}
+
+#[test]
 fn a_lost_message_further_off_is_found() {
     let waits = Some("Recv(gradient(pipe 0, stage 2, micro-batch 1)");
     let verdict = waits_in_line([waits, Some("Agree")]);

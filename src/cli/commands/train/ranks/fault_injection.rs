@@ -101,7 +101,7 @@ impl Liveness for Struck<'_> {
         at(|| format!("at {}", self.place()));
     }
 
-    fn query_progress(&mut self, deadline: Instant) -> Vec<Option<Position>> {
+    fn query_progress(&mut self, deadline: Instant) -> Result<Vec<Option<Position>>, CommError> {
         self.inner.query_progress(deadline)
     }
 
