@@ -22,7 +22,7 @@ use chimera_core::fault::Class;
 use chimera_core::ids::{BucketId, Rank};
 
 use self::shutdown::{
-    Known, ROOT, close, end_if_over, end_now, fail, fault_of, start, stuck, within,
+    Known, ROOT, close, end_if_over, end_now, fail, fault_of, note_if_over, start, stuck, within,
 };
 use super::{Stop, Train, listen, resume};
 use crate::cli::parts::console::warn;
@@ -65,6 +65,7 @@ pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
         end_if_over(me, &liveness, &watched);
         me == ROOT
     })?;
+    note_if_over(me, mpi.liveness(), Arc::clone(&known));
     let (liveness, sums, limit) = (mpi.liveness(), mpi.sums(), mpi.limit());
     let job = Job { why, liveness, sums, limit, stop: &stop, known: &known };
     let work = AssertUnwindSafe(|| {

@@ -106,6 +106,20 @@ pub(super) fn end_if_over(me: Rank, liveness: &LivenessMonitor, known: &Known) {
     }
 }
 
+/// Writes down why the job is over where this rank itself has not in time: it computes, or gives up what its device does,
+/// and the others do not wait for that.
+pub(super) fn note_if_over(me: Rank, liveness: LivenessMonitor, known: Arc<Known>) {
+    thread::spawn(move || {
+        while liveness.why_over().is_none() {
+            thread::sleep(LOOK);
+        }
+        thread::sleep(TO_FAIL / 2);
+        if let Some(why) = liveness.why_over() {
+            note(me, &why.into_fault(me), &known);
+        }
+    });
+}
+
 /// Writes the error file of this rank, if the run has a folder, and then what it did last.
 fn note(me: Rank, fault: &Fault, known: &Known) {
     let Some(folder) = known.folder.get() else { return };
