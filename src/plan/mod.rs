@@ -22,7 +22,7 @@ pub use choose::{Choice, Effort, choose};
 pub use course::{Chain, Course};
 pub(crate) use course::{can_be_cut, costs_by_flops, timetable};
 pub use hardware::{EFFICIENCIES, Hardware};
-pub(crate) use layers::{LayerCosts, Ranks, choose_for};
+pub use layers::{LayerCosts, Ranks, choose_for};
 pub use need::Need;
 use need::memory_of;
 pub(crate) use need::{Weights, needs};

@@ -185,7 +185,7 @@ impl<S: Subject> Run<S> {
     }
 
     /// The program of its last steps, which are fewer where windows do not divide the steps.
-    pub(crate) fn last_program(&self) -> &Program {
+    pub fn last_program(&self) -> &Program {
         self.course.last.as_ref().unwrap_or(&self.course.program)
     }
 

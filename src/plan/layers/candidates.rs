@@ -17,12 +17,13 @@ use crate::plan::{Course, Need};
 use crate::settings::{Config, OPTIONS, Origin};
 
 /// Ranks that are all alike, but for their speed.
-pub(crate) struct Ranks {
-    pub(crate) n_ranks: usize,
+pub struct Ranks {
+    /// Number of ranks.
+    pub n_ranks: usize,
     /// Bytes of the memory of each.
-    pub(crate) memory: f64,
+    pub memory: f64,
     /// Nodes and links. Its width is not read: every way has its own.
-    pub(crate) network: Network,
+    pub network: Network,
 }
 
 /// Tries every way to train steps of `batch` samples of a model on `ranks`, as [`choose`](crate::plan::choose()) does for
@@ -31,7 +32,7 @@ pub(crate) struct Ranks {
 ///
 /// # Errors
 /// If `said` says something of another model, or there is no such way, whatever the memory.
-pub(crate) fn choose_for(
+pub fn choose_for(
     model: &LayerCosts,
     said: &Config,
     batch: usize,

@@ -8,16 +8,16 @@ use chimera_core::costs::{StageBytes, StageCosts, UniformCosts};
 use chimera_core::ids::StageId;
 use chimera_core::timetable::Timetable;
 
-pub(crate) use candidates::{Ranks, choose_for};
+pub use candidates::{Ranks, choose_for};
 
 use super::Chain;
 use crate::settings::Config;
 
 /// What the layers of a model take, one after the other.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct LayerCosts {
+pub struct LayerCosts {
     /// Samples of the micro-batch that all times and bytes are of.
-    pub(crate) micro_batch_size: usize,
+    pub micro_batch_size: usize,
     /// Bytes that a rank holds for each byte of weights: the weights, their gradients, and the optimizer's state.
     state_per_weight: f64,
     layers: Vec<LayerCost>,
@@ -55,7 +55,7 @@ impl LayerCost {
 
 impl LayerCosts {
     /// Number of layers.
-    pub(crate) fn n_layers(&self) -> usize {
+    pub fn n_layers(&self) -> usize {
         self.layers.len()
     }
 

@@ -34,7 +34,7 @@ impl LayerCosts {
     ///
     /// # Errors
     /// If the file cannot be read, or is none of layers; the error names the field and what it must be.
-    pub(crate) fn read(path: &Path) -> Result<LayerCosts> {
+    pub fn read(path: &Path) -> Result<LayerCosts> {
         let place = || path.display().to_string();
         let text = text_at_most(path, MAX_BYTES).with_context(place)?;
         let text = text.with_context(|| format!("it is longer than {MAX_BYTES} bytes"));
