@@ -36,9 +36,7 @@ impl Liveness for Mpi {
         loop {
             let progress = self.shared.progress();
             let mut mailbox = self.shared.mailbox();
-            if let Some(error) = &mailbox.ended {
-                return Err(error.clone());
-            }
+            mailbox.check()?;
             for from in self.others() {
                 let answer = mailbox.answers.remove(&(from, number));
                 known[from.index()] = known[from.index()].or(answer);
@@ -162,10 +160,7 @@ fn next(numbers: &mut FxHashMap<Rank, u64>, rank: Rank) -> u64 {
 impl Mpi {
     /// What `look` finds now, or when MPI has proceeded once.
     fn look<R>(&self, look: impl Fn(&mut Mailbox) -> Option<R>) -> Result<Option<R>, CommError> {
-        let look = |mailbox: &mut Mailbox| match &mailbox.ended {
-            Some(error) => Err(error.clone()),
-            None => Ok(look(mailbox)),
-        };
+        let look = |mailbox: &mut Mailbox| mailbox.check().map(|()| look(mailbox));
         let found = look(&mut self.shared.mailbox())?;
         if found.is_some() || self.shared.progress() != Progress::Moved {
             return Ok(found);
@@ -189,9 +184,7 @@ impl Mpi {
         loop {
             {
                 let mut mailbox = shared.mailbox();
-                if let Some(error) = &mailbox.ended {
-                    return Err(error.clone());
-                }
+                mailbox.check()?;
                 if let Some(found) = look(&mut mailbox) {
                     return Ok(found);
                 }

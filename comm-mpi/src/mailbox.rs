@@ -83,6 +83,11 @@ impl Mailbox {
         assert!(earlier.is_none(), "{me} sent {tag:?} to itself twice");
     }
 
+    /// Whether waits go on.
+    pub(crate) fn check(&self) -> Result<(), CommError> {
+        self.ended.clone().map_or(Ok(()), Err)
+    }
+
     /// Makes every wait end with this cause, unless another stands. Returns what to tell the others, once: also who
     /// was told tells, or its good-bye might come before the words of who told it.
     pub(crate) fn abort(&mut self, cause: &Fault) -> Option<Fault> {

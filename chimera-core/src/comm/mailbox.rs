@@ -61,7 +61,7 @@ impl<T> Mailbox<T> {
 
     /// Whether the run goes on, as far as is known here.
     pub(super) fn check(&self) -> Result<(), CommError> {
-        self.look(|_| None::<()>).map(drop)
+        self.lock().check()
     }
 
     pub(super) fn try_take(&self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
@@ -94,10 +94,7 @@ impl<T> Mailbox<T> {
     /// What `look` finds now.
     fn look<R>(&self, look: impl Fn(&mut Inbox<T>) -> Option<R>) -> Result<Option<R>, CommError> {
         let mut inbox = self.lock();
-        match &inbox.aborted {
-            Some(cause) => Err(CommError::Aborted(cause.clone())),
-            None => Ok(look(&mut inbox)),
-        }
+        inbox.check().map(|()| look(&mut inbox))
     }
 
     /// Waits until `look` finds something.
@@ -111,9 +108,7 @@ impl<T> Mailbox<T> {
         let began = Instant::now();
         let mut inbox = self.lock();
         loop {
-            if let Some(cause) = &inbox.aborted {
-                return Err(CommError::Aborted(cause.clone()));
-            }
+            inbox.check()?;
             if let Some(found) = look(&mut inbox) {
                 return Ok(found);
             }
@@ -135,6 +130,10 @@ impl<T> Mailbox<T> {
 }
 
 impl<T> Inbox<T> {
+    fn check(&self) -> Result<(), CommError> {
+        self.aborted.clone().map_or(Ok(()), |cause| Err(CommError::Aborted(cause)))
+    }
+
     fn next_bytes(&mut self, from: Rank) -> Option<Vec<u8>> {
         self.bytes.get_mut(&from)?.pop_front()
     }

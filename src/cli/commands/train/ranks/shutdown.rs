@@ -110,12 +110,16 @@ pub(super) fn end_if_over(me: Rank, liveness: &LivenessMonitor, known: &Known) {
 /// and the others do not wait for that.
 pub(super) fn note_if_over(me: Rank, liveness: LivenessMonitor, known: Arc<Known>) {
     thread::spawn(move || {
-        while liveness.why_over().is_none() {
+        loop {
             thread::sleep(LOOK);
-        }
-        thread::sleep(TO_FAIL / 2);
-        if let Some(why) = liveness.why_over() {
-            note(me, &why.into_fault(me), &known);
+            if liveness.why_over().is_none() {
+                continue;
+            }
+            thread::sleep(TO_FAIL / 2);
+            // Whoever had ended may have said good-bye before.
+            if let Some(why) = liveness.why_over() {
+                return note(me, &why.into_fault(me), &known);
+            }
         }
     });
 }
