@@ -209,6 +209,7 @@ fn training(config: &Config) -> Training {
         eps: config.eps,
         momentum: config.momentum,
         weight_decay: config.weight_decay,
+        param_groups: config.param_groups.clone().unwrap_or_default(),
         clip: (config.clip > 0.0).then_some(config.clip),
         check_finite: config.check_finite,
         non_finite: config.non_finite,

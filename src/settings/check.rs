@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 
+use chimera_core::engine::ParamRules;
 use chimera_core::lower::Hoist;
 use chimera_core::model::RopeScaling;
 use chimera_core::notation::nearest;
@@ -72,6 +73,7 @@ impl Kind {
             (Kind::Schedule, Value::String(name)) => name.parse::<Named>().is_ok(),
             (Kind::Hoist, Value::String(text)) => text.parse::<Hoist>().is_ok(),
             (Kind::RopeScaling, Value::String(text)) => text.parse::<RopeScaling>().is_ok(),
+            (Kind::ParamRules, Value::String(text)) => text.parse::<ParamRules>().is_ok(),
             (Kind::Steps, Value::String(text)) => text.parse::<StepRange>().is_ok(),
             (Kind::Loopback, Value::String(text)) => {
                 text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
@@ -99,6 +101,9 @@ impl fmt::Display for Kind {
             Kind::RopeScaling => {
                 let names = "none, or linear, dynamic, yarn or llama3 with numbers";
                 write!(f, "{names}, such as linear:factor=2 or yarn:factor=4,original=4096")
+            }
+            Kind::ParamRules => {
+                write!(f, "rules such as `*.bias: lr=2; wte.*: lr=0.1, weight-decay=0`")
             }
             Kind::Hoist => write!(f, "on-demand, auto or a number of cells"),
             Kind::Steps => write!(f, "a range of steps such as 1..11"),

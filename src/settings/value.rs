@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
+use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::{Architecture, RopeScaling};
 use chimera_core::search::Where;
@@ -39,6 +39,8 @@ pub enum Kind {
     Hoist,
     /// A scaling of rotary frequencies.
     RopeScaling,
+    /// Hyperparameters by names of parameters.
+    ParamRules,
     /// A range of steps.
     Steps,
     /// An address of this machine.
@@ -177,6 +179,7 @@ texts! {
     Named = Kind::Schedule;
     Hoist = Kind::Hoist;
     RopeScaling = Kind::RopeScaling;
+    ParamRules = Kind::ParamRules;
     StepRange = Kind::Steps;
     SocketAddr = Kind::Loopback;
 }

@@ -209,6 +209,7 @@ fn every_optimizer_and_fall_of_the_learning_rate() {
         "--optimizer sgd --lr 0.5 --min-lr 0.1 --momentum 0.5",
         "--optimizer sgd --lr 0.2 --lr-schedule constant",
         "--optimizer lamb --tied",
+        "--tied --param-groups h.*.mlp.*:lr=0.5;*.bias:lr=2,weight-decay=0.1;wte*:lr=0.1",
     ] {
         for schedule in ["dapple --depth 4", "chimera --pipes 4", "chimera --scaling doubling"] {
             oracle.check(6, 1, &format!("--schedule {schedule}"), optimizer);
