@@ -69,10 +69,12 @@ class VirtualSchedule(_PipelineScheduleRuntime):
     """Carries out rows of actions on virtual stages.
 
     `rows` are the lines of the program's CSV, by rank, and `ranks` says where each virtual stage is. `stages` are those of
-    this rank; if it has a stage in several pipes, these virtual stages share a module. Gradients are those of the mean of all losses, and are added to those that are there; sums over replicas on
-    other ranks are left to the caller. `micro_batch_losses` has the losses of the last step that this rank computed, by
-    micro-batch.
+    this rank; if it has a stage in several pipes, these virtual stages share a module. Gradients are those of the mean
+    of all losses, and are added to those that are there; sums over replicas on other ranks are left to the caller.
+    `micro_batch_losses` has the losses of the last step that this rank computed, by micro-batch.
     """
+
+    _has_backward: bool  # PyTorch's
 
     def __init__(
         self, stages: list[VirtualStage], rows: list[str], ranks: dict[int, int], n_micro_batches: int, loss_fn: Any
