@@ -260,7 +260,10 @@ fn doubling(n: usize, me: usize) -> Vec<Vec<Part>> {
         false => all_to(me ^ (1 << bit)),
     });
     let folds = usize::from(core < n);
-    std::iter::repeat_n(first, folds).chain(between).chain(std::iter::repeat_n(last, folds)).collect()
+    std::iter::repeat_n(first, folds)
+        .chain(between)
+        .chain(std::iter::repeat_n(last, folds))
+        .collect()
 }
 
 /// What a port or a link of a node has to carry in one round, in either direction.

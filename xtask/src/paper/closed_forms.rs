@@ -63,17 +63,13 @@ const SCHEMES: [Scheme; 7] = [
         weights: [2.0, 2.0],
         activations: [d / 2.0 + 1.0, d],
     }),
-    (
-        "Chimera, 2f = 4",
-        "chimera",
-        4,
-        ["(D-2f)/(2fN+D-2f)", "2f", "[D-D/(2f)+1, D]"],
-        |d, n| Figures {
+    ("Chimera, 2f = 4", "chimera", 4, ["(D-2f)/(2fN+D-2f)", "2f", "[D-D/(2f)+1, D]"], |d, n| {
+        Figures {
             bubble: (d - 4.0) / (4.0 * n + d - 4.0),
             weights: [4.0, 4.0],
             activations: [d - d / 4.0 + 1.0, d],
-        },
-    ),
+        }
+    }),
 ];
 
 /// The table for D = N = [`SHAPE`].

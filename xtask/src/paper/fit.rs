@@ -67,8 +67,7 @@ fn least(begin: Point, error: impl Fn(&Point) -> f64) -> Point {
             continue;
         }
         for corner in &mut simplex[1..] {
-            *corner =
-                at(std::array::from_fn(|axis| (corner.1[axis] + first.1[axis]) / 2.0));
+            *corner = at(std::array::from_fn(|axis| (corner.1[axis] + first.1[axis]) / 2.0));
         }
     }
     simplex.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -81,9 +80,8 @@ mod tests {
 
     #[test]
     fn the_least_of_a_bent_valley_is_found() {
-        let valley = |[x, y, z]: &Point| {
-            (1.0 - x).powi(2) + 10.0 * (y - x * x).powi(2) + (z + 2.0).powi(2)
-        };
+        let valley =
+            |[x, y, z]: &Point| (1.0 - x).powi(2) + 10.0 * (y - x * x).powi(2) + (z + 2.0).powi(2);
         let found = least([0.0, 0.0, 0.0], valley);
         for (one, other) in found.iter().zip([1.0, 1.0, -2.0]) {
             assert!((one - other).abs() < 1e-3, "{found:?}");

@@ -60,7 +60,8 @@ fn choose(program: &Path, figure: &Figure, machine: &Fitted<'_>) -> Result<Value
     let sheet = tempfile::NamedTempFile::new()?;
     std::fs::write(sheet.path(), data_sheet(machine))?;
     let [ranks, batch, sequence, layers] =
-        [figure.nodes, figure.batch, figure.sequence, figure.model()?.layers].map(|n| n.to_string());
+        [figure.nodes, figure.batch, figure.sequence, figure.model()?.layers]
+            .map(|n| n.to_string());
     let flops = machine.constants.flops.to_string();
     let mut plan = Command::new(program);
     plan.args(["plan", "--ranks", &ranks, "--batch", &batch, "--preset", figure.preset()])

@@ -80,10 +80,16 @@ impl<'r> Study<'r> {
         for machine in &readings.machines {
             let here = all().filter(|(figure, _)| figure.machine == machine.name);
             let bars = here.flat_map(|(figure, jobs)| figure.bars.iter().zip(jobs));
-            let fitted: Vec<(&Job, f64)> =
-                bars.filter(|(bar, _)| bar.fitted).filter_map(|(b, j)| Some((j, b.reading?))).collect();
+            let fitted: Vec<(&Job, f64)> = bars
+                .filter(|(bar, _)| bar.fitted)
+                .filter_map(|(b, j)| Some((j, b.reading?)))
+                .collect();
             ensure!(fitted.len() >= 3, "{}: three constants need as many bars", machine.name);
-            machines.push(Fitted { machine, constants: fit(&fitted, reductions), n_bars: fitted.len() });
+            machines.push(Fitted {
+                machine,
+                constants: fit(&fitted, reductions),
+                n_bars: fitted.len(),
+            });
         }
         let mut figures = Vec::new();
         for (figure, jobs) in readings.figures.iter().zip(jobs) {
