@@ -1,6 +1,6 @@
 //! Messages and sums on a network: costs by hand, and what holds for all.
 
-use chimera_core::analyze::{Link, Network, NetworkCosts, Reductions, Traffic, simulate};
+use chimera_core::analyze::{Link, Network, NetworkCosts, ReductionAlgorithm, Traffic, simulate};
 use chimera_core::costs::{Costs, UniformCosts};
 use chimera_core::ids::{BucketId, StageId};
 use chimera_core::lower::{Lowering, Sync, lower};
@@ -16,7 +16,7 @@ fn program(schedule: &str, shape: &Shape) -> Program {
 }
 
 fn network(width: usize, ranks_per_node: usize, inside: Link, between: Link) -> Network {
-    let reductions = Reductions::Halving;
+    let reductions = ReductionAlgorithm::Halving;
     Network { width, ranks_per_node, inside, between, blocking: false, reductions }
 }
 
@@ -109,7 +109,7 @@ fn recursive_doubling_sends_everything_in_every_round() {
     let program = program("dapple", &Shape::new(1, 1));
     let sum = |width, ranks_per_node| {
         let network = Network {
-            reductions: Reductions::Doubling,
+            reductions: ReductionAlgorithm::Doubling,
             ..network(width, ranks_per_node, Link::default(), link(1.0, 0.5))
         };
         let traffic = traffic(&program, 0.0, &[4.0, 8.0]);

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use chimera_core::analyze::{
-    Event, Network, NetworkCosts, Reductions, Timeline as Measured, Work, peak_kept, simulate,
+    Event, Network, NetworkCosts, ReductionAlgorithm, Timeline as Measured, Work, peak_kept,
+    simulate,
 };
 use chimera_core::costs::{GivenTimes, StageCosts};
 use chimera_core::ids::{StageId, WorkerId};
@@ -197,7 +198,7 @@ impl Program {
                 inside,
                 between: link(between)?.unwrap_or(inside),
                 blocking: false,
-                reductions: Reductions::Halving,
+                reductions: ReductionAlgorithm::Halving,
             };
             let costs = self.on_network(costs, network, activation_bytes, gradient_bytes)?;
             Ok(self.drawn(simulate(&self.program, &costs), times.given.unit()))

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use chimera_core::analyze::{Link, Reductions};
+use chimera_core::analyze::{Link, ReductionAlgorithm};
 use serde::Deserialize;
 
 use crate::device::Precision;
@@ -47,7 +47,7 @@ pub struct Hardware {
     pub blocking: bool,
     /// How gradients are reduced.
     #[serde(default)]
-    pub reductions: Reductions,
+    pub reductions: ReductionAlgorithm,
 }
 
 /// Floating-point operations per second of dense matrix products.

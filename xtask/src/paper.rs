@@ -11,7 +11,7 @@ mod study;
 use std::fs;
 
 use anyhow::{Context, Result, bail};
-use chimera_core::analyze::Reductions;
+use chimera_core::analyze::ReductionAlgorithm;
 
 use self::readings::Readings;
 use self::study::Study;
@@ -36,8 +36,8 @@ impl Args {
 /// Writes docs/paper.md, or only checks it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let readings = Readings::read()?;
-    let study = Study::of(&readings, Reductions::Doubling)?;
-    let halving = Study::of(&readings, Reductions::Halving)?;
+    let study = Study::of(&readings, ReductionAlgorithm::Doubling)?;
+    let halving = Study::of(&readings, ReductionAlgorithm::Halving)?;
     let path = root().join("docs/paper.md");
     let present = fs::read_to_string(&path).unwrap_or_default();
     let chosen = match args.plan {

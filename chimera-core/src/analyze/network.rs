@@ -10,7 +10,7 @@
 //! shares its link, within a reduction and between reductions.
 //!
 //! A transport may be worse than that: its messages may occupy the worker that sends them ([`Network::blocking`]), and it
-//! may reduce by another algorithm ([`Reductions`]).
+//! may reduce by another algorithm ([`ReductionAlgorithm`]).
 
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
@@ -53,13 +53,13 @@ pub struct Network {
     /// Whether the worker that sends a message does nothing else until it has arrived.
     pub blocking: bool,
     /// How gradients are reduced.
-    pub reductions: Reductions,
+    pub reductions: ReductionAlgorithm,
 }
 
 /// How replicas reduce their gradients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Reductions {
+pub enum ReductionAlgorithm {
     /// As the engine does: each sends every other its share, more than eight halve and double (Rabenseifner, 2004).
     #[default]
     Halving,
@@ -92,10 +92,10 @@ impl Network {
     /// What replica `me` of `n` sends in each round of a reduction.
     fn sends(&self, n: usize, me: usize) -> Vec<Vec<Part>> {
         match self.reductions {
-            Reductions::Halving => {
+            ReductionAlgorithm::Halving => {
                 rounds(n, me, false).into_iter().map(|round| round.sends).collect()
             }
-            Reductions::Doubling => doubling(n, me),
+            ReductionAlgorithm::Doubling => doubling(n, me),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::{ClosedForm, Link, Network, NetworkCosts, Reduced, Reductions};
+use chimera_core::analyze::{ClosedForm, Link, Network, NetworkCosts, Reduced, ReductionAlgorithm};
 use chimera_core::costs::{Costs, StageCosts};
 use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
@@ -41,7 +41,7 @@ pub(crate) struct LinkArgs {
     #[arg(skip)]
     blocking: bool,
     #[arg(skip)]
-    reductions: Reductions,
+    reductions: ReductionAlgorithm,
 }
 
 impl LinkArgs {

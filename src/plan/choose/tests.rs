@@ -1,5 +1,5 @@
 use super::super::candidate::Speed;
-use chimera_core::analyze::{Link, Network, Reductions};
+use chimera_core::analyze::{Link, Network, ReductionAlgorithm};
 
 use super::*;
 use crate::plan::Plan;
@@ -21,7 +21,7 @@ fn cluster(n_ranks: usize, memory: f64) -> Cluster {
         inside: free,
         between: free,
         blocking: false,
-        reductions: Reductions::Halving,
+        reductions: ReductionAlgorithm::Halving,
     };
     Cluster { n_ranks, memory, speed: Speed::Flops(1e9), network }
 }

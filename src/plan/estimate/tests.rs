@@ -1,4 +1,4 @@
-use chimera_core::analyze::{Link, Reductions};
+use chimera_core::analyze::{Link, ReductionAlgorithm};
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::{SCHEDULES, Scaling};
 
@@ -24,7 +24,7 @@ fn cluster(depth: usize, beta: f64) -> Cluster {
         inside: link,
         between: link,
         blocking: false,
-        reductions: Reductions::Halving,
+        reductions: ReductionAlgorithm::Halving,
     };
     Cluster { n_ranks: 2 * depth, memory: 1e12, speed: Speed::Flops(1e9), network }
 }

@@ -1,6 +1,6 @@
 //! Constants of a machine from some of its bars, by least squares of relative errors.
 
-use chimera_core::analyze::{Link, Reductions};
+use chimera_core::analyze::{Link, ReductionAlgorithm};
 
 use super::job::{Constants, Job};
 
@@ -13,7 +13,7 @@ const MOST_STEPS: usize = 200;
 const ENOUGH: f64 = 1e-9;
 
 /// The constants at which the jobs come closest to the throughputs that were read.
-pub(super) fn fit(bars: &[(&Job, f64)], reductions: Reductions) -> Constants {
+pub(super) fn fit(bars: &[(&Job, f64)], reductions: ReductionAlgorithm) -> Constants {
     let error = |logarithms: &Point| {
         let constants = of(logarithms, reductions);
         let squared = |(job, read): &(&Job, f64)| (job.throughput(&constants) / read).ln().powi(2);
@@ -25,7 +25,7 @@ pub(super) fn fit(bars: &[(&Job, f64)], reductions: Reductions) -> Constants {
 /// Constants by their logarithms.
 type Point = [f64; 3];
 
-fn of(logarithms: &Point, reductions: Reductions) -> Constants {
+fn of(logarithms: &Point, reductions: ReductionAlgorithm) -> Constants {
     let [flops, alpha, bytes_per_s] = logarithms.map(f64::exp);
     Constants { flops, link: Link { alpha, beta: 1.0 / bytes_per_s }, reductions }
 }

@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use chimera_core::analyze::{
-    ClosedForm, Link, Network, NetworkCosts, Reduced, Reductions, peak_working_bytes, simulate,
+    ClosedForm, Link, Network, NetworkCosts, Reduced, ReductionAlgorithm, peak_working_bytes,
+    simulate,
 };
 use chimera_core::costs::{StageBytes, StageCosts, UniformCosts};
 use chimera_core::ids::WorkerId;
@@ -29,7 +30,7 @@ pub(super) struct Constants {
     /// Of a message, and of each round of a reduction.
     pub(super) link: Link,
     /// Not fitted, but chosen for all machines.
-    pub(super) reductions: Reductions,
+    pub(super) reductions: ReductionAlgorithm,
 }
 
 /// What is trained and on how many workers.

@@ -1,7 +1,7 @@
 //! All that is simulated of the paper's evaluation.
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::Reductions;
+use chimera_core::analyze::ReductionAlgorithm;
 use chimera_core::lower::Sync;
 
 use super::fit::fit;
@@ -72,7 +72,7 @@ impl Simulated<'_> {
 
 impl<'r> Study<'r> {
     /// Fits the constants of each machine where gradients are reduced so, and simulates everything at them.
-    pub(super) fn of(readings: &'r Readings, reductions: Reductions) -> Result<Study<'r>> {
+    pub(super) fn of(readings: &'r Readings, reductions: ReductionAlgorithm) -> Result<Study<'r>> {
         let jobs = readings.figures.iter().map(|figure| jobs(readings, figure));
         let jobs = jobs.collect::<Result<Vec<_>>>()?;
         let all = || readings.figures.iter().zip(&jobs);
