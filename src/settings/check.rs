@@ -11,7 +11,7 @@ use toml::Value;
 
 use super::schedules::{self, Named};
 use super::value::Kind;
-use super::{OPTIONS, Opt, StepRange, peers};
+use super::{Layout, OPTIONS, Opt, StepRange, peers};
 
 /// Characters of a refused text that are shown.
 const SHOWN: usize = 200;
@@ -48,8 +48,11 @@ pub(super) fn check(option: &Opt, value: Value) -> Result<Value, String> {
         {
             return Err(format!("`{key}` is {value}: {meant}"));
         }
-        let value = value.to_string();
-        return Err(format!("`{key}` is {}; it must be {kind}", shown(&value)));
+        let shown = shown(&value.to_string()).into_owned();
+        if let (Kind::Layout, Some(Err(why))) = (kind, value.as_str().map(str::parse::<Layout>)) {
+            return Err(format!("`{key}` is {shown}: {why}"));
+        }
+        return Err(format!("`{key}` is {shown}; it must be {kind}"));
     }
     Ok(value)
 }
@@ -71,6 +74,7 @@ impl Kind {
             (Kind::Words(words), Value::String(word)) => words().contains(&word.as_str()),
             (Kind::Schedule, Value::String(name)) => name.parse::<Named>().is_ok(),
             (Kind::Hoist, Value::String(text)) => text.parse::<Hoist>().is_ok(),
+            (Kind::Layout, Value::String(text)) => text.parse::<Layout>().is_ok(),
             (Kind::RopeScaling, Value::String(text)) => text.parse::<RopeScaling>().is_ok(),
             (Kind::Steps, Value::String(text)) => text.parse::<StepRange>().is_ok(),
             (Kind::Loopback, Value::String(text)) => {
@@ -101,6 +105,9 @@ impl fmt::Display for Kind {
                 write!(f, "{names}, such as linear:factor=2 or yarn:factor=4,original=4096")
             }
             Kind::Hoist => write!(f, "on-demand, auto or a number of cells"),
+            Kind::Layout => {
+                write!(f, "balanced, auto, or the layers of each stage such as E3T|4T|4T|3TH")
+            }
             Kind::Steps => write!(f, "a range of steps such as 1..11"),
             Kind::Loopback => {
                 write!(f, "an address of this machine alone, such as 127.0.0.1:9464")

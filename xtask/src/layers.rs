@@ -26,6 +26,7 @@ const STACKS: [Stack; 2] = [
             "ids",
             "op",
             "placement",
+            "partition",
             "update",
             "timetable",
             "notation",
