@@ -26,7 +26,6 @@ const STACKS: [Stack; 2] = [
             "ids",
             "op",
             "placement",
-            "partition",
             "update",
             "timetable",
             "notation",
@@ -35,6 +34,7 @@ const STACKS: [Stack; 2] = [
             "ledger",
             "activation_memory",
             "costs",
+            "partition",
             "program",
             "interp",
             // What carries it out.
