@@ -7,12 +7,15 @@
 //! most. So what counts is simulated as a whole in the end. Of a step whose time does not grow evenly no more is foreseen
 //! than that a further round takes its busiest worker's time; one whose memory does not is simulated at once.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::slice;
 
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{Network, NetworkCosts, simulate};
 use chimera_core::costs::{Costs, StageCosts, UniformCosts};
-use chimera_core::model::Cut;
+use chimera_core::model::{Cut, Memory};
 use chimera_core::program::Program;
 use chimera_core::request::Ordered;
 use chimera_core::stage::Param;
@@ -183,9 +186,15 @@ impl<'c> ConfigGroup<'c> {
         let priced = Priced::new(&way.model(), self.cluster.speed.times().cloned());
         let devices = Device::named(&way.device, way.depth)?;
         let ordered = Ordered { timetable, passes: way.passes(), search: None };
+        let known = RefCell::new(BTreeMap::new());
+        let memory = |cut: &Cut| -> Memory {
+            let key = (cut.first, cut.blocks.len(), cut.last);
+            let count = || memory_of(&config, priced.model(), slice::from_ref(cut))[0];
+            *known.borrow_mut().entry(key).or_insert_with(count)
+        };
         let excess = |cuts: &[Cut], program: &Program| -> Result<f64> {
             let weights = Weights::of(priced.model(), cuts);
-            let memory = memory_of(&config, priced.model(), cuts);
+            let memory: Vec<Memory> = cuts.iter().map(memory).collect();
             let mut need = peak_rank(&devices, &needs(&config, &weights, &memory, program));
             if need.total() > self.cluster.memory && self.is_sharing_free {
                 let mut shared = config.clone();

@@ -76,13 +76,19 @@ pub(super) fn shortest(
     let by_workers = balanced(&layers(config, priced)?, &placement);
     let n_tries = most_ops / ordered.timetable.n_ops().max(1);
     let program = proven(config, priced, ordered)?;
+    let mut least = f64::INFINITY;
     let mut step = |blocks: &[usize]| -> Result<f64> {
         let cuts = Partition::new(blocks.to_vec())?.cuts(model, n_stages)?;
-        let excess = excess(&cuts, &program)?;
-        match excess > 0.0 {
-            true => Ok(TOO_LARGE * excess),
-            false => priced.makespan(config, &cuts, &program),
+        let took = priced.makespan(config, &cuts, &program)?;
+        // Whether a longer step fits does not matter.
+        if took < least {
+            let excess = excess(&cuts, &program)?;
+            if excess > 0.0 {
+                return Ok(TOO_LARGE * excess);
+            }
+            least = took;
         }
+        Ok(took)
     };
     let begin = match by_workers {
         // Stages of equal work are what is usual: they stay where nothing is gained.

@@ -50,7 +50,7 @@ pub(super) fn check(option: &Opt, value: Value) -> Result<Value, String> {
         }
         let shown = shown(&value.to_string()).into_owned();
         if let (Kind::Layout, Some(Err(why))) = (kind, value.as_str().map(str::parse::<Layout>)) {
-            return Err(format!("`{key}` is {shown}: {why}"));
+            return Err(format!("`{key}` is {shown}: {why}; or choose balanced or auto"));
         }
         return Err(format!("`{key}` is {shown}; it must be {kind}"));
     }

@@ -64,7 +64,7 @@ fn refusals_say_where_and_what_to_write() {
             "the head is the last layer of all: write H once, at the end of the last stage",
         ),
         ("E3T|3X|3T|3TH", "stage 1 has `X`: write E for the embedding, T for a transformer block"),
-        ("even", "the embedding is the first layer of all"),
+        ("even", "; or choose balanced or auto"),
     ] {
         let ran = chimera(&format!("config show {MODEL} --layout {layout}"));
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{layout}");
@@ -111,7 +111,7 @@ fn files_say_it_as_a_text_or_a_list() {
 #[test]
 fn plans_keep_a_layout_and_find_one() {
     let job = format!(
-        "plan --ranks 4 --batch 16 --memory 1GiB --flops 1e11 --inside 0,0 --depth 4 --schedule chimera {MODEL} --json"
+        "plan --ranks 4 --batch 16 --memory 1GiB --flops 1e11 --inside 0,0 --depth 4 --schedule chimera --scaling direct --micro-batch-size 2 {MODEL} --json"
     );
     let first = |options: &str| -> Value {
         let ran = chimera(&format!("{job} {options}"));
