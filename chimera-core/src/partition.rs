@@ -38,18 +38,18 @@ pub fn improved<E>(
     step: &mut dyn FnMut(&[usize]) -> Result<f64, E>,
 ) -> Result<Vec<usize>, E> {
     let n = lens.len();
-    let moves: Vec<(usize, usize)> =
-        (0..n).flat_map(|from| (0..n).map(move |to| (from, to))).filter(|(a, b)| a != b).collect();
-    if n_tries == 0 || moves.is_empty() {
+    if n_tries == 0 || n < 2 {
         return Ok(lens);
     }
+    let n_moves = n * n;
     let (mut shortest, mut n_tried, mut n_in_vain) = (step(&lens)?, 1, 0);
-    for (from, to) in moves.iter().copied().cycle() {
-        if n_in_vain == moves.len() || n_tried >= n_tries {
+    for nth in (0..n_moves).cycle() {
+        if n_in_vain == n_moves || n_tried >= n_tries {
             break;
         }
+        let (from, to) = (nth / n, nth % n);
         n_in_vain += 1;
-        if lens[from] < 2 {
+        if from == to || lens[from] < 2 {
             continue;
         }
         let mut moved = lens.clone();
