@@ -16,7 +16,7 @@ use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
-use super::{MlpGate, Opt, Origin, Scaling, StepRange, Transport};
+use super::{Layout, MlpGate, Opt, Origin, Scaling, StepRange, Transport};
 use crate::device::{Device, Precision};
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
@@ -75,10 +75,10 @@ fn read<T: Setting>(entries: &Entries, key: &'static str) -> Result<T, (&'static
     }
 }
 
-/// Whether an option says something of the models here, their text or their devices.
+/// Whether an option says something of the models here, their stages, text or devices.
 fn is_of_our_models(key: &str) -> bool {
     let option = OPTIONS.iter().find(|option| option.name == key);
-    ["device", "precision", "peak-flops"].contains(&key)
+    ["layout", "device", "precision", "peak-flops"].contains(&key)
         || option.is_some_and(|option| ["Model", "Data"].contains(&option.heading))
 }
 
@@ -103,6 +103,10 @@ options! {
         /// Workers per pipeline, D; 1 trains without a pipeline
         "depth" depth: usize =
             [value("D").also("pipeline-parallel size").whole(1, 1 << 13).is("4").free().searched().drawn(Shape)];
+        /// Layers of each stage: balanced (as equal forward work as can be), auto (the shortest simulated step, by
+        /// `profile` or else FLOPs), or by hand as in E3T|4T|4T|3TH (embedding, blocks, head) or 3,4,4,3
+        "layout" layout: Layout = [value("LAYOUT").also("pipeline-model-parallel layout").is("balanced").free().searched()
+            .drawn(Profiled).see("#which-layers-a-stage-holds")];
         /// Pipelines side by side, W
         "width" width: usize =
             [value("W").also("data-parallel size").whole(1, 1 << 13).is("1").free().drawn(Job)];

@@ -13,7 +13,7 @@ use chimera_core::search::Where;
 use toml::Value;
 
 use super::schedules::{Named, names};
-use super::{MlpGate, Scaling, Transport};
+use super::{Layout, MlpGate, Scaling, Transport};
 use crate::device::Precision;
 
 /// Which values an option may have.
@@ -37,6 +37,8 @@ pub enum Kind {
     Schedule,
     /// A word, or a number of cells.
     Hoist,
+    /// A word, or the layers of each stage.
+    Layout,
     /// A scaling of rotary frequencies.
     RopeScaling,
     /// Hyperparameters by names of parameters.
@@ -70,6 +72,13 @@ impl Kind {
                 Value::String(word) => Ok(Value::String(word)),
                 other => return Err(format!("{} is no word and no number", other.type_str())),
             },
+            Kind::Layout => match value {
+                Value::Array(blocks) => {
+                    let blocks: Vec<String> = blocks.iter().map(Value::to_string).collect();
+                    Ok(Value::String(blocks.join(",")))
+                }
+                other => other.try_into::<String>().map(Value::from),
+            },
             _ => value.try_into::<String>().map(Value::from),
         };
         typed.map_err(|error| error.message().to_string())
@@ -84,6 +93,7 @@ impl Kind {
             Kind::Schedule => names(),
             Kind::RopeScaling => vec!["none", "linear:factor=", "dynamic:", "yarn:", "llama3:"],
             Kind::Hoist => vec!["on-demand", "auto", "0"],
+            Kind::Layout => Layout::WORDS.iter().map(|(word, _)| *word).collect(),
             _ => Vec::new(),
         }
     }
@@ -178,6 +188,7 @@ macro_rules! texts {
 texts! {
     Named = Kind::Schedule;
     Hoist = Kind::Hoist;
+    Layout = Kind::Layout;
     RopeScaling = Kind::RopeScaling;
     ParamRules = Kind::ParamRules;
     StepRange = Kind::Steps;
