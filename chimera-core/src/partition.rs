@@ -22,8 +22,8 @@ const ROUNDING: f64 = 1e-9;
 ///
 /// Where that takes too long, for hundreds of layers of which one costs as much as many, stages are balanced instead.
 pub fn balanced(layers: &[f64], placement: &Placement) -> Option<Vec<usize>> {
-    let workers = Chain::of(layers, placement)?;
-    let stages = Chain { is_folded: false, ..workers.clone() };
+    let workers = LayerChain::of(layers, placement)?;
+    let stages = LayerChain { is_folded: false, ..workers.clone() };
     Some(workers.solved().or_else(|| stages.solved()).unwrap_or_else(|| stages.even()))
 }
 
@@ -66,7 +66,7 @@ pub fn improved<E>(
 /// A chain of layers that is dealt out from its ends: at every step one stage takes layers from the left, and on a folded
 /// placement its mirror image as many as it likes from the right.
 #[derive(Clone)]
-struct Chain {
+struct LayerChain {
     /// What the layers before each cost.
     sums: Vec<f64>,
     n_stages: usize,
@@ -78,8 +78,8 @@ struct Chain {
 /// Layers that are taken from the left, and from the right.
 type Taken = (usize, usize);
 
-impl Chain {
-    fn of(layers: &[f64], placement: &Placement) -> Option<Chain> {
+impl LayerChain {
+    fn of(layers: &[f64], placement: &Placement) -> Option<LayerChain> {
         let n_stages = placement.n_stages();
         if layers.len() < n_stages {
             return None;
@@ -91,7 +91,7 @@ impl Chain {
         }));
         let is_folded = is_folded(placement);
         let n_middle = if placement.n_pipes() > 1 { 2.0 } else { 1.0 };
-        Some(Chain { sums, n_stages, is_folded, n_middle })
+        Some(LayerChain { sums, n_stages, is_folded, n_middle })
     }
 
     fn n_layers(&self) -> usize {

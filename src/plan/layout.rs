@@ -46,7 +46,7 @@ pub(crate) fn with_layout(
 }
 
 /// The layout that settings lead to, if that is known without a search for a schedule.
-pub(crate) fn layout_of(config: &Config) -> Option<Partition> {
+pub fn layout_of(config: &Config) -> Option<Partition> {
     if config.schedule == Named::Auto || config.depth > config.layers {
         return None;
     }
