@@ -247,7 +247,7 @@ options! {
         "momentum" momentum: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9")];
         /// Decoupled weight decay, of matrices and embeddings
         "weight-decay" weight_decay: f64 = [value("RATE").real(0.0, 1.0).is("0.1")];
-        /// Multiples of the learning rate, and weight decay, of parameters by name: PATTERN: lr=X, weight-decay=Y; ...
+        /// Multiples of the learning rate, and weight decay, of parameters by name, such as `wte.*: lr=0.1, weight-decay=0`
         "param-groups" param_groups: Option<ParamRules> = [value("RULES").also("parameter groups").see("#parameter-groups")];
         /// Largest global gradient norm; larger gradients are scaled down, 0 turns clipping off
         "clip" clip: f64 = [value("NORM").also("gradient clipping").real(0.0, 1e9).is("1.0")];
